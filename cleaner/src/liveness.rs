@@ -1,0 +1,49 @@
+//! Whether a process on this very machine is gone, proven: same boot, same pid namespace, and either no such process or
+//! one that started at another time. What cannot be read is not dead.
+
+use nix::{errno::Errno, sys::signal::kill, unistd::Pid};
+use procfs::process::Process;
+use recruiter_common::roster::Place;
+
+/// Whether the process that ran at `there` is certainly gone, as seen from `here`.
+pub(crate) fn is_gone(here: &Place, there: &Place) -> bool {
+    let same_machine = !there.boot_id.is_empty() && !there.pid_namespace.is_empty();
+    if !same_machine || here.boot_id != there.boot_id || here.pid_namespace != there.pid_namespace || there.pid <= 0 {
+        return false;
+    }
+    match Process::new(there.pid).and_then(|process| process.stat()) {
+        // A zombie has ended; only its parent has not looked.
+        Ok(stat) => i64::try_from(stat.starttime) != Ok(there.process_start_ticks) || matches!(stat.state, 'Z' | 'X'),
+        // `/proc` may be hidden from us; the kernel's own word is needed.
+        Err(_) => kill(Pid::from_raw(there.pid), None) == Err(Errno::ESRCH),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn only_a_proven_end_is_an_end() {
+        let here = Place::of_this_process().expect("/proc");
+        let mut child = Command::new("sleep").arg("60").spawn().expect("sleep");
+        let pid = i32::try_from(child.id()).expect("a pid");
+        let ticks = Process::new(pid).and_then(|process| process.stat()).expect("it runs").starttime;
+        let there = Place { pid, process_start_ticks: i64::try_from(ticks).expect("ticks"), ..here.clone() };
+        assert!(!is_gone(&here, &there), "it runs");
+        assert!(is_gone(&here, &Place { process_start_ticks: there.process_start_ticks + 1, ..there.clone() }), "the pid is another's");
+        child.kill().expect("kill");
+        // Until it is waited for it is a zombie.
+        while !is_gone(&here, &there) {
+            std::thread::yield_now();
+        }
+        child.wait().expect("wait");
+        assert!(is_gone(&here, &there), "no such process");
+        assert!(!is_gone(&here, &Place { boot_id: "another".into(), ..there.clone() }), "another machine");
+        assert!(!is_gone(&here, &Place { pid_namespace: "pid:[1]".into(), ..there.clone() }), "another namespace");
+        let nowhere = Place { boot_id: String::new(), pid_namespace: String::new(), ..here.clone() };
+        assert!(!is_gone(&nowhere, &nowhere), "nothing is known");
+    }
+}

@@ -1,0 +1,42 @@
+//! The cleaner's process.
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use recruiter_cleaner::config::CleanerArgs;
+use recruiter_common::{
+    exit::{self, Exit},
+    shutdown::Shutdown,
+    store::ConnectArgs,
+    telemetry::{self, LogArgs},
+};
+
+/// Retires dead workers of Recruiter, rescues their jobs, prunes the archive.
+#[derive(Parser)]
+#[command(name = "recruiter-cleaner", version, max_term_width = 100, after_help = EXIT_CODES)]
+struct Cli {
+    #[command(flatten)]
+    cleaner: CleanerArgs,
+    #[command(flatten)]
+    connect: ConnectArgs,
+    #[command(flatten)]
+    log: LogArgs,
+}
+
+const EXIT_CODES: &str = "Exit codes: 0 stopped, 1 failure, 2 wrong flags, 69 MongoDB unreachable, 77 refused by MongoDB,
+  130 stopped at once by a second signal";
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    run(Cli::parse()).await.unwrap_or_else(|error| exit::report("recruiter-cleaner", &error)).into()
+}
+
+async fn run(cli: Cli) -> anyhow::Result<Exit> {
+    telemetry::init(&cli.log)?;
+    let shutdown = Shutdown::on_signals()?;
+    let mut abort = shutdown.clone();
+    tokio::select! {
+        ended = recruiter_cleaner::run(cli.cleaner, &cli.connect, shutdown) => ended.map(|()| Exit::Success),
+        () = abort.aborted() => Ok(Exit::Aborted),
+    }
+}

@@ -1,0 +1,68 @@
+//! The server's clock: the only wall clock that documents are stamped with.
+//!
+//! Used by every process through [`Store::now`](crate::store::Store::now). The estimate is a lower bound: a reading
+//! is taken to be as old as its round trip allows, so that a job which looks due here is due for the server's own
+//! `$$NOW` too. Nobody's life or death is decided by it: that is the monotonic clock's, in the cleaner and the lease.
+
+use std::{sync::RwLock, time::Duration};
+
+use chrono::DurationRound;
+
+use crate::instant::Instant;
+
+/// How old a reading may be before an enqueuer takes another: quartz drifts well below a millisecond in this time.
+pub(crate) const FRESH_FOR: Duration = Duration::from_secs(30);
+
+/// An estimate of the server's clock, carried on by the monotonic clock between readings.
+#[derive(Debug, Default)]
+pub(crate) struct ServerClock {
+    reading: RwLock<Option<Reading>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Reading {
+    server: Instant,
+    taken: std::time::Instant,
+}
+
+impl ServerClock {
+    /// Notes what the server's clock showed in a reply that has just arrived.
+    pub(crate) fn observe(&self, server: Instant) {
+        let reading = Reading { server, taken: std::time::Instant::now() };
+        *self.reading.write().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(reading);
+    }
+
+    /// The server's time, in whole milliseconds; this machine's own before the first reading.
+    pub(crate) fn now(&self) -> Instant {
+        let reading = *self.reading.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let now = match reading {
+            Some(Reading { server, taken }) => server + taken.elapsed(),
+            #[expect(clippy::disallowed_methods, reason = "nothing was heard from the server yet")]
+            None => chrono::Utc::now(),
+        };
+        now.duration_trunc(chrono::TimeDelta::milliseconds(1)).unwrap_or(now)
+    }
+
+    /// Whether the last reading is too old to enqueue by.
+    pub(crate) fn is_stale(&self) -> bool {
+        let reading = *self.reading.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+        reading.is_none_or(|reading| reading.taken.elapsed() > FRESH_FOR)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_clock_follows_the_server_and_not_this_machine() {
+        let clock = ServerClock::default();
+        assert!(clock.is_stale());
+        let server = Instant::from_timestamp_millis(4_000_000_000_000).expect("a date");
+        clock.observe(server);
+        assert!(!clock.is_stale());
+        let now = clock.now();
+        assert!(now >= server && now < server + Duration::from_secs(10));
+        assert_eq!(now.timestamp_subsec_nanos() % 1_000_000, 0, "BSON dates are whole milliseconds");
+    }
+}

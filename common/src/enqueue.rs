@@ -1,0 +1,393 @@
+//! The public face for applications: describe a job, then enqueue it: now, later, many at once, or in the
+//! application's own transaction.
+
+use std::time::Duration;
+
+use bson::{Bson, Document, doc};
+use mongodb::ClientSession;
+use serde::{Serialize, de::DeserializeOwned};
+
+use crate::{
+    ids::JobId,
+    instant::Instant,
+    job::{DEFAULT_GROUP, Priority, StoredPolicy},
+    retry_policy::{DoNotDoItAgain, RetryPolicy},
+    store::{Hint, Store, StoreError, indexes::LARGEST_WORKABLE},
+};
+
+/// Longest class, group, tag or urn, in bytes.
+pub const LONGEST_NAME: usize = 256;
+/// Jobs that are held in memory and sent together by [`Store::enqueue_many`], at most.
+const BATCH: usize = 1_000;
+/// Bytes of parameters that are sent together, at most.
+const BATCH_BYTES: usize = 16 * 1024 * 1024;
+
+/// Something to be done: a class name and parameters.
+///
+/// The struct's serde form is what is stored; a worker that has the class turns it back.
+///
+/// ```
+/// use recruiter_common::enqueue::Workable;
+///
+/// #[derive(serde::Serialize, serde::Deserialize)]
+/// struct SendMail {
+///     to: String,
+/// }
+///
+/// impl Workable for SendMail {
+///     const CLASS: &'static str = "SendMail";
+/// }
+/// ```
+pub trait Workable: Serialize + DeserializeOwned + Send + Sync + 'static {
+    /// The name jobs of this kind are stored under. Never change it while such jobs wait.
+    const CLASS: &'static str;
+
+    /// A job of this workable, to be described further and enqueued.
+    fn as_job(&self) -> NewJob {
+        NewJob::of(Self::CLASS, bson::serialize_to_bson(self).map_err(|error| error.to_string()))
+    }
+}
+
+/// A job that is not enqueued yet. Whatever is wrong with it is said by the enqueueing call, before anything is sent.
+#[derive(Clone, Debug)]
+#[must_use = "a job does nothing until it is enqueued"]
+pub struct NewJob {
+    id: Option<JobId>,
+    class: String,
+    parameters: Result<Bson, String>,
+    group: String,
+    priority: Priority,
+    scheduled: Scheduled,
+    tags: Vec<String>,
+    urn: Option<String>,
+    retry_policy: StoredPolicy,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Scheduled {
+    Now,
+    At(Instant),
+    After(Duration),
+}
+
+/// Why a job was not enqueued.
+#[derive(Debug, thiserror::Error)]
+pub enum EnqueueError {
+    /// The parameters have no form in BSON.
+    #[error("the parameters of a `{class}` job cannot be stored: {reason}")]
+    Parameters {
+        /// Class of the job.
+        class: String,
+        /// What serde or BSON says.
+        reason: String,
+    },
+    /// More than fits.
+    #[error("the parameters of a `{class}` job have {bytes} bytes, and {LARGEST_WORKABLE} is the limit: store the data elsewhere and enqueue where it is")]
+    TooLarge {
+        /// Class of the job.
+        class: String,
+        /// Size of the workable, in bytes of BSON.
+        bytes: usize,
+    },
+    /// A class, group, tag or urn that cannot be used.
+    #[error("the {what} of a job {problem}")]
+    Name {
+        /// Which of them.
+        what: &'static str,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// A date outside of what BSON can hold.
+    #[error("the job would be due at a date that cannot be stored")]
+    Date,
+    /// MongoDB did not do it.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+impl NewJob {
+    /// A job of this class with these parameters, for classes that are no Rust type: programs, other languages.
+    pub fn of_class(class: impl Into<String>, parameters: Document) -> Self {
+        Self::of(class, Ok(Bson::Document(parameters)))
+    }
+
+    fn of(class: impl Into<String>, parameters: Result<Bson, String>) -> Self {
+        Self {
+            id: None,
+            class: class.into(),
+            parameters,
+            group: DEFAULT_GROUP.into(),
+            priority: Priority::default(),
+            scheduled: Scheduled::Now,
+            tags: Vec::new(),
+            urn: None,
+            retry_policy: StoredPolicy::from(&DoNotDoItAgain as &dyn RetryPolicy),
+        }
+    }
+
+    /// Under this id, so that a call whose outcome is unknown can be made again: a job that is scheduled or archived
+    /// under it already is not enqueued a second time.
+    pub fn with_id(mut self, id: JobId) -> Self {
+        self.id = Some(id);
+        self
+    }
+
+    /// In this group: only workers that work on it get it. `generic` when nothing is said.
+    pub fn in_group(mut self, group: impl Into<String>) -> Self {
+        self.group = group.into();
+        self
+    }
+
+    /// Due at this instant, by the server's clock.
+    pub fn at(mut self, at: Instant) -> Self {
+        self.scheduled = Scheduled::At(at);
+        self
+    }
+
+    /// Due this long after it is enqueued.
+    pub fn after(mut self, delay: Duration) -> Self {
+        self.scheduled = Scheduled::After(delay);
+        self
+    }
+
+    /// This urgent; 5 when nothing is said.
+    pub fn priority(mut self, priority: Priority) -> Self {
+        self.priority = priority;
+        self
+    }
+
+    /// With one more label.
+    pub fn tag(mut self, tag: impl Into<String>) -> Self {
+        self.tags.push(tag.into());
+        self
+    }
+
+    /// With a name in the application's own terms. Not unique.
+    pub fn urn(mut self, urn: impl Into<String>) -> Self {
+        self.urn = Some(urn.into());
+        self
+    }
+
+    /// Failures are treated by this policy; by [`DoNotDoItAgain`] when nothing is said.
+    pub fn retry(mut self, policy: &dyn RetryPolicy) -> Self {
+        self.retry_policy = StoredPolicy::from(policy);
+        self
+    }
+
+    /// Failures are treated by this policy, in its stored form.
+    pub fn retry_stored(mut self, policy: StoredPolicy) -> Self {
+        self.retry_policy = policy;
+        self
+    }
+
+    /// Enqueues it; returns its id once a majority of the replica set has it.
+    ///
+    /// # Errors
+    /// [`EnqueueError`]. After a [`StoreError`] the outcome may be unknown: repeat it under [`NewJob::with_id`].
+    pub async fn enqueue(self, store: &Store) -> Result<JobId, EnqueueError> {
+        Ok(store.enqueue_many([self]).await?[0])
+    }
+
+    /// Enqueues it as part of the caller's session and transaction. Workers hear of it by [`Store::announce_jobs`]
+    /// after the commit, or find it within the poll fallback.
+    ///
+    /// # Errors
+    /// [`EnqueueError`]; the transaction is then the caller's to abort.
+    pub async fn enqueue_in(self, store: &Store, session: &mut ClientSession) -> Result<JobId, EnqueueError> {
+        Ok(store.enqueue_many_in(session, [self]).await?[0])
+    }
+
+    /// The document, checked.
+    fn into_document(self, now: Instant) -> Result<(JobId, Document), EnqueueError> {
+        let names = [("class", &self.class), ("group", &self.group)];
+        let names = names.into_iter().chain(self.tags.iter().map(|tag| ("tag", tag))).chain(self.urn.iter().map(|urn| ("urn", urn)));
+        for (what, name) in names {
+            check_name(name).map_err(|problem| EnqueueError::Name { what, problem })?;
+        }
+        let unstorable = |reason: String| EnqueueError::Parameters { class: self.class.clone(), reason };
+        let parameters = match self.parameters.map_err(unstorable)? {
+            Bson::Null => doc! {},
+            Bson::Document(parameters) => parameters,
+            other => return Err(unstorable(format!("they must be a struct or a map, not {:?}", other.element_type()))),
+        };
+        let at = match self.scheduled {
+            Scheduled::Now => Some(now),
+            Scheduled::At(at) => Some(at),
+            Scheduled::After(delay) => chrono::TimeDelta::from_std(delay).ok().and_then(|delay| now.checked_add_signed(delay)),
+        };
+        let workable = doc! { "class": &self.class, "parameters": parameters, "method": "execute" };
+        let bytes = bson::serialize_to_vec(&workable).map_err(|error| unstorable(error.to_string()))?.len();
+        if bytes > LARGEST_WORKABLE {
+            return Err(EnqueueError::TooLarge { class: self.class, bytes });
+        }
+        let id = self.id.unwrap_or_else(JobId::new);
+        let mut document = doc! {
+            "_id": id,
+            "done": false,
+            "created_at": bson::DateTime::from_chrono(now),
+            "locked": false,
+            "attempts": 0,
+            "group": self.group,
+            "priority": self.priority,
+            "workable": workable,
+            "scheduled_at": bson::DateTime::from_chrono(at.ok_or(EnqueueError::Date)?),
+            "retry_policy": { "class": self.retry_policy.class, "parameters": self.retry_policy.parameters },
+        };
+        if !self.tags.is_empty() {
+            document.insert("tags", self.tags);
+        }
+        if let Some(urn) = self.urn {
+            document.insert("urn", urn);
+        }
+        Ok((id, document))
+    }
+}
+
+fn check_name(name: &str) -> Result<(), String> {
+    if name.is_empty() {
+        Err("is empty".into())
+    } else if name.len() > LONGEST_NAME {
+        Err(format!("has {} bytes, and {LONGEST_NAME} is the limit", name.len()))
+    } else if name.contains('\0') {
+        Err(format!("contains a NUL character: {name:?}"))
+    } else {
+        Ok(())
+    }
+}
+
+impl Store {
+    /// Enqueues many jobs; returns their ids, in order, once a majority has them all.
+    ///
+    /// Every job is checked before the first is sent. Jobs with ids of their own that are known already are left alone.
+    ///
+    /// # Errors
+    /// [`EnqueueError`]. After a [`StoreError`] some of them may have been enqueued: repeat them under
+    /// [`NewJob::with_id`].
+    pub async fn enqueue_many(&self, jobs: impl IntoIterator<Item = NewJob>) -> Result<Vec<JobId>, EnqueueError> {
+        if self.clock.is_stale() {
+            self.refresh_clock().await?;
+        }
+        let prepared = Prepared::from_jobs(jobs, self.now())?;
+        let mut documents = prepared.documents;
+        if !prepared.resent.is_empty() {
+            let archived = self.already_archived(&prepared.resent).await?;
+            documents.retain(|document| !crate::store::id_of(document).is_some_and(|id| archived.contains(&id)));
+        }
+        for batch in batches(documents) {
+            self.insert_jobs(batch).await?;
+        }
+        self.announce_hint(prepared.hint).await;
+        Ok(prepared.ids)
+    }
+
+    /// Enqueues many jobs as part of the caller's session and transaction; see [`NewJob::enqueue_in`].
+    ///
+    /// # Errors
+    /// [`EnqueueError`]; the transaction is then the caller's to abort.
+    pub async fn enqueue_many_in(&self, session: &mut ClientSession, jobs: impl IntoIterator<Item = NewJob>) -> Result<Vec<JobId>, EnqueueError> {
+        if self.clock.is_stale() {
+            self.refresh_clock().await?;
+        }
+        let prepared = Prepared::from_jobs(jobs, self.now())?;
+        for batch in batches(prepared.documents) {
+            self.insert_jobs_in(session, batch).await?;
+        }
+        Ok(prepared.ids)
+    }
+
+    /// Tells the recruiter that jobs of these groups were committed. Not needed for correctness.
+    pub async fn announce_jobs(&self, groups: impl IntoIterator<Item = impl Into<String>>) {
+        self.announce_hint(Hint::Jobs { groups: groups.into_iter().map(Into::into).collect(), at: None }).await;
+    }
+}
+
+/// Jobs, checked and ready to be sent.
+struct Prepared {
+    ids: Vec<JobId>,
+    documents: Vec<Document>,
+    /// Those with ids of the application's own.
+    resent: Vec<JobId>,
+    hint: Hint,
+}
+
+impl Prepared {
+    fn from_jobs(jobs: impl IntoIterator<Item = NewJob>, now: Instant) -> Result<Self, EnqueueError> {
+        let (mut ids, mut documents, mut resent) = (Vec::new(), Vec::new(), Vec::new());
+        let mut groups = std::collections::BTreeSet::new();
+        let mut first: Option<Instant> = None;
+        for job in jobs {
+            resent.extend(job.id);
+            groups.insert(job.group.clone());
+            let (id, document) = job.into_document(now)?;
+            let at = document.get_datetime("scheduled_at").map_or(now, |at| at.to_chrono());
+            first = Some(first.map_or(at, |first| first.min(at)));
+            ids.push(id);
+            documents.push(document);
+        }
+        let hint = Hint::Jobs { groups: groups.into_iter().collect(), at: first.filter(|at| *at > now) };
+        Ok(Self { ids, documents, resent, hint })
+    }
+}
+
+/// Cuts by number and by bytes.
+fn batches(documents: Vec<Document>) -> Vec<Vec<Document>> {
+    let mut batches: Vec<Vec<Document>> = Vec::new();
+    let mut bytes = 0;
+    for document in documents {
+        let size = bson::serialize_to_vec(&document).map_or(BATCH_BYTES, |bytes| bytes.len());
+        match batches.last_mut() {
+            Some(batch) if batch.len() < BATCH && bytes + size <= BATCH_BYTES => {
+                bytes += size;
+                batch.push(document);
+            }
+            _ => {
+                bytes = size;
+                batches.push(vec![document]);
+            }
+        }
+    }
+    batches
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(job: NewJob) -> Result<Document, String> {
+        job.into_document(Instant::default()).map(|(_, document)| document).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn hostile_names_are_stored_or_refused_and_never_cut() {
+        for name in ["$where", "a.b", "ünï", "'; drop", "x".repeat(LONGEST_NAME).as_str()] {
+            let document = check(NewJob::of_class(name, doc! {}).in_group(name).tag(name).urn(name)).expect("a name as good as any");
+            assert_eq!(document.get_str("group"), Ok(name));
+        }
+        for (name, problem) in [("", "is empty"), ("a\0b", "contains a NUL"), ("x".repeat(10_000).as_str(), "has 10000 bytes")] {
+            for job in [NewJob::of_class(name, doc! {}), NewJob::of_class("a", doc! {}).in_group(name), NewJob::of_class("a", doc! {}).tag(name)] {
+                assert!(check(job).is_err_and(|error| error.contains(problem)), "{problem}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_payload_over_the_limit_is_refused_before_it_is_sent() {
+        let of = |bytes: usize| check(NewJob::of_class("a", doc! { "data": "x".repeat(bytes) }));
+        assert!(of(LARGEST_WORKABLE - 200).is_ok());
+        assert!(of(LARGEST_WORKABLE).is_err_and(|error| error.contains("store the data elsewhere")));
+    }
+
+    #[test]
+    fn parameters_must_be_a_document() {
+        let of = |parameters: Bson| check(NewJob::of("a", Ok(parameters)));
+        assert!(of(Bson::Null).is_ok());
+        assert!(of(Bson::Int32(1)).is_err_and(|error| error.contains("must be a struct or a map")));
+    }
+
+    #[test]
+    fn batches_are_cut_by_number_and_bytes() {
+        let sizes = |documents: Vec<Document>| batches(documents).iter().map(Vec::len).collect::<Vec<_>>();
+        assert_eq!(sizes(vec![doc! {}; 2_500]), [1_000, 1_000, 500]);
+        assert_eq!(sizes(vec![doc! { "data": "x".repeat(BATCH_BYTES / 3) }; 4]), [2, 2]);
+    }
+}

@@ -1,0 +1,54 @@
+//! Exit codes: what the three binaries tell whoever started them (systemd, a shell script, a person).
+//!
+//! Numbers follow sysexits(3) where it has one. The units in `systemd/` restart on all but `Usage` and `Config`.
+
+use std::process::ExitCode;
+
+/// How a process ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Exit {
+    /// Everything asked for was done.
+    Success = 0,
+    /// It failed for a reason that fits nowhere else; the message says which.
+    Failure = 1,
+    /// Wrong flags or values (clap's own code).
+    Usage = 2,
+    /// MongoDB cannot be reached.
+    Unavailable = 69,
+    /// The memory limit was reached and the work in hand is finished: start again.
+    MemoryLimit = 75,
+    /// MongoDB refuses us: credentials, rights, a standalone or too old server.
+    Refused = 77,
+    /// A configuration file cannot be used.
+    Config = 78,
+    /// Stopped at once by a second signal.
+    Aborted = 130,
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        ExitCode::from(exit as u8)
+    }
+}
+
+/// Prints an error with its causes, one after the other, once; returns the code to end with: an [`Exit`] among the
+/// contexts of the error, or what a [`ConnectError`](crate::store::ConnectError) stands for.
+pub fn report(program: &str, error: &anyhow::Error) -> Exit {
+    let said = error.downcast_ref::<Exit>();
+    let causes: Vec<String> = error.chain().map(ToString::to_string).filter(|cause| said.is_none_or(|exit| *cause != exit.to_string())).collect();
+    #[expect(clippy::print_stderr, reason = "the last word of a process, which may have no log yet")]
+    {
+        eprintln!("{program}: {}", causes.join(": "));
+    }
+    let refused = error.downcast_ref::<crate::store::ConnectError>().map(crate::store::ConnectError::exit);
+    said.copied().or(refused).unwrap_or(Exit::Failure)
+}
+
+impl std::fmt::Display for Exit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "exit code {}", *self as u8)
+    }
+}
+
+impl std::error::Error for Exit {}

@@ -1,0 +1,88 @@
+//! What went wrong in one execution, as it is stored and as retry policies see it.
+//!
+//! Used by workables (they return it), retry policies (they select by its class), the worker and the cleaner
+//! (they record it). Every text is bounded here, so that a failure can always be stored.
+
+/// Longest error class that is stored, in bytes.
+pub const LONGEST_CLASS: usize = 256;
+/// Longest message that is stored, in bytes.
+pub const LONGEST_MESSAGE: usize = 4 * 1024;
+/// Longest trace that is stored, in bytes: its end is kept, where programs say what went wrong.
+pub const LONGEST_TRACE: usize = 8 * 1024;
+
+/// The error class of a job whose time limit passed.
+pub const TIMEOUT: &str = "timeout";
+/// The error class of a job whose worker died while it ran.
+pub const WORKER_DIED: &str = "worker-died";
+/// The error class of a workable that panicked.
+pub const PANIC: &str = "panic";
+/// The error class of parameters that the workable cannot decode.
+pub const PARAMETERS: &str = "parameters";
+/// The error class of a job of a class that the worker does not have.
+pub const UNKNOWN_CLASS: &str = "unknown-class";
+/// The error class of a run that was broken off because its worker was stopping.
+pub const INTERRUPTED: &str = "interrupted";
+/// The error class of a run that was cancelled by a person.
+pub const CANCELLED: &str = "cancelled";
+
+/// Why an execution did not succeed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// What retry policies select by: `exit:1`, `timeout`, a Rust type name, or a word of the workable's own.
+    pub class: String,
+    /// One sentence for people.
+    pub message: String,
+    /// Whatever helps to find the place: the end of standard error, a source chain.
+    pub trace: Option<String>,
+}
+
+impl Failure {
+    /// A failure of this class; overlong texts are cut and marked with an ellipsis.
+    pub fn new(class: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { class: keep_start(class.into(), LONGEST_CLASS), message: keep_start(message.into(), LONGEST_MESSAGE), trace: None }
+    }
+
+    /// Adds a trace, of which the last [`LONGEST_TRACE`] bytes are kept.
+    #[must_use]
+    pub fn with_trace(mut self, trace: impl Into<String>) -> Self {
+        self.trace = Some(keep_end(trace.into(), LONGEST_TRACE));
+        self
+    }
+}
+
+fn keep_start(mut text: String, bytes: usize) -> String {
+    if text.len() > bytes {
+        let end = text.floor_char_boundary(bytes - '…'.len_utf8());
+        text.truncate(end);
+        text.push('…');
+    }
+    text
+}
+
+fn keep_end(text: String, bytes: usize) -> String {
+    if text.len() <= bytes {
+        return text;
+    }
+    let start = text.ceil_char_boundary(text.len() - bytes + '…'.len_utf8());
+    format!("…{}", &text[start..])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn overlong_texts_are_cut_at_a_character() {
+        let failure = Failure::new("ü".repeat(300), "ü".repeat(9_000)).with_trace("ü".repeat(9_000));
+        assert!(failure.class.len() <= LONGEST_CLASS && failure.class.ends_with('…'));
+        assert!(failure.message.len() <= LONGEST_MESSAGE && failure.message.ends_with('…'));
+        let trace = failure.trace.expect("just set");
+        assert!(trace.len() <= LONGEST_TRACE && trace.starts_with('…') && trace.ends_with('ü'));
+    }
+
+    #[test]
+    fn short_texts_are_kept() {
+        let failure = Failure::new("exit:1", "no such file").with_trace("line 1");
+        assert_eq!((failure.class.as_str(), failure.message.as_str(), failure.trace.as_deref()), ("exit:1", "no such file", Some("line 1")));
+    }
+}

@@ -1,0 +1,410 @@
+//! One job: as it is stored and as code uses it.
+//!
+//! Used by every crate. A job lives in `scheduled` until it is finished and then, whole, in `archived`
+//! (`docs/protocol.md` lists every field). Code never edits these values in place of the database: the operations of
+//! [`store`](crate::store) do, each under its own guard.
+
+use std::{borrow::Cow, fmt, time::Duration};
+
+use bson::{Bson, Document, doc};
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    failure::Failure,
+    ids::{JobId, StartId, WorkerId},
+    instant::{self, Instant},
+    retry_policy::{Decision, History},
+};
+
+/// Group of a job that names none.
+pub const DEFAULT_GROUP: &str = "generic";
+/// Executions kept in a job's history: the first and the newest. What falls out is counted.
+pub const KEPT_EXECUTIONS: usize = 20;
+
+/// How urgent a job is: 0 to 9, higher first, 5 when nothing is said.
+///
+/// Few, so that finding due jobs is a merge of ten bounded index ranges however many jobs wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Priority(u8);
+
+impl Priority {
+    /// The highest.
+    pub const MAX: Priority = Priority(9);
+
+    /// This priority, or nothing when it is above 9.
+    pub fn new(priority: u8) -> Option<Self> {
+        (priority <= Self::MAX.0).then_some(Self(priority))
+    }
+
+    /// Every priority, most urgent first.
+    pub fn all() -> impl Iterator<Item = Priority> {
+        (0..=Self::MAX.0).rev().map(Priority)
+    }
+}
+
+impl Default for Priority {
+    fn default() -> Self {
+        Self(5)
+    }
+}
+
+impl From<Priority> for Bson {
+    fn from(priority: Priority) -> Self {
+        Bson::Int32(priority.0.into())
+    }
+}
+
+impl fmt::Display for Priority {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// Why a job is in the archive. Policies may give reasons of their own.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Why(Cow<'static, str>);
+
+impl Why {
+    /// It succeeded.
+    pub const DONE: Why = Why(Cow::Borrowed("done"));
+    /// It failed and its policy does not want it again.
+    pub const NOT_SCHEDULED_BY_RETRY_POLICY: Why = Why(Cow::Borrowed("not-scheduled-by-retry-policy"));
+    /// It failed as often as its policy allows.
+    pub const TRIED_TOO_MANY_TIMES: Why = Why(Cow::Borrowed("tried-too-many-times"));
+    /// It failed with an error class that its policy does not retry.
+    pub const NON_RETRIABLE_EXCEPTION: Why = Why(Cow::Borrowed("non-retriable-exception"));
+    /// Its worker died while it ran, and its policy does not want it again.
+    pub const WORKER_DIED: Why = Why(Cow::Borrowed("worker-died"));
+    /// Its worker stopped while it ran, and its policy does not want it again.
+    pub const INTERRUPTED: Why = Why(Cow::Borrowed("interrupted"));
+    /// Somebody cancelled it.
+    pub const CANCELLED: Why = Why(Cow::Borrowed("cancelled"));
+    /// The workable itself gave up.
+    pub const GAVE_UP: Why = Why(Cow::Borrowed("gave-up"));
+    /// Its document cannot be understood.
+    pub const MALFORMED: Why = Why(Cow::Borrowed("malformed"));
+
+    /// A reason of a policy's own.
+    pub fn custom(why: impl Into<String>) -> Self {
+        Self(Cow::Owned(why.into()))
+    }
+
+    /// The stored word.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl From<Why> for Bson {
+    fn from(why: Why) -> Self {
+        Bson::String(why.0.into_owned())
+    }
+}
+
+impl fmt::Display for Why {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// What the cleaner does with a started job when its worker dies: the retry policy's verdict, computed and stored
+/// at the start. In the document `{retry_after_ms: …}` or `{archive: <why>}`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum IfWorkerDies {
+    /// Schedule it again this many milliseconds after the death was seen.
+    RetryAfterMs(i64),
+    /// Archive it with this reason.
+    Archive(Why),
+}
+
+impl From<Decision> for IfWorkerDies {
+    /// A policy that does not want the job again lets it end as [`Why::WORKER_DIED`], whatever word it uses for
+    /// ordinary failures.
+    fn from(decision: Decision) -> Self {
+        match decision {
+            Decision::RetryAfter(delay) => Self::RetryAfterMs(milliseconds(delay)),
+            Decision::Archive(_) => Self::Archive(Why::WORKER_DIED),
+        }
+    }
+}
+
+/// A duration as stored; beyond what a date can reach it is cut to a century.
+pub(crate) fn milliseconds(duration: Duration) -> i64 {
+    const CENTURY_MS: i64 = 100 * 365 * 24 * 3_600_000;
+    i64::try_from(duration.as_millis()).map_or(CENTURY_MS, |ms| ms.min(CENTURY_MS))
+}
+
+/// Proof of a start: whoever holds it may write the outcome, once. Made only by the start operations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Claim {
+    pub(crate) job: JobId,
+    pub(crate) start: StartId,
+}
+
+impl Claim {
+    /// The job that was started.
+    pub fn job(self) -> JobId {
+        self.job
+    }
+
+    /// The start it belongs to.
+    pub fn start(self) -> StartId {
+        self.start
+    }
+}
+
+/// One execution of a job, as kept in its history. Every field but `scheduled_at` is absent until it is known.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Execution {
+    /// When it was due.
+    #[serde(with = "instant::option", default, skip_serializing_if = "Option::is_none")]
+    pub scheduled_at: Option<Instant>,
+    /// When the worker locked it, by the server's clock.
+    #[serde(with = "instant::option", default, skip_serializing_if = "Option::is_none")]
+    pub started_at: Option<Instant>,
+    /// When it ended or its worker's death was seen, by the estimate of the server's clock.
+    #[serde(with = "instant::option", default, skip_serializing_if = "Option::is_none")]
+    pub ended_at: Option<Instant>,
+    /// The worker that started it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub worker: Option<WorkerId>,
+    /// The start: the fence of the outcome.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub start: Option<StartId>,
+    /// What a cleaner does if the worker dies; gone once the execution has ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub if_worker_dies: Option<IfWorkerDies>,
+    /// Machine of the worker.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hostname: Option<String>,
+    /// Process of the worker.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pid: Option<i64>,
+    /// Error class; absent when it succeeded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub class: Option<String>,
+    /// Error message; absent when it succeeded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
+    /// Error trace, if there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trace: Option<String>,
+    /// Set when the worker died in it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub crashed: Option<bool>,
+}
+
+impl Execution {
+    /// This execution, ended at `ended_at`, with `failure` if it failed.
+    #[must_use]
+    pub fn ended(mut self, ended_at: Instant, failure: Option<&Failure>) -> Self {
+        self.ended_at = Some(ended_at);
+        self.if_worker_dies = None;
+        if let Some(failure) = failure {
+            self.class = Some(failure.class.clone());
+            self.message = Some(failure.message.clone());
+            self.trace.clone_from(&failure.trace);
+        }
+        self
+    }
+}
+
+/// A retry policy as stored.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StoredPolicy {
+    /// Name of the policy.
+    pub class: String,
+    /// What it was made with.
+    #[serde(default)]
+    pub parameters: Bson,
+}
+
+impl From<StoredPolicy> for Bson {
+    fn from(policy: StoredPolicy) -> Self {
+        Bson::Document(doc! { "class": policy.class, "parameters": policy.parameters })
+    }
+}
+
+/// Where a job stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum JobState {
+    /// Waits for `at` and a worker.
+    Scheduled {
+        /// When it is due.
+        at: Instant,
+    },
+    /// Runs in this worker.
+    Started {
+        /// Who holds it.
+        worker: WorkerId,
+        /// Proof of the start.
+        claim: Claim,
+    },
+    /// Is in the archive.
+    Archived {
+        /// For this reason.
+        why: Why,
+    },
+}
+
+/// One job, as code uses it.
+#[derive(Clone, Debug)]
+pub struct Job {
+    /// `_id`.
+    pub id: JobId,
+    /// When it was enqueued, by the enqueuer.
+    pub created_at: Instant,
+    /// Starts so far; never goes down.
+    pub attempts: u32,
+    /// Starts that do not count against the retry policy.
+    pub interruptions: u32,
+    /// The group it is in.
+    pub group: String,
+    /// How urgent it is.
+    pub priority: Priority,
+    /// Class of the workable.
+    pub class: String,
+    /// Parameters of the workable: usually a document.
+    pub parameters: Bson,
+    /// How failures are treated.
+    pub retry_policy: StoredPolicy,
+    /// Labels for people.
+    pub tags: Vec<String>,
+    /// A name in the application's own terms; not unique.
+    pub urn: Option<String>,
+    /// Whether somebody asked for the running job to be cancelled.
+    pub cancel_requested: bool,
+    /// The execution that runs or ran last.
+    pub last_execution: Option<Execution>,
+    /// The executions before it (all ended ones while the job waits for a retry).
+    pub executions: Vec<Execution>,
+    /// How many executions fell out of the bounded history.
+    pub executions_dropped: u32,
+    /// Where it stands.
+    pub state: JobState,
+    /// As stored, fields unknown to this version included.
+    pub document: Document,
+}
+
+impl Job {
+    /// What a retry policy sees while the start that was read as number `attempts` runs.
+    pub fn history(&self) -> History<'_> {
+        History {
+            job: self.id,
+            created_at: self.created_at,
+            attempts: self.attempts.saturating_sub(self.interruptions),
+            group: &self.group,
+            tags: &self.tags,
+            executions: &self.executions,
+        }
+    }
+}
+
+/// Why a document is not a job.
+#[derive(Debug, thiserror::Error)]
+pub enum CorruptJob {
+    /// A field is missing or of the wrong type.
+    #[error("the document is not a job: {0}")]
+    Undecodable(#[from] bson::error::Error),
+    /// A count is negative or absurd.
+    #[error("field `{field}` is {value}, which is no count")]
+    NotACount {
+        /// The field.
+        field: &'static str,
+        /// What it holds.
+        value: i64,
+    },
+    /// The priority is not between 0 and 9.
+    #[error("priority {0} is not between 0 and 9")]
+    Priority(i64),
+    /// `locked` is true, but no start says by whom.
+    #[error("it is locked by nobody")]
+    LockedByNobody,
+    /// Neither locked, nor due, nor archived.
+    #[error("it has no `scheduled_at`")]
+    NeverDue,
+}
+
+/// Exactly what is stored. Everything but the contract for other languages has a default.
+#[derive(Deserialize)]
+struct JobDocument {
+    #[serde(rename = "_id")]
+    id: JobId,
+    #[serde(with = "instant::option", default)]
+    created_at: Option<Instant>,
+    locked: bool,
+    attempts: Option<i64>,
+    interruptions: Option<i64>,
+    group: String,
+    priority: Option<i64>,
+    workable: WorkableDocument,
+    #[serde(with = "instant::option", default)]
+    scheduled_at: Option<Instant>,
+    retry_policy: Option<StoredPolicy>,
+    tags: Option<Vec<String>>,
+    urn: Option<String>,
+    #[serde(with = "instant::option", default)]
+    cancel_requested_at: Option<Instant>,
+    last_execution: Option<Execution>,
+    executions: Option<Vec<Execution>>,
+    executions_dropped: Option<i64>,
+    why: Option<Why>,
+}
+
+#[derive(Deserialize)]
+struct WorkableDocument {
+    class: String,
+    #[serde(default)]
+    parameters: Option<Bson>,
+}
+
+impl TryFrom<Document> for Job {
+    type Error = CorruptJob;
+
+    fn try_from(document: Document) -> Result<Self, CorruptJob> {
+        let stored: JobDocument = bson::deserialize_from_document(document.clone())?;
+        let state = match (stored.why, stored.locked, &stored.last_execution) {
+            (Some(why), _, _) => JobState::Archived { why },
+            (None, true, Some(Execution { worker: Some(worker), start: Some(start), .. })) => {
+                JobState::Started { worker: *worker, claim: Claim { job: stored.id, start: *start } }
+            }
+            (None, true, _) => return Err(CorruptJob::LockedByNobody),
+            (None, false, _) => JobState::Scheduled { at: stored.scheduled_at.ok_or(CorruptJob::NeverDue)? },
+        };
+        let priority = match stored.priority {
+            None => Priority::default(),
+            Some(value) => u8::try_from(value).ok().and_then(Priority::new).ok_or(CorruptJob::Priority(value))?,
+        };
+        Ok(Self {
+            id: stored.id,
+            created_at: stored.created_at.or(stored.scheduled_at).unwrap_or_default(),
+            attempts: count("attempts", stored.attempts)?,
+            interruptions: count("interruptions", stored.interruptions)?,
+            group: stored.group,
+            priority,
+            class: stored.workable.class,
+            parameters: match stored.workable.parameters {
+                // A document without fields is an empty array in what the PHP Recruiter stores.
+                Some(Bson::Array(list)) if list.is_empty() => Bson::Document(doc! {}),
+                Some(Bson::Null) | None => Bson::Document(doc! {}),
+                Some(parameters) => parameters,
+            },
+            retry_policy: stored.retry_policy.unwrap_or_else(|| StoredPolicy { class: "DoNotDoItAgain".into(), parameters: Bson::Null }),
+            tags: stored.tags.unwrap_or_default(),
+            urn: stored.urn,
+            cancel_requested: stored.cancel_requested_at.is_some(),
+            last_execution: stored.last_execution,
+            executions: stored.executions.unwrap_or_default(),
+            executions_dropped: count("executions_dropped", stored.executions_dropped)?,
+            state,
+            document,
+        })
+    }
+}
+
+fn count(field: &'static str, value: Option<i64>) -> Result<u32, CorruptJob> {
+    let value = value.unwrap_or(0);
+    u32::try_from(value).map_err(|_| CorruptJob::NotACount { field, value })
+}

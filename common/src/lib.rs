@@ -1,0 +1,31 @@
+//! What the three processes of Recruiter and every enqueuer share.
+//!
+//! | module | what it is | who uses it |
+//! |---|---|---|
+//! | [`enqueue`] | describe a job and enqueue it | applications, `recruiter enqueue` |
+//! | [`retry_policy`] | when a failed job is done again | applications, worker |
+//! | [`job`] | one job and its history | all |
+//! | [`roster`] | one worker process | all |
+//! | [`failure`] | what went wrong in one execution | worker, cleaner, policies |
+//! | [`ids`] | identities | all |
+//! | [`instant`] | instants as stored | all |
+//! | [`store`] | every MongoDB call | all |
+//! | `clock` | the server's clock | store |
+//! | [`shutdown`] | being asked to stop, and sleeping | the three processes |
+//! | [`service`] | telling the service manager | the three processes |
+//! | [`telemetry`] | logs | the three processes |
+//! | [`exit`] | exit codes | the three processes |
+
+pub mod enqueue;
+pub mod retry_policy;
+pub mod job;
+pub mod roster;
+pub mod failure;
+pub mod ids;
+pub mod instant;
+pub mod store;
+mod clock;
+pub mod service;
+pub mod shutdown;
+pub mod telemetry;
+pub mod exit;

@@ -1,0 +1,204 @@
+//! When a failed job is done again: pure functions of its history, stored as `{class, parameters}`.
+//!
+//! Enqueuers choose a policy, workers ask it after each failure and, ahead of time, at each start (so that a
+//! cleaner can treat a dead worker's jobs without any policy code). The policies and their names come from the
+//! PHP Recruiter; caps, jitter and error classes of programs are ours. A policy never sees a clock, a database or
+//! chance: the same history gives the same decision, jitter included.
+//!
+//! | policy | a failed job is done again | else archived as |
+//! |---|---|---|
+//! | [`DoNotDoItAgain`] | never | `not-scheduled-by-retry-policy` |
+//! | [`RetryManyTimes`] | n times, after a steady wait | `tried-too-many-times` |
+//! | [`RetryForever`] | always, after a steady wait | |
+//! | [`ExponentialBackoff`] | n times, after a wait that doubles | `tried-too-many-times` |
+//! | [`TimeTable`] | while young enough, after a wait that depends on its age | `tried-too-many-times` |
+//! | [`RetriableExceptionFilter`] | as another policy says, for listed error classes | `non-retriable-exception` |
+//! | [`SelectByException`] | as the policy for its error class says | `non-retriable-exception` |
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use bson::Document;
+
+use crate::{
+    failure::Failure,
+    ids::JobId,
+    instant::Instant,
+    job::{Execution, StoredPolicy, Why},
+};
+
+mod do_not_do_it_again;
+mod error_classes;
+mod exponential_backoff;
+mod parameters;
+mod registry;
+mod retriable_exception_filter;
+mod retry_forever;
+mod retry_many_times;
+mod select_by_exception;
+mod time_table;
+
+pub use do_not_do_it_again::DoNotDoItAgain;
+pub use exponential_backoff::ExponentialBackoff;
+pub use parameters::{InvalidPolicy, LONGEST_WAIT, Parameters};
+pub use registry::RetryPolicies;
+pub use retriable_exception_filter::RetriableExceptionFilter;
+pub use retry_forever::RetryForever;
+pub use retry_many_times::RetryManyTimes;
+pub use select_by_exception::SelectByException;
+pub use time_table::TimeTable;
+
+/// What a policy may look at: a job and the executions that ended before the present one.
+#[derive(Clone, Debug)]
+pub struct History<'a> {
+    /// The job: the seed of any jitter.
+    pub job: JobId,
+    /// When the job was enqueued.
+    pub created_at: Instant,
+    /// Starts that count, the present one included: 1 in the first run. Interrupted starts do not count.
+    pub attempts: u32,
+    /// The group the job is in.
+    pub group: &'a str,
+    /// The job's tags.
+    pub tags: &'a [String],
+    /// Earlier executions, oldest first; of a long history the first and the newest.
+    pub executions: &'a [Execution],
+}
+
+/// What becomes of a job that failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Decision {
+    /// Do it again, this long after the failure.
+    RetryAfter(Duration),
+    /// Do not do it again; archive it with this reason.
+    Archive(Why),
+}
+
+/// When a failed job is done again.
+///
+/// Implementations are values that were checked when they were made and decide without side effects.
+pub trait RetryPolicy: fmt::Debug + Send + Sync {
+    /// The name the policy is stored under and registered by.
+    fn class(&self) -> &str;
+
+    /// What is stored beside the class, from which the policy can be made again.
+    fn parameters(&self) -> Document;
+
+    /// Decides about a job that failed at `failed_at`.
+    fn decide(&self, job: &History<'_>, failure: &Failure, failed_at: Instant) -> Decision;
+
+    /// Whether no failure of the present attempt, now or later, could lead to another.
+    fn is_last_attempt(&self, job: &History<'_>, now: Instant) -> bool;
+}
+
+/// So that a shared policy goes wherever a policy goes.
+impl<P: RetryPolicy + ?Sized> RetryPolicy for Arc<P> {
+    fn class(&self) -> &str {
+        (**self).class()
+    }
+
+    fn parameters(&self) -> Document {
+        (**self).parameters()
+    }
+
+    fn decide(&self, job: &History<'_>, failure: &Failure, failed_at: Instant) -> Decision {
+        (**self).decide(job, failure, failed_at)
+    }
+
+    fn is_last_attempt(&self, job: &History<'_>, now: Instant) -> bool {
+        (**self).is_last_attempt(job, now)
+    }
+}
+
+impl<P: RetryPolicy + ?Sized> From<&P> for StoredPolicy {
+    fn from(policy: &P) -> Self {
+        Self { class: policy.class().into(), parameters: policy.parameters().into() }
+    }
+}
+
+#[cfg(test)]
+mod testing {
+    //! What the tests of all policies share.
+
+    pub(super) use std::time::Duration;
+
+    pub(super) use bson::Bson;
+    use bson::oid::ObjectId;
+
+    use super::*;
+
+    /// A job in its `attempts`-th run; always the same one.
+    pub(super) fn job(attempts: u32) -> History<'static> {
+        History {
+            job: ObjectId::from_bytes([7; 12]).into(),
+            created_at: Instant::UNIX_EPOCH,
+            attempts,
+            group: "generic",
+            tags: &[],
+            executions: &[],
+        }
+    }
+
+    pub(super) fn failure(class: &str) -> Failure {
+        Failure::new(class, "it did not work")
+    }
+
+    /// A job that fails at this age with this error class is retried after so long, or archived for this reason.
+    #[track_caller]
+    pub(super) fn check(policy: &dyn RetryPolicy, job: &History<'_>, class: &str, age: Duration, expected: Result<Duration, Why>) {
+        let decision = policy.decide(job, &failure(class), job.created_at + age);
+        assert_eq!(
+            decision,
+            expected.map_or_else(Decision::Archive, Decision::RetryAfter),
+            "{policy:?}, attempt {}, {class}, {age:?}",
+            job.attempts
+        );
+    }
+
+    pub(super) fn decoded(class: &str, parameters: Bson) -> Result<Arc<dyn RetryPolicy>, InvalidPolicy> {
+        RetryPolicies::default().decode(&StoredPolicy { class: class.into(), parameters })
+    }
+
+    /// What is stored, read and stored again is the same.
+    #[track_caller]
+    pub(super) fn survives(class: &str, parameters: Bson) {
+        let policy = decoded(class, parameters.clone()).expect("valid");
+        assert_eq!(StoredPolicy::from(&policy), StoredPolicy { class: class.into(), parameters });
+    }
+
+    #[track_caller]
+    pub(super) fn refused(class: &str, parameters: Bson, message: &str) {
+        let refused = decoded(class, parameters).expect_err("nonsense").to_string();
+        assert!(refused.contains(message), "{refused:?} does not contain {message:?}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{testing::*, *};
+
+    /// For each built-in policy, over attempts and ages: it is the last attempt if and only if every failure archives.
+    #[test]
+    fn the_last_attempt_is_the_one_after_which_every_failure_archives() {
+        let classes = ["timeout", "exit:1", "panic"];
+        let minute = Duration::from_secs(60);
+        let check = |policy: Result<Arc<dyn RetryPolicy>, InvalidPolicy>| {
+            let policy = policy.expect("valid");
+            for (attempts, age) in
+                (0..6).chain([u32::MAX]).flat_map(|attempts| [0, 299, 300, 86_399, 86_400, 1 << 33].map(|age| (attempts, age)))
+            {
+                let (job, now) = (job(attempts), Instant::UNIX_EPOCH + Duration::from_secs(age));
+                let archives = |class: &&str| matches!(policy.decide(&job, &failure(class), now), Decision::Archive(_));
+                assert_eq!(policy.is_last_attempt(&job, now), classes.iter().all(archives), "{policy:?}, attempt {attempts}, {age} s");
+            }
+        };
+        check(Ok(Arc::new(DoNotDoItAgain)));
+        check(RetryManyTimes::new(3, minute).map(|policy| Arc::new(policy) as _));
+        check(RetryManyTimes::new(u32::MAX, Duration::ZERO).map(|policy| Arc::new(policy) as _));
+        check(RetryForever::new(minute).map(|policy| Arc::new(policy) as _));
+        check(ExponentialBackoff::new(4, minute).and_then(|policy| policy.with_jitter(1.0)).map(|policy| Arc::new(policy) as _));
+        check(Ok(Arc::new(TimeTable::default())));
+        check(RetriableExceptionFilter::new(TimeTable::default(), ["exit:*"]).map(|policy| Arc::new(policy) as _));
+        let select = RetryManyTimes::new(2, minute).and_then(|policy| SelectByException::when(["timeout"], policy));
+        check(select.and_then(|select| select.or_when(["panic"], TimeTable::default())).map(|policy| Arc::new(policy) as _));
+    }
+}

@@ -1,0 +1,286 @@
+//! Between a policy and its stored parameters: reading, checking, and saying what is wrong with them.
+//!
+//! Used by every policy, also by those that users register themselves. Nothing here panics, whatever is stored.
+
+use std::{sync::Arc, time::Duration};
+
+use bson::{Bson, Document};
+
+use super::{RetryPolicies, RetryPolicy};
+
+/// The longest wait and the widest window of any policy: a hundred years. Computed waits are cut to it.
+pub const LONGEST_WAIT: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+/// The shortest wait that is one: dates are stored in milliseconds.
+const SHORTEST_WAIT: Duration = Duration::from_millis(1);
+
+/// Why a retry policy cannot be made. The message names the class (when it was decoded) and the parameter, and says
+/// what to write instead; it is complete, there is no source behind it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidPolicy {
+    /// A parameter is missing or cannot be used.
+    #[error("`{parameter}` {problem}")]
+    Parameter {
+        /// Its stored name.
+        parameter: String,
+        /// What it is and what it must be.
+        problem: String,
+    },
+    /// Nobody registered this class.
+    #[error("there is no retry policy `{class:.80}`; the known ones are {known}")]
+    UnknownClass {
+        /// The class that was asked for.
+        class: String,
+        /// Those that are registered.
+        known: String,
+    },
+    /// This class is registered already.
+    #[error("a retry policy `{0}` is registered already; give yours another name")]
+    AlreadyRegistered(String),
+    /// Policies within policies, deeper than [`RetryPolicies::DEEPEST`].
+    #[error("retry policies are nested deeper than {}; combine them in fewer steps", RetryPolicies::DEEPEST)]
+    NestedTooDeep,
+    /// The problem is inside of a policy, a parameter or a row.
+    #[error("{place}: {problem}")]
+    Within {
+        /// Inside of what.
+        place: String,
+        /// What is wrong there.
+        problem: Box<InvalidPolicy>,
+    },
+}
+
+impl InvalidPolicy {
+    /// About the parameter with this stored name; `problem` continues the sentence: "is 0; it must be …".
+    pub fn parameter(parameter: impl Into<String>, problem: impl Into<String>) -> Self {
+        Self::Parameter { parameter: parameter.into(), problem: problem.into() }
+    }
+
+    pub(super) fn within(self, place: impl Into<String>) -> Self {
+        if self == Self::NestedTooDeep { self } else { Self::Within { place: place.into(), problem: Box::new(self) } }
+    }
+}
+
+/// Stored parameters, to be read by name. A parameter that is null counts as missing, one that nobody asks for is
+/// ignored (a newer program may have written it).
+#[derive(Clone, Copy, Debug)]
+pub struct Parameters<'a>(Option<&'a Document>);
+
+impl<'a> Parameters<'a> {
+    /// A document; none, null and the empty array (as PHP stores an empty document) are one without fields.
+    pub(super) fn of(stored: Option<&'a Bson>) -> Result<Self, InvalidPolicy> {
+        match stored {
+            None | Some(Bson::Null) => Ok(Self(None)),
+            Some(Bson::Array(empty)) if empty.is_empty() => Ok(Self(None)),
+            Some(stored) => {
+                stored.as_document().map(|document| Self(Some(document))).ok_or_else(|| unusable("parameters", stored, "a document"))
+            }
+        }
+    }
+
+    /// The stored value, if there is one.
+    pub fn get(&self, name: &str) -> Option<&'a Bson> {
+        self.0?.get(name).filter(|value| **value != Bson::Null)
+    }
+
+    /// A number, in any of BSON's widths.
+    pub fn number(&self, name: &str) -> Result<f64, InvalidPolicy> {
+        self.read(name, "a number", number)
+    }
+
+    /// How often: a whole number, in any of BSON's widths.
+    pub fn count(&self, name: &str) -> Result<u32, InvalidPolicy> {
+        self.read(name, "a whole number from 0 to 4294967295", |value| {
+            let count = number(value).filter(|count| count.fract() == 0.0 && (0.0..=f64::from(u32::MAX)).contains(count))?;
+            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is whole and within the bounds of u32")]
+            Some(count as u32)
+        })
+    }
+
+    /// A duration, stored as seconds or fractions of seconds. The policy's constructor narrows what it takes.
+    pub fn seconds(&self, name: &str) -> Result<Duration, InvalidPolicy> {
+        self.read(name, "a number of seconds from 0 to 3153600000", |value| Duration::try_from_secs_f64(number(value)?).ok())
+    }
+
+    /// A list of texts; one text is a list of one.
+    pub fn texts(&self, name: &str) -> Result<Vec<&'a str>, InvalidPolicy> {
+        self.read(name, "a list of texts", |value| match value.as_str() {
+            Some(text) => Some(vec![text]),
+            None => value.as_array()?.iter().map(Bson::as_str).collect(),
+        })
+    }
+
+    /// A list of documents, each read by `read_row`.
+    pub fn rows<T>(
+        &self,
+        name: &str,
+        mut read_row: impl FnMut(Parameters<'a>) -> Result<T, InvalidPolicy>,
+    ) -> Result<Vec<T>, InvalidPolicy> {
+        let rows: Vec<_> =
+            self.read(name, "a list of documents", |value| value.as_array()?.iter().map(Bson::as_document).collect::<Option<_>>())?;
+        let read_row = |(at, row)| read_row(Self(Some(row))).map_err(|problem| problem.within(format!("{name}[{at}]")));
+        rows.into_iter().enumerate().map(read_row).collect()
+    }
+
+    /// A policy within the policy.
+    pub fn policy(&self, name: &str, policies: &RetryPolicies) -> Result<Arc<dyn RetryPolicy>, InvalidPolicy> {
+        let stored = self.read(name, "a retry policy {class, parameters}", Bson::as_document)?;
+        let class = Self(Some(stored)).read("class", "the name of a retry policy", Bson::as_str);
+        class.and_then(|class| policies.decode_parts(class, stored.get("parameters"))).map_err(|problem| problem.within(name))
+    }
+
+    /// What `read` reads, if anything is stored: `parameters.optional("jitter", Parameters::number)`.
+    pub fn optional<T>(&self, name: &str, read: impl FnOnce(&Self, &str) -> Result<T, InvalidPolicy>) -> Result<Option<T>, InvalidPolicy> {
+        self.get(name).map(|_| read(self, name)).transpose()
+    }
+
+    fn read<T>(&self, name: &str, expected: &str, read: impl FnOnce(&'a Bson) -> Option<T>) -> Result<T, InvalidPolicy> {
+        let value = self.get(name).ok_or_else(|| InvalidPolicy::parameter(name, format!("is missing; it must be {expected}")))?;
+        read(value).ok_or_else(|| unusable(name, value, expected))
+    }
+}
+
+fn unusable(name: &str, value: &Bson, expected: &str) -> InvalidPolicy {
+    InvalidPolicy::parameter(name, format!("is {}; it must be {expected}", shown(value)))
+}
+
+/// A value for a message: its beginning, if it is long.
+pub(super) fn shown(value: &Bson) -> String {
+    let mut text = value.to_string();
+    if let Some((end, _)) = text.char_indices().nth(80) {
+        text.truncate(end);
+        text.push('…');
+    }
+    text
+}
+
+fn number(value: &Bson) -> Option<f64> {
+    value.as_i32().map(f64::from).or_else(|| value.as_i64().map(|number| number as f64)).or_else(|| value.as_f64())
+}
+
+/// A wait as policies keep it, in whole milliseconds, if it is one at all: at least a millisecond, at most [`LONGEST_WAIT`].
+pub(super) fn checked_wait(parameter: &str, wait: Duration) -> Result<Duration, InvalidPolicy> {
+    let rounded_up = wait.saturating_add(Duration::from_micros(500));
+    let whole = rounded_up - Duration::from_nanos((rounded_up.subsec_nanos() % 1_000_000).into());
+    if (SHORTEST_WAIT..=LONGEST_WAIT).contains(&whole) {
+        return Ok(whole);
+    }
+    let longest = LONGEST_WAIT.as_secs();
+    Err(InvalidPolicy::parameter(
+        parameter,
+        format!("is {} seconds; it must be from 0.001 to {longest} (a hundred years)", wait.as_secs_f64()),
+    ))
+}
+
+/// A checked wait as it is stored: seconds, a double only when they are not whole.
+pub(super) fn stored_seconds(wait: Duration) -> Bson {
+    match u32::try_from(wait.as_secs()) {
+        Ok(whole) if wait.subsec_nanos() == 0 => whole.into(),
+        _ => wait.as_secs_f64().into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bson::{bson, doc};
+
+    use super::*;
+
+    #[test]
+    fn seconds_survive_storage_in_the_narrowest_type() {
+        #[track_caller]
+        fn check(wait: Duration, stored: impl Into<Bson>) {
+            let document = doc! { "wait": stored_seconds(wait) };
+            assert_eq!(document.get("wait"), Some(&stored.into()));
+            let read = Parameters(Some(&document)).seconds("wait").and_then(|wait| checked_wait("wait", wait));
+            assert_eq!(read, Ok(wait));
+        }
+        check(Duration::from_secs(60), 60);
+        check(Duration::from_millis(1), 0.001);
+        check(Duration::from_millis(1_500), 1.5);
+        check(Duration::from_secs(3_000_000_000), 3_000_000_000_i64);
+        check(LONGEST_WAIT, 3_153_600_000_i64);
+        check(LONGEST_WAIT - Duration::from_millis(1), 3_153_599_999.999);
+    }
+
+    #[test]
+    fn waits_are_bounded_and_whole_milliseconds() {
+        #[track_caller]
+        fn check(wait: Duration, expected: Option<Duration>) {
+            assert_eq!(checked_wait("wait", wait).ok(), expected);
+        }
+        check(Duration::ZERO, None);
+        check(Duration::from_micros(499), None);
+        check(Duration::from_micros(500), Some(SHORTEST_WAIT));
+        check(Duration::from_micros(1_499), Some(SHORTEST_WAIT));
+        check(LONGEST_WAIT + Duration::from_micros(499), Some(LONGEST_WAIT));
+        check(LONGEST_WAIT + Duration::from_micros(500), None);
+        check(Duration::MAX, None);
+    }
+
+    #[test]
+    fn values_are_read_from_every_type_that_can_hold_them() {
+        #[track_caller]
+        fn check(value: Bson, count: Option<u32>, seconds: Option<Duration>, texts: Option<Vec<&str>>) {
+            let document = doc! { "value": &value };
+            let parameters = Parameters(Some(&document));
+            assert_eq!(parameters.count("value").ok(), count, "{value}");
+            assert_eq!(parameters.seconds("value").ok(), seconds, "{value}");
+            assert_eq!(parameters.texts("value").ok(), texts, "{value}");
+        }
+        let second = Duration::from_secs(1);
+        check(bson!(1), Some(1), Some(second), None);
+        check(bson!(1_i64), Some(1), Some(second), None);
+        check(bson!(1.0), Some(1), Some(second), None);
+        check(bson!(0.5), None, Some(second / 2), None);
+        check(bson!(-0.0), Some(0), Some(Duration::ZERO), None);
+        check(bson!(4_294_967_295_i64), Some(u32::MAX), Some(Duration::from_secs(4_294_967_295)), None);
+        check(bson!(4_294_967_296_i64), None, Some(Duration::from_secs(4_294_967_296)), None);
+        check(bson!(i64::MAX), None, Some(Duration::from_secs(1 << 63)), None);
+        for nonsense in [
+            bson!(-1),
+            bson!(i64::MIN),
+            bson!(f64::NAN),
+            bson!(f64::INFINITY),
+            bson!(-f64::INFINITY),
+            bson!(1e300),
+            bson!(null),
+            bson!(true),
+        ] {
+            check(nonsense, None, None, None);
+        }
+        check(bson!("timeout"), None, None, Some(vec!["timeout"]));
+        check(bson!(["timeout", "panic"]), None, None, Some(vec!["timeout", "panic"]));
+        check(bson!([]), None, None, Some(vec![]));
+        check(bson!(["timeout", 1]), None, None, None);
+    }
+
+    #[test]
+    fn messages_say_what_is_there_and_what_must_be() {
+        #[track_caller]
+        fn check(document: Document, message: &str) {
+            assert_eq!(Parameters(Some(&document)).seconds("wait").expect_err("nonsense").to_string(), message);
+        }
+        check(doc! {}, "`wait` is missing; it must be a number of seconds from 0 to 3153600000");
+        check(doc! { "wait": null }, "`wait` is missing; it must be a number of seconds from 0 to 3153600000");
+        check(doc! { "wait": "1m" }, "`wait` is \"1m\"; it must be a number of seconds from 0 to 3153600000");
+        check(doc! { "wait": f64::NAN }, "`wait` is NaN; it must be a number of seconds from 0 to 3153600000");
+        let long = format!("`wait` is \"{}…; it must be a number of seconds from 0 to 3153600000", "ü".repeat(79));
+        check(doc! { "wait": "ü".repeat(1_000_000) }, &long);
+        let refused = checked_wait("wait", Duration::ZERO).expect_err("no wait").to_string();
+        assert_eq!(refused, "`wait` is 0 seconds; it must be from 0.001 to 3153600000 (a hundred years)");
+    }
+
+    #[test]
+    fn what_php_stores_for_nothing_is_nothing() {
+        #[track_caller]
+        fn check(stored: Option<Bson>, empty: bool) {
+            assert_eq!(Parameters::of(stored.as_ref()).is_ok_and(|parameters| parameters.0.is_none()), empty, "{stored:?}");
+        }
+        check(None, true);
+        check(Some(Bson::Null), true);
+        check(Some(bson!([])), true);
+        check(Some(bson!([1])), false);
+        check(Some(bson!("")), false);
+        check(Some(bson!({ "wait": 1 })), false);
+    }
+}

@@ -1,0 +1,112 @@
+//! How a process is asked to stop, and the only sleep in the loops.
+//!
+//! Used by the three binaries. The first TERM or INT asks for a drain, the second for an end at once. It is a
+//! parameter of whatever waits, never a global.
+
+use std::time::Duration;
+
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    sync::watch,
+};
+
+/// How urgently to stop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Level {
+    Run,
+    Drain,
+    Abort,
+}
+
+/// A request to stop, which may or may not have been made yet.
+#[derive(Clone, Debug)]
+pub struct Shutdown(watch::Receiver<Level>);
+
+/// Makes the request. Dropping it without a word never stops anything.
+#[derive(Clone, Debug)]
+pub struct Trigger(watch::Sender<Level>);
+
+/// Why a sleep ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wake {
+    /// The time is over.
+    Elapsed,
+    /// A stop was requested.
+    Stop,
+}
+
+impl Shutdown {
+    /// A request that somebody in this process makes.
+    pub fn manual() -> (Trigger, Self) {
+        let (sender, receiver) = watch::channel(Level::Run);
+        (Trigger(sender), Self(receiver))
+    }
+
+    /// A request made by TERM or INT: once to drain, twice to abort.
+    ///
+    /// # Errors
+    /// When the process may not install signal handlers.
+    pub fn on_signals() -> std::io::Result<Self> {
+        let (trigger, shutdown) = Self::manual();
+        let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+        tokio::spawn(async move {
+            for level in [Level::Drain, Level::Abort] {
+                tokio::select! { _ = terminate.recv() => {} _ = interrupt.recv() => {} }
+                match level {
+                    Level::Drain => tracing::info!("asked to stop: draining (once more to stop at once)"),
+                    _ => tracing::warn!("asked twice: stopping at once"),
+                }
+                trigger.0.send_replace(level);
+            }
+            std::future::pending::<()>().await;
+        });
+        Ok(shutdown)
+    }
+
+    /// Whether a stop was requested.
+    pub fn is_requested(&self) -> bool {
+        *self.0.borrow() >= Level::Drain
+    }
+
+    /// Resolves when a stop is requested.
+    pub async fn requested(&mut self) {
+        self.reached(Level::Drain).await;
+    }
+
+    /// Resolves when an end at once is requested.
+    pub async fn aborted(&mut self) {
+        self.reached(Level::Abort).await;
+    }
+
+    async fn reached(&mut self, level: Level) {
+        if self.0.wait_for(|now| *now >= level).await.is_err() {
+            std::future::pending().await
+        }
+    }
+
+    /// Sleeps, unless or until a stop is requested.
+    pub async fn sleep(&mut self, duration: Duration) -> Wake {
+        #[expect(clippy::disallowed_methods, reason = "the one place that sleeps")]
+        let sleep = tokio::time::sleep(duration);
+        tokio::select! { () = sleep => Wake::Elapsed, () = self.requested() => Wake::Stop }
+    }
+}
+
+impl Trigger {
+    /// Asks for a drain.
+    pub fn drain(&self) {
+        self.0.send_replace(Level::Drain);
+    }
+
+    /// Asks for an end at once.
+    pub fn abort(&self) {
+        self.0.send_replace(Level::Abort);
+    }
+}
+
+/// Waits, whatever is asked of the process: for pauses between attempts at something that must still be done while
+/// the process drains.
+pub async fn pause(duration: Duration) {
+    #[expect(clippy::disallowed_methods, reason = "the one place that sleeps")]
+    tokio::time::sleep(duration).await;
+}

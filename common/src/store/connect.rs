@@ -1,0 +1,248 @@
+//! Connecting: which server, how strictly, and whether it will do.
+//!
+//! Everything that would make jobs get lost or stand still later is refused here, each with a sentence that says
+//! what to do about it.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant as Monotonic},
+};
+
+use bson::{Document, doc};
+use clap::Args;
+use mongodb::{
+    Client, Database,
+    error::{Error, ErrorKind},
+    options::{Acknowledgment, ClientOptions, ReadConcern, WriteConcern},
+};
+
+use super::{Store, StoreError, call, code_of, indexes};
+use crate::{clock::ServerClock, exit::Exit, shutdown::pause};
+
+/// Database when the URI names none.
+pub const DEFAULT_DATABASE: &str = "recruiter";
+/// Oldest server the protocol was tested with.
+const OLDEST_SERVER: (i32, i32) = (6, 0);
+/// How long one attempt to find the primary takes.
+const SELECTION_LIMIT: Duration = Duration::from_secs(2);
+/// Connections at most: every process has a handful of calls on their way at any time, however many jobs it runs.
+const MAX_POOL_SIZE: u32 = 20;
+
+/// Where MongoDB is.
+#[derive(Args, Clone)]
+#[command(next_help_heading = "MongoDB")]
+pub struct ConnectArgs {
+    /// Connection string; its path names the database. Prefer the environment variable: flags are visible to every
+    /// user of the machine
+    #[arg(long, global = true, env = "MONGODB_URI", hide_env_values = true, value_name = "URI", default_value = "mongodb://127.0.0.1:27017/recruiter")]
+    pub uri: String,
+    /// How long to wait for MongoDB at the start before giving up
+    #[arg(long, global = true, env = "RECRUITER_CONNECT_TIMEOUT", value_name = "DURATION", default_value = "30s", value_parser = humantime::parse_duration)]
+    pub connect_timeout: Duration,
+}
+
+impl std::fmt::Debug for ConnectArgs {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ConnectArgs").field("connect_timeout", &self.connect_timeout).finish_non_exhaustive()
+    }
+}
+
+/// Why a process cannot work with this MongoDB.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// The connection string cannot be understood.
+    #[error("the MongoDB connection string is not valid: {0}; it looks like mongodb://user:password@host:27017/database?replicaSet=rs0")]
+    InvalidUri(Error),
+    /// Nobody answers.
+    #[error("MongoDB at {hosts} could not be reached within {} ({reason}); check that it runs, MONGODB_URI, and the network between", humantime::format_duration(*waited))]
+    Unreachable {
+        /// Hosts of the connection string.
+        hosts: String,
+        /// How long was waited.
+        waited: Duration,
+        /// What the driver said last, in short.
+        reason: String,
+    },
+    /// User or password are wrong.
+    #[error("MongoDB at {hosts} does not accept the credentials; check user, password and authSource in MONGODB_URI")]
+    WrongCredentials {
+        /// Hosts of the connection string.
+        hosts: String,
+    },
+    /// No replica set, hence no transactions.
+    #[error(
+        "MongoDB at {hosts} is a standalone server, and a finished job is moved in a transaction, which needs a replica set: start mongod with --replSet rs0 and run rs.initiate() once in mongosh (one member is enough)"
+    )]
+    Standalone {
+        /// Hosts of the connection string.
+        hosts: String,
+    },
+    /// Older than anything tested.
+    #[error("MongoDB at {hosts} is version {found}; {}.{} or newer is needed", OLDEST_SERVER.0, OLDEST_SERVER.1)]
+    TooOld {
+        /// Hosts of the connection string.
+        hosts: String,
+        /// Its version.
+        found: String,
+    },
+    /// The user may read, but not write.
+    #[error("the MongoDB user may not write to database `{database}`: give it the role readWrite there, or use another user in MONGODB_URI")]
+    ReadOnly {
+        /// The database.
+        database: String,
+    },
+    /// It answered, but not as it should.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+impl ConnectError {
+    /// The exit code that says this.
+    pub fn exit(&self) -> Exit {
+        match self {
+            Self::InvalidUri(_) => Exit::Usage,
+            Self::Unreachable { .. } => Exit::Unavailable,
+            Self::WrongCredentials { .. } | Self::Standalone { .. } | Self::TooOld { .. } | Self::ReadOnly { .. } => Exit::Refused,
+            Self::Store(_) => Exit::Failure,
+        }
+    }
+}
+
+impl Store {
+    /// Connects as `app_name`, waits for a primary, checks that it will do and makes sure that collections,
+    /// validators and indexes are there.
+    ///
+    /// # Errors
+    /// [`ConnectError`], whose message says what to do.
+    pub async fn connect(args: &ConnectArgs, app_name: &str) -> Result<Self, ConnectError> {
+        let options = options(&args.uri, app_name).await?;
+        warn_of_visible_password(&options, &args.uri);
+        let hosts = options.hosts.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
+        let name = options.default_database.clone().unwrap_or_else(|| DEFAULT_DATABASE.into());
+        let client = Client::with_options(options).map_err(ConnectError::InvalidUri)?;
+        let database = client.database(&name);
+        let hello = wait_for_server(&database, &hosts, args.connect_timeout).await?;
+        let build = call("buildInfo", { let database = database.clone(); async move { database.run_command(doc! { "buildInfo": 1 }).await } }).await?;
+        check_server(&hello, &build, &hosts)?;
+        let store = Self::over(client, database);
+        if let Ok(now) = hello.get_datetime("localTime") {
+            store.clock.observe(now.to_chrono());
+        }
+        match indexes::ensure(&store).await {
+            Err(error) if error.is_unauthorized() => Err(ConnectError::ReadOnly { database: name }),
+            other => other.map_err(ConnectError::Store),
+        }?;
+        tracing::info!(mongodb.hosts = hosts, mongodb.database = store.database.name(), "connected to MongoDB");
+        Ok(store)
+    }
+
+    /// The same database over connections of its own, which other traffic cannot starve.
+    ///
+    /// # Errors
+    /// When the connection string cannot be understood.
+    pub async fn with_own_connections(&self, args: &ConnectArgs, app_name: &str) -> Result<Self, ConnectError> {
+        let mut options = options(&args.uri, app_name).await?;
+        options.max_pool_size = Some(2);
+        let client = Client::with_options(options).map_err(ConnectError::InvalidUri)?;
+        let database = client.database(self.database.name());
+        Ok(Self { clock: self.clock.clone(), ..Self::over(client, database) })
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "the one place where collections are opened")]
+    fn over(client: Client, database: Database) -> Self {
+        Self {
+            scheduled: database.collection("scheduled"),
+            archived: database.collection("archived"),
+            roster: database.collection("roster"),
+            metadata: database.collection("metadata"),
+            signals: database.collection("signals"),
+            clock: Arc::new(ServerClock::default()),
+            client,
+            database,
+        }
+    }
+}
+
+/// What the URI says, and what it may not leave open: majority writes (an acknowledged job survives a failover) and
+/// majority reads (nothing is decided on what a failover can take back) unless an operation says otherwise.
+async fn options(uri: &str, app_name: &str) -> Result<ClientOptions, ConnectError> {
+    let mut options = ClientOptions::parse(uri).await.map_err(ConnectError::InvalidUri)?;
+    options.app_name = Some(app_name.into());
+    options.write_concern = Some(WriteConcern::builder().w(Acknowledgment::Majority).journal(true).build());
+    options.read_concern = Some(ReadConcern::majority());
+    options.server_selection_timeout.get_or_insert(SELECTION_LIMIT);
+    options.connect_timeout.get_or_insert(SELECTION_LIMIT);
+    options.max_pool_size.get_or_insert(MAX_POOL_SIZE);
+    Ok(options)
+}
+
+fn warn_of_visible_password(options: &ClientOptions, uri: &str) {
+    let flagged = std::env::args().any(|argument| argument.contains(uri));
+    if flagged && options.credential.as_ref().is_some_and(|credential| credential.password.is_some()) {
+        tracing::warn!("the password in --uri is visible to every user of this machine; pass the URI in MONGODB_URI");
+    }
+}
+
+async fn wait_for_server(database: &Database, hosts: &str, limit: Duration) -> Result<Document, ConnectError> {
+    let started = Monotonic::now();
+    loop {
+        let database = database.clone();
+        let failure = match call("hello", async move { database.run_command(doc! { "hello": 1 }).await }).await {
+            Ok(hello) => return Ok(hello),
+            Err(StoreError::Mongo { source, .. }) if refuses_credentials(&source) => {
+                return Err(ConnectError::WrongCredentials { hosts: hosts.into() });
+            }
+            Err(failure) => failure,
+        };
+        let reason = reason(&failure);
+        let waited = started.elapsed();
+        if waited >= limit {
+            return Err(ConnectError::Unreachable { hosts: hosts.into(), waited: limit, reason });
+        }
+        let left = humantime::format_duration(Duration::from_secs((limit - waited).as_secs() + 1)).to_string();
+        tracing::warn!(mongodb.hosts = hosts, left, reason, "MongoDB cannot be reached yet; waiting for it");
+        pause(Duration::from_millis(500).min(limit - waited)).await;
+    }
+}
+
+fn refuses_credentials(error: &Error) -> bool {
+    matches!(error.kind.as_ref(), ErrorKind::Authentication { .. }) || code_of(error) == Some(18)
+}
+
+/// The driver's list of everything it knows about the servers, reduced to what went wrong.
+fn reason(error: &StoreError) -> String {
+    let text = crate::telemetry::chain(error);
+    let about = text.rsplit("Kind: ").next().unwrap_or(&text);
+    let short = about.split(", labels:").next().unwrap_or(about).trim_end_matches([']', ' ', '}', ',']);
+    short.chars().take(200).collect()
+}
+
+/// Whether a server of this description can run the protocol.
+fn check_server(hello: &Document, build: &Document, hosts: &str) -> Result<(), ConnectError> {
+    let sharded = hello.get_str("msg").is_ok_and(|msg| msg == "isdbgrid");
+    if !sharded && !hello.contains_key("setName") {
+        return Err(ConnectError::Standalone { hosts: hosts.into() });
+    }
+    let version: Vec<i32> = build.get_array("versionArray").map(|parts| parts.iter().filter_map(bson::Bson::as_i32).collect()).unwrap_or_default();
+    match version.as_slice() {
+        [major, minor, ..] if (*major, *minor) >= OLDEST_SERVER => Ok(()),
+        _ => Err(ConnectError::TooOld { hosts: hosts.into(), found: build.get_str("version").unwrap_or("unknown").into() }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn servers_that_cannot_run_the_protocol_are_refused() {
+        let check = |hello: Document, version: [i32; 3]| {
+            let build = doc! { "version": format!("{}.{}.{}", version[0], version[1], version[2]), "versionArray": version.to_vec() };
+            check_server(&hello, &build, "db:27017").map_err(|error| error.to_string())
+        };
+        assert_eq!(check(doc! { "setName": "rs0" }, [6, 0, 5]), Ok(()));
+        assert_eq!(check(doc! { "msg": "isdbgrid" }, [8, 0, 0]), Ok(()));
+        assert!(check(doc! {}, [6, 0, 5]).is_err_and(|text| text.contains("standalone") && text.contains("rs.initiate()")));
+        assert!(check(doc! { "setName": "rs0" }, [5, 0, 31]).is_err_and(|text| text.contains("5.0.31") && text.contains("6.0 or newer")));
+    }
+}

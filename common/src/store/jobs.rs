@@ -1,0 +1,849 @@
+//! Every operation on `scheduled` and `archived`, in the order of a job's life: insert, find, start, hand back or
+//! reschedule, archive, prune. Together, because jobs move between them.
+//!
+//! Who may write a job: anybody inserts it; unlocked, only a start, a cancellation or the archiving of a document
+//! that is no job (each under `locked: false`); locked, only the holder of the start, or a cleaner after its death.
+
+use std::collections::{HashMap, HashSet};
+
+use bson::{Bson, Document, doc};
+use futures_util::TryStreamExt;
+use mongodb::{
+    ClientSession,
+    error::{Error, ErrorKind, TRANSIENT_TRANSACTION_ERROR, UNKNOWN_TRANSACTION_COMMIT_RESULT},
+    options::{Hint as IndexHint, ReadConcern},
+};
+
+use super::{
+    DUPLICATE_KEY, Store, StoreError, call, code_of,
+    indexes::{ARCHIVED_BY_END, DUE_JOBS},
+    write_errors,
+};
+use crate::{
+    failure::Failure,
+    ids::{JobId, StartId, WorkerId},
+    instant::Instant,
+    job::{Claim, CorruptJob, Execution, IfWorkerDies, Job, JobState, KEPT_EXECUTIONS, Priority, Why},
+};
+
+/// Documents in one `insert` command: the server's own limit is higher, the progress of a large import finer.
+const INSERT_BATCH: usize = 1_000;
+/// Index scans that MongoDB merges for one sorted query before it gives up and sorts in memory (its own default is
+/// 200); divided by the priorities this is how many groups one `next_due` may name.
+const GROUPS_PER_QUERY: usize = 200 / 10;
+/// How often a transaction is tried again at once when MongoDB says that it was merely unlucky.
+const TRANSACTION_TRIES: u32 = 5;
+/// Bytes of BSON that one document may have, less room for what MongoDB adds on the way.
+const LARGEST_DOCUMENT: usize = 16 * 1024 * 1024 - 64 * 1024;
+
+/// Says in a document that part of it could not be stored.
+const REDUCED: &str = "reduced";
+
+/// Whether the outcome of a start was recorded. Losing is no error: the job was rescued meanwhile, and whatever this
+/// execution has to say is dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Recorded {
+    /// It was.
+    Yes,
+    /// The job is not locked by this start any more.
+    ClaimLost,
+}
+
+/// A job that is due, as far as matching needs it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DueJob {
+    /// Which.
+    pub id: JobId,
+    /// Group a worker must work on.
+    pub group: String,
+    /// Class a worker must have.
+    pub class: String,
+    /// Higher first.
+    pub priority: i64,
+    /// Older first.
+    pub scheduled_at: Instant,
+}
+
+/// One bulk start: what is written into every job it locks.
+#[derive(Clone, Debug)]
+pub struct Start {
+    /// Fresh for each bulk start: the fence of every outcome.
+    pub id: StartId,
+    /// Who will hold the jobs.
+    pub worker: WorkerId,
+    /// Machine of the worker.
+    pub hostname: String,
+    /// Process of the worker.
+    pub pid: i32,
+    /// By the server's clock: the start is refused later than this.
+    pub lease_until: Instant,
+    /// The time of the start, by the estimate of the server's clock.
+    pub now: Instant,
+}
+
+/// A job to be started, with what the decision to start it was made on.
+#[derive(Clone, Debug)]
+pub struct ToStart {
+    /// Which.
+    pub job: JobId,
+    /// Starts it had when it was read.
+    pub attempts: u32,
+    /// The retry policy's verdict for a death in this start.
+    pub if_worker_dies: IfWorkerDies,
+}
+
+/// A job on its way from `scheduled` to `archived`.
+#[derive(Clone, Debug)]
+pub struct Archival {
+    guard: Guard,
+    document: Document,
+}
+
+/// What must still be true of a job for it to be archived.
+#[derive(Clone, Debug)]
+enum Guard {
+    /// Locked by this start.
+    Claimed(Claim),
+    /// Nobody's, and started as often as when it was read.
+    Unlocked { job: JobId, attempts: Option<Bson> },
+}
+
+impl Guard {
+    fn job(&self) -> JobId {
+        match self {
+            Self::Claimed(claim) => claim.job,
+            Self::Unlocked { job, .. } => *job,
+        }
+    }
+}
+
+impl Archival {
+    /// A started job that ended, for `why`.
+    pub fn ended(job: &Job, claim: Claim, execution: Execution, why: &Why, result: Option<Bson>) -> Self {
+        Self { guard: Guard::Claimed(claim), document: archived_document(job, &execution, why, result) }
+    }
+
+    /// A job that is nobody's and shall not run.
+    pub fn unstarted(job: &Job, why: &Why, failure: &Failure, now: Instant) -> Self {
+        Self::malformed(job.id, job.document.clone(), why, failure, now)
+    }
+
+    /// A document in `scheduled` that is nobody's and cannot be run.
+    pub fn malformed(job: JobId, mut document: Document, why: &Why, failure: &Failure, now: Instant) -> Self {
+        let guard = Guard::Unlocked { job, attempts: document.get("attempts").cloned() };
+        let scheduled_at = document.get_datetime("scheduled_at").ok().map(|at| at.to_chrono());
+        let execution = Execution { scheduled_at, ..Execution::default() }.ended(now, Some(failure));
+        finish(&mut document, &execution, why);
+        Self { guard, document }
+    }
+
+    /// The same end with nothing but what identifies the job, for an outcome that MongoDB refuses; nothing when that
+    /// was refused too.
+    pub fn reduced(self) -> Option<Self> {
+        if self.document.contains_key(REDUCED) {
+            return None;
+        }
+        let mut document = Document::new();
+        for field in ["_id", "done", "created_at", "locked", "attempts", "interruptions", "group", "priority", "why"] {
+            document.extend(self.document.get(field).map(|value| (field.to_owned(), value.clone())));
+        }
+        if let Ok(class) = self.document.get_document("workable").and_then(|workable| workable.get_str("class")) {
+            document.insert("workable", doc! { "class": class });
+        }
+        if let Ok(execution) = self.document.get_document("last_execution") {
+            let kept = execution.iter().filter(|(field, _)| !matches!(field.as_str(), "message" | "trace"));
+            document.insert("last_execution", kept.map(|(field, value)| (field.clone(), value.clone())).collect::<Document>());
+        }
+        document.insert(REDUCED, "MongoDB refused the whole document");
+        Some(Self { guard: self.guard, document })
+    }
+
+    /// The job.
+    pub fn job(&self) -> JobId {
+        self.guard.job()
+    }
+
+    /// Size in memory and on the wire, in bytes, roughly.
+    pub fn size(&self) -> usize {
+        bson::serialize_to_vec(&self.document).map_or(LARGEST_DOCUMENT, |bytes| bytes.len())
+    }
+}
+
+fn archived_document(job: &Job, execution: &Execution, why: &Why, result: Option<Bson>) -> Document {
+    let mut document = job.document.clone();
+    document.insert("attempts", job.attempts);
+    finish(&mut document, execution, why);
+    let without_result = document.clone();
+    if let Some(result) = result {
+        document.insert("result", result);
+    }
+    match bson::serialize_to_vec(&document) {
+        Ok(bytes) if bytes.len() <= LARGEST_DOCUMENT => document,
+        _ => {
+            let mut document = without_result;
+            document.insert("result_dropped", "the result did not fit into the document or cannot be stored");
+            document
+        }
+    }
+}
+
+fn finish(document: &mut Document, execution: &Execution, why: &Why) {
+    document.remove("scheduled_at");
+    document.insert("done", *why == Why::DONE);
+    document.insert("locked", false);
+    document.insert("why", why.clone());
+    document.insert("last_execution", stored(execution));
+}
+
+fn stored(execution: &Execution) -> Bson {
+    bson::serialize_to_bson(execution).expect("an execution is made of dates, ids, texts and numbers")
+}
+
+/// What becomes of a started job that is not archived.
+#[derive(Clone, Debug)]
+pub struct Rescheduling {
+    claim: Claim,
+    update: Document,
+}
+
+impl Rescheduling {
+    /// Another attempt at `at`, with the ended `execution` in the history. `counts` is false for an interruption.
+    pub fn retry(job: &Job, claim: Claim, execution: &Execution, at: Instant, counts: bool) -> Self {
+        let (executions, dropped) = history_with(job, execution);
+        let set = doc! {
+            "locked": false,
+            "scheduled_at": bson::DateTime::from_chrono(at),
+            "last_execution": stored(execution),
+            "executions": executions.iter().map(stored).collect::<Vec<_>>(),
+            "executions_dropped": dropped,
+            "interruptions": job.interruptions + u32::from(!counts),
+        };
+        Self { claim, update: doc! { "$set": set } }
+    }
+
+    /// As it was before the start, whose workable was never entered: due as before, the start not counted.
+    pub fn hand_back(job: &Job, claim: Claim) -> Self {
+        let mut set = doc! { "locked": false, "interruptions": job.interruptions + 1 };
+        let mut update = doc! {};
+        match job.document.get("last_execution") {
+            Some(previous) => drop(set.insert("last_execution", previous.clone())),
+            None => drop(update.insert("$unset", doc! { "last_execution": "" })),
+        }
+        update.insert("$set", set);
+        Self { claim, update }
+    }
+
+    /// The same without the history, for an outcome that MongoDB refuses; nothing when that was refused too.
+    pub fn reduced(mut self) -> Option<Self> {
+        let set = self.update.get_document_mut("$set").ok()?;
+        if set.contains_key(REDUCED) {
+            return None;
+        }
+        set.remove("executions");
+        set.remove("last_execution");
+        set.insert(REDUCED, "MongoDB refused the whole history");
+        Some(self)
+    }
+}
+
+/// The bounded history with one execution more: the first and the newest stay.
+fn history_with(job: &Job, execution: &Execution) -> (Vec<Execution>, u32) {
+    let mut executions = job.executions.clone();
+    executions.push(execution.clone());
+    let excess = executions.len().saturating_sub(KEPT_EXECUTIONS);
+    executions.drain(1..=excess);
+    (executions, job.executions_dropped + u32::try_from(excess).unwrap_or(u32::MAX))
+}
+
+/// A session whose transactions archive jobs. Its id stands in the roster, so that a cleaner can end what a killed
+/// worker left open.
+#[derive(Debug)]
+pub struct CommitSession(Option<ClientSession>);
+
+impl CommitSession {
+    /// The session's id, for the roster.
+    pub fn id(&self) -> Option<Document> {
+        self.0.as_ref().map(|session| session.id().clone())
+    }
+}
+
+/// Jobs by the condition that still has to hold for them.
+fn filter_of(batch: &[Archival]) -> Document {
+    let mut claimed: HashMap<StartId, Vec<JobId>> = HashMap::new();
+    let mut any = Vec::new();
+    for archival in batch {
+        match &archival.guard {
+            Guard::Claimed(claim) => claimed.entry(claim.start).or_default().push(claim.job),
+            Guard::Unlocked { job, attempts } => any.push(doc! { "_id": job, "locked": false, "attempts": attempts.clone() }),
+        }
+    }
+    any.extend(claimed.into_iter().map(|(start, jobs)| doc! { "_id": { "$in": jobs }, "locked": true, "last_execution.start": start }));
+    doc! { "$or": any }
+}
+
+impl Store {
+    /// Inserts new jobs; says how many were there already under their ids.
+    ///
+    /// Acknowledged by a majority, unordered: one bad document does not stop its neighbours.
+    /// Index: `_id`. Invariant: I1, what was acknowledged is never lost.
+    pub(crate) async fn insert_jobs(&self, jobs: Vec<Document>) -> Result<u64, StoreError> {
+        let mut already_there = 0;
+        for batch in jobs.chunks(INSERT_BATCH) {
+            let (scheduled, batch) = (self.scheduled.clone(), batch.to_vec());
+            match call("insert_jobs", async move { scheduled.insert_many(batch).ordered(false).await }).await {
+                Ok(_) => {}
+                Err(StoreError::Mongo { source, .. }) if only_duplicates(&source) => already_there += duplicates(&source),
+                Err(failed) => return Err(failed),
+            }
+        }
+        Ok(already_there)
+    }
+
+    /// Inserts new jobs as part of the caller's own transaction or session.
+    ///
+    /// Index: `_id`. Invariant: I1, once the caller's commit is acknowledged.
+    pub(crate) async fn insert_jobs_in(&self, session: &mut ClientSession, jobs: Vec<Document>) -> Result<(), StoreError> {
+        for batch in jobs.chunks(INSERT_BATCH) {
+            let inserted = self.scheduled.insert_many(batch).session(&mut *session).await;
+            inserted.map_err(|source| StoreError::Mongo { operation: "insert_jobs_in", source })?;
+        }
+        Ok(())
+    }
+
+    /// Which of these ids are in the archive.
+    ///
+    /// Filter: these ids. Index: `_id`. Invariant: I2, an application's late re-send is not run again.
+    pub async fn already_archived(&self, jobs: &[JobId]) -> Result<HashSet<JobId>, StoreError> {
+        let archived = self.archived.clone();
+        let filter = doc! { "_id": { "$in": jobs.to_vec() } };
+        let found: Vec<Document> = call("already_archived", async move {
+            archived.find(filter).projection(doc! { "_id": 1 }).await?.try_collect().await
+        })
+        .await?;
+        Ok(found.iter().filter_map(id_of).collect())
+    }
+
+    /// The groups that have unlocked jobs, in alphabetical order.
+    ///
+    /// Each step seeks the next group in the index, so that it costs one look for each group however many jobs wait.
+    /// Index: `due_jobs`. Invariant: none, a read that plans are made on.
+    pub async fn groups(&self) -> Result<Vec<String>, StoreError> {
+        let mut groups: Vec<String> = Vec::new();
+        loop {
+            let scheduled = self.scheduled.clone();
+            let after = groups.last().map_or(doc! { "$gte": "" }, |last| doc! { "$gt": last });
+            let next = call("groups", async move {
+                scheduled
+                    .find_one(doc! { "group": after, "locked": false })
+                    .sort(doc! { "group": 1, "priority": -1, "scheduled_at": 1 })
+                    .projection(doc! { "group": 1 })
+                    .hint(IndexHint::Name(DUE_JOBS.into()))
+                    .read_concern(ReadConcern::local())
+                    .await
+            })
+            .await?;
+            match next.and_then(|found| found.get_str("group").map(str::to_owned).ok()) {
+                Some(group) => groups.push(group),
+                None => return Ok(groups),
+            }
+        }
+    }
+
+    /// Unlocked jobs of a group that are due at `now` and of one of these classes, by priority, oldest first.
+    ///
+    /// Filter: group, unlocked, due, class. Priorities are named one by one, so that jobs due later in each of them are
+    /// jumped over, not read; jobs of other classes are passed, not stopped at.
+    /// Index: `due_jobs`. Invariant: none, the start decides.
+    pub async fn due_jobs(&self, group: &str, classes: &[&str], now: Instant, limit: usize) -> Result<Vec<DueJob>, StoreError> {
+        let scheduled = self.scheduled.clone();
+        let mut filter = due_filter(group, now);
+        filter.insert("workable.class", doc! { "$in": classes.to_vec() });
+        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+        let found: Vec<Document> = call("due_jobs", async move {
+            scheduled
+                .find(filter)
+                .sort(doc! { "priority": -1, "scheduled_at": 1 })
+                .limit(limit)
+                .batch_size(10_000)
+                .projection(doc! { "workable.class": 1, "priority": 1, "scheduled_at": 1 })
+                .hint(IndexHint::Name(DUE_JOBS.into()))
+                .read_concern(ReadConcern::local())
+                .await?
+                .try_collect()
+                .await
+        })
+        .await?;
+        let due = |document: &Document| {
+            Some(DueJob {
+                id: id_of(document)?,
+                group: group.into(),
+                class: document.get_document("workable").ok()?.get_str("class").ok()?.into(),
+                priority: document.get("priority").and_then(|priority| priority.as_i64().or(priority.as_i32().map(i64::from)))?,
+                scheduled_at: document.get_datetime("scheduled_at").ok()?.to_chrono(),
+            })
+        };
+        Ok(found.iter().filter_map(due).collect())
+    }
+
+    /// When the next unlocked job of these groups becomes due after `now`.
+    ///
+    /// Index: `due_jobs`, one range for each group and priority, merged. Invariant: none, a timer is set by it.
+    pub async fn next_due(&self, groups: &[String], now: Instant) -> Result<Option<Instant>, StoreError> {
+        let mut next: Option<Instant> = None;
+        for groups in groups.chunks(GROUPS_PER_QUERY) {
+            let scheduled = self.scheduled.clone();
+            let filter = next_due_filter(groups, now);
+            let found = call("next_due", async move {
+                scheduled
+                    .find_one(filter)
+                    .sort(doc! { "scheduled_at": 1 })
+                    .projection(doc! { "scheduled_at": 1 })
+                    .hint(IndexHint::Name(DUE_JOBS.into()))
+                    .read_concern(ReadConcern::local())
+                    .await
+            })
+            .await?;
+            let at = found.and_then(|job| job.get_datetime("scheduled_at").ok().map(|at| at.to_chrono()));
+            next = next.into_iter().chain(at).min();
+        }
+        Ok(next)
+    }
+
+    /// The unlocked ones of these jobs, whole. A document that is no job comes with what is wrong with it.
+    ///
+    /// Index: `_id`. Invariant: I9, a malformed document stops none of its neighbours.
+    #[expect(clippy::type_complexity, reason = "a document or a job, said once")]
+    pub async fn unlocked(&self, jobs: &[JobId]) -> Result<Vec<Result<Job, (JobId, Document, CorruptJob)>>, StoreError> {
+        let scheduled = self.scheduled.clone();
+        let filter = doc! { "_id": { "$in": jobs.to_vec() }, "locked": false };
+        let found: Vec<Document> =
+            call("unlocked", async move { scheduled.find(filter).batch_size(10_000).await?.try_collect().await }).await?;
+        let decode = |document: Document| {
+            let id = id_of(&document)?;
+            Some(Job::try_from(document.clone()).map_err(|error| (id, document, error)))
+        };
+        Ok(found.into_iter().filter_map(decode).collect())
+    }
+
+    /// Locks those of these jobs that are still unlocked, due and as often started as when they were read; returns
+    /// proofs of what this start locked.
+    ///
+    /// Filter: id, unlocked, same attempts, due by the server's clock, and the worker's lease not over by it.
+    /// Update: one command, acknowledged by a majority; statements differ by verdict only.
+    /// Index: `_id`. Invariant: I3 and I5, a later start has another id, and a late one is refused by the lease.
+    /// Loses when somebody else started or archived the job. After an error the outcome is unknown: see
+    /// [`Store::claims_of_start`].
+    pub async fn start_if_unlocked(&self, start: &Start, jobs: &[ToStart]) -> Result<Vec<Claim>, StoreError> {
+        let (database, command) = (self.database.clone(), start_command(start, jobs));
+        let reply = call("start_if_unlocked", async move {
+            let reply = database.run_command(command).await?;
+            write_errors(&reply).map(|()| reply)
+        })
+        .await?;
+        let ids: Vec<JobId> = jobs.iter().map(|job| job.job).collect();
+        if reply.get_i32("n").is_ok_and(|started| usize::try_from(started) == Ok(jobs.len())) {
+            return Ok(ids.into_iter().map(|job| Claim { job, start: start.id }).collect());
+        }
+        self.claims_of_start(start.id, &ids).await
+    }
+
+    /// Which of these jobs carry this very start. Never asks for the worker: a replayed hint would run a job twice.
+    ///
+    /// Filter: id, locked, this start. Index: `_id`. Invariant: I3.
+    pub async fn claims_of_start(&self, start: StartId, jobs: &[JobId]) -> Result<Vec<Claim>, StoreError> {
+        let scheduled = self.scheduled.clone();
+        let filter = doc! { "_id": { "$in": jobs.to_vec() }, "locked": true, "last_execution.start": start };
+        let found: Vec<Document> = call("claims_of_start", async move {
+            scheduled.find(filter).projection(doc! { "_id": 1 }).await?.try_collect().await
+        })
+        .await?;
+        Ok(found.iter().filter_map(id_of).map(|job| Claim { job, start }).collect())
+    }
+
+    /// Deletes started jobs that turned out to be in the archive already.
+    ///
+    /// Filter: id, locked, this start. Index: `_id`. Invariant: I2, for an application's late re-send.
+    pub async fn discard_if_claimed(&self, claims: &[Claim]) -> Result<(), StoreError> {
+        let any: Vec<Document> =
+            claims.iter().map(|claim| doc! { "_id": claim.job, "locked": true, "last_execution.start": claim.start }).collect();
+        let scheduled = self.scheduled.clone();
+        call("discard_if_claimed", async move { scheduled.delete_many(doc! { "$or": any }).await }).await?;
+        Ok(())
+    }
+
+    /// Which of these started jobs somebody asked to cancel.
+    ///
+    /// Filter: id, this start, cancellation asked for. Index: `_id`. Invariant: none, a wish is passed on.
+    pub async fn cancel_requests(&self, jobs: &[JobId]) -> Result<Vec<JobId>, StoreError> {
+        let scheduled = self.scheduled.clone();
+        let filter = doc! { "_id": { "$in": jobs.to_vec() }, "cancel_requested_at": { "$exists": true } };
+        let found: Vec<Document> = call("cancel_requests", async move {
+            scheduled.find(filter).projection(doc! { "_id": 1 }).await?.try_collect().await
+        })
+        .await?;
+        Ok(found.iter().filter_map(id_of).collect())
+    }
+
+    /// Unlocks started jobs for another attempt or as they were; says for each, in order, whether it was recorded.
+    ///
+    /// Filter: id, locked, this start. Update: one command for all, acknowledged by a majority.
+    /// Index: `_id`. Invariant: I3, only the latest start writes the outcome; harmless to repeat.
+    /// Loses when the job was rescued meanwhile.
+    pub async fn reschedule_if_claimed(&self, batch: &[Rescheduling]) -> Result<Vec<Recorded>, StoreError> {
+        let statement = |job: &Rescheduling| {
+            let filter = doc! { "_id": job.claim.job, "locked": true, "last_execution.start": job.claim.start };
+            doc! { "q": filter, "u": job.update.clone() }
+        };
+        let command = doc! {
+            "update": "scheduled",
+            "updates": batch.iter().map(statement).collect::<Vec<_>>(),
+            "ordered": false,
+            "writeConcern": { "w": "majority", "j": true },
+        };
+        let database = self.database.clone();
+        let reply = call("reschedule_if_claimed", async move {
+            let reply = database.run_command(command).await?;
+            write_errors(&reply).map(|()| reply)
+        })
+        .await?;
+        if reply.get_i32("n").is_ok_and(|written| usize::try_from(written) == Ok(batch.len())) {
+            return Ok(vec![Recorded::Yes; batch.len()]);
+        }
+        let scheduled = self.scheduled.clone();
+        let jobs: Vec<JobId> = batch.iter().map(|job| job.claim.job).collect();
+        let filter = doc! { "_id": { "$in": jobs }, "locked": false };
+        let found: Vec<Document> = call("reschedule_if_claimed", async move {
+            scheduled.find(filter).projection(doc! { "last_execution.start": 1 }).await?.try_collect().await
+        })
+        .await?;
+        let unlocked: HashSet<(JobId, StartId)> = found
+            .iter()
+            .filter_map(|job| Some((id_of(job)?, job.get_document("last_execution").ok()?.get_object_id("start").ok()?.into())))
+            .collect();
+        let recorded = |claim: Claim| if unlocked.contains(&(claim.job, claim.start)) { Recorded::Yes } else { Recorded::ClaimLost };
+        Ok(batch.iter().map(|job| recorded(job.claim)).collect())
+    }
+
+    /// A session for [`Store::archive`].
+    ///
+    /// # Errors
+    /// When MongoDB cannot be reached.
+    pub async fn commit_session(&self) -> Result<CommitSession, StoreError> {
+        let client = self.client.clone();
+        Ok(CommitSession(Some(call("commit_session", async move { client.start_session().await }).await?)))
+    }
+
+    /// Moves jobs from `scheduled` to `archived` in one transaction; says for each, in order, whether it was recorded.
+    /// All archiving goes through here.
+    ///
+    /// Filter: each job's guard (its start, or that it is nobody's). The delete comes first: a job whose guard does not
+    /// hold any more is found out before anything is inserted, and left out. Index: `_id`.
+    /// Invariant: I2, archived exactly once and never in both; I3. Harmless to repeat after an unknown outcome: what
+    /// was committed is recognised by its start. Loses when the job was rescued meanwhile.
+    pub async fn archive(&self, session: &mut CommitSession, batch: &[Archival]) -> Result<Vec<Recorded>, StoreError> {
+        let mut recorded: HashMap<JobId, Recorded> = HashMap::new();
+        let mut left = batch.to_vec();
+        let mut tries = 0;
+        while !left.is_empty() {
+            match self.archive_all_or_none(session, &left).await {
+                Ok(true) => {
+                    recorded.extend(left.drain(..).map(|archival| (archival.job(), Recorded::Yes)));
+                }
+                Ok(false) => {
+                    let held = self.still_guarded(&left).await?;
+                    let (keep, gone): (Vec<_>, Vec<_>) = left.into_iter().partition(|archival| held.contains(&archival.job()));
+                    let known = self.archived_before(&gone).await?;
+                    let outcome = |job| if known.contains(&job) { Recorded::Yes } else { Recorded::ClaimLost };
+                    recorded.extend(gone.iter().map(|archival| (archival.job(), outcome(archival.job()))));
+                    left = keep;
+                }
+                Err(StoreError::Mongo { source, .. }) if left.len() == 1 && is_duplicate(&source) => {
+                    // Its id is in the archive by another execution: this copy is the application's late re-send.
+                    for archival in left.drain(..) {
+                        if let Guard::Claimed(claim) = archival.guard {
+                            self.discard_if_claimed(&[claim]).await?;
+                        }
+                        recorded.insert(archival.job(), Recorded::ClaimLost);
+                    }
+                }
+                Err(StoreError::Mongo { source, .. }) if source.contains_label(TRANSIENT_TRANSACTION_ERROR) && tries < TRANSACTION_TRIES => {
+                    tries += 1;
+                }
+                Err(failed) => return Err(failed),
+            }
+        }
+        Ok(batch.iter().map(|archival| recorded.get(&archival.job()).copied().unwrap_or(Recorded::ClaimLost)).collect())
+    }
+
+    /// The transaction itself; false when a guard did not hold and nothing was changed.
+    async fn archive_all_or_none(&self, session: &mut CommitSession, batch: &[Archival]) -> Result<bool, StoreError> {
+        let mut open = match session.0.take() {
+            Some(open) => open,
+            None => self.commit_session().await?.0.expect("just opened"),
+        };
+        let (scheduled, archived) = (self.scheduled.clone(), self.archived.clone());
+        let (filter, asked) = (filter_of(batch), batch.len());
+        let documents: Vec<Document> = batch.iter().map(|archival| archival.document.clone()).collect();
+        let (open, outcome) = call("archive", async move {
+            let outcome = async {
+                open.start_transaction().await?;
+                let deleted = scheduled.delete_many(filter).session(&mut open).await?.deleted_count;
+                if usize::try_from(deleted) != Ok(asked) {
+                    open.abort_transaction().await?;
+                    return Ok(false);
+                }
+                archived.insert_many(documents).session(&mut open).await?;
+                commit(&mut open).await.map(|()| true)
+            }
+            .await;
+            if outcome.is_err() {
+                // Nothing to abort when the server has done it already.
+                let _ = open.abort_transaction().await;
+            }
+            Ok((open, outcome))
+        })
+        .await?;
+        session.0 = Some(open);
+        outcome.map_err(|source| StoreError::Mongo { operation: "archive", source })
+    }
+
+    /// Which of these are still as their guard says.
+    async fn still_guarded(&self, batch: &[Archival]) -> Result<HashSet<JobId>, StoreError> {
+        let (scheduled, filter) = (self.scheduled.clone(), filter_of(batch));
+        let found: Vec<Document> = call("still_guarded", async move {
+            scheduled.find(filter).projection(doc! { "_id": 1 }).await?.try_collect().await
+        })
+        .await?;
+        Ok(found.iter().filter_map(id_of).collect())
+    }
+
+    /// Which of these were archived by the very same start before, in a transaction whose reply was lost.
+    async fn archived_before(&self, batch: &[Archival]) -> Result<HashSet<JobId>, StoreError> {
+        let same = |archival: &Archival| match &archival.guard {
+            Guard::Claimed(claim) => Some(doc! { "_id": claim.job, "last_execution.start": claim.start }),
+            Guard::Unlocked { .. } => None,
+        };
+        let any: Vec<Document> = batch.iter().filter_map(same).collect();
+        if any.is_empty() {
+            return Ok(HashSet::new());
+        }
+        let archived = self.archived.clone();
+        let found: Vec<Document> = call("archived_before", async move {
+            archived.find(doc! { "$or": any }).projection(doc! { "_id": 1 }).await?.try_collect().await
+        })
+        .await?;
+        Ok(found.iter().filter_map(id_of).collect())
+    }
+
+    /// The jobs among these that this worker has locked. A document that is no job is left out with a warning.
+    ///
+    /// Filter: id, locked, this holder. Index: `_id`: the roster says which to look at, so that no index on the holder
+    /// is needed. Invariant: none, each is ended under its own start.
+    pub async fn held_by(&self, worker: WorkerId, jobs: &[JobId]) -> Result<Vec<(Job, Claim)>, StoreError> {
+        let scheduled = self.scheduled.clone();
+        let filter = doc! { "_id": { "$in": jobs.to_vec() }, "locked": true, "last_execution.worker": worker };
+        let found: Vec<Document> = call("held_by", async move { scheduled.find(filter).await?.try_collect().await }).await?;
+        Ok(found.into_iter().filter_map(started).collect())
+    }
+
+    /// Locked jobs with ids above `after`, in order of their ids: for the slow sweep.
+    ///
+    /// Index: `_id`, walked in bounded steps. Invariant: none.
+    pub async fn locked_jobs(&self, after: Option<JobId>, limit: i64) -> Result<Vec<Document>, StoreError> {
+        let scheduled = self.scheduled.clone();
+        let mut filter = doc! { "locked": true };
+        if let Some(after) = after {
+            filter.insert("_id", doc! { "$gt": after });
+        }
+        call("locked_jobs", async move { scheduled.find(filter).sort(doc! { "_id": 1 }).limit(limit).await?.try_collect().await }).await
+    }
+
+    /// Unlocks a job that is locked by nobody: nobody can have started it, so nothing crashed.
+    ///
+    /// Filter: id, locked, still without a holder. Index: `_id`. Invariant: I8.
+    pub async fn unlock_if_held_by_nobody(&self, job: JobId) -> Result<bool, StoreError> {
+        let scheduled = self.scheduled.clone();
+        let filter = doc! { "_id": job, "locked": true, "$or": [{ "last_execution.worker": null }, { "last_execution.start": null }] };
+        let unlocked =
+            call("unlock_if_held_by_nobody", async move { scheduled.update_one(filter, doc! { "$set": { "locked": false } }).await }).await?;
+        Ok(unlocked.modified_count == 1)
+    }
+
+    /// Asks the holder of a started job to cancel it.
+    ///
+    /// Filter: id, locked. Index: `_id`. Invariant: none, the holder ends it.
+    /// Loses when the job is not running (any more).
+    pub async fn request_cancel_if_started(&self, job: JobId) -> Result<bool, StoreError> {
+        let (scheduled, now) = (self.scheduled.clone(), bson::DateTime::from_chrono(self.now()));
+        let asked = call("request_cancel_if_started", async move {
+            scheduled.update_one(doc! { "_id": job, "locked": true }, doc! { "$set": { "cancel_requested_at": now } }).await
+        })
+        .await?;
+        Ok(asked.matched_count == 1)
+    }
+
+    /// Makes a waiting job due at `at`.
+    ///
+    /// Filter: id, unlocked. Index: `_id`. Invariant: none, a date changes.
+    /// Loses when the job is running or in the archive.
+    pub async fn reschedule_if_unlocked(&self, job: JobId, at: Instant) -> Result<bool, StoreError> {
+        let scheduled = self.scheduled.clone();
+        let update = doc! { "$set": { "scheduled_at": bson::DateTime::from_chrono(at) } };
+        let moved = call("reschedule_if_unlocked", async move { scheduled.update_one(doc! { "_id": job, "locked": false }, update).await }).await?;
+        Ok(moved.matched_count == 1)
+    }
+
+    /// Deletes up to `limit` archived jobs that ended before `before`; says how many.
+    ///
+    /// Filter: ended before. Index: `archived_by_end`. Invariant: none, retention is what the operator asked for.
+    pub async fn prune_archived(&self, before: Instant, limit: i64) -> Result<u64, StoreError> {
+        let archived = self.archived.clone();
+        call("prune_archived", async move {
+            let old = archived
+                .find(doc! { "last_execution.ended_at": { "$lt": bson::DateTime::from_chrono(before) } })
+                .projection(doc! { "_id": 1 })
+                .hint(IndexHint::Name(ARCHIVED_BY_END.into()))
+                .limit(limit)
+                .await?
+                .try_collect::<Vec<Document>>()
+                .await?;
+            let ids: Vec<JobId> = old.iter().filter_map(id_of).collect();
+            if ids.is_empty() {
+                return Ok(0);
+            }
+            Ok(archived.delete_many(doc! { "_id": { "$in": ids } }).await?.deleted_count)
+        })
+        .await
+    }
+}
+
+/// Commits; while MongoDB says that it does not know whether it did, asks again, which is safe.
+async fn commit(session: &mut ClientSession) -> Result<(), Error> {
+    let mut tries = 0;
+    loop {
+        match session.commit_transaction().await {
+            Err(error) if error.contains_label(UNKNOWN_TRANSACTION_COMMIT_RESULT) && tries < TRANSACTION_TRIES => tries += 1,
+            other => return other,
+        }
+    }
+}
+
+pub(super) fn due_filter(group: &str, now: Instant) -> Document {
+    doc! {
+        "group": group,
+        "priority": { "$in": Priority::all().map(Bson::from).collect::<Vec<_>>() },
+        "scheduled_at": { "$lte": bson::DateTime::from_chrono(now) },
+        "locked": false,
+    }
+}
+
+pub(super) fn next_due_filter(groups: &[String], now: Instant) -> Document {
+    doc! {
+        "group": { "$in": groups.to_vec() },
+        "priority": { "$in": Priority::all().map(Bson::from).collect::<Vec<_>>() },
+        "scheduled_at": { "$gt": bson::DateTime::from_chrono(now) },
+        "locked": false,
+    }
+}
+
+/// One statement for each verdict and number of earlier starts: nearly always a single one.
+fn start_command(start: &Start, jobs: &[ToStart]) -> Document {
+    let mut alike: Vec<(u32, &IfWorkerDies, Vec<JobId>)> = Vec::new();
+    for job in jobs {
+        match alike.iter_mut().find(|(attempts, verdict, _)| *attempts == job.attempts && **verdict == job.if_worker_dies) {
+            Some((.., ids)) => ids.push(job.job),
+            None => alike.push((job.attempts, &job.if_worker_dies, vec![job.job])),
+        }
+    }
+    let now = bson::DateTime::from_chrono(start.now);
+    let lease_until = bson::DateTime::from_chrono(start.lease_until);
+    let statement = |(attempts, verdict, ids): (u32, &IfWorkerDies, Vec<JobId>)| {
+        // A job of another language may have no `attempts` yet.
+        let attempts_read = if attempts == 0 { doc! { "$in": [0, Bson::Null] } } else { doc! { "$eq": attempts } };
+        let filter = doc! {
+            "_id": { "$in": ids },
+            "locked": false,
+            "attempts": attempts_read,
+            "$expr": { "$and": [{ "$lte": ["$scheduled_at", "$$NOW"] }, { "$lt": ["$$NOW", lease_until] }] },
+        };
+        let last_execution = doc! {
+            "scheduled_at": "$scheduled_at",
+            "started_at": { "$max": ["$scheduled_at", now] },
+            "worker": start.worker,
+            "start": start.id,
+            "if_worker_dies": { "$literal": bson::serialize_to_bson(verdict).expect("a number or a word") },
+            "hostname": { "$literal": &start.hostname },
+            "pid": start.pid,
+        };
+        let update = vec![
+            doc! { "$unset": "last_execution" },
+            doc! { "$set": { "locked": true, "attempts": attempts + 1, "last_execution": last_execution } },
+        ];
+        doc! { "q": filter, "u": update, "multi": true }
+    };
+    doc! {
+        "update": "scheduled",
+        "updates": alike.into_iter().map(statement).collect::<Vec<_>>(),
+        "ordered": false,
+        "writeConcern": { "w": "majority", "j": true },
+    }
+}
+
+/// What [`start_command`] has made of a job that was read before it.
+pub fn as_started(mut job: Job, start: &Start, verdict: IfWorkerDies) -> Job {
+    let JobState::Scheduled { at } = job.state else { return job };
+    job.attempts += 1;
+    job.last_execution = Some(Execution {
+        scheduled_at: Some(at),
+        started_at: Some(at.max(start.now)),
+        worker: Some(start.worker),
+        start: Some(start.id),
+        if_worker_dies: Some(verdict),
+        hostname: Some(start.hostname.clone()),
+        pid: Some(start.pid.into()),
+        ..Execution::default()
+    });
+    job
+}
+
+pub(crate) fn id_of(document: &Document) -> Option<JobId> {
+    document.get_object_id("_id").ok().map(JobId::from)
+}
+
+fn started(document: Document) -> Option<(Job, Claim)> {
+    let id = id_of(&document);
+    match Job::try_from(document) {
+        Ok(job) => match job.state {
+            JobState::Started { claim, .. } => Some((job, claim)),
+            JobState::Scheduled { .. } | JobState::Archived { .. } => None,
+        },
+        Err(error) => {
+            tracing::warn!(job.id = ?id, %error, "a locked document is no job; leaving it alone");
+            None
+        }
+    }
+}
+
+fn only_duplicates(error: &Error) -> bool {
+    match error.kind.as_ref() {
+        ErrorKind::InsertMany(many) => {
+            many.write_concern_error.is_none()
+                && many.write_errors.as_ref().is_some_and(|errors| errors.iter().all(|error| error.code == DUPLICATE_KEY))
+        }
+        #[expect(clippy::wildcard_enum_match_arm, reason = "only this kind speaks of single documents")]
+        _ => false,
+    }
+}
+
+fn duplicates(error: &Error) -> u64 {
+    match error.kind.as_ref() {
+        ErrorKind::InsertMany(many) => many.write_errors.as_ref().map_or(0, |errors| errors.len() as u64),
+        #[expect(clippy::wildcard_enum_match_arm, reason = "only this kind speaks of single documents")]
+        _ => 0,
+    }
+}
+
+fn is_duplicate(error: &Error) -> bool {
+    only_duplicates(error) || code_of(error) == Some(DUPLICATE_KEY)
+}

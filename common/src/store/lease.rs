@@ -1,0 +1,90 @@
+//! The recruiter's lease: one document in `metadata` that says who leads.
+//!
+//! Nobody compares wall clocks. A standby takes over after it has itself seen the same renewal for the whole lease,
+//! or at once when the lease was released; the holder trusts its own renewal for less than that on its own monotonic
+//! clock. Job safety never depends on it.
+
+use bson::{Bson, doc};
+use serde::Deserialize;
+
+use super::{DUPLICATE_KEY, Store, StoreError, call, code_of};
+use crate::ids::{LeaseTerm, WorkerId};
+
+const LEASE: &str = "recruiter";
+
+/// What the lease's document says, to be compared with what it says later.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct Observed {
+    /// Grows by one with each new holder.
+    pub term: LeaseTerm,
+    /// Grows by one with each renewal.
+    pub renewals: i64,
+    /// Whether the holder gave it up.
+    pub released: bool,
+    /// Where the holder runs, for people: `host:pid`.
+    pub holder_at: String,
+}
+
+/// Proof of a term: only its holder renews and releases.
+#[derive(Clone, Debug)]
+pub struct Lease {
+    holder: WorkerId,
+    /// The term.
+    pub term: LeaseTerm,
+}
+
+impl Store {
+    /// What the lease says now; nothing before the first leader.
+    ///
+    /// Filter: the lease. Index: `_id`. Invariant: I10.
+    pub async fn observe_lease(&self) -> Result<Option<Observed>, StoreError> {
+        let metadata = self.metadata.clone();
+        let found = call("observe_lease", async move { metadata.find_one(doc! { "_id": LEASE }).await }).await?;
+        Ok(found.and_then(|lease| {
+            bson::deserialize_from_document(lease).inspect_err(|error| tracing::warn!(%error, "the lease's document cannot be understood")).ok()
+        }))
+    }
+
+    /// Takes the lease for a new term.
+    ///
+    /// Filter: still as observed. Update: holder, next term. Index: `_id`. Invariant: one leader in each term.
+    /// Loses when the holder renewed or another standby was faster.
+    pub async fn acquire_if_unchanged(&self, observed: Option<&Observed>, holder_at: &str) -> Result<Option<Lease>, StoreError> {
+        let holder = WorkerId::new();
+        let term = LeaseTerm(observed.map_or(0, |lease| lease.term.0) + 1);
+        let filter = match observed {
+            Some(lease) => doc! { "_id": LEASE, "term": lease.term, "renewals": lease.renewals, "released": lease.released },
+            // Nothing there, or nothing that can be understood.
+            None => doc! { "_id": LEASE, "term": null },
+        };
+        let acquired_at = bson::DateTime::from_chrono(self.now());
+        let set = doc! { "holder": holder, "holder_at": holder_at, "term": term, "renewals": 0_i64, "released": false, "acquired_at": acquired_at };
+        let metadata = self.metadata.clone();
+        let absent = observed.is_none();
+        match call("acquire_if_unchanged", async move { metadata.update_one(filter, doc! { "$set": set }).upsert(absent).await }).await {
+            Ok(written) => Ok((written.matched_count == 1 || written.upserted_id.is_some_and(|id| id != Bson::Null)).then_some(Lease { holder, term })),
+            Err(StoreError::Mongo { source, .. }) if code_of(&source) == Some(DUPLICATE_KEY) => Ok(None),
+            Err(failed) => Err(failed),
+        }
+    }
+
+    /// Renews a held lease.
+    ///
+    /// Filter: this holder, this term, not released. Index: `_id`. Invariant: one leader in each term.
+    /// Loses when another leads by now.
+    pub async fn renew_if_held(&self, lease: &Lease) -> Result<bool, StoreError> {
+        let metadata = self.metadata.clone();
+        let filter = doc! { "_id": LEASE, "holder": lease.holder, "term": lease.term, "released": false };
+        let renewed = call("renew_if_held", async move { metadata.update_one(filter, doc! { "$inc": { "renewals": 1_i64 } }).await }).await?;
+        Ok(renewed.matched_count == 1)
+    }
+
+    /// Gives a held lease up, so that a standby takes over at once.
+    ///
+    /// Filter: this holder, this term. Index: `_id`. Invariant: one leader in each term.
+    pub async fn release_if_held(&self, lease: &Lease) -> Result<(), StoreError> {
+        let metadata = self.metadata.clone();
+        let filter = doc! { "_id": LEASE, "holder": lease.holder, "term": lease.term };
+        call("release_if_held", async move { metadata.update_one(filter, doc! { "$set": { "released": true } }).await }).await.map(drop)
+    }
+}

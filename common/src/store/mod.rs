@@ -1,0 +1,181 @@
+//! Every MongoDB call of the system: one file per collection, operations in the order of a job's life.
+//!
+//! Used by all processes and by enqueuers. An invariant is a property of *all* writers to a collection, so all
+//! of them are here; each operation's filter repeats what its caller's decision relied on.
+
+mod connect;
+pub mod indexes;
+mod jobs;
+mod lease;
+mod roster;
+mod signals;
+mod views;
+
+use std::{future::Future, sync::Arc, time::Duration};
+
+use bson::{Document, doc};
+use mongodb::{
+    Client, Collection, Database,
+    error::{Error, ErrorKind},
+};
+
+pub(crate) use self::jobs::id_of;
+pub use self::{
+    connect::{ConnectArgs, ConnectError, DEFAULT_DATABASE},
+    jobs::{Archival, CommitSession, as_started, DueJob, Recorded, Rescheduling, Start, ToStart},
+    lease::{Lease, Observed},
+    roster::{Announcement, Assignment, Beat, Free},
+    signals::{Hint, Hints, Listener},
+};
+use crate::{clock::ServerClock, instant::Instant, job::CorruptJob};
+
+/// Longest time that one call may take before it counts as lost. Longer than a failover needs, shorter than a lease.
+const CALL_LIMIT: Duration = Duration::from_secs(10);
+
+/// The database of one job system.
+#[derive(Clone, Debug)]
+pub struct Store {
+    client: Client,
+    database: Database,
+    scheduled: Collection<Document>,
+    archived: Collection<Document>,
+    roster: Collection<Document>,
+    metadata: Collection<Document>,
+    signals: Collection<Document>,
+    pub(crate) clock: Arc<ServerClock>,
+}
+
+/// A call that did not do what it should. Losing a race is no error: operations say that in what they return.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// MongoDB refused, or could not be reached.
+    #[error("MongoDB did not carry out `{operation}`")]
+    Mongo {
+        /// Which operation.
+        operation: &'static str,
+        /// What the driver says.
+        source: Error,
+    },
+    /// No answer in time. Whether the operation was carried out is not known.
+    #[error("MongoDB gave no answer to `{operation}` within {} s", CALL_LIMIT.as_secs())]
+    TimedOut {
+        /// Which operation.
+        operation: &'static str,
+    },
+    /// A document is not what its collection should hold.
+    #[error("`{operation}` found a document it cannot use")]
+    Corrupt {
+        /// Which operation.
+        operation: &'static str,
+        /// What is wrong with it.
+        source: CorruptJob,
+    },
+}
+
+/// The reply says that the document, not the connection or the server, is at fault.
+const DOCUMENT_FAULTS: [i32; 12] = [2, 14, 20, 28, 56, 121, 10334, 15947, 17280, 17419, 17420, 51108];
+/// A unique index has this key already.
+const DUPLICATE_KEY: i32 = 11_000;
+
+impl StoreError {
+    /// Whether the same call can succeed later without anything else being changed: the connection or the server
+    /// is at fault, not what was asked.
+    pub fn is_transient(&self) -> bool {
+        match self {
+            Self::TimedOut { .. } => true,
+            Self::Corrupt { .. } => false,
+            Self::Mongo { source, .. } => !is_document_fault(source),
+        }
+    }
+
+    /// Whether MongoDB said that the user may not do this.
+    pub fn is_unauthorized(&self) -> bool {
+        matches!(self, Self::Mongo { source, .. } if code_of(source) == Some(13))
+    }
+}
+
+fn is_document_fault(error: &Error) -> bool {
+    match error.kind.as_ref() {
+        ErrorKind::BsonSerialization(_) | ErrorKind::InvalidArgument { .. } => true,
+        #[expect(clippy::wildcard_enum_match_arm, reason = "the driver's list is open; only refusals by code matter")]
+        _ => code_of(error).is_some_and(|code| DOCUMENT_FAULTS.contains(&code)),
+    }
+}
+
+/// The code of the first refusal in an error, wherever the driver puts it.
+fn code_of(error: &Error) -> Option<i32> {
+    match error.kind.as_ref() {
+        ErrorKind::Command(command) => Some(command.code),
+        ErrorKind::InsertMany(many) => many.write_errors.as_ref().and_then(|errors| errors.first()).map(|error| error.code),
+        ErrorKind::Write(mongodb::error::WriteFailure::WriteError(error)) => Some(error.code),
+        #[expect(clippy::wildcard_enum_match_arm, reason = "the driver's list is open; the rest has no code")]
+        _ => None,
+    }
+}
+
+impl Store {
+    /// The client, for sessions and transactions of the application's own.
+    pub fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// The database, for views and tools; writes to its collections go through this module only.
+    pub fn database(&self) -> &Database {
+        &self.database
+    }
+
+    /// An estimate of the server's clock, never ahead of it, in whole milliseconds.
+    pub fn now(&self) -> Instant {
+        self.clock.now()
+    }
+
+    /// Reads the server's clock.
+    ///
+    /// # Errors
+    /// When MongoDB cannot be reached.
+    pub async fn refresh_clock(&self) -> Result<(), StoreError> {
+        let database = self.database.clone();
+        let reply = call("refresh_clock", async move { database.run_command(doc! { "hello": 1 }).await }).await?;
+        if let Ok(now) = reply.get_datetime("localTime") {
+            self.clock.observe(now.to_chrono());
+        }
+        Ok(())
+    }
+}
+
+/// Carries out one operation within [`CALL_LIMIT`].
+///
+/// In a task of its own, because the driver's futures should not be dropped half-way: a call that takes too long is
+/// left to end by itself, and the caller goes on not knowing its outcome.
+async fn call<T: Send + 'static>(
+    operation: &'static str,
+    future: impl Future<Output = Result<T, Error>> + Send + 'static,
+) -> Result<T, StoreError> {
+    match tokio::time::timeout(CALL_LIMIT, tokio::spawn(future)).await {
+        Ok(Ok(Ok(value))) => Ok(value),
+        Ok(Ok(Err(source))) => Err(StoreError::Mongo { operation, source }),
+        Ok(Err(died)) => match died.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            // The runtime is shutting down; nobody waits for this answer any more.
+            Err(_) => Err(StoreError::TimedOut { operation }),
+        },
+        Err(_) => Err(StoreError::TimedOut { operation }),
+    }
+}
+
+/// A refusal that a command reported inside an otherwise successful reply.
+fn write_errors(reply: &Document) -> Result<(), Error> {
+    let failed = |key: &str| reply.get_array(key).is_ok_and(|errors| !errors.is_empty());
+    if failed("writeErrors") || reply.contains_key("writeConcernError") {
+        let first = reply.get_array("writeErrors").ok().and_then(|errors| errors.first()).and_then(bson::Bson::as_document);
+        let refusal = first.or_else(|| reply.get_document("writeConcernError").ok()).cloned().unwrap_or_default();
+        let command: mongodb::error::CommandError = bson::deserialize_from_document(doc! {
+            "code": refusal.get_i32("code").unwrap_or(0),
+            "codeName": refusal.get_str("codeName").unwrap_or("WriteError"),
+            "errmsg": refusal.get_str("errmsg").unwrap_or("the write was refused"),
+        })
+        .map_err(Error::custom)?;
+        return Err(ErrorKind::Command(command).into());
+    }
+    Ok(())
+}

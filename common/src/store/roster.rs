@@ -1,0 +1,419 @@
+//! Every operation on `roster`, in the order of a worker's life: register, announce, assign, take, free, beat, leave,
+//! retire.
+//!
+//! Written by turns: while a document is `available: true` only the recruiter may change its assignment, otherwise
+//! only its worker. `round` tells the turns apart: the recruiter writes a fresh one with each assignment, and every
+//! write of the worker names the one it took last, so that neither can overwrite what it has not seen.
+//!
+//! The collection holds one document for each worker *process*, hundreds at most, most of them written several times
+//! a second: reading it whole is cheaper than keeping an index on what changes most.
+
+use std::collections::HashMap;
+
+use bson::{Bson, Document, doc};
+use futures_util::TryStreamExt;
+use mongodb::options::{Acknowledgment, ReadConcern, ReturnDocument, WriteConcern};
+
+use super::{Store, StoreError, call, jobs::id_of, write_errors};
+use crate::{
+    ids::{JobId, LeaseTerm, RoundId, WorkerId},
+    instant::Instant,
+    roster::{self, AvailableWorker, Place, RegisteredWorker, WorkOn},
+};
+
+/// Job ids in one piece of the assignment map. One map for all workers would be written into each of their documents,
+/// which is quadratic; a map for each would be a statement for each. Measured: 64 serves both ends.
+const IDS_PER_PIECE: usize = 64;
+
+/// What a worker says of itself when it registers.
+#[derive(Clone, Debug)]
+pub struct Announcement {
+    /// Its identity.
+    pub id: WorkerId,
+    /// Groups it works on.
+    pub work_on: WorkOn,
+    /// Classes it has.
+    pub classes: Vec<String>,
+    /// Jobs it runs at a time.
+    pub capacity: u32,
+    /// How long it trusts itself after a heartbeat, milliseconds.
+    pub lease_ms: i64,
+    /// Ids of its commit sessions.
+    pub sessions: Vec<Document>,
+    /// Where it runs.
+    pub place: Place,
+}
+
+/// What a worker's document says of its work.
+#[derive(Clone, Debug)]
+pub struct Free {
+    /// Places free.
+    pub places: u32,
+    /// Every job it holds or is about to start.
+    pub working_on: Vec<JobId>,
+}
+
+/// Jobs given to one worker.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Assignment {
+    /// To whom.
+    pub worker: WorkerId,
+    /// Which.
+    pub jobs: Vec<JobId>,
+}
+
+/// What a heartbeat brings back.
+#[derive(Clone, Debug)]
+pub enum Beat {
+    /// Acknowledged, by the server's clock at this time.
+    Seen {
+        /// The time written.
+        at: Instant,
+        /// The assignment that stands in the document, taken or not.
+        assignment: Option<roster::Assignment>,
+    },
+    /// The document is gone or being retired: this worker was declared dead.
+    Retired,
+}
+
+impl Store {
+    /// Registers a worker, not available yet.
+    ///
+    /// Index: `_id`. Invariant: I1 of the worker's side: nothing is assigned to who is not in the roster.
+    pub async fn register(&self, worker: &Announcement) -> Result<(), StoreError> {
+        let now = bson::DateTime::from_chrono(self.now());
+        let mut document = doc! {
+            "_id": worker.id,
+            "work_on": &worker.work_on,
+            "available": false,
+            "available_since": now,
+            "free": 0,
+            "capacity": worker.capacity,
+            "last_seen_at": now,
+            "created_at": now,
+            "working": false,
+            "classes": worker.classes.clone(),
+            "lease_ms": worker.lease_ms,
+            "sessions": worker.sessions.clone(),
+            "version": env!("CARGO_PKG_VERSION"),
+        };
+        document.extend(bson::serialize_to_document(&worker.place).expect("a place is made of texts and numbers"));
+        let roster = self.roster.clone();
+        call("register", async move { roster.insert_one(document).await }).await.map(drop)
+    }
+
+    /// Makes a registered worker available for the first time, in the recruiter's present term.
+    ///
+    /// The term is read after the document is there, and only ever raised: a leader that took over in between has
+    /// stamped its own. Filter: id, no round yet, not retired. Index: `_id`. Invariant: I7.
+    pub async fn announce(&self, worker: WorkerId, places: u32) -> Result<bool, StoreError> {
+        let term = self.observe_lease().await?.map_or(LeaseTerm::default(), |lease| lease.term);
+        let roster = self.roster.clone();
+        let filter = doc! { "_id": worker, "round": null, "retired": { "$ne": true } };
+        let now = bson::DateTime::from_chrono(self.now());
+        let update = doc! { "$set": { "available": true, "available_since": now, "free": places }, "$max": { "term": term } };
+        let written = call("announce", async move { roster.update_one(filter, update).await }).await?;
+        Ok(written.matched_count == 1)
+    }
+
+    /// Stamps a leader's term on every worker, so that no earlier leader can assign to it any more.
+    ///
+    /// Filter: an earlier term or none. Index: none, see above. Invariant: limits hold across leaders (jobs are safe
+    /// without it).
+    pub async fn stamp_term(&self, term: LeaseTerm) -> Result<u64, StoreError> {
+        let roster = self.roster.clone();
+        let filter = doc! { "$or": [{ "term": { "$lt": term } }, { "term": null }] };
+        let stamped = call("stamp_term", async move { roster.update_many(filter, doc! { "$set": { "term": term } }).await }).await?;
+        Ok(stamped.modified_count)
+    }
+
+    /// Workers with free places, in this leader's term.
+    ///
+    /// Filter: available, free, term. Index: none, see above. Invariant: none, the assignment repeats it.
+    pub async fn available_workers(&self, term: LeaseTerm) -> Result<Vec<AvailableWorker>, StoreError> {
+        let roster = self.roster.clone();
+        let filter = doc! { "available": true, "free": { "$gt": 0 }, "term": term, "retired": { "$ne": true } };
+        let projection = doc! { "work_on": 1, "classes": 1, "free": 1, "round": 1 };
+        let found: Vec<Document> = call("available_workers", async move {
+            roster.find(filter).projection(projection).batch_size(10_000).read_concern(ReadConcern::local()).await?.try_collect().await
+        })
+        .await?;
+        Ok(decoded(found))
+    }
+
+    /// Assigns jobs to available workers, in one command; returns the workers that got theirs.
+    ///
+    /// Acknowledged by the primary alone: an assignment that a failover takes back leaves its jobs unlocked and due.
+    /// Filter: available, this leader's term, and as many places free as are given. Update: `available: false`, the
+    /// map from workers to jobs, the round. Index: `_id`. Invariant: single writer by turn.
+    /// Loses to a worker that withdrew or was retired, or to a new leader.
+    pub async fn assign_if_available(&self, term: LeaseTerm, round: RoundId, assignments: &[Assignment]) -> Result<Vec<WorkerId>, StoreError> {
+        let now = bson::DateTime::from_chrono(self.now());
+        let statement = |piece: &[Assignment]| {
+            let map: Document = piece.iter().map(|given| (given.worker.to_string(), Bson::from(given.jobs.clone()))).collect();
+            let any: Vec<Document> =
+                piece.iter().map(|given| doc! { "_id": given.worker, "free": { "$gte": i64::try_from(given.jobs.len()).unwrap_or(i64::MAX) } }).collect();
+            doc! {
+                "q": { "available": true, "term": term, "retired": { "$ne": true }, "$or": any },
+                "u": { "$set": { "available": false, "assigned_to": map, "assigned_since": now, "round": round } },
+                "multi": true,
+            }
+        };
+        let command = doc! {
+            "update": "roster",
+            "updates": pieces(assignments).map(statement).collect::<Vec<_>>(),
+            "ordered": false,
+            "writeConcern": { "w": 1 },
+        };
+        let database = self.database.clone();
+        let reply = call("assign_if_available", async move {
+            let reply = database.run_command(command).await?;
+            write_errors(&reply).map(|()| reply)
+        })
+        .await?;
+        if reply.get_i32("n").is_ok_and(|written| usize::try_from(written) == Ok(assignments.len())) {
+            return Ok(assignments.iter().map(|given| given.worker).collect());
+        }
+        let roster = self.roster.clone();
+        let found: Vec<Document> = call("assigned_in", async move {
+            roster.find(doc! { "round": round }).projection(doc! { "_id": 1 }).read_concern(ReadConcern::local()).await?.try_collect().await
+        })
+        .await?;
+        Ok(found.iter().filter_map(worker_of).collect())
+    }
+
+    /// Takes an assignment: from now on it is the worker's turn, until places are announced free again.
+    ///
+    /// Filter: not available, this round. Update: what it works on, and whether places remain. Index: `_id`.
+    /// Invariant: single writer by turn; the roster names every job the worker can have locked.
+    /// Loses when the assignment was taken back by a failover or the worker was retired.
+    pub async fn take_if_assigned(&self, worker: WorkerId, round: RoundId, free: &Free) -> Result<bool, StoreError> {
+        self.write_own(worker, doc! { "available": false, "round": round }, free, "take_if_assigned").await
+    }
+
+    /// Says how many places are free and what is being worked on.
+    ///
+    /// Filter: no assignment since `round`, the last that was taken. Index: `_id`. Invariant: single writer by turn.
+    /// Loses when the recruiter has assigned meanwhile: look at the new assignment first.
+    pub async fn free_if_unassigned_since(&self, worker: WorkerId, round: Option<RoundId>, free: &Free) -> Result<bool, StoreError> {
+        self.write_own(worker, doc! { "round": round.map(Bson::from) }, free, "free_if_unassigned_since").await
+    }
+
+    async fn write_own(&self, worker: WorkerId, turn: Document, free: &Free, operation: &'static str) -> Result<bool, StoreError> {
+        let mut filter = doc! { "_id": worker, "retired": { "$ne": true } };
+        filter.extend(turn);
+        let now = bson::DateTime::from_chrono(self.now());
+        let mut set = doc! { "available": free.places > 0, "free": free.places, "working": !free.working_on.is_empty() };
+        if free.places > 0 {
+            set.insert("available_since", now);
+        }
+        let mut update = doc! {};
+        if free.working_on.is_empty() {
+            update.insert("$unset", doc! { "assigned_to": "", "assigned_since": "", "working_on": "", "working_since": "" });
+        } else {
+            set.extend(doc! { "working_on": free.working_on.clone(), "working_since": now });
+        }
+        update.insert("$set", set);
+        let roster = self.roster.clone();
+        let written = call(operation, async move { roster.update_one(filter, update).write_concern(primary_only()).await }).await?;
+        Ok(written.matched_count == 1)
+    }
+
+    /// Stops being available, whatever is still being worked on.
+    ///
+    /// Filter: no assignment since `round`. Index: `_id`. Invariant: single writer by turn; I8.
+    /// Loses when the recruiter has assigned meanwhile: what it gave must not be started, and is free again once the
+    /// document is gone.
+    pub async fn withdraw_if_unassigned_since(&self, worker: WorkerId, round: Option<RoundId>) -> Result<bool, StoreError> {
+        let roster = self.roster.clone();
+        let filter = doc! { "_id": worker, "round": round.map(Bson::from) };
+        let update = doc! { "$set": { "available": false, "free": 0 } };
+        let written = call("withdraw_if_unassigned_since", async move { roster.update_one(filter, update).await }).await?;
+        Ok(written.matched_count == 1)
+    }
+
+    /// The assignment that stands in a worker's own document, taken or not; the fallback for a lost hint.
+    ///
+    /// Filter: id. Index: `_id`. Invariant: I7.
+    pub async fn assignment(&self, worker: WorkerId) -> Result<Option<roster::Assignment>, StoreError> {
+        let roster = self.roster.clone();
+        let found = call("assignment", async move {
+            roster
+                .find_one(doc! { "_id": worker, "available": false })
+                .projection(doc! { "available": 1, "round": 1, format!("assigned_to.{worker}"): 1 })
+                .read_concern(ReadConcern::local())
+                .await
+        })
+        .await?;
+        Ok(found.and_then(|document| roster::assignment_in(worker, &document)))
+    }
+
+    /// Says that a worker lives and what it works on.
+    ///
+    /// Filter: id, not retired. Never an upsert: a retired worker must not come back under the same id.
+    /// Update: `last_seen_at` by the server's clock. Index: `_id`. Invariant: I10, the cleaner compares it for change.
+    pub async fn heartbeat(&self, worker: WorkerId, working_on: &[JobId], sessions: &[Document]) -> Result<Beat, StoreError> {
+        let mut set = doc! { "last_seen_at": "$$NOW", "sessions": { "$literal": sessions.to_vec() } };
+        if !working_on.is_empty() {
+            set.insert("working_on", doc! { "$literal": working_on.to_vec() });
+        }
+        let roster = self.roster.clone();
+        let filter = doc! { "_id": worker, "retired": { "$ne": true } };
+        let found = call("heartbeat", async move {
+            roster
+                .find_one_and_update(filter, vec![doc! { "$set": set }])
+                .projection(doc! { "last_seen_at": 1, "available": 1, "round": 1, format!("assigned_to.{worker}"): 1 })
+                .return_document(ReturnDocument::After)
+                .await
+        })
+        .await?;
+        Ok(match found {
+            Some(document) => {
+                let at = document.get_datetime("last_seen_at").map_or_else(|_| self.now(), |at| at.to_chrono());
+                self.clock.observe(at);
+                Beat::Seen { at, assignment: roster::assignment_in(worker, &document) }
+            }
+            None => Beat::Retired,
+        })
+    }
+
+    /// Deletes a worker's own document, last of all.
+    ///
+    /// Filter: id. Index: `_id`. Invariant: I8.
+    pub async fn leave(&self, worker: WorkerId) -> Result<(), StoreError> {
+        let roster = self.roster.clone();
+        call("leave", async move { roster.delete_one(doc! { "_id": worker }).await }).await.map(drop)
+    }
+
+    /// The round that each of these workers was assigned or took last; those missing are gone.
+    ///
+    /// Filter: ids. Index: `_id`. Invariant: I7, nobody waits for a worker that is gone.
+    pub async fn rounds_of(&self, workers: &[WorkerId]) -> Result<HashMap<WorkerId, Option<RoundId>>, StoreError> {
+        let roster = self.roster.clone();
+        let filter = doc! { "_id": { "$in": workers.to_vec() }, "retired": { "$ne": true } };
+        let found: Vec<Document> = call("rounds_of", async move {
+            roster.find(filter).projection(doc! { "round": 1 }).read_concern(ReadConcern::local()).await?.try_collect().await
+        })
+        .await?;
+        Ok(found.iter().filter_map(|document| Some((worker_of(document)?, document.get_object_id("round").ok().map(RoundId::from)))).collect())
+    }
+
+    /// Assignments that stand in the roster and were not taken yet, with their rounds: what a new leader must know.
+    ///
+    /// Filter: not available, assigned. Index: none, see above. Invariant: none, forgetting one is harmless.
+    pub async fn assigned_and_not_taken(&self) -> Result<Vec<(RoundId, Assignment)>, StoreError> {
+        let roster = self.roster.clone();
+        let filter = doc! { "available": false, "assigned_to": { "$exists": true }, "retired": { "$ne": true } };
+        let found: Vec<Document> =
+            call("assigned_and_not_taken", async move { roster.find(filter).read_concern(ReadConcern::local()).await?.try_collect().await }).await?;
+        let not_taken = |document: &Document| {
+            let worker = worker_of(document)?;
+            let assigned = roster::assignment_in(worker, document)?;
+            let working_on = roster::ids_in(document.get("working_on"));
+            let jobs: Vec<JobId> = assigned.jobs.into_iter().filter(|job| !working_on.contains(job)).collect();
+            Some((assigned.round, Assignment { worker, jobs }))
+        };
+        Ok(found.iter().filter_map(not_taken).collect())
+    }
+
+    /// Everybody in the roster, as a majority sees it.
+    ///
+    /// Filter: none. Index: none, see above. Invariant: I10.
+    pub async fn registered_workers(&self) -> Result<Vec<RegisteredWorker>, StoreError> {
+        let roster = self.roster.clone();
+        let found: Vec<Document> = call("registered_workers", async move { roster.find(doc! {}).batch_size(10_000).await?.try_collect().await }).await?;
+        Ok(decoded(found))
+    }
+
+    /// Every roster document as it is, for people.
+    ///
+    /// Filter: none. Index: none, see above. Invariant: none.
+    pub async fn roster_documents(&self) -> Result<Vec<Document>, StoreError> {
+        let roster = self.roster.clone();
+        call("roster_documents", async move { roster.find(doc! {}).sort(doc! { "_id": 1 }).await?.try_collect().await }).await
+    }
+
+    /// Declares a worker dead: it can neither be assigned nor beat any more. Returns its document as it stays from now
+    /// on, with everything it may have taken since it was read.
+    ///
+    /// Filter: id, and the very heartbeat that was seen unchanged. Index: `_id`. Invariant: I10.
+    /// Loses when the worker gave another sign of life, or left.
+    pub async fn retire_if_silent_since(&self, worker: WorkerId, last_seen_at: Option<Instant>) -> Result<Option<RegisteredWorker>, StoreError> {
+        let roster = self.roster.clone();
+        let filter = doc! { "_id": worker, "last_seen_at": last_seen_at.map(bson::DateTime::from_chrono) };
+        let update = doc! { "$set": { "retired": true, "available": false } };
+        let retired = call("retire_if_silent_since", async move {
+            roster.find_one_and_update(filter, update).return_document(ReturnDocument::After).await
+        })
+        .await?;
+        Ok(decoded(retired.into_iter().collect()).pop())
+    }
+
+    /// Deletes the document of a retired worker, after all its jobs were rescued.
+    ///
+    /// Filter: id, retired. Index: `_id`. Invariant: another cleaner can go on where one died.
+    pub async fn delete_if_retired(&self, worker: WorkerId) -> Result<(), StoreError> {
+        let roster = self.roster.clone();
+        call("delete_if_retired", async move { roster.delete_one(doc! { "_id": worker, "retired": true }).await }).await.map(drop)
+    }
+
+    /// Ends the transactions that a dead worker may have left open. They would keep its jobs from being rescued for
+    /// a minute.
+    ///
+    /// Index: none. Invariant: none, MongoDB itself ends them later.
+    pub async fn kill_sessions(&self, sessions: &[Document]) -> Result<(), StoreError> {
+        if sessions.is_empty() {
+            return Ok(());
+        }
+        let (database, command) = (self.database.clone(), doc! { "killSessions": sessions.to_vec() });
+        call("kill_sessions", async move { database.run_command(command).await }).await.map(drop)
+    }
+}
+
+fn primary_only() -> WriteConcern {
+    WriteConcern::builder().w(Acknowledgment::Nodes(1)).build()
+}
+
+fn worker_of(document: &Document) -> Option<WorkerId> {
+    document.get_object_id("_id").ok().map(WorkerId::from)
+}
+
+/// Documents of the roster; one that is none (somebody's hand) is left out with a warning.
+fn decoded<T: TryFrom<Document, Error = String>>(found: Vec<Document>) -> Vec<T> {
+    let decode = |document: Document| {
+        let id = id_of(&document);
+        T::try_from(document).inspect_err(|error| tracing::warn!(worker.id = ?id, error, "a roster document cannot be understood; leaving it alone")).ok()
+    };
+    found.into_iter().filter_map(decode).collect()
+}
+
+/// Cuts assignments into pieces of at most [`IDS_PER_PIECE`] job ids, at least one worker each.
+fn pieces(assignments: &[Assignment]) -> impl Iterator<Item = &[Assignment]> {
+    let mut rest = assignments;
+    std::iter::from_fn(move || {
+        let mut ids = 0;
+        let fits = rest.iter().take_while(|given| { ids += given.jobs.len(); ids <= IDS_PER_PIECE }).count();
+        let (piece, left) = rest.split_at(fits.max(1).min(rest.len()));
+        rest = left;
+        (!piece.is_empty()).then_some(piece)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_map_is_cut_by_the_number_of_job_ids() {
+        let check = |sizes: &[usize], expected: &[usize]| {
+            let given: Vec<Assignment> =
+                sizes.iter().map(|size| Assignment { worker: WorkerId::new(), jobs: (0..*size).map(|_| JobId::new()).collect() }).collect();
+            assert_eq!(pieces(&given).map(<[Assignment]>::len).collect::<Vec<_>>(), expected, "{sizes:?}");
+        };
+        check(&[], &[]);
+        check(&[1; 64], &[64]);
+        check(&[1; 130], &[64, 64, 2]);
+        check(&[1000, 1000], &[1, 1]);
+        check(&[40, 40, 24, 1], &[1, 2, 1]);
+    }
+}

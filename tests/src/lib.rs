@@ -1,0 +1,15 @@
+//! The harness of the tests in `tests/it`: real MongoDB, real processes, real faults.
+//!
+//! - [`mongo`]: one embedded mongod per test process, one database per test; further servers where a test needs its own
+//! - [`processes`]: the three binaries, started, signalled and listened to
+//! - [`fail_points`]: errors, lost connections and slow replies, by `appName`
+//! - [`wait`]: waiting for a condition, never for time
+//! - [`mongosh`]: the real shell, to show that the documents read well in it
+//!
+//! Everything here panics with a reason when it cannot do its work: a test that did not take place has not passed.
+
+pub mod fail_points;
+pub mod mongo;
+pub mod mongosh;
+pub mod processes;
+pub mod wait;

@@ -1,0 +1,223 @@
+//! The real binaries as real processes: built once, started, signalled, listened to.
+
+use std::{
+    env,
+    fmt::Debug,
+    fs,
+    io::Read,
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+    sync::{Arc, LazyLock, Mutex, PoisonError},
+    thread,
+    time::Duration,
+};
+
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+
+use crate::{mongo::TestDatabase, wait::wait_until};
+
+/// What a clean stop may take at most: more than any process drains by default.
+const STOP_WITHIN: Duration = Duration::from_secs(40);
+
+/// A started binary of this workspace; killed when dropped. When its test fails, what it said is in the report.
+#[derive(Debug)]
+pub struct Process {
+    name: String,
+    child: Child,
+    stdout: Arc<Mutex<Vec<u8>>>,
+    stderr: Arc<Mutex<Vec<u8>>>,
+}
+
+impl Process {
+    /// Starts `recruiter`, `recruiter-worker` or `recruiter-cleaner`. Its environment is ours, without what would lead it elsewhere,
+    /// and `env`.
+    pub fn start(name: &str, args: &[&str], env: &[(&str, &str)]) -> Self {
+        let mut child = Command::new(binary(name))
+            .args(args)
+            .env_remove("MONGODB_URI")
+            .env_remove("NOTIFY_SOCKET")
+            .envs(env.iter().copied())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap_or_else(|error| panic!("{name} does not start: {error}"));
+        let stdout = collect(child.stdout.take().expect("standard output is a pipe"));
+        let stderr = collect(child.stderr.take().expect("standard error is a pipe"));
+        Self { name: [&[name], args].concat().join(" "), child, stdout, stderr }
+    }
+
+    /// Starts a binary that works on this database.
+    pub fn on(database: &TestDatabase, name: &str, args: &[&str]) -> Self {
+        Self::start(name, args, &[("MONGODB_URI", database.uri())])
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// What it has written to standard output until now.
+    pub fn stdout(&self) -> String {
+        text(&self.stdout)
+    }
+
+    /// What it has written to standard error until now: its log.
+    pub fn stderr(&self) -> String {
+        text(&self.stderr)
+    }
+
+    /// Asks it to stop (`SIGTERM`).
+    pub fn terminate(&self) {
+        self.signal(Signal::SIGTERM);
+    }
+
+    /// Ends it by force (`SIGKILL`).
+    pub fn kill(&self) {
+        self.signal(Signal::SIGKILL);
+    }
+
+    /// Freezes it (`SIGSTOP`).
+    pub fn pause(&self) {
+        self.signal(Signal::SIGSTOP);
+    }
+
+    /// Lets it go on (`SIGCONT`).
+    pub fn resume(&self) {
+        self.signal(Signal::SIGCONT);
+    }
+
+    /// Sends it any signal. One that has ended and was not waited for takes it without effect.
+    pub fn signal(&self, signal: Signal) {
+        let pid = Pid::from_raw(self.pid().cast_signed());
+        kill(pid, signal).unwrap_or_else(|error| panic!("{signal} does not reach {}, which was waited for: {error}", self.name));
+    }
+
+    /// How it ended, or `None` while it runs.
+    pub fn try_exit(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().expect("it is a child of this process")
+    }
+
+    /// Waits for its end; panics with all that it said at the deadline.
+    pub async fn wait_exit(&mut self, deadline: Duration) -> ExitStatus {
+        let what = format!("{} ends", self.name);
+        wait_until(deadline, &what, async || self.child.try_wait().is_ok_and(|status| status.is_some())).await;
+        self.try_exit().expect("it has ended")
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if thread::panicking() {
+            report(self);
+        }
+    }
+}
+
+#[expect(clippy::print_stderr, reason = "the test runner shows it with the failed test")]
+fn report(process: &Process) {
+    eprintln!("--- {} wrote to standard output:\n{}\n--- and to standard error:\n{}", process.name, process.stdout(), process.stderr());
+}
+
+/// A whole Recruiter: one recruiter, one cleaner, some workers. [`System::stop`] it at the end of a test that passed.
+#[derive(Debug)]
+pub struct System {
+    /// `recruiter run`.
+    pub recruiter: Process,
+    /// `recruiter-cleaner`.
+    pub cleaner: Process,
+    /// Each a `recruiter-worker`.
+    pub workers: Vec<Process>,
+}
+
+/// What a [`System`] is started with.
+#[derive(Clone, Copy, Debug)]
+pub struct Setup<'a> {
+    /// How many workers.
+    pub workers: usize,
+    /// Further arguments of `recruiter run`.
+    pub recruiter: &'a [&'a str],
+    /// Arguments of `recruiter-cleaner`.
+    pub cleaner: &'a [&'a str],
+    /// Arguments of each `recruiter-worker`.
+    pub worker: &'a [&'a str],
+}
+
+impl Default for Setup<'_> {
+    fn default() -> Self {
+        Self { workers: 1, recruiter: &[], cleaner: &[], worker: &["--builtins"] }
+    }
+}
+
+impl System {
+    /// Starts all processes on this database; they find each other when they are ready.
+    pub fn start(database: &TestDatabase, setup: Setup<'_>) -> Self {
+        Self {
+            recruiter: Process::on(database, "recruiter", &[&["run"], setup.recruiter].concat()),
+            cleaner: Process::on(database, "recruiter-cleaner", setup.cleaner),
+            workers: (0..setup.workers).map(|_| Process::on(database, "recruiter-worker", setup.worker)).collect(),
+        }
+    }
+
+    /// Asks all that run to stop and sees that they do so cleanly; those that a test has ended already are left out.
+    pub async fn stop(self) {
+        let mut running: Vec<_> = self.workers.into_iter().chain([self.recruiter, self.cleaner]).collect();
+        running.retain_mut(|process| process.try_exit().is_none());
+        running.iter().for_each(Process::terminate);
+        for process in &mut running {
+            let status = process.wait_exit(STOP_WITHIN).await;
+            assert!(status.success(), "{} ended with {status}", process.name);
+        }
+    }
+}
+
+/// Whether a process of this id runs; one that only waits to be reaped does not.
+pub fn is_alive(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, state)| !state.starts_with(['Z', 'X']))
+}
+
+/// The path of a binary of this workspace, of the same profile as this test. All are built, once per test process: a test of one
+/// package makes cargo build no binary of another.
+pub fn binary(name: &str) -> PathBuf {
+    static DIRECTORY: LazyLock<PathBuf> = LazyLock::new(|| {
+        let this = env::current_exe().expect("a test knows its own program");
+        let directory = this.ancestors().nth(2).expect("a test is in TARGET/PROFILE/deps").to_owned();
+        build(&directory);
+        directory
+    });
+    DIRECTORY.join(name)
+}
+
+fn build(directory: &Path) {
+    let profile = directory.file_name().and_then(|name| name.to_str()).expect("the directory of a profile has a name");
+    let output = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+        .args(["build", "--workspace", "--bins", "--quiet", "--profile", if profile == "debug" { "dev" } else { profile }, "--target-dir"])
+        .arg(directory.parent().expect("the directory of a profile is in the target directory"))
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .output()
+        .expect("cargo runs");
+    assert!(output.status.success(), "the binaries do not build:\n{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// Reads a pipe to its end on a thread, so that its writer never waits.
+fn collect(mut pipe: impl Read + Send + 'static) -> Arc<Mutex<Vec<u8>>> {
+    let collected = Arc::new(Mutex::new(Vec::new()));
+    let into = Arc::clone(&collected);
+    thread::spawn(move || {
+        let mut part = [0; 8192];
+        while let Ok(length @ 1..) = pipe.read(&mut part) {
+            into.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(&part[..length]);
+        }
+    });
+    collected
+}
+
+fn text(collected: &Mutex<Vec<u8>>) -> String {
+    String::from_utf8_lossy(&collected.lock().unwrap_or_else(PoisonError::into_inner)).into_owned()
+}

@@ -1,0 +1,32 @@
+//! Waiting for a condition, with a deadline and the words for the report.
+
+use std::{panic::Location, pin::pin, time::Duration};
+
+use tokio::time::{interval, timeout};
+
+/// How often a condition is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// Waits until `condition` is true; panics with `what` at the deadline.
+#[track_caller]
+pub fn wait_until(deadline: Duration, what: &str, mut condition: impl AsyncFnMut() -> bool) -> impl Future<Output = ()> {
+    wait_for(deadline, what, async move || condition().await.then_some(()))
+}
+
+/// Waits until `look` finds something and returns it; panics with `what` at the deadline.
+#[track_caller]
+pub fn wait_for<T>(deadline: Duration, what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> impl Future<Output = T> {
+    let caller = Location::caller();
+    async move {
+        let looking = pin!(async {
+            let mut ticks = interval(LOOK_EVERY);
+            loop {
+                ticks.tick().await;
+                if let Some(found) = look().await {
+                    return found;
+                }
+            }
+        });
+        timeout(deadline, looking).await.unwrap_or_else(|_| panic!("{caller}: waited {deadline:?} in vain: {what}"))
+    }
+}

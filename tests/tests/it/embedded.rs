@@ -1,0 +1,180 @@
+//! The embedded MongoDB keeps its promises: it starts on what it finds, says plainly when it cannot, and never outlives
+//! its owner.
+
+use std::{
+    fs,
+    net::TcpListener,
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use bson::{Document, doc};
+use mongodb::Client;
+use recruiter::embedded::{EmbeddedError, EmbeddedMongo, Options, find_or_fetch};
+use recruiter_tests::{mongo::mongod, processes::is_alive, wait::wait_until};
+
+const SOON: Duration = Duration::from_secs(20);
+
+fn options(data_dir: &Path) -> Options {
+    Options { test_commands: true, ..Options::new(mongod(), data_dir) }
+}
+
+async fn command(uri: &str, command: Document) -> mongodb::error::Result<Document> {
+    Client::with_uri_str(uri).await?.database("test").run_command(command).await
+}
+
+async fn count(mongo: &EmbeddedMongo) -> i32 {
+    command(&mongo.uri(), doc! { "count": "kept" }).await.unwrap().get_i32("n").unwrap()
+}
+
+async fn insert(mongo: &EmbeddedMongo) {
+    let insert = doc! { "insert": "kept", "documents": [{}], "writeConcern": { "w": "majority" } };
+    command(&mongo.uri(), insert).await.unwrap();
+}
+
+#[tokio::test]
+async fn data_is_served_again_on_another_port() {
+    let dir = tempfile::tempdir().unwrap();
+    let first = EmbeddedMongo::start(options(dir.path())).await.unwrap();
+    let uri = first.uri();
+    insert(&first).await;
+    first.stop().await.unwrap();
+
+    let second = EmbeddedMongo::start(options(dir.path())).await.unwrap();
+    assert_ne!(second.uri(), uri);
+    assert_eq!(count(&second).await, 1);
+    second.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn it_survives_kill_restart_and_pause() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut mongo = EmbeddedMongo::start(options(dir.path())).await.unwrap();
+    let (uri, pid) = (mongo.uri(), mongo.pid());
+    insert(&mongo).await;
+
+    mongo.kill().await.unwrap();
+    assert!(!is_alive(pid));
+    assert!(mongo.pause().is_err());
+    mongo.restart().await.unwrap();
+    mongo.restart().await.unwrap();
+    assert_eq!(mongo.uri(), uri);
+    assert_ne!(mongo.pid(), pid);
+    assert_eq!(count(&mongo).await, 1);
+
+    mongo.pause().unwrap();
+    let status = format!("/proc/{}/status", mongo.pid());
+    wait_until(SOON, "mongod is frozen", async || fs::read_to_string(&status).unwrap().contains("T (stopped)")).await;
+    mongo.resume().unwrap();
+    assert_eq!(count(&mongo).await, 1);
+    mongo.pause().unwrap();
+    mongo.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_taken_port_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let refused = EmbeddedMongo::start(Options { port: Some(port), ..options(dir.path()) }).await.unwrap_err();
+    assert!(matches!(refused, EmbeddedError::PortTaken(taken) if taken == port), "{refused:?}");
+}
+
+#[tokio::test]
+async fn a_data_dir_in_use_is_named_and_left_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let first = EmbeddedMongo::start(options(dir.path())).await.unwrap();
+    let refused = EmbeddedMongo::start(options(dir.path())).await.unwrap_err();
+    assert!(matches!(refused, EmbeddedError::DataDirInUse(_)), "{refused:?}");
+    insert(&first).await;
+    first.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn an_unwritable_data_dir_is_named() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let refused = EmbeddedMongo::start(options(&file.path().join("data"))).await.unwrap_err();
+    assert!(matches!(refused, EmbeddedError::DataDir { .. }), "{refused:?}");
+}
+
+#[tokio::test]
+async fn a_mongod_that_ends_at_once_is_quoted() {
+    let dir = tempfile::tempdir().unwrap();
+    let refused = EmbeddedMongo::start(Options { arguments: vec!["--bogus".into()], ..options(dir.path()) }).await.unwrap_err();
+    assert!(refused.to_string().contains("unrecognised option '--bogus'"), "{refused}");
+
+    fs::write(dir.path().join("storage.bson"), "nonsense").unwrap();
+    let refused = EmbeddedMongo::start(options(dir.path())).await.unwrap_err();
+    assert!(matches!(refused, EmbeddedError::Died { .. }), "{refused:?}");
+    assert!(refused.to_string().contains("metadata file"), "{refused}");
+}
+
+#[tokio::test]
+async fn a_mongod_that_is_none_is_named() {
+    let refused = find_or_fetch(Some(Path::new("/nowhere/mongod")), &|_| ()).unwrap_err();
+    assert!(refused.to_string().contains("/nowhere/mongod"), "{refused}");
+}
+
+#[tokio::test]
+async fn a_standalone_server_is_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let mongo = EmbeddedMongo::start(Options { standalone: true, ..options(dir.path()) }).await.unwrap();
+    let hello = command(&mongo.uri(), doc! { "hello": 1 }).await.unwrap();
+    assert!(!hello.contains_key("setName"), "{hello}");
+    mongo.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_temporary_one_leaves_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = dir.path().join("data");
+    let temporary = || Options { temporary: true, ..options(&data) };
+
+    EmbeddedMongo::start(temporary()).await.unwrap().stop().await.unwrap();
+    assert!(!data.exists());
+
+    let dropped = EmbeddedMongo::start(temporary()).await.unwrap();
+    let pid = dropped.pid();
+    drop(dropped);
+    wait_until(SOON, "the dropped mongod and its data are gone", async || !is_alive(pid) && !data.exists()).await;
+
+    let mut killed = EmbeddedMongo::start(temporary()).await.unwrap();
+    killed.kill().await.unwrap();
+    assert!(data.exists());
+    drop(killed);
+    assert!(!data.exists());
+}
+
+/// The owner is this very test binary, started once more with only [`owner`] in it.
+#[tokio::test]
+async fn mongod_dies_with_its_killed_owner() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut owner = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--ignored", "--exact", "embedded::owner"])
+        .env("OWNER_DATA_DIR", dir.path())
+        .spawn()
+        .unwrap();
+    let pid_file = dir.path().join("started");
+    wait_until(SOON, "the owner has started a mongod", async || pid_file.exists()).await;
+    let pid = fs::read_to_string(&pid_file).unwrap().parse().unwrap();
+    assert!(is_alive(pid));
+
+    owner.kill().unwrap();
+    owner.wait().unwrap();
+    let killed = Instant::now();
+    wait_until(SOON, "mongod is gone", async || !is_alive(pid)).await;
+    assert!(killed.elapsed() < Duration::from_secs(8), "it was ended by force instead of cleanly");
+    // Its clean end emptied the lock file.
+    assert_eq!(fs::metadata(dir.path().join("data/mongod.lock")).unwrap().len(), 0);
+}
+
+#[tokio::test]
+#[ignore = "the owner that mongod_dies_with_its_killed_owner kills"]
+async fn owner() {
+    let Some(dir) = std::env::var_os("OWNER_DATA_DIR").map(std::path::PathBuf::from) else { return };
+    let mongo = EmbeddedMongo::start(options(&dir.join("data"))).await.unwrap();
+    let half = dir.join("half");
+    fs::write(&half, mongo.pid().to_string()).unwrap();
+    fs::rename(half, dir.join("started")).unwrap();
+    let _ = tokio::time::timeout(Duration::from_secs(60), std::future::pending::<()>()).await;
+}

@@ -1,0 +1,223 @@
+//! Workables for trying Recruiter out and for testing it: they do nothing useful, each in its own way.
+//!
+//! The stock worker registers them when asked to; no other worker has them.
+
+use std::{hint::black_box, sync::Arc, time::Duration};
+
+use recruiter_common::enqueue::Workable;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    program::stopped_by,
+    registry::{Asynchronous, Blocking, Handler},
+    workable::{BlockingExecutable, Context, Done, Executable, NotDone},
+};
+
+/// All of them, by class.
+pub(crate) fn all() -> Vec<(&'static str, Arc<dyn Handler>)> {
+    fn asynchronous<W: Executable<State = ()>>() -> (&'static str, Arc<dyn Handler>) {
+        (W::CLASS, Arc::new(Asynchronous::<W>(Arc::new(()))))
+    }
+    vec![
+        asynchronous::<Sleep>(),
+        asynchronous::<Fail>(),
+        asynchronous::<Panic>(),
+        asynchronous::<ExitAbruptly>(),
+        (Leak::CLASS, Arc::new(Blocking::<Leak>(Arc::new(())))),
+    ]
+}
+
+/// Waits for `ms` milliseconds, give or take up to `delta_ms`.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+struct Sleep {
+    ms: u64,
+    delta_ms: u64,
+}
+
+impl Workable for Sleep {
+    const CLASS: &'static str = "sleep";
+}
+
+impl Executable for Sleep {
+    type State = ();
+
+    async fn execute(&self, (): &(), job: &Context) -> Result<Done, NotDone> {
+        let ms = rand::random_range(self.ms.saturating_sub(self.delta_ms)..=self.ms.saturating_add(self.delta_ms));
+        match tokio::time::timeout(Duration::from_millis(ms), job.cancelled()).await {
+            Ok(()) => Err(stopped_by(job)),
+            Err(_elapsed) => Ok(Done::default()),
+        }
+    }
+}
+
+/// Fails; with `times` only in the first so many attempts.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(default)]
+struct Fail {
+    class: String,
+    message: String,
+    times: Option<u32>,
+}
+
+impl Default for Fail {
+    fn default() -> Self {
+        Self { class: "fail".into(), message: "it failed, as it was asked to".into(), times: None }
+    }
+}
+
+impl Workable for Fail {
+    const CLASS: &'static str = "fail";
+}
+
+impl Executable for Fail {
+    type State = ();
+
+    async fn execute(&self, (): &(), job: &Context) -> Result<Done, NotDone> {
+        match self.times {
+            Some(times) if job.attempt() > times => Ok(Done::default()),
+            _ => Err(NotDone::failed(&self.class, &self.message)),
+        }
+    }
+}
+
+/// Panics with `message`.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(default)]
+struct Panic {
+    message: String,
+}
+
+impl Default for Panic {
+    fn default() -> Self {
+        Self { message: "it panicked, as it was asked to".into() }
+    }
+}
+
+impl Workable for Panic {
+    const CLASS: &'static str = "panic";
+}
+
+impl Executable for Panic {
+    type State = ();
+
+    async fn execute(&self, (): &(), _job: &Context) -> Result<Done, NotDone> {
+        panic!("{}", self.message)
+    }
+}
+
+/// Ends the worker's process at once with `code`, as a crash would.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(default)]
+struct ExitAbruptly {
+    code: i32,
+}
+
+impl Default for ExitAbruptly {
+    fn default() -> Self {
+        Self { code: 1 }
+    }
+}
+
+impl Workable for ExitAbruptly {
+    const CLASS: &'static str = "exit-abruptly";
+}
+
+impl Executable for ExitAbruptly {
+    type State = ();
+
+    async fn execute(&self, (): &(), _job: &Context) -> Result<Done, NotDone> {
+        std::process::exit(self.code)
+    }
+}
+
+/// Makes the worker's resident memory grow by `mib`, for good unless `keep` is false.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Leak {
+    mib: u64,
+    #[serde(default = "yes")]
+    keep: bool,
+}
+
+fn yes() -> bool {
+    true
+}
+
+impl Workable for Leak {
+    const CLASS: &'static str = "leak";
+}
+
+impl BlockingExecutable for Leak {
+    type State = ();
+
+    fn execute(&self, (): &(), _job: &Context) -> Result<Done, NotDone> {
+        let bytes = self.mib.checked_mul(1024 * 1024).map(usize::try_from);
+        let Some(Ok(bytes)) = bytes else {
+            return Err(NotDone::failed("leak", format!("{} MiB is more than an address can reach", self.mib)));
+        };
+        let mut memory = Vec::new();
+        memory.try_reserve_exact(bytes)?;
+        // Not zeros: those the kernel would only promise.
+        memory.resize(bytes, 1_u8);
+        black_box(&memory);
+        if self.keep {
+            memory.leak();
+        }
+        Ok(Done::default())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bson::{Bson, doc};
+    use recruiter_common::failure;
+
+    use super::*;
+    use crate::{
+        program::tests::{context, context_of_attempt},
+        workable::Cancellation,
+    };
+
+    async fn run(class: &str, parameters: bson::Document, job: &Arc<Context>) -> Result<Done, NotDone> {
+        let (_, handler) = all().into_iter().find(|(name, _)| *name == class).unwrap();
+        handler.decode(Bson::Document(parameters)).unwrap().execute(job).await
+    }
+
+    #[tokio::test]
+    async fn sleep_ends_by_itself_or_when_it_is_asked_to() {
+        assert_eq!(run("sleep", doc! {}, &context()).await, Ok(Done::default()));
+        assert_eq!(run("sleep", doc! { "ms": 1, "delta_ms": 5 }, &context()).await, Ok(Done::default()));
+        let job = context();
+        job.cancel.cancel(Cancellation::WorkerStopping);
+        let Err(NotDone::Stopped(why)) = run("sleep", doc! { "ms": 600_000 }, &job).await else { panic!("not stopped") };
+        assert_eq!(why.class, failure::INTERRUPTED);
+    }
+
+    #[tokio::test]
+    async fn fail_fails_as_often_as_it_is_told() {
+        assert_eq!(run("fail", doc! {}, &context()).await, Err(NotDone::failed("fail", "it failed, as it was asked to")));
+        let parameters = doc! { "class": "a", "message": "b", "times": 2 };
+        assert_eq!(run("fail", parameters.clone(), &context_of_attempt(2)).await, Err(NotDone::failed("a", "b")));
+        assert_eq!(run("fail", parameters, &context_of_attempt(3)).await, Ok(Done::default()));
+    }
+
+    #[tokio::test]
+    #[should_panic(expected = "like this")]
+    async fn panic_panics() {
+        let _ = run("panic", doc! { "message": "like this" }, &context()).await;
+    }
+
+    #[tokio::test]
+    async fn leak_makes_resident_memory_grow() {
+        let resident = || {
+            let status = std::fs::read_to_string("/proc/self/statm").unwrap();
+            status.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * 4 / 1024
+        };
+        let before = resident();
+        assert_eq!(run("leak", doc! { "mib": 256, "keep": false }, &context()).await, Ok(Done::default()));
+        assert!(resident() < before + 128, "kept");
+        assert_eq!(run("leak", doc! { "mib": 256 }, &context()).await, Ok(Done::default()));
+        assert!(resident() >= before + 128, "not kept");
+        assert!(run("leak", doc! { "mib": i64::MAX }, &context()).await.is_err());
+    }
+}

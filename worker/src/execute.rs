@@ -1,0 +1,267 @@
+//! One attempt at one job: enter the workable, watch its limits, and say what follows from how it ended.
+//!
+//! Panics are caught here and nowhere else. What follows is decided by pure functions, from the result and the job's
+//! history alone.
+
+use std::{
+    sync::{Arc, OnceLock},
+    time::{Duration, Instant as Monotonic},
+};
+
+use bson::Bson;
+use recruiter_common::{
+    failure::{self, Failure},
+    instant::Instant,
+    job::{Claim, Job, Why},
+    retry_policy::{Decision, History, RetryPolicy},
+    shutdown::pause,
+    store::{Archival, Rescheduling},
+};
+use tokio::task::JoinHandle;
+
+use crate::{
+    registry::Ready,
+    workable::{Cancel, Cancellation, Context, Done, NotDone},
+};
+
+/// How long a workable that is asked to stop may take to do so by itself.
+const CANCELLED_FOR: Duration = Duration::from_secs(2);
+/// Before another run that a workable asked for without saying when, and whose policy says nothing either.
+const TRY_AGAIN_AFTER: Duration = Duration::from_secs(30);
+
+/// A started job with everything its execution needs.
+pub(crate) struct Attempt {
+    pub(crate) job: Job,
+    pub(crate) claim: Claim,
+    /// The workable, or why there is none.
+    pub(crate) workable: Result<Arc<dyn Ready>, Failure>,
+    /// The policy, or why there is none: such a job is not run.
+    pub(crate) policy: Result<Arc<dyn RetryPolicy>, Failure>,
+    pub(crate) cancel: Arc<Cancel>,
+    pub(crate) previous: Option<recruiter_common::job::Execution>,
+}
+
+/// What is written about an ended attempt.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Next {
+    /// To the archive.
+    Archive { why: Why, failure: Option<Failure>, result: Option<Bson> },
+    /// Another attempt at `at`; it counts unless the end was no fault of the job.
+    Retry { failure: Failure, at: Instant, counts: bool },
+    /// Nothing: this worker was declared dead, and the job is somebody else's.
+    Nothing,
+}
+
+/// The write itself.
+#[derive(Clone, Debug)]
+pub(crate) enum Outcome {
+    Archive(Box<Archival>),
+    Reschedule(Rescheduling),
+}
+
+impl Attempt {
+    /// What the execution is told about its job.
+    pub(crate) fn context(&self, now: Instant) -> Arc<Context> {
+        let is_last_attempt = self.policy.as_ref().is_ok_and(|policy| policy.is_last_attempt(&self.job.history(), now));
+        Arc::new(Context {
+            job: self.job.id,
+            class: self.job.class.clone(),
+            group: self.job.group.clone(),
+            attempt: self.job.attempts,
+            is_last_attempt,
+            last_execution: self.previous.clone(),
+            deadline: OnceLock::new(),
+            cancel: self.cancel.clone(),
+        })
+    }
+
+    /// Enters the workable, unless something forbids it, and waits for its end.
+    pub(crate) async fn execute(&self, context: &Arc<Context>, time_limit: Option<Duration>) -> Result<Done, NotDone> {
+        if let Err(failure) = &self.policy {
+            return Err(NotDone::GiveUp(failure.clone()));
+        }
+        if self.job.cancel_requested {
+            self.cancel.cancel(Cancellation::Requested);
+            return Err(NotDone::Stopped(Failure::new(failure::CANCELLED, "cancelled before it was entered")));
+        }
+        let workable = self.workable.clone().map_err(NotDone::Failed)?;
+        let limit = workable.time_limit().or(time_limit);
+        if let Some(deadline) = limit.and_then(|limit| Monotonic::now().checked_add(limit)) {
+            let _ = context.deadline.set(deadline);
+        }
+        let blocks = workable.blocks();
+        let task = tokio::spawn({
+            let context = context.clone();
+            async move { workable.execute(&context).await }
+        });
+        watch(AbortOnDrop(task), &self.cancel, limit, blocks).await
+    }
+
+    /// What is to be written, given how it ended.
+    pub(crate) fn outcome(&self, next: &Next, now: Instant) -> Option<Outcome> {
+        let execution = |failure: Option<&Failure>| self.job.last_execution.clone().unwrap_or_default().ended(now, failure);
+        match next {
+            Next::Archive { why, failure, result } => {
+                let archival = Archival::ended(&self.job, self.claim, execution(failure.as_ref()), why, result.clone());
+                Some(Outcome::Archive(Box::new(archival)))
+            }
+            Next::Retry { failure, at, counts } => {
+                Some(Outcome::Reschedule(Rescheduling::retry(&self.job, self.claim, &execution(Some(failure)), *at, *counts)))
+            }
+            Next::Nothing => None,
+        }
+    }
+
+    /// What follows from how it ended.
+    pub(crate) fn next(&self, ended: Result<Done, NotDone>, now: Instant) -> Next {
+        match &self.policy {
+            Ok(policy) => next(&self.job.history(), policy.as_ref(), ended, self.cancel.why(), now),
+            Err(failure) => Next::Archive { why: Why::MALFORMED, failure: Some(failure.clone()), result: None },
+        }
+    }
+}
+
+/// A task that ends with whoever waits for it.
+struct AbortOnDrop(JoinHandle<Result<Done, NotDone>>);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// Waits for the end, enforcing the time limit and cancellation.
+async fn watch(mut task: AbortOnDrop, cancel: &Cancel, limit: Option<Duration>, blocks: bool) -> Result<Done, NotDone> {
+    let limit_passed = async {
+        match limit {
+            Some(limit) => pause(limit).await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        ended = &mut task.0 => return without_panic(ended),
+        () = limit_passed => cancel.cancel(Cancellation::TimeLimit),
+        () = cancel.cancelled() => {}
+    }
+    let stopping = matches!(cancel.why(), Some(Cancellation::WorkerStopping | Cancellation::LeaseLost));
+    let ended = if blocks && !stopping {
+        // A thread cannot be killed, and its job must not run twice: wait for it.
+        without_panic((&mut task.0).await)
+    } else {
+        // A program at its limit is killed at once, by dropping it; everything else may clean up first.
+        let patience = if cancel.why() == Some(Cancellation::TimeLimit) { Duration::ZERO } else { CANCELLED_FOR };
+        tokio::select! {
+            ended = &mut task.0 => without_panic(ended),
+            () = pause(patience) => {
+                task.0.abort();
+                // Its end, so that nothing of it runs on when the outcome is written.
+                if !blocks {
+                    let _ = (&mut task.0).await;
+                }
+                Err(NotDone::Stopped(Failure::new(failure::INTERRUPTED, "it did not stop when asked and was broken off")))
+            }
+        }
+    };
+    match (cancel.why(), limit) {
+        (Some(Cancellation::TimeLimit), Some(limit)) => {
+            let message = format!("it took longer than its time limit of {}", humantime::format_duration(limit));
+            Err(NotDone::Failed(Failure::new(failure::TIMEOUT, message)))
+        }
+        _ => ended,
+    }
+}
+
+fn without_panic(joined: Result<Result<Done, NotDone>, tokio::task::JoinError>) -> Result<Done, NotDone> {
+    joined.unwrap_or_else(|error| match error.try_into_panic() {
+        Ok(panic) => {
+            let text = panic.downcast_ref::<&str>().map(ToString::to_string).or_else(|| panic.downcast_ref::<String>().cloned());
+            Err(NotDone::failed(failure::PANIC, format!("it panicked: {}", text.unwrap_or_else(|| "without a message".into()))))
+        }
+        Err(_) => Err(NotDone::Stopped(Failure::new(failure::INTERRUPTED, "it was broken off"))),
+    })
+}
+
+/// What follows from how an attempt ended.
+fn next(history: &History<'_>, policy: &dyn RetryPolicy, ended: Result<Done, NotDone>, cancelled: Option<Cancellation>, now: Instant) -> Next {
+    let archive = |why: Why, failure: Failure| Next::Archive { why, failure: Some(failure), result: None };
+    let later = |delay: Duration| chrono::TimeDelta::from_std(delay).ok().and_then(|delay| now.checked_add_signed(delay)).unwrap_or(Instant::MAX_UTC);
+    match (ended, cancelled) {
+        (_, Some(Cancellation::LeaseLost)) => Next::Nothing,
+        (Ok(done), _) => Next::Archive { why: Why::DONE, failure: None, result: done.result },
+        (Err(NotDone::GiveUp(failure)), _) => archive(Why::GAVE_UP, failure),
+        (Err(not_done), Some(Cancellation::Requested)) => {
+            archive(Why::CANCELLED, Failure { class: failure::CANCELLED.into(), ..not_done.failure().clone() })
+        }
+        (Err(not_done), Some(Cancellation::WorkerStopping)) => {
+            let failure = Failure { class: failure::INTERRUPTED.into(), ..not_done.failure().clone() };
+            match policy.decide(&uncounted(history), &failure, now) {
+                Decision::RetryAfter(_) => Next::Retry { failure, at: now, counts: false },
+                Decision::Archive(_) => archive(Why::INTERRUPTED, failure),
+            }
+        }
+        (Err(NotDone::TryAgain { after, reason }), _) => {
+            let by_policy = || match policy.decide(&uncounted(history), &reason, now) {
+                Decision::RetryAfter(delay) => delay,
+                Decision::Archive(_) => TRY_AGAIN_AFTER,
+            };
+            let at = later(after.unwrap_or_else(by_policy));
+            Next::Retry { failure: reason, at, counts: false }
+        }
+        (Err(NotDone::Failed(failure) | NotDone::Stopped(failure)), _) => match policy.decide(history, &failure, now) {
+            Decision::RetryAfter(delay) => Next::Retry { failure, at: later(delay), counts: true },
+            Decision::Archive(why) => archive(why, failure),
+        },
+    }
+}
+
+/// The history as if the present start did not count: a policy that allows any attempt but the first then allows this
+/// one again.
+fn uncounted<'a>(history: &History<'a>) -> History<'a> {
+    History { attempts: history.attempts.saturating_sub(1).max(1), ..history.clone() }
+}
+
+#[cfg(test)]
+mod tests {
+    use recruiter_common::{
+        ids::JobId,
+        retry_policy::{DoNotDoItAgain, RetryManyTimes},
+    };
+
+    use super::*;
+
+    fn now() -> Instant {
+        Instant::from_timestamp_millis(1_000_000).expect("a date")
+    }
+
+    fn check(attempts: u32, policy: &dyn RetryPolicy, ended: Result<Done, NotDone>, cancelled: Option<Cancellation>) -> String {
+        let history = History { job: JobId::new(), created_at: now(), attempts, group: "generic", tags: &[], executions: &[] };
+        match next(&history, policy, ended, cancelled, now()) {
+            Next::Archive { why, failure, .. } => format!("archive {why} {}", failure.map_or_else(String::new, |failure| failure.class)),
+            Next::Retry { failure, at, counts } => format!("retry {} +{} {counts}", failure.class, (at - now()).num_seconds()),
+            Next::Nothing => "nothing".into(),
+        }
+    }
+
+    #[test]
+    fn what_follows_from_an_end() {
+        let never = DoNotDoItAgain;
+        let once = RetryManyTimes::new(1, Duration::from_secs(60)).expect("valid");
+        let failed = || Err(NotDone::failed("exit:1", ""));
+        let stopped = || Err(NotDone::Stopped(Failure::new("x", "")));
+        let again = |after: Option<u64>| Err(NotDone::TryAgain { after: after.map(Duration::from_secs), reason: Failure::new("exit:75", "") });
+        assert_eq!(check(1, &never, Ok(Done::default()), None), "archive done ");
+        assert_eq!(check(1, &never, failed(), None), "archive not-scheduled-by-retry-policy exit:1");
+        assert_eq!(check(1, &once, failed(), None), "retry exit:1 +60 true");
+        assert_eq!(check(2, &once, failed(), None), "archive tried-too-many-times exit:1");
+        assert_eq!(check(1, &once, Err(NotDone::GiveUp(Failure::new("x", ""))), None), "archive gave-up x");
+        assert_eq!(check(1, &once, failed(), Some(Cancellation::Requested)), "archive cancelled cancelled");
+        assert_eq!(check(1, &never, stopped(), Some(Cancellation::WorkerStopping)), "archive interrupted interrupted");
+        assert_eq!(check(1, &once, stopped(), Some(Cancellation::WorkerStopping)), "retry interrupted +0 false");
+        assert_eq!(check(2, &once, stopped(), Some(Cancellation::WorkerStopping)), "retry interrupted +0 false", "it does not count");
+        assert_eq!(check(1, &once, Ok(Done::default()), Some(Cancellation::WorkerStopping)), "archive done ");
+        assert_eq!(check(1, &once, Ok(Done::default()), Some(Cancellation::LeaseLost)), "nothing");
+        assert_eq!(check(1, &never, again(None), None), "retry exit:75 +30 false");
+        assert_eq!(check(2, &once, again(None), None), "retry exit:75 +60 false");
+        assert_eq!(check(1, &once, again(Some(5)), None), "retry exit:75 +5 false");
+    }
+}

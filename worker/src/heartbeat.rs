@@ -1,0 +1,122 @@
+//! The heartbeat: says that this worker lives, busy or idle, on connections that job traffic cannot starve, and learns
+//! when it was declared dead.
+
+use std::{
+    collections::HashSet,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant as Monotonic},
+};
+
+use bson::Document;
+use recruiter_common::{
+    ids::{JobId, WorkerId},
+    instant::Instant,
+    roster::Assignment,
+    shutdown::pause,
+    store::{Beat, Store},
+    telemetry::chain,
+};
+use tokio::sync::mpsc;
+
+/// Between attempts after a heartbeat that was not acknowledged.
+const RETRY: Duration = Duration::from_millis(500);
+
+/// What runner and heartbeat share.
+#[derive(Debug, Default)]
+pub(crate) struct Shared {
+    /// Every job this worker holds or is about to start: written into the roster, read by the cleaner.
+    working_on: Mutex<HashSet<JobId>>,
+    lease: Mutex<Option<Lease>>,
+}
+
+/// How long this worker may trust that it has not been declared dead.
+#[derive(Clone, Copy, Debug)]
+struct Lease {
+    /// On the monotonic clock, counted from before the heartbeat was sent.
+    until: Monotonic,
+    /// By the server's clock, counted from what the heartbeat wrote.
+    server_until: Instant,
+}
+
+impl Shared {
+    pub(crate) fn work_on(&self, jobs: impl IntoIterator<Item = JobId>) {
+        lock(&self.working_on).extend(jobs);
+    }
+
+    pub(crate) fn done_with(&self, job: JobId) {
+        lock(&self.working_on).remove(&job);
+    }
+
+    pub(crate) fn works_on(&self, job: JobId) -> bool {
+        lock(&self.working_on).contains(&job)
+    }
+
+    pub(crate) fn working_on(&self) -> Vec<JobId> {
+        lock(&self.working_on).iter().copied().collect()
+    }
+
+    pub(crate) fn count(&self) -> u32 {
+        u32::try_from(lock(&self.working_on).len()).unwrap_or(u32::MAX)
+    }
+
+    /// Until when, by the server's clock, a start may still be carried out; nothing when the lease is over.
+    pub(crate) fn lease_until(&self) -> Option<Instant> {
+        lock(&self.lease).filter(|lease| Monotonic::now() < lease.until).map(|lease| lease.server_until)
+    }
+
+    /// Notes an acknowledged heartbeat that was sent at `sent` and written as `at`.
+    pub(crate) fn renew(&self, sent: Monotonic, at: Instant, lease: Duration) {
+        *lock(&self.lease) = Some(Lease { until: sent + lease, server_until: at + lease });
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What a heartbeat found out.
+#[derive(Debug)]
+pub(crate) enum News {
+    /// It was acknowledged at this time; this assignment stands in the roster.
+    Alive { at: Instant, assignment: Option<Assignment> },
+    /// This worker was declared dead.
+    Retired,
+}
+
+/// Beats until the worker is declared dead or nobody listens any more.
+pub(crate) async fn run(
+    store: Store,
+    worker: WorkerId,
+    shared: Arc<Shared>,
+    sessions: Vec<Document>,
+    every: Duration,
+    lease: Duration,
+    news: mpsc::Sender<News>,
+) {
+    let mut unheard = false;
+    while !news.is_closed() {
+        let sent = Monotonic::now();
+        let next = match store.heartbeat(worker, &shared.working_on(), &sessions).await {
+            Ok(Beat::Seen { at, assignment }) => {
+                shared.renew(sent, at, lease);
+                if std::mem::take(&mut unheard) {
+                    tracing::info!(worker.id = %worker, "heartbeats are acknowledged again");
+                }
+                // A runner that is busy will hear of the next one.
+                let _ = news.try_send(News::Alive { at, assignment });
+                every
+            }
+            Ok(Beat::Retired) => {
+                let _ = news.send(News::Retired).await;
+                return;
+            }
+            Err(error) => {
+                if !std::mem::replace(&mut unheard, true) {
+                    tracing::warn!(worker.id = %worker, error = chain(&error), "a heartbeat was not acknowledged; trying on");
+                }
+                RETRY
+            }
+        };
+        pause(next).await;
+    }
+}

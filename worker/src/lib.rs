@@ -1,0 +1,202 @@
+//! Runs jobs: give a [`Worker`] its workables, and it takes what a recruiter assigns to it.
+//!
+//! ```no_run
+//! use recruiter_common::{enqueue::Workable, shutdown::Shutdown, store::ConnectArgs};
+//! use recruiter_worker::{Context, Done, Executable, NotDone, Worker, WorkerArgs};
+//!
+//! #[derive(serde::Serialize, serde::Deserialize)]
+//! struct Greet {
+//!     name: String,
+//! }
+//!
+//! impl Workable for Greet {
+//!     const CLASS: &'static str = "Greet";
+//! }
+//!
+//! impl Executable for Greet {
+//!     type State = ();
+//!
+//!     async fn execute(&self, _state: &(), _job: &Context) -> Result<Done, NotDone> {
+//!         Done::with(format!("hello, {}", self.name))
+//!     }
+//! }
+//!
+//! # async fn example(connect: ConnectArgs, args: WorkerArgs) -> anyhow::Result<()> {
+//! Worker::new().register::<Greet>(())?.run(&connect, args, Shutdown::on_signals()?).await?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! The stock worker, `recruiter-worker`, is this library with workables that are programs, named in a file.
+
+mod workable;
+mod registry;
+mod runner;
+mod execute;
+mod commit;
+mod heartbeat;
+mod memory;
+mod config;
+mod program;
+pub mod stock;
+mod builtin;
+
+use std::sync::Arc;
+
+use recruiter_common::{
+    exit::Exit,
+    failure::Failure,
+    retry_policy::{InvalidPolicy, Parameters, RetryPolicies, RetryPolicy},
+    shutdown::{Shutdown, pause},
+    store::{ConnectArgs, Store},
+    telemetry::chain,
+};
+
+pub use crate::{
+    config::WorkerArgs,
+    registry::DuplicateClass,
+    workable::{BlockingExecutable, Cancellation, Context, Done, Executable, NotDone},
+};
+use crate::{
+    registry::{Asynchronous, Blocking, Registry},
+    runner::{End, Equipment},
+};
+
+/// Between attempts to come back while MongoDB is away.
+const COME_BACK_AFTER: std::time::Duration = std::time::Duration::from_secs(1);
+
+/// A worker process to be: classes, policies, and who listens.
+#[derive(Default)]
+pub struct Worker {
+    registry: Registry,
+    policies: RetryPolicies,
+    listener: Option<Arc<dyn Fn(&WorkerEvent<'_>) + Send + Sync>>,
+}
+
+/// Something that happened to a job in this worker.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum WorkerEvent<'a> {
+    /// It is about to be entered.
+    Started {
+        /// Which.
+        job: &'a Context,
+    },
+    /// Its success is in the archive.
+    Done {
+        /// Which.
+        job: &'a Context,
+    },
+    /// Its failure is recorded.
+    Failed {
+        /// Which.
+        job: &'a Context,
+        /// Why.
+        failure: &'a Failure,
+        /// Whether it went to the archive with it.
+        last: bool,
+    },
+}
+
+impl Worker {
+    /// A worker without classes.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a class, with what all its executions share.
+    ///
+    /// # Errors
+    /// When the worker has the class already.
+    pub fn register<W: Executable>(mut self, state: impl Into<Arc<W::State>>) -> Result<Self, DuplicateClass> {
+        self.registry.add(W::CLASS, Arc::new(Asynchronous::<W>(state.into())))?;
+        Ok(self)
+    }
+
+    /// Adds a class whose work blocks its thread.
+    ///
+    /// # Errors
+    /// When the worker has the class already.
+    pub fn register_blocking<W: BlockingExecutable>(mut self, state: impl Into<Arc<W::State>>) -> Result<Self, DuplicateClass> {
+        self.registry.add(W::CLASS, Arc::new(Blocking::<W>(state.into())))?;
+        Ok(self)
+    }
+
+    /// Adds classes that are programs, as the stock worker's file names them.
+    ///
+    /// # Errors
+    /// When the worker has one of the classes already.
+    pub fn register_programs(mut self, programs: stock::Programs) -> Result<Self, DuplicateClass> {
+        for (class, program) in programs.0 {
+            self.registry.add(&class, Arc::new(program))?;
+        }
+        Ok(self)
+    }
+
+    /// Adds the classes for trying and testing: `sleep`, `fail`, `panic`, `exit-abruptly`, `leak`.
+    ///
+    /// # Errors
+    /// When the worker has one of the classes already.
+    pub fn register_builtins(mut self) -> Result<Self, DuplicateClass> {
+        for (class, handler) in builtin::all() {
+            self.registry.add(class, handler)?;
+        }
+        Ok(self)
+    }
+
+    /// Adds a retry policy of one's own, made from its stored parameters by `decode`. A worker that meets a job whose
+    /// policy it does not know archives it unrun, as malformed.
+    ///
+    /// # Errors
+    /// When there is a policy of this name already.
+    pub fn register_policy<P: RetryPolicy + 'static>(
+        mut self,
+        class: &'static str,
+        decode: impl Fn(&Parameters<'_>, &RetryPolicies) -> Result<P, InvalidPolicy> + Send + Sync + 'static,
+    ) -> Result<Self, InvalidPolicy> {
+        self.policies.register(class, decode)?;
+        Ok(self)
+    }
+
+    /// Calls `listener` with everything that happens to jobs here. It should be quick and must not panic.
+    #[must_use]
+    pub fn listen(mut self, listener: impl Fn(&WorkerEvent<'_>) + Send + Sync + 'static) -> Self {
+        self.listener = Some(Arc::new(listener));
+        self
+    }
+
+    /// Works until it is asked to stop or the memory limit is reached: [`Exit::Success`] or [`Exit::MemoryLimit`].
+    ///
+    /// A MongoDB that goes away in between is waited for.
+    ///
+    /// # Errors
+    /// When the arguments contradict each other, no class is registered, or MongoDB cannot be used at the start.
+    pub async fn run(self, connect: &ConnectArgs, args: WorkerArgs, mut shutdown: Shutdown) -> anyhow::Result<Exit> {
+        args.validate()?;
+        if self.registry.classes().next().is_none() {
+            return Err(anyhow::anyhow!("this worker has no classes: name programs with --config, or try --builtins").context(Exit::Usage));
+        }
+        let store = tokio::select! {
+            connected = Store::connect(connect, "recruiter-worker") => connected?,
+            () = shutdown.requested() => return Ok(Exit::Success),
+        };
+        let heartbeat_store = store.with_own_connections(connect, "recruiter-worker-heartbeat").await?;
+        let equipment =
+            Arc::new(Equipment { store, heartbeat_store, args, registry: self.registry, policies: self.policies, listener: self.listener });
+        loop {
+            match runner::run(equipment.clone(), &mut shutdown).await {
+                Ok(End::Stopped) => return Ok(Exit::Success),
+                Ok(End::MemoryLimit) => return Ok(Exit::MemoryLimit),
+                Ok(End::Retired) if shutdown.is_requested() => return Ok(Exit::Success),
+                Ok(End::Retired) => {}
+                Err(error) => {
+                    tracing::warn!(error = chain(&error), "could not register; trying again");
+                    if shutdown.is_requested() {
+                        return Ok(Exit::Success);
+                    }
+                    tokio::select! { () = pause(COME_BACK_AFTER) => {} () = shutdown.requested() => {} }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,824 @@
+//! Runs a job by a program that the local configuration names, without a shell.
+//!
+//! Made by [`stock`](crate::stock) from the workables file, executed by the runner like any other workable. A job
+//! chooses arguments, never the program, and one placeholder never becomes two arguments. Every program is the leader
+//! of a process group of its own, and however its execution ends early, the whole group is killed. Should the worker
+//! itself be killed, only its supervisor can do that (systemd's default `KillMode=control-group` does).
+
+use std::{
+    collections::BTreeMap,
+    ffi::{OsStr, OsString},
+    io,
+    os::unix::{
+        ffi::{OsStrExt, OsStringExt},
+        process::ExitStatusExt,
+    },
+    path::PathBuf,
+    pin::pin,
+    process::{ExitStatus, Stdio},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use bson::{Binary, Bson, spec::BinarySubtype};
+use futures_util::{
+    FutureExt,
+    future::{BoxFuture, Either, join3, select},
+};
+use nix::{
+    errno::Errno,
+    sys::{
+        signal::{Signal, killpg},
+        wait::{Id, WaitPidFlag, WaitStatus, waitid},
+    },
+    unistd::Pid,
+};
+use recruiter_common::failure::{self, Failure};
+use tokio::{
+    io::{AsyncRead, AsyncReadExt, AsyncWriteExt},
+    process::{Child, ChildStdin, Command},
+    signal::unix::{SignalKind, signal},
+    time::timeout,
+};
+
+use crate::{
+    registry::{Handler, Ready},
+    workable::{Cancellation, Context, Done, NotDone},
+};
+
+/// The exit code by which a program asks to be run again later: `EX_TEMPFAIL` of sysexits.
+const TRY_AGAIN: i32 = 75;
+/// What a program writes to standard error, on a line of its own, to name its error class.
+const ERROR_CLASS: &[u8] = b"error-class: ";
+/// How long descendants may keep the pipes of a program open that has ended, and how long a killed one may take to go.
+const LINGER: Duration = Duration::from_secs(1);
+/// Read from a pipe at once.
+const CHUNK: usize = 16 * 1024;
+
+/// One workable of the stock worker.
+pub(crate) struct Program {
+    pub(crate) arguments: Vec<Template>,
+    pub(crate) settings: Arc<Settings>,
+}
+
+/// What all executions of a program share.
+pub(crate) struct Settings {
+    /// The program: absolute, found when the file was loaded.
+    pub(crate) path: PathBuf,
+    pub(crate) time_limit: Option<Duration>,
+    pub(crate) try_again_after: Option<Duration>,
+    /// Longest result that is kept, in bytes.
+    pub(crate) result_limit: usize,
+    pub(crate) directory: Option<PathBuf>,
+    pub(crate) environment: BTreeMap<String, String>,
+}
+
+impl Handler for Program {
+    fn decode(&self, parameters: Bson) -> Result<Arc<dyn Ready>, Failure> {
+        let arguments = self.arguments.iter().map(|argument| argument.render(&parameters)).collect::<Result<_, _>>()?;
+        let input = format!("{}\n", parameters.into_relaxed_extjson()).into_bytes();
+        Ok(Arc::new(Invocation { arguments, input, settings: self.settings.clone() }))
+    }
+}
+
+/// An argument with placeholders: `{name}`, `{nested.name}`; `{{` and `}}` are braces.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Template(Vec<Piece>);
+
+#[derive(Debug, PartialEq)]
+enum Piece {
+    Text(String),
+    Parameter(String),
+}
+
+impl Template {
+    /// # Errors
+    /// What is wrong with the text, for people.
+    pub(crate) fn parse(text: &str) -> Result<Self, &'static str> {
+        let (mut pieces, mut literal, mut rest) = (Vec::new(), String::new(), text);
+        while let Some(at) = rest.find(['{', '}', '\0']) {
+            literal.push_str(&rest[..at]);
+            let from = &rest[at..];
+            rest = if let Some(rest) = from.strip_prefix("{{") {
+                literal.push('{');
+                rest
+            } else if let Some(rest) = from.strip_prefix("}}") {
+                literal.push('}');
+                rest
+            } else if let Some(inside) = from.strip_prefix('{') {
+                let (name, rest) = inside.split_once('}').ok_or("a `{` is never closed; write `{{` for a literal brace")?;
+                let is_word = |word: &str| !word.is_empty() && word.chars().all(|c| c.is_alphanumeric() || c == '_' || c == '-');
+                if !name.split('.').all(is_word) {
+                    return Err("a placeholder is written `{name}` or `{nested.name}`; write `{{` and `}}` for literal braces");
+                }
+                pieces.push(Piece::Text(std::mem::take(&mut literal)));
+                pieces.push(Piece::Parameter(name.to_owned()));
+                rest
+            } else if from.starts_with('}') {
+                return Err("a `}` was never opened; write `}}` for a literal brace");
+            } else {
+                return Err("no argument can contain a NUL");
+            };
+        }
+        literal.push_str(rest);
+        pieces.push(Piece::Text(literal));
+        Ok(Self(pieces))
+    }
+
+    /// The text, if there is no placeholder in it.
+    pub(crate) fn literal(&self) -> Option<&str> {
+        match self.0.as_slice() {
+            [Piece::Text(text)] => Some(text),
+            _ => None,
+        }
+    }
+
+    fn render(&self, parameters: &Bson) -> Result<OsString, Failure> {
+        let mut argument = Vec::new();
+        for piece in &self.0 {
+            match piece {
+                Piece::Text(text) => argument.extend_from_slice(text.as_bytes()),
+                Piece::Parameter(path) => {
+                    let value = text_of(lookup(parameters, path)).ok_or_else(|| {
+                        Failure::new(failure::PARAMETERS, format!("the command needs parameter `{path}`, which is missing"))
+                    })?;
+                    if value.contains(&0) {
+                        let message = format!("parameter `{path}` contains a NUL, which no argument of a program can");
+                        return Err(Failure::new(failure::PARAMETERS, message));
+                    }
+                    argument.extend(value);
+                }
+            }
+        }
+        Ok(OsString::from_vec(argument))
+    }
+}
+
+fn lookup<'a>(parameters: &'a Bson, path: &str) -> &'a Bson {
+    path.split('.').fold(parameters, |value, name| value.as_document().and_then(|fields| fields.get(name)).unwrap_or(&Bson::Null))
+}
+
+/// What stands for a value in an argument; nothing for null.
+fn text_of(value: &Bson) -> Option<Vec<u8>> {
+    Some(match value {
+        Bson::Null | Bson::Undefined => return None,
+        Bson::String(text) | Bson::Symbol(text) => text.clone().into_bytes(),
+        Bson::Binary(binary) => binary.bytes.clone(),
+        Bson::Int32(number) => number.to_string().into_bytes(),
+        Bson::Int64(number) => number.to_string().into_bytes(),
+        Bson::Double(number) => number.to_string().into_bytes(),
+        Bson::Decimal128(number) => number.to_string().into_bytes(),
+        Bson::Boolean(truth) => truth.to_string().into_bytes(),
+        Bson::ObjectId(id) => id.to_hex().into_bytes(),
+        Bson::DateTime(date) => date.try_to_rfc3339_string().map_or_else(|_| extended_json(value), String::into_bytes),
+        Bson::Document(_)
+        | Bson::Array(_)
+        | Bson::RegularExpression(_)
+        | Bson::JavaScriptCode(_)
+        | Bson::JavaScriptCodeWithScope(_)
+        | Bson::Timestamp(_)
+        | Bson::MaxKey
+        | Bson::MinKey
+        | Bson::DbPointer(_) => extended_json(value),
+    })
+}
+
+fn extended_json(value: &Bson) -> Vec<u8> {
+    value.clone().into_relaxed_extjson().to_string().into_bytes()
+}
+
+/// One execution of a program, ready to start.
+struct Invocation {
+    arguments: Vec<OsString>,
+    input: Vec<u8>,
+    settings: Arc<Settings>,
+}
+
+impl Ready for Invocation {
+    fn time_limit(&self) -> Option<Duration> {
+        self.settings.time_limit
+    }
+
+    fn execute<'a>(&'a self, job: &'a Arc<Context>) -> BoxFuture<'a, Result<Done, NotDone>> {
+        self.run(job).boxed()
+    }
+}
+
+impl Invocation {
+    async fn run(&self, job: &Context) -> Result<Done, NotDone> {
+        let mut group = Group(self.command(job).spawn().map_err(|error| self.not_started(&error))?);
+        let ended = group.ended()?;
+        let (mut output, mut errors) = (Output::up_to(self.settings.result_limit), Errors::default());
+        let stopped = {
+            let child = &mut group.0;
+            let (input, from_output, from_errors) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+            let streams = join3(
+                feed(input, &self.input),
+                drain(from_output, |chunk| output.push(chunk)),
+                drain(from_errors, |chunk| errors.push(chunk)),
+            );
+            let end = async {
+                tokio::select! {
+                    biased;
+                    ended = ended => ended.map(|()| false),
+                    () = job.cancelled() => Ok(true),
+                }
+            };
+            match select(pin!(streams), pin!(end)).await {
+                Either::Left((_, end)) => end.await?,
+                Either::Right((stopped, streams)) => {
+                    let stopped = stopped?;
+                    if !stopped && timeout(LINGER, streams).await.is_err() {
+                        group.kill();
+                    }
+                    stopped
+                }
+            }
+        };
+        if stopped {
+            group.kill();
+            // A process that waits for a dead disk does not even go when it is killed: not our wait.
+            let _ = timeout(LINGER, group.0.wait()).await;
+            return Err(stopped_by(job));
+        }
+        let status = group.0.wait().await?;
+        match status.code() {
+            Some(0) => Ok(Done { result: output.into_result() }),
+            Some(TRY_AGAIN) => {
+                Err(NotDone::TryAgain { after: self.settings.try_again_after, reason: errors.into_failure(&self.settings, status) })
+            }
+            _ => Err(NotDone::Failed(errors.into_failure(&self.settings, status))),
+        }
+    }
+
+    fn command(&self, job: &Context) -> Command {
+        let mut command = Command::new(&self.settings.path);
+        command.args(&self.arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.process_group(0).kill_on_drop(true);
+        for (name, _) in std::env::vars_os().filter(|(name, _)| is_withheld(name)) {
+            command.env_remove(name);
+        }
+        command
+            .envs(&self.settings.environment)
+            .env("RECRUITER_JOB_ID", job.job_id().to_string())
+            .env("RECRUITER_JOB_CLASS", job.class())
+            .env("RECRUITER_JOB_GROUP", job.group())
+            .env("RECRUITER_ATTEMPT", job.attempt().to_string())
+            .env("RECRUITER_IS_LAST_ATTEMPT", job.is_last_attempt().to_string());
+        if let Some(deadline) = job.deadline() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            command.env("RECRUITER_TIME_LIMIT_MS", left.as_millis().to_string());
+        }
+        if let Some(directory) = &self.settings.directory {
+            command.current_dir(directory);
+        }
+        command
+    }
+
+    fn not_started(&self, error: &io::Error) -> NotDone {
+        let program = self.settings.path.display();
+        if error.kind() == io::ErrorKind::ArgumentListTooLong {
+            let message =
+                format!("the arguments for `{program}` are longer than the system allows: let it read the parameters from its input");
+            return NotDone::failed(failure::PARAMETERS, message);
+        }
+        let advice = match (&self.settings.directory, error.kind()) {
+            (Some(directory), _) if !directory.is_dir() => format!("make its directory `{}`", directory.display()),
+            (_, io::ErrorKind::NotFound) => "install it, or the interpreter that its first line names".into(),
+            (_, io::ErrorKind::PermissionDenied) => "let the worker's user execute it".into(),
+            _ => "see whether this machine is short of processes or memory".into(),
+        };
+        NotDone::failed("spawn", format!("cannot start `{program}`: {error}; {advice}, or correct the workables file"))
+    }
+}
+
+/// What of the worker's environment is nobody else's business: credentials, its own settings, systemd's watchdog.
+fn is_withheld(name: &OsStr) -> bool {
+    let starts_with = |prefix: &str| name.as_bytes().starts_with(prefix.as_bytes());
+    name == "MONGODB_URI" || name == "NOTIFY_SOCKET" || starts_with("RECRUITER_") || starts_with("WATCHDOG_")
+}
+
+/// That an execution was broken off, and why.
+pub(crate) fn stopped_by(job: &Context) -> NotDone {
+    NotDone::Stopped(match job.cancellation() {
+        Some(Cancellation::Requested) => Failure::new(failure::CANCELLED, "the job was cancelled while it ran"),
+        Some(Cancellation::TimeLimit) => Failure::new(failure::TIMEOUT, "the time limit passed"),
+        Some(Cancellation::LeaseLost) => Failure::new(failure::INTERRUPTED, "the worker was declared dead"),
+        Some(Cancellation::WorkerStopping) | None => Failure::new(failure::INTERRUPTED, "the worker stopped while the job ran"),
+    })
+}
+
+/// A program and its descendants, killed when dropped before the program was seen to end.
+///
+/// The id stays ours until the leader is reaped, which is therefore left to the very end: an id that was reaped may
+/// already be the group of another job.
+struct Group(Child);
+
+impl Group {
+    fn id(&self) -> Option<Pid> {
+        self.0.id().and_then(|id| i32::try_from(id).ok()).map(Pid::from_raw)
+    }
+
+    /// Kills the group, unless the leader is reaped.
+    fn kill(&self) {
+        if let Some(id) = self.id() {
+            // It fails only when nobody is left.
+            let _ = killpg(id, Signal::SIGKILL);
+        }
+    }
+
+    /// Resolves when the leader has ended, and leaves it to be reaped.
+    fn ended(&self) -> io::Result<impl Future<Output = io::Result<()>> + use<>> {
+        let id = self.id().ok_or(Errno::ECHILD)?;
+        let mut children = signal(SignalKind::child())?;
+        Ok(async move {
+            loop {
+                match waitid(Id::Pid(id), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT | WaitPidFlag::WNOHANG) {
+                    Ok(WaitStatus::StillAlive) => children.recv().await,
+                    // Not to be understood, but an end: by a real-time signal, which `nix` does not know.
+                    Ok(_) | Err(Errno::EINVAL) => return Ok(()),
+                    Err(error) => return Err(error.into()),
+                };
+            }
+        })
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+async fn feed(to: Option<ChildStdin>, input: &[u8]) {
+    if let Some(mut to) = to {
+        // A program need not read its input.
+        let _ = to.write_all(input).await;
+    }
+}
+
+async fn drain(from: Option<impl AsyncRead + Unpin>, mut keep: impl FnMut(&[u8])) {
+    let Some(mut from) = from else { return };
+    let mut chunk = vec![0; CHUNK];
+    while let Ok(length @ 1..) = from.read(&mut chunk).await {
+        keep(&chunk[..length]);
+    }
+}
+
+/// The beginning of standard output.
+struct Output {
+    kept: Vec<u8>,
+    limit: usize,
+    is_cut: bool,
+}
+
+impl Output {
+    fn up_to(limit: usize) -> Self {
+        Self { kept: Vec::new(), limit, is_cut: false }
+    }
+
+    fn push(&mut self, chunk: &[u8]) {
+        let room = self.limit - self.kept.len();
+        self.is_cut |= chunk.len() > room;
+        self.kept.extend_from_slice(&chunk[..chunk.len().min(room)]);
+    }
+
+    fn into_result(mut self) -> Option<Bson> {
+        if self.is_cut {
+            if let Err(error) = str::from_utf8(&self.kept)
+                && error.error_len().is_none()
+            {
+                self.kept.truncate(error.valid_up_to());
+            }
+            self.kept.extend_from_slice(format!("… [cut after {} bytes]", self.limit).as_bytes());
+        }
+        match String::from_utf8(self.kept) {
+            Ok(mut text) => {
+                if text.ends_with('\n') {
+                    text.pop();
+                }
+                (!text.is_empty()).then_some(Bson::String(text))
+            }
+            Err(error) => Some(Bson::Binary(Binary { subtype: BinarySubtype::Generic, bytes: error.into_bytes() })),
+        }
+    }
+}
+
+/// The end of standard error, and the error class that the program gave itself anywhere in it.
+#[derive(Default)]
+struct Errors {
+    end: Vec<u8>,
+    line: Vec<u8>,
+    class: Option<String>,
+}
+
+impl Errors {
+    /// Enough of a line to hold the longest error class.
+    const LONGEST_LINE: usize = 2 * failure::LONGEST_CLASS;
+    /// Enough for the trace, whatever the encoding.
+    const KEPT: usize = 2 * failure::LONGEST_TRACE;
+
+    fn push(&mut self, chunk: &[u8]) {
+        self.end.extend_from_slice(chunk);
+        if self.end.len() > 2 * Self::KEPT {
+            self.end.drain(..self.end.len() - Self::KEPT);
+        }
+        for part in chunk.split_inclusive(|byte| *byte == b'\n') {
+            let room = Self::LONGEST_LINE - self.line.len();
+            self.line.extend_from_slice(&part[..part.len().min(room)]);
+            if part.ends_with(b"\n") {
+                self.end_line();
+            }
+        }
+    }
+
+    fn end_line(&mut self) {
+        if let Some(class) = error_class(&self.line) {
+            self.class = Some(class.to_owned());
+        }
+        self.line.clear();
+    }
+
+    fn into_failure(mut self, settings: &Settings, status: ExitStatus) -> Failure {
+        self.end_line();
+        let (class, what) = match (status.code(), status.signal()) {
+            (Some(code), _) => (format!("exit:{code}"), format!("exited with {code}")),
+            (None, number) => {
+                let number = number.unwrap_or_default();
+                let name = Signal::try_from(number).map_or_else(|_| number.to_string(), |signal| signal.as_str().into());
+                (format!("signal:{name}"), format!("was killed by {name}"))
+            }
+        };
+        let class = self.class.filter(|_| status.code() != Some(TRY_AGAIN)).unwrap_or(class);
+        let program = settings.path.display();
+        let trace = String::from_utf8_lossy(&self.end);
+        let last = trace.lines().map(str::trim).rfind(|line| !line.is_empty() && error_class(line.as_bytes()).is_none());
+        let message = match last {
+            Some(line) => format!("`{program}` {what}: {line}"),
+            None => format!("`{program}` {what} without a word on standard error"),
+        };
+        let failure = Failure::new(class, message);
+        if trace.trim().is_empty() { failure } else { failure.with_trace(trace) }
+    }
+}
+
+/// The error class that a line of standard error names.
+fn error_class(line: &[u8]) -> Option<&str> {
+    let class = str::from_utf8(line.strip_prefix(ERROR_CLASS)?).ok()?.trim();
+    (!class.is_empty() && class.len() <= failure::LONGEST_CLASS && !class.contains(char::is_control)).then_some(class)
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::{fs, path::Path, sync::OnceLock};
+
+    use bson::{doc, oid::ObjectId};
+    use recruiter_common::ids::JobId;
+
+    use super::*;
+
+    pub(crate) fn context() -> Arc<Context> {
+        context_of_attempt(1)
+    }
+
+    pub(crate) fn context_of_attempt(attempt: u32) -> Arc<Context> {
+        Arc::new(Context {
+            job: JobId::new(),
+            class: "test".into(),
+            group: "generic".into(),
+            attempt,
+            is_last_attempt: false,
+            last_execution: None,
+            deadline: OnceLock::new(),
+            cancel: Arc::default(),
+        })
+    }
+
+    fn program(command: &[&str]) -> Program {
+        let settings = Settings {
+            path: Path::new("/bin").join(command[0]),
+            time_limit: None,
+            try_again_after: Some(Duration::from_secs(60)),
+            result_limit: 1024 * 1024,
+            directory: None,
+            environment: BTreeMap::new(),
+        };
+        let arguments = command[1..].iter().map(|argument| Template::parse(argument).unwrap()).collect();
+        Program { arguments, settings: Arc::new(settings) }
+    }
+
+    fn with(command: &[&str], change: impl FnOnce(&mut Settings)) -> Program {
+        let mut program = program(command);
+        change(Arc::get_mut(&mut program.settings).unwrap());
+        program
+    }
+
+    async fn run(program: Program, parameters: impl Into<Bson>) -> Result<Done, NotDone> {
+        let invocation = program.decode(parameters.into()).map_err(NotDone::Failed)?;
+        // A hang is a failure of the test, not of its patience.
+        timeout(Duration::from_secs(20), invocation.execute(&context())).await.expect("it ends")
+    }
+
+    /// Runs a shell script.
+    async fn sh(script: &str) -> Result<Done, NotDone> {
+        // As a parameter, so that its braces are no placeholders.
+        run(program(&["sh", "-c", "{script}"]), doc! { "script": script }).await
+    }
+
+    fn text(result: Result<Done, NotDone>) -> String {
+        match result {
+            Ok(Done { result: Some(Bson::String(text)) }) => text,
+            other => panic!("no text: {other:?}"),
+        }
+    }
+
+    fn failed(result: Result<Done, NotDone>) -> Failure {
+        match result {
+            Err(NotDone::Failed(failure)) => failure,
+            other => panic!("no failure: {other:?}"),
+        }
+    }
+
+    async fn wait_until(what: &str, condition: impl Fn() -> bool) {
+        let mut ticks = tokio::time::interval(Duration::from_millis(10));
+        for _ in 0..500 {
+            if condition() {
+                return;
+            }
+            ticks.tick().await;
+        }
+        panic!("never: {what}");
+    }
+
+    /// Whether a process of this id runs (a zombie that nobody reaps does not).
+    fn is_running(id: &str) -> bool {
+        fs::read_to_string(format!("/proc/{}/stat", id.trim())).is_ok_and(|stat| !stat.contains(") Z"))
+    }
+
+    #[test]
+    fn arguments_are_rendered() {
+        let id = ObjectId::new();
+        let parameters = Bson::Document(doc! {
+            "text": "a b", "int": 7, "long": i64::MAX, "whole": 3.0, "half": 0.5, "truth": true, "null": null, "id": id,
+            "date": bson::DateTime::from_millis(1_500), "name": Binary { subtype: BinarySubtype::Generic, bytes: b"caf\xe9".to_vec() },
+            "nested": { "deeper": { "x": "y" } }, "list": [1, "two"], "hostile": "$(rm -rf /); `id` \"'\n--x {text} %s",
+            "nul": "a\0b", "when": bson::Timestamp { time: 1, increment: 2 },
+        });
+        let check = |template: &str, expected: &[u8]| {
+            let rendered = Template::parse(template).unwrap().render(&parameters);
+            assert_eq!(rendered.as_deref().map(OsStr::as_bytes), Ok(expected), "{template}");
+        };
+        check("", b"");
+        check("--name={text}!", b"--name=a b!");
+        check("{int}/{long}/{whole}/{half}/{truth}", b"7/9223372036854775807/3/0.5/true");
+        check("{id}", id.to_hex().as_bytes());
+        check("{date}", b"1970-01-01T00:00:01.5Z");
+        check("/data/{name}", b"/data/caf\xe9");
+        check("{nested.deeper.x}", b"y");
+        check("{nested}", br#"{"deeper":{"x":"y"}}"#);
+        check("{list}", br#"[1,"two"]"#);
+        check("{when}", br#"{"$timestamp":{"i":2,"t":1}}"#);
+        check("{hostile}", b"$(rm -rf /); `id` \"'\n--x {text} %s");
+        check("{{text}} {{{int}}} }}{{", b"{text} {7} }{");
+        let refuse = |template: &str, parameter: &str| {
+            let refused = Template::parse(template).unwrap().render(&parameters).unwrap_err();
+            assert!(refused.class == failure::PARAMETERS && refused.message.contains(&format!("parameter `{parameter}`")), "{refused:?}");
+        };
+        refuse("{absent}", "absent");
+        refuse("{null}", "null");
+        refuse("{text.deeper}", "text.deeper");
+        refuse("{nested.absent.x}", "nested.absent.x");
+        refuse("x{nul}", "nul");
+        assert!(Template::parse("{x}").unwrap().render(&Bson::Null).is_err());
+    }
+
+    #[test]
+    fn only_a_text_without_placeholders_is_literal() {
+        assert_eq!(Template::parse("a{{b}}").unwrap().literal(), Some("a{b}"));
+        assert_eq!(Template::parse("").unwrap().literal(), Some(""));
+        assert_eq!(Template::parse("{a}").unwrap().literal(), None);
+    }
+
+    #[tokio::test]
+    async fn parameters_arrive_verbatim_as_one_argument_each() {
+        let hostile = "-n $(touch /tmp/x) `id` \"quoted\" 'single'\n*\t\\ ;|&";
+        let result = run(program(&["printf", "[%s]", "{a}", "{a}x", "{b}"]), doc! { "a": hostile, "b": "" }).await;
+        assert_eq!(text(result), format!("[{hostile}][{hostile}x][]"));
+    }
+
+    #[tokio::test]
+    async fn a_file_name_that_is_not_utf8_is_found() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join(OsStr::from_bytes(b"caf\xe9"));
+        fs::write(&file, "found").unwrap();
+        let path = Binary { subtype: BinarySubtype::Generic, bytes: file.into_os_string().into_vec() };
+        assert_eq!(text(run(program(&["cat", "--", "{path}"]), doc! { "path": path.clone() }).await), "found");
+        let sum = run(with(&["sha256sum", "{path}"], |settings| settings.path = "/usr/bin/sha256sum".into()), doc! { "path": path }).await;
+        let Ok(Done { result: Some(Bson::Binary(sum)) }) = sum else { panic!("no name that is not UTF-8: {sum:?}") };
+        assert!(sum.bytes.starts_with(b"bcc649cfdb8cc557053da67df7e7fcb740dcf7f721cebe1f2082597ad0d5e7d8"));
+    }
+
+    #[tokio::test]
+    async fn standard_input_is_one_line_of_extended_json() {
+        let parameters = doc! { "n": i64::MAX, "at": bson::DateTime::from_millis(0), "text": "two\nlines" };
+        let input = text(run(program(&["cat"]), parameters.clone()).await);
+        assert_eq!(input, r#"{"at":{"$date":"1970-01-01T00:00:00Z"},"n":9223372036854775807,"text":"two\nlines"}"#);
+        let back = Bson::try_from(serde_json::from_str::<serde_json::Value>(&input).unwrap()).unwrap();
+        assert_eq!(back.as_document().unwrap().get("at"), parameters.get("at"));
+    }
+
+    #[tokio::test]
+    async fn every_way_to_end_is_told_apart() {
+        let check = |result, class: &str, message: &str, trace: Option<&str>| {
+            let failure = failed(result);
+            assert_eq!((failure.class.as_str(), failure.message.as_str(), failure.trace.as_deref()), (class, message, trace));
+        };
+        assert_eq!(sh("").await, Ok(Done::default()));
+        assert_eq!(sh("echo").await, Ok(Done::default()));
+        assert_eq!(text(sh("printf 'a\n\n'; echo noise >&2").await), "a\n");
+        assert_eq!(
+            sh("printf '\\377'").await.unwrap().result,
+            Some(Bson::Binary(Binary { subtype: BinarySubtype::Generic, bytes: vec![255] }))
+        );
+        check(sh("exit 3").await, "exit:3", "`/bin/sh` exited with 3 without a word on standard error", None);
+        check(
+            sh("echo one >&2; echo ' two ' >&2; echo >&2; exit 1").await,
+            "exit:1",
+            "`/bin/sh` exited with 1: two",
+            Some("one\n two \n\n"),
+        );
+        check(sh("kill -KILL $$").await, "signal:SIGKILL", "`/bin/sh` was killed by SIGKILL without a word on standard error", None);
+        check(sh("echo >&2 dying; kill -TERM $$").await, "signal:SIGTERM", "`/bin/sh` was killed by SIGTERM: dying", Some("dying\n"));
+        check(sh("kill -40 $$").await, "signal:40", "`/bin/sh` was killed by 40 without a word on standard error", None);
+        let Err(NotDone::TryAgain { after, reason }) = sh("echo busy >&2; exit 75").await else { panic!("not to be tried again") };
+        assert_eq!(
+            (after, reason.class.as_str(), reason.message.as_str()),
+            (Some(Duration::from_secs(60)), "exit:75", "`/bin/sh` exited with 75: busy")
+        );
+    }
+
+    #[tokio::test]
+    async fn a_program_can_name_its_error_class() {
+        let class = async |script: &str| failed(sh(script).await).class;
+        assert_eq!(class("echo 'error-class: first' >&2; echo 'error-class:  not-found ' >&2; exit 2").await, "not-found");
+        assert_eq!(class("printf 'error-class: unfinished' >&2; exit 2").await, "unfinished");
+        assert_eq!(class("echo 'error-class: crashed' >&2; kill -ABRT $$").await, "crashed");
+        assert_eq!(class("echo 'error-class: early' >&2; head -c 1000000 /dev/zero >&2; exit 2").await, "early");
+        for not_one in [
+            "an error-class: x",
+            "error-class:x",
+            "error-class: ",
+            "Error-Class: x",
+            "error-class: a\tb",
+            &format!("error-class: {}", "x".repeat(257)),
+        ] {
+            assert_eq!(class(&format!("echo '{not_one}' >&2; exit 2")).await, "exit:2", "{not_one}");
+        }
+        assert_eq!(class(&format!("echo 'error-class: {}' >&2; exit 2", "x".repeat(256))).await, "x".repeat(256));
+        let failure = failed(sh("echo 'no such thing' >&2; echo 'error-class: absent' >&2; exit 2").await);
+        assert_eq!((failure.class.as_str(), failure.message.as_str()), ("absent", "`/bin/sh` exited with 2: no such thing"));
+    }
+
+    #[tokio::test]
+    async fn long_output_is_cut_and_never_blocks() {
+        let limited = |limit| with(&["sh", "-c", "{script}"], |settings| settings.result_limit = limit);
+        let result =
+            text(run(limited(4), doc! { "script": "head -c 3000000 /dev/zero | tr '\\0' x; head -c 3000000 /dev/zero >&2" }).await);
+        assert_eq!(result, "xxxx… [cut after 4 bytes]");
+        assert_eq!(text(run(limited(4), doc! { "script": "printf 'abcé'" }).await), "abc… [cut after 4 bytes]");
+        assert_eq!(text(run(limited(4), doc! { "script": "printf abcd" }).await), "abcd");
+        let Ok(Done { result: Some(Bson::Binary(cut)) }) = run(limited(2), doc! { "script": "printf '\\377abc'" }).await else {
+            panic!("not binary")
+        };
+        assert_eq!(cut.bytes, [b"\xffa".as_slice(), "… [cut after 2 bytes]".as_bytes()].concat());
+        let failure = failed(sh("yes error | head -c 3000000 >&2; echo last >&2; exit 1").await);
+        let trace = failure.trace.unwrap();
+        assert!(trace.len() <= failure::LONGEST_TRACE && trace.ends_with("error\nlast\n"), "{trace}");
+        assert_eq!(failure.message, "`/bin/sh` exited with 1: last");
+    }
+
+    #[tokio::test]
+    async fn long_input_may_be_ignored_or_read_late() {
+        let script = |script: &str| doc! { "script": script, "ballast": "x".repeat(3_000_000) };
+        assert_eq!(run(program(&["sh", "-c", "{script}"]), script("exec <&-; exit 0")).await, Ok(Done::default()));
+        assert_eq!(run(program(&["sh", "-c", "{script}"]), script("exit 0")).await, Ok(Done::default()));
+        let late = "head -c 1000000 /dev/zero | tr '\\0' x; wc -c";
+        assert!(
+            text(run(program(&["sh", "-c", "{script}"]), script(late)).await)
+                .ends_with(&format!("x{}", script(late).get_str("ballast").unwrap().len() + late.len() + 28))
+        );
+        let echoed = run(with(&["cat"], |settings| settings.result_limit = 4_000_000), script("")).await;
+        assert_eq!(text(echoed).len(), 3_000_000 + 26);
+    }
+
+    #[tokio::test]
+    async fn a_program_that_is_gone_says_what_to_do() {
+        let failure = failed(run(program(&["no-such-program"]), doc! {}).await);
+        assert_eq!(failure.class, "spawn");
+        assert!(
+            failure.message.starts_with("cannot start `/bin/no-such-program`: No such file") && failure.message.contains("install it"),
+            "{failure:?}"
+        );
+        let failure = failed(run(with(&["x"], |settings| settings.path = "/etc/passwd".into()), doc! {}).await);
+        assert!(failure.class == "spawn" && failure.message.contains("let the worker's user execute it"), "{failure:?}");
+        let failure = failed(run(with(&["true"], |settings| settings.directory = Some("/nowhere".into())), doc! {}).await);
+        assert!(failure.class == "spawn" && failure.message.contains("make its directory `/nowhere`"), "{failure:?}");
+        let failure = failed(run(program(&["true", "{x}"]), doc! { "x": "x".repeat(4_000_000) }).await);
+        assert!(failure.class == failure::PARAMETERS && failure.message.contains("longer than the system allows"), "{failure:?}");
+    }
+
+    /// Starts itself again with credentials in its environment: a test must not change its own.
+    #[tokio::test]
+    async fn the_environment_is_the_workers_without_its_credentials() {
+        if std::env::var_os("RECRUITER_SECRET").is_none() {
+            let test = std::env::current_exe().unwrap();
+            let name = "program::tests::the_environment_is_the_workers_without_its_credentials";
+            let secrets = ["MONGODB_URI", "RECRUITER_SECRET", "RECRUITER_TIME_LIMIT_MS", "NOTIFY_SOCKET", "WATCHDOG_USEC"]
+                .map(|name| (name, "secret"));
+            let again = Command::new(test).args(["--exact", name]).envs(secrets).env("PLAIN", "kept").output().await.unwrap();
+            let said = String::from_utf8_lossy(&again.stdout).into_owned();
+            return assert!(again.status.success() && said.contains("1 passed"), "{said}");
+        }
+        let job = context();
+        let environment = with(&["env"], |settings| {
+            settings.path = "/usr/bin/env".into();
+            settings.environment = BTreeMap::from([("ADDED".into(), "too".into()), ("RECRUITER_JOB_CLASS".into(), "untrue".into())]);
+        });
+        let variables = text(environment.decode(Bson::Null).unwrap().execute(&job).await);
+        let has = |line: &str| variables.lines().any(|variable| variable == line);
+        assert!(!variables.contains("secret"), "{variables}");
+        assert!(has("PLAIN=kept") && has("ADDED=too") && has(&format!("RECRUITER_JOB_ID={}", job.job_id())), "{variables}");
+        assert!(has("RECRUITER_JOB_CLASS=test") && has("RECRUITER_JOB_GROUP=generic"), "{variables}");
+        assert!(has("RECRUITER_ATTEMPT=1") && has("RECRUITER_IS_LAST_ATTEMPT=false"), "{variables}");
+        assert!(!variables.contains("RECRUITER_TIME_LIMIT_MS"), "{variables}");
+        job.deadline.set(Instant::now() + Duration::from_secs(60)).unwrap();
+        let variables = text(environment.decode(Bson::Null).unwrap().execute(&job).await);
+        let left = variables.lines().find_map(|line| line.strip_prefix("RECRUITER_TIME_LIMIT_MS=")).unwrap();
+        assert!((50_000..=60_000).contains(&left.parse().unwrap()), "{left}");
+    }
+
+    #[tokio::test]
+    async fn it_runs_in_its_directory() {
+        assert_eq!(text(run(with(&["pwd"], |settings| settings.directory = Some("/usr/share".into())), doc! {}).await), "/usr/share");
+    }
+
+    /// Starts a program with a child, waits for the child's id, calls `stop` and expects both to be gone.
+    async fn stopped(stop: impl AsyncFnOnce(tokio::task::JoinHandle<Result<Done, NotDone>>, Arc<Context>)) {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("ids");
+        let script = format!("sleep 600 & echo $$ $! > {0}.new; mv {0}.new {0}; wait", file.display());
+        let invocation = program(&["sh", "-c", "{script}"]).decode(bson::bson!({ "script": script })).unwrap();
+        let job = context();
+        let task = tokio::spawn({
+            let job = job.clone();
+            async move { invocation.execute(&job).await }
+        });
+        wait_until("it runs", || file.exists()).await;
+        let ids = fs::read_to_string(&file).unwrap();
+        assert!(ids.split(' ').all(is_running), "{ids}");
+        stop(task, job).await;
+        wait_until("all of it is killed", || !ids.split(' ').any(is_running)).await;
+        let leader = ids.split(' ').next().unwrap();
+        wait_until("it is reaped", || !Path::new(&format!("/proc/{leader}")).exists()).await;
+    }
+
+    #[tokio::test]
+    async fn dropping_the_execution_kills_the_whole_group() {
+        stopped(async |task, _| {
+            task.abort();
+            assert!(task.await.unwrap_err().is_cancelled());
+        })
+        .await;
+    }
+
+    #[tokio::test]
+    async fn cancellation_kills_the_whole_group() {
+        for (why, class) in [(Cancellation::Requested, failure::CANCELLED), (Cancellation::WorkerStopping, failure::INTERRUPTED)] {
+            stopped(async |task, job| {
+                job.cancel.cancel(why);
+                let Err(NotDone::Stopped(failure)) = task.await.unwrap() else { panic!("not stopped") };
+                assert_eq!(failure.class, class);
+            })
+            .await;
+        }
+    }
+
+    #[tokio::test]
+    async fn descendants_that_keep_the_pipes_open_are_not_waited_for() {
+        let started = Instant::now();
+        let child = text(sh("sleep 600 & echo $!").await);
+        assert!((LINGER..10 * LINGER).contains(&started.elapsed()), "{:?}", started.elapsed());
+        wait_until("the child is killed", || !is_running(&child)).await;
+        // Out of the group's reach, so that only its pipes are let go.
+        let daemon = text(sh("setsid sh -c 'echo $$; exec sleep 600' & sleep 0.2").await);
+        assert!(is_running(&daemon));
+        nix::sys::signal::kill(Pid::from_raw(daemon.parse().unwrap()), Signal::SIGKILL).unwrap();
+    }
+
+    #[tokio::test]
+    async fn descendants_that_let_go_of_the_pipes_live_on() {
+        let child = text(sh("sleep 600 < /dev/null > /dev/null 2>&1 & echo $!").await);
+        assert!(is_running(&child));
+        nix::sys::signal::kill(Pid::from_raw(child.parse().unwrap()), Signal::SIGKILL).unwrap();
+    }
+}

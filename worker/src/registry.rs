@@ -1,0 +1,154 @@
+//! From a class name to something that can be executed: the one place where types are erased.
+
+use std::{
+    collections::{BTreeMap, btree_map::Entry},
+    sync::Arc,
+    time::Duration,
+};
+
+use bson::Bson;
+use futures_util::{FutureExt, future::BoxFuture};
+use recruiter_common::failure::{self, Failure};
+
+use crate::workable::{BlockingExecutable, Context, Done, Executable, NotDone};
+
+/// Makes executable values of one class from stored parameters.
+pub(crate) trait Handler: Send + Sync {
+    /// # Errors
+    /// A failure of class `parameters`, when they are not what the class wants.
+    fn decode(&self, parameters: Bson) -> Result<Arc<dyn Ready>, Failure>;
+}
+
+/// One decoded workable, ready to be executed once.
+pub(crate) trait Ready: Send + Sync {
+    /// How long the execution may take.
+    fn time_limit(&self) -> Option<Duration>;
+    /// Does the work. Dropping the future breaks it off, unless [`Ready::blocks`].
+    fn execute<'a>(&'a self, job: &'a Arc<Context>) -> BoxFuture<'a, Result<Done, NotDone>>;
+    /// Whether dropping the future leaves the work running.
+    fn blocks(&self) -> bool {
+        false
+    }
+    /// Called once the outcome is recorded; `last` when a failure went to the archive.
+    fn after<'a>(&'a self, _job: &'a Context, _failure: Option<&'a Failure>, _last: bool) -> BoxFuture<'a, ()> {
+        async {}.boxed()
+    }
+}
+
+/// The classes that a worker has.
+#[derive(Default)]
+pub(crate) struct Registry {
+    handlers: BTreeMap<String, Arc<dyn Handler>>,
+}
+
+/// Two workables were registered under one class.
+#[derive(Debug, thiserror::Error)]
+#[error("class `{0}` is registered twice: a worker can have only one workable of each class")]
+pub struct DuplicateClass(pub String);
+
+impl Registry {
+    pub(crate) fn add(&mut self, class: &str, handler: Arc<dyn Handler>) -> Result<(), DuplicateClass> {
+        match self.handlers.entry(class.to_owned()) {
+            Entry::Vacant(place) => {
+                place.insert(handler);
+                Ok(())
+            }
+            Entry::Occupied(_) => Err(DuplicateClass(class.to_owned())),
+        }
+    }
+
+    pub(crate) fn classes(&self) -> impl Iterator<Item = &str> {
+        self.handlers.keys().map(String::as_str)
+    }
+
+    /// # Errors
+    /// A failure of class `unknown-class` or `parameters`.
+    pub(crate) fn decode(&self, class: &str, parameters: Bson) -> Result<Arc<dyn Ready>, Failure> {
+        match self.handlers.get(class) {
+            Some(handler) => handler.decode(parameters),
+            None => Err(Failure::new(failure::UNKNOWN_CLASS, format!("this worker has no workable of class `{class}`"))),
+        }
+    }
+}
+
+fn decode<W: serde::de::DeserializeOwned>(parameters: Bson) -> Result<W, Failure> {
+    bson::deserialize_from_bson(parameters)
+        .map_err(|error| Failure::new(failure::PARAMETERS, format!("the parameters cannot be decoded: {error}")))
+}
+
+/// An asynchronous workable with its shared state.
+pub(crate) struct Asynchronous<W: Executable>(pub(crate) Arc<W::State>);
+
+struct ReadyAsynchronous<W: Executable> {
+    workable: W,
+    state: Arc<W::State>,
+}
+
+impl<W: Executable> Handler for Asynchronous<W> {
+    fn decode(&self, parameters: Bson) -> Result<Arc<dyn Ready>, Failure> {
+        Ok(Arc::new(ReadyAsynchronous::<W> { workable: decode(parameters)?, state: self.0.clone() }))
+    }
+}
+
+impl<W: Executable> Ready for ReadyAsynchronous<W> {
+    fn time_limit(&self) -> Option<Duration> {
+        self.workable.time_limit()
+    }
+
+    fn execute<'a>(&'a self, job: &'a Arc<Context>) -> BoxFuture<'a, Result<Done, NotDone>> {
+        self.workable.execute(&self.state, job).boxed()
+    }
+
+    fn after<'a>(&'a self, job: &'a Context, failure: Option<&'a Failure>, last: bool) -> BoxFuture<'a, ()> {
+        async move {
+            match failure {
+                None => self.workable.after_success(&self.state, job).await,
+                Some(failure) => {
+                    self.workable.after_failure(&self.state, job, failure).await;
+                    if last {
+                        self.workable.after_last_failure(&self.state, job, failure).await;
+                    }
+                }
+            }
+        }
+        .boxed()
+    }
+}
+
+/// A blocking workable with its shared state.
+pub(crate) struct Blocking<W: BlockingExecutable>(pub(crate) Arc<W::State>);
+
+struct ReadyBlocking<W: BlockingExecutable> {
+    workable: W,
+    state: Arc<W::State>,
+}
+
+impl<W: BlockingExecutable> Handler for Blocking<W> {
+    fn decode(&self, parameters: Bson) -> Result<Arc<dyn Ready>, Failure> {
+        Ok(Arc::new(ReadyBlocking::<W> { workable: decode(parameters)?, state: self.0.clone() }))
+    }
+}
+
+impl<W: BlockingExecutable> Ready for ReadyBlocking<W> {
+    fn time_limit(&self) -> Option<Duration> {
+        self.workable.time_limit()
+    }
+
+    fn execute<'a>(&'a self, job: &'a Arc<Context>) -> BoxFuture<'a, Result<Done, NotDone>> {
+        let (workable, state, job) = (self.workable.clone(), self.state.clone(), job.clone());
+        async move {
+            match tokio::task::spawn_blocking(move || workable.execute(&state, &job)).await {
+                Ok(result) => result,
+                Err(error) => match error.try_into_panic() {
+                    Ok(panic) => std::panic::resume_unwind(panic),
+                    Err(error) => Err(error.into()),
+                },
+            }
+        }
+        .boxed()
+    }
+
+    fn blocks(&self) -> bool {
+        true
+    }
+}

@@ -1,0 +1,302 @@
+//! The stock worker's workables file: which program runs jobs of which class.
+//!
+//! Loaded once at start. Whatever can be known to be wrong is an error then, with its place in the file and what to do.
+
+use std::{
+    collections::BTreeMap,
+    env,
+    ffi::OsString,
+    fs, io,
+    ops::Range,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use bytesize::ByteSize;
+use nix::unistd::{AccessFlags, access};
+use recruiter_common::enqueue::LONGEST_NAME;
+use serde::Deserialize;
+use toml::Spanned;
+
+use crate::program::{Program, Settings, Template};
+
+/// What a program's output may take of the job's document when nothing is said.
+const RESULT_LIMIT: usize = 1024 * 1024;
+/// What it may take at most: MongoDB allows a document 16 MiB, and the parameters and the history want their share.
+const LARGEST_RESULT_LIMIT: usize = 8 * 1024 * 1024;
+
+/// The workables file cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// It cannot be read.
+    #[error("cannot read the workables file `{}`", path.display())]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// Something in it is wrong.
+    #[error("{}:{line}:{column}: {problem}", path.display())]
+    Wrong {
+        /// The file.
+        path: PathBuf,
+        /// From 1.
+        line: usize,
+        /// From 1, in characters.
+        column: usize,
+        /// What is wrong and what to do.
+        problem: String,
+    },
+}
+
+/// Classes and their programs.
+pub struct Programs(pub(crate) Vec<(String, Program)>);
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    #[serde(default)]
+    workables: BTreeMap<Spanned<String>, Workable>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Workable {
+    command: Spanned<Vec<Spanned<String>>>,
+    timeout: Option<Spanned<String>>,
+    try_again_after: Option<Spanned<String>>,
+    result_limit: Option<Spanned<String>>,
+    directory: Option<Spanned<PathBuf>>,
+    #[serde(default)]
+    env: BTreeMap<Spanned<String>, Spanned<String>>,
+}
+
+/// Something wrong, at these bytes of the text.
+struct Problem(Range<usize>, String);
+
+/// Reads the programs of a workables file, by class.
+///
+/// # Errors
+/// When the file cannot be read, is not as documented, or names a program that is not there.
+pub fn load(path: &Path) -> Result<Programs, ConfigError> {
+    let unreadable = |source| ConfigError::Unreadable { path: path.into(), source };
+    let text = fs::read_to_string(path).map_err(unreadable)?;
+    let home = std::path::absolute(path).map_err(unreadable)?;
+    programs(&text, home.parent().unwrap_or(Path::new("/"))).map(Programs).map_err(|Problem(at, problem)| {
+        let before = text.get(..at.start).unwrap_or(&text);
+        let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
+        ConfigError::Wrong {
+            path: path.into(),
+            line: before.matches('\n').count() + 1,
+            column: before[line_start..].chars().count() + 1,
+            problem,
+        }
+    })
+}
+
+fn programs(text: &str, home: &Path) -> Result<Vec<(String, Program)>, Problem> {
+    let file: File = toml::from_str(text).map_err(|error| {
+        let problem = error.message().replace("unknown field", "unknown key").replace("missing field", "missing key");
+        Problem(error.span().unwrap_or_default(), problem)
+    })?;
+    if file.workables.is_empty() {
+        return Err(Problem(0..0, "no workables: add a table `[workables.<class>]` with `command = [\"program\", \"argument\"]`".into()));
+    }
+    file.workables.into_iter().map(|(class, workable)| Ok((checked_class(class)?, program(workable, home)?))).collect()
+}
+
+fn checked_class(class: Spanned<String>) -> Result<String, Problem> {
+    let problem = match class.as_ref().as_str() {
+        "" => "the class has no name: write `[workables.<class>]`".into(),
+        name if name.contains('\0') => "a class cannot contain a NUL: leave it out".into(),
+        name if name.len() > LONGEST_NAME => format!("a class has at most {LONGEST_NAME} bytes, this one {}: shorten it", name.len()),
+        _ => return Ok(class.into_inner()),
+    };
+    Err(Problem(class.span(), problem))
+}
+
+fn program(workable: Workable, home: &Path) -> Result<Program, Problem> {
+    let command = workable.command.as_ref().iter().map(|argument| match Template::parse(argument.as_ref()) {
+        Ok(template) => Ok((argument, template)),
+        Err(problem) => Err(wrong(argument, problem)),
+    });
+    let mut command = command.collect::<Result<Vec<_>, _>>()?.into_iter();
+    let Some((argument, name)) = command.next() else {
+        return Err(wrong(&workable.command, "the command is empty: write `[\"program\", \"argument\"]`"));
+    };
+    let Some(name) = name.literal() else {
+        return Err(wrong(argument, "a job cannot choose the program: name it without a placeholder"));
+    };
+    let environment = workable.env.into_iter().map(variable).collect::<Result<BTreeMap<_, _>, _>>()?;
+    let path = find(name, home, environment.get("PATH")).map_err(|problem| wrong(argument, problem))?;
+    let settings = Settings {
+        path,
+        time_limit: workable.timeout.as_ref().map(duration).transpose()?,
+        try_again_after: workable.try_again_after.as_ref().map(duration).transpose()?,
+        result_limit: workable.result_limit.as_ref().map_or(Ok(RESULT_LIMIT), size)?,
+        directory: workable.directory.as_ref().map(|name| directory(name, home)).transpose()?,
+        environment,
+    };
+    Ok(Program { arguments: command.map(|(_, template)| template).collect(), settings: Arc::new(settings) })
+}
+
+fn wrong<T>(place: &Spanned<T>, problem: impl Into<String>) -> Problem {
+    Problem(place.span(), problem.into())
+}
+
+fn duration(text: &Spanned<String>) -> Result<Duration, Problem> {
+    match humantime::parse_duration(text.as_ref()) {
+        Ok(Duration::ZERO) => Err(wrong(text, "must be longer than nothing: leave the key out for no limit")),
+        Ok(duration) => Ok(duration),
+        Err(error) => Err(wrong(text, format!("not a duration ({error}): write it like \"30s\" or \"1h 30m\""))),
+    }
+}
+
+fn size(text: &Spanned<String>) -> Result<usize, Problem> {
+    match text.as_ref().parse::<ByteSize>().map(|size| usize::try_from(size.as_u64())) {
+        Ok(Ok(bytes)) if bytes <= LARGEST_RESULT_LIMIT => Ok(bytes),
+        Ok(_) => Err(wrong(text, "results are kept in the job's document: write at most \"8MiB\"")),
+        Err(error) => Err(wrong(text, format!("not a size ({error}): write it like \"64KiB\" or \"1MiB\""))),
+    }
+}
+
+fn directory(name: &Spanned<PathBuf>, home: &Path) -> Result<PathBuf, Problem> {
+    let directory = home.join(name.as_ref());
+    if directory.is_dir() {
+        return Ok(directory);
+    }
+    Err(wrong(name, format!("there is no directory `{}`: make it or correct the path", directory.display())))
+}
+
+fn variable((name, value): (Spanned<String>, Spanned<String>)) -> Result<(String, String), Problem> {
+    if name.as_ref().is_empty() || name.as_ref().contains(['=', '\0']) {
+        return Err(wrong(&name, "no variable can have this name: leave out `=` and NUL"));
+    }
+    if value.as_ref().contains('\0') {
+        return Err(wrong(&value, "no variable can contain a NUL: leave it out"));
+    }
+    Ok((name.into_inner(), value.into_inner()))
+}
+
+/// The program of this name: with a slash relative to the file, else along the `PATH` that it will see itself.
+fn find(name: &str, home: &Path, path: Option<&String>) -> Result<PathBuf, String> {
+    let (candidates, places) = if name.contains('/') {
+        let candidate = home.join(name);
+        (vec![candidate.clone()], format!("at `{}`", candidate.display()))
+    } else {
+        let path = path.map_or_else(|| env::var_os("PATH").unwrap_or_default(), OsString::from);
+        (env::split_paths(&path).map(|directory| directory.join(name)).collect(), format!("along the PATH `{}`", path.display()))
+    };
+    let files = candidates.into_iter().filter(|candidate| candidate.is_file()).collect::<Vec<_>>();
+    match (files.iter().find(|file| access(*file, AccessFlags::X_OK).is_ok()), files.first()) {
+        (Some(file), _) => std::path::absolute(file).map_err(|error| format!("cannot tell where `{}` is: {error}", file.display())),
+        (None, Some(file)) => Err(format!("`{}` is not executable by this user: chmod it or correct the command", file.display())),
+        (None, None) => Err(format!("there is no program `{name}` {places}: install it or correct the command")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    /// Loads this text as `workables.toml` of a directory with an executable `run`, a plain file `data` and a directory `in`.
+    fn loaded(text: &str) -> (PathBuf, Result<Programs, ConfigError>) {
+        let home = tempfile::tempdir().unwrap();
+        for (name, mode) in [("run", 0o755), ("data", 0o644)] {
+            fs::write(home.path().join(name), "#!/bin/sh\n").unwrap();
+            fs::set_permissions(home.path().join(name), fs::Permissions::from_mode(mode)).unwrap();
+        }
+        fs::create_dir(home.path().join("in")).unwrap();
+        let file = home.path().join("workables.toml");
+        fs::write(&file, text).unwrap();
+        (home.path().into(), load(&file))
+    }
+
+    #[test]
+    fn everything_that_can_be_said_is_understood() {
+        let (home, programs) = loaded(
+            r#"
+            [workables.checksum]
+            command = ["sha256sum", "--", "{path}"]
+            [workables."App\\Mail"]
+            command = ["./run", "{{}}"]
+            timeout = "1m 30s"
+            try_again_after = "1h"
+            result_limit = "64KiB"
+            directory = "in"
+            env = { LANG = "C", EMPTY = "" }
+            "#,
+        );
+        let programs = programs.unwrap();
+        assert_eq!(programs.iter().map(|(class, _)| class.as_str()).collect::<Vec<_>>(), ["App\\Mail", "checksum"]);
+        let (mail, checksum) = (&programs[0].1.settings, &programs[1].1.settings);
+        assert_eq!(mail.path, home.join("run"));
+        assert_eq!((mail.time_limit, mail.try_again_after), (Some(Duration::from_secs(90)), Some(Duration::from_secs(3600))));
+        assert_eq!((mail.result_limit, mail.directory.clone()), (64 * 1024, Some(home.join("in"))));
+        assert_eq!(mail.environment, BTreeMap::from([("EMPTY".into(), String::new()), ("LANG".into(), "C".into())]));
+        assert!(checksum.path.is_absolute() && checksum.path.ends_with("sha256sum"));
+        assert_eq!((checksum.time_limit, checksum.try_again_after, checksum.result_limit), (None, None, 1024 * 1024));
+        assert_eq!(programs[1].1.arguments, ["--", "{path}"].map(|argument| Template::parse(argument).unwrap()));
+    }
+
+    #[test]
+    fn a_wrong_file_says_where_and_what_to_do() {
+        let check = |text: &str, expected: &str| {
+            let problem = loaded(text).1.err().expect(text).to_string();
+            let (_, place_and_problem) = problem.split_once("workables.toml:").expect(&problem);
+            assert!(place_and_problem.starts_with(expected), "{text}\ngives   {place_and_problem}\ninstead {expected}");
+        };
+        check("", "1:1: no workables: add a table");
+        check("[workables]", "1:1: no workables: add a table");
+        check("[workable.x]\ncommand = [\"true\"]", "1:2: unknown key `workable`, expected `workables`");
+        check("[workables.x]\ncommand = [\"true\"]\ntimout = \"1s\"", "3:1: unknown key `timout`, expected one of");
+        check("[workables.x]\ntimeout = \"1s\"", "1:1: missing key `command`");
+        check("[workables.x]\ncommand = \"true\"", "2:11: invalid type: string");
+        check("[workables.x]\ncommand = [\"true\", 1]", "2:20: invalid type: integer");
+        check("[workables.x]\ncommand = [", "2:12: ");
+        check("[workables.x]\ncommand = []", "2:11: the command is empty");
+        check("[workables.x]\ncommand = [\"{program}\"]", "2:12: a job cannot choose the program");
+        check("[workables.x]\ncommand = [\"true\", \"ü\", \"{path\"]", "2:25: a `{` is never closed");
+        check("[workables.x]\ncommand = [\"true\", \"{a{b}\"]", "2:20: a placeholder is written");
+        check("[workables.x]\ncommand = [\"true\", \"path}\"]", "2:20: a `}` was never opened");
+        check("[workables.x]\ncommand = [\"true\", \"{}\"]", "2:20: a placeholder is written `{name}`");
+        check("[workables.x]\ncommand = [\"true\", \"{print $1}\"]", "2:20: a placeholder is written `{name}`");
+        check("[workables.x]\ncommand = [\"true\", \"{a..b}\"]", "2:20: a placeholder is written `{name}`");
+        check("[workables.x]\ncommand = [\"true\", \"\\u0000\"]", "2:20: no argument can contain a NUL");
+        check("[workables.x]\ncommand = [\"no-such-program\"]", "2:12: there is no program `no-such-program` along the PATH `/");
+        check("[workables.x]\ncommand = [\"./absent\"]", "2:12: there is no program `./absent` at `/");
+        check("[workables.x]\ncommand = [\"\"]", "2:12: there is no program `` along the PATH");
+        check("[workables.x]\ncommand = [\"./in\"]", "2:12: there is no program `./in` at `/");
+        check("[workables.x]\ncommand = [\"true\"]\nenv.PATH = \"/nowhere\"", "2:12: there is no program `true` along the PATH `/nowhere`");
+        check("[workables.\"\"]\ncommand = [\"true\"]", "1:12: the class has no name");
+        check("[workables.\"a\\u0000\"]\ncommand = [\"true\"]", "1:12: a class cannot contain a NUL");
+        check(&format!("[workables.{}]\ncommand = [\"true\"]", "x".repeat(257)), "1:12: a class has at most 256 bytes, this one 257");
+        check("[workables.x]\ncommand = [\"true\"]\n[workables.x]", "3:12: duplicate key");
+        check("[workables.x]\ncommand = [\"true\"]\ntimeout = \"0s\"", "3:11: must be longer than nothing");
+        check("[workables.x]\ncommand = [\"true\"]\ntimeout = \"soon\"", "3:11: not a duration (");
+        check("[workables.x]\ncommand = [\"true\"]\nresult_limit = \"much\"", "3:16: not a size (");
+        check("[workables.x]\ncommand = [\"true\"]\nresult_limit = \"1GiB\"", "3:16: results are kept in the job's document");
+        check("[workables.x]\ncommand = [\"true\"]\ndirectory = \"absent\"", "3:13: there is no directory `/");
+        check("[workables.x]\ncommand = [\"true\"]\nenv = { \"A=B\" = \"\" }", "3:9: no variable can have this name");
+        check("[workables.x]\ncommand = [\"true\"]\nenv = { A = \"\\u0000\" }", "3:13: no variable can contain a NUL");
+    }
+
+    #[test]
+    fn a_program_must_be_executable() {
+        let problem = loaded("[workables.x]\ncommand = [\"./data\"]").1.err().unwrap().to_string();
+        assert!(
+            problem.contains("workables.toml:2:12: `/") && problem.contains("/data` is not executable by this user: chmod it"),
+            "{problem}"
+        );
+    }
+
+    #[test]
+    fn a_file_that_is_not_there_is_named() {
+        let problem = load(Path::new("/nowhere/workables.toml")).err().unwrap();
+        assert_eq!(problem.to_string(), "cannot read the workables file `/nowhere/workables.toml`");
+    }
+}

@@ -1,0 +1,248 @@
+//! What a user implements, and the closed set of ways in which it can end.
+
+use std::{
+    error::Error,
+    fmt,
+    future::Future,
+    sync::{Arc, OnceLock},
+    time::{Duration, Instant},
+};
+
+use bson::Bson;
+use recruiter_common::{enqueue::Workable, failure::Failure, ids::JobId, job::Execution};
+use serde::Serialize;
+use tokio_util::sync::CancellationToken;
+
+/// A [`Workable`] that this process can execute.
+///
+/// One value is made from the stored parameters for each execution. Whatever `execute` does may have been done
+/// before by an earlier attempt: a worker can die between a side effect and its record.
+pub trait Executable: Workable {
+    /// What all executions share: connection pools, clients, caches. `()` when there is nothing.
+    type State: Send + Sync + 'static;
+
+    /// Does the work.
+    ///
+    /// # Errors
+    /// Any error type converts into [`NotDone::Failed`] with its type name as the error class; say
+    /// [`NotDone::GiveUp`] when trying again is pointless, [`NotDone::TryAgain`] when it is merely too early.
+    fn execute(&self, state: &Self::State, job: &Context) -> impl Future<Output = Result<Done, NotDone>> + Send;
+
+    /// How long an execution may take; no limit unless the worker has one.
+    fn time_limit(&self) -> Option<Duration> {
+        None
+    }
+
+    /// Called once the success is in the archive. Not called again if the process dies before it ends.
+    fn after_success(&self, _state: &Self::State, _job: &Context) -> impl Future<Output = ()> + Send {
+        async {}
+    }
+
+    /// Called once a failure is recorded, whether or not the job will be done again.
+    fn after_failure(&self, _state: &Self::State, _job: &Context, _failure: &Failure) -> impl Future<Output = ()> + Send {
+        async {}
+    }
+
+    /// Called after `after_failure` when the failed job went to the archive. A cleaner that ends the job of a dead
+    /// worker cannot call it.
+    fn after_last_failure(&self, _state: &Self::State, _job: &Context, _failure: &Failure) -> impl Future<Output = ()> + Send {
+        async {}
+    }
+}
+
+/// A [`Workable`] whose work blocks its thread (computation, synchronous I/O). It runs on a thread of its own.
+///
+/// A thread cannot be killed: past its time limit the job is cancelled, and its place is free again when it returns.
+pub trait BlockingExecutable: Workable + Clone {
+    /// What all executions share.
+    type State: Send + Sync + 'static;
+
+    /// Does the work. Long loops should look at [`Context::is_cancelled`].
+    ///
+    /// # Errors
+    /// As [`Executable::execute`].
+    fn execute(&self, state: &Self::State, job: &Context) -> Result<Done, NotDone>;
+
+    /// How long an execution may take; no limit unless the worker has one.
+    fn time_limit(&self) -> Option<Duration> {
+        None
+    }
+}
+
+/// The work is done.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Done {
+    /// Kept as `result` in the archive.
+    pub result: Option<Bson>,
+}
+
+impl Done {
+    /// Done, with a result for the archive.
+    ///
+    /// # Errors
+    /// [`NotDone::GiveUp`] when the result cannot be expressed in BSON: doing the work again would not help.
+    pub fn with(result: impl Serialize) -> Result<Self, NotDone> {
+        match bson::serialize_to_bson(&result) {
+            Ok(result) => Ok(Self { result: Some(result) }),
+            Err(error) => Err(NotDone::GiveUp(Failure::new("result", format!("the result cannot be stored: {error}")))),
+        }
+    }
+}
+
+/// The work is not done.
+#[derive(Clone, Debug, PartialEq)]
+pub enum NotDone {
+    /// It failed; the job's retry policy decides what follows.
+    Failed(Failure),
+    /// It failed and trying again is pointless, whatever the retry policy.
+    GiveUp(Failure),
+    /// It cannot be done yet, and that is no failure: another run that does not count against the retry policy.
+    TryAgain {
+        /// How long to wait; the policy's delay, or half a minute, when nothing is said.
+        after: Option<Duration>,
+        /// Why, for the history.
+        reason: Failure,
+    },
+    /// It was broken off, as [`Context::cancelled`] had asked.
+    Stopped(Failure),
+}
+
+impl NotDone {
+    /// A failure of this class, for retry policies to select by.
+    pub fn failed(class: impl Into<String>, message: impl Into<String>) -> Self {
+        Self::Failed(Failure::new(class, message))
+    }
+
+    /// What goes into the history.
+    pub fn failure(&self) -> &Failure {
+        match self {
+            Self::Failed(failure) | Self::GiveUp(failure) | Self::Stopped(failure) => failure,
+            Self::TryAgain { reason, .. } => reason,
+        }
+    }
+}
+
+impl<E: Error + 'static> From<E> for NotDone {
+    fn from(error: E) -> Self {
+        let mut sources = Vec::new();
+        let mut next = error.source();
+        while let Some(source) = next {
+            sources.push(source.to_string());
+            next = source.source();
+        }
+        let failure = Failure::new(std::any::type_name::<E>(), error.to_string());
+        Self::Failed(if sources.is_empty() { failure } else { failure.with_trace(sources.join("\n")) })
+    }
+}
+
+/// Why a running job is asked to stop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cancellation {
+    /// Somebody cancelled the job.
+    Requested,
+    /// Its time limit passed.
+    TimeLimit,
+    /// The worker is stopping and its grace is over.
+    WorkerStopping,
+    /// The worker was declared dead: nothing this execution says will be recorded, and another may already run.
+    LeaseLost,
+}
+
+/// What an execution knows about its job.
+pub struct Context {
+    pub(crate) job: JobId,
+    pub(crate) class: String,
+    pub(crate) group: String,
+    pub(crate) attempt: u32,
+    pub(crate) is_last_attempt: bool,
+    pub(crate) last_execution: Option<Execution>,
+    pub(crate) deadline: OnceLock<Instant>,
+    pub(crate) cancel: Arc<Cancel>,
+}
+
+/// The worker's side of a running job's cancellation.
+#[derive(Debug, Default)]
+pub(crate) struct Cancel {
+    token: CancellationToken,
+    why: OnceLock<Cancellation>,
+}
+
+impl Cancel {
+    /// Asks the execution to stop. The first reason stays.
+    pub(crate) fn cancel(&self, why: Cancellation) {
+        // A second reason is no news to the execution.
+        let _ = self.why.set(why);
+        self.token.cancel();
+    }
+
+    pub(crate) fn why(&self) -> Option<Cancellation> {
+        self.why.get().copied()
+    }
+
+    pub(crate) async fn cancelled(&self) {
+        self.token.cancelled().await;
+    }
+}
+
+impl Context {
+    /// The job.
+    pub fn job_id(&self) -> JobId {
+        self.job
+    }
+
+    /// Class of the workable.
+    pub fn class(&self) -> &str {
+        &self.class
+    }
+
+    /// Group of the job.
+    pub fn group(&self) -> &str {
+        &self.group
+    }
+
+    /// Number of this start: 1 in the first run, interrupted ones included.
+    pub fn attempt(&self) -> u32 {
+        self.attempt
+    }
+
+    /// Whether a failure of this run would be the last, as far as the retry policy can tell beforehand.
+    pub fn is_last_attempt(&self) -> bool {
+        self.is_last_attempt
+    }
+
+    /// The execution before this one.
+    pub fn last_execution(&self) -> Option<&Execution> {
+        self.last_execution.as_ref()
+    }
+
+    /// When the time limit passes.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.deadline.get().copied()
+    }
+
+    /// Resolves when this execution should stop; [`Context::cancellation`] then says why.
+    pub async fn cancelled(&self) {
+        self.cancel.cancelled().await;
+    }
+
+    /// Whether this execution should stop.
+    pub fn is_cancelled(&self) -> bool {
+        self.cancel.token.is_cancelled()
+    }
+
+    /// Why this execution should stop, once it should.
+    pub fn cancellation(&self) -> Option<Cancellation> {
+        self.cancel.why()
+    }
+
+    /// Whether this worker was declared dead, so that side effects should be left to the next run.
+    pub fn lease_lost(&self) -> bool {
+        self.cancellation() == Some(Cancellation::LeaseLost)
+    }
+}
+
+impl fmt::Debug for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Context").field("job", &self.job).field("class", &self.class).field("attempt", &self.attempt).finish_non_exhaustive()
+    }
+}
