@@ -12,9 +12,10 @@ use tracing_subscriber::EnvFilter;
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Logging")]
 pub struct LogArgs {
-    /// What to log: error, warn, info, debug, trace, or a filter like `info,recruiter=debug`
-    #[arg(long = "log", global = true, env = "RECRUITER_LOG", default_value = "info", value_name = "FILTER")]
-    filter: String,
+    /// What to log: error, warn, info, debug, trace, or a filter like `info,recruiter=debug` [default: info; warn for
+    /// a command that only asks or tells]
+    #[arg(long = "log", global = true, env = "RECRUITER_LOG", value_name = "FILTER")]
+    filter: Option<String>,
     /// Shape of a log line
     #[arg(long = "log-format", global = true, env = "RECRUITER_LOG_FORMAT", value_enum, default_value_t = Format::Text)]
     format: Format,
@@ -28,14 +29,24 @@ enum Format {
     Json,
 }
 
+impl LogArgs {
+    /// Warnings only, when nothing else is asked for: for a command whose output is what its user wants to see.
+    #[must_use]
+    pub fn quietly(mut self) -> Self {
+        self.filter.get_or_insert_with(|| "warn".into());
+        self
+    }
+}
+
 /// Starts logging to standard error, in colour only on a terminal. Under systemd's journal lines carry no time of
 /// their own.
 ///
 /// # Errors
 /// When the filter cannot be understood.
 pub fn init(args: &LogArgs) -> anyhow::Result<()> {
-    let filter = EnvFilter::try_new(&args.filter)
-        .map_err(|error| anyhow::anyhow!("--log: `{}` is no log filter ({error}); say for example `info`", args.filter).context(crate::exit::Exit::Usage))?;
+    let filter = args.filter.as_deref().unwrap_or("info");
+    let filter = EnvFilter::try_new(filter)
+        .map_err(|error| anyhow::anyhow!("--log: `{filter}` is no log filter ({error}); say for example `info`").context(crate::exit::Exit::Usage))?;
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
     let journal = std::env::var_os("JOURNAL_STREAM").is_some();
     let colour = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();

@@ -6,13 +6,18 @@ use std::{
     fs,
     io::{BufRead as _, BufReader},
     os::unix::fs::PermissionsExt as _,
-    path::{Path, PathBuf},
+    path::Path,
     process::{Child, Command, Stdio},
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
-use recruiter::embedded::{EmbeddedMongo, Options, find_or_fetch};
+use bson::doc;
+use recruiter_tests::{
+    mongo::TestDatabase,
+    processes::{Process, binary},
+    wait::{wait_for, wait_until},
+};
 use tempfile::TempDir;
 
 /// Each program's service, as one would start it.
@@ -20,8 +25,10 @@ const SERVICES: [&str; 3] = ["recruiter.service", "recruiter-cleaner.service", "
 /// Highest exposure of a service by `systemd-analyze security`, in tenths. Measured with systemd 252: recruiter 13,
 /// cleaner 14, worker 19, whose programs may do more.
 const EXPOSURE: &str = "--threshold=20";
-/// For whatever systemd is asked; starting everything takes a second or two.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PROGRAMS: [&str; 3] = ["recruiter", "recruiter-cleaner", "recruiter-worker"];
+/// For whatever systemd is asked, and for a job to end. Less than the cleaner's `--dead-after` (30s): a death that is found within
+/// it was found by looking at the process.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 #[test]
 fn systemd_understands_every_line() {
@@ -53,31 +60,54 @@ fn services_stay_as_tight_as_they_are() {
 
 /// Installs as the comment in `recruiter.target` says, line by line, on a systemd of its own; then a day in the life.
 #[tokio::test(flavor = "multi_thread")]
-async fn installed_services_start_work_come_back_and_stop_cleanly() {
-    let stage = tempfile::tempdir().expect("a directory");
-    let mongod = find_or_fetch(None, &|_| ()).expect("a mongod");
-    let mongo = EmbeddedMongo::start(Options { temporary: true, ..Options::new(mongod, stage.path().join("mongo")) }).await.expect("MongoDB starts");
-    let uri = mongo.uri_for("recruiter");
-
-    let machine = Machine::boot(stage);
+async fn installed_services_work_come_back_and_stop_cleanly() {
+    let database = TestDatabase::new().await;
+    let machine = Machine::boot().await;
     let mut install = install_commands();
     let start = install.pop().expect("the last command starts everything");
     for command in install {
         machine.run(&command);
     }
-    machine.run(&format!("sed -i 's|^MONGODB_URI=.*|MONGODB_URI={uri}|' /etc/recruiter/recruiter.env"));
+    machine.run(&format!("echo 'MONGODB_URI={}' >>/etc/recruiter/recruiter.env", database.uri()));
+    machine.run("printf '[workables.nap]\ncommand = [\"sleep\", \"1000\"]\n' >>/etc/recruiter/workables.toml");
     machine.run(&start);
     for service in SERVICES {
         assert_eq!(machine.show(service, "ActiveState"), "active", "{service}");
     }
 
-    machine.run("systemctl kill --signal=KILL recruiter-worker@main.service");
-    machine.wait_until("the killed worker is back", || machine.show("recruiter-worker@main.service", "NRestarts,ActiveState") == "1 active");
+    enqueue(&database, "checksum", r#"{"path": "/etc/passwd"}"#).await;
+    assert_eq!(archived(&database, "checksum").await, "done");
+
+    enqueue(&database, "nap", "{}").await;
+    wait_until(PATIENCE, "the nap is taken", async || machine.count("sleep") == 1).await;
+    machine.run("systemctl kill --kill-who=main --signal=KILL recruiter-worker@main.service");
+    // The cleaner, for all its hardening, sees that the process is gone.
+    assert_eq!(archived(&database, "nap").await, "worker-died");
+    wait_until(PATIENCE, "the worker is back", async || machine.show(SERVICES[2], "ActiveState,NRestarts") == "active 1").await;
+    assert_eq!(machine.count("sleep"), 0, "programs of a killed worker are killed, too");
+    enqueue(&database, "checksum", r#"{"path": "/etc/group"}"#).await;
+    assert_eq!(archived(&database, "checksum").await, "done");
+
+    machine.run("echo RECRUITER_WORKER_CONFIG=/nowhere >/etc/recruiter/worker-wrong.env; ! systemctl start recruiter-worker@wrong");
+    assert_eq!(machine.show("recruiter-worker@wrong", "ActiveState,ExecMainStatus,NRestarts"), "failed 78 0", "only an edit can help");
 
     machine.run("systemctl stop recruiter.target");
     for service in SERVICES {
         assert_eq!(machine.show(service, "ActiveState,Result,ExecMainStatus"), "inactive success 0", "{service}");
     }
+}
+
+async fn enqueue(database: &TestDatabase, class: &str, parameters: &str) {
+    let mut process = Process::on(database, "recruiter", &["enqueue", class, parameters]);
+    let status = process.wait_exit(PATIENCE).await;
+    assert!(status.success(), "{}", process.stderr());
+}
+
+/// Waits for a job of this class in the archive, takes it out, and tells why it is there.
+async fn archived(database: &TestDatabase, class: &str) -> String {
+    let look = async || database.raw("archived").find_one_and_delete(doc! { "workable.class": class }).await.expect("MongoDB answers");
+    let job = wait_for(PATIENCE, &format!("a job of class {class} is archived"), look).await;
+    job.get_str("why").expect("an archived job says why").to_owned()
 }
 
 /// A directory with the units, whatever they refer to, and stand-ins for the programs: what `systemd-analyze` looks at.
@@ -92,7 +122,7 @@ fn root_with_units() -> TempDir {
     for target in ["sysinit", "basic", "shutdown", "network-online", "multi-user"] {
         fs::write(units.join(target).with_extension("target"), "[Unit]\nDefaultDependencies=no\n").expect("a file");
     }
-    for program in ["recruiter", "recruiter-cleaner", "recruiter-worker"] {
+    for program in PROGRAMS {
         fs::write(programs.join(program), "#!/bin/sh\n").expect("a file");
         fs::set_permissions(programs.join(program), fs::Permissions::from_mode(0o755)).expect("our own file");
     }
@@ -114,12 +144,12 @@ struct Machine {
     holder: Child,
     /// Number of its process 1 outside.
     pid: String,
-    stage: TempDir,
+    _stage: TempDir,
 }
 
 impl Machine {
-    fn boot(stage: TempDir) -> Self {
-        copy_programs_and_units(stage.path());
+    async fn boot() -> Self {
+        let stage = checkout();
         let mut holder = Command::new("unshare")
             .args(["--mount", "--propagation", "private"])
             .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/systemd/boot.sh"))
@@ -129,19 +159,16 @@ impl Machine {
             .spawn()
             .expect("unshare runs");
         let mut pid = String::new();
-        BufReader::new(holder.stdout.take().expect("piped")).read_line(&mut pid).expect("text");
-        let machine = Self { holder, pid: pid.trim().to_owned(), stage };
+        BufReader::new(holder.stdout.take().expect("it is a pipe")).read_line(&mut pid).expect("a line");
+        let machine = Self { holder, pid: pid.trim().to_owned(), _stage: stage };
         assert!(!machine.pid.is_empty(), "systemd does not boot (see above): this test needs root, overlayfs and cgroup2");
-        machine.wait_until("systemd has booted", || machine.output("systemctl is-system-running").0);
+        wait_until(PATIENCE, "systemd has booted", async || machine.output("systemctl is-system-running").0).await;
         machine
     }
 
     /// Runs a shell command inside, in the directory of the units.
     fn run(&self, command: &str) -> String {
         let (success, printed) = self.output(command);
-        if !success {
-            self.explain();
-        }
         assert!(success, "{command}\n{printed}");
         printed
     }
@@ -157,53 +184,43 @@ impl Machine {
         (output.status.success(), String::from_utf8_lossy(&output.stdout).trim().to_owned())
     }
 
-    /// Values of a unit's properties, in the order of their names.
+    /// Values of a unit's properties, in this order.
     fn show(&self, unit: &str, properties: &str) -> String {
-        let values: Vec<_> = properties.split(',').map(|property| self.run(&format!("systemctl show --value -p {property} {unit}"))).collect();
+        let values: Vec<_> =
+            properties.split(',').map(|property| self.run(&format!("systemctl show --value -p {property} {unit}"))).collect();
         values.join(" ")
     }
 
-    fn wait_until(&self, what: &str, condition: impl Fn() -> bool) {
-        let begun = Instant::now();
-        while !condition() {
-            if begun.elapsed() > PATIENCE {
-                self.explain();
-                panic!("waited in vain: {what}");
-            }
-            thread::sleep(Duration::from_millis(50));
-        }
-    }
-
-    /// Prints what helps to read a failure.
-    fn explain(&self) {
-        println!("{}", self.output("systemctl status --no-pager recruiter.service recruiter-cleaner.service 'recruiter-worker@*'; tail /run/stage/*.log").1);
+    /// How many processes of this name run inside.
+    fn count(&self, name: &str) -> usize {
+        let names = self.run("cat /proc/[0-9]*/comm 2>/dev/null || true");
+        names.lines().filter(|line| *line == name).count()
     }
 }
 
 impl Drop for Machine {
     fn drop(&mut self) {
+        #[expect(clippy::print_stderr, reason = "the test runner shows it with the failed test")]
+        if thread::panicking() {
+            eprintln!("{}", self.output("systemctl status --no-pager 'recruiter*'; tail -n 30 /run/stage/*.log").1);
+        }
         drop(self.holder.stdin.take());
-        let ended = self.holder.wait();
-        println!("systemd's holder ended: {ended:?}");
+        let _ = self.holder.wait();
     }
 }
 
-/// Lays out what is to be installed as it lies in a checkout, because that is where the install commands look.
-fn copy_programs_and_units(stage: &Path) {
-    let (units, programs) = (stage.join("systemd"), stage.join("target/release"));
+/// What is to be installed, as it lies in a checkout: there the install commands look for it.
+fn checkout() -> TempDir {
+    let stage = tempfile::tempdir().expect("a directory");
+    let (units, programs) = (stage.path().join("systemd"), stage.path().join("target/release"));
     fs::create_dir_all(&units).expect("a directory");
     fs::create_dir_all(&programs).expect("a directory");
     for file in fs::read_dir(workspace().join("systemd")).expect("the units are there") {
         let file = file.expect("readable");
         fs::copy(file.path(), units.join(file.file_name())).expect("readable");
     }
-    for program in ["recruiter", "recruiter-cleaner", "recruiter-worker"] {
-        std::os::unix::fs::symlink(built().join(program), programs.join(program)).expect("a link");
+    for program in PROGRAMS {
+        fs::copy(binary(program), programs.join(program)).expect("it was built");
     }
-}
-
-/// Where cargo puts the programs of the profile that this test was built with.
-fn built() -> PathBuf {
-    let test = std::env::current_exe().expect("this test is a file");
-    test.ancestors().nth(2).expect("target/debug/deps/systemd-…").to_owned()
+    stage
 }

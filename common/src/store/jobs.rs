@@ -311,14 +311,15 @@ impl Store {
         Ok(())
     }
 
-    /// Which of these ids are in the archive.
+    /// Which of these ids are in the archive, as the primary has it: a copy that was inserted after the archiving is
+    /// rolled back with it.
     ///
     /// Filter: these ids. Index: `_id`. Invariant: I2, an application's late re-send is not run again.
     pub async fn already_archived(&self, jobs: &[JobId]) -> Result<HashSet<JobId>, StoreError> {
         let archived = self.archived.clone();
         let filter = doc! { "_id": { "$in": jobs.to_vec() } };
         let found: Vec<Document> = call("already_archived", async move {
-            archived.find(filter).projection(doc! { "_id": 1 }).await?.try_collect().await
+            archived.find(filter).projection(doc! { "_id": 1 }).read_concern(ReadConcern::local()).await?.try_collect().await
         })
         .await?;
         Ok(found.iter().filter_map(id_of).collect())
@@ -790,7 +791,7 @@ fn start_command(start: &Start, jobs: &[ToStart]) -> Document {
     }
 }
 
-/// What [`start_command`] has made of a job that was read before it.
+/// What [`Store::start_if_unlocked`] has made of a job that was read before it.
 pub fn as_started(mut job: Job, start: &Start, verdict: IfWorkerDies) -> Job {
     let JobState::Scheduled { at } = job.state else { return job };
     job.attempts += 1;

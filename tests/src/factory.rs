@@ -1,0 +1,85 @@
+//! Documents of any age and shape, written as somebody else might have written them.
+
+use bson::{Document, doc, oid::ObjectId};
+use recruiter_common::{
+    ids::{JobId, StartId, WorkerId},
+    instant::Instant,
+    job::{Claim, IfWorkerDies, Job, Why},
+    roster::{Place, WorkOn},
+    store::{Announcement, Start, Store, ToStart},
+};
+
+use crate::mongo::TestDatabase;
+
+/// The smallest document that is a job by the contract for other languages, due for a minute.
+pub fn minimal_job(class: &str) -> Document {
+    doc! {
+        "_id": ObjectId::new(),
+        "workable": { "class": class },
+        "locked": false,
+        "group": "generic",
+        "priority": 5,
+        "scheduled_at": bson::DateTime::from_millis(bson::DateTime::now().timestamp_millis() - 60_000),
+    }
+}
+
+/// Inserts documents as they are, past the validator, as a release that had none would have.
+pub async fn insert_unvalidated(database: &TestDatabase, documents: Vec<Document>) {
+    let insert = database.raw("scheduled").insert_many(documents).bypass_document_validation(true);
+    insert.await.expect("nothing but the validator would refuse them");
+}
+
+/// What a worker at this place would announce.
+pub fn announcement(capacity: u32) -> Announcement {
+    Announcement {
+        id: WorkerId::new(),
+        work_on: WorkOn::All,
+        classes: vec!["x".into()],
+        capacity,
+        lease_ms: 20_000,
+        sessions: Vec::new(),
+        place: Place::of_this_process().expect("/proc can be read"),
+    }
+}
+
+/// A start of this worker, now, with a lease of a minute.
+pub fn start(store: &Store, worker: WorkerId) -> Start {
+    Start {
+        id: StartId::new(),
+        worker,
+        hostname: "test".into(),
+        pid: 1,
+        lease_until: store.now() + chrono::TimeDelta::minutes(1),
+        now: store.now(),
+    }
+}
+
+/// Reads unlocked jobs.
+pub async fn read(store: &Store, ids: &[JobId]) -> Vec<Job> {
+    let found = store.unlocked(ids).await.expect("MongoDB is there");
+    found.into_iter().map(|job| job.expect("the job is well-formed")).collect()
+}
+
+/// What a start of these jobs is made on.
+pub fn to_start(jobs: &[Job]) -> Vec<ToStart> {
+    let decided = |job: &Job| ToStart { job: job.id, attempts: job.attempts, if_worker_dies: IfWorkerDies::Archive(Why::WORKER_DIED) };
+    jobs.iter().map(decided).collect()
+}
+
+/// Reads and starts jobs for a worker; those it did not get are left out.
+pub async fn started(store: &Store, worker: WorkerId, ids: &[JobId]) -> Vec<(Job, Claim)> {
+    let jobs = read(store, ids).await;
+    let start = start(store, worker);
+    let claims = store.start_if_unlocked(&start, &to_start(&jobs)).await.expect("MongoDB is there");
+    let verdict = IfWorkerDies::Archive(Why::WORKER_DIED);
+    let with_claim = |job: Job| {
+        let claim = claims.iter().find(|claim| claim.job() == job.id).copied()?;
+        Some((recruiter_common::store::as_started(job, &start, verdict.clone()), claim))
+    };
+    jobs.into_iter().filter_map(with_claim).collect()
+}
+
+/// An instant so many milliseconds from now, by the store's clock.
+pub fn in_ms(store: &Store, ms: i64) -> Instant {
+    store.now() + chrono::TimeDelta::milliseconds(ms)
+}

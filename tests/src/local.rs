@@ -1,0 +1,82 @@
+//! A recruiter and workers of the library inside the test's own process, for tests that need workables of their own.
+
+use std::time::Duration;
+
+use clap::Parser;
+use recruiter::run::RunArgs;
+use recruiter_common::{
+    exit::Exit,
+    shutdown::{Shutdown, Trigger},
+    store::{ConnectArgs, Store},
+};
+use recruiter_worker::{Worker, WorkerArgs};
+use tokio::task::JoinHandle;
+
+use crate::mongo::TestDatabase;
+
+/// Flags as a person would write them.
+#[derive(Parser)]
+struct Flags {
+    #[command(flatten)]
+    worker: WorkerArgs,
+}
+
+#[derive(Parser)]
+struct RecruiterFlags {
+    #[command(flatten)]
+    run: RunArgs,
+}
+
+/// How to connect to a test's database.
+pub fn connect_args(database: &TestDatabase) -> ConnectArgs {
+    ConnectArgs { uri: database.uri().to_owned(), connect_timeout: Duration::from_secs(10) }
+}
+
+/// The store of a test's database.
+pub async fn store(database: &TestDatabase) -> Store {
+    Store::connect(&connect_args(database), "test").await.expect("the test's MongoDB is there")
+}
+
+/// Something that runs in this process until it is stopped.
+#[derive(Debug)]
+pub struct Local {
+    trigger: Trigger,
+    task: JoinHandle<anyhow::Result<Exit>>,
+}
+
+impl Local {
+    /// A recruiter.
+    pub fn recruiter(database: &TestDatabase, flags: &[&str]) -> Self {
+        let args = RecruiterFlags::parse_from([&["recruiter"], flags].concat()).run;
+        let (trigger, shutdown) = Shutdown::manual();
+        let connect = connect_args(database);
+        let task = tokio::spawn(async move { recruiter::run::run(args, &connect, shutdown).await.map(|()| Exit::Success) });
+        Self { trigger, task }
+    }
+
+    /// A worker with these classes.
+    pub fn worker(database: &TestDatabase, worker: Worker, flags: &[&str]) -> Self {
+        let args = Flags::parse_from([&["worker"], flags].concat()).worker;
+        let (trigger, shutdown) = Shutdown::manual();
+        let connect = connect_args(database);
+        let task = tokio::spawn(async move { worker.run(&connect, args, shutdown).await });
+        Self { trigger, task }
+    }
+
+    /// Asks it to stop, without waiting.
+    pub fn ask_to_stop(&self) {
+        self.trigger.drain();
+    }
+
+    /// Stops it and returns how it ended.
+    pub async fn stop(self) -> Exit {
+        self.trigger.drain();
+        self.task.await.expect("it does not panic").expect("it stops without an error")
+    }
+
+    /// Ends it as a crash would: nothing more is written.
+    pub async fn crash(self) {
+        self.task.abort();
+        let _ = self.task.await;
+    }
+}

@@ -1,0 +1,281 @@
+//! The library: typed workables, shared state, context, hooks, policies of one's own, transactions.
+
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::Duration,
+};
+
+use bson::{Document, doc};
+use recruiter_common::{
+    enqueue::{NewJob, Workable},
+    failure::Failure,
+    job::Why,
+    retry_policy::{Decision, History, RetryManyTimes, RetryPolicy},
+};
+use recruiter_tests::{
+    local::{Local, store},
+    mongo::TestDatabase,
+    wait::{wait_for, wait_until},
+};
+use recruiter_worker::{BlockingExecutable, Context, Done, Executable, NotDone, Worker};
+use serde::{Deserialize, Serialize};
+
+const SOON: Duration = Duration::from_secs(10);
+
+/// Says what happened to it, in order.
+#[derive(Debug, Default)]
+struct Diary(Mutex<Vec<String>>);
+
+impl Diary {
+    fn write(&self, line: impl Into<String>) {
+        self.0.lock().unwrap().push(line.into());
+    }
+
+    fn lines(&self) -> Vec<String> {
+        self.0.lock().unwrap().clone()
+    }
+
+    /// How often the workable was entered.
+    fn attempts(&self) -> usize {
+        self.lines().iter().filter(|line| line.starts_with("attempt")).count()
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+struct Greet {
+    name: String,
+    fail_until_attempt: u32,
+}
+
+impl Workable for Greet {
+    const CLASS: &'static str = "Greet";
+}
+
+impl Executable for Greet {
+    type State = Diary;
+
+    async fn execute(&self, diary: &Diary, job: &Context) -> Result<Done, NotDone> {
+        let last = job.last_execution().and_then(|execution| execution.class.clone()).unwrap_or_default();
+        diary.write(format!("attempt {} last={} after={last}", job.attempt(), job.is_last_attempt()));
+        if job.attempt() < self.fail_until_attempt {
+            return Err(NotDone::failed("too-early", "not yet"));
+        }
+        Done::with(format!("hello, {}", self.name))
+    }
+
+    async fn after_success(&self, diary: &Diary, _job: &Context) {
+        diary.write("success");
+    }
+
+    async fn after_failure(&self, diary: &Diary, _job: &Context, failure: &Failure) {
+        diary.write(format!("failure {}", failure.class));
+    }
+
+    async fn after_last_failure(&self, diary: &Diary, _job: &Context, failure: &Failure) {
+        diary.write(format!("last failure {}", failure.class));
+    }
+}
+
+/// Waits for a job in the archive.
+async fn archived(database: &TestDatabase, id: recruiter_common::ids::JobId) -> Document {
+    wait_for(SOON, "the job is archived", async || database.raw("archived").find_one(doc! { "_id": id }).await.unwrap()).await
+}
+
+#[tokio::test]
+async fn a_job_is_executed_with_its_parameters_and_archived_with_its_result() {
+    let database = TestDatabase::new().await;
+    let diary = Arc::new(Diary::default());
+    let recruiter = Local::recruiter(&database, &[]);
+    let worker = Local::worker(&database, Worker::new().register::<Greet>(diary.clone()).unwrap(), &[]);
+    let store = store(&database).await;
+    let job = Greet { name: "Ada".into(), fail_until_attempt: 0 }.as_job().in_group("mail").tag("a").tag("b").urn("urn:x");
+    let id = job.enqueue(&store).await.unwrap();
+    let archived = archived(&database, id).await;
+    assert_eq!(archived.get_str("result").unwrap(), "hello, Ada");
+    assert_eq!(archived.get_str("why").unwrap(), "done");
+    assert_eq!(archived.get_str("group").unwrap(), "mail");
+    assert_eq!(archived.get_array("tags").unwrap().len(), 2);
+    assert_eq!(archived.get("attempts").and_then(|n| n.as_i64().or(n.as_i32().map(i64::from))), Some(1));
+    assert!(database.raw("scheduled").find_one(doc! {}).await.unwrap().is_none());
+    wait_until(SOON, "the hook was called", async || diary.lines().len() == 2).await;
+    assert_eq!(diary.lines(), ["attempt 1 last=true after=", "success"]);
+    worker.stop().await;
+    recruiter.stop().await;
+    assert_eq!(database.raw("roster").count_documents(doc! {}).await.unwrap(), 0, "who stops leaves the roster");
+}
+
+#[tokio::test]
+async fn a_failed_job_is_tried_again_as_its_policy_says_and_keeps_its_history() {
+    let database = TestDatabase::new().await;
+    let diary = Arc::new(Diary::default());
+    let recruiter = Local::recruiter(&database, &[]);
+    let worker = Local::worker(&database, Worker::new().register::<Greet>(diary.clone()).unwrap(), &[]);
+    let store = store(&database).await;
+    let policy = RetryManyTimes::new(1, Duration::from_millis(50)).unwrap();
+    let greet = |fail_until_attempt| Greet { name: "Ada".into(), fail_until_attempt }.as_job().retry(&policy);
+    let id = greet(2).enqueue(&store).await.unwrap();
+    let done = archived(&database, id).await;
+    wait_until(SOON, "the hooks were called", async || diary.lines().len() == 4).await;
+    assert_eq!(diary.lines(), ["attempt 1 last=false after=", "failure too-early", "attempt 2 last=true after=too-early", "success"]);
+    let executions = done.get_array("executions").unwrap();
+    assert_eq!(executions.len(), 1);
+    assert_eq!(executions[0].as_document().unwrap().get_str("class").unwrap(), "too-early");
+    diary.0.lock().unwrap().clear();
+    let id = greet(9).enqueue(&store).await.unwrap();
+    let failed = archived(&database, id).await;
+    assert_eq!(failed.get_str("why").unwrap(), Why::TRIED_TOO_MANY_TIMES.as_str());
+    assert!(!failed.get_bool("done").unwrap());
+    wait_until(SOON, "the hooks were called", async || diary.lines().len() == 5).await;
+    assert_eq!(diary.lines()[3..], ["failure too-early", "last failure too-early"]);
+    worker.stop().await;
+    recruiter.stop().await;
+}
+
+#[derive(Clone, Serialize, Deserialize)]
+struct Compute {
+    n: u64,
+}
+
+impl Workable for Compute {
+    const CLASS: &'static str = "Compute";
+}
+
+impl BlockingExecutable for Compute {
+    type State = AtomicU32;
+
+    fn execute(&self, entered: &AtomicU32, job: &Context) -> Result<Done, NotDone> {
+        entered.fetch_add(1, Ordering::SeqCst);
+        if self.n == 0 {
+            let number: u64 = "no number".parse()?;
+            return Done::with(number);
+        }
+        if self.n == 1 {
+            panic!("one is too small");
+        }
+        while self.n == 2 && !job.is_cancelled() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Done::with((1..=self.n).sum::<u64>())
+    }
+
+    fn time_limit(&self) -> Option<Duration> {
+        Some(Duration::from_millis(200))
+    }
+}
+
+#[tokio::test]
+async fn a_blocking_workable_may_return_any_error_panic_or_take_too_long() {
+    let database = TestDatabase::new().await;
+    let recruiter = Local::recruiter(&database, &[]);
+    let worker = Local::worker(&database, Worker::new().register_blocking::<Compute>(AtomicU32::new(0)).unwrap(), &[]);
+    let store = store(&database).await;
+    for (n, class, message) in [(0, "core::num::error::ParseIntError", "invalid digit"), (1, "panic", "one is too small"), (2, "timeout", "200ms")] {
+        let id = Compute { n }.as_job().enqueue(&store).await.unwrap();
+        let ended = archived(&database, id).await;
+        let execution = ended.get_document("last_execution").unwrap();
+        assert_eq!(execution.get_str("class").unwrap(), class);
+        assert!(execution.get_str("message").unwrap().contains(message), "{execution}");
+    }
+    let id = Compute { n: 100 }.as_job().enqueue(&store).await.unwrap();
+    assert_eq!(archived(&database, id).await.get_i64("result").unwrap(), 5050);
+    worker.stop().await;
+    recruiter.stop().await;
+}
+
+#[derive(Debug)]
+struct OnlyOnFriday;
+
+impl RetryPolicy for OnlyOnFriday {
+    fn class(&self) -> &str {
+        "OnlyOnFriday"
+    }
+
+    fn parameters(&self) -> Document {
+        doc! {}
+    }
+
+    fn decide(&self, job: &History<'_>, _failure: &Failure, _failed_at: recruiter_common::instant::Instant) -> Decision {
+        if job.attempts < 3 { Decision::RetryAfter(Duration::ZERO) } else { Decision::Archive(Why::custom("not-friday")) }
+    }
+
+    fn is_last_attempt(&self, job: &History<'_>, _now: recruiter_common::instant::Instant) -> bool {
+        job.attempts >= 3
+    }
+}
+
+#[tokio::test]
+async fn a_policy_of_ones_own_decides_and_an_unknown_one_ends_its_job_alone() {
+    let database = TestDatabase::new().await;
+    let diary = Arc::new(Diary::default());
+    let recruiter = Local::recruiter(&database, &[]);
+    let worker = Worker::new().register::<Greet>(diary.clone()).unwrap().register_policy("OnlyOnFriday", |_, _| Ok(OnlyOnFriday)).unwrap();
+    let worker = Local::worker(&database, worker, &[]);
+    let store = store(&database).await;
+    let greet = Greet { name: "Ada".into(), fail_until_attempt: 9 };
+    let id = greet.as_job().retry(&OnlyOnFriday).enqueue(&store).await.unwrap();
+    let ended = archived(&database, id).await;
+    assert_eq!(ended.get_str("why").unwrap(), "not-friday");
+    assert_eq!(ended.get_array("executions").unwrap().len(), 2);
+    assert_eq!(diary.attempts(), 3);
+    let unknown = recruiter_common::job::StoredPolicy { class: "NoSuchPolicy".into(), parameters: bson::Bson::Null };
+    let id = greet.as_job().retry_stored(unknown).enqueue(&store).await.unwrap();
+    let ended = archived(&database, id).await;
+    assert_eq!(ended.get_str("why").unwrap(), "malformed");
+    let message = ended.get_document("last_execution").unwrap().get_str("message").unwrap().to_owned();
+    assert!(message.contains("NoSuchPolicy") && message.contains("RetryManyTimes"), "{message}");
+    assert_eq!(diary.attempts(), 3, "it was not entered");
+    worker.stop().await;
+    recruiter.stop().await;
+}
+
+#[tokio::test]
+async fn a_job_enqueued_in_a_transaction_exists_with_its_commit_and_not_without() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    let scheduled = database.raw("scheduled");
+    let mut session = store.client().start_session().await.unwrap();
+    for commit in [false, true] {
+        session.start_transaction().await.unwrap();
+        NewJob::of_class("x", doc! {}).enqueue_in(&store, &mut session).await.unwrap();
+        store.enqueue_many_in(&mut session, (0..5).map(|_| NewJob::of_class("x", doc! {}))).await.unwrap();
+        assert_eq!(scheduled.count_documents(doc! {}).await.unwrap(), 0, "nothing is seen before the commit");
+        if commit {
+            session.commit_transaction().await.unwrap();
+            store.announce_jobs(["generic"]).await;
+        } else {
+            session.abort_transaction().await.unwrap();
+        }
+    }
+    assert_eq!(scheduled.count_documents(doc! {}).await.unwrap(), 6);
+}
+
+/// I1 and I2 for an application that does not know whether its call succeeded.
+#[tokio::test]
+async fn a_job_sent_again_under_its_id_is_enqueued_and_executed_once() {
+    let database = TestDatabase::new().await;
+    let diary = Arc::new(Diary::default());
+    let store = store(&database).await;
+    let id = recruiter_common::ids::JobId::new();
+    let send = || Greet { name: "Ada".into(), fail_until_attempt: 0 }.as_job().with_id(id).enqueue(&store);
+    send().await.unwrap();
+    send().await.unwrap();
+    let recruiter = Local::recruiter(&database, &[]);
+    let worker = Local::worker(&database, Worker::new().register::<Greet>(diary.clone()).unwrap(), &[]);
+    let first = archived(&database, id).await;
+    send().await.unwrap();
+    // As if the look into the archive had been lost: inserted again behind our back.
+    let mut copy = first.clone();
+    copy.extend(doc! { "done": false, "attempts": 0, "priority": 5, "scheduled_at": bson::DateTime::from_millis(0) });
+    copy.remove("why");
+    copy.remove("last_execution");
+    database.raw("scheduled").insert_one(&copy).await.unwrap();
+    store.announce_jobs(["generic"]).await;
+    wait_until(SOON, "the copy is gone", async || database.raw("scheduled").find_one(doc! {}).await.unwrap().is_none()).await;
+    assert_eq!(database.raw("archived").find_one(doc! { "_id": id }).await.unwrap(), Some(first), "the archive is untouched");
+    assert_eq!(diary.attempts(), 1);
+    worker.stop().await;
+    recruiter.stop().await;
+}

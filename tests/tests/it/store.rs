@@ -1,0 +1,444 @@
+//! The operations of the store, one by one: their guards, and the indexes they are served by.
+
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
+
+use bson::{Bson, Document, doc};
+use futures_util::TryStreamExt;
+use recruiter_common::{
+    enqueue::NewJob,
+    failure::Failure,
+    ids::{JobId, LeaseTerm, RoundId, WorkerId},
+    job::{Execution, Job, Why},
+    store::{Archival, Assignment, Beat, Free, Hint, Listener, Recorded, Rescheduling, Store},
+};
+use recruiter_tests::{
+    factory::{announcement, in_ms, insert_unvalidated, minimal_job, read, start, started, to_start},
+    local::store,
+    mongo::TestDatabase,
+    wait::wait_until,
+};
+use tokio::sync::Barrier;
+
+const SOON: Duration = Duration::from_secs(10);
+
+async fn enqueued(store: &Store, count: usize) -> Vec<JobId> {
+    store.enqueue_many((0..count).map(|_| NewJob::of_class("x", doc! {}))).await.unwrap()
+}
+
+fn done(job: &Job, claim: recruiter_common::job::Claim, store: &Store) -> Archival {
+    let execution = job.last_execution.clone().unwrap_or_default().ended(store.now(), None);
+    Archival::ended(job, claim, execution, &Why::DONE, None)
+}
+
+async fn archive(store: &Store, batch: &[Archival]) -> Vec<Recorded> {
+    let mut session = store.commit_session().await.unwrap();
+    store.archive(&mut session, batch).await.unwrap()
+}
+
+/// Runs production code with MongoDB's profiler on and reads what the server says it did.
+async fn profiled(database: &TestDatabase, work: impl Future<Output = ()>) -> Vec<Document> {
+    let profile = async |level: i32| database.database().run_command(doc! { "profile": level }).await.unwrap();
+    profile(2).await;
+    work.await;
+    profile(0).await;
+    let found: Vec<Document> =
+        database.raw("system.profile").find(doc! { "appName": "test", "ns": { "$not": { "$regex": "system|signals" } } }).await.unwrap().try_collect().await.unwrap();
+    database.raw("system.profile").drop().await.unwrap();
+    found
+}
+
+fn number(entry: &Document, field: &str) -> i64 {
+    entry.get(field).and_then(|n| n.as_i64().or(n.as_i32().map(i64::from))).unwrap_or(0)
+}
+
+/// With 20,000 jobs that are not wanted now and 5,000 archived ones in the way, no hot operation scans a collection, and
+/// none reads much more than it returns.
+#[tokio::test]
+async fn hot_operations_are_served_by_their_index() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    let later = in_ms(&store, 3_600_000);
+    store.enqueue_many((0..10_000).map(|_| NewJob::of_class("x", doc! {}).at(later))).await.unwrap();
+    store.enqueue_many((0..10_000).map(|n| NewJob::of_class("x", doc! {}).in_group(format!("other-{}", n % 5)))).await.unwrap();
+    let mut old: Vec<Document> = (0..5_000).map(|_| minimal_job("x")).collect();
+    for document in &mut old {
+        document.insert("last_execution", doc! { "ended_at": bson::DateTime::now() });
+    }
+    database.raw("archived").insert_many(old).await.unwrap();
+    let ids = enqueued(&store, 10).await;
+    let groups: Vec<String> = vec!["generic".into(), "other-1".into()];
+    let worker = WorkerId::new();
+
+    let check = async |what: &str, most: i64, work: &mut dyn AsyncWork| {
+        let entries = profiled(&database, work.run()).await;
+        assert!(!entries.is_empty(), "{what}: nothing was profiled");
+        for entry in entries {
+            let plan = entry.get_str("planSummary").unwrap_or("none").to_owned();
+            let operation = entry.get_str("op").unwrap_or_default().to_owned();
+            if matches!(operation.as_str(), "command" | "insert") && plan == "none" {
+                continue;
+            }
+            let (keys, documents) = (number(&entry, "keysExamined"), number(&entry, "docsExamined"));
+            println!("{what}: {operation} {plan} keys={keys} documents={documents}");
+            assert!(plan.starts_with("IXSCAN") || plan == "IDHACK", "{what} is not served by an index: {entry}");
+            assert!(keys <= most && documents <= most, "{what} reads too much: keys {keys}, documents {documents}");
+        }
+    };
+    check("due_jobs", 40, &mut Work(async || assert_eq!(store.due_jobs("generic", &["x"], store.now(), 10).await.unwrap().len(), 10))).await;
+    check("next_due", 60, &mut Work(async || assert_eq!(store.next_due(&groups, store.now()).await.unwrap(), Some(later)))).await;
+    check("groups", 40, &mut Work(async || assert_eq!(store.groups().await.unwrap().len(), 6))).await;
+    check("unlocked", 40, &mut Work(async || assert_eq!(store.unlocked(&ids).await.unwrap().len(), 10))).await;
+    let jobs = read(&store, &ids).await;
+    let starting = start(&store, worker);
+    check("start_if_unlocked", 40, &mut Work(async || assert_eq!(store.start_if_unlocked(&starting, &to_start(&jobs)).await.unwrap().len(), 10))).await;
+    check("claims_of_start", 40, &mut Work(async || assert_eq!(store.claims_of_start(starting.id, &ids).await.unwrap().len(), 10))).await;
+    check("held_by", 40, &mut Work(async || assert_eq!(store.held_by(worker, &ids).await.unwrap().len(), 10))).await;
+    check("cancel_requests", 40, &mut Work(async || assert!(store.cancel_requests(&ids).await.unwrap().is_empty()))).await;
+    check("already_archived", 40, &mut Work(async || assert!(store.already_archived(&ids).await.unwrap().is_empty()))).await;
+    let held = store.held_by(worker, &ids).await.unwrap();
+    let back: Vec<Rescheduling> = held[..5].iter().map(|(job, claim)| Rescheduling::retry(job, *claim, &Execution::default(), later, true)).collect();
+    check("reschedule_if_claimed", 40, &mut Work(async || assert_eq!(store.reschedule_if_claimed(&back).await.unwrap(), [Recorded::Yes; 5]))).await;
+    let ended: Vec<Archival> = held[5..].iter().map(|(job, claim)| done(job, *claim, &store)).collect();
+    check("archive", 60, &mut Work(async || assert_eq!(archive(&store, &ended).await, [Recorded::Yes; 5]))).await;
+    check("prune_archived", 120, &mut Work(async || assert_eq!(store.prune_archived(in_ms(&store, 60_000), 100).await.unwrap(), 100))).await;
+}
+
+/// An async closure as an object, so that one check serves them all.
+trait AsyncWork {
+    fn run<'a>(&'a mut self) -> std::pin::Pin<Box<dyn Future<Output = ()> + 'a>>;
+}
+
+struct Work<F>(F);
+
+impl<F: AsyncFnMut()> AsyncWork for Work<F> {
+    fn run<'a>(&'a mut self) -> std::pin::Pin<Box<dyn Future<Output = ()> + 'a>> {
+        Box::pin((self.0)())
+    }
+}
+
+/// I3, I5: every condition of a start, each by breaking it.
+#[tokio::test]
+async fn a_start_is_refused_when_anything_it_relied_on_has_changed() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    let worker = WorkerId::new();
+    let scheduled = database.raw("scheduled");
+    let ids = enqueued(&store, 6).await;
+    let jobs = read(&store, &ids).await;
+    let change = async |job: &Job, set: Document| scheduled.update_one(doc! { "_id": job.id }, doc! { "$set": set }).await.unwrap();
+    change(&jobs[0], doc! { "locked": true }).await;
+    change(&jobs[1], doc! { "attempts": 1 }).await;
+    change(&jobs[2], doc! { "scheduled_at": bson::DateTime::from_chrono(in_ms(&store, 60_000)) }).await;
+    scheduled.delete_one(doc! { "_id": jobs[3].id }).await.unwrap();
+    let claims = store.start_if_unlocked(&start(&store, worker), &to_start(&jobs)).await.unwrap();
+    assert_eq!(claims.iter().map(|claim| claim.job()).collect::<BTreeSet<_>>(), jobs[4..].iter().map(|job| job.id).collect());
+    let ids = enqueued(&store, 1).await;
+    let jobs = read(&store, &ids).await;
+    let late = recruiter_common::store::Start { lease_until: store.now() - chrono::TimeDelta::seconds(1), ..start(&store, worker) };
+    assert!(store.start_if_unlocked(&late, &to_start(&jobs)).await.unwrap().is_empty(), "the lease is over");
+}
+
+/// I3: two workers with the same hint.
+#[tokio::test]
+async fn of_two_racing_starts_each_job_belongs_to_one() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    let ids = enqueued(&store, 200).await;
+    let barrier = Arc::new(Barrier::new(2));
+    let race = || {
+        let (store, ids, barrier) = (store.clone(), ids.clone(), barrier.clone());
+        tokio::spawn(async move {
+            barrier.wait().await;
+            started(&store, WorkerId::new(), &ids).await.len()
+        })
+    };
+    let (first, second) = tokio::join!(race(), race());
+    assert_eq!(first.unwrap() + second.unwrap(), 200);
+    let locked = database.raw("scheduled").count_documents(doc! { "locked": true, "attempts": 1 }).await.unwrap();
+    assert_eq!(locked, 200, "every job was started exactly once");
+}
+
+/// I3, I9: a worker that comes late finds its job started anew; its neighbours in the batch are recorded.
+#[tokio::test]
+async fn a_late_worker_cannot_write_the_outcome_of_a_rescued_job() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    let ids = enqueued(&store, 3).await;
+    let late = started(&store, WorkerId::new(), &ids).await;
+    let (job, claim) = late.iter().find(|(job, _)| job.id == ids[1]).unwrap();
+    let rescued = Rescheduling::retry(job, *claim, &Execution::default(), store.now(), true);
+    assert_eq!(store.reschedule_if_claimed(&[rescued]).await.unwrap(), [Recorded::Yes]);
+    let again = started(&store, WorkerId::new(), &ids[1..2]).await;
+    assert_eq!(again.len(), 1);
+    let batch: Vec<Archival> = late.iter().map(|(job, claim)| done(job, *claim, &store)).collect();
+    let recorded = archive(&store, &batch).await;
+    for ((job, _), recorded) in late.iter().zip(&recorded) {
+        assert_eq!(*recorded, if job.id == ids[1] { Recorded::ClaimLost } else { Recorded::Yes });
+    }
+    let retry: Vec<Rescheduling> = late.iter().map(|(job, claim)| Rescheduling::hand_back(job, *claim)).collect();
+    assert_eq!(store.reschedule_if_claimed(&retry).await.unwrap(), [Recorded::ClaimLost; 3]);
+    assert_eq!(database.raw("archived").count_documents(doc! {}).await.unwrap(), 2);
+    assert_eq!(archive(&store, &[done(&again[0].0, again[0].1, &store)]).await, [Recorded::Yes]);
+}
+
+/// I2 after a commit whose reply was lost: the same batch once more.
+#[tokio::test]
+async fn an_outcome_that_is_written_twice_is_recorded_once() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    let ids = enqueued(&store, 4).await;
+    let held = started(&store, WorkerId::new(), &ids).await;
+    let batch: Vec<Archival> = held.iter().map(|(job, claim)| done(job, *claim, &store)).collect();
+    assert_eq!(archive(&store, &batch[..2]).await, [Recorded::Yes; 2]);
+    assert_eq!(archive(&store, &batch).await, [Recorded::Yes; 4], "what was committed is recognised");
+    assert_eq!(database.raw("archived").count_documents(doc! {}).await.unwrap(), 4);
+    assert_eq!(database.raw("scheduled").count_documents(doc! {}).await.unwrap(), 0);
+    let (job, claim) = &started(&store, WorkerId::new(), &enqueued(&store, 1).await).await[0];
+    let retry = [Rescheduling::retry(job, *claim, &Execution::default(), store.now(), true)];
+    assert_eq!(store.reschedule_if_claimed(&retry).await.unwrap(), [Recorded::Yes]);
+    assert_eq!(store.reschedule_if_claimed(&retry).await.unwrap(), [Recorded::Yes]);
+    let document = database.raw("scheduled").find_one(doc! {}).await.unwrap().unwrap();
+    assert_eq!(document.get_array("executions").unwrap().len(), 1);
+}
+
+/// I6: the history keeps the first execution and the newest and counts the rest.
+#[tokio::test]
+async fn a_long_history_is_bounded_and_counted() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    let ids = enqueued(&store, 1).await;
+    for n in 1..=25 {
+        let (job, claim) = started(&store, WorkerId::new(), &ids).await.pop().unwrap();
+        assert_eq!(job.attempts, n);
+        let execution = job.last_execution.clone().unwrap().ended(store.now(), Some(&Failure::new(format!("failure-{n}"), "")));
+        assert_eq!(store.reschedule_if_claimed(&[Rescheduling::retry(&job, claim, &execution, store.now(), true)]).await.unwrap(), [Recorded::Yes]);
+    }
+    let job = read(&store, &ids).await.pop().unwrap();
+    let classes: Vec<_> = job.executions.iter().map(|execution| execution.class.clone().unwrap()).collect();
+    assert_eq!(classes.len(), recruiter_common::job::KEPT_EXECUTIONS);
+    assert_eq!((classes[0].as_str(), classes[1].as_str(), classes[19].as_str()), ("failure-1", "failure-7", "failure-25"));
+    assert_eq!(job.executions_dropped, 5);
+}
+
+/// I8: what was not entered is as it was, one uncounted start later.
+#[tokio::test]
+async fn a_job_handed_back_is_due_as_before_and_the_start_does_not_count() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    let ids = enqueued(&store, 1).await;
+    let before = database.raw("scheduled").find_one(doc! {}).await.unwrap().unwrap();
+    let (job, claim) = started(&store, WorkerId::new(), &ids).await.pop().unwrap();
+    assert_eq!(store.reschedule_if_claimed(&[Rescheduling::hand_back(&job, claim)]).await.unwrap(), [Recorded::Yes]);
+    let mut after = database.raw("scheduled").find_one(doc! {}).await.unwrap().unwrap();
+    assert_eq!(number(&after, "attempts"), 1, "attempts never go down");
+    assert_eq!(number(&after, "interruptions"), 1);
+    after.insert("attempts", 0);
+    after.remove("interruptions");
+    assert_eq!(after, before);
+    assert_eq!(read(&store, &ids).await[0].history().attempts, 0);
+}
+
+/// I1 and I2 in every majority snapshot: while jobs are archived, each is in exactly one collection.
+#[tokio::test]
+async fn in_no_snapshot_is_a_job_in_both_collections_or_in_none() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    let ids = enqueued(&store, 600).await;
+    let held = started(&store, WorkerId::new(), &ids).await;
+    let archiving = tokio::spawn({
+        let store = store.clone();
+        async move {
+            for batch in held.chunks(10) {
+                let batch: Vec<Archival> = batch.iter().map(|(job, claim)| done(job, *claim, &store)).collect();
+                assert!(archive(&store, &batch).await.iter().all(|recorded| *recorded == Recorded::Yes));
+            }
+        }
+    });
+    let mut both_seen = 0;
+    while !archiving.is_finished() {
+        let mut session = database.database().client().start_session().snapshot(true).await.unwrap();
+        let mut count = async |collection: &str| {
+            let found: Vec<Document> = database.raw(collection).find(doc! {}).projection(doc! { "_id": 1 }).session(&mut session).await.unwrap().stream(&mut session).try_collect().await.unwrap();
+            found.len()
+        };
+        let (scheduled, archived) = (count("scheduled").await, count("archived").await);
+        assert_eq!(scheduled + archived, 600);
+        both_seen += u32::from(scheduled > 0 && archived > 0);
+    }
+    archiving.await.unwrap();
+    assert!(both_seen > 0, "no snapshot was taken in the middle");
+}
+
+#[tokio::test]
+async fn the_validator_refuses_what_no_recruiter_would_ever_see() {
+    let database = TestDatabase::new().await;
+    let _store = store(&database).await;
+    let scheduled = database.raw("scheduled");
+    scheduled.insert_one(minimal_job("x")).await.expect("the contract for other languages");
+    let mut extra = minimal_job("x");
+    extra.extend(doc! { "colour": "blue", "attempts": 0, "tags": ["a"] });
+    scheduled.insert_one(extra).await.expect("other fields are the enqueuer's own business");
+    let change = |set: Document| {
+        let mut document = minimal_job("x");
+        document.extend(set);
+        document
+    };
+    let without = |field: &str| {
+        let mut document = minimal_job("x");
+        document.remove(field);
+        document
+    };
+    for refused in [
+        without("locked"),
+        without("group"),
+        without("priority"),
+        without("scheduled_at"),
+        without("workable"),
+        change(doc! { "workable": {} }),
+        change(doc! { "workable": "x" }),
+        change(doc! { "workable": { "class": 1 } }),
+        change(doc! { "locked": "no" }),
+        change(doc! { "group": 1 }),
+        change(doc! { "group": "" }),
+        change(doc! { "priority": 12 }),
+        change(doc! { "priority": "high" }),
+        change(doc! { "scheduled_at": "tomorrow" }),
+        change(doc! { "attempts": -1 }),
+        change(doc! { "_id": "a word" }),
+        change(doc! { "workable": { "class": "x", "parameters": { "data": "x".repeat(4 * 1024 * 1024) } } }),
+    ] {
+        let error = scheduled.insert_one(&refused).await.expect_err("refused");
+        assert!(error.to_string().contains("121") || error.to_string().contains("validation"), "{error}");
+    }
+    // Documents older than the validator can still be moved on.
+    insert_unvalidated(&database, vec![change(doc! { "attempts": 0, "tags": 5, "priority": 5, "colour": "blue", "urn": 5 })]).await;
+}
+
+/// A worker's document, announced in the first term.
+async fn announced(store: &Store, capacity: u32) -> WorkerId {
+    let announcement = announcement(capacity);
+    store.register(&announcement).await.unwrap();
+    assert!(store.announce(announcement.id, capacity).await.unwrap());
+    announcement.id
+}
+
+#[tokio::test]
+async fn an_assignment_is_the_recruiters_turn_and_loses_whenever_it_is_not() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    let term = LeaseTerm(0);
+    let give = |worker, count: usize| Assignment { worker, jobs: (0..count).map(|_| JobId::new()).collect() };
+    let workers = [announced(&store, 3).await, announced(&store, 3).await, announced(&store, 3).await];
+    let everybody: Vec<Assignment> = workers.iter().map(|worker| give(*worker, 2)).collect();
+    assert_eq!(store.available_workers(term).await.unwrap().len(), 3);
+    assert!(store.withdraw_if_unassigned_since(workers[2], None).await.unwrap());
+    let round = RoundId::new();
+    let won: BTreeSet<_> = store.assign_if_available(term, round, &everybody).await.unwrap().into_iter().collect();
+    assert_eq!(won, workers[..2].iter().copied().collect(), "who withdrew is not assigned");
+    assert!(store.assign_if_available(term, RoundId::new(), &everybody).await.unwrap().is_empty(), "it is the workers' turn");
+    let assignment = store.assignment(workers[0]).await.unwrap().unwrap();
+    assert_eq!((assignment.round, assignment.jobs), (round, everybody[0].jobs.clone()));
+
+    let free = |places| Free { places, working_on: everybody[0].jobs.clone() };
+    assert!(!store.take_if_assigned(workers[0], RoundId::new(), &free(1)).await.unwrap(), "another round");
+    assert!(!store.free_if_unassigned_since(workers[0], None, &free(3)).await.unwrap(), "it was assigned since");
+    assert!(store.take_if_assigned(workers[0], round, &free(1)).await.unwrap());
+    let available = store.available_workers(term).await.unwrap();
+    assert_eq!(available.iter().map(|worker| (worker.id, worker.free)).collect::<Vec<_>>(), [(workers[0], 1)]);
+    assert!(store.assign_if_available(term, RoundId::new(), &[give(workers[0], 2)]).await.unwrap().is_empty(), "more than is free");
+    assert!(store.assign_if_available(LeaseTerm(7), RoundId::new(), &[give(workers[0], 1)]).await.unwrap().is_empty(), "another term");
+    let next = RoundId::new();
+    assert_eq!(store.assign_if_available(term, next, &[give(workers[0], 1)]).await.unwrap().len(), 1);
+    assert!(!store.withdraw_if_unassigned_since(workers[0], Some(round)).await.unwrap(), "it was assigned since");
+    let registered = store.registered_workers().await.unwrap();
+    let worker = registered.iter().find(|worker| worker.id == workers[0]).unwrap();
+    assert_eq!(worker.jobs.len(), 3, "the roster names what it was assigned and what it works on");
+}
+
+#[tokio::test]
+async fn a_new_term_shuts_the_old_leader_out() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    let first = store.acquire_if_unchanged(None, "a:1").await.unwrap().expect("nobody leads");
+    assert_eq!(first.term, LeaseTerm(1));
+    assert!(store.acquire_if_unchanged(None, "b:1").await.unwrap().is_none(), "somebody leads");
+    let observed = store.observe_lease().await.unwrap();
+    assert!(store.renew_if_held(&first).await.unwrap());
+    assert!(store.acquire_if_unchanged(observed.as_ref(), "b:1").await.unwrap().is_none(), "it was renewed since");
+    let worker = announced(&store, 1).await;
+    let observed = store.observe_lease().await.unwrap();
+    let second = store.acquire_if_unchanged(observed.as_ref(), "b:1").await.unwrap().expect("unchanged");
+    assert_eq!(second.term, LeaseTerm(2));
+    assert!(!store.renew_if_held(&first).await.unwrap());
+    store.release_if_held(&first).await.unwrap();
+    assert!(!store.observe_lease().await.unwrap().unwrap().released, "only the holder releases");
+    assert_eq!(store.stamp_term(second.term).await.unwrap(), 1);
+    assert_eq!(store.stamp_term(first.term).await.unwrap(), 0, "a term never goes down");
+    assert!(store.available_workers(first.term).await.unwrap().is_empty());
+    let give = [Assignment { worker, jobs: vec![JobId::new()] }];
+    assert!(store.assign_if_available(first.term, RoundId::new(), &give).await.unwrap().is_empty());
+    assert_eq!(store.assign_if_available(second.term, RoundId::new(), &give).await.unwrap(), [worker]);
+    // Whoever comes now is born into the second term.
+    announced(&store, 1).await;
+    assert_eq!(store.available_workers(second.term).await.unwrap().len(), 1);
+}
+
+/// I10: only silence that was seen is death, and the dead do not come back under the same name.
+#[tokio::test]
+async fn a_sign_of_life_prevents_retirement_and_retirement_every_other_sign() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    let worker = announced(&store, 1).await;
+    let seen = store.registered_workers().await.unwrap()[0].last_seen_at;
+    tokio::time::sleep(Duration::from_millis(5)).await;
+    assert!(matches!(store.heartbeat(worker, &[], &[]).await.unwrap(), Beat::Seen { .. }));
+    assert!(store.retire_if_silent_since(worker, seen).await.unwrap().is_none());
+    let seen = store.registered_workers().await.unwrap()[0].last_seen_at;
+    assert!(store.retire_if_silent_since(worker, seen).await.unwrap().is_some_and(|worker| worker.retired));
+    assert!(matches!(store.heartbeat(worker, &[], &[]).await.unwrap(), Beat::Retired));
+    assert!(!store.free_if_unassigned_since(worker, None, &Free { places: 1, working_on: vec![] }).await.unwrap());
+    assert!(!store.announce(worker, 1).await.unwrap());
+    assert!(store.available_workers(LeaseTerm(0)).await.unwrap().is_empty());
+    store.delete_if_retired(worker).await.unwrap();
+    assert!(matches!(store.heartbeat(worker, &[], &[]).await.unwrap(), Beat::Retired), "a heartbeat brings nobody back");
+    assert!(store.registered_workers().await.unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn a_listener_hears_what_concerns_it_from_now_on() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    let worker = WorkerId::new();
+    let hint = |worker| Hint::Assigned { round: RoundId::new(), assignments: vec![Assignment { worker, jobs: vec![JobId::new()] }] };
+    store.publish(&hint(worker)).await.unwrap();
+    let mut hints = store.hints(Listener::Worker(worker));
+    let wanted = [hint(worker), Hint::Cancel { job: JobId::new() }];
+    let mut heard = Vec::new();
+    wait_until(SOON, "it listens", async || {
+        // It is not known when it begins to listen: say it until it is heard.
+        store.publish(&Hint::Free).await.unwrap();
+        store.publish(&hint(WorkerId::new())).await.unwrap();
+        for hint in &wanted {
+            store.publish(hint).await.unwrap();
+        }
+        heard.extend(std::iter::from_fn(|| hints.try_next()));
+        heard.len() >= 2
+    })
+    .await;
+    assert!(heard.iter().all(|hint| wanted.contains(hint)), "neither old hints nor those of others: {heard:?}");
+}
+
+/// The schema is made once and left alone afterwards, by ever so many processes at a time.
+#[tokio::test]
+async fn processes_that_start_together_make_the_schema_once() {
+    let database = TestDatabase::new().await;
+    let connecting = (0..6).map(|_| store(&database));
+    futures_util::future::join_all(connecting).await;
+    let names: BTreeSet<String> = database.database().list_collection_names().await.unwrap().into_iter().filter(|name| !name.starts_with("system")).collect();
+    assert_eq!(names, ["archived", "metadata", "roster", "scheduled", "signals"].map(str::to_owned).into());
+    let indexes = async |collection: &str| database.raw(collection).list_index_names().await.unwrap().into_iter().collect::<BTreeSet<_>>();
+    assert_eq!(indexes("scheduled").await, ["_id_", "due_jobs"].map(str::to_owned).into());
+    assert_eq!(indexes("archived").await, ["_id_", "archived_by_end"].map(str::to_owned).into());
+    let schema = database.raw("metadata").find_one(doc! { "_id": "schema" }).await.unwrap().unwrap();
+    assert_eq!(schema.get("version"), Some(&Bson::Int32(1)));
+}
