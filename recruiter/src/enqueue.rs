@@ -25,6 +25,7 @@ use recruiter_common::{
     retry_policy::{InvalidPolicy, RetryPolicies},
     shutdown::{Shutdown, pause},
     store::{ConnectArgs, Store},
+    telemetry::chain,
 };
 use serde::{Deserialize, Deserializer, de::Error as _};
 use serde_json::Value;
@@ -160,10 +161,10 @@ fn extended(value: Value) -> Result<Bson, String> {
 }
 
 fn parameters_of_json(value: Value) -> Result<Document, String> {
-    match extended(value)? {
-        Bson::Document(parameters) => Ok(parameters),
-        _ => Err(r#"parameters must be a JSON object, like {"path": "/tmp/x"}"#.into()),
-    }
+    let Bson::Document(parameters) = extended(value)? else {
+        return Err(r#"parameters must be a JSON object, like {"path": "/tmp/x"}"#.into());
+    };
+    Ok(parameters)
 }
 
 fn policy_of_json(value: Value) -> Result<StoredPolicy, String> {
@@ -179,19 +180,17 @@ fn policy_of_json(value: Value) -> Result<StoredPolicy, String> {
 }
 
 fn instant_of_json(value: Value) -> Result<Instant, String> {
-    match extended(value)? {
-        Bson::String(text) => instant_of_text(&text),
-        Bson::DateTime(at) => Ok(at.to_chrono()),
-        other => instant_of_text(&other.to_string()),
-    }
+    let value = extended(value)?;
+    value.as_datetime().map_or_else(|| instant_of_text(&text_in(&value)), |at| Ok(at.to_chrono()))
 }
 
 fn id_of_json(value: Value) -> Result<JobId, String> {
-    match extended(value)? {
-        Bson::ObjectId(id) => Ok(id.into()),
-        Bson::String(text) => id_of_text(&text),
-        other => id_of_text(&other.to_string()),
-    }
+    let value = extended(value)?;
+    value.as_object_id().map_or_else(|| id_of_text(&text_in(&value)), |id| Ok(id.into()))
+}
+
+fn text_in(value: &Bson) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
 fn duration_of_json(value: Value) -> Result<Duration, String> {
@@ -226,10 +225,8 @@ pub(crate) fn id_of_text(text: &str) -> Result<JobId, String> {
 
 /// Through JSON, so that messages are the same for flags and lines.
 fn optional<'de, D: Deserializer<'de>, T>(from: D, read: fn(Value) -> Result<T, String>) -> Result<Option<T>, D::Error> {
-    match Value::deserialize(from)? {
-        Value::Null => Ok(None),
-        value => read(value).map(Some).map_err(D::Error::custom),
-    }
+    let value = Value::deserialize(from)?;
+    if value.is_null() { Ok(None) } else { read(value).map(Some).map_err(D::Error::custom) }
 }
 
 fn parameters<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Document>, D::Error> {
@@ -297,7 +294,7 @@ async fn enqueue_one(
     let store = Store::connect(connect, "recruiter enqueue").await?;
     match job.enqueue(&store).await {
         Ok(_) => Ok(write_id(out, format.json, id)?),
-        Err(EnqueueError::Store(error)) => {
+        Err(EnqueueError::Store(error)) if error.is_transient() => {
             Err(anyhow!(error).context(format!("it is not known whether the job was enqueued; say the same again with --id {id}")))
         }
         Err(refused) => Err(anyhow!(refused).context(Exit::Usage)),
@@ -314,7 +311,7 @@ struct Lines {
     reader: BufReader<File>,
     /// Size of the file, when it has one.
     size: Option<u64>,
-    /// Number of the line read last.
+    /// Number of the present line.
     number: u64,
     line: Vec<u8>,
 }
@@ -333,16 +330,13 @@ impl Lines {
         Ok(Self { name, reader: BufReader::with_capacity(READ_AHEAD, file), size, number: 0, line: Vec::new() })
     }
 
-    /// The next line, cut off behind [`LONGEST_LINE`].
-    async fn next(&mut self) -> anyhow::Result<Option<&[u8]>> {
+    /// Goes to the next line, cut off behind [`LONGEST_LINE`]; says whether there is one.
+    async fn advance(&mut self) -> Result<bool, String> {
         self.line.clear();
-        let limit = u64::try_from(LONGEST_LINE)? + 1;
-        let read = (&mut self.reader).take(limit).read_until(b'\n', &mut self.line).await;
-        if read.with_context(|| format!("cannot read {}", self.name))? == 0 {
-            return Ok(None);
-        }
         self.number += 1;
-        Ok(Some(&self.line))
+        let limit = LONGEST_LINE as u64 + 1;
+        let read = (&mut self.reader).take(limit).read_until(b'\n', &mut self.line).await;
+        read.map(|bytes| bytes > 0).map_err(|error| format!("cannot be read: {error}"))
     }
 
     /// Whether another line is here without waiting for it.
@@ -384,30 +378,30 @@ impl<W: Write> Import<'_, W> {
         let mut batch: Vec<Numbered> = Vec::new();
         loop {
             // Reading may be dropped half-way: nobody reads on after a stop.
-            let line = tokio::select! {
-                line = lines.next() => line?,
-                () = shutdown.requested() => return Err(self.stopped(anyhow!("stopped by a signal").context(Exit::Aborted))),
+            let advanced = tokio::select! {
+                advanced = lines.advance() => advanced,
+                () = shutdown.requested() => return Err(self.stopped(Exit::Aborted, "stopped by a signal")),
             };
-            let ended = line.is_none();
-            let job = line.map_or(Ok(None), |line| job_of_line(line, custom_policy));
-            let (number, bytes) = (lines.number, lines.line.len());
-            let bad = match job {
-                _ if number <= skip => None,
-                Ok(job) => {
-                    batch.extend(job.map(|(id, job)| (number, id, job)));
-                    None
-                }
-                Err(problem) => Some(anyhow!("{}:{number}: {problem}", lines.name)),
+            self.shown.inc(lines.line.len() as u64);
+            let ended = advanced == Ok(false);
+            let job = match advanced {
+                Ok(true) if lines.number <= skip => continue,
+                Ok(true) => job_of_line(&lines.line, custom_policy),
+                Ok(false) => Ok(None),
+                Err(problem) => Err(problem),
             };
-            self.shown.inc(u64::try_from(bytes)?);
+            let (job, bad) = match job {
+                Ok(job) => (job, None),
+                Err(problem) => (None, Some(problem)),
+            };
+            batch.extend(job.map(|(id, job)| (lines.number, id, job)));
             if ended || bad.is_some() || batch.len() >= BATCH || !lines.has_next() {
                 self.send(std::mem::take(&mut batch), &lines.name).await?;
             }
-            if let Some(problem) = bad {
-                return Err(self.stopped(problem));
-            }
-            if ended {
-                return self.finish();
+            match bad {
+                Some(problem) => return Err(self.stopped(Exit::Failure, &format!("{}:{}: {problem}", lines.name, lines.number))),
+                None if ended => return self.finish(),
+                None => {}
             }
         }
     }
@@ -418,7 +412,7 @@ impl<W: Write> Import<'_, W> {
         if refused.is_some() {
             for one in &batch {
                 if let Some(refused) = self.deliver(std::slice::from_ref(one)).await? {
-                    return Err(self.stopped(anyhow!("{name}:{}: {refused}", one.0)));
+                    return Err(self.stopped(Exit::Failure, &format!("{name}:{}: {refused}", one.0)));
                 }
             }
         }
@@ -434,16 +428,16 @@ impl<W: Write> Import<'_, W> {
                 Ok(_) => break None,
                 Err(EnqueueError::Store(error)) if error.is_transient() && !error.is_unauthorized() && tries < TRIES => {
                     tries += 1;
-                    tracing::warn!(error = recruiter_common::telemetry::chain(&error), "a batch may not have arrived; sending it again");
+                    tracing::warn!(error = chain(&error), "a batch may not have arrived; sending it again");
                     pause(TRY_AGAIN_AFTER).await;
                 }
                 Err(EnqueueError::Store(error)) if error.is_transient() => break Some(error),
-                Err(refused) => return Ok(Some(recruiter_common::telemetry::chain(&refused))),
+                Err(refused) => return Ok(Some(chain(&refused))),
             }
         };
         if let Some(error) = unknown {
-            let about = format!("it is not known whether lines {first} to {last} were enqueued (--skip {last} leaves them out, too)");
-            return Err(self.stopped(anyhow!(error).context(about)));
+            let unknown = "it is not known whether they were enqueued";
+            return Err(self.stopped(Exit::Unavailable, &format!("lines {first} to {last}: {unknown}, --skip {last} leaves them out: {}", chain(&error))));
         }
         self.done = *last;
         self.enqueued += u64::try_from(batch.len())?;
@@ -453,11 +447,10 @@ impl<W: Write> Import<'_, W> {
     }
 
     /// Where to go on.
-    fn stopped(&self, why: anyhow::Error) -> anyhow::Error {
+    fn stopped(&self, exit: Exit, why: &str) -> anyhow::Error {
         self.shown.finish_and_clear();
         let (enqueued, done) = (self.enqueued, self.done);
-        let exit = why.downcast_ref::<Exit>().copied().unwrap_or(Exit::Failure);
-        anyhow!("{why:#}; {enqueued} jobs were enqueued, everything up to line {done}: go on with --skip {done}").context(exit)
+        anyhow!("{why}; {enqueued} jobs were enqueued, everything up to line {done}: go on with --skip {done}").context(exit)
     }
 
     fn finish(&mut self) -> anyhow::Result<()> {
@@ -468,5 +461,94 @@ impl<W: Write> Import<'_, W> {
             writeln!(std::io::stderr(), "enqueued {} jobs", self.enqueued)?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A line is a job whose description contains this, or is refused with this.
+    #[track_caller]
+    fn check(line: &[u8], expected: Result<&str, &str>) {
+        let shown: String = String::from_utf8_lossy(line).chars().take(200).collect();
+        match (job_of_line(line, false), expected) {
+            (Ok(Some((_, job))), Ok(part)) => assert!(format!("{job:?}").contains(part), "{job:?} of {shown} does not contain {part:?}"),
+            (Err(problem), Err(part)) => assert!(problem.contains(part), "{problem:?} of {shown} does not contain {part:?}"),
+            (read, _) => panic!("{shown} is read as {read:?}, not {expected:?}"),
+        }
+    }
+
+    #[test]
+    fn a_line_says_all_that_flags_can_say() {
+        check(br#"{"class": "c"}"#, Ok("class: \"c\""));
+        check(b"\xef\xbb\xbf {\"class\": \"c\"}\r\n", Ok("class: \"c\""));
+        check(br#"{"class": "c", "group": "$where.a", "parameters": null, "tags": ["t"], "urn": "u"}"#, Ok("$where.a"));
+        check(br#"{"class": "c", "priority": 9}"#, Ok("Priority(9)"));
+        check(br#"{"class": "c", "after": "1h 30m"}"#, Ok("After(5400s)"));
+        check(br#"{"class": "c", "scheduled_at": "2030-01-31T19:00:00+01:00"}"#, Ok("At(2030-01-31T18:00:00Z)"));
+        check(br#"{"class": "c", "scheduled_at": {"$date": "2030-01-31T18:00:00Z"}}"#, Ok("At(2030-01-31T18:00:00Z)"));
+        check(br#"{"class": "c", "id": "65a1b2c3d4e5f60718293a4b"}"#, Ok("65a1b2c3d4e5f60718293a4b"));
+        check(br#"{"class": "c", "id": {"$oid": "65a1b2c3d4e5f60718293a4b"}}"#, Ok("65a1b2c3d4e5f60718293a4b"));
+        check(br#"{"class": "c", "retry_policy": {"class": "RetryForever", "parameters": {"seconds_to_wait_before_retry": 1}}}"#, Ok("RetryForever"));
+    }
+
+    #[test]
+    fn parameters_are_extended_json() {
+        let check = |json: &str, expected: Result<Document, &str>| match (parameters_of_text(json), expected) {
+            (Ok(parameters), Ok(expected)) => assert_eq!(parameters, expected),
+            (Err(problem), Err(part)) => assert!(problem.contains(part), "{problem:?} of {json} does not contain {part:?}"),
+            (read, expected) => panic!("{json} is read as {read:?}, not {expected:?}"),
+        };
+        check(r#"{"z": 1, "a": {"$numberLong": "2"}, "d": {"$date": {"$numberLong": "3"}}}"#, Ok(doc! { "z": 1, "a": 2_i64, "d": bson::DateTime::from_millis(3) }));
+        check(r#"{"$where": "x", "a.b": 1}"#, Ok(doc! { "$where": "x", "a.b": 1 }));
+        check(r#"[1]"#, Err("must be a JSON object"));
+        check(r#"{"$oid": "65a1b2c3d4e5f60718293a4b"}"#, Err("must be a JSON object"));
+        check(r#"{"a": {"$oid": "short"}}"#, Err("that is no extended JSON"));
+        check(r#"{"path": x}"#, Err("that is no JSON"));
+        check(&format!("{{\"a\": {}{}}}", "[".repeat(200), "]".repeat(200)), Err("that is no JSON: recursion limit exceeded"));
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_line_is_said() {
+        check(br#"{"group": "g"}"#, Err("`class` is missing"));
+        check(br#"{"class": "c", "klass": "c"}"#, Err("unknown field `klass`"));
+        check(br#"{"class": "c""#, Err("EOF while parsing an object (column 13)"));
+        check(br#"["c"]"#, Err("unknown field"));
+        check(b"{\"class\": \"\xff\"}", Err("the line is not UTF-8"));
+        check(&vec![b'x'; LONGEST_LINE + 1], Err("the line is longer than 16777216 bytes"));
+        check(br#"{"class": "c", "priority": 12}"#, Err("`priority` is 12; it must be from 0 to 9"));
+        check(br#"{"class": "c", "priority": "high"}"#, Err("expected i64"));
+        check(br#"{"class": "c", "parameters": [1]}"#, Err("parameters must be a JSON object"));
+        check(br#"{"class": "c", "scheduled_at": "tomorrow"}"#, Err("`tomorrow` is no instant"));
+        check(br#"{"class": "c", "scheduled_at": "tomorrow"}"#, Err("write it like 2030-01-31T18:00:00Z"));
+        check(br#"{"class": "c", "scheduled_at": 5}"#, Err("`5` is no instant"));
+        check(br#"{"class": "c", "after": 5}"#, Err("`5` is no duration"));
+        check(br#"{"class": "c", "after": "5m", "scheduled_at": "2030-01-31T18:00:00Z"}"#, Err("contradict each other"));
+        check(br#"{"class": "c", "id": "x"}"#, Err("`x` is no job id"));
+    }
+
+    #[test]
+    fn a_policy_that_workers_will_not_know_is_refused_unless_said() {
+        let policy = |json: &str| policy_of_text(json).unwrap();
+        let check = |json: &str, custom: bool, expected: Result<(), &str>| match (check_policy(&policy(json), custom), expected) {
+            (Ok(()), Ok(())) => {}
+            (Err(problem), Err(part)) => assert!(problem.contains(part), "{problem:?} of {json} does not contain {part:?}"),
+            (checked, expected) => panic!("{json}: {checked:?}, not {expected:?}"),
+        };
+        let nested = r#"{"class": "RetriableExceptionFilter", "parameters": {"retriable_exceptions": ["*"], "filtered_retry_policy": {"class": "Mine"}}}"#;
+        for unknown in [r#"{"class": "Mine"}"#, nested] {
+            check(unknown, false, Err("say --custom-policy"));
+            check(unknown, true, Ok(()));
+        }
+        check(r#"{"class": "RetryForever"}"#, true, Err("`seconds_to_wait_before_retry` is missing"));
+        assert!(policy_of_text(r#"{"class": "RetryForever", "paramters": {}}"#).is_err_and(|problem| problem.contains("unknown field `paramters`")));
+    }
+
+    #[test]
+    fn blank_lines_are_no_jobs() {
+        for line in ["", "\n", " \t\r\n"] {
+            assert!(job_of_line(line.as_bytes(), false).is_ok_and(|job| job.is_none()), "{line:?}");
+        }
     }
 }

@@ -1,6 +1,28 @@
-//! x
-pub mod embedded;
+//! The `recruiter` command: matches available workers to scheduled jobs, and is what people enqueue, look and change
+//! with. Used by its binary and by the tests, never by applications (they use `recruiter-common`).
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`config`] | the command line |
+//! | [`run`] | `run`: the loop of rounds |
+//! | `leadership` | who may assign, and for how long |
+//! | `round` | one round: find, plan, assign, hint |
+//! | `matching` | which job for which worker |
+//! | [`enqueue`] | `enqueue`: one job, or a file of them |
+//! | [`jobs`] | `jobs`: list, show, retry, cancel |
+//! | [`roster`] | `roster`: who works |
+//! | [`stats`] | `stats`: how much and how fast |
+//! | [`output`] | how the commands write |
+//! | [`embedded`] | a MongoDB for development and tests |
+
+pub mod config;
 pub mod run;
 mod leadership;
 mod round;
 mod matching;
+pub mod enqueue;
+pub mod jobs;
+pub mod roster;
+pub mod stats;
+pub mod output;
+pub mod embedded;

@@ -25,8 +25,8 @@ pub fn minimal_job(class: &str) -> Document {
 
 /// Inserts documents as they are, past the validator, as a release that had none would have.
 pub async fn insert_unvalidated(database: &TestDatabase, documents: Vec<Document>) {
-    let insert = database.raw("scheduled").insert_many(documents).bypass_document_validation(true);
-    insert.await.expect("nothing but the validator would refuse them");
+    let scheduled = database.raw("scheduled");
+    scheduled.insert_many(documents).bypass_document_validation(true).await.expect("nothing but the validator would refuse them");
 }
 
 /// What a worker at this place would announce.

@@ -98,7 +98,7 @@ async fn installed_services_work_come_back_and_stop_cleanly() {
 }
 
 async fn enqueue(database: &TestDatabase, class: &str, parameters: &str) {
-    let mut process = Process::on(database, "recruiter", &["enqueue", class, parameters]);
+    let mut process = Process::on(database, "recruiter", &["enqueue", "--class", class, "--parameters", parameters]);
     let status = process.wait_exit(PATIENCE).await;
     assert!(status.success(), "{}", process.stderr());
 }

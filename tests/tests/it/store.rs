@@ -194,7 +194,8 @@ async fn an_outcome_that_is_written_twice_is_recorded_once() {
     assert_eq!(database.raw("archived").count_documents(doc! {}).await.unwrap(), 4);
     assert_eq!(database.raw("scheduled").count_documents(doc! {}).await.unwrap(), 0);
     let (job, claim) = &started(&store, WorkerId::new(), &enqueued(&store, 1).await).await[0];
-    let retry = [Rescheduling::retry(job, *claim, &Execution::default(), store.now(), true)];
+    let execution = job.last_execution.clone().unwrap().ended(store.now(), None);
+    let retry = [Rescheduling::retry(job, *claim, &execution, store.now(), true)];
     assert_eq!(store.reschedule_if_claimed(&retry).await.unwrap(), [Recorded::Yes]);
     assert_eq!(store.reschedule_if_claimed(&retry).await.unwrap(), [Recorded::Yes]);
     let document = database.raw("scheduled").find_one(doc! {}).await.unwrap().unwrap();

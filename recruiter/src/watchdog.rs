@@ -1,11 +1,10 @@
 //! Ties the life of a program to the life of this process, without unsafe code: a small shell between the two.
 
 use std::{
-    fs::File,
     io::{self, BufRead as _, BufReader},
     os::unix::process::CommandExt as _,
     path::Path,
-    process::{Child, Command, Stdio},
+    process::{Child, Command, ExitStatus, Stdio},
     time::Duration,
 };
 
@@ -49,52 +48,59 @@ exit $status
 
 /// A program that ends when this value is dropped and when this process ends, however it ends.
 #[derive(Debug)]
-pub(super) struct Watched {
+pub(crate) struct Watched {
     shell: Child,
     program: Pid,
 }
 
 impl Watched {
-    /// Starts a program in a process group of its own (a Ctrl-C in the terminal is not meant for it), its output
-    /// appended to `log`. `remove_with_owner` is removed, and the program not given time, when its owner ends it.
-    pub(super) fn spawn(program: &Path, arguments: Vec<String>, log: File, remove_with_owner: Option<&Path>) -> io::Result<Self> {
-        let mut shell = Command::new("sh")
-            .args(["-c", SCRIPT, "recruiter-watchdog"])
-            .arg(remove_with_owner.unwrap_or(Path::new("")))
-            .arg(program)
-            .args(arguments)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(log)
-            .process_group(0)
-            .spawn()?;
+    /// Starts a program, with its arguments and environment, in a process group of its own: a Ctrl-C in the terminal is not
+    /// meant for it. What it writes goes to `output`. `remove_with_owner` is removed, and the program not given time, when
+    /// its owner ends it.
+    pub(crate) fn spawn(program: &Command, output: impl Into<Stdio>, remove_with_owner: Option<&Path>) -> io::Result<Self> {
+        let mut command = Command::new("sh");
+        command.args(["-c", SCRIPT, "recruiter-watchdog"]).arg(remove_with_owner.unwrap_or(Path::new("")));
+        command.arg(program.get_program()).args(program.get_args());
+        for (name, value) in program.get_envs() {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        let mut shell = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(output).process_group(0).spawn()?;
         let mut pid = String::new();
         BufReader::new(shell.stdout.take().expect("standard output is a pipe")).read_line(&mut pid)?;
         let program = Pid::from_raw(pid.trim().parse().map_err(io::Error::other)?);
         Ok(Self { shell, program })
     }
 
-    pub(super) fn pid(&self) -> u32 {
+    pub(crate) fn pid(&self) -> u32 {
         self.program.as_raw().cast_unsigned()
     }
 
-    pub(super) fn is_running(&mut self) -> bool {
-        matches!(self.shell.try_wait(), Ok(None))
+    pub(crate) fn is_running(&mut self) -> bool {
+        self.exit().is_none()
+    }
+
+    /// How the program ended, once it has; an end by a signal is the shell's code for it, 128 and its number.
+    pub(crate) fn exit(&mut self) -> Option<ExitStatus> {
+        // An error means that somebody else has waited for it.
+        self.shell.try_wait().unwrap_or_else(|_| Some(ExitStatus::default()))
     }
 
     /// Sends a signal to the program itself.
-    pub(super) fn signal(&mut self, signal: Signal) -> io::Result<()> {
+    pub(crate) fn signal(&mut self, signal: Signal) -> io::Result<()> {
         // While the shell runs the process id is not given to another program, but for the instant before it exits.
         if self.is_running() { kill(self.program, signal).map_err(io::Error::from) } else { Err(Errno::ESRCH.into()) }
     }
 
     /// What happens when this process dies: the shell ends the program. Returns at once.
-    pub(super) fn let_go(&mut self) {
+    pub(crate) fn let_go(&mut self) {
         drop(self.shell.stdin.take());
     }
 
     /// Waits until the program is gone, its shell reaped and its directory removed if it was to be.
-    pub(super) async fn ended(&mut self) -> io::Result<()> {
+    pub(crate) async fn ended(&mut self) -> io::Result<()> {
         let gone = async {
             let mut look = interval(LOOK_EVERY);
             while self.is_running() {

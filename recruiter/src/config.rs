@@ -1,0 +1,173 @@
+//! The command line of `recruiter`: what can be said, and who does it.
+
+use clap::{Parser, Subcommand};
+use recruiter_common::{
+    exit::Exit,
+    shutdown::Shutdown,
+    store::ConnectArgs,
+    telemetry::{self, LogArgs},
+};
+
+use crate::{enqueue, jobs, output, roster, run, stats};
+
+const EXAMPLES: &str = "\
+Examples:
+  recruiter run
+      match workers and jobs until it is told to stop; a second one stands by
+  recruiter enqueue --class checksum --parameters '{\"path\": \"/etc/hostname\"}' --after 5m
+      have something done in five minutes
+  recruiter enqueue --from jobs.ndjson
+      have many things done, one for each line {\"class\": …, \"parameters\": {…}}
+  recruiter jobs list --place archived --why tried-too-many-times
+  recruiter jobs show 65a1b2c3d4e5f60718293a4b
+  recruiter jobs retry 65a1b2c3d4e5f60718293a4b
+      see what went wrong, and do it again
+  recruiter roster
+      see who works
+  recruiter stats --json
+      see how much waits, how much gets done, and how fast";
+
+const ENQUEUE_EXAMPLES: &str = "\
+Examples:
+  recruiter enqueue --class checksum --parameters '{\"path\": \"/etc/hostname\"}'
+  recruiter enqueue --class mail --group mail --priority 9 --at 2030-01-31T18:00:00Z --tag welcome --urn user:17
+  recruiter enqueue --class mail --retry '{\"class\": \"RetryManyTimes\",
+      \"parameters\": {\"retry_how_many_times\": 3, \"seconds_to_wait_before_retry\": 10}}'
+  recruiter enqueue --from jobs.ndjson --json | tail -n 1
+  generate-jobs | recruiter enqueue --from -
+
+Each line of a file is one job; only `class` must be there, blank lines do not count:
+  {\"class\": \"mail\", \"parameters\": {\"to\": \"a@example.org\"}, \"group\": \"mail\", \"priority\": 9, \"after\": \"5m\",
+   \"tags\": [\"welcome\"], \"urn\": \"user:17\", \"retry_policy\": {\"class\": \"RetryForever\", \"parameters\":
+   {\"seconds_to_wait_before_retry\": 60}}, \"id\": \"65a1b2c3d4e5f60718293a4b\"}
+with `scheduled_at` (2030-01-31T18:00:00Z) in place of `after` as you like. A line that cannot be used ends the
+import: everything before it is enqueued, and the message says which --skip goes on from there.";
+
+/// Background jobs on MongoDB: matches available workers to scheduled jobs, enqueues jobs, shows and changes them.
+///
+/// Nothing but `run` needs to stay running. Jobs are run by `recruiter-worker`, and what dead workers leave behind is
+/// cleaned up by `recruiter-cleaner`.
+#[derive(Parser, Clone, Debug)]
+#[command(name = "recruiter", version, after_help = EXAMPLES, after_long_help = format!("{EXAMPLES}\n\n{}", exit_codes()))]
+pub struct Config {
+    #[command(subcommand)]
+    command: Command,
+    #[command(flatten)]
+    connect: ConnectArgs,
+    #[command(flatten)]
+    log: LogArgs,
+}
+
+#[derive(Subcommand, Clone, Debug)]
+enum Command {
+    /// Match workers and jobs until told to stop
+    Run(run::RunArgs),
+    /// Enqueue one job, or many from a file; writes their ids
+    #[command(after_help = ENQUEUE_EXAMPLES)]
+    Enqueue(Box<enqueue::EnqueueArgs>),
+    /// List jobs, show one, do some again, cancel some
+    Jobs(jobs::JobsArgs),
+    /// Show who works
+    Roster(roster::RosterArgs),
+    /// Show how much waits, how much gets done, and how fast
+    Stats(stats::StatsArgs),
+}
+
+impl Config {
+    /// How to log: a process that stays tells what it does, a command only what its user must know.
+    pub fn log(&self) -> LogArgs {
+        match self.command {
+            Command::Run(_) => self.log.clone(),
+            Command::Enqueue(_) | Command::Jobs(_) | Command::Roster(_) | Command::Stats(_) => self.log.clone().quietly(),
+        }
+    }
+
+    /// Starts logging and does what was asked, unless or until two signals want it to end at once.
+    ///
+    /// # Errors
+    /// Whatever went wrong, with the [`Exit`] it deserves when that is not 1.
+    pub async fn run(self) -> anyhow::Result<()> {
+        telemetry::init(&self.log())?;
+        let shutdown = Shutdown::on_signals()?;
+        let mut at_once = shutdown.clone();
+        tokio::select! {
+            done = self.dispatch(shutdown) => done,
+            () = at_once.aborted() => Err(anyhow::anyhow!("stopped at once, as asked").context(Exit::Aborted)),
+        }
+    }
+
+    async fn dispatch(self, shutdown: Shutdown) -> anyhow::Result<()> {
+        let (connect, out) = (&self.connect, &mut output::stdout());
+        match self.command {
+            Command::Run(args) => run::run(args, connect, shutdown).await,
+            Command::Enqueue(args) => enqueue::run(*args, connect, shutdown, out).await,
+            Command::Jobs(args) => or_stopped(shutdown, jobs::run(args, connect, out)).await,
+            Command::Roster(args) => or_stopped(shutdown, roster::run(args, connect, out)).await,
+            Command::Stats(args) => or_stopped(shutdown, stats::run(args, connect, out)).await,
+        }
+    }
+}
+
+/// A question may be dropped at any time, and a change is carried out in the database or not: one signal is enough.
+async fn or_stopped(mut shutdown: Shutdown, command: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
+    tokio::select! {
+        done = command => done,
+        () = shutdown.requested() => Err(anyhow::anyhow!("stopped by a signal").context(Exit::Aborted)),
+    }
+}
+
+fn exit_codes() -> String {
+    let meanings = [
+        (Exit::Success, "everything asked for was done"),
+        (Exit::Failure, "something was not; the message says what and why"),
+        (Exit::Usage, "wrong flags or values"),
+        (Exit::Unavailable, "MongoDB cannot be reached"),
+        (Exit::MemoryLimit, "a worker reached its memory limit and wants to be started again"),
+        (Exit::Refused, "MongoDB refuses: credentials, rights, a standalone or too old server"),
+        (Exit::Config, "a configuration file cannot be used"),
+        (Exit::Aborted, "stopped by a signal before it was done"),
+    ];
+    let lines: Vec<String> = meanings.iter().map(|(exit, meaning)| format!("  {:>3}  {meaning}", *exit as u8)).collect();
+    format!("Exit codes:\n{}", lines.join("\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Config::command().debug_assert();
+    }
+
+    #[test]
+    fn the_help_lists_every_exit_code() {
+        let help = Config::command().render_long_help().to_string();
+        for code in ["  0  ", "  1  ", "  2  ", " 69  ", " 75  ", " 77  ", " 78  ", "130  "] {
+            assert!(help.contains(code), "{code:?} is missing in\n{help}");
+        }
+    }
+
+    #[test]
+    fn one_or_many_but_not_both() {
+        let check = |args: &[&str], good: bool| {
+            let parsed = Config::try_parse_from([&["recruiter", "enqueue"], args].concat());
+            assert_eq!(parsed.is_ok(), good, "{args:?}: {:?}", parsed.err().map(|error| error.to_string()));
+        };
+        check(&["--class", "a"], true);
+        check(&["--from", "-"], true);
+        check(&["--from", "-", "--skip", "3", "--json"], true);
+        check(&[], false);
+        check(&["--from", "-", "--class", "a"], false);
+        check(&["--from", "-", "--tag", "a"], false);
+        check(&["--class", "a", "--skip", "3"], false);
+        check(&["--class", "a", "--priority", "12"], false);
+        check(&["--class", "a", "--priority", "9"], true);
+        check(&["--class", "a", "--at", "2001-01-01T00:00:00Z"], true);
+        check(&["--class", "a", "--at", "tomorrow"], false);
+        check(&["--class", "a", "--at", "2001-01-01T00:00:00Z", "--after", "5m"], false);
+        check(&["--class", "a", "--parameters", "[1]"], false);
+    }
+}

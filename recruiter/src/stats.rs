@@ -1,0 +1,229 @@
+//! `recruiter stats`: how much waits, how much gets done, and how fast, in each group and in all.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io::Write,
+    time::Duration,
+};
+
+use chrono::TimeDelta;
+use clap::Args;
+use hdrhistogram::Histogram;
+use recruiter_common::{
+    instant::Instant,
+    store::{COUNTED, ConnectArgs, Finished, SAMPLED, Store, Waiting},
+};
+use serde_json::{Value, json};
+
+use crate::output::{Column, Format, moment, printable, table};
+
+/// How far back finished jobs are looked at.
+const WINDOW: TimeDelta = TimeDelta::minutes(1);
+
+/// What the statistics are told.
+#[derive(Args, Clone, Copy, Debug)]
+pub struct StatsArgs {
+    /// A queued job is overdue when it has been due for longer than this
+    #[arg(long, env = "RECRUITER_STATS_OVERDUE_AFTER", value_name = "DURATION", default_value = "1m", value_parser = humantime::parse_duration)]
+    overdue_after: Duration,
+    #[command(flatten)]
+    format: Format,
+}
+
+/// Writes the statistics.
+///
+/// # Errors
+/// When MongoDB cannot be used.
+pub async fn run(args: StatsArgs, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
+    let store = Store::connect(connect, "recruiter stats").await?;
+    let now = store.now();
+    let overdue = TimeDelta::from_std(args.overdue_after).ok().and_then(|after| now.checked_sub_signed(after)).unwrap_or_default();
+    let waiting = store.waiting(now, overdue).await?;
+    let running = store.running().await?;
+    let finished = store.finished(now - WINDOW).await?;
+    let statistics = Statistics::of(now, &waiting, &running, &finished);
+    let written = if args.format.json { writeln!(out, "{}", statistics.to_json()) } else { statistics.write(out) };
+    Ok(written?)
+}
+
+/// Everything about one group, or about all.
+#[derive(Clone, Debug, Default)]
+struct Group {
+    waiting: Waiting,
+    running: u64,
+    finished: u64,
+    /// From due to started.
+    latency: Times,
+    /// From started to ended.
+    execution: Times,
+}
+
+impl Group {
+    fn add(&mut self, job: &Finished) {
+        self.finished += 1;
+        let Some(started_at) = job.started_at else { return };
+        self.execution.add(job.ended_at - started_at);
+        if let Some(scheduled_at) = job.scheduled_at {
+            self.latency.add(started_at - scheduled_at);
+        }
+    }
+}
+
+/// Durations in milliseconds, to three digits.
+#[derive(Clone, Debug)]
+struct Times(Histogram<u64>);
+
+impl Default for Times {
+    fn default() -> Self {
+        Self(Histogram::new(3).expect("three digits are between one and five"))
+    }
+}
+
+impl Times {
+    fn add(&mut self, time: TimeDelta) {
+        // Beyond what grows on demand there is nothing: a time is at most 64 bits.
+        let _ = self.0.record(u64::try_from(time.num_milliseconds()).unwrap_or(0));
+    }
+
+    /// Average, median and 99th percentile, if anything was measured.
+    fn summary(&self) -> Option<(f64, u64, u64)> {
+        (!self.0.is_empty()).then(|| (self.0.mean(), self.0.value_at_quantile(0.5), self.0.value_at_quantile(0.99)))
+    }
+}
+
+/// What is shown.
+#[derive(Clone, Debug)]
+struct Statistics {
+    at: Instant,
+    /// The time that the finished jobs cover.
+    window: TimeDelta,
+    /// Whether there were more finished jobs in a minute than are looked at.
+    cut: bool,
+    groups: BTreeMap<String, Group>,
+    total: Group,
+}
+
+impl Statistics {
+    fn of(at: Instant, waiting: &BTreeMap<String, Waiting>, running: &BTreeMap<String, u64>, finished: &[Finished]) -> Self {
+        let cut = finished.len() >= SAMPLED;
+        let oldest = finished.iter().map(|job| job.ended_at).min().filter(|_| cut);
+        let window = oldest.map_or(WINDOW, |oldest| (at - oldest).clamp(TimeDelta::milliseconds(1), WINDOW));
+        let (mut groups, mut total): (BTreeMap<String, Group>, Group) = Default::default();
+        let names: BTreeSet<&String> = waiting.keys().chain(running.keys()).collect();
+        for name in names {
+            let waiting = waiting.get(name).copied().unwrap_or_default();
+            let running = running.get(name).copied().unwrap_or_default();
+            total.waiting.queued += waiting.queued;
+            total.waiting.overdue += waiting.overdue;
+            total.waiting.postponed += waiting.postponed;
+            total.running += running;
+            groups.insert(name.clone(), Group { waiting, running, ..Group::default() });
+        }
+        for job in finished {
+            groups.entry(job.group.clone()).or_default().add(job);
+            total.add(job);
+        }
+        Self { at, window, cut, groups, total }
+    }
+
+    fn per_second(&self, group: &Group) -> f64 {
+        let milliseconds = u32::try_from(self.window.num_milliseconds()).unwrap_or(u32::MAX);
+        let finished = u32::try_from(group.finished).unwrap_or(u32::MAX);
+        (f64::from(finished) * 100_000.0 / f64::from(milliseconds)).round() / 100.0
+    }
+
+    fn to_json(&self) -> Value {
+        let times = |times: &Times| times.summary().map(|(avg, p50, p99)| json!({ "avg": (avg * 10.0).round() / 10.0, "p50": p50, "p99": p99 }));
+        let group = |name: Option<&String>, group: &Group| {
+            let Waiting { queued, overdue, postponed } = group.waiting;
+            let mut value = json!({
+                "queued": queued, "overdue": overdue, "postponed": postponed, "running": group.running,
+                "archived": group.finished, "archived_per_second": self.per_second(group),
+                "latency_ms": times(&group.latency), "execution_ms": times(&group.execution),
+            });
+            if let (Some(name), Some(fields)) = (name, value.as_object_mut()) {
+                fields.shift_insert(0, "group".into(), name.as_str().into());
+            }
+            value
+        };
+        let groups: Vec<Value> = self.groups.iter().map(|(name, one)| group(Some(name), one)).collect();
+        json!({
+            "at": moment(self.at), "window_ms": self.window.num_milliseconds(), "newest_only": self.cut,
+            "counted_up_to": COUNTED, "total": group(None, &self.total), "groups": groups,
+        })
+    }
+
+    fn write(&self, out: &mut impl Write) -> std::io::Result<()> {
+        let count = |count: u64| if count >= COUNTED { format!("{count}+") } else { count.to_string() };
+        let times = |times: &Times| match times.summary() {
+            Some((avg, p50, p99)) => format!("{avg:.1} {p50} {p99}"),
+            None => "-".into(),
+        };
+        let row = |name: String, group: &Group| {
+            let Waiting { queued, overdue, postponed } = group.waiting;
+            let per_second = format!("{:.2}", self.per_second(group));
+            let counts = [count(queued), count(overdue), count(postponed), group.running.to_string(), group.finished.to_string()];
+            let [queued, overdue, postponed, running, finished] = counts;
+            [name, queued, overdue, postponed, running, finished, per_second, times(&group.latency), times(&group.execution)]
+        };
+        let mut rows: Vec<_> = self.groups.iter().map(|(name, group)| row(printable(name, 32), group)).collect();
+        rows.push(row("(all)".into(), &self.total));
+        let columns = [
+            Column::Left("GROUP"),
+            Column::Right("QUEUED"),
+            Column::Right("OVERDUE"),
+            Column::Right("POSTPONED"),
+            Column::Right("RUNNING"),
+            Column::Right("ARCHIVED"),
+            Column::Right("/S"),
+            Column::Right("LATENCY MS"),
+            Column::Right("EXECUTION MS"),
+        ];
+        table(out, columns, &rows)?;
+        let seconds = f64::from(u32::try_from(self.window.num_milliseconds()).unwrap_or(u32::MAX)) / 1_000.0;
+        let cut = if self.cut { format!(" (only the newest {SAMPLED} are looked at)") } else { String::new() };
+        writeln!(out, "archived, latency and execution (average, median, 99th percentile): last {seconds:.1} s{cut}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn job(group: &str, times: [Option<i64>; 2], ended: i64) -> Finished {
+        let at = |ms: i64| Instant::UNIX_EPOCH + TimeDelta::milliseconds(ms);
+        let [scheduled_at, started_at] = times.map(|time| time.map(at));
+        Finished { group: group.into(), scheduled_at, started_at, ended_at: at(ended) }
+    }
+
+    fn statistics(now: i64, finished: &[Finished]) -> Value {
+        let waiting = BTreeMap::from([("a".to_owned(), Waiting { queued: 3, overdue: 1, postponed: 2 }), ("w".to_owned(), Waiting { queued: 4, ..Waiting::default() })]);
+        let running = BTreeMap::from([("a".to_owned(), 1), ("r".to_owned(), 2)]);
+        let now = Instant::UNIX_EPOCH + TimeDelta::milliseconds(now);
+        Statistics::of(now, &waiting, &running, finished).to_json()
+    }
+
+    #[test]
+    fn groups_are_the_union_of_all_that_is_known() {
+        let json = statistics(60_000, &[job("f", [Some(0), Some(100)], 300), job("f", [None, None], 300)]);
+        let names: Vec<_> = json["groups"].as_array().unwrap().iter().map(|group| group["group"].as_str().unwrap()).collect();
+        assert_eq!(names, ["a", "f", "r", "w"]);
+        assert_eq!((&json["total"]["queued"], &json["total"]["running"], &json["total"]["archived"]), (&json!(7), &json!(3), &json!(2)));
+        let f = &json["groups"][1];
+        assert_eq!((&f["latency_ms"], &f["execution_ms"]["p99"]), (&json!({ "avg": 100.0, "p50": 100, "p99": 100 }), &json!(200)));
+        assert_eq!(json["groups"][0]["latency_ms"], Value::Null);
+    }
+
+    #[test]
+    fn more_than_is_looked_at_shortens_the_window() {
+        let json = statistics(60_000, &vec![job("f", [Some(0), Some(0)], 50_000); SAMPLED]);
+        assert_eq!((&json["window_ms"], &json["newest_only"]), (&json!(10_000), &json!(true)));
+        assert_eq!(json["total"]["archived_per_second"], json!(1_000.0));
+    }
+
+    #[test]
+    fn clocks_that_disagree_give_no_negative_times() {
+        let json = statistics(1_000, &[job("f", [Some(500), Some(400)], 300)]);
+        assert_eq!((&json["total"]["latency_ms"]["p50"], &json["total"]["execution_ms"]["p50"]), (&json!(0), &json!(0)));
+    }
+}
