@@ -36,6 +36,12 @@ impl LogArgs {
         self.filter.get_or_insert_with(|| "warn".into());
         self
     }
+
+    /// The same, as arguments of another of our programs.
+    pub fn arguments(&self) -> Vec<String> {
+        let filter = self.filter.iter().flat_map(|filter| ["--log".into(), filter.clone()]);
+        filter.chain((self.format == Format::Json).then(|| "--log-format=json".into())).collect()
+    }
 }
 
 /// Starts logging to standard error, in colour only on a terminal. Under systemd's journal lines carry no time of

@@ -1,5 +1,7 @@
 //! The command line of `recruiter`: what can be said, and who does it.
 
+use std::io::Write;
+
 use clap::{Parser, Subcommand};
 use recruiter_common::{
     exit::Exit,
@@ -8,7 +10,7 @@ use recruiter_common::{
     telemetry::{self, LogArgs},
 };
 
-use crate::{enqueue, jobs, output, roster, run, stats};
+use crate::{demo, dev, enqueue, jobs, output, roster, run, stats};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -71,14 +73,18 @@ enum Command {
     Roster(roster::RosterArgs),
     /// Show how much waits, how much gets done, and how fast
     Stats(stats::StatsArgs),
+    /// Run a MongoDB and a whole Recruiter on this machine, to develop and try things out on
+    Dev(dev::DevArgs),
+    /// Show on your own files that work gets done and that a killed worker loses none
+    Demo(demo::DemoArgs),
 }
 
 impl Config {
     /// How to log: a process that stays tells what it does, a command only what its user must know.
     pub fn log(&self) -> LogArgs {
         match self.command {
-            Command::Run(_) => self.log.clone(),
-            Command::Enqueue(_) | Command::Jobs(_) | Command::Roster(_) | Command::Stats(_) => self.log.clone().quietly(),
+            Command::Run(_) | Command::Dev(_) => self.log.clone(),
+            Command::Enqueue(_) | Command::Jobs(_) | Command::Roster(_) | Command::Stats(_) | Command::Demo(_) => self.log.clone().quietly(),
         }
     }
 
@@ -98,13 +104,18 @@ impl Config {
 
     async fn dispatch(self, shutdown: Shutdown) -> anyhow::Result<()> {
         let (connect, out) = (&self.connect, &mut output::stdout());
-        match self.command {
+        let done = match self.command {
             Command::Run(args) => run::run(args, connect, shutdown).await,
             Command::Enqueue(args) => enqueue::run(*args, connect, shutdown, out).await,
             Command::Jobs(args) => or_stopped(shutdown, jobs::run(args, connect, out)).await,
             Command::Roster(args) => or_stopped(shutdown, roster::run(args, connect, out)).await,
             Command::Stats(args) => or_stopped(shutdown, stats::run(args, connect, out)).await,
-        }
+            Command::Dev(args) => dev::run(args, &self.log, shutdown, out).await,
+            Command::Demo(args) => demo::run(args, shutdown, out).await,
+        };
+        // What was done is written even if something else was not.
+        let written = out.flush();
+        done.and(written.map_err(Into::into))
     }
 }
 

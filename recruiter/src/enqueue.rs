@@ -57,7 +57,7 @@ pub struct EnqueueArgs {
     #[arg(long, value_name = "FILE", conflicts_with = "Description")]
     from: Option<PathBuf>,
     /// Leave out the first N lines of the file: they were enqueued before
-    #[arg(long, value_name = "N", requires = "from", default_value_t = 0)]
+    #[arg(long, value_name = "N", requires = "from", conflicts_with = "Description", default_value_t = 0)]
     skip: u64,
     /// Accept retry policies that this program does not know, because your workers do
     #[arg(long, env = "RECRUITER_ENQUEUE_CUSTOM_POLICY", value_parser = BoolishValueParser::new())]
@@ -81,7 +81,7 @@ struct Description {
     #[arg(long, env = "RECRUITER_ENQUEUE_GROUP", value_name = "GROUP")]
     group: Option<String>,
     /// How urgent it is: 0 to 9, higher first [default: 5]
-    #[arg(long, env = "RECRUITER_ENQUEUE_PRIORITY", value_name = "0-9", value_parser = clap::value_parser!(i64).range(0..=9))]
+    #[arg(long, env = "RECRUITER_ENQUEUE_PRIORITY", value_name = "0-9", allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(0..=9))]
     priority: Option<i64>,
     /// When it is due, like 2030-01-31T18:00:00Z; in the past is now [default: now]
     #[arg(long = "at", env = "RECRUITER_ENQUEUE_AT", value_name = "INSTANT", value_parser = instant_of_text, conflicts_with = "after")]
@@ -257,6 +257,9 @@ fn job_of_line(line: &[u8], custom_policy: bool) -> Result<Option<(JobId, NewJob
     let text = std::str::from_utf8(line).map_err(|error| format!("the line is not UTF-8: {error}"))?.trim_start_matches('\u{feff}').trim();
     if text.is_empty() {
         return Ok(None);
+    }
+    if !text.starts_with('{') {
+        return Err(r#"a job is one JSON object on one line, like {"class": "checksum", "parameters": {"path": "/tmp/x"}}"#.into());
     }
     let description: Description = serde_json::from_str(text).map_err(|error| {
         // The line is said already, and it is not line 1.
@@ -437,7 +440,10 @@ impl<W: Write> Import<'_, W> {
         };
         if let Some(error) = unknown {
             let unknown = "it is not known whether they were enqueued";
-            return Err(self.stopped(Exit::Unavailable, &format!("lines {first} to {last}: {unknown}, --skip {last} leaves them out: {}", chain(&error))));
+            return Err(self.stopped(
+                Exit::Unavailable,
+                &format!("lines {first} to {last}: {unknown}, --skip {last} leaves them out: {}", chain(&error)),
+            ));
         }
         self.done = *last;
         self.enqueued += u64::try_from(batch.len())?;
@@ -450,7 +456,11 @@ impl<W: Write> Import<'_, W> {
     fn stopped(&self, exit: Exit, why: &str) -> anyhow::Error {
         self.shown.finish_and_clear();
         let (enqueued, done) = (self.enqueued, self.done);
-        anyhow!("{why}; {enqueued} jobs were enqueued, everything up to line {done}: go on with --skip {done}").context(exit)
+        let so_far = match enqueued {
+            0 => "nothing was enqueued".to_owned(),
+            _ => format!("{enqueued} jobs were enqueued, everything up to line {done}: go on with --skip {done}"),
+        };
+        anyhow!("{why}; {so_far}").context(exit)
     }
 
     fn finish(&mut self) -> anyhow::Result<()> {
@@ -490,7 +500,10 @@ mod tests {
         check(br#"{"class": "c", "scheduled_at": {"$date": "2030-01-31T18:00:00Z"}}"#, Ok("At(2030-01-31T18:00:00Z)"));
         check(br#"{"class": "c", "id": "65a1b2c3d4e5f60718293a4b"}"#, Ok("65a1b2c3d4e5f60718293a4b"));
         check(br#"{"class": "c", "id": {"$oid": "65a1b2c3d4e5f60718293a4b"}}"#, Ok("65a1b2c3d4e5f60718293a4b"));
-        check(br#"{"class": "c", "retry_policy": {"class": "RetryForever", "parameters": {"seconds_to_wait_before_retry": 1}}}"#, Ok("RetryForever"));
+        check(
+            br#"{"class": "c", "retry_policy": {"class": "RetryForever", "parameters": {"seconds_to_wait_before_retry": 1}}}"#,
+            Ok("RetryForever"),
+        );
     }
 
     #[test]
@@ -500,7 +513,10 @@ mod tests {
             (Err(problem), Err(part)) => assert!(problem.contains(part), "{problem:?} of {json} does not contain {part:?}"),
             (read, expected) => panic!("{json} is read as {read:?}, not {expected:?}"),
         };
-        check(r#"{"z": 1, "a": {"$numberLong": "2"}, "d": {"$date": {"$numberLong": "3"}}}"#, Ok(doc! { "z": 1, "a": 2_i64, "d": bson::DateTime::from_millis(3) }));
+        check(
+            r#"{"z": 1, "a": {"$numberLong": "2"}, "d": {"$date": {"$numberLong": "3"}}}"#,
+            Ok(doc! { "z": 1, "a": 2_i64, "d": bson::DateTime::from_millis(3) }),
+        );
         check(r#"{"$where": "x", "a.b": 1}"#, Ok(doc! { "$where": "x", "a.b": 1 }));
         check(r#"[1]"#, Err("must be a JSON object"));
         check(r#"{"$oid": "65a1b2c3d4e5f60718293a4b"}"#, Err("must be a JSON object"));
@@ -514,7 +530,7 @@ mod tests {
         check(br#"{"group": "g"}"#, Err("`class` is missing"));
         check(br#"{"class": "c", "klass": "c"}"#, Err("unknown field `klass`"));
         check(br#"{"class": "c""#, Err("EOF while parsing an object (column 13)"));
-        check(br#"["c"]"#, Err("unknown field"));
+        check(br#"["c"]"#, Err("a job is one JSON object on one line"));
         check(b"{\"class\": \"\xff\"}", Err("the line is not UTF-8"));
         check(&vec![b'x'; LONGEST_LINE + 1], Err("the line is longer than 16777216 bytes"));
         check(br#"{"class": "c", "priority": 12}"#, Err("`priority` is 12; it must be from 0 to 9"));
@@ -542,7 +558,10 @@ mod tests {
             check(unknown, true, Ok(()));
         }
         check(r#"{"class": "RetryForever"}"#, true, Err("`seconds_to_wait_before_retry` is missing"));
-        assert!(policy_of_text(r#"{"class": "RetryForever", "paramters": {}}"#).is_err_and(|problem| problem.contains("unknown field `paramters`")));
+        assert!(
+            policy_of_text(r#"{"class": "RetryForever", "paramters": {}}"#)
+                .is_err_and(|problem| problem.contains("unknown field `paramters`"))
+        );
     }
 
     #[test]

@@ -303,10 +303,13 @@ async fn retry(id: JobId, dry_run: bool, store: &Store) -> anyhow::Result<Change
                 if !dry_run {
                     store.announce_jobs([&job.group]).await;
                 }
-                let message = if *at > now { format!("due now instead of {}", moment(*at)) } else { format!("is due since {} already", moment(*at)) };
+                let message =
+                    if *at > now { format!("due now instead of {}", moment(*at)) } else { format!("is due since {} already", moment(*at)) };
                 return Ok(changed("due-now", message));
             }
-            JobState::Started { worker, .. } => bail!("it is running in worker {worker}; its retry policy decides when it ends (see `recruiter jobs cancel`)"),
+            JobState::Started { worker, .. } => {
+                bail!("it is running in worker {worker}; its retry policy decides when it ends (see `recruiter jobs cancel`)")
+            }
             JobState::Archived { why } => {
                 let message = format!("was archived as {}", printable(why.as_str(), 80));
                 if dry_run {
@@ -345,7 +348,14 @@ async fn cancel(id: JobId, dry_run: bool, store: &Store) -> anyhow::Result<Chang
                     }
                     store.announce_hint(Hint::Cancel { job: id }).await;
                 }
-                return Ok(changed("asked", if dry_run { "is running; its worker would be asked to cancel it" } else { "is running; its worker is asked to cancel it" }));
+                return Ok(changed(
+                    "asked",
+                    if dry_run {
+                        "is running; its worker would be asked to cancel it"
+                    } else {
+                        "is running; its worker is asked to cancel it"
+                    },
+                ));
             }
             (Err(_), Ok(false)) => {
                 if dry_run {
@@ -396,7 +406,11 @@ mod tests {
         check(doc! {}, 0, ("postponed", "due in 1m"));
         check(doc! {}, 65_000, ("queued", "due for 5s"));
         check(doc! { "locked": true, "last_execution": started.clone() }, 20_000, ("running", "for 10s"));
-        check(doc! { "locked": true, "last_execution": started, "cancel_requested_at": at }, 20_000, ("running, to be cancelled", "for 10s"));
+        check(
+            doc! { "locked": true, "last_execution": started, "cancel_requested_at": at },
+            20_000,
+            ("running, to be cancelled", "for 10s"),
+        );
         check(doc! { "why": "done", "last_execution": { "ended_at": at } }, 20_000, ("done", "10s ago"));
     }
 

@@ -12,8 +12,12 @@
 //! | [`jobs`] | `jobs`: list, show, retry, cancel |
 //! | [`roster`] | `roster`: who works |
 //! | [`stats`] | `stats`: how much and how fast |
+//! | [`dev`] | `dev`: a Recruiter with a MongoDB of its own, to develop on |
+//! | [`demo`] | `demo`: real work on the user's own files, and a killed worker |
+//! | `fleet` | the programs as child processes, for these two |
 //! | [`output`] | how the commands write |
 //! | [`embedded`] | a MongoDB for development and tests |
+//! | `watchdog` | lets no child process outlive us |
 
 pub mod config;
 pub mod run;
@@ -24,5 +28,9 @@ pub mod enqueue;
 pub mod jobs;
 pub mod roster;
 pub mod stats;
+pub mod dev;
+pub mod demo;
+mod fleet;
 pub mod output;
 pub mod embedded;
+mod watchdog;

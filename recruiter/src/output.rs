@@ -107,7 +107,11 @@ pub(crate) fn printable(text: &str, width: usize) -> String {
             shown.push('…');
             break;
         }
-        if hidden(c) { shown.extend(c.escape_default()) } else { shown.push(c) }
+        if hidden(c) {
+            shown.extend(c.escape_default())
+        } else {
+            shown.push(c)
+        }
         room -= 1;
     }
     shown

@@ -88,6 +88,9 @@ mod tests {
             doc! { "available": true, "hostname": "h", "pid": 7, "work_on": ["a", "b"], "free": 3, "capacity": 4_i64, "working_on": [id], "last_seen_at": seen, "version": "0.1.0" },
             ["available", "h:7", "a,b", "3/4", "1", "5s ago", "0.1.0"],
         );
-        check(doc! { "retired": true, "available": false, "work_on": "*", "working_on": id }, ["dead", "-:-", "*", "-/-", "1", "never", "-"]);
+        check(
+            doc! { "retired": true, "available": false, "work_on": "*", "working_on": id },
+            ["dead", "-:-", "*", "-/-", "1", "never", "-"],
+        );
     }
 }

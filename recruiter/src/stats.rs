@@ -133,7 +133,8 @@ impl Statistics {
     }
 
     fn to_json(&self) -> Value {
-        let times = |times: &Times| times.summary().map(|(avg, p50, p99)| json!({ "avg": (avg * 10.0).round() / 10.0, "p50": p50, "p99": p99 }));
+        let times =
+            |times: &Times| times.summary().map(|(avg, p50, p99)| json!({ "avg": (avg * 10.0).round() / 10.0, "p50": p50, "p99": p99 }));
         let group = |name: Option<&String>, group: &Group| {
             let Waiting { queued, overdue, postponed } = group.waiting;
             let mut value = json!({
@@ -197,7 +198,10 @@ mod tests {
     }
 
     fn statistics(now: i64, finished: &[Finished]) -> Value {
-        let waiting = BTreeMap::from([("a".to_owned(), Waiting { queued: 3, overdue: 1, postponed: 2 }), ("w".to_owned(), Waiting { queued: 4, ..Waiting::default() })]);
+        let waiting = BTreeMap::from([
+            ("a".to_owned(), Waiting { queued: 3, overdue: 1, postponed: 2 }),
+            ("w".to_owned(), Waiting { queued: 4, ..Waiting::default() }),
+        ]);
         let running = BTreeMap::from([("a".to_owned(), 1), ("r".to_owned(), 2)]);
         let now = Instant::UNIX_EPOCH + TimeDelta::milliseconds(now);
         Statistics::of(now, &waiting, &running, finished).to_json()

@@ -97,7 +97,7 @@ impl StoreError {
 
 fn is_document_fault(error: &Error) -> bool {
     match error.kind.as_ref() {
-        ErrorKind::BsonSerialization(_) | ErrorKind::InvalidArgument { .. } => true,
+        ErrorKind::Bson(_) | ErrorKind::BsonSerialization(_) | ErrorKind::InvalidArgument { .. } => true,
         #[expect(clippy::wildcard_enum_match_arm, reason = "the driver's list is open; only refusals by code matter")]
         _ => code_of(error).is_some_and(|code| DOCUMENT_FAULTS.contains(&code)),
     }

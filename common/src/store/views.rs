@@ -65,17 +65,22 @@ pub struct JobFilter {
 
 impl JobFilter {
     fn fields(&self) -> Document {
-        let fields =
-            [("group", &self.group), ("workable.class", &self.class), ("tags", &self.tag), ("urn", &self.urn), ("why", &self.why)];
+        let fields = [("group", &self.group), ("workable.class", &self.class), ("tags", &self.tag), ("urn", &self.urn), ("why", &self.why)];
         fields.into_iter().filter_map(|(field, value)| Some((field.to_owned(), value.as_ref()?.into()))).collect()
     }
 
     async fn look(&self, collection: &Collection<Document>, more: Document, sort: Document) -> Result<Vec<Document>, StoreError> {
         let mut wanted = self.fields();
         wanted.extend(more);
-        let without = if self.whole { doc! {} } else { doc! { "workable.parameters": 0, "result": 0, "executions": 0 } };
+        let without = if self.whole {
+            doc! {}
+        } else {
+            doc! { "workable.parameters": 0, "result": 0, "executions": 0 }
+        };
         let (collection, limit) = (collection.clone(), self.limit.max(1).into());
-        let find = async move { collection.find(wanted).projection(without).sort(sort).limit(limit).max_time(LOOK_LIMIT).await?.try_collect().await };
+        let find = async move {
+            collection.find(wanted).projection(without).sort(sort).limit(limit).max_time(LOOK_LIMIT).await?.try_collect().await
+        };
         call("jobs", find).await
     }
 }
@@ -119,7 +124,8 @@ impl Store {
         Ok(None)
     }
 
-    /// Jobs as they are stored, newest first: by the end of the last execution in the archive, else by `_id`.
+    /// Jobs as they are stored, newest first: by the end of the last execution in the archive, else by `_id`, which
+    /// tells seconds apart.
     ///
     /// Filter: what is asked for, and for the running ones those that the roster names. Index: `_id` or
     /// `archived_by_end` in descending order up to the limit, or for [`LOOK_LIMIT`]. Invariant: none; a job that moves
@@ -132,7 +138,9 @@ impl Store {
             Some(JobPlace::Running) => {
                 let mut running = Vec::new();
                 for jobs in self.held_jobs().await?.chunks(IDS_PER_QUERY) {
-                    running.extend(filter.look(&self.scheduled, doc! { "_id": { "$in": jobs.to_vec() }, "locked": true }, by_id.clone()).await?);
+                    running.extend(
+                        filter.look(&self.scheduled, doc! { "_id": { "$in": jobs.to_vec() }, "locked": true }, by_id.clone()).await?,
+                    );
                 }
                 Ok(newest(running, filter.limit))
             }
@@ -220,6 +228,22 @@ impl Store {
             })
         };
         Ok(found.iter().filter_map(finished).collect())
+    }
+
+    /// How many jobs are in the archive.
+    ///
+    /// Filter: none. Index: none, MongoDB keeps the number. Invariant: none; after an unclean end of mongod it may be off.
+    pub async fn archived_count(&self) -> Result<u64, StoreError> {
+        let archived = self.archived.clone();
+        call("archived_count", async move { archived.estimated_document_count().await }).await
+    }
+
+    /// Those of these jobs that are in the archive, as they are stored, in no order.
+    ///
+    /// Filter: these ids. Index: `_id`. Invariant: I2, what is there is final.
+    pub async fn archived_jobs(&self, jobs: &[JobId]) -> Result<Vec<Document>, StoreError> {
+        let (archived, filter) = (self.archived.clone(), doc! { "_id": { "$in": jobs.to_vec() } });
+        call("archived_jobs", async move { archived.find(filter).batch_size(10_000).await?.try_collect().await }).await
     }
 
     /// Every job that a worker can have locked, as the roster says.

@@ -1,0 +1,425 @@
+//! `recruiter demo`: shows on the user's own files, within a minute, that work gets done and that a killed worker loses none.
+//!
+//! One job for every file below a directory: its SHA-256, by the program `sha256sum`. The same digest is computed here, and
+//! compared at the end with what the archive says. Half-way one worker is killed while it holds jobs. Nothing is made to look
+//! better than it is: what was not seen is not said.
+
+use std::{
+    collections::HashMap,
+    fs,
+    io::{self, BufRead as _, BufReader, Write},
+    os::unix::ffi::OsStrExt as _,
+    path::{Path, PathBuf},
+    time::{Duration, Instant as Monotonic},
+};
+
+use anyhow::{Context as _, anyhow};
+use bson::{Binary, Bson, doc, spec::BinarySubtype};
+use clap::{Args, builder::BoolishValueParser};
+use hdrhistogram::Histogram;
+use ignore::WalkBuilder;
+use indicatif::{ProgressBar, ProgressStyle};
+use nix::sys::signal::Signal;
+use recruiter_common::{
+    enqueue::NewJob,
+    exit::Exit,
+    ids::JobId,
+    instant::Instant,
+    job::{Execution, Job, JobState, Why},
+    retry_policy::RetryManyTimes,
+    shutdown::{Shutdown, Wake, pause},
+    store::Store,
+};
+use sha2::{Digest as _, Sha256};
+
+use crate::{
+    embedded::{Options, on_path},
+    fleet::{Fleet, Installation, LOOK_EVERY, Plan, Programs, tell},
+    output::{Format, json_line, printable},
+};
+
+/// The log of the processes, in the demonstration's directory.
+const LOG: &str = "processes.log";
+const PROGRAM: &str = "sha256sum";
+const CLASS: &str = "checksum";
+/// The workers' workables file.
+const WORKABLES: &str = "\
+[workables.checksum]
+command = [\"sha256sum\", \"--\", \"{path}\"]
+timeout = \"30s\"
+";
+/// Jobs that are sent and read together.
+const BATCH: usize = 1_000;
+/// How long a frozen worker's last commands may take to reach the database before one looks there for what it holds.
+const SETTLE: Duration = Duration::from_millis(20);
+/// Longer than any job may take.
+const STALLED_AFTER: Duration = Duration::from_secs(120);
+/// Files that are left out or wrong are named up to this number.
+const NAMED: u64 = 10;
+
+/// What to work on, and with what.
+#[derive(Args, Clone, Debug)]
+pub struct DemoArgs {
+    /// The directory with the files; those that git ignores are left out
+    #[arg(long, env = "RECRUITER_DEMO_DIR", value_name = "DIR", default_value = ".")]
+    dir: PathBuf,
+    /// MongoDB's server program [default: mongod on PATH, else one that is fetched once]
+    #[arg(long, env = "RECRUITER_MONGOD", value_name = "FILE")]
+    mongod: Option<PathBuf>,
+    /// Worker processes
+    #[arg(long, env = "RECRUITER_WORKERS", value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=100))]
+    workers: u32,
+    /// Keep everything running at the end, to look inside, until Ctrl-C; and keep the database's directory after it
+    #[arg(long, env = "RECRUITER_DEMO_KEEP", value_parser = BoolishValueParser::new())]
+    keep: bool,
+    #[command(flatten)]
+    format: Format,
+}
+
+/// Runs the demonstration.
+///
+/// # Errors
+/// When it cannot begin, was stopped, or did not show what it should: a job that was not done, a digest that differs.
+pub async fn run(args: DemoArgs, mut shutdown: Shutdown, out: &mut impl Write) -> anyhow::Result<()> {
+    let programs = Programs::find()?;
+    anyhow::ensure!(on_path(PROGRAM).is_some(), "the demonstration needs the program `{PROGRAM}` on PATH: install GNU coreutils");
+    let dir = args.dir.canonicalize().with_context(|| format!("--dir: {} cannot be used", args.dir.display()))?;
+    anyhow::ensure!(dir.is_dir(), "--dir: {} is no directory", dir.display());
+    let home = tempfile::Builder::new().prefix("recruiter-demo-").tempdir().context("there is no room for temporary files")?;
+    let (own, shown) = (home.path().canonicalize()?, ProgressBar::new_spinner());
+    let reading = tokio::task::spawn_blocking({
+        let shown = shown.clone();
+        move || survey(&dir, &own, &shown)
+    });
+    let survey = tokio::select! {
+        survey = reading => survey??,
+        () = shutdown.requested() => return Err(stopped()),
+    };
+    let outcome = demonstrate(&args, programs, home.path(), &survey, &shown, &mut shutdown, out).await;
+    let failed = outcome.as_ref().is_err_and(|error| error.downcast_ref() != Some(&Exit::Aborted));
+    if args.keep || failed {
+        let kept = home.keep();
+        tell(&format!("kept: {} (the log of the processes is {} in it)", kept.display(), LOG));
+    }
+    outcome
+}
+
+fn stopped() -> anyhow::Error {
+    anyhow!("stopped by a signal before it was done").context(Exit::Aborted)
+}
+
+/// Starts everything, does the work, tells what was seen, and stops everything whatever happened.
+async fn demonstrate(
+    args: &DemoArgs,
+    programs: Programs,
+    home: &Path,
+    survey: &Survey,
+    shown: &ProgressBar,
+    shutdown: &mut Shutdown,
+    out: &mut impl Write,
+) -> anyhow::Result<()> {
+    let workables = home.join("workables.toml");
+    fs::write(&workables, WORKABLES)?;
+    let plan = Plan {
+        programs,
+        workers: args.workers,
+        // Few at a time, so that a killed worker holds some and not all.
+        worker_arguments: vec!["--concurrency=4".into(), "--config".into(), workables.into()],
+        log_arguments: vec!["--log=info".into()],
+        log: Some(fs::OpenOptions::new().append(true).create(true).open(home.join(LOG))?),
+        pass_settings: false,
+    };
+    let options = |mongod| Options { temporary: !args.keep, ..Options::new(mongod, home.join("mongod")) };
+    shown.set_message("starting MongoDB and Recruiter");
+    let mut installation = tokio::select! {
+        started = Installation::start(args.mongod.clone(), options, plan) => started?,
+        () = shutdown.requested() => return Err(stopped()),
+    };
+    let seen = work(&mut installation, survey, shown, shutdown).await;
+    shown.finish_and_clear();
+    let seen = match seen {
+        Ok(Some(seen)) => seen.tell(args, installation.uri(), out).map(|()| seen),
+        Ok(None) => Err(stopped()),
+        Err(error) => Err(error),
+    };
+    if args.keep && seen.is_ok() {
+        shutdown.requested().await;
+    }
+    installation.stop().await?;
+    let seen = seen?;
+    let complete = seen.archived == seen.files && seen.mismatches == 0;
+    anyhow::ensure!(complete, "{} of {} jobs were done, and {} digests differ", seen.archived, seen.files, seen.mismatches);
+    Ok(())
+}
+
+/// A file and its digest, computed here.
+struct Surveyed {
+    path: PathBuf,
+    digest: String,
+}
+
+struct Survey {
+    files: Vec<Surveyed>,
+    skipped: u64,
+}
+
+/// Reads every file below `dir` but what is below `own`, which is ours.
+fn survey(dir: &Path, own: &Path, shown: &ProgressBar) -> anyhow::Result<Survey> {
+    let mut survey = Survey { files: Vec::new(), skipped: 0 };
+    let own = own.to_owned();
+    let wanted = move |entry: &ignore::DirEntry| {
+        let is_git = entry.file_name() == ".git" && entry.file_type().is_some_and(|kind| kind.is_dir());
+        !is_git && entry.path() != own
+    };
+    shown.set_message("reading the files");
+    for entry in WalkBuilder::new(dir).hidden(false).ignore(false).filter_entry(wanted).build() {
+        let read = match entry {
+            Ok(entry) if !entry.file_type().is_some_and(|kind| kind.is_file()) => continue,
+            Ok(entry) => digest(entry.path()).map(|digest| (entry.path().to_owned(), digest)).map_err(|error| format!("{}: {error}", entry.path().display())),
+            Err(error) => Err(error.to_string()),
+        };
+        match read {
+            Ok((path, digest)) => survey.files.push(Surveyed { path, digest }),
+            Err(problem) => {
+                survey.skipped += 1;
+                if survey.skipped <= NAMED {
+                    say(shown, &format!("left out: {}", printable(&problem, 200)));
+                }
+            }
+        }
+        shown.inc(1);
+    }
+    anyhow::ensure!(!survey.files.is_empty(), "there is no file to work on below {}: name another directory with --dir", dir.display());
+    say(shown, &format!("{} files in {}", survey.files.len(), dir.display()));
+    Ok(survey)
+}
+
+fn digest(path: &Path) -> io::Result<String> {
+    let mut file = BufReader::with_capacity(64 * 1024, fs::File::open(path)?);
+    let mut digest = Sha256::new();
+    loop {
+        let read = file.fill_buf()?;
+        if read.is_empty() {
+            return Ok(hex::encode(digest.finalize()));
+        }
+        digest.update(read);
+        let length = read.len();
+        file.consume(length);
+    }
+}
+
+/// A line for whoever watches, above the bar on a terminal.
+fn say(shown: &ProgressBar, line: &str) {
+    if shown.is_hidden() { tell(line) } else { shown.println(line) }
+}
+
+/// Enqueues a job for each file and waits until all are archived. None when asked to stop before.
+async fn work(installation: &mut Installation, survey: &Survey, shown: &ProgressBar, shutdown: &mut Shutdown) -> anyhow::Result<Option<Seen>> {
+    let Installation { store, fleet, .. } = installation;
+    let files = survey.files.len() as u64;
+    let style = ProgressStyle::with_template("{wide_bar} {pos}/{len} jobs archived  {elapsed}").unwrap_or_else(|_| ProgressStyle::default_bar());
+    shown.set_style(style);
+    shown.set_length(files);
+    shown.set_position(0);
+    let begun = Monotonic::now();
+    let mut jobs = Vec::with_capacity(survey.files.len());
+    for batch in survey.files.chunks(BATCH) {
+        if shutdown.is_requested() {
+            return Ok(None);
+        }
+        jobs.extend(store.enqueue_many(batch.iter().map(job).collect::<Result<Vec<_>, _>>()?).await?);
+    }
+    say(shown, &format!("{files} jobs enqueued"));
+    let (mut killed, mut moved) = (None, (0, begun));
+    loop {
+        fleet.tend()?.iter().for_each(|line| say(shown, line));
+        let archived = store.archived_count().await?;
+        shown.set_position(archived);
+        if archived != moved.0 {
+            moved = (archived, Monotonic::now());
+        }
+        let stalled = moved.1.elapsed() > STALLED_AFTER;
+        if archived >= files || stalled {
+            let seen = Seen::look(store, survey, &jobs, killed, begun.elapsed(), shown).await?;
+            if seen.archived == files || stalled {
+                return Ok(Some(seen));
+            }
+        } else if killed.is_none() && archived >= files / 2 {
+            killed = kill_one_at_work(fleet, store, shown).await?;
+        }
+        if shutdown.sleep(LOOK_EVERY).await == Wake::Stop {
+            return Ok(None);
+        }
+    }
+}
+
+fn job(file: &Surveyed) -> anyhow::Result<NewJob> {
+    let path = match file.path.to_str() {
+        Some(path) => Bson::String(path.to_owned()),
+        None => Bson::Binary(Binary { subtype: BinarySubtype::Generic, bytes: file.path.as_os_str().as_bytes().to_vec() }),
+    };
+    // A worker that dies is no fault of the file.
+    Ok(NewJob::of_class(CLASS, doc! { "path": path }).retry(&RetryManyTimes::new(3, Duration::ZERO)?))
+}
+
+/// Freezes one worker after the other until one holds jobs, and kills that one; says when, by the server's clock. None when
+/// nobody holds any just now.
+async fn kill_one_at_work(fleet: &mut Fleet, store: &Store, shown: &ProgressBar) -> anyhow::Result<Option<Instant>> {
+    store.refresh_clock().await?;
+    for worker in fleet.workers() {
+        if worker.signal(Signal::SIGSTOP).is_err() {
+            // It has just ended by itself.
+            continue;
+        }
+        pause(SETTLE).await;
+        let held = held_by_process(store, worker.pid()).await;
+        if let Ok(count @ 1..) = held {
+            let at = store.now();
+            worker.signal(Signal::SIGKILL)?;
+            say(shown, &format!("killed a worker (pid {}) that held {count} jobs", worker.pid()));
+            return Ok(Some(at));
+        }
+        worker.signal(Signal::SIGCONT)?;
+        held?;
+    }
+    Ok(None)
+}
+
+async fn held_by_process(store: &Store, pid: u32) -> anyhow::Result<usize> {
+    let workers = store.registered_workers().await?;
+    let of_process = workers.iter().filter(|worker| worker.place.as_ref().is_some_and(|place| place.pid.cast_unsigned() == pid));
+    let mut held = 0;
+    for worker in of_process {
+        held += store.held_by(worker.id, &worker.jobs).await?.len();
+    }
+    Ok(held)
+}
+
+/// What the archive says.
+#[derive(Debug)]
+struct Seen {
+    files: u64,
+    skipped: u64,
+    archived: u64,
+    /// All of them, whatever became of them.
+    executions: u64,
+    /// Jobs that a worker died of, or rather with.
+    recovered: u64,
+    /// From the kill until the last of them was due again, by the server's clock.
+    recovered_within_ms: Option<i64>,
+    mismatches: u64,
+    jobs_per_second: f64,
+    /// From due to started, in milliseconds: most of it is the queue, since all are enqueued at once.
+    latency: Histogram<u64>,
+}
+
+impl Seen {
+    async fn look(
+        store: &Store,
+        survey: &Survey,
+        jobs: &[JobId],
+        killed: Option<Instant>,
+        taken: Duration,
+        shown: &ProgressBar,
+    ) -> anyhow::Result<Self> {
+        let mut seen = Self {
+            files: survey.files.len() as u64,
+            skipped: survey.skipped,
+            archived: 0,
+            executions: 0,
+            recovered: 0,
+            recovered_within_ms: None,
+            mismatches: 0,
+            jobs_per_second: 0.0,
+            latency: Histogram::new(3)?,
+        };
+        for (jobs, files) in jobs.chunks(BATCH).zip(survey.files.chunks(BATCH)) {
+            let files: HashMap<&JobId, &Surveyed> = jobs.iter().zip(files).collect();
+            for document in store.archived_jobs(jobs).await? {
+                let job = Job::try_from(document)?;
+                let Some(file) = files.get(&job.id) else { continue };
+                seen.note(&job, killed);
+                if !is_digest_of(&job, &file.digest) {
+                    seen.mismatches += 1;
+                    if seen.mismatches <= NAMED {
+                        let path = printable(&file.path.to_string_lossy(), 200);
+                        say(shown, &format!("not the same digest (was the file changed meanwhile?): {path}, job {}", job.id));
+                    }
+                }
+            }
+        }
+        // Far below the numbers that a double cannot hold.
+        seen.jobs_per_second = f64::from(u32::try_from(seen.archived).unwrap_or(u32::MAX)) / taken.as_secs_f64();
+        Ok(seen)
+    }
+
+    fn note(&mut self, job: &Job, killed: Option<Instant>) {
+        self.archived += 1;
+        let executions: Vec<&Execution> = job.executions.iter().chain(&job.last_execution).collect();
+        self.executions += executions.len() as u64 + u64::from(job.executions_dropped);
+        let crashes: Vec<&Execution> = executions.iter().copied().filter(|execution| execution.crashed == Some(true)).collect();
+        self.recovered += u64::from(!crashes.is_empty());
+        let rescued = crashes.iter().filter_map(|crash| crash.ended_at).max();
+        let within = rescued.zip(killed).map(|(rescued, killed)| (rescued - killed).num_milliseconds());
+        self.recovered_within_ms = self.recovered_within_ms.max(within);
+        if let Some((started, due)) = executions.first().and_then(|first| first.started_at.zip(first.scheduled_at)) {
+            self.latency.saturating_record(u64::try_from((started - due).num_milliseconds()).unwrap_or(0));
+        }
+    }
+
+    fn tell(&self, args: &DemoArgs, uri: &str, out: &mut impl Write) -> anyhow::Result<()> {
+        let (p50, p99) = (self.latency.value_at_quantile(0.50), self.latency.value_at_quantile(0.99));
+        if args.format.json {
+            let number = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
+            let summary = doc! {
+                "files": number(self.files),
+                "skipped": number(self.skipped),
+                "archived": number(self.archived),
+                "executions": number(self.executions),
+                "recovered": number(self.recovered),
+                "recovered_within_ms": self.recovered_within_ms,
+                "mismatches": number(self.mismatches),
+                "jobs_per_second": (self.jobs_per_second * 10.0).round() / 10.0,
+                "latency_p50_ms": number(p50),
+                "latency_p99_ms": number(p99),
+            };
+            json_line(out, summary)?;
+        } else {
+            let recovered = match (self.recovered, self.recovered_within_ms) {
+                (0, _) => "0, because the work was done before a worker could be killed in the middle of it".to_owned(),
+                (jobs, Some(ms)) => format!("{jobs} jobs of a killed worker, due again {ms} ms after the kill"),
+                (jobs, None) => format!("{jobs} jobs of a worker that died by itself"),
+            };
+            writeln!(out, "files       {} ({} left out)", self.files, self.skipped)?;
+            writeln!(out, "archived    {}, {:.0} a second", self.archived, self.jobs_per_second)?;
+            writeln!(out, "executions  {}", self.executions)?;
+            writeln!(out, "recovered   {recovered}")?;
+            writeln!(out, "mismatches  {} between the archive's digests and those computed here", self.mismatches)?;
+            writeln!(out, "started     {p50} ms after being due (p50), {p99} ms (p99): all were enqueued at once")?;
+            writeln!(out, "{}", look_inside(args.keep, uri))?;
+        }
+        Ok(out.flush()?)
+    }
+}
+
+fn look_inside(keep: bool, uri: &str) -> String {
+    if !keep {
+        return "\nTo look inside, use --keep; `recruiter dev` keeps one running to work with.".into();
+    }
+    let query = |query: &str| format!("\n  mongosh '{uri}' --eval '{query}'");
+    let queries = ["db.archived.findOne()", "db.archived.find({\"executions.crashed\": true})", "db.roster.find()"].map(query).concat();
+    format!("\nTo look inside, until Ctrl-C here:{queries}")
+}
+
+/// Whether a job was done and its result is this digest. `sha256sum` begins its line with a backslash when it escapes the name.
+fn is_digest_of(job: &Job, digest: &str) -> bool {
+    let result = match job.document.get("result") {
+        Some(Bson::String(text)) => text.as_bytes(),
+        // The name in it is not UTF-8.
+        Some(Bson::Binary(binary)) => binary.bytes.as_slice(),
+        _ => return false,
+    };
+    let done = matches!(&job.state, JobState::Archived { why } if *why == Why::DONE);
+    let rest = result.strip_prefix(b"\\").unwrap_or(result).strip_prefix(digest.as_bytes());
+    done && rest.is_some_and(|rest| rest.starts_with(b"  "))
+}

@@ -1,0 +1,95 @@
+//! `recruiter dev`: a MongoDB and a whole Recruiter on this machine, to develop and to try things out on.
+
+use std::{io::Write, path::PathBuf};
+
+use anyhow::Context as _;
+use bson::doc;
+use clap::Args;
+use etcetera::BaseStrategy as _;
+use recruiter_common::{
+    shutdown::{Shutdown, Wake},
+    telemetry::LogArgs,
+};
+
+use crate::{
+    embedded::Options,
+    fleet::{Installation, LOOK_EVERY, Plan, Programs},
+    output::{Format, json_line},
+};
+
+/// What runs, and on what.
+#[derive(Args, Clone, Debug)]
+pub struct DevArgs {
+    /// MongoDB's server program [default: mongod on PATH, else one that is fetched once]
+    #[arg(long, env = "RECRUITER_MONGOD", value_name = "FILE")]
+    mongod: Option<PathBuf>,
+    /// Where the database is kept between runs [default: recruiter/dev in your data directory]
+    #[arg(long, env = "RECRUITER_DATA_DIR", value_name = "DIR")]
+    data_dir: Option<PathBuf>,
+    /// Port of MongoDB on 127.0.0.1 [default: a free one]
+    #[arg(long, env = "RECRUITER_DEV_PORT", value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    port: Option<u16>,
+    /// Worker processes; none if you start your own
+    #[arg(long, env = "RECRUITER_WORKERS", value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(..=100))]
+    workers: u32,
+    /// File that names the program of each class, for the workers; they have the classes for trying and testing as well
+    #[arg(long, env = "RECRUITER_WORKER_CONFIG", value_name = "FILE")]
+    worker_config: Option<PathBuf>,
+    #[command(flatten)]
+    format: Format,
+}
+
+/// Runs until asked to stop.
+///
+/// # Errors
+/// When something cannot be started: a program is missing, the data directory or the port cannot be used.
+pub async fn run(args: DevArgs, log: &LogArgs, mut shutdown: Shutdown, out: &mut impl Write) -> anyhow::Result<()> {
+    let programs = Programs::find()?;
+    let data_dir = match args.data_dir {
+        Some(given) => given,
+        None => etcetera::choose_base_strategy().context("say with --data-dir where to keep the database")?.data_dir().join("recruiter/dev"),
+    };
+    let config = args.worker_config.into_iter().flat_map(|file| ["--config".into(), file.into_os_string()]);
+    let plan = Plan {
+        programs,
+        workers: args.workers,
+        worker_arguments: ["--builtins".into()].into_iter().chain(config).collect(),
+        log_arguments: log.arguments(),
+        log: None,
+        pass_settings: true,
+    };
+    let options = |mongod| Options { port: args.port, ..Options::new(mongod, &data_dir) };
+    let mut installation = tokio::select! {
+        started = Installation::start(args.mongod, options, plan) => started?,
+        () = shutdown.requested() => return Ok(()),
+    };
+    let uri = installation.uri();
+    if args.format.json {
+        json_line(out, doc! { "uri": uri })?;
+    } else {
+        writeln!(out, "{}", introduction(uri, &data_dir.display().to_string()))?;
+    }
+    out.flush()?;
+    let mut tended = Ok(());
+    while tended.is_ok() && shutdown.sleep(LOOK_EVERY).await == Wake::Elapsed {
+        tended = installation.fleet.tend().map(|told| told.iter().for_each(|line| tracing::warn!("{line}")));
+    }
+    installation.stop().await?;
+    tended
+}
+
+fn introduction(uri: &str, data_dir: &str) -> String {
+    format!(
+        "
+MongoDB and Recruiter run at {uri} until you press Ctrl-C.
+In another terminal:
+
+  export MONGODB_URI='{uri}'
+  recruiter enqueue --class sleep --parameters '{{\"ms\":1000}}'
+  recruiter stats
+  mongosh \"$MONGODB_URI\"
+
+The database is kept in {data_dir}.
+"
+    )
+}
