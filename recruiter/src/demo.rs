@@ -54,6 +54,8 @@ const BATCH: usize = 1_000;
 const SETTLE: Duration = Duration::from_millis(20);
 /// Longer than any job may take.
 const STALLED_AFTER: Duration = Duration::from_secs(120);
+/// What takes longer from due to started is counted as this: a day.
+const LONGEST_LATENCY_MS: u64 = 24 * 3_600_000;
 /// Files that are left out or wrong are named up to this number.
 const NAMED: u64 = 10;
 
@@ -276,7 +278,7 @@ async fn kill_one_at_work(fleet: &mut Fleet, store: &Store, shown: &ProgressBar)
         if let Ok(count @ 1..) = held {
             let at = store.now();
             worker.signal(Signal::SIGKILL)?;
-            say(shown, &format!("killed a worker (pid {}) that held {count} jobs", worker.pid()));
+            say(shown, &format!("killed a worker (pid {}) while it ran {count} of them", worker.pid()));
             return Ok(Some(at));
         }
         worker.signal(Signal::SIGCONT)?;
@@ -331,7 +333,7 @@ impl Seen {
             recovered_within_ms: None,
             mismatches: 0,
             jobs_per_second: 0.0,
-            latency: Histogram::new(3)?,
+            latency: Histogram::new_with_max(LONGEST_LATENCY_MS, 3)?,
         };
         for (jobs, files) in jobs.chunks(BATCH).zip(survey.files.chunks(BATCH)) {
             let files: HashMap<&JobId, &Surveyed> = jobs.iter().zip(files).collect();

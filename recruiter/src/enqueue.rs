@@ -448,8 +448,8 @@ impl<W: Write> Import<'_, W> {
         self.done = *last;
         self.enqueued += u64::try_from(batch.len())?;
         self.shown.set_message(self.enqueued.to_string());
-        batch.iter().try_for_each(|(_, id, _)| write_id(self.out, self.json, *id))?;
-        Ok(self.out.flush().map(|()| None)?)
+        let written = batch.iter().try_for_each(|(_, id, _)| write_id(self.out, self.json, *id)).and_then(|()| self.out.flush());
+        written.map(|()| None).map_err(|error| self.stopped(Exit::Failure, &format!("the ids cannot be written: {error}")))
     }
 
     /// Where to go on.
@@ -458,7 +458,7 @@ impl<W: Write> Import<'_, W> {
         let (enqueued, done) = (self.enqueued, self.done);
         let so_far = match enqueued {
             0 => "nothing was enqueued".to_owned(),
-            _ => format!("{enqueued} jobs were enqueued, everything up to line {done}: go on with --skip {done}"),
+            _ => format!("enqueued before: {enqueued}, everything up to line {done}; go on with --skip {done}"),
         };
         anyhow!("{why}; {so_far}").context(exit)
     }
@@ -468,7 +468,7 @@ impl<W: Write> Import<'_, W> {
         if self.json {
             json_line(self.out, doc! { "enqueued": i64::try_from(self.enqueued)? })?;
         } else {
-            writeln!(std::io::stderr(), "enqueued {} jobs", self.enqueued)?;
+            writeln!(std::io::stderr(), "enqueued: {}", self.enqueued)?;
         }
         Ok(())
     }

@@ -24,12 +24,13 @@ const LOOK_EVERY: Duration = Duration::from_millis(10);
 /// killed; then ends it cleanly, or by force after ten seconds. With a directory `$1`: by force, and removes that.
 ///
 /// Two shells: one waits for the program, `reader` for the end of input. Whichever comes first ends the other; `reader`
-/// leaves with success only when input ended. Standard output carries the program's process id and nothing else.
+/// leaves with success only when input ended. Standard output carries the program's process id and nothing else, standard
+/// error what the program says: the shells themselves say nothing.
 const SCRIPT: &str = r#"
 exec 3<&0
 remove=$1; shift
 "$@" </dev/null >&2 3<&- & program=$!
-echo $program; exec >&2
+echo $program; exec >/dev/null 2>&1
 (
     read -r line <&3
     trap '' TERM
@@ -39,7 +40,7 @@ echo $program; exec >&2
     while kill -0 $program && [ $ticks -lt 100 ]; do sleep 0.1; ticks=$((ticks + 1)); done
     kill -KILL $program
     exit 0
-) 2>/dev/null & reader=$!
+) & reader=$!
 wait $program; status=$?
 kill $reader
 wait $reader && [ -n "$remove" ] && rm -rf "$remove"

@@ -17,3 +17,8 @@ pub mod mongo;
 pub mod mongosh;
 pub mod processes;
 pub mod wait;
+
+/// The examples of the README, compiled.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+mod readme {}

@@ -182,6 +182,22 @@ pub fn is_alive(pid: u32) -> bool {
     stat.rsplit_once(") ").is_some_and(|(_, state)| !state.starts_with(['Z', 'X']))
 }
 
+/// The command lines of all processes that have this text in them or in their environment: descendants of a process that was started
+/// with it in a variable have it too.
+pub fn mentioning(text: &str) -> Vec<String> {
+    let read = |pid: &str, file: &str| {
+        let content = fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
+        String::from_utf8_lossy(&content).replace('\0', " ")
+    };
+    let entries = fs::read_dir("/proc").expect("/proc is there").filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    let pids = entries.filter(|name| name.parse::<u32>().is_ok());
+    let mentions = |pid: String| {
+        let command = read(&pid, "cmdline");
+        (command.contains(text) || read(&pid, "environ").contains(text)).then(|| format!("{pid}: {command}"))
+    };
+    pids.filter_map(mentions).collect()
+}
+
 /// The path of a binary of this workspace, of the same profile as this test. All are built, once per test process: a test of one
 /// package makes cargo build no binary of another.
 pub fn binary(name: &str) -> PathBuf {

@@ -23,8 +23,10 @@ use crate::{clock::ServerClock, exit::Exit, shutdown::pause};
 pub const DEFAULT_DATABASE: &str = "recruiter";
 /// Oldest server the protocol was tested with.
 const OLDEST_SERVER: (i32, i32) = (6, 0);
-/// How long one attempt to find the primary takes.
-const SELECTION_LIMIT: Duration = Duration::from_secs(2);
+/// How long an operation waits for a primary: most failovers are shorter, so that callers do not notice them.
+const SELECTION_LIMIT: Duration = Duration::from_secs(8);
+/// How long one attempt at the start takes at most, before its failure is logged.
+const ATTEMPT_LIMIT: Duration = Duration::from_secs(2);
 /// Connections at most: every process has a handful of calls on their way at any time, however many jobs it runs.
 const MAX_POOL_SIZE: u32 = 20;
 
@@ -119,9 +121,9 @@ impl Store {
         warn_of_visible_password(&options, &args.uri);
         let hosts = options.hosts.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
         let name = options.default_database.clone().unwrap_or_else(|| DEFAULT_DATABASE.into());
+        let hello = wait_for_server(&options, &hosts, args.connect_timeout).await?;
         let client = Client::with_options(options).map_err(ConnectError::InvalidUri)?;
         let database = client.database(&name);
-        let hello = wait_for_server(&database, &hosts, args.connect_timeout).await?;
         let build = call("buildInfo", { let database = database.clone(); async move { database.run_command(doc! { "buildInfo": 1 }).await } }).await?;
         check_server(&hello, &build, &hosts)?;
         let store = Self::over(client, database);
@@ -171,7 +173,7 @@ async fn options(uri: &str, app_name: &str) -> Result<ClientOptions, ConnectErro
     options.write_concern = Some(WriteConcern::builder().w(Acknowledgment::Majority).journal(true).build());
     options.read_concern = Some(ReadConcern::majority());
     options.server_selection_timeout.get_or_insert(SELECTION_LIMIT);
-    options.connect_timeout.get_or_insert(SELECTION_LIMIT);
+    options.connect_timeout.get_or_insert(ATTEMPT_LIMIT);
     options.max_pool_size.get_or_insert(MAX_POOL_SIZE);
     Ok(options)
 }
@@ -183,8 +185,11 @@ fn warn_of_visible_password(options: &ClientOptions, uri: &str) {
     }
 }
 
-async fn wait_for_server(database: &Database, hosts: &str, limit: Duration) -> Result<Document, ConnectError> {
+async fn wait_for_server(options: &ClientOptions, hosts: &str, limit: Duration) -> Result<Document, ConnectError> {
     let started = Monotonic::now();
+    let mut options = options.clone();
+    options.server_selection_timeout = Some(ATTEMPT_LIMIT.min(limit / 4));
+    let database = Client::with_options(options).map_err(ConnectError::InvalidUri)?.database("admin");
     loop {
         let database = database.clone();
         let failure = match call("hello", async move { database.run_command(doc! { "hello": 1 }).await }).await {

@@ -2,8 +2,15 @@
 
 #![expect(clippy::unwrap_used, reason = "in a test it says where it failed")]
 
+mod bad_input;
+mod cli;
+mod demo;
+mod dev;
 mod embedded;
+mod endurance;
 mod faults;
 mod harness;
 mod library;
+mod mongo_shell;
 mod store;
+mod tidy;

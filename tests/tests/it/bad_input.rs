@@ -1,0 +1,255 @@
+//! Bad input through the real binaries: the exit code, the message, and the neighbours unharmed.
+
+use std::time::Duration;
+
+use bson::{Bson, Document, doc};
+use recruiter_common::{
+    enqueue::NewJob,
+    ids::JobId,
+    retry_policy::RetryManyTimes,
+};
+use recruiter_tests::{
+    factory::{insert_unvalidated, minimal_job},
+    local::store,
+    mongo::{PASSWORD, TestDatabase, USER, mongod_with_access_control, own_mongod, standalone_mongod},
+    processes::{Process, Setup, System},
+    wait::{wait_for, wait_until},
+};
+
+const SOON: Duration = Duration::from_secs(20);
+const BINARIES: [(&str, &[&str]); 3] = [("recruiter", &["run"]), ("recruiter-cleaner", &[]), ("recruiter-worker", &["--builtins"])];
+
+/// Runs a process to its end; returns its exit code and what it said.
+async fn ended(name: &str, args: &[&str], env: &[(&str, &str)]) -> (Option<i32>, String) {
+    let mut process = Process::start(name, args, env);
+    let status = process.wait_exit(SOON).await;
+    (status.code(), process.stderr())
+}
+
+async fn archived(database: &TestDatabase, id: impl Into<Bson>) -> Document {
+    let id = id.into();
+    wait_for(SOON, "the job is archived", async || database.raw("archived").find_one(doc! { "_id": &id }).await.unwrap()).await
+}
+
+fn why(document: &Document) -> &str {
+    document.get_str("why").unwrap()
+}
+
+fn last<'a>(document: &'a Document, field: &str) -> &'a str {
+    document.get_document("last_execution").unwrap().get_str(field).unwrap()
+}
+
+#[tokio::test]
+async fn wrong_flags_are_named() {
+    for (name, args) in BINARIES {
+        let (code, said) = ended(name, &[args, &["--no-such-flag"]].concat(), &[]).await;
+        assert_eq!(code, Some(2), "{said}");
+        assert!(said.contains("--no-such-flag"), "{said}");
+    }
+    for (name, args, expected) in [
+        ("recruiter-worker", ["--builtins", "--concurrency", "0"].as_slice(), "concurrency"),
+        ("recruiter-worker", &["--builtins", "--lease", "5s"], "at least three heartbeats"),
+        ("recruiter-worker", &["--builtins", "--work-on", "a\u{7f}", "--grace", "soon"], "grace"),
+        ("recruiter-worker", &[], "name programs with --config"),
+        ("recruiter-cleaner", &["--dead-after", "1s"], "at least three looks"),
+        ("recruiter", &["run", "--lease", "10ms"], "at least a second"),
+        ("recruiter", &["run", "--uri", "postgres://x"], "mongodb://"),
+        ("recruiter", &["run", "--log", "nonsense=x=y"], "no log filter"),
+    ] {
+        let (code, said) = ended(name, args, &[]).await;
+        assert_eq!(code, Some(2), "{name} {args:?}: {said}");
+        assert!(said.contains(expected), "{name} {args:?}: {said}");
+    }
+}
+
+#[tokio::test]
+async fn a_configuration_file_that_cannot_be_used_is_named_with_line_and_column() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("workables.toml");
+    let path = file.display().to_string();
+    for (text, place, expected) in [
+        (Some("[workables.a]\ncommand = [\"true\"\n"), ":", "array"),
+        (Some("[workables.a]\ncomand = [\"true\"]\n"), ":2:1:", "comand"),
+        (Some("[workables.a]\ncommand = [\"no-such-program-at-all\"]\n"), ":2:", "no-such-program-at-all"),
+        (Some("[workables.sleep]\ncommand = [\"true\"]\n"), "", "`sleep` is registered twice"),
+        (None, "", "cannot read the workables file"),
+    ] {
+        match text {
+            Some(text) => std::fs::write(&file, text).unwrap(),
+            None => std::fs::remove_file(&file).unwrap(),
+        }
+        let (code, said) = ended("recruiter-worker", &["--builtins", "--config", &path], &[]).await;
+        assert_eq!(code, Some(78), "{said}");
+        assert!(said.contains(expected) && (place.is_empty() || said.contains(&format!("workables.toml{place}"))), "{said}");
+    }
+}
+
+#[tokio::test]
+async fn a_mongodb_that_will_not_do_is_refused_with_what_to_do() {
+    let standalone = standalone_mongod().await;
+    for (name, args) in BINARIES {
+        let (code, said) = ended(name, args, &[("MONGODB_URI", &standalone.uri())]).await;
+        assert_eq!(code, Some(77), "{said}");
+        assert!(said.contains("rs.initiate()"), "{said}");
+    }
+    standalone.stop().await.unwrap();
+
+    let (mongo, uri) = mongod_with_access_control().await;
+    let database = TestDatabase::on(&uri).await;
+    let reader = doc! { "createUser": "reader", "pwd": "pw", "roles": [{ "role": "read", "db": database.name() }] };
+    database.database().client().database("admin").run_command(reader).await.unwrap();
+    let as_reader = database.uri().replace(&format!("{USER}:{PASSWORD}@"), "reader:pw@");
+    let as_stranger = database.uri().replace(&format!("{USER}:{PASSWORD}@"), &format!("{USER}:hunter2@"));
+    for (name, args) in BINARIES {
+        let (code, said) = ended(name, args, &[("MONGODB_URI", &as_stranger)]).await;
+        assert_eq!(code, Some(77), "{said}");
+        assert!(said.contains("does not accept the credentials") && !said.contains("hunter2"), "{said}");
+        let (code, said) = ended(name, args, &[("MONGODB_URI", &as_reader)]).await;
+        assert_eq!(code, Some(77), "{said}");
+        assert!(said.contains("readWrite") && !said.contains(":pw@"), "{said}");
+    }
+    // An ordinary user is enough, whose rights end with its own database.
+    let writer = doc! { "createUser": "writer", "pwd": "pw", "roles": [{ "role": "readWrite", "db": database.name() }, { "role": "dbAdmin", "db": database.name() }] };
+    database.database().client().database("admin").run_command(writer).await.unwrap();
+    let as_writer = database.uri().replace(&format!("{USER}:{PASSWORD}@"), "writer:pw@");
+    let env: &[(&str, &str)] = &[("MONGODB_URI", &as_writer)];
+    let running: Vec<Process> = BINARIES.iter().map(|(name, args)| Process::start(name, args, env)).collect();
+    let (code, said) = ended("recruiter", &["enqueue", "--class", "sleep"], env).await;
+    assert_eq!(code, Some(0), "{said}");
+    wait_until(SOON, "the job is done", async || database.raw("archived").count_documents(doc! { "why": "done" }).await.unwrap() == 1).await;
+    drop(running);
+    drop(database);
+    mongo.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_mongodb_that_is_not_there_yet_is_waited_for() {
+    let nowhere = "mongodb://127.0.0.1:1/x";
+    for (name, args) in BINARIES {
+        let (code, said) = ended(name, &[args, &["--connect-timeout", "1s"]].concat(), &[("MONGODB_URI", nowhere)]).await;
+        assert_eq!(code, Some(69), "{said}");
+        assert!(said.contains("waiting for it") && said.contains("127.0.0.1:1") && said.contains("check that it runs"), "{said}");
+    }
+    let mut mongo = own_mongod().await;
+    let database = TestDatabase::on(&mongo.uri()).await;
+    mongo.kill().await.unwrap();
+    let system = System::start(&database, Setup::default());
+    wait_until(SOON, "it waits", async || system.workers[0].stderr().contains("waiting for it")).await;
+    mongo.restart().await.unwrap();
+    let store = store(&database).await;
+    let id = NewJob::of_class("sleep", doc! {}).enqueue(&store).await.unwrap();
+    assert_eq!(why(&archived(&database, id).await), "done");
+    system.stop().await;
+    mongo.stop().await.unwrap();
+}
+
+/// I9: each bad document fails alone, with a reason in its own history; what is merely sparse is done.
+#[tokio::test]
+async fn documents_inserted_by_hand_are_done_or_fail_alone() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    let change = |set: Document| {
+        let mut document = minimal_job("sleep");
+        document.extend(set);
+        document
+    };
+    let good = vec![
+        minimal_job("sleep"),
+        change(doc! { "colour": "blue", "workable": { "class": "sleep", "parameters": [], "colour": "blue" } }),
+        change(doc! { "attempts": 0_i64, "tags": null, "urn": null, "last_execution": null, "executions": null, "retry_policy": null }),
+        change(doc! { "group": "$where", "workable": { "class": "sleep", "parameters": { "$set": { "a.b": 1 }, "x.y": "$ref" } } }),
+    ];
+    let malformed = vec![
+        change(doc! { "attempts": "three" }),
+        change(doc! { "attempts": -3 }),
+        change(doc! { "tags": 5 }),
+        change(doc! { "retry_policy": "never" }),
+        change(doc! { "executions": [5] }),
+        change(doc! { "last_execution": "yesterday" }),
+    ];
+    let undecodable = vec![change(doc! { "workable": { "class": "sleep", "parameters": { "ms": "long" } } })];
+    insert_unvalidated(&database, [good.clone(), malformed.clone(), undecodable.clone()].concat()).await;
+    // Neighbours in the same rounds.
+    let neighbours = store.enqueue_many((0..20).map(|_| NewJob::of_class("sleep", doc! {}))).await.unwrap();
+    let system = System::start(&database, Setup::default());
+    for document in &good {
+        let done = archived(&database, document.get_object_id("_id").unwrap()).await;
+        assert_eq!(why(&done), "done");
+        assert_eq!(done.get("colour"), document.get("colour"), "fields of others are kept");
+        assert_eq!(done.get("workable"), document.get("workable"));
+    }
+    for document in &malformed {
+        let ended = archived(&database, document.get_object_id("_id").unwrap()).await;
+        assert_eq!((why(&ended), last(&ended, "class")), ("malformed", "malformed"), "{ended}");
+        assert!(!last(&ended, "message").is_empty());
+        assert_eq!(ended.get("attempts"), document.get("attempts"), "it was never started");
+    }
+    let ended = archived(&database, undecodable[0].get_object_id("_id").unwrap()).await;
+    assert_eq!((why(&ended), last(&ended, "class")), ("not-scheduled-by-retry-policy", "parameters"));
+    assert!(last(&ended, "message").contains("ms") || last(&ended, "message").contains("u64"), "{ended}");
+    for id in neighbours {
+        assert_eq!(why(&archived(&database, id).await), "done");
+    }
+    system.stop().await;
+}
+
+/// Jobs that nobody can take wait, and hold nobody up.
+#[tokio::test]
+async fn jobs_without_a_worker_wait_without_stopping_the_others() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    let priority = recruiter_common::job::Priority::MAX;
+    let hostile = ["$where", "a.b", "*", "ünï", "-x", "x".repeat(256).leak()];
+    let waiting: Vec<JobId> = store
+        .enqueue_many(hostile.iter().flat_map(|name| {
+            let class = NewJob::of_class(*name, doc! {}).in_group("mine").priority(priority);
+            let group = NewJob::of_class("sleep", doc! {}).in_group(*name).priority(priority);
+            std::iter::repeat_n([class, group], 30).flatten()
+        }))
+        .await
+        .unwrap();
+    let system = System::start(&database, Setup { worker: &["--builtins", "--work-on", "mine,other"], ..Setup::default() });
+    for n in 0..20 {
+        let group = if n % 2 == 0 { "mine" } else { "other" };
+        let id = NewJob::of_class("sleep", doc! {}).in_group(group).enqueue(&store).await.unwrap();
+        assert_eq!(why(&archived(&database, id).await), "done");
+    }
+    assert_eq!(database.raw("scheduled").count_documents(doc! { "locked": false, "attempts": 0 }).await.unwrap(), waiting.len() as u64);
+    let all = Process::on(&database, "recruiter-worker", &["--builtins"]);
+    wait_until(SOON, "the groups are served", async || database.raw("scheduled").count_documents(doc! { "group": { "$ne": "mine" } }).await.unwrap() == 0).await;
+    drop(all);
+    system.stop().await;
+}
+
+/// A result too large for a document is left out, and the job says so; a large one within the limits is kept.
+#[tokio::test]
+async fn an_outcome_that_does_not_fit_is_stored_without_its_result() {
+    let database = TestDatabase::new().await;
+    let directory = tempfile::tempdir().unwrap();
+    let config = directory.path().join("workables.toml");
+    let text = "[workables.big]\ncommand = [\"head\", \"-c\", \"{bytes}\", \"/dev/zero\"]\nresult_limit = \"8MiB\"\n";
+    std::fs::write(&config, text).unwrap();
+    let system = System::start(&database, Setup { worker: &["--builtins", "--config", &config.display().to_string()], ..Setup::default() });
+    let store = store(&database).await;
+    let pad = "x".repeat(4 * 1024 * 1024 - 1000);
+    let big = |bytes: i64| NewJob::of_class("big", doc! { "bytes": bytes, "pad": &pad });
+    let policy = RetryManyTimes::new(1, Duration::ZERO).unwrap();
+    let fits = big(7 * 1024 * 1024).retry(&policy).enqueue(&store).await.unwrap();
+    let mut small = Vec::new();
+    for _ in 0..5 {
+        small.push(NewJob::of_class("sleep", doc! {}).enqueue(&store).await.unwrap());
+    }
+    assert_eq!(archived(&database, fits).await.get_str("result").unwrap().len(), 7 * 1024 * 1024);
+    // A document that an older release let grow.
+    let mut document = minimal_job("big");
+    document.extend(doc! { "workable": { "class": "big", "parameters": { "bytes": 8_000_000 } }, "note": "x".repeat(10_000_000) });
+    let id = document.get_object_id("_id").unwrap();
+    insert_unvalidated(&database, vec![document]).await;
+    let done = archived(&database, id).await;
+    assert_eq!(why(&done), "done");
+    assert!(!done.contains_key("result") && done.contains_key("result_dropped"));
+    for id in small {
+        assert_eq!(why(&archived(&database, id).await), "done");
+    }
+    system.stop().await;
+}

@@ -1,0 +1,165 @@
+//! `recruiter dev` gives a URI on which everything works, keeps it working, and takes everything away with it.
+
+use std::{fs, net::TcpListener, path::Path, time::Duration};
+
+use bson::{Document, doc};
+use futures_util::TryStreamExt as _;
+use mongodb::{Client, Collection};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use recruiter_tests::{
+    mongo::mongod,
+    processes::{Process, mentioning},
+    wait::{wait_for, wait_until},
+};
+use serde_json::Value;
+
+const SOON: Duration = Duration::from_secs(60);
+
+/// Everything that descends from it mentions its data directory, in the environment or on the command line.
+fn start(data_dir: &Path, args: &[&str]) -> Process {
+    let mongod = mongod();
+    let env = [("RECRUITER_DATA_DIR", data_dir.to_str().unwrap()), ("RECRUITER_MONGOD", mongod.to_str().unwrap())];
+    Process::start("recruiter", &[&["dev"], args].concat(), &env)
+}
+
+/// The URI, once everything is ready.
+async fn uri(dev: &Process) -> String {
+    let line = wait_for(SOON, "it is ready", async || dev.stdout().strip_suffix('\n').map(str::to_owned)).await;
+    serde_json::from_str::<Value>(&line).unwrap()["uri"].as_str().unwrap().to_owned()
+}
+
+#[expect(clippy::disallowed_methods, reason = "tests look beneath the operations of common::store")]
+async fn collection(uri: &str, name: &str) -> Collection<Document> {
+    Client::with_uri_str(uri).await.unwrap().default_database().unwrap().collection(name)
+}
+
+async fn enqueue(uri: &str) {
+    let args = ["enqueue", "--class", "sleep", "--parameters", r#"{"ms":1}"#];
+    let mut enqueue = Process::start("recruiter", &args, &[("MONGODB_URI", uri)]);
+    assert!(enqueue.wait_exit(SOON).await.success(), "{}", enqueue.stderr());
+}
+
+async fn pids(roster: &Collection<Document>) -> Vec<i32> {
+    let workers: Vec<Document> = roster.find(doc! {}).await.unwrap().try_collect().await.unwrap();
+    workers.iter().map(|worker| worker.get_i32("pid").unwrap()).collect()
+}
+
+async fn until_nothing_mentions(data_dir: &Path) {
+    wait_until(SOON, "all processes are gone", async || mentioning(data_dir.to_str().unwrap()).is_empty()).await;
+}
+
+#[tokio::test]
+async fn its_uri_works_and_everything_ends_with_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let data_dir = dir.path().join("not/yet/there");
+    for jobs_before in 0..2 {
+        let mut dev = start(&data_dir, &["--json"]);
+        let uri = uri(&dev).await;
+        // All are ready already.
+        assert_eq!(pids(&collection(&uri, "roster").await).await.len(), 2);
+        let archived = collection(&uri, "archived").await;
+        assert_eq!(archived.count_documents(doc! {}).await.unwrap(), jobs_before, "the data is kept");
+        enqueue(&uri).await;
+        wait_until(SOON, "the job is done", async || {
+            archived.count_documents(doc! { "why": "done" }).await.unwrap() == jobs_before + 1
+        })
+        .await;
+        dev.signal(Signal::SIGINT);
+        assert!(dev.wait_exit(SOON).await.success());
+        assert_eq!(dev.stdout().lines().count(), 1, "{}", dev.stdout());
+        assert!(dev.stderr().contains("leading") && dev.stderr().contains("ready for work"), "{}", dev.stderr());
+        assert_eq!(mentioning(data_dir.to_str().unwrap()), [String::new(); 0]);
+    }
+}
+
+#[tokio::test]
+async fn a_dead_worker_is_replaced() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut dev = start(dir.path(), &["--json", "--workers=1"]);
+    let uri = uri(&dev).await;
+    let roster = collection(&uri, "roster").await;
+    let dead = pids(&roster).await[0];
+    kill(Pid::from_raw(dead), Signal::SIGKILL).unwrap();
+    wait_until(SOON, "another worker is there, and the dead one is not", async || {
+        matches!(pids(&roster).await[..], [pid] if pid != dead)
+    })
+    .await;
+    assert!(dev.stderr().contains(&format!("recruiter-worker (pid {dead}) was ended by SIGKILL; started again")), "{}", dev.stderr());
+    enqueue(&uri).await;
+    let archived = collection(&uri, "archived").await;
+    wait_until(SOON, "the job is done", async || archived.count_documents(doc! { "why": "done" }).await.unwrap() == 1).await;
+    dev.terminate();
+    assert!(dev.wait_exit(SOON).await.success());
+}
+
+#[tokio::test]
+async fn killed_it_leaves_no_process() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut dev = start(dir.path(), &["--json"]);
+    uri(&dev).await;
+    assert!(mentioning(dir.path().to_str().unwrap()).len() > 5);
+    dev.kill();
+    dev.wait_exit(SOON).await;
+    until_nothing_mentions(dir.path()).await;
+}
+
+#[tokio::test]
+async fn asked_twice_it_ends_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut dev = start(dir.path(), &["--json"]);
+    let uri = uri(&dev).await;
+    // A frozen worker would be waited for.
+    let worker = Pid::from_raw(pids(&collection(&uri, "roster").await).await[0]);
+    let sleep = ["enqueue", "--class", "sleep", "--parameters", r#"{"ms":60000}"#];
+    assert!(Process::start("recruiter", &sleep, &[("MONGODB_URI", &uri)]).wait_exit(SOON).await.success());
+    kill(worker, Signal::SIGSTOP).unwrap();
+    dev.signal(Signal::SIGINT);
+    wait_until(SOON, "it has heard", async || dev.stderr().contains("asked to stop")).await;
+    dev.signal(Signal::SIGINT);
+    assert_eq!(dev.wait_exit(Duration::from_secs(3)).await.code(), Some(130));
+    until_nothing_mentions(dir.path()).await;
+}
+
+#[tokio::test]
+async fn people_are_told_how_to_go_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut dev = start(dir.path(), &["--workers=0"]);
+    wait_until(SOON, "it is ready", async || dev.stdout().contains("kept in")).await;
+    for line in ["export MONGODB_URI='mongodb://127.0.0.1:", "recruiter enqueue --class sleep", "mongosh \"$MONGODB_URI\""] {
+        assert!(dev.stdout().contains(line), "{}", dev.stdout());
+    }
+    dev.terminate();
+    assert!(dev.wait_exit(SOON).await.success());
+}
+
+/// What it complains of when it cannot start.
+async fn complaint(data_dir: &Path, args: &[&str]) -> String {
+    let mut dev = start(data_dir, args);
+    assert_eq!(dev.wait_exit(SOON).await.code(), Some(1), "{}", dev.stderr());
+    assert_eq!(dev.stdout(), "");
+    until_nothing_mentions(data_dir).await;
+    dev.stderr()
+}
+
+#[tokio::test]
+async fn what_it_cannot_start_on_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let said = complaint(&dir.path().join("data"), &[&format!("--port={port}")]).await;
+    assert!(said.contains(&format!("port {port} on 127.0.0.1 is taken")), "{said}");
+
+    let file = dir.path().join("file");
+    fs::write(&file, "").unwrap();
+    let below = file.join("data");
+    let said = complaint(&below, &[]).await;
+    assert!(said.contains(below.to_str().unwrap()) && said.contains("choose a directory"), "{said}");
+
+    let config = dir.path().join("workables.toml");
+    fs::write(&config, "[workables.a]\ncommand = [\"no-such-program\"]\n").unwrap();
+    let said = complaint(&dir.path().join("data"), &[&format!("--worker-config={}", config.display())]).await;
+    assert!(said.contains("recruiter-worker ended with exit code 78 before it was ready") && said.contains("no-such-program"), "{said}");
+}

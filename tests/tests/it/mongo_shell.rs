@@ -1,0 +1,107 @@
+//! The session of the Recruiter document, replayed in a real mongosh against a running system: the fields it shows are
+//! there, under the same names and of the same kinds. `assigned_to` holds lists and `working_on` is one, since a process
+//! runs many jobs.
+
+use std::time::Duration;
+
+use bson::doc;
+use recruiter_common::enqueue::NewJob;
+use recruiter_tests::{
+    local::store,
+    mongo::TestDatabase,
+    mongosh,
+    processes::{Setup, System},
+    wait::wait_until,
+};
+use serde_json::Value;
+
+const SOON: Duration = Duration::from_secs(20);
+
+/// What a person would type, answered as one JSON document.
+fn ask(database: &TestDatabase, expression: &str) -> Value {
+    let answer = mongosh::eval(database.uri(), &format!("print(EJSON.stringify({expression}, null, 0, {{relaxed: true}}))"));
+    serde_json::from_str(answer.trim()).unwrap_or_else(|error| panic!("{expression}: {error}: {answer}"))
+}
+
+/// Checks kinds by name: `id`, `date`, `bool`, `count`, `text`, `list`, `map`.
+fn check(document: &Value, fields: &[(&str, &str)]) {
+    for (path, kind) in fields {
+        let value = path.split('.').fold(document, |value, field| &value[field]);
+        let fits = match *kind {
+            "id" => value["$oid"].is_string(),
+            "date" => value["$date"].is_string(),
+            "bool" => value.is_boolean(),
+            "count" => value.is_u64(),
+            "text" => value.is_string(),
+            "list" => value.is_array(),
+            "map" => value.is_object(),
+            other => panic!("no such kind: {other}"),
+        };
+        assert!(fits, "{path} is not a {kind}: {document:#}");
+    }
+}
+
+#[tokio::test]
+async fn the_session_of_the_recruiter_document_reads_the_same() {
+    let database = TestDatabase::new().await;
+    let system = System::start(&database, Setup { worker: &["--builtins", "--concurrency", "2"], ..Setup::default() });
+    wait_until(SOON, "the worker is there", async || database.raw("roster").count_documents(doc! { "available": true }).await.unwrap() == 1).await;
+
+    // "Every worker registers itself as available to work when it's born"
+    let worker = ask(&database, "db.roster.findOne()");
+    assert_eq!((&worker["work_on"], &worker["available"], &worker["working"]), (&"*".into(), &true.into(), &false.into()));
+    check(&worker, &[("_id", "id"), ("available_since", "date"), ("last_seen_at", "date"), ("created_at", "date"), ("pid", "count")]);
+
+    // "When there's something to do a job is created in the scheduled collection"
+    let store = store(&database).await;
+    let later = NewJob::of_class("sleep", doc! { "ms": 200 }).after(Duration::from_secs(3_600)).enqueue(&store).await.unwrap();
+    let job_fields = [
+        ("_id", "id"),
+        ("done", "bool"),
+        ("created_at", "date"),
+        ("locked", "bool"),
+        ("attempts", "count"),
+        ("group", "text"),
+        ("workable.class", "text"),
+        ("workable.parameters", "map"),
+        ("workable.method", "text"),
+        ("retry_policy.class", "text"),
+        ("retry_policy.parameters", "map"),
+    ];
+    let job = ask(&database, "db.scheduled.findOne()");
+    check(&job, &job_fields);
+    check(&job, &[("scheduled_at", "date")]);
+    assert_eq!((&job["locked"], &job["attempts"], &job["group"]), (&false.into(), &0.into(), &"generic".into()));
+    assert_eq!((&job["retry_policy"]["class"], &job["workable"]["method"]), (&"DoNotDoItAgain".into(), &"execute".into()));
+    assert_eq!(job["_id"]["$oid"], later.to_string());
+
+    // "This is how it looks a locked job", and a worker assigned to it
+    let running = store.enqueue_many((0..2).map(|_| NewJob::of_class("sleep", doc! { "ms": 15_000 }))).await.unwrap();
+    wait_until(SOON, "both run", async || database.raw("scheduled").count_documents(doc! { "locked": true }).await.unwrap() == 2).await;
+    let job = ask(&database, "db.scheduled.find({locked: true}).limit(1).toArray()[0]");
+    check(&job, &job_fields);
+    check(&job, &[("last_execution.scheduled_at", "date"), ("last_execution.started_at", "date"), ("last_execution.worker", "id")]);
+    assert_eq!((&job["locked"], &job["attempts"]), (&true.into(), &1.into()));
+    let worker = ask(&database, "db.roster.findOne()");
+    check(&worker, &[("assigned_to", "map"), ("assigned_since", "date"), ("working_on", "list"), ("working_since", "date")]);
+    assert_eq!((&worker["available"], &worker["working"]), (&false.into(), &true.into()));
+    let own = worker["_id"]["$oid"].as_str().unwrap();
+    check(&worker, &[(&format!("assigned_to.{own}"), "list")]);
+    let mut working_on: Vec<&str> = worker["working_on"].as_array().unwrap().iter().map(|id| id["$oid"].as_str().unwrap()).collect();
+    working_on.sort_unstable();
+    assert_eq!(working_on, running.iter().map(ToString::to_string).collect::<Vec<_>>());
+
+    // "This is how it looks a job that it has been successfully executed"
+    wait_until(SOON, "both are done", async || database.raw("archived").count_documents(doc! { "done": true }).await.unwrap() == 2).await;
+    let job = ask(&database, "db.archived.find().sort({$natural: -1}).limit(1).toArray()[0]");
+    check(&job, &job_fields);
+    check(&job, &[("why", "text"), ("last_execution.scheduled_at", "date"), ("last_execution.started_at", "date"), ("last_execution.ended_at", "date")]);
+    assert_eq!((&job["done"], &job["locked"], &job["why"]), (&true.into(), &false.into(), &"done".into()));
+    assert!(job["scheduled_at"].is_null());
+
+    // The commands of the README
+    for command in ["db.roster.findOne()", "db.scheduled.find({locked: true}).toArray()", "db.archived.find({why: {$ne: \"done\"}}).toArray()"] {
+        ask(&database, command);
+    }
+    system.stop().await;
+}

@@ -1,0 +1,112 @@
+//! What the repository says of itself is true.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
+}
+
+fn sources() -> Vec<(PathBuf, String)> {
+    let mut directories: Vec<PathBuf> = ["common", "worker", "recruiter", "cleaner", "tests"].iter().map(|name| root().join(name)).collect();
+    let mut found = Vec::new();
+    while let Some(directory) = directories.pop() {
+        for entry in fs::read_dir(directory).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                directories.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                let text = fs::read_to_string(&path).unwrap();
+                found.push((path, text));
+            }
+        }
+    }
+    assert!(found.len() > 40);
+    found
+}
+
+#[test]
+fn every_source_file_says_what_it_is_for() {
+    for (path, text) in sources() {
+        assert!(text.starts_with("//! ") && text.lines().next().unwrap().len() > 20, "{} does not begin with what it is for", path.display());
+    }
+}
+
+#[test]
+fn no_documented_example_is_left_uncompiled_and_nothing_is_left_undone() {
+    for (path, text) in sources() {
+        let forbidden = ["rust,ignore", "```ignore", concat!("FIX", "ME"), concat!("TO", "DO"), concat!("todo", "!("), concat!("#[ig", "nore")];
+        let found = forbidden.iter().find(|word| text.contains(**word));
+        assert_eq!(found.filter(|_| !path.ends_with("tidy.rs")), None, "{}", path.display());
+    }
+}
+
+/// The list of modules at the top of a crate is the list of its modules.
+#[test]
+fn the_lists_of_modules_are_true() {
+    for krate in ["common", "recruiter"] {
+        let text = fs::read_to_string(root().join(krate).join("src/lib.rs")).unwrap();
+        let listed: BTreeSet<&str> = text
+            .lines()
+            .filter_map(|line| line.strip_prefix("//! | "))
+            .filter_map(|line| line.split('`').nth(1))
+            .collect();
+        let declared: BTreeSet<&str> =
+            text.lines().filter_map(|line| line.trim_start_matches("pub ").strip_prefix("mod ")?.strip_suffix(';')).collect();
+        assert_eq!(listed, declared, "{krate}/src/lib.rs");
+    }
+}
+
+/// Every operation on MongoDB says which index serves it and which invariant it keeps.
+#[test]
+fn every_store_operation_names_its_index_and_its_invariant() {
+    let mut operations = 0;
+    for file in ["jobs", "roster", "lease", "signals", "views"] {
+        let text = fs::read_to_string(root().join(format!("common/src/store/{file}.rs"))).unwrap();
+        let mut docs = String::new();
+        for line in text.lines() {
+            let line = line.trim();
+            if let Some(doc) = line.strip_prefix("///") {
+                docs.push_str(doc);
+            } else if line.starts_with("pub async fn ") || line.starts_with("pub(crate) async fn ") {
+                let through_others = ["announce_hint"].iter().any(|name| line.contains(name)) || docs.contains("session, for [`Store::archive`]") || line.contains("commit_session");
+                assert!(through_others || docs.contains("Index:") && docs.contains("Invariant:"), "{file}.rs: {line}: {docs}");
+                operations += 1;
+            }
+            if !line.starts_with("///") && !line.starts_with("#[") {
+                docs.clear();
+            }
+        }
+    }
+    assert!(operations > 30, "only {operations} operations were looked at");
+}
+
+/// Places that the README and the protocol point at exist.
+#[test]
+fn every_link_of_the_documents_leads_somewhere() {
+    for (directory, file) in [(root(), "README.md"), (root().join("docs"), "protocol.md")] {
+        let text = fs::read_to_string(directory.join(file)).unwrap();
+        let mut links = 0;
+        for link in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+            let path = link.split('#').next().unwrap();
+            assert!(path.is_empty() || directory.join(path).exists(), "{file} points at {link}");
+            links += 1;
+        }
+        assert!(links > 0);
+    }
+}
+
+/// Durations that stand in two places agree: the workers' grace is shorter than what systemd waits.
+#[test]
+fn systemd_waits_longer_than_the_grace() {
+    let unit = fs::read_to_string(root().join("systemd/recruiter-worker@.service")).unwrap();
+    let stop = unit.lines().find_map(|line| line.strip_prefix("TimeoutStopSec=")).expect("TimeoutStopSec is set");
+    let stop: u64 = stop.trim_end_matches('s').parse().unwrap();
+    let config = fs::read_to_string(root().join("worker/src/config.rs")).unwrap();
+    let grace = config.split("RECRUITER_GRACE").nth(1).unwrap().split("default_value = \"").nth(1).unwrap();
+    let grace: u64 = grace.split('s').next().unwrap().parse().unwrap();
+    assert!(stop > grace + 10, "TimeoutStopSec={stop} leaves no room after a grace of {grace} s");
+}
