@@ -84,7 +84,9 @@ impl Config {
     pub fn log(&self) -> LogArgs {
         match self.command {
             Command::Run(_) | Command::Dev(_) => self.log.clone(),
-            Command::Enqueue(_) | Command::Jobs(_) | Command::Roster(_) | Command::Stats(_) | Command::Demo(_) => self.log.clone().quietly(),
+            Command::Enqueue(_) | Command::Jobs(_) | Command::Roster(_) | Command::Stats(_) | Command::Demo(_) => {
+                self.log.clone().quietly()
+            }
         }
     }
 

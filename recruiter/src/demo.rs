@@ -177,7 +177,9 @@ fn survey(dir: &Path, own: &Path, shown: &ProgressBar) -> anyhow::Result<Survey>
     for entry in WalkBuilder::new(dir).hidden(false).ignore(false).filter_entry(wanted).build() {
         let read = match entry {
             Ok(entry) if !entry.file_type().is_some_and(|kind| kind.is_file()) => continue,
-            Ok(entry) => digest(entry.path()).map(|digest| (entry.path().to_owned(), digest)).map_err(|error| format!("{}: {error}", entry.path().display())),
+            Ok(entry) => digest(entry.path())
+                .map(|digest| (entry.path().to_owned(), digest))
+                .map_err(|error| format!("{}: {error}", entry.path().display())),
             Err(error) => Err(error.to_string()),
         };
         match read {
@@ -216,10 +218,16 @@ fn say(shown: &ProgressBar, line: &str) {
 }
 
 /// Enqueues a job for each file and waits until all are archived. None when asked to stop before.
-async fn work(installation: &mut Installation, survey: &Survey, shown: &ProgressBar, shutdown: &mut Shutdown) -> anyhow::Result<Option<Seen>> {
+async fn work(
+    installation: &mut Installation,
+    survey: &Survey,
+    shown: &ProgressBar,
+    shutdown: &mut Shutdown,
+) -> anyhow::Result<Option<Seen>> {
     let Installation { store, fleet, .. } = installation;
     let files = survey.files.len() as u64;
-    let style = ProgressStyle::with_template("{wide_bar} {pos}/{len} jobs archived  {elapsed}").unwrap_or_else(|_| ProgressStyle::default_bar());
+    let style =
+        ProgressStyle::with_template("{wide_bar} {pos}/{len} jobs archived  {elapsed}").unwrap_or_else(|_| ProgressStyle::default_bar());
     shown.set_style(style);
     shown.set_length(files);
     shown.set_position(0);

@@ -47,7 +47,9 @@ pub async fn run(args: DevArgs, log: &LogArgs, mut shutdown: Shutdown, out: &mut
     let programs = Programs::find()?;
     let data_dir = match args.data_dir {
         Some(given) => given,
-        None => etcetera::choose_base_strategy().context("say with --data-dir where to keep the database")?.data_dir().join("recruiter/dev"),
+        None => {
+            etcetera::choose_base_strategy().context("say with --data-dir where to keep the database")?.data_dir().join("recruiter/dev")
+        }
     };
     let config = args.worker_config.into_iter().flat_map(|file| ["--config".into(), file.into_os_string()]);
     let plan = Plan {

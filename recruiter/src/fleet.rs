@@ -155,7 +155,12 @@ impl Fleet {
             if let Some((role, status)) = self.members.iter_mut().find_map(|member| Some((member.role, member.process.exit()?))) {
                 anyhow::bail!("{} {} before it was ready; its log says why", role.program(), how(status));
             }
-            anyhow::ensure!(begun.elapsed() < READY_WITHIN, "{} is not ready after {}", missing.program(), humantime::format_duration(READY_WITHIN));
+            anyhow::ensure!(
+                begun.elapsed() < READY_WITHIN,
+                "{} is not ready after {}",
+                missing.program(),
+                humantime::format_duration(READY_WITHIN)
+            );
             pause(LOOK_EVERY).await;
         }
         Ok(())

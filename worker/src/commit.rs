@@ -3,7 +3,7 @@
 //! An outcome is never given up while this worker may still write it: an unreachable MongoDB is waited for, a batch
 //! that MongoDB refuses is halved until the one bad outcome stands alone, and that one is reduced until it fits.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use recruiter_common::{
     shutdown::pause,
@@ -12,7 +12,7 @@ use recruiter_common::{
 };
 use tokio::sync::{mpsc, oneshot};
 
-use crate::execute::Outcome;
+use crate::{execute::Outcome, heartbeat::Shared};
 
 /// Outcomes in one batch, at most: enough that the round trip no longer matters.
 const BATCH: usize = 500;
@@ -27,8 +27,8 @@ pub(crate) struct ToRecord {
     pub(crate) recorded: oneshot::Sender<Recorded>,
 }
 
-/// Writes outcomes until nobody can send any more. The session's id stands in the roster.
-pub(crate) async fn run(store: Store, mut session: CommitSession, mut queue: mpsc::Receiver<ToRecord>) {
+/// Writes outcomes until nobody can send any more. The session's id is shared for the roster.
+pub(crate) async fn run(store: Store, mut session: CommitSession, shared: Arc<Shared>, mut queue: mpsc::Receiver<ToRecord>) {
     let mut batch = Vec::with_capacity(BATCH);
     while queue.recv_many(&mut batch, BATCH).await > 0 {
         let (mut archivals, mut reschedulings) = (Vec::new(), Vec::new());
@@ -40,10 +40,14 @@ pub(crate) async fn run(store: Store, mut session: CommitSession, mut queue: mps
         }
         for (archivals, waiting) in cut_by_bytes(archivals) {
             tell(waiting, record(&store, &mut session, archivals).await);
+            // Another one after a call that was given up.
+            shared.commits_in(session.id());
         }
         if !reschedulings.is_empty() {
             let (reschedulings, waiting): (Vec<_>, Vec<_>) = reschedulings.into_iter().unzip();
+            let hint = Rescheduling::hint(&reschedulings, store.now());
             tell(waiting, record(&store, &mut session, reschedulings).await);
+            store.announce_hint(hint).await;
         }
     }
 }

@@ -47,6 +47,7 @@ use recruiter_common::{
     exit::Exit,
     failure::Failure,
     retry_policy::{InvalidPolicy, Parameters, RetryPolicies, RetryPolicy},
+    roster::Place,
     shutdown::{Shutdown, pause},
     store::{ConnectArgs, Store},
     telemetry::chain,
@@ -181,8 +182,9 @@ impl Worker {
             () = shutdown.requested() => return Ok(Exit::Success),
         };
         let heartbeat_store = store.with_own_connections(connect, "recruiter-worker-heartbeat").await?;
-        let equipment =
-            Arc::new(Equipment { store, heartbeat_store, args, registry: self.registry, policies: self.policies, listener: self.listener });
+        let Self { registry, policies, listener } = self;
+        let place = Place::of_this_process()?;
+        let equipment = Arc::new(Equipment { store, heartbeat_store, args, place, registry, policies, listener });
         loop {
             match runner::run(equipment.clone(), &mut shutdown).await {
                 Ok(End::Stopped) => return Ok(Exit::Success),

@@ -60,6 +60,7 @@ pub(crate) struct Equipment {
     /// The same database over other connections.
     pub(crate) heartbeat_store: Store,
     pub(crate) args: WorkerArgs,
+    pub(crate) place: Place,
     pub(crate) registry: Registry,
     pub(crate) policies: RetryPolicies,
     pub(crate) listener: Option<Arc<dyn Fn(&WorkerEvent<'_>) + Send + Sync>>,
@@ -69,7 +70,6 @@ pub(crate) struct Equipment {
 struct Incarnation {
     equipment: Arc<Equipment>,
     id: WorkerId,
-    place: Place,
     shared: Arc<Shared>,
     /// The last round that was taken: the worker's turn began with it.
     round: Option<RoundId>,
@@ -99,32 +99,26 @@ pub(crate) async fn run(equipment: Arc<Equipment>, shutdown: &mut Shutdown) -> R
     let id = WorkerId::new();
     let shared = Arc::new(Shared::default());
     let session = store.commit_session().await?;
-    let sessions: Vec<_> = session.id().into_iter().collect();
-    let place = Place::of_this_process().map_err(|error| StoreError::Mongo {
-        operation: "register",
-        source: mongodb_error(&format!("/proc cannot be read: {error}")),
-    })?;
+    shared.commits_in(session.id());
     let announcement = Announcement {
         id,
         work_on: args.work_on(),
         classes: equipment.registry.classes().map(str::to_owned).collect(),
         capacity: args.concurrency,
         lease_ms: i64::try_from(args.lease.as_millis()).unwrap_or(i64::MAX),
-        sessions: sessions.clone(),
-        place: place.clone(),
+        sessions: shared.sessions(),
+        place: equipment.place.clone(),
     };
     // Listening begins first, so that no assignment is missed.
     let hints = store.hints(Listener::Worker(id));
     store.register(&announcement).await?;
     let (outcomes, queue) = mpsc::channel(QUEUE);
-    let commits = tokio::spawn(commit::run(store.clone(), session, queue));
-    let (beats, news) = mpsc::channel(4);
-    let beating =
-        tokio::spawn(heartbeat::run(equipment.heartbeat_store.clone(), id, shared.clone(), sessions, args.heartbeat, args.lease, beats));
+    let commits = tokio::spawn(commit::run(store.clone(), session, shared.clone(), queue));
+    let (beats, mut news) = mpsc::channel(4);
+    let beating = tokio::spawn(heartbeat::run(equipment.heartbeat_store.clone(), id, shared.clone(), args.heartbeat, args.lease, beats));
     let mut incarnation = Incarnation {
         equipment: equipment.clone(),
         id,
-        place,
         shared,
         round: None,
         seen: VecDeque::with_capacity(ROUNDS),
@@ -139,19 +133,15 @@ pub(crate) async fn run(equipment: Arc<Equipment>, shutdown: &mut Shutdown) -> R
             store.announce_hint(Hint::Free).await;
             tracing::info!(worker.id = %id, worker.capacity = args.concurrency, classes = announcement.classes.join(","), "ready for work");
             recruiter_common::service::ready("waiting for jobs");
-            incarnation.work(hints, news, shutdown).await
+            incarnation.work(hints, &mut news, shutdown).await
         }
         Err(error) => {
             tracing::warn!(error = chain(&error), "could not be announced; trying again as another incarnation");
             End::Retired
         }
     };
-    incarnation.end(end, commits, beating, shutdown).await;
+    incarnation.end(end, commits, beating, &mut news, shutdown).await;
     Ok(end)
-}
-
-fn mongodb_error(text: &str) -> mongodb::error::Error {
-    mongodb::error::Error::custom(text.to_owned())
 }
 
 impl Incarnation {
@@ -164,7 +154,7 @@ impl Incarnation {
     }
 
     /// Takes and runs jobs until something ends it.
-    async fn work(&mut self, mut hints: Hints, mut news: mpsc::Receiver<News>, shutdown: &mut Shutdown) -> End {
+    async fn work(&mut self, mut hints: Hints, news: &mut mpsc::Receiver<News>, shutdown: &mut Shutdown) -> End {
         enum Event {
             Hint(Hint),
             News(Option<News>),
@@ -283,8 +273,8 @@ impl Incarnation {
         let start = Start {
             id: StartId::new(),
             worker: self.id,
-            hostname: self.place.hostname.clone(),
-            pid: self.place.pid,
+            hostname: self.equipment.place.hostname.clone(),
+            pid: self.equipment.place.pid,
             lease_until,
             now,
         };
@@ -305,26 +295,30 @@ impl Incarnation {
                 self.archive_malformed(id, job.document.clone(), &Failure::new("malformed", "MongoDB cannot start it"), now);
             }
         }
-        if !lost.is_empty() {
-            let jobs = lost.iter().filter_map(|id| readable.get(id).cloned()).collect();
-            self.awaited.push(Awaited { start: start.id, jobs, until: lease_until });
-        }
         let archived = archived.inspect_err(|error| tracing::debug!(error = chain(error), "could not look into the archive"));
         let (again, mut claims): (Vec<Claim>, Vec<Claim>) = match &archived {
             Ok(archived) => claims.into_iter().partition(|claim| archived.contains(&claim.job())),
             Err(_) => (Vec::new(), claims),
         };
+        let mut not_entered = Vec::new();
         if !again.is_empty() {
             tracing::info!(count = again.len(), "jobs that were enqueued again after they were archived are not run again");
-            store.discard_if_claimed(&again).await?;
+            if let Err(error) = store.discard_if_claimed(&again).await {
+                tracing::warn!(error = chain(&error), "they could not be deleted either");
+                not_entered.extend(again.iter().map(|claim| claim.job()));
+            }
+        }
+        if self.shared.lease_until().is_none() || archived.is_err() {
+            // The answer took too long, or it is not known whether they ran before.
+            not_entered.extend(claims.drain(..).map(|claim| claim.job()));
+        }
+        not_entered.extend(lost);
+        if !not_entered.is_empty() {
+            let jobs = not_entered.iter().filter_map(|id| readable.get(id).cloned()).collect();
+            self.awaited.push(Awaited { start: start.id, jobs, until: lease_until });
+            self.settle_awaited(now).await;
         }
         let verdicts: HashMap<JobId, IfWorkerDies> = to_start.into_iter().map(|job| (job.job, job.if_worker_dies)).collect();
-        if self.shared.lease_until().is_none() || archived.is_err() {
-            // The answer took too long, or it is not known whether they ran before: not entered, hence handed back.
-            let claims = std::mem::take(&mut claims);
-            let back = claims.into_iter().filter_map(|claim| Some(Rescheduling::hand_back(readable.get(&claim.job())?, claim))).collect();
-            self.hand_back(back).await;
-        }
         let mut entered = Vec::with_capacity(claims.len());
         for claim in claims {
             if let (Some(job), Some(verdict)) = (readable.remove(&claim.job()), verdicts.get(&claim.job())) {
@@ -403,32 +397,32 @@ impl Incarnation {
         let _ = self.outcomes.try_send(ToRecord { outcome: Outcome::Archive(Box::new(archival)), recorded });
     }
 
-    async fn hand_back(&self, back: Vec<Rescheduling>) {
-        if back.is_empty() {
-            return;
-        }
-        match self.store().reschedule_if_claimed(&back).await {
-            Ok(_) => tracing::info!(count = back.len(), "handed back jobs that were not entered"),
-            Err(error) => tracing::warn!(count = back.len(), error = chain(&error), "could not hand back jobs that were not entered"),
+    /// Hands back, as they were, jobs that this worker has locked and will not enter: started after the reply had been
+    /// given up, or too late. Goes on asking for as long as a late start may still be carried out.
+    async fn settle_awaited(&mut self, now: Instant) {
+        for awaited in std::mem::take(&mut self.awaited) {
+            match self.hand_back(&awaited).await {
+                Ok(()) if now > awaited.until => {}
+                Ok(()) => self.awaited.push(awaited),
+                Err(error) => {
+                    tracing::warn!(count = awaited.jobs.len(), error = chain(&error), "could not hand back jobs that were not entered; trying again");
+                    self.awaited.push(awaited);
+                }
+            }
         }
     }
 
-    /// Hands back what turned out to be started after its reply had been given up.
-    async fn settle_awaited(&mut self, now: Instant) {
-        for awaited in std::mem::take(&mut self.awaited) {
-            let ids: Vec<JobId> = awaited.jobs.iter().map(|job| job.id).collect();
-            match self.store().claims_of_start(awaited.start, &ids).await {
-                Ok(claims) => {
-                    let job = |claim: &Claim| awaited.jobs.iter().find(|job| job.id == claim.job());
-                    let back = claims.iter().filter_map(|claim| Some(Rescheduling::hand_back(job(claim)?, *claim))).collect();
-                    self.hand_back(back).await;
-                    if now <= awaited.until {
-                        self.awaited.push(awaited);
-                    }
-                }
-                Err(_) => self.awaited.push(awaited),
-            }
+    async fn hand_back(&self, awaited: &Awaited) -> Result<(), StoreError> {
+        let ids: Vec<JobId> = awaited.jobs.iter().map(|job| job.id).collect();
+        let claims = self.store().claims_of_start(awaited.start, &ids).await?;
+        let job = |claim: &Claim| awaited.jobs.iter().find(|job| job.id == claim.job());
+        let back: Vec<Rescheduling> = claims.iter().filter_map(|claim| Some(Rescheduling::hand_back(job(claim)?, *claim))).collect();
+        if !back.is_empty() {
+            let _ = self.store().reschedule_if_claimed(&back).await?;
+            tracing::info!(count = back.len(), "handed back jobs that were not entered");
+            self.store().announce_hint(Rescheduling::hint(&back, self.store().now())).await;
         }
+        Ok(())
     }
 
     /// The fallback for a lost hint of a cancellation.
@@ -455,11 +449,11 @@ impl Incarnation {
     }
 
     /// Drains and leaves, in the way the end demands.
-    async fn end(mut self, end: End, commits: JoinHandle<()>, beating: JoinHandle<()>, shutdown: &mut Shutdown) {
+    async fn end(mut self, end: End, commits: JoinHandle<()>, beating: JoinHandle<()>, news: &mut mpsc::Receiver<News>, shutdown: &mut Shutdown) {
         if end == End::Retired {
             tracing::warn!(worker.id = %self.id, count = self.running.len(), "declared dead: dropping what runs and coming back as another worker");
             self.cancel_all(Cancellation::LeaseLost);
-            self.wait_for_running(LAST_WORDS, shutdown).await;
+            self.wait_for_running(LAST_WORDS, news, shutdown).await;
         } else {
             recruiter_common::service::stopping();
             if let Err(error) = self.store().withdraw_if_unassigned_since(self.id, self.round).await {
@@ -467,9 +461,9 @@ impl Incarnation {
             }
             let grace = self.args().grace;
             tracing::info!(worker.id = %self.id, count = self.running.len(), grace = %humantime::format_duration(grace), "taking no more jobs");
-            self.wait_for_running(grace, shutdown).await;
+            self.wait_for_running(grace, news, shutdown).await;
             self.cancel_all(Cancellation::WorkerStopping);
-            self.wait_for_running(LAST_WORDS, shutdown).await;
+            self.wait_for_running(LAST_WORDS, news, shutdown).await;
         }
         for job in self.shared.working_on() {
             tracing::warn!(job.id = %job, "left to the cleaner: it did not end in time");
@@ -492,7 +486,7 @@ impl Incarnation {
     }
 
     /// Waits until nothing runs any more, a time has passed, or an end at once is asked for.
-    async fn wait_for_running(&mut self, limit: Duration, shutdown: &mut Shutdown) {
+    async fn wait_for_running(&mut self, limit: Duration, news: &mut mpsc::Receiver<News>, shutdown: &mut Shutdown) {
         let until = Monotonic::now() + limit;
         while !self.running.is_empty() {
             tokio::select! {
@@ -501,6 +495,9 @@ impl Incarnation {
                     self.shared.done_with(job);
                     self.cancels.remove(&job);
                 }
+                Some(heard) = news.recv() => if matches!(heard, News::Retired) {
+                    self.cancel_all(Cancellation::LeaseLost);
+                },
                 () = pause(until.saturating_duration_since(Monotonic::now())) => return,
                 () = shutdown.aborted() => return,
             }

@@ -15,7 +15,7 @@ use mongodb::{
 };
 
 use super::{
-    DUPLICATE_KEY, Store, StoreError, call, code_of,
+    DUPLICATE_KEY, Hint, Store, StoreError, call, code_of,
     indexes::{ARCHIVED_BY_END, DUE_JOBS},
     write_errors,
 };
@@ -205,6 +205,8 @@ fn stored(execution: &Execution) -> Bson {
 pub struct Rescheduling {
     claim: Claim,
     update: Document,
+    group: String,
+    due: Instant,
 }
 
 impl Rescheduling {
@@ -219,7 +221,7 @@ impl Rescheduling {
             "executions_dropped": dropped,
             "interruptions": job.interruptions + u32::from(!counts),
         };
-        Self { claim, update: doc! { "$set": set } }
+        Self { claim, update: doc! { "$set": set }, group: job.group.clone(), due: at }
     }
 
     /// As it was before the start, whose workable was never entered: due as before, the start not counted.
@@ -231,7 +233,14 @@ impl Rescheduling {
             None => drop(update.insert("$unset", doc! { "last_execution": "" })),
         }
         update.insert("$set", set);
-        Self { claim, update }
+        let due = if let JobState::Scheduled { at } = job.state { at } else { Instant::default() };
+        Self { claim, update, group: job.group.clone(), due }
+    }
+
+    /// What the recruiter should hear of these.
+    pub fn hint(batch: &[Self], now: Instant) -> Hint {
+        let groups: std::collections::BTreeSet<String> = batch.iter().map(|job| job.group.clone()).collect();
+        Hint::Jobs { groups: groups.into_iter().collect(), at: batch.iter().map(|job| job.due).min().filter(|due| *due > now) }
     }
 
     /// The same without the history, for an outcome that MongoDB refuses; nothing when that was refused too.

@@ -9,8 +9,8 @@ mod server;
 
 use std::{io, path::PathBuf, time::Duration};
 
-pub(crate) use fetch::on_path;
 pub use fetch::find_or_fetch;
+pub(crate) use fetch::on_path;
 pub use server::{EmbeddedMongo, Options};
 
 /// What to do instead, wherever no mongod can be had.

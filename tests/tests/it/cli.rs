@@ -1,4 +1,6 @@
 //! What people type: `recruiter enqueue`, `jobs`, `roster` and `stats`, as the real binary on a real MongoDB.
+//!
+//! A test blocks while a command runs, so that its client of MongoDB needs another thread to live on.
 
 use std::{
     io::Write as _,
@@ -97,7 +99,7 @@ async fn three_jobs(database: &TestDatabase, store: &Store) -> [ObjectId; 3] {
     ids
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn one_job_is_stored_as_its_flags_say() {
     let database = TestDatabase::new().await;
     let policy = r#"{"class": "RetryManyTimes", "parameters": {"retry_how_many_times": 3, "seconds_to_wait_before_retry": 10}}"#;
@@ -129,7 +131,7 @@ async fn one_job_is_stored_as_its_flags_say() {
     assert_eq!(due - created, 300_000);
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_bad_job_is_refused_with_what_is_wrong() {
     let database = TestDatabase::new().await;
     let long = "x".repeat(10_000);
@@ -157,7 +159,7 @@ async fn a_bad_job_is_refused_with_what_is_wrong() {
     assert_eq!(count(&database, "scheduled", doc! {}).await, 3);
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_file_is_enqueued_up_to_its_bad_line_and_goes_on_from_there() {
     let database = TestDatabase::new().await;
     let directory = tempfile::tempdir().unwrap();
@@ -182,7 +184,7 @@ async fn a_file_is_enqueued_up_to_its_bad_line_and_goes_on_from_there() {
 }
 
 /// One line is bad in each: everything before it is enqueued, nothing after it.
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_bad_line_is_named_and_stops_nothing_before_it() {
     let check = async |bad: &[u8], expected: &str| {
         let database = TestDatabase::new().await;
@@ -195,7 +197,8 @@ async fn a_bad_line_is_named_and_stops_nothing_before_it() {
     check(b"nonsense", "a job is one JSON object on one line").await;
     check(b"{\"class\": \"\xff\"}", "not UTF-8").await;
     check(format!("{{\"class\": \"{}\"}}", "x".repeat(20_000_000)).as_bytes(), "longer than 16777216 bytes").await;
-    check(format!("{{\"class\": \"c\", \"parameters\": {{\"d\": \"{}\"}}}}", "x".repeat(5_000_000)).as_bytes(), "4194304 is the limit").await;
+    check(format!("{{\"class\": \"c\", \"parameters\": {{\"d\": \"{}\"}}}}", "x".repeat(5_000_000)).as_bytes(), "4194304 is the limit")
+        .await;
     // These are seen by nobody before the batch is sent.
     check(br#"{"class": "a\u0000b"}"#, "contains a NUL").await;
     check(br#"{"class": "c", "retry_policy": {"class": "Mine", "parameters": {"a\u0000": 1}}}"#, "null").await;
@@ -203,7 +206,7 @@ async fn a_bad_line_is_named_and_stops_nothing_before_it() {
     check(format!("{{\"class\": \"c\", \"tags\": [{tags}]}}").as_bytes(), "must be within").await;
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn nothing_in_a_file_is_nothing_to_do() {
     let database = TestDatabase::new().await;
     for input in ["", "\n \r\n", "\u{feff}"] {
@@ -215,7 +218,7 @@ async fn nothing_in_a_file_is_nothing_to_do() {
 }
 
 /// The replies to some inserts are lost after they were carried out.
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_lost_reply_enqueues_nothing_twice() {
     let mongo = own_mongod().await;
     let database = TestDatabase::on(&mongo.uri()).await;
@@ -228,14 +231,15 @@ async fn a_lost_reply_enqueues_nothing_twice() {
     assert_eq!((numbers(&database).await, count(&database, "scheduled", doc! {}).await), (100, 100));
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_slow_pipe_delays_no_job_and_a_signal_says_where_to_go_on() {
     let database = TestDatabase::new().await;
     let mut child = spawn(&database, &["enqueue", "--from", "-"]);
     let mut stdin = child.stdin.take().unwrap();
     for n in 1..=2 {
         stdin.write_all(lines([n]).concat().as_bytes()).unwrap();
-        wait_until(SOON, "the line is enqueued while the pipe is open", async || numbers(&database).await == usize::try_from(n).unwrap()).await;
+        wait_until(SOON, "the line is enqueued while the pipe is open", async || numbers(&database).await == usize::try_from(n).unwrap())
+            .await;
     }
     kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGINT).unwrap();
     let said = Said::of(child.wait_with_output().unwrap());
@@ -243,7 +247,7 @@ async fn a_slow_pipe_delays_no_job_and_a_signal_says_where_to_go_on() {
     assert!(said.err.contains("go on with --skip 2"), "{}", said.err);
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_reader_that_leaves_does_not_stop_an_import() {
     let database = TestDatabase::new().await;
     let mut child = spawn(&database, &["enqueue", "--from", "-"]);
@@ -253,7 +257,7 @@ async fn a_reader_that_leaves_does_not_stop_an_import() {
     assert_eq!(numbers(&database).await, 3_000);
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn jobs_are_listed_by_what_is_asked_for() {
     let database = TestDatabase::new().await;
     let [waiting, running, malformed] = three_jobs(&database, &store(&database).await).await;
@@ -291,7 +295,7 @@ async fn jobs_are_listed_by_what_is_asked_for() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_job_is_shown_with_its_history() {
     let database = TestDatabase::new().await;
     let [waiting, running, malformed] = three_jobs(&database, &store(&database).await).await.map(ObjectId::to_hex);
@@ -311,7 +315,7 @@ async fn a_job_is_shown_with_its_history() {
     assert_eq!(recruiter(&database, &["jobs", "show", "x"]).code, 2);
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn retry_makes_waiting_jobs_due_and_enqueues_finished_ones_anew() {
     let database = TestDatabase::new().await;
     let [waiting, running, _] = three_jobs(&database, &store(&database).await).await.map(ObjectId::to_hex);
@@ -319,7 +323,10 @@ async fn retry_makes_waiting_jobs_due_and_enqueues_finished_ones_anew() {
     let more = ["--retry", r#"{"class": "Mine"}"#, "--custom-policy", "--after", "1h"];
     let later = recruiter(&database, &[args.as_slice(), &more].concat()).out.trim().to_owned();
     let id = ObjectId::parse_str(&later).unwrap();
-    let due_in = async || only(&database, "scheduled", doc! { "_id": id }).await.get_datetime("scheduled_at").unwrap().timestamp_millis() - bson::DateTime::now().timestamp_millis();
+    let due_in = async || {
+        only(&database, "scheduled", doc! { "_id": id }).await.get_datetime("scheduled_at").unwrap().timestamp_millis()
+            - bson::DateTime::now().timestamp_millis()
+    };
 
     let said = recruiter(&database, &["jobs", "retry", "--dry-run", &later]);
     assert!(said.code == 0 && said.out.contains("(dry run)") && due_in().await > 3_000_000, "{}", said.out);
@@ -344,7 +351,7 @@ async fn retry_makes_waiting_jobs_due_and_enqueues_finished_ones_anew() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn cancel_archives_what_waits_and_asks_who_runs() {
     let database = TestDatabase::new().await;
     let ids = three_jobs(&database, &store(&database).await).await;
@@ -361,11 +368,15 @@ async fn cancel_archives_what_waits_and_asks_who_runs() {
         assert_eq!((archived.get_str("why").unwrap(), archived.get_bool("done").unwrap()), ("cancelled", false));
     }
     let said = cancel(&[]);
-    assert!(said.code == 1 && said.out.contains("is asked to cancel") && said.err.contains("2 of 3 jobs could not be cancelled"), "{}", said.err);
+    assert!(
+        said.code == 1 && said.out.contains("is asked to cancel") && said.err.contains("2 of 3 jobs could not be cancelled"),
+        "{}",
+        said.err
+    );
     assert_eq!(said.err.matches("it is archived already, as cancelled").count(), 2, "{}", said.err);
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn the_roster_says_who_works() {
     let database = TestDatabase::new().await;
     assert_eq!(recruiter(&database, &["roster", "--json"]).objects(), [] as [Value; 0]);
@@ -378,7 +389,7 @@ async fn the_roster_says_who_works() {
     assert!(objects.iter().any(|worker| worker["working_on"][0]["$oid"] == json!(running.to_hex())), "{objects:?}");
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn statistics_count_what_is_there() {
     let database = TestDatabase::new().await;
     let store = store(&database).await;
@@ -401,7 +412,10 @@ async fn statistics_count_what_is_there() {
     // The malformed job has no place in the order of priorities, hence none among the queued ones.
     assert_eq!(stats["groups"][0], generic);
     assert_eq!((&stats["groups"][1]["group"], &stats["groups"][1]["postponed"]), (&json!("later"), &json!(1)));
-    assert_eq!((&stats["total"]["queued"], &stats["total"]["postponed"], stats["groups"].as_array().unwrap().len()), (&json!(1), &json!(1), 2));
+    assert_eq!(
+        (&stats["total"]["queued"], &stats["total"]["postponed"], stats["groups"].as_array().unwrap().len()),
+        (&json!(1), &json!(1), 2)
+    );
     assert_eq!(recruiter(&database, &["stats", "--json", "--overdue-after", "1h"]).objects()[0]["total"]["overdue"], json!(0));
     let table = recruiter(&database, &["stats"]).out;
     assert!(table.contains("(all)") && table.contains("last 60.0 s"), "{table}");

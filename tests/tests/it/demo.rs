@@ -22,7 +22,19 @@ const SOON: Duration = Duration::from_secs(30);
 const DONE_WITHIN: Duration = Duration::from_secs(180);
 /// Names that shells, programs, configuration files and BSON trip over.
 const HOSTILE: [&[u8]; 14] = [
-    b"a b", b"it's", b"\"quoted\"", b"-rf", b"--help", b"--", b"new\nline", b"back\\slash", b"\\n", b"\xff\xfe.bin", b"\xff\n\\", b"$HOME", b"{path}",
+    b"a b",
+    b"it's",
+    b"\"quoted\"",
+    b"-rf",
+    b"--help",
+    b"--",
+    b"new\nline",
+    b"back\\slash",
+    b"\\n",
+    b"\xff\xfe.bin",
+    b"\xff\n\\",
+    b"$HOME",
+    b"{path}",
     b".hidden",
 ];
 
@@ -44,7 +56,7 @@ fn summary(process: &Process) -> Value {
 /// Neither processes nor files.
 async fn assert_nothing_left(temporary: &TempDir) {
     let path = temporary.path();
-    assert_eq!(mentioning(path.to_str().unwrap()), [String::new(); 0]);
+    assert_eq!(mentioning(path.to_str().unwrap()), Vec::<String>::new());
     assert_eq!(fs::read_dir(path).unwrap().count(), 0, "files are left in {}", path.display());
 }
 
@@ -113,7 +125,7 @@ async fn kept_running_it_tells_how_to_look_inside() {
     assert!(demo.try_exit().is_none());
     demo.signal(Signal::SIGINT);
     assert!(demo.wait_exit(SOON).await.success());
-    assert_eq!(mentioning(temporary.path().to_str().unwrap()), [String::new(); 0]);
+    assert_eq!(mentioning(temporary.path().to_str().unwrap()), Vec::<String>::new());
     let kept = fs::read_dir(temporary.path()).unwrap().next().unwrap().unwrap().path();
     assert!(demo.stderr().contains(kept.to_str().unwrap()), "{}", demo.stderr());
     let log = fs::read_to_string(kept.join("processes.log")).unwrap();
@@ -160,7 +172,12 @@ async fn a_missing_program_is_named_before_anything_is_started() {
     let alone = dir.path().join("recruiter");
     fs::copy(binary("recruiter"), &alone).unwrap();
     for command in ["demo", "dev"] {
-        let output = std::process::Command::new(&alone).arg(command).env("TMPDIR", dir.path()).env("RECRUITER_DATA_DIR", dir.path()).output().unwrap();
+        let output = std::process::Command::new(&alone)
+            .arg(command)
+            .env("TMPDIR", dir.path())
+            .env("RECRUITER_DATA_DIR", dir.path())
+            .output()
+            .unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{said}");
         assert!(said.contains(dir.path().join("recruiter-worker").to_str().unwrap()), "{said}");

@@ -63,15 +63,13 @@ async fn its_uri_works_and_everything_ends_with_it() {
         let archived = collection(&uri, "archived").await;
         assert_eq!(archived.count_documents(doc! {}).await.unwrap(), jobs_before, "the data is kept");
         enqueue(&uri).await;
-        wait_until(SOON, "the job is done", async || {
-            archived.count_documents(doc! { "why": "done" }).await.unwrap() == jobs_before + 1
-        })
-        .await;
+        wait_until(SOON, "the job is done", async || archived.count_documents(doc! { "why": "done" }).await.unwrap() == jobs_before + 1)
+            .await;
         dev.signal(Signal::SIGINT);
         assert!(dev.wait_exit(SOON).await.success());
         assert_eq!(dev.stdout().lines().count(), 1, "{}", dev.stdout());
         assert!(dev.stderr().contains("leading") && dev.stderr().contains("ready for work"), "{}", dev.stderr());
-        assert_eq!(mentioning(data_dir.to_str().unwrap()), [String::new(); 0]);
+        assert_eq!(mentioning(data_dir.to_str().unwrap()), Vec::<String>::new());
     }
 }
 
@@ -83,10 +81,8 @@ async fn a_dead_worker_is_replaced() {
     let roster = collection(&uri, "roster").await;
     let dead = pids(&roster).await[0];
     kill(Pid::from_raw(dead), Signal::SIGKILL).unwrap();
-    wait_until(SOON, "another worker is there, and the dead one is not", async || {
-        matches!(pids(&roster).await[..], [pid] if pid != dead)
-    })
-    .await;
+    wait_until(SOON, "another worker is there, and the dead one is not", async || matches!(pids(&roster).await[..], [pid] if pid != dead))
+        .await;
     assert!(dev.stderr().contains(&format!("recruiter-worker (pid {dead}) was ended by SIGKILL; started again")), "{}", dev.stderr());
     enqueue(&uri).await;
     let archived = collection(&uri, "archived").await;

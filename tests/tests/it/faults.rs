@@ -132,6 +132,22 @@ async fn a_stopping_worker_interrupts_what_does_not_end_in_its_grace() {
     system.stop().await;
 }
 
+/// A worker that drains for longer than a death takes goes on saying that it lives.
+#[tokio::test]
+async fn a_draining_worker_is_not_taken_for_dead() {
+    let database = TestDatabase::new().await;
+    let worker = ["--builtins", "--heartbeat", "200ms", "--lease", "600ms", "--grace", "10s"];
+    let mut system = System::start(&database, Setup { worker: &worker, cleaner: &["--dead-after", "1s", "--every", "100ms"], ..Setup::default() });
+    let store = store(&database).await;
+    let id = sleep(4_000).enqueue(&store).await.unwrap();
+    until_started(&database, 1).await;
+    let mut worker = system.workers.pop().unwrap();
+    worker.terminate();
+    assert_eq!(worker.wait_exit(SOON).await.code(), Some(0));
+    assert_eq!(why(&archived(&database, id).await), "done");
+    system.stop().await;
+}
+
 /// I3: declared dead while it was frozen, it finds its claim lost and comes back as another worker.
 #[tokio::test]
 async fn a_worker_frozen_past_its_death_drops_its_outcome_and_comes_back() {
