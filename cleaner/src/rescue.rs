@@ -87,7 +87,8 @@ fn verdict(job: &Job) -> IfWorkerDies {
 fn crashed(job: &Job, now: recruiter_common::instant::Instant) -> recruiter_common::job::Execution {
     let execution = job.last_execution.clone().unwrap_or_default();
     let place = format!("{} (pid {})", execution.hostname.as_deref().unwrap_or("an unknown host"), execution.pid.unwrap_or_default());
-    let mut ended = execution.ended(now, Some(&Failure::new(failure::WORKER_DIED, format!("the worker on {place} died while it ran the job"))));
+    let mut ended =
+        execution.ended(now, Some(&Failure::new(failure::WORKER_DIED, format!("the worker on {place} died while it ran the job"))));
     ended.crashed = Some(true);
     ended
 }

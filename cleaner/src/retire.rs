@@ -62,7 +62,12 @@ impl Observations {
 }
 
 /// One look at the roster: retires the dead and rescues their jobs. Goes on where another cleaner died.
-pub(crate) async fn tick(store: &Store, rescuer: &mut Rescuer, observations: &mut Observations, dead_after: Duration) -> Result<(), StoreError> {
+pub(crate) async fn tick(
+    store: &Store,
+    rescuer: &mut Rescuer,
+    observations: &mut Observations,
+    dead_after: Duration,
+) -> Result<(), StoreError> {
     let workers = store.registered_workers().await.inspect_err(|_| {
         // Silence that was not watched proves nothing.
         observations.last_seen.clear();
@@ -112,8 +117,12 @@ mod tests {
     fn check(lease: u64, looks: &[(u64, i64)]) -> bool {
         let mut observations = Observations::new(Place::of_this_process().expect("/proc"));
         let (id, begin) = (WorkerId::new(), Monotonic::now());
-        let looks = looks.iter().map(|(at, seen)| observations.dead(&[worker(id, *seen, lease)], begin + Duration::from_secs(*at), DEAD_AFTER));
-        looks.last().is_some_and(|dead| dead == [(id, Instant::from_timestamp_millis(worker(id, 0, 0).last_seen_at.map_or(0, |_| 0)), Death::Silent)] || !dead.is_empty())
+        let looks =
+            looks.iter().map(|(at, seen)| observations.dead(&[worker(id, *seen, lease)], begin + Duration::from_secs(*at), DEAD_AFTER));
+        looks.last().is_some_and(|dead| {
+            dead == [(id, Instant::from_timestamp_millis(worker(id, 0, 0).last_seen_at.map_or(0, |_| 0)), Death::Silent)]
+                || !dead.is_empty()
+        })
     }
 
     #[test]

@@ -17,6 +17,8 @@ use crate::{
 
 /// Longest class, group, tag or urn, in bytes.
 pub const LONGEST_NAME: usize = 256;
+/// Bytes that tags, retry policy and the rest of a job may have beside its workable.
+const ROOM_FOR_THE_REST: usize = 64 * 1024;
 /// Jobs that are held in memory and sent together by [`Store::enqueue_many`], at most.
 const BATCH: usize = 1_000;
 /// Bytes of parameters that are sent together, at most.
@@ -83,11 +85,13 @@ pub enum EnqueueError {
         reason: String,
     },
     /// More than fits.
-    #[error("the parameters of a `{class}` job have {bytes} bytes, and {LARGEST_WORKABLE} is the limit: store the data elsewhere and enqueue where it is")]
+    #[error(
+        "a `{class}` job would have {bytes} bytes, and its parameters may have {LARGEST_WORKABLE}: store the data elsewhere and enqueue where it is"
+    )]
     TooLarge {
         /// Class of the job.
         class: String,
-        /// Size of the workable, in bytes of BSON.
+        /// Size of what is too large, in bytes of BSON.
         bytes: usize,
     },
     /// A class, group, tag or urn that cannot be used.
@@ -213,11 +217,11 @@ impl NewJob {
             check_name(name).map_err(|problem| EnqueueError::Name { what, problem })?;
         }
         let unstorable = |reason: String| EnqueueError::Parameters { class: self.class.clone(), reason };
-        let parameters = match self.parameters.map_err(unstorable)? {
-            Bson::Null => doc! {},
-            Bson::Document(parameters) => parameters,
-            other => return Err(unstorable(format!("they must be a struct or a map, not {:?}", other.element_type()))),
-        };
+        let parameters = self.parameters.map_err(unstorable)?;
+        if !matches!(parameters, Bson::Null | Bson::Document(_)) {
+            return Err(unstorable(format!("they must be a struct or a map, not {:?}", parameters.element_type())));
+        }
+        let parameters = if parameters == Bson::Null { Bson::Document(doc! {}) } else { parameters };
         let at = match self.scheduled {
             Scheduled::Now => Some(now),
             Scheduled::At(at) => Some(at),
@@ -228,7 +232,7 @@ impl NewJob {
         if bytes > LARGEST_WORKABLE {
             return Err(EnqueueError::TooLarge { class: self.class, bytes });
         }
-        let id = self.id.unwrap_or_else(JobId::new);
+        let (id, class) = (self.id.unwrap_or_else(JobId::new), self.class);
         let mut document = doc! {
             "_id": id,
             "done": false,
@@ -250,7 +254,14 @@ impl NewJob {
         if let Some(job) = self.recovered_from {
             document.insert("recovered_from", job);
         }
-        Ok((id, document))
+        // Tags and policy count as well: together they must leave room for the history and the result.
+        match bson::serialize_to_vec(&document)
+            .map_err(|error| EnqueueError::Parameters { class: class.clone(), reason: error.to_string() })?
+            .len()
+        {
+            bytes if bytes > LARGEST_WORKABLE + ROOM_FOR_THE_REST => Err(EnqueueError::TooLarge { class, bytes }),
+            _ => Ok((id, document)),
+        }
     }
 }
 
@@ -295,7 +306,11 @@ impl Store {
     ///
     /// # Errors
     /// [`EnqueueError`]; the transaction is then the caller's to abort.
-    pub async fn enqueue_many_in(&self, session: &mut ClientSession, jobs: impl IntoIterator<Item = NewJob>) -> Result<Vec<JobId>, EnqueueError> {
+    pub async fn enqueue_many_in(
+        &self,
+        session: &mut ClientSession,
+        jobs: impl IntoIterator<Item = NewJob>,
+    ) -> Result<Vec<JobId>, EnqueueError> {
         if self.clock.is_stale() {
             self.refresh_clock().await?;
         }
@@ -375,7 +390,9 @@ mod tests {
             assert_eq!(document.get_str("group").expect("a text"), name);
         }
         for (name, problem) in [("", "is empty"), ("a\0b", "contains a NUL"), ("x".repeat(10_000).as_str(), "has 10000 bytes")] {
-            for job in [NewJob::of_class(name, doc! {}), NewJob::of_class("a", doc! {}).in_group(name), NewJob::of_class("a", doc! {}).tag(name)] {
+            for job in
+                [NewJob::of_class(name, doc! {}), NewJob::of_class("a", doc! {}).in_group(name), NewJob::of_class("a", doc! {}).tag(name)]
+            {
                 assert!(check(job).is_err_and(|error| error.contains(problem)), "{problem}");
             }
         }
@@ -386,6 +403,14 @@ mod tests {
         let of = |bytes: usize| check(NewJob::of_class("a", doc! { "data": "x".repeat(bytes) }));
         assert!(of(LARGEST_WORKABLE - 200).is_ok());
         assert!(of(LARGEST_WORKABLE).is_err_and(|error| error.contains("store the data elsewhere")));
+    }
+
+    #[test]
+    fn so_is_whatever_else_is_too_large() {
+        let tags =
+            |count: usize| check((0..count).fold(NewJob::of_class("a", doc! {}), |job, n| job.tag(format!("{n}{}", "x".repeat(200)))));
+        assert!(tags(100).is_ok());
+        assert!(tags(30_000).is_err_and(|error| error.contains("store the data elsewhere")));
     }
 
     #[test]

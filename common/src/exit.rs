@@ -36,7 +36,8 @@ impl From<Exit> for ExitCode {
 /// contexts of the error, or what a [`ConnectError`](crate::store::ConnectError) stands for.
 pub fn report(program: &str, error: &anyhow::Error) -> Exit {
     let said = error.downcast_ref::<Exit>();
-    let causes: Vec<String> = error.chain().map(ToString::to_string).filter(|cause| said.is_none_or(|exit| *cause != exit.to_string())).collect();
+    let causes: Vec<String> =
+        error.chain().map(ToString::to_string).filter(|cause| said.is_none_or(|exit| *cause != exit.to_string())).collect();
     #[expect(clippy::print_stderr, reason = "the last word of a process, which may have no log yet")]
     {
         eprintln!("{program}: {}", causes.join(": "));

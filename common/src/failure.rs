@@ -83,6 +83,9 @@ mod tests {
     #[test]
     fn short_texts_are_kept() {
         let failure = Failure::new("exit:1", "no such file").with_trace("line 1");
-        assert_eq!((failure.class.as_str(), failure.message.as_str(), failure.trace.as_deref()), ("exit:1", "no such file", Some("line 1")));
+        assert_eq!(
+            (failure.class.as_str(), failure.message.as_str(), failure.trace.as_deref()),
+            ("exit:1", "no such file", Some("line 1"))
+        );
     }
 }

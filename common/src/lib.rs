@@ -16,16 +16,16 @@
 //! | [`telemetry`] | logs | the three processes |
 //! | [`exit`] | exit codes | the three processes |
 
+mod clock;
 pub mod enqueue;
-pub mod retry_policy;
-pub mod job;
-pub mod roster;
+pub mod exit;
 pub mod failure;
 pub mod ids;
 pub mod instant;
-pub mod store;
-mod clock;
+pub mod job;
+pub mod retry_policy;
+pub mod roster;
 pub mod service;
 pub mod shutdown;
+pub mod store;
 pub mod telemetry;
-pub mod exit;

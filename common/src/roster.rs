@@ -47,10 +47,10 @@ impl TryFrom<Bson> for WorkOn {
     type Error = String;
 
     fn try_from(stored: Bson) -> Result<Self, String> {
-        match stored {
-            Bson::String(all) if all == "*" => Ok(Self::All),
-            Bson::String(group) => Ok(Self::Groups(vec![group])),
-            other => bson::deserialize_from_bson(other).map(Self::Groups).map_err(|error| format!("`work_on`: {error}")),
+        match stored.as_str() {
+            Some("*") => Ok(Self::All),
+            Some(group) => Ok(Self::Groups(vec![group.to_owned()])),
+            None => bson::deserialize_from_bson(stored).map(Self::Groups).map_err(|error| format!("`work_on`: {error}")),
         }
     }
 }

@@ -50,12 +50,11 @@ impl Shutdown {
         let (trigger, shutdown) = Self::manual();
         let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
         tokio::spawn(async move {
-            for level in [Level::Drain, Level::Abort] {
+            for (level, said) in
+                [(Level::Drain, "asked to stop: draining (once more to stop at once)"), (Level::Abort, "asked twice: stopping at once")]
+            {
                 tokio::select! { _ = terminate.recv() => {} _ = interrupt.recv() => {} }
-                match level {
-                    Level::Drain => tracing::info!("asked to stop: draining (once more to stop at once)"),
-                    _ => tracing::warn!("asked twice: stopping at once"),
-                }
+                tracing::info!("{said}");
                 trigger.0.send_replace(level);
             }
             std::future::pending::<()>().await;

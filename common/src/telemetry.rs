@@ -51,8 +51,9 @@ impl LogArgs {
 /// When the filter cannot be understood.
 pub fn init(args: &LogArgs) -> anyhow::Result<()> {
     let filter = args.filter.as_deref().unwrap_or("info");
-    let filter = EnvFilter::try_new(filter)
-        .map_err(|error| anyhow::anyhow!("--log: `{filter}` is no log filter ({error}); say for example `info`").context(crate::exit::Exit::Usage))?;
+    let filter = EnvFilter::try_new(filter).map_err(|error| {
+        anyhow::anyhow!("--log: `{filter}` is no log filter ({error}); say for example `info`").context(crate::exit::Exit::Usage)
+    })?;
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
     let journal = std::env::var_os("JOURNAL_STREAM").is_some();
     let colour = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();

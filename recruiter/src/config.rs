@@ -14,6 +14,10 @@ use crate::{demo, dev, enqueue, jobs, output, roster, run, stats};
 
 const EXAMPLES: &str = "\
 Examples:
+  recruiter demo --dir ~/Documents
+      see it work on your own files, with a MongoDB of its own
+  recruiter dev
+      have a MongoDB and a whole Recruiter to develop with, until Ctrl-C
   recruiter run
       match workers and jobs until it is told to stop; a second one stands by
   recruiter enqueue --class checksum --parameters '{\"path\": \"/etc/hostname\"}' --after 5m

@@ -50,8 +50,9 @@ timeout = \"30s\"
 ";
 /// Jobs that are sent and read together.
 const BATCH: usize = 1_000;
-/// How long a frozen worker's last commands may take to reach the database before one looks there for what it holds.
-const SETTLE: Duration = Duration::from_millis(20);
+/// How long after a worker is frozen one looks for what it holds: soon, to lose no time with one that holds nothing, and
+/// again when its last commands, which were on their way, have been carried out even on a busy machine.
+const LOOKS_AFTER: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(150)];
 /// Longer than any job may take.
 const STALLED_AFTER: Duration = Duration::from_secs(120);
 /// What takes longer from due to started is counted as this: a day.
@@ -281,8 +282,7 @@ async fn kill_one_at_work(fleet: &mut Fleet, store: &Store, shown: &ProgressBar)
             // It has just ended by itself.
             continue;
         }
-        pause(SETTLE).await;
-        let held = held_by_process(store, worker.pid()).await;
+        let held = held_when_frozen(store, worker.pid()).await;
         if let Ok(count @ 1..) = held {
             let at = store.now();
             worker.signal(Signal::SIGKILL)?;
@@ -295,12 +295,19 @@ async fn kill_one_at_work(fleet: &mut Fleet, store: &Store, shown: &ProgressBar)
     Ok(None)
 }
 
-async fn held_by_process(store: &Store, pid: u32) -> anyhow::Result<usize> {
-    let workers = store.registered_workers().await?;
-    let of_process = workers.iter().filter(|worker| worker.place.as_ref().is_some_and(|place| place.pid.cast_unsigned() == pid));
+/// How many jobs the frozen worker of this process id has started and not ended.
+async fn held_when_frozen(store: &Store, pid: u32) -> anyhow::Result<usize> {
     let mut held = 0;
-    for worker in of_process {
-        held += store.held_by(worker.id, &worker.jobs).await?.len();
+    for after in LOOKS_AFTER {
+        pause(after).await;
+        let workers = store.registered_workers().await?;
+        let Some(worker) = workers.iter().find(|worker| worker.place.as_ref().is_some_and(|place| place.pid.cast_unsigned() == pid)) else {
+            return Ok(0);
+        };
+        held = store.held_by(worker.id, &worker.jobs).await?.len();
+        if held == 0 {
+            break;
+        }
     }
     Ok(held)
 }
@@ -318,6 +325,7 @@ struct Seen {
     /// From the kill until the last of them was due again, by the server's clock.
     recovered_within_ms: Option<i64>,
     mismatches: u64,
+    killed: Option<Instant>,
     jobs_per_second: f64,
     /// From due to started, in milliseconds: most of it is the queue, since all are enqueued at once.
     latency: Histogram<u64>,
@@ -340,6 +348,7 @@ impl Seen {
             recovered: 0,
             recovered_within_ms: None,
             mismatches: 0,
+            killed,
             jobs_per_second: 0.0,
             latency: Histogram::new_with_max(LONGEST_LATENCY_MS, 3)?,
         };
@@ -348,7 +357,7 @@ impl Seen {
             for document in store.archived_jobs(jobs).await? {
                 let job = Job::try_from(document)?;
                 let Some(file) = files.get(&job.id) else { continue };
-                seen.note(&job, killed);
+                seen.note(&job);
                 if !is_digest_of(&job, &file.digest) {
                     seen.mismatches += 1;
                     if seen.mismatches <= NAMED {
@@ -363,14 +372,14 @@ impl Seen {
         Ok(seen)
     }
 
-    fn note(&mut self, job: &Job, killed: Option<Instant>) {
+    fn note(&mut self, job: &Job) {
         self.archived += 1;
         let executions: Vec<&Execution> = job.executions.iter().chain(&job.last_execution).collect();
         self.executions += executions.len() as u64 + u64::from(job.executions_dropped);
         let crashes: Vec<&Execution> = executions.iter().copied().filter(|execution| execution.crashed == Some(true)).collect();
         self.recovered += u64::from(!crashes.is_empty());
         let rescued = crashes.iter().filter_map(|crash| crash.ended_at).max();
-        let within = rescued.zip(killed).map(|(rescued, killed)| (rescued - killed).num_milliseconds());
+        let within = rescued.zip(self.killed).map(|(rescued, killed)| (rescued - killed).num_milliseconds());
         self.recovered_within_ms = self.recovered_within_ms.max(within);
         if let Some((started, due)) = executions.first().and_then(|first| first.started_at.zip(first.scheduled_at)) {
             self.latency.saturating_record(u64::try_from((started - due).num_milliseconds()).unwrap_or(0));
@@ -396,6 +405,7 @@ impl Seen {
             json_line(out, summary)?;
         } else {
             let recovered = match (self.recovered, self.recovered_within_ms) {
+                (0, _) if self.killed.is_some() => "0, because the killed worker had just ended what it ran".to_owned(),
                 (0, _) => "0, because the work was done before a worker could be killed in the middle of it".to_owned(),
                 (jobs, Some(ms)) => format!("{jobs} jobs of a killed worker, due again {ms} ms after the kill"),
                 (jobs, None) => format!("{jobs} jobs of a worker that died by itself"),

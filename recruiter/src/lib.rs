@@ -20,17 +20,17 @@
 //! | `watchdog` | lets no child process outlive us |
 
 pub mod config;
-pub mod run;
-mod leadership;
-mod round;
-mod matching;
-pub mod enqueue;
-pub mod jobs;
-pub mod roster;
-pub mod stats;
-pub mod dev;
 pub mod demo;
-mod fleet;
-pub mod output;
+pub mod dev;
 pub mod embedded;
+pub mod enqueue;
+mod fleet;
+pub mod jobs;
+mod leadership;
+mod matching;
+pub mod output;
+pub mod roster;
+mod round;
+pub mod run;
+pub mod stats;
 mod watchdog;

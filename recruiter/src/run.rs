@@ -156,7 +156,14 @@ enum Woken {
 }
 
 /// Sleeps until a hint, the next job becoming due, or the poll fallback.
-async fn wait(store: &Store, hints: &mut Hints, memory: &mut Memory, mut due: Option<Instant>, poll: Duration, shutdown: &mut Shutdown) -> Woken {
+async fn wait(
+    store: &Store,
+    hints: &mut Hints,
+    memory: &mut Memory,
+    mut due: Option<Instant>,
+    poll: Duration,
+    shutdown: &mut Shutdown,
+) -> Woken {
     let until = Monotonic::now() + poll;
     loop {
         // One millisecond more than the estimate, which is whole milliseconds.

@@ -16,10 +16,7 @@ use recruiter_common::{
     shutdown::{Shutdown, pause},
     store::{ConnectArgs, Store},
 };
-use recruiter_tests::{
-    mongo::TestDatabase,
-    processes::Process,
-};
+use recruiter_tests::{mongo::TestDatabase, processes::Process};
 use recruiter_worker::{Context, Done, Executable, NotDone, Worker, WorkerArgs};
 use serde::{Deserialize, Serialize};
 
@@ -95,7 +92,12 @@ async fn main() -> anyhow::Result<()> {
     }
     waited.sort_unstable();
     let percentile = |p: usize| waited[(waited.len() - 1) * p / 100] as f64 / 1000.0;
-    println!("acknowledged enqueue (hint sent) to entered workable, {JOBS} jobs: p50 {} ms, p90 {} ms, p99 {} ms", percentile(50), percentile(90), percentile(99));
+    println!(
+        "acknowledged enqueue (hint sent) to entered workable, {JOBS} jobs: p50 {} ms, p90 {} ms, p99 {} ms",
+        percentile(50),
+        percentile(90),
+        percentile(99)
+    );
 
     let pids = [recruiter.pid(), cleaner.pid()].into_iter().chain(workers.iter().map(std::process::Child::id));
     let processes: Vec<Procfs> = pids.map(|pid| Procfs::new(pid.cast_signed())).collect::<Result<_, _>>()?;

@@ -182,9 +182,17 @@ fn without_panic(joined: Result<Result<Done, NotDone>, tokio::task::JoinError>) 
 }
 
 /// What follows from how an attempt ended.
-fn next(history: &History<'_>, policy: &dyn RetryPolicy, ended: Result<Done, NotDone>, cancelled: Option<Cancellation>, now: Instant) -> Next {
+fn next(
+    history: &History<'_>,
+    policy: &dyn RetryPolicy,
+    ended: Result<Done, NotDone>,
+    cancelled: Option<Cancellation>,
+    now: Instant,
+) -> Next {
     let archive = |why: Why, failure: Failure| Next::Archive { why, failure: Some(failure), result: None };
-    let later = |delay: Duration| chrono::TimeDelta::from_std(delay).ok().and_then(|delay| now.checked_add_signed(delay)).unwrap_or(Instant::MAX_UTC);
+    let later = |delay: Duration| {
+        chrono::TimeDelta::from_std(delay).ok().and_then(|delay| now.checked_add_signed(delay)).unwrap_or(Instant::MAX_UTC)
+    };
     match (ended, cancelled) {
         (_, Some(Cancellation::LeaseLost)) => Next::Nothing,
         (Ok(done), _) => Next::Archive { why: Why::DONE, failure: None, result: done.result },
@@ -248,7 +256,8 @@ mod tests {
         let once = RetryManyTimes::new(1, Duration::from_secs(60)).expect("valid");
         let failed = || Err(NotDone::failed("exit:1", ""));
         let stopped = || Err(NotDone::Stopped(Failure::new("x", "")));
-        let again = |after: Option<u64>| Err(NotDone::TryAgain { after: after.map(Duration::from_secs), reason: Failure::new("exit:75", "") });
+        let again =
+            |after: Option<u64>| Err(NotDone::TryAgain { after: after.map(Duration::from_secs), reason: Failure::new("exit:75", "") });
         assert_eq!(check(1, &never, Ok(Done::default()), None), "archive done ");
         assert_eq!(check(1, &never, failed(), None), "archive not-scheduled-by-retry-policy exit:1");
         assert_eq!(check(1, &once, failed(), None), "retry exit:1 +60 true");

@@ -29,17 +29,17 @@
 //!
 //! The stock worker, `recruiter-worker`, is this library with workables that are programs, named in a file.
 
-mod workable;
-mod registry;
-mod runner;
-mod execute;
+mod builtin;
 mod commit;
+mod config;
+mod execute;
 mod heartbeat;
 mod memory;
-mod config;
 mod program;
+mod registry;
+mod runner;
 pub mod stock;
-mod builtin;
+mod workable;
 
 use std::sync::Arc;
 
@@ -71,8 +71,10 @@ const COME_BACK_AFTER: std::time::Duration = std::time::Duration::from_secs(1);
 pub struct Worker {
     registry: Registry,
     policies: RetryPolicies,
-    listener: Option<Arc<dyn Fn(&WorkerEvent<'_>) + Send + Sync>>,
+    listener: Option<Arc<WorkerListener>>,
 }
+
+type WorkerListener = dyn Fn(&WorkerEvent<'_>) + Send + Sync;
 
 /// Something that happened to a job in this worker.
 #[derive(Debug)]

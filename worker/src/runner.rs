@@ -26,7 +26,7 @@ use tokio::{
 };
 
 use crate::{
-    WorkerEvent,
+    WorkerEvent, WorkerListener,
     commit::{self, ToRecord},
     config::WorkerArgs,
     execute::{Attempt, Next, Outcome},
@@ -63,7 +63,7 @@ pub(crate) struct Equipment {
     pub(crate) place: Place,
     pub(crate) registry: Registry,
     pub(crate) policies: RetryPolicies,
-    pub(crate) listener: Option<Arc<dyn Fn(&WorkerEvent<'_>) + Send + Sync>>,
+    pub(crate) listener: Option<Arc<WorkerListener>>,
 }
 
 /// One registered worker.
@@ -240,7 +240,9 @@ impl Incarnation {
 
     /// Takes an assignment that was not taken before.
     async fn take(&mut self, assignment: Option<roster::Assignment>) {
-        let Some(roster::Assignment { round, mut jobs }) = assignment.filter(|assignment| !self.seen.contains(&assignment.round)) else { return };
+        let Some(roster::Assignment { round, mut jobs }) = assignment.filter(|assignment| !self.seen.contains(&assignment.round)) else {
+            return;
+        };
         if self.seen.len() == ROUNDS {
             self.seen.pop_front();
         }
@@ -340,7 +342,7 @@ impl Incarnation {
         history.attempts += 1;
         let died = Failure::new(recruiter_common::failure::WORKER_DIED, "the worker died");
         let decision = self.equipment.policies.decode(&job.retry_policy).map(|policy| policy.decide(&history, &died, now));
-        let decision = decision.unwrap_or_else(|_| Decision::Archive(Why::WORKER_DIED));
+        let decision = decision.unwrap_or(Decision::Archive(Why::WORKER_DIED));
         ToStart { job: job.id, attempts: job.attempts, if_worker_dies: decision.into() }
     }
 
@@ -405,7 +407,11 @@ impl Incarnation {
                 Ok(()) if now > awaited.until => {}
                 Ok(()) => self.awaited.push(awaited),
                 Err(error) => {
-                    tracing::warn!(count = awaited.jobs.len(), error = chain(&error), "could not hand back jobs that were not entered; trying again");
+                    tracing::warn!(
+                        count = awaited.jobs.len(),
+                        error = chain(&error),
+                        "could not hand back jobs that were not entered; trying again"
+                    );
                     self.awaited.push(awaited);
                 }
             }
@@ -449,7 +455,14 @@ impl Incarnation {
     }
 
     /// Drains and leaves, in the way the end demands.
-    async fn end(mut self, end: End, commits: JoinHandle<()>, beating: JoinHandle<()>, news: &mut mpsc::Receiver<News>, shutdown: &mut Shutdown) {
+    async fn end(
+        mut self,
+        end: End,
+        commits: JoinHandle<()>,
+        beating: JoinHandle<()>,
+        news: &mut mpsc::Receiver<News>,
+        shutdown: &mut Shutdown,
+    ) {
         if end == End::Retired {
             tracing::warn!(worker.id = %self.id, count = self.running.len(), "declared dead: dropping what runs and coming back as another worker");
             self.cancel_all(Cancellation::LeaseLost);
@@ -480,7 +493,9 @@ impl Incarnation {
         if end != End::Retired {
             match store.leave(id).await {
                 Ok(()) => store.announce_hint(Hint::Left { worker: id }).await,
-                Err(error) => tracing::warn!(worker.id = %id, error = chain(&error), "could not leave the roster; a cleaner will see to it"),
+                Err(error) => {
+                    tracing::warn!(worker.id = %id, error = chain(&error), "could not leave the roster; a cleaner will see to it")
+                }
             }
         }
     }

@@ -204,7 +204,7 @@ mod tests {
     use super::*;
 
     /// Loads this text as `workables.toml` of a directory with an executable `run`, a plain file `data` and a directory `in`.
-    fn loaded(text: &str) -> (PathBuf, Result<Programs, ConfigError>) {
+    fn loaded(text: &str) -> (PathBuf, Result<Vec<(String, Program)>, ConfigError>) {
         let home = tempfile::tempdir().unwrap();
         for (name, mode) in [("run", 0o755), ("data", 0o644)] {
             fs::write(home.path().join(name), "#!/bin/sh\n").unwrap();
@@ -213,7 +213,7 @@ mod tests {
         fs::create_dir(home.path().join("in")).unwrap();
         let file = home.path().join("workables.toml");
         fs::write(&file, text).unwrap();
-        (home.path().into(), load(&file))
+        (home.path().into(), load(&file).map(|programs| programs.0))
     }
 
     #[test]

@@ -243,6 +243,10 @@ impl Context {
 
 impl fmt::Debug for Context {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Context").field("job", &self.job).field("class", &self.class).field("attempt", &self.attempt).finish_non_exhaustive()
+        f.debug_struct("Context")
+            .field("job", &self.job)
+            .field("class", &self.class)
+            .field("attempt", &self.attempt)
+            .finish_non_exhaustive()
     }
 }

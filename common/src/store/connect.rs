@@ -36,7 +36,14 @@ const MAX_POOL_SIZE: u32 = 20;
 pub struct ConnectArgs {
     /// Connection string; its path names the database. Prefer the environment variable: flags are visible to every
     /// user of the machine
-    #[arg(long, global = true, env = "MONGODB_URI", hide_env_values = true, value_name = "URI", default_value = "mongodb://127.0.0.1:27017/recruiter")]
+    #[arg(
+        long,
+        global = true,
+        env = "MONGODB_URI",
+        hide_env_values = true,
+        value_name = "URI",
+        default_value = "mongodb://127.0.0.1:27017/recruiter"
+    )]
     pub uri: String,
     /// How long to wait for MongoDB at the start before giving up
     #[arg(long, global = true, env = "RECRUITER_CONNECT_TIMEOUT", value_name = "DURATION", default_value = "30s", value_parser = humantime::parse_duration)]
@@ -88,7 +95,9 @@ pub enum ConnectError {
         found: String,
     },
     /// The user may read, but not write.
-    #[error("the MongoDB user may not write to database `{database}`: give it the role readWrite there, or use another user in MONGODB_URI")]
+    #[error(
+        "the MongoDB user may not write to database `{database}`: give it the role readWrite there, or use another user in MONGODB_URI"
+    )]
     ReadOnly {
         /// The database.
         database: String,
@@ -124,7 +133,11 @@ impl Store {
         let hello = wait_for_server(&options, &hosts, args.connect_timeout).await?;
         let client = Client::with_options(options).map_err(ConnectError::InvalidUri)?;
         let database = client.database(&name);
-        let build = call("buildInfo", { let database = database.clone(); async move { database.run_command(doc! { "buildInfo": 1 }).await } }).await?;
+        let build = call("buildInfo", {
+            let database = database.clone();
+            async move { database.run_command(doc! { "buildInfo": 1 }).await }
+        })
+        .await?;
         check_server(&hello, &build, &hosts)?;
         let store = Self::over(client, database);
         if let Ok(now) = hello.get_datetime("localTime") {
@@ -228,7 +241,8 @@ fn check_server(hello: &Document, build: &Document, hosts: &str) -> Result<(), C
     if !sharded && !hello.contains_key("setName") {
         return Err(ConnectError::Standalone { hosts: hosts.into() });
     }
-    let version: Vec<i32> = build.get_array("versionArray").map(|parts| parts.iter().filter_map(bson::Bson::as_i32).collect()).unwrap_or_default();
+    let version: Vec<i32> =
+        build.get_array("versionArray").map(|parts| parts.iter().filter_map(bson::Bson::as_i32).collect()).unwrap_or_default();
     match version.as_slice() {
         [major, minor, ..] if (*major, *minor) >= OLDEST_SERVER => Ok(()),
         _ => Err(ConnectError::TooOld { hosts: hosts.into(), found: build.get_str("version").unwrap_or("unknown").into() }),

@@ -423,7 +423,6 @@ impl Store {
     /// The unlocked ones of these jobs, whole. A document that is no job comes with what is wrong with it.
     ///
     /// Index: `_id`. Invariant: I9, a malformed document stops none of its neighbours.
-    #[expect(clippy::type_complexity, reason = "a document or a job, said once")]
     pub async fn unlocked(&self, jobs: &[JobId]) -> Result<Vec<Result<Job, (JobId, Document, CorruptJob)>>, StoreError> {
         let scheduled = self.scheduled.clone();
         let filter = doc! { "_id": { "$in": jobs.to_vec() }, "locked": false };
@@ -464,10 +463,8 @@ impl Store {
     pub async fn claims_of_start(&self, start: StartId, jobs: &[JobId]) -> Result<Vec<Claim>, StoreError> {
         let scheduled = self.scheduled.clone();
         let filter = doc! { "_id": { "$in": jobs.to_vec() }, "locked": true, "last_execution.start": start };
-        let found: Vec<Document> = call("claims_of_start", async move {
-            scheduled.find(filter).projection(doc! { "_id": 1 }).await?.try_collect().await
-        })
-        .await?;
+        let found: Vec<Document> =
+            call("claims_of_start", async move { scheduled.find(filter).projection(doc! { "_id": 1 }).await?.try_collect().await }).await?;
         Ok(found.iter().filter_map(id_of).map(|job| Claim { job, start }).collect())
     }
 
@@ -488,10 +485,8 @@ impl Store {
     pub async fn cancel_requests(&self, jobs: &[JobId]) -> Result<Vec<JobId>, StoreError> {
         let scheduled = self.scheduled.clone();
         let filter = doc! { "_id": { "$in": jobs.to_vec() }, "cancel_requested_at": { "$exists": true } };
-        let found: Vec<Document> = call("cancel_requests", async move {
-            scheduled.find(filter).projection(doc! { "_id": 1 }).await?.try_collect().await
-        })
-        .await?;
+        let found: Vec<Document> =
+            call("cancel_requests", async move { scheduled.find(filter).projection(doc! { "_id": 1 }).await?.try_collect().await }).await?;
         Ok(found.iter().filter_map(id_of).collect())
     }
 
@@ -577,7 +572,9 @@ impl Store {
                         recorded.insert(archival.job(), Recorded::ClaimLost);
                     }
                 }
-                Err(StoreError::Mongo { source, .. }) if source.contains_label(TRANSIENT_TRANSACTION_ERROR) && tries < TRANSACTION_TRIES => {
+                Err(StoreError::Mongo { source, .. })
+                    if source.contains_label(TRANSIENT_TRANSACTION_ERROR) && tries < TRANSACTION_TRIES =>
+                {
                     tries += 1;
                 }
                 Err(failed) => return Err(failed),
@@ -621,10 +618,8 @@ impl Store {
     /// Which of these are still as their guard says.
     async fn still_guarded(&self, batch: &[Archival]) -> Result<HashSet<JobId>, StoreError> {
         let (scheduled, filter) = (self.scheduled.clone(), filter_of(batch));
-        let found: Vec<Document> = call("still_guarded", async move {
-            scheduled.find(filter).projection(doc! { "_id": 1 }).await?.try_collect().await
-        })
-        .await?;
+        let found: Vec<Document> =
+            call("still_guarded", async move { scheduled.find(filter).projection(doc! { "_id": 1 }).await?.try_collect().await }).await?;
         Ok(found.iter().filter_map(id_of).collect())
     }
 
@@ -639,10 +634,12 @@ impl Store {
             return Ok(HashSet::new());
         }
         let archived = self.archived.clone();
-        let found: Vec<Document> = call("archived_before", async move {
-            archived.find(doc! { "$or": any }).projection(doc! { "_id": 1 }).await?.try_collect().await
-        })
-        .await?;
+        let found: Vec<Document> =
+            call(
+                "archived_before",
+                async move { archived.find(doc! { "$or": any }).projection(doc! { "_id": 1 }).await?.try_collect().await },
+            )
+            .await?;
         Ok(found.iter().filter_map(id_of).collect())
     }
 
@@ -676,7 +673,8 @@ impl Store {
         let scheduled = self.scheduled.clone();
         let filter = doc! { "_id": job, "locked": true, "$or": [{ "last_execution.worker": null }, { "last_execution.start": null }] };
         let unlocked =
-            call("unlock_if_held_by_nobody", async move { scheduled.update_one(filter, doc! { "$set": { "locked": false } }).await }).await?;
+            call("unlock_if_held_by_nobody", async move { scheduled.update_one(filter, doc! { "$set": { "locked": false } }).await })
+                .await?;
         Ok(unlocked.modified_count == 1)
     }
 
@@ -700,7 +698,8 @@ impl Store {
     pub async fn reschedule_if_unlocked(&self, job: JobId, at: Instant) -> Result<bool, StoreError> {
         let scheduled = self.scheduled.clone();
         let update = doc! { "$set": { "scheduled_at": bson::DateTime::from_chrono(at) } };
-        let moved = call("reschedule_if_unlocked", async move { scheduled.update_one(doc! { "_id": job, "locked": false }, update).await }).await?;
+        let moved =
+            call("reschedule_if_unlocked", async move { scheduled.update_one(doc! { "_id": job, "locked": false }, update).await }).await?;
         Ok(moved.matched_count == 1)
     }
 
@@ -770,7 +769,11 @@ fn start_command(start: &Start, jobs: &[ToStart]) -> Document {
     let lease_until = bson::DateTime::from_chrono(start.lease_until);
     let statement = |(attempts, verdict, ids): (u32, &IfWorkerDies, Vec<JobId>)| {
         // A job of another language may have no `attempts` yet.
-        let attempts_read = if attempts == 0 { doc! { "$in": [0, Bson::Null] } } else { doc! { "$eq": attempts } };
+        let attempts_read = if attempts == 0 {
+            doc! { "$in": [0, Bson::Null] }
+        } else {
+            doc! { "$eq": attempts }
+        };
         let filter = doc! {
             "_id": { "$in": ids },
             "locked": false,
@@ -836,22 +839,14 @@ fn started(document: Document) -> Option<(Job, Claim)> {
 }
 
 fn only_duplicates(error: &Error) -> bool {
-    match error.kind.as_ref() {
-        ErrorKind::InsertMany(many) => {
-            many.write_concern_error.is_none()
-                && many.write_errors.as_ref().is_some_and(|errors| errors.iter().all(|error| error.code == DUPLICATE_KEY))
-        }
-        #[expect(clippy::wildcard_enum_match_arm, reason = "only this kind speaks of single documents")]
-        _ => false,
-    }
+    let ErrorKind::InsertMany(many) = error.kind.as_ref() else { return false };
+    let duplicate = |errors: &Vec<mongodb::error::IndexedWriteError>| errors.iter().all(|error| error.code == DUPLICATE_KEY);
+    many.write_concern_error.is_none() && many.write_errors.as_ref().is_some_and(duplicate)
 }
 
 fn duplicates(error: &Error) -> u64 {
-    match error.kind.as_ref() {
-        ErrorKind::InsertMany(many) => many.write_errors.as_ref().map_or(0, |errors| errors.len() as u64),
-        #[expect(clippy::wildcard_enum_match_arm, reason = "only this kind speaks of single documents")]
-        _ => 0,
-    }
+    let ErrorKind::InsertMany(many) = error.kind.as_ref() else { return 0 };
+    many.write_errors.as_ref().map_or(0, |errors| errors.len() as u64)
 }
 
 fn is_duplicate(error: &Error) -> bool {

@@ -41,7 +41,9 @@ impl Store {
         let metadata = self.metadata.clone();
         let found = call("observe_lease", async move { metadata.find_one(doc! { "_id": LEASE }).await }).await?;
         Ok(found.and_then(|lease| {
-            bson::deserialize_from_document(lease).inspect_err(|error| tracing::warn!(%error, "the lease's document cannot be understood")).ok()
+            bson::deserialize_from_document(lease)
+                .inspect_err(|error| tracing::warn!(%error, "the lease's document cannot be understood"))
+                .ok()
         }))
     }
 
@@ -62,7 +64,9 @@ impl Store {
         let metadata = self.metadata.clone();
         let absent = observed.is_none();
         match call("acquire_if_unchanged", async move { metadata.update_one(filter, doc! { "$set": set }).upsert(absent).await }).await {
-            Ok(written) => Ok((written.matched_count == 1 || written.upserted_id.is_some_and(|id| id != Bson::Null)).then_some(Lease { holder, term })),
+            Ok(written) => {
+                Ok((written.matched_count == 1 || written.upserted_id.is_some_and(|id| id != Bson::Null)).then_some(Lease { holder, term }))
+            }
             Err(StoreError::Mongo { source, .. }) if code_of(&source) == Some(DUPLICATE_KEY) => Ok(None),
             Err(failed) => Err(failed),
         }
@@ -75,7 +79,8 @@ impl Store {
     pub async fn renew_if_held(&self, lease: &Lease) -> Result<bool, StoreError> {
         let metadata = self.metadata.clone();
         let filter = doc! { "_id": LEASE, "holder": lease.holder, "term": lease.term, "released": false };
-        let renewed = call("renew_if_held", async move { metadata.update_one(filter, doc! { "$inc": { "renewals": 1_i64 } }).await }).await?;
+        let renewed =
+            call("renew_if_held", async move { metadata.update_one(filter, doc! { "$inc": { "renewals": 1_i64 } }).await }).await?;
         Ok(renewed.matched_count == 1)
     }
 

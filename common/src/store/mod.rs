@@ -22,7 +22,7 @@ use mongodb::{
 pub(crate) use self::jobs::id_of;
 pub use self::{
     connect::{ConnectArgs, ConnectError, DEFAULT_DATABASE},
-    jobs::{Archival, CommitSession, as_started, DueJob, Recorded, Rescheduling, Start, ToStart},
+    jobs::{Archival, CommitSession, DueJob, Recorded, Rescheduling, Start, ToStart, as_started},
     lease::{Lease, Observed},
     roster::{Announcement, Assignment, Beat, Free},
     signals::{Hint, Hints, Listener},
@@ -96,21 +96,20 @@ impl StoreError {
 }
 
 fn is_document_fault(error: &Error) -> bool {
-    match error.kind.as_ref() {
-        ErrorKind::Bson(_) | ErrorKind::BsonSerialization(_) | ErrorKind::InvalidArgument { .. } => true,
-        #[expect(clippy::wildcard_enum_match_arm, reason = "the driver's list is open; only refusals by code matter")]
-        _ => code_of(error).is_some_and(|code| DOCUMENT_FAULTS.contains(&code)),
-    }
+    matches!(error.kind.as_ref(), ErrorKind::Bson(_) | ErrorKind::BsonSerialization(_) | ErrorKind::InvalidArgument { .. })
+        || code_of(error).is_some_and(|code| DOCUMENT_FAULTS.contains(&code))
 }
 
 /// The code of the first refusal in an error, wherever the driver puts it.
 fn code_of(error: &Error) -> Option<i32> {
-    match error.kind.as_ref() {
-        ErrorKind::Command(command) => Some(command.code),
-        ErrorKind::InsertMany(many) => many.write_errors.as_ref().and_then(|errors| errors.first()).map(|error| error.code),
-        ErrorKind::Write(mongodb::error::WriteFailure::WriteError(error)) => Some(error.code),
-        #[expect(clippy::wildcard_enum_match_arm, reason = "the driver's list is open; the rest has no code")]
-        _ => None,
+    if let ErrorKind::Command(command) = error.kind.as_ref() {
+        Some(command.code)
+    } else if let ErrorKind::InsertMany(many) = error.kind.as_ref() {
+        many.write_errors.as_ref().and_then(|errors| errors.first()).map(|error| error.code)
+    } else if let ErrorKind::Write(mongodb::error::WriteFailure::WriteError(error)) = error.kind.as_ref() {
+        Some(error.code)
+    } else {
+        None
     }
 }
 

@@ -147,12 +147,19 @@ impl Store {
     /// Filter: available, this leader's term, and as many places free as are given. Update: `available: false`, the
     /// map from workers to jobs, the round. Index: `_id`. Invariant: single writer by turn.
     /// Loses to a worker that withdrew or was retired, or to a new leader.
-    pub async fn assign_if_available(&self, term: LeaseTerm, round: RoundId, assignments: &[Assignment]) -> Result<Vec<WorkerId>, StoreError> {
+    pub async fn assign_if_available(
+        &self,
+        term: LeaseTerm,
+        round: RoundId,
+        assignments: &[Assignment],
+    ) -> Result<Vec<WorkerId>, StoreError> {
         let now = bson::DateTime::from_chrono(self.now());
         let statement = |piece: &[Assignment]| {
             let map: Document = piece.iter().map(|given| (given.worker.to_string(), Bson::from(given.jobs.clone()))).collect();
-            let any: Vec<Document> =
-                piece.iter().map(|given| doc! { "_id": given.worker, "free": { "$gte": i64::try_from(given.jobs.len()).unwrap_or(i64::MAX) } }).collect();
+            let any: Vec<Document> = piece
+                .iter()
+                .map(|given| doc! { "_id": given.worker, "free": { "$gte": i64::try_from(given.jobs.len()).unwrap_or(i64::MAX) } })
+                .collect();
             doc! {
                 "q": { "available": true, "term": term, "retired": { "$ne": true }, "$or": any },
                 "u": { "$set": { "available": false, "assigned_to": map, "assigned_since": now, "round": round } },
@@ -295,7 +302,10 @@ impl Store {
             roster.find(filter).projection(doc! { "round": 1 }).read_concern(ReadConcern::local()).await?.try_collect().await
         })
         .await?;
-        Ok(found.iter().filter_map(|document| Some((worker_of(document)?, document.get_object_id("round").ok().map(RoundId::from)))).collect())
+        Ok(found
+            .iter()
+            .filter_map(|document| Some((worker_of(document)?, document.get_object_id("round").ok().map(RoundId::from))))
+            .collect())
     }
 
     /// Assignments that stand in the roster and were not taken yet, with their rounds: what a new leader must know.
@@ -305,7 +315,11 @@ impl Store {
         let roster = self.roster.clone();
         let filter = doc! { "available": false, "assigned_to": { "$exists": true }, "retired": { "$ne": true } };
         let found: Vec<Document> =
-            call("assigned_and_not_taken", async move { roster.find(filter).read_concern(ReadConcern::local()).await?.try_collect().await }).await?;
+            call(
+                "assigned_and_not_taken",
+                async move { roster.find(filter).read_concern(ReadConcern::local()).await?.try_collect().await },
+            )
+            .await?;
         let not_taken = |document: &Document| {
             let worker = worker_of(document)?;
             let assigned = roster::assignment_in(worker, document)?;
@@ -321,7 +335,8 @@ impl Store {
     /// Filter: none. Index: none, see above. Invariant: I10.
     pub async fn registered_workers(&self) -> Result<Vec<RegisteredWorker>, StoreError> {
         let roster = self.roster.clone();
-        let found: Vec<Document> = call("registered_workers", async move { roster.find(doc! {}).batch_size(10_000).await?.try_collect().await }).await?;
+        let found: Vec<Document> =
+            call("registered_workers", async move { roster.find(doc! {}).batch_size(10_000).await?.try_collect().await }).await?;
         Ok(decoded(found))
     }
 
@@ -338,7 +353,11 @@ impl Store {
     ///
     /// Filter: id, and the very heartbeat that was seen unchanged. Index: `_id`. Invariant: I10.
     /// Loses when the worker gave another sign of life, or left.
-    pub async fn retire_if_silent_since(&self, worker: WorkerId, last_seen_at: Option<Instant>) -> Result<Option<RegisteredWorker>, StoreError> {
+    pub async fn retire_if_silent_since(
+        &self,
+        worker: WorkerId,
+        last_seen_at: Option<Instant>,
+    ) -> Result<Option<RegisteredWorker>, StoreError> {
         let roster = self.roster.clone();
         let filter = doc! { "_id": worker, "last_seen_at": last_seen_at.map(bson::DateTime::from_chrono) };
         let update = doc! { "$set": { "retired": true, "available": false } };
@@ -382,7 +401,9 @@ fn worker_of(document: &Document) -> Option<WorkerId> {
 fn decoded<T: TryFrom<Document, Error = String>>(found: Vec<Document>) -> Vec<T> {
     let decode = |document: Document| {
         let id = id_of(&document);
-        T::try_from(document).inspect_err(|error| tracing::warn!(worker.id = ?id, error, "a roster document cannot be understood; leaving it alone")).ok()
+        T::try_from(document)
+            .inspect_err(|error| tracing::warn!(worker.id = ?id, error, "a roster document cannot be understood; leaving it alone"))
+            .ok()
     };
     found.into_iter().filter_map(decode).collect()
 }
@@ -392,7 +413,13 @@ fn pieces(assignments: &[Assignment]) -> impl Iterator<Item = &[Assignment]> {
     let mut rest = assignments;
     std::iter::from_fn(move || {
         let mut ids = 0;
-        let fits = rest.iter().take_while(|given| { ids += given.jobs.len(); ids <= IDS_PER_PIECE }).count();
+        let fits = rest
+            .iter()
+            .take_while(|given| {
+                ids += given.jobs.len();
+                ids <= IDS_PER_PIECE
+            })
+            .count();
         let (piece, left) = rest.split_at(fits.max(1).min(rest.len()));
         rest = left;
         (!piece.is_empty()).then_some(piece)

@@ -115,7 +115,10 @@ impl Hint {
             "assigned" => {
                 let pairs = document.get_document("pairs").ok()?;
                 let given = |(worker, jobs): (&String, &Bson)| Some(Assignment { worker: worker.parse().ok()?, jobs: ids_in(Some(jobs)) });
-                Self::Assigned { round: document.get_object_id("round").ok()?.into(), assignments: pairs.iter().filter_map(given).collect() }
+                Self::Assigned {
+                    round: document.get_object_id("round").ok()?.into(),
+                    assignments: pairs.iter().filter_map(given).collect(),
+                }
             }
             "cancel" => Self::Cancel { job: document.get_object_id("job").ok()?.into() },
             _ => return None,

@@ -3,11 +3,7 @@
 use std::time::Duration;
 
 use bson::{Bson, Document, doc};
-use recruiter_common::{
-    enqueue::NewJob,
-    ids::JobId,
-    retry_policy::RetryManyTimes,
-};
+use recruiter_common::{enqueue::NewJob, ids::JobId, retry_policy::RetryManyTimes};
 use recruiter_tests::{
     factory::{insert_unvalidated, minimal_job},
     local::store,
@@ -116,7 +112,8 @@ async fn a_mongodb_that_will_not_do_is_refused_with_what_to_do() {
     let running: Vec<Process> = BINARIES.iter().map(|(name, args)| Process::start(name, args, env)).collect();
     let (code, said) = ended("recruiter", &["enqueue", "--class", "sleep"], env).await;
     assert_eq!(code, Some(0), "{said}");
-    wait_until(SOON, "the job is done", async || database.raw("archived").count_documents(doc! { "why": "done" }).await.unwrap() == 1).await;
+    wait_until(SOON, "the job is done", async || database.raw("archived").count_documents(doc! { "why": "done" }).await.unwrap() == 1)
+        .await;
     drop(running);
     drop(database);
     mongo.stop().await.unwrap();
@@ -216,7 +213,10 @@ async fn jobs_without_a_worker_wait_without_stopping_the_others() {
     }
     assert_eq!(database.raw("scheduled").count_documents(doc! { "locked": false, "attempts": 0 }).await.unwrap(), waiting.len() as u64);
     let all = Process::on(&database, "recruiter-worker", &["--builtins"]);
-    wait_until(SOON, "the groups are served", async || database.raw("scheduled").count_documents(doc! { "group": { "$ne": "mine" } }).await.unwrap() == 0).await;
+    wait_until(SOON, "the groups are served", async || {
+        database.raw("scheduled").count_documents(doc! { "group": { "$ne": "mine" } }).await.unwrap() == 0
+    })
+    .await;
     drop(all);
     system.stop().await;
 }

@@ -223,7 +223,7 @@ async fn a_lost_reply_enqueues_nothing_twice() {
     let mongo = own_mongod().await;
     let database = TestDatabase::on(&mongo.uri()).await;
     recruiter(&database, &["stats"]);
-    let fault = FailPoint::new("recruiter enqueue", &["insert"]).namespace(database.name(), "scheduled").times(3).write_concern_error(91);
+    let fault = FailPoint::new("recruiter enqueue", &["insert"]).namespace(database.name(), "scheduled").times(3).write_concern_error(64);
     let fault = fault.arm(&mongo.uri()).await;
     let said = with_input(&database, &["enqueue", "--from", "-"], lines(0..100).concat().as_bytes());
     assert_eq!((said.code, said.out.lines().count()), (0, 100), "{}", said.err);

@@ -6,7 +6,7 @@ use std::{collections::HashMap, time::Duration};
 use bson::{Document, doc};
 use futures_util::TryStreamExt;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
-use recruiter_common::{enqueue::NewJob, ids::JobId, retry_policy::RetryManyTimes};
+use recruiter_common::{enqueue::NewJob, ids::JobId, retry_policy::RetryManyTimes, shutdown::pause};
 use recruiter_tests::{
     local::store,
     mongo::TestDatabase,
@@ -32,7 +32,13 @@ async fn after_random_kills_and_stops_every_execution_is_accounted_for() {
     let script = format!("echo $RECRUITER_JOB_ID >> {}; sleep {{seconds}}", log.display());
     std::fs::write(&config, format!("[workables.once]\ncommand = [\"sh\", \"-c\", \"{script}\"]\n")).unwrap();
     let config = config.display().to_string();
-    let worker = || Process::on(&database, "recruiter-worker", &["--builtins", "--config", &config, "--grace", "1s", "--heartbeat", "500ms", "--lease", "2s"]);
+    let worker = || {
+        Process::on(
+            &database,
+            "recruiter-worker",
+            &["--builtins", "--config", &config, "--grace", "1s", "--heartbeat", "500ms", "--lease", "2s"],
+        )
+    };
     let recruiter = || Process::on(&database, "recruiter", &["run", "--lease", "3s"]);
     let mut system = System {
         recruiter: recruiter(),
@@ -69,7 +75,7 @@ async fn after_random_kills_and_stops_every_execution_is_accounted_for() {
             78..86 => {
                 let index = random.random_range(0..system.workers.len());
                 system.workers[index].pause();
-                tokio::time::sleep(Duration::from_millis(random.random_range(100..5_000))).await;
+                pause(Duration::from_millis(random.random_range(100..5_000))).await;
                 system.workers[index].resume();
             }
             86..93 => {
@@ -80,7 +86,7 @@ async fn after_random_kills_and_stops_every_execution_is_accounted_for() {
                     gone.terminate();
                 }
             }
-            _ => tokio::time::sleep(Duration::from_millis(random.random_range(1..1_000))).await,
+            _ => pause(Duration::from_millis(random.random_range(1..1_000))).await,
         }
     }
     let all = jobs.len() as u64;

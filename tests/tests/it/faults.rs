@@ -9,6 +9,7 @@ use recruiter_common::{
     enqueue::NewJob,
     ids::JobId,
     retry_policy::{RetryForever, RetryManyTimes},
+    shutdown::pause,
     store::Store,
 };
 use recruiter_tests::{
@@ -137,7 +138,8 @@ async fn a_stopping_worker_interrupts_what_does_not_end_in_its_grace() {
 async fn a_draining_worker_is_not_taken_for_dead() {
     let database = TestDatabase::new().await;
     let worker = ["--builtins", "--heartbeat", "200ms", "--lease", "600ms", "--grace", "10s"];
-    let mut system = System::start(&database, Setup { worker: &worker, cleaner: &["--dead-after", "1s", "--every", "100ms"], ..Setup::default() });
+    let mut system =
+        System::start(&database, Setup { worker: &worker, cleaner: &["--dead-after", "1s", "--every", "100ms"], ..Setup::default() });
     let store = store(&database).await;
     let id = sleep(4_000).enqueue(&store).await.unwrap();
     until_started(&database, 1).await;
@@ -153,7 +155,8 @@ async fn a_draining_worker_is_not_taken_for_dead() {
 async fn a_worker_frozen_past_its_death_drops_its_outcome_and_comes_back() {
     let database = TestDatabase::new().await;
     let frozen = ["--builtins", "--heartbeat", "300ms", "--lease", "1s"];
-    let mut system = System::start(&database, Setup { worker: &frozen, cleaner: &["--dead-after", "2s", "--every", "200ms"], ..Setup::default() });
+    let mut system =
+        System::start(&database, Setup { worker: &frozen, cleaner: &["--dead-after", "2s", "--every", "200ms"], ..Setup::default() });
     let store = store(&database).await;
     let again = RetryForever::new(Duration::from_millis(1)).unwrap();
     let id = sleep(500).retry(&again).enqueue(&store).await.unwrap();
@@ -210,7 +213,7 @@ async fn when_mongodb_goes_away_for_a_while_everything_resumes_and_nothing_is_lo
     let jobs = store.enqueue_many((0..400).map(|_| sleep(20))).await.unwrap();
     wait_until(SOON, "half is done", async || count(&database, "archived", doc! {}).await > 100).await;
     mongo.kill().await.unwrap();
-    tokio::time::sleep(Duration::from_secs(3)).await;
+    pause(Duration::from_secs(3)).await;
     mongo.restart().await.unwrap();
     wait_until(SOON * 2, "all is done", async || count(&database, "archived", doc! {}).await == 400).await;
     let found: Vec<Document> = database.raw("archived").find(doc! {}).await.unwrap().try_collect().await.unwrap();
@@ -233,11 +236,15 @@ async fn without_any_hint_a_job_starts_within_the_poll_fallback() {
     database.raw("signals").drop().await.unwrap();
     database.database().create_collection("signals").await.unwrap();
     let system = System::start(&database, Setup::default());
-    wait_until(SOON, "the worker is there", async || count(&database, "roster", doc! { "available": true, "term": { "$gt": 0 } }).await == 1).await;
+    wait_until(SOON, "the worker is there", async || {
+        count(&database, "roster", doc! { "available": true, "term": { "$gt": 0 } }).await == 1
+    })
+    .await;
     for _ in 0..5 {
         let id = sleep(0).enqueue(&store).await.unwrap();
         let execution = archived(&database, id).await.get_document("last_execution").unwrap().clone();
-        let waited = execution.get_datetime("started_at").unwrap().timestamp_millis() - execution.get_datetime("scheduled_at").unwrap().timestamp_millis();
+        let waited = execution.get_datetime("started_at").unwrap().timestamp_millis()
+            - execution.get_datetime("scheduled_at").unwrap().timestamp_millis();
         assert!(waited < 1_200, "it waited for {waited} ms");
     }
     let retry = RetryManyTimes::new(1, Duration::from_millis(100)).unwrap();
@@ -256,14 +263,24 @@ async fn a_start_of_unknown_outcome_is_found_again() {
     let system = System::start(&database, Setup { worker: &["--config", &config], ..Setup::default() });
     let store: Store = store(&database).await;
     wait_until(SOON, "the worker is there", async || count(&database, "roster", doc! { "available": true }).await == 1).await;
-    let fault = FailPoint::new("recruiter-worker", &["update"]).namespace(database.name(), "scheduled").times(2).write_concern_error(91).arm(&mongo.uri()).await;
+    let fault = FailPoint::new("recruiter-worker", &["update"])
+        .namespace(database.name(), "scheduled")
+        .times(2)
+        .write_concern_error(91)
+        .arm(&mongo.uri())
+        .await;
     let jobs = store.enqueue_many((0..5).map(|_| NewJob::of_class("count", doc! {}))).await.unwrap();
     for id in &jobs {
         assert_eq!(why(&archived(&database, *id).await), "done");
     }
     assert!(fault.struck().await >= 1);
     drop(fault);
-    let fault = FailPoint::new("recruiter-worker", &["update"]).namespace(database.name(), "scheduled").times(1).close_connection().arm(&mongo.uri()).await;
+    let fault = FailPoint::new("recruiter-worker", &["update"])
+        .namespace(database.name(), "scheduled")
+        .times(1)
+        .close_connection()
+        .arm(&mongo.uri())
+        .await;
     let id = NewJob::of_class("count", doc! {}).enqueue(&store).await.unwrap();
     assert_eq!(why(&archived(&database, id).await), "done");
     assert_eq!(fault.struck().await, 1);
@@ -323,7 +340,8 @@ async fn work_spreads_over_workers_of_equal_capacity() {
     let database = TestDatabase::new().await;
     let system = System::start(&database, Setup { workers: 2, ..Setup::default() });
     let store = store(&database).await;
-    wait_until(SOON, "both are there", async || count(&database, "roster", doc! { "available": true, "term": { "$gt": 0 } }).await == 2).await;
+    wait_until(SOON, "both are there", async || count(&database, "roster", doc! { "available": true, "term": { "$gt": 0 } }).await == 2)
+        .await;
     store.enqueue_many((0..1_000).map(|_| sleep(10))).await.unwrap();
     wait_until(SOON, "all is done", async || count(&database, "archived", doc! {}).await == 1_000).await;
     let group = [doc! { "$group": { "_id": "$last_execution.worker", "jobs": { "$sum": 1 } } }];

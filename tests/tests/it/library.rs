@@ -172,7 +172,9 @@ async fn a_blocking_workable_may_return_any_error_panic_or_take_too_long() {
     let recruiter = Local::recruiter(&database, &[]);
     let worker = Local::worker(&database, Worker::new().register_blocking::<Compute>(AtomicU32::new(0)).unwrap(), &[]);
     let store = store(&database).await;
-    for (n, class, message) in [(0, "core::num::error::ParseIntError", "invalid digit"), (1, "panic", "one is too small"), (2, "timeout", "200ms")] {
+    for (n, class, message) in
+        [(0, "core::num::error::ParseIntError", "invalid digit"), (1, "panic", "one is too small"), (2, "timeout", "200ms")]
+    {
         let id = Compute { n }.as_job().enqueue(&store).await.unwrap();
         let ended = archived(&database, id).await;
         let execution = ended.get_document("last_execution").unwrap();

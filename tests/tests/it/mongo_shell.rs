@@ -45,7 +45,10 @@ fn check(document: &Value, fields: &[(&str, &str)]) {
 async fn the_session_of_the_recruiter_document_reads_the_same() {
     let database = TestDatabase::new().await;
     let system = System::start(&database, Setup { worker: &["--builtins", "--concurrency", "2"], ..Setup::default() });
-    wait_until(SOON, "the worker is there", async || database.raw("roster").count_documents(doc! { "available": true }).await.unwrap() == 1).await;
+    wait_until(SOON, "the worker is there", async || {
+        database.raw("roster").count_documents(doc! { "available": true }).await.unwrap() == 1
+    })
+    .await;
 
     // "Every worker registers itself as available to work when it's born"
     let worker = ask(&database, "db.roster.findOne()");
@@ -95,12 +98,22 @@ async fn the_session_of_the_recruiter_document_reads_the_same() {
     wait_until(SOON, "both are done", async || database.raw("archived").count_documents(doc! { "done": true }).await.unwrap() == 2).await;
     let job = ask(&database, "db.archived.find().sort({$natural: -1}).limit(1).toArray()[0]");
     check(&job, &job_fields);
-    check(&job, &[("why", "text"), ("last_execution.scheduled_at", "date"), ("last_execution.started_at", "date"), ("last_execution.ended_at", "date")]);
+    check(
+        &job,
+        &[
+            ("why", "text"),
+            ("last_execution.scheduled_at", "date"),
+            ("last_execution.started_at", "date"),
+            ("last_execution.ended_at", "date"),
+        ],
+    );
     assert_eq!((&job["done"], &job["locked"], &job["why"]), (&true.into(), &false.into(), &"done".into()));
     assert!(job["scheduled_at"].is_null());
 
     // The commands of the README
-    for command in ["db.roster.findOne()", "db.scheduled.find({locked: true}).toArray()", "db.archived.find({why: {$ne: \"done\"}}).toArray()"] {
+    for command in
+        ["db.roster.findOne()", "db.scheduled.find({locked: true}).toArray()", "db.archived.find({why: {$ne: \"done\"}}).toArray()"]
+    {
         ask(&database, command);
     }
     system.stop().await;

@@ -9,6 +9,7 @@ use recruiter_common::{
     failure::Failure,
     ids::{JobId, LeaseTerm, RoundId, WorkerId},
     job::{Execution, Job, Why},
+    shutdown::pause,
     store::{Archival, Assignment, Beat, Free, Hint, Listener, Recorded, Rescheduling, Store},
 };
 use recruiter_tests::{
@@ -41,8 +42,14 @@ async fn profiled(database: &TestDatabase, work: impl Future<Output = ()>) -> Ve
     profile(2).await;
     work.await;
     profile(0).await;
-    let found: Vec<Document> =
-        database.raw("system.profile").find(doc! { "appName": "test", "ns": { "$not": { "$regex": "system|signals" } } }).await.unwrap().try_collect().await.unwrap();
+    let found: Vec<Document> = database
+        .raw("system.profile")
+        .find(doc! { "appName": "test", "ns": { "$not": { "$regex": "system|signals" } } })
+        .await
+        .unwrap()
+        .try_collect()
+        .await
+        .unwrap();
     database.raw("system.profile").drop().await.unwrap();
     found
 }
@@ -84,23 +91,36 @@ async fn hot_operations_are_served_by_their_index() {
             assert!(keys <= most && documents <= most, "{what} reads too much: keys {keys}, documents {documents}");
         }
     };
-    check("due_jobs", 40, &mut Work(async || assert_eq!(store.due_jobs("generic", &["x"], store.now(), 10).await.unwrap().len(), 10))).await;
+    check("due_jobs", 40, &mut Work(async || assert_eq!(store.due_jobs("generic", &["x"], store.now(), 10).await.unwrap().len(), 10)))
+        .await;
     check("next_due", 60, &mut Work(async || assert_eq!(store.next_due(&groups, store.now()).await.unwrap(), Some(later)))).await;
     check("groups", 40, &mut Work(async || assert_eq!(store.groups().await.unwrap().len(), 6))).await;
     check("unlocked", 40, &mut Work(async || assert_eq!(store.unlocked(&ids).await.unwrap().len(), 10))).await;
     let jobs = read(&store, &ids).await;
     let starting = start(&store, worker);
-    check("start_if_unlocked", 40, &mut Work(async || assert_eq!(store.start_if_unlocked(&starting, &to_start(&jobs)).await.unwrap().len(), 10))).await;
+    check(
+        "start_if_unlocked",
+        40,
+        &mut Work(async || assert_eq!(store.start_if_unlocked(&starting, &to_start(&jobs)).await.unwrap().len(), 10)),
+    )
+    .await;
     check("claims_of_start", 40, &mut Work(async || assert_eq!(store.claims_of_start(starting.id, &ids).await.unwrap().len(), 10))).await;
     check("held_by", 40, &mut Work(async || assert_eq!(store.held_by(worker, &ids).await.unwrap().len(), 10))).await;
     check("cancel_requests", 40, &mut Work(async || assert!(store.cancel_requests(&ids).await.unwrap().is_empty()))).await;
     check("already_archived", 40, &mut Work(async || assert!(store.already_archived(&ids).await.unwrap().is_empty()))).await;
     let held = store.held_by(worker, &ids).await.unwrap();
-    let back: Vec<Rescheduling> = held[..5].iter().map(|(job, claim)| Rescheduling::retry(job, *claim, &Execution::default(), later, true)).collect();
-    check("reschedule_if_claimed", 40, &mut Work(async || assert_eq!(store.reschedule_if_claimed(&back).await.unwrap(), [Recorded::Yes; 5]))).await;
+    let back: Vec<Rescheduling> =
+        held[..5].iter().map(|(job, claim)| Rescheduling::retry(job, *claim, &Execution::default(), later, true)).collect();
+    check(
+        "reschedule_if_claimed",
+        40,
+        &mut Work(async || assert_eq!(store.reschedule_if_claimed(&back).await.unwrap(), [Recorded::Yes; 5])),
+    )
+    .await;
     let ended: Vec<Archival> = held[5..].iter().map(|(job, claim)| done(job, *claim, &store)).collect();
     check("archive", 60, &mut Work(async || assert_eq!(archive(&store, &ended).await, [Recorded::Yes; 5]))).await;
-    check("prune_archived", 120, &mut Work(async || assert_eq!(store.prune_archived(in_ms(&store, 60_000), 100).await.unwrap(), 100))).await;
+    check("prune_archived", 120, &mut Work(async || assert_eq!(store.prune_archived(in_ms(&store, 60_000), 100).await.unwrap(), 100)))
+        .await;
 }
 
 /// An async closure as an object, so that one check serves them all.
@@ -212,7 +232,10 @@ async fn a_long_history_is_bounded_and_counted() {
         let (job, claim) = started(&store, WorkerId::new(), &ids).await.pop().unwrap();
         assert_eq!(job.attempts, n);
         let execution = job.last_execution.clone().unwrap().ended(store.now(), Some(&Failure::new(format!("failure-{n}"), "")));
-        assert_eq!(store.reschedule_if_claimed(&[Rescheduling::retry(&job, claim, &execution, store.now(), true)]).await.unwrap(), [Recorded::Yes]);
+        assert_eq!(
+            store.reschedule_if_claimed(&[Rescheduling::retry(&job, claim, &execution, store.now(), true)]).await.unwrap(),
+            [Recorded::Yes]
+        );
     }
     let job = read(&store, &ids).await.pop().unwrap();
     let classes: Vec<_> = job.executions.iter().map(|execution| execution.class.clone().unwrap()).collect();
@@ -259,7 +282,17 @@ async fn in_no_snapshot_is_a_job_in_both_collections_or_in_none() {
     while !archiving.is_finished() {
         let mut session = database.database().client().start_session().snapshot(true).await.unwrap();
         let mut count = async |collection: &str| {
-            let found: Vec<Document> = database.raw(collection).find(doc! {}).projection(doc! { "_id": 1 }).session(&mut session).await.unwrap().stream(&mut session).try_collect().await.unwrap();
+            let found: Vec<Document> = database
+                .raw(collection)
+                .find(doc! {})
+                .projection(doc! { "_id": 1 })
+                .session(&mut session)
+                .await
+                .unwrap()
+                .stream(&mut session)
+                .try_collect()
+                .await
+                .unwrap();
             found.len()
         };
         let (scheduled, archived) = (count("scheduled").await, count("archived").await);
@@ -391,7 +424,7 @@ async fn a_sign_of_life_prevents_retirement_and_retirement_every_other_sign() {
     let store = store(&database).await;
     let worker = announced(&store, 1).await;
     let seen = store.registered_workers().await.unwrap()[0].last_seen_at;
-    tokio::time::sleep(Duration::from_millis(5)).await;
+    pause(Duration::from_millis(5)).await;
     assert!(matches!(store.heartbeat(worker, &[], &[]).await.unwrap(), Beat::Seen { .. }));
     assert!(store.retire_if_silent_since(worker, seen).await.unwrap().is_none());
     let seen = store.registered_workers().await.unwrap()[0].last_seen_at;
@@ -435,7 +468,8 @@ async fn processes_that_start_together_make_the_schema_once() {
     let database = TestDatabase::new().await;
     let connecting = (0..6).map(|_| store(&database));
     futures_util::future::join_all(connecting).await;
-    let names: BTreeSet<String> = database.database().list_collection_names().await.unwrap().into_iter().filter(|name| !name.starts_with("system")).collect();
+    let names: BTreeSet<String> =
+        database.database().list_collection_names().await.unwrap().into_iter().filter(|name| !name.starts_with("system")).collect();
     assert_eq!(names, ["archived", "metadata", "roster", "scheduled", "signals"].map(str::to_owned).into());
     let indexes = async |collection: &str| database.raw(collection).list_index_names().await.unwrap().into_iter().collect::<BTreeSet<_>>();
     assert_eq!(indexes("scheduled").await, ["_id_", "due_jobs"].map(str::to_owned).into());

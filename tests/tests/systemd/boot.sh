@@ -11,8 +11,9 @@ if [ "${2-}" != inside ]; then
     mount -t cgroup2 cgroup2 "$stage/cgroup"
     mkdir "$box"
     unshare --mount --propagation private --pid --fork --kill-child --uts --ipc "$0" "$stage" inside </dev/null &
+    disown
     cat >/dev/null
-    { kill -KILL $! && wait; } 2>/dev/null || true # and, by --kill-child, all that runs inside
+    kill -KILL $! # and, by --kill-child, all that runs inside
     for _ in {1..100}; do ! grep -q 'populated 1' "$box/cgroup.events" || sleep 0.05; done
     find "$box" -depth -type d -exec rmdir {} +
     exit
