@@ -212,7 +212,14 @@ pub fn binary(name: &str) -> PathBuf {
 
 fn build(directory: &Path) {
     let profile = directory.file_name().and_then(|name| name.to_str()).expect("the directory of a profile has a name");
-    let output = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+    let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    // What cargo says of this package would look to build scripts like a change of theirs, and rebuild half the tree.
+    for (name, _) in env::vars_os()
+        .filter(|(name, _)| name.to_string_lossy().starts_with("CARGO_PKG_") || name.to_string_lossy().starts_with("CARGO_MANIFEST_"))
+    {
+        cargo.env_remove(name);
+    }
+    let output = cargo
         .args(["build", "--workspace", "--bins", "--quiet", "--profile", if profile == "debug" { "dev" } else { profile }, "--target-dir"])
         .arg(directory.parent().expect("the directory of a profile is in the target directory"))
         .current_dir(env!("CARGO_MANIFEST_DIR"))

@@ -128,7 +128,7 @@ impl Store {
     /// tells seconds apart.
     ///
     /// Filter: what is asked for, and for the running ones those that the roster names. Index: `_id` or
-    /// `archived_by_end` in descending order up to the limit, or for [`LOOK_LIMIT`]. Invariant: none; a job that moves
+    /// `archived_by_end` in descending order up to the limit, or for `LOOK_LIMIT`. Invariant: none; a job that moves
     /// meanwhile is listed once, because the archive is read last and believed.
     pub async fn jobs(&self, filter: &JobFilter) -> Result<Vec<Document>, StoreError> {
         let by_id = doc! { "_id": -1 };
