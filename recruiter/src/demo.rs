@@ -422,13 +422,15 @@ impl Seen {
     }
 }
 
+/// The commands to look inside with: of this very database while it is kept, of any other otherwise.
 fn look_inside(keep: bool, uri: &str) -> String {
-    if !keep {
-        return "\nTo look inside, use --keep; `recruiter dev` keeps one running to work with.".into();
-    }
-    let query = |query: &str| format!("\n  mongosh '{uri}' --eval '{query}'");
+    let (when, uri) = match keep {
+        true => ("until Ctrl-C here", format!("'{uri}'")),
+        false => ("run it with --keep, or `recruiter dev`, and use the MONGODB_URI it prints", "\"$MONGODB_URI\"".into()),
+    };
+    let query = |query: &str| format!("\n  mongosh {uri} --eval '{query}'");
     let queries = ["db.archived.findOne()", "db.archived.find({\"executions.crashed\": true})", "db.roster.find()"].map(query).concat();
-    format!("\nTo look inside, until Ctrl-C here:{queries}")
+    format!("\nTo look inside, {when}:{queries}")
 }
 
 /// Whether a job was done and its result is this digest. `sha256sum` begins its line with a backslash when it escapes the name.
