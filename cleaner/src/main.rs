@@ -1,7 +1,5 @@
 //! The cleaner's process.
 
-use std::process::ExitCode;
-
 use clap::Parser;
 use recruiter_cleaner::config::CleanerArgs;
 use recruiter_common::{
@@ -27,8 +25,8 @@ const EXIT_CODES: &str = "Exit codes: 0 stopped, 1 failure, 2 wrong flags, 69 Mo
   130 stopped at once by a second signal";
 
 #[tokio::main]
-async fn main() -> ExitCode {
-    run(Cli::parse()).await.unwrap_or_else(|error| exit::report("recruiter-cleaner", &error)).into()
+async fn main() {
+    run(Cli::parse()).await.unwrap_or_else(|error| exit::report("recruiter-cleaner", &error)).now()
 }
 
 async fn run(cli: Cli) -> anyhow::Result<Exit> {

@@ -2,8 +2,6 @@
 //!
 //! Numbers follow sysexits(3) where it has one. The units in `systemd/` restart on all but `Usage` and `Config`.
 
-use std::process::ExitCode;
-
 /// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -26,9 +24,11 @@ pub enum Exit {
     Aborted = 130,
 }
 
-impl From<Exit> for ExitCode {
-    fn from(exit: Exit) -> Self {
-        ExitCode::from(exit as u8)
+impl Exit {
+    /// Ends the process, without taking its runtime apart: a read of standard input may never return, and tasks of the
+    /// MongoDB driver panic when they are dropped under each other. Call it when everything is written.
+    pub fn now(self) -> ! {
+        std::process::exit(self as i32)
     }
 }
 

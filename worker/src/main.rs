@@ -1,6 +1,6 @@
 //! The stock worker: runs programs that a local file names, and nothing else.
 
-use std::{path::PathBuf, process::ExitCode, time::Duration};
+use std::{path::PathBuf, time::Duration};
 
 use anyhow::Context as _;
 use clap::Parser;
@@ -42,9 +42,8 @@ Exit codes: 0 stopped, 1 failure, 2 wrong flags, 69 MongoDB unreachable, 75 memo
 const ABORT_WITHIN: Duration = Duration::from_secs(2);
 
 #[tokio::main]
-async fn main() -> ExitCode {
-    let cli = Cli::parse();
-    run(cli).await.unwrap_or_else(|error| exit::report("recruiter-worker", &error)).into()
+async fn main() {
+    run(Cli::parse()).await.unwrap_or_else(|error| exit::report("recruiter-worker", &error)).now()
 }
 
 async fn run(cli: Cli) -> anyhow::Result<Exit> {
