@@ -14,7 +14,7 @@ use std::time::{Duration, Instant as Monotonic};
 use recruiter_common::{
     roster::Place,
     shutdown::{Shutdown, Wake},
-    store::{ConnectArgs, Store},
+    store::{ConnectArgs, Store, StoreError},
     telemetry::chain,
 };
 
@@ -36,18 +36,32 @@ pub async fn run(args: CleanerArgs, connect: &ConnectArgs, mut shutdown: Shutdow
     let here = Place::of_this_process()?;
     let mut observations = Observations::new(here);
     let mut rescuer = Rescuer::new(store.clone());
-    let (mut last_sweep, mut last_prune) = (None, None);
+    let (mut sweep_at, mut prune_at) = (Monotonic::now(), Monotonic::now());
     recruiter_common::service::ready("watching");
     tracing::info!(dead_after = %humantime::format_duration(args.dead_after), "watching over the workers");
     while !shutdown.is_requested() {
-        let pass = pass(&store, &args, &mut observations, &mut rescuer, &mut last_sweep, &mut last_prune, &mut shutdown).await;
-        let pause = match pass {
-            Ok(()) => args.every,
-            Err(error) => {
-                tracing::warn!(error = chain(&error), "a pass was not completed; trying again");
-                RETRY
+        let mut pause = args.every;
+        if let Err(error) = retire::tick(&store, &mut rescuer, &mut observations, args.dead_after).await {
+            observations.clear();
+            tracing::warn!(error = chain(&error), "the roster could not be looked after; trying again");
+            pause = pause.max(RETRY);
+        }
+        if Monotonic::now() >= sweep_at {
+            sweep_at = Monotonic::now() + args.sweep_every;
+            if let Err(error) = sweep(&store, &mut rescuer, &shutdown).await {
+                tracing::warn!(error = chain(&error), "the sweep was not completed; trying again later");
             }
-        };
+        }
+        if Monotonic::now() >= prune_at {
+            match prune(&store, args.keep_archived, &shutdown).await {
+                Ok(true) => prune_at = Monotonic::now() + args.prune_every,
+                Ok(false) => {}
+                Err(error) => {
+                    prune_at = Monotonic::now() + args.prune_every;
+                    tracing::warn!(error = chain(&error), "the archive was not pruned; trying again later");
+                }
+            }
+        }
         if shutdown.sleep(pause).await == Wake::Stop {
             break;
         }
@@ -56,30 +70,16 @@ pub async fn run(args: CleanerArgs, connect: &ConnectArgs, mut shutdown: Shutdow
     Ok(())
 }
 
-/// Everything that is due now.
-async fn pass(
-    store: &Store,
-    args: &CleanerArgs,
-    observations: &mut Observations,
-    rescuer: &mut Rescuer,
-    last_sweep: &mut Option<Monotonic>,
-    last_prune: &mut Option<Monotonic>,
-    shutdown: &mut Shutdown,
-) -> Result<(), recruiter_common::store::StoreError> {
-    retire::tick(store, rescuer, observations, args.dead_after).await?;
-    if is_due(last_sweep, args.sweep_every) {
-        store.refresh_clock().await?;
-        rescue::sweep(store, rescuer, shutdown).await?;
-        *last_sweep = Some(Monotonic::now());
-    }
-    if is_due(last_prune, args.prune_every) {
-        let before = store.now() - chrono::TimeDelta::from_std(args.keep_archived).unwrap_or(chrono::TimeDelta::MAX / 2);
-        prune::tick(store, before, shutdown).await?;
-        *last_prune = Some(Monotonic::now());
-    }
-    Ok(())
+async fn sweep(store: &Store, rescuer: &mut Rescuer, shutdown: &Shutdown) -> Result<(), StoreError> {
+    store.refresh_clock().await?;
+    rescue::sweep(store, rescuer, shutdown).await
 }
 
-fn is_due(last: &Option<Monotonic>, every: Duration) -> bool {
-    last.is_none_or(|last| last.elapsed() >= every)
+async fn prune(store: &Store, keep: Duration, shutdown: &Shutdown) -> Result<bool, StoreError> {
+    let before = chrono::TimeDelta::from_std(keep).ok().and_then(|keep| store.now().checked_sub_signed(keep));
+    match before {
+        Some(before) => prune::tick(store, before, shutdown).await,
+        // Kept for longer than there are dates.
+        None => Ok(true),
+    }
 }

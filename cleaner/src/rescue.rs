@@ -12,18 +12,18 @@ use recruiter_common::{
     store::{Archival, CommitSession, Hint, Recorded, Rescheduling, Store, StoreError},
 };
 
-/// Jobs looked at in one step.
-const STEP: usize = 500;
+/// Jobs read and ended in one step: they are in memory whole.
+const STEP: usize = 50;
 
 /// Ends jobs in the name of dead workers.
 pub(crate) struct Rescuer {
     store: Store,
-    session: Option<CommitSession>,
+    session: CommitSession,
 }
 
 impl Rescuer {
     pub(crate) fn new(store: Store) -> Self {
-        Self { store, session: None }
+        Self { store, session: CommitSession::default() }
     }
 
     /// Ends every job that a retired worker holds. Its roster document names all it can have locked.
@@ -49,8 +49,8 @@ impl Rescuer {
                 IfWorkerDies::Archive(why) => archivals.push(Archival::ended(&job, claim, crashed(&job, now), &why, None)),
             }
         }
-        let rescheduled = if reschedulings.is_empty() { Vec::new() } else { self.store.reschedule_if_claimed(&reschedulings).await? };
-        let archived = if archivals.is_empty() { Vec::new() } else { self.archive(&archivals).await? };
+        let rescheduled = self.store.record(&mut self.session, &reschedulings).await?;
+        let archived = self.store.record(&mut self.session, &archivals).await?;
         let count = |recorded: &[Recorded]| recorded.iter().filter(|recorded| **recorded == Recorded::Yes).count();
         let (again, ended) = (count(&rescheduled), count(&archived));
         if again + ended > 0 {
@@ -60,16 +60,6 @@ impl Rescuer {
             self.store.announce_hint(Hint::Jobs { groups: groups.into_iter().collect(), at: None }).await;
         }
         Ok(())
-    }
-
-    async fn archive(&mut self, archivals: &[Archival]) -> Result<Vec<Recorded>, StoreError> {
-        let mut session = match self.session.take() {
-            Some(session) => session,
-            None => self.store.commit_session().await?,
-        };
-        let recorded = self.store.archive(&mut session, archivals).await;
-        self.session = Some(session);
-        recorded
     }
 }
 
@@ -101,15 +91,13 @@ fn crashed(job: &Job, now: recruiter_common::instant::Instant) -> recruiter_comm
 pub(crate) async fn sweep(store: &Store, rescuer: &mut Rescuer, shutdown: &Shutdown) -> Result<(), StoreError> {
     let mut after: Option<JobId> = None;
     while !shutdown.is_requested() {
-        let locked = store.locked_jobs(after, i64::try_from(STEP).unwrap_or(i64::MAX)).await?;
-        let last = locked.len() < STEP;
-        after = locked.last().and_then(|document| document.get_object_id("_id").ok()).map(JobId::from);
+        let (locked, next) = store.locked_jobs(after).await?;
         let mut by_holder: HashMap<WorkerId, Vec<(Job, Claim)>> = HashMap::new();
         for document in locked {
             sort_in(store, document, &mut by_holder).await?;
         }
         if !by_holder.is_empty() {
-            let registered: HashSet<WorkerId> = store.registered_workers().await?.into_iter().map(|worker| worker.id).collect();
+            let registered = store.registered_ids().await?;
             let orphans: Vec<(Job, Claim)> =
                 by_holder.into_iter().filter(|(holder, _)| !registered.contains(holder)).flat_map(|(_, jobs)| jobs).collect();
             if !orphans.is_empty() {
@@ -117,8 +105,9 @@ pub(crate) async fn sweep(store: &Store, rescuer: &mut Rescuer, shutdown: &Shutd
                 rescuer.end_all(orphans).await?;
             }
         }
-        if last || after.is_none() {
-            return Ok(());
+        match next {
+            Some(next) => after = Some(next),
+            None => break,
         }
     }
     Ok(())

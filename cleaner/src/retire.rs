@@ -35,6 +35,11 @@ enum Death {
 }
 
 impl Observations {
+    /// Forgets all: silence that was not watched without a gap proves nothing.
+    pub(crate) fn clear(&mut self) {
+        self.last_seen.clear();
+    }
+
     pub(crate) fn new(here: Place) -> Self {
         Self { here, last_seen: HashMap::new() }
     }
@@ -68,20 +73,24 @@ pub(crate) async fn tick(
     observations: &mut Observations,
     dead_after: Duration,
 ) -> Result<(), StoreError> {
-    let workers = store.registered_workers().await.inspect_err(|_| {
-        // Silence that was not watched proves nothing.
-        observations.last_seen.clear();
-    })?;
+    let workers = store.registered_workers().await?;
     for (worker, last_seen_at, death) in observations.dead(&workers, Monotonic::now(), dead_after) {
         if let Some(retired) = store.retire_if_silent_since(worker, last_seen_at).await? {
             tracing::warn!(worker.id = %worker, ?death, "a worker is dead: retiring it");
-            bury(store, rescuer, &retired).await?;
+            bury_or_leave(store, rescuer, &retired).await;
         }
     }
     for retired in workers.iter().filter(|worker| worker.retired) {
-        bury(store, rescuer, retired).await?;
+        bury_or_leave(store, rescuer, retired).await;
     }
     Ok(())
+}
+
+/// Buries a worker; one that cannot be buried now is met again at the next look, and stops no other.
+async fn bury_or_leave(store: &Store, rescuer: &mut Rescuer, worker: &RegisteredWorker) {
+    if let Err(error) = bury(store, rescuer, worker).await {
+        tracing::warn!(worker.id = %worker.id, error = chain(&error), "the jobs of a dead worker could not be rescued yet; trying again");
+    }
 }
 
 /// Rescues a retired worker's jobs, then deletes its document: last, so that another cleaner can go on.

@@ -366,12 +366,13 @@ impl TryFrom<Document> for Job {
     fn try_from(document: Document) -> Result<Self, CorruptJob> {
         let stored: JobDocument = bson::deserialize_from_document(document.clone())?;
         let state = match (stored.why, stored.locked, &stored.last_execution) {
-            (Some(why), _, _) => JobState::Archived { why },
-            (None, true, Some(Execution { worker: Some(worker), start: Some(start), .. })) => {
+            (Some(why), false, _) if stored.scheduled_at.is_none() => JobState::Archived { why },
+            (_, true, Some(Execution { worker: Some(worker), start: Some(start), .. })) => {
                 JobState::Started { worker: *worker, claim: Claim { job: stored.id, start: *start } }
             }
-            (None, true, _) => return Err(CorruptJob::LockedByNobody),
-            (None, false, _) => JobState::Scheduled { at: stored.scheduled_at.ok_or(CorruptJob::NeverDue)? },
+            (_, true, _) => return Err(CorruptJob::LockedByNobody),
+            // One copied back from the archive by hand may have a `why`.
+            (_, false, _) => JobState::Scheduled { at: stored.scheduled_at.ok_or(CorruptJob::NeverDue)? },
         };
         let priority = match stored.priority {
             None => Priority::default(),
@@ -407,4 +408,35 @@ impl TryFrom<Document> for Job {
 fn count(field: &'static str, value: Option<i64>) -> Result<u32, CorruptJob> {
     let value = value.unwrap_or(0);
     u32::try_from(value).map_err(|_| CorruptJob::NotACount { field, value })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(more: Document) -> String {
+        let mut document = doc! { "_id": bson::oid::ObjectId::new(), "locked": false, "group": "g", "workable": { "class": "c" } };
+        document.extend(more);
+        match Job::try_from(document) {
+            Ok(Job { state: JobState::Scheduled { .. }, .. }) => "scheduled".into(),
+            Ok(Job { state: JobState::Started { .. }, .. }) => "started".into(),
+            Ok(Job { state: JobState::Archived { why }, .. }) => why.to_string(),
+            Err(error) => error.to_string(),
+        }
+    }
+
+    #[test]
+    fn a_document_is_in_exactly_one_state_or_no_job() {
+        let due = bson::DateTime::from_millis(1);
+        let start = doc! { "worker": WorkerId::new(), "start": StartId::new() };
+        assert_eq!(check(doc! { "scheduled_at": due }), "scheduled");
+        assert_eq!(check(doc! { "why": "done" }), "done");
+        assert_eq!(check(doc! { "why": "done", "scheduled_at": due }), "scheduled", "copied back from the archive by hand");
+        assert_eq!(check(doc! { "why": "done", "locked": true, "last_execution": start.clone() }), "started");
+        assert_eq!(check(doc! { "locked": true, "last_execution": start }), "started");
+        assert_eq!(check(doc! { "locked": true, "scheduled_at": due }), CorruptJob::LockedByNobody.to_string());
+        assert_eq!(check(doc! {}), CorruptJob::NeverDue.to_string());
+        assert_eq!(check(doc! { "scheduled_at": due, "attempts": -1 }), "field `attempts` is -1, which is no count");
+        assert_eq!(check(doc! { "scheduled_at": due, "priority": 12 }), "priority 12 is not between 0 and 9");
+    }
 }

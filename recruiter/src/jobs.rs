@@ -386,6 +386,9 @@ mod tests {
             "tags": ["t"], "urn": "u",
         };
         document.extend(more);
+        if document.contains_key("why") {
+            document.remove("scheduled_at");
+        }
         Job::try_from(document).unwrap()
     }
 

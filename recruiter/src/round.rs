@@ -12,7 +12,7 @@ use recruiter_common::{
     ids::{JobId, LeaseTerm, RoundId, WorkerId},
     instant::Instant,
     roster::{AvailableWorker, WorkOn},
-    store::{Assignment, Hint, Store, StoreError},
+    store::{Assignment, DueJob, Hint, Store, StoreError},
 };
 
 use crate::matching::plan_assignments;
@@ -100,24 +100,68 @@ pub(crate) async fn tick(store: &Store, term: LeaseTerm, memory: &mut Memory, no
     if workers.is_empty() {
         return Ok(Summary::default());
     }
-    if thorough && workers.iter().any(|worker| worker.work_on == WorkOn::All) {
-        memory.groups = store.groups().await?.into_iter().collect();
+    if thorough {
+        let takes_all = workers.iter().any(|worker| worker.work_on == WorkOn::All);
+        memory.groups = if takes_all { store.groups().await?.into_iter().collect() } else { BTreeSet::new() };
     }
     let groups = groups_of(&workers, &memory.groups);
     let in_flight = memory.in_flight.jobs();
     let mut due = Vec::new();
     for group in &groups {
-        let able: Vec<&AvailableWorker> = workers.iter().filter(|worker| worker.work_on.includes(group)).collect();
-        let classes: BTreeSet<&str> = able.iter().flat_map(|worker| worker.classes.iter().map(String::as_str)).collect();
-        let classes: Vec<&str> = classes.into_iter().collect();
-        let places: usize = able.iter().map(|worker| worker.free as usize).sum();
-        let found = store.due_jobs(group, &classes, now, places + in_flight.len()).await?;
-        due.extend(found.into_iter().filter(|job| !in_flight.contains(&job.id)));
+        match due_in(store, group, &workers, &in_flight, now).await {
+            Ok(found) => due.extend(found),
+            // One group's backlog stops none of the others.
+            Err(error) if error.is_too_slow() => tracing::warn!(group, "looking for due jobs took too long; going on with other groups"),
+            Err(error) => return Err(error),
+        }
     }
     let places = workers.iter().map(|worker| worker.free as usize).sum();
     let assigned = assign(store, term, memory, plan_assignments(&workers, due)).await?;
     let next_due = if assigned < places { store.next_due(&groups, now).await? } else { None };
     Ok(Summary { assigned, places, next_due })
+}
+
+/// Jobs of a group that are due and not in flight: enough to fill the places of every class.
+///
+/// A class with a long backlog can fill the answer with more than its own workers can take. It is then left out, and the
+/// question asked again for the classes that still have places.
+async fn due_in(
+    store: &Store,
+    group: &str,
+    workers: &[AvailableWorker],
+    in_flight: &BTreeSet<JobId>,
+    now: Instant,
+) -> Result<Vec<DueJob>, StoreError> {
+    let able: Vec<&AvailableWorker> = workers.iter().filter(|worker| worker.work_on.includes(group)).collect();
+    let mut places: HashMap<&str, usize> = HashMap::new();
+    for worker in &able {
+        for class in &worker.classes {
+            *places.entry(class).or_default() += worker.free as usize;
+        }
+    }
+    let mut due: Vec<DueJob> = Vec::new();
+    while !places.is_empty() {
+        let classes: Vec<&str> = places.keys().copied().collect();
+        let wanted: usize = able
+            .iter()
+            .filter(|worker| worker.classes.iter().any(|class| places.contains_key(class.as_str())))
+            .map(|worker| worker.free as usize)
+            .sum();
+        let limit = wanted + in_flight.len();
+        let found = store.due_jobs(group, &classes, now, limit).await?;
+        let complete = found.len() < limit;
+        let fresh: Vec<DueJob> = found.into_iter().filter(|job| !in_flight.contains(&job.id)).collect();
+        places.retain(|class, places| fresh.iter().filter(|job| job.class == *class).count() < *places);
+        let left_out = places.len() < classes.len();
+        due.extend(fresh);
+        if complete || !left_out {
+            break;
+        }
+    }
+    // A class that was asked for twice was found twice.
+    let mut seen = BTreeSet::new();
+    due.retain(|job| seen.insert(job.id));
+    Ok(due)
 }
 
 /// Writes a plan and tells the workers; returns how many jobs were assigned.

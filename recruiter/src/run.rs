@@ -89,8 +89,9 @@ async fn lead(store: &Store, args: &RunArgs, mut leadership: Leadership, shutdow
             return;
         }
         if !leadership.is_trusted() {
-            tracing::warn!(lease.term = %term, "the lease could not be renewed in time; standing by");
-            return;
+            // Nobody may lead, or somebody else: the next renewal tells. Until then nothing is assigned.
+            shutdown.sleep(RETRY).await;
+            continue;
         }
         thorough |= last_thorough.elapsed() >= args.poll / 2;
         if thorough {
@@ -130,23 +131,23 @@ async fn prepare(store: &Store, leadership: &Leadership) -> Result<Memory, recru
     Ok(memory)
 }
 
+/// Renews the lease; false when another leads by now.
 async fn renewed(store: &Store, leadership: &mut Leadership) -> bool {
+    match leadership.renew(store).await {
+        Ok(false) => {
+            tracing::warn!(lease.term = %leadership.term(), "another recruiter leads; standing by");
+            return false;
+        }
+        Ok(true) => {}
+        Err(error) => {
+            tracing::warn!(error = chain(&error), trusted = leadership.is_trusted(), "the lease was not renewed; trying again");
+            pause(RETRY).await;
+        }
+    }
     if let Err(error) = store.refresh_clock().await {
         tracing::debug!(error = chain(&error), "the server's clock could not be read");
     }
-    match leadership.renew(store).await {
-        Ok(true) => true,
-        Ok(false) => {
-            tracing::warn!(lease.term = %leadership.term(), "another recruiter leads; standing by");
-            false
-        }
-        // The trust window decides how long this may go on.
-        Err(error) => {
-            tracing::warn!(error = chain(&error), "the lease was not renewed; trying again");
-            pause(RETRY).await;
-            true
-        }
-    }
+    true
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,7 +7,7 @@ use std::{sync::Arc, time::Duration};
 
 use recruiter_common::{
     shutdown::pause,
-    store::{Archival, CommitSession, Recorded, Rescheduling, Store, StoreError},
+    store::{Archival, CommitSession, Recorded, Rescheduling, Store},
     telemetry::chain,
 };
 use tokio::sync::{mpsc, oneshot};
@@ -16,10 +16,10 @@ use crate::{execute::Outcome, heartbeat::Shared};
 
 /// Outcomes in one batch, at most: enough that the round trip no longer matters.
 const BATCH: usize = 500;
-/// Bytes in one batch, at most, far below what one transaction can hold.
-const BATCH_BYTES: usize = 8 * 1024 * 1024;
 /// Between attempts while MongoDB cannot be reached.
 const PAUSE: Duration = Duration::from_millis(250);
+/// Attempts at a whole batch. After that its halves go their own ways, in case one outcome is what fails.
+const TOGETHER: u32 = 8;
 
 /// An outcome and who waits for it to be written.
 pub(crate) struct ToRecord {
@@ -38,44 +38,18 @@ pub(crate) async fn run(store: Store, mut session: CommitSession, shared: Arc<Sh
                 Outcome::Reschedule(rescheduling) => reschedulings.push((rescheduling, recorded)),
             }
         }
-        for (archivals, waiting) in cut_by_bytes(archivals) {
+        if !archivals.is_empty() {
+            let (archivals, waiting): (Vec<Archival>, Vec<_>) = archivals.into_iter().unzip();
             tell(waiting, record(&store, &mut session, archivals).await);
             // Another one after a call that was given up.
             shared.commits_in(session.id());
         }
         if !reschedulings.is_empty() {
-            let (reschedulings, waiting): (Vec<_>, Vec<_>) = reschedulings.into_iter().unzip();
+            let (reschedulings, waiting): (Vec<Rescheduling>, Vec<_>) = reschedulings.into_iter().unzip();
             let hint = Rescheduling::hint(&reschedulings, store.now());
             tell(waiting, record(&store, &mut session, reschedulings).await);
             store.announce_hint(hint).await;
         }
-    }
-}
-
-/// An outcome that is written in batches.
-trait Record: Clone + Send + Sync {
-    fn write(store: &Store, session: &mut CommitSession, batch: &[Self]) -> impl Future<Output = Result<Vec<Recorded>, StoreError>> + Send;
-    /// Less of it, when MongoDB refuses the whole.
-    fn reduced(self) -> Option<Self>;
-}
-
-impl Record for Archival {
-    async fn write(store: &Store, session: &mut CommitSession, batch: &[Self]) -> Result<Vec<Recorded>, StoreError> {
-        store.archive(session, batch).await
-    }
-
-    fn reduced(self) -> Option<Self> {
-        Archival::reduced(self)
-    }
-}
-
-impl Record for Rescheduling {
-    async fn write(store: &Store, _session: &mut CommitSession, batch: &[Self]) -> Result<Vec<Recorded>, StoreError> {
-        store.reschedule_if_claimed(batch).await
-    }
-
-    fn reduced(self) -> Option<Self> {
-        Rescheduling::reduced(self)
     }
 }
 
@@ -86,55 +60,24 @@ fn tell(waiting: Vec<oneshot::Sender<Recorded>>, recorded: Vec<Recorded>) {
     }
 }
 
-type Batch = (Vec<Archival>, Vec<oneshot::Sender<Recorded>>);
-
-fn cut_by_bytes(archivals: Vec<(Archival, oneshot::Sender<Recorded>)>) -> Vec<Batch> {
-    let mut batches: Vec<Batch> = Vec::new();
-    let mut bytes = 0;
-    for (archival, recorded) in archivals {
-        let size = archival.size();
-        if batches.is_empty() || bytes + size > BATCH_BYTES {
-            batches.push(Batch::default());
-            bytes = 0;
-        }
-        bytes += size;
-        if let Some((archivals, waiting)) = batches.last_mut() {
-            archivals.push(archival);
-            waiting.push(recorded);
-        }
-    }
-    batches
-}
-
-/// Writes all, waiting for MongoDB when it is away and halving the batch around what it refuses.
-async fn record<T: Record>(store: &Store, session: &mut CommitSession, batch: Vec<T>) -> Vec<Recorded> {
+/// Writes all, for as long as it takes.
+async fn record<T: recruiter_common::store::Outcome>(store: &Store, session: &mut CommitSession, batch: Vec<T>) -> Vec<Recorded> {
     let mut recorded = Vec::with_capacity(batch.len());
-    let mut pieces = vec![batch];
-    while let Some(piece) = pieces.pop() {
-        match T::write(store, session, &piece).await {
+    let mut pieces = vec![(batch, 0)];
+    while let Some((piece, tries)) = pieces.pop() {
+        match store.record(session, &piece).await {
             Ok(done) => recorded.extend(done),
-            Err(error) if error.is_transient() => {
-                wait(&error, piece.len()).await;
-                pieces.push(piece);
-            }
-            Err(_) if piece.len() > 1 => {
-                let (first, second) = piece.split_at(piece.len() / 2);
-                pieces.push(second.to_vec());
-                pieces.push(first.to_vec());
-            }
             Err(error) => {
-                tracing::error!(error = chain(&error), "an outcome cannot be stored as it is; storing less of it");
-                match piece.into_iter().next().and_then(T::reduced) {
-                    Some(reduced) => pieces.push(vec![reduced]),
-                    None => recorded.push(Recorded::ClaimLost),
+                tracing::warn!(count = piece.len(), error = chain(&error), "outcomes are waiting for MongoDB");
+                pause(PAUSE).await;
+                if tries < TOGETHER || piece.len() == 1 {
+                    pieces.push((piece, tries + 1));
+                } else {
+                    let (first, second) = piece.split_at(piece.len() / 2);
+                    pieces.extend([(second.to_vec(), 0), (first.to_vec(), 0)]);
                 }
             }
         }
     }
     recorded
-}
-
-async fn wait(error: &StoreError, count: usize) {
-    tracing::warn!(count, error = chain(error), "outcomes are waiting for MongoDB");
-    pause(PAUSE).await;
 }

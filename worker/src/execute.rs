@@ -37,6 +37,10 @@ pub(crate) struct Attempt {
     pub(crate) workable: Result<Arc<dyn Ready>, Failure>,
     /// The policy, or why there is none: such a job is not run.
     pub(crate) policy: Result<Arc<dyn RetryPolicy>, Failure>,
+    /// Whether a failure of this attempt would be the last.
+    pub(crate) is_last_attempt: bool,
+    /// How long it may take.
+    pub(crate) time_limit: Option<Duration>,
     pub(crate) cancel: Arc<Cancel>,
     pub(crate) previous: Option<recruiter_common::job::Execution>,
 }
@@ -61,14 +65,13 @@ pub(crate) enum Outcome {
 
 impl Attempt {
     /// What the execution is told about its job.
-    pub(crate) fn context(&self, now: Instant) -> Arc<Context> {
-        let is_last_attempt = self.policy.as_ref().is_ok_and(|policy| policy.is_last_attempt(&self.job.history(), now));
+    pub(crate) fn context(&self) -> Arc<Context> {
         Arc::new(Context {
             job: self.job.id,
             class: self.job.class.clone(),
             group: self.job.group.clone(),
             attempt: self.job.attempts,
-            is_last_attempt,
+            is_last_attempt: self.is_last_attempt,
             last_execution: self.previous.clone(),
             deadline: OnceLock::new(),
             cancel: self.cancel.clone(),
@@ -76,7 +79,7 @@ impl Attempt {
     }
 
     /// Enters the workable, unless something forbids it, and waits for its end.
-    pub(crate) async fn execute(&self, context: &Arc<Context>, time_limit: Option<Duration>) -> Result<Done, NotDone> {
+    pub(crate) async fn execute(&self, context: &Arc<Context>) -> Result<Done, NotDone> {
         if let Err(failure) = &self.policy {
             return Err(NotDone::GiveUp(failure.clone()));
         }
@@ -85,7 +88,7 @@ impl Attempt {
             return Err(NotDone::Stopped(Failure::new(failure::CANCELLED, "cancelled before it was entered")));
         }
         let workable = self.workable.clone().map_err(NotDone::Failed)?;
-        let limit = workable.time_limit().or(time_limit);
+        let limit = self.time_limit;
         if let Some(deadline) = limit.and_then(|limit| Monotonic::now().checked_add(limit)) {
             let _ = context.deadline.set(deadline);
         }
@@ -115,7 +118,10 @@ impl Attempt {
     /// What follows from how it ended.
     pub(crate) fn next(&self, ended: Result<Done, NotDone>, now: Instant) -> Next {
         match &self.policy {
-            Ok(policy) => next(&self.job.history(), policy.as_ref(), ended, self.cancel.why(), now),
+            Ok(policy) => {
+                let decided = guarded(|| next(&self.job.history(), policy.as_ref(), ended, self.cancel.why(), now));
+                decided.unwrap_or_else(|failure| Next::Archive { why: Why::MALFORMED, failure: Some(failure), result: None })
+            }
             Err(failure) => Next::Archive { why: Why::MALFORMED, failure: Some(failure.clone()), result: None },
         }
     }
@@ -143,9 +149,8 @@ async fn watch(mut task: AbortOnDrop, cancel: &Cancel, limit: Option<Duration>, 
         () = limit_passed => cancel.cancel(Cancellation::TimeLimit),
         () = cancel.cancelled() => {}
     }
-    let stopping = matches!(cancel.why(), Some(Cancellation::WorkerStopping | Cancellation::LeaseLost));
-    let ended = if blocks && !stopping {
-        // A thread cannot be killed, and its job must not run twice: wait for it.
+    let ended = if blocks {
+        // A thread cannot be killed, and its job must not run twice: wait for it. At a stop the process ends first.
         without_panic((&mut task.0).await)
     } else {
         // A program at its limit is killed at once, by dropping it; everything else may clean up first.
@@ -155,9 +160,7 @@ async fn watch(mut task: AbortOnDrop, cancel: &Cancel, limit: Option<Duration>, 
             () = pause(patience) => {
                 task.0.abort();
                 // Its end, so that nothing of it runs on when the outcome is written.
-                if !blocks {
-                    let _ = (&mut task.0).await;
-                }
+                let _ = (&mut task.0).await;
                 Err(NotDone::Stopped(Failure::new(failure::INTERRUPTED, "it did not stop when asked and was broken off")))
             }
         }
@@ -173,12 +176,20 @@ async fn watch(mut task: AbortOnDrop, cancel: &Cancel, limit: Option<Duration>, 
 
 fn without_panic(joined: Result<Result<Done, NotDone>, tokio::task::JoinError>) -> Result<Done, NotDone> {
     joined.unwrap_or_else(|error| match error.try_into_panic() {
-        Ok(panic) => {
-            let text = panic.downcast_ref::<&str>().map(ToString::to_string).or_else(|| panic.downcast_ref::<String>().cloned());
-            Err(NotDone::failed(failure::PANIC, format!("it panicked: {}", text.unwrap_or_else(|| "without a message".into()))))
-        }
+        Ok(panic) => Err(NotDone::Failed(panicked(panic.as_ref()))),
         Err(_) => Err(NotDone::Stopped(Failure::new(failure::INTERRUPTED, "it was broken off"))),
     })
+}
+
+fn panicked(panic: &(dyn std::any::Any + Send)) -> Failure {
+    let text = panic.downcast_ref::<&str>().map(ToString::to_string).or_else(|| panic.downcast_ref::<String>().cloned());
+    Failure::new(failure::PANIC, format!("it panicked: {}", text.unwrap_or_else(|| "without a message".into())))
+}
+
+/// Calls code of users (decoding, policies, listeners) that runs outside of a workable's own task: a panic in it is the
+/// job's failure, not the worker's.
+pub(crate) fn guarded<T>(code: impl FnOnce() -> T) -> Result<T, Failure> {
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(code)).map_err(|panic| panicked(panic.as_ref()))
 }
 
 /// What follows from how an attempt ended.

@@ -4,7 +4,7 @@
 //! overlap. A restart, or a return after having been declared dead, is another incarnation with another id.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{HashMap, HashSet, VecDeque},
     sync::Arc,
     time::{Duration, Instant as Monotonic},
 };
@@ -13,11 +13,14 @@ use recruiter_common::{
     failure::Failure,
     ids::{JobId, RoundId, StartId, WorkerId},
     instant::Instant,
-    job::{Claim, IfWorkerDies, Job, Why},
-    retry_policy::{Decision, RetryPolicies},
+    job::{Claim, Execution, IfWorkerDies, Job, Why},
+    retry_policy::{Decision, RetryPolicies, RetryPolicy},
     roster::{self, Place},
     shutdown::{Shutdown, pause},
-    store::{Announcement, Archival, Free, Hint, Hints, Listener, Recorded, Rescheduling, Start, Store, StoreError, ToStart, as_started},
+    store::{
+        Announcement, Archival, CommitSession, Free, Hint, Hints, Listener, Recorded, Rescheduling, Start, Store, StoreError, ToStart,
+        as_started,
+    },
     telemetry::chain,
 };
 use tokio::{
@@ -29,7 +32,7 @@ use crate::{
     WorkerEvent, WorkerListener,
     commit::{self, ToRecord},
     config::WorkerArgs,
-    execute::{Attempt, Next, Outcome},
+    execute::{Attempt, Next, Outcome, guarded},
     heartbeat::{self, News, Shared},
     memory,
     registry::Registry,
@@ -40,8 +43,15 @@ use crate::{
 const ROUNDS: usize = 64;
 /// Outcomes that may wait to be written.
 const QUEUE: usize = 10_000;
-/// How long the last outcomes may take to be written once everything has stopped running.
+/// How long jobs that were told to stop may take to end.
 const LAST_WORDS: Duration = Duration::from_secs(5);
+/// How long the last outcomes may take to be written: longer than most failovers. With the grace and the above it must
+/// fit into systemd's TimeoutStopSec.
+const LAST_COMMIT: Duration = Duration::from_secs(15);
+/// How long after its lease a start whose reply was lost is still looked for: it may have begun in time and be slow.
+const AWAITED_FOR: Duration = Duration::from_secs(30);
+/// How long a hook may take before its place is given to another job.
+const HOOKS_MAY_TAKE: Duration = Duration::from_secs(60);
 
 /// How an incarnation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -128,20 +138,17 @@ pub(crate) async fn run(equipment: Arc<Equipment>, shutdown: &mut Shutdown) -> R
         outcomes,
         awaited: Vec::new(),
     };
-    let end = match store.announce(id, args.concurrency).await {
-        Ok(_) => {
-            store.announce_hint(Hint::Free).await;
-            tracing::info!(worker.id = %id, worker.capacity = args.concurrency, classes = announcement.classes.join(","), "ready for work");
-            recruiter_common::service::ready("waiting for jobs");
-            incarnation.work(hints, &mut news, shutdown).await
-        }
-        Err(error) => {
-            tracing::warn!(error = chain(&error), "could not be announced; trying again as another incarnation");
-            End::Retired
-        }
+    let announced = store.announce(id, args.concurrency).await;
+    let end = if announced.is_ok() {
+        store.announce_hint(Hint::Free).await;
+        tracing::info!(worker.id = %id, worker.capacity = args.concurrency, classes = announcement.classes.join(","), "ready for work");
+        recruiter_common::service::ready("waiting for jobs");
+        incarnation.work(hints, &mut news, shutdown).await
+    } else {
+        End::Stopped
     };
     incarnation.end(end, commits, beating, &mut news, shutdown).await;
-    Ok(end)
+    announced.map(|_| end)
 }
 
 impl Incarnation {
@@ -177,6 +184,8 @@ impl Incarnation {
                 Event::Stop => return End::Stopped,
                 Event::News(Some(News::Retired) | None) => return End::Retired,
                 Event::News(Some(News::Alive { at, assignment })) => {
+                    // Said again with every heartbeat, in case an older word arrived last.
+                    self.roster_is_behind = true;
                     self.settle_awaited(at).await;
                     self.look_for_cancellations().await;
                     self.take(assignment).await;
@@ -252,6 +261,9 @@ impl Incarnation {
         self.roster_is_behind = true;
         jobs.retain(|job| !self.shared.works_on(*job));
         jobs.truncate(self.free().places as usize);
+        if jobs.is_empty() {
+            return;
+        }
         if let Err(error) = self.start(round, &jobs).await {
             tracing::warn!(count = jobs.len(), error = chain(&error), "assigned jobs could not be started; they stay due");
         }
@@ -267,6 +279,9 @@ impl Incarnation {
                 Ok(job) => drop(readable.insert(job.id, job)),
                 Err((id, document, error)) => self.archive_malformed(id, document, &Failure::new("malformed", error.to_string()), now),
             }
+        }
+        if readable.is_empty() {
+            return Ok(());
         }
         let Some(lease_until) = self.shared.lease_until() else {
             tracing::warn!(count = readable.len(), "not starting jobs: no heartbeat was acknowledged for too long");
@@ -286,9 +301,17 @@ impl Incarnation {
         let free = self.free();
         let (claims, taken, archived) =
             tokio::join!(self.lock(&start, &to_start), store.take_if_assigned(self.id, round, &free), store.already_archived(&ids));
-        let Locked { claims, lost, refused } = claims;
+        let Locked { claims, refused, unanswered } = claims;
+        // Locked by somebody else, most likely, or not known to be locked by this start: looked for until it cannot be.
+        let lost: Vec<JobId> =
+            ids.iter().copied().filter(|id| !refused.contains(id) && !claims.iter().any(|claim| claim.job() == *id)).collect();
         match taken {
-            Ok(true) if claims.len() == ids.len() => self.roster_is_behind = false,
+            Ok(true) if claims.len() == jobs.len() => {
+                self.roster_is_behind = false;
+                if free.places > 0 {
+                    store.announce_hint(Hint::Free).await;
+                }
+            }
             Ok(_) => {}
             Err(error) => tracing::debug!(error = chain(&error), "could not tell the roster; trying again"),
         }
@@ -317,14 +340,15 @@ impl Incarnation {
         not_entered.extend(lost);
         if !not_entered.is_empty() {
             let jobs = not_entered.iter().filter_map(|id| readable.get(id).cloned()).collect();
-            self.awaited.push(Awaited { start: start.id, jobs, until: lease_until });
+            // A start that was answered cannot happen later, only be seen later.
+            self.awaited.push(Awaited { start: start.id, jobs, until: if unanswered { lease_until } else { now } });
             self.settle_awaited(now).await;
         }
         let verdicts: HashMap<JobId, IfWorkerDies> = to_start.into_iter().map(|job| (job.job, job.if_worker_dies)).collect();
-        let mut entered = Vec::with_capacity(claims.len());
+        let mut entered = HashSet::with_capacity(claims.len());
         for claim in claims {
             if let (Some(job), Some(verdict)) = (readable.remove(&claim.job()), verdicts.get(&claim.job())) {
-                entered.push(claim.job());
+                entered.insert(claim.job());
                 self.enter(job, claim, &start, verdict.clone());
             }
         }
@@ -341,8 +365,9 @@ impl Incarnation {
         let mut history = job.history();
         history.attempts += 1;
         let died = Failure::new(recruiter_common::failure::WORKER_DIED, "the worker died");
-        let decision = self.equipment.policies.decode(&job.retry_policy).map(|policy| policy.decide(&history, &died, now));
-        let decision = decision.unwrap_or(Decision::Archive(Why::WORKER_DIED));
+        let policies = &self.equipment.policies;
+        let decision = guarded(|| policies.decode(&job.retry_policy).map(|policy| policy.decide(&history, &died, now)).ok());
+        let decision = decision.ok().flatten().unwrap_or(Decision::Archive(Why::WORKER_DIED));
         ToStart { job: job.id, attempts: job.attempts, if_worker_dies: decision.into() }
     }
 
@@ -357,8 +382,8 @@ impl Incarnation {
                 Ok(claims) => locked.claims.extend(claims),
                 Err(error) if error.is_transient() => {
                     tracing::warn!(count = piece.len(), error = chain(&error), "it is not known whether jobs were started; looking");
+                    locked.unanswered = true;
                     let claims = self.store().claims_of_start(start.id, &ids()).await.unwrap_or_default();
-                    locked.lost.extend(ids().into_iter().filter(|id| !claims.iter().any(|claim| claim.job() == *id)));
                     locked.claims.extend(claims);
                 }
                 Err(_) if piece.len() > 1 => {
@@ -376,18 +401,11 @@ impl Incarnation {
 
     /// Enters the workable of a started job, in a task of its own that ends when its outcome is recorded.
     fn enter(&mut self, job: Job, claim: Claim, start: &Start, verdict: IfWorkerDies) {
-        let malformed = |error: &dyn std::fmt::Display| Failure::new("retry-policy", format!("the retry policy cannot be used: {error}"));
         let cancel = Arc::new(Cancel::default());
         self.cancels.insert(job.id, cancel.clone());
-        let attempt = Attempt {
-            workable: self.equipment.registry.decode(&job.class, job.parameters.clone()),
-            policy: self.equipment.policies.decode(&job.retry_policy).map_err(|error| malformed(&error)),
-            previous: job.last_execution.clone(),
-            job: as_started(job, start, verdict),
-            claim,
-            cancel,
-        };
-        self.running.spawn(carry_out(self.equipment.clone(), attempt, self.outcomes.clone()));
+        let previous = job.last_execution.clone();
+        let (job, equipment, outcomes) = (as_started(job, start, verdict), self.equipment.clone(), self.outcomes.clone());
+        self.running.spawn(async move { carry_out(&equipment, equipment.attempt(job, claim, previous, cancel), outcomes).await });
     }
 
     /// Archives a document that is no job, alone.
@@ -404,7 +422,7 @@ impl Incarnation {
     async fn settle_awaited(&mut self, now: Instant) {
         for awaited in std::mem::take(&mut self.awaited) {
             match self.hand_back(&awaited).await {
-                Ok(()) if now > awaited.until => {}
+                Ok(()) if now > awaited.until + AWAITED_FOR => {}
                 Ok(()) => self.awaited.push(awaited),
                 Err(error) => {
                     tracing::warn!(
@@ -424,7 +442,7 @@ impl Incarnation {
         let job = |claim: &Claim| awaited.jobs.iter().find(|job| job.id == claim.job());
         let back: Vec<Rescheduling> = claims.iter().filter_map(|claim| Some(Rescheduling::hand_back(job(claim)?, *claim))).collect();
         if !back.is_empty() {
-            let _ = self.store().reschedule_if_claimed(&back).await?;
+            let _ = self.store().record(&mut CommitSession::default(), &back).await?;
             tracing::info!(count = back.len(), "handed back jobs that were not entered");
             self.store().announce_hint(Rescheduling::hint(&back, self.store().now())).await;
         }
@@ -478,25 +496,29 @@ impl Incarnation {
             self.cancel_all(Cancellation::WorkerStopping);
             self.wait_for_running(LAST_WORDS, news, shutdown).await;
         }
-        for job in self.shared.working_on() {
-            tracing::warn!(job.id = %job, "left to the cleaner: it did not end in time");
-        }
-        self.running.shutdown().await;
+        let now = self.store().now();
+        self.settle_awaited(now).await;
+        let mut left = self.shared.working_on();
+        left.extend(self.awaited.iter().filter(|awaited| awaited.until > now).flat_map(|awaited| &awaited.jobs).map(|job| job.id));
+        self.running.abort_all();
         let (id, store) = (self.id, self.store().clone());
         drop(self);
         // Ends when the last outcome is written, as nobody can send any more.
         let abort = commits.abort_handle();
-        if tokio::time::timeout(LAST_WORDS, commits).await.is_err() {
-            abort.abort();
-        }
+        let committed = tokio::time::timeout(LAST_COMMIT, commits).await.is_ok();
+        abort.abort();
         beating.abort();
-        if end != End::Retired {
-            match store.leave(id).await {
-                Ok(()) => store.announce_hint(Hint::Left { worker: id }).await,
-                Err(error) => {
-                    tracing::warn!(worker.id = %id, error = chain(&error), "could not leave the roster; a cleaner will see to it")
-                }
-            }
+        if end == End::Retired {
+            return;
+        }
+        if !committed || !left.is_empty() {
+            // The roster names what is left, so that the cleaner finds it.
+            tracing::warn!(worker.id = %id, jobs = ?left.iter().map(ToString::to_string).collect::<Vec<_>>(), "not everything ended in time: the cleaner will see to it");
+            return;
+        }
+        match store.leave(id).await {
+            Ok(()) => store.announce_hint(Hint::Left { worker: id }).await,
+            Err(error) => tracing::warn!(worker.id = %id, error = chain(&error), "could not leave the roster; a cleaner will see to it"),
         }
     }
 
@@ -524,19 +546,19 @@ impl Incarnation {
 #[derive(Default)]
 struct Locked {
     claims: Vec<Claim>,
-    /// It is not known whether they were, or will be, locked.
-    lost: Vec<JobId>,
     /// MongoDB cannot carry out their start.
     refused: Vec<JobId>,
+    /// Whether a start may still be carried out.
+    unanswered: bool,
 }
 
 /// One attempt from entry to record.
-async fn carry_out(equipment: Arc<Equipment>, attempt: Attempt, outcomes: mpsc::Sender<ToRecord>) -> JobId {
+async fn carry_out(equipment: &Equipment, attempt: Attempt, outcomes: mpsc::Sender<ToRecord>) -> JobId {
     let (job, store) = (attempt.job.id, &equipment.store);
-    let context = attempt.context(store.now());
+    let context = attempt.context();
     let started = Monotonic::now();
     equipment.tell(&WorkerEvent::Started { job: &context });
-    let ended = attempt.execute(&context, equipment.args.time_limit).await;
+    let ended = attempt.execute(&context).await;
     let now = store.now();
     let next = attempt.next(ended, now);
     let duration_ms = started.elapsed().as_millis();
@@ -572,23 +594,47 @@ async fn carry_out(equipment: Arc<Equipment>, attempt: Attempt, outcomes: mpsc::
     if let Ok(workable) = attempt.workable {
         // A hook's panic is its own: the job has been recorded.
         let (failure, hooks) = (failure.cloned(), context.clone());
-        let ended = tokio::spawn(async move { workable.after(&hooks, failure.as_ref(), last).await }).await;
-        if ended.is_err() {
-            tracing::error!(job.id = %job, "a hook panicked");
+        let hooks = tokio::spawn(async move { workable.after(&hooks, failure.as_ref(), last).await });
+        match tokio::time::timeout(HOOKS_MAY_TAKE, hooks).await {
+            Ok(Ok(())) => {}
+            Ok(Err(_)) => tracing::error!(job.id = %job, "a hook panicked"),
+            Err(_) => tracing::error!(job.id = %job, "a hook takes too long; its place is given to another job"),
         }
     }
     job
 }
 
 impl Equipment {
+    /// A started job with its workable and policy, both made by code of users.
+    fn attempt(&self, job: Job, claim: Claim, previous: Option<Execution>, cancel: Arc<Cancel>) -> Attempt {
+        let unusable = |error: &dyn std::fmt::Display| Failure::new("retry-policy", format!("the retry policy cannot be used: {error}"));
+        let decoded = guarded(|| self.policies.decode(&job.retry_policy).map_err(|error| unusable(&error))).and_then(|policy| policy);
+        let is_last = |policy: &Arc<dyn RetryPolicy>| guarded(|| policy.is_last_attempt(&job.history(), self.store.now()));
+        let (policy, is_last_attempt) = match decoded.and_then(|policy| Ok((is_last(&policy)?, policy))) {
+            Ok((is_last, policy)) => (Ok(policy), is_last),
+            Err(failure) => (Err(failure), false),
+        };
+        let workable = guarded(|| {
+            let workable = self.registry.decode(&job.class, job.parameters.clone())?;
+            let limit = workable.time_limit();
+            Ok((workable, limit))
+        });
+        let (workable, own_limit) = match workable.and_then(|workable| workable) {
+            Ok((workable, limit)) => (Ok(workable), limit),
+            Err(failure) => (Err(failure), None),
+        };
+        Attempt { job, claim, workable, policy, is_last_attempt, time_limit: own_limit.or(self.args.time_limit), cancel, previous }
+    }
+
     fn tell(&self, event: &WorkerEvent<'_>) {
-        if let Some(listener) = &self.listener {
-            listener(event);
+        if let Some(Err(failure)) = self.listener.as_ref().map(|listener| guarded(|| listener(event))) {
+            tracing::error!(message = failure.message, "a listener failed");
         }
     }
 }
 
-/// The job of an execution task. Such a task cannot panic (workables run in tasks of their own) unless a listener does.
+/// The job of an execution task. Such a task does not panic: whatever is code of users is guarded or runs in a task of its
+/// own.
 fn finished_job(joined: Result<JobId, tokio::task::JoinError>) -> JobId {
     joined.unwrap_or_else(|error| match error.try_into_panic() {
         Ok(panic) => std::panic::resume_unwind(panic),

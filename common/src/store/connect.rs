@@ -185,6 +185,8 @@ async fn options(uri: &str, app_name: &str) -> Result<ClientOptions, ConnectErro
     options.app_name = Some(app_name.into());
     options.write_concern = Some(WriteConcern::builder().w(Acknowledgment::Majority).journal(true).build());
     options.read_concern = Some(ReadConcern::majority());
+    // Whatever the URI says: a secondary may not know yet what this process has just been told.
+    options.selection_criteria = None;
     options.server_selection_timeout.get_or_insert(SELECTION_LIMIT);
     options.connect_timeout.get_or_insert(ATTEMPT_LIMIT);
     options.max_pool_size.get_or_insert(MAX_POOL_SIZE);

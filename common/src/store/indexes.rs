@@ -15,7 +15,8 @@ const SCHEMA_VERSION: i32 = 1;
 /// 16 MiB together.
 pub const LARGEST_WORKABLE: usize = 4 * 1024 * 1024;
 
-/// Serves `due_jobs`, `groups` and `next_due`. A start takes an entry out, so that the later delete touches little.
+/// Serves `due_jobs`, `groups` and `next_due`. A start takes an entry out, so that the later delete touches little. The
+/// class comes last: a backlog that nobody can take is passed in the index without fetching it.
 pub const DUE_JOBS: &str = "due_jobs";
 /// Serves `prune_archived`, the statistics and the newest finished jobs.
 pub const ARCHIVED_BY_END: &str = "archived_by_end";
@@ -118,7 +119,10 @@ async fn create_indexes(store: &Store) -> Result<(), StoreError> {
             .build()
     };
     for (collection, model) in [
-        (&store.scheduled, index(DUE_JOBS, doc! { "group": 1, "priority": -1, "scheduled_at": 1 }, Some(doc! { "locked": false }))),
+        (
+            &store.scheduled,
+            index(DUE_JOBS, doc! { "group": 1, "priority": -1, "scheduled_at": 1, "workable.class": 1 }, Some(doc! { "locked": false })),
+        ),
         (&store.archived, index(ARCHIVED_BY_END, doc! { "last_execution.ended_at": 1 }, None)),
     ] {
         let collection = collection.clone();

@@ -9,21 +9,21 @@ use std::collections::{HashMap, HashSet};
 use bson::{Bson, Document, doc};
 use futures_util::TryStreamExt;
 use mongodb::{
-    ClientSession,
+    ClientSession, Collection,
     error::{Error, ErrorKind, TRANSIENT_TRANSACTION_ERROR, UNKNOWN_TRANSACTION_COMMIT_RESULT},
     options::{Hint as IndexHint, ReadConcern},
 };
 
 use super::{
-    DUPLICATE_KEY, Hint, Store, StoreError, call, code_of,
+    CALL_LIMIT, DUPLICATE_KEY, Store, StoreError, call, code_of,
     indexes::{ARCHIVED_BY_END, DUE_JOBS},
+    outcome::{Archival, Guard, Recorded, Rescheduling, filter_of},
     write_errors,
 };
 use crate::{
-    failure::Failure,
     ids::{JobId, StartId, WorkerId},
     instant::Instant,
-    job::{Claim, CorruptJob, Execution, IfWorkerDies, Job, JobState, KEPT_EXECUTIONS, Priority, Why},
+    job::{Claim, CorruptJob, Execution, IfWorkerDies, Job, JobState, Priority},
 };
 
 /// Documents in one `insert` command: the server's own limit is higher, the progress of a large import finer.
@@ -31,24 +31,10 @@ const INSERT_BATCH: usize = 1_000;
 /// Index scans that MongoDB merges for one sorted query before it gives up and sorts in memory (its own default is
 /// 200); divided by the priorities this is how many groups one `next_due` may name.
 const GROUPS_PER_QUERY: usize = 200 / 10;
+/// Jobs that one step of the sweep walks over.
+const SWEEP_STEP: u64 = 5_000;
 /// How often a transaction is tried again at once when MongoDB says that it was merely unlucky.
 const TRANSACTION_TRIES: u32 = 5;
-/// Bytes of BSON that one document may have, less room for what MongoDB adds on the way.
-const LARGEST_DOCUMENT: usize = 16 * 1024 * 1024 - 64 * 1024;
-
-/// Says in a document that part of it could not be stored.
-const REDUCED: &str = "reduced";
-
-/// Whether the outcome of a start was recorded. Losing is no error: the job was rescued meanwhile, and whatever this
-/// execution has to say is dropped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use]
-pub enum Recorded {
-    /// It was.
-    Yes,
-    /// The job is not locked by this start any more.
-    ClaimLost,
-}
 
 /// A job that is due, as far as matching needs it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -93,181 +79,9 @@ pub struct ToStart {
     pub if_worker_dies: IfWorkerDies,
 }
 
-/// A job on its way from `scheduled` to `archived`.
-#[derive(Clone, Debug)]
-pub struct Archival {
-    guard: Guard,
-    document: Document,
-}
-
-/// What must still be true of a job for it to be archived.
-#[derive(Clone, Debug)]
-enum Guard {
-    /// Locked by this start.
-    Claimed(Claim),
-    /// Nobody's, and started as often as when it was read.
-    Unlocked { job: JobId, attempts: Option<Bson> },
-}
-
-impl Guard {
-    fn job(&self) -> JobId {
-        match self {
-            Self::Claimed(claim) => claim.job,
-            Self::Unlocked { job, .. } => *job,
-        }
-    }
-}
-
-impl Archival {
-    /// A started job that ended, for `why`.
-    pub fn ended(job: &Job, claim: Claim, execution: Execution, why: &Why, result: Option<Bson>) -> Self {
-        Self { guard: Guard::Claimed(claim), document: archived_document(job, &execution, why, result) }
-    }
-
-    /// A job that is nobody's and shall not run.
-    pub fn unstarted(job: &Job, why: &Why, failure: &Failure, now: Instant) -> Self {
-        Self::malformed(job.id, job.document.clone(), why, failure, now)
-    }
-
-    /// A document in `scheduled` that is nobody's and cannot be run.
-    pub fn malformed(job: JobId, mut document: Document, why: &Why, failure: &Failure, now: Instant) -> Self {
-        let guard = Guard::Unlocked { job, attempts: document.get("attempts").cloned() };
-        let scheduled_at = document.get_datetime("scheduled_at").ok().map(|at| at.to_chrono());
-        let execution = Execution { scheduled_at, ..Execution::default() }.ended(now, Some(failure));
-        finish(&mut document, &execution, why);
-        Self { guard, document }
-    }
-
-    /// The same end with nothing but what identifies the job, for an outcome that MongoDB refuses; nothing when that
-    /// was refused too.
-    pub fn reduced(self) -> Option<Self> {
-        if self.document.contains_key(REDUCED) {
-            return None;
-        }
-        let mut document = Document::new();
-        for field in ["_id", "done", "created_at", "locked", "attempts", "interruptions", "group", "priority", "why"] {
-            document.extend(self.document.get(field).map(|value| (field.to_owned(), value.clone())));
-        }
-        if let Ok(class) = self.document.get_document("workable").and_then(|workable| workable.get_str("class")) {
-            document.insert("workable", doc! { "class": class });
-        }
-        if let Ok(execution) = self.document.get_document("last_execution") {
-            let kept = execution.iter().filter(|(field, _)| !matches!(field.as_str(), "message" | "trace"));
-            document.insert("last_execution", kept.map(|(field, value)| (field.clone(), value.clone())).collect::<Document>());
-        }
-        document.insert(REDUCED, "MongoDB refused the whole document");
-        Some(Self { guard: self.guard, document })
-    }
-
-    /// The job.
-    pub fn job(&self) -> JobId {
-        self.guard.job()
-    }
-
-    /// Size in memory and on the wire, in bytes, roughly.
-    pub fn size(&self) -> usize {
-        bson::serialize_to_vec(&self.document).map_or(LARGEST_DOCUMENT, |bytes| bytes.len())
-    }
-}
-
-fn archived_document(job: &Job, execution: &Execution, why: &Why, result: Option<Bson>) -> Document {
-    let mut document = job.document.clone();
-    document.insert("attempts", job.attempts);
-    finish(&mut document, execution, why);
-    let without_result = document.clone();
-    if let Some(result) = result {
-        document.insert("result", result);
-    }
-    match bson::serialize_to_vec(&document) {
-        Ok(bytes) if bytes.len() <= LARGEST_DOCUMENT => document,
-        _ => {
-            let mut document = without_result;
-            document.insert("result_dropped", "the result did not fit into the document or cannot be stored");
-            document
-        }
-    }
-}
-
-fn finish(document: &mut Document, execution: &Execution, why: &Why) {
-    document.remove("scheduled_at");
-    document.insert("done", *why == Why::DONE);
-    document.insert("locked", false);
-    document.insert("why", why.clone());
-    document.insert("last_execution", stored(execution));
-}
-
-fn stored(execution: &Execution) -> Bson {
-    bson::serialize_to_bson(execution).expect("an execution is made of dates, ids, texts and numbers")
-}
-
-/// What becomes of a started job that is not archived.
-#[derive(Clone, Debug)]
-pub struct Rescheduling {
-    claim: Claim,
-    update: Document,
-    group: String,
-    due: Instant,
-}
-
-impl Rescheduling {
-    /// Another attempt at `at`, with the ended `execution` in the history. `counts` is false for an interruption.
-    pub fn retry(job: &Job, claim: Claim, execution: &Execution, at: Instant, counts: bool) -> Self {
-        let (executions, dropped) = history_with(job, execution);
-        let set = doc! {
-            "locked": false,
-            "scheduled_at": bson::DateTime::from_chrono(at),
-            "last_execution": stored(execution),
-            "executions": executions.iter().map(stored).collect::<Vec<_>>(),
-            "executions_dropped": dropped,
-            "interruptions": job.interruptions + u32::from(!counts),
-        };
-        Self { claim, update: doc! { "$set": set }, group: job.group.clone(), due: at }
-    }
-
-    /// As it was before the start, whose workable was never entered: due as before, the start not counted.
-    pub fn hand_back(job: &Job, claim: Claim) -> Self {
-        let mut set = doc! { "locked": false, "interruptions": job.interruptions + 1 };
-        let mut update = doc! {};
-        match job.document.get("last_execution") {
-            Some(previous) => drop(set.insert("last_execution", previous.clone())),
-            None => drop(update.insert("$unset", doc! { "last_execution": "" })),
-        }
-        update.insert("$set", set);
-        let due = if let JobState::Scheduled { at } = job.state { at } else { Instant::default() };
-        Self { claim, update, group: job.group.clone(), due }
-    }
-
-    /// What the recruiter should hear of these.
-    pub fn hint(batch: &[Self], now: Instant) -> Hint {
-        let groups: std::collections::BTreeSet<String> = batch.iter().map(|job| job.group.clone()).collect();
-        Hint::Jobs { groups: groups.into_iter().collect(), at: batch.iter().map(|job| job.due).min().filter(|due| *due > now) }
-    }
-
-    /// The same without the history, for an outcome that MongoDB refuses; nothing when that was refused too.
-    pub fn reduced(mut self) -> Option<Self> {
-        let set = self.update.get_document_mut("$set").ok()?;
-        if set.contains_key(REDUCED) {
-            return None;
-        }
-        set.remove("executions");
-        set.remove("last_execution");
-        set.insert(REDUCED, "MongoDB refused the whole history");
-        Some(self)
-    }
-}
-
-/// The bounded history with one execution more: the first and the newest stay.
-fn history_with(job: &Job, execution: &Execution) -> (Vec<Execution>, u32) {
-    let mut executions = job.executions.clone();
-    executions.push(execution.clone());
-    let excess = executions.len().saturating_sub(KEPT_EXECUTIONS);
-    executions.drain(1..=excess);
-    (executions, job.executions_dropped + u32::try_from(excess).unwrap_or(u32::MAX))
-}
-
 /// A session whose transactions archive jobs. Its id stands in the roster, so that a cleaner can end what a killed
-/// worker left open.
-#[derive(Debug)]
+/// worker left open. The default opens one when it is needed.
+#[derive(Debug, Default)]
 pub struct CommitSession(Option<ClientSession>);
 
 impl CommitSession {
@@ -275,20 +89,6 @@ impl CommitSession {
     pub fn id(&self) -> Option<Document> {
         self.0.as_ref().map(|session| session.id().clone())
     }
-}
-
-/// Jobs by the condition that still has to hold for them.
-fn filter_of(batch: &[Archival]) -> Document {
-    let mut claimed: HashMap<StartId, Vec<JobId>> = HashMap::new();
-    let mut any = Vec::new();
-    for archival in batch {
-        match &archival.guard {
-            Guard::Claimed(claim) => claimed.entry(claim.start).or_default().push(claim.job),
-            Guard::Unlocked { job, attempts } => any.push(doc! { "_id": job, "locked": false, "attempts": attempts.clone() }),
-        }
-    }
-    any.extend(claimed.into_iter().map(|(start, jobs)| doc! { "_id": { "$in": jobs }, "locked": true, "last_execution.start": start }));
-    doc! { "$or": any }
 }
 
 impl Store {
@@ -363,7 +163,7 @@ impl Store {
     /// Unlocked jobs of a group that are due at `now` and of one of these classes, by priority, oldest first.
     ///
     /// Filter: group, unlocked, due, class. Priorities are named one by one, so that jobs due later in each of them are
-    /// jumped over, not read; jobs of other classes are passed, not stopped at.
+    /// jumped over, not read; jobs of other classes are passed in the index, not stopped at.
     /// Index: `due_jobs`. Invariant: none, the start decides.
     pub async fn due_jobs(&self, group: &str, classes: &[&str], now: Instant, limit: usize) -> Result<Vec<DueJob>, StoreError> {
         let scheduled = self.scheduled.clone();
@@ -377,6 +177,7 @@ impl Store {
                 .limit(limit)
                 .batch_size(10_000)
                 .projection(doc! { "workable.class": 1, "priority": 1, "scheduled_at": 1 })
+                .max_time(CALL_LIMIT / 2)
                 .hint(IndexHint::Name(DUE_JOBS.into()))
                 .read_concern(ReadConcern::local())
                 .await?
@@ -472,11 +273,13 @@ impl Store {
     ///
     /// Filter: id, locked, this start. Index: `_id`. Invariant: I2, for an application's late re-send.
     pub async fn discard_if_claimed(&self, claims: &[Claim]) -> Result<(), StoreError> {
-        let any: Vec<Document> =
-            claims.iter().map(|claim| doc! { "_id": claim.job, "locked": true, "last_execution.start": claim.start }).collect();
+        let this = |claim: &Claim| doc! { "_id": claim.job, "locked": true, "last_execution.start": claim.start };
+        self.discard(doc! { "$or": claims.iter().map(this).collect::<Vec<_>>() }).await
+    }
+
+    async fn discard(&self, guarded: Document) -> Result<(), StoreError> {
         let scheduled = self.scheduled.clone();
-        call("discard_if_claimed", async move { scheduled.delete_many(doc! { "$or": any }).await }).await?;
-        Ok(())
+        call("discard_if_claimed", async move { scheduled.delete_many(guarded).await }).await.map(drop)
     }
 
     /// Which of these started jobs somebody asked to cancel.
@@ -530,13 +333,17 @@ impl Store {
         Ok(batch.iter().map(|job| recorded(job.claim)).collect())
     }
 
-    /// A session for [`Store::archive`].
+    /// A session for [`Store::archive`], open so that its id can be announced.
     ///
     /// # Errors
     /// When MongoDB cannot be reached.
     pub async fn commit_session(&self) -> Result<CommitSession, StoreError> {
+        Ok(CommitSession(Some(self.open_session().await?)))
+    }
+
+    async fn open_session(&self) -> Result<ClientSession, StoreError> {
         let client = self.client.clone();
-        Ok(CommitSession(Some(call("commit_session", async move { client.start_session().await }).await?)))
+        call("commit_session", async move { client.start_session().await }).await
     }
 
     /// Moves jobs from `scheduled` to `archived` in one transaction; says for each, in order, whether it was recorded.
@@ -552,13 +359,13 @@ impl Store {
         let mut tries = 0;
         while !left.is_empty() {
             match self.archive_all_or_none(session, &left).await {
-                Ok(true) => {
-                    recorded.extend(left.drain(..).map(|archival| (archival.job(), Recorded::Yes)));
-                }
-                Ok(false) => {
-                    let held = self.still_guarded(&left).await?;
+                Ok(Attempted::All) => recorded.extend(left.drain(..).map(|archival| (archival.job(), Recorded::Yes))),
+                Ok(Attempted::None { held, known }) => {
                     let (keep, gone): (Vec<_>, Vec<_>) = left.into_iter().partition(|archival| held.contains(&archival.job()));
-                    let known = self.archived_before(&gone).await?;
+                    if gone.is_empty() {
+                        // The majority has not seen yet what the primary has: an earlier commit is on its way.
+                        return Err(StoreError::TimedOut { operation: "archive" });
+                    }
                     let outcome = |job| if known.contains(&job) { Recorded::Yes } else { Recorded::ClaimLost };
                     recorded.extend(gone.iter().map(|archival| (archival.job(), outcome(archival.job()))));
                     left = keep;
@@ -566,9 +373,7 @@ impl Store {
                 Err(StoreError::Mongo { source, .. }) if left.len() == 1 && is_duplicate(&source) => {
                     // Its id is in the archive by another execution: this copy is the application's late re-send.
                     for archival in left.drain(..) {
-                        if let Guard::Claimed(claim) = archival.guard {
-                            self.discard_if_claimed(&[claim]).await?;
-                        }
+                        self.discard(filter_of(std::slice::from_ref(&archival))).await?;
                         recorded.insert(archival.job(), Recorded::ClaimLost);
                     }
                 }
@@ -583,25 +388,34 @@ impl Store {
         Ok(batch.iter().map(|archival| recorded.get(&archival.job()).copied().unwrap_or(Recorded::ClaimLost)).collect())
     }
 
-    /// The transaction itself; false when a guard did not hold and nothing was changed.
-    async fn archive_all_or_none(&self, session: &mut CommitSession, batch: &[Archival]) -> Result<bool, StoreError> {
+    /// The transaction itself, or, when a guard did not hold and nothing was changed, who still holds and who was
+    /// archived by the very same start before, in a transaction whose reply was lost.
+    ///
+    /// All in one causally consistent session: what is read is not older than what the transaction met, whoever is the
+    /// primary by now.
+    async fn archive_all_or_none(&self, session: &mut CommitSession, batch: &[Archival]) -> Result<Attempted, StoreError> {
         let mut open = match session.0.take() {
             Some(open) => open,
-            None => self.commit_session().await?.0.expect("just opened"),
+            None => self.open_session().await?,
         };
         let (scheduled, archived) = (self.scheduled.clone(), self.archived.clone());
-        let (filter, asked) = (filter_of(batch), batch.len());
+        let (filter, before, asked) = (filter_of(batch), archived_before(batch), batch.len());
         let documents: Vec<Document> = batch.iter().map(|archival| archival.document.clone()).collect();
         let (open, outcome) = call("archive", async move {
             let outcome = async {
                 open.start_transaction().await?;
-                let deleted = scheduled.delete_many(filter).session(&mut open).await?.deleted_count;
-                if usize::try_from(deleted) != Ok(asked) {
-                    open.abort_transaction().await?;
-                    return Ok(false);
+                let deleted = scheduled.delete_many(filter.clone()).session(&mut open).await?.deleted_count;
+                if usize::try_from(deleted) == Ok(asked) {
+                    archived.insert_many(documents).session(&mut open).await?;
+                    return commit(&mut open).await.map(|()| Attempted::All);
                 }
-                archived.insert_many(documents).session(&mut open).await?;
-                commit(&mut open).await.map(|()| true)
+                open.abort_transaction().await?;
+                let held = ids_matching(&scheduled, filter, &mut open).await?;
+                let known = match before {
+                    Some(before) => ids_matching(&archived, before, &mut open).await?,
+                    None => HashSet::new(),
+                };
+                Ok(Attempted::None { held, known })
             }
             .await;
             if outcome.is_err() {
@@ -615,34 +429,6 @@ impl Store {
         outcome.map_err(|source| StoreError::Mongo { operation: "archive", source })
     }
 
-    /// Which of these are still as their guard says.
-    async fn still_guarded(&self, batch: &[Archival]) -> Result<HashSet<JobId>, StoreError> {
-        let (scheduled, filter) = (self.scheduled.clone(), filter_of(batch));
-        let found: Vec<Document> =
-            call("still_guarded", async move { scheduled.find(filter).projection(doc! { "_id": 1 }).await?.try_collect().await }).await?;
-        Ok(found.iter().filter_map(id_of).collect())
-    }
-
-    /// Which of these were archived by the very same start before, in a transaction whose reply was lost.
-    async fn archived_before(&self, batch: &[Archival]) -> Result<HashSet<JobId>, StoreError> {
-        let same = |archival: &Archival| match &archival.guard {
-            Guard::Claimed(claim) => Some(doc! { "_id": claim.job, "last_execution.start": claim.start }),
-            Guard::Unlocked { .. } => None,
-        };
-        let any: Vec<Document> = batch.iter().filter_map(same).collect();
-        if any.is_empty() {
-            return Ok(HashSet::new());
-        }
-        let archived = self.archived.clone();
-        let found: Vec<Document> =
-            call(
-                "archived_before",
-                async move { archived.find(doc! { "$or": any }).projection(doc! { "_id": 1 }).await?.try_collect().await },
-            )
-            .await?;
-        Ok(found.iter().filter_map(id_of).collect())
-    }
-
     /// The jobs among these that this worker has locked. A document that is no job is left out with a warning.
     ///
     /// Filter: id, locked, this holder. Index: `_id`: the roster says which to look at, so that no index on the holder
@@ -654,16 +440,31 @@ impl Store {
         Ok(found.into_iter().filter_map(started).collect())
     }
 
-    /// Locked jobs with ids above `after`, in order of their ids: for the slow sweep.
+    /// The locked ones among the next [`SWEEP_STEP`] jobs after `after`, in order of their ids, and where to go on.
     ///
-    /// Index: `_id`, walked in bounded steps. Invariant: none.
-    pub async fn locked_jobs(&self, after: Option<JobId>, limit: i64) -> Result<Vec<Document>, StoreError> {
+    /// Index: `_id`, walked in bounded steps however few are locked. Invariant: none, for the slow sweep.
+    pub async fn locked_jobs(&self, after: Option<JobId>) -> Result<(Vec<Document>, Option<JobId>), StoreError> {
         let scheduled = self.scheduled.clone();
-        let mut filter = doc! { "locked": true };
-        if let Some(after) = after {
-            filter.insert("_id", doc! { "$gt": after });
-        }
-        call("locked_jobs", async move { scheduled.find(filter).sort(doc! { "_id": 1 }).limit(limit).await?.try_collect().await }).await
+        call("locked_jobs", async move {
+            let mut range = after.map_or(doc! {}, |after| doc! { "$gt": after });
+            let from = if range.is_empty() {
+                doc! {}
+            } else {
+                doc! { "_id": range.clone() }
+            };
+            let bound = scheduled.find_one(from).sort(doc! { "_id": 1 }).skip(SWEEP_STEP).projection(doc! { "_id": 1 }).await?;
+            let bound = bound.as_ref().and_then(id_of);
+            if let Some(bound) = bound {
+                range.insert("$lte", bound);
+            }
+            let mut filter = doc! { "locked": true };
+            if !range.is_empty() {
+                filter.insert("_id", range);
+            }
+            let locked = scheduled.find(filter).sort(doc! { "_id": 1 }).await?.try_collect().await?;
+            Ok((locked, bound))
+        })
+        .await
     }
 
     /// Unlocks a job that is locked by nobody: nobody can have started it, so nothing crashed.
@@ -725,6 +526,28 @@ impl Store {
         })
         .await
     }
+}
+
+/// What became of a transaction.
+enum Attempted {
+    All,
+    None { held: HashSet<JobId>, known: HashSet<JobId> },
+}
+
+/// The archived jobs of these that the very same start has written.
+fn archived_before(batch: &[Archival]) -> Option<Document> {
+    let same = |archival: &Archival| match &archival.guard {
+        Guard::Claimed(claim) => Some(doc! { "_id": claim.job, "last_execution.start": claim.start }),
+        Guard::Unlocked { .. } => None,
+    };
+    let any: Vec<Document> = batch.iter().filter_map(same).collect();
+    (!any.is_empty()).then(|| doc! { "$or": any })
+}
+
+async fn ids_matching(collection: &Collection<Document>, filter: Document, session: &mut ClientSession) -> Result<HashSet<JobId>, Error> {
+    let mut cursor = collection.find(filter).projection(doc! { "_id": 1 }).session(&mut *session).await?;
+    let found: Vec<Document> = cursor.stream(session).try_collect().await?;
+    Ok(found.iter().filter_map(id_of).collect())
 }
 
 /// Commits; while MongoDB says that it does not know whether it did, asks again, which is safe.

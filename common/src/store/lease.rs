@@ -18,10 +18,13 @@ pub struct Observed {
     /// Grows by one with each new holder.
     pub term: LeaseTerm,
     /// Grows by one with each renewal.
+    #[serde(default)]
     pub renewals: i64,
     /// Whether the holder gave it up.
+    #[serde(default)]
     pub released: bool,
     /// Where the holder runs, for people: `host:pid`.
+    #[serde(default)]
     pub holder_at: String,
 }
 
@@ -42,7 +45,7 @@ impl Store {
         let found = call("observe_lease", async move { metadata.find_one(doc! { "_id": LEASE }).await }).await?;
         Ok(found.and_then(|lease| {
             bson::deserialize_from_document(lease)
-                .inspect_err(|error| tracing::warn!(%error, "the lease's document cannot be understood"))
+                .inspect_err(|error| tracing::warn!(%error, "the lease cannot be understood: delete the document with the _id `recruiter` in `metadata`"))
                 .ok()
         }))
     }

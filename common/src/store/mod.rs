@@ -7,6 +7,7 @@ mod connect;
 pub mod indexes;
 mod jobs;
 mod lease;
+mod outcome;
 mod roster;
 mod signals;
 mod views;
@@ -22,8 +23,9 @@ use mongodb::{
 pub(crate) use self::jobs::id_of;
 pub use self::{
     connect::{ConnectArgs, ConnectError, DEFAULT_DATABASE},
-    jobs::{Archival, CommitSession, DueJob, Recorded, Rescheduling, Start, ToStart, as_started},
+    jobs::{CommitSession, DueJob, Start, ToStart, as_started},
     lease::{Lease, Observed},
+    outcome::{Archival, Outcome, Recorded, Rescheduling},
     roster::{Announcement, Assignment, Beat, Free},
     signals::{Hint, Hints, Listener},
     views::{COUNTED, Finished, JobFilter, JobPlace, SAMPLED, Waiting},
@@ -73,8 +75,12 @@ pub enum StoreError {
     },
 }
 
-/// The reply says that the document, not the connection or the server, is at fault.
-const DOCUMENT_FAULTS: [i32; 12] = [2, 14, 20, 28, 56, 121, 10334, 15947, 17280, 17419, 17420, 51108];
+/// The reply says that the document, not the connection or the server, is at fault: bad values, types, names and keys,
+/// nesting, sizes, the validator, a key that is there already.
+const DOCUMENT_FAULTS: [i32; 21] =
+    [2, 9, 14, 15, 16, 20, 22, 28, 52, 56, 57, 121, 257, 388, 10334, DUPLICATE_KEY, 15947, 17280, 17419, 17420, 51108];
+/// A read took longer than it was given.
+const TOO_SLOW: i32 = 50;
 /// A unique index has this key already.
 const DUPLICATE_KEY: i32 = 11_000;
 
@@ -87,6 +93,11 @@ impl StoreError {
             Self::Corrupt { .. } => false,
             Self::Mongo { source, .. } => !is_document_fault(source),
         }
+    }
+
+    /// Whether MongoDB gave a read up because it took too long.
+    pub fn is_too_slow(&self) -> bool {
+        matches!(self, Self::Mongo { source, .. } if code_of(source) == Some(TOO_SLOW))
     }
 
     /// Whether MongoDB said that the user may not do this.
@@ -105,6 +116,10 @@ fn code_of(error: &Error) -> Option<i32> {
     if let ErrorKind::Command(command) = error.kind.as_ref() {
         Some(command.code)
     } else if let ErrorKind::InsertMany(many) = error.kind.as_ref() {
+        // Whether what was written lasts comes first: it is asked again whatever else was wrong.
+        if let Some(concern) = &many.write_concern_error {
+            return Some(concern.code);
+        }
         many.write_errors.as_ref().and_then(|errors| errors.first()).map(|error| error.code)
     } else if let ErrorKind::Write(mongodb::error::WriteFailure::WriteError(error)) = error.kind.as_ref() {
         Some(error.code)

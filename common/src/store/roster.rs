@@ -8,7 +8,7 @@
 //! The collection holds one document for each worker *process*, hundreds at most, most of them written several times
 //! a second: reading it whole is cheaper than keeping an index on what changes most.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use bson::{Bson, Document, doc};
 use futures_util::TryStreamExt;
@@ -338,6 +338,18 @@ impl Store {
         let found: Vec<Document> =
             call("registered_workers", async move { roster.find(doc! {}).batch_size(10_000).await?.try_collect().await }).await?;
         Ok(decoded(found))
+    }
+
+    /// The ids of everybody in the roster, whatever else their documents hold.
+    ///
+    /// Filter: none. Index: none, see above. Invariant: I5, a worker whose document cannot be understood still works.
+    pub async fn registered_ids(&self) -> Result<HashSet<WorkerId>, StoreError> {
+        let roster = self.roster.clone();
+        let found: Vec<Document> = call("registered_ids", async move {
+            roster.find(doc! {}).projection(doc! { "_id": 1 }).batch_size(10_000).await?.try_collect().await
+        })
+        .await?;
+        Ok(found.iter().filter_map(worker_of).collect())
     }
 
     /// Every roster document as it is, for people.

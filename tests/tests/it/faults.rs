@@ -389,3 +389,80 @@ async fn a_job_can_be_cancelled_while_it_runs() {
     assert_eq!(why(&archived(&database, id).await), "cancelled");
     system.stop().await;
 }
+
+/// I7: a class with a long backlog does not keep another class's workers idle.
+#[tokio::test]
+async fn a_backlog_of_one_class_leaves_the_others_their_workers() {
+    let database = TestDatabase::new().await;
+    let directory = tempfile::tempdir().unwrap();
+    let (config, _) = counting_worker(directory.path(), "0");
+    let store = store(&database).await;
+    let mut system = System::start(&database, Setup { worker: &["--builtins", "--concurrency", "1"], ..Setup::default() });
+    store.enqueue_many((0..3_000).map(|_| sleep(50))).await.unwrap();
+    until_started(&database, 1).await;
+    system.workers.push(Process::on(&database, "recruiter-worker", &["--config", &config, "--concurrency", "50"]));
+    let others = store.enqueue_many((0..20).map(|_| NewJob::of_class("count", doc! {}))).await.unwrap();
+    for id in others {
+        assert_eq!(why(&archived(&database, id).await), "done");
+    }
+    assert!(count(&database, "scheduled", doc! {}).await > 1_000, "the backlog was still there");
+    system.stop().await;
+}
+
+/// I9: an outcome that cannot be stored stops neither the cleaner nor the rescue of the other jobs.
+#[tokio::test]
+async fn one_job_that_cannot_be_archived_does_not_stop_the_cleaner() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    let mut system = System::start(&database, Setup::default());
+    let large = sleep(600_000).enqueue(&store).await.unwrap();
+    let others = store.enqueue_many((0..5).map(|_| sleep(600_000))).await.unwrap();
+    until_started(&database, 6).await;
+    // Just below what a document may have: the end of its history does not fit any more.
+    let grow = doc! { "$set": { "note": "x".repeat(16 * 1024 * 1024 - 900) } };
+    database.raw("scheduled").update_one(doc! { "_id": large }, grow).await.unwrap();
+    system.workers.pop().unwrap().kill();
+    for id in others {
+        assert_eq!(why(&archived(&database, id).await), "worker-died");
+    }
+    let ended = archived(&database, large).await;
+    assert_eq!(why(&ended), "worker-died");
+    assert!(ended.contains_key("reduced") || ended.contains_key("note"));
+    wait_until(SOON, "the dead worker is buried", async || count(&database, "roster", doc! {}).await == 0).await;
+    system.stop().await;
+}
+
+/// A worker whose document cannot be understood still works: its jobs are nobody else's.
+#[tokio::test]
+async fn the_jobs_of_a_worker_with_a_strange_document_are_left_to_it() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    let system = System::start(&database, Setup { cleaner: &["--sweep-every", "100ms"], ..Setup::default() });
+    let again = RetryForever::new(Duration::from_millis(1)).unwrap();
+    let id = sleep(3_000).retry(&again).enqueue(&store).await.unwrap();
+    until_started(&database, 1).await;
+    database.raw("roster").update_many(doc! {}, doc! { "$set": { "lease_ms": "long", "classes": 5 } }).await.unwrap();
+    let done = archived(&database, id).await;
+    assert_eq!((why(&done), number(&done, "attempts")), ("done", 1));
+    system.stop().await;
+}
+
+/// A leader that loses MongoDB for longer than it may trust its lease goes on as soon as it can renew it.
+#[tokio::test]
+async fn a_leader_goes_on_at_once_after_an_outage() {
+    let mut mongo = own_mongod().await;
+    let database = TestDatabase::on(&mongo.uri()).await;
+    let system = System::start(&database, Setup { recruiter: &["--lease", "15s"], ..Setup::default() });
+    let store = store(&database).await;
+    let id = sleep(0).enqueue(&store).await.unwrap();
+    archived(&database, id).await;
+    mongo.kill().await.unwrap();
+    pause(Duration::from_secs(11)).await;
+    mongo.restart().await.unwrap();
+    let back = std::time::Instant::now();
+    let id = wait_for(SOON, "it is enqueued", async || sleep(0).enqueue(&store).await.ok()).await;
+    archived(&database, id).await;
+    assert!(back.elapsed() < Duration::from_secs(10), "it stood by for a lease of its own: {:?}", back.elapsed());
+    system.stop().await;
+    mongo.stop().await.unwrap();
+}

@@ -281,3 +281,81 @@ async fn a_job_sent_again_under_its_id_is_enqueued_and_executed_once() {
     worker.stop().await;
     recruiter.stop().await;
 }
+
+/// Its own code panics wherever a user's code can.
+#[derive(Serialize)]
+struct Explosive {
+    decode: bool,
+}
+
+impl<'de> Deserialize<'de> for Explosive {
+    fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let decode = Document::deserialize(from)?.get_bool("decode").unwrap();
+        assert!(!decode, "while it is decoded");
+        Ok(Self { decode })
+    }
+}
+
+impl Workable for Explosive {
+    const CLASS: &'static str = "Explosive";
+}
+
+impl Executable for Explosive {
+    type State = ();
+
+    async fn execute(&self, _state: &(), _job: &Context) -> Result<Done, NotDone> {
+        Err(NotDone::failed("planned", "as planned"))
+    }
+
+    fn time_limit(&self) -> Option<Duration> {
+        panic!("while it is asked for its time limit")
+    }
+
+    async fn after_failure(&self, _state: &(), _job: &Context, _failure: &Failure) {
+        panic!("in a hook")
+    }
+}
+
+#[derive(Debug)]
+struct ExplosivePolicy;
+
+impl RetryPolicy for ExplosivePolicy {
+    fn class(&self) -> &str {
+        "ExplosivePolicy"
+    }
+
+    fn parameters(&self) -> Document {
+        doc! {}
+    }
+
+    fn decide(&self, _job: &History<'_>, _failure: &Failure, _failed_at: recruiter_common::instant::Instant) -> Decision {
+        panic!("while it decides")
+    }
+
+    fn is_last_attempt(&self, _job: &History<'_>, _now: recruiter_common::instant::Instant) -> bool {
+        false
+    }
+}
+
+/// I9: a panic in a user's code is the end of its job, never of the worker.
+#[tokio::test]
+async fn user_code_that_panics_ends_its_job_alone() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    let recruiter = Local::recruiter(&database, &[]);
+    let worker = Worker::new().register::<Explosive>(()).unwrap().register::<Greet>(Diary::default()).unwrap();
+    let worker = worker.register_policy("ExplosivePolicy", |_, _| Ok(ExplosivePolicy)).unwrap().listen(|_| panic!("in a listener"));
+    let worker = Local::worker(&database, worker, &[]);
+    let message = async |job: NewJob| {
+        let id = job.enqueue(&store).await.unwrap();
+        archived(&database, id).await.get_document("last_execution").unwrap().get_str("message").unwrap().to_owned()
+    };
+    assert!(message(Explosive { decode: true }.as_job()).await.contains("while it is decoded"));
+    assert!(message(Explosive { decode: false }.as_job()).await.contains("its time limit"));
+    let greet = |n| Greet { name: "Ada".into(), fail_until_attempt: n }.as_job();
+    assert!(message(greet(9).retry(&ExplosivePolicy)).await.contains("while it decides"));
+    let id = greet(0).enqueue(&store).await.unwrap();
+    assert_eq!(archived(&database, id).await.get_str("why").unwrap(), "done", "the worker goes on");
+    worker.stop().await;
+    recruiter.stop().await;
+}

@@ -1,0 +1,313 @@
+//! What becomes of a started job, as values: to the archive, or back to be started again; and how batches of them are
+//! written when one of them cannot be.
+//!
+//! Used by the worker for what it executed and by the cleaner for what the dead left.
+
+use std::collections::{BTreeSet, HashMap};
+
+use bson::{Bson, Document, doc};
+
+use super::{CommitSession, Hint, Store, StoreError};
+use crate::{
+    failure::Failure,
+    ids::{JobId, StartId},
+    instant::Instant,
+    job::{Claim, Execution, Job, JobState, KEPT_EXECUTIONS, Why},
+};
+
+/// Bytes of BSON that one document may have, less room for what MongoDB adds on the way.
+const LARGEST_DOCUMENT: usize = 16 * 1024 * 1024 - 64 * 1024;
+/// Bytes in one command or transaction, at most: the server takes 48 MB, and a large one holds everybody up.
+const BATCH_BYTES: usize = 8 * 1024 * 1024;
+/// Says in a document that part of it could not be stored.
+const REDUCED: &str = "reduced";
+
+/// Whether the outcome of a start was recorded. Losing is no error: the job was rescued meanwhile, and whatever this
+/// execution has to say is dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Recorded {
+    /// It was.
+    Yes,
+    /// The job is not locked by this start any more.
+    ClaimLost,
+}
+
+/// A job on its way from `scheduled` to `archived`.
+#[derive(Clone, Debug)]
+pub struct Archival {
+    pub(super) guard: Guard,
+    pub(super) document: Document,
+}
+
+/// What must still be true of a job for it to be archived.
+#[derive(Clone, Debug)]
+pub(super) enum Guard {
+    /// Locked by this start.
+    Claimed(Claim),
+    /// Nobody's, and started as often as when it was read.
+    Unlocked { job: JobId, attempts: Option<Bson> },
+}
+
+impl Guard {
+    fn job(&self) -> JobId {
+        match self {
+            Self::Claimed(claim) => claim.job,
+            Self::Unlocked { job, .. } => *job,
+        }
+    }
+}
+
+impl Archival {
+    /// A started job that ended, for `why`.
+    pub fn ended(job: &Job, claim: Claim, execution: Execution, why: &Why, result: Option<Bson>) -> Self {
+        Self { guard: Guard::Claimed(claim), document: archived_document(job, &execution, why, result) }
+    }
+
+    /// A job that is nobody's and shall not run.
+    pub fn unstarted(job: &Job, why: &Why, failure: &Failure, now: Instant) -> Self {
+        Self::malformed(job.id, job.document.clone(), why, failure, now)
+    }
+
+    /// A document in `scheduled` that is nobody's and cannot be run.
+    pub fn malformed(job: JobId, mut document: Document, why: &Why, failure: &Failure, now: Instant) -> Self {
+        let guard = Guard::Unlocked { job, attempts: document.get("attempts").cloned() };
+        let scheduled_at = document.get_datetime("scheduled_at").ok().map(|at| at.to_chrono());
+        let execution = Execution { scheduled_at, ..Execution::default() }.ended(now, Some(failure));
+        finish(&mut document, &execution, why);
+        Self { guard, document }
+    }
+
+    /// The same end with nothing but what identifies the job, for an outcome that MongoDB refuses; nothing when that
+    /// was refused too.
+    fn without_details(self) -> Option<Self> {
+        if self.document.contains_key(REDUCED) {
+            return None;
+        }
+        let mut document = Document::new();
+        for field in ["_id", "done", "created_at", "locked", "attempts", "interruptions", "group", "priority", "why"] {
+            document.extend(self.document.get(field).map(|value| (field.to_owned(), value.clone())));
+        }
+        if let Ok(class) = self.document.get_document("workable").and_then(|workable| workable.get_str("class")) {
+            document.insert("workable", doc! { "class": class });
+        }
+        if let Ok(execution) = self.document.get_document("last_execution") {
+            let kept = execution.iter().filter(|(field, _)| !matches!(field.as_str(), "message" | "trace"));
+            document.insert("last_execution", kept.map(|(field, value)| (field.clone(), value.clone())).collect::<Document>());
+        }
+        document.insert(REDUCED, "MongoDB refused the whole document");
+        Some(Self { guard: self.guard, document })
+    }
+
+    /// The job.
+    pub fn job(&self) -> JobId {
+        self.guard.job()
+    }
+}
+
+fn archived_document(job: &Job, execution: &Execution, why: &Why, result: Option<Bson>) -> Document {
+    let mut document = job.document.clone();
+    document.insert("attempts", job.attempts);
+    finish(&mut document, execution, why);
+    let without_result = document.clone();
+    if let Some(result) = result {
+        document.insert("result", result);
+    }
+    match bson::serialize_to_vec(&document) {
+        Ok(bytes) if bytes.len() <= LARGEST_DOCUMENT => document,
+        _ => {
+            let mut document = without_result;
+            document.insert("result_dropped", "the result did not fit into the document or cannot be stored");
+            document
+        }
+    }
+}
+
+fn finish(document: &mut Document, execution: &Execution, why: &Why) {
+    document.remove("scheduled_at");
+    document.insert("done", *why == Why::DONE);
+    document.insert("locked", false);
+    document.insert("why", why.clone());
+    document.insert("last_execution", stored(execution));
+}
+
+fn stored(execution: &Execution) -> Bson {
+    bson::serialize_to_bson(execution).expect("an execution is made of dates, ids, texts and numbers")
+}
+
+/// What becomes of a started job that is not archived.
+#[derive(Clone, Debug)]
+pub struct Rescheduling {
+    pub(super) claim: Claim,
+    pub(super) update: Document,
+    group: String,
+    due: Instant,
+}
+
+impl Rescheduling {
+    /// Another attempt at `at`, with the ended `execution` in the history. `counts` is false for an interruption.
+    pub fn retry(job: &Job, claim: Claim, execution: &Execution, at: Instant, counts: bool) -> Self {
+        let (executions, dropped) = history_with(job, execution);
+        let set = doc! {
+            "locked": false,
+            "scheduled_at": bson::DateTime::from_chrono(at),
+            "last_execution": stored(execution),
+            "executions": executions.iter().map(stored).collect::<Vec<_>>(),
+            "executions_dropped": dropped,
+            "interruptions": job.interruptions + u32::from(!counts),
+        };
+        Self { claim, update: doc! { "$set": set }, group: job.group.clone(), due: at }
+    }
+
+    /// As it was before the start, whose workable was never entered: due as before, the start not counted.
+    pub fn hand_back(job: &Job, claim: Claim) -> Self {
+        let mut set = doc! { "locked": false, "interruptions": job.interruptions + 1 };
+        let mut update = doc! {};
+        match job.document.get("last_execution") {
+            Some(previous) => drop(set.insert("last_execution", previous.clone())),
+            None => drop(update.insert("$unset", doc! { "last_execution": "" })),
+        }
+        update.insert("$set", set);
+        let due = if let JobState::Scheduled { at } = job.state { at } else { Instant::default() };
+        Self { claim, update, group: job.group.clone(), due }
+    }
+
+    /// What the recruiter should hear of these.
+    pub fn hint(batch: &[Self], now: Instant) -> Hint {
+        let groups: BTreeSet<String> = batch.iter().map(|job| job.group.clone()).collect();
+        Hint::Jobs { groups: groups.into_iter().collect(), at: batch.iter().map(|job| job.due).min().filter(|due| *due > now) }
+    }
+
+    /// The same without the history, for an outcome that MongoDB refuses; nothing when that was refused too.
+    fn without_history(mut self) -> Option<Self> {
+        let set = self.update.get_document_mut("$set").ok()?;
+        if set.contains_key(REDUCED) {
+            return None;
+        }
+        set.remove("executions");
+        set.remove("last_execution");
+        set.insert(REDUCED, "MongoDB refused the whole history");
+        Some(self)
+    }
+}
+
+/// The bounded history with one execution more: the first and the newest stay.
+fn history_with(job: &Job, execution: &Execution) -> (Vec<Execution>, u32) {
+    let mut executions = job.executions.clone();
+    executions.push(execution.clone());
+    let excess = executions.len().saturating_sub(KEPT_EXECUTIONS);
+    executions.drain(1..=excess);
+    (executions, job.executions_dropped + u32::try_from(excess).unwrap_or(u32::MAX))
+}
+
+/// Jobs by the condition that still has to hold for them.
+pub(super) fn filter_of(batch: &[Archival]) -> Document {
+    let mut claimed: HashMap<StartId, Vec<JobId>> = HashMap::new();
+    let mut any = Vec::new();
+    for archival in batch {
+        match &archival.guard {
+            Guard::Claimed(claim) => claimed.entry(claim.start).or_default().push(claim.job),
+            Guard::Unlocked { job, attempts } => any.push(doc! { "_id": job, "locked": false, "attempts": attempts.clone() }),
+        }
+    }
+    any.extend(claimed.into_iter().map(|(start, jobs)| doc! { "_id": { "$in": jobs }, "locked": true, "last_execution.start": start }));
+    doc! { "$or": any }
+}
+
+/// An outcome that is written in batches.
+pub trait Outcome: Clone + Send + Sync {
+    /// Writes a batch that fits; says for each, in order, whether it was recorded.
+    fn write(store: &Store, session: &mut CommitSession, batch: &[Self]) -> impl Future<Output = Result<Vec<Recorded>, StoreError>> + Send;
+
+    /// Less of it, for one that MongoDB refuses; nothing when that was refused too.
+    fn reduced(self) -> Option<Self>;
+
+    /// Size on the wire, in bytes, roughly.
+    fn size(&self) -> usize;
+}
+
+impl Outcome for Archival {
+    async fn write(store: &Store, session: &mut CommitSession, batch: &[Self]) -> Result<Vec<Recorded>, StoreError> {
+        store.archive(session, batch).await
+    }
+
+    fn reduced(self) -> Option<Self> {
+        self.without_details()
+    }
+
+    fn size(&self) -> usize {
+        size_of(&self.document)
+    }
+}
+
+impl Outcome for Rescheduling {
+    async fn write(store: &Store, _session: &mut CommitSession, batch: &[Self]) -> Result<Vec<Recorded>, StoreError> {
+        store.reschedule_if_claimed(batch).await
+    }
+
+    fn reduced(self) -> Option<Self> {
+        self.without_history()
+    }
+
+    fn size(&self) -> usize {
+        size_of(&self.update)
+    }
+}
+
+fn size_of(document: &Document) -> usize {
+    bson::serialize_to_vec(document).map_or(LARGEST_DOCUMENT, |bytes| bytes.len())
+}
+
+impl Store {
+    /// Writes outcomes in batches that fit; halves one that MongoDB refuses until the one bad outcome stands alone, and
+    /// stores less of that. Says for each, in order, whether it was recorded. Harmless to repeat.
+    ///
+    /// Index: `_id`. Invariant: I9, no outcome stops another.
+    ///
+    /// # Errors
+    /// When MongoDB is away or its answer is lost; part of the batch may be recorded by then, and is recognised when
+    /// the same batch is written again.
+    pub async fn record<T: Outcome>(&self, session: &mut CommitSession, batch: &[T]) -> Result<Vec<Recorded>, StoreError> {
+        let mut recorded = Vec::with_capacity(batch.len());
+        let mut pieces = cut_by_bytes(batch.to_vec());
+        pieces.reverse();
+        while let Some(piece) = pieces.pop() {
+            match T::write(self, session, &piece).await {
+                Ok(done) => recorded.extend(done),
+                Err(error) if error.is_transient() => return Err(error),
+                Err(_) if piece.len() > 1 => {
+                    let (first, second) = piece.split_at(piece.len() / 2);
+                    pieces.push(second.to_vec());
+                    pieces.push(first.to_vec());
+                }
+                Err(error) => {
+                    tracing::error!(error = crate::telemetry::chain(&error), "an outcome cannot be stored as it is; storing less of it");
+                    match piece.into_iter().next().and_then(T::reduced) {
+                        Some(reduced) => pieces.push(vec![reduced]),
+                        None => recorded.push(Recorded::ClaimLost),
+                    }
+                }
+            }
+        }
+        Ok(recorded)
+    }
+}
+
+fn cut_by_bytes<T: Outcome>(batch: Vec<T>) -> Vec<Vec<T>> {
+    let mut pieces: Vec<Vec<T>> = Vec::new();
+    let mut bytes = 0;
+    for outcome in batch {
+        let size = outcome.size();
+        match pieces.last_mut() {
+            Some(piece) if bytes + size <= BATCH_BYTES => {
+                bytes += size;
+                piece.push(outcome);
+            }
+            _ => {
+                bytes = size;
+                pieces.push(vec![outcome]);
+            }
+        }
+    }
+    pieces
+}
