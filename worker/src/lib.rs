@@ -30,6 +30,7 @@
 //! The stock worker, `recruiter-worker`, is this library with workables that are programs, named in a file.
 
 mod builtin;
+mod carry_out;
 mod commit;
 mod config;
 mod execute;
@@ -38,6 +39,7 @@ mod memory;
 mod program;
 mod registry;
 mod runner;
+mod start;
 pub mod stock;
 mod workable;
 

@@ -440,7 +440,7 @@ impl Store {
         Ok(found.into_iter().filter_map(started).collect())
     }
 
-    /// The locked ones among the next [`SWEEP_STEP`] jobs after `after`, in order of their ids, and where to go on.
+    /// The locked ones among the next few thousand jobs after `after`, in order of their ids, and where to go on.
     ///
     /// Index: `_id`, walked in bounded steps however few are locked. Invariant: none, for the slow sweep.
     pub async fn locked_jobs(&self, after: Option<JobId>) -> Result<(Vec<Document>, Option<JobId>), StoreError> {

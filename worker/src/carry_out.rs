@@ -1,0 +1,107 @@
+//! One attempt at one job in this worker: from its workable and policy over execution and record to the hooks.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant as Monotonic},
+};
+
+use recruiter_common::{
+    failure::Failure,
+    ids::JobId,
+    job::{Claim, Execution, Job},
+    retry_policy::RetryPolicy,
+    store::Recorded,
+};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::{
+    WorkerEvent,
+    commit::ToRecord,
+    execute::{Attempt, Next, guarded},
+    runner::Equipment,
+    workable::Cancel,
+};
+
+/// How long a hook may take before its place is given to another job.
+const HOOKS_MAY_TAKE: Duration = Duration::from_secs(60);
+
+/// One attempt from entry to record.
+pub(crate) async fn carry_out(equipment: &Equipment, attempt: Attempt, outcomes: mpsc::Sender<ToRecord>) -> JobId {
+    let (job, store) = (attempt.job.id, &equipment.store);
+    let context = attempt.context();
+    let started = Monotonic::now();
+    equipment.tell(&WorkerEvent::Started { job: &context });
+    let ended = attempt.execute(&context).await;
+    let now = store.now();
+    let next = attempt.next(ended, now);
+    let duration_ms = started.elapsed().as_millis();
+    let recorded = match attempt.outcome(&next, now) {
+        Some(outcome) => {
+            let (recorded, answer) = oneshot::channel();
+            match outcomes.send(ToRecord { outcome, recorded }).await {
+                Ok(()) => answer.await.unwrap_or(Recorded::ClaimLost),
+                Err(_) => Recorded::ClaimLost,
+            }
+        }
+        None => Recorded::ClaimLost,
+    };
+    if recorded == Recorded::ClaimLost {
+        tracing::warn!(job.id = %job, "the job was rescued meanwhile; its outcome is dropped");
+        return job;
+    }
+    let (failure, last) = match &next {
+        Next::Archive { failure, .. } => (failure.as_ref(), true),
+        Next::Retry { failure, .. } => (Some(failure), false),
+        Next::Nothing => (None, false),
+    };
+    match failure {
+        None => tracing::debug!(job.id = %job, job.class = attempt.job.class, duration_ms, "done"),
+        Some(failure) => {
+            tracing::info!(job.id = %job, job.class = attempt.job.class, job.attempt = attempt.job.attempts, duration_ms, failure = failure.class, message = failure.message, last, "not done");
+        }
+    }
+    equipment.tell(&match failure {
+        None => WorkerEvent::Done { job: &context },
+        Some(failure) => WorkerEvent::Failed { job: &context, failure, last },
+    });
+    if let Ok(workable) = attempt.workable {
+        // A hook's panic is its own: the job has been recorded.
+        let (failure, hooks) = (failure.cloned(), context.clone());
+        let hooks = tokio::spawn(async move { workable.after(&hooks, failure.as_ref(), last).await });
+        match tokio::time::timeout(HOOKS_MAY_TAKE, hooks).await {
+            Ok(Ok(())) => {}
+            Ok(Err(_)) => tracing::error!(job.id = %job, "a hook panicked"),
+            Err(_) => tracing::error!(job.id = %job, "a hook takes too long; its place is given to another job"),
+        }
+    }
+    job
+}
+
+impl Equipment {
+    /// A started job with its workable and policy, both made by code of users.
+    pub(crate) fn attempt(&self, job: Job, claim: Claim, previous: Option<Execution>, cancel: Arc<Cancel>) -> Attempt {
+        let unusable = |error: &dyn std::fmt::Display| Failure::new("retry-policy", format!("the retry policy cannot be used: {error}"));
+        let decoded = guarded(|| self.policies.decode(&job.retry_policy).map_err(|error| unusable(&error))).and_then(|policy| policy);
+        let is_last = |policy: &Arc<dyn RetryPolicy>| guarded(|| policy.is_last_attempt(&job.history(), self.store.now()));
+        let (policy, is_last_attempt) = match decoded.and_then(|policy| Ok((is_last(&policy)?, policy))) {
+            Ok((is_last, policy)) => (Ok(policy), is_last),
+            Err(failure) => (Err(failure), false),
+        };
+        let workable = guarded(|| {
+            let workable = self.registry.decode(&job.class, job.parameters.clone())?;
+            let limit = workable.time_limit();
+            Ok((workable, limit))
+        });
+        let (workable, own_limit) = match workable.and_then(|workable| workable) {
+            Ok((workable, limit)) => (Ok(workable), limit),
+            Err(failure) => (Err(failure), None),
+        };
+        Attempt { job, claim, workable, policy, is_last_attempt, time_limit: own_limit.or(self.args.time_limit), cancel, previous }
+    }
+
+    fn tell(&self, event: &WorkerEvent<'_>) {
+        if let Some(Err(failure)) = self.listener.as_ref().map(|listener| guarded(|| listener(event))) {
+            tracing::error!(message = failure.message, "a listener failed");
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! Starting assigned jobs: read them, lock them with one guarded command, enter those that this start got.
+//!
+//! Whatever this worker has locked and does not enter is handed back as it was, also when it turns out to be locked only
+//! after its reply had been given up.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use recruiter_common::{
+    failure::{self, Failure},
+    ids::{JobId, RoundId, StartId},
+    instant::Instant,
+    job::{Claim, IfWorkerDies, Job, Why},
+    retry_policy::Decision,
+    store::{Archival, CommitSession, Hint, Rescheduling, Start, StoreError, ToStart, as_started},
+    telemetry::chain,
+};
+use tokio::sync::oneshot;
+
+use crate::{
+    carry_out::carry_out,
+    commit::ToRecord,
+    execute::{Outcome, guarded},
+    runner::Incarnation,
+    workable::Cancel,
+};
+
+/// How long after its lease a start whose reply was lost is still looked for: it may have begun in time and be slow.
+const AWAITED_FOR: Duration = Duration::from_secs(30);
+
+/// Jobs that this worker has, or may have, locked and will not enter.
+pub(crate) struct Awaited {
+    start: StartId,
+    pub(crate) jobs: Vec<Job>,
+    /// By the server's clock: after this it can no longer happen.
+    pub(crate) until: Instant,
+}
+
+/// What became of a bulk start.
+#[derive(Default)]
+struct Locked {
+    claims: Vec<Claim>,
+    /// MongoDB cannot carry out their start.
+    refused: Vec<JobId>,
+    /// Whether a start may still be carried out.
+    unanswered: bool,
+}
+
+impl Incarnation {
+    /// Starts jobs of a round.
+    pub(crate) async fn start(&mut self, round: RoundId, jobs: &[JobId]) -> Result<(), StoreError> {
+        let store = self.store().clone();
+        let now = store.now();
+        let mut readable = self.read(jobs, now).await?;
+        if readable.is_empty() {
+            return Ok(());
+        }
+        let Some(lease_until) = self.shared.lease_until() else {
+            tracing::warn!(count = readable.len(), "not starting jobs: no heartbeat was acknowledged for too long");
+            return Ok(());
+        };
+        let place = &self.equipment.place;
+        let start = Start { id: StartId::new(), worker: self.id, hostname: place.hostname.clone(), pid: place.pid, lease_until, now };
+        let to_start: Vec<ToStart> = readable.values().map(|job| self.to_start(job, now)).collect();
+        let ids: Vec<JobId> = to_start.iter().map(|job| job.job).collect();
+        self.shared.work_on(ids.iter().copied());
+        let free = self.free();
+        let (locked, taken, archived) =
+            tokio::join!(self.lock(&start, &to_start), store.take_if_assigned(self.id, round, &free), store.already_archived(&ids));
+        let told = taken.unwrap_or_else(|error| {
+            tracing::debug!(error = chain(&error), "could not tell the roster; trying again");
+            false
+        });
+        let mut verdicts: HashMap<JobId, IfWorkerDies> = to_start.into_iter().map(|job| (job.job, job.if_worker_dies)).collect();
+        let mut entered = HashSet::new();
+        for claim in self.sort_out(&start, &readable, locked, archived).await {
+            if let (Some(job), Some(verdict)) = (readable.remove(&claim.job()), verdicts.remove(&claim.job())) {
+                entered.insert(claim.job());
+                self.enter(job, claim, &start, verdict);
+            }
+        }
+        for id in ids.iter().filter(|id| !entered.contains(id)) {
+            self.shared.done_with(*id);
+        }
+        if told && entered.len() == jobs.len() {
+            self.roster_is_behind = false;
+            if free.places > 0 {
+                store.announce_hint(Hint::Free).await;
+            }
+        }
+        Ok(())
+    }
+
+    /// The jobs that can be read. What is no job is archived, alone.
+    async fn read(&self, jobs: &[JobId], now: Instant) -> Result<HashMap<JobId, Job>, StoreError> {
+        let mut readable = HashMap::new();
+        for found in self.store().unlocked(jobs).await? {
+            match found {
+                Ok(job) => drop(readable.insert(job.id, job)),
+                Err((id, document, error)) => self.archive_malformed(id, document, &Failure::new("malformed", error.to_string()), now),
+            }
+        }
+        Ok(readable)
+    }
+
+    /// Decides what may be entered. The rest of what was locked is deleted (archived before) or handed back.
+    async fn sort_out(
+        &mut self,
+        start: &Start,
+        readable: &HashMap<JobId, Job>,
+        locked: Locked,
+        archived: Result<HashSet<JobId>, StoreError>,
+    ) -> Vec<Claim> {
+        let Locked { claims, refused, unanswered } = locked;
+        // Locked by somebody else, most likely, or not known to be locked by this start: looked for until it cannot be.
+        let claimed: HashSet<JobId> = claims.iter().map(|claim| claim.job()).collect();
+        let mut not_entered: Vec<JobId> = readable.keys().copied().filter(|id| !refused.contains(id) && !claimed.contains(id)).collect();
+        for job in refused.iter().filter_map(|id| readable.get(id)) {
+            self.archive_malformed(job.id, job.document.clone(), &Failure::new("malformed", "MongoDB cannot start it"), start.now);
+        }
+        let (again, mut claims): (Vec<Claim>, Vec<Claim>) = match &archived {
+            Ok(archived) => claims.into_iter().partition(|claim| archived.contains(&claim.job())),
+            Err(_) => (Vec::new(), claims),
+        };
+        if !again.is_empty() {
+            tracing::info!(count = again.len(), "jobs that were enqueued again after they were archived are not run again");
+            if let Err(error) = self.store().discard_if_claimed(&again).await {
+                tracing::warn!(error = chain(&error), "they could not be deleted either");
+                not_entered.extend(again.iter().map(|claim| claim.job()));
+            }
+        }
+        if self.shared.lease_until().is_none() || archived.is_err() {
+            // The answer took too long, or it is not known whether they ran before.
+            not_entered.extend(claims.drain(..).map(|claim| claim.job()));
+        }
+        if !not_entered.is_empty() {
+            let jobs = not_entered.iter().filter_map(|id| readable.get(id).cloned()).collect();
+            // A start that was answered cannot happen later, only be seen later.
+            self.awaited.push(Awaited { start: start.id, jobs, until: if unanswered { start.lease_until } else { start.now } });
+            self.settle_awaited(start.now).await;
+        }
+        claims
+    }
+
+    /// A job with the verdict of its policy for the case that this worker dies in this start.
+    fn to_start(&self, job: &Job, now: Instant) -> ToStart {
+        let mut history = job.history();
+        history.attempts += 1;
+        let died = Failure::new(failure::WORKER_DIED, "the worker died");
+        let policies = &self.equipment.policies;
+        let decision = guarded(|| policies.decode(&job.retry_policy).map(|policy| policy.decide(&history, &died, now)).ok());
+        let decision = decision.ok().flatten().unwrap_or(Decision::Archive(Why::WORKER_DIED));
+        ToStart { job: job.id, attempts: job.attempts, if_worker_dies: decision.into() }
+    }
+
+    /// Locks jobs, halving the batch around what MongoDB refuses.
+    async fn lock(&self, start: &Start, jobs: &[ToStart]) -> Locked {
+        let mut locked = Locked::default();
+        let mut pieces = vec![jobs];
+        while let Some(piece) = pieces.pop() {
+            let ids = || piece.iter().map(|job| job.job).collect::<Vec<_>>();
+            match self.store().start_if_unlocked(start, piece).await {
+                _ if piece.is_empty() => {}
+                Ok(claims) => locked.claims.extend(claims),
+                Err(error) if error.is_transient() => {
+                    tracing::warn!(count = piece.len(), error = chain(&error), "it is not known whether jobs were started; looking");
+                    locked.unanswered = true;
+                    let claims = self.store().claims_of_start(start.id, &ids()).await.unwrap_or_default();
+                    locked.claims.extend(claims);
+                }
+                Err(_) if piece.len() > 1 => {
+                    let (first, second) = piece.split_at(piece.len() / 2);
+                    pieces.extend([first, second]);
+                }
+                Err(error) => {
+                    tracing::error!(job.id = %piece[0].job, error = chain(&error), "a job cannot be started");
+                    locked.refused.extend(ids());
+                }
+            }
+        }
+        locked
+    }
+
+    /// Enters the workable of a started job, in a task of its own that ends when its outcome is recorded.
+    fn enter(&mut self, job: Job, claim: Claim, start: &Start, verdict: IfWorkerDies) {
+        let cancel = Arc::new(Cancel::default());
+        self.cancels.insert(job.id, cancel.clone());
+        let previous = job.last_execution.clone();
+        let (job, equipment, outcomes) = (as_started(job, start, verdict), self.equipment.clone(), self.outcomes.clone());
+        self.running.spawn(async move { carry_out(&equipment, equipment.attempt(job, claim, previous, cancel), outcomes).await });
+    }
+
+    /// Archives a document that is no job, alone.
+    fn archive_malformed(&self, id: JobId, document: bson::Document, failure: &Failure, now: Instant) {
+        tracing::warn!(job.id = %id, reason = failure.message, "a document in `scheduled` is no job; archiving it as malformed");
+        let archival = Archival::malformed(id, document, &Why::MALFORMED, failure, now);
+        let (recorded, _) = oneshot::channel();
+        // A full queue: the document stays and will be met again.
+        let _ = self.outcomes.try_send(ToRecord { outcome: Outcome::Archive(Box::new(archival)), recorded });
+    }
+
+    /// Hands back, as they were, jobs that this worker has locked and will not enter: started after the reply had been
+    /// given up, or too late. Goes on asking for as long as a late start may still be carried out.
+    pub(crate) async fn settle_awaited(&mut self, now: Instant) {
+        for awaited in std::mem::take(&mut self.awaited) {
+            match self.hand_back(&awaited).await {
+                Ok(()) if now > awaited.until + AWAITED_FOR => {}
+                Ok(()) => self.awaited.push(awaited),
+                Err(error) => {
+                    tracing::warn!(
+                        count = awaited.jobs.len(),
+                        error = chain(&error),
+                        "could not hand back jobs that were not entered; trying again"
+                    );
+                    self.awaited.push(awaited);
+                }
+            }
+        }
+    }
+
+    async fn hand_back(&self, awaited: &Awaited) -> Result<(), StoreError> {
+        let ids: Vec<JobId> = awaited.jobs.iter().map(|job| job.id).collect();
+        let claims = self.store().claims_of_start(awaited.start, &ids).await?;
+        let job = |claim: &Claim| awaited.jobs.iter().find(|job| job.id == claim.job());
+        let back: Vec<Rescheduling> = claims.iter().filter_map(|claim| Some(Rescheduling::hand_back(job(claim)?, *claim))).collect();
+        if !back.is_empty() {
+            let _ = self.store().record(&mut CommitSession::default(), &back).await?;
+            tracing::info!(count = back.len(), "handed back jobs that were not entered");
+            self.store().announce_hint(Rescheduling::hint(&back, self.store().now())).await;
+        }
+        Ok(())
+    }
+}
