@@ -577,7 +577,7 @@ pub(crate) mod tests {
         check("{nested.deeper.x}", b"y");
         check("{nested}", br#"{"deeper":{"x":"y"}}"#);
         check("{list}", br#"[1,"two"]"#);
-        check("{when}", br#"{"$timestamp":{"i":2,"t":1}}"#);
+        check("{when}", br#"{"$timestamp":{"t":1,"i":2}}"#);
         check("{hostile}", b"$(rm -rf /); `id` \"'\n--x {text} %s");
         check("{{text}} {{{int}}} }}{{", b"{text} {7} }{");
         let refuse = |template: &str, parameter: &str| {
@@ -622,7 +622,7 @@ pub(crate) mod tests {
     async fn standard_input_is_one_line_of_extended_json() {
         let parameters = doc! { "n": i64::MAX, "at": bson::DateTime::from_millis(0), "text": "two\nlines" };
         let input = text(run(program(&["cat"]), parameters.clone()).await);
-        assert_eq!(input, r#"{"at":{"$date":"1970-01-01T00:00:00Z"},"n":9223372036854775807,"text":"two\nlines"}"#);
+        assert_eq!(input, r#"{"n":9223372036854775807,"at":{"$date":"1970-01-01T00:00:00Z"},"text":"two\nlines"}"#);
         let back = Bson::try_from(serde_json::from_str::<serde_json::Value>(&input).unwrap()).unwrap();
         assert_eq!(back.as_document().unwrap().get("at"), parameters.get("at"));
     }
