@@ -12,7 +12,7 @@ use crate::{
     instant::Instant,
     job::{DEFAULT_GROUP, Priority, StoredPolicy},
     retry_policy::{DoNotDoItAgain, RetryPolicy},
-    store::{Hint, Store, StoreError, indexes::LARGEST_WORKABLE},
+    store::{Hint, Store, StoreError, cut, indexes::LARGEST_WORKABLE},
 };
 
 /// Longest class, group, tag or urn, in bytes.
@@ -355,24 +355,8 @@ impl Prepared {
     }
 }
 
-/// Cuts by number and by bytes.
 fn batches(documents: Vec<Document>) -> Vec<Vec<Document>> {
-    let mut batches: Vec<Vec<Document>> = Vec::new();
-    let mut bytes = 0;
-    for document in documents {
-        let size = bson::serialize_to_vec(&document).map_or(BATCH_BYTES, |bytes| bytes.len());
-        match batches.last_mut() {
-            Some(batch) if batch.len() < BATCH && bytes + size <= BATCH_BYTES => {
-                bytes += size;
-                batch.push(document);
-            }
-            _ => {
-                bytes = size;
-                batches.push(vec![document]);
-            }
-        }
-    }
-    batches
+    cut(documents, BATCH, BATCH_BYTES, |document| bson::serialize_to_vec(document).map_or(BATCH_BYTES, |bytes| bytes.len()))
 }
 
 #[cfg(test)]

@@ -116,7 +116,7 @@ async fn lead(store: &Store, args: &RunArgs, mut leadership: Leadership, shutdow
                 None
             }
         };
-        let poll = (args.poll / 2).mul_f64(rand::random_range(0.8..1.0)).min(leadership.renew_in());
+        let poll = (args.poll / 2).mul_f64(rand::random_range(0.75..0.95)).min(leadership.renew_in());
         thorough = wait(store, &mut hints, &mut memory, due, poll, shutdown).await == Woken::ByPoll;
     }
 }

@@ -153,7 +153,7 @@ impl Incarnation {
         }
         let half = self.args().poll / 2;
         loop {
-            let poll = half.mul_f64(rand::random_range(0.8..1.0));
+            let poll = half.mul_f64(rand::random_range(0.75..0.95));
             let event = tokio::select! {
                 biased;
                 () = shutdown.requested() => Event::Stop,

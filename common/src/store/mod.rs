@@ -194,3 +194,23 @@ fn write_errors(reply: &Document) -> Result<(), Error> {
     }
     Ok(())
 }
+
+/// Cuts what is to be sent into batches of at most so many, and so many bytes unless a single one has more.
+pub(crate) fn cut<T>(items: Vec<T>, most: usize, most_bytes: usize, size: impl Fn(&T) -> usize) -> Vec<Vec<T>> {
+    let mut batches: Vec<Vec<T>> = Vec::new();
+    let mut bytes = 0;
+    for item in items {
+        let more = size(&item);
+        match batches.last_mut() {
+            Some(batch) if batch.len() < most && bytes + more <= most_bytes => {
+                bytes += more;
+                batch.push(item);
+            }
+            _ => {
+                bytes = more;
+                batches.push(vec![item]);
+            }
+        }
+    }
+    batches
+}

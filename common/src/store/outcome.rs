@@ -7,7 +7,7 @@ use std::collections::{BTreeSet, HashMap};
 
 use bson::{Bson, Document, doc};
 
-use super::{CommitSession, Hint, Store, StoreError};
+use super::{CommitSession, Hint, Store, StoreError, cut};
 use crate::{
     failure::Failure,
     ids::{JobId, StartId},
@@ -269,7 +269,7 @@ impl Store {
     /// the same batch is written again.
     pub async fn record<T: Outcome>(&self, session: &mut CommitSession, batch: &[T]) -> Result<Vec<Recorded>, StoreError> {
         let mut recorded = Vec::with_capacity(batch.len());
-        let mut pieces = cut_by_bytes(batch.to_vec());
+        let mut pieces = cut(batch.to_vec(), usize::MAX, BATCH_BYTES, T::size);
         pieces.reverse();
         while let Some(piece) = pieces.pop() {
             match T::write(self, session, &piece).await {
@@ -291,23 +291,4 @@ impl Store {
         }
         Ok(recorded)
     }
-}
-
-fn cut_by_bytes<T: Outcome>(batch: Vec<T>) -> Vec<Vec<T>> {
-    let mut pieces: Vec<Vec<T>> = Vec::new();
-    let mut bytes = 0;
-    for outcome in batch {
-        let size = outcome.size();
-        match pieces.last_mut() {
-            Some(piece) if bytes + size <= BATCH_BYTES => {
-                bytes += size;
-                piece.push(outcome);
-            }
-            _ => {
-                bytes = size;
-                pieces.push(vec![outcome]);
-            }
-        }
-    }
-    pieces
 }

@@ -359,3 +359,55 @@ async fn user_code_that_panics_ends_its_job_alone() {
     worker.stop().await;
     recruiter.stop().await;
 }
+
+/// Whatever the connection string says: a secondary may not know yet what was just written.
+#[tokio::test]
+async fn reads_go_to_the_primary_even_when_the_uri_prefers_secondaries() {
+    let database = TestDatabase::new().await;
+    let mut connect = recruiter_tests::local::connect_args(&database);
+    connect.uri += if connect.uri.contains('?') { "&readPreference=secondary" } else { "?readPreference=secondary" };
+    let store = recruiter_common::store::Store::connect(&connect, "test").await.unwrap();
+    let id = NewJob::of_class("x", doc! {}).enqueue(&store).await.unwrap();
+    // The set has no secondary: a read that asked for one would find no server.
+    assert_eq!(store.unlocked(&[id]).await.unwrap().len(), 1);
+}
+
+/// Blocks until it is let go, whatever is asked of it.
+#[derive(Clone, Serialize, Deserialize)]
+struct Stubborn {}
+
+impl Workable for Stubborn {
+    const CLASS: &'static str = "Stubborn";
+}
+
+impl BlockingExecutable for Stubborn {
+    type State = std::sync::atomic::AtomicBool;
+
+    fn execute(&self, let_go: &Self::State, _job: &Context) -> Result<Done, NotDone> {
+        while !let_go.load(Ordering::SeqCst) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(Done::default())
+    }
+}
+
+/// A thread cannot be killed: its job stays locked, and the worker stays in the roster, for the cleaner to end it when
+/// the process is gone. Unlocked before, it would run twice at the same time.
+#[tokio::test]
+async fn a_stopping_worker_keeps_a_job_whose_thread_still_runs() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    let let_go = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let recruiter = Local::recruiter(&database, &[]);
+    let worker = Local::worker(&database, Worker::new().register_blocking::<Stubborn>(let_go.clone()).unwrap(), &["--grace", "100ms"]);
+    let again = RetryManyTimes::new(3, Duration::ZERO).unwrap();
+    Stubborn {}.as_job().retry(&again).enqueue(&store).await.unwrap();
+    let locked = async || database.raw("scheduled").count_documents(doc! { "locked": true }).await.unwrap();
+    wait_until(SOON, "it runs", async || locked().await == 1).await;
+    worker.stop().await;
+    assert_eq!(locked().await, 1, "nobody else may start it");
+    let roster = database.raw("roster").find_one(doc! {}).await.unwrap().expect("the roster names what is left");
+    assert_eq!(roster.get_array("working_on").unwrap().len(), 1);
+    let_go.store(true, Ordering::SeqCst);
+    recruiter.stop().await;
+}
