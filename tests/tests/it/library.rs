@@ -391,15 +391,24 @@ impl BlockingExecutable for Stubborn {
     }
 }
 
+/// Lets the thread go also when the test fails, which would wait for it otherwise.
+struct LetGo(Arc<std::sync::atomic::AtomicBool>);
+
+impl Drop for LetGo {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
 /// A thread cannot be killed: its job stays locked, and the worker stays in the roster, for the cleaner to end it when
 /// the process is gone. Unlocked before, it would run twice at the same time.
 #[tokio::test]
 async fn a_stopping_worker_keeps_a_job_whose_thread_still_runs() {
     let database = TestDatabase::new().await;
     let store = store(&database).await;
-    let let_go = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let let_go = LetGo(Arc::new(std::sync::atomic::AtomicBool::new(false)));
     let recruiter = Local::recruiter(&database, &[]);
-    let worker = Local::worker(&database, Worker::new().register_blocking::<Stubborn>(let_go.clone()).unwrap(), &["--grace", "100ms"]);
+    let worker = Local::worker(&database, Worker::new().register_blocking::<Stubborn>(let_go.0.clone()).unwrap(), &["--grace", "100ms"]);
     let again = RetryManyTimes::new(3, Duration::ZERO).unwrap();
     Stubborn {}.as_job().retry(&again).enqueue(&store).await.unwrap();
     let locked = async || database.raw("scheduled").count_documents(doc! { "locked": true }).await.unwrap();
@@ -408,6 +417,6 @@ async fn a_stopping_worker_keeps_a_job_whose_thread_still_runs() {
     assert_eq!(locked().await, 1, "nobody else may start it");
     let roster = database.raw("roster").find_one(doc! {}).await.unwrap().expect("the roster names what is left");
     assert_eq!(roster.get_array("working_on").unwrap().len(), 1);
-    let_go.store(true, Ordering::SeqCst);
+    drop(let_go);
     recruiter.stop().await;
 }
