@@ -72,7 +72,7 @@ async fn main() -> anyhow::Result<()> {
         let this = std::env::current_exe()?;
         workers.push(Command::new(this).arg("--worker").env("MONGODB_URI", database.uri()).spawn()?);
     }
-    let connect = ConnectArgs { uri: database.uri().to_owned(), connect_timeout: Duration::from_secs(10) };
+    let connect = ConnectArgs::to(database.uri());
     let store = Store::connect(&connect, "latency").await?;
     while database.raw("roster").count_documents(doc! { "available": true, "term": { "$gt": 0 } }).await? < WORKERS as u64 {
         pause(Duration::from_millis(50)).await;

@@ -6,17 +6,30 @@
 //! - [`wait`]: waiting for a condition, never for time
 //! - [`factory`]: documents of any age and shape
 //! - [`local`]: recruiter and workers inside the test's own process
+//! - [`steps`], [`faults`]: what a process asks of MongoDB, and the blows that it can suffer at each of these steps
+//! - [`ledger`]: jobs that write down their executions themselves
+//! - [`oracle`]: compares ledger, documents and what was acknowledged
+//! - [`report`]: what the failure tests found, as one table
+//! - [`world`]: a supervised fleet of processes that break, on a database of its own
+//! - [`proxy`]: a network that breaks, for one process alone
 //! - [`mongosh`]: the real shell, to show that the documents read well in it
 //!
 //! Everything here panics with a reason when it cannot do its work: a test that did not take place has not passed.
 
 pub mod factory;
 pub mod fail_points;
+pub mod faults;
+pub mod ledger;
 pub mod local;
 pub mod mongo;
 pub mod mongosh;
+pub mod oracle;
 pub mod processes;
+pub mod proxy;
+pub mod report;
+pub mod steps;
 pub mod wait;
+pub mod world;
 
 /// The examples of the README, compiled.
 #[cfg(doctest)]

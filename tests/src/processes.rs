@@ -96,6 +96,12 @@ impl Process {
         kill(pid, signal).unwrap_or_else(|error| panic!("{signal} does not reach {}, which was waited for: {error}", self.name));
     }
 
+    /// Whether it stands still, stopped by a signal.
+    pub fn is_stopped(&self) -> bool {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid())).unwrap_or_default();
+        stat.rsplit_once(") ").is_some_and(|(_, state)| state.starts_with('T'))
+    }
+
     /// How it ended, or `None` while it runs.
     pub fn try_exit(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().expect("it is a child of this process")

@@ -68,6 +68,7 @@ impl Attempt {
     pub(crate) fn context(&self) -> Arc<Context> {
         Arc::new(Context {
             job: self.job.id,
+            start: self.claim.start(),
             class: self.job.class.clone(),
             group: self.job.group.clone(),
             attempt: self.job.attempts,

@@ -9,7 +9,12 @@ use std::{
 };
 
 use bson::Bson;
-use recruiter_common::{enqueue::Workable, failure::Failure, ids::JobId, job::Execution};
+use recruiter_common::{
+    enqueue::Workable,
+    failure::Failure,
+    ids::{JobId, StartId},
+    job::Execution,
+};
 use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 
@@ -151,6 +156,7 @@ pub enum Cancellation {
 /// What an execution knows about its job.
 pub struct Context {
     pub(crate) job: JobId,
+    pub(crate) start: StartId,
     pub(crate) class: String,
     pub(crate) group: String,
     pub(crate) attempt: u32,
@@ -188,6 +194,12 @@ impl Context {
     /// The job.
     pub fn job_id(&self) -> JobId {
         self.job
+    }
+
+    /// The start this execution belongs to: no other execution of this job has it, and the job's history names it. With the
+    /// job's id it is a fencing token for systems that can refuse a second writer.
+    pub fn start_id(&self) -> StartId {
+        self.start
     }
 
     /// Class of the workable.

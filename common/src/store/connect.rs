@@ -13,6 +13,7 @@ use clap::Args;
 use mongodb::{
     Client, Database,
     error::{Error, ErrorKind},
+    event::{EventHandler, command::CommandEvent},
     options::{Acknowledgment, ClientOptions, ReadConcern, WriteConcern},
 };
 
@@ -48,6 +49,20 @@ pub struct ConnectArgs {
     /// How long to wait for MongoDB at the start before giving up
     #[arg(long, global = true, env = "RECRUITER_CONNECT_TIMEOUT", value_name = "DURATION", default_value = "30s", value_parser = humantime::parse_duration)]
     pub connect_timeout: Duration,
+    /// Called with every command that is sent and every answer that comes: for tracing, and for tests that break things
+    /// at just that moment. Called in the middle of the driver's work, so it must not wait
+    #[arg(skip)]
+    pub commands: Option<EventHandler<CommandEvent>>,
+}
+
+/// How long a start waits for MongoDB unless it is told otherwise.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
+
+impl ConnectArgs {
+    /// To this connection string, with defaults for the rest.
+    pub fn to(uri: impl Into<String>) -> Self {
+        Self { uri: uri.into(), connect_timeout: CONNECT_TIMEOUT, commands: None }
+    }
 }
 
 impl std::fmt::Debug for ConnectArgs {
@@ -126,7 +141,7 @@ impl Store {
     /// # Errors
     /// [`ConnectError`], whose message says what to do.
     pub async fn connect(args: &ConnectArgs, app_name: &str) -> Result<Self, ConnectError> {
-        let options = options(&args.uri, app_name).await?;
+        let options = options(args, app_name).await?;
         warn_of_visible_password(&options, &args.uri);
         let hosts = options.hosts.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
         let name = options.default_database.clone().unwrap_or_else(|| DEFAULT_DATABASE.into());
@@ -156,7 +171,7 @@ impl Store {
     /// # Errors
     /// When the connection string cannot be understood.
     pub async fn with_own_connections(&self, args: &ConnectArgs, app_name: &str) -> Result<Self, ConnectError> {
-        let mut options = options(&args.uri, app_name).await?;
+        let mut options = options(args, app_name).await?;
         options.max_pool_size = Some(2);
         let client = Client::with_options(options).map_err(ConnectError::InvalidUri)?;
         let database = client.database(self.database.name());
@@ -180,9 +195,10 @@ impl Store {
 
 /// What the URI says, and what it may not leave open: majority writes (an acknowledged job survives a failover) and
 /// majority reads (nothing is decided on what a failover can take back) unless an operation says otherwise.
-async fn options(uri: &str, app_name: &str) -> Result<ClientOptions, ConnectError> {
-    let mut options = ClientOptions::parse(uri).await.map_err(ConnectError::InvalidUri)?;
+async fn options(args: &ConnectArgs, app_name: &str) -> Result<ClientOptions, ConnectError> {
+    let mut options = ClientOptions::parse(&args.uri).await.map_err(ConnectError::InvalidUri)?;
     options.app_name = Some(app_name.into());
+    options.command_event_handler.clone_from(&args.commands);
     options.write_concern = Some(WriteConcern::builder().w(Acknowledgment::Majority).journal(true).build());
     options.read_concern = Some(ReadConcern::majority());
     // Whatever the URI says: a secondary may not know yet what this process has just been told.

@@ -1,0 +1,57 @@
+//! The three processes as the failure tests run them: the code of the released binaries below `main`, with crash points
+//! and with jobs that keep a ledger.
+
+use clap::{Parser, Subcommand};
+use recruiter::run::RunArgs;
+use recruiter_cleaner::config::CleanerArgs;
+use recruiter_common::{
+    exit::{Exit, report},
+    shutdown::{Shutdown, pause},
+    store::ConnectArgs,
+    telemetry::{self, LogArgs},
+};
+use recruiter_tests::{
+    faults,
+    ledger::{Entry, Ledger},
+};
+use recruiter_worker::{Worker, WorkerArgs};
+
+#[derive(Parser)]
+struct Cli {
+    #[command(subcommand)]
+    role: Role,
+    #[command(flatten)]
+    connect: ConnectArgs,
+    #[command(flatten)]
+    log: LogArgs,
+}
+
+#[derive(Subcommand)]
+enum Role {
+    Recruiter(RunArgs),
+    Cleaner(CleanerArgs),
+    Worker(WorkerArgs),
+}
+
+#[tokio::main]
+async fn main() {
+    run(Cli::parse()).await.unwrap_or_else(|error| report("faulty", &error)).now()
+}
+
+async fn run(cli: Cli) -> anyhow::Result<Exit> {
+    telemetry::init(&cli.log)?;
+    let connect = ConnectArgs { commands: Some(faults::striker()), ..cli.connect };
+    let shutdown = Shutdown::on_signals()?;
+    let mut abort = shutdown.clone();
+    let work = async {
+        match cli.role {
+            Role::Recruiter(args) => recruiter::run::run(args, &connect, shutdown).await.map(|()| Exit::Success),
+            Role::Cleaner(args) => recruiter_cleaner::run(args, &connect, shutdown).await.map(|()| Exit::Success),
+            Role::Worker(args) => Worker::new().register::<Entry>(Ledger::of_this_process())?.run(&connect, args, shutdown).await,
+        }
+    };
+    tokio::select! {
+        ended = work => ended,
+        () = async { abort.aborted().await; pause(std::time::Duration::from_secs(2)).await } => Ok(Exit::Aborted),
+    }
+}

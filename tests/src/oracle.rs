@@ -1,0 +1,275 @@
+//! The judge of the failure tests: what was acknowledged, what the ledger says was executed, and what the documents say of
+//! it must agree, execution by execution.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use bson::{Document, doc};
+use futures_util::TryStreamExt;
+use mongodb::{Client, Collection, error::Error};
+use recruiter_common::{
+    enqueue::{EnqueueError, NewJob},
+    ids::{JobId, StartId},
+    shutdown::pause,
+    store::Store,
+};
+use tokio::task::JoinHandle;
+
+use crate::{
+    ledger::{Event, Line},
+    mongo::TestDatabase,
+};
+
+/// What a job was enqueued with, as far as the judge must know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Policy {
+    /// "Not again".
+    Never,
+    /// The same; and the application sends it again when it is done, so that it may be in both collections.
+    SentAgain,
+    /// Again so many times.
+    Again(u32),
+    /// It is no job, or nothing is asked of its end but that there is one.
+    Any,
+}
+
+/// Every job whose enqueue was acknowledged, with its policy.
+pub type Acknowledged = Arc<Mutex<HashMap<JobId, Policy>>>;
+
+/// What was found to be wrong, in words; empty when all promises were kept.
+#[derive(Clone, Debug, Default)]
+pub struct Findings {
+    /// Acknowledged jobs that are nowhere (I1).
+    pub lost: Vec<String>,
+    /// Executions that no history explains, and the other way round (I3 to I6).
+    pub unexplained: Vec<String>,
+    /// Every other broken promise.
+    pub broken: Vec<String>,
+    /// Executions that the ledger has.
+    pub executions: usize,
+    /// Executions that ended with their worker's death.
+    pub deaths: usize,
+}
+
+impl Findings {
+    /// Everything that was wrong.
+    pub fn all(&self) -> Vec<String> {
+        [&self.lost[..], &self.unexplained, &self.broken].concat()
+    }
+
+    /// The same, each with where it was found.
+    #[must_use]
+    pub fn of(mut self, run: &str) -> Self {
+        [&mut self.lost, &mut self.unexplained, &mut self.broken].into_iter().flatten().for_each(|finding| finding.insert_str(0, &format!("{run}: ")));
+        self
+    }
+
+    /// Adds what another run found.
+    pub fn add(&mut self, other: Self) {
+        self.lost.extend(other.lost);
+        self.unexplained.extend(other.unexplained);
+        self.broken.extend(other.broken);
+        self.executions += other.executions;
+        self.deaths += other.deaths;
+    }
+}
+
+/// Enqueues a job and notes it as acknowledged once it is, and not before.
+///
+/// # Errors
+/// As [`NewJob::enqueue`]; then the job may be there or not.
+pub async fn enqueue(store: &Store, acknowledged: &Acknowledged, job: NewJob, policy: Policy) -> Result<JobId, EnqueueError> {
+    let id = job.enqueue(store).await?;
+    acknowledged.lock().unwrap_or_else(PoisonError::into_inner).insert(id, policy);
+    Ok(id)
+}
+
+/// Looks at a quiet system: nothing is enqueued or runs any more.
+pub async fn examine(database: &TestDatabase, lines: &[Line], acknowledged: &Acknowledged) -> Findings {
+    let mut findings = Findings::default();
+    let all = async |name: &str| database.raw(name).find(doc! {}).await.expect("MongoDB is there").try_collect::<Vec<Document>>().await;
+    let scheduled = all("scheduled").await.expect("MongoDB is there");
+    let archived: HashMap<JobId, Document> =
+        all("archived").await.expect("MongoDB is there").into_iter().map(|job| (id_of(&job), job)).collect();
+    for job in &scheduled {
+        if job.get_bool("locked").unwrap_or(true) {
+            findings.broken.push(format!("I8: still locked: {job}"));
+        }
+        if archived.contains_key(&id_of(job)) {
+            findings.broken.push(format!("I2: in both collections: {job}"));
+        }
+    }
+    for worker in all("roster").await.expect("MongoDB is there") {
+        findings.broken.push(format!("I8: still in the roster: {worker}"));
+    }
+    let mut entered: HashMap<JobId, Vec<&Line>> = HashMap::new();
+    for line in lines {
+        entered.entry(line.execution().0).or_default().push(line);
+    }
+    findings.executions = lines.iter().filter(|line| line.event == Event::Begin).count();
+    let acknowledged = acknowledged.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    for (id, policy) in &acknowledged {
+        match archived.get(id) {
+            Some(job) => judge(job, *policy, entered.get(id).map_or(&[], Vec::as_slice), &mut findings),
+            None if scheduled.iter().any(|job| id_of(job) == *id) => findings.broken.push(format!("never finished: {id}")),
+            None => findings.lost.push(format!("I1: lost: {id}")),
+        }
+    }
+    for id in entered.keys().filter(|id| !acknowledged.contains_key(id) && !archived.contains_key(id)) {
+        findings.unexplained.push(format!("executed and nowhere: {id}"));
+    }
+    findings
+}
+
+/// Compares the history of an archived job with what the ledger says of it.
+fn judge(job: &Document, policy: Policy, lines: &[&Line], findings: &mut Findings) {
+    let earlier: Vec<&Document> =
+        job.get_array("executions").map(|all| all.iter().filter_map(bson::Bson::as_document).collect()).unwrap_or_default();
+    let last = job.get_document("last_execution").ok();
+    let history: Vec<&Document> = earlier.iter().copied().chain(last).filter(|execution| execution.contains_key("start")).collect();
+    let mut wrong: Vec<&str> = Vec::new();
+
+    // I4, I6: every start is in the history, or was handed back before it was entered and is counted as that.
+    let (attempts, interruptions, dropped) = (number(job, "attempts"), number(job, "interruptions"), number(job, "executions_dropped"));
+    let interrupted = count(earlier.iter().filter(|execution| class(execution) == Some("interrupted")));
+    if dropped == 0 && attempts != count(history.iter()) + interruptions - interrupted {
+        wrong.push("I6: attempts are not the starts");
+    }
+    let allowed = match policy {
+        Policy::Never | Policy::SentAgain => 1,
+        Policy::Again(times) => i64::from(times) + 1,
+        Policy::Any => i64::MAX,
+    };
+    if attempts - interruptions > allowed {
+        wrong.push("I6: more starts than its policy allows");
+    }
+    // The ledger and the history, one to one.
+    let of = |execution: &Document| lines.iter().filter(|line| line.execution().1 == start_of(execution)).collect::<Vec<_>>();
+    let begun: Vec<StartId> = lines.iter().filter(|line| line.event == Event::Begin).map(|line| line.execution().1).collect();
+    if begun.iter().collect::<HashSet<_>>().len() != begun.len() {
+        wrong.push("I5: one start was entered twice");
+    }
+    if dropped == 0 && begun.iter().any(|start| history.iter().all(|execution| start_of(execution) != *start)) {
+        wrong.push("I4: an execution that the history does not know");
+    }
+    for execution in &history {
+        let events: Vec<Event> = of(execution).iter().map(|line| line.event).collect();
+        let agree = match class(execution) {
+            // Nothing is known of an execution whose worker died: it may even have been done.
+            _ if crashed(execution) => true,
+            None => events == [Event::Begin, Event::Done],
+            Some("not-yet") => events == [Event::Begin, Event::Failed],
+            // Asked to stop before it was entered, while it ran, or broken off.
+            Some("interrupted" | "cancelled") => events.is_empty() || events == [Event::Begin, Event::Stopped] || events == [Event::Begin],
+            Some(_) => true,
+        };
+        if !agree {
+            wrong.push("I3: the history does not tell what happened");
+        }
+    }
+    // Two at the same time: only when the earlier one's worker had been declared dead.
+    for pair in history.windows(2).filter(|pair| !crashed(pair[0])) {
+        let ended = of(pair[0]).iter().filter(|line| line.event != Event::Begin).map(|line| line.at_ms).max();
+        let begun = of(pair[1]).iter().map(|line| line.at_ms).min();
+        if ended.zip(begun).is_some_and(|(ended, begun)| begun < ended) {
+            wrong.push("I3: two executions at the same time");
+        }
+    }
+    if matches!(policy, Policy::Never | Policy::SentAgain) {
+        let why = job.get_str("why").unwrap_or("none");
+        if begun.len() > 1 {
+            wrong.push("I5: entered more than once");
+        }
+        if !["done", "worker-died", "interrupted", "cancelled", "not-scheduled-by-retry-policy"].contains(&why) {
+            wrong.push("I5: an end that this policy does not give");
+        }
+        if history.is_empty() && why != "cancelled" {
+            wrong.push("I5: archived without a start");
+        }
+    }
+    findings.deaths += history.iter().filter(|execution| crashed(execution)).count();
+    findings.unexplained.extend(wrong.into_iter().map(|promise| format!("{promise}: {job}; ledger: {lines:?}")));
+}
+
+fn class(execution: &Document) -> Option<&str> {
+    execution.get_str("class").ok()
+}
+
+fn crashed(execution: &Document) -> bool {
+    execution.get_bool("crashed").unwrap_or(false)
+}
+
+fn count<T>(of: impl Iterator<Item = T>) -> i64 {
+    i64::try_from(of.count()).unwrap_or(i64::MAX)
+}
+
+fn start_of(execution: &Document) -> StartId {
+    execution.get_object_id("start").expect("it was looked for").into()
+}
+
+fn id_of(job: &Document) -> JobId {
+    job.get_object_id("_id").expect("ids of jobs are ObjectIds").into()
+}
+
+fn number(document: &Document, field: &str) -> i64 {
+    document.get(field).and_then(|n| n.as_i64().or(n.as_i32().map(i64::from))).unwrap_or(0)
+}
+
+/// Looks at majority snapshots of both collections all the time: what was acknowledged is in exactly one (I1, I2).
+#[derive(Debug)]
+pub struct Watch {
+    task: JoinHandle<()>,
+    seen: Arc<Mutex<(usize, Findings)>>,
+}
+
+/// Between two snapshots.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+
+impl Watch {
+    /// Begins.
+    pub fn begin(database: &TestDatabase, acknowledged: &Acknowledged) -> Self {
+        let seen = Arc::new(Mutex::new((0, Findings::default())));
+        let (client, scheduled, archived) = (database.database().client().clone(), database.raw("scheduled"), database.raw("archived"));
+        let (acknowledged, findings) = (Arc::clone(acknowledged), Arc::clone(&seen));
+        let task = tokio::spawn(async move {
+            loop {
+                let before = acknowledged.lock().unwrap_or_else(PoisonError::into_inner).clone();
+                // While there is no primary nothing can be read, which breaks no promise.
+                if let Ok([waiting, finished]) = snapshot(&client, [&scheduled, &archived]).await {
+                    let mut seen = findings.lock().unwrap_or_else(PoisonError::into_inner);
+                    seen.0 += 1;
+                    for id in before.keys().filter(|id| !waiting.contains(id) && !finished.contains(id)) {
+                        seen.1.lost.push(format!("I1: in neither collection at one instant: {id}"));
+                    }
+                    for id in waiting.intersection(&finished).filter(|id| before.get(id).is_none_or(|policy| *policy != Policy::SentAgain)) {
+                        seen.1.broken.push(format!("I2: in both collections at one instant: {id}"));
+                    }
+                }
+                pause(LOOK_EVERY).await;
+            }
+        });
+        Self { task, seen }
+    }
+
+    /// Ends, and tells what it saw.
+    pub fn end(self) -> Findings {
+        self.task.abort();
+        let (looks, findings) = self.seen.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        assert!(looks > 0, "nobody ever looked");
+        findings
+    }
+}
+
+/// The ids in both collections at one instant, as a majority has them.
+async fn snapshot(client: &Client, collections: [&Collection<Document>; 2]) -> Result<[HashSet<JobId>; 2], Error> {
+    let mut session = client.start_session().snapshot(true).await?;
+    let mut found = [HashSet::new(), HashSet::new()];
+    for (collection, ids) in collections.into_iter().zip(&mut found) {
+        let mut cursor = collection.find(doc! {}).projection(doc! { "_id": 1 }).session(&mut session).await?;
+        ids.extend(cursor.stream(&mut session).try_collect::<Vec<Document>>().await?.iter().map(id_of));
+    }
+    Ok(found)
+}

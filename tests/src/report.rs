@@ -1,0 +1,58 @@
+//! What the failure tests found, as one table: kept in a file when `RECRUITER_FAILURE_REPORT` names one.
+
+use std::{fs, io::Write as _, time::Duration};
+
+use crate::oracle::Findings;
+
+/// Names the file that rows are added to.
+pub const REPORT: &str = "RECRUITER_FAILURE_REPORT";
+
+/// One kind of fault: what was done, how often, and what came of it.
+#[derive(Clone, Debug, Default)]
+pub struct Row {
+    /// The fault, in a few words.
+    pub fault: String,
+    /// How often it struck.
+    pub injected: usize,
+    /// What was found wrong, all runs together.
+    pub findings: Findings,
+    /// How long it took until everything went on, for each.
+    pub recovery: Vec<Duration>,
+}
+
+impl Row {
+    /// An empty row.
+    pub fn new(fault: impl Into<String>) -> Self {
+        Self { fault: fault.into(), ..Self::default() }
+    }
+
+    /// Adds one fault that struck.
+    pub fn add(&mut self, findings: Findings, recovery: Duration) {
+        self.injected += 1;
+        self.findings.add(findings);
+        self.recovery.push(recovery);
+    }
+
+    /// Writes the row down and panics if anything was wrong.
+    pub fn close(mut self) {
+        self.recovery.sort_unstable();
+        let at = |share: usize| self.recovery.get((self.recovery.len() * share / 100).min(self.recovery.len().saturating_sub(1)));
+        let seconds = |time: Option<&Duration>| time.map_or("–".into(), |time| format!("{:.1} s", time.as_secs_f64()));
+        let row = format!(
+            "| {} | {} | {} | {} | {} | {} | {} |\n",
+            self.fault,
+            self.injected,
+            self.findings.executions,
+            self.findings.lost.len(),
+            self.findings.unexplained.len(),
+            seconds(at(50)),
+            seconds(at(100)),
+        );
+        if let Some(file) = std::env::var_os(REPORT) {
+            let mut file = fs::OpenOptions::new().create(true).append(true).open(file).expect("the report can be written");
+            file.write_all(row.as_bytes()).expect("the report can be written");
+        }
+        let wrong = self.findings.all();
+        assert!(wrong.is_empty(), "{row}{} promises were broken:\n{}", wrong.len(), wrong.join("\n"));
+    }
+}
