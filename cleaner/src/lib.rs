@@ -20,6 +20,8 @@ use recruiter_common::{
 
 use crate::{config::CleanerArgs, rescue::Rescuer, retire::Observations};
 
+/// How often to see whether the workers on this machine still run, which costs MongoDB nothing.
+const NEIGHBOURS_EVERY: Duration = Duration::from_millis(200);
 /// After a pass that MongoDB did not carry out.
 const RETRY: Duration = Duration::from_secs(1);
 
@@ -40,11 +42,10 @@ pub async fn run(args: CleanerArgs, connect: &ConnectArgs, mut shutdown: Shutdow
     recruiter_common::service::ready("watching");
     tracing::info!(dead_after = %humantime::format_duration(args.dead_after), "watching over the workers");
     while !shutdown.is_requested() {
-        let mut pause = args.every;
-        if let Err(error) = retire::tick(&store, &mut rescuer, &mut observations, args.dead_after).await {
+        let looked = retire::tick(&store, &mut rescuer, &mut observations, args.dead_after).await;
+        if let Err(error) = &looked {
             observations.clear();
-            tracing::warn!(error = chain(&error), "the roster could not be looked after; trying again");
-            pause = pause.max(RETRY);
+            tracing::warn!(error = chain(error), "the roster could not be looked after; trying again");
         }
         if Monotonic::now() >= sweep_at {
             sweep_at = Monotonic::now() + args.sweep_every;
@@ -62,12 +63,24 @@ pub async fn run(args: CleanerArgs, connect: &ConnectArgs, mut shutdown: Shutdow
                 }
             }
         }
-        if shutdown.sleep(pause).await == Wake::Stop {
-            break;
+        match looked {
+            Ok(()) => wait(args.every, &observations, &mut shutdown).await,
+            Err(_) => drop(shutdown.sleep(args.every.max(RETRY)).await),
         }
     }
     recruiter_common::service::stopping();
     Ok(())
+}
+
+/// Waits for the next look at the roster, which is at once when the process of a worker on this machine has gone.
+async fn wait(every: Duration, observations: &Observations, shutdown: &mut Shutdown) {
+    let until = Monotonic::now() + every;
+    while Monotonic::now() < until && !observations.somebody_is_gone() {
+        let left = until.saturating_duration_since(Monotonic::now());
+        if shutdown.sleep(left.min(NEIGHBOURS_EVERY)).await == Wake::Stop {
+            return;
+        }
+    }
 }
 
 async fn sweep(store: &Store, rescuer: &mut Rescuer, shutdown: &Shutdown) -> Result<(), StoreError> {

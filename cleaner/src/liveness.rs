@@ -5,10 +5,15 @@ use nix::{errno::Errno, sys::signal::kill, unistd::Pid};
 use procfs::process::Process;
 use recruiter_common::roster::Place;
 
+/// Whether a process at `there` can be looked at from `here`: the same boot of the same machine, the same pid namespace.
+pub(crate) fn is_here(here: &Place, there: &Place) -> bool {
+    let known = !there.boot_id.is_empty() && !there.pid_namespace.is_empty() && there.pid > 0;
+    known && here.boot_id == there.boot_id && here.pid_namespace == there.pid_namespace
+}
+
 /// Whether the process that ran at `there` is certainly gone, as seen from `here`.
 pub(crate) fn is_gone(here: &Place, there: &Place) -> bool {
-    let same_machine = !there.boot_id.is_empty() && !there.pid_namespace.is_empty();
-    if !same_machine || here.boot_id != there.boot_id || here.pid_namespace != there.pid_namespace || there.pid <= 0 {
+    if !is_here(here, there) {
         return false;
     }
     match Process::new(there.pid).and_then(|process| process.stat()) {

@@ -26,6 +26,14 @@ impl Rescuer {
         Self { store, session: CommitSession::default() }
     }
 
+    /// The session that jobs are archived in, for the roster.
+    pub(crate) async fn session(&mut self) -> Result<Document, StoreError> {
+        if self.session.id().is_none() {
+            self.session = self.store.commit_session().await?;
+        }
+        Ok(self.session.id().unwrap_or_default())
+    }
+
     /// Ends every job that a retired worker holds. Its roster document names all it can have locked.
     pub(crate) async fn rescue_jobs_of(&mut self, worker: &RegisteredWorker) -> Result<(), StoreError> {
         for step in worker.jobs.chunks(STEP) {

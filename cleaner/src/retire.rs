@@ -5,7 +5,7 @@
 //! member whose clock is ahead, an outage, or a laptop's sleep, that would kill the whole living fleet.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     time::{Duration, Instant as Monotonic},
 };
 
@@ -17,12 +17,25 @@ use recruiter_common::{
     telemetry::chain,
 };
 
-use crate::{liveness::is_gone, rescue::Rescuer};
+use crate::{
+    liveness::{is_gone, is_here},
+    rescue::Rescuer,
+};
+
+/// How long a retired worker is left to the cleaner that retired it. Far longer than a burial takes: after this that
+/// cleaner has died in the middle of it, or stands still.
+const BURIED_WITHIN: Duration = Duration::from_secs(2);
 
 /// What this cleaner has seen, and since when.
 pub(crate) struct Observations {
     here: Place,
     last_seen: HashMap<WorkerId, (Option<Instant>, Monotonic)>,
+    /// Where the living are, as far as they are on this very machine.
+    neighbours: Vec<Place>,
+    /// Retired workers that another cleaner is burying, or was.
+    retired: HashMap<WorkerId, Monotonic>,
+    /// Retired workers that this cleaner is burying.
+    burying: HashSet<WorkerId>,
 }
 
 /// How a worker died.
@@ -38,17 +51,24 @@ impl Observations {
     /// Forgets all: silence that was not watched without a gap proves nothing.
     pub(crate) fn clear(&mut self) {
         self.last_seen.clear();
+        self.retired.clear();
     }
 
     pub(crate) fn new(here: Place) -> Self {
-        Self { here, last_seen: HashMap::new() }
+        Self { here, last_seen: HashMap::new(), neighbours: Vec::new(), retired: HashMap::new(), burying: HashSet::new() }
+    }
+
+    /// Whether the process of a worker on this machine has gone since the last look at the roster.
+    pub(crate) fn somebody_is_gone(&self) -> bool {
+        self.neighbours.iter().any(|there| is_gone(&self.here, there))
     }
 
     /// Who of these is dead. A worker that trusts itself for longer than `dead_after` is waited for as much longer.
     fn dead(&mut self, workers: &[RegisteredWorker], now: Monotonic, dead_after: Duration) -> Vec<(WorkerId, Option<Instant>, Death)> {
         let before = std::mem::take(&mut self.last_seen);
+        self.neighbours.clear();
         let mut dead = Vec::new();
-        for worker in workers {
+        for worker in workers.iter().filter(|worker| !worker.retired) {
             let since = match before.get(&worker.id) {
                 Some((last_seen_at, since)) if *last_seen_at == worker.last_seen_at => *since,
                 _ => now,
@@ -60,9 +80,27 @@ impl Observations {
                 dead.push((worker.id, worker.last_seen_at, Death::Gone));
             } else if silent {
                 dead.push((worker.id, worker.last_seen_at, Death::Silent));
+            } else {
+                self.neighbours.extend(worker.place.clone().filter(|there| is_here(&self.here, there)));
             }
         }
         dead
+    }
+
+    /// Which of the retired are this cleaner's to bury: its own, and those that another one has left lying.
+    fn to_bury<'a>(&mut self, workers: &'a [RegisteredWorker], now: Monotonic) -> Vec<&'a RegisteredWorker> {
+        let before = std::mem::take(&mut self.retired);
+        let mine = std::mem::take(&mut self.burying);
+        let mut to_bury = Vec::new();
+        for worker in workers.iter().filter(|worker| worker.retired) {
+            let since = before.get(&worker.id).copied().unwrap_or(now);
+            self.retired.insert(worker.id, since);
+            if mine.contains(&worker.id) || now.duration_since(since) >= BURIED_WITHIN {
+                self.burying.insert(worker.id);
+                to_bury.push(worker);
+            }
+        }
+        to_bury
     }
 }
 
@@ -74,13 +112,15 @@ pub(crate) async fn tick(
     dead_after: Duration,
 ) -> Result<(), StoreError> {
     let workers = store.registered_workers().await?;
+    let left = observations.to_bury(&workers, Monotonic::now());
     for (worker, last_seen_at, death) in observations.dead(&workers, Monotonic::now(), dead_after) {
         if let Some(retired) = store.retire_if_silent_since(worker, last_seen_at).await? {
             tracing::warn!(worker.id = %worker, ?death, "a worker is dead: retiring it");
+            observations.burying.insert(worker);
             bury_or_leave(store, rescuer, &retired).await;
         }
     }
-    for retired in workers.iter().filter(|worker| worker.retired) {
+    for retired in left {
         bury_or_leave(store, rescuer, retired).await;
     }
     Ok(())
@@ -98,6 +138,8 @@ async fn bury(store: &Store, rescuer: &mut Rescuer, worker: &RegisteredWorker) -
     if let Err(error) = store.kill_sessions(&worker.sessions).await {
         tracing::warn!(worker.id = %worker.id, error = chain(&error), "the sessions of a dead worker could not be ended; MongoDB does it within a minute");
     }
+    // This cleaner can die in the middle of a transaction as well: whoever goes on finds its session there, too.
+    store.bury_in(worker.id, rescuer.session().await?).await?;
     rescuer.rescue_jobs_of(worker).await?;
     store.delete_if_retired(worker.id).await?;
     store.announce_hint(Hint::Left { worker: worker.id }).await;
@@ -132,6 +174,20 @@ mod tests {
             dead == [(id, Instant::from_timestamp_millis(worker(id, 0, 0).last_seen_at.map_or(0, |_| 0)), Death::Silent)]
                 || !dead.is_empty()
         })
+    }
+
+    #[test]
+    fn a_burial_is_left_to_who_began_it_for_a_while() {
+        let mut observations = Observations::new(Place::of_this_process().expect("/proc"));
+        let begin = Monotonic::now();
+        let retired = [RegisteredWorker { retired: true, ..worker(WorkerId::new(), 1, 20) }];
+        let check = |observations: &mut Observations, ms: u64| observations.to_bury(&retired, begin + Duration::from_millis(ms)).len();
+        assert_eq!(check(&mut observations, 0), 0, "another cleaner's");
+        assert_eq!(check(&mut observations, 1_900), 0);
+        assert_eq!(check(&mut observations, 2_000), 1, "it was left lying");
+        observations.clear();
+        assert_eq!(check(&mut observations, 2_001), 1, "taken over, it is this cleaner's own");
+        assert!(observations.dead(&retired, begin + DEAD_AFTER * 2, DEAD_AFTER).is_empty(), "it is dead already");
     }
 
     #[test]

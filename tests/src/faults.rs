@@ -16,7 +16,7 @@ use nix::sys::signal::{Signal, raise};
 
 use crate::steps::step;
 
-/// Names the [`Fault`] of a faulty process.
+/// Names the [`Fault`]s of a faulty process, one a line.
 pub const FAULT: &str = "RECRUITER_TEST_FAULT";
 /// Names the directory where a faulty process notes the steps it takes, and that its fault has struck.
 pub const NOTES: &str = "RECRUITER_TEST_NOTES";
@@ -40,6 +40,8 @@ pub enum Blow {
     Abort,
     /// It stands still (`SIGSTOP`) until somebody lets it go on.
     Freeze,
+    /// It is asked to stop (`SIGTERM`) and goes on.
+    Terminate,
 }
 
 /// A blow at a moment of the `nth` time that a step is taken, counted from one.
@@ -70,6 +72,7 @@ impl FromStr for Fault {
         let blow = match words.next() {
             Some("Abort") => Blow::Abort,
             Some("Freeze") => Blow::Freeze,
+            Some("Terminate") => Blow::Terminate,
             _ => return Err(wrong()),
         };
         let moment = match words.next() {
@@ -85,7 +88,7 @@ impl FromStr for Fault {
 /// What a faulty process does with each command of its own: notes it, and strikes when it is time.
 #[derive(Debug)]
 struct Striker {
-    fault: Option<Fault>,
+    faults: Vec<Fault>,
     notes: PathBuf,
     state: Mutex<State>,
 }
@@ -104,8 +107,9 @@ struct State {
 /// When the environment names no directory for notes, or a fault that is none.
 pub fn striker() -> EventHandler<CommandEvent> {
     let notes = PathBuf::from(std::env::var_os(NOTES).expect("a faulty process has a directory for its notes"));
-    let fault = std::env::var(FAULT).ok().map(|fault| fault.parse().expect("a fault is well-formed"));
-    let striker = Striker { fault, notes, state: Mutex::default() };
+    let faults = std::env::var(FAULT).unwrap_or_default();
+    let faults = faults.lines().map(|fault| fault.parse().expect("a fault is well-formed")).collect();
+    let striker = Striker { faults, notes, state: Mutex::default() };
     EventHandler::callback(move |event| striker.see(event))
 }
 
@@ -134,11 +138,12 @@ impl Striker {
             }
             _ => return,
         };
-        if let Some(fault) = self.fault.as_ref().filter(|fault| fault.moment == moment && fault.step == step && fault.nth == nth) {
+        if let Some(fault) = self.faults.iter().find(|fault| fault.moment == moment && fault.step == step && fault.nth == nth) {
             self.note("struck", &fault.to_string());
             match fault.blow {
                 Blow::Abort => std::process::abort(),
                 Blow::Freeze => raise(Signal::SIGSTOP).expect("a process may stop itself"),
+                Blow::Terminate => raise(Signal::SIGTERM).expect("a process may signal itself"),
             }
         }
     }

@@ -12,10 +12,13 @@
 //! - [`report`]: what the failure tests found, as one table
 //! - [`world`]: a supervised fleet of processes that break, on a database of its own
 //! - [`proxy`]: a network that breaks, for one process alone
+//! - [`replica_set`]: three real members, elections, and the network between them
+//! - [`clocks`]: wall clocks that are wrong, and jump
 //! - [`mongosh`]: the real shell, to show that the documents read well in it
 //!
 //! Everything here panics with a reason when it cannot do its work: a test that did not take place has not passed.
 
+pub mod clocks;
 pub mod factory;
 pub mod fail_points;
 pub mod faults;
@@ -26,6 +29,7 @@ pub mod mongosh;
 pub mod oracle;
 pub mod processes;
 pub mod proxy;
+pub mod replica_set;
 pub mod report;
 pub mod steps;
 pub mod wait;

@@ -112,8 +112,9 @@ impl TestDatabase {
 
 impl Drop for TestDatabase {
     fn drop(&mut self) {
-        // A server that the test has killed or frozen takes its databases with it.
-        let _ = command_at_once(&self.uri, self.name(), doc! { "dropDatabase": 1 });
+        // A server that the test has killed or frozen takes its databases with it; one with an open transaction of a process
+        // that was killed would make us wait for a minute.
+        let _ = command_at_once(&self.uri, self.name(), doc! { "dropDatabase": 1, "maxTimeMS": 2_000 });
     }
 }
 

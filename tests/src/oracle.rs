@@ -236,15 +236,18 @@ impl Watch {
         let (acknowledged, findings) = (Arc::clone(acknowledged), Arc::clone(&seen));
         let task = tokio::spawn(async move {
             loop {
-                let before = acknowledged.lock().unwrap_or_else(PoisonError::into_inner).clone();
+                let known = || acknowledged.lock().unwrap_or_else(PoisonError::into_inner).clone();
+                let before = known();
                 // While there is no primary nothing can be read, which breaks no promise.
                 if let Ok([waiting, finished]) = snapshot(&client, [&scheduled, &archived]).await {
+                    // A job may have been sent again meanwhile.
+                    let after = known();
                     let mut seen = findings.lock().unwrap_or_else(PoisonError::into_inner);
                     seen.0 += 1;
                     for id in before.keys().filter(|id| !waiting.contains(id) && !finished.contains(id)) {
                         seen.1.lost.push(format!("I1: in neither collection at one instant: {id}"));
                     }
-                    for id in waiting.intersection(&finished).filter(|id| before.get(id).is_none_or(|policy| *policy != Policy::SentAgain)) {
+                    for id in waiting.intersection(&finished).filter(|id| after.get(id) != Some(&Policy::SentAgain)) {
                         seen.1.broken.push(format!("I2: in both collections at one instant: {id}"));
                     }
                 }

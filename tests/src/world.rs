@@ -4,8 +4,9 @@
 use std::{
     collections::BTreeMap,
     fs,
-    path::PathBuf,
-    sync::PoisonError,
+    path::{Path, PathBuf},
+    process::ExitStatus,
+    sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -24,7 +25,7 @@ use crate::{
     local,
     mongo::TestDatabase,
     oracle::{self, Acknowledged, Findings, Policy, Watch},
-    processes::Process,
+    processes::{Process, binary},
 };
 
 /// Which of the three processes.
@@ -76,11 +77,34 @@ pub struct Member {
     pub role: Role,
     /// The process as it runs now.
     pub process: Process,
-    args: Vec<String>,
-    uri: String,
+    launch: Launch,
     notes: PathBuf,
+    /// Faults of whoever comes after it: all but the first.
+    later: Vec<Fault>,
     frozen: Option<Instant>,
     ended: bool,
+}
+
+/// How a process is started.
+#[derive(Clone, Debug)]
+struct Launch {
+    role: Role,
+    /// Its way to the database.
+    uri: String,
+    /// The program that becomes it, with arguments; it itself when there is none.
+    by: Vec<String>,
+    args: Vec<String>,
+}
+
+/// A process that has ended: what it was, how it ended, what it had logged.
+#[derive(Clone, Debug)]
+pub struct Ended {
+    /// What it was.
+    pub role: Role,
+    /// How it ended.
+    pub status: ExitStatus,
+    /// What it had logged.
+    pub log: String,
 }
 
 /// A database and everything that works on it.
@@ -94,6 +118,8 @@ pub struct World {
     pub acknowledged: Acknowledged,
     /// The supervised processes; a substitute comes after the one it stands in for.
     pub members: Vec<Member>,
+    /// Those that have ended.
+    pub ended: Arc<Mutex<Vec<Ended>>>,
     directory: TempDir,
     /// Whether what dies is started again.
     supervised: bool,
@@ -113,39 +139,62 @@ impl World {
         fs::create_dir(directory.path().join("ledger")).expect("the directory is new");
         let acknowledged = Acknowledged::default();
         let watch = Some(Watch::begin(&database, &acknowledged));
-        Self { database, store, acknowledged, members: Vec::new(), directory, supervised: true, watch }
+        Self { database, store, acknowledged, members: Vec::new(), ended: Arc::default(), directory, supervised: true, watch }
     }
 
-    /// Starts a process with its quick flags and these; returns its place among the members.
-    pub fn start(&mut self, role: Role, args: &[&str], fault: Option<&Fault>) -> usize {
+    /// Starts a process with these flags and those of its quick ones that they do not name; returns its place among the members.
+    pub fn start(&mut self, role: Role, args: &[&str], faults: &[Fault]) -> usize {
         let uri = self.database.uri().to_owned();
-        self.start_at(&uri, role, args, fault)
+        self.start_at(&uri, role, args, faults)
     }
 
     /// The same by another way to the database.
-    pub fn start_at(&mut self, uri: &str, role: Role, args: &[&str], fault: Option<&Fault>) -> usize {
-        let args = [role.quick(), args].concat().into_iter().map(ToOwned::to_owned).collect();
-        self.launch(uri.to_owned(), role, args, fault)
+    pub fn start_at(&mut self, uri: &str, role: Role, args: &[&str], faults: &[Fault]) -> usize {
+        let launch = Launch { uri: uri.to_owned(), ..self.launch(role, &[], args) };
+        self.begin(launch, faults)
     }
 
-    fn launch(&mut self, uri: String, role: Role, args: Vec<String>, fault: Option<&Fault>) -> usize {
+    /// The same by a program that becomes it, such as `prlimit --as=…`.
+    pub fn start_by(&mut self, by: &[&str], role: Role, args: &[&str]) -> usize {
+        self.begin(self.launch(role, by, args), &[])
+    }
+
+    /// Starts a process that nobody supervises, by a program that starts it or becomes it.
+    pub fn beside(&self, by: &[&str], role: Role, args: &[&str]) -> Process {
+        let notes = self.directory.path().join("notes-beside");
+        fs::create_dir_all(&notes).expect("the world's directory is writable");
+        self.process(&self.launch(role, by, args), &notes, &[])
+    }
+
+    fn launch(&self, role: Role, by: &[&str], args: &[&str]) -> Launch {
+        let quick = role.quick().chunks(2).filter(|flag| !args.contains(&flag[0])).flatten();
+        let args = quick.chain(args).map(|arg| (*arg).to_owned()).collect();
+        Launch { role, uri: self.database.uri().to_owned(), by: by.iter().map(|word| (*word).to_owned()).collect(), args }
+    }
+
+    fn begin(&mut self, launch: Launch, faults: &[Fault]) -> usize {
         let notes = self.directory.path().join(format!("notes-{}", self.members.len()));
         fs::create_dir_all(&notes).expect("the world's directory is writable");
-        let process = self.process(&uri, role, &args, &notes, fault);
-        self.members.push(Member { role, process, args, uri, notes, frozen: None, ended: false });
+        let process = self.process(&launch, &notes, faults);
+        let later = faults.get(1..).unwrap_or_default().to_vec();
+        self.members.push(Member { role: launch.role, process, launch, notes, later, frozen: None, ended: false });
         self.members.len() - 1
     }
 
-    fn process(&self, uri: &str, role: Role, args: &[String], notes: &std::path::Path, fault: Option<&Fault>) -> Process {
-        let (ledger, fault) = (self.ledger_directory(), fault.map(ToString::to_string));
-        let mut env = vec![
-            ("MONGODB_URI", uri),
+    fn process(&self, launch: &Launch, notes: &Path, faults: &[Fault]) -> Process {
+        let ledger = self.ledger_directory();
+        let faults = faults.iter().map(|fault| format!("{fault}\n")).collect::<String>();
+        let env = [
+            ("MONGODB_URI", launch.uri.as_str()),
             (NOTES, notes.to_str().expect("a temporary directory has a plain name")),
             (LEDGER, ledger.to_str().expect("a temporary directory has a plain name")),
+            (FAULT, &faults),
         ];
-        env.extend(fault.as_deref().map(|fault| (FAULT, fault)));
-        let args: Vec<&str> = [role.name()].into_iter().chain(args.iter().map(String::as_str)).collect();
-        Process::start("faulty", &args, &env)
+        let faulty = binary("faulty").display().to_string();
+        let mut words = launch.by.iter().map(String::as_str).chain([faulty.as_str(), launch.role.name()]);
+        let program = words.next().expect("there is at least the process itself");
+        let args: Vec<&str> = words.chain(launch.args.iter().map(String::as_str)).collect();
+        Process::start(program, &args, &env)
     }
 
     fn ledger_directory(&self) -> PathBuf {
@@ -177,9 +226,11 @@ impl World {
         self.database.raw(collection).count_documents(filter).await.unwrap_or(0)
     }
 
-    /// Whether the fault of this member has struck.
-    pub fn struck(&self, member: usize) -> bool {
-        self.members[member].notes.join("struck").exists()
+    /// Whether this fault has struck a process of this role.
+    pub fn struck(&self, role: Role, fault: &Fault) -> bool {
+        let notes = self.members.iter().filter(|member| member.role == role).map(|member| member.notes.join("struck"));
+        let fault = fault.to_string();
+        notes.into_iter().any(|notes| fs::read_to_string(notes).unwrap_or_default().lines().any(|struck| struck == fault))
     }
 
     /// Every step that each role took, and how often its busiest process did, as far as that is noted.
@@ -205,10 +256,13 @@ impl World {
             if member.ended {
                 continue;
             }
-            if member.process.try_exit().is_some() {
+            if let Some(status) = member.process.try_exit() {
+                let ended = Ended { role: member.role, status, log: member.process.stderr() };
+                self.ended.lock().unwrap_or_else(PoisonError::into_inner).push(ended);
                 if self.supervised {
-                    let (uri, role, args, notes) = (member.uri.clone(), member.role, member.args.clone(), member.notes.clone());
-                    self.members[index].process = self.process(&uri, role, &args, &notes, None);
+                    let (launch, notes) = (member.launch.clone(), member.notes.clone());
+                    let later = std::mem::take(&mut member.later);
+                    self.members[index].process = self.process(&launch, &notes, &later);
                 } else {
                     member.ended = true;
                 }
@@ -217,7 +271,7 @@ impl World {
             match member.frozen {
                 None if member.process.is_stopped() => {
                     member.frozen = Some(Instant::now());
-                    substitutes.push((member.uri.clone(), member.role, member.args.clone()));
+                    substitutes.push((member.launch.clone(), member.later.clone()));
                 }
                 Some(since) if since.elapsed() >= FROZEN_FOR => {
                     member.frozen = None;
@@ -228,8 +282,8 @@ impl World {
         }
         // In a world that is being stopped nobody stands in.
         if self.supervised {
-            for (uri, role, args) in substitutes {
-                self.launch(uri, role, args, None);
+            for (launch, later) in substitutes {
+                self.begin(launch, &later);
             }
         }
     }
@@ -274,7 +328,7 @@ impl World {
                 if !self.until_quiet(Duration::from_secs(1)).await {
                     // What its worker left at the very end: somebody must still do it.
                     self.supervised = true;
-                    self.start(Role::Worker, &[], None);
+                    self.start(Role::Worker, &[], &[]);
                     self.until_quiet(STOP_WITHIN).await;
                     self.supervised = false;
                     let last = self.members.last().expect("it was just started");
@@ -290,7 +344,7 @@ impl World {
 
     fn revive(&mut self, role: Role) {
         if !self.members.iter().any(|member| member.role == role && !member.ended && member.frozen.is_none()) {
-            self.start(role, &[], None);
+            self.start(role, &[], &[]);
         }
     }
 

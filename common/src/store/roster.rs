@@ -380,6 +380,16 @@ impl Store {
         Ok(decoded(retired.into_iter().collect()).pop())
     }
 
+    /// Adds the session in which a cleaner ends the jobs of a retired worker to the worker's own: should that cleaner die in
+    /// the middle, the next one ends it like those of the worker.
+    ///
+    /// Filter: id, retired. Index: `_id`. Invariant: another cleaner can go on where one died.
+    pub async fn bury_in(&self, worker: WorkerId, session: Document) -> Result<(), StoreError> {
+        let roster = self.roster.clone();
+        let update = doc! { "$addToSet": { "sessions": session } };
+        call("bury_in", async move { roster.update_one(doc! { "_id": worker, "retired": true }, update).await }).await.map(drop)
+    }
+
     /// Deletes the document of a retired worker, after all its jobs were rescued.
     ///
     /// Filter: id, retired. Index: `_id`. Invariant: another cleaner can go on where one died.

@@ -44,8 +44,12 @@ pub struct Options {
     pub temporary: bool,
     /// Runs without a replica set; to test that Recruiter refuses such a server.
     pub standalone: bool,
+    /// Is ready as soon as it listens: its owner initiates the replica set, of which it is one member of several.
+    pub member: bool,
     /// Further arguments of mongod, as on its command line.
     pub arguments: Vec<String>,
+    /// What it has in its environment besides ours.
+    pub environment: Vec<(String, String)>,
 }
 
 impl Options {
@@ -58,7 +62,9 @@ impl Options {
             test_commands: false,
             temporary: false,
             standalone: false,
+            member: false,
             arguments: Vec::new(),
+            environment: Vec::new(),
         }
     }
 
@@ -91,7 +97,9 @@ impl Options {
             arguments.extend(["--replSet=rs0".into(), "--oplogSize=256".into()]);
         }
         arguments.extend_from_slice(&self.arguments);
-        Watched::spawn(Command::new(&self.mongod).args(arguments), log, self.temporary.then_some(&self.data_dir))
+        let mut mongod = Command::new(&self.mongod);
+        mongod.args(arguments).envs(self.environment.iter().map(|(name, value)| (name, value)));
+        Watched::spawn(&mongod, log, self.temporary.then_some(&self.data_dir))
             .map_err(|source| EmbeddedError::System { operation: "run `sh`, which watches over mongod", source })
     }
 }
@@ -107,7 +115,7 @@ pub struct EmbeddedMongo {
 }
 
 impl EmbeddedMongo {
-    /// Starts a mongod and waits until it is primary, for a minute at most. Dropping the future ends what was started.
+    /// Starts a mongod and waits until it is primary (or listens, as a standalone or a member), for a minute at most. Dropping the future ends what was started.
     pub async fn start(mut options: Options) -> Result<Self, EmbeddedError> {
         options.settle().map_err(|source| EmbeddedError::DataDir { path: options.data_dir.clone(), source })?;
         let mut attempts = if options.port.is_some() { 1 } else { PORT_ATTEMPTS };
@@ -137,7 +145,7 @@ impl EmbeddedMongo {
         let mut refusal = None;
         let started = async {
             self.listening(&mut process, usize::try_from(earlier).unwrap_or(usize::MAX)).await?;
-            if !self.options.standalone {
+            if !self.options.standalone && !self.options.member {
                 self.primary(&mut refusal).await;
             }
             Ok(())
@@ -209,6 +217,11 @@ impl EmbeddedMongo {
     pub fn uri_for(&self, database: &str) -> String {
         let topology = if self.options.standalone { "directConnection=true" } else { "replicaSet=rs0" };
         format!("mongodb://127.0.0.1:{}/{database}?{topology}", self.port)
+    }
+
+    /// The port on 127.0.0.1 that it listens on.
+    pub fn port(&self) -> u16 {
+        self.port
     }
 
     /// The process id of the mongod itself.

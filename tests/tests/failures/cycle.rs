@@ -4,6 +4,7 @@
 
 use std::{
     collections::BTreeMap,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -14,6 +15,8 @@ use recruiter_common::{
     retry_policy::RetryManyTimes,
     shutdown::pause,
 };
+use tokio::{runtime::Handle, sync::Semaphore, task::spawn_blocking};
+
 use recruiter_tests::{
     factory::{insert_unvalidated, minimal_job},
     faults::Fault,
@@ -30,22 +33,22 @@ pub(crate) const AT_A_TIME: usize = 8;
 const AGAIN: u32 = 12;
 
 /// What is broken in a run.
-#[derive(Clone, Copy)]
-pub(crate) struct Breaks<'a> {
+#[derive(Clone)]
+pub(crate) struct Breaks {
     /// In which process: the first of its role.
     pub(crate) role: Role,
-    /// By itself, when it takes a step.
-    pub(crate) fault: Option<&'a Fault>,
+    /// By itself, when it takes a step; the second fault and those after it are also those of whoever stands in for it.
+    pub(crate) faults: Vec<Fault>,
     /// On its way to MongoDB.
-    pub(crate) uri: Option<&'a str>,
+    pub(crate) uri: Option<String>,
     /// Whether what is on the way has struck.
-    pub(crate) struck: &'a (dyn Fn() -> bool + Sync),
+    pub(crate) struck: Arc<dyn Fn() -> bool + Send + Sync>,
 }
 
-impl<'a> Breaks<'a> {
+impl Breaks {
     /// A process that breaks when it takes a step.
-    pub(crate) fn by_itself(role: Role, fault: &'a Fault) -> Self {
-        Self { role, fault: Some(fault), uri: None, struck: &|| false }
+    pub(crate) fn by_itself(role: Role, faults: &[Fault]) -> Self {
+        Self { role, faults: faults.to_vec(), uri: None, struck: Arc::new(|| false) }
     }
 }
 
@@ -58,23 +61,33 @@ pub(crate) struct Run {
     pub(crate) steps: BTreeMap<(Role, String), u32>,
 }
 
-/// One run of the cycle.
-pub(crate) async fn run(breaks: Option<Breaks<'_>>) -> Run {
-    let mut world = World::new().await;
-    let way = |role: Role| breaks.filter(|breaks| breaks.role == role);
+/// One run of the cycle, on a thread of its own: what blocks it, blocks no other. A few at a time, however many tests want one.
+pub(crate) async fn run_beside_others(world: World, breaks: Breaks) -> Run {
+    static TURNS: Semaphore = Semaphore::const_new(AT_A_TIME);
+    let _turn = TURNS.acquire().await.unwrap();
+    let here = Handle::current();
+    spawn_blocking(move || here.block_on(run(world, Some(breaks)))).await.unwrap()
+}
+
+/// One run of the cycle in a new world.
+pub(crate) async fn run(mut world: World, breaks: Option<Breaks>) -> Run {
     let start = |world: &mut World, role: Role| {
-        let uri = way(role).and_then(|breaks| breaks.uri).unwrap_or(world.database.uri()).to_owned();
-        world.start_at(&uri, role, &[], way(role).and_then(|breaks| breaks.fault))
+        let broken = breaks.as_ref().filter(|breaks| breaks.role == role);
+        let uri = broken.and_then(|breaks| breaks.uri.clone()).unwrap_or(world.database.uri().to_owned());
+        world.start_at(&uri, role, &[], broken.map_or(&[], |breaks| &breaks.faults))
     };
-    let processes = [start(&mut world, Role::Recruiter), start(&mut world, Role::Cleaner)];
-    let victim = world.start(Role::Worker, &[], None);
+    start(&mut world, Role::Recruiter);
+    start(&mut world, Role::Cleaner);
+    let victim = world.start(Role::Worker, &[], &[]);
     let mut story = Story::begin(&world).await;
     world.until(QUIET_WITHIN, async |world| world.count("scheduled", doc! { "locked": true }).await == 2 || world.unfinished().await == 0).await;
     world.members[victim].process.kill();
-    let worker = start(&mut world, Role::Worker);
+    start(&mut world, Role::Worker);
     story.enqueue(&world).await;
 
-    let struck = |world: &World| breaks.is_some_and(|breaks| (breaks.struck)()) || processes.iter().chain([&worker]).any(|index| world.struck(*index));
+    let struck = |world: &World| {
+        breaks.as_ref().is_some_and(|breaks| (breaks.struck)() || breaks.faults.last().is_some_and(|fault| world.struck(breaks.role, fault)))
+    };
     let (mut struck_at, begin) = (None, Instant::now());
     let mut quiet = false;
     while !quiet && begin.elapsed() < QUIET_WITHIN {
@@ -130,8 +143,8 @@ impl Story {
         world.enqueue(Entry::lasting(0).in_group("later").after(Duration::from_millis(700)), Policy::Never).await.unwrap();
         let mut no_job = minimal_job("entry");
         no_job.insert("retry_policy", "whatever");
+        insert_unvalidated(&world.database, vec![no_job.clone()]).await;
         self.acknowledge(world, &no_job, Policy::Any);
-        insert_unvalidated(&world.database, vec![no_job]).await;
         // Locked by nobody before anybody can start it.
         let half = world.enqueue(Entry::lasting(0).after(Duration::from_secs(3_600)), Policy::Never).await.unwrap();
         let lock = doc! { "$set": { "locked": true, "scheduled_at": bson::DateTime::from_chrono(world.store.now()) } };

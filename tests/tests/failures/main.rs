@@ -5,3 +5,4 @@
 
 mod crash_points;
 mod cycle;
+mod unknown_outcomes;

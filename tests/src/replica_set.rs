@@ -1,0 +1,187 @@
+//! A replica set of several real mongods that lose their primary, their processes and each other.
+//!
+//! The members know each other by the listeners of a [`Proxy`] of their own, which is the network between them. Clients that
+//! use the set's own URI are on that network too: they lose a member when the others do. A client that comes by a
+//! [`ReplicaSet::proxy`] has another network, and still reaches an isolated primary.
+
+use std::time::Duration;
+
+use bson::{Bson, Document, doc, oid::ObjectId};
+use futures_util::future::join_all;
+use mongodb::{Client, error::Result, options::ClientOptions};
+use recruiter::embedded::{EmbeddedMongo, Options};
+
+use crate::{
+    mongo::temporary,
+    proxy::{Member, Proxy},
+    wait::{wait_for, wait_until},
+};
+
+/// How long the set may take until it is whole, or has another primary.
+const SETTLES_WITHIN: Duration = Duration::from_secs(60);
+/// How long a member is asked before it counts as silent.
+const ANSWERS_WITHIN: Duration = Duration::from_millis(500);
+/// How long a primary that stepped down does not stand for election, in seconds.
+const STANDS_BACK: i32 = 5;
+
+/// The replica set `rs0` on loopback, with test commands, quick elections and data that go with it. It ends with its owner, as
+/// [`EmbeddedMongo`] does.
+#[derive(Debug)]
+pub struct ReplicaSet {
+    members: Vec<EmbeddedMongo>,
+    network: Proxy,
+}
+
+impl ReplicaSet {
+    /// Starts so many members and waits until one is primary and the others follow it.
+    pub async fn start(members: usize) -> Self {
+        Self::start_with(&vec![&[][..]; members]).await
+    }
+
+    /// The same with an environment for each member, that of a [`Clock`](crate::clocks::Clock) for instance.
+    pub async fn start_with(environments: &[&[(&str, &str)]]) -> Self {
+        let member = async |environment: &&[(&str, &str)]| {
+            let environment = environment.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+            // What a signal to end would otherwise make a member wait for its clients, and a lost peer for its reply.
+            let quick = ["shutdownTimeoutMillisForSignaledShutdown=500", "oplogNetworkTimeoutBufferSeconds=1"];
+            let arguments = quick.iter().flat_map(|parameter| ["--setParameter".to_owned(), (*parameter).to_owned()]).collect();
+            EmbeddedMongo::start(Options { member: true, arguments, environment, ..temporary() }).await.expect("mongod starts")
+        };
+        let members = join_all(environments.iter().map(member)).await;
+        let network = Proxy::between(&members.iter().map(EmbeddedMongo::port).collect::<Vec<_>>());
+        let this = Self { members, network };
+        let hosts = this.network.listeners().iter().zip(0_i32..).map(|(host, id)| doc! { "_id": id, "host": host });
+        let settings = doc! { "electionTimeoutMillis": 1_000, "heartbeatIntervalMillis": 200, "heartbeatTimeoutSecs": 1 };
+        let config = doc! { "_id": "rs0", "members": hosts.collect::<Vec<_>>(), "settings": settings };
+        this.command(0, doc! { "replSetInitiate": config }).await.expect("the set is initiated once");
+        this.whole().await;
+        this
+    }
+
+    /// The process id of a member.
+    pub fn pid(&self, member: usize) -> u32 {
+        self.members[member].pid()
+    }
+
+    /// Where to connect.
+    pub fn uri(&self) -> String {
+        self.uri_for("")
+    }
+
+    /// Where to connect, with a default database.
+    pub fn uri_for(&self, database: &str) -> String {
+        self.network.uri(database)
+    }
+
+    /// Another network to the set, for one process.
+    pub fn proxy(&self) -> Proxy {
+        let member = |(name, mongo): (&String, &EmbeddedMongo)| Member { name: name.clone(), address: format!("127.0.0.1:{}", mongo.port()) };
+        Proxy::before_members(self.network.listeners().iter().zip(&self.members).map(member).collect())
+    }
+
+    /// Runs a command on the database `admin` of a member, past every proxy.
+    ///
+    /// # Errors
+    /// What the member answered, or that it did not.
+    pub async fn command(&self, member: usize, command: Document) -> Result<Document> {
+        let uri = format!("mongodb://127.0.0.1:{}/?directConnection=true", self.members[member].port());
+        let mut options = ClientOptions::parse(uri).await?;
+        options.connect_timeout = Some(ANSWERS_WITHIN);
+        options.server_selection_timeout = Some(ANSWERS_WITHIN);
+        Client::with_options(options)?.database("admin").run_command(command).await
+    }
+
+    /// Waits for a primary. Of two that believe to be it, as happens to an isolated one for a moment, the one that was elected last.
+    pub async fn primary(&self) -> usize {
+        wait_for(SETTLES_WITHIN, "there is a primary", async || self.elected().await).await
+    }
+
+    /// Waits for a primary that is another one than this.
+    pub async fn primary_other_than(&self, member: usize) -> usize {
+        let other = async || self.elected().await.filter(|elected| *elected != member);
+        wait_for(SETTLES_WITHIN, "there is another primary", other).await
+    }
+
+    /// Waits until all members run and follow one primary.
+    pub async fn whole(&self) {
+        let whole = async || {
+            let Some(states) = self.hellos().await.into_iter().collect::<Option<Vec<_>>>() else { return false };
+            let is = |hello: &Document, state: &str| hello.get_bool(state).unwrap_or(false);
+            let known = |hello: &Document| hello.get_str("primary").map(ToOwned::to_owned).ok();
+            let primaries = states.iter().filter(|hello| is(hello, "isWritablePrimary")).count();
+            let agreed = known(&states[0]).is_some() && states.iter().all(|hello| known(hello) == known(&states[0]));
+            primaries == 1 && agreed && states.iter().all(|hello| is(hello, "isWritablePrimary") || is(hello, "secondary"))
+        };
+        wait_until(SETTLES_WITHIN, "the replica set is whole", whole).await;
+    }
+
+    /// Makes the primary step down and returns the next one.
+    pub async fn step_down(&self) -> usize {
+        let primary = self.primary().await;
+        let step_down = doc! { "replSetStepDown": STANDS_BACK, "secondaryCatchUpPeriodSecs": 1, "force": true };
+        self.command(primary, step_down).await.expect("it was primary");
+        self.primary_other_than(primary).await
+    }
+
+    /// Makes this member the primary.
+    pub async fn elect(&self, member: usize) {
+        let elected = async || {
+            // Refused while it lags behind.
+            self.command(member, doc! { "replSetStepUp": 1 }).await.is_ok() && self.elected().await == Some(member)
+        };
+        wait_until(SETTLES_WITHIN, "the member is elected", elected).await;
+    }
+
+    /// Ends a member by force (`SIGKILL`).
+    pub async fn kill(&mut self, member: usize) {
+        self.members[member].kill().await.expect("it was running");
+    }
+
+    /// Freezes a member with its sockets open (`SIGSTOP`).
+    pub fn pause(&mut self, member: usize) {
+        self.members[member].pause().expect("it is running");
+    }
+
+    /// Lets a frozen member go on (`SIGCONT`).
+    pub fn resume(&mut self, member: usize) {
+        self.members[member].resume().expect("it is running");
+    }
+
+    /// Starts a member again, after a clean end if it still runs.
+    pub async fn restart(&mut self, member: usize) {
+        self.members[member].restart().await.expect("mongod starts again");
+    }
+
+    /// Restarts every member, the primary last, each when the one before follows again, as an upgrade would.
+    pub async fn restart_all(&mut self) {
+        let primary = self.primary().await;
+        for member in (0..self.members.len()).filter(|member| *member != primary).chain([primary]).collect::<Vec<_>>() {
+            self.restart(member).await;
+            self.whole().await;
+        }
+    }
+
+    /// Cuts a member off from the others and from those who use the set's own URI: nothing passes, no connection ends.
+    pub fn isolate(&self, member: usize) {
+        self.network.isolate(member);
+    }
+
+    /// Ends all isolation.
+    pub fn heal(&self) {
+        self.network.heal();
+    }
+
+    async fn elected(&self) -> Option<usize> {
+        let election = |(member, hello): (usize, Option<Document>)| {
+            let hello = hello.filter(|hello| hello.get_bool("isWritablePrimary").unwrap_or(false))?;
+            // Grows with each term.
+            hello.get("electionId").and_then(Bson::as_object_id).map(|election: ObjectId| (election, member))
+        };
+        self.hellos().await.into_iter().enumerate().filter_map(election).max().map(|(_, member)| member)
+    }
+
+    async fn hellos(&self) -> Vec<Option<Document>> {
+        let hello = async |member| self.command(member, doc! { "hello": 1 }).await.ok();
+        join_all((0..self.members.len()).map(hello)).await
+    }
+}

@@ -1,0 +1,677 @@
+//! The guards of the store: every condition of every filter, by the one case that it is there for.
+//!
+//! Each test puts the document that is meant next to documents that differ from it in one thing each, and then calls the
+//! operation itself. `tests/guards.py` drops the conditions one by one and expects a test here to fail for each.
+
+#![expect(clippy::unwrap_used, reason = "in a test it says where it failed")]
+
+use std::{collections::BTreeSet, time::Duration};
+
+use bson::{Bson, Document, doc};
+use futures_util::TryStreamExt;
+use recruiter_common::{
+    enqueue::NewJob,
+    failure::Failure,
+    ids::{JobId, LeaseTerm, RoundId, WorkerId},
+    instant::Instant,
+    job::{Claim, Job, Why},
+    store::{Archival, Assignment, Beat, Free, Hint, JobFilter, JobPlace, Listener, Recorded, Rescheduling, Start, Store},
+};
+use recruiter_tests::{
+    factory::{announcement, in_ms, insert_unvalidated, minimal_job, read, start, started, to_start},
+    local::store,
+    mongo::TestDatabase,
+    wait::wait_until,
+};
+use tokio::time::timeout;
+
+const SOON: Duration = Duration::from_secs(10);
+/// The term that workers are announced in while nobody leads.
+const TERM: LeaseTerm = LeaseTerm(0);
+
+struct Setting {
+    database: TestDatabase,
+    store: Store,
+}
+
+impl Setting {
+    async fn new() -> Self {
+        let database = TestDatabase::new().await;
+        Self { store: store(&database).await, database }
+    }
+
+    /// Due jobs.
+    async fn jobs<const COUNT: usize>(&self) -> [JobId; COUNT] {
+        let jobs = (0..COUNT).map(|_| NewJob::of_class("x", doc! {}));
+        self.store.enqueue_many(jobs).await.unwrap().try_into().unwrap()
+    }
+
+    /// Starts these jobs together; in their order.
+    async fn start<const COUNT: usize>(&self, worker: WorkerId, jobs: [JobId; COUNT]) -> [(Job, Claim); COUNT] {
+        let held = started(&self.store, worker, &jobs).await;
+        jobs.map(|id| held.iter().find(|(job, _)| job.id == id).cloned().unwrap())
+    }
+
+    /// Changes a document as no operation would.
+    async fn set(&self, collection: &str, id: impl Into<Bson>, set: Document) {
+        let changed = self.database.raw(collection).update_one(doc! { "_id": id.into() }, doc! { "$set": set }).await.unwrap();
+        assert_eq!(changed.matched_count, 1);
+    }
+
+    async fn found(&self, collection: &str, id: impl Into<Bson>) -> Option<Document> {
+        self.database.raw(collection).find_one(doc! { "_id": id.into() }).await.unwrap()
+    }
+
+    /// A job that is there.
+    async fn scheduled(&self, id: JobId) -> Document {
+        self.found("scheduled", id).await.unwrap()
+    }
+
+    async fn count(&self, collection: &str, filter: Document) -> u64 {
+        self.database.raw(collection).count_documents(filter).await.unwrap()
+    }
+
+    /// A worker with free places.
+    async fn worker(&self, places: u32) -> WorkerId {
+        let announcement = announcement(10);
+        self.store.register(&announcement).await.unwrap();
+        assert!(self.store.announce(announcement.id, places).await.unwrap());
+        announcement.id
+    }
+
+    /// One of the worker's own jobs for it, in a round that it is told.
+    async fn assign(&self, worker: WorkerId) -> (RoundId, Vec<JobId>) {
+        let (round, given) = (RoundId::new(), give(worker, 1));
+        assert_eq!(self.store.assign_if_available(TERM, round, std::slice::from_ref(&given)).await.unwrap(), [worker]);
+        (round, given.jobs)
+    }
+
+    async fn archive(&self, batch: &[Archival]) -> Vec<Recorded> {
+        let mut session = self.store.commit_session().await.unwrap();
+        self.store.archive(&mut session, batch).await.unwrap()
+    }
+
+    fn done(&self, (job, claim): &(Job, Claim)) -> Archival {
+        let execution = job.last_execution.clone().unwrap().ended(self.store.now(), None);
+        Archival::ended(job, *claim, execution, &Why::DONE, None)
+    }
+
+    fn retry(&self, (job, claim): &(Job, Claim), at: Instant) -> Rescheduling {
+        let execution = job.last_execution.clone().unwrap().ended(self.store.now(), Some(&Failure::new("x", "")));
+        Rescheduling::retry(job, *claim, &execution, at, true)
+    }
+
+    async fn reschedule(&self, batch: &[Rescheduling]) -> Vec<Recorded> {
+        self.store.reschedule_if_claimed(batch).await.unwrap()
+    }
+}
+
+fn give(worker: WorkerId, count: usize) -> Assignment {
+    Assignment { worker, jobs: (0..count).map(|_| JobId::new()).collect() }
+}
+
+fn free(places: u32, working_on: &[JobId]) -> Free {
+    Free { places, working_on: working_on.to_vec() }
+}
+
+fn set_of<T: Ord>(all: impl IntoIterator<Item = T>) -> BTreeSet<T> {
+    all.into_iter().collect()
+}
+
+fn ids(documents: &[Document]) -> BTreeSet<JobId> {
+    documents.iter().map(|document| document.get_object_id("_id").unwrap().into()).collect()
+}
+
+fn claimed(claims: &[Claim]) -> BTreeSet<JobId> {
+    claims.iter().map(|claim| claim.job()).collect()
+}
+
+fn date(at: Instant) -> bson::DateTime {
+    bson::DateTime::from_chrono(at)
+}
+
+// What is read before anything is decided.
+
+#[tokio::test]
+async fn only_jobs_that_are_asked_about_are_known_from_the_archive() {
+    let setting = Setting::new().await;
+    let [asked, other, waiting] = setting.jobs().await;
+    let held = setting.start(WorkerId::new(), [asked, other]).await;
+    assert_eq!(setting.archive(&held.each_ref().map(|one| setting.done(one))).await, [Recorded::Yes; 2]);
+    assert_eq!(set_of(setting.store.already_archived(&[asked, waiting]).await.unwrap()), set_of([asked]));
+    assert_eq!(ids(&setting.store.archived_jobs(&[asked, waiting]).await.unwrap()), set_of([asked]));
+}
+
+#[tokio::test]
+async fn groups_are_named_once_and_while_jobs_wait_in_them() {
+    let setting = Setting::new().await;
+    let jobs = ["a", "a", "b", "c"].map(|group| NewJob::of_class("x", doc! {}).in_group(group));
+    let jobs = setting.store.enqueue_many(jobs).await.unwrap();
+    setting.start(WorkerId::new(), [jobs[3]]).await;
+    let groups = timeout(SOON, setting.store.groups()).await.expect("there is an end to them");
+    assert_eq!(groups.unwrap(), ["a", "b"]);
+}
+
+#[tokio::test]
+async fn due_is_what_waits_in_the_group_for_one_of_the_classes_since_now() {
+    let setting = Setting::new().await;
+    let (now, later, sooner) = (setting.store.now(), in_ms(&setting.store, 60_000), in_ms(&setting.store, 30_000));
+    let job = |class: &str| NewJob::of_class(class, doc! {}).in_group("a");
+    let jobs = [job("x"), job("other"), job("x").in_group("other").at(sooner), job("x").in_group("other"), job("x").at(later), job("x")];
+    let jobs = setting.store.enqueue_many(jobs).await.unwrap();
+    setting.start(WorkerId::new(), [jobs[5]]).await;
+    let due = async |group: &str, classes: &[&str]| -> BTreeSet<JobId> {
+        setting.store.due_jobs(group, classes, now, 10).await.unwrap().into_iter().map(|job| job.id).collect()
+    };
+    assert_eq!(due("a", &["x"]).await, set_of([jobs[0]]));
+    assert_eq!(due("a", &["x", "other"]).await, set_of([jobs[0], jobs[1]]));
+    assert_eq!(setting.store.next_due(&["a".into()], now).await.unwrap(), Some(later), "not what is due, nor another group's");
+    assert_eq!(setting.store.next_due(&["a".into()], later).await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn a_decision_to_start_is_made_on_those_that_are_meant_and_wait() {
+    let setting = Setting::new().await;
+    let [meant, running, _other] = setting.jobs().await;
+    setting.start(WorkerId::new(), [running]).await;
+    let found: Vec<JobId> = read(&setting.store, &[meant, running]).await.iter().map(|job| job.id).collect();
+    assert_eq!(found, [meant]);
+}
+
+// A start, and what follows from it.
+
+/// I3, I5.
+#[tokio::test]
+async fn a_start_is_refused_when_anything_it_relied_on_has_changed() {
+    let setting = Setting::new().await;
+    let worker = WorkerId::new();
+    let [good, locked, attempted, postponed, gone, not_meant] = setting.jobs().await;
+    let jobs = read(&setting.store, &[good, locked, attempted, postponed, gone]).await;
+    setting.set("scheduled", locked, doc! { "locked": true }).await;
+    setting.set("scheduled", attempted, doc! { "attempts": 1 }).await;
+    setting.set("scheduled", postponed, doc! { "scheduled_at": date(in_ms(&setting.store, 60_000)) }).await;
+    setting.database.raw("scheduled").delete_one(doc! { "_id": gone }).await.unwrap();
+    let claims = setting.store.start_if_unlocked(&start(&setting.store, worker), &to_start(&jobs)).await.unwrap();
+    assert_eq!(claimed(&claims), set_of([good]));
+    assert!(!setting.scheduled(not_meant).await.get_bool("locked").unwrap());
+    assert_eq!(setting.count("scheduled", doc! { "last_execution.worker": worker }).await, 1);
+}
+
+#[tokio::test]
+async fn a_start_is_refused_when_the_lease_is_over() {
+    let setting = Setting::new().await;
+    let [job] = setting.jobs().await;
+    let jobs = to_start(&read(&setting.store, &[job]).await);
+    let late = Start { lease_until: in_ms(&setting.store, -1_000), ..start(&setting.store, WorkerId::new()) };
+    assert_eq!(setting.store.start_if_unlocked(&late, &jobs).await.unwrap(), []);
+    assert!(!setting.scheduled(job).await.get_bool("locked").unwrap());
+}
+
+/// I3: an unlocked job may still carry the start that it was retried after.
+#[tokio::test]
+async fn a_start_claims_what_it_has_locked_and_still_holds() {
+    let setting = Setting::new().await;
+    let [held, retried, not_asked, of_another] = setting.jobs().await;
+    let mine = setting.start(WorkerId::new(), [held, retried, not_asked]).await;
+    setting.start(WorkerId::new(), [of_another]).await;
+    assert_eq!(setting.reschedule(&[setting.retry(&mine[1], setting.store.now())]).await, [Recorded::Yes]);
+    let claims = setting.store.claims_of_start(mine[0].1.start(), &[held, retried, of_another]).await.unwrap();
+    assert_eq!(claims, [mine[0].1]);
+}
+
+/// I2.
+#[tokio::test]
+async fn only_what_this_start_holds_is_discarded() {
+    let setting = Setting::new().await;
+    let jobs @ [held, retried, started_anew, _waiting] = setting.jobs().await;
+    let mine = setting.start(WorkerId::new(), [held, retried, started_anew]).await;
+    let now = setting.store.now();
+    assert_eq!(setting.reschedule(&[setting.retry(&mine[1], now), setting.retry(&mine[2], now)]).await, [Recorded::Yes; 2]);
+    setting.start(WorkerId::new(), [started_anew]).await;
+    setting.store.discard_if_claimed(&mine.map(|(_, claim)| claim)).await.unwrap();
+    for job in jobs {
+        assert_eq!(setting.found("scheduled", job).await.is_some(), job != held);
+    }
+}
+
+#[tokio::test]
+async fn a_wish_to_cancel_is_heard_for_the_jobs_that_are_asked_about() {
+    let setting = Setting::new().await;
+    let jobs @ [unwanted, wanted, not_asked] = setting.jobs().await;
+    setting.start(WorkerId::new(), jobs).await;
+    for job in [unwanted, not_asked] {
+        assert!(setting.store.request_cancel_if_started(job).await.unwrap());
+    }
+    assert_eq!(setting.store.cancel_requests(&[unwanted, wanted]).await.unwrap(), [unwanted]);
+}
+
+/// I3: the second attempt at a write whose answer was lost changes nothing that happened since.
+#[tokio::test]
+async fn a_job_is_rescheduled_by_the_start_that_holds_it() {
+    let setting = Setting::new().await;
+    let [held, retried, started_anew] = setting.jobs().await;
+    let mine = setting.start(WorkerId::new(), [held, retried, started_anew]).await;
+    let batch = mine.each_ref().map(|one| setting.retry(one, setting.store.now()));
+    assert_eq!(setting.reschedule(&batch[1..]).await, [Recorded::Yes; 2]);
+    assert!(setting.store.reschedule_if_unlocked(retried, in_ms(&setting.store, 60_000)).await.unwrap());
+    setting.start(WorkerId::new(), [started_anew]).await;
+    let before = (setting.scheduled(retried).await, setting.scheduled(started_anew).await);
+    assert_eq!(setting.reschedule(&batch).await, [Recorded::Yes, Recorded::Yes, Recorded::ClaimLost]);
+    assert!(!setting.scheduled(held).await.get_bool("locked").unwrap());
+    assert_eq!((setting.scheduled(retried).await, setting.scheduled(started_anew).await), before);
+}
+
+/// I2, I3.
+#[tokio::test]
+async fn a_job_is_archived_by_the_start_that_holds_it() {
+    let setting = Setting::new().await;
+    let [held, retried, started_anew, not_ended] = setting.jobs().await;
+    let mine = setting.start(WorkerId::new(), [held, retried, started_anew, not_ended]).await;
+    let now = setting.store.now();
+    assert_eq!(setting.reschedule(&[setting.retry(&mine[1], now), setting.retry(&mine[2], now)]).await, [Recorded::Yes; 2]);
+    setting.start(WorkerId::new(), [started_anew]).await;
+    let batch: Vec<Archival> = mine[..3].iter().map(|one| setting.done(one)).collect();
+    assert_eq!(setting.archive(&batch).await, [Recorded::Yes, Recorded::ClaimLost, Recorded::ClaimLost]);
+    assert_eq!(setting.count("archived", doc! {}).await, 1);
+    for job in [retried, started_anew, not_ended] {
+        setting.scheduled(job).await;
+    }
+}
+
+/// A cancellation, or the end of a document that is no job.
+#[tokio::test]
+async fn what_is_nobodys_is_archived_as_it_was_read() {
+    let setting = Setting::new().await;
+    let [untouched, locked, handed_back] = setting.jobs().await;
+    let jobs = read(&setting.store, &[untouched, locked, handed_back]).await;
+    let batch: Vec<Archival> =
+        jobs.iter().map(|job| Archival::unstarted(job, &Why::CANCELLED, &Failure::new("x", ""), setting.store.now())).collect();
+    setting.set("scheduled", locked, doc! { "locked": true }).await;
+    let [(job, claim)] = setting.start(WorkerId::new(), [handed_back]).await;
+    assert_eq!(setting.reschedule(&[Rescheduling::hand_back(&job, claim)]).await, [Recorded::Yes]);
+    let recorded = setting.archive(&batch).await;
+    for (job, recorded) in jobs.iter().zip(recorded) {
+        assert_eq!(recorded, if job.id == untouched { Recorded::Yes } else { Recorded::ClaimLost });
+        assert_eq!(setting.found("scheduled", job.id).await.is_some(), job.id != untouched);
+    }
+}
+
+/// I2: what is in the archive already is recognised as this start's or as another's.
+#[tokio::test]
+async fn an_outcome_in_the_archive_is_recognised_by_its_start() {
+    let setting = Setting::new().await;
+    let [job, other] = setting.jobs().await;
+    let early = setting.start(WorkerId::new(), [job]).await;
+    assert_eq!(setting.reschedule(&[setting.retry(&early[0], setting.store.now())]).await, [Recorded::Yes]);
+    let late = setting.start(WorkerId::new(), [job, other]).await;
+    for _ in 0..2 {
+        assert_eq!(setting.archive(&late.each_ref().map(|one| setting.done(one))).await, [Recorded::Yes; 2]);
+    }
+    assert_eq!(setting.archive(&[setting.done(&early[0])]).await, [Recorded::ClaimLost]);
+}
+
+// What becomes of jobs by other hands.
+
+#[tokio::test]
+async fn a_dead_worker_held_what_is_named_and_locked_by_it() {
+    let setting = Setting::new().await;
+    let (worker, another) = (WorkerId::new(), WorkerId::new());
+    let [held, not_named, of_another, waiting] = setting.jobs().await;
+    setting.start(worker, [held, not_named]).await;
+    setting.start(another, [of_another]).await;
+    let found = setting.store.held_by(worker, &[held, of_another, waiting]).await.unwrap();
+    assert_eq!(found.iter().map(|(job, _)| job.id).collect::<Vec<_>>(), [held]);
+}
+
+#[tokio::test]
+async fn the_sweep_finds_what_is_locked_step_by_step() {
+    let setting = Setting::new().await;
+    let documents: Vec<Document> = (0..5_100).map(|_| minimal_job("x")).collect();
+    let [first, last] = [0, 5_099].map(|index: usize| documents[index].get_object_id("_id").unwrap());
+    setting.database.raw("scheduled").insert_many(&documents).await.unwrap();
+    for job in [first, last] {
+        setting.set("scheduled", job, doc! { "locked": true }).await;
+    }
+    let (found, next) = setting.store.locked_jobs(None).await.unwrap();
+    assert_eq!(ids(&found), set_of([first.into()]));
+    let (found, end) = setting.store.locked_jobs(Some(next.expect("there are more"))).await.unwrap();
+    assert_eq!((ids(&found), end), (set_of([last.into()]), None));
+}
+
+/// I8, I5: half a lock is nobody's, a whole one is somebody's.
+#[tokio::test]
+async fn a_lock_is_taken_off_only_when_nobody_holds_it() {
+    let setting = Setting::new().await;
+    let [bare, no_start, no_worker, held] = setting.jobs().await;
+    setting.set("scheduled", bare, doc! { "locked": true }).await;
+    setting.set("scheduled", no_start, doc! { "locked": true, "last_execution": { "worker": WorkerId::new() } }).await;
+    let start = recruiter_common::ids::StartId::new();
+    setting.set("scheduled", no_worker, doc! { "locked": true, "last_execution": { "start": start } }).await;
+    setting.start(WorkerId::new(), [held]).await;
+    let mut without = minimal_job("x");
+    without.remove("locked");
+    let without_lock: JobId = without.get_object_id("_id").unwrap().into();
+    insert_unvalidated(&setting.database, vec![without]).await;
+    for (job, nobodys) in [(bare, true), (no_start, true), (no_worker, true), (held, false), (without_lock, false)] {
+        let before = setting.scheduled(job).await;
+        assert_eq!(setting.store.unlock_if_held_by_nobody(job).await.unwrap(), nobodys, "{before}");
+        let after = setting.scheduled(job).await;
+        assert!(if nobodys { !after.get_bool("locked").unwrap() } else { after == before }, "{after}");
+    }
+}
+
+#[tokio::test]
+async fn what_runs_can_be_asked_to_stop_and_what_waits_be_given_another_date() {
+    let setting = Setting::new().await;
+    let [running, waiting] = setting.jobs().await;
+    setting.start(WorkerId::new(), [running]).await;
+    let before = (setting.scheduled(waiting).await, setting.scheduled(running).await);
+    assert!(!setting.store.request_cancel_if_started(waiting).await.unwrap());
+    assert!(!setting.store.reschedule_if_unlocked(running, in_ms(&setting.store, 60_000)).await.unwrap());
+    assert_eq!((setting.scheduled(waiting).await, setting.scheduled(running).await), before);
+    assert!(setting.store.request_cancel_if_started(running).await.unwrap());
+    assert!(setting.store.reschedule_if_unlocked(waiting, in_ms(&setting.store, 60_000)).await.unwrap());
+}
+
+#[tokio::test]
+async fn retention_deletes_what_ended_before_and_no_more_than_it_may() {
+    let setting = Setting::new().await;
+    let archived = |ms: i64| doc! { "last_execution": { "ended_at": date(in_ms(&setting.store, ms)) } };
+    let documents = [archived(-3_000), archived(-2_000), archived(-1_000), archived(0)];
+    setting.database.raw("archived").insert_many(documents).await.unwrap();
+    let before = in_ms(&setting.store, -500);
+    assert_eq!(setting.store.prune_archived(before, 2).await.unwrap(), 2);
+    assert_eq!(setting.store.prune_archived(before, 2).await.unwrap(), 1);
+    assert_eq!(setting.store.prune_archived(before, 2).await.unwrap(), 0);
+    assert_eq!(setting.count("archived", doc! {}).await, 1);
+}
+
+// The recruiter's lease.
+
+#[tokio::test]
+async fn a_lease_is_taken_as_it_was_observed() {
+    let Setting { store, database: _database } = &Setting::new().await;
+    let acquire = async |observed: &Option<_>| store.acquire_if_unchanged(observed.as_ref(), "a:1").await.unwrap();
+    let first = acquire(&None).await.expect("nobody leads");
+    assert_eq!(first.term, LeaseTerm(1));
+    assert!(acquire(&None).await.is_none(), "somebody leads");
+    let unrenewed = store.observe_lease().await.unwrap();
+    assert!(store.renew_if_held(&first).await.unwrap());
+    assert!(acquire(&unrenewed).await.is_none(), "it was renewed");
+    let first_term = store.observe_lease().await.unwrap();
+    let second = acquire(&first_term).await.expect("nothing has changed");
+    assert!(store.renew_if_held(&second).await.unwrap());
+    assert!(acquire(&first_term).await.is_none(), "it is another's, as often renewed");
+    let unreleased = store.observe_lease().await.unwrap();
+    store.release_if_held(&second).await.unwrap();
+    assert!(acquire(&unreleased).await.is_none(), "it was released: whoever sees that may have it");
+    let released = store.observe_lease().await.unwrap();
+    assert_eq!(acquire(&released).await.unwrap().term, LeaseTerm(3));
+}
+
+#[tokio::test]
+async fn a_lease_is_renewed_and_released_by_its_holder_in_its_term() {
+    let setting = Setting::new().await;
+    let store = &setting.store;
+    let held = async |lease: &_| {
+        let before = setting.found("metadata", "recruiter").await;
+        let renewed = store.renew_if_held(lease).await.unwrap();
+        if !renewed {
+            store.release_if_held(lease).await.unwrap();
+            assert_eq!(setting.found("metadata", "recruiter").await, before, "what it does not hold it does not change");
+        }
+        renewed
+    };
+    let first = store.acquire_if_unchanged(None, "a:1").await.unwrap().unwrap();
+    assert!(held(&first).await);
+    setting.database.raw("metadata").delete_one(doc! { "_id": "recruiter" }).await.unwrap();
+    let second = store.acquire_if_unchanged(None, "b:1").await.unwrap().unwrap();
+    assert_eq!(first.term, second.term);
+    assert!(!held(&first).await, "the same term of another holder");
+    assert!(held(&second).await);
+    setting.set("metadata", "recruiter", doc! { "term": 9_i64 }).await;
+    assert!(!held(&second).await, "another term");
+    setting.set("metadata", "recruiter", doc! { "term": second.term }).await;
+    store.release_if_held(&second).await.unwrap();
+    assert!(!held(&second).await, "it was released");
+}
+
+#[tokio::test]
+async fn a_new_term_shuts_the_old_leader_out() {
+    let Setting { store, database: _database } = &Setting::new().await;
+    let first = store.acquire_if_unchanged(None, "a:1").await.unwrap().unwrap();
+    let setting_worker = announcement(1);
+    store.register(&setting_worker).await.unwrap();
+    assert!(store.announce(setting_worker.id, 1).await.unwrap());
+    let observed = store.observe_lease().await.unwrap();
+    let second = store.acquire_if_unchanged(observed.as_ref(), "b:1").await.unwrap().unwrap();
+    assert_eq!(store.stamp_term(second.term).await.unwrap(), 1);
+    assert!(store.available_workers(first.term).await.unwrap().is_empty());
+    let given = [give(setting_worker.id, 1)];
+    assert_eq!(store.assign_if_available(first.term, RoundId::new(), &given).await.unwrap(), []);
+    assert_eq!(store.assign_if_available(second.term, RoundId::new(), &given).await.unwrap(), [setting_worker.id]);
+    // Whoever comes now is born into the second term.
+    let late = announcement(1);
+    store.register(&late).await.unwrap();
+    assert!(store.announce(late.id, 1).await.unwrap());
+    assert_eq!(store.available_workers(second.term).await.unwrap().len(), 1);
+}
+
+// The roster.
+
+#[tokio::test]
+async fn a_worker_is_announced_before_its_first_round_and_while_it_lives() {
+    let setting = Setting::new().await;
+    let (assigned, retired) = (setting.worker(2).await, setting.worker(2).await);
+    setting.assign(assigned).await;
+    setting.set("roster", retired, doc! { "retired": true }).await;
+    for worker in [assigned, retired] {
+        let before = setting.found("roster", worker).await;
+        assert!(!setting.store.announce(worker, 7).await.unwrap());
+        assert_eq!(setting.found("roster", worker).await, before);
+    }
+}
+
+#[tokio::test]
+async fn a_term_is_given_to_who_has_none_raised_and_never_lowered() {
+    let setting = Setting::new().await;
+    let (lower, higher, none) = (setting.worker(1).await, setting.worker(1).await, announcement(1));
+    setting.set("roster", higher, doc! { "term": 5_i64 }).await;
+    setting.store.register(&none).await.unwrap();
+    assert_eq!(setting.store.stamp_term(LeaseTerm(3)).await.unwrap(), 2);
+    for (worker, term) in [(lower, 3), (none.id, 3), (higher, 5)] {
+        assert_eq!(setting.found("roster", worker).await.unwrap().get_i64("term").unwrap(), term);
+    }
+}
+
+/// What the recruiter looks for and what its assignment repeats.
+#[tokio::test]
+async fn jobs_are_assigned_to_living_workers_of_this_term_that_have_the_places_and_the_turn() {
+    let setting = Setting::new().await;
+    let good = setting.worker(2).await;
+    let mut others = Vec::new();
+    for change in [doc! { "available": false }, doc! { "free": 0 }, doc! { "term": 7_i64 }, doc! { "retired": true }] {
+        let other = setting.worker(2).await;
+        setting.set("roster", other, change).await;
+        others.push(other);
+    }
+    let available = setting.store.available_workers(TERM).await.unwrap();
+    assert_eq!(available.iter().map(|worker| (worker.id, worker.free)).collect::<Vec<_>>(), [(good, 2)]);
+
+    let (not_given, one_place) = (setting.worker(2).await, setting.worker(1).await);
+    let given: Vec<Assignment> = others.iter().chain([&good, &one_place]).map(|worker| give(*worker, 2)).collect();
+    let round = RoundId::new();
+    assert_eq!(setting.store.assign_if_available(TERM, round, &given).await.unwrap(), [good]);
+    assert_eq!(setting.count("roster", doc! { "round": { "$exists": true } }).await, 1);
+    assert!(setting.found("roster", not_given).await.unwrap().get_bool("available").unwrap());
+    let assignment = setting.store.assignment(good).await.unwrap().unwrap();
+    assert_eq!(
+        Some((assignment.round, assignment.jobs)),
+        given.iter().find(|given| given.worker == good).map(|given| (round, given.jobs.clone()))
+    );
+}
+
+#[tokio::test]
+async fn an_assignment_is_taken_once_in_its_round_by_a_living_worker() {
+    let setting = Setting::new().await;
+    let worker = setting.worker(3).await;
+    let (round, jobs) = setting.assign(worker).await;
+    let take = async |round, places| setting.store.take_if_assigned(worker, round, &free(places, &jobs)).await.unwrap();
+    assert!(!take(RoundId::new(), 2).await, "another round");
+    assert!(take(round, 2).await);
+    assert!(!take(round, 1).await, "places were announced: it is the recruiter's turn");
+    assert_eq!(setting.store.available_workers(TERM).await.unwrap()[0].free, 2);
+    let (round, _) = setting.assign(worker).await;
+    setting.set("roster", worker, doc! { "retired": true }).await;
+    assert!(!take(round, 2).await, "it was declared dead");
+}
+
+#[tokio::test]
+async fn a_worker_says_what_is_free_only_after_the_last_round() {
+    let setting = Setting::new().await;
+    let worker = setting.worker(3).await;
+    let (first, jobs) = setting.assign(worker).await;
+    let say = async |round| setting.store.free_if_unassigned_since(worker, round, &free(2, &jobs)).await.unwrap();
+    assert!(!say(None).await, "it was assigned something since");
+    assert!(say(Some(first)).await);
+    let (second, given) = setting.assign(worker).await;
+    assert!(!say(Some(first)).await && !setting.store.withdraw_if_unassigned_since(worker, Some(first)).await.unwrap());
+    let registered = setting.store.registered_workers().await.unwrap();
+    assert_eq!(set_of(registered[0].jobs.clone()), set_of([&jobs[..], &given].concat()), "all that it can have locked");
+    assert!(setting.store.withdraw_if_unassigned_since(worker, Some(second)).await.unwrap());
+    assert!(setting.store.available_workers(TERM).await.unwrap().is_empty());
+    setting.set("roster", worker, doc! { "retired": true }).await;
+    assert!(!say(Some(second)).await, "it was declared dead");
+}
+
+/// I10: only silence that was seen is death, and the dead do not come back under the same name.
+#[tokio::test]
+async fn a_sign_of_life_prevents_retirement_and_retirement_every_other_sign() {
+    let setting = Setting::new().await;
+    let store = &setting.store;
+    let worker = setting.worker(1).await;
+    let beats = async || matches!(store.heartbeat(worker, &[], &[]).await.unwrap(), Beat::Seen { .. });
+    let seen = async || store.registered_workers().await.unwrap()[0].last_seen_at;
+    let before = seen().await;
+    wait_until(SOON, "the clock has moved on", async || beats().await && seen().await != before).await;
+    assert!(store.retire_if_silent_since(worker, before).await.unwrap().is_none());
+    store.delete_if_retired(worker).await.unwrap();
+    assert!(beats().await, "who lives stays");
+    assert!(store.retire_if_silent_since(worker, seen().await).await.unwrap().is_some_and(|worker| worker.retired));
+    assert!(!beats().await);
+    assert!(!store.announce(worker, 1).await.unwrap());
+    store.delete_if_retired(worker).await.unwrap();
+    assert!(!beats().await, "a heartbeat brings nobody back");
+    assert!(store.registered_workers().await.unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn what_is_in_flight_is_known_of_the_living_that_are_asked_about() {
+    let setting = Setting::new().await;
+    let (asked, retired, other) = (setting.worker(1).await, setting.worker(1).await, setting.worker(1).await);
+    let mut rounds = Vec::new();
+    for worker in [asked, retired, other] {
+        rounds.push(setting.assign(worker).await.0);
+    }
+    setting.set("roster", retired, doc! { "retired": true }).await;
+    let found = setting.store.rounds_of(&[asked, retired]).await.unwrap();
+    assert_eq!(found.into_iter().collect::<Vec<_>>(), [(asked, Some(rounds[0]))]);
+    let found = setting.store.assigned_and_not_taken().await.unwrap();
+    assert_eq!(set_of(found.into_iter().map(|(_, given)| given.worker)), set_of([asked, other]));
+}
+
+// Hints.
+
+/// Publishes hints until a listener has heard all that it should, then looks at what it heard.
+async fn hears(listener: Listener, concerning: &[Hint], others: &[Hint]) {
+    let setting = Setting::new().await;
+    let store = &setting.store;
+    // Of the same kind, but from before it listened.
+    let old = Hint::Jobs { groups: vec!["old".into()], at: None };
+    store.publish(&old).await.unwrap();
+    store.publish(&Hint::Cancel { job: JobId::new() }).await.unwrap();
+    let mut hints = store.hints(listener);
+    let mut heard = Vec::new();
+    wait_until(SOON, "it hears", async || {
+        // It is not known when it begins to listen: say it until it is heard.
+        for hint in others.iter().chain(concerning) {
+            store.publish(hint).await.unwrap();
+        }
+        heard.extend(std::iter::from_fn(|| hints.try_next()));
+        concerning.iter().all(|hint| heard.contains(hint))
+    })
+    .await;
+    assert!(heard.iter().all(|hint| concerning.contains(hint)), "neither old hints nor those of others: {heard:?}");
+}
+
+#[tokio::test]
+async fn a_worker_hears_of_its_jobs_from_now_on() {
+    let worker = WorkerId::new();
+    let assigned = |worker| Hint::Assigned { round: RoundId::new(), assignments: vec![give(worker, 1)] };
+    hears(Listener::Worker(worker), &[assigned(worker), Hint::Cancel { job: JobId::new() }], &[Hint::Free, assigned(WorkerId::new())])
+        .await;
+}
+
+#[tokio::test]
+async fn the_recruiter_hears_of_jobs_and_places_from_now_on() {
+    let jobs = Hint::Jobs { groups: vec!["a".into()], at: None };
+    let assigned = Hint::Assigned { round: RoundId::new(), assignments: vec![give(WorkerId::new(), 1)] };
+    let others = [assigned, Hint::Cancel { job: JobId::new() }];
+    hears(Listener::Recruiter, &[jobs, Hint::Free, Hint::Left { worker: WorkerId::new() }], &others).await;
+}
+
+// What people are shown, and what reading costs.
+
+#[tokio::test]
+async fn a_job_is_shown_where_it_is() {
+    let setting = Setting::new().await;
+    let worker = setting.worker(9).await;
+    let [waiting, assigned, running, orphaned, archived] = setting.jobs().await;
+    let held = setting.start(worker, [running, orphaned, archived]).await;
+    assert_eq!(setting.archive(&[setting.done(&held[2])]).await, [Recorded::Yes]);
+    setting.set("roster", worker, doc! { "working_on": [running, assigned] }).await;
+    let listed = async |place| {
+        let filter = JobFilter { place, limit: 9, ..JobFilter::default() };
+        ids(&setting.store.jobs(&filter).await.unwrap())
+    };
+    assert_eq!(listed(Some(JobPlace::Scheduled)).await, set_of([waiting, assigned]));
+    assert_eq!(listed(Some(JobPlace::Running)).await, set_of([running]));
+    assert_eq!(listed(Some(JobPlace::Archived)).await, set_of([archived]));
+    assert_eq!(listed(None).await, set_of([waiting, assigned, running, orphaned, archived]));
+    assert_eq!(setting.store.running().await.unwrap().into_iter().collect::<Vec<_>>(), [("generic".to_owned(), 1)]);
+    assert_eq!(setting.store.finished(in_ms(&setting.store, -60_000)).await.unwrap().len(), 1);
+    assert_eq!(setting.store.finished(in_ms(&setting.store, 60_000)).await.unwrap(), []);
+}
+
+/// These conditions are implied by what is done with the answer: they save reading it.
+#[tokio::test]
+async fn nothing_is_read_that_would_be_thrown_away() {
+    let setting = Setting::new().await;
+    let (database, store) = (setting.database.database(), &setting.store);
+    let worker = WorkerId::new();
+    let [held, retried, started_anew, handed_back] = setting.jobs().await;
+    let mine = setting.start(worker, [held, retried, started_anew]).await;
+    let batch = mine.each_ref().map(|one| setting.retry(one, setting.store.now()));
+    assert_eq!(setting.reschedule(&batch[1..]).await, [Recorded::Yes; 2]);
+    setting.start(WorkerId::new(), [started_anew]).await;
+    let [(job, claim)] = setting.start(worker, [handed_back]).await;
+    assert_eq!(setting.reschedule(&[Rescheduling::hand_back(&job, claim)]).await, [Recorded::Yes]);
+    let (assigned, available, idle) = (setting.worker(2).await, setting.worker(2).await, setting.worker(2).await);
+    let (round, jobs) = setting.assign(available).await;
+    assert!(store.take_if_assigned(available, round, &free(1, &jobs)).await.unwrap());
+    setting.assign(assigned).await;
+    assert!(store.withdraw_if_unassigned_since(idle, None).await.unwrap());
+
+    let profile = async |level: i32| database.run_command(doc! { "profile": level }).await.unwrap();
+    profile(2).await;
+    assert_eq!(store.held_by(worker, &[held, retried]).await.unwrap().len(), 1);
+    assert_eq!(setting.reschedule(&batch[2..]).await, [Recorded::ClaimLost]);
+    assert_eq!(store.assignment(available).await.unwrap(), None);
+    assert_eq!(store.assigned_and_not_taken().await.unwrap().len(), 1);
+    profile(0).await;
+    let reads = doc! { "appName": "test", "op": "query", "ns": { "$regex": "scheduled|roster" } };
+    let reads: Vec<Document> =
+        setting.database.raw("system.profile").find(reads).sort(doc! { "ts": 1 }).await.unwrap().try_collect().await.unwrap();
+    let returned: Vec<i32> = reads.iter().map(|read| read.get_i32("nreturned").unwrap()).collect();
+    assert_eq!(returned, [1, 0, 0, 1], "{reads:?}");
+}
