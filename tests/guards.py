@@ -4,13 +4,16 @@
 An operation on MongoDB repeats in its filter what its caller's decision relied on. A condition that can be dropped
 without a test failing is either not needed or not tested.
 
-How: the workspace is copied, and in the copy every filter is wrapped, so that an environment variable takes one of its
-conditions out. That is built once; then the tests run once with all conditions and once without each of them.
+How: the workspace is copied, and in the copy every filter is wrapped so that an environment variable takes one condition
+out of it. That is built once (a build for each condition would take several times as long); then the tests run with all
+conditions, and once without each of them.
 
-What is a filter is found, not listed: whatever goes into a method of a collection or is the `q` of an update command is
-followed back through variables, arguments and functions to the `doc! { … }` that make it. A condition is each of its keys
-(but not a bare `_id`, which is who is meant), each member of `$and` and `$expr`, and each alternative of `$or`. What cannot
-be followed ends the script with the place where it got lost.
+What is a filter is found, not listed: whatever is passed to a method of a collection or is the `q` of an update command
+is followed back through variables, arguments and functions to the `doc! { … }` that make it. A condition is each key of
+these (but not a bare `_id`, which says who is meant), each member of `$and` and `$expr`, and each alternative of `$or`.
+What cannot be followed ends the script with the place where it got lost.
+
+Ends with 0 when every condition has its test, 1 when one survived, 2 when that could not be found out.
 """
 
 import argparse
@@ -18,7 +21,6 @@ import fnmatch
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -30,25 +32,28 @@ ROOT = Path(__file__).resolve().parent.parent
 STORE = Path("common/src/store")
 VARIABLE = "RECRUITER_DROPPED_CONDITION"
 
-# Tests that are to notice: the second only if the first do not.
+# Who is to notice: the second only if the first does not.
 TESTS = [("guards", []), ("it", ["store::"])]
-# Longer than they ever take: whoever is not ready by then has not said anything.
+# Seconds; far longer than they ever take.
 TESTS_MAY_TAKE = 600
 
-# Conditions that no write relies on and no test needs to notice, each with the reason.
-NO_GUARDS: dict[str, str] = {}
+# Conditions that are no guards, each with the reason. No write relies on them.
+NO_GUARDS = {
+    "due_filter/priority": "says how to walk the index, and MongoDB walks it so anyway: same keys, same documents",
+}
 # Functions that make a filter without writing it out, each with the reason why its conditions need not be found.
-OPAQUE = {"fields": "what a person asks to see in a list (tests/tests/it/cli.rs)"}
+OPAQUE = {"fields": "what a person asks to see in a list: tests/tests/it/cli.rs"}
 
 ASKS = "update_one update_many delete_one delete_many find find_one find_one_and_update count_documents".split()
-# Ways to ask that nobody uses: whoever is the first has to say here where the filter is.
+# Ways to ask that nobody uses: whoever is the first says here where their filter is.
 UNKNOWN_ASKS = "aggregate bulk_write distinct find_one_and_delete find_one_and_replace replace_one watch".split()
 UNKNOWN_KEYS = "deletes filter findAndModify pipeline query".split()
-# What may be done with a variable that is part of a filter without changing it.
-HARMLESS = "clone is_empty iter into_iter len map then".split()
-BARE_ID = re.compile(r'[\w.]+|"\w+"')
+# What may be done with a part of a filter without changing it.
+HARMLESS = "clone is_empty iter into_iter len map".split()
+LOGICAL = ("$and", "$or", "$expr")
+BARE_ID = r'[\w.]+|"\w+"'
 
-# Appended to the store's module in the copy.
+# Goes into the store's module in the copy.
 SWITCH = """
 fn keeps(condition: &str) -> bool {
     std::env::var("%s").as_deref() != Ok(condition)
@@ -76,65 +81,72 @@ fn drop_at(value: &mut bson::Bson, path: &[&str]) {
 
 
 class NotUnderstood(Exception):
-    """Something in the store is written in a way that this script does not know."""
+    """The store is written in a way that this script does not know."""
 
 
 # --- Rust, as far as it is needed ---
 
 
 def masked(text):
-    """The same text with comments and what is inside of strings blanked: brackets and words are code, offsets stay."""
-    token = r"//[^\n]*|/\*.*?\*/|r#*\"(?:.*?)\"#*|\"(?:\\.|[^\"\\])*\"|'(?:\\.[^']*|[^'\\])'"
+    """The same text with comments and the insides of strings blanked: brackets and words are code, offsets stay."""
 
     def blank(found):
         inner = re.sub(r"[^\n]", " ", found[0])
         return '"' + inner[1:-1] + '"' if found[0].endswith('"') else inner
 
+    token = r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\])*\"|'(?:\\.[^']*|[^'\\])'"
     return re.sub(token, blank, text, flags=re.DOTALL)
+
+
+def depth(letter):
+    return (letter in "([{") - (letter in ")]}")
 
 
 def closing(code, opening):
     """Where the bracket that opens there is closed."""
-    depth = 0
+    level = 0
     for at in range(opening, len(code)):
-        depth += (code[at] in "([{") - (code[at] in ")]}")
-        if depth == 0:
+        level += depth(code[at])
+        if level == 0:
             return at
     raise NotUnderstood("a bracket is not closed")
 
 
-def trimmed(code, start, end):
-    """The span without spaces around it."""
-    while start < end and code[start].isspace():
-        start += 1
-    while start < end and code[end - 1].isspace():
-        end -= 1
-    return start, end
-
-
-def split(code, start, end, separator=",", angles=False):
-    """The spans between separators outside of all brackets; in types the angle brackets are some, too."""
-    depth, begin, spans = 0, start, []
-    for at in range(start, end):
-        depth += (code[at] in "([{") - (code[at] in ")]}")
+def split(code, start, end=None, separator=",", angles=False):
+    """The spans between separators outside of brackets, up to the end or where an outer bracket closes."""
+    level, begin, spans = 0, start, []
+    at = start
+    for at in range(start, len(code) if end is None else end):
+        level += depth(code[at])
         if angles and code[at - 1] != "-":
-            depth += (code[at] == "<") - (code[at] == ">")
-        if code[at] == separator and depth == 0:
+            level += (code[at] == "<") - (code[at] == ">")
+        if level < 0:
+            break
+        if code[at] == separator and level == 0:
             spans.append((begin, at))
             begin = at + 1
-    spans.append((begin, end))
+    else:
+        at += 1
+    spans.append((begin, at))
     return [span for span in (trimmed(code, *span) for span in spans) if span[0] < span[1]]
 
 
-@dataclass(eq=False)
+def trimmed(code, start, end):
+    inner = code[start:end]
+    return start + len(inner) - len(inner.lstrip()), end - len(inner) + len(inner.rstrip())
+
+
+@dataclass
 class Function:
-    source: "Source"
     name: str
-    parameters: list  # of (name, type), `self` left out
-    method: bool
+    parameters: list  # names and types, without `self`
+    is_method: bool
+    is_async: bool
     returns: str
-    asynchronous: bool
     body: tuple
+
+    def makes_documents(self):
+        return not self.is_async and re.search(r"\bDocument\b", self.returns)
 
 
 class Source:
@@ -142,37 +154,35 @@ class Source:
 
     def __init__(self, path):
         self.path, self.text = path, (ROOT / path).read_text()
-        self.code = masked(self.text)
-        tests = re.search(r"#\[cfg\(test\)\]\s*mod ", self.code)
-        self.code = self.code[: tests.start()] if tests else self.code
-        self.functions = [made for made in map(self.function, re.finditer(r"\bfn (\w+)", self.code)) if made]
+        code = masked(self.text)
+        tests = re.search(r"#\[cfg\(test\)\]\s*mod ", code)
+        self.code = code[: tests.start()] if tests else code
+        heads = re.finditer(r"\bfn (\w+)\s*([<(])", self.code)
+        self.functions = [function for function in map(self.function, heads) if function]
 
     def function(self, head):
-        opening = head.end()
-        if self.code[opening] == "<":
-            (generics, end), *_ = split(self.code, opening, len(self.code), "(", angles=True)
-            opening = end
+        opening = head.end() - 1
+        if head[2] == "<":
+            opening = self.code.index("(", split(self.code, head.end(), separator=">", angles=True)[0][1])
         end = closing(self.code, opening)
         brace, semicolon = self.code.find("{", end), self.code.find(";", end)
         if brace < 0 or 0 <= semicolon < brace:
             return None
-        parameters = [self.text[slice(*span)] for span in split(self.code, opening + 1, end, angles=True)]
-        method = bool(parameters) and re.fullmatch(r"(&\s*)?(mut )?self", parameters[0]) is not None
-        named = [tuple(part.strip() for part in one.removeprefix("mut ").split(":", 1)) for one in parameters[method:]]
-        asynchronous = self.code[: head.start()].rstrip().endswith("async")
-        return Function(self, head[1], named, method, self.code[end + 1 : brace], asynchronous, (brace + 1, closing(self.code, brace)))
+        parameters = [self.text[slice(*span)] for span in split(self.code, opening + 1, angles=True)]
+        is_method = bool(parameters) and re.fullmatch(r"(&\s*)?(mut )?self", parameters[0]) is not None
+        named = [[part.strip() for part in one.removeprefix("mut ").split(":", 1)] for one in parameters[is_method:]]
+        is_async = self.code[: head.start()].rstrip().endswith("async")
+        return Function(head[1], named, is_method, is_async, self.code[end + 1 : brace], (brace + 1, closing(self.code, brace)))
 
     def around(self, at):
         """The innermost function around a place."""
-        around = [one for one in self.functions if one.body[0] <= at < one.body[1]]
-        return max(around, key=lambda one: one.body[0], default=None)
+        return max((one for one in self.functions if one.body[0] <= at < one.body[1]), key=lambda one: one.body[0])
 
     def line(self, at):
         return self.text.count("\n", 0, at) + 1
 
     def lost(self, at, why):
-        excerpt = " ".join(self.text[at : at + 80].split())
-        return NotUnderstood(f"{self.path}:{self.line(at)}: {why}: {excerpt}")
+        return NotUnderstood(f"{self.path}:{self.line(at)}: {why}: {' '.join(self.text[at : at + 80].split())}")
 
 
 # --- filters and their conditions ---
@@ -180,223 +190,195 @@ class Source:
 
 @dataclass
 class Condition:
+    source: Source
+    at: int
     function: str
     key: str
     value: str
-    source: Source
-    at: int
     name: str = ""
-    path: list = field(default_factory=list)  # inside of the literal; nothing for a statement of its own
-    statement: tuple = ()
-    literal: int = -1
+    literal: int = 0  # the brace of the document it stands in,
+    path: list = field(default_factory=list)  # and the way to it
+    statement: tuple = ()  # or the statement that inserts it
 
 
 class Filters:
-    """Everything in the store that says which documents are meant, as literals, and their conditions."""
+    """Everything in the store that says which documents are meant, and its conditions."""
 
     def __init__(self):
         self.sources = [Source(path.relative_to(ROOT)) for path in sorted((ROOT / STORE).glob("*.rs"))]
         self.conditions, self.seen = [], set()
         for source in self.sources:
             for span in self.asked(source):
-                self.follow(source, *span, "this filter")
-        self.name()
+                self.follow(source, span, "this filter")
+        self.conditions.sort(key=lambda one: (one.source.path, one.at))
+        self.name_them()
 
     def asked(self, source):
-        """The spans of expressions that are filters."""
+        """The expressions that are passed as filters."""
         for found in re.finditer(r"\.(\w+)\(", source.code):
             if found[1] in UNKNOWN_ASKS:
                 raise source.lost(found.start(), "a way to ask that this script does not know")
-            first = split(source.code, found.end(), closing(source.code, found.end() - 1))[:1]
-            # An iterator has a `find` as well.
-            if found[1] in ASKS and first and source.code[first[0][0]] != "|":
-                yield first[0]
-        for found in re.finditer(r'"[^"]*"(?=\s*:[^:])', source.code):
+            arguments = split(source.code, found.end())
+            # Iterators have a `find`, too.
+            if found[1] in ASKS and arguments and source.code[arguments[0][0]] != "|":
+                yield arguments[0]
+        for found in re.finditer(r'"[^"]*"(?=(\s*):[^:])', source.code):
             key = source.text[found.start() + 1 : found.end() - 1]
             if key in UNKNOWN_KEYS:
                 raise source.lost(found.start(), "a command that this script does not know")
             if key == "q":
-                yield self.value(source, found.end())
+                yield split(source.code, found.end(1) + 1)[0]
 
-    def value(self, source, at):
-        """The span of the value whose colon comes next."""
-        start = source.code.index(":", at) + 1
-        end = min((start + len(source.code[start:]), *(at for at in self.ends(source, start))))
-        return trimmed(source.code, start, end)
+    def follow(self, source, span, what):
+        """Follows an expression that is, or is part of, a filter to its documents; there must be some."""
+        if not self.trace(source, span):
+            raise source.lost(span[0], f"it cannot be followed what makes {what}")
 
-    @staticmethod
-    def ends(source, start):
-        depth = 0
-        for at in range(start, len(source.code)):
-            depth += (source.code[at] in "([{") - (source.code[at] in ")]}")
-            if depth < 0 or depth == 0 and source.code[at] == ",":
-                return [at]
-        return []
-
-    def follow(self, source, start, end, what):
-        """Follows an expression that is (part of) a filter to its literals; there must be some."""
-        if not self.trace(source, start, end):
-            raise source.lost(start, f"it is not understood what makes {what}")
-
-    def trace(self, source, start, end):
-        """Finds what an expression is made of; says whether there was anything."""
-        if (source, start, end) in self.seen:
+    def trace(self, source, span):
+        """Finds the documents that an expression is made of; says whether there are any."""
+        if (source, span) in self.seen:
             return True
-        self.seen.add((source, start, end))
-        found, rest = False, source.code[start:end]
-        if rest.startswith("{"):
-            rest = "doc!" + rest
-            self.literal(source, start)
+        self.seen.add((source, span))
+        start, end = span
+        if source.code[start] == "{":
+            self.document(source, start)
             return True
-        for made in list(re.finditer(r"\bdoc! (\{)", rest)):
-            if rest[made.start()] == "d":
-                last = closing(rest, made.start(1))
-                rest = rest[: made.start()] + " " * (last + 1 - made.start()) + rest[last + 1 :]
-                self.literal(source, start + made.start(1))
-                found = True
-        # What is asked in an `if` or a `match` does not make it.
-        rest = re.sub(r"\b(if|match)\b[^{]*", lambda asked: " " * len(asked[0]), rest)
-        for word in re.finditer(r"(\.?)\b([a-z_]\w*)\b(\(?)(?!!|::)", rest):
+        documents, code = [], source.code[start:end]
+        while made := re.search(r"\bdoc! (?=\{)", code):
+            last = closing(code, made.end())
+            documents.append(start + made.end())
+            code = code[: made.start()] + " " * (last + 1 - made.start()) + code[last + 1 :]
+        for brace in documents:
+            self.document(source, brace)
+        found = bool(documents)
+        # What is asked in an `if` or a `match` makes nothing.
+        code = re.sub(r"\b(if|match)\b[^{]*", lambda asked: " " * len(asked[0]), code)
+        for word in re.finditer(r"(\.?)\b([a-z_]\w*)\b(\(?)(?!!|::)", code):
             dot, name, call = word.groups()
             at = start + word.start(2)
             if call:
-                found |= self.call(source, at, name, bool(dot))
+                found |= self.called(source, at, name, bool(dot))
             elif not dot:
                 found |= self.variable(source, at, name)
         if not found:
-            self.seen.discard((source, start, end))
+            self.seen.discard((source, span))
         return found
 
-    def call(self, source, at, name, method):
-        """What a function of the store makes, if it makes a document."""
-        made = [
-            (of, one)
-            for of in self.sources
-            for one in of.functions
-            if one.name == name and one.method == method and not one.asynchronous and re.search(r"\bDocument\b", one.returns)
-        ]
+    def called(self, source, at, name, is_method):
+        """Follows a call to a function of the store that makes a document."""
+        made = [(of, one) for of in self.sources for one in of.functions if one.name == name and one.is_method == is_method]
+        made = [(of, one) for of, one in made if one.makes_documents()]
+        # An option has a `filter`, too.
         if not made or source.code[source.code.index("(", at) + 1] == "|":
             return False
-        if name in OPAQUE:
-            return True
-        for of, one in made:
-            statements = split(of.code, *one.body, separator=";")
-            # The last statement, after the blocks before it.
-            start, end = statements[-1]
-            for block in re.finditer(r"\}\n {4}(?=[\w(&])", of.code[start:end]):
-                start = start + block.end() if closing_depth(of.code[start : start + block.end()]) == 0 else start
-            self.follow(of, start, end, f"what `{name}` returns")
+        for of, one in made if name not in OPAQUE else []:
+            if re.search(r"\breturn\b", of.code[slice(*one.body)]):
+                raise of.lost(one.body[0], f"`{name}` returns in several places")
+            self.follow(of, split(of.code, *one.body, ";")[-1], f"what `{name}` returns")
         return True
 
     def variable(self, source, at, name):
-        """What a variable or an argument holds, if it is (part of) a filter."""
+        """Follows a variable or an argument to what it holds."""
         function = source.around(at)
         begin = function.body[0]
         for index, (parameter, kind) in enumerate(function.parameters):
             if parameter == name and re.search(r"\bDocument\b", kind):
-                return self.arguments(function, index)
-        declared = None
-        for declared in re.finditer(rf"\blet\s+(?:mut\s+)?(?:{name}\b(?:\s*:[^=;]*)?|\([^()]*\b{name}\b[^()]*\))\s*=(?!=)", source.code[begin:at]):
-            pass
+                return self.passed(function, index)
+        let = rf"\blet\s+(?:(?:mut\s+)?{name}\b(?:\s*:[^=;]*)?|\(([^()]*\b{name}\b[^()]*)\))\s*=(?!=)"
+        declared = [(begin + found.end(), found[1]) for found in re.finditer(let, source.code[begin:at])]
         if not declared:
             return False
-        start = begin + declared.end()
-        (start, end), *_ = split(source.code, start, function.body[1], ";")
-        names = re.search(r"\(([^()]*)\)\s*=$", declared[0])
-        if names and source.code[start] == "(" and closing(source.code, start) == end - 1:
-            index = [one.strip().removeprefix("mut ") for one in names[1].split(",")].index(name)
-            start, end = split(source.code, start + 1, end - 1)[index]
-        if start <= at < end:
+        start, names = declared[-1]
+        value = split(source.code, start, separator=";")[0]
+        if names and source.code[value[0]] == "(" and closing(source.code, value[0]) == value[1] - 1:
+            index = [one.strip().removeprefix("mut ") for one in names.split(",")].index(name)
+            value = split(source.code, value[0] + 1)[index]
+        if value[0] <= at < value[1]:
             return False
-        found = self.trace(source, start, end)
-        return self.changed(source, function, end, name, found) or found
+        found = self.trace(source, value)
+        return self.changed(source, (start, function.body[1]), name, found) or found
 
-    def changed(self, source, function, after, name, is_filter):
-        """What is added to a variable later."""
+    def changed(self, source, scope, name, is_filter):
+        """Follows what is added to a variable later."""
         found, changes = False, []
-        for use in re.finditer(rf"(?<![\w.]){name}\.(\w+)(\()?", source.code[after : function.body[1]]):
-            opening = after + use.end() - 1
-            span = (opening + 1, closing(source.code, opening)) if use[2] else ()
+        for use in re.finditer(rf"(?<![\w.]){name}\.(\w+)\(", source.code[slice(*scope)]):
+            opening = scope[0] + use.end() - 1
             if use[1] in ("push", "extend"):
-                found |= self.trace(source, *span)
+                found |= self.trace(source, (opening + 1, closing(source.code, opening)))
             else:
-                changes.append((after + use.start(), use[1], span))
-        for at, change, span in changes if is_filter or found else []:
+                changes.append((use[1], scope[0] + use.start(), opening))
+        for change, at, opening in changes if is_filter or found else []:
             if change == "insert":
-                self.insertion(source, function, at, span)
+                self.inserted(source, at, opening)
             elif change not in HARMLESS:
-                raise source.lost(at, f"it is not understood what becomes of `{name}`")
+                raise source.lost(at, f"it cannot be followed what becomes of `{name}`")
         return found
 
-    def insertion(self, source, function, at, span):
-        key, value = split(source.code, *span)
-        if not re.fullmatch(r'"[^"]*"', source.text[slice(*key)]) or source.code[span[1] + 1] != ";":
-            raise source.lost(at, "it is not understood what is inserted")
-        if (source, at) not in self.seen:
-            self.seen.add((source, at))
-            made = Condition(function.name, source.text[key[0] + 1 : key[1] - 1], source.text[slice(*value)], source, at)
-            made.statement = (at, span[1] + 1)
-            self.conditions.append(made)
-
-    def arguments(self, function, index):
-        """What the callers of a function pass."""
-        dot = r"\." if function.method else r"(?<![\w.])"
-        called = False
-        for source in self.sources:
-            for call in re.finditer(rf"{dot}{function.name}\(", source.code):
-                arguments = split(source.code, call.end(), closing(source.code, call.end() - 1))
-                if source.code[: call.start()].endswith("fn "):
-                    continue
-                called = True
-                self.follow(source, *arguments[index], f"what is passed to `{function.name}`")
-        return called
-
-    def literal(self, source, brace):
-        if (source, brace) in self.seen:
+    def inserted(self, source, at, opening):
+        """A condition that a statement adds to a filter."""
+        if (source, at) in self.seen:
             return
-        self.seen.add((source, brace))
-        self.keys(source, brace, brace, [])
+        self.seen.add((source, at))
+        key, value = split(source.code, opening + 1)
+        key, end = source.text[slice(*key)], closing(source.code, opening) + 1
+        if not re.fullmatch(r'"[^"]*"', key) or source.code[end] != ";":
+            raise source.lost(at, "it cannot be followed what is inserted")
+        one = Condition(source, at, source.around(at).name, key.strip('"'), source.text[slice(*value)], statement=(at, end + 1))
+        self.conditions.append(one)
+
+    def passed(self, function, index):
+        """Follows an argument to what every caller passes."""
+        calls = 0
+        for source in self.sources:
+            for call in re.finditer(rf"(\.|(?<![\w.])){function.name}\(", source.code):
+                if bool(call[1]) == function.is_method and not source.code[: call.start()].endswith("fn "):
+                    self.follow(source, split(source.code, call.end())[index], f"what is passed to `{function.name}`")
+                    calls += 1
+        return calls > 0
+
+    def document(self, source, brace):
+        if (source, brace) not in self.seen:
+            self.seen.add((source, brace))
+            self.keys(source, brace, brace, [])
 
     def keys(self, source, literal, brace, path):
-        """The conditions of a document, as members of all that must hold."""
+        """The conditions of a document, all of which must hold."""
         for key, value in self.entries(source, brace):
-            match key:
-                case "_id" if BARE_ID.fullmatch(source.text[slice(*value)]):
-                    pass
-                case "$expr" if source.code[value[0]] == "{" and self.logical(source, value[0]):
-                    self.keys(source, literal, value[0], [*path, key])
-                case "$and":
-                    self.members(source, literal, value, [*path, key])
-                case "$or":
-                    self.add(source, literal, key, (value[0], value[0]), [*path, key])
-                    self.members(source, literal, value, [*path, key])
-                case "$nor":
-                    raise source.lost(value[0], "a condition that this script does not know")
-                case _:
-                    self.add(source, literal, key, value, [*path, key])
+            way = [*path, key]
+            if key == "_id" and re.fullmatch(BARE_ID, source.text[slice(*value)]):
+                continue
+            if key == "$nor":
+                raise source.lost(value[0], "a condition that this script does not know")
+            if key == "$expr" and self.is_logical(source, value[0]):
+                self.keys(source, literal, value[0], way)
+            elif key == "$and":
+                self.members(source, literal, value, way)
+            else:
+                self.add(source, literal, key, value if key != "$or" else (value[0], value[0]), way)
+                if key == "$or":
+                    self.members(source, literal, value, way)
 
     def members(self, source, literal, value, path):
-        """The members of a list of conditions."""
+        """The members of `$and` or `$or`, each a condition or several."""
         if source.code[value[0]] != "[":
-            return self.follow(source, *value, f"the members of `{path[-1]}`")
-        for index, (start, _) in enumerate(split(source.code, value[0] + 1, value[1] - 1)):
-            entries = self.entries(source, start)
-            if len(entries) > 1 or self.logical(source, start):
-                self.keys(source, literal, start, [*path, str(index)])
+            return self.follow(source, value, f"the members of `{path[-1]}`")
+        for index, (start, _) in enumerate(split(source.code, value[0] + 1)):
+            entries, way = self.entries(source, start), [*path, str(index)]
+            if len(entries) > 1 or self.is_logical(source, start):
+                self.keys(source, literal, start, way)
             else:
-                self.add(source, literal, *entries[0], [*path, str(index)])
+                self.add(source, literal, *entries[0], way)
 
-    def logical(self, source, brace):
-        return any(key in ("$and", "$or", "$expr") for key, _ in self.entries(source, brace))
+    def is_logical(self, source, brace):
+        return source.code[brace] == "{" and any(key in LOGICAL for key, _ in self.entries(source, brace))
 
     def entries(self, source, brace):
-        """Keys and the spans of their values."""
+        """Keys of a document and the spans of their values."""
         if source.code[brace] != "{":
             raise source.lost(brace, "a document was expected")
         entries = []
-        for start, end in split(source.code, brace + 1, closing(source.code, brace)):
-            colon = split(source.code, start, end, ":")[0][1]
-            colon = source.code.index(":", colon)
+        for start, end in split(source.code, brace + 1):
+            colon = source.code.index(":", split(source.code, start, end, ":")[0][1])
             key = re.search(r'"([^"]*)"', source.text[start:colon])
             if not key:
                 raise source.lost(start, "a key was expected")
@@ -404,27 +386,21 @@ class Filters:
         return entries
 
     def add(self, source, literal, key, value, path):
-        made = Condition(source.around(literal).name, key, source.text[slice(*value)], source, value[0])
-        made.path, made.literal = path, literal
-        self.conditions.append(made)
+        function, text = source.around(literal).name, source.text[slice(*value)]
+        self.conditions.append(Condition(source, value[0], function, key, text, literal=literal, path=path))
 
-    def name(self):
-        """Names each condition after its function and key, and its value where that does not tell it from others."""
-        self.conditions.sort(key=lambda one: (one.source.path, one.at))
+    def name_them(self):
+        """Names each condition by its function and key, and by its value where these do not tell it from others."""
         keys = [(one.function, one.key) for one in self.conditions]
         for one in self.conditions:
             value = " ".join(re.sub(r'["\[\]{},]', " ", one.value).split())
-            operator = one.key.startswith("$") and one.key != "$or"
-            told = keys.count((one.function, one.key)) == 1
-            one.name = f"{one.function}/{one.key}" + (f" {value}" if operator else "" if told else f"={value}")
+            is_operator = one.key.startswith("$") and one.key != "$or"
+            alike = keys.count((one.function, one.key)) > 1
+            one.name = f"{one.function}/{one.key}" + (f" {value}" if is_operator else f"={value}" if alike else "")
         names = [one.name for one in self.conditions]
         for one in self.conditions:
             if names.count(one.name) > 1:
                 raise one.source.lost(one.at, f"two conditions go by the name {one.name}")
-
-
-def closing_depth(code):
-    return sum((letter in "([{") - (letter in ")]}") for letter in code)
 
 
 # --- the copy ---
@@ -432,43 +408,38 @@ def closing_depth(code):
 
 def switched(source, conditions):
     """The text of a file with every condition behind the switch."""
-    inserted = []
-    literals = {}
+    insertions, literals = [], {}
     for one in conditions:
         name = json.dumps(one.name)
         if one.statement:
-            inserted += [(one.statement[0], f"if crate::store::keeps({name}) {{ "), (one.statement[1] + 1, " }")]
+            insertions += [(one.statement[0], f"if crate::store::keeps({name}) {{ "), (one.statement[1], " }")]
         else:
             path = ", ".join(map(json.dumps, one.path))
             literals.setdefault(one.literal, []).append(f"({name}, &[{path}][..])")
     for brace, droppable in literals.items():
-        macro = source.text[:brace].endswith("doc! ")
-        start = brace - len("doc! ") if macro else brace
-        inserted += [
-            (start, "crate::store::without(" + ("" if macro else "bson::doc! ")),
+        macro = "doc! " if source.text[:brace].endswith("doc! ") else ""
+        insertions += [
+            (brace - len(macro), "crate::store::without(" + ("" if macro else "bson::doc! ")),
             (closing(source.code, brace) + 1, f", &[{', '.join(droppable)}])"),
         ]
     text = source.text
-    for at, more in sorted(inserted, key=lambda one: one[0], reverse=True):
+    for at, more in sorted(insertions, key=lambda one: one[0], reverse=True):
         text = text[:at] + more + text[at:]
     return text
 
 
 def copy(filters, to):
-    """Makes the copy what the workspace is now, with switches; what has not changed is not touched."""
+    """Makes the copy what the workspace is now, with switches; leaves alone what has not changed, for cargo's sake."""
     wanted = {}
     for directory, names, files in os.walk(ROOT):
         names[:] = [name for name in names if name not in (".git", "target")]
-        for file in files:
-            path = Path(directory, file)
+        for path in (Path(directory, file) for file in files):
             wanted[path.relative_to(ROOT)] = path.read_bytes()
     for source in filters.sources:
-        text = switched(source, [one for one in filters.conditions if one.source is source])
-        wanted[source.path] = text.encode()
+        wanted[source.path] = switched(source, [one for one in filters.conditions if one.source is source]).encode()
     wanted[STORE / "mod.rs"] += SWITCH.encode()
-    for path in [path for path in to.rglob("*") if path.is_file()]:
-        if path.relative_to(to) not in wanted:
-            path.unlink()
+    for path in [path for path in to.rglob("*") if path.is_file() and path.relative_to(to) not in wanted]:
+        path.unlink()
     for path, content in wanted.items():
         path = to / path
         if not path.exists() or path.read_bytes() != content:
@@ -483,30 +454,30 @@ def build(workspace, target):
     environment = {**os.environ, "CARGO_TARGET_DIR": str(target)}
     built = subprocess.run(command, cwd=workspace, env=environment, stdout=subprocess.PIPE, text=True, check=False)
     if built.returncode != 0:
-        sys.exit("the copy does not compile: the switch is at fault if the workspace does")
+        fail("the copy does not compile; if the workspace does, the switch is at fault")
     messages = map(json.loads, built.stdout.splitlines())
     return {said["target"]["name"]: said["executable"] for said in messages if said.get("executable")}
 
 
 def failures(program, tests, workspace, dropped):
-    """The tests that fail when this condition is dropped."""
-    environment = {**os.environ, VARIABLE: dropped}
-    command = [program, *tests]
-    ran = subprocess.run(
-        command, cwd=workspace / "tests", env=environment, capture_output=True, text=True, timeout=TESTS_MAY_TAKE, check=False
-    )
+    """The tests that fail while this condition is dropped."""
+    command, environment = [program, *tests], {**os.environ, VARIABLE: dropped}
+    try:
+        ran = subprocess.run(
+            command, cwd=workspace / "tests", env=environment, capture_output=True, text=True, timeout=TESTS_MAY_TAKE, check=False
+        )
+    except subprocess.TimeoutExpired:
+        fail(f"{' '.join(command)} has not ended within {TESTS_MAY_TAKE} s while `{dropped}` was dropped")
     verdicts = re.findall(r"^test (\S+).* \.\.\. (ok|FAILED)$", ran.stdout, re.MULTILINE)
     failed = sorted(name for name, verdict in verdicts if verdict == "FAILED")
     if not verdicts or ran.returncode != (101 if failed else 0):
-        sys.exit(f"{' '.join(command)} ended with {ran.returncode} without saying why:\n{ran.stdout}\n{ran.stderr}")
+        fail(f"{' '.join(command)} ended with {ran.returncode} without saying why:\n{ran.stdout}\n{ran.stderr}")
     return failed
 
 
 def killers(programs, workspace, dropped):
-    for name, tests in TESTS:
-        if failed := failures(programs[name], tests, workspace, dropped):
-            return failed
-    return []
+    """The tests that notice that this condition is dropped."""
+    return next(filter(None, (failures(programs[name], tests, workspace, dropped) for name, tests in TESTS)), [])
 
 
 # --- the report ---
@@ -514,6 +485,11 @@ def killers(programs, workspace, dropped):
 
 def say(line, end="\n"):
     print(line, end=end, file=sys.stderr, flush=True)
+
+
+def fail(why):
+    say(why)
+    sys.exit(2)
 
 
 def arguments():
@@ -525,59 +501,72 @@ def arguments():
         "--directory",
         type=Path,
         default=Path(tempfile.gettempdir(), "recruiter-guards"),
-        help="where the copy is built; kept, so that the next time takes shorter (default: %(default)s)",
+        help="where the copy is built; kept, so that the next time is shorter (default: %(default)s)",
     )
     return parser.parse_args()
 
 
-def main():
-    asked = arguments()
+def found():
+    """All conditions, checked against what this file says of them."""
     try:
         filters = Filters()
     except NotUnderstood as lost:
-        sys.exit(f"{lost}\nteach tests/guards.py what that is")
+        fail(f"{lost}\nteach tests/guards.py what that is")
     names = [one.name for one in filters.conditions]
     if stale := [name for name in NO_GUARDS if name not in names]:
-        sys.exit(f"there is no condition {', '.join(stale)} any more: take it off the list of those that are no guards")
-    wanted = [one for one in filters.conditions if not asked.only or any(fnmatch.fnmatchcase(one.name, only) for only in asked.only)]
+        fail(f"there is no condition {', '.join(stale)} any more: take it off the list of those that are no guards")
+    return filters
+
+
+def examine(one, programs, workspace):
+    """One line of the report."""
+    line = {"condition": one.name, "file": str(one.source.path), "line": one.source.line(one.at)}
+    if one.name in NO_GUARDS:
+        return line | {"no_guard": NO_GUARDS[one.name]}
+    begun = time.monotonic()
+    return line | {"killers": killers(programs, workspace, one.name), "seconds": round(time.monotonic() - begun, 1)}
+
+
+def verdict(line):
+    return f"no guard: {line['no_guard']}" if "no_guard" in line else ", ".join(line["killers"]) or "SURVIVED"
+
+
+def main():
+    asked = arguments()
+    filters = found()
+    wanted = [one for one in filters.conditions if any(fnmatch.fnmatchcase(one.name, only) for only in asked.only or ["*"])]
     if not wanted:
-        sys.exit("no condition goes by that name (see --list)")
+        fail("no condition goes by that name; see --list")
     if asked.list:
         for one in wanted:
             print(f"{one.source.path}:{one.source.line(one.at)}: {one.name}")
         return
+
     os.nice(10)
     started = time.monotonic()
     workspace = asked.directory / "workspace"
     workspace.mkdir(parents=True, exist_ok=True)
+    say(f"{len(filters.conditions)} conditions; building in {asked.directory}")
     copy(filters, workspace)
-    say(f"{len(names)} conditions; building in {asked.directory}")
     programs = build(workspace, asked.directory / "target")
-    say(f"built after {time.monotonic() - started:.0f} s; the tests with all conditions")
+    say(f"built after {time.monotonic() - started:.0f} s; the tests with all conditions in place")
     for name, tests in TESTS:
         if failed := failures(programs[name], tests, workspace, ""):
-            sys.exit(f"these fail with all conditions in place: {', '.join(failed)}")
+            fail(f"they do not pass: {', '.join(failed)}")
+
     report = []
     for number, one in enumerate(wanted, 1):
-        say(f"[{number}/{len(wanted)}] {one.name}", end="")
-        line = {"condition": one.name, "file": str(one.source.path), "line": one.source.line(one.at)}
-        if one.name in NO_GUARDS:
-            line["no_guard"] = NO_GUARDS[one.name]
-        else:
-            begun = time.monotonic()
-            line["killers"] = killers(programs, workspace, one.name)
-            line["seconds"] = round(time.monotonic() - begun, 1)
-        report.append(line)
-        say(f": {line.get('no_guard') or ', '.join(line['killers']) or 'SURVIVED'}")
-    survivors = [line["condition"] for line in report if not line.get("no_guard") and not line["killers"]]
+        say(f"[{number}/{len(wanted)}] {one.name}: ", end="")
+        report.append(examine(one, programs, workspace))
+        say(verdict(report[-1]))
+    survivors = [line["condition"] for line in report if line.get("killers") == []]
     if asked.json:
         print(json.dumps({"conditions": report, "survivors": survivors}, indent=2))
     else:
         width = max(len(line["condition"]) for line in report)
         for line in report:
-            noticed = line.get("no_guard") or ", ".join(line["killers"]) or "SURVIVED"
-            print(f"{line['condition']:<{width}}  {noticed}")
-    say(f"{len(report)} conditions, {len(survivors)} survived; {time.monotonic() - started:.0f} s")
+            print(f"{line['condition']:<{width}}  {verdict(line)}")
+    say(f"{len(report)} conditions, {len(survivors)} of them survived; {time.monotonic() - started:.0f} s")
     sys.exit(1 if survivors else 0)
 
 

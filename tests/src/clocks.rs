@@ -29,7 +29,8 @@ impl Clock {
     /// A clock that differs from the right one by this: `+1h`, `-30m`, `+90` (seconds), `+2d`.
     pub fn offset(offset: &str) -> Self {
         sweep();
-        let clock = Self { file: NamedTempFile::with_prefix("recruiter-clock-").expect("the temporary directory is writable").into_temp_path() };
+        let clock =
+            Self { file: NamedTempFile::with_prefix("recruiter-clock-").expect("the temporary directory is writable").into_temp_path() };
         clock.step(offset);
         clock
     }

@@ -3,9 +3,11 @@
 
 use std::{
     fs,
+    hint::black_box,
     io::Write as _,
     path::{Path, PathBuf},
-    sync::Mutex,
+    sync::{Arc, Mutex},
+    thread,
     time::Duration,
 };
 
@@ -15,7 +17,7 @@ use recruiter_common::{
     failure::Failure,
     ids::{JobId, StartId},
 };
-use recruiter_worker::{Context, Done, Executable, NotDone};
+use recruiter_worker::{BlockingExecutable, Context, DuplicateClass, Done, Executable, NotDone, Worker};
 use serde::{Deserialize, Serialize};
 
 /// Names the directory of the ledger.
@@ -64,6 +66,127 @@ impl Executable for Entry {
             ledger.write(job, Event::Done);
             Ok(Done::default())
         }
+    }
+}
+
+/// What a poisonous job does to its worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Harm {
+    /// Aborts the process.
+    Abort,
+    /// Takes all the memory that it can get.
+    Exhaust,
+    /// Takes a mebibyte every few milliseconds, until there are so many or it is asked to stop.
+    Leak(i64),
+    /// Calls itself until the stack is full.
+    Overflow,
+    /// Holds its thread for so many milliseconds and hears nothing.
+    Spin(i64),
+    /// Prints so many mebibytes, half of them to standard error.
+    Print(i64),
+}
+
+/// A job that keeps the ledger and does harm.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Poison {
+    /// What it does.
+    pub harm: Harm,
+    /// Its time limit in milliseconds; none when there is none.
+    pub limit_ms: Option<i64>,
+}
+
+impl Poison {
+    /// A job that does this, without a time limit.
+    pub fn new(harm: Harm) -> Self {
+        Self { harm, limit_ms: None }
+    }
+
+    fn limit(&self) -> Option<Duration> {
+        self.limit_ms.and_then(|ms| u64::try_from(ms).ok()).map(Duration::from_millis)
+    }
+
+    /// Does it, on the thread that calls.
+    fn harm(&self, ledger: &Ledger, job: &Context) -> Result<Done, NotDone> {
+        ledger.write(job, Event::Begin);
+        match self.harm {
+            Harm::Abort => std::process::abort(),
+            Harm::Exhaust => {
+                let mut hoard = Vec::new();
+                loop {
+                    hoard.push(black_box(vec![1_u8; 16 * MIB]));
+                }
+            }
+            Harm::Leak(mib) => {
+                for _ in 0..mib {
+                    if job.is_cancelled() {
+                        ledger.write(job, Event::Stopped);
+                        return Err(NotDone::Stopped(Failure::new("stopped", "as it was asked to")));
+                    }
+                    black_box(vec![1_u8; MIB]).leak();
+                    thread::sleep(LEAK_EVERY);
+                }
+            }
+            Harm::Overflow => drop(black_box(deeper(0))),
+            Harm::Spin(ms) => thread::sleep(Duration::from_millis(u64::try_from(ms).unwrap_or(0))),
+            Harm::Print(mib) => {
+                let lines = ("x".repeat(1023) + "\n").repeat(MIB / 2048);
+                for _ in 0..mib {
+                    std::io::stdout().write_all(lines.as_bytes())?;
+                    std::io::stderr().write_all(lines.as_bytes())?;
+                }
+            }
+        }
+        ledger.write(job, Event::Done);
+        Ok(Done::default())
+    }
+}
+
+const MIB: usize = 1024 * 1024;
+/// Between two mebibytes of a leak.
+const LEAK_EVERY: Duration = Duration::from_millis(10);
+
+/// Never returns: there is always another call.
+fn deeper(depth: u64) -> u64 {
+    let room = black_box([depth; 128]);
+    if depth == u64::MAX { 0 } else { deeper(depth + 1) + room[0] }
+}
+
+impl Workable for Poison {
+    const CLASS: &'static str = "poison";
+}
+
+impl Executable for Poison {
+    type State = Ledger;
+
+    /// Holds a thread of the runtime.
+    async fn execute(&self, ledger: &Ledger, job: &Context) -> Result<Done, NotDone> {
+        self.harm(ledger, job)
+    }
+
+    fn time_limit(&self) -> Option<Duration> {
+        self.limit()
+    }
+}
+
+/// The same as a blocking job, on a thread of its own.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct BlockingPoison(pub Poison);
+
+impl Workable for BlockingPoison {
+    const CLASS: &'static str = "blocking-poison";
+}
+
+impl BlockingExecutable for BlockingPoison {
+    type State = Ledger;
+
+    fn execute(&self, ledger: &Ledger, job: &Context) -> Result<Done, NotDone> {
+        self.0.harm(ledger, job)
+    }
+
+    fn time_limit(&self) -> Option<Duration> {
+        self.0.limit()
     }
 }
 
@@ -134,6 +257,15 @@ impl Ledger {
         let mut file = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         file.write_all(text.as_bytes()).and_then(|()| file.sync_data()).expect("the ledger can be written");
     }
+}
+
+/// A worker with every class that keeps the ledger of this process.
+///
+/// # Errors
+/// Never: no class is registered twice.
+pub fn worker() -> Result<Worker, DuplicateClass> {
+    let ledger = Arc::new(Ledger::of_this_process());
+    Worker::new().register::<Entry>(ledger.clone())?.register::<Poison>(ledger.clone())?.register_blocking::<BlockingPoison>(ledger)
 }
 
 /// All lines of a ledger, of all processes, in the order of time. A last line that its process died in the middle of

@@ -14,11 +14,13 @@
 //! - [`proxy`]: a network that breaks, for one process alone
 //! - [`replica_set`]: three real members, elections, and the network between them
 //! - [`clocks`]: wall clocks that are wrong, and jump
+//! - [`endurance`]: random bad days from a seed
 //! - [`mongosh`]: the real shell, to show that the documents read well in it
 //!
 //! Everything here panics with a reason when it cannot do its work: a test that did not take place has not passed.
 
 pub mod clocks;
+pub mod endurance;
 pub mod factory;
 pub mod fail_points;
 pub mod faults;

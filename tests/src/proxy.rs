@@ -33,8 +33,8 @@ use tokio::{
     try_join,
 };
 
-pub use wire::Request;
 use wire::Message;
+pub use wire::Request;
 
 /// How long a rule is waited for that should strike.
 const STRIKES_WITHIN: Duration = Duration::from_secs(60);
@@ -157,12 +157,7 @@ impl Proxy {
 
     /// Arms a fault for the requests that `matches` picks, those of them whose number, counted from 1, is in `which`: `1..=1` is
     /// the first one only, `..` is all.
-    pub fn arm(
-        &self,
-        action: Action,
-        which: impl RangeBounds<u32>,
-        matches: impl Fn(&Request) -> bool + Send + Sync + 'static,
-    ) -> Armed {
+    pub fn arm(&self, action: Action, which: impl RangeBounds<u32>, matches: impl Fn(&Request) -> bool + Send + Sync + 'static) -> Armed {
         let rule = Arc::new(Rule {
             action,
             which: (which.start_bound().cloned(), which.end_bound().cloned()),

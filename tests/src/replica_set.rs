@@ -10,6 +10,7 @@ use bson::{Bson, Document, doc, oid::ObjectId};
 use futures_util::future::join_all;
 use mongodb::{Client, error::Result, options::ClientOptions};
 use recruiter::embedded::{EmbeddedMongo, Options};
+use tokio::time::timeout;
 
 use crate::{
     mongo::temporary,
@@ -75,7 +76,8 @@ impl ReplicaSet {
 
     /// Another network to the set, for one process.
     pub fn proxy(&self) -> Proxy {
-        let member = |(name, mongo): (&String, &EmbeddedMongo)| Member { name: name.clone(), address: format!("127.0.0.1:{}", mongo.port()) };
+        let member =
+            |(name, mongo): (&String, &EmbeddedMongo)| Member { name: name.clone(), address: format!("127.0.0.1:{}", mongo.port()) };
         Proxy::before_members(self.network.listeners().iter().zip(&self.members).map(member).collect())
     }
 
@@ -117,10 +119,13 @@ impl ReplicaSet {
 
     /// Makes the primary step down and returns the next one.
     pub async fn step_down(&self) -> usize {
-        let primary = self.primary().await;
-        let step_down = doc! { "replSetStepDown": STANDS_BACK, "secondaryCatchUpPeriodSecs": 1, "force": true };
-        self.command(primary, step_down).await.expect("it was primary");
-        self.primary_other_than(primary).await
+        let stepped_down = async || {
+            let primary = self.elected().await?;
+            let command = doc! { "replSetStepDown": STANDS_BACK, "secondaryCatchUpPeriodSecs": 1, "force": true };
+            self.command(primary, command).await.ok().map(|_| primary)
+        };
+        let before = wait_for(SETTLES_WITHIN, "a primary steps down", stepped_down).await;
+        self.primary_other_than(before).await
     }
 
     /// Makes this member the primary.
@@ -181,7 +186,8 @@ impl ReplicaSet {
     }
 
     async fn hellos(&self) -> Vec<Option<Document>> {
-        let hello = async |member| self.command(member, doc! { "hello": 1 }).await.ok();
+        // A member that freezes when it was just asked would be waited for.
+        let hello = async |member| timeout(ANSWERS_WITHIN * 4, self.command(member, doc! { "hello": 1 })).await.ok()?.ok();
         join_all((0..self.members.len()).map(hello)).await
     }
 }

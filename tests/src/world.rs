@@ -91,7 +91,7 @@ struct Launch {
     role: Role,
     /// Its way to the database.
     uri: String,
-    /// The program that becomes it, with arguments; it itself when there is none.
+    /// The program that starts it or becomes it, with its arguments, if there is one.
     by: Vec<String>,
     args: Vec<String>,
 }
@@ -123,6 +123,8 @@ pub struct World {
     directory: TempDir,
     /// Whether what dies is started again.
     supervised: bool,
+    /// Whether somebody stands in for what is frozen.
+    substitutes: bool,
     watch: Option<Watch>,
 }
 
@@ -139,7 +141,14 @@ impl World {
         fs::create_dir(directory.path().join("ledger")).expect("the directory is new");
         let acknowledged = Acknowledged::default();
         let watch = Some(Watch::begin(&database, &acknowledged));
-        Self { database, store, acknowledged, members: Vec::new(), ended: Arc::default(), directory, supervised: true, watch }
+        Self { database, store, acknowledged, members: Vec::new(), ended: Arc::default(), directory, supervised: true, substitutes: true, watch }
+    }
+
+    /// The same where nobody stands in for who stands still.
+    #[must_use]
+    pub fn without_substitutes(mut self) -> Self {
+        self.substitutes = false;
+        self
     }
 
     /// Starts a process with these flags and those of its quick ones that they do not name; returns its place among the members.
@@ -190,11 +199,13 @@ impl World {
             (LEDGER, ledger.to_str().expect("a temporary directory has a plain name")),
             (FAULT, &faults),
         ];
+        let args = launch.args.iter().map(String::as_str);
+        if launch.by.is_empty() {
+            return Process::start("faulty", &[launch.role.name()].into_iter().chain(args).collect::<Vec<_>>(), &env);
+        }
         let faulty = binary("faulty").display().to_string();
-        let mut words = launch.by.iter().map(String::as_str).chain([faulty.as_str(), launch.role.name()]);
-        let program = words.next().expect("there is at least the process itself");
-        let args: Vec<&str> = words.chain(launch.args.iter().map(String::as_str)).collect();
-        Process::start(program, &args, &env)
+        let words = launch.by.iter().map(String::as_str).chain([faulty.as_str(), launch.role.name()]).chain(args);
+        Process::start("/usr/bin/env", &words.collect::<Vec<_>>(), &env)
     }
 
     fn ledger_directory(&self) -> PathBuf {
@@ -214,8 +225,12 @@ impl World {
         oracle::enqueue(&self.store, &self.acknowledged, job, policy).await
     }
 
-    /// How many acknowledged jobs are not in the archive yet.
+    /// How many acknowledged jobs are not in the archive yet, about.
     pub async fn unfinished(&self) -> usize {
+        let waiting = self.count("scheduled", doc! {}).await;
+        if waiting > 100 {
+            return usize::try_from(waiting).unwrap_or(usize::MAX);
+        }
         let ids: Vec<JobId> = self.acknowledged.lock().unwrap_or_else(PoisonError::into_inner).keys().copied().collect();
         let archived = self.database.raw("archived").count_documents(doc! { "_id": { "$in": ids.clone() } }).await;
         ids.len() - archived.map_or(0, |count| usize::try_from(count).unwrap_or(0))
@@ -281,7 +296,7 @@ impl World {
             }
         }
         // In a world that is being stopped nobody stands in.
-        if self.supervised {
+        if self.supervised && self.substitutes {
             for (launch, later) in substitutes {
                 self.begin(launch, &later);
             }
@@ -348,9 +363,11 @@ impl World {
         }
     }
 
-    /// What all processes have logged.
+    /// What all processes have logged, the ended ones first.
     pub fn logs(&self) -> String {
+        let ended = |ended: &Ended| format!("--- {:?}, {}:\n{}\n", ended.role, ended.status, ended.log);
         let log = |member: &Member| format!("--- {:?} {}:\n{}\n", member.role, member.process.pid(), member.process.stderr());
-        self.members.iter().map(log).collect()
+        let before = self.ended.lock().unwrap_or_else(PoisonError::into_inner).iter().map(ended).collect::<String>();
+        before + &self.members.iter().filter(|member| !member.ended).map(log).collect::<String>()
     }
 }

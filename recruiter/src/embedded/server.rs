@@ -115,7 +115,8 @@ pub struct EmbeddedMongo {
 }
 
 impl EmbeddedMongo {
-    /// Starts a mongod and waits until it is primary (or listens, as a standalone or a member), for a minute at most. Dropping the future ends what was started.
+    /// Starts a mongod and waits until it is primary (a standalone or a member: until it listens), for a minute at most.
+    /// Dropping the future ends what was started.
     pub async fn start(mut options: Options) -> Result<Self, EmbeddedError> {
         options.settle().map_err(|source| EmbeddedError::DataDir { path: options.data_dir.clone(), source })?;
         let mut attempts = if options.port.is_some() { 1 } else { PORT_ATTEMPTS };

@@ -10,11 +10,8 @@ use recruiter_common::{
     store::ConnectArgs,
     telemetry::{self, LogArgs},
 };
-use recruiter_tests::{
-    faults,
-    ledger::{Entry, Ledger},
-};
-use recruiter_worker::{Worker, WorkerArgs};
+use recruiter_tests::{faults, ledger};
+use recruiter_worker::WorkerArgs;
 
 #[derive(Parser)]
 struct Cli {
@@ -47,7 +44,7 @@ async fn run(cli: Cli) -> anyhow::Result<Exit> {
         match cli.role {
             Role::Recruiter(args) => recruiter::run::run(args, &connect, shutdown).await.map(|()| Exit::Success),
             Role::Cleaner(args) => recruiter_cleaner::run(args, &connect, shutdown).await.map(|()| Exit::Success),
-            Role::Worker(args) => Worker::new().register::<Entry>(Ledger::of_this_process())?.run(&connect, args, shutdown).await,
+            Role::Worker(args) => ledger::worker()?.run(&connect, args, shutdown).await,
         }
     };
     tokio::select! {

@@ -39,8 +39,11 @@ type Step = (Role, String);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_lost_or_done_twice_when_a_process_breaks_at_any_step() {
-    let whole = cycle::run(World::new().await, None).await;
+    let mut whole = cycle::run(World::new().await, None).await;
     assert!(whole.findings.all().is_empty(), "{:#?}", whole.findings);
+    // What happens on one good day and not on the next is left to the second faults.
+    let another = cycle::run(World::new().await, None).await.steps;
+    whole.steps.retain(|step, _| another.contains_key(step));
     let mut rows: BTreeMap<Blow, Row> =
         [(Blow::Abort, Row::new("a process aborts at a step")), (Blow::Freeze, Row::new("a process freezes at a step, past its death"))].into();
     let usual: BTreeSet<Step> = whole.steps.keys().cloned().collect();

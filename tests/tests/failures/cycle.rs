@@ -41,14 +41,14 @@ pub(crate) struct Breaks {
     pub(crate) faults: Vec<Fault>,
     /// On its way to MongoDB.
     pub(crate) uri: Option<String>,
-    /// Whether what is on the way has struck.
-    pub(crate) struck: Arc<dyn Fn() -> bool + Send + Sync>,
+    /// Whether what is on the way has struck; the last fault of the process itself when there is nothing.
+    pub(crate) struck: Option<Arc<dyn Fn() -> bool + Send + Sync>>,
 }
 
 impl Breaks {
     /// A process that breaks when it takes a step.
     pub(crate) fn by_itself(role: Role, faults: &[Fault]) -> Self {
-        Self { role, faults: faults.to_vec(), uri: None, struck: Arc::new(|| false) }
+        Self { role, faults: faults.to_vec(), uri: None, struck: None }
     }
 }
 
@@ -86,7 +86,10 @@ pub(crate) async fn run(mut world: World, breaks: Option<Breaks>) -> Run {
     story.enqueue(&world).await;
 
     let struck = |world: &World| {
-        breaks.as_ref().is_some_and(|breaks| (breaks.struck)() || breaks.faults.last().is_some_and(|fault| world.struck(breaks.role, fault)))
+        breaks.as_ref().is_some_and(|breaks| match &breaks.struck {
+            Some(struck) => struck(),
+            None => breaks.faults.last().is_some_and(|fault| world.struck(breaks.role, fault)),
+        })
     };
     let (mut struck_at, begin) = (None, Instant::now());
     let mut quiet = false;

@@ -5,4 +5,5 @@
 
 mod crash_points;
 mod cycle;
+mod endurance;
 mod unknown_outcomes;

@@ -1,26 +1,23 @@
-//! The operations of the store, one by one: their guards, and the indexes they are served by.
+//! The operations of the store: the indexes they are served by, and what they make of jobs together. Their guards, one by
+//! one, are in `tests/tests/guards.rs`.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, sync::Arc};
 
 use bson::{Bson, Document, doc};
 use futures_util::TryStreamExt;
 use recruiter_common::{
     enqueue::NewJob,
     failure::Failure,
-    ids::{JobId, LeaseTerm, RoundId, WorkerId},
+    ids::{JobId, WorkerId},
     job::{Execution, Job, Why},
-    shutdown::pause,
-    store::{Archival, Assignment, Beat, Free, Hint, Listener, Recorded, Rescheduling, Store},
+    store::{Archival, Recorded, Rescheduling, Store},
 };
 use recruiter_tests::{
-    factory::{announcement, in_ms, insert_unvalidated, minimal_job, read, start, started, to_start},
+    factory::{in_ms, insert_unvalidated, minimal_job, read, start, started, to_start},
     local::store,
     mongo::TestDatabase,
-    wait::wait_until,
 };
 use tokio::sync::Barrier;
-
-const SOON: Duration = Duration::from_secs(10);
 
 async fn enqueued(store: &Store, count: usize) -> Vec<JobId> {
     store.enqueue_many((0..count).map(|_| NewJob::of_class("x", doc! {}))).await.unwrap()
@@ -134,28 +131,6 @@ impl<F: AsyncFnMut()> AsyncWork for Work<F> {
     fn run<'a>(&'a mut self) -> std::pin::Pin<Box<dyn Future<Output = ()> + 'a>> {
         Box::pin((self.0)())
     }
-}
-
-/// I3, I5: every condition of a start, each by breaking it.
-#[tokio::test]
-async fn a_start_is_refused_when_anything_it_relied_on_has_changed() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
-    let worker = WorkerId::new();
-    let scheduled = database.raw("scheduled");
-    let ids = enqueued(&store, 6).await;
-    let jobs = read(&store, &ids).await;
-    let change = async |job: &Job, set: Document| scheduled.update_one(doc! { "_id": job.id }, doc! { "$set": set }).await.unwrap();
-    change(&jobs[0], doc! { "locked": true }).await;
-    change(&jobs[1], doc! { "attempts": 1 }).await;
-    change(&jobs[2], doc! { "scheduled_at": bson::DateTime::from_chrono(in_ms(&store, 60_000)) }).await;
-    scheduled.delete_one(doc! { "_id": jobs[3].id }).await.unwrap();
-    let claims = store.start_if_unlocked(&start(&store, worker), &to_start(&jobs)).await.unwrap();
-    assert_eq!(claims.iter().map(|claim| claim.job()).collect::<BTreeSet<_>>(), jobs[4..].iter().map(|job| job.id).collect());
-    let ids = enqueued(&store, 1).await;
-    let jobs = read(&store, &ids).await;
-    let late = recruiter_common::store::Start { lease_until: store.now() - chrono::TimeDelta::seconds(1), ..start(&store, worker) };
-    assert!(store.start_if_unlocked(&late, &to_start(&jobs)).await.unwrap().is_empty(), "the lease is over");
 }
 
 /// I3: two workers with the same hint.
@@ -346,120 +321,6 @@ async fn the_validator_refuses_what_no_recruiter_would_ever_see() {
     }
     // Documents older than the validator can still be moved on.
     insert_unvalidated(&database, vec![change(doc! { "attempts": 0, "tags": 5, "priority": 5, "colour": "blue", "urn": 5 })]).await;
-}
-
-/// A worker's document, announced in the first term.
-async fn announced(store: &Store, capacity: u32) -> WorkerId {
-    let announcement = announcement(capacity);
-    store.register(&announcement).await.unwrap();
-    assert!(store.announce(announcement.id, capacity).await.unwrap());
-    announcement.id
-}
-
-#[tokio::test]
-async fn an_assignment_is_the_recruiters_turn_and_loses_whenever_it_is_not() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
-    let term = LeaseTerm(0);
-    let give = |worker, count: usize| Assignment { worker, jobs: (0..count).map(|_| JobId::new()).collect() };
-    let workers = [announced(&store, 3).await, announced(&store, 3).await, announced(&store, 3).await];
-    let everybody: Vec<Assignment> = workers.iter().map(|worker| give(*worker, 2)).collect();
-    assert_eq!(store.available_workers(term).await.unwrap().len(), 3);
-    assert!(store.withdraw_if_unassigned_since(workers[2], None).await.unwrap());
-    let round = RoundId::new();
-    let won: BTreeSet<_> = store.assign_if_available(term, round, &everybody).await.unwrap().into_iter().collect();
-    assert_eq!(won, workers[..2].iter().copied().collect(), "who withdrew is not assigned");
-    assert!(store.assign_if_available(term, RoundId::new(), &everybody).await.unwrap().is_empty(), "it is the workers' turn");
-    let assignment = store.assignment(workers[0]).await.unwrap().unwrap();
-    assert_eq!((assignment.round, assignment.jobs), (round, everybody[0].jobs.clone()));
-
-    let free = |places| Free { places, working_on: everybody[0].jobs.clone() };
-    assert!(!store.take_if_assigned(workers[0], RoundId::new(), &free(1)).await.unwrap(), "another round");
-    assert!(!store.free_if_unassigned_since(workers[0], None, &free(3)).await.unwrap(), "it was assigned since");
-    assert!(store.take_if_assigned(workers[0], round, &free(1)).await.unwrap());
-    let available = store.available_workers(term).await.unwrap();
-    assert_eq!(available.iter().map(|worker| (worker.id, worker.free)).collect::<Vec<_>>(), [(workers[0], 1)]);
-    assert!(store.assign_if_available(term, RoundId::new(), &[give(workers[0], 2)]).await.unwrap().is_empty(), "more than is free");
-    assert!(store.assign_if_available(LeaseTerm(7), RoundId::new(), &[give(workers[0], 1)]).await.unwrap().is_empty(), "another term");
-    let next = RoundId::new();
-    assert_eq!(store.assign_if_available(term, next, &[give(workers[0], 1)]).await.unwrap().len(), 1);
-    assert!(!store.withdraw_if_unassigned_since(workers[0], Some(round)).await.unwrap(), "it was assigned since");
-    let registered = store.registered_workers().await.unwrap();
-    let worker = registered.iter().find(|worker| worker.id == workers[0]).unwrap();
-    assert_eq!(worker.jobs.len(), 3, "the roster names what it was assigned and what it works on");
-}
-
-#[tokio::test]
-async fn a_new_term_shuts_the_old_leader_out() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
-    let first = store.acquire_if_unchanged(None, "a:1").await.unwrap().expect("nobody leads");
-    assert_eq!(first.term, LeaseTerm(1));
-    assert!(store.acquire_if_unchanged(None, "b:1").await.unwrap().is_none(), "somebody leads");
-    let observed = store.observe_lease().await.unwrap();
-    assert!(store.renew_if_held(&first).await.unwrap());
-    assert!(store.acquire_if_unchanged(observed.as_ref(), "b:1").await.unwrap().is_none(), "it was renewed since");
-    let worker = announced(&store, 1).await;
-    let observed = store.observe_lease().await.unwrap();
-    let second = store.acquire_if_unchanged(observed.as_ref(), "b:1").await.unwrap().expect("unchanged");
-    assert_eq!(second.term, LeaseTerm(2));
-    assert!(!store.renew_if_held(&first).await.unwrap());
-    store.release_if_held(&first).await.unwrap();
-    assert!(!store.observe_lease().await.unwrap().unwrap().released, "only the holder releases");
-    assert_eq!(store.stamp_term(second.term).await.unwrap(), 1);
-    assert_eq!(store.stamp_term(first.term).await.unwrap(), 0, "a term never goes down");
-    assert!(store.available_workers(first.term).await.unwrap().is_empty());
-    let give = [Assignment { worker, jobs: vec![JobId::new()] }];
-    assert!(store.assign_if_available(first.term, RoundId::new(), &give).await.unwrap().is_empty());
-    assert_eq!(store.assign_if_available(second.term, RoundId::new(), &give).await.unwrap(), [worker]);
-    // Whoever comes now is born into the second term.
-    announced(&store, 1).await;
-    assert_eq!(store.available_workers(second.term).await.unwrap().len(), 1);
-}
-
-/// I10: only silence that was seen is death, and the dead do not come back under the same name.
-#[tokio::test]
-async fn a_sign_of_life_prevents_retirement_and_retirement_every_other_sign() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
-    let worker = announced(&store, 1).await;
-    let seen = store.registered_workers().await.unwrap()[0].last_seen_at;
-    pause(Duration::from_millis(5)).await;
-    assert!(matches!(store.heartbeat(worker, &[], &[]).await.unwrap(), Beat::Seen { .. }));
-    assert!(store.retire_if_silent_since(worker, seen).await.unwrap().is_none());
-    let seen = store.registered_workers().await.unwrap()[0].last_seen_at;
-    assert!(store.retire_if_silent_since(worker, seen).await.unwrap().is_some_and(|worker| worker.retired));
-    assert!(matches!(store.heartbeat(worker, &[], &[]).await.unwrap(), Beat::Retired));
-    assert!(!store.free_if_unassigned_since(worker, None, &Free { places: 1, working_on: vec![] }).await.unwrap());
-    assert!(!store.announce(worker, 1).await.unwrap());
-    assert!(store.available_workers(LeaseTerm(0)).await.unwrap().is_empty());
-    store.delete_if_retired(worker).await.unwrap();
-    assert!(matches!(store.heartbeat(worker, &[], &[]).await.unwrap(), Beat::Retired), "a heartbeat brings nobody back");
-    assert!(store.registered_workers().await.unwrap().is_empty());
-}
-
-#[tokio::test]
-async fn a_listener_hears_what_concerns_it_from_now_on() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
-    let worker = WorkerId::new();
-    let hint = |worker| Hint::Assigned { round: RoundId::new(), assignments: vec![Assignment { worker, jobs: vec![JobId::new()] }] };
-    store.publish(&hint(worker)).await.unwrap();
-    let mut hints = store.hints(Listener::Worker(worker));
-    let wanted = [hint(worker), Hint::Cancel { job: JobId::new() }];
-    let mut heard = Vec::new();
-    wait_until(SOON, "it listens", async || {
-        // It is not known when it begins to listen: say it until it is heard.
-        store.publish(&Hint::Free).await.unwrap();
-        store.publish(&hint(WorkerId::new())).await.unwrap();
-        for hint in &wanted {
-            store.publish(hint).await.unwrap();
-        }
-        heard.extend(std::iter::from_fn(|| hints.try_next()));
-        heard.len() >= 2
-    })
-    .await;
-    assert!(heard.iter().all(|hint| wanted.contains(hint)), "neither old hints nor those of others: {heard:?}");
 }
 
 /// The schema is made once and left alone afterwards, by ever so many processes at a time.

@@ -1,0 +1,170 @@
+//! Random bad days, from a seed: a whole fleet on a replica set of three, jobs of every policy and group, and something or
+//! somebody breaking all the time. Afterwards every execution is accounted for.
+
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
+
+use rand::{RngExt as _, SeedableRng, rngs::StdRng, seq::IndexedRandom as _};
+use recruiter_common::{
+    enqueue::{NewJob, Workable as _},
+    job::Priority,
+    retry_policy::{
+        ExponentialBackoff, RetriableExceptionFilter, RetryForever, RetryManyTimes, RetryPolicy, SelectByException, TimeTable,
+    },
+};
+
+use crate::{
+    ledger::Entry,
+    mongo::TestDatabase,
+    oracle::{Findings, Policy},
+    replica_set::ReplicaSet,
+    world::{Role, World},
+};
+
+/// What must be over by the end.
+const QUIET_WITHIN: Duration = Duration::from_secs(300);
+/// More than an unlucky job is rescued.
+const AGAIN: u32 = 30;
+/// How often a count of what happened is said.
+const SAY_EVERY: Duration = Duration::from_secs(10);
+
+/// A bad day to be had.
+#[derive(Clone, Copy, Debug)]
+pub struct BadDay {
+    /// What everything random is made of.
+    pub seed: u64,
+    /// How long things go on breaking.
+    pub duration: Duration,
+    /// How many jobs are enqueued in this time.
+    pub jobs: usize,
+}
+
+/// What came of it.
+#[derive(Debug)]
+pub struct Outcome {
+    /// What was wrong.
+    pub findings: Findings,
+    /// How often what was done.
+    pub done: BTreeMap<&'static str, usize>,
+    /// From the last blow until the last job was in the archive.
+    pub recovery: Duration,
+}
+
+/// Has it.
+pub async fn endure(day: BadDay, say: impl Fn(&str)) -> Outcome {
+    let mut random = StdRng::seed_from_u64(day.seed);
+    let mut mongo = ReplicaSet::start(3).await;
+    let mut world = World::on(TestDatabase::on(&mongo.uri()).await).await.without_substitutes();
+    for (role, count) in [(Role::Recruiter, 2), (Role::Cleaner, 2), (Role::Worker, 3)] {
+        for _ in 0..count {
+            world.start(role, &[], &[]);
+        }
+    }
+    let mut done: BTreeMap<&'static str, usize> = BTreeMap::new();
+    let (begin, mut said, mut enqueued) = (Instant::now(), Instant::now(), 0);
+    while begin.elapsed() < day.duration {
+        world.tend();
+        // Whatever is random is so by the seed, not by the time that things take.
+        let blow = random.random_range(0..1_000);
+        let wait = Duration::from_millis(random.random_range(5..120));
+        let due = day.jobs.min((begin.elapsed().as_secs_f64() / day.duration.as_secs_f64() * day.jobs as f64) as usize);
+        while enqueued < due {
+            let batch = 100.min(due - enqueued);
+            let refused = enqueue(&world, &mut random, batch).await;
+            *done.entry("refused enqueues").or_default() += usize::from(refused);
+            enqueued += batch;
+        }
+        *done.entry(strike(&mut world, &mut mongo, &mut random, blow).await).or_default() += 1;
+        if said.elapsed() > SAY_EVERY {
+            said = Instant::now();
+            say(&format!("{:?}: {enqueued} of {} jobs enqueued, {} unfinished, {done:?}", begin.elapsed(), day.jobs, world.unfinished().await));
+        }
+        recruiter_common::shutdown::pause(wait).await;
+    }
+    mongo.whole().await;
+    let last = Instant::now();
+    let quiet = world.until_quiet(QUIET_WITHIN).await;
+    let recovery = last.elapsed();
+    let mut findings = world.judge().await;
+    if !quiet {
+        findings.broken.push(format!("I7: not quiet {QUIET_WITHIN:?} after the last blow:\n{}", world.logs()));
+    }
+    done.remove("nothing");
+    Outcome { findings, done, recovery }
+}
+
+/// One blow, or none; says which.
+async fn strike(world: &mut World, mongo: &mut ReplicaSet, random: &mut StdRng, blow: u32) -> &'static str {
+    let member = random.random_range(0..world.members.len());
+    let process = &world.members[member].process;
+    match blow {
+        0..30 => {
+            process.terminate();
+            "stopped"
+        }
+        30..70 => {
+            process.kill();
+            "killed"
+        }
+        70..90 => {
+            process.pause();
+            "frozen"
+        }
+        90..96 => {
+            mongo.step_down().await;
+            "primary stepped down"
+        }
+        96..99 => {
+            let primary = mongo.primary().await;
+            mongo.kill(primary).await;
+            mongo.restart(primary).await;
+            "primary killed"
+        }
+        99 => {
+            let primary = mongo.primary().await;
+            mongo.pause(primary);
+            mongo.primary_other_than(primary).await;
+            mongo.resume(primary);
+            "primary frozen"
+        }
+        _ => "nothing",
+    }
+}
+
+/// Enqueues jobs of every kind; says whether any enqueue was refused, as it may be while there is no primary.
+async fn enqueue(world: &World, random: &mut StdRng, count: usize) -> bool {
+    let jobs: Vec<(NewJob, Policy)> = (0..count).map(|_| job(random)).collect();
+    let enqueued = futures_util::future::join_all(jobs.into_iter().map(async |(job, policy)| world.enqueue(job, policy).await)).await;
+    enqueued.iter().any(Result::is_err)
+}
+
+fn job(random: &mut StdRng) -> (NewJob, Policy) {
+    let short = Duration::from_millis(random.random_range(1..200));
+    let times = |failures: u32| RetryManyTimes::new(AGAIN + failures, short).expect("a policy");
+    let exponential = ExponentialBackoff::new(AGAIN, Duration::from_millis(1)).and_then(|policy| policy.waiting_at_most(short)).expect("a policy");
+    let failures = if random.random_bool(0.2) { random.random_range(1..4) } else { 0 };
+    let ms = if random.random_bool(0.02) { random.random_range(1_000..5_000) } else { random.random_range(0..30) };
+    let deaf = random.random_bool(0.01);
+    let policies: [(Option<Box<dyn RetryPolicy>>, Policy); 7] = [
+        (None, Policy::Never),
+        (Some(Box::new(times(failures))), Policy::Again(AGAIN + failures)),
+        (Some(Box::new(RetryForever::new(short).expect("a policy"))), Policy::Any),
+        (Some(Box::new(exponential)), Policy::Again(AGAIN)),
+        (Some(Box::new(TimeTable::new([(Duration::from_secs(3_600), short)]).expect("a policy"))), Policy::Any),
+        (Some(Box::new(RetriableExceptionFilter::new(times(0), ["not-yet", "worker-died"]).expect("a policy"))), Policy::Again(AGAIN)),
+        (Some(Box::new(SelectByException::when(["not-yet"], times(0)).expect("a policy"))), Policy::Again(AGAIN)),
+    ];
+    let (policy, judged) = &policies[random.random_range(0..policies.len())];
+    let group = ["generic", "mail", "reports", "fast-lane"].choose(random).expect("there are some");
+    let mut job = Entry { ms, failures: if policy.is_some() { failures } else { 0 }, deaf }.as_job().in_group(*group);
+    job = job.priority(Priority::new(random.random_range(0..10)).expect("there are ten"));
+    if random.random_bool(0.1) {
+        job = job.after(Duration::from_millis(random.random_range(0..3_000)));
+    }
+    if let Some(policy) = policy {
+        job = job.retry(policy.as_ref());
+    }
+    (job, *judged)
+}

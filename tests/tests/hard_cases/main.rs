@@ -1,0 +1,86 @@
+//! Nothing lost, nothing twice, in the hard cases: processes that come back from the dead, processes that are stopped, jobs that
+//! harm their workers. The jobs keep a ledger of their own, and the oracle judges every world when it is quiet.
+
+#![expect(clippy::unwrap_used, reason = "in a test it says where it failed")]
+
+mod poison;
+mod stops;
+mod zombies;
+
+#[expect(dead_code, reason = "the failure tests run the cycle in ways that are not wanted here")]
+#[path = "../failures/cycle.rs"]
+mod cycle;
+
+use std::time::{Duration, Instant};
+
+use bson::{Document, doc};
+use recruiter_common::{ids::JobId, retry_policy::RetryManyTimes};
+use recruiter_tests::{
+    faults::{Blow, Fault, Moment},
+    report::Row,
+    world::{Role, World},
+};
+
+/// Longer than anything takes on a busy machine.
+const SOON: Duration = Duration::from_secs(90);
+
+/// A policy that allows so many retries.
+fn again(times: u32) -> RetryManyTimes {
+    RetryManyTimes::new(times, Duration::from_millis(50)).unwrap()
+}
+
+/// A blow in the `nth` time that a step is taken.
+fn fault(blow: Blow, moment: Moment, nth: u32, step: &str) -> Fault {
+    Fault { step: step.to_owned(), moment, blow, nth }
+}
+
+/// A world with one recruiter and one cleaner.
+async fn world() -> World {
+    let mut world = World::new().await;
+    world.start(Role::Recruiter, &[], &[]);
+    world.start(Role::Cleaner, &[], &[]);
+    world
+}
+
+/// Waits for something in a world that is not supervised meanwhile; panics with all that was logged at the deadline.
+async fn wait(world: &World, what: &str, mut condition: impl AsyncFnMut() -> bool) {
+    let end = Instant::now() + SOON;
+    while !condition().await {
+        assert!(Instant::now() < end, "waited in vain: {what}\n{}", world.logs());
+        recruiter_common::shutdown::pause(Duration::from_millis(20)).await;
+    }
+}
+
+/// The same in a world that is supervised.
+async fn tended(world: &mut World, what: &str, condition: impl AsyncFnMut(&World) -> bool) {
+    assert!(world.until(SOON, condition).await, "waited in vain: {what}\n{}", world.logs());
+}
+
+/// A job in the archive.
+async fn archived(world: &World, id: JobId) -> Option<Document> {
+    world.database.raw("archived").find_one(doc! { "_id": id }).await.unwrap()
+}
+
+/// Why a job is in the archive, its starts, and the error classes of all its executions.
+async fn end_of(world: &World, id: JobId) -> (String, i64, Vec<String>) {
+    let job = archived(world, id).await.unwrap();
+    let executions = job.get_array("executions").cloned().unwrap_or_default();
+    let all = executions.iter().filter_map(|execution| execution.as_document()).chain(job.get_document("last_execution").ok());
+    let classes = all.map(|execution| execution.get_str("class").unwrap_or("none").to_owned()).collect();
+    (job.get_str("why").unwrap().to_owned(), number(&job, "attempts"), classes)
+}
+
+fn number(document: &Document, field: &str) -> i64 {
+    document.get(field).and_then(|n| n.as_i64().or(n.as_i32().map(i64::from))).unwrap_or(0)
+}
+
+/// Stops a world and writes down what came of it.
+async fn close(mut world: World, fault: &str, injected: usize, recovery: Duration) {
+    let mut row = Row::new(fault);
+    row.add(world.judge().await, recovery);
+    row.injected = injected;
+    if !row.findings.all().is_empty() {
+        println!("{}", world.logs());
+    }
+    row.close();
+}
