@@ -17,6 +17,7 @@ Ends with 0 when every condition has its test, 1 when one survived, 2 when that 
 """
 
 import argparse
+import fcntl
 import fnmatch
 import json
 import os
@@ -428,6 +429,16 @@ def switched(source, conditions):
     return text
 
 
+def alone(directory):
+    """Keeps others out of the directory for as long as the returned file is open."""
+    lock = open(directory / "lock", "w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        fail(f"{directory} is in use; name another with --directory, or wait")
+    return lock
+
+
 def copy(filters, to):
     """Makes the copy what the workspace is now, with switches; leaves alone what has not changed, for cargo's sake."""
     wanted = {}
@@ -546,6 +557,7 @@ def main():
     started = time.monotonic()
     workspace = asked.directory / "workspace"
     workspace.mkdir(parents=True, exist_ok=True)
+    _lock = alone(asked.directory)
     say(f"{len(filters.conditions)} conditions; building in {asked.directory}")
     copy(filters, workspace)
     programs = build(workspace, asked.directory / "target")

@@ -2,7 +2,8 @@
 //!
 //! A worker is dead when this cleaner has itself seen its last heartbeat unchanged for the whole period, on its own
 //! monotonic clock and over uninterrupted reads. `last_seen_at` is never compared with any clock: after a failover to a
-//! member whose clock is ahead, an outage, or a laptop's sleep, that would kill the whole living fleet.
+//! member whose clock is ahead, an outage, or a laptop's sleep, that would kill the whole living fleet. So would a cleaner
+//! that sleeps with its host, wakes up first, and counts the sleep as silence: a look vouches for a part of the period only.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -26,10 +27,16 @@ use crate::{
 /// cleaner has died in the middle of it, or stands still.
 const BURIED_WITHIN: Duration = Duration::from_secs(2);
 
-/// What this cleaner has seen, and since when.
+/// A death by silence is seen in so many looks at least, however far apart: as many as `--every` is made to allow.
+const LOOKS: u32 = 3;
+
+/// What this cleaner has seen, and for how long.
 pub(crate) struct Observations {
     here: Place,
-    last_seen: HashMap<WorkerId, (Option<Instant>, Monotonic)>,
+    /// When the roster was asked for last.
+    asked: Option<Monotonic>,
+    /// Each heartbeat, and for how long it was seen unchanged.
+    last_seen: HashMap<WorkerId, (Option<Instant>, Duration)>,
     /// Where the living are, as far as they are on this very machine.
     neighbours: Vec<Place>,
     /// Retired workers that another cleaner is burying, or was.
@@ -50,12 +57,13 @@ enum Death {
 impl Observations {
     /// Forgets all: silence that was not watched without a gap proves nothing.
     pub(crate) fn clear(&mut self) {
+        self.asked = None;
         self.last_seen.clear();
         self.retired.clear();
     }
 
     pub(crate) fn new(here: Place) -> Self {
-        Self { here, last_seen: HashMap::new(), neighbours: Vec::new(), retired: HashMap::new(), burying: HashSet::new() }
+        Self { here, asked: None, last_seen: HashMap::new(), neighbours: Vec::new(), retired: HashMap::new(), burying: HashSet::new() }
     }
 
     /// Whether the process of a worker on this machine has gone since the last look at the roster.
@@ -63,19 +71,22 @@ impl Observations {
         self.neighbours.iter().any(|there| is_gone(&self.here, there))
     }
 
-    /// Who of these is dead. A worker that trusts itself for longer than `dead_after` is waited for as much longer.
-    fn dead(&mut self, workers: &[RegisteredWorker], now: Monotonic, dead_after: Duration) -> Vec<(WorkerId, Option<Instant>, Death)> {
+    /// Who of these, asked for at `asked`, is dead. A worker that trusts itself for longer than `dead_after` is waited for as
+    /// much longer.
+    fn dead(&mut self, workers: &[RegisteredWorker], asked: Monotonic, dead_after: Duration) -> Vec<(WorkerId, Option<Instant>, Death)> {
+        // After a longer gap this cleaner stood still, and perhaps everybody did: it is watched on.
+        let watched = self.asked.replace(asked).map_or(Duration::ZERO, |before| asked.duration_since(before).min(dead_after / LOOKS));
         let before = std::mem::take(&mut self.last_seen);
         self.neighbours.clear();
         let mut dead = Vec::new();
         for worker in workers.iter().filter(|worker| !worker.retired) {
-            let since = match before.get(&worker.id) {
-                Some((last_seen_at, since)) if *last_seen_at == worker.last_seen_at => *since,
-                _ => now,
+            let silence = match before.get(&worker.id) {
+                Some((last_seen_at, silence)) if *last_seen_at == worker.last_seen_at => *silence + watched,
+                _ => Duration::ZERO,
             };
-            self.last_seen.insert(worker.id, (worker.last_seen_at, since));
+            self.last_seen.insert(worker.id, (worker.last_seen_at, silence));
             let lease = Duration::from_millis(u64::try_from(worker.lease_ms).unwrap_or(0));
-            let silent = now.duration_since(since) >= dead_after.max(lease + lease / 2);
+            let silent = silence >= dead_after.max(lease + lease / 2);
             if worker.place.as_ref().is_some_and(|there| is_gone(&self.here, there)) {
                 dead.push((worker.id, worker.last_seen_at, Death::Gone));
             } else if silent {
@@ -111,9 +122,11 @@ pub(crate) async fn tick(
     observations: &mut Observations,
     dead_after: Duration,
 ) -> Result<(), StoreError> {
+    // Before the answer, after which this process may stand still.
+    let asked = Monotonic::now();
     let workers = store.registered_workers().await?;
-    let left = observations.to_bury(&workers, Monotonic::now());
-    for (worker, last_seen_at, death) in observations.dead(&workers, Monotonic::now(), dead_after) {
+    let left = observations.to_bury(&workers, asked);
+    for (worker, last_seen_at, death) in observations.dead(&workers, asked, dead_after) {
         if let Some(retired) = store.retire_if_silent_since(worker, last_seen_at).await? {
             tracing::warn!(worker.id = %worker, ?death, "a worker is dead: retiring it");
             observations.burying.insert(worker);
@@ -164,16 +177,22 @@ mod tests {
         }
     }
 
-    /// Looks at heartbeats, each with the second it is seen at; says whether the last look found a death.
-    fn check(lease: u64, looks: &[(u64, i64)]) -> bool {
+    /// Looks at these heartbeats, each with the second it is seen at; says whether the last look found a death.
+    fn look(lease: u64, looks: impl IntoIterator<Item = (u64, i64)>) -> bool {
         let mut observations = Observations::new(Place::of_this_process().expect("/proc"));
         let (id, begin) = (WorkerId::new(), Monotonic::now());
-        let looks =
-            looks.iter().map(|(at, seen)| observations.dead(&[worker(id, *seen, lease)], begin + Duration::from_secs(*at), DEAD_AFTER));
-        looks.last().is_some_and(|dead| {
-            dead == [(id, Instant::from_timestamp_millis(worker(id, 0, 0).last_seen_at.map_or(0, |_| 0)), Death::Silent)]
-                || !dead.is_empty()
-        })
+        let looks = looks.into_iter().map(|(at, seen)| {
+            let seen = worker(id, seen, lease);
+            let dead = observations.dead(std::slice::from_ref(&seen), begin + Duration::from_secs(at), DEAD_AFTER);
+            dead == [(id, seen.last_seen_at, Death::Silent)]
+        });
+        looks.last().unwrap_or(false)
+    }
+
+    /// The same with a look in every second between these, at what was seen before.
+    fn check(lease: u64, looks: &[(u64, i64)]) -> bool {
+        let between = looks.windows(2).flat_map(|pair| (pair[0].0..pair[1].0).map(|at| (at, pair[0].1)));
+        look(lease, between.chain(looks.last().copied()))
     }
 
     #[test]
@@ -199,5 +218,14 @@ mod tests {
         assert!(!check(20, &[(0, 9), (29, 1), (58, 1)]), "even one back in time");
         assert!(!check(60, &[(0, 1), (80, 1)]), "it trusts itself for a minute");
         assert!(check(60, &[(0, 1), (90, 1)]));
+    }
+
+    #[test]
+    fn a_sleep_of_the_cleaner_is_no_silence_of_the_workers() {
+        let night = 8 * 3_600;
+        assert!(!look(20, [(0, 1), (night, 1)]), "it woke up before the worker did");
+        assert!(!look(20, (0..5).chain(night..night + 15).map(|at| (at, 1))), "nobody can be asked to be faster");
+        assert!(look(20, (0..5).chain(night..night + 20).map(|at| (at, 1))), "it did not wake up");
+        assert!(look(20, [(0, 1), (40, 1), (80, 1), (120, 1)]), "a cleaner that is busy finds the dead as well");
     }
 }

@@ -46,7 +46,7 @@ impl Leadership {
                     tracing::warn!(error = chain(&error), "the lease cannot be read; trying again");
                 }
             }
-            if shutdown.sleep(duration / 15).await == Wake::Stop {
+            if shutdown.sleep(duration / 30).await == Wake::Stop {
                 break;
             }
         }

@@ -327,6 +327,7 @@ impl World {
     pub async fn judge(&mut self) -> Findings {
         let mut findings = Findings::default();
         self.supervised = false;
+        self.tend();
         for roles in [&[Role::Worker][..], &[Role::Recruiter, Role::Cleaner]] {
             let stops = |member: &Member| roles.contains(&member.role) && !member.ended;
             self.members.iter().filter(|member| stops(member)).for_each(|member| member.process.terminate());

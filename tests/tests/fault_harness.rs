@@ -265,6 +265,12 @@ async fn majority_insert(way: &Database, marker: &str) -> Result<Document> {
     way.run_command(doc! { "insert": "things", "documents": [{ "marker": marker }], "writeConcern": majority }).await
 }
 
+/// A driver that gives up soon what it has sent to a server that is silent: by default that takes twenty seconds.
+async fn on_the_network_of(set: &ReplicaSet) -> Database {
+    let uri = set.uri_for("test") + "&connectTimeoutMS=1000&heartbeatFrequencyMS=1000";
+    Client::with_uri_str(uri).await.unwrap().default_database().unwrap()
+}
+
 async fn until_inserted(way: &Database, marker: &str) {
     wait_until(SOON * 2, "it is inserted", async || majority_insert(way, marker).await.is_ok()).await;
 }
@@ -287,14 +293,14 @@ async fn a_driver_stays_on_its_proxy_when_the_primary_changes() {
     // There is no other way to the set for it.
     proxy.blackhole();
     timeout(MOMENT, majority_insert(&way, "held")).await.unwrap_err();
-    let beside = Client::with_uri_str(set.uri_for("test")).await.unwrap().default_database().unwrap();
+    let beside = on_the_network_of(&set).await;
     until_inserted(&beside, "beside").await;
 }
 
 #[tokio::test]
 async fn a_set_that_loses_its_primary_has_another() {
     let mut set = ReplicaSet::start(3).await;
-    let way = Client::with_uri_str(set.uri_for("test")).await.unwrap().default_database().unwrap();
+    let way = on_the_network_of(&set).await;
     until_inserted(&way, "first").await;
 
     let primary = set.primary().await;
@@ -319,7 +325,7 @@ async fn an_isolated_primary_is_replaced_and_what_it_took_alone_is_rolled_back()
     let set = ReplicaSet::start(3).await;
     let alone = set.primary().await;
     let proxy = set.proxy();
-    let beside = Client::with_uri_str(set.uri_for("test")).await.unwrap().default_database().unwrap();
+    let beside = on_the_network_of(&set).await;
     let with_it = through(&proxy, "test", "&retryWrites=false").await;
     until_inserted(&beside, "before").await;
     insert(&with_it, "warm").await.unwrap();
@@ -406,7 +412,7 @@ async fn a_member_may_have_a_wrong_clock() {
     };
     assert_eq!((minutes_ahead(0).await, minutes_ahead(1).await, minutes_ahead(2).await), (0, 0, 60));
     set.elect(2).await;
-    let way = Client::with_uri_str(set.uri_for("test")).await.unwrap().default_database().unwrap();
+    let way = on_the_network_of(&set).await;
     until_inserted(&way, "by a clock that is ahead").await;
     assert_idle(set.pid(2)).await;
     clock.step("-1h");

@@ -28,6 +28,9 @@ const OLDEST_SERVER: (i32, i32) = (6, 0);
 const SELECTION_LIMIT: Duration = Duration::from_secs(8);
 /// How long one attempt at the start takes at most, before its failure is logged.
 const ATTEMPT_LIMIT: Duration = Duration::from_secs(2);
+/// How often the driver asks each member how it is. One that stands still with its sockets open is given up after this and
+/// [`ATTEMPT_LIMIT`] together, which is within the limit of one call; the driver's own ten seconds are not.
+const MONITOR_EVERY: Duration = Duration::from_secs(5);
 /// Connections at most: every process has a handful of calls on their way at any time, however many jobs it runs.
 const MAX_POOL_SIZE: u32 = 20;
 
@@ -205,6 +208,7 @@ async fn options(args: &ConnectArgs, app_name: &str) -> Result<ClientOptions, Co
     options.selection_criteria = None;
     options.server_selection_timeout.get_or_insert(SELECTION_LIMIT);
     options.connect_timeout.get_or_insert(ATTEMPT_LIMIT);
+    options.heartbeat_freq.get_or_insert(MONITOR_EVERY);
     options.max_pool_size.get_or_insert(MAX_POOL_SIZE);
     Ok(options)
 }

@@ -52,11 +52,16 @@ impl Store {
 
     /// Takes the lease for a new term.
     ///
-    /// Filter: still as observed. Update: holder, next term. Index: `_id`. Invariant: one leader in each term.
+    /// Filter: still as observed. Update: holder, next term; the one after the roster's highest when there is no lease, or nobody
+    /// who has worked in a later term would be assigned anything. Index: `_id`. Invariant: one leader in each term.
     /// Loses when the holder renewed or another standby was faster.
     pub async fn acquire_if_unchanged(&self, observed: Option<&Observed>, holder_at: &str) -> Result<Option<Lease>, StoreError> {
         let holder = WorkerId::new();
-        let term = LeaseTerm(observed.map_or(0, |lease| lease.term.0) + 1);
+        let last = match observed {
+            Some(lease) => lease.term,
+            None => self.highest_term().await?,
+        };
+        let term = LeaseTerm(last.0 + 1);
         let filter = match observed {
             Some(lease) => doc! { "_id": LEASE, "term": lease.term, "renewals": lease.renewals, "released": lease.released },
             // Nothing there, or nothing that can be understood.

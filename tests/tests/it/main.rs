@@ -7,7 +7,6 @@ mod cli;
 mod demo;
 mod dev;
 mod embedded;
-mod endurance;
 mod faults;
 mod harness;
 mod library;
