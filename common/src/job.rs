@@ -260,6 +260,8 @@ pub struct Job {
     pub attempts: u32,
     /// Starts that do not count against the retry policy.
     pub interruptions: u32,
+    /// Starts that ended with the death of their worker. They count against the retry policy, like failures.
+    pub deaths: u32,
     /// The group it is in.
     pub group: String,
     /// How urgent it is.
@@ -295,6 +297,7 @@ impl Job {
             job: self.id,
             created_at: self.created_at,
             attempts: self.attempts.saturating_sub(self.interruptions),
+            deaths: self.deaths,
             group: &self.group,
             tags: &self.tags,
             executions: &self.executions,
@@ -337,6 +340,7 @@ struct JobDocument {
     locked: bool,
     attempts: Option<i64>,
     interruptions: Option<i64>,
+    deaths: Option<i64>,
     group: String,
     priority: Option<i64>,
     workable: WorkableDocument,
@@ -383,6 +387,7 @@ impl TryFrom<Document> for Job {
             created_at: stored.created_at.or(stored.scheduled_at).unwrap_or_default(),
             attempts: count("attempts", stored.attempts)?,
             interruptions: count("interruptions", stored.interruptions)?,
+            deaths: count("deaths", stored.deaths)?,
             group: stored.group,
             priority,
             class: stored.workable.class,

@@ -139,6 +139,9 @@ fn judge(job: &Document, policy: Policy, lines: &[&Line], findings: &mut Finding
     if dropped == 0 && attempts != count(history.iter()) + interruptions - interrupted {
         wrong.push("I6: attempts are not the starts");
     }
+    if dropped == 0 && number(job, "deaths") != count(history.iter().filter(|execution| crashed(execution))) {
+        wrong.push("I6: deaths are not counted apart");
+    }
     let allowed = match policy {
         Policy::Never | Policy::SentAgain => 1,
         Policy::Again(times) => i64::from(times) + 1,

@@ -254,7 +254,7 @@ mod tests {
     }
 
     fn check(attempts: u32, policy: &dyn RetryPolicy, ended: Result<Done, NotDone>, cancelled: Option<Cancellation>) -> String {
-        let history = History { job: JobId::new(), created_at: now(), attempts, group: "generic", tags: &[], executions: &[] };
+        let history = History { job: JobId::new(), created_at: now(), attempts, deaths: 0, group: "generic", tags: &[], executions: &[] };
         match next(&history, policy, ended, cancelled, now()) {
             Next::Archive { why, failure, .. } => format!("archive {why} {}", failure.map_or_else(String::new, |failure| failure.class)),
             Next::Retry { failure, at, counts } => format!("retry {} +{} {counts}", failure.class, (at - now()).num_seconds()),

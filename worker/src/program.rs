@@ -484,6 +484,7 @@ pub(crate) mod tests {
     pub(crate) fn context_of_attempt(attempt: u32) -> Arc<Context> {
         Arc::new(Context {
             job: JobId::new(),
+            start: recruiter_common::ids::StartId::new(),
             class: "test".into(),
             group: "generic".into(),
             attempt,

@@ -39,6 +39,8 @@ const ROUNDS: usize = 64;
 const QUEUE: usize = 10_000;
 /// How long jobs that were told to stop may take to end.
 const LAST_WORDS: Duration = Duration::from_secs(5);
+/// The same after a second signal: with what is then written, less than the stock worker leaves for it.
+const LAST_WORDS_AT_ONCE: Duration = Duration::from_secs(1);
 /// How long the last outcomes may take to be written: longer than most failovers. With the grace and the above it must
 /// fit into systemd's TimeoutStopSec.
 const LAST_COMMIT: Duration = Duration::from_secs(15);
@@ -286,7 +288,7 @@ impl Incarnation {
         if end == End::Retired {
             tracing::warn!(worker.id = %self.id, count = self.running.len(), "declared dead: dropping what runs and coming back as another worker");
             self.cancel_all(Cancellation::LeaseLost);
-            self.wait_for_running(LAST_WORDS, news, shutdown).await;
+            self.wait_for_running(LAST_WORDS, Duration::ZERO, news, shutdown).await;
         } else {
             recruiter_common::service::stopping();
             if let Err(error) = self.store().withdraw_if_unassigned_since(self.id, self.round).await {
@@ -294,9 +296,9 @@ impl Incarnation {
             }
             let grace = self.args().grace;
             tracing::info!(worker.id = %self.id, count = self.running.len(), grace = %humantime::format_duration(grace), "taking no more jobs");
-            self.wait_for_running(grace, news, shutdown).await;
+            self.wait_for_running(grace, Duration::ZERO, news, shutdown).await;
             self.cancel_all(Cancellation::WorkerStopping);
-            self.wait_for_running(LAST_WORDS, news, shutdown).await;
+            self.wait_for_running(LAST_WORDS, LAST_WORDS_AT_ONCE, news, shutdown).await;
         }
         let now = self.store().now();
         self.settle_awaited(now).await;
@@ -324,9 +326,10 @@ impl Incarnation {
         }
     }
 
-    /// Waits until nothing runs any more, a time has passed, or an end at once is asked for.
-    async fn wait_for_running(&mut self, limit: Duration, news: &mut mpsc::Receiver<News>, shutdown: &mut Shutdown) {
-        let until = Monotonic::now() + limit;
+    /// Waits until nothing runs any more, or a time has passed: another one once an end at once is asked for.
+    async fn wait_for_running(&mut self, limit: Duration, at_once: Duration, news: &mut mpsc::Receiver<News>, shutdown: &mut Shutdown) {
+        let mut until = Monotonic::now() + limit;
+        let mut hurry = false;
         while !self.running.is_empty() {
             tokio::select! {
                 Some(finished) = self.running.join_next() => {
@@ -338,7 +341,10 @@ impl Incarnation {
                     self.cancel_all(Cancellation::LeaseLost);
                 },
                 () = pause(until.saturating_duration_since(Monotonic::now())) => return,
-                () = shutdown.aborted() => return,
+                () = shutdown.aborted(), if !hurry => {
+                    hurry = true;
+                    until = until.min(Monotonic::now() + at_once);
+                }
             }
         }
     }

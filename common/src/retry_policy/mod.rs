@@ -56,6 +56,8 @@ pub struct History<'a> {
     pub created_at: Instant,
     /// Starts that count, the present one included: 1 in the first run. Interrupted starts do not count.
     pub attempts: u32,
+    /// How many of the earlier ones ended with the death of their worker: the job may be what kills it.
+    pub deaths: u32,
     /// The group the job is in.
     pub group: &'a str,
     /// The job's tags.
@@ -132,6 +134,7 @@ mod testing {
             job: ObjectId::from_bytes([7; 12]).into(),
             created_at: Instant::UNIX_EPOCH,
             attempts,
+            deaths: 0,
             group: "generic",
             tags: &[],
             executions: &[],

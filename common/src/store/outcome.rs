@@ -85,7 +85,7 @@ impl Archival {
             return None;
         }
         let mut document = Document::new();
-        for field in ["_id", "done", "created_at", "locked", "attempts", "interruptions", "group", "priority", "why"] {
+        for field in ["_id", "done", "created_at", "locked", "attempts", "interruptions", "deaths", "group", "priority", "why"] {
             document.extend(self.document.get(field).map(|value| (field.to_owned(), value.clone())));
         }
         if let Ok(class) = self.document.get_document("workable").and_then(|workable| workable.get_str("class")) {
@@ -108,6 +108,7 @@ impl Archival {
 fn archived_document(job: &Job, execution: &Execution, why: &Why, result: Option<Bson>) -> Document {
     let mut document = job.document.clone();
     document.insert("attempts", job.attempts);
+    document.insert("deaths", deaths_with(job, execution));
     finish(&mut document, execution, why);
     let without_result = document.clone();
     if let Some(result) = result {
@@ -155,6 +156,7 @@ impl Rescheduling {
             "executions": executions.iter().map(stored).collect::<Vec<_>>(),
             "executions_dropped": dropped,
             "interruptions": job.interruptions + u32::from(!counts),
+            "deaths": deaths_with(job, execution),
         };
         Self { claim, update: doc! { "$set": set }, group: job.group.clone(), due: at }
     }
@@ -189,6 +191,11 @@ impl Rescheduling {
         set.insert(REDUCED, "MongoDB refused the whole history");
         Some(self)
     }
+}
+
+/// How often the job's worker has died, this execution included.
+fn deaths_with(job: &Job, execution: &Execution) -> u32 {
+    job.deaths + u32::from(execution.crashed == Some(true))
 }
 
 /// The bounded history with one execution more: the first and the newest stay.

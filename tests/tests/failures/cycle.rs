@@ -113,7 +113,7 @@ pub(crate) async fn run(mut world: World, breaks: Option<Breaks>) -> Run {
 
 /// What happens to the jobs of a run, apart from what is broken on purpose.
 #[derive(Debug, Default)]
-struct Story {
+pub(crate) struct Story {
     /// Done, then sent again by the application.
     first: Option<JobId>,
     sent_again: bool,
@@ -124,7 +124,7 @@ struct Story {
 
 impl Story {
     /// What the worker that dies is given, and what is there from before.
-    async fn begin(world: &World) -> Self {
+    pub(crate) async fn begin(world: &World) -> Self {
         let long_ago = bson::DateTime::from_millis(1_000_000);
         let old = doc! { "_id": ObjectId::new(), "done": true, "last_execution": { "ended_at": long_ago } };
         world.database.raw("archived").insert_one(old).await.unwrap();
@@ -133,7 +133,7 @@ impl Story {
         Self::default()
     }
 
-    async fn enqueue(&mut self, world: &World) {
+    pub(crate) async fn enqueue(&mut self, world: &World) {
         self.first = Some(world.enqueue(Entry::lasting(0), Policy::Never).await.unwrap());
         self.cancelled = Some(world.enqueue(Entry::lasting(20_000).retry(&again(AGAIN)), Policy::Again(AGAIN)).await.unwrap());
         for ms in [0, 1, 10, 50, 600] {
@@ -160,7 +160,7 @@ impl Story {
     }
 
     /// Does what it is time for; says whether all has happened and nothing is left to do.
-    async fn goes_on(&mut self, world: &World) -> bool {
+    pub(crate) async fn goes_on(&mut self, world: &World) -> bool {
         if let Some(job) = self.cancelled.filter(|_| !self.asked_to_cancel) {
             self.asked_to_cancel = world.store.request_cancel_if_started(job).await.unwrap();
         }

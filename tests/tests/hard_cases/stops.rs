@@ -1,1 +1,302 @@
+//! Stops: TERM to every process at every moment, TERM twice, rolling restarts under load, jobs that do not hear it. None of that
+//! costs a counted attempt or leaves a lock.
 
+use std::{
+    collections::BTreeMap,
+    fmt,
+    time::{Duration, Instant},
+};
+
+use bson::{Document, doc};
+use futures_util::{StreamExt, TryStreamExt, stream};
+use recruiter_common::{enqueue::Workable, shutdown::pause, store::Hint};
+use recruiter_tests::{
+    faults::{Blow, Fault, Moment},
+    ledger::{BlockingPoison, Entry, Event, Harm, Poison},
+    oracle::{Findings, Policy},
+    report::Row,
+    world::{Ended, Role, World},
+};
+use tokio::{runtime::Handle, task::spawn_blocking};
+
+use crate::{
+    SOON, again, archived, close,
+    cycle::{AT_A_TIME, Story},
+    end_of, fault, number, tended, wait, world,
+};
+
+/// What dies in the cycle without having been asked to stop: one worker, with two jobs.
+const DEATHS: usize = 2;
+/// How often faults that did not strike are tried again.
+const WAVES: usize = 3;
+
+/// A fault of each process, or of some.
+type Faults = BTreeMap<Role, Fault>;
+
+struct Shown<'a>(&'a Faults);
+
+impl fmt::Display for Shown<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|(role, fault)| write!(f, "{role:?}: {fault}; "))
+    }
+}
+
+struct Run {
+    findings: Findings,
+    recovery: Duration,
+    steps: BTreeMap<(Role, String), u32>,
+    /// Those whose faults did not strike.
+    missed: Faults,
+}
+
+/// TERM at each step of each process, before it is asked for and when its answer is there. The three stop independently of each
+/// other, so that one run stops one of each.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stop_at_any_step_costs_no_attempt_and_leaves_no_lock() {
+    let (mut whole, another) = tokio::join!(cycle(Faults::default()), cycle(Faults::default()));
+    assert!(whole.findings.all().is_empty(), "{:#?}", whole.findings);
+    // What is not taken every time is left to luck.
+    whole.steps.retain(|step, _| another.steps.contains_key(step));
+    let mut row = Row::new("TERM at a step");
+    let stop = |step: &str, moment| fault(Blow::Terminate, moment, 1, step);
+    let mut left: Vec<(Role, Fault)> = whole
+        .steps
+        .keys()
+        .flat_map(|(role, step)| [Moment::Before, Moment::After].map(|moment| (*role, stop(step, moment))))
+        .collect();
+    for _ in 0..WAVES {
+        let mut plans: Vec<Faults> = Vec::new();
+        for (role, fault) in left.drain(..) {
+            match plans.iter_mut().find(|plan| !plan.contains_key(&role)) {
+                Some(plan) => drop(plan.insert(role, fault)),
+                None => plans.push([(role, fault)].into()),
+            }
+        }
+        let mut runs = stream::iter(plans).map(async |plan| (cycle(plan.clone()).await, plan)).buffer_unordered(AT_A_TIME);
+        while let Some((run, plan)) = runs.next().await {
+            println!("{}done after {:?}, missed {}, wrong: {:?}", Shown(&plan), run.recovery, run.missed.len(), run.findings.all());
+            row.injected += plan.len() - run.missed.len();
+            row.findings.add(run.findings.of(&Shown(&plan).to_string()));
+            row.recovery.push(run.recovery);
+            left.extend(run.missed);
+        }
+    }
+    row.close();
+    assert!(left.is_empty(), "these were seen and never stopped at: {left:#?}");
+}
+
+/// A run of the cycle, on a thread of its own.
+async fn cycle(faults: Faults) -> Run {
+    let here = Handle::current();
+    spawn_blocking(move || here.block_on(cycle_here(faults))).await.unwrap()
+}
+
+async fn cycle_here(faults: Faults) -> Run {
+    let mut world = World::new().await;
+    let of = |role| faults.get(&role).map_or(&[][..], std::slice::from_ref);
+    world.start(Role::Recruiter, &[], of(Role::Recruiter));
+    world.start(Role::Cleaner, &[], of(Role::Cleaner));
+    world.start(Role::Worker, &[], &[]);
+    let mut story = Story::begin(&world).await;
+    tended(&mut world, "two jobs are running", async |world| world.count("scheduled", doc! { "locked": true }).await == 2).await;
+    // Nobody starts it again: whoever works from here on is the one that stops.
+    drop(world.members.pop());
+    let begin = Instant::now();
+    world.start(Role::Worker, &[], of(Role::Worker));
+    story.enqueue(&world).await;
+    while !story.goes_on(&world).await {
+        assert!(begin.elapsed() < SOON, "{}not done: {story:?}\n{}", Shown(&faults), world.logs());
+        world.tend();
+        pause(Duration::from_millis(50)).await;
+    }
+    let recovery = begin.elapsed();
+    let mut findings = world.judge().await;
+    if findings.deaths > DEATHS {
+        findings.broken.push(format!("I8: {} starts ended with a death", findings.deaths));
+    }
+    let ended = world.ended.lock().unwrap().clone();
+    findings.broken.extend(ended.iter().filter_map(unclean));
+    let retired: usize = ended.iter().map(|ended| ended.log.matches("a worker is dead").count()).sum();
+    if retired > 1 {
+        findings.broken.push(format!("I8: {retired} workers were found dead\n{}", world.logs()));
+    }
+    let missed = faults.into_iter().filter(|(role, fault)| !world.struck(*role, fault)).collect();
+    Run { findings, recovery, steps: world.steps(), missed }
+}
+
+/// What is wrong with the end of a process that was asked to stop.
+fn unclean(ended: &Ended) -> Option<String> {
+    let twice = ended.log.contains("asked twice");
+    let clean = ended.status.success() || twice && ended.status.code() == Some(130);
+    let left = ["not everything ended in time", "could not leave the roster"].iter().any(|words| ended.log.contains(words));
+    (!clean || left && !twice).then(|| format!("I8: {:?} ended with {}:\n{}", ended.role, ended.status, ended.log))
+}
+
+/// The jobs that hear it are interrupted and the one that does not is left to the cleaner, however soon the second TERM comes.
+#[tokio::test]
+async fn a_second_term_ends_a_process_at_once_and_costs_no_attempt_of_a_job_that_hears_it() {
+    let mut row = Row::new("TERM twice");
+    let (at_once, soon, later) = tokio::join!(twice(Duration::ZERO), twice(Duration::from_millis(50)), twice(Duration::from_millis(700)));
+    [at_once, soon, later].into_iter().for_each(|(findings, recovery)| row.add(findings, recovery));
+    row.close();
+}
+
+async fn twice(between: Duration) -> (Findings, Duration) {
+    let mut world = world().await;
+    world.start(Role::Worker, &["--grace", "30s", "--concurrency", "20"], &[]);
+    let (mut heard, mut never) = (Vec::new(), Vec::new());
+    for _ in 0..4 {
+        heard.push(world.enqueue(Entry::lasting(4_000).retry(&again(1)), Policy::Again(1)).await.unwrap());
+        never.push(world.enqueue(Entry::lasting(4_000), Policy::Never).await.unwrap());
+    }
+    let deaf = Entry { ms: 4_000, deaf: true, ..Entry::default() };
+    let deaf = world.enqueue(deaf.as_job().retry(&again(1)), Policy::Again(1)).await.unwrap();
+    let begun = |world: &World| world.ledger().iter().filter(|line| line.event == Event::Begin).count();
+    wait(&world, "they are running", async || begun(&world) == 9).await;
+    let asked = Instant::now();
+    for _ in 0..2 {
+        world.members.iter().for_each(|member| member.process.terminate());
+        pause(between).await;
+    }
+    for member in 0..3 {
+        let status = world.members[member].process.wait_exit(SOON).await;
+        assert!(matches!(status.code(), Some(0 | 130)), "{status}");
+    }
+    let took = asked.elapsed();
+    assert!(took < between + Duration::from_secs(10), "at once: {took:?}");
+    // Started again by the supervisor.
+    let begin = Instant::now();
+    tended(&mut world, "all is done", async |world| world.unfinished().await == 0).await;
+    let recovery = begin.elapsed();
+    for id in heard {
+        let (job, end) = (archived(&world, id).await.unwrap(), end_of(&world, id).await);
+        assert_eq!((end, number(&job, "interruptions")), (("done".into(), 2, vec!["interrupted".into(), "none".into()]), 1), "{job}");
+    }
+    for id in never {
+        assert_eq!(end_of(&world, id).await, ("interrupted".into(), 1, vec!["interrupted".into()]));
+    }
+    assert_eq!(end_of(&world, deaf).await, ("done".into(), 2, vec!["worker-died".into(), "none".into()]));
+    (world.judge().await, recovery)
+}
+
+/// Each process of a fleet is stopped and started again while jobs come in, some of them longer than the grace.
+#[tokio::test]
+async fn a_rolling_restart_under_load_costs_no_attempt() {
+    let mut world = World::new().await;
+    for role in [Role::Recruiter, Role::Recruiter, Role::Cleaner, Role::Cleaner] {
+        world.start(role, &[], &[]);
+    }
+    for _ in 0..3 {
+        world.start(Role::Worker, &["--grace", "2s"], &[]);
+    }
+    let fleet = world.members.len();
+    let mut stops = Vec::new();
+    for _ in 0..2 {
+        for member in 0..fleet {
+            for ms in 0..20 {
+                world.enqueue(Entry::lasting(ms * 10), Policy::Never).await.unwrap();
+            }
+            world.enqueue(Entry::lasting(2_500).retry(&again(1)), Policy::Again(1)).await.unwrap();
+            tended(&mut world, "work goes on", async |world| world.count("scheduled", doc! { "locked": true }).await > 0).await;
+            let ended = world.ended.lock().unwrap().len();
+            world.members[member].process.terminate();
+            let asked = Instant::now();
+            tended(&mut world, "it stops and is started again", async |world| world.ended.lock().unwrap().len() > ended).await;
+            stops.push(asked.elapsed());
+        }
+    }
+    tended(&mut world, "all is done", async |world| world.unfinished().await == 0).await;
+    let mut row = Row::new("a rolling restart of every process under load");
+    row.findings = world.judge().await;
+    row.findings.broken.extend(world.ended.lock().unwrap().iter().filter_map(unclean));
+    row.injected = stops.len();
+    row.recovery = stops;
+    assert_eq!(row.findings.deaths, 0, "{}", world.logs());
+    let jobs: Vec<Document> = world.database.raw("archived").find(doc! {}).await.unwrap().try_collect().await.unwrap();
+    for job in &jobs {
+        assert_eq!((job.get_str("why").unwrap(), number(job, "attempts") - number(job, "interruptions")), ("done", 1), "{job}");
+    }
+    assert!(jobs.iter().any(|job| number(job, "interruptions") > 0), "some were longer than the grace");
+    row.close();
+}
+
+/// A job that goes on when it is asked to stop: at its deadline, when somebody cancels it, when its worker stops.
+#[tokio::test]
+async fn a_job_that_ignores_cancellation_is_cut_and_told_so_in_its_history() {
+    let (deadline, cancelled, stopped) = tokio::join!(cut_at_the_deadline(), cut_when_cancelled(), cut_at_a_stop());
+    let mut row = Row::new("a job that ignores cancellation is cut");
+    [deadline, cancelled, stopped].into_iter().for_each(|(findings, recovery)| row.add(findings, recovery));
+    row.close();
+}
+
+fn deaf() -> Entry {
+    Entry { ms: 600_000, deaf: true, ..Entry::default() }
+}
+
+fn message(job: &Document) -> &str {
+    job.get_document("last_execution").unwrap().get_str("message").unwrap()
+}
+
+async fn cut_at_the_deadline() -> (Findings, Duration) {
+    let mut world = world().await;
+    world.start(Role::Worker, &["--time-limit", "700ms"], &[]);
+    let begin = Instant::now();
+    let never = world.enqueue(deaf().as_job(), Policy::Never).await.unwrap();
+    let twice = world.enqueue(deaf().as_job().retry(&again(1)), Policy::Again(1)).await.unwrap();
+    wait(&world, "both are cut", async || world.unfinished().await == 0).await;
+    let recovery = begin.elapsed();
+    assert_eq!(end_of(&world, never).await, ("not-scheduled-by-retry-policy".into(), 1, vec!["timeout".into()]));
+    assert_eq!(end_of(&world, twice).await, ("tried-too-many-times".into(), 2, vec!["timeout".into(); 2]));
+    let job = archived(&world, never).await.unwrap();
+    assert_eq!(message(&job), "it took longer than its time limit of 700ms");
+    (world.judge().await, recovery)
+}
+
+async fn cut_when_cancelled() -> (Findings, Duration) {
+    let mut world = world().await;
+    world.start(Role::Worker, &[], &[]);
+    let id = world.enqueue(deaf().as_job().retry(&again(3)), Policy::Again(3)).await.unwrap();
+    wait(&world, "it is running", async || world.count("scheduled", doc! { "locked": true }).await == 1).await;
+    let begin = Instant::now();
+    assert!(world.store.request_cancel_if_started(id).await.unwrap());
+    world.store.announce_hint(Hint::Cancel { job: id }).await;
+    wait(&world, "it is cut", async || world.unfinished().await == 0).await;
+    let recovery = begin.elapsed();
+    assert_eq!(end_of(&world, id).await, ("cancelled".into(), 1, vec!["cancelled".into()]));
+    assert!(message(&archived(&world, id).await.unwrap()).contains("did not stop when asked and was broken off"));
+    (world.judge().await, recovery)
+}
+
+/// A future can be broken off. A thread cannot: it ends with its process, and the cleaner says so.
+async fn cut_at_a_stop() -> (Findings, Duration) {
+    let mut world = world().await;
+    let worker = world.start(Role::Worker, &["--grace", "500ms"], &[]);
+    let never = world.enqueue(deaf().as_job(), Policy::Never).await.unwrap();
+    let thread = world.enqueue(BlockingPoison(Poison::new(Harm::Spin(600_000))).as_job(), Policy::Never).await.unwrap();
+    wait(&world, "they are running", async || world.count("scheduled", doc! { "locked": true }).await == 2).await;
+    world.members[worker].process.terminate();
+    let asked = Instant::now();
+    wait(&world, "both are cut", async || world.unfinished().await == 0).await;
+    let recovery = asked.elapsed();
+    assert!(world.members[worker].process.wait_exit(SOON).await.success());
+    assert_eq!(end_of(&world, never).await, ("interrupted".into(), 1, vec!["interrupted".into()]));
+    assert!(message(&archived(&world, never).await.unwrap()).contains("did not stop when asked and was broken off"));
+    assert_eq!(end_of(&world, thread).await, ("worker-died".into(), 1, vec!["worker-died".into()]));
+    (world.judge().await, recovery)
+}
+
+/// A thread that does not hear of its deadline ends when it likes; its history says that it was late, and its job runs once.
+#[tokio::test]
+async fn a_thread_that_outlives_its_deadline_is_late_and_never_doubled() {
+    let mut world = world().await;
+    world.start(Role::Worker, &[], &[]);
+    let late = BlockingPoison(Poison { harm: Harm::Spin(4_000), limit_ms: Some(500) });
+    let never = world.enqueue(late.as_job(), Policy::Never).await.unwrap();
+    let twice = world.enqueue(late.as_job().retry(&again(1)), Policy::Again(1)).await.unwrap();
+    let begin = Instant::now();
+    wait(&world, "both have ended", async || world.unfinished().await == 0).await;
+    let recovery = begin.elapsed();
+    assert_eq!(end_of(&world, never).await, ("not-scheduled-by-retry-policy".into(), 1, vec!["timeout".into()]));
+    assert_eq!(end_of(&world, twice).await, ("tried-too-many-times".into(), 2, vec!["timeout".into(); 2]));
+    close(world, "a thread that outlives its deadline", 2, recovery).await;
+}

@@ -196,7 +196,9 @@ async fn when_a_host_wakes_up_nobody_alive_is_declared_dead() {
     world.start(Role::Recruiter, &[], &[]);
     world.start(Role::Cleaner, &["--dead-after", "3s"], &[]);
     world.start(Role::Cleaner, &["--dead-after", "3s"], &[]);
-    (0..3).for_each(|_| drop(world.start(Role::Worker, &[], &[])));
+    for _ in 0..3 {
+        world.start(Role::Worker, &[], &[]);
+    }
     until_available(&world, 3).await;
     let ids = async |world: &World| roster(world).await.iter().map(|worker| worker.get_object_id("_id").unwrap()).collect::<BTreeSet<_>>();
     let before = ids(&world).await;
