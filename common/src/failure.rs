@@ -22,6 +22,8 @@ pub const PARAMETERS: &str = "parameters";
 pub const UNKNOWN_CLASS: &str = "unknown-class";
 /// The error class of a run that was broken off because its worker was stopping.
 pub const INTERRUPTED: &str = "interrupted";
+/// The error class of a run that was broken off because its worker had reached its memory limit.
+pub const MEMORY_LIMIT: &str = "memory-limit";
 /// The error class of a run that was cancelled by a person.
 pub const CANCELLED: &str = "cancelled";
 

@@ -23,8 +23,8 @@ use crate::{
     world::{Role, World},
 };
 
-/// What must be over by the end.
-const QUIET_WITHIN: Duration = Duration::from_secs(300);
+/// When everything must be done after the last blow, at least; a backlog gets as long as the day itself.
+const QUIET_WITHIN: Duration = Duration::from_secs(120);
 /// More than an unlucky job is rescued.
 const AGAIN: u32 = 30;
 /// How often a count of what happened is said.
@@ -57,9 +57,9 @@ pub async fn endure(day: BadDay, say: impl Fn(&str)) -> Outcome {
     let mut random = StdRng::seed_from_u64(day.seed);
     let mut mongo = ReplicaSet::start(3).await;
     let mut world = World::on(TestDatabase::on(&mongo.uri()).await).await.without_substitutes();
-    for (role, count) in [(Role::Recruiter, 2), (Role::Cleaner, 2), (Role::Worker, 3)] {
+    for (role, count, flags) in [(Role::Recruiter, 2, &[][..]), (Role::Cleaner, 2, &[]), (Role::Worker, 3, &["--concurrency", "100"])] {
         for _ in 0..count {
-            world.start(role, &[], &[]);
+            world.start(role, flags, &[]);
         }
     }
     let mut done: BTreeMap<&'static str, usize> = BTreeMap::new();
@@ -85,11 +85,11 @@ pub async fn endure(day: BadDay, say: impl Fn(&str)) -> Outcome {
     }
     mongo.whole().await;
     let last = Instant::now();
-    let quiet = world.until_quiet(QUIET_WITHIN).await;
+    let quiet = world.until_quiet(QUIET_WITHIN.max(day.duration)).await;
     let recovery = last.elapsed();
     let mut findings = world.judge().await;
     if !quiet {
-        findings.broken.push(format!("I7: not quiet {QUIET_WITHIN:?} after the last blow:\n{}", world.logs()));
+        findings.broken.push(format!("I7: not quiet after the last blow:\n{}", world.logs()));
     }
     done.remove("nothing");
     Outcome { findings, done, recovery }

@@ -226,7 +226,17 @@ fn number(document: &Document, field: &str) -> i64 {
 #[derive(Debug)]
 pub struct Watch {
     task: JoinHandle<()>,
-    seen: Arc<Mutex<(usize, Findings)>>,
+    acknowledged: Acknowledged,
+    seen: Arc<Mutex<Seen>>,
+}
+
+/// What snapshots showed.
+#[derive(Debug, Default)]
+struct Seen {
+    looks: usize,
+    lost: Vec<String>,
+    /// Jobs that were in both collections.
+    twice: HashSet<JobId>,
 }
 
 /// Between two snapshots.
@@ -235,40 +245,39 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 impl Watch {
     /// Begins.
     pub fn begin(database: &TestDatabase, acknowledged: &Acknowledged) -> Self {
-        let seen = Arc::new(Mutex::new((0, Findings::default())));
+        let seen = Arc::new(Mutex::new(Seen::default()));
         let (client, scheduled, archived) = (database.database().client().clone(), database.raw("scheduled"), database.raw("archived"));
-        let (acknowledged, findings) = (Arc::clone(acknowledged), Arc::clone(&seen));
+        let (known, findings) = (Arc::clone(acknowledged), Arc::clone(&seen));
         let task = tokio::spawn(async move {
             loop {
                 let begin = Instant::now();
-                let known = || acknowledged.lock().unwrap_or_else(PoisonError::into_inner).clone();
-                let before = known();
+                let before: Vec<JobId> = known.lock().unwrap_or_else(PoisonError::into_inner).keys().copied().collect();
                 // While there is no primary nothing can be read, which breaks no promise.
                 if let Ok([waiting, finished]) = snapshot(&client, [&scheduled, &archived]).await {
-                    // A job may have been sent again meanwhile.
-                    let after = known();
                     let mut seen = findings.lock().unwrap_or_else(PoisonError::into_inner);
-                    seen.0 += 1;
-                    for id in before.keys().filter(|id| !waiting.contains(id) && !finished.contains(id)) {
-                        seen.1.lost.push(format!("I1: in neither collection at one instant: {id}"));
+                    seen.looks += 1;
+                    for id in before.iter().filter(|id| !waiting.contains(id) && !finished.contains(id)) {
+                        seen.lost.push(format!("I1: in neither collection at one instant: {id}"));
                     }
-                    for id in waiting.intersection(&finished).filter(|id| after.get(id) != Some(&Policy::SentAgain)) {
-                        seen.1.broken.push(format!("I2: in both collections at one instant: {id}"));
-                    }
+                    seen.twice.extend(waiting.intersection(&finished));
                 }
                 // Not more than a small part of the time, however many jobs there are.
                 pause(LOOK_EVERY.max(begin.elapsed() * 10)).await;
             }
         });
-        Self { task, seen }
+        Self { task, acknowledged: Arc::clone(acknowledged), seen }
     }
 
     /// Ends, and tells what it saw.
     pub fn end(self) -> Findings {
         self.task.abort();
-        let (looks, findings) = self.seen.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        assert!(looks > 0, "nobody ever looked");
-        findings
+        let seen = std::mem::take(&mut *self.seen.lock().unwrap_or_else(PoisonError::into_inner));
+        assert!(seen.looks > 0, "nobody ever looked");
+        // Only now it is known which jobs were sent again.
+        let acknowledged = self.acknowledged.lock().unwrap_or_else(PoisonError::into_inner);
+        let twice = seen.twice.into_iter().filter(|id| acknowledged.get(id) != Some(&Policy::SentAgain));
+        let broken = twice.map(|id| format!("I2: in both collections at one instant: {id}")).collect();
+        Findings { lost: seen.lost, broken, ..Findings::default() }
     }
 }
 

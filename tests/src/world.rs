@@ -94,6 +94,8 @@ struct Launch {
     /// The program that starts it or becomes it, with its arguments, if there is one.
     by: Vec<String>,
     args: Vec<String>,
+    /// What it has in its environment besides ours.
+    environment: Vec<(String, String)>,
 }
 
 /// A process that has ended: what it was, how it ended, what it had logged.
@@ -163,6 +165,13 @@ impl World {
         self.begin(launch, faults)
     }
 
+    /// The same with this in its environment, that of a [`Clock`](crate::clocks::Clock) for instance.
+    pub fn start_with(&mut self, role: Role, args: &[&str], environment: &[(&str, &str)]) -> usize {
+        let environment = environment.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        let launch = Launch { environment, ..self.launch(role, &[], args) };
+        self.begin(launch, &[])
+    }
+
     /// The same by a program that becomes it, such as `prlimit --as=…`.
     pub fn start_by(&mut self, by: &[&str], role: Role, args: &[&str]) -> usize {
         self.begin(self.launch(role, by, args), &[])
@@ -178,7 +187,8 @@ impl World {
     fn launch(&self, role: Role, by: &[&str], args: &[&str]) -> Launch {
         let quick = role.quick().chunks(2).filter(|flag| !args.contains(&flag[0])).flatten();
         let args = quick.chain(args).map(|arg| (*arg).to_owned()).collect();
-        Launch { role, uri: self.database.uri().to_owned(), by: by.iter().map(|word| (*word).to_owned()).collect(), args }
+        let by = by.iter().map(|word| (*word).to_owned()).collect();
+        Launch { role, uri: self.database.uri().to_owned(), by, args, environment: Vec::new() }
     }
 
     fn begin(&mut self, launch: Launch, faults: &[Fault]) -> usize {
@@ -193,12 +203,14 @@ impl World {
     fn process(&self, launch: &Launch, notes: &Path, faults: &[Fault]) -> Process {
         let ledger = self.ledger_directory();
         let faults = faults.iter().map(|fault| format!("{fault}\n")).collect::<String>();
-        let env = [
+        let own = [
             ("MONGODB_URI", launch.uri.as_str()),
             (NOTES, notes.to_str().expect("a temporary directory has a plain name")),
             (LEDGER, ledger.to_str().expect("a temporary directory has a plain name")),
             (FAULT, &faults),
         ];
+        let given = launch.environment.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+        let env: Vec<(&str, &str)> = own.into_iter().chain(given).collect();
         let args = launch.args.iter().map(String::as_str);
         if launch.by.is_empty() {
             return Process::start("faulty", &[launch.role.name()].into_iter().chain(args).collect::<Vec<_>>(), &env);

@@ -205,6 +205,10 @@ fn next(
     let later = |delay: Duration| {
         chrono::TimeDelta::from_std(delay).ok().and_then(|delay| now.checked_add_signed(delay)).unwrap_or(Instant::MAX_UTC)
     };
+    let by_policy = |failure: Failure| match policy.decide(history, &failure, now) {
+        Decision::RetryAfter(delay) => Next::Retry { failure, at: later(delay), counts: true },
+        Decision::Archive(why) => archive(why, failure),
+    };
     match (ended, cancelled) {
         (_, Some(Cancellation::LeaseLost)) => Next::Nothing,
         (Ok(done), _) => Next::Archive { why: Why::DONE, failure: None, result: done.result },
@@ -219,18 +223,18 @@ fn next(
                 Decision::Archive(_) => archive(Why::INTERRUPTED, failure),
             }
         }
+        (Err(not_done), Some(Cancellation::MemoryLimit)) => {
+            by_policy(Failure { class: failure::MEMORY_LIMIT.into(), ..not_done.failure().clone() })
+        }
         (Err(NotDone::TryAgain { after, reason }), _) => {
-            let by_policy = || match policy.decide(&uncounted(history), &reason, now) {
+            let delay = || match policy.decide(&uncounted(history), &reason, now) {
                 Decision::RetryAfter(delay) => delay,
                 Decision::Archive(_) => TRY_AGAIN_AFTER,
             };
-            let at = later(after.unwrap_or_else(by_policy));
+            let at = later(after.unwrap_or_else(delay));
             Next::Retry { failure: reason, at, counts: false }
         }
-        (Err(NotDone::Failed(failure) | NotDone::Stopped(failure)), _) => match policy.decide(history, &failure, now) {
-            Decision::RetryAfter(delay) => Next::Retry { failure, at: later(delay), counts: true },
-            Decision::Archive(why) => archive(why, failure),
-        },
+        (Err(NotDone::Failed(failure) | NotDone::Stopped(failure)), _) => by_policy(failure),
     }
 }
 
@@ -280,6 +284,9 @@ mod tests {
         assert_eq!(check(1, &once, stopped(), Some(Cancellation::WorkerStopping)), "retry interrupted +0 false");
         assert_eq!(check(2, &once, stopped(), Some(Cancellation::WorkerStopping)), "retry interrupted +0 false", "it does not count");
         assert_eq!(check(1, &once, Ok(Done::default()), Some(Cancellation::WorkerStopping)), "archive done ");
+        assert_eq!(check(1, &once, stopped(), Some(Cancellation::MemoryLimit)), "retry memory-limit +60 true");
+        assert_eq!(check(2, &once, stopped(), Some(Cancellation::MemoryLimit)), "archive tried-too-many-times memory-limit");
+        assert_eq!(check(1, &once, Ok(Done::default()), Some(Cancellation::MemoryLimit)), "archive done ");
         assert_eq!(check(1, &once, Ok(Done::default()), Some(Cancellation::LeaseLost)), "nothing");
         assert_eq!(check(1, &never, again(None), None), "retry exit:75 +30 false");
         assert_eq!(check(2, &once, again(None), None), "retry exit:75 +60 false");

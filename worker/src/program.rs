@@ -303,6 +303,7 @@ pub(crate) fn stopped_by(job: &Context) -> NotDone {
     NotDone::Stopped(match job.cancellation() {
         Some(Cancellation::Requested) => Failure::new(failure::CANCELLED, "the job was cancelled while it ran"),
         Some(Cancellation::TimeLimit) => Failure::new(failure::TIMEOUT, "the time limit passed"),
+        Some(Cancellation::MemoryLimit) => Failure::new(failure::MEMORY_LIMIT, "the worker reached its memory limit while the job ran"),
         Some(Cancellation::LeaseLost) => Failure::new(failure::INTERRUPTED, "the worker was declared dead"),
         Some(Cancellation::WorkerStopping) | None => Failure::new(failure::INTERRUPTED, "the worker stopped while the job ran"),
     })

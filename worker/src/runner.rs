@@ -297,7 +297,7 @@ impl Incarnation {
             let grace = self.args().grace;
             tracing::info!(worker.id = %self.id, count = self.running.len(), grace = %humantime::format_duration(grace), "taking no more jobs");
             self.wait_for_running(grace, Duration::ZERO, news, shutdown).await;
-            self.cancel_all(Cancellation::WorkerStopping);
+            self.cancel_all(if end == End::MemoryLimit { Cancellation::MemoryLimit } else { Cancellation::WorkerStopping });
             self.wait_for_running(LAST_WORDS, LAST_WORDS_AT_ONCE, news, shutdown).await;
         }
         let now = self.store().now();

@@ -149,6 +149,9 @@ pub enum Cancellation {
     TimeLimit,
     /// The worker is stopping and its grace is over.
     WorkerStopping,
+    /// The worker reached its memory limit and the grace is over. This start counts: whoever takes a worker there every time
+    /// would otherwise do so for ever.
+    MemoryLimit,
     /// The worker was declared dead: nothing this execution says will be recorded, and another may already run.
     LeaseLost,
 }

@@ -7,12 +7,19 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
+    time::Duration,
 };
 
+use bson::doc;
 use futures_util::{StreamExt, stream};
 use recruiter_tests::{
-    faults::{Blow, Fault, Moment},
+    faults::{Blow, FAULT, Fault, Moment, NOTES},
+    ledger::Entry,
+    mongo::TestDatabase,
+    oracle::Policy,
+    processes::Process,
     report::Row,
+    wait::wait_until,
     world::{Role, World},
 };
 
@@ -96,4 +103,48 @@ const WAYS: [(Blow, Moment); 4] =
 fn faults_at(step: &str, times: u32) -> impl Iterator<Item = Fault> {
     let later = if times >= 4 { 2 } else { 1 };
     WAYS.into_iter().zip([1, later, later, 1]).map(|((blow, moment), nth)| Fault { step: step.to_owned(), moment, blow, nth })
+}
+
+/// The first process on a new database makes its collections and indexes; whoever comes after its death makes the rest.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_new_database_is_set_up_whole_whoever_dies_in_the_middle() {
+    let whole = first_on_a_new_database(None).await.1;
+    assert!(whole.contains("createIndexes"), "{whole}");
+    let steps: BTreeSet<&str> = whole.lines().collect();
+    let faults = steps.iter().flat_map(|step| [Moment::Before, Moment::After].map(|moment| Fault { step: (*step).to_owned(), moment, blow: Blow::Abort, nth: 1 }));
+    let mut row = Row::new("a process aborts while it sets the database up");
+    let mut runs = stream::iter(faults)
+        .map(async |fault| {
+            let (database, _) = first_on_a_new_database(Some(&fault)).await;
+            let mut world = World::on(database).await;
+            let index = async |name: &str| world.database.raw(name).list_index_names().await.unwrap();
+            assert!(index("scheduled").await.contains(&"due_jobs".to_owned()), "{fault}");
+            assert!(index("archived").await.contains(&"archived_by_end".to_owned()), "{fault}");
+            assert!(world.database.raw("scheduled").insert_one(doc! { "group": "no job" }).await.is_err(), "{fault}: no validator");
+            for role in Role::ALL {
+                world.start(role, &[], &[]);
+            }
+            world.enqueue(Entry::lasting(0), Policy::Never).await.unwrap();
+            assert!(world.until_quiet(Duration::from_secs(60)).await, "{fault}: {}", world.logs());
+            world.judge().await.of(&fault.to_string())
+        })
+        .buffer_unordered(AT_A_TIME);
+    while let Some(findings) = runs.next().await {
+        row.add(findings, Duration::ZERO);
+    }
+    row.close();
+}
+
+/// Runs a recruiter on a database that nobody has used yet, until it leads or its fault has struck; with the steps it took.
+async fn first_on_a_new_database(fault: Option<&Fault>) -> (TestDatabase, String) {
+    let database = TestDatabase::new().await;
+    let notes = tempfile::tempdir().unwrap();
+    let faults = fault.map(ToString::to_string).unwrap_or_default();
+    let environment = [("MONGODB_URI", database.uri()), (NOTES, notes.path().to_str().unwrap()), (FAULT, &faults)];
+    let mut first = Process::start("faulty", &["recruiter"], &environment);
+    let noted = |file: &str| std::fs::read_to_string(notes.path().join(file)).unwrap_or_default();
+    let over = async || if fault.is_some() { first.try_exit().is_some() } else { noted("steps").contains("find signals") };
+    wait_until(Duration::from_secs(60), "it has set the database up or died", over).await;
+    assert_eq!(noted("struck").trim_end(), faults);
+    (database, noted("steps"))
 }

@@ -1,4 +1,4 @@
-//! A minute of random bad days. `--bin endurance` has longer ones; a seed that ever failed gets a test of its own here.
+//! A minute of random bad days. `--example endurance` has longer ones; a seed that ever failed gets a test of its own here.
 
 use std::time::Duration;
 

@@ -196,7 +196,7 @@ async fn a_rolling_restart_under_load_costs_no_attempt() {
             for ms in 0..20 {
                 world.enqueue(Entry::lasting(ms * 10), Policy::Never).await.unwrap();
             }
-            world.enqueue(Entry::lasting(2_500).retry(&again(1)), Policy::Again(1)).await.unwrap();
+            world.enqueue(Entry::lasting(5_000).retry(&again(1)), Policy::Again(1)).await.unwrap();
             tended(&mut world, "work goes on", async |world| world.count("scheduled", doc! { "locked": true }).await > 0).await;
             let ended = world.ended.lock().unwrap().len();
             world.members[member].process.terminate();

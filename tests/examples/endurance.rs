@@ -1,4 +1,4 @@
-//! Bad days by hand, as long as one likes: `cargo run --release -p recruiter-tests --bin endurance -- --duration 1h`.
+//! Bad days by hand, as long as one likes: `cargo run --release -p recruiter-tests --example endurance -- --duration 1h`.
 
 use std::{process::ExitCode, time::Duration};
 

@@ -1,0 +1,241 @@
+//! A fleet at work while MongoDB breaks: enqueuers that go on, jobs that last, and a look at what all of them use.
+
+use std::{
+    collections::HashMap,
+    pin::pin,
+    sync::{
+        Arc, PoisonError,
+        atomic::{AtomicBool, AtomicU32, Ordering},
+    },
+    time::Duration,
+};
+
+use recruiter_common::{
+    enqueue::{EnqueueError, Workable},
+    ids::JobId,
+    retry_policy::RetryManyTimes,
+    shutdown::pause,
+    store::{ConnectArgs, Store},
+};
+use recruiter_tests::{
+    ledger::{Entry, Event, monotonic_ms},
+    mongo::TestDatabase,
+    oracle::{Acknowledged, Findings, Policy},
+    proxy::{Action, Armed, Proxy},
+    world::{Role, World},
+};
+use tokio::{select, task::JoinHandle};
+
+use crate::usage::Usage;
+
+/// Makes the clients of the test itself, which only look, notice sooner than the processes that a member is silent.
+const LOOKS: &str = "&connectTimeoutMS=1000&heartbeatFrequencyMS=1000";
+/// Between two looks at the fleet.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// Between two jobs of an enqueuer, and before it sends one again.
+const ENQUEUE_EVERY: Duration = Duration::from_millis(100);
+const AGAIN_AFTER: Duration = Duration::from_millis(200);
+/// After the last blow is over.
+const QUIET_WITHIN: Duration = Duration::from_secs(90);
+/// A job that was asked for so long before a blow may be struck by it.
+const BEFORE: i64 = 500;
+/// More often than any job fails or is rescued here.
+const AGAIN: u32 = 12;
+
+/// Deaths take longer than the longest silence that MongoDB imposes on the living.
+pub(crate) const PATIENT: Flags = Flags {
+    recruiter: &["--lease", "5s", "--poll", "1s"],
+    cleaner: &["--dead-after", "15s", "--every", "500ms"],
+    worker: &["--heartbeat", "1s", "--lease", "10s", "--poll", "1s", "--grace", "5s"],
+};
+
+/// What the processes are started with.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Flags {
+    pub(crate) recruiter: &'static [&'static str],
+    pub(crate) cleaner: &'static [&'static str],
+    pub(crate) worker: &'static [&'static str],
+}
+
+/// A world with enqueuers.
+pub(crate) struct Stage {
+    pub(crate) world: World,
+    usage: Usage,
+    enqueuers: Vec<Enqueuer>,
+}
+
+/// What came of a time on the stage.
+pub(crate) struct Played {
+    pub(crate) findings: Findings,
+    /// For each blow, the longest that a job of its time took from being enqueued to being entered.
+    pub(crate) recovery: Vec<Duration>,
+    /// Jobs that were sent more than once.
+    pub(crate) sent_again: usize,
+}
+
+impl Stage {
+    /// An empty stage on this MongoDB.
+    pub(crate) async fn on(uri: &str) -> Self {
+        Self { world: World::on(TestDatabase::on(&format!("{uri}{LOOKS}")).await).await, usage: Usage::default(), enqueuers: Vec::new() }
+    }
+
+    /// Starts processes that come to MongoDB by this URI, and returns their places.
+    pub(crate) fn start(&mut self, uri: &str, flags: Flags, roles: &[Role]) -> Vec<usize> {
+        let flags_of = |role| match role {
+            Role::Recruiter => flags.recruiter,
+            Role::Cleaner => flags.cleaner,
+            Role::Worker => flags.worker,
+        };
+        roles.iter().map(|role| self.world.start_at(uri, *role, flags_of(*role), &[])).collect()
+    }
+
+    /// Starts an enqueuer that comes to MongoDB by this URI.
+    pub(crate) async fn enqueue_by(&mut self, uri: &str) {
+        self.enqueuers.push(Enqueuer::start(uri, &self.world.acknowledged, None).await);
+    }
+
+    /// Starts one on a bad line: many of its jobs are inserted, or are not, and it does not learn it.
+    pub(crate) async fn enqueue_on_a_bad_line(&mut self, proxy: Proxy) {
+        let uri = proxy.uri(self.world.database.name());
+        let asked = AtomicU32::new(0);
+        // Twice in a row, or the driver itself would find out.
+        let is_struck = move |asked: u32, kind: u32| asked % 12 / 2 == kind;
+        let counted = Arc::new(asked);
+        let armed = [(Action::LoseReply, 1), (Action::Cut, 4)].map(|(action, kind)| {
+            let asked = Arc::clone(&counted);
+            proxy.arm(action, .., move |request| {
+                // Both rules see every request; the first of them counts it.
+                let is_insert = request.is("insert", "scheduled");
+                let number = if is_insert && kind == 1 { asked.fetch_add(1, Ordering::Relaxed) } else { asked.load(Ordering::Relaxed).wrapping_sub(1) };
+                is_insert && is_struck(number, kind)
+            })
+        });
+        self.enqueuers.push(Enqueuer::start(&uri, &self.world.acknowledged, Some((proxy, armed))).await);
+    }
+
+    /// Jobs that last longer than most faults, and some that fail again and again; returns when all of the former run.
+    pub(crate) async fn enqueue_some_that_last(&mut self, ms: i64) {
+        let again = RetryManyTimes::new(AGAIN, Duration::from_secs(1)).unwrap();
+        for _ in 0..3 {
+            self.world.enqueue(Entry { ms, failures: 0, deaf: true }.as_job(), Policy::Never).await.unwrap();
+            let failing = Entry { ms: 300, failures: 4, deaf: false }.as_job();
+            self.world.enqueue(failing.retry(&again), Policy::Again(AGAIN)).await.unwrap();
+        }
+        let begun = |world: &World| world.ledger().iter().filter(|line| line.event == Event::Begin).count() >= 3;
+        self.until("the jobs that last are begun", async |world| begun(world)).await;
+    }
+
+    /// Tends the fleet until something is true.
+    pub(crate) async fn until(&mut self, what: &str, condition: impl AsyncFnMut(&World) -> bool) {
+        let Self { world, usage, .. } = self;
+        let mut condition = condition;
+        let came = world.until(QUIET_WITHIN, async |world| {
+            usage.look(world);
+            condition(world).await
+        });
+        let came = came.await;
+        assert!(came, "not within {QUIET_WITHIN:?}: {what}:\n{}", self.world.logs());
+    }
+
+    /// Tends the fleet while something happens.
+    pub(crate) async fn during<T>(&mut self, happens: impl Future<Output = T>) -> T {
+        let mut happens = pin!(happens);
+        loop {
+            self.world.tend();
+            self.usage.look(&self.world);
+            select! {
+                done = &mut happens => return done,
+                () = pause(LOOK_EVERY) => {}
+            }
+        }
+    }
+
+    /// The same for a fault; returns when it began. Some time later everything flows again, for a while at least.
+    pub(crate) async fn blow<T>(&mut self, happens: impl Future<Output = T>) -> i64 {
+        let begin = monotonic_ms();
+        self.usage.begins();
+        self.during(happens).await;
+        let over = monotonic_ms();
+        let goes_on = |world: &World| world.ledger().iter().any(|line| line.event == Event::Done && line.at_ms > over + 1_000);
+        self.until("jobs are done again", async |world| goes_on(world)).await;
+        self.usage.ends(&self.world);
+        begin
+    }
+
+    /// Waits until everything is done, stops everything and judges.
+    pub(crate) async fn close(mut self, blows: &[i64]) -> Played {
+        let mut sent = Vec::new();
+        for mut enqueuer in std::mem::take(&mut self.enqueuers) {
+            enqueuer.over.store(true, Ordering::Relaxed);
+            sent.extend(self.during(&mut enqueuer.task).await.unwrap());
+        }
+        let Self { world, usage, .. } = &mut self;
+        let quiet = world.until(QUIET_WITHIN, async |world| {
+            usage.look(world);
+            world.unfinished().await == 0
+        });
+        let quiet = quiet.await;
+        let logs = if quiet { String::new() } else { self.world.logs() };
+        let mut begun = HashMap::new();
+        for line in self.world.ledger().iter().filter(|line| line.event == Event::Begin) {
+            begun.entry(line.execution().0).or_insert(line.at_ms);
+        }
+        let mut findings = self.world.judge().await;
+        if !quiet {
+            findings.broken.push(format!("I7: not quiet {QUIET_WITHIN:?} after the last blow:\n{logs}"));
+        }
+        findings.broken.extend(self.usage.close());
+        let ends = blows.iter().skip(1).copied().chain([i64::MAX]);
+        let longest = |(blow, end): (&i64, i64)| {
+            let of_its_time = sent.iter().filter(|sent| (blow - BEFORE..end - BEFORE).contains(&sent.asked_ms));
+            let took = of_its_time.filter_map(|sent| Some(begun.get(&sent.job)? - sent.asked_ms)).max().unwrap_or(0);
+            Duration::from_millis(u64::try_from(took).unwrap_or(0))
+        };
+        let recovery = blows.iter().zip(ends).map(longest).collect();
+        Played { findings, recovery, sent_again: sent.iter().filter(|sent| sent.times > 1).count() }
+    }
+}
+
+/// A program that enqueues, waits for the acknowledgement, and sends again under the same id when there is none.
+struct Enqueuer {
+    over: Arc<AtomicBool>,
+    task: JoinHandle<Vec<Sent>>,
+    _bad_line: Option<(Proxy, [Armed; 2])>,
+}
+
+/// A job that was acknowledged at last.
+struct Sent {
+    job: JobId,
+    asked_ms: i64,
+    times: u32,
+}
+
+impl Enqueuer {
+    async fn start(uri: &str, acknowledged: &Acknowledged, bad_line: Option<(Proxy, [Armed; 2])>) -> Self {
+        let store = Store::connect(&ConnectArgs::to(uri), "enqueuer").await.unwrap();
+        let over = Arc::new(AtomicBool::new(false));
+        let (acknowledged, stop) = (Arc::clone(acknowledged), Arc::clone(&over));
+        let task = tokio::spawn(async move {
+            let mut all = Vec::new();
+            while !stop.load(Ordering::Relaxed) {
+                let sent = send(&store).await;
+                let policy = if sent.times > 1 { Policy::SentAgain } else { Policy::Never };
+                acknowledged.lock().unwrap_or_else(PoisonError::into_inner).insert(sent.job, policy);
+                all.push(sent);
+                pause(ENQUEUE_EVERY).await;
+            }
+            all
+        });
+        Self { over, task, _bad_line: bad_line }
+    }
+}
+
+async fn send(store: &Store) -> Sent {
+    let mut sent = Sent { job: JobId::new(), asked_ms: monotonic_ms(), times: 1 };
+    while let Err(error) = Entry::lasting(20).with_id(sent.job).enqueue(store).await {
+        assert!(matches!(&error, EnqueueError::Store(error) if error.is_transient()), "{error}");
+        sent.times += 1;
+        pause(AGAIN_AFTER).await;
+    }
+    sent
+}
