@@ -99,7 +99,7 @@ impl Observations {
     }
 
     /// Which of the retired are this cleaner's to bury: its own, and those that another one has left lying.
-    fn to_bury<'a>(&mut self, workers: &'a [RegisteredWorker], now: Monotonic) -> Vec<&'a RegisteredWorker> {
+    fn unburied<'a>(&mut self, workers: &'a [RegisteredWorker], now: Monotonic) -> Vec<&'a RegisteredWorker> {
         let before = std::mem::take(&mut self.retired);
         let mine = std::mem::take(&mut self.burying);
         let mut to_bury = Vec::new();
@@ -125,7 +125,7 @@ pub(crate) async fn tick(
     // Before the answer, after which this process may stand still.
     let asked = Monotonic::now();
     let workers = store.registered_workers().await?;
-    let left = observations.to_bury(&workers, asked);
+    let left = observations.unburied(&workers, asked);
     for (worker, last_seen_at, death) in observations.dead(&workers, asked, dead_after) {
         if let Some(retired) = store.retire_if_silent_since(worker, last_seen_at).await? {
             tracing::warn!(worker.id = %worker, ?death, "a worker is dead: retiring it");
@@ -200,7 +200,7 @@ mod tests {
         let mut observations = Observations::new(Place::of_this_process().expect("/proc"));
         let begin = Monotonic::now();
         let retired = [RegisteredWorker { retired: true, ..worker(WorkerId::new(), 1, 20) }];
-        let check = |observations: &mut Observations, ms: u64| observations.to_bury(&retired, begin + Duration::from_millis(ms)).len();
+        let check = |observations: &mut Observations, ms: u64| observations.unburied(&retired, begin + Duration::from_millis(ms)).len();
         assert_eq!(check(&mut observations, 0), 0, "another cleaner's");
         assert_eq!(check(&mut observations, 1_900), 0);
         assert_eq!(check(&mut observations, 2_000), 1, "it was left lying");

@@ -3,9 +3,11 @@
 
 use std::{
     collections::BTreeMap,
+    sync::PoisonError,
     time::{Duration, Instant},
 };
 
+use futures_util::future::join_all;
 use rand::{RngExt as _, SeedableRng, rngs::StdRng, seq::IndexedRandom as _};
 use recruiter_common::{
     enqueue::{NewJob, Workable as _},
@@ -13,12 +15,14 @@ use recruiter_common::{
     retry_policy::{
         ExponentialBackoff, RetriableExceptionFilter, RetryForever, RetryManyTimes, RetryPolicy, SelectByException, TimeTable,
     },
+    shutdown::pause,
+    store::Store,
 };
 
 use crate::{
     ledger::Entry,
     mongo::TestDatabase,
-    oracle::{Findings, Policy},
+    oracle::{self, Acknowledged, Findings, Policy},
     replica_set::ReplicaSet,
     world::{Role, World},
 };
@@ -27,6 +31,8 @@ use crate::{
 const QUIET_WITHIN: Duration = Duration::from_secs(120);
 /// More than an unlucky job is rescued.
 const AGAIN: u32 = 30;
+/// Jobs that are enqueued at the same time.
+const BATCH: usize = 50;
 /// How often a count of what happened is said.
 const SAY_EVERY: Duration = Duration::from_secs(10);
 
@@ -63,26 +69,22 @@ pub async fn endure(day: BadDay, say: impl Fn(&str)) -> Outcome {
         }
     }
     let mut done: BTreeMap<&'static str, usize> = BTreeMap::new();
-    let (begin, mut said, mut enqueued) = (Instant::now(), Instant::now(), 0);
-    while begin.elapsed() < day.duration {
+    let (begin, mut said) = (Instant::now(), Instant::now());
+    let enqueuer = Enqueuer { store: world.store.clone(), acknowledged: world.acknowledged.clone(), random: StdRng::seed_from_u64(!day.seed) };
+    let enqueuing = tokio::spawn(enqueuer.enqueue_all(day));
+    while begin.elapsed() < day.duration || !enqueuing.is_finished() {
         world.tend();
         // Whatever is random is so by the seed, not by the time that things take.
-        let blow = random.random_range(0..1_000);
-        let wait = Duration::from_millis(random.random_range(5..120));
-        let due = day.jobs.min((begin.elapsed().as_secs_f64() / day.duration.as_secs_f64() * day.jobs as f64) as usize);
-        while enqueued < due {
-            let batch = 100.min(due - enqueued);
-            let refused = enqueue(&world, &mut random, batch).await;
-            *done.entry("refused enqueues").or_default() += usize::from(refused);
-            enqueued += batch;
-        }
+        let (blow, wait) = (random.random_range(0..1_000), Duration::from_millis(random.random_range(5..120)));
         *done.entry(strike(&mut world, &mut mongo, &mut random, blow).await).or_default() += 1;
         if said.elapsed() > SAY_EVERY {
             said = Instant::now();
-            say(&format!("{:?}: {enqueued} of {} jobs enqueued, {} unfinished, {done:?}", begin.elapsed(), day.jobs, world.unfinished().await));
+            let acknowledged = world.acknowledged.lock().unwrap_or_else(PoisonError::into_inner).len();
+            say(&format!("{:?}: {acknowledged} of {} jobs acknowledged, {} unfinished, {done:?}", begin.elapsed(), day.jobs, world.unfinished().await));
         }
-        recruiter_common::shutdown::pause(wait).await;
+        pause(wait).await;
     }
+    done.insert("enqueues refused", enqueuing.await.expect("it does not panic"));
     mongo.whole().await;
     let last = Instant::now();
     let quiet = world.until_quiet(QUIET_WITHIN.max(day.duration)).await;
@@ -133,11 +135,30 @@ async fn strike(world: &mut World, mongo: &mut ReplicaSet, random: &mut StdRng, 
     }
 }
 
-/// Enqueues jobs of every kind; says whether any enqueue was refused, as it may be while there is no primary.
-async fn enqueue(world: &World, random: &mut StdRng, count: usize) -> bool {
-    let jobs: Vec<(NewJob, Policy)> = (0..count).map(|_| job(random)).collect();
-    let enqueued = futures_util::future::join_all(jobs.into_iter().map(async |(job, policy)| world.enqueue(job, policy).await)).await;
-    enqueued.iter().any(Result::is_err)
+/// The application: enqueues jobs of every kind while everything else happens.
+struct Enqueuer {
+    store: Store,
+    acknowledged: Acknowledged,
+    random: StdRng,
+}
+
+impl Enqueuer {
+    /// Spreads the jobs of a day over it; says how many were refused, as they may be while there is no primary.
+    async fn enqueue_all(mut self, day: BadDay) -> usize {
+        let begin = Instant::now();
+        let (mut enqueued, mut refused) = (0, 0);
+        while enqueued < day.jobs {
+            let jobs: Vec<(NewJob, Policy)> = (0..BATCH.min(day.jobs - enqueued)).map(|_| job(&mut self.random)).collect();
+            enqueued += jobs.len();
+            let (store, acknowledged) = (&self.store, &self.acknowledged);
+            let done = join_all(jobs.into_iter().map(|(job, policy)| oracle::enqueue(store, acknowledged, job, policy))).await;
+            refused += done.iter().filter(|done| done.is_err()).count();
+            let share = u32::try_from(enqueued).unwrap_or(u32::MAX);
+            let next = day.duration * share / u32::try_from(day.jobs).unwrap_or(u32::MAX);
+            pause(next.saturating_sub(begin.elapsed())).await;
+        }
+        refused
+    }
 }
 
 fn job(random: &mut StdRng) -> (NewJob, Policy) {

@@ -23,10 +23,7 @@ pub fn step(command: &Document) -> Option<String> {
         }),
         _ => None,
     };
-    let collection = match value {
-        Bson::String(collection) => Some(collection.as_str()),
-        _ => command.get_str("collection").ok(),
-    };
+    let collection = value.as_str().or_else(|| command.get_str("collection").ok());
     Some([Some(name.as_str()), collection, shape.as_deref()].into_iter().flatten().filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" "))
 }
 

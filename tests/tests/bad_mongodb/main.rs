@@ -3,8 +3,9 @@
 
 #![expect(clippy::unwrap_used, reason = "in a test it says where it failed")]
 
-
-
+mod clocks;
+mod full_disk;
+mod network;
 mod server;
 mod stage;
 mod usage;

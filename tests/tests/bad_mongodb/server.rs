@@ -1,9 +1,9 @@
-//! A replica set of three that loses its primary, its network, its processes; and lines that are cut, or slow.
+//! A replica set of three that loses its primary, in every way that a primary can be lost.
 
 use std::time::Duration;
 
 use recruiter_common::shutdown::pause;
-use recruiter_tests::{replica_set::ReplicaSet, report::Row, world::Role};
+use recruiter_tests::{replica_set::ReplicaSet, world::Role};
 use tokio::sync::Semaphore;
 
 use crate::stage::{PATIENT, Stage};
@@ -32,20 +32,7 @@ async fn strike(fault: &str, times: usize, within: Duration, blow: impl AsyncFn(
     for _ in 0..times {
         blows.push(stage.blow(blow(&mut set)).await);
     }
-    let mut played = stage.close(&blows).await;
-    println!("{fault}: {:?}, {} sent again, {:?}", played.recovery, played.sent_again, played.findings.all());
-    if played.findings.deaths > 0 {
-        played.findings.broken.push(format!("I10: {} executions ended with a death and nobody died", played.findings.deaths));
-    }
-    assert!(played.sent_again > 0, "no outcome was ever unknown");
-    let mut row = Row::new(fault);
-    for recovery in &played.recovery {
-        row.add(std::mem::take(&mut played.findings), *recovery);
-    }
-    let longest = played.recovery.into_iter().max().unwrap();
-    row.close();
-    assert!(longest < within, "a job waited for {longest:?}");
-    drop(set);
+    stage.close(fault, &blows).await.without_deaths().end(within);
 }
 
 #[tokio::test(flavor = "multi_thread")]

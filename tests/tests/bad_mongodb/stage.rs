@@ -22,6 +22,7 @@ use recruiter_tests::{
     mongo::TestDatabase,
     oracle::{Acknowledged, Findings, Policy},
     proxy::{Action, Armed, Proxy},
+    report::Row,
     world::{Role, World},
 };
 use tokio::{select, task::JoinHandle};
@@ -33,7 +34,7 @@ const LOOKS: &str = "&connectTimeoutMS=1000&heartbeatFrequencyMS=1000";
 /// Between two looks at the fleet.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Between two jobs of an enqueuer, and before it sends one again.
-const ENQUEUE_EVERY: Duration = Duration::from_millis(100);
+const ENQUEUE_EVERY: Duration = Duration::from_millis(50);
 const AGAIN_AFTER: Duration = Duration::from_millis(200);
 /// After the last blow is over.
 const QUIET_WITHIN: Duration = Duration::from_secs(90);
@@ -66,11 +67,12 @@ pub(crate) struct Stage {
 
 /// What came of a time on the stage.
 pub(crate) struct Played {
+    fault: String,
     pub(crate) findings: Findings,
     /// For each blow, the longest that a job of its time took from being enqueued to being entered.
     pub(crate) recovery: Vec<Duration>,
     /// Jobs that were sent more than once.
-    pub(crate) sent_again: usize,
+    sent_again: usize,
 }
 
 impl Stage {
@@ -97,18 +99,10 @@ impl Stage {
     /// Starts one on a bad line: many of its jobs are inserted, or are not, and it does not learn it.
     pub(crate) async fn enqueue_on_a_bad_line(&mut self, proxy: Proxy) {
         let uri = proxy.uri(self.world.database.name());
-        let asked = AtomicU32::new(0);
-        // Twice in a row, or the driver itself would find out.
-        let is_struck = move |asked: u32, kind: u32| asked % 12 / 2 == kind;
-        let counted = Arc::new(asked);
-        let armed = [(Action::LoseReply, 1), (Action::Cut, 4)].map(|(action, kind)| {
-            let asked = Arc::clone(&counted);
-            proxy.arm(action, .., move |request| {
-                // Both rules see every request; the first of them counts it.
-                let is_insert = request.is("insert", "scheduled");
-                let number = if is_insert && kind == 1 { asked.fetch_add(1, Ordering::Relaxed) } else { asked.load(Ordering::Relaxed).wrapping_sub(1) };
-                is_insert && is_struck(number, kind)
-            })
+        let armed = [(Action::LoseReply, 1), (Action::Cut, 4)].map(|(action, turn)| {
+            let asked = AtomicU32::new(0);
+            // Twice in a row, or the driver itself would find out.
+            proxy.arm(action, .., move |request| request.is("insert", "scheduled") && asked.fetch_add(1, Ordering::Relaxed) % 12 / 2 == turn)
         });
         self.enqueuers.push(Enqueuer::start(&uri, &self.world.acknowledged, Some((proxy, armed))).await);
     }
@@ -151,7 +145,7 @@ impl Stage {
     }
 
     /// The same for a fault; returns when it began. Some time later everything flows again, for a while at least.
-    pub(crate) async fn blow<T>(&mut self, happens: impl Future<Output = T>) -> i64 {
+    pub(crate) async fn blow(&mut self, happens: impl Future<Output = ()>) -> i64 {
         let begin = monotonic_ms();
         self.usage.begins();
         self.during(happens).await;
@@ -163,7 +157,7 @@ impl Stage {
     }
 
     /// Waits until everything is done, stops everything and judges.
-    pub(crate) async fn close(mut self, blows: &[i64]) -> Played {
+    pub(crate) async fn close(mut self, fault: &str, blows: &[i64]) -> Played {
         let mut sent = Vec::new();
         for mut enqueuer in std::mem::take(&mut self.enqueuers) {
             enqueuer.over.store(true, Ordering::Relaxed);
@@ -192,7 +186,31 @@ impl Stage {
             Duration::from_millis(u64::try_from(took).unwrap_or(0))
         };
         let recovery = blows.iter().zip(ends).map(longest).collect();
-        Played { findings, recovery, sent_again: sent.iter().filter(|sent| sent.times > 1).count() }
+        Played { fault: fault.to_owned(), findings, recovery, sent_again: sent.iter().filter(|sent| sent.times > 1).count() }
+    }
+}
+
+impl Played {
+    /// Nobody died of it: a death that was declared was a mistake.
+    pub(crate) fn without_deaths(mut self) -> Self {
+        let deaths = self.findings.deaths;
+        if deaths > 0 {
+            self.findings.broken.push(format!("I10: {deaths} executions ended with a death and nobody died"));
+        }
+        self
+    }
+
+    /// Writes the row of the report; nothing was wrong, and no job waited for longer than this.
+    pub(crate) fn end(mut self, within: Duration) {
+        println!("{}: {:?}, {} sent again, {:?}", self.fault, self.recovery, self.sent_again, self.findings.all());
+        let mut row = Row::new(self.fault);
+        for recovery in &self.recovery {
+            row.add(std::mem::take(&mut self.findings), *recovery);
+        }
+        row.close();
+        assert!(self.sent_again > 0, "no outcome was ever unknown");
+        let longest = self.recovery.into_iter().max().unwrap_or_default();
+        assert!(longest < within, "a job waited for {longest:?}");
     }
 }
 

@@ -9,12 +9,7 @@ use std::{
 };
 
 use bson::{Document, doc, oid::ObjectId};
-use recruiter_common::{
-    enqueue::Workable,
-    ids::JobId,
-    retry_policy::RetryManyTimes,
-    shutdown::pause,
-};
+use recruiter_common::{enqueue::Workable, ids::JobId, retry_policy::RetryManyTimes, shutdown::pause};
 use tokio::{runtime::Handle, sync::Semaphore, task::spawn_blocking};
 
 use recruiter_tests::{
@@ -80,7 +75,9 @@ pub(crate) async fn run(mut world: World, breaks: Option<Breaks>) -> Run {
     start(&mut world, Role::Cleaner);
     let victim = world.start(Role::Worker, &[], &[]);
     let mut story = Story::begin(&world).await;
-    world.until(QUIET_WITHIN, async |world| world.count("scheduled", doc! { "locked": true }).await == 2 || world.unfinished().await == 0).await;
+    world
+        .until(QUIET_WITHIN, async |world| world.count("scheduled", doc! { "locked": true }).await == 2 || world.unfinished().await == 0)
+        .await;
     world.members[victim].process.kill();
     start(&mut world, Role::Worker);
     story.enqueue(&world).await;

@@ -21,7 +21,7 @@ use recruiter_tests::{
     world::{Role, World},
 };
 
-use crate::{SOON, again, archived, close, end_of, number, tended, wait, world};
+use crate::{SOON, again, archived, close, end_of, number, tended, wait, world, world_with};
 
 /// How often innocent jobs may be done again: more often than anything here kills a worker.
 const AGAIN: u32 = 20;
@@ -50,12 +50,7 @@ async fn unharmed(world: &World, innocents: &[JobId], strikes: i64) {
 async fn a_job_that_kills_its_process_ends_by_its_policy_and_those_beside_it_are_done() {
     let harms = [
         ("jobs that abort the process", Poison::new(Harm::Abort).as_job(), Poison::new(Harm::Abort).as_job(), &[][..]),
-        (
-            "jobs that overflow the stack",
-            Poison::new(Harm::Overflow).as_job(),
-            BlockingPoison(Poison::new(Harm::Overflow)).as_job(),
-            &[],
-        ),
+        ("jobs that overflow the stack", Poison::new(Harm::Overflow).as_job(), BlockingPoison(Poison::new(Harm::Overflow)).as_job(), &[]),
         (
             "jobs that exhaust the memory",
             Poison::new(Harm::Exhaust).as_job(),
@@ -126,12 +121,12 @@ async fn a_job_that_holds_the_runtime_ends_by_its_policy_and_those_beside_it_are
 const ONE_THREAD: [&str; 2] = ["env", "TOKIO_WORKER_THREADS=1"];
 
 async fn held_for_a_while() -> (Findings, Duration) {
-    let mut world = world().await;
+    let mut world = world_with("2500ms").await;
     world.start_by(&ONE_THREAD, Role::Worker, &[]);
     world.start_by(&ONE_THREAD, Role::Worker, &[]);
     let begin = Instant::now();
     let innocents = innocents(&world).await;
-    let spin = Poison::new(Harm::Spin(5_000)).as_job();
+    let spin = Poison::new(Harm::Spin(6_000)).as_job();
     let thrice = world.enqueue(spin.retry(&again(2)), Policy::Again(2)).await.unwrap();
     tended(&mut world, "all is done", async |world| world.unfinished().await == 0).await;
     let recovery = begin.elapsed();
@@ -142,7 +137,7 @@ async fn held_for_a_while() -> (Findings, Duration) {
 
 /// Whoever hangs for good is killed by the service manager, or by a person.
 async fn held_for_good() -> (Findings, Duration) {
-    let mut world = world().await;
+    let mut world = world_with("2500ms").await;
     let workers = [world.start_by(&ONE_THREAD, Role::Worker, &[]), world.start_by(&ONE_THREAD, Role::Worker, &[])];
     let begin = Instant::now();
     let once = world.enqueue(Poison::new(Harm::Spin(i64::MAX)).as_job(), Policy::Never).await.unwrap();

@@ -20,7 +20,7 @@ use recruiter_tests::{
 use tokio::{runtime::Handle, task::spawn_blocking};
 
 use crate::{
-    SOON, again, archived, close,
+    PATIENT, SOON, again, archived, close,
     cycle::{AT_A_TIME, Story},
     end_of, fault, number, tended, wait, world,
 };
@@ -28,7 +28,7 @@ use crate::{
 /// What dies in the cycle without having been asked to stop: one worker, with two jobs.
 const DEATHS: usize = 2;
 /// How often faults that did not strike are tried again.
-const WAVES: usize = 3;
+const WAVES: usize = 5;
 
 /// A fault of each process, or of some.
 type Faults = BTreeMap<Role, Fault>;
@@ -59,11 +59,8 @@ async fn a_stop_at_any_step_costs_no_attempt_and_leaves_no_lock() {
     whole.steps.retain(|step, _| another.steps.contains_key(step));
     let mut row = Row::new("TERM at a step");
     let stop = |step: &str, moment| fault(Blow::Terminate, moment, 1, step);
-    let mut left: Vec<(Role, Fault)> = whole
-        .steps
-        .keys()
-        .flat_map(|(role, step)| [Moment::Before, Moment::After].map(|moment| (*role, stop(step, moment))))
-        .collect();
+    let mut left: Vec<(Role, Fault)> =
+        whole.steps.keys().flat_map(|(role, step)| [Moment::Before, Moment::After].map(|moment| (*role, stop(step, moment)))).collect();
     for _ in 0..WAVES {
         let mut plans: Vec<Faults> = Vec::new();
         for (role, fault) in left.drain(..) {
@@ -95,7 +92,7 @@ async fn cycle_here(faults: Faults) -> Run {
     let mut world = World::new().await;
     let of = |role| faults.get(&role).map_or(&[][..], std::slice::from_ref);
     world.start(Role::Recruiter, &[], of(Role::Recruiter));
-    world.start(Role::Cleaner, &[], of(Role::Cleaner));
+    world.start(Role::Cleaner, &["--dead-after", PATIENT], of(Role::Cleaner));
     world.start(Role::Worker, &[], &[]);
     let mut story = Story::begin(&world).await;
     tended(&mut world, "two jobs are running", async |world| world.count("scheduled", doc! { "locked": true }).await == 2).await;
@@ -183,8 +180,9 @@ async fn twice(between: Duration) -> (Findings, Duration) {
 #[tokio::test]
 async fn a_rolling_restart_under_load_costs_no_attempt() {
     let mut world = World::new().await;
-    for role in [Role::Recruiter, Role::Recruiter, Role::Cleaner, Role::Cleaner] {
-        world.start(role, &[], &[]);
+    for _ in 0..2 {
+        world.start(Role::Recruiter, &[], &[]);
+        world.start(Role::Cleaner, &["--dead-after", PATIENT], &[]);
     }
     for _ in 0..3 {
         world.start(Role::Worker, &["--grace", "2s"], &[]);

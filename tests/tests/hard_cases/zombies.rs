@@ -9,7 +9,7 @@ use std::{
 };
 
 use bson::{Bson, Document, Timestamp, doc, oid::ObjectId};
-use futures_util::{TryStreamExt, future::join_all};
+use futures_util::{StreamExt, TryStreamExt, future::join_all, stream};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
@@ -37,7 +37,7 @@ use recruiter_tests::{
     world::{Role, World},
 };
 
-use crate::{SOON, again, archived, close, end_of, fault, number, tended, wait, world};
+use crate::{PATIENT, SOON, again, archived, close, end_of, fault, number, tended, wait, world, world_with};
 
 /// A start, an outcome that goes to the archive, one that is to be retried, and an assignment, as steps.
 const START: &str = "update scheduled _id,locked,attempts,$expr";
@@ -66,7 +66,7 @@ fn log(world: &World, member: usize) -> String {
 /// outcome, in the middle of that, right before it puts a job back, or while its jobs still run.
 #[tokio::test]
 async fn what_a_worker_says_after_its_death_is_refused_and_it_comes_back_as_another() {
-    let mut world = world().await;
+    let mut world = world_with("3s").await;
     let steps = [("outcome", ARCHIVE), ("insert", "insert archived"), ("commit", "commitTransaction"), ("retry", RESCHEDULE)];
     let freeze = |step| [fault(Blow::Freeze, Moment::Before, 1, step)];
     let mut zombies: Vec<(&str, usize)> =
@@ -76,14 +76,15 @@ async fn what_a_worker_says_after_its_death_is_refused_and_it_comes_back_as_anot
         let (ms, failures) = (if *group == "long" { 6_000 } else { 200 }, u32::from(*group == "retry"));
         let job = || Entry { ms, failures, ..Entry::default() }.as_job().in_group(*group);
         world.enqueue(job().retry(&again(3)), Policy::Again(3)).await.unwrap();
-        world.enqueue(if failures == 0 { job() } else { job().retry(&again(4)) }, [Policy::Never, Policy::Again(4)][failures as usize]).await.unwrap();
+        world
+            .enqueue(if failures == 0 { job() } else { job().retry(&again(4)) }, [Policy::Never, Policy::Again(4)][failures as usize])
+            .await
+            .unwrap();
     }
-    let begun = |world: &World| world.ledger().iter().filter(|line| line.event == Event::Begin).count();
-    wait(&world, "the long jobs are running", async || {
-        world.count("scheduled", doc! { "group": "long", "locked": true }).await == 2 && begun(&world) == 10
-    })
-    .await;
-    world.members[zombies[4].1].process.pause();
+    let sleeper = &world.members[zombies[4].1].process;
+    let begun = || world.ledger().iter().filter(|line| line.event == Event::Begin && line.worker == sleeper.pid()).count();
+    wait(&world, "the long jobs are running", async || begun() == 2).await;
+    sleeper.pause();
     wait(&world, "they stand still", async || zombies.iter().all(|(_, zombie)| world.members[*zombie].process.is_stopped())).await;
 
     let heir = world.start(Role::Worker, &[], &[]);
@@ -194,8 +195,8 @@ async fn when_a_host_wakes_up_nobody_alive_is_declared_dead() {
     let mut world = World::on(TestDatabase::on(&mongo.uri()).await).await;
     world.start(Role::Recruiter, &[], &[]);
     world.start(Role::Recruiter, &[], &[]);
-    world.start(Role::Cleaner, &["--dead-after", "3s"], &[]);
-    world.start(Role::Cleaner, &["--dead-after", "3s"], &[]);
+    world.start(Role::Cleaner, &["--dead-after", "4s"], &[]);
+    world.start(Role::Cleaner, &["--dead-after", "4s"], &[]);
     for _ in 0..3 {
         world.start(Role::Worker, &[], &[]);
     }
@@ -204,7 +205,7 @@ async fn when_a_host_wakes_up_nobody_alive_is_declared_dead() {
     let before = ids(&world).await;
     let mut order: Vec<usize> = (0..world.members.len()).collect();
     let mut recovery = Duration::ZERO;
-    const NIGHTS: usize = 6;
+    const NIGHTS: usize = 4;
     for night in 0..NIGHTS {
         for _ in 0..6 {
             world.enqueue(Entry::lasting(random.random_range(0..5_000)), Policy::Never).await.unwrap();
@@ -215,7 +216,7 @@ async fn when_a_host_wakes_up_nobody_alive_is_declared_dead() {
         if night % 2 == 1 {
             mongo.pause().unwrap();
         }
-        pause(Duration::from_millis(4_500)).await;
+        pause(Duration::from_millis(5_500)).await;
         if night % 2 == 1 {
             mongo.resume().unwrap();
         }
@@ -293,14 +294,23 @@ async fn late_start_is_overtaken() -> (Findings, Duration) {
     (world.judge().await, recovery)
 }
 
-/// The worker that started it might have been declared dead by then.
+/// Its worker has been declared dead by then: carried out, it would lock a job that nobody runs.
 async fn late_start_is_past_its_lease() -> (Findings, Duration) {
     let mut world = world().await;
-    let (_proxy, _armed, id) = late_start(&mut world, "900ms", Duration::from_secs(3)).await;
-    let late = Instant::now();
+    let late = Duration::from_secs(5);
+    let (_proxy, armed, id) = late_start(&mut world, "900ms", late).await;
+    let begin = Instant::now();
+    // Not supervised for now: nobody else starts it.
+    let dead = world.members.pop().unwrap();
+    dead.process.kill();
+    wait(&world, "it is buried", async || roster(&world).await.is_empty()).await;
+    assert!(armed.count() == 1 && begin.elapsed() < late, "it is on its way");
+    pause(late + Duration::from_secs(1)).await;
+    world.start(Role::Worker, &[], &[]);
+    let started = Instant::now();
     wait(&world, "it is done", async || archived(&world, id).await.is_some()).await;
     assert_eq!(end_of(&world, id).await, ("done".into(), 1, vec!["none".into()]), "the late one was not carried out");
-    (world.judge().await, late.elapsed())
+    (world.judge().await, started.elapsed())
 }
 
 /// Hints of rounds that were taken long ago and of rounds that never were, for jobs that are archived, running here or there, waiting
@@ -319,7 +329,8 @@ async fn a_hint_that_is_told_again_makes_nothing_run_twice() {
     let later = RetryManyTimes::new(1, Duration::from_secs(4)).unwrap();
     let failing = Entry { failures: 1, ..Entry::default() };
     let retried = world.enqueue(failing.as_job().retry(&later), Policy::Again(1)).await.unwrap();
-    wait(&world, "it has failed", async || world.count("scheduled", doc! { "_id": retried, "attempts": 1, "locked": false }).await == 1).await;
+    wait(&world, "it has failed", async || world.count("scheduled", doc! { "_id": retried, "attempts": 1, "locked": false }).await == 1)
+        .await;
     for _ in 0..8 {
         jobs.push(world.enqueue(Entry::lasting(3_000), Policy::Never).await.unwrap());
     }
@@ -346,29 +357,31 @@ async fn a_hint_that_is_told_again_makes_nothing_run_twice() {
         hints.extend([doc! {}, doc! { "kind": 7 }, doc! { "kind": "assigned", "pairs": "all" }, doc! { "kind": "cancel", "job": "this" }]);
     }
     let replayed = hints.len();
-    let begin = Instant::now();
-    for mut hint in hints {
-        hint.remove("_id");
+    for hint in &mut hints {
+        hint.insert("_id", ObjectId::new());
         // The server fills it in: a hint of just now.
         hint.insert("at", Timestamp { time: 0, increment: 0 });
-        signals.insert_one(hint).await.unwrap();
     }
     // With the time of long ago as well.
-    for mut hint in told {
+    hints.extend(told);
+    for hint in &mut hints[replayed..] {
         hint.insert("_id", ObjectId::new());
-        signals.insert_one(hint).await.unwrap();
     }
-    wait(&world, "all is done", async || world.unfinished().await == 0).await;
+    for hints in hints.chunks(100) {
+        signals.insert_many(hints).await.unwrap();
+    }
+    let begin = Instant::now();
     let next = world.enqueue(Entry::lasting(0), Policy::Never).await.unwrap();
     wait(&world, "work goes on", async || archived(&world, next).await.is_some()).await;
     let recovery = begin.elapsed();
+    wait(&world, "all is done", async || world.unfinished().await == 0).await;
     for id in jobs.into_iter().chain([next]) {
         let job = archived(&world, id).await.unwrap();
         assert_eq!(end_of(&world, id).await, ("done".into(), 1, vec!["none".into()]), "{job}");
         assert!(number(&job, "interruptions") == 0, "{job}");
     }
     assert_eq!(end_of(&world, retried).await, ("done".into(), 2, vec!["not-yet".into(), "none".into()]));
-    close(world, "hints told again", replayed, recovery).await;
+    close(world, "hints told again", hints.len(), recovery).await;
 }
 
 /// I2: the transaction of a killed process would keep its jobs for a minute if nobody ended it.
@@ -382,13 +395,11 @@ async fn a_kill_in_the_middle_of_a_group_commit_frees_its_jobs_at_once() {
         (Role::Cleaner, Moment::After, "insert archived"),
         (Role::Cleaner, Moment::After, "commitTransaction"),
     ];
-    let mut rows = [Role::Worker, Role::Cleaner].map(|role| (role, Row::new(format!("kill -9 of a {role:?} in its transaction").to_lowercase())));
-    for (role, findings, recovery) in join_all(moments.map(async |(role, moment, step)| {
-        let (findings, recovery) = killed_in_a_commit(role, moment, step).await;
-        (role, findings, recovery)
-    }))
-    .await
-    {
+    let mut rows =
+        [Role::Worker, Role::Cleaner].map(|role| (role, Row::new(format!("kill -9 of a {role:?} in its transaction").to_lowercase())));
+    let runs = moments.map(async |(role, moment, step)| (role, killed_in_a_commit(role, moment, step).await));
+    let mut runs = stream::iter(runs).buffer_unordered(3);
+    while let Some((role, (findings, recovery))) = runs.next().await {
         assert!(recovery < AT_ONCE, "{role:?}: its jobs were free after {recovery:?}");
         rows.iter_mut().find(|row| row.0 == role).unwrap().1.add(findings, recovery);
     }
@@ -401,7 +412,7 @@ async fn killed_in_a_commit(role: Role, moment: Moment, step: &str) -> (Findings
     let freeze = fault(Blow::Freeze, moment, if role == Role::Worker { 2 } else { 1 }, step);
     let faults = |of| if of == role { std::slice::from_ref(&freeze) } else { &[] };
     world.start(Role::Recruiter, &[], &[]);
-    let cleaner = world.start(Role::Cleaner, &[], faults(Role::Cleaner));
+    let cleaner = world.start(Role::Cleaner, &["--dead-after", PATIENT], faults(Role::Cleaner));
     let worker = world.start(Role::Worker, &["--concurrency", "50"], faults(Role::Worker));
     until_available(&world, 1).await;
     let ms = if role == Role::Worker { 300 } else { 60_000 };
@@ -426,7 +437,11 @@ async fn killed_in_a_commit(role: Role, moment: Moment, step: &str) -> (Findings
     }
     world.members[victim].process.kill();
     let killed = Instant::now();
-    world.until(SOON, async |world| world.count("scheduled", doc! { "locked": true, "last_execution.pid": world.members[worker].process.pid() }).await == 0).await;
+    world
+        .until(SOON, async |world| {
+            world.count("scheduled", doc! { "locked": true, "last_execution.pid": world.members[worker].process.pid() }).await == 0
+        })
+        .await;
     tended(&mut world, "all is done", async |world| world.unfinished().await == 0).await;
     let recovery = killed.elapsed();
     (world.judge().await, recovery)
@@ -461,8 +476,8 @@ async fn nobody_is_gone_for_a_cleaner_that_cannot_see_its_process() {
     }
     let mut world = World::new().await;
     world.start(Role::Recruiter, &[], &[]);
-    world.start(Role::Cleaner, &["--dead-after", "3s"], &[]);
-    let mut cleaner = world.beside(&CONTAINER, Role::Cleaner, &["--dead-after", "3s"]);
+    world.start(Role::Cleaner, &["--dead-after", "4s"], &[]);
+    let mut cleaner = world.beside(&CONTAINER, Role::Cleaner, &["--dead-after", "4s"]);
     let mut containers = [(); 2].map(|()| world.beside(&CONTAINER, Role::Worker, &[]));
     let worker = world.start(Role::Worker, &[], &[]);
     until_available(&world, 3).await;
@@ -490,8 +505,11 @@ async fn nobody_is_gone_for_a_cleaner_that_cannot_see_its_process() {
     wait(&world, "all is done", async || world.unfinished().await == 0).await;
     let recovery = killed.elapsed();
     assert_eq!(roster(&world).await.len(), 1);
+    // Both cleaners may have seen it.
     let said = world.logs() + &cleaner.stderr();
-    assert_eq!((said.matches("a worker is dead").count(), said.matches("death=Silent").count()), (1, 1), "{said}");
+    let dead: BTreeSet<&str> =
+        said.lines().filter_map(|line| line.split_once("a worker is dead: retiring it ")).map(|(_, who)| who).collect();
+    assert!(dead.len() == 1 && dead.iter().all(|who| who.ends_with("death=Silent")), "{dead:?}\n{said}");
     stop(&mut containers[1]).await;
     stop(&mut cleaner).await;
     close(world, "containers that share a hostname", 1, recovery).await;
@@ -502,7 +520,7 @@ async fn nobody_is_gone_for_a_cleaner_that_cannot_see_its_process() {
 async fn a_place_that_is_elsewhere_or_unknown_is_never_gone() {
     let mut world = World::new().await;
     world.start(Role::Recruiter, &[], &[]);
-    world.start(Role::Cleaner, &["--dead-after", "3s"], &[]);
+    world.start(Role::Cleaner, &["--dead-after", PATIENT], &[]);
     let nobody = i32::MAX;
     let places = [
         doc! { "$set": { "pid_namespace": "pid:[1]", "pid": nobody } },
@@ -518,7 +536,7 @@ async fn a_place_that_is_elsewhere_or_unknown_is_never_gone() {
     until_available(&world, places.len() as u64).await;
     let before = roster(&world).await;
     for _ in 0..places.len() {
-        world.enqueue(Entry::lasting(6_000), Policy::Never).await.unwrap();
+        world.enqueue(Entry::lasting(4_000), Policy::Never).await.unwrap();
     }
     for (worker, place) in before.iter().zip(&places) {
         world.database.raw("roster").update_one(doc! { "_id": worker.get_object_id("_id").unwrap() }, place.clone()).await.unwrap();
@@ -568,7 +586,7 @@ async fn phantom(world: &World, place: Place) -> [JobId; 2] {
 #[tokio::test]
 async fn a_pid_is_a_worker_only_together_with_its_start() {
     let mut world = World::new().await;
-    world.start(Role::Cleaner, &["--dead-after", "5m"], &[]);
+    world.start(Role::Cleaner, &["--dead-after", PATIENT], &[]);
     let mut idle = Idle::start();
     let place = idle.place();
     let alive = phantom(&world, place.clone()).await;
@@ -600,9 +618,9 @@ async fn end_seen(world: &World, jobs: [JobId; 2]) -> bool {
 async fn a_long_job_of_a_healthy_worker_is_left_alone() {
     let mut world = World::new().await;
     world.start(Role::Recruiter, &[], &[]);
-    world.start(Role::Cleaner, &["--dead-after", "2s"], &[]);
+    world.start(Role::Cleaner, &["--dead-after", "3s"], &[]);
     world.start(Role::Worker, &[], &[]);
-    let long = 16_000;
+    let long = 18_000;
     let jobs = [
         world.enqueue(Entry::lasting(long), Policy::Never).await.unwrap(),
         world.enqueue(Entry::lasting(long).retry(&again(3)), Policy::Again(3)).await.unwrap(),
@@ -613,5 +631,5 @@ async fn a_long_job_of_a_healthy_worker_is_left_alone() {
         assert_eq!(end_of(&world, id).await, ("done".into(), 1, vec!["none".into()]));
     }
     assert!(!world.logs().contains("a worker is dead"), "{}", world.logs());
-    close(world, "jobs eight times as long as a death", jobs.len(), Duration::ZERO).await;
+    close(world, "jobs six times as long as a death", jobs.len(), Duration::ZERO).await;
 }

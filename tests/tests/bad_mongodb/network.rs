@@ -1,0 +1,116 @@
+//! Lines to a healthy replica set that are cut, let through one way only, or are slow: for everybody, and for one worker alone.
+
+use std::time::Duration;
+
+use bson::{Document, doc};
+use recruiter_common::{enqueue::Workable, shutdown::pause};
+use recruiter_tests::{
+    ledger::Entry,
+    oracle::Policy,
+    proxy::Proxy,
+    replica_set::ReplicaSet,
+    wait::wait_until,
+    world::Role,
+};
+use tokio::join;
+
+use crate::{
+    server::SETS,
+    stage::{Flags, PATIENT, Stage},
+};
+
+/// Longer than any call waits, and than the deaths of [`SHORT`] take.
+const OUTAGE: Duration = Duration::from_secs(12);
+const SOON: Duration = Duration::from_secs(30);
+/// No job waits longer: the line is cut for most of it.
+const WITHIN: Duration = Duration::from_secs(25);
+const LATENCY: Duration = Duration::from_millis(50);
+const BYTES_PER_SECOND: u64 = 64_000;
+/// More than a slow line carries at once.
+const BURST: usize = 50;
+
+/// Deaths are found in less than an outage.
+const SHORT: Flags = Flags { cleaner: &["--dead-after", "6s", "--every", "300ms"], worker: &["--heartbeat", "500ms", "--lease", "2s", "--poll", "1s", "--grace", "5s"], ..PATIENT };
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_broken_network_costs_nothing_but_time() {
+    let _turn = SETS.acquire().await.unwrap();
+    let set = ReplicaSet::start(3).await;
+    join!(
+        for_everybody(&set, "all processes are cut off", Proxy::blackhole),
+        for_everybody(&set, "all connections are closed, and new ones refused", Proxy::sever),
+        for_everybody(&set, "requests arrive, answers do not, for all processes", Proxy::blackhole_replies),
+        for_one_worker(&set, "one worker is cut off", Proxy::blackhole),
+        for_one_worker(&set, "requests arrive, answers do not, for one worker", Proxy::blackhole_replies),
+        slow_lines(&set),
+    );
+}
+
+async fn for_everybody(set: &ReplicaSet, fault: &str, breaks: fn(&Proxy)) {
+    let mut stage = Stage::on(&set.uri()).await;
+    let line = set.proxy();
+    let uri = line.uri(stage.world.database.name());
+    stage.start(&uri, SHORT, &[Role::Recruiter, Role::Cleaner, Role::Worker]);
+    stage.enqueue_by(&uri).await;
+    stage.enqueue_some_that_last(8_000).await;
+    let blow = async {
+        breaks(&line);
+        pause(OUTAGE).await;
+        line.heal();
+    };
+    let blow = stage.blow(blow).await;
+    stage.close(fault, &[blow]).await.without_deaths().end(WITHIN);
+}
+
+/// It is declared dead, its jobs are ended by their policies, and it comes back.
+async fn for_one_worker(set: &ReplicaSet, fault: &str, breaks: fn(&Proxy)) {
+    let mut stage = Stage::on(&set.uri()).await;
+    let line = set.proxy();
+    let (name, roster) = (stage.world.database.name().to_owned(), stage.world.database.raw("roster"));
+    stage.start(&set.uri_for(&name), SHORT, &[Role::Recruiter, Role::Cleaner, Role::Worker]);
+    let alone = stage.start(&line.uri(&name), SHORT, &[Role::Worker])[0];
+    stage.enqueue_by(&set.uri_for(&name)).await;
+    stage.enqueue_on_a_bad_line(set.proxy()).await;
+    let pid = i64::from(stage.world.members[alone].process.pid());
+    let of_it = async |more: Document| {
+        let mut filter = doc! { "pid": pid };
+        filter.extend(more);
+        roster.count_documents(filter).await.unwrap()
+    };
+    stage.during(wait_until(SOON, "it is registered", async || of_it(doc! {}).await == 1)).await;
+    for _ in 0..6 {
+        stage.world.enqueue(Entry { ms: 10_000, failures: 0, deaf: true }.as_job(), Policy::Never).await.unwrap();
+    }
+    stage.during(wait_until(SOON, "it works", async || of_it(doc! { "working_on.0": { "$exists": true } }).await == 1)).await;
+    let before = roster.find_one(doc! { "pid": pid }).await.unwrap().unwrap().get_object_id("_id").unwrap();
+    let blow = async {
+        breaks(&line);
+        wait_until(SOON, "it is declared dead", async || of_it(doc! { "_id": before }).await == 0).await;
+        pause(OUTAGE / 2).await;
+        line.heal();
+        wait_until(SOON, "it comes back", async || of_it(doc! { "_id": { "$ne": before }, "available": true }).await == 1).await;
+    };
+    let blow = stage.blow(blow).await;
+    let played = stage.close(fault, &[blow]).await;
+    assert!(played.findings.deaths > 0, "it held nothing");
+    played.end(WITHIN);
+}
+
+/// A round trip of a tenth of a second is what everything takes here, and a job takes a dozen of them.
+async fn slow_lines(set: &ReplicaSet) {
+    let mut stage = Stage::on(&set.uri()).await;
+    let (line, bad_line) = (set.proxy(), set.proxy());
+    let uri = line.uri(stage.world.database.name());
+    stage.start(&uri, PATIENT, &[Role::Recruiter, Role::Cleaner, Role::Worker, Role::Worker]);
+    stage.enqueue_by(&uri).await;
+    line.slow(LATENCY, BYTES_PER_SECOND);
+    bad_line.slow(LATENCY, BYTES_PER_SECOND);
+    stage.enqueue_on_a_bad_line(bad_line).await;
+    stage.enqueue_some_that_last(8_000).await;
+    let blow = stage.blow(pause(OUTAGE / 2)).await;
+    for _ in 0..BURST {
+        stage.world.enqueue(Entry::lasting(20), Policy::Never).await.unwrap();
+    }
+    let burst = stage.blow(pause(OUTAGE / 2)).await;
+    stage.close("lines are slow (50 ms, 64 kB/s)", &[blow, burst]).await.without_deaths().end(SOON);
+}
