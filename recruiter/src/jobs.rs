@@ -191,7 +191,10 @@ fn describe(job: &Job, now: Instant, out: &mut impl Write) -> std::io::Result<()
     line("tags", job.tags.iter().map(|tag| printable(tag, 256)).collect::<Vec<_>>().join(", "))?;
     line("retry policy", format!("{} {}", printable(&job.retry_policy.class, 256), json(&job.retry_policy.parameters)))?;
     line("enqueued", format!("{} ({} ago)", moment(job.created_at), apart(job.created_at, now)))?;
-    line("starts", format!("{}, {} of them interrupted, {} ended by the death of their worker", job.attempts, job.interruptions, job.deaths))?;
+    line(
+        "starts",
+        format!("{}, {} of them interrupted, {} ended by the death of their worker", job.attempts, job.interruptions, job.deaths),
+    )?;
     for field in ["recovered_from", "result"] {
         line(&field.replace('_', " "), job.document.get(field).map(json).unwrap_or_default())?;
     }

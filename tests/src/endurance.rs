@@ -12,9 +12,7 @@ use rand::{RngExt as _, SeedableRng, rngs::StdRng, seq::IndexedRandom as _};
 use recruiter_common::{
     enqueue::{NewJob, Workable as _},
     job::Priority,
-    retry_policy::{
-        ExponentialBackoff, RetriableExceptionFilter, RetryForever, RetryManyTimes, RetryPolicy, SelectByException, TimeTable,
-    },
+    retry_policy::{ExponentialBackoff, RetriableExceptionFilter, RetryForever, RetryManyTimes, RetryPolicy, SelectByException, TimeTable},
     shutdown::pause,
     store::Store,
 };
@@ -70,7 +68,8 @@ pub async fn endure(day: BadDay, say: impl Fn(&str)) -> Outcome {
     }
     let mut done: BTreeMap<&'static str, usize> = BTreeMap::new();
     let (begin, mut said) = (Instant::now(), Instant::now());
-    let enqueuer = Enqueuer { store: world.store.clone(), acknowledged: world.acknowledged.clone(), random: StdRng::seed_from_u64(!day.seed) };
+    let enqueuer =
+        Enqueuer { store: world.store.clone(), acknowledged: world.acknowledged.clone(), random: StdRng::seed_from_u64(!day.seed) };
     let enqueuing = tokio::spawn(enqueuer.enqueue_all(day));
     while begin.elapsed() < day.duration || !enqueuing.is_finished() {
         world.tend();
@@ -80,7 +79,12 @@ pub async fn endure(day: BadDay, say: impl Fn(&str)) -> Outcome {
         if said.elapsed() > SAY_EVERY {
             said = Instant::now();
             let acknowledged = world.acknowledged.lock().unwrap_or_else(PoisonError::into_inner).len();
-            say(&format!("{:?}: {acknowledged} of {} jobs acknowledged, {} unfinished, {done:?}", begin.elapsed(), day.jobs, world.unfinished().await));
+            say(&format!(
+                "{:?}: {acknowledged} of {} jobs acknowledged, {} unfinished, {done:?}",
+                begin.elapsed(),
+                day.jobs,
+                world.unfinished().await
+            ));
         }
         pause(wait).await;
     }
@@ -164,7 +168,8 @@ impl Enqueuer {
 fn job(random: &mut StdRng) -> (NewJob, Policy) {
     let short = Duration::from_millis(random.random_range(1..200));
     let times = |failures: u32| RetryManyTimes::new(AGAIN + failures, short).expect("a policy");
-    let exponential = ExponentialBackoff::new(AGAIN, Duration::from_millis(1)).and_then(|policy| policy.waiting_at_most(short)).expect("a policy");
+    let exponential =
+        ExponentialBackoff::new(AGAIN, Duration::from_millis(1)).and_then(|policy| policy.waiting_at_most(short)).expect("a policy");
     let failures = if random.random_bool(0.2) { random.random_range(1..4) } else { 0 };
     let ms = if random.random_bool(0.02) { random.random_range(1_000..5_000) } else { random.random_range(0..30) };
     let deaf = random.random_bool(0.01);

@@ -17,7 +17,7 @@ use recruiter_common::{
     failure::Failure,
     ids::{JobId, StartId},
 };
-use recruiter_worker::{BlockingExecutable, Context, DuplicateClass, Done, Executable, NotDone, Worker};
+use recruiter_worker::{BlockingExecutable, Context, Done, DuplicateClass, Executable, NotDone, Worker};
 use serde::{Deserialize, Serialize};
 
 /// Names the directory of the ledger.
@@ -66,6 +66,28 @@ impl Executable for Entry {
             ledger.write(job, Event::Done);
             Ok(Done::default())
         }
+    }
+}
+
+/// A job that keeps the ledger and takes longer when it is done again.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Longer {
+    /// The first attempt, and all others but for their time.
+    pub first: Entry,
+    /// How long the others take.
+    pub again_ms: i64,
+}
+
+impl Workable for Longer {
+    const CLASS: &'static str = "longer";
+}
+
+impl Executable for Longer {
+    type State = Ledger;
+
+    async fn execute(&self, ledger: &Ledger, job: &Context) -> Result<Done, NotDone> {
+        let ms = if job.attempt() > 1 { self.again_ms } else { self.first.ms };
+        Entry { ms, ..self.first.clone() }.execute(ledger, job).await
     }
 }
 
@@ -265,7 +287,8 @@ impl Ledger {
 /// Never: no class is registered twice.
 pub fn worker() -> Result<Worker, DuplicateClass> {
     let ledger = Arc::new(Ledger::of_this_process());
-    Worker::new().register::<Entry>(ledger.clone())?.register::<Poison>(ledger.clone())?.register_blocking::<BlockingPoison>(ledger)
+    let worker = Worker::new().register::<Entry>(ledger.clone())?.register::<Longer>(ledger.clone())?;
+    worker.register::<Poison>(ledger.clone())?.register_blocking::<BlockingPoison>(ledger)
 }
 
 /// All lines of a ledger, of all processes, in the order of time. A last line that its process died in the middle of

@@ -9,7 +9,11 @@ use std::{
 
 use bson::{Document, doc};
 use futures_util::TryStreamExt;
-use mongodb::{Client, Collection, error::Error};
+use mongodb::{
+    Client, Collection,
+    error::Error,
+    options::{Acknowledgment, WriteConcern},
+};
 use recruiter_common::{
     enqueue::{EnqueueError, NewJob},
     ids::{JobId, StartId},
@@ -63,7 +67,10 @@ impl Findings {
     /// The same, each with where it was found.
     #[must_use]
     pub fn of(mut self, run: &str) -> Self {
-        [&mut self.lost, &mut self.unexplained, &mut self.broken].into_iter().flatten().for_each(|finding| finding.insert_str(0, &format!("{run}: ")));
+        [&mut self.lost, &mut self.unexplained, &mut self.broken]
+            .into_iter()
+            .flatten()
+            .for_each(|finding| finding.insert_str(0, &format!("{run}: ")));
         self
     }
 
@@ -246,19 +253,19 @@ impl Watch {
     /// Begins.
     pub fn begin(database: &TestDatabase, acknowledged: &Acknowledged) -> Self {
         let seen = Arc::new(Mutex::new(Seen::default()));
-        let (client, scheduled, archived) = (database.database().client().clone(), database.raw("scheduled"), database.raw("archived"));
+        let client = database.database().client().clone();
+        let [scheduled, archived, marks] = ["scheduled", "archived", "marks"].map(|name| database.raw(name));
         let (known, findings) = (Arc::clone(acknowledged), Arc::clone(&seen));
         let task = tokio::spawn(async move {
-            loop {
+            for mark in 1.. {
                 let begin = Instant::now();
                 let before: Vec<JobId> = known.lock().unwrap_or_else(PoisonError::into_inner).keys().copied().collect();
                 // While there is no primary nothing can be read, which breaks no promise.
-                if let Ok([waiting, finished]) = snapshot(&client, [&scheduled, &archived]).await {
+                if let Ok(Some([waiting, finished])) = snapshot(&client, &marks, mark, [&scheduled, &archived]).await {
                     let mut seen = findings.lock().unwrap_or_else(PoisonError::into_inner);
                     seen.looks += 1;
-                    for id in before.iter().filter(|id| !waiting.contains(id) && !finished.contains(id)) {
-                        seen.lost.push(format!("I1: in neither collection at one instant: {id}"));
-                    }
+                    let lost = before.iter().filter(|id| !waiting.contains(id) && !finished.contains(id));
+                    seen.lost.extend(lost.map(|id| format!("I1: in neither collection at one instant: {id}")));
                     seen.twice.extend(waiting.intersection(&finished));
                 }
                 // Not more than a small part of the time, however many jobs there are.
@@ -281,13 +288,22 @@ impl Watch {
     }
 }
 
-/// The ids in both collections at one instant, as a majority has them.
-async fn snapshot(client: &Client, collections: [&Collection<Document>; 2]) -> Result<[HashSet<JobId>; 2], Error> {
+/// The ids in both collections at one instant, as a majority has them, after the mark that is made first. A former primary
+/// that does not know yet may answer with an older instant: then nothing.
+async fn snapshot(
+    client: &Client,
+    marks: &Collection<Document>,
+    mark: i64,
+    collections: [&Collection<Document>; 2],
+) -> Result<Option<[HashSet<JobId>; 2]>, Error> {
+    let majority = WriteConcern::builder().w(Acknowledgment::Majority).build();
+    marks.update_one(doc! { "_id": 0 }, doc! { "$set": { "mark": mark } }).upsert(true).write_concern(majority).await?;
     let mut session = client.start_session().snapshot(true).await?;
     let mut found = [HashSet::new(), HashSet::new()];
     for (collection, ids) in collections.into_iter().zip(&mut found) {
         let mut cursor = collection.find(doc! {}).projection(doc! { "_id": 1 }).session(&mut session).await?;
         ids.extend(cursor.stream(&mut session).try_collect::<Vec<Document>>().await?.iter().map(id_of));
     }
-    Ok(found)
+    let seen = marks.find_one(doc! { "mark": mark }).session(&mut session).await?;
+    Ok(seen.map(|_| found))
 }

@@ -24,7 +24,14 @@ pub fn step(command: &Document) -> Option<String> {
         _ => None,
     };
     let collection = value.as_str().or_else(|| command.get_str("collection").ok());
-    Some([Some(name.as_str()), collection, shape.as_deref()].into_iter().flatten().filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" "))
+    Some(
+        [Some(name.as_str()), collection, shape.as_deref()]
+            .into_iter()
+            .flatten()
+            .filter(|word| !word.is_empty())
+            .collect::<Vec<_>>()
+            .join(" "),
+    )
 }
 
 /// The keys of a filter, those of the first alternative in place of `$or`.
@@ -32,7 +39,11 @@ fn keys(filter: &Document) -> String {
     let key = |(key, value): (&String, &Bson)| match value.as_array().and_then(|any| any.first()).and_then(Bson::as_document) {
         Some(first) if key == "$or" => keys(first),
         // Of a hint's filter: the worker's id is no part of its shape.
-        _ => key.split_once('.').filter(|(_, id)| bson::oid::ObjectId::parse_str(id).is_ok()).map_or(key.as_str(), |(name, _)| name).to_owned(),
+        _ => key
+            .split_once('.')
+            .filter(|(_, id)| bson::oid::ObjectId::parse_str(id).is_ok())
+            .map_or(key.as_str(), |(name, _)| name)
+            .to_owned(),
     };
     filter.iter().map(key).collect::<Vec<_>>().join(",")
 }
@@ -48,7 +59,10 @@ mod tests {
         let check = |command: Document, expected: &str| assert_eq!(step(&command).as_deref().unwrap_or("none"), expected);
         check(doc! { "find": "scheduled", "filter": { "_id": 1, "locked": false } }, "find scheduled _id,locked");
         check(doc! { "update": "roster", "updates": [{ "q": { "_id": 1, "round": 2 }, "u": {} }] }, "update roster _id,round");
-        check(doc! { "delete": "scheduled", "deletes": [{ "q": { "$or": [{ "_id": 1, "locked": true }] } }] }, "delete scheduled _id,locked");
+        check(
+            doc! { "delete": "scheduled", "deletes": [{ "q": { "$or": [{ "_id": 1, "locked": true }] } }] },
+            "delete scheduled _id,locked",
+        );
         check(doc! { "insert": "signals", "documents": [{ "kind": "free" }] }, "insert signals free");
         check(doc! { "getMore": 5_i64, "collection": "signals" }, "getMore signals");
         check(doc! { "commitTransaction": 1 }, "commitTransaction");

@@ -138,12 +138,24 @@ impl World {
 
     /// An empty world on this database.
     pub async fn on(database: TestDatabase) -> Self {
+        // Built now, while nothing else of this world waits for an answer.
+        binary("faulty");
         let store = local::store(&database).await;
         let directory = tempfile::Builder::new().prefix("recruiter-world-").tempdir().expect("the temporary directory is writable");
         fs::create_dir(directory.path().join("ledger")).expect("the directory is new");
         let acknowledged = Acknowledged::default();
         let watch = Some(Watch::begin(&database, &acknowledged));
-        Self { database, store, acknowledged, members: Vec::new(), ended: Arc::default(), directory, supervised: true, substitutes: true, watch }
+        Self {
+            database,
+            store,
+            acknowledged,
+            members: Vec::new(),
+            ended: Arc::default(),
+            directory,
+            supervised: true,
+            substitutes: true,
+            watch,
+        }
     }
 
     /// The same where nobody stands in for who stands still.

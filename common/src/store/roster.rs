@@ -132,8 +132,10 @@ impl Store {
     /// Filter: none. Index: none, see above. Invariant: one leader in each term, also when the lease was deleted.
     pub async fn highest_term(&self) -> Result<LeaseTerm, StoreError> {
         let roster = self.roster.clone();
-        let found: Vec<Document> =
-            call("highest_term", async move { roster.find(doc! {}).projection(doc! { "term": 1 }).batch_size(10_000).await?.try_collect().await }).await?;
+        let found: Vec<Document> = call("highest_term", async move {
+            roster.find(doc! {}).projection(doc! { "term": 1 }).batch_size(10_000).await?.try_collect().await
+        })
+        .await?;
         let term = |worker: &Document| worker.get("term").and_then(|term| term.as_i64().or(term.as_i32().map(i64::from)));
         Ok(found.iter().filter_map(term).max().map_or(LeaseTerm::default(), LeaseTerm))
     }

