@@ -68,8 +68,10 @@ impl Incarnation {
         let ids: Vec<JobId> = to_start.iter().map(|job| job.job).collect();
         self.shared.work_on(ids.iter().copied());
         let free = self.free();
-        let (locked, taken, archived) =
-            tokio::join!(self.lock(&start, &to_start), store.take_if_assigned(self.id, round, &free), store.already_archived(&ids));
+        let (locked, taken) = tokio::join!(self.lock(&start, &to_start), store.take_if_assigned(self.id, round, &free));
+        // After the start, not beside it: what was read may have been archived and sent again before it was locked.
+        let claimed: Vec<JobId> = locked.claims.iter().map(|claim| claim.job()).collect();
+        let archived = if claimed.is_empty() { Ok(HashSet::new()) } else { store.already_archived(&claimed).await };
         let told = taken.unwrap_or_else(|error| {
             tracing::debug!(error = chain(&error), "could not tell the roster; trying again");
             false

@@ -6,4 +6,5 @@
 mod crash_points;
 mod cycle;
 mod endurance;
+mod sent_again;
 mod unknown_outcomes;

@@ -11,7 +11,6 @@ use recruiter_common::{
     enqueue::{NewJob, Workable},
     ids::JobId,
     retry_policy::{RetriableExceptionFilter, RetryManyTimes},
-    shutdown::pause,
 };
 use recruiter_tests::{
     ledger::{BlockingPoison, Entry, Harm, Poison},
@@ -80,6 +79,7 @@ async fn killed(poison: NewJob, threaded: NewJob, by: &[&str]) -> (Findings, Dur
     assert_eq!(end_of(&world, thrice).await, ("worker-died".into(), 3, vec!["worker-died".into(); 3]));
     assert_eq!(end_of(&world, once).await, ("worker-died".into(), 1, vec!["worker-died".into()]));
     let job = archived(&world, thrice).await.unwrap();
+    assert_eq!(number(&job, "deaths"), 3, "{job}");
     let execution = job.get_document("last_execution").unwrap();
     assert!(execution.get_bool("crashed").unwrap(), "{execution}");
     assert!(execution.get_str("message").unwrap().contains("died while it ran the job"), "{execution}");
@@ -239,8 +239,10 @@ async fn a_death_is_no_failure() {
     assert_eq!(end_of(&world, both).await, ("done".into(), 3, classes.into()));
     let mut show = Process::on(&world.database, "recruiter", &["jobs", "show", &both.to_string()]);
     assert!(show.wait_exit(SOON).await.success());
-    pause(Duration::from_millis(200)).await;
+    wait(&world, "it is shown", async || show.stdout().contains(": succeeded")).await;
     let shown = show.stdout();
     assert_eq!((shown.matches(": its worker died").count(), shown.matches(": failed").count()), (1, 1), "{shown}");
+    assert!(shown.contains("3, 0 of them interrupted, 1 ended by the death of their worker"), "{shown}");
+    assert_eq!(number(&archived(&world, both).await.unwrap(), "deaths"), 1);
     close(world, "deaths and failures of one job", 2, recovery).await;
 }

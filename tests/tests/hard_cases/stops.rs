@@ -20,7 +20,7 @@ use recruiter_tests::{
 use tokio::{runtime::Handle, task::spawn_blocking};
 
 use crate::{
-    PATIENT, SOON, again, archived, close,
+    PATIENT, SOON, again, archived,
     cycle::{AT_A_TIME, Story},
     end_of, fault, number, tended, wait, world,
 };
@@ -283,9 +283,16 @@ async fn cut_at_a_stop() -> (Findings, Duration) {
     (world.judge().await, recovery)
 }
 
-/// A thread that does not hear of its deadline ends when it likes; its history says that it was late, and its job runs once.
+/// A thread that does not hear of its deadline ends when it likes, or with its process; its job never runs beside itself.
 #[tokio::test]
 async fn a_thread_that_outlives_its_deadline_is_late_and_never_doubled() {
+    let (late, endless) = tokio::join!(late_thread(), endless_thread());
+    let mut row = Row::new("a thread that outlives its deadline");
+    [late, endless].into_iter().for_each(|(findings, recovery)| row.add(findings, recovery));
+    row.close();
+}
+
+async fn late_thread() -> (Findings, Duration) {
     let mut world = world().await;
     world.start(Role::Worker, &[], &[]);
     let late = BlockingPoison(Poison { harm: Harm::Spin(4_000), limit_ms: Some(500) });
@@ -296,5 +303,27 @@ async fn a_thread_that_outlives_its_deadline_is_late_and_never_doubled() {
     let recovery = begin.elapsed();
     assert_eq!(end_of(&world, never).await, ("not-scheduled-by-retry-policy".into(), 1, vec!["timeout".into()]));
     assert_eq!(end_of(&world, twice).await, ("tried-too-many-times".into(), 2, vec!["timeout".into(); 2]));
-    close(world, "a thread that outlives its deadline", 2, recovery).await;
+    (world.judge().await, recovery)
+}
+
+/// One that never ends keeps its place, and no other, until its worker is restarted: once for each attempt.
+async fn endless_thread() -> (Findings, Duration) {
+    let mut world = world().await;
+    let worker = world.start(Role::Worker, &["--grace", "500ms"], &[]);
+    let endless = BlockingPoison(Poison { harm: Harm::Spin(i64::MAX), limit_ms: Some(500) });
+    let twice = world.enqueue(endless.as_job().retry(&again(1)), Policy::Again(1)).await.unwrap();
+    let begin = Instant::now();
+    for attempt in 1..=2 {
+        let held = doc! { "_id": twice, "locked": true, "attempts": attempt };
+        tended(&mut world, "it is running", async |world| world.count("scheduled", held.clone()).await == 1).await;
+        pause(Duration::from_millis(1_500)).await;
+        let other = world.enqueue(Entry::lasting(0), Policy::Never).await.unwrap();
+        tended(&mut world, "another job is done", async |world| archived(world, other).await.is_some()).await;
+        assert_eq!(world.count("scheduled", held).await, 1, "it is past its deadline and runs");
+        world.members[worker].process.terminate();
+    }
+    tended(&mut world, "it has ended", async |world| world.unfinished().await == 0).await;
+    let recovery = begin.elapsed();
+    assert_eq!(end_of(&world, twice).await, ("worker-died".into(), 2, vec!["worker-died".into(); 2]));
+    (world.judge().await, recovery)
 }

@@ -1,0 +1,48 @@
+//! An application that does not know whether its enqueue arrived sends the job again, under the same id, whenever it likes.
+
+use std::time::Duration;
+
+use bson::doc;
+use recruiter_tests::{
+    factory::minimal_job,
+    ledger::Entry,
+    oracle::Policy,
+    proxy::{Action, Proxy},
+    report::Row,
+    steps::step,
+    wait::wait_until,
+    world::{Role, World},
+};
+
+const SOON: Duration = Duration::from_secs(60);
+/// Longer than a job is left to the worker that it was assigned to, shorter than the limit of a call.
+const LATE: Duration = Duration::from_secs(8);
+
+/// The job that a worker has read is done by another, archived and sent again before the first one's start arrives: what it
+/// then locks is the copy.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_start_that_meets_a_copy_of_what_was_read_does_not_run_it() {
+    let mut world = World::new().await;
+    world.start(Role::Recruiter, &[], &[]);
+    world.start(Role::Cleaner, &[], &[]);
+    let line = Proxy::before(world.database.uri()).await;
+    let start = line.arm(Action::StallRequest(LATE), 1..=1, |request| {
+        step(&request.body).is_some_and(|step| step.starts_with("update scheduled") && step.ends_with("$expr"))
+    });
+    world.start_at(&line.uri(world.database.name()), Role::Worker, &["--lease", "40s"], &[]);
+    let job = world.enqueue(Entry::lasting(0), Policy::SentAgain).await.unwrap();
+    wait_until(SOON, "the start is on its way", async || start.matched() == 1).await;
+    let other = world.beside(&[], Role::Worker, &["--lease", "40s"]);
+    wait_until(SOON, "another has done it", async || world.count("archived", doc! { "_id": job }).await == 1).await;
+    drop(other);
+    let mut copy = minimal_job("entry");
+    copy.insert("_id", job);
+    world.database.raw("scheduled").insert_one(copy).await.unwrap();
+    wait_until(SOON, "the copy is gone", async || world.count("scheduled", doc! { "_id": job }).await == 0).await;
+    assert_eq!(start.count(), 1);
+    let begun = world.ledger().len();
+    assert_eq!(begun, 2, "one begin and one end: {:?}", world.ledger());
+    let mut row = Row::new("a job is sent again after it is done");
+    row.add(world.judge().await, LATE);
+    row.close();
+}
