@@ -73,8 +73,28 @@ async fn a_frozen_primary_costs_nothing() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_primary_that_is_cut_off_costs_nothing() {
     strike("the primary is cut off from everybody", 2, Duration::from_secs(20), async |set| {
-        set.isolate(set.primary().await);
-        pause(OUTAGE).await;
+        let p = set.primary().await;
+        set.isolate(p);
+        let t = std::time::Instant::now();
+        let next = set.primary_other_than(p).await;
+        println!("YY {p} isolated, {next} after {:?}", t.elapsed());
+        while t.elapsed() < OUTAGE {
+            for m in 0..3 {
+                if let Ok(s) = set.command(m, bson::doc! {"replSetGetStatus": 1}).await {
+                    let o = s.get_document("optimes").unwrap();
+                    println!(
+                        "YY {:?} {m}: state {:?} term {:?} committed {:?} applied {:?} sync {:?}",
+                        t.elapsed(),
+                        s.get("myState"),
+                        s.get("term"),
+                        o.get_document("lastCommittedOpTime").unwrap(),
+                        o.get_document("appliedOpTime").unwrap(),
+                        s.get("syncSourceHost")
+                    );
+                }
+            }
+            pause(Duration::from_secs(1)).await;
+        }
         set.heal();
         set.whole().await;
     })

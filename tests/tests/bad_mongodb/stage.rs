@@ -174,10 +174,20 @@ impl Stage {
             begun.entry(line.execution().0).or_insert(line.at_ms);
         }
         for blow in blows {
-            let mut all: Vec<(i64, &Sent)> = sent.iter().filter(|s| s.asked_ms < *blow + 14_000).filter_map(|s| Some((begun.get(&s.job)? - s.asked_ms.max(*blow), s))).collect();
+            let mut all: Vec<(i64, &Sent)> = sent
+                .iter()
+                .filter(|s| s.asked_ms < *blow + 14_000)
+                .filter_map(|s| Some((begun.get(&s.job)? - s.asked_ms.max(*blow), s)))
+                .collect();
             all.sort_by_key(|x| -x.0);
             for (took, s) in all.iter().take(4) {
-                println!("ZZ {took} asked {} times {} begun {} {:?}", s.asked_ms - blow, s.times, begun[&s.job] - blow, self.world.database.raw("archived").find_one(bson::doc! {"_id": s.job}).await);
+                println!(
+                    "ZZ {took} asked {} times {} begun {} {:?}",
+                    s.asked_ms - blow,
+                    s.times,
+                    begun[&s.job] - blow,
+                    self.world.database.raw("archived").find_one(bson::doc! {"_id": s.job}).await
+                );
             }
         }
         println!("ZZ {}", self.world.logs());

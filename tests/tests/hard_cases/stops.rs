@@ -28,7 +28,7 @@ use crate::{
 /// What dies in the cycle without having been asked to stop: one worker, with two jobs.
 const DEATHS: usize = 2;
 /// How often faults that did not strike are tried again.
-const WAVES: usize = 5;
+const WAVES: usize = 3;
 
 /// A fault of each process, or of some.
 type Faults = BTreeMap<Role, Fault>;
@@ -53,14 +53,13 @@ struct Run {
 /// other, so that one run stops one of each.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stop_at_any_step_costs_no_attempt_and_leaves_no_lock() {
-    let (mut whole, another) = tokio::join!(cycle(Faults::default()), cycle(Faults::default()));
+    let whole = cycle(Faults::default()).await;
     assert!(whole.findings.all().is_empty(), "{:#?}", whole.findings);
-    // What is not taken every time is left to luck.
-    whole.steps.retain(|step, _| another.steps.contains_key(step));
     let mut row = Row::new("TERM at a step");
     let stop = |step: &str, moment| fault(Blow::Terminate, moment, 1, step);
     let mut left: Vec<(Role, Fault)> =
         whole.steps.keys().flat_map(|(role, step)| [Moment::Before, Moment::After].map(|moment| (*role, stop(step, moment)))).collect();
+    let (mut taken, mut runs_made): (BTreeMap<(Role, String), usize>, usize) = Default::default();
     for _ in 0..WAVES {
         let mut plans: Vec<Faults> = Vec::new();
         for (role, fault) in left.drain(..) {
@@ -76,9 +75,13 @@ async fn a_stop_at_any_step_costs_no_attempt_and_leaves_no_lock() {
             row.findings.add(run.findings.of(&Shown(&plan).to_string()));
             row.recovery.push(run.recovery);
             left.extend(run.missed);
+            runs_made += 1;
+            run.steps.into_keys().for_each(|step| *taken.entry(step).or_default() += 1);
         }
     }
     row.close();
+    // What is not taken nearly every time is left to luck.
+    left.retain(|(role, fault)| taken.get(&(*role, fault.step.clone())).is_some_and(|times| times * 10 > runs_made * 9));
     assert!(left.is_empty(), "these were seen and never stopped at: {left:#?}");
 }
 
