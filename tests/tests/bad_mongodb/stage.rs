@@ -18,7 +18,7 @@ use recruiter_common::{
     store::{ConnectArgs, Store},
 };
 use recruiter_tests::{
-    ledger::{Entry, Event, monotonic_ms},
+    ledger::{Entry, Event, Line, monotonic_ms},
     mongo::TestDatabase,
     oracle::{Acknowledged, Findings, Policy},
     proxy::{Action, Armed, Proxy},
@@ -67,7 +67,7 @@ pub(crate) struct Stage {
 pub(crate) struct Played {
     fault: String,
     pub(crate) findings: Findings,
-    /// For each blow, the longest that a job took to be entered, since it was enqueued or, if that was before, since the blow.
+    /// From each blow until everything went on.
     pub(crate) recovery: Vec<Duration>,
     /// Jobs that were sent more than once.
     sent_again: usize,
@@ -169,42 +169,32 @@ impl Stage {
         });
         let quiet = quiet.await;
         let logs = if quiet { String::new() } else { self.world.logs() };
-        let mut begun = HashMap::new();
-        for line in self.world.ledger().iter().filter(|line| line.event == Event::Begin) {
-            begun.entry(line.execution().0).or_insert(line.at_ms);
-        }
-        for blow in blows {
-            let mut all: Vec<(i64, &Sent)> = sent
-                .iter()
-                .filter(|s| s.asked_ms < *blow + 14_000)
-                .filter_map(|s| Some((begun.get(&s.job)? - s.asked_ms.max(*blow), s)))
-                .collect();
-            all.sort_by_key(|x| -x.0);
-            for (took, s) in all.iter().take(4) {
-                println!(
-                    "ZZ {took} asked {} times {} begun {} {:?}",
-                    s.asked_ms - blow,
-                    s.times,
-                    begun[&s.job] - blow,
-                    self.world.database.raw("archived").find_one(bson::doc! {"_id": s.job}).await
-                );
-            }
-        }
-        println!("ZZ {}", self.world.logs());
+        let ledger = self.world.ledger();
         let mut findings = self.world.judge().await;
         if !quiet {
             findings.broken.push(format!("I7: not quiet {QUIET_WITHIN:?} after the last blow:\n{logs}"));
         }
         findings.broken.extend(self.usage.close());
-        let ends = blows.iter().skip(1).copied().chain([i64::MAX]);
-        let longest = |(blow, next): (&i64, i64)| {
-            let after = |sent: &Sent| begun.get(&sent.job).filter(|_| sent.asked_ms < next).map(|begun| begun - sent.asked_ms.max(*blow));
-            let took = sent.iter().filter_map(after).max().unwrap_or(0);
-            Duration::from_millis(u64::try_from(took).unwrap_or(0))
-        };
-        let recovery = blows.iter().zip(ends).map(longest).collect();
+        let last = sent.iter().map(|sent| sent.asked_ms).max().unwrap_or(0);
+        let ends = blows.iter().skip(1).copied().chain([last]);
+        let recovery = blows.iter().zip(ends).map(|(blow, end)| recovery(&sent, &ledger, *blow, end)).collect();
         Played { fault: fault.to_owned(), findings, recovery, sent_again: sent.iter().filter(|sent| sent.times > 1).count() }
     }
+}
+
+/// The longest that nothing was begun between a blow and an end, or that one job was waited for that was enqueued in this time.
+fn recovery(sent: &[Sent], ledger: &[Line], blow: i64, end: i64) -> Duration {
+    let begins = ledger.iter().filter(|line| line.event == Event::Begin);
+    let mut first: HashMap<JobId, i64> = HashMap::new();
+    for line in begins.clone() {
+        first.entry(line.execution().0).or_insert(line.at_ms);
+    }
+    let waited = |sent: &Sent| first.get(&sent.job).filter(|_| sent.asked_ms < end).map(|begun| begun - sent.asked_ms.max(blow));
+    // Jobs are enqueued all the time, unless MongoDB is away.
+    let times: Vec<i64> = [blow].into_iter().chain(begins.map(|line| line.at_ms).filter(|at| (blow..end).contains(at))).collect();
+    let still = times.windows(2).map(|pair| pair[1] - pair[0]);
+    let longest = sent.iter().filter_map(waited).chain(still).max().unwrap_or(0);
+    Duration::from_millis(u64::try_from(longest).unwrap_or(0))
 }
 
 impl Played {

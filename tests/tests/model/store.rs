@@ -262,7 +262,7 @@ impl Database {
 
     /// Looks whether the documents are as was promised.
     pub(crate) fn judge(&mut self) {
-        for job in 0..JOBS {
+        for (job, allowed) in ALLOWED.into_iter().enumerate() {
             let archived = self.archived[job];
             self.breaks_if(archived > 1, Promise::I2);
             let Some(document) = self.scheduled[job] else {
@@ -272,7 +272,7 @@ impl Database {
             let Job { locked, attempts, interruptions, executions, started, copy, .. } = document;
             self.breaks_if(archived > 0 && !copy, Promise::I2);
             self.breaks_if(started != executions + interruptions + u8::from(locked), Promise::I4);
-            self.breaks_if(started != attempts || attempts > ALLOWED[job] + interruptions, Promise::I6);
+            self.breaks_if(started != attempts || attempts > allowed + interruptions, Promise::I6);
         }
         for entry in self.roster.into_iter().flatten() {
             self.breaks_if(entry.available && entry.assigned != 0, Promise::ByTurns);
