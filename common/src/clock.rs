@@ -26,10 +26,16 @@ struct Reading {
 }
 
 impl ServerClock {
-    /// Notes what the server's clock showed in a reply that has just arrived.
-    pub(crate) fn observe(&self, server: Instant) {
-        let reading = Reading { server, taken: std::time::Instant::now() };
-        *self.reading.write().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(reading);
+    /// Notes what the server's clock showed in a reply that has just arrived, to a question that was asked at `asked`.
+    ///
+    /// The reply may have been on its way for all that time. What is known already and agrees with it is better than the
+    /// least that a slow reply says: retries would be early by as much as it was late.
+    pub(crate) fn observe(&self, server: Instant, asked: std::time::Instant) {
+        let taken = std::time::Instant::now();
+        let mut reading = self.reading.write().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let known = reading.map(|reading| reading.server + taken.duration_since(reading.taken));
+        let agrees = |known: &Instant| (server..=server + taken.duration_since(asked)).contains(known);
+        *reading = Some(Reading { server: known.filter(agrees).unwrap_or(server), taken });
     }
 
     /// The server's time, in whole milliseconds; this machine's own before the first reading.
@@ -59,10 +65,24 @@ mod tests {
         let clock = ServerClock::default();
         assert!(clock.is_stale());
         let server = Instant::from_timestamp_millis(4_000_000_000_000).expect("a date");
-        clock.observe(server);
+        clock.observe(server, std::time::Instant::now());
         assert!(!clock.is_stale());
         let now = clock.now();
         assert!(now >= server && now < server + Duration::from_secs(10));
         assert_eq!(now.timestamp_subsec_nanos() % 1_000_000, 0, "BSON dates are whole milliseconds");
+    }
+
+    #[test]
+    fn a_slow_reply_does_not_put_the_clock_back_and_a_quick_one_does() {
+        let clock = ServerClock::default();
+        let server = Instant::from_timestamp_millis(4_000_000_000_000).expect("a date");
+        let ago = |seconds: u64| std::time::Instant::now().checked_sub(Duration::from_secs(seconds)).expect("this machine runs for longer");
+        clock.observe(server, ago(0));
+        clock.observe(server - Duration::from_secs(3), ago(4));
+        assert!(clock.now() >= server, "three seconds late, of four that it may have been on its way");
+        clock.observe(server - Duration::from_secs(3_600), ago(4));
+        assert!(clock.now() < server, "another server, an hour behind");
+        clock.observe(server + Duration::from_secs(3_600), ago(4));
+        assert!(clock.now() > server, "another server, an hour ahead");
     }
 }

@@ -159,7 +159,7 @@ impl Store {
         check_server(&hello, &build, &hosts)?;
         let store = Self::over(client, database);
         if let Ok(now) = hello.get_datetime("localTime") {
-            store.clock.observe(now.to_chrono());
+            store.clock.observe(now.to_chrono(), Monotonic::now());
         }
         match indexes::ensure(&store).await {
             Err(error) if error.is_unauthorized() => Err(ConnectError::ReadOnly { database: name }),

@@ -12,7 +12,11 @@ mod roster;
 mod signals;
 mod views;
 
-use std::{future::Future, sync::Arc, time::Duration};
+use std::{
+    future::Future,
+    sync::Arc,
+    time::{Duration, Instant as Monotonic},
+};
 
 use bson::{Document, doc};
 use mongodb::{
@@ -150,9 +154,10 @@ impl Store {
     /// When MongoDB cannot be reached.
     pub async fn refresh_clock(&self) -> Result<(), StoreError> {
         let database = self.database.clone();
+        let asked = Monotonic::now();
         let reply = call("refresh_clock", async move { database.run_command(doc! { "hello": 1 }).await }).await?;
         if let Ok(now) = reply.get_datetime("localTime") {
-            self.clock.observe(now.to_chrono());
+            self.clock.observe(now.to_chrono(), asked);
         }
         Ok(())
     }

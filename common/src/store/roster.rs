@@ -8,7 +8,10 @@
 //! The collection holds one document for each worker *process*, hundreds at most, most of them written several times
 //! a second: reading it whole is cheaper than keeping an index on what changes most.
 
-use std::collections::{HashMap, HashSet};
+use std::{
+    collections::{HashMap, HashSet},
+    time::Instant as Monotonic,
+};
 
 use bson::{Bson, Document, doc};
 use futures_util::TryStreamExt;
@@ -279,6 +282,7 @@ impl Store {
         }
         let roster = self.roster.clone();
         let filter = doc! { "_id": worker, "retired": { "$ne": true } };
+        let asked = Monotonic::now();
         let found = call("heartbeat", async move {
             roster
                 .find_one_and_update(filter, vec![doc! { "$set": set }])
@@ -290,7 +294,7 @@ impl Store {
         Ok(match found {
             Some(document) => {
                 let at = document.get_datetime("last_seen_at").map_or_else(|_| self.now(), |at| at.to_chrono());
-                self.clock.observe(at);
+                self.clock.observe(at, asked);
                 Beat::Seen { at, assignment: roster::assignment_in(worker, &document) }
             }
             None => Beat::Retired,

@@ -19,6 +19,8 @@ const SOON: Duration = Duration::from_secs(30);
 const WITHIN: Duration = Duration::from_secs(25);
 const LATENCY: Duration = Duration::from_millis(50);
 const BYTES_PER_SECOND: u64 = 64_000;
+/// Longer than a death takes.
+const LASTING_MS: i64 = 10_000;
 /// More than a slow line carries at once.
 const BURST: usize = 50;
 
@@ -76,10 +78,12 @@ async fn for_one_worker(set: &ReplicaSet, fault: &str, breaks: fn(&Proxy)) {
         roster.count_documents(filter).await.unwrap()
     };
     stage.during(wait_until(SOON, "it is registered", async || of_it(doc! {}).await == 1)).await;
-    for _ in 0..6 {
-        stage.world.enqueue(Entry { ms: 10_000, failures: 0, deaf: true }.as_job(), Policy::Never).await.unwrap();
+    let held = doc! { "locked": true, "last_execution.pid": pid, "workable.parameters.ms": LASTING_MS };
+    while stage.world.count("scheduled", held.clone()).await == 0 {
+        let lasting = Entry { ms: LASTING_MS, failures: 0, deaf: true };
+        stage.world.enqueue(lasting.as_job(), Policy::Never).await.unwrap();
+        stage.during(pause(Duration::from_millis(100))).await;
     }
-    stage.during(wait_until(SOON, "it works", async || of_it(doc! { "working_on.0": { "$exists": true } }).await == 1)).await;
     let before = roster.find_one(doc! { "pid": pid }).await.unwrap().unwrap().get_object_id("_id").unwrap();
     let blow = async {
         breaks(&line);
