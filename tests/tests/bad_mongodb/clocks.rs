@@ -24,7 +24,7 @@ use recruiter_tests::{
     world::{Role, World},
 };
 
-use crate::server::SETS;
+use crate::server::{SETS, whole};
 
 const RECRUITER: &[&str] = &["--lease", "3s", "--poll", "400ms"];
 /// An archive that is pruned by a clock that is an hour ahead is empty.
@@ -347,6 +347,7 @@ async fn a_failover_to_a_member_whose_clock_is_wrong_kills_nobody() {
             let long = enqueue_due_by_any_clock(&world, &Entry { ms: 12_000, failures: 0, deaf: true }, 4).await;
             let they_run = doc! { "_id": { "$in": long }, "locked": true };
             until(&mut world, "they run", async |world| world.count("scheduled", they_run.clone()).await == 4).await;
+            whole(&set).await;
             let begin = Instant::now();
             set.elect(member).await;
             let job = enqueue_due_by_any_clock(&world, &Entry::default(), 1).await[0];

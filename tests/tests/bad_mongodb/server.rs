@@ -45,7 +45,7 @@ async fn strike(fault: &str, times: usize, within: Duration, blow: impl AsyncFn(
 
 /// Waits until every member has all that the primary has. Until then a set that loses its primary once more has no majority
 /// to write to: a member may be rolling back, from somebody who is away now.
-async fn whole(set: &ReplicaSet) {
+pub(crate) async fn whole(set: &ReplicaSet) {
     set.whole().await;
     let everywhere = doc! { "appendOplogNote": 1, "data": {}, "writeConcern": { "w": 3, "wtimeout": 400 } };
     let noted =

@@ -25,7 +25,7 @@ use recruiter_tests::{
     report::Row,
     world::{Role, World},
 };
-use tokio::{select, task::JoinHandle};
+use tokio::{select, task::JoinHandle, time::timeout};
 
 use crate::usage::Usage;
 
@@ -160,7 +160,10 @@ impl Stage {
         let mut sent = Vec::new();
         for mut enqueuer in std::mem::take(&mut self.enqueuers) {
             enqueuer.over.store(true, Ordering::Relaxed);
-            sent.extend(self.during(&mut enqueuer.task).await.unwrap());
+            let ended = self.during(timeout(QUIET_WITHIN, &mut enqueuer.task)).await;
+            let ended =
+                ended.unwrap_or_else(|_| panic!("nothing can be enqueued {QUIET_WITHIN:?} after the last blow:\n{}", self.world.logs()));
+            sent.extend(ended.unwrap());
         }
         let Self { world, usage, .. } = &mut self;
         let quiet = world.until(QUIET_WITHIN, async |world| {
