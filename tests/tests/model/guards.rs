@@ -1,6 +1,8 @@
 //! What the protocol promises, and the guards by which it keeps its promises: every condition of a store operation that
 //! safety relies on, under the name of the operation.
 
+use stateright::Model;
+
 macro_rules! promises {
     ($($promise:ident $text:literal;)+) => {
         /// What must be true in every state.
@@ -33,8 +35,19 @@ promises! {
     Nothing "nothing";
 }
 
+/// What is looked for in every state. A single property, since the checker takes its time for each.
+pub(crate) const KEPT: &str = "every promise is kept";
+
+/// A model whose guards can be removed.
+pub(crate) trait Guarded: Model {
+    fn guards(&self) -> &Guards;
+
+    /// The first promise that was broken on the way to a state.
+    fn broken(state: &Self::State) -> Option<Promise>;
+}
+
 /// How much there is in the world that is looked at.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum World {
     // The whole protocol: which jobs are assigned (a bit for each), how many faults may happen, how many jobs a worker runs
     // at a time, and how many terms there are: with two, a recruiter takes over while the other goes on.

@@ -6,7 +6,7 @@
 use stateright::{Model, Property};
 
 use crate::{
-    guards::{Guard, Guards, Promise},
+    guards::{Guard, Guarded, Guards, KEPT, Promise},
     protocol::{CALL, Wire, possible},
 };
 
@@ -126,6 +126,16 @@ impl State {
     }
 }
 
+impl Guarded for Leadership {
+    fn guards(&self) -> &Guards {
+        &self.guards
+    }
+
+    fn broken(state: &State) -> Option<Promise> {
+        state.broken
+    }
+}
+
 impl Model for Leadership {
     type State = State;
     type Action = Action;
@@ -206,8 +216,7 @@ impl Model for Leadership {
 
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
-            Property::always(Promise::OneLeaderPerTerm.text(), |_, state: &State| state.broken != Some(Promise::OneLeaderPerTerm)),
-            Property::always(Promise::OneLeaderAtATime.text(), |_, state: &State| state.broken != Some(Promise::OneLeaderAtATime)),
+            Property::always(KEPT, |_, state: &State| state.broken.is_none()),
             Property::sometimes("another believes that it leads as well", |_, state: &State| {
                 state.recruiters.iter().all(|recruiter| matches!(recruiter, Recruiter::Leading { .. }))
             }),

@@ -3,7 +3,7 @@
 use stateright::{Model, Property};
 
 use crate::{
-    guards::{Guard, Guards, Promise},
+    guards::{Guard, Guarded, Guards, KEPT, Promise},
     store::{Claim, Database, Entry, JOBS, Job, Request, WORKERS},
 };
 
@@ -36,7 +36,7 @@ pub(crate) struct State {
     entered: u8,
 }
 
-/// What a recruiter believes: the term it leads in (none is 0), and whether it has stamped it on the roster.
+/// What a recruiter believes: that it leads in this term (in none: 0), and whether it has stamped it on the roster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Recruiter {
     term: u8,
@@ -99,7 +99,7 @@ pub(crate) enum Wire {
     Answered,
     /// Carried out, but the answer is lost.
     Unanswered,
-    /// Not carried out, or later; the sender knows nothing and goes on.
+    /// Not carried out, or later; the sender does not know and goes on.
     Cut,
 }
 
@@ -272,34 +272,49 @@ impl State {
         !started && !self.database.is_held_by(claim)
     }
 
-    /// Drops what makes no difference any more, since its guard will refuse it for ever. A worker that has lost a claim is
-    /// retired, so that its places do not matter.
-    fn forget(&mut self) {
-        for worker in 0..WORKERS {
-            self.workers[worker].retain(|attempt| attempt.phase != Phase::Starting { in_lease: false });
-            let held = self.workers[worker].iter().copied().filter(|attempt| !self.is_lost(attempt.claim)).collect();
-            self.workers[worker] = held;
-        }
-        let late = self.database.late.iter().copied().filter(|request| match *request {
+    /// Whether a late request will be refused whenever it arrives.
+    fn is_vain(&self, request: Request) -> bool {
+        match request {
             Request::StartIfUnlocked { claim, read, in_lease } => {
                 // A copy begins with no attempts again.
-                in_lease && (self.faults > 0 || self.database.scheduled[claim.job].is_some_and(|job| job.attempts <= read.attempts))
+                let may_match = self.faults > 0 || self.database.scheduled[claim.job].is_some_and(|job| job.attempts <= read.attempts);
+                !in_lease || !may_match
             }
             Request::Archive { claim, .. } | Request::RescheduleIfClaimed { claim, .. } | Request::DiscardIfClaimed { claim } => {
-                !self.is_lost(claim)
+                self.is_lost(claim)
             }
             Request::TakeIfAssigned { worker, this_round: still, .. }
             | Request::FreeIfUnassignedSince { worker, this_round: still, .. }
-            | Request::RetireIfSilentSince { worker, unchanged: still } => still && !self.database.is_dead(worker),
-            Request::DeleteIfRetired { worker } => self.database.roster[worker].is_some(),
-            Request::Insert { .. } => true,
-        });
-        self.database.late = late.collect();
-        self.cleaner = match self.cleaner {
-            Cleaner::Silent { unchanged: false, .. } => Cleaner::Idle,
-            Cleaner::Crashed { claim, .. } if self.is_lost(claim) => Cleaner::Idle,
-            other @ (Cleaner::Idle | Cleaner::Silent { .. } | Cleaner::Crashed { .. }) => other,
+            | Request::RetireIfSilentSince { worker, unchanged: still } => !still || self.database.is_dead(worker),
+            Request::DeleteIfRetired { worker } => self.database.roster[worker].is_none(),
+            Request::Insert { .. } => false,
+        }
+    }
+
+    /// Drops what makes no difference any more, as the guards will refuse it for ever. Who has lost a claim was declared dead,
+    /// so that its places do not matter.
+    fn forget(&mut self) {
+        for worker in 0..WORKERS {
+            for index in (0..self.workers[worker].len()).rev() {
+                let Attempt { claim, phase, .. } = self.workers[worker][index];
+                if phase == (Phase::Starting { in_lease: false }) || self.is_lost(claim) {
+                    self.workers[worker].remove(index);
+                }
+            }
+        }
+        for index in (0..self.database.late.len()).rev() {
+            if self.is_vain(self.database.late[index]) {
+                self.database.late.remove(index);
+            }
+        }
+        let in_vain = match self.cleaner {
+            Cleaner::Idle => false,
+            Cleaner::Silent { unchanged, .. } => !unchanged,
+            Cleaner::Crashed { claim, .. } => self.is_lost(claim),
         };
+        if in_vain {
+            self.cleaner = Cleaner::Idle;
+        }
         for entry in self.database.roster.iter_mut().flatten().filter(|entry| entry.retired) {
             (entry.free, entry.assigned) = (0, 0);
         }
@@ -313,6 +328,16 @@ impl State {
 fn retry(claim: Claim, job: Job, death: bool) -> Request {
     let job = Job { locked: false, due: false, executions: job.executions + 1, last: Some(claim), retry: false, ..job };
     Request::RescheduleIfClaimed { claim, job, death }
+}
+
+impl Guarded for Protocol {
+    fn guards(&self) -> &Guards {
+        &self.guards
+    }
+
+    fn broken(state: &State) -> Option<Promise> {
+        state.database.broken
+    }
 }
 
 impl Model for Protocol {
@@ -445,7 +470,7 @@ impl Model for Protocol {
             Action::BecomeDue { job } => state.database.scheduled[job].as_mut()?.due = true,
         }
         state.database.judge();
-        // Nothing of this relies on the one guard.
+        // Without others it would forget what still matters.
         if matches!(guards.removed[..], [] | [Guard::StartLocked]) {
             state.forget();
         }
@@ -455,26 +480,8 @@ impl Model for Protocol {
     }
 
     fn properties(&self) -> Vec<Property<Self>> {
-        macro_rules! always {
-            ($($promise:ident),+) => {
-                [$(Property::always(Promise::$promise.text(), |_, state: &State| state.database.broken != Some(Promise::$promise))),+]
-            };
-        }
-        let mut properties = Vec::from(always![
-            I1,
-            I2,
-            I3,
-            I4,
-            I5,
-            I6,
-            NotBeforeItsTime,
-            NotAfterDeath,
-            ByTurns,
-            WithinPlaces,
-            RetiredForGood,
-            InOrderOfTerms
-        ]);
-        properties.extend([
+        vec![
+            Property::always(KEPT, |_, state: &State| state.database.broken.is_none()),
             Property::sometimes("both jobs are archived", |_, state: &State| state.database.archived == [1; JOBS]),
             Property::sometimes("a job is archived that was not entered, since its worker died", |_, state: &State| {
                 state.database.archived[0] == 1 && state.entered == 0
@@ -489,8 +496,7 @@ impl Model for Protocol {
             Property::sometimes("a copy is discarded", |_, state: &State| {
                 state.workers.iter().flatten().any(|attempt| attempt.phase == Phase::Discarding)
             }),
-        ]);
-        properties
+        ]
     }
 }
 
@@ -501,7 +507,7 @@ impl Protocol {
 
     fn recruiter_actions(&self, state: &State, recruiter: usize, actions: &mut Vec<Action>) {
         let Recruiter { term, begun } = state.recruiters[recruiter];
-        if state.lease < self.terms {
+        if term < state.lease && state.lease < self.terms {
             actions.push(Action::Lead { recruiter });
         }
         if term > 0 && (!begun || state.database.roster.iter().flatten().any(|entry| entry.term != term)) {
@@ -580,9 +586,8 @@ impl Protocol {
         let retired = |worker: usize| state.database.roster[worker].is_some_and(|entry| entry.retired);
         let named = (0..WORKERS).any(|worker| retired(worker) && self.guards.pass(Guard::HeldByWorker, worker == held.worker));
         // Read before the locked jobs, the roster may be as old as from before the second worker had come.
-        let unregistered =
-            state.database.roster[held.worker].is_none() || self.guards.lack(Guard::RegisteredAfterLocked) && held.worker == 1;
-        named || self.guards.pass(Guard::RegisteredId, unregistered)
+        let late_comer = self.guards.lack(Guard::RegisteredAfterLocked) && held.worker == 1;
+        named || self.guards.pass(Guard::RegisteredId, state.database.roster[held.worker].is_none() || late_comer)
     }
 }
 
