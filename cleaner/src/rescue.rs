@@ -28,10 +28,7 @@ impl Rescuer {
 
     /// The session that jobs are archived in, for the roster.
     pub(crate) async fn session(&mut self) -> Result<Document, StoreError> {
-        if self.session.id().is_none() {
-            self.session = self.store.commit_session().await?;
-        }
-        Ok(self.session.id().unwrap_or_default())
+        self.store.open_session(&mut self.session).await
     }
 
     /// Ends every job that a retired worker holds. Its roster document names all it can have locked.

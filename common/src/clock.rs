@@ -23,6 +23,8 @@ pub(crate) struct ServerClock {
 struct Reading {
     server: Instant,
     taken: std::time::Instant,
+    /// Another server may be the primary since.
+    doubtful: bool,
 }
 
 impl ServerClock {
@@ -35,24 +37,32 @@ impl ServerClock {
         let mut reading = self.reading.write().unwrap_or_else(std::sync::PoisonError::into_inner);
         let known = reading.map(|reading| reading.server + taken.duration_since(reading.taken));
         let agrees = |known: &Instant| (server..=server + taken.duration_since(asked)).contains(known);
-        *reading = Some(Reading { server: known.filter(agrees).unwrap_or(server), taken });
+        *reading = Some(Reading { server: known.filter(agrees).unwrap_or(server), taken, doubtful: false });
+    }
+
+    /// Notes that a primary was found, whose clock may be another one.
+    pub(crate) fn doubt(&self) {
+        let mut reading = self.reading.write().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if let Some(reading) = reading.as_mut() {
+            reading.doubtful = true;
+        }
     }
 
     /// The server's time, in whole milliseconds; this machine's own before the first reading.
     pub(crate) fn now(&self) -> Instant {
         let reading = *self.reading.read().unwrap_or_else(std::sync::PoisonError::into_inner);
         let now = match reading {
-            Some(Reading { server, taken }) => server + taken.elapsed(),
+            Some(Reading { server, taken, .. }) => server + taken.elapsed(),
             #[expect(clippy::disallowed_methods, reason = "nothing was heard from the server yet")]
             None => chrono::Utc::now(),
         };
         now.duration_trunc(chrono::TimeDelta::milliseconds(1)).unwrap_or(now)
     }
 
-    /// Whether the last reading is too old to enqueue by.
+    /// Whether the last reading is too old to enqueue by, or may be another server's.
     pub(crate) fn is_stale(&self) -> bool {
         let reading = *self.reading.read().unwrap_or_else(std::sync::PoisonError::into_inner);
-        reading.is_none_or(|reading| reading.taken.elapsed() > FRESH_FOR)
+        reading.is_none_or(|reading| reading.doubtful || reading.taken.elapsed() > FRESH_FOR)
     }
 }
 
@@ -69,6 +79,8 @@ mod tests {
         assert!(!clock.is_stale());
         let now = clock.now();
         assert!(now >= server && now < server + Duration::from_secs(10));
+        clock.doubt();
+        assert!(clock.is_stale() && clock.now() >= server, "the best there is, until the new primary was asked");
         assert_eq!(now.timestamp_subsec_nanos() % 1_000_000, 0, "BSON dates are whole milliseconds");
     }
 

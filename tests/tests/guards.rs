@@ -15,7 +15,7 @@ use recruiter_common::{
     ids::{JobId, LeaseTerm, RoundId, WorkerId},
     instant::Instant,
     job::{Claim, Job, Why},
-    store::{Archival, Assignment, Beat, Free, Hint, JobFilter, JobPlace, Listener, Recorded, Rescheduling, Start, Store},
+    store::{Archival, Assignment, Beat, CommitSession, Free, Hint, JobFilter, JobPlace, Listener, Recorded, Rescheduling, Start, Store},
 };
 use recruiter_tests::{
     factory::{announcement, in_ms, insert_unvalidated, minimal_job, read, start, started, to_start},
@@ -87,7 +87,7 @@ impl Setting {
     }
 
     async fn archive(&self, batch: &[Archival]) -> Vec<Recorded> {
-        let mut session = self.store.commit_session().await.unwrap();
+        let mut session = CommitSession::default();
         self.store.archive(&mut session, batch).await.unwrap()
     }
 
@@ -569,7 +569,7 @@ async fn only_the_retired_are_buried() {
     let setting = Setting::new().await;
     let (living, retired) = (setting.worker(1).await, setting.worker(1).await);
     setting.set("roster", retired, doc! { "retired": true }).await;
-    let session = setting.store.commit_session().await.unwrap().id().unwrap();
+    let session = setting.store.open_session(&mut CommitSession::default()).await.unwrap();
     for (worker, sessions) in [(living, 0), (retired, 1)] {
         setting.store.bury_in(worker, session.clone()).await.unwrap();
         assert_eq!(setting.found("roster", worker).await.unwrap().get_array("sessions").unwrap().len(), sessions);

@@ -6,8 +6,9 @@
 use std::{sync::Arc, time::Duration};
 
 use recruiter_common::{
+    ids::WorkerId,
     shutdown::pause,
-    store::{Archival, CommitSession, Recorded, Rescheduling, Store},
+    store::{Archival, CommitSession, Recorded, Rescheduling, Store, StoreError},
     telemetry::chain,
 };
 use tokio::sync::{mpsc, oneshot};
@@ -27,8 +28,9 @@ pub(crate) struct ToRecord {
     pub(crate) recorded: oneshot::Sender<Recorded>,
 }
 
-/// Writes outcomes until nobody can send any more. The session's id is shared for the roster.
-pub(crate) async fn run(store: Store, mut session: CommitSession, shared: Arc<Shared>, mut queue: mpsc::Receiver<ToRecord>) {
+/// Writes a worker's outcomes until nobody can send any more.
+pub(crate) async fn run(store: Store, worker: WorkerId, session: CommitSession, shared: Arc<Shared>, mut queue: mpsc::Receiver<ToRecord>) {
+    let mut writer = Writer { store: store.clone(), worker, session, shared };
     let mut batch = Vec::with_capacity(BATCH);
     while queue.recv_many(&mut batch, BATCH).await > 0 {
         let (mut archivals, mut reschedulings) = (Vec::new(), Vec::new());
@@ -40,14 +42,12 @@ pub(crate) async fn run(store: Store, mut session: CommitSession, shared: Arc<Sh
         }
         if !archivals.is_empty() {
             let (archivals, waiting): (Vec<Archival>, Vec<_>) = archivals.into_iter().unzip();
-            tell(waiting, record(&store, &mut session, archivals).await);
-            // Another one after a call that was given up.
-            shared.commits_in(session.id());
+            tell(waiting, writer.record(archivals).await);
         }
         if !reschedulings.is_empty() {
             let (reschedulings, waiting): (Vec<Rescheduling>, Vec<_>) = reschedulings.into_iter().unzip();
             let hint = Rescheduling::hint(&reschedulings, store.now());
-            tell(waiting, record(&store, &mut session, reschedulings).await);
+            tell(waiting, writer.record(reschedulings).await);
             store.announce_hint(hint).await;
         }
     }
@@ -60,24 +60,43 @@ fn tell(waiting: Vec<oneshot::Sender<Recorded>>, recorded: Vec<Recorded>) {
     }
 }
 
-/// Writes all, for as long as it takes.
-async fn record<T: recruiter_common::store::Outcome>(store: &Store, session: &mut CommitSession, batch: Vec<T>) -> Vec<Recorded> {
-    let mut recorded = Vec::with_capacity(batch.len());
-    let mut pieces = vec![(batch, 0)];
-    while let Some((piece, tries)) = pieces.pop() {
-        match store.record(session, &piece).await {
-            Ok(done) => recorded.extend(done),
-            Err(error) => {
-                tracing::warn!(count = piece.len(), error = chain(&error), "outcomes are waiting for MongoDB");
-                pause(PAUSE).await;
-                if tries < TOGETHER || piece.len() == 1 {
-                    pieces.push((piece, tries + 1));
-                } else {
-                    let (first, second) = piece.split_at(piece.len() / 2);
-                    pieces.extend([(second.to_vec(), 0), (first.to_vec(), 0)]);
+struct Writer {
+    store: Store,
+    worker: WorkerId,
+    session: CommitSession,
+    shared: Arc<Shared>,
+}
+
+impl Writer {
+    /// Writes all, for as long as it takes.
+    async fn record<T: recruiter_common::store::Outcome>(&mut self, batch: Vec<T>) -> Vec<Recorded> {
+        let mut recorded = Vec::with_capacity(batch.len());
+        let mut pieces = vec![(batch, 0)];
+        while let Some((piece, tries)) = pieces.pop() {
+            match self.try_record(&piece).await {
+                Ok(done) => recorded.extend(done),
+                Err(error) => {
+                    tracing::warn!(count = piece.len(), error = chain(&error), "outcomes are waiting for MongoDB");
+                    pause(PAUSE).await;
+                    if tries < TOGETHER || piece.len() == 1 {
+                        pieces.push((piece, tries + 1));
+                    } else {
+                        let (first, second) = piece.split_at(piece.len() / 2);
+                        pieces.extend([(second.to_vec(), 0), (first.to_vec(), 0)]);
+                    }
                 }
             }
         }
+        recorded
     }
-    recorded
+
+    /// In another session after a call that was given up, as soon as the roster names it.
+    async fn try_record<T: recruiter_common::store::Outcome>(&mut self, batch: &[T]) -> Result<Vec<Recorded>, StoreError> {
+        if self.session.is_closed() {
+            self.shared.commits_in(self.store.open_session(&mut self.session).await?);
+            // Whoever is retired finds out when nothing is recorded.
+            self.store.heartbeat(self.worker, &self.shared.working_on(), &self.shared.sessions()).await?;
+        }
+        self.store.record(&mut self.session, batch).await
+    }
 }

@@ -61,8 +61,8 @@ impl Shared {
         u32::try_from(lock(&self.working_on).len()).unwrap_or(u32::MAX)
     }
 
-    pub(crate) fn commits_in(&self, session: Option<Document>) {
-        *lock(&self.session) = session;
+    pub(crate) fn commits_in(&self, session: Document) {
+        *lock(&self.session) = Some(session);
     }
 
     pub(crate) fn sessions(&self) -> Vec<Document> {

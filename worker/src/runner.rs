@@ -14,7 +14,7 @@ use recruiter_common::{
     retry_policy::RetryPolicies,
     roster::{self, Place},
     shutdown::{Shutdown, pause},
-    store::{Announcement, Free, Hint, Hints, Listener, Store, StoreError},
+    store::{Announcement, CommitSession, Free, Hint, Hints, Listener, Store, StoreError},
     telemetry::chain,
 };
 use tokio::{
@@ -92,8 +92,8 @@ pub(crate) async fn run(equipment: Arc<Equipment>, shutdown: &mut Shutdown) -> R
     let args = &equipment.args;
     let id = WorkerId::new();
     let shared = Arc::new(Shared::default());
-    let session = store.commit_session().await?;
-    shared.commits_in(session.id());
+    let mut session = CommitSession::default();
+    shared.commits_in(store.open_session(&mut session).await?);
     let announcement = Announcement {
         id,
         work_on: args.work_on(),
@@ -107,7 +107,7 @@ pub(crate) async fn run(equipment: Arc<Equipment>, shutdown: &mut Shutdown) -> R
     let hints = store.hints(Listener::Worker(id));
     store.register(&announcement).await?;
     let (outcomes, queue) = mpsc::channel(QUEUE);
-    let commits = tokio::spawn(commit::run(store.clone(), session, shared.clone(), queue));
+    let commits = tokio::spawn(commit::run(store.clone(), id, session, shared.clone(), queue));
     let (beats, mut news) = mpsc::channel(4);
     let beating = tokio::spawn(heartbeat::run(equipment.heartbeat_store.clone(), id, shared.clone(), args.heartbeat, args.lease, beats));
     let mut incarnation = Incarnation {

@@ -11,9 +11,9 @@ use std::{
 use bson::{Document, doc};
 use clap::Args;
 use mongodb::{
-    Client, Database,
+    Client, Database, ServerType,
     error::{Error, ErrorKind},
-    event::{EventHandler, command::CommandEvent},
+    event::{EventHandler, command::CommandEvent, sdam::SdamEvent},
     options::{Acknowledgment, ClientOptions, ReadConcern, WriteConcern},
 };
 
@@ -33,6 +33,8 @@ const ATTEMPT_LIMIT: Duration = Duration::from_secs(2);
 const MONITOR_EVERY: Duration = Duration::from_secs(5);
 /// Connections at most: every process has a handful of calls on their way at any time, however many jobs it runs.
 const MAX_POOL_SIZE: u32 = 20;
+/// After this a connection that nobody needs is closed: an outage opens many at once.
+const MAX_IDLE: Duration = Duration::from_secs(60);
 
 /// Where MongoDB is.
 #[derive(Args, Clone)]
@@ -144,7 +146,8 @@ impl Store {
     /// # Errors
     /// [`ConnectError`], whose message says what to do.
     pub async fn connect(args: &ConnectArgs, app_name: &str) -> Result<Self, ConnectError> {
-        let options = options(args, app_name).await?;
+        let clock = Arc::new(ServerClock::default());
+        let options = options(args, app_name, &clock).await?;
         warn_of_visible_password(&options, &args.uri);
         let hosts = options.hosts.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
         let name = options.default_database.clone().unwrap_or_else(|| DEFAULT_DATABASE.into());
@@ -157,7 +160,7 @@ impl Store {
         })
         .await?;
         check_server(&hello, &build, &hosts)?;
-        let store = Self::over(client, database);
+        let store = Self::over(client, database, clock);
         if let Ok(now) = hello.get_datetime("localTime") {
             store.clock.observe(now.to_chrono(), Monotonic::now());
         }
@@ -174,22 +177,22 @@ impl Store {
     /// # Errors
     /// When the connection string cannot be understood.
     pub async fn with_own_connections(&self, args: &ConnectArgs, app_name: &str) -> Result<Self, ConnectError> {
-        let mut options = options(args, app_name).await?;
+        let mut options = options(args, app_name, &self.clock).await?;
         options.max_pool_size = Some(2);
         let client = Client::with_options(options).map_err(ConnectError::InvalidUri)?;
         let database = client.database(self.database.name());
-        Ok(Self { clock: self.clock.clone(), ..Self::over(client, database) })
+        Ok(Self::over(client, database, self.clock.clone()))
     }
 
     #[expect(clippy::disallowed_methods, reason = "the one place where collections are opened")]
-    fn over(client: Client, database: Database) -> Self {
+    fn over(client: Client, database: Database, clock: Arc<ServerClock>) -> Self {
         Self {
             scheduled: database.collection("scheduled"),
             archived: database.collection("archived"),
             roster: database.collection("roster"),
             metadata: database.collection("metadata"),
             signals: database.collection("signals"),
-            clock: Arc::new(ServerClock::default()),
+            clock,
             client,
             database,
         }
@@ -198,10 +201,19 @@ impl Store {
 
 /// What the URI says, and what it may not leave open: majority writes (an acknowledged job survives a failover) and
 /// majority reads (nothing is decided on what a failover can take back) unless an operation says otherwise.
-async fn options(args: &ConnectArgs, app_name: &str) -> Result<ClientOptions, ConnectError> {
+async fn options(args: &ConnectArgs, app_name: &str, clock: &Arc<ServerClock>) -> Result<ClientOptions, ConnectError> {
     let mut options = ClientOptions::parse(&args.uri).await.map_err(ConnectError::InvalidUri)?;
     options.app_name = Some(app_name.into());
     options.command_event_handler.clone_from(&args.commands);
+    let clock = Arc::clone(clock);
+    options.sdam_event_handler = Some(EventHandler::callback(move |event| {
+        if let SdamEvent::ServerDescriptionChanged(server) = event
+            && server.new_description.server_type() == ServerType::RsPrimary
+            && server.previous_description.server_type() != ServerType::RsPrimary
+        {
+            clock.doubt();
+        }
+    }));
     options.write_concern = Some(WriteConcern::builder().w(Acknowledgment::Majority).journal(true).build());
     options.read_concern = Some(ReadConcern::majority());
     // Whatever the URI says: a secondary may not know yet what this process has just been told.
@@ -210,6 +222,7 @@ async fn options(args: &ConnectArgs, app_name: &str) -> Result<ClientOptions, Co
     options.connect_timeout.get_or_insert(ATTEMPT_LIMIT);
     options.heartbeat_freq.get_or_insert(MONITOR_EVERY);
     options.max_pool_size.get_or_insert(MAX_POOL_SIZE);
+    options.max_idle_time.get_or_insert(MAX_IDLE);
     Ok(options)
 }
 

@@ -79,15 +79,24 @@ pub struct ToStart {
     pub if_worker_dies: IfWorkerDies,
 }
 
-/// A session whose transactions archive jobs. Its id stands in the roster, so that a cleaner can end what a killed
-/// worker left open. The default opens one when it is needed.
+/// A session whose transactions archive jobs. Its id stands in the roster before it is used, so that a cleaner can end what
+/// a killed worker left open. After a call that was never answered it is another one.
 #[derive(Debug, Default)]
-pub struct CommitSession(Option<ClientSession>);
+pub struct CommitSession(Session);
+
+#[derive(Debug, Default)]
+enum Session {
+    #[default]
+    Closed,
+    Open(Box<ClientSession>),
+    /// Without an answer: its transaction may hold jobs until MongoDB ends it, a minute later.
+    GivenUp(Document),
+}
 
 impl CommitSession {
-    /// The session's id, for the roster.
-    pub fn id(&self) -> Option<Document> {
-        self.0.as_ref().map(|session| session.id().clone())
+    /// Whether it is to be opened, and announced, before it is used.
+    pub fn is_closed(&self) -> bool {
+        !matches!(self.0, Session::Open(_))
     }
 }
 
@@ -333,17 +342,29 @@ impl Store {
         Ok(batch.iter().map(|job| recorded(job.claim)).collect())
     }
 
-    /// A session for [`Store::archive`], open so that its id can be announced.
+    /// Opens a session for [`Store::archive`], unless it is open; says its id, to be announced.
     ///
     /// # Errors
     /// When MongoDB cannot be reached.
-    pub async fn commit_session(&self) -> Result<CommitSession, StoreError> {
-        Ok(CommitSession(Some(self.open_session().await?)))
+    pub async fn open_session(&self, session: &mut CommitSession) -> Result<Document, StoreError> {
+        let open = self.take_session(session).await?;
+        let id = open.id().clone();
+        session.0 = Session::Open(open);
+        Ok(id)
     }
 
-    async fn open_session(&self) -> Result<ClientSession, StoreError> {
-        let client = self.client.clone();
-        call("commit_session", async move { client.start_session().await }).await
+    /// What was given up before is ended first, so that nothing of it stands in the way.
+    async fn take_session(&self, session: &mut CommitSession) -> Result<Box<ClientSession>, StoreError> {
+        if let Session::GivenUp(id) = &session.0 {
+            self.kill_sessions(std::slice::from_ref(id)).await?;
+        }
+        match std::mem::take(&mut session.0) {
+            Session::Open(open) => Ok(open),
+            Session::Closed | Session::GivenUp(_) => {
+                let client = self.client.clone();
+                call("open_session", async move { client.start_session().await.map(Box::new) }).await
+            }
+        }
     }
 
     /// Moves jobs from `scheduled` to `archived` in one transaction; says for each, in order, whether it was recorded.
@@ -394,19 +415,17 @@ impl Store {
     /// All in one causally consistent session: what is read is not older than what the transaction met, whoever is the
     /// primary by now.
     async fn archive_all_or_none(&self, session: &mut CommitSession, batch: &[Archival]) -> Result<Attempted, StoreError> {
-        let mut open = match session.0.take() {
-            Some(open) => open,
-            None => self.open_session().await?,
-        };
+        let mut open = self.take_session(session).await?;
+        session.0 = Session::GivenUp(open.id().clone());
         let (scheduled, archived) = (self.scheduled.clone(), self.archived.clone());
         let (filter, before, asked) = (filter_of(batch), archived_before(batch), batch.len());
         let documents: Vec<Document> = batch.iter().map(|archival| archival.document.clone()).collect();
         let (open, outcome) = call("archive", async move {
             let outcome = async {
                 open.start_transaction().await?;
-                let deleted = scheduled.delete_many(filter.clone()).session(&mut open).await?.deleted_count;
+                let deleted = scheduled.delete_many(filter.clone()).session(&mut *open).await?.deleted_count;
                 if usize::try_from(deleted) == Ok(asked) {
-                    archived.insert_many(documents).session(&mut open).await?;
+                    archived.insert_many(documents).session(&mut *open).await?;
                     return commit(&mut open).await.map(|()| Attempted::All);
                 }
                 open.abort_transaction().await?;
@@ -425,7 +444,7 @@ impl Store {
             Ok((open, outcome))
         })
         .await?;
-        session.0 = Some(open);
+        session.0 = Session::Open(open);
         outcome.map_err(|source| StoreError::Mongo { operation: "archive", source })
     }
 

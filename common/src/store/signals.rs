@@ -25,6 +25,8 @@ const AWAIT: Duration = Duration::from_secs(5);
 const REOPEN_AFTER: Duration = Duration::from_secs(60);
 /// Between attempts to open a cursor.
 const REOPEN_PAUSE: Duration = Duration::from_millis(200);
+/// How long it is waited for that a hint is acknowledged. It is on its way even so, and the caller has better things to do.
+const HINT_LIMIT: Duration = Duration::from_secs(1);
 /// Hints that wait to be read; when there are more, the reader is late and will look for itself anyway.
 const QUEUE: usize = 1_024;
 
@@ -164,10 +166,12 @@ impl Store {
         call("publish", async move { signals.insert_one(document).write_concern(acknowledged).await }).await.map(drop)
     }
 
-    /// Tells, and only notes in the log when that failed.
+    /// Tells within a second, and only notes in the log when that failed.
     pub async fn announce_hint(&self, hint: Hint) {
-        if let Err(error) = self.publish(&hint).await {
-            tracing::debug!(error = crate::telemetry::chain(&error), "a hint was not sent; the poll fallback will do");
+        match tokio::time::timeout(HINT_LIMIT, self.publish(&hint)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::debug!(error = crate::telemetry::chain(&error), "a hint was not sent; the poll fallback will do"),
+            Err(_) => tracing::debug!("a hint was not acknowledged in time; the poll fallback will do"),
         }
     }
 
