@@ -52,7 +52,9 @@ impl ReplicaSet {
         let network = Proxy::between(&members.iter().map(EmbeddedMongo::port).collect::<Vec<_>>());
         let this = Self { members, network };
         let hosts = this.network.listeners().iter().zip(0_i32..).map(|(host, id)| doc! { "_id": id, "host": host });
-        let settings = doc! { "electionTimeoutMillis": 1_000, "heartbeatIntervalMillis": 200, "heartbeatTimeoutSecs": 1 };
+        // Followers of the primary alone: one that stands still, or whose clock is wrong, holds up nobody else.
+        let settings =
+            doc! { "electionTimeoutMillis": 1_000, "heartbeatIntervalMillis": 200, "heartbeatTimeoutSecs": 1, "chainingAllowed": false };
         let config = doc! { "_id": "rs0", "members": hosts.collect::<Vec<_>>(), "settings": settings };
         this.command(0, doc! { "replSetInitiate": config }).await.expect("the set is initiated once");
         this.whole().await;

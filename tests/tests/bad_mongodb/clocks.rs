@@ -353,6 +353,9 @@ async fn a_failover_to_a_member_whose_clock_is_wrong_kills_nobody() {
             let job = enqueue_due_by_any_clock(&world, &Entry::default(), 1).await[0];
             until(&mut world, "a new one is done", async |world| world.count("archived", doc! { "_id": job }).await == 1).await;
             recoveries.push(begin.elapsed());
+            // Now is now by its clock, whatever the last one's said.
+            let job = world.enqueue(Entry::default().as_job(), Policy::Never).await.unwrap();
+            until(&mut world, "one is done that is due at once", async |world| world.count("archived", doc! { "_id": job }).await == 1).await;
             // For longer than a death takes.
             until_passed(&mut world, Duration::from_secs(7)).await;
             assert!(!world.logs().contains("a worker is dead"), "{}", world.logs());
