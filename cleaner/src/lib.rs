@@ -49,7 +49,7 @@ pub async fn run(args: CleanerArgs, connect: &ConnectArgs, mut shutdown: Shutdow
         }
         if Monotonic::now() >= sweep_at {
             sweep_at = Monotonic::now() + args.sweep_every;
-            if let Err(error) = sweep(&store, &mut rescuer, &shutdown).await {
+            if let Err(error) = rescue::sweep(&store, &mut rescuer, &shutdown).await {
                 tracing::warn!(error = chain(&error), "the sweep was not completed; trying again later");
             }
         }
@@ -81,11 +81,6 @@ async fn wait(every: Duration, observations: &Observations, shutdown: &mut Shutd
             return;
         }
     }
-}
-
-async fn sweep(store: &Store, rescuer: &mut Rescuer, shutdown: &Shutdown) -> Result<(), StoreError> {
-    store.refresh_clock().await?;
-    rescue::sweep(store, rescuer, shutdown).await
 }
 
 async fn prune(store: &Store, keep: Duration, shutdown: &Shutdown) -> Result<bool, StoreError> {

@@ -1,15 +1,15 @@
 //! Ending the jobs of the dead as crashed executions, each by the verdict that was stored at its start.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 
 use bson::Document;
 use recruiter_common::{
     failure::{self, Failure},
-    ids::{JobId, WorkerId},
-    job::{Claim, CorruptJob, IfWorkerDies, Job, JobState, Why},
+    ids::JobId,
+    job::{Held, IfWorkerDies, Job, Why},
     roster::RegisteredWorker,
     shutdown::Shutdown,
-    store::{Archival, CommitSession, Hint, Recorded, Rescheduling, Store, StoreError},
+    store::{Archival, CommitSession, Hint, LockedJobs, Recorded, Rescheduling, Store, StoreError},
 };
 
 /// Jobs read and ended in one step: they are in memory whole.
@@ -40,11 +40,19 @@ impl Rescuer {
         Ok(())
     }
 
-    /// Ends started jobs whose worker is dead.
-    async fn end_all(&mut self, held: Vec<(Job, Claim)>) -> Result<(), StoreError> {
+    /// Ends what the dead hold.
+    async fn end_all(&mut self, held: Vec<Held>) -> Result<(), StoreError> {
         let (mut archivals, mut reschedulings, mut groups) = (Vec::new(), Vec::new(), HashSet::new());
         let now = self.store.now();
-        for (job, claim) in held {
+        for Held { holder, claim, job } in held {
+            let job = match job {
+                Ok(job) => job,
+                Err((document, error)) => {
+                    tracing::warn!(job.id = %claim.job(), %error, "a locked document is no job; archiving it");
+                    archivals.push(Archival::undecodable(claim, holder, document, &error, now));
+                    continue;
+                }
+            };
             match verdict(&job) {
                 IfWorkerDies::RetryAfterMs(delay) => {
                     let at = now.checked_add_signed(chrono::TimeDelta::milliseconds(delay)).unwrap_or(now);
@@ -90,25 +98,21 @@ fn crashed(job: &Job, now: recruiter_common::instant::Instant) -> recruiter_comm
 
 /// The slow sweep: jobs that are locked in the name of nobody in the roster (hand-deleted or rolled-back documents), and
 /// jobs that are locked by nobody at all.
-///
-/// The locked jobs are read first and the roster second: a worker is in the roster before it locks anything and until
-/// it holds nothing.
 pub(crate) async fn sweep(store: &Store, rescuer: &mut Rescuer, shutdown: &Shutdown) -> Result<(), StoreError> {
     let mut after: Option<JobId> = None;
     while !shutdown.is_requested() {
-        let (locked, next) = store.locked_jobs(after).await?;
-        let mut by_holder: HashMap<WorkerId, Vec<(Job, Claim)>> = HashMap::new();
-        for document in locked {
-            sort_in(store, document, &mut by_holder).await?;
-        }
-        if !by_holder.is_empty() {
-            let registered = store.registered_ids().await?;
-            let orphans: Vec<(Job, Claim)> =
-                by_holder.into_iter().filter(|(holder, _)| !registered.contains(holder)).flat_map(|(_, jobs)| jobs).collect();
-            if !orphans.is_empty() {
-                tracing::warn!(count = orphans.len(), "jobs are locked by workers that are not in the roster");
-                rescuer.end_all(orphans).await?;
+        let LockedJobs { documents, registered, next } = store.locked_jobs(after).await?;
+        let mut orphans = Vec::new();
+        for document in documents {
+            match Held::try_from(document) {
+                Ok(held) if registered.contains(&held.holder) => {}
+                Ok(held) => orphans.push(held),
+                Err(document) => unlock(store, &document).await?,
             }
+        }
+        if !orphans.is_empty() {
+            tracing::warn!(count = orphans.len(), "jobs are locked by workers that are not in the roster");
+            rescuer.end_all(orphans).await?;
         }
         match next {
             Some(next) => after = Some(next),
@@ -118,21 +122,13 @@ pub(crate) async fn sweep(store: &Store, rescuer: &mut Rescuer, shutdown: &Shutd
     Ok(())
 }
 
-/// Puts a locked job with its holder, or unlocks it when it has none.
-async fn sort_in(store: &Store, document: Document, by_holder: &mut HashMap<WorkerId, Vec<(Job, Claim)>>) -> Result<(), StoreError> {
-    let id = document.get_object_id("_id").ok().map(JobId::from);
-    match (Job::try_from(document), id) {
-        (Ok(job), _) => {
-            if let JobState::Started { worker, claim } = job.state {
-                by_holder.entry(worker).or_default().push((job, claim));
-            }
+/// Unlocks what nobody holds: nobody can have started it.
+async fn unlock(store: &Store, document: &Document) -> Result<(), StoreError> {
+    match document.get_object_id("_id") {
+        Ok(id) if store.unlock_if_held_by_nobody(id.into()).await? => {
+            tracing::warn!(job.id = %id, "a job was locked by nobody: unlocked it")
         }
-        (Err(CorruptJob::LockedByNobody), Some(id)) => {
-            if store.unlock_if_held_by_nobody(id).await? {
-                tracing::warn!(job.id = %id, "a job was locked by nobody: unlocked it");
-            }
-        }
-        (Err(error), id) => tracing::warn!(job.id = ?id, %error, "a locked document is no job; leaving it alone"),
+        _ => tracing::warn!(job.id = ?document.get("_id"), "a locked document is no job; leaving it alone"),
     }
     Ok(())
 }

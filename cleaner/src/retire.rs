@@ -125,6 +125,7 @@ pub(crate) async fn tick(
     // Before the answer, after which this process may stand still.
     let asked = Monotonic::now();
     let workers = store.registered_workers().await?;
+    store.fresh_clock().await?;
     let left = observations.unburied(&workers, asked);
     for (worker, last_seen_at, death) in observations.dead(&workers, asked, dead_after) {
         if let Some(retired) = store.retire_if_silent_since(worker, last_seen_at).await? {

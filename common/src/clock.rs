@@ -23,8 +23,8 @@ pub(crate) struct ServerClock {
 struct Reading {
     server: Instant,
     taken: std::time::Instant,
-    /// Another server may be the primary since.
-    doubtful: bool,
+    /// Since when another server may be the primary.
+    doubtful: Option<std::time::Instant>,
 }
 
 impl ServerClock {
@@ -37,14 +37,16 @@ impl ServerClock {
         let mut reading = self.reading.write().unwrap_or_else(std::sync::PoisonError::into_inner);
         let known = reading.map(|reading| reading.server + taken.duration_since(reading.taken));
         let agrees = |known: &Instant| (server..=server + taken.duration_since(asked)).contains(known);
-        *reading = Some(Reading { server: known.filter(agrees).unwrap_or(server), taken, doubtful: false });
+        // An answer to what was asked before may still be the former primary's.
+        let doubtful = reading.and_then(|reading| reading.doubtful).filter(|since| asked < *since);
+        *reading = Some(Reading { server: known.filter(agrees).unwrap_or(server), taken, doubtful });
     }
 
     /// Notes that a primary was found, whose clock may be another one.
     pub(crate) fn doubt(&self) {
         let mut reading = self.reading.write().unwrap_or_else(std::sync::PoisonError::into_inner);
         if let Some(reading) = reading.as_mut() {
-            reading.doubtful = true;
+            reading.doubtful = Some(std::time::Instant::now());
         }
     }
 
@@ -62,7 +64,7 @@ impl ServerClock {
     /// Whether the last reading is too old to enqueue by, or may be another server's.
     pub(crate) fn is_stale(&self) -> bool {
         let reading = *self.reading.read().unwrap_or_else(std::sync::PoisonError::into_inner);
-        reading.is_none_or(|reading| reading.doubtful || reading.taken.elapsed() > FRESH_FOR)
+        reading.is_none_or(|reading| reading.doubtful.is_some() || reading.taken.elapsed() > FRESH_FOR)
     }
 }
 
@@ -81,6 +83,10 @@ mod tests {
         assert!(now >= server && now < server + Duration::from_secs(10));
         clock.doubt();
         assert!(clock.is_stale() && clock.now() >= server, "the best there is, until the new primary was asked");
+        clock.observe(server, std::time::Instant::now().checked_sub(Duration::from_secs(1)).expect("this machine runs for longer"));
+        assert!(clock.is_stale(), "it was asked before");
+        clock.observe(server, std::time::Instant::now());
+        assert!(!clock.is_stale());
         assert_eq!(now.timestamp_subsec_nanos() % 1_000_000, 0, "BSON dates are whole milliseconds");
     }
 

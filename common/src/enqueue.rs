@@ -286,9 +286,7 @@ impl Store {
     /// [`EnqueueError`]. After a [`StoreError`] some of them may have been enqueued: repeat them under
     /// [`NewJob::with_id`].
     pub async fn enqueue_many(&self, jobs: impl IntoIterator<Item = NewJob>) -> Result<Vec<JobId>, EnqueueError> {
-        if self.clock.is_stale() {
-            self.refresh_clock().await?;
-        }
+        self.fresh_clock().await?;
         let prepared = Prepared::from_jobs(jobs, self.now())?;
         let mut documents = prepared.documents;
         if !prepared.resent.is_empty() {
@@ -311,9 +309,7 @@ impl Store {
         session: &mut ClientSession,
         jobs: impl IntoIterator<Item = NewJob>,
     ) -> Result<Vec<JobId>, EnqueueError> {
-        if self.clock.is_stale() {
-            self.refresh_clock().await?;
-        }
+        self.fresh_clock().await?;
         let prepared = Prepared::from_jobs(jobs, self.now())?;
         for batch in batches(prepared.documents) {
             self.insert_jobs_in(session, batch).await?;

@@ -24,6 +24,8 @@ pub const UNKNOWN_CLASS: &str = "unknown-class";
 pub const INTERRUPTED: &str = "interrupted";
 /// The error class of a run that was broken off because its worker had reached its memory limit.
 pub const MEMORY_LIMIT: &str = "memory-limit";
+/// The error class of a document that is no job.
+pub const MALFORMED: &str = "malformed";
 /// The error class of a run that was cancelled by a person.
 pub const CANCELLED: &str = "cancelled";
 

@@ -305,6 +305,35 @@ impl Job {
     }
 }
 
+/// A locked document in `scheduled`: who holds it, and the job, unless it is none.
+#[derive(Debug)]
+pub struct Held {
+    /// Who has locked it.
+    pub holder: WorkerId,
+    /// By which start.
+    pub claim: Claim,
+    /// The job; or the document, with what is wrong with it.
+    pub job: Result<Box<Job>, (Document, CorruptJob)>,
+}
+
+impl TryFrom<Document> for Held {
+    /// The document, which is locked in nobody's name.
+    type Error = Document;
+
+    fn try_from(document: Document) -> Result<Self, Document> {
+        let execution = document.get_document("last_execution").ok();
+        let id = |field: &str| execution.and_then(|execution| execution.get_object_id(field).ok());
+        match (document.get_object_id("_id"), id("worker"), id("start")) {
+            (Ok(job), Some(holder), Some(start)) => {
+                let claim = Claim { job: job.into(), start: start.into() };
+                let job = Job::try_from(document.clone()).map(Box::new).map_err(|error| (document, error));
+                Ok(Self { holder: holder.into(), claim, job })
+            }
+            _ => Err(document),
+        }
+    }
+}
+
 /// Why a document is not a job.
 #[derive(Debug, thiserror::Error)]
 pub enum CorruptJob {

@@ -74,6 +74,8 @@ async fn lead(store: &Store, args: &RunArgs, mut leadership: Leadership, shutdow
         Ok(memory) => memory,
         Err(error) => {
             tracing::warn!(error = chain(&error), "could not begin the term; standing back");
+            leadership.release(store).await;
+            shutdown.sleep(RETRY).await;
             return;
         }
     };
@@ -98,6 +100,9 @@ async fn lead(store: &Store, args: &RunArgs, mut leadership: Leadership, shutdow
             last_thorough = Monotonic::now();
         }
         let before = Monotonic::now();
+        if let Err(error) = store.fresh_clock().await {
+            tracing::debug!(error = chain(&error), "the server's clock could not be read");
+        }
         let now = store.now();
         let due = match round::tick(store, term, &mut memory, now, thorough).await {
             Ok(summary) => {
@@ -143,9 +148,6 @@ async fn renewed(store: &Store, leadership: &mut Leadership) -> bool {
             tracing::warn!(error = chain(&error), trusted = leadership.is_trusted(), "the lease was not renewed; trying again");
             pause(RETRY).await;
         }
-    }
-    if let Err(error) = store.refresh_clock().await {
-        tracing::debug!(error = chain(&error), "the server's clock could not be read");
     }
     true
 }

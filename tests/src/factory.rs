@@ -37,7 +37,7 @@ pub fn announcement(capacity: u32) -> Announcement {
         classes: vec!["x".into()],
         capacity,
         lease_ms: 20_000,
-        sessions: Vec::new(),
+        session: None,
         place: Place::of_this_process().expect("/proc can be read"),
     }
 }

@@ -16,6 +16,7 @@ use recruiter_common::{
     instant::Instant,
     job::{Claim, Job, Why},
     store::{Archival, Assignment, Beat, CommitSession, Free, Hint, JobFilter, JobPlace, Listener, Recorded, Rescheduling, Start, Store},
+    telemetry::chain,
 };
 use recruiter_tests::{
     factory::{announcement, in_ms, insert_unvalidated, minimal_job, read, start, started, to_start},
@@ -311,6 +312,28 @@ async fn an_outcome_in_the_archive_is_recognised_by_its_start() {
     assert_eq!(setting.archive(&[setting.done(&early[0])]).await, [Recorded::ClaimLost]);
 }
 
+/// A job is deleted only if it is in the archive, and known only if it is there under its id: a unique index of somebody
+/// else's says neither.
+#[tokio::test]
+async fn a_unique_index_of_somebody_elses_loses_no_job() {
+    let setting = Setting::new().await;
+    let unique = doc! { "key": { "urn": 1 }, "name": "urn", "unique": true, "partialFilterExpression": { "urn": { "$exists": true } } };
+    for collection in ["scheduled", "archived"] {
+        setting.database.database().run_command(doc! { "createIndexes": collection, "indexes": [unique.clone()] }).await.unwrap();
+    }
+    let job = || NewJob::of_class("x", doc! {}).urn("the same");
+    let first = job().enqueue(&setting.store).await.unwrap();
+    assert!(job().enqueue(&setting.store).await.is_err_and(|error| chain(&error).contains("dup key")), "it was not stored");
+    let [started] = setting.start(WorkerId::new(), [first]).await;
+    assert_eq!(setting.archive(&[setting.done(&started)]).await, [Recorded::Yes]);
+    let second = job().enqueue(&setting.store).await.unwrap();
+    let [started] = setting.start(WorkerId::new(), [second]).await;
+    let mut session = CommitSession::default();
+    assert_eq!(setting.store.record(&mut session, &[setting.done(&started)]).await.unwrap(), [Recorded::Yes]);
+    let archived = setting.found("archived", second).await.unwrap();
+    assert!(archived.contains_key("reduced") && !archived.contains_key("urn"), "{archived}");
+}
+
 // What becomes of jobs by other hands.
 
 #[tokio::test]
@@ -321,7 +344,7 @@ async fn a_dead_worker_held_what_is_named_and_locked_by_it() {
     setting.start(worker, [held, not_named]).await;
     setting.start(another, [of_another]).await;
     let found = setting.store.held_by(worker, &[held, of_another, waiting]).await.unwrap();
-    assert_eq!(found.iter().map(|(job, _)| job.id).collect::<Vec<_>>(), [held]);
+    assert_eq!(found.iter().map(|held| held.claim.job()).collect::<Vec<_>>(), [held]);
 }
 
 #[tokio::test]
@@ -333,10 +356,11 @@ async fn the_sweep_finds_what_is_locked_step_by_step() {
     for job in [first, last] {
         setting.set("scheduled", job, doc! { "locked": true }).await;
     }
-    let (found, next) = setting.store.locked_jobs(None).await.unwrap();
-    assert_eq!(ids(&found), set_of([first.into()]));
-    let (found, end) = setting.store.locked_jobs(Some(next.expect("there are more"))).await.unwrap();
-    assert_eq!((ids(&found), end), (set_of([last.into()]), None));
+    let worker = setting.worker(1).await;
+    let found = setting.store.locked_jobs(None).await.unwrap();
+    assert_eq!((ids(&found.documents), found.registered), (set_of([first.into()]), [worker].into()));
+    let found = setting.store.locked_jobs(Some(found.next.expect("there are more"))).await.unwrap();
+    assert_eq!((ids(&found.documents), found.next), (set_of([last.into()]), None));
 }
 
 /// I8, I5: half a lock is nobody's, a whole one is somebody's.
@@ -551,7 +575,7 @@ async fn a_sign_of_life_prevents_retirement_and_retirement_every_other_sign() {
     let setting = Setting::new().await;
     let store = &setting.store;
     let worker = setting.worker(1).await;
-    let beats = async || matches!(store.heartbeat(worker, &[], &[]).await.unwrap(), Beat::Seen { .. });
+    let beats = async || matches!(store.heartbeat(worker, &[]).await.unwrap(), Beat::Seen { .. });
     let seen = async || store.registered_workers().await.unwrap()[0].last_seen_at;
     let before = seen().await;
     wait_until(SOON, "the clock has moved on", async || beats().await && seen().await != before).await;
@@ -562,6 +586,35 @@ async fn a_sign_of_life_prevents_retirement_and_retirement_every_other_sign() {
     store.delete_if_retired(worker).await.unwrap();
     assert!(!beats().await, "a heartbeat brings nobody back");
     assert!(store.registered_workers().await.unwrap().is_empty());
+}
+
+/// A call that was given up may still arrive: the sessions before the present one stay named, a few of them.
+#[tokio::test]
+async fn the_living_say_which_session_they_commit_in_and_the_retired_do_not() {
+    let setting = Setting::new().await;
+    let (living, retired) = (setting.worker(1).await, setting.worker(1).await);
+    setting.set("roster", retired, doc! { "retired": true }).await;
+    for session in 0..6 {
+        assert!(setting.store.commit_in(living, doc! { "id": session }).await.unwrap());
+        assert!(!setting.store.commit_in(retired, doc! { "id": session }).await.unwrap());
+    }
+    let sessions = async |worker: WorkerId| setting.found("roster", worker).await.unwrap().get_array("sessions").unwrap().clone();
+    let last: Vec<Bson> = (2..6).map(|session| doc! { "id": session }.into()).collect();
+    assert_eq!((sessions(living).await, sessions(retired).await), (last, Vec::new()));
+}
+
+/// What a retired worker's document names is still to be rescued.
+#[tokio::test]
+async fn only_the_living_leave() {
+    let setting = Setting::new().await;
+    let (living, retired, other) = (setting.worker(1).await, setting.worker(1).await, setting.worker(1).await);
+    setting.set("roster", retired, doc! { "retired": true }).await;
+    for worker in [living, retired] {
+        setting.store.leave_if_alive(worker).await.unwrap();
+    }
+    for (worker, is_there) in [(living, false), (retired, true), (other, true)] {
+        assert_eq!(setting.found("roster", worker).await.is_some(), is_there);
+    }
 }
 
 #[tokio::test]

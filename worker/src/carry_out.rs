@@ -32,6 +32,8 @@ pub(crate) async fn carry_out(equipment: &Equipment, attempt: Attempt, outcomes:
     let started = Monotonic::now();
     equipment.tell(&WorkerEvent::Started { job: &context });
     let ended = attempt.execute(&context).await;
+    // A retry is put off by the clock of who is the primary now. Without an answer the estimate must do.
+    let _ = store.fresh_clock().await;
     let now = store.now();
     let next = attempt.next(ended, now);
     let duration_ms = started.elapsed().as_millis();

@@ -1,26 +1,29 @@
 //! Group commit of outcomes: while one batch is on its way to MongoDB, the next gathers. There is no delay but that.
 //!
 //! An outcome is never given up while this worker may still write it: an unreachable MongoDB is waited for, a batch
-//! that MongoDB refuses is halved until the one bad outcome stands alone, and that one is reduced until it fits.
+//! that MongoDB refuses is halved until the one bad outcome stands alone, and that one is reduced until it fits. One that fails
+//! again and again, whatever is the matter with it, is tried alone and ever more rarely: it holds up no other.
 
-use std::{sync::Arc, time::Duration};
+use std::time::{Duration, Instant as Monotonic};
 
 use recruiter_common::{
     ids::WorkerId,
     shutdown::pause,
-    store::{Archival, CommitSession, Recorded, Rescheduling, Store, StoreError},
+    store::{CommitSession, Outcome as Recordable, Recorded, Rescheduling, Store, StoreError},
     telemetry::chain,
 };
 use tokio::sync::{mpsc, oneshot};
 
-use crate::{execute::Outcome, heartbeat::Shared};
+use crate::execute::Outcome;
 
 /// Outcomes in one batch, at most: enough that the round trip no longer matters.
 const BATCH: usize = 500;
 /// Between attempts while MongoDB cannot be reached.
 const PAUSE: Duration = Duration::from_millis(250);
-/// Attempts at a whole batch. After that its halves go their own ways, in case one outcome is what fails.
+/// Attempts at an outcome together with others. After that it goes its own way, in case it is what fails.
 const TOGETHER: u32 = 8;
+/// The longest that such a one waits for its next attempt.
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 /// An outcome and who waits for it to be written.
 pub(crate) struct ToRecord {
@@ -28,35 +31,58 @@ pub(crate) struct ToRecord {
     pub(crate) recorded: oneshot::Sender<Recorded>,
 }
 
-/// Writes a worker's outcomes until nobody can send any more.
-pub(crate) async fn run(store: Store, worker: WorkerId, session: CommitSession, shared: Arc<Shared>, mut queue: mpsc::Receiver<ToRecord>) {
-    let mut writer = Writer { store: store.clone(), worker, session, shared };
+/// An outcome that is to be written, and how often that failed.
+struct Waiting<T> {
+    outcome: T,
+    recorded: oneshot::Sender<Recorded>,
+    tries: u32,
+    again_at: Monotonic,
+}
+
+/// Writes a worker's outcomes until nobody can send any more and all are written.
+pub(crate) async fn run(store: Store, worker: WorkerId, session: CommitSession, mut queue: mpsc::Receiver<ToRecord>) {
+    let mut writer = Writer { store, worker, session };
     let mut batch = Vec::with_capacity(BATCH);
-    while queue.recv_many(&mut batch, BATCH).await > 0 {
-        let (mut archivals, mut reschedulings) = (Vec::new(), Vec::new());
-        for ToRecord { outcome, recorded } in batch.drain(..) {
-            match outcome {
-                Outcome::Archive(archival) => archivals.push((*archival, recorded)),
-                Outcome::Reschedule(rescheduling) => reschedulings.push((rescheduling, recorded)),
+    let (mut archivals, mut reschedulings) = (Vec::new(), Vec::new());
+    loop {
+        if archivals.is_empty() && reschedulings.is_empty() {
+            if queue.recv_many(&mut batch, BATCH).await == 0 {
+                return;
+            }
+        } else {
+            pause(PAUSE).await;
+            while batch.len() < BATCH
+                && let Ok(more) = queue.try_recv()
+            {
+                batch.push(more);
             }
         }
-        if !archivals.is_empty() {
-            let (archivals, waiting): (Vec<Archival>, Vec<_>) = archivals.into_iter().unzip();
-            tell(waiting, writer.record(archivals).await);
+        for ToRecord { outcome, recorded } in batch.drain(..) {
+            match outcome {
+                Outcome::Archive(archival) => archivals.push(Waiting::new(*archival, recorded)),
+                Outcome::Reschedule(rescheduling) => reschedulings.push(Waiting::new(rescheduling, recorded)),
+            }
         }
+        archivals = writer.record(archivals).await;
         if !reschedulings.is_empty() {
-            let (reschedulings, waiting): (Vec<Rescheduling>, Vec<_>) = reschedulings.into_iter().unzip();
-            let hint = Rescheduling::hint(&reschedulings, store.now());
-            tell(waiting, writer.record(reschedulings).await);
-            store.announce_hint(hint).await;
+            let hint = Rescheduling::hint(reschedulings.iter().map(|waiting| &waiting.outcome), writer.store.now());
+            reschedulings = writer.record(reschedulings).await;
+            writer.store.announce_hint(hint).await;
         }
     }
 }
 
-fn tell(waiting: Vec<oneshot::Sender<Recorded>>, recorded: Vec<Recorded>) {
-    for (waiting, recorded) in waiting.into_iter().zip(recorded) {
-        // Nobody waits any more when the worker gave up on its jobs.
-        let _ = waiting.send(recorded);
+impl<T> Waiting<T> {
+    fn new(outcome: T, recorded: oneshot::Sender<Recorded>) -> Self {
+        Self { outcome, recorded, tries: 0, again_at: Monotonic::now() }
+    }
+
+    fn failed(mut self) -> Self {
+        self.tries += 1;
+        if self.tries > TOGETHER {
+            self.again_at = Monotonic::now() + (PAUSE * 2_u32.saturating_pow(self.tries - TOGETHER)).min(LONGEST_PAUSE);
+        }
+        self
     }
 }
 
@@ -64,38 +90,52 @@ struct Writer {
     store: Store,
     worker: WorkerId,
     session: CommitSession,
-    shared: Arc<Shared>,
 }
 
 impl Writer {
-    /// Writes all, for as long as it takes.
-    async fn record<T: recruiter_common::store::Outcome>(&mut self, batch: Vec<T>) -> Vec<Recorded> {
-        let mut recorded = Vec::with_capacity(batch.len());
-        let mut pieces = vec![(batch, 0)];
-        while let Some((piece, tries)) = pieces.pop() {
-            match self.try_record(&piece).await {
-                Ok(done) => recorded.extend(done),
-                Err(error) => {
-                    tracing::warn!(count = piece.len(), error = chain(&error), "outcomes are waiting for MongoDB");
-                    pause(PAUSE).await;
-                    if tries < TOGETHER || piece.len() == 1 {
-                        pieces.push((piece, tries + 1));
-                    } else {
-                        let (first, second) = piece.split_at(piece.len() / 2);
-                        pieces.extend([(second.to_vec(), 0), (first.to_vec(), 0)]);
-                    }
-                }
+    /// Writes these, together and then those that failed together too often; returns what could not be written yet.
+    async fn record<T: Recordable>(&mut self, waiting: Vec<Waiting<T>>) -> Vec<Waiting<T>> {
+        let (mut together, alone): (Vec<_>, Vec<_>) = waiting.into_iter().partition(|waiting| waiting.tries < TOGETHER);
+        let mut left = Vec::new();
+        while !together.is_empty() {
+            let batch = together.drain(..together.len().min(BATCH)).collect();
+            left.extend(self.record_batch(batch).await);
+        }
+        for one in alone {
+            if one.again_at <= Monotonic::now() {
+                left.extend(self.record_batch(vec![one]).await);
+            } else {
+                left.push(one);
             }
         }
-        recorded
+        left
     }
 
-    /// In another session after a call that was given up, as soon as the roster names it.
-    async fn try_record<T: recruiter_common::store::Outcome>(&mut self, batch: &[T]) -> Result<Vec<Recorded>, StoreError> {
-        if self.session.is_closed() {
-            self.shared.commits_in(self.store.open_session(&mut self.session).await?);
-            // Whoever is retired finds out when nothing is recorded.
-            self.store.heartbeat(self.worker, &self.shared.working_on(), &self.shared.sessions()).await?;
+    async fn record_batch<T: Recordable>(&mut self, batch: Vec<Waiting<T>>) -> Vec<Waiting<T>> {
+        let outcomes: Vec<T> = batch.iter().map(|waiting| waiting.outcome.clone()).collect();
+        match self.try_record(&outcomes).await {
+            Ok(recorded) => {
+                for (waiting, recorded) in batch.into_iter().zip(recorded) {
+                    // Nobody waits any more when the worker gave up on its jobs.
+                    let _ = waiting.recorded.send(recorded);
+                }
+                Vec::new()
+            }
+            Err(error) => {
+                tracing::warn!(count = batch.len(), error = chain(&error), "outcomes are waiting for MongoDB");
+                batch.into_iter().map(Waiting::failed).collect()
+            }
+        }
+    }
+
+    /// In another session after a call that was given up, once the roster names it.
+    async fn try_record<T: Recordable>(&mut self, batch: &[T]) -> Result<Vec<Recorded>, StoreError> {
+        if T::NEEDS_SESSION && self.session.is_closed() {
+            let session = self.store.open_session(&mut self.session).await?;
+            if !self.store.commit_in(self.worker, session).await? {
+                // Declared dead: the jobs are somebody else's.
+                return Ok(vec![Recorded::ClaimLost; batch.len()]);
+            }
         }
         self.store.record(&mut self.session, batch).await
     }

@@ -7,7 +7,6 @@ use std::{
     time::{Duration, Instant as Monotonic},
 };
 
-use bson::Document;
 use recruiter_common::{
     ids::{JobId, WorkerId},
     instant::Instant,
@@ -27,8 +26,6 @@ pub(crate) struct Shared {
     /// Every job this worker holds or is about to start: written into the roster, read by the cleaner.
     working_on: Mutex<HashSet<JobId>>,
     lease: Mutex<Option<Lease>>,
-    /// The session that outcomes are committed in, for the cleaner to end.
-    session: Mutex<Option<Document>>,
 }
 
 /// How long this worker may trust that it has not been declared dead.
@@ -61,14 +58,6 @@ impl Shared {
         u32::try_from(lock(&self.working_on).len()).unwrap_or(u32::MAX)
     }
 
-    pub(crate) fn commits_in(&self, session: Document) {
-        *lock(&self.session) = Some(session);
-    }
-
-    pub(crate) fn sessions(&self) -> Vec<Document> {
-        lock(&self.session).iter().cloned().collect()
-    }
-
     /// Until when, by the server's clock, a start may still be carried out; nothing when the lease is over.
     pub(crate) fn lease_until(&self) -> Option<Instant> {
         lock(&self.lease).filter(|lease| Monotonic::now() < lease.until).map(|lease| lease.server_until)
@@ -98,7 +87,7 @@ pub(crate) async fn run(store: Store, worker: WorkerId, shared: Arc<Shared>, eve
     let mut unheard = false;
     while !news.is_closed() {
         let sent = Monotonic::now();
-        let next = match store.heartbeat(worker, &shared.working_on(), &shared.sessions()).await {
+        let next = match store.heartbeat(worker, &shared.working_on()).await {
             Ok(Beat::Seen { at, assignment }) => {
                 shared.renew(sent, at, lease);
                 if std::mem::take(&mut unheard) {

@@ -93,21 +93,21 @@ pub(crate) async fn run(equipment: Arc<Equipment>, shutdown: &mut Shutdown) -> R
     let id = WorkerId::new();
     let shared = Arc::new(Shared::default());
     let mut session = CommitSession::default();
-    shared.commits_in(store.open_session(&mut session).await?);
+    let commits_in = store.open_session(&mut session).await?;
     let announcement = Announcement {
         id,
         work_on: args.work_on(),
         classes: equipment.registry.classes().map(str::to_owned).collect(),
         capacity: args.concurrency,
         lease_ms: i64::try_from(args.lease.as_millis()).unwrap_or(i64::MAX),
-        sessions: shared.sessions(),
+        session: Some(commits_in),
         place: equipment.place.clone(),
     };
     // Listening begins first, so that no assignment is missed.
     let hints = store.hints(Listener::Worker(id));
     store.register(&announcement).await?;
     let (outcomes, queue) = mpsc::channel(QUEUE);
-    let commits = tokio::spawn(commit::run(store.clone(), id, session, shared.clone(), queue));
+    let commits = tokio::spawn(commit::run(store.clone(), id, session, queue));
     let (beats, mut news) = mpsc::channel(4);
     let beating = tokio::spawn(heartbeat::run(equipment.heartbeat_store.clone(), id, shared.clone(), args.heartbeat, args.lease, beats));
     let mut incarnation = Incarnation {
@@ -131,7 +131,7 @@ pub(crate) async fn run(equipment: Arc<Equipment>, shutdown: &mut Shutdown) -> R
     } else {
         End::Stopped
     };
-    incarnation.end(end, commits, beating, &mut news, shutdown).await;
+    let end = incarnation.end(end, commits, beating, &mut news, shutdown).await;
     announced.map(|_| end)
 }
 
@@ -154,15 +154,15 @@ impl Incarnation {
             Stop,
         }
         let half = self.args().poll / 2;
+        let mut poll_at = Monotonic::now();
         loop {
-            let poll = half.mul_f64(rand::random_range(0.75..0.95));
             let event = tokio::select! {
                 biased;
                 () = shutdown.requested() => Event::Stop,
                 heard = news.recv() => Event::News(heard),
+                () = pause(poll_at.saturating_duration_since(Monotonic::now())) => Event::Poll,
                 hint = hints.next() => Event::Hint(hint),
                 Some(finished) = self.running.join_next() => Event::Finished(finished_job(finished)),
-                () = pause(poll) => Event::Poll,
             };
             match event {
                 Event::Stop => return End::Stopped,
@@ -181,10 +181,13 @@ impl Incarnation {
                 Event::Hint(Hint::Cancel { job }) => self.cancel(job),
                 Event::Hint(Hint::Seed | Hint::Jobs { .. } | Hint::Free | Hint::Left { .. }) => {}
                 Event::Finished(job) => self.finished(job),
-                Event::Poll => match self.store().assignment(self.id).await {
-                    Ok(assignment) => self.take(assignment).await,
-                    Err(error) => tracing::debug!(error = chain(&error), "could not look for an assignment"),
-                },
+                Event::Poll => {
+                    poll_at = Monotonic::now() + half.mul_f64(rand::random_range(0.75..0.95));
+                    match self.store().assignment(self.id).await {
+                        Ok(assignment) => self.take(assignment).await,
+                        Err(error) => tracing::debug!(error = chain(&error), "could not look for an assignment"),
+                    }
+                }
             }
             if self.roster_is_behind {
                 self.tell_the_roster().await;
@@ -276,29 +279,36 @@ impl Incarnation {
         self.cancels.values().for_each(|cancel| cancel.cancel(why));
     }
 
-    /// Drains and leaves, in the way the end demands.
+    /// Drains and leaves, in the way the end demands; says how it ended, since it can be declared dead meanwhile.
     async fn end(
         mut self,
-        end: End,
+        mut end: End,
         commits: JoinHandle<()>,
         beating: JoinHandle<()>,
         news: &mut mpsc::Receiver<News>,
         shutdown: &mut Shutdown,
-    ) {
-        if end == End::Retired {
-            tracing::warn!(worker.id = %self.id, count = self.running.len(), "declared dead: dropping what runs and coming back as another worker");
-            self.cancel_all(Cancellation::LeaseLost);
-            self.wait_for_running(LAST_WORDS, Duration::ZERO, news, shutdown).await;
-        } else {
+    ) -> End {
+        if end != End::Retired {
             recruiter_common::service::stopping();
             if let Err(error) = self.store().withdraw_if_unassigned_since(self.id, self.round).await {
                 tracing::debug!(error = chain(&error), "could not withdraw from the roster");
             }
             let grace = self.args().grace;
             tracing::info!(worker.id = %self.id, count = self.running.len(), grace = %humantime::format_duration(grace), "taking no more jobs");
-            self.wait_for_running(grace, Duration::ZERO, news, shutdown).await;
-            self.cancel_all(if end == End::MemoryLimit { Cancellation::MemoryLimit } else { Cancellation::WorkerStopping });
-            self.wait_for_running(LAST_WORDS, LAST_WORDS_AT_ONCE, news, shutdown).await;
+            let why = if end == End::MemoryLimit { Cancellation::MemoryLimit } else { Cancellation::WorkerStopping };
+            if self.wait_for_running(grace, Duration::ZERO, news, shutdown).await == Drained::Retired {
+                end = End::Retired;
+            } else {
+                self.cancel_all(why);
+                if self.wait_for_running(LAST_WORDS, LAST_WORDS_AT_ONCE, news, shutdown).await == Drained::Retired {
+                    end = End::Retired;
+                }
+            }
+        }
+        if end == End::Retired {
+            tracing::warn!(worker.id = %self.id, count = self.running.len(), "declared dead: dropping what runs");
+            self.cancel_all(Cancellation::LeaseLost);
+            let _ = self.wait_for_running(LAST_WORDS, Duration::ZERO, news, shutdown).await;
         }
         let now = self.store().now();
         self.settle_awaited(now).await;
@@ -313,21 +323,28 @@ impl Incarnation {
         abort.abort();
         beating.abort();
         if end == End::Retired {
-            return;
+            return end;
         }
         if !committed || !left.is_empty() {
             // The roster names what is left, so that the cleaner finds it.
             tracing::warn!(worker.id = %id, jobs = ?left.iter().map(ToString::to_string).collect::<Vec<_>>(), "not everything ended in time: the cleaner will see to it");
-            return;
+            return end;
         }
-        match store.leave(id).await {
+        match store.leave_if_alive(id).await {
             Ok(()) => store.announce_hint(Hint::Left { worker: id }).await,
             Err(error) => tracing::warn!(worker.id = %id, error = chain(&error), "could not leave the roster; a cleaner will see to it"),
         }
+        end
     }
 
     /// Waits until nothing runs any more, or a time has passed: another one once an end at once is asked for.
-    async fn wait_for_running(&mut self, limit: Duration, at_once: Duration, news: &mut mpsc::Receiver<News>, shutdown: &mut Shutdown) {
+    async fn wait_for_running(
+        &mut self,
+        limit: Duration,
+        at_once: Duration,
+        news: &mut mpsc::Receiver<News>,
+        shutdown: &mut Shutdown,
+    ) -> Drained {
         let mut until = Monotonic::now() + limit;
         let mut hurry = false;
         while !self.running.is_empty() {
@@ -338,16 +355,29 @@ impl Incarnation {
                     self.cancels.remove(&job);
                 }
                 Some(heard) = news.recv() => if matches!(heard, News::Retired) {
-                    self.cancel_all(Cancellation::LeaseLost);
+                    return Drained::Retired;
                 },
-                () = pause(until.saturating_duration_since(Monotonic::now())) => return,
+                () = pause(until.saturating_duration_since(Monotonic::now())) => return Drained::Partly,
                 () = shutdown.aborted(), if !hurry => {
                     hurry = true;
                     until = until.min(Monotonic::now() + at_once);
                 }
             }
         }
+        Drained::Whole
     }
+}
+
+/// How far a wait for what runs came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+enum Drained {
+    /// Nothing runs any more.
+    Whole,
+    /// Something still runs.
+    Partly,
+    /// This worker was declared dead meanwhile.
+    Retired,
 }
 
 /// The job of an execution task. Such a task does not panic: whatever is code of users is guarded or runs in a task of its

@@ -102,7 +102,9 @@ impl Incarnation {
         for found in self.store().unlocked(jobs).await? {
             match found {
                 Ok(job) => drop(readable.insert(job.id, job)),
-                Err((id, document, error)) => self.archive_malformed(id, document, &Failure::new("malformed", error.to_string()), now),
+                Err((id, document, error)) => {
+                    self.archive_malformed(id, document, &Failure::new(failure::MALFORMED, error.to_string()), now)
+                }
             }
         }
         Ok(readable)
@@ -121,7 +123,7 @@ impl Incarnation {
         let claimed: HashSet<JobId> = claims.iter().map(|claim| claim.job()).collect();
         let mut not_entered: Vec<JobId> = readable.keys().copied().filter(|id| !refused.contains(id) && !claimed.contains(id)).collect();
         for job in refused.iter().filter_map(|id| readable.get(id)) {
-            self.archive_malformed(job.id, job.document.clone(), &Failure::new("malformed", "MongoDB cannot start it"), start.now);
+            self.archive_malformed(job.id, job.document.clone(), &Failure::new(failure::MALFORMED, "MongoDB cannot start it"), start.now);
         }
         let (again, mut claims): (Vec<Claim>, Vec<Claim>) = match &archived {
             Ok(archived) => claims.into_iter().partition(|claim| archived.contains(&claim.job())),
@@ -231,7 +233,7 @@ impl Incarnation {
         if !back.is_empty() {
             let _ = self.store().record(&mut CommitSession::default(), &back).await?;
             tracing::info!(count = back.len(), "handed back jobs that were not entered");
-            self.store().announce_hint(Rescheduling::hint(&back, self.store().now())).await;
+            self.store().announce_hint(Rescheduling::hint(back.iter(), self.store().now())).await;
         }
         Ok(())
     }

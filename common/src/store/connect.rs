@@ -17,7 +17,7 @@ use mongodb::{
     options::{Acknowledgment, ClientOptions, ReadConcern, WriteConcern},
 };
 
-use super::{Store, StoreError, call, code_of, indexes};
+use super::{MAJORITY_LIMIT, Store, StoreError, call, code_of, indexes};
 use crate::{clock::ServerClock, exit::Exit, shutdown::pause};
 
 /// Database when the URI names none.
@@ -214,7 +214,7 @@ async fn options(args: &ConnectArgs, app_name: &str, clock: &Arc<ServerClock>) -
             clock.doubt();
         }
     }));
-    options.write_concern = Some(WriteConcern::builder().w(Acknowledgment::Majority).journal(true).build());
+    options.write_concern = Some(WriteConcern::builder().w(Acknowledgment::Majority).journal(true).w_timeout(MAJORITY_LIMIT).build());
     options.read_concern = Some(ReadConcern::majority());
     // Whatever the URI says: a secondary may not know yet what this process has just been told.
     options.selection_criteria = None;

@@ -15,7 +15,7 @@ use mongodb::{
 };
 
 use super::{
-    CALL_LIMIT, DUPLICATE_KEY, Store, StoreError, call, code_of,
+    CALL_LIMIT, DUPLICATE_KEY, Store, StoreError, call,
     indexes::{ARCHIVED_BY_END, DUE_JOBS},
     outcome::{Archival, Guard, Recorded, Rescheduling, filter_of},
     write_errors,
@@ -23,7 +23,7 @@ use super::{
 use crate::{
     ids::{JobId, StartId, WorkerId},
     instant::Instant,
-    job::{Claim, CorruptJob, Execution, IfWorkerDies, Job, JobState, Priority},
+    job::{Claim, CorruptJob, Execution, Held, IfWorkerDies, Job, JobState, Priority},
 };
 
 /// Documents in one `insert` command: the server's own limit is higher, the progress of a large import finer.
@@ -111,7 +111,7 @@ impl Store {
             let (scheduled, batch) = (self.scheduled.clone(), batch.to_vec());
             match call("insert_jobs", async move { scheduled.insert_many(batch).ordered(false).await }).await {
                 Ok(_) => {}
-                Err(StoreError::Mongo { source, .. }) if only_duplicates(&source) => already_there += duplicates(&source),
+                Err(StoreError::Mongo { source, .. }) if only_known_ids(&source) => already_there += duplicates(&source),
                 Err(failed) => return Err(failed),
             }
         }
@@ -391,12 +391,16 @@ impl Store {
                     recorded.extend(gone.iter().map(|archival| (archival.job(), outcome(archival.job()))));
                     left = keep;
                 }
-                Err(StoreError::Mongo { source, .. }) if left.len() == 1 && is_duplicate(&source) => {
-                    // Its id is in the archive by another execution: this copy is the application's late re-send.
-                    for archival in left.drain(..) {
-                        self.discard(filter_of(std::slice::from_ref(&archival))).await?;
-                        recorded.insert(archival.job(), Recorded::ClaimLost);
+                Err(failed) if left.len() == 1 && failed.is_duplicate() => {
+                    let archival = &left[0];
+                    if !self.already_archived(&[archival.job()]).await?.contains(&archival.job()) {
+                        // Another unique index, of somebody else's: a job is deleted only if it is in the archive.
+                        return Err(failed);
                     }
+                    // By another execution: this copy is the application's late re-send.
+                    self.discard(filter_of(std::slice::from_ref(archival))).await?;
+                    recorded.insert(archival.job(), Recorded::ClaimLost);
+                    left.clear();
                 }
                 Err(StoreError::Mongo { source, .. })
                     if source.contains_label(TRANSIENT_TRANSACTION_ERROR) && tries < TRANSACTION_TRIES =>
@@ -448,31 +452,36 @@ impl Store {
         outcome.map_err(|source| StoreError::Mongo { operation: "archive", source })
     }
 
-    /// The jobs among these that this worker has locked. A document that is no job is left out with a warning.
+    /// What this worker has locked among these.
     ///
     /// Filter: id, locked, this holder. Index: `_id`: the roster says which to look at, so that no index on the holder
     /// is needed. Invariant: none, each is ended under its own start.
-    pub async fn held_by(&self, worker: WorkerId, jobs: &[JobId]) -> Result<Vec<(Job, Claim)>, StoreError> {
+    pub async fn held_by(&self, worker: WorkerId, jobs: &[JobId]) -> Result<Vec<Held>, StoreError> {
         let scheduled = self.scheduled.clone();
         let filter = doc! { "_id": { "$in": jobs.to_vec() }, "locked": true, "last_execution.worker": worker };
         let found: Vec<Document> = call("held_by", async move { scheduled.find(filter).await?.try_collect().await }).await?;
-        Ok(found.into_iter().filter_map(started).collect())
+        Ok(found.into_iter().filter_map(|document| Held::try_from(document).ok()).collect())
     }
 
-    /// The locked ones among the next few thousand jobs after `after`, in order of their ids, and where to go on.
+    /// One step of the slow sweep: what is locked among the next few thousand jobs after `after`, in order of their ids.
     ///
-    /// Index: `_id`, walked in bounded steps however few are locked. Invariant: none, for the slow sweep.
-    pub async fn locked_jobs(&self, after: Option<JobId>) -> Result<(Vec<Document>, Option<JobId>), StoreError> {
-        let scheduled = self.scheduled.clone();
+    /// The locked jobs are read first and the roster second, and that is not older, whoever is the primary by then: a worker
+    /// is in the roster before it locks anything and until it holds nothing.
+    /// Index: `_id`, walked in bounded steps however few are locked. Invariant: I4, nobody who lives is taken for dead; I5,
+    /// not even one whose roster document cannot be understood.
+    pub async fn locked_jobs(&self, after: Option<JobId>) -> Result<LockedJobs, StoreError> {
+        let (client, scheduled, roster) = (self.client.clone(), self.scheduled.clone(), self.roster.clone());
         call("locked_jobs", async move {
+            // Causally consistent, as every session of the driver.
+            let mut session = client.start_session().await?;
             let mut range = after.map_or(doc! {}, |after| doc! { "$gt": after });
             let from = if range.is_empty() {
                 doc! {}
             } else {
                 doc! { "_id": range.clone() }
             };
-            let bound = scheduled.find_one(from).sort(doc! { "_id": 1 }).skip(SWEEP_STEP).projection(doc! { "_id": 1 }).await?;
-            let bound = bound.as_ref().and_then(id_of);
+            let bound = scheduled.find_one(from).sort(doc! { "_id": 1 }).skip(SWEEP_STEP).projection(doc! { "_id": 1 });
+            let bound = bound.session(&mut session).await?.as_ref().and_then(id_of);
             if let Some(bound) = bound {
                 range.insert("$lte", bound);
             }
@@ -480,8 +489,12 @@ impl Store {
             if !range.is_empty() {
                 filter.insert("_id", range);
             }
-            let locked = scheduled.find(filter).sort(doc! { "_id": 1 }).await?.try_collect().await?;
-            Ok((locked, bound))
+            let mut locked = scheduled.find(filter).sort(doc! { "_id": 1 }).session(&mut session).await?;
+            let documents: Vec<Document> = locked.stream(&mut session).try_collect().await?;
+            let mut registered = roster.find(doc! {}).projection(doc! { "_id": 1 }).batch_size(10_000).session(&mut session).await?;
+            let registered: Vec<Document> = registered.stream(&mut session).try_collect().await?;
+            let registered = registered.iter().filter_map(|worker| Some(WorkerId::from(worker.get_object_id("_id").ok()?))).collect();
+            Ok(LockedJobs { documents, registered, next: bound })
         })
         .await
     }
@@ -545,6 +558,17 @@ impl Store {
         })
         .await
     }
+}
+
+/// What one step of the sweep has found.
+#[derive(Clone, Debug)]
+pub struct LockedJobs {
+    /// Locked documents.
+    pub documents: Vec<Document>,
+    /// Everybody in the roster.
+    pub registered: HashSet<WorkerId>,
+    /// Where the next step goes on; nothing when this was the last.
+    pub next: Option<JobId>,
 }
 
 /// What became of a transaction.
@@ -666,31 +690,14 @@ pub(crate) fn id_of(document: &Document) -> Option<JobId> {
     document.get_object_id("_id").ok().map(JobId::from)
 }
 
-fn started(document: Document) -> Option<(Job, Claim)> {
-    let id = id_of(&document);
-    match Job::try_from(document) {
-        Ok(job) => match job.state {
-            JobState::Started { claim, .. } => Some((job, claim)),
-            JobState::Scheduled { .. } | JobState::Archived { .. } => None,
-        },
-        Err(error) => {
-            tracing::warn!(job.id = ?id, %error, "a locked document is no job; leaving it alone");
-            None
-        }
-    }
-}
-
-fn only_duplicates(error: &Error) -> bool {
+/// Whether nothing was wrong but that ids were there already. Duplicates in a unique index of somebody else's were not stored.
+fn only_known_ids(error: &Error) -> bool {
     let ErrorKind::InsertMany(many) = error.kind.as_ref() else { return false };
-    let duplicate = |errors: &Vec<mongodb::error::IndexedWriteError>| errors.iter().all(|error| error.code == DUPLICATE_KEY);
-    many.write_concern_error.is_none() && many.write_errors.as_ref().is_some_and(duplicate)
+    let known = |error: &mongodb::error::IndexedWriteError| error.code == DUPLICATE_KEY && error.message.contains(" index: _id_ ");
+    many.write_concern_error.is_none() && many.write_errors.as_ref().is_some_and(|errors| errors.iter().all(known))
 }
 
 fn duplicates(error: &Error) -> u64 {
     let ErrorKind::InsertMany(many) = error.kind.as_ref() else { return 0 };
     many.write_errors.as_ref().map_or(0, |errors| errors.len() as u64)
-}
-
-fn is_duplicate(error: &Error) -> bool {
-    only_duplicates(error) || code_of(error) == Some(DUPLICATE_KEY)
 }

@@ -27,7 +27,7 @@ use mongodb::{
 pub(crate) use self::jobs::id_of;
 pub use self::{
     connect::{ConnectArgs, ConnectError, DEFAULT_DATABASE},
-    jobs::{CommitSession, DueJob, Start, ToStart, as_started},
+    jobs::{CommitSession, DueJob, LockedJobs, Start, ToStart, as_started},
     lease::{Lease, Observed},
     outcome::{Archival, Outcome, Recorded, Rescheduling},
     roster::{Announcement, Assignment, Beat, Free},
@@ -38,6 +38,8 @@ use crate::{clock::ServerClock, instant::Instant, job::CorruptJob};
 
 /// Longest time that one call may take before it counts as lost. Longer than a failover needs, shorter than a lease.
 const CALL_LIMIT: Duration = Duration::from_secs(10);
+/// How long MongoDB itself waits for a majority: it gives the call up before we do, so that no connection waits on.
+const MAJORITY_LIMIT: Duration = Duration::from_secs(9);
 
 /// The database of one job system.
 #[derive(Clone, Debug)]
@@ -99,6 +101,11 @@ impl StoreError {
         }
     }
 
+    /// Whether a unique index has a key of it already.
+    fn is_duplicate(&self) -> bool {
+        matches!(self, Self::Mongo { source, .. } if code_of(source) == Some(DUPLICATE_KEY))
+    }
+
     /// Whether MongoDB gave a read up because it took too long.
     pub fn is_too_slow(&self) -> bool {
         matches!(self, Self::Mongo { source, .. } if code_of(source) == Some(TOO_SLOW))
@@ -146,6 +153,14 @@ impl Store {
     /// An estimate of the server's clock, never ahead of it, in whole milliseconds.
     pub fn now(&self) -> Instant {
         self.clock.now()
+    }
+
+    /// Reads the server's clock if the last reading is old, or perhaps another server's.
+    ///
+    /// # Errors
+    /// When MongoDB cannot be reached.
+    pub async fn fresh_clock(&self) -> Result<(), StoreError> {
+        if self.clock.is_stale() { self.refresh_clock().await } else { Ok(()) }
     }
 
     /// Reads the server's clock.

@@ -9,10 +9,10 @@ use bson::{Bson, Document, doc};
 
 use super::{CommitSession, Hint, Store, StoreError, cut};
 use crate::{
-    failure::Failure,
-    ids::{JobId, StartId},
+    failure::{self, Failure},
+    ids::{JobId, StartId, WorkerId},
     instant::Instant,
-    job::{Claim, Execution, Job, JobState, KEPT_EXECUTIONS, Why},
+    job::{Claim, CorruptJob, Execution, Job, JobState, KEPT_EXECUTIONS, Why},
 };
 
 /// Bytes of BSON that one document may have, less room for what MongoDB adds on the way.
@@ -76,6 +76,13 @@ impl Archival {
         let execution = Execution { scheduled_at, ..Execution::default() }.ended(now, Some(failure));
         finish(&mut document, &execution, why);
         Self { guard, document }
+    }
+
+    /// A document that is locked by the dead and is no job: neither its history nor its policy can be read.
+    pub fn undecodable(claim: Claim, holder: WorkerId, mut document: Document, error: &CorruptJob, now: Instant) -> Self {
+        let execution = Execution { worker: Some(holder), start: Some(claim.start), crashed: Some(true), ..Execution::default() };
+        finish(&mut document, &execution.ended(now, Some(&Failure::new(failure::MALFORMED, error.to_string()))), &Why::MALFORMED);
+        Self { guard: Guard::Claimed(claim), document }
     }
 
     /// The same end with nothing but what identifies the job, for an outcome that MongoDB refuses; nothing when that
@@ -175,9 +182,9 @@ impl Rescheduling {
     }
 
     /// What the recruiter should hear of these.
-    pub fn hint(batch: &[Self], now: Instant) -> Hint {
-        let groups: BTreeSet<String> = batch.iter().map(|job| job.group.clone()).collect();
-        Hint::Jobs { groups: groups.into_iter().collect(), at: batch.iter().map(|job| job.due).min().filter(|due| *due > now) }
+    pub fn hint<'a>(batch: impl Iterator<Item = &'a Self> + Clone, now: Instant) -> Hint {
+        let groups: BTreeSet<String> = batch.clone().map(|job| job.group.clone()).collect();
+        Hint::Jobs { groups: groups.into_iter().collect(), at: batch.map(|job| job.due).min().filter(|due| *due > now) }
     }
 
     /// The same without the history, for an outcome that MongoDB refuses; nothing when that was refused too.
@@ -223,6 +230,9 @@ pub(super) fn filter_of(batch: &[Archival]) -> Document {
 
 /// An outcome that is written in batches.
 pub trait Outcome: Clone + Send + Sync {
+    /// Whether it is written in a transaction.
+    const NEEDS_SESSION: bool;
+
     /// Writes a batch that fits; says for each, in order, whether it was recorded.
     fn write(store: &Store, session: &mut CommitSession, batch: &[Self]) -> impl Future<Output = Result<Vec<Recorded>, StoreError>> + Send;
 
@@ -234,6 +244,8 @@ pub trait Outcome: Clone + Send + Sync {
 }
 
 impl Outcome for Archival {
+    const NEEDS_SESSION: bool = true;
+
     async fn write(store: &Store, session: &mut CommitSession, batch: &[Self]) -> Result<Vec<Recorded>, StoreError> {
         store.archive(session, batch).await
     }
@@ -248,6 +260,8 @@ impl Outcome for Archival {
 }
 
 impl Outcome for Rescheduling {
+    const NEEDS_SESSION: bool = false;
+
     async fn write(store: &Store, _session: &mut CommitSession, batch: &[Self]) -> Result<Vec<Recorded>, StoreError> {
         store.reschedule_if_claimed(batch).await
     }

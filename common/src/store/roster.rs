@@ -8,10 +8,7 @@
 //! The collection holds one document for each worker *process*, hundreds at most, most of them written several times
 //! a second: reading it whole is cheaper than keeping an index on what changes most.
 
-use std::{
-    collections::{HashMap, HashSet},
-    time::Instant as Monotonic,
-};
+use std::{collections::HashMap, time::Instant as Monotonic};
 
 use bson::{Bson, Document, doc};
 use futures_util::TryStreamExt;
@@ -28,6 +25,9 @@ use crate::{
 /// which is quadratic; a map for each would be a statement for each. Measured: 64 serves both ends.
 const IDS_PER_PIECE: usize = 64;
 
+/// Commit sessions that the roster names of a worker: the present one and those given up last.
+const KEPT_SESSIONS: i32 = 4;
+
 /// What a worker says of itself when it registers.
 #[derive(Clone, Debug)]
 pub struct Announcement {
@@ -41,8 +41,8 @@ pub struct Announcement {
     pub capacity: u32,
     /// How long it trusts itself after a heartbeat, milliseconds.
     pub lease_ms: i64,
-    /// Ids of its commit sessions.
-    pub sessions: Vec<Document>,
+    /// The session that it commits in.
+    pub session: Option<Document>,
     /// Where it runs.
     pub place: Place,
 }
@@ -97,7 +97,7 @@ impl Store {
             "working": false,
             "classes": worker.classes.clone(),
             "lease_ms": worker.lease_ms,
-            "sessions": worker.sessions.clone(),
+            "sessions": worker.session.iter().collect::<Vec<_>>(),
             "version": env!("CARGO_PKG_VERSION"),
         };
         document.extend(bson::serialize_to_document(&worker.place).expect("a place is made of texts and numbers"));
@@ -275,8 +275,8 @@ impl Store {
     ///
     /// Filter: id, not retired. Never an upsert: a retired worker must not come back under the same id.
     /// Update: `last_seen_at` by the server's clock. Index: `_id`. Invariant: I10, the cleaner compares it for change.
-    pub async fn heartbeat(&self, worker: WorkerId, working_on: &[JobId], sessions: &[Document]) -> Result<Beat, StoreError> {
-        let mut set = doc! { "last_seen_at": "$$NOW", "sessions": { "$literal": sessions.to_vec() } };
+    pub async fn heartbeat(&self, worker: WorkerId, working_on: &[JobId]) -> Result<Beat, StoreError> {
+        let mut set = doc! { "last_seen_at": "$$NOW" };
         if !working_on.is_empty() {
             set.insert("working_on", doc! { "$literal": working_on.to_vec() });
         }
@@ -301,12 +301,25 @@ impl Store {
         })
     }
 
+    /// Notes another session that a worker commits in, before it does; false when it was declared dead. The last few stay: a
+    /// call that was given up may still be on its way.
+    ///
+    /// Filter: id, not retired. Index: `_id`. Invariant: none, the cleaner ends what a dead worker left open.
+    pub async fn commit_in(&self, worker: WorkerId, session: Document) -> Result<bool, StoreError> {
+        let roster = self.roster.clone();
+        let filter = doc! { "_id": worker, "retired": { "$ne": true } };
+        let update = doc! { "$push": { "sessions": { "$each": [session], "$slice": -KEPT_SESSIONS } } };
+        let noted = call("commit_in", async move { roster.update_one(filter, update).await }).await?;
+        Ok(noted.matched_count == 1)
+    }
+
     /// Deletes a worker's own document, last of all.
     ///
-    /// Filter: id. Index: `_id`. Invariant: I8.
-    pub async fn leave(&self, worker: WorkerId) -> Result<(), StoreError> {
+    /// Filter: id, not retired. Index: `_id`. Invariant: I8; of a dead one the document names what a cleaner must rescue.
+    pub async fn leave_if_alive(&self, worker: WorkerId) -> Result<(), StoreError> {
         let roster = self.roster.clone();
-        call("leave", async move { roster.delete_one(doc! { "_id": worker }).await }).await.map(drop)
+        let filter = doc! { "_id": worker, "retired": { "$ne": true } };
+        call("leave_if_alive", async move { roster.delete_one(filter).await }).await.map(drop)
     }
 
     /// The round that each of these workers was assigned or took last; those missing are gone.
@@ -355,18 +368,6 @@ impl Store {
         let found: Vec<Document> =
             call("registered_workers", async move { roster.find(doc! {}).batch_size(10_000).await?.try_collect().await }).await?;
         Ok(decoded(found))
-    }
-
-    /// The ids of everybody in the roster, whatever else their documents hold.
-    ///
-    /// Filter: none. Index: none, see above. Invariant: I5, a worker whose document cannot be understood still works.
-    pub async fn registered_ids(&self) -> Result<HashSet<WorkerId>, StoreError> {
-        let roster = self.roster.clone();
-        let found: Vec<Document> = call("registered_ids", async move {
-            roster.find(doc! {}).projection(doc! { "_id": 1 }).batch_size(10_000).await?.try_collect().await
-        })
-        .await?;
-        Ok(found.iter().filter_map(worker_of).collect())
     }
 
     /// Every roster document as it is, for people.

@@ -106,6 +106,7 @@ async fn hot_operations_are_served_by_their_index() {
     check("cancel_requests", 40, &mut Work(async || assert!(store.cancel_requests(&ids).await.unwrap().is_empty()))).await;
     check("already_archived", 40, &mut Work(async || assert!(store.already_archived(&ids).await.unwrap().is_empty()))).await;
     let held = store.held_by(worker, &ids).await.unwrap();
+    let held: Vec<_> = held.into_iter().map(|held| (held.job.unwrap(), held.claim)).collect();
     let back: Vec<Rescheduling> =
         held[..5].iter().map(|(job, claim)| Rescheduling::retry(job, *claim, &Execution::default(), later, true)).collect();
     check(
