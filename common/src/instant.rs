@@ -5,6 +5,7 @@
 
 use bson::DateTime as BsonDateTime;
 use chrono::{DateTime, Utc};
+use nix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// An instant in UTC.
@@ -21,4 +22,13 @@ pub(crate) mod option {
     pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Instant>, D::Error> {
         Ok(Option::<BsonDateTime>::deserialize(from)?.map(BsonDateTime::to_chrono))
     }
+}
+
+/// Nanoseconds of this machine's monotonic clock, which all its processes share: for measuring across processes.
+///
+/// # Panics
+/// Never on Linux, which always has one.
+pub fn monotonic_ns() -> i64 {
+    let now = clock_gettime(ClockId::CLOCK_MONOTONIC).expect("Linux has a monotonic clock");
+    now.tv_sec() * 1_000_000_000 + now.tv_nsec()
 }

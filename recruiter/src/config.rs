@@ -10,7 +10,7 @@ use recruiter_common::{
     telemetry::{self, LogArgs},
 };
 
-use crate::{demo, dev, enqueue, jobs, output, roster, run, stats};
+use crate::{bench, demo, dev, enqueue, jobs, output, roster, run, stats};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -81,6 +81,8 @@ enum Command {
     Dev(dev::DevArgs),
     /// Show on your own files that work gets done and that a killed worker loses none
     Demo(demo::DemoArgs),
+    /// Measure how fast it is, on a MongoDB of its own
+    Bench(bench::BenchArgs),
 }
 
 impl Config {
@@ -88,7 +90,7 @@ impl Config {
     pub fn log(&self) -> LogArgs {
         match self.command {
             Command::Run(_) | Command::Dev(_) => self.log.clone(),
-            Command::Enqueue(_) | Command::Jobs(_) | Command::Roster(_) | Command::Stats(_) | Command::Demo(_) => {
+            Command::Enqueue(_) | Command::Jobs(_) | Command::Roster(_) | Command::Stats(_) | Command::Demo(_) | Command::Bench(_) => {
                 self.log.clone().quietly()
             }
         }
@@ -118,6 +120,7 @@ impl Config {
             Command::Stats(args) => or_stopped(shutdown, stats::run(args, connect, out)).await,
             Command::Dev(args) => dev::run(args, &self.log, shutdown, out).await,
             Command::Demo(args) => demo::run(args, shutdown, out).await,
+            Command::Bench(args) => bench::run(args, shutdown, out).await,
         };
         // What was done is written even if something else was not.
         let written = out.flush();

@@ -139,17 +139,27 @@ pub(crate) struct Fleet {
 }
 
 impl Fleet {
-    fn start(plan: Plan, uri: String) -> anyhow::Result<Self> {
+    /// Starts a recruiter, a cleaner and the workers of the plan on the MongoDB at `uri`.
+    pub(crate) fn start(plan: Plan, uri: String) -> anyhow::Result<Self> {
+        let workers = plan.workers;
         let mut fleet = Self { plan, uri, members: Vec::new() };
-        let workers = (0..fleet.plan.workers).map(|_| Role::Worker);
-        for role in [Role::Recruiter, Role::Cleaner].into_iter().chain(workers) {
+        for role in [Role::Recruiter, Role::Cleaner] {
             fleet.members.push(fleet.plan.spawn(role, &fleet.uri)?);
         }
+        fleet.add_workers(workers)?;
         Ok(fleet)
     }
 
+    /// Starts so many workers more.
+    pub(crate) fn add_workers(&mut self, count: u32) -> anyhow::Result<()> {
+        for _ in 0..count {
+            self.members.push(self.plan.spawn(Role::Worker, &self.uri)?);
+        }
+        Ok(())
+    }
+
     /// Waits until the recruiter leads and every worker can be given jobs. A process that ends before is an error.
-    async fn ready(&mut self, store: &Store) -> anyhow::Result<()> {
+    pub(crate) async fn ready(&mut self, store: &Store) -> anyhow::Result<()> {
         let begun = Monotonic::now();
         while let Some(missing) = self.not_ready(store).await? {
             if let Some((role, status)) = self.members.iter_mut().find_map(|member| Some((member.role, member.process.exit()?))) {
@@ -199,7 +209,7 @@ impl Fleet {
     }
 
     /// Ends all cleanly: first who works, last who assigns. Dropping the future ends them by force.
-    async fn stop(mut self) {
+    pub(crate) async fn stop(mut self) {
         for role in Role::ALL {
             let mut leaving: Vec<&mut Watched> =
                 self.members.iter_mut().filter(|member| member.role == role).map(|member| &mut member.process).collect();

@@ -14,11 +14,13 @@
 //! | [`stats`] | `stats`: how much and how fast |
 //! | [`dev`] | `dev`: a Recruiter with a MongoDB of its own, to develop on |
 //! | [`demo`] | `demo`: real work on the user's own files, and a killed worker |
-//! | `fleet` | the programs as child processes, for these two |
+//! | [`bench`] | `bench`: how fast it is |
+//! | `fleet` | the programs as child processes, for these three |
 //! | [`output`] | how the commands write |
 //! | [`embedded`] | a MongoDB for development and tests |
 //! | `watchdog` | lets no child process outlive us |
 
+pub mod bench;
 pub mod config;
 pub mod demo;
 pub mod dev;

@@ -4,7 +4,7 @@
 
 use std::{hint::black_box, sync::Arc, time::Duration};
 
-use recruiter_common::enqueue::Workable;
+use recruiter_common::{enqueue::Workable, instant::monotonic_ns};
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -19,12 +19,32 @@ pub(crate) fn all() -> Vec<(&'static str, Arc<dyn Handler>)> {
         (W::CLASS, Arc::new(Asynchronous::<W>(Arc::new(()))))
     }
     vec![
+        asynchronous::<Noop>(),
         asynchronous::<Sleep>(),
         asynchronous::<Fail>(),
         asynchronous::<Panic>(),
         asynchronous::<ExitAbruptly>(),
         (Leak::CLASS, Arc::new(Blocking::<Leak>(Arc::new(())))),
     ]
+}
+
+/// Does nothing. With `tell` its result is when it was entered, in nanoseconds of this machine's monotonic clock.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+struct Noop {
+    tell: bool,
+}
+
+impl Workable for Noop {
+    const CLASS: &'static str = "noop";
+}
+
+impl Executable for Noop {
+    type State = ();
+
+    async fn execute(&self, (): &(), _job: &Context) -> Result<Done, NotDone> {
+        if self.tell { Done::with(monotonic_ns()) } else { Ok(Done::default()) }
+    }
 }
 
 /// Waits for `ms` milliseconds, give or take up to `delta_ms`.

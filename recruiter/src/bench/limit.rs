@@ -1,0 +1,122 @@
+//! The ceiling: the operations of the cycle, one after the other, without any process between them.
+//!
+//! What a job costs the database at least, as this protocol keeps its promises: the search, the assignment, the start, the
+//! look into the archive, the transaction, and the free places, each for a batch, in a few lanes beside each other.
+
+use std::time::{Duration, Instant as Monotonic};
+
+use bson::{Document, doc};
+use clap::Args;
+use recruiter_common::{
+    enqueue::NewJob,
+    failure::Failure,
+    ids::{JobId, LeaseTerm, RoundId, StartId, WorkerId},
+    job::{Execution, IfWorkerDies, Why},
+    roster::{Place, WorkOn},
+    store::{Announcement, Archival, Assignment, CommitSession, Free, Hint, Start, Store, ToStart},
+};
+
+use super::{Setting, rate, stage::Stage};
+
+/// Jobs in one batch.
+const BATCH: usize = 500;
+/// Longer than it takes.
+const LEASE: Duration = Duration::from_secs(3_600);
+
+/// The same operations, bare.
+#[derive(Args, Clone, Copy, Debug)]
+pub(super) struct Limit {
+    /// How many jobs
+    #[arg(long, short = 'n', env = "RECRUITER_BENCH_JOBS", value_name = "N", default_value_t = 50_000, value_parser = clap::value_parser!(u64).range(1..=50_000_000))]
+    jobs: u64,
+    /// How many batches are on their way beside each other
+    #[arg(long, env = "RECRUITER_BENCH_LANES", value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..=64))]
+    lanes: u64,
+}
+
+impl Limit {
+    pub(super) async fn run(self, stage: Stage, setting: &Setting) -> anyhow::Result<Document> {
+        let measured = self.measure(&stage, setting).await;
+        stage.clear(None).await?;
+        measured
+    }
+
+    async fn measure(self, stage: &Stage, setting: &Setting) -> anyhow::Result<Document> {
+        let enqueued = stage.enqueue(self.jobs, |number| NewJob::of_class("noop", doc! {}).in_group(lane(number % self.lanes))).await?;
+        stage.progress("archived", self.jobs);
+        let mut lanes = tokio::task::JoinSet::new();
+        for number in 0..self.lanes {
+            lanes.spawn(burn_down(stage.store.clone(), lane(number)));
+        }
+        let begun = Monotonic::now();
+        while let Some(done) = lanes.join_next().await {
+            stage.go_on()?;
+            stage.advance(done??);
+        }
+        let time = begun.elapsed();
+        anyhow::ensure!(stage.store.archived_count().await? == self.jobs, "not every job was archived");
+        Ok(doc! {
+            "benchmark": "limit",
+            "jobs": i64::try_from(self.jobs)?,
+            "lanes": i64::try_from(self.lanes)?,
+            "jobs_per_second": rate(self.jobs, time),
+            "seconds": time.as_secs_f64(),
+            "enqueued_per_second": rate(self.jobs, enqueued),
+            "conditions": stage.conditions(setting).await?,
+        })
+    }
+}
+
+fn lane(number: u64) -> String {
+    format!("lane-{number}")
+}
+
+/// All jobs of a group, batch after batch; says how many there were.
+async fn burn_down(store: Store, group: String) -> anyhow::Result<u64> {
+    let worker = WorkerId::new();
+    let place = Place::of_this_process()?;
+    let mut session = CommitSession::default();
+    let announcement = Announcement {
+        id: worker,
+        work_on: WorkOn::Groups([group.clone()].into()),
+        classes: vec!["noop".into()],
+        capacity: u32::try_from(BATCH)?,
+        lease_ms: i64::try_from(LEASE.as_millis())?,
+        session: None,
+        place: place.clone(),
+    };
+    store.register(&announcement).await?;
+    store.announce(worker, announcement.capacity).await?;
+    let mut done = 0;
+    loop {
+        let now = store.now();
+        let due = store.due_jobs(&group, &["noop"], now, BATCH).await?;
+        if due.is_empty() {
+            return Ok(done);
+        }
+        let jobs: Vec<JobId> = due.into_iter().map(|job| job.id).collect();
+        let assignments = [Assignment { worker, jobs: jobs.clone() }];
+        let round = RoundId::new();
+        store.assign_if_available(LeaseTerm::default(), round, &assignments).await?;
+        store.publish(&Hint::Assigned { round, assignments: assignments.to_vec() }).await?;
+        let read = store.unlocked(&jobs).await?;
+        let start = Start { id: StartId::new(), worker, hostname: place.hostname.clone(), pid: place.pid, lease_until: now + LEASE, now };
+        let verdict = IfWorkerDies::Archive(Why::WORKER_DIED);
+        let to_start: Vec<ToStart> = jobs.iter().map(|job| ToStart { job: *job, attempts: 0, if_worker_dies: verdict.clone() }).collect();
+        let free = Free { places: 0, working_on: jobs.clone() };
+        let (claims, taken) = tokio::join!(store.start_if_unlocked(&start, &to_start), store.take_if_assigned(worker, round, &free));
+        let claims = claims?;
+        anyhow::ensure!(taken? && claims.len() == jobs.len(), "somebody else works here");
+        store.already_archived(&jobs).await?;
+        let read: std::collections::HashMap<JobId, _> = read.into_iter().flatten().map(|job| (job.id, job)).collect();
+        let ended = |claim: &recruiter_common::job::Claim| {
+            let execution = Execution::default().ended(now, None::<&Failure>);
+            Archival::ended(&read[&claim.job()], *claim, execution, &Why::DONE, None)
+        };
+        let batch: Vec<Archival> = claims.iter().map(ended).collect();
+        let _ = store.archive(&mut session, &batch).await?;
+        store.free_if_unassigned_since(worker, Some(round), &Free { places: announcement.capacity, working_on: Vec::new() }).await?;
+        store.publish(&Hint::Free).await?;
+        done += batch.len() as u64;
+    }
+}

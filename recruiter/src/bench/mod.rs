@@ -1,0 +1,126 @@
+//! `recruiter bench`: how fast it is, and how fast the database underneath can be.
+//!
+//! Real processes on a real MongoDB, with the defaults that everybody has: majority writes, journaled, all validators and
+//! indexes on, jobs that must not run twice. Whatever is measured says under which conditions.
+
+mod limit;
+mod stage;
+mod throughput;
+mod timing;
+
+use std::{io::Write, path::PathBuf, time::Duration};
+
+use bson::{Bson, Document};
+use clap::{Args, Subcommand};
+use hdrhistogram::Histogram;
+use recruiter_common::shutdown::Shutdown;
+
+use self::stage::Stage;
+use crate::output::{Column, Format, json_line, table};
+
+/// What is measured, and on what.
+#[derive(Args, Clone, Debug)]
+pub struct BenchArgs {
+    #[command(subcommand)]
+    what: What,
+    #[command(flatten)]
+    setting: Setting,
+    #[command(flatten)]
+    format: Format,
+}
+
+/// What all benchmarks run on.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Setting {
+    /// MongoDB to measure on; a database of its own there is dropped afterwards [default: an embedded MongoDB with temporary
+    /// data]
+    #[arg(long, global = true, env = "RECRUITER_BENCH_ON", hide_env_values = true, value_name = "URI")]
+    pub(crate) on: Option<String>,
+    /// MongoDB's server program [default: mongod on PATH, else one that is fetched once]
+    #[arg(long, global = true, env = "RECRUITER_MONGOD", value_name = "FILE")]
+    pub(crate) mongod: Option<PathBuf>,
+    /// Worker processes
+    #[arg(long, global = true, env = "RECRUITER_WORKERS", value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub(crate) workers: u32,
+    /// Jobs that each of them runs at a time
+    #[arg(long, global = true, env = "RECRUITER_CONCURRENCY", value_name = "N", default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub(crate) concurrency: u32,
+}
+
+#[derive(Subcommand, Clone, Copy, Debug)]
+enum What {
+    /// Enqueue many jobs that do nothing, then start the workers and measure until the last is in the archive
+    BurnDown(throughput::BurnDown),
+    /// Enqueue one job at a time on an idle system and measure until it is entered
+    Latency(timing::Latency),
+    /// Enqueue at a constant rate and measure how long each job waits
+    Steady(timing::Steady),
+    /// Carry out the same operations on the database without any process around them: the ceiling
+    Limit(limit::Limit),
+}
+
+/// Measures and writes what was measured.
+///
+/// # Errors
+/// When something cannot be started, MongoDB cannot be used, or a job went missing.
+pub async fn run(args: BenchArgs, shutdown: Shutdown, out: &mut impl Write) -> anyhow::Result<()> {
+    let stage = Stage::set(&args.setting, shutdown.clone()).await?;
+    let measured = match args.what {
+        What::BurnDown(what) => what.run(stage, &args.setting).await,
+        What::Latency(what) => what.run(stage, &args.setting).await,
+        What::Steady(what) => what.run(stage, &args.setting).await,
+        What::Limit(what) => what.run(stage, &args.setting).await,
+    };
+    let measured = measured?;
+    if args.format.json {
+        json_line(out, measured)?;
+    } else {
+        let mut rows = Vec::new();
+        flatten("", &measured, &mut rows);
+        table(out, [Column::Left("MEASURED"), Column::Right("")], &rows)?;
+    }
+    Ok(())
+}
+
+/// A row for each value.
+fn flatten(above: &str, document: &Document, rows: &mut Vec<[String; 2]>) {
+    for (name, value) in document {
+        let name = format!("{above}{}", name.replace('_', " "));
+        if let Bson::Document(inner) = value {
+            flatten(&format!("{name}: "), inner, rows);
+        } else if let Some(number) = value.as_f64() {
+            rows.push([name, format!("{number:.2}")]);
+        } else {
+            rows.push([name, value.as_str().map_or_else(|| value.to_string(), str::to_owned)]);
+        }
+    }
+}
+
+/// Durations, to be told as percentiles in milliseconds.
+#[derive(Clone, Debug)]
+struct Times(Histogram<u64>);
+
+impl Times {
+    fn new() -> Self {
+        Self(Histogram::new(3).expect("three digits are allowed"))
+    }
+
+    fn record(&mut self, time: Duration) {
+        self.0.saturating_record(u64::try_from(time.as_micros()).unwrap_or(u64::MAX));
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "microseconds of a benchmark")]
+    fn percentiles(&self) -> Document {
+        let at = |quantile: f64| Bson::from(self.0.value_at_quantile(quantile) as f64 / 1_000.0);
+        [("p50", 0.5), ("p95", 0.95), ("p99", 0.99), ("p99_9", 0.999), ("max", 1.0)]
+            .into_iter()
+            .map(|(name, quantile)| (name.to_owned(), at(quantile)))
+            .collect()
+    }
+}
+
+/// How many a second.
+#[expect(clippy::cast_precision_loss, reason = "a count of jobs is far below 2^52")]
+fn rate(count: u64, time: Duration) -> f64 {
+    (count as f64 / time.as_secs_f64()).round()
+}

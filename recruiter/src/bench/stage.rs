@@ -1,0 +1,205 @@
+//! What a benchmark runs on: a MongoDB, a database of its own, and the processes.
+
+use std::{
+    env,
+    fs::OpenOptions,
+    thread::available_parallelism,
+    time::{Duration, Instant as Monotonic},
+};
+
+use anyhow::Context as _;
+use bson::{Document, doc, oid::ObjectId};
+use indicatif::{ProgressBar, ProgressStyle};
+use recruiter_common::{
+    enqueue::NewJob,
+    exit::Exit,
+    shutdown::{Shutdown, pause},
+    store::{ConnectArgs, Store},
+};
+use tempfile::TempDir;
+
+use super::Setting;
+use crate::{
+    embedded::{EmbeddedMongo, Options, find_or_fetch},
+    fleet::{Fleet, Plan, Programs, tell},
+};
+
+/// Jobs in one call.
+const BATCH: usize = 1_000;
+/// Between two looks at how many are archived.
+const LOOK_EVERY: Duration = Duration::from_millis(5);
+/// A benchmark in which nothing happens for so long has failed.
+const STALLED_AFTER: Duration = Duration::from_secs(60);
+const LOG: &str = "processes.log";
+
+/// A MongoDB with a database of our own, and processes to come.
+pub(super) struct Stage {
+    pub(super) store: Store,
+    uri: String,
+    home: TempDir,
+    mongo: Option<EmbeddedMongo>,
+    shown: ProgressBar,
+    pub(super) shutdown: Shutdown,
+}
+
+impl Stage {
+    /// A MongoDB, and nothing in the database.
+    pub(super) async fn set(setting: &Setting, shutdown: Shutdown) -> anyhow::Result<Self> {
+        let home = tempfile::Builder::new().prefix("recruiter-bench-").tempdir().context("there is no room for temporary files")?;
+        let shown = ProgressBar::new_spinner();
+        shown.set_message("starting MongoDB");
+        let name = format!("recruiter_bench_{}", ObjectId::new());
+        let (uri, mongo) = match &setting.on {
+            Some(uri) => (with_database(uri, &name), None),
+            None => {
+                let given = setting.mongod.clone();
+                let mongod = tokio::task::spawn_blocking(move || find_or_fetch(given.as_deref(), &tell)).await??;
+                let options = Options { temporary: true, ..Options::new(mongod, home.path().join("mongod")) };
+                let mongo = EmbeddedMongo::start(options).await?;
+                (mongo.uri_for(&name), Some(mongo))
+            }
+        };
+        let store = Store::connect(&ConnectArgs::to(uri.clone()), "recruiter bench").await?;
+        Ok(Self { store, uri, home, mongo, shown, shutdown })
+    }
+
+    /// The processes of a benchmark, without workers.
+    pub(super) async fn fleet(&self, setting: &Setting) -> anyhow::Result<Fleet> {
+        let plan = Plan {
+            programs: Programs::find()?,
+            workers: 0,
+            worker_arguments: vec!["--builtins".into(), format!("--concurrency={}", setting.concurrency).into()],
+            log_arguments: vec!["--log=warn".into()],
+            log: Some(OpenOptions::new().append(true).create(true).open(self.home.path().join(LOG))?),
+            pass_settings: false,
+        };
+        self.shown.set_message("starting the processes");
+        let mut fleet = Fleet::start(plan, self.uri.clone())?;
+        fleet.ready(&self.store).await?;
+        Ok(fleet)
+    }
+
+    /// Enqueues these.
+    pub(super) async fn enqueue(&self, jobs: u64, job: impl Fn(u64) -> NewJob) -> anyhow::Result<Duration> {
+        self.progress("enqueued", jobs);
+        let begun = Monotonic::now();
+        let numbers: Vec<u64> = (0..jobs).collect();
+        for batch in numbers.chunks(BATCH) {
+            self.go_on()?;
+            self.store.enqueue_many(batch.iter().map(|number| job(*number))).await?;
+            self.shown.inc(batch.len() as u64);
+        }
+        Ok(begun.elapsed())
+    }
+
+    /// Waits until so many are archived, as a majority has it; returns when.
+    pub(super) async fn until_archived(&self, fleet: &mut Fleet, jobs: u64) -> anyhow::Result<Monotonic> {
+        self.progress("archived", jobs);
+        let mut moved = (0, Monotonic::now());
+        loop {
+            self.go_on()?;
+            let archived = self.store.archived_count().await?;
+            self.shown.set_position(archived);
+            if archived >= jobs && self.archived_by_majority().await? == jobs {
+                return Ok(Monotonic::now());
+            }
+            if archived != moved.0 {
+                moved = (archived, Monotonic::now());
+            }
+            if let Some(ended) = fleet.tend()?.first() {
+                anyhow::bail!("{ended}\n{}", self.log());
+            }
+            anyhow::ensure!(moved.1.elapsed() < STALLED_AFTER, "{archived} of {jobs} jobs are done, and no more come\n{}", self.log());
+            pause(LOOK_EVERY).await;
+        }
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "counting them one by one is nothing that a process does")]
+    async fn archived_by_majority(&self) -> anyhow::Result<u64> {
+        Ok(self.store.database().collection::<Document>("archived").count_documents(doc! {}).await?)
+    }
+
+    /// An error once somebody wants to end this.
+    pub(super) fn go_on(&self) -> anyhow::Result<()> {
+        if self.shutdown.is_requested() {
+            return Err(anyhow::anyhow!("stopped by a signal before it was done").context(Exit::Aborted));
+        }
+        Ok(())
+    }
+
+    pub(super) fn progress(&self, what: &str, of: u64) {
+        let template = format!("{{wide_bar}} {{pos}}/{{len}} {what}  {{elapsed}}");
+        self.shown.set_style(ProgressStyle::with_template(&template).unwrap_or_else(|_| ProgressStyle::default_bar()));
+        self.shown.set_length(of);
+        self.shown.set_position(0);
+    }
+
+    pub(super) fn advance(&self, count: u64) {
+        self.shown.inc(count);
+    }
+
+    /// What the processes had to say.
+    fn log(&self) -> String {
+        std::fs::read_to_string(self.home.path().join(LOG)).unwrap_or_default()
+    }
+
+    /// Under which conditions it was measured.
+    pub(super) async fn conditions(&self, setting: &Setting) -> anyhow::Result<Document> {
+        let build = self.store.database().run_command(doc! { "buildInfo": 1 }).await?;
+        let server = if self.mongo.is_some() { "embedded, one member, on loopback" } else { "given" };
+        Ok(doc! {
+            "recruiter": env!("CARGO_PKG_VERSION"),
+            "mongodb": build.get_str("version").unwrap_or("unknown"),
+            "server": server,
+            "durability": "majority, journaled",
+            "cores": i64::try_from(available_parallelism()?.get())?,
+            "processes": format!("1 recruiter, 1 cleaner, {} workers of {} places", setting.workers, setting.concurrency),
+            "build": if cfg!(debug_assertions) { "debug: build with --release to measure" } else { "release" },
+        })
+    }
+
+    /// Drops the database and ends everything, whatever came of it.
+    pub(super) async fn clear(self, fleet: Option<Fleet>) -> anyhow::Result<()> {
+        self.shown.finish_and_clear();
+        if let Some(fleet) = fleet {
+            fleet.stop().await;
+        }
+        self.store.database().drop().await?;
+        if let Some(mongo) = self.mongo {
+            mongo.stop().await?;
+        }
+        Ok(())
+    }
+}
+
+/// The connection string with another database, and the same one to authenticate against.
+fn with_database(uri: &str, name: &str) -> String {
+    let (address, options) = uri.split_once('?').unwrap_or((uri, ""));
+    let hosts = address.find("://").map_or(0, |at| at + 3);
+    let (hosts, database) = match address[hosts..].find('/') {
+        Some(slash) => (&address[..hosts + slash], &address[hosts + slash + 1..]),
+        None => (address, ""),
+    };
+    let mut options: Vec<String> = options.split('&').filter(|option| !option.is_empty()).map(str::to_owned).collect();
+    if !database.is_empty() && hosts.contains('@') && !options.iter().any(|option| option.to_lowercase().starts_with("authsource=")) {
+        options.push(format!("authSource={database}"));
+    }
+    let options = if options.is_empty() { String::new() } else { format!("?{}", options.join("&")) };
+    format!("{hosts}/{name}{options}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_database_is_our_own_and_the_user_the_same() {
+        let check = |uri: &str, expected: &str| assert_eq!(with_database(uri, "b"), expected);
+        check("mongodb://h:1", "mongodb://h:1/b");
+        check("mongodb://h:1/", "mongodb://h:1/b");
+        check("mongodb://h:1/a?replicaSet=rs0", "mongodb://h:1/b?replicaSet=rs0");
+        check("mongodb://u:p@h:1,i:2/a?tls=true", "mongodb://u:p@h:1,i:2/b?tls=true&authSource=a");
+        check("mongodb://u:p@h/a?authSource=admin", "mongodb://u:p@h/b?authSource=admin");
+        check("mongodb://u:p@h", "mongodb://u:p@h/b");
+    }
+}

@@ -1,0 +1,177 @@
+//! How long a job waits.
+
+use std::{
+    collections::HashMap,
+    time::{Duration, Instant as Monotonic},
+};
+
+use bson::{Document, doc};
+use clap::Args;
+use recruiter_common::{
+    enqueue::NewJob,
+    ids::JobId,
+    instant::monotonic_ns,
+    shutdown::pause,
+    store::{Hint, Listener, Store},
+};
+
+use super::{Setting, Times, rate, stage::Stage};
+use crate::fleet::Fleet;
+
+/// Tells when it was entered.
+fn telling() -> NewJob {
+    NewJob::of_class("noop", doc! { "tell": true })
+}
+
+/// From the acknowledged enqueue until the workable was entered, as its result says.
+fn waited(job: &Document, acknowledged: i64) -> Option<Duration> {
+    let entered = job.get_i64("result").ok()?;
+    // It may well be entered before its enqueuer hears the acknowledgement.
+    Some(Duration::from_nanos(u64::try_from(entered - acknowledged).unwrap_or(0)))
+}
+
+/// One job at a time.
+#[derive(Args, Clone, Copy, Debug)]
+pub(super) struct Latency {
+    /// How many jobs
+    #[arg(long, short = 'n', env = "RECRUITER_BENCH_JOBS", value_name = "N", default_value_t = 500, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    jobs: u64,
+}
+
+impl Latency {
+    pub(super) async fn run(self, stage: Stage, setting: &Setting) -> anyhow::Result<Document> {
+        let mut fleet = stage.fleet(setting).await?;
+        let measured = self.measure(&stage, &mut fleet, setting).await;
+        stage.clear(Some(fleet)).await?;
+        measured
+    }
+
+    async fn measure(self, stage: &Stage, fleet: &mut Fleet, setting: &Setting) -> anyhow::Result<Document> {
+        let store = &stage.store;
+        fleet.add_workers(setting.workers)?;
+        fleet.ready(store).await?;
+        stage.progress("jobs", self.jobs);
+        let (mut hint, mut started, mut archived) = (Times::new(), Times::new(), Times::new());
+        for _ in 0..self.jobs {
+            stage.go_on()?;
+            hint.record(one_hint(store).await?);
+            let id = telling().enqueue(store).await?;
+            let acknowledged = monotonic_ns();
+            let job = loop {
+                match store.archived_jobs(&[id]).await?.pop() {
+                    Some(job) => break job,
+                    None => pause(Duration::from_millis(1)).await,
+                }
+            };
+            archived.record(Duration::from_nanos(u64::try_from(monotonic_ns() - acknowledged).unwrap_or(0)));
+            started.record(waited(&job, acknowledged).ok_or_else(|| anyhow::anyhow!("a job did not tell when it was entered: {job}"))?);
+            stage.advance(1);
+            // Until everybody has told the roster and sleeps again.
+            pause(Duration::from_millis(20)).await;
+        }
+        Ok(doc! {
+            "benchmark": "latency",
+            "jobs": i64::try_from(self.jobs)?,
+            "hint_ms": hint.percentiles(),
+            "started_ms": started.percentiles(),
+            "archived_ms": archived.percentiles(),
+            "conditions": stage.conditions(setting).await?,
+        })
+    }
+}
+
+/// How long a bare hint is on its way through the capped collection.
+async fn one_hint(store: &Store) -> anyhow::Result<Duration> {
+    // Nobody is meant, so that nobody moves.
+    let worker = recruiter_common::ids::WorkerId::new();
+    let mut hints = store.hints(Listener::Worker(worker));
+    let cancel = Hint::Cancel { job: JobId::new() };
+    // Its cursor is open when a first one arrives.
+    loop {
+        store.publish(&cancel).await?;
+        if tokio::time::timeout(Duration::from_millis(20), hints.next()).await.is_ok() {
+            break;
+        }
+    }
+    pause(Duration::from_millis(2)).await;
+    while hints.try_next().is_some() {}
+    let begun = Monotonic::now();
+    let (published, _) = tokio::join!(store.publish(&cancel), hints.next());
+    published?;
+    Ok(begun.elapsed())
+}
+
+/// A constant stream.
+#[derive(Args, Clone, Copy, Debug)]
+pub(super) struct Steady {
+    /// Jobs a second
+    #[arg(long, env = "RECRUITER_BENCH_RATE", value_name = "N", default_value_t = 2_000, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    rate: u64,
+    /// For how long
+    #[arg(long, env = "RECRUITER_BENCH_DURATION", value_name = "DURATION", default_value = "20s", value_parser = humantime::parse_duration)]
+    duration: Duration,
+}
+
+/// Jobs enqueued in one call: a few milliseconds' worth, as a busy application's many callers would together.
+const EVERY: Duration = Duration::from_millis(5);
+
+impl Steady {
+    pub(super) async fn run(self, stage: Stage, setting: &Setting) -> anyhow::Result<Document> {
+        let mut fleet = stage.fleet(setting).await?;
+        let measured = self.measure(&stage, &mut fleet, setting).await;
+        stage.clear(Some(fleet)).await?;
+        measured
+    }
+
+    async fn measure(self, stage: &Stage, fleet: &mut Fleet, setting: &Setting) -> anyhow::Result<Document> {
+        let store = &stage.store;
+        fleet.add_workers(setting.workers)?;
+        fleet.ready(store).await?;
+        let total = u64::try_from(self.duration.as_nanos() * u128::from(self.rate) / 1_000_000_000)?.max(1);
+        stage.progress("enqueued", total);
+        let begun = Monotonic::now();
+        let (mut calls, mut sent) = (tokio::task::JoinSet::new(), 0);
+        let mut acknowledged: HashMap<JobId, i64> = HashMap::new();
+        while sent < total {
+            stage.go_on()?;
+            let by_now = u64::try_from(begun.elapsed().as_nanos() * u128::from(self.rate) / 1_000_000_000)?.min(total);
+            if by_now > sent {
+                let (store, count) = (store.clone(), by_now - sent);
+                calls.spawn(async move {
+                    let ids = store.enqueue_many((0..count).map(|_| telling())).await?;
+                    Ok::<_, anyhow::Error>((ids, monotonic_ns()))
+                });
+                stage.advance(count);
+                sent = by_now;
+            }
+            pause(EVERY).await;
+        }
+        while let Some(call) = calls.join_next().await {
+            let (ids, at) = call??;
+            acknowledged.extend(ids.into_iter().map(|id| (id, at)));
+        }
+        let time = stage.until_archived(fleet, total).await? - begun;
+        let (mut started, mut archived) = (Times::new(), Times::new());
+        let ids: Vec<JobId> = acknowledged.keys().copied().collect();
+        for some in ids.chunks(1_000) {
+            for job in store.archived_jobs(some).await? {
+                let id = JobId::from(job.get_object_id("_id")?);
+                started.record(
+                    waited(&job, acknowledged[&id]).ok_or_else(|| anyhow::anyhow!("a job did not tell when it was entered: {job}"))?,
+                );
+                let execution = job.get_document("last_execution")?;
+                let (due, ended) = (execution.get_datetime("scheduled_at")?, execution.get_datetime("ended_at")?);
+                archived.record(Duration::from_millis(u64::try_from(ended.timestamp_millis() - due.timestamp_millis()).unwrap_or(0)));
+            }
+        }
+        Ok(doc! {
+            "benchmark": "steady",
+            "jobs": i64::try_from(total)?,
+            "asked_per_second": i64::try_from(self.rate)?,
+            "jobs_per_second": rate(total, time),
+            "started_ms": started.percentiles(),
+            "ended_ms": archived.percentiles(),
+            "conditions": stage.conditions(setting).await?,
+        })
+    }
+}
