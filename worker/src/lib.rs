@@ -65,6 +65,8 @@ use crate::{
     runner::{End, Equipment},
 };
 
+/// How long a second signal should leave a worker's process, for killing programs and telling MongoDB.
+pub const ABORT_WITHIN: std::time::Duration = std::time::Duration::from_secs(2);
 /// Between attempts to come back while MongoDB is away.
 const COME_BACK_AFTER: std::time::Duration = std::time::Duration::from_secs(1);
 
@@ -138,7 +140,7 @@ impl Worker {
         Ok(self)
     }
 
-    /// Adds the classes for trying and testing: `sleep`, `fail`, `panic`, `exit-abruptly`, `leak`.
+    /// Adds the classes for trying and testing: `noop`, `sleep`, `fail`, `panic`, `exit-abruptly`, `leak`.
     ///
     /// # Errors
     /// When the worker has one of the classes already.

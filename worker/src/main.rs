@@ -1,6 +1,6 @@
 //! The stock worker: runs programs that a local file names, and nothing else.
 
-use std::{path::PathBuf, time::Duration};
+use std::path::PathBuf;
 
 use anyhow::Context as _;
 use clap::Parser;
@@ -10,7 +10,7 @@ use recruiter_common::{
     store::ConnectArgs,
     telemetry::{self, LogArgs},
 };
-use recruiter_worker::{Worker, WorkerArgs, stock};
+use recruiter_worker::{ABORT_WITHIN, Worker, WorkerArgs, stock};
 
 /// Runs Recruiter jobs whose classes are programs named in a file.
 #[derive(Parser)]
@@ -19,7 +19,7 @@ struct Cli {
     /// File that names the program of each class
     #[arg(long, env = "RECRUITER_WORKER_CONFIG", value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Have the classes for trying and testing as well: sleep, fail, panic, exit-abruptly, leak
+    /// Have the classes for trying and testing as well: noop, sleep, fail, panic, exit-abruptly, leak
     #[arg(long, env = "RECRUITER_BUILTINS")]
     builtins: bool,
     #[command(flatten)]
@@ -37,9 +37,6 @@ const EXAMPLE: &str = r#"Example of a configuration file:
 
 Exit codes: 0 stopped, 1 failure, 2 wrong flags, 69 MongoDB unreachable, 75 memory limit reached,
   77 refused by MongoDB, 78 configuration file unusable, 130 stopped at once by a second signal"#;
-
-/// How long a second signal leaves for killing programs and telling MongoDB.
-const ABORT_WITHIN: Duration = Duration::from_secs(2);
 
 #[tokio::main]
 async fn main() {

@@ -1,6 +1,8 @@
 //! The three processes as the failure tests run them: the code of the released binaries below `main`, with crash points
 //! and with jobs that keep a ledger.
 
+use std::time::Duration;
+
 use clap::{Parser, Subcommand};
 use recruiter::run::RunArgs;
 use recruiter_cleaner::config::CleanerArgs;
@@ -11,7 +13,7 @@ use recruiter_common::{
     telemetry::{self, LogArgs},
 };
 use recruiter_tests::{faults, ledger};
-use recruiter_worker::WorkerArgs;
+use recruiter_worker::{ABORT_WITHIN, WorkerArgs};
 
 #[derive(Parser)]
 struct Cli {
@@ -39,6 +41,8 @@ async fn run(cli: Cli) -> anyhow::Result<Exit> {
     telemetry::init(&cli.log)?;
     let connect = ConnectArgs { commands: Some(faults::striker()), ..cli.connect };
     let shutdown = Shutdown::on_signals()?;
+    // As in the released programs.
+    let abort_within = if matches!(cli.role, Role::Worker(_)) { ABORT_WITHIN } else { Duration::ZERO };
     let mut abort = shutdown.clone();
     let work = async {
         match cli.role {
@@ -49,6 +53,6 @@ async fn run(cli: Cli) -> anyhow::Result<Exit> {
     };
     tokio::select! {
         ended = work => ended,
-        () = async { abort.aborted().await; pause(std::time::Duration::from_secs(2)).await } => Ok(Exit::Aborted),
+        () = async { abort.aborted().await; pause(abort_within).await } => Ok(Exit::Aborted),
     }
 }

@@ -126,9 +126,9 @@ guards! {
     /// The document of the dead may name what others hold by now.
     HeldByWorker "held_by/worker" I4 protocol(3, 0, 1, 1);
     /// The sweep would end what the living run.
-    RegisteredId "registered_ids/_id" I4 protocol(1, 0, 1, 1);
+    RegisteredId "locked_jobs/registered" I4 protocol(1, 0, 1, 1);
     /// Whoever reads the roster before the locked jobs does not know who has come since.
-    RegisteredAfterLocked "registered_ids/after locked_jobs" I4 protocol(1, 0, 1, 1);
+    RegisteredAfterLocked "locked_jobs/registered is read after" I4 protocol(1, 0, 1, 1);
     /// A worker that was declared dead before it was ready would offer itself.
     AnnounceRetired "announce/retired" RetiredForGood protocol(1, 0, 1, 1);
     /// A leader that has stamped meanwhile would be shut out for an earlier one.
