@@ -4,6 +4,8 @@
 //! indexes on, jobs that must not run twice. Whatever is measured says under which conditions.
 
 mod limit;
+mod scale;
+mod slow_line;
 mod stage;
 mod throughput;
 mod timing;
@@ -11,12 +13,12 @@ mod timing;
 use std::{io::Write, path::PathBuf, time::Duration};
 
 use bson::{Bson, Document};
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, builder::BoolishValueParser};
 use hdrhistogram::Histogram;
 use recruiter_common::shutdown::Shutdown;
 
 use self::stage::Stage;
-use crate::output::{Column, Format, json_line, table};
+use crate::output::{Column, json_line, table};
 
 /// What is measured, and on what.
 #[derive(Args, Clone, Debug)]
@@ -25,8 +27,9 @@ pub struct BenchArgs {
     what: What,
     #[command(flatten)]
     setting: Setting,
-    #[command(flatten)]
-    format: Format,
+    /// Write one JSON object, for programs
+    #[arg(long, global = true, env = "RECRUITER_JSON", value_parser = BoolishValueParser::new())]
+    json: bool,
 }
 
 /// What all benchmarks run on.
@@ -45,6 +48,9 @@ pub(crate) struct Setting {
     /// Jobs that each of them runs at a time
     #[arg(long, global = true, env = "RECRUITER_CONCURRENCY", value_name = "N", default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub(crate) concurrency: u32,
+    /// Time that every message between the processes and MongoDB takes each way, as on a network
+    #[arg(long, global = true, env = "RECRUITER_BENCH_NETWORK_LATENCY", value_name = "DURATION", value_parser = humantime::parse_duration)]
+    pub(crate) network_latency: Option<Duration>,
 }
 
 #[derive(Subcommand, Clone, Copy, Debug)]
@@ -55,6 +61,12 @@ enum What {
     Latency(timing::Latency),
     /// Enqueue at a constant rate and measure how long each job waits
     Steady(timing::Steady),
+    /// Measure how long a round takes for more and more places and workers
+    ScaleWorkers(scale::Workers),
+    /// Measure how long a search takes, and what gets done, with more and more jobs behind
+    ScaleBacklog(scale::Backlog),
+    /// Measure what gets done beside a large archive
+    ScaleArchive(scale::Archive),
     /// Carry out the same operations on the database without any process around them: the ceiling
     Limit(limit::Limit),
 }
@@ -69,10 +81,13 @@ pub async fn run(args: BenchArgs, shutdown: Shutdown, out: &mut impl Write) -> a
         What::BurnDown(what) => what.run(stage, &args.setting).await,
         What::Latency(what) => what.run(stage, &args.setting).await,
         What::Steady(what) => what.run(stage, &args.setting).await,
+        What::ScaleWorkers(what) => what.run(stage, &args.setting).await,
+        What::ScaleBacklog(what) => what.run(stage, &args.setting).await,
+        What::ScaleArchive(what) => what.run(stage, &args.setting).await,
         What::Limit(what) => what.run(stage, &args.setting).await,
     };
     let measured = measured?;
-    if args.format.json {
+    if args.json {
         json_line(out, measured)?;
     } else {
         let mut rows = Vec::new();
@@ -88,6 +103,10 @@ fn flatten(above: &str, document: &Document, rows: &mut Vec<[String; 2]>) {
         let name = format!("{above}{}", name.replace('_', " "));
         if let Bson::Document(inner) = value {
             flatten(&format!("{name}: "), inner, rows);
+        } else if let Bson::Array(items) = value {
+            for (number, inner) in items.iter().enumerate() {
+                flatten(&format!("{name} {}: ", number + 1), inner.as_document().unwrap_or(&Document::new()), rows);
+            }
         } else if let Some(number) = value.as_f64() {
             rows.push([name, format!("{number:.2}")]);
         } else {
@@ -96,17 +115,25 @@ fn flatten(above: &str, document: &Document, rows: &mut Vec<[String; 2]>) {
     }
 }
 
+/// The longest time that is told apart, in microseconds: an hour.
+const LONGEST_US: u64 = 3_600_000_000;
+
 /// Durations, to be told as percentiles in milliseconds.
 #[derive(Clone, Debug)]
 struct Times(Histogram<u64>);
 
 impl Times {
     fn new() -> Self {
-        Self(Histogram::new(3).expect("three digits are allowed"))
+        Self(Histogram::new_with_bounds(1, LONGEST_US, 3).expect("these bounds are allowed"))
     }
 
     fn record(&mut self, time: Duration) {
         self.0.saturating_record(u64::try_from(time.as_micros()).unwrap_or(u64::MAX));
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "microseconds of a benchmark")]
+    fn median_us(&self) -> f64 {
+        self.0.value_at_quantile(0.5) as f64
     }
 
     #[expect(clippy::cast_precision_loss, reason = "microseconds of a benchmark")]

@@ -10,6 +10,7 @@ use std::{
 use anyhow::Context as _;
 use bson::{Document, doc, oid::ObjectId};
 use indicatif::{ProgressBar, ProgressStyle};
+use mongodb::Collection;
 use recruiter_common::{
     enqueue::NewJob,
     exit::Exit,
@@ -18,7 +19,7 @@ use recruiter_common::{
 };
 use tempfile::TempDir;
 
-use super::Setting;
+use super::{Setting, slow_line::SlowLine};
 use crate::{
     embedded::{EmbeddedMongo, Options, find_or_fetch},
     fleet::{Fleet, Plan, Programs, tell},
@@ -35,7 +36,9 @@ const LOG: &str = "processes.log";
 /// A MongoDB with a database of our own, and processes to come.
 pub(super) struct Stage {
     pub(super) store: Store,
+    /// Where the processes find MongoDB.
     uri: String,
+    _line: Option<SlowLine>,
     home: TempDir,
     mongo: Option<EmbeddedMongo>,
     shown: ProgressBar,
@@ -59,8 +62,16 @@ impl Stage {
                 (mongo.uri_for(&name), Some(mongo))
             }
         };
+        let (uri, line) = match setting.network_latency {
+            None => (uri, None),
+            Some(latency) => {
+                let port = mongo.as_ref().context("--network-latency is for the embedded MongoDB: one that is given has its own")?.port();
+                let line = SlowLine::to(port, latency).await?;
+                (line.uri(&name), Some(line))
+            }
+        };
         let store = Store::connect(&ConnectArgs::to(uri.clone()), "recruiter bench").await?;
-        Ok(Self { store, uri, home, mongo, shown, shutdown })
+        Ok(Self { store, uri, _line: line, home, mongo, shown, shutdown })
     }
 
     /// The processes of a benchmark, without workers.
@@ -92,7 +103,7 @@ impl Stage {
         Ok(begun.elapsed())
     }
 
-    /// Waits until so many are archived, as a majority has it; returns when.
+    /// Waits until at least so many are archived, as a majority has it; returns when.
     pub(super) async fn until_archived(&self, fleet: &mut Fleet, jobs: u64) -> anyhow::Result<Monotonic> {
         self.progress("archived", jobs);
         let mut moved = (0, Monotonic::now());
@@ -100,7 +111,7 @@ impl Stage {
             self.go_on()?;
             let archived = self.store.archived_count().await?;
             self.shown.set_position(archived);
-            if archived >= jobs && self.archived_by_majority().await? == jobs {
+            if archived >= jobs && self.archived_by_majority().await? >= jobs {
                 return Ok(Monotonic::now());
             }
             if archived != moved.0 {
@@ -114,9 +125,44 @@ impl Stage {
         }
     }
 
-    #[expect(clippy::disallowed_methods, reason = "counting them one by one is nothing that a process does")]
     async fn archived_by_majority(&self) -> anyhow::Result<u64> {
-        Ok(self.store.database().collection::<Document>("archived").count_documents(doc! {}).await?)
+        Ok(self.collection("archived").count_documents(doc! {}).await?)
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "what a benchmark does to its own database is nothing that a process does")]
+    fn collection(&self, name: &str) -> Collection<Document> {
+        self.store.database().collection(name)
+    }
+
+    /// Deletes every job.
+    pub(super) async fn empty(&self) -> anyhow::Result<()> {
+        for name in ["scheduled", "archived"] {
+            self.collection(name).delete_many(doc! {}).await?;
+        }
+        Ok(())
+    }
+
+    /// Any job of the archive, as it is stored.
+    pub(super) async fn any_archived(&self) -> anyhow::Result<Document> {
+        self.collection("archived").find_one(doc! {}).await?.context("nothing was archived")
+    }
+
+    /// Puts documents into the archive that no worker has written.
+    pub(super) async fn insert_archived(&self, documents: Vec<Document>) -> anyhow::Result<()> {
+        self.collection("archived").insert_many(documents).ordered(false).await?;
+        Ok(())
+    }
+
+    /// Bytes of the archive, and of MongoDB's cache.
+    pub(super) async fn archive_size(&self) -> anyhow::Result<Document> {
+        let database = self.store.database();
+        let archive = database.run_command(doc! { "collStats": "archived" }).await?;
+        let server = database.run_command(doc! { "serverStatus": 1 }).await?;
+        let cache = server.get_document("wiredTiger").and_then(|engine| engine.get_document("cache"));
+        Ok(doc! {
+            "bytes": archive.get("size").cloned(),
+            "cache_bytes": cache.ok().and_then(|cache| cache.get("maximum bytes configured").cloned()),
+        })
     }
 
     /// An error once somebody wants to end this.
@@ -152,6 +198,7 @@ impl Stage {
             "mongodb": build.get_str("version").unwrap_or("unknown"),
             "server": server,
             "durability": "majority, journaled",
+            "network_latency_ms": setting.network_latency.unwrap_or_default().as_secs_f64() * 1_000.0,
             "cores": i64::try_from(available_parallelism()?.get())?,
             "processes": format!("1 recruiter, 1 cleaner, {} workers of {} places", setting.workers, setting.concurrency),
             "build": if cfg!(debug_assertions) { "debug: build with --release to measure" } else { "release" },

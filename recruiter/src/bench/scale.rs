@@ -1,0 +1,230 @@
+//! What becomes of it when the fleet, the backlog and the archive grow.
+
+use std::time::{Duration, Instant as Monotonic};
+
+use bson::{Document, doc};
+use clap::Args;
+use recruiter_common::{
+    enqueue::NewJob,
+    ids::{JobId, LeaseTerm, WorkerId},
+    job::Priority,
+    roster::{Place, WorkOn},
+    store::{Announcement, Store},
+};
+
+use super::{Setting, Times, rate, stage::Stage};
+use crate::round::{self, Memory};
+
+/// Rounds or searches that are measured at each size.
+const TIMES: usize = 50;
+/// Places and workers that they are divided among.
+const FLEETS: [(u32, u32); 7] = [(10, 1), (100, 1), (100, 10), (1_000, 10), (1_000, 100), (10_000, 100), (10_000, 500)];
+const GROUP: &str = "measured";
+const YEAR: Duration = Duration::from_secs(365 * 24 * 3_600);
+
+/// The recruiter's own round on a roster that is made up, with enough jobs for every place.
+#[derive(Args, Clone, Copy, Debug)]
+pub(super) struct Workers {}
+
+impl Workers {
+    pub(super) async fn run(self, stage: Stage, setting: &Setting) -> anyhow::Result<Document> {
+        let measured = measure_rounds(&stage, setting).await;
+        stage.clear(None).await?;
+        measured
+    }
+}
+
+async fn measure_rounds(stage: &Stage, setting: &Setting) -> anyhow::Result<Document> {
+    let store = &stage.store;
+    let most = FLEETS.iter().map(|(places, _)| u64::from(*places)).max().unwrap_or(0);
+    stage.enqueue(most * 2, |_| noop()).await?;
+    stage.progress("rounds", (FLEETS.len() * TIMES) as u64);
+    let mut measured = Vec::new();
+    for (places, workers) in FLEETS {
+        let mut times = Times::new();
+        for _ in 0..TIMES {
+            stage.go_on()?;
+            let roster = roster(store, workers, places / workers).await?;
+            let begun = Monotonic::now();
+            let summary = round::tick(store, LeaseTerm::default(), &mut Memory::default(), store.now(), false).await?;
+            times.record(begun.elapsed());
+            anyhow::ensure!(summary.assigned == places as usize, "{} of {places} places were given a job", summary.assigned);
+            for worker in roster {
+                store.leave_if_alive(worker).await?;
+            }
+            stage.advance(1);
+        }
+        measured.push(doc! { "places": places, "workers": workers, "round_ms": times.percentiles(), "us_per_place": times.median_us() / f64::from(places) });
+    }
+    Ok(doc! { "benchmark": "scale-workers", "fleets": measured, "conditions": stage.conditions(setting).await? })
+}
+
+fn noop() -> NewJob {
+    NewJob::of_class("noop", doc! {}).in_group(GROUP)
+}
+
+/// Workers with free places in the roster, and no process behind them.
+async fn roster(store: &Store, workers: u32, places: u32) -> anyhow::Result<Vec<WorkerId>> {
+    let mut roster = Vec::new();
+    for _ in 0..workers {
+        let announcement = Announcement {
+            id: WorkerId::new(),
+            work_on: WorkOn::Groups([GROUP.to_owned()].into()),
+            classes: vec!["noop".into()],
+            capacity: places,
+            lease_ms: 3_600_000,
+            session: None,
+            place: Place::of_this_process()?,
+        };
+        store.register(&announcement).await?;
+        store.announce(announcement.id, places).await?;
+        roster.push(announcement.id);
+    }
+    Ok(roster)
+}
+
+/// Jobs that are in the way of nobody, if the index is right.
+#[derive(Args, Clone, Copy, Debug)]
+pub(super) struct Backlog {
+    /// How many jobs are behind, at most
+    #[arg(long, env = "RECRUITER_BENCH_BACKLOG", value_name = "N", default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1..=50_000_000))]
+    backlog: u64,
+    /// How many jobs are burnt down before them
+    #[arg(long, short = 'n', env = "RECRUITER_BENCH_JOBS", value_name = "N", default_value_t = 20_000, value_parser = clap::value_parser!(u64).range(1..=50_000_000))]
+    jobs: u64,
+}
+
+/// Why a job of the backlog is not run now.
+#[derive(Clone, Copy, Debug)]
+enum Behind {
+    DueLater,
+    Queued,
+    UnknownClass,
+}
+
+impl Behind {
+    fn name(self) -> &'static str {
+        match self {
+            Self::DueLater => "due later",
+            Self::Queued => "due but queued",
+            Self::UnknownClass => "of a class that no worker has",
+        }
+    }
+
+    fn job(self) -> NewJob {
+        match self {
+            Self::DueLater => noop().after(YEAR),
+            Self::Queued => noop().priority(Priority::new(0).expect("the lowest")),
+            Self::UnknownClass => NewJob::of_class("unknown", doc! {}).in_group(GROUP),
+        }
+    }
+}
+
+impl Backlog {
+    pub(super) async fn run(self, stage: Stage, setting: &Setting) -> anyhow::Result<Document> {
+        let measured = self.measure(&stage, setting).await;
+        stage.clear(None).await?;
+        measured
+    }
+
+    async fn measure(self, stage: &Stage, setting: &Setting) -> anyhow::Result<Document> {
+        let mut measured = Vec::new();
+        for behind in [Behind::DueLater, Behind::Queued, Behind::UnknownClass] {
+            stage.empty().await?;
+            let mut there = 0;
+            for size in [0, self.backlog / 10, self.backlog] {
+                stage.enqueue(size - there, |_| behind.job()).await?;
+                there = size;
+                let (pick, jobs_per_second) = self.burn_down(stage, setting).await?;
+                measured.push(doc! {
+                    "behind": behind.name(),
+                    "jobs": i64::try_from(size)?,
+                    "pick_ms": pick.percentiles(),
+                    "jobs_per_second": jobs_per_second,
+                });
+            }
+        }
+        Ok(doc! { "benchmark": "scale-backlog", "backlogs": measured, "conditions": stage.conditions(setting).await? })
+    }
+
+    /// Times the search for a thousand jobs, then runs all that were enqueued for it.
+    async fn burn_down(self, stage: &Stage, setting: &Setting) -> anyhow::Result<(Times, f64)> {
+        stage.enqueue(self.jobs, |_| noop()).await?;
+        let mut pick = Times::new();
+        for _ in 0..TIMES {
+            let begun = Monotonic::now();
+            let found = stage.store.due_jobs(GROUP, &["noop"], stage.store.now(), 1_000).await?;
+            pick.record(begun.elapsed());
+            anyhow::ensure!(found.len() == 1_000, "the jobs that were just enqueued were not found");
+        }
+        let before = stage.store.archived_count().await?;
+        let mut fleet = stage.fleet(setting).await?;
+        let begun = Monotonic::now();
+        fleet.add_workers(setting.workers)?;
+        let ended = stage.until_archived(&mut fleet, before + self.jobs).await;
+        fleet.stop().await;
+        Ok((pick, rate(self.jobs, ended? - begun)))
+    }
+}
+
+/// An archive larger than what MongoDB has in memory.
+#[derive(Args, Clone, Copy, Debug)]
+pub(super) struct Archive {
+    /// How many jobs are archived
+    #[arg(long, env = "RECRUITER_BENCH_ARCHIVED", value_name = "N", default_value_t = 5_000_000, value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
+    archived: u64,
+    /// How many jobs are burnt down beside it
+    #[arg(long, short = 'n', env = "RECRUITER_BENCH_JOBS", value_name = "N", default_value_t = 50_000, value_parser = clap::value_parser!(u64).range(1..=50_000_000))]
+    jobs: u64,
+}
+
+impl Archive {
+    pub(super) async fn run(self, stage: Stage, setting: &Setting) -> anyhow::Result<Document> {
+        let measured = self.measure(&stage, setting).await;
+        stage.clear(None).await?;
+        measured
+    }
+
+    async fn measure(self, stage: &Stage, setting: &Setting) -> anyhow::Result<Document> {
+        let alone = self.burn_down(stage, setting).await?;
+        // What the product itself has archived, again and again under other ids and dates.
+        let sample = stage.any_archived().await?;
+        stage.progress("archived", self.archived);
+        let now = bson::DateTime::from_chrono(stage.store.now()).timestamp_millis();
+        for first in (0..self.archived).step_by(1_000) {
+            stage.go_on()?;
+            let copies = (first..self.archived.min(first + 1_000)).map(|number| {
+                let mut copy = sample.clone();
+                copy.insert("_id", JobId::new());
+                if let Ok(execution) = copy.get_document_mut("last_execution") {
+                    execution.insert("ended_at", bson::DateTime::from_millis(now - i64::try_from(self.archived - number).unwrap_or(0)));
+                }
+                copy
+            });
+            stage.insert_archived(copies.collect()).await?;
+            stage.advance(1_000);
+        }
+        let beside = self.burn_down(stage, setting).await?;
+        Ok(doc! {
+            "benchmark": "scale-archive",
+            "archived": i64::try_from(self.archived)?,
+            "jobs": i64::try_from(self.jobs)?,
+            "alone_jobs_per_second": alone,
+            "beside_jobs_per_second": beside,
+            "ratio": beside / alone,
+            "archive": stage.archive_size().await?,
+            "conditions": stage.conditions(setting).await?,
+        })
+    }
+
+    async fn burn_down(self, stage: &Stage, setting: &Setting) -> anyhow::Result<f64> {
+        stage.enqueue(self.jobs, |_| noop()).await?;
+        let before = stage.store.archived_count().await?;
+        let mut fleet = stage.fleet(setting).await?;
+        let begun = Monotonic::now();
+        fleet.add_workers(setting.workers)?;
+        let ended = stage.until_archived(&mut fleet, before + self.jobs).await;
+        fleet.stop().await;
+        Ok(rate(self.jobs, ended? - begun))
+    }
+}
