@@ -1,0 +1,29 @@
+// BullMQ on Redis. Completed jobs are kept, as BullMQ does by default.
+
+import { Queue, Worker } from "bullmq";
+import { inBatches, serve } from "./harness.mjs";
+
+const QUEUE = "bench";
+
+await serve({
+  async open({ host, port }) {
+    const connection = { host, port, maxRetriesPerRequest: null };
+    const queue = new Queue(QUEUE, { connection });
+    await queue.waitUntilReady();
+    return { connection, queue };
+  },
+
+  async fill({ queue }, { jobs }) {
+    await inBatches(jobs, 1000, (numbers) => queue.addBulk(numbers.map((n) => ({ name: "noop", data: { n } }))));
+  },
+
+  async push({ queue }, n) {
+    await queue.add("noop", { n });
+  },
+
+  async work({ connection }, { concurrency }, on) {
+    const worker = new Worker(QUEUE, async (job) => on.entered(job.data.n), { connection, concurrency });
+    worker.on("completed", (job) => on.completed(job.data.n)); // after the script that moves the job has answered
+    worker.on("error", (error) => console.error(error));
+  },
+});
