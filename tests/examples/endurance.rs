@@ -28,10 +28,11 @@ async fn main() -> ExitCode {
     let outcome = endure(BadDay { seed, duration, jobs }, |line| println!("{line}")).await;
     let wrong = outcome.findings.all();
     println!(
-        "{} executions, {} of them ended by a death; {:?}; quiet {:?} after the last blow; {} lost, {} unexplained, {} wrong in all",
+        "{} executions, {} of them ended by a death; {:?}, {} enqueues refused; quiet {:?} after the last blow; {} lost, {} unexplained, {} wrong in all",
         outcome.findings.executions,
         outcome.findings.deaths,
         outcome.done,
+        outcome.refused,
         outcome.recovery,
         outcome.findings.lost.len(),
         outcome.findings.unexplained.len(),

@@ -1,19 +1,17 @@
 //! Wrong clocks: a process whose wall clock is ahead or behind, and jumps, while its monotonic clock is right.
 //!
 //! This is libfaketime's work, loaded into the process by the variables of [`Clock::environment`]; programs that the process starts
-//! have the same clock. The library is fetched once into the user's cache with Python's pip.
+//! have the same clock. The library is fetched once with Python's pip.
 
 use std::{
     fs,
     path::{Path, PathBuf},
-    process::Command,
     sync::LazyLock,
 };
 
-use etcetera::BaseStrategy as _;
 use tempfile::{NamedTempFile, TempPath};
 
-use crate::processes::is_alive;
+use crate::{cache, processes::is_alive};
 
 /// The Python package that carries the library, built for x86-64 Linux, and its checksum.
 const PACKAGE: &str = "libfaketime==3.0.1 --hash=sha256:5eed7c17f3d4ba0f6f828de4975f69a622b06b1e792674e6c1b069c0689fab79";
@@ -65,22 +63,8 @@ fn path(path: &Path) -> &str {
     path.to_str().expect("caches and temporary directories have plain names")
 }
 
-static LIBRARY: LazyLock<PathBuf> = LazyLock::new(|| {
-    let cache = etcetera::choose_base_strategy().expect("the user has a home").cache_dir().join("recruiter");
-    let library = cache.join("libfaketime-3.0.1.so.1");
-    if !library.exists() {
-        fs::create_dir_all(&cache).expect("the cache is writable");
-        let work = tempfile::Builder::new().prefix(".install-").tempdir_in(&cache).expect("the cache is writable");
-        let requirements = work.path().join("requirements");
-        fs::write(&requirements, PACKAGE).expect("the cache is writable");
-        let mut pip = Command::new("python3");
-        pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:", "--target"]);
-        let output = pip.arg(work.path()).arg("--requirement").arg(requirements).output().expect("python3 runs");
-        assert!(output.status.success(), "libfaketime cannot be fetched:\n{}", String::from_utf8_lossy(&output.stderr));
-        fs::rename(work.path().join(IN_PACKAGE), &library).expect("the cache is writable");
-    }
-    library
-});
+static LIBRARY: LazyLock<PathBuf> =
+    LazyLock::new(|| cache::installed("libfaketime-3.0.1", |target| cache::pip(target, PACKAGE)).join(IN_PACKAGE));
 
 /// Removes the shared memory of processes that were killed before they could.
 fn sweep() {

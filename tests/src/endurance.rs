@@ -3,7 +3,6 @@
 
 use std::{
     collections::BTreeMap,
-    sync::PoisonError,
     time::{Duration, Instant},
 };
 
@@ -20,7 +19,7 @@ use recruiter_common::{
 use crate::{
     ledger::Entry,
     mongo::TestDatabase,
-    oracle::{self, Acknowledged, Findings, Policy},
+    oracle::{Asked, Findings, Policy},
     replica_set::ReplicaSet,
     world::{Role, World},
 };
@@ -50,8 +49,10 @@ pub struct BadDay {
 pub struct Outcome {
     /// What was wrong.
     pub findings: Findings,
-    /// How often what was done.
+    /// How often what was broken.
     pub done: BTreeMap<&'static str, usize>,
+    /// Enqueues that were refused, as they may be while there is no primary.
+    pub refused: usize,
     /// From the last blow until the last job was in the archive.
     pub recovery: Duration,
 }
@@ -68,8 +69,7 @@ pub async fn endure(day: BadDay, say: impl Fn(&str)) -> Outcome {
     }
     let mut done: BTreeMap<&'static str, usize> = BTreeMap::new();
     let (begin, mut said) = (Instant::now(), Instant::now());
-    let enqueuer =
-        Enqueuer { store: world.store.clone(), acknowledged: world.acknowledged.clone(), random: StdRng::seed_from_u64(!day.seed) };
+    let enqueuer = Enqueuer { store: world.store.clone(), asked: world.asked.clone(), random: StdRng::seed_from_u64(!day.seed) };
     let enqueuing = tokio::spawn(enqueuer.enqueue_all(day));
     while begin.elapsed() < day.duration || !enqueuing.is_finished() {
         world.tend();
@@ -78,7 +78,7 @@ pub async fn endure(day: BadDay, say: impl Fn(&str)) -> Outcome {
         *done.entry(strike(&mut world, &mut mongo, &mut random, blow).await).or_default() += 1;
         if said.elapsed() > SAY_EVERY {
             said = Instant::now();
-            let acknowledged = world.acknowledged.lock().unwrap_or_else(PoisonError::into_inner).len();
+            let acknowledged = world.asked.acknowledged().len();
             say(&format!(
                 "{:?}: {acknowledged} of {} jobs acknowledged, {} unfinished, {done:?}",
                 begin.elapsed(),
@@ -88,7 +88,7 @@ pub async fn endure(day: BadDay, say: impl Fn(&str)) -> Outcome {
         }
         pause(wait).await;
     }
-    done.insert("enqueues refused", enqueuing.await.expect("it does not panic"));
+    let refused = enqueuing.await.expect("it does not panic");
     mongo.whole().await;
     let last = Instant::now();
     let quiet = world.until_quiet(QUIET_WITHIN.max(day.duration)).await;
@@ -98,7 +98,7 @@ pub async fn endure(day: BadDay, say: impl Fn(&str)) -> Outcome {
         findings.broken.push(format!("I7: not quiet after the last blow:\n{}", world.logs()));
     }
     done.remove("nothing");
-    Outcome { findings, done, recovery }
+    Outcome { findings, done, refused, recovery }
 }
 
 /// One blow, or none; says which.
@@ -142,7 +142,7 @@ async fn strike(world: &mut World, mongo: &mut ReplicaSet, random: &mut StdRng, 
 /// The application: enqueues jobs of every kind while everything else happens.
 struct Enqueuer {
     store: Store,
-    acknowledged: Acknowledged,
+    asked: Asked,
     random: StdRng,
 }
 
@@ -154,8 +154,8 @@ impl Enqueuer {
         while enqueued < day.jobs {
             let jobs: Vec<(NewJob, Policy)> = (0..BATCH.min(day.jobs - enqueued)).map(|_| job(&mut self.random)).collect();
             enqueued += jobs.len();
-            let (store, acknowledged) = (&self.store, &self.acknowledged);
-            let done = join_all(jobs.into_iter().map(|(job, policy)| oracle::enqueue(store, acknowledged, job, policy))).await;
+            let (store, asked) = (&self.store, &self.asked);
+            let done = join_all(jobs.into_iter().map(|(job, policy)| asked.enqueue(store, job, policy))).await;
             refused += done.iter().filter(|done| done.is_err()).count();
             let share = u32::try_from(enqueued).unwrap_or(u32::MAX);
             let next = day.duration * share / u32::try_from(day.jobs).unwrap_or(u32::MAX);

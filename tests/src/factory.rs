@@ -1,10 +1,13 @@
 //! Documents of any age and shape, written as somebody else might have written them.
 
+use std::time::Duration;
+
 use bson::{Document, doc, oid::ObjectId};
 use recruiter_common::{
     ids::{JobId, StartId, WorkerId},
     instant::Instant,
     job::{Claim, IfWorkerDies, Job, Why},
+    retry_policy::RetryManyTimes,
     roster::{Place, WorkOn},
     store::{Announcement, Start, Store, ToStart},
 };
@@ -21,6 +24,11 @@ pub fn minimal_job(class: &str) -> Document {
         "priority": 5,
         "scheduled_at": bson::DateTime::from_millis(bson::DateTime::now().timestamp_millis() - 60_000),
     }
+}
+
+/// A policy that allows so many retries, each at once.
+pub fn again(times: u32) -> RetryManyTimes {
+    RetryManyTimes::new(times, Duration::from_millis(50)).expect("a policy")
 }
 
 /// Inserts documents as they are, past the validator, as a release that had none would have.

@@ -1,4 +1,4 @@
-//! The harness of the tests in `tests/it`: real MongoDB, real processes, real faults.
+//! The harness of the tests: real MongoDB, real processes, real faults.
 //!
 //! - [`mongo`]: one embedded mongod per test process, one database per test; further servers where a test needs its own
 //! - [`processes`]: the three binaries, started, signalled and listened to
@@ -8,18 +8,22 @@
 //! - [`local`]: recruiter and workers inside the test's own process
 //! - [`steps`], [`faults`]: what a process asks of MongoDB, and the blows that it can suffer at each of these steps
 //! - [`ledger`]: jobs that write down their executions themselves
-//! - [`oracle`]: compares ledger, documents and what was acknowledged
+//! - [`oracle`]: compares ledger, documents and what was asked for
 //! - [`report`]: what the failure tests found, as one table
+//! - [`cycle`]: every step of the protocol in a few seconds, to be broken one by one
 //! - [`world`]: a supervised fleet of processes that break, on a database of its own
 //! - [`proxy`]: a network that breaks, for one process alone
 //! - [`replica_set`]: three real members, elections, and the network between them
 //! - [`clocks`]: wall clocks that are wrong, and jump
 //! - [`endurance`]: random bad days from a seed
 //! - [`mongosh`]: the real shell, to show that the documents read well in it
+//! - [`cache`]: what is fetched once from elsewhere
 //!
 //! Everything here panics with a reason when it cannot do its work: a test that did not take place has not passed.
 
+pub mod cache;
 pub mod clocks;
+pub mod cycle;
 pub mod endurance;
 pub mod factory;
 pub mod fail_points;

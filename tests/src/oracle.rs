@@ -1,9 +1,9 @@
-//! The judge of the failure tests: what was acknowledged, what the ledger says was executed, and what the documents say of
-//! it must agree, execution by execution.
+//! The judge of the failure tests: what was to be enqueued, what the ledger says was executed, and what the documents say of
+//! it must agree, execution by execution. What was acknowledged must be there; what was not may be, and is judged when it is.
 
 use std::{
     collections::{HashMap, HashSet},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -15,7 +15,8 @@ use mongodb::{
     options::{Acknowledgment, WriteConcern},
 };
 use recruiter_common::{
-    enqueue::{EnqueueError, NewJob},
+    enqueue::{EnqueueError, NewJob, Workable},
+    failure,
     ids::{JobId, StartId},
     shutdown::pause,
     store::Store,
@@ -23,7 +24,7 @@ use recruiter_common::{
 use tokio::task::JoinHandle;
 
 use crate::{
-    ledger::{Event, Line},
+    ledger::{BlockingPoison, Entry, Event, Line, Longer, Poison},
     mongo::TestDatabase,
 };
 
@@ -40,8 +41,52 @@ pub enum Policy {
     Any,
 }
 
-/// Every job whose enqueue was acknowledged, with its policy.
-pub type Acknowledged = Arc<Mutex<HashMap<JobId, Policy>>>;
+/// What the application has asked for: every job that was ever sent, from before it was.
+#[derive(Clone, Debug, Default)]
+pub struct Asked(Arc<Mutex<HashMap<JobId, Sent>>>);
+
+/// A job that was sent.
+#[derive(Clone, Copy, Debug)]
+struct Sent {
+    /// What it is judged by, whatever came of its enqueue.
+    policy: Policy,
+    acknowledged: bool,
+}
+
+impl Asked {
+    /// Notes that a job is about to be sent, or that it is once more and judged by another policy from here on.
+    pub fn will_send(&self, job: JobId, policy: Policy) {
+        let mut sent = self.sent();
+        let acknowledged = sent.get(&job).is_some_and(|sent| sent.acknowledged);
+        sent.insert(job, Sent { policy, acknowledged });
+    }
+
+    /// Notes that it was acknowledged.
+    pub fn was_acknowledged(&self, job: JobId) {
+        self.sent().get_mut(&job).expect("it was noted before it was sent").acknowledged = true;
+    }
+
+    /// Enqueues a job; notes it before it is sent, and as acknowledged once it is.
+    ///
+    /// # Errors
+    /// As [`NewJob::enqueue`]; then the job may be there or not.
+    pub async fn enqueue(&self, store: &Store, job: NewJob, policy: Policy) -> Result<JobId, EnqueueError> {
+        let id = JobId::new();
+        self.will_send(id, policy);
+        job.with_id(id).enqueue(store).await?;
+        self.was_acknowledged(id);
+        Ok(id)
+    }
+
+    /// Those that were acknowledged.
+    pub fn acknowledged(&self) -> Vec<JobId> {
+        self.sent().iter().filter(|(_, sent)| sent.acknowledged).map(|(id, _)| *id).collect()
+    }
+
+    fn sent(&self) -> MutexGuard<'_, HashMap<JobId, Sent>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
 
 /// What was found to be wrong, in words; empty when all promises were kept.
 #[derive(Clone, Debug, Default)]
@@ -84,18 +129,8 @@ impl Findings {
     }
 }
 
-/// Enqueues a job and notes it as acknowledged once it is, and not before.
-///
-/// # Errors
-/// As [`NewJob::enqueue`]; then the job may be there or not.
-pub async fn enqueue(store: &Store, acknowledged: &Acknowledged, job: NewJob, policy: Policy) -> Result<JobId, EnqueueError> {
-    let id = job.enqueue(store).await?;
-    acknowledged.lock().unwrap_or_else(PoisonError::into_inner).insert(id, policy);
-    Ok(id)
-}
-
 /// Looks at a quiet system: nothing is enqueued or runs any more.
-pub async fn examine(database: &TestDatabase, lines: &[Line], acknowledged: &Acknowledged) -> Findings {
+pub async fn examine(database: &TestDatabase, lines: &[Line], asked: &Asked) -> Findings {
     let mut findings = Findings::default();
     let all = async |name: &str| database.raw(name).find(doc! {}).await.expect("MongoDB is there").try_collect::<Vec<Document>>().await;
     let scheduled = all("scheduled").await.expect("MongoDB is there");
@@ -118,18 +153,31 @@ pub async fn examine(database: &TestDatabase, lines: &[Line], acknowledged: &Ack
         entered.entry(line.execution().0).or_default().push(line);
     }
     findings.executions = lines.iter().filter(|line| line.event == Event::Begin).count();
-    let acknowledged = acknowledged.lock().unwrap_or_else(PoisonError::into_inner).clone();
-    for (id, policy) in &acknowledged {
+    let known = asked.sent().clone();
+    for (id, sent) in &known {
+        let lines = entered.get(id).map_or(&[][..], Vec::as_slice);
         match archived.get(id) {
-            Some(job) => judge(job, *policy, entered.get(id).map_or(&[], Vec::as_slice), &mut findings),
+            Some(job) => judge(job, sent.policy, lines, &mut findings),
             None if waiting.contains(id) => findings.broken.push(format!("never finished: {id}")),
-            None => findings.lost.push(format!("I1: lost: {id}")),
+            None if sent.acknowledged => findings.lost.push(format!("I1: lost: {id}")),
+            None if !lines.is_empty() => findings.unexplained.push(format!("executed and nowhere: {id}")),
+            // Refused, and it has left no trace.
+            None => {}
         }
     }
-    for id in entered.keys().filter(|id| !acknowledged.contains_key(id) && !archived.contains_key(id)) {
-        findings.unexplained.push(format!("executed and nowhere: {id}"));
+    for id in entered.keys().filter(|id| !known.contains_key(id)) {
+        findings.unexplained.push(format!("executed, and nobody enqueued it: {id}"));
+    }
+    for job in scheduled.iter().chain(archived.values()).filter(|job| keeps_a_ledger(job) && !known.contains_key(&id_of(job))) {
+        findings.unexplained.push(format!("there, and nobody enqueued it: {job}"));
     }
     findings
+}
+
+/// Whether a job is of a class of [`ledger`](crate::ledger).
+fn keeps_a_ledger(job: &Document) -> bool {
+    let class = job.get_document("workable").and_then(|workable| workable.get_str("class"));
+    class.is_ok_and(|class| [Entry::CLASS, Longer::CLASS, Poison::CLASS, BlockingPoison::CLASS].contains(&class))
 }
 
 /// Compares the history of an archived job with what the ledger says of it.
@@ -168,16 +216,7 @@ fn judge(job: &Document, policy: Policy, lines: &[&Line], findings: &mut Finding
     }
     for execution in &history {
         let events: Vec<Event> = of(execution).iter().map(|line| line.event).collect();
-        let agree = match class(execution) {
-            // Nothing is known of an execution whose worker died: it may even have been done.
-            _ if crashed(execution) => true,
-            None => events == [Event::Begin, Event::Done],
-            Some("not-yet") => events == [Event::Begin, Event::Failed],
-            // Asked to stop before it was entered, while it ran, or broken off.
-            Some("interrupted" | "cancelled") => events.is_empty() || events == [Event::Begin, Event::Stopped] || events == [Event::Begin],
-            Some(_) => true,
-        };
-        if !agree {
+        if !agree(class(execution), crashed(execution), &events) {
             wrong.push("I3: the history does not tell what happened");
         }
     }
@@ -205,6 +244,25 @@ fn judge(job: &Document, policy: Policy, lines: &[&Line], findings: &mut Finding
     findings.unexplained.extend(wrong.into_iter().map(|promise| format!("{promise}: {job}; ledger: {lines:?}")));
 }
 
+/// Whether an execution that ended like this in the history may have left these lines in the ledger.
+fn agree(class: Option<&str>, crashed: bool, events: &[Event]) -> bool {
+    use Event::{Begin, Done, Failed, Stopped};
+    match class {
+        // Nothing is known of an execution whose worker died: it may even have been done.
+        _ if crashed => matches!(events, [] | [Begin] | [Begin, Done | Failed | Stopped]),
+        None => events == [Begin, Done],
+        Some("not-yet") => events == [Begin, Failed],
+        // Asked to stop before it was entered, while it ran, or broken off.
+        Some(failure::INTERRUPTED | failure::CANCELLED) => matches!(events, [] | [Begin] | [Begin, Stopped]),
+        Some(failure::MEMORY_LIMIT) => matches!(events, [Begin] | [Begin, Stopped]),
+        // A thread cannot be broken off: it may end well, and late.
+        Some(failure::TIMEOUT) => matches!(events, [Begin] | [Begin, Stopped | Done]),
+        Some(failure::MALFORMED | failure::PARAMETERS | failure::UNKNOWN_CLASS) => events.is_empty(),
+        // No job here ends in any other way.
+        Some(_) => false,
+    }
+}
+
 fn class(execution: &Document) -> Option<&str> {
     execution.get_str("class").ok()
 }
@@ -225,7 +283,8 @@ fn id_of(job: &Document) -> JobId {
     job.get_object_id("_id").expect("ids of jobs are ObjectIds").into()
 }
 
-fn number(document: &Document, field: &str) -> i64 {
+/// A count in a document; nothing there is none.
+pub fn number(document: &Document, field: &str) -> i64 {
     document.get(field).and_then(|n| n.as_i64().or(n.as_i32().map(i64::from))).unwrap_or(0)
 }
 
@@ -233,7 +292,7 @@ fn number(document: &Document, field: &str) -> i64 {
 #[derive(Debug)]
 pub struct Watch {
     task: JoinHandle<()>,
-    acknowledged: Acknowledged,
+    asked: Asked,
     seen: Arc<Mutex<Seen>>,
 }
 
@@ -251,15 +310,15 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 impl Watch {
     /// Begins.
-    pub fn begin(database: &TestDatabase, acknowledged: &Acknowledged) -> Self {
+    pub fn begin(database: &TestDatabase, asked: &Asked) -> Self {
         let seen = Arc::new(Mutex::new(Seen::default()));
         let client = database.database().client().clone();
         let [scheduled, archived, marks] = ["scheduled", "archived", "marks"].map(|name| database.raw(name));
-        let (known, findings) = (Arc::clone(acknowledged), Arc::clone(&seen));
+        let (known, findings) = (asked.clone(), Arc::clone(&seen));
         let task = tokio::spawn(async move {
             for mark in 1.. {
                 let begin = Instant::now();
-                let before: Vec<JobId> = known.lock().unwrap_or_else(PoisonError::into_inner).keys().copied().collect();
+                let before = known.acknowledged();
                 // While there is no primary nothing can be read, which breaks no promise.
                 if let Ok(Some([waiting, finished])) = snapshot(&client, &marks, mark, [&scheduled, &archived]).await {
                     let mut seen = findings.lock().unwrap_or_else(PoisonError::into_inner);
@@ -272,7 +331,7 @@ impl Watch {
                 pause(LOOK_EVERY.max(begin.elapsed() * 10)).await;
             }
         });
-        Self { task, acknowledged: Arc::clone(acknowledged), seen }
+        Self { task, asked: asked.clone(), seen }
     }
 
     /// Ends, and tells what it saw.
@@ -281,8 +340,8 @@ impl Watch {
         let seen = std::mem::take(&mut *self.seen.lock().unwrap_or_else(PoisonError::into_inner));
         assert!(seen.looks > 0, "nobody ever looked");
         // Only now it is known which jobs were sent again.
-        let acknowledged = self.acknowledged.lock().unwrap_or_else(PoisonError::into_inner);
-        let twice = seen.twice.into_iter().filter(|id| acknowledged.get(id) != Some(&Policy::SentAgain));
+        let known = self.asked.sent();
+        let twice = seen.twice.into_iter().filter(|id| known.get(id).is_none_or(|sent| sent.policy != Policy::SentAgain));
         let broken = twice.map(|id| format!("I2: in both collections at one instant: {id}")).collect();
         Findings { lost: seen.lost, broken, ..Findings::default() }
     }

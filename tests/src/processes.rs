@@ -7,7 +7,10 @@ use std::{
     io::Read,
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
-    sync::{Arc, LazyLock, Mutex, PoisonError},
+    sync::{
+        Arc, LazyLock, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
     time::Duration,
 };
@@ -29,6 +32,7 @@ pub struct Process {
     child: Child,
     stdout: Arc<Mutex<Vec<u8>>>,
     stderr: Arc<Mutex<Vec<u8>>>,
+    harmed: AtomicBool,
 }
 
 impl Process {
@@ -47,7 +51,7 @@ impl Process {
             .unwrap_or_else(|error| panic!("{name} does not start: {error}"));
         let stdout = collect(child.stdout.take().expect("standard output is a pipe"));
         let stderr = collect(child.stderr.take().expect("standard error is a pipe"));
-        Self { name: [&[name], args].concat().join(" "), child, stdout, stderr }
+        Self { name: [&[name], args].concat().join(" "), child, stdout, stderr, harmed: AtomicBool::new(false) }
     }
 
     /// Starts a binary that works on this database.
@@ -93,7 +97,13 @@ impl Process {
     /// Sends it any signal. One that has ended and was not waited for takes it without effect.
     pub fn signal(&self, signal: Signal) {
         let pid = Pid::from_raw(self.pid().cast_signed());
+        self.harmed.fetch_or([Signal::SIGKILL, Signal::SIGSTOP].contains(&signal), Ordering::Relaxed);
         kill(pid, signal).unwrap_or_else(|error| panic!("{signal} does not reach {}, which was waited for: {error}", self.name));
+    }
+
+    /// Whether it was ever killed or frozen by somebody here.
+    pub fn was_harmed(&self) -> bool {
+        self.harmed.load(Ordering::Relaxed)
     }
 
     /// Whether it stands still, stopped by a signal.

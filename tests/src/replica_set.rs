@@ -132,9 +132,18 @@ impl ReplicaSet {
 
     /// Makes this member the primary.
     pub async fn elect(&self, member: usize) {
+        let followed = doc! { "appendOplogNote": 1, "data": {}, "writeConcern": { "w": "majority", "wtimeout": 5_000 } };
         let elected = async || {
             // Refused while it lags behind.
-            self.command(member, doc! { "replSetStepUp": 1 }).await.is_ok() && self.elected().await == Some(member)
+            if self.command(member, doc! { "replSetStepUp": 1 }).await.is_err() || self.elected().await != Some(member) {
+                return false;
+            }
+            // With clocks that disagree, nobody followed the new primary for more than a minute (6.0.5): then once more.
+            let followed = self.command(member, followed.clone()).await.is_ok_and(|reply| !reply.contains_key("writeConcernError"));
+            if !followed {
+                let _ = self.command(member, doc! { "replSetStepDown": 1, "force": true }).await;
+            }
+            followed
         };
         wait_until(SETTLES_WITHIN, "the member is elected", elected).await;
     }

@@ -10,7 +10,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bson::doc;
+use bson::{Document, doc};
+use futures_util::TryStreamExt;
 use recruiter_common::{
     enqueue::{EnqueueError, NewJob},
     ids::JobId,
@@ -24,7 +25,7 @@ use crate::{
     ledger::{self, LEDGER, Line},
     local,
     mongo::TestDatabase,
-    oracle::{self, Acknowledged, Findings, Policy, Watch},
+    oracle::{self, Asked, Findings, Policy, Watch},
     processes::{Process, binary},
 };
 
@@ -67,6 +68,9 @@ impl Role {
 pub const FROZEN_FOR: Duration = Duration::from_millis(3_000);
 /// Between two looks of the supervisor.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// What a worker says that leaves something to the cleaner: a thread of a job did not end, MongoDB did not let it go, or it had been
+/// declared dead before.
+const EXCUSES: [&str; 3] = ["not everything ended in time", "could not leave the roster", "declared dead"];
 /// What a stop may take.
 const STOP_WITHIN: Duration = Duration::from_secs(60);
 
@@ -82,7 +86,16 @@ pub struct Member {
     /// Faults of whoever comes after it: all but the first.
     later: Vec<Fault>,
     frozen: Option<Instant>,
-    ended: bool,
+    /// How it ended, when nobody starts it again.
+    ended: Option<ExitStatus>,
+}
+
+impl Member {
+    /// Whether it was neither killed nor frozen since it was started, by anybody.
+    fn is_well(&self) -> bool {
+        let struck = fs::read_to_string(self.notes.join("struck")).unwrap_or_default();
+        !self.process.was_harmed() && !self.process.is_stopped() && !struck.contains("Freeze")
+    }
 }
 
 /// How a process is started.
@@ -116,8 +129,8 @@ pub struct World {
     pub database: TestDatabase,
     /// A store on it, for enqueues and looks.
     pub store: Store,
-    /// What was acknowledged.
-    pub acknowledged: Acknowledged,
+    /// What it was asked to do.
+    pub asked: Asked,
     /// The supervised processes; a substitute comes after the one it stands in for.
     pub members: Vec<Member>,
     /// Those that have ended.
@@ -143,19 +156,9 @@ impl World {
         let store = local::store(&database).await;
         let directory = tempfile::Builder::new().prefix("recruiter-world-").tempdir().expect("the temporary directory is writable");
         fs::create_dir(directory.path().join("ledger")).expect("the directory is new");
-        let acknowledged = Acknowledged::default();
-        let watch = Some(Watch::begin(&database, &acknowledged));
-        Self {
-            database,
-            store,
-            acknowledged,
-            members: Vec::new(),
-            ended: Arc::default(),
-            directory,
-            supervised: true,
-            substitutes: true,
-            watch,
-        }
+        let asked = Asked::default();
+        let watch = Some(Watch::begin(&database, &asked));
+        Self { database, store, asked, members: Vec::new(), ended: Arc::default(), directory, supervised: true, substitutes: true, watch }
     }
 
     /// The same where nobody stands in for who stands still.
@@ -208,7 +211,7 @@ impl World {
         fs::create_dir_all(&notes).expect("the world's directory is writable");
         let process = self.process(&launch, &notes, faults);
         let later = faults.get(1..).unwrap_or_default().to_vec();
-        self.members.push(Member { role: launch.role, process, launch, notes, later, frozen: None, ended: false });
+        self.members.push(Member { role: launch.role, process, launch, notes, later, frozen: None, ended: None });
         self.members.len() - 1
     }
 
@@ -241,27 +244,37 @@ impl World {
         ledger::read(&self.ledger_directory())
     }
 
-    /// Enqueues a job, and notes it once that is acknowledged.
+    /// Enqueues a job; notes it before it is sent, and as acknowledged once it is.
     ///
     /// # Errors
     /// As [`NewJob::enqueue`].
     pub async fn enqueue(&self, job: NewJob, policy: Policy) -> Result<JobId, EnqueueError> {
-        oracle::enqueue(&self.store, &self.acknowledged, job, policy).await
+        self.asked.enqueue(&self.store, job, policy).await
     }
 
-    /// How many acknowledged jobs are not in the archive yet, about.
+    /// How many jobs are scheduled, or acknowledged and not in the archive yet, about.
     pub async fn unfinished(&self) -> usize {
-        let waiting = self.count("scheduled", doc! {}).await;
+        let waiting = usize::try_from(self.count("scheduled", doc! {}).await).unwrap_or(usize::MAX);
         if waiting > 100 {
-            return usize::try_from(waiting).unwrap_or(usize::MAX);
+            return waiting;
         }
-        let ids: Vec<JobId> = self.acknowledged.lock().unwrap_or_else(PoisonError::into_inner).keys().copied().collect();
+        let ids = self.asked.acknowledged();
         let archived = self.database.raw("archived").count_documents(doc! { "_id": { "$in": ids.clone() } }).await;
-        ids.len() - archived.map_or(0, |count| usize::try_from(count).unwrap_or(0))
+        waiting.max(ids.len() - archived.map_or(0, |count| usize::try_from(count).unwrap_or(0)))
+    }
+
+    /// How many jobs are started and have not ended.
+    pub async fn started(&self) -> u64 {
+        self.count("scheduled", doc! { "locked": true }).await
+    }
+
+    /// A job in the archive.
+    pub async fn archived(&self, job: JobId) -> Option<Document> {
+        self.database.raw("archived").find_one(doc! { "_id": job }).await.expect("MongoDB is there")
     }
 
     /// Documents in a collection that match.
-    pub async fn count(&self, collection: &str, filter: bson::Document) -> u64 {
+    pub async fn count(&self, collection: &str, filter: Document) -> u64 {
         self.database.raw(collection).count_documents(filter).await.unwrap_or(0)
     }
 
@@ -292,7 +305,7 @@ impl World {
         let mut substitutes = Vec::new();
         for index in 0..self.members.len() {
             let member = &mut self.members[index];
-            if member.ended {
+            if member.ended.is_some() {
                 continue;
             }
             if let Some(status) = member.process.try_exit() {
@@ -303,7 +316,7 @@ impl World {
                     let later = std::mem::take(&mut member.later);
                     self.members[index].process = self.process(&launch, &notes, &later);
                 } else {
-                    member.ended = true;
+                    member.ended = Some(status);
                 }
                 continue;
             }
@@ -347,43 +360,71 @@ impl World {
         self.until(deadline, async |world| world.unfinished().await == 0).await
     }
 
-    /// Stops everything, workers first, and looks at what is left.
+    /// Stops everything and looks at what is left: cleaners first, so that nobody tidies up what a worker leaves when it stops.
     pub async fn judge(&mut self) -> Findings {
         let mut findings = Findings::default();
         self.supervised = false;
         self.tend();
-        for roles in [&[Role::Worker][..], &[Role::Recruiter, Role::Cleaner]] {
-            let stops = |member: &Member| roles.contains(&member.role) && !member.ended;
-            self.members.iter().filter(|member| stops(member)).for_each(|member| member.process.terminate());
-            let stopped = self.until(STOP_WITHIN, async |world| !world.members.iter().any(stops)).await;
-            if !stopped {
-                findings.broken.push(format!("I8: {roles:?} did not stop:\n{}", self.logs()));
+        let mut stop = async |world: &mut Self, role: Role| {
+            let stops = |member: &Member| member.role == role && member.ended.is_none();
+            world.members.iter().filter(|member| stops(member)).for_each(|member| member.process.terminate());
+            if !world.until(STOP_WITHIN, async |world| !world.members.iter().any(stops)).await {
+                findings.broken.push(format!("I8: a {role:?} did not stop:\n{}", world.logs()));
             }
-            if roles == [Role::Worker] {
-                // Whoever died while it stopped is buried by a cleaner.
-                self.revive(Role::Cleaner);
-                if !self.until(STOP_WITHIN, async |world| world.count("roster", doc! {}).await == 0).await {
-                    findings.broken.push(format!("I8: the roster is not empty:\n{}", self.logs()));
-                }
-                if !self.until_quiet(Duration::from_secs(1)).await {
-                    // What its worker left at the very end: somebody must still do it.
-                    self.supervised = true;
-                    self.start(Role::Worker, &[], &[]);
-                    self.until_quiet(STOP_WITHIN).await;
-                    self.supervised = false;
-                    let last = self.members.last().expect("it was just started");
-                    last.process.terminate();
-                    self.until(STOP_WITHIN, async |world| world.count("roster", doc! {}).await == 0).await;
-                }
-            }
+        };
+        stop(self, Role::Cleaner).await;
+        let running: Vec<usize> = (0..self.members.len()).filter(|index| self.members[*index].is_well()).collect();
+        stop(self, Role::Worker).await;
+        let left = self.left_by(&running).await;
+        // Whoever died while it stopped is buried by a cleaner.
+        self.start(Role::Cleaner, &[], &[]);
+        let buried = async |world: &mut Self| world.until(STOP_WITHIN, async |world| world.count("roster", doc! {}).await == 0).await;
+        let mut empty = buried(self).await;
+        if !self.until_quiet(Duration::from_secs(1)).await {
+            // What its worker left at the very end: somebody must still do it.
+            self.revive(Role::Recruiter);
+            self.supervised = true;
+            self.start(Role::Worker, &[], &[]);
+            self.until_quiet(STOP_WITHIN).await;
+            self.supervised = false;
+            stop(self, Role::Worker).await;
+            empty &= buried(self).await;
         }
-        findings.add(oracle::examine(&self.database, &self.ledger(), &self.acknowledged).await);
+        stop(self, Role::Recruiter).await;
+        stop(self, Role::Cleaner).await;
+        findings.broken.extend(left);
+        if !empty {
+            findings.broken.push(format!("I8: the roster is not empty:\n{}", self.logs()));
+        }
+        findings.add(oracle::examine(&self.database, &self.ledger(), &self.asked).await);
         findings.add(self.watch.take().expect("it is ended once").end());
         findings
     }
 
+    /// The locks and the places in the roster that workers left behind which nobody had harmed and which stopped in time.
+    async fn left_by(&self, workers: &[usize]) -> Vec<String> {
+        let graceful = |member: &&Member| {
+            let log = member.process.stderr();
+            let in_time = member.ended.is_some_and(|status| status.success()) && !EXCUSES.iter().any(|excuse| log.contains(excuse));
+            // On a line of its own it may have been told nothing.
+            member.role == Role::Worker && member.is_well() && in_time && member.launch.uri == self.database.uri()
+        };
+        let workers = workers.iter().map(|index| &self.members[*index]).filter(graceful);
+        let pids: Vec<i64> = workers.map(|member| member.process.pid().into()).collect();
+        let mut left = Vec::new();
+        for (collection, filter) in [
+            ("scheduled", doc! { "locked": true, "last_execution.pid": { "$in": pids.clone() } }),
+            ("roster", doc! { "pid": { "$in": pids } }),
+        ] {
+            let found = self.database.raw(collection).find(filter).await.expect("MongoDB is there");
+            let found: Vec<Document> = found.try_collect().await.expect("MongoDB is there");
+            left.extend(found.into_iter().map(|document| format!("I8: left in {collection} by a worker that stopped: {document}")));
+        }
+        left
+    }
+
     fn revive(&mut self, role: Role) {
-        if !self.members.iter().any(|member| member.role == role && !member.ended && member.frozen.is_none()) {
+        if !self.members.iter().any(|member| member.role == role && member.ended.is_none() && member.frozen.is_none()) {
             self.start(role, &[], &[]);
         }
     }
@@ -393,6 +434,6 @@ impl World {
         let ended = |ended: &Ended| format!("--- {:?}, {}:\n{}\n", ended.role, ended.status, ended.log);
         let log = |member: &Member| format!("--- {:?} {}:\n{}\n", member.role, member.process.pid(), member.process.stderr());
         let before = self.ended.lock().unwrap_or_else(PoisonError::into_inner).iter().map(ended).collect::<String>();
-        before + &self.members.iter().filter(|member| !member.ended).map(log).collect::<String>()
+        before + &self.members.iter().filter(|member| member.ended.is_none()).map(log).collect::<String>()
     }
 }

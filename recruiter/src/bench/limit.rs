@@ -35,13 +35,7 @@ pub(super) struct Limit {
 }
 
 impl Limit {
-    pub(super) async fn run(self, stage: Stage, setting: &Setting) -> anyhow::Result<Document> {
-        let measured = self.measure(&stage, setting).await;
-        stage.clear(None).await?;
-        measured
-    }
-
-    async fn measure(self, stage: &Stage, setting: &Setting) -> anyhow::Result<Document> {
+    pub(super) async fn measure(self, stage: &Stage, setting: &Setting) -> anyhow::Result<Document> {
         let enqueued = stage.enqueue(self.jobs, |number| NewJob::of_class("noop", doc! {}).in_group(lane(number % self.lanes))).await?;
         stage.progress("archived", self.jobs);
         let mut lanes = tokio::task::JoinSet::new();

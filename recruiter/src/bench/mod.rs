@@ -62,7 +62,7 @@ enum What {
     /// Enqueue at a constant rate and measure how long each job waits
     Steady(timing::Steady),
     /// Measure how long a round takes for more and more places and workers
-    ScaleWorkers(scale::Workers),
+    ScaleWorkers,
     /// Measure how long a search takes, and what gets done, with more and more jobs behind
     ScaleBacklog(scale::Backlog),
     /// Measure what gets done beside a large archive
@@ -76,16 +76,19 @@ enum What {
 /// # Errors
 /// When something cannot be started, MongoDB cannot be used, or a job went missing.
 pub async fn run(args: BenchArgs, shutdown: Shutdown, out: &mut impl Write) -> anyhow::Result<()> {
-    let stage = Stage::set(&args.setting, shutdown.clone()).await?;
+    let stage = Stage::set(&args.setting, shutdown).await?;
+    let setting = &args.setting;
     let measured = match args.what {
-        What::BurnDown(what) => what.run(stage, &args.setting).await,
-        What::Latency(what) => what.run(stage, &args.setting).await,
-        What::Steady(what) => what.run(stage, &args.setting).await,
-        What::ScaleWorkers(what) => what.run(stage, &args.setting).await,
-        What::ScaleBacklog(what) => what.run(stage, &args.setting).await,
-        What::ScaleArchive(what) => what.run(stage, &args.setting).await,
-        What::Limit(what) => what.run(stage, &args.setting).await,
+        What::BurnDown(what) => what.measure(&stage, setting).await,
+        What::Latency(what) => what.measure(&stage, setting).await,
+        What::Steady(what) => what.measure(&stage, setting).await,
+        What::ScaleWorkers => scale::measure_rounds(&stage, setting).await,
+        What::ScaleBacklog(what) => what.measure(&stage, setting).await,
+        What::ScaleArchive(what) => what.measure(&stage, setting).await,
+        What::Limit(what) => what.measure(&stage, setting).await,
     };
+    // Whatever came of it.
+    stage.clear().await?;
     let measured = measured?;
     if args.json {
         json_line(out, measured)?;

@@ -23,18 +23,7 @@ const GROUP: &str = "measured";
 const YEAR: Duration = Duration::from_secs(365 * 24 * 3_600);
 
 /// The recruiter's own round on a roster that is made up, with enough jobs for every place.
-#[derive(Args, Clone, Copy, Debug)]
-pub(super) struct Workers {}
-
-impl Workers {
-    pub(super) async fn run(self, stage: Stage, setting: &Setting) -> anyhow::Result<Document> {
-        let measured = measure_rounds(&stage, setting).await;
-        stage.clear(None).await?;
-        measured
-    }
-}
-
-async fn measure_rounds(stage: &Stage, setting: &Setting) -> anyhow::Result<Document> {
+pub(super) async fn measure_rounds(stage: &Stage, setting: &Setting) -> anyhow::Result<Document> {
     let store = &stage.store;
     let most = FLEETS.iter().map(|(places, _)| u64::from(*places)).max().unwrap_or(0);
     stage.enqueue(most * 2, |_| noop()).await?;
@@ -121,13 +110,7 @@ impl Behind {
 }
 
 impl Backlog {
-    pub(super) async fn run(self, stage: Stage, setting: &Setting) -> anyhow::Result<Document> {
-        let measured = self.measure(&stage, setting).await;
-        stage.clear(None).await?;
-        measured
-    }
-
-    async fn measure(self, stage: &Stage, setting: &Setting) -> anyhow::Result<Document> {
+    pub(super) async fn measure(self, stage: &Stage, setting: &Setting) -> anyhow::Result<Document> {
         let mut measured = Vec::new();
         for behind in [Behind::DueLater, Behind::Queued, Behind::UnknownClass] {
             stage.empty().await?;
@@ -179,13 +162,7 @@ pub(super) struct Archive {
 }
 
 impl Archive {
-    pub(super) async fn run(self, stage: Stage, setting: &Setting) -> anyhow::Result<Document> {
-        let measured = self.measure(&stage, setting).await;
-        stage.clear(None).await?;
-        measured
-    }
-
-    async fn measure(self, stage: &Stage, setting: &Setting) -> anyhow::Result<Document> {
+    pub(super) async fn measure(self, stage: &Stage, setting: &Setting) -> anyhow::Result<Document> {
         let alone = self.burn_down(stage, setting).await?;
         // What the product itself has archived, again and again under other ids and dates.
         let sample = stage.any_archived().await?;

@@ -42,7 +42,7 @@ pub(super) struct Stage {
     home: TempDir,
     mongo: Option<EmbeddedMongo>,
     shown: ProgressBar,
-    pub(super) shutdown: Shutdown,
+    shutdown: Shutdown,
 }
 
 impl Stage {
@@ -205,12 +205,9 @@ impl Stage {
         })
     }
 
-    /// Drops the database and ends everything, whatever came of it.
-    pub(super) async fn clear(self, fleet: Option<Fleet>) -> anyhow::Result<()> {
+    /// Drops the database and ends MongoDB, if it is our own.
+    pub(super) async fn clear(self) -> anyhow::Result<()> {
         self.shown.finish_and_clear();
-        if let Some(fleet) = fleet {
-            fleet.stop().await;
-        }
         self.store.database().drop().await?;
         if let Some(mongo) = self.mongo {
             mongo.stop().await?;

@@ -7,7 +7,6 @@ use clap::Args;
 use recruiter_common::enqueue::NewJob;
 
 use super::{Setting, rate, stage::Stage};
-use crate::fleet::Fleet;
 
 /// All jobs are there before the first worker is, as River measures it.
 #[derive(Args, Clone, Copy, Debug)]
@@ -21,19 +20,14 @@ pub(super) struct BurnDown {
 }
 
 impl BurnDown {
-    pub(super) async fn run(self, stage: Stage, setting: &Setting) -> anyhow::Result<Document> {
+    pub(super) async fn measure(self, stage: &Stage, setting: &Setting) -> anyhow::Result<Document> {
         let mut fleet = stage.fleet(setting).await?;
-        let measured = self.measure(&stage, &mut fleet, setting).await;
-        stage.clear(Some(fleet)).await?;
-        measured
-    }
-
-    async fn measure(self, stage: &Stage, fleet: &mut Fleet, setting: &Setting) -> anyhow::Result<Document> {
         let job = |number: u64| NewJob::of_class("noop", doc! {}).in_group(format!("group-{}", number % self.groups));
         let enqueued = stage.enqueue(self.jobs, job).await?;
         let begun = Monotonic::now();
         fleet.add_workers(setting.workers)?;
-        let time = stage.until_archived(fleet, self.jobs).await? - begun;
+        let time = stage.until_archived(&mut fleet, self.jobs).await? - begun;
+        fleet.stop().await;
         Ok(doc! {
             "benchmark": "burn-down",
             "jobs": i64::try_from(self.jobs)?,

@@ -16,7 +16,6 @@ use recruiter_common::{
 };
 
 use super::{Setting, Times, rate, stage::Stage};
-use crate::fleet::Fleet;
 
 /// Tells when it was entered.
 fn telling() -> NewJob {
@@ -39,15 +38,9 @@ pub(super) struct Latency {
 }
 
 impl Latency {
-    pub(super) async fn run(self, stage: Stage, setting: &Setting) -> anyhow::Result<Document> {
-        let mut fleet = stage.fleet(setting).await?;
-        let measured = self.measure(&stage, &mut fleet, setting).await;
-        stage.clear(Some(fleet)).await?;
-        measured
-    }
-
-    async fn measure(self, stage: &Stage, fleet: &mut Fleet, setting: &Setting) -> anyhow::Result<Document> {
+    pub(super) async fn measure(self, stage: &Stage, setting: &Setting) -> anyhow::Result<Document> {
         let store = &stage.store;
+        let mut fleet = stage.fleet(setting).await?;
         fleet.add_workers(setting.workers)?;
         fleet.ready(store).await?;
         stage.progress("jobs", self.jobs);
@@ -69,6 +62,7 @@ impl Latency {
             // Until everybody has told the roster and sleeps again.
             pause(Duration::from_millis(20)).await;
         }
+        fleet.stop().await;
         Ok(doc! {
             "benchmark": "latency",
             "jobs": i64::try_from(self.jobs)?,
@@ -116,15 +110,9 @@ pub(super) struct Steady {
 const EVERY: Duration = Duration::from_millis(5);
 
 impl Steady {
-    pub(super) async fn run(self, stage: Stage, setting: &Setting) -> anyhow::Result<Document> {
-        let mut fleet = stage.fleet(setting).await?;
-        let measured = self.measure(&stage, &mut fleet, setting).await;
-        stage.clear(Some(fleet)).await?;
-        measured
-    }
-
-    async fn measure(self, stage: &Stage, fleet: &mut Fleet, setting: &Setting) -> anyhow::Result<Document> {
+    pub(super) async fn measure(self, stage: &Stage, setting: &Setting) -> anyhow::Result<Document> {
         let store = &stage.store;
+        let mut fleet = stage.fleet(setting).await?;
         fleet.add_workers(setting.workers)?;
         fleet.ready(store).await?;
         let total = u64::try_from(self.duration.as_nanos() * u128::from(self.rate) / 1_000_000_000)?.max(1);
@@ -150,7 +138,7 @@ impl Steady {
             let (ids, at) = call??;
             acknowledged.extend(ids.into_iter().map(|id| (id, at)));
         }
-        let time = stage.until_archived(fleet, total).await? - begun;
+        let time = stage.until_archived(&mut fleet, total).await? - begun;
         let (mut started, mut archived) = (Times::new(), Times::new());
         let ids: Vec<JobId> = acknowledged.keys().copied().collect();
         for some in ids.chunks(1_000) {
@@ -164,6 +152,7 @@ impl Steady {
                 archived.record(Duration::from_millis(u64::try_from(ended.timestamp_millis() - due.timestamp_millis()).unwrap_or(0)));
             }
         }
+        fleet.stop().await;
         Ok(doc! {
             "benchmark": "steady",
             "jobs": i64::try_from(total)?,

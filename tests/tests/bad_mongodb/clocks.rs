@@ -132,7 +132,7 @@ async fn wrong_process(wrong: Role, [first, second]: [&str; 2]) {
         wrongs.push(format!("{case}: I10: {} deaths, and two died", findings.deaths));
     }
     findings.broken.extend(wrongs);
-    let mut row = Row::new(case);
+    let mut row = Row::new(case, SOON);
     for recovery in recovery {
         row.add(std::mem::take(&mut findings), recovery);
     }
@@ -210,7 +210,7 @@ async fn the_clock_of_an_enqueuer_makes_no_job_early_or_late() {
     world.start(Role::Recruiter, RECRUITER, &[]);
     world.start(Role::Cleaner, CLEANER, &[]);
     world.start(Role::Worker, WORKER, &[]);
-    let mut row = Row::new("the clock of an enqueuer is off by an hour, and jumps");
+    let mut row = Row::new("the clock of an enqueuer is off by an hour, and jumps", SOON);
     let mut asked = Vec::new();
     for offset in ["+1h", "-1h"] {
         let clock = Clock::offset(offset);
@@ -248,8 +248,10 @@ async fn the_clock_of_an_enqueuer_makes_no_job_early_or_late() {
         drop(jobs);
         assert!(process.wait_exit(SOON).await.success(), "{}", process.stderr());
     }
-    let enqueued = asked.iter().map(|(job, ..)| (*job, Policy::Never));
-    world.acknowledged.lock().unwrap().extend(enqueued);
+    for (job, ..) in &asked {
+        world.asked.will_send(*job, Policy::Never);
+        world.asked.was_acknowledged(*job);
+    }
     assert!(world.until_quiet(SOON).await, "{}", world.logs());
     let mut wrong = not_in_time(&world).await;
     for (job, asked, delay) in &asked {
@@ -295,7 +297,7 @@ async fn a_late_answer_makes_no_retry_early() {
     let wrong = not_in_time(&world).await;
     let mut findings = world.judge().await;
     findings.broken.extend(wrong);
-    let mut row = Row::new("an answer that tells the time is three seconds on its way");
+    let mut row = Row::new("an answer that tells the time is three seconds on its way", SOON);
     row.add(findings, begin.elapsed());
     row.close();
 }
@@ -355,7 +357,8 @@ async fn a_failover_to_a_member_whose_clock_is_wrong_kills_nobody() {
             recoveries.push(begin.elapsed());
             // Now is now by its clock, whatever the last one's said.
             let job = world.enqueue(Entry::default().as_job(), Policy::Never).await.unwrap();
-            until(&mut world, "one is done that is due at once", async |world| world.count("archived", doc! { "_id": job }).await == 1).await;
+            until(&mut world, "one is done that is due at once", async |world| world.count("archived", doc! { "_id": job }).await == 1)
+                .await;
             // For longer than a death takes.
             until_passed(&mut world, Duration::from_secs(7)).await;
             assert!(!world.logs().contains("a worker is dead"), "{}", world.logs());
@@ -367,7 +370,7 @@ async fn a_failover_to_a_member_whose_clock_is_wrong_kills_nobody() {
         findings.broken.push(format!("I10: {} deaths, and nobody died", findings.deaths));
     }
     println!("{recoveries:?}: {:?}", findings.all());
-    let mut row = Row::new("failover to a member whose clock is an hour ahead, or behind, and back");
+    let mut row = Row::new("failover to a member whose clock is an hour ahead, or behind, and back", SOON);
     for recovery in recoveries {
         row.add(std::mem::take(&mut findings), recovery);
     }

@@ -6,13 +6,18 @@ use std::{
 };
 
 use procfs::process::{FDTarget, Process};
-use recruiter_tests::world::{Role, World};
+use recruiter_tests::world::{Member, Role, World};
 
 /// Between two looks at a process.
 const LOOK_EVERY: Duration = Duration::from_millis(300);
 /// Sockets that a process may have open: two for signals; for each of a worker's two clients two to watch each of three members;
 /// and a handful for the calls to each member that was primary once.
 const SOCKETS: usize = 36;
+/// Sockets that a process may have more than before the first fault, once those that nobody used for a minute are closed: another
+/// member may be primary by then.
+const MORE_SOCKETS: usize = 6;
+/// When they are closed, after the last fault.
+pub(crate) const CLOSED_WITHIN: Duration = Duration::from_secs(90);
 /// Memory that a process may have, and how much more than when a fault began, in MiB.
 const MEMORY: u64 = 64;
 const MORE_MEMORY: u64 = 16;
@@ -28,12 +33,16 @@ pub(crate) struct Usage {
     /// When the present fault began.
     since: Option<Instant>,
     too_much: Vec<String>,
+    /// Whether there was a fault yet.
+    struck: bool,
 }
 
 #[derive(Debug)]
 struct Seen {
     role: Role,
     sockets: usize,
+    /// Most of them before the first fault.
+    at_rest: usize,
     memory: u64,
     /// In the worst outage.
     lines: usize,
@@ -51,8 +60,17 @@ impl Usage {
         for member in &world.members {
             // One that has just ended uses nothing.
             let Some((sockets, memory)) = used(member.process.pid()) else { continue };
-            let seen =
-                self.processes.entry(member.process.pid()).or_insert(Seen { role: member.role, sockets, memory, lines: 0, before: None });
+            let seen = self.processes.entry(member.process.pid()).or_insert(Seen {
+                role: member.role,
+                sockets,
+                at_rest: sockets,
+                memory,
+                lines: 0,
+                before: None,
+            });
+            if !self.struck {
+                seen.at_rest = seen.at_rest.max(sockets);
+            }
             seen.sockets = seen.sockets.max(sockets);
             seen.memory = seen.memory.max(memory);
             if self.since.is_some() && seen.before.is_none() {
@@ -64,6 +82,7 @@ impl Usage {
     /// A fault begins.
     pub(crate) fn begins(&mut self) {
         self.since = Some(Instant::now());
+        self.struck = true;
         self.looked = None;
         self.processes.values_mut().for_each(|seen| seen.before = None);
     }
@@ -87,6 +106,17 @@ impl Usage {
                 self.too_much.push(format!("{:?}: {memory_before} MiB before the fault and {memory} after it", member.role));
             }
         }
+    }
+
+    /// Processes that have more sockets open now than before the first fault, in words.
+    pub(crate) fn still_open(&self, world: &World) -> Vec<String> {
+        let more = |member: &Member| {
+            let seen = self.processes.get(&member.process.pid())?;
+            let (sockets, _) = used(member.process.pid())?;
+            (sockets > seen.at_rest + MORE_SOCKETS)
+                .then(|| format!("{:?}: {sockets} sockets, and {} before the first fault", seen.role, seen.at_rest))
+        };
+        world.members.iter().filter_map(more).collect()
     }
 
     /// What was too much.

@@ -1,18 +1,19 @@
 //! Every step of every process, before and after, with an abort and with a freeze that is longer than a death.
 //!
 //! Which steps there are is not written down anywhere: the processes note what they ask MongoDB for, and a step that any of
-//! them took and that nobody broke fails the test. Breaking one step can lead to another that nobody takes on a good day;
-//! that one is broken by a second fault after the first.
+//! them took in any run and that nobody broke in each of the four ways fails the test. Breaking one step can lead to another that
+//! nobody takes on a good day; that one is broken by a further fault after those that led there.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use bson::doc;
 use futures_util::{StreamExt, stream};
 use recruiter_tests::{
+    cycle::{self, AT_A_TIME, Breaks, Step},
     faults::{Blow, FAULT, Fault, Moment, NOTES},
     ledger::Entry,
     mongo::TestDatabase,
@@ -23,92 +24,166 @@ use recruiter_tests::{
     world::{Role, World},
 };
 
-use crate::cycle::{self, AT_A_TIME, Breaks};
+use crate::kind;
 
-/// How often a fault that did not strike is tried again: a step after a first fault is not taken every time.
-const WAVES: usize = 4;
+/// How often a step is tried to be broken in a way: one after other faults is not taken every time.
+const TRIES: usize = 6;
+/// How often of these together with steps of the other processes.
+const TOGETHER: usize = 2;
+/// Different faults that are remembered to lead to a step.
+const LEADS: usize = TRIES;
+/// A step is seldom when fewer runs than one in so many have it.
+const SELDOM: usize = 10;
+/// Days on which nothing breaks: not all of them have the same steps.
+const GOOD_DAYS: usize = 2;
+/// When everything has gone on after a process died; whoever is frozen stands still for three seconds of it.
+const WITHIN: Duration = Duration::from_secs(40);
 
-/// Faults of one process, each after the other.
+/// A step, and a way to break it.
+type Target = (Step, Blow, Moment);
+
+/// What struck before a step was taken.
+type Lead = Vec<(Role, Fault)>;
+
+/// What is broken in a run: first what leads to a step, then what is meant, one of each role at most.
 #[derive(Clone, Debug)]
 struct Plan {
-    role: Role,
-    faults: Vec<Fault>,
+    lead: Lead,
+    meant: Vec<(Target, Fault)>,
+}
+
+impl Plan {
+    fn faults(&self) -> Vec<(Role, Fault)> {
+        self.lead.iter().cloned().chain(self.meant.iter().map(|(target, fault)| (target.0.0, fault.clone()))).collect()
+    }
+
+    fn blow(&self) -> Blow {
+        self.meant[0].0.1
+    }
+
+    /// Whether this can be broken in the same run. The three processes break independently of each other.
+    fn takes(&self, (step, blow, moment): &Target) -> bool {
+        self.lead.is_empty() && self.meant.iter().all(|((other, by, at), _)| other.0 != step.0 && (by, at) == (blow, moment))
+    }
 }
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let faults: Vec<String> = self.faults.iter().map(ToString::to_string).collect();
-        write!(f, "{:?}: {}", self.role, faults.join(", then "))
+        let faults: Vec<String> = self.faults().iter().map(|(role, fault)| format!("{role:?}: {fault}")).collect();
+        write!(f, "{}", faults.join(", "))
     }
 }
 
-type Step = (Role, String);
+/// What is known of the steps.
+#[derive(Debug, Default)]
+struct Survey {
+    runs: usize,
+    /// In how many runs.
+    days: BTreeMap<Step, usize>,
+    /// How often one process took it, and what had struck then: nothing on a good day.
+    seen: BTreeMap<Step, (u32, Vec<Lead>)>,
+    tried: BTreeMap<Target, usize>,
+    struck: BTreeSet<Target>,
+}
+
+impl Survey {
+    fn note(&mut self, steps: BTreeMap<Step, u32>, struck: &[(Role, Fault)]) {
+        self.runs += 1;
+        for (step, times) in steps {
+            *self.days.entry(step.clone()).or_default() += 1;
+            let (most, leads) = self.seen.entry(step).or_default();
+            *most = times.max(*most);
+            if leads.len() < LEADS && leads.iter().all(|lead| lead != struck) {
+                leads.push(struck.to_vec());
+            }
+        }
+    }
+
+    /// What has not been struck yet.
+    fn left(&self) -> Vec<Target> {
+        let all = self.seen.keys().flat_map(|step| WAYS.map(|(blow, moment)| (step.clone(), blow, moment)));
+        all.filter(|target| !self.struck.contains(target)).collect()
+    }
+
+    /// Whether luck decides about a step.
+    fn is_seldom(&self, step: &Step) -> bool {
+        self.days[step] * SELDOM < self.runs
+    }
+
+    /// Plans for what is left and has not been tried too often, by another lead each time.
+    fn plans(&mut self) -> Vec<Plan> {
+        let mut plans: Vec<Plan> = Vec::new();
+        for target in self.left() {
+            let tried = self.tried.entry(target.clone()).or_default();
+            if *tried == TRIES {
+                continue;
+            }
+            let ((role, step), blow, moment) = &target;
+            let (times, leads) = &self.seen[&target.0];
+            let lead = &leads[*tried % leads.len()];
+            // Two of four ways strike a step that is taken often when it is taken again.
+            let later = *tried == 0 && *times >= 4 && (*blow == Blow::Abort) == (*moment == Moment::After);
+            let fault = Fault { step: step.clone(), moment: *moment, blow: *blow, nth: if later { 2 } else { 1 } };
+            let same_run = plans.iter_mut().find(|plan| lead.is_empty() && *tried < TOGETHER && plan.takes(&target));
+            *tried += 1;
+            // A fault is told from another by what it is.
+            if lead.contains(&(*role, fault.clone())) {
+                continue;
+            }
+            match same_run {
+                Some(plan) => plan.meant.push((target, fault)),
+                None => plans.push(Plan { lead: lead.clone(), meant: vec![(target, fault)] }),
+            }
+        }
+        plans
+    }
+}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_lost_or_done_twice_when_a_process_breaks_at_any_step() {
-    let mut whole = cycle::run(World::new().await, None).await;
-    assert!(whole.findings.all().is_empty(), "{:#?}", whole.findings);
-    // What happens on one good day and not on the next is left to the second faults.
-    let another = cycle::run(World::new().await, None).await.steps;
-    whole.steps.retain(|step, _| another.contains_key(step));
     let mut rows: BTreeMap<Blow, Row> =
-        [(Blow::Abort, Row::new("a process aborts at a step")), (Blow::Freeze, Row::new("a process freezes at a step, past its death"))]
+        [(Blow::Abort, "a process aborts at a step"), (Blow::Freeze, "a process freezes at a step, past its death")]
+            .map(|(blow, fault)| (blow, Row::new(fault, WITHIN)))
             .into();
-    let usual: BTreeSet<Step> = whole.steps.keys().cloned().collect();
-    let mut plans: Vec<Plan> = whole
-        .steps
-        .iter()
-        .flat_map(|(step, times)| faults_at(&step.1, *times).map(|fault| Plan { role: step.0, faults: vec![fault] }))
-        .collect();
-    let mut unusual: BTreeMap<Step, Vec<Fault>> = BTreeMap::new();
-    let mut broken: BTreeSet<Step> = BTreeSet::new();
-    let mut missed = Vec::new();
-    for wave in 0..WAVES {
-        let mut runs = stream::iter(std::mem::take(&mut plans))
+    let mut survey = Survey::default();
+    for _ in 0..GOOD_DAYS {
+        let run = cycle::run_beside_others(World::new().await, Breaks::default()).await;
+        rows.get_mut(&Blow::Abort).unwrap().add_run(run.findings.of("a good day"), 0, None);
+        survey.note(run.steps, &[]);
+    }
+    let begin = Instant::now();
+    loop {
+        let plans = survey.plans();
+        if plans.is_empty() {
+            break;
+        }
+        println!("after {:?}: {} runs", begin.elapsed(), plans.len());
+        let mut runs = stream::iter(plans)
             .map(async |plan| {
-                let run = cycle::run_beside_others(World::new().await, Breaks::by_itself(plan.role, &plan.faults)).await;
-                (plan, run)
+                let breaks = Breaks { faults: plan.faults(), ..Breaks::default() };
+                (cycle::run_beside_others(World::new().await, breaks).await, plan)
             })
             .buffer_unordered(AT_A_TIME);
-        while let Some((plan, run)) = runs.next().await {
-            let fault = plan.faults.last().expect("a plan has a fault");
-            println!("{plan}: recovered in {:?}, wrong: {:?}", run.recovery, run.findings.all());
-            for step in run.steps.into_keys().filter(|step| step.0 == plan.role && !usual.contains(step)) {
-                unusual.entry(step).or_default().push(plan.faults[0].clone());
-            }
-            match run.recovery {
-                Some(recovery) => {
-                    broken.insert((plan.role, fault.step.clone()));
-                    rows.get_mut(&fault.blow).unwrap().add(run.findings.of(&plan.to_string()), recovery);
-                }
-                None => missed.push(plan),
-            }
-        }
-        drop(runs);
-        // What is usual must be broken in every way; of what is not, the way there is found by trying.
-        missed.retain(|plan: &Plan| plan.faults.len() == 1);
-        plans = std::mem::take(&mut missed);
-        for ((role, step), leads) in unusual.iter_mut().filter(|(step, _)| !broken.contains(*step)) {
-            // Whoever stood still finds the world changed most often.
-            leads.sort_by_key(|lead| lead.blow != Blow::Freeze);
-            let leads = leads.iter().cycle().skip(wave * WAYS.len());
-            plans.extend(faults_at(step, 1).zip(leads).map(|(fault, lead)| Plan { role: *role, faults: vec![lead.clone(), fault] }));
+        while let Some((run, plan)) = runs.next().await {
+            println!("{plan}: {} struck, recovered in {:?}, wrong: {:?}", run.struck.len(), run.recovery, run.findings.all());
+            let struck = plan.meant.iter().filter(|(target, fault)| run.struck.contains(&(target.0.0, fault.clone())));
+            let struck: Vec<Target> = struck.map(|(target, _)| target.clone()).collect();
+            rows.get_mut(&plan.blow()).unwrap().add_run(run.findings.of(&plan.to_string()), struck.len(), run.recovery);
+            survey.struck.extend(struck);
+            survey.note(run.steps, &run.struck);
         }
     }
+    let left = survey.left();
+    println!("{} steps were seen; not broken: {left:#?}", survey.seen.len());
     rows.into_values().for_each(Row::close);
-    let left: Vec<String> = plans.iter().map(ToString::to_string).collect();
+    let same_way =
+        |(step, blow, moment): &Target| survey.struck.iter().any(|(other, by, at)| kind(other) == kind(step) && (by, at) == (blow, moment));
+    let left: Vec<Target> = left.into_iter().filter(|target| !(survey.is_seldom(&target.0) && same_way(target))).collect();
     assert!(left.is_empty(), "these were seen and never broken: {left:#?}");
 }
 
-/// Before and after, by abort and by freeze.
 const WAYS: [(Blow, Moment); 4] =
     [(Blow::Abort, Moment::Before), (Blow::Abort, Moment::After), (Blow::Freeze, Moment::Before), (Blow::Freeze, Moment::After)];
-
-/// A step in each way; where it is taken often, in half of them a later one than the first.
-fn faults_at(step: &str, times: u32) -> impl Iterator<Item = Fault> {
-    let later = if times >= 4 { 2 } else { 1 };
-    WAYS.into_iter().zip([1, later, later, 1]).map(|((blow, moment), nth)| Fault { step: step.to_owned(), moment, blow, nth })
-}
 
 /// The first process on a new database makes its collections and indexes; whoever comes after its death makes the rest.
 #[tokio::test(flavor = "multi_thread")]
@@ -119,7 +194,7 @@ async fn a_new_database_is_set_up_whole_whoever_dies_in_the_middle() {
     let faults = steps.iter().flat_map(|step| {
         [Moment::Before, Moment::After].map(|moment| Fault { step: (*step).to_owned(), moment, blow: Blow::Abort, nth: 1 })
     });
-    let mut row = Row::new("a process aborts while it sets the database up");
+    let mut row = Row::new("a process aborts while it sets the database up", WITHIN);
     let mut runs = stream::iter(faults)
         .map(async |fault| {
             let (database, _) = first_on_a_new_database(Some(&fault)).await;
@@ -128,16 +203,18 @@ async fn a_new_database_is_set_up_whole_whoever_dies_in_the_middle() {
             assert!(index("scheduled").await.contains(&"due_jobs".to_owned()), "{fault}");
             assert!(index("archived").await.contains(&"archived_by_end".to_owned()), "{fault}");
             assert!(world.database.raw("scheduled").insert_one(doc! { "group": "no job" }).await.is_err(), "{fault}: no validator");
+            let begin = Instant::now();
             for role in Role::ALL {
                 world.start(role, &[], &[]);
             }
             world.enqueue(Entry::lasting(0), Policy::Never).await.unwrap();
             assert!(world.until_quiet(Duration::from_secs(60)).await, "{fault}: {}", world.logs());
-            world.judge().await.of(&fault.to_string())
+            let recovery = begin.elapsed();
+            (world.judge().await.of(&fault.to_string()), recovery)
         })
         .buffer_unordered(AT_A_TIME);
-    while let Some(findings) = runs.next().await {
-        row.add(findings, Duration::ZERO);
+    while let Some((findings, recovery)) = runs.next().await {
+        row.add(findings, recovery);
     }
     row.close();
 }

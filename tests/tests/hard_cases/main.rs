@@ -5,18 +5,17 @@
 
 mod poison;
 mod stops;
+mod who_is_dead;
 mod zombies;
-
-#[expect(dead_code, reason = "the failure tests run the cycle in ways that are not wanted here")]
-#[path = "../failures/cycle.rs"]
-mod cycle;
 
 use std::time::{Duration, Instant};
 
 use bson::{Document, doc};
-use recruiter_common::{ids::JobId, retry_policy::RetryManyTimes};
+use futures_util::TryStreamExt;
+use recruiter_common::ids::JobId;
 use recruiter_tests::{
     faults::{Blow, Fault, Moment},
+    oracle::number,
     report::Row,
     world::{Role, World},
 };
@@ -24,10 +23,11 @@ use recruiter_tests::{
 /// Longer than anything takes on a busy machine.
 const SOON: Duration = Duration::from_secs(90);
 
-/// A policy that allows so many retries.
-fn again(times: u32) -> RetryManyTimes {
-    RetryManyTimes::new(times, Duration::from_millis(50)).unwrap()
-}
+/// Far less than the minute after which MongoDB itself ends a transaction that nobody goes on with.
+const AT_ONCE: Duration = Duration::from_secs(15);
+
+/// When everything has gone on after a fault: most jobs here take seconds, and some workers are declared dead first.
+const GOES_ON_WITHIN: Duration = Duration::from_secs(60);
 
 /// A blow in the `nth` time that a step is taken.
 fn fault(blow: Blow, moment: Moment, nth: u32, step: &str) -> Fault {
@@ -64,27 +64,28 @@ async fn tended(world: &mut World, what: &str, condition: impl AsyncFnMut(&World
     assert!(world.until(SOON, condition).await, "waited in vain: {what}\n{}", world.logs());
 }
 
-/// A job in the archive.
-async fn archived(world: &World, id: JobId) -> Option<Document> {
-    world.database.raw("archived").find_one(doc! { "_id": id }).await.unwrap()
-}
-
 /// Why a job is in the archive, its starts, and the error classes of all its executions.
 async fn end_of(world: &World, id: JobId) -> (String, i64, Vec<String>) {
-    let job = archived(world, id).await.unwrap();
+    let job = world.archived(id).await.unwrap();
     let executions = job.get_array("executions").cloned().unwrap_or_default();
     let all = executions.iter().filter_map(|execution| execution.as_document()).chain(job.get_document("last_execution").ok());
     let classes = all.map(|execution| execution.get_str("class").unwrap_or("none").to_owned()).collect();
     (job.get_str("why").unwrap().to_owned(), number(&job, "attempts"), classes)
 }
 
-fn number(document: &Document, field: &str) -> i64 {
-    document.get(field).and_then(|n| n.as_i64().or(n.as_i32().map(i64::from))).unwrap_or(0)
+/// The documents of the roster.
+async fn roster(world: &World) -> Vec<Document> {
+    world.database.raw("roster").find(doc! {}).await.unwrap().try_collect().await.unwrap()
+}
+
+async fn until_available(world: &World, workers: u64) {
+    let there = doc! { "available": true, "term": { "$gt": 0 } };
+    wait(world, "the workers are there", async || world.count("roster", there.clone()).await == workers).await;
 }
 
 /// Stops a world and writes down what came of it.
 async fn close(mut world: World, fault: &str, injected: usize, recovery: Duration) {
-    let mut row = Row::new(fault);
+    let mut row = Row::new(fault, GOES_ON_WITHIN);
     row.add(world.judge().await, recovery);
     row.injected = injected;
     if !row.findings.all().is_empty() {

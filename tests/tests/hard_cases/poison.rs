@@ -13,14 +13,15 @@ use recruiter_common::{
     retry_policy::{RetriableExceptionFilter, RetryManyTimes},
 };
 use recruiter_tests::{
+    factory::again,
     ledger::{BlockingPoison, Entry, Harm, Poison},
-    oracle::{Findings, Policy},
+    oracle::{Findings, Policy, number},
     processes::Process,
     report::Row,
     world::{Role, World},
 };
 
-use crate::{SOON, again, archived, close, end_of, number, tended, wait, world, world_with};
+use crate::{GOES_ON_WITHIN, SOON, close, end_of, tended, wait, world, world_with};
 
 /// How often innocent jobs may be done again: more often than anything here kills a worker.
 const AGAIN: u32 = 20;
@@ -39,7 +40,7 @@ async fn innocents(world: &World) -> Vec<JobId> {
 /// Each is done, and was done again at most as often as the poison struck.
 async fn unharmed(world: &World, innocents: &[JobId], strikes: i64) {
     for id in innocents {
-        let job = archived(world, *id).await.unwrap();
+        let job = world.archived(*id).await.unwrap();
         assert_eq!(job.get_str("why").unwrap(), "done", "{job}");
         assert!(number(&job, "attempts") <= strikes + 1, "more often than the poison struck: {job}");
     }
@@ -58,7 +59,7 @@ async fn a_job_that_kills_its_process_ends_by_its_policy_and_those_beside_it_are
         ),
     ];
     let rows = futures_util::future::join_all(harms.map(async |(fault, poison, threaded, by)| {
-        let mut row = Row::new(fault);
+        let mut row = Row::new(fault, GOES_ON_WITHIN);
         let (findings, recovery) = killed(poison, threaded, by).await;
         row.add(findings, recovery);
         row.injected = 4;
@@ -78,7 +79,7 @@ async fn killed(poison: NewJob, threaded: NewJob, by: &[&str]) -> (Findings, Dur
     let recovery = begin.elapsed();
     assert_eq!(end_of(&world, thrice).await, ("worker-died".into(), 3, vec!["worker-died".into(); 3]));
     assert_eq!(end_of(&world, once).await, ("worker-died".into(), 1, vec!["worker-died".into()]));
-    let job = archived(&world, thrice).await.unwrap();
+    let job = world.archived(thrice).await.unwrap();
     assert_eq!(number(&job, "deaths"), 3, "{job}");
     let execution = job.get_document("last_execution").unwrap();
     assert!(execution.get_bool("crashed").unwrap(), "{execution}");
@@ -113,7 +114,7 @@ async fn a_job_that_always_takes_its_worker_to_the_memory_limit_ends_by_its_poli
 #[tokio::test]
 async fn a_job_that_holds_the_runtime_ends_by_its_policy_and_those_beside_it_are_done() {
     let (for_a_while, for_good) = tokio::join!(held_for_a_while(), held_for_good());
-    let mut row = Row::new("jobs that hold the threads of their worker");
+    let mut row = Row::new("jobs that hold the threads of their worker", GOES_ON_WITHIN);
     [for_a_while, for_good].into_iter().for_each(|(findings, recovery)| row.add(findings, recovery));
     row.close();
 }
@@ -198,11 +199,11 @@ async fn a_job_that_prints_a_hundred_megabytes_takes_neither_memory_nor_database
     let recovery = begin.elapsed();
     for id in printed {
         assert_eq!(end_of(&world, id).await, ("done".into(), 1, vec!["none".into()]));
-        assert!(size(&archived(&world, id).await.unwrap()) < 2_000);
+        assert!(size(&world.archived(id).await.unwrap()) < 2_000);
     }
     let ends = ["none", "exit:3", "none", "exit:4"];
     for (id, end) in programs.iter().zip(ends) {
-        let job = archived(&world, *id).await.unwrap();
+        let job = world.archived(*id).await.unwrap();
         assert_eq!(end_of(&world, *id).await.2, [end]);
         let result = job.get("result").and_then(Bson::as_str);
         assert_eq!(result.is_some_and(|result| result.ends_with("… [cut after 1048576 bytes]")), end == "none");
@@ -243,6 +244,6 @@ async fn a_death_is_no_failure() {
     let shown = show.stdout();
     assert_eq!((shown.matches(": its worker died").count(), shown.matches(": failed").count()), (1, 1), "{shown}");
     assert!(shown.contains("3, 0 of them interrupted, 1 ended by the death of their worker"), "{shown}");
-    assert_eq!(number(&archived(&world, both).await.unwrap(), "deaths"), 1);
+    assert_eq!(number(&world.archived(both).await.unwrap(), "deaths"), 1);
     close(world, "deaths and failures of one job", 2, recovery).await;
 }

@@ -11,19 +11,17 @@ use bson::{Document, doc};
 use futures_util::{StreamExt, TryStreamExt, stream};
 use recruiter_common::{enqueue::Workable, shutdown::pause, store::Hint};
 use recruiter_tests::{
+    cycle::{AT_A_TIME, Step, Story},
+    factory::again,
     faults::{Blow, Fault, Moment},
     ledger::{BlockingPoison, Entry, Event, Harm, Poison},
-    oracle::{Findings, Policy},
+    oracle::{Findings, Policy, number},
     report::Row,
     world::{Ended, Role, World},
 };
 use tokio::{runtime::Handle, task::spawn_blocking};
 
-use crate::{
-    PATIENT, SOON, again, archived,
-    cycle::{AT_A_TIME, Story},
-    end_of, fault, number, tended, wait, world,
-};
+use crate::{GOES_ON_WITHIN, PATIENT, SOON, end_of, fault, tended, wait, world};
 
 /// What dies in the cycle without having been asked to stop: one worker, with two jobs.
 const DEATHS: usize = 2;
@@ -44,7 +42,7 @@ impl fmt::Display for Shown<'_> {
 struct Run {
     findings: Findings,
     recovery: Duration,
-    steps: BTreeMap<(Role, String), u32>,
+    steps: BTreeMap<Step, u32>,
     /// Those whose faults did not strike.
     missed: Faults,
 }
@@ -55,11 +53,11 @@ struct Run {
 async fn a_stop_at_any_step_costs_no_attempt_and_leaves_no_lock() {
     let whole = cycle(Faults::default()).await;
     assert!(whole.findings.all().is_empty(), "{:#?}", whole.findings);
-    let mut row = Row::new("TERM at a step");
+    let mut row = Row::new("TERM at a step", GOES_ON_WITHIN);
     let stop = |step: &str, moment| fault(Blow::Terminate, moment, 1, step);
     let mut left: Vec<(Role, Fault)> =
         whole.steps.keys().flat_map(|(role, step)| [Moment::Before, Moment::After].map(|moment| (*role, stop(step, moment)))).collect();
-    let (mut taken, mut runs_made): (BTreeMap<(Role, String), usize>, usize) = Default::default();
+    let (mut taken, mut runs_made): (BTreeMap<Step, usize>, usize) = Default::default();
     for _ in 0..WAVES {
         let mut plans: Vec<Faults> = Vec::new();
         for (role, fault) in left.drain(..) {
@@ -98,7 +96,7 @@ async fn cycle_here(faults: Faults) -> Run {
     world.start(Role::Cleaner, &["--dead-after", PATIENT], of(Role::Cleaner));
     world.start(Role::Worker, &[], &[]);
     let mut story = Story::begin(&world).await;
-    tended(&mut world, "two jobs are running", async |world| world.count("scheduled", doc! { "locked": true }).await == 2).await;
+    tended(&mut world, "two jobs are running", async |world| world.started().await == 2).await;
     // Nobody starts it again: whoever works from here on is the one that stops.
     drop(world.members.pop());
     let begin = Instant::now();
@@ -135,7 +133,7 @@ fn unclean(ended: &Ended) -> Option<String> {
 /// The jobs that hear it are interrupted and the one that does not is left to the cleaner, however soon the second TERM comes.
 #[tokio::test]
 async fn a_second_term_ends_a_process_at_once_and_costs_no_attempt_of_a_job_that_hears_it() {
-    let mut row = Row::new("TERM twice");
+    let mut row = Row::new("TERM twice", GOES_ON_WITHIN);
     let (at_once, soon, later) = tokio::join!(twice(Duration::ZERO), twice(Duration::from_millis(50)), twice(Duration::from_millis(700)));
     [at_once, soon, later].into_iter().for_each(|(findings, recovery)| row.add(findings, recovery));
     row.close();
@@ -170,7 +168,7 @@ async fn twice(between: Duration) -> (Findings, Duration) {
     tended(&mut world, "all is done", async |world| world.unfinished().await == 0).await;
     let recovery = begin.elapsed();
     for id in heard {
-        let (job, end) = (archived(&world, id).await.unwrap(), end_of(&world, id).await);
+        let (job, end) = (world.archived(id).await.unwrap(), end_of(&world, id).await);
         assert_eq!((end, number(&job, "interruptions")), (("done".into(), 2, vec!["interrupted".into(), "none".into()]), 1), "{job}");
     }
     for id in never {
@@ -199,7 +197,7 @@ async fn a_rolling_restart_under_load_costs_no_attempt() {
                 world.enqueue(Entry::lasting(ms * 10), Policy::Never).await.unwrap();
             }
             world.enqueue(Entry::lasting(5_000).retry(&again(1)), Policy::Again(1)).await.unwrap();
-            tended(&mut world, "work goes on", async |world| world.count("scheduled", doc! { "locked": true }).await > 0).await;
+            tended(&mut world, "work goes on", async |world| world.started().await > 0).await;
             let ended = world.ended.lock().unwrap().len();
             world.members[member].process.terminate();
             let asked = Instant::now();
@@ -208,7 +206,7 @@ async fn a_rolling_restart_under_load_costs_no_attempt() {
         }
     }
     tended(&mut world, "all is done", async |world| world.unfinished().await == 0).await;
-    let mut row = Row::new("a rolling restart of every process under load");
+    let mut row = Row::new("a rolling restart of every process under load", GOES_ON_WITHIN);
     row.findings = world.judge().await;
     row.findings.broken.extend(world.ended.lock().unwrap().iter().filter_map(unclean));
     row.injected = stops.len();
@@ -226,7 +224,7 @@ async fn a_rolling_restart_under_load_costs_no_attempt() {
 #[tokio::test]
 async fn a_job_that_ignores_cancellation_is_cut_and_told_so_in_its_history() {
     let (deadline, cancelled, stopped) = tokio::join!(cut_at_the_deadline(), cut_when_cancelled(), cut_at_a_stop());
-    let mut row = Row::new("a job that ignores cancellation is cut");
+    let mut row = Row::new("a job that ignores cancellation is cut", GOES_ON_WITHIN);
     [deadline, cancelled, stopped].into_iter().for_each(|(findings, recovery)| row.add(findings, recovery));
     row.close();
 }
@@ -249,7 +247,7 @@ async fn cut_at_the_deadline() -> (Findings, Duration) {
     let recovery = begin.elapsed();
     assert_eq!(end_of(&world, never).await, ("not-scheduled-by-retry-policy".into(), 1, vec!["timeout".into()]));
     assert_eq!(end_of(&world, twice).await, ("tried-too-many-times".into(), 2, vec!["timeout".into(); 2]));
-    let job = archived(&world, never).await.unwrap();
+    let job = world.archived(never).await.unwrap();
     assert_eq!(message(&job), "it took longer than its time limit of 700ms");
     (world.judge().await, recovery)
 }
@@ -258,14 +256,14 @@ async fn cut_when_cancelled() -> (Findings, Duration) {
     let mut world = world().await;
     world.start(Role::Worker, &[], &[]);
     let id = world.enqueue(deaf().as_job().retry(&again(3)), Policy::Again(3)).await.unwrap();
-    wait(&world, "it is running", async || world.count("scheduled", doc! { "locked": true }).await == 1).await;
+    wait(&world, "it is running", async || world.started().await == 1).await;
     let begin = Instant::now();
     assert!(world.store.request_cancel_if_started(id).await.unwrap());
     world.store.announce_hint(Hint::Cancel { job: id }).await;
     wait(&world, "it is cut", async || world.unfinished().await == 0).await;
     let recovery = begin.elapsed();
     assert_eq!(end_of(&world, id).await, ("cancelled".into(), 1, vec!["cancelled".into()]));
-    assert!(message(&archived(&world, id).await.unwrap()).contains("did not stop when asked and was broken off"));
+    assert!(message(&world.archived(id).await.unwrap()).contains("did not stop when asked and was broken off"));
     (world.judge().await, recovery)
 }
 
@@ -275,14 +273,14 @@ async fn cut_at_a_stop() -> (Findings, Duration) {
     let worker = world.start(Role::Worker, &["--grace", "500ms"], &[]);
     let never = world.enqueue(deaf().as_job(), Policy::Never).await.unwrap();
     let thread = world.enqueue(BlockingPoison(Poison::new(Harm::Spin(600_000))).as_job(), Policy::Never).await.unwrap();
-    wait(&world, "they are running", async || world.count("scheduled", doc! { "locked": true }).await == 2).await;
+    wait(&world, "they are running", async || world.started().await == 2).await;
     world.members[worker].process.terminate();
     let asked = Instant::now();
     wait(&world, "both are cut", async || world.unfinished().await == 0).await;
     let recovery = asked.elapsed();
     assert!(world.members[worker].process.wait_exit(SOON).await.success());
     assert_eq!(end_of(&world, never).await, ("interrupted".into(), 1, vec!["interrupted".into()]));
-    assert!(message(&archived(&world, never).await.unwrap()).contains("did not stop when asked and was broken off"));
+    assert!(message(&world.archived(never).await.unwrap()).contains("did not stop when asked and was broken off"));
     assert_eq!(end_of(&world, thread).await, ("worker-died".into(), 1, vec!["worker-died".into()]));
     (world.judge().await, recovery)
 }
@@ -291,7 +289,7 @@ async fn cut_at_a_stop() -> (Findings, Duration) {
 #[tokio::test]
 async fn a_thread_that_outlives_its_deadline_is_late_and_never_doubled() {
     let (late, endless) = tokio::join!(late_thread(), endless_thread());
-    let mut row = Row::new("a thread that outlives its deadline");
+    let mut row = Row::new("a thread that outlives its deadline", GOES_ON_WITHIN);
     [late, endless].into_iter().for_each(|(findings, recovery)| row.add(findings, recovery));
     row.close();
 }
@@ -322,7 +320,7 @@ async fn endless_thread() -> (Findings, Duration) {
         tended(&mut world, "it is running", async |world| world.count("scheduled", held.clone()).await == 1).await;
         pause(Duration::from_millis(1_500)).await;
         let other = world.enqueue(Entry::lasting(0), Policy::Never).await.unwrap();
-        tended(&mut world, "another job is done", async |world| archived(world, other).await.is_some()).await;
+        tended(&mut world, "another job is done", async |world| world.archived(other).await.is_some()).await;
         assert_eq!(world.count("scheduled", held).await, 1, "it is past its deadline and runs");
         world.members[worker].process.terminate();
     }

@@ -1,62 +1,34 @@
-//! Zombies and doubles: who comes back after having been declared dead, who believes to be what another is by now, what arrives
-//! late or twice, and who only looks dead.
+//! Zombies and doubles: who comes back after having been declared dead, who believes to be what another is by now, and what arrives
+//! late or twice.
 
-use std::{
-    collections::BTreeSet,
-    fs,
-    process::{Child, Command},
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use bson::{Bson, Document, Timestamp, doc, oid::ObjectId};
 use futures_util::{StreamExt, TryStreamExt, future::join_all, stream};
-use nix::{
-    sys::signal::{Signal, kill},
-    unistd::Pid,
-};
-use procfs::process::Process as Proc;
-use rand::{RngExt, SeedableRng, rngs::StdRng, seq::SliceRandom};
 use recruiter_common::{
     enqueue::Workable,
     ids::{JobId, WorkerId},
     retry_policy::RetryManyTimes,
-    roster::Place,
     shutdown::pause,
-    store::Announcement,
 };
 use recruiter_tests::{
-    factory,
+    factory::again,
     faults::{Blow, Moment},
-    ledger::{BlockingPoison, Entry, Event, Harm, Longer, Poison},
-    mongo::{TestDatabase, own_mongod},
-    oracle::{Findings, Policy},
-    processes::Process,
-    proxy::{Action, Proxy},
+    ledger::{Entry, Event, Longer},
+    oracle::{Findings, Policy, number},
+    proxy::{Action, Armed, Proxy},
     report::Row,
     steps::step,
     world::{Role, World},
 };
 
-use crate::{PATIENT, SOON, again, archived, close, end_of, fault, number, tended, wait, world, world_with};
+use crate::{AT_ONCE, GOES_ON_WITHIN, PATIENT, SOON, close, end_of, fault, roster, tended, until_available, wait, world, world_with};
 
 /// A start, an outcome that goes to the archive, one that is to be retried, and an assignment, as steps.
 const START: &str = "update scheduled _id,locked,attempts,$expr";
 const ARCHIVE: &str = "delete scheduled _id,locked,last_execution.start";
 const RESCHEDULE: &str = "update scheduled _id,locked,last_execution.start";
 const ASSIGN: &str = "update roster available,term,retired,_id,free";
-
-/// Far less than the minute after which MongoDB itself ends a transaction that nobody goes on with.
-const AT_ONCE: Duration = Duration::from_secs(15);
-
-/// The documents of the roster.
-async fn roster(world: &World) -> Vec<Document> {
-    world.database.raw("roster").find(doc! {}).await.unwrap().try_collect().await.unwrap()
-}
-
-async fn until_available(world: &World, workers: u64) {
-    let there = doc! { "available": true, "term": { "$gt": 0 } };
-    wait(world, "the workers are there", async || world.count("roster", there.clone()).await == workers).await;
-}
 
 fn log(world: &World, member: usize) -> String {
     world.members[member].process.stderr()
@@ -74,16 +46,21 @@ async fn what_a_worker_says_after_its_death_is_refused_and_it_comes_back_as_anot
         ("retry", Some(RESCHEDULE)),
         ("running", None),
     ];
-    let (mut done_again, mut ended) = (Vec::new(), Vec::new());
+    // Ended for good, put off, or running again when its first worker comes back: for longer than this test takes.
+    let later = RetryManyTimes::new(3, Duration::from_secs(600)).unwrap();
+    let (mut ended, mut put_off, mut again_at_once) = (Vec::new(), Vec::new(), Vec::new());
     for (group, step) in &steps {
-        // Done again it takes so long that it is running when its first worker comes back.
         let ms = if step.is_some() { 200 } else { 8_000 };
         let first = Entry { ms, failures: u32::from(*group == "retry"), ..Entry::default() };
-        let job = Longer { first, again_ms: 6_000 }.as_job().in_group(*group);
-        done_again.push(world.enqueue(job.clone().retry(&again(3)), Policy::Again(3)).await.unwrap());
-        let other = if *group == "retry" { &mut done_again } else { &mut ended };
-        let (job, policy) = if *group == "retry" { (job.retry(&again(4)), Policy::Again(4)) } else { (job, Policy::Never) };
-        other.push(world.enqueue(job, policy).await.unwrap());
+        let job = || Longer { first: first.clone(), again_ms: 600_000 }.as_job().in_group(*group);
+        put_off.push(world.enqueue(job().retry(&later), Policy::Again(3)).await.unwrap());
+        again_at_once.push(world.enqueue(job().retry(&again(3)), Policy::Again(3)).await.unwrap());
+        // What is to be retried must have a policy that wants it.
+        if *group == "retry" {
+            again_at_once.push(world.enqueue(job().retry(&again(4)), Policy::Again(4)).await.unwrap());
+        } else {
+            ended.push(world.enqueue(job(), Policy::Never).await.unwrap());
+        }
     }
     let zombies = steps.map(|(group, step)| {
         let freeze = step.map(|step| fault(Blow::Freeze, Moment::Before, 1, step));
@@ -91,14 +68,17 @@ async fn what_a_worker_says_after_its_death_is_refused_and_it_comes_back_as_anot
     });
     let sleeper = &world.members[zombies[4].1].process;
     let begun = || world.ledger().iter().filter(|line| line.event == Event::Begin && line.worker == sleeper.pid()).count();
-    wait(&world, "the long jobs are running", async || begun() == 2).await;
+    wait(&world, "the long jobs are running", async || begun() == 3).await;
     sleeper.pause();
     wait(&world, "they stand still", async || zombies.iter().all(|(_, zombie)| world.members[*zombie].process.is_stopped())).await;
 
     let heir = world.start(Role::Worker, &[], &[]);
-    wait(&world, "their jobs have ended or are running again", async || {
-        let again = doc! { "_id": { "$in": done_again.clone() }, "locked": true, "attempts": 2 };
-        world.count("archived", doc! { "why": "worker-died" }).await == 4 && world.count("scheduled", again).await == 6
+    wait(&world, "their jobs have ended, are put off, or are running again", async || {
+        let put_off = doc! { "_id": { "$in": put_off.clone() }, "locked": false, "deaths": 1 };
+        let again = doc! { "_id": { "$in": again_at_once.clone() }, "locked": true, "attempts": 2 };
+        world.count("archived", doc! { "why": "worker-died" }).await == ended.len() as u64
+            && world.count("scheduled", put_off).await == 5
+            && world.count("scheduled", again).await == 6
     })
     .await;
     let documents = async |name: &str| world.database.raw(name).find(doc! {}).await.unwrap().try_collect::<Vec<Document>>().await.unwrap();
@@ -112,21 +92,27 @@ async fn what_a_worker_says_after_its_death_is_refused_and_it_comes_back_as_anot
         wait(&world, "its outcome is refused", async || log(&world, *zombie).contains("its outcome is dropped")).await;
     }
     let recovery = continued.elapsed();
-    if recovery < Duration::from_secs(3) {
-        assert_eq!([documents("archived").await, documents("scheduled").await], before, "what a dead worker says changes nothing");
-    }
-    wait(&world, "all is done", async || world.unfinished().await == 0).await;
-    for id in done_again {
-        assert_eq!(end_of(&world, id).await, ("done".into(), 2, vec!["worker-died".into(), "none".into()]));
-    }
-    for id in ended {
-        assert_eq!(end_of(&world, id).await, ("worker-died".into(), 1, vec!["worker-died".into()]));
-    }
+    assert_eq!([documents("archived").await, documents("scheduled").await], before, "what a dead worker says changes nothing");
+
+    // The heir hands back what runs, and from now on nothing takes its time.
+    let soon = doc! { "$set": { "workable.parameters.again_ms": 0 }, "$min": { "scheduled_at": bson::DateTime::now() } };
+    world.database.raw("scheduled").update_many(doc! {}, soon).await.unwrap();
     world.members[heir].process.terminate();
     world.members[heir].process.wait_exit(SOON).await;
+    wait(&world, "all is done", async || world.unfinished().await == 0).await;
+    let classes = |classes: &[&str]| classes.iter().map(|class| (*class).to_owned()).collect::<Vec<_>>();
+    for id in put_off {
+        assert_eq!(end_of(&world, id).await, ("done".into(), 2, classes(&["worker-died", "none"])));
+    }
+    for id in again_at_once {
+        assert_eq!(end_of(&world, id).await, ("done".into(), 3, classes(&["worker-died", "interrupted", "none"])));
+    }
+    for id in ended {
+        assert_eq!(end_of(&world, id).await, ("worker-died".into(), 1, classes(&["worker-died"])));
+    }
     for (group, zombie) in &zombies {
         let id = world.enqueue(Entry::lasting(0).in_group(*group), Policy::Never).await.unwrap();
-        wait(&world, "it works again", async || archived(&world, id).await.is_some()).await;
+        wait(&world, "it works again", async || world.archived(id).await.is_some()).await;
         let line = world.ledger().into_iter().find(|line| line.execution().0 == id).unwrap();
         assert_eq!(line.worker, world.members[*zombie].process.pid());
     }
@@ -136,7 +122,7 @@ async fn what_a_worker_says_after_its_death_is_refused_and_it_comes_back_as_anot
 /// A leader freezes in the middle of a round and is followed; when it goes on, it finishes that round.
 #[tokio::test]
 async fn a_leader_that_missed_the_end_of_its_term_assigns_nothing() {
-    let mut row = Row::new("two recruiters that both believe they lead: one frozen in a round");
+    let mut row = Row::new("two recruiters that both believe they lead: one frozen in a round", GOES_ON_WITHIN);
     for (findings, recovery) in join_all([Moment::Before, Moment::After].map(frozen_in_a_round)).await {
         row.add(findings, recovery);
     }
@@ -197,66 +183,11 @@ async fn when_two_recruiters_lead_at_once_nothing_runs_twice_and_nothing_stops()
     close(world, "two recruiters that both lead: their lease deleted", deleted, deleted_last.elapsed()).await;
 }
 
-/// Every process of a host stands still for longer than a death takes and goes on, all in any order; in every other round the
-/// MongoDB as well.
-#[tokio::test]
-async fn when_a_host_wakes_up_nobody_alive_is_declared_dead() {
-    let seed = rand::random();
-    println!("seed {seed}");
-    let mut random = StdRng::seed_from_u64(seed);
-    let mut mongo = own_mongod().await;
-    let mut world = World::on(TestDatabase::on(&mongo.uri()).await).await;
-    world.start(Role::Recruiter, &[], &[]);
-    world.start(Role::Recruiter, &[], &[]);
-    world.start(Role::Cleaner, &["--dead-after", "4s"], &[]);
-    world.start(Role::Cleaner, &["--dead-after", "4s"], &[]);
-    for _ in 0..3 {
-        world.start(Role::Worker, &[], &[]);
-    }
-    until_available(&world, 3).await;
-    let ids = async |world: &World| roster(world).await.iter().map(|worker| worker.get_object_id("_id").unwrap()).collect::<BTreeSet<_>>();
-    let before = ids(&world).await;
-    let mut order: Vec<usize> = (0..world.members.len()).collect();
-    let mut recovery = Duration::ZERO;
-    const NIGHTS: usize = 4;
-    for night in 0..NIGHTS {
-        for _ in 0..6 {
-            world.enqueue(Entry::lasting(random.random_range(0..5_000)), Policy::Never).await.unwrap();
-        }
-        pause(Duration::from_millis(random.random_range(0..500))).await;
-        order.shuffle(&mut random);
-        order.iter().for_each(|member| world.members[*member].process.pause());
-        if night % 2 == 1 {
-            mongo.pause().unwrap();
-        }
-        pause(Duration::from_millis(5_500)).await;
-        if night % 2 == 1 {
-            mongo.resume().unwrap();
-        }
-        order.shuffle(&mut random);
-        for member in &order {
-            world.members[*member].process.resume();
-            pause(Duration::from_millis(random.random_range(0..20))).await;
-        }
-        let awake = Instant::now();
-        wait(&world, "all is done", async || world.unfinished().await == 0).await;
-        recovery = recovery.max(awake.elapsed());
-        assert_eq!(ids(&world).await, before, "night {night}\n{}", world.logs());
-    }
-    let mut row = Row::new("a whole host asleep and awake again");
-    row.add(world.judge().await, recovery);
-    row.injected = NIGHTS;
-    assert_eq!(row.findings.deaths, 0, "{}", world.logs());
-    assert!(!world.logs().contains("a worker is dead"), "{}", world.logs());
-    row.close();
-    mongo.stop().await.unwrap();
-}
-
 /// A command that locks a job is on its way for longer than its worker waits for the reply.
 #[tokio::test]
 async fn a_start_that_arrives_late_is_handed_back_or_refused_and_no_job_runs_twice() {
     let (handed_back, overtaken, refused) = tokio::join!(late_start_wins(), late_start_is_overtaken(), late_start_is_past_its_lease());
-    let mut row = Row::new("a start arrives after its reply timed out");
+    let mut row = Row::new("a start arrives after its reply timed out", GOES_ON_WITHIN);
     [handed_back, overtaken, refused].into_iter().for_each(|(findings, recovery)| row.add(findings, recovery));
     row.close();
 }
@@ -265,7 +196,7 @@ async fn a_start_that_arrives_late_is_handed_back_or_refused_and_no_job_runs_twi
 const LATE: Duration = Duration::from_secs(12);
 
 /// The first start of a worker behind a proxy is late.
-async fn late_start(world: &mut World, lease: &str, late: Duration) -> (Proxy, recruiter_tests::proxy::Armed, JobId) {
+async fn late_start(world: &mut World, lease: &str, late: Duration) -> (Proxy, Armed, JobId) {
     let proxy = Proxy::before(world.database.uri()).await;
     let armed = proxy.arm(Action::StallRequest(late), 1..=1, |request| step(&request.body).as_deref() == Some(START));
     world.start_at(&proxy.uri(world.database.name()), Role::Worker, &["--lease", lease], &[]);
@@ -287,7 +218,7 @@ async fn late_start_wins() -> (Findings, Duration) {
     .await;
     let back = Instant::now();
     tended(&mut world, "it is done", async |world| world.unfinished().await == 0).await;
-    let job = archived(&world, id).await.unwrap();
+    let job = world.archived(id).await.unwrap();
     assert_eq!((number(&job, "attempts"), number(&job, "interruptions")), (2, 1), "{job}");
     (world.judge().await, back.elapsed())
 }
@@ -298,7 +229,7 @@ async fn late_start_is_overtaken() -> (Findings, Duration) {
     let (_proxy, _armed, id) = late_start(&mut world, "40s", LATE).await;
     let late = Instant::now();
     world.start(Role::Worker, &[], &[]);
-    wait(&world, "it is done", async || archived(&world, id).await.is_some()).await;
+    wait(&world, "it is done", async || world.archived(id).await.is_some()).await;
     let recovery = late.elapsed();
     assert!(recovery < LATE, "it was done after the late start had arrived: {recovery:?}");
     // Until that has arrived and its worker has had a few heartbeats since.
@@ -321,7 +252,7 @@ async fn late_start_is_past_its_lease() -> (Findings, Duration) {
     pause(late + Duration::from_secs(1)).await;
     world.start(Role::Worker, &[], &[]);
     let started = Instant::now();
-    wait(&world, "it is done", async || archived(&world, id).await.is_some()).await;
+    wait(&world, "it is done", async || world.archived(id).await.is_some()).await;
     assert_eq!(end_of(&world, id).await, ("done".into(), 1, vec!["none".into()]), "the late one was not carried out");
     (world.judge().await, started.elapsed())
 }
@@ -347,7 +278,7 @@ async fn a_hint_that_is_told_again_makes_nothing_run_twice() {
     for _ in 0..8 {
         jobs.push(world.enqueue(Entry::lasting(5_000), Policy::Never).await.unwrap());
     }
-    wait(&world, "some are running", async || world.count("scheduled", doc! { "locked": true }).await >= 4).await;
+    wait(&world, "some are running", async || world.started().await >= 4).await;
     jobs.push(world.enqueue(Entry::lasting(0).after(Duration::from_secs(3)), Policy::Never).await.unwrap());
     let all: Vec<JobId> = jobs.iter().copied().chain([retried]).collect();
 
@@ -385,11 +316,11 @@ async fn a_hint_that_is_told_again_makes_nothing_run_twice() {
     }
     let begin = Instant::now();
     let next = world.enqueue(Entry::lasting(0), Policy::Never).await.unwrap();
-    wait(&world, "work goes on", async || archived(&world, next).await.is_some()).await;
+    wait(&world, "work goes on", async || world.archived(next).await.is_some()).await;
     let recovery = begin.elapsed();
     wait(&world, "all is done", async || world.unfinished().await == 0).await;
     for id in jobs.into_iter().chain([next]) {
-        let job = archived(&world, id).await.unwrap();
+        let job = world.archived(id).await.unwrap();
         assert_eq!(end_of(&world, id).await, ("done".into(), 1, vec!["none".into()]), "{job}");
         assert!(number(&job, "interruptions") == 0, "{job}");
     }
@@ -408,8 +339,8 @@ async fn a_kill_in_the_middle_of_a_group_commit_frees_its_jobs_at_once() {
         (Role::Cleaner, Moment::After, "insert archived"),
         (Role::Cleaner, Moment::After, "commitTransaction"),
     ];
-    let mut rows =
-        [Role::Worker, Role::Cleaner].map(|role| (role, Row::new(format!("kill -9 of a {role:?} in its transaction").to_lowercase())));
+    let mut rows = [Role::Worker, Role::Cleaner]
+        .map(|role| (role, Row::new(format!("kill -9 of a {role:?} in its transaction").to_lowercase(), AT_ONCE)));
     let runs = moments.map(async |(role, moment, step)| (role, killed_in_a_commit(role, moment, step).await));
     let mut runs = stream::iter(runs).buffer_unordered(3);
     while let Some((role, (findings, recovery))) = runs.next().await {
@@ -436,7 +367,7 @@ async fn killed_in_a_commit(role: Role, moment: Moment, step: &str) -> (Findings
     let victim = if role == Role::Worker { worker } else { cleaner };
     let dead = world.members[worker].process.pid();
     if role == Role::Cleaner {
-        wait(&world, "the jobs are running", async || world.count("scheduled", doc! { "locked": true }).await == 40).await;
+        wait(&world, "the jobs are running", async || world.started().await == 40).await;
         world.members[worker].process.kill();
     }
     // It may be that all outcomes were in the first transaction: then there are more.
@@ -456,191 +387,4 @@ async fn killed_in_a_commit(role: Role, moment: Moment, step: &str) -> (Findings
     assert!(recovery < AT_ONCE, "{role:?}, {step}: its jobs were free after {recovery:?}\n{}", world.logs());
     tended(&mut world, "all is done", async |world| world.unfinished().await == 0).await;
     (world.judge().await, recovery)
-}
-
-/// Whether this user may make pid namespaces.
-fn may_contain() -> bool {
-    Command::new("unshare").args(["--pid", "--fork", "--mount-proc", "true"]).status().is_ok_and(|status| status.success())
-}
-
-/// As a container does: a pid namespace of its own, in which it is process 1, and the hostname of everybody.
-const CONTAINER: [&str; 5] = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"];
-
-/// The process in a container, by its id out here.
-fn inside(container: &Process) -> Pid {
-    let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", container.pid())).unwrap_or_default();
-    Pid::from_raw(children.split_whitespace().next().expect("somebody is in the container").parse().unwrap())
-}
-
-async fn stop(container: &mut Process) {
-    kill(inside(container), Signal::SIGTERM).unwrap();
-    assert!(container.wait_exit(SOON).await.success());
-}
-
-/// Three workers of one hostname, two of them process 1 of containers of their own, another one out here; a cleaner out here that
-/// finds something else at process 1, and one in a container that finds nobody.
-#[tokio::test]
-async fn nobody_is_gone_for_a_cleaner_that_cannot_see_its_process() {
-    if !may_contain() {
-        println!("this user may make no pid namespaces: only documents are changed");
-        return;
-    }
-    let mut world = World::new().await;
-    world.start(Role::Recruiter, &[], &[]);
-    world.start(Role::Cleaner, &["--dead-after", "4s"], &[]);
-    let mut cleaner = world.beside(&CONTAINER, Role::Cleaner, &["--dead-after", "4s"]);
-    let mut containers = [(); 2].map(|()| world.beside(&CONTAINER, Role::Worker, &[]));
-    let worker = world.start(Role::Worker, &[], &[]);
-    until_available(&world, 3).await;
-    let workers = roster(&world).await;
-    let different = |field: &str| workers.iter().map(|worker| worker.get(field).unwrap().to_string()).collect::<BTreeSet<_>>().len();
-    assert_eq!((different("hostname"), different("pid_namespace"), different("pid")), (1, 3, 2), "{workers:?}");
-    let long = RetryManyTimes::new(9, Duration::ZERO).unwrap();
-    for _ in 0..9 {
-        world.enqueue(Entry::lasting(5_000), Policy::Never).await.unwrap();
-    }
-    wait(&world, "all is done", async || world.unfinished().await == 0).await;
-    assert_eq!(roster(&world).await.iter().map(|worker| worker.get_object_id("_id").unwrap()).collect::<BTreeSet<_>>().len(), 3);
-    assert!(!(world.logs() + &cleaner.stderr()).contains("a worker is dead"), "{}", world.logs());
-
-    // Who really dies in a container is found by its silence; the other one, with the same hostname and the same pid, lives on.
-    world.members[worker].process.terminate();
-    world.members[worker].process.wait_exit(SOON).await;
-    for _ in 0..6 {
-        world.enqueue(Entry::lasting(300).retry(&long), Policy::Again(9)).await.unwrap();
-        world.enqueue(Entry::lasting(5_000), Policy::Never).await.unwrap();
-    }
-    wait(&world, "they are running", async || world.count("scheduled", doc! { "locked": true }).await >= 6).await;
-    kill(inside(&containers[0]), Signal::SIGKILL).unwrap();
-    let killed = Instant::now();
-    wait(&world, "all is done", async || world.unfinished().await == 0).await;
-    let recovery = killed.elapsed();
-    assert_eq!(roster(&world).await.len(), 1);
-    // Both cleaners may have seen it.
-    let said = world.logs() + &cleaner.stderr();
-    let dead: BTreeSet<&str> =
-        said.lines().filter_map(|line| line.split_once("a worker is dead: retiring it ")).map(|(_, who)| who).collect();
-    assert!(dead.len() == 1 && dead.iter().all(|who| who.ends_with("death=Silent")), "{dead:?}\n{said}");
-    stop(&mut containers[1]).await;
-    stop(&mut cleaner).await;
-    close(world, "containers that share a hostname", 1, recovery).await;
-}
-
-/// The same by what the documents say: the hostname is no identity, and half of one is none.
-#[tokio::test]
-async fn a_place_that_is_elsewhere_or_unknown_is_never_gone() {
-    let mut world = World::new().await;
-    world.start(Role::Recruiter, &[], &[]);
-    world.start(Role::Cleaner, &["--dead-after", PATIENT], &[]);
-    let nobody = i32::MAX;
-    let places = [
-        doc! { "$set": { "pid_namespace": "pid:[1]", "pid": nobody } },
-        doc! { "$set": { "boot_id": "another machine's", "pid": nobody } },
-        doc! { "$set": { "pid_namespace": "", "pid": nobody } },
-        doc! { "$set": { "boot_id": "", "pid": nobody } },
-        doc! { "$set": { "pid": nobody }, "$unset": { "process_start_ticks": "" } },
-        doc! { "$set": { "pid": 0 } },
-    ];
-    for _ in &places {
-        world.start(Role::Worker, &["--concurrency", "1"], &[]);
-    }
-    until_available(&world, places.len() as u64).await;
-    let before = roster(&world).await;
-    for _ in 0..places.len() {
-        world.enqueue(Entry::lasting(4_000), Policy::Never).await.unwrap();
-    }
-    for (worker, place) in before.iter().zip(&places) {
-        world.database.raw("roster").update_one(doc! { "_id": worker.get_object_id("_id").unwrap() }, place.clone()).await.unwrap();
-    }
-    let begin = Instant::now();
-    wait(&world, "all is done", async || world.unfinished().await == 0).await;
-    let recovery = begin.elapsed();
-    assert!(!world.logs().contains("a worker is dead"), "{}", world.logs());
-    assert_eq!(roster(&world).await.len(), places.len());
-    close(world, "workers at places that nobody can see", places.len(), recovery).await;
-}
-
-/// A process that does nothing, and is killed when dropped.
-struct Idle(Child);
-
-impl Idle {
-    fn start() -> Self {
-        Self(Command::new("sleep").arg("600").spawn().unwrap())
-    }
-
-    fn place(&self) -> Place {
-        let pid = i32::try_from(self.0.id()).unwrap();
-        let ticks = Proc::new(pid).and_then(|process| process.stat()).unwrap().starttime;
-        Place { pid, process_start_ticks: ticks.try_into().unwrap(), ..Place::of_this_process().unwrap() }
-    }
-}
-
-impl Drop for Idle {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-/// A worker of which there is only a document, with two jobs that it has started.
-async fn phantom(world: &World, place: Place) -> [JobId; 2] {
-    let announcement = Announcement { place, ..factory::announcement(2) };
-    world.store.register(&announcement).await.unwrap();
-    let never = world.enqueue(Entry::lasting(0).in_group("phantoms"), Policy::Never).await.unwrap();
-    let again = world.enqueue(Entry::lasting(0).in_group("phantoms").retry(&again(1)), Policy::Again(1)).await.unwrap();
-    world.store.heartbeat(announcement.id, &[never, again]).await.unwrap();
-    assert_eq!(factory::started(&world.store, announcement.id, &[never, again]).await.len(), 2);
-    [never, again]
-}
-
-/// I10: a pid that belongs to another process by now proves a death, the same process a life, however long it is silent.
-#[tokio::test]
-async fn a_pid_is_a_worker_only_together_with_its_start() {
-    let mut world = World::new().await;
-    world.start(Role::Cleaner, &["--dead-after", PATIENT], &[]);
-    let mut idle = Idle::start();
-    let place = idle.place();
-    let alive = phantom(&world, place.clone()).await;
-    let reused = phantom(&world, Place { process_start_ticks: place.process_start_ticks - 1, ..place.clone() }).await;
-    let begin = Instant::now();
-    wait(&world, "it is gone", async || end_seen(&world, reused).await).await;
-    let reuse = begin.elapsed();
-    assert!(reuse < AT_ONCE, "{reuse:?}");
-    pause(Duration::from_secs(3)).await;
-    assert_eq!(world.count("scheduled", doc! { "_id": { "$in": alive.to_vec() }, "locked": true }).await, 2, "{}", world.logs());
-    assert_eq!(roster(&world).await.len(), 1);
-    idle.0.kill().unwrap();
-    let begin = Instant::now();
-    wait(&world, "it is gone, though nobody has waited for it", async || end_seen(&world, alive).await).await;
-    assert!(begin.elapsed() < AT_ONCE, "{:?}", begin.elapsed());
-    for [never, _] in [alive, reused] {
-        // A phantom's policy, as the factory stores it, wants nothing again.
-        assert_eq!(end_of(&world, never).await, ("worker-died".into(), 1, vec!["worker-died".into()]));
-    }
-    close(world, "a pid that belongs to another process", 2, reuse).await;
-}
-
-async fn end_seen(world: &World, jobs: [JobId; 2]) -> bool {
-    world.count("archived", doc! { "_id": { "$in": jobs.to_vec() } }).await == 2
-}
-
-/// I5: jobs that take many times as long as a death, one on the runtime and one on a thread of its own.
-#[tokio::test]
-async fn a_long_job_of_a_healthy_worker_is_left_alone() {
-    let mut world = World::new().await;
-    world.start(Role::Recruiter, &[], &[]);
-    world.start(Role::Cleaner, &["--dead-after", "3s"], &[]);
-    world.start(Role::Worker, &[], &[]);
-    let long = 18_000;
-    let jobs = [
-        world.enqueue(Entry::lasting(long), Policy::Never).await.unwrap(),
-        world.enqueue(Entry::lasting(long).retry(&again(3)), Policy::Again(3)).await.unwrap(),
-        world.enqueue(BlockingPoison(Poison::new(Harm::Spin(long))).as_job(), Policy::Never).await.unwrap(),
-    ];
-    wait(&world, "all is done", async || world.unfinished().await == 0).await;
-    for id in jobs {
-        assert_eq!(end_of(&world, id).await, ("done".into(), 1, vec!["none".into()]));
-    }
-    assert!(!world.logs().contains("a worker is dead"), "{}", world.logs());
-    close(world, "jobs six times as long as a death", jobs.len(), Duration::ZERO).await;
 }

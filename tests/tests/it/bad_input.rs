@@ -1,13 +1,19 @@
-//! Bad input through the real binaries: the exit code, the message, and the neighbours unharmed.
+//! Bad input through the real binaries, and documents that somebody else has changed: the exit code, the message, and the neighbours
+//! unharmed.
 
 use std::time::Duration;
 
 use bson::{Bson, Document, doc};
-use recruiter_common::{enqueue::NewJob, ids::JobId, retry_policy::RetryManyTimes};
+use recruiter_common::{
+    enqueue::NewJob,
+    ids::{JobId, StartId, WorkerId},
+    retry_policy::{RetryForever, RetryManyTimes},
+};
 use recruiter_tests::{
     factory::{insert_unvalidated, minimal_job},
     local::store,
     mongo::{PASSWORD, TestDatabase, USER, mongod_with_access_control, own_mongod, standalone_mongod},
+    oracle::number,
     processes::{Process, Setup, System},
     wait::{wait_for, wait_until},
 };
@@ -29,6 +35,18 @@ async fn archived(database: &TestDatabase, id: impl Into<Bson>) -> Document {
 
 fn why(document: &Document) -> &str {
     document.get_str("why").unwrap()
+}
+
+async fn count(database: &TestDatabase, collection: &str, filter: Document) -> u64 {
+    database.raw(collection).count_documents(filter).await.unwrap()
+}
+
+fn sleep(ms: i64) -> NewJob {
+    NewJob::of_class("sleep", doc! { "ms": ms })
+}
+
+async fn until_started(database: &TestDatabase, jobs: u64) {
+    wait_until(SOON, "the jobs are running", async || count(database, "scheduled", doc! { "locked": true }).await == jobs).await;
 }
 
 fn last<'a>(document: &'a Document, field: &str) -> &'a str {
@@ -251,5 +269,99 @@ async fn an_outcome_that_does_not_fit_is_stored_without_its_result() {
     for id in small {
         assert_eq!(why(&archived(&database, id).await), "done");
     }
+    system.stop().await;
+}
+
+/// I9: an outcome that cannot be stored stops neither the cleaner nor the rescue of the other jobs.
+#[tokio::test]
+async fn one_job_that_cannot_be_archived_does_not_stop_the_cleaner() {
+    // Beside the large documents of other tests its storage might have no room for one of this size.
+    let mongod = own_mongod().await;
+    let database = TestDatabase::on(&mongod.uri()).await;
+    let store = store(&database).await;
+    let mut system = System::start(&database, Setup::default());
+    let large = sleep(600_000).enqueue(&store).await.unwrap();
+    let others = store.enqueue_many((0..5).map(|_| sleep(600_000))).await.unwrap();
+    until_started(&database, 6).await;
+    // Just below what a document may have: the end of its history does not fit any more.
+    let grow = doc! { "$set": { "note": "x".repeat(16 * 1024 * 1024 - 900) } };
+    database.raw("scheduled").update_one(doc! { "_id": large }, grow).await.unwrap();
+    system.workers.pop().unwrap().kill();
+    for id in others {
+        assert_eq!(why(&archived(&database, id).await), "worker-died");
+    }
+    let ended = archived(&database, large).await;
+    assert_eq!(why(&ended), "worker-died");
+    assert!(ended.contains_key("reduced") || ended.contains_key("note"));
+    wait_until(SOON, "the dead worker is buried", async || count(&database, "roster", doc! {}).await == 0).await;
+    system.stop().await;
+    mongod.stop().await.unwrap();
+}
+
+/// Hand-deleted roster documents and half-written locks are found by the slow sweep.
+#[tokio::test]
+async fn jobs_locked_by_nobody_in_the_roster_are_found() {
+    let database = TestDatabase::new().await;
+    let system = System::start(&database, Setup { workers: 0, cleaner: &["--sweep-every", "200ms"], ..Setup::default() });
+    let store = store(&database).await;
+    let worker = Process::on(&database, "recruiter-worker", &["--builtins"]);
+    let again = RetryForever::new(Duration::from_millis(1)).unwrap();
+    let orphan = sleep(600_000).retry(&again).enqueue(&store).await.unwrap();
+    until_started(&database, 1).await;
+    worker.pause();
+    database.raw("roster").delete_many(doc! {}).await.unwrap();
+    let half = sleep(0).enqueue(&store).await.unwrap();
+    database.raw("scheduled").update_one(doc! { "_id": half }, doc! { "$set": { "locked": true } }).await.unwrap();
+    wait_until(SOON, "both are unlocked", async || count(&database, "scheduled", doc! { "locked": false }).await == 2).await;
+    let document = database.raw("scheduled").find_one(doc! { "_id": half }).await.unwrap().unwrap();
+    assert!(!document.contains_key("last_execution"), "nobody had started it, so nothing crashed");
+    let document = database.raw("scheduled").find_one(doc! { "_id": orphan }).await.unwrap().unwrap();
+    let executions = document.get_array("executions").unwrap();
+    assert_eq!(executions.len(), 1);
+    assert_eq!(executions[0].as_document().unwrap().get_str("class").unwrap(), "worker-died");
+    drop(worker);
+    system.stop().await;
+}
+
+/// I9: a document that somebody damages while it runs ends with its worker, with what is wrong with it in its history.
+#[tokio::test]
+async fn a_running_job_that_is_damaged_is_archived_when_its_worker_is_dead() {
+    let database = TestDatabase::new().await;
+    let mut system = System::start(&database, Setup { cleaner: &["--sweep-every", "200ms"], ..Setup::default() });
+    let store = store(&database).await;
+    let [with_roster, without] = [sleep(600_000), sleep(600_000)];
+    let (with_roster, without) = (with_roster.enqueue(&store).await.unwrap(), without.enqueue(&store).await.unwrap());
+    until_started(&database, 2).await;
+    let scheduled = database.raw("scheduled");
+    let damage = scheduled.update_one(doc! { "_id": with_roster }, doc! { "$set": { "attempts": "many" } });
+    damage.bypass_document_validation(true).await.unwrap();
+    system.workers.pop().unwrap().kill();
+    wait_until(SOON, "its worker is buried", async || count(&database, "roster", doc! {}).await == 0).await;
+    // The other is held by nobody in the roster.
+    let mut copy = database.raw("archived").find_one_and_delete(doc! { "_id": without }).await.unwrap().unwrap();
+    copy.extend(doc! { "attempts": "many", "locked": true, "last_execution": { "worker": WorkerId::new(), "start": StartId::new() } });
+    insert_unvalidated(&database, vec![copy]).await;
+    for job in [with_roster, without] {
+        let job = archived(&database, job).await;
+        let execution = job.get_document("last_execution").unwrap();
+        assert_eq!((job.get_str("why").unwrap(), execution.get_str("class").unwrap()), ("malformed", "malformed"), "{job}");
+        assert!(execution.get_str("message").unwrap().contains("not a job") && execution.get_bool("crashed").unwrap(), "{job}");
+    }
+    assert_eq!(count(&database, "scheduled", doc! {}).await, 0);
+    system.stop().await;
+}
+
+/// A worker whose document cannot be understood still works: its jobs are nobody else's.
+#[tokio::test]
+async fn the_jobs_of_a_worker_with_a_strange_document_are_left_to_it() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    let system = System::start(&database, Setup { cleaner: &["--sweep-every", "100ms"], ..Setup::default() });
+    let again = RetryForever::new(Duration::from_millis(1)).unwrap();
+    let id = sleep(3_000).retry(&again).enqueue(&store).await.unwrap();
+    until_started(&database, 1).await;
+    database.raw("roster").update_many(doc! {}, doc! { "$set": { "lease_ms": "long", "classes": 5 } }).await.unwrap();
+    let done = archived(&database, id).await;
+    assert_eq!((why(&done), number(&done, "attempts")), ("done", 1));
     system.stop().await;
 }

@@ -13,13 +13,14 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
-use recruiter_common::{ids::JobId, store::Store};
+use recruiter_common::{enqueue::NewJob, ids::JobId, retry_policy::RetryForever, store::Store};
 use recruiter_tests::{
     factory::{announcement, insert_unvalidated, minimal_job, started},
     fail_points::FailPoint,
     local::store,
     mongo::{TestDatabase, own_mongod},
-    processes::binary,
+    oracle::number,
+    processes::{Setup, System, binary},
     wait::wait_until,
 };
 use serde_json::{Value, json};
@@ -375,6 +376,25 @@ async fn cancel_archives_what_waits_and_asks_who_runs() {
         said.err
     );
     assert_eq!(said.err.matches("it is archived already, as cancelled").count(), 2, "{}", said.err);
+}
+
+/// A program that would run for ten minutes, from the command to its end.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_job_can_be_cancelled_while_it_runs() {
+    let database = TestDatabase::new().await;
+    let directory = tempfile::tempdir().unwrap();
+    let [config, entered] = ["workables.toml", "entered"].map(|name| directory.path().join(name));
+    std::fs::write(&config, "[workables.long]\ncommand = ['sh', '-c', 'touch \"$0\"; sleep 600', '{file}']\n").unwrap();
+    let system = System::start(&database, Setup { worker: &["--config", config.to_str().unwrap()], ..Setup::default() });
+    let again = RetryForever::new(Duration::from_millis(1)).unwrap();
+    let job = NewJob::of_class("long", doc! { "file": entered.to_str().unwrap() }).retry(&again);
+    let id = job.enqueue(&store(&database).await).await.unwrap();
+    wait_until(SOON, "it was entered", async || entered.exists()).await;
+    let said = recruiter(&database, &["jobs", "cancel", &id.to_string()]);
+    assert!(said.out.contains("is asked to cancel"), "{}{}", said.out, said.err);
+    wait_until(SOON, "it is cancelled", async || count(&database, "archived", doc! { "_id": id, "why": "cancelled" }).await == 1).await;
+    assert_eq!(number(&only(&database, "archived", doc! {}).await, "attempts"), 1);
+    system.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]

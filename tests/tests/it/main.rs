@@ -3,9 +3,12 @@
 #![expect(clippy::unwrap_used, reason = "in a test it says where it failed")]
 
 mod bad_input;
+mod bench;
+mod builtins;
 mod cli;
 mod demo;
 mod dev;
+mod distribution;
 mod embedded;
 mod faults;
 mod harness;

@@ -1,0 +1,48 @@
+//! What the tests run and no machine has to have: fetched once into the user's cache, where the embedded mongod is as well.
+
+use std::{
+    fs,
+    io::Write as _,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use etcetera::BaseStrategy as _;
+use tempfile::NamedTempFile;
+
+/// The directory of this name in the cache. When it is not there, `fill` fills another one that becomes it, so that it is there whole
+/// or not at all, whoever else does the same.
+pub fn installed(name: &str, fill: impl FnOnce(&Path)) -> PathBuf {
+    let cache = etcetera::choose_base_strategy().expect("the user has a home").cache_dir().join("recruiter");
+    let directory = cache.join(name);
+    if directory.exists() {
+        return directory;
+    }
+    fs::create_dir_all(&cache).expect("the cache is writable");
+    let half = tempfile::Builder::new().prefix(".install-").tempdir_in(&cache).expect("the cache is writable");
+    let target = half.path().join("whole");
+    fs::create_dir(&target).expect("the cache is writable");
+    fill(&target);
+    if let Err(error) = fs::rename(&target, &directory) {
+        assert!(directory.exists(), "{} cannot be put in its place: {error}", directory.display());
+    }
+    directory
+}
+
+/// Unpacks one Python package, without those that it depends on. A requirement is a package, its version, and the checksums of the
+/// files it may come in: `name==1.2.3 --hash=sha256:…`.
+pub fn pip(target: &Path, requirement: &str) {
+    let mut requirements = NamedTempFile::with_prefix("recruiter-requirement-").expect("the temporary directory is writable");
+    writeln!(requirements, "{requirement}").expect("the temporary directory is writable");
+    let mut pip = Command::new("python3");
+    pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:", "--require-hashes"]);
+    run(pip.arg("--target").arg(target).arg("--requirement").arg(requirements.path()));
+}
+
+/// Runs a command and returns what it printed; panics with what it complained of.
+pub fn run(command: &mut Command) -> String {
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?} cannot be run: {error}"));
+    let [stdout, stderr] = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes).into_owned());
+    assert!(output.status.success(), "{command:?} failed with {}:\n{stdout}\n{stderr}", output.status);
+    stdout
+}

@@ -1,0 +1,194 @@
+//! The whole cycle in a few seconds: a world in which every step of the protocol is taken at least once, so that each can be
+//! broken: jobs that succeed, fail, are retried, come later, are cancelled, were done before; a document that is no job; a
+//! worker that dies, a lock without a holder, an archive to prune.
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use bson::{doc, oid::ObjectId};
+use recruiter_common::{enqueue::Workable, ids::JobId, shutdown::pause};
+use tokio::{runtime::Handle, sync::Semaphore, task::spawn_blocking};
+
+use crate::{
+    factory::{again, insert_unvalidated, minimal_job},
+    faults::Fault,
+    ledger::Entry,
+    oracle::{Findings, Policy},
+    world::{Role, World},
+};
+
+/// Longer than any scenario needs on a busy machine.
+const QUIET_WITHIN: Duration = Duration::from_secs(120);
+/// Between two looks at a run.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// Runs at a time: most of each is waiting.
+pub const AT_A_TIME: usize = 8;
+/// How often a job that is done again at all may be done again here: more often than it can be rescued.
+const AGAIN: u32 = 12;
+
+/// What is broken in a run.
+#[derive(Clone, Default)]
+pub struct Breaks {
+    /// By the processes themselves, the first of each role, when they take a step; the second fault of a role and those after it
+    /// are also those of whoever stands in for it.
+    pub faults: Vec<(Role, Fault)>,
+    /// The ways to MongoDB of the first of these roles.
+    pub lines: Vec<(Role, String)>,
+    /// How much of what is on the way has struck.
+    pub on_the_way: Option<Arc<dyn Fn() -> usize + Send + Sync>>,
+}
+
+impl Breaks {
+    fn faults_of(&self, role: Role) -> Vec<Fault> {
+        self.faults.iter().filter(|(of, _)| *of == role).map(|(_, fault)| fault.clone()).collect()
+    }
+}
+
+impl fmt::Debug for Breaks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Breaks").field("faults", &self.faults).field("lines", &self.lines).finish_non_exhaustive()
+    }
+}
+
+/// A step of a process.
+pub type Step = (Role, String);
+
+/// What came of a run.
+#[derive(Debug)]
+pub struct Run {
+    /// What was wrong.
+    pub findings: Findings,
+    /// Which of the faults of the processes have struck.
+    pub struck: Vec<(Role, Fault)>,
+    /// From the moment when it was seen that the last one had struck, there or on the way, until everything was done; nothing
+    /// when nothing did.
+    pub recovery: Option<Duration>,
+    /// The steps that were taken, and how often.
+    pub steps: BTreeMap<Step, u32>,
+}
+
+/// One run of the cycle, on a thread of its own: what blocks it, blocks no other. A few at a time, however many tests want one.
+pub async fn run_beside_others(world: World, breaks: Breaks) -> Run {
+    static TURNS: Semaphore = Semaphore::const_new(AT_A_TIME);
+    let _turn = TURNS.acquire().await.expect("it is never closed");
+    let here = Handle::current();
+    spawn_blocking(move || here.block_on(run(world, breaks))).await.expect("a run does not panic")
+}
+
+/// One run of the cycle in a new world.
+pub async fn run(mut world: World, breaks: Breaks) -> Run {
+    let start = |world: &mut World, role: Role| {
+        let uri = breaks.lines.iter().find(|(of, _)| *of == role).map_or(world.database.uri(), |(_, uri)| uri).to_owned();
+        world.start_at(&uri, role, &[], &breaks.faults_of(role))
+    };
+    start(&mut world, Role::Recruiter);
+    start(&mut world, Role::Cleaner);
+    let victim = world.start(Role::Worker, &[], &[]);
+    let mut story = Story::begin(&world).await;
+    world.until(QUIET_WITHIN, async |world| world.started().await == 2 || world.unfinished().await == 0).await;
+    world.members[victim].process.kill();
+    start(&mut world, Role::Worker);
+    story.enqueue(&world).await;
+
+    let struck = |world: &World| -> Vec<(Role, Fault)> {
+        breaks.faults.iter().filter(|(role, fault)| world.struck(*role, fault)).cloned().collect()
+    };
+    let on_the_way = || breaks.on_the_way.as_ref().map_or(0, |count| count());
+    let (mut last_strike, mut strikes, begin) = (None, 0, Instant::now());
+    let mut quiet = false;
+    while !quiet && begin.elapsed() < QUIET_WITHIN {
+        world.tend();
+        let now = struck(&world).len() + on_the_way();
+        if now > strikes {
+            (last_strike, strikes) = (Some(Instant::now()), now);
+        }
+        quiet = story.goes_on(&world).await;
+        pause(LOOK_EVERY).await;
+    }
+    let logs = if quiet { String::new() } else { world.logs() };
+    let recovery = last_strike.map(|at| at.elapsed());
+    let mut findings = world.judge().await;
+    if !quiet {
+        findings.broken.push(format!("I7: not quiet after {QUIET_WITHIN:?}: {story:?}\n{logs}"));
+    }
+    // What struck while everything was stopped, and held up nothing.
+    let struck = struck(&world);
+    let recovery = recovery.or_else(|| (struck.len() + on_the_way() > 0).then_some(Duration::ZERO));
+    Run { findings, struck, recovery, steps: world.steps() }
+}
+
+/// What happens to the jobs of a run, apart from what is broken on purpose.
+#[derive(Debug, Default)]
+pub struct Story {
+    /// Done, then sent again by the application.
+    first: Option<JobId>,
+    sent_again: bool,
+    /// Cancelled while it runs.
+    cancelled: Option<JobId>,
+    asked_to_cancel: bool,
+}
+
+impl Story {
+    /// What the worker that dies is given, and what is there from before.
+    pub async fn begin(world: &World) -> Self {
+        let long_ago = bson::DateTime::from_millis(1_000_000);
+        let old = doc! { "_id": ObjectId::new(), "done": true, "last_execution": { "ended_at": long_ago } };
+        world.database.raw("archived").insert_one(old).await.expect("MongoDB is there");
+        world.enqueue(Entry::lasting(2_000), Policy::Never).await.expect("MongoDB is there");
+        world.enqueue(Entry::lasting(2_000).retry(&again(AGAIN)), Policy::Again(AGAIN)).await.expect("MongoDB is there");
+        Self::default()
+    }
+
+    /// Everything else, once that worker is dead.
+    pub async fn enqueue(&mut self, world: &World) {
+        self.first = Some(world.enqueue(Entry::lasting(0), Policy::Never).await.expect("MongoDB is there"));
+        self.cancelled =
+            Some(world.enqueue(Entry::lasting(20_000).retry(&again(AGAIN)), Policy::Again(AGAIN)).await.expect("MongoDB is there"));
+        for ms in [0, 1, 10, 50, 600] {
+            world.enqueue(Entry::lasting(ms), Policy::Never).await.expect("MongoDB is there");
+        }
+        for (failures, times) in [(1, AGAIN), (2, AGAIN), (u32::MAX, 1)] {
+            let job = Entry { failures, ..Entry::default() }.as_job().retry(&again(times));
+            world.enqueue(job, Policy::Again(times)).await.expect("MongoDB is there");
+        }
+        world
+            .enqueue(Entry::lasting(0).in_group("later").after(Duration::from_millis(700)), Policy::Never)
+            .await
+            .expect("MongoDB is there");
+        let mut no_job = minimal_job("entry");
+        no_job.insert("retry_policy", "whatever");
+        let id = JobId::from(no_job.get_object_id("_id").expect("a minimal job has an id"));
+        world.asked.will_send(id, Policy::Any);
+        insert_unvalidated(&world.database, vec![no_job]).await;
+        world.asked.was_acknowledged(id);
+        // Locked by nobody before anybody can start it.
+        let half = world.enqueue(Entry::lasting(0).after(Duration::from_secs(3_600)), Policy::Never).await.expect("MongoDB is there");
+        let lock = doc! { "$set": { "locked": true, "scheduled_at": bson::DateTime::from_chrono(world.store.now()) } };
+        world.database.raw("scheduled").update_one(doc! { "_id": half }, lock).await.expect("MongoDB is there");
+    }
+
+    /// Does what it is time for; says whether all has happened and nothing is left to do.
+    pub async fn goes_on(&mut self, world: &World) -> bool {
+        if let Some(job) = self.cancelled.filter(|_| !self.asked_to_cancel) {
+            self.asked_to_cancel = world.store.request_cancel_if_started(job).await.expect("MongoDB is there");
+        }
+        if let Some(first) = self.first.filter(|_| !self.sent_again)
+            && world.count("archived", doc! { "_id": first }).await == 1
+        {
+            let mut copy = minimal_job("entry");
+            copy.insert("_id", first);
+            world.asked.will_send(first, Policy::SentAgain);
+            world.database.raw("scheduled").insert_one(copy).await.expect("MongoDB is there");
+            self.sent_again = true;
+        }
+        self.asked_to_cancel
+            && self.sent_again
+            && world.unfinished().await == 0
+            && world.count("scheduled", doc! {}).await == 0
+            && world.count("archived", doc! { "created_at": { "$exists": false }, "group": { "$exists": false } }).await == 0
+    }
+}

@@ -1,0 +1,262 @@
+//! Life and death: who only looks dead, asleep, far away, long at work or with another's pid, and is not; and who looks alive and is not.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    process::{Child, Command},
+    time::{Duration, Instant},
+};
+
+use bson::doc;
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use procfs::process::Process as Proc;
+use rand::{RngExt, SeedableRng, rngs::StdRng, seq::SliceRandom};
+use recruiter_common::{enqueue::Workable, ids::JobId, retry_policy::RetryManyTimes, roster::Place, shutdown::pause, store::Announcement};
+use recruiter_tests::{
+    factory::{self, again},
+    ledger::{BlockingPoison, Entry, Harm, Poison},
+    mongo::{TestDatabase, own_mongod},
+    oracle::Policy,
+    processes::Process,
+    report::Row,
+    world::{Role, World},
+};
+
+use crate::{AT_ONCE, GOES_ON_WITHIN, PATIENT, SOON, close, end_of, roster, until_available, wait};
+
+/// Every process of a host stands still for longer than a death takes and goes on, all in any order; in every other round the
+/// MongoDB as well.
+#[tokio::test]
+async fn when_a_host_wakes_up_nobody_alive_is_declared_dead() {
+    let seed = rand::random();
+    println!("seed {seed}");
+    let mut random = StdRng::seed_from_u64(seed);
+    let mut mongo = own_mongod().await;
+    let mut world = World::on(TestDatabase::on(&mongo.uri()).await).await;
+    world.start(Role::Recruiter, &[], &[]);
+    world.start(Role::Recruiter, &[], &[]);
+    world.start(Role::Cleaner, &["--dead-after", "4s"], &[]);
+    world.start(Role::Cleaner, &["--dead-after", "4s"], &[]);
+    for _ in 0..3 {
+        world.start(Role::Worker, &[], &[]);
+    }
+    until_available(&world, 3).await;
+    let ids = async |world: &World| roster(world).await.iter().map(|worker| worker.get_object_id("_id").unwrap()).collect::<BTreeSet<_>>();
+    let before = ids(&world).await;
+    let mut order: Vec<usize> = (0..world.members.len()).collect();
+    let mut recovery = Duration::ZERO;
+    const NIGHTS: usize = 4;
+    for night in 0..NIGHTS {
+        for _ in 0..6 {
+            world.enqueue(Entry::lasting(random.random_range(0..5_000)), Policy::Never).await.unwrap();
+        }
+        pause(Duration::from_millis(random.random_range(0..500))).await;
+        order.shuffle(&mut random);
+        order.iter().for_each(|member| world.members[*member].process.pause());
+        if night % 2 == 1 {
+            mongo.pause().unwrap();
+        }
+        pause(Duration::from_millis(5_500)).await;
+        if night % 2 == 1 {
+            mongo.resume().unwrap();
+        }
+        order.shuffle(&mut random);
+        for member in &order {
+            world.members[*member].process.resume();
+            pause(Duration::from_millis(random.random_range(0..20))).await;
+        }
+        let awake = Instant::now();
+        wait(&world, "all is done", async || world.unfinished().await == 0).await;
+        recovery = recovery.max(awake.elapsed());
+        assert_eq!(ids(&world).await, before, "night {night}\n{}", world.logs());
+    }
+    let mut row = Row::new("a whole host asleep and awake again", GOES_ON_WITHIN);
+    row.add(world.judge().await, recovery);
+    row.injected = NIGHTS;
+    assert_eq!(row.findings.deaths, 0, "{}", world.logs());
+    assert!(!world.logs().contains("a worker is dead"), "{}", world.logs());
+    row.close();
+    mongo.stop().await.unwrap();
+}
+
+/// As a container does: a pid namespace of its own, in which it is process 1, and the hostname of everybody. The user namespace
+/// is what makes that possible without root; see user.max_user_namespaces in sysctl where it is not.
+const CONTAINER: [&str; 7] = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc", "--kill-child"];
+
+/// The process in a container, by its id out here.
+fn inside(container: &Process) -> Pid {
+    let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", container.pid())).unwrap_or_default();
+    Pid::from_raw(children.split_whitespace().next().expect("somebody is in the container").parse().unwrap())
+}
+
+async fn stop(container: &mut Process) {
+    kill(inside(container), Signal::SIGTERM).unwrap();
+    assert!(container.wait_exit(SOON).await.success());
+}
+
+/// Three workers of one hostname, two of them process 1 of containers of their own, another one out here; a cleaner out here that
+/// finds something else at process 1, and one in a container that finds nobody.
+#[tokio::test]
+async fn nobody_is_gone_for_a_cleaner_that_cannot_see_its_process() {
+    let mut world = World::new().await;
+    world.start(Role::Recruiter, &[], &[]);
+    world.start(Role::Cleaner, &["--dead-after", "4s"], &[]);
+    let mut cleaner = world.beside(&CONTAINER, Role::Cleaner, &["--dead-after", "4s"]);
+    let mut containers = [(); 2].map(|()| world.beside(&CONTAINER, Role::Worker, &[]));
+    let worker = world.start(Role::Worker, &[], &[]);
+    until_available(&world, 3).await;
+    let workers = roster(&world).await;
+    let different = |field: &str| workers.iter().map(|worker| worker.get(field).unwrap().to_string()).collect::<BTreeSet<_>>().len();
+    assert_eq!((different("hostname"), different("pid_namespace"), different("pid")), (1, 3, 2), "{workers:?}");
+    let long = RetryManyTimes::new(9, Duration::ZERO).unwrap();
+    for _ in 0..9 {
+        world.enqueue(Entry::lasting(5_000), Policy::Never).await.unwrap();
+    }
+    wait(&world, "all is done", async || world.unfinished().await == 0).await;
+    assert_eq!(roster(&world).await.iter().map(|worker| worker.get_object_id("_id").unwrap()).collect::<BTreeSet<_>>().len(), 3);
+    assert!(!(world.logs() + &cleaner.stderr()).contains("a worker is dead"), "{}", world.logs());
+
+    // Who really dies in a container is found by its silence; the other one, with the same hostname and the same pid, lives on.
+    world.members[worker].process.terminate();
+    world.members[worker].process.wait_exit(SOON).await;
+    for _ in 0..6 {
+        world.enqueue(Entry::lasting(300).retry(&long), Policy::Again(9)).await.unwrap();
+        world.enqueue(Entry::lasting(5_000), Policy::Never).await.unwrap();
+    }
+    wait(&world, "they are running", async || world.started().await >= 6).await;
+    kill(inside(&containers[0]), Signal::SIGKILL).unwrap();
+    let killed = Instant::now();
+    wait(&world, "all is done", async || world.unfinished().await == 0).await;
+    let recovery = killed.elapsed();
+    assert_eq!(roster(&world).await.len(), 1);
+    // Both cleaners may have seen it.
+    let said = world.logs() + &cleaner.stderr();
+    let dead: BTreeSet<&str> =
+        said.lines().filter_map(|line| line.split_once("a worker is dead: retiring it ")).map(|(_, who)| who).collect();
+    assert!(dead.len() == 1 && dead.iter().all(|who| who.ends_with("death=Silent")), "{dead:?}\n{said}");
+    stop(&mut containers[1]).await;
+    stop(&mut cleaner).await;
+    close(world, "containers that share a hostname", 1, recovery).await;
+}
+
+/// The same by what the documents say: the hostname is no identity, and half of one is none.
+#[tokio::test]
+async fn a_place_that_is_elsewhere_or_unknown_is_never_gone() {
+    let mut world = World::new().await;
+    world.start(Role::Recruiter, &[], &[]);
+    world.start(Role::Cleaner, &["--dead-after", PATIENT], &[]);
+    let nobody = i32::MAX;
+    let places = [
+        doc! { "$set": { "pid_namespace": "pid:[1]", "pid": nobody } },
+        doc! { "$set": { "boot_id": "another machine's", "pid": nobody } },
+        doc! { "$set": { "pid_namespace": "", "pid": nobody } },
+        doc! { "$set": { "boot_id": "", "pid": nobody } },
+        doc! { "$set": { "pid": nobody }, "$unset": { "process_start_ticks": "" } },
+        doc! { "$set": { "pid": 0 } },
+    ];
+    for _ in &places {
+        world.start(Role::Worker, &["--concurrency", "1"], &[]);
+    }
+    until_available(&world, places.len() as u64).await;
+    let before = roster(&world).await;
+    for _ in 0..places.len() {
+        world.enqueue(Entry::lasting(4_000), Policy::Never).await.unwrap();
+    }
+    for (worker, place) in before.iter().zip(&places) {
+        world.database.raw("roster").update_one(doc! { "_id": worker.get_object_id("_id").unwrap() }, place.clone()).await.unwrap();
+    }
+    let begin = Instant::now();
+    wait(&world, "all is done", async || world.unfinished().await == 0).await;
+    let recovery = begin.elapsed();
+    assert!(!world.logs().contains("a worker is dead"), "{}", world.logs());
+    assert_eq!(roster(&world).await.len(), places.len());
+    close(world, "workers at places that nobody can see", places.len(), recovery).await;
+}
+
+/// A process that does nothing, and is killed when dropped.
+struct Idle(Child);
+
+impl Idle {
+    fn start() -> Self {
+        Self(Command::new("sleep").arg("600").spawn().unwrap())
+    }
+
+    fn place(&self) -> Place {
+        let pid = i32::try_from(self.0.id()).unwrap();
+        let ticks = Proc::new(pid).and_then(|process| process.stat()).unwrap().starttime;
+        Place { pid, process_start_ticks: ticks.try_into().unwrap(), ..Place::of_this_process().unwrap() }
+    }
+}
+
+impl Drop for Idle {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A worker of which there is only a document, with two jobs that it has started.
+async fn phantom(world: &World, place: Place) -> [JobId; 2] {
+    let announcement = Announcement { place, ..factory::announcement(2) };
+    world.store.register(&announcement).await.unwrap();
+    let never = world.enqueue(Entry::lasting(0).in_group("phantoms"), Policy::Never).await.unwrap();
+    let again = world.enqueue(Entry::lasting(0).in_group("phantoms").retry(&again(1)), Policy::Again(1)).await.unwrap();
+    world.store.heartbeat(announcement.id, &[never, again]).await.unwrap();
+    assert_eq!(factory::started(&world.store, announcement.id, &[never, again]).await.len(), 2);
+    [never, again]
+}
+
+/// I10: a pid that belongs to another process by now proves a death, the same process a life, however long it is silent.
+#[tokio::test]
+async fn a_pid_is_a_worker_only_together_with_its_start() {
+    let mut world = World::new().await;
+    world.start(Role::Cleaner, &["--dead-after", PATIENT], &[]);
+    let mut idle = Idle::start();
+    let place = idle.place();
+    let alive = phantom(&world, place.clone()).await;
+    let reused = phantom(&world, Place { process_start_ticks: place.process_start_ticks - 1, ..place.clone() }).await;
+    let begin = Instant::now();
+    wait(&world, "it is gone", async || end_seen(&world, reused).await).await;
+    let reuse = begin.elapsed();
+    assert!(reuse < AT_ONCE, "{reuse:?}");
+    pause(Duration::from_secs(3)).await;
+    assert_eq!(world.count("scheduled", doc! { "_id": { "$in": alive.to_vec() }, "locked": true }).await, 2, "{}", world.logs());
+    assert_eq!(roster(&world).await.len(), 1);
+    idle.0.kill().unwrap();
+    let begin = Instant::now();
+    wait(&world, "it is gone, though nobody has waited for it", async || end_seen(&world, alive).await).await;
+    assert!(begin.elapsed() < AT_ONCE, "{:?}", begin.elapsed());
+    for [never, _] in [alive, reused] {
+        // A phantom's policy, as the factory stores it, wants nothing again.
+        assert_eq!(end_of(&world, never).await, ("worker-died".into(), 1, vec!["worker-died".into()]));
+    }
+    close(world, "a pid that belongs to another process", 2, reuse).await;
+}
+
+async fn end_seen(world: &World, jobs: [JobId; 2]) -> bool {
+    world.count("archived", doc! { "_id": { "$in": jobs.to_vec() } }).await == 2
+}
+
+/// I5: jobs that take many times as long as a death, one on the runtime and one on a thread of its own.
+#[tokio::test]
+async fn a_long_job_of_a_healthy_worker_is_left_alone() {
+    let mut world = World::new().await;
+    world.start(Role::Recruiter, &[], &[]);
+    world.start(Role::Cleaner, &["--dead-after", "3s"], &[]);
+    world.start(Role::Worker, &[], &[]);
+    let long = 18_000;
+    let jobs = [
+        world.enqueue(Entry::lasting(long), Policy::Never).await.unwrap(),
+        world.enqueue(Entry::lasting(long).retry(&again(3)), Policy::Again(3)).await.unwrap(),
+        world.enqueue(BlockingPoison(Poison::new(Harm::Spin(long))).as_job(), Policy::Never).await.unwrap(),
+    ];
+    wait(&world, "all is done", async || world.unfinished().await == 0).await;
+    for id in jobs {
+        assert_eq!(end_of(&world, id).await, ("done".into(), 1, vec!["none".into()]));
+    }
+    assert!(!world.logs().contains("a worker is dead"), "{}", world.logs());
+    close(world, "jobs six times as long as a death", jobs.len(), Duration::ZERO).await;
+}

@@ -1,0 +1,60 @@
+//! The classes that are there for trying and testing, in the real worker: those that do it harm.
+
+use std::time::Duration;
+
+use bson::{Document, doc};
+use recruiter_common::{enqueue::NewJob, ids::JobId, retry_policy::RetryManyTimes};
+use recruiter_tests::{
+    local::store,
+    mongo::TestDatabase,
+    oracle::number,
+    processes::{Process, Setup, System},
+    wait::wait_for,
+};
+
+const SOON: Duration = Duration::from_secs(20);
+
+async fn archived(database: &TestDatabase, id: JobId) -> Document {
+    wait_for(SOON, "the job is archived", async || database.raw("archived").find_one(doc! { "_id": id }).await.unwrap()).await
+}
+
+fn why(document: &Document) -> &str {
+    document.get_str("why").unwrap()
+}
+
+/// I6: a job that kills its worker is tried as often as its policy allows and no more.
+#[tokio::test]
+async fn a_job_that_ends_its_process_honours_its_policy() {
+    let database = TestDatabase::new().await;
+    let mut system = System::start(&database, Setup::default());
+    let store = store(&database).await;
+    let policy = RetryManyTimes::new(1, Duration::ZERO).unwrap();
+    let id = NewJob::of_class("exit-abruptly", doc! {}).retry(&policy).enqueue(&store).await.unwrap();
+    for _ in 0..2 {
+        let mut worker = system.workers.pop().unwrap();
+        assert!(!worker.wait_exit(SOON).await.success());
+        system.workers.push(Process::on(&database, "recruiter-worker", &["--builtins"]));
+    }
+    let ended = archived(&database, id).await;
+    assert_eq!((why(&ended), number(&ended, "attempts"), number(&ended, "deaths")), ("worker-died", 2, 2));
+    let next = NewJob::of_class("sleep", doc! {}).enqueue(&store).await.unwrap();
+    assert_eq!(why(&archived(&database, next).await), "done", "the next worker goes on");
+    system.stop().await;
+}
+
+/// What is done when the limit is passed is recorded as done.
+#[tokio::test]
+async fn a_leaking_worker_ends_itself_with_its_work_recorded() {
+    let database = TestDatabase::new().await;
+    let mut system = System::start(&database, Setup { worker: &["--builtins", "--memory-limit", "150MiB"], ..Setup::default() });
+    let store = store(&database).await;
+    let freed = NewJob::of_class("leak", doc! { "mib": 40, "keep": false }).enqueue(&store).await.unwrap();
+    assert_eq!(why(&archived(&database, freed).await), "done");
+    assert!(system.workers[0].try_exit().is_none(), "below the limit it stays");
+    let kept = NewJob::of_class("leak", doc! { "mib": 200 }).enqueue(&store).await.unwrap();
+    let mut worker = system.workers.pop().unwrap();
+    assert_eq!(worker.wait_exit(SOON).await.code(), Some(75));
+    assert_eq!(why(&archived(&database, kept).await), "done");
+    assert_eq!(database.raw("roster").count_documents(doc! {}).await.unwrap(), 0);
+    system.stop().await;
+}
