@@ -353,6 +353,28 @@ async fn a_running_job_that_is_damaged_is_archived_when_its_worker_is_dead() {
     system.stop().await;
 }
 
+/// I9: an outcome that cannot be written for a while holds up no other of its worker.
+#[tokio::test]
+async fn a_job_that_somebody_elses_transaction_holds_delays_no_other() {
+    let database = TestDatabase::new().await;
+    let system = System::start(&database, Setup::default());
+    let store = store(&database).await;
+    let held = sleep(1_000).enqueue(&store).await.unwrap();
+    until_started(&database, 1).await;
+    let mut session = database.database().client().start_session().await.unwrap();
+    session.start_transaction().await.unwrap();
+    let scheduled = database.raw("scheduled");
+    scheduled.update_one(doc! { "_id": held }, doc! { "$set": { "note": "mine" } }).session(&mut session).await.unwrap();
+    for _ in 0..3 {
+        let other = sleep(300).enqueue(&store).await.unwrap();
+        assert_eq!(why(&archived(&database, other).await), "done");
+    }
+    assert_eq!(count(&database, "archived", doc! { "_id": held }).await, 0, "it is held");
+    session.abort_transaction().await.unwrap();
+    assert_eq!(why(&archived(&database, held).await), "done");
+    system.stop().await;
+}
+
 /// A worker whose document cannot be understood still works: its jobs are nobody else's.
 #[tokio::test]
 async fn the_jobs_of_a_worker_with_a_strange_document_are_left_to_it() {
