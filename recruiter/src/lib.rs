@@ -14,7 +14,7 @@
 //! | [`stats`] | `stats`: how much and how fast |
 //! | [`dev`] | `dev`: a Recruiter with a MongoDB of its own, to develop on |
 //! | [`demo`] | `demo`: real work on the user's own files, and a killed worker |
-//! | [`bench`] | `bench`: how fast it is |
+//! | [`bench`](mod@bench) | `bench`: how fast it is |
 //! | `fleet` | the programs as child processes, for these three |
 //! | [`output`] | how the commands write |
 //! | [`embedded`] | a MongoDB for development and tests |
