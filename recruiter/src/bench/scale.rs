@@ -79,7 +79,7 @@ pub(super) struct Backlog {
     #[arg(long, env = "RECRUITER_BENCH_BACKLOG", value_name = "N", default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1..=50_000_000))]
     backlog: u64,
     /// How many jobs are burnt down before them
-    #[arg(long, short = 'n', env = "RECRUITER_BENCH_JOBS", value_name = "N", default_value_t = 20_000, value_parser = clap::value_parser!(u64).range(1..=50_000_000))]
+    #[arg(long, short = 'n', env = "RECRUITER_BENCH_JOBS", value_name = "N", default_value_t = 20_000, value_parser = clap::value_parser!(u64).range(1_000..=50_000_000))]
     jobs: u64,
 }
 
@@ -118,7 +118,7 @@ impl Backlog {
             for size in [0, self.backlog / 10, self.backlog] {
                 stage.enqueue(size - there, |_| behind.job()).await?;
                 there = size;
-                let (pick, jobs_per_second) = self.burn_down(stage, setting).await?;
+                let (pick, jobs_per_second) = self.pick_and_burn_down(stage, setting).await?;
                 measured.push(doc! {
                     "behind": behind.name(),
                     "jobs": i64::try_from(size)?,
@@ -131,7 +131,7 @@ impl Backlog {
     }
 
     /// Times the search for a thousand jobs, then runs all that were enqueued for it.
-    async fn burn_down(self, stage: &Stage, setting: &Setting) -> anyhow::Result<(Times, f64)> {
+    async fn pick_and_burn_down(self, stage: &Stage, setting: &Setting) -> anyhow::Result<(Times, f64)> {
         stage.enqueue(self.jobs, |_| noop()).await?;
         let mut pick = Times::new();
         for _ in 0..TIMES {
@@ -140,13 +140,7 @@ impl Backlog {
             pick.record(begun.elapsed());
             anyhow::ensure!(found.len() == 1_000, "the jobs that were just enqueued were not found");
         }
-        let before = stage.store.archived_count().await?;
-        let mut fleet = stage.fleet(setting).await?;
-        let begun = Monotonic::now();
-        fleet.add_workers(setting.workers)?;
-        let ended = stage.until_archived(&mut fleet, before + self.jobs).await;
-        fleet.stop().await;
-        Ok((pick, rate(self.jobs, ended? - begun)))
+        Ok((pick, burn_down(stage, setting, self.jobs).await?))
     }
 }
 
@@ -163,7 +157,8 @@ pub(super) struct Archive {
 
 impl Archive {
     pub(super) async fn measure(self, stage: &Stage, setting: &Setting) -> anyhow::Result<Document> {
-        let alone = self.burn_down(stage, setting).await?;
+        stage.enqueue(self.jobs, |_| noop()).await?;
+        let alone = burn_down(stage, setting, self.jobs).await?;
         // What the product itself has archived, again and again under other ids and dates.
         let sample = stage.any_archived().await?;
         stage.progress("archived", self.archived);
@@ -181,7 +176,8 @@ impl Archive {
             stage.insert_archived(copies.collect()).await?;
             stage.advance(1_000);
         }
-        let beside = self.burn_down(stage, setting).await?;
+        stage.enqueue(self.jobs, |_| noop()).await?;
+        let beside = burn_down(stage, setting, self.jobs).await?;
         Ok(doc! {
             "benchmark": "scale-archive",
             "archived": i64::try_from(self.archived)?,
@@ -193,15 +189,15 @@ impl Archive {
             "conditions": stage.conditions(setting).await?,
         })
     }
+}
 
-    async fn burn_down(self, stage: &Stage, setting: &Setting) -> anyhow::Result<f64> {
-        stage.enqueue(self.jobs, |_| noop()).await?;
-        let before = stage.store.archived_count().await?;
-        let mut fleet = stage.fleet(setting).await?;
-        let begun = Monotonic::now();
-        fleet.add_workers(setting.workers)?;
-        let ended = stage.until_archived(&mut fleet, before + self.jobs).await;
-        fleet.stop().await;
-        Ok(rate(self.jobs, ended? - begun))
-    }
+/// Runs so many jobs that are enqueued; says how many a second.
+async fn burn_down(stage: &Stage, setting: &Setting, jobs: u64) -> anyhow::Result<f64> {
+    let before = stage.store.archived_count().await?;
+    let mut fleet = stage.fleet(setting).await?;
+    let begun = Monotonic::now();
+    fleet.add_workers(setting.workers)?;
+    let ended = stage.until_archived(&mut fleet, before + jobs).await;
+    fleet.stop().await;
+    Ok(rate(jobs, ended? - begun))
 }

@@ -139,7 +139,7 @@ impl Steady {
             acknowledged.extend(ids.into_iter().map(|id| (id, at)));
         }
         let time = stage.until_archived(&mut fleet, total).await? - begun;
-        let (mut started, mut archived) = (Times::new(), Times::new());
+        let (mut started, mut ended) = (Times::new(), Times::new());
         let ids: Vec<JobId> = acknowledged.keys().copied().collect();
         for some in ids.chunks(1_000) {
             for job in store.archived_jobs(some).await? {
@@ -148,8 +148,8 @@ impl Steady {
                     waited(&job, acknowledged[&id]).ok_or_else(|| anyhow::anyhow!("a job did not tell when it was entered: {job}"))?,
                 );
                 let execution = job.get_document("last_execution")?;
-                let (due, ended) = (execution.get_datetime("scheduled_at")?, execution.get_datetime("ended_at")?);
-                archived.record(Duration::from_millis(u64::try_from(ended.timestamp_millis() - due.timestamp_millis()).unwrap_or(0)));
+                let (due, over) = (execution.get_datetime("scheduled_at")?, execution.get_datetime("ended_at")?);
+                ended.record(Duration::from_millis(u64::try_from(over.timestamp_millis() - due.timestamp_millis()).unwrap_or(0)));
             }
         }
         fleet.stop().await;
@@ -159,7 +159,7 @@ impl Steady {
             "asked_per_second": i64::try_from(self.rate)?,
             "jobs_per_second": rate(total, time),
             "started_ms": started.percentiles(),
-            "ended_ms": archived.percentiles(),
+            "ended_ms": ended.percentiles(),
             "conditions": stage.conditions(setting).await?,
         })
     }
