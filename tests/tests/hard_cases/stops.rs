@@ -153,10 +153,12 @@ async fn twice(between: Duration) -> (Findings, Duration) {
     let begun = |world: &World| world.ledger().iter().filter(|line| line.event == Event::Begin).count();
     wait(&world, "they are running", async || begun(&world) == 5).await;
     let asked = Instant::now();
-    for _ in 0..2 {
-        world.members.iter().for_each(|member| member.process.terminate());
-        pause(between).await;
-    }
+    world.members.iter().for_each(|member| member.process.terminate());
+    // Two signals of which the first is not yet taken are one to the kernel.
+    let heard_it = |world: &World| world.members.iter().all(|member| member.process.stderr().contains("asked to stop"));
+    wait(&world, "the first is heard", async || heard_it(&world)).await;
+    pause(between).await;
+    world.members.iter().for_each(|member| member.process.terminate());
     for member in 0..3 {
         let status = world.members[member].process.wait_exit(SOON).await;
         assert!(matches!(status.code(), Some(0 | 130)), "{status}");
