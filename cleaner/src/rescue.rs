@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use bson::Document;
+use bson::{Document, RawDocument};
 use recruiter_common::{
     failure::{self, Failure},
     ids::JobId,
@@ -49,7 +49,7 @@ impl Rescuer {
                 Ok(job) => job,
                 Err((document, error)) => {
                     tracing::warn!(job.id = %claim.job(), %error, "a locked document is no job; archiving it");
-                    archivals.push(Archival::undecodable(claim, holder, document, &error, now));
+                    archivals.push(Archival::undecodable(claim, holder, &document, &error, now));
                     continue;
                 }
             };
@@ -123,7 +123,7 @@ pub(crate) async fn sweep(store: &Store, rescuer: &mut Rescuer, shutdown: &Shutd
 }
 
 /// Unlocks what nobody holds: nobody can have started it.
-async fn unlock(store: &Store, document: &Document) -> Result<(), StoreError> {
+async fn unlock(store: &Store, document: &RawDocument) -> Result<(), StoreError> {
     match document.get_object_id("_id") {
         Ok(id) if store.unlock_if_held_by_nobody(id.into()).await? => {
             tracing::warn!(job.id = %id, "a job was locked by nobody: unlocked it")

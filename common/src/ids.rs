@@ -28,6 +28,12 @@ macro_rules! object_id {
             }
         }
 
+        impl From<$name> for ObjectId {
+            fn from(id: $name) -> Self {
+                id.0
+            }
+        }
+
         impl From<ObjectId> for $name {
             fn from(id: ObjectId) -> Self {
                 Self(id)

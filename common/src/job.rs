@@ -6,7 +6,7 @@
 
 use std::{borrow::Cow, fmt, time::Duration};
 
-use bson::{Bson, Document, doc};
+use bson::{Bson, Document, RawDocument, RawDocumentBuf, doc};
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -287,10 +287,15 @@ pub struct Job {
     /// Where it stands.
     pub state: JobState,
     /// As stored, fields unknown to this version included.
-    pub document: Document,
+    pub document: RawDocumentBuf,
 }
 
 impl Job {
+    /// A field as it is stored; nothing when there is none, or none that BSON allows.
+    pub fn field(&self, name: &str) -> Option<Bson> {
+        self.document.get(name).ok().flatten()?.try_into().ok()
+    }
+
     /// What a retry policy sees while the start that was read as number `attempts` runs.
     pub fn history(&self) -> History<'_> {
         History {
@@ -313,20 +318,20 @@ pub struct Held {
     /// By which start.
     pub claim: Claim,
     /// The job; or the document, with what is wrong with it.
-    pub job: Result<Box<Job>, (Document, CorruptJob)>,
+    pub job: Result<Box<Job>, (RawDocumentBuf, CorruptJob)>,
 }
 
-impl TryFrom<Document> for Held {
+impl TryFrom<RawDocumentBuf> for Held {
     /// The document, which is locked in nobody's name.
-    type Error = Document;
+    type Error = RawDocumentBuf;
 
-    fn try_from(document: Document) -> Result<Self, Document> {
+    fn try_from(document: RawDocumentBuf) -> Result<Self, RawDocumentBuf> {
         let execution = document.get_document("last_execution").ok();
         let id = |field: &str| execution.and_then(|execution| execution.get_object_id(field).ok());
         match (document.get_object_id("_id"), id("worker"), id("start")) {
             (Ok(job), Some(holder), Some(start)) => {
                 let claim = Claim { job: job.into(), start: start.into() };
-                let job = Job::try_from(document.clone()).map(Box::new).map_err(|error| (document, error));
+                let job = Job::try_from(document).map(Box::new);
                 Ok(Self { holder: holder.into(), claim, job })
             }
             _ => Err(document),
@@ -397,7 +402,31 @@ impl TryFrom<Document> for Job {
     type Error = CorruptJob;
 
     fn try_from(document: Document) -> Result<Self, CorruptJob> {
-        let stored: JobDocument = bson::deserialize_from_document(document.clone())?;
+        Self::try_from(RawDocumentBuf::try_from(&document)?).map_err(|(_, error)| error)
+    }
+}
+
+impl TryFrom<RawDocumentBuf> for Job {
+    /// The document, and why it is no job.
+    type Error = (RawDocumentBuf, CorruptJob);
+
+    fn try_from(document: RawDocumentBuf) -> Result<Self, Self::Error> {
+        match Self::without_document(&document) {
+            Ok(job) => Ok(Self { document, ..job }),
+            Err(error) => Err((document, error)),
+        }
+    }
+}
+
+impl Job {
+    fn without_document(document: &RawDocument) -> Result<Self, CorruptJob> {
+        let mut stored: JobDocument = bson::deserialize_from_slice(document.as_bytes())?;
+        if let (true, Some(execution)) = (stored.locked, &mut stored.last_execution) {
+            // The start leaves the date on which the job was due where it is. It was due by the server's clock, whatever
+            // the estimate said.
+            execution.scheduled_at = execution.scheduled_at.or(stored.scheduled_at);
+            execution.started_at = execution.started_at.max(execution.scheduled_at);
+        }
         let state = match (stored.why, stored.locked, &stored.last_execution) {
             (Some(why), false, _) if stored.scheduled_at.is_none() => JobState::Archived { why },
             (_, true, Some(Execution { worker: Some(worker), start: Some(start), .. })) => {
@@ -434,7 +463,7 @@ impl TryFrom<Document> for Job {
             executions: stored.executions.unwrap_or_default(),
             executions_dropped: count("executions_dropped", stored.executions_dropped)?,
             state,
-            document,
+            document: RawDocumentBuf::new(),
         })
     }
 }

@@ -435,7 +435,8 @@ fn look_inside(keep: bool, uri: &str) -> String {
 
 /// Whether a job was done and its result is this digest. `sha256sum` begins its line with a backslash when it escapes the name.
 fn is_digest_of(job: &Job, digest: &str) -> bool {
-    let result = match job.document.get("result") {
+    let result = job.field("result");
+    let result = match &result {
         Some(Bson::String(text)) => text.as_bytes(),
         // The name in it is not UTF-8.
         Some(Bson::Binary(binary)) => binary.bytes.as_slice(),

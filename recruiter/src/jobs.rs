@@ -196,7 +196,7 @@ fn describe(job: &Job, now: Instant, out: &mut impl Write) -> std::io::Result<()
         format!("{}, {} of them interrupted, {} ended by the death of their worker", job.attempts, job.interruptions, job.deaths),
     )?;
     for field in ["recovered_from", "result"] {
-        line(&field.replace('_', " "), job.document.get(field).map(json).unwrap_or_default())?;
+        line(&field.replace('_', " "), job.field(field).as_ref().map(json).unwrap_or_default())?;
     }
     let history: Vec<&Execution> = history(job).collect();
     if history.is_empty() {
@@ -365,7 +365,7 @@ async fn cancel(id: JobId, dry_run: bool, store: &Store) -> anyhow::Result<Chang
                     return Ok(changed("cancelled", "is not running; would be archived as cancelled"));
                 }
                 let failure = Failure::new(CANCELLED, "cancelled by hand before it was started");
-                let archival = Archival::malformed(id, document, &Why::CANCELLED, &failure, store.now());
+                let archival = Archival::malformed(id, &bson::RawDocumentBuf::try_from(&document)?, &Why::CANCELLED, &failure, store.now());
                 let recorded = store.archive(&mut CommitSession::default(), &[archival]).await?;
                 if recorded == [Recorded::Yes] {
                     return Ok(changed("cancelled", "was not running; archived as cancelled"));

@@ -119,7 +119,7 @@ fn set_of<T: Ord>(all: impl IntoIterator<Item = T>) -> BTreeSet<T> {
     all.into_iter().collect()
 }
 
-fn ids(documents: &[Document]) -> BTreeSet<JobId> {
+fn ids(documents: &[bson::RawDocumentBuf]) -> BTreeSet<JobId> {
     documents.iter().map(|document| document.get_object_id("_id").unwrap().into()).collect()
 }
 

@@ -103,7 +103,7 @@ impl Incarnation {
             match found {
                 Ok(job) => drop(readable.insert(job.id, job)),
                 Err((id, document, error)) => {
-                    self.archive_malformed(id, document, &Failure::new(failure::MALFORMED, error.to_string()), now)
+                    self.archive_malformed(id, &document, &Failure::new(failure::MALFORMED, error.to_string()), now)
                 }
             }
         }
@@ -123,7 +123,7 @@ impl Incarnation {
         let claimed: HashSet<JobId> = claims.iter().map(|claim| claim.job()).collect();
         let mut not_entered: Vec<JobId> = readable.keys().copied().filter(|id| !refused.contains(id) && !claimed.contains(id)).collect();
         for job in refused.iter().filter_map(|id| readable.get(id)) {
-            self.archive_malformed(job.id, job.document.clone(), &Failure::new(failure::MALFORMED, "MongoDB cannot start it"), start.now);
+            self.archive_malformed(job.id, &job.document, &Failure::new(failure::MALFORMED, "MongoDB cannot start it"), start.now);
         }
         let (again, mut claims): (Vec<Claim>, Vec<Claim>) = match &archived {
             Ok(archived) => claims.into_iter().partition(|claim| archived.contains(&claim.job())),
@@ -198,7 +198,7 @@ impl Incarnation {
     }
 
     /// Archives a document that is no job, alone.
-    fn archive_malformed(&self, id: JobId, document: bson::Document, failure: &Failure, now: Instant) {
+    fn archive_malformed(&self, id: JobId, document: &bson::RawDocument, failure: &Failure, now: Instant) {
         tracing::warn!(job.id = %id, reason = failure.message, "a document in `scheduled` is no job; archiving it as malformed");
         let archival = Archival::malformed(id, document, &Why::MALFORMED, failure, now);
         let (recorded, _) = oneshot::channel();

@@ -4,9 +4,12 @@
 //! Who may write a job: anybody inserts it; unlocked, only a start, a cancellation or the archiving of a document
 //! that is no job (each under `locked: false`); locked, only the holder of the start, or a cleaner after its death.
 
-use std::collections::{HashMap, HashSet};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
 
-use bson::{Bson, Document, doc};
+use bson::{Bson, Document, RawDocument, RawDocumentBuf, doc};
 use futures_util::TryStreamExt;
 use mongodb::{
     ClientSession, Collection,
@@ -233,14 +236,14 @@ impl Store {
     /// The unlocked ones of these jobs, whole. A document that is no job comes with what is wrong with it.
     ///
     /// Index: `_id`. Invariant: I9, a malformed document stops none of its neighbours.
-    pub async fn unlocked(&self, jobs: &[JobId]) -> Result<Vec<Result<Job, (JobId, Document, CorruptJob)>>, StoreError> {
-        let scheduled = self.scheduled.clone();
+    pub async fn unlocked(&self, jobs: &[JobId]) -> Result<Vec<Result<Job, (JobId, RawDocumentBuf, CorruptJob)>>, StoreError> {
+        let scheduled = self.scheduled.clone_with_type::<RawDocumentBuf>();
         let filter = doc! { "_id": { "$in": jobs.to_vec() }, "locked": false };
-        let found: Vec<Document> =
+        let found: Vec<RawDocumentBuf> =
             call("unlocked", async move { scheduled.find(filter).batch_size(10_000).await?.try_collect().await }).await?;
-        let decode = |document: Document| {
-            let id = id_of(&document)?;
-            Some(Job::try_from(document.clone()).map_err(|error| (id, document, error)))
+        let decode = |document: RawDocumentBuf| {
+            let id = raw_id_of(&document)?;
+            Some(Job::try_from(document).map_err(|(document, error)| (id, document, error)))
         };
         Ok(found.into_iter().filter_map(decode).collect())
     }
@@ -423,13 +426,13 @@ impl Store {
         session.0 = Session::GivenUp(open.id().clone());
         let (scheduled, archived) = (self.scheduled.clone(), self.archived.clone());
         let (filter, before, asked) = (filter_of(batch), archived_before(batch), batch.len());
-        let documents: Vec<Document> = batch.iter().map(|archival| archival.document.clone()).collect();
+        let documents: Vec<Arc<RawDocumentBuf>> = batch.iter().map(|archival| archival.document.clone()).collect();
         let (open, outcome) = call("archive", async move {
             let outcome = async {
                 open.start_transaction().await?;
                 let deleted = scheduled.delete_many(filter.clone()).session(&mut *open).await?.deleted_count;
                 if usize::try_from(deleted) == Ok(asked) {
-                    archived.insert_many(documents).session(&mut *open).await?;
+                    archived.clone_with_type::<RawDocumentBuf>().insert_many(documents).session(&mut *open).await?;
                     return commit(&mut open).await.map(|()| Attempted::All);
                 }
                 open.abort_transaction().await?;
@@ -457,9 +460,9 @@ impl Store {
     /// Filter: id, locked, this holder. Index: `_id`: the roster says which to look at, so that no index on the holder
     /// is needed. Invariant: none, each is ended under its own start.
     pub async fn held_by(&self, worker: WorkerId, jobs: &[JobId]) -> Result<Vec<Held>, StoreError> {
-        let scheduled = self.scheduled.clone();
+        let scheduled = self.scheduled.clone_with_type::<RawDocumentBuf>();
         let filter = doc! { "_id": { "$in": jobs.to_vec() }, "locked": true, "last_execution.worker": worker };
-        let found: Vec<Document> = call("held_by", async move { scheduled.find(filter).await?.try_collect().await }).await?;
+        let found: Vec<RawDocumentBuf> = call("held_by", async move { scheduled.find(filter).await?.try_collect().await }).await?;
         Ok(found.into_iter().filter_map(|document| Held::try_from(document).ok()).collect())
     }
 
@@ -489,8 +492,9 @@ impl Store {
             if !range.is_empty() {
                 filter.insert("_id", range);
             }
+            let scheduled = scheduled.clone_with_type::<RawDocumentBuf>();
             let mut locked = scheduled.find(filter).sort(doc! { "_id": 1 }).session(&mut session).await?;
-            let documents: Vec<Document> = locked.stream(&mut session).try_collect().await?;
+            let documents: Vec<RawDocumentBuf> = locked.stream(&mut session).try_collect().await?;
             let mut registered = roster.find(doc! {}).projection(doc! { "_id": 1 }).batch_size(10_000).session(&mut session).await?;
             let registered: Vec<Document> = registered.stream(&mut session).try_collect().await?;
             let registered = registered.iter().filter_map(|worker| Some(WorkerId::from(worker.get_object_id("_id").ok()?))).collect();
@@ -564,7 +568,7 @@ impl Store {
 #[derive(Clone, Debug)]
 pub struct LockedJobs {
     /// Locked documents.
-    pub documents: Vec<Document>,
+    pub documents: Vec<RawDocumentBuf>,
     /// Everybody in the roster.
     pub registered: HashSet<WorkerId>,
     /// Where the next step goes on; nothing when this was the last.
@@ -646,19 +650,16 @@ fn start_command(start: &Start, jobs: &[ToStart]) -> Document {
             "attempts": attempts_read,
             "$expr": { "$and": [{ "$lte": ["$scheduled_at", "$$NOW"] }, { "$lt": ["$$NOW", lease_until] }] },
         };
+        // Without the date on which it was due, which stands in the job until it ends: a copy would need a pipeline.
         let last_execution = doc! {
-            "scheduled_at": "$scheduled_at",
-            "started_at": { "$max": ["$scheduled_at", now] },
+            "started_at": now,
             "worker": start.worker,
             "start": start.id,
-            "if_worker_dies": { "$literal": bson::serialize_to_bson(verdict).expect("a number or a word") },
-            "hostname": { "$literal": &start.hostname },
+            "if_worker_dies": bson::serialize_to_bson(verdict).expect("a number or a word"),
+            "hostname": &start.hostname,
             "pid": start.pid,
         };
-        let update = vec![
-            doc! { "$unset": "last_execution" },
-            doc! { "$set": { "locked": true, "attempts": attempts + 1, "last_execution": last_execution } },
-        ];
+        let update = doc! { "$set": { "locked": true, "attempts": attempts + 1, "last_execution": last_execution } };
         doc! { "q": filter, "u": update, "multi": true }
     };
     doc! {
@@ -687,6 +688,10 @@ pub fn as_started(mut job: Job, start: &Start, verdict: IfWorkerDies) -> Job {
 }
 
 pub(crate) fn id_of(document: &Document) -> Option<JobId> {
+    document.get_object_id("_id").ok().map(JobId::from)
+}
+
+fn raw_id_of(document: &RawDocument) -> Option<JobId> {
     document.get_object_id("_id").ok().map(JobId::from)
 }
 

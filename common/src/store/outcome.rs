@@ -3,9 +3,16 @@
 //!
 //! Used by the worker for what it executed and by the cleaner for what the dead left.
 
-use std::collections::{BTreeSet, HashMap};
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::Arc,
+};
 
-use bson::{Bson, Document, doc};
+use bson::{
+    Bson, Document, RawBson, RawDocument, RawDocumentBuf, doc,
+    oid::ObjectId,
+    raw::{CStr, cstr},
+};
 
 use super::{CommitSession, Hint, Store, StoreError, cut};
 use crate::{
@@ -37,7 +44,8 @@ pub enum Recorded {
 #[derive(Clone, Debug)]
 pub struct Archival {
     pub(super) guard: Guard,
-    pub(super) document: Document,
+    /// Shared, because a batch of them is kept until it is known that it was written.
+    pub(super) document: Arc<RawDocumentBuf>,
 }
 
 /// What must still be true of a job for it to be archived.
@@ -59,51 +67,55 @@ impl Guard {
 }
 
 impl Archival {
+    fn new(guard: Guard, document: RawDocumentBuf) -> Self {
+        Self { guard, document: Arc::new(document) }
+    }
+
     /// A started job that ended, for `why`.
     pub fn ended(job: &Job, claim: Claim, execution: Execution, why: &Why, result: Option<Bson>) -> Self {
-        Self { guard: Guard::Claimed(claim), document: archived_document(job, &execution, why, result) }
+        Self::new(Guard::Claimed(claim), archived_document(job, &execution, why, result))
     }
 
     /// A job that is nobody's and shall not run.
     pub fn unstarted(job: &Job, why: &Why, failure: &Failure, now: Instant) -> Self {
-        Self::malformed(job.id, job.document.clone(), why, failure, now)
+        Self::malformed(job.id, &job.document, why, failure, now)
     }
 
     /// A document in `scheduled` that is nobody's and cannot be run.
-    pub fn malformed(job: JobId, mut document: Document, why: &Why, failure: &Failure, now: Instant) -> Self {
-        let guard = Guard::Unlocked { job, attempts: document.get("attempts").cloned() };
+    pub fn malformed(job: JobId, document: &RawDocument, why: &Why, failure: &Failure, now: Instant) -> Self {
+        let attempts = document.get("attempts").ok().flatten().and_then(|attempts| attempts.try_into().ok());
         let scheduled_at = document.get_datetime("scheduled_at").ok().map(|at| at.to_chrono());
         let execution = Execution { scheduled_at, ..Execution::default() }.ended(now, Some(failure));
-        finish(&mut document, &execution, why);
-        Self { guard, document }
+        Self::new(Guard::Unlocked { job, attempts }, finished(document, job, &execution, why, Vec::new()))
     }
 
     /// A document that is locked by the dead and is no job: neither its history nor its policy can be read.
-    pub fn undecodable(claim: Claim, holder: WorkerId, mut document: Document, error: &CorruptJob, now: Instant) -> Self {
+    pub fn undecodable(claim: Claim, holder: WorkerId, document: &RawDocument, error: &CorruptJob, now: Instant) -> Self {
         let execution = Execution { worker: Some(holder), start: Some(claim.start), crashed: Some(true), ..Execution::default() };
-        finish(&mut document, &execution.ended(now, Some(&Failure::new(failure::MALFORMED, error.to_string()))), &Why::MALFORMED);
-        Self { guard: Guard::Claimed(claim), document }
+        let execution = execution.ended(now, Some(&Failure::new(failure::MALFORMED, error.to_string())));
+        Self::new(Guard::Claimed(claim), finished(document, claim.job, &execution, &Why::MALFORMED, Vec::new()))
     }
 
     /// The same end with nothing but what identifies the job, for an outcome that MongoDB refuses; nothing when that
     /// was refused too.
     fn without_details(self) -> Option<Self> {
-        if self.document.contains_key(REDUCED) {
+        let whole: Document = (&**self.document).try_into().unwrap_or_else(|_| doc! { "_id": self.job() });
+        if whole.contains_key(REDUCED) {
             return None;
         }
         let mut document = Document::new();
         for field in ["_id", "done", "created_at", "locked", "attempts", "interruptions", "deaths", "group", "priority", "why"] {
-            document.extend(self.document.get(field).map(|value| (field.to_owned(), value.clone())));
+            document.extend(whole.get(field).map(|value| (field.to_owned(), value.clone())));
         }
-        if let Ok(class) = self.document.get_document("workable").and_then(|workable| workable.get_str("class")) {
+        if let Ok(class) = whole.get_document("workable").and_then(|workable| workable.get_str("class")) {
             document.insert("workable", doc! { "class": class });
         }
-        if let Ok(execution) = self.document.get_document("last_execution") {
+        if let Ok(execution) = whole.get_document("last_execution") {
             let kept = execution.iter().filter(|(field, _)| !matches!(field.as_str(), "message" | "trace"));
             document.insert("last_execution", kept.map(|(field, value)| (field.clone(), value.clone())).collect::<Document>());
         }
         document.insert(REDUCED, "MongoDB refused the whole document");
-        Some(Self { guard: self.guard, document })
+        Some(Self::new(self.guard, RawDocumentBuf::try_from(&document).ok()?))
     }
 
     /// The job.
@@ -112,31 +124,69 @@ impl Archival {
     }
 }
 
-fn archived_document(job: &Job, execution: &Execution, why: &Why, result: Option<Bson>) -> Document {
-    let mut document = job.document.clone();
-    document.insert("attempts", job.attempts);
-    document.insert("deaths", deaths_with(job, execution));
-    finish(&mut document, execution, why);
-    let without_result = document.clone();
-    if let Some(result) = result {
-        document.insert("result", result);
-    }
-    match bson::serialize_to_vec(&document) {
-        Ok(bytes) if bytes.len() <= LARGEST_DOCUMENT => document,
-        _ => {
-            let mut document = without_result;
-            document.insert("result_dropped", "the result did not fit into the document or cannot be stored");
-            document
-        }
+fn archived_document(job: &Job, execution: &Execution, why: &Why, result: Option<Bson>) -> RawDocumentBuf {
+    let counts = |last: Option<(&'static CStr, RawBson)>| {
+        let counts = [(cstr!("attempts"), count(job.attempts)), (cstr!("deaths"), count(deaths_with(job, execution)))];
+        counts.into_iter().chain(last).collect()
+    };
+    let ended = |last| finished(&job.document, job.id, execution, why, counts(last));
+    let with_result = match result {
+        None => return ended(None),
+        Some(result) => RawBson::try_from(result).map(|result| ended(Some((cstr!("result"), result)))),
+    };
+    match with_result {
+        Ok(document) if document.as_bytes().len() <= LARGEST_DOCUMENT => document,
+        _ => ended(Some((cstr!("result_dropped"), "the result did not fit into the document or cannot be stored".into()))),
     }
 }
 
-fn finish(document: &mut Document, execution: &Execution, why: &Why) {
-    document.remove("scheduled_at");
-    document.insert("done", *why == Why::DONE);
-    document.insert("locked", false);
-    document.insert("why", why.clone());
-    document.insert("last_execution", stored(execution));
+/// A finished job as the archive keeps it: what was stored, with `more` and its end, each field in its place.
+///
+/// Raw, because this is done for every job. A document that breaks off in the middle, which no driver stores, keeps its id.
+fn finished(
+    document: &RawDocument,
+    job: JobId,
+    execution: &Execution,
+    why: &Why,
+    mut more: Vec<(&'static CStr, RawBson)>,
+) -> RawDocumentBuf {
+    let execution = bson::serialize_to_raw_document_buf(execution).expect("an execution is made of dates, ids, texts and numbers");
+    more.extend([
+        (cstr!("done"), RawBson::Boolean(*why == Why::DONE)),
+        (cstr!("locked"), RawBson::Boolean(false)),
+        (cstr!("why"), why.as_str().into()),
+        (cstr!("last_execution"), execution.into()),
+    ]);
+    replaced(document, &more).unwrap_or_else(|_| {
+        let mut only = RawDocumentBuf::new();
+        only.append(cstr!("_id"), ObjectId::from(job));
+        more.iter().for_each(|(field, value)| only.append(field, value.as_raw_bson_ref()));
+        only
+    })
+}
+
+/// A copy with other values in some fields and others added, and without the date on which it was due.
+fn replaced(document: &RawDocument, by: &[(&CStr, RawBson)]) -> bson::error::Result<RawDocumentBuf> {
+    let mut copy = RawDocumentBuf::new();
+    let mut new: Vec<bool> = vec![true; by.len()];
+    for element in document.iter_elements() {
+        let element = element?;
+        if let Some(at) = by.iter().position(|(field, _)| *field == element.key()) {
+            new[at] = false;
+            copy.append(element.key(), by[at].1.as_raw_bson_ref());
+        } else if element.key() != cstr!("scheduled_at") {
+            match element.value() {
+                Ok(value) => copy.append(element.key(), value),
+                Err(_) => copy.append(element.key(), element.value_utf8_lossy()?),
+            }
+        }
+    }
+    by.iter().zip(new).filter(|(_, new)| *new).for_each(|((field, value), _)| copy.append(field, value.as_raw_bson_ref()));
+    Ok(copy)
+}
+
+fn count(value: u32) -> RawBson {
+    i32::try_from(value).map_or_else(|_| RawBson::Int64(value.into()), RawBson::Int32)
 }
 
 fn stored(execution: &Execution) -> Bson {
@@ -172,8 +222,8 @@ impl Rescheduling {
     pub fn hand_back(job: &Job, claim: Claim) -> Self {
         let mut set = doc! { "locked": false, "interruptions": job.interruptions + 1 };
         let mut update = doc! {};
-        match job.document.get("last_execution") {
-            Some(previous) => drop(set.insert("last_execution", previous.clone())),
+        match job.field("last_execution") {
+            Some(previous) => drop(set.insert("last_execution", previous)),
             None => drop(update.insert("$unset", doc! { "last_execution": "" })),
         }
         update.insert("$set", set);
@@ -255,7 +305,7 @@ impl Outcome for Archival {
     }
 
     fn size(&self) -> usize {
-        size_of(&self.document)
+        self.document.as_bytes().len()
     }
 }
 
@@ -271,12 +321,8 @@ impl Outcome for Rescheduling {
     }
 
     fn size(&self) -> usize {
-        size_of(&self.update)
+        bson::serialize_to_vec(&self.update).map_or(LARGEST_DOCUMENT, |bytes| bytes.len())
     }
-}
-
-fn size_of(document: &Document) -> usize {
-    bson::serialize_to_vec(document).map_or(LARGEST_DOCUMENT, |bytes| bytes.len())
 }
 
 impl Store {
