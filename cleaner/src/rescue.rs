@@ -70,7 +70,7 @@ impl Rescuer {
             tracing::info!(again, ended, "rescued the jobs of a dead worker");
         }
         if again > 0 {
-            self.store.announce_hint(Hint::Jobs { groups: groups.into_iter().collect(), at: None }).await;
+            self.store.announce_hint(Hint::jobs_in(groups)).await;
         }
         Ok(())
     }

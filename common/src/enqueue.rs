@@ -12,7 +12,7 @@ use crate::{
     instant::Instant,
     job::{DEFAULT_GROUP, Priority, StoredPolicy},
     retry_policy::{DoNotDoItAgain, RetryPolicy},
-    store::{Hint, Store, StoreError, cut, indexes::LARGEST_WORKABLE},
+    store::{DueJob, Hint, Store, StoreError, cut, indexes::LARGEST_WORKABLE},
 };
 
 /// Longest class, group, tag or urn, in bytes.
@@ -21,6 +21,9 @@ pub const LONGEST_NAME: usize = 256;
 const ROOM_FOR_THE_REST: usize = 64 * 1024;
 /// Jobs that are held in memory and sent together by [`Store::enqueue_many`], at most.
 const BATCH: usize = 1_000;
+/// Jobs of one call that are announced before they are acknowledged, at most: they are in the database sooner than anybody
+/// can look for them.
+const ANNOUNCED_EARLY: usize = 16;
 /// Bytes of parameters that are sent together, at most.
 const BATCH_BYTES: usize = 16 * 1024 * 1024;
 
@@ -293,10 +296,23 @@ impl Store {
             let archived = self.already_archived(&prepared.resent).await?;
             documents.retain(|document| !crate::store::id_of(document).is_some_and(|id| archived.contains(&id)));
         }
-        for batch in batches(documents) {
-            self.insert_jobs(batch).await?;
+        let early = documents.len() <= ANNOUNCED_EARLY;
+        let jobs = documents.iter().filter(|_| early && prepared.at.is_none()).filter_map(DueJob::from_document).collect();
+        let hint = Hint::Jobs { groups: prepared.groups, at: prepared.at, jobs };
+        let insert = async {
+            for batch in batches(documents) {
+                self.insert_jobs(batch).await?;
+            }
+            Ok::<_, StoreError>(())
+        };
+        if early {
+            // Whoever is to run them is on its way while MongoDB waits for its journal.
+            let (inserted, ()) = tokio::join!(insert, self.announce_hint(hint));
+            inserted?;
+        } else {
+            insert.await?;
+            self.announce_hint(hint).await;
         }
-        self.announce_hint(prepared.hint).await;
         Ok(prepared.ids)
     }
 
@@ -319,7 +335,7 @@ impl Store {
 
     /// Tells the recruiter that jobs of these groups were committed. Not needed for correctness.
     pub async fn announce_jobs(&self, groups: impl IntoIterator<Item = impl Into<String>>) {
-        self.announce_hint(Hint::Jobs { groups: groups.into_iter().map(Into::into).collect(), at: None }).await;
+        self.announce_hint(Hint::jobs_in(groups)).await;
     }
 }
 
@@ -329,7 +345,9 @@ struct Prepared {
     documents: Vec<Document>,
     /// Those with ids of the application's own.
     resent: Vec<JobId>,
-    hint: Hint,
+    groups: Vec<String>,
+    /// When the first is due, if later.
+    at: Option<Instant>,
 }
 
 impl Prepared {
@@ -346,8 +364,7 @@ impl Prepared {
             ids.push(id);
             documents.push(document);
         }
-        let hint = Hint::Jobs { groups: groups.into_iter().collect(), at: first.filter(|at| *at > now) };
-        Ok(Self { ids, documents, resent, hint })
+        Ok(Self { ids, documents, resent, groups: groups.into_iter().collect(), at: first.filter(|at| *at > now) })
     }
 }
 

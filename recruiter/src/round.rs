@@ -44,6 +44,10 @@ impl InFlight {
         self.by_worker.remove(&worker);
     }
 
+    fn has(&self, worker: WorkerId) -> bool {
+        self.by_worker.contains_key(&worker)
+    }
+
     fn jobs(&self) -> BTreeSet<JobId> {
         self.by_worker.values().flat_map(|given| given.jobs.iter().copied()).collect()
     }
@@ -84,13 +88,37 @@ pub(crate) struct Summary {
 #[derive(Debug, Default)]
 pub(crate) struct Memory {
     pub(crate) in_flight: InFlight,
+    /// Workers that had places left when everything that was due had got one. Empty when that is not so.
+    idle: Vec<AvailableWorker>,
+    /// When the next job becomes due, as the last search found.
+    next_due: Option<Instant>,
     /// Groups that have or had jobs: enumerated for workers that take every group.
     pub(crate) groups: BTreeSet<String>,
+}
+
+/// One round for jobs that were announced one by one, without a search; nothing when it takes one. Nothing else is due
+/// then, so that nobody is passed over, and whatever the announcement said, a job is started under its own guards only.
+pub(crate) async fn assign_announced(
+    store: &Store,
+    term: LeaseTerm,
+    memory: &mut Memory,
+    mut jobs: Vec<DueJob>,
+) -> Result<Option<Summary>, StoreError> {
+    let in_flight = memory.in_flight.jobs();
+    jobs.retain(|job| !in_flight.contains(&job.id));
+    let places = memory.idle.iter().map(|worker| worker.free as usize).sum();
+    let (plan, asked) = (plan_assignments(&memory.idle, jobs.clone()), jobs.len());
+    if plan.iter().map(|given| given.jobs.len()).sum::<usize>() < asked {
+        return Ok(None);
+    }
+    let assigned = assign(store, term, memory, plan).await?;
+    Ok((assigned == asked).then_some(Summary { assigned, places, next_due: memory.next_due }))
 }
 
 /// One round. A `thorough` one also looks for groups and verifies what is in flight, which a round after a hint leaves
 /// to the next poll.
 pub(crate) async fn tick(store: &Store, term: LeaseTerm, memory: &mut Memory, now: Instant, thorough: bool) -> Result<Summary, StoreError> {
+    memory.idle.clear();
     let workers = store.available_workers(term).await?;
     memory.in_flight.settle(&workers);
     if thorough {
@@ -116,8 +144,14 @@ pub(crate) async fn tick(store: &Store, term: LeaseTerm, memory: &mut Memory, no
         }
     }
     let places = workers.iter().map(|worker| worker.free as usize).sum();
-    let assigned = assign(store, term, memory, plan_assignments(&workers, due)).await?;
+    let found = due.len();
+    let plan = plan_assignments(&workers, due);
+    let assigned = assign(store, term, memory, plan).await?;
     let next_due = if assigned < places { store.next_due(&groups, now).await? } else { None };
+    if assigned == found {
+        memory.idle = workers.into_iter().filter(|worker| !memory.in_flight.has(worker.id)).collect();
+        memory.next_due = next_due;
+    }
     Ok(Summary { assigned, places, next_due })
 }
 
@@ -170,6 +204,7 @@ async fn assign(store: &Store, term: LeaseTerm, memory: &mut Memory, plan: Vec<A
         return Ok(0);
     }
     let round = RoundId::new();
+    memory.idle.retain(|worker| plan.iter().all(|given| given.worker != worker.id));
     let won = store.assign_if_available(term, round, &plan).await?;
     let assignments: Vec<Assignment> = plan.into_iter().filter(|given| won.contains(&given.worker)).collect();
     let assigned = assignments.iter().map(|given| given.jobs.len()).sum();

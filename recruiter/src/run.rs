@@ -7,20 +7,23 @@ use std::time::{Duration, Instant as Monotonic};
 use clap::Args;
 use recruiter_common::{
     exit::Exit,
+    ids::LeaseTerm,
     instant::Instant,
     roster::Place,
     shutdown::{Shutdown, Wake, pause},
-    store::{ConnectArgs, Hint, Hints, Listener, Store},
+    store::{ConnectArgs, DueJob, Hint, Hints, Listener, Store, StoreError},
     telemetry::chain,
 };
 
 use crate::{
     leadership::Leadership,
-    round::{self, Memory},
+    round::{self, Memory, Summary},
 };
 
 /// After a round that MongoDB did not carry out.
 const RETRY: Duration = Duration::from_millis(500);
+/// After a search that did not find all jobs that were announced: they may have been on their way.
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
 /// How the recruiter runs.
 #[derive(Args, Clone, Debug)]
@@ -80,7 +83,7 @@ async fn lead(store: &Store, args: &RunArgs, mut leadership: Leadership, shutdow
         }
     };
     recruiter_common::service::ready("leading");
-    let mut thorough = true;
+    let mut woken = Woken::Poll;
     let mut last_thorough = Monotonic::now();
     loop {
         if shutdown.is_requested() {
@@ -95,16 +98,17 @@ async fn lead(store: &Store, args: &RunArgs, mut leadership: Leadership, shutdow
             shutdown.sleep(RETRY).await;
             continue;
         }
-        thorough |= last_thorough.elapsed() >= args.poll / 2;
-        if thorough {
+        if last_thorough.elapsed() >= args.poll / 2 {
+            woken = Woken::Poll;
+        }
+        if woken == Woken::Poll {
             last_thorough = Monotonic::now();
         }
         let before = Monotonic::now();
         if let Err(error) = store.fresh_clock().await {
             tracing::debug!(error = chain(&error), "the server's clock could not be read");
         }
-        let now = store.now();
-        let due = match round::tick(store, term, &mut memory, now, thorough).await {
+        let due = match round(store, term, &mut memory, std::mem::replace(&mut woken, Woken::Poll)).await {
             Ok(summary) => {
                 let duration_ms = before.elapsed().as_millis();
                 match summary.assigned {
@@ -122,12 +126,30 @@ async fn lead(store: &Store, args: &RunArgs, mut leadership: Leadership, shutdow
             }
         };
         let poll = (args.poll / 2).mul_f64(rand::random_range(0.75..0.95)).min(leadership.renew_in());
-        thorough = wait(store, &mut hints, &mut memory, due, poll, shutdown).await == Woken::ByPoll;
+        woken = wait(store, &mut hints, &mut memory, due, poll, shutdown).await;
     }
 }
 
+/// The round that is called for.
+async fn round(store: &Store, term: LeaseTerm, memory: &mut Memory, woken: Woken) -> Result<Summary, StoreError> {
+    let now = store.now();
+    let Woken::Announcement(jobs) = woken else {
+        return round::tick(store, term, memory, now, woken == Woken::Poll).await;
+    };
+    let asked = jobs.len();
+    if let Some(summary) = round::assign_announced(store, term, memory, jobs).await? {
+        return Ok(summary);
+    }
+    let mut summary = round::tick(store, term, memory, now, false).await?;
+    if summary.assigned < asked.min(summary.places) {
+        let again = now + LOOK_AGAIN;
+        summary.next_due = Some(summary.next_due.map_or(again, |due| due.min(again)));
+    }
+    Ok(summary)
+}
+
 /// Stamps the term on the roster and learns what an earlier leader has assigned.
-async fn prepare(store: &Store, leadership: &Leadership) -> Result<Memory, recruiter_common::store::StoreError> {
+async fn prepare(store: &Store, leadership: &Leadership) -> Result<Memory, StoreError> {
     store.stamp_term(leadership.term()).await?;
     let mut memory = Memory::default();
     for (round, assignment) in store.assigned_and_not_taken().await? {
@@ -152,10 +174,12 @@ async fn renewed(store: &Store, leadership: &mut Leadership) -> bool {
     true
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 enum Woken {
-    ByHint,
-    ByPoll,
+    Hint,
+    /// By nothing but the announcement of these.
+    Announcement(Vec<DueJob>),
+    Poll,
 }
 
 /// Sleeps until a hint, the next job becoming due, or the poll fallback.
@@ -175,18 +199,19 @@ async fn wait(
         let by_due = until_due < until_poll;
         let hint = tokio::select! {
             hint = hints.next() => hint,
-            () = pause(until_due.min(until_poll)) => return if by_due { Woken::ByHint } else { Woken::ByPoll },
-            () = shutdown.requested() => return Woken::ByPoll,
+            () = pause(until_due.min(until_poll)) => return if by_due { Woken::Hint } else { Woken::Poll },
+            () = shutdown.requested() => return Woken::Poll,
         };
-        let mut wake = false;
+        let (mut wake, mut announced) = (false, Vec::new());
         let mut next = Some(hint);
         while let Some(hint) = next {
             match hint {
-                Hint::Jobs { groups, at: None } => {
+                Hint::Jobs { groups, at: None, jobs } => {
                     memory.groups.extend(groups);
-                    wake = true;
+                    wake |= jobs.is_empty();
+                    announced.extend(jobs);
                 }
-                Hint::Jobs { groups, at: Some(at) } => {
+                Hint::Jobs { groups, at: Some(at), .. } => {
                     memory.groups.extend(groups);
                     due = Some(due.map_or(at, |due| due.min(at)));
                 }
@@ -200,7 +225,10 @@ async fn wait(
             next = hints.try_next();
         }
         if wake {
-            return Woken::ByHint;
+            return Woken::Hint;
+        }
+        if !announced.is_empty() {
+            return Woken::Announcement(announced);
         }
     }
 }

@@ -653,7 +653,7 @@ async fn hears(listener: Listener, concerning: &[Hint], others: &[Hint]) {
     let setting = Setting::new().await;
     let store = &setting.store;
     // Of the same kind, but from before it listened.
-    let old = Hint::Jobs { groups: vec!["old".into()], at: None };
+    let old = Hint::jobs_in(["old"]);
     store.publish(&old).await.unwrap();
     store.publish(&Hint::Cancel { job: JobId::new() }).await.unwrap();
     let mut hints = store.hints(listener);
@@ -680,7 +680,7 @@ async fn a_worker_hears_of_its_jobs_from_now_on() {
 
 #[tokio::test]
 async fn the_recruiter_hears_of_jobs_and_places_from_now_on() {
-    let jobs = Hint::Jobs { groups: vec!["a".into()], at: None };
+    let jobs = Hint::jobs_in(["a"]);
     let assigned = Hint::Assigned { round: RoundId::new(), assignments: vec![give(WorkerId::new(), 1)] };
     let others = [assigned, Hint::Cancel { job: JobId::new() }];
     hears(Listener::Recruiter, &[jobs, Hint::Free, Hint::Left { worker: WorkerId::new() }], &others).await;

@@ -57,6 +57,10 @@ impl Registry {
         }
     }
 
+    pub(crate) fn has(&self, class: &str) -> bool {
+        self.handlers.contains_key(class)
+    }
+
     pub(crate) fn classes(&self) -> impl Iterator<Item = &str> {
         self.handlers.keys().map(String::as_str)
     }

@@ -96,12 +96,14 @@ impl Incarnation {
         Ok(())
     }
 
-    /// The jobs that can be read. What is no job is archived, alone.
+    /// The jobs that can be read and are for this worker, whatever a hint said. What is no job is archived, alone.
     async fn read(&self, jobs: &[JobId], now: Instant) -> Result<HashMap<JobId, Job>, StoreError> {
         let mut readable = HashMap::new();
+        let work_on = self.equipment.args.work_on();
         for found in self.store().unlocked(jobs).await? {
             match found {
-                Ok(job) => drop(readable.insert(job.id, job)),
+                Ok(job) if self.equipment.registry.has(&job.class) && work_on.includes(&job.group) => drop(readable.insert(job.id, job)),
+                Ok(job) => tracing::debug!(job.id = %job.id, "not for this worker: left to others"),
                 Err((id, document, error)) => {
                     self.archive_malformed(id, &document, &Failure::new(failure::MALFORMED, error.to_string()), now)
                 }

@@ -54,6 +54,19 @@ pub struct DueJob {
     pub scheduled_at: Instant,
 }
 
+impl DueJob {
+    /// From a job's document, or from as much of it.
+    pub(crate) fn from_document(document: &Document) -> Option<Self> {
+        Some(Self {
+            id: id_of(document)?,
+            group: document.get_str("group").ok()?.into(),
+            class: document.get_document("workable").ok()?.get_str("class").ok()?.into(),
+            priority: document.get("priority").and_then(|priority| priority.as_i64().or(priority.as_i32().map(i64::from)))?,
+            scheduled_at: document.get_datetime("scheduled_at").ok()?.to_chrono(),
+        })
+    }
+}
+
 /// One bulk start: what is written into every job it locks.
 #[derive(Clone, Debug)]
 pub struct Start {
@@ -188,7 +201,7 @@ impl Store {
                 .sort(doc! { "priority": -1, "scheduled_at": 1 })
                 .limit(limit)
                 .batch_size(10_000)
-                .projection(doc! { "workable.class": 1, "priority": 1, "scheduled_at": 1 })
+                .projection(doc! { "group": 1, "workable.class": 1, "priority": 1, "scheduled_at": 1 })
                 .max_time(CALL_LIMIT / 2)
                 .hint(IndexHint::Name(DUE_JOBS.into()))
                 .read_concern(ReadConcern::local())
@@ -197,16 +210,7 @@ impl Store {
                 .await
         })
         .await?;
-        let due = |document: &Document| {
-            Some(DueJob {
-                id: id_of(document)?,
-                group: group.into(),
-                class: document.get_document("workable").ok()?.get_str("class").ok()?.into(),
-                priority: document.get("priority").and_then(|priority| priority.as_i64().or(priority.as_i32().map(i64::from)))?,
-                scheduled_at: document.get_datetime("scheduled_at").ok()?.to_chrono(),
-            })
-        };
-        Ok(found.iter().filter_map(due).collect())
+        Ok(found.iter().filter_map(DueJob::from_document).collect())
     }
 
     /// When the next unlocked job of these groups becomes due after `now`.
@@ -233,14 +237,18 @@ impl Store {
         Ok(next)
     }
 
-    /// The unlocked ones of these jobs, whole. A document that is no job comes with what is wrong with it.
+    /// The unlocked ones of these jobs, whole, as the primary has them. A document that is no job comes with what is wrong
+    /// with it.
     ///
-    /// Index: `_id`. Invariant: I9, a malformed document stops none of its neighbours.
+    /// Index: `_id`. Invariant: I9, a malformed document stops none of its neighbours. That a majority has them is the
+    /// business of the start, whose own write is after theirs.
     pub async fn unlocked(&self, jobs: &[JobId]) -> Result<Vec<Result<Job, (JobId, RawDocumentBuf, CorruptJob)>>, StoreError> {
         let scheduled = self.scheduled.clone_with_type::<RawDocumentBuf>();
         let filter = doc! { "_id": { "$in": jobs.to_vec() }, "locked": false };
-        let found: Vec<RawDocumentBuf> =
-            call("unlocked", async move { scheduled.find(filter).batch_size(10_000).await?.try_collect().await }).await?;
+        let found: Vec<RawDocumentBuf> = call("unlocked", async move {
+            scheduled.find(filter).batch_size(10_000).read_concern(ReadConcern::local()).await?.try_collect().await
+        })
+        .await?;
         let decode = |document: RawDocumentBuf| {
             let id = raw_id_of(&document)?;
             Some(Job::try_from(document).map_err(|(document, error)| (id, document, error)))

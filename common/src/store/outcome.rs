@@ -234,7 +234,8 @@ impl Rescheduling {
     /// What the recruiter should hear of these.
     pub fn hint<'a>(batch: impl Iterator<Item = &'a Self> + Clone, now: Instant) -> Hint {
         let groups: BTreeSet<String> = batch.clone().map(|job| job.group.clone()).collect();
-        Hint::Jobs { groups: groups.into_iter().collect(), at: batch.map(|job| job.due).min().filter(|due| *due > now) }
+        let at = batch.map(|job| job.due).min().filter(|due| *due > now);
+        Hint::Jobs { groups: groups.into_iter().collect(), at, jobs: Vec::new() }
     }
 
     /// The same without the history, for an outcome that MongoDB refuses; nothing when that was refused too.

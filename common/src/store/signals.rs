@@ -11,7 +11,7 @@ use mongodb::{
 };
 use tokio::sync::mpsc;
 
-use super::{Store, StoreError, call, roster::Assignment};
+use super::{Store, StoreError, call, jobs::DueJob, roster::Assignment};
 use crate::{
     ids::{JobId, RoundId, WorkerId},
     instant::Instant,
@@ -41,6 +41,8 @@ pub enum Hint {
         groups: Vec<String>,
         /// When the first is due, if later.
         at: Option<Instant>,
+        /// All of them, when they are few: they can be matched without a search. The hint may be there before they are.
+        jobs: Vec<DueJob>,
     },
     /// A worker has free places (again).
     Free,
@@ -89,12 +91,20 @@ impl Listener {
 }
 
 impl Hint {
+    /// Jobs of these groups are due.
+    pub fn jobs_in(groups: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        Self::Jobs { groups: groups.into_iter().map(Into::into).collect(), at: None, jobs: Vec::new() }
+    }
+
     fn to_document(&self) -> Document {
         // An empty timestamp is filled in by the server, in the order of insertion.
         let mut document = doc! { "at": Timestamp { time: 0, increment: 0 } };
         document.extend(match self {
             Self::Seed => doc! { "kind": "seed" },
-            Self::Jobs { groups, at } => doc! { "kind": "jobs", "groups": groups.clone(), "due": at.map(bson::DateTime::from_chrono) },
+            Self::Jobs { groups, at, jobs } => {
+                let jobs: Vec<Document> = jobs.iter().map(due_job_to_document).collect();
+                doc! { "kind": "jobs", "groups": groups.clone(), "due": at.map(bson::DateTime::from_chrono), "jobs": jobs }
+            }
             Self::Free => doc! { "kind": "free" },
             Self::Left { worker } => doc! { "kind": "left", "worker": worker },
             Self::Assigned { round, assignments } => {
@@ -111,6 +121,12 @@ impl Hint {
             "jobs" => Self::Jobs {
                 groups: document.get_array("groups").ok()?.iter().filter_map(Bson::as_str).map(str::to_owned).collect(),
                 at: document.get_datetime("due").ok().map(|at| at.to_chrono()),
+                jobs: document
+                    .get_array("jobs")
+                    .into_iter()
+                    .flatten()
+                    .filter_map(|job| DueJob::from_document(job.as_document()?))
+                    .collect(),
             },
             "free" => Self::Free,
             "left" => Self::Left { worker: document.get_object_id("worker").ok()?.into() },
@@ -125,6 +141,16 @@ impl Hint {
             "cancel" => Self::Cancel { job: document.get_object_id("job").ok()?.into() },
             _ => return None,
         })
+    }
+}
+
+fn due_job_to_document(job: &DueJob) -> Document {
+    doc! {
+        "_id": job.id,
+        "group": &job.group,
+        "workable": { "class": &job.class },
+        "priority": job.priority,
+        "scheduled_at": bson::DateTime::from_chrono(job.scheduled_at),
     }
 }
 
