@@ -420,13 +420,7 @@ impl TryFrom<RawDocumentBuf> for Job {
 
 impl Job {
     fn without_document(document: &RawDocument) -> Result<Self, CorruptJob> {
-        let mut stored: JobDocument = bson::deserialize_from_slice(document.as_bytes())?;
-        if let (true, Some(execution)) = (stored.locked, &mut stored.last_execution) {
-            // The start leaves the date on which the job was due where it is. It was due by the server's clock, whatever
-            // the estimate said.
-            execution.scheduled_at = execution.scheduled_at.or(stored.scheduled_at);
-            execution.started_at = execution.started_at.max(execution.scheduled_at);
-        }
+        let stored: JobDocument = bson::deserialize_from_slice(document.as_bytes())?;
         let state = match (stored.why, stored.locked, &stored.last_execution) {
             (Some(why), false, _) if stored.scheduled_at.is_none() => JobState::Archived { why },
             (_, true, Some(Execution { worker: Some(worker), start: Some(start), .. })) => {

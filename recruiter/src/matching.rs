@@ -1,6 +1,6 @@
 //! Which worker gets which job: a pure function.
 
-use std::collections::HashMap;
+use std::{cmp::Ordering, collections::HashMap};
 
 use recruiter_common::{
     ids::WorkerId,
@@ -8,22 +8,30 @@ use recruiter_common::{
     store::{Assignment, DueJob},
 };
 
-/// Gives due jobs to workers that work on their group, have their class and have a place free.
+/// The most urgent job first, the older one first among equals.
+pub(crate) fn in_order(a: &DueJob, b: &DueJob) -> Ordering {
+    b.priority.cmp(&a.priority).then(a.scheduled_at.cmp(&b.scheduled_at))
+}
+
+/// Gives due jobs, in their order, to workers that work on their group, have their class and have a place free.
 ///
-/// The most urgent job first, the older one first among equals, whatever their groups; each to whoever has most places
-/// free, so that work spreads. Jobs that nobody can take are passed over.
-pub(crate) fn plan_assignments(workers: &[AvailableWorker], mut due: Vec<DueJob>) -> Vec<Assignment> {
-    due.sort_by(|a, b| b.priority.cmp(&a.priority).then(a.scheduled_at.cmp(&b.scheduled_at)));
+/// Each to whoever has most places free, so that work spreads. Jobs that nobody can take are passed over.
+pub(crate) fn plan_assignments(workers: &[AvailableWorker], due: &[DueJob]) -> Vec<Assignment> {
     let mut free: Vec<u32> = workers.iter().map(|worker| worker.free).collect();
-    let mut able: HashMap<(String, String), Vec<usize>> = HashMap::new();
+    let mut places: u64 = free.iter().map(|free| u64::from(*free)).sum();
+    let mut able: HashMap<(&str, &str), Vec<usize>> = HashMap::new();
     let mut given: HashMap<WorkerId, Assignment> = HashMap::new();
     for job in due {
-        let candidates = able.entry((job.group, job.class)).or_insert_with_key(|(group, class)| {
-            let fits = |worker: &AvailableWorker| worker.work_on.includes(group) && worker.classes.contains(class);
+        if places == 0 {
+            break;
+        }
+        let candidates = able.entry((&job.group, &job.class)).or_insert_with_key(|(group, class)| {
+            let fits = |worker: &AvailableWorker| worker.work_on.includes(group) && worker.classes.iter().any(|had| had == class);
             (0..workers.len()).filter(|index| fits(&workers[*index])).collect()
         });
         let Some(index) = candidates.iter().copied().filter(|index| free[*index] > 0).max_by_key(|index| free[*index]) else { continue };
         free[index] -= 1;
+        places -= 1;
         let worker = workers[index].id;
         given.entry(worker).or_insert_with(|| Assignment { worker, jobs: Vec::new() }).jobs.push(job.id);
     }
@@ -47,8 +55,9 @@ mod tests {
     }
 
     /// How many jobs each worker gets, in order.
-    fn check(workers: &[AvailableWorker], due: Vec<DueJob>, expected: &[usize]) -> Vec<Assignment> {
-        let given = plan_assignments(workers, due);
+    fn check(workers: &[AvailableWorker], mut due: Vec<DueJob>, expected: &[usize]) -> Vec<Assignment> {
+        due.sort_by(in_order);
+        let given = plan_assignments(workers, &due);
         let count = |worker: &AvailableWorker| given.iter().find(|given| given.worker == worker.id).map_or(0, |given| given.jobs.len());
         assert_eq!(workers.iter().map(count).collect::<Vec<_>>(), expected);
         given

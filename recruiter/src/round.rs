@@ -1,10 +1,11 @@
 //! One round: find who is free and what is due, plan, assign with one command, tell the workers.
 //!
 //! A round needs no hint about what changed and does nothing twice: what it assigned is remembered as *in flight* until
-//! the worker has had its turn. Forgetting too early is harmless, since only a start under its own guard counts.
+//! the worker has had its turn. Forgetting too early is harmless, since only a start under its own guard counts. For the same
+//! reason it need not look for what it has seen: a search finds more than fits, and the rest is assigned in the next rounds.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     time::{Duration, Instant as Monotonic},
 };
 
@@ -12,14 +13,18 @@ use recruiter_common::{
     ids::{JobId, LeaseTerm, RoundId, WorkerId},
     instant::Instant,
     roster::{AvailableWorker, WorkOn},
-    store::{Assignment, DueJob, Hint, Store, StoreError},
+    store::{Assignment, DueJob, GROUPS_PER_QUERY, Hint, Store, StoreError},
 };
 
-use crate::matching::plan_assignments;
+use crate::matching::{in_order, plan_assignments};
 
 /// How long an assigned job is left alone at most. A worker takes an assignment within milliseconds, or within the poll
 /// fallback when its hint was lost.
 const IN_FLIGHT_FOR: Duration = Duration::from_secs(5);
+/// How many jobs a search finds for each free place.
+const AHEAD: usize = 4;
+/// Jobs that are remembered, at most: more than there are places to give.
+const REMEMBERED: usize = 100_000;
 
 /// What was assigned and not yet seen taken.
 #[derive(Debug, Default)]
@@ -44,11 +49,7 @@ impl InFlight {
         self.by_worker.remove(&worker);
     }
 
-    fn has(&self, worker: WorkerId) -> bool {
-        self.by_worker.contains_key(&worker)
-    }
-
-    fn jobs(&self) -> BTreeSet<JobId> {
+    fn jobs(&self) -> HashSet<JobId> {
         self.by_worker.values().flat_map(|given| given.jobs.iter().copied()).collect()
     }
 
@@ -73,6 +74,19 @@ impl InFlight {
     }
 }
 
+/// What a round has to look at, because somebody said so or nobody has said anything for a while.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Look {
+    /// At everything.
+    pub(crate) thorough: bool,
+    /// Somebody may have places.
+    pub(crate) workers: bool,
+    /// Jobs may be due that are not known.
+    pub(crate) jobs: bool,
+    /// Jobs that are due. They need not be there yet: a worker that does not find them says so.
+    pub(crate) announced: Vec<DueJob>,
+}
+
 /// What a round did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Summary {
@@ -88,135 +102,205 @@ pub(crate) struct Summary {
 #[derive(Debug, Default)]
 pub(crate) struct Memory {
     pub(crate) in_flight: InFlight,
-    /// Workers that had places left when everything that was due had got one. Empty when that is not so.
-    idle: Vec<AvailableWorker>,
-    /// When the next job becomes due, as the last search found.
-    next_due: Option<Instant>,
     /// Groups that have or had jobs: enumerated for workers that take every group.
     pub(crate) groups: BTreeSet<String>,
+    /// Workers that had places left after the last round; nothing when they must be looked for.
+    workers: Option<Vec<AvailableWorker>>,
+    due: Due,
 }
 
-/// One round for jobs that were announced one by one, without a search; nothing when it takes one. Nothing else is due
-/// then, so that nobody is passed over, and whatever the announcement said, a job is started under its own guards only.
-pub(crate) async fn assign_announced(
-    store: &Store,
-    term: LeaseTerm,
-    memory: &mut Memory,
-    mut jobs: Vec<DueJob>,
-) -> Result<Option<Summary>, StoreError> {
-    let in_flight = memory.in_flight.jobs();
-    jobs.retain(|job| !in_flight.contains(&job.id));
-    let places = memory.idle.iter().map(|worker| worker.free as usize).sum();
-    let (plan, asked) = (plan_assignments(&memory.idle, jobs.clone()), jobs.len());
-    if plan.iter().map(|given| given.jobs.len()).sum::<usize>() < asked {
-        return Ok(None);
+/// Jobs that are due and not assigned, the first of them first.
+#[derive(Debug, Default)]
+struct Due {
+    jobs: Vec<DueJob>,
+    /// Whether nothing else was due for anybody with places when it was searched for.
+    complete: bool,
+    /// Where was searched, and for what.
+    groups: BTreeSet<String>,
+    classes: BTreeSet<String>,
+    /// When the next job becomes due.
+    next: Option<Instant>,
+}
+
+impl Due {
+    fn announce(&mut self, announced: &[DueJob], in_flight: &InFlight) {
+        if announced.is_empty() {
+            return;
+        }
+        let known: HashSet<JobId> = self.jobs.iter().map(|job| job.id).chain(in_flight.jobs()).collect();
+        self.jobs.extend(announced.iter().filter(|job| !known.contains(&job.id)).cloned());
+        self.groups.extend(announced.iter().map(|job| job.group.clone()));
+        self.sort();
     }
-    let assigned = assign(store, term, memory, plan).await?;
-    Ok((assigned == asked).then_some(Summary { assigned, places, next_due: memory.next_due }))
+
+    fn sort(&mut self) {
+        self.jobs.sort_by(in_order);
+        if self.jobs.len() > REMEMBERED {
+            self.jobs.truncate(REMEMBERED);
+            self.complete = false;
+        }
+    }
+
+    /// Whether this is still all that can be known about what these workers could be given.
+    fn covers(&self, groups: &BTreeSet<String>, workers: &[AvailableWorker], now: Instant) -> bool {
+        self.next.is_none_or(|next| now < next)
+            && self.groups.is_superset(groups)
+            && workers.iter().flat_map(|worker| &worker.classes).all(|class| self.classes.contains(class))
+    }
+
+    /// Looks in these groups for what these workers could be given, and for when there will be more.
+    async fn search(
+        store: &Store,
+        groups: BTreeSet<String>,
+        workers: &[AvailableWorker],
+        in_flight: &InFlight,
+        now: Instant,
+    ) -> Result<Self, StoreError> {
+        // Together only what the same workers take: a backlog of some then hides nothing from others.
+        let mut alike: BTreeMap<Vec<usize>, Vec<String>> = BTreeMap::new();
+        for group in &groups {
+            let able = (0..workers.len()).filter(|index| workers[*index].work_on.includes(group)).collect();
+            alike.entry(able).or_default().push(group.clone());
+        }
+        let in_flight = in_flight.jobs();
+        let mut due = Self { complete: true, ..Self::default() };
+        for (able, groups) in &alike {
+            let able: Vec<&AvailableWorker> = able.iter().map(|index| &workers[*index]).collect();
+            for groups in groups.chunks(GROUPS_PER_QUERY) {
+                match due_in(store, groups, &able, &in_flight, now).await {
+                    Ok((found, complete)) => {
+                        due.jobs.extend(found);
+                        due.complete &= complete;
+                    }
+                    // One group's backlog stops none of the others.
+                    Err(error) if error.is_too_slow() => {
+                        tracing::warn!(?groups, "looking for due jobs took too long; going on with other groups");
+                        due.complete = false;
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        due.sort();
+        if due.complete {
+            due.next = store.next_due(&groups.iter().cloned().collect::<Vec<_>>(), now).await?;
+        }
+        due.groups = groups;
+        due.classes = workers.iter().flat_map(|worker| worker.classes.iter().cloned()).collect();
+        Ok(due)
+    }
 }
 
-/// One round. A `thorough` one also looks for groups and verifies what is in flight, which a round after a hint leaves
-/// to the next poll.
-pub(crate) async fn tick(store: &Store, term: LeaseTerm, memory: &mut Memory, now: Instant, thorough: bool) -> Result<Summary, StoreError> {
-    memory.idle.clear();
-    let workers = store.available_workers(term).await?;
+/// One round.
+pub(crate) async fn tick(store: &Store, term: LeaseTerm, memory: &mut Memory, now: Instant, look: Look) -> Result<Summary, StoreError> {
+    let workers = match memory.workers.take() {
+        Some(workers) if !look.workers && !look.thorough => workers,
+        _ => store.available_workers(term).await?,
+    };
     memory.in_flight.settle(&workers);
-    if thorough {
-        store.stamp_term(term).await?;
+    if look.thorough {
         memory.in_flight.verify(store).await?;
     }
+    let mut search = look.jobs || look.thorough;
     if workers.is_empty() {
+        if search {
+            memory.due = Due::default();
+        }
+        memory.due.announce(&look.announced, &memory.in_flight);
+        memory.workers = Some(workers);
         return Ok(Summary::default());
     }
-    if thorough {
+    if look.thorough {
         let takes_all = workers.iter().any(|worker| worker.work_on == WorkOn::All);
         memory.groups = if takes_all { store.groups().await?.into_iter().collect() } else { BTreeSet::new() };
     }
     let groups = groups_of(&workers, &memory.groups);
-    let in_flight = memory.in_flight.jobs();
-    let mut due = Vec::new();
-    for group in &groups {
-        match due_in(store, group, &workers, &in_flight, now).await {
-            Ok(found) => due.extend(found),
-            // One group's backlog stops none of the others.
-            Err(error) if error.is_too_slow() => tracing::warn!(group, "looking for due jobs took too long; going on with other groups"),
-            Err(error) => return Err(error),
-        }
-    }
     let places = workers.iter().map(|worker| worker.free as usize).sum();
-    let found = due.len();
-    let plan = plan_assignments(&workers, due);
-    let assigned = assign(store, term, memory, plan).await?;
-    let next_due = if assigned < places { store.next_due(&groups, now).await? } else { None };
-    if assigned == found {
-        memory.idle = workers.into_iter().filter(|worker| !memory.in_flight.has(worker.id)).collect();
-        memory.next_due = next_due;
+    let mut plan = Vec::new();
+    if !search {
+        memory.due.announce(&look.announced, &memory.in_flight);
+        plan = plan_assignments(&workers, &memory.due.jobs);
+        search = !memory.due.covers(&groups, &workers, now) || !memory.due.complete && jobs_in(&plan) < places;
     }
-    Ok(Summary { assigned, places, next_due })
+    if search {
+        memory.due = Due::search(store, groups, &workers, &memory.in_flight, now).await?;
+        memory.due.announce(&look.announced, &memory.in_flight);
+        plan = plan_assignments(&workers, &memory.due.jobs);
+    }
+    let won = assign(store, term, memory, &plan).await?;
+    let assigned: HashSet<JobId> = won.iter().flat_map(|given| given.jobs.iter().copied()).collect();
+    memory.due.jobs.retain(|job| !assigned.contains(&job.id));
+    // Whoever was given something has his turn now. Whoever could not be given anything is not what he was.
+    let given: HashSet<WorkerId> = plan.iter().map(|given| given.worker).collect();
+    memory.workers = (won.len() == plan.len()).then(|| workers.into_iter().filter(|worker| !given.contains(&worker.id)).collect());
+    let next_due = memory.due.next.filter(|_| assigned.len() < places);
+    Ok(Summary { assigned: assigned.len(), places, next_due })
 }
 
-/// Jobs of a group that are due and not in flight: enough to fill the places of every class.
+fn jobs_in(plan: &[Assignment]) -> usize {
+    plan.iter().map(|given| given.jobs.len()).sum()
+}
+
+/// Jobs of these groups that are due and not in flight, more than enough to fill the places of every class of these workers;
+/// and whether that is all.
 ///
 /// A class with a long backlog can fill the answer with more than its own workers can take. It is then left out, and the
 /// question asked again for the classes that still have places.
 async fn due_in(
     store: &Store,
-    group: &str,
-    workers: &[AvailableWorker],
-    in_flight: &BTreeSet<JobId>,
+    groups: &[String],
+    able: &[&AvailableWorker],
+    in_flight: &HashSet<JobId>,
     now: Instant,
-) -> Result<Vec<DueJob>, StoreError> {
-    let able: Vec<&AvailableWorker> = workers.iter().filter(|worker| worker.work_on.includes(group)).collect();
+) -> Result<(Vec<DueJob>, bool), StoreError> {
     let mut places: HashMap<&str, usize> = HashMap::new();
-    for worker in &able {
+    for worker in able {
         for class in &worker.classes {
             *places.entry(class).or_default() += worker.free as usize;
         }
     }
-    let mut due: Vec<DueJob> = Vec::new();
+    let (mut due, mut complete): (Vec<DueJob>, bool) = (Vec::new(), true);
     while !places.is_empty() {
         let classes: Vec<&str> = places.keys().copied().collect();
-        let wanted: usize = able
-            .iter()
-            .filter(|worker| worker.classes.iter().any(|class| places.contains_key(class.as_str())))
-            .map(|worker| worker.free as usize)
-            .sum();
-        let limit = wanted + in_flight.len();
-        let found = store.due_jobs(group, &classes, now, limit).await?;
-        let complete = found.len() < limit;
+        let able = able.iter().filter(|worker| worker.classes.iter().any(|class| places.contains_key(class.as_str())));
+        let limit = able.map(|worker| worker.free as usize).sum::<usize>() * AHEAD + in_flight.len();
+        let found = store.due_jobs(groups, &classes, now, limit).await?;
+        let all = found.len() < limit;
         let fresh: Vec<DueJob> = found.into_iter().filter(|job| !in_flight.contains(&job.id)).collect();
         places.retain(|class, places| fresh.iter().filter(|job| job.class == *class).count() < *places);
         let left_out = places.len() < classes.len();
         due.extend(fresh);
-        if complete || !left_out {
+        if all {
+            break;
+        }
+        complete = false;
+        if !left_out {
             break;
         }
     }
     // A class that was asked for twice was found twice.
-    let mut seen = BTreeSet::new();
+    let mut seen = HashSet::new();
     due.retain(|job| seen.insert(job.id));
-    Ok(due)
+    Ok((due, complete))
 }
 
-/// Writes a plan and tells the workers; returns how many jobs were assigned.
-async fn assign(store: &Store, term: LeaseTerm, memory: &mut Memory, plan: Vec<Assignment>) -> Result<usize, StoreError> {
+/// Writes a plan and tells the workers; returns what became of it.
+async fn assign(store: &Store, term: LeaseTerm, memory: &mut Memory, plan: &[Assignment]) -> Result<Vec<Assignment>, StoreError> {
     if plan.is_empty() {
-        return Ok(0);
+        return Ok(Vec::new());
     }
     let round = RoundId::new();
-    memory.idle.retain(|worker| plan.iter().all(|given| given.worker != worker.id));
-    let won = store.assign_if_available(term, round, &plan).await?;
-    let assignments: Vec<Assignment> = plan.into_iter().filter(|given| won.contains(&given.worker)).collect();
-    let assigned = assignments.iter().map(|given| given.jobs.len()).sum();
+    let won = store.assign_if_available(term, round, plan).await?;
+    let assignments: Vec<Assignment> = plan.iter().filter(|given| won.contains(&given.worker)).cloned().collect();
     for given in &assignments {
         memory.in_flight.insert(round, given.clone());
     }
-    store.announce_hint(Hint::Assigned { round, assignments }).await;
-    Ok(assigned)
+    store.announce_hint(Hint::Assigned { round, assignments: assignments.clone() }).await;
+    Ok(assignments)
 }
 
 /// The groups that these workers work on, named one by one: a search in an open group would read the collection.
-fn groups_of(workers: &[AvailableWorker], known: &BTreeSet<String>) -> Vec<String> {
+fn groups_of(workers: &[AvailableWorker], known: &BTreeSet<String>) -> BTreeSet<String> {
     let mut groups = BTreeSet::new();
     for worker in workers {
         match &worker.work_on {
@@ -224,5 +308,5 @@ fn groups_of(workers: &[AvailableWorker], known: &BTreeSet<String>) -> Vec<Strin
             WorkOn::Groups(named) => groups.extend(named.iter().cloned()),
         }
     }
-    groups.into_iter().collect()
+    groups
 }

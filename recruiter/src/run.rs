@@ -7,23 +7,20 @@ use std::time::{Duration, Instant as Monotonic};
 use clap::Args;
 use recruiter_common::{
     exit::Exit,
-    ids::LeaseTerm,
     instant::Instant,
     roster::Place,
     shutdown::{Shutdown, Wake, pause},
-    store::{ConnectArgs, DueJob, Hint, Hints, Listener, Store, StoreError},
+    store::{ConnectArgs, Hint, Hints, Listener, Store, StoreError},
     telemetry::chain,
 };
 
 use crate::{
     leadership::Leadership,
-    round::{self, Memory, Summary},
+    round::{self, Look, Memory},
 };
 
 /// After a round that MongoDB did not carry out.
 const RETRY: Duration = Duration::from_millis(500);
-/// After a search that did not find all jobs that were announced: they may have been on their way.
-const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
 /// How the recruiter runs.
 #[derive(Args, Clone, Debug)]
@@ -83,7 +80,7 @@ async fn lead(store: &Store, args: &RunArgs, mut leadership: Leadership, shutdow
         }
     };
     recruiter_common::service::ready("leading");
-    let mut woken = Woken::Poll;
+    let mut look = Look { thorough: true, ..Look::default() };
     let mut last_thorough = Monotonic::now();
     loop {
         if shutdown.is_requested() {
@@ -98,17 +95,15 @@ async fn lead(store: &Store, args: &RunArgs, mut leadership: Leadership, shutdow
             shutdown.sleep(RETRY).await;
             continue;
         }
-        if last_thorough.elapsed() >= args.poll / 2 {
-            woken = Woken::Poll;
-        }
-        if woken == Woken::Poll {
+        look.thorough |= last_thorough.elapsed() >= args.poll / 2;
+        if look.thorough {
             last_thorough = Monotonic::now();
         }
         let before = Monotonic::now();
         if let Err(error) = store.fresh_clock().await {
             tracing::debug!(error = chain(&error), "the server's clock could not be read");
         }
-        let due = match round(store, term, &mut memory, std::mem::replace(&mut woken, Woken::Poll)).await {
+        let due = match round::tick(store, term, &mut memory, store.now(), std::mem::take(&mut look)).await {
             Ok(summary) => {
                 let duration_ms = before.elapsed().as_millis();
                 match summary.assigned {
@@ -126,26 +121,8 @@ async fn lead(store: &Store, args: &RunArgs, mut leadership: Leadership, shutdow
             }
         };
         let poll = (args.poll / 2).mul_f64(rand::random_range(0.75..0.95)).min(leadership.renew_in());
-        woken = wait(store, &mut hints, &mut memory, due, poll, shutdown).await;
+        look = wait(store, &mut hints, &mut memory, due, poll, shutdown).await;
     }
-}
-
-/// The round that is called for.
-async fn round(store: &Store, term: LeaseTerm, memory: &mut Memory, woken: Woken) -> Result<Summary, StoreError> {
-    let now = store.now();
-    let Woken::Announcement(jobs) = woken else {
-        return round::tick(store, term, memory, now, woken == Woken::Poll).await;
-    };
-    let asked = jobs.len();
-    if let Some(summary) = round::assign_announced(store, term, memory, jobs).await? {
-        return Ok(summary);
-    }
-    let mut summary = round::tick(store, term, memory, now, false).await?;
-    if summary.assigned < asked.min(summary.places) {
-        let again = now + LOOK_AGAIN;
-        summary.next_due = Some(summary.next_due.map_or(again, |due| due.min(again)));
-    }
-    Ok(summary)
 }
 
 /// Stamps the term on the roster and learns what an earlier leader has assigned.
@@ -165,21 +142,18 @@ async fn renewed(store: &Store, leadership: &mut Leadership) -> bool {
             tracing::warn!(lease.term = %leadership.term(), "another recruiter leads; standing by");
             return false;
         }
-        Ok(true) => {}
+        Ok(true) => {
+            // Whoever has lost the stamp again, to a failover or to a hand, is not left out for long.
+            if let Err(error) = store.stamp_term(leadership.term()).await {
+                tracing::debug!(error = chain(&error), "the term could not be stamped; trying again");
+            }
+        }
         Err(error) => {
             tracing::warn!(error = chain(&error), trusted = leadership.is_trusted(), "the lease was not renewed; trying again");
             pause(RETRY).await;
         }
     }
     true
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Woken {
-    Hint,
-    /// By nothing but the announcement of these.
-    Announcement(Vec<DueJob>),
-    Poll,
 }
 
 /// Sleeps until a hint, the next job becoming due, or the poll fallback.
@@ -190,7 +164,7 @@ async fn wait(
     mut due: Option<Instant>,
     poll: Duration,
     shutdown: &mut Shutdown,
-) -> Woken {
+) -> Look {
     let until = Monotonic::now() + poll;
     loop {
         // One millisecond more than the estimate, which is whole milliseconds.
@@ -199,17 +173,17 @@ async fn wait(
         let by_due = until_due < until_poll;
         let hint = tokio::select! {
             hint = hints.next() => hint,
-            () = pause(until_due.min(until_poll)) => return if by_due { Woken::Hint } else { Woken::Poll },
-            () = shutdown.requested() => return Woken::Poll,
+            () = pause(until_due.min(until_poll)) => return Look { thorough: !by_due, jobs: true, ..Look::default() },
+            () = shutdown.requested() => return Look::default(),
         };
-        let (mut wake, mut announced) = (false, Vec::new());
+        let mut look = Look::default();
         let mut next = Some(hint);
         while let Some(hint) = next {
             match hint {
                 Hint::Jobs { groups, at: None, jobs } => {
                     memory.groups.extend(groups);
-                    wake |= jobs.is_empty();
-                    announced.extend(jobs);
+                    look.jobs |= jobs.is_empty();
+                    look.announced.extend(jobs);
                 }
                 Hint::Jobs { groups, at: Some(at), .. } => {
                     memory.groups.extend(groups);
@@ -217,18 +191,15 @@ async fn wait(
                 }
                 Hint::Left { worker } => {
                     memory.in_flight.forget(worker);
-                    wake = true;
+                    look.jobs = true;
                 }
-                Hint::Free => wake = true,
+                Hint::Free => look.workers = true,
                 Hint::Seed | Hint::Assigned { .. } | Hint::Cancel { .. } => {}
             }
             next = hints.try_next();
         }
-        if wake {
-            return Woken::Hint;
-        }
-        if !announced.is_empty() {
-            return Woken::Announcement(announced);
+        if look.workers || look.jobs || !look.announced.is_empty() {
+            return look;
         }
     }
 }

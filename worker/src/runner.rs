@@ -247,12 +247,18 @@ impl Incarnation {
         // Whatever happens below, the places that stay free are announced again.
         self.roster_is_behind = true;
         jobs.retain(|job| !self.shared.works_on(*job));
+        let assigned = jobs.len();
         jobs.truncate(self.free().places as usize);
-        if jobs.is_empty() {
-            return;
-        }
-        if let Err(error) = self.start(round, &jobs).await {
-            tracing::warn!(count = jobs.len(), error = chain(&error), "assigned jobs could not be started; they stay due");
+        let entered = match self.start(round, &jobs).await {
+            Ok(entered) => entered,
+            Err(error) => {
+                tracing::warn!(count = jobs.len(), error = chain(&error), "assigned jobs could not be started; they stay due");
+                0
+            }
+        };
+        if entered < assigned {
+            // They may be there by now: whoever believes that they are being seen to looks again.
+            self.store().announce_hint(Hint::jobs_in([] as [&str; 0])).await;
         }
     }
 

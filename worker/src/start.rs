@@ -50,17 +50,20 @@ struct Locked {
 }
 
 impl Incarnation {
-    /// Starts jobs of a round.
-    pub(crate) async fn start(&mut self, round: RoundId, jobs: &[JobId]) -> Result<(), StoreError> {
+    /// Starts jobs of a round; says how many of them were entered.
+    pub(crate) async fn start(&mut self, round: RoundId, jobs: &[JobId]) -> Result<usize, StoreError> {
+        if jobs.is_empty() {
+            return Ok(0);
+        }
         let store = self.store().clone();
         let now = store.now();
         let mut readable = self.read(jobs, now).await?;
         if readable.is_empty() {
-            return Ok(());
+            return Ok(0);
         }
         let Some(lease_until) = self.shared.lease_until() else {
             tracing::warn!(count = readable.len(), "not starting jobs: no heartbeat was acknowledged for too long");
-            return Ok(());
+            return Ok(0);
         };
         let place = &self.equipment.place;
         let start = Start { id: StartId::new(), worker: self.id, hostname: place.hostname.clone(), pid: place.pid, lease_until, now };
@@ -93,7 +96,7 @@ impl Incarnation {
                 store.announce_hint(Hint::Free).await;
             }
         }
-        Ok(())
+        Ok(entered.len())
     }
 
     /// The jobs that can be read and are for this worker, whatever a hint said. What is no job is archived, alone.

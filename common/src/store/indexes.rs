@@ -9,7 +9,7 @@ use mongodb::{IndexModel, options::IndexOptions};
 use super::{Store, StoreError, call, code_of};
 
 /// Version of what this file describes. Raised with every change to it.
-const SCHEMA_VERSION: i32 = 1;
+const SCHEMA_VERSION: i32 = 2;
 
 /// Largest `workable` that is accepted, in bytes of BSON: a job, its history and its result must fit into MongoDB's
 /// 16 MiB together.
@@ -83,8 +83,12 @@ async fn create(store: &Store, name: &str, options: Document) -> Result<(), Stor
 }
 
 /// The contract for enqueuers in other languages. A document without `locked: false` would be invisible to every
-/// index that matters; the rest of a job has defaults.
+/// index that matters; the rest of a job has defaults. What a worker holds was checked before: its start is not asked again.
 fn scheduled_validator() -> Document {
+    doc! { "$or": [{ "locked": true, "last_execution.start": { "$type": "objectId" } }, waiting_job()] }
+}
+
+fn waiting_job() -> Document {
     let count = doc! { "bsonType": ["int", "long"], "minimum": 0 };
     doc! {
         "$jsonSchema": {

@@ -32,8 +32,8 @@ use crate::{
 /// Documents in one `insert` command: the server's own limit is higher, the progress of a large import finer.
 const INSERT_BATCH: usize = 1_000;
 /// Index scans that MongoDB merges for one sorted query before it gives up and sorts in memory (its own default is
-/// 200); divided by the priorities this is how many groups one `next_due` may name.
-const GROUPS_PER_QUERY: usize = 200 / 10;
+/// 200); divided by the priorities this is how many groups one query may name.
+pub const GROUPS_PER_QUERY: usize = 200 / 10;
 /// Jobs that one step of the sweep walks over.
 const SWEEP_STEP: u64 = 5_000;
 /// How often a transaction is tried again at once when MongoDB says that it was merely unlucky.
@@ -161,38 +161,35 @@ impl Store {
 
     /// The groups that have unlocked jobs, in alphabetical order.
     ///
-    /// Each step seeks the next group in the index, so that it costs one look for each group however many jobs wait.
+    /// The index is scanned from one group to the next, so that it costs one look for each however many jobs wait.
     /// Index: `due_jobs`. Invariant: none, a read that plans are made on.
     pub async fn groups(&self) -> Result<Vec<String>, StoreError> {
-        let mut groups: Vec<String> = Vec::new();
-        loop {
-            let scheduled = self.scheduled.clone();
-            let after = groups.last().map_or(doc! { "$gte": "" }, |last| doc! { "$gt": last });
-            let next = call("groups", async move {
-                scheduled
-                    .find_one(doc! { "group": after, "locked": false })
-                    .sort(doc! { "group": 1, "priority": -1, "scheduled_at": 1 })
-                    .projection(doc! { "group": 1 })
-                    .hint(IndexHint::Name(DUE_JOBS.into()))
-                    .read_concern(ReadConcern::local())
-                    .await
-            })
-            .await?;
-            match next.and_then(|found| found.get_str("group").map(str::to_owned).ok()) {
-                Some(group) => groups.push(group),
-                None => return Ok(groups),
-            }
-        }
+        let scheduled = self.scheduled.clone();
+        let found: Vec<Document> = call("groups", async move {
+            scheduled
+                .aggregate([doc! { "$sort": { "group": 1 } }, doc! { "$group": { "_id": "$group" } }])
+                .hint(IndexHint::Name(DUE_JOBS.into()))
+                .batch_size(10_000)
+                .read_concern(ReadConcern::local())
+                .await?
+                .try_collect()
+                .await
+        })
+        .await?;
+        let mut groups: Vec<String> = found.iter().filter_map(|group| group.get_str("_id").map(str::to_owned).ok()).collect();
+        groups.sort_unstable();
+        Ok(groups)
     }
 
-    /// Unlocked jobs of a group that are due at `now` and of one of these classes, by priority, oldest first.
+    /// Unlocked jobs of these groups that are due at `now` and of one of these classes, by priority, oldest first.
     ///
     /// Filter: group, unlocked, due, class. Priorities are named one by one, so that jobs due later in each of them are
-    /// jumped over, not read; jobs of other classes are passed in the index, not stopped at.
+    /// jumped over, not read; jobs of other classes are passed in the index, not stopped at. `groups` are at most
+    /// [`GROUPS_PER_QUERY`], or they are sorted in memory.
     /// Index: `due_jobs`. Invariant: none, the start decides.
-    pub async fn due_jobs(&self, group: &str, classes: &[&str], now: Instant, limit: usize) -> Result<Vec<DueJob>, StoreError> {
+    pub async fn due_jobs(&self, groups: &[String], classes: &[&str], now: Instant, limit: usize) -> Result<Vec<DueJob>, StoreError> {
         let scheduled = self.scheduled.clone();
-        let mut filter = due_filter(group, now);
+        let mut filter = due_filter(groups, now);
         filter.insert("workable.class", doc! { "$in": classes.to_vec() });
         let limit = i64::try_from(limit).unwrap_or(i64::MAX);
         let found: Vec<Document> = call("due_jobs", async move {
@@ -616,9 +613,9 @@ async fn commit(session: &mut ClientSession) -> Result<(), Error> {
     }
 }
 
-pub(super) fn due_filter(group: &str, now: Instant) -> Document {
+pub(super) fn due_filter(groups: &[String], now: Instant) -> Document {
     doc! {
-        "group": group,
+        "group": { "$in": groups.to_vec() },
         "priority": { "$in": Priority::all().map(Bson::from).collect::<Vec<_>>() },
         "scheduled_at": { "$lte": bson::DateTime::from_chrono(now) },
         "locked": false,
@@ -658,16 +655,19 @@ fn start_command(start: &Start, jobs: &[ToStart]) -> Document {
             "attempts": attempts_read,
             "$expr": { "$and": [{ "$lte": ["$scheduled_at", "$$NOW"] }, { "$lt": ["$$NOW", lease_until] }] },
         };
-        // Without the date on which it was due, which stands in the job until it ends: a copy would need a pipeline.
         let last_execution = doc! {
-            "started_at": now,
+            "scheduled_at": "$scheduled_at",
+            "started_at": { "$max": ["$scheduled_at", now] },
             "worker": start.worker,
             "start": start.id,
-            "if_worker_dies": bson::serialize_to_bson(verdict).expect("a number or a word"),
-            "hostname": &start.hostname,
+            "if_worker_dies": { "$literal": bson::serialize_to_bson(verdict).expect("a number or a word") },
+            "hostname": { "$literal": &start.hostname },
             "pid": start.pid,
         };
-        let update = doc! { "$set": { "locked": true, "attempts": attempts + 1, "last_execution": last_execution } };
+        let update = vec![
+            doc! { "$unset": "last_execution" },
+            doc! { "$set": { "locked": true, "attempts": attempts + 1, "last_execution": last_execution } },
+        ];
         doc! { "q": filter, "u": update, "multi": true }
     };
     doc! {

@@ -27,7 +27,7 @@ use mongodb::{
 pub(crate) use self::jobs::id_of;
 pub use self::{
     connect::{ConnectArgs, ConnectError, DEFAULT_DATABASE},
-    jobs::{CommitSession, DueJob, LockedJobs, Start, ToStart, as_started},
+    jobs::{CommitSession, DueJob, GROUPS_PER_QUERY, LockedJobs, Start, ToStart, as_started},
     lease::{Lease, Observed},
     outcome::{Archival, Outcome, Recorded, Rescheduling},
     roster::{Announcement, Assignment, Beat, Free},

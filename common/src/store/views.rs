@@ -163,8 +163,8 @@ impl Store {
         let mut waiting = BTreeMap::new();
         for group in self.groups().await? {
             let counts = Waiting {
-                queued: self.count_waiting(due_filter(&group, now)).await?,
-                overdue: self.count_waiting(due_filter(&group, overdue)).await?,
+                queued: self.count_waiting(due_filter(std::slice::from_ref(&group), now)).await?,
+                overdue: self.count_waiting(due_filter(std::slice::from_ref(&group), overdue)).await?,
                 postponed: self.count_waiting(next_due_filter(std::slice::from_ref(&group), now)).await?,
             };
             waiting.insert(group, counts);

@@ -84,7 +84,7 @@ async fn burn_down(store: Store, group: String) -> anyhow::Result<u64> {
     let mut done = 0;
     loop {
         let now = store.now();
-        let due = store.due_jobs(&group, &["noop"], now, BATCH).await?;
+        let due = store.due_jobs(std::slice::from_ref(&group), &["noop"], now, BATCH).await?;
         if due.is_empty() {
             return Ok(done);
         }

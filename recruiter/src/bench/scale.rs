@@ -13,7 +13,7 @@ use recruiter_common::{
 };
 
 use super::{Setting, Times, rate, stage::Stage};
-use crate::round::{self, Memory};
+use crate::round::{self, Look, Memory};
 
 /// Rounds or searches that are measured at each size.
 const TIMES: usize = 50;
@@ -35,7 +35,7 @@ pub(super) async fn measure_rounds(stage: &Stage, setting: &Setting) -> anyhow::
             stage.go_on()?;
             let roster = roster(store, workers, places / workers).await?;
             let begun = Monotonic::now();
-            let summary = round::tick(store, LeaseTerm::default(), &mut Memory::default(), store.now(), false).await?;
+            let summary = round::tick(store, LeaseTerm::default(), &mut Memory::default(), store.now(), Look::default()).await?;
             times.record(begun.elapsed());
             anyhow::ensure!(summary.assigned == places as usize, "{} of {places} places were given a job", summary.assigned);
             for worker in roster {
@@ -136,7 +136,7 @@ impl Backlog {
         let mut pick = Times::new();
         for _ in 0..TIMES {
             let begun = Monotonic::now();
-            let found = stage.store.due_jobs(GROUP, &["noop"], stage.store.now(), 1_000).await?;
+            let found = stage.store.due_jobs(&[GROUP.to_owned()], &["noop"], stage.store.now(), 1_000).await?;
             pick.record(begun.elapsed());
             anyhow::ensure!(found.len() == 1_000, "the jobs that were just enqueued were not found");
         }

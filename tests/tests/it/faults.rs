@@ -5,7 +5,13 @@
 use std::time::{Duration, Instant};
 
 use bson::{Document, doc};
-use recruiter_common::{enqueue::Workable, ids::JobId, retry_policy::RetryManyTimes, shutdown::pause};
+use recruiter_common::{
+    enqueue::{NewJob, Workable},
+    ids::{JobId, RoundId},
+    retry_policy::RetryManyTimes,
+    shutdown::pause,
+    store::{Assignment, DueJob, Hint},
+};
 use recruiter_tests::{
     factory::again,
     fail_points::FailPoint,
@@ -224,5 +230,40 @@ async fn without_any_hint_a_job_starts_within_the_poll_fallback() {
     let id = world.enqueue(failing.retry(&again(1)), Policy::Again(1)).await.unwrap();
     until_quiet(&mut world).await;
     assert_eq!(end_of(&world, id).await, ("done".into(), 2, vec!["not-yet".into()]));
+    close(world).await;
+}
+
+/// A hint is never the truth: whoever it names reads the job first.
+#[tokio::test]
+async fn a_worker_starts_nothing_that_is_not_for_it_whatever_a_hint_says() {
+    let mut world = World::new().await;
+    world.start(Role::Worker, &["--work-on", "ours"], &[]);
+    wait(&world, "the worker is there", async || world.count("roster", doc! { "available": true }).await == 1).await;
+    let worker = world.database.raw("roster").find_one(doc! {}).await.unwrap().unwrap().get_object_id("_id").unwrap().into();
+    let theirs = world.enqueue(Entry::lasting(0).in_group("theirs"), Policy::Never).await.unwrap();
+    let unknown = world.enqueue(NewJob::of_class("unknown", doc! {}).in_group("ours"), Policy::Never).await.unwrap();
+    let ours = world.enqueue(Entry::lasting(0).in_group("ours"), Policy::Never).await.unwrap();
+    let jobs = vec![JobId::new(), theirs, unknown, ours];
+    world.store.publish(&Hint::Assigned { round: RoundId::new(), assignments: vec![Assignment { worker, jobs }] }).await.unwrap();
+    wait(&world, "what is for it is done", async || world.archived(ours).await.is_some()).await;
+    for left in [theirs, unknown] {
+        assert_eq!(world.count("scheduled", doc! { "_id": left, "locked": false, "attempts": 0 }).await, 1);
+    }
+}
+
+/// What is announced may never arrive: nobody waits for it.
+#[tokio::test]
+async fn jobs_that_were_announced_and_are_not_there_cost_nothing() {
+    let mut world = world(TestDatabase::new().await, PATIENT).await;
+    world.start(Role::Worker, &["--concurrency", "2"], &[]);
+    wait(&world, "the worker is there", async || world.count("roster", doc! { "available": true, "term": { "$gt": 0 } }).await == 1).await;
+    let announced =
+        |_| DueJob { id: JobId::new(), group: "generic".into(), class: "entry".into(), priority: 9, scheduled_at: world.store.now() };
+    for _ in 0..10 {
+        let hint = Hint::Jobs { groups: vec!["generic".into()], at: None, jobs: (0..2).map(announced).collect() };
+        world.store.publish(&hint).await.unwrap();
+        let id = world.enqueue(Entry::lasting(0), Policy::Never).await.unwrap();
+        wait(&world, "a job that is there is done", async || world.archived(id).await.is_some()).await;
+    }
     close(world).await;
 }
