@@ -10,6 +10,7 @@ use bson::{Bson, Document, doc};
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    bundle::Bundle,
     failure::Failure,
     ids::{JobId, StartId, WorkerId},
     instant::{self, Instant},
@@ -270,6 +271,8 @@ pub struct Job {
     pub class: String,
     /// Parameters of the workable: usually a document.
     pub parameters: Bson,
+    /// What is known of its items, if it is a bundle.
+    pub bundle: Option<Bundle>,
     /// How failures are treated.
     pub retry_policy: StoredPolicy,
     /// Labels for people.
@@ -291,6 +294,12 @@ pub struct Job {
 }
 
 impl Job {
+    /// Parameters of the items of a bundle; none of another job.
+    pub fn items(&self) -> &[Bson] {
+        let items = self.document.get_document("workable").and_then(|workable| workable.get_array("items"));
+        items.map_or(&[], Vec::as_slice)
+    }
+
     /// What a retry policy sees while the start that was read as number `attempts` runs.
     pub fn history(&self) -> History<'_> {
         History {
@@ -354,6 +363,9 @@ pub enum CorruptJob {
     /// `locked` is true, but no start says by whom.
     #[error("it is locked by nobody")]
     LockedByNobody,
+    /// Its items, or what is recorded of them, cannot be understood.
+    #[error("it is no bundle: {0}")]
+    Bundle(String),
     /// Neither locked, nor due, nor archived.
     #[error("it has no `scheduled_at`")]
     NeverDue,
@@ -426,6 +438,7 @@ impl TryFrom<Document> for Job {
                 Some(Bson::Null) | None => Bson::Document(doc! {}),
                 Some(parameters) => parameters,
             },
+            bundle: Bundle::of(&document)?,
             retry_policy: stored.retry_policy.unwrap_or_else(|| StoredPolicy { class: "DoNotDoItAgain".into(), parameters: Bson::Null }),
             tags: stored.tags.unwrap_or_default(),
             urn: stored.urn,

@@ -16,8 +16,11 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::{
     WorkerEvent,
+    bundle::{Bundle, decode},
     commit::ToRecord,
     execute::{Attempt, Next, guarded},
+    progress::Record,
+    registry::Ready,
     runner::Equipment,
     workable::Cancel,
 };
@@ -89,16 +92,26 @@ impl Equipment {
             Ok((is_last, policy)) => (Ok(policy), is_last),
             Err(failure) => (Err(failure), false),
         };
-        let workable = guarded(|| {
-            let workable = self.registry.decode(&job.class, job.parameters.clone())?;
-            let limit = workable.time_limit();
-            Ok((workable, limit))
-        });
-        let (workable, own_limit) = match workable.and_then(|workable| workable) {
+        let (handler, job) = (self.registry.handler(&job.class), Arc::new(job));
+        let bundle = match (&handler, &policy, &job.bundle) {
+            (Ok(handler), Ok(policy), Some(known)) => {
+                let record = Arc::new(Record::new(claim, known, cancel.clone()));
+                Some(Bundle::new(self, job.clone(), handler, policy, record))
+            }
+            _ => None,
+        };
+        let workable = match &bundle {
+            // Its items have time limits, each its own.
+            Some(bundle) => Ok((bundle.clone() as Arc<dyn Ready>, None)),
+            None => handler
+                .and_then(|handler| decode(handler, job.parameters.clone()))
+                .map(|(workable, limit)| (workable, limit.or(self.args.time_limit))),
+        };
+        let (workable, time_limit) = match workable {
             Ok((workable, limit)) => (Ok(workable), limit),
             Err(failure) => (Err(failure), None),
         };
-        Attempt { job, claim, workable, policy, is_last_attempt, time_limit: own_limit.or(self.args.time_limit), cancel, previous }
+        Attempt { job, claim, workable, bundle, policy, is_last_attempt, time_limit, cancel, previous }
     }
 
     fn tell(&self, event: &WorkerEvent<'_>) {

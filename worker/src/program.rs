@@ -491,6 +491,7 @@ pub(crate) mod tests {
             attempt,
             is_last_attempt: false,
             last_execution: None,
+            item: None,
             deadline: OnceLock::new(),
             cancel: Arc::default(),
         })

@@ -27,7 +27,7 @@ use crate::{
     commit::{self, ToRecord},
     config::WorkerArgs,
     heartbeat::{self, News, Shared},
-    memory,
+    memory, progress,
     registry::Registry,
     start::Awaited,
     workable::{Cancel, Cancellation},
@@ -66,6 +66,8 @@ pub(crate) struct Equipment {
     pub(crate) registry: Registry,
     pub(crate) policies: RetryPolicies,
     pub(crate) listener: Option<Arc<WorkerListener>>,
+    /// Where bundles have what became of their items written.
+    pub(crate) progress: progress::Queue,
 }
 
 /// One registered worker.

@@ -39,6 +39,9 @@ pub trait Executable: Workable {
     }
 
     /// Called once the success is in the archive. Not called again if the process dies before it ends.
+    ///
+    /// Of a bundle these three are called for each item that was executed, in order, once what this run made of the whole bundle is
+    /// recorded.
     fn after_success(&self, _state: &Self::State, _job: &Context) -> impl Future<Output = ()> + Send {
         async {}
     }
@@ -156,6 +159,15 @@ pub enum Cancellation {
     LeaseLost,
 }
 
+/// Which item of a bundle is executed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Item {
+    /// Where it is in the bundle, from 0.
+    pub index: usize,
+    /// How many items the bundle has.
+    pub of: usize,
+}
+
 /// What an execution knows about its job.
 pub struct Context {
     pub(crate) job: JobId,
@@ -165,6 +177,7 @@ pub struct Context {
     pub(crate) attempt: u32,
     pub(crate) is_last_attempt: bool,
     pub(crate) last_execution: Option<Execution>,
+    pub(crate) item: Option<Item>,
     pub(crate) deadline: OnceLock<Instant>,
     pub(crate) cancel: Arc<Cancel>,
 }
@@ -174,9 +187,16 @@ pub struct Context {
 pub(crate) struct Cancel {
     token: CancellationToken,
     why: OnceLock<Cancellation>,
+    /// The bundle's, of an item.
+    above: Option<Arc<Cancel>>,
 }
 
 impl Cancel {
+    /// For one item: asked to stop with its bundle, or alone.
+    pub(crate) fn of_item(bundle: &Arc<Self>) -> Self {
+        Self { token: bundle.token.child_token(), why: OnceLock::new(), above: Some(bundle.clone()) }
+    }
+
     /// Asks the execution to stop. The first reason stays.
     pub(crate) fn cancel(&self, why: Cancellation) {
         // A second reason is no news to the execution.
@@ -185,7 +205,7 @@ impl Cancel {
     }
 
     pub(crate) fn why(&self) -> Option<Cancellation> {
-        self.why.get().copied()
+        self.why.get().copied().or_else(|| self.above.as_ref()?.why())
     }
 
     pub(crate) async fn cancelled(&self) {
@@ -194,6 +214,22 @@ impl Cancel {
 }
 
 impl Context {
+    /// The same for an item of the bundle.
+    pub(crate) fn of_item(&self, item: Item, cancel: Arc<Cancel>) -> Self {
+        Self {
+            job: self.job,
+            start: self.start,
+            class: self.class.clone(),
+            group: self.group.clone(),
+            attempt: self.attempt,
+            is_last_attempt: self.is_last_attempt,
+            last_execution: self.last_execution.clone(),
+            item: Some(item),
+            deadline: OnceLock::new(),
+            cancel,
+        }
+    }
+
     /// The job.
     pub fn job_id(&self) -> JobId {
         self.job
@@ -228,6 +264,11 @@ impl Context {
     /// The execution before this one.
     pub fn last_execution(&self) -> Option<&Execution> {
         self.last_execution.as_ref()
+    }
+
+    /// Which item of a bundle this is; nothing when the job is no bundle.
+    pub fn item(&self) -> Option<Item> {
+        self.item
     }
 
     /// When the time limit passes.

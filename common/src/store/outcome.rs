@@ -7,7 +7,7 @@ use std::collections::{BTreeSet, HashMap};
 
 use bson::{Bson, Document, doc};
 
-use super::{CommitSession, Hint, Store, StoreError, cut};
+use super::{CommitSession, Hint, Store, StoreError, bundles::OUTCOMES, cut};
 use crate::{
     failure::{self, Failure},
     ids::{JobId, StartId, WorkerId},
@@ -92,7 +92,7 @@ impl Archival {
             return None;
         }
         let mut document = Document::new();
-        for field in ["_id", "done", "created_at", "locked", "attempts", "interruptions", "deaths", "group", "priority", "why"] {
+        for field in ["_id", "done", "created_at", "locked", "attempts", "interruptions", "deaths", "group", "priority", "why", OUTCOMES] {
             document.extend(self.document.get(field).map(|value| (field.to_owned(), value.clone())));
         }
         if let Ok(class) = self.document.get_document("workable").and_then(|workable| workable.get_str("class")) {
@@ -275,7 +275,7 @@ impl Outcome for Rescheduling {
     }
 }
 
-fn size_of(document: &Document) -> usize {
+pub(super) fn size_of(document: &Document) -> usize {
     bson::serialize_to_vec(document).map_or(LARGEST_DOCUMENT, |bytes| bytes.len())
 }
 
