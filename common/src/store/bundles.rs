@@ -1,13 +1,11 @@
 //! What is recorded of a running bundle, and what its end says of its items.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use bson::{Bson, Document, doc};
-use futures_util::TryStreamExt;
 
 use super::{
     CommitSession, Store, StoreError, call,
-    jobs::id_of,
     outcome::{Archival, Outcome, Recorded, Rescheduling, size_of},
     write_errors,
 };
@@ -101,18 +99,15 @@ impl Store {
         if reply.get_i32("n").is_ok_and(|written| usize::try_from(written) == Ok(batch.len())) {
             return Ok(vec![Recorded::Yes; batch.len()]);
         }
-        let scheduled = self.scheduled.clone();
-        let jobs: Vec<JobId> = batch.iter().map(|bundle| bundle.claim.job).collect();
-        let filter = doc! { "_id": { "$in": jobs }, "locked": true };
-        let found: Vec<Document> = call("record_items_if_claimed", async move {
-            scheduled.find(filter).projection(doc! { "last_execution.start": 1 }).await?.try_collect().await
-        })
-        .await?;
-        let held: HashSet<(JobId, StartId)> = found
-            .iter()
-            .filter_map(|job| Some((id_of(job)?, job.get_document("last_execution").ok()?.get_object_id("start").ok()?.into())))
-            .collect();
-        let recorded = |claim: Claim| if held.contains(&(claim.job, claim.start)) { Recorded::Yes } else { Recorded::ClaimLost };
+        let mut starts: HashMap<StartId, Vec<JobId>> = HashMap::new();
+        for Progress { claim, .. } in batch {
+            starts.entry(claim.start).or_default().push(claim.job);
+        }
+        let mut held = HashSet::new();
+        for (start, jobs) in starts {
+            held.extend(self.claims_of_start(start, &jobs).await?);
+        }
+        let recorded = |claim: Claim| if held.contains(&claim) { Recorded::Yes } else { Recorded::ClaimLost };
         Ok(batch.iter().map(|bundle| recorded(bundle.claim)).collect())
     }
 }
