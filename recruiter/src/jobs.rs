@@ -446,6 +446,25 @@ mod tests {
     }
 
     #[test]
+    fn a_bundle_is_shown_in_numbers_and_only_the_rest_of_it_is_done_again() {
+        let bundle = |outcomes: Vec<Bson>| {
+            let items: Vec<Document> = (0..3).map(|n| doc! { "n": n }).collect();
+            job(doc! { "why": "done", "workable": { "class": "c", "items": items }, "item_outcomes": outcomes })
+        };
+        let failed = Bson::from(doc! { "class": "x", "message": "too hot", "why": "gave-up" });
+        let partly = bundle(vec!["done".into(), failed]);
+        let shown = described(&partly);
+        assert!(
+            shown.contains("items        1 of 3 done, 1 failed, the first of them item 1: too hot\n") && !shown.contains("parameters"),
+            "{shown}"
+        );
+        let done_again = |job: Job| format!("{:?}", again(job, JobId::new()).unwrap());
+        let rest = done_again(partly);
+        assert!(!rest.contains("\"n\": Int32(0)") && rest.contains("\"n\": Int32(1)") && rest.contains("\"n\": Int32(2)"), "{rest}");
+        assert!(done_again(bundle(vec!["done".into(); 3])).contains("\"n\": Int32(0)"), "when all is done, all of it");
+    }
+
+    #[test]
     fn a_retry_waiting_is_shown_once() {
         let execution = doc! { "started_at": bson::DateTime::from_millis(1), "ended_at": bson::DateTime::from_millis(2), "class": "exit:1", "message": "\u{1b}[31mred" };
         let text = described(&job(doc! { "attempts": 1, "last_execution": execution.clone(), "executions": [execution] }));

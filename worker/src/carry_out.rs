@@ -93,19 +93,18 @@ impl Equipment {
             Err(failure) => (Err(failure), false),
         };
         let (handler, job) = (self.registry.handler(&job.class), Arc::new(job));
-        let bundle = match (&handler, &policy, &job.bundle) {
-            (Ok(handler), Ok(policy), Some(known)) => {
-                let record = Arc::new(Record::new(claim, known, cancel.clone()));
-                Some(Bundle::new(self, job.clone(), handler, policy, record))
-            }
-            _ => None,
-        };
-        let workable = match &bundle {
+        let (bundle, workable) = match (&job.bundle, &policy, handler) {
             // Its items have time limits, each its own.
-            Some(bundle) => Ok((bundle.clone() as Arc<dyn Ready>, None)),
-            None => handler
-                .and_then(|handler| decode(handler, job.parameters.clone()))
-                .map(|(workable, limit)| (workable, limit.or(self.args.time_limit))),
+            (Some(known), Ok(policy), Ok(handler)) => {
+                let record = Arc::new(Record::new(claim, known, cancel.clone()));
+                let bundle = Bundle::new(self, job.clone(), handler, policy, record);
+                (Some(bundle.clone()), Ok((bundle as Arc<dyn Ready>, None)))
+            }
+            (Some(_), Err(unusable), _) => (None, Err(unusable.clone())),
+            (_, _, Err(unknown)) => (None, Err(unknown)),
+            (None, _, Ok(handler)) => {
+                (None, decode(handler, job.parameters.clone()).map(|(ready, own)| (ready, own.or(self.args.time_limit))))
+            }
         };
         let (workable, time_limit) = match workable {
             Ok((workable, limit)) => (Ok(workable), limit),

@@ -27,6 +27,9 @@ const BATCH: usize = 500;
 /// Between attempts while MongoDB cannot be reached.
 const PAUSE: Duration = Duration::from_millis(250);
 
+/// How long the end of a bundle waits for a write that is on its way.
+const ON_ITS_WAY: Duration = Duration::from_secs(1);
+
 /// Where bundles say that there is something to be written.
 pub(crate) type Queue = mpsc::UnboundedSender<Arc<Record>>;
 
@@ -92,19 +95,17 @@ impl Record {
         }
     }
 
-    /// Ends the writing: what is not written yet, the bundle's end says. It must not meet a write that is on its way: one of the
-    /// two would have to begin again.
+    /// Ends the writing: what is not written yet, the bundle's end says. It should not meet a write that is on its way, or one of
+    /// the two has to begin again; a MongoDB that is away is not waited for here.
     pub(crate) async fn close(&self) {
-        loop {
-            let written = self.written.notified();
-            {
-                let mut known = self.known();
-                known.is_closed = true;
-                if !known.is_on_its_way {
-                    return;
-                }
-            }
-            written.await;
+        let written = self.written.notified();
+        let is_on_its_way = {
+            let mut known = self.known();
+            known.is_closed = true;
+            known.is_on_its_way
+        };
+        if is_on_its_way {
+            let _ = tokio::time::timeout(ON_ITS_WAY, written).await;
         }
     }
 

@@ -297,6 +297,7 @@ impl Incarnation {
             }
             let grace = self.args().grace;
             tracing::info!(worker.id = %self.id, count = self.running.len(), grace = %humantime::format_duration(grace), "taking no more jobs");
+            self.cancels.values().for_each(|cancel| cancel.no_more_items());
             let why = if end == End::MemoryLimit { Cancellation::MemoryLimit } else { Cancellation::WorkerStopping };
             if self.wait_for_running(grace, Duration::ZERO, news, shutdown).await == Drained::Retired {
                 end = End::Retired;

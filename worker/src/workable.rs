@@ -4,7 +4,10 @@ use std::{
     error::Error,
     fmt,
     future::Future,
-    sync::{Arc, OnceLock},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -189,12 +192,14 @@ pub(crate) struct Cancel {
     why: OnceLock<Cancellation>,
     /// The bundle's, of an item.
     above: Option<Arc<Cancel>>,
+    /// Whether a bundle is to stop before its next item.
+    no_more_items: AtomicBool,
 }
 
 impl Cancel {
     /// For one item: asked to stop with its bundle, or alone.
     pub(crate) fn of_item(bundle: &Arc<Self>) -> Self {
-        Self { token: bundle.token.child_token(), why: OnceLock::new(), above: Some(bundle.clone()) }
+        Self { token: bundle.token.child_token(), above: Some(bundle.clone()), ..Self::default() }
     }
 
     /// Asks the execution to stop. The first reason stays.
@@ -210,6 +215,16 @@ impl Cancel {
 
     pub(crate) async fn cancelled(&self) {
         self.token.cancelled().await;
+    }
+
+    /// Asks a bundle to stop before its next item: the present one may end. Nothing to any other job.
+    pub(crate) fn no_more_items(&self) {
+        self.no_more_items.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether a bundle may go on with its next item.
+    pub(crate) fn may_go_on(&self) -> bool {
+        !self.token.is_cancelled() && !self.no_more_items.load(Ordering::Relaxed)
     }
 }
 
