@@ -144,7 +144,7 @@ impl Ready for Bundle {
     fn execute<'a>(&'a self, job: &'a Arc<Context>) -> BoxFuture<'a, Result<Done, NotDone>> {
         async move {
             for index in self.record.left() {
-                if !job.cancel.may_go_on() {
+                if !job.cancel.may_go_on().await {
                     break;
                 }
                 self.execute_item(index, self.job.items()[index].clone(), job).await;

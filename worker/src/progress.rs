@@ -1,7 +1,7 @@
 //! Group commit of what became of items: while one write is on its way, further outcomes gather, those of all bundles of this
 //! process. There is no delay but that.
 //!
-//! A bundle does not wait for it: with MongoDB away its items go on, and their outcomes are written when it is back or with the
+//! A bundle does not wait for it: with MongoDB away its items go on while the lease holds, and their outcomes are written when it is back or with the
 //! bundle's end, which says them all again. A bundle whose claim turns out to be lost is asked to stop.
 
 use std::{

@@ -17,9 +17,15 @@ use recruiter_common::{
     failure::Failure,
     ids::{JobId, StartId},
     job::Execution,
+    shutdown::pause,
 };
 use serde::Serialize;
 use tokio_util::sync::CancellationToken;
+
+use crate::heartbeat::Shared;
+
+/// Between two looks at a lease that is over.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// A [`Workable`] that this process can execute.
 ///
@@ -194,9 +200,16 @@ pub(crate) struct Cancel {
     above: Option<Arc<Cancel>>,
     /// Whether a bundle is to stop before its next item.
     no_more_items: AtomicBool,
+    /// The worker's.
+    lease: Option<Arc<Shared>>,
 }
 
 impl Cancel {
+    /// For a job of a worker with this lease.
+    pub(crate) fn under(lease: Arc<Shared>) -> Self {
+        Self { lease: Some(lease), ..Self::default() }
+    }
+
     /// For one item: asked to stop with its bundle, or alone.
     pub(crate) fn of_item(bundle: &Arc<Self>) -> Self {
         Self { token: bundle.token.child_token(), above: Some(bundle.clone()), ..Self::default() }
@@ -222,9 +235,18 @@ impl Cancel {
         self.no_more_items.store(true, Ordering::Relaxed);
     }
 
-    /// Whether a bundle may go on with its next item.
-    pub(crate) fn may_go_on(&self) -> bool {
-        !self.token.is_cancelled() && !self.no_more_items.load(Ordering::Relaxed)
+    /// Waits until a bundle may enter its next item, as any job may be started only while its worker trusts its lease; or until
+    /// the bundle is to stop, and says so.
+    pub(crate) async fn may_go_on(&self) -> bool {
+        loop {
+            if self.token.is_cancelled() || self.no_more_items.load(Ordering::Relaxed) {
+                return false;
+            }
+            if self.lease.as_ref().is_none_or(|lease| lease.lease_until().is_some()) {
+                return true;
+            }
+            tokio::select! { () = self.cancelled() => {} () = pause(LOOK_EVERY) => {} }
+        }
     }
 }
 

@@ -501,6 +501,38 @@ async fn after_a_kill_what_is_recorded_is_not_done_again() {
     }
 }
 
+/// I3: a worker that goes on after its death enters no other item, and what it has to say of the present one is not heard.
+#[tokio::test]
+async fn a_worker_that_is_frozen_past_its_death_leaves_its_bundle_to_the_next() {
+    const ITEMS: i32 = 30;
+    let (database, programs) = (TestDatabase::new().await, Programs::new());
+    let store = store(&database).await;
+    let impatient = [&programs.worker_arguments()[..], &["--heartbeat", "250ms", "--lease", "900ms"]].concat();
+    let cleaner = ["--dead-after", "1500ms", "--every", "150ms"];
+    let system = System::start(&database, Setup { worker: &impatient, cleaner: &cleaner, ..Setup::default() });
+    let id = programs.bundle(ITEMS, 0.05).retry(&again(1)).enqueue(&store).await.unwrap();
+    wait_until(SOON, "it is in the middle", async || programs.entered().len() >= 10).await;
+    system.workers[0].pause();
+    wait_until(SOON, "it is declared dead", async || {
+        let job = database.raw("scheduled").find_one(doc! { "_id": id }).await.unwrap();
+        job.is_some_and(|job| !job.get_bool("locked").unwrap())
+    })
+    .await;
+    let recorded = raw_outcomes(&database, id).await.unwrap().iter().filter(|outcome| !is_left(outcome)).count();
+    let before = programs.entered();
+    system.workers[0].resume();
+    wait_until(SOON, "it knows", async || system.workers[0].stderr().contains("declared dead")).await;
+    let job = archived(&database, id).await;
+    assert_eq!((why(&job).0, job.get_array("executions").unwrap().len()), ("done", 1));
+    assert!(recorded > 0 && outcomes(&job).iter().all(|outcome| !is_left(outcome)));
+    let entered = programs.entered();
+    assert_eq!(entered.len(), usize::try_from(ITEMS).unwrap());
+    for (item, times) in entered {
+        assert_eq!(times, 1 + usize::from(item >= recorded && before.contains_key(&item)), "item {item} of which {recorded} were recorded");
+    }
+    system.stop().await;
+}
+
 /// I8, in real processes: TERM in the middle of a bundle.
 #[tokio::test]
 async fn a_bundle_survives_the_rolling_restart_of_its_workers() {
