@@ -150,13 +150,13 @@ impl Setting {
         let database = TestDatabase::new().await;
         let notes = Arc::new(Notes::default());
         let recruiter = Local::recruiter(&database, &[]);
-        let worker = Self::worker(&database, &notes);
+        let worker = Self::worker(&database, &notes, &["--grace", "100ms"]);
         Self { store: store(&database).await, database, notes, recruiter, worker }
     }
 
-    fn worker(database: &TestDatabase, notes: &Arc<Notes>) -> Local {
+    fn worker(database: &TestDatabase, notes: &Arc<Notes>, flags: &[&str]) -> Local {
         let worker = Worker::new().register::<Step>(notes.clone()).unwrap().register_blocking::<Count>(()).unwrap();
-        Local::worker(database, worker, &["--grace", "100ms"])
+        Local::worker(database, worker, flags)
     }
 
     async fn scheduled(&self, id: JobId) -> Document {
@@ -351,6 +351,29 @@ async fn progress_is_written_as_it_goes_and_waits_for_mongodb() {
     setting.stop().await;
 }
 
+/// I3: whoever is not sure to live enters nothing that somebody else may be about to enter.
+#[tokio::test]
+async fn no_item_is_entered_while_the_lease_is_over() {
+    let (database, notes) = (TestDatabase::new().await, Arc::new(Notes::default()));
+    let recruiter = Local::recruiter(&database, &[]);
+    let worker = Setting::worker(&database, &notes, &["--heartbeat", "250ms", "--lease", "900ms"]);
+    let store = store(&database).await;
+    let id = steps(&[How::Wait, How::Succeed]).enqueue(&store).await.unwrap();
+    wait_until(SOON, "the first item runs", async || notes.count() == 1).await;
+    let fault = FailPoint::new("recruiter-worker-heartbeat", &["findAndModify"]).namespace(database.name(), "roster").error_code(91);
+    let armed = fault.error_labels(&[]).arm(database.uri()).await;
+    // Half a second apart.
+    wait_until(SOON, "the lease is over", async || armed.struck().await >= 5).await;
+    notes.gate.add_permits(1);
+    let recorded = |outcomes: Vec<Bson>| outcomes.first().is_some_and(|outcome| !is_left(outcome));
+    wait_until(SOON, "its outcome is written", async || raw_outcomes(&database, id).await.is_none_or(recorded)).await;
+    assert_eq!(notes.take(), ["enter 0"]);
+    drop(armed);
+    assert_eq!(summaries(&archived(&database, id).await), ["done", "done"]);
+    worker.stop().await;
+    recruiter.stop().await;
+}
+
 /// I3: whoever finds its claim lost stops, and leaves what the next start has written.
 #[tokio::test]
 async fn a_bundle_whose_claim_is_lost_stops_in_the_middle() {
@@ -394,7 +417,7 @@ async fn a_worker_that_stops_hands_the_rest_back_whatever_the_policy() {
     let job = setting.database.raw("scheduled").find_one(doc! { "_id": never }).await.unwrap().unwrap();
     let failed = "broken not-scheduled-by-retry-policy";
     assert_eq!(summaries(&job), [failed, "done", "interrupted interrupted", "null"]);
-    let worker = Setting::worker(&setting.database, &setting.notes);
+    let worker = Setting::worker(&setting.database, &setting.notes, &[]);
     let job = archived(&setting.database, never).await;
     assert_eq!(summaries(&job), [failed, "done", "interrupted interrupted", "done"]);
     assert_eq!(
