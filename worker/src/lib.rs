@@ -56,6 +56,7 @@ use recruiter_common::{
     store::{ConnectArgs, Store},
     telemetry::chain,
 };
+use tokio::sync::mpsc;
 
 pub use crate::{
     config::WorkerArgs,
@@ -66,7 +67,6 @@ use crate::{
     registry::{Asynchronous, Blocking, Registry},
     runner::{End, Equipment},
 };
-use tokio::sync::mpsc;
 
 /// How long a second signal should leave a worker's process, for killing programs and telling MongoDB.
 pub const ABORT_WITHIN: std::time::Duration = std::time::Duration::from_secs(2);

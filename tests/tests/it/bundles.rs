@@ -13,11 +13,11 @@ use recruiter_common::{
     bundle::is_left,
     enqueue::{EnqueueError, NewJob, Workable},
     failure::Failure,
-    ids::{JobId, StartId},
-    store::Store,
+    ids::{JobId, StartId, WorkerId},
+    store::{CommitSession, Progress, Recorded, Store},
 };
 use recruiter_tests::{
-    factory::{again, insert_unvalidated, minimal_job},
+    factory::{again, insert_unvalidated, minimal_job, started},
     fail_points::FailPoint,
     local::{Local, store},
     mongo::TestDatabase,
@@ -390,6 +390,20 @@ async fn a_bundle_whose_claim_is_lost_stops_in_the_middle() {
     assert_eq!(setting.notes.take(), [""; 0], "neither another item nor a hook");
     assert_eq!(setting.database.raw("scheduled").find_one(doc! { "_id": id }).await.unwrap().unwrap(), before);
     setting.recruiter.stop().await;
+}
+
+/// I9: what MongoDB refuses of one bundle stops neither it nor another.
+#[tokio::test]
+async fn an_outcome_that_mongodb_refuses_is_left_to_the_end() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    let jobs = store.enqueue_many([steps(&[How::Succeed]), steps(&[How::Succeed])]).await.unwrap();
+    let held = started(&store, WorkerId::new(), &jobs).await;
+    let deep = (0..250).fold(Bson::Null, |inner, _| Bson::Array(vec![inner]));
+    let batch = [Progress::whole(held[0].1, &[deep]), Progress::whole(held[1].1, &["done".into()])];
+    assert_eq!(store.record(&mut CommitSession::default(), &batch).await.unwrap(), [Recorded::Yes; 2], "their claims hold");
+    assert_eq!(raw_outcomes(&database, held[0].0.id).await.unwrap(), []);
+    assert_eq!(raw_outcomes(&database, held[1].0.id).await.unwrap(), ["done".into()]);
 }
 
 #[tokio::test]
