@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     fs,
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -474,18 +474,18 @@ impl Programs {
         NewJob::bundle_of_class("note", (0..items).map(|_| doc! { "file": &file, "seconds": seconds }))
     }
 
+    /// The items as they were entered.
+    fn lines(&self) -> Vec<usize> {
+        let text = fs::read_to_string(self.file()).unwrap_or_default();
+        text.lines().map(|line| line.parse().unwrap()).collect()
+    }
+
     /// How often each item was entered.
     fn entered(&self) -> BTreeMap<usize, usize> {
-        entered(&self.file())
+        let mut times = BTreeMap::new();
+        self.lines().into_iter().for_each(|item| *times.entry(item).or_default() += 1);
+        times
     }
-}
-
-fn entered(file: &Path) -> BTreeMap<usize, usize> {
-    let mut times = BTreeMap::new();
-    for line in fs::read_to_string(file).unwrap_or_default().lines() {
-        *times.entry(line.parse().unwrap()).or_default() += 1;
-    }
-    times
 }
 
 async fn raw_outcomes(database: &TestDatabase, id: JobId) -> Option<Vec<Bson>> {
@@ -536,6 +536,53 @@ async fn after_a_kill_what_is_recorded_is_not_done_again() {
         }
         system.stop().await;
     }
+}
+
+/// Kills and stops at random: what is recorded at the end of a run is entered in none that follows, and every item is done.
+#[tokio::test]
+async fn however_often_its_workers_end_a_bundle_goes_on_where_it_was() {
+    const ITEMS: usize = 80;
+    let (database, programs) = (TestDatabase::new().await, Programs::new());
+    let store = store(&database).await;
+    let mut system =
+        System::start(&database, Setup { worker: &programs.worker_arguments(), cleaner: &["--every", "100ms"], ..Setup::default() });
+    let id = programs.bundle(80, 0.02).retry(&again(9)).enqueue(&store).await.unwrap();
+    let mut ends = Vec::new();
+    for _ in 0..8 {
+        let goal = (programs.entered().len() + rand::random_range(3..12)).min(ITEMS);
+        wait_until(SOON, "it goes on", async || programs.entered().len() >= goal).await;
+        let worker = system.workers.last_mut().unwrap();
+        let kill: bool = rand::random();
+        ends.push(kill);
+        if kill {
+            worker.kill()
+        } else {
+            worker.terminate()
+        }
+        worker.wait_exit(SOON).await;
+        let unlocked = doc! { "_id": id, "locked": false };
+        wait_until(SOON, "it is handed back or rescued", async || {
+            let handed_back = database.raw("scheduled").find_one(unlocked.clone()).await.unwrap().is_some();
+            handed_back || raw_outcomes(&database, id).await.is_none()
+        })
+        .await;
+        let Some(outcomes) = raw_outcomes(&database, id).await else { break };
+        let recorded: Vec<usize> = outcomes.iter().enumerate().filter(|(_, outcome)| !is_left(outcome)).map(|(index, _)| index).collect();
+        let before = programs.lines().len();
+        assert_eq!(recorded, (0..recorded.len()).collect::<Vec<_>>(), "in order");
+        system.workers.push(Process::on(&database, "recruiter-worker", &programs.worker_arguments()));
+        wait_until(SOON, "the next run has begun", async || programs.lines().len() > before || raw_outcomes(&database, id).await.is_none())
+            .await;
+        let next = programs.lines().get(before).copied();
+        assert!(next.is_none_or(|next| next == recorded.len()), "{next:?} after {} were recorded, {ends:?}", recorded.len());
+    }
+    let job = archived(&database, id).await;
+    assert_eq!(why(&job).0, "done", "{ends:?}");
+    assert!(outcomes(&job).iter().all(|outcome| !is_left(outcome)) && outcomes(&job).len() == ITEMS);
+    assert_eq!(programs.entered().len(), ITEMS);
+    let deaths = ends.iter().filter(|kill| **kill).count();
+    assert!(programs.lines().len() <= ITEMS + 2 * deaths, "{} entries after {ends:?}", programs.lines().len());
+    system.stop().await;
 }
 
 /// I3: a worker that goes on after its death enters no other item, and what it has to say of the present one is not heard.
