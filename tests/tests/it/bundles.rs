@@ -360,10 +360,10 @@ async fn no_item_is_entered_while_the_lease_is_over() {
     let store = store(&database).await;
     let id = steps(&[How::Wait, How::Succeed]).enqueue(&store).await.unwrap();
     wait_until(SOON, "the first item runs", async || notes.count() == 1).await;
-    let fault = FailPoint::new("recruiter-worker-heartbeat", &["findAndModify"]).namespace(database.name(), "roster").error_code(91);
-    let armed = fault.error_labels(&[]).arm(database.uri()).await;
-    // Half a second apart.
-    wait_until(SOON, "the lease is over", async || armed.struck().await >= 5).await;
+    let fault = FailPoint::new("recruiter-worker-heartbeat", &["findAndModify"]).namespace(database.name(), "roster").error_code(1);
+    let armed = fault.arm(database.uri()).await;
+    // Half a second apart: the driver asks only once.
+    wait_until(SOON, "the lease is over", async || armed.struck().await >= 3).await;
     notes.gate.add_permits(1);
     let recorded = |outcomes: Vec<Bson>| outcomes.first().is_some_and(|outcome| !is_left(outcome));
     wait_until(SOON, "its outcome is written", async || raw_outcomes(&database, id).await.is_none_or(recorded)).await;
