@@ -8,6 +8,7 @@ use mongodb::ClientSession;
 use serde::{Serialize, de::DeserializeOwned};
 
 use crate::{
+    bundle::MOST_ITEMS,
     ids::JobId,
     instant::Instant,
     job::{DEFAULT_GROUP, Priority, StoredPolicy},
@@ -59,7 +60,7 @@ pub trait Workable: Serialize + DeserializeOwned + Send + Sync + 'static {
 pub struct NewJob {
     id: Option<JobId>,
     class: String,
-    parameters: Result<Bson, String>,
+    given: Result<Given, String>,
     group: String,
     priority: Priority,
     scheduled: Scheduled,
@@ -67,6 +68,14 @@ pub struct NewJob {
     urn: Option<String>,
     retry_policy: StoredPolicy,
     recovered_from: Option<JobId>,
+}
+
+/// What the workable is made of.
+#[derive(Clone, Debug)]
+enum Given {
+    Parameters(Bson),
+    /// Parameters of each item of a bundle.
+    Items(Vec<Bson>),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -97,6 +106,18 @@ pub enum EnqueueError {
         /// Size of what is too large, in bytes of BSON.
         bytes: usize,
     },
+    /// A bundle without items.
+    #[error("a bundle of `{class}` has no items: there is nothing to be done")]
+    NoItems {
+        /// Class of the items.
+        class: String,
+    },
+    /// A bundle with too many items.
+    #[error("a bundle of `{class}` has more than {MOST_ITEMS} items: make several bundles of them")]
+    TooManyItems {
+        /// Class of the items.
+        class: String,
+    },
     /// A class, group, tag or urn that cannot be used.
     #[error("the {what} of a job {problem}")]
     Name {
@@ -119,11 +140,33 @@ impl NewJob {
         Self::of(class, Ok(Bson::Document(parameters)))
     }
 
+    /// One job of many small items of one class, at most [`MOST_ITEMS`]: one worker executes them one after the other, each
+    /// outcome is stored by itself, and what is stored is not done again after a crash. A failed item alone is tried again, as the
+    /// retry policy says of its failure.
+    pub fn bundle<W: Workable>(items: impl IntoIterator<Item = W>) -> Self {
+        let items = items.into_iter().map(|item| bson::serialize_to_bson(&item).map_err(|error| error.to_string()));
+        Self::of_items(W::CLASS, items)
+    }
+
+    /// The same for classes that are no Rust type, with the parameters of each item.
+    pub fn bundle_of_class(class: impl Into<String>, items: impl IntoIterator<Item = Document>) -> Self {
+        Self::of_items(class, items.into_iter().map(|item| Ok(Bson::Document(item))))
+    }
+
+    fn of_items(class: impl Into<String>, items: impl Iterator<Item = Result<Bson, String>>) -> Self {
+        // One more is enough to know that there are too many.
+        let items = items
+            .take(MOST_ITEMS + 1)
+            .enumerate()
+            .map(|(index, item)| item.and_then(document_or_nothing).map_err(|reason| format!("item {index}: {reason}")));
+        Self { given: items.collect::<Result<_, _>>().map(Given::Items), ..Self::of(class, Ok(Bson::Null)) }
+    }
+
     fn of(class: impl Into<String>, parameters: Result<Bson, String>) -> Self {
         Self {
             id: None,
             class: class.into(),
-            parameters,
+            given: parameters.map(Given::Parameters),
             group: DEFAULT_GROUP.into(),
             priority: Priority::default(),
             scheduled: Scheduled::Now,
@@ -220,17 +263,20 @@ impl NewJob {
             check_name(name).map_err(|problem| EnqueueError::Name { what, problem })?;
         }
         let unstorable = |reason: String| EnqueueError::Parameters { class: self.class.clone(), reason };
-        let parameters = self.parameters.map_err(unstorable)?;
-        if !matches!(parameters, Bson::Null | Bson::Document(_)) {
-            return Err(unstorable(format!("they must be a struct or a map, not {:?}", parameters.element_type())));
-        }
-        let parameters = if parameters == Bson::Null { Bson::Document(doc! {}) } else { parameters };
         let at = match self.scheduled {
             Scheduled::Now => Some(now),
             Scheduled::At(at) => Some(at),
             Scheduled::After(delay) => chrono::TimeDelta::from_std(delay).ok().and_then(|delay| now.checked_add_signed(delay)),
         };
-        let workable = doc! { "class": &self.class, "parameters": parameters, "method": "execute" };
+        let (workable, outcomes) = match self.given.map_err(unstorable)? {
+            Given::Parameters(parameters) => {
+                let parameters = document_or_nothing(parameters).map_err(unstorable)?;
+                (doc! { "class": &self.class, "parameters": parameters, "method": "execute" }, None)
+            }
+            Given::Items(items) if items.is_empty() => return Err(EnqueueError::NoItems { class: self.class }),
+            Given::Items(items) if items.len() > MOST_ITEMS => return Err(EnqueueError::TooManyItems { class: self.class }),
+            Given::Items(items) => (doc! { "class": &self.class, "items": items, "method": "execute" }, Some(Bson::Array(Vec::new()))),
+        };
         let bytes = bson::serialize_to_vec(&workable).map_err(|error| unstorable(error.to_string()))?.len();
         if bytes > LARGEST_WORKABLE {
             return Err(EnqueueError::TooLarge { class: self.class, bytes });
@@ -248,6 +294,9 @@ impl NewJob {
             "scheduled_at": bson::DateTime::from_chrono(at.ok_or(EnqueueError::Date)?),
             "retry_policy": { "class": self.retry_policy.class, "parameters": self.retry_policy.parameters },
         };
+        if let Some(outcomes) = outcomes {
+            document.insert("item_outcomes", outcomes);
+        }
         if !self.tags.is_empty() {
             document.insert("tags", self.tags);
         }
@@ -265,6 +314,17 @@ impl NewJob {
             bytes if bytes > LARGEST_WORKABLE + ROOM_FOR_THE_REST => Err(EnqueueError::TooLarge { class, bytes }),
             _ => Ok((id, document)),
         }
+    }
+}
+
+/// Parameters as they are stored: a unit struct has none.
+fn document_or_nothing(parameters: Bson) -> Result<Bson, String> {
+    if parameters == Bson::Null {
+        Ok(Bson::Document(doc! {}))
+    } else if parameters.as_document().is_some() {
+        Ok(parameters)
+    } else {
+        Err(format!("they must be a struct or a map, not {:?}", parameters.element_type()))
     }
 }
 
@@ -415,6 +475,24 @@ mod tests {
         let of = |parameters: Bson| check(NewJob::of("a", Ok(parameters)));
         assert!(of(Bson::Null).is_ok());
         assert!(of(Bson::Int32(1)).is_err_and(|error| error.contains("must be a struct or a map")));
+    }
+
+    #[test]
+    fn a_bundle_has_some_items_and_not_too_many_or_too_large_ones() {
+        let of = |count: usize, bytes: usize| check(NewJob::bundle_of_class("a", (0..count).map(|_| doc! { "data": "x".repeat(bytes) })));
+        for count in [1, MOST_ITEMS] {
+            let document = of(count, 10).expect("a bundle");
+            let workable = document.get_document("workable").expect("a document");
+            assert!(workable.get_array("items").is_ok_and(|items| items.len() == count));
+            assert!(!workable.contains_key("parameters") && document.get_array("item_outcomes").is_ok_and(Vec::is_empty));
+        }
+        assert!(of(0, 10).is_err_and(|error| error.contains("no items")));
+        assert!(of(MOST_ITEMS + 1, 10).is_err_and(|error| error.contains("more than 1000 items")));
+        assert!(of(MOST_ITEMS, LARGEST_WORKABLE / MOST_ITEMS).is_err_and(|error| error.contains("store the data elsewhere")));
+        let unsized_items = NewJob::of_items("a", std::iter::repeat_with(|| Ok(Bson::Document(doc! {}))));
+        assert!(check(unsized_items).is_err_and(|error| error.contains("more than 1000 items")), "it does not look for the end");
+        let number = NewJob::of_items("a", [Ok(Bson::Null), Ok(Bson::Int32(1))].into_iter());
+        assert!(check(number).is_err_and(|error| error.contains("item 1: they must be a struct or a map")));
     }
 
     #[test]

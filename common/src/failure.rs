@@ -52,6 +52,12 @@ impl Failure {
         self.trace = Some(keep_end(trace.into(), LONGEST_TRACE));
         self
     }
+
+    /// The same with at most so many bytes of message and trace.
+    #[must_use]
+    pub(crate) fn shortened(self, message: usize, trace: usize) -> Self {
+        Self { message: keep_start(self.message, message), trace: self.trace.map(|text| keep_end(text, trace)), ..self }
+    }
 }
 
 fn keep_start(mut text: String, bytes: usize) -> String {

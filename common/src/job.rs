@@ -10,6 +10,7 @@ use bson::{Bson, Document, RawDocument, RawDocumentBuf, doc};
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    bundle::Bundle,
     failure::Failure,
     ids::{JobId, StartId, WorkerId},
     instant::{self, Instant},
@@ -270,6 +271,8 @@ pub struct Job {
     pub class: String,
     /// Parameters of the workable: usually a document.
     pub parameters: Bson,
+    /// What is known of its items, if it is a bundle.
+    pub bundle: Option<Bundle>,
     /// How failures are treated.
     pub retry_policy: StoredPolicy,
     /// Labels for people.
@@ -294,6 +297,12 @@ impl Job {
     /// A field as it is stored; nothing when there is none, or none that BSON allows.
     pub fn field(&self, name: &str) -> Option<Bson> {
         self.document.get(name).ok().flatten()?.try_into().ok()
+    }
+
+    /// Parameters of the items of a bundle; none of another job.
+    pub fn items(&self) -> Vec<Bson> {
+        let items = self.document.get_document("workable").and_then(|workable| workable.get_array("items"));
+        items.ok().and_then(|items| items.try_into().ok()).unwrap_or_default()
     }
 
     /// What a retry policy sees while the start that was read as number `attempts` runs.
@@ -359,6 +368,9 @@ pub enum CorruptJob {
     /// `locked` is true, but no start says by whom.
     #[error("it is locked by nobody")]
     LockedByNobody,
+    /// Its items, or what is recorded of them, cannot be understood.
+    #[error("it is no bundle: {0}")]
+    Bundle(String),
     /// Neither locked, nor due, nor archived.
     #[error("it has no `scheduled_at`")]
     NeverDue,
@@ -449,6 +461,7 @@ impl Job {
                 Some(Bson::Null) | None => Bson::Document(doc! {}),
                 Some(parameters) => parameters,
             },
+            bundle: Bundle::of(document)?,
             retry_policy: stored.retry_policy.unwrap_or_else(|| StoredPolicy { class: "DoNotDoItAgain".into(), parameters: Bson::Null }),
             tags: stored.tags.unwrap_or_default(),
             urn: stored.urn,

@@ -5,6 +5,7 @@
 //! | [`enqueue`] | describe a job and enqueue it | applications, `recruiter enqueue` |
 //! | [`retry_policy`] | when a failed job is done again | applications, worker |
 //! | [`job`] | one job and its history | all |
+//! | [`bundle`] | many small items in one job | applications, worker, `recruiter jobs` |
 //! | [`roster`] | one worker process | all |
 //! | [`failure`] | what went wrong in one execution | worker, cleaner, policies |
 //! | [`ids`] | identities | all |
@@ -16,6 +17,7 @@
 //! | [`telemetry`] | logs | the three processes |
 //! | [`exit`] | exit codes | the three processes |
 
+pub mod bundle;
 mod clock;
 pub mod enqueue;
 pub mod exit;

@@ -46,7 +46,8 @@ Each line of a file is one job; only `class` must be there, blank lines do not c
   {\"class\": \"mail\", \"parameters\": {\"to\": \"a@example.org\"}, \"group\": \"mail\", \"priority\": 9, \"after\": \"5m\",
    \"tags\": [\"welcome\"], \"urn\": \"user:17\", \"retry_policy\": {\"class\": \"RetryForever\", \"parameters\":
    {\"seconds_to_wait_before_retry\": 60}}, \"id\": \"65a1b2c3d4e5f60718293a4b\"}
-with `scheduled_at` (2030-01-31T18:00:00Z) in place of `after` as you like. A line that cannot be used ends the
+with `scheduled_at` (2030-01-31T18:00:00Z) in place of `after`, and `items` (an array, for a bundle) in place of
+`parameters`, as you like. A line that cannot be used ends the
 import: everything before it is enqueued, and the message says which --skip goes on from there.";
 
 /// Background jobs on MongoDB: matches available workers to scheduled jobs, enqueues jobs, shows and changes them.
@@ -203,5 +204,7 @@ mod tests {
         check(&["--class", "a", "--at", "tomorrow"], false);
         check(&["--class", "a", "--at", "2001-01-01T00:00:00Z", "--after", "5m"], false);
         check(&["--class", "a", "--parameters", "[1]"], false);
+        check(&["--class", "a", "--items", "[{}]"], true);
+        check(&["--class", "a", "--items", "[{}]", "--parameters", "{}"], false);
     }
 }

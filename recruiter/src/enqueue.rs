@@ -77,6 +77,10 @@ struct Description {
     #[arg(long, env = "RECRUITER_ENQUEUE_PARAMETERS", value_name = "JSON", value_parser = parameters_of_text)]
     #[serde(default, deserialize_with = "parameters")]
     parameters: Option<Document>,
+    /// Make it a bundle: a JSON array with the parameters of each item, 1000 at most
+    #[arg(long, env = "RECRUITER_ENQUEUE_ITEMS", value_name = "JSON", value_parser = items_of_text, conflicts_with = "parameters")]
+    #[serde(default, deserialize_with = "items")]
+    items: Option<Items>,
     /// Group: only workers that work on it get the job [default: generic]
     #[arg(long, env = "RECRUITER_ENQUEUE_GROUP", value_name = "GROUP")]
     group: Option<String>,
@@ -108,12 +112,21 @@ struct Description {
     id: Option<JobId>,
 }
 
+/// Parameters of the items of a bundle.
+#[derive(Clone, Debug)]
+struct Items(Vec<Document>);
+
 impl Description {
     /// The job under its id, checked as far as this program can.
     fn into_job(self, custom_policy: bool) -> Result<(JobId, NewJob), String> {
         let id = self.id.unwrap_or_else(JobId::new);
         let class = self.class.ok_or("`class` is missing: what is to be done?")?;
-        let mut job = NewJob::of_class(class, self.parameters.unwrap_or_default()).with_id(id);
+        let job = match (self.items, self.parameters) {
+            (Some(_), Some(_)) => return Err("`items` and `parameters` contradict each other; say one of them".into()),
+            (Some(Items(items)), None) => NewJob::bundle_of_class(class, items),
+            (None, parameters) => NewJob::of_class(class, parameters.unwrap_or_default()),
+        };
+        let mut job = job.with_id(id);
         if let Some(group) = self.group {
             job = job.in_group(group);
         }
@@ -167,6 +180,14 @@ fn parameters_of_json(value: Value) -> Result<Document, String> {
     Ok(parameters)
 }
 
+fn items_of_json(value: Value) -> Result<Items, String> {
+    let Value::Array(items) = value else {
+        return Err(r#"items must be a JSON array of parameters, like [{"path": "/tmp/x"}, {"path": "/tmp/y"}]"#.into());
+    };
+    let item = |(index, item)| parameters_of_json(item).map_err(|problem| format!("item {index}: {problem}"));
+    items.into_iter().enumerate().map(item).collect::<Result<_, _>>().map(Items)
+}
+
 fn policy_of_json(value: Value) -> Result<StoredPolicy, String> {
     #[derive(Deserialize)]
     #[serde(deny_unknown_fields)]
@@ -205,6 +226,10 @@ fn parameters_of_text(text: &str) -> Result<Document, String> {
     json_of_text(text).and_then(parameters_of_json)
 }
 
+fn items_of_text(text: &str) -> Result<Items, String> {
+    json_of_text(text).and_then(items_of_json)
+}
+
 fn policy_of_text(text: &str) -> Result<StoredPolicy, String> {
     json_of_text(text).and_then(policy_of_json)
 }
@@ -231,6 +256,10 @@ fn optional<'de, D: Deserializer<'de>, T>(from: D, read: fn(Value) -> Result<T, 
 
 fn parameters<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Document>, D::Error> {
     optional(from, parameters_of_json)
+}
+
+fn items<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Items>, D::Error> {
+    optional(from, items_of_json)
 }
 
 fn policy<'de, D: Deserializer<'de>>(from: D) -> Result<Option<StoredPolicy>, D::Error> {
@@ -495,6 +524,7 @@ mod tests {
         check(b"\xef\xbb\xbf {\"class\": \"c\"}\r\n", Ok("class: \"c\""));
         check(br#"{"class": "c", "group": "$where.a", "parameters": null, "tags": ["t"], "urn": "u"}"#, Ok("$where.a"));
         check(br#"{"class": "c", "priority": 9}"#, Ok("Priority(9)"));
+        check(br#"{"class": "c", "items": [{"a": 1}, {}]}"#, Ok("Items([Document"));
         check(br#"{"class": "c", "after": "1h 30m"}"#, Ok("After(5400s)"));
         check(br#"{"class": "c", "scheduled_at": "2030-01-31T19:00:00+01:00"}"#, Ok("At(2030-01-31T18:00:00Z)"));
         check(br#"{"class": "c", "scheduled_at": {"$date": "2030-01-31T18:00:00Z"}}"#, Ok("At(2030-01-31T18:00:00Z)"));
@@ -538,6 +568,9 @@ mod tests {
         check(br#"{"class": "c", "parameters": [1]}"#, Err("parameters must be a JSON object"));
         check(br#"{"class": "c", "scheduled_at": "tomorrow"}"#, Err("`tomorrow` is no instant"));
         check(br#"{"class": "c", "scheduled_at": "tomorrow"}"#, Err("write it like 2030-01-31T18:00:00Z"));
+        check(br#"{"class": "c", "items": {}}"#, Err("items must be a JSON array"));
+        check(br#"{"class": "c", "items": [{}, 1]}"#, Err("item 1: parameters must be a JSON object"));
+        check(br#"{"class": "c", "items": [{}], "parameters": {}}"#, Err("contradict each other"));
         check(br#"{"class": "c", "scheduled_at": 5}"#, Err("`5` is no instant"));
         check(br#"{"class": "c", "after": 5}"#, Err("`5` is no duration"));
         check(br#"{"class": "c", "after": "5m", "scheduled_at": "2030-01-31T18:00:00Z"}"#, Err("contradict each other"));

@@ -6,6 +6,7 @@ use anyhow::{anyhow, bail};
 use bson::{Bson, Document, doc};
 use clap::{Args, Subcommand, builder::BoolishValueParser};
 use recruiter_common::{
+    bundle::{failure_of, is_done},
     enqueue::NewJob,
     exit::Exit,
     failure::{CANCELLED, Failure},
@@ -184,7 +185,10 @@ fn describe(job: &Job, now: Instant, out: &mut impl Write) -> std::io::Result<()
     line("job", job.id.to_string())?;
     line("state", format!("{}, {when}{due}", printable(&state, 80)))?;
     line("class", printable(&job.class, 256))?;
-    line("parameters", json(&job.parameters))?;
+    match &job.bundle {
+        None => line("parameters", json(&job.parameters))?,
+        Some(bundle) => line("items", items(&bundle.outcomes))?,
+    }
     line("group", printable(&job.group, 256))?;
     line("priority", job.priority.to_string())?;
     line("urn", job.urn.as_deref().map(|urn| printable(urn, 256)).unwrap_or_default())?;
@@ -210,6 +214,15 @@ fn describe(job: &Job, now: Instant, out: &mut impl Write) -> std::io::Result<()
         describe_execution(execution, now, out)?;
     }
     Ok(())
+}
+
+/// What became of the items of a bundle, in numbers.
+fn items(outcomes: &[Bson]) -> String {
+    let done = outcomes.iter().filter(|outcome| is_done(outcome)).count();
+    let failed: Vec<(usize, Failure)> =
+        outcomes.iter().enumerate().filter_map(|(index, outcome)| Some((index, failure_of(outcome)?.0))).collect();
+    let first = failed.first().map(|(index, failure)| printable(&format!(", the first of them item {index}: {}", failure.message), 400));
+    format!("{done} of {} done, {} failed{}", outcomes.len(), failed.len(), first.unwrap_or_default())
 }
 
 /// The executions that ended and the present one. While a job waits for a retry its last one is in both places.
@@ -327,10 +340,23 @@ async fn retry(id: JobId, dry_run: bool, store: &Store) -> anyhow::Result<Change
     bail!("it changed each time it was looked at; try again")
 }
 
-/// The same job under a new id.
+/// The same job under a new id; of a bundle what is not done, unless all is.
 fn again(job: Job, id: JobId) -> anyhow::Result<NewJob> {
-    let Bson::Document(parameters) = job.parameters else { bail!("its parameters are no document; enqueue it by hand") };
-    let new = NewJob::of_class(job.class, parameters).with_id(id).in_group(job.group).priority(job.priority);
+    let document = |parameters: Bson| {
+        let Bson::Document(parameters) = parameters else { bail!("its parameters are no document; enqueue it by hand") };
+        Ok(parameters)
+    };
+    let new = match &job.bundle {
+        None => NewJob::of_class(job.class, document(job.parameters)?),
+        Some(bundle) => {
+            let all_done = bundle.outcomes.iter().all(is_done);
+            let items = job.items();
+            let wanted = items.iter().zip(&bundle.outcomes).filter(|(_, outcome)| all_done || !is_done(outcome));
+            let items: Vec<Document> = wanted.map(|(item, _)| document(item.clone())).collect::<Result<_, _>>()?;
+            NewJob::bundle_of_class(job.class, items)
+        }
+    };
+    let new = new.with_id(id).in_group(job.group).priority(job.priority);
     let new = job.tags.into_iter().fold(new, NewJob::tag).retry_stored(job.retry_policy).recovered_from(job.id);
     Ok(match job.urn {
         Some(urn) => new.urn(urn),
@@ -418,6 +444,25 @@ mod tests {
             ("running, to be cancelled", "for 10s"),
         );
         check(doc! { "why": "done", "last_execution": { "ended_at": at } }, 20_000, ("done", "10s ago"));
+    }
+
+    #[test]
+    fn a_bundle_is_shown_in_numbers_and_only_the_rest_of_it_is_done_again() {
+        let bundle = |outcomes: Vec<Bson>| {
+            let items: Vec<Document> = (0..3).map(|n| doc! { "n": n }).collect();
+            job(doc! { "why": "done", "workable": { "class": "c", "items": items }, "item_outcomes": outcomes })
+        };
+        let failed = Bson::from(doc! { "class": "x", "message": "too hot", "why": "gave-up" });
+        let partly = bundle(vec!["done".into(), failed]);
+        let shown = described(&partly);
+        assert!(
+            shown.contains("items        1 of 3 done, 1 failed, the first of them item 1: too hot\n") && !shown.contains("parameters"),
+            "{shown}"
+        );
+        let done_again = |job: Job| format!("{:?}", again(job, JobId::new()).unwrap());
+        let rest = done_again(partly);
+        assert!(!rest.contains("\"n\": Int32(0)") && rest.contains("\"n\": Int32(1)") && rest.contains("\"n\": Int32(2)"), "{rest}");
+        assert!(done_again(bundle(vec!["done".into(); 3])).contains("\"n\": Int32(0)"), "when all is done, all of it");
     }
 
     #[test]

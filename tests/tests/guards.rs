@@ -16,8 +16,8 @@ use recruiter_common::{
     instant::Instant,
     job::{Claim, Job, Why},
     store::{
-        Archival, Assignment, Beat, CommitSession, Free, Hint, JobFilter, JobPlace, Listener, LockedJobs, Recorded, Rescheduling, Start,
-        Store,
+        Archival, Assignment, Beat, CommitSession, Free, Hint, JobFilter, JobPlace, Listener, LockedJobs, Progress, Recorded, Rescheduling,
+        Start, Store,
     },
     telemetry::chain,
 };
@@ -268,6 +268,31 @@ async fn a_job_is_rescheduled_by_the_start_that_holds_it() {
     assert_eq!(setting.reschedule(&batch).await, [Recorded::Yes, Recorded::Yes, Recorded::ClaimLost]);
     assert!(!setting.scheduled(held).await.get_bool("locked").unwrap());
     assert_eq!((setting.scheduled(retried).await, setting.scheduled(started_anew).await), before);
+}
+
+/// I3: what a lost claim still has to say of its items changes nothing, neither while the job waits nor once it is started anew.
+#[tokio::test]
+async fn items_are_recorded_by_the_start_that_holds_their_bundle() {
+    let setting = Setting::new().await;
+    let bundles = [0; 3].map(|_| NewJob::bundle_of_class("x", [doc! {}, doc! {}]));
+    let jobs: [JobId; 3] = setting.store.enqueue_many(bundles).await.unwrap().try_into().unwrap();
+    let mine = setting.start(WorkerId::new(), jobs).await;
+    let [held, retried, started_anew] = mine.each_ref().map(|(_, claim)| *claim);
+    let before = [Bson::from("done"), Bson::Null];
+    let all = [held, retried, started_anew];
+    let whole = all.map(|claim| Progress::whole(claim, &before));
+    assert_eq!(setting.store.record_items_if_claimed(&whole).await.unwrap(), [Recorded::Yes; 3]);
+    let now = setting.store.now();
+    assert_eq!(setting.reschedule(&[setting.retry(&mine[1], now), setting.retry(&mine[2], now)]).await, [Recorded::Yes; 2]);
+    setting.start(WorkerId::new(), [started_anew.job()]).await;
+    let late = all.map(|claim| Progress::of_items(claim, [(1, Bson::from("done"))]));
+    for _ in 0..2 {
+        let recorded = setting.store.record_items_if_claimed(&late).await.unwrap();
+        assert_eq!(recorded, [Recorded::Yes, Recorded::ClaimLost, Recorded::ClaimLost]);
+    }
+    for (claim, expected) in [(held, ["done".into(), "done".into()]), (retried, before.clone()), (started_anew, before)] {
+        assert_eq!(setting.scheduled(claim.job()).await.get_array("item_outcomes").unwrap()[..], expected);
+    }
 }
 
 /// I2, I3.

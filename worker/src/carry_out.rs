@@ -16,8 +16,11 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::{
     WorkerEvent,
+    bundle::{Bundle, decode},
     commit::ToRecord,
     execute::{Attempt, Next, guarded},
+    progress::Record,
+    registry::Ready,
     runner::Equipment,
     workable::Cancel,
 };
@@ -89,16 +92,25 @@ impl Equipment {
             Ok((is_last, policy)) => (Ok(policy), is_last),
             Err(failure) => (Err(failure), false),
         };
-        let workable = guarded(|| {
-            let workable = self.registry.decode(&job.class, job.parameters.clone())?;
-            let limit = workable.time_limit();
-            Ok((workable, limit))
-        });
-        let (workable, own_limit) = match workable.and_then(|workable| workable) {
+        let (handler, job) = (self.registry.handler(&job.class), Arc::new(job));
+        let (bundle, workable) = match (&job.bundle, &policy, handler) {
+            // Its items have time limits, each its own.
+            (Some(known), Ok(policy), Ok(handler)) => {
+                let record = Arc::new(Record::new(claim, known, cancel.clone()));
+                let bundle = Bundle::new(self, job.clone(), handler, policy, record);
+                (Some(bundle.clone()), Ok((bundle as Arc<dyn Ready>, None)))
+            }
+            (Some(_), Err(unusable), _) => (None, Err(unusable.clone())),
+            (_, _, Err(unknown)) => (None, Err(unknown)),
+            (None, _, Ok(handler)) => {
+                (None, decode(handler, job.parameters.clone()).map(|(ready, own)| (ready, own.or(self.args.time_limit))))
+            }
+        };
+        let (workable, time_limit) = match workable {
             Ok((workable, limit)) => (Ok(workable), limit),
             Err(failure) => (Err(failure), None),
         };
-        Attempt { job, claim, workable, policy, is_last_attempt, time_limit: own_limit.or(self.args.time_limit), cancel, previous }
+        Attempt { job, claim, workable, bundle, policy, is_last_attempt, time_limit, cancel, previous }
     }
 
     fn tell(&self, event: &WorkerEvent<'_>) {

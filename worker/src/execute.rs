@@ -20,6 +20,7 @@ use recruiter_common::{
 use tokio::task::JoinHandle;
 
 use crate::{
+    bundle::Bundle,
     registry::Ready,
     workable::{Cancel, Cancellation, Context, Done, NotDone},
 };
@@ -31,10 +32,12 @@ const TRY_AGAIN_AFTER: Duration = Duration::from_secs(30);
 
 /// A started job with everything its execution needs.
 pub(crate) struct Attempt {
-    pub(crate) job: Job,
+    pub(crate) job: Arc<Job>,
     pub(crate) claim: Claim,
     /// The workable, or why there is none.
     pub(crate) workable: Result<Arc<dyn Ready>, Failure>,
+    /// The same, if it is a bundle.
+    pub(crate) bundle: Option<Arc<Bundle>>,
     /// The policy, or why there is none: such a job is not run.
     pub(crate) policy: Result<Arc<dyn RetryPolicy>, Failure>,
     /// Whether a failure of this attempt would be the last.
@@ -74,6 +77,7 @@ impl Attempt {
             attempt: self.job.attempts,
             is_last_attempt: self.is_last_attempt,
             last_execution: self.previous.clone(),
+            item: None,
             deadline: OnceLock::new(),
             cancel: self.cancel.clone(),
         })
@@ -88,17 +92,7 @@ impl Attempt {
             self.cancel.cancel(Cancellation::Requested);
             return Err(NotDone::Stopped(Failure::new(failure::CANCELLED, "cancelled before it was entered")));
         }
-        let workable = self.workable.clone().map_err(NotDone::Failed)?;
-        let limit = self.time_limit;
-        if let Some(deadline) = limit.and_then(|limit| Monotonic::now().checked_add(limit)) {
-            let _ = context.deadline.set(deadline);
-        }
-        let blocks = workable.blocks();
-        let task = tokio::spawn({
-            let context = context.clone();
-            async move { workable.execute(&context).await }
-        });
-        watch(AbortOnDrop(task), &self.cancel, limit, blocks).await
+        enter(self.workable.clone().map_err(NotDone::Failed)?, context, self.time_limit).await
     }
 
     /// What is to be written, given how it ended.
@@ -107,25 +101,49 @@ impl Attempt {
         match next {
             Next::Archive { why, failure, result } => {
                 let archival = Archival::ended(&self.job, self.claim, execution(failure.as_ref()), why, result.clone());
+                let archival = match self.item_outcomes() {
+                    Some(outcomes) => archival.with_items(outcomes),
+                    None => archival,
+                };
                 Some(Outcome::Archive(Box::new(archival)))
             }
             Next::Retry { failure, at, counts } => {
-                Some(Outcome::Reschedule(Rescheduling::retry(&self.job, self.claim, &execution(Some(failure)), *at, *counts)))
+                let rescheduling = Rescheduling::retry(&self.job, self.claim, &execution(Some(failure)), *at, *counts);
+                Some(Outcome::Reschedule(match self.item_outcomes() {
+                    Some(outcomes) => rescheduling.with_items(outcomes),
+                    None => rescheduling,
+                }))
             }
             Next::Nothing => None,
         }
     }
 
+    /// What became of the items of a bundle that was entered.
+    fn item_outcomes(&self) -> Option<Vec<Bson>> {
+        self.bundle.as_ref().map(|bundle| bundle.outcomes())
+    }
+
     /// What follows from how it ended.
     pub(crate) fn next(&self, ended: Result<Done, NotDone>, now: Instant) -> Next {
-        match &self.policy {
-            Ok(policy) => {
-                let decided = guarded(|| next(&self.job.history(), policy.as_ref(), ended, self.cancel.why(), now));
-                decided.unwrap_or_else(|failure| Next::Archive { why: Why::MALFORMED, failure: Some(failure), result: None })
-            }
-            Err(failure) => Next::Archive { why: Why::MALFORMED, failure: Some(failure.clone()), result: None },
+        match (&self.policy, &self.bundle) {
+            (Ok(_), Some(bundle)) if ended.is_ok() => bundle.next(self.cancel.why(), now),
+            (Ok(policy), _) => judge(&self.job.history(), policy.as_ref(), ended, self.cancel.why(), now),
+            (Err(failure), _) => Next::Archive { why: Why::MALFORMED, failure: Some(failure.clone()), result: None },
         }
     }
+}
+
+/// Enters a workable and waits for its end.
+pub(crate) async fn enter(workable: Arc<dyn Ready>, context: &Arc<Context>, limit: Option<Duration>) -> Result<Done, NotDone> {
+    if let Some(deadline) = limit.and_then(|limit| Monotonic::now().checked_add(limit)) {
+        let _ = context.deadline.set(deadline);
+    }
+    let blocks = workable.blocks();
+    let task = tokio::spawn({
+        let context = context.clone();
+        async move { workable.execute(&context).await }
+    });
+    watch(AbortOnDrop(task), &context.cancel, limit, blocks).await
 }
 
 /// A task that ends with whoever waits for it.
@@ -193,7 +211,18 @@ pub(crate) fn guarded<T>(code: impl FnOnce() -> T) -> Result<T, Failure> {
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(code)).map_err(|panic| panicked(panic.as_ref()))
 }
 
-/// What follows from how an attempt ended.
+/// What follows from how an attempt, or one item of it, ended. A policy that panics ends it.
+pub(crate) fn judge(
+    history: &History<'_>,
+    policy: &dyn RetryPolicy,
+    ended: Result<Done, NotDone>,
+    cancelled: Option<Cancellation>,
+    now: Instant,
+) -> Next {
+    let decided = guarded(|| next(history, policy, ended, cancelled, now));
+    decided.unwrap_or_else(|failure| Next::Archive { why: Why::MALFORMED, failure: Some(failure), result: None })
+}
+
 fn next(
     history: &History<'_>,
     policy: &dyn RetryPolicy,

@@ -30,6 +30,7 @@
 //! The stock worker, `recruiter-worker`, is this library with workables that are programs, named in a file.
 
 mod builtin;
+mod bundle;
 mod carry_out;
 mod commit;
 mod config;
@@ -37,6 +38,7 @@ mod execute;
 mod heartbeat;
 mod memory;
 mod program;
+mod progress;
 mod registry;
 mod runner;
 mod start;
@@ -54,11 +56,12 @@ use recruiter_common::{
     store::{ConnectArgs, Store},
     telemetry::chain,
 };
+use tokio::sync::mpsc;
 
 pub use crate::{
     config::WorkerArgs,
     registry::DuplicateClass,
-    workable::{BlockingExecutable, Cancellation, Context, Done, Executable, NotDone},
+    workable::{BlockingExecutable, Cancellation, Context, Done, Executable, Item, NotDone},
 };
 use crate::{
     registry::{Asynchronous, Blocking, Registry},
@@ -67,6 +70,8 @@ use crate::{
 
 /// How long a second signal should leave a worker's process, for killing programs and telling MongoDB.
 pub const ABORT_WITHIN: std::time::Duration = std::time::Duration::from_secs(2);
+/// How long what became of items of a bundle that could not be ended may take to be written.
+const LAST_PROGRESS: std::time::Duration = std::time::Duration::from_secs(1);
 /// Between attempts to come back while MongoDB is away.
 const COME_BACK_AFTER: std::time::Duration = std::time::Duration::from_secs(1);
 
@@ -190,20 +195,32 @@ impl Worker {
         let heartbeat_store = store.with_own_connections(connect, "recruiter-worker-heartbeat").await?;
         let Self { registry, policies, listener } = self;
         let place = Place::of_this_process()?;
-        let equipment = Arc::new(Equipment { store, heartbeat_store, args, place, registry, policies, listener });
-        loop {
-            match runner::run(equipment.clone(), &mut shutdown).await {
-                Ok(End::Stopped) => return Ok(Exit::Success),
-                Ok(End::MemoryLimit) => return Ok(Exit::MemoryLimit),
-                Ok(End::Retired) if shutdown.is_requested() => return Ok(Exit::Success),
-                Ok(End::Retired) => {}
-                Err(error) => {
-                    tracing::warn!(error = chain(&error), "could not register; trying again");
-                    if shutdown.is_requested() {
-                        return Ok(Exit::Success);
-                    }
-                    tokio::select! { () = pause(COME_BACK_AFTER) => {} () = shutdown.requested() => {} }
+        let (progress, queue) = mpsc::unbounded_channel();
+        let writing = tokio::spawn(progress::run(store.clone(), queue));
+        let equipment = Arc::new(Equipment { store, heartbeat_store, args, place, registry, policies, listener, progress });
+        let exit = work(equipment, &mut shutdown).await;
+        // Ends as nobody can send any more. Only what could not be ended has left something to be written.
+        let abort = writing.abort_handle();
+        let _ = tokio::time::timeout(LAST_PROGRESS, writing).await;
+        abort.abort();
+        Ok(exit)
+    }
+}
+
+/// One incarnation after the other.
+async fn work(equipment: Arc<Equipment>, shutdown: &mut Shutdown) -> Exit {
+    loop {
+        match runner::run(equipment.clone(), shutdown).await {
+            Ok(End::Stopped) => return Exit::Success,
+            Ok(End::MemoryLimit) => return Exit::MemoryLimit,
+            Ok(End::Retired) if shutdown.is_requested() => return Exit::Success,
+            Ok(End::Retired) => {}
+            Err(error) => {
+                tracing::warn!(error = chain(&error), "could not register; trying again");
+                if shutdown.is_requested() {
+                    return Exit::Success;
                 }
+                tokio::select! { () = pause(COME_BACK_AFTER) => {} () = shutdown.requested() => {} }
             }
         }
     }

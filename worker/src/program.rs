@@ -265,6 +265,9 @@ impl Invocation {
             .env("RECRUITER_JOB_GROUP", job.group())
             .env("RECRUITER_ATTEMPT", job.attempt().to_string())
             .env("RECRUITER_IS_LAST_ATTEMPT", job.is_last_attempt().to_string());
+        if let Some(item) = job.item() {
+            command.env("RECRUITER_ITEM", item.index.to_string()).env("RECRUITER_ITEMS", item.of.to_string());
+        }
         if let Some(deadline) = job.deadline() {
             let left = deadline.saturating_duration_since(Instant::now());
             command.env("RECRUITER_TIME_LIMIT_MS", left.as_millis().to_string());
@@ -491,6 +494,7 @@ pub(crate) mod tests {
             attempt,
             is_last_attempt: false,
             last_execution: None,
+            item: None,
             deadline: OnceLock::new(),
             cancel: Arc::default(),
         })

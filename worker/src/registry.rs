@@ -66,10 +66,10 @@ impl Registry {
     }
 
     /// # Errors
-    /// A failure of class `unknown-class` or `parameters`.
-    pub(crate) fn decode(&self, class: &str, parameters: Bson) -> Result<Arc<dyn Ready>, Failure> {
+    /// A failure of class `unknown-class`.
+    pub(crate) fn handler(&self, class: &str) -> Result<&Arc<dyn Handler>, Failure> {
         match self.handlers.get(class) {
-            Some(handler) => handler.decode(parameters),
+            Some(handler) => Ok(handler),
             None => Err(Failure::new(failure::UNKNOWN_CLASS, format!("this worker has no workable of class `{class}`"))),
         }
     }

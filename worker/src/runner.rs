@@ -27,7 +27,7 @@ use crate::{
     commit::{self, ToRecord},
     config::WorkerArgs,
     heartbeat::{self, News, Shared},
-    memory,
+    memory, progress,
     registry::Registry,
     start::Awaited,
     workable::{Cancel, Cancellation},
@@ -66,6 +66,8 @@ pub(crate) struct Equipment {
     pub(crate) registry: Registry,
     pub(crate) policies: RetryPolicies,
     pub(crate) listener: Option<Arc<WorkerListener>>,
+    /// Where bundles have what became of their items written.
+    pub(crate) progress: progress::Queue,
 }
 
 /// One registered worker.
@@ -301,6 +303,7 @@ impl Incarnation {
             }
             let grace = self.args().grace;
             tracing::info!(worker.id = %self.id, count = self.running.len(), grace = %humantime::format_duration(grace), "taking no more jobs");
+            self.cancels.values().for_each(|cancel| cancel.no_more_items());
             let why = if end == End::MemoryLimit { Cancellation::MemoryLimit } else { Cancellation::WorkerStopping };
             if self.wait_for_running(grace, Duration::ZERO, news, shutdown).await == Drained::Retired {
                 end = End::Retired;

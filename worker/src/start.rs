@@ -195,7 +195,7 @@ impl Incarnation {
 
     /// Enters the workable of a started job, in a task of its own that ends when its outcome is recorded.
     fn enter(&mut self, job: Job, claim: Claim, start: &Start, verdict: IfWorkerDies) {
-        let cancel = Arc::new(Cancel::default());
+        let cancel = Arc::new(Cancel::under(self.shared.clone()));
         self.cancels.insert(job.id, cancel.clone());
         let previous = job.last_execution.clone();
         let (job, equipment, outcomes) = (as_started(job, start, verdict), self.equipment.clone(), self.outcomes.clone());

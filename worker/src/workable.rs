@@ -4,7 +4,10 @@ use std::{
     error::Error,
     fmt,
     future::Future,
-    sync::{Arc, OnceLock},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -14,9 +17,15 @@ use recruiter_common::{
     failure::Failure,
     ids::{JobId, StartId},
     job::Execution,
+    shutdown::pause,
 };
 use serde::Serialize;
 use tokio_util::sync::CancellationToken;
+
+use crate::heartbeat::Shared;
+
+/// Between two looks at a lease that is over.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// A [`Workable`] that this process can execute.
 ///
@@ -39,6 +48,9 @@ pub trait Executable: Workable {
     }
 
     /// Called once the success is in the archive. Not called again if the process dies before it ends.
+    ///
+    /// Of a bundle these three are called for each item that was executed, in order, once what this run made of the whole bundle is
+    /// recorded.
     fn after_success(&self, _state: &Self::State, _job: &Context) -> impl Future<Output = ()> + Send {
         async {}
     }
@@ -156,6 +168,15 @@ pub enum Cancellation {
     LeaseLost,
 }
 
+/// Which item of a bundle is executed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Item {
+    /// Where it is in the bundle, from 0.
+    pub index: usize,
+    /// How many items the bundle has.
+    pub of: usize,
+}
+
 /// What an execution knows about its job.
 pub struct Context {
     pub(crate) job: JobId,
@@ -165,6 +186,7 @@ pub struct Context {
     pub(crate) attempt: u32,
     pub(crate) is_last_attempt: bool,
     pub(crate) last_execution: Option<Execution>,
+    pub(crate) item: Option<Item>,
     pub(crate) deadline: OnceLock<Instant>,
     pub(crate) cancel: Arc<Cancel>,
 }
@@ -174,9 +196,25 @@ pub struct Context {
 pub(crate) struct Cancel {
     token: CancellationToken,
     why: OnceLock<Cancellation>,
+    /// The bundle's, of an item.
+    above: Option<Arc<Cancel>>,
+    /// Whether a bundle is to stop before its next item.
+    no_more_items: AtomicBool,
+    /// The worker's.
+    lease: Option<Arc<Shared>>,
 }
 
 impl Cancel {
+    /// For a job of a worker with this lease.
+    pub(crate) fn under(lease: Arc<Shared>) -> Self {
+        Self { lease: Some(lease), ..Self::default() }
+    }
+
+    /// For one item: asked to stop with its bundle, or alone.
+    pub(crate) fn of_item(bundle: &Arc<Self>) -> Self {
+        Self { token: bundle.token.child_token(), above: Some(bundle.clone()), ..Self::default() }
+    }
+
     /// Asks the execution to stop. The first reason stays.
     pub(crate) fn cancel(&self, why: Cancellation) {
         // A second reason is no news to the execution.
@@ -185,15 +223,50 @@ impl Cancel {
     }
 
     pub(crate) fn why(&self) -> Option<Cancellation> {
-        self.why.get().copied()
+        self.why.get().copied().or_else(|| self.above.as_ref()?.why())
     }
 
     pub(crate) async fn cancelled(&self) {
         self.token.cancelled().await;
     }
+
+    /// Asks a bundle to stop before its next item: the present one may end. Nothing to any other job.
+    pub(crate) fn no_more_items(&self) {
+        self.no_more_items.store(true, Ordering::Relaxed);
+    }
+
+    /// Waits until a bundle may enter its next item, as any job may be started only while its worker trusts its lease; or until
+    /// the bundle is to stop, and says so.
+    pub(crate) async fn may_go_on(&self) -> bool {
+        loop {
+            if self.token.is_cancelled() || self.no_more_items.load(Ordering::Relaxed) {
+                return false;
+            }
+            if self.lease.as_ref().is_none_or(|lease| lease.lease_until().is_some()) {
+                return true;
+            }
+            tokio::select! { () = self.cancelled() => {} () = pause(LOOK_EVERY) => {} }
+        }
+    }
 }
 
 impl Context {
+    /// The same for an item of the bundle.
+    pub(crate) fn of_item(&self, item: Item, cancel: Arc<Cancel>) -> Self {
+        Self {
+            job: self.job,
+            start: self.start,
+            class: self.class.clone(),
+            group: self.group.clone(),
+            attempt: self.attempt,
+            is_last_attempt: self.is_last_attempt,
+            last_execution: self.last_execution.clone(),
+            item: Some(item),
+            deadline: OnceLock::new(),
+            cancel,
+        }
+    }
+
     /// The job.
     pub fn job_id(&self) -> JobId {
         self.job
@@ -228,6 +301,11 @@ impl Context {
     /// The execution before this one.
     pub fn last_execution(&self) -> Option<&Execution> {
         self.last_execution.as_ref()
+    }
+
+    /// Which item of a bundle this is; nothing when the job is no bundle.
+    pub fn item(&self) -> Option<Item> {
+        self.item
     }
 
     /// When the time limit passes.

@@ -3,6 +3,7 @@
 //! Used by all processes and by enqueuers. An invariant is a property of *all* writers to a collection, so all
 //! of them are here; each operation's filter repeats what its caller's decision relied on.
 
+mod bundles;
 mod connect;
 pub mod indexes;
 mod jobs;
@@ -26,6 +27,7 @@ use mongodb::{
 
 pub(crate) use self::jobs::id_of;
 pub use self::{
+    bundles::Progress,
     connect::{ConnectArgs, ConnectError, DEFAULT_DATABASE},
     jobs::{CommitSession, DueJob, GROUPS_PER_QUERY, LockedJobs, Start, ToStart, as_started},
     lease::{Lease, Observed},

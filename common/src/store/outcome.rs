@@ -14,7 +14,7 @@ use bson::{
     raw::{CStr, cstr},
 };
 
-use super::{CommitSession, Hint, Store, StoreError, cut};
+use super::{CommitSession, Hint, Store, StoreError, bundles::OUTCOMES, cut};
 use crate::{
     failure::{self, Failure},
     ids::{JobId, StartId, WorkerId},
@@ -104,7 +104,7 @@ impl Archival {
             return None;
         }
         let mut document = Document::new();
-        for field in ["_id", "done", "created_at", "locked", "attempts", "interruptions", "deaths", "group", "priority", "why"] {
+        for field in ["_id", "done", "created_at", "locked", "attempts", "interruptions", "deaths", "group", "priority", "why", OUTCOMES] {
             document.extend(whole.get(field).map(|value| (field.to_owned(), value.clone())));
         }
         if let Ok(class) = whole.get_document("workable").and_then(|workable| workable.get_str("class")) {
@@ -166,7 +166,7 @@ fn finished(
 }
 
 /// A copy with other values in some fields and others added, and without the date on which it was due.
-fn replaced(document: &RawDocument, by: &[(&CStr, RawBson)]) -> bson::error::Result<RawDocumentBuf> {
+pub(super) fn replaced(document: &RawDocument, by: &[(&CStr, RawBson)]) -> bson::error::Result<RawDocumentBuf> {
     let mut copy = RawDocumentBuf::new();
     let mut new: Vec<bool> = vec![true; by.len()];
     for element in document.iter_elements() {
@@ -322,8 +322,12 @@ impl Outcome for Rescheduling {
     }
 
     fn size(&self) -> usize {
-        bson::serialize_to_vec(&self.update).map_or(LARGEST_DOCUMENT, |bytes| bytes.len())
+        size_of(&self.update)
     }
+}
+
+pub(super) fn size_of(document: &Document) -> usize {
+    bson::serialize_to_vec(document).map_or(LARGEST_DOCUMENT, |bytes| bytes.len())
 }
 
 impl Store {

@@ -4,7 +4,7 @@ use std::time::Instant as Monotonic;
 
 use bson::{Document, doc};
 use clap::Args;
-use recruiter_common::enqueue::NewJob;
+use recruiter_common::{bundle::MOST_ITEMS, enqueue::NewJob};
 
 use super::{Setting, rate, stage::Stage};
 
@@ -17,25 +17,36 @@ pub(super) struct BurnDown {
     /// In how many groups
     #[arg(long, env = "RECRUITER_BENCH_GROUPS", value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=10_000))]
     groups: u64,
+    /// Make each job a bundle of so many items that do nothing
+    #[arg(long, env = "RECRUITER_BENCH_ITEMS", value_name = "N", value_parser = clap::value_parser!(u64).range(1..=MOST_ITEMS as u64))]
+    items: Option<u64>,
 }
 
 impl BurnDown {
     pub(super) async fn measure(self, stage: &Stage, setting: &Setting) -> anyhow::Result<Document> {
         let mut fleet = stage.fleet(setting).await?;
-        let job = |number: u64| NewJob::of_class("noop", doc! {}).in_group(format!("group-{}", number % self.groups));
+        let noops = || match self.items {
+            None => NewJob::of_class("noop", doc! {}),
+            Some(items) => NewJob::bundle_of_class("noop", (0..items).map(|_| doc! {})),
+        };
+        let job = |number: u64| noops().in_group(format!("group-{}", number % self.groups));
         let enqueued = stage.enqueue(self.jobs, job).await?;
         let begun = Monotonic::now();
         fleet.add_workers(setting.workers)?;
         let time = stage.until_archived(&mut fleet, self.jobs).await? - begun;
         fleet.stop().await;
-        Ok(doc! {
+        let mut measured = doc! {
             "benchmark": "burn-down",
             "jobs": i64::try_from(self.jobs)?,
             "groups": i64::try_from(self.groups)?,
             "jobs_per_second": rate(self.jobs, time),
             "seconds": time.as_secs_f64(),
             "enqueued_per_second": rate(self.jobs, enqueued),
-            "conditions": stage.conditions(setting).await?,
-        })
+        };
+        if let Some(items) = self.items {
+            measured.extend(doc! { "items_per_job": i64::try_from(items)?, "items_per_second": rate(self.jobs * items, time) });
+        }
+        measured.insert("conditions", stage.conditions(setting).await?);
+        Ok(measured)
     }
 }

@@ -28,6 +28,13 @@ async fn a_backlog_is_burnt_down_and_counted() {
 }
 
 #[tokio::test]
+async fn items_of_bundles_are_counted() {
+    let measured = bench(&["burn-down", "-n", "30", "--items", "1000", "--concurrency", "10"]).await;
+    assert_eq!((&measured["jobs"], &measured["items_per_job"]), (&30.into(), &1_000.into()));
+    assert!(measured["items_per_second"].as_f64() > measured["jobs_per_second"].as_f64(), "{measured}");
+}
+
+#[tokio::test]
 async fn on_a_given_mongodb_nothing_is_left_behind() {
     let database = TestDatabase::new().await;
     let before = database.database().client().list_database_names().await.unwrap();

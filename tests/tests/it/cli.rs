@@ -130,6 +130,11 @@ async fn one_job_is_stored_as_its_flags_say() {
     let job = only(&database, "scheduled", doc! { "workable.class": "later" }).await;
     let [created, due] = ["created_at", "scheduled_at"].map(|field| job.get_datetime(field).unwrap().timestamp_millis());
     assert_eq!(due - created, 300_000);
+    let said = recruiter(&database, &["enqueue", "--class", "bundle", "--items", r#"[{"n": 1}, {}]"#]);
+    assert_eq!(said.code, 0, "{}", said.err);
+    let job = only(&database, "scheduled", doc! { "workable.class": "bundle" }).await;
+    assert_eq!(job.get_document("workable").unwrap(), &doc! { "class": "bundle", "items": [{ "n": 1 }, {}], "method": "execute" });
+    assert!(job.get_array("item_outcomes").unwrap().is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
@@ -146,6 +151,7 @@ async fn a_bad_job_is_refused_with_what_is_wrong() {
     check(&["--at", "2001-01-01T00:00:00Z"], 0, "");
     check(&["--group", &long], 2, "the group of a job has 10000 bytes");
     check(&["--group", ""], 2, "the group of a job is empty");
+    check(&["--items", "[]"], 2, "has no items");
     check(&["--tag", "", "--urn", "u"], 2, "the tag of a job is empty");
     check(&["--priority", "12"], 2, "12 is not in 0..=9");
     check(&["--priority", "-1"], 2, "-1 is not in 0..=9");

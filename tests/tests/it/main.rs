@@ -5,6 +5,7 @@
 mod bad_input;
 mod bench;
 mod builtins;
+mod bundles;
 mod cli;
 mod demo;
 mod dev;

@@ -111,9 +111,12 @@ async fn the_session_of_the_recruiter_document_reads_the_same() {
     assert!(job["scheduled_at"].is_null());
 
     // The commands of the README
-    for command in
-        ["db.roster.findOne()", "db.scheduled.find({locked: true}).toArray()", "db.archived.find({why: {$ne: \"done\"}}).toArray()"]
-    {
+    for command in [
+        "db.roster.findOne()",
+        "db.scheduled.find({locked: true}).toArray()",
+        "db.archived.find({why: {$ne: \"done\"}}).toArray()",
+        "db.archived.find({\"item_outcomes.why\": \"gave-up\"}).toArray()",
+    ] {
         ask(&database, command);
     }
     system.stop().await;

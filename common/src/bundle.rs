@@ -1,0 +1,193 @@
+//! Bundles: many small items of one class in one job, each with an outcome of its own.
+//!
+//! In the document `workable.items` are the parameters of the items and `item_outcomes` says, under the same index, what became
+//! of each: null while nothing is recorded, `"done"` or `{done: true, result: …}`, or `{class, message, trace, why}` of a failure,
+//! with `why` once it is final. Used by the enqueuer (what fits), the worker (what is left to do) and the command line.
+
+use bson::{Bson, RawBsonRef, RawDocument, doc};
+
+use crate::{
+    failure::Failure,
+    job::{CorruptJob, Why},
+};
+
+/// Items of one bundle, at most.
+pub const MOST_ITEMS: usize = 1_000;
+/// Bytes of BSON that the result of one item may have: with all the others it must fit beside the items.
+const LARGEST_RESULT: usize = 4 * 1024;
+/// Documents and arrays within each other in a result, at most: MongoDB takes some more.
+const DEEPEST_RESULT: usize = 64;
+/// Bytes that are kept of the message of an item's failure.
+const LONGEST_MESSAGE: usize = 2 * 1024;
+/// Bytes that are kept of its trace.
+const LONGEST_TRACE: usize = 1024;
+/// What is stored of an item that is done and has no result.
+const DONE: &str = "done";
+
+/// What became of one item.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ItemOutcome {
+    /// It is done.
+    Done {
+        /// Kept beside it.
+        result: Option<Bson>,
+    },
+    /// It failed.
+    Failed {
+        /// Why.
+        failure: Failure,
+        /// Why it is not done again; nothing when it will be.
+        last: Option<Why>,
+    },
+}
+
+impl From<ItemOutcome> for Bson {
+    /// As it is stored: bounded, and such that MongoDB takes it.
+    fn from(outcome: ItemOutcome) -> Self {
+        match outcome {
+            ItemOutcome::Done { result: None } => Bson::String(DONE.into()),
+            ItemOutcome::Done { result: Some(result) } => {
+                let wrapped = doc! { "done": true, "result": result };
+                let fits = bson::serialize_to_vec(&wrapped).is_ok_and(|bytes| bytes.len() <= LARGEST_RESULT);
+                if fits && wrapped.get("result").is_some_and(|result| is_flat(result, DEEPEST_RESULT)) {
+                    Bson::Document(wrapped)
+                } else {
+                    Bson::Document(doc! { "done": true, "result_dropped": "the result is too large for an item or cannot be stored" })
+                }
+            }
+            ItemOutcome::Failed { failure, last } => {
+                let failure = failure.shortened(LONGEST_MESSAGE, LONGEST_TRACE);
+                let mut stored = doc! { "class": failure.class, "message": failure.message };
+                stored.extend(failure.trace.map(|trace| ("trace".to_owned(), trace.into())));
+                stored.extend(last.map(|why| ("why".to_owned(), why.into())));
+                Bson::Document(stored)
+            }
+        }
+    }
+}
+
+fn is_flat(value: &Bson, deepest: usize) -> bool {
+    let inner: Vec<&Bson> = match value.as_document() {
+        Some(document) => document.values().collect(),
+        None => value.as_array().map(|list| list.iter().collect()).unwrap_or_default(),
+    };
+    inner.is_empty() || deepest > 0 && inner.into_iter().all(|value| is_flat(value, deepest - 1))
+}
+
+/// Whether an item with this stored outcome is still to be done.
+pub fn is_left(outcome: &Bson) -> bool {
+    match outcome.as_document() {
+        Some(outcome) => !outcome.get_bool("done").unwrap_or(false) && !outcome.contains_key("why"),
+        None => *outcome == Bson::Null,
+    }
+}
+
+/// Whether an item with this stored outcome is done.
+pub fn is_done(outcome: &Bson) -> bool {
+    !is_left(outcome) && failure_of(outcome).is_none()
+}
+
+/// What is stored of an item's failure, if it failed.
+pub fn failure_of(outcome: &Bson) -> Option<(Failure, Option<Why>)> {
+    let outcome = outcome.as_document()?;
+    let failure = Failure::new(outcome.get_str("class").ok()?, outcome.get_str("message").unwrap_or_default());
+    Some((failure, outcome.get_str("why").ok().map(|why| Why::custom(why.to_owned()))))
+}
+
+/// What is known of the items of a bundle.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Bundle {
+    /// The outcome of each item as it is stored; null where there is none.
+    pub outcomes: Vec<Bson>,
+    /// Whether the document has a place for each of them.
+    pub has_places: bool,
+}
+
+impl Bundle {
+    /// The bundle in a job's document, if it is one.
+    pub(crate) fn of(job: &RawDocument) -> Result<Option<Self>, CorruptJob> {
+        let items = match job.get_document("workable").ok().and_then(|workable| workable.get("items").ok().flatten()) {
+            None | Some(RawBsonRef::Null) => return Ok(None),
+            Some(RawBsonRef::Array(items)) => items.into_iter().count(),
+            Some(_) => return Err(CorruptJob::Bundle("its `items` are no array".into())),
+        };
+        if items == 0 || items > MOST_ITEMS {
+            return Err(CorruptJob::Bundle(format!("it has {items} items, and may have 1 to {MOST_ITEMS}")));
+        }
+        let mut outcomes = match job.get("item_outcomes").ok().flatten().map(Bson::try_from) {
+            None | Some(Ok(Bson::Null)) => Vec::new(),
+            Some(Ok(Bson::Array(outcomes))) if outcomes.len() <= items => outcomes,
+            Some(_) => return Err(CorruptJob::Bundle("its `item_outcomes` are not those of its items".into())),
+        };
+        let is_outcome = |outcome: &Bson| match outcome.as_document() {
+            Some(outcome) => outcome.get_bool("done").unwrap_or(false) || outcome.get_str("class").is_ok(),
+            None => *outcome == Bson::Null || outcome.as_str() == Some(DONE),
+        };
+        if let Some(index) = outcomes.iter().position(|outcome| !is_outcome(outcome)) {
+            return Err(CorruptJob::Bundle(format!("the outcome of item {index} is none")));
+        }
+        let has_places = outcomes.len() == items;
+        outcomes.resize(items, Bson::Null);
+        Ok(Some(Self { outcomes, has_places }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_outcome_reads_well_and_always_fits() {
+        let check = |outcome: ItemOutcome, expected: Bson| assert_eq!(Bson::from(outcome), expected);
+        check(ItemOutcome::Done { result: None }, "done".into());
+        check(ItemOutcome::Done { result: Some(1.into()) }, doc! { "done": true, "result": 1 }.into());
+        let failure = Failure::new("c", "m").with_trace("t");
+        check(ItemOutcome::Failed { failure: failure.clone(), last: None }, doc! { "class": "c", "message": "m", "trace": "t" }.into());
+        let last = Bson::from(ItemOutcome::Failed { failure, last: Some(Why::GAVE_UP) });
+        assert_eq!(failure_of(&last), Some((Failure::new("c", "m"), Some(Why::GAVE_UP))));
+        let deep = (0..100).fold(Bson::Null, |inner, _| Bson::Array(vec![inner]));
+        for result in [Bson::from("x".repeat(LARGEST_RESULT)), deep, doc! { "a\0b": 1 }.into()] {
+            let stored = Bson::from(ItemOutcome::Done { result: Some(result) });
+            assert!(stored.as_document().is_some_and(|stored| stored.contains_key("result_dropped")), "{stored}");
+        }
+        let long = Failure::new("c".repeat(999), "m".repeat(9_999)).with_trace("t".repeat(9_999));
+        let stored = doc! { "": ItemOutcome::Failed { failure: long, last: Some(Why::TRIED_TOO_MANY_TIMES) } };
+        assert!(bson::serialize_to_vec(&stored).is_ok_and(|bytes| bytes.len() <= LARGEST_RESULT));
+    }
+
+    #[test]
+    fn done_and_given_up_is_done_with_and_a_failure_is_not() {
+        for (outcome, left) in [
+            (Bson::Null, true),
+            ("done".into(), false),
+            (doc! { "done": true, "result": 1 }.into(), false),
+            (doc! { "class": "c", "message": "m" }.into(), true),
+            (doc! { "class": "c", "message": "m", "why": "gave-up" }.into(), false),
+        ] {
+            assert_eq!(is_left(&outcome), left, "{outcome}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_bundle_is_told_from_what_is_a_bad_one() {
+        let check = |items: Bson, outcomes: Bson| {
+            let job = doc! { "workable": { "class": "c", "items": items }, "item_outcomes": outcomes };
+            let job = bson::RawDocumentBuf::try_from(&job).expect("a document");
+            Bundle::of(&job).map(|bundle| bundle.map(|bundle| (bundle.outcomes, bundle.has_places))).map_err(|error| error.to_string())
+        };
+        let items = |count: usize| Bson::Array(vec![doc! {}.into(); count]);
+        assert_eq!(check(Bson::Null, Bson::Null), Ok(None));
+        assert_eq!(check(items(2), Bson::Null), Ok(Some((vec![Bson::Null; 2], false))));
+        assert_eq!(check(items(1), Bson::Array(vec!["done".into()])), Ok(Some((vec!["done".into()], true))));
+        for (items, outcomes) in [
+            (doc! {}.into(), Bson::Null),
+            (items(0), Bson::Null),
+            (items(MOST_ITEMS + 1), Bson::Null),
+            (items(1), "done".into()),
+            (items(1), Bson::Array(vec![Bson::Null; 2])),
+            (items(1), Bson::Array(vec![1.into()])),
+        ] {
+            assert!(check(items, outcomes).is_err_and(|error| error.starts_with("it is no bundle")));
+        }
+    }
+}
