@@ -3,12 +3,17 @@
 //! Real processes on a real MongoDB, with the defaults that everybody has: majority writes, journaled, all validators and
 //! indexes on, jobs that must not run twice. Whatever is measured says under which conditions.
 
+mod fleets;
+mod footprint;
+mod herd;
 mod limit;
+mod observer;
 mod scale;
 mod slow_line;
 mod stage;
 mod throughput;
 mod timing;
+mod usage;
 
 use std::{io::Write, path::PathBuf, time::Duration};
 
@@ -61,12 +66,20 @@ enum What {
     Latency(timing::Latency),
     /// Enqueue at a constant rate and measure how long each job waits
     Steady(timing::Steady),
-    /// Measure how long a round takes for more and more places and workers
-    ScaleWorkers,
+    /// Let many jobs become due in the same instant and measure how late each is started
+    Herd(herd::Herd),
+    /// Mix long jobs into short ones and measure what the short ones lose by it
+    Mixed(herd::Mixed),
+    /// Measure rounds, and whole runs, for more and more places, workers and processes
+    ScaleWorkers(fleets::Fleets),
     /// Measure how long a search takes, and what gets done, with more and more jobs behind
     ScaleBacklog(scale::Backlog),
     /// Measure what gets done beside a large archive
     ScaleArchive(scale::Archive),
+    /// Measure what all processes need of processors, memory and MongoDB while there is nothing to do
+    Idle(footprint::Idle),
+    /// Measure the memory of a worker that runs many jobs, and of a recruiter that has many places to fill
+    Memory(footprint::Memory),
     /// Carry out the same operations on the database without any process around them: the ceiling
     Limit(limit::Limit),
 }
@@ -82,9 +95,13 @@ pub async fn run(args: BenchArgs, shutdown: Shutdown, out: &mut impl Write) -> a
         What::BurnDown(what) => what.measure(&stage, setting).await,
         What::Latency(what) => what.measure(&stage, setting).await,
         What::Steady(what) => what.measure(&stage, setting).await,
-        What::ScaleWorkers => scale::measure_rounds(&stage, setting).await,
+        What::Herd(what) => what.measure(&stage, setting).await,
+        What::Mixed(what) => what.measure(&stage, setting).await,
+        What::ScaleWorkers(what) => what.measure(&stage, setting).await,
         What::ScaleBacklog(what) => what.measure(&stage, setting).await,
         What::ScaleArchive(what) => what.measure(&stage, setting).await,
+        What::Idle(what) => what.measure(&stage, setting).await,
+        What::Memory(what) => what.measure(&stage, setting).await,
         What::Limit(what) => what.measure(&stage, setting).await,
     };
     // Whatever came of it.
@@ -135,13 +152,12 @@ impl Times {
     }
 
     #[expect(clippy::cast_precision_loss, reason = "microseconds of a benchmark")]
-    fn median_us(&self) -> f64 {
-        self.0.value_at_quantile(0.5) as f64
+    fn at_ms(&self, quantile: f64) -> f64 {
+        self.0.value_at_quantile(quantile) as f64 / 1_000.0
     }
 
-    #[expect(clippy::cast_precision_loss, reason = "microseconds of a benchmark")]
     fn percentiles(&self) -> Document {
-        let at = |quantile: f64| Bson::from(self.0.value_at_quantile(quantile) as f64 / 1_000.0);
+        let at = |quantile: f64| Bson::from(self.at_ms(quantile));
         [("p50", 0.5), ("p95", 0.95), ("p99", 0.99), ("p99_9", 0.999), ("max", 1.0)]
             .into_iter()
             .map(|(name, quantile)| (name.to_owned(), at(quantile)))
