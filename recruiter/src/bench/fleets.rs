@@ -15,7 +15,7 @@ use recruiter_common::{
 use tokio::task::JoinSet;
 
 use super::{
-    Setting, Times,
+    Setting, Times, rate,
     stage::Stage,
     usage::{computed, percent_of_a_core},
 };
@@ -44,11 +44,6 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 const GROUP: &str = "measured";
 
 /// More and more places: first in a roster that is made up, then of real processes.
-///
-/// Made up, 10 to 10,000 places: the time of the recruiter's round that gives a job to each. Real processes, 1 to --processes, all
-/// idle at first: from the call that enqueues a job for each place until the last is archived, and the time of the round alone.
-/// And, with 200 processes idle, what 100 hints a second for a group that nobody works on cost mongod, as part of one core.
-/// 500 processes take minutes to start and some gigabytes of memory.
 #[derive(Args, Clone, Copy, Debug)]
 pub(super) struct Fleets {
     /// How many places are made up, at most
@@ -249,26 +244,27 @@ async fn cost_of_hints(stage: &Stage, processes: u32) -> anyhow::Result<Document
         pause(HINTS_FOR / 2).await;
         Ok(())
     };
-    let without = of_mongod(stage, nothing).await?;
-    let with = of_mongod(stage, publish_hints(stage)).await?;
+    let ((), without) = of_mongod(stage, nothing).await?;
+    let (published, with) = of_mongod(stage, publish_hints(stage)).await?;
     Ok(doc! {
         "idle_processes": processes,
-        "hints_per_second": HINTS_A_SECOND,
+        "asked_per_second": HINTS_A_SECOND,
+        "hints_per_second": published,
         "mongod_percent_of_a_core": { "without_hints": without, "with_hints": with },
     })
 }
 
 /// The part of one core that mongod needs while something is done; unknown when it is not our own.
-async fn of_mongod(stage: &Stage, done: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<Option<f64>> {
+async fn of_mongod<T>(stage: &Stage, done: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<(T, Option<f64>)> {
     let used = || stage.mongod().map(computed).transpose();
     let (before, begun) = (used()?, Monotonic::now());
-    done.await?;
+    let done = done.await?;
     let time = begun.elapsed();
-    Ok(used()?.zip(before).map(|(after, before)| percent_of_a_core(after - before, time)))
+    Ok((done, used()?.zip(before).map(|(after, before)| percent_of_a_core(after - before, time))))
 }
 
-/// Hints at a constant rate, for a group that nobody works on.
-async fn publish_hints(stage: &Stage) -> anyhow::Result<()> {
+/// Hints at a constant rate, for a group that nobody works on; says how many a second it came to.
+async fn publish_hints(stage: &Stage) -> anyhow::Result<f64> {
     let (begun, mut sent, mut calls) = (Monotonic::now(), 0, JoinSet::new());
     while begun.elapsed() < HINTS_FOR {
         stage.go_on()?;
@@ -283,5 +279,5 @@ async fn publish_hints(stage: &Stage) -> anyhow::Result<()> {
     while let Some(call) = calls.join_next().await {
         call??;
     }
-    Ok(())
+    Ok(rate(sent.into(), begun.elapsed()))
 }

@@ -31,10 +31,6 @@ const NOT_WORK: [&str; 8] =
     ["hello", "isMaster", "ismaster", "ping", "getMore", "serverStatus", "replSetHeartbeat", "replSetUpdatePosition"];
 
 /// With nothing to do: recruiter, cleaner and workers, all ready and settled for 5 s.
-///
-/// Processor time as part of one core, memory, and commands to MongoDB by name. Reads and writes are those of the tables; getMore
-/// is left out, as only reads that wait for hints need it here, and so is how the driver watches the server. With --on the
-/// commands of everybody else on that MongoDB are counted as well, and the processor time of mongod is unknown.
 #[derive(Args, Clone, Copy, Debug)]
 pub(super) struct Idle {
     /// For how long it is measured
@@ -117,9 +113,6 @@ async fn wait(stage: &Stage, what: &str, time: Duration) -> anyhow::Result<()> {
 }
 
 /// Memory of a worker that runs many jobs, and of the recruiter that gives jobs to many places.
-///
-/// The worker runs --concurrency jobs that sleep. The recruiter has --places places of real workers in its roster, all free, and
-/// gives them two jobs each, the first to all at once.
 #[derive(Args, Clone, Copy, Debug)]
 pub(super) struct Memory {
     /// Jobs that a worker runs at a time

@@ -17,9 +17,6 @@ const LOOK_EVERY: Duration = Duration::from_millis(5);
 const SHORT: &str = "noop";
 
 /// A thundering herd: all jobs are enqueued beforehand, for one instant at which the workers are idle and ready.
-///
-/// Measured are the jobs a second from that instant until the last is archived, and from the instant until each job is entered;
-/// the instant is known to a millisecond or two, the time of a question to the server's clock.
 #[derive(Args, Clone, Copy, Debug)]
 pub(super) struct Herd {
     /// How many jobs
@@ -48,10 +45,6 @@ impl Herd {
 }
 
 /// Long jobs among short ones: what the short ones lose by it, compared with as many of them alone.
-///
-/// All are enqueued beforehand, the long ones evenly among them, for one instant at which the workers are idle and ready. A job
-/// starts late by the time from that instant until it is entered: above all that of the jobs before it, and of the places that
-/// long jobs keep. It takes places (--workers times --concurrency) for all long jobs at a time to leave some for the short.
 #[derive(Args, Clone, Copy, Debug)]
 pub(super) struct Mixed {
     /// How many jobs, long ones included

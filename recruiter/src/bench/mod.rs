@@ -65,20 +65,48 @@ enum What {
     /// Enqueue one job at a time on an idle system and measure until it is entered
     Latency(timing::Latency),
     /// Enqueue at a constant rate and measure how long each job waits
+    ///
+    /// A job counts as archived when a change stream tells of it. What the stream adds to that is measured before, on an idle
+    /// system, and told: archived_is_seen_late_by_ms.
     Steady(timing::Steady),
     /// Let many jobs become due in the same instant and measure how late each is started
+    ///
+    /// All are enqueued beforehand; the workers are idle and ready at that instant. Measured are the jobs a second from that
+    /// instant until the last is archived, and from the instant until each job is entered; the instant is known to a
+    /// millisecond or two, the time of a question to the server's clock.
     Herd(herd::Herd),
     /// Mix long jobs into short ones and measure what the short ones lose by it
+    ///
+    /// All are enqueued beforehand, the long ones evenly among them, for one instant at which the workers are idle and ready.
+    /// A job starts late by the time from that instant until it is entered: above all that of the jobs before it, and of the
+    /// places that long jobs keep. It takes places (--workers times --concurrency) for all long jobs at a time to leave some
+    /// for the short.
     Mixed(herd::Mixed),
     /// Measure rounds, and whole runs, for more and more places, workers and processes
+    ///
+    /// Made up, 10 to 10,000 places: the time of the recruiter's round that gives a job to each. Real processes, 1 to
+    /// --processes, all idle at first: from the call that enqueues a job for each place until the last is archived, and the
+    /// time of the round alone. And, with 200 processes idle, what 100 hints a second for a group that nobody works on cost
+    /// mongod, as part of one core. 500 processes take minutes and some ten gigabytes of memory. --workers has no say in it.
     ScaleWorkers(fleets::Fleets),
     /// Measure how long a search takes, and what gets done, with more and more jobs behind
     ScaleBacklog(scale::Backlog),
     /// Measure what gets done beside a large archive
     ScaleArchive(scale::Archive),
     /// Measure what all processes need of processors, memory and MongoDB while there is nothing to do
+    ///
+    /// All are ready and have settled for 5 s before it begins.
+    ///
+    /// Processor time as part of one core, memory, and commands to MongoDB by name. Reads are find, aggregate, count and
+    /// distinct; writes are insert, update, delete and findAndModify. getMore is left out, as only reads that wait for hints
+    /// need it here, and so is how the driver watches the server. With --on the commands of everybody else on that MongoDB are
+    /// counted as well, and the processor time of mongod is unknown. The recruiter renews a lease of 5 s, which is 15 s in
+    /// production.
     Idle(footprint::Idle),
     /// Measure the memory of a worker that runs many jobs, and of a recruiter that has many places to fill
+    ///
+    /// The worker runs --concurrency jobs that sleep. The recruiter has --places places of real workers in its roster, all
+    /// free, and gives them two jobs each, the first to all at once. --workers has no say in it.
     Memory(footprint::Memory),
     /// Carry out the same operations on the database without any process around them: the ceiling
     Limit(limit::Limit),

@@ -96,9 +96,6 @@ async fn one_hint(store: &Store) -> anyhow::Result<Duration> {
 }
 
 /// A constant stream: from each acknowledged enqueue until the job is entered, and until a majority has it in the archive.
-///
-/// A job counts as archived when a change stream tells of it. What the stream adds to that is measured before, on an idle
-/// system, and told: archived_is_seen_late_by_ms.
 #[derive(Args, Clone, Copy, Debug)]
 pub(super) struct Steady {
     /// Jobs a second
