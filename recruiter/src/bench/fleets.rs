@@ -11,6 +11,7 @@ use recruiter_common::{
     roster::{Place, WorkOn},
     shutdown::pause,
     store::{Announcement, Hint, Store},
+    telemetry::chain,
 };
 use tokio::task::JoinSet;
 
@@ -105,21 +106,18 @@ impl Fleets {
         let counts = PROCESSES.into_iter().filter(|count| *count < self.processes).chain([self.processes]);
         let (mut measured, mut hints, mut running) = (Vec::new(), Bson::Null, 0);
         for count in counts {
-            start(stage, &mut fleet, running, count).await?;
-            running = count;
             let places = count * self.concurrency;
-            let (mut archived, mut rounds) = (Times::new(), Times::new());
-            for _ in 0..RUNS {
-                archived.record(run_all(stage, &mut fleet, places).await?);
-                rounds.record(round_of_real(stage, &mut fleet, places).await?);
+            match of_processes(stage, &mut fleet, [running, count], places).await {
+                Ok(one) => measured.push(one),
+                Err(failed) => {
+                    stage.go_on()?;
+                    // More than this machine can do is a result too, and no reason to lose the others.
+                    let why = chain(failed.as_ref());
+                    measured.push(doc! { "processes": count, "places": places, "failed": why.lines().next() });
+                    return Ok((measured, hints));
+                }
             }
-            measured.push(doc! {
-                "processes": count,
-                "places": places,
-                "archived_ms": archived.percentiles(),
-                "round_ms": rounds.percentiles(),
-                "us_per_place": rounds.at_ms(0.5) * 1_000.0 / f64::from(places),
-            });
+            running = count;
             if count == HINTED.min(self.processes) {
                 until_idle(stage, places).await?;
                 hints = cost_of_hints(stage, count).await?.into();
@@ -195,6 +193,23 @@ async fn start(stage: &Stage, fleet: &mut Fleet, mut running: u32, count: u32) -
         running += portion;
     }
     Ok(())
+}
+
+/// Several runs and rounds, once there are so many processes.
+async fn of_processes(stage: &Stage, fleet: &mut Fleet, [running, count]: [u32; 2], places: u32) -> anyhow::Result<Document> {
+    start(stage, fleet, running, count).await?;
+    let (mut archived, mut rounds) = (Times::new(), Times::new());
+    for _ in 0..RUNS {
+        archived.record(run_all(stage, fleet, places).await?);
+        rounds.record(round_of_real(stage, fleet, places).await?);
+    }
+    Ok(doc! {
+        "processes": count,
+        "places": places,
+        "archived_ms": archived.percentiles(),
+        "round_ms": rounds.percentiles(),
+        "us_per_place": rounds.at_ms(0.5) * 1_000.0 / f64::from(places),
+    })
 }
 
 /// Waits until all places are free; returns the term of the recruiter that sees them.

@@ -87,7 +87,8 @@ enum What {
     /// Made up, 10 to 10,000 places: the time of the recruiter's round that gives a job to each. Real processes, 1 to
     /// --processes, all idle at first: from the call that enqueues a job for each place until the last is archived, and the
     /// time of the round alone. And, with 200 processes idle, what 100 hints a second for a group that nobody works on cost
-    /// mongod, as part of one core. 500 processes take minutes and some ten gigabytes of memory. --workers has no say in it.
+    /// mongod, as part of one core. 500 processes take minutes and some ten gigabytes of memory. Where the machine
+    /// cannot do with so many, that is told, and what was measured before. --workers has no say in it.
     ScaleWorkers(fleets::Fleets),
     /// Measure how long a search takes, and what gets done, with more and more jobs behind
     ScaleBacklog(scale::Backlog),

@@ -269,12 +269,13 @@ impl Stage {
         })
     }
 
-    /// Drops the database and ends MongoDB, if it is our own.
+    /// Ends MongoDB, if it is our own, or drops the database.
     pub(super) async fn clear(self) -> anyhow::Result<()> {
         self.shown.finish_and_clear();
-        self.store.database().drop().await?;
-        if let Some(mongo) = self.mongo {
-            mongo.stop().await?;
+        match self.mongo {
+            // Its data goes with it.
+            Some(mongo) => mongo.stop().await?,
+            None => self.store.database().drop().await?,
         }
         Ok(())
     }
