@@ -13,7 +13,7 @@ use recruiter_common::{
     store::{Announcement, Hint, Store},
     telemetry::chain,
 };
-use tokio::task::JoinSet;
+use tokio::{task::JoinSet, time::timeout};
 
 use super::{
     Setting, Times, rate,
@@ -41,6 +41,8 @@ const HINTS_A_SECOND: u32 = 100;
 const HINTS_FOR: Duration = Duration::from_secs(10);
 /// Longer than any of them takes to free its places.
 const IDLE_WITHIN: Duration = Duration::from_secs(30);
+/// Starting some hundred processes and measuring them takes a minute or two on a machine that can do with them.
+const WITHIN: Duration = Duration::from_secs(300);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 const GROUP: &str = "measured";
 
@@ -107,7 +109,8 @@ impl Fleets {
         let (mut measured, mut hints, mut running) = (Vec::new(), Bson::Null, 0);
         for count in counts {
             let places = count * self.concurrency;
-            match of_processes(stage, &mut fleet, [running, count], places).await {
+            let one = timeout(WITHIN, of_processes(stage, &mut fleet, [running, count], places)).await;
+            match one.unwrap_or_else(|_| Err(anyhow::anyhow!("not done within {}", humantime::format_duration(WITHIN)))) {
                 Ok(one) => measured.push(one),
                 Err(failed) => {
                     stage.go_on()?;
