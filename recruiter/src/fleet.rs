@@ -203,6 +203,16 @@ impl Fleet {
         Ok(told)
     }
 
+    /// The program and the process id of each.
+    pub(crate) fn processes(&self) -> impl Iterator<Item = (&'static str, u32)> {
+        self.members.iter().map(|member| (member.role.program(), member.process.pid()))
+    }
+
+    /// The recruiter's process.
+    pub(crate) fn recruiter(&mut self) -> Option<&mut Watched> {
+        self.members.iter_mut().find(|member| member.role == Role::Recruiter).map(|member| &mut member.process)
+    }
+
     /// The workers' processes.
     pub(crate) fn workers(&mut self) -> impl Iterator<Item = &mut Watched> {
         self.members.iter_mut().filter(|member| member.role == Role::Worker).map(|member| &mut member.process)

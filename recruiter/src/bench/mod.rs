@@ -3,12 +3,17 @@
 //! Real processes on a real MongoDB, with the defaults that everybody has: majority writes, journaled, all validators and
 //! indexes on, jobs that must not run twice. Whatever is measured says under which conditions.
 
+mod fleets;
+mod footprint;
+mod herd;
 mod limit;
+mod observer;
 mod scale;
 mod slow_line;
 mod stage;
 mod throughput;
 mod timing;
+mod usage;
 
 use std::{io::Write, path::PathBuf, time::Duration};
 
@@ -60,13 +65,50 @@ enum What {
     /// Enqueue one job at a time on an idle system and measure until it is entered
     Latency(timing::Latency),
     /// Enqueue at a constant rate and measure how long each job waits
+    ///
+    /// A job counts as archived when a change stream tells of it. What the stream adds to that is measured before, on an idle
+    /// system, and told: archived_is_seen_late_by_ms.
     Steady(timing::Steady),
-    /// Measure how long a round takes for more and more places and workers
-    ScaleWorkers,
+    /// Let many jobs become due in the same instant and measure how late each is started
+    ///
+    /// All are enqueued beforehand; the workers are idle and ready at that instant. Measured are the jobs a second from that
+    /// instant until the last is archived, and from the instant until each job is entered; the instant is known to a
+    /// millisecond or two, the time of a question to the server's clock.
+    Herd(herd::Herd),
+    /// Mix long jobs into short ones and measure what the short ones lose by it
+    ///
+    /// All are enqueued beforehand, the long ones evenly among them, for one instant at which the workers are idle and ready.
+    /// A job starts late by the time from that instant until it is entered: above all that of the jobs before it, and of the
+    /// places that long jobs keep. It takes places (--workers times --concurrency) for all long jobs at a time to leave some
+    /// for the short.
+    Mixed(herd::Mixed),
+    /// Measure rounds, and whole runs, for more and more places, workers and processes
+    ///
+    /// Made up, 10 to 10,000 places: the time of the recruiter's round that gives a job to each. Real processes, 1 to
+    /// --processes, all idle at first: from the call that enqueues a job for each place until the last is archived, and the
+    /// time of the round alone. And, with 200 processes idle, what 100 hints a second for a group that nobody works on cost
+    /// mongod, as part of one core. 500 processes take minutes and some ten gigabytes of memory. Where the machine
+    /// cannot do with so many, that is told, and what was measured before. --workers has no say in it.
+    ScaleWorkers(fleets::Fleets),
     /// Measure how long a search takes, and what gets done, with more and more jobs behind
     ScaleBacklog(scale::Backlog),
     /// Measure what gets done beside a large archive
     ScaleArchive(scale::Archive),
+    /// Measure what all processes need of processors, memory and MongoDB while there is nothing to do
+    ///
+    /// All are ready and have settled for 5 s before it begins.
+    ///
+    /// Processor time as part of one core, memory, and commands to MongoDB by name. Reads are find, aggregate, count and
+    /// distinct; writes are insert, update, delete and findAndModify. getMore is left out, as only reads that wait for hints
+    /// need it here, and so is how the driver watches the server. With --on the commands of everybody else on that MongoDB are
+    /// counted as well, and the processor time of mongod is unknown. The recruiter renews a lease of 5 s, which is 15 s in
+    /// production.
+    Idle(footprint::Idle),
+    /// Measure the memory of a worker that runs many jobs, and of a recruiter that has many places to fill
+    ///
+    /// The worker runs --concurrency jobs that sleep. The recruiter has --places places of real workers in its roster, all
+    /// free, and gives them two jobs each, the first to all at once. --workers has no say in it.
+    Memory(footprint::Memory),
     /// Carry out the same operations on the database without any process around them: the ceiling
     Limit(limit::Limit),
 }
@@ -82,9 +124,13 @@ pub async fn run(args: BenchArgs, shutdown: Shutdown, out: &mut impl Write) -> a
         What::BurnDown(what) => what.measure(&stage, setting).await,
         What::Latency(what) => what.measure(&stage, setting).await,
         What::Steady(what) => what.measure(&stage, setting).await,
-        What::ScaleWorkers => scale::measure_rounds(&stage, setting).await,
+        What::Herd(what) => what.measure(&stage, setting).await,
+        What::Mixed(what) => what.measure(&stage, setting).await,
+        What::ScaleWorkers(what) => what.measure(&stage, setting).await,
         What::ScaleBacklog(what) => what.measure(&stage, setting).await,
         What::ScaleArchive(what) => what.measure(&stage, setting).await,
+        What::Idle(what) => what.measure(&stage, setting).await,
+        What::Memory(what) => what.measure(&stage, setting).await,
         What::Limit(what) => what.measure(&stage, setting).await,
     };
     // Whatever came of it.
@@ -135,13 +181,12 @@ impl Times {
     }
 
     #[expect(clippy::cast_precision_loss, reason = "microseconds of a benchmark")]
-    fn median_us(&self) -> f64 {
-        self.0.value_at_quantile(0.5) as f64
+    fn at_ms(&self, quantile: f64) -> f64 {
+        self.0.value_at_quantile(quantile) as f64 / 1_000.0
     }
 
-    #[expect(clippy::cast_precision_loss, reason = "microseconds of a benchmark")]
     fn percentiles(&self) -> Document {
-        let at = |quantile: f64| Bson::from(self.0.value_at_quantile(quantile) as f64 / 1_000.0);
+        let at = |quantile: f64| Bson::from(self.at_ms(quantile));
         [("p50", 0.5), ("p95", 0.95), ("p99", 0.99), ("p99_9", 0.999), ("max", 1.0)]
             .into_iter()
             .map(|(name, quantile)| (name.to_owned(), at(quantile)))

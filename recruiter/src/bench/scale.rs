@@ -1,75 +1,20 @@
-//! What becomes of it when the fleet, the backlog and the archive grow.
+//! What becomes of it when the backlog and the archive grow.
 
 use std::time::{Duration, Instant as Monotonic};
 
 use bson::{Document, doc};
 use clap::Args;
-use recruiter_common::{
-    enqueue::NewJob,
-    ids::{JobId, LeaseTerm, WorkerId},
-    job::Priority,
-    roster::{Place, WorkOn},
-    store::{Announcement, Store},
-};
+use recruiter_common::{enqueue::NewJob, ids::JobId, job::Priority};
 
 use super::{Setting, Times, rate, stage::Stage};
-use crate::round::{self, Look, Memory};
 
-/// Rounds or searches that are measured at each size.
+/// Searches that are measured at each size.
 const TIMES: usize = 50;
-/// Places and workers that they are divided among.
-const FLEETS: [(u32, u32); 7] = [(10, 1), (100, 1), (100, 10), (1_000, 10), (1_000, 100), (10_000, 100), (10_000, 500)];
 const GROUP: &str = "measured";
 const YEAR: Duration = Duration::from_secs(365 * 24 * 3_600);
 
-/// The recruiter's own round on a roster that is made up, with enough jobs for every place.
-pub(super) async fn measure_rounds(stage: &Stage, setting: &Setting) -> anyhow::Result<Document> {
-    let store = &stage.store;
-    let most = FLEETS.iter().map(|(places, _)| u64::from(*places)).max().unwrap_or(0);
-    stage.enqueue(most * 2, |_| noop()).await?;
-    stage.progress("rounds", (FLEETS.len() * TIMES) as u64);
-    let mut measured = Vec::new();
-    for (places, workers) in FLEETS {
-        let mut times = Times::new();
-        for _ in 0..TIMES {
-            stage.go_on()?;
-            let roster = roster(store, workers, places / workers).await?;
-            let begun = Monotonic::now();
-            let summary = round::tick(store, LeaseTerm::default(), &mut Memory::default(), store.now(), Look::default()).await?;
-            times.record(begun.elapsed());
-            anyhow::ensure!(summary.assigned == places as usize, "{} of {places} places were given a job", summary.assigned);
-            for worker in roster {
-                store.leave_if_alive(worker).await?;
-            }
-            stage.advance(1);
-        }
-        measured.push(doc! { "places": places, "workers": workers, "round_ms": times.percentiles(), "us_per_place": times.median_us() / f64::from(places) });
-    }
-    Ok(doc! { "benchmark": "scale-workers", "fleets": measured, "conditions": stage.conditions(setting).await? })
-}
-
 fn noop() -> NewJob {
     NewJob::of_class("noop", doc! {}).in_group(GROUP)
-}
-
-/// Workers with free places in the roster, and no process behind them.
-async fn roster(store: &Store, workers: u32, places: u32) -> anyhow::Result<Vec<WorkerId>> {
-    let mut roster = Vec::new();
-    for _ in 0..workers {
-        let announcement = Announcement {
-            id: WorkerId::new(),
-            work_on: WorkOn::Groups([GROUP.to_owned()].into()),
-            classes: vec!["noop".into()],
-            capacity: places,
-            lease_ms: 3_600_000,
-            session: None,
-            place: Place::of_this_process()?,
-        };
-        store.register(&announcement).await?;
-        store.announce(announcement.id, places).await?;
-        roster.push(announcement.id);
-    }
-    Ok(roster)
 }
 
 /// Jobs that are in the way of nobody, if the index is right.

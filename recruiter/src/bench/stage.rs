@@ -1,6 +1,7 @@
 //! What a benchmark runs on: a MongoDB, a database of its own, and the processes.
 
 use std::{
+    collections::BTreeMap,
     env,
     fs::OpenOptions,
     thread::available_parallelism,
@@ -8,9 +9,9 @@ use std::{
 };
 
 use anyhow::Context as _;
-use bson::{Document, doc, oid::ObjectId};
+use bson::{Bson, Document, doc, oid::ObjectId};
 use indicatif::{ProgressBar, ProgressStyle};
-use mongodb::Collection;
+use mongodb::{Collection, change_stream::ChangeStream};
 use recruiter_common::{
     enqueue::NewJob,
     exit::Exit,
@@ -32,6 +33,10 @@ const LOOK_EVERY: Duration = Duration::from_millis(5);
 /// A benchmark in which nothing happens for so long has failed.
 const STALLED_AFTER: Duration = Duration::from_secs(60);
 const LOG: &str = "processes.log";
+/// A collection that only benchmarks write.
+const PROBES: &str = "probes";
+/// How long the server waits for a change until it answers that there is none.
+const AWAIT: Duration = Duration::from_secs(1);
 
 /// A MongoDB with a database of our own, and processes to come.
 pub(super) struct Stage {
@@ -76,10 +81,16 @@ impl Stage {
 
     /// The processes of a benchmark, without workers.
     pub(super) async fn fleet(&self, setting: &Setting) -> anyhow::Result<Fleet> {
+        self.fleet_with(setting, &[]).await
+    }
+
+    /// The same, with further arguments for each worker.
+    pub(super) async fn fleet_with(&self, setting: &Setting, worker_arguments: &[&str]) -> anyhow::Result<Fleet> {
+        let arguments = ["--builtins".into(), format!("--concurrency={}", setting.concurrency).into()];
         let plan = Plan {
             programs: Programs::find()?,
             workers: 0,
-            worker_arguments: vec!["--builtins".into(), format!("--concurrency={}", setting.concurrency).into()],
+            worker_arguments: arguments.into_iter().chain(worker_arguments.iter().map(Into::into)).collect(),
             log_arguments: vec!["--log=warn".into()],
             log: Some(OpenOptions::new().append(true).create(true).open(self.home.path().join(LOG))?),
             pass_settings: false,
@@ -153,6 +164,57 @@ impl Stage {
         Ok(())
     }
 
+    /// What is put into the archive and among the probes from now on, once a majority has it.
+    pub(super) async fn watch(&self) -> anyhow::Result<ChangeStream<Document>> {
+        let inserted = doc! { "operationType": "insert", "ns.coll": { "$in": ["archived", PROBES] } };
+        let pipeline = [doc! { "$match": inserted }, doc! { "$project": { "documentKey": 1 } }];
+        Ok(self.store.database().watch().pipeline(pipeline).max_await_time(AWAIT).await?.with_type())
+    }
+
+    /// What those jobs of the archive have told that told anything: when they were entered.
+    pub(super) async fn told(&self) -> anyhow::Result<Vec<i64>> {
+        let mut found =
+            self.collection("archived").find(doc! { "result": { "$type": "long" } }).projection(doc! { "_id": 0, "result": 1 }).await?;
+        let mut told = Vec::new();
+        while found.advance().await? {
+            told.push(found.deserialize_current()?.get_i64("result")?);
+        }
+        Ok(told)
+    }
+
+    /// Whether a majority has no job of this class left to run.
+    pub(super) async fn none_left_of(&self, class: &str) -> anyhow::Result<bool> {
+        Ok(self.collection("scheduled").find_one(doc! { "workable.class": class }).projection(doc! { "_id": 1 }).await?.is_none())
+    }
+
+    /// Where whoever measures writes what no process reads.
+    pub(super) async fn insert_probe(&self) -> anyhow::Result<()> {
+        self.collection(PROBES).insert_one(doc! { "_id": ObjectId::new() }).await?;
+        Ok(())
+    }
+
+    /// How many commands of each name MongoDB has carried out since its start.
+    pub(super) async fn commands(&self) -> anyhow::Result<BTreeMap<String, i64>> {
+        let server = self.store.client().database("admin").run_command(doc! { "serverStatus": 1 }).await?;
+        let commands = server.get_document("metrics")?.get_document("commands")?;
+        let total = |count: &Bson| count.as_document()?.get_i64("total").ok();
+        Ok(commands.iter().filter_map(|(name, count)| Some((name.clone(), total(count)?))).collect())
+    }
+
+    /// The process of mongod, if it is our own.
+    pub(super) fn mongod(&self) -> Option<u32> {
+        self.mongo.as_ref().map(EmbeddedMongo::pid)
+    }
+
+    /// What kind of file system holds mongod's data, if it is our own: on some of them fsync costs nothing.
+    fn file_system(&self) -> Option<String> {
+        self.mongo.as_ref()?;
+        let home = self.home.path().canonicalize().ok()?;
+        let mounts = procfs::process::Process::myself().and_then(|this| this.mountinfo()).ok()?;
+        let holds = mounts.into_iter().filter(|mount| home.starts_with(&mount.mount_point));
+        holds.max_by_key(|mount| mount.mount_point.components().count()).map(|mount| mount.fs_type)
+    }
+
     /// Bytes of the archive, and of MongoDB's cache.
     pub(super) async fn archive_size(&self) -> anyhow::Result<Document> {
         let database = self.store.database();
@@ -198,6 +260,8 @@ impl Stage {
             "mongodb": build.get_str("version").unwrap_or("unknown"),
             "server": server,
             "durability": "majority, journaled",
+            "write_concern": "jobs w: majority, j: true; hints, assignments and free places w: 1",
+            "file_system": self.file_system(),
             "network_latency_ms": setting.network_latency.unwrap_or_default().as_secs_f64() * 1_000.0,
             "cores": i64::try_from(available_parallelism()?.get())?,
             "processes": format!("1 recruiter, 1 cleaner, {} workers of {} places", setting.workers, setting.concurrency),
@@ -205,12 +269,13 @@ impl Stage {
         })
     }
 
-    /// Drops the database and ends MongoDB, if it is our own.
+    /// Ends MongoDB, if it is our own, or drops the database.
     pub(super) async fn clear(self) -> anyhow::Result<()> {
         self.shown.finish_and_clear();
-        self.store.database().drop().await?;
-        if let Some(mongo) = self.mongo {
-            mongo.stop().await?;
+        match self.mongo {
+            // Its data goes with it.
+            Some(mongo) => mongo.stop().await?,
+            None => self.store.database().drop().await?,
         }
         Ok(())
     }

@@ -15,7 +15,7 @@ use recruiter_common::{
     store::{Hint, Listener, Store},
 };
 
-use super::{Setting, Times, rate, stage::Stage};
+use super::{Setting, Times, observer::Observer, rate, stage::Stage};
 
 /// Tells when it was entered.
 fn telling() -> NewJob {
@@ -95,7 +95,7 @@ async fn one_hint(store: &Store) -> anyhow::Result<Duration> {
     Ok(begun.elapsed())
 }
 
-/// A constant stream.
+/// A constant stream: from each acknowledged enqueue until the job is entered, and until a majority has it in the archive.
 #[derive(Args, Clone, Copy, Debug)]
 pub(super) struct Steady {
     /// Jobs a second
@@ -116,6 +116,8 @@ impl Steady {
         fleet.add_workers(setting.workers)?;
         fleet.ready(store).await?;
         let total = u64::try_from(self.duration.as_nanos() * u128::from(self.rate) / 1_000_000_000)?.max(1);
+        let observer = Observer::of_archive(stage, usize::try_from(total)?).await?;
+        let delay = observer.delay.percentiles();
         stage.progress("enqueued", total);
         let begun = Monotonic::now();
         let (mut calls, mut sent) = (tokio::task::JoinSet::new(), 0);
@@ -139,7 +141,8 @@ impl Steady {
             acknowledged.extend(ids.into_iter().map(|id| (id, at)));
         }
         let time = stage.until_archived(&mut fleet, total).await? - begun;
-        let (mut started, mut ended) = (Times::new(), Times::new());
+        let seen = observer.all().await?;
+        let (mut started, mut archived) = (Times::new(), Times::new());
         let ids: Vec<JobId> = acknowledged.keys().copied().collect();
         for some in ids.chunks(1_000) {
             for job in store.archived_jobs(some).await? {
@@ -147,9 +150,7 @@ impl Steady {
                 started.record(
                     waited(&job, acknowledged[&id]).ok_or_else(|| anyhow::anyhow!("a job did not tell when it was entered: {job}"))?,
                 );
-                let execution = job.get_document("last_execution")?;
-                let (due, over) = (execution.get_datetime("scheduled_at")?, execution.get_datetime("ended_at")?);
-                ended.record(Duration::from_millis(u64::try_from(over.timestamp_millis() - due.timestamp_millis()).unwrap_or(0)));
+                archived.record(Duration::from_nanos(u64::try_from(seen[&id] - acknowledged[&id]).unwrap_or(0)));
             }
         }
         fleet.stop().await;
@@ -159,7 +160,8 @@ impl Steady {
             "asked_per_second": i64::try_from(self.rate)?,
             "jobs_per_second": rate(total, time),
             "started_ms": started.percentiles(),
-            "ended_ms": ended.percentiles(),
+            "archived_ms": archived.percentiles(),
+            "archived_is_seen_late_by_ms": delay,
             "conditions": stage.conditions(setting).await?,
         })
     }

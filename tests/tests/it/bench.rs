@@ -13,11 +13,19 @@ async fn bench(args: &[&str]) -> Value {
     let status = process.wait_exit(SOON).await;
     assert!(status.success(), "{args:?}: {}", process.stderr());
     let measured: Value = serde_json::from_str(&process.stdout()).unwrap();
-    for condition in ["recruiter", "mongodb", "server", "durability", "cores", "processes", "build"] {
+    for condition in ["recruiter", "mongodb", "server", "durability", "write_concern", "cores", "processes", "build"] {
         assert!(!measured["conditions"][condition].is_null(), "{condition}: {measured}");
     }
     assert!(process.stderr().is_empty(), "{}", process.stderr());
     measured
+}
+
+fn number(value: &Value) -> f64 {
+    value.as_f64().unwrap_or_else(|| panic!("{value} is no number"))
+}
+
+fn p50(measured: &Value, what: &str) -> f64 {
+    number(&measured[what]["p50"])
 }
 
 #[tokio::test]
@@ -48,12 +56,78 @@ async fn on_a_given_mongodb_nothing_is_left_behind() {
 async fn times_are_from_the_acknowledgement_to_the_entry() {
     let latency = bench(&["latency", "-n", "20"]).await;
     let far = bench(&["latency", "-n", "5", "--network-latency", "20ms"]).await;
-    let p50 = |measured: &Value, what: &str| measured[what]["p50"].as_f64().unwrap();
     assert!(p50(&latency, "started_ms") > 0.1 && p50(&latency, "archived_ms") > p50(&latency, "started_ms"), "{latency}");
     assert!(p50(&far, "hint_ms") >= 40.0 && p50(&far, "archived_ms") >= 100.0, "a round trip takes 40 ms: {far}");
     let steady = bench(&["steady", "--rate", "100", "--duration", "2s"]).await;
     assert_eq!(steady["jobs"], 200);
-    assert!(p50(&steady, "started_ms") > 0.1, "{steady}");
+    assert!(p50(&steady, "started_ms") > 0.1 && p50(&steady, "archived_ms") > p50(&steady, "started_ms"), "{steady}");
+    assert!(p50(&steady, "archived_is_seen_late_by_ms") < 100.0, "{steady}");
+}
+
+#[tokio::test]
+async fn a_herd_is_not_started_before_it_is_due() {
+    let herd = bench(&["herd", "-n", "700", "--workers", "2", "--concurrency", "50"]).await;
+    let first = number(&herd["first_started_ms"]);
+    assert_eq!(herd["jobs"], 700);
+    assert!(first > 0.0 && first <= p50(&herd, "started_ms") && number(&herd["seconds"]) * 1_000.0 > first, "{herd}");
+}
+
+#[tokio::test]
+async fn short_jobs_wait_for_places_that_long_ones_keep() {
+    // Two of four places, for most of the time.
+    let mixed = bench(&["mixed", "-n", "200", "--one-in", "50", "--long", "1s", "--workers", "2", "--concurrency", "2"]).await;
+    assert_eq!((&mixed["short_jobs"], &mixed["long_jobs"], &mixed["long_ms"]), (&196.into(), &4.into(), &1_000.into()));
+    let over = &mixed["mixed_over_alone"];
+    assert!(number(&over["started_p50"]) > 0.0 && number(&over["started_p99"]) > 0.0 && number(&over["jobs_per_second"]) > 0.0, "{mixed}");
+    assert!(number(&mixed["all_seconds"]) >= 1.0 && number(&mixed["alone"]["jobs_per_second"]) > 1.0, "{mixed}");
+}
+
+#[tokio::test]
+async fn rounds_are_measured_on_rosters_and_on_processes() {
+    let measured = bench(&["scale-workers", "--places", "10", "--processes", "2", "--concurrency", "3"]).await;
+    let sizes = |what: &str, of: &str| {
+        let all = measured[what].as_array().unwrap();
+        assert!(all.iter().all(|one| number(&one["us_per_place"]) > 0.0), "{measured}");
+        all.iter().map(|one| one[of].as_u64().unwrap()).collect::<Vec<_>>()
+    };
+    assert_eq!(
+        (sizes("fleets", "places"), sizes("processes", "processes"), sizes("processes", "places")),
+        (vec![10], vec![1, 2], vec![3, 6])
+    );
+    assert!(measured["processes"].as_array().unwrap().iter().all(|one| p50(one, "archived_ms") > 1.0), "{measured}");
+    assert_eq!(measured["cost_per_place_at_10000_over_100"], Value::Null);
+    let cost = &measured["hints"]["mongod_percent_of_a_core"];
+    assert!(number(&cost["with_hints"]) > 0.0 && number(&cost["with_hints"]) < 200.0, "{measured}");
+}
+
+#[tokio::test]
+async fn the_idle_system_is_weighed_whole() {
+    let database = TestDatabase::new().await;
+    let embedded = bench(&["idle", "--duration", "2s"]).await;
+    let given = bench(&["idle", "--duration", "1s", "--workers", "1", "--on", database.uri()]).await;
+    let programs = |measured: &Value| {
+        let all = measured["processes"].as_array().unwrap();
+        assert!(all.iter().all(|one| number(&one["memory"]["now_mb"]) > 1.0), "{measured}");
+        all.iter().map(|one| one["program"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(programs(&embedded), [&["recruiter", "recruiter-cleaner"][..], &["recruiter-worker"; 4], &["mongod"]].concat());
+    assert_eq!(programs(&given), ["recruiter", "recruiter-cleaner", "recruiter-worker"]);
+    assert!(number(&embedded["ours_percent_of_a_core"]) < 100.0, "{embedded}");
+    assert!(number(&embedded["reads_per_second"]) > 1.0 && number(&embedded["writes_per_second"]) > 0.5, "{embedded}");
+    let commands = embedded["commands_per_second"].as_object().unwrap();
+    assert!(commands.contains_key("find") && !commands.contains_key("hello") && !commands.contains_key("getMore"), "{embedded}");
+}
+
+#[tokio::test]
+async fn memory_is_that_of_processes_that_have_something_to_remember() {
+    let measured = bench(&["memory", "--concurrency", "50", "--places", "100"]).await;
+    let (worker, recruiter) = (&measured["worker"], &measured["recruiter"]);
+    assert_eq!((&worker["running_jobs"], &recruiter["places"], &recruiter["assigned_jobs"]), (&50.into(), &100.into(), &200.into()));
+    for state in
+        [&worker["idle"], &worker["busy"], &recruiter["without_workers"], &recruiter["idle"], &recruiter["after_all_were_assigned"]]
+    {
+        assert!(number(&state["now_mb"]) > 1.0 && number(&state["peak_mb"]) >= number(&state["now_mb"]), "{measured}");
+    }
 }
 
 #[tokio::test]

@@ -1,0 +1,301 @@
+//! What becomes of it when the fleet grows: more and more places, workers and processes.
+
+use std::time::{Duration, Instant as Monotonic};
+
+use bson::{Bson, Document, doc};
+use clap::Args;
+use nix::sys::signal::Signal;
+use recruiter_common::{
+    enqueue::NewJob,
+    ids::{LeaseTerm, WorkerId},
+    roster::{Place, WorkOn},
+    shutdown::pause,
+    store::{Announcement, Hint, Store},
+    telemetry::chain,
+};
+use tokio::{task::JoinSet, time::timeout};
+
+use super::{
+    Setting, Times, rate,
+    stage::Stage,
+    usage::{computed, percent_of_a_core},
+};
+use crate::{
+    fleet::Fleet,
+    round::{self, Look, Memory, Summary},
+};
+
+/// Rounds that are measured for each roster that is made up.
+const ROUNDS: usize = 50;
+/// Places and workers that they are divided among.
+const ROSTERS: [(u32, u32); 7] = [(10, 1), (100, 1), (100, 10), (1_000, 10), (1_000, 100), (10_000, 100), (10_000, 500)];
+/// Processes, up to what is asked for.
+const PROCESSES: [u32; 8] = [1, 2, 5, 10, 50, 100, 200, 500];
+/// Runs and rounds that are measured for each number of processes.
+const RUNS: usize = 5;
+/// Processes that are started at a time: each needs some hundred milliseconds of a core.
+const PORTION: u32 = 10;
+/// How many processes are idle while hints that are not for them are published, if there are as many.
+const HINTED: u32 = 200;
+const HINTS_A_SECOND: u32 = 100;
+const HINTS_FOR: Duration = Duration::from_secs(10);
+/// Longer than any of them takes to free its places.
+const IDLE_WITHIN: Duration = Duration::from_secs(30);
+/// Starting some hundred processes and measuring them takes a minute or two on a machine that can do with them.
+const WITHIN: Duration = Duration::from_secs(300);
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+const GROUP: &str = "measured";
+
+/// More and more places: first in a roster that is made up, then of real processes.
+#[derive(Args, Clone, Copy, Debug)]
+pub(super) struct Fleets {
+    /// How many places are made up, at most
+    #[arg(long, env = "RECRUITER_BENCH_PLACES", value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(10..=10_000))]
+    places: u32,
+    /// How many worker processes are started, at most; 0 starts none
+    #[arg(long, env = "RECRUITER_BENCH_PROCESSES", value_name = "N", default_value_t = 500, value_parser = clap::value_parser!(u32).range(0..=2_000))]
+    processes: u32,
+    /// Jobs that each worker process runs at a time
+    #[arg(long, env = "RECRUITER_CONCURRENCY", value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    concurrency: u32,
+}
+
+impl Fleets {
+    pub(super) async fn measure(self, stage: &Stage, setting: &Setting) -> anyhow::Result<Document> {
+        let made_up = self.made_up(stage).await?;
+        stage.empty().await?;
+        let setting = Setting { workers: self.processes, concurrency: self.concurrency, ..setting.clone() };
+        let (processes, hints) = if self.processes > 0 { self.real(stage, &setting).await? } else { (Vec::new(), Bson::Null) };
+        // As many places in each worker.
+        let cost = |places: u32, workers: u32| made_up.iter().find(|one| (one.places, one.workers) == (places, workers)).map(MadeUp::cost);
+        let ratio = cost(10_000, 100).zip(cost(100, 1)).map(|(many, few)| many / few);
+        Ok(doc! {
+            "benchmark": "scale-workers",
+            "fleets": made_up.iter().map(MadeUp::to_document).collect::<Vec<_>>(),
+            "cost_per_place_at_10000_over_100": ratio,
+            "processes": processes,
+            "hints": hints,
+            "conditions": stage.conditions(&setting).await?,
+        })
+    }
+
+    /// The recruiter's own round on a roster that is made up, with enough jobs for every place.
+    async fn made_up(self, stage: &Stage) -> anyhow::Result<Vec<MadeUp>> {
+        let store = &stage.store;
+        let rosters: Vec<(u32, u32)> = ROSTERS.into_iter().filter(|(places, _)| *places <= self.places).collect();
+        stage.enqueue(u64::from(self.places) * 2, |_| noop()).await?;
+        stage.progress("rounds", (rosters.len() * ROUNDS) as u64);
+        let mut measured = Vec::new();
+        for (places, workers) in rosters {
+            let mut times = Times::new();
+            for _ in 0..ROUNDS {
+                stage.go_on()?;
+                let roster = roster(store, workers, places / workers).await?;
+                times.record(one_round(store, LeaseTerm::default(), places).await?);
+                for worker in roster {
+                    store.leave_if_alive(worker).await?;
+                }
+                stage.advance(1);
+            }
+            measured.push(MadeUp { places, workers, times });
+        }
+        Ok(measured)
+    }
+
+    /// More and more processes; and what hints cost when there are many.
+    async fn real(self, stage: &Stage, setting: &Setting) -> anyhow::Result<(Vec<Document>, Bson)> {
+        let mut fleet = stage.fleet_with(setting, &[&format!("--work-on={GROUP}")]).await?;
+        let counts = PROCESSES.into_iter().filter(|count| *count < self.processes).chain([self.processes]);
+        let (mut measured, mut hints, mut running) = (Vec::new(), Bson::Null, 0);
+        for count in counts {
+            let places = count * self.concurrency;
+            let one = timeout(WITHIN, of_processes(stage, &mut fleet, [running, count], places)).await;
+            match one.unwrap_or_else(|_| Err(anyhow::anyhow!("not done within {}", humantime::format_duration(WITHIN)))) {
+                Ok(one) => measured.push(one),
+                Err(failed) => {
+                    stage.go_on()?;
+                    // More than this machine can do is a result too, and no reason to lose the others.
+                    let why = chain(failed.as_ref());
+                    measured.push(doc! { "processes": count, "places": places, "failed": why.lines().next() });
+                    return Ok((measured, hints));
+                }
+            }
+            running = count;
+            if count == HINTED.min(self.processes) {
+                until_idle(stage, places).await?;
+                hints = cost_of_hints(stage, count).await?.into();
+            }
+        }
+        stage.progress("leaving", self.processes.into());
+        fleet.stop().await;
+        Ok((measured, hints))
+    }
+}
+
+/// What a made-up roster showed.
+struct MadeUp {
+    places: u32,
+    workers: u32,
+    times: Times,
+}
+
+impl MadeUp {
+    /// Of a round, for each place, in microseconds.
+    fn cost(&self) -> f64 {
+        self.times.at_ms(0.5) * 1_000.0 / f64::from(self.places)
+    }
+
+    fn to_document(&self) -> Document {
+        doc! { "places": self.places, "workers": self.workers, "round_ms": self.times.percentiles(), "us_per_place": self.cost() }
+    }
+}
+
+fn noop() -> NewJob {
+    NewJob::of_class("noop", doc! {}).in_group(GROUP)
+}
+
+/// Workers with free places in the roster, and no process behind them.
+async fn roster(store: &Store, workers: u32, places: u32) -> anyhow::Result<Vec<WorkerId>> {
+    let mut roster = Vec::new();
+    for _ in 0..workers {
+        let announcement = Announcement {
+            id: WorkerId::new(),
+            work_on: WorkOn::Groups([GROUP.to_owned()].into()),
+            classes: vec!["noop".into()],
+            capacity: places,
+            lease_ms: 3_600_000,
+            session: None,
+            place: Place::of_this_process()?,
+        };
+        store.register(&announcement).await?;
+        store.announce(announcement.id, places).await?;
+        roster.push(announcement.id);
+    }
+    Ok(roster)
+}
+
+/// Gives a job to every place; says how long that took.
+async fn one_round(store: &Store, term: LeaseTerm, places: u32) -> anyhow::Result<Duration> {
+    let begun = Monotonic::now();
+    let Summary { assigned, .. } = round::tick(store, term, &mut Memory::default(), store.now(), Look::default()).await?;
+    let time = begun.elapsed();
+    anyhow::ensure!(assigned == places as usize, "{assigned} of {places} places were given a job");
+    Ok(time)
+}
+
+/// Starts workers until there are so many, and waits for them.
+async fn start(stage: &Stage, fleet: &mut Fleet, mut running: u32, count: u32) -> anyhow::Result<()> {
+    stage.progress("processes started", count.into());
+    stage.advance(running.into());
+    while running < count {
+        stage.go_on()?;
+        let portion = PORTION.min(count - running);
+        fleet.add_workers(portion)?;
+        fleet.ready(&stage.store).await?;
+        stage.advance(portion.into());
+        running += portion;
+    }
+    Ok(())
+}
+
+/// Several runs and rounds, once there are so many processes.
+async fn of_processes(stage: &Stage, fleet: &mut Fleet, [running, count]: [u32; 2], places: u32) -> anyhow::Result<Document> {
+    start(stage, fleet, running, count).await?;
+    let (mut archived, mut rounds) = (Times::new(), Times::new());
+    for _ in 0..RUNS {
+        archived.record(run_all(stage, fleet, places).await?);
+        rounds.record(round_of_real(stage, fleet, places).await?);
+    }
+    Ok(doc! {
+        "processes": count,
+        "places": places,
+        "archived_ms": archived.percentiles(),
+        "round_ms": rounds.percentiles(),
+        "us_per_place": rounds.at_ms(0.5) * 1_000.0 / f64::from(places),
+    })
+}
+
+/// Waits until all places are free; returns the term of the recruiter that sees them.
+async fn until_idle(stage: &Stage, places: u32) -> anyhow::Result<LeaseTerm> {
+    let begun = Monotonic::now();
+    loop {
+        stage.go_on()?;
+        let lease = stage.store.observe_lease().await?.ok_or_else(|| anyhow::anyhow!("no recruiter leads"))?;
+        let free: u32 = stage.store.available_workers(lease.term).await?.iter().map(|worker| worker.free).sum();
+        if free == places {
+            return Ok(lease.term);
+        }
+        anyhow::ensure!(begun.elapsed() < IDLE_WITHIN, "{free} of {places} places are free, and no more become free");
+        pause(LOOK_EVERY).await;
+    }
+}
+
+/// A job for every place: the time until all are archived.
+async fn run_all(stage: &Stage, fleet: &mut Fleet, places: u32) -> anyhow::Result<Duration> {
+    until_idle(stage, places).await?;
+    let before = stage.store.archived_count().await?;
+    let begun = Monotonic::now();
+    stage.store.enqueue_many((0..places).map(|_| noop())).await?;
+    Ok(stage.until_archived(fleet, before + u64::from(places)).await? - begun)
+}
+
+/// A job for every place: the time of the round alone, which is carried out here while the recruiter is stopped.
+async fn round_of_real(stage: &Stage, fleet: &mut Fleet, places: u32) -> anyhow::Result<Duration> {
+    let term = until_idle(stage, places).await?;
+    let before = stage.store.archived_count().await?;
+    let mut signal = |signal: Signal| fleet.recruiter().map_or(Ok(()), |recruiter| recruiter.signal(signal));
+    signal(Signal::SIGSTOP)?;
+    let measured = async {
+        stage.store.enqueue_many((0..places).map(|_| noop())).await?;
+        one_round(&stage.store, term, places).await
+    };
+    let measured = measured.await;
+    signal(Signal::SIGCONT)?;
+    stage.until_archived(fleet, before + u64::from(places)).await?;
+    measured
+}
+
+/// What mongod computes while so many processes are idle: without hints, and with many that are not for them.
+async fn cost_of_hints(stage: &Stage, processes: u32) -> anyhow::Result<Document> {
+    stage.progress("hints", u64::from(HINTS_A_SECOND) * HINTS_FOR.as_secs());
+    let nothing = async {
+        pause(HINTS_FOR / 2).await;
+        Ok(())
+    };
+    let ((), without) = of_mongod(stage, nothing).await?;
+    let (published, with) = of_mongod(stage, publish_hints(stage)).await?;
+    Ok(doc! {
+        "idle_processes": processes,
+        "asked_per_second": HINTS_A_SECOND,
+        "hints_per_second": published,
+        "mongod_percent_of_a_core": { "without_hints": without, "with_hints": with },
+    })
+}
+
+/// The part of one core that mongod needs while something is done; unknown when it is not our own.
+async fn of_mongod<T>(stage: &Stage, done: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<(T, Option<f64>)> {
+    let used = || stage.mongod().map(computed).transpose();
+    let (before, begun) = (used()?, Monotonic::now());
+    let done = done.await?;
+    let time = begun.elapsed();
+    Ok((done, used()?.zip(before).map(|(after, before)| percent_of_a_core(after - before, time))))
+}
+
+/// Hints at a constant rate, for a group that nobody works on; says how many a second it came to.
+async fn publish_hints(stage: &Stage) -> anyhow::Result<f64> {
+    let (begun, mut sent, mut calls) = (Monotonic::now(), 0, JoinSet::new());
+    while begun.elapsed() < HINTS_FOR {
+        stage.go_on()?;
+        while begun.elapsed() >= (Duration::from_secs(1) / HINTS_A_SECOND) * sent {
+            let store = stage.store.clone();
+            calls.spawn(async move { store.publish(&Hint::Jobs { groups: vec!["nobody's".into()], at: None }).await });
+            sent += 1;
+            stage.advance(1);
+        }
+        pause(Duration::from_millis(2)).await;
+    }
+    while let Some(call) = calls.join_next().await {
+        call??;
+    }
+    Ok(rate(sent.into(), begun.elapsed()))
+}

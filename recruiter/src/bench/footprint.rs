@@ -1,0 +1,190 @@
+//! What the system needs of the machine and of MongoDB: with nothing to do, and with as much as it holds.
+
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant as Monotonic},
+};
+
+use bson::{Document, doc};
+use clap::Args;
+use nix::sys::signal::Signal;
+use recruiter_common::{enqueue::NewJob, shutdown::pause};
+
+use super::{
+    Setting,
+    stage::Stage,
+    usage::{computed, memory, percent_of_a_core},
+};
+use crate::fleet::Fleet;
+
+/// From the moment at which all are ready until the measurement begins.
+const SETTLE: Duration = Duration::from_secs(5);
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// Far longer than all jobs take to be started.
+const RUNNING_WITHIN: Duration = Duration::from_secs(120);
+
+/// Commands that read and that write, as MongoDB names them.
+const READS: [&str; 4] = ["find", "aggregate", "count", "distinct"];
+const WRITES: [&str; 4] = ["insert", "update", "delete", "findAndModify"];
+/// What is no work: the driver's look at the server, reads that wait for hints, the members among themselves, and this measurement.
+const NOT_WORK: [&str; 8] =
+    ["hello", "isMaster", "ismaster", "ping", "getMore", "serverStatus", "replSetHeartbeat", "replSetUpdatePosition"];
+
+/// With nothing to do: recruiter, cleaner and workers, all ready and settled for 5 s.
+#[derive(Args, Clone, Copy, Debug)]
+pub(super) struct Idle {
+    /// For how long it is measured
+    #[arg(long, env = "RECRUITER_BENCH_DURATION", value_name = "DURATION", default_value = "30s", value_parser = humantime::parse_duration)]
+    duration: Duration,
+    /// Worker processes
+    #[arg(long, env = "RECRUITER_WORKERS", value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=100))]
+    workers: u32,
+    /// Jobs that each of them runs at a time
+    #[arg(long, env = "RECRUITER_CONCURRENCY", value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    concurrency: u32,
+}
+
+impl Idle {
+    pub(super) async fn measure(self, stage: &Stage, setting: &Setting) -> anyhow::Result<Document> {
+        let setting = &Setting { workers: self.workers, concurrency: self.concurrency, ..setting.clone() };
+        let mut fleet = stage.fleet(setting).await?;
+        fleet.add_workers(setting.workers)?;
+        fleet.ready(&stage.store).await?;
+        let processes: Vec<(&str, u32)> = fleet.processes().chain(stage.mongod().map(|pid| ("mongod", pid))).collect();
+        let all_computed = || processes.iter().map(|(_, pid)| computed(*pid)).collect::<anyhow::Result<Vec<_>>>();
+        wait(stage, "milliseconds until it has settled", SETTLE).await?;
+        let (commands, before, begun) = (stage.commands().await?, all_computed()?, Monotonic::now());
+        wait(stage, "milliseconds of nothing to do", self.duration).await?;
+        let (after, time) = (all_computed()?, begun.elapsed());
+        let commands = per_second(&commands, &stage.commands().await?, time);
+
+        let mut by_program: BTreeMap<&str, f64> = BTreeMap::new();
+        let mut each = Vec::new();
+        for ((program, pid), (before, after)) in processes.iter().zip(before.into_iter().zip(after)) {
+            let percent = percent_of_a_core(after.saturating_sub(before), time);
+            *by_program.entry(program).or_default() += percent;
+            each.push(doc! { "program": *program, "percent_of_a_core": percent, "memory": memory(*pid)? });
+        }
+        if let Some(ended) = fleet.tend()?.first() {
+            anyhow::bail!("{ended}");
+        }
+        fleet.stop().await;
+        let ours: f64 = by_program.iter().filter(|(program, _)| **program != "mongod").map(|(_, percent)| percent).sum();
+        let sum = |names: &[&str]| names.iter().filter_map(|name| commands.get(*name)).sum::<f64>();
+        let (not_work, work): (BTreeMap<_, _>, BTreeMap<_, _>) =
+            commands.iter().map(|(name, rate)| (name.clone(), *rate)).partition(|(name, _)| NOT_WORK.contains(&name.as_str()));
+        Ok(doc! {
+            "benchmark": "idle",
+            "seconds": time.as_secs_f64(),
+            "ours_percent_of_a_core": ours,
+            "percent_of_a_core": by_program.into_iter().map(|(name, percent)| (name.to_owned(), percent.into())).collect::<Document>(),
+            "reads_per_second": sum(&READS),
+            "writes_per_second": sum(&WRITES),
+            "commands_per_second": document(work),
+            "not_counted_per_second": document(not_work),
+            "processes": each,
+            "conditions": stage.conditions(setting).await?,
+        })
+    }
+}
+
+fn document(rates: BTreeMap<String, f64>) -> Document {
+    rates.into_iter().map(|(name, rate)| (name, rate.into())).collect()
+}
+
+/// How many of each command there were a second, of those that there were.
+fn per_second(before: &BTreeMap<String, i64>, after: &BTreeMap<String, i64>, time: Duration) -> BTreeMap<String, f64> {
+    let more = after.iter().map(|(name, count)| (name, count - before.get(name).unwrap_or(&0)));
+    #[expect(clippy::cast_precision_loss, reason = "a count of commands is far below 2^52")]
+    more.filter(|(_, count)| *count > 0).map(|(name, count)| (name.clone(), count as f64 / time.as_secs_f64())).collect()
+}
+
+/// Does nothing for so long.
+async fn wait(stage: &Stage, what: &str, time: Duration) -> anyhow::Result<()> {
+    stage.progress(what, u64::try_from(time.as_millis())?);
+    let begun = Monotonic::now();
+    while let Some(left) = time.checked_sub(begun.elapsed()).filter(|left| !left.is_zero()) {
+        stage.go_on()?;
+        let some = left.min(LOOK_EVERY);
+        pause(some).await;
+        stage.advance(u64::try_from(some.as_millis())?);
+    }
+    Ok(())
+}
+
+/// Memory of a worker that runs many jobs, and of the recruiter that gives jobs to many places.
+#[derive(Args, Clone, Copy, Debug)]
+pub(super) struct Memory {
+    /// Jobs that a worker runs at a time
+    #[arg(long, env = "RECRUITER_CONCURRENCY", value_name = "N", default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    concurrency: u32,
+    /// How many places the recruiter has in its roster: as many workers as that takes
+    #[arg(long, env = "RECRUITER_BENCH_PLACES", value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    places: u32,
+}
+
+impl Memory {
+    pub(super) async fn measure(self, stage: &Stage, setting: &Setting) -> anyhow::Result<Document> {
+        let workers = self.places.div_ceil(self.concurrency);
+        let setting = &Setting { workers, concurrency: self.concurrency, ..setting.clone() };
+        let worker = self.of_worker(stage, setting).await?;
+        stage.empty().await?;
+        let recruiter = self.of_recruiter(stage, setting).await?;
+        Ok(doc! { "benchmark": "memory", "worker": worker, "recruiter": recruiter, "conditions": stage.conditions(setting).await? })
+    }
+
+    async fn of_worker(self, stage: &Stage, setting: &Setting) -> anyhow::Result<Document> {
+        let mut fleet = stage.fleet(setting).await?;
+        fleet.add_workers(1)?;
+        fleet.ready(&stage.store).await?;
+        let idle = of(&fleet, "recruiter-worker")?;
+        let jobs = u64::from(self.concurrency);
+        stage.enqueue(jobs, |_| NewJob::of_class("sleep", doc! { "ms": 3_600_000 })).await?;
+        stage.progress("running", jobs);
+        let begun = Monotonic::now();
+        loop {
+            stage.go_on()?;
+            let running: u64 = stage.store.running().await?.values().sum();
+            if running == jobs {
+                break;
+            }
+            anyhow::ensure!(begun.elapsed() < RUNNING_WITHIN, "{running} of {jobs} jobs run, and no more are started");
+            pause(LOOK_EVERY).await;
+        }
+        let busy = of(&fleet, "recruiter-worker")?;
+        // Nobody waits for jobs that sleep for an hour.
+        drop(fleet);
+        Ok(doc! { "running_jobs": self.concurrency, "idle": idle, "busy": busy })
+    }
+
+    async fn of_recruiter(self, stage: &Stage, setting: &Setting) -> anyhow::Result<Document> {
+        let mut fleet = stage.fleet(setting).await?;
+        let small = of(&fleet, "recruiter")?;
+        for _ in 0..setting.workers {
+            stage.go_on()?;
+            fleet.add_workers(1)?;
+            fleet.ready(&stage.store).await?;
+        }
+        let idle = of(&fleet, "recruiter")?;
+        let places = setting.workers * self.concurrency;
+        let jobs = u64::from(places) * 2;
+        let mut signal = |signal: Signal| fleet.recruiter().map_or(Ok(()), |recruiter| recruiter.signal(signal));
+        // One round for all places.
+        signal(Signal::SIGSTOP)?;
+        let enqueued = stage.enqueue(jobs, |_| NewJob::of_class("noop", doc! {})).await;
+        signal(Signal::SIGCONT)?;
+        enqueued?;
+        stage.until_archived(&mut fleet, jobs).await?;
+        let busy = of(&fleet, "recruiter")?;
+        fleet.stop().await;
+        Ok(
+            doc! { "places": places, "assigned_jobs": i64::try_from(jobs)?, "without_workers": small, "idle": idle, "after_all_were_assigned": busy },
+        )
+    }
+}
+
+/// The memory of the first process of a program.
+fn of(fleet: &Fleet, program: &str) -> anyhow::Result<Document> {
+    let process = fleet.processes().find(|(name, _)| *name == program);
+    memory(process.ok_or_else(|| anyhow::anyhow!("there is no {program}"))?.1)
+}
