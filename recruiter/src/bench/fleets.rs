@@ -288,7 +288,7 @@ async fn publish_hints(stage: &Stage) -> anyhow::Result<f64> {
         stage.go_on()?;
         while begun.elapsed() >= (Duration::from_secs(1) / HINTS_A_SECOND) * sent {
             let store = stage.store.clone();
-            calls.spawn(async move { store.publish(&Hint::Jobs { groups: vec!["nobody's".into()], at: None }).await });
+            calls.spawn(async move { store.publish(&Hint::jobs_in(["nobody's"])).await });
             sent += 1;
             stage.advance(1);
         }
