@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     ids::{JobId, LeaseTerm, RoundId, WorkerId},
     instant::{self, Instant},
+    store::Channel,
 };
 
 /// Which groups a worker takes jobs of.
@@ -106,6 +107,8 @@ pub struct AvailableWorker {
     pub free: u32,
     /// The round it took last.
     pub round: Option<RoundId>,
+    /// Where it listens.
+    pub channel: Channel,
 }
 
 /// What a heartbeat or a look at the own document brings back.
@@ -146,6 +149,7 @@ struct RosterDocument {
     #[expect(dead_code, reason = "read so that a document of another shape is noticed")]
     term: Option<LeaseTerm>,
     round: Option<RoundId>,
+    channel: Option<i64>,
     #[serde(with = "instant::option", default)]
     last_seen_at: Option<Instant>,
     lease_ms: Option<i64>,
@@ -166,6 +170,7 @@ impl TryFrom<Document> for AvailableWorker {
             classes: stored.classes.ok_or("`classes` is missing")?,
             free: u32::try_from(stored.free.unwrap_or(0)).map_err(|error| format!("`free`: {error}"))?,
             round: stored.round,
+            channel: Channel(stored.channel.and_then(|channel| u32::try_from(channel).ok()).unwrap_or_default()),
         })
     }
 }
@@ -200,6 +205,13 @@ pub(crate) fn assignment_in(worker: WorkerId, document: &Document) -> Option<Ass
     let round = document.get_object_id("round").ok()?.into();
     let jobs = ids_in(document.get_document("assigned_to").ok()?.get(worker.to_string()));
     Some(Assignment { round, jobs })
+}
+
+/// The places that a worker's own roster document offers to the recruiter.
+pub(crate) fn offered_in(document: &Document) -> u32 {
+    let free = document.get("free").and_then(|free| free.as_i64().or(free.as_i32().map(i64::from)));
+    let offered = free.filter(|_| document.get_bool("available").unwrap_or(false));
+    offered.and_then(|free| u32::try_from(free).ok()).unwrap_or(0)
 }
 
 /// Job ids in a list, or a single one; anything else in it is left out.

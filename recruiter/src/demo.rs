@@ -34,7 +34,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::{
     embedded::{Options, on_path},
-    fleet::{Fleet, Installation, LOOK_EVERY, Plan, Programs, tell},
+    fleet::{Fleet, Installation, LOOK_EVERY, Plan, Programs, SHORT_LEASE, tell},
     output::{Format, json_line, printable},
 };
 
@@ -127,6 +127,7 @@ async fn demonstrate(
         programs,
         workers: args.workers,
         // Few at a time, so that a killed worker holds some and not all.
+        recruiter_arguments: vec![SHORT_LEASE.into()],
         worker_arguments: vec!["--concurrency=4".into(), "--config".into(), workables.into()],
         log_arguments: vec!["--log=info".into()],
         log: Some(fs::OpenOptions::new().append(true).create(true).open(home.join(LOG))?),

@@ -13,7 +13,7 @@ use recruiter_common::{
 
 use crate::{
     embedded::Options,
-    fleet::{Installation, LOOK_EVERY, Plan, Programs},
+    fleet::{Installation, LOOK_EVERY, Plan, Programs, SHORT_LEASE},
     output::{Format, json_line},
 };
 
@@ -55,6 +55,7 @@ pub async fn run(args: DevArgs, log: &LogArgs, mut shutdown: Shutdown, out: &mut
     let plan = Plan {
         programs,
         workers: args.workers,
+        recruiter_arguments: vec![SHORT_LEASE.into()],
         worker_arguments: ["--builtins".into()].into_iter().chain(config).collect(),
         log_arguments: log.arguments(),
         log: None,

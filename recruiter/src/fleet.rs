@@ -36,7 +36,7 @@ const READY_WITHIN: Duration = Duration::from_secs(60);
 /// A process that ends sooner after its start waits for the rest of it until it is started again.
 const RESTART_AFTER: Duration = Duration::from_secs(1);
 /// Shorter than in production, so that nobody waits long for a lease that a killed recruiter left behind.
-const RECRUITER: [&str; 3] = ["run", "--lease=5s", "--poll=1s"];
+pub(crate) const SHORT_LEASE: &str = "--lease=5s";
 /// Whoever presses Ctrl-C does not want to wait; the watchdog uses force after ten seconds.
 const WORKER_GRACE: &str = "--grace=5s";
 
@@ -93,6 +93,8 @@ pub(crate) struct Plan {
     pub(crate) workers: u32,
     /// Arguments of each worker.
     pub(crate) worker_arguments: Vec<OsString>,
+    /// Arguments of the recruiter.
+    pub(crate) recruiter_arguments: Vec<OsString>,
     /// Arguments that say how to log, of each process.
     pub(crate) log_arguments: Vec<String>,
     /// Where they log; our own standard error when there is none.
@@ -107,7 +109,7 @@ impl Plan {
         match role {
             Role::Worker => drop(command.arg(WORKER_GRACE).args(&self.worker_arguments)),
             Role::Cleaner => {}
-            Role::Recruiter => drop(command.args(RECRUITER)),
+            Role::Recruiter => drop(command.arg("run").args(&self.recruiter_arguments)),
         }
         command.args(&self.log_arguments).env("MONGODB_URI", uri);
         // Our service manager, if there is one, waits for us to be ready, not for them.

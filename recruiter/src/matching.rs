@@ -40,13 +40,20 @@ pub(crate) fn plan_assignments(workers: &[AvailableWorker], due: &[DueJob]) -> V
 
 #[cfg(test)]
 mod tests {
-    use recruiter_common::{ids::JobId, instant::Instant, roster::WorkOn};
+    use recruiter_common::{ids::JobId, instant::Instant, roster::WorkOn, store::Channel};
 
     use super::*;
 
     fn worker(groups: &[&str], classes: &[&str], free: u32) -> AvailableWorker {
         let work_on = if groups == ["*"] { WorkOn::All } else { WorkOn::Groups(groups.iter().map(ToString::to_string).collect()) };
-        AvailableWorker { id: WorkerId::new(), work_on, classes: classes.iter().map(ToString::to_string).collect(), free, round: None }
+        AvailableWorker {
+            id: WorkerId::new(),
+            work_on,
+            classes: classes.iter().map(ToString::to_string).collect(),
+            free,
+            round: None,
+            channel: Channel::default(),
+        }
     }
 
     fn job(group: &str, class: &str, priority: i64, age: i64) -> DueJob {

@@ -13,7 +13,7 @@ use recruiter_common::{
     ids::{JobId, LeaseTerm, RoundId, WorkerId},
     instant::Instant,
     roster::{AvailableWorker, WorkOn},
-    store::{Assignment, DueJob, GROUPS_PER_QUERY, Hint, Store, StoreError},
+    store::{Assignment, Channel, DueJob, GROUPS_PER_QUERY, Hint, Store, StoreError},
 };
 
 use crate::matching::{in_order, plan_assignments};
@@ -23,6 +23,8 @@ use crate::matching::{in_order, plan_assignments};
 const IN_FLIGHT_FOR: Duration = Duration::from_secs(5);
 /// How many jobs a search finds for each free place.
 const AHEAD: usize = 4;
+/// How long workers that have places need not be looked for while hints are heard.
+const WORKERS_KNOWN_FOR: Duration = Duration::from_secs(5);
 /// Jobs that are remembered, at most: more than there are places to give.
 const REMEMBERED: usize = 100_000;
 
@@ -106,7 +108,21 @@ pub(crate) struct Memory {
     pub(crate) groups: BTreeSet<String>,
     /// Workers that had places left after the last round; nothing when they must be looked for.
     workers: Option<Vec<AvailableWorker>>,
+    /// When the workers were last looked for.
+    workers_at: Option<Monotonic>,
+    /// Channels that workers listen on.
+    pub(crate) channels: BTreeSet<Channel>,
+    /// When workers were not told what they were assigned.
+    untold_since: Option<Monotonic>,
     due: Due,
+}
+
+impl Memory {
+    /// What says to idle workers that they have been told everything; nothing for a while after that was not so.
+    pub(crate) fn beats(&self, quiet_for: Duration) -> Vec<(Channel, Hint)> {
+        let told = self.untold_since.is_none_or(|since| since.elapsed() > quiet_for);
+        self.channels.iter().filter(|_| told).map(|channel| (*channel, Hint::Beat)).collect()
+    }
 }
 
 /// Jobs that are due and not assigned, the first of them first.
@@ -193,10 +209,15 @@ impl Due {
 
 /// One round.
 pub(crate) async fn tick(store: &Store, term: LeaseTerm, memory: &mut Memory, now: Instant, look: Look) -> Result<Summary, StoreError> {
+    let old = memory.workers_at.is_none_or(|at| at.elapsed() >= WORKERS_KNOWN_FOR);
     let workers = match memory.workers.take() {
-        Some(workers) if !look.workers && !look.thorough => workers,
-        _ => store.available_workers(term).await?,
+        Some(workers) if !look.workers && !(look.thorough && (old || workers.is_empty())) => workers,
+        _ => {
+            memory.workers_at = Some(Monotonic::now());
+            store.available_workers(term).await?
+        }
     };
+    memory.channels.extend(workers.iter().map(|worker| worker.channel));
     memory.in_flight.settle(&workers);
     if look.thorough {
         memory.in_flight.verify(store).await?;
@@ -227,7 +248,7 @@ pub(crate) async fn tick(store: &Store, term: LeaseTerm, memory: &mut Memory, no
         memory.due.announce(&look.announced, &memory.in_flight);
         plan = plan_assignments(&workers, &memory.due.jobs);
     }
-    let won = assign(store, term, memory, &plan).await?;
+    let won = assign(store, term, memory, &workers, &plan).await?;
     let assigned: HashSet<JobId> = won.iter().flat_map(|given| given.jobs.iter().copied()).collect();
     memory.due.jobs.retain(|job| !assigned.contains(&job.id));
     // Whoever was given something has his turn now. Whoever could not be given anything is not what he was.
@@ -285,7 +306,13 @@ async fn due_in(
 }
 
 /// Writes a plan and tells the workers; returns what became of it.
-async fn assign(store: &Store, term: LeaseTerm, memory: &mut Memory, plan: &[Assignment]) -> Result<Vec<Assignment>, StoreError> {
+async fn assign(
+    store: &Store,
+    term: LeaseTerm,
+    memory: &mut Memory,
+    workers: &[AvailableWorker],
+    plan: &[Assignment],
+) -> Result<Vec<Assignment>, StoreError> {
     if plan.is_empty() {
         return Ok(Vec::new());
     }
@@ -295,7 +322,15 @@ async fn assign(store: &Store, term: LeaseTerm, memory: &mut Memory, plan: &[Ass
     for given in &assignments {
         memory.in_flight.insert(round, given.clone());
     }
-    store.announce_hint(Hint::Assigned { round, assignments: assignments.clone() }).await;
+    let channels: HashMap<WorkerId, Channel> = workers.iter().map(|worker| (worker.id, worker.channel)).collect();
+    let mut by_channel: BTreeMap<Channel, Vec<Assignment>> = BTreeMap::new();
+    for given in &assignments {
+        by_channel.entry(channels.get(&given.worker).copied().unwrap_or_default()).or_default().push(given.clone());
+    }
+    let hints = by_channel.into_iter().map(|(channel, assignments)| (channel, Hint::Assigned { round, assignments })).collect();
+    if !store.announce_hints_to(hints).await {
+        memory.untold_since = Some(Monotonic::now());
+    }
     Ok(assignments)
 }
 

@@ -87,7 +87,7 @@ async fn lead(store: &Store, args: &RunArgs, mut leadership: Leadership, shutdow
             leadership.release(store).await;
             return;
         }
-        if leadership.renew_in().is_zero() && !renewed(store, &mut leadership).await {
+        if leadership.renew_in().is_zero() && !renewed(store, &mut leadership, &mut memory).await {
             return;
         }
         if !leadership.is_trusted() {
@@ -95,8 +95,12 @@ async fn lead(store: &Store, args: &RunArgs, mut leadership: Leadership, shutdow
             shutdown.sleep(RETRY).await;
             continue;
         }
-        look.thorough |= last_thorough.elapsed() >= args.poll / 2;
-        if look.thorough {
+        // Who is heard need not be asked so often.
+        let poll = if hints.is_listening() { args.poll } else { args.poll / 2 };
+        look.thorough |= last_thorough.elapsed() >= poll;
+        look.workers |= look.thorough && !hints.is_listening();
+        let thorough = look.thorough;
+        if thorough {
             last_thorough = Monotonic::now();
         }
         let before = Monotonic::now();
@@ -110,6 +114,9 @@ async fn lead(store: &Store, args: &RunArgs, mut leadership: Leadership, shutdow
                     0 => tracing::trace!(places = summary.places, duration_ms, "nothing to assign"),
                     count => tracing::debug!(count, places = summary.places, duration_ms, "assigned jobs"),
                 }
+                if thorough {
+                    store.announce_hints_to(memory.beats(args.poll * 2)).await;
+                }
                 summary.next_due
             }
             Err(error) => {
@@ -120,7 +127,7 @@ async fn lead(store: &Store, args: &RunArgs, mut leadership: Leadership, shutdow
                 None
             }
         };
-        let poll = (args.poll / 2).mul_f64(rand::random_range(0.75..0.95)).min(leadership.renew_in());
+        let poll = poll.mul_f64(rand::random_range(0.85..0.95)).min(leadership.renew_in());
         look = wait(store, &mut hints, &mut memory, due, poll, shutdown).await;
     }
 }
@@ -136,7 +143,7 @@ async fn prepare(store: &Store, leadership: &Leadership) -> Result<Memory, Store
 }
 
 /// Renews the lease; false when another leads by now.
-async fn renewed(store: &Store, leadership: &mut Leadership) -> bool {
+async fn renewed(store: &Store, leadership: &mut Leadership, memory: &mut Memory) -> bool {
     match leadership.renew(store).await {
         Ok(false) => {
             tracing::warn!(lease.term = %leadership.term(), "another recruiter leads; standing by");
@@ -146,6 +153,9 @@ async fn renewed(store: &Store, leadership: &mut Leadership) -> bool {
             // Whoever has lost the stamp again, to a failover or to a hand, is not left out for long.
             if let Err(error) = store.stamp_term(leadership.term()).await {
                 tracing::debug!(error = chain(&error), "the term could not be stamped; trying again");
+            }
+            if let Ok(channels) = store.channels().await {
+                memory.channels = channels;
             }
         }
         Err(error) => {
@@ -194,7 +204,8 @@ async fn wait(
                     look.jobs = true;
                 }
                 Hint::Free => look.workers = true,
-                Hint::Seed | Hint::Assigned { .. } | Hint::Cancel { .. } => {}
+                Hint::Seed => look = Look { workers: true, jobs: true, ..look },
+                Hint::Assigned { .. } | Hint::Cancel { .. } | Hint::Beat => {}
             }
             next = hints.try_next();
         }

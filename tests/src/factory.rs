@@ -9,7 +9,7 @@ use recruiter_common::{
     job::{Claim, IfWorkerDies, Job, Why},
     retry_policy::RetryManyTimes,
     roster::{Place, WorkOn},
-    store::{Announcement, Start, Store, ToStart},
+    store::{Announcement, Channel, Start, Store, ToStart},
 };
 
 use crate::mongo::TestDatabase;
@@ -45,6 +45,7 @@ pub fn announcement(capacity: u32) -> Announcement {
         classes: vec!["x".into()],
         capacity,
         lease_ms: 20_000,
+        channel: Channel::default(),
         session: None,
         place: Place::of_this_process().expect("/proc can be read"),
     }

@@ -24,6 +24,8 @@ pub fn step(command: &Document) -> Option<String> {
         _ => None,
     };
     let collection = value.as_str().or_else(|| command.get_str("collection").ok());
+    // The workers' channels are alike.
+    let collection = collection.map(|name| if name.starts_with("signals_") { "signals_n" } else { name });
     Some(
         [Some(name.as_str()), collection, shape.as_deref()]
             .into_iter()
@@ -65,6 +67,7 @@ mod tests {
         );
         check(doc! { "insert": "signals", "documents": [{ "kind": "free" }] }, "insert signals free");
         check(doc! { "getMore": 5_i64, "collection": "signals" }, "getMore signals");
+        check(doc! { "insert": "signals_31", "documents": [{ "kind": "beat" }] }, "insert signals_n beat");
         check(doc! { "commitTransaction": 1 }, "commitTransaction");
         check(doc! { "find": "signals", "filter": { "$or": [{ "pairs.65a1b2c3d4e5f60718293a4b": 1 }] } }, "find signals pairs");
         check(doc! { "hello": 1 }, "none");

@@ -16,8 +16,8 @@ use recruiter_common::{
     instant::Instant,
     job::{Claim, Job, Why},
     store::{
-        Archival, Assignment, Beat, CommitSession, Free, Hint, JobFilter, JobPlace, Listener, LockedJobs, Progress, Recorded, Rescheduling,
-        Start, Store,
+        Archival, Assignment, Beat, Channel, CommitSession, Free, Hint, JobFilter, JobPlace, Listener, LockedJobs, Progress, Recorded,
+        Rescheduling, Start, Store,
     },
     telemetry::chain,
 };
@@ -699,22 +699,23 @@ async fn hears(listener: Listener, concerning: &[Hint], others: &[Hint]) {
         concerning.iter().all(|hint| heard.contains(hint))
     })
     .await;
-    assert!(heard.iter().all(|hint| concerning.contains(hint)), "neither old hints nor those of others: {heard:?}");
+    assert_eq!(heard.first(), Some(&Hint::Seed), "it begins to listen");
+    assert!(heard[1..].iter().all(|hint| concerning.contains(hint)), "neither old hints nor those of others: {heard:?}");
 }
 
 #[tokio::test]
 async fn a_worker_hears_of_its_jobs_from_now_on() {
     let worker = WorkerId::new();
     let assigned = |worker| Hint::Assigned { round: RoundId::new(), assignments: vec![give(worker, 1)] };
-    hears(Listener::Worker(worker), &[assigned(worker), Hint::Cancel { job: JobId::new() }], &[Hint::Free, assigned(WorkerId::new())])
-        .await;
+    let concerning = [assigned(worker), Hint::Cancel { job: JobId::new() }, Hint::Beat];
+    hears(Listener::Worker(worker, Channel::default()), &concerning, &[Hint::Free, assigned(WorkerId::new())]).await;
 }
 
 #[tokio::test]
 async fn the_recruiter_hears_of_jobs_and_places_from_now_on() {
     let jobs = Hint::jobs_in(["a"]);
     let assigned = Hint::Assigned { round: RoundId::new(), assignments: vec![give(WorkerId::new(), 1)] };
-    let others = [assigned, Hint::Cancel { job: JobId::new() }];
+    let others = [assigned, Hint::Cancel { job: JobId::new() }, Hint::Beat];
     hears(Listener::Recruiter, &[jobs, Hint::Free, Hint::Left { worker: WorkerId::new() }], &others).await;
 }
 

@@ -76,8 +76,8 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 /// What a heartbeat found out.
 #[derive(Debug)]
 pub(crate) enum News {
-    /// It was acknowledged at this time; this assignment stands in the roster.
-    Alive { at: Instant, assignment: Option<Assignment> },
+    /// It was acknowledged at this time; this assignment stands in the roster, or so many places are offered there.
+    Alive { at: Instant, assignment: Option<Assignment>, offered: u32 },
     /// This worker was declared dead.
     Retired,
 }
@@ -88,13 +88,13 @@ pub(crate) async fn run(store: Store, worker: WorkerId, shared: Arc<Shared>, eve
     while !news.is_closed() {
         let sent = Monotonic::now();
         let next = match store.heartbeat(worker, &shared.working_on()).await {
-            Ok(Beat::Seen { at, assignment }) => {
+            Ok(Beat::Seen { at, assignment, offered }) => {
                 shared.renew(sent, at, lease);
                 if std::mem::take(&mut unheard) {
                     tracing::info!(worker.id = %worker, "heartbeats are acknowledged again");
                 }
                 // A runner that is busy will hear of the next one.
-                let _ = news.try_send(News::Alive { at, assignment });
+                let _ = news.try_send(News::Alive { at, assignment, offered });
                 every
             }
             Ok(Beat::Retired) => {

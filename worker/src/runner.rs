@@ -96,17 +96,19 @@ pub(crate) async fn run(equipment: Arc<Equipment>, shutdown: &mut Shutdown) -> R
     let shared = Arc::new(Shared::default());
     let mut session = CommitSession::default();
     let commits_in = store.open_session(&mut session).await?;
+    let channel = store.join_channel().await?;
     let announcement = Announcement {
         id,
         work_on: args.work_on(),
         classes: equipment.registry.classes().map(str::to_owned).collect(),
         capacity: args.concurrency,
         lease_ms: i64::try_from(args.lease.as_millis()).unwrap_or(i64::MAX),
+        channel,
         session: Some(commits_in),
         place: equipment.place.clone(),
     };
     // Listening begins first, so that no assignment is missed.
-    let hints = store.hints(Listener::Worker(id));
+    let hints = store.hints(Listener::Worker(id, channel));
     store.register(&announcement).await?;
     let (outcomes, queue) = mpsc::channel(QUEUE);
     let commits = tokio::spawn(commit::run(store.clone(), id, session, queue));
@@ -169,9 +171,10 @@ impl Incarnation {
             match event {
                 Event::Stop => return End::Stopped,
                 Event::News(Some(News::Retired) | None) => return End::Retired,
-                Event::News(Some(News::Alive { at, assignment })) => {
-                    // Said again with every heartbeat, in case an older word arrived last.
-                    self.roster_is_behind = true;
+                Event::News(Some(News::Alive { at, assignment, offered })) => {
+                    // An older word of ours may have arrived last.
+                    self.roster_is_behind |=
+                        assignment.as_ref().is_none_or(|given| self.seen.contains(&given.round)) && offered != self.free().places;
                     self.settle_awaited(at).await;
                     self.look_for_cancellations().await;
                     self.take(assignment).await;
@@ -181,7 +184,10 @@ impl Incarnation {
                     self.take(jobs.map(|jobs| roster::Assignment { round, jobs })).await;
                 }
                 Event::Hint(Hint::Cancel { job }) => self.cancel(job),
-                Event::Hint(Hint::Seed | Hint::Jobs { .. } | Hint::Free | Hint::Left { .. }) => {}
+                // Whatever it has assigned to us before was said before.
+                Event::Hint(Hint::Beat) => poll_at = Monotonic::now() + self.args().poll,
+                Event::Hint(Hint::Seed) => poll_at = Monotonic::now(),
+                Event::Hint(Hint::Jobs { .. } | Hint::Free | Hint::Left { .. }) => {}
                 Event::Finished(job) => self.finished(job),
                 Event::Poll => {
                     poll_at = Monotonic::now() + half.mul_f64(rand::random_range(0.75..0.95));

@@ -59,7 +59,14 @@ async fn create_collections(store: &Store) -> Result<(), StoreError> {
     create(store, "roster", doc! {}).await?;
     create(store, "signals", doc! { "capped": true, "size": SIGNALS_BYTES }).await?;
     // A tailing cursor on an empty collection ends at once.
-    store.publish(&super::Hint::Seed).await
+    store.publish(&super::Hint::Seed).await?;
+    create_channel(store, super::Channel::default()).await
+}
+
+/// Makes the collection of a channel, unless it is there.
+pub(super) async fn create_channel(store: &Store, channel: super::Channel) -> Result<(), StoreError> {
+    create(store, &channel.collection(), doc! { "capped": true, "size": SIGNALS_BYTES }).await?;
+    store.publish_to(channel, &super::Hint::Seed).await
 }
 
 /// Creates a collection, or gives an existing one the same validator.

@@ -33,7 +33,7 @@ pub use self::{
     lease::{Lease, Observed},
     outcome::{Archival, Outcome, Recorded, Rescheduling},
     roster::{Announcement, Assignment, Beat, Free},
-    signals::{Hint, Hints, Listener},
+    signals::{Channel, Hint, Hints, Listener},
     views::{COUNTED, Finished, JobFilter, JobPlace, SAMPLED, Waiting},
 };
 use crate::{clock::ServerClock, instant::Instant, job::CorruptJob};

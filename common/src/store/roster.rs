@@ -14,7 +14,7 @@ use bson::{Bson, Document, doc};
 use futures_util::TryStreamExt;
 use mongodb::options::{Acknowledgment, ReadConcern, ReturnDocument, WriteConcern};
 
-use super::{Store, StoreError, call, jobs::id_of, write_errors};
+use super::{Channel, Store, StoreError, call, jobs::id_of, write_errors};
 use crate::{
     ids::{JobId, LeaseTerm, RoundId, WorkerId},
     instant::Instant,
@@ -41,6 +41,8 @@ pub struct Announcement {
     pub capacity: u32,
     /// How long it trusts itself after a heartbeat, milliseconds.
     pub lease_ms: i64,
+    /// Where it listens.
+    pub channel: Channel,
     /// The session that it commits in.
     pub session: Option<Document>,
     /// Where it runs.
@@ -74,6 +76,8 @@ pub enum Beat {
         at: Instant,
         /// The assignment that stands in the document, taken or not.
         assignment: Option<roster::Assignment>,
+        /// Places that the document offers.
+        offered: u32,
     },
     /// The document is gone or being retired: this worker was declared dead.
     Retired,
@@ -97,6 +101,7 @@ impl Store {
             "working": false,
             "classes": worker.classes.clone(),
             "lease_ms": worker.lease_ms,
+            "channel": worker.channel.0,
             "sessions": worker.session.iter().collect::<Vec<_>>(),
             "version": env!("CARGO_PKG_VERSION"),
         };
@@ -149,7 +154,7 @@ impl Store {
     pub async fn available_workers(&self, term: LeaseTerm) -> Result<Vec<AvailableWorker>, StoreError> {
         let roster = self.roster.clone();
         let filter = doc! { "available": true, "free": { "$gt": 0 }, "term": term, "retired": { "$ne": true } };
-        let projection = doc! { "work_on": 1, "classes": 1, "free": 1, "round": 1 };
+        let projection = doc! { "work_on": 1, "classes": 1, "free": 1, "round": 1, "channel": 1 };
         let found: Vec<Document> = call("available_workers", async move {
             roster.find(filter).projection(projection).batch_size(10_000).read_concern(ReadConcern::local()).await?.try_collect().await
         })
@@ -286,7 +291,7 @@ impl Store {
         let found = call("heartbeat", async move {
             roster
                 .find_one_and_update(filter, vec![doc! { "$set": set }])
-                .projection(doc! { "last_seen_at": 1, "available": 1, "round": 1, format!("assigned_to.{worker}"): 1 })
+                .projection(doc! { "last_seen_at": 1, "available": 1, "free": 1, "round": 1, format!("assigned_to.{worker}"): 1 })
                 .return_document(ReturnDocument::After)
                 .await
         })
@@ -295,7 +300,7 @@ impl Store {
             Some(document) => {
                 let at = document.get_datetime("last_seen_at").map_or_else(|_| self.now(), |at| at.to_chrono());
                 self.clock.observe(at, asked);
-                Beat::Seen { at, assignment: roster::assignment_in(worker, &document) }
+                Beat::Seen { at, assignment: roster::assignment_in(worker, &document), offered: roster::offered_in(&document) }
             }
             None => Beat::Retired,
         })

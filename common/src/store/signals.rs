@@ -1,17 +1,28 @@
-//! Hints: what happened just now, through a capped collection that is tailed. Never truth: a lost hint costs the poll
+//! Hints: what happened just now, through capped collections that are tailed. Never truth: a lost hint costs the poll
 //! fallback, a wrong or old one is made harmless by the guards of what it leads to.
+//!
+//! What is inserted into such a collection wakes everybody who tails it. Hence `signals` is the recruiter's alone, and workers are
+//! spread over channels, `signals_0` and so on, a few dozen on each. What the recruiter says there at its leisure, that it
+//! is there, saves an idle worker from asking whether it has said anything.
 
-use std::time::Duration;
+use std::{
+    collections::BTreeSet,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use bson::{Bson, Document, Timestamp, doc};
 use futures_util::TryStreamExt;
 use mongodb::{
-    Cursor,
-    options::{Acknowledgment, CursorType, ReadConcern, WriteConcern},
+    Collection, Cursor,
+    options::{Acknowledgment, CursorType, ReadConcern, ReturnDocument, WriteConcern},
 };
 use tokio::sync::mpsc;
 
-use super::{Store, StoreError, call, jobs::DueJob, roster::Assignment};
+use super::{Store, StoreError, call, indexes, jobs::DueJob, roster::Assignment};
 use crate::{
     ids::{JobId, RoundId, WorkerId},
     instant::Instant,
@@ -27,13 +38,29 @@ const REOPEN_AFTER: Duration = Duration::from_secs(60);
 const REOPEN_PAUSE: Duration = Duration::from_millis(200);
 /// How long it is waited for that a hint is acknowledged. It is on its way even so, and the caller has better things to do.
 const HINT_LIMIT: Duration = Duration::from_secs(1);
-/// Hints that wait to be read; when there are more, the reader is late and will look for itself anyway.
+/// Hints that wait to be read; the others wait in the collection.
 const QUEUE: usize = 1_024;
+
+/// Workers that tail one collection, about.
+const WORKERS_PER_CHANNEL: i64 = 32;
+/// Channels at most; after the last the first is filled up.
+const CHANNELS: i64 = 32;
+
+/// One of the collections through which workers hear of what concerns them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Channel(pub(crate) u32);
+
+impl Channel {
+    pub(super) fn collection(self) -> String {
+        format!("signals_{}", self.0)
+    }
+}
 
 /// Something happened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Hint {
-    /// Nothing: keeps the collection from being empty.
+    /// Nothing: keeps the collection from being empty. Whoever listens hears it each time that it begins to, and should look
+    /// for itself: hints may have been missed.
     Seed,
     /// Jobs of these groups are due at once or at `at`.
     Jobs {
@@ -63,6 +90,8 @@ pub enum Hint {
         /// Which.
         job: JobId,
     },
+    /// The recruiter is there, and has said all that it had to say before.
+    Beat,
 }
 
 /// Who listens, hence to what.
@@ -71,21 +100,23 @@ pub enum Listener {
     /// The recruiter: jobs and places.
     Recruiter,
     /// A worker: what is assigned to it, and cancellations.
-    Worker(WorkerId),
+    Worker(WorkerId, Channel),
 }
 
 impl Listener {
     fn filter(self) -> Document {
         match self {
             Self::Recruiter => doc! { "kind": { "$in": ["jobs", "free", "left"] } },
-            Self::Worker(worker) => doc! { "$or": [{ format!("pairs.{worker}"): { "$exists": true } }, { "kind": "cancel" }] },
+            Self::Worker(worker, _) => {
+                doc! { "$or": [{ format!("pairs.{worker}"): { "$exists": true } }, { "kind": { "$in": ["cancel", "beat"] } }] }
+            }
         }
     }
 
     fn projection(self) -> Document {
         match self {
             Self::Recruiter => doc! { "_id": 0 },
-            Self::Worker(worker) => doc! { "_id": 0, "at": 1, "kind": 1, "round": 1, "job": 1, format!("pairs.{worker}"): 1 },
+            Self::Worker(worker, _) => doc! { "_id": 0, "at": 1, "kind": 1, "round": 1, "job": 1, format!("pairs.{worker}"): 1 },
         }
     }
 }
@@ -112,6 +143,7 @@ impl Hint {
                 doc! { "kind": "assigned", "round": round, "pairs": pairs }
             }
             Self::Cancel { job } => doc! { "kind": "cancel", "job": job },
+            Self::Beat => doc! { "kind": "beat" },
         });
         document
     }
@@ -139,6 +171,7 @@ impl Hint {
                 }
             }
             "cancel" => Self::Cancel { job: document.get_object_id("job").ok()?.into() },
+            "beat" => Self::Beat,
             _ => return None,
         })
     }
@@ -158,6 +191,7 @@ fn due_job_to_document(job: &DueJob) -> Document {
 #[derive(Debug)]
 pub struct Hints {
     queue: mpsc::Receiver<Hint>,
+    is_listening: Arc<AtomicBool>,
     tail: tokio::task::JoinHandle<()>,
 }
 
@@ -168,6 +202,11 @@ impl Hints {
             Some(hint) => hint,
             None => std::future::pending().await,
         }
+    }
+
+    /// Whether the collection is being tailed, as far as is known.
+    pub fn is_listening(&self) -> bool {
+        self.is_listening.load(Ordering::Relaxed)
     }
 
     /// A hint that is here already.
@@ -187,18 +226,70 @@ impl Store {
     ///
     /// Index: none. Invariant: none.
     pub async fn publish(&self, hint: &Hint) -> Result<(), StoreError> {
-        let (signals, document) = (self.signals.clone(), hint.to_document());
+        match hint {
+            Hint::Seed | Hint::Jobs { .. } | Hint::Free | Hint::Left { .. } => self.publish_in(self.signals.clone(), hint).await,
+            Hint::Assigned { .. } | Hint::Cancel { .. } | Hint::Beat => {
+                for channel in self.channels().await? {
+                    self.publish_to(channel, hint).await?;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Tells the workers on one channel.
+    ///
+    /// Index: none. Invariant: none.
+    pub async fn publish_to(&self, channel: Channel, hint: &Hint) -> Result<(), StoreError> {
+        self.publish_in(self.channel(channel), hint).await
+    }
+
+    async fn publish_in(&self, signals: Collection<Document>, hint: &Hint) -> Result<(), StoreError> {
+        let document = hint.to_document();
         let acknowledged = WriteConcern::builder().w(Acknowledgment::Nodes(1)).build();
         call("publish", async move { signals.insert_one(document).write_concern(acknowledged).await }).await.map(drop)
     }
 
     /// Tells within a second, and only notes in the log when that failed.
     pub async fn announce_hint(&self, hint: Hint) {
-        match tokio::time::timeout(HINT_LIMIT, self.publish(&hint)).await {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::debug!(error = crate::telemetry::chain(&error), "a hint was not sent; the poll fallback will do"),
-            Err(_) => tracing::debug!("a hint was not acknowledged in time; the poll fallback will do"),
-        }
+        let _ = within_a_second(self.publish(&hint)).await;
+    }
+
+    /// The same on these channels; says whether all were told.
+    ///
+    /// Index: none. Invariant: none.
+    pub async fn announce_hints_to(&self, hints: Vec<(Channel, Hint)>) -> bool {
+        let told = hints.iter().map(|(channel, hint)| within_a_second(self.publish_to(*channel, hint)));
+        futures_util::future::join_all(told).await.into_iter().all(|told| told)
+    }
+
+    /// The channel of a worker that registers: the next place on one of them. Makes the collection if it is the first there.
+    ///
+    /// Index: `_id`. Invariant: none.
+    pub async fn join_channel(&self) -> Result<Channel, StoreError> {
+        let metadata = self.metadata.clone();
+        let counted = call("join_channel", async move {
+            metadata
+                .find_one_and_update(doc! { "_id": "channels" }, doc! { "$inc": { "workers": 1_i64 } })
+                .upsert(true)
+                .return_document(ReturnDocument::Before)
+                .await
+        })
+        .await?;
+        let before = counted.and_then(|counted| counted.get_i64("workers").ok()).unwrap_or(0);
+        let channel = Channel(u32::try_from((before / WORKERS_PER_CHANNEL).rem_euclid(CHANNELS)).unwrap_or(0));
+        indexes::create_channel(self, channel).await?;
+        Ok(channel)
+    }
+
+    /// The channels that somebody in the roster listens on, and the first.
+    ///
+    /// Filter: none. Index: none, the roster is small. Invariant: none.
+    pub async fn channels(&self) -> Result<BTreeSet<Channel>, StoreError> {
+        let roster = self.roster.clone();
+        let found = call("channels", async move { roster.distinct("channel", doc! {}).await }).await?;
+        let number = |found: &Bson| found.as_i64().or(found.as_i32().map(i64::from)).and_then(|number| u32::try_from(number).ok());
+        Ok(found.iter().filter_map(number).map(Channel).chain([Channel::default()]).collect())
     }
 
     /// Listens from now on; reconnects by itself.
@@ -206,29 +297,40 @@ impl Store {
     /// Index: none, a capped collection is read in its own order. Invariant: none.
     pub fn hints(&self, listener: Listener) -> Hints {
         let (sender, queue) = mpsc::channel(QUEUE);
-        let store = self.clone();
+        let (store, is_listening) = (self.clone(), Arc::new(AtomicBool::new(false)));
+        let listening = is_listening.clone();
         let tail = tokio::spawn(async move {
             let mut seen = None;
             while !sender.is_closed() {
-                if let Err(error) = store.tail(listener, &mut seen, &sender).await {
+                if let Err(error) = store.tail(listener, &mut seen, &sender, &listening).await {
                     tracing::debug!(error = crate::telemetry::chain(&error), "not listening for hints; trying again");
                 }
+                listening.store(false, Ordering::Relaxed);
                 pause(REOPEN_PAUSE).await;
             }
         });
-        Hints { queue, tail }
+        Hints { queue, is_listening, tail }
     }
 
     /// Passes hints on until the cursor ends. What is older than the first look, or was seen before, is skipped.
-    async fn tail(&self, listener: Listener, seen: &mut Option<Timestamp>, to: &mpsc::Sender<Hint>) -> Result<(), StoreError> {
+    async fn tail(
+        &self,
+        listener: Listener,
+        seen: &mut Option<Timestamp>,
+        to: &mpsc::Sender<Hint>,
+        listening: &AtomicBool,
+    ) -> Result<(), StoreError> {
         let mut cursor = self.open_tail(listener, seen).await?;
+        listening.store(true, Ordering::Relaxed);
+        // Before it was open, anything may have been said.
+        let _ = to.send(Hint::Seed).await;
         loop {
             match tokio::time::timeout(REOPEN_AFTER, cursor.try_next()).await {
                 Ok(Ok(Some(document))) => {
                     *seen = document.get_timestamp("at").ok().or(*seen);
                     if let Some(hint) = Hint::from_document(&document) {
-                        // A full queue: its reader is busy and looks for itself when it has read it.
-                        let _ = to.try_send(hint);
+                        // Nobody listens any more: the task ends.
+                        let _ = to.send(hint).await;
                     }
                 }
                 Ok(Err(source)) => return Err(StoreError::Mongo { operation: "tail", source }),
@@ -237,8 +339,16 @@ impl Store {
         }
     }
 
+    #[expect(clippy::disallowed_methods, reason = "a channel is a collection like the others, opened by its number")]
+    fn channel(&self, channel: Channel) -> Collection<Document> {
+        self.database.collection(&channel.collection())
+    }
+
     async fn open_tail(&self, listener: Listener, seen: &mut Option<Timestamp>) -> Result<Cursor<Document>, StoreError> {
-        let signals = self.signals.clone();
+        let signals = match listener {
+            Listener::Recruiter => self.signals.clone(),
+            Listener::Worker(_, channel) => self.channel(channel),
+        };
         if seen.is_none() {
             let newest = signals.clone();
             let last = call("newest_hint", async move {
@@ -262,4 +372,14 @@ impl Store {
         })
         .await
     }
+}
+
+/// Whether it was told; otherwise there is a line in the log.
+async fn within_a_second(told: impl Future<Output = Result<(), StoreError>>) -> bool {
+    match tokio::time::timeout(HINT_LIMIT, told).await {
+        Ok(Ok(())) => return true,
+        Ok(Err(error)) => tracing::debug!(error = crate::telemetry::chain(&error), "a hint was not sent; the poll fallback will do"),
+        Err(_) => tracing::debug!("a hint was not acknowledged in time; the poll fallback will do"),
+    }
+    false
 }

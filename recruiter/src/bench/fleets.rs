@@ -10,7 +10,7 @@ use recruiter_common::{
     ids::{LeaseTerm, WorkerId},
     roster::{Place, WorkOn},
     shutdown::pause,
-    store::{Announcement, Hint, Store},
+    store::{Announcement, Channel, Hint, Store},
     telemetry::chain,
 };
 use tokio::{task::JoinSet, time::timeout};
@@ -164,6 +164,7 @@ async fn roster(store: &Store, workers: u32, places: u32) -> anyhow::Result<Vec<
             classes: vec!["noop".into()],
             capacity: places,
             lease_ms: 3_600_000,
+            channel: Channel::default(),
             session: None,
             place: Place::of_this_process()?,
         };

@@ -13,7 +13,7 @@ use recruiter_common::{
     ids::{JobId, LeaseTerm, RoundId, StartId, WorkerId},
     job::{Execution, IfWorkerDies, Why},
     roster::{Place, WorkOn},
-    store::{Announcement, Archival, Assignment, CommitSession, Free, Hint, Start, Store, ToStart},
+    store::{Announcement, Archival, Assignment, Channel, CommitSession, Free, Hint, Start, Store, ToStart},
 };
 
 use super::{Setting, rate, stage::Stage};
@@ -76,6 +76,7 @@ async fn burn_down(store: Store, group: String) -> anyhow::Result<u64> {
         classes: vec!["noop".into()],
         capacity: u32::try_from(BATCH)?,
         lease_ms: i64::try_from(LEASE.as_millis())?,
+        channel: Channel::default(),
         session: None,
         place: place.clone(),
     };
@@ -92,7 +93,7 @@ async fn burn_down(store: Store, group: String) -> anyhow::Result<u64> {
         let assignments = [Assignment { worker, jobs: jobs.clone() }];
         let round = RoundId::new();
         store.assign_if_available(LeaseTerm::default(), round, &assignments).await?;
-        store.publish(&Hint::Assigned { round, assignments: assignments.to_vec() }).await?;
+        store.publish_to(Channel::default(), &Hint::Assigned { round, assignments: assignments.to_vec() }).await?;
         let read = store.unlocked(&jobs).await?;
         let start = Start { id: StartId::new(), worker, hostname: place.hostname.clone(), pid: place.pid, lease_until: now + LEASE, now };
         let verdict = IfWorkerDies::Archive(Why::WORKER_DIED);

@@ -101,8 +101,7 @@ enum What {
     /// Processor time as part of one core, memory, and commands to MongoDB by name. Reads are find, aggregate, count and
     /// distinct; writes are insert, update, delete and findAndModify. getMore is left out, as only reads that wait for hints
     /// need it here, and so is how the driver watches the server. With --on the commands of everybody else on that MongoDB are
-    /// counted as well, and the processor time of mongod is unknown. The recruiter renews a lease of 5 s, which is 15 s in
-    /// production.
+    /// counted as well, and the processor time of mongod is unknown.
     Idle(footprint::Idle),
     /// Measure the memory of a worker that runs many jobs, and of a recruiter that has many places to fill
     ///

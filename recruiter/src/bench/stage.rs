@@ -90,6 +90,7 @@ impl Stage {
         let plan = Plan {
             programs: Programs::find()?,
             workers: 0,
+            recruiter_arguments: Vec::new(),
             worker_arguments: arguments.into_iter().chain(worker_arguments.iter().map(Into::into)).collect(),
             log_arguments: vec!["--log=warn".into()],
             log: Some(OpenOptions::new().append(true).create(true).open(self.home.path().join(LOG))?),

@@ -12,7 +12,7 @@ use recruiter_common::{
     ids::JobId,
     instant::monotonic_ns,
     shutdown::pause,
-    store::{Hint, Listener, Store},
+    store::{Channel, Hint, Listener, Store},
 };
 
 use super::{Setting, Times, observer::Observer, rate, stage::Stage};
@@ -78,11 +78,11 @@ impl Latency {
 async fn one_hint(store: &Store) -> anyhow::Result<Duration> {
     // Nobody is meant, so that nobody moves.
     let worker = recruiter_common::ids::WorkerId::new();
-    let mut hints = store.hints(Listener::Worker(worker));
+    let mut hints = store.hints(Listener::Worker(worker, Channel::default()));
     let cancel = Hint::Cancel { job: JobId::new() };
     // Its cursor is open when a first one arrives.
     loop {
-        store.publish(&cancel).await?;
+        store.publish_to(Channel::default(), &cancel).await?;
         if tokio::time::timeout(Duration::from_millis(20), hints.next()).await.is_ok() {
             break;
         }
@@ -90,7 +90,7 @@ async fn one_hint(store: &Store) -> anyhow::Result<Duration> {
     pause(Duration::from_millis(2)).await;
     while hints.try_next().is_some() {}
     let begun = Monotonic::now();
-    let (published, _) = tokio::join!(store.publish(&cancel), hints.next());
+    let (published, _) = tokio::join!(store.publish_to(Channel::default(), &cancel), hints.next());
     published?;
     Ok(begun.elapsed())
 }

@@ -211,8 +211,10 @@ async fn a_start_or_a_commit_of_unknown_outcome_is_done_once() {
 #[tokio::test]
 async fn without_any_hint_a_job_starts_within_the_poll_fallback() {
     let mut world = World::new().await;
-    world.database.raw("signals").drop().await.unwrap();
-    world.database.database().create_collection("signals").await.unwrap();
+    for name in ["signals", "signals_0"] {
+        world.database.raw(name).drop().await.unwrap();
+        world.database.database().create_collection(name).await.unwrap();
+    }
     world.start(Role::Recruiter, &["--lease", "3s", "--poll", "1s"], &[]);
     world.start(Role::Cleaner, &["--dead-after", PATIENT], &[]);
     world.start(Role::Worker, &["--poll", "1s"], &[]);
