@@ -24,7 +24,9 @@ const IN_FLIGHT_FOR: Duration = Duration::from_secs(5);
 /// How many jobs a search finds for each free place.
 const AHEAD: usize = 4;
 /// How long workers that have places need not be looked for while hints are heard.
-const WORKERS_KNOWN_FOR: Duration = Duration::from_secs(5);
+const WORKERS_KNOWN_FOR: Duration = Duration::from_secs(10);
+/// Channels on which as many workers listen as may be woken in each thorough round for nothing.
+const CHANNELS_PER_BEAT: usize = 2;
 /// Jobs that are remembered, at most: more than there are places to give.
 const REMEMBERED: usize = 100_000;
 
@@ -46,11 +48,6 @@ impl InFlight {
         self.by_worker.insert(assignment.worker, Given { round, jobs: assignment.jobs, since: Monotonic::now() });
     }
 
-    /// A worker that left takes nothing any more.
-    pub(crate) fn forget(&mut self, worker: WorkerId) {
-        self.by_worker.remove(&worker);
-    }
-
     fn jobs(&self) -> HashSet<JobId> {
         self.by_worker.values().flat_map(|given| given.jobs.iter().copied()).collect()
     }
@@ -59,7 +56,7 @@ impl InFlight {
     fn settle(&mut self, available: &[AvailableWorker]) {
         for worker in available {
             if self.by_worker.get(&worker.id).is_some_and(|given| worker.round == Some(given.round)) {
-                self.forget(worker.id);
+                self.by_worker.remove(&worker.id);
             }
         }
     }
@@ -112,16 +109,43 @@ pub(crate) struct Memory {
     workers_at: Option<Monotonic>,
     /// Channels that workers listen on.
     pub(crate) channels: BTreeSet<Channel>,
+    /// Thorough rounds until workers hear that there was nothing to say.
+    rounds_to_beat: usize,
     /// When workers were not told what they were assigned.
     untold_since: Option<Monotonic>,
     due: Due,
 }
 
 impl Memory {
-    /// What says to idle workers that they have been told everything; nothing for a while after that was not so.
-    pub(crate) fn beats(&self, quiet_for: Duration) -> Vec<(Channel, Hint)> {
-        let told = self.untold_since.is_none_or(|since| since.elapsed() > quiet_for);
-        self.channels.iter().filter(|_| told).map(|channel| (*channel, Hint::Beat)).collect()
+    /// Forgets a worker that left: it takes nothing any more.
+    pub(crate) fn left(&mut self, worker: WorkerId) {
+        self.in_flight.by_worker.remove(&worker);
+        if let Some(workers) = &mut self.workers {
+            workers.retain(|known| known.id != worker);
+        }
+    }
+
+    /// Forgets what may not be so any more after a round that was not completed.
+    pub(crate) fn doubt(&mut self) {
+        (self.workers, self.due) = (None, Due::default());
+    }
+
+    /// Notes that a job becomes due later.
+    pub(crate) fn due_later(&mut self, at: Instant) {
+        self.due.next = Some(self.due.next.map_or(at, |next| next.min(at)));
+    }
+
+    /// What says to idle workers, once in each thorough round, that they have been told everything; nothing for a while after
+    /// that was not so. The more of them there are, the rarer, so that all together cost the same.
+    pub(crate) fn beats(&mut self, every: Duration) -> Vec<(Channel, Hint)> {
+        let rounds = self.channels.len().div_ceil(CHANNELS_PER_BEAT).max(1);
+        self.rounds_to_beat = self.rounds_to_beat.checked_sub(1).unwrap_or(rounds - 1);
+        let told = self.untold_since.is_none_or(|since| since.elapsed() > every * 2);
+        if self.rounds_to_beat > 0 || !told {
+            return Vec::new();
+        }
+        let again_in = every * u32::try_from(rounds).unwrap_or(u32::MAX);
+        self.channels.iter().map(|channel| (*channel, Hint::Beat { again_in })).collect()
     }
 }
 
@@ -131,9 +155,9 @@ struct Due {
     jobs: Vec<DueJob>,
     /// Whether nothing else was due for anybody with places when it was searched for.
     complete: bool,
-    /// Where was searched, and for what.
+    /// Where was searched, and for whom: what they work on, and their classes.
     groups: BTreeSet<String>,
-    classes: BTreeSet<String>,
+    kinds: Vec<(WorkOn, Vec<String>)>,
     /// When the next job becomes due.
     next: Option<Instant>,
 }
@@ -159,18 +183,21 @@ impl Due {
 
     /// Whether this is still all that can be known about what these workers could be given.
     fn covers(&self, groups: &BTreeSet<String>, workers: &[AvailableWorker], now: Instant) -> bool {
-        self.next.is_none_or(|next| now < next)
-            && self.groups.is_superset(groups)
-            && workers.iter().flat_map(|worker| &worker.classes).all(|class| self.classes.contains(class))
+        self.next.is_none_or(|next| now < next) && self.groups.is_superset(groups) && workers.iter().all(|worker| self.is_for(worker))
     }
 
-    /// Looks in these groups for what these workers could be given, and for when there will be more.
+    fn is_for(&self, worker: &AvailableWorker) -> bool {
+        self.kinds.iter().any(|(work_on, classes)| *work_on == worker.work_on && *classes == worker.classes)
+    }
+
+    /// Looks in these groups for what these workers could be given, and for when there will be more unless that is known.
     async fn search(
         store: &Store,
         groups: BTreeSet<String>,
         workers: &[AvailableWorker],
         in_flight: &InFlight,
         now: Instant,
+        next: Option<Option<Instant>>,
     ) -> Result<Self, StoreError> {
         // Together only what the same workers take: a backlog of some then hides nothing from others.
         let mut alike: BTreeMap<Vec<usize>, Vec<String>> = BTreeMap::new();
@@ -198,11 +225,17 @@ impl Due {
             }
         }
         due.sort();
-        if due.complete {
-            due.next = store.next_due(&groups.iter().cloned().collect::<Vec<_>>(), now).await?;
-        }
+        due.next = match next {
+            Some(next) => next,
+            None if !due.complete => None,
+            None => store.next_due(&groups.iter().cloned().collect::<Vec<_>>(), now).await?,
+        };
         due.groups = groups;
-        due.classes = workers.iter().flat_map(|worker| worker.classes.iter().cloned()).collect();
+        for worker in workers {
+            if !due.is_for(worker) {
+                due.kinds.push((worker.work_on.clone(), worker.classes.clone()));
+            }
+        }
         Ok(due)
     }
 }
@@ -244,7 +277,8 @@ pub(crate) async fn tick(store: &Store, term: LeaseTerm, memory: &mut Memory, no
         search = !memory.due.covers(&groups, &workers, now) || !memory.due.complete && jobs_in(&plan) < places;
     }
     if search {
-        memory.due = Due::search(store, groups, &workers, &memory.in_flight, now).await?;
+        let next = (!look.thorough && memory.due.complete && memory.due.covers(&groups, &workers, now)).then_some(memory.due.next);
+        memory.due = Due::search(store, groups, &workers, &memory.in_flight, now, next).await?;
         memory.due.announce(&look.announced, &memory.in_flight);
         plan = plan_assignments(&workers, &memory.due.jobs);
     }

@@ -115,12 +115,13 @@ async fn lead(store: &Store, args: &RunArgs, mut leadership: Leadership, shutdow
                     count => tracing::debug!(count, places = summary.places, duration_ms, "assigned jobs"),
                 }
                 if thorough {
-                    store.announce_hints_to(memory.beats(args.poll * 2)).await;
+                    store.announce_hints_to(memory.beats(args.poll)).await;
                 }
                 summary.next_due
             }
             Err(error) => {
                 tracing::warn!(error = chain(&error), "a round was not completed; trying again");
+                memory.doubt();
                 if shutdown.sleep(RETRY).await == Wake::Stop {
                     continue;
                 }
@@ -197,15 +198,16 @@ async fn wait(
                 }
                 Hint::Jobs { groups, at: Some(at), .. } => {
                     memory.groups.extend(groups);
+                    memory.due_later(at);
                     due = Some(due.map_or(at, |due| due.min(at)));
                 }
                 Hint::Left { worker } => {
-                    memory.in_flight.forget(worker);
+                    memory.left(worker);
                     look.jobs = true;
                 }
                 Hint::Free => look.workers = true,
                 Hint::Seed => look = Look { workers: true, jobs: true, ..look },
-                Hint::Assigned { .. } | Hint::Cancel { .. } | Hint::Beat => {}
+                Hint::Assigned { .. } | Hint::Cancel { .. } | Hint::Beat { .. } => {}
             }
             next = hints.try_next();
         }

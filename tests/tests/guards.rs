@@ -707,7 +707,7 @@ async fn hears(listener: Listener, concerning: &[Hint], others: &[Hint]) {
 async fn a_worker_hears_of_its_jobs_from_now_on() {
     let worker = WorkerId::new();
     let assigned = |worker| Hint::Assigned { round: RoundId::new(), assignments: vec![give(worker, 1)] };
-    let concerning = [assigned(worker), Hint::Cancel { job: JobId::new() }, Hint::Beat];
+    let concerning = [assigned(worker), Hint::Cancel { job: JobId::new() }, Hint::Beat { again_in: Duration::from_secs(1) }];
     hears(Listener::Worker(worker, Channel::default()), &concerning, &[Hint::Free, assigned(WorkerId::new())]).await;
 }
 
@@ -715,7 +715,7 @@ async fn a_worker_hears_of_its_jobs_from_now_on() {
 async fn the_recruiter_hears_of_jobs_and_places_from_now_on() {
     let jobs = Hint::jobs_in(["a"]);
     let assigned = Hint::Assigned { round: RoundId::new(), assignments: vec![give(WorkerId::new(), 1)] };
-    let others = [assigned, Hint::Cancel { job: JobId::new() }, Hint::Beat];
+    let others = [assigned, Hint::Cancel { job: JobId::new() }, Hint::Beat { again_in: Duration::from_secs(1) }];
     hears(Listener::Recruiter, &[jobs, Hint::Free, Hint::Left { worker: WorkerId::new() }], &others).await;
 }
 

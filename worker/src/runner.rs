@@ -37,6 +37,8 @@ use crate::{
 const ROUNDS: usize = 64;
 /// Outcomes that may wait to be written.
 const QUEUE: usize = 10_000;
+/// How long the recruiter is believed to have nothing to say, whatever it said.
+const LONGEST_SILENCE: Duration = Duration::from_secs(60);
 /// How long jobs that were told to stop may take to end.
 const LAST_WORDS: Duration = Duration::from_secs(5);
 /// The same after a second signal: with what is then written, less than the stock worker leaves for it.
@@ -185,7 +187,7 @@ impl Incarnation {
                 }
                 Event::Hint(Hint::Cancel { job }) => self.cancel(job),
                 // Whatever it has assigned to us before was said before.
-                Event::Hint(Hint::Beat) => poll_at = Monotonic::now() + self.args().poll,
+                Event::Hint(Hint::Beat { again_in }) => poll_at = Monotonic::now() + again_in.min(LONGEST_SILENCE),
                 Event::Hint(Hint::Seed) => poll_at = Monotonic::now(),
                 Event::Hint(Hint::Jobs { .. } | Hint::Free | Hint::Left { .. }) => {}
                 Event::Finished(job) => self.finished(job),

@@ -91,7 +91,10 @@ pub enum Hint {
         job: JobId,
     },
     /// The recruiter is there, and has said all that it had to say before.
-    Beat,
+    Beat {
+        /// When it will say so again, at the latest.
+        again_in: Duration,
+    },
 }
 
 /// Who listens, hence to what.
@@ -116,7 +119,9 @@ impl Listener {
     fn projection(self) -> Document {
         match self {
             Self::Recruiter => doc! { "_id": 0 },
-            Self::Worker(worker, _) => doc! { "_id": 0, "at": 1, "kind": 1, "round": 1, "job": 1, format!("pairs.{worker}"): 1 },
+            Self::Worker(worker, _) => {
+                doc! { "_id": 0, "at": 1, "kind": 1, "round": 1, "job": 1, "again_in_ms": 1, format!("pairs.{worker}"): 1 }
+            }
         }
     }
 }
@@ -143,7 +148,7 @@ impl Hint {
                 doc! { "kind": "assigned", "round": round, "pairs": pairs }
             }
             Self::Cancel { job } => doc! { "kind": "cancel", "job": job },
-            Self::Beat => doc! { "kind": "beat" },
+            Self::Beat { again_in } => doc! { "kind": "beat", "again_in_ms": i64::try_from(again_in.as_millis()).unwrap_or(i64::MAX) },
         });
         document
     }
@@ -171,7 +176,7 @@ impl Hint {
                 }
             }
             "cancel" => Self::Cancel { job: document.get_object_id("job").ok()?.into() },
-            "beat" => Self::Beat,
+            "beat" => Self::Beat { again_in: Duration::from_millis(u64::try_from(document.get_i64("again_in_ms").ok()?).ok()?) },
             _ => return None,
         })
     }
@@ -228,7 +233,7 @@ impl Store {
     pub async fn publish(&self, hint: &Hint) -> Result<(), StoreError> {
         match hint {
             Hint::Seed | Hint::Jobs { .. } | Hint::Free | Hint::Left { .. } => self.publish_in(self.signals.clone(), hint).await,
-            Hint::Assigned { .. } | Hint::Cancel { .. } | Hint::Beat => {
+            Hint::Assigned { .. } | Hint::Cancel { .. } | Hint::Beat { .. } => {
                 for channel in self.channels().await? {
                     self.publish_to(channel, hint).await?;
                 }
