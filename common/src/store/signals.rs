@@ -268,7 +268,8 @@ impl Store {
         futures_util::future::join_all(told).await.into_iter().all(|told| told)
     }
 
-    /// The channel of a worker that registers: the next place on one of them. Makes the collection if it is the first there.
+    /// The channel of a worker that registers: the next place on one of them. Makes the collection, unless it is the first, which
+    /// every database has.
     ///
     /// Index: `_id`. Invariant: none.
     pub async fn join_channel(&self) -> Result<Channel, StoreError> {
@@ -283,7 +284,9 @@ impl Store {
         .await?;
         let before = counted.and_then(|counted| counted.get_i64("workers").ok()).unwrap_or(0);
         let channel = Channel(u32::try_from((before / WORKERS_PER_CHANNEL).rem_euclid(CHANNELS)).unwrap_or(0));
-        indexes::create_channel(self, channel).await?;
+        if channel != Channel::default() {
+            indexes::create_channel(self, channel).await?;
+        }
         Ok(channel)
     }
 
