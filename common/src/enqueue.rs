@@ -25,6 +25,8 @@ const BATCH: usize = 1_000;
 /// Jobs of one call that are announced before they are acknowledged, at most: they are in the database sooner than anybody
 /// can look for them.
 const ANNOUNCED_EARLY: usize = 16;
+/// An insert that takes so much longer than the announcement beside it may have come after those who looked for its jobs.
+const TOO_EARLY: Duration = Duration::from_millis(5);
 /// Bytes of parameters that are sent together, at most.
 const BATCH_BYTES: usize = 16 * 1024 * 1024;
 
@@ -358,6 +360,7 @@ impl Store {
         }
         let early = documents.len() <= ANNOUNCED_EARLY;
         let jobs = documents.iter().filter(|_| early && prepared.at.is_none()).filter_map(DueJob::from_document).collect();
+        let again = Hint::Jobs { groups: prepared.groups.clone(), at: prepared.at, jobs: Vec::new() };
         let hint = Hint::Jobs { groups: prepared.groups, at: prepared.at, jobs };
         let insert = async {
             for batch in batches(documents) {
@@ -367,8 +370,15 @@ impl Store {
         };
         if early {
             // Whoever is to run them is on its way while MongoDB waits for its journal.
-            let (inserted, ()) = tokio::join!(insert, self.announce_hint(hint));
+            let announce = async {
+                self.announce_hint(hint).await;
+                std::time::Instant::now()
+            };
+            let (inserted, announced) = tokio::join!(insert, announce);
             inserted?;
+            if announced.elapsed() > TOO_EARLY {
+                self.announce_hint(again).await;
+            }
         } else {
             insert.await?;
             self.announce_hint(hint).await;

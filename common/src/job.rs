@@ -294,6 +294,14 @@ pub struct Job {
 }
 
 impl Job {
+    /// When it is due, while it waits.
+    pub fn due(&self) -> Option<Instant> {
+        match self.state {
+            JobState::Scheduled { at } => Some(at),
+            JobState::Started { .. } | JobState::Archived { .. } => None,
+        }
+    }
+
     /// A field as it is stored; nothing when there is none, or none that BSON allows.
     pub fn field(&self, name: &str) -> Option<Bson> {
         self.document.get(name).ok().flatten()?.try_into().ok()

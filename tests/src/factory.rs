@@ -71,7 +71,12 @@ pub async fn read(store: &Store, ids: &[JobId]) -> Vec<Job> {
 
 /// What a start of these jobs is made on.
 pub fn to_start(jobs: &[Job]) -> Vec<ToStart> {
-    let decided = |job: &Job| ToStart { job: job.id, attempts: job.attempts, if_worker_dies: IfWorkerDies::Archive(Why::WORKER_DIED) };
+    let decided = |job: &Job| ToStart {
+        job: job.id,
+        attempts: job.attempts,
+        due: job.due().expect("a job that waits"),
+        if_worker_dies: IfWorkerDies::Archive(Why::WORKER_DIED),
+    };
     jobs.iter().map(decided).collect()
 }
 

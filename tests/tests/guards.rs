@@ -194,11 +194,12 @@ async fn a_decision_to_start_is_made_on_those_that_are_meant_and_wait() {
 async fn a_start_is_refused_when_anything_it_relied_on_has_changed() {
     let setting = Setting::new().await;
     let worker = WorkerId::new();
-    let [good, locked, attempted, postponed, gone, not_meant] = setting.jobs().await;
-    let jobs = read(&setting.store, &[good, locked, attempted, postponed, gone]).await;
+    let [good, locked, attempted, postponed, moved, gone, not_meant] = setting.jobs().await;
+    setting.set("scheduled", postponed, doc! { "scheduled_at": date(in_ms(&setting.store, 60_000)) }).await;
+    let jobs = read(&setting.store, &[good, locked, attempted, postponed, moved, gone]).await;
     setting.set("scheduled", locked, doc! { "locked": true }).await;
     setting.set("scheduled", attempted, doc! { "attempts": 1 }).await;
-    setting.set("scheduled", postponed, doc! { "scheduled_at": date(in_ms(&setting.store, 60_000)) }).await;
+    setting.set("scheduled", moved, doc! { "scheduled_at": date(in_ms(&setting.store, -60_000)) }).await;
     setting.database.raw("scheduled").delete_one(doc! { "_id": gone }).await.unwrap();
     let claims = setting.store.start_if_unlocked(&start(&setting.store, worker), &to_start(&jobs)).await.unwrap();
     assert_eq!(claimed(&claims), set_of([good]));

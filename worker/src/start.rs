@@ -162,7 +162,7 @@ impl Incarnation {
         let policies = &self.equipment.policies;
         let decision = guarded(|| policies.decode(&job.retry_policy).map(|policy| policy.decide(&history, &died, now)).ok());
         let decision = decision.ok().flatten().unwrap_or(Decision::Archive(Why::WORKER_DIED));
-        ToStart { job: job.id, attempts: job.attempts, if_worker_dies: decision.into() }
+        ToStart { job: job.id, attempts: job.attempts, due: job.due().unwrap_or(now), if_worker_dies: decision.into() }
     }
 
     /// Locks jobs, halving the batch around what MongoDB refuses.

@@ -19,7 +19,7 @@ use crate::{
     failure::{self, Failure},
     ids::{JobId, StartId, WorkerId},
     instant::Instant,
-    job::{Claim, CorruptJob, Execution, Job, JobState, KEPT_EXECUTIONS, Why},
+    job::{Claim, CorruptJob, Execution, Job, KEPT_EXECUTIONS, Why},
 };
 
 /// Bytes of BSON that one document may have, less room for what MongoDB adds on the way.
@@ -227,7 +227,7 @@ impl Rescheduling {
             None => drop(update.insert("$unset", doc! { "last_execution": "" })),
         }
         update.insert("$set", set);
-        let due = if let JobState::Scheduled { at } = job.state { at } else { Instant::default() };
+        let due = job.due().unwrap_or_default();
         Self { claim, update, group: job.group.clone(), due }
     }
 

@@ -3,7 +3,10 @@
 //! What a job costs the database at least, as this protocol keeps its promises: the search, the assignment, the start, the
 //! look into the archive, the transaction, and the free places, each for a batch, in a few lanes beside each other.
 
-use std::time::{Duration, Instant as Monotonic};
+use std::{
+    collections::HashMap,
+    time::{Duration, Instant as Monotonic},
+};
 
 use bson::{Document, doc};
 use clap::Args;
@@ -89,6 +92,7 @@ async fn burn_down(store: Store, group: String) -> anyhow::Result<u64> {
         if due.is_empty() {
             return Ok(done);
         }
+        let dates: HashMap<JobId, _> = due.iter().map(|job| (job.id, job.scheduled_at)).collect();
         let jobs: Vec<JobId> = due.into_iter().map(|job| job.id).collect();
         let assignments = [Assignment { worker, jobs: jobs.clone() }];
         let round = RoundId::new();
@@ -97,13 +101,14 @@ async fn burn_down(store: Store, group: String) -> anyhow::Result<u64> {
         let read = store.unlocked(&jobs).await?;
         let start = Start { id: StartId::new(), worker, hostname: place.hostname.clone(), pid: place.pid, lease_until: now + LEASE, now };
         let verdict = IfWorkerDies::Archive(Why::WORKER_DIED);
-        let to_start: Vec<ToStart> = jobs.iter().map(|job| ToStart { job: *job, attempts: 0, if_worker_dies: verdict.clone() }).collect();
+        let planned = |job: &JobId| ToStart { job: *job, attempts: 0, due: dates[job], if_worker_dies: verdict.clone() };
+        let to_start: Vec<ToStart> = jobs.iter().map(planned).collect();
         let free = Free { places: 0, working_on: jobs.clone() };
         let (claims, taken) = tokio::join!(store.start_if_unlocked(&start, &to_start), store.take_if_assigned(worker, round, &free));
         let claims = claims?;
         anyhow::ensure!(taken? && claims.len() == jobs.len(), "somebody else works here");
         store.already_archived(&jobs).await?;
-        let read: std::collections::HashMap<JobId, _> = read.into_iter().flatten().map(|job| (job.id, job)).collect();
+        let read: HashMap<JobId, _> = read.into_iter().flatten().map(|job| (job.id, job)).collect();
         let ended = |claim: &recruiter_common::job::Claim| {
             let execution = Execution::default().ended(now, None::<&Failure>);
             Archival::ended(&read[&claim.job()], *claim, execution, &Why::DONE, None)
