@@ -643,12 +643,13 @@ fn start_command(start: &Start, jobs: &[ToStart]) -> Document {
     let date = |job: &ToStart| (dates.len() <= DATES).then_some(job.due);
     let mut alike: Vec<(u32, &IfWorkerDies, Option<Instant>, Vec<JobId>)> = Vec::new();
     for job in jobs {
-        let is_like = |(attempts, verdict, due, _): &&mut (u32, &IfWorkerDies, Option<Instant>, Vec<JobId>)| {
-            *attempts == job.attempts && **verdict == job.if_worker_dies && *due == date(job)
-        };
-        match alike.iter_mut().find(is_like) {
+        let due = date(job);
+        match alike
+            .iter_mut()
+            .find(|(attempts, verdict, date, _)| (*attempts, *date) == (job.attempts, due) && **verdict == job.if_worker_dies)
+        {
             Some((.., ids)) => ids.push(job.job),
-            None => alike.push((job.attempts, &job.if_worker_dies, date(job), vec![job.job])),
+            None => alike.push((job.attempts, &job.if_worker_dies, due, vec![job.job])),
         }
     }
     let lease_until = bson::DateTime::from_chrono(start.lease_until);
