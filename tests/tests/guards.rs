@@ -207,6 +207,29 @@ async fn a_start_is_refused_when_anything_it_relied_on_has_changed() {
     assert_eq!(setting.count("scheduled", doc! { "last_execution.worker": worker }).await, 1);
 }
 
+/// More dates than there are statements for: each job keeps its own, and the same conditions hold.
+#[tokio::test]
+async fn jobs_of_many_dates_are_started_together_each_with_its_own() {
+    let setting = Setting::new().await;
+    let worker = WorkerId::new();
+    let jobs: [JobId; 20] = setting.jobs().await;
+    for (job, seconds) in jobs.iter().zip(1..) {
+        setting.set("scheduled", *job, doc! { "scheduled_at": date(in_ms(&setting.store, -1_000 * seconds)) }).await;
+    }
+    setting.set("scheduled", jobs[0], doc! { "scheduled_at": date(in_ms(&setting.store, 60_000)) }).await;
+    let waiting = read(&setting.store, &jobs).await;
+    let late = Start { lease_until: in_ms(&setting.store, -1_000), ..start(&setting.store, worker) };
+    assert_eq!(setting.store.start_if_unlocked(&late, &to_start(&waiting)).await.unwrap(), []);
+    let claims = setting.store.start_if_unlocked(&start(&setting.store, worker), &to_start(&waiting)).await.unwrap();
+    assert_eq!(claimed(&claims), set_of(jobs[1..].iter().copied()));
+    for job in &jobs[1..] {
+        let job = setting.scheduled(*job).await;
+        let execution = job.get_document("last_execution").unwrap();
+        assert_eq!(execution.get("scheduled_at"), job.get("scheduled_at"));
+        assert_eq!(execution.get_document("if_worker_dies").unwrap(), &doc! { "archive": "worker-died" });
+    }
+}
+
 #[tokio::test]
 async fn a_start_is_refused_when_the_lease_is_over() {
     let setting = Setting::new().await;
