@@ -107,12 +107,15 @@ async fn all_calls(row: &mut Row) -> Vec<Call> {
         row.add_run(run.findings.of("a good day"), 0, None);
         run.steps.into_keys().for_each(|made| *usual.entry(made).or_default() += 1);
     }
-    // Who stood still while others took over finds out by calls of their own.
+    // Who stood still while others took over finds out by calls of their own. What several days have is struck on the first of
+    // them: before it come those that must have it, not by luck.
     let leads = [
-        (Role::Recruiter, Moment::After, "find scheduled group,priority,scheduled_at,locked,workable.class"),
+        (Role::Worker, Moment::Before, "insert archived"),
+        (Role::Worker, Moment::Before, "commitTransaction"),
+        (Role::Cleaner, Moment::Before, "insert archived"),
         (Role::Cleaner, Moment::Before, "commitTransaction"),
         (Role::Cleaner, Moment::After, "find scheduled _id,locked,last_execution.worker"),
-        (Role::Worker, Moment::Before, "commitTransaction"),
+        (Role::Recruiter, Moment::After, "find scheduled group,priority,scheduled_at,locked,workable.class"),
     ]
     .map(|(role, moment, step)| (role, Fault { step: step.to_owned(), moment, blow: Blow::Freeze, nth: 1 }));
     let mut runs = stream::iter(leads)
