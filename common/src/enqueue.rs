@@ -359,7 +359,7 @@ impl Store {
             documents.retain(|document| !crate::store::id_of(document).is_some_and(|id| archived.contains(&id)));
         }
         let early = documents.len() <= ANNOUNCED_EARLY;
-        let jobs = documents.iter().filter(|_| early && prepared.at.is_none()).filter_map(DueJob::from_document).collect();
+        let jobs = documents.iter().filter(|_| early && prepared.at.is_none()).filter_map(DueJob::of_document).collect();
         let again = Hint::Jobs { groups: prepared.groups.clone(), at: prepared.at, jobs: Vec::new() };
         let hint = Hint::Jobs { groups: prepared.groups, at: prepared.at, jobs };
         let insert = async {

@@ -35,6 +35,9 @@ pub struct DevArgs {
     /// File that names the program of each class, for the workers; they have the classes for trying and testing as well
     #[arg(long, env = "RECRUITER_WORKER_CONFIG", value_name = "FILE")]
     worker_config: Option<PathBuf>,
+    /// Further arguments for MongoDB's server program
+    #[arg(last = true, value_name = "ARGUMENT")]
+    mongod_arguments: Vec<String>,
     #[command(flatten)]
     format: Format,
 }
@@ -61,7 +64,7 @@ pub async fn run(args: DevArgs, log: &LogArgs, mut shutdown: Shutdown, out: &mut
         log: None,
         pass_settings: true,
     };
-    let options = |mongod| Options { port: args.port, ..Options::new(mongod, &data_dir) };
+    let options = |mongod| Options { port: args.port, arguments: args.mongod_arguments.clone(), ..Options::new(mongod, &data_dir) };
     let mut installation = tokio::select! {
         started = Installation::start(args.mongod, options, plan) => started?,
         () = shutdown.requested() => return Ok(()),

@@ -1,10 +1,12 @@
 //! One attempt at one job in this worker: from its workable and policy over execution and record to the hooks.
 
 use std::{
+    panic::AssertUnwindSafe,
     sync::Arc,
     time::{Duration, Instant as Monotonic},
 };
 
+use futures_util::FutureExt as _;
 use recruiter_common::{
     failure::Failure,
     ids::JobId,
@@ -71,8 +73,7 @@ pub(crate) async fn carry_out(equipment: &Equipment, attempt: Attempt, outcomes:
     });
     if let Ok(workable) = attempt.workable {
         // A hook's panic is its own: the job has been recorded.
-        let (failure, hooks) = (failure.cloned(), context.clone());
-        let hooks = tokio::spawn(async move { workable.after(&hooks, failure.as_ref(), last).await });
+        let hooks = AssertUnwindSafe(workable.after(&context, failure, last)).catch_unwind();
         match tokio::time::timeout(HOOKS_MAY_TAKE, hooks).await {
             Ok(Ok(())) => {}
             Ok(Err(_)) => tracing::error!(job.id = %job, "a hook panicked"),

@@ -56,12 +56,17 @@ pub struct DueJob {
 
 impl DueJob {
     /// From a job's document, or from as much of it.
-    pub(crate) fn from_document(document: &Document) -> Option<Self> {
+    pub(crate) fn of_document(document: &Document) -> Option<Self> {
+        Self::of_raw(&RawDocumentBuf::try_from(document).ok()?)
+    }
+
+    fn of_raw(document: &RawDocument) -> Option<Self> {
+        let priority = document.get("priority").ok()??;
         Some(Self {
-            id: id_of(document)?,
+            id: raw_id_of(document)?,
             group: document.get_str("group").ok()?.into(),
             class: document.get_document("workable").ok()?.get_str("class").ok()?.into(),
-            priority: document.get("priority").and_then(|priority| priority.as_i64().or(priority.as_i32().map(i64::from)))?,
+            priority: priority.as_i64().or(priority.as_i32().map(i64::from))?,
             scheduled_at: document.get_datetime("scheduled_at").ok()?.to_chrono(),
         })
     }
@@ -190,11 +195,11 @@ impl Store {
     /// [`GROUPS_PER_QUERY`], or they are sorted in memory.
     /// Index: `due_jobs`. Invariant: none, the start decides.
     pub async fn due_jobs(&self, groups: &[String], classes: &[&str], now: Instant, limit: usize) -> Result<Vec<DueJob>, StoreError> {
-        let scheduled = self.scheduled.clone();
+        let scheduled = self.scheduled.clone_with_type::<RawDocumentBuf>();
         let mut filter = due_filter(groups, now);
         filter.insert("workable.class", doc! { "$in": classes.to_vec() });
         let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-        let found: Vec<Document> = call("due_jobs", async move {
+        let found: Vec<RawDocumentBuf> = call("due_jobs", async move {
             scheduled
                 .find(filter)
                 .sort(doc! { "priority": -1, "scheduled_at": 1 })
@@ -209,7 +214,7 @@ impl Store {
                 .await
         })
         .await?;
-        Ok(found.iter().filter_map(DueJob::from_document).collect())
+        Ok(found.iter().filter_map(|job| DueJob::of_raw(job)).collect())
     }
 
     /// When the next unlocked job of these groups becomes due after `now`.

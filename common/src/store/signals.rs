@@ -158,12 +158,7 @@ impl Hint {
             "jobs" => Self::Jobs {
                 groups: document.get_array("groups").ok()?.iter().filter_map(Bson::as_str).map(str::to_owned).collect(),
                 at: document.get_datetime("due").ok().map(|at| at.to_chrono()),
-                jobs: document
-                    .get_array("jobs")
-                    .into_iter()
-                    .flatten()
-                    .filter_map(|job| DueJob::from_document(job.as_document()?))
-                    .collect(),
+                jobs: document.get_array("jobs").into_iter().flatten().filter_map(|job| DueJob::of_document(job.as_document()?)).collect(),
             },
             "free" => Self::Free,
             "left" => Self::Left { worker: document.get_object_id("worker").ok()?.into() },

@@ -27,6 +27,8 @@ const START_WITHIN: Duration = Duration::from_secs(60);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// How often a start without a given port is tried when somebody else was given the same port meanwhile.
 const PORT_ATTEMPTS: u32 = 5;
+/// Memory for the cache, in GB.
+const CACHE: &str = "--wiredTigerCacheSizeGB";
 
 /// How to run the mongod. [`Options::new`] has the defaults of a development database.
 #[derive(Clone, Debug)]
@@ -46,7 +48,7 @@ pub struct Options {
     pub standalone: bool,
     /// Is ready as soon as it listens: its owner initiates the replica set, of which it is one member of several.
     pub member: bool,
-    /// Further arguments of mongod, as on its command line.
+    /// Further arguments of mongod, as on its command line; one that says how large the cache is replaces ours.
     pub arguments: Vec<String>,
     /// What it has in its environment besides ours.
     pub environment: Vec<(String, String)>,
@@ -84,7 +86,6 @@ impl Options {
         let mut arguments: Vec<String> = [
             ["--bind_ip", "127.0.0.1"],
             ["--port", &port.to_string()],
-            ["--wiredTigerCacheSizeGB", "0.25"],
             ["--setParameter", "diagnosticDataCollectionEnabled=false"],
             ["--setParameter", if self.test_commands { "enableTestCommands=1" } else { "enableTestCommands=0" }],
         ]
@@ -93,6 +94,9 @@ impl Options {
         .map(ToString::to_string)
         .collect();
         arguments.extend(["--nounixsocket".into(), format!("--dbpath={}", self.data_dir.display())]);
+        if !self.arguments.iter().any(|given| given.starts_with(CACHE)) {
+            arguments.extend([CACHE, "0.25"].map(str::to_owned));
+        }
         if !self.standalone {
             arguments.extend(["--replSet=rs0".into(), "--oplogSize=256".into()]);
         }

@@ -23,13 +23,14 @@ class Mongo:
     """The mongod that `recruiter dev` starts: one member of a replica set, majority writes, journaled."""
 
     title = "MongoDB"
-    conditions = "single-member replica set of `recruiter dev`; data in a temporary directory"
+    settings = ["--wiredTigerCacheSizeGB", "2", "--setParameter", "minSnapshotHistoryWindowInSeconds=0"]
+    conditions = "single-member replica set of `recruiter dev`, " + " ".join(settings) + "; data in a temporary directory"
 
     @staticmethod
     @contextlib.contextmanager
     def running():
         with temporary() as directory:
-            command = [install.recruiter(), "dev", "--workers", "0", "--data-dir", directory, "--json"]
+            command = [install.recruiter(), "dev", "--workers", "0", "--data-dir", directory, "--json", "--", *Mongo.settings]
             log = open(directory / "dev.log", "w+")
             with child(command, log, stdout=subprocess.PIPE, env={"RECRUITER_LOG": "warn"}) as process:
                 line = first_line(process, log)
@@ -69,10 +70,11 @@ def ask_mongo_version(host, port):
 
 
 class Postgres:
-    """PostgreSQL as initdb makes it: fsync and synchronous commit on."""
+    """PostgreSQL as initdb makes it, fsync and synchronous commit on, with as much memory as MongoDB has."""
 
     title = "PostgreSQL"
-    conditions = "settings as initdb makes them; data in a temporary directory"
+    settings = ["-c", "shared_buffers=2GB", "-c", "max_wal_size=4GB"]
+    conditions = "settings as initdb makes them, " + " ".join(settings) + "; data in a temporary directory"
     places = ("usr/lib/postgresql/*/bin",)
 
     @classmethod
@@ -93,7 +95,7 @@ class Postgres:
             port = free_port()
             options = ["-c", f"unix_socket_directories={directory}", "-c", "listen_addresses=127.0.0.1"]
             log = open(directory / "postgres.log", "w+")
-            command = [program, "-D", data, "-p", str(port), *options]
+            command = [program, "-D", data, "-p", str(port), *cls.settings, *options]
             # SIGINT is its fast stop, which ends the connections that are left; SIGTERM would wait for them.
             with child(command, log, cwd=directory, stop_by=signal.SIGINT, **identity) as process:
                 server = PostgresAt(port, program)
