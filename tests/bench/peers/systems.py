@@ -48,9 +48,9 @@ class Recruiter(System):
     jobs = 50_000
     sweep = [
         {"workers": 2, "concurrency": 1000},
-        {"workers": 1, "concurrency": 1000},
-        {"workers": 2, "concurrency": 200},
-        {"workers": 4, "concurrency": 1000},
+        {"workers": 2, "concurrency": 2000},
+        {"workers": 2, "concurrency": 3000},
+        {"workers": 3, "concurrency": 3000},
     ]
     load = ("--jobs", "jobs_per_second")
 
