@@ -84,15 +84,28 @@ pub(crate) async fn carry_out(equipment: &Equipment, attempt: Attempt, outcomes:
 }
 
 impl Equipment {
-    /// A started job with its workable and policy, both made by code of users.
-    pub(crate) fn attempt(&self, job: Job, claim: Claim, previous: Option<Execution>, cancel: Arc<Cancel>) -> Attempt {
+    /// The policy of a job, made by code of users.
+    pub(crate) fn policy(&self, job: &Job) -> Result<Arc<dyn RetryPolicy>, Failure> {
         let unusable = |error: &dyn std::fmt::Display| Failure::new("retry-policy", format!("the retry policy cannot be used: {error}"));
-        let decoded = guarded(|| self.policies.decode(&job.retry_policy).map_err(|error| unusable(&error))).and_then(|policy| policy);
+        guarded(|| self.policies.decode(&job.retry_policy).map_err(|error| unusable(&error))).and_then(|policy| policy)
+    }
+
+    /// A started job with its workable, made by code of users as well.
+    pub(crate) fn attempt(
+        &self,
+        mut job: Job,
+        policy: Result<Arc<dyn RetryPolicy>, Failure>,
+        claim: Claim,
+        previous: Option<Execution>,
+        cancel: Arc<Cancel>,
+    ) -> Attempt {
         let is_last = |policy: &Arc<dyn RetryPolicy>| guarded(|| policy.is_last_attempt(&job.history(), self.store.now()));
-        let (policy, is_last_attempt) = match decoded.and_then(|policy| Ok((is_last(&policy)?, policy))) {
+        let (policy, is_last_attempt) = match policy.and_then(|policy| Ok((is_last(&policy)?, policy))) {
             Ok((is_last, policy)) => (Ok(policy), is_last),
             Err(failure) => (Err(failure), false),
         };
+        // Only here: what is stored stays in the document.
+        let parameters = std::mem::take(&mut job.parameters);
         let (handler, job) = (self.registry.handler(&job.class), Arc::new(job));
         let (bundle, workable) = match (&job.bundle, &policy, handler) {
             // Its items have time limits, each its own.
@@ -103,9 +116,7 @@ impl Equipment {
             }
             (Some(_), Err(unusable), _) => (None, Err(unusable.clone())),
             (_, _, Err(unknown)) => (None, Err(unknown)),
-            (None, _, Ok(handler)) => {
-                (None, decode(handler, job.parameters.clone()).map(|(ready, own)| (ready, own.or(self.args.time_limit))))
-            }
+            (None, _, Ok(handler)) => (None, decode(handler, parameters).map(|(ready, own)| (ready, own.or(self.args.time_limit)))),
         };
         let (workable, time_limit) = match workable {
             Ok((workable, limit)) => (Ok(workable), limit),

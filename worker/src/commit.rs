@@ -17,7 +17,7 @@ use tokio::sync::{mpsc, oneshot};
 use crate::execute::Outcome;
 
 /// Outcomes in one batch, at most: enough that the round trip no longer matters.
-const BATCH: usize = 500;
+const BATCH: usize = 1_000;
 /// Between attempts while MongoDB cannot be reached.
 const PAUSE: Duration = Duration::from_millis(250);
 /// Attempts at an outcome together with others. After that it goes its own way, in case it is what fails.

@@ -14,7 +14,7 @@ use recruiter_common::{
     ids::{JobId, RoundId, StartId},
     instant::Instant,
     job::{Claim, IfWorkerDies, Job, Why},
-    retry_policy::Decision,
+    retry_policy::{Decision, RetryPolicy},
     store::{Archival, CommitSession, Hint, Rescheduling, Start, StoreError, ToStart, as_started},
     telemetry::chain,
 };
@@ -39,6 +39,12 @@ pub(crate) struct Awaited {
     pub(crate) until: Instant,
 }
 
+/// A job that may be started, with its policy, or why that cannot be used.
+struct Startable {
+    job: Job,
+    policy: Result<Arc<dyn RetryPolicy>, Failure>,
+}
+
 /// What became of a bulk start.
 #[derive(Default)]
 struct Locked {
@@ -47,6 +53,18 @@ struct Locked {
     refused: Vec<JobId>,
     /// Whether a start may still be carried out.
     unanswered: bool,
+}
+
+impl Startable {
+    /// With the verdict of the policy for the case that this worker dies in this start.
+    fn to_start(&self, died: &Failure, now: Instant) -> ToStart {
+        let Self { job, policy } = self;
+        let mut history = job.history();
+        history.attempts += 1;
+        let decision = policy.as_ref().ok().and_then(|policy| guarded(|| policy.decide(&history, died, now)).ok());
+        let decision = decision.unwrap_or(Decision::Archive(Why::WORKER_DIED));
+        ToStart { job: job.id, attempts: job.attempts, due: job.due().unwrap_or(now), if_worker_dies: decision.into() }
+    }
 }
 
 impl Incarnation {
@@ -67,7 +85,8 @@ impl Incarnation {
         };
         let place = &self.equipment.place;
         let start = Start { id: StartId::new(), worker: self.id, hostname: place.hostname.clone(), pid: place.pid, lease_until, now };
-        let to_start: Vec<ToStart> = readable.values().map(|job| self.to_start(job, now)).collect();
+        let died = Failure::new(failure::WORKER_DIED, "the worker died");
+        let to_start: Vec<ToStart> = readable.values().map(|startable| startable.to_start(&died, now)).collect();
         let ids: Vec<JobId> = to_start.iter().map(|job| job.job).collect();
         self.shared.work_on(ids.iter().copied());
         let free = self.free();
@@ -82,9 +101,9 @@ impl Incarnation {
         let mut verdicts: HashMap<JobId, IfWorkerDies> = to_start.into_iter().map(|job| (job.job, job.if_worker_dies)).collect();
         let mut entered = HashSet::new();
         for claim in self.sort_out(&start, &readable, locked, archived).await {
-            if let (Some(job), Some(verdict)) = (readable.remove(&claim.job()), verdicts.remove(&claim.job())) {
+            if let (Some(startable), Some(verdict)) = (readable.remove(&claim.job()), verdicts.remove(&claim.job())) {
                 entered.insert(claim.job());
-                self.enter(job, claim, &start, verdict);
+                self.enter(startable, claim, &start, verdict);
             }
         }
         for id in ids.iter().filter(|id| !entered.contains(id)) {
@@ -100,12 +119,15 @@ impl Incarnation {
     }
 
     /// The jobs that can be read and are for this worker, whatever a hint said. What is no job is archived, alone.
-    async fn read(&self, jobs: &[JobId], now: Instant) -> Result<HashMap<JobId, Job>, StoreError> {
-        let mut readable = HashMap::new();
+    async fn read(&self, jobs: &[JobId], now: Instant) -> Result<HashMap<JobId, Startable>, StoreError> {
+        let mut readable = HashMap::with_capacity(jobs.len());
         let work_on = self.equipment.args.work_on();
         for found in self.store().unlocked(jobs).await? {
             match found {
-                Ok(job) if self.equipment.registry.has(&job.class) && work_on.includes(&job.group) => drop(readable.insert(job.id, job)),
+                Ok(job) if self.equipment.registry.has(&job.class) && work_on.includes(&job.group) => {
+                    let policy = self.equipment.policy(&job);
+                    readable.insert(job.id, Startable { job, policy });
+                }
                 Ok(job) => tracing::debug!(job.id = %job.id, "not for this worker: left to others"),
                 Err((id, document, error)) => {
                     self.archive_malformed(id, &document, &Failure::new(failure::MALFORMED, error.to_string()), now)
@@ -119,7 +141,7 @@ impl Incarnation {
     async fn sort_out(
         &mut self,
         start: &Start,
-        readable: &HashMap<JobId, Job>,
+        readable: &HashMap<JobId, Startable>,
         locked: Locked,
         archived: Result<HashSet<JobId>, StoreError>,
     ) -> Vec<Claim> {
@@ -127,7 +149,7 @@ impl Incarnation {
         // Locked by somebody else, most likely, or not known to be locked by this start: looked for until it cannot be.
         let claimed: HashSet<JobId> = claims.iter().map(|claim| claim.job()).collect();
         let mut not_entered: Vec<JobId> = readable.keys().copied().filter(|id| !refused.contains(id) && !claimed.contains(id)).collect();
-        for job in refused.iter().filter_map(|id| readable.get(id)) {
+        for Startable { job, .. } in refused.iter().filter_map(|id| readable.get(id)) {
             self.archive_malformed(job.id, &job.document, &Failure::new(failure::MALFORMED, "MongoDB cannot start it"), start.now);
         }
         let (again, mut claims): (Vec<Claim>, Vec<Claim>) = match &archived {
@@ -146,23 +168,12 @@ impl Incarnation {
             not_entered.extend(claims.drain(..).map(|claim| claim.job()));
         }
         if !not_entered.is_empty() {
-            let jobs = not_entered.iter().filter_map(|id| readable.get(id).cloned()).collect();
+            let jobs = not_entered.iter().filter_map(|id| Some(readable.get(id)?.job.clone())).collect();
             // A start that was answered cannot happen later, only be seen later.
             self.awaited.push(Awaited { start: start.id, jobs, until: if unanswered { start.lease_until } else { start.now } });
             self.settle_awaited(start.now).await;
         }
         claims
-    }
-
-    /// A job with the verdict of its policy for the case that this worker dies in this start.
-    fn to_start(&self, job: &Job, now: Instant) -> ToStart {
-        let mut history = job.history();
-        history.attempts += 1;
-        let died = Failure::new(failure::WORKER_DIED, "the worker died");
-        let policies = &self.equipment.policies;
-        let decision = guarded(|| policies.decode(&job.retry_policy).map(|policy| policy.decide(&history, &died, now)).ok());
-        let decision = decision.ok().flatten().unwrap_or(Decision::Archive(Why::WORKER_DIED));
-        ToStart { job: job.id, attempts: job.attempts, due: job.due().unwrap_or(now), if_worker_dies: decision.into() }
     }
 
     /// Locks jobs, halving the batch around what MongoDB refuses.
@@ -194,12 +205,12 @@ impl Incarnation {
     }
 
     /// Enters the workable of a started job, in a task of its own that ends when its outcome is recorded.
-    fn enter(&mut self, job: Job, claim: Claim, start: &Start, verdict: IfWorkerDies) {
+    fn enter(&mut self, Startable { job, policy }: Startable, claim: Claim, start: &Start, verdict: IfWorkerDies) {
         let cancel = Arc::new(Cancel::under(self.shared.clone()));
         self.cancels.insert(job.id, cancel.clone());
         let previous = job.last_execution.clone();
         let (job, equipment, outcomes) = (as_started(job, start, verdict), self.equipment.clone(), self.outcomes.clone());
-        self.running.spawn(async move { carry_out(&equipment, equipment.attempt(job, claim, previous, cancel), outcomes).await });
+        self.running.spawn(async move { carry_out(&equipment, equipment.attempt(job, policy, claim, previous, cancel), outcomes).await });
     }
 
     /// Archives a document that is no job, alone.

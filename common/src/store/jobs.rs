@@ -665,11 +665,14 @@ fn start_command(start: &Start, jobs: &[ToStart]) -> Document {
         } else {
             doc! { "$eq": attempts }
         };
+        let date = |at: Instant| Bson::DateTime(bson::DateTime::from_chrono(at));
+        // One date is compared once, not with each job.
+        let scheduled_at = due.map_or_else(|| "$scheduled_at".into(), date);
         let mut filter = doc! {
             "_id": { "$in": ids },
             "locked": false,
             "attempts": attempts_read,
-            "$expr": { "$and": [{ "$lte": ["$scheduled_at", "$$NOW"] }, { "$lt": ["$$NOW", lease_until] }] },
+            "$expr": { "$and": [{ "$lte": [scheduled_at, "$$NOW"] }, { "$lt": ["$$NOW", lease_until] }] },
         };
         let verdict = bson::serialize_to_bson(verdict).expect("a number or a word");
         let execution = |scheduled_at: Bson, started_at: Bson, verdict: Bson, hostname: Bson| {
@@ -684,7 +687,6 @@ fn start_command(start: &Start, jobs: &[ToStart]) -> Document {
             }
         };
         let set = |execution: Document| doc! { "$set": { "locked": true, "attempts": attempts + 1, "last_execution": execution } };
-        let date = |at: Instant| Bson::DateTime(bson::DateTime::from_chrono(at));
         let update = if let Some(due) = due {
             // What is copied must be what is there.
             filter.insert("scheduled_at", date(due));
