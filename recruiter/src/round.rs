@@ -13,7 +13,7 @@ use recruiter_common::{
     ids::{JobId, LeaseTerm, RoundId, WorkerId},
     instant::Instant,
     roster::{AvailableWorker, WorkOn},
-    store::{Assignment, Channel, DueJob, GROUPS_PER_QUERY, Hint, Store, StoreError},
+    store::{Assignment, Channel, DueJob, Hint, Store, StoreError},
 };
 
 use crate::matching::{in_order, plan_assignments};
@@ -209,26 +209,28 @@ impl Due {
         let mut due = Self { complete: true, ..Self::default() };
         for (able, groups) in &alike {
             let able: Vec<&AvailableWorker> = able.iter().map(|index| &workers[*index]).collect();
-            for groups in groups.chunks(GROUPS_PER_QUERY) {
-                match due_in(store, groups, &able, &in_flight, now).await {
-                    Ok((found, complete)) => {
-                        due.jobs.extend(found);
-                        due.complete &= complete;
-                    }
-                    // One group's backlog stops none of the others.
-                    Err(error) if error.is_too_slow() => {
-                        tracing::warn!(?groups, "looking for due jobs took too long; going on with other groups");
-                        due.complete = false;
-                    }
-                    Err(error) => return Err(error),
+            match due_in(store, groups, &able, &in_flight, now).await {
+                Ok((found, complete)) => {
+                    due.jobs.extend(found);
+                    due.complete &= complete;
                 }
+                // Some groups' backlog stops none of the others.
+                Err(error) if error.is_too_slow() => {
+                    tracing::warn!(?groups, "looking for due jobs took too long; going on with other groups");
+                    due.complete = false;
+                }
+                Err(error) => return Err(error),
             }
         }
         due.sort();
         due.next = match next {
             Some(next) => next,
             None if !due.complete => None,
-            None => store.next_due(&groups.iter().cloned().collect::<Vec<_>>(), now).await?,
+            None => {
+                let classes: BTreeSet<&str> = workers.iter().flat_map(|worker| &worker.classes).map(String::as_str).collect();
+                let (groups, classes) = (groups.iter().cloned().collect::<Vec<_>>(), classes.into_iter().collect::<Vec<_>>());
+                store.next_due(&groups, &classes, now).await?
+            }
         };
         due.groups = groups;
         for worker in workers {

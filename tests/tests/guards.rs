@@ -165,17 +165,18 @@ async fn due_is_what_waits_in_the_group_for_one_of_the_classes_since_now() {
     let setting = Setting::new().await;
     let (later, sooner) = (in_ms(&setting.store, 60_000), in_ms(&setting.store, 30_000));
     let job = |class: &str| NewJob::of_class(class, doc! {}).in_group("a");
-    let jobs = [job("x"), job("other"), job("x").in_group("other").at(sooner), job("x").in_group("other"), job("x").at(later), job("x")];
+    let elsewhere = [job("x").in_group("other").at(sooner), job("x").in_group("other"), job("other").at(sooner)];
+    let jobs = [job("x"), job("other"), job("x").at(later), job("x")].into_iter().chain(elsewhere);
     let jobs = setting.store.enqueue_many(jobs).await.unwrap();
-    setting.start(WorkerId::new(), [jobs[5]]).await;
+    setting.start(WorkerId::new(), [jobs[3]]).await;
     let now = setting.store.now();
     let due = async |group: &str, classes: &[&str]| -> BTreeSet<JobId> {
         setting.store.due_jobs(&[group.to_owned()], classes, now, 10).await.unwrap().into_iter().map(|job| job.id).collect()
     };
     assert_eq!(due("a", &["x"]).await, set_of([jobs[0]]));
     assert_eq!(due("a", &["x", "other"]).await, set_of([jobs[0], jobs[1]]));
-    assert_eq!(setting.store.next_due(&["a".into()], now).await.unwrap(), Some(later), "not what is due, nor another group's");
-    assert_eq!(setting.store.next_due(&["a".into()], later).await.unwrap(), None);
+    assert_eq!(setting.store.next_due(&["a".into()], &["x"], now).await.unwrap(), Some(later), "nothing else of any kind");
+    assert_eq!(setting.store.next_due(&["a".into()], &["x"], later).await.unwrap(), None);
 }
 
 #[tokio::test]

@@ -4,19 +4,19 @@
 //! version is kept in `metadata`, so that an up-to-date database needs nothing but ordinary rights.
 
 use bson::{Document, doc};
-use mongodb::{IndexModel, options::IndexOptions};
+use mongodb::{Collection, IndexModel, options::IndexOptions};
 
 use super::{Store, StoreError, call, code_of};
 
 /// Version of what this file describes. Raised with every change to it.
-const SCHEMA_VERSION: i32 = 2;
+const SCHEMA_VERSION: i32 = 3;
 
 /// Largest `workable` that is accepted, in bytes of BSON: a job, its history and its result must fit into MongoDB's
 /// 16 MiB together.
 pub const LARGEST_WORKABLE: usize = 4 * 1024 * 1024;
 
-/// Serves `due_jobs`, `groups` and `next_due`. A start takes an entry out, so that the later delete touches little. The
-/// class comes last: a backlog that nobody can take is passed in the index without fetching it.
+/// Serves `due_jobs`, `groups` and `next_due`. A start takes an entry out, so that the later delete touches little. The class
+/// comes before the dates: a backlog that nobody can take is never walked over.
 pub const DUE_JOBS: &str = "due_jobs";
 /// Serves `prune_archived`, the statistics and the newest finished jobs.
 pub const ARCHIVED_BY_END: &str = "archived_by_end";
@@ -132,12 +132,25 @@ async fn create_indexes(store: &Store) -> Result<(), StoreError> {
     for (collection, model) in [
         (
             &store.scheduled,
-            index(DUE_JOBS, doc! { "group": 1, "priority": -1, "scheduled_at": 1, "workable.class": 1 }, Some(doc! { "locked": false })),
+            index(DUE_JOBS, doc! { "group": 1, "workable.class": 1, "priority": -1, "scheduled_at": 1 }, Some(doc! { "locked": false })),
         ),
         (&store.archived, index(ARCHIVED_BY_END, doc! { "last_execution.ended_at": 1 }, None)),
     ] {
-        let collection = collection.clone();
-        call("create_index", async move { collection.create_index(model).await }).await?;
+        match create_index(collection, &model).await {
+            // An earlier release had other keys under this name.
+            Err(StoreError::Mongo { source, .. }) if code_of(&source) == Some(86) => {
+                let (outdated, name) =
+                    (collection.clone(), model.options.as_ref().and_then(|options| options.name.clone()).unwrap_or_default());
+                call("drop_index", async move { outdated.drop_index(name).await }).await?;
+                create_index(collection, &model).await?;
+            }
+            created => created?,
+        }
     }
     Ok(())
+}
+
+async fn create_index(collection: &Collection<Document>, model: &IndexModel) -> Result<(), StoreError> {
+    let (collection, model) = (collection.clone(), model.clone());
+    call("create_index", async move { collection.create_index(model).await }).await.map(drop)
 }

@@ -5,6 +5,7 @@
 //! that is no job (each under `locked: false`); locked, only the holder of the start, or a cleaner after its death.
 
 use std::{
+    cmp::Reverse,
     collections::{BTreeSet, HashMap, HashSet},
     sync::Arc,
 };
@@ -31,9 +32,8 @@ use crate::{
 
 /// Documents in one `insert` command: the server's own limit is higher, the progress of a large import finer.
 const INSERT_BATCH: usize = 1_000;
-/// Index scans that MongoDB merges for one sorted query before it gives up and sorts in memory (its own default is
-/// 200); divided by the priorities this is how many groups one query may name.
-pub const GROUPS_PER_QUERY: usize = 200 / 10;
+/// Index scans that MongoDB merges for one sorted query before it gives up and sorts everything in memory: its own default.
+const SCANS: usize = 200;
 /// Jobs that one step of the sweep walks over.
 const SWEEP_STEP: u64 = 5_000;
 /// How often a transaction is tried again at once when MongoDB says that it was merely unlucky.
@@ -190,41 +190,47 @@ impl Store {
 
     /// Unlocked jobs of these groups that are due at `now` and of one of these classes, by priority, oldest first.
     ///
-    /// Filter: group, unlocked, due, class. Priorities are named one by one, so that jobs due later in each of them are
-    /// jumped over, not read; jobs of other classes are passed in the index, not stopped at. `groups` are at most
-    /// [`GROUPS_PER_QUERY`], or they are sorted in memory.
+    /// Filter: group, unlocked, due, class. MongoDB merges one scan for each group and class, which is in this order and jumps over
+    /// what is due later, so that it costs as much as it finds, however many wait; with a list of priorities it would not.
     /// Index: `due_jobs`. Invariant: none, the start decides.
     pub async fn due_jobs(&self, groups: &[String], classes: &[&str], now: Instant, limit: usize) -> Result<Vec<DueJob>, StoreError> {
-        let scheduled = self.scheduled.clone_with_type::<RawDocumentBuf>();
-        let mut filter = due_filter(groups, now);
-        filter.insert("workable.class", doc! { "$in": classes.to_vec() });
-        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-        let found: Vec<RawDocumentBuf> = call("due_jobs", async move {
-            scheduled
-                .find(filter)
-                .sort(doc! { "priority": -1, "scheduled_at": 1 })
-                .limit(limit)
-                .batch_size(10_000)
-                .projection(doc! { "group": 1, "workable.class": 1, "priority": 1, "scheduled_at": 1 })
-                .max_time(CALL_LIMIT / 2)
-                .hint(IndexHint::Name(DUE_JOBS.into()))
-                .read_concern(ReadConcern::local())
-                .await?
-                .try_collect()
-                .await
-        })
-        .await?;
-        Ok(found.iter().filter_map(|job| DueJob::of_raw(job)).collect())
+        let mut due: Vec<DueJob> = Vec::new();
+        let most = i64::try_from(limit).unwrap_or(i64::MAX);
+        for (groups, classes) in scans(groups, classes, 1) {
+            let scheduled = self.scheduled.clone_with_type::<RawDocumentBuf>();
+            let mut filter = due_filter(groups, now);
+            filter.insert("workable.class", doc! { "$in": classes.to_vec() });
+            let found: Vec<RawDocumentBuf> = call("due_jobs", async move {
+                scheduled
+                    .find(filter)
+                    .sort(doc! { "priority": -1, "scheduled_at": 1 })
+                    .limit(most)
+                    .batch_size(10_000)
+                    .projection(doc! { "group": 1, "workable.class": 1, "priority": 1, "scheduled_at": 1 })
+                    .max_time(CALL_LIMIT / 2)
+                    .hint(IndexHint::Name(DUE_JOBS.into()))
+                    .read_concern(ReadConcern::local())
+                    .await?
+                    .try_collect()
+                    .await
+            })
+            .await?;
+            due.extend(found.iter().filter_map(|job| DueJob::of_raw(job)));
+        }
+        due.sort_by_key(|job| (Reverse(job.priority), job.scheduled_at));
+        due.truncate(limit);
+        Ok(due)
     }
 
-    /// When the next unlocked job of these groups becomes due after `now`.
+    /// When the next unlocked job of these groups and classes becomes due after `now`.
     ///
-    /// Index: `due_jobs`, one range for each group and priority, merged. Invariant: none, a timer is set by it.
-    pub async fn next_due(&self, groups: &[String], now: Instant) -> Result<Option<Instant>, StoreError> {
+    /// Index: `due_jobs`, one range for each group, class and priority, merged. Invariant: none, a timer is set by it.
+    pub async fn next_due(&self, groups: &[String], classes: &[&str], now: Instant) -> Result<Option<Instant>, StoreError> {
         let mut next: Option<Instant> = None;
-        for groups in groups.chunks(GROUPS_PER_QUERY) {
+        for (groups, classes) in scans(groups, classes, Priority::all().count()) {
             let scheduled = self.scheduled.clone();
-            let filter = next_due_filter(groups, now);
+            let mut filter = next_due_filter(groups, now);
+            filter.insert("workable.class", doc! { "$in": classes.to_vec() });
             let found = call("next_due", async move {
                 scheduled
                     .find_one(filter)
@@ -620,10 +626,14 @@ async fn commit(session: &mut ClientSession) -> Result<(), Error> {
     }
 }
 
+/// Every pair of these groups and classes, in as many parts as MongoDB needs to merge `each` scans of every pair.
+fn scans<'a>(groups: &'a [String], classes: &'a [&'a str], each: usize) -> impl Iterator<Item = (&'a [String], &'a [&'a str])> {
+    classes.chunks(SCANS / each).flat_map(move |classes| groups.chunks(SCANS / each / classes.len()).map(move |groups| (groups, classes)))
+}
+
 pub(super) fn due_filter(groups: &[String], now: Instant) -> Document {
     doc! {
         "group": { "$in": groups.to_vec() },
-        "priority": { "$in": Priority::all().map(Bson::from).collect::<Vec<_>>() },
         "scheduled_at": { "$lte": bson::DateTime::from_chrono(now) },
         "locked": false,
     }

@@ -115,7 +115,7 @@ async fn all_calls(row: &mut Row) -> Vec<Call> {
         (Role::Cleaner, Moment::Before, "insert archived"),
         (Role::Cleaner, Moment::Before, "commitTransaction"),
         (Role::Cleaner, Moment::After, "find scheduled _id,locked,last_execution.worker"),
-        (Role::Recruiter, Moment::After, "find scheduled group,priority,scheduled_at,locked,workable.class"),
+        (Role::Recruiter, Moment::After, "find scheduled group,scheduled_at,locked,workable.class"),
     ]
     .map(|(role, moment, step)| (role, Fault { step: step.to_owned(), moment, blow: Blow::Freeze, nth: 1 }));
     let mut runs = stream::iter(leads)
