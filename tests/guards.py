@@ -39,9 +39,7 @@ TESTS = [("guards", []), ("it", ["store::"])]
 TESTS_MAY_TAKE = 600
 
 # Conditions that are no guards, each with the reason. No write relies on them.
-NO_GUARDS = {
-    "due_filter/priority": "says how to walk the index, and MongoDB walks it so anyway: same keys, same documents",
-}
+NO_GUARDS: dict[str, str] = {}
 # Functions that make a filter without writing it out, each with the reason why its conditions need not be found.
 OPAQUE = {"fields": "what a person asks to see in a list: tests/tests/it/cli.rs"}
 

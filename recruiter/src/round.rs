@@ -27,6 +27,8 @@ const AHEAD: usize = 4;
 const WORKERS_KNOWN_FOR: Duration = Duration::from_secs(10);
 /// Channels on which as many workers listen as may be woken in each thorough round for nothing.
 const CHANNELS_PER_BEAT: usize = 2;
+/// Of how many groups, at most, it is looked up when their next jobs become due: each costs a search of its own.
+const GROUPS_TO_FORESEE: usize = 100;
 /// Jobs that are remembered, at most: more than there are places to give.
 const REMEMBERED: usize = 100_000;
 
@@ -80,8 +82,10 @@ pub(crate) struct Look {
     pub(crate) thorough: bool,
     /// Somebody may have places.
     pub(crate) workers: bool,
-    /// Jobs may be due that are not known.
+    /// Jobs may be due that are not known, in any group.
     pub(crate) jobs: bool,
+    /// The same, in these groups.
+    pub(crate) groups: BTreeSet<String>,
     /// Jobs that are due. They need not be there yet: a worker that does not find them says so.
     pub(crate) announced: Vec<DueJob>,
 }
@@ -163,6 +167,13 @@ struct Due {
 }
 
 impl Due {
+    /// Adds what was found in some groups.
+    fn extend(&mut self, found: Self, in_flight: &InFlight) {
+        self.complete &= found.complete;
+        self.announce(&found.jobs, in_flight);
+        self.groups.extend(found.groups);
+    }
+
     fn announce(&mut self, announced: &[DueJob], in_flight: &InFlight) {
         if announced.is_empty() {
             return;
@@ -190,7 +201,8 @@ impl Due {
         self.kinds.iter().any(|(work_on, classes)| *work_on == worker.work_on && *classes == worker.classes)
     }
 
-    /// Looks in these groups for what these workers could be given, and for when there will be more unless that is known.
+    /// Looks in these groups for what these workers could be given; and for when there will be more if that does not fill their
+    /// places, unless it is known.
     async fn search(
         store: &Store,
         groups: BTreeSet<String>,
@@ -223,9 +235,15 @@ impl Due {
             }
         }
         due.sort();
+        let places: usize = workers.iter().map(|worker| worker.free as usize).sum();
         due.next = match next {
             Some(next) => next,
-            None if !due.complete => None,
+            None if !due.complete || due.jobs.len() >= places => {
+                due.complete = false;
+                None
+            }
+            // Found by the poll.
+            None if groups.len() > GROUPS_TO_FORESEE => None,
             None => {
                 let classes: BTreeSet<&str> = workers.iter().flat_map(|worker| &worker.classes).map(String::as_str).collect();
                 let (groups, classes) = (groups.iter().cloned().collect::<Vec<_>>(), classes.into_iter().collect::<Vec<_>>());
@@ -259,18 +277,19 @@ pub(crate) async fn tick(store: &Store, term: LeaseTerm, memory: &mut Memory, no
     }
     let mut search = look.jobs || look.thorough;
     if workers.is_empty() {
-        if search {
+        if search || !look.groups.is_empty() {
             memory.due = Due::default();
         }
         memory.due.announce(&look.announced, &memory.in_flight);
         memory.workers = Some(workers);
         return Ok(Summary::default());
     }
-    if look.thorough {
-        let takes_all = workers.iter().any(|worker| worker.work_on == WorkOn::All);
-        memory.groups = if takes_all { store.groups().await?.into_iter().collect() } else { BTreeSet::new() };
-    }
     let groups = groups_of(&workers, &memory.groups);
+    let news: BTreeSet<String> = look.groups.intersection(&groups).cloned().collect();
+    if !search && !news.is_empty() {
+        let found = Due::search(store, news, &workers, &memory.in_flight, now, Some(memory.due.next)).await?;
+        memory.due.extend(found, &memory.in_flight);
+    }
     let places = workers.iter().map(|worker| worker.free as usize).sum();
     let mut plan = Vec::new();
     if !search {
@@ -280,7 +299,18 @@ pub(crate) async fn tick(store: &Store, term: LeaseTerm, memory: &mut Memory, no
     }
     if search {
         let next = (!look.thorough && memory.due.complete && memory.due.covers(&groups, &workers, now)).then_some(memory.due.next);
-        memory.due = Due::search(store, groups, &workers, &memory.in_flight, now, next).await?;
+        let takes_all = workers.iter().any(|worker| worker.work_on == WorkOn::All);
+        let mut with_jobs = groups;
+        if takes_all || with_jobs.len() > 1 {
+            // In each of the others a search would walk over all that lately left the index.
+            let waiting: BTreeSet<String> = store.groups().await?.into_iter().collect();
+            with_jobs = groups_of(&workers, &waiting).intersection(&waiting).cloned().collect();
+            memory.groups = waiting;
+        } else {
+            memory.groups.clear();
+        }
+        memory.due = Due::search(store, with_jobs, &workers, &memory.in_flight, now, next).await?;
+        memory.due.groups.extend(groups_of(&workers, &memory.groups));
         memory.due.announce(&look.announced, &memory.in_flight);
         plan = plan_assignments(&workers, &memory.due.jobs);
     }
@@ -322,12 +352,11 @@ async fn due_in(
         let able = able.iter().filter(|worker| worker.classes.iter().any(|class| places.contains_key(class.as_str())));
         let limit = able.map(|worker| worker.free as usize).sum::<usize>() * AHEAD + in_flight.len();
         let found = store.due_jobs(groups, &classes, now, limit).await?;
-        let all = found.len() < limit;
-        let fresh: Vec<DueJob> = found.into_iter().filter(|job| !in_flight.contains(&job.id)).collect();
+        let fresh: Vec<DueJob> = found.jobs.into_iter().filter(|job| !in_flight.contains(&job.id)).collect();
         places.retain(|class, places| fresh.iter().filter(|job| job.class == *class).count() < *places);
         let left_out = places.len() < classes.len();
         due.extend(fresh);
-        if all {
+        if found.are_all {
             break;
         }
         complete = false;

@@ -19,6 +19,8 @@ use crate::{
     round::{self, Look, Memory},
 };
 
+/// How much rarer everything is looked at, at most, when that takes long: with thousands of groups it would be all that is done.
+const RARER: u32 = 3;
 /// After a round that MongoDB did not carry out.
 const RETRY: Duration = Duration::from_millis(500);
 
@@ -81,7 +83,7 @@ async fn lead(store: &Store, args: &RunArgs, mut leadership: Leadership, shutdow
     };
     recruiter_common::service::ready("leading");
     let mut look = Look { thorough: true, ..Look::default() };
-    let mut last_thorough = Monotonic::now();
+    let (mut last_thorough, mut thorough_took) = (Monotonic::now(), Duration::ZERO);
     loop {
         if shutdown.is_requested() {
             leadership.release(store).await;
@@ -97,6 +99,7 @@ async fn lead(store: &Store, args: &RunArgs, mut leadership: Leadership, shutdow
         }
         // Who is heard need not be asked so often.
         let poll = if hints.is_listening() { args.poll } else { args.poll / 2 };
+        let poll = poll.max((thorough_took * RARER).min(args.poll * RARER));
         look.thorough |= last_thorough.elapsed() >= poll;
         look.workers |= look.thorough && !hints.is_listening();
         let thorough = look.thorough;
@@ -107,7 +110,11 @@ async fn lead(store: &Store, args: &RunArgs, mut leadership: Leadership, shutdow
         if let Err(error) = store.fresh_clock().await {
             tracing::debug!(error = chain(&error), "the server's clock could not be read");
         }
-        let due = match round::tick(store, term, &mut memory, store.now(), std::mem::take(&mut look)).await {
+        let tick = round::tick(store, term, &mut memory, store.now(), std::mem::take(&mut look)).await;
+        if thorough {
+            thorough_took = before.elapsed();
+        }
+        let due = match tick {
             Ok(summary) => {
                 let duration_ms = before.elapsed().as_millis();
                 match summary.assigned {
@@ -192,8 +199,11 @@ async fn wait(
         while let Some(hint) = next {
             match hint {
                 Hint::Jobs { groups, at: None, jobs } => {
+                    if jobs.is_empty() {
+                        look.jobs |= groups.is_empty();
+                        look.groups.extend(groups.iter().cloned());
+                    }
                     memory.groups.extend(groups);
-                    look.jobs |= jobs.is_empty();
                     look.announced.extend(jobs);
                 }
                 Hint::Jobs { groups, at: Some(at), .. } => {
@@ -211,7 +221,7 @@ async fn wait(
             }
             next = hints.try_next();
         }
-        if look.workers || look.jobs || !look.announced.is_empty() {
+        if look.workers || look.jobs || !look.groups.is_empty() || !look.announced.is_empty() {
             return look;
         }
     }

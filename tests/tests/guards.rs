@@ -171,7 +171,7 @@ async fn due_is_what_waits_in_the_group_for_one_of_the_classes_since_now() {
     setting.start(WorkerId::new(), [jobs[3]]).await;
     let now = setting.store.now();
     let due = async |group: &str, classes: &[&str]| -> BTreeSet<JobId> {
-        setting.store.due_jobs(&[group.to_owned()], classes, now, 10).await.unwrap().into_iter().map(|job| job.id).collect()
+        setting.store.due_jobs(&[group.to_owned()], classes, now, 10).await.unwrap().jobs.into_iter().map(|job| job.id).collect()
     };
     assert_eq!(due("a", &["x"]).await, set_of([jobs[0]]));
     assert_eq!(due("a", &["x", "other"]).await, set_of([jobs[0], jobs[1]]));

@@ -72,6 +72,15 @@ impl DueJob {
     }
 }
 
+/// What a search for due jobs has found.
+#[derive(Clone, Debug)]
+pub struct DueJobs {
+    /// By priority, oldest first.
+    pub jobs: Vec<DueJob>,
+    /// Whether there are no others.
+    pub are_all: bool,
+}
+
 /// One bulk start: what is written into every job it locks.
 #[derive(Clone, Debug)]
 pub struct Start {
@@ -188,13 +197,17 @@ impl Store {
         Ok(groups)
     }
 
-    /// Unlocked jobs of these groups that are due at `now` and of one of these classes, by priority, oldest first.
+    /// The first unlocked jobs of these groups that are due at `now` and of one of these classes: at least `limit` if there are as
+    /// many.
     ///
     /// Filter: group, unlocked, due, class. MongoDB merges one scan for each group and class, which is in this order and jumps over
     /// what is due later, so that it costs as much as it finds, however many wait; with a list of priorities it would not.
     /// Index: `due_jobs`. Invariant: none, the start decides.
-    pub async fn due_jobs(&self, groups: &[String], classes: &[&str], now: Instant, limit: usize) -> Result<Vec<DueJob>, StoreError> {
-        let mut due: Vec<DueJob> = Vec::new();
+    pub async fn due_jobs(&self, groups: &[String], classes: &[&str], now: Instant, limit: usize) -> Result<DueJobs, StoreError> {
+        let order = |job: &DueJob| (Reverse(job.priority), job.scheduled_at);
+        let mut jobs: Vec<DueJob> = Vec::new();
+        // What comes after this may not have been told.
+        let mut known_to = None;
         let most = i64::try_from(limit).unwrap_or(i64::MAX);
         for (groups, classes) in scans(groups, classes, 1) {
             let scheduled = self.scheduled.clone_with_type::<RawDocumentBuf>();
@@ -215,11 +228,17 @@ impl Store {
                     .await
             })
             .await?;
-            due.extend(found.iter().filter_map(|job| DueJob::of_raw(job)));
+            let told = found.len();
+            jobs.extend(found.iter().filter_map(|job| DueJob::of_raw(job)));
+            if told >= limit {
+                known_to = known_to.into_iter().chain(jobs.last().map(order)).min();
+            }
         }
-        due.sort_by_key(|job| (Reverse(job.priority), job.scheduled_at));
-        due.truncate(limit);
-        Ok(due)
+        jobs.sort_by_key(order);
+        if let Some(known_to) = known_to {
+            jobs.truncate(jobs.partition_point(|job| order(job) <= known_to));
+        }
+        Ok(DueJobs { jobs, are_all: known_to.is_none() })
     }
 
     /// When the next unlocked job of these groups and classes becomes due after `now`.

@@ -88,7 +88,7 @@ async fn burn_down(store: Store, group: String) -> anyhow::Result<u64> {
     let mut done = 0;
     loop {
         let now = store.now();
-        let due = store.due_jobs(std::slice::from_ref(&group), &["noop"], now, BATCH).await?;
+        let due = store.due_jobs(std::slice::from_ref(&group), &["noop"], now, BATCH).await?.jobs;
         if due.is_empty() {
             return Ok(done);
         }

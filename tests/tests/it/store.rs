@@ -1,16 +1,17 @@
 //! The operations of the store: the indexes they are served by, and what they make of jobs together. Their guards, one by
 //! one, are in `tests/tests/guards.rs`.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{cmp::Reverse, collections::BTreeSet, sync::Arc, time::Duration};
 
 use bson::{Bson, Document, doc};
 use futures_util::TryStreamExt;
+use mongodb::IndexModel;
 use recruiter_common::{
     enqueue::NewJob,
     failure::Failure,
     ids::{JobId, WorkerId},
-    job::{Execution, Job, Why},
-    store::{Archival, CommitSession, Recorded, Rescheduling, Store},
+    job::{Execution, Job, Priority, Why},
+    store::{Archival, CommitSession, DueJob, Recorded, Rescheduling, Store},
 };
 use recruiter_tests::{
     factory::{in_ms, insert_unvalidated, minimal_job, read, start, started, to_start},
@@ -91,8 +92,12 @@ async fn hot_operations_are_served_by_their_index() {
             assert!(keys <= most && documents <= most, "{what} reads too much: keys {keys}, documents {documents}");
         }
     };
-    check("due_jobs", 40, &mut Work(async || assert_eq!(store.due_jobs(&groups, &["x", "y"], store.now(), 10).await.unwrap().len(), 10)))
-        .await;
+    check(
+        "due_jobs",
+        40,
+        &mut Work(async || assert_eq!(store.due_jobs(&groups, &["x", "y"], store.now(), 10).await.unwrap().jobs.len(), 10)),
+    )
+    .await;
     check("next_due", 60, &mut Work(async || assert_eq!(store.next_due(&groups, &["x", "y"], store.now()).await.unwrap(), Some(later))))
         .await;
     check("groups", 40, &mut Work(async || assert_eq!(store.groups().await.unwrap().len(), 6))).await;
@@ -139,6 +144,37 @@ impl<F: AsyncFnMut()> AsyncWork for Work<F> {
 }
 
 /// I3: two workers with the same hint.
+/// However many groups and classes there are, and in whichever of them the most urgent jobs are.
+#[tokio::test]
+async fn the_first_of_many_groups_are_found_in_order() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    let (groups, classes): (Vec<String>, _) = ((0..300).map(|number| format!("group-{number:03}")).collect(), ["x", "y"]);
+    let first = store.now() - Duration::from_secs(3_600);
+    let job = |number: u32| {
+        // Half of them in one group, all of them in an order of their own.
+        let group = if number.is_multiple_of(2) { 7 } else { number as usize * 7 % groups.len() };
+        let at = first + Duration::from_secs(u64::from(number * 1_237 % 2_003));
+        let priority = Priority::new(u8::try_from(number % 3).unwrap()).unwrap();
+        NewJob::of_class(classes[number as usize % 2], doc! {}).in_group(&groups[group]).priority(priority).at(at)
+    };
+    store.enqueue_many((0..2_000).map(job)).await.unwrap();
+    let known = |job: &DueJob| (job.priority, job.scheduled_at);
+    let all = store.due_jobs(&groups, &classes, store.now(), 2_001).await.unwrap();
+    assert!(all.are_all && all.jobs.len() == 2_000, "{}", all.jobs.len());
+    assert!(
+        all.jobs
+            .windows(2)
+            .all(|pair| (Reverse(pair[0].priority), pair[0].scheduled_at) <= (Reverse(pair[1].priority), pair[1].scheduled_at))
+    );
+    for limit in [1, 100, 700] {
+        let some = store.due_jobs(&groups, &classes, store.now(), limit).await.unwrap();
+        assert!(!some.are_all && some.jobs.len() >= limit, "{} of {limit}", some.jobs.len());
+        let expected: Vec<_> = all.jobs.iter().take(some.jobs.len()).map(known).collect();
+        assert_eq!(some.jobs.iter().map(known).collect::<Vec<_>>(), expected, "{limit}");
+    }
+}
+
 #[tokio::test]
 async fn of_two_racing_starts_each_job_belongs_to_one() {
     let database = TestDatabase::new().await;
@@ -328,6 +364,23 @@ async fn the_validator_refuses_what_no_recruiter_would_ever_see() {
     insert_unvalidated(&database, vec![change(doc! { "attempts": 0, "tags": 5, "priority": 5, "colour": "blue", "urn": 5 })]).await;
 }
 
+/// The index had other keys in an earlier release.
+#[tokio::test]
+async fn an_outdated_index_is_replaced() {
+    let database = TestDatabase::new().await;
+    let keys = doc! { "group": 1, "priority": -1, "scheduled_at": 1, "workable.class": 1 };
+    let only = doc! { "locked": false };
+    let index = doc! { "key": keys, "name": "due_jobs", "partialFilterExpression": only };
+    database.database().run_command(doc! { "createIndexes": "scheduled", "indexes": [index] }).await.unwrap();
+    database.raw("metadata").insert_one(doc! { "_id": "schema", "version": 2 }).await.unwrap();
+    store(&database).await;
+    let keys = async || {
+        let indexes: Vec<IndexModel> = database.raw("scheduled").list_indexes().await.unwrap().try_collect().await.unwrap();
+        indexes.into_iter().map(|index| index.keys.keys().cloned().collect::<Vec<_>>()).collect::<Vec<_>>()
+    };
+    assert_eq!(keys().await, [vec!["_id"], vec!["group", "workable.class", "priority", "scheduled_at"]]);
+}
+
 /// The schema is made once and left alone afterwards, by ever so many processes at a time.
 #[tokio::test]
 async fn processes_that_start_together_make_the_schema_once() {
@@ -341,5 +394,5 @@ async fn processes_that_start_together_make_the_schema_once() {
     assert_eq!(indexes("scheduled").await, ["_id_", "due_jobs"].map(str::to_owned).into());
     assert_eq!(indexes("archived").await, ["_id_", "archived_by_end"].map(str::to_owned).into());
     let schema = database.raw("metadata").find_one(doc! { "_id": "schema" }).await.unwrap().unwrap();
-    assert_eq!(schema.get("version"), Some(&Bson::Int32(2)));
+    assert_eq!(schema.get("version"), Some(&Bson::Int32(3)));
 }
