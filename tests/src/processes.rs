@@ -12,18 +12,22 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
+use recruiter_common::shutdown::pause;
 
 use crate::{mongo::TestDatabase, wait::wait_until};
 
 /// What a clean stop may take at most: more than any process drains by default.
 const STOP_WITHIN: Duration = Duration::from_secs(40);
+
+/// The last words of a process that has ended are read by then.
+const READ_WITHIN: Duration = Duration::from_secs(1);
 
 /// A started binary of this workspace; killed when dropped. When its test fails, what it said is in the report.
 #[derive(Debug)]
@@ -121,6 +125,12 @@ impl Process {
     pub async fn wait_exit(&mut self, deadline: Duration) -> ExitStatus {
         let what = format!("{} ends", self.name);
         wait_until(deadline, &what, async || self.child.try_wait().is_ok_and(|status| status.is_some())).await;
+        // A process of its own that it left behind may hold its output open for ever.
+        let read = || Arc::strong_count(&self.stdout) + Arc::strong_count(&self.stderr) == 2;
+        let until = Instant::now() + READ_WITHIN;
+        while !read() && Instant::now() < until {
+            pause(Duration::from_millis(5)).await;
+        }
         self.try_exit().expect("it has ended")
     }
 }

@@ -150,6 +150,8 @@ impl Ready for Bundle {
                     break;
                 }
                 self.execute_item(index, self.items[index].clone(), job).await;
+                // Items that wait for nothing leave the others a turn.
+                tokio::task::coop::consume_budget().await;
             }
             self.record.close().await;
             Ok(Done::default())

@@ -122,7 +122,7 @@ impl Equipment {
             Ok((workable, limit)) => (Ok(workable), limit),
             Err(failure) => (Err(failure), None),
         };
-        Attempt { job, claim, workable, bundle, policy, is_last_attempt, time_limit, cancel, previous }
+        Attempt { job, claim, workable, bundle, policy, is_last_attempt, time_limit, cancel, previous: previous.map(Arc::new) }
     }
 
     fn tell(&self, event: &WorkerEvent<'_>) {

@@ -4,15 +4,19 @@
 //! history alone.
 
 use std::{
+    future::poll_fn,
+    panic::AssertUnwindSafe,
     sync::{Arc, OnceLock},
+    task::Poll,
     time::{Duration, Instant as Monotonic},
 };
 
 use bson::Bson;
+use futures_util::FutureExt as _;
 use recruiter_common::{
     failure::{self, Failure},
     instant::Instant,
-    job::{Claim, Job, Why},
+    job::{Claim, Execution, Job, Why},
     retry_policy::{Decision, History, RetryPolicy},
     shutdown::pause,
     store::{Archival, Rescheduling},
@@ -45,7 +49,7 @@ pub(crate) struct Attempt {
     /// How long it may take.
     pub(crate) time_limit: Option<Duration>,
     pub(crate) cancel: Arc<Cancel>,
-    pub(crate) previous: Option<recruiter_common::job::Execution>,
+    pub(crate) previous: Option<Arc<Execution>>,
 }
 
 /// What is written about an ended attempt.
@@ -72,8 +76,8 @@ impl Attempt {
         Arc::new(Context {
             job: self.job.id,
             start: self.claim.start(),
-            class: self.job.class.clone(),
-            group: self.job.group.clone(),
+            class: self.job.class.as_str().into(),
+            group: self.job.group.as_str().into(),
             attempt: self.job.attempts,
             is_last_attempt: self.is_last_attempt,
             last_execution: self.previous.clone(),
@@ -134,20 +138,32 @@ impl Attempt {
 }
 
 /// Enters a workable and waits for its end.
+///
+/// What ends without having to wait for anything ends here. Everything else becomes a task of its own, which can be watched.
 pub(crate) async fn enter(workable: Arc<dyn Ready>, context: &Arc<Context>, limit: Option<Duration>) -> Result<Done, NotDone> {
     if let Some(deadline) = limit.and_then(|limit| Monotonic::now().checked_add(limit)) {
         let _ = context.deadline.set(deadline);
     }
     let blocks = workable.blocks();
-    let task = tokio::spawn({
+    let mut execution = {
         let context = context.clone();
-        async move { workable.execute(&context).await }
-    });
-    watch(AbortOnDrop(task), &context.cancel, limit, blocks).await
+        AssertUnwindSafe(async move { workable.execute(&context).await }).catch_unwind().boxed()
+    };
+    let ended = match poll_fn(|task| Poll::Ready(execution.poll_unpin(task))).await {
+        Poll::Ready(ended) => without_panic(Ok(ended)),
+        Poll::Pending => return watch(AbortOnDrop(tokio::spawn(execution)), &context.cancel, limit, blocks).await,
+    };
+    match limit {
+        Some(limit) if context.deadline().is_some_and(|deadline| Monotonic::now() > deadline) => Err(timed_out(limit)),
+        _ => ended,
+    }
 }
 
 /// A task that ends with whoever waits for it.
-struct AbortOnDrop(JoinHandle<Result<Done, NotDone>>);
+struct AbortOnDrop(JoinHandle<Ended>);
+
+/// How an execution ended: by itself, or in a panic.
+type Ended = std::thread::Result<Result<Done, NotDone>>;
 
 impl Drop for AbortOnDrop {
     fn drop(&mut self) {
@@ -185,19 +201,22 @@ async fn watch(mut task: AbortOnDrop, cancel: &Cancel, limit: Option<Duration>, 
         }
     };
     match (cancel.why(), limit) {
-        (Some(Cancellation::TimeLimit), Some(limit)) => {
-            let message = format!("it took longer than its time limit of {}", humantime::format_duration(limit));
-            Err(NotDone::Failed(Failure::new(failure::TIMEOUT, message)))
-        }
+        (Some(Cancellation::TimeLimit), Some(limit)) => Err(timed_out(limit)),
         _ => ended,
     }
 }
 
-fn without_panic(joined: Result<Result<Done, NotDone>, tokio::task::JoinError>) -> Result<Done, NotDone> {
-    joined.unwrap_or_else(|error| match error.try_into_panic() {
-        Ok(panic) => Err(NotDone::Failed(panicked(panic.as_ref()))),
+fn timed_out(limit: Duration) -> NotDone {
+    let message = format!("it took longer than its time limit of {}", humantime::format_duration(limit));
+    NotDone::Failed(Failure::new(failure::TIMEOUT, message))
+}
+
+fn without_panic(joined: Result<Ended, tokio::task::JoinError>) -> Result<Done, NotDone> {
+    match joined {
+        Ok(Ok(ended)) => ended,
+        Ok(Err(panic)) => Err(NotDone::Failed(panicked(panic.as_ref()))),
         Err(_) => Err(NotDone::Stopped(Failure::new(failure::INTERRUPTED, "it was broken off"))),
-    })
+    }
 }
 
 fn panicked(panic: &(dyn std::any::Any + Send)) -> Failure {

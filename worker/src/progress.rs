@@ -27,6 +27,8 @@ const BATCH: usize = 500;
 /// Between attempts while MongoDB cannot be reached.
 const PAUSE: Duration = Duration::from_millis(250);
 
+/// Of a bundle, as a fraction of its items: so few outcomes are written one by one.
+const FEW: usize = 8;
 /// How long the end of a bundle waits for a write that is on its way.
 const ON_ITS_WAY: Duration = Duration::from_secs(1);
 
@@ -118,7 +120,9 @@ impl Record {
         }
         known.is_on_its_way = true;
         let indexes = std::mem::take(&mut known.unwritten);
-        let progress = if known.has_places {
+        // To say everything costs less than to say where each of very many things belongs.
+        let few = indexes.len() * FEW < known.outcomes.len();
+        let progress = if known.has_places && few {
             Progress::of_items(self.claim, indexes.iter().map(|index| (*index, known.outcomes[*index].clone())))
         } else {
             Progress::whole(self.claim, &known.outcomes)

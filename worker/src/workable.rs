@@ -181,11 +181,11 @@ pub struct Item {
 pub struct Context {
     pub(crate) job: JobId,
     pub(crate) start: StartId,
-    pub(crate) class: String,
-    pub(crate) group: String,
+    pub(crate) class: Arc<str>,
+    pub(crate) group: Arc<str>,
     pub(crate) attempt: u32,
     pub(crate) is_last_attempt: bool,
-    pub(crate) last_execution: Option<Execution>,
+    pub(crate) last_execution: Option<Arc<Execution>>,
     pub(crate) item: Option<Item>,
     pub(crate) deadline: OnceLock<Instant>,
     pub(crate) cancel: Arc<Cancel>,
@@ -300,7 +300,7 @@ impl Context {
 
     /// The execution before this one.
     pub fn last_execution(&self) -> Option<&Execution> {
-        self.last_execution.as_ref()
+        self.last_execution.as_deref()
     }
 
     /// Which item of a bundle this is; nothing when the job is no bundle.
@@ -320,12 +320,17 @@ impl Context {
 
     /// Whether this execution should stop.
     pub fn is_cancelled(&self) -> bool {
-        self.cancel.token.is_cancelled()
+        self.cancel.token.is_cancelled() || self.is_late()
     }
 
     /// Why this execution should stop, once it should.
     pub fn cancellation(&self) -> Option<Cancellation> {
-        self.cancel.why()
+        self.cancel.why().or_else(|| self.is_late().then_some(Cancellation::TimeLimit))
+    }
+
+    /// Whether the time limit has passed, also in code that has let nobody else see to it.
+    fn is_late(&self) -> bool {
+        self.deadline().is_some_and(|deadline| Instant::now() >= deadline)
     }
 
     /// Whether this worker was declared dead, so that side effects should be left to the next run.

@@ -121,6 +121,7 @@ impl Archive {
             stage.insert_archived(copies.collect()).await?;
             stage.advance(1_000);
         }
+        stage.settle().await?;
         stage.enqueue(self.jobs, |_| noop()).await?;
         let beside = burn_down(stage, setting, self.jobs).await?;
         Ok(doc! {

@@ -34,7 +34,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 const STALLED_AFTER: Duration = Duration::from_secs(60);
 /// Arguments of the embedded MongoDB: a cache that is smaller than five million archived jobs, and nothing kept of the past, which
 /// nobody reads and MongoDB otherwise keeps for five minutes.
-const FOR_MANY_WRITES: [&str; 4] = ["--wiredTigerCacheSizeGB", "2", "--setParameter", "minSnapshotHistoryWindowInSeconds=0"];
+const FOR_MANY_WRITES: [&str; 4] = ["--wiredTigerCacheSizeGB", "1", "--setParameter", "minSnapshotHistoryWindowInSeconds=0"];
 const LOG: &str = "processes.log";
 /// A collection that only benchmarks write.
 const PROBES: &str = "probes";
@@ -163,6 +163,12 @@ impl Stage {
         for name in ["scheduled", "archived"] {
             self.collection(name).delete_many(doc! {}).await?;
         }
+        Ok(())
+    }
+
+    /// Has MongoDB write out what it has in memory, so that this does not go on beside what is measured next.
+    pub(super) async fn settle(&self) -> anyhow::Result<()> {
+        self.store.client().database("admin").run_command(doc! { "fsync": 1 }).await?;
         Ok(())
     }
 
