@@ -5,7 +5,7 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicU32, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use bson::{Document, doc};
@@ -278,6 +278,45 @@ async fn a_job_sent_again_under_its_id_is_enqueued_and_executed_once() {
     wait_until(SOON, "the copy is gone", async || database.raw("scheduled").find_one(doc! {}).await.unwrap().is_none()).await;
     assert_eq!(database.raw("archived").find_one(doc! { "_id": id }).await.unwrap(), Some(first), "the archive is untouched");
     assert_eq!(diary.attempts(), 1);
+    worker.stop().await;
+    recruiter.stop().await;
+}
+
+/// Lets nobody else run, as code that computes.
+#[derive(Serialize, Deserialize)]
+struct Greedy {}
+
+impl Workable for Greedy {
+    const CLASS: &'static str = "Greedy";
+}
+
+impl Executable for Greedy {
+    type State = Diary;
+
+    async fn execute(&self, diary: &Diary, job: &Context) -> Result<Done, NotDone> {
+        let begun = Instant::now();
+        while !job.is_cancelled() && begun.elapsed() < SOON / 2 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        diary.write(format!("{:?}", job.cancellation()));
+        Ok(Done::default())
+    }
+
+    fn time_limit(&self) -> Option<Duration> {
+        Some(Duration::from_millis(200))
+    }
+}
+
+#[tokio::test]
+async fn code_that_computes_learns_that_its_time_is_over_and_has_failed() {
+    let database = TestDatabase::new().await;
+    let diary = Arc::new(Diary::default());
+    let recruiter = Local::recruiter(&database, &[]);
+    let worker = Local::worker(&database, Worker::new().register::<Greedy>(diary.clone()).unwrap(), &[]);
+    let id = Greedy {}.as_job().enqueue(&store(&database).await).await.unwrap();
+    let execution = archived(&database, id).await.get_document("last_execution").unwrap().clone();
+    assert_eq!(execution.get_str("class").unwrap(), "timeout", "{execution}");
+    assert_eq!(diary.lines(), ["Some(TimeLimit)"]);
     worker.stop().await;
     recruiter.stop().await;
 }
