@@ -137,7 +137,7 @@ async fn create_indexes(store: &Store) -> Result<(), StoreError> {
         (&store.archived, index(ARCHIVED_BY_END, doc! { "last_execution.ended_at": 1 }, None)),
     ] {
         match create_index(collection, &model).await {
-            // An earlier release had other keys under this name.
+            // IndexKeySpecsConflict: an earlier release had other keys under this name.
             Err(StoreError::Mongo { source, .. }) if code_of(&source) == Some(86) => {
                 let (outdated, name) =
                     (collection.clone(), model.options.as_ref().and_then(|options| options.name.clone()).unwrap_or_default());

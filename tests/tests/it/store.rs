@@ -143,7 +143,6 @@ impl<F: AsyncFnMut()> AsyncWork for Work<F> {
     }
 }
 
-/// I3: two workers with the same hint.
 /// However many groups and classes there are, and in whichever of them the most urgent jobs are.
 #[tokio::test]
 async fn the_first_of_many_groups_are_found_in_order() {
@@ -175,6 +174,7 @@ async fn the_first_of_many_groups_are_found_in_order() {
     }
 }
 
+/// I3: two workers with the same hint.
 #[tokio::test]
 async fn of_two_racing_starts_each_job_belongs_to_one() {
     let database = TestDatabase::new().await;
