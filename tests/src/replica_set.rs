@@ -20,9 +20,6 @@ use crate::{
 
 /// How long the set may take until it is whole, or has another primary.
 const SETTLES_WITHIN: Duration = Duration::from_secs(60);
-/// The same for a member that is meant, which those whose clocks disagree with its own are slow to follow: they avoid a member that
-/// they could not use for a minute.
-const ELECTED_WITHIN: Duration = Duration::from_secs(240);
 /// How long a member is asked before it counts as silent.
 const ANSWERS_WITHIN: Duration = Duration::from_millis(500);
 /// How long a primary that stepped down does not stand for election, in seconds.
@@ -135,20 +132,9 @@ impl ReplicaSet {
 
     /// Makes this member the primary.
     pub async fn elect(&self, member: usize) {
-        let followed = doc! { "appendOplogNote": 1, "data": {}, "writeConcern": { "w": "majority", "wtimeout": 20_000 } };
-        let elected = async || {
-            // Refused while it lags behind.
-            if self.command(member, doc! { "replSetStepUp": 1 }).await.is_err() || self.elected().await != Some(member) {
-                return false;
-            }
-            // With clocks that disagree, nobody followed the new primary for more than a minute (6.0.5): then once more.
-            let followed = self.command(member, followed.clone()).await.is_ok_and(|reply| !reply.contains_key("writeConcernError"));
-            if !followed {
-                let _ = self.command(member, doc! { "replSetStepDown": 1, "force": true }).await;
-            }
-            followed
-        };
-        wait_until(ELECTED_WITHIN, "the member is elected", elected).await;
+        // Refused while it lags behind.
+        let elected = async || self.command(member, doc! { "replSetStepUp": 1 }).await.is_ok() && self.elected().await == Some(member);
+        wait_until(SETTLES_WITHIN, "the member is elected", elected).await;
     }
 
     /// Ends a member by force (`SIGKILL`).
