@@ -66,7 +66,7 @@ pub fn start(store: &Store, worker: WorkerId) -> Start {
 /// Reads unlocked jobs.
 pub async fn read(store: &Store, ids: &[JobId]) -> Vec<Job> {
     let found = store.unlocked(ids).await.expect("MongoDB is there");
-    found.into_iter().map(|job| job.expect("the job is well-formed")).collect()
+    found.into_iter().map(|job| *job.expect("the job is well-formed")).collect()
 }
 
 /// What a start of these jobs is made on.
@@ -86,9 +86,10 @@ pub async fn started(store: &Store, worker: WorkerId, ids: &[JobId]) -> Vec<(Job
     let start = start(store, worker);
     let claims = store.start_if_unlocked(&start, &to_start(&jobs)).await.expect("MongoDB is there");
     let verdict = IfWorkerDies::Archive(Why::WORKER_DIED);
-    let with_claim = |job: Job| {
+    let with_claim = |mut job: Job| {
         let claim = claims.iter().find(|claim| claim.job() == job.id).copied()?;
-        Some((recruiter_common::store::as_started(job, &start, verdict.clone()), claim))
+        recruiter_common::store::mark_started(&mut job, &start, verdict.clone());
+        Some((job, claim))
     };
     jobs.into_iter().filter_map(with_claim).collect()
 }

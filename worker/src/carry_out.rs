@@ -93,7 +93,7 @@ impl Equipment {
     /// A started job with its workable, made by code of users as well.
     pub(crate) fn attempt(
         &self,
-        mut job: Job,
+        mut job: Box<Job>,
         policy: Result<Arc<dyn RetryPolicy>, Failure>,
         claim: Claim,
         previous: Option<Execution>,
@@ -106,7 +106,7 @@ impl Equipment {
         };
         // Only here: what is stored stays in the document.
         let parameters = std::mem::take(&mut job.parameters);
-        let (handler, job) = (self.registry.handler(&job.class), Arc::new(job));
+        let (handler, job) = (self.registry.handler(&job.class), Arc::<Job>::from(job));
         let (bundle, workable) = match (&job.bundle, &policy, handler) {
             // Its items have time limits, each its own.
             (Some(known), Ok(policy), Ok(handler)) => {

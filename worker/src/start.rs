@@ -15,7 +15,7 @@ use recruiter_common::{
     instant::Instant,
     job::{Claim, IfWorkerDies, Job, Why},
     retry_policy::{Decision, RetryPolicy},
-    store::{Archival, CommitSession, Hint, Rescheduling, Start, StoreError, ToStart, as_started},
+    store::{Archival, CommitSession, Hint, Rescheduling, Start, StoreError, ToStart, mark_started},
     telemetry::chain,
 };
 use tokio::sync::oneshot;
@@ -41,7 +41,7 @@ pub(crate) struct Awaited {
 
 /// A job that may be started, with its policy, or why that cannot be used.
 struct Startable {
-    job: Job,
+    job: Box<Job>,
     policy: Result<Arc<dyn RetryPolicy>, Failure>,
 }
 
@@ -168,7 +168,7 @@ impl Incarnation {
             not_entered.extend(claims.drain(..).map(|claim| claim.job()));
         }
         if !not_entered.is_empty() {
-            let jobs = not_entered.iter().filter_map(|id| Some(readable.get(id)?.job.clone())).collect();
+            let jobs = not_entered.iter().filter_map(|id| Some(Job::clone(&readable.get(id)?.job))).collect();
             // A start that was answered cannot happen later, only be seen later.
             self.awaited.push(Awaited { start: start.id, jobs, until: if unanswered { start.lease_until } else { start.now } });
             self.settle_awaited(start.now).await;
@@ -205,11 +205,12 @@ impl Incarnation {
     }
 
     /// Enters the workable of a started job, in a task of its own that ends when its outcome is recorded.
-    fn enter(&mut self, Startable { job, policy }: Startable, claim: Claim, start: &Start, verdict: IfWorkerDies) {
+    fn enter(&mut self, Startable { mut job, policy }: Startable, claim: Claim, start: &Start, verdict: IfWorkerDies) {
         let cancel = Arc::new(Cancel::under(self.shared.clone()));
         self.cancels.insert(job.id, cancel.clone());
         let previous = job.last_execution.clone();
-        let (job, equipment, outcomes) = (as_started(job, start, verdict), self.equipment.clone(), self.outcomes.clone());
+        mark_started(&mut job, start, verdict);
+        let (equipment, outcomes) = (self.equipment.clone(), self.outcomes.clone());
         self.running.spawn(async move { carry_out(&equipment, equipment.attempt(job, policy, claim, previous, cancel), outcomes).await });
     }
 

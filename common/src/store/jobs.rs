@@ -271,7 +271,7 @@ impl Store {
     ///
     /// Index: `_id`. Invariant: I9, a malformed document stops none of its neighbours. That a majority has them is the
     /// business of the start, whose own write is after theirs.
-    pub async fn unlocked(&self, jobs: &[JobId]) -> Result<Vec<Result<Job, (JobId, RawDocumentBuf, CorruptJob)>>, StoreError> {
+    pub async fn unlocked(&self, jobs: &[JobId]) -> Result<Vec<Result<Box<Job>, (JobId, RawDocumentBuf, CorruptJob)>>, StoreError> {
         let scheduled = self.scheduled.clone_with_type::<RawDocumentBuf>();
         let filter = doc! { "_id": { "$in": jobs.to_vec() }, "locked": false };
         let found: Vec<RawDocumentBuf> = call("unlocked", async move {
@@ -280,7 +280,7 @@ impl Store {
         .await?;
         let decode = |document: RawDocumentBuf| {
             let id = raw_id_of(&document)?;
-            Some(Job::try_from(document).map_err(|(document, error)| (id, document, error)))
+            Some(Job::try_from(document).map(Box::new).map_err(|(document, error)| (id, document, error)))
         };
         Ok(found.into_iter().filter_map(decode).collect())
     }
@@ -736,9 +736,9 @@ fn start_command(start: &Start, jobs: &[ToStart]) -> Document {
     }
 }
 
-/// What [`Store::start_if_unlocked`] has made of a job that was read before it.
-pub fn as_started(mut job: Job, start: &Start, verdict: IfWorkerDies) -> Job {
-    let JobState::Scheduled { at } = job.state else { return job };
+/// Makes of a job that was read what [`Store::start_if_unlocked`] has made of it since.
+pub fn mark_started(job: &mut Job, start: &Start, verdict: IfWorkerDies) {
+    let JobState::Scheduled { at } = job.state else { return };
     job.attempts += 1;
     job.last_execution = Some(Execution {
         scheduled_at: Some(at),
@@ -750,7 +750,6 @@ pub fn as_started(mut job: Job, start: &Start, verdict: IfWorkerDies) -> Job {
         pid: Some(start.pid.into()),
         ..Execution::default()
     });
-    job
 }
 
 pub(crate) fn id_of(document: &Document) -> Option<JobId> {

@@ -29,7 +29,7 @@ pub(crate) use self::jobs::id_of;
 pub use self::{
     bundles::Progress,
     connect::{ConnectArgs, ConnectError, DEFAULT_DATABASE},
-    jobs::{CommitSession, DueJob, DueJobs, LockedJobs, Start, ToStart, as_started},
+    jobs::{CommitSession, DueJob, DueJobs, LockedJobs, Start, ToStart, mark_started},
     lease::{Lease, Observed},
     outcome::{Archival, Outcome, Recorded, Rescheduling},
     roster::{Announcement, Assignment, Beat, Free},

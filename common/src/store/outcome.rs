@@ -167,7 +167,7 @@ fn finished(
 
 /// A copy with other values in some fields and others added, and without the date on which it was due.
 pub(super) fn replaced(document: &RawDocument, by: &[(&CStr, RawBson)]) -> bson::error::Result<RawDocumentBuf> {
-    let mut copy = RawDocumentBuf::new();
+    let mut copy = roomy(document.as_bytes().len() + 512);
     let mut new: Vec<bool> = vec![true; by.len()];
     for element in document.iter_elements() {
         let element = element?;
@@ -183,6 +183,13 @@ pub(super) fn replaced(document: &RawDocument, by: &[(&CStr, RawBson)]) -> bson:
     }
     by.iter().zip(new).filter(|(_, new)| *new).for_each(|((field, value), _)| copy.append(field, value.as_raw_bson_ref()));
     Ok(copy)
+}
+
+/// An empty document that can grow by so many bytes without being moved.
+fn roomy(bytes: usize) -> RawDocumentBuf {
+    let mut buffer = Vec::with_capacity(bytes);
+    buffer.extend(RawDocumentBuf::new().into_bytes());
+    RawDocumentBuf::from_bytes(buffer).expect("an empty document is one")
 }
 
 fn count(value: u32) -> RawBson {
