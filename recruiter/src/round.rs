@@ -25,8 +25,6 @@ const IN_FLIGHT_FOR: Duration = Duration::from_secs(5);
 const AHEAD: usize = 4;
 /// How long workers that have places need not be looked for while hints are heard.
 const WORKERS_KNOWN_FOR: Duration = Duration::from_secs(10);
-/// Channels on which as many workers listen as may be woken in each thorough round for nothing.
-const CHANNELS_PER_BEAT: usize = 2;
 /// Of how many groups, at most, it is looked up when their next jobs become due: each costs a search of its own.
 const GROUPS_TO_FORESEE: usize = 100;
 /// Jobs that are remembered, at most: more than there are places to give.
@@ -142,7 +140,7 @@ impl Memory {
     /// What says to idle workers, once in each thorough round, that they have been told everything; nothing for a while after
     /// that was not so. The more of them there are, the rarer, so that all together cost the same.
     pub(crate) fn beats(&mut self, every: Duration) -> Vec<(Channel, Hint)> {
-        let rounds = self.channels.len().div_ceil(CHANNELS_PER_BEAT).max(1);
+        let rounds = self.channels.len().max(1);
         self.rounds_to_beat = self.rounds_to_beat.checked_sub(1).unwrap_or(rounds - 1);
         let told = self.untold_since.is_none_or(|since| since.elapsed() > every * 2);
         if self.rounds_to_beat > 0 || !told {
@@ -409,4 +407,32 @@ fn groups_of(workers: &[AvailableWorker], known: &BTreeSet<String>) -> BTreeSet<
         }
     }
     groups
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn idle_workers_are_woken_the_rarer_the_more_they_are() {
+        const EVERY: Duration = Duration::from_secs(1);
+        let check = |channels: u32| {
+            let mut memory = Memory { channels: (0..channels).map(Channel).collect(), ..Memory::default() };
+            let beats = |_| {
+                let beats = memory.beats(EVERY);
+                beats.iter().for_each(|(_, hint)| assert_eq!(*hint, Hint::Beat { again_in: EVERY * channels.max(1) }));
+                beats.len()
+            };
+            (0..8).map(beats).collect::<Vec<_>>()
+        };
+        assert_eq!(check(1), [1; 8]);
+        assert_eq!(check(3), [0, 0, 3, 0, 0, 3, 0, 0], "as many in all");
+    }
+
+    #[test]
+    fn nobody_is_called_told_who_was_not() {
+        let mut memory = Memory { channels: [Channel(0)].into(), untold_since: Some(Monotonic::now()), ..Memory::default() };
+        assert!(memory.beats(Duration::from_secs(60)).is_empty());
+        assert_eq!(memory.beats(Duration::ZERO).len(), 1, "a while ago");
+    }
 }

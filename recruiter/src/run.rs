@@ -97,9 +97,7 @@ async fn lead(store: &Store, args: &RunArgs, mut leadership: Leadership, shutdow
             shutdown.sleep(RETRY).await;
             continue;
         }
-        // Who is heard need not be asked so often.
-        let poll = if hints.is_listening() { args.poll } else { args.poll / 2 };
-        let poll = poll.max((thorough_took * RARER).min(args.poll * RARER));
+        let poll = look_every(args.poll, hints.is_listening(), thorough_took);
         look.thorough |= last_thorough.elapsed() >= poll;
         look.workers |= look.thorough && !hints.is_listening();
         let thorough = look.thorough;
@@ -138,6 +136,13 @@ async fn lead(store: &Store, args: &RunArgs, mut leadership: Leadership, shutdow
         let poll = poll.mul_f64(rand::random_range(0.85..0.95)).min(leadership.renew_in());
         look = wait(store, &mut hints, &mut memory, due, poll, shutdown).await;
     }
+}
+
+/// How often everything is looked at.
+fn look_every(poll: Duration, is_listening: bool, took: Duration) -> Duration {
+    // Who is heard need not be asked so often.
+    let wanted = if is_listening { poll } else { poll / 2 };
+    wanted.max((took * RARER).min(poll * RARER))
 }
 
 /// Stamps the term on the roster and learns what an earlier leader has assigned.
@@ -224,5 +229,20 @@ async fn wait(
         if look.workers || look.jobs || !look.groups.is_empty() || !look.announced.is_empty() {
             return look;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_look_that_takes_long_is_taken_less_often() {
+        let check = |is_listening, took| look_every(Duration::from_millis(1_000), is_listening, Duration::from_millis(took)).as_millis();
+        assert_eq!(check(true, 5), 1_000);
+        assert_eq!(check(false, 5), 500, "nothing is heard");
+        assert_eq!(check(true, 600), 1_800);
+        assert_eq!(check(true, 60_000), 3_000, "and not for ever");
+        assert_eq!(check(false, 60_000), 3_000);
     }
 }

@@ -17,6 +17,8 @@ use recruiter_common::{
 };
 use tokio::sync::mpsc;
 
+/// The heartbeats of a fleet fall on multiples of this, by MongoDB's clock: those that meet share one write to its disk.
+const TOGETHER: Duration = Duration::from_millis(100);
 /// Between attempts after a heartbeat that was not acknowledged.
 const RETRY: Duration = Duration::from_millis(500);
 
@@ -95,7 +97,7 @@ pub(crate) async fn run(store: Store, worker: WorkerId, shared: Arc<Shared>, eve
                 }
                 // A runner that is busy will hear of the next one.
                 let _ = news.try_send(News::Alive { at, assignment, offered });
-                every
+                with_others(every, store.now())
             }
             Ok(Beat::Retired) => {
                 let _ = news.send(News::Retired).await;
@@ -109,5 +111,32 @@ pub(crate) async fn run(store: Store, worker: WorkerId, shared: Arc<Shared>, eve
             }
         };
         pause(next).await;
+    }
+}
+
+/// How long to wait from `now` so that others end their wait at the same instant: `every`, or a little less.
+fn with_others(every: Duration, now: Instant) -> Duration {
+    if every < TOGETHER * 2 {
+        return every;
+    }
+    let past = (now + every).timestamp_subsec_millis() % TOGETHER.subsec_millis();
+    every - Duration::from_millis(past.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn heartbeats_meet_and_are_never_late() {
+        let check = |every: u64, now: i64| {
+            let now = Instant::from_timestamp_millis(1_700_000_000_000 + now).expect("a date");
+            with_others(Duration::from_millis(every), now).as_millis()
+        };
+        assert_eq!(check(5_000, 0), 5_000);
+        assert_eq!(check(5_000, 1), 4_999);
+        assert_eq!(check(5_000, 99), 4_901);
+        assert_eq!(check(500, 30), 470);
+        assert_eq!(check(50, 10), 50, "too often to meet");
     }
 }

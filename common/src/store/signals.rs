@@ -31,7 +31,7 @@ use crate::{
 };
 
 /// How long the server holds a tailing read open before it answers that there is nothing.
-const AWAIT: Duration = Duration::from_secs(5);
+const AWAIT: Duration = Duration::from_secs(30);
 /// After this long without a hint the cursor is opened again: a connection that died without a word looks like silence.
 const REOPEN_AFTER: Duration = Duration::from_secs(60);
 /// Between attempts to open a cursor.
@@ -48,7 +48,7 @@ const CHANNELS: i64 = 32;
 
 /// One of the collections through which workers hear of what concerns them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Channel(pub(crate) u32);
+pub struct Channel(pub u32);
 
 impl Channel {
     pub(super) fn collection(self) -> String {

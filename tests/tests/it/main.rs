@@ -15,5 +15,6 @@ mod faults;
 mod harness;
 mod library;
 mod mongo_shell;
+mod rounds;
 mod store;
 mod tidy;

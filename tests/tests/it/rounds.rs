@@ -1,0 +1,123 @@
+//! Where the recruiter looks for jobs, as MongoDB's profiler saw it, and what it is told: what a search may cost is decided here.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use bson::{Document, doc};
+use futures_util::TryStreamExt;
+use recruiter_common::{
+    enqueue::NewJob,
+    shutdown::pause,
+    store::{Hint, Listener, Store},
+};
+use recruiter_tests::{
+    fail_points::FailPoint,
+    local::{Local, store},
+    mongo::TestDatabase,
+    wait::{wait_for, wait_until},
+};
+use recruiter_worker::Worker;
+
+const SOON: Duration = Duration::from_secs(30);
+const NOBODYS: &str = "a class that no worker has";
+
+/// The groups of each search for jobs, due or due next, since the profiler was turned on.
+async fn searched(database: &TestDatabase, due_next: bool) -> Vec<BTreeSet<String>> {
+    let filter = doc! { "command.find": "scheduled", "command.hint": "due_jobs" };
+    let found: Vec<Document> = database.raw("system.profile").find(filter).await.unwrap().try_collect().await.unwrap();
+    let groups = |search: &Document| {
+        let filter = search.get_document("command").unwrap().get_document("filter").unwrap();
+        let asked_for = if due_next { "$gt" } else { "$lte" };
+        let groups = filter.get_document("group").unwrap().get_array("$in").unwrap();
+        let groups = groups.iter().map(|group| group.as_str().unwrap().to_owned()).collect();
+        filter.get_document("scheduled_at").unwrap().contains_key(asked_for).then_some(groups)
+    };
+    found.iter().filter_map(groups).collect()
+}
+
+async fn profile(database: &TestDatabase) {
+    // An account of two hundred scans is long.
+    database.database().run_command(doc! { "create": "system.profile", "capped": true, "size": 64 * 1024 * 1024 }).await.unwrap();
+    database.database().run_command(doc! { "profile": 2 }).await.unwrap();
+}
+
+fn only(group: &str) -> BTreeSet<String> {
+    [group.to_owned()].into()
+}
+
+/// A recruiter and a worker of all builtin classes.
+async fn system(database: &TestDatabase, work_on: &[&str]) -> (Store, [Local; 2]) {
+    let store = store(database).await;
+    let recruiter = Local::recruiter(database, &["--poll", "400ms"]);
+    let worker = Local::worker(database, Worker::new().register_builtins().unwrap(), work_on);
+    let there = doc! { "available": true, "term": { "$gt": 0 } };
+    wait_until(SOON, "the worker is there", async || database.raw("roster").count_documents(there.clone()).await.unwrap() == 1).await;
+    (store, [recruiter, worker])
+}
+
+/// In a group without waiting jobs a search would walk over all that lately left it.
+#[tokio::test]
+async fn only_groups_with_waiting_jobs_are_searched_and_those_with_news_alone() {
+    let database = TestDatabase::new().await;
+    let (store, processes) = system(&database, &["--work-on", "waiting", "--work-on", "news", "--work-on", "empty"]).await;
+    for group in ["waiting", "elsewhere"] {
+        NewJob::of_class(NOBODYS, doc! {}).in_group(group).enqueue(&store).await.unwrap();
+    }
+    // What was announced is looked at first.
+    pause(Duration::from_secs(1)).await;
+    profile(&database).await;
+    wait_until(SOON, "it has searched a few times", async || searched(&database, false).await.len() > 2).await;
+    assert!(searched(&database, false).await.iter().all(|groups| *groups == only("waiting")), "{:?}", searched(&database, false).await);
+    store.publish(&Hint::jobs_in(["news"])).await.unwrap();
+    wait_until(SOON, "the news are looked at", async || searched(&database, false).await.contains(&only("news"))).await;
+    for process in processes {
+        process.stop().await;
+    }
+}
+
+/// Each group costs a search of its own.
+#[tokio::test]
+async fn of_many_groups_it_is_not_looked_up_when_their_next_jobs_become_due() {
+    let database = TestDatabase::new().await;
+    let (store, processes) = system(&database, &["--work-on", "*"]).await;
+    let later = |number: u32| NewJob::of_class("noop", doc! {}).in_group(format!("group-{number}")).after(Duration::from_secs(3_600));
+    store.enqueue_many((0..101).map(later)).await.unwrap();
+    pause(Duration::from_secs(1)).await;
+    profile(&database).await;
+    let groups = async |due_next: bool| searched(&database, due_next).await.into_iter().flatten().collect::<BTreeSet<String>>().len();
+    wait_until(SOON, "all groups are searched", async || groups(false).await == 101).await;
+    assert!(searched(&database, true).await.is_empty());
+    database.raw("scheduled").delete_one(doc! { "group": "group-7" }).await.unwrap();
+    wait_until(SOON, "it is looked up for fewer groups", async || groups(true).await == 100).await;
+    for process in processes {
+        process.stop().await;
+    }
+}
+
+/// A job is announced while it is on its way. When that takes long, whoever looked for it has not found it.
+#[tokio::test]
+async fn what_was_announced_long_before_it_was_there_is_announced_again() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    let mut hints = store.hints(Listener::Recruiter);
+    assert_eq!(hints.next().await, Hint::Seed);
+    let job = || NewJob::of_class("noop", doc! {}).in_group("g");
+    let announced = |hint: Hint| {
+        let Hint::Jobs { groups, at: None, jobs } = hint else { panic!("{hint:?}") };
+        (groups, jobs.len())
+    };
+    let slow = FailPoint::new("test", &["insert"]).namespace(database.name(), "scheduled").block(Duration::from_millis(200));
+    let armed = slow.arm(database.uri()).await;
+    job().enqueue(&store).await.unwrap();
+    assert_eq!(armed.struck().await, 1);
+    drop(armed);
+    assert_eq!(announced(hints.next().await), (vec!["g".to_owned()], 1));
+    assert_eq!(announced(hints.next().await), (vec!["g".to_owned()], 0), "to be looked for");
+    // One that is quick is announced once: a busy machine may be slow now and then.
+    let once = async || {
+        job().enqueue(&store).await.unwrap();
+        pause(Duration::from_millis(100)).await;
+        let told: Vec<_> = std::iter::from_fn(|| hints.try_next()).collect();
+        (told.len() == 1).then_some(())
+    };
+    wait_for(SOON, "it is announced once", once).await;
+}
