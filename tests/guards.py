@@ -38,8 +38,6 @@ TESTS = [("guards", []), ("it", ["store::"])]
 # Seconds; far longer than they ever take.
 TESTS_MAY_TAKE = 600
 
-# Conditions that are no guards, each with the reason. No write relies on them.
-NO_GUARDS: dict[str, str] = {}
 # Functions that make a filter without writing it out, each with the reason why its conditions need not be found.
 OPAQUE = {"fields": "what a person asks to see in a list: tests/tests/it/cli.rs"}
 
@@ -526,23 +524,18 @@ def found():
         filters = Filters()
     except NotUnderstood as lost:
         fail(f"{lost}\nteach tests/guards.py what that is")
-    names = [one.name for one in filters.conditions]
-    if stale := [name for name in NO_GUARDS if name not in names]:
-        fail(f"there is no condition {', '.join(stale)} any more: take it off the list of those that are no guards")
     return filters
 
 
 def examine(one, programs, workspace):
     """One line of the report."""
     line = {"condition": one.name, "file": str(one.source.path), "line": one.source.line(one.at)}
-    if one.name in NO_GUARDS:
-        return line | {"no_guard": NO_GUARDS[one.name]}
     begun = time.monotonic()
     return line | {"killers": killers(programs, workspace, one.name), "seconds": round(time.monotonic() - begun, 1)}
 
 
 def verdict(line):
-    return f"no guard: {line['no_guard']}" if "no_guard" in line else ", ".join(line["killers"]) or "SURVIVED"
+    return ", ".join(line["killers"]) or "SURVIVED"
 
 
 def main():

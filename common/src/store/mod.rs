@@ -10,6 +10,7 @@ mod jobs;
 mod lease;
 mod outcome;
 mod roster;
+mod search;
 mod signals;
 mod views;
 
@@ -29,10 +30,11 @@ pub(crate) use self::jobs::id_of;
 pub use self::{
     bundles::Progress,
     connect::{ConnectArgs, ConnectError, DEFAULT_DATABASE},
-    jobs::{CommitSession, DueJob, DueJobs, LockedJobs, Start, ToStart, mark_started},
+    jobs::{CommitSession, LockedJobs, Start, ToStart, mark_started},
     lease::{Lease, Observed},
     outcome::{Archival, Outcome, Recorded, Rescheduling},
     roster::{Announcement, Assignment, Beat, Free},
+    search::{DueJob, DueJobs},
     signals::{Channel, Hint, Hints, Listener},
     views::{COUNTED, Finished, JobFilter, JobPlace, SAMPLED, Waiting},
 };

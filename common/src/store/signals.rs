@@ -22,7 +22,7 @@ use mongodb::{
 };
 use tokio::sync::mpsc;
 
-use super::{Store, StoreError, call, indexes, jobs::DueJob, roster::Assignment};
+use super::{Store, StoreError, call, indexes, roster::Assignment, search::DueJob};
 use crate::{
     ids::{JobId, RoundId, WorkerId},
     instant::Instant,

@@ -17,7 +17,8 @@ use mongodb::{Collection, options::Hint as IndexHint};
 use super::{
     Store, StoreError, call,
     indexes::{ARCHIVED_BY_END, DUE_JOBS},
-    jobs::{due_filter, id_of, next_due_filter},
+    jobs::id_of,
+    search::{due_filter, next_due_filter},
 };
 use crate::{ids::JobId, instant::Instant};
 
