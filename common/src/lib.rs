@@ -14,6 +14,7 @@
 //! | `clock` | the server's clock | store |
 //! | [`shutdown`] | being asked to stop, and sleeping | the three processes |
 //! | [`service`] | telling the service manager | the three processes |
+//! | [`task`] | working where the network is heard | recruiter, worker |
 //! | [`telemetry`] | logs | the three processes |
 //! | [`exit`] | exit codes | the three processes |
 
@@ -30,4 +31,5 @@ pub mod roster;
 pub mod service;
 pub mod shutdown;
 pub mod store;
+pub mod task;
 pub mod telemetry;

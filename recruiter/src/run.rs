@@ -11,6 +11,7 @@ use recruiter_common::{
     roster::Place,
     shutdown::{Shutdown, Wake, pause},
     store::{ConnectArgs, Hint, Hints, Listener, Store, StoreError},
+    task::as_task,
     telemetry::chain,
 };
 
@@ -60,9 +61,12 @@ pub async fn run(args: RunArgs, connect: &ConnectArgs, mut shutdown: Shutdown) -
     };
     let here = Place::of_this_process()?;
     let holder_at = format!("{}:{}", here.hostname, here.pid);
-    while let Some(leadership) = Leadership::acquire(&store, args.lease, &holder_at, &mut shutdown).await {
-        lead(&store, &args, leadership, &mut shutdown).await;
-    }
+    as_task(async move {
+        while let Some(leadership) = Leadership::acquire(&store, args.lease, &holder_at, &mut shutdown).await {
+            lead(&store, &args, leadership, &mut shutdown).await;
+        }
+    })
+    .await;
     recruiter_common::service::stopping();
     Ok(())
 }

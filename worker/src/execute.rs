@@ -21,7 +21,7 @@ use recruiter_common::{
     shutdown::pause,
     store::{Archival, Rescheduling},
 };
-use tokio::task::JoinHandle;
+use tokio_util::task::AbortOnDropHandle;
 
 use crate::{
     bundle::Bundle,
@@ -151,7 +151,7 @@ pub(crate) async fn enter(workable: Arc<dyn Ready>, context: &Arc<Context>, limi
     };
     let ended = match poll_fn(|task| Poll::Ready(execution.poll_unpin(task))).await {
         Poll::Ready(ended) => without_panic(Ok(ended)),
-        Poll::Pending => return watch(AbortOnDrop(tokio::spawn(execution)), &context.cancel, limit, blocks).await,
+        Poll::Pending => return watch(AbortOnDropHandle::new(tokio::spawn(execution)), &context.cancel, limit, blocks).await,
     };
     match limit {
         Some(limit) if context.deadline().is_some_and(|deadline| Monotonic::now() > deadline) => Err(timed_out(limit)),
@@ -159,20 +159,11 @@ pub(crate) async fn enter(workable: Arc<dyn Ready>, context: &Arc<Context>, limi
     }
 }
 
-/// A task that ends with whoever waits for it.
-struct AbortOnDrop(JoinHandle<Ended>);
-
 /// How an execution ended: by itself, or in a panic.
 type Ended = std::thread::Result<Result<Done, NotDone>>;
 
-impl Drop for AbortOnDrop {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
-}
-
 /// Waits for the end, enforcing the time limit and cancellation.
-async fn watch(mut task: AbortOnDrop, cancel: &Cancel, limit: Option<Duration>, blocks: bool) -> Result<Done, NotDone> {
+async fn watch(mut task: AbortOnDropHandle<Ended>, cancel: &Cancel, limit: Option<Duration>, blocks: bool) -> Result<Done, NotDone> {
     let limit_passed = async {
         match limit {
             Some(limit) => pause(limit).await,
@@ -180,22 +171,22 @@ async fn watch(mut task: AbortOnDrop, cancel: &Cancel, limit: Option<Duration>, 
         }
     };
     tokio::select! {
-        ended = &mut task.0 => return without_panic(ended),
+        ended = &mut task => return without_panic(ended),
         () = limit_passed => cancel.cancel(Cancellation::TimeLimit),
         () = cancel.cancelled() => {}
     }
     let ended = if blocks {
         // A thread cannot be killed, and its job must not run twice: wait for it. At a stop the process ends first.
-        without_panic((&mut task.0).await)
+        without_panic((&mut task).await)
     } else {
         // A program at its limit is killed at once, by dropping it; everything else may clean up first.
         let patience = if cancel.why() == Some(Cancellation::TimeLimit) { Duration::ZERO } else { CANCELLED_FOR };
         tokio::select! {
-            ended = &mut task.0 => without_panic(ended),
+            ended = &mut task => without_panic(ended),
             () = pause(patience) => {
-                task.0.abort();
+                task.abort();
                 // Its end, so that nothing of it runs on when the outcome is written.
-                let _ = (&mut task.0).await;
+                let _ = (&mut task).await;
                 Err(NotDone::Stopped(Failure::new(failure::INTERRUPTED, "it did not stop when asked and was broken off")))
             }
         }

@@ -54,6 +54,7 @@ use recruiter_common::{
     roster::Place,
     shutdown::{Shutdown, pause},
     store::{ConnectArgs, Store},
+    task::as_task,
     telemetry::chain,
 };
 use tokio::sync::mpsc;
@@ -198,7 +199,7 @@ impl Worker {
         let (progress, queue) = mpsc::unbounded_channel();
         let writing = tokio::spawn(progress::run(store.clone(), queue));
         let equipment = Arc::new(Equipment { store, heartbeat_store, args, place, registry, policies, listener, progress });
-        let exit = work(equipment, &mut shutdown).await;
+        let exit = as_task(work(equipment, shutdown)).await;
         // Ends as nobody can send any more. Only what could not be ended has left something to be written.
         let abort = writing.abort_handle();
         let _ = tokio::time::timeout(LAST_PROGRESS, writing).await;
@@ -208,9 +209,9 @@ impl Worker {
 }
 
 /// One incarnation after the other.
-async fn work(equipment: Arc<Equipment>, shutdown: &mut Shutdown) -> Exit {
+async fn work(equipment: Arc<Equipment>, mut shutdown: Shutdown) -> Exit {
     loop {
-        match runner::run(equipment.clone(), shutdown).await {
+        match runner::run(equipment.clone(), &mut shutdown).await {
             Ok(End::Stopped) => return Exit::Success,
             Ok(End::MemoryLimit) => return Exit::MemoryLimit,
             Ok(End::Retired) if shutdown.is_requested() => return Exit::Success,
