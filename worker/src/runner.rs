@@ -83,6 +83,8 @@ pub(crate) struct Incarnation {
     seen: VecDeque<RoundId>,
     /// Whether the roster does not say yet what it should.
     pub(crate) roster_is_behind: bool,
+    /// Whether jobs were assigned to it that it has not entered.
+    left_some: bool,
     pub(crate) running: JoinSet<JobId>,
     pub(crate) cancels: HashMap<JobId, Arc<Cancel>>,
     pub(crate) outcomes: mpsc::Sender<ToRecord>,
@@ -123,6 +125,7 @@ pub(crate) async fn run(equipment: Arc<Equipment>, shutdown: &mut Shutdown) -> R
         round: None,
         seen: VecDeque::with_capacity(ROUNDS),
         roster_is_behind: false,
+        left_some: false,
         running: JoinSet::new(),
         cancels: HashMap::new(),
         outcomes,
@@ -202,6 +205,10 @@ impl Incarnation {
             if self.roster_is_behind {
                 self.tell_the_roster().await;
             }
+            if !self.roster_is_behind && std::mem::take(&mut self.left_some) {
+                // They may be there by now. Not before the roster says so: until then they are believed to be seen to.
+                self.store().announce_hint(Hint::jobs_in([] as [&str; 0])).await;
+            }
             if let Some(limit) = self.args().memory_limit.filter(|limit| memory::resident() > limit.as_u64()) {
                 tracing::warn!(limit = %limit, resident = memory::resident(), "the memory limit is reached: taking no more jobs");
                 return End::MemoryLimit;
@@ -266,10 +273,7 @@ impl Incarnation {
                 0
             }
         };
-        if entered < assigned {
-            // They may be there by now: whoever believes that they are being seen to looks again.
-            self.store().announce_hint(Hint::jobs_in([] as [&str; 0])).await;
-        }
+        self.left_some |= entered < assigned;
     }
 
     /// The fallback for a lost hint of a cancellation.

@@ -6,10 +6,12 @@ use bson::{Document, doc};
 use futures_util::TryStreamExt;
 use recruiter_common::{
     enqueue::NewJob,
+    ids::JobId,
     shutdown::pause,
-    store::{Hint, Listener, Store},
+    store::{DueJob, Hint, Listener, Store},
 };
 use recruiter_tests::{
+    factory::minimal_job,
     fail_points::FailPoint,
     local::{Local, store},
     mongo::TestDatabase,
@@ -49,9 +51,13 @@ async fn system(database: &TestDatabase, work_on: &[&str]) -> (Store, [Local; 2]
     let store = store(database).await;
     let recruiter = Local::recruiter(database, &["--poll", "400ms"]);
     let worker = Local::worker(database, Worker::new().register_builtins().unwrap(), work_on);
+    until_ready(database).await;
+    (store, [recruiter, worker])
+}
+
+async fn until_ready(database: &TestDatabase) {
     let there = doc! { "available": true, "term": { "$gt": 0 } };
     wait_until(SOON, "the worker is there", async || database.raw("roster").count_documents(there.clone()).await.unwrap() == 1).await;
-    (store, [recruiter, worker])
 }
 
 /// In a group without waiting jobs a search would walk over all that lately left it.
@@ -120,4 +126,28 @@ async fn what_was_announced_long_before_it_was_there_is_announced_again() {
         (told.len() == 1).then_some(())
     };
     wait_for(SOON, "it is announced once", once).await;
+}
+
+/// A worker may be told of a job sooner than it is there. It is believed to be seen to until the worker says otherwise.
+#[tokio::test]
+async fn what_a_worker_did_not_find_is_looked_for_once_it_has_said_so() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    let recruiter = Local::recruiter(&database, &["--poll", "20s", "--lease", "60s"]);
+    let worker = Local::worker(&database, Worker::new().register_builtins().unwrap(), &["--poll", "20s"]);
+    until_ready(&database).await;
+    let slow = FailPoint::new("recruiter-worker", &["update"]).namespace(database.name(), "roster").block(Duration::from_millis(500));
+    let armed = slow.arm(database.uri()).await;
+    let (id, mut job) = (JobId::new(), minimal_job("noop"));
+    let announced = DueJob { id, group: "generic".into(), class: "noop".into(), priority: 5, scheduled_at: store.now() };
+    job.extend(doc! { "_id": id, "scheduled_at": bson::DateTime::from_chrono(announced.scheduled_at) });
+    let hint = Hint::Jobs { groups: vec![announced.group.clone()], at: None, jobs: vec![announced] };
+    store.publish(&hint).await.unwrap();
+    wait_until(SOON, "the worker has not found it", async || armed.struck().await > 0).await;
+    database.raw("scheduled").insert_one(job).await.unwrap();
+    drop(armed);
+    let done = async || database.raw("archived").count_documents(doc! { "_id": id }).await.unwrap() == 1;
+    wait_until(Duration::from_secs(5), "it is done long before the poll", done).await;
+    worker.stop().await;
+    recruiter.stop().await;
 }
