@@ -51,13 +51,13 @@ async fn system(database: &TestDatabase, work_on: &[&str]) -> (Store, [Local; 2]
     let store = store(database).await;
     let recruiter = Local::recruiter(database, &["--poll", "400ms"]);
     let worker = Local::worker(database, Worker::new().register_builtins().unwrap(), work_on);
-    until_ready(database).await;
+    until_ready(database, 1).await;
     (store, [recruiter, worker])
 }
 
-async fn until_ready(database: &TestDatabase) {
+async fn until_ready(database: &TestDatabase, workers: u64) {
     let there = doc! { "available": true, "term": { "$gt": 0 } };
-    wait_until(SOON, "the worker is there", async || database.raw("roster").count_documents(there.clone()).await.unwrap() == 1).await;
+    wait_until(SOON, "all are there", async || database.raw("roster").count_documents(there.clone()).await.unwrap() == workers).await;
 }
 
 /// In a group without waiting jobs a search would walk over all that lately left it.
@@ -134,8 +134,10 @@ async fn what_a_worker_did_not_find_is_looked_for_once_it_has_said_so() {
     let database = TestDatabase::new().await;
     let store = store(&database).await;
     let recruiter = Local::recruiter(&database, &["--poll", "20s", "--lease", "60s"]);
-    let worker = Local::worker(&database, Worker::new().register_builtins().unwrap(), &["--poll", "20s"]);
-    until_ready(&database).await;
+    // Of two, so that somebody has places meanwhile.
+    let worker = || Local::worker(&database, Worker::new().register_builtins().unwrap(), &["--poll", "20s"]);
+    let workers = [worker(), worker()];
+    until_ready(&database, 2).await;
     let slow = FailPoint::new("recruiter-worker", &["update"]).namespace(database.name(), "roster").block(Duration::from_millis(500));
     let armed = slow.arm(database.uri()).await;
     let (id, mut job) = (JobId::new(), minimal_job("noop"));
@@ -148,6 +150,7 @@ async fn what_a_worker_did_not_find_is_looked_for_once_it_has_said_so() {
     drop(armed);
     let done = async || database.raw("archived").count_documents(doc! { "_id": id }).await.unwrap() == 1;
     wait_until(Duration::from_secs(5), "it is done long before the poll", done).await;
-    worker.stop().await;
-    recruiter.stop().await;
+    for process in workers.into_iter().chain([recruiter]) {
+        process.stop().await;
+    }
 }
