@@ -337,8 +337,8 @@ async fn a_failover_to_a_member_whose_clock_is_wrong_kills_nobody() {
     }
     let mut recoveries = Vec::new();
     for (offset, hours) in [("+1h", 1), ("-1h", -1)] {
-        // While it does not run: of a mongod whose clock jumps, a thread that is about to wait for an instant waits for as long as
-        // the jump, and with it whoever would read its oplog.
+        // While it does not run: after a jump back by two hours nobody could read its oplog any more (6.0.5 with libfaketime), as if
+        // one of its threads waited for an instant of the old time.
         set.elect(0).await;
         set.kill(2).await;
         clock.step(offset);
