@@ -48,7 +48,7 @@ impl From<ItemOutcome> for Bson {
             ItemOutcome::Done { result: None } => Bson::String(DONE.into()),
             ItemOutcome::Done { result: Some(result) } => {
                 let wrapped = doc! { "done": true, "result": result };
-                let fits = bson::serialize_to_vec(&wrapped).is_ok_and(|bytes| bytes.len() <= LARGEST_RESULT);
+                let fits = wrapped.to_vec().is_ok_and(|bytes| bytes.len() <= LARGEST_RESULT);
                 if fits && wrapped.get("result").is_some_and(|result| is_flat(result, DEEPEST_RESULT)) {
                     Bson::Document(wrapped)
                 } else {
@@ -152,7 +152,7 @@ mod tests {
         }
         let long = Failure::new("c".repeat(999), "m".repeat(9_999)).with_trace("t".repeat(9_999));
         let stored = doc! { "": ItemOutcome::Failed { failure: long, last: Some(Why::TRIED_TOO_MANY_TIMES) } };
-        assert!(bson::serialize_to_vec(&stored).is_ok_and(|bytes| bytes.len() <= LARGEST_RESULT));
+        assert!(stored.to_vec().is_ok_and(|bytes| bytes.len() <= LARGEST_RESULT));
     }
 
     #[test]

@@ -279,7 +279,7 @@ impl NewJob {
             Given::Items(items) if items.len() > MOST_ITEMS => return Err(EnqueueError::TooManyItems { class: self.class }),
             Given::Items(items) => (doc! { "class": &self.class, "items": items, "method": "execute" }, Some(Bson::Array(Vec::new()))),
         };
-        let bytes = bson::serialize_to_vec(&workable).map_err(|error| unstorable(error.to_string()))?.len();
+        let bytes = workable.to_vec().map_err(|error| unstorable(error.to_string()))?.len();
         if bytes > LARGEST_WORKABLE {
             return Err(EnqueueError::TooLarge { class: self.class, bytes });
         }
@@ -309,7 +309,7 @@ impl NewJob {
             document.insert("recovered_from", job);
         }
         // Tags and policy count as well: together they must leave room for the history and the result.
-        match bson::serialize_to_vec(&document)
+        match document.to_vec()
             .map_err(|error| EnqueueError::Parameters { class: class.clone(), reason: error.to_string() })?
             .len()
         {
@@ -439,7 +439,7 @@ impl Prepared {
 }
 
 fn batches(documents: Vec<Document>) -> Vec<Vec<Document>> {
-    cut(documents, BATCH, BATCH_BYTES, |document| bson::serialize_to_vec(document).map_or(BATCH_BYTES, |bytes| bytes.len()))
+    cut(documents, BATCH, BATCH_BYTES, |document| document.to_vec().map_or(BATCH_BYTES, |bytes| bytes.len()))
 }
 
 #[cfg(test)]

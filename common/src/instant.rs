@@ -3,24 +3,21 @@
 //! Used wherever a document carries an instant. chrono's own serde support stays switched off (it would store
 //! text, which range queries miss without a word), so every stored instant goes through here or does not compile.
 
-use bson::DateTime as BsonDateTime;
+use bson::RawBson;
 use chrono::{DateTime, Utc};
 use nix::time::{ClockId, clock_gettime};
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Deserialize, Deserializer, de::Error};
 
 /// An instant in UTC.
 pub type Instant = DateTime<Utc>;
 
-/// For `#[serde(with = "instant::option", default)]`.
-pub(crate) mod option {
-    use super::*;
-
-    pub(crate) fn serialize<S: Serializer>(instant: &Option<Instant>, to: S) -> Result<S::Ok, S::Error> {
-        instant.map(BsonDateTime::from_chrono).serialize(to)
-    }
-
-    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Instant>, D::Error> {
-        Ok(Option::<BsonDateTime>::deserialize(from)?.map(BsonDateTime::to_chrono))
+/// For `#[serde(deserialize_with = "instant::stored", default)]`.
+pub(crate) fn stored<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Instant>, D::Error> {
+    // Raw, because any other way leads through text.
+    match Option::<RawBson>::deserialize(from)? {
+        Some(RawBson::DateTime(at)) => Ok(Some(at.to_chrono())),
+        Some(RawBson::Null) | None => Ok(None),
+        Some(other) => Err(D::Error::custom(format!("expected a date, found {:?}", other.element_type()))),
     }
 }
 

@@ -6,7 +6,7 @@
 
 use std::{borrow::Cow, fmt, time::Duration};
 
-use bson::{Bson, Document, RawDocument, RawDocumentBuf, doc};
+use bson::{Bson, Document, RawBsonRef, RawDocument, RawDocumentBuf, doc, raw::cstr, rawdoc};
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -111,13 +111,23 @@ impl fmt::Display for Why {
 
 /// What the cleaner does with a started job when its worker dies: the retry policy's verdict, computed and stored
 /// at the start. In the document `{retry_after_ms: …}` or `{archive: <why>}`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum IfWorkerDies {
     /// Schedule it again this many milliseconds after the death was seen.
     RetryAfterMs(i64),
     /// Archive it with this reason.
     Archive(Why),
+}
+
+impl IfWorkerDies {
+    /// As it is stored.
+    pub(crate) fn to_raw(&self) -> RawDocumentBuf {
+        match self {
+            Self::RetryAfterMs(delay) => rawdoc! { "retry_after_ms": *delay },
+            Self::Archive(why) => rawdoc! { "archive": why.as_str() },
+        }
+    }
 }
 
 impl From<Decision> for IfWorkerDies {
@@ -157,43 +167,43 @@ impl Claim {
 }
 
 /// One execution of a job, as kept in its history. Every field but `scheduled_at` is absent until it is known.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 pub struct Execution {
     /// When it was due.
-    #[serde(with = "instant::option", default, skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "instant::stored", default)]
     pub scheduled_at: Option<Instant>,
     /// When the worker locked it, by the server's clock.
-    #[serde(with = "instant::option", default, skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "instant::stored", default)]
     pub started_at: Option<Instant>,
     /// When it ended or its worker's death was seen, by the estimate of the server's clock.
-    #[serde(with = "instant::option", default, skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "instant::stored", default)]
     pub ended_at: Option<Instant>,
     /// The worker that started it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default)]
     pub worker: Option<WorkerId>,
     /// The start: the fence of the outcome.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default)]
     pub start: Option<StartId>,
     /// What a cleaner does if the worker dies; gone once the execution has ended.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default)]
     pub if_worker_dies: Option<IfWorkerDies>,
     /// Machine of the worker.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default)]
     pub hostname: Option<String>,
     /// Process of the worker.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default)]
     pub pid: Option<i64>,
     /// Error class; absent when it succeeded.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default)]
     pub class: Option<String>,
     /// Error message; absent when it succeeded.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default)]
     pub message: Option<String>,
     /// Error trace, if there is one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default)]
     pub trace: Option<String>,
     /// Set when the worker died in it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default)]
     pub crashed: Option<bool>,
 }
 
@@ -209,6 +219,31 @@ impl Execution {
             self.trace.clone_from(&failure.trace);
         }
         self
+    }
+
+    /// As it is stored. By hand, because this is done for every job, and serde's way leads through text.
+    pub(crate) fn to_raw(&self) -> RawDocumentBuf {
+        let date = |at: Option<Instant>| at.map(|at| RawBsonRef::DateTime(bson::DateTime::from_chrono(at)));
+        let verdict = self.if_worker_dies.as_ref().map(IfWorkerDies::to_raw);
+        let fields = [
+            (cstr!("scheduled_at"), date(self.scheduled_at)),
+            (cstr!("started_at"), date(self.started_at)),
+            (cstr!("ended_at"), date(self.ended_at)),
+            (cstr!("worker"), self.worker.map(|id| RawBsonRef::ObjectId(id.into()))),
+            (cstr!("start"), self.start.map(|id| RawBsonRef::ObjectId(id.into()))),
+            (cstr!("if_worker_dies"), verdict.as_deref().map(RawBsonRef::Document)),
+            (cstr!("hostname"), self.hostname.as_deref().map(RawBsonRef::String)),
+            (cstr!("pid"), self.pid.map(RawBsonRef::Int64)),
+            (cstr!("class"), self.class.as_deref().map(RawBsonRef::String)),
+            (cstr!("message"), self.message.as_deref().map(RawBsonRef::String)),
+            (cstr!("trace"), self.trace.as_deref().map(RawBsonRef::String)),
+            (cstr!("crashed"), self.crashed.map(RawBsonRef::Boolean)),
+        ];
+        let mut raw = roomy(256);
+        for (field, value) in fields {
+            value.into_iter().for_each(|value| raw.append(field, value));
+        }
+        raw
     }
 }
 
@@ -389,7 +424,7 @@ pub enum CorruptJob {
 struct JobDocument {
     #[serde(rename = "_id")]
     id: JobId,
-    #[serde(with = "instant::option", default)]
+    #[serde(deserialize_with = "instant::stored", default)]
     created_at: Option<Instant>,
     locked: bool,
     attempts: Option<i64>,
@@ -398,12 +433,12 @@ struct JobDocument {
     group: String,
     priority: Option<i64>,
     workable: WorkableDocument,
-    #[serde(with = "instant::option", default)]
+    #[serde(deserialize_with = "instant::stored", default)]
     scheduled_at: Option<Instant>,
     retry_policy: Option<StoredPolicy>,
     tags: Option<Vec<String>>,
     urn: Option<String>,
-    #[serde(with = "instant::option", default)]
+    #[serde(deserialize_with = "instant::stored", default)]
     cancel_requested_at: Option<Instant>,
     last_execution: Option<Execution>,
     executions: Option<Vec<Execution>>,
@@ -481,6 +516,13 @@ impl Job {
             document: RawDocumentBuf::new(),
         })
     }
+}
+
+/// An empty document that can grow by so many bytes without being moved.
+pub(crate) fn roomy(bytes: usize) -> RawDocumentBuf {
+    let mut buffer = Vec::with_capacity(bytes);
+    buffer.extend(RawDocumentBuf::new().into_bytes());
+    RawDocumentBuf::from_bytes(buffer).expect("an empty document is one")
 }
 
 fn count(field: &'static str, value: Option<i64>) -> Result<u32, CorruptJob> {

@@ -150,7 +150,7 @@ struct RosterDocument {
     term: Option<LeaseTerm>,
     round: Option<RoundId>,
     channel: Option<i64>,
-    #[serde(with = "instant::option", default)]
+    #[serde(deserialize_with = "instant::stored", default)]
     last_seen_at: Option<Instant>,
     lease_ms: Option<i64>,
     sessions: Option<Vec<Document>>,

@@ -160,6 +160,8 @@ struct Due {
     /// Where was searched, and for whom: what they work on, and their classes.
     groups: BTreeSet<String>,
     kinds: Vec<(WorkOn, Vec<String>)>,
+    /// Jobs that were found and left out as in flight. Most are about to be started; one may have been started and be due again.
+    hidden: HashSet<JobId>,
     /// When the next job becomes due.
     next: Option<Instant>,
 }
@@ -170,6 +172,15 @@ impl Due {
         self.complete &= found.complete;
         self.announce(&found.jobs, in_flight);
         self.groups.extend(found.groups);
+        self.hidden.extend(found.hidden);
+    }
+
+    /// Whatever was left out is looked for again once it is in flight no more.
+    fn doubt_hidden(&mut self, in_flight: &InFlight) {
+        if !self.hidden.is_empty() && !self.hidden.is_subset(&in_flight.jobs()) {
+            self.hidden.clear();
+            self.complete = false;
+        }
     }
 
     fn announce(&mut self, announced: &[DueJob], in_flight: &InFlight) {
@@ -220,9 +231,10 @@ impl Due {
         for (able, groups) in &alike {
             let able: Vec<&AvailableWorker> = able.iter().map(|index| &workers[*index]).collect();
             match due_in(store, groups, &able, &in_flight, now).await {
-                Ok((found, complete)) => {
-                    due.jobs.extend(found);
-                    due.complete &= complete;
+                Ok(found) => {
+                    due.jobs.extend(found.jobs);
+                    due.hidden.extend(found.hidden);
+                    due.complete &= found.complete;
                 }
                 // Some groups' backlog stops none of the others.
                 Err(error) if error.is_too_slow() => {
@@ -273,6 +285,7 @@ pub(crate) async fn tick(store: &Store, term: LeaseTerm, memory: &mut Memory, no
     if look.thorough {
         memory.in_flight.verify(store).await?;
     }
+    memory.due.doubt_hidden(&memory.in_flight);
     let mut search = look.jobs || look.thorough;
     if workers.is_empty() {
         if search || !look.groups.is_empty() {
@@ -326,8 +339,14 @@ fn jobs_in(plan: &[Assignment]) -> usize {
     plan.iter().map(|given| given.jobs.len()).sum()
 }
 
-/// Jobs of these groups that are due and not in flight, more than enough to fill the places of every class of these workers;
-/// and whether that is all.
+/// What a search in some groups has found.
+struct Found {
+    jobs: Vec<DueJob>,
+    hidden: HashSet<JobId>,
+    complete: bool,
+}
+
+/// Jobs of these groups that are due and not in flight, more than enough to fill the places of every class of these workers.
 ///
 /// A class with a long backlog can fill the answer with more than its own workers can take. It is then left out, and the
 /// question asked again for the classes that still have places.
@@ -337,23 +356,24 @@ async fn due_in(
     able: &[&AvailableWorker],
     in_flight: &HashSet<JobId>,
     now: Instant,
-) -> Result<(Vec<DueJob>, bool), StoreError> {
+) -> Result<Found, StoreError> {
     let mut places: HashMap<&str, usize> = HashMap::new();
     for worker in able {
         for class in &worker.classes {
             *places.entry(class).or_default() += worker.free as usize;
         }
     }
-    let (mut due, mut complete): (Vec<DueJob>, bool) = (Vec::new(), true);
+    let (mut jobs, mut hidden, mut complete) = (Vec::new(), HashSet::new(), true);
     while !places.is_empty() {
         let classes: Vec<&str> = places.keys().copied().collect();
         let able = able.iter().filter(|worker| worker.classes.iter().any(|class| places.contains_key(class.as_str())));
         let limit = able.map(|worker| worker.free as usize).sum::<usize>() * AHEAD + in_flight.len();
         let found = store.due_jobs(groups, &classes, now, limit).await?;
-        let fresh: Vec<DueJob> = found.jobs.into_iter().filter(|job| !in_flight.contains(&job.id)).collect();
+        let (left_alone, fresh): (Vec<DueJob>, Vec<DueJob>) = found.jobs.into_iter().partition(|job| in_flight.contains(&job.id));
+        hidden.extend(left_alone.iter().map(|job| job.id));
         places.retain(|class, places| fresh.iter().filter(|job| job.class == *class).count() < *places);
         let left_out = places.len() < classes.len();
-        due.extend(fresh);
+        jobs.extend(fresh);
         if found.are_all {
             break;
         }
@@ -364,8 +384,8 @@ async fn due_in(
     }
     // A class that was asked for twice was found twice.
     let mut seen = HashSet::new();
-    due.retain(|job| seen.insert(job.id));
-    Ok((due, complete))
+    jobs.retain(|job: &DueJob| seen.insert(job.id));
+    Ok(Found { jobs, hidden, complete })
 }
 
 /// Writes a plan and tells the workers; returns what became of it.

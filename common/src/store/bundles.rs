@@ -61,7 +61,8 @@ impl Archival {
     #[must_use]
     pub fn with_items(mut self, outcomes: Vec<Bson>) -> Self {
         // Bounded one by one, so that they can be stored.
-        let with_them = RawBson::try_from(Bson::Array(outcomes)).and_then(|all| replaced(&self.document, &[(cstr!("item_outcomes"), all)]));
+        let with_them = RawBson::try_from(Bson::Array(outcomes))
+            .and_then(|all| replaced(&self.document, &[(cstr!("item_outcomes"), all.as_raw_bson_ref())]));
         if let Ok(document) = with_them {
             self.document = Arc::new(document);
         }

@@ -4,10 +4,7 @@
 //! Who may write a job: anybody inserts it; unlocked, only a start, a cancellation or the archiving of a document
 //! that is no job (each under `locked: false`); locked, only the holder of the start, or a cleaner after its death.
 
-use std::{
-    collections::{BTreeSet, HashMap, HashSet},
-    sync::Arc,
-};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use bson::{Bson, Document, RawDocument, RawDocumentBuf, doc};
 use futures_util::TryStreamExt;
@@ -326,19 +323,19 @@ impl Store {
         let mut open = self.take_session(session).await?;
         session.0 = Session::GivenUp(open.id().clone());
         let (scheduled, archived) = (self.scheduled.clone(), self.archived.clone());
-        let (filter, before, asked) = (filter_of(batch), archived_before(batch), batch.len());
-        let documents: Vec<Arc<RawDocumentBuf>> = batch.iter().map(|archival| archival.document.clone()).collect();
+        let (filter, batch) = (filter_of(batch), batch.to_vec());
         let (open, outcome) = call("archive", async move {
             let outcome = async {
                 open.start_transaction().await?;
                 let deleted = scheduled.delete_many(filter.clone()).session(&mut *open).await?.deleted_count;
-                if usize::try_from(deleted) == Ok(asked) {
+                if usize::try_from(deleted) == Ok(batch.len()) {
+                    let documents = batch.iter().map(|archival| archival.document.clone());
                     archived.clone_with_type::<RawDocumentBuf>().insert_many(documents).session(&mut *open).await?;
                     return commit(&mut open).await.map(|()| Attempted::All);
                 }
                 open.abort_transaction().await?;
                 let held = ids_matching(&scheduled, filter, &mut open).await?;
-                let known = match before {
+                let known = match archived_before(&batch) {
                     Some(before) => ids_matching(&archived, before, &mut open).await?,
                     None => HashSet::new(),
                 };
@@ -545,7 +542,7 @@ fn start_command(start: &Start, jobs: &[ToStart]) -> Document {
             "attempts": attempts_read,
             "$expr": { "$and": [{ "$lte": [scheduled_at, "$$NOW"] }, { "$lt": ["$$NOW", lease_until] }] },
         };
-        let verdict = bson::serialize_to_bson(verdict).expect("a number or a word");
+        let verdict = Bson::Document(Document::try_from(&*verdict.to_raw()).expect("a number or a word"));
         let execution = |scheduled_at: Bson, started_at: Bson, verdict: Bson, hostname: Bson| {
             doc! {
                 "scheduled_at": scheduled_at,

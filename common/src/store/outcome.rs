@@ -9,7 +9,7 @@ use std::{
 };
 
 use bson::{
-    Bson, Document, RawBson, RawDocument, RawDocumentBuf, doc,
+    Bson, Document, RawBson, RawBsonRef, RawDocument, RawDocumentBuf, doc,
     oid::ObjectId,
     raw::{CStr, cstr},
 };
@@ -19,13 +19,15 @@ use crate::{
     failure::{self, Failure},
     ids::{JobId, StartId, WorkerId},
     instant::Instant,
-    job::{Claim, CorruptJob, Execution, Job, KEPT_EXECUTIONS, Why},
+    job::{Claim, CorruptJob, Execution, Job, KEPT_EXECUTIONS, Why, roomy},
 };
 
 /// Bytes of BSON that one document may have, less room for what MongoDB adds on the way.
 const LARGEST_DOCUMENT: usize = 16 * 1024 * 1024 - 64 * 1024;
 /// Bytes in one command or transaction, at most: the server takes 48 MB, and a large one holds everybody up.
 const BATCH_BYTES: usize = 8 * 1024 * 1024;
+/// Stands where there would be a result.
+const NO_RESULT: &str = "the result did not fit into the document or cannot be stored";
 /// Says in a document that part of it could not be stored.
 const REDUCED: &str = "reduced";
 
@@ -86,14 +88,14 @@ impl Archival {
         let attempts = document.get("attempts").ok().flatten().and_then(|attempts| attempts.try_into().ok());
         let scheduled_at = document.get_datetime("scheduled_at").ok().map(|at| at.to_chrono());
         let execution = Execution { scheduled_at, ..Execution::default() }.ended(now, Some(failure));
-        Self::new(Guard::Unlocked { job, attempts }, finished(document, job, &execution, why, Vec::new()))
+        Self::new(Guard::Unlocked { job, attempts }, finished(document, job, &execution, why, &[]))
     }
 
     /// A document that is locked by the dead and is no job: neither its history nor its policy can be read.
     pub fn undecodable(claim: Claim, holder: WorkerId, document: &RawDocument, error: &CorruptJob, now: Instant) -> Self {
         let execution = Execution { worker: Some(holder), start: Some(claim.start), crashed: Some(true), ..Execution::default() };
         let execution = execution.ended(now, Some(&Failure::new(failure::MALFORMED, error.to_string())));
-        Self::new(Guard::Claimed(claim), finished(document, claim.job, &execution, &Why::MALFORMED, Vec::new()))
+        Self::new(Guard::Claimed(claim), finished(document, claim.job, &execution, &Why::MALFORMED, &[]))
     }
 
     /// The same end with nothing but what identifies the job, for an outcome that MongoDB refuses; nothing when that
@@ -125,18 +127,16 @@ impl Archival {
 }
 
 fn archived_document(job: &Job, execution: &Execution, why: &Why, result: Option<Bson>) -> RawDocumentBuf {
-    let counts = |last: Option<(&'static CStr, RawBson)>| {
-        let counts = [(cstr!("attempts"), count(job.attempts)), (cstr!("deaths"), count(deaths_with(job, execution)))];
-        counts.into_iter().chain(last).collect()
-    };
-    let ended = |last| finished(&job.document, job.id, execution, why, counts(last));
+    let counts = [(cstr!("attempts"), count(job.attempts)), (cstr!("deaths"), count(deaths_with(job, execution)))];
+    let ended = |more: &[(&CStr, RawBsonRef<'_>)]| finished(&job.document, job.id, execution, why, more);
+    let [attempts, deaths] = counts;
     let with_result = match result {
-        None => return ended(None),
-        Some(result) => RawBson::try_from(result).map(|result| ended(Some((cstr!("result"), result)))),
+        None => return ended(&counts),
+        Some(result) => RawBson::try_from(result).map(|result| ended(&[attempts, deaths, (cstr!("result"), result.as_raw_bson_ref())])),
     };
     match with_result {
         Ok(document) if document.as_bytes().len() <= LARGEST_DOCUMENT => document,
-        _ => ended(Some((cstr!("result_dropped"), "the result did not fit into the document or cannot be stored".into()))),
+        _ => ended(&[attempts, deaths, (cstr!("result_dropped"), NO_RESULT.into())]),
     }
 }
 
@@ -148,32 +148,33 @@ fn finished(
     job: JobId,
     execution: &Execution,
     why: &Why,
-    mut more: Vec<(&'static CStr, RawBson)>,
+    more: &[(&CStr, RawBsonRef<'_>)],
 ) -> RawDocumentBuf {
-    let execution = bson::serialize_to_raw_document_buf(execution).expect("an execution is made of dates, ids, texts and numbers");
-    more.extend([
-        (cstr!("done"), RawBson::Boolean(*why == Why::DONE)),
-        (cstr!("locked"), RawBson::Boolean(false)),
-        (cstr!("why"), why.as_str().into()),
-        (cstr!("last_execution"), execution.into()),
-    ]);
-    replaced(document, &more).unwrap_or_else(|_| {
+    let execution = execution.to_raw();
+    let end = [
+        (cstr!("done"), RawBsonRef::Boolean(*why == Why::DONE)),
+        (cstr!("locked"), RawBsonRef::Boolean(false)),
+        (cstr!("why"), RawBsonRef::String(why.as_str())),
+        (cstr!("last_execution"), RawBsonRef::Document(&execution)),
+    ];
+    let fields = [more, &end].concat();
+    replaced(document, &fields).unwrap_or_else(|_| {
         let mut only = RawDocumentBuf::new();
         only.append(cstr!("_id"), ObjectId::from(job));
-        more.iter().for_each(|(field, value)| only.append(field, value.as_raw_bson_ref()));
+        fields.iter().for_each(|(field, value)| only.append(field, *value));
         only
     })
 }
 
 /// A copy with other values in some fields and others added, and without the date on which it was due.
-pub(super) fn replaced(document: &RawDocument, by: &[(&CStr, RawBson)]) -> bson::error::Result<RawDocumentBuf> {
+pub(super) fn replaced(document: &RawDocument, by: &[(&CStr, RawBsonRef<'_>)]) -> bson::error::Result<RawDocumentBuf> {
     let mut copy = roomy(document.as_bytes().len() + 512);
     let mut new: Vec<bool> = vec![true; by.len()];
     for element in document.iter_elements() {
         let element = element?;
         if let Some(at) = by.iter().position(|(field, _)| *field == element.key()) {
             new[at] = false;
-            copy.append(element.key(), by[at].1.as_raw_bson_ref());
+            copy.append(element.key(), by[at].1);
         } else if element.key() != cstr!("scheduled_at") {
             match element.value() {
                 Ok(value) => copy.append(element.key(), value),
@@ -181,23 +182,16 @@ pub(super) fn replaced(document: &RawDocument, by: &[(&CStr, RawBson)]) -> bson:
             }
         }
     }
-    by.iter().zip(new).filter(|(_, new)| *new).for_each(|((field, value), _)| copy.append(field, value.as_raw_bson_ref()));
+    by.iter().zip(new).filter(|(_, new)| *new).for_each(|((field, value), _)| copy.append(field, *value));
     Ok(copy)
 }
 
-/// An empty document that can grow by so many bytes without being moved.
-fn roomy(bytes: usize) -> RawDocumentBuf {
-    let mut buffer = Vec::with_capacity(bytes);
-    buffer.extend(RawDocumentBuf::new().into_bytes());
-    RawDocumentBuf::from_bytes(buffer).expect("an empty document is one")
-}
-
-fn count(value: u32) -> RawBson {
-    i32::try_from(value).map_or_else(|_| RawBson::Int64(value.into()), RawBson::Int32)
+fn count(value: u32) -> RawBsonRef<'static> {
+    i32::try_from(value).map_or_else(|_| RawBsonRef::Int64(value.into()), RawBsonRef::Int32)
 }
 
 fn stored(execution: &Execution) -> Bson {
-    bson::serialize_to_bson(execution).expect("an execution is made of dates, ids, texts and numbers")
+    Bson::Document(Document::try_from(&*execution.to_raw()).expect("an execution is made of dates, ids, texts and numbers"))
 }
 
 /// What becomes of a started job that is not archived.
@@ -334,7 +328,7 @@ impl Outcome for Rescheduling {
 }
 
 pub(super) fn size_of(document: &Document) -> usize {
-    bson::serialize_to_vec(document).map_or(LARGEST_DOCUMENT, |bytes| bytes.len())
+    document.to_vec().map_or(LARGEST_DOCUMENT, |bytes| bytes.len())
 }
 
 impl Store {

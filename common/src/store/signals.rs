@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use bson::{Bson, Document, Timestamp, doc};
+use bson::{Bson, Document, RawDocumentBuf, Timestamp, doc};
 use futures_util::TryStreamExt;
 use mongodb::{
     Collection, Cursor,
@@ -330,6 +330,8 @@ impl Store {
         loop {
             match tokio::time::timeout(REOPEN_AFTER, cursor.try_next()).await {
                 Ok(Ok(Some(document))) => {
+                    // Converted here: the driver's way to a document leads through text.
+                    let document = Document::try_from(&*document).unwrap_or_default();
                     *seen = document.get_timestamp("at").ok().or(*seen);
                     if let Some(hint) = Hint::from_document(&document) {
                         // Nobody listens any more: the task ends.
@@ -347,7 +349,7 @@ impl Store {
         self.database.collection(&channel.collection())
     }
 
-    async fn open_tail(&self, listener: Listener, seen: &mut Option<Timestamp>) -> Result<Cursor<Document>, StoreError> {
+    async fn open_tail(&self, listener: Listener, seen: &mut Option<Timestamp>) -> Result<Cursor<RawDocumentBuf>, StoreError> {
         let signals = match listener {
             Listener::Recruiter => self.signals.clone(),
             Listener::Worker(_, channel) => self.channel(channel),
@@ -364,6 +366,7 @@ impl Store {
         if let Some(seen) = seen {
             filter.insert("at", doc! { "$gt": *seen });
         }
+        let signals = signals.clone_with_type::<RawDocumentBuf>();
         call("open_tail", async move {
             signals
                 .find(filter)
