@@ -309,10 +309,7 @@ impl NewJob {
             document.insert("recovered_from", job);
         }
         // Tags and policy count as well: together they must leave room for the history and the result.
-        match document.to_vec()
-            .map_err(|error| EnqueueError::Parameters { class: class.clone(), reason: error.to_string() })?
-            .len()
-        {
+        match document.to_vec().map_err(|error| EnqueueError::Parameters { class: class.clone(), reason: error.to_string() })?.len() {
             bytes if bytes > LARGEST_WORKABLE + ROOM_FOR_THE_REST => Err(EnqueueError::TooLarge { class, bytes }),
             _ => Ok((id, document)),
         }

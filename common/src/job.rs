@@ -518,10 +518,13 @@ impl Job {
     }
 }
 
+/// A document without fields, as BSON: its length and its end.
+const EMPTY: [u8; 5] = [5, 0, 0, 0, 0];
+
 /// An empty document that can grow by so many bytes without being moved.
 pub(crate) fn roomy(bytes: usize) -> RawDocumentBuf {
     let mut buffer = Vec::with_capacity(bytes);
-    buffer.extend(RawDocumentBuf::new().into_bytes());
+    buffer.extend(EMPTY);
     RawDocumentBuf::from_bytes(buffer).expect("an empty document is one")
 }
 

@@ -1,6 +1,6 @@
 //! Documents of any age and shape, written as somebody else might have written them.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use bson::{Document, doc, oid::ObjectId};
 use recruiter_common::{
@@ -66,7 +66,7 @@ pub fn start(store: &Store, worker: WorkerId) -> Start {
 /// Reads unlocked jobs.
 pub async fn read(store: &Store, ids: &[JobId]) -> Vec<Job> {
     let found = store.unlocked(ids).await.expect("MongoDB is there");
-    found.into_iter().map(|job| *job.expect("the job is well-formed")).collect()
+    found.into_iter().map(|job| Arc::unwrap_or_clone(job.expect("the job is well-formed"))).collect()
 }
 
 /// What a start of these jobs is made on.

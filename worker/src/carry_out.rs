@@ -31,7 +31,9 @@ use crate::{
 const HOOKS_MAY_TAKE: Duration = Duration::from_secs(60);
 
 /// One attempt from entry to record.
-pub(crate) async fn carry_out(equipment: &Equipment, attempt: Attempt, outcomes: mpsc::Sender<ToRecord>) -> JobId {
+///
+/// Whatever it keeps while it waits is kept for each running job: hence the boxes.
+pub(crate) async fn carry_out(equipment: &Equipment, attempt: Box<Attempt>, outcomes: mpsc::Sender<ToRecord>) -> JobId {
     let (job, store) = (attempt.job.id, &equipment.store);
     let context = attempt.context();
     let started = Monotonic::now();
@@ -71,7 +73,7 @@ pub(crate) async fn carry_out(equipment: &Equipment, attempt: Attempt, outcomes:
         None => WorkerEvent::Done { job: &context },
         Some(failure) => WorkerEvent::Failed { job: &context, failure, last },
     });
-    if let Ok(workable) = attempt.workable {
+    if let Ok(workable) = &attempt.workable {
         // A hook's panic is its own: the job has been recorded.
         let hooks = AssertUnwindSafe(workable.after(&context, failure, last)).catch_unwind();
         match tokio::time::timeout(HOOKS_MAY_TAKE, hooks).await {
@@ -93,20 +95,20 @@ impl Equipment {
     /// A started job with its workable, made by code of users as well.
     pub(crate) fn attempt(
         &self,
-        mut job: Box<Job>,
+        mut job: Arc<Job>,
         policy: Result<Arc<dyn RetryPolicy>, Failure>,
         claim: Claim,
-        previous: Option<Execution>,
+        previous: Option<Arc<Execution>>,
         cancel: Arc<Cancel>,
-    ) -> Attempt {
+    ) -> Box<Attempt> {
         let is_last = |policy: &Arc<dyn RetryPolicy>| guarded(|| policy.is_last_attempt(&job.history(), self.store.now()));
         let (policy, is_last_attempt) = match policy.and_then(|policy| Ok((is_last(&policy)?, policy))) {
             Ok((is_last, policy)) => (Ok(policy), is_last),
             Err(failure) => (Err(failure), false),
         };
         // Only here: what is stored stays in the document.
-        let parameters = std::mem::take(&mut job.parameters);
-        let (handler, job) = (self.registry.handler(&job.class), Arc::<Job>::from(job));
+        let parameters = std::mem::take(&mut Arc::make_mut(&mut job).parameters);
+        let handler = self.registry.handler(&job.class);
         let (bundle, workable) = match (&job.bundle, &policy, handler) {
             // Its items have time limits, each its own.
             (Some(known), Ok(policy), Ok(handler)) => {
@@ -122,7 +124,7 @@ impl Equipment {
             Ok((workable, limit)) => (Ok(workable), limit),
             Err(failure) => (Err(failure), None),
         };
-        Attempt { job, claim, workable, bundle, policy, is_last_attempt, time_limit, cancel, previous: previous.map(Arc::new) }
+        Box::new(Attempt { job, claim, workable, bundle, policy, is_last_attempt, time_limit, cancel, previous })
     }
 
     fn tell(&self, event: &WorkerEvent<'_>) {

@@ -60,7 +60,7 @@ pub(crate) async fn run(store: Store, worker: WorkerId, session: CommitSession, 
         for ToRecord { outcome, recorded } in batch.drain(..) {
             match outcome {
                 Outcome::Archive(archival) => archivals.push(Waiting::new(*archival, recorded)),
-                Outcome::Reschedule(rescheduling) => reschedulings.push(Waiting::new(rescheduling, recorded)),
+                Outcome::Reschedule(rescheduling) => reschedulings.push(Waiting::new(*rescheduling, recorded)),
             }
         }
         archivals = writer.record(archivals).await;

@@ -67,18 +67,15 @@ pub(crate) enum Next {
 #[derive(Clone, Debug)]
 pub(crate) enum Outcome {
     Archive(Box<Archival>),
-    Reschedule(Rescheduling),
+    Reschedule(Box<Rescheduling>),
 }
 
 impl Attempt {
     /// What the execution is told about its job.
     pub(crate) fn context(&self) -> Arc<Context> {
         Arc::new(Context {
-            job: self.job.id,
+            job: self.job.clone(),
             start: self.claim.start(),
-            class: self.job.class.as_str().into(),
-            group: self.job.group.as_str().into(),
-            attempt: self.job.attempts,
             is_last_attempt: self.is_last_attempt,
             last_execution: self.previous.clone(),
             item: None,
@@ -113,10 +110,10 @@ impl Attempt {
             }
             Next::Retry { failure, at, counts } => {
                 let rescheduling = Rescheduling::retry(&self.job, self.claim, &execution(Some(failure)), *at, *counts);
-                Some(Outcome::Reschedule(match self.item_outcomes() {
+                Some(Outcome::Reschedule(Box::new(match self.item_outcomes() {
                     Some(outcomes) => rescheduling.with_items(outcomes),
                     None => rescheduling,
-                }))
+                })))
             }
             Next::Nothing => None,
         }
@@ -151,7 +148,7 @@ pub(crate) async fn enter(workable: Arc<dyn Ready>, context: &Arc<Context>, limi
     };
     let ended = match poll_fn(|task| Poll::Ready(execution.poll_unpin(task))).await {
         Poll::Ready(ended) => without_panic(Ok(ended)),
-        Poll::Pending => return watch(AbortOnDropHandle::new(tokio::spawn(execution)), &context.cancel, limit, blocks).await,
+        Poll::Pending => return watch(AbortOnDropHandle::new(tokio::spawn(execution)), &context.cancel, limit, blocks).boxed().await,
     };
     match limit {
         Some(limit) if context.deadline().is_some_and(|deadline| Monotonic::now() > deadline) => Err(timed_out(limit)),

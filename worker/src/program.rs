@@ -477,7 +477,7 @@ pub(crate) mod tests {
     use std::{fs, path::Path, sync::OnceLock};
 
     use bson::{doc, oid::ObjectId};
-    use recruiter_common::ids::JobId;
+    use recruiter_common::{ids::JobId, job::Job};
 
     use super::*;
 
@@ -486,12 +486,17 @@ pub(crate) mod tests {
     }
 
     pub(crate) fn context_of_attempt(attempt: u32) -> Arc<Context> {
+        let job = doc! {
+            "_id": JobId::new(),
+            "locked": false,
+            "group": "generic",
+            "workable": { "class": "test" },
+            "scheduled_at": bson::DateTime::now(),
+            "attempts": attempt,
+        };
         Arc::new(Context {
-            job: JobId::new(),
+            job: Arc::new(Job::try_from(job).unwrap()),
             start: recruiter_common::ids::StartId::new(),
-            class: "test".into(),
-            group: "generic".into(),
-            attempt,
             is_last_attempt: false,
             last_execution: None,
             item: None,

@@ -34,15 +34,18 @@ const AWAITED_FOR: Duration = Duration::from_secs(30);
 /// Jobs that this worker has, or may have, locked and will not enter.
 pub(crate) struct Awaited {
     start: StartId,
-    pub(crate) jobs: Vec<Job>,
+    pub(crate) jobs: Vec<Arc<Job>>,
     /// By the server's clock: after this it can no longer happen.
     pub(crate) until: Instant,
 }
 
-/// A job that may be started, with its policy, or why that cannot be used.
+/// A job that may be started.
 struct Startable {
-    job: Box<Job>,
+    job: Arc<Job>,
+    /// Or why it cannot be used.
     policy: Result<Arc<dyn RetryPolicy>, Failure>,
+    /// Its verdict for the case that this worker dies in this start.
+    if_worker_dies: IfWorkerDies,
 }
 
 /// What became of a bulk start.
@@ -56,14 +59,17 @@ struct Locked {
 }
 
 impl Startable {
-    /// With the verdict of the policy for the case that this worker dies in this start.
-    fn to_start(&self, died: &Failure, now: Instant) -> ToStart {
-        let Self { job, policy } = self;
+    fn new(job: Arc<Job>, policy: Result<Arc<dyn RetryPolicy>, Failure>, died: &Failure, now: Instant) -> Self {
         let mut history = job.history();
         history.attempts += 1;
         let decision = policy.as_ref().ok().and_then(|policy| guarded(|| policy.decide(&history, died, now)).ok());
-        let decision = decision.unwrap_or(Decision::Archive(Why::WORKER_DIED));
-        ToStart { job: job.id, attempts: job.attempts, due: job.due().unwrap_or(now), if_worker_dies: decision.into() }
+        let if_worker_dies = decision.unwrap_or(Decision::Archive(Why::WORKER_DIED)).into();
+        Self { job, policy, if_worker_dies }
+    }
+
+    fn to_start(&self, now: Instant) -> ToStart {
+        let Self { job, if_worker_dies, .. } = self;
+        ToStart { job: job.id, attempts: job.attempts, due: job.due().unwrap_or(now), if_worker_dies: if_worker_dies.clone() }
     }
 }
 
@@ -85,10 +91,8 @@ impl Incarnation {
         };
         let place = &self.equipment.place;
         let start = Start { id: StartId::new(), worker: self.id, hostname: place.hostname.clone(), pid: place.pid, lease_until, now };
-        let died = Failure::new(failure::WORKER_DIED, "the worker died");
-        let to_start: Vec<ToStart> = readable.values().map(|startable| startable.to_start(&died, now)).collect();
-        let ids: Vec<JobId> = to_start.iter().map(|job| job.job).collect();
-        self.shared.work_on(ids.iter().copied());
+        let to_start: Vec<ToStart> = readable.values().map(|startable| startable.to_start(now)).collect();
+        self.shared.work_on(readable.keys().copied());
         let free = self.free();
         let (locked, taken) = tokio::join!(self.lock(&start, &to_start), store.take_if_assigned(self.id, round, &free));
         // After the start, not beside it: what was read may have been archived and sent again before it was locked.
@@ -98,35 +102,35 @@ impl Incarnation {
             tracing::debug!(error = chain(&error), "could not tell the roster; trying again");
             false
         });
-        let mut verdicts: HashMap<JobId, IfWorkerDies> = to_start.into_iter().map(|job| (job.job, job.if_worker_dies)).collect();
-        let mut entered = HashSet::new();
+        let mut entered = 0;
         for claim in self.sort_out(&start, &readable, locked, archived).await {
-            if let (Some(startable), Some(verdict)) = (readable.remove(&claim.job()), verdicts.remove(&claim.job())) {
-                entered.insert(claim.job());
-                self.enter(startable, claim, &start, verdict);
+            if let Some(startable) = readable.remove(&claim.job()) {
+                entered += 1;
+                self.enter(startable, claim, &start);
             }
         }
-        for id in ids.iter().filter(|id| !entered.contains(id)) {
-            self.shared.done_with(*id);
+        for not_entered in readable.keys() {
+            self.shared.done_with(*not_entered);
         }
-        if told && entered.len() == jobs.len() {
+        if told && entered == jobs.len() {
             self.roster_is_behind = false;
             if free.places > 0 {
                 store.announce_hint(Hint::Free).await;
             }
         }
-        Ok(entered.len())
+        Ok(entered)
     }
 
     /// The jobs that can be read and are for this worker, whatever a hint said. What is no job is archived, alone.
     async fn read(&self, jobs: &[JobId], now: Instant) -> Result<HashMap<JobId, Startable>, StoreError> {
         let mut readable = HashMap::with_capacity(jobs.len());
+        let died = Failure::new(failure::WORKER_DIED, "the worker died");
         let work_on = self.equipment.args.work_on();
         for found in self.store().unlocked(jobs).await? {
             match found {
                 Ok(job) if self.equipment.registry.has(&job.class) && work_on.includes(&job.group) => {
                     let policy = self.equipment.policy(&job);
-                    readable.insert(job.id, Startable { job, policy });
+                    readable.insert(job.id, Startable::new(job, policy, &died, now));
                 }
                 Ok(job) => tracing::debug!(job.id = %job.id, "not for this worker: left to others"),
                 Err((id, document, error)) => {
@@ -168,7 +172,7 @@ impl Incarnation {
             not_entered.extend(claims.drain(..).map(|claim| claim.job()));
         }
         if !not_entered.is_empty() {
-            let jobs = not_entered.iter().filter_map(|id| Some(Job::clone(&readable.get(id)?.job))).collect();
+            let jobs = not_entered.iter().filter_map(|id| Some(readable.get(id)?.job.clone())).collect();
             // A start that was answered cannot happen later, only be seen later.
             self.awaited.push(Awaited { start: start.id, jobs, until: if unanswered { start.lease_until } else { start.now } });
             self.settle_awaited(start.now).await;
@@ -205,11 +209,13 @@ impl Incarnation {
     }
 
     /// Enters the workable of a started job, in a task of its own that ends when its outcome is recorded.
-    fn enter(&mut self, Startable { mut job, policy }: Startable, claim: Claim, start: &Start, verdict: IfWorkerDies) {
+    fn enter(&mut self, Startable { mut job, policy, if_worker_dies }: Startable, claim: Claim, start: &Start) {
         let cancel = Arc::new(Cancel::under(self.shared.clone()));
         self.cancels.insert(job.id, cancel.clone());
-        let previous = job.last_execution.clone();
-        mark_started(&mut job, start, verdict);
+        // Nobody else has it yet, so that it is not copied.
+        let started = Arc::make_mut(&mut job);
+        let previous = started.last_execution.take().map(Arc::new);
+        mark_started(started, start, if_worker_dies);
         let (equipment, outcomes) = (self.equipment.clone(), self.outcomes.clone());
         self.running.spawn(async move { carry_out(&equipment, equipment.attempt(job, policy, claim, previous, cancel), outcomes).await });
     }

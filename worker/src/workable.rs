@@ -16,7 +16,7 @@ use recruiter_common::{
     enqueue::Workable,
     failure::Failure,
     ids::{JobId, StartId},
-    job::Execution,
+    job::{Execution, Job},
     shutdown::pause,
 };
 use serde::Serialize;
@@ -179,11 +179,8 @@ pub struct Item {
 
 /// What an execution knows about its job.
 pub struct Context {
-    pub(crate) job: JobId,
+    pub(crate) job: Arc<Job>,
     pub(crate) start: StartId,
-    pub(crate) class: Arc<str>,
-    pub(crate) group: Arc<str>,
-    pub(crate) attempt: u32,
     pub(crate) is_last_attempt: bool,
     pub(crate) last_execution: Option<Arc<Execution>>,
     pub(crate) item: Option<Item>,
@@ -254,11 +251,8 @@ impl Context {
     /// The same for an item of the bundle.
     pub(crate) fn of_item(&self, item: Item, cancel: Arc<Cancel>) -> Self {
         Self {
-            job: self.job,
+            job: self.job.clone(),
             start: self.start,
-            class: self.class.clone(),
-            group: self.group.clone(),
-            attempt: self.attempt,
             is_last_attempt: self.is_last_attempt,
             last_execution: self.last_execution.clone(),
             item: Some(item),
@@ -269,7 +263,7 @@ impl Context {
 
     /// The job.
     pub fn job_id(&self) -> JobId {
-        self.job
+        self.job.id
     }
 
     /// The start this execution belongs to: no other execution of this job has it, and the job's history names it. With the
@@ -280,17 +274,17 @@ impl Context {
 
     /// Class of the workable.
     pub fn class(&self) -> &str {
-        &self.class
+        &self.job.class
     }
 
     /// Group of the job.
     pub fn group(&self) -> &str {
-        &self.group
+        &self.job.group
     }
 
     /// Number of this start: 1 in the first run, interrupted ones included.
     pub fn attempt(&self) -> u32 {
-        self.attempt
+        self.job.attempts
     }
 
     /// Whether a failure of this run would be the last, as far as the retry policy can tell beforehand.
@@ -342,9 +336,9 @@ impl Context {
 impl fmt::Debug for Context {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Context")
-            .field("job", &self.job)
-            .field("class", &self.class)
-            .field("attempt", &self.attempt)
+            .field("job", &self.job.id)
+            .field("class", &self.job.class)
+            .field("attempt", &self.job.attempts)
             .finish_non_exhaustive()
     }
 }

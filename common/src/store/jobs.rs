@@ -4,7 +4,10 @@
 //! Who may write a job: anybody inserts it; unlocked, only a start, a cancellation or the archiving of a document
 //! that is no job (each under `locked: false`); locked, only the holder of the start, or a cleaner after its death.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::{
+    collections::{BTreeSet, HashMap, HashSet},
+    sync::Arc,
+};
 
 use bson::{Bson, Document, RawDocument, RawDocumentBuf, doc};
 use futures_util::TryStreamExt;
@@ -132,7 +135,7 @@ impl Store {
     ///
     /// Index: `_id`. Invariant: I9, a malformed document stops none of its neighbours. That a majority has them is the
     /// business of the start, whose own write is after theirs.
-    pub async fn unlocked(&self, jobs: &[JobId]) -> Result<Vec<Result<Box<Job>, (JobId, RawDocumentBuf, CorruptJob)>>, StoreError> {
+    pub async fn unlocked(&self, jobs: &[JobId]) -> Result<Vec<Result<Arc<Job>, (JobId, RawDocumentBuf, CorruptJob)>>, StoreError> {
         let scheduled = self.scheduled.clone_with_type::<RawDocumentBuf>();
         let filter = doc! { "_id": { "$in": jobs.to_vec() }, "locked": false };
         let found: Vec<RawDocumentBuf> = call("unlocked", async move {
@@ -141,7 +144,7 @@ impl Store {
         .await?;
         let decode = |document: RawDocumentBuf| {
             let id = raw_id_of(&document)?;
-            Some(Job::try_from(document).map(Box::new).map_err(|(document, error)| (id, document, error)))
+            Some(Job::try_from(document).map(Arc::new).map_err(|(document, error)| (id, document, error)))
         };
         Ok(found.into_iter().filter_map(decode).collect())
     }

@@ -143,13 +143,7 @@ fn archived_document(job: &Job, execution: &Execution, why: &Why, result: Option
 /// A finished job as the archive keeps it: what was stored, with `more` and its end, each field in its place.
 ///
 /// Raw, because this is done for every job. A document that breaks off in the middle, which no driver stores, keeps its id.
-fn finished(
-    document: &RawDocument,
-    job: JobId,
-    execution: &Execution,
-    why: &Why,
-    more: &[(&CStr, RawBsonRef<'_>)],
-) -> RawDocumentBuf {
+fn finished(document: &RawDocument, job: JobId, execution: &Execution, why: &Why, more: &[(&CStr, RawBsonRef<'_>)]) -> RawDocumentBuf {
     let execution = execution.to_raw();
     let end = [
         (cstr!("done"), RawBsonRef::Boolean(*why == Why::DONE)),

@@ -10,7 +10,7 @@
 
 use std::{collections::HashMap, time::Instant as Monotonic};
 
-use bson::{Bson, Document, doc};
+use bson::{Bson, Document, RawDocumentBuf, doc};
 use futures_util::TryStreamExt;
 use mongodb::options::{Acknowledgment, ReadConcern, ReturnDocument, WriteConcern};
 
@@ -264,7 +264,7 @@ impl Store {
     ///
     /// Filter: id. Index: `_id`. Invariant: I7.
     pub async fn assignment(&self, worker: WorkerId) -> Result<Option<roster::Assignment>, StoreError> {
-        let roster = self.roster.clone();
+        let roster = self.roster.clone_with_type::<RawDocumentBuf>();
         let found = call("assignment", async move {
             roster
                 .find_one(doc! { "_id": worker, "available": false })
@@ -273,7 +273,8 @@ impl Store {
                 .await
         })
         .await?;
-        Ok(found.and_then(|document| roster::assignment_in(worker, &document)))
+        let document = found.and_then(|document| Document::try_from(&*document).ok());
+        Ok(document.and_then(|document| roster::assignment_in(worker, &document)))
     }
 
     /// Says that a worker lives and what it works on.
