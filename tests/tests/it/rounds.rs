@@ -7,6 +7,7 @@ use futures_util::TryStreamExt;
 use recruiter_common::{
     enqueue::NewJob,
     ids::JobId,
+    retry_policy::RetryManyTimes,
     shutdown::pause,
     store::{DueJob, Hint, Listener, Store},
 };
@@ -150,6 +151,28 @@ async fn what_a_worker_did_not_find_is_looked_for_once_it_has_said_so() {
     drop(armed);
     let done = async || database.raw("archived").count_documents(doc! { "_id": id }).await.unwrap() == 1;
     wait_until(Duration::from_secs(5), "it is done long before the poll", done).await;
+    for process in workers.into_iter().chain([recruiter]) {
+        process.stop().await;
+    }
+}
+
+/// A full worker counts as busy with what it was given until it offers places again. What it was given may be due again sooner.
+#[tokio::test]
+async fn what_is_due_again_before_its_worker_has_places_is_looked_for_once_it_has() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    let recruiter = Local::recruiter(&database, &["--poll", "20s", "--lease", "60s"]);
+    // Of two, so that somebody has places meanwhile.
+    let worker = || Local::worker(&database, Worker::new().register_builtins().unwrap(), &["--poll", "20s", "--concurrency", "1"]);
+    let workers = [worker(), worker()];
+    until_ready(&database, 2).await;
+    let slow = FailPoint::new("recruiter-worker", &["update"]).namespace(database.name(), "roster").block(Duration::from_millis(300));
+    let armed = slow.arm(database.uri()).await;
+    let policy = RetryManyTimes::new(1, Duration::ZERO).unwrap();
+    let job = NewJob::of_class("fail", doc! { "times": 1 }).retry(&policy).enqueue(&store).await.unwrap();
+    let done = async || database.raw("archived").count_documents(doc! { "_id": job, "done": true }).await.unwrap() == 1;
+    wait_until(Duration::from_secs(8), "it is done long before the poll", done).await;
+    drop(armed);
     for process in workers.into_iter().chain([recruiter]) {
         process.stop().await;
     }
