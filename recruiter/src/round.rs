@@ -21,8 +21,10 @@ use crate::matching::{in_order, plan_assignments};
 /// How long an assigned job is left alone at most. A worker takes an assignment within milliseconds, or within the poll
 /// fallback when its hint was lost.
 const IN_FLIGHT_FOR: Duration = Duration::from_secs(5);
-/// How many jobs a search finds for each free place.
+/// How many jobs a search finds for each free place, as long as these are no more than what comes next.
 const AHEAD: usize = 4;
+/// Jobs that are looked for beyond those that have a place: nobody waits for them.
+const AHEAD_AT_MOST: usize = 5_000;
 /// How long workers that have places need not be looked for while hints are heard.
 const WORKERS_KNOWN_FOR: Duration = Duration::from_secs(10);
 /// Of how many groups, at most, it is looked up when their next jobs become due: each costs a search of its own.
@@ -367,7 +369,8 @@ async fn due_in(
     while !places.is_empty() {
         let classes: Vec<&str> = places.keys().copied().collect();
         let able = able.iter().filter(|worker| worker.classes.iter().any(|class| places.contains_key(class.as_str())));
-        let limit = able.map(|worker| worker.free as usize).sum::<usize>() * AHEAD + in_flight.len();
+        let places_of_all = able.map(|worker| worker.free as usize).sum::<usize>();
+        let limit = places_of_all.max((places_of_all * AHEAD).min(AHEAD_AT_MOST)) + in_flight.len();
         let found = store.due_jobs(groups, &classes, now, limit).await?;
         let (left_alone, fresh): (Vec<DueJob>, Vec<DueJob>) = found.jobs.into_iter().partition(|job| in_flight.contains(&job.id));
         hidden.extend(left_alone.iter().map(|job| job.id));
