@@ -172,6 +172,7 @@ impl Due {
     /// Adds what was found in some groups.
     fn extend(&mut self, found: Self, in_flight: &InFlight) {
         self.complete &= found.complete;
+        self.next = self.next.into_iter().chain(found.next).min();
         self.announce(&found.jobs, in_flight);
         self.groups.extend(found.groups);
         self.hidden.extend(found.hidden);
@@ -300,7 +301,7 @@ pub(crate) async fn tick(store: &Store, term: LeaseTerm, memory: &mut Memory, no
     let groups = groups_of(&workers, &memory.groups);
     let news: BTreeSet<String> = look.groups.intersection(&groups).cloned().collect();
     if !search && !news.is_empty() {
-        let found = Due::search(store, news, &workers, &memory.in_flight, now, Some(memory.due.next)).await?;
+        let found = Due::search(store, news, &workers, &memory.in_flight, now, None).await?;
         memory.due.extend(found, &memory.in_flight);
     }
     let places = workers.iter().map(|worker| worker.free as usize).sum();

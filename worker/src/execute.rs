@@ -144,15 +144,19 @@ pub(crate) async fn enter(workable: Arc<dyn Ready>, context: &Arc<Context>, limi
     let blocks = workable.blocks();
     let mut execution = {
         let context = context.clone();
-        AssertUnwindSafe(async move { workable.execute(&context).await }).catch_unwind().boxed()
+        let in_time = async move {
+            let ended = workable.execute(&context).await;
+            match limit {
+                // It has seen this for itself, or has let nobody else see it.
+                Some(limit) if context.is_late() && context.cancel.why().is_none() => Err(timed_out(limit)),
+                _ => ended,
+            }
+        };
+        AssertUnwindSafe(in_time).catch_unwind().boxed()
     };
-    let ended = match poll_fn(|task| Poll::Ready(execution.poll_unpin(task))).await {
+    match poll_fn(|task| Poll::Ready(execution.poll_unpin(task))).await {
         Poll::Ready(ended) => without_panic(Ok(ended)),
-        Poll::Pending => return watch(AbortOnDropHandle::new(tokio::spawn(execution)), &context.cancel, limit, blocks).boxed().await,
-    };
-    match limit {
-        Some(limit) if context.deadline().is_some_and(|deadline| Monotonic::now() > deadline) => Err(timed_out(limit)),
-        _ => ended,
+        Poll::Pending => watch(AbortOnDropHandle::new(tokio::spawn(execution)), &context.cancel, limit, blocks).boxed().await,
     }
 }
 
@@ -168,6 +172,7 @@ async fn watch(mut task: AbortOnDropHandle<Ended>, cancel: &Cancel, limit: Optio
         }
     };
     tokio::select! {
+        biased;
         ended = &mut task => return without_panic(ended),
         () = limit_passed => cancel.cancel(Cancellation::TimeLimit),
         () = cancel.cancelled() => {}

@@ -323,7 +323,7 @@ impl Context {
     }
 
     /// Whether the time limit has passed, also in code that has let nobody else see to it.
-    fn is_late(&self) -> bool {
+    pub(crate) fn is_late(&self) -> bool {
         self.deadline().is_some_and(|deadline| Instant::now() >= deadline)
     }
 

@@ -162,7 +162,7 @@ impl BlockingExecutable for Compute {
     }
 
     fn time_limit(&self) -> Option<Duration> {
-        Some(Duration::from_millis(200))
+        (self.n == 2).then_some(Duration::from_millis(200))
     }
 }
 
@@ -282,9 +282,11 @@ async fn a_job_sent_again_under_its_id_is_enqueued_and_executed_once() {
     recruiter.stop().await;
 }
 
-/// Lets nobody else run, as code that computes.
+/// Lets nobody else run, as code that computes, from the beginning or after it has waited.
 #[derive(Serialize, Deserialize)]
-struct Greedy {}
+struct Greedy {
+    waits: bool,
+}
 
 impl Workable for Greedy {
     const CLASS: &'static str = "Greedy";
@@ -294,6 +296,9 @@ impl Executable for Greedy {
     type State = Diary;
 
     async fn execute(&self, diary: &Diary, job: &Context) -> Result<Done, NotDone> {
+        if self.waits {
+            tokio::task::yield_now().await;
+        }
         let begun = Instant::now();
         while !job.is_cancelled() && begun.elapsed() < SOON / 2 {
             std::thread::sleep(Duration::from_millis(1));
@@ -313,10 +318,12 @@ async fn code_that_computes_learns_that_its_time_is_over_and_has_failed() {
     let diary = Arc::new(Diary::default());
     let recruiter = Local::recruiter(&database, &[]);
     let worker = Local::worker(&database, Worker::new().register::<Greedy>(diary.clone()).unwrap(), &[]);
-    let id = Greedy {}.as_job().enqueue(&store(&database).await).await.unwrap();
-    let execution = archived(&database, id).await.get_document("last_execution").unwrap().clone();
-    assert_eq!(execution.get_str("class").unwrap(), "timeout", "{execution}");
-    assert_eq!(diary.lines(), ["Some(TimeLimit)"]);
+    for waits in [false, true] {
+        let id = Greedy { waits }.as_job().enqueue(&store(&database).await).await.unwrap();
+        let execution = archived(&database, id).await.get_document("last_execution").unwrap().clone();
+        assert_eq!(execution.get_str("class").unwrap(), "timeout", "{execution}");
+    }
+    assert_eq!(diary.lines(), ["Some(TimeLimit)"; 2]);
     worker.stop().await;
     recruiter.stop().await;
 }

@@ -177,3 +177,25 @@ async fn what_is_due_again_before_its_worker_has_places_is_looked_for_once_it_ha
         process.stop().await;
     }
 }
+
+/// Whoever says that a job is due may have another idea of the time, or say it of the first of several.
+#[tokio::test]
+async fn what_is_due_a_little_later_than_was_said_is_not_left_to_the_poll() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    let recruiter = Local::recruiter(&database, &["--poll", "20s", "--lease", "60s"]);
+    let worker = Local::worker(&database, Worker::new().register_builtins().unwrap(), &["--poll", "20s"]);
+    until_ready(&database, 1).await;
+    // What is done is behind everything that was searched for at the beginning.
+    let done = async || database.raw("archived").count_documents(doc! { "done": true }).await.unwrap();
+    NewJob::of_class("noop", doc! {}).enqueue(&store).await.unwrap();
+    wait_until(SOON, "the first is done", async || done().await == 1).await;
+    let mut job = minimal_job("noop");
+    job.insert("scheduled_at", bson::DateTime::from_chrono(store.now() + Duration::from_millis(500)));
+    database.raw("scheduled").insert_one(job).await.unwrap();
+    store.publish(&Hint::jobs_in(["generic"])).await.unwrap();
+    wait_until(Duration::from_secs(8), "it is done long before the poll", async || done().await == 2).await;
+    for process in [worker, recruiter] {
+        process.stop().await;
+    }
+}
