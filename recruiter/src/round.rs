@@ -9,6 +9,7 @@ use std::{
     time::{Duration, Instant as Monotonic},
 };
 
+use chrono::TimeDelta;
 use recruiter_common::{
     ids::{JobId, LeaseTerm, RoundId, WorkerId},
     instant::Instant,
@@ -29,6 +30,8 @@ const AHEAD_AT_MOST: usize = 5_000;
 const WORKERS_KNOWN_FOR: Duration = Duration::from_secs(10);
 /// Of how many groups, at most, it is looked up when their next jobs become due: each costs a search of its own.
 const GROUPS_TO_FORESEE: usize = 100;
+/// How much later than was said a job may be due: clocks differ by less. Whatever is due later still, the poll finds in time.
+const A_LITTLE: TimeDelta = TimeDelta::seconds(1);
 /// Jobs that are remembered, at most: more than there are places to give.
 const REMEMBERED: usize = 100_000;
 
@@ -172,7 +175,7 @@ impl Due {
     /// Adds what was found in some groups.
     fn extend(&mut self, found: Self, in_flight: &InFlight) {
         self.complete &= found.complete;
-        self.next = self.next.into_iter().chain(found.next).min();
+        self.next = found.next;
         self.announce(&found.jobs, in_flight);
         self.groups.extend(found.groups);
         self.hidden.extend(found.hidden);
@@ -231,13 +234,16 @@ impl Due {
         }
         let in_flight = in_flight.jobs();
         let mut due = Self { complete: true, ..Self::default() };
+        let until = if next.is_some() { now + A_LITTLE } else { now };
+        let mut soon = None;
         for (able, groups) in &alike {
             let able: Vec<&AvailableWorker> = able.iter().map(|index| &workers[*index]).collect();
-            match due_in(store, groups, &able, &in_flight, now).await {
+            match due_in(store, groups, &able, &in_flight, now, until).await {
                 Ok(found) => {
                     due.jobs.extend(found.jobs);
                     due.hidden.extend(found.hidden);
                     due.complete &= found.complete;
+                    soon = soon.into_iter().chain(found.soon).min();
                 }
                 // Some groups' backlog stops none of the others.
                 Err(error) if error.is_too_slow() => {
@@ -250,7 +256,7 @@ impl Due {
         due.sort();
         let places: usize = workers.iter().map(|worker| worker.free as usize).sum();
         due.next = match next {
-            Some(next) => next,
+            Some(next) => next.into_iter().chain(soon).min(),
             None if !due.complete || due.jobs.len() >= places => {
                 due.complete = false;
                 None
@@ -301,7 +307,7 @@ pub(crate) async fn tick(store: &Store, term: LeaseTerm, memory: &mut Memory, no
     let groups = groups_of(&workers, &memory.groups);
     let news: BTreeSet<String> = look.groups.intersection(&groups).cloned().collect();
     if !search && !news.is_empty() {
-        let found = Due::search(store, news, &workers, &memory.in_flight, now, None).await?;
+        let found = Due::search(store, news, &workers, &memory.in_flight, now, Some(memory.due.next)).await?;
         memory.due.extend(found, &memory.in_flight);
     }
     let places = workers.iter().map(|worker| worker.free as usize).sum();
@@ -346,10 +352,12 @@ fn jobs_in(plan: &[Assignment]) -> usize {
 struct Found {
     jobs: Vec<DueJob>,
     hidden: HashSet<JobId>,
+    /// When the next becomes due, if that is before the end of the search.
+    soon: Option<Instant>,
     complete: bool,
 }
 
-/// Jobs of these groups that are due and not in flight, more than enough to fill the places of every class of these workers.
+/// Jobs of these groups that are due at `now` and not in flight, more than enough to fill the places of every class of these workers.
 ///
 /// A class with a long backlog can fill the answer with more than its own workers can take. It is then left out, and the
 /// question asked again for the classes that still have places.
@@ -359,6 +367,7 @@ async fn due_in(
     able: &[&AvailableWorker],
     in_flight: &HashSet<JobId>,
     now: Instant,
+    until: Instant,
 ) -> Result<Found, StoreError> {
     let mut places: HashMap<&str, usize> = HashMap::new();
     for worker in able {
@@ -366,15 +375,17 @@ async fn due_in(
             *places.entry(class).or_default() += worker.free as usize;
         }
     }
-    let (mut jobs, mut hidden, mut complete) = (Vec::new(), HashSet::new(), true);
+    let (mut jobs, mut hidden, mut soon, mut complete) = (Vec::new(), HashSet::new(), None, true);
     while !places.is_empty() {
         let classes: Vec<&str> = places.keys().copied().collect();
         let able = able.iter().filter(|worker| worker.classes.iter().any(|class| places.contains_key(class.as_str())));
         let places_of_all = able.map(|worker| worker.free as usize).sum::<usize>();
         let limit = places_of_all.max((places_of_all * AHEAD).min(AHEAD_AT_MOST)) + in_flight.len();
-        let found = store.due_jobs(groups, &classes, now, limit).await?;
+        let found = store.due_jobs(groups, &classes, until, limit).await?;
         let (left_alone, fresh): (Vec<DueJob>, Vec<DueJob>) = found.jobs.into_iter().partition(|job| in_flight.contains(&job.id));
         hidden.extend(left_alone.iter().map(|job| job.id));
+        let (fresh, later): (Vec<DueJob>, Vec<DueJob>) = fresh.into_iter().partition(|job| job.scheduled_at <= now);
+        soon = soon.into_iter().chain(later.iter().map(|job| job.scheduled_at)).min();
         places.retain(|class, places| fresh.iter().filter(|job| job.class == *class).count() < *places);
         let left_out = places.len() < classes.len();
         jobs.extend(fresh);
@@ -389,7 +400,7 @@ async fn due_in(
     // A class that was asked for twice was found twice.
     let mut seen = HashSet::new();
     jobs.retain(|job: &DueJob| seen.insert(job.id));
-    Ok(Found { jobs, hidden, complete })
+    Ok(Found { jobs, hidden, soon, complete })
 }
 
 /// Writes a plan and tells the workers; returns what became of it.

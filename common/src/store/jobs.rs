@@ -338,7 +338,8 @@ impl Store {
                 }
                 open.abort_transaction().await?;
                 let held = ids_matching(&scheduled, filter, &mut open).await?;
-                let known = match archived_before(&batch) {
+                let before = archived_before(&batch);
+                let known = match before {
                     Some(before) => ids_matching(&archived, before, &mut open).await?,
                     None => HashSet::new(),
                 };
