@@ -50,7 +50,6 @@ class Recruiter(System):
         {"workers": 2, "concurrency": 1000},
         {"workers": 2, "concurrency": 2000},
         {"workers": 2, "concurrency": 3000},
-        {"workers": 3, "concurrency": 3000},
     ]
     load = ("--jobs", "jobs_per_second")
 
