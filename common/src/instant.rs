@@ -1,7 +1,8 @@
 //! Instants: UTC, whole milliseconds, as BSON dates.
 //!
 //! Used wherever a document carries an instant. chrono's own serde support stays switched off (it would store
-//! text, which range queries miss without a word), so every stored instant goes through here or does not compile.
+//! text, which range queries miss without a word), so every instant that is read goes through here or does not compile, and every
+//! one that is written is a [`bson::DateTime`].
 
 use bson::RawBson;
 use chrono::{DateTime, Utc};

@@ -62,7 +62,7 @@ impl fmt::Display for Priority {
 }
 
 /// Why a job is in the archive. Policies may give reasons of their own.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(transparent)]
 pub struct Why(Cow<'static, str>);
 

@@ -22,9 +22,9 @@ use crate::matching::{in_order, plan_assignments};
 /// How long an assigned job is left alone at most. A worker takes an assignment within milliseconds, or within the poll
 /// fallback when its hint was lost.
 const IN_FLIGHT_FOR: Duration = Duration::from_secs(5);
-/// How many jobs a search finds for each free place, as long as these are no more than what comes next.
-const AHEAD: usize = 4;
-/// Jobs that are looked for beyond those that have a place: nobody waits for them.
+/// How many more jobs than there are free places a search finds, for each of these places.
+const AHEAD: usize = 3;
+/// The same in all: nobody waits for them.
 const AHEAD_AT_MOST: usize = 5_000;
 /// How long workers that have places need not be looked for while hints are heard.
 const WORKERS_KNOWN_FOR: Duration = Duration::from_secs(10);
@@ -167,6 +167,8 @@ struct Due {
     kinds: Vec<(WorkOn, Vec<String>)>,
     /// Jobs that were found and left out as in flight. Most are about to be started; one may have been started and be due again.
     hidden: HashSet<JobId>,
+    /// Whether one of these is in flight no more.
+    doubtful: bool,
     /// When the next job becomes due.
     next: Option<Instant>,
 }
@@ -185,7 +187,7 @@ impl Due {
     fn doubt_hidden(&mut self, in_flight: &InFlight) {
         if !self.hidden.is_empty() && !self.hidden.is_subset(&in_flight.jobs()) {
             self.hidden.clear();
-            self.complete = false;
+            self.doubtful = true;
         }
     }
 
@@ -216,14 +218,15 @@ impl Due {
         self.kinds.iter().any(|(work_on, classes)| *work_on == worker.work_on && *classes == worker.classes)
     }
 
-    /// Looks in these groups for what these workers could be given; and for when there will be more if that does not fill their
-    /// places, unless it is known.
+    /// Looks in these groups for what these workers could be given; and for when there will be more, `until` then or, if that does
+    /// not fill their places and it is not known, ever.
     async fn search(
         store: &Store,
         groups: BTreeSet<String>,
         workers: &[AvailableWorker],
         in_flight: &InFlight,
         now: Instant,
+        until: Instant,
         next: Option<Option<Instant>>,
     ) -> Result<Self, StoreError> {
         // Together only what the same workers take: a backlog of some then hides nothing from others.
@@ -234,7 +237,6 @@ impl Due {
         }
         let in_flight = in_flight.jobs();
         let mut due = Self { complete: true, ..Self::default() };
-        let until = if next.is_some() { now + A_LITTLE } else { now };
         let mut soon = None;
         for (able, groups) in &alike {
             let able: Vec<&AvailableWorker> = able.iter().map(|index| &workers[*index]).collect();
@@ -307,7 +309,7 @@ pub(crate) async fn tick(store: &Store, term: LeaseTerm, memory: &mut Memory, no
     let groups = groups_of(&workers, &memory.groups);
     let news: BTreeSet<String> = look.groups.intersection(&groups).cloned().collect();
     if !search && !news.is_empty() {
-        let found = Due::search(store, news, &workers, &memory.in_flight, now, Some(memory.due.next)).await?;
+        let found = Due::search(store, news, &workers, &memory.in_flight, now, now + A_LITTLE, Some(memory.due.next)).await?;
         memory.due.extend(found, &memory.in_flight);
     }
     let places = workers.iter().map(|worker| worker.free as usize).sum();
@@ -315,7 +317,7 @@ pub(crate) async fn tick(store: &Store, term: LeaseTerm, memory: &mut Memory, no
     if !search {
         memory.due.announce(&look.announced, &memory.in_flight);
         plan = plan_assignments(&workers, &memory.due.jobs);
-        search = !memory.due.covers(&groups, &workers, now) || !memory.due.complete && jobs_in(&plan) < places;
+        search = !memory.due.covers(&groups, &workers, now) || (!memory.due.complete || memory.due.doubtful) && jobs_in(&plan) < places;
     }
     if search {
         let next = (!look.thorough && memory.due.complete && memory.due.covers(&groups, &workers, now)).then_some(memory.due.next);
@@ -329,7 +331,7 @@ pub(crate) async fn tick(store: &Store, term: LeaseTerm, memory: &mut Memory, no
         } else {
             memory.groups.clear();
         }
-        memory.due = Due::search(store, with_jobs, &workers, &memory.in_flight, now, next).await?;
+        memory.due = Due::search(store, with_jobs, &workers, &memory.in_flight, now, now, next).await?;
         memory.due.groups.extend(groups_of(&workers, &memory.groups));
         memory.due.announce(&look.announced, &memory.in_flight);
         plan = plan_assignments(&workers, &memory.due.jobs);
@@ -357,7 +359,8 @@ struct Found {
     complete: bool,
 }
 
-/// Jobs of these groups that are due at `now` and not in flight, more than enough to fill the places of every class of these workers.
+/// Jobs of these groups that are due at `now` and not in flight, more than enough to fill the places of every class of these workers;
+/// and when others are due, `until` then.
 ///
 /// A class with a long backlog can fill the answer with more than its own workers can take. It is then left out, and the
 /// question asked again for the classes that still have places.
@@ -380,7 +383,7 @@ async fn due_in(
         let classes: Vec<&str> = places.keys().copied().collect();
         let able = able.iter().filter(|worker| worker.classes.iter().any(|class| places.contains_key(class.as_str())));
         let places_of_all = able.map(|worker| worker.free as usize).sum::<usize>();
-        let limit = places_of_all.max((places_of_all * AHEAD).min(AHEAD_AT_MOST)) + in_flight.len();
+        let limit = places_of_all + (places_of_all * AHEAD).min(AHEAD_AT_MOST) + in_flight.len();
         let found = store.due_jobs(groups, &classes, until, limit).await?;
         let (left_alone, fresh): (Vec<DueJob>, Vec<DueJob>) = found.jobs.into_iter().partition(|job| in_flight.contains(&job.id));
         hidden.extend(left_alone.iter().map(|job| job.id));

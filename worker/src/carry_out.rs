@@ -30,21 +30,10 @@ use crate::{
 /// How long a hook may take before its place is given to another job.
 const HOOKS_MAY_TAKE: Duration = Duration::from_secs(60);
 
-/// A job that this worker has started and will enter.
-pub(crate) struct Started {
-    pub(crate) job: Arc<Job>,
-    pub(crate) claim: Claim,
-    pub(crate) policy: Result<Arc<dyn RetryPolicy>, Failure>,
-    /// The execution before.
-    pub(crate) previous: Option<Arc<Execution>>,
-    pub(crate) cancel: Arc<Cancel>,
-}
-
 /// One attempt from entry to record.
 ///
 /// Whatever it keeps while it waits is kept for each running job: hence the boxes.
-pub(crate) async fn carry_out(equipment: &Equipment, started: Started, outcomes: &mpsc::Sender<ToRecord>) -> JobId {
-    let attempt = equipment.attempt(started);
+pub(crate) async fn carry_out(equipment: &Equipment, attempt: Box<Attempt>, outcomes: mpsc::Sender<ToRecord>) -> JobId {
     let (job, store) = (attempt.job.id, &equipment.store);
     let context = attempt.context();
     let started = Monotonic::now();
@@ -104,7 +93,14 @@ impl Equipment {
     }
 
     /// A started job with its workable, made by code of users as well.
-    fn attempt(&self, Started { mut job, claim, policy, previous, cancel }: Started) -> Box<Attempt> {
+    pub(crate) fn attempt(
+        &self,
+        mut job: Arc<Job>,
+        policy: Result<Arc<dyn RetryPolicy>, Failure>,
+        claim: Claim,
+        previous: Option<Arc<Execution>>,
+        cancel: Arc<Cancel>,
+    ) -> Box<Attempt> {
         let is_last = |policy: &Arc<dyn RetryPolicy>| guarded(|| policy.is_last_attempt(&job.history(), self.store.now()));
         let (policy, is_last_attempt) = match policy.and_then(|policy| Ok((is_last(&policy)?, policy))) {
             Ok((is_last, policy)) => (Ok(policy), is_last),

@@ -19,7 +19,7 @@ use recruiter_common::{
 };
 use tokio::{
     sync::mpsc,
-    task::{JoinError, JoinHandle, JoinSet},
+    task::{JoinHandle, JoinSet},
 };
 
 use crate::{
@@ -85,11 +85,7 @@ pub(crate) struct Incarnation {
     pub(crate) roster_is_behind: bool,
     /// Whether jobs were assigned to it that it has not entered.
     left_some: bool,
-    /// What executes jobs.
-    pub(crate) running: JoinSet<()>,
-    /// Where it says which have ended.
-    pub(crate) ended: (mpsc::UnboundedSender<JobId>, mpsc::UnboundedReceiver<JobId>),
-    /// Every job that runs.
+    pub(crate) running: JoinSet<JobId>,
     pub(crate) cancels: HashMap<JobId, Arc<Cancel>>,
     pub(crate) outcomes: mpsc::Sender<ToRecord>,
     /// Starts whose reply was lost and that may still be carried out.
@@ -131,7 +127,6 @@ pub(crate) async fn run(equipment: Arc<Equipment>, shutdown: &mut Shutdown) -> R
         roster_is_behind: false,
         left_some: false,
         running: JoinSet::new(),
-        ended: mpsc::unbounded_channel(),
         cancels: HashMap::new(),
         outcomes,
         awaited: Vec::new(),
@@ -164,7 +159,6 @@ impl Incarnation {
             Hint(Hint),
             News(Option<News>),
             Finished(JobId),
-            Joined(Result<(), JoinError>),
             Poll,
             Stop,
         }
@@ -177,8 +171,7 @@ impl Incarnation {
                 heard = news.recv() => Event::News(heard),
                 () = pause(poll_at.saturating_duration_since(Monotonic::now())) => Event::Poll,
                 hint = hints.next() => Event::Hint(hint),
-                Some(job) = self.ended.1.recv() => Event::Finished(job),
-                Some(joined) = self.running.join_next() => Event::Joined(joined),
+                Some(finished) = self.running.join_next() => Event::Finished(finished_job(finished)),
             };
             match event {
                 Event::Stop => return End::Stopped,
@@ -201,7 +194,6 @@ impl Incarnation {
                 Event::Hint(Hint::Seed) => poll_at = Monotonic::now(),
                 Event::Hint(Hint::Jobs { .. } | Hint::Free | Hint::Left { .. }) => {}
                 Event::Finished(job) => self.finished(job),
-                Event::Joined(joined) => without_panic(joined),
                 Event::Poll => {
                     poll_at = Monotonic::now() + half.mul_f64(rand::random_range(0.75..0.95));
                     match self.store().assignment(self.id).await {
@@ -230,7 +222,7 @@ impl Incarnation {
         while let Some(job) = next {
             self.shared.done_with(job);
             self.cancels.remove(&job);
-            next = self.ended.1.try_recv().ok();
+            next = self.running.try_join_next().map(finished_job);
         }
         self.roster_is_behind = true;
     }
@@ -322,7 +314,7 @@ impl Incarnation {
                 tracing::debug!(error = chain(&error), "could not withdraw from the roster");
             }
             let grace = self.args().grace;
-            tracing::info!(worker.id = %self.id, count = self.cancels.len(), grace = %humantime::format_duration(grace), "taking no more jobs");
+            tracing::info!(worker.id = %self.id, count = self.running.len(), grace = %humantime::format_duration(grace), "taking no more jobs");
             self.cancels.values().for_each(|cancel| cancel.no_more_items());
             let why = if end == End::MemoryLimit { Cancellation::MemoryLimit } else { Cancellation::WorkerStopping };
             if self.wait_for_running(grace, Duration::ZERO, news, shutdown).await == Drained::Retired {
@@ -335,7 +327,7 @@ impl Incarnation {
             }
         }
         if end == End::Retired {
-            tracing::warn!(worker.id = %self.id, count = self.cancels.len(), "declared dead: dropping what runs");
+            tracing::warn!(worker.id = %self.id, count = self.running.len(), "declared dead: dropping what runs");
             self.cancel_all(Cancellation::LeaseLost);
             let _ = self.wait_for_running(LAST_WORDS, Duration::ZERO, news, shutdown).await;
         }
@@ -376,10 +368,10 @@ impl Incarnation {
     ) -> Drained {
         let mut until = Monotonic::now() + limit;
         let mut hurry = false;
-        while !self.cancels.is_empty() {
+        while !self.running.is_empty() {
             tokio::select! {
-                Some(joined) = self.running.join_next() => without_panic(joined),
-                Some(job) = self.ended.1.recv() => {
+                Some(finished) = self.running.join_next() => {
+                    let job = finished_job(finished);
                     self.shared.done_with(job);
                     self.cancels.remove(&job);
                 }
@@ -409,11 +401,11 @@ enum Drained {
     Retired,
 }
 
-/// What executes jobs does not panic: whatever is code of users is guarded or runs in a task of its own.
-fn without_panic(joined: Result<(), JoinError>) {
-    match joined.map_err(JoinError::try_into_panic) {
-        Ok(()) => {}
-        Err(Ok(panic)) => std::panic::resume_unwind(panic),
-        Err(Err(_)) => unreachable!("executions are aborted only after nobody waits for them"),
-    }
+/// The job of an execution task. Such a task does not panic: whatever is code of users is guarded or runs in a task of its
+/// own.
+fn finished_job(joined: Result<JobId, tokio::task::JoinError>) -> JobId {
+    joined.unwrap_or_else(|error| match error.try_into_panic() {
+        Ok(panic) => std::panic::resume_unwind(panic),
+        Err(_) => unreachable!("executions are aborted only after nobody waits for them"),
+    })
 }

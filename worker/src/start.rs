@@ -9,7 +9,6 @@ use std::{
     time::Duration,
 };
 
-use futures_util::{StreamExt, stream::FuturesUnordered};
 use recruiter_common::{
     failure::{self, Failure},
     ids::{JobId, RoundId, StartId},
@@ -22,7 +21,7 @@ use recruiter_common::{
 use tokio::sync::oneshot;
 
 use crate::{
-    carry_out::{Started, carry_out},
+    carry_out::carry_out,
     commit::ToRecord,
     execute::{Outcome, guarded},
     runner::Incarnation,
@@ -31,11 +30,6 @@ use crate::{
 
 /// How long after its lease a start whose reply was lost is still looked for: it may have begun in time and be slow.
 const AWAITED_FOR: Duration = Duration::from_secs(30);
-
-/// Tasks that the jobs of one start are entered in, unless more are needed.
-const TASKS: usize = 64;
-/// Jobs that one task enters, at most: whoever computes before he waits holds up the others.
-const MOST_IN_A_TASK: usize = 16;
 
 /// Jobs that this worker has, or may have, locked and will not enter.
 pub(crate) struct Awaited {
@@ -108,11 +102,13 @@ impl Incarnation {
             tracing::debug!(error = chain(&error), "could not tell the roster; trying again");
             false
         });
-        let claims = self.sort_out(&start, &readable, locked, archived).await;
-        let started: Vec<Started> =
-            claims.into_iter().filter_map(|claim| Some(self.started(readable.remove(&claim.job())?, claim, &start))).collect();
-        let entered = started.len();
-        self.enter(started);
+        let mut entered = 0;
+        for claim in self.sort_out(&start, &readable, locked, archived).await {
+            if let Some(startable) = readable.remove(&claim.job()) {
+                entered += 1;
+                self.enter(startable, claim, &start);
+            }
+        }
         for not_entered in readable.keys() {
             self.shared.done_with(*not_entered);
         }
@@ -212,33 +208,16 @@ impl Incarnation {
         locked
     }
 
-    /// A job as this start has made it, ready to be entered.
-    fn started(&mut self, Startable { mut job, policy, if_worker_dies }: Startable, claim: Claim, start: &Start) -> Started {
+    /// Enters the workable of a started job, in a task of its own that ends when its outcome is recorded.
+    fn enter(&mut self, Startable { mut job, policy, if_worker_dies }: Startable, claim: Claim, start: &Start) {
         let cancel = Arc::new(Cancel::under(self.shared.clone()));
         self.cancels.insert(job.id, cancel.clone());
         // Nobody else has it yet, so that it is not copied.
-        let changed = Arc::make_mut(&mut job);
-        let previous = changed.last_execution.take().map(Arc::new);
-        mark_started(changed, start, if_worker_dies);
-        Started { job, claim, policy, previous, cancel }
-    }
-
-    /// Enters started jobs: a few in a task of their own, many in tasks that they share, because a task costs more than what
-    /// most jobs do before they wait for something.
-    fn enter(&mut self, mut started: Vec<Started>) {
-        let share = (started.len() / TASKS).clamp(1, MOST_IN_A_TASK);
-        while !started.is_empty() {
-            let share: Vec<Started> = started.drain(..share.min(started.len())).collect();
-            let (equipment, outcomes, ended) = (self.equipment.clone(), self.outcomes.clone(), self.ended.0.clone());
-            self.running.spawn(async move {
-                let attempts = share.into_iter().map(|started| carry_out(&equipment, started, &outcomes));
-                let mut attempts: FuturesUnordered<_> = attempts.collect();
-                while let Some(job) = attempts.next().await {
-                    // The runner has gone, and nobody cares any more.
-                    let _ = ended.send(job);
-                }
-            });
-        }
+        let started = Arc::make_mut(&mut job);
+        let previous = started.last_execution.take().map(Arc::new);
+        mark_started(started, start, if_worker_dies);
+        let (equipment, outcomes) = (self.equipment.clone(), self.outcomes.clone());
+        self.running.spawn(async move { carry_out(&equipment, equipment.attempt(job, policy, claim, previous, cancel), outcomes).await });
     }
 
     /// Archives a document that is no job, alone.

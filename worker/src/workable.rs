@@ -42,7 +42,7 @@ pub trait Executable: Workable {
     /// [`NotDone::GiveUp`] when trying again is pointless, [`NotDone::TryAgain`] when it is merely too early.
     fn execute(&self, state: &Self::State, job: &Context) -> impl Future<Output = Result<Done, NotDone>> + Send;
 
-    /// How long an execution may take; no limit unless the worker has one.
+    /// How long an execution may take; no limit unless the worker has one. What ends later has failed as `timeout`, whatever it says.
     fn time_limit(&self) -> Option<Duration> {
         None
     }
@@ -80,7 +80,7 @@ pub trait BlockingExecutable: Workable + Clone {
     /// As [`Executable::execute`].
     fn execute(&self, state: &Self::State, job: &Context) -> Result<Done, NotDone>;
 
-    /// How long an execution may take; no limit unless the worker has one.
+    /// How long an execution may take; no limit unless the worker has one. What ends later has failed as `timeout`, whatever it says.
     fn time_limit(&self) -> Option<Duration> {
         None
     }
