@@ -179,31 +179,22 @@ pub struct Execution {
     #[serde(deserialize_with = "instant::stored", default)]
     pub ended_at: Option<Instant>,
     /// The worker that started it.
-    #[serde(default)]
     pub worker: Option<WorkerId>,
     /// The start: the fence of the outcome.
-    #[serde(default)]
     pub start: Option<StartId>,
     /// What a cleaner does if the worker dies; gone once the execution has ended.
-    #[serde(default)]
     pub if_worker_dies: Option<IfWorkerDies>,
     /// Machine of the worker.
-    #[serde(default)]
     pub hostname: Option<String>,
     /// Process of the worker.
-    #[serde(default)]
     pub pid: Option<i64>,
     /// Error class; absent when it succeeded.
-    #[serde(default)]
     pub class: Option<String>,
     /// Error message; absent when it succeeded.
-    #[serde(default)]
     pub message: Option<String>,
     /// Error trace, if there is one.
-    #[serde(default)]
     pub trace: Option<String>,
     /// Set when the worker died in it.
-    #[serde(default)]
     pub crashed: Option<bool>,
 }
 
@@ -545,6 +536,30 @@ mod tests {
             Ok(Job { state: JobState::Started { .. }, .. }) => "started".into(),
             Ok(Job { state: JobState::Archived { why }, .. }) => why.to_string(),
             Err(error) => error.to_string(),
+        }
+    }
+
+    #[test]
+    fn an_execution_is_read_as_it_was_written() {
+        let at = Instant::from_timestamp_millis(1_700_000_000_123);
+        let whole = Execution {
+            scheduled_at: at,
+            started_at: at,
+            ended_at: at,
+            worker: Some(WorkerId::new()),
+            start: Some(StartId::new()),
+            if_worker_dies: Some(IfWorkerDies::RetryAfterMs(7)),
+            hostname: Some("host".into()),
+            pid: Some(17),
+            class: Some("c".into()),
+            message: Some("m".into()),
+            trace: Some("t".into()),
+            crashed: Some(true),
+        };
+        let archive = Execution { if_worker_dies: Some(IfWorkerDies::Archive(Why::WORKER_DIED)), ..Execution::default() };
+        for written in [whole, archive, Execution::default()] {
+            let read: Execution = bson::deserialize_from_slice(written.to_raw().as_bytes()).unwrap();
+            assert_eq!(read, written);
         }
     }
 

@@ -42,9 +42,9 @@ pub(crate) struct Awaited {
 /// A job that may be started.
 struct Startable {
     job: Arc<Job>,
-    /// Or why it cannot be used.
+    /// Its policy, or why that cannot be used.
     policy: Result<Arc<dyn RetryPolicy>, Failure>,
-    /// Its verdict for the case that this worker dies in this start.
+    /// The policy's verdict for the case that this worker dies in this start.
     if_worker_dies: IfWorkerDies,
 }
 
