@@ -87,7 +87,7 @@ async fn lead(store: &Store, args: &RunArgs, mut leadership: Leadership, shutdow
     };
     recruiter_common::service::ready("leading");
     let mut look = Look { thorough: true, ..Look::default() };
-    let (mut last_thorough, mut thorough_took) = (Monotonic::now(), Duration::ZERO);
+    let mut thorough_at = Monotonic::now();
     loop {
         if shutdown.is_requested() {
             leadership.release(store).await;
@@ -101,20 +101,18 @@ async fn lead(store: &Store, args: &RunArgs, mut leadership: Leadership, shutdow
             shutdown.sleep(RETRY).await;
             continue;
         }
-        let poll = look_every(args.poll, hints.is_listening(), thorough_took);
-        look.thorough |= last_thorough.elapsed() >= poll;
+        let before = Monotonic::now();
+        look.thorough |= before >= thorough_at;
         look.workers |= look.thorough && !hints.is_listening();
         let thorough = look.thorough;
-        if thorough {
-            last_thorough = Monotonic::now();
-        }
-        let before = Monotonic::now();
         if let Err(error) = store.fresh_clock().await {
             tracing::debug!(error = chain(&error), "the server's clock could not be read");
         }
         let tick = round::tick(store, term, &mut memory, store.now(), std::mem::take(&mut look)).await;
         if thorough {
-            thorough_took = before.elapsed();
+            // A little sooner than was promised, also while hints come without a pause.
+            let poll = look_every(args.poll, hints.is_listening(), before.elapsed());
+            thorough_at = before + poll.mul_f64(rand::random_range(0.85..0.95));
         }
         let due = match tick {
             Ok(summary) => {
@@ -137,8 +135,8 @@ async fn lead(store: &Store, args: &RunArgs, mut leadership: Leadership, shutdow
                 None
             }
         };
-        let poll = poll.mul_f64(rand::random_range(0.85..0.95)).min(leadership.renew_in());
-        look = wait(store, &mut hints, &mut memory, due, poll, shutdown).await;
+        let until = thorough_at.min(Monotonic::now() + leadership.renew_in());
+        look = wait(store, &mut hints, &mut memory, due, until, shutdown).await;
     }
 }
 
@@ -189,10 +187,9 @@ async fn wait(
     hints: &mut Hints,
     memory: &mut Memory,
     mut due: Option<Instant>,
-    poll: Duration,
+    until: Monotonic,
     shutdown: &mut Shutdown,
 ) -> Look {
-    let until = Monotonic::now() + poll;
     loop {
         // One millisecond more than the estimate, which is whole milliseconds.
         let until_due = due.map_or(Duration::MAX, |due| (due - store.now()).to_std().unwrap_or_default() + Duration::from_millis(1));

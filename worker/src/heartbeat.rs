@@ -18,7 +18,7 @@ use recruiter_common::{
 use tokio::sync::mpsc;
 
 /// The heartbeats of a fleet fall on multiples of this, by MongoDB's clock: those that meet share one write to its disk.
-const TOGETHER: Duration = Duration::from_millis(100);
+const TOGETHER: Duration = Duration::from_millis(250);
 /// Between attempts after a heartbeat that was not acknowledged.
 const RETRY: Duration = Duration::from_millis(500);
 
@@ -135,7 +135,8 @@ mod tests {
         };
         assert_eq!(check(5_000, 0), 5_000);
         assert_eq!(check(5_000, 1), 4_999);
-        assert_eq!(check(5_000, 99), 4_901);
+        assert_eq!(check(5_000, 249), 4_751);
+        assert_eq!(check(5_000, 251), 4_999);
         assert_eq!(check(500, 30), 470);
         assert_eq!(check(50, 10), 50, "too often to meet");
     }

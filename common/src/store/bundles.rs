@@ -8,9 +8,8 @@ use std::{
 use bson::{Bson, Document, RawBson, doc, raw::cstr};
 
 use super::{
-    CommitSession, Store, StoreError, call,
+    CommitSession, Store, StoreError,
     outcome::{Archival, Outcome, Recorded, Rescheduling, replaced, size_of},
-    write_errors,
 };
 use crate::{
     ids::{JobId, StartId},
@@ -98,13 +97,7 @@ impl Store {
             "ordered": false,
             "writeConcern": { "w": "majority", "j": true },
         };
-        let database = self.database.clone();
-        let reply = call("record_items_if_claimed", async move {
-            let reply = database.run_command(command).await?;
-            write_errors(&reply).map(|()| reply)
-        })
-        .await?;
-        if reply.get_i32("n").is_ok_and(|written| usize::try_from(written) == Ok(batch.len())) {
+        if self.write("record_items_if_claimed", command).await? == batch.len() {
             return Ok(vec![Recorded::Yes; batch.len()]);
         }
         let mut starts: HashMap<StartId, Vec<JobId>> = HashMap::new();

@@ -21,7 +21,6 @@ use super::{
     DUPLICATE_KEY, Store, StoreError, call,
     indexes::ARCHIVED_BY_END,
     outcome::{Archival, Guard, Recorded, Rescheduling, filter_of},
-    write_errors,
 };
 use crate::{
     ids::{JobId, StartId, WorkerId},
@@ -158,14 +157,8 @@ impl Store {
     /// Loses when somebody else started or archived the job. After an error the outcome is unknown: see
     /// [`Store::claims_of_start`].
     pub async fn start_if_unlocked(&self, start: &Start, jobs: &[ToStart]) -> Result<Vec<Claim>, StoreError> {
-        let (database, command) = (self.database.clone(), start_command(start, jobs));
-        let reply = call("start_if_unlocked", async move {
-            let reply = database.run_command(command).await?;
-            write_errors(&reply).map(|()| reply)
-        })
-        .await?;
         let ids: Vec<JobId> = jobs.iter().map(|job| job.job).collect();
-        if reply.get_i32("n").is_ok_and(|started| usize::try_from(started) == Ok(jobs.len())) {
+        if self.write("start_if_unlocked", start_command(start, jobs)).await? == jobs.len() {
             return Ok(ids.into_iter().map(|job| Claim { job, start: start.id }).collect());
         }
         self.claims_of_start(start.id, &ids).await
@@ -222,13 +215,7 @@ impl Store {
             "ordered": false,
             "writeConcern": { "w": "majority", "j": true },
         };
-        let database = self.database.clone();
-        let reply = call("reschedule_if_claimed", async move {
-            let reply = database.run_command(command).await?;
-            write_errors(&reply).map(|()| reply)
-        })
-        .await?;
-        if reply.get_i32("n").is_ok_and(|written| usize::try_from(written) == Ok(batch.len())) {
+        if self.write("reschedule_if_claimed", command).await? == batch.len() {
             return Ok(vec![Recorded::Yes; batch.len()]);
         }
         let scheduled = self.scheduled.clone();

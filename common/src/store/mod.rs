@@ -180,6 +180,19 @@ impl Store {
         }
         Ok(())
     }
+
+    /// Carries out one command that writes; returns how many documents it met. Whoever asks must know how to go on when its outcome
+    /// is unknown: the driver, which repeats writes of its own making, does not repeat this one. Nor must MongoDB remember that
+    /// it was carried out.
+    async fn write(&self, operation: &'static str, command: Document) -> Result<usize, StoreError> {
+        let database = self.database.clone();
+        call(operation, async move {
+            let reply = database.run_command(command).await?;
+            write_errors(&reply)?;
+            Ok(reply.get_i32("n").ok().and_then(|met| usize::try_from(met).ok()).unwrap_or(0))
+        })
+        .await
+    }
 }
 
 /// Carries out one operation within [`CALL_LIMIT`].

@@ -12,9 +12,9 @@ use std::{collections::HashMap, time::Instant as Monotonic};
 
 use bson::{Bson, Document, RawDocumentBuf, doc};
 use futures_util::TryStreamExt;
-use mongodb::options::{Acknowledgment, ReadConcern, ReturnDocument, WriteConcern};
+use mongodb::options::{ReadConcern, ReturnDocument};
 
-use super::{Channel, Store, StoreError, call, jobs::id_of, write_errors};
+use super::{Channel, Store, StoreError, call, jobs::id_of};
 use crate::{
     ids::{JobId, LeaseTerm, RoundId, WorkerId},
     instant::Instant,
@@ -193,13 +193,7 @@ impl Store {
             "ordered": false,
             "writeConcern": { "w": 1 },
         };
-        let database = self.database.clone();
-        let reply = call("assign_if_available", async move {
-            let reply = database.run_command(command).await?;
-            write_errors(&reply).map(|()| reply)
-        })
-        .await?;
-        if reply.get_i32("n").is_ok_and(|written| usize::try_from(written) == Ok(assignments.len())) {
+        if self.write("assign_if_available", command).await? == assignments.len() {
             return Ok(assignments.iter().map(|given| given.worker).collect());
         }
         let roster = self.roster.clone();
@@ -242,9 +236,8 @@ impl Store {
             set.extend(doc! { "working_on": free.working_on.clone(), "working_since": now });
         }
         update.insert("$set", set);
-        let roster = self.roster.clone();
-        let written = call(operation, async move { roster.update_one(filter, update).write_concern(primary_only()).await }).await?;
-        Ok(written.matched_count == 1)
+        let command = doc! { "update": "roster", "updates": [{ "q": filter, "u": update }], "writeConcern": { "w": 1 } };
+        Ok(self.write(operation, command).await? == 1)
     }
 
     /// Stops being available, whatever is still being worked on.
@@ -433,10 +426,6 @@ impl Store {
         let (database, command) = (self.database.clone(), doc! { "killSessions": sessions.to_vec() });
         call("kill_sessions", async move { database.run_command(command).await }).await.map(drop)
     }
-}
-
-fn primary_only() -> WriteConcern {
-    WriteConcern::builder().w(Acknowledgment::Nodes(1)).build()
 }
 
 fn worker_of(document: &Document) -> Option<WorkerId> {

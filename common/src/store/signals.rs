@@ -18,7 +18,7 @@ use bson::{Bson, Document, RawDocumentBuf, Timestamp, doc};
 use futures_util::TryStreamExt;
 use mongodb::{
     Collection, Cursor,
-    options::{Acknowledgment, CursorType, ReadConcern, ReturnDocument, WriteConcern},
+    options::{CursorType, ReadConcern, ReturnDocument},
 };
 use tokio::sync::mpsc;
 
@@ -227,7 +227,7 @@ impl Store {
     /// Index: none. Invariant: none.
     pub async fn publish(&self, hint: &Hint) -> Result<(), StoreError> {
         match hint {
-            Hint::Seed | Hint::Jobs { .. } | Hint::Free | Hint::Left { .. } => self.publish_in(self.signals.clone(), hint).await,
+            Hint::Seed | Hint::Jobs { .. } | Hint::Free | Hint::Left { .. } => self.publish_in("signals", hint).await,
             Hint::Assigned { .. } | Hint::Cancel { .. } | Hint::Beat { .. } => {
                 for channel in self.channels().await? {
                     self.publish_to(channel, hint).await?;
@@ -241,13 +241,11 @@ impl Store {
     ///
     /// Index: none. Invariant: none.
     pub async fn publish_to(&self, channel: Channel, hint: &Hint) -> Result<(), StoreError> {
-        self.publish_in(self.channel(channel), hint).await
+        self.publish_in(&channel.collection(), hint).await
     }
 
-    async fn publish_in(&self, signals: Collection<Document>, hint: &Hint) -> Result<(), StoreError> {
-        let document = hint.to_document();
-        let acknowledged = WriteConcern::builder().w(Acknowledgment::Nodes(1)).build();
-        call("publish", async move { signals.insert_one(document).write_concern(acknowledged).await }).await.map(drop)
+    async fn publish_in(&self, signals: &str, hint: &Hint) -> Result<(), StoreError> {
+        self.write("publish", doc! { "insert": signals, "documents": [hint.to_document()], "writeConcern": { "w": 1 } }).await.map(drop)
     }
 
     /// Tells within a second, and only notes in the log when that failed.

@@ -199,3 +199,30 @@ async fn what_is_due_a_little_later_than_was_said_is_not_left_to_the_poll() {
         process.stop().await;
     }
 }
+
+/// Who is told in time that there was nothing to say need not ask. Hints leave the recruiter no pause.
+#[tokio::test]
+async fn idle_workers_are_told_in_time_also_while_hints_come_without_a_pause() {
+    let database = TestDatabase::new().await;
+    let (store, processes) = system(&database, &[]).await;
+    let flood = tokio::spawn(async move {
+        loop {
+            store.publish(&Hint::jobs_in(["nobody's"])).await.unwrap();
+            pause(Duration::from_millis(5)).await;
+        }
+    });
+    let looks = doc! { "command.find": "roster", "appName": "recruiter-worker" };
+    profile(&database).await;
+    // A busy machine may be late now and then.
+    let nobody_asked = async || {
+        let asked = async || database.raw("system.profile").count_documents(looks.clone()).await.unwrap();
+        let before = asked().await;
+        pause(Duration::from_secs(2)).await;
+        (asked().await == before).then_some(())
+    };
+    wait_for(SOON, "for five rounds the worker does not ask", nobody_asked).await;
+    flood.abort();
+    for process in processes {
+        process.stop().await;
+    }
+}
