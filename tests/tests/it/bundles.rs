@@ -1,7 +1,7 @@
 //! Bundles: every item is executed, judged and recorded by itself, and what is recorded is not executed again, whatever dies.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs,
     path::PathBuf,
     sync::{Arc, Mutex},
@@ -208,6 +208,25 @@ async fn all_items_are_executed_once_in_order_and_recorded() {
     assert_eq!(setting.notes.take(), [expected("enter"), expected("success")].concat());
     let id = steps(&[How::Answer; 2]).enqueue(&setting.store).await.unwrap();
     assert_eq!(summaries(&archived(&setting.database, id).await), [r#"done "item 0 of 2""#, r#"done "item 1 of 2""#]);
+    setting.stop().await;
+}
+
+/// All of this test runs in one thread.
+#[tokio::test(flavor = "current_thread")]
+async fn items_that_wait_for_nothing_leave_others_a_turn() {
+    let setting = Setting::new().await;
+    let notes = setting.notes.clone();
+    let other = tokio::spawn(async move {
+        let mut turns = BTreeSet::new();
+        while turns.last().is_none_or(|entered| *entered < 1_000) {
+            turns.insert(notes.count());
+            tokio::task::yield_now().await;
+        }
+        turns.range(1..1_000).count()
+    });
+    steps(&[How::Succeed; 1_000]).enqueue(&setting.store).await.unwrap();
+    let turns = other.await.unwrap();
+    assert!(turns >= 3, "{turns} in the middle of the items");
     setting.stop().await;
 }
 

@@ -81,6 +81,28 @@ async fn only_groups_with_waiting_jobs_are_searched_and_those_with_news_alone() 
     }
 }
 
+/// What was found and does not fit is assigned in the next rounds; more than that nobody waits for.
+#[tokio::test]
+async fn a_search_finds_a_few_times_what_fits_and_not_without_end() {
+    let check = async |places: &str, most: i64| {
+        let database = TestDatabase::new().await;
+        let (_, processes) = system(&database, &["--work-on", "g", "--concurrency", places]).await;
+        profile(&database).await;
+        let limit = async || {
+            let search =
+                doc! { "command.find": "scheduled", "command.hint": "due_jobs", "command.filter.scheduled_at.$lte": { "$exists": true } };
+            let search = database.raw("system.profile").find_one(search).await.unwrap()?;
+            Some(search.get_document("command").unwrap().get_i64("limit").unwrap())
+        };
+        assert_eq!(wait_for(SOON, "it has searched", limit).await, most);
+        for process in processes {
+            process.stop().await;
+        }
+    };
+    check("100", 400).await;
+    check("4000", 9_000).await;
+}
+
 /// Each group costs a search of its own.
 #[tokio::test]
 async fn of_many_groups_it_is_not_looked_up_when_their_next_jobs_become_due() {

@@ -180,12 +180,12 @@ async fn of_two_racing_starts_each_job_belongs_to_one() {
     let database = TestDatabase::new().await;
     let store = store(&database).await;
     let ids = enqueued(&store, 200).await;
-    let barrier = Arc::new(Barrier::new(2));
+    let (jobs, barrier) = (to_start(&read(&store, &ids).await), Arc::new(Barrier::new(2)));
     let race = || {
-        let (store, ids, barrier) = (store.clone(), ids.clone(), barrier.clone());
+        let (store, jobs, barrier) = (store.clone(), jobs.clone(), barrier.clone());
         tokio::spawn(async move {
             barrier.wait().await;
-            started(&store, WorkerId::new(), &ids).await.len()
+            store.start_if_unlocked(&start(&store, WorkerId::new()), &jobs).await.unwrap().len()
         })
     };
     let (first, second) = tokio::join!(race(), race());

@@ -9,18 +9,15 @@ use std::{
     collections::BTreeMap,
     ffi::{OsStr, OsString},
     io,
-    os::unix::{
-        ffi::{OsStrExt, OsStringExt},
-        process::ExitStatusExt,
-    },
+    os::unix::ffi::OsStrExt,
     path::PathBuf,
     pin::pin,
-    process::{ExitStatus, Stdio},
+    process::Stdio,
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use bson::{Binary, Bson, spec::BinarySubtype};
+use bson::Bson;
 use futures_util::{
     FutureExt,
     future::{BoxFuture, Either, join3, select},
@@ -41,15 +38,18 @@ use tokio::{
     time::timeout,
 };
 
+use self::output::{Errors, Output};
+pub(crate) use self::template::Template;
 use crate::{
     registry::{Handler, Ready},
     workable::{Cancellation, Context, Done, NotDone},
 };
 
+mod output;
+mod template;
+
 /// The exit code by which a program asks to be run again later: `EX_TEMPFAIL` of sysexits.
 const TRY_AGAIN: i32 = 75;
-/// What a program writes to standard error, on a line of its own, to name its error class.
-const ERROR_CLASS: &[u8] = b"error-class: ";
 /// How long descendants may keep the pipes of a program open that has ended, and how long a killed one may take to go.
 const LINGER: Duration = Duration::from_secs(1);
 /// Read from a pipe at once.
@@ -79,112 +79,6 @@ impl Handler for Program {
         let input = format!("{}\n", parameters.into_relaxed_extjson()).into_bytes();
         Ok(Arc::new(Invocation { arguments, input, settings: self.settings.clone() }))
     }
-}
-
-/// An argument with placeholders: `{name}`, `{nested.name}`; `{{` and `}}` are braces.
-#[derive(Debug, PartialEq)]
-pub(crate) struct Template(Vec<Piece>);
-
-#[derive(Debug, PartialEq)]
-enum Piece {
-    Text(String),
-    Parameter(String),
-}
-
-impl Template {
-    /// # Errors
-    /// What is wrong with the text, for people.
-    pub(crate) fn parse(text: &str) -> Result<Self, &'static str> {
-        let (mut pieces, mut literal, mut rest) = (Vec::new(), String::new(), text);
-        while let Some(at) = rest.find(['{', '}', '\0']) {
-            literal.push_str(&rest[..at]);
-            let from = &rest[at..];
-            rest = if let Some(rest) = from.strip_prefix("{{") {
-                literal.push('{');
-                rest
-            } else if let Some(rest) = from.strip_prefix("}}") {
-                literal.push('}');
-                rest
-            } else if let Some(inside) = from.strip_prefix('{') {
-                let (name, rest) = inside.split_once('}').ok_or("a `{` is never closed; write `{{` for a literal brace")?;
-                let is_word = |word: &str| !word.is_empty() && word.chars().all(|c| c.is_alphanumeric() || c == '_' || c == '-');
-                if !name.split('.').all(is_word) {
-                    return Err("a placeholder is written `{name}` or `{nested.name}`; write `{{` and `}}` for literal braces");
-                }
-                pieces.push(Piece::Text(std::mem::take(&mut literal)));
-                pieces.push(Piece::Parameter(name.to_owned()));
-                rest
-            } else if from.starts_with('}') {
-                return Err("a `}` was never opened; write `}}` for a literal brace");
-            } else {
-                return Err("no argument can contain a NUL");
-            };
-        }
-        literal.push_str(rest);
-        pieces.push(Piece::Text(literal));
-        Ok(Self(pieces))
-    }
-
-    /// The text, if there is no placeholder in it.
-    pub(crate) fn literal(&self) -> Option<&str> {
-        match self.0.as_slice() {
-            [Piece::Text(text)] => Some(text),
-            _ => None,
-        }
-    }
-
-    fn render(&self, parameters: &Bson) -> Result<OsString, Failure> {
-        let mut argument = Vec::new();
-        for piece in &self.0 {
-            match piece {
-                Piece::Text(text) => argument.extend_from_slice(text.as_bytes()),
-                Piece::Parameter(path) => {
-                    let value = text_of(lookup(parameters, path)).ok_or_else(|| {
-                        Failure::new(failure::PARAMETERS, format!("the command needs parameter `{path}`, which is missing"))
-                    })?;
-                    if value.contains(&0) {
-                        let message = format!("parameter `{path}` contains a NUL, which no argument of a program can");
-                        return Err(Failure::new(failure::PARAMETERS, message));
-                    }
-                    argument.extend(value);
-                }
-            }
-        }
-        Ok(OsString::from_vec(argument))
-    }
-}
-
-fn lookup<'a>(parameters: &'a Bson, path: &str) -> &'a Bson {
-    path.split('.').fold(parameters, |value, name| value.as_document().and_then(|fields| fields.get(name)).unwrap_or(&Bson::Null))
-}
-
-/// What stands for a value in an argument; nothing for null.
-fn text_of(value: &Bson) -> Option<Vec<u8>> {
-    Some(match value {
-        Bson::Null | Bson::Undefined => return None,
-        Bson::String(text) | Bson::Symbol(text) => text.clone().into_bytes(),
-        Bson::Binary(binary) => binary.bytes.clone(),
-        Bson::Int32(number) => number.to_string().into_bytes(),
-        Bson::Int64(number) => number.to_string().into_bytes(),
-        Bson::Double(number) => number.to_string().into_bytes(),
-        Bson::Decimal128(number) => number.to_string().into_bytes(),
-        Bson::Boolean(truth) => truth.to_string().into_bytes(),
-        Bson::ObjectId(id) => id.to_hex().into_bytes(),
-        Bson::DateTime(date) => date.try_to_rfc3339_string().map_or_else(|_| extended_json(value), String::into_bytes),
-        Bson::Document(_)
-        | Bson::Array(_)
-        | Bson::RegularExpression(_)
-        | Bson::JavaScriptCode(_)
-        | Bson::JavaScriptCodeWithScope(_)
-        | Bson::Timestamp(_)
-        | Bson::MaxKey
-        | Bson::MinKey
-        | Bson::DbPointer(_) => extended_json(value),
-    })
-}
-
-fn extended_json(value: &Bson) -> Vec<u8> {
-    value.clone().into_relaxed_extjson().to_string().into_bytes()
 }
 
 /// One execution of a program, ready to start.
@@ -369,114 +263,11 @@ async fn drain(from: Option<impl AsyncRead + Unpin>, mut keep: impl FnMut(&[u8])
     }
 }
 
-/// The beginning of standard output.
-struct Output {
-    kept: Vec<u8>,
-    limit: usize,
-    is_cut: bool,
-}
-
-impl Output {
-    fn up_to(limit: usize) -> Self {
-        Self { kept: Vec::new(), limit, is_cut: false }
-    }
-
-    fn push(&mut self, chunk: &[u8]) {
-        let room = self.limit - self.kept.len();
-        self.is_cut |= chunk.len() > room;
-        self.kept.extend_from_slice(&chunk[..chunk.len().min(room)]);
-    }
-
-    fn into_result(mut self) -> Option<Bson> {
-        if self.is_cut {
-            if let Err(error) = str::from_utf8(&self.kept)
-                && error.error_len().is_none()
-            {
-                self.kept.truncate(error.valid_up_to());
-            }
-            self.kept.extend_from_slice(format!("… [cut after {} bytes]", self.limit).as_bytes());
-        }
-        match String::from_utf8(self.kept) {
-            Ok(mut text) => {
-                if text.ends_with('\n') {
-                    text.pop();
-                }
-                (!text.is_empty()).then_some(Bson::String(text))
-            }
-            Err(error) => Some(Bson::Binary(Binary { subtype: BinarySubtype::Generic, bytes: error.into_bytes() })),
-        }
-    }
-}
-
-/// The end of standard error, and the error class that the program gave itself anywhere in it.
-#[derive(Default)]
-struct Errors {
-    end: Vec<u8>,
-    line: Vec<u8>,
-    class: Option<String>,
-}
-
-impl Errors {
-    /// Enough of a line to hold the longest error class.
-    const LONGEST_LINE: usize = 2 * failure::LONGEST_CLASS;
-    /// Enough for the trace, whatever the encoding.
-    const KEPT: usize = 2 * failure::LONGEST_TRACE;
-
-    fn push(&mut self, chunk: &[u8]) {
-        self.end.extend_from_slice(chunk);
-        if self.end.len() > 2 * Self::KEPT {
-            self.end.drain(..self.end.len() - Self::KEPT);
-        }
-        for part in chunk.split_inclusive(|byte| *byte == b'\n') {
-            let room = Self::LONGEST_LINE - self.line.len();
-            self.line.extend_from_slice(&part[..part.len().min(room)]);
-            if part.ends_with(b"\n") {
-                self.end_line();
-            }
-        }
-    }
-
-    fn end_line(&mut self) {
-        if let Some(class) = error_class(&self.line) {
-            self.class = Some(class.to_owned());
-        }
-        self.line.clear();
-    }
-
-    fn into_failure(mut self, settings: &Settings, status: ExitStatus) -> Failure {
-        self.end_line();
-        let (class, what) = match (status.code(), status.signal()) {
-            (Some(code), _) => (format!("exit:{code}"), format!("exited with {code}")),
-            (None, number) => {
-                let number = number.unwrap_or_default();
-                let name = Signal::try_from(number).map_or_else(|_| number.to_string(), |signal| signal.as_str().into());
-                (format!("signal:{name}"), format!("was killed by {name}"))
-            }
-        };
-        let class = self.class.filter(|_| status.code() != Some(TRY_AGAIN)).unwrap_or(class);
-        let program = settings.path.display();
-        let trace = String::from_utf8_lossy(&self.end);
-        let last = trace.lines().map(str::trim).rfind(|line| !line.is_empty() && error_class(line.as_bytes()).is_none());
-        let message = match last {
-            Some(line) => format!("`{program}` {what}: {line}"),
-            None => format!("`{program}` {what} without a word on standard error"),
-        };
-        let failure = Failure::new(class, message);
-        if trace.trim().is_empty() { failure } else { failure.with_trace(trace) }
-    }
-}
-
-/// The error class that a line of standard error names.
-fn error_class(line: &[u8]) -> Option<&str> {
-    let class = str::from_utf8(line.strip_prefix(ERROR_CLASS)?).ok()?.trim();
-    (!class.is_empty() && class.len() <= failure::LONGEST_CLASS && !class.contains(char::is_control)).then_some(class)
-}
-
 #[cfg(test)]
 pub(crate) mod tests {
-    use std::{fs, path::Path, sync::OnceLock};
+    use std::{fs, os::unix::ffi::OsStringExt, path::Path, sync::OnceLock};
 
-    use bson::{doc, oid::ObjectId};
+    use bson::{Binary, doc, spec::BinarySubtype};
     use recruiter_common::{ids::JobId, job::Job};
 
     use super::*;
@@ -564,50 +355,6 @@ pub(crate) mod tests {
     /// Whether a process of this id runs (a zombie that nobody reaps does not).
     fn is_running(id: &str) -> bool {
         fs::read_to_string(format!("/proc/{}/stat", id.trim())).is_ok_and(|stat| !stat.contains(") Z"))
-    }
-
-    #[test]
-    fn arguments_are_rendered() {
-        let id = ObjectId::new();
-        let parameters = Bson::Document(doc! {
-            "text": "a b", "int": 7, "long": i64::MAX, "whole": 3.0, "half": 0.5, "truth": true, "null": null, "id": id,
-            "date": bson::DateTime::from_millis(1_500), "name": Binary { subtype: BinarySubtype::Generic, bytes: b"caf\xe9".to_vec() },
-            "nested": { "deeper": { "x": "y" } }, "list": [1, "two"], "hostile": "$(rm -rf /); `id` \"'\n--x {text} %s",
-            "nul": "a\0b", "when": bson::Timestamp { time: 1, increment: 2 },
-        });
-        let check = |template: &str, expected: &[u8]| {
-            let rendered = Template::parse(template).unwrap().render(&parameters);
-            assert_eq!(rendered.as_deref().map(OsStr::as_bytes), Ok(expected), "{template}");
-        };
-        check("", b"");
-        check("--name={text}!", b"--name=a b!");
-        check("{int}/{long}/{whole}/{half}/{truth}", b"7/9223372036854775807/3/0.5/true");
-        check("{id}", id.to_hex().as_bytes());
-        check("{date}", b"1970-01-01T00:00:01.5Z");
-        check("/data/{name}", b"/data/caf\xe9");
-        check("{nested.deeper.x}", b"y");
-        check("{nested}", br#"{"deeper":{"x":"y"}}"#);
-        check("{list}", br#"[1,"two"]"#);
-        check("{when}", br#"{"$timestamp":{"t":1,"i":2}}"#);
-        check("{hostile}", b"$(rm -rf /); `id` \"'\n--x {text} %s");
-        check("{{text}} {{{int}}} }}{{", b"{text} {7} }{");
-        let refuse = |template: &str, parameter: &str| {
-            let refused = Template::parse(template).unwrap().render(&parameters).unwrap_err();
-            assert!(refused.class == failure::PARAMETERS && refused.message.contains(&format!("parameter `{parameter}`")), "{refused:?}");
-        };
-        refuse("{absent}", "absent");
-        refuse("{null}", "null");
-        refuse("{text.deeper}", "text.deeper");
-        refuse("{nested.absent.x}", "nested.absent.x");
-        refuse("x{nul}", "nul");
-        assert!(Template::parse("{x}").unwrap().render(&Bson::Null).is_err());
-    }
-
-    #[test]
-    fn only_a_text_without_placeholders_is_literal() {
-        assert_eq!(Template::parse("a{{b}}").unwrap().literal(), Some("a{b}"));
-        assert_eq!(Template::parse("").unwrap().literal(), Some(""));
-        assert_eq!(Template::parse("{a}").unwrap().literal(), None);
     }
 
     #[tokio::test]

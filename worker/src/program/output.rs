@@ -1,0 +1,115 @@
+//! What a program wrote: of its output the beginning, which is the result, and of its errors the end, which says why it failed.
+
+use std::{os::unix::process::ExitStatusExt, process::ExitStatus};
+
+use bson::{Binary, Bson, spec::BinarySubtype};
+use nix::sys::signal::Signal;
+use recruiter_common::failure::{self, Failure};
+
+use super::{Settings, TRY_AGAIN};
+
+/// What a program writes to standard error, on a line of its own, to name its error class.
+const ERROR_CLASS: &[u8] = b"error-class: ";
+
+/// The beginning of standard output.
+pub(super) struct Output {
+    kept: Vec<u8>,
+    limit: usize,
+    is_cut: bool,
+}
+
+impl Output {
+    pub(super) fn up_to(limit: usize) -> Self {
+        Self { kept: Vec::new(), limit, is_cut: false }
+    }
+
+    pub(super) fn push(&mut self, chunk: &[u8]) {
+        let room = self.limit - self.kept.len();
+        self.is_cut |= chunk.len() > room;
+        self.kept.extend_from_slice(&chunk[..chunk.len().min(room)]);
+    }
+
+    pub(super) fn into_result(mut self) -> Option<Bson> {
+        if self.is_cut {
+            if let Err(error) = str::from_utf8(&self.kept)
+                && error.error_len().is_none()
+            {
+                self.kept.truncate(error.valid_up_to());
+            }
+            self.kept.extend_from_slice(format!("… [cut after {} bytes]", self.limit).as_bytes());
+        }
+        match String::from_utf8(self.kept) {
+            Ok(mut text) => {
+                if text.ends_with('\n') {
+                    text.pop();
+                }
+                (!text.is_empty()).then_some(Bson::String(text))
+            }
+            Err(error) => Some(Bson::Binary(Binary { subtype: BinarySubtype::Generic, bytes: error.into_bytes() })),
+        }
+    }
+}
+
+/// The end of standard error, and the error class that the program gave itself anywhere in it.
+#[derive(Default)]
+pub(super) struct Errors {
+    end: Vec<u8>,
+    line: Vec<u8>,
+    class: Option<String>,
+}
+
+impl Errors {
+    /// Enough of a line to hold the longest error class.
+    const LONGEST_LINE: usize = 2 * failure::LONGEST_CLASS;
+    /// Enough for the trace, whatever the encoding.
+    const KEPT: usize = 2 * failure::LONGEST_TRACE;
+
+    pub(super) fn push(&mut self, chunk: &[u8]) {
+        self.end.extend_from_slice(chunk);
+        if self.end.len() > 2 * Self::KEPT {
+            self.end.drain(..self.end.len() - Self::KEPT);
+        }
+        for part in chunk.split_inclusive(|byte| *byte == b'\n') {
+            let room = Self::LONGEST_LINE - self.line.len();
+            self.line.extend_from_slice(&part[..part.len().min(room)]);
+            if part.ends_with(b"\n") {
+                self.end_line();
+            }
+        }
+    }
+
+    fn end_line(&mut self) {
+        if let Some(class) = error_class(&self.line) {
+            self.class = Some(class.to_owned());
+        }
+        self.line.clear();
+    }
+
+    pub(super) fn into_failure(mut self, settings: &Settings, status: ExitStatus) -> Failure {
+        self.end_line();
+        let (class, what) = match (status.code(), status.signal()) {
+            (Some(code), _) => (format!("exit:{code}"), format!("exited with {code}")),
+            (None, number) => {
+                let number = number.unwrap_or_default();
+                let name = Signal::try_from(number).map_or_else(|_| number.to_string(), |signal| signal.as_str().into());
+                (format!("signal:{name}"), format!("was killed by {name}"))
+            }
+        };
+        let class = self.class.filter(|_| status.code() != Some(TRY_AGAIN)).unwrap_or(class);
+        let program = settings.path.display();
+        let trace = String::from_utf8_lossy(&self.end);
+        let last = trace.lines().map(str::trim).rfind(|line| !line.is_empty() && error_class(line.as_bytes()).is_none());
+        let message = match last {
+            Some(line) => format!("`{program}` {what}: {line}"),
+            None => format!("`{program}` {what} without a word on standard error"),
+        };
+        let failure = Failure::new(class, message);
+        if trace.trim().is_empty() { failure } else { failure.with_trace(trace) }
+    }
+}
+
+/// The error class that a line of standard error names.
+fn error_class(line: &[u8]) -> Option<&str> {
+    let class = str::from_utf8(line.strip_prefix(ERROR_CLASS)?).ok()?.trim();
+    (!class.is_empty() && class.len() <= failure::LONGEST_CLASS && !class.contains(char::is_control)).then_some(class)
+}
