@@ -86,7 +86,7 @@ async fn lead(store: &Store, args: &RunArgs, mut leadership: Leadership, shutdow
         }
     };
     recruiter_common::service::ready("leading");
-    let mut look = Look { thorough: true, ..Look::default() };
+    let mut look = Look::default();
     let mut thorough_at = Monotonic::now();
     loop {
         if shutdown.is_requested() {
@@ -109,11 +109,6 @@ async fn lead(store: &Store, args: &RunArgs, mut leadership: Leadership, shutdow
             tracing::debug!(error = chain(&error), "the server's clock could not be read");
         }
         let tick = round::tick(store, term, &mut memory, store.now(), std::mem::take(&mut look)).await;
-        if thorough {
-            // A little sooner than was promised, also while hints come without a pause.
-            let poll = look_every(args.poll, hints.is_listening(), before.elapsed());
-            thorough_at = before + poll.mul_f64(rand::random_range(0.85..0.95));
-        }
         let due = match tick {
             Ok(summary) => {
                 let duration_ms = before.elapsed().as_millis();
@@ -122,13 +117,17 @@ async fn lead(store: &Store, args: &RunArgs, mut leadership: Leadership, shutdow
                     count => tracing::debug!(count, places = summary.places, duration_ms, "assigned jobs"),
                 }
                 if thorough {
-                    store.announce_hints_to(memory.beats(args.poll)).await;
+                    let every = look_every(args.poll, hints.is_listening(), before.elapsed());
+                    store.announce_hints_to(memory.beats(every)).await;
+                    // A little sooner than the beat has promised, also while hints come without a pause.
+                    thorough_at = Monotonic::now() + every.mul_f64(rand::random_range(0.85..0.95));
                 }
                 summary.next_due
             }
             Err(error) => {
                 tracing::warn!(error = chain(&error), "a round was not completed; trying again");
                 memory.doubt();
+                thorough_at = Monotonic::now();
                 if shutdown.sleep(RETRY).await == Wake::Stop {
                     continue;
                 }

@@ -14,7 +14,7 @@ use mongodb::{
     Client, Database, ServerType,
     error::{Error, ErrorKind},
     event::{EventHandler, command::CommandEvent, sdam::SdamEvent},
-    options::{Acknowledgment, ClientOptions, ReadConcern, ServerMonitoringMode, WriteConcern},
+    options::{Acknowledgment, ClientOptions, ReadConcern, WriteConcern},
 };
 
 use super::{MAJORITY_LIMIT, Store, StoreError, call, code_of, indexes};
@@ -173,7 +173,7 @@ impl Store {
     }
 
     /// The same database over connections of its own, which other traffic cannot starve, for what is done again and again: a
-    /// write is not repeated before its next turn, and every process that does this costs MongoDB a connection less to watch it.
+    /// write that failed is not repeated before its next turn.
     ///
     /// # Errors
     /// When the connection string cannot be understood.
@@ -181,7 +181,6 @@ impl Store {
         let mut options = options(args, app_name, &self.clock).await?;
         options.max_pool_size = Some(2);
         options.retry_writes = Some(false);
-        options.server_monitoring_mode = Some(ServerMonitoringMode::Poll);
         let client = Client::with_options(options).map_err(ConnectError::InvalidUri)?;
         let database = client.database(self.database.name());
         Ok(Self::over(client, database, self.clock.clone()))

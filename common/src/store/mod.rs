@@ -182,8 +182,7 @@ impl Store {
     }
 
     /// Carries out one command that writes; returns how many documents it met. Whoever asks must know how to go on when its outcome
-    /// is unknown: the driver, which repeats writes of its own making, does not repeat this one. Nor must MongoDB remember that
-    /// it was carried out.
+    /// is unknown: the driver, which repeats writes of its own making, does not repeat this one, and MongoDB need not remember it.
     async fn write(&self, operation: &'static str, command: Document) -> Result<usize, StoreError> {
         let database = self.database.clone();
         call(operation, async move {
@@ -192,6 +191,14 @@ impl Store {
             Ok(reply.get_i32("n").ok().and_then(|met| usize::try_from(met).ok()).unwrap_or(0))
         })
         .await
+    }
+
+    /// The same for what may be carried out twice: once more, at once, if it failed.
+    async fn write_repeatable(&self, operation: &'static str, command: impl Fn() -> Document) -> Result<usize, StoreError> {
+        match self.write(operation, command()).await {
+            Err(StoreError::Mongo { .. }) => self.write(operation, command()).await,
+            other => other,
+        }
     }
 }
 

@@ -236,8 +236,8 @@ impl Store {
             set.extend(doc! { "working_on": free.working_on.clone(), "working_since": now });
         }
         update.insert("$set", set);
-        let command = doc! { "update": "roster", "updates": [{ "q": filter, "u": update }], "writeConcern": { "w": 1 } };
-        Ok(self.write(operation, command).await? == 1)
+        let command = || doc! { "update": "roster", "updates": [{ "q": filter.clone(), "u": update.clone() }], "writeConcern": { "w": 1 } };
+        Ok(self.write_repeatable(operation, command).await? == 1)
     }
 
     /// Stops being available, whatever is still being worked on.

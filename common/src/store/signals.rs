@@ -109,7 +109,7 @@ pub enum Listener {
 impl Listener {
     fn filter(self) -> Document {
         match self {
-            Self::Recruiter => doc! { "kind": { "$in": ["jobs", "free", "left"] } },
+            Self::Recruiter => doc! {},
             Self::Worker(worker, _) => {
                 doc! { "$or": [{ format!("pairs.{worker}"): { "$exists": true } }, { "kind": { "$in": ["cancel", "beat"] } }] }
             }
@@ -245,7 +245,8 @@ impl Store {
     }
 
     async fn publish_in(&self, signals: &str, hint: &Hint) -> Result<(), StoreError> {
-        self.write("publish", doc! { "insert": signals, "documents": [hint.to_document()], "writeConcern": { "w": 1 } }).await.map(drop)
+        let command = || doc! { "insert": signals, "documents": [hint.to_document()], "writeConcern": { "w": 1 } };
+        self.write_repeatable("publish", command).await.map(drop)
     }
 
     /// Tells within a second, and only notes in the log when that failed.

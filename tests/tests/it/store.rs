@@ -11,10 +11,11 @@ use recruiter_common::{
     failure::Failure,
     ids::{JobId, WorkerId},
     job::{Execution, Job, Priority, Why},
-    store::{Archival, CommitSession, DueJob, Recorded, Rescheduling, Store},
+    store::{Archival, CommitSession, DueJob, Free, Hint, Listener, Recorded, Rescheduling, Store},
 };
 use recruiter_tests::{
-    factory::{in_ms, insert_unvalidated, minimal_job, read, start, started, to_start},
+    factory::{announcement, in_ms, insert_unvalidated, minimal_job, read, start, started, to_start},
+    fail_points::FailPoint,
     local::store,
     mongo::TestDatabase,
 };
@@ -192,6 +193,26 @@ async fn of_two_racing_starts_each_job_belongs_to_one() {
     assert_eq!(first.unwrap() + second.unwrap(), 200);
     let locked = database.raw("scheduled").count_documents(doc! { "locked": true, "attempts": 1 }).await.unwrap();
     assert_eq!(locked, 200, "every job was started exactly once");
+}
+
+/// The driver does not repeat them, and who misses them waits for the poll.
+#[tokio::test]
+async fn what_wakes_others_is_said_once_more_when_it_failed() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    let worker = announcement(1);
+    store.register(&worker).await.unwrap();
+    let mut hints = store.hints(Listener::Recruiter);
+    assert_eq!(hints.next().await, Hint::Seed);
+    let cut = |command, collection| FailPoint::new("test", &[command]).namespace(database.name(), collection).times(1).close_connection();
+    let armed = cut("insert", "signals").arm(database.uri()).await;
+    store.publish(&Hint::Free).await.unwrap();
+    assert_eq!((armed.struck().await, hints.next().await), (1, Hint::Free));
+    drop(armed);
+    let armed = cut("update", "roster").arm(database.uri()).await;
+    let free = Free { places: 1, working_on: Vec::new() };
+    assert!(store.free_if_unassigned_since(worker.id, None, &free).await.unwrap());
+    assert_eq!(armed.struck().await, 1);
 }
 
 /// I3, I9: a worker that comes late finds its job started anew; its neighbours in the batch are recorded.
