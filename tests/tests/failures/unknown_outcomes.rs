@@ -99,7 +99,7 @@ fn together(calls: Vec<Call>) -> Vec<Vec<Call>> {
     runs
 }
 
-/// The calls of good days, and those of bad days that no good day has. What is found on those days goes into the row.
+/// The calls of good days, and those of bad days that not every good day has. What is found on those days goes into the row.
 async fn all_calls(row: &mut Row) -> Vec<Call> {
     let mut usual: BTreeMap<Step, usize> = BTreeMap::new();
     for _ in 0..GOOD_DAYS {
@@ -124,16 +124,18 @@ async fn all_calls(row: &mut Row) -> Vec<Call> {
             (cycle::run_beside_others(World::new().await, breaks).await, lead)
         })
         .buffered(AT_A_TIME);
-    let mut calls: Vec<Call> =
-        usual.iter().map(|(made, days)| Call { made: made.clone(), lead: None, seldom: *days < GOOD_DAYS }).collect();
+    let mut calls: Vec<Call> = Vec::new();
+    let mut add = |made: Step, lead: Option<(Role, Fault)>, seldom: bool| {
+        if calls.iter().all(|call| call.made != made) {
+            calls.push(Call { made, lead, seldom });
+        }
+    };
+    usual.iter().filter(|(_, days)| **days == GOOD_DAYS).for_each(|(made, _)| add(made.clone(), None, false));
     while let Some((run, lead)) = runs.next().await {
         row.add_run(run.findings.of(&format!("{lead:?}")), 0, None);
-        for made in run.steps.into_keys().filter(|made| !usual.contains_key(made)) {
-            if calls.iter().all(|call| call.made != made) {
-                calls.push(Call { made, lead: Some(lead.clone()), seldom: true });
-            }
-        }
+        run.steps.into_keys().for_each(|made| add(made, Some(lead.clone()), true));
     }
+    usual.into_keys().for_each(|made| add(made, None, true));
     calls
 }
 
