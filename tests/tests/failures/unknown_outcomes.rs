@@ -52,8 +52,8 @@ struct Call {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_call_whose_outcome_is_unknown_is_neither_lost_nor_done_twice() {
     let mut rows = [
-        (Action::LoseReply, "a reply is lost after the server has done it, and that of the driver's own retry"),
-        (Action::Cut, "a connection is cut before the server sees the call, and before it sees the driver's own retry"),
+        (Action::LoseReply, "a reply is lost after the server has done it, and that of its repetition"),
+        (Action::Cut, "a connection is cut before the server sees the call, and before it sees its repetition"),
         (Action::Stall, "a call is done and never answered"),
     ]
     .map(|(action, fault)| (action, Row::new(fault, WITHIN)));
