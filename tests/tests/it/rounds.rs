@@ -222,6 +222,28 @@ async fn what_is_due_a_little_later_than_was_said_is_not_left_to_the_poll() {
     }
 }
 
+/// What was to be assigned in it is not announced again.
+#[tokio::test]
+async fn after_a_round_that_failed_everything_is_looked_at_at_once() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    let recruiter = Local::recruiter(&database, &["--poll", "20s", "--lease", "60s"]);
+    let worker = Local::worker(&database, Worker::new().register_builtins().unwrap(), &["--poll", "20s"]);
+    until_ready(&database, 1).await;
+    let done = async || database.raw("archived").count_documents(doc! { "done": true }).await.unwrap();
+    NewJob::of_class("noop", doc! {}).enqueue(&store).await.unwrap();
+    wait_until(SOON, "the first is done", async || done().await == 1).await;
+    let fails = FailPoint::new("recruiter", &["update"]).namespace(database.name(), "roster").times(1).close_connection();
+    let armed = fails.arm(database.uri()).await;
+    NewJob::of_class("noop", doc! {}).enqueue(&store).await.unwrap();
+    wait_until(Duration::from_secs(8), "it is done long before the poll", async || done().await == 2).await;
+    assert_eq!(armed.struck().await, 1);
+    drop(armed);
+    for process in [worker, recruiter] {
+        process.stop().await;
+    }
+}
+
 /// Who is told in time that there was nothing to say need not ask. Hints leave the recruiter no pause.
 #[tokio::test]
 async fn idle_workers_are_told_in_time_also_while_hints_come_without_a_pause() {
