@@ -1,19 +1,51 @@
-//! The server's clock: the only wall clock that documents are stamped with.
+//! The server's clock, which is the only wall clock that documents are stamped with; and [`Uptime`], this machine's own clock.
 //!
 //! Used by every process through [`Store::now`](crate::store::Store::now). The estimate is a lower bound: a reading
 //! is taken to be as old as its round trip allows, so that a job which looks due here is due for the server's own
-//! `$$NOW` too. Nobody's life or death is decided by it: that is the monotonic clock's, in the cleaner and the lease.
+//! `$$NOW` too. It does not decide whether a worker is dead: the cleaner measures silence by the monotonic clock, and a
+//! worker its lease by [`Uptime`].
 
-use std::{sync::RwLock, time::Duration};
+use std::{ops::Add, sync::RwLock, time::Duration};
 
 use chrono::DurationRound;
+use nix::time::{ClockId, clock_gettime};
 
 use crate::instant::Instant;
+
+/// A point in time on this machine's clock, which nobody sets and which goes on while the machine sleeps (`CLOCK_BOOTTIME`).
+///
+/// `std::time::Instant` stands still during a sleep (`CLOCK_MONOTONIC`). Whatever must have expired when the machine wakes up, such as a
+/// worker's lease or a reading of the server's clock, is therefore measured with this type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Uptime(Duration);
+
+impl Uptime {
+    /// The present.
+    ///
+    /// # Panics
+    /// Never on Linux, which always has this clock.
+    pub fn now() -> Self {
+        Self(clock_gettime(ClockId::CLOCK_BOOTTIME).expect("Linux has a clock that counts since boot").into())
+    }
+
+    /// How long after `earlier` this is; zero if it is not.
+    pub fn since(self, earlier: Self) -> Duration {
+        self.0.saturating_sub(earlier.0)
+    }
+}
+
+impl Add<Duration> for Uptime {
+    type Output = Self;
+
+    fn add(self, more: Duration) -> Self {
+        Self(self.0.saturating_add(more))
+    }
+}
 
 /// How old a reading may be before an enqueuer takes another: quartz drifts well below a millisecond in this time.
 pub(crate) const FRESH_FOR: Duration = Duration::from_secs(30);
 
-/// An estimate of the server's clock, carried on by the monotonic clock between readings.
+/// An estimate of the server's clock, carried on by this machine's [`Uptime`] between readings.
 #[derive(Debug, Default)]
 pub(crate) struct ServerClock {
     reading: RwLock<Option<Reading>>,
@@ -22,9 +54,9 @@ pub(crate) struct ServerClock {
 #[derive(Clone, Copy, Debug)]
 struct Reading {
     server: Instant,
-    taken: std::time::Instant,
+    taken: Uptime,
     /// Since when another server may be the primary.
-    doubtful: Option<std::time::Instant>,
+    doubtful: Option<Uptime>,
 }
 
 impl ServerClock {
@@ -32,11 +64,14 @@ impl ServerClock {
     ///
     /// The reply may have been on its way for all that time. What is known already and agrees with it is better than the
     /// least that a slow reply says: retries would be early by as much as it was late.
-    pub(crate) fn observe(&self, server: Instant, asked: std::time::Instant) {
-        let taken = std::time::Instant::now();
+    pub(crate) fn observe(&self, server: Instant, asked: Uptime) {
+        self.observe_at(server, asked, Uptime::now());
+    }
+
+    fn observe_at(&self, server: Instant, asked: Uptime, taken: Uptime) {
         let mut reading = self.reading.write().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let known = reading.map(|reading| reading.server + taken.duration_since(reading.taken));
-        let agrees = |known: &Instant| (server..=server + taken.duration_since(asked)).contains(known);
+        let known = reading.map(|reading| reading.server + taken.since(reading.taken));
+        let agrees = |known: &Instant| (server..=server + taken.since(asked)).contains(known);
         // An answer to what was asked before may still be the former primary's.
         let doubtful = reading.and_then(|reading| reading.doubtful).filter(|since| asked < *since);
         *reading = Some(Reading { server: known.filter(agrees).unwrap_or(server), taken, doubtful });
@@ -46,61 +81,108 @@ impl ServerClock {
     pub(crate) fn doubt(&self) {
         let mut reading = self.reading.write().unwrap_or_else(std::sync::PoisonError::into_inner);
         if let Some(reading) = reading.as_mut() {
-            reading.doubtful = Some(std::time::Instant::now());
+            reading.doubtful = Some(Uptime::now());
         }
     }
 
     /// The server's time, in whole milliseconds; this machine's own before the first reading.
     pub(crate) fn now(&self) -> Instant {
+        self.now_at(Uptime::now())
+    }
+
+    fn now_at(&self, now: Uptime) -> Instant {
         let reading = *self.reading.read().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let now = match reading {
-            Some(Reading { server, taken, .. }) => server + taken.elapsed(),
+        let estimate = match reading {
+            Some(Reading { server, taken, .. }) => server + now.since(taken),
             #[expect(clippy::disallowed_methods, reason = "nothing was heard from the server yet")]
             None => chrono::Utc::now(),
         };
-        now.duration_trunc(chrono::TimeDelta::milliseconds(1)).unwrap_or(now)
+        estimate.duration_trunc(chrono::TimeDelta::milliseconds(1)).unwrap_or(estimate)
     }
 
     /// Whether the last reading is too old to enqueue by, or may be another server's.
     pub(crate) fn is_stale(&self) -> bool {
+        self.is_stale_at(Uptime::now())
+    }
+
+    fn is_stale_at(&self, now: Uptime) -> bool {
         let reading = *self.reading.read().unwrap_or_else(std::sync::PoisonError::into_inner);
-        reading.is_none_or(|reading| reading.doubtful.is_some() || reading.taken.elapsed() > FRESH_FOR)
+        reading.is_none_or(|reading| reading.doubtful.is_some() || now.since(reading.taken) > FRESH_FOR)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
     use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn server() -> Instant {
+        Instant::from_timestamp_millis(4_000_000_000_000).expect("a date")
+    }
 
     #[test]
     fn the_clock_follows_the_server_and_not_this_machine() {
         let clock = ServerClock::default();
+        let before = Uptime::now();
         assert!(clock.is_stale());
-        let server = Instant::from_timestamp_millis(4_000_000_000_000).expect("a date");
-        clock.observe(server, std::time::Instant::now());
+        clock.observe(server(), Uptime::now());
         assert!(!clock.is_stale());
         let now = clock.now();
-        assert!(now >= server && now < server + Duration::from_secs(10));
+        assert!(now >= server() && now < server() + 10 * SECOND);
         clock.doubt();
-        assert!(clock.is_stale() && clock.now() >= server, "the best there is, until the new primary was asked");
-        clock.observe(server, std::time::Instant::now().checked_sub(Duration::from_secs(1)).expect("this machine runs for longer"));
+        assert!(clock.is_stale() && clock.now() >= server(), "the best there is, until the new primary was asked");
+        clock.observe(server(), before);
         assert!(clock.is_stale(), "it was asked before");
-        clock.observe(server, std::time::Instant::now());
+        clock.observe(server(), Uptime::now());
         assert!(!clock.is_stale());
         assert_eq!(now.timestamp_subsec_nanos() % 1_000_000, 0, "BSON dates are whole milliseconds");
     }
 
     #[test]
     fn a_slow_reply_does_not_put_the_clock_back_and_a_quick_one_does() {
-        let clock = ServerClock::default();
-        let server = Instant::from_timestamp_millis(4_000_000_000_000).expect("a date");
-        let ago = |seconds: u64| std::time::Instant::now().checked_sub(Duration::from_secs(seconds)).expect("this machine runs for longer");
-        clock.observe(server, ago(0));
-        clock.observe(server - Duration::from_secs(3), ago(4));
-        assert!(clock.now() >= server, "three seconds late, of four that it may have been on its way");
-        clock.observe(server - Duration::from_secs(3_600), ago(4));
-        assert!(clock.now() < server, "another server, an hour behind");
-        clock.observe(server + Duration::from_secs(3_600), ago(4));
-        assert!(clock.now() > server, "another server, an hour ahead");
+        let (clock, asked) = (ServerClock::default(), Uptime::now());
+        let taken = asked + 4 * SECOND;
+        clock.observe_at(server(), taken, taken);
+        clock.observe_at(server() - 3 * SECOND, asked, taken);
+        assert_eq!(clock.now_at(taken), server(), "three seconds late, of four that it may have been on its way");
+        clock.observe_at(server() - 3_600 * SECOND, asked, taken);
+        assert!(clock.now_at(taken) < server(), "another server, an hour behind");
+        clock.observe_at(server() + 3_600 * SECOND, asked, taken);
+        assert!(clock.now_at(taken) > server(), "another server, an hour ahead");
+    }
+
+    #[test]
+    fn a_reading_from_before_a_sleep_is_stale_and_the_estimate_counts_the_sleep() {
+        let (clock, taken, sleep) = (ServerClock::default(), Uptime::now(), 8 * 3_600 * SECOND);
+        clock.observe_at(server(), taken, taken);
+        assert!(!clock.is_stale_at(taken + FRESH_FOR));
+        assert!(clock.is_stale_at(taken + sleep));
+        assert_eq!(clock.now_at(taken + sleep), server() + sleep);
+    }
+
+    /// In a time namespace `CLOCK_BOOTTIME` can be ahead of `CLOCK_MONOTONIC`, as after a sleep of the machine.
+    #[test]
+    fn the_uptime_counts_the_sleep_of_the_machine() {
+        const SLEPT: &str = "RECRUITER_TEST_SLEPT";
+        if let Ok(before) = std::env::var(SLEPT) {
+            let before = Duration::from_nanos(before.parse().expect("nanoseconds"));
+            let slept = Uptime::now().since(Uptime(before));
+            assert!(slept >= Duration::from_secs(86_400), "{slept:?}");
+            return;
+        }
+        let test = std::thread::current().name().expect("a test has a name").to_owned();
+        let this = std::env::current_exe().expect("a test knows its own program");
+        let slept = Command::new("unshare")
+            .args(["--user", "--map-root-user", "--time", "--boottime", "86400", "--fork"])
+            .arg(this)
+            .args(["--exact", &test])
+            .env(SLEPT, Uptime::now().0.as_nanos().to_string())
+            .output()
+            .expect("`unshare` (util-linux) makes a time namespace");
+        let said = String::from_utf8_lossy(&slept.stdout);
+        assert!(slept.status.success() && said.contains("1 passed"), "{said}{}", String::from_utf8_lossy(&slept.stderr));
     }
 }

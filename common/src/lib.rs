@@ -11,7 +11,7 @@
 //! | [`ids`] | identities | all |
 //! | [`instant`] | instants as stored | all |
 //! | [`store`] | every MongoDB call | all |
-//! | `clock` | the server's clock | store |
+//! | [`clock`] | the server's clock, and this machine's | store, worker |
 //! | [`shutdown`] | being asked to stop, and sleeping | the three processes |
 //! | [`service`] | telling the service manager | the three processes |
 //! | [`task`] | working where the network is heard | recruiter, worker |
@@ -19,7 +19,7 @@
 //! | [`exit`] | exit codes | the three processes |
 
 pub mod bundle;
-mod clock;
+pub mod clock;
 pub mod enqueue;
 pub mod exit;
 pub mod failure;

@@ -4,10 +4,11 @@
 use std::{
     collections::HashSet,
     sync::{Arc, Mutex, PoisonError},
-    time::{Duration, Instant as Monotonic},
+    time::Duration,
 };
 
 use recruiter_common::{
+    clock::Uptime,
     ids::{JobId, WorkerId},
     instant::Instant,
     roster::Assignment,
@@ -33,8 +34,8 @@ pub(crate) struct Shared {
 /// How long this worker may trust that it has not been declared dead.
 #[derive(Clone, Copy, Debug)]
 struct Lease {
-    /// On the monotonic clock, counted from before the heartbeat was sent.
-    until: Monotonic,
+    /// On the clock of this machine, which counts a sleep, from before the heartbeat was sent.
+    until: Uptime,
     /// By the server's clock, counted from what the heartbeat wrote.
     server_until: Instant,
 }
@@ -62,11 +63,15 @@ impl Shared {
 
     /// Until when, by the server's clock, a start may still be carried out; nothing when the lease is over.
     pub(crate) fn lease_until(&self) -> Option<Instant> {
-        lock(&self.lease).filter(|lease| Monotonic::now() < lease.until).map(|lease| lease.server_until)
+        self.lease_until_at(Uptime::now())
+    }
+
+    fn lease_until_at(&self, now: Uptime) -> Option<Instant> {
+        lock(&self.lease).filter(|lease| now < lease.until).map(|lease| lease.server_until)
     }
 
     /// Notes an acknowledged heartbeat that was sent at `sent` and written as `at`.
-    pub(crate) fn renew(&self, sent: Monotonic, at: Instant, lease: Duration) {
+    pub(crate) fn renew(&self, sent: Uptime, at: Instant, lease: Duration) {
         *lock(&self.lease) = Some(Lease { until: sent + lease, server_until: at + lease });
     }
 }
@@ -88,7 +93,7 @@ pub(crate) enum News {
 pub(crate) async fn run(store: Store, worker: WorkerId, shared: Arc<Shared>, every: Duration, lease: Duration, news: mpsc::Sender<News>) {
     let mut unheard = false;
     while !news.is_closed() {
-        let sent = Monotonic::now();
+        let sent = Uptime::now();
         let next = match store.heartbeat(worker, &shared.working_on()).await {
             Ok(Beat::Seen { at, assignment, offered }) => {
                 shared.renew(sent, at, lease);
@@ -126,6 +131,17 @@ fn with_others(every: Duration, now: Instant) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_lease_is_over_when_the_machine_has_slept_for_longer() {
+        let (shared, sent) = (Shared::default(), Uptime::now());
+        let (at, lease) = (Instant::from_timestamp_millis(1_700_000_000_000).expect("a date"), Duration::from_secs(20));
+        assert_eq!(shared.lease_until_at(sent), None, "no heartbeat was acknowledged yet");
+        shared.renew(sent, at, lease);
+        assert_eq!(shared.lease_until_at(sent + Duration::from_secs(19)), Some(at + lease));
+        assert_eq!(shared.lease_until_at(sent + lease), None);
+        assert_eq!(shared.lease_until_at(sent + Duration::from_secs(8 * 3_600)), None, "a night asleep");
+    }
 
     #[test]
     fn heartbeats_meet_and_are_never_late() {

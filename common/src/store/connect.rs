@@ -18,7 +18,11 @@ use mongodb::{
 };
 
 use super::{MAJORITY_LIMIT, Store, StoreError, call, code_of, indexes};
-use crate::{clock::ServerClock, exit::Exit, shutdown::pause};
+use crate::{
+    clock::{ServerClock, Uptime},
+    exit::Exit,
+    shutdown::pause,
+};
 
 /// Database when the URI names none.
 pub const DEFAULT_DATABASE: &str = "recruiter";
@@ -162,7 +166,7 @@ impl Store {
         check_server(&hello, &build, &hosts)?;
         let store = Self::over(client, database, clock);
         if let Ok(now) = hello.get_datetime("localTime") {
-            store.clock.observe(now.to_chrono(), Monotonic::now());
+            store.clock.observe(now.to_chrono(), Uptime::now());
         }
         match indexes::ensure(&store).await {
             Err(error) if error.is_unauthorized() => Err(ConnectError::ReadOnly { database: name }),

@@ -14,11 +14,7 @@ mod search;
 mod signals;
 mod views;
 
-use std::{
-    future::Future,
-    sync::Arc,
-    time::{Duration, Instant as Monotonic},
-};
+use std::{future::Future, sync::Arc, time::Duration};
 
 use bson::{Document, doc};
 use mongodb::{
@@ -38,7 +34,11 @@ pub use self::{
     signals::{Channel, Hint, Hints, Listener},
     views::{COUNTED, Finished, JobFilter, JobPlace, SAMPLED, Waiting},
 };
-use crate::{clock::ServerClock, instant::Instant, job::CorruptJob};
+use crate::{
+    clock::{ServerClock, Uptime},
+    instant::Instant,
+    job::CorruptJob,
+};
 
 /// Longest time that one call may take before it counts as lost. Longer than a failover needs, shorter than a lease.
 const CALL_LIMIT: Duration = Duration::from_secs(10);
@@ -173,7 +173,7 @@ impl Store {
     /// When MongoDB cannot be reached.
     pub async fn refresh_clock(&self) -> Result<(), StoreError> {
         let database = self.database.clone();
-        let asked = Monotonic::now();
+        let asked = Uptime::now();
         let reply = call("refresh_clock", async move { database.run_command(doc! { "hello": 1 }).await }).await?;
         if let Ok(now) = reply.get_datetime("localTime") {
             self.clock.observe(now.to_chrono(), asked);

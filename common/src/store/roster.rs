@@ -8,7 +8,7 @@
 //! The collection holds one document for each worker *process*, hundreds at most, most of them written several times
 //! a second: reading it whole is cheaper than keeping an index on what changes most.
 
-use std::{collections::HashMap, time::Instant as Monotonic};
+use std::collections::HashMap;
 
 use bson::{Bson, Document, RawDocumentBuf, doc};
 use futures_util::TryStreamExt;
@@ -16,6 +16,7 @@ use mongodb::options::{ReadConcern, ReturnDocument};
 
 use super::{Channel, Store, StoreError, call, jobs::id_of};
 use crate::{
+    clock::Uptime,
     ids::{JobId, LeaseTerm, RoundId, WorkerId},
     instant::Instant,
     roster::{self, AvailableWorker, Place, RegisteredWorker, WorkOn},
@@ -281,7 +282,7 @@ impl Store {
         }
         let roster = self.roster.clone();
         let filter = doc! { "_id": worker, "retired": { "$ne": true } };
-        let asked = Monotonic::now();
+        let asked = Uptime::now();
         let found = call("heartbeat", async move {
             roster
                 .find_one_and_update(filter, vec![doc! { "$set": set }])
