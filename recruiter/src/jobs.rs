@@ -93,7 +93,13 @@ struct ChangeArgs {
 /// # Errors
 /// When MongoDB cannot be used, or when a job is not known or not in a state for what was asked.
 pub async fn run(args: JobsArgs, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
-    let store = Store::connect(connect, "recruiter jobs").await?;
+    let store = match &args.command {
+        JobsCommand::List(_) | JobsCommand::Show { .. } => Store::connect_to_ask(connect, "recruiter jobs").await?,
+        JobsCommand::Retry(change) | JobsCommand::Cancel(change) if change.dry_run => {
+            Store::connect_to_ask(connect, "recruiter jobs").await?
+        }
+        JobsCommand::Retry(_) | JobsCommand::Cancel(_) => Store::connect(connect, "recruiter jobs").await?,
+    };
     match args.command {
         JobsCommand::List(args) => list(args, &store, out).await,
         JobsCommand::Show { id, format } => show(&id, format, &store, out).await,

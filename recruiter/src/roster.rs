@@ -23,7 +23,7 @@ pub struct RosterArgs {
 /// # Errors
 /// When MongoDB cannot be used.
 pub async fn run(args: RosterArgs, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
-    let store = Store::connect(connect, "recruiter roster").await?;
+    let store = Store::connect_to_ask(connect, "recruiter roster").await?;
     let workers = store.roster_documents().await?;
     if args.format.json {
         return Ok(workers.into_iter().try_for_each(|worker| json_line(out, worker))?);

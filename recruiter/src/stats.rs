@@ -35,7 +35,7 @@ pub struct StatsArgs {
 /// # Errors
 /// When MongoDB cannot be used.
 pub async fn run(args: StatsArgs, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
-    let store = Store::connect(connect, "recruiter stats").await?;
+    let store = Store::connect_to_ask(connect, "recruiter stats").await?;
     let now = store.now();
     let overdue = TimeDelta::from_std(args.overdue_after).ok().and_then(|after| now.checked_sub_signed(after)).unwrap_or_default();
     let waiting = store.waiting(now, overdue).await?;

@@ -29,7 +29,7 @@ struct RecruiterFlags {
 
 /// How to connect to a test's database.
 pub fn connect_args(database: &TestDatabase) -> ConnectArgs {
-    ConnectArgs { connect_timeout: Duration::from_secs(10), ..ConnectArgs::to(database.uri()) }
+    ConnectArgs { connect_timeout: Some(Duration::from_secs(10)), ..ConnectArgs::to(database.uri()) }
 }
 
 /// The store of a test's database.

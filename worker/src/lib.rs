@@ -193,7 +193,7 @@ impl Worker {
             connected = Store::connect(connect, "recruiter-worker") => connected?,
             () = shutdown.requested() => return Ok(Exit::Success),
         };
-        let heartbeat_store = store.with_own_connections(connect, "recruiter-worker-heartbeat").await?;
+        let heartbeat_store = store.with_own_connections("recruiter-worker-heartbeat")?;
         let Self { registry, policies, listener } = self;
         let place = Place::of_this_process()?;
         let (progress, queue) = mpsc::unbounded_channel();

@@ -14,7 +14,7 @@ use mongodb::{
     Client, Database, ServerType,
     error::{Error, ErrorKind},
     event::{EventHandler, command::CommandEvent, sdam::SdamEvent},
-    options::{Acknowledgment, ClientOptions, ReadConcern, WriteConcern},
+    options::{Acknowledgment, ClientOptions, ConnectionString, HostInfo, ReadConcern, ServerAddress, WriteConcern},
 };
 
 use super::{MAJORITY_LIMIT, Store, StoreError, call, code_of, indexes};
@@ -55,9 +55,9 @@ pub struct ConnectArgs {
         default_value = "mongodb://127.0.0.1:27017/recruiter"
     )]
     pub uri: String,
-    /// How long to wait for MongoDB at the start before giving up
-    #[arg(long, global = true, env = "RECRUITER_CONNECT_TIMEOUT", value_name = "DURATION", default_value = "30s", value_parser = humantime::parse_duration)]
-    pub connect_timeout: Duration,
+    /// How long to wait for MongoDB at the start before giving up [default: 30s; 5s for a command that only asks]
+    #[arg(long, global = true, env = "RECRUITER_CONNECT_TIMEOUT", value_name = "DURATION", value_parser = humantime::parse_duration)]
+    pub connect_timeout: Option<Duration>,
     /// Called with every command that is sent and every answer that comes: for tracing, and for tests that break things
     /// at just that moment. Called in the middle of the driver's work, so it must not wait
     #[arg(skip)]
@@ -66,11 +66,13 @@ pub struct ConnectArgs {
 
 /// How long a start waits for MongoDB unless it is told otherwise.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
+/// The same for a command that only asks: somebody sits before it.
+const ASK_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl ConnectArgs {
     /// To this connection string, with defaults for the rest.
     pub fn to(uri: impl Into<String>) -> Self {
-        Self { uri: uri.into(), connect_timeout: CONNECT_TIMEOUT, commands: None }
+        Self { uri: uri.into(), connect_timeout: None, commands: None }
     }
 }
 
@@ -126,6 +128,22 @@ pub enum ConnectError {
         /// The database.
         database: String,
     },
+    /// The user may not even read.
+    #[error("the MongoDB user may not read database `{database}`: give it the role read there, or use another user in MONGODB_URI")]
+    Unreadable {
+        /// The database.
+        database: String,
+    },
+    /// None of our collections are there, so that there is nothing to ask about.
+    #[error(
+        "there is no Recruiter in database `{database}` of MongoDB at {hosts}: it has none of the collections `scheduled`, `archived` and `roster`; the database is named in MONGODB_URI, behind the host, and the first start of `recruiter run` or the first enqueued job sets it up"
+    )]
+    NoRecruiter {
+        /// The database.
+        database: String,
+        /// Hosts of the connection string.
+        hosts: String,
+    },
     /// It answered, but not as it should.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -137,8 +155,12 @@ impl ConnectError {
         match self {
             Self::InvalidUri(_) => Exit::Usage,
             Self::Unreachable { .. } => Exit::Unavailable,
-            Self::WrongCredentials { .. } | Self::Standalone { .. } | Self::TooOld { .. } | Self::ReadOnly { .. } => Exit::Refused,
-            Self::Store(_) => Exit::Failure,
+            Self::WrongCredentials { .. }
+            | Self::Standalone { .. }
+            | Self::TooOld { .. }
+            | Self::ReadOnly { .. }
+            | Self::Unreadable { .. } => Exit::Refused,
+            Self::NoRecruiter { .. } | Self::Store(_) => Exit::Failure,
         }
     }
 }
@@ -150,13 +172,40 @@ impl Store {
     /// # Errors
     /// [`ConnectError`], whose message says what to do.
     pub async fn connect(args: &ConnectArgs, app_name: &str) -> Result<Self, ConnectError> {
+        let (store, _) = Self::reach(args, app_name, CONNECT_TIMEOUT).await?;
+        match indexes::ensure(&store).await {
+            Err(error) if error.is_unauthorized() => Err(ConnectError::ReadOnly { database: store.database.name().into() }),
+            other => other.map_err(ConnectError::Store).map(|()| store),
+        }
+    }
+
+    /// The same for whoever only reads: needs the role `read` and no more, waits for a shorter time, and makes nothing.
+    ///
+    /// # Errors
+    /// [`ConnectError`], whose message says what to do; [`ConnectError::NoRecruiter`] when the database has none of the collections.
+    pub async fn connect_to_ask(args: &ConnectArgs, app_name: &str) -> Result<Self, ConnectError> {
+        let (store, hosts) = Self::reach(args, app_name, ASK_TIMEOUT).await?;
+        let database = || store.database.name().to_owned();
+        match indexes::is_set_up(&store).await {
+            Ok(true) => Ok(store),
+            Ok(false) => Err(ConnectError::NoRecruiter { database: database(), hosts }),
+            Err(error) if error.is_unauthorized() => Err(ConnectError::Unreadable { database: database() }),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Connects and looks whether the server will do; returns its hosts with it. Writes nothing.
+    async fn reach(args: &ConnectArgs, app_name: &str, usual: Duration) -> Result<(Self, String), ConnectError> {
         let clock = Arc::new(ServerClock::default());
-        let options = options(args, app_name, &clock).await?;
+        let uri = ConnectionString::parse(&args.uri).map_err(ConnectError::InvalidUri)?;
+        let mut patience = Patience::new(named_hosts(&uri), args.connect_timeout.unwrap_or(usual));
+        let options = with_our_settings(resolved(&uri, &mut patience).await?, args, app_name, &clock);
         warn_of_visible_password(&options, &args.uri);
-        let hosts = options.hosts.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
+        let hosts = listed(&options.hosts);
+        patience.hosts.clone_from(&hosts);
         let name = options.default_database.clone().unwrap_or_else(|| DEFAULT_DATABASE.into());
-        let hello = wait_for_server(&options, &hosts, args.connect_timeout).await?;
-        let client = Client::with_options(options).map_err(ConnectError::InvalidUri)?;
+        let hello = wait_for_server(&options, &mut patience).await?;
+        let client = Client::with_options(options.clone()).map_err(ConnectError::InvalidUri)?;
         let database = client.database(&name);
         let build = call("buildInfo", {
             let database = database.clone();
@@ -164,34 +213,31 @@ impl Store {
         })
         .await?;
         check_server(&hello, &build, &hosts)?;
-        let store = Self::over(client, database, clock);
+        let store = Self::over(client, database, clock, Arc::new(options));
         if let Ok(now) = hello.get_datetime("localTime") {
             store.clock.observe(now.to_chrono(), Uptime::now());
         }
-        match indexes::ensure(&store).await {
-            Err(error) if error.is_unauthorized() => Err(ConnectError::ReadOnly { database: name }),
-            other => other.map_err(ConnectError::Store),
-        }?;
-        tracing::info!(mongodb.hosts = hosts, mongodb.database = store.database.name(), "connected to MongoDB");
-        Ok(store)
+        tracing::info!(mongodb.hosts = hosts, mongodb.database = name, "connected to MongoDB");
+        Ok((store, hosts))
     }
 
     /// The same database over connections of its own, which other traffic cannot starve, for what is done again and again: a
     /// write that failed is not repeated before its next turn.
     ///
     /// # Errors
-    /// When the connection string cannot be understood.
-    pub async fn with_own_connections(&self, args: &ConnectArgs, app_name: &str) -> Result<Self, ConnectError> {
-        let mut options = options(args, app_name, &self.clock).await?;
+    /// When the driver refuses its options.
+    pub fn with_own_connections(&self, app_name: &str) -> Result<Self, ConnectError> {
+        let mut options = ClientOptions::clone(&self.options);
+        options.app_name = Some(app_name.into());
         options.max_pool_size = Some(2);
         options.retry_writes = Some(false);
         let client = Client::with_options(options).map_err(ConnectError::InvalidUri)?;
         let database = client.database(self.database.name());
-        Ok(Self::over(client, database, self.clock.clone()))
+        Ok(Self::over(client, database, self.clock.clone(), Arc::clone(&self.options)))
     }
 
     #[expect(clippy::disallowed_methods, reason = "the one place where collections are opened")]
-    fn over(client: Client, database: Database, clock: Arc<ServerClock>) -> Self {
+    fn over(client: Client, database: Database, clock: Arc<ServerClock>, options: Arc<ClientOptions>) -> Self {
         Self {
             scheduled: database.collection("scheduled"),
             archived: database.collection("archived"),
@@ -199,16 +245,49 @@ impl Store {
             metadata: database.collection("metadata"),
             signals: database.collection("signals"),
             clock,
+            options,
             client,
             database,
         }
     }
 }
 
+/// The hosts of a connection string as it stands there, without its user.
+fn named_hosts(uri: &ConnectionString) -> String {
+    match &uri.host_info {
+        HostInfo::HostIdentifiers(hosts) => listed(hosts),
+        HostInfo::DnsRecord(name) => name.clone(),
+        _ => "an address of another kind".into(),
+    }
+}
+
+fn listed(hosts: &[ServerAddress]) -> String {
+    hosts.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
+}
+
+/// What a connection string says. One with `mongodb+srv://` has to be looked up: a resolver that does not answer yet is waited for as a
+/// server is.
+async fn resolved(uri: &ConnectionString, patience: &mut Patience) -> Result<ClientOptions, ConnectError> {
+    loop {
+        let limit = patience.left().max(ATTEMPT_LIMIT);
+        let reason = match tokio::time::timeout(limit, ClientOptions::parse(uri.clone())).await {
+            Ok(Ok(options)) => return Ok(options),
+            Ok(Err(error)) if !is_resolver_fault(&error) => return Err(ConnectError::InvalidUri(error)),
+            Ok(Err(error)) => error.kind.to_string(),
+            Err(_) => "the DNS resolver does not answer".into(),
+        };
+        patience.once_more(reason).await?;
+    }
+}
+
+/// Whether the resolver is at fault, not what it was asked: also when it cannot be set up, as at boot.
+fn is_resolver_fault(error: &Error) -> bool {
+    matches!(error.kind.as_ref(), ErrorKind::DnsResolve { .. } | ErrorKind::Io(_))
+}
+
 /// What the URI says, and what it may not leave open: majority writes (an acknowledged job survives a failover) and
 /// majority reads (nothing is decided on what a failover can take back) unless an operation says otherwise.
-async fn options(args: &ConnectArgs, app_name: &str, clock: &Arc<ServerClock>) -> Result<ClientOptions, ConnectError> {
-    let mut options = ClientOptions::parse(&args.uri).await.map_err(ConnectError::InvalidUri)?;
+fn with_our_settings(mut options: ClientOptions, args: &ConnectArgs, app_name: &str, clock: &Arc<ServerClock>) -> ClientOptions {
     options.app_name = Some(app_name.into());
     options.command_event_handler.clone_from(&args.commands);
     let clock = Arc::clone(clock);
@@ -229,7 +308,7 @@ async fn options(args: &ConnectArgs, app_name: &str, clock: &Arc<ServerClock>) -
     options.heartbeat_freq.get_or_insert(MONITOR_EVERY);
     options.max_pool_size.get_or_insert(MAX_POOL_SIZE);
     options.max_idle_time.get_or_insert(MAX_IDLE);
-    Ok(options)
+    options
 }
 
 fn warn_of_visible_password(options: &ClientOptions, uri: &str) {
@@ -239,28 +318,54 @@ fn warn_of_visible_password(options: &ClientOptions, uri: &str) {
     }
 }
 
-async fn wait_for_server(options: &ClientOptions, hosts: &str, limit: Duration) -> Result<Document, ConnectError> {
-    let started = Monotonic::now();
+/// Waiting for MongoDB at a start.
+struct Patience {
+    /// Who is waited for.
+    hosts: String,
+    limit: Duration,
+    started: Monotonic,
+    /// What was said last of why.
+    reason: String,
+}
+
+impl Patience {
+    fn new(hosts: String, limit: Duration) -> Self {
+        Self { hosts, limit, started: Monotonic::now(), reason: String::new() }
+    }
+
+    fn left(&self) -> Duration {
+        self.limit.saturating_sub(self.started.elapsed())
+    }
+
+    /// Waits before the next attempt, or has no more patience. Each reason is logged once.
+    async fn once_more(&mut self, reason: String) -> Result<(), ConnectError> {
+        let left = self.left();
+        if left.is_zero() {
+            return Err(ConnectError::Unreachable { hosts: self.hosts.clone(), waited: self.limit, reason });
+        }
+        if reason != self.reason {
+            let shown = humantime::format_duration(Duration::from_secs(left.as_secs() + 1)).to_string();
+            tracing::warn!(mongodb.hosts = self.hosts, left = shown, reason, "MongoDB cannot be reached yet; waiting for it");
+            self.reason = reason;
+        }
+        pause(Duration::from_millis(500).min(left)).await;
+        Ok(())
+    }
+}
+
+async fn wait_for_server(options: &ClientOptions, patience: &mut Patience) -> Result<Document, ConnectError> {
     let mut options = options.clone();
-    options.server_selection_timeout = Some(ATTEMPT_LIMIT.min(limit / 4));
+    options.server_selection_timeout = Some(ATTEMPT_LIMIT.min(patience.limit / 4));
     let database = Client::with_options(options).map_err(ConnectError::InvalidUri)?.database("admin");
     loop {
         let database = database.clone();
-        let failure = match call("hello", async move { database.run_command(doc! { "hello": 1 }).await }).await {
+        match call("hello", async move { database.run_command(doc! { "hello": 1 }).await }).await {
             Ok(hello) => return Ok(hello),
             Err(StoreError::Mongo { source, .. }) if refuses_credentials(&source) => {
-                return Err(ConnectError::WrongCredentials { hosts: hosts.into() });
+                return Err(ConnectError::WrongCredentials { hosts: patience.hosts.clone() });
             }
-            Err(failure) => failure,
-        };
-        let reason = reason(&failure);
-        let waited = started.elapsed();
-        if waited >= limit {
-            return Err(ConnectError::Unreachable { hosts: hosts.into(), waited: limit, reason });
+            Err(failure) => patience.once_more(reason(&failure)).await?,
         }
-        let left = humantime::format_duration(Duration::from_secs((limit - waited).as_secs() + 1)).to_string();
-        tracing::warn!(mongodb.hosts = hosts, left, reason, "MongoDB cannot be reached yet; waiting for it");
-        pause(Duration::from_millis(500).min(limit - waited)).await;
     }
 }
 

@@ -46,6 +46,13 @@ pub(super) async fn ensure(store: &Store) -> Result<(), StoreError> {
     Ok(())
 }
 
+/// Whether any of the collections is there that jobs and workers are in. Needs the role `read`.
+pub(super) async fn is_set_up(store: &Store) -> Result<bool, StoreError> {
+    let database = store.database.clone();
+    let names = call("collections", async move { database.list_collection_names().await }).await?;
+    Ok(names.iter().any(|name| ["scheduled", "archived", "roster"].contains(&name.as_str())))
+}
+
 async fn version(store: &Store) -> Result<i32, StoreError> {
     let metadata = store.metadata.clone();
     let found = call("schema_version", async move { metadata.find_one(doc! { "_id": "schema" }).await }).await?;

@@ -20,6 +20,7 @@ use bson::{Document, doc};
 use mongodb::{
     Client, Collection, Database,
     error::{Error, ErrorKind},
+    options::ClientOptions,
 };
 
 pub(crate) use self::jobs::id_of;
@@ -56,6 +57,8 @@ pub struct Store {
     metadata: Collection<Document>,
     signals: Collection<Document>,
     pub(crate) clock: Arc<ServerClock>,
+    /// How its connections were made, for further ones of the same kind.
+    options: Arc<ClientOptions>,
 }
 
 /// A call that did not do what it should. Losing a race is no error: operations say that in what they return.

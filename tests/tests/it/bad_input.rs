@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use bson::{Bson, Document, doc};
+use bson::{Bson, Document, doc, oid::ObjectId};
 use recruiter_common::{
     enqueue::NewJob,
     ids::{JobId, StartId, WorkerId},
@@ -135,6 +135,76 @@ async fn a_mongodb_that_will_not_do_is_refused_with_what_to_do() {
     drop(running);
     drop(database);
     mongo.stop().await.unwrap();
+}
+
+/// A look at jobs from a laptop, with a user that may do nothing else.
+#[tokio::test]
+async fn asking_needs_the_right_to_read_and_no_other() {
+    let (mongo, uri) = mongod_with_access_control().await;
+    let database = TestDatabase::on(&uri).await;
+    let id = NewJob::of_class("sleep", doc! {}).enqueue(&store(&database).await).await.unwrap().to_string();
+    let admin = database.database().client().database("admin");
+    for (user, roles) in [("reader", vec![doc! { "role": "read", "db": database.name() }]), ("nobody", vec![])] {
+        admin.run_command(doc! { "createUser": user, "pwd": "pw", "roles": roles }).await.unwrap();
+    }
+    let as_user = |name: &str| database.uri().replace(&format!("{USER}:{PASSWORD}@"), &format!("{name}:pw@"));
+    for args in [
+        &["jobs", "list"][..],
+        &["jobs", "show", &id],
+        &["jobs", "cancel", &id, "--dry-run"],
+        &["jobs", "retry", &id, "--dry-run"],
+        &["roster"],
+        &["stats"],
+    ] {
+        let (code, said) = ended("recruiter", args, &[("MONGODB_URI", &as_user("reader"))]).await;
+        assert_eq!((code, said.as_str()), (Some(0), ""), "{args:?}");
+        let (code, said) = ended("recruiter", args, &[("MONGODB_URI", &as_user("nobody"))]).await;
+        assert_eq!(code, Some(77), "{args:?}: {said}");
+        assert!(said.contains("give it the role read"), "{args:?}: {said}");
+    }
+    let (code, said) = ended("recruiter", &["jobs", "cancel", &id], &[("MONGODB_URI", &as_user("reader"))]).await;
+    assert_eq!(code, Some(77), "{said}");
+    assert!(said.contains("give it the role readWrite"), "{said}");
+    drop(database);
+    mongo.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn asking_says_where_there_is_no_recruiter_and_makes_none() {
+    let database = TestDatabase::new().await;
+    let id = ObjectId::new().to_hex();
+    for args in [&["jobs", "list"][..], &["jobs", "show", &id], &["jobs", "retry", &id, "--dry-run"], &["roster"], &["stats"]] {
+        let (code, said) = ended("recruiter", args, &[("MONGODB_URI", database.uri())]).await;
+        assert_eq!(code, Some(1), "{args:?}: {said}");
+        assert!(said.contains(&format!("there is no Recruiter in database `{}`", database.name())), "{args:?}: {said}");
+    }
+    assert!(database.database().list_collection_names().await.unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn asking_gives_up_sooner_than_working_and_in_two_lines() {
+    let began = std::time::Instant::now();
+    let (code, said) = ended("recruiter", &["jobs", "list"], &[("MONGODB_URI", "mongodb://127.0.0.1:1/x")]).await;
+    assert_eq!(code, Some(69), "{said}");
+    assert!(began.elapsed() < Duration::from_secs(15) && said.contains("within 5s"), "{said}");
+    assert!(said.lines().count() <= 2, "{said}");
+}
+
+/// At boot the resolver may come later than we do.
+#[tokio::test]
+async fn a_name_that_cannot_be_looked_up_yet_is_waited_for() {
+    let uri = "mongodb+srv://user:hunter2@cluster0.does-not-resolve.invalid/jobs";
+    for (name, args) in BINARIES {
+        let (code, said) = ended(name, &[args, &["--connect-timeout", "1s"]].concat(), &[("MONGODB_URI", uri)]).await;
+        assert_eq!(code, Some(69), "{said}");
+        assert!(said.contains("waiting for it") && said.contains("MongoDB at cluster0.does-not-resolve.invalid"), "{said}");
+        assert!(!said.contains("hunter2"), "{said}");
+        // No resolver has anything to do with these.
+        for malformed in ["mongodb+srv://a.example.org:27017/jobs", "mongodb+srv://a.example.org,b.example.org/jobs"] {
+            let (code, said) = ended(name, args, &[("MONGODB_URI", malformed)]).await;
+            assert_eq!(code, Some(2), "{said}");
+        }
+    }
 }
 
 #[tokio::test]

@@ -406,8 +406,9 @@ async fn a_job_can_be_cancelled_while_it_runs() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn the_roster_says_who_works() {
     let database = TestDatabase::new().await;
+    let store = store(&database).await;
     assert_eq!(recruiter(&database, &["roster", "--json"]).objects(), [] as [Value; 0]);
-    let [_, running, _] = three_jobs(&database, &store(&database).await).await;
+    let [_, running, _] = three_jobs(&database, &store).await;
     database.raw("roster").insert_one(doc! { "odd": "document" }).await.unwrap();
     let said = recruiter(&database, &["roster"]);
     assert_eq!((said.code, said.out.lines().count()), (0, 3), "{}", said.out);
