@@ -5,7 +5,10 @@
 
 #![expect(clippy::unwrap_used, reason = "in a test it says where it failed")]
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{
+    collections::{BTreeSet, HashMap},
+    time::Duration,
+};
 
 use bson::{Bson, Document, doc};
 use futures_util::TryStreamExt;
@@ -247,10 +250,13 @@ async fn a_start_claims_what_it_has_locked_and_still_holds() {
     let setting = Setting::new().await;
     let [held, retried, not_asked, of_another] = setting.jobs().await;
     let mine = setting.start(WorkerId::new(), [held, retried, not_asked]).await;
-    setting.start(WorkerId::new(), [of_another]).await;
+    let another = setting.start(WorkerId::new(), [of_another]).await;
     assert_eq!(setting.reschedule(&[setting.retry(&mine[1], setting.store.now())]).await, [Recorded::Yes]);
-    let claims = setting.store.claims_of_start(mine[0].1.start(), &[held, retried, of_another]).await.unwrap();
-    assert_eq!(claims, [mine[0].1]);
+    let asked = HashMap::from([(mine[0].1.start(), vec![held, retried, of_another])]);
+    assert_eq!(setting.store.claims_of_start(&asked).await.unwrap(), [mine[0].1]);
+    // A job that was asked for under one start, and is held by another that is asked for as well.
+    let asked = HashMap::from([(mine[0].1.start(), vec![held, of_another]), (another[0].1.start(), vec![retried])]);
+    assert_eq!(setting.store.claims_of_start(&asked).await.unwrap(), [mine[0].1]);
 }
 
 /// I2.

@@ -2,7 +2,8 @@
 //!
 //! An outcome is never given up while this worker may still write it: an unreachable MongoDB is waited for, a batch
 //! that MongoDB refuses is halved until the one bad outcome stands alone, and that one is reduced until it fits. One that fails
-//! again and again, whatever is the matter with it, is tried alone and ever more rarely: it holds up no other.
+//! again and again, or that MongoDB refuses even reduced, is tried alone and ever more rarely: it holds up no other. Its job keeps its
+//! place in this worker, so that it is never locked without a holder.
 
 use std::time::{Duration, Instant as Monotonic};
 
@@ -45,16 +46,28 @@ pub(crate) async fn run(store: Store, worker: WorkerId, session: CommitSession, 
     let mut batch = Vec::with_capacity(BATCH);
     let (mut archivals, mut reschedulings) = (Vec::new(), Vec::new());
     loop {
-        if archivals.is_empty() && reschedulings.is_empty() {
-            if queue.recv_many(&mut batch, BATCH).await == 0 {
-                return;
+        let again_at = archivals.iter().map(Waiting::again_at).chain(reschedulings.iter().map(Waiting::again_at)).min();
+        match again_at {
+            None => {
+                if queue.recv_many(&mut batch, BATCH).await == 0 {
+                    return;
+                }
             }
-        } else {
-            pause(PAUSE).await;
-            while batch.len() < BATCH
-                && let Ok(more) = queue.try_recv()
-            {
-                batch.push(more);
+            // MongoDB is away, or nobody can send any more.
+            Some(at) if at <= Monotonic::now() + PAUSE || queue.is_closed() => {
+                pause(PAUSE).await;
+                while batch.len() < BATCH
+                    && let Ok(more) = queue.try_recv()
+                {
+                    batch.push(more);
+                }
+            }
+            // What is tried ever more rarely delays no other.
+            Some(at) => {
+                tokio::select! {
+                    _ = queue.recv_many(&mut batch, BATCH) => {}
+                    () = pause(at.saturating_duration_since(Monotonic::now())) => {}
+                }
             }
         }
         for ToRecord { outcome, recorded } in batch.drain(..) {
@@ -75,6 +88,17 @@ pub(crate) async fn run(store: Store, worker: WorkerId, session: CommitSession, 
 impl<T> Waiting<T> {
     fn new(outcome: T, recorded: oneshot::Sender<Recorded>) -> Self {
         Self { outcome, recorded, tries: 0, again_at: Monotonic::now() }
+    }
+
+    /// When it is tried again: at once while it is tried with others.
+    fn again_at(&self) -> Monotonic {
+        self.again_at
+    }
+
+    /// MongoDB refuses it, whatever it is written with.
+    fn refused(mut self) -> Self {
+        self.tries = self.tries.max(TOGETHER);
+        self.failed()
     }
 
     fn failed(mut self) -> Self {
@@ -115,11 +139,16 @@ impl Writer {
         let outcomes: Vec<T> = batch.iter().map(|waiting| waiting.outcome.clone()).collect();
         match self.try_record(&outcomes).await {
             Ok(recorded) => {
+                let mut refused = Vec::new();
                 for (waiting, recorded) in batch.into_iter().zip(recorded) {
-                    // Nobody waits any more when the worker gave up on its jobs.
-                    let _ = waiting.recorded.send(recorded);
+                    if recorded == Recorded::Refused {
+                        refused.push(waiting.refused());
+                    } else {
+                        // Nobody waits any more when the worker gave up on its jobs.
+                        let _ = waiting.recorded.send(recorded);
+                    }
                 }
-                Vec::new()
+                refused
             }
             Err(error) => {
                 tracing::warn!(count = batch.len(), error = chain(&error), "outcomes are waiting for MongoDB");

@@ -140,6 +140,8 @@ impl Record {
                 known.is_closed = true;
                 self.cancel.cancel(Cancellation::LeaseLost);
             }
+            // The end of the bundle says it again.
+            Some(Recorded::Refused) => {}
             None => known.unwritten.extend(indexes),
         }
         drop(known);

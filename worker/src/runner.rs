@@ -29,7 +29,7 @@ use crate::{
     heartbeat::{self, News, Shared},
     memory, progress,
     registry::Registry,
-    start::Awaited,
+    start::Unconfirmed,
     workable::{Cancel, Cancellation},
 };
 
@@ -88,8 +88,8 @@ pub(crate) struct Incarnation {
     pub(crate) running: JoinSet<JobId>,
     pub(crate) cancels: HashMap<JobId, Arc<Cancel>>,
     pub(crate) outcomes: mpsc::Sender<ToRecord>,
-    /// Starts whose reply was lost and that may still be carried out.
-    pub(crate) awaited: Vec<Awaited>,
+    /// Starts that may have locked jobs which are not entered.
+    pub(crate) unconfirmed: Unconfirmed,
 }
 
 /// Runs one incarnation to its end.
@@ -129,7 +129,7 @@ pub(crate) async fn run(equipment: Arc<Equipment>, shutdown: &mut Shutdown) -> R
         running: JoinSet::new(),
         cancels: HashMap::new(),
         outcomes,
-        awaited: Vec::new(),
+        unconfirmed: Unconfirmed::default(),
     };
     let announced = store.announce(id, args.concurrency).await;
     let end = if announced.is_ok() {
@@ -180,7 +180,7 @@ impl Incarnation {
                     // An older word of ours may have arrived last.
                     self.roster_is_behind |=
                         assignment.as_ref().is_none_or(|given| self.seen.contains(&given.round)) && offered != self.free().places;
-                    self.settle_awaited(at).await;
+                    self.hand_back_unconfirmed(at).await;
                     self.look_for_cancellations().await;
                     self.take(assignment).await;
                 }
@@ -332,9 +332,9 @@ impl Incarnation {
             let _ = self.wait_for_running(LAST_WORDS, Duration::ZERO, news, shutdown).await;
         }
         let now = self.store().now();
-        self.settle_awaited(now).await;
+        self.hand_back_unconfirmed(now).await;
         let mut left = self.shared.working_on();
-        left.extend(self.awaited.iter().filter(|awaited| awaited.until > now).flat_map(|awaited| &awaited.jobs).map(|job| job.id));
+        left.extend(self.unconfirmed.jobs(now));
         self.running.abort_all();
         let (id, store) = (self.id, self.store().clone());
         drop(self);

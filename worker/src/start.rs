@@ -1,7 +1,7 @@
 //! Starting assigned jobs: read them, lock them with one guarded command, enter those that this start got.
 //!
-//! Whatever this worker has locked and does not enter is handed back as it was, also when it turns out to be locked only
-//! after its reply had been given up.
+//! Jobs that this worker has locked and does not enter are handed back as they were. A start whose reply was lost may lock its jobs
+//! later: it is asked for until its lease forbids it.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -13,9 +13,9 @@ use recruiter_common::{
     failure::{self, Failure},
     ids::{JobId, RoundId, StartId},
     instant::Instant,
-    job::{Claim, IfWorkerDies, Job, Why},
+    job::{Claim, Held, IfWorkerDies, Job, Why},
     retry_policy::{Decision, RetryPolicy},
-    store::{Archival, CommitSession, Hint, Rescheduling, Start, StoreError, ToStart, mark_started},
+    store::{Archival, CommitSession, Hint, Recorded, Rescheduling, Start, StoreError, ToStart, mark_started},
     telemetry::chain,
 };
 use tokio::sync::oneshot;
@@ -29,14 +29,39 @@ use crate::{
 };
 
 /// How long after its lease a start whose reply was lost is still looked for: it may have begun in time and be slow.
-const AWAITED_FOR: Duration = Duration::from_secs(30);
+const UNCONFIRMED_FOR: Duration = Duration::from_secs(30);
+/// Jobs handed back in one step: they are in memory whole.
+const STEP: usize = 50;
 
-/// Jobs that this worker has, or may have, locked and will not enter.
-pub(crate) struct Awaited {
-    start: StartId,
-    pub(crate) jobs: Vec<Arc<Job>>,
-    /// By the server's clock: after this it can no longer happen.
-    pub(crate) until: Instant,
+/// Starts that may have locked jobs, or may lock them yet, which this worker will not enter. Ids only: the jobs may be large.
+#[derive(Default)]
+pub(crate) struct Unconfirmed {
+    starts: HashMap<StartId, NotEntered>,
+    /// Whether jobs that these starts have locked may not be handed back yet.
+    is_behind: bool,
+}
+
+struct NotEntered {
+    jobs: HashSet<JobId>,
+    /// By the server's clock: after this the start can no longer happen.
+    until: Instant,
+}
+
+impl Unconfirmed {
+    /// The jobs that may be locked at `now` or later.
+    pub(crate) fn jobs(&self, now: Instant) -> impl Iterator<Item = JobId> {
+        self.starts.values().filter(move |start| self.is_behind || start.until > now).flat_map(|start| start.jobs.iter().copied())
+    }
+
+    fn as_asked(&self) -> HashMap<StartId, Vec<JobId>> {
+        self.starts.iter().map(|(start, NotEntered { jobs, .. })| (*start, jobs.iter().copied().collect())).collect()
+    }
+
+    fn is_settled(&mut self, claim: Claim) {
+        if let Some(start) = self.starts.get_mut(&claim.start()) {
+            start.jobs.remove(&claim.job());
+        }
+    }
 }
 
 /// A job that may be started.
@@ -54,8 +79,8 @@ struct Locked {
     claims: Vec<Claim>,
     /// MongoDB cannot carry out their start.
     refused: Vec<JobId>,
-    /// Whether a start may still be carried out.
-    unanswered: bool,
+    /// It is not known whether their start was, or will be, carried out.
+    unanswered: Vec<JobId>,
 }
 
 impl Startable {
@@ -150,9 +175,9 @@ impl Incarnation {
         archived: Result<HashSet<JobId>, StoreError>,
     ) -> Vec<Claim> {
         let Locked { claims, refused, unanswered } = locked;
-        // Locked by somebody else, most likely, or not known to be locked by this start: looked for until it cannot be.
+        // What was answered is locked by now or never. The rest may still be locked by this start.
         let claimed: HashSet<JobId> = claims.iter().map(|claim| claim.job()).collect();
-        let mut not_entered: Vec<JobId> = readable.keys().copied().filter(|id| !refused.contains(id) && !claimed.contains(id)).collect();
+        let mut not_entered: HashSet<JobId> = unanswered.into_iter().filter(|id| !claimed.contains(id)).collect();
         for Startable { job, .. } in refused.iter().filter_map(|id| readable.get(id)) {
             self.archive_malformed(job.id, &job.document, &Failure::new(failure::MALFORMED, "MongoDB cannot start it"), start.now);
         }
@@ -172,10 +197,8 @@ impl Incarnation {
             not_entered.extend(claims.drain(..).map(|claim| claim.job()));
         }
         if !not_entered.is_empty() {
-            let jobs = not_entered.iter().filter_map(|id| Some(readable.get(id)?.job.clone())).collect();
-            // A start that was answered cannot happen later, only be seen later.
-            self.awaited.push(Awaited { start: start.id, jobs, until: if unanswered { start.lease_until } else { start.now } });
-            self.settle_awaited(start.now).await;
+            self.unconfirmed.starts.insert(start.id, NotEntered { jobs: not_entered, until: start.lease_until });
+            self.hand_back_unconfirmed(start.now).await;
         }
         claims
     }
@@ -191,8 +214,8 @@ impl Incarnation {
                 Ok(claims) => locked.claims.extend(claims),
                 Err(error) if error.is_transient() => {
                     tracing::warn!(count = piece.len(), error = chain(&error), "it is not known whether jobs were started; looking");
-                    locked.unanswered = true;
-                    let claims = self.store().claims_of_start(start.id, &ids()).await.unwrap_or_default();
+                    locked.unanswered.extend(ids());
+                    let claims = self.store().claims_of_start(&HashMap::from([(start.id, ids())])).await.unwrap_or_default();
                     locked.claims.extend(claims);
                 }
                 Err(_) if piece.len() > 1 => {
@@ -230,34 +253,47 @@ impl Incarnation {
     }
 
     /// Hands back, as they were, jobs that this worker has locked and will not enter: started after the reply had been
-    /// given up, or too late. Goes on asking for as long as a late start may still be carried out.
-    pub(crate) async fn settle_awaited(&mut self, now: Instant) {
-        for awaited in std::mem::take(&mut self.awaited) {
-            match self.hand_back(&awaited).await {
-                Ok(()) if now > awaited.until + AWAITED_FOR => {}
-                Ok(()) => self.awaited.push(awaited),
-                Err(error) => {
-                    tracing::warn!(
-                        count = awaited.jobs.len(),
-                        error = chain(&error),
-                        "could not hand back jobs that were not entered; trying again"
-                    );
-                    self.awaited.push(awaited);
-                }
+    /// given up, or too late. All unconfirmed starts are asked for in one query; those that can no longer happen are forgotten.
+    pub(crate) async fn hand_back_unconfirmed(&mut self, now: Instant) {
+        self.unconfirmed.is_behind = true;
+        match self.hand_back().await {
+            Ok(is_behind) => {
+                self.unconfirmed.is_behind = is_behind;
+                self.unconfirmed.starts.retain(|_, start| !start.jobs.is_empty() && (is_behind || now <= start.until + UNCONFIRMED_FOR));
+            }
+            Err(error) => {
+                let count = self.unconfirmed.starts.values().map(|start| start.jobs.len()).sum::<usize>();
+                tracing::warn!(count, error = chain(&error), "could not hand back jobs that were not entered; trying again");
             }
         }
     }
 
-    async fn hand_back(&self, awaited: &Awaited) -> Result<(), StoreError> {
-        let ids: Vec<JobId> = awaited.jobs.iter().map(|job| job.id).collect();
-        let claims = self.store().claims_of_start(awaited.start, &ids).await?;
-        let job = |claim: &Claim| awaited.jobs.iter().find(|job| job.id == claim.job());
-        let back: Vec<Rescheduling> = claims.iter().filter_map(|claim| Some(Rescheduling::hand_back(job(claim)?, *claim))).collect();
-        if !back.is_empty() {
-            let _ = self.store().record(&mut CommitSession::default(), &back).await?;
-            tracing::info!(count = back.len(), "handed back jobs that were not entered");
-            self.store().announce_hint(Rescheduling::hint(back.iter(), self.store().now())).await;
+    /// Whether some are still to be handed back.
+    async fn hand_back(&mut self) -> Result<bool, StoreError> {
+        let store = self.store().clone();
+        let claims = store.claims_of_start(&self.unconfirmed.as_asked()).await?;
+        let mut is_behind = false;
+        for claims in claims.chunks(STEP) {
+            let jobs: Vec<JobId> = claims.iter().map(|claim| claim.job()).collect();
+            let (mut back, mut damaged) = (Vec::new(), Vec::new());
+            for Held { holder, claim, job } in store.held_by(self.id, &jobs).await? {
+                match job {
+                    _ if !claims.contains(&claim) => {}
+                    Ok(job) => back.push(Rescheduling::hand_back(&job, claim)),
+                    Err((document, error)) => damaged.push(Archival::undecodable(claim, holder, &document, &error, store.now())),
+                }
+            }
+            let mut session = CommitSession::default();
+            let mut recorded = store.record(&mut session, &back).await?;
+            recorded.extend(store.record(&mut session, &damaged).await?);
+            tracing::info!(count = recorded.len(), "handed back jobs that were not entered");
+            store.announce_hint(Rescheduling::hint(back.iter(), store.now())).await;
+            if recorded.contains(&Recorded::Refused) {
+                is_behind = true;
+            } else {
+                claims.iter().for_each(|claim| self.unconfirmed.is_settled(*claim));
+            }
         }
-        Ok(())
+        Ok(is_behind)
     }
 }

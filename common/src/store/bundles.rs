@@ -6,6 +6,7 @@ use std::{
 };
 
 use bson::{Bson, Document, RawBson, doc, raw::cstr};
+use mongodb::options::ReadConcern;
 
 use super::{
     CommitSession, Store, StoreError,
@@ -48,6 +49,15 @@ impl Outcome for Progress {
     /// Nothing of it: the end of the bundle says it again, and whether the claim still holds is worth knowing.
     fn reduced(self) -> Option<Self> {
         (!self.set.is_empty()).then(|| Self { claim: self.claim, set: doc! {} })
+    }
+
+    /// Nothing: the end of the bundle says it again.
+    async fn refused(self, _store: &Store, _session: &mut CommitSession, _reason: &StoreError) -> Result<Recorded, StoreError> {
+        Ok(Recorded::Refused)
+    }
+
+    fn job(&self) -> JobId {
+        self.claim.job
     }
 
     fn size(&self) -> usize {
@@ -104,10 +114,7 @@ impl Store {
         for Progress { claim, .. } in batch {
             starts.entry(claim.start).or_default().push(claim.job);
         }
-        let mut held = HashSet::new();
-        for (start, jobs) in starts {
-            held.extend(self.claims_of_start(start, &jobs).await?);
-        }
+        let held: HashSet<Claim> = self.claims_of_starts(&starts, ReadConcern::local()).await?.into_iter().collect();
         let recorded = |claim: Claim| if held.contains(&claim) { Recorded::Yes } else { Recorded::ClaimLost };
         Ok(batch.iter().map(|bundle| recorded(bundle.claim)).collect())
     }

@@ -155,24 +155,52 @@ impl Store {
     /// Update: one command, acknowledged by a majority; statements differ by verdict only.
     /// Index: `_id`. Invariant: I3 and I5, a later start has another id, and a late one is refused by the lease.
     /// Loses when somebody else started or archived the job. After an error the outcome is unknown: see
-    /// [`Store::claims_of_start`].
+    /// [`Store::claims_of_start`]. After an answer it is known: what was not locked by then never will be.
     pub async fn start_if_unlocked(&self, start: &Start, jobs: &[ToStart]) -> Result<Vec<Claim>, StoreError> {
         let ids: Vec<JobId> = jobs.iter().map(|job| job.job).collect();
         if self.write("start_if_unlocked", start_command(start, jobs)).await? == jobs.len() {
             return Ok(ids.into_iter().map(|job| Claim { job, start: start.id }).collect());
         }
-        self.claims_of_start(start.id, &ids).await
+        // A majority has acknowledged the start, so that every primary has it: nothing is missed, and nothing taken back.
+        self.claims_of_starts(&HashMap::from([(start.id, ids)]), ReadConcern::local()).await
     }
 
-    /// Which of these jobs carry this very start. Never asks for the worker: a replayed hint would run a job twice.
+    /// Which of these jobs carry these very starts, as a majority has them: a start without an answer may still be taken back.
+    ///
+    /// Index: `_id`. Invariant: I3.
+    pub async fn claims_of_start(&self, starts: &HashMap<StartId, Vec<JobId>>) -> Result<Vec<Claim>, StoreError> {
+        self.claims_of_starts(starts, ReadConcern::majority()).await
+    }
+
+    /// Which of these jobs carry these very starts, in one query. Never asks for the worker: a replayed hint would run a job twice.
     ///
     /// Filter: id, locked, this start. Index: `_id`. Invariant: I3.
-    pub async fn claims_of_start(&self, start: StartId, jobs: &[JobId]) -> Result<Vec<Claim>, StoreError> {
+    pub(super) async fn claims_of_starts(
+        &self,
+        starts: &HashMap<StartId, Vec<JobId>>,
+        read_concern: ReadConcern,
+    ) -> Result<Vec<Claim>, StoreError> {
+        if starts.is_empty() {
+            return Ok(Vec::new());
+        }
         let scheduled = self.scheduled.clone();
-        let filter = doc! { "_id": { "$in": jobs.to_vec() }, "locked": true, "last_execution.start": start };
-        let found: Vec<Document> =
-            call("claims_of_start", async move { scheduled.find(filter).projection(doc! { "_id": 1 }).await?.try_collect().await }).await?;
-        Ok(found.iter().filter_map(id_of).map(|job| Claim { job, start }).collect())
+        let of_one = |(start, jobs): (&StartId, &Vec<JobId>)| {
+            doc! { "_id": { "$in": jobs.clone() }, "locked": true, "last_execution.start": start }
+        };
+        let filter = doc! { "$or": starts.iter().map(of_one).collect::<Vec<_>>() };
+        let found: Vec<Document> = call("claims_of_start", async move {
+            scheduled.find(filter).projection(doc! { "last_execution.start": 1 }).read_concern(read_concern).await?.try_collect().await
+        })
+        .await?;
+        Ok(found.iter().filter_map(|job| Some(Claim { job: id_of(job)?, start: start_of(job)? })).collect())
+    }
+
+    /// A job's document as it is, whoever has locked it.
+    ///
+    /// Filter: id. Index: `_id`. Invariant: none, whatever is then written has a guard of its own.
+    pub(super) async fn document_of(&self, job: JobId) -> Result<Option<RawDocumentBuf>, StoreError> {
+        let scheduled = self.scheduled.clone_with_type::<RawDocumentBuf>();
+        call("document_of", async move { scheduled.find_one(doc! { "_id": job }).read_concern(ReadConcern::local()).await }).await
     }
 
     /// Deletes started jobs that turned out to be in the archive already.
@@ -225,10 +253,7 @@ impl Store {
             scheduled.find(filter).projection(doc! { "last_execution.start": 1 }).await?.try_collect().await
         })
         .await?;
-        let unlocked: HashSet<(JobId, StartId)> = found
-            .iter()
-            .filter_map(|job| Some((id_of(job)?, job.get_document("last_execution").ok()?.get_object_id("start").ok()?.into())))
-            .collect();
+        let unlocked: HashSet<(JobId, StartId)> = found.iter().filter_map(|job| Some((id_of(job)?, start_of(job)?))).collect();
         let recorded = |claim: Claim| if unlocked.contains(&(claim.job, claim.start)) { Recorded::Yes } else { Recorded::ClaimLost };
         Ok(batch.iter().map(|job| recorded(job.claim)).collect())
     }
@@ -584,6 +609,10 @@ pub fn mark_started(job: &mut Job, start: &Start, verdict: IfWorkerDies) {
 
 pub(crate) fn id_of(document: &Document) -> Option<JobId> {
     document.get_object_id("_id").ok().map(JobId::from)
+}
+
+fn start_of(document: &Document) -> Option<StartId> {
+    document.get_document("last_execution").ok()?.get_object_id("start").ok().map(StartId::from)
 }
 
 pub(super) fn raw_id_of(document: &RawDocument) -> Option<JobId> {

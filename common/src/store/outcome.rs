@@ -20,6 +20,7 @@ use crate::{
     ids::{JobId, StartId, WorkerId},
     instant::Instant,
     job::{Claim, CorruptJob, Execution, Job, KEPT_EXECUTIONS, Why, roomy},
+    telemetry::chain,
 };
 
 /// Bytes of BSON that one document may have, less room for what MongoDB adds on the way.
@@ -40,6 +41,9 @@ pub enum Recorded {
     Yes,
     /// The job is not locked by this start any more.
     ClaimLost,
+    /// MongoDB refuses to store it, also reduced to its bare facts: the job stays locked by this start. The caller keeps the outcome
+    /// and writes it again later.
+    Refused,
 }
 
 /// A job on its way from `scheduled` to `archived`.
@@ -98,13 +102,32 @@ impl Archival {
         Self::new(Guard::Claimed(claim), finished(document, claim.job, &execution, &Why::MALFORMED, &[]))
     }
 
-    /// The same end with nothing but what identifies the job, for an outcome that MongoDB refuses; nothing when that
-    /// was refused too.
+    /// A started job that cannot be unlocked, because MongoDB refuses every change of its document (it may be older than the
+    /// validator): `document` as it is stored, with the history that the refused update would have written.
+    fn not_unlockable(refused: Rescheduling, document: &RawDocument, reason: &StoreError, now: Instant) -> Self {
+        let mut set = match refused.update.get_document("$set") {
+            Ok(set) => set.clone(),
+            Err(_) => doc! {},
+        };
+        let ended = set.remove("last_execution").and_then(|ended| bson::deserialize_from_bson::<Execution>(ended).ok()).unwrap_or_default();
+        let mut message = format!("MongoDB refuses to unlock it for another attempt: {}", chain(reason));
+        if let (Some(class), Some(said)) = (&ended.class, &ended.message) {
+            message.push_str(&format!(" (it ended as `{class}`: {said})"));
+        }
+        let ended_at = ended.ended_at.unwrap_or(now);
+        let execution = ended.ended(ended_at, Some(&Failure::new(failure::MALFORMED, message)));
+        let kept: Vec<(&CStr, RawBson)> =
+            [cstr!("executions"), cstr!("executions_dropped"), cstr!("interruptions"), cstr!("deaths"), cstr!("item_outcomes")]
+                .into_iter()
+                .filter_map(|field| Some((field, RawBson::try_from(set.remove(field.as_str())?).ok()?)))
+                .collect();
+        let kept: Vec<(&CStr, RawBsonRef<'_>)> = kept.iter().map(|(field, value)| (*field, value.as_raw_bson_ref())).collect();
+        Self::new(Guard::Claimed(refused.claim), finished(document, refused.claim.job, &execution, &Why::MALFORMED, &kept))
+    }
+
+    /// The same end with nothing but what identifies the job, for an outcome that MongoDB refuses.
     fn without_details(self) -> Option<Self> {
         let whole: Document = (&**self.document).try_into().unwrap_or_else(|_| doc! { "_id": self.job() });
-        if whole.contains_key(REDUCED) {
-            return None;
-        }
         let mut document = Document::new();
         for field in ["_id", "done", "created_at", "locked", "attempts", "interruptions", "deaths", "group", "priority", "why", OUTCOMES] {
             document.extend(whole.get(field).map(|value| (field.to_owned(), value.clone())));
@@ -213,16 +236,18 @@ impl Rescheduling {
         Self { claim, update: doc! { "$set": set }, group: job.group.clone(), due: at }
     }
 
-    /// As it was before the start, whose workable was never entered: due as before, the start not counted.
+    /// As it was before the start, whose workable was never entered: due as before, the start not counted. The execution before
+    /// this start is the newest of the history.
     pub fn hand_back(job: &Job, claim: Claim) -> Self {
         let mut set = doc! { "locked": false, "interruptions": job.interruptions + 1 };
         let mut update = doc! {};
-        match job.field("last_execution") {
-            Some(previous) => drop(set.insert("last_execution", previous)),
+        match job.executions.last() {
+            Some(previous) => drop(set.insert("last_execution", stored(previous))),
             None => drop(update.insert("$unset", doc! { "last_execution": "" })),
         }
         update.insert("$set", set);
-        let due = job.due().unwrap_or_default();
+        let was_due = job.last_execution.as_ref().and_then(|execution| execution.scheduled_at);
+        let due = job.due().or(was_due).unwrap_or_default();
         Self { claim, update, group: job.group.clone(), due }
     }
 
@@ -233,12 +258,9 @@ impl Rescheduling {
         Hint::Jobs { groups: groups.into_iter().collect(), at, jobs: Vec::new() }
     }
 
-    /// The same without the history, for an outcome that MongoDB refuses; nothing when that was refused too.
+    /// The same without the history, for an outcome that MongoDB refuses.
     fn without_history(mut self) -> Option<Self> {
         let set = self.update.get_document_mut("$set").ok()?;
-        if set.contains_key(REDUCED) {
-            return None;
-        }
         set.remove("executions");
         set.remove("last_execution");
         set.insert(REDUCED, "MongoDB refused the whole history");
@@ -282,8 +304,22 @@ pub trait Outcome: Clone + Send + Sync {
     /// Writes a batch that fits; says for each, in order, whether it was recorded.
     fn write(store: &Store, session: &mut CommitSession, batch: &[Self]) -> impl Future<Output = Result<Vec<Recorded>, StoreError>> + Send;
 
-    /// Less of it, for one that MongoDB refuses; nothing when that was refused too.
+    /// Less of it, for one that MongoDB refuses; nothing when there is nothing to leave out.
     fn reduced(self) -> Option<Self>;
+
+    /// What is done with one that MongoDB refuses also when it is reduced, for this reason.
+    ///
+    /// # Errors
+    /// When MongoDB is away.
+    fn refused(
+        self,
+        store: &Store,
+        session: &mut CommitSession,
+        reason: &StoreError,
+    ) -> impl Future<Output = Result<Recorded, StoreError>> + Send;
+
+    /// The job.
+    fn job(&self) -> JobId;
 
     /// Size on the wire, in bytes, roughly.
     fn size(&self) -> usize;
@@ -300,6 +336,15 @@ impl Outcome for Archival {
         self.without_details()
     }
 
+    /// Nothing: it is the caller's to keep.
+    async fn refused(self, _store: &Store, _session: &mut CommitSession, _reason: &StoreError) -> Result<Recorded, StoreError> {
+        Ok(Recorded::Refused)
+    }
+
+    fn job(&self) -> JobId {
+        self.guard.job()
+    }
+
     fn size(&self) -> usize {
         self.document.as_bytes().len()
     }
@@ -314,6 +359,19 @@ impl Outcome for Rescheduling {
 
     fn reduced(self) -> Option<Self> {
         self.without_history()
+    }
+
+    /// Archived as malformed, with its history: nobody could ever unlock it.
+    async fn refused(self, store: &Store, session: &mut CommitSession, reason: &StoreError) -> Result<Recorded, StoreError> {
+        let Some(document) = store.document_of(self.claim.job).await? else { return Ok(Recorded::ClaimLost) };
+        let archival = Archival::not_unlockable(self, &document, reason, store.now());
+        // Two levels at most: what is archived is refused by nothing but the archive.
+        let mut recorded = Box::pin(store.record(session, &[archival])).await?;
+        Ok(recorded.pop().unwrap_or(Recorded::Refused))
+    }
+
+    fn job(&self) -> JobId {
+        self.claim.job
     }
 
     fn size(&self) -> usize {
@@ -338,23 +396,43 @@ impl Store {
         let mut recorded = Vec::with_capacity(batch.len());
         let mut pieces = cut(batch.to_vec(), usize::MAX, BATCH_BYTES, T::size);
         pieces.reverse();
-        while let Some(piece) = pieces.pop() {
+        while let Some(mut piece) = pieces.pop() {
             match T::write(self, session, &piece).await {
                 Ok(done) => recorded.extend(done),
                 Err(error) if error.is_transient() => return Err(error),
-                Err(_) if piece.len() > 1 => {
-                    let (first, second) = piece.split_at(piece.len() / 2);
-                    pieces.push(second.to_vec());
-                    pieces.push(first.to_vec());
-                }
-                Err(error) => {
-                    tracing::error!(error = crate::telemetry::chain(&error), "an outcome cannot be stored as it is; storing less of it");
-                    match piece.into_iter().next().and_then(T::reduced) {
-                        Some(reduced) => pieces.push(vec![reduced]),
-                        None => recorded.push(Recorded::ClaimLost),
+                Err(error) => match piece.pop() {
+                    Some(one) if piece.is_empty() => recorded.push(self.record_less(session, one, error).await?),
+                    last => {
+                        piece.extend(last);
+                        let second = piece.split_off(piece.len() / 2);
+                        pieces.extend([second, piece]);
                     }
-                }
+                },
             }
+        }
+        Ok(recorded)
+    }
+
+    /// What can be stored of one outcome that MongoDB refuses as it is.
+    async fn record_less<T: Outcome>(&self, session: &mut CommitSession, whole: T, refusal: StoreError) -> Result<Recorded, StoreError> {
+        let job = whole.job();
+        tracing::error!(job.id = %job, error = chain(&refusal), "MongoDB refuses an outcome as it is; storing less of it");
+        let mut reason = refusal;
+        if let Some(reduced) = whole.clone().reduced() {
+            match T::write(self, session, &[reduced]).await {
+                Ok(recorded) => return Ok(recorded.first().copied().unwrap_or(Recorded::Refused)),
+                Err(error) if error.is_transient() => return Err(error),
+                Err(error) => reason = error,
+            }
+        }
+        let recorded = whole.refused(self, session, &reason).await?;
+        if recorded == Recorded::Refused {
+            tracing::error!(
+                job.id = %job,
+                error = chain(&reason),
+                "MongoDB refuses the outcome of a job also without its details: the job stays locked, and its outcome is written again \
+                 ever more rarely. Remove the cause, for instance a unique index on `archived`"
+            );
         }
         Ok(recorded)
     }

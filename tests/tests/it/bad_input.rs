@@ -342,6 +342,68 @@ async fn an_outcome_that_does_not_fit_is_stored_without_its_result() {
     system.stop().await;
 }
 
+/// I9: the validator refuses the update that would unlock a document which is older than it: the job ends, with its history.
+#[tokio::test]
+async fn a_job_that_is_older_than_the_validator_is_archived_when_it_cannot_be_unlocked() {
+    let database = TestDatabase::new().await;
+    drop(store(&database).await);
+    let again = doc! { "class": "RetryManyTimes", "parameters": { "retry_how_many_times": 3, "seconds_to_wait_before_retry": 0.05 } };
+    let old = |class: &str, group: &str| {
+        let mut document = minimal_job(class);
+        document.extend(doc! { "group": group, "retry_policy": again.clone() });
+        document
+    };
+    let mut killed = old("sleep", &"g".repeat(300));
+    killed.insert("workable", doc! { "class": "sleep", "parameters": { "ms": 600_000 } });
+    let failing = [old("fail", ""), old("fail", &"h".repeat(300))];
+    insert_unvalidated(&database, [failing.as_slice(), &[killed.clone()]].concat()).await;
+    let mut system = System::start(&database, Setup::default());
+    for document in &failing {
+        let ended = archived(&database, document.get_object_id("_id").unwrap()).await;
+        assert_eq!((why(&ended), last(&ended, "class"), number(&ended, "attempts")), ("malformed", "malformed", 1), "{ended}");
+        let history = ended.get_array("executions").unwrap();
+        let first = history[0].as_document().unwrap();
+        assert_eq!(first.get_str("class").unwrap(), "fail", "its history is kept");
+        assert!(first.contains_key("ended_at") && last(&ended, "message").contains("validation"), "{ended}");
+    }
+    until_started(&database, 1).await;
+    system.workers.pop().unwrap().kill();
+    let ended = archived(&database, killed.get_object_id("_id").unwrap()).await;
+    assert_eq!((why(&ended), number(&ended, "deaths")), ("malformed", 1), "{ended}");
+    system.stop().await;
+}
+
+/// I9: an outcome that the archive refuses is kept by its worker, which goes on working and writes it once it can.
+#[tokio::test]
+async fn an_outcome_that_cannot_be_archived_waits_in_its_worker() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    let unique = doc! { "key": { "workable.class": 1 }, "name": "one_sleep", "unique": true,
+    "partialFilterExpression": { "workable.class": "sleep" } };
+    database.database().run_command(doc! { "createIndexes": "archived", "indexes": [unique] }).await.unwrap();
+    let first = sleep(0).enqueue(&store).await.unwrap();
+    let system = System::start(&database, Setup { worker: &["--builtins", "--heartbeat", "300ms", "--lease", "5s"], ..Setup::default() });
+    assert_eq!(why(&archived(&database, first).await), "done");
+    let refused = sleep(0).enqueue(&store).await.unwrap();
+    let log = || system.workers[0].stderr();
+    wait_until(SOON, "the worker names the job and the index", async || {
+        log().lines().any(|line| line.contains(&refused.to_string()) && line.contains("one_sleep") && line.contains("stays locked"))
+    })
+    .await;
+    for _ in 0..3 {
+        let id = NewJob::of_class("noop", doc! {}).enqueue(&store).await.unwrap();
+        assert_eq!(why(&archived(&database, id).await), "done", "others are not held up");
+    }
+    let holds = doc! { "working_on": refused };
+    assert_eq!(count(&database, "roster", holds).await, 1, "its worker still holds it");
+    assert_eq!(count(&database, "scheduled", doc! { "_id": refused, "locked": true }).await, 1);
+    assert!(!log().contains("rescued meanwhile"), "{}", log());
+    database.raw("archived").drop_index("one_sleep").await.unwrap();
+    let ended = archived(&database, refused).await;
+    assert_eq!((why(&ended), number(&ended, "attempts")), ("done", 1));
+    system.stop().await;
+}
+
 /// I9: an outcome that cannot be stored stops neither the cleaner nor the rescue of the other jobs.
 #[tokio::test]
 async fn one_job_that_cannot_be_archived_does_not_stop_the_cleaner() {

@@ -111,7 +111,8 @@ async fn hot_operations_are_served_by_their_index() {
         &mut Work(async || assert_eq!(store.start_if_unlocked(&starting, &to_start(&jobs)).await.unwrap().len(), 10)),
     )
     .await;
-    check("claims_of_start", 40, &mut Work(async || assert_eq!(store.claims_of_start(starting.id, &ids).await.unwrap().len(), 10))).await;
+    let asked = std::collections::HashMap::from([(starting.id, ids.clone())]);
+    check("claims_of_start", 40, &mut Work(async || assert_eq!(store.claims_of_start(&asked).await.unwrap().len(), 10))).await;
     check("held_by", 40, &mut Work(async || assert_eq!(store.held_by(worker, &ids).await.unwrap().len(), 10))).await;
     check("cancel_requests", 40, &mut Work(async || assert!(store.cancel_requests(&ids).await.unwrap().is_empty()))).await;
     check("already_archived", 40, &mut Work(async || assert!(store.already_archived(&ids).await.unwrap().is_empty()))).await;
