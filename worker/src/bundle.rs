@@ -126,6 +126,11 @@ impl Bundle {
                     run.put_off.get_or_insert((index, failure));
                 }
             }
+            Next::Release { failure, at } => {
+                run.pause = run.pause.max(at - now);
+                run.put_off.get_or_insert((index, failure));
+                return;
+            }
             // The claim is lost, and the item somebody else's.
             Next::Nothing => return,
         }
@@ -249,7 +254,7 @@ mod tests {
             Next::Retry { failure, at, counts } => {
                 format!("retry {} +{} {counts}: {}", failure.class, (at - now()).num_seconds(), failure.message)
             }
-            Next::Nothing => "nothing".into(),
+            Next::Release { .. } | Next::Nothing => "nothing".into(),
         }
     }
 

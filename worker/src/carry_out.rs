@@ -10,7 +10,7 @@ use futures_util::FutureExt as _;
 use recruiter_common::{
     failure::Failure,
     ids::JobId,
-    job::{Claim, Execution, Job},
+    job::{Claim, Execution, Job, Why},
     retry_policy::RetryPolicy,
     store::Recorded,
 };
@@ -43,7 +43,7 @@ pub(crate) async fn carry_out(equipment: &Equipment, attempt: Box<Attempt>, outc
     let _ = store.fresh_clock().await;
     let now = store.now();
     let next = attempt.next(ended, now);
-    let duration_ms = started.elapsed().as_millis();
+    let duration_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
     let recorded = match attempt.outcome(&next, now) {
         Some(outcome) => {
             let (recorded, answer) = oneshot::channel();
@@ -58,17 +58,13 @@ pub(crate) async fn carry_out(equipment: &Equipment, attempt: Box<Attempt>, outc
         tracing::warn!(job.id = %job, "the job was rescued meanwhile; its outcome is dropped");
         return job;
     }
+    log(&attempt.job, duration_ms, &next);
     let (failure, last) = match &next {
         Next::Archive { failure, .. } => (failure.as_ref(), true),
         Next::Retry { failure, .. } => (Some(failure), false),
-        Next::Nothing => (None, false),
+        // Nothing happened to the job.
+        Next::Release { .. } | Next::Nothing => return job,
     };
-    match failure {
-        None => tracing::debug!(job.id = %job, job.class = attempt.job.class, duration_ms, "done"),
-        Some(failure) => {
-            tracing::info!(job.id = %job, job.class = attempt.job.class, job.attempt = attempt.job.attempts, duration_ms, failure = failure.class, message = failure.message, last, "not done");
-        }
-    }
     equipment.tell(&match failure {
         None => WorkerEvent::Done { job: &context },
         Some(failure) => WorkerEvent::Failed { job: &context, failure, last },
@@ -83,6 +79,34 @@ pub(crate) async fn carry_out(equipment: &Equipment, attempt: Box<Attempt>, outc
         }
     }
     job
+}
+
+/// Says how an attempt ended: a failure for good is a warning, one that is retried is not.
+fn log(job: &Job, duration_ms: u64, next: &Next) {
+    macro_rules! ended {
+        ($level:ident, $failure:expr, $text:literal) => {
+            tracing::$level!(
+                job.id = %job.id,
+                job.class = job.class,
+                job.attempt = job.attempts,
+                duration_ms,
+                error.class = $failure.class,
+                error.message = $failure.message,
+                $text
+            )
+        };
+    }
+    match next {
+        Next::Archive { why, failure: Some(failure), .. } if *why == Why::CANCELLED => ended!(info, failure, "job cancelled"),
+        Next::Archive { failure: Some(failure), .. } => ended!(warn, failure, "job failed"),
+        Next::Retry { failure, counts: true, .. } => ended!(info, failure, "job failed; retrying"),
+        Next::Retry { failure, counts: false, .. } => {
+            ended!(info, failure, "job not finished; it runs again, and this attempt does not count")
+        }
+        Next::Release { failure, .. } => ended!(debug, failure, "job released: it was not entered"),
+        Next::Archive { failure: None, .. } => tracing::debug!(job.id = %job.id, job.class = job.class, duration_ms, "job done"),
+        Next::Nothing => {}
+    }
 }
 
 impl Equipment {
@@ -129,7 +153,7 @@ impl Equipment {
 
     fn tell(&self, event: &WorkerEvent<'_>) {
         if let Some(Err(failure)) = self.listener.as_ref().map(|listener| guarded(|| listener(event))) {
-            tracing::error!(message = failure.message, "a listener failed");
+            tracing::error!(error = failure.message, "a listener failed");
         }
     }
 }

@@ -34,6 +34,9 @@ const CANCELLED_FOR: Duration = Duration::from_secs(2);
 /// Before another run that a workable asked for without saying when, and whose policy says nothing either.
 const TRY_AGAIN_AFTER: Duration = Duration::from_secs(30);
 
+/// Before a job is due again that the machine could not start.
+const RELEASED_FOR: Duration = Duration::from_secs(2);
+
 /// A started job with everything its execution needs.
 pub(crate) struct Attempt {
     pub(crate) job: Arc<Job>,
@@ -59,6 +62,8 @@ pub(crate) enum Next {
     Archive { why: Why, failure: Option<Failure>, result: Option<Bson> },
     /// Another attempt at `at`; it counts unless the end was no fault of the job.
     Retry { failure: Failure, at: Instant, counts: bool },
+    /// As it was before this start, but due at `at`: the workable was not entered.
+    Release { failure: Failure, at: Instant },
     /// Nothing: this worker was declared dead, and the job is somebody else's.
     Nothing,
 }
@@ -115,6 +120,7 @@ impl Attempt {
                     None => rescheduling,
                 })))
             }
+            Next::Release { at, .. } => Some(Outcome::Reschedule(Box::new(Rescheduling::release(&self.job, self.claim, *at)))),
             Next::Nothing => None,
         }
     }
@@ -154,10 +160,14 @@ pub(crate) async fn enter(workable: Arc<dyn Ready>, context: &Arc<Context>, limi
         };
         AssertUnwindSafe(in_time).catch_unwind().boxed()
     };
-    match poll_fn(|task| Poll::Ready(execution.poll_unpin(task))).await {
+    let ended = match poll_fn(|task| Poll::Ready(execution.poll_unpin(task))).await {
         Poll::Ready(ended) => without_panic(Ok(ended)),
         Poll::Pending => watch(AbortOnDropHandle::new(tokio::spawn(execution)), &context.cancel, limit, blocks).boxed().await,
+    };
+    if let Err(NotDone::NoResources(failure)) = &ended {
+        context.cancel.note_shortage(&failure.message);
     }
+    ended
 }
 
 /// How an execution ended: by itself, or in a panic.
@@ -257,6 +267,7 @@ fn next(
         (Err(not_done), Some(Cancellation::Requested)) => {
             archive(Why::CANCELLED, Failure { class: failure::CANCELLED.into(), ..not_done.failure().clone() })
         }
+        (Err(NotDone::NoResources(failure)), _) => Next::Release { failure, at: later(RELEASED_FOR) },
         (Err(not_done), Some(Cancellation::WorkerStopping)) => {
             let failure = Failure { class: failure::INTERRUPTED.into(), ..not_done.failure().clone() };
             match policy.decide(&uncounted(history), &failure, now) {
@@ -303,6 +314,7 @@ mod tests {
         match next(&history, policy, ended, cancelled, now()) {
             Next::Archive { why, failure, .. } => format!("archive {why} {}", failure.map_or_else(String::new, |failure| failure.class)),
             Next::Retry { failure, at, counts } => format!("retry {} +{} {counts}", failure.class, (at - now()).num_seconds()),
+            Next::Release { failure, at } => format!("release {} +{}", failure.class, (at - now()).num_seconds()),
             Next::Nothing => "nothing".into(),
         }
     }
@@ -332,5 +344,11 @@ mod tests {
         assert_eq!(check(1, &never, again(None), None), "retry exit:75 +30 false");
         assert_eq!(check(2, &once, again(None), None), "retry exit:75 +60 false");
         assert_eq!(check(1, &once, again(Some(5)), None), "retry exit:75 +5 false");
+        let short = || Err(NotDone::NoResources(Failure::new("spawn", "")));
+        assert_eq!(check(1, &never, short(), None), "release spawn +2");
+        assert_eq!(check(1, &never, short(), Some(Cancellation::WorkerStopping)), "release spawn +2", "it was not entered");
+        assert_eq!(check(1, &never, short(), Some(Cancellation::MemoryLimit)), "release spawn +2");
+        assert_eq!(check(1, &once, short(), Some(Cancellation::Requested)), "archive cancelled cancelled");
+        assert_eq!(check(1, &once, short(), Some(Cancellation::LeaseLost)), "nothing");
     }
 }

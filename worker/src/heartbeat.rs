@@ -4,7 +4,7 @@
 use std::{
     collections::HashSet,
     sync::{Arc, Mutex, PoisonError},
-    time::Duration,
+    time::{Duration, Instant as Monotonic},
 };
 
 use recruiter_common::{
@@ -18,6 +18,8 @@ use recruiter_common::{
 };
 use tokio::sync::mpsc;
 
+use crate::shortage::Shortage;
+
 /// The heartbeats of a fleet fall on multiples of this, by MongoDB's clock: those that meet share one write to its disk.
 const TOGETHER: Duration = Duration::from_millis(250);
 /// Between attempts after a heartbeat that was not acknowledged.
@@ -29,6 +31,7 @@ pub(crate) struct Shared {
     /// Every job this worker holds or is about to start: written into the roster, read by the cleaner.
     working_on: Mutex<HashSet<JobId>>,
     lease: Mutex<Option<Lease>>,
+    shortage: Mutex<Shortage>,
 }
 
 /// How long this worker may trust that it has not been declared dead.
@@ -68,6 +71,21 @@ impl Shared {
 
     fn lease_until_at(&self, now: Uptime) -> Option<Instant> {
         lock(&self.lease).filter(|lease| now < lease.until).map(|lease| lease.server_until)
+    }
+
+    /// How many jobs this worker may have at a time, of `concurrency` that were asked for.
+    pub(crate) fn allowed(&self, concurrency: u32) -> u32 {
+        lock(&self.shortage).allowed(concurrency, Monotonic::now())
+    }
+
+    /// Notes that the machine could not start a job, for this reason.
+    pub(crate) fn note_shortage(&self, reason: &str) {
+        if lock(&self.shortage).observe(self.count(), Monotonic::now()) {
+            tracing::warn!(
+                reason,
+                "the machine cannot start more programs: the jobs are released uncounted, and this worker takes fewer for a while"
+            );
+        }
     }
 
     /// Notes an acknowledged heartbeat that was sent at `sent` and written as `at`.

@@ -35,12 +35,14 @@ mod carry_out;
 mod commit;
 mod config;
 mod execute;
+mod files;
 mod heartbeat;
 mod memory;
 mod program;
 mod progress;
 mod registry;
 mod runner;
+mod shortage;
 mod start;
 pub mod stock;
 mod workable;
@@ -82,6 +84,7 @@ pub struct Worker {
     registry: Registry,
     policies: RetryPolicies,
     listener: Option<Arc<WorkerListener>>,
+    has_programs: bool,
 }
 
 type WorkerListener = dyn Fn(&WorkerEvent<'_>) + Send + Sync;
@@ -140,6 +143,7 @@ impl Worker {
     /// # Errors
     /// When the worker has one of the classes already.
     pub fn register_programs(mut self, programs: stock::Programs) -> Result<Self, DuplicateClass> {
+        self.has_programs = true;
         for (class, program) in programs.0 {
             self.registry.add(&class, Arc::new(program))?;
         }
@@ -184,17 +188,25 @@ impl Worker {
     ///
     /// # Errors
     /// When the arguments contradict each other, no class is registered, or MongoDB cannot be used at the start.
-    pub async fn run(self, connect: &ConnectArgs, args: WorkerArgs, mut shutdown: Shutdown) -> anyhow::Result<Exit> {
+    pub async fn run(self, connect: &ConnectArgs, mut args: WorkerArgs, mut shutdown: Shutdown) -> anyhow::Result<Exit> {
         args.validate()?;
         if self.registry.classes().next().is_none() {
             return Err(anyhow::anyhow!("this worker has no classes: name programs with --config, or try --builtins").context(Exit::Usage));
+        }
+        if self.has_programs {
+            files::raise_limit();
+            args.concurrency = files::enough_for(args.concurrency);
+        }
+        if args.memory_limit.is_some() {
+            // Opens what the memory is read from, while there are files to be had.
+            let _ = memory::resident();
         }
         let store = tokio::select! {
             connected = Store::connect(connect, "recruiter-worker") => connected?,
             () = shutdown.requested() => return Ok(Exit::Success),
         };
         let heartbeat_store = store.with_own_connections("recruiter-worker-heartbeat")?;
-        let Self { registry, policies, listener } = self;
+        let Self { registry, policies, listener, has_programs: _ } = self;
         let place = Place::of_this_process()?;
         let (progress, queue) = mpsc::unbounded_channel();
         let writing = tokio::spawn(progress::run(store.clone(), queue));

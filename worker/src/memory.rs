@@ -1,6 +1,15 @@
 //! Resident memory of this process.
 
+use std::{fs::File, os::unix::fs::FileExt as _, sync::LazyLock};
+
+use procfs::{FromRead as _, process::StatM};
+
+/// Open from the first look on, so that a process that is out of file descriptors still knows its memory.
+static STATM: LazyLock<Option<File>> = LazyLock::new(|| File::open("/proc/self/statm").ok());
+
 /// In bytes; zero where `/proc` does not say.
 pub(crate) fn resident() -> u64 {
-    procfs::process::Process::myself().and_then(|this| this.statm()).map_or(0, |memory| memory.resident * procfs::page_size())
+    let mut text = [0; 256];
+    let read = STATM.as_ref().and_then(|statm| statm.read_at(&mut text, 0).ok()).unwrap_or(0);
+    StatM::from_read(&text[..read]).map_or(0, |memory| memory.resident * procfs::page_size())
 }

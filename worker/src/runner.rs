@@ -228,7 +228,8 @@ impl Incarnation {
     }
 
     pub(crate) fn free(&self) -> Free {
-        Free { places: self.args().concurrency.saturating_sub(self.shared.count()), working_on: self.shared.working_on() }
+        let allowed = self.shared.allowed(self.args().concurrency);
+        Free { places: allowed.saturating_sub(self.shared.count()), working_on: self.shared.working_on() }
     }
 
     /// Says in the roster what is worked on and how many places are free.

@@ -120,6 +120,9 @@ pub enum NotDone {
         /// Why, for the history.
         reason: Failure,
     },
+    /// Nothing was done, because the machine is short of something: open files, processes, memory. That is no fault of the job,
+    /// which is released as it was, uncounted and without an entry in its history; this worker takes fewer jobs for a while.
+    NoResources(Failure),
     /// It was broken off, as [`Context::cancelled`] had asked.
     Stopped(Failure),
 }
@@ -133,7 +136,7 @@ impl NotDone {
     /// What goes into the history.
     pub fn failure(&self) -> &Failure {
         match self {
-            Self::Failed(failure) | Self::GiveUp(failure) | Self::Stopped(failure) => failure,
+            Self::Failed(failure) | Self::GiveUp(failure) | Self::NoResources(failure) | Self::Stopped(failure) => failure,
             Self::TryAgain { reason, .. } => reason,
         }
     }
@@ -225,6 +228,15 @@ impl Cancel {
 
     pub(crate) async fn cancelled(&self) {
         self.token.cancelled().await;
+    }
+
+    /// Tells the worker that its machine could not start this job.
+    pub(crate) fn note_shortage(&self, reason: &str) {
+        match (&self.lease, &self.above) {
+            (Some(worker), _) => worker.note_shortage(reason),
+            (None, Some(bundle)) => bundle.note_shortage(reason),
+            (None, None) => {}
+        }
     }
 
     /// Asks a bundle to stop before its next item: the present one may end. Nothing to any other job.

@@ -251,6 +251,15 @@ impl Rescheduling {
         Self { claim, update, group: job.group.clone(), due }
     }
 
+    /// The same, but due at `at`: what kept it from being entered may be over by then.
+    pub fn release(job: &Job, claim: Claim, at: Instant) -> Self {
+        let mut released = Self::hand_back(job, claim);
+        if let Ok(set) = released.update.get_document_mut("$set") {
+            set.insert("scheduled_at", bson::DateTime::from_chrono(at));
+        }
+        Self { due: at, ..released }
+    }
+
     /// What the recruiter should hear of these.
     pub fn hint<'a>(batch: impl Iterator<Item = &'a Self> + Clone, now: Instant) -> Hint {
         let groups: BTreeSet<String> = batch.clone().map(|job| job.group.clone()).collect();

@@ -179,14 +179,24 @@ impl Invocation {
                 format!("the arguments for `{program}` are longer than the system allows: let it read the parameters from its input");
             return NotDone::failed(failure::PARAMETERS, message);
         }
+        if is_shortage(error) {
+            let message = format!("cannot start `{program}`: {error}; this machine is short of files, processes or memory");
+            return NotDone::NoResources(Failure::new("spawn", message));
+        }
         let advice = match (&self.settings.directory, error.kind()) {
             (Some(directory), _) if !directory.is_dir() => format!("make its directory `{}`", directory.display()),
             (_, io::ErrorKind::NotFound) => "install it, or the interpreter that its first line names".into(),
             (_, io::ErrorKind::PermissionDenied) => "let the worker's user execute it".into(),
-            _ => "see whether this machine is short of processes or memory".into(),
+            _ => "see what is wrong with it".into(),
         };
         NotDone::failed("spawn", format!("cannot start `{program}`: {error}; {advice}, or correct the workables file"))
     }
+}
+
+/// Whether a program could not be started for a reason that is the machine's.
+fn is_shortage(error: &io::Error) -> bool {
+    let errno = error.raw_os_error().map(Errno::from_raw);
+    matches!(errno, Some(Errno::EMFILE | Errno::ENFILE | Errno::EAGAIN | Errno::ENOMEM))
 }
 
 /// What of the worker's environment is nobody else's business: credentials, its own settings, systemd's watchdog.
@@ -483,6 +493,17 @@ pub(crate) mod tests {
         assert!(failure.class == "spawn" && failure.message.contains("make its directory `/nowhere`"), "{failure:?}");
         let failure = failed(run(program(&["true", "{x}"]), doc! { "x": "x".repeat(4_000_000) }).await);
         assert!(failure.class == failure::PARAMETERS && failure.message.contains("longer than the system allows"), "{failure:?}");
+    }
+
+    #[test]
+    fn a_shortage_of_the_machine_is_not_the_jobs_fault() {
+        let settings = program(&["true"]).settings;
+        let invocation = Invocation { arguments: Vec::new(), input: Vec::new(), settings };
+        for errno in [Errno::EMFILE, Errno::ENFILE, Errno::EAGAIN, Errno::ENOMEM] {
+            let not_done = invocation.not_started(&errno.into());
+            assert!(matches!(&not_done, NotDone::NoResources(failure) if failure.message.contains("short of files")), "{not_done:?}");
+        }
+        assert!(matches!(invocation.not_started(&Errno::EACCES.into()), NotDone::Failed(_)));
     }
 
     /// Starts itself again with credentials in its environment: a test must not change its own.

@@ -1,0 +1,49 @@
+//! How many files this process may have open, and how many programs that is enough for.
+
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+
+/// What a running program takes: three pipes and a handle to wait for its end.
+const OF_A_PROGRAM: u64 = 4;
+/// What everything else takes: connections to MongoDB above all, and the other ends of the pipes while a program starts.
+const OF_THE_REST: u64 = 100;
+
+/// Raises the soft limit of this process to the hard one. Programs inherit it.
+pub(crate) fn raise_limit() {
+    if let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE)
+        && soft < hard
+        && let Err(error) = setrlimit(Resource::RLIMIT_NOFILE, hard, hard)
+    {
+        tracing::warn!(limit = soft, %error, "could not raise the limit of open files");
+    }
+}
+
+/// As many of `wanted` programs as may run at a time; says so when these are fewer.
+pub(crate) fn enough_for(wanted: u32) -> u32 {
+    let Ok((limit, _)) = getrlimit(Resource::RLIMIT_NOFILE) else { return wanted };
+    let enough = programs_within(limit);
+    if enough >= wanted {
+        return wanted;
+    }
+    let needed = OF_THE_REST + u64::from(wanted) * OF_A_PROGRAM;
+    tracing::warn!(
+        limit,
+        needed,
+        worker.capacity = enough,
+        "the limit of open files is too low for --concurrency {wanted}: running at most {enough} jobs at a time; set LimitNOFILE= or ulimit -n to {needed}"
+    );
+    enough
+}
+
+fn programs_within(limit: u64) -> u32 {
+    u32::try_from(limit.saturating_sub(OF_THE_REST) / OF_A_PROGRAM).unwrap_or(u32::MAX).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_is_enough_for_so_many_programs() {
+        assert_eq!([0, 100, 104, 108, 1_024, 65_536, u64::MAX].map(programs_within), [1, 1, 1, 2, 231, 16_359, u32::MAX]);
+    }
+}

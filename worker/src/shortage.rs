@@ -1,0 +1,76 @@
+//! Fewer jobs at a time while the machine cannot start what they need: it is out of files, processes or memory.
+//!
+//! Such a job is released as it was. Without a pause the worker would take and release it over and over, so the worker
+//! takes nothing for a second, then half as many jobs as before, and twice as many again every half minute.
+
+use std::time::{Duration, Instant as Monotonic};
+
+/// How long nothing is taken after a job could not be started.
+const PAUSE: Duration = Duration::from_secs(1);
+/// How often the number of jobs doubles again.
+const DOUBLE_EVERY: Duration = Duration::from_secs(30);
+/// A shortage after so much quiet is a new one, worth a new warning.
+const OVER_AFTER: Duration = Duration::from_secs(300);
+
+/// What one worker has learnt of what its machine can carry.
+#[derive(Debug, Default)]
+pub(crate) struct Shortage(Option<Observed>);
+
+#[derive(Clone, Copy, Debug)]
+struct Observed {
+    /// How many jobs at a time were allowed right after it.
+    allowed: u32,
+    at: Monotonic,
+}
+
+impl Shortage {
+    /// Notes that a job could not be started while the worker had `running` jobs, that one included. True if the shortage is a new one.
+    pub(crate) fn observe(&mut self, running: u32, now: Monotonic) -> bool {
+        let allowed = match &self.0 {
+            // Jobs that were taken together fail together: one shortage.
+            Some(last) if now < last.at + PAUSE => last.allowed,
+            _ => self.allowed(running, now) / 2,
+        };
+        let is_new = self.0.is_none_or(|last| now >= last.at + OVER_AFTER);
+        self.0 = Some(Observed { allowed: allowed.max(1), at: now });
+        is_new
+    }
+
+    /// How many jobs the worker may have at a time, of `concurrency` that were asked for.
+    pub(crate) fn allowed(&self, concurrency: u32, now: Monotonic) -> u32 {
+        let Some(last) = &self.0 else { return concurrency };
+        let quiet = now.saturating_duration_since(last.at);
+        if quiet < PAUSE {
+            return 0;
+        }
+        let doublings = u32::try_from(quiet.as_secs() / DOUBLE_EVERY.as_secs()).unwrap_or(u32::MAX);
+        1_u32.checked_shl(doublings).map_or(concurrency, |factor| last.allowed.saturating_mul(factor)).min(concurrency)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shortage_halves_and_quiet_doubles() {
+        let (start, mut shortage) = (Monotonic::now(), Shortage::default());
+        let at = |milliseconds: u64| start + Duration::from_millis(milliseconds);
+        assert_eq!(shortage.allowed(500, at(0)), 500);
+        assert!(shortage.observe(500, at(0)), "a new one");
+        for burst in 1..200 {
+            assert!(!shortage.observe(500 - burst, at(u64::from(burst))), "the same one");
+        }
+        assert_eq!(shortage.allowed(500, at(300)), 0, "a pause");
+        assert_eq!(shortage.allowed(500, at(2_000)), 250);
+        assert!(!shortage.observe(250, at(2_000)));
+        assert_eq!(shortage.allowed(500, at(4_000)), 125);
+        assert_eq!(shortage.allowed(500, at(33_000)), 250);
+        assert_eq!(shortage.allowed(500, at(63_000)), 500);
+        assert_eq!(shortage.allowed(u32::MAX, at(10_000_000)), u32::MAX);
+        assert!(shortage.observe(3, at(10_000_000)), "new again");
+        assert_eq!(shortage.allowed(500, at(10_002_000)), 1);
+        assert!(!shortage.observe(1, at(10_003_000)));
+        assert_eq!(shortage.allowed(500, at(10_005_000)), 1, "never none at all");
+    }
+}
