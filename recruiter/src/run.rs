@@ -149,6 +149,9 @@ fn look_every(poll: Duration, is_listening: bool, took: Duration) -> Duration {
 /// Stamps the term on the roster and learns what an earlier leader has assigned.
 async fn prepare(store: &Store, leadership: &Leadership) -> Result<Memory, StoreError> {
     store.stamp_term(leadership.term()).await?;
+    if let Err(error) = store.drop_outdated_indexes().await {
+        tracing::warn!(error = chain(&error), "the indexes of an earlier release could not be dropped; the next leader tries again");
+    }
     let mut memory = Memory::default();
     for (round, assignment) in store.assigned_and_not_taken().await? {
         memory.in_flight.insert(round, assignment);

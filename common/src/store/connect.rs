@@ -187,7 +187,7 @@ impl Store {
         let (store, hosts) = Self::reach(args, app_name, ASK_TIMEOUT).await?;
         let database = || store.database.name().to_owned();
         match indexes::is_set_up(&store).await {
-            Ok(true) => Ok(store),
+            Ok(true) => Ok(Self { may_mend: false, ..store }),
             Ok(false) => Err(ConnectError::NoRecruiter { database: database(), hosts }),
             Err(error) if error.is_unauthorized() => Err(ConnectError::Unreadable { database: database() }),
             Err(error) => Err(error.into()),
@@ -246,6 +246,7 @@ impl Store {
             signals: database.collection("signals"),
             clock,
             options,
+            may_mend: true,
             client,
             database,
         }

@@ -1,12 +1,15 @@
 //! The one list of collections, validators and indexes, named after the operations they serve.
 //!
-//! Made at the start of every process and safe to make again: what is there already is left alone. The schema's
-//! version is kept in `metadata`, so that an up-to-date database needs nothing but ordinary rights.
+//! Looked at when a process starts and when an error says that something is missing. What is as it should be is left alone; what is not
+//! is made again. All of that needs the role `readWrite`, but for one: a validator that is there already can only be changed with `dbAdmin`.
 
-use bson::{Document, doc};
-use mongodb::{Collection, IndexModel, options::IndexOptions};
+use std::time::{Duration, Instant as Monotonic};
 
-use super::{Store, StoreError, call, code_of};
+use bson::{Bson, Document, doc};
+use futures_util::TryStreamExt;
+use mongodb::{error::ErrorKind, results::CollectionSpecification};
+
+use super::{Channel, Hint, Store, StoreError, call, code_of};
 
 /// Version of what this file describes. Raised with every change to it.
 const SCHEMA_VERSION: i32 = 3;
@@ -21,10 +24,75 @@ pub const DUE_JOBS: &str = "due_jobs";
 /// Serves `prune_archived`, the statistics and the newest finished jobs.
 pub const ARCHIVED_BY_END: &str = "archived_by_end";
 
-/// Size of the collection of hints: minutes of them on a busy system; a hint is stale after a second.
+/// Size of a collection of hints: minutes of them on a busy system; a hint is stale after a second.
 const SIGNALS_BYTES: i64 = 16 * 1024 * 1024;
+/// How long a start waits for an index that is being built. A million waiting jobs take seconds.
+const BUILT_WITHIN: Duration = Duration::from_secs(600);
 
-/// Makes what is missing.
+const NOT_FOUND: i32 = 26;
+const EXISTS: i32 = 48;
+const INDEX_OF_OTHER_KEYS: i32 = 86;
+
+/// An index as it has to be.
+struct Index {
+    collection: &'static str,
+    name: &'static str,
+    keys: Document,
+    /// Which documents it has, if not all.
+    only: Option<Document>,
+}
+
+/// Every index. Other keys under the same name replace the old index, and until they are built nothing is found. Under another number
+/// (`due_jobs_2`) the old index serves the old release until a recruiter of this one leads ([`drop_outdated_indexes`]).
+fn indexes() -> [Index; 2] {
+    [
+        Index {
+            collection: "scheduled",
+            name: DUE_JOBS,
+            keys: doc! { "group": 1, "workable.class": 1, "priority": -1, "scheduled_at": 1 },
+            only: Some(doc! { "locked": false }),
+        },
+        Index { collection: "archived", name: ARCHIVED_BY_END, keys: doc! { "last_execution.ended_at": 1 }, only: None },
+    ]
+}
+
+/// What a collection is for, hence how it is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// Has [`scheduled_validator`].
+    Jobs,
+    /// Is capped.
+    Hints,
+    Plain,
+}
+
+impl Kind {
+    fn options(self) -> Document {
+        match self {
+            Self::Jobs => doc! { "validator": scheduled_validator(), "validationLevel": "moderate", "validationAction": "error" },
+            Self::Hints => doc! { "capped": true, "size": SIGNALS_BYTES },
+            Self::Plain => doc! {},
+        }
+    }
+
+    /// Whether a collection that is there is of this kind.
+    fn is_met_by(self, found: &CollectionSpecification) -> bool {
+        let options = &found.options;
+        match self {
+            Self::Jobs => options.validator.as_ref() == Some(&scheduled_validator()),
+            Self::Hints => options.capped == Some(true) && options.size.is_some_and(|size| size >= SIGNALS_BYTES.unsigned_abs()),
+            Self::Plain => true,
+        }
+    }
+}
+
+/// Whether MongoDB said that a search named an index that is not there.
+pub(super) fn is_index_missing(error: &StoreError) -> bool {
+    let StoreError::Mongo { source, .. } = error else { return false };
+    matches!(source.kind.as_ref(), ErrorKind::Command(refusal) if refusal.message.contains("hint provided does not correspond"))
+}
+
+/// At a start: makes what is missing and mends what is not as it should be.
 ///
 /// # Errors
 /// When MongoDB refuses or cannot be reached.
@@ -33,9 +101,15 @@ pub(super) async fn ensure(store: &Store) -> Result<(), StoreError> {
     if found > SCHEMA_VERSION {
         tracing::warn!(found, known = SCHEMA_VERSION, "the database was set up by a newer release; leaving its schema as it is");
     }
-    if found < SCHEMA_VERSION {
-        create_collections(store).await?;
-        create_indexes(store).await?;
+    ensure_collections(store, found, None).await?;
+    let began = Monotonic::now();
+    loop {
+        match ensure_indexes(store, found).await {
+            Err(StoreError::TimedOut { .. }) if began.elapsed() < BUILT_WITHIN => {
+                tracing::info!("an index is being built; waiting for it");
+            }
+            other => break other?,
+        }
     }
     // Also the proof that this user may write at all.
     let metadata = store.metadata.clone();
@@ -44,6 +118,18 @@ pub(super) async fn ensure(store: &Store) -> Result<(), StoreError> {
     })
     .await?;
     Ok(())
+}
+
+/// While a process runs, when an error says that something is missing: the same, and the collection of this channel with it.
+pub(super) async fn mend(store: &Store, channel: Option<Channel>) -> Result<(), StoreError> {
+    let found = version(store).await?;
+    ensure_collections(store, found, channel).await?;
+    ensure_indexes(store, found).await
+}
+
+/// Makes the collection of a channel, unless it is there.
+pub(super) async fn ensure_channel(store: &Store, channel: Channel) -> Result<(), StoreError> {
+    ensure_collections(store, version(store).await?, Some(channel)).await
 }
 
 /// Whether any of the collections is there that jobs and workers are in. Needs the role `read`.
@@ -59,40 +145,92 @@ async fn version(store: &Store) -> Result<i32, StoreError> {
     Ok(found.and_then(|schema| schema.get_i32("version").ok()).unwrap_or(0))
 }
 
-async fn create_collections(store: &Store) -> Result<(), StoreError> {
-    let validation = |validator: Document| doc! { "validator": validator, "validationLevel": "moderate", "validationAction": "error" };
-    create(store, "scheduled", validation(scheduled_validator())).await?;
-    create(store, "archived", doc! {}).await?;
-    create(store, "roster", doc! {}).await?;
-    create(store, "signals", doc! { "capped": true, "size": SIGNALS_BYTES }).await?;
-    // A tailing cursor on an empty collection ends at once.
-    store.publish(&super::Hint::Seed).await?;
-    create_channel(store, super::Channel::default()).await
+async fn ensure_collections(store: &Store, version: i32, channel: Option<Channel>) -> Result<(), StoreError> {
+    let database = store.database.clone();
+    let found: Vec<CollectionSpecification> =
+        call("collections", async move { database.list_collections().await?.try_collect().await }).await?;
+    let fixed = [
+        ("scheduled", Kind::Jobs),
+        ("archived", Kind::Plain),
+        ("roster", Kind::Plain),
+        ("metadata", Kind::Plain),
+        ("signals", Kind::Hints),
+    ];
+    let channels = [Channel::default()].into_iter().chain(channel).map(Channel::collection);
+    // Those that others made, and that somebody has made an ordinary collection since.
+    let others = found.iter().map(|found| &found.name).filter(|name| Channel::is_collection(name)).cloned();
+    let mut hints: Vec<String> = channels.chain(others).collect();
+    hints.sort_unstable();
+    hints.dedup();
+    let wanted = fixed.map(|(name, kind)| (name.to_owned(), kind)).into_iter().chain(hints.into_iter().map(|name| (name, Kind::Hints)));
+    for (name, kind) in wanted {
+        match found.iter().find(|found| found.name == name) {
+            None => create(store, &name, kind).await?,
+            Some(found) if kind.is_met_by(found) => {}
+            Some(_) if kind == Kind::Hints => replace(store, &name).await?,
+            // A newer release knows better.
+            Some(_) if version > SCHEMA_VERSION => {}
+            Some(_) => change_validator(store, &name, kind).await?,
+        }
+    }
+    Ok(())
 }
 
-/// Makes the collection of a channel, unless it is there.
-pub(super) async fn create_channel(store: &Store, channel: super::Channel) -> Result<(), StoreError> {
-    create(store, &channel.collection(), doc! { "capped": true, "size": SIGNALS_BYTES }).await?;
-    store.publish_to(channel, &super::Hint::Seed).await
+async fn run(store: &Store, operation: &'static str, on: &str, command: Document) -> Result<(), StoreError> {
+    let database = if on == "admin" { store.client.database(on) } else { store.database.clone() };
+    call(operation, async move { database.run_command(command).await }).await.map(drop)
 }
 
-/// Creates a collection, or gives an existing one the same validator.
-async fn create(store: &Store, name: &str, options: Document) -> Result<(), StoreError> {
-    let with = |verb: &str| {
-        let mut command = doc! { verb: name };
-        command.extend(options.clone());
-        command
-    };
-    let (database, command) = (store.database.clone(), with("create"));
-    match call("create_collection", async move { database.run_command(command).await }).await {
-        Err(StoreError::Mongo { source, .. }) if code_of(&source) == Some(48) => {
-            if options.contains_key("validator") {
-                let (database, command) = (store.database.clone(), with("collMod"));
-                call("change_validator", async move { database.run_command(command).await }).await?;
-            }
+/// Creates a collection, unless another process was faster.
+async fn create(store: &Store, name: &str, kind: Kind) -> Result<(), StoreError> {
+    let mut command = doc! { "create": name };
+    command.extend(kind.options());
+    match run(store, "create_collection", "", command).await {
+        Err(StoreError::Mongo { source, .. }) if code_of(&source) == Some(EXISTS) => {}
+        other => other?,
+    }
+    if kind == Kind::Hints { seed(store, name).await } else { Ok(()) }
+}
+
+/// A tailing cursor on an empty collection ends at once.
+async fn seed(store: &Store, name: &str) -> Result<(), StoreError> {
+    store.publish_in(name, &Hint::Seed).await
+}
+
+/// Puts a capped collection in the place of an ordinary one, which an insert makes when there is none. At once: between a drop and a
+/// creation the next hint would make it again.
+async fn replace(store: &Store, name: &str) -> Result<(), StoreError> {
+    let capped = format!("{name}.capped");
+    let mut command = doc! { "create": &capped };
+    command.extend(Kind::Hints.options());
+    match run(store, "create_collection", "", command).await {
+        // Another process is at it.
+        Err(StoreError::Mongo { source, .. }) if code_of(&source) == Some(EXISTS) => {}
+        other => other?,
+    }
+    let full = |name: &str| format!("{}.{name}", store.database.name());
+    let command = doc! { "renameCollection": full(&capped), "to": full(name), "dropTarget": true };
+    match run(store, "replace_collection", "admin", command).await {
+        // It was faster.
+        Err(StoreError::Mongo { source, .. }) if code_of(&source) == Some(NOT_FOUND) => {}
+        other => other?,
+    }
+    tracing::warn!(collection = name, "hints were kept in an ordinary collection, which nobody can listen to; made it a capped one again");
+    seed(store, name).await
+}
+
+async fn change_validator(store: &Store, name: &str, kind: Kind) -> Result<(), StoreError> {
+    let mut command = doc! { "collMod": name };
+    command.extend(kind.options());
+    match run(store, "change_validator", "", command).await {
+        Err(error) if error.is_unauthorized() => {
+            tracing::warn!(
+                collection = name,
+                "the validator is another release's and this MongoDB user may not change it; going on with it. Start any process once with a user that has the role dbAdmin"
+            );
             Ok(())
         }
-        other => other.map(drop),
+        other => other,
     }
 }
 
@@ -129,35 +267,75 @@ fn waiting_job() -> Document {
     }
 }
 
-async fn create_indexes(store: &Store) -> Result<(), StoreError> {
-    let index = |name: &str, keys: Document, partial: Option<Document>| {
-        IndexModel::builder()
-            .keys(keys)
-            .options(IndexOptions::builder().name(name.to_owned()).partial_filter_expression(partial).build())
-            .build()
-    };
-    for (collection, model) in [
-        (
-            &store.scheduled,
-            index(DUE_JOBS, doc! { "group": 1, "workable.class": 1, "priority": -1, "scheduled_at": 1 }, Some(doc! { "locked": false })),
-        ),
-        (&store.archived, index(ARCHIVED_BY_END, doc! { "last_execution.ended_at": 1 }, None)),
-    ] {
-        match create_index(collection, &model).await {
-            // IndexKeySpecsConflict: an earlier release had other keys under this name.
-            Err(StoreError::Mongo { source, .. }) if code_of(&source) == Some(86) => {
-                let (outdated, name) =
-                    (collection.clone(), model.options.as_ref().and_then(|options| options.name.clone()).unwrap_or_default());
-                call("drop_index", async move { outdated.drop_index(name).await }).await?;
-                create_index(collection, &model).await?;
+async fn ensure_indexes(store: &Store, version: i32) -> Result<(), StoreError> {
+    for index in indexes() {
+        let found = indexes_of(store, index.collection).await?;
+        let named = found.iter().find(|found| found.get_str("name").is_ok_and(|name| name == index.name));
+        let part = |key: &str| named.and_then(|named| named.get_document(key).ok());
+        // In this very order.
+        let same_keys = part("key").is_some_and(|keys| keys.iter().eq(index.keys.iter()));
+        if same_keys && part("partialFilterExpression") == index.only.as_ref() {
+            continue;
+        }
+        if named.is_some() {
+            if version > SCHEMA_VERSION {
+                continue;
             }
-            created => created?,
+            drop_index(store, index.collection, index.name).await?;
+        }
+        create_index(store, &index).await?;
+    }
+    Ok(())
+}
+
+async fn indexes_of(store: &Store, collection: &'static str) -> Result<Vec<Document>, StoreError> {
+    let database = store.database.clone();
+    let listed = async move { database.run_cursor_command(doc! { "listIndexes": collection }).await?.try_collect().await };
+    match call("indexes", listed).await {
+        Err(StoreError::Mongo { source, .. }) if code_of(&source) == Some(NOT_FOUND) => Ok(Vec::new()),
+        other => other,
+    }
+}
+
+async fn create_index(store: &Store, index: &Index) -> Result<(), StoreError> {
+    let mut options = doc! { "key": &index.keys, "name": index.name };
+    options.extend(index.only.clone().map(|only| ("partialFilterExpression".to_owned(), Bson::Document(only))));
+    let command = doc! { "createIndexes": index.collection, "indexes": [options] };
+    match run(store, "create_index", "", command.clone()).await {
+        // Another process was faster with other keys, or has other keys in mind: a newer release's look at the version says which.
+        Err(StoreError::Mongo { source, .. }) if code_of(&source) == Some(INDEX_OF_OTHER_KEYS) => {
+            drop_index(store, index.collection, index.name).await?;
+            run(store, "create_index", "", command).await
+        }
+        other => other,
+    }
+}
+
+async fn drop_index(store: &Store, collection: &str, name: &str) -> Result<(), StoreError> {
+    match run(store, "drop_index", "", doc! { "dropIndexes": collection, "index": name }).await {
+        // IndexNotFound, NamespaceNotFound: another process was faster.
+        Err(StoreError::Mongo { source, .. }) if matches!(code_of(&source), Some(27 | NOT_FOUND)) => Ok(()),
+        other => other,
+    }
+}
+
+/// Drops what an earlier release had under the same name with another number, unless the database is a newer release's.
+pub(super) async fn drop_outdated_indexes(store: &Store) -> Result<(), StoreError> {
+    if version(store).await? > SCHEMA_VERSION {
+        return Ok(());
+    }
+    for index in indexes() {
+        for found in indexes_of(store, index.collection).await? {
+            let name = found.get_str("name").unwrap_or_default();
+            if name != index.name && without_number(name) == without_number(index.name) {
+                drop_index(store, index.collection, name).await?;
+                tracing::info!(collection = index.collection, index = name, "dropped an index of an earlier release");
+            }
         }
     }
     Ok(())
 }
 
-async fn create_index(collection: &Collection<Document>, model: &IndexModel) -> Result<(), StoreError> {
-    let (collection, model) = (collection.clone(), model.clone());
-    call("create_index", async move { collection.create_index(model).await }).await.map(drop)
+fn without_number(name: &str) -> &str {
+    name.trim_end_matches(|digit: char| digit.is_ascii_digit()).trim_end_matches('_')
 }

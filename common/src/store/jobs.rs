@@ -459,7 +459,7 @@ impl Store {
     /// Filter: ended before. Index: `archived_by_end`. Invariant: none, retention is what the operator asked for.
     pub async fn prune_archived(&self, before: Instant, limit: i64) -> Result<u64, StoreError> {
         let archived = self.archived.clone();
-        call("prune_archived", async move {
+        self.indexed("prune_archived", async move {
             let old = archived
                 .find(doc! { "last_execution.ended_at": { "$lt": bson::DateTime::from_chrono(before) } })
                 .projection(doc! { "_id": 1 })

@@ -59,6 +59,8 @@ pub struct Store {
     pub(crate) clock: Arc<ServerClock>,
     /// How its connections were made, for further ones of the same kind.
     options: Arc<ClientOptions>,
+    /// Whether what is missing is made again: not by those who only ask.
+    may_mend: bool,
 }
 
 /// A call that did not do what it should. Losing a race is no error: operations say that in what they return.
@@ -182,6 +184,32 @@ impl Store {
             self.clock.observe(now.to_chrono(), asked);
         }
         Ok(())
+    }
+
+    /// Carries out a read that names its index. One that is not there is made again, and the next such read is served.
+    async fn indexed<T: Send + 'static>(
+        &self,
+        operation: &'static str,
+        future: impl Future<Output = Result<T, Error>> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let result = call(operation, future).await;
+        if let Err(error) = &result
+            && indexes::is_index_missing(error)
+            && self.may_mend
+        {
+            tracing::warn!(error = crate::telemetry::chain(error), "an index is missing; making it again");
+            indexes::mend(self, None).await?;
+        }
+        result
+    }
+
+    /// Drops the indexes of an earlier release that this one has replaced. For the recruiter that leads: until then one of the earlier
+    /// release may lead, which needs them.
+    ///
+    /// # Errors
+    /// When MongoDB refuses or cannot be reached.
+    pub async fn drop_outdated_indexes(&self) -> Result<(), StoreError> {
+        indexes::drop_outdated_indexes(self).await
     }
 
     /// Carries out one command that writes; returns how many documents it met. Whoever asks must know how to go on when its outcome

@@ -8,7 +8,7 @@ use bson::{Bson, Document, RawDocument, RawDocumentBuf, doc};
 use futures_util::TryStreamExt;
 use mongodb::options::{Hint as IndexHint, ReadConcern};
 
-use super::{CALL_LIMIT, Store, StoreError, call, indexes::DUE_JOBS, jobs::raw_id_of};
+use super::{CALL_LIMIT, Store, StoreError, indexes::DUE_JOBS, jobs::raw_id_of};
 use crate::{ids::JobId, instant::Instant, job::Priority};
 
 /// Index scans that MongoDB merges for one sorted query before it gives up and sorts everything in memory: its own default.
@@ -63,17 +63,18 @@ impl Store {
     /// Index: `due_jobs`. Invariant: none, a read that plans are made on.
     pub async fn groups(&self) -> Result<Vec<String>, StoreError> {
         let scheduled = self.scheduled.clone();
-        let found: Vec<Document> = call("groups", async move {
-            scheduled
-                .aggregate([doc! { "$sort": { "group": 1 } }, doc! { "$group": { "_id": "$group" } }])
-                .hint(IndexHint::Name(DUE_JOBS.into()))
-                .batch_size(10_000)
-                .read_concern(ReadConcern::local())
-                .await?
-                .try_collect()
-                .await
-        })
-        .await?;
+        let found: Vec<Document> = self
+            .indexed("groups", async move {
+                scheduled
+                    .aggregate([doc! { "$sort": { "group": 1 } }, doc! { "$group": { "_id": "$group" } }])
+                    .hint(IndexHint::Name(DUE_JOBS.into()))
+                    .batch_size(10_000)
+                    .read_concern(ReadConcern::local())
+                    .await?
+                    .try_collect()
+                    .await
+            })
+            .await?;
         let mut groups: Vec<String> = found.iter().filter_map(|group| group.get_str("_id").map(str::to_owned).ok()).collect();
         groups.sort_unstable();
         Ok(groups)
@@ -95,21 +96,22 @@ impl Store {
             let scheduled = self.scheduled.clone_with_type::<RawDocumentBuf>();
             let mut filter = due_filter(groups, now);
             filter.insert("workable.class", doc! { "$in": classes.to_vec() });
-            let found: Vec<RawDocumentBuf> = call("due_jobs", async move {
-                scheduled
-                    .find(filter)
-                    .sort(doc! { "priority": -1, "scheduled_at": 1 })
-                    .limit(most)
-                    .batch_size(10_000)
-                    .projection(doc! { "group": 1, "workable.class": 1, "priority": 1, "scheduled_at": 1 })
-                    .max_time(CALL_LIMIT / 2)
-                    .hint(IndexHint::Name(DUE_JOBS.into()))
-                    .read_concern(ReadConcern::local())
-                    .await?
-                    .try_collect()
-                    .await
-            })
-            .await?;
+            let found: Vec<RawDocumentBuf> = self
+                .indexed("due_jobs", async move {
+                    scheduled
+                        .find(filter)
+                        .sort(doc! { "priority": -1, "scheduled_at": 1 })
+                        .limit(most)
+                        .batch_size(10_000)
+                        .projection(doc! { "group": 1, "workable.class": 1, "priority": 1, "scheduled_at": 1 })
+                        .max_time(CALL_LIMIT / 2)
+                        .hint(IndexHint::Name(DUE_JOBS.into()))
+                        .read_concern(ReadConcern::local())
+                        .await?
+                        .try_collect()
+                        .await
+                })
+                .await?;
             let told = found.len();
             jobs.extend(found.iter().filter_map(|job| DueJob::of_raw(job)));
             if told >= limit {
@@ -132,16 +134,17 @@ impl Store {
             let scheduled = self.scheduled.clone();
             let mut filter = next_due_filter(groups, now);
             filter.insert("workable.class", doc! { "$in": classes.to_vec() });
-            let found = call("next_due", async move {
-                scheduled
-                    .find_one(filter)
-                    .sort(doc! { "scheduled_at": 1 })
-                    .projection(doc! { "scheduled_at": 1 })
-                    .hint(IndexHint::Name(DUE_JOBS.into()))
-                    .read_concern(ReadConcern::local())
-                    .await
-            })
-            .await?;
+            let found = self
+                .indexed("next_due", async move {
+                    scheduled
+                        .find_one(filter)
+                        .sort(doc! { "scheduled_at": 1 })
+                        .projection(doc! { "scheduled_at": 1 })
+                        .hint(IndexHint::Name(DUE_JOBS.into()))
+                        .read_concern(ReadConcern::local())
+                        .await
+                })
+                .await?;
             let at = found.and_then(|job| job.get_datetime("scheduled_at").ok().map(|at| at.to_chrono()));
             next = next.into_iter().chain(at).min();
         }

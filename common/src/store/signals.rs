@@ -30,8 +30,9 @@ use crate::{
     shutdown::pause,
 };
 
-/// How long the server holds a tailing read open before it answers that there is nothing.
-const AWAIT: Duration = Duration::from_secs(30);
+/// How long the server holds a tailing read open before it answers that there is nothing. Only then does it say that the collection was
+/// dropped.
+const AWAIT: Duration = Duration::from_secs(10);
 /// After this long without a hint the cursor is opened again: a connection that died without a word looks like silence.
 const REOPEN_AFTER: Duration = Duration::from_secs(60);
 /// Between attempts to open a cursor.
@@ -46,13 +47,21 @@ const WORKERS_PER_CHANNEL: i64 = 32;
 /// Channels at most; after the last the first is filled up.
 const CHANNELS: i64 = 32;
 
+/// What the names of their collections begin with.
+const CHANNEL: &str = "signals_";
+
 /// One of the collections through which workers hear of what concerns them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Channel(pub u32);
 
 impl Channel {
     pub(super) fn collection(self) -> String {
-        format!("signals_{}", self.0)
+        format!("{CHANNEL}{}", self.0)
+    }
+
+    /// Whether a collection of this name is a channel's.
+    pub(super) fn is_collection(name: &str) -> bool {
+        name.strip_prefix(CHANNEL).is_some_and(|number| number.parse::<u32>().is_ok())
     }
 }
 
@@ -106,7 +115,23 @@ pub enum Listener {
     Worker(WorkerId, Channel),
 }
 
+/// Why a cursor is not read any more.
+enum Ended {
+    /// MongoDB has closed it.
+    Closed,
+    /// Nothing was heard for long.
+    Silent,
+}
+
 impl Listener {
+    /// The channel that is listened to, if it is not the recruiter's.
+    fn channel(self) -> Option<Channel> {
+        match self {
+            Self::Recruiter => None,
+            Self::Worker(_, channel) => Some(channel),
+        }
+    }
+
     fn filter(self) -> Document {
         match self {
             Self::Recruiter => doc! {},
@@ -244,7 +269,7 @@ impl Store {
         self.publish_in(&channel.collection(), hint).await
     }
 
-    async fn publish_in(&self, signals: &str, hint: &Hint) -> Result<(), StoreError> {
+    pub(super) async fn publish_in(&self, signals: &str, hint: &Hint) -> Result<(), StoreError> {
         let command = || doc! { "insert": signals, "documents": [hint.to_document()], "writeConcern": { "w": 1 } };
         self.write_repeatable("publish", command).await.map(drop)
     }
@@ -262,8 +287,7 @@ impl Store {
         futures_util::future::join_all(told).await.into_iter().all(|told| told)
     }
 
-    /// The channel of a worker that registers: the next place on one of them. Makes the collection, unless it is the first, which
-    /// every database has.
+    /// The channel of a worker that registers: the next place on one of them. Makes the collection, unless it is there.
     ///
     /// Index: `_id`. Invariant: none.
     pub async fn join_channel(&self) -> Result<Channel, StoreError> {
@@ -278,9 +302,7 @@ impl Store {
         .await?;
         let before = counted.and_then(|counted| counted.get_i64("workers").ok()).unwrap_or(0);
         let channel = Channel(u32::try_from((before / WORKERS_PER_CHANNEL).rem_euclid(CHANNELS)).unwrap_or(0));
-        if channel != Channel::default() {
-            indexes::create_channel(self, channel).await?;
-        }
+        indexes::ensure_channel(self, channel).await?;
         Ok(channel)
     }
 
@@ -304,10 +326,23 @@ impl Store {
         let tail = tokio::spawn(async move {
             let mut seen = None;
             while !sender.is_closed() {
-                if let Err(error) = store.tail(listener, &mut seen, &sender, &listening).await {
-                    tracing::debug!(error = crate::telemetry::chain(&error), "not listening for hints; trying again");
-                }
+                let mut ended = store.tail(listener, &mut seen, &sender, &listening).await;
                 listening.store(false, Ordering::Relaxed);
+                if !matches!(ended, Ok(Ended::Silent)) {
+                    // Perhaps the collection was dropped: the next hint would make it again, as one that nobody can listen to.
+                    ended = indexes::mend(&store, listener.channel()).await.and(ended);
+                }
+                match ended {
+                    Ok(_) => {}
+                    Err(error) if error.is_unauthorized() => {
+                        tracing::warn!(
+                            error = crate::telemetry::chain(&error),
+                            "not listening for hints; the MongoDB user needs the role readWrite"
+                        );
+                        pause(REOPEN_AFTER).await;
+                    }
+                    Err(error) => tracing::debug!(error = crate::telemetry::chain(&error), "not listening for hints; trying again"),
+                }
                 pause(REOPEN_PAUSE).await;
             }
         });
@@ -321,7 +356,7 @@ impl Store {
         seen: &mut Option<Timestamp>,
         to: &mpsc::Sender<Hint>,
         listening: &AtomicBool,
-    ) -> Result<(), StoreError> {
+    ) -> Result<Ended, StoreError> {
         let mut cursor = self.open_tail(listener, seen).await?;
         listening.store(true, Ordering::Relaxed);
         // Before it was open, anything may have been said.
@@ -338,7 +373,8 @@ impl Store {
                     }
                 }
                 Ok(Err(source)) => return Err(StoreError::Mongo { operation: "tail", source }),
-                Ok(Ok(None)) | Err(_) => return Ok(()),
+                Ok(Ok(None)) => return Ok(Ended::Closed),
+                Err(_) => return Ok(Ended::Silent),
             }
         }
     }

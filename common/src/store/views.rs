@@ -176,7 +176,7 @@ impl Store {
     async fn count_waiting(&self, filter: Document) -> Result<u64, StoreError> {
         let scheduled = self.scheduled.clone();
         let counted = async move { scheduled.count_documents(filter).limit(COUNTED).hint(IndexHint::Name(DUE_JOBS.into())).await };
-        call("count_waiting", counted).await
+        self.indexed("count_waiting", counted).await
     }
 
     /// How many jobs run in each group.
@@ -205,19 +205,20 @@ impl Store {
         let archived = self.archived.clone();
         let filter = doc! { "last_execution.ended_at": { "$gt": bson::DateTime::from_chrono(since) } };
         let times = doc! { "group": 1, "last_execution.scheduled_at": 1, "last_execution.started_at": 1, "last_execution.ended_at": 1 };
-        let found: Vec<Document> = call("finished", async move {
-            archived
-                .find(filter)
-                .projection(times)
-                .sort(doc! { "last_execution.ended_at": -1 })
-                .limit(i64::try_from(SAMPLED).unwrap_or(i64::MAX))
-                .batch_size(10_000)
-                .hint(IndexHint::Name(ARCHIVED_BY_END.into()))
-                .await?
-                .try_collect()
-                .await
-        })
-        .await?;
+        let found: Vec<Document> = self
+            .indexed("finished", async move {
+                archived
+                    .find(filter)
+                    .projection(times)
+                    .sort(doc! { "last_execution.ended_at": -1 })
+                    .limit(i64::try_from(SAMPLED).unwrap_or(i64::MAX))
+                    .batch_size(10_000)
+                    .hint(IndexHint::Name(ARCHIVED_BY_END.into()))
+                    .await?
+                    .try_collect()
+                    .await
+            })
+            .await?;
         let finished = |job: &Document| {
             let execution = job.get_document("last_execution").ok()?;
             let at = |field| execution.get_datetime(field).ok().map(|at| at.to_chrono());

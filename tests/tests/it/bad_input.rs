@@ -123,7 +123,7 @@ async fn a_mongodb_that_will_not_do_is_refused_with_what_to_do() {
         assert!(said.contains("readWrite") && !said.contains(":pw@"), "{said}");
     }
     // An ordinary user is enough, whose rights end with its own database.
-    let writer = doc! { "createUser": "writer", "pwd": "pw", "roles": [{ "role": "readWrite", "db": database.name() }, { "role": "dbAdmin", "db": database.name() }] };
+    let writer = doc! { "createUser": "writer", "pwd": "pw", "roles": [{ "role": "readWrite", "db": database.name() }] };
     database.database().client().database("admin").run_command(writer).await.unwrap();
     let as_writer = database.uri().replace(&format!("{USER}:{PASSWORD}@"), "writer:pw@");
     let env: &[(&str, &str)] = &[("MONGODB_URI", &as_writer)];

@@ -17,5 +17,6 @@ mod library;
 mod mongo_shell;
 mod programs;
 mod rounds;
+mod schema;
 mod store;
 mod tidy;

@@ -1,0 +1,196 @@
+//! What somebody has dropped or changed of collections, validators and indexes: made again at the next start, and by the processes that
+//! meet it while they run.
+
+use std::time::Duration;
+
+use bson::{Document, doc};
+use futures_util::TryStreamExt;
+use recruiter_common::{
+    enqueue::NewJob,
+    store::{Channel, Store, StoreError},
+};
+use recruiter_tests::{
+    factory::minimal_job,
+    local::store,
+    mongo::{PASSWORD, TestDatabase, USER, mongod_with_access_control},
+    processes::{Process, Setup, System},
+    wait::wait_until,
+};
+
+const SOON: Duration = Duration::from_secs(20);
+
+async fn options(database: &TestDatabase, collection: &str) -> Option<Document> {
+    let listed: Vec<Document> = database
+        .database()
+        .run_cursor_command(doc! { "listCollections": 1, "filter": { "name": collection } })
+        .await
+        .unwrap()
+        .try_collect()
+        .await
+        .unwrap();
+    Some(listed.first()?.get_document("options").unwrap().clone())
+}
+
+async fn is_capped(database: &TestDatabase, collection: &str) -> bool {
+    options(database, collection).await.is_some_and(|options| options.get_bool("capped").unwrap_or(false))
+}
+
+async fn indexes(database: &TestDatabase, collection: &str) -> Vec<String> {
+    let mut names = database.raw(collection).list_index_names().await.unwrap();
+    names.sort();
+    names
+}
+
+/// What the next hint makes of a collection that was dropped.
+async fn make_ordinary(database: &TestDatabase, collection: &str) {
+    database.raw(collection).drop().await.unwrap();
+    database.raw(collection).insert_one(doc! { "kind": "free" }).await.unwrap();
+}
+
+async fn drop_index(database: &TestDatabase, collection: &str, name: &str) {
+    database.raw(collection).drop_index(name).await.unwrap();
+}
+
+async fn is_as_it_should_be(database: &TestDatabase) -> bool {
+    let capped = is_capped(database, "signals").await && is_capped(database, "signals_0").await;
+    let validated = options(database, "scheduled").await.is_some_and(|options| options.contains_key("validator"));
+    capped
+        && validated
+        && indexes(database, "scheduled").await == ["_id_", "due_jobs"]
+        && indexes(database, "archived").await == ["_id_", "archived_by_end"]
+}
+
+async fn is_done(database: &TestDatabase, store: &Store) {
+    let id = NewJob::of_class("noop", doc! {}).enqueue(store).await.unwrap();
+    let archived = async || database.raw("archived").count_documents(doc! { "_id": id, "why": "done" }).await.unwrap() == 1;
+    wait_until(SOON, "the job is done", archived).await;
+}
+
+#[tokio::test]
+async fn a_start_makes_again_what_was_dropped_or_changed() {
+    let database = TestDatabase::new().await;
+    store(&database).await;
+    assert!(is_as_it_should_be(&database).await);
+    make_ordinary(&database, "signals").await;
+    // A channel that nobody listens on at the moment.
+    make_ordinary(&database, "signals_3").await;
+    database.raw("signals_0").drop().await.unwrap();
+    drop_index(&database, "scheduled", "due_jobs").await;
+    database.raw("archived").drop().await.unwrap();
+    database.database().run_command(doc! { "collMod": "scheduled", "validator": {} }).await.unwrap();
+    store(&database).await;
+    assert!(is_as_it_should_be(&database).await);
+    assert!(is_capped(&database, "signals_3").await);
+    database.raw("scheduled").insert_one(doc! { "no": "job" }).await.expect_err("the validator is back");
+
+    // Smaller than it should be, as somebody might restore it.
+    database.raw("signals").drop().await.unwrap();
+    database.database().run_command(doc! { "create": "signals", "capped": true, "size": 4_096 }).await.unwrap();
+    store(&database).await;
+    assert!(options(&database, "signals").await.unwrap().get("size").and_then(number).is_some_and(|size| size >= 16 << 20));
+
+    // What a newer release has changed is its own business; what it has is not dropped.
+    database.database().run_command(doc! { "collMod": "scheduled", "validator": {} }).await.unwrap();
+    database.raw("metadata").update_one(doc! { "_id": "schema" }, doc! { "$set": { "version": 1_000 } }).await.unwrap();
+    let store = store(&database).await;
+    assert!(!options(&database, "scheduled").await.unwrap().contains_key("validator"));
+    database
+        .raw("archived")
+        .create_index(mongodb::IndexModel::builder().keys(doc! { "x": 1 }).options(named("archived_by_end_9")).build())
+        .await
+        .unwrap();
+    store.drop_outdated_indexes().await.unwrap();
+    assert_eq!(indexes(&database, "archived").await, ["_id_", "archived_by_end", "archived_by_end_9"]);
+}
+
+fn number(value: &bson::Bson) -> Option<i64> {
+    value.as_i64().or(value.as_i32().map(i64::from))
+}
+
+fn named(name: &str) -> mongodb::options::IndexOptions {
+    mongodb::options::IndexOptions::builder().name(name.to_owned()).build()
+}
+
+/// A restore, a script that cleans up, a test suite with the wrong URI.
+#[tokio::test]
+async fn processes_make_again_what_is_dropped_while_they_run() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    let system = System::start(&database, Setup::default());
+    is_done(&database, &store).await;
+    make_ordinary(&database, "signals_0").await;
+    make_ordinary(&database, "signals").await;
+    wait_until(SOON, "hints can be listened to again", async || is_as_it_should_be(&database).await).await;
+    is_done(&database, &store).await;
+    drop_index(&database, "scheduled", "due_jobs").await;
+    wait_until(SOON, "the index is there again", async || is_as_it_should_be(&database).await).await;
+    is_done(&database, &store).await;
+    // With its jobs: they are gone. The system is not.
+    database.database().drop().await.unwrap();
+    wait_until(SOON, "everything is there again", async || is_as_it_should_be(&database).await).await;
+    is_done(&database, &store).await;
+    system.stop().await;
+}
+
+/// Only the call that meets it fails.
+#[tokio::test]
+async fn a_missing_index_is_made_by_whoever_needs_it() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    database.raw("scheduled").insert_one(minimal_job("x")).await.unwrap();
+    database.raw("archived").insert_one(doc! {}).await.unwrap();
+    let far = recruiter_common::instant::Instant::UNIX_EPOCH;
+    let missing = |failed: StoreError| assert!(recruiter_common::telemetry::chain(&failed).contains("hint provided does not correspond"));
+    drop_index(&database, "archived", "archived_by_end").await;
+    store.prune_archived(far, 1).await.map_err(missing).unwrap_err();
+    store.prune_archived(far, 1).await.unwrap();
+    drop_index(&database, "archived", "archived_by_end").await;
+    store.finished(far).await.map_err(missing).unwrap_err();
+    store.finished(far).await.unwrap();
+    drop_index(&database, "scheduled", "due_jobs").await;
+    store.groups().await.map_err(missing).unwrap_err();
+    assert_eq!(store.groups().await.unwrap(), ["generic"]);
+}
+
+/// Until a recruiter of this release leads, one of the earlier release may need it.
+#[tokio::test]
+async fn an_index_of_an_earlier_release_serves_it_until_the_new_one_leads() {
+    let database = TestDatabase::new().await;
+    store(&database).await;
+    let earlier = mongodb::IndexModel::builder().keys(doc! { "group": 1 }).options(named("due_jobs_0")).build();
+    let own = mongodb::IndexModel::builder().keys(doc! { "urn": 1 }).options(named("by_urn")).build();
+    database.raw("scheduled").create_indexes([earlier, own]).await.unwrap();
+    store(&database).await;
+    assert_eq!(indexes(&database, "scheduled").await, ["_id_", "by_urn", "due_jobs", "due_jobs_0"]);
+    let recruiter = Process::on(&database, "recruiter", &["run"]);
+    wait_until(SOON, "it is dropped", async || indexes(&database, "scheduled").await == ["_id_", "by_urn", "due_jobs"]).await;
+    drop(recruiter);
+}
+
+/// The role `readWrite` is enough, but for changing a validator that is there.
+#[tokio::test]
+async fn an_ordinary_user_is_enough_to_make_and_to_mend() {
+    let (mongo, uri) = mongod_with_access_control().await;
+    let database = TestDatabase::on(&uri).await;
+    let writer = doc! { "createUser": "writer", "pwd": "pw", "roles": [{ "role": "readWrite", "db": database.name() }] };
+    database.database().client().database("admin").run_command(writer).await.unwrap();
+    let connect = || async {
+        let uri = database.uri().replace(&format!("{USER}:{PASSWORD}@"), "writer:pw@");
+        Store::connect(&recruiter_common::store::ConnectArgs::to(uri), "test").await.unwrap()
+    };
+    connect().await;
+    assert!(is_as_it_should_be(&database).await);
+    make_ordinary(&database, "signals").await;
+    drop_index(&database, "scheduled", "due_jobs").await;
+    assert_eq!(connect().await.join_channel().await.unwrap(), Channel(0));
+    assert!(is_as_it_should_be(&database).await);
+    // An earlier release's: it goes on with that, and says so.
+    database.database().run_command(doc! { "collMod": "scheduled", "validator": {} }).await.unwrap();
+    is_enqueued(&connect().await).await;
+    drop(database);
+    mongo.stop().await.unwrap();
+}
+
+async fn is_enqueued(store: &Store) {
+    NewJob::of_class("noop", doc! {}).enqueue(store).await.unwrap();
+}
