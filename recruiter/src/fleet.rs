@@ -37,7 +37,7 @@ const READY_WITHIN: Duration = Duration::from_secs(60);
 const RESTART_AFTER: Duration = Duration::from_secs(1);
 /// Shorter than in production, so that nobody waits long for a lease that a killed recruiter left behind.
 pub(crate) const SHORT_LEASE: &str = "--lease=5s";
-/// Whoever presses Ctrl-C does not want to wait; the watchdog uses force after ten seconds.
+/// Whoever presses Ctrl-C does not want to wait; the watchdog uses force after fifteen seconds.
 const WORKER_GRACE: &str = "--grace=5s";
 
 /// One of the programs; in the order in which they are stopped.

@@ -15,13 +15,14 @@ use nix::{
 };
 use tokio::time::{interval, timeout};
 
-/// How long a clean end may take. The shell itself uses force after ten seconds.
+/// How long a clean end may take. The shell itself uses force after fifteen seconds.
 const END_WITHIN: Duration = Duration::from_secs(20);
 /// How often an ending program is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
 /// Runs `$2…` until it ends by itself or standard input does, which our end of the pipe guarantees even when we are
-/// killed; then ends it cleanly, or by force after ten seconds. With a directory `$1`: by force, and removes that.
+/// killed; then ends it cleanly, or by force after fifteen seconds: a worker first gives its
+/// programs five, and five more between TERM and KILL. With a directory `$1`: by force, and removes that.
 ///
 /// Two shells: one waits for the program, `reader` for the end of input. Whichever comes first ends the other; `reader`
 /// leaves with success only when input ended. Standard output carries the program's process id and nothing else, standard
@@ -37,7 +38,7 @@ echo $program; exec >/dev/null 2>&1
     [ -z "$remove" ] || kill -KILL $program
     kill -TERM $program; kill -CONT $program
     ticks=0
-    while kill -0 $program && [ $ticks -lt 100 ]; do sleep 0.1; ticks=$((ticks + 1)); done
+    while kill -0 $program && [ $ticks -lt 150 ]; do sleep 0.1; ticks=$((ticks + 1)); done
     kill -KILL $program
     exit 0
 ) & reader=$!

@@ -147,7 +147,7 @@ pub(crate) async fn enter(workable: Arc<dyn Ready>, context: &Arc<Context>, limi
     if let Some(deadline) = limit.and_then(|limit| Monotonic::now().checked_add(limit)) {
         let _ = context.deadline.set(deadline);
     }
-    let blocks = workable.blocks();
+    let (blocks, stops_within) = (workable.blocks(), workable.stops_within());
     let mut execution = {
         let context = context.clone();
         let in_time = async move {
@@ -162,7 +162,10 @@ pub(crate) async fn enter(workable: Arc<dyn Ready>, context: &Arc<Context>, limi
     };
     let ended = match poll_fn(|task| Poll::Ready(execution.poll_unpin(task))).await {
         Poll::Ready(ended) => without_panic(Ok(ended)),
-        Poll::Pending => watch(AbortOnDropHandle::new(tokio::spawn(execution)), &context.cancel, limit, blocks).boxed().await,
+        Poll::Pending => {
+            let task = AbortOnDropHandle::new(tokio::spawn(execution));
+            watch(task, &context.cancel, limit, blocks, stops_within).boxed().await
+        }
     };
     if let Err(NotDone::NoResources(failure)) = &ended {
         context.cancel.note_shortage(&failure.message);
@@ -174,7 +177,13 @@ pub(crate) async fn enter(workable: Arc<dyn Ready>, context: &Arc<Context>, limi
 type Ended = std::thread::Result<Result<Done, NotDone>>;
 
 /// Waits for the end, enforcing the time limit and cancellation.
-async fn watch(mut task: AbortOnDropHandle<Ended>, cancel: &Cancel, limit: Option<Duration>, blocks: bool) -> Result<Done, NotDone> {
+async fn watch(
+    mut task: AbortOnDropHandle<Ended>,
+    cancel: &Cancel,
+    limit: Option<Duration>,
+    blocks: bool,
+    stops_within: Option<Duration>,
+) -> Result<Done, NotDone> {
     let limit_passed = async {
         match limit {
             Some(limit) => pause(limit).await,
@@ -191,8 +200,8 @@ async fn watch(mut task: AbortOnDropHandle<Ended>, cancel: &Cancel, limit: Optio
         // A thread cannot be killed, and its job must not run twice: wait for it. At a stop the process ends first.
         without_panic((&mut task).await)
     } else {
-        // A program at its limit is killed at once, by dropping it; everything else may clean up first.
-        let patience = if cancel.why() == Some(Cancellation::TimeLimit) { Duration::ZERO } else { CANCELLED_FOR };
+        let by_reason = if cancel.why() == Some(Cancellation::TimeLimit) { Duration::ZERO } else { CANCELLED_FOR };
+        let patience = stops_within.unwrap_or(by_reason);
         tokio::select! {
             ended = &mut task => without_panic(ended),
             () = pause(patience) => {

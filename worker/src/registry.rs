@@ -17,6 +17,10 @@ pub(crate) trait Handler: Send + Sync {
     /// # Errors
     /// A failure of class `parameters`, when they are not what the class wants.
     fn decode(&self, parameters: Bson) -> Result<Arc<dyn Ready>, Failure>;
+    /// As [`Ready::stops_within`], of every execution.
+    fn stops_within(&self) -> Option<Duration> {
+        None
+    }
 }
 
 /// One decoded workable, ready to be executed once.
@@ -25,6 +29,10 @@ pub(crate) trait Ready: Send + Sync {
     fn time_limit(&self) -> Option<Duration>;
     /// Does the work. Dropping the future breaks it off, unless [`Ready::blocks`].
     fn execute<'a>(&'a self, job: &'a Arc<Context>) -> BoxFuture<'a, Result<Done, NotDone>>;
+    /// How long an execution may take to end once it is asked to, whatever the reason; nothing when it makes no difference to others.
+    fn stops_within(&self) -> Option<Duration> {
+        None
+    }
     /// Whether dropping the future leaves the work running.
     fn blocks(&self) -> bool {
         false
@@ -63,6 +71,11 @@ impl Registry {
 
     pub(crate) fn classes(&self) -> impl Iterator<Item = &str> {
         self.handlers.keys().map(String::as_str)
+    }
+
+    /// The longest time that any of them says it needs to stop.
+    pub(crate) fn stops_within(&self) -> Duration {
+        self.handlers.values().filter_map(|handler| handler.stops_within()).max().unwrap_or_default()
     }
 
     /// # Errors

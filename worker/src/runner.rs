@@ -322,7 +322,8 @@ impl Incarnation {
                 end = End::Retired;
             } else {
                 self.cancel_all(why);
-                if self.wait_for_running(LAST_WORDS, LAST_WORDS_AT_ONCE, news, shutdown).await == Drained::Retired {
+                let last_words = LAST_WORDS.max(self.equipment.registry.stops_within());
+                if self.wait_for_running(last_words, LAST_WORDS_AT_ONCE, news, shutdown).await == Drained::Retired {
                     end = End::Retired;
                 }
             }
@@ -382,6 +383,7 @@ impl Incarnation {
                 () = pause(until.saturating_duration_since(Monotonic::now())) => return Drained::Partly,
                 () = shutdown.aborted(), if !hurry => {
                     hurry = true;
+                    self.cancels.values().for_each(|cancel| cancel.hurry());
                     until = until.min(Monotonic::now() + at_once);
                 }
             }

@@ -26,6 +26,14 @@ const RESULT_LIMIT: usize = 1024 * 1024;
 /// What it may take at most: MongoDB allows a document 16 MiB, and the parameters and the history want their share.
 const LARGEST_RESULT_LIMIT: usize = 8 * 1024 * 1024;
 
+/// How often a job may ask to be tried again when nothing is said.
+const TRY_AGAIN_LIMIT: u32 = 25;
+/// Between TERM and KILL when nothing is said. With the worker's grace it must fit into systemd's TimeoutStopSec.
+const KILL_AFTER: Duration = Duration::from_secs(5);
+
+/// A stop of the worker waits for it.
+const LONGEST_KILL_AFTER: Duration = Duration::from_secs(600);
+
 /// The workables file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
@@ -67,6 +75,8 @@ struct Workable {
     command: Spanned<Vec<Spanned<String>>>,
     timeout: Option<Spanned<String>>,
     try_again_after: Option<Spanned<String>>,
+    try_again_limit: Option<u32>,
+    kill_after: Option<Spanned<String>>,
     result_limit: Option<Spanned<String>>,
     directory: Option<Spanned<PathBuf>>,
     #[serde(default)]
@@ -135,8 +145,10 @@ fn program(workable: Workable, home: &Path) -> Result<Program, Problem> {
         path,
         time_limit: workable.timeout.as_ref().map(duration).transpose()?,
         try_again_after: workable.try_again_after.as_ref().map(duration).transpose()?,
+        try_again_limit: workable.try_again_limit.unwrap_or(TRY_AGAIN_LIMIT),
+        kill_after: workable.kill_after.as_ref().map_or(Ok(KILL_AFTER), kill_after)?,
         result_limit: workable.result_limit.as_ref().map_or(Ok(RESULT_LIMIT), size)?,
-        directory: workable.directory.as_ref().map(|name| directory(name, home)).transpose()?,
+        directory: workable.directory.as_ref().map_or_else(|| Ok(home.to_owned()), |name| directory(name, home))?,
         environment,
     };
     Ok(Program { arguments: command.map(|(_, template)| template).collect(), settings: Arc::new(settings) })
@@ -151,6 +163,14 @@ fn duration(text: &Spanned<String>) -> Result<Duration, Problem> {
         Ok(Duration::ZERO) => Err(wrong(text, "must be longer than nothing: leave the key out for no limit")),
         Ok(duration) => Ok(duration),
         Err(error) => Err(wrong(text, format!("not a duration ({error}): write it like \"30s\" or \"1h 30m\""))),
+    }
+}
+
+fn kill_after(text: &Spanned<String>) -> Result<Duration, Problem> {
+    match humantime::parse_duration(text.as_ref()) {
+        Ok(duration) if duration <= LONGEST_KILL_AFTER => Ok(duration),
+        Ok(_) => Err(wrong(text, "a worker that stops waits for it: write at most \"10m\"")),
+        Err(error) => Err(wrong(text, format!("not a duration ({error}): write it like \"5s\""))),
     }
 }
 
@@ -226,6 +246,8 @@ mod tests {
             command = ["./run", "{{}}"]
             timeout = "1m 30s"
             try_again_after = "1h"
+            try_again_limit = 2
+            kill_after = "500ms"
             result_limit = "64KiB"
             directory = "in"
             env = { LANG = "C", EMPTY = "" }
@@ -236,7 +258,10 @@ mod tests {
         let (mail, checksum) = (&programs[0].1.settings, &programs[1].1.settings);
         assert_eq!(mail.path, home.join("run"));
         assert_eq!((mail.time_limit, mail.try_again_after), (Some(Duration::from_secs(90)), Some(Duration::from_secs(3600))));
-        assert_eq!((mail.result_limit, mail.directory.clone()), (64 * 1024, Some(home.join("in"))));
+        assert_eq!((mail.result_limit, &mail.directory), (64 * 1024, &home.join("in")));
+        assert_eq!((mail.try_again_limit, mail.kill_after), (2, Duration::from_millis(500)));
+        assert_eq!((checksum.try_again_limit, checksum.kill_after), (25, Duration::from_secs(5)));
+        assert_eq!(checksum.directory, home, "where the file is");
         assert_eq!(mail.environment, BTreeMap::from([("EMPTY".into(), String::new()), ("LANG".into(), "C".into())]));
         assert!(checksum.path.is_absolute() && checksum.path.ends_with("sha256sum"));
         assert_eq!((checksum.time_limit, checksum.try_again_after, checksum.result_limit), (None, None, 1024 * 1024));
@@ -277,6 +302,9 @@ mod tests {
         check(&format!("[workables.{}]\ncommand = [\"true\"]", "x".repeat(257)), "1:12: a class has at most 256 bytes, this one 257");
         check("[workables.x]\ncommand = [\"true\"]\n[workables.x]", "3:12: duplicate key");
         check("[workables.x]\ncommand = [\"true\"]\ntimeout = \"0s\"", "3:11: must be longer than nothing");
+        check("[workables.x]\ncommand = [\"true\"]\ntry_again_limit = -1", "3:19: invalid value: integer `-1`");
+        check("[workables.x]\ncommand = [\"true\"]\nkill_after = \"11m\"", "3:14: a worker that stops waits for it");
+        check("[workables.x]\ncommand = [\"true\"]\nkill_after = \"5\"", "3:14: not a duration (");
         check("[workables.x]\ncommand = [\"true\"]\ntimeout = \"soon\"", "3:11: not a duration (");
         check("[workables.x]\ncommand = [\"true\"]\nresult_limit = \"much\"", "3:16: not a size (");
         check("[workables.x]\ncommand = [\"true\"]\nresult_limit = \"1GiB\"", "3:16: results are kept in the job's document");

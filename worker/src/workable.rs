@@ -198,6 +198,8 @@ pub(crate) struct Cancel {
     why: OnceLock<Cancellation>,
     /// The bundle's, of an item.
     above: Option<Arc<Cancel>>,
+    /// Whoever was asked to stop is to end at once.
+    at_once: CancellationToken,
     /// Whether a bundle is to stop before its next item.
     no_more_items: AtomicBool,
     /// The worker's.
@@ -212,7 +214,7 @@ impl Cancel {
 
     /// For one item: asked to stop with its bundle, or alone.
     pub(crate) fn of_item(bundle: &Arc<Self>) -> Self {
-        Self { token: bundle.token.child_token(), above: Some(bundle.clone()), ..Self::default() }
+        Self { token: bundle.token.child_token(), at_once: bundle.at_once.child_token(), above: Some(bundle.clone()), ..Self::default() }
     }
 
     /// Asks the execution to stop. The first reason stays.
@@ -228,6 +230,16 @@ impl Cancel {
 
     pub(crate) async fn cancelled(&self) {
         self.token.cancelled().await;
+    }
+
+    /// Says that whoever was or will be asked to stop has no time for it.
+    pub(crate) fn hurry(&self) {
+        self.at_once.cancel();
+    }
+
+    /// Resolves when there is no time left to stop in.
+    pub(crate) async fn at_once(&self) {
+        self.at_once.cancelled().await;
     }
 
     /// Tells the worker that its machine could not start this job.

@@ -1,16 +1,22 @@
 //! Programs run by the real stock worker: what the machine, the worker's end and the workables file do to them.
 
-use std::{fs, path::Path, process::Command, time::Duration};
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+    process::Command,
+    time::{Duration, Instant},
+};
 
 use bson::{Document, doc};
 use futures_util::TryStreamExt as _;
-use recruiter_common::enqueue::NewJob;
+use recruiter_common::{enqueue::NewJob, ids::JobId};
 use recruiter_tests::{
     local::store,
     mongo::TestDatabase,
     oracle::number,
     processes::{Process, binary},
-    wait::wait_until,
+    wait::{wait_for, wait_until},
 };
 
 const SOON: Duration = Duration::from_secs(30);
@@ -121,6 +127,126 @@ async fn a_worker_that_is_out_of_files_still_keeps_its_memory_limit() {
     limit_files(&worker, 3);
     store(&database).await.enqueue_many([NewJob::of_class("leak", doc! { "mib": 200 })]).await.unwrap();
     assert_eq!(worker.wait_exit(SOON).await.code(), Some(75));
+}
+
+/// A program that writes the name of each signal that it hears to a file of the job's choice, and goes on for so long after it.
+const SIGNALLED: &str = r#"
+[workables.hears]
+command = ["sh", "-c", 'trap "echo TERM >> \"$0\"; exit 0" TERM; echo started > "$0"; sleep 600 & wait', "{file}"]
+[workables.in-time]
+command = ["sh", "-c", 'trap "echo TERM >> \"$0\"; exit 0" TERM; echo started > "$0"; sleep 600 & wait', "{file}"]
+timeout = "1s"
+[workables.deaf]
+command = ["sh", "-c", 'trap "echo TERM >> \"$0\"" TERM; echo started > "$0"; sleep 600 & while :; do wait; done', "{file}"]
+kill_after = "10m"
+"#;
+
+struct Signalled {
+    id: JobId,
+    file: PathBuf,
+}
+
+impl Signalled {
+    async fn enqueue(database: &TestDatabase, directory: &Path, class: &str, name: &str) -> Self {
+        let file = directory.join(name);
+        let job = NewJob::of_class(class, doc! { "file": file.to_str().unwrap() });
+        Self { id: job.enqueue(&store(database).await).await.unwrap(), file }
+    }
+
+    fn lines(&self) -> Vec<String> {
+        fs::read_to_string(&self.file).unwrap_or_default().lines().map(str::to_owned).collect()
+    }
+
+    async fn until_started(&self) {
+        wait_until(SOON, "the program runs", async || !self.lines().is_empty()).await;
+    }
+
+    /// The error class of its last execution, once it is archived.
+    async fn ended(&self, database: &TestDatabase) -> String {
+        let job =
+            wait_for(SOON, "it is archived", async || database.raw("archived").find_one(doc! { "_id": self.id }).await.unwrap()).await;
+        job.get_document("last_execution").unwrap().get_str("class").unwrap().to_owned()
+    }
+}
+
+/// At its time limit, when the job is cancelled, at the end of the grace.
+#[tokio::test]
+async fn a_program_that_must_end_hears_term_first() {
+    let database = TestDatabase::new().await;
+    let directory = tempfile::tempdir().unwrap();
+    let config = workables(directory.path(), SIGNALLED);
+    let _recruiter = recruiter(&database);
+    let mut worker = worker(&database, &["--config", &config, "--grace", "100ms"]);
+    let in_time = Signalled::enqueue(&database, directory.path(), "in-time", "limit").await;
+    assert_eq!(in_time.ended(&database).await, "timeout");
+    let cancelled = Signalled::enqueue(&database, directory.path(), "hears", "cancelled").await;
+    cancelled.until_started().await;
+    let mut cancel = Process::on(&database, "recruiter", &["jobs", "cancel", &cancelled.id.to_string()]);
+    assert!(cancel.wait_exit(SOON).await.success(), "{}", cancel.stderr());
+    assert_eq!(cancelled.ended(&database).await, "cancelled");
+    let stopped = Signalled::enqueue(&database, directory.path(), "hears", "stopped").await;
+    stopped.until_started().await;
+    worker.terminate();
+    assert!(worker.wait_exit(SOON).await.success());
+    assert_eq!(stopped.ended(&database).await, "interrupted");
+    for job in [in_time, cancelled, stopped] {
+        assert_eq!(job.lines(), ["started", "TERM"], "{}", job.file.display());
+    }
+}
+
+/// I8: it has no time for `kill_after` then, and the outcome is recorded all the same.
+#[tokio::test]
+async fn a_second_signal_kills_programs_at_once() {
+    let database = TestDatabase::new().await;
+    let directory = tempfile::tempdir().unwrap();
+    let config = workables(directory.path(), SIGNALLED);
+    let _recruiter = recruiter(&database);
+    let mut worker = worker(&database, &["--config", &config]);
+    let deaf = Signalled::enqueue(&database, directory.path(), "deaf", "deaf").await;
+    deaf.until_started().await;
+    worker.terminate();
+    wait_until(SOON, "it has heard", async || worker.stderr().contains("taking no more jobs")).await;
+    worker.terminate();
+    let asked = Instant::now();
+    worker.wait_exit(SOON).await;
+    assert!(asked.elapsed() < Duration::from_secs(10), "{:?}", asked.elapsed());
+    assert_eq!(deaf.ended(&database).await, "interrupted");
+    assert_eq!(count(&database, "roster", doc! {}).await, 0, "nothing is left to the cleaner");
+}
+
+/// One rule for the program and its arguments: they start where the file is, wherever the worker does.
+#[tokio::test]
+async fn relative_paths_start_at_the_workables_file() {
+    let database = TestDatabase::new().await;
+    let directory = tempfile::tempdir().unwrap();
+    fs::write(directory.path().join("data.txt"), "beside the file").unwrap();
+    fs::write(directory.path().join("show"), "#!/bin/sh\ncat \"$1\"\n").unwrap();
+    fs::set_permissions(directory.path().join("show"), fs::Permissions::from_mode(0o755)).unwrap();
+    workables(directory.path(), "[workables.show]\ncommand = [\"./show\", \"data.txt\"]\n");
+    let _recruiter = recruiter(&database);
+    let script = format!("cd {}/..; exec \"$@\"", directory.path().display());
+    let relative = format!("{}/workables.toml", directory.path().file_name().unwrap().to_str().unwrap());
+    let _worker = worker_by(&script, &database, &["--config", &relative]);
+    enqueue(&database, "show", 1).await;
+    assert_eq!(until_archived(&database, 1).await[0].get_str("result").unwrap(), "beside the file");
+}
+
+/// I6: a program cannot put its job off for ever; after the limit its policy decides.
+#[tokio::test]
+async fn a_program_that_is_always_too_early_fails_in_the_end() {
+    let database = TestDatabase::new().await;
+    let directory = tempfile::tempdir().unwrap();
+    let early = "[workables.early]\ncommand = [\"sh\", \"-c\", \"exit 75\"]\ntry_again_after = \"10ms\"\n";
+    let config = workables(directory.path(), early);
+    let _recruiter = recruiter(&database);
+    let _worker = worker(&database, &["--config", &config]);
+    enqueue(&database, "early", 1).await;
+    let job = &until_archived(&database, 1).await[0];
+    assert_eq!(job.get_str("why").unwrap(), "not-scheduled-by-retry-policy");
+    assert_eq!((number(job, "attempts"), number(job, "interruptions")), (26, 25), "{job}");
+    let execution = job.get_document("last_execution").unwrap();
+    assert_eq!(execution.get_str("class").unwrap(), "exit:75");
+    assert!(execution.get_str("message").unwrap().contains("25 times, the limit of this class"), "{execution}");
 }
 
 /// Sets the soft limit of open files of a running process.

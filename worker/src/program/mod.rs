@@ -2,8 +2,9 @@
 //!
 //! Made by [`stock`](crate::stock) from the workables file, executed by the runner like any other workable. A job
 //! chooses arguments, never the program, and one placeholder never becomes two arguments. Every program is the leader
-//! of a process group of its own, and however its execution ends early, the whole group is killed. Should the worker
-//! itself be killed, only its supervisor can do that (systemd's default `KillMode=control-group` does).
+//! of a process group of its own. When its execution is to end early, the whole group gets TERM, and KILL after a moment
+//! (`kill_after`). Should the worker itself be killed, only its supervisor can end the group (systemd's default
+//! `KillMode=control-group` does).
 
 use std::{
     collections::BTreeMap,
@@ -11,7 +12,7 @@ use std::{
     io,
     os::unix::ffi::OsStrExt,
     path::PathBuf,
-    pin::pin,
+    pin::{Pin, pin},
     process::Stdio,
     sync::Arc,
     time::{Duration, Instant},
@@ -20,7 +21,7 @@ use std::{
 use bson::Bson;
 use futures_util::{
     FutureExt,
-    future::{BoxFuture, Either, join3, select},
+    future::{BoxFuture, Either, FusedFuture, join3, select},
 };
 use nix::{
     errno::Errno,
@@ -30,7 +31,11 @@ use nix::{
     },
     unistd::Pid,
 };
-use recruiter_common::failure::{self, Failure};
+use recruiter_common::{
+    failure::{self, Failure},
+    job::{Execution, Job},
+    shutdown::pause,
+};
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWriteExt},
     process::{Child, ChildStdin, Command},
@@ -67,9 +72,14 @@ pub(crate) struct Settings {
     pub(crate) path: PathBuf,
     pub(crate) time_limit: Option<Duration>,
     pub(crate) try_again_after: Option<Duration>,
+    /// How often a job may ask to be tried again; after that it has failed.
+    pub(crate) try_again_limit: u32,
+    /// Between TERM and KILL.
+    pub(crate) kill_after: Duration,
     /// Longest result that is kept, in bytes.
     pub(crate) result_limit: usize,
-    pub(crate) directory: Option<PathBuf>,
+    /// Where it runs: absolute.
+    pub(crate) directory: PathBuf,
     pub(crate) environment: BTreeMap<String, String>,
 }
 
@@ -78,6 +88,17 @@ impl Handler for Program {
         let arguments = self.arguments.iter().map(|argument| argument.render(&parameters)).collect::<Result<_, _>>()?;
         let input = format!("{}\n", parameters.into_relaxed_extjson()).into_bytes();
         Ok(Arc::new(Invocation { arguments, input, settings: self.settings.clone() }))
+    }
+
+    fn stops_within(&self) -> Option<Duration> {
+        Some(self.settings.stops_within())
+    }
+}
+
+impl Settings {
+    /// How long after it was asked to stop a program is certainly gone, and its end known.
+    fn stops_within(&self) -> Duration {
+        self.kill_after.saturating_add(LINGER * 2)
     }
 }
 
@@ -91,6 +112,10 @@ struct Invocation {
 impl Ready for Invocation {
     fn time_limit(&self) -> Option<Duration> {
         self.settings.time_limit
+    }
+
+    fn stops_within(&self) -> Option<Duration> {
+        Some(self.settings.stops_within())
     }
 
     fn execute<'a>(&'a self, job: &'a Arc<Context>) -> BoxFuture<'a, Result<Done, NotDone>> {
@@ -111,26 +136,20 @@ impl Invocation {
                 drain(from_output, |chunk| output.push(chunk)),
                 drain(from_errors, |chunk| errors.push(chunk)),
             );
-            let end = async {
-                tokio::select! {
-                    biased;
-                    ended = ended => ended.map(|()| false),
-                    () = job.cancelled() => Ok(true),
-                }
-            };
-            match select(pin!(streams), pin!(end)).await {
-                Either::Left((_, end)) => end.await?,
-                Either::Right((stopped, streams)) => {
-                    let stopped = stopped?;
-                    if !stopped && timeout(LINGER, streams).await.is_err() {
-                        group.kill();
-                    }
-                    stopped
-                }
+            let (mut streams, mut ended) = (pin!(streams.fuse()), pin!(ended));
+            let stopped = tokio::select! {
+                biased;
+                ended = with_streams(ended.as_mut(), streams.as_mut()) => ended.map(|()| false),
+                () = job.cancelled() => Ok(true),
+            }?;
+            if stopped {
+                self.stop(&group, job, ended, streams).await;
+            } else if !streams.is_terminated() && timeout(LINGER, streams).await.is_err() {
+                group.kill();
             }
+            stopped
         };
         if stopped {
-            group.kill();
             // A process that waits for a dead disk does not even go when it is killed: not our wait.
             let _ = timeout(LINGER, group.0.wait()).await;
             return Err(stopped_by(job));
@@ -138,11 +157,51 @@ impl Invocation {
         let status = group.0.wait().await?;
         match status.code() {
             Some(0) => Ok(Done { result: output.into_result() }),
-            Some(TRY_AGAIN) => {
-                Err(NotDone::TryAgain { after: self.settings.try_again_after, reason: errors.into_failure(&self.settings, status) })
-            }
+            Some(TRY_AGAIN) => Err(self.try_again(job, errors.into_failure(&self.settings, status))),
             _ => Err(NotDone::Failed(errors.into_failure(&self.settings, status))),
         }
+    }
+
+    /// Ends the program and all its descendants: by TERM, and by KILL what is left of them after a while.
+    ///
+    /// By KILL at once when the worker is to end at once, and when it was declared dead: the job may already run elsewhere.
+    async fn stop(
+        &self,
+        group: &Group,
+        job: &Context,
+        ended: Pin<&mut impl Future<Output = io::Result<()>>>,
+        mut streams: Pin<&mut impl FusedFuture>,
+    ) {
+        if job.cancellation() != Some(Cancellation::LeaseLost) {
+            group.signal(Signal::SIGTERM);
+            let all_gone = async {
+                // An error means that nothing is known of it: then it is killed.
+                let gone = with_streams(ended, streams.as_mut()).await;
+                if gone.is_ok() && !streams.is_terminated() {
+                    streams.await;
+                }
+            };
+            tokio::select! {
+                () = all_gone => {}
+                () = pause(self.settings.kill_after) => {}
+                () = job.cancel.at_once() => {}
+            }
+        }
+        group.kill();
+    }
+
+    /// What follows from the exit code for "try again": a failure when it was said too often.
+    fn try_again(&self, job: &Context, reason: Failure) -> NotDone {
+        let limit = self.settings.try_again_limit;
+        if times_tried_again(&job.job) < u64::from(limit) {
+            return NotDone::TryAgain { after: self.settings.try_again_after, reason };
+        }
+        let message = format!("{} (it has asked to be tried again {limit} times, the limit of this class)", reason.message);
+        let failure = Failure::new(reason.class, message);
+        NotDone::Failed(match reason.trace {
+            Some(trace) => failure.with_trace(trace),
+            None => failure,
+        })
     }
 
     fn command(&self, job: &Context) -> Command {
@@ -166,9 +225,7 @@ impl Invocation {
             let left = deadline.saturating_duration_since(Instant::now());
             command.env("RECRUITER_TIME_LIMIT_MS", left.as_millis().to_string());
         }
-        if let Some(directory) = &self.settings.directory {
-            command.current_dir(directory);
-        }
+        command.current_dir(&self.settings.directory);
         command
     }
 
@@ -183,14 +240,25 @@ impl Invocation {
             let message = format!("cannot start `{program}`: {error}; this machine is short of files, processes or memory");
             return NotDone::NoResources(Failure::new("spawn", message));
         }
-        let advice = match (&self.settings.directory, error.kind()) {
-            (Some(directory), _) if !directory.is_dir() => format!("make its directory `{}`", directory.display()),
-            (_, io::ErrorKind::NotFound) => "install it, or the interpreter that its first line names".into(),
-            (_, io::ErrorKind::PermissionDenied) => "let the worker's user execute it".into(),
+        let directory = &self.settings.directory;
+        let advice = match error.kind() {
+            _ if !directory.is_dir() => format!("make its directory `{}`", directory.display()),
+            io::ErrorKind::NotFound => "install it, or the interpreter that its first line names".into(),
+            io::ErrorKind::PermissionDenied => format!("let the worker's user execute it, and enter `{}`", directory.display()),
             _ => "see what is wrong with it".into(),
         };
         NotDone::failed("spawn", format!("cannot start `{program}`: {error}; {advice}, or correct the workables file"))
     }
+}
+
+/// How often a program has asked for this job to be tried again. Of executions that its history no longer has, as large a share as of
+/// those that it has.
+fn times_tried_again(job: &Job) -> u64 {
+    let class = format!("exit:{TRY_AGAIN}");
+    let asked = |execution: &&Execution| execution.class.as_ref() == Some(&class);
+    let count = |number: usize| u64::try_from(number).unwrap_or(u64::MAX);
+    let (asked, kept) = (count(job.executions.iter().filter(asked).count()), count(job.executions.len()));
+    asked + (u64::from(job.executions_dropped) * asked).checked_div(kept).unwrap_or(0)
 }
 
 /// Whether a program could not be started for a reason that is the machine's.
@@ -227,12 +295,16 @@ impl Group {
         self.0.id().and_then(|id| i32::try_from(id).ok()).map(Pid::from_raw)
     }
 
-    /// Kills the group, unless the leader is reaped.
-    fn kill(&self) {
+    /// Sends a signal to the group, unless the leader is reaped.
+    fn signal(&self, signal: Signal) {
         if let Some(id) = self.id() {
             // It fails only when nobody is left.
-            let _ = killpg(id, Signal::SIGKILL);
+            let _ = killpg(id, signal);
         }
+    }
+
+    fn kill(&self) {
+        self.signal(Signal::SIGKILL);
     }
 
     /// Resolves when the leader has ended, and leaves it to be reaped.
@@ -255,6 +327,14 @@ impl Group {
 impl Drop for Group {
     fn drop(&mut self) {
         self.kill();
+    }
+}
+
+/// Waits for the leader's end, and serves its streams meanwhile.
+async fn with_streams(ended: Pin<&mut impl Future<Output = io::Result<()>>>, streams: Pin<&mut impl FusedFuture>) -> io::Result<()> {
+    match select(ended, streams).await {
+        Either::Left((ended, _)) => ended,
+        Either::Right((_, ended)) => ended.await,
     }
 }
 
@@ -287,7 +367,14 @@ pub(crate) mod tests {
     }
 
     pub(crate) fn context_of_attempt(attempt: u32) -> Arc<Context> {
+        context_of(attempt, &[], 0)
+    }
+
+    /// Of a job whose earlier executions ended with these error classes.
+    fn context_of(attempt: u32, ended_with: &[&str], dropped: u32) -> Arc<Context> {
         let job = doc! {
+            "executions": ended_with.iter().map(|class| doc! { "class": class }).collect::<Vec<_>>(),
+            "executions_dropped": dropped,
             "_id": JobId::new(),
             "locked": false,
             "group": "generic",
@@ -311,8 +398,10 @@ pub(crate) mod tests {
             path: Path::new("/bin").join(command[0]),
             time_limit: None,
             try_again_after: Some(Duration::from_secs(60)),
+            try_again_limit: 3,
+            kill_after: Duration::from_secs(5),
             result_limit: 1024 * 1024,
-            directory: None,
+            directory: "/".into(),
             environment: BTreeMap::new(),
         };
         let arguments = command[1..].iter().map(|argument| Template::parse(argument).unwrap()).collect();
@@ -489,7 +578,7 @@ pub(crate) mod tests {
         );
         let failure = failed(run(with(&["x"], |settings| settings.path = "/etc/passwd".into()), doc! {}).await);
         assert!(failure.class == "spawn" && failure.message.contains("let the worker's user execute it"), "{failure:?}");
-        let failure = failed(run(with(&["true"], |settings| settings.directory = Some("/nowhere".into())), doc! {}).await);
+        let failure = failed(run(with(&["true"], |settings| settings.directory = "/nowhere".into()), doc! {}).await);
         assert!(failure.class == "spawn" && failure.message.contains("make its directory `/nowhere`"), "{failure:?}");
         let failure = failed(run(program(&["true", "{x}"]), doc! { "x": "x".repeat(4_000_000) }).await);
         assert!(failure.class == failure::PARAMETERS && failure.message.contains("longer than the system allows"), "{failure:?}");
@@ -538,7 +627,7 @@ pub(crate) mod tests {
 
     #[tokio::test]
     async fn it_runs_in_its_directory() {
-        assert_eq!(text(run(with(&["pwd"], |settings| settings.directory = Some("/usr/share".into())), doc! {}).await), "/usr/share");
+        assert_eq!(text(run(with(&["pwd"], |settings| settings.directory = "/usr/share".into()), doc! {}).await), "/usr/share");
     }
 
     /// Starts a program with a child, waits for the child's id, calls `stop` and expects both to be gone.
@@ -571,7 +660,7 @@ pub(crate) mod tests {
     }
 
     #[tokio::test]
-    async fn cancellation_kills_the_whole_group() {
+    async fn cancellation_ends_the_whole_group() {
         for (why, class) in [(Cancellation::Requested, failure::CANCELLED), (Cancellation::WorkerStopping, failure::INTERRUPTED)] {
             stopped(async |task, job| {
                 job.cancel.cancel(why);
@@ -580,6 +669,84 @@ pub(crate) mod tests {
             })
             .await;
         }
+    }
+
+    /// Starts a script that writes its process id to `$0/started`, stops it, and returns how it ended and how long that took.
+    async fn ended_by(kill_after: Duration, script: &str, directory: &Path, stop: impl FnOnce(&Context)) -> (Failure, Duration) {
+        let arguments = ["sh", "-c", "{script}", directory.to_str().unwrap()];
+        let program = with(&arguments, |settings| settings.kill_after = kill_after);
+        let script = format!("{script}; echo $$ > \"$0/new\"; mv \"$0/new\" \"$0/started\"; sleep 600 & wait; wait");
+        let (invocation, job) = (program.decode(bson::bson!({ "script": script })).unwrap(), context());
+        let task = tokio::spawn({
+            let job = job.clone();
+            async move { invocation.execute(&job).await }
+        });
+        wait_until("it runs", || directory.join("started").exists()).await;
+        let asked = Instant::now();
+        stop(&job);
+        let Err(NotDone::Stopped(failure)) = task.await.unwrap() else { panic!("not stopped") };
+        let leader = fs::read_to_string(directory.join("started")).unwrap();
+        wait_until("it is gone", || !is_running(&leader)).await;
+        (failure, asked.elapsed())
+    }
+
+    const HEARS: &str = "trap 'echo heard > \"$0/heard\"; exit 0' TERM";
+    const DEAF: &str = "trap '' TERM";
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    #[tokio::test]
+    async fn a_program_is_asked_to_end_before_it_is_killed() {
+        for why in [Cancellation::Requested, Cancellation::TimeLimit, Cancellation::WorkerStopping, Cancellation::MemoryLimit] {
+            let directory = tempfile::tempdir().unwrap();
+            ended_by(HOUR, HEARS, directory.path(), |job| job.cancel.cancel(why)).await;
+            assert!(directory.path().join("heard").exists(), "{why:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_program_that_does_not_hear_is_killed_after_a_while() {
+        let (directory, kill_after) = (tempfile::tempdir().unwrap(), Duration::from_millis(300));
+        let (_, took) = ended_by(kill_after, DEAF, directory.path(), |job| job.cancel.cancel(Cancellation::Requested)).await;
+        assert!((kill_after..HOUR).contains(&took), "{took:?}");
+    }
+
+    #[tokio::test]
+    async fn a_second_signal_and_a_lost_lease_leave_a_program_no_time() {
+        let directory = tempfile::tempdir().unwrap();
+        let (failure, _) = ended_by(HOUR, DEAF, directory.path(), |job| {
+            job.cancel.cancel(Cancellation::WorkerStopping);
+            job.cancel.hurry();
+        })
+        .await;
+        assert_eq!(failure.class, failure::INTERRUPTED);
+        let directory = tempfile::tempdir().unwrap();
+        ended_by(HOUR, HEARS, directory.path(), |job| job.cancel.cancel(Cancellation::LeaseLost)).await;
+        assert!(!directory.path().join("heard").exists(), "the job may run elsewhere: no TERM that it could take its time for");
+    }
+
+    #[tokio::test]
+    async fn a_program_may_ask_to_be_tried_again_only_so_often() {
+        let check = async |ended_with: &[&str], dropped: u32, again: bool| {
+            let invocation = program(&["sh", "-c", "echo busy >&2; exit 75"]).decode(Bson::Null).unwrap();
+            match invocation.execute(&context_of(9, ended_with, dropped)).await {
+                Err(NotDone::TryAgain { .. }) => assert!(again, "{ended_with:?} {dropped}"),
+                Err(NotDone::Failed(failure)) => {
+                    assert!(!again, "{ended_with:?} {dropped}");
+                    let expected = "`/bin/sh` exited with 75: busy (it has asked to be tried again 3 times, the limit of this class)";
+                    assert_eq!((failure.class.as_str(), failure.message.as_str()), ("exit:75", expected));
+                    assert_eq!(failure.trace.as_deref(), Some("busy\n"));
+                }
+                other => panic!("{other:?}"),
+            }
+        };
+        check(&[], 0, true).await;
+        check(&["exit:75", "exit:75"], 0, true).await;
+        check(&["exit:75", "interrupted", "exit:75", "exit:1"], 0, true).await;
+        check(&["exit:75", "exit:75", "exit:75"], 0, false).await;
+        check(&["exit:75", "exit:75"], 1, false).await;
+        check(&["exit:75", "exit:1"], 3, true).await;
+        check(&["exit:75", "exit:1"], 4, false).await;
+        check(&["exit:1", "exit:1"], 400, true).await;
     }
 
     #[tokio::test]
