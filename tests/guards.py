@@ -39,7 +39,10 @@ TESTS = [("guards", []), ("it", ["store::"])]
 TESTS_MAY_TAKE = 600
 
 # Functions that make a filter without writing it out, each with the reason why its conditions need not be found.
-OPAQUE = {"fields": "what a person asks to see in a list: tests/tests/it/cli.rs"}
+OPAQUE = {
+    "fields": "what a person asks to see in a list: tests/tests/it/cli.rs and operator.rs",
+    "range": "where a walk over many jobs goes on: tests/tests/it/operator.rs",
+}
 
 ASKS = "update_one update_many delete_one delete_many find find_one find_one_and_update count_documents".split()
 # Ways to ask that nobody uses: whoever is the first says here where their filter is.

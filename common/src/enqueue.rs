@@ -240,6 +240,11 @@ impl NewJob {
         self
     }
 
+    /// Its class and its group: what decides which workers get it.
+    pub fn class_and_group(&self) -> (&str, &str) {
+        (&self.class, &self.group)
+    }
+
     /// Enqueues it; returns its id once a majority of the replica set has it.
     ///
     /// # Errors
@@ -258,7 +263,7 @@ impl NewJob {
     }
 
     /// The document, checked.
-    fn into_document(self, now: Instant) -> Result<(JobId, Document), EnqueueError> {
+    pub(crate) fn into_document(self, now: Instant) -> Result<(JobId, Document), EnqueueError> {
         let names = [("class", &self.class), ("group", &self.group)];
         let names = names.into_iter().chain(self.tags.iter().map(|tag| ("tag", tag))).chain(self.urn.iter().map(|urn| ("urn", urn)));
         for (what, name) in names {

@@ -86,6 +86,19 @@ impl Why {
     /// Its document cannot be understood.
     pub const MALFORMED: Why = Why(Cow::Borrowed("malformed"));
 
+    /// The reasons that Recruiter itself gives.
+    pub const BUILT_IN: [Why; 9] = [
+        Why::DONE,
+        Why::NOT_SCHEDULED_BY_RETRY_POLICY,
+        Why::TRIED_TOO_MANY_TIMES,
+        Why::NON_RETRIABLE_EXCEPTION,
+        Why::WORKER_DIED,
+        Why::INTERRUPTED,
+        Why::CANCELLED,
+        Why::GAVE_UP,
+        Why::MALFORMED,
+    ];
+
     /// A reason of a policy's own.
     pub fn custom(why: impl Into<String>) -> Self {
         Self(Cow::Owned(why.into()))

@@ -3,6 +3,7 @@
 //! | module | what it is | who uses it |
 //! |---|---|---|
 //! | [`enqueue`] | describe a job and enqueue it | applications, `recruiter enqueue` |
+//! | [`control`] | retry, cancel and delete jobs | `recruiter jobs`, applications |
 //! | [`retry_policy`] | when a failed job is done again | applications, worker |
 //! | [`job`] | one job and its history | all |
 //! | [`bundle`] | many small items in one job | applications, worker, `recruiter jobs` |
@@ -20,6 +21,7 @@
 
 pub mod bundle;
 pub mod clock;
+pub mod control;
 pub mod enqueue;
 pub mod exit;
 pub mod failure;

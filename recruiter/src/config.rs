@@ -72,7 +72,7 @@ enum Command {
     /// Enqueue one job, or many from a file; writes their ids
     #[command(after_help = ENQUEUE_EXAMPLES)]
     Enqueue(Box<enqueue::EnqueueArgs>),
-    /// List jobs, show one, do some again, cancel some
+    /// List, show, retry, cancel and delete jobs
     Jobs(jobs::JobsArgs),
     /// Show who works
     Roster(roster::RosterArgs),
@@ -116,7 +116,7 @@ impl Config {
         let done = match self.command {
             Command::Run(args) => run::run(args, connect, shutdown).await,
             Command::Enqueue(args) => enqueue::run(*args, connect, shutdown, out).await,
-            Command::Jobs(args) => or_stopped(shutdown, jobs::run(args, connect, out)).await,
+            Command::Jobs(args) => jobs::run(args, connect, shutdown, out).await,
             Command::Roster(args) => or_stopped(shutdown, roster::run(args, connect, out)).await,
             Command::Stats(args) => or_stopped(shutdown, stats::run(args, connect, out)).await,
             Command::Dev(args) => dev::run(args, &self.log, shutdown, out).await,
@@ -129,8 +129,8 @@ impl Config {
     }
 }
 
-/// A question may be dropped at any time, and a change is carried out in the database or not: one signal is enough.
-async fn or_stopped(mut shutdown: Shutdown, command: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
+/// A question may be dropped at any time: one signal is enough.
+pub(crate) async fn or_stopped(mut shutdown: Shutdown, command: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
     tokio::select! {
         done = command => done,
         () = shutdown.requested() => Err(anyhow::anyhow!("stopped by a signal").context(Exit::Aborted)),
@@ -175,7 +175,7 @@ mod tests {
     fn every_flag_that_is_not_about_a_single_call_can_be_set_in_the_environment() {
         fn check(command: &clap::Command) {
             for argument in command.get_arguments().filter(|argument| !argument.is_positional()) {
-                let single = ["help", "version", "id", "from", "skip"].contains(&argument.get_id().as_str());
+                let single = ["help", "version", "id", "from", "skip", "all", "again", "page_after"].contains(&argument.get_id().as_str());
                 let variable = argument.get_env().and_then(|name| name.to_str()).unwrap_or_default();
                 let named = variable.starts_with("RECRUITER_") || variable == "MONGODB_URI";
                 assert_eq!(named, !single, "{} --{}: {variable:?}", command.get_name(), argument.get_id());

@@ -5,6 +5,7 @@
 //! after a lost reply does not enqueue it twice.
 
 use std::{
+    collections::BTreeSet,
     io::{IsTerminal, Write},
     os::fd::AsFd,
     path::{Path, PathBuf},
@@ -34,7 +35,10 @@ use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, BufReader},
 };
 
-use crate::output::{Format, json_line};
+use crate::{
+    output::{Format, json_line},
+    presence::Workers,
+};
 
 /// Jobs that are sent together, at most.
 const BATCH: usize = 1_000;
@@ -47,6 +51,12 @@ const LONGEST_LINE: usize = 16 * 1024 * 1024;
 const TRIES: u32 = 10;
 /// Between these tries.
 const TRY_AGAIN_AFTER: Duration = Duration::from_secs(1);
+
+/// Classes and groups of a file for which workers are looked for, at most.
+const KINDS: usize = 1_000;
+
+/// Warnings of such jobs, at most.
+const WARNINGS: usize = 5;
 
 /// What to enqueue. `--id`, `--from` and `--skip` belong to a single call and have no environment variable.
 #[derive(Args, Clone, Debug)]
@@ -234,12 +244,12 @@ fn policy_of_text(text: &str) -> Result<StoredPolicy, String> {
     json_of_text(text).and_then(policy_of_json)
 }
 
-fn instant_of_text(text: &str) -> Result<Instant, String> {
+pub(crate) fn instant_of_text(text: &str) -> Result<Instant, String> {
     let at = DateTime::parse_from_rfc3339(text).map(|at| at.with_timezone(&Utc));
     at.map_err(|error| format!("`{text:.80}` is no instant ({error}); write it like 2030-01-31T18:00:00Z or 2030-01-31T19:00:00+01:00"))
 }
 
-fn duration_of_text(text: &str) -> Result<Duration, String> {
+pub(crate) fn duration_of_text(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text).map_err(|error| format!("`{text:.80}` is no duration ({error}); write it like 90s, 5m or 1h 30m"))
 }
 
@@ -309,8 +319,19 @@ pub async fn run(args: EnqueueArgs, connect: &ConnectArgs, mut shutdown: Shutdow
         Some(path) => {
             let mut lines = Lines::open(path).await?;
             let store = Store::connect(connect, "recruiter enqueue").await?;
-            let mut import = Import { store: &store, json: args.format.json, out, enqueued: 0, done: args.skip, shown: lines.progress() };
-            import.run(&mut lines, args.custom_policy, &mut shutdown).await
+            let mut import = Import {
+                store: &store,
+                json: args.format.json,
+                out,
+                enqueued: 0,
+                done: args.skip,
+                shown: lines.progress(),
+                kinds: BTreeSet::new(),
+            };
+            let imported = import.run(&mut lines, args.custom_policy, &mut shutdown).await;
+            let kinds = import.kinds;
+            warn_of_untaken(&store, &kinds).await;
+            imported
         }
     }
 }
@@ -324,12 +345,40 @@ async fn enqueue_one(
 ) -> anyhow::Result<()> {
     let (id, job) = job.into_job(custom_policy).map_err(|problem| anyhow!(problem).context(Exit::Usage))?;
     let store = Store::connect(connect, "recruiter enqueue").await?;
+    let kind = kind_of(&job);
     match job.enqueue(&store).await {
-        Ok(_) => Ok(write_id(out, format.json, id)?),
+        Ok(_) => {
+            write_id(out, format.json, id)?;
+            out.flush()?;
+            warn_of_untaken(&store, &BTreeSet::from([kind])).await;
+            Ok(())
+        }
         Err(EnqueueError::Store(error)) if error.is_transient() => {
             Err(anyhow!(error).context(format!("it is not known whether the job was enqueued; say the same again with --id {id}")))
         }
         Err(refused) => Err(anyhow!(refused).context(Exit::Usage)),
+    }
+}
+
+/// A class and a group.
+type Kind = (String, String);
+
+fn kind_of(job: &NewJob) -> Kind {
+    let (class, group) = job.class_and_group();
+    (class.to_owned(), group.to_owned())
+}
+
+/// Says of which jobs, by class and group, no running worker takes any. They wait for a worker that does, so this is no error; and
+/// whoever may not read the roster is told nothing.
+async fn warn_of_untaken(store: &Store, kinds: &BTreeSet<Kind>) {
+    let Ok(workers) = Workers::find(store).await else { return };
+    let reasons: BTreeSet<String> = kinds.iter().filter_map(|(class, group)| workers.why_nobody_takes(class, group)).collect();
+    for reason in reasons.iter().take(WARNINGS) {
+        // Nobody reads it: then it is not needed.
+        let _ = writeln!(std::io::stderr(), "warning: {reason}; the job waits until there is one");
+    }
+    if let Some(more @ 1..) = reasons.len().checked_sub(WARNINGS) {
+        let _ = writeln!(std::io::stderr(), "warning: the same for {more} more classes or groups");
     }
 }
 
@@ -399,6 +448,8 @@ struct Import<'a, W> {
     /// Everything up to this line is enqueued.
     done: u64,
     shown: ProgressBar,
+    /// Classes and groups of the jobs so far, up to [`KINDS`].
+    kinds: BTreeSet<Kind>,
 }
 
 /// A job and the line it came from.
@@ -476,6 +527,7 @@ impl<W: Write> Import<'_, W> {
         }
         self.done = *last;
         self.enqueued += u64::try_from(batch.len())?;
+        self.kinds.extend(batch.iter().map(|(.., job)| kind_of(job)).take(KINDS.saturating_sub(self.kinds.len())));
         self.shown.set_message(self.enqueued.to_string());
         let written = batch.iter().try_for_each(|(_, id, _)| write_id(self.out, self.json, *id)).and_then(|()| self.out.flush());
         written.map(|()| None).map_err(|error| self.stopped(Exit::Failure, &format!("the ids cannot be written: {error}")))

@@ -1,28 +1,48 @@
-//! `recruiter jobs`: list them, look at one with its whole history, do one again, cancel one.
+//! `recruiter jobs`: list them, look at one with its whole history, retry, cancel or delete one or very many.
+//!
+//! Changes are carried out in `change`.
 
-use std::io::Write;
+use std::{io::Write, time::Duration};
 
-use anyhow::{anyhow, bail};
-use bson::{Bson, Document, doc};
-use clap::{Args, Subcommand, builder::BoolishValueParser};
+use anstyle::AnsiColor;
+use anyhow::anyhow;
+use bson::{Bson, RawDocumentBuf};
+use clap::{Args, Subcommand};
 use recruiter_common::{
     bundle::{failure_of, is_done},
-    enqueue::NewJob,
+    control::Change,
     exit::Exit,
-    failure::{CANCELLED, Failure},
+    failure::Failure,
     ids::JobId,
     instant::Instant,
     job::{Execution, Job, JobState, Why},
-    store::{Archival, CommitSession, ConnectArgs, Hint, JobFilter, JobPlace, Recorded, Store},
+    shutdown::Shutdown,
+    store::{ConnectArgs, JobFilter, JobPlace, LOOK_LIMIT, Page, Store, lossy},
 };
 
 use crate::{
-    enqueue::id_of_text,
-    output::{Column, Format, apart, json_line, moment, printable, table},
+    change::{self, CANCEL_EXAMPLES, ChangeArgs, DELETE_EXAMPLES, RETRY_EXAMPLES},
+    config::or_stopped,
+    enqueue::{duration_of_text, id_of_text, instant_of_text},
+    output::{Column, Format, Row, Screen, apart, briefly_apart, json_line, moment, printable, table},
+    presence::Leader,
 };
 
-/// How often a job is looked at again when it has changed between look and write.
-const LOOKS: u32 = 3;
+/// A screen of so many characters has room for the priority.
+const ROOMY: usize = 100;
+/// How alike a reason must be to one of Recruiter's own to be taken for a misspelling of it, from 0 to 1.
+const ALIKE: f64 = 0.8;
+/// Columns of a list.
+const STATE: usize = 1;
+const PRIORITY: usize = 4;
+
+const LIST_EXAMPLES: &str = "\
+Examples:
+  recruiter jobs list --class mail --since 2h
+  recruiter jobs list --why tried-too-many-times --error-class SmtpDown
+  recruiter jobs list --place archived --message 'connection refused' --limit 1000 --json
+  recruiter jobs list --group mail --after 65a1b2c3d4e5f60718293a4b
+      the next page: what comes after the last job of the page before";
 
 /// What to do with jobs.
 #[derive(Args, Clone, Debug)]
@@ -35,23 +55,38 @@ pub struct JobsArgs {
 #[derive(Subcommand, Clone, Debug)]
 enum JobsCommand {
     /// List jobs, newest first
+    #[command(after_help = LIST_EXAMPLES)]
     List(ListArgs),
     /// Show a job and its history
     Show {
         /// The job
-        id: String,
+        #[arg(value_parser = id_of_text)]
+        id: JobId,
         #[command(flatten)]
         format: Format,
     },
-    /// Do jobs again: a waiting one is due now, a finished one is enqueued anew under another id
-    Retry(ChangeArgs),
-    /// Cancel jobs: a waiting one is archived unrun, a running one is asked to end
+    /// Retry jobs: a waiting one is due now, a finished one is enqueued again under another id
+    #[command(after_help = RETRY_EXAMPLES)]
+    Retry {
+        #[command(flatten)]
+        change: ChangeArgs,
+        /// Also jobs that were retried before
+        #[arg(long)]
+        again: bool,
+    },
+    /// Cancel jobs: a waiting one is archived without being run, the worker of a running one is asked to end it
+    #[command(after_help = CANCEL_EXAMPLES)]
     Cancel(ChangeArgs),
+    /// Delete archived jobs for good
+    #[command(after_help = DELETE_EXAMPLES)]
+    Delete(ChangeArgs),
 }
 
+/// Which jobs.
 #[derive(Args, Clone, Debug)]
-struct ListArgs {
-    /// Where they are [default: anywhere; archived when --why is given]
+#[command(next_help_heading = "Which jobs")]
+pub(crate) struct FilterArgs {
+    /// Where they are
     #[arg(long, env = "RECRUITER_JOBS_PLACE", value_name = "PLACE", value_enum)]
     place: Option<JobPlace>,
     /// Jobs of this group
@@ -63,27 +98,69 @@ struct ListArgs {
     /// Jobs with this tag
     #[arg(long, env = "RECRUITER_JOBS_TAG", value_name = "TAG")]
     tag: Option<String>,
-    /// Jobs of this name
+    /// Jobs with this urn
     #[arg(long, env = "RECRUITER_JOBS_URN", value_name = "URN")]
     urn: Option<String>,
     /// Jobs that were archived for this reason, like done or tried-too-many-times
     #[arg(long, env = "RECRUITER_JOBS_WHY", value_name = "WHY")]
     why: Option<String>,
-    /// How many at most
-    #[arg(long, env = "RECRUITER_JOBS_LIMIT", value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u16).range(1..=1_000))]
-    limit: u16,
-    #[command(flatten)]
-    format: Format,
+    /// Jobs whose last execution failed with this error class, like exit:1 or timeout
+    #[arg(long, env = "RECRUITER_JOBS_ERROR_CLASS", value_name = "CLASS")]
+    error_class: Option<String>,
+    /// Jobs whose last failure has this text in its message, in upper or lower case
+    #[arg(long, env = "RECRUITER_JOBS_MESSAGE", value_name = "TEXT")]
+    message: Option<String>,
+    /// Finished jobs that ended, and other jobs that were enqueued, at this instant or later; 2h is two hours ago
+    #[arg(long, env = "RECRUITER_JOBS_SINCE", value_name = "WHEN", value_parser = when_of_text)]
+    since: Option<When>,
+    /// The same before this instant
+    #[arg(long, env = "RECRUITER_JOBS_UNTIL", value_name = "WHEN", value_parser = when_of_text)]
+    until: Option<When>,
+}
+
+/// An instant, said itself or by how long ago it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum When {
+    At(Instant),
+    Ago(Duration),
+}
+
+impl When {
+    fn by(self, now: Instant) -> Instant {
+        match self {
+            Self::At(at) => at,
+            Self::Ago(ago) => chrono::TimeDelta::from_std(ago).ok().and_then(|ago| now.checked_sub_signed(ago)).unwrap_or_default(),
+        }
+    }
+}
+
+fn when_of_text(text: &str) -> Result<When, String> {
+    let instant = instant_of_text(text).map(When::At);
+    instant.or_else(|_| duration_of_text(text).map(When::Ago)).map_err(|_| {
+        format!(
+            "`{text:.80}` is neither an instant nor a duration; write it like 2030-01-31T18:00:00Z, or like 90m for an hour and a half ago"
+        )
+    })
+}
+
+impl FilterArgs {
+    pub(crate) fn at(self, now: Instant) -> JobFilter {
+        let Self { place, group, class, tag, urn, why, error_class, message, since, until } = self;
+        let [since, until] = [since, until].map(|when| when.map(|when| when.by(now)));
+        JobFilter { place, group, class, tag, urn, why, failed: false, error_class, message, since, until }
+    }
 }
 
 #[derive(Args, Clone, Debug)]
-struct ChangeArgs {
-    /// The jobs
-    #[arg(required = true, value_name = "ID")]
-    ids: Vec<String>,
-    /// Only say what would be done
-    #[arg(long, env = "RECRUITER_DRY_RUN", value_parser = BoolishValueParser::new())]
-    dry_run: bool,
+struct ListArgs {
+    #[command(flatten)]
+    filter: FilterArgs,
+    /// How many jobs at most
+    #[arg(long, env = "RECRUITER_JOBS_LIMIT", value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u16).range(1..=1_000), help_heading = "Pages")]
+    limit: u16,
+    /// Go on after this job, the last of the page before
+    #[arg(long = "after", value_name = "ID", value_parser = id_of_text, help_heading = "Pages")]
+    page_after: Option<JobId>,
     #[command(flatten)]
     format: Format,
 }
@@ -92,60 +169,167 @@ struct ChangeArgs {
 ///
 /// # Errors
 /// When MongoDB cannot be used, or when a job is not known or not in a state for what was asked.
-pub async fn run(args: JobsArgs, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
-    let store = match &args.command {
-        JobsCommand::List(_) | JobsCommand::Show { .. } => Store::connect_to_ask(connect, "recruiter jobs").await?,
-        JobsCommand::Retry(change) | JobsCommand::Cancel(change) if change.dry_run => {
-            Store::connect_to_ask(connect, "recruiter jobs").await?
-        }
-        JobsCommand::Retry(_) | JobsCommand::Cancel(_) => Store::connect(connect, "recruiter jobs").await?,
+pub async fn run(args: JobsArgs, connect: &ConnectArgs, mut shutdown: Shutdown, out: &mut impl Write) -> anyhow::Result<()> {
+    let (args, change) = match args.command {
+        JobsCommand::List(args) => return or_stopped(shutdown, list(args, connect, out)).await,
+        JobsCommand::Show { id, format } => return or_stopped(shutdown, show(id, format, connect, out)).await,
+        JobsCommand::Retry { change, again } => (change, Change::Retry { again }),
+        JobsCommand::Cancel(args) => (args, Change::Cancel),
+        JobsCommand::Delete(args) => (args, Change::Delete),
     };
-    match args.command {
-        JobsCommand::List(args) => list(args, &store, out).await,
-        JobsCommand::Show { id, format } => show(&id, format, &store, out).await,
-        JobsCommand::Retry(args) => change(args, Change::Retry, &store, out).await,
-        JobsCommand::Cancel(args) => change(args, Change::Cancel, &store, out).await,
-    }
+    change::run(args, change, connect, &mut shutdown, out).await
 }
 
-async fn list(args: ListArgs, store: &Store, out: &mut impl Write) -> anyhow::Result<()> {
-    let ListArgs { place, group, class, tag, urn, why, limit, format } = args;
-    let jobs = store.jobs(&JobFilter { place, group, class, tag, urn, why, whole: format.json, limit }).await?;
-    if format.json {
-        return Ok(jobs.into_iter().try_for_each(|job| json_line(out, job))?);
-    }
+pub(crate) fn usage(problem: impl std::fmt::Display) -> anyhow::Error {
+    anyhow!("{problem}").context(Exit::Usage)
+}
+
+async fn list(args: ListArgs, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
+    let ListArgs { filter, limit, page_after, format } = args;
+    JobFilter { since: None, until: None, ..filter.clone().at(Instant::UNIX_EPOCH) }.check().map_err(usage)?;
+    let store = Store::connect_to_ask(connect, "recruiter jobs").await?;
     let now = store.now();
-    let rows: Vec<_> = jobs.into_iter().map(|job| row(job, now)).collect();
-    let columns = [
-        Column::Left("ID"),
-        Column::Left("STATE"),
-        Column::Left("CLASS"),
-        Column::Left("GROUP"),
-        Column::Right("PRIORITY"),
-        Column::Right("STARTS"),
-        Column::Left("WHEN"),
-    ];
-    Ok(table(out, columns, &rows)?)
+    let filter = filter.at(now);
+    filter.check().map_err(usage)?;
+    let page = Page { whole: format.json, limit, after: page_after };
+    let listed = store.jobs(&filter, page).await.map_err(|error| {
+        if error.is_too_slow() {
+            anyhow!(error).context(format!(
+                "the search was given up after {} s, because no index serves it; narrow it with --place and --since",
+                LOOK_LIMIT.as_secs()
+            ))
+        } else {
+            error.into()
+        }
+    })?;
+    if listed.jobs.is_empty() {
+        check_reason(&filter)?;
+    }
+    let last = listed.jobs.last().and_then(|job| job.get_object_id("_id").ok());
+    if format.json {
+        listed.jobs.iter().try_for_each(|job| json_line(out, lossy(job)))?;
+    } else {
+        write_list(out, Screen::of_stdout(), listed.jobs, now)?;
+    }
+    out.flush()?;
+    if let Some(last) = last.filter(|_| listed.more) {
+        writeln!(std::io::stderr(), "there are more; the next page: the same command with --after {last}")?;
+    }
+    Ok(())
 }
 
-/// A document that is no job has a row, too: somebody must find it.
-fn row(document: Document, now: Instant) -> [String; 7] {
-    let id = document.get("_id").map(id_in).unwrap_or_default();
-    match Job::try_from(document) {
-        Ok(job) => {
-            let (state, when) = state(&job, now);
-            let (class, group) = (printable(&job.class, 32), printable(&job.group, 24));
-            [id, printable(&state, 30), class, group, job.priority.to_string(), job.attempts.to_string(), when]
-        }
-        Err(error) => [id, "malformed".into(), "-".into(), "-".into(), "-".into(), "-".into(), printable(&error.to_string(), 80)],
+/// Nothing was found for a reason that Recruiter itself does not give.
+pub(crate) fn check_reason(filter: &JobFilter) -> anyhow::Result<()> {
+    let Some(why) = filter.why.as_deref().filter(|why| Why::BUILT_IN.iter().all(|known| known.as_str() != *why)) else { return Ok(()) };
+    let known: Vec<&str> = Why::BUILT_IN.iter().map(Why::as_str).collect();
+    let alike = |known: &&str| strsim::jaro_winkler(known, why);
+    let nearest = known.iter().copied().max_by(|one, other| alike(one).total_cmp(&alike(other)));
+    let (shown, known) = (printable(why, 80), known.join(", "));
+    if let Some(nearest) = nearest.filter(|nearest| alike(nearest) > ALIKE) {
+        return Err(usage(format!(
+            "no archived job has the reason `{shown}`; did you mean `{nearest}`? Recruiter's own reasons are {known}"
+        )));
     }
+    writeln!(
+        std::io::stderr(),
+        "no job matches; `{shown}` is not one of Recruiter's own reasons ({known}), so a retry policy of yours would have to give it"
+    )?;
+    Ok(())
+}
+
+fn write_list(out: &mut impl Write, screen: Screen, jobs: Vec<RawDocumentBuf>, now: Instant) -> std::io::Result<()> {
+    let mut columns = vec![
+        Column::left("ID"),
+        Column::left("STATE"),
+        Column::left("CLASS").cut_to(8),
+        Column::left("GROUP").cut_to(6),
+        Column::right("PRIORITY"),
+        Column::right("STARTS"),
+        Column::left("WHEN"),
+    ];
+    let mut rows: Vec<Row> = jobs.into_iter().map(|job| row(job, now)).collect();
+    if screen.width < ROOMY {
+        columns.remove(PRIORITY);
+        rows.iter_mut().for_each(|row| drop(row.cells.remove(PRIORITY)));
+    }
+    table(out, screen, &columns, &rows)
+}
+
+/// A document that is no job has a row, too, with what can be read of it: somebody must find it.
+fn row(document: RawDocumentBuf, now: Instant) -> Row {
+    let (document, error) = match Job::try_from(document) {
+        Ok(job) => return row_of_job(&job, now),
+        Err((document, error)) => (lossy(&document), error),
+    };
+    let text = |value: Option<&Bson>, width| {
+        value.map_or_else(|| "-".into(), |value| printable(value.as_str().unwrap_or(&value.to_string()), width))
+    };
+    let class = document.get_document("workable").ok().and_then(|workable| workable.get("class"));
+    let cells = vec![
+        document.get("_id").map(id_in).unwrap_or_default(),
+        "malformed".into(),
+        text(class, 32),
+        text(document.get("group"), 24),
+        text(document.get("priority"), 8),
+        text(document.get("attempts"), 8),
+        "-".into(),
+    ];
+    Row { cells, colour: Some((STATE, AnsiColor::Red)), below: Some(printable(&error.to_string(), 400)) }
+}
+
+fn row_of_job(job: &Job, now: Instant) -> Row {
+    let execution = job.last_execution.as_ref();
+    let since = |at: Option<Instant>, how: fn(String) -> String| at.map_or_else(|| "-".into(), |at| how(briefly_apart(at, now)));
+    let (state, colour, when) = match &job.state {
+        JobState::Scheduled { at } if *at <= now => ("queued", None, since(Some(*at), |apart| format!("due {apart}"))),
+        JobState::Scheduled { at } => ("postponed", None, since(Some(*at), |apart| format!("in {apart}"))),
+        JobState::Started { .. } => {
+            let started = since(execution.and_then(|execution| execution.started_at), |apart| format!("for {apart}"));
+            if job.cancel_requested {
+                ("cancelling", Some(AnsiColor::Yellow), started)
+            } else {
+                ("running", Some(AnsiColor::Cyan), started)
+            }
+        }
+        JobState::Archived { why } => {
+            let ended = since(execution.and_then(|execution| execution.ended_at), |apart| format!("{apart} ago"));
+            if *why == Why::DONE {
+                ("done", Some(AnsiColor::Green), ended)
+            } else if *why == Why::CANCELLED {
+                ("cancelled", Some(AnsiColor::Yellow), ended)
+            } else {
+                ("failed", Some(AnsiColor::Red), ended)
+            }
+        }
+    };
+    let failure = execution.and_then(|execution| {
+        let class = execution.class.as_deref()?;
+        Some(format!("{}: {}", printable(class, 80), printable(execution.message.as_deref().unwrap_or_default(), 400)))
+    });
+    let below = match (&job.state, failure) {
+        (JobState::Archived { why }, _) if *why == Why::DONE || *why == Why::CANCELLED => None,
+        (JobState::Archived { why }, None) => Some(printable(why.as_str(), 80)),
+        (JobState::Archived { why }, Some(failure)) => Some(format!("{}; {failure}", printable(why.as_str(), 80))),
+        (JobState::Scheduled { .. }, failure) => failure.map(|failure| format!("failed before; {failure}")),
+        (JobState::Started { .. }, _) => None,
+    };
+    let cells = vec![
+        job.id.to_string(),
+        state.into(),
+        printable(&job.class, 32),
+        printable(&job.group, 24),
+        job.priority.to_string(),
+        job.attempts.to_string(),
+        when,
+    ];
+    Row { cells, colour: colour.map(|colour| (STATE, colour)), below }
 }
 
 fn id_in(id: &Bson) -> String {
     id.as_object_id().map_or_else(|| printable(&id.to_string(), 24), |id| id.to_hex())
 }
 
-/// Where a job stands and since or until when, in few words.
+/// Where a job stands and since or until when, in a few words.
 fn state(job: &Job, now: Instant) -> (String, String) {
     let execution = job.last_execution.as_ref();
     match &job.state {
@@ -163,20 +347,26 @@ fn state(job: &Job, now: Instant) -> (String, String) {
     }
 }
 
-async fn show(id: &str, format: Format, store: &Store, out: &mut impl Write) -> anyhow::Result<()> {
-    let id = id_of_text(id).map_err(|problem| anyhow!(problem).context(Exit::Usage))?;
-    let document = existing(id, store).await?;
+async fn show(id: JobId, format: Format, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
+    let store = Store::connect_to_ask(connect, "recruiter jobs").await?;
+    let stored = store.job(id).await?.ok_or_else(|| anyhow!("there is no job {id}, neither scheduled nor archived"))?;
     if format.json {
-        return Ok(json_line(out, document)?);
+        return Ok(json_line(out, lossy(&stored.document))?);
     }
-    let job = match Job::try_from(document.clone()) {
-        Ok(job) => job,
-        Err(error) => {
-            writeln!(out, "{id} is malformed: {}", printable(&error.to_string(), 400))?;
-            return Ok(json_line(out, document)?);
+    match Job::try_from(stored.document) {
+        Ok(job) => {
+            describe(&job, store.now(), out)?;
+            let leader = Leader::find(&store).await?;
+            if leader.is_missing() && matches!(job.state, JobState::Scheduled { .. }) {
+                writeln!(out, "{}", leader.line())?;
+            }
+            Ok(())
         }
-    };
-    Ok(describe(&job, store.now(), out)?)
+        Err((document, error)) => {
+            writeln!(out, "{id} is malformed: {}", printable(&error.to_string(), 400))?;
+            Ok(json_line(out, lossy(&document))?)
+        }
+    }
 }
 
 /// A job for people, with its history, oldest execution first.
@@ -203,11 +393,17 @@ fn describe(job: &Job, now: Instant, out: &mut impl Write) -> std::io::Result<()
     line("enqueued", format!("{} ({} ago)", moment(job.created_at), apart(job.created_at, now)))?;
     line(
         "starts",
-        format!("{}, {} of them interrupted, {} ended by the death of their worker", job.attempts, job.interruptions, job.deaths),
+        match (job.interruptions, job.deaths) {
+            (0, 0) => job.attempts.to_string(),
+            (uncounted, deaths) => format!(
+                "{}; {uncounted} of them do not count for the retry policy (interrupted, released, or put off by the job); {deaths} ended with the death of their worker",
+                job.attempts
+            ),
+        },
     )?;
-    for field in ["recovered_from", "result"] {
-        line(&field.replace('_', " "), job.field(field).as_ref().map(json).unwrap_or_default())?;
-    }
+    line("retry of", job.field("recovered_from").as_ref().map(id_in).unwrap_or_default())?;
+    line("retried as", job.field("retried_as").as_ref().map(id_in).unwrap_or_default())?;
+    line("result", job.field("result").as_ref().map(json).unwrap_or_default())?;
     let history: Vec<&Execution> = history(job).collect();
     if history.is_empty() {
         return writeln!(out, "never started");
@@ -261,156 +457,10 @@ fn describe_execution(execution: &Execution, now: Instant, out: &mut impl Write)
     execution.trace.iter().flat_map(|trace| trace.lines()).try_for_each(|line| writeln!(out, "    | {}", printable(line, 400)))
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Change {
-    Retry,
-    Cancel,
-}
-
-/// What became (or would become) of one job: a word for programs and a sentence for people.
-struct Changed {
-    outcome: &'static str,
-    message: String,
-    new: Option<JobId>,
-}
-
-fn changed(outcome: &'static str, message: impl Into<String>) -> Changed {
-    Changed { outcome, message: message.into(), new: None }
-}
-
-/// Each job on its own: what is wrong with one stops none of the others.
-async fn change(args: ChangeArgs, change: Change, store: &Store, out: &mut impl Write) -> anyhow::Result<()> {
-    let mut refused = 0;
-    for text in &args.ids {
-        let done = match id_of_text(text) {
-            Ok(id) if change == Change::Retry => retry(id, args.dry_run, store).await,
-            Ok(id) => cancel(id, args.dry_run, store).await,
-            Err(problem) => Err(anyhow!(problem)),
-        };
-        let id = printable(text, 80);
-        let failed = done.is_err();
-        refused += usize::from(failed);
-        let Changed { outcome, message, new } = done.unwrap_or_else(|error| changed("refused", format!("{error:#}")));
-        if args.format.json {
-            let mut line = doc! { "id": id, "outcome": outcome, "message": message, "dry_run": args.dry_run };
-            line.extend(new.map(|new| ("new_id".to_owned(), Bson::String(new.to_string()))));
-            json_line(out, line)?;
-        } else if failed {
-            out.flush()?;
-            writeln!(std::io::stderr(), "{id}: {message}")?;
-        } else {
-            writeln!(out, "{id}: {}{message}", if args.dry_run { "(dry run) " } else { "" })?;
-        }
-    }
-    let verb = if change == Change::Retry { "retried" } else { "cancelled" };
-    if refused > 0 {
-        bail!("{refused} of {} jobs could not be {verb}", args.ids.len());
-    }
-    Ok(())
-}
-
-async fn existing(id: JobId, store: &Store) -> anyhow::Result<Document> {
-    store.job(id).await?.ok_or_else(|| anyhow!("there is no job {id}, neither scheduled nor archived"))
-}
-
-async fn retry(id: JobId, dry_run: bool, store: &Store) -> anyhow::Result<Changed> {
-    for _ in 0..LOOKS {
-        let job = Job::try_from(existing(id, store).await?)?;
-        match &job.state {
-            JobState::Scheduled { at } => {
-                let now = store.now();
-                if *at > now && !dry_run && !store.reschedule_if_unlocked(id, now).await? {
-                    continue;
-                }
-                if !dry_run {
-                    store.announce_jobs([&job.group]).await;
-                }
-                let message =
-                    if *at > now { format!("due now instead of {}", moment(*at)) } else { format!("is due since {} already", moment(*at)) };
-                return Ok(changed("due-now", message));
-            }
-            JobState::Started { worker, .. } => {
-                bail!("it is running in worker {worker}; its retry policy decides when it ends (see `recruiter jobs cancel`)")
-            }
-            JobState::Archived { why } => {
-                let message = format!("was archived as {}", printable(why.as_str(), 80));
-                if dry_run {
-                    return Ok(changed("enqueued-again", format!("{message}, would be enqueued again")));
-                }
-                let new = JobId::new();
-                again(job, new)?.enqueue(store).await?;
-                return Ok(Changed { outcome: "enqueued-again", message: format!("{message}, enqueued again as {new}"), new: Some(new) });
-            }
-        }
-    }
-    bail!("it changed each time it was looked at; try again")
-}
-
-/// The same job under a new id; of a bundle what is not done, unless all is.
-fn again(job: Job, id: JobId) -> anyhow::Result<NewJob> {
-    let document = |parameters: Bson| {
-        let Bson::Document(parameters) = parameters else { bail!("its parameters are no document; enqueue it by hand") };
-        Ok(parameters)
-    };
-    let new = match &job.bundle {
-        None => NewJob::of_class(job.class, document(job.parameters)?),
-        Some(bundle) => {
-            let all_done = bundle.outcomes.iter().all(is_done);
-            let items = job.items();
-            let wanted = items.iter().zip(&bundle.outcomes).filter(|(_, outcome)| all_done || !is_done(outcome));
-            let items: Vec<Document> = wanted.map(|(item, _)| document(item.clone())).collect::<Result<_, _>>()?;
-            NewJob::bundle_of_class(job.class, items)
-        }
-    };
-    let new = new.with_id(id).in_group(job.group).priority(job.priority);
-    let new = job.tags.into_iter().fold(new, NewJob::tag).retry_stored(job.retry_policy).recovered_from(job.id);
-    Ok(match job.urn {
-        Some(urn) => new.urn(urn),
-        None => new,
-    })
-}
-
-async fn cancel(id: JobId, dry_run: bool, store: &Store) -> anyhow::Result<Changed> {
-    for _ in 0..LOOKS {
-        let document = existing(id, store).await?;
-        // Asked of the fields: a document that is no job can be got rid of, too.
-        match (document.get_str("why"), document.get_bool("locked")) {
-            (Ok(why), _) => bail!("it is archived already, as {}", printable(why, 80)),
-            (Err(_), Ok(true)) => {
-                if !dry_run {
-                    if !store.request_cancel_if_started(id).await? {
-                        continue;
-                    }
-                    store.announce_hint(Hint::Cancel { job: id }).await;
-                }
-                return Ok(changed(
-                    "asked",
-                    if dry_run {
-                        "is running; its worker would be asked to cancel it"
-                    } else {
-                        "is running; its worker is asked to cancel it"
-                    },
-                ));
-            }
-            (Err(_), Ok(false)) => {
-                if dry_run {
-                    return Ok(changed("cancelled", "is not running; would be archived as cancelled"));
-                }
-                let failure = Failure::new(CANCELLED, "cancelled by hand before it was started");
-                let archival = Archival::malformed(id, &bson::RawDocumentBuf::try_from(&document)?, &Why::CANCELLED, &failure, store.now());
-                let recorded = store.archive(&mut CommitSession::default(), &[archival]).await?;
-                if recorded == [Recorded::Yes] {
-                    return Ok(changed("cancelled", "was not running; archived as cancelled"));
-                }
-            }
-            (Err(_), Err(_)) => bail!("its document says neither that it is locked nor that it is not; mend it by hand"),
-        }
-    }
-    bail!("it changed each time it was looked at; try again")
-}
-
 #[cfg(test)]
 mod tests {
+    use bson::{Document, doc};
+
     use super::*;
 
     fn job(more: Document) -> Job {
@@ -453,7 +503,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bundle_is_shown_in_numbers_and_only_the_rest_of_it_is_done_again() {
+    fn a_bundle_is_shown_in_numbers() {
         let bundle = |outcomes: Vec<Bson>| {
             let items: Vec<Document> = (0..3).map(|n| doc! { "n": n }).collect();
             job(doc! { "why": "done", "workable": { "class": "c", "items": items }, "item_outcomes": outcomes })
@@ -465,10 +515,6 @@ mod tests {
             shown.contains("items        1 of 3 done, 1 failed, the first of them item 1: too hot\n") && !shown.contains("parameters"),
             "{shown}"
         );
-        let done_again = |job: Job| format!("{:?}", again(job, JobId::new()).unwrap());
-        let rest = done_again(partly);
-        assert!(!rest.contains("\"n\": Int32(0)") && rest.contains("\"n\": Int32(1)") && rest.contains("\"n\": Int32(2)"), "{rest}");
-        assert!(done_again(bundle(vec!["done".into(); 3])).contains("\"n\": Int32(0)"), "when all is done, all of it");
     }
 
     #[test]
@@ -480,9 +526,47 @@ mod tests {
         assert!(described(&job(doc! {})).ends_with("never started\n"));
     }
 
+    fn listed(width: usize, documents: Vec<Document>) -> String {
+        let jobs = documents.iter().map(|document| RawDocumentBuf::try_from(document).unwrap()).collect();
+        let mut out = Vec::new();
+        write_list(&mut out, Screen { width, colours: false }, jobs, Instant::UNIX_EPOCH).unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
     #[test]
-    fn what_is_no_job_has_a_row() {
-        let row = row(doc! { "_id": "odd\u{7}", "locked": "yes" }, Instant::UNIX_EPOCH);
-        assert_eq!((row[0].as_str(), row[1].as_str()), ("\"odd\\u{7}\"", "malformed"));
+    fn a_document_that_is_no_job_has_a_row_with_its_class_and_group() {
+        let shown = listed(80, vec![doc! { "_id": "odd\u{7}", "locked": "yes", "group": "g\u{1b}", "workable": { "class": "c" } }]);
+        let lines: Vec<&str> = shown.lines().collect();
+        assert!(lines[1].starts_with("\"odd\\u{7}\"  malformed  c      g\\u{1b}"), "{shown}");
+        assert!(lines[2].starts_with("    the document is not a job: "), "{shown}");
+    }
+
+    #[test]
+    fn a_list_fits_the_screen_and_says_why_jobs_failed() {
+        let at = bson::DateTime::from_millis(-7_200_000);
+        let failed = doc! { "class": "SmtpDown", "message": "connection refused\nby example.org", "ended_at": at };
+        let mut failed = job(doc! { "why": "not-scheduled-by-retry-policy", "last_execution": failed }).document.try_into().unwrap();
+        let waiting: Document =
+            job(doc! { "workable": { "class": "x".repeat(200) }, "group": "y".repeat(200) }).document.try_into().unwrap();
+        let shown = listed(80, vec![Document::clone(&failed), waiting]);
+        assert!(shown.lines().all(|line| line.chars().count() <= 80) && !shown.contains("PRIORITY"), "{shown}");
+        let lines: Vec<&str> = shown.lines().collect();
+        assert!(lines[1].contains("  failed     c ") && lines[1].ends_with("0  2h ago"), "{shown}");
+        assert_eq!(lines[2], "    not-scheduled-by-retry-policy; SmtpDown: connection refused\\nby example.org");
+        failed.insert("why", "done");
+        let roomy = listed(120, vec![failed]);
+        assert!(roomy.contains("PRIORITY") && roomy.lines().count() == 2, "{roomy}");
+    }
+
+    #[test]
+    fn an_instant_is_said_itself_or_by_how_long_ago_it_was() {
+        let now = Instant::UNIX_EPOCH + chrono::TimeDelta::hours(5);
+        let check = |text: &str, hours: i64| {
+            assert_eq!(when_of_text(text).unwrap().by(now), Instant::UNIX_EPOCH + chrono::TimeDelta::hours(hours), "{text}");
+        };
+        check("1970-01-01T03:00:00Z", 3);
+        check("1h", 4);
+        check("5h", 0);
+        assert!(when_of_text("noon").is_err_and(|problem| problem.contains("neither an instant nor a duration")));
     }
 }

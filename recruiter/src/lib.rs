@@ -9,18 +9,21 @@
 //! | `round` | one round: find, plan, assign, hint |
 //! | `matching` | which job for which worker |
 //! | [`enqueue`] | `enqueue`: one job, or a file of them |
-//! | [`jobs`] | `jobs`: list, show, retry, cancel |
+//! | [`jobs`] | `jobs`: list, show |
+//! | `change` | `jobs retry`, `cancel`, `delete` |
 //! | [`roster`] | `roster`: who works |
 //! | [`stats`] | `stats`: how much and how fast |
 //! | [`dev`] | `dev`: a Recruiter with a MongoDB of its own, to develop on |
 //! | [`demo`] | `demo`: real work on the user's own files, and a killed worker |
 //! | [`bench`](mod@bench) | `bench`: how fast it is |
 //! | `fleet` | the programs as child processes, for these three |
+//! | `presence` | who leads, and what the workers can do |
 //! | [`output`] | how the commands write |
 //! | [`embedded`] | a MongoDB for development and tests |
 //! | `watchdog` | lets no child process outlive us |
 
 pub mod bench;
+mod change;
 pub mod config;
 pub mod demo;
 pub mod dev;
@@ -31,6 +34,7 @@ pub mod jobs;
 mod leadership;
 mod matching;
 pub mod output;
+mod presence;
 pub mod roster;
 mod round;
 pub mod run;

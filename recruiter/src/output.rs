@@ -4,14 +4,23 @@
 //! to a width. JSON is MongoDB's relaxed extended JSON, one object a line.
 
 use std::{
-    fmt::Write as _,
     io::{self, BufWriter, ErrorKind, Write},
     time::Duration,
 };
 
+use anstyle::AnsiColor;
 use bson::{Bson, Document};
 use clap::{Args, builder::BoolishValueParser};
 use recruiter_common::instant::Instant;
+
+/// Width of what is no terminal.
+const PLAIN_WIDTH: usize = 80;
+/// Narrower than this no table is made.
+const NARROWEST: usize = 40;
+/// Between columns.
+const GAP: &str = "  ";
+/// Before the second line of a row.
+const INDENT: &str = "    ";
 
 /// For people, or for programs.
 #[derive(Args, Clone, Copy, Debug)]
@@ -67,32 +76,112 @@ pub(crate) fn json_line(out: &mut impl Write, document: Document) -> io::Result<
     writeln!(out, "{}", Bson::Document(document).into_relaxed_extjson())
 }
 
-/// A column: its title, and the side its cells are set to.
+/// What is written to: how wide it is, and whether it shows colours.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Column {
-    Left(&'static str),
-    Right(&'static str),
+pub(crate) struct Screen {
+    /// In characters.
+    pub(crate) width: usize,
+    /// Whether it shows colours.
+    pub(crate) colours: bool,
 }
 
-/// Rows under their titles, each column as wide as its widest cell.
-pub(crate) fn table<const N: usize>(out: &mut impl Write, columns: [Column; N], rows: &[[String; N]]) -> io::Result<()> {
-    let titles = columns.map(|column| match column {
-        Column::Left(title) | Column::Right(title) => title.to_owned(),
-    });
-    let lines = || std::iter::once(&titles).chain(rows);
-    let widths: [usize; N] = std::array::from_fn(|at| lines().map(|line| line[at].chars().count()).max().unwrap_or(0));
-    for line in lines() {
-        let mut text = String::new();
-        for ((cell, column), width) in line.iter().zip(columns).zip(widths) {
-            let written = match column {
-                Column::Left(_) => write!(text, "{cell:<width$}  "),
-                Column::Right(_) => write!(text, "{cell:>width$}  "),
-            };
-            written.map_err(io::Error::other)?;
+impl Screen {
+    /// Standard output: the terminal's width (or `COLUMNS`), 80 characters if it is no terminal; colours on a terminal only, unless
+    /// `NO_COLOR` is set.
+    pub(crate) fn of_stdout() -> Self {
+        let asked = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok()).filter(|columns| *columns > 0);
+        let found = terminal_size::terminal_size_of(io::stdout()).map(|(width, _)| usize::from(width.0));
+        let colours = anstream::AutoStream::choice(&io::stdout()) != anstream::ColorChoice::Never;
+        Self { width: found.or(asked).unwrap_or(PLAIN_WIDTH).max(NARROWEST), colours }
+    }
+
+    /// The text in a colour, if it is to be seen.
+    pub(crate) fn coloured(self, text: &str, colour: Option<AnsiColor>) -> String {
+        match colour {
+            Some(colour) if self.colours => format!("{0}{text}{0:#}", colour.on_default()),
+            _ => text.to_owned(),
         }
-        writeln!(out, "{}", text.trim_end())?;
+    }
+}
+
+/// A column: its title, the side its cells are set to, and how far it may be cut.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Column {
+    title: &'static str,
+    right: bool,
+    least: usize,
+}
+
+impl Column {
+    pub(crate) const fn left(title: &'static str) -> Self {
+        Self { title, right: false, least: usize::MAX }
+    }
+
+    pub(crate) const fn right(title: &'static str) -> Self {
+        Self { title, right: true, least: usize::MAX }
+    }
+
+    /// Cells may be cut to so many characters when the screen is narrow.
+    pub(crate) const fn cut_to(self, least: usize) -> Self {
+        Self { least, ..self }
+    }
+}
+
+/// One row: its cells, and perhaps another line below them.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Row {
+    pub(crate) cells: Vec<String>,
+    /// Colour of one of the cells.
+    pub(crate) colour: Option<(usize, AnsiColor)>,
+    /// Further words about it, on a line of their own.
+    pub(crate) below: Option<String>,
+}
+
+impl From<Vec<String>> for Row {
+    fn from(cells: Vec<String>) -> Self {
+        Self { cells, ..Self::default() }
+    }
+}
+
+/// Rows under their titles, each column as wide as its widest cell. Where that is wider than the screen, the widest of the columns
+/// that may be cut are cut.
+pub(crate) fn table(out: &mut impl Write, screen: Screen, columns: &[Column], rows: &[Row]) -> io::Result<()> {
+    let length = |text: &str| text.chars().count();
+    let widest = |at: usize, column: &Column| rows.iter().map(|row| length(&row.cells[at])).fold(length(column.title), usize::max);
+    let mut widths: Vec<usize> = columns.iter().enumerate().map(|(at, column)| widest(at, column)).collect();
+    while widths.iter().sum::<usize>() + GAP.len() * (columns.len() - 1) > screen.width {
+        let may_be_cut = (0..columns.len()).filter(|at| widths[*at] > columns[*at].least);
+        let Some(widest) = may_be_cut.max_by_key(|at| widths[*at]) else { break };
+        widths[widest] -= 1;
+    }
+    let cell = |at: usize, text: &str| {
+        let (text, width) = (shortened(text, widths[at]), widths[at]);
+        if columns[at].right { format!("{text:>width$}") } else { format!("{text:<width$}") }
+    };
+    let titles: Vec<String> = columns.iter().enumerate().map(|(at, column)| cell(at, column.title)).collect();
+    writeln!(out, "{}", titles.join(GAP).trim_end())?;
+    for row in rows {
+        let mut cells: Vec<String> = row.cells.iter().enumerate().map(|(at, text)| cell(at, text)).collect();
+        if let Some(last) = cells.last_mut() {
+            last.truncate(last.trim_end().len());
+        }
+        if let Some((at, colour)) = row.colour {
+            cells[at] = screen.coloured(&cells[at], Some(colour));
+        }
+        writeln!(out, "{}", cells.join(GAP).trim_end())?;
+        if let Some(below) = &row.below {
+            writeln!(out, "{INDENT}{}", shortened(below, screen.width - INDENT.len()))?;
+        }
     }
     Ok(())
+}
+
+/// Cut to `width` characters, with an ellipsis that says so.
+fn shortened(text: &str, width: usize) -> String {
+    if text.chars().count() <= width {
+        return text.to_owned();
+    }
+    text.chars().take(width.saturating_sub(1)).chain(['…']).collect()
 }
 
 /// Somebody else's text on one line: control characters (and those that reverse the direction of writing) escaped,
@@ -122,6 +211,13 @@ pub(crate) fn moment(at: Instant) -> String {
     at.format("%Y-%m-%dT%H:%M:%S%.3fZ").to_string()
 }
 
+/// How far apart two instants are, in a few letters.
+pub(crate) fn briefly_apart(one: Instant, other: Instant) -> String {
+    let seconds = (one - other).abs().num_seconds();
+    let (size, unit) = [(86_400, "d"), (3_600, "h"), (60, "m")].into_iter().find(|(size, _)| seconds >= 2 * size).unwrap_or((1, "s"));
+    format!("{}{unit}", seconds / size)
+}
+
 /// How far apart two instants are, as people say it: `2days 3h`.
 pub(crate) fn apart(one: Instant, other: Instant) -> String {
     let seconds = (one - other).abs().num_seconds().unsigned_abs();
@@ -144,12 +240,58 @@ mod tests {
         check(&"x".repeat(10_000), 3, "xx…");
     }
 
+    fn written(width: usize, columns: &[Column], rows: &[Row]) -> String {
+        let mut out = Vec::new();
+        table(&mut out, Screen { width, colours: false }, columns, rows).unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    fn row(cells: &[&str]) -> Row {
+        Row::from(cells.iter().map(|cell| (*cell).to_owned()).collect::<Vec<_>>())
+    }
+
     #[test]
     fn a_table_is_as_wide_as_its_widest_cells() {
-        let mut out = Vec::new();
-        let rows = [["ä".into(), "1".into()], ["long name".into(), "1000".into()]];
-        table(&mut out, [Column::Left("GROUP"), Column::Right("N")], &rows).unwrap();
-        assert_eq!(String::from_utf8(out).unwrap(), "GROUP         N\nä             1\nlong name  1000\n");
+        let rows = [row(&["ä", "1"]), row(&["long name", "1000"])];
+        let columns = [Column::left("GROUP"), Column::right("N")];
+        assert_eq!(written(80, &columns, &rows), "GROUP         N\nä             1\nlong name  1000\n");
+    }
+
+    #[test]
+    fn a_table_is_no_wider_than_the_screen_where_its_columns_may_be_cut() {
+        let columns = [Column::left("ID"), Column::left("CLASS").cut_to(4), Column::left("GROUP").cut_to(4)];
+        let mut rows = [row(&["0123456789", "abcdefghijklmnopqrst", "uvwxyzuvwxyz"])];
+        assert_eq!(written(40, &columns, &rows), "ID          CLASS           GROUP\n0123456789  abcdefghijklm…  uvwxyzuvwxyz\n");
+        rows[0].below = Some("x".repeat(99));
+        let narrow = written(24, &columns, &rows);
+        assert!(narrow.lines().all(|line| line.chars().count() <= 24), "{narrow}");
+        assert!(
+            narrow.starts_with("ID          CLASS  GROUP\n0123456789  abcd…  uvwx…\n")
+                && narrow.ends_with(&format!("    {}…\n", "x".repeat(19))),
+            "{narrow}"
+        );
+    }
+
+    #[test]
+    fn colours_are_seen_only_where_they_can_be() {
+        let show = |colours| Screen { width: 80, colours }.coloured("failed", Some(AnsiColor::Red));
+        assert_eq!((show(false).as_str(), show(true).as_str()), ("failed", "\u{1b}[31mfailed\u{1b}[0m"));
+    }
+
+    #[test]
+    fn the_largest_unit_says_how_far_apart() {
+        let check = |seconds: i64, expected: &str| {
+            let then = Instant::default() + chrono::TimeDelta::seconds(seconds);
+            assert_eq!(
+                (briefly_apart(then, Instant::default()), briefly_apart(Instant::default(), then)),
+                (expected.into(), expected.into())
+            );
+        };
+        check(0, "0s");
+        check(119, "119s");
+        check(120, "2m");
+        check(3 * 3_600 + 59, "3h");
+        check(400 * 86_400, "400d");
     }
 
     #[test]

@@ -1,15 +1,19 @@
-//! `recruiter roster`: who works, on what, and since when nothing was heard of them.
+//! `recruiter roster`: the workers, what they can do, how busy they are, and when they were last seen.
 
 use std::io::Write;
 
-use bson::{Bson, Document};
+use anstyle::AnsiColor;
+use bson::Bson;
 use clap::Args;
 use recruiter_common::{
     instant::Instant,
     store::{ConnectArgs, Store},
 };
 
-use crate::output::{Column, Format, apart, json_line, printable, table};
+use crate::{
+    output::{Column, Format, Row, Screen, briefly_apart, json_line, printable, table},
+    presence::{Leader, Worker, Workers},
+};
 
 /// How to list workers.
 #[derive(Args, Clone, Copy, Debug)]
@@ -18,79 +22,149 @@ pub struct RosterArgs {
     format: Format,
 }
 
+/// The column of the state.
+const STATE: usize = 1;
+
 /// Lists the roster.
 ///
 /// # Errors
 /// When MongoDB cannot be used.
 pub async fn run(args: RosterArgs, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
     let store = Store::connect_to_ask(connect, "recruiter roster").await?;
-    let workers = store.roster_documents().await?;
+    let Workers(workers) = Workers::find(&store).await?;
+    let leader = Leader::find(&store).await?;
     if args.format.json {
-        return Ok(workers.into_iter().try_for_each(|worker| json_line(out, worker))?);
+        workers.into_iter().try_for_each(|worker| json_line(out, worker.document))?;
+        out.flush()?;
+        if leader.is_missing() {
+            writeln!(std::io::stderr(), "{}", leader.line())?;
+        }
+        return Ok(());
     }
+    write(out, Screen::of_stdout(), &workers, store.now())?;
+    Ok(writeln!(out, "{}", leader.line())?)
+}
+
+fn write(out: &mut impl Write, screen: Screen, workers: &[Worker], now: Instant) -> std::io::Result<()> {
     let columns = [
-        Column::Left("WORKER"),
-        Column::Left("STATE"),
-        Column::Left("HOST:PID"),
-        Column::Left("WORKS ON"),
-        Column::Right("FREE/CAPACITY"),
-        Column::Right("JOBS"),
-        Column::Right("LAST SEEN"),
-        Column::Left("VERSION"),
+        Column::left("WORKER"),
+        Column::left("STATE"),
+        Column::left("HOST:PID").cut_to(10),
+        Column::right("FREE"),
+        Column::right("JOBS"),
+        Column::right("SEEN"),
     ];
-    let rows: Vec<_> = workers.iter().map(|worker| row(worker, store.now())).collect();
-    Ok(table(out, columns, &rows)?)
+    let rows: Vec<Row> = workers.iter().map(|worker| row(worker, now)).collect();
+    table(out, screen, &columns, &rows)?;
+    // A cleaner waits half as long again as a worker trusts itself.
+    let is_overdue = |worker: &&Worker| !worker.is_retired && worker.silent_for.is_some_and(|silence| silence / 2 > worker.lease);
+    let overdue = workers.iter().filter(is_overdue).count();
+    if overdue > 0 {
+        writeln!(
+            out,
+            "{overdue} silent: no heartbeat for more than twice the time that the worker may be silent, and still in the roster. No cleaner seems to run: \
+             start `recruiter-cleaner`, which rescues their jobs"
+        )?;
+    }
+    Ok(())
 }
 
 /// Whatever can be read of a document: one that somebody has damaged is shown as far as it goes.
-fn row(worker: &Document, now: Instant) -> [String; 8] {
-    let text = |field, width| worker.get_str(field).map_or_else(|_| "-".into(), |text| printable(text, width));
-    let number = |field| worker.get(field).map_or_else(|| "-".into(), Bson::to_string);
-    let state = match (worker.get_bool("retired"), worker.get_bool("available")) {
-        (Ok(true), _) => "dead",
-        (_, Ok(true)) => "available",
-        _ => "busy",
+fn row(worker: &Worker, now: Instant) -> Row {
+    let document = &worker.document;
+    let text = |field, width| document.get_str(field).map_or_else(|_| "-".into(), |text| printable(text, width));
+    let number = |field| document.get(field).map_or_else(|| "-".into(), |number| printable(&number.to_string(), 12));
+    let is_worker = document.get_object_id("_id").is_ok() && worker.work_on.is_some();
+    let (state, colour) = match document.get_bool("available") {
+        _ if !is_worker => ("malformed", Some(AnsiColor::Red)),
+        _ if worker.is_retired => ("dead", Some(AnsiColor::Red)),
+        _ if worker.silent_for.is_some() => ("silent", Some(AnsiColor::Yellow)),
+        Ok(true) => ("available", Some(AnsiColor::Green)),
+        _ => ("busy", Some(AnsiColor::Cyan)),
     };
-    let works_on = match worker.get("work_on") {
-        Some(Bson::Array(groups)) => groups.iter().map(|group| group.as_str().unwrap_or("?")).collect::<Vec<_>>().join(","),
+    let works_on = match document.get("work_on") {
+        Some(Bson::Array(groups)) => groups.iter().map(|group| group.as_str().unwrap_or("?")).collect::<Vec<_>>().join(", "),
+        Some(Bson::String(group)) if group == "*" => "all groups".into(),
         Some(Bson::String(group)) => group.clone(),
-        _ => "-".into(),
+        _ => "nothing".into(),
     };
-    let jobs = match worker.get("working_on") {
+    let jobs = match document.get("working_on") {
         Some(Bson::Array(jobs)) => jobs.len(),
         other => usize::from(other.is_some_and(|job| *job != Bson::Null)),
     };
-    [
-        worker.get_object_id("_id").map_or_else(|_| "-".into(), |id| id.to_hex()),
+    let cells = vec![
+        document
+            .get("_id")
+            .map_or_else(|| "-".into(), |id| id.as_object_id().map_or_else(|| printable(&id.to_string(), 24), |id| id.to_hex())),
         state.into(),
         format!("{}:{}", text("hostname", 32), number("pid")),
-        printable(&works_on, 40),
         format!("{}/{}", number("free"), number("capacity")),
         jobs.to_string(),
-        worker.get_datetime("last_seen_at").map_or_else(|_| "never".into(), |at| format!("{} ago", apart(at.to_chrono(), now))),
-        text("version", 16),
-    ]
+        document.get_datetime("last_seen_at").map_or_else(|_| "never".into(), |at| format!("{} ago", briefly_apart(at.to_chrono(), now))),
+    ];
+    let listed = |names: &[String]| printable(&names.join(", "), 1_000);
+    let classes = if worker.classes.is_empty() { "no classes".into() } else { format!("classes {}", listed(&worker.classes)) };
+    let policies = worker.policies.as_deref().map(|policies| format!("; retry policies {}", listed(policies))).unwrap_or_default();
+    let below = format!("on {}; {}; {classes}{policies}", printable(&works_on, 200), text("version", 16));
+    Row { cells, colour: colour.map(|colour| (STATE, colour)), below: Some(below) }
 }
 
 #[cfg(test)]
 mod tests {
-    use bson::doc;
+    use bson::{Document, doc};
+    use chrono::TimeDelta;
 
     use super::*;
 
+    fn now() -> Instant {
+        Instant::UNIX_EPOCH + TimeDelta::hours(1)
+    }
+
+    fn seen(seconds_ago: i64) -> bson::DateTime {
+        bson::DateTime::from_chrono(now() - TimeDelta::seconds(seconds_ago))
+    }
+
     #[test]
     fn every_worker_has_a_row_however_little_is_known() {
-        let check = |worker: Document, expected: [&str; 7]| assert_eq!(row(&worker, Instant::UNIX_EPOCH)[1..], expected);
-        check(doc! {}, ["busy", "-:-", "-", "-/-", "0", "never", "-"]);
         let id = bson::oid::ObjectId::new();
-        let seen = bson::DateTime::from_millis(-5_000);
+        let check = |more: Document, expected: [&str; 5], below: &str| {
+            let mut document = more;
+            document.insert("_id", id);
+            let row = row(&Worker::of(document, now()), now());
+            assert_eq!((row.cells[1..].to_vec(), row.below.as_deref()), (expected.map(str::to_owned).to_vec(), Some(below)));
+        };
+        check(doc! {}, ["malformed", "-:-", "-/-", "0", "never"], "on nothing; -; no classes");
         check(
-            doc! { "available": true, "hostname": "h", "pid": 7, "work_on": ["a", "b"], "free": 3, "capacity": 4_i64, "working_on": [id], "last_seen_at": seen, "version": "0.1.0" },
-            ["available", "h:7", "a,b", "3/4", "1", "5s ago", "0.1.0"],
+            doc! { "available": true, "hostname": "h", "pid": 7, "work_on": ["a", "b"], "free": 3, "capacity": 4_i64, "working_on": [id],
+            "last_seen_at": seen(5), "version": "0.1.0", "classes": ["x", "y"], "policies": ["Mine"], "lease_ms": 20_000 },
+            ["available", "h:7", "3/4", "1", "5s ago"],
+            "on a, b; 0.1.0; classes x, y; retry policies Mine",
         );
         check(
-            doc! { "retired": true, "available": false, "work_on": "*", "working_on": id },
-            ["dead", "-:-", "*", "-/-", "1", "never", "-"],
+            doc! { "retired": true, "work_on": "*", "working_on": id },
+            ["dead", "-:-", "-/-", "1", "never"],
+            "on all groups; -; no classes",
         );
+        check(
+            doc! { "available": true, "work_on": "*", "last_seen_at": seen(21), "lease_ms": 20_000_i64 },
+            ["silent", "-:-", "-/-", "0", "21s ago"],
+            "on all groups; -; no classes",
+        );
+    }
+
+    #[test]
+    fn the_roster_fits_the_screen_and_says_that_no_cleaner_runs() {
+        let shown = |seconds_ago: i64| {
+            let classes: Vec<String> = (0..50).map(|n| format!("class-{n}")).collect();
+            let worker = doc! { "_id": bson::oid::ObjectId::new(), "hostname": "h".repeat(60), "pid": 1_234_567, "work_on": "*", "capacity": 10_000,
+            "free": 10_000, "last_seen_at": seen(seconds_ago), "lease_ms": 20_000, "classes": classes };
+            let mut out = Vec::new();
+            write(&mut out, Screen { width: 80, colours: false }, &[Worker::of(worker, now())], now()).unwrap();
+            String::from_utf8(out).unwrap()
+        };
+        assert!(shown(1).lines().all(|line| line.chars().count() <= 80), "{}", shown(1));
+        assert!(shown(1).contains("classes class-0, class-1") && shown(1).contains('…'), "{}", shown(1));
+        assert!(shown(30).contains("silent") && !shown(30).contains("cleaner"), "{}", shown(30));
+        assert!(shown(50).contains("No cleaner seems to run"), "{}", shown(50));
     }
 }

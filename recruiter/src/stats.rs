@@ -1,4 +1,4 @@
-//! `recruiter stats`: how much waits, how much gets done, and how fast, in each group and in all.
+//! `recruiter stats`: queue depth, throughput and latency of each group and of all, and what keeps jobs waiting.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -11,11 +11,15 @@ use clap::Args;
 use hdrhistogram::Histogram;
 use recruiter_common::{
     instant::Instant,
+    job::Why,
     store::{COUNTED, ConnectArgs, Finished, SAMPLED, Store, Waiting},
 };
 use serde_json::{Value, json};
 
-use crate::output::{Column, Format, moment, printable, table};
+use crate::{
+    output::{Column, Format, Row, Screen, moment, printable, table},
+    presence::Leader,
+};
 
 /// How far back finished jobs are looked at.
 const WINDOW: TimeDelta = TimeDelta::minutes(1);
@@ -41,9 +45,15 @@ pub async fn run(args: StatsArgs, connect: &ConnectArgs, out: &mut impl Write) -
     let waiting = store.waiting(now, overdue).await?;
     let running = store.running().await?;
     let finished = store.finished(now - WINDOW).await?;
+    let leader = Leader::find(&store).await?;
     let statistics = Statistics::of(now, &waiting, &running, &finished);
-    let written = if args.format.json { writeln!(out, "{}", statistics.to_json()) } else { statistics.write(out) };
-    Ok(written?)
+    if args.format.json {
+        let mut json = statistics.to_json();
+        json["leader"] = leader.to_json();
+        return Ok(writeln!(out, "{json}")?);
+    }
+    statistics.write(out, Screen::of_stdout())?;
+    Ok(writeln!(out, "{}", leader.line())?)
 }
 
 /// Everything about one group, or about all.
@@ -51,7 +61,10 @@ pub async fn run(args: StatsArgs, connect: &ConnectArgs, out: &mut impl Write) -
 struct Group {
     waiting: Waiting,
     running: u64,
-    finished: u64,
+    done: u64,
+    cancelled: u64,
+    /// Neither done nor cancelled.
+    failed: u64,
     /// From due to started.
     latency: Times,
     /// From started to ended.
@@ -60,7 +73,14 @@ struct Group {
 
 impl Group {
     fn add(&mut self, job: &Finished) {
-        self.finished += 1;
+        let count = if job.why == Why::DONE {
+            &mut self.done
+        } else if job.why == Why::CANCELLED {
+            &mut self.cancelled
+        } else {
+            &mut self.failed
+        };
+        *count += 1;
         let Some(started_at) = job.started_at else { return };
         self.execution.add(job.ended_at - started_at);
         if let Some(scheduled_at) = job.scheduled_at {
@@ -128,8 +148,8 @@ impl Statistics {
 
     fn per_second(&self, group: &Group) -> f64 {
         let milliseconds = u32::try_from(self.window.num_milliseconds()).unwrap_or(u32::MAX);
-        let finished = u32::try_from(group.finished).unwrap_or(u32::MAX);
-        (f64::from(finished) * 100_000.0 / f64::from(milliseconds)).round() / 100.0
+        let done = u32::try_from(group.done).unwrap_or(u32::MAX);
+        (f64::from(done) * 100_000.0 / f64::from(milliseconds)).round() / 100.0
     }
 
     fn to_json(&self) -> Value {
@@ -139,7 +159,7 @@ impl Statistics {
             let Waiting { queued, overdue, postponed } = group.waiting;
             let mut value = json!({
                 "queued": queued, "overdue": overdue, "postponed": postponed, "running": group.running,
-                "archived": group.finished, "archived_per_second": self.per_second(group),
+                "done": group.done, "failed": group.failed, "cancelled": group.cancelled, "done_per_second": self.per_second(group),
                 "latency_ms": times(&group.latency), "execution_ms": times(&group.execution),
             });
             if let (Some(name), Some(fields)) = (name, value.as_object_mut()) {
@@ -154,36 +174,51 @@ impl Statistics {
         })
     }
 
-    fn write(&self, out: &mut impl Write) -> std::io::Result<()> {
+    /// Two tables: what there is now, and what ended in the window.
+    fn write(&self, out: &mut impl Write, screen: Screen) -> std::io::Result<()> {
         let count = |count: u64| if count >= COUNTED { format!("{count}+") } else { count.to_string() };
+        let groups = || self.groups.iter().map(|(name, group)| (printable(name, 64), group)).chain([("(all)".into(), &self.total)]);
+        let present = groups().map(|(name, group)| {
+            let Waiting { queued, overdue, postponed } = group.waiting;
+            Row::from(vec![name, count(queued), count(overdue), count(postponed), group.running.to_string()])
+        });
+        let columns = [
+            Column::left("NOW").cut_to(8),
+            Column::right("QUEUED"),
+            Column::right("OVERDUE"),
+            Column::right("POSTPONED"),
+            Column::right("RUNNING"),
+        ];
+        table(out, screen, &columns, &present.collect::<Vec<_>>())?;
+        writeln!(out)?;
         let times = |times: &Times| match times.summary() {
-            Some((avg, p50, p99)) => format!("{avg:.1} {p50} {p99}"),
+            Some((_, p50, p99)) => format!("{p50} {p99}"),
             None => "-".into(),
         };
-        let row = |name: String, group: &Group| {
-            let Waiting { queued, overdue, postponed } = group.waiting;
+        let ended = groups().filter(|(_, group)| group.done + group.failed + group.cancelled > 0).map(|(name, group)| {
+            let counts = [group.done, group.failed, group.cancelled].map(|count| count.to_string());
+            let [done, failed, cancelled] = counts;
             let per_second = format!("{:.2}", self.per_second(group));
-            let counts = [count(queued), count(overdue), count(postponed), group.running.to_string(), group.finished.to_string()];
-            let [queued, overdue, postponed, running, finished] = counts;
-            [name, queued, overdue, postponed, running, finished, per_second, times(&group.latency), times(&group.execution)]
-        };
-        let mut rows: Vec<_> = self.groups.iter().map(|(name, group)| row(printable(name, 32), group)).collect();
-        rows.push(row("(all)".into(), &self.total));
-        let columns = [
-            Column::Left("GROUP"),
-            Column::Right("QUEUED"),
-            Column::Right("OVERDUE"),
-            Column::Right("POSTPONED"),
-            Column::Right("RUNNING"),
-            Column::Right("ARCHIVED"),
-            Column::Right("/S"),
-            Column::Right("LATENCY MS"),
-            Column::Right("EXECUTION MS"),
-        ];
-        table(out, columns, &rows)?;
+            Row::from(vec![name, done, failed, cancelled, per_second, times(&group.latency), times(&group.execution)])
+        });
+        let ended: Vec<Row> = ended.collect();
         let seconds = f64::from(u32::try_from(self.window.num_milliseconds()).unwrap_or(u32::MAX)) / 1_000.0;
-        let cut = if self.cut { format!(" (only the newest {SAMPLED} are looked at)") } else { String::new() };
-        writeln!(out, "archived, latency and execution (average, median, 99th percentile): last {seconds:.1} s{cut}")
+        let cut = if self.cut { format!(", of which only the newest {SAMPLED} jobs are looked at") } else { String::new() };
+        if ended.is_empty() {
+            return writeln!(out, "no job ended in the last {seconds:.1} s");
+        }
+        let columns = [
+            Column::left("ENDED").cut_to(8),
+            Column::right("DONE"),
+            Column::right("FAILED"),
+            Column::right("CANCELLED"),
+            Column::right("DONE/S"),
+            Column::right("LATENCY MS"),
+            Column::right("RUNTIME MS"),
+        ];
+        table(out, screen, &columns, &ended)?;
+        writeln!(out, "ended: in the last {seconds:.1} s{cut}")?;
+        writeln!(out, "latency (from due to started) and runtime: median and 99th percentile")
     }
 }
 
@@ -194,7 +229,7 @@ mod tests {
     fn job(group: &str, times: [Option<i64>; 2], ended: i64) -> Finished {
         let at = |ms: i64| Instant::UNIX_EPOCH + TimeDelta::milliseconds(ms);
         let [scheduled_at, started_at] = times.map(|time| time.map(at));
-        Finished { group: group.into(), scheduled_at, started_at, ended_at: at(ended) }
+        Finished { group: group.into(), why: Why::DONE, scheduled_at, started_at, ended_at: at(ended) }
     }
 
     fn statistics(now: i64, finished: &[Finished]) -> Value {
@@ -212,7 +247,7 @@ mod tests {
         let json = statistics(60_000, &[job("f", [Some(0), Some(100)], 300), job("f", [None, None], 300)]);
         let names: Vec<_> = json["groups"].as_array().unwrap().iter().map(|group| group["group"].as_str().unwrap()).collect();
         assert_eq!(names, ["a", "f", "r", "w"]);
-        assert_eq!((&json["total"]["queued"], &json["total"]["running"], &json["total"]["archived"]), (&json!(7), &json!(3), &json!(2)));
+        assert_eq!((&json["total"]["queued"], &json["total"]["running"], &json["total"]["done"]), (&json!(7), &json!(3), &json!(2)));
         let f = &json["groups"][1];
         assert_eq!((&f["latency_ms"], &f["execution_ms"]["p99"]), (&json!({ "avg": 100.0, "p50": 100, "p99": 100 }), &json!(200)));
         assert_eq!(json["groups"][0]["latency_ms"], Value::Null);
@@ -222,12 +257,28 @@ mod tests {
     fn more_than_is_looked_at_shortens_the_window() {
         let json = statistics(60_000, &vec![job("f", [Some(0), Some(0)], 50_000); SAMPLED]);
         assert_eq!((&json["window_ms"], &json["newest_only"]), (&json!(10_000), &json!(true)));
-        assert_eq!(json["total"]["archived_per_second"], json!(1_000.0));
+        assert_eq!(json["total"]["done_per_second"], json!(1_000.0));
     }
 
     #[test]
     fn clocks_that_disagree_give_no_negative_times() {
         let json = statistics(1_000, &[job("f", [Some(500), Some(400)], 300)]);
         assert_eq!((&json["total"]["latency_ms"]["p50"], &json["total"]["execution_ms"]["p50"]), (&json!(0), &json!(0)));
+    }
+
+    #[test]
+    fn failures_are_told_from_successes_on_a_narrow_screen() {
+        let (done, failed) = (job("g", [Some(0), Some(1)], 2), Why::custom("not-scheduled-by-retry-policy"));
+        let finished = [done.clone(), Finished { why: failed, ..done.clone() }, Finished { why: Why::CANCELLED, ..done }];
+        let waiting = BTreeMap::from([("x".repeat(100), Waiting { queued: COUNTED, overdue: COUNTED, postponed: COUNTED })]);
+        let statistics = Statistics::of(Instant::UNIX_EPOCH, &waiting, &BTreeMap::new(), &finished);
+        assert_eq!(statistics.to_json()["groups"][0]["failed"], json!(1));
+        let mut out = Vec::new();
+        statistics.write(&mut out, Screen { width: 80, colours: false }).unwrap();
+        let shown = String::from_utf8(out).unwrap();
+        assert!(shown.lines().all(|line| line.chars().count() <= 80), "{shown}");
+        let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+        assert!(shown.lines().any(|line| words(line) == ["g", "1", "1", "1", "0.02", "1", "1", "1", "1"]), "{shown}");
+        assert!(shown.contains("ended: in the last 60.0 s"), "{shown}");
     }
 }

@@ -174,7 +174,8 @@ impl Story {
     /// Does what it is time for; says whether all has happened and nothing is left to do.
     pub async fn goes_on(&mut self, world: &World) -> bool {
         if let Some(job) = self.cancelled.filter(|_| !self.asked_to_cancel) {
-            self.asked_to_cancel = world.store.request_cancel_if_started(job).await.expect("MongoDB is there");
+            let asked = world.store.request_cancel_if_started(&[job]).await.expect("MongoDB is there");
+            self.asked_to_cancel = asked.contains(&job);
         }
         if let Some(first) = self.first.filter(|_| !self.sent_again)
             && world.count("archived", doc! { "_id": first }).await == 1

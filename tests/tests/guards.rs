@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use bson::{Bson, Document, doc};
+use bson::{Bson, Document, RawDocumentBuf, doc};
 use futures_util::TryStreamExt;
 use recruiter_common::{
     enqueue::NewJob,
@@ -19,8 +19,8 @@ use recruiter_common::{
     instant::Instant,
     job::{Claim, Job, Why},
     store::{
-        Archival, Assignment, Beat, Channel, CommitSession, Free, Hint, JobFilter, JobPlace, Listener, LockedJobs, Progress, Recorded,
-        Rescheduling, Start, Store,
+        Archival, Assignment, Beat, Channel, CommitSession, Free, Hint, JobFilter, JobPlace, Listener, LockedJobs, Page, Progress,
+        Recorded, Rescheduling, Retrial, Start, Store, Walk,
     },
     telemetry::chain,
 };
@@ -280,7 +280,7 @@ async fn a_wish_to_cancel_is_heard_for_the_jobs_that_are_asked_about() {
     let jobs @ [unwanted, wanted, not_asked] = setting.jobs().await;
     setting.start(WorkerId::new(), jobs).await;
     for job in [unwanted, not_asked] {
-        assert!(setting.store.request_cancel_if_started(job).await.unwrap());
+        assert_eq!(setting.store.request_cancel_if_started(&[job]).await.unwrap(), [job].into());
     }
     assert_eq!(setting.store.cancel_requests(&[unwanted, wanted]).await.unwrap(), [unwanted]);
 }
@@ -293,7 +293,7 @@ async fn a_job_is_rescheduled_by_the_start_that_holds_it() {
     let mine = setting.start(WorkerId::new(), [held, retried, started_anew]).await;
     let batch = mine.each_ref().map(|one| setting.retry(one, setting.store.now()));
     assert_eq!(setting.reschedule(&batch[1..]).await, [Recorded::Yes; 2]);
-    assert!(setting.store.reschedule_if_unlocked(retried, in_ms(&setting.store, 60_000)).await.unwrap());
+    setting.set("scheduled", retried, doc! { "scheduled_at": date(in_ms(&setting.store, 60_000)) }).await;
     setting.start(WorkerId::new(), [started_anew]).await;
     let before = (setting.scheduled(retried).await, setting.scheduled(started_anew).await);
     assert_eq!(setting.reschedule(&batch).await, [Recorded::Yes, Recorded::Yes, Recorded::ClaimLost]);
@@ -449,16 +449,66 @@ async fn a_lock_is_taken_off_only_when_nobody_holds_it() {
 }
 
 #[tokio::test]
-async fn what_runs_can_be_asked_to_stop_and_what_waits_be_given_another_date() {
+async fn what_runs_can_be_asked_to_stop_and_what_waits_be_due_at_once() {
     let setting = Setting::new().await;
-    let [running, waiting] = setting.jobs().await;
-    setting.start(WorkerId::new(), [running]).await;
-    let before = (setting.scheduled(waiting).await, setting.scheduled(running).await);
-    assert!(!setting.store.request_cancel_if_started(waiting).await.unwrap());
-    assert!(!setting.store.reschedule_if_unlocked(running, in_ms(&setting.store, 60_000)).await.unwrap());
-    assert_eq!((setting.scheduled(waiting).await, setting.scheduled(running).await), before);
-    assert!(setting.store.request_cancel_if_started(running).await.unwrap());
-    assert!(setting.store.reschedule_if_unlocked(waiting, in_ms(&setting.store, 60_000)).await.unwrap());
+    let [running, waiting, other, other_running] = setting.jobs().await;
+    setting.start(WorkerId::new(), [running, other_running]).await;
+    let (later, now) = (in_ms(&setting.store, 60_000), in_ms(&setting.store, 1_000));
+    for job in [running, waiting, other] {
+        setting.set("scheduled", job, doc! { "scheduled_at": date(later) }).await;
+    }
+    let untouched = async || (setting.scheduled(other).await, setting.scheduled(other_running).await);
+    let before = (untouched().await, setting.scheduled(waiting).await);
+    assert_eq!(setting.store.request_cancel_if_started(&[running, waiting]).await.unwrap(), [running].into());
+    assert_eq!((untouched().await, setting.scheduled(waiting).await), before);
+    let before = (untouched().await, setting.scheduled(running).await);
+    assert_eq!(setting.store.hasten_if_unlocked(&[running, waiting], now).await.unwrap(), [waiting].into());
+    assert_eq!((untouched().await, setting.scheduled(running).await), before);
+    // What is due earlier stays so, and only what was asked about, waits and is due is told.
+    let due = setting.scheduled(waiting).await;
+    assert_eq!(setting.store.hasten_if_unlocked(&[running, waiting], later).await.unwrap(), [waiting].into());
+    assert_eq!(setting.scheduled(waiting).await, due);
+    setting.set("scheduled", running, doc! { "scheduled_at": date(now) }).await;
+    setting.set("scheduled", waiting, doc! { "locked": true }).await;
+    assert_eq!(setting.store.hasten_if_unlocked(&[running, waiting], now).await.unwrap(), [].into());
+}
+
+/// I1.
+#[tokio::test]
+async fn a_finished_job_is_enqueued_again_once_by_whoever_has_read_it_as_it_is() {
+    let setting = Setting::new().await;
+    let [meant, other, gone] = setting.jobs().await;
+    let held = setting.start(WorkerId::new(), [meant, other]).await;
+    assert_eq!(setting.archive(&held.each_ref().map(|one| setting.done(one))).await, [Recorded::Yes; 2]);
+    let retrial = |job: JobId, retried_as: Option<JobId>| {
+        let new = JobId::new();
+        let document = doc! { "_id": new, "locked": false, "group": "g", "priority": 5, "scheduled_at": date(setting.store.now()), "workable": { "class": "x" } };
+        Retrial { job, retried_as: retried_as.map(Into::into), new, document: document.into() }
+    };
+    let mut session = CommitSession::default();
+    let mut retry = async |batch: &[Retrial]| setting.store.retry_if_archived(&mut session, batch).await.unwrap();
+    let (first, lost) = (retrial(meant, None), retrial(gone, None));
+    assert_eq!(retry(&[first.clone(), lost]).await, [Recorded::Yes, Recorded::ClaimLost]);
+    assert_eq!(setting.found("archived", meant).await.unwrap().get_object_id("retried_as").unwrap(), first.new.into());
+    // The same again, as after a lost reply, and somebody else who has read the job before.
+    assert_eq!(retry(std::slice::from_ref(&first)).await, [Recorded::Yes]);
+    assert_eq!(retry(&[retrial(meant, None)]).await, [Recorded::ClaimLost]);
+    assert_eq!(setting.count("scheduled", doc! { "group": "g" }).await, 1);
+    let again = retrial(meant, Some(first.new));
+    assert_eq!(retry(std::slice::from_ref(&again)).await, [Recorded::Yes]);
+    assert_eq!(setting.found("archived", meant).await.unwrap().get_object_id("retried_as").unwrap(), again.new.into());
+    assert!(!setting.found("archived", other).await.unwrap().contains_key("retried_as"));
+    assert_eq!(setting.count("scheduled", doc! { "group": "g" }).await, 2);
+}
+
+#[tokio::test]
+async fn only_archived_jobs_that_are_named_are_deleted() {
+    let setting = Setting::new().await;
+    let [meant, other, waiting] = setting.jobs().await;
+    let held = setting.start(WorkerId::new(), [meant, other]).await;
+    assert_eq!(setting.archive(&held.each_ref().map(|one| setting.done(one))).await, [Recorded::Yes; 2]);
+    assert_eq!(setting.store.delete_archived(&[meant, waiting]).await.unwrap(), 1);
+    assert_eq!((setting.count("archived", doc! { "_id": other }).await, setting.count("scheduled", doc! {}).await), (1, 1));
 }
 
 #[tokio::test]
@@ -760,14 +810,34 @@ async fn a_job_is_shown_where_it_is() {
     let held = setting.start(worker, [running, orphaned, archived]).await;
     assert_eq!(setting.archive(&[setting.done(&held[2])]).await, [Recorded::Yes]);
     setting.set("roster", worker, doc! { "working_on": [running, assigned] }).await;
-    let listed = async |place| {
-        let filter = JobFilter { place, limit: 9, ..JobFilter::default() };
-        ids(&setting.store.jobs(&filter).await.unwrap())
+    let page = |limit| Page { limit, ..Page::default() };
+    let found = |jobs: Vec<RawDocumentBuf>| set_of(jobs.iter().map(|job| JobId::from(job.get_object_id("_id").unwrap())));
+    let listed = async |place| found(setting.store.jobs(&JobFilter { place, ..JobFilter::default() }, page(9)).await.unwrap().jobs);
+    let walked = async |place| {
+        let mut walk = Walk::new(JobFilter { place, ..JobFilter::default() });
+        let found = setting.store.next_matches(&mut walk).await.unwrap().unwrap();
+        assert_eq!(setting.store.next_matches(&mut walk).await.unwrap(), None);
+        set_of(found.into_iter().map(|found| found.job))
     };
-    assert_eq!(listed(Some(JobPlace::Scheduled)).await, set_of([waiting, assigned]));
-    assert_eq!(listed(Some(JobPlace::Running)).await, set_of([running]));
-    assert_eq!(listed(Some(JobPlace::Archived)).await, set_of([archived]));
+    for place in [JobPlace::Scheduled, JobPlace::Running, JobPlace::Archived] {
+        let expected = match place {
+            JobPlace::Scheduled => set_of([waiting, assigned]),
+            JobPlace::Running => set_of([running]),
+            JobPlace::Archived => set_of([archived]),
+        };
+        assert_eq!(listed(Some(place)).await, expected, "{place:?}");
+        // A walk does not ask the roster.
+        let held_by_nobody = (place == JobPlace::Running).then_some(orphaned);
+        assert_eq!(walked(Some(place)).await, expected.into_iter().chain(held_by_nobody).collect(), "{place:?}");
+    }
     assert_eq!(listed(None).await, set_of([waiting, assigned, running, orphaned, archived]));
+    assert_eq!(walked(None).await, set_of([waiting, assigned, running, orphaned]));
+    let by_id = setting.store.jobs_by_id(&[waiting, archived]).await.unwrap();
+    assert_eq!(set_of(by_id.iter().map(|(id, stored)| (*id, stored.is_archived))), set_of([(waiting, false), (archived, true)]));
+    let newest = *[waiting, assigned, running, orphaned, archived].iter().max().unwrap();
+    let behind = Page { after: Some(newest), ..page(9) };
+    let behind = found(setting.store.jobs(&JobFilter::default(), behind).await.unwrap().jobs);
+    assert_eq!((behind.len(), behind.contains(&newest)), (4, false));
     assert_eq!(setting.store.running().await.unwrap().into_iter().collect::<Vec<_>>(), [("generic".to_owned(), 1)]);
     assert_eq!(setting.store.finished(in_ms(&setting.store, -60_000)).await.unwrap().len(), 1);
     assert_eq!(setting.store.finished(in_ms(&setting.store, 60_000)).await.unwrap(), []);
@@ -798,9 +868,12 @@ async fn nothing_is_read_that_would_be_thrown_away() {
     assert_eq!(setting.reschedule(&batch[2..]).await, [Recorded::ClaimLost]);
     assert_eq!(store.assignment(available).await.unwrap(), None);
     assert_eq!(store.assigned_and_not_taken().await.unwrap().len(), 1);
+    setting.database.raw("archived").insert_one(doc! {}).await.unwrap();
+    let gone = Retrial { job: JobId::new(), retried_as: None, new: JobId::new(), document: doc! {}.into() };
+    assert_eq!(store.retry_if_archived(&mut CommitSession::default(), &[gone]).await.unwrap(), [Recorded::ClaimLost]);
     profile(0).await;
-    let reads = doc! { "appName": "test", "op": "query", "ns": { "$regex": "scheduled|roster" } };
+    let reads = doc! { "appName": "test", "op": "query", "ns": { "$regex": "scheduled|roster|archived" } };
     let reads: Vec<Document> = setting.database.raw("system.profile").find(reads).await.unwrap().try_collect().await.unwrap();
     let returned: Vec<i32> = reads.iter().map(|read| read.get_i32("nreturned").unwrap()).collect();
-    assert_eq!(returned, [1, 0, 0, 1], "{reads:?}");
+    assert_eq!(returned, [1, 0, 0, 1, 0], "{reads:?}");
 }

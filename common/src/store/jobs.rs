@@ -1,5 +1,5 @@
 //! Every operation on the jobs in `scheduled` and `archived`, in the order of a job's life: insert, start, hand back or
-//! reschedule, archive, prune. Together, because jobs move between them. What is to be started is found in `search`.
+//! reschedule, archive, retry, delete, prune. Together, because jobs move between them. What is to be started is found in `search`.
 //!
 //! Who may write a job: anybody inserts it; unlocked, only a start, a cancellation or the archiving of a document
 //! that is no job (each under `locked: false`); locked, only the holder of the start, or a cleaner after its death.
@@ -429,29 +429,139 @@ impl Store {
         Ok(unlocked.modified_count == 1)
     }
 
-    /// Asks the holder of a started job to cancel it.
+    /// Asks the holders of started jobs to cancel them; returns those that were asked.
     ///
-    /// Filter: id, locked. Index: `_id`. Invariant: none, the holder ends it.
-    /// Loses when the job is not running (any more).
-    pub async fn request_cancel_if_started(&self, job: JobId) -> Result<bool, StoreError> {
+    /// Filter: ids, locked. Index: `_id`. Invariant: none, the holder ends it.
+    /// Loses those jobs that are not running (any more).
+    pub async fn request_cancel_if_started(&self, jobs: &[JobId]) -> Result<HashSet<JobId>, StoreError> {
         let (scheduled, now) = (self.scheduled.clone(), bson::DateTime::from_chrono(self.now()));
+        let filter = doc! { "_id": { "$in": jobs.to_vec() }, "locked": true };
         let asked = call("request_cancel_if_started", async move {
-            scheduled.update_one(doc! { "_id": job, "locked": true }, doc! { "$set": { "cancel_requested_at": now } }).await
+            scheduled.update_many(filter, doc! { "$set": { "cancel_requested_at": now } }).await
         })
         .await?;
-        Ok(asked.matched_count == 1)
+        if asked.matched_count == jobs.len() as u64 {
+            return Ok(jobs.iter().copied().collect());
+        }
+        Ok(self.cancel_requests(jobs).await?.into_iter().collect())
     }
 
-    /// Makes a waiting job due at `at`.
+    /// Makes waiting jobs due at `at`, unless they are due earlier; returns those that are due then.
     ///
-    /// Filter: id, unlocked. Index: `_id`. Invariant: none, a date changes.
-    /// Loses when the job is running or in the archive.
-    pub async fn reschedule_if_unlocked(&self, job: JobId, at: Instant) -> Result<bool, StoreError> {
-        let scheduled = self.scheduled.clone();
-        let update = doc! { "$set": { "scheduled_at": bson::DateTime::from_chrono(at) } };
+    /// Filter: ids, unlocked, due later. Index: `_id`. Invariant: none, a date changes.
+    /// Loses those jobs that are running or in the archive.
+    pub async fn hasten_if_unlocked(&self, jobs: &[JobId], at: Instant) -> Result<HashSet<JobId>, StoreError> {
+        let (scheduled, at) = (self.scheduled.clone(), bson::DateTime::from_chrono(at));
+        let later = doc! { "_id": { "$in": jobs.to_vec() }, "locked": false, "scheduled_at": { "$gt": at } };
         let moved =
-            call("reschedule_if_unlocked", async move { scheduled.update_one(doc! { "_id": job, "locked": false }, update).await }).await?;
-        Ok(moved.matched_count == 1)
+            call("hasten_if_unlocked", async move { scheduled.update_many(later, doc! { "$set": { "scheduled_at": at } }).await }).await?;
+        if moved.matched_count == jobs.len() as u64 {
+            return Ok(jobs.iter().copied().collect());
+        }
+        self.waiting_and_due(jobs, at).await
+    }
+
+    async fn waiting_and_due(&self, jobs: &[JobId], at: bson::DateTime) -> Result<HashSet<JobId>, StoreError> {
+        let scheduled = self.scheduled.clone();
+        let due = doc! { "_id": { "$in": jobs.to_vec() }, "locked": false, "scheduled_at": { "$lte": at } };
+        let found: Vec<Document> =
+            call("waiting_and_due", async move { scheduled.find(due).projection(doc! { "_id": 1 }).await?.try_collect().await }).await?;
+        Ok(found.iter().filter_map(id_of).collect())
+    }
+
+    /// Enqueues finished jobs again, each under a new id, which its archived document names from then on: all in one
+    /// transaction. Says for each, in order, whether it was recorded.
+    ///
+    /// Filter: id, and retried before as it was when it was read. The archived documents are changed first: when one of them is
+    /// not as it was read, the transaction is aborted before anything is inserted, and repeated without that job. Index: `_id`.
+    /// Invariant: I1, and a job that is retried by two people at once is enqueued once. Harmless to repeat after an unknown outcome
+    /// with the same new ids: what was committed is recognised by them. Loses when somebody else retried the job, or when
+    /// retention deleted it.
+    pub async fn retry_if_archived(&self, session: &mut CommitSession, batch: &[Retrial]) -> Result<Vec<Recorded>, StoreError> {
+        let mut enqueued: HashSet<JobId> = HashSet::new();
+        let mut left = batch.to_vec();
+        let mut tries = 0;
+        while !left.is_empty() {
+            match self.retry_all_or_none(session, &left).await {
+                Ok(Attempted::All) => enqueued.extend(left.drain(..).map(|retrial| retrial.job)),
+                Ok(Attempted::None { held, known }) => {
+                    let before = left.len();
+                    left.retain(|retrial| held.contains(&retrial.job));
+                    if left.len() == before {
+                        // The majority has not seen yet what the primary has: an earlier commit is on its way.
+                        return Err(StoreError::TimedOut { operation: "retry_if_archived" });
+                    }
+                    enqueued.extend(known);
+                }
+                Err(StoreError::Mongo { source, .. })
+                    if source.contains_label(TRANSIENT_TRANSACTION_ERROR) && tries < TRANSACTION_TRIES =>
+                {
+                    tries += 1;
+                }
+                Err(failed) => return Err(failed),
+            }
+        }
+        let recorded = |retrial: &Retrial| if enqueued.contains(&retrial.job) { Recorded::Yes } else { Recorded::ClaimLost };
+        Ok(batch.iter().map(recorded).collect())
+    }
+
+    /// The transaction itself; or, when a condition did not hold and nothing was changed, the jobs for which it holds, and those that
+    /// were enqueued under these very ids before, in a transaction whose reply was lost.
+    async fn retry_all_or_none(&self, session: &mut CommitSession, batch: &[Retrial]) -> Result<Attempted, StoreError> {
+        let mut open = self.take_session(session).await?;
+        session.0 = Session::GivenUp(open.id().clone());
+        let (database, scheduled, archived) = (self.database.clone(), self.scheduled.clone(), self.archived.clone());
+        let batch = batch.to_vec();
+        let (open, outcome) = call("retry_if_archived", async move {
+            let outcome = async {
+                open.start_transaction().await?;
+                let statement = |retrial: &Retrial| {
+                    let as_read = doc! { "_id": retrial.job, "retried_as": retrial.retried_as.clone() };
+                    doc! { "q": as_read, "u": { "$set": { "retried_as": retrial.new } } }
+                };
+                let command = doc! { "update": "archived", "updates": batch.iter().map(statement).collect::<Vec<_>>() };
+                let reply = database.run_command(command).session(&mut *open).await?;
+                super::write_errors(&reply)?;
+                if reply.get_i32("n").ok().and_then(|met| usize::try_from(met).ok()) == Some(batch.len()) {
+                    scheduled.insert_many(batch.iter().map(|retrial| &*retrial.document)).session(&mut *open).await?;
+                    return commit(&mut open).await.map(|()| Attempted::All);
+                }
+                open.abort_transaction().await?;
+                let (mut held, mut known) = (HashSet::new(), HashSet::new());
+                let ids: Vec<JobId> = batch.iter().map(|retrial| retrial.job).collect();
+                let mut found =
+                    archived.find(doc! { "_id": { "$in": ids } }).projection(doc! { "retried_as": 1 }).session(&mut *open).await?;
+                let found: Vec<Document> = found.stream(&mut open).try_collect().await?;
+                let now: HashMap<JobId, Option<&Bson>> =
+                    found.iter().filter_map(|job| Some((id_of(job)?, job.get("retried_as")))).collect();
+                for retrial in &batch {
+                    let Some(retried_as) = now.get(&retrial.job) else { continue };
+                    if *retried_as == Some(&retrial.new.into()) {
+                        known.insert(retrial.job);
+                    } else if *retried_as == retrial.retried_as.as_ref() {
+                        held.insert(retrial.job);
+                    }
+                }
+                Ok(Attempted::None { held, known })
+            }
+            .await;
+            if outcome.is_err() {
+                // Nothing to abort when the server has done it already.
+                let _ = open.abort_transaction().await;
+            }
+            Ok((open, outcome))
+        })
+        .await?;
+        session.0 = Session::Open(open);
+        outcome.map_err(|source| StoreError::Mongo { operation: "retry_if_archived", source })
+    }
+
+    /// Deletes archived jobs for good; says how many.
+    ///
+    /// Filter: these ids. Index: `_id`. Invariant: none, it is what the operator asked for; what is in the archive never runs again.
+    pub async fn delete_archived(&self, jobs: &[JobId]) -> Result<u64, StoreError> {
+        let (archived, these) = (self.archived.clone(), doc! { "_id": { "$in": jobs.to_vec() } });
+        Ok(call("delete_archived", async move { archived.delete_many(these).await }).await?.deleted_count)
     }
 
     /// Deletes up to `limit` archived jobs that ended before `before`; says how many.
@@ -476,6 +586,19 @@ impl Store {
         })
         .await
     }
+}
+
+/// A finished job that is to be enqueued again.
+#[derive(Clone, Debug)]
+pub struct Retrial {
+    /// The finished job.
+    pub job: JobId,
+    /// What its document said, when it was read, of an earlier retry.
+    pub retried_as: Option<Bson>,
+    /// The id under which it is enqueued again.
+    pub new: JobId,
+    /// The new job. Shared, because a batch is kept until it is known that it was written.
+    pub document: Arc<Document>,
 }
 
 /// What one step of the sweep has found.

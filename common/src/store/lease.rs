@@ -8,7 +8,10 @@ use bson::{Bson, doc};
 use serde::Deserialize;
 
 use super::{DUPLICATE_KEY, Store, StoreError, call, code_of};
-use crate::ids::{LeaseTerm, WorkerId};
+use crate::{
+    ids::{LeaseTerm, WorkerId},
+    instant::{self, Instant},
+};
 
 const LEASE: &str = "recruiter";
 
@@ -26,6 +29,9 @@ pub struct Observed {
     /// Where the holder runs, for people: `host:pid`.
     #[serde(default)]
     pub holder_at: String,
+    /// When it was renewed last, by the server's clock; for people, nothing is decided by it.
+    #[serde(deserialize_with = "instant::stored", default)]
+    pub renewed_at: Option<Instant>,
 }
 
 /// Proof of a term: only its holder renews and releases.
@@ -69,9 +75,10 @@ impl Store {
         };
         let acquired_at = bson::DateTime::from_chrono(self.now());
         let set = doc! { "holder": holder, "holder_at": holder_at, "term": term, "renewals": 0_i64, "released": false, "acquired_at": acquired_at };
+        let update = doc! { "$set": set, "$currentDate": { "renewed_at": true } };
         let metadata = self.metadata.clone();
         let absent = observed.is_none();
-        match call("acquire_if_unchanged", async move { metadata.update_one(filter, doc! { "$set": set }).upsert(absent).await }).await {
+        match call("acquire_if_unchanged", async move { metadata.update_one(filter, update).upsert(absent).await }).await {
             Ok(written) => {
                 Ok((written.matched_count == 1 || written.upserted_id.is_some_and(|id| id != Bson::Null)).then_some(Lease { holder, term }))
             }
@@ -87,8 +94,10 @@ impl Store {
     pub async fn renew_if_held(&self, lease: &Lease) -> Result<bool, StoreError> {
         let metadata = self.metadata.clone();
         let filter = doc! { "_id": LEASE, "holder": lease.holder, "term": lease.term, "released": false };
-        let renewed =
-            call("renew_if_held", async move { metadata.update_one(filter, doc! { "$inc": { "renewals": 1_i64 } }).await }).await?;
+        let renewed = call("renew_if_held", async move {
+            metadata.update_one(filter, doc! { "$inc": { "renewals": 1_i64 }, "$currentDate": { "renewed_at": true } }).await
+        })
+        .await?;
         Ok(renewed.matched_count == 1)
     }
 

@@ -11,6 +11,7 @@ mod lease;
 mod outcome;
 mod roster;
 mod search;
+mod select;
 mod signals;
 mod views;
 
@@ -27,13 +28,14 @@ pub(crate) use self::jobs::id_of;
 pub use self::{
     bundles::Progress,
     connect::{ConnectArgs, ConnectError, DEFAULT_DATABASE},
-    jobs::{CommitSession, LockedJobs, Start, ToStart, mark_started},
+    jobs::{CommitSession, LockedJobs, Retrial, Start, ToStart, mark_started},
     lease::{Lease, Observed},
     outcome::{Archival, Outcome, Recorded, Rescheduling},
     roster::{Announcement, Assignment, Beat, Free},
     search::{DueJob, DueJobs},
+    select::{JobFilter, JobPlace, LOOK_LIMIT, Listed, Match, Page, Walk, lossy},
     signals::{Channel, Hint, Hints, Listener},
-    views::{COUNTED, Finished, JobFilter, JobPlace, SAMPLED, Waiting},
+    views::{COUNTED, Finished, SAMPLED, StoredJob, Waiting},
 };
 use crate::{
     clock::{ServerClock, Uptime},

@@ -370,11 +370,11 @@ impl Store {
         Ok(decoded(found))
     }
 
-    /// Every roster document as it is, for people.
+    /// Every roster document as it is, for people: one that cannot be understood hides no other.
     ///
-    /// Filter: none. Index: none, see above. Invariant: none.
-    pub async fn roster_documents(&self) -> Result<Vec<Document>, StoreError> {
-        let roster = self.roster.clone();
+    /// Filter: none. Index: none, see above. Invariant: I9.
+    pub async fn roster_documents(&self) -> Result<Vec<RawDocumentBuf>, StoreError> {
+        let roster = self.roster.clone_with_type::<RawDocumentBuf>();
         call("roster_documents", async move { roster.find(doc! {}).sort(doc! { "_id": 1 }).await?.try_collect().await }).await
     }
 

@@ -23,7 +23,7 @@ use hdrhistogram::Histogram;
 use recruiter_common::shutdown::Shutdown;
 
 use self::stage::Stage;
-use crate::output::{Column, json_line, table};
+use crate::output::{Column, Row, Screen, json_line, table};
 
 /// What is measured, and on what.
 #[derive(Args, Clone, Debug)]
@@ -140,13 +140,13 @@ pub async fn run(args: BenchArgs, shutdown: Shutdown, out: &mut impl Write) -> a
     } else {
         let mut rows = Vec::new();
         flatten("", &measured, &mut rows);
-        table(out, [Column::Left("MEASURED"), Column::Right("")], &rows)?;
+        table(out, Screen::of_stdout(), &[Column::left("MEASURED"), Column::right("")], &rows)?;
     }
     Ok(())
 }
 
 /// A row for each value.
-fn flatten(above: &str, document: &Document, rows: &mut Vec<[String; 2]>) {
+fn flatten(above: &str, document: &Document, rows: &mut Vec<Row>) {
     for (name, value) in document {
         let name = format!("{above}{}", name.replace('_', " "));
         if let Bson::Document(inner) = value {
@@ -156,9 +156,9 @@ fn flatten(above: &str, document: &Document, rows: &mut Vec<[String; 2]>) {
                 flatten(&format!("{name} {}: ", number + 1), inner.as_document().unwrap_or(&Document::new()), rows);
             }
         } else if let Some(number) = value.as_f64() {
-            rows.push([name, format!("{number:.2}")]);
+            rows.push(vec![name, format!("{number:.2}")].into());
         } else {
-            rows.push([name, value.as_str().map_or_else(|| value.to_string(), str::to_owned)]);
+            rows.push(vec![name, value.as_str().map_or_else(|| value.to_string(), str::to_owned)].into());
         }
     }
 }

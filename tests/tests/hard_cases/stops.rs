@@ -260,7 +260,7 @@ async fn cut_when_cancelled() -> (Findings, Duration) {
     let id = world.enqueue(deaf().as_job().retry(&again(3)), Policy::Again(3)).await.unwrap();
     wait(&world, "it is running", async || world.started().await == 1).await;
     let begin = Instant::now();
-    assert!(world.store.request_cancel_if_started(id).await.unwrap());
+    assert_eq!(world.store.request_cancel_if_started(&[id]).await.unwrap(), [id].into());
     world.store.announce_hint(Hint::Cancel { job: id }).await;
     wait(&world, "it is cut", async || world.unfinished().await == 0).await;
     let recovery = begin.elapsed();

@@ -430,7 +430,7 @@ async fn a_cancelled_bundle_is_archived_with_what_it_has() {
     let setting = Setting::new().await;
     let id = steps(&[How::Succeed, How::Wait, How::Succeed]).enqueue(&setting.store).await.unwrap();
     wait_until(SOON, "the second item runs", async || setting.notes.count() == 2).await;
-    assert!(setting.store.request_cancel_if_started(id).await.unwrap());
+    assert_eq!(setting.store.request_cancel_if_started(&[id]).await.unwrap(), [id].into());
     setting.store.announce_hint(recruiter_common::store::Hint::Cancel { job: id }).await;
     let job = archived(&setting.database, id).await;
     assert_eq!(summaries(&job), ["done", "cancelled cancelled", "null"]);

@@ -27,27 +27,27 @@ use serde_json::{Value, json};
 
 const SOON: Duration = Duration::from_secs(20);
 
-fn spawn(database: &TestDatabase, args: &[&str]) -> Child {
+pub(super) fn spawn(database: &TestDatabase, args: &[&str]) -> Child {
     let mut command = Command::new(binary("recruiter"));
     command.args(args).env("MONGODB_URI", database.uri());
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
 /// What a command said and how it ended, given this as its standard input.
-struct Said {
-    code: i32,
-    out: String,
-    err: String,
+pub(super) struct Said {
+    pub(super) code: i32,
+    pub(super) out: String,
+    pub(super) err: String,
 }
 
 impl Said {
-    fn of(output: Output) -> Self {
+    pub(super) fn of(output: Output) -> Self {
         let text = |bytes| String::from_utf8(bytes).unwrap();
         Self { code: output.status.code().unwrap(), out: text(output.stdout), err: text(output.stderr) }
     }
 
     /// Standard output as the objects it consists of.
-    fn objects(&self) -> Vec<Value> {
+    pub(super) fn objects(&self) -> Vec<Value> {
         assert_eq!(self.code, 0, "{}", self.err);
         self.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
@@ -63,15 +63,15 @@ fn with_input(database: &TestDatabase, args: &[&str], input: &[u8]) -> Said {
     })
 }
 
-fn recruiter(database: &TestDatabase, args: &[&str]) -> Said {
+pub(super) fn recruiter(database: &TestDatabase, args: &[&str]) -> Said {
     with_input(database, args, b"")
 }
 
-async fn count(database: &TestDatabase, collection: &str, filter: Document) -> u64 {
+pub(super) async fn count(database: &TestDatabase, collection: &str, filter: Document) -> u64 {
     database.raw(collection).count_documents(filter).await.unwrap()
 }
 
-async fn only(database: &TestDatabase, collection: &str, filter: Document) -> Document {
+pub(super) async fn only(database: &TestDatabase, collection: &str, filter: Document) -> Document {
     assert_eq!(count(database, collection, filter.clone()).await, 1, "{collection} {filter}");
     database.raw(collection).find_one(filter).await.unwrap().unwrap()
 }
@@ -126,7 +126,8 @@ async fn one_job_is_stored_as_its_flags_say() {
         }
     );
     let said = recruiter(&database, &["enqueue", "--class", "later", "--after", "5m"]);
-    assert_eq!((said.code, said.out.trim().len(), said.err.as_str()), (0, 24, ""));
+    assert_eq!((said.code, said.out.trim().len()), (0, 24));
+    assert_eq!(said.err, "warning: no worker is running; the job waits until there is one\n");
     let job = only(&database, "scheduled", doc! { "workable.class": "later" }).await;
     let [created, due] = ["created_at", "scheduled_at"].map(|field| job.get_datetime(field).unwrap().timestamp_millis());
     assert_eq!(due - created, 300_000);
@@ -297,10 +298,17 @@ async fn jobs_are_listed_by_what_is_asked_for() {
     assert_eq!(recruiter(&database, &["jobs", "list", "--limit", "2", "--json"]).objects().len(), 2);
 
     let table = recruiter(&database, &["jobs", "list"]).out;
-    assert_eq!(table.lines().count(), 5, "{table}");
-    for (id, state) in [(waiting, "queued"), (running, "running"), (malformed, "malformed"), (finished, "tried-too-many-times")] {
-        assert!(table.lines().any(|line| line.starts_with(&id.to_hex()) && line.contains(state)), "{table}");
+    for (id, expected) in [
+        (waiting, ["queued", "waiting"]),
+        (running, ["running", "generic"]),
+        (malformed, ["malformed", "generic"]),
+        (finished, ["failed", "archived"]),
+    ] {
+        let line = table.lines().find(|line| line.starts_with(&id.to_hex())).unwrap_or_else(|| panic!("{id} is not in {table}"));
+        assert!(expected.iter().all(|word| line.contains(word)), "{table}");
     }
+    assert!(table.contains("\n    tried-too-many-times\n"), "{table}");
+    assert!(table.lines().all(|line| line.chars().count() <= 80) && !table.contains('\u{1b}'), "{table:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
@@ -320,7 +328,10 @@ async fn a_job_is_shown_with_its_history() {
     check(&malformed, &["is malformed", "\"priority\":\"high\""]);
     let said = recruiter(&database, &["jobs", "show", &ObjectId::new().to_hex()]);
     assert!(said.code == 1 && said.err.contains("there is no job"), "{}", said.err);
-    assert_eq!(recruiter(&database, &["jobs", "show", "x"]).code, 2);
+    for verb in ["show", "retry", "cancel", "delete"] {
+        assert_eq!(recruiter(&database, &["jobs", verb, "x"]).code, 2);
+        assert_eq!(recruiter(&database, &["jobs", verb, &ObjectId::new().to_hex()]).code, 1);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
@@ -339,14 +350,15 @@ async fn retry_makes_waiting_jobs_due_and_enqueues_finished_ones_anew() {
     let said = recruiter(&database, &["jobs", "retry", "--dry-run", &later]);
     assert!(said.code == 0 && said.out.contains("(dry run)") && due_in().await > 3_000_000, "{}", said.out);
     // What is wrong with some stops none of the others.
-    let said = recruiter(&database, &["jobs", "retry", &running, "nonsense", &later, &waiting]);
+    let unknown = ObjectId::new().to_hex();
+    let said = recruiter(&database, &["jobs", "retry", &running, &unknown, &later, &waiting]);
     assert_eq!(said.code, 1);
     assert!(due_in().await <= 0);
     for (expected, text) in [(&running, "it is running in worker"), (&later, "due now instead of"), (&waiting, "already")] {
         let both = format!("{}{}", said.out, said.err);
         assert!(both.lines().any(|line| line.starts_with(expected.as_str()) && line.contains(text)), "{both}");
     }
-    assert!(said.err.contains("`nonsense` is no job id") && said.err.contains("2 of 4 jobs could not be retried"), "{}", said.err);
+    assert!(said.err.contains("there is no such job") && said.err.contains("2 of 4 jobs could not be retried"), "{}", said.err);
 
     assert_eq!(recruiter(&database, &["jobs", "cancel", &later]).code, 0);
     let objects = recruiter(&database, &["jobs", "retry", "--json", &later]).objects();
@@ -354,6 +366,7 @@ async fn retry_makes_waiting_jobs_due_and_enqueues_finished_ones_anew() {
     let new = ObjectId::parse_str(objects[0]["new_id"].as_str().unwrap()).unwrap();
     let (new, old) = (only(&database, "scheduled", doc! { "_id": new }).await, only(&database, "archived", doc! { "_id": id }).await);
     assert_eq!(new.get_object_id("recovered_from").unwrap(), id);
+    assert_eq!(old.get_object_id("retried_as").unwrap(), new.get_object_id("_id").unwrap());
     for field in ["workable", "group", "priority", "tags", "urn", "retry_policy"] {
         assert_eq!(new.get(field), old.get(field), "{field}");
     }
@@ -411,8 +424,13 @@ async fn the_roster_says_who_works() {
     let [_, running, _] = three_jobs(&database, &store).await;
     database.raw("roster").insert_one(doc! { "odd": "document" }).await.unwrap();
     let said = recruiter(&database, &["roster"]);
-    assert_eq!((said.code, said.out.lines().count()), (0, 3), "{}", said.out);
-    assert!(said.out.contains(" *  ") && said.out.contains("0/4") && said.out.contains(env!("CARGO_PKG_VERSION")), "{}", said.out);
+    assert_eq!((said.code, said.out.lines().count()), (0, 6), "{}", said.out);
+    assert!(
+        said.out.contains("0/4") && said.out.contains(concat!("on all groups; ", env!("CARGO_PKG_VERSION"), "; classes x")),
+        "{}",
+        said.out
+    );
+    assert!(said.out.contains("malformed") && said.out.contains("no recruiter leads"), "{}", said.out);
     let objects = recruiter(&database, &["roster", "--json"]).objects();
     assert!(objects.iter().any(|worker| worker["working_on"][0]["$oid"] == json!(running.to_hex())), "{objects:?}");
 }
@@ -434,7 +452,7 @@ async fn statistics_count_what_is_there() {
 
     let stats = &recruiter(&database, &["stats", "--json", "--overdue-after", "10s"]).objects()[0];
     let generic = json!({
-        "group": "generic", "queued": 2, "overdue": 2, "postponed": 0, "running": 1, "archived": 100, "archived_per_second": 1.67,
+        "group": "generic", "queued": 2, "overdue": 2, "postponed": 0, "running": 1, "done": 100, "failed": 0, "cancelled": 0, "done_per_second": 1.67,
         "latency_ms": { "avg": 50.5, "p50": 50, "p99": 99 }, "execution_ms": { "avg": 50.0, "p50": 50, "p99": 50 },
     });
     // The malformed job is one of those that wait.

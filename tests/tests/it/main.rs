@@ -15,6 +15,7 @@ mod faults;
 mod harness;
 mod library;
 mod mongo_shell;
+mod operator;
 mod programs;
 mod rounds;
 mod schema;

@@ -67,7 +67,7 @@ fn the_lists_of_modules_are_true() {
 #[test]
 fn every_store_operation_names_its_index_and_its_invariant() {
     let mut operations = 0;
-    for file in ["jobs", "bundles", "roster", "lease", "signals", "views"] {
+    for file in ["jobs", "bundles", "roster", "lease", "select", "signals", "views"] {
         let text = fs::read_to_string(root().join(format!("common/src/store/{file}.rs"))).unwrap();
         let mut docs = String::new();
         for line in text.lines() {

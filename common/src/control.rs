@@ -1,0 +1,646 @@
+//! What an operator does to jobs: retry, cancel, delete. The rules, for one job as for a hundred thousand.
+//!
+//! Used by `recruiter jobs` and by applications that offer the same. Each job is read, judged by its present state, and
+//! changed under a condition that repeats what was read; a job that has changed meanwhile is read again. Everything is safe
+//! to repeat: what an interrupted call has done is met as done.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    ops::ControlFlow,
+    sync::Arc,
+    time::{Duration, Instant as Monotonic},
+};
+
+use bson::{Bson, Document, RawDocument, RawDocumentBuf};
+
+use crate::{
+    bundle::is_done,
+    enqueue::NewJob,
+    failure::{CANCELLED, Failure},
+    ids::{JobId, WorkerId},
+    instant::Instant,
+    job::{Job, JobState, Why},
+    shutdown::pause,
+    store::{Archival, CommitSession, Hint, JobFilter, JobPlace, Match, Recorded, Retrial, Store, StoreError, StoredJob, Walk, cut},
+    telemetry::chain,
+};
+
+/// Jobs that are changed together, at most: a transaction of so many takes a fraction of a second.
+const BATCH: usize = 500;
+/// Bytes of documents that are read together, at most.
+const BATCH_BYTES: usize = 8 * 1024 * 1024;
+/// How often a job is read again that has changed between the read and the write.
+const LOOKS: u32 = 3;
+/// How long a batch is repeated while MongoDB does not carry it out: longer than MongoDB keeps the transaction of a process that was
+/// killed, which is a minute.
+const TRY_FOR: Duration = Duration::from_secs(75);
+/// Between these attempts.
+const TRY_AGAIN_AFTER: Duration = Duration::from_secs(1);
+/// Cancellations of one batch that are announced, at most. Workers find the others with their next heartbeat.
+const ANNOUNCED: usize = 64;
+
+/// What to do with jobs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// A finished job is enqueued again under another id, which its archived document names (`retried_as`); a waiting job is due
+    /// now.
+    Retry {
+        /// Also jobs that were retried before.
+        again: bool,
+    },
+    /// A waiting job is archived without being run; the worker of a running job is asked to end it.
+    Cancel,
+    /// An archived job is deleted for good.
+    Delete,
+}
+
+/// What became of one job; in a dry run, what would become of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Changed {
+    /// It was archived and is enqueued again.
+    EnqueuedAgain {
+        /// Its new id; none in a dry run.
+        new: Option<JobId>,
+        /// Why it is in the archive.
+        why: Why,
+    },
+    /// It was to be due later and is due now.
+    DueNow {
+        /// When it was to be due.
+        instead_of: Instant,
+    },
+    /// It waits and is due already.
+    AlreadyDue {
+        /// Since when.
+        since: Instant,
+    },
+    /// It waited and is archived.
+    Cancelled,
+    /// It runs; its worker is asked to end it.
+    CancelRequested,
+    /// It was archived and is deleted.
+    Deleted,
+    /// It matched when it was searched for, and did not any more when it was to be changed.
+    Meanwhile,
+    /// It stays as it is.
+    Refused(Refusal),
+}
+
+impl Changed {
+    /// One word, for programs and for counting.
+    pub fn word(&self) -> &'static str {
+        match self {
+            Self::EnqueuedAgain { .. } => "enqueued-again",
+            Self::DueNow { .. } => "due-now",
+            Self::AlreadyDue { .. } => "already-due",
+            Self::Cancelled => "cancelled",
+            Self::CancelRequested => "asked",
+            Self::Deleted => "deleted",
+            Self::Meanwhile => "changed-meanwhile",
+            Self::Refused(Refusal::RetriedBefore { .. }) => "retried-before",
+            Self::Refused(_) => "refused",
+        }
+    }
+}
+
+/// Why a job stays as it is.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// There is none.
+    #[error("there is no such job, neither scheduled nor archived")]
+    Unknown,
+    /// It was enqueued again before.
+    #[error("it was retried before, as {new}")]
+    RetriedBefore {
+        /// The id that it has got.
+        new: String,
+    },
+    /// It cannot be retried while it runs.
+    #[error("it is running in worker {worker}; its retry policy decides when it ends")]
+    Running {
+        /// Its worker.
+        worker: WorkerId,
+    },
+    /// It cannot be cancelled any more.
+    #[error("it is archived already, as {why}")]
+    Archived {
+        /// Why.
+        why: String,
+    },
+    /// It cannot be deleted yet.
+    #[error("it is not archived, and only archived jobs are deleted: cancel it first")]
+    NotArchived,
+    /// Its document is no job.
+    #[error("{0}")]
+    Malformed(String),
+    /// It cannot be enqueued again.
+    #[error("it cannot be enqueued again: {0}")]
+    Unstorable(String),
+    /// Neither locked nor unlocked.
+    #[error("its document says neither that it is locked nor that it is not; repair it by hand")]
+    NeitherLockedNorNot,
+    /// Somebody else changes it all the time.
+    #[error("it changed each time it was read; try again")]
+    KeepsChanging,
+}
+
+impl Refusal {
+    /// Whether the job was merely not where the change wanted it: it has started, ended or gone.
+    fn is_of_the_moment(&self) -> bool {
+        matches!(self, Self::Unknown | Self::Running { .. } | Self::Archived { .. } | Self::NotArchived)
+    }
+}
+
+/// Why a selection of jobs makes no sense.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Contradiction {
+    /// A reason is given only to archived jobs.
+    #[error("only archived jobs have a reason (`why`): ask for the place `archived`, or for none")]
+    WhyOutsideOfTheArchive,
+    /// The period is empty.
+    #[error("the period is empty: `since` must be before `until`")]
+    EmptyPeriod,
+    /// What is done has not failed.
+    #[error("a job that is done has no error class and no message of a failure")]
+    DoneAndFailed,
+    /// A running job is not retried.
+    #[error("a running job cannot be retried; its retry policy decides when it ends")]
+    RetryOfRunning,
+    /// An archived job is not cancelled.
+    #[error("an archived job cannot be cancelled: it has ended")]
+    CancelOfArchived,
+    /// Only archived jobs are deleted.
+    #[error("only archived jobs are deleted: cancel the others first")]
+    DeleteOfUnfinished,
+}
+
+impl JobFilter {
+    /// Whether any job can match.
+    ///
+    /// # Errors
+    /// When parts of the filter exclude each other.
+    pub fn check(&self) -> Result<(), Contradiction> {
+        let unfinished = matches!(self.place, Some(JobPlace::Scheduled | JobPlace::Running));
+        let of_failure = self.error_class.is_some() || self.message.is_some();
+        if unfinished && (self.why.is_some() || self.failed) {
+            Err(Contradiction::WhyOutsideOfTheArchive)
+        } else if self.since.is_some() && self.until.is_some() && self.since >= self.until {
+            Err(Contradiction::EmptyPeriod)
+        } else if of_failure && self.why.as_deref() == Some(Why::DONE.as_str()) {
+            Err(Contradiction::DoneAndFailed)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// The jobs of this filter that a change is meant for.
+    ///
+    /// A retry means archived jobs unless another place is said, and those that failed unless a reason is said: neither done nor
+    /// cancelled ones. A deletion means archived jobs, a cancellation all others.
+    ///
+    /// # Errors
+    /// When the change is not possible in the place that is said, or parts of the filter exclude each other.
+    pub fn narrowed_to(mut self, change: Change) -> Result<Self, Contradiction> {
+        match (change, self.place) {
+            (Change::Retry { .. }, Some(JobPlace::Running)) => return Err(Contradiction::RetryOfRunning),
+            (Change::Cancel, Some(JobPlace::Archived)) => return Err(Contradiction::CancelOfArchived),
+            (Change::Cancel, _) if self.why.is_some() => return Err(Contradiction::CancelOfArchived),
+            (Change::Delete, Some(JobPlace::Scheduled | JobPlace::Running)) => return Err(Contradiction::DeleteOfUnfinished),
+            (Change::Retry { .. }, Some(JobPlace::Scheduled)) | (Change::Cancel, _) => {}
+            (Change::Retry { .. }, Some(JobPlace::Archived) | None) => {
+                self.place = Some(JobPlace::Archived);
+                self.failed = self.why.is_none();
+            }
+            (Change::Delete, Some(JobPlace::Archived) | None) => self.place = Some(JobPlace::Archived),
+        }
+        self.check().map(|()| self)
+    }
+}
+
+/// How far a change of many jobs has come.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Documents that were looked at, whether they matched or not.
+    pub looked_at: u64,
+    /// About how many there are to be looked at.
+    pub length: u64,
+    /// Jobs that matched, by what became of them.
+    pub outcomes: BTreeMap<&'static str, u64>,
+    /// Whether it was stopped before it was through.
+    pub is_stopped: bool,
+}
+
+impl Report {
+    /// How many jobs matched so far.
+    pub fn matched(&self) -> u64 {
+        self.outcomes.values().sum()
+    }
+
+    /// How many of them became this.
+    pub fn count(&self, word: &str) -> u64 {
+        self.outcomes.get(word).copied().unwrap_or(0)
+    }
+}
+
+/// What is to be done with one job, as its document says.
+enum Step {
+    Enqueue { retried_as: Option<Bson>, job: Box<Job>, why: Why },
+    Hasten { at: Instant, group: String },
+    Archive(Archival),
+    Ask,
+    Delete,
+    Nothing(Changed),
+}
+
+/// Changes jobs.
+#[derive(Debug)]
+pub struct Control {
+    store: Store,
+    session: CommitSession,
+    dry_run: bool,
+}
+
+impl Control {
+    /// Changes jobs of this database, or only says what it would do.
+    pub fn new(store: &Store, dry_run: bool) -> Self {
+        Self { store: store.clone(), session: CommitSession::default(), dry_run }
+    }
+
+    /// Changes these jobs; says for each, in order, what became of it.
+    ///
+    /// # Errors
+    /// When MongoDB cannot be used. Some of the jobs may be changed by then; a repetition meets them so.
+    pub async fn change(&mut self, change: Change, jobs: &[JobId]) -> Result<Vec<(JobId, Changed)>, StoreError> {
+        let sizes: Vec<Match> = jobs.iter().map(|job| Match { job: *job, bytes: BATCH_BYTES / BATCH }).collect();
+        let mut all = Vec::with_capacity(jobs.len());
+        for batch in cut(sizes, BATCH, BATCH_BYTES, |found| found.bytes) {
+            all.extend(self.change_batch(change, &batch).await?);
+        }
+        Ok(all)
+    }
+
+    /// Changes all jobs that match, in batches. After each batch `each` is told how far it has come and what became of the batch,
+    /// and may stop it there.
+    ///
+    /// # Errors
+    /// When MongoDB cannot be used. What was reported is done; a repetition goes on from there.
+    pub async fn change_all(
+        &mut self,
+        change: Change,
+        filter: &JobFilter,
+        mut each: impl FnMut(&Report, &[(JobId, Changed)]) -> ControlFlow<()>,
+    ) -> Result<Report, StoreError> {
+        let mut walk = Walk::new(filter.clone());
+        let mut report = Report { length: self.store.walk_length(&walk).await?, ..Report::default() };
+        loop {
+            if each(&report, &[]).is_break() {
+                return Ok(Report { is_stopped: true, ..report });
+            }
+            let patience = Patience::new();
+            let found = loop {
+                match self.store.next_matches(&mut walk).await {
+                    Err(error) if patience.allows(&error).await => {}
+                    found => break found?,
+                }
+            };
+            let Some(found) = found else { return Ok(report) };
+            for batch in cut(found, BATCH, BATCH_BYTES, |found| found.bytes) {
+                let mut changed = self.change_batch(change, &batch).await?;
+                for (_, changed) in &mut changed {
+                    if let Changed::Refused(refusal) = changed
+                        && refusal.is_of_the_moment()
+                    {
+                        *changed = Changed::Meanwhile;
+                    }
+                    *report.outcomes.entry(changed.word()).or_default() += 1;
+                }
+                if each(&report, &changed).is_break() {
+                    return Ok(Report { is_stopped: true, ..report });
+                }
+            }
+            report.looked_at = walk.looked_at.min(report.length);
+        }
+    }
+
+    async fn change_batch(&mut self, change: Change, batch: &[Match]) -> Result<Vec<(JobId, Changed)>, StoreError> {
+        let mut settled: HashMap<JobId, Changed> = HashMap::new();
+        let mut left: Vec<JobId> = batch.iter().map(|found| found.job).collect();
+        for _ in 0..LOOKS {
+            let now = self.store.now();
+            let patience = Patience::new();
+            let mut found = loop {
+                match self.store.jobs_by_id(&left).await {
+                    Err(error) if patience.allows(&error).await => {}
+                    found => break found?,
+                }
+            };
+            let steps = left.iter().map(|job| match found.remove(job) {
+                Some(stored) => (*job, step(change, *job, stored, now)),
+                None => (*job, Step::Nothing(Changed::Refused(Refusal::Unknown))),
+            });
+            let steps: Vec<(JobId, Step)> = steps.collect();
+            settled.extend(if self.dry_run { steps.into_iter().map(would_become).collect() } else { self.carry_out(steps, now).await? });
+            left.retain(|job| !settled.contains_key(job));
+            if left.is_empty() {
+                break;
+            }
+        }
+        let outcome = |job: JobId| settled.get(&job).cloned().unwrap_or(Changed::Refused(Refusal::KeepsChanging));
+        Ok(batch.iter().map(|found| (found.job, outcome(found.job))).collect())
+    }
+
+    /// Carries out what was decided, each kind with one command or transaction. Jobs that have changed since they were read are left
+    /// out of the answer.
+    async fn carry_out(&mut self, steps: Vec<(JobId, Step)>, now: Instant) -> Result<HashMap<JobId, Changed>, StoreError> {
+        let mut settled = HashMap::new();
+        let (mut retrials, mut archivals, mut hastened, mut asked, mut deleted) =
+            (Vec::new(), Vec::new(), HashMap::new(), Vec::new(), Vec::new());
+        let mut groups: BTreeSet<String> = BTreeSet::new();
+        for (id, step) in steps {
+            match step {
+                Step::Nothing(changed) => drop(settled.insert(id, changed)),
+                Step::Archive(archival) => archivals.push(archival),
+                Step::Ask => asked.push(id),
+                Step::Delete => deleted.push(id),
+                Step::Hasten { at, group } => {
+                    groups.insert(group);
+                    hastened.insert(id, at);
+                }
+                Step::Enqueue { retried_as, job, why } => {
+                    groups.insert(job.group.clone());
+                    let new = again(*job).and_then(|new| new.into_document(now).map_err(|error| error.to_string()));
+                    match new {
+                        Ok((new, document)) => retrials.push((Retrial { job: id, retried_as, new, document: Arc::new(document) }, why)),
+                        Err(problem) => drop(settled.insert(id, Changed::Refused(Refusal::Unstorable(problem)))),
+                    }
+                }
+            }
+        }
+        self.enqueue_again(retrials, &mut settled).await?;
+        self.archive(archivals, &mut settled).await?;
+        self.ask(&asked, &mut settled).await?;
+        if !hastened.is_empty() {
+            let jobs: Vec<JobId> = hastened.keys().copied().collect();
+            let patience = Patience::new();
+            let due = loop {
+                match self.store.hasten_if_unlocked(&jobs, now).await {
+                    Err(error) if patience.allows(&error).await => {}
+                    due => break due?,
+                }
+            };
+            settled.extend(due.into_iter().map(|job| (job, Changed::DueNow { instead_of: hastened[&job] })));
+        }
+        if !deleted.is_empty() {
+            let patience = Patience::new();
+            while let Err(error) = self.store.delete_archived(&deleted).await {
+                if !patience.allows(&error).await {
+                    return Err(error);
+                }
+            }
+            settled.extend(deleted.into_iter().map(|job| (job, Changed::Deleted)));
+        }
+        if !groups.is_empty() {
+            self.store.announce_jobs(groups).await;
+        }
+        Ok(settled)
+    }
+
+    /// Halves what MongoDB refuses, down to the one job that it is about.
+    async fn enqueue_again(&mut self, all: Vec<(Retrial, Why)>, settled: &mut HashMap<JobId, Changed>) -> Result<(), StoreError> {
+        let mut pieces = vec![all];
+        while let Some(piece) = pieces.pop().filter(|piece| !piece.is_empty()) {
+            let batch: Vec<Retrial> = piece.iter().map(|(retrial, _)| retrial.clone()).collect();
+            let patience = Patience::new();
+            let recorded = loop {
+                match self.store.retry_if_archived(&mut self.session, &batch).await {
+                    Err(error) if patience.allows(&error).await => {}
+                    recorded => break recorded,
+                }
+            };
+            match recorded {
+                Ok(recorded) => {
+                    let enqueued = piece.into_iter().zip(recorded).filter(|(_, recorded)| *recorded == Recorded::Yes);
+                    settled
+                        .extend(enqueued.map(|((retrial, why), _)| (retrial.job, Changed::EnqueuedAgain { new: Some(retrial.new), why })));
+                }
+                Err(error) if error.is_transient() => return Err(error),
+                Err(error) if piece.len() == 1 => {
+                    settled.insert(piece[0].0.job, Changed::Refused(Refusal::Unstorable(chain(&error))));
+                }
+                Err(_) => {
+                    let mut first = piece;
+                    let second = first.split_off(first.len() / 2);
+                    pieces.extend([second, first]);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn archive(&mut self, archivals: Vec<Archival>, settled: &mut HashMap<JobId, Changed>) -> Result<(), StoreError> {
+        let patience = Patience::new();
+        let recorded = loop {
+            match self.store.record(&mut self.session, &archivals).await {
+                Err(error) if patience.allows(&error).await => {}
+                recorded => break recorded?,
+            }
+        };
+        let cancelled = archivals.iter().zip(recorded).filter(|(_, recorded)| *recorded == Recorded::Yes);
+        settled.extend(cancelled.map(|(archival, _)| (archival.job(), Changed::Cancelled)));
+        Ok(())
+    }
+
+    async fn ask(&self, jobs: &[JobId], settled: &mut HashMap<JobId, Changed>) -> Result<(), StoreError> {
+        if jobs.is_empty() {
+            return Ok(());
+        }
+        let patience = Patience::new();
+        let asked = loop {
+            match self.store.request_cancel_if_started(jobs).await {
+                Err(error) if patience.allows(&error).await => {}
+                asked => break asked?,
+            }
+        };
+        for job in asked.iter().take(ANNOUNCED) {
+            self.store.announce_hint(Hint::Cancel { job: *job }).await;
+        }
+        settled.extend(asked.into_iter().map(|job| (job, Changed::CancelRequested)));
+        Ok(())
+    }
+}
+
+/// For how long a call is repeated that MongoDB does not carry out.
+struct Patience {
+    since: Monotonic,
+}
+
+impl Patience {
+    fn new() -> Self {
+        Self { since: Monotonic::now() }
+    }
+
+    /// Whether the same call may succeed now; a moment later, if so.
+    async fn allows(&self, error: &StoreError) -> bool {
+        let repeat = error.is_transient() && !error.is_unauthorized() && self.since.elapsed() < TRY_FOR;
+        if repeat {
+            tracing::warn!(error = chain(error), "a batch of changes was not carried out; trying again");
+            pause(TRY_AGAIN_AFTER).await;
+        }
+        repeat
+    }
+}
+
+/// What is to be done with a job, as it was read.
+fn step(change: Change, id: JobId, stored: StoredJob, now: Instant) -> Step {
+    let StoredJob { is_archived, document } = stored;
+    match change {
+        Change::Delete if is_archived => Step::Delete,
+        Change::Delete => Step::Nothing(Changed::Refused(Refusal::NotArchived)),
+        Change::Cancel => step_of_cancel(id, is_archived, &document, now),
+        Change::Retry { again } => {
+            step_of_retry(again, is_archived, document, now).unwrap_or_else(|refusal| Step::Nothing(Changed::Refused(refusal)))
+        }
+    }
+}
+
+/// Decided by single fields: a document that is no job can be cancelled, too.
+fn step_of_cancel(id: JobId, is_archived: bool, document: &RawDocument, now: Instant) -> Step {
+    let refused = |refusal| Step::Nothing(Changed::Refused(refusal));
+    if is_archived {
+        return refused(Refusal::Archived { why: document.get_str("why").unwrap_or("an unknown reason").to_owned() });
+    }
+    match document.get_bool("locked") {
+        Ok(true) => Step::Ask,
+        Ok(false) => {
+            let failure = Failure::new(CANCELLED, "cancelled by hand before it was started");
+            Step::Archive(Archival::malformed(id, document, &Why::CANCELLED, &failure, now))
+        }
+        Err(_) => refused(Refusal::NeitherLockedNorNot),
+    }
+}
+
+fn step_of_retry(again: bool, is_archived: bool, document: RawDocumentBuf, now: Instant) -> Result<Step, Refusal> {
+    let job = Job::try_from(document).map_err(|(_, error)| Refusal::Malformed(error.to_string()))?;
+    Ok(match (&job.state, is_archived) {
+        (JobState::Archived { why }, true) => {
+            let (why, retried_as) = (why.clone(), job.field("retried_as"));
+            match &retried_as {
+                Some(new) if *new != Bson::Null && !again => {
+                    let new = new.as_object_id().map_or_else(|| new.to_string(), |new| new.to_hex());
+                    return Err(Refusal::RetriedBefore { new });
+                }
+                _ => Step::Enqueue { retried_as, job: Box::new(job), why },
+            }
+        }
+        (JobState::Started { worker, .. }, false) => return Err(Refusal::Running { worker: *worker }),
+        (JobState::Scheduled { at }, false) if *at <= now => Step::Nothing(Changed::AlreadyDue { since: *at }),
+        (JobState::Scheduled { at }, false) => Step::Hasten { at: *at, group: job.group },
+        (_, true) => return Err(Refusal::Malformed("it is in the archive, but its document does not say that it has ended".into())),
+        (JobState::Archived { .. }, false) => {
+            return Err(Refusal::Malformed("it is in `scheduled`, but its document says that it has ended".into()));
+        }
+    })
+}
+
+fn would_become((id, step): (JobId, Step)) -> (JobId, Changed) {
+    let changed = match step {
+        Step::Nothing(changed) => changed,
+        Step::Archive(_) => Changed::Cancelled,
+        Step::Ask => Changed::CancelRequested,
+        Step::Delete => Changed::Deleted,
+        Step::Hasten { at, .. } => Changed::DueNow { instead_of: at },
+        Step::Enqueue { job, why, .. } => match again(*job) {
+            Ok(_) => Changed::EnqueuedAgain { new: None, why },
+            Err(problem) => Changed::Refused(Refusal::Unstorable(problem)),
+        },
+    };
+    (id, changed)
+}
+
+/// The same job under a new id; of a bundle the items that are not done, unless all are.
+fn again(job: Job) -> Result<NewJob, String> {
+    let document = |parameters: Bson| {
+        let Bson::Document(parameters) = parameters else {
+            return Err("its parameters are no document; enqueue it by hand".to_owned());
+        };
+        Ok(parameters)
+    };
+    let new = match &job.bundle {
+        None => NewJob::of_class(job.class, document(job.parameters)?),
+        Some(bundle) => {
+            let all_done = bundle.outcomes.iter().all(is_done);
+            let items = job.items();
+            let wanted = items.iter().zip(&bundle.outcomes).filter(|(_, outcome)| all_done || !is_done(outcome));
+            let items: Vec<Document> = wanted.map(|(item, _)| document(item.clone())).collect::<Result<_, _>>()?;
+            NewJob::bundle_of_class(job.class, items)
+        }
+    };
+    let new = new.with_id(JobId::new()).in_group(job.group).priority(job.priority);
+    let new = job.tags.into_iter().fold(new, NewJob::tag).retry_stored(job.retry_policy).recovered_from(job.id);
+    Ok(match job.urn {
+        Some(urn) => new.urn(urn),
+        None => new,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use bson::doc;
+
+    use super::*;
+
+    fn job(more: Document) -> Job {
+        let mut document = doc! {
+            "_id": bson::oid::ObjectId::from_bytes([7; 12]), "locked": false, "group": "g", "priority": 3, "why": "gave-up",
+            "workable": { "class": "c", "parameters": { "a": 1 } }, "retry_policy": { "class": "Mine", "parameters": {} },
+        };
+        document.extend(more);
+        Job::try_from(document).expect("a job")
+    }
+
+    #[test]
+    fn of_a_bundle_only_what_is_not_done_is_done_again() {
+        let bundle = |outcomes: Vec<Bson>| {
+            let items: Vec<Document> = (0..3).map(|n| doc! { "n": n }).collect();
+            job(doc! { "workable": { "class": "c", "items": items }, "item_outcomes": outcomes })
+        };
+        let failed = Bson::from(doc! { "class": "x", "message": "too hot", "why": "gave-up" });
+        let done_again = |job: Job| format!("{:?}", again(job).expect("a bundle"));
+        let rest = done_again(bundle(vec!["done".into(), failed]));
+        assert!(!rest.contains("\"n\": Int32(0)") && rest.contains("\"n\": Int32(1)") && rest.contains("\"n\": Int32(2)"), "{rest}");
+        assert!(done_again(bundle(vec!["done".into(); 3])).contains("\"n\": Int32(0)"), "when all is done, all of it");
+    }
+
+    #[test]
+    fn a_change_is_meant_for_the_jobs_that_it_is_possible_for() {
+        let of = |place, why: Option<&str>| JobFilter { place, why: why.map(Into::into), ..JobFilter::default() };
+        let retry = Change::Retry { again: false };
+        let check = |filter: JobFilter, change, expected: Result<(Option<JobPlace>, bool), Contradiction>| {
+            assert_eq!(filter.clone().narrowed_to(change).map(|filter| (filter.place, filter.failed)), expected, "{change:?} {filter:?}");
+        };
+        let (scheduled, running, archived) = (Some(JobPlace::Scheduled), Some(JobPlace::Running), Some(JobPlace::Archived));
+        check(of(None, None), retry, Ok((archived, true)));
+        check(of(None, Some("done")), retry, Ok((archived, false)));
+        check(of(scheduled, None), retry, Ok((scheduled, false)));
+        check(of(running, None), retry, Err(Contradiction::RetryOfRunning));
+        check(of(scheduled, Some("done")), retry, Err(Contradiction::WhyOutsideOfTheArchive));
+        check(of(None, None), Change::Cancel, Ok((None, false)));
+        check(of(running, None), Change::Cancel, Ok((running, false)));
+        check(of(archived, None), Change::Cancel, Err(Contradiction::CancelOfArchived));
+        check(of(None, Some("done")), Change::Cancel, Err(Contradiction::CancelOfArchived));
+        check(of(None, None), Change::Delete, Ok((archived, false)));
+        check(of(scheduled, None), Change::Delete, Err(Contradiction::DeleteOfUnfinished));
+    }
+
+    #[test]
+    fn a_filter_that_no_job_can_match_is_refused() {
+        let at = |ms| Instant::from_timestamp_millis(ms);
+        let period = |since, until| JobFilter { since, until, ..JobFilter::default() }.check();
+        assert_eq!(period(at(2), at(2)), Err(Contradiction::EmptyPeriod));
+        assert_eq!((period(at(1), at(2)), period(at(2), None), period(None, at(1))), (Ok(()), Ok(()), Ok(())));
+        let done = JobFilter { why: Some("done".into()), message: Some("x".into()), ..JobFilter::default() };
+        assert_eq!(done.check(), Err(Contradiction::DoneAndFailed));
+        let running = JobFilter { place: Some(JobPlace::Running), why: Some("gave-up".into()), ..JobFilter::default() };
+        assert_eq!(running.check(), Err(Contradiction::WhyOutsideOfTheArchive));
+    }
+}

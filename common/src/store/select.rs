@@ -1,0 +1,425 @@
+//! Which jobs a person means: the filters of `recruiter jobs`, read one page at a time for lists, or step by step over all
+//! jobs for bulk changes.
+//!
+//! `scheduled` has no index for such questions (each index would cost every job). A list whose filters no index serves is
+//! read newest first and given up after [`LOOK_LIMIT`]. A walk over all jobs is not given up: each of its steps looks at a
+//! bounded number of documents.
+
+use std::{collections::HashSet, time::Duration};
+
+use bson::{Bson, Document, RawDocument, RawDocumentBuf, Utf8Lossy, doc, oid::ObjectId};
+use clap::ValueEnum;
+use futures_util::TryStreamExt;
+use mongodb::{Collection, options::Hint as IndexHint};
+
+use super::{Store, StoreError, call, indexes::ARCHIVED_BY_END, jobs::raw_id_of};
+use crate::{ids::JobId, instant::Instant, job::Why, roster::ids_in};
+
+/// How long MongoDB may search for one page before it gives up.
+pub const LOOK_LIMIT: Duration = Duration::from_secs(8);
+/// Documents that one step of a walk looks at.
+const STEP: u64 = 5_000;
+/// Documents of a step when MongoDB is slow, at least.
+const SMALLEST_STEP: u64 = 50;
+/// Ids in one query, at most.
+pub(super) const IDS_PER_QUERY: usize = 10_000;
+
+/// Where a job is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum JobPlace {
+    /// Waits to be due or for a worker
+    Scheduled,
+    /// Is being run
+    Running,
+    /// Is finished
+    Archived,
+}
+
+/// Which jobs. What is not said does not matter.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct JobFilter {
+    /// Where it is.
+    pub place: Option<JobPlace>,
+    /// Its group.
+    pub group: Option<String>,
+    /// Class of its workable.
+    pub class: Option<String>,
+    /// One of its tags.
+    pub tag: Option<String>,
+    /// Its urn.
+    pub urn: Option<String>,
+    /// Why it is in the archive. Leads there when no place is given.
+    pub why: Option<String>,
+    /// It is in the archive, and neither done nor cancelled.
+    pub failed: bool,
+    /// Error class of its last execution.
+    pub error_class: Option<String>,
+    /// Part of the message of its last failure, whatever the case of its letters.
+    pub message: Option<String>,
+    /// A finished job ended at this instant or later; any other job was enqueued then or later.
+    pub since: Option<Instant>,
+    /// A finished job ended before this instant; any other job was enqueued before it.
+    pub until: Option<Instant>,
+}
+
+/// One page of a list.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Page {
+    /// With parameters, result and history. Without them the list stays small, whatever the jobs carry.
+    pub whole: bool,
+    /// How many jobs, at most; 0 counts as 1.
+    pub limit: u16,
+    /// Only what comes after this job, the last of the page before.
+    pub after: Option<JobId>,
+}
+
+/// The jobs of one page.
+#[derive(Clone, Debug, Default)]
+pub struct Listed {
+    /// As they are stored, even if they cannot be understood.
+    pub jobs: Vec<RawDocumentBuf>,
+    /// Whether there are more after them.
+    pub more: bool,
+}
+
+/// A job that a walk has found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Match {
+    /// Which.
+    pub job: JobId,
+    /// Size of its document.
+    pub bytes: usize,
+}
+
+/// How far a walk over all matching jobs has come; see [`Store::next_matches`].
+#[derive(Clone, Debug)]
+pub struct Walk {
+    filter: JobFilter,
+    /// The key of the last document that was looked at; nothing before the first.
+    after: Option<Bson>,
+    step: u64,
+    is_over: bool,
+    /// Documents looked at so far, whether they matched or not.
+    pub looked_at: u64,
+}
+
+impl Walk {
+    /// Over all jobs that match. The archive is walked when the filter leads there, otherwise `scheduled`.
+    pub fn new(filter: JobFilter) -> Self {
+        Self { filter, after: None, step: STEP, is_over: false, looked_at: 0 }
+    }
+
+    /// The field that is walked along, which has an index, and its first value.
+    fn key(&self) -> (&'static str, Bson) {
+        let JobFilter { since, until, .. } = self.filter;
+        if self.filter.is_archived() && (since.is_some() || until.is_some()) {
+            ("last_execution.ended_at", since.map_or(bson::DateTime::MIN, bson::DateTime::from_chrono).into())
+        } else {
+            // Values of other types than the first are not compared with it.
+            ("_id", ObjectId::from_bytes([0; 12]).into())
+        }
+    }
+
+    /// Documents behind those that were looked at, up to the last one of this step.
+    fn range(&self, up_to: Option<&Bson>) -> Document {
+        let (key, first) = self.key();
+        let mut range = match &self.after {
+            None => doc! { "$gte": first },
+            Some(after) => doc! { "$gt": after.clone() },
+        };
+        range.extend(up_to.map(|up_to| ("$lte".to_owned(), up_to.clone())));
+        doc! { key: range }
+    }
+}
+
+impl JobFilter {
+    /// Whether only finished jobs can match.
+    pub fn is_archived(&self) -> bool {
+        self.failed || self.why.is_some() || self.place == Some(JobPlace::Archived)
+    }
+
+    /// Whether nothing is said, except perhaps where the jobs are.
+    pub fn is_empty(&self) -> bool {
+        Self { place: None, ..self.clone() } == Self::default()
+    }
+
+    /// The filter on documents of the archive, or of `scheduled`, and what else must be true of them.
+    fn fields(&self, archived: bool, more: Document) -> Document {
+        let equal = [
+            ("group", &self.group),
+            ("workable.class", &self.class),
+            ("tags", &self.tag),
+            ("urn", &self.urn),
+            ("why", &self.why),
+            ("last_execution.class", &self.error_class),
+        ];
+        let mut all: Vec<Document> = equal.into_iter().filter_map(|(field, value)| Some(doc! { field: value.as_ref()? })).collect();
+        if self.failed {
+            all.push(doc! { "why": { "$nin": [Why::DONE, Why::CANCELLED] } });
+        }
+        if let Some(text) = &self.message {
+            all.push(doc! { "last_execution.message": { "$regex": literally(text), "$options": "i" } });
+        }
+        if let Some(period) = between(self.since.map(date), self.until.map(date)) {
+            if archived {
+                all.push(doc! { "last_execution.ended_at": period });
+            } else {
+                // A job that another language enqueued may have no other date than that of its id.
+                let ids = between(self.since.map(first_id), self.until.map(first_id)).unwrap_or_default();
+                all.push(doc! { "$or": [{ "created_at": period }, { "created_at": null, "_id": ids }] });
+            }
+        }
+        all.extend((!more.is_empty()).then_some(more));
+        if all.is_empty() {
+            doc! {}
+        } else {
+            doc! { "$and": all }
+        }
+    }
+
+    /// The first documents that match, one more than the page takes.
+    async fn look(
+        &self,
+        collection: &Collection<Document>,
+        archived: bool,
+        page: Page,
+        more: Document,
+        sort: Document,
+    ) -> Result<Vec<RawDocumentBuf>, StoreError> {
+        let mut wanted = self.fields(archived, page.after.map_or(doc! {}, |after| doc! { "_id": { "$lt": after } }));
+        wanted.extend(more);
+        let collection = collection.clone_with_type::<RawDocumentBuf>();
+        let limit = i64::from(page.limit.max(1)) + 1;
+        let find = async move {
+            collection.find(wanted).projection(columns(page)).sort(sort).limit(limit).max_time(LOOK_LIMIT).await?.try_collect().await
+        };
+        call("jobs", find).await
+    }
+}
+
+fn columns(page: Page) -> Document {
+    if page.whole {
+        doc! {}
+    } else {
+        doc! { "workable.parameters": 0, "workable.items": 0, "item_outcomes": 0, "result": 0, "executions": 0, "last_execution.trace": 0 }
+    }
+}
+
+fn between(since: Option<Bson>, until: Option<Bson>) -> Option<Document> {
+    let mut period = doc! {};
+    period.extend(since.map(|since| ("$gte".to_owned(), since)));
+    period.extend(until.map(|until| ("$lt".to_owned(), until)));
+    (!period.is_empty()).then_some(period)
+}
+
+fn date(at: Instant) -> Bson {
+    Bson::DateTime(bson::DateTime::from_chrono(at))
+}
+
+/// The smallest id that is made in the first second that begins at this instant or later.
+fn first_id(at: Instant) -> Bson {
+    let seconds = at.timestamp() + i64::from(at.timestamp_subsec_nanos() > 0);
+    let mut bytes = [0; 12];
+    bytes[..4].copy_from_slice(&u32::try_from(seconds.max(0)).unwrap_or(u32::MAX).to_be_bytes());
+    ObjectId::from_bytes(bytes).into()
+}
+
+/// A regular expression that matches this text and nothing else.
+fn literally(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for letter in text.chars() {
+        if letter.is_ascii_punctuation() {
+            escaped.push('\\');
+        }
+        escaped.push(letter);
+    }
+    escaped
+}
+
+/// A document as far as it can be read: text that is not UTF-8 gets replacement characters. A document that is damaged in
+/// another way keeps its readable first fields.
+pub fn lossy(document: &RawDocument) -> Document {
+    if let Ok(Utf8Lossy(whole)) = Utf8Lossy::<Document>::try_from(document) {
+        return whole;
+    }
+    let readable = document.iter_elements().map_while(Result::ok);
+    readable.filter_map(|element| Some((element.key().as_str().to_owned(), element.value_utf8_lossy().ok()?.try_into().ok()?))).collect()
+}
+
+impl Store {
+    /// One page of the jobs that match, newest first: by the end of the last execution in the archive, else by `_id`, which
+    /// tells seconds apart.
+    ///
+    /// Filter: what is asked for, and for the running jobs those that the roster names. Index: `_id` or
+    /// `archived_by_end` in descending order up to the limit, or for [`LOOK_LIMIT`]. Invariant: I9, a document that cannot be
+    /// understood hides no other. A job that moves meanwhile is listed once, because the archive is read last and believed.
+    pub async fn jobs(&self, filter: &JobFilter, page: Page) -> Result<Listed, StoreError> {
+        let by_id = doc! { "_id": -1 };
+        match filter.place {
+            _ if filter.is_archived() => self.finished_jobs(filter, page).await,
+            Some(JobPlace::Scheduled) => {
+                let found = filter.look(&self.scheduled, false, page, doc! { "locked": false }, by_id).await?;
+                Ok(newest(found, page))
+            }
+            Some(JobPlace::Running) => {
+                let mut running = Vec::new();
+                for jobs in self.held_jobs().await?.chunks(IDS_PER_QUERY) {
+                    let held = doc! { "_id": { "$in": jobs.to_vec() }, "locked": true };
+                    running.extend(filter.look(&self.scheduled, false, page, held, by_id.clone()).await?);
+                }
+                Ok(newest(running, page))
+            }
+            Some(JobPlace::Archived) | None => {
+                let mut all = filter.look(&self.scheduled, false, page, doc! {}, by_id.clone()).await?;
+                let archived = filter.look(&self.archived, true, page, doc! {}, by_id).await?;
+                let moved: HashSet<JobId> = archived.iter().filter_map(|job| raw_id_of(job)).collect();
+                all.retain(|job| !raw_id_of(job).is_some_and(|id| moved.contains(&id)));
+                all.extend(archived);
+                Ok(newest(all, page))
+            }
+        }
+    }
+
+    /// By their end. Jobs that ended in the same millisecond come in the order of the index, which is always the same: a page
+    /// begins behind the last job of the page before.
+    async fn finished_jobs(&self, filter: &JobFilter, page: Page) -> Result<Listed, StoreError> {
+        let mut filter = filter.clone();
+        if let Some(after) = page.after {
+            let last = self.jobs_by_id(&[after]).await?.remove(&after);
+            let Some(ended_at) = last.and_then(|job| job.document.get_document("last_execution").ok()?.get_datetime("ended_at").ok())
+            else {
+                return Ok(Listed::default());
+            };
+            let behind = ended_at.to_chrono() + chrono::TimeDelta::milliseconds(1);
+            filter.until = Some(filter.until.map_or(behind, |until| until.min(behind)));
+        }
+        let archived = self.archived.clone_with_type::<RawDocumentBuf>();
+        let wanted = filter.fields(true, doc! {});
+        let most = usize::from(page.limit.max(1));
+        call("jobs", async move {
+            let find = archived.find(wanted).projection(columns(page)).sort(doc! { "last_execution.ended_at": -1 }).max_time(LOOK_LIMIT);
+            let mut found = find.batch_size(u32::from(page.limit) + 1).await?;
+            let (mut jobs, mut is_behind) = (Vec::new(), page.after.is_none());
+            while let Some(job) = found.try_next().await? {
+                if !is_behind {
+                    is_behind = raw_id_of(&job) == page.after;
+                } else if jobs.len() == most {
+                    return Ok(Listed { jobs, more: true });
+                } else {
+                    jobs.push(job);
+                }
+            }
+            Ok(Listed { jobs, more: false })
+        })
+        .await
+    }
+
+    /// The next jobs of a walk over all that match; nothing when the walk is over.
+    ///
+    /// Filter: what is asked for, among the next few thousand documents, fewer when MongoDB is slow. Index: `_id`, or
+    /// `archived_by_end` when a period of the archive is asked for. Invariant: none, each change repeats its own conditions.
+    pub async fn next_matches(&self, walk: &mut Walk) -> Result<Option<Vec<Match>>, StoreError> {
+        while !walk.is_over {
+            match self.step(walk).await {
+                Ok((found, None)) => {
+                    walk.is_over = true;
+                    return Ok(Some(found));
+                }
+                Ok((found, bound)) => {
+                    walk.looked_at += walk.step;
+                    walk.after = bound;
+                    return Ok(Some(found));
+                }
+                Err(error) if walk.step > SMALLEST_STEP && (error.is_too_slow() || matches!(error, StoreError::TimedOut { .. })) => {
+                    walk.step = (walk.step / 4).max(SMALLEST_STEP);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(None)
+    }
+
+    /// What matches among the next documents, and the key of the last of them, unless there are no more.
+    async fn step(&self, walk: &Walk) -> Result<(Vec<Match>, Option<Bson>), StoreError> {
+        let archived = walk.filter.is_archived();
+        let collection = if archived { &self.archived } else { &self.scheduled };
+        let (key, index) = match walk.key().0 {
+            "_id" => ("_id", "_id_"),
+            key => (key, ARCHIVED_BY_END),
+        };
+        let (collection, ahead) = (collection.clone_with_type::<RawDocumentBuf>(), walk.range(None));
+        let (bounds, step) = (collection.clone(), walk.step);
+        let bound = self
+            .indexed("next_matches", async move {
+                let bound = bounds.find_one(ahead).sort(doc! { key: 1 }).skip(step).projection(doc! { key: 1 });
+                bound.hint(IndexHint::Name(index.into())).max_time(LOOK_LIMIT).await
+            })
+            .await?;
+        let bound = bound.and_then(|document| match key {
+            "_id" => document.get_object_id("_id").ok().map(Bson::from),
+            _ => document.get_document("last_execution").ok()?.get_datetime("ended_at").ok().map(Bson::from),
+        });
+        let mut wanted = walk.filter.fields(archived, walk.range(bound.as_ref()));
+        match walk.filter.place {
+            Some(JobPlace::Scheduled) => wanted.extend(doc! { "locked": false }),
+            Some(JobPlace::Running) => wanted.extend(doc! { "locked": true }),
+            Some(JobPlace::Archived) | None => {}
+        }
+        let found: Vec<RawDocumentBuf> = self
+            .indexed("next_matches", async move {
+                let found = collection.find(wanted).projection(doc! { "_id": 1, "bytes": { "$bsonSize": "$$ROOT" } });
+                found.hint(IndexHint::Name(index.into())).batch_size(10_000).max_time(LOOK_LIMIT).await?.try_collect().await
+            })
+            .await?;
+        let bytes = |job: &RawDocument| usize::try_from(job.get_i32("bytes").unwrap_or(0)).unwrap_or(0);
+        let found = found.iter().filter_map(|job| Some(Match { job: raw_id_of(job)?, bytes: bytes(job) })).collect();
+        Ok((found, bound))
+    }
+
+    /// About how many documents a walk looks at.
+    ///
+    /// Filter: none. Index: none, MongoDB keeps the number. Invariant: none.
+    pub async fn walk_length(&self, walk: &Walk) -> Result<u64, StoreError> {
+        let collection = if walk.filter.is_archived() { self.archived.clone() } else { self.scheduled.clone() };
+        call("walk_length", async move { collection.estimated_document_count().await }).await
+    }
+
+    /// Every job that a worker can have locked, as the roster says.
+    pub(super) async fn held_jobs(&self) -> Result<Vec<JobId>, StoreError> {
+        let mut held: Vec<JobId> = Vec::new();
+        for worker in self.roster_documents().await? {
+            let worker = lossy(&worker);
+            let id = worker.get_object_id("_id").map(|id| id.to_hex()).unwrap_or_default();
+            held.extend(ids_in(worker.get_document("assigned_to").ok().and_then(|map| map.get(id))));
+            held.extend(ids_in(worker.get("working_on")));
+        }
+        held.sort_unstable();
+        held.dedup();
+        Ok(held)
+    }
+}
+
+fn newest(mut jobs: Vec<RawDocumentBuf>, page: Page) -> Listed {
+    let most = usize::from(page.limit.max(1));
+    jobs.sort_by_key(|job| std::cmp::Reverse(raw_id_of(job)));
+    let more = jobs.len() > most;
+    jobs.truncate(most);
+    Listed { jobs, more }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_is_searched_for_literally() {
+        assert_eq!(literally("a.b (50 %) ü\\"), "a\\.b \\(50 \\%\\) ü\\\\");
+    }
+
+    #[test]
+    fn a_period_is_cut_at_whole_seconds_for_ids() {
+        let id = |ms: i64| first_id(Instant::from_timestamp_millis(ms).expect("a date")).to_string();
+        assert!(id(1_000).contains("000000010000000000000000") && id(1_001).contains("000000020000000000000000"), "{}", id(1_001));
+        assert!(id(-5).contains("000000000000000000000000"));
+    }
+}

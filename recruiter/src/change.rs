@@ -1,0 +1,307 @@
+//! `recruiter jobs retry`, `cancel` and `delete`: for jobs that are named, and for all that match.
+//!
+//! The rules of every change are the library's ([`recruiter_common::control`]); here is what is asked, and how it is told.
+
+use std::{
+    io::{IsTerminal, Write},
+    ops::ControlFlow,
+};
+
+use anyhow::{anyhow, bail};
+use bson::doc;
+use clap::{Args, builder::BoolishValueParser};
+use indicatif::{ProgressBar, ProgressStyle};
+use recruiter_common::{
+    control::{Change, Changed, Control, Refusal, Report},
+    exit::Exit,
+    ids::JobId,
+    instant::Instant,
+    shutdown::Shutdown,
+    store::{ConnectArgs, ConnectError, JobFilter, Store},
+};
+
+use crate::{
+    enqueue::id_of_text,
+    jobs::{FilterArgs, check_reason, usage},
+    output::{Format, json_line, moment, printable},
+};
+
+/// Jobs that could not be changed and are named, at most; all are counted.
+const NAMED: u64 = 20;
+
+pub(crate) const RETRY_EXAMPLES: &str = "\
+Named by their ids, or all that match the filters; without --why and --place those that failed (neither done nor cancelled).
+A job that was retried before is left alone: its document names the new job (retried_as), and --again enqueues it once more.
+
+Examples:
+  recruiter jobs retry 65a1b2c3d4e5f60718293a4b
+  recruiter jobs retry --error-class SmtpDown --since 2030-01-31T12:00:00Z --dry-run
+  recruiter jobs retry --class mail --place scheduled
+      what waits for a later date is due now
+  recruiter jobs retry --all --yes
+      everything that failed; after an interruption the same command goes on with the rest";
+
+pub(crate) const CANCEL_EXAMPLES: &str = "\
+Named by their ids, or all unfinished jobs that match the filters.
+
+Examples:
+  recruiter jobs cancel 65a1b2c3d4e5f60718293a4b
+  recruiter jobs cancel --class nosuch --dry-run
+  recruiter jobs cancel --group mail --place scheduled --yes
+      what waits, and nothing that runs";
+
+pub(crate) const DELETE_EXAMPLES: &str = "\
+Named by their ids, or all archived jobs that match the filters. A job that is not finished is never deleted: cancel it first.
+
+Examples:
+  recruiter jobs delete --why malformed
+  recruiter jobs delete --class nosuch --until 7d --yes";
+
+/// Which jobs to change, and how.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct ChangeArgs {
+    /// The jobs, by their ids
+    #[arg(value_name = "ID", value_parser = id_of_text)]
+    ids: Vec<JobId>,
+    #[command(flatten)]
+    filter: FilterArgs,
+    /// All jobs that the change is possible for
+    #[arg(long, help_heading = "Which jobs")]
+    all: bool,
+    /// Only say what would be done, and to how many jobs
+    #[arg(long, env = "RECRUITER_DRY_RUN", value_parser = BoolishValueParser::new())]
+    dry_run: bool,
+    /// Do not ask before many jobs are changed
+    #[arg(long, env = "RECRUITER_YES", value_parser = BoolishValueParser::new())]
+    yes: bool,
+    #[command(flatten)]
+    format: Format,
+}
+
+/// Changes the jobs that are named, or all that match.
+///
+/// # Errors
+/// When the arguments contradict each other, MongoDB cannot be used, or a job cannot be changed.
+pub(crate) async fn run(
+    args: ChangeArgs,
+    change: Change,
+    connect: &ConnectArgs,
+    shutdown: &mut Shutdown,
+    out: &mut impl Write,
+) -> anyhow::Result<()> {
+    let said = args.filter.clone().at(Instant::UNIX_EPOCH);
+    let filtered = !said.is_empty();
+    if !args.ids.is_empty() {
+        if args.all || filtered || said.place.is_some() {
+            return Err(usage("jobs are named by their ids, or by filters and --all, but not by both"));
+        }
+        let store = connected(args.dry_run, connect).await?;
+        return change_named(&args, change, &store, out).await;
+    }
+    if args.all && filtered {
+        return Err(usage("--all and filters contradict each other; only --place may be said with --all"));
+    }
+    if !args.all && !filtered {
+        return Err(usage(format!("which jobs are to be {}? Say ids, filters (--help lists them), or --all", participle(change))));
+    }
+    JobFilter { since: None, until: None, ..said }.narrowed_to(change).map_err(usage)?;
+    let asks = !args.yes && !args.dry_run;
+    if asks && !(std::io::stdin().is_terminal() && std::io::stderr().is_terminal()) {
+        return Err(usage("there is no terminal to confirm it on: say --yes to do it, or --dry-run to see what would be done"));
+    }
+    let store = connected(args.dry_run, connect).await?;
+    let filter = args.filter.clone().at(store.now()).narrowed_to(change).map_err(usage)?;
+    if asks {
+        let counted = walk(&store, change, true, &filter, shutdown, |_| Ok(())).await?;
+        let wanted = counted.matched() - left_alone(&counted);
+        let question = format!("{} {wanted} jobs? ({})", imperative(change), summary(change, &counted));
+        if counted.is_stopped || wanted > 0 && !is_confirmed(question, shutdown).await? {
+            return Err(anyhow!("nothing was changed").context(if counted.is_stopped { Exit::Aborted } else { Exit::Failure }));
+        }
+    }
+    let (mut named, json) = (0, args.format.json);
+    let report = walk(&store, change, args.dry_run, &filter, shutdown, |changed| {
+        for (job, changed) in changed {
+            if json {
+                write_json(out, *job, changed, args.dry_run)?;
+            } else if is_failure(changed) && named < NAMED {
+                named += 1;
+                writeln!(std::io::stderr(), "{job}: {}", message(changed, args.dry_run))?;
+            }
+        }
+        Ok(())
+    })
+    .await?;
+    let told = summary(change, &report);
+    if json {
+        let outcomes: bson::Document = report.outcomes.iter().map(|(word, count)| ((*word).to_owned(), count_of(*count))).collect();
+        let summary =
+            doc! { "matched": count_of(report.matched()), "outcomes": outcomes, "dry_run": args.dry_run, "stopped": report.is_stopped };
+        json_line(out, summary)?;
+    } else {
+        writeln!(out, "{}{told}", if args.dry_run { "(dry run) " } else { "" })?;
+    }
+    out.flush()?;
+    if report.is_stopped {
+        return Err(anyhow!("stopped by a signal; the same command goes on with the rest").context(Exit::Aborted));
+    }
+    if report.matched() == 0 {
+        check_reason(&filter)?;
+    }
+    match report.count("refused") {
+        0 => Ok(()),
+        refused => bail!("{refused} of {} jobs could not be {}", report.matched(), participle(change)),
+    }
+}
+
+async fn connected(dry_run: bool, connect: &ConnectArgs) -> Result<Store, ConnectError> {
+    let name = "recruiter jobs";
+    if dry_run { Store::connect_to_ask(connect, name).await } else { Store::connect(connect, name).await }
+}
+
+/// Each job on its own: what is wrong with one stops none of the others.
+async fn change_named(args: &ChangeArgs, change: Change, store: &Store, out: &mut impl Write) -> anyhow::Result<()> {
+    let mut refused = 0;
+    for (job, changed) in Control::new(store, args.dry_run).change(change, &args.ids).await? {
+        let failed = matches!(changed, Changed::Refused(_));
+        refused += usize::from(failed);
+        if args.format.json {
+            write_json(out, job, &changed, args.dry_run)?;
+        } else if failed {
+            out.flush()?;
+            writeln!(std::io::stderr(), "{job}: {}", message(&changed, args.dry_run))?;
+        } else {
+            writeln!(out, "{job}: {}{}", if args.dry_run { "(dry run) " } else { "" }, message(&changed, args.dry_run))?;
+        }
+    }
+    match refused {
+        0 => Ok(()),
+        refused => bail!("{refused} of {} jobs could not be {}", args.ids.len(), participle(change)),
+    }
+}
+
+/// Walks over all jobs that match and changes them, or says what would become of them. A first signal stops it after the present batch.
+async fn walk(
+    store: &Store,
+    change: Change,
+    dry_run: bool,
+    filter: &JobFilter,
+    shutdown: &Shutdown,
+    mut each: impl FnMut(&[(JobId, Changed)]) -> std::io::Result<()>,
+) -> anyhow::Result<Report> {
+    let bar = progress();
+    let (mut last, mut written) = (Report::default(), Ok(()));
+    let mut control = Control::new(store, dry_run);
+    let walked = control.change_all(change, filter, |report, changed| {
+        last = report.clone();
+        bar.set_length(report.length);
+        bar.set_position(report.looked_at);
+        bar.set_message(format!("{} jobs {}", report.matched(), if dry_run { "found" } else { participle(change) }));
+        written = bar.suspend(|| each(changed));
+        if written.is_err() || shutdown.is_requested() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    });
+    let walked = walked.await;
+    bar.finish_and_clear();
+    written?;
+    walked.map_err(|error| anyhow!(error).context(format!("stopped: {}; the same command goes on with the rest", summary(change, &last))))
+}
+
+/// On a terminal, how far we are.
+fn progress() -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let style = ProgressStyle::with_template("{bar:30} {percent:>3} %  {msg}  {eta} left");
+    ProgressBar::new(0).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+}
+
+/// Asks on the terminal; a signal means no.
+async fn is_confirmed(question: String, shutdown: &mut Shutdown) -> anyhow::Result<bool> {
+    write!(std::io::stderr(), "{question} [y/N] ")?;
+    // The thread that reads may go on reading until the process ends.
+    let answer = tokio::task::spawn_blocking(|| {
+        let mut answer = String::new();
+        std::io::stdin().read_line(&mut answer).map(|_| answer)
+    });
+    tokio::select! {
+        answer = answer => Ok(matches!(answer??.trim().to_lowercase().as_str(), "y" | "yes")),
+        () = shutdown.requested() => Ok(false),
+    }
+}
+
+fn imperative(change: Change) -> &'static str {
+    match change {
+        Change::Retry { .. } => "Retry",
+        Change::Cancel => "Cancel",
+        Change::Delete => "Delete",
+    }
+}
+
+fn participle(change: Change) -> &'static str {
+    match change {
+        Change::Retry { .. } => "retried",
+        Change::Cancel => "cancelled",
+        Change::Delete => "deleted",
+    }
+}
+
+/// Whether somebody must look at the job.
+fn is_failure(changed: &Changed) -> bool {
+    changed.word() == "refused"
+}
+
+/// Jobs that matched and need, or can have, no change.
+fn left_alone(report: &Report) -> u64 {
+    ["already-due", "retried-before", "changed-meanwhile", "refused"].into_iter().map(|word| report.count(word)).sum()
+}
+
+/// What became of the jobs, in numbers.
+fn summary(change: Change, report: &Report) -> String {
+    let said = [
+        ("enqueued-again", "enqueued again"),
+        ("due-now", "due now"),
+        ("already-due", "due already"),
+        ("cancelled", "cancelled"),
+        ("asked", "running, their workers asked to end them"),
+        ("deleted", "deleted"),
+        ("retried-before", "retried before and left alone (see --again)"),
+        ("changed-meanwhile", "changed meanwhile and left alone"),
+        ("refused", "refused"),
+    ];
+    let parts = said.into_iter().map(|(word, text)| (report.count(word), text)).filter(|(count, _)| *count > 0);
+    let parts: Vec<String> = parts.map(|(count, text)| format!("{count} {text}")).collect();
+    if parts.is_empty() { format!("no job matches that could be {}", participle(change)) } else { parts.join(", ") }
+}
+
+fn count_of(count: u64) -> bson::Bson {
+    i64::try_from(count).unwrap_or(i64::MAX).into()
+}
+
+fn write_json(out: &mut impl Write, job: JobId, changed: &Changed, dry_run: bool) -> std::io::Result<()> {
+    let mut line = doc! { "id": job.to_string(), "outcome": changed.word(), "message": message(changed, dry_run), "dry_run": dry_run };
+    if let Changed::EnqueuedAgain { new: Some(new), .. } = changed {
+        line.insert("new_id", new.to_string());
+    }
+    json_line(out, line)
+}
+
+/// What became of one job, in a sentence.
+fn message(changed: &Changed, dry_run: bool) -> String {
+    let by = |done: &str, would: &str| if dry_run { would.to_owned() } else { done.to_owned() };
+    match changed {
+        Changed::EnqueuedAgain { new: Some(new), why } => {
+            format!("was archived as {}, enqueued again as {new}", printable(why.as_str(), 80))
+        }
+        Changed::EnqueuedAgain { new: None, why } => format!("was archived as {}, would be enqueued again", printable(why.as_str(), 80)),
+        Changed::DueNow { instead_of } => format!("{} now instead of {}", by("due", "would be due"), moment(*instead_of)),
+        Changed::AlreadyDue { since } => format!("is due since {} already", moment(*since)),
+        Changed::Cancelled => by("was not running; archived as cancelled", "is not running; would be archived as cancelled"),
+        Changed::CancelRequested => {
+            by("is running; its worker is asked to cancel it", "is running; its worker would be asked to cancel it")
+        }
+        Changed::Deleted => by("deleted", "would be deleted"),
+        Changed::Meanwhile => "changed meanwhile; left alone".into(),
+        Changed::Refused(refusal @ Refusal::RetriedBefore { .. }) => format!("{refusal}; --again retries it once more"),
+        Changed::Refused(refusal) => printable(&refusal.to_string(), 400),
+    }
+}

@@ -1,0 +1,170 @@
+//! Who is there: the recruiter that leads, and the workers with what they can do. Read once, for people; nothing is decided by it.
+//!
+//! Ages are told by the server's clock, which wrote the dates. Only the cleaner and the standbys decide about life and death,
+//! by other means.
+
+use bson::{Bson, Document};
+use chrono::TimeDelta;
+use recruiter_common::{
+    instant::Instant,
+    roster::WorkOn,
+    store::{Store, StoreError, lossy},
+};
+use serde_json::{Value, json};
+
+use crate::output::{apart, printable};
+
+/// A lease is taken to be lost when it was not renewed for this time: several times what a leader needs by default.
+const LEASE_IS_LOST_AFTER: TimeDelta = TimeDelta::seconds(30);
+/// A worker that does not say how long its lease is has this one.
+const USUAL_LEASE_MS: i64 = 20_000;
+
+/// Whether a recruiter leads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Leader {
+    /// This one, `host:pid`.
+    Leads(String),
+    /// None, and why not.
+    Nobody(String),
+}
+
+impl Leader {
+    pub(crate) async fn find(store: &Store) -> Result<Self, StoreError> {
+        let now = store.now();
+        Ok(match store.observe_lease().await? {
+            None => Self::Nobody("none has led yet".into()),
+            Some(lease) => {
+                let who = printable(&lease.holder_at, 80);
+                match lease.renewed_at {
+                    _ if lease.released => Self::Nobody(format!("{who} was the last and has stopped")),
+                    Some(at) if now - at > LEASE_IS_LOST_AFTER => {
+                        Self::Nobody(format!("{who} was the last and has given no sign of life for {}", apart(at, now)))
+                    }
+                    _ => Self::Leads(who),
+                }
+            }
+        })
+    }
+
+    /// One line for people.
+    pub(crate) fn line(&self) -> String {
+        match self {
+            Self::Leads(who) => format!("leader: {who}"),
+            Self::Nobody(why) => format!("no recruiter leads, so due jobs are not assigned ({why}): start `recruiter run`"),
+        }
+    }
+
+    pub(crate) fn to_json(&self) -> Value {
+        match self {
+            Self::Leads(who) => json!(who),
+            Self::Nobody(_) => Value::Null,
+        }
+    }
+
+    pub(crate) fn is_missing(&self) -> bool {
+        matches!(self, Self::Nobody(_))
+    }
+}
+
+/// A worker, as far as its roster document can be read.
+#[derive(Clone, Debug)]
+pub(crate) struct Worker {
+    /// Its roster document.
+    pub(crate) document: Document,
+    /// Groups that it works on.
+    pub(crate) work_on: Option<WorkOn>,
+    /// Classes that it has.
+    pub(crate) classes: Vec<String>,
+    /// Retry policies that it knows, if it says so.
+    pub(crate) policies: Option<Vec<String>>,
+    /// Declared dead by a cleaner.
+    pub(crate) is_retired: bool,
+    /// For how long it has given no sign of life, if that is longer than its lease.
+    pub(crate) silent_for: Option<TimeDelta>,
+    /// How long it may be silent.
+    pub(crate) lease: TimeDelta,
+}
+
+impl Worker {
+    pub(crate) fn of(document: Document, now: Instant) -> Self {
+        let texts = |field: &str| {
+            let list = document.get_array(field).ok()?;
+            Some(list.iter().filter_map(|text| text.as_str().map(str::to_owned)).collect::<Vec<_>>())
+        };
+        let lease_ms = document.get("lease_ms").and_then(|ms| ms.as_i64().or(ms.as_i32().map(i64::from))).filter(|ms| *ms > 0);
+        let lease = TimeDelta::try_milliseconds(lease_ms.unwrap_or(USUAL_LEASE_MS)).unwrap_or(TimeDelta::MAX);
+        let silent_for = document.get_datetime("last_seen_at").ok().map(|at| now - at.to_chrono()).filter(|silence| *silence > lease);
+        Self {
+            work_on: document.get("work_on").cloned().and_then(|work_on: Bson| work_on.try_into().ok()),
+            classes: texts("classes").unwrap_or_default(),
+            policies: texts("policies"),
+            is_retired: document.get_bool("retired").unwrap_or(false),
+            silent_for,
+            lease,
+            document,
+        }
+    }
+
+    /// Whether it can be given jobs, as far as can be seen.
+    pub(crate) fn is_alive(&self) -> bool {
+        !self.is_retired && self.silent_for.is_none()
+    }
+
+    fn works_on(&self, group: &str) -> bool {
+        self.work_on.as_ref().is_some_and(|work_on| work_on.includes(group))
+    }
+}
+
+/// Everybody in the roster.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Workers(pub(crate) Vec<Worker>);
+
+impl Workers {
+    pub(crate) async fn find(store: &Store) -> Result<Self, StoreError> {
+        let documents = store.roster_documents().await?;
+        let now = store.now();
+        Ok(Self(documents.iter().map(|document| Worker::of(lossy(document), now)).collect()))
+    }
+
+    /// Why no living worker takes jobs of this class and group; nothing when there is one that does.
+    pub(crate) fn why_nobody_takes(&self, class: &str, group: &str) -> Option<String> {
+        let mut living = self.0.iter().filter(|worker| worker.is_alive()).peekable();
+        if living.peek().is_none() {
+            return Some("no worker is running".into());
+        }
+        let with_class: Vec<&Worker> = living.filter(|worker| worker.classes.iter().any(|known| known == class)).collect();
+        if with_class.is_empty() {
+            Some(format!("no running worker has the class `{}`", printable(class, 80)))
+        } else if with_class.iter().any(|worker| worker.works_on(group)) {
+            None
+        } else {
+            Some(format!("no running worker that has the class `{}` works on the group `{}`", printable(class, 80), printable(group, 80)))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bson::doc;
+
+    use super::*;
+
+    #[test]
+    fn what_nobody_takes_has_a_reason() {
+        let now = Instant::UNIX_EPOCH + TimeDelta::hours(1);
+        let seen = |seconds_ago: i64| bson::DateTime::from_chrono(now - TimeDelta::seconds(seconds_ago));
+        let workers = |documents: Vec<Document>| Workers(documents.into_iter().map(|document| Worker::of(document, now)).collect());
+        let check = |workers: &Workers, class: &str, group: &str, expected: Option<&str>| {
+            assert_eq!(workers.why_nobody_takes(class, group).as_deref(), expected);
+        };
+        let living = doc! { "classes": ["a", "b"], "work_on": ["g", "h"], "last_seen_at": seen(1), "lease_ms": 20_000_i64 };
+        let some = workers(vec![living, doc! { "classes": ["c"], "work_on": "*", "last_seen_at": seen(21), "lease_ms": 20_000 }]);
+        check(&some, "a", "g", None);
+        check(&some, "a", "x", Some("no running worker that has the class `a` works on the group `x`"));
+        check(&some, "c", "g", Some("no running worker has the class `c`"));
+        let dead = workers(vec![doc! { "classes": ["a"], "work_on": "*", "last_seen_at": seen(1), "retired": true }]);
+        check(&dead, "a", "g", Some("no worker is running"));
+        check(&Workers::default(), "a", "g", Some("no worker is running"));
+        check(&workers(vec![doc! {}]), "a", "g", Some("no running worker has the class `a`"));
+    }
+}

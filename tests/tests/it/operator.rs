@@ -1,0 +1,405 @@
+//! What an operator does on a bad day: searches a large archive, retries, cancels and deletes very many jobs at once, and meets
+//! documents that nobody can read.
+
+use std::time::Duration;
+
+use bson::{Document, RawDocumentBuf, doc, oid::ObjectId};
+use futures_util::TryStreamExt as _;
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use recruiter_common::{ids::JobId, store::Store};
+use recruiter_tests::{
+    factory::{announcement, insert_unvalidated, minimal_job, started},
+    fail_points::FailPoint,
+    local::store,
+    mongo::{TestDatabase, own_mongod},
+    processes::{Setup, System},
+    wait::wait_until,
+};
+use serde_json::{Value, json};
+
+use super::cli::{Said, count, only, recruiter, spawn};
+
+const SOON: Duration = Duration::from_secs(20);
+
+/// A finished job that ended so many seconds ago.
+fn archived(class: &str, why: &str, seconds_ago: i64) -> Document {
+    let mut job = minimal_job(class);
+    job.remove("scheduled_at");
+    let ended = bson::DateTime::from_millis(bson::DateTime::now().timestamp_millis() - seconds_ago * 1_000);
+    job.extend(doc! { "why": why, "done": why == "done", "attempts": 1, "last_execution": { "ended_at": ended } });
+    if why != "done" {
+        let execution = job.get_document_mut("last_execution").unwrap();
+        execution.extend(doc! { "class": "SmtpDown", "message": "connection refused (50 %) by example.org" });
+    }
+    job
+}
+
+async fn insert(database: &TestDatabase, collection: &str, documents: Vec<Document>) -> Vec<String> {
+    let ids = documents.iter().map(|document| document.get_object_id("_id").unwrap().to_hex()).collect();
+    database.raw(collection).insert_many(documents).await.unwrap();
+    ids
+}
+
+fn ids(said: &Said) -> Vec<String> {
+    said.objects().iter().map(|job| job["_id"]["$oid"].as_str().unwrap().to_owned()).collect()
+}
+
+/// The last line of what a change of many jobs has written.
+fn summary(said: &Said) -> Value {
+    said.objects().pop().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn jobs_are_found_by_what_went_wrong_and_when() {
+    let database = TestDatabase::new().await;
+    let _store = store(&database).await;
+    let mut other = archived("mail", "tried-too-many-times", 60);
+    other.get_document_mut("last_execution").unwrap().extend(doc! { "class": "exit:1", "message": "No Such File" });
+    let mut waiting = minimal_job("mail");
+    waiting.extend(doc! { "attempts": 1, "last_execution": { "class": "SmtpDown", "message": "connection reset" } });
+    let done = archived("mail", "done", 5_000);
+    let old = archived("mail", "gave-up", 7_200);
+    let found = insert(&database, "archived", vec![other, done, old]).await;
+    let [other, done, old] = found.try_into().unwrap();
+    let waiting = insert(&database, "scheduled", vec![waiting]).await.remove(0);
+    let check = |args: &[&str], expected: &[&String]| {
+        let said = recruiter(&database, &[&["jobs", "list", "--json"], args].concat());
+        let (mut found, mut expected) = (ids(&said), expected.iter().copied().cloned().collect::<Vec<_>>());
+        found.sort();
+        expected.sort();
+        assert_eq!(found, expected, "{args:?}");
+    };
+    check(&["--error-class", "SmtpDown"], &[&old, &waiting]);
+    check(&["--error-class", "SmtpDown", "--place", "archived"], &[&old]);
+    check(&["--message", "no such"], &[&other]);
+    check(&["--message", "(50 %) by example.org"], &[&old]);
+    check(&["--message", "connection.re"], &[]);
+    check(&["--since", "1h"], &[&other, &waiting]);
+    check(&["--since", "3h", "--until", "1h"], &[&done, &old]);
+    check(&["--place", "archived", "--until", "1h"], &[&done, &old]);
+    check(&["--since", "2001-01-01T00:00:00Z", "--until", "2002-01-01T00:00:00Z"], &[]);
+    // A job of another language may have no date of its own, one of this library has.
+    let aged = doc! { "$set": { "created_at": bson::DateTime::from_millis(1_000_000_000_000) } };
+    database.raw("scheduled").update_one(doc! { "_id": ObjectId::parse_str(&waiting).unwrap() }, aged).await.unwrap();
+    check(&["--since", "2001-01-01T00:00:00Z", "--until", "2002-01-01T00:00:00Z"], &[&waiting]);
+    check(&["--place", "scheduled", "--since", "1h"], &[]);
+
+    let said = recruiter(&database, &["jobs", "list", "--why", "gave-up"]);
+    assert!(said.out.contains("\n    gave-up; SmtpDown: connection refused (50 %) by example.org\n"), "{}", said.out);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn what_no_job_can_match_is_refused_and_a_misspelt_reason_is_corrected() {
+    let database = TestDatabase::new().await;
+    let _store = store(&database).await;
+    insert(&database, "archived", vec![archived("a", "my-own-reason", 1)]).await;
+    let check = |args: &[&str], code: i32, expected: &str| {
+        let said = recruiter(&database, &[&["jobs"], args].concat());
+        assert!(said.code == code && said.err.contains(expected), "{args:?}: {} {}", said.code, said.err);
+    };
+    check(&["list", "--place", "scheduled", "--why", "done"], 2, "only archived jobs have a reason");
+    check(&["list", "--since", "1h", "--until", "2h"], 2, "the period is empty");
+    check(&["list", "--why", "done", "--message", "x"], 2, "a job that is done has no error class");
+    check(&["list", "--since", "noon"], 2, "neither an instant nor a duration");
+    check(&["list", "--why", "tried-to-many-times"], 2, "did you mean `tried-too-many-times`?");
+    check(&["list", "--why", "nonsense"], 0, "not one of Recruiter's own reasons (done, ");
+    check(&["list", "--why", "my-own-reason"], 0, "");
+    check(&["retry", "--yes", "--why", "tried-to-many-times"], 2, "did you mean `tried-too-many-times`?");
+    check(&["retry"], 2, "which jobs are to be retried?");
+    check(&["retry", "--place", "archived"], 2, "which jobs are to be retried?");
+    check(&["retry", "--all", "--class", "a"], 2, "--all and filters contradict each other");
+    check(&["retry", &ObjectId::new().to_hex(), "--class", "a"], 2, "but not by both");
+    check(&["retry", "--all"], 2, "say --yes");
+    check(&["retry", "--all", "--yes", "--place", "running"], 2, "a running job cannot be retried");
+    check(&["cancel", "--all", "--yes", "--place", "archived"], 2, "an archived job cannot be cancelled");
+    check(&["delete", "--all", "--yes", "--place", "scheduled"], 2, "only archived jobs are deleted");
+    assert_eq!(count(&database, "archived", doc! { "retried_as": null }).await, 1);
+}
+
+/// Many of them ended in the same millisecond, as those of one batch do.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn pages_show_every_job_once() {
+    let database = TestDatabase::new().await;
+    let _store = store(&database).await;
+    let mut documents: Vec<Document> = (0..25).map(|_| archived("a", "gave-up", 1)).collect();
+    let ended = documents[0].get_document("last_execution").unwrap().clone();
+    documents[3..20].iter_mut().for_each(|job| drop(job.insert("last_execution", ended.clone())));
+    let mut expected = insert(&database, "archived", documents).await;
+    expected.sort();
+    for place in [&["--place", "archived"][..], &[], &["--why", "gave-up", "--since", "1h"]] {
+        let mut seen: Vec<String> = Vec::new();
+        loop {
+            let after: Vec<&str> = seen.last().iter().flat_map(|last| ["--after", last.as_str()]).collect();
+            let said = recruiter(&database, &[&["jobs", "list", "--json", "--limit", "4"], place, &after].concat());
+            let page = ids(&said);
+            let has_more = seen.len() + page.len() < expected.len();
+            let last = page.last().cloned().unwrap();
+            assert_eq!(said.err.contains(&format!("--after {last}")), has_more, "{}", said.err);
+            seen.extend(page);
+            if !has_more {
+                break;
+            }
+        }
+        seen.sort();
+        assert_eq!(seen, expected, "{place:?}");
+    }
+}
+
+/// The new jobs, by the archived one that each is a retry of.
+async fn retries(database: &TestDatabase) -> Vec<ObjectId> {
+    let jobs: Vec<Document> = database.raw("scheduled").find(doc! {}).await.unwrap().try_collect().await.unwrap();
+    jobs.iter().map(|job| job.get_object_id("recovered_from").unwrap()).collect()
+}
+
+/// Each archived job of this filter names the one new job that names it.
+async fn each_was_retried_once(database: &TestDatabase, filter: Document) {
+    let olds: Vec<Document> = database.raw("archived").find(filter).await.unwrap().try_collect().await.unwrap();
+    for old in &olds {
+        let new = only(database, "scheduled", doc! { "recovered_from": old.get_object_id("_id").unwrap() }).await;
+        assert_eq!(old.get_object_id("retried_as").unwrap(), new.get_object_id("_id").unwrap());
+    }
+    assert_eq!(retries(database).await.len(), olds.len());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn what_failed_is_retried_once_however_often_it_is_said() {
+    let database = TestDatabase::new().await;
+    let _store = store(&database).await;
+    let mut jobs: Vec<Document> = (0..1_200).map(|_| archived("mail", "gave-up", 10)).collect();
+    jobs.extend((0..300).map(|_| archived("other", "worker-died", 10)));
+    jobs.extend((0..200).flat_map(|_| [archived("mail", "done", 10), archived("mail", "cancelled", 10)]));
+    // One that cannot be enqueued again stops no other.
+    jobs[17].insert("workable", doc! { "class": "mail", "parameters": [1, 2] });
+    jobs[18].insert("tags", "text");
+    insert(&database, "archived", jobs).await;
+
+    let counted = summary(&recruiter(&database, &["jobs", "retry", "--class", "mail", "--dry-run", "--json"]).said_anyhow());
+    assert_eq!(counted["outcomes"], json!({ "enqueued-again": 1_198, "refused": 2 }));
+    assert_eq!(retries(&database).await.len(), 0);
+
+    let said = recruiter(&database, &["jobs", "retry", "--class", "mail", "--yes"]);
+    assert_eq!((said.code, said.out.as_str()), (1, "1198 enqueued again, 2 refused\n"), "{}", said.err);
+    assert!(
+        said.err.contains("its parameters are no document") && said.err.contains("2 of 1200 jobs could not be retried"),
+        "{}",
+        said.err
+    );
+    each_was_retried_once(&database, doc! { "workable.class": "mail", "why": "gave-up", "retried_as": { "$exists": true } }).await;
+    assert_eq!(count(&database, "archived", doc! { "retried_as": { "$exists": true } }).await, 1_198);
+
+    // Said again it does the rest.
+    let said = recruiter(&database, &["jobs", "retry", "--all", "--yes", "--json"]).said_anyhow();
+    assert_eq!(summary(&said)["outcomes"], json!({ "enqueued-again": 300, "refused": 2, "retried-before": 1_198 }));
+    assert_eq!(retries(&database).await.len(), 1_498);
+
+    // By its id, too; unless somebody means it.
+    let old = only(&database, "archived", doc! { "_id": retries(&database).await[0] }).await;
+    let (old_id, first) = (old.get_object_id("_id").unwrap(), old.get_object_id("retried_as").unwrap().to_hex());
+    let said = recruiter(&database, &["jobs", "retry", &old_id.to_hex()]);
+    assert!(said.code == 1 && said.err.contains(&format!("it was retried before, as {first}; --again")), "{}", said.err);
+    assert!(recruiter(&database, &["jobs", "show", &old_id.to_hex()]).out.contains(&format!("retried as   {first}")));
+    let again = recruiter(&database, &["jobs", "retry", "--again", "--json", &old_id.to_hex()]).objects()[0]["new_id"].clone();
+    let old = only(&database, "archived", doc! { "_id": old_id }).await;
+    assert_eq!(json!(old.get_object_id("retried_as").unwrap().to_hex()), again);
+    let shown = recruiter(&database, &["jobs", "show", again.as_str().unwrap()]).out;
+    assert!(shown.contains(&format!("retry of     {old_id}\n")), "{shown}");
+}
+
+impl Said {
+    /// The same as if it had not refused anything.
+    fn said_anyhow(mut self) -> Self {
+        assert!(self.code == 0 || self.err.contains("jobs could not be"), "{}", self.err);
+        self.code = 0;
+        self
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn many_jobs_are_cancelled_deleted_and_made_due() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    let job = |class: &str, group: &str, minutes: i64| {
+        let mut job = minimal_job(class);
+        let at = bson::DateTime::from_millis(bson::DateTime::now().timestamp_millis() + minutes * 60_000);
+        job.extend(doc! { "group": group, "scheduled_at": at });
+        job
+    };
+    let wrong: Vec<Document> = (0..700).map(|n| job("nosuch", "g", n - 350)).collect();
+    insert(&database, "scheduled", wrong.clone()).await;
+    insert(&database, "scheduled", vec![job("good", "g", -1), job("good", "h", 60)]).await;
+    insert_unvalidated(&database, vec![doc! { "_id": ObjectId::new(), "locked": false, "workable": { "class": "nosuch" } }]).await;
+    let running: Vec<JobId> = wrong[..5].iter().map(|job| job.get_object_id("_id").unwrap().into()).collect();
+    let worker = announcement(10);
+    store.register(&worker).await.unwrap();
+    assert_eq!(started(&store, worker.id, &running).await.len(), 5);
+
+    let cancel = |more: &[&str]| recruiter(&database, &[&["jobs", "cancel", "--class", "nosuch", "--json"], more].concat());
+    assert_eq!(summary(&cancel(&["--dry-run"]))["outcomes"], json!({ "asked": 5, "cancelled": 696 }));
+    assert_eq!(summary(&cancel(&["--yes", "--place", "scheduled"]))["outcomes"], json!({ "cancelled": 696 }));
+    assert_eq!(count(&database, "scheduled", doc! { "cancel_requested_at": { "$exists": true } }).await, 0);
+    assert_eq!(summary(&cancel(&["--yes"]))["outcomes"], json!({ "asked": 5 }));
+    assert_eq!(
+        count(&database, "scheduled", doc! { "workable.class": "nosuch", "locked": true, "cancel_requested_at": { "$exists": true } })
+            .await,
+        5
+    );
+    assert_eq!(count(&database, "archived", doc! { "why": "cancelled", "workable.class": "nosuch" }).await, 696);
+
+    let said = recruiter(&database, &["jobs", "retry", "--group", "h", "--place", "scheduled", "--yes"]);
+    assert_eq!((said.code, said.out.as_str()), (0, "1 due now\n"));
+    assert_eq!(count(&database, "scheduled", doc! { "group": "h", "scheduled_at": { "$lte": bson::DateTime::now() } }).await, 1);
+
+    insert(&database, "archived", (0..600).map(|_| archived("old", "done", 7_200)).collect()).await;
+    let said = recruiter(&database, &["jobs", "delete", "--class", "old", "--until", "1h", "--dry-run"]);
+    assert_eq!((said.code, said.out.as_str()), (0, "(dry run) 600 deleted\n"));
+    let said = recruiter(&database, &["jobs", "delete", "--until", "1h", "--yes"]);
+    assert_eq!((said.code, said.out.as_str()), (0, "600 deleted\n"));
+    assert_eq!(count(&database, "archived", doc! {}).await, 696);
+    assert_eq!(recruiter(&database, &["jobs", "delete", "--until", "1h", "--yes"]).out, "no job matches that could be deleted\n");
+    // One that is not finished is never deleted.
+    let good = only(&database, "scheduled", doc! { "group": "h" }).await.get_object_id("_id").unwrap().to_hex();
+    let said = recruiter(&database, &["jobs", "delete", &good]);
+    assert!(said.code == 1 && said.err.contains("only archived jobs are deleted"), "{}", said.err);
+    assert_eq!(count(&database, "scheduled", doc! { "group": "h" }).await, 1);
+}
+
+/// A signal in the middle, the replies of two commits lost, and the whole process killed: said again, the command does the rest.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn an_interrupted_retry_goes_on_where_it_was() {
+    let mongo = own_mongod().await;
+    let database = TestDatabase::on(&mongo.uri()).await;
+    let _store = store(&database).await;
+    insert(&database, "archived", (0..4_000).map(|_| archived("a", "gave-up", 10)).collect()).await;
+    let retried = async || count(&database, "archived", doc! { "retried_as": { "$exists": true } }).await;
+    let retry = ["jobs", "retry", "--all", "--yes"];
+    let slow = || FailPoint::new("recruiter jobs", &["commitTransaction"]).block(Duration::from_millis(500));
+
+    let fault = slow().arm(&mongo.uri()).await;
+    let child = spawn(&database, &retry);
+    wait_until(SOON, "some are retried", async || retried().await >= 500).await;
+    kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGINT).unwrap();
+    let said = Said::of(child.wait_with_output().unwrap());
+    assert_eq!(said.code, 130, "{}", said.err);
+    assert!(said.err.contains("the same command goes on with the rest"), "{}", said.err);
+    let so_far = retried().await;
+    assert!(said.out.starts_with(&format!("{so_far} enqueued again")) && so_far < 4_000, "{} {so_far}", said.out);
+    each_was_retried_once(&database, doc! { "retried_as": { "$exists": true } }).await;
+
+    let mut child = spawn(&database, &retry);
+    wait_until(SOON, "some more are retried", async || retried().await > so_far).await;
+    child.kill().unwrap();
+    child.wait().unwrap();
+    drop(fault);
+    each_was_retried_once(&database, doc! { "retried_as": { "$exists": true } }).await;
+
+    // What the killed process has left open is ended by MongoDB itself, in the end; here at once.
+    database.database().run_command(doc! { "killAllSessions": [] }).await.unwrap();
+    let fault = FailPoint::new("recruiter jobs", &["commitTransaction"]).times(2).write_concern_error(64).arm(&mongo.uri()).await;
+    let said = recruiter(&database, &retry);
+    assert_eq!((said.code, fault.struck().await), (0, 2), "{}", said.err);
+    each_was_retried_once(&database, doc! {}).await;
+    assert_eq!(retries(&database).await.len(), 4_000);
+}
+
+/// I9.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn what_nobody_can_read_is_shown_and_hides_nothing() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    let bad = |place: &str, field: &str| {
+        let mut job = minimal_job("good");
+        if place == "archived" {
+            job.remove("scheduled_at");
+            job.extend(doc! { "why": "done", "last_execution": { "ended_at": bson::DateTime::now() } });
+        }
+        match field {
+            "class" => job.insert("workable", doc! { "class": "caf!" }),
+            "parameters" => job.insert("workable", doc! { "class": "good", "parameters": { "path": "caf!" } }),
+            field => job.insert(field, "caf!"),
+        };
+        job
+    };
+    let raw = |collection: &str| database.raw(collection).clone_with_type::<RawDocumentBuf>();
+    let mut bad_ids = Vec::new();
+    for place in ["scheduled", "archived"] {
+        for field in ["class", "parameters", "urn", "own"] {
+            let job = bad(place, field);
+            bad_ids.push(job.get_object_id("_id").unwrap().to_hex());
+            raw(place).insert_one(not_utf8(&job)).bypass_document_validation(true).await.unwrap();
+        }
+    }
+    raw("archived").insert_one(not_utf8(&bad("archived", "group"))).await.unwrap();
+    raw("roster")
+        .insert_one(not_utf8(&doc! { "_id": ObjectId::new(), "work_on": "*", "hostname": "caf!", "available": true }))
+        .await
+        .unwrap();
+    let worker = announcement(1);
+    store.register(&worker).await.unwrap();
+    let good = minimal_job("good");
+    let good_id = good.get_object_id("_id").unwrap().to_hex();
+    insert_unvalidated(&database, vec![good]).await;
+
+    let said = recruiter(&database, &["jobs", "list"]);
+    assert_eq!(said.code, 0, "{}", said.err);
+    for id in bad_ids.iter().chain([&good_id]) {
+        assert!(said.out.lines().any(|line| line.starts_with(id) && line.contains("generic")), "{id} is not in {}", said.out);
+        assert_eq!(recruiter(&database, &["jobs", "show", id]).code, 0);
+    }
+    assert!(said.out.contains("malformed  caf\u{fffd}") && said.out.contains("malformed  good"), "{}", said.out);
+    let json = recruiter(&database, &["jobs", "list", "--place", "archived", "--json"]).objects();
+    assert!(json.iter().any(|job| job["group"] == json!("caf\u{fffd}")) && json.len() == 5, "{json:?}");
+    let said = recruiter(&database, &["roster"]);
+    assert!(said.code == 0 && said.out.contains("caf\u{fffd}") && said.out.contains(&worker.id.to_string()), "{} {}", said.out, said.err);
+    let stats = recruiter(&database, &["stats", "--json"]).objects().remove(0);
+    assert!(stats["groups"].as_array().unwrap().iter().any(|group| group["group"] == json!("caf\u{fffd}")), "{stats}");
+
+    // They can be got rid of.
+    let said = recruiter(&database, &["jobs", "cancel", "--all", "--yes"]);
+    assert_eq!((said.code, said.out.as_str()), (0, "5 cancelled\n"), "{}", said.err);
+    let said = recruiter(&database, &["jobs", "delete", "--all", "--yes"]);
+    assert_eq!((said.code, said.out.as_str()), (0, "10 deleted\n"), "{}", said.err);
+}
+
+/// The bytes of a document in which each exclamation mark has become a byte that is not UTF-8.
+fn not_utf8(document: &Document) -> RawDocumentBuf {
+    let bytes = document.to_vec().unwrap();
+    RawDocumentBuf::from_bytes(bytes.into_iter().map(|byte| if byte == b'!' { 0xe9 } else { byte }).collect()).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn it_is_said_who_leads_and_what_nobody_takes() {
+    let database = TestDatabase::new().await;
+    let store: Store = store(&database).await;
+    let waits = minimal_job("noop");
+    let id = waits.get_object_id("_id").unwrap().to_hex();
+    insert_unvalidated(&database, vec![waits]).await;
+    let says = |args: &[&str], expected: &str| {
+        let said = recruiter(&database, args);
+        assert!(said.code == 0 && (said.out.contains(expected) || said.err.contains(expected)), "{args:?}: {}{}", said.out, said.err);
+    };
+    for args in [&["stats"][..], &["roster"], &["roster", "--json"], &["jobs", "show", &id]] {
+        says(args, "no recruiter leads, so due jobs are not assigned (none has led yet)");
+    }
+    assert_eq!(recruiter(&database, &["stats", "--json"]).objects()[0]["leader"], Value::Null);
+    says(&["enqueue", "--class", "nosuch"], "warning: no worker is running");
+
+    let system = System::start(&database, Setup { worker: &["--builtins", "--work-on", "g"], ..Setup::default() });
+    wait_until(SOON, "somebody leads", async || store.observe_lease().await.unwrap().is_some()).await;
+    wait_until(SOON, "a worker is available", async || count(&database, "roster", doc! { "available": true }).await == 1).await;
+    says(&["stats"], "leader: ");
+    says(&["roster"], "leader: ");
+    assert!(recruiter(&database, &["stats", "--json"]).objects()[0]["leader"].as_str().unwrap().contains(':'));
+    assert!(!recruiter(&database, &["jobs", "show", &id]).out.contains("no recruiter leads"));
+    says(&["enqueue", "--class", "nosuch"], "warning: no running worker has the class `nosuch`");
+    says(&["enqueue", "--class", "noop", "--group", "h"], "no running worker that has the class `noop` works on the group `h`");
+    assert_eq!(recruiter(&database, &["enqueue", "--class", "noop", "--group", "g"]).err, "");
+    system.stop().await;
+    says(&["stats"], "has stopped");
+
+    let killed = doc! { "$set": { "released": false, "renewed_at": bson::DateTime::from_millis(bson::DateTime::now().timestamp_millis() - 60_000) } };
+    database.raw("metadata").update_one(doc! { "_id": "recruiter" }, killed).await.unwrap();
+    says(&["stats"], "has given no sign of life for 1m");
+}
