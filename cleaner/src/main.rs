@@ -4,6 +4,7 @@ use clap::Parser;
 use recruiter_cleaner::config::CleanerArgs;
 use recruiter_common::{
     exit::{self, Exit},
+    secrets,
     shutdown::Shutdown,
     store::ConnectArgs,
     telemetry::{self, LogArgs},
@@ -31,6 +32,7 @@ async fn main() {
 
 async fn run(cli: Cli) -> anyhow::Result<Exit> {
     telemetry::init(&cli.log)?;
+    secrets::hide();
     let shutdown = Shutdown::on_signals()?;
     let mut abort = shutdown.clone();
     tokio::select! {

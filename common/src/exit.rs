@@ -2,6 +2,8 @@
 //!
 //! Numbers follow sysexits(3) where it has one. The units in `systemd/` restart on all but `Usage` and `Config`.
 
+use std::io::Write as _;
+
 /// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -38,10 +40,8 @@ pub fn report(program: &str, error: &anyhow::Error) -> Exit {
     let said = error.downcast_ref::<Exit>();
     let causes: Vec<String> =
         error.chain().map(ToString::to_string).filter(|cause| said.is_none_or(|exit| *cause != exit.to_string())).collect();
-    #[expect(clippy::print_stderr, reason = "the last word of a process, which may have no log yet")]
-    {
-        eprintln!("{program}: {}", causes.join(": "));
-    }
+    // The terminal may be gone.
+    let _ = writeln!(std::io::stderr(), "{program}: {}", causes.join(": "));
     let refused = error.downcast_ref::<crate::store::ConnectError>().map(crate::store::ConnectError::exit);
     said.copied().or(refused).unwrap_or(Exit::Failure)
 }

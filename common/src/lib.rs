@@ -18,6 +18,7 @@
 //! | [`task`] | working where the network is heard | recruiter, worker |
 //! | [`telemetry`] | logs | the three processes |
 //! | [`exit`] | exit codes | the three processes |
+//! | [`secrets`] | what other processes of the user cannot read | the three processes |
 
 pub mod bundle;
 pub mod clock;
@@ -30,6 +31,7 @@ pub mod instant;
 pub mod job;
 pub mod retry_policy;
 pub mod roster;
+pub mod secrets;
 pub mod service;
 pub mod shutdown;
 pub mod store;

@@ -1,10 +1,12 @@
 //! How a process is asked to stop, and the only sleep in the loops.
 //!
-//! Used by the three binaries. The first TERM or INT asks for a drain, the second for an end at once. It is a
-//! parameter of whatever waits, never a global.
+//! Used by the three binaries. The first TERM, INT or HUP asks for a drain, a TERM or INT after it for an end at once. It
+//! is a parameter of whatever waits, never a global.
 
 use std::time::Duration;
 
+use nix::sys::signal::Signal;
+use procfs::process::Process;
 use tokio::{
     signal::unix::{SignalKind, signal},
     sync::watch,
@@ -42,21 +44,28 @@ impl Shutdown {
         (Trigger(sender), Self(receiver))
     }
 
-    /// A request made by TERM or INT: once to drain, twice to abort.
+    /// A request made by TERM or INT: once to drain, twice to abort. HUP, which a closing terminal sends, asks to drain as well,
+    /// unless whoever started the process has it ignored (`nohup`); it never aborts, since terminals send it more than once.
     ///
     /// # Errors
     /// When the process may not install signal handlers.
     pub fn on_signals() -> std::io::Result<Self> {
         let (trigger, shutdown) = Self::manual();
         let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+        let mut hang_up = if is_ignored(Signal::SIGHUP) { None } else { Some(signal(SignalKind::hangup())?) };
         tokio::spawn(async move {
-            for (level, said) in
-                [(Level::Drain, "asked to stop: draining (once more to stop at once)"), (Level::Abort, "asked twice: stopping at once")]
-            {
-                tokio::select! { _ = terminate.recv() => {} _ = interrupt.recv() => {} }
-                tracing::info!("{said}");
-                trigger.0.send_replace(level);
-            }
+            let hung_up = async {
+                match &mut hang_up {
+                    Some(hang_up) => drop(hang_up.recv().await),
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! { _ = terminate.recv() => {} _ = interrupt.recv() => {} () = hung_up => {} }
+            tracing::info!("asked to stop (TERM or INT once more: at once)");
+            trigger.drain();
+            tokio::select! { _ = terminate.recv() => {} _ = interrupt.recv() => {} }
+            tracing::info!("asked twice: stopping at once");
+            trigger.abort();
             std::future::pending::<()>().await;
         });
         Ok(shutdown)
@@ -65,6 +74,11 @@ impl Shutdown {
     /// Whether a stop was requested.
     pub fn is_requested(&self) -> bool {
         *self.0.borrow() >= Level::Drain
+    }
+
+    /// Whether an end at once was requested.
+    pub fn is_aborted(&self) -> bool {
+        *self.0.borrow() >= Level::Abort
     }
 
     /// Resolves when a stop is requested.
@@ -101,6 +115,12 @@ impl Trigger {
     pub fn abort(&self) {
         self.0.send_replace(Level::Abort);
     }
+}
+
+/// Whether this process was started with a signal ignored.
+fn is_ignored(signal: Signal) -> bool {
+    let ignored = Process::myself().and_then(|this| this.status()).map_or(0, |status| status.sigign);
+    ignored >> (signal as u32 - 1) & 1 == 1
 }
 
 /// Waits, whatever is asked of the process: for pauses between attempts at something that must still be done while

@@ -55,6 +55,8 @@ pub fn init(args: &LogArgs) -> anyhow::Result<()> {
         anyhow::anyhow!("--log: `{filter}` is no log filter ({error}); say for example `info`").context(crate::exit::Exit::Usage)
     })?;
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
+    // A line that cannot be written is lost. To complain of it on a terminal that is gone would be a panic.
+    let builder = builder.log_internal_errors(false);
     let journal = std::env::var_os("JOURNAL_STREAM").is_some();
     let colour = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
     match (args.format, journal) {

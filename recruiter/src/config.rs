@@ -5,6 +5,7 @@ use std::io::Write;
 use clap::{Parser, Subcommand};
 use recruiter_common::{
     exit::Exit,
+    secrets,
     shutdown::Shutdown,
     store::ConnectArgs,
     telemetry::{self, LogArgs},
@@ -103,6 +104,7 @@ impl Config {
     /// Whatever went wrong, with the [`Exit`] it deserves when that is not 1.
     pub async fn run(self) -> anyhow::Result<()> {
         telemetry::init(&self.log())?;
+        secrets::hide();
         let shutdown = Shutdown::on_signals()?;
         let mut at_once = shutdown.clone();
         tokio::select! {

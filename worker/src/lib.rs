@@ -1,8 +1,8 @@
 //! Runs jobs: give a [`Worker`] its workables, and it takes what a recruiter assigns to it.
 //!
 //! ```no_run
-//! use recruiter_common::{enqueue::Workable, shutdown::Shutdown, store::ConnectArgs};
-//! use recruiter_worker::{Context, Done, Executable, NotDone, Worker, WorkerArgs};
+//! use recruiter_common::enqueue::Workable;
+//! use recruiter_worker::{Context, Done, Executable, NotDone, Worker};
 //!
 //! #[derive(serde::Serialize, serde::Deserialize)]
 //! struct Greet {
@@ -21,11 +21,14 @@
 //!     }
 //! }
 //!
-//! # async fn example(connect: ConnectArgs, args: WorkerArgs) -> anyhow::Result<()> {
-//! Worker::new().register::<Greet>(())?.run(&connect, args, Shutdown::on_signals()?).await?;
-//! # Ok(())
-//! # }
+//! #[tokio::main]
+//! async fn main() -> anyhow::Result<()> {
+//!     Worker::new().register::<Greet>(())?.main().await
+//! }
 //! ```
+//!
+//! [`Worker::main`] reads flags, logs, hears signals and ends with the right exit code; [`Worker::run`] is for a process that is more than a
+//! worker.
 //!
 //! The stock worker, `recruiter-worker`, is this library with workables that are programs, named in a file.
 
@@ -38,6 +41,7 @@ mod execute;
 mod files;
 mod heartbeat;
 mod memory;
+mod process;
 mod program;
 mod progress;
 mod registry;
@@ -60,13 +64,16 @@ use recruiter_common::{
     telemetry::chain,
 };
 use tokio::sync::mpsc;
+use tokio_util::task::AbortOnDropHandle;
 
 pub use crate::{
     config::WorkerArgs,
+    process::{EXIT_CODES, ProcessArgs},
     registry::DuplicateClass,
     workable::{BlockingExecutable, Cancellation, Context, Done, Executable, Item, NotDone},
 };
 use crate::{
+    program::orphans,
     registry::{Asynchronous, Blocking, Registry},
     runner::{End, Equipment},
 };
@@ -85,6 +92,7 @@ pub struct Worker {
     policies: RetryPolicies,
     listener: Option<Arc<WorkerListener>>,
     has_programs: bool,
+    about: Option<String>,
 }
 
 type WorkerListener = dyn Fn(&WorkerEvent<'_>) + Send + Sync;
@@ -206,7 +214,8 @@ impl Worker {
             () = shutdown.requested() => return Ok(Exit::Success),
         };
         let heartbeat_store = store.with_own_connections("recruiter-worker-heartbeat")?;
-        let Self { registry, policies, listener, has_programs: _ } = self;
+        let Self { registry, policies, listener, has_programs, about: _ } = self;
+        let reaping = (has_programs && orphans::come_here()).then(|| AbortOnDropHandle::new(tokio::spawn(orphans::reap())));
         let place = Place::of_this_process()?;
         let (progress, queue) = mpsc::unbounded_channel();
         let writing = tokio::spawn(progress::run(store.clone(), queue));
@@ -216,6 +225,7 @@ impl Worker {
         let abort = writing.abort_handle();
         let _ = tokio::time::timeout(LAST_PROGRESS, writing).await;
         abort.abort();
+        drop(reaping);
         Ok(exit)
     }
 }

@@ -19,5 +19,6 @@ mod operator;
 mod programs;
 mod rounds;
 mod schema;
+mod signals;
 mod store;
 mod tidy;

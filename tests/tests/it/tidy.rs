@@ -103,6 +103,16 @@ fn every_link_of_the_documents_leads_somewhere() {
     }
 }
 
+/// The worker of the README is the one that the tests start.
+#[test]
+fn the_readmes_worker_is_the_one_that_is_tested() {
+    let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<String>().replace(",}", "}");
+    let readme = fs::read_to_string(root().join("README.md")).unwrap();
+    let tested = fs::read_to_string(root().join("tests/src/bin/mailer.rs")).unwrap();
+    let (_, code) = tested.split_once("\n\n").unwrap();
+    assert!(words(&readme).contains(&words(code)), "tests/src/bin/mailer.rs is not in the README");
+}
+
 /// Durations that stand in two places agree: the workers' grace is shorter than what systemd waits.
 #[test]
 fn systemd_waits_longer_than_the_grace() {

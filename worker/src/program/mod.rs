@@ -50,6 +50,7 @@ use crate::{
     workable::{Cancellation, Context, Done, NotDone},
 };
 
+pub(crate) mod orphans;
 mod output;
 mod template;
 
@@ -125,11 +126,11 @@ impl Ready for Invocation {
 
 impl Invocation {
     async fn run(&self, job: &Context) -> Result<Done, NotDone> {
-        let mut group = Group(self.command(job).spawn().map_err(|error| self.not_started(&error))?);
+        let mut group = Group::spawn(&mut self.command(job)).map_err(|error| self.not_started(&error))?;
         let ended = group.ended()?;
         let (mut output, mut errors) = (Output::up_to(self.settings.result_limit), Errors::default());
         let stopped = {
-            let child = &mut group.0;
+            let child = &mut group.leader;
             let (input, from_output, from_errors) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
             let streams = join3(
                 feed(input, &self.input),
@@ -151,10 +152,10 @@ impl Invocation {
         };
         if stopped {
             // A process that waits for a dead disk does not even go when it is killed: not our wait.
-            let _ = timeout(LINGER, group.0.wait()).await;
+            let _ = timeout(LINGER, group.leader.wait()).await;
             return Err(stopped_by(job));
         }
-        let status = group.0.wait().await?;
+        let status = group.leader.wait().await?;
         match status.code() {
             Some(0) => Ok(Done { result: output.into_result() }),
             Some(TRY_AGAIN) => Err(self.try_again(job, errors.into_failure(&self.settings, status))),
@@ -241,11 +242,14 @@ impl Invocation {
             return NotDone::NoResources(Failure::new("spawn", message));
         }
         let directory = &self.settings.directory;
-        let advice = match error.kind() {
-            _ if !directory.is_dir() => format!("make its directory `{}`", directory.display()),
-            io::ErrorKind::NotFound => "install it, or the interpreter that its first line names".into(),
-            io::ErrorKind::PermissionDenied => format!("let the worker's user execute it, and enter `{}`", directory.display()),
-            _ => "see what is wrong with it".into(),
+        let advice = if !directory.is_dir() {
+            format!("make its directory `{}`", directory.display())
+        } else if error.kind() == io::ErrorKind::NotFound {
+            "install it, or the interpreter that its first line names".into()
+        } else if error.kind() == io::ErrorKind::PermissionDenied {
+            format!("let the worker's user execute it, and enter `{}`", directory.display())
+        } else {
+            "see what is wrong with it".into()
         };
         NotDone::failed("spawn", format!("cannot start `{program}`: {error}; {advice}, or correct the workables file"))
     }
@@ -288,11 +292,21 @@ pub(crate) fn stopped_by(job: &Context) -> NotDone {
 ///
 /// The id stays ours until the leader is reaped, which is therefore left to the very end: an id that was reaped may
 /// already be the group of another job.
-struct Group(Child);
+struct Group {
+    leader: Child,
+    /// While the leader runs and later.
+    pid: Option<u32>,
+}
 
 impl Group {
+    fn spawn(command: &mut Command) -> io::Result<Self> {
+        let leader = orphans::spawn(command)?;
+        let pid = leader.id();
+        Ok(Self { leader, pid })
+    }
+
     fn id(&self) -> Option<Pid> {
-        self.0.id().and_then(|id| i32::try_from(id).ok()).map(Pid::from_raw)
+        self.leader.id().and_then(|id| i32::try_from(id).ok()).map(Pid::from_raw)
     }
 
     /// Sends a signal to the group, unless the leader is reaped.
@@ -327,6 +341,7 @@ impl Group {
 impl Drop for Group {
     fn drop(&mut self) {
         self.kill();
+        self.pid.into_iter().for_each(orphans::forget);
     }
 }
 

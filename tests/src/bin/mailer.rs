@@ -1,0 +1,36 @@
+//! The worker of the README, so that tests can start what a reader copies.
+
+use recruiter_common::enqueue::Workable;
+use recruiter_worker::{Context, Done, Executable, NotDone, Worker};
+use serde::{Deserialize, Serialize};
+
+#[derive(Serialize, Deserialize)]
+struct SendMail {
+    to: String,
+}
+
+impl Workable for SendMail {
+    const CLASS: &'static str = "SendMail";
+}
+
+impl Executable for SendMail {
+    type State = Mailer;
+
+    async fn execute(&self, mailer: &Mailer, job: &Context) -> Result<Done, NotDone> {
+        mailer.send(&self.to, job.attempt()).await?;
+        Ok(Done::default())
+    }
+}
+
+struct Mailer;
+
+impl Mailer {
+    async fn send(&self, _to: &str, _attempt: u32) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[tokio::main]
+async fn main() -> anyhow::Result<()> {
+    Worker::new().about("Sends the mail of the shop.").register::<SendMail>(Mailer)?.main().await
+}

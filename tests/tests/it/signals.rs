@@ -1,0 +1,206 @@
+//! The processes as their surroundings see them: signals, terminals, exit codes, what others can read of them, what they reap.
+
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt as _,
+    process::{Command, Stdio},
+    time::Duration,
+};
+
+use bson::{Document, doc};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::{Pid, getuid},
+};
+use recruiter_common::{enqueue::NewJob, ids::JobId};
+use recruiter_tests::{
+    local::store,
+    mongo::TestDatabase,
+    processes::{Process, binary, is_alive},
+    wait::{wait_for, wait_until},
+};
+
+const SOON: Duration = Duration::from_secs(30);
+const BINARIES: [(&str, &[&str], &str); 3] =
+    [("recruiter", &["run"], "leading"), ("recruiter-cleaner", &[], "watching"), ("recruiter-worker", &["--builtins"], "ready for work")];
+
+async fn count(database: &TestDatabase, collection: &str, filter: Document) -> u64 {
+    database.raw(collection).count_documents(filter).await.unwrap()
+}
+
+async fn enqueue(database: &TestDatabase, class: &str, parameters: Document) -> JobId {
+    NewJob::of_class(class, parameters).enqueue(&store(database).await).await.unwrap()
+}
+
+async fn archived(database: &TestDatabase, id: JobId) -> Document {
+    wait_for(SOON, "the job is archived", async || database.raw("archived").find_one(doc! { "_id": id }).await.unwrap()).await
+}
+
+fn why(job: &Document) -> &str {
+    job.get_str("why").unwrap()
+}
+
+async fn until_running(database: &TestDatabase, jobs: u64) {
+    wait_until(SOON, "jobs are running", async || count(database, "scheduled", doc! { "locked": true }).await == jobs).await;
+}
+
+/// A process of ours that a shell script becomes, by `exec "$@"`.
+fn by(script: &str, database: &TestDatabase, name: &str, args: &[&str]) -> Process {
+    let program = binary(name);
+    let command = [&["-c", script, "sh", program.to_str().unwrap()], args].concat();
+    Process::start("/bin/sh", &command, &[("MONGODB_URI", database.uri())])
+}
+
+async fn until_it_says(process: &Process, words: &str) {
+    wait_until(SOON, words, async || process.stderr().contains(words)).await;
+}
+
+/// I8. A terminal sends it more than once when it is closed.
+#[tokio::test]
+async fn hup_stops_as_term_does_and_is_no_second_signal() {
+    let database = TestDatabase::new().await;
+    let mut processes = Vec::new();
+    for (name, args, ready) in BINARIES {
+        let process = Process::on(&database, name, args);
+        until_it_says(&process, ready).await;
+        processes.push(process);
+    }
+    let job = enqueue(&database, "sleep", doc! { "ms": 2_000 }).await;
+    until_running(&database, 1).await;
+    while let Some(mut process) = processes.pop() {
+        process.signal(Signal::SIGHUP);
+        until_it_says(&process, "asked to stop").await;
+        if processes.len() == 2 {
+            process.signal(Signal::SIGHUP);
+        }
+        assert_eq!(process.wait_exit(SOON).await.code(), Some(0), "{}", process.stderr());
+        assert!(!process.stderr().contains("draining"), "{}", process.stderr());
+    }
+    assert_eq!(why(&archived(&database, job).await), "done");
+    assert_eq!(count(&database, "roster", doc! {}).await, 0);
+}
+
+/// As `nohup` starts it.
+#[tokio::test]
+async fn hup_that_was_ignored_at_the_start_stays_ignored() {
+    let database = TestDatabase::new().await;
+    let mut worker = by("trap '' HUP; exec \"$@\"", &database, "recruiter-worker", &["--builtins"]);
+    until_it_says(&worker, "ready for work").await;
+    worker.signal(Signal::SIGHUP);
+    worker.terminate();
+    assert_eq!(worker.wait_exit(SOON).await.code(), Some(0));
+    assert_eq!(worker.stderr().matches("asked").count(), 1, "{}", worker.stderr());
+}
+
+/// Nobody reads its log any more then, and it drains all the same.
+#[tokio::test]
+async fn a_worker_whose_terminal_is_closed_ends_its_jobs() {
+    let database = TestDatabase::new().await;
+    let _recruiter = Process::on(&database, "recruiter", &["run"]);
+    let mut terminal = Command::new("script")
+        .args(["--quiet", "--command", &format!("{} --builtins", binary("recruiter-worker").display()), "/dev/null"])
+        .env("MONGODB_URI", database.uri())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let worker = wait_for(SOON, "the worker is there", async || database.raw("roster").find_one(doc! {}).await.unwrap()).await;
+    let job = enqueue(&database, "sleep", doc! { "ms": 2_000 }).await;
+    until_running(&database, 1).await;
+    terminal.kill().unwrap();
+    terminal.wait().unwrap();
+    assert_eq!(why(&archived(&database, job).await), "done");
+    let pid = worker.get_i32("pid").unwrap().cast_unsigned();
+    wait_until(SOON, "it has left the roster and is gone", async || count(&database, "roster", doc! {}).await == 0 && !is_alive(pid)).await;
+}
+
+/// Exit codes, logs and help of the worker that a reader copies from the README.
+#[tokio::test]
+async fn the_readmes_worker_is_a_process_like_the_stock_worker() {
+    let ended = async |args: &[&str], uri: &str| {
+        let mut process = Process::start("mailer", args, &[("MONGODB_URI", uri)]);
+        let code = process.wait_exit(SOON).await.code();
+        (code, process.stdout(), process.stderr())
+    };
+    let nowhere = "mongodb://127.0.0.1:1/x";
+    let (code, help, _) = ended(&["--help"], nowhere).await;
+    assert_eq!(code, Some(0));
+    assert!(help.starts_with("Sends the mail of the shop.\n\nUsage: mailer [OPTIONS]\n"), "{help}");
+    assert!(help.contains("--concurrency") && help.contains("--log") && help.contains("Exit codes: 0 stopped"), "{help}");
+    let (code, _, said) = ended(&["--connect-timeout", "100ms"], nowhere).await;
+    assert_eq!(code, Some(69), "{said}");
+    assert!(said.contains("mailer: MongoDB at 127.0.0.1:1 could not be reached"), "{said}");
+    let (code, _, said) = ended(&["--lease", "1s"], nowhere).await;
+    assert_eq!(
+        (code, said.as_str()),
+        (Some(2), "mailer: --lease (1s) must be at least three heartbeats (--heartbeat 5s), or one slow answer would stop the work\n")
+    );
+    assert_eq!(ended(&["--concurrency", "none"], nowhere).await.0, Some(2));
+
+    let database = TestDatabase::new().await;
+    let (code, _, said) = ended(&["--memory-limit", "1MiB"], database.uri()).await;
+    assert_eq!(code, Some(75), "{said}");
+    let _recruiter = Process::on(&database, "recruiter", &["run"]);
+    let mut mailer = Process::on(&database, "mailer", &[]);
+    let job = enqueue(&database, "SendMail", doc! { "to": "ada@example.org" }).await;
+    assert_eq!(why(&archived(&database, job).await), "done");
+    assert!(mailer.stderr().contains("ready for work"), "{}", mailer.stderr());
+    mailer.terminate();
+    assert_eq!(mailer.wait_exit(SOON).await.code(), Some(0));
+}
+
+/// Programs belong to the user of the worker, and often of the other processes.
+#[tokio::test]
+async fn programs_cannot_read_the_credentials_of_the_processes() {
+    let database = TestDatabase::new().await;
+    let directory = tempfile::tempdir().unwrap();
+    fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let config = directory.path().join("workables.toml");
+    fs::write(&config, "[workables.spy]\ncommand = [\"cat\", \"/proc/{pid}/environ\"]\n[workables.nap]\ncommand = [\"sleep\", \"600\"]\n")
+        .unwrap();
+    // Nothing is hidden from root.
+    let drop_root = if getuid().is_root() { "exec setpriv --reuid=65534 --regid=65534 --clear-groups \"$@\"" } else { "exec \"$@\"" };
+    let recruiter = by(drop_root, &database, "recruiter", &["run"]);
+    let cleaner = by(drop_root, &database, "recruiter-cleaner", &["--dead-after", "10m"]);
+    let worker = by(drop_root, &database, "recruiter-worker", &["--config", config.to_str().unwrap()]);
+    for process in [&recruiter, &cleaner, &worker] {
+        wait_until(SOON, "all are there", async || process.stderr().contains("connected to MongoDB")).await;
+        let spy = enqueue(&database, "spy", doc! { "pid": i64::from(process.pid()) }).await;
+        let execution = archived(&database, spy).await.get_document("last_execution").unwrap().clone();
+        assert!(execution.get_str("message").is_ok_and(|message| message.contains("Permission denied")), "{execution}");
+    }
+    let nap = enqueue(&database, "nap", doc! {}).await;
+    until_running(&database, 1).await;
+    worker.kill();
+    assert_eq!(why(&archived(&database, nap).await), "worker-died", "the cleaner still sees that the process is gone");
+}
+
+/// As a container starts it that has no init.
+#[tokio::test]
+async fn a_worker_that_is_process_1_reaps_what_programs_leave_behind() {
+    const JOBS: usize = 100;
+    let database = TestDatabase::new().await;
+    let directory = tempfile::tempdir().unwrap();
+    let config = directory.path().join("workables.toml");
+    fs::write(
+        &config,
+        "[workables.leave]\ncommand = [\"sh\", \"-c\", \"(sleep 0.1; true) >/dev/null 2>&1 & exit $1\", \"sh\", \"{code}\"]\n",
+    )
+    .unwrap();
+    let _recruiter = Process::on(&database, "recruiter", &["run"]);
+    let container = "exec unshare --user --map-root-user --fork --pid --kill-child --mount-proc \"$@\"";
+    let holder = by(container, &database, "recruiter-worker", &["--config", config.to_str().unwrap(), "--concurrency", "20"]);
+    until_it_says(&holder, "ready for work").await;
+    let jobs = (0..JOBS).map(|n| NewJob::of_class("leave", doc! { "code": i64::try_from(n % 3).unwrap() }));
+    store(&database).await.enqueue_many(jobs).await.unwrap();
+    wait_until(SOON, "all is done", async || count(&database, "archived", doc! {}).await == JOBS as u64).await;
+    // How each of them ended was not taken away by whoever reaps.
+    for (class, jobs) in [("exit:1", 33), ("exit:2", 33)] {
+        assert_eq!(count(&database, "archived", doc! { "last_execution.class": class }).await, jobs);
+    }
+    assert_eq!(count(&database, "archived", doc! { "why": "done" }).await, 34);
+    let children = |pid: u32| fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+    let worker: u32 = children(holder.pid()).trim().parse().unwrap();
+    wait_until(SOON, "no child is left, dead or alive", async || children(worker).is_empty()).await;
+    kill(Pid::from_raw(worker.cast_signed()), Signal::SIGTERM).unwrap();
+}

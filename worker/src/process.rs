@@ -1,0 +1,113 @@
+//! A worker as a process of its own: flags, logs, signals, exit codes. The stock worker is one of them.
+
+use std::{env, path::Path};
+
+use clap::{Args, CommandFactory, FromArgMatches, Parser};
+use recruiter_common::{
+    exit::{self, Exit},
+    secrets,
+    shutdown::{Shutdown, pause},
+    store::ConnectArgs,
+    telemetry::{self, LogArgs},
+};
+
+use crate::{ABORT_WITHIN, Worker, config::WorkerArgs};
+
+/// Exit codes of every worker process, for the end of its `--help`.
+pub const EXIT_CODES: &str = "Exit codes: 0 stopped, 1 failure, 2 wrong flags, 69 MongoDB unreachable, 75 memory limit reached,
+  77 refused by MongoDB, 78 configuration file unusable, 130 stopped at once by a second signal";
+
+/// The flags of every worker process: as a clap group beside flags of one's own, or alone by [`Worker::main`].
+#[derive(Args, Clone, Debug)]
+pub struct ProcessArgs {
+    /// How it works.
+    #[command(flatten)]
+    pub worker: WorkerArgs,
+    /// Where MongoDB is.
+    #[command(flatten)]
+    pub connect: ConnectArgs,
+    /// How it logs.
+    #[command(flatten)]
+    pub log: LogArgs,
+}
+
+impl ProcessArgs {
+    /// Makes the worker, works until TERM, INT or HUP asks it to stop, and ends the process with one of the [`Exit`] codes. What goes
+    /// wrong is printed, also what goes wrong in `make`, with the [`Exit`] in its context.
+    pub async fn run(self, make: impl FnOnce() -> anyhow::Result<Worker>) -> ! {
+        self.work(make).await.unwrap_or_else(|error| exit::report(&program(), &error)).now()
+    }
+
+    async fn work(self, make: impl FnOnce() -> anyhow::Result<Worker>) -> anyhow::Result<Exit> {
+        telemetry::init(&self.log)?;
+        secrets::hide();
+        let worker = make()?;
+        let shutdown = Shutdown::on_signals()?;
+        let mut abort = shutdown.clone();
+        let ended = tokio::select! {
+            ended = worker.run(&self.connect, self.worker, shutdown) => ended?,
+            () = async { abort.aborted().await; pause(ABORT_WITHIN).await } => Exit::Aborted,
+        };
+        Ok(if abort.is_aborted() { Exit::Aborted } else { ended })
+    }
+}
+
+/// What is on the command line of a worker without flags of its own.
+#[derive(Parser)]
+#[command(max_term_width = 100, after_help = EXIT_CODES)]
+struct Cli {
+    #[command(flatten)]
+    process: ProcessArgs,
+}
+
+impl Worker {
+    /// Says in one sentence what this worker is, for the beginning of its `--help`.
+    #[must_use]
+    pub fn about(mut self, about: impl Into<String>) -> Self {
+        self.about = Some(about.into());
+        self
+    }
+
+    /// The whole of a worker's `main`: reads the command line and the environment, starts logging, works until TERM, INT or HUP asks it to
+    /// stop, and ends the process with one of the [`Exit`] codes.
+    ///
+    /// Use [`ProcessArgs`] when there are flags of your own, and [`Worker::run`] when the process is more than a worker.
+    pub async fn main(self) -> ! {
+        let about = self.about.clone().unwrap_or_else(|| {
+            let classes: Vec<&str> = self.registry.classes().collect();
+            format!("Does background jobs of the classes that it has: {}", classes.join(", "))
+        });
+        let mut command = Cli::command().about(about);
+        let cli = Cli::from_arg_matches(&command.get_matches_mut()).unwrap_or_else(|error| error.format(&mut command).exit());
+        cli.process.run(|| Ok(self)).await
+    }
+}
+
+/// Name of this program, for its messages.
+fn program() -> String {
+    let path = env::args_os().next().unwrap_or_default();
+    Path::new(&path).file_name().map_or_else(|| "worker".into(), |name| name.to_string_lossy().into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Mails.
+    #[derive(Parser)]
+    struct Own {
+        #[command(flatten)]
+        process: ProcessArgs,
+    }
+
+    /// clap takes the first words of a group's documentation for those of the program, unless they are told apart.
+    #[test]
+    fn the_help_says_what_the_program_does() {
+        let help = |mut command: clap::Command| command.render_help().to_string();
+        assert!(help(Own::command()).starts_with("Mails\n"), "{}", help(Own::command()));
+        assert!(help(Cli::command()).starts_with("Usage: "), "{}", help(Cli::command()));
+        assert!(help(Cli::command().about("Sends.")).starts_with("Sends.\n"));
+        let own = Own::try_parse_from(["own", "--concurrency", "3"]).map(|own| own.process.worker.concurrency);
+        assert_eq!(own.ok(), Some(3));
+    }
+}
