@@ -10,7 +10,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use crate::{
     bundle::MOST_ITEMS,
     ids::JobId,
-    instant::Instant,
+    instant::{DUE_MS, Instant},
     job::{DEFAULT_GROUP, Priority, StoredPolicy},
     retry_policy::{DoNotDoItAgain, RetryPolicy},
     store::{DueJob, Hint, Store, StoreError, cut, indexes::LARGEST_WORKABLE},
@@ -128,8 +128,8 @@ pub enum EnqueueError {
         /// What is wrong with it.
         problem: String,
     },
-    /// A date outside of what BSON can hold.
-    #[error("the job would be due at a date that cannot be stored")]
+    /// A date that not every language could read.
+    #[error("the job would be due outside of the years 0 to 9999: give an earlier date or a shorter delay")]
     Date,
     /// MongoDB did not do it.
     #[error(transparent)]
@@ -275,6 +275,7 @@ impl NewJob {
             Scheduled::At(at) => Some(at),
             Scheduled::After(delay) => chrono::TimeDelta::from_std(delay).ok().and_then(|delay| now.checked_add_signed(delay)),
         };
+        let at = at.filter(|at| DUE_MS.contains(&at.timestamp_millis())).ok_or(EnqueueError::Date)?;
         let (workable, outcomes) = match self.given.map_err(unstorable)? {
             Given::Parameters(parameters) => {
                 let parameters = document_or_nothing(parameters).map_err(unstorable)?;
@@ -298,7 +299,7 @@ impl NewJob {
             "group": self.group,
             "priority": self.priority,
             "workable": workable,
-            "scheduled_at": bson::DateTime::from_chrono(at.ok_or(EnqueueError::Date)?),
+            "scheduled_at": bson::DateTime::from_chrono(at),
             "retry_policy": { "class": self.retry_policy.class, "parameters": self.retry_policy.parameters },
         };
         if let Some(outcomes) = outcomes {
@@ -480,6 +481,18 @@ mod tests {
             |count: usize| check((0..count).fold(NewJob::of_class("a", doc! {}), |job, n| job.tag(format!("{n}{}", "x".repeat(200)))));
         assert!(tags(100).is_ok());
         assert!(tags(30_000).is_err_and(|error| error.contains("store the data elsewhere")));
+    }
+
+    #[test]
+    fn a_job_is_due_in_a_year_of_four_digits() {
+        let at = |ms: i64| check(NewJob::of_class("a", doc! {}).at(Instant::from_timestamp_millis(ms).expect("a date")));
+        for ms in [DUE_MS.start, DUE_MS.end - 1] {
+            assert!(at(ms).is_ok());
+        }
+        for ms in [DUE_MS.start - 1, DUE_MS.end] {
+            assert!(at(ms).is_err_and(|error| error.contains("years 0 to 9999")));
+        }
+        assert!(check(NewJob::of_class("a", doc! {}).after(Duration::MAX)).is_err_and(|error| error.contains("years 0 to 9999")));
     }
 
     #[test]

@@ -10,9 +10,10 @@ use futures_util::TryStreamExt;
 use mongodb::{error::ErrorKind, results::CollectionSpecification};
 
 use super::{Channel, Hint, Store, StoreError, call, code_of};
+use crate::{bundle::MOST_ITEMS, instant::DUE_MS};
 
 /// Version of what this file describes. Raised with every change to it.
-const SCHEMA_VERSION: i32 = 3;
+const SCHEMA_VERSION: i32 = 4;
 
 /// Largest `workable` that is accepted, in bytes of BSON: a job, its history and its result must fit into MongoDB's
 /// 16 MiB together.
@@ -234,36 +235,110 @@ async fn change_validator(store: &Store, name: &str, kind: Kind) -> Result<(), S
     }
 }
 
-/// The contract for enqueuers in other languages. A document without `locked: false` would be invisible to every
-/// index that matters; the rest of a job has defaults. What a worker holds was checked before: its start is not asked again.
+/// The contract for enqueuers in other languages: every type that a worker would stumble over, so that nothing is archived unrun that
+/// could have been refused. Fields that are not ours are the enqueuer's own business.
+///
+/// The waiting job comes first, because MongoDB explains a refusal in this order. What a worker holds was checked before: a start changes
+/// nothing that is looked at here, and looking costs.
 fn scheduled_validator() -> Document {
-    doc! { "$or": [{ "locked": true, "last_execution.start": { "$type": "objectId" } }, waiting_job()] }
+    let held = doc! {
+        "locked": true,
+        "last_execution.start": { "$type": "objectId" },
+        "last_execution.worker": { "$type": "objectId" },
+    };
+    doc! { "$or": [waiting_job(), held] }
 }
 
 fn waiting_job() -> Document {
-    let count = doc! { "bsonType": ["int", "long"], "minimum": 0 };
     doc! {
+        // Looked at first: a job that is held needs no further look.
+        "locked": { "$ne": true },
         "$jsonSchema": {
             "required": ["_id", "locked", "group", "priority", "scheduled_at", "workable"],
             "properties": {
-                "_id": { "bsonType": "objectId" },
-                "locked": { "bsonType": "bool" },
-                "group": { "bsonType": "string", "minLength": 1, "maxLength": 256 },
-                "priority": { "bsonType": ["int", "long"], "minimum": 0, "maximum": 9 },
-                "scheduled_at": { "bsonType": "date" },
+                "_id": { "bsonType": "objectId", "description": "an ObjectId" },
+                "locked": { "bsonType": "bool", "description": "false; only a worker sets it to true" },
+                "done": optional("bool", "true or false"),
+                "created_at": optional("date", "a date"),
+                "group": { "bsonType": "string", "minLength": 1, "maxLength": 256, "description": "a text of 1 to 256 characters" },
+                "priority": { "bsonType": ["int", "long"], "minimum": 0, "maximum": 9, "description": "an integer from 0 to 9" },
+                "scheduled_at": { "bsonType": "date", "description": "a date from the year 0 to the year 9999" },
+                "attempts": count(),
+                "interruptions": count(),
+                "deaths": count(),
+                "executions_dropped": count(),
                 "workable": {
                     "bsonType": "object",
+                    "description": "a document {class, parameters} or {class, items}, with at most 4 MiB",
                     "required": ["class"],
-                    "properties": { "class": { "bsonType": "string", "minLength": 1, "maxLength": 256 } },
+                    "properties": {
+                        "class": { "bsonType": "string", "minLength": 1, "maxLength": 256, "description": "a text of 1 to 256 characters" },
+                        "items": {
+                            "bsonType": ["array", "null"],
+                            "minItems": 1,
+                            "maxItems": i64::try_from(MOST_ITEMS).unwrap_or(i64::MAX),
+                            "description": "an array of 1 to 1000 items",
+                        },
+                    },
                 },
-                "attempts": count.clone(),
-                "interruptions": count,
+                "item_outcomes": {
+                    "bsonType": ["array", "null"],
+                    "maxItems": i64::try_from(MOST_ITEMS).unwrap_or(i64::MAX),
+                    "description": "an array with one outcome for each item at most",
+                },
+                "retry_policy": {
+                    "bsonType": ["object", "null"],
+                    "description": "a document {class, parameters}",
+                    "required": ["class"],
+                    "properties": {
+                        "class": { "bsonType": "string", "description": "the name of a retry policy" },
+                        // PHP stores an empty document as an empty array.
+                        "parameters": { "bsonType": ["object", "array", "null"], "description": "a document" },
+                    },
+                },
+                "tags": { "bsonType": ["array", "null"], "items": { "bsonType": "string" }, "description": "an array of texts" },
+                "urn": optional("string", "a text"),
+                "recovered_from": optional("objectId", "the id of a job"),
+                "cancel_requested_at": optional("date", "a date"),
+                "why": optional("string", "a text"),
+                "last_execution": execution(),
+                "executions": { "bsonType": ["array", "null"], "items": execution(), "description": "an array of executions" },
             },
         },
+        "scheduled_at": { "$gte": bson::DateTime::from_millis(DUE_MS.start), "$lt": bson::DateTime::from_millis(DUE_MS.end) },
         "$expr": { "$or": [
             { "$ne": [{ "$type": "$workable" }, "object"] },
             { "$lte": [{ "$bsonSize": "$workable" }, i64::try_from(LARGEST_WORKABLE).unwrap_or(i64::MAX)] },
         ] },
+    }
+}
+
+fn optional(of: &str, description: &str) -> Document {
+    doc! { "bsonType": [of, "null"], "description": description }
+}
+
+fn count() -> Document {
+    doc! { "bsonType": ["int", "long", "null"], "minimum": 0, "maximum": i32::MAX, "description": "an integer from 0" }
+}
+
+fn execution() -> Document {
+    doc! {
+        "bsonType": ["object", "null"],
+        "description": "what a worker has written of an execution",
+        "properties": {
+            "scheduled_at": optional("date", "a date"),
+            "started_at": optional("date", "a date"),
+            "ended_at": optional("date", "a date"),
+            "worker": optional("objectId", "the id of a worker"),
+            "start": optional("objectId", "the id of a start"),
+            "if_worker_dies": optional("object", "{retry_after_ms} or {archive}"),
+            "hostname": optional("string", "a text"),
+            "pid": { "bsonType": ["int", "long", "null"], "description": "an integer" },
+            "class": optional("string", "a text"),
+            "message": optional("string", "a text"),
+            "trace": optional("string", "a text"),
+            "crashed": optional("bool", "true or false"),
+        },
     }
 }
 

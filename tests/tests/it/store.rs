@@ -9,7 +9,7 @@ use mongodb::IndexModel;
 use recruiter_common::{
     enqueue::NewJob,
     failure::Failure,
-    ids::{JobId, WorkerId},
+    ids::{JobId, StartId, WorkerId},
     job::{Execution, Job, Priority, Why},
     store::{Archival, CommitSession, DueJob, Free, Hint, Listener, Recorded, Rescheduling, Store},
 };
@@ -350,6 +350,15 @@ async fn the_validator_refuses_what_no_recruiter_would_ever_see() {
     let mut extra = minimal_job("x");
     extra.extend(doc! { "colour": "blue", "attempts": 0, "tags": ["a"] });
     scheduled.insert_one(extra).await.expect("other fields are the enqueuer's own business");
+    let mut empty = minimal_job("x");
+    empty.extend(doc! {
+        "created_at": null, "attempts": null, "interruptions": null, "deaths": null, "retry_policy": null, "tags": null, "urn": null,
+        "last_execution": null, "executions": null, "item_outcomes": null,
+    });
+    scheduled.insert_one(empty).await.expect("what is not there may be null");
+    let mut of_php = minimal_job("x");
+    of_php.extend(doc! { "retry_policy": { "class": "DoNotDoItAgain", "parameters": [] }, "workable": { "class": "x", "parameters": [] } });
+    scheduled.insert_one(of_php).await.expect("PHP stores an empty document as an empty array");
     let change = |set: Document| {
         let mut document = minimal_job("x");
         document.extend(set);
@@ -377,10 +386,55 @@ async fn the_validator_refuses_what_no_recruiter_would_ever_see() {
         change(doc! { "scheduled_at": "tomorrow" }),
         change(doc! { "attempts": -1 }),
         change(doc! { "_id": "a word" }),
+        change(doc! { "locked": true }),
+        change(doc! { "locked": true, "last_execution": { "start": StartId::new() } }),
+        change(doc! { "done": "no" }),
+        change(doc! { "created_at": "2026" }),
+        change(doc! { "scheduled_at": bson::DateTime::from_millis(-62_167_219_200_001) }),
+        change(doc! { "scheduled_at": bson::DateTime::from_millis(253_402_300_800_000) }),
+        change(doc! { "scheduled_at": bson::DateTime::from_millis(i64::MIN) }),
+        change(doc! { "retry_policy": "RetryForever" }),
+        change(doc! { "retry_policy": {} }),
+        change(doc! { "retry_policy": { "class": 1 } }),
+        change(doc! { "retry_policy": { "class": "RetryForever", "parameters": 60 } }),
+        change(doc! { "tags": "a" }),
+        change(doc! { "tags": [1] }),
+        change(doc! { "urn": 7 }),
+        change(doc! { "why": 7 }),
+        change(doc! { "recovered_from": "a word" }),
+        change(doc! { "cancel_requested_at": true }),
+        change(doc! { "attempts": 1.0 }),
+        change(doc! { "attempts": 1_i64 << 31 }),
+        change(doc! { "interruptions": "1" }),
+        change(doc! { "deaths": -1 }),
+        change(doc! { "executions_dropped": 0.5 }),
+        change(doc! { "executions": {} }),
+        change(doc! { "executions": [{ "pid": "17" }] }),
+        change(doc! { "last_execution": [] }),
+        change(doc! { "last_execution": { "ended_at": "2026" } }),
+        change(doc! { "workable": { "class": "x", "items": {} } }),
+        change(doc! { "workable": { "class": "x", "items": [] } }),
+        change(doc! { "workable": { "class": "x", "items": vec![doc! {}; 1_001] } }),
+        change(doc! { "item_outcomes": "done" }),
         change(doc! { "workable": { "class": "x", "parameters": { "data": "x".repeat(4 * 1024 * 1024) } } }),
     ] {
         let error = scheduled.insert_one(&refused).await.expect_err("refused");
         assert!(error.to_string().contains("121") || error.to_string().contains("validation"), "{error}");
+    }
+    // What is wrong is what MongoDB says first.
+    for (refused, field, must_be) in [
+        (change(doc! { "tags": 5 }), "tags", "an array of texts"),
+        (change(doc! { "priority": 12 }), "priority", "an integer from 0 to 9"),
+        (change(doc! { "scheduled_at": "tomorrow" }), "scheduled_at", "a date from the year 0 to the year 9999"),
+    ] {
+        let error = scheduled.insert_one(&refused).await.expect_err("refused");
+        let mongodb::error::ErrorKind::Write(mongodb::error::WriteFailure::WriteError(error)) = *error.kind else { panic!("{error}") };
+        let details = error.details.unwrap();
+        let clauses = details.get_document("details").unwrap().get_array("clausesNotSatisfied").unwrap();
+        let first = clauses[0].as_document().unwrap();
+        assert_eq!(first.get_i32("index").unwrap(), 0);
+        let first = first.to_string();
+        assert!(first.contains(field) && first.contains(must_be) && !first.contains("locked"), "{first}");
     }
     // Documents older than the validator can still be moved on.
     insert_unvalidated(&database, vec![change(doc! { "attempts": 0, "tags": 5, "priority": 5, "colour": "blue", "urn": 5 })]).await;
@@ -416,5 +470,5 @@ async fn processes_that_start_together_make_the_schema_once() {
     assert_eq!(indexes("scheduled").await, ["_id_", "due_jobs"].map(str::to_owned).into());
     assert_eq!(indexes("archived").await, ["_id_", "archived_by_end"].map(str::to_owned).into());
     let schema = database.raw("metadata").find_one(doc! { "_id": "schema" }).await.unwrap().unwrap();
-    assert_eq!(schema.get("version"), Some(&Bson::Int32(3)));
+    assert_eq!(schema.get("version"), Some(&Bson::Int32(4)));
 }
