@@ -12,7 +12,7 @@ use crate::{
     ids::JobId,
     instant::{DUE_MS, Instant},
     job::{DEFAULT_GROUP, Priority, StoredPolicy},
-    retry_policy::{DoNotDoItAgain, RetryPolicy},
+    retry_policy::{DoNotDoItAgain, InvalidPolicy, RetryPolicies, RetryPolicy},
     store::{DueJob, Hint, Store, StoreError, cut, indexes::LARGEST_WORKABLE},
 };
 
@@ -69,6 +69,7 @@ pub struct NewJob {
     tags: Vec<String>,
     urn: Option<String>,
     retry_policy: StoredPolicy,
+    policy_problem: Option<InvalidPolicy>,
     recovered_from: Option<JobId>,
 }
 
@@ -131,6 +132,14 @@ pub enum EnqueueError {
     /// A date that not every language could read.
     #[error("the job would be due outside of the years 0 to 9999: give an earlier date or a shorter delay")]
     Date,
+    /// Parameters that a built-in retry policy cannot use or does not know.
+    #[error("the retry policy of a `{class}` job cannot be used: {problem}")]
+    Policy {
+        /// Class of the job.
+        class: String,
+        /// What is wrong with the policy.
+        problem: InvalidPolicy,
+    },
     /// MongoDB did not do it.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -175,6 +184,7 @@ impl NewJob {
             tags: Vec::new(),
             urn: None,
             retry_policy: StoredPolicy::from(&DoNotDoItAgain as &dyn RetryPolicy),
+            policy_problem: None,
             recovered_from: None,
         }
     }
@@ -224,17 +234,20 @@ impl NewJob {
 
     /// Failures are treated by this policy; by [`DoNotDoItAgain`] when nothing is said.
     pub fn retry(mut self, policy: &dyn RetryPolicy) -> Self {
+        self.policy_problem = None;
         self.retry_policy = StoredPolicy::from(policy);
         self
     }
 
-    /// Failures are treated by this policy, in its stored form.
+    /// Failures are treated by this policy, in its stored form. Parameters that a built-in policy cannot use or does not know are refused, a
+    /// policy that is not built in is not: workers may know it.
     pub fn retry_stored(mut self, policy: StoredPolicy) -> Self {
+        self.policy_problem = RetryPolicies::default().check(&policy).err().filter(|problem| !problem.is_unknown_class());
         self.retry_policy = policy;
         self
     }
 
-    /// Does once more what this archived job was to do, and says so in its document.
+    /// Does once more what this archived job was to do, and says so in its document. Its policy is taken as it is.
     pub fn recovered_from(mut self, job: JobId) -> Self {
         self.recovered_from = Some(job);
         self
@@ -268,6 +281,9 @@ impl NewJob {
         let names = names.into_iter().chain(self.tags.iter().map(|tag| ("tag", tag))).chain(self.urn.iter().map(|urn| ("urn", urn)));
         for (what, name) in names {
             check_name(name).map_err(|problem| EnqueueError::Name { what, problem })?;
+        }
+        if let (Some(problem), None) = (self.policy_problem, self.recovered_from) {
+            return Err(EnqueueError::Policy { class: self.class, problem });
         }
         let unstorable = |reason: String| EnqueueError::Parameters { class: self.class.clone(), reason };
         let at = match self.scheduled {
@@ -493,6 +509,17 @@ mod tests {
             assert!(at(ms).is_err_and(|error| error.contains("years 0 to 9999")));
         }
         assert!(check(NewJob::of_class("a", doc! {}).after(Duration::MAX)).is_err_and(|error| error.contains("years 0 to 9999")));
+    }
+
+    #[test]
+    fn a_misspelt_parameter_of_a_policy_is_refused_but_for_a_job_that_had_it_before() {
+        let policy =
+            |class: &str| StoredPolicy { class: class.into(), parameters: doc! { "seconds_to_wait_before_retry": 1, "jiter": 0.1 }.into() };
+        let job = |class: &str| NewJob::of_class("a", doc! {}).retry_stored(policy(class));
+        assert!(check(job("RetryForever")).is_err_and(|error| error.contains("`jiter` is not known here")));
+        assert!(check(job("RetryForever").recovered_from(JobId::new())).is_ok());
+        assert!(check(job("OneOfTheirOwn")).is_ok());
+        assert!(check(job("RetryForever").retry(&DoNotDoItAgain)).is_ok());
     }
 
     #[test]

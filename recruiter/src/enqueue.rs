@@ -23,7 +23,7 @@ use recruiter_common::{
     ids::JobId,
     instant::Instant,
     job::{Priority, StoredPolicy},
-    retry_policy::{InvalidPolicy, RetryPolicies},
+    retry_policy::RetryPolicies,
     shutdown::{Shutdown, pause},
     store::{ConnectArgs, Store},
     telemetry::chain,
@@ -164,17 +164,10 @@ impl Description {
 
 /// Whether workers will be able to use the policy.
 fn check_policy(policy: &StoredPolicy, custom: bool) -> Result<(), String> {
-    fn is_unknown(problem: &InvalidPolicy) -> bool {
-        match problem {
-            InvalidPolicy::UnknownClass { .. } => true,
-            InvalidPolicy::Within { problem, .. } => is_unknown(problem),
-            InvalidPolicy::Parameter { .. } | InvalidPolicy::AlreadyRegistered(_) | InvalidPolicy::NestedTooDeep => false,
-        }
-    }
-    match RetryPolicies::default().decode(policy) {
-        Ok(_) => Ok(()),
-        Err(problem) if is_unknown(&problem) && custom => Ok(()),
-        Err(problem) if is_unknown(&problem) => Err(format!("{problem}; if your workers know it, say --custom-policy")),
+    match RetryPolicies::default().check(policy) {
+        Ok(()) => Ok(()),
+        Err(problem) if problem.is_unknown_class() && custom => Ok(()),
+        Err(problem) if problem.is_unknown_class() => Err(format!("{problem}; if your workers know it, say --custom-policy")),
         Err(problem) => Err(problem.to_string()),
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Used by every policy, also by those that users register themselves. Nothing here panics, whatever is stored.
 
-use std::{sync::Arc, time::Duration};
+use std::{cell::RefCell, collections::BTreeSet, sync::Arc, time::Duration};
 
 use bson::{Bson, Document};
 
@@ -55,31 +55,83 @@ impl InvalidPolicy {
         Self::Parameter { parameter: parameter.into(), problem: problem.into() }
     }
 
+    /// Whether a policy is not registered here; workers may know it.
+    pub fn is_unknown_class(&self) -> bool {
+        match self {
+            Self::UnknownClass { .. } => true,
+            Self::Within { problem, .. } => problem.is_unknown_class(),
+            Self::Parameter { .. } | Self::AlreadyRegistered(_) | Self::NestedTooDeep => false,
+        }
+    }
+
     pub(super) fn within(self, place: impl Into<String>) -> Self {
         if self == Self::NestedTooDeep { self } else { Self::Within { place: place.into(), problem: Box::new(self) } }
     }
 }
 
-/// Stored parameters, to be read by name. A parameter that is null counts as missing, one that nobody asks for is
-/// ignored (a newer program may have written it).
-#[derive(Clone, Copy, Debug)]
-pub struct Parameters<'a>(Option<&'a Document>);
+/// How alike two names are of which one may be the other misspelt: clap's measure for flags.
+const ALIKE: f64 = 0.7;
+
+/// Stored parameters, to be read by name. A parameter that is null counts as missing. One that nobody asks for is ignored when a stored job
+/// is read, because a newer program may have written it, and refused when a job is enqueued ([`RetryPolicies::check`]).
+#[derive(Debug)]
+pub struct Parameters<'a> {
+    stored: Option<&'a Document>,
+    /// The names that were asked for: those that the policy has.
+    asked: RefCell<BTreeSet<String>>,
+    /// Whether others are refused.
+    strict: bool,
+}
 
 impl<'a> Parameters<'a> {
     /// A document; none, null and the empty array (as PHP stores an empty document) are one without fields.
-    pub(super) fn of(stored: Option<&'a Bson>) -> Result<Self, InvalidPolicy> {
+    fn of(stored: Option<&'a Bson>) -> Result<Self, InvalidPolicy> {
         match stored {
-            None | Some(Bson::Null) => Ok(Self(None)),
-            Some(Bson::Array(empty)) if empty.is_empty() => Ok(Self(None)),
-            Some(stored) => {
-                stored.as_document().map(|document| Self(Some(document))).ok_or_else(|| unusable("parameters", stored, "a document"))
-            }
+            None | Some(Bson::Null) => Ok(Self::within(None)),
+            Some(Bson::Array(empty)) if empty.is_empty() => Ok(Self::within(None)),
+            Some(stored) => stored
+                .as_document()
+                .map(|document| Self::within(Some(document)))
+                .ok_or_else(|| unusable("parameters", stored, "a document")),
         }
+    }
+
+    /// Reads all that `decode` asks for; if `strict`, there must be nothing else.
+    pub(super) fn read_all<T>(
+        stored: Option<&'a Bson>,
+        strict: bool,
+        decode: impl FnOnce(&Self) -> Result<T, InvalidPolicy>,
+    ) -> Result<T, InvalidPolicy> {
+        let parameters = Self { strict, ..Self::of(stored)? };
+        let decoded = decode(&parameters)?;
+        parameters.no_others().map(|()| decoded)
+    }
+
+    fn within(stored: Option<&'a Document>) -> Self {
+        Self { stored, asked: RefCell::default(), strict: false }
+    }
+
+    /// Refuses what nobody has asked for, once all was read: a misspelt name would be ignored without a word.
+    fn no_others(&self) -> Result<(), InvalidPolicy> {
+        if !self.strict {
+            return Ok(());
+        }
+        let asked = self.asked.borrow();
+        let Some(other) = self.stored.and_then(|stored| stored.keys().find(|name| !asked.contains(*name))) else { return Ok(()) };
+        let problem = match most_alike(other, asked.iter()) {
+            Some(meant) => format!("is not known here; did you mean `{meant}`?"),
+            None if asked.is_empty() => "is not known here: there are no parameters".into(),
+            None => format!("is not known here; what is known is {}", asked.iter().map(String::as_str).collect::<Vec<_>>().join(", ")),
+        };
+        Err(InvalidPolicy::parameter(shown(&Bson::String(other.clone())).trim_matches('"'), problem))
     }
 
     /// The stored value, if there is one.
     pub fn get(&self, name: &str) -> Option<&'a Bson> {
-        self.0?.get(name).filter(|value| **value != Bson::Null)
+        if !self.asked.borrow().contains(name) {
+            self.asked.borrow_mut().insert(name.to_owned());
+        }
+        self.stored?.get(name).filter(|value| **value != Bson::Null)
     }
 
     /// A number, in any of BSON's widths.
@@ -109,23 +161,31 @@ impl<'a> Parameters<'a> {
         })
     }
 
-    /// A list of documents, each read by `read_row`.
+    /// A list of documents, each read by `read_row`, which knows all that may be in one.
     pub fn rows<T>(
         &self,
         name: &str,
-        mut read_row: impl FnMut(Parameters<'a>) -> Result<T, InvalidPolicy>,
+        mut read_row: impl FnMut(&Parameters<'a>) -> Result<T, InvalidPolicy>,
     ) -> Result<Vec<T>, InvalidPolicy> {
         let rows: Vec<_> =
             self.read(name, "a list of documents", |value| value.as_array()?.iter().map(Bson::as_document).collect::<Option<_>>())?;
-        let read_row = |(at, row)| read_row(Self(Some(row))).map_err(|problem| problem.within(format!("{name}[{at}]")));
+        let read_row = |(at, row)| {
+            let row = Self { strict: self.strict, ..Self::within(Some(row)) };
+            read_row(&row).and_then(|read| row.no_others().map(|()| read)).map_err(|problem| problem.within(format!("{name}[{at}]")))
+        };
         rows.into_iter().enumerate().map(read_row).collect()
     }
 
     /// A policy within the policy.
     pub fn policy(&self, name: &str, policies: &RetryPolicies) -> Result<Arc<dyn RetryPolicy>, InvalidPolicy> {
         let stored = self.read(name, "a retry policy {class, parameters}", Bson::as_document)?;
-        let class = Self(Some(stored)).read("class", "the name of a retry policy", Bson::as_str);
-        class.and_then(|class| policies.decode_parts(class, stored.get("parameters"))).map_err(|problem| problem.within(name))
+        let parts = Self { strict: self.strict, ..Self::within(Some(stored)) };
+        let decode = || {
+            let class = parts.read("class", "the name of a retry policy", Bson::as_str)?;
+            let policy = policies.decode_parts(class, parts.get("parameters"))?;
+            parts.no_others().map(|()| policy)
+        };
+        decode().map_err(|problem| problem.within(name))
     }
 
     /// What `read` reads, if anything is stored: `parameters.optional("jitter", Parameters::number)`.
@@ -134,9 +194,19 @@ impl<'a> Parameters<'a> {
     }
 
     fn read<T>(&self, name: &str, expected: &str, read: impl FnOnce(&'a Bson) -> Option<T>) -> Result<T, InvalidPolicy> {
-        let value = self.get(name).ok_or_else(|| InvalidPolicy::parameter(name, format!("is missing; it must be {expected}")))?;
+        let missing = || {
+            let misspelt = self.stored.and_then(|stored| most_alike(name, stored.keys().filter(|key| !self.asked.borrow().contains(*key))));
+            let misspelt = misspelt.map(|key| format!("; is it what you call `{key}`?")).unwrap_or_default();
+            InvalidPolicy::parameter(name, format!("is missing; it must be {expected}{misspelt}"))
+        };
+        let value = self.get(name).ok_or_else(missing)?;
         read(value).ok_or_else(|| unusable(name, value, expected))
     }
+}
+
+fn most_alike<'n>(name: &str, names: impl Iterator<Item = &'n String>) -> Option<&'n str> {
+    let alike = names.map(|other| (strsim::jaro(name, other), other.as_str())).filter(|(alike, _)| *alike > ALIKE);
+    alike.max_by(|one, other| one.0.total_cmp(&other.0)).map(|(_, name)| name)
 }
 
 fn unusable(name: &str, value: &Bson, expected: &str) -> InvalidPolicy {
@@ -191,7 +261,7 @@ mod tests {
         fn check(wait: Duration, stored: impl Into<Bson>) {
             let document = doc! { "wait": stored_seconds(wait) };
             assert_eq!(document.get("wait"), Some(&stored.into()));
-            let read = Parameters(Some(&document)).seconds("wait").and_then(|wait| checked_wait("wait", wait));
+            let read = Parameters::within(Some(&document)).seconds("wait").and_then(|wait| checked_wait("wait", wait));
             assert_eq!(read, Ok(wait));
         }
         check(Duration::from_secs(60), 60);
@@ -222,7 +292,7 @@ mod tests {
         #[track_caller]
         fn check(value: Bson, count: Option<u32>, seconds: Option<Duration>, texts: Option<Vec<&str>>) {
             let document = doc! { "value": &value };
-            let parameters = Parameters(Some(&document));
+            let parameters = Parameters::within(Some(&document));
             assert_eq!(parameters.count("value").ok(), count, "{value}");
             assert_eq!(parameters.seconds("value").ok(), seconds, "{value}");
             assert_eq!(parameters.texts("value").ok(), texts, "{value}");
@@ -258,7 +328,7 @@ mod tests {
     fn messages_say_what_is_there_and_what_must_be() {
         #[track_caller]
         fn check(document: Document, message: &str) {
-            assert_eq!(Parameters(Some(&document)).seconds("wait").expect_err("nonsense").to_string(), message);
+            assert_eq!(Parameters::within(Some(&document)).seconds("wait").expect_err("nonsense").to_string(), message);
         }
         check(doc! {}, "`wait` is missing; it must be a number of seconds from 0 to 3153600000");
         check(doc! { "wait": null }, "`wait` is missing; it must be a number of seconds from 0 to 3153600000");
@@ -274,7 +344,7 @@ mod tests {
     fn what_php_stores_for_nothing_is_nothing() {
         #[track_caller]
         fn check(stored: Option<Bson>, empty: bool) {
-            assert_eq!(Parameters::of(stored.as_ref()).is_ok_and(|parameters| parameters.0.is_none()), empty, "{stored:?}");
+            assert_eq!(Parameters::of(stored.as_ref()).is_ok_and(|parameters| parameters.stored.is_none()), empty, "{stored:?}");
         }
         check(None, true);
         check(Some(Bson::Null), true);

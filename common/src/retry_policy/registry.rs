@@ -30,6 +30,8 @@ pub struct RetryPolicies {
     known: Arc<BTreeMap<String, Arc<Decode>>>,
     /// How many levels may still be decoded below: a decoder of nested policies gets a registry with one less.
     levels: usize,
+    /// Whether a parameter that a policy does not know is refused.
+    strict: bool,
 }
 
 impl RetryPolicies {
@@ -90,11 +92,20 @@ impl RetryPolicies {
         self.decode_parts(&stored.class, Some(&stored.parameters))
     }
 
+    /// Whether what somebody wrote can be used, and has nothing that is not known: a parameter with a misspelt name would be ignored. For
+    /// enqueuers. A stored job is not asked so much, since a newer program may have written it.
+    ///
+    /// # Errors
+    /// As [`decode`](Self::decode), and when a parameter is not one of the policy's.
+    pub fn check(&self, written: &StoredPolicy) -> Result<(), InvalidPolicy> {
+        Self { strict: true, ..self.clone() }.decode(written).map(drop)
+    }
+
     pub(super) fn decode_parts(&self, class: &str, parameters: Option<&Bson>) -> Result<Arc<dyn RetryPolicy>, InvalidPolicy> {
         let levels = self.levels.checked_sub(1).ok_or(InvalidPolicy::NestedTooDeep)?;
-        let within = Self { known: Arc::clone(&self.known), levels };
+        let within = Self { known: Arc::clone(&self.known), levels, strict: self.strict };
         let decode = self.known.get(class).ok_or_else(|| InvalidPolicy::UnknownClass { class: class.into(), known: self.classes() })?;
-        Parameters::of(parameters).and_then(|parameters| decode(&parameters, &within)).map_err(|problem| problem.within(class))
+        Parameters::read_all(parameters, self.strict, |parameters| decode(parameters, &within)).map_err(|problem| problem.within(class))
     }
 
     fn insert<P: RetryPolicy + 'static>(
@@ -115,7 +126,7 @@ impl RetryPolicies {
 
 impl Default for RetryPolicies {
     fn default() -> Self {
-        let mut policies = Self { known: Arc::default(), levels: Self::DEEPEST };
+        let mut policies = Self { known: Arc::default(), levels: Self::DEEPEST, strict: false };
         policies.insert("DoNotDoItAgain", |_, _| Ok(DoNotDoItAgain));
         policies.insert("RetryManyTimes", |parameters, _| RetryManyTimes::decode(parameters));
         policies.insert("RetryForever", |parameters, _| RetryForever::decode(parameters));
@@ -164,6 +175,45 @@ mod tests {
             "DoNotDoItAgain, ExponentialBackoff, RetriableExceptionFilter, RetryForever, RetryManyTimes, SelectByException, TimeTable";
         refused("RetryFourTimes", Bson::Null, &format!("there is no retry policy `RetryFourTimes`; the known ones are {known}"));
         refused("", Bson::Null, "there is no retry policy ``");
+    }
+
+    /// Whoever enqueues hears of a misspelt name; a stored job runs all the same.
+    #[test]
+    fn unknown_parameters_are_refused_when_they_are_written_and_ignored_when_they_are_read() {
+        #[track_caller]
+        fn check(class: &str, parameters: Bson, message: &str) {
+            let policy = StoredPolicy { class: class.into(), parameters };
+            assert!(RetryPolicies::default().decode(&policy).is_ok(), "{policy:?}");
+            assert_eq!(RetryPolicies::default().check(&policy).expect_err("misspelt").to_string(), message);
+        }
+        let backoff = bson!({ "retry_how_many_times": 3, "seconds_to_initially_wait_before_retry": 1, "jiter": 0.5 });
+        check("ExponentialBackoff", backoff, "ExponentialBackoff: `jiter` is not known here; did you mean `jitter`?");
+        check("DoNotDoItAgain", bson!({ "times": 3 }), "DoNotDoItAgain: `times` is not known here: there are no parameters");
+        let known = "what is known is retry_how_many_times, seconds_to_wait_before_retry";
+        let times = bson!({ "retry_how_many_times": 3, "seconds_to_wait_before_retry": 1, "x": 1 });
+        check("RetryManyTimes", times, &format!("RetryManyTimes: `x` is not known here; {known}"));
+        let row = bson!({ "younger_than_seconds": 300, "seconds_to_wait": 60, "second_to_wait": 1 });
+        check(
+            "TimeTable",
+            bson!({ "time_table": [row] }),
+            "TimeTable: time_table[0]: `second_to_wait` is not known here; did you mean `seconds_to_wait`?",
+        );
+        let filtered = bson!({ "class": "DoNotDoItAgain", "params": {} });
+        check(
+            "RetriableExceptionFilter",
+            bson!({ "retriable_exceptions": ["*"], "filtered_retry_policy": filtered }),
+            "RetriableExceptionFilter: filtered_retry_policy: `params` is not known here; did you mean `parameters`?",
+        );
+        let case = bson!({ "when": ["*"], "then": { "class": "DoNotDoItAgain" }, "otherwise": 1 });
+        check(
+            "SelectByException",
+            bson!({ "cases": [case] }),
+            "SelectByException: cases[0]: `otherwise` is not known here; what is known is then, when",
+        );
+        let misspelt = bson!({ "retry_how_many_time": 3, "seconds_to_wait_before_retry": 1 });
+        let message =
+            "`retry_how_many_times` is missing; it must be a whole number from 0 to 4294967295; is it what you call `retry_how_many_time`?";
+        refused("RetryManyTimes", misspelt, message);
     }
 
     #[test]

@@ -149,6 +149,8 @@ async fn a_bad_job_is_refused_with_what_is_wrong() {
         assert!(said.err.contains(expected), "{args:?}: {}", said.err);
     };
     check(&["--parameters", &large], 0, "");
+    let misspelt = r#"{"class": "ExponentialBackoff", "parameters": {"retry_how_many_times": 3, "seconds_to_initially_wait_before_retry": 1, "jiter": 0.5}}"#;
+    check(&["--retry", misspelt], 2, "ExponentialBackoff: `jiter` is not known here; did you mean `jitter`?");
     check(&["--at", "2001-01-01T00:00:00Z"], 0, "");
     check(&["--group", &long], 2, "the group of a job has 10000 bytes");
     check(&["--group", ""], 2, "the group of a job is empty");
