@@ -10,6 +10,7 @@ use recruiter_common::{
     roster::RegisteredWorker,
     shutdown::Shutdown,
     store::{Archival, CommitSession, Hint, LockedJobs, Recorded, Rescheduling, Store, StoreError},
+    telemetry::chain,
 };
 
 /// Jobs read and ended in one step: they are in memory whole.
@@ -19,11 +20,16 @@ const STEP: usize = 50;
 pub(crate) struct Rescuer {
     store: Store,
     session: CommitSession,
+    /// Documents that were left alone, with a warning when they were met first: each sweep meets them again.
+    left_alone: HashSet<String>,
 }
+
+/// Documents left alone that are remembered, at most; after that they are warned of again.
+const REMEMBERED: usize = 10_000;
 
 impl Rescuer {
     pub(crate) fn new(store: Store) -> Self {
-        Self { store, session: CommitSession::default() }
+        Self { store, session: CommitSession::default(), left_alone: HashSet::new() }
     }
 
     /// The session that jobs are archived in, for the roster.
@@ -55,7 +61,9 @@ impl Rescuer {
             };
             match verdict(&job) {
                 IfWorkerDies::RetryAfterMs(delay) => {
-                    let at = now.checked_add_signed(chrono::TimeDelta::milliseconds(delay)).unwrap_or(now);
+                    // Whatever somebody has written there: a delay is not negative, and there is a last date.
+                    let delay = chrono::TimeDelta::try_milliseconds(delay.max(0));
+                    let at = delay.and_then(|delay| now.checked_add_signed(delay)).unwrap_or(now);
                     reschedulings.push(Rescheduling::retry(&job, claim, &crashed(&job, now), at, true));
                     groups.insert(job.group);
                 }
@@ -71,6 +79,37 @@ impl Rescuer {
         }
         if again > 0 {
             self.store.announce_hint(Hint::jobs_in(groups)).await;
+        }
+        Ok(())
+    }
+}
+
+impl Rescuer {
+    /// Unlocks what nobody holds: nobody can have started it. A document that cannot be unlocked is left alone.
+    async fn unlock(&mut self, document: &RawDocument) -> Result<(), StoreError> {
+        let reason = match document.get_object_id("_id") {
+            Ok(id) => match self.store.unlock_if_held_by_nobody(id.into()).await {
+                Ok(true) => {
+                    tracing::warn!(job.id = %id, "a job was locked by nobody: unlocked it");
+                    return Ok(());
+                }
+                // Somebody was faster.
+                Ok(false) => return Ok(()),
+                Err(error) if error.is_transient() => return Err(error),
+                Err(error) => chain(&error),
+            },
+            Err(error) => error.to_string(),
+        };
+        let id = document.get("_id").ok().flatten().map_or_else(|| "none".into(), |id| format!("{id:?}"));
+        if self.left_alone.len() >= REMEMBERED {
+            self.left_alone.clear();
+        }
+        if self.left_alone.insert(id.clone()) {
+            tracing::warn!(
+                job.id = id,
+                reason,
+                "a locked document in `scheduled` is no job and cannot be unlocked: leaving it alone; delete it or repair it"
+            );
         }
         Ok(())
     }
@@ -97,9 +136,10 @@ fn crashed(job: &Job, now: recruiter_common::instant::Instant) -> recruiter_comm
 }
 
 /// The slow sweep: jobs that are locked in the name of nobody in the roster (hand-deleted or rolled-back documents), and
-/// jobs that are locked by nobody at all.
+/// jobs that are locked by nobody at all. What cannot be ended now does not stop what comes after it.
 pub(crate) async fn sweep(store: &Store, rescuer: &mut Rescuer, shutdown: &Shutdown) -> Result<(), StoreError> {
     let mut after: Option<JobId> = None;
+    let mut failed = Ok(());
     while !shutdown.is_requested() {
         let LockedJobs { documents, registered, next } = store.locked_jobs(after).await?;
         let mut orphans = Vec::new();
@@ -107,28 +147,17 @@ pub(crate) async fn sweep(store: &Store, rescuer: &mut Rescuer, shutdown: &Shutd
             match Held::try_from(document) {
                 Ok(held) if registered.contains(&held.holder) => {}
                 Ok(held) => orphans.push(held),
-                Err(document) => unlock(store, &document).await?,
+                Err(document) => rescuer.unlock(&document).await?,
             }
         }
         if !orphans.is_empty() {
             tracing::warn!(count = orphans.len(), "jobs are locked by workers that are not in the roster");
-            rescuer.end_all(orphans).await?;
+            failed = failed.and(rescuer.end_all(orphans).await);
         }
         match next {
             Some(next) => after = Some(next),
             None => break,
         }
     }
-    Ok(())
-}
-
-/// Unlocks what nobody holds: nobody can have started it.
-async fn unlock(store: &Store, document: &RawDocument) -> Result<(), StoreError> {
-    match document.get_object_id("_id") {
-        Ok(id) if store.unlock_if_held_by_nobody(id.into()).await? => {
-            tracing::warn!(job.id = %id, "a job was locked by nobody: unlocked it")
-        }
-        _ => tracing::warn!(job.id = ?document.get("_id"), "a locked document is no job; leaving it alone"),
-    }
-    Ok(())
+    failed
 }

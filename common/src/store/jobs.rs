@@ -409,8 +409,9 @@ impl Store {
             let scheduled = scheduled.clone_with_type::<RawDocumentBuf>();
             let mut locked = scheduled.find(filter).sort(doc! { "_id": 1 }).session(&mut session).await?;
             let documents: Vec<RawDocumentBuf> = locked.stream(&mut session).try_collect().await?;
+            let roster = roster.clone_with_type::<RawDocumentBuf>();
             let mut registered = roster.find(doc! {}).projection(doc! { "_id": 1 }).batch_size(10_000).session(&mut session).await?;
-            let registered: Vec<Document> = registered.stream(&mut session).try_collect().await?;
+            let registered: Vec<RawDocumentBuf> = registered.stream(&mut session).try_collect().await?;
             let registered = registered.iter().filter_map(|worker| Some(WorkerId::from(worker.get_object_id("_id").ok()?))).collect();
             Ok(LockedJobs { documents, registered, next: bound })
         })
@@ -564,11 +565,11 @@ impl Store {
         Ok(call("delete_archived", async move { archived.delete_many(these).await }).await?.deleted_count)
     }
 
-    /// Deletes up to `limit` archived jobs that ended before `before`; says how many.
+    /// Deletes up to `limit` archived documents that ended before `before`, whatever their ids are; says how many.
     ///
     /// Filter: ended before. Index: `archived_by_end`. Invariant: none, retention is what the operator asked for.
     pub async fn prune_archived(&self, before: Instant, limit: i64) -> Result<u64, StoreError> {
-        let archived = self.archived.clone();
+        let archived = self.archived.clone_with_type::<RawDocumentBuf>();
         self.indexed("prune_archived", async move {
             let old = archived
                 .find(doc! { "last_execution.ended_at": { "$lt": bson::DateTime::from_chrono(before) } })
@@ -576,9 +577,10 @@ impl Store {
                 .hint(IndexHint::Name(ARCHIVED_BY_END.into()))
                 .limit(limit)
                 .await?
-                .try_collect::<Vec<Document>>()
+                .try_collect::<Vec<RawDocumentBuf>>()
                 .await?;
-            let ids: Vec<JobId> = old.iter().filter_map(id_of).collect();
+            let id = |document: &RawDocumentBuf| Bson::try_from(document.get("_id").ok()??).ok();
+            let ids: Vec<Bson> = old.iter().filter_map(id).collect();
             if ids.is_empty() {
                 return Ok(0);
             }

@@ -6,6 +6,7 @@ mod bad_input;
 mod bench;
 mod builtins;
 mod bundles;
+mod cleaner;
 mod cli;
 mod demo;
 mod dev;

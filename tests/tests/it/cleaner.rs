@@ -1,0 +1,157 @@
+//! The cleaner among documents that somebody else has written: each of them alone is left, and everything behind it is done.
+
+use std::time::Duration;
+
+use bson::{Bson, Document, RawDocumentBuf, doc, oid::ObjectId};
+use recruiter_common::{
+    enqueue::NewJob,
+    ids::{JobId, StartId, WorkerId},
+    retry_policy::RetryForever,
+};
+use recruiter_tests::{
+    factory::{insert_unvalidated, minimal_job},
+    local::store,
+    mongo::TestDatabase,
+    processes::{Process, Setup, System},
+    wait::wait_until,
+};
+
+const SOON: Duration = Duration::from_secs(20);
+
+async fn count(database: &TestDatabase, collection: &str, filter: Document) -> u64 {
+    database.raw(collection).count_documents(filter).await.unwrap()
+}
+
+/// A job that a worker has locked which is not in the roster; due again after so many milliseconds.
+fn orphan(retry_after_ms: i64) -> Document {
+    let mut document = minimal_job("x");
+    let execution = doc! { "worker": WorkerId::new(), "start": StartId::new(), "if_worker_dies": { "retry_after_ms": retry_after_ms } };
+    document.extend(doc! { "locked": true, "attempts": 1, "last_execution": execution });
+    document
+}
+
+fn id_of(document: &Document) -> ObjectId {
+    document.get_object_id("_id").unwrap()
+}
+
+/// I9: what cannot be unlocked stops nothing that comes after it, and is warned of once.
+#[tokio::test]
+async fn a_document_that_cannot_be_unlocked_does_not_end_the_sweep() {
+    let database = TestDatabase::new().await;
+    store(&database).await;
+    let strange = |more: Document| {
+        let mut document = minimal_job("x");
+        document.extend(doc! { "locked": true });
+        document.extend(more);
+        document
+    };
+    // The sweep goes by the ids: these come first.
+    let refused = strange(doc! { "_id": ObjectId::from_bytes([0; 12]), "group": 5, "last_execution": { "start": StartId::new() } });
+    let no_job = strange(doc! { "_id": "a text" });
+    let behind = orphan(60_000);
+    insert_unvalidated(&database, vec![refused, no_job, behind.clone()]).await;
+    let cleaner = Process::on(&database, "recruiter-cleaner", &["--sweep-every", "100ms"]);
+    let rescued = doc! { "_id": id_of(&behind), "locked": false, "deaths": 1 };
+    wait_until(SOON, "the orphan behind them is rescued", async || count(&database, "scheduled", rescued.clone()).await == 1).await;
+    // A later sweep has met them again.
+    let later = orphan(60_000);
+    insert_unvalidated(&database, vec![later.clone()]).await;
+    let rescued = doc! { "_id": id_of(&later), "locked": false };
+    wait_until(SOON, "another one is rescued", async || count(&database, "scheduled", rescued.clone()).await == 1).await;
+    assert_eq!(cleaner.stderr().matches("leaving it alone").count(), 2, "{}", cleaner.stderr());
+    assert_eq!(count(&database, "scheduled", doc! { "locked": true }).await, 2);
+}
+
+/// I9: a delay that no policy asks for is no reason to end.
+#[tokio::test]
+async fn a_verdict_with_an_impossible_delay_is_carried_out() {
+    let database = TestDatabase::new().await;
+    store(&database).await;
+    let orphans = [i64::MIN, -1, i64::MAX, 0].map(orphan);
+    insert_unvalidated(&database, orphans.to_vec()).await;
+    let mut cleaner = Process::on(&database, "recruiter-cleaner", &["--sweep-every", "100ms"]);
+    let now = bson::DateTime::now().timestamp_millis();
+    let rescued = doc! { "locked": false, "deaths": 1, "scheduled_at": { "$gte": bson::DateTime::from_millis(now - 30_000) } };
+    wait_until(SOON, "all are rescued", async || count(&database, "scheduled", rescued.clone()).await == 4).await;
+    assert!(cleaner.try_exit().is_none(), "{}", cleaner.stderr());
+}
+
+/// I9: whoever wrote them, documents in the archive leave it.
+#[tokio::test]
+async fn retention_deletes_documents_whatever_their_ids_are() {
+    let database = TestDatabase::new().await;
+    store(&database).await;
+    let ended = |id: Bson, day: i64| doc! { "_id": id, "last_execution": { "ended_at": bson::DateTime::from_millis(day * 86_400_000) } };
+    let numbers = (0..1_000).map(|number| ended(number.into(), 1));
+    let others = [Bson::from("a text"), doc! { "a": 1 }.into(), Bson::Null, 0.5.into(), bson::Uuid::new().into()];
+    let ours = (0..50).map(|_| ended(ObjectId::new().into(), 2));
+    let all = numbers.chain(others.map(|id| ended(id, 1))).chain(ours);
+    database.raw("archived").insert_many(all).await.unwrap();
+    let _cleaner = Process::on(&database, "recruiter-cleaner", &["--prune-every", "100ms"]);
+    wait_until(SOON, "what is older than five days is pruned", async || count(&database, "archived", doc! {}).await == 0).await;
+}
+
+/// I9: nobody can read what a worker's document says of it; the worker lives, dies and is rescued as the others are.
+#[tokio::test]
+async fn a_dead_worker_with_a_damaged_document_is_retired_and_its_jobs_are_rescued() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    let cleaner = ["--dead-after", "1500ms", "--every", "100ms", "--sweep-every", "200ms"];
+    let worker = ["--builtins", "--heartbeat", "200ms", "--lease", "600ms"];
+    let mut system = System::start(&database, Setup { worker: &worker, cleaner: &cleaner, ..Setup::default() });
+    let again = RetryForever::new(Duration::from_secs(3_600)).unwrap();
+    let jobs = store.enqueue_many((0..3).map(|_| NewJob::of_class("sleep", doc! { "ms": 600_000 }).retry(&again))).await.unwrap();
+    wait_until(SOON, "they are running", async || count(&database, "scheduled", doc! { "locked": true }).await == 3).await;
+    // Frozen: nothing but its silence says that it is dead, and nobody writes to its document any more.
+    let frozen = system.workers.pop().unwrap();
+    frozen.pause();
+    damage(&database).await;
+    let freed = async || count(&database, "scheduled", doc! { "_id": { "$in": &jobs }, "locked": false, "deaths": 1 }).await == 3;
+    wait_until(SOON, "its jobs are rescued", freed).await;
+    wait_until(SOON, "it is retired", async || count(&database, "roster", doc! {}).await == 0).await;
+    assert_eq!(system.cleaner.stderr().matches("fields of a roster document cannot be read").count(), 1, "{}", system.cleaner.stderr());
+    drop(frozen);
+    system.stop().await;
+}
+
+/// Makes nonsense of the only document in the roster, as its bytes even.
+async fn damage(database: &TestDatabase) {
+    let roster = database.raw("roster");
+    let mut document = roster.find_one_and_delete(doc! {}).await.unwrap().unwrap();
+    document.extend(doc! {
+        "last_seen_at": "now", "sessions": 5, "assigned_to": "them", "working_on": "them too", "classes": 5, "work_on": 5,
+        "retired": "no", "hostname": "h\u{7f}st", "place": {},
+    });
+    for field in ["pid", "boot_id"] {
+        document.remove(field);
+    }
+    let bytes = RawDocumentBuf::try_from(&document).unwrap().into_bytes();
+    let not_utf8 = bytes.into_iter().map(|byte| if byte == 0x7f { 0xff } else { byte }).collect();
+    roster.clone_with_type::<RawDocumentBuf>().insert_one(RawDocumentBuf::from_bytes(not_utf8).unwrap()).await.unwrap();
+}
+
+/// A document is read again with every round and every look; that something is wrong with it is said once by each process.
+#[tokio::test]
+async fn strange_roster_documents_are_warned_of_once_and_hide_no_worker() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    let base = doc! { "available": true, "free": 3, "work_on": "*", "classes": ["noop"], "channel": 0 };
+    let strange = |more: Document| {
+        let mut document = base.clone();
+        document.insert("_id", WorkerId::new());
+        document.extend(more);
+        document
+    };
+    let all = [doc! { "_id": "by hand" }, doc! { "free": -3 }, doc! { "work_on": 5 }, doc! { "classes": 5 }, doc! { "lease_ms": "long" }];
+    database.raw("roster").insert_many(all.map(strange)).await.unwrap();
+    let system = System::start(&database, Setup::default());
+    for round in 0..20 {
+        let ids: Vec<JobId> = store.enqueue_many((0..20).map(|_| NewJob::of_class("noop", doc! {}))).await.unwrap();
+        let done = async || count(&database, "archived", doc! { "_id": { "$in": &ids } }).await == 20;
+        wait_until(SOON, &format!("round {round} is done"), done).await;
+    }
+    let warned = |process: &Process| process.stderr().lines().filter(|line| line.contains("roster document")).count();
+    assert_eq!(warned(&system.cleaner), 5, "{}", system.cleaner.stderr());
+    assert!((1..=5).contains(&warned(&system.recruiter)), "{}", system.recruiter.stderr());
+    system.stop().await;
+}
