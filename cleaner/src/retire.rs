@@ -4,6 +4,10 @@
 //! monotonic clock and over uninterrupted reads. `last_seen_at` is never compared with any clock: after a failover to a
 //! member whose clock is ahead, an outage, or a laptop's sleep, that would kill the whole living fleet. So would a cleaner
 //! that sleeps with its host, wakes up first, and counts the sleep as silence: a look vouches for a part of the period only.
+//!
+//! Reads go on while writes stand still (a lock for a backup, a disk that hangs): then no heartbeat changes, and every worker lives.
+//! Therefore a worker that was silent for a third of the period is only suspected. From then on each look begins with a write of the
+//! cleaner's own, and its silence counts only as long as MongoDB acknowledges these. While nobody is suspected nothing is written.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -12,7 +16,6 @@ use std::{
 
 use recruiter_common::{
     ids::WorkerId,
-    instant::Instant,
     roster::{Place, RegisteredWorker},
     store::{Hint, Store, StoreError},
     telemetry::chain,
@@ -27,7 +30,8 @@ use crate::{
 /// cleaner has died in the middle of it, or stands still.
 const BURIED_WITHIN: Duration = Duration::from_secs(2);
 
-/// A death by silence is seen in so many looks at least, however far apart: as many as `--every` is made to allow.
+/// A death by silence is seen in so many looks at least, however far apart: as many as `--every` is made to allow. In as many parts the
+/// period is cut: one is vouched for by a look at most, and after one of them a worker is suspected.
 const LOOKS: u32 = 3;
 
 /// What this cleaner has seen, and for how long.
@@ -36,7 +40,9 @@ pub(crate) struct Observations {
     /// When the roster was asked for last.
     asked: Option<Monotonic>,
     /// Each heartbeat, and for how long it was seen unchanged.
-    last_seen: HashMap<WorkerId, (Option<Instant>, Duration)>,
+    last_seen: HashMap<WorkerId, (LastSeen, Duration)>,
+    /// Whether a worker was silent for so long, at the last look, that only a look with a write counts on.
+    suspects: bool,
     /// Where the living are, as far as they are on this very machine.
     neighbours: Vec<Place>,
     /// Retired workers that another cleaner is burying, or was.
@@ -44,6 +50,9 @@ pub(crate) struct Observations {
     /// Retired workers that this cleaner is burying.
     burying: HashSet<WorkerId>,
 }
+
+/// A heartbeat, as it stands in the roster.
+type LastSeen = Option<bson::DateTime>;
 
 /// How a worker died.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,11 +68,20 @@ impl Observations {
     pub(crate) fn clear(&mut self) {
         self.asked = None;
         self.last_seen.clear();
+        self.suspects = false;
         self.retired.clear();
     }
 
     pub(crate) fn new(here: Place) -> Self {
-        Self { here, asked: None, last_seen: HashMap::new(), neighbours: Vec::new(), retired: HashMap::new(), burying: HashSet::new() }
+        Self {
+            here,
+            asked: None,
+            last_seen: HashMap::new(),
+            suspects: false,
+            neighbours: Vec::new(),
+            retired: HashMap::new(),
+            burying: HashSet::new(),
+        }
     }
 
     /// Whether the process of a worker on this machine has gone since the last look at the roster.
@@ -72,28 +90,38 @@ impl Observations {
     }
 
     /// Who of these, asked for at `asked`, is dead. A worker that trusts itself for longer than `dead_after` is waited for as
-    /// much longer.
-    fn dead(&mut self, workers: &[RegisteredWorker], asked: Monotonic, dead_after: Duration) -> Vec<(WorkerId, Option<Instant>, Death)> {
+    /// much longer. `written` says whether MongoDB has acknowledged a write of this look, before it was asked.
+    fn dead(
+        &mut self,
+        workers: &[RegisteredWorker],
+        asked: Monotonic,
+        written: bool,
+        dead_after: Duration,
+    ) -> Vec<(WorkerId, LastSeen, Death)> {
         // After a longer gap this cleaner stood still, and perhaps everybody did: it is watched on.
         let watched = self.asked.replace(asked).map_or(Duration::ZERO, |before| asked.duration_since(before).min(dead_after / LOOKS));
         let before = std::mem::take(&mut self.last_seen);
         self.neighbours.clear();
+        self.suspects = false;
         let mut dead = Vec::new();
         for worker in workers.iter().filter(|worker| !worker.retired) {
+            let limit = dead_after.max(worker.lease + worker.lease / 2);
+            let suspected = |silence: Duration| silence >= limit / LOOKS;
             let silence = match before.get(&worker.id) {
-                Some((last_seen_at, silence)) if *last_seen_at == worker.last_seen_at => *silence + watched,
+                Some((last_seen_at, silence)) if *last_seen_at == worker.last_seen_at => {
+                    *silence + if written || !suspected(*silence) { watched } else { Duration::ZERO }
+                }
                 _ => Duration::ZERO,
             };
             self.last_seen.insert(worker.id, (worker.last_seen_at, silence));
-            let lease = Duration::from_millis(u64::try_from(worker.lease_ms).unwrap_or(0));
-            let silent = silence >= dead_after.max(lease + lease / 2);
             if worker.place.as_ref().is_some_and(|there| is_gone(&self.here, there)) {
                 dead.push((worker.id, worker.last_seen_at, Death::Gone));
-            } else if silent {
+            } else if silence >= limit {
                 dead.push((worker.id, worker.last_seen_at, Death::Silent));
             } else {
                 self.neighbours.extend(worker.place.clone().filter(|there| is_here(&self.here, there)));
             }
+            self.suspects |= suspected(silence);
         }
         dead
     }
@@ -122,13 +150,25 @@ pub(crate) async fn tick(
     observations: &mut Observations,
     dead_after: Duration,
 ) -> Result<(), StoreError> {
-    // Before the answer, after which this process may stand still.
+    // Before the answers, after which this process may stand still.
     let asked = Monotonic::now();
+    let written = observations.suspects && store.acknowledges_writes(dead_after / LOOKS).await?;
+    if observations.suspects && !written {
+        observations.clear();
+        tracing::warn!("MongoDB answers reads but does not acknowledge a write in time: no worker is taken for dead by its silence so far");
+    }
     let workers = store.registered_workers().await?;
     store.fresh_clock().await?;
     let left = observations.unburied(&workers, asked);
-    for (worker, last_seen_at, death) in observations.dead(&workers, asked, dead_after) {
-        if let Some(retired) = store.retire_if_silent_since(worker, last_seen_at).await? {
+    for (worker, last_seen_at, death) in observations.dead(&workers, asked, written, dead_after) {
+        let retired = match store.retire_if_silent_since(worker, last_seen_at).await {
+            Err(error) if !error.is_transient() => {
+                tracing::warn!(worker.id = %worker, error = chain(&error), "a dead worker cannot be retired; trying again");
+                continue;
+            }
+            other => other?,
+        };
+        if let Some(retired) = retired {
             tracing::warn!(worker.id = %worker, ?death, "a worker is dead: retiring it");
             observations.burying.insert(worker);
             bury_or_leave(store, rescuer, &retired).await;
@@ -169,8 +209,8 @@ mod tests {
     fn worker(id: WorkerId, last_seen_at: i64, lease: u64) -> RegisteredWorker {
         RegisteredWorker {
             id,
-            last_seen_at: Instant::from_timestamp_millis(last_seen_at),
-            lease_ms: i64::try_from(lease * 1000).expect("small"),
+            last_seen_at: Some(bson::DateTime::from_millis(last_seen_at)),
+            lease: Duration::from_secs(lease),
             place: None,
             sessions: Vec::new(),
             jobs: Vec::new(),
@@ -178,22 +218,40 @@ mod tests {
         }
     }
 
-    /// Looks at these heartbeats, each with the second it is seen at; says whether the last look found a death.
-    fn look(lease: u64, looks: impl IntoIterator<Item = (u64, i64)>) -> bool {
+    /// Looks at these heartbeats, each with the second it is seen at, and with whether MongoDB acknowledges a write then if it is
+    /// asked to; says whether the last look found a death, and how often it was asked.
+    fn observe(lease: u64, looks: impl IntoIterator<Item = (u64, i64, bool)>) -> (bool, usize) {
         let mut observations = Observations::new(Place::of_this_process().expect("/proc"));
-        let (id, begin) = (WorkerId::new(), Monotonic::now());
-        let looks = looks.into_iter().map(|(at, seen)| {
+        let (id, begin, mut asked) = (WorkerId::new(), Monotonic::now(), 0);
+        let looks = looks.into_iter().map(|(at, seen, writes)| {
             let seen = worker(id, seen, lease);
-            let dead = observations.dead(std::slice::from_ref(&seen), begin + Duration::from_secs(at), DEAD_AFTER);
+            asked += usize::from(observations.suspects);
+            let written = observations.suspects && writes;
+            let dead = observations.dead(std::slice::from_ref(&seen), begin + Duration::from_secs(at), written, DEAD_AFTER);
             dead == [(id, seen.last_seen_at, Death::Silent)]
         });
-        looks.last().unwrap_or(false)
+        let last = looks.last();
+        (last.unwrap_or(false), asked)
+    }
+
+    fn look(lease: u64, looks: impl IntoIterator<Item = (u64, i64)>) -> bool {
+        observe(lease, looks.into_iter().map(|(at, seen)| (at, seen, true))).0
     }
 
     /// The same with a look in every second between these, at what was seen before.
     fn check(lease: u64, looks: &[(u64, i64)]) -> bool {
         let between = looks.windows(2).flat_map(|pair| (pair[0].0..pair[1].0).map(|at| (at, pair[0].1)));
         look(lease, between.chain(looks.last().copied()))
+    }
+
+    #[test]
+    fn silence_while_no_write_is_acknowledged_is_nobodys() {
+        let seconds = |range: std::ops::Range<u64>, writes| range.map(move |at| (at, 1, writes));
+        assert!(!observe(20, seconds(0..3_600, false)).0, "for an hour only reads were answered");
+        assert!(!observe(20, seconds(0..600, false).chain(seconds(600..619, true))).0, "it could beat for less than its lease");
+        assert!(observe(20, seconds(0..600, false).chain(seconds(600..621, true))).0, "it did not beat when it could");
+        assert_eq!(observe(20, (0..600).map(|at| (at, i64::try_from(at / 6).expect("small"), true))).1, 0, "nobody is late: no write");
+        assert_eq!(observe(20, seconds(0..31, true)), (true, 20), "in time, with a write a second when it was late");
     }
 
     #[test]
@@ -207,7 +265,7 @@ mod tests {
         assert_eq!(check(&mut observations, 2_000), 1, "it was left lying");
         observations.clear();
         assert_eq!(check(&mut observations, 2_001), 1, "taken over, it is this cleaner's own");
-        assert!(observations.dead(&retired, begin + DEAD_AFTER * 2, DEAD_AFTER).is_empty(), "it is dead already");
+        assert!(observations.dead(&retired, begin + DEAD_AFTER * 2, true, DEAD_AFTER).is_empty(), "it is dead already");
     }
 
     #[test]

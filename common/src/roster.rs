@@ -3,14 +3,18 @@
 //! Used by the worker (announces itself), the recruiter (assigns to it) and the cleaner (retires it). The document
 //! is written by turns: by the worker while `available` is false, by the recruiter's assignment while it is true.
 
-use bson::{Bson, Document};
+use std::time::Duration;
+
+use bson::{Bson, Document, RawDocument, doc, spec::BinarySubtype};
 use serde::{Deserialize, Serialize};
 
 use crate::{
     ids::{JobId, LeaseTerm, RoundId, WorkerId},
-    instant::{self, Instant},
     store::Channel,
 };
+
+/// A worker's lease when its document does not say how long it is: the default of `--lease`.
+const DEFAULT_LEASE: Duration = Duration::from_secs(20);
 
 /// Which groups a worker takes jobs of.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -120,15 +124,15 @@ pub struct Assignment {
     pub jobs: Vec<JobId>,
 }
 
-/// A worker as the cleaner sees it.
+/// A worker as the cleaner sees it: as much of its document as can be read.
 #[derive(Clone, Debug)]
 pub struct RegisteredWorker {
     /// Which.
     pub id: WorkerId,
-    /// Its last heartbeat, compared for change only, never with a clock.
-    pub last_seen_at: Option<Instant>,
-    /// How long it trusts itself after a heartbeat, milliseconds: a cleaner waits longer.
-    pub lease_ms: i64,
+    /// Its last heartbeat, compared for change only, never with a clock; nothing if the field holds no date.
+    pub last_seen_at: Option<bson::DateTime>,
+    /// How long it trusts itself after a heartbeat: a cleaner waits longer.
+    pub lease: Duration,
     /// Where it runs, when the document says so completely.
     pub place: Option<Place>,
     /// Ids of its commit sessions.
@@ -150,13 +154,6 @@ struct RosterDocument {
     term: Option<LeaseTerm>,
     round: Option<RoundId>,
     channel: Option<i64>,
-    #[serde(deserialize_with = "instant::stored", default)]
-    last_seen_at: Option<Instant>,
-    lease_ms: Option<i64>,
-    sessions: Option<Vec<Document>>,
-    assigned_to: Option<Document>,
-    working_on: Option<Bson>,
-    retired: Option<bool>,
 }
 
 impl TryFrom<Document> for AvailableWorker {
@@ -175,26 +172,65 @@ impl TryFrom<Document> for AvailableWorker {
     }
 }
 
-impl TryFrom<Document> for RegisteredWorker {
-    type Error = String;
-
-    fn try_from(document: Document) -> Result<Self, String> {
-        let place = bson::deserialize_from_document(document.clone()).ok();
-        let stored: RosterDocument = bson::deserialize_from_document(document).map_err(|error| error.to_string())?;
-        let mut jobs = stored.assigned_to.map(|map| ids_in(map.get(stored.id.to_string()))).unwrap_or_default();
-        jobs.extend(ids_in(stored.working_on.as_ref()));
+impl RegisteredWorker {
+    /// Reads a roster document, and names the fields that hold something else than a worker writes there: they are taken for
+    /// missing, so that a worker is watched and rescued whatever became of its document.
+    ///
+    /// Nothing when `_id` is no ObjectId: such a document is no worker's, since no job can name it as its holder.
+    pub(crate) fn read(document: &RawDocument) -> Option<(Self, Vec<&'static str>)> {
+        let stored = legible(document);
+        let id = WorkerId::from(stored.get_object_id("_id").ok()?);
+        let mut unreadable = Vec::new();
+        let last_seen_at = stored.get_datetime("last_seen_at").ok().copied();
+        if last_seen_at.is_none() {
+            unreadable.push("last_seen_at");
+        }
+        let lease = integer(stored.get("lease_ms")).and_then(|lease| u64::try_from(lease).ok()).map(Duration::from_millis);
+        if lease.is_none() {
+            unreadable.push("lease_ms");
+        }
+        let sessions = match stored.get("sessions") {
+            Some(Bson::Array(sessions)) => sessions.iter().filter_map(session_id).collect(),
+            _ => {
+                unreadable.push("sessions");
+                Vec::new()
+            }
+        };
+        let assigned = match stored.get("assigned_to") {
+            Some(Bson::Document(map)) => map.get(id.to_string()),
+            other => other,
+        };
+        let mut jobs = Vec::new();
+        for (field, ids) in [("assigned_to", assigned), ("working_on", stored.get("working_on"))] {
+            if !matches!(ids, None | Some(Bson::Null | Bson::ObjectId(_) | Bson::Array(_))) {
+                unreadable.push(field);
+            }
+            jobs.extend(ids_in(ids));
+        }
         jobs.sort_unstable();
         jobs.dedup();
-        Ok(Self {
-            id: stored.id,
-            last_seen_at: stored.last_seen_at,
-            lease_ms: stored.lease_ms.unwrap_or(0),
-            place,
-            sessions: stored.sessions.unwrap_or_default(),
-            jobs,
-            retired: stored.retired.unwrap_or(false),
-        })
+        let place = bson::deserialize_from_document(stored.clone()).ok();
+        let retired = stored.get_bool("retired").unwrap_or(false);
+        Some((Self { id, last_seen_at, lease: lease.unwrap_or(DEFAULT_LEASE), place, sessions, jobs, retired }, unreadable))
     }
+}
+
+/// A document without what BSON does not allow in it; text that is not UTF-8 is replaced as far as that can be done.
+pub(crate) fn legible(document: &RawDocument) -> Document {
+    let field =
+        |element: bson::raw::RawElement<'_>| Some((element.key().to_string(), Bson::try_from(element.value_utf8_lossy().ok()?).ok()?));
+    document.iter_elements().filter_map(|element| field(element.ok()?)).collect()
+}
+
+/// The id of a session as MongoDB wants it: other fields would make it refuse the whole list.
+fn session_id(stored: &Bson) -> Option<Document> {
+    let id = stored.as_document()?.get("id")?;
+    matches!(id, Bson::Binary(id) if id.subtype == BinarySubtype::Uuid).then(|| doc! { "id": id.clone() })
+}
+
+/// A whole number, of either width.
+pub(crate) fn integer(value: Option<&Bson>) -> Option<i64> {
+    value.and_then(|value| value.as_i64().or(value.as_i32().map(i64::from)))
 }
 
 /// The assignment in a worker's own roster document, if the recruiter has had its turn.
@@ -209,8 +245,7 @@ pub(crate) fn assignment_in(worker: WorkerId, document: &Document) -> Option<Ass
 
 /// The places that a worker's own roster document offers to the recruiter.
 pub(crate) fn offered_in(document: &Document) -> u32 {
-    let free = document.get("free").and_then(|free| free.as_i64().or(free.as_i32().map(i64::from)));
-    let offered = free.filter(|_| document.get_bool("available").unwrap_or(false));
+    let offered = integer(document.get("free")).filter(|_| document.get_bool("available").unwrap_or(false));
     offered.and_then(|free| u32::try_from(free).ok()).unwrap_or(0)
 }
 
@@ -220,5 +255,57 @@ pub(crate) fn ids_in(value: Option<&Bson>) -> Vec<JobId> {
         Some(Bson::ObjectId(id)) => vec![(*id).into()],
         Some(Bson::Array(ids)) => ids.iter().filter_map(Bson::as_object_id).map(JobId::from).collect(),
         _ => Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bson::RawDocumentBuf;
+
+    use super::*;
+
+    fn read(document: &Document) -> Option<(RegisteredWorker, Vec<&'static str>)> {
+        RegisteredWorker::read(&RawDocumentBuf::try_from(document).expect("a document"))
+    }
+
+    #[test]
+    fn a_worker_is_read_as_far_as_its_document_can_be() {
+        let (id, assigned, working) = (WorkerId::new(), JobId::new(), JobId::new());
+        let session = doc! { "id": bson::Uuid::new() };
+        let place = doc! { "pid": 7, "hostname": "h", "boot_id": "b", "pid_namespace": "n", "process_start_ticks": 9_i64 };
+        let mut whole = doc! {
+            "_id": id, "last_seen_at": bson::DateTime::from_millis(5), "lease_ms": 60_000_i64, "sessions": [session.clone()],
+            "assigned_to": { id.to_string(): [assigned] }, "working_on": [working], "retired": true,
+        };
+        whole.extend(place);
+        let (worker, unreadable) = read(&whole).expect("a worker");
+        assert_eq!(unreadable, Vec::<&str>::new());
+        assert_eq!((worker.id, worker.last_seen_at, worker.lease), (id, Some(bson::DateTime::from_millis(5)), Duration::from_secs(60)));
+        assert_eq!((worker.sessions, worker.retired), (vec![session.clone()], true));
+        assert!(worker.jobs.len() == 2 && worker.jobs.contains(&assigned) && worker.jobs.contains(&working));
+        assert!(worker.place.is_some_and(|place| place.pid == 7));
+
+        let mut strange = doc! {
+            "_id": id, "last_seen_at": "now", "lease_ms": -5, "sessions": [session.clone(), 5, { "id": "x" }], "assigned_to": 5,
+            "working_on": [working, "x"], "retired": "yes", "classes": 5, "pid": "seven",
+        };
+        let (worker, unreadable) = read(&strange).expect("still a worker");
+        assert_eq!(unreadable, ["last_seen_at", "lease_ms", "assigned_to"]);
+        assert_eq!((worker.last_seen_at, worker.lease, worker.sessions), (None, DEFAULT_LEASE, vec![session]));
+        assert_eq!((worker.jobs, worker.retired, worker.place), (vec![working], false, None));
+        assert!(read(&doc! { "_id": id }).is_some());
+        strange.insert("_id", "by hand");
+        assert!(read(&strange).is_none(), "no worker's");
+    }
+
+    #[test]
+    fn text_that_is_not_utf8_hides_nothing_else() {
+        let id = WorkerId::new();
+        let document = RawDocumentBuf::try_from(&doc! { "_id": id, "hostname": "h\u{7f}st", "lease_ms": 5_000 }).expect("a document");
+        let bytes: Vec<u8> = document.into_bytes().into_iter().map(|byte| if byte == 0x7f { 0xff } else { byte }).collect();
+        let document = RawDocumentBuf::from_bytes(bytes).expect("a document");
+        assert!(Document::try_from(&*document).is_err(), "it is not UTF-8");
+        assert_eq!(RegisteredWorker::read(&document).expect("a worker").0.lease, Duration::from_secs(5));
+        assert_eq!(legible(&document).get_str("hostname").ok(), Some("h\u{fffd}st"));
     }
 }

@@ -692,13 +692,36 @@ async fn a_sign_of_life_prevents_retirement_and_retirement_every_other_sign() {
     let seen = async || store.registered_workers().await.unwrap()[0].last_seen_at;
     let before = seen().await;
     wait_until(SOON, "the clock has moved on", async || beats().await && seen().await != before).await;
-    assert!(store.retire_if_silent_since(worker, before).await.unwrap().is_none());
-    assert!(store.retire_if_silent_since(worker, seen().await).await.unwrap().is_some_and(|worker| worker.retired));
+    let retires = async |seen| store.retire_if_silent_since(worker, seen).await.unwrap().map(|worker| worker.retired);
+    assert_eq!(retires(before).await, None);
+    assert_eq!(retires(None).await, None, "a date is a heartbeat");
+    assert_eq!(retires(seen().await).await, Some(true));
+    assert_eq!(retires(seen().await).await, None, "another cleaner was faster, and rescues its jobs");
     assert!(!beats().await);
     assert!(!store.announce(worker, 1).await.unwrap());
     store.delete_if_retired(worker).await.unwrap();
     assert!(!beats().await, "a heartbeat brings nobody back");
     assert!(store.registered_workers().await.unwrap().is_empty());
+}
+
+/// I9: one whose heartbeats somebody has made unreadable is dead when they stay so.
+#[tokio::test]
+async fn a_worker_without_a_readable_heartbeat_is_retired_until_it_gives_one() {
+    let setting = Setting::new().await;
+    for strange in [Bson::Null, "now".into(), 5.into(), vec![Bson::from(5)].into()] {
+        let worker = setting.worker(1).await;
+        setting.set("roster", worker, doc! { "last_seen_at": strange.clone(), "sessions": strange }).await;
+        let registered = setting.store.registered_workers().await.unwrap();
+        assert_eq!(registered.iter().find(|found| found.id == worker).unwrap().last_seen_at, None);
+        assert!(setting.store.retire_if_silent_since(worker, None).await.unwrap().is_some_and(|worker| worker.retired));
+        let session = setting.store.open_session(&mut CommitSession::default()).await.unwrap();
+        setting.store.bury_in(worker, session.clone()).await.unwrap();
+        assert!(setting.found("roster", worker).await.unwrap().get_array("sessions").unwrap().contains(&session.into()));
+    }
+    let worker = setting.worker(1).await;
+    setting.set("roster", worker, doc! { "last_seen_at": "now" }).await;
+    assert!(matches!(setting.store.heartbeat(worker, &[]).await.unwrap(), Beat::Seen { .. }));
+    assert!(setting.store.retire_if_silent_since(worker, None).await.unwrap().is_none());
 }
 
 /// A call that was given up may still arrive: the sessions before the present one stay named, a few of them.

@@ -8,13 +8,20 @@
 //! The collection holds one document for each worker *process*, hundreds at most, most of them written several times
 //! a second: reading it whole is cheaper than keeping an index on what changes most.
 
-use std::collections::HashMap;
+use std::{
+    collections::{HashMap, HashSet},
+    sync::{LazyLock, Mutex, PoisonError},
+    time::Duration,
+};
 
-use bson::{Bson, Document, RawDocumentBuf, doc};
+use bson::{Bson, Document, RawDocument, RawDocumentBuf, doc};
 use futures_util::TryStreamExt;
-use mongodb::options::{ReadConcern, ReturnDocument};
+use mongodb::{
+    Collection,
+    options::{ReadConcern, ReturnDocument},
+};
 
-use super::{Channel, Store, StoreError, call, jobs::id_of};
+use super::{Channel, Store, StoreError, call};
 use crate::{
     clock::Uptime,
     ids::{JobId, LeaseTerm, RoundId, WorkerId},
@@ -28,6 +35,13 @@ const IDS_PER_PIECE: usize = 64;
 
 /// Commit sessions that the roster names of a worker: the present one and those given up last.
 const KEPT_SESSIONS: i32 = 4;
+
+/// How long MongoDB may take to retire a worker. A command that waits for longer, behind writes that stand still, is given up by
+/// MongoDB itself: carried out later, it would overtake heartbeats that wait there as well.
+const RETIRE_WITHIN: Duration = Duration::from_secs(1);
+
+/// Documents that were warned of, at most; after that they are forgotten, and warned of again.
+const WARNED_OF: usize = 10_000;
 
 /// What a worker says of itself when it registers.
 #[derive(Clone, Debug)]
@@ -85,6 +99,11 @@ pub enum Beat {
 }
 
 impl Store {
+    /// The roster as bytes: one document that is no good BSON does not hide the others.
+    fn roster_as_it_is(&self) -> Collection<RawDocumentBuf> {
+        self.roster.clone_with_type()
+    }
+
     /// Registers a worker, not available yet.
     ///
     /// Index: `_id`. Invariant: I1 of the worker's side: nothing is assigned to who is not in the roster.
@@ -140,12 +159,12 @@ impl Store {
     ///
     /// Filter: none. Index: none, see above. Invariant: one leader in each term, also when the lease was deleted.
     pub async fn highest_term(&self) -> Result<LeaseTerm, StoreError> {
-        let roster = self.roster.clone();
-        let found: Vec<Document> = call("highest_term", async move {
+        let roster = self.roster_as_it_is();
+        let found: Vec<RawDocumentBuf> = call("highest_term", async move {
             roster.find(doc! {}).projection(doc! { "term": 1 }).batch_size(10_000).await?.try_collect().await
         })
         .await?;
-        let term = |worker: &Document| worker.get("term").and_then(|term| term.as_i64().or(term.as_i32().map(i64::from)));
+        let term = |worker: &RawDocumentBuf| roster::integer(roster::legible(worker).get("term"));
         Ok(found.iter().filter_map(term).max().map_or(LeaseTerm::default(), LeaseTerm))
     }
 
@@ -153,14 +172,14 @@ impl Store {
     ///
     /// Filter: available, free, term. Index: none, see above. Invariant: none, the assignment repeats it.
     pub async fn available_workers(&self, term: LeaseTerm) -> Result<Vec<AvailableWorker>, StoreError> {
-        let roster = self.roster.clone();
+        let roster = self.roster_as_it_is();
         let filter = doc! { "available": true, "free": { "$gt": 0 }, "term": term, "retired": { "$ne": true } };
         let projection = doc! { "work_on": 1, "classes": 1, "free": 1, "round": 1, "channel": 1 };
-        let found: Vec<Document> = call("available_workers", async move {
+        let found: Vec<RawDocumentBuf> = call("available_workers", async move {
             roster.find(filter).projection(projection).batch_size(10_000).read_concern(ReadConcern::local()).await?.try_collect().await
         })
         .await?;
-        Ok(decoded(found))
+        Ok(found.iter().filter_map(|document| understood(document)).collect())
     }
 
     /// Assigns jobs to available workers, in one command; returns the workers that got theirs.
@@ -197,12 +216,12 @@ impl Store {
         if self.write("assign_if_available", command).await? == assignments.len() {
             return Ok(assignments.iter().map(|given| given.worker).collect());
         }
-        let roster = self.roster.clone();
-        let found: Vec<Document> = call("assigned_in", async move {
+        let roster = self.roster_as_it_is();
+        let found: Vec<RawDocumentBuf> = call("assigned_in", async move {
             roster.find(doc! { "round": round }).projection(doc! { "_id": 1 }).read_concern(ReadConcern::local()).await?.try_collect().await
         })
         .await?;
-        Ok(found.iter().filter_map(worker_of).collect())
+        Ok(found.iter().filter_map(|document| worker_of(document)).collect())
     }
 
     /// Takes an assignment: from now on it is the worker's turn, until places are announced free again.
@@ -326,9 +345,9 @@ impl Store {
     ///
     /// Filter: ids. Index: `_id`. Invariant: I7, nobody waits for a worker that is gone.
     pub async fn rounds_of(&self, workers: &[WorkerId]) -> Result<HashMap<WorkerId, Option<RoundId>>, StoreError> {
-        let roster = self.roster.clone();
+        let roster = self.roster_as_it_is();
         let filter = doc! { "_id": { "$in": workers.to_vec() }, "retired": { "$ne": true } };
-        let found: Vec<Document> = call("rounds_of", async move {
+        let found: Vec<RawDocumentBuf> = call("rounds_of", async move {
             roster.find(filter).projection(doc! { "round": 1 }).read_concern(ReadConcern::local()).await?.try_collect().await
         })
         .await?;
@@ -342,17 +361,17 @@ impl Store {
     ///
     /// Filter: not available, assigned. Index: none, see above. Invariant: none, forgetting one is harmless.
     pub async fn assigned_and_not_taken(&self) -> Result<Vec<(RoundId, Assignment)>, StoreError> {
-        let roster = self.roster.clone();
+        let roster = self.roster_as_it_is();
         let filter = doc! { "available": false, "assigned_to": { "$exists": true }, "retired": { "$ne": true } };
-        let found: Vec<Document> =
+        let found: Vec<RawDocumentBuf> =
             call(
                 "assigned_and_not_taken",
                 async move { roster.find(filter).read_concern(ReadConcern::local()).await?.try_collect().await },
             )
             .await?;
-        let not_taken = |document: &Document| {
-            let worker = worker_of(document)?;
-            let assigned = roster::assignment_in(worker, document)?;
+        let not_taken = |document: &RawDocumentBuf| {
+            let (worker, document) = (worker_of(document)?, roster::legible(document));
+            let assigned = roster::assignment_in(worker, &document)?;
             let working_on = roster::ids_in(document.get("working_on"));
             let jobs: Vec<JobId> = assigned.jobs.into_iter().filter(|job| !working_on.contains(job)).collect();
             Some((assigned.round, Assignment { worker, jobs }))
@@ -360,42 +379,66 @@ impl Store {
         Ok(found.iter().filter_map(not_taken).collect())
     }
 
-    /// Everybody in the roster, as a majority sees it.
+    /// Everybody in the roster, as a majority sees it, as far as their documents can be read.
     ///
-    /// Filter: none. Index: none, see above. Invariant: I10.
+    /// Filter: none. Index: none, see above. Invariant: I10; I9, a worker with a damaged document is watched as the others are.
     pub async fn registered_workers(&self) -> Result<Vec<RegisteredWorker>, StoreError> {
-        let roster = self.roster.clone();
-        let found: Vec<Document> =
+        let roster = self.roster_as_it_is();
+        let found: Vec<RawDocumentBuf> =
             call("registered_workers", async move { roster.find(doc! {}).batch_size(10_000).await?.try_collect().await }).await?;
-        Ok(decoded(found))
+        Ok(found.iter().filter_map(|document| registered(document)).collect())
     }
 
     /// Every roster document as it is, for people: one that cannot be understood hides no other.
     ///
     /// Filter: none. Index: none, see above. Invariant: I9.
     pub async fn roster_documents(&self) -> Result<Vec<RawDocumentBuf>, StoreError> {
-        let roster = self.roster.clone_with_type::<RawDocumentBuf>();
+        let roster = self.roster_as_it_is();
         call("roster_documents", async move { roster.find(doc! {}).sort(doc! { "_id": 1 }).await?.try_collect().await }).await
+    }
+
+    /// Whether MongoDB acknowledges writes: makes a small one of its own and waits for it for so long.
+    ///
+    /// While writes stand still (a lock for a backup, a disk that hangs) reads are answered all the same, and show heartbeats that do
+    /// not change. All cleaners count in one document, so that none is left behind by a cleaner that has gone.
+    /// Filter: id. Update: one more. Index: `_id`. Invariant: I10, what MongoDB keeps waiting is not silence of a worker.
+    pub async fn acknowledges_writes(&self, within: Duration) -> Result<bool, StoreError> {
+        let command = doc! {
+            "update": "metadata",
+            "updates": [{ "q": { "_id": "cleaners" }, "u": { "$inc": { "looks": 1_i64 } }, "upsert": true }],
+            "writeConcern": { "w": "majority", "j": true },
+            // So that it does not wait on in MongoDB, and keep a connection.
+            "maxTimeMS": i64::try_from(within.as_millis()).unwrap_or(i64::MAX).max(1),
+        };
+        match tokio::time::timeout(within, self.write("acknowledges_writes", command)).await {
+            Ok(Ok(_)) => Ok(true),
+            Ok(Err(error)) if error.is_too_slow() => Ok(false),
+            Ok(Err(error)) => Err(error),
+            Err(_) => Ok(false),
+        }
     }
 
     /// Declares a worker dead: it can neither be assigned nor beat any more. Returns its document as it stays from now
     /// on, with everything it may have taken since it was read.
     ///
-    /// Filter: id, and the very heartbeat that was seen unchanged. Index: `_id`. Invariant: I10.
-    /// Loses when the worker gave another sign of life, or left.
+    /// Filter: id, the very heartbeat that was seen unchanged, and not retired by another cleaner. Index: `_id`. Invariant: I10.
+    /// MongoDB gives it up after [`RETIRE_WITHIN`].
+    /// Loses when the worker gave another sign of life or left, or when another cleaner was faster, who then rescues its jobs.
     pub async fn retire_if_silent_since(
         &self,
         worker: WorkerId,
-        last_seen_at: Option<Instant>,
+        last_seen_at: Option<bson::DateTime>,
     ) -> Result<Option<RegisteredWorker>, StoreError> {
-        let roster = self.roster.clone();
-        let filter = doc! { "_id": worker, "last_seen_at": last_seen_at.map(bson::DateTime::from_chrono) };
+        let roster = self.roster_as_it_is();
+        // Every heartbeat writes a date.
+        let unchanged = last_seen_at.map_or_else(|| doc! { "$not": { "$type": "date" } }, |at| doc! { "$eq": at });
+        let filter = doc! { "_id": worker, "last_seen_at": unchanged, "retired": { "$ne": true } };
         let update = doc! { "$set": { "retired": true, "available": false } };
         let retired = call("retire_if_silent_since", async move {
-            roster.find_one_and_update(filter, update).return_document(ReturnDocument::After).await
+            roster.find_one_and_update(filter, update).return_document(ReturnDocument::After).max_time(RETIRE_WITHIN).await
         })
         .await?;
-        Ok(decoded(retired.into_iter().collect()).pop())
+        Ok(retired.and_then(|document| registered(&document)))
     }
 
     /// Adds the session in which a cleaner ends the jobs of a retired worker to the worker's own: should that cleaner die in
@@ -404,7 +447,9 @@ impl Store {
     /// Filter: id, retired. Index: `_id`. Invariant: another cleaner can go on where one died.
     pub async fn bury_in(&self, worker: WorkerId, session: Document) -> Result<(), StoreError> {
         let roster = self.roster.clone();
-        let update = doc! { "$addToSet": { "sessions": session } };
+        // `$addToSet` is refused where there is no array.
+        let named = doc! { "$cond": [{ "$isArray": "$sessions" }, "$sessions", []] };
+        let update = vec![doc! { "$set": { "sessions": { "$setUnion": [named, [{ "$literal": session }]] } } }];
         call("bury_in", async move { roster.update_one(doc! { "_id": worker, "retired": true }, update).await }).await.map(drop)
     }
 
@@ -429,19 +474,45 @@ impl Store {
     }
 }
 
-fn worker_of(document: &Document) -> Option<WorkerId> {
+fn worker_of(document: &RawDocument) -> Option<WorkerId> {
     document.get_object_id("_id").ok().map(WorkerId::from)
 }
 
-/// Documents of the roster; one that is none (somebody's hand) is left out with a warning.
-fn decoded<T: TryFrom<Document, Error = String>>(found: Vec<Document>) -> Vec<T> {
-    let decode = |document: Document| {
-        let id = id_of(&document);
-        T::try_from(document)
-            .inspect_err(|error| tracing::warn!(worker.id = ?id, error, "a roster document cannot be understood; leaving it alone"))
-            .ok()
-    };
-    found.into_iter().filter_map(decode).collect()
+/// A worker that can be given jobs; nothing, with a warning, when its document (which somebody has changed) does not say what is needed.
+fn understood(document: &RawDocument) -> Option<AvailableWorker> {
+    let understood = AvailableWorker::try_from(roster::legible(document));
+    understood
+        .inspect_err(|error| warn_once(document, error, "the roster document of a worker cannot be understood: it is given no jobs"))
+        .ok()
+}
+
+/// A worker to be watched, with a warning when not everything in its document (which somebody has changed) can be read.
+fn registered(document: &RawDocument) -> Option<RegisteredWorker> {
+    match RegisteredWorker::read(document) {
+        Some((worker, unreadable)) if unreadable.is_empty() => Some(worker),
+        Some((worker, unreadable)) => {
+            let fields = unreadable.join(", ");
+            warn_once(document, &fields, "fields of a roster document cannot be read: its worker is watched without them");
+            Some(worker)
+        }
+        None => {
+            warn_once(document, "`_id` is no ObjectId", "a roster document is no worker's: leaving it alone; delete it");
+            None
+        }
+    }
+}
+
+/// Warns of a roster document, once in the life of this process: it is read again every second, or with every round.
+fn warn_once(document: &RawDocument, what: &str, message: &'static str) {
+    static WARNED: LazyLock<Mutex<HashSet<(String, &'static str)>>> = LazyLock::new(Mutex::default);
+    let id = roster::legible(document).get("_id").map_or_else(|| "none".to_owned(), ToString::to_string);
+    let mut warned = WARNED.lock().unwrap_or_else(PoisonError::into_inner);
+    if warned.len() >= WARNED_OF {
+        warned.clear();
+    }
+    if warned.insert((id.clone(), message)) {
+        tracing::warn!(worker.id = id, what, "{message}");
+    }
 }
 
 /// Cuts assignments into pieces of at most [`IDS_PER_PIECE`] job ids, at least one worker each.

@@ -8,4 +8,5 @@ mod full_disk;
 mod network;
 mod server;
 mod stage;
+mod stalled_writes;
 mod usage;

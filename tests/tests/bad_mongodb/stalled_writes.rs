@@ -1,0 +1,83 @@
+//! Writes that stand still while reads are answered: MongoDB is locked for a backup, as it is in effect when its disk hangs.
+
+use std::time::{Duration, Instant};
+
+use bson::doc;
+use recruiter_common::{
+    ids::WorkerId,
+    shutdown::pause,
+    store::{Announcement, Beat, Store},
+};
+use recruiter_tests::{
+    factory::announcement,
+    ledger::Entry,
+    mongo::{TestDatabase, own_mongod},
+    oracle::Policy,
+    world::{Role, World},
+};
+
+/// How long writes stand still: many times as long as a death takes here.
+const STALL: Duration = Duration::from_secs(6);
+const CLEANER: [&str; 4] = ["--dead-after", "1500ms", "--every", "100ms"];
+const HEARTBEAT: Duration = Duration::from_millis(200);
+const WORKERS: usize = 3;
+
+async fn beat(store: &Store, worker: WorkerId) {
+    assert!(matches!(store.heartbeat(worker, &[]).await.unwrap(), Beat::Seen { .. }), "it was declared dead, and it lives");
+}
+
+async fn beat_for(store: &Store, worker: WorkerId, time: Duration) {
+    let until = Instant::now() + time;
+    while Instant::now() < until {
+        beat(store, worker).await;
+        pause(HEARTBEAT).await;
+    }
+}
+
+/// I10: reads show heartbeats that do not change, and everybody lives. When writes go on, heartbeats that waited in MongoDB and
+/// whatever a cleaner has sent meanwhile are carried out in any order; one worker sends its heartbeat only then, which is the worst case.
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_is_declared_dead_while_writes_stand_still() {
+    let mongod = own_mongod().await;
+    let mut world = World::on(TestDatabase::on(&mongod.uri()).await).await;
+    let late = Announcement { lease_ms: 600, ..announcement(1) };
+    world.store.register(&late).await.unwrap();
+    world.start(Role::Recruiter, &[], &[]);
+    let cleaners = [(); 2].map(|()| world.start(Role::Cleaner, &CLEANER, &[]));
+    for _ in 0..WORKERS {
+        world.start(Role::Worker, &[], &[]);
+    }
+    // Until after the stall.
+    for _ in 0..WORKERS {
+        world.enqueue(Entry::lasting(9_000), Policy::Never).await.unwrap();
+    }
+    while world.started().await < WORKERS as u64 {
+        beat_for(&world.store, late.id, HEARTBEAT).await;
+    }
+    let before = world.count("roster", doc! {}).await;
+    let admin = world.database.database().client().database("admin");
+    admin.run_command(doc! { "fsync": 1, "lock": true }).await.unwrap();
+    pause(STALL).await;
+    admin.run_command(doc! { "fsyncUnlock": 1 }).await.unwrap();
+    pause(HEARTBEAT).await;
+    beat_for(&world.store, late.id, Duration::from_secs(3)).await;
+    assert!(!world.logs().contains("a worker is dead"), "{}", world.logs());
+    assert_eq!(world.count("roster", doc! { "retired": { "$ne": true } }).await, before);
+    for cleaner in cleaners {
+        let log = world.members[cleaner].process.stderr();
+        assert!(log.contains("does not acknowledge a write"), "it has not noticed: {log}");
+    }
+    assert_eq!(world.count("metadata", doc! { "_id": "cleaners" }).await, 1, "one document for all cleaners");
+
+    // Who really dies is found as before, by a cleaner that suspects it in the meantime.
+    let silent = Instant::now();
+    while world.count("roster", doc! { "_id": late.id }).await > 0 {
+        assert!(silent.elapsed() < Duration::from_secs(20), "{}", world.logs());
+        pause(Duration::from_millis(20)).await;
+    }
+    assert!(silent.elapsed() > Duration::from_millis(1_200), "{:?}", silent.elapsed());
+    assert!(world.until_quiet(Duration::from_secs(60)).await, "{}", world.logs());
+    let findings = world.judge().await;
+    assert_eq!((findings.deaths, findings.all()), (0, Vec::new()), "{}", world.logs());
+    mongod.stop().await.unwrap();
+}
