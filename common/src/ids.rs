@@ -7,6 +7,8 @@ use std::{fmt, str::FromStr};
 use bson::{Bson, oid::ObjectId};
 use serde::{Deserialize, Serialize};
 
+use crate::instant::Instant;
+
 macro_rules! object_id {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
@@ -60,6 +62,13 @@ object_id! {
     /// One job, from enqueue to archive: `_id` in `scheduled` and then in `archived`.
     JobId
 }
+impl JobId {
+    /// When it was made, to the second, by the clock of whoever made it: when the job was enqueued, if its document does not say.
+    pub fn made_at(self) -> Instant {
+        self.0.timestamp().to_chrono()
+    }
+}
+
 object_id! {
     /// One incarnation of a worker process: `_id` in `roster`. A restart is another worker.
     WorkerId

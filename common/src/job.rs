@@ -19,6 +19,10 @@ use crate::{
 
 /// Group of a job that names none.
 pub const DEFAULT_GROUP: &str = "generic";
+/// Retry policy of a job that names none.
+pub(crate) const DEFAULT_POLICY: &str = "DoNotDoItAgain";
+/// Priority of a job that names none.
+pub(crate) const DEFAULT_PRIORITY: u8 = 5;
 /// Executions kept in a job's history: the first and the newest. What falls out is counted.
 pub const KEPT_EXECUTIONS: usize = 20;
 
@@ -45,7 +49,7 @@ impl Priority {
 
 impl Default for Priority {
     fn default() -> Self {
-        Self(5)
+        Self(DEFAULT_PRIORITY)
     }
 }
 
@@ -294,7 +298,7 @@ pub enum JobState {
 pub struct Job {
     /// `_id`.
     pub id: JobId,
-    /// When it was enqueued, by the enqueuer.
+    /// When it was enqueued, by the enqueuer; the date of its id when it does not say.
     pub created_at: Instant,
     /// Starts so far; never goes down.
     pub attempts: u32,
@@ -322,7 +326,7 @@ pub struct Job {
     pub cancel_requested: bool,
     /// The execution that runs or ran last.
     pub last_execution: Option<Execution>,
-    /// The executions before it (all ended ones while the job waits for a retry).
+    /// The executions that ended before it; with it once it has ended, but for a job that was done at its first attempt.
     pub executions: Vec<Execution>,
     /// How many executions fell out of the bounded history.
     pub executions_dropped: u32,
@@ -350,6 +354,12 @@ impl Job {
     pub fn items(&self) -> Vec<Bson> {
         let items = self.document.get_document("workable").and_then(|workable| workable.get_array("items"));
         items.ok().and_then(|items| items.try_into().ok()).unwrap_or_default()
+    }
+
+    /// Every execution that is kept, oldest first, each once: the last one is in two places once it has ended.
+    pub fn every_execution(&self) -> impl Iterator<Item = &Execution> {
+        let last = self.last_execution.as_ref().filter(|last| self.executions.last() != Some(last));
+        self.executions.iter().chain(last)
     }
 
     /// What a retry policy sees while the start that was read as number `attempts` runs.
@@ -495,7 +505,7 @@ impl Job {
         };
         Ok(Self {
             id: stored.id,
-            created_at: stored.created_at.or(stored.scheduled_at).unwrap_or_default(),
+            created_at: stored.created_at.unwrap_or_else(|| stored.id.made_at()),
             attempts: count("attempts", stored.attempts)?,
             interruptions: count("interruptions", stored.interruptions)?,
             deaths: count("deaths", stored.deaths)?,
@@ -509,7 +519,7 @@ impl Job {
                 Some(parameters) => parameters,
             },
             bundle: Bundle::of(document)?,
-            retry_policy: stored.retry_policy.unwrap_or_else(|| StoredPolicy { class: "DoNotDoItAgain".into(), parameters: Bson::Null }),
+            retry_policy: stored.retry_policy.unwrap_or_else(|| StoredPolicy { class: DEFAULT_POLICY.into(), parameters: Bson::Null }),
             tags: stored.tags.unwrap_or_default(),
             urn: stored.urn,
             cancel_requested: stored.cancel_requested_at.is_some(),

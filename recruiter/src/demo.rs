@@ -375,7 +375,7 @@ impl Seen {
 
     fn note(&mut self, job: &Job) {
         self.archived += 1;
-        let executions: Vec<&Execution> = job.executions.iter().chain(&job.last_execution).collect();
+        let executions: Vec<&Execution> = job.every_execution().collect();
         self.executions += executions.len() as u64 + u64::from(job.executions_dropped);
         let crashes: Vec<&Execution> = executions.iter().copied().filter(|execution| execution.crashed == Some(true)).collect();
         self.recovered += u64::from(!crashes.is_empty());

@@ -180,10 +180,17 @@ fn keeps_a_ledger(job: &Document) -> bool {
     class.is_ok_and(|class| [Entry::CLASS, Longer::CLASS, Poison::CLASS, BlockingPoison::CLASS].contains(&class))
 }
 
+/// The executions of a job but the last, which is in its history, too, once it has ended, and which `last_execution` is.
+pub fn executions_before_the_last(job: &Document) -> Vec<&Document> {
+    let mut all: Vec<&Document> =
+        job.get_array("executions").map(|all| all.iter().filter_map(bson::Bson::as_document).collect()).unwrap_or_default();
+    all.pop_if(|newest| job.get_document("last_execution").is_ok_and(|last| last == *newest));
+    all
+}
+
 /// Compares the history of an archived job with what the ledger says of it.
 fn judge(job: &Document, policy: Policy, lines: &[&Line], findings: &mut Findings) {
-    let earlier: Vec<&Document> =
-        job.get_array("executions").map(|all| all.iter().filter_map(bson::Bson::as_document).collect()).unwrap_or_default();
+    let earlier = executions_before_the_last(job);
     let last = job.get_document("last_execution").ok();
     let history: Vec<&Document> = earlier.iter().copied().chain(last).filter(|execution| execution.contains_key("start")).collect();
     let mut wrong: Vec<&str> = Vec::new();

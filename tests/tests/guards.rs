@@ -61,7 +61,13 @@ impl Setting {
 
     /// Changes a document as no operation would.
     async fn set(&self, collection: &str, id: impl Into<Bson>, set: Document) {
-        let changed = self.database.raw(collection).update_one(doc! { "_id": id.into() }, doc! { "$set": set }).await.unwrap();
+        let changed = self
+            .database
+            .raw(collection)
+            .update_one(doc! { "_id": id.into() }, doc! { "$set": set })
+            .bypass_document_validation(true)
+            .await
+            .unwrap();
         assert_eq!(changed.matched_count, 1);
     }
 

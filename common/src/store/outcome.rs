@@ -9,9 +9,10 @@ use std::{
 };
 
 use bson::{
-    Bson, Document, RawBson, RawBsonRef, RawDocument, RawDocumentBuf, doc,
+    Bson, Document, RawArrayBuf, RawBson, RawBsonRef, RawDocument, RawDocumentBuf, doc,
     oid::ObjectId,
     raw::{CStr, cstr},
+    rawdoc,
 };
 
 use super::{CommitSession, Hint, Store, StoreError, bundles::OUTCOMES, cut};
@@ -19,7 +20,7 @@ use crate::{
     failure::{self, Failure},
     ids::{JobId, StartId, WorkerId},
     instant::Instant,
-    job::{Claim, CorruptJob, Execution, Job, KEPT_EXECUTIONS, Why, roomy},
+    job::{Claim, CorruptJob, DEFAULT_POLICY, DEFAULT_PRIORITY, Execution, Job, KEPT_EXECUTIONS, Why, roomy},
     telemetry::chain,
 };
 
@@ -150,20 +151,43 @@ impl Archival {
 }
 
 fn archived_document(job: &Job, execution: &Execution, why: &Why, result: Option<Bson>) -> RawDocumentBuf {
-    let counts = [(cstr!("attempts"), count(job.attempts)), (cstr!("deaths"), count(deaths_with(job, execution)))];
-    let ended = |more: &[(&CStr, RawBsonRef<'_>)]| finished(&job.document, job.id, execution, why, more);
-    let [attempts, deaths] = counts;
-    let with_result = match result {
-        None => return ended(&counts),
-        Some(result) => RawBson::try_from(result).map(|result| ended(&[attempts, deaths, (cstr!("result"), result.as_raw_bson_ref())])),
+    let result = result.map(RawBson::try_from);
+    let history = archived_history(job, execution, why);
+    let document = |with_result: bool, with_history: bool| {
+        let mut more = vec![(cstr!("attempts"), count(job.attempts)), (cstr!("deaths"), count(deaths_with(job, execution)))];
+        match &result {
+            Some(Ok(result)) if with_result => more.push((cstr!("result"), result.as_raw_bson_ref())),
+            Some(_) => more.push((cstr!("result_dropped"), NO_RESULT.into())),
+            None => {}
+        }
+        if let Some((executions, dropped)) = history.as_ref().filter(|_| with_history) {
+            more.extend([(cstr!("executions"), RawBsonRef::Array(executions)), (cstr!("executions_dropped"), count(*dropped))]);
+        }
+        finished(&job.document, job.id, execution, why, &more)
     };
-    match with_result {
-        Ok(document) if document.as_bytes().len() <= LARGEST_DOCUMENT => document,
-        _ => ended(&[attempts, deaths, (cstr!("result_dropped"), NO_RESULT.into())]),
+    let fits = |document: &RawDocumentBuf| document.as_bytes().len() <= LARGEST_DOCUMENT;
+    let whole = document(true, true);
+    if fits(&whole) {
+        return whole;
     }
+    let without_result = document(false, true);
+    if fits(&without_result) { without_result } else { document(false, false) }
 }
 
-/// A finished job as the archive keeps it: what was stored, with `more` and its end, each field in its place.
+/// Every attempt that ended, this one included, as far as the history is kept, and how many are not; nothing of a job that was done at
+/// its first attempt, of which `last_execution` says it all.
+fn archived_history(job: &Job, execution: &Execution, why: &Why) -> Option<(RawArrayBuf, u32)> {
+    if *why == Why::DONE && job.executions.is_empty() {
+        return None;
+    }
+    let (executions, dropped) = history_with(job, execution);
+    let mut all = RawArrayBuf::new();
+    executions.iter().for_each(|execution| all.push(execution.to_raw()));
+    Some((all, dropped))
+}
+
+/// A finished job as the archive keeps it: what was stored, with `more` and its end, each field in its place, and what is said of a job
+/// that says nothing.
 ///
 /// Raw, because this is done for every job. A document that breaks off in the middle, which no driver stores, keeps its id.
 fn finished(document: &RawDocument, job: JobId, execution: &Execution, why: &Why, more: &[(&CStr, RawBsonRef<'_>)]) -> RawDocumentBuf {
@@ -175,7 +199,16 @@ fn finished(document: &RawDocument, job: JobId, execution: &Execution, why: &Why
         (cstr!("last_execution"), RawBsonRef::Document(&execution)),
     ];
     let fields = [more, &end].concat();
-    replaced(document, &fields).unwrap_or_else(|_| {
+    let policy = rawdoc! { "class": DEFAULT_POLICY, "parameters": {} };
+    let defaults = [
+        (cstr!("created_at"), RawBsonRef::DateTime(bson::DateTime::from_chrono(job.made_at()))),
+        (cstr!("attempts"), RawBsonRef::Int32(0)),
+        (cstr!("interruptions"), RawBsonRef::Int32(0)),
+        (cstr!("deaths"), RawBsonRef::Int32(0)),
+        (cstr!("priority"), RawBsonRef::Int32(DEFAULT_PRIORITY.into())),
+        (cstr!("retry_policy"), RawBsonRef::Document(&policy)),
+    ];
+    completed(document, &fields, &defaults).unwrap_or_else(|_| {
         let mut only = RawDocumentBuf::new();
         only.append(cstr!("_id"), ObjectId::from(job));
         fields.iter().for_each(|(field, value)| only.append(field, *value));
@@ -185,21 +218,40 @@ fn finished(document: &RawDocument, job: JobId, execution: &Execution, why: &Why
 
 /// A copy with other values in some fields and others added, and without the date on which it was due.
 pub(super) fn replaced(document: &RawDocument, by: &[(&CStr, RawBsonRef<'_>)]) -> bson::error::Result<RawDocumentBuf> {
+    completed(document, by, &[])
+}
+
+/// The same, with these values where nothing or null is said.
+fn completed(
+    document: &RawDocument,
+    by: &[(&CStr, RawBsonRef<'_>)],
+    defaults: &[(&CStr, RawBsonRef<'_>)],
+) -> bson::error::Result<RawDocumentBuf> {
     let mut copy = roomy(document.as_bytes().len() + 512);
     let mut new: Vec<bool> = vec![true; by.len()];
+    let mut missing: Vec<bool> = defaults.iter().map(|(field, _)| by.iter().all(|(given, _)| given != field)).collect();
     for element in document.iter_elements() {
         let element = element?;
-        if let Some(at) = by.iter().position(|(field, _)| *field == element.key()) {
+        let key = element.key();
+        if let Some(at) = by.iter().position(|(field, _)| *field == key) {
             new[at] = false;
-            copy.append(element.key(), by[at].1);
-        } else if element.key() != cstr!("scheduled_at") {
-            match element.value() {
-                Ok(value) => copy.append(element.key(), value),
-                Err(_) => copy.append(element.key(), element.value_utf8_lossy()?),
+            copy.append(key, by[at].1);
+        } else if key != cstr!("scheduled_at") {
+            let value = element.value();
+            if let Some(at) = defaults.iter().position(|(field, _)| *field == key) {
+                if matches!(value, Ok(RawBsonRef::Null)) {
+                    continue;
+                }
+                missing[at] = false;
+            }
+            match value {
+                Ok(value) => copy.append(key, value),
+                Err(_) => copy.append(key, element.value_utf8_lossy()?),
             }
         }
     }
     by.iter().zip(new).filter(|(_, new)| *new).for_each(|((field, value), _)| copy.append(field, *value));
+    defaults.iter().zip(missing).filter(|(_, missing)| *missing).for_each(|((field, value), _)| copy.append(field, *value));
     Ok(copy)
 }
 

@@ -15,7 +15,7 @@ use recruiter_tests::{
     clocks::Clock,
     ledger::{Entry, Event, monotonic_ms},
     mongo::TestDatabase,
-    oracle::Policy,
+    oracle::{Policy, executions_before_the_last},
     processes::Process,
     proxy::{Action, Proxy},
     replica_set::ReplicaSet,
@@ -176,8 +176,7 @@ async fn not_in_time(world: &World) -> Vec<String> {
     let (mut executions, mut late) = (0, 0);
     while let Some(job) = jobs.next().await {
         let job = job.unwrap();
-        let earlier = job.get_array("executions").map(|all| all.iter().filter_map(bson::Bson::as_document).cloned().collect::<Vec<_>>());
-        let history = earlier.unwrap_or_default().into_iter().chain([job.get_document("last_execution").unwrap().clone()]);
+        let history = executions_before_the_last(&job).into_iter().chain([job.get_document("last_execution").unwrap()]);
         let mut failed = None;
         for execution in history {
             let start = execution.get_object_id("start").unwrap().to_hex();

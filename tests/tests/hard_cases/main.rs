@@ -15,7 +15,7 @@ use futures_util::TryStreamExt;
 use recruiter_common::ids::JobId;
 use recruiter_tests::{
     faults::{Blow, Fault, Moment},
-    oracle::number,
+    oracle::{executions_before_the_last, number},
     report::Row,
     world::{Role, World},
 };
@@ -67,8 +67,7 @@ async fn tended(world: &mut World, what: &str, condition: impl AsyncFnMut(&World
 /// Why a job is in the archive, its starts, and the error classes of all its executions.
 async fn end_of(world: &World, id: JobId) -> (String, i64, Vec<String>) {
     let job = world.archived(id).await.unwrap();
-    let executions = job.get_array("executions").cloned().unwrap_or_default();
-    let all = executions.iter().filter_map(|execution| execution.as_document()).chain(job.get_document("last_execution").ok());
+    let all = executions_before_the_last(&job).into_iter().chain(job.get_document("last_execution").ok());
     let classes = all.map(|execution| execution.get_str("class").unwrap_or("none").to_owned()).collect();
     (job.get_str("why").unwrap().to_owned(), number(&job, "attempts"), classes)
 }

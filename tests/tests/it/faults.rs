@@ -17,7 +17,7 @@ use recruiter_tests::{
     fail_points::FailPoint,
     ledger::{Entry, Event, Longer},
     mongo::{TestDatabase, own_mongod},
-    oracle::{Policy, number},
+    oracle::{Policy, executions_before_the_last, number},
     world::{Role, World},
 };
 
@@ -60,9 +60,8 @@ async fn until_quiet(world: &mut World) {
 /// Why a job is in the archive, its starts, and the error classes of its executions but the last, oldest first.
 async fn end_of(world: &World, id: JobId) -> (String, i64, Vec<String>) {
     let job = world.archived(id).await.unwrap();
-    let earlier = job.get_array("executions").cloned().unwrap_or_default();
     let class = |execution: &Document| execution.get_str("class").unwrap_or("none").to_owned();
-    let earlier = earlier.iter().map(|execution| class(execution.as_document().unwrap())).collect();
+    let earlier = executions_before_the_last(&job).into_iter().map(class).collect();
     (job.get_str("why").unwrap().to_owned(), number(&job, "attempts"), earlier)
 }
 

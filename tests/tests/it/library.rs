@@ -121,8 +121,9 @@ async fn a_failed_job_is_tried_again_as_its_policy_says_and_keeps_its_history() 
     wait_until(SOON, "the hooks were called", async || diary.lines().len() == 4).await;
     assert_eq!(diary.lines(), ["attempt 1 last=false after=", "failure too-early", "attempt 2 last=true after=too-early", "success"]);
     let executions = done.get_array("executions").unwrap();
-    assert_eq!(executions.len(), 1);
+    assert_eq!(executions.len(), 2, "both attempts");
     assert_eq!(executions[0].as_document().unwrap().get_str("class").unwrap(), "too-early");
+    assert_eq!(executions[1].as_document().unwrap(), done.get_document("last_execution").unwrap());
     diary.0.lock().unwrap().clear();
     let id = greet(9).enqueue(&store).await.unwrap();
     let failed = archived(&database, id).await;
@@ -208,6 +209,27 @@ impl RetryPolicy for OnlyOnFriday {
     }
 }
 
+/// The six fields of the README say nothing of the age: the id does. What every retry moves is no age.
+#[tokio::test]
+async fn a_job_that_says_nothing_of_its_age_is_as_old_as_its_id() {
+    let database = TestDatabase::new().await;
+    store(&database).await;
+    let recruiter = Local::recruiter(&database, &[]);
+    let worker = Local::worker(&database, Worker::new().register::<Greet>(Arc::new(Diary::default())).unwrap(), &[]);
+    let mut job = recruiter_tests::factory::minimal_job("Greet");
+    let rows = vec![doc! { "younger_than_seconds": 2, "seconds_to_wait": 0.2 }];
+    job.extend(doc! {
+        "workable": { "class": "Greet", "parameters": { "name": "Ada", "fail_until_attempt": 1_000 } },
+        "retry_policy": { "class": "TimeTable", "parameters": { "time_table": rows } },
+    });
+    database.raw("scheduled").insert_one(&job).await.unwrap();
+    let ended = archived(&database, job.get_object_id("_id").unwrap().into()).await;
+    assert_eq!(ended.get_str("why").unwrap(), "tried-too-many-times");
+    assert!(ended.get_i32("attempts").unwrap() > 1, "{ended}");
+    worker.stop().await;
+    recruiter.stop().await;
+}
+
 #[tokio::test]
 async fn a_policy_of_ones_own_decides_and_an_unknown_one_ends_its_job_alone() {
     let database = TestDatabase::new().await;
@@ -220,7 +242,7 @@ async fn a_policy_of_ones_own_decides_and_an_unknown_one_ends_its_job_alone() {
     let id = greet.as_job().retry(&OnlyOnFriday).enqueue(&store).await.unwrap();
     let ended = archived(&database, id).await;
     assert_eq!(ended.get_str("why").unwrap(), "not-friday");
-    assert_eq!(ended.get_array("executions").unwrap().len(), 2);
+    assert_eq!(ended.get_array("executions").unwrap().len(), 3);
     assert_eq!(diary.attempts(), 3);
     let unknown = recruiter_common::job::StoredPolicy { class: "NoSuchPolicy".into(), parameters: bson::Bson::Null };
     let id = greet.as_job().retry_stored(unknown).enqueue(&store).await.unwrap();

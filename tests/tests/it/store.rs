@@ -18,6 +18,7 @@ use recruiter_tests::{
     fail_points::FailPoint,
     local::store,
     mongo::TestDatabase,
+    oracle,
 };
 use tokio::sync::Barrier;
 
@@ -280,6 +281,68 @@ async fn a_long_history_is_bounded_and_counted() {
     assert_eq!(classes.len(), recruiter_common::job::KEPT_EXECUTIONS);
     assert_eq!((classes[0].as_str(), classes[1].as_str(), classes[19].as_str()), ("failure-1", "failure-7", "failure-25"));
     assert_eq!(job.executions_dropped, 5);
+}
+
+/// Whoever reads the archive need not know any default, and finds every attempt in one place.
+#[tokio::test]
+async fn what_is_archived_is_complete() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    let mut nulls = minimal_job("x");
+    nulls.extend(doc! { "created_at": null, "attempts": null, "retry_policy": null });
+    let documents = [minimal_job("x"), nulls, minimal_job("x"), minimal_job("x"), minimal_job("x")];
+    let ids = documents.each_ref().map(|document| JobId::from(document.get_object_id("_id").unwrap()));
+    let [done_at_once, with_nulls, failed, often, unstarted] = ids;
+    database.raw("scheduled").insert_many(documents).await.unwrap();
+    let archived = async |job: JobId| database.raw("archived").find_one(doc! { "_id": job }).await.unwrap().unwrap();
+    let execution = |job: &Job, class: &str| {
+        let failure = (!class.is_empty()).then(|| Failure::new(class, ""));
+        job.last_execution.clone().unwrap().ended(store.now(), failure.as_ref())
+    };
+
+    let held = started(&store, WorkerId::new(), &[done_at_once, with_nulls]).await;
+    let batch: Vec<Archival> = held.iter().map(|(job, claim)| done(job, *claim, &store)).collect();
+    assert_eq!(archive(&store, &batch).await, [Recorded::Yes; 2]);
+    let (job, claim) = &started(&store, WorkerId::new(), &[failed]).await[0];
+    let given_up = Archival::ended(job, *claim, execution(job, "first"), &Why::GAVE_UP, None);
+    assert_eq!(archive(&store, &[given_up]).await, [Recorded::Yes]);
+    for n in 1..=24 {
+        let (job, claim) = &started(&store, WorkerId::new(), &[often]).await[0];
+        let retry = Rescheduling::retry(job, *claim, &execution(job, &format!("failure-{n}")), store.now(), n != 7);
+        assert_eq!(store.reschedule_if_claimed(&[retry]).await.unwrap(), [Recorded::Yes]);
+    }
+    let (job, claim) = &started(&store, WorkerId::new(), &[often]).await[0];
+    let end = Archival::ended(job, *claim, execution(job, ""), &Why::DONE, Some(Bson::Int32(1)));
+    assert_eq!(archive(&store, &[end]).await, [Recorded::Yes]);
+    let job = &read(&store, &[unstarted]).await[0];
+    let cancelled = Archival::unstarted(job, &Why::CANCELLED, &Failure::new("cancelled", ""), store.now());
+    assert_eq!(archive(&store, &[cancelled]).await, [Recorded::Yes]);
+
+    for (job, attempts, interruptions) in [(done_at_once, 1, 0), (with_nulls, 1, 0), (failed, 1, 0), (often, 25, 1), (unstarted, 0, 0)] {
+        let document = archived(job).await;
+        let made = bson::oid::ObjectId::from(job).timestamp();
+        assert_eq!(document.get_datetime("created_at").unwrap(), &made, "{document}");
+        assert_eq!(document.get_document("retry_policy").unwrap(), &doc! { "class": "DoNotDoItAgain", "parameters": {} }, "{document}");
+        let counts = ["attempts", "interruptions", "deaths"].map(|field| oracle::number(&document, field));
+        assert_eq!(counts, [attempts, interruptions, 0], "{document}");
+        assert!(["attempts", "interruptions", "deaths", "priority"].iter().all(|field| document.contains_key(field)), "{document}");
+        assert_eq!(document.keys().collect::<BTreeSet<_>>().len(), document.len(), "no field twice: {document}");
+    }
+    for never_failed in [done_at_once, unstarted] {
+        assert!(!archived(never_failed).await.contains_key("executions"), "last_execution says it all");
+    }
+    let history = async |job: JobId| {
+        let document = archived(job).await;
+        let last = document.get_document("last_execution").unwrap().clone();
+        let all: Vec<Document> =
+            document.get_array("executions").unwrap().iter().map(|execution| execution.as_document().unwrap().clone()).collect();
+        assert_eq!(all.last(), Some(&last));
+        let read = Job::try_from(document.clone()).unwrap();
+        assert_eq!(read.every_execution().count(), all.len(), "each once");
+        (all.len(), oracle::number(&document, "executions_dropped"))
+    };
+    assert_eq!(history(failed).await, (1, 0));
+    assert_eq!(history(often).await, (recruiter_common::job::KEPT_EXECUTIONS, 5));
 }
 
 /// I8: what was not entered is as it was, one uncounted start later.
