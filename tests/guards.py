@@ -46,10 +46,12 @@ OPAQUE = {
 
 ASKS = "update_one update_many delete_one delete_many find find_one find_one_and_update count_documents".split()
 # Ways to ask that nobody uses: whoever is the first says here where their filter is.
-UNKNOWN_ASKS = "aggregate bulk_write distinct find_one_and_delete find_one_and_replace replace_one watch".split()
+UNKNOWN_ASKS = "aggregate bulk_write find_one_and_delete find_one_and_replace replace_one watch".split()
 # What asks without any condition, each with the reason.
 WHOLE = {
     '.aggregate([doc! { "$sort": { "group": 1 } }, doc! { "$group": { "_id": "$group" } }])': "every group there is",
+    '.aggregate([doc! { "$sort": { "group": 1, "workable.class": 1 } }, lanes])': "every lane there is",
+    '.aggregate([doc! { "$match": filter }, doc! { "$group": { "_id": "$workable.class" } }])': "what `distinct` has asked before",
     '.distinct("channel", doc! {})': "the channels of everybody in the roster",
 }
 UNKNOWN_KEYS = "deletes filter findAndModify pipeline query".split()
@@ -227,6 +229,8 @@ class Filters:
             # Iterators have a `find`, too.
             if found[1] in ASKS and arguments and source.code[arguments[0][0]] != "|":
                 yield arguments[0]
+            if found[1] == "distinct" and not source.text.startswith(tuple(WHOLE), found.start()):
+                yield arguments[1]
         for found in re.finditer(r'"[^"]*"(?=(\s*):[^:])', source.code):
             key = source.text[found.start() + 1 : found.end() - 1]
             if key in UNKNOWN_KEYS:

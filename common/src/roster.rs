@@ -17,7 +17,7 @@ use crate::{
 const DEFAULT_LEASE: Duration = Duration::from_secs(20);
 
 /// Which groups a worker takes jobs of.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum WorkOn {
     /// Every group: `"*"`.
     All,
@@ -113,6 +113,10 @@ pub struct AvailableWorker {
     pub round: Option<RoundId>,
     /// Where it listens.
     pub channel: Channel,
+    /// Its last heartbeat, compared for change only, never with a clock; nothing if the field holds no date.
+    pub last_seen_at: Option<bson::DateTime>,
+    /// How long it trusts itself after a heartbeat: it beats at least three times as often.
+    pub lease: Duration,
 }
 
 /// What a heartbeat or a look at the own document brings back.
@@ -160,6 +164,8 @@ impl TryFrom<Document> for AvailableWorker {
     type Error = String;
 
     fn try_from(document: Document) -> Result<Self, String> {
+        let last_seen_at = document.get_datetime("last_seen_at").ok().copied();
+        let lease = lease_in(&document).unwrap_or(DEFAULT_LEASE);
         let stored: RosterDocument = bson::deserialize_from_document(document).map_err(|error| error.to_string())?;
         Ok(Self {
             id: stored.id,
@@ -168,6 +174,8 @@ impl TryFrom<Document> for AvailableWorker {
             free: u32::try_from(stored.free.unwrap_or(0)).map_err(|error| format!("`free`: {error}"))?,
             round: stored.round,
             channel: Channel(stored.channel.and_then(|channel| u32::try_from(channel).ok()).unwrap_or_default()),
+            last_seen_at,
+            lease,
         })
     }
 }
@@ -185,7 +193,7 @@ impl RegisteredWorker {
         if last_seen_at.is_none() {
             unreadable.push("last_seen_at");
         }
-        let lease = integer(stored.get("lease_ms")).and_then(|lease| u64::try_from(lease).ok()).map(Duration::from_millis);
+        let lease = lease_in(&stored);
         if lease.is_none() {
             unreadable.push("lease_ms");
         }
@@ -213,6 +221,10 @@ impl RegisteredWorker {
         let retired = stored.get_bool("retired").unwrap_or(false);
         Some((Self { id, last_seen_at, lease: lease.unwrap_or(DEFAULT_LEASE), place, sessions, jobs, retired }, unreadable))
     }
+}
+
+fn lease_in(document: &Document) -> Option<Duration> {
+    integer(document.get("lease_ms")).and_then(|lease| u64::try_from(lease).ok()).map(Duration::from_millis)
 }
 
 /// A document without what BSON does not allow in it; text that is not UTF-8 is replaced as far as that can be done.

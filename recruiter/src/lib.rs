@@ -4,10 +4,9 @@
 //! | module | what it is |
 //! |---|---|
 //! | [`config`] | the command line |
-//! | [`run`] | `run`: the loop of rounds |
+//! | [`run`] | `run`: wait for the lease, lead, stand by |
 //! | `leadership` | who may assign, and for how long |
-//! | `round` | one round: find, plan, assign, hint |
-//! | `matching` | which job for which worker |
+//! | `leader` | a term: which job for which worker, round after round |
 //! | [`enqueue`] | `enqueue`: one job, or a file of them |
 //! | [`jobs`] | `jobs`: list, show |
 //! | `change` | `jobs retry`, `cancel`, `delete` |
@@ -31,12 +30,11 @@ pub mod embedded;
 pub mod enqueue;
 mod fleet;
 pub mod jobs;
+mod leader;
 mod leadership;
-mod matching;
 pub mod output;
 mod presence;
 pub mod roster;
-mod round;
 pub mod run;
 pub mod stats;
 mod watchdog;

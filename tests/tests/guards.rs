@@ -19,7 +19,7 @@ use recruiter_common::{
     instant::Instant,
     job::{Claim, Job, Why},
     store::{
-        Archival, Assignment, Beat, Channel, CommitSession, Free, Hint, JobFilter, JobPlace, Listener, LockedJobs, Page, Progress,
+        Archival, Assignment, Beat, Channel, CommitSession, Free, Hint, JobFilter, JobPlace, Lane, Listener, LockedJobs, Page, Progress,
         Recorded, Rescheduling, Retrial, Start, Store, Walk,
     },
     telemetry::chain,
@@ -180,12 +180,27 @@ async fn due_is_what_waits_in_the_group_for_one_of_the_classes_since_now() {
     setting.start(WorkerId::new(), [jobs[3]]).await;
     let now = setting.store.now();
     let due = async |group: &str, classes: &[&str]| -> BTreeSet<JobId> {
-        setting.store.due_jobs(&[group.to_owned()], classes, now, 10).await.unwrap().jobs.into_iter().map(|job| job.id).collect()
+        let lanes: Vec<Lane> = classes.iter().map(|class| Lane { group: group.into(), class: (*class).into() }).collect();
+        setting.store.due_jobs(&lanes, now, 10).await.unwrap().jobs.into_iter().map(|job| job.id).collect()
     };
     assert_eq!(due("a", &["x"]).await, set_of([jobs[0]]));
     assert_eq!(due("a", &["x", "other"]).await, set_of([jobs[0], jobs[1]]));
-    assert_eq!(setting.store.next_due(&["a".into()], &["x"], now).await.unwrap(), Some(later), "nothing else of any kind");
-    assert_eq!(setting.store.next_due(&["a".into()], &["x"], later).await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn a_lane_is_listed_while_jobs_wait_in_it_with_the_date_of_the_first() {
+    let setting = Setting::new().await;
+    let (later, sooner) = (in_ms(&setting.store, 60_000), in_ms(&setting.store, 30_000));
+    let job = |group: &str, class: &str| NewJob::of_class(class, doc! {}).in_group(group);
+    let jobs = [job("a", "x").at(later), job("a", "x").at(sooner), job("a", "y").at(later), job("b", "x").at(later), job("b", "z")];
+    let jobs = setting.store.enqueue_many(jobs).await.unwrap();
+    setting.start(WorkerId::new(), [jobs[4]]).await;
+    let lane = |group: &str, class: &str| Lane { group: group.into(), class: class.into() };
+    let all = [(lane("a", "x"), sooner), (lane("a", "y"), later), (lane("b", "x"), later)];
+    assert_eq!(setting.store.waiting_lanes().await.unwrap(), all.into());
+    let of = async |groups: &[&str]| setting.store.lanes_of(groups.iter().map(ToString::to_string)).await.unwrap();
+    assert_eq!(of(&["a"]).await, [lane("a", "x"), lane("a", "y")].into());
+    assert_eq!(of(&["b", "c"]).await, [lane("b", "x")].into());
 }
 
 #[tokio::test]

@@ -19,7 +19,7 @@ const SCHEMA_VERSION: i32 = 4;
 /// 16 MiB together.
 pub const LARGEST_WORKABLE: usize = 4 * 1024 * 1024;
 
-/// Serves `due_jobs`, `groups` and `next_due`. A start takes an entry out, so that the later delete touches little. The class
+/// Serves `due_jobs`, `groups`, `waiting_lanes` and `lanes_of`. A start takes an entry out, so that the later delete touches little. The class
 /// comes before the dates: a backlog that nobody can take is never walked over.
 pub const DUE_JOBS: &str = "due_jobs";
 /// Serves `prune_archived`, the statistics and the newest finished jobs.
@@ -50,7 +50,8 @@ fn indexes() -> [Index; 2] {
         Index {
             collection: "scheduled",
             name: DUE_JOBS,
-            keys: doc! { "group": 1, "workable.class": 1, "priority": -1, "scheduled_at": 1 },
+            // `locked`, which is false in every entry, and `_id` make the index cover the searches.
+            keys: doc! { "group": 1, "workable.class": 1, "priority": -1, "scheduled_at": 1, "_id": 1, "locked": 1 },
             only: Some(doc! { "locked": false }),
         },
         Index { collection: "archived", name: ARCHIVED_BY_END, keys: doc! { "last_execution.ended_at": 1 }, only: None },

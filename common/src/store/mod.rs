@@ -32,7 +32,7 @@ pub use self::{
     lease::{Lease, Observed},
     outcome::{Archival, Outcome, Recorded, Rescheduling},
     roster::{Announcement, Assignment, Beat, Free},
-    search::{DueJob, DueJobs},
+    search::{DueJob, DueJobs, Lane, Position},
     select::{JobFilter, JobPlace, LOOK_LIMIT, Listed, Match, Page, Walk, lossy},
     signals::{Channel, Hint, Hints, Listener},
     views::{COUNTED, Finished, SAMPLED, StoredJob, Waiting},

@@ -168,17 +168,22 @@ impl Store {
         Ok(found.iter().filter_map(term).max().map_or(LeaseTerm::default(), LeaseTerm))
     }
 
-    /// Workers with free places, in this leader's term.
+    /// Workers with free places, in this leader's term. The reply brings the server's time along.
     ///
     /// Filter: available, free, term. Index: none, see above. Invariant: none, the assignment repeats it.
     pub async fn available_workers(&self, term: LeaseTerm) -> Result<Vec<AvailableWorker>, StoreError> {
         let roster = self.roster_as_it_is();
         let filter = doc! { "available": true, "free": { "$gt": 0 }, "term": term, "retired": { "$ne": true } };
-        let projection = doc! { "work_on": 1, "classes": 1, "free": 1, "round": 1, "channel": 1 };
+        let projection =
+            doc! { "work_on": 1, "classes": 1, "free": 1, "round": 1, "channel": 1, "last_seen_at": 1, "lease_ms": 1, "now": "$$NOW" };
+        let asked = Uptime::now();
         let found: Vec<RawDocumentBuf> = call("available_workers", async move {
             roster.find(filter).projection(projection).batch_size(10_000).read_concern(ReadConcern::local()).await?.try_collect().await
         })
         .await?;
+        if let Some(now) = found.first().and_then(|worker| worker.get_datetime("now").ok()) {
+            self.clock.observe(now.to_chrono(), asked);
+        }
         Ok(found.iter().filter_map(|document| understood(document)).collect())
     }
 

@@ -44,7 +44,7 @@ const QUEUE: usize = 1_024;
 
 /// Workers that tail one collection, about.
 const WORKERS_PER_CHANNEL: i64 = 32;
-/// Channels at most; after the last the first is filled up.
+/// Channels at most.
 const CHANNELS: i64 = 32;
 
 /// What the names of their collections begin with.
@@ -287,11 +287,13 @@ impl Store {
         futures_util::future::join_all(told).await.into_iter().all(|told| told)
     }
 
-    /// The channel of a worker that registers: the next place on one of them. Makes the collection, unless it is there.
+    /// The channel of a worker that registers: in turns one of as many as the roster needs. Makes the collection, unless it is there.
     ///
     /// Index: `_id`. Invariant: none.
     pub async fn join_channel(&self) -> Result<Channel, StoreError> {
-        let metadata = self.metadata.clone();
+        let (metadata, roster) = (self.metadata.clone(), self.roster.clone());
+        let registered = call("join_channel", async move { roster.estimated_document_count().await }).await?;
+        let channels = (i64::try_from(registered).unwrap_or(i64::MAX) / WORKERS_PER_CHANNEL + 1).min(CHANNELS);
         let counted = call("join_channel", async move {
             metadata
                 .find_one_and_update(doc! { "_id": "channels" }, doc! { "$inc": { "workers": 1_i64 } })
@@ -301,7 +303,7 @@ impl Store {
         })
         .await?;
         let before = counted.and_then(|counted| counted.get_i64("workers").ok()).unwrap_or(0);
-        let channel = Channel(u32::try_from((before / WORKERS_PER_CHANNEL).rem_euclid(CHANNELS)).unwrap_or(0));
+        let channel = Channel(u32::try_from(before.rem_euclid(channels)).unwrap_or(0));
         indexes::ensure_channel(self, channel).await?;
         Ok(channel)
     }

@@ -20,10 +20,7 @@ use super::{
     stage::Stage,
     usage::{computed, percent_of_a_core},
 };
-use crate::{
-    fleet::Fleet,
-    round::{self, Look, Memory, Summary},
-};
+use crate::{fleet::Fleet, leader::assign_once};
 
 /// Rounds that are measured for each roster that is made up.
 const ROUNDS: usize = 50;
@@ -178,7 +175,7 @@ async fn roster(store: &Store, workers: u32, places: u32) -> anyhow::Result<Vec<
 /// Gives a job to every place; says how long that took.
 async fn one_round(store: &Store, term: LeaseTerm, places: u32) -> anyhow::Result<Duration> {
     let begun = Monotonic::now();
-    let Summary { assigned, .. } = round::tick(store, term, &mut Memory::default(), store.now(), Look::default()).await?;
+    let assigned = assign_once(store, term).await?;
     let time = begun.elapsed();
     anyhow::ensure!(assigned == places as usize, "{assigned} of {places} places were given a job");
     Ok(time)

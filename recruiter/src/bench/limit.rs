@@ -16,7 +16,7 @@ use recruiter_common::{
     ids::{JobId, LeaseTerm, RoundId, StartId, WorkerId},
     job::{Execution, IfWorkerDies, Why},
     roster::{Place, WorkOn},
-    store::{Announcement, Archival, Assignment, Channel, CommitSession, Free, Hint, Start, Store, ToStart},
+    store::{Announcement, Archival, Assignment, Channel, CommitSession, Free, Hint, Lane, Start, Store, ToStart},
 };
 
 use super::{Setting, rate, stage::Stage};
@@ -85,10 +85,11 @@ async fn burn_down(store: Store, group: String) -> anyhow::Result<u64> {
     };
     store.register(&announcement).await?;
     store.announce(worker, announcement.capacity).await?;
+    let lane = Lane { group, class: "noop".into() };
     let mut done = 0;
     loop {
         let now = store.now();
-        let due = store.due_jobs(std::slice::from_ref(&group), &["noop"], now, BATCH).await?.jobs;
+        let due = store.due_jobs(std::slice::from_ref(&lane), now, BATCH).await?.jobs;
         if due.is_empty() {
             return Ok(done);
         }

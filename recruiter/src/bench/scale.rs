@@ -4,7 +4,7 @@ use std::time::{Duration, Instant as Monotonic};
 
 use bson::{Document, doc};
 use clap::Args;
-use recruiter_common::{enqueue::NewJob, ids::JobId, job::Priority};
+use recruiter_common::{enqueue::NewJob, ids::JobId, job::Priority, store::Lane};
 
 use super::{Setting, Times, rate, stage::Stage};
 
@@ -79,9 +79,10 @@ impl Backlog {
     async fn pick_and_burn_down(self, stage: &Stage, setting: &Setting) -> anyhow::Result<(Times, f64)> {
         stage.enqueue(self.jobs, |_| noop()).await?;
         let mut pick = Times::new();
+        let lane = Lane { group: GROUP.to_owned(), class: "noop".to_owned() };
         for _ in 0..TIMES {
             let begun = Monotonic::now();
-            let found = stage.store.due_jobs(&[GROUP.to_owned()], &["noop"], stage.store.now(), 1_000).await?.jobs;
+            let found = stage.store.due_jobs(std::slice::from_ref(&lane), stage.store.now(), 1_000).await?.jobs;
             pick.record(begun.elapsed());
             anyhow::ensure!(found.len() == 1_000, "the jobs that were just enqueued were not found");
         }

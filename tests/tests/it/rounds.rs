@@ -2,17 +2,18 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use bson::{Document, doc};
+use bson::{Document, RawDocumentBuf, doc};
 use futures_util::TryStreamExt;
 use recruiter_common::{
     enqueue::NewJob,
-    ids::JobId,
+    ids::{JobId, WorkerId},
+    job::Priority,
     retry_policy::RetryManyTimes,
     shutdown::pause,
-    store::{DueJob, Hint, Listener, Store},
+    store::{Announcement, Channel, DueJob, Hint, Listener, Store},
 };
 use recruiter_tests::{
-    factory::minimal_job,
+    factory::{announcement, minimal_job},
     fail_points::FailPoint,
     local::{Local, store},
     mongo::TestDatabase,
@@ -23,18 +24,15 @@ use recruiter_worker::Worker;
 const SOON: Duration = Duration::from_secs(30);
 const NOBODYS: &str = "a class that no worker has";
 
-/// The groups of each search for jobs, due or due next, since the profiler was turned on.
-async fn searched(database: &TestDatabase, due_next: bool) -> Vec<BTreeSet<String>> {
+/// The groups of each search for due jobs since the profiler was turned on.
+async fn searched(database: &TestDatabase) -> Vec<BTreeSet<String>> {
     let filter = doc! { "command.find": "scheduled", "command.hint": "due_jobs" };
     let found: Vec<Document> = database.raw("system.profile").find(filter).await.unwrap().try_collect().await.unwrap();
     let groups = |search: &Document| {
-        let filter = search.get_document("command").unwrap().get_document("filter").unwrap();
-        let asked_for = if due_next { "$gt" } else { "$lte" };
-        let groups = filter.get_document("group").unwrap().get_array("$in").unwrap();
-        let groups = groups.iter().map(|group| group.as_str().unwrap().to_owned()).collect();
-        filter.get_document("scheduled_at").unwrap().contains_key(asked_for).then_some(groups)
+        let lanes = search.get_document("command").unwrap().get_document("filter").unwrap().get_array("$or").unwrap();
+        lanes.iter().map(|lane| lane.as_document().unwrap().get_str("group").unwrap().to_owned()).collect()
     };
-    found.iter().filter_map(groups).collect()
+    found.iter().map(groups).collect()
 }
 
 async fn profile(database: &TestDatabase) {
@@ -72,10 +70,10 @@ async fn only_groups_with_waiting_jobs_are_searched_and_those_with_news_alone() 
     // What was announced is looked at first.
     pause(Duration::from_secs(1)).await;
     profile(&database).await;
-    wait_until(SOON, "it has searched a few times", async || searched(&database, false).await.len() > 2).await;
-    assert!(searched(&database, false).await.iter().all(|groups| *groups == only("waiting")), "{:?}", searched(&database, false).await);
+    wait_until(SOON, "it has searched a few times", async || searched(&database).await.len() > 2).await;
+    assert!(searched(&database).await.iter().all(|groups| *groups == only("waiting")), "{:?}", searched(&database).await);
     store.publish(&Hint::jobs_in(["news"])).await.unwrap();
-    wait_until(SOON, "the news are looked at", async || searched(&database, false).await.contains(&only("news"))).await;
+    wait_until(SOON, "the news are looked at", async || searched(&database).await.contains(&only("news"))).await;
     for process in processes {
         process.stop().await;
     }
@@ -89,8 +87,7 @@ async fn a_search_finds_a_few_times_what_fits_and_not_without_end() {
         let (_, processes) = system(&database, &["--work-on", "g", "--concurrency", places]).await;
         profile(&database).await;
         let limit = async || {
-            let search =
-                doc! { "command.find": "scheduled", "command.hint": "due_jobs", "command.filter.scheduled_at.$lte": { "$exists": true } };
+            let search = doc! { "command.find": "scheduled", "command.hint": "due_jobs" };
             let search = database.raw("system.profile").find_one(search).await.unwrap()?;
             Some(search.get_document("command").unwrap().get_i64("limit").unwrap())
         };
@@ -103,20 +100,43 @@ async fn a_search_finds_a_few_times_what_fits_and_not_without_end() {
     check("4000", 9_000).await;
 }
 
-/// Each group costs a search of its own.
+/// Only lanes that exist and have something due are searched, however many groups and classes there are.
 #[tokio::test]
-async fn of_many_groups_it_is_not_looked_up_when_their_next_jobs_become_due() {
+async fn lanes_without_due_jobs_are_not_searched() {
     let database = TestDatabase::new().await;
-    let (store, processes) = system(&database, &["--work-on", "*"]).await;
+    let store = store(&database).await;
     let later = |number: u32| NewJob::of_class("noop", doc! {}).in_group(format!("group-{number}")).after(Duration::from_secs(3_600));
     store.enqueue_many((0..101).map(later)).await.unwrap();
-    pause(Duration::from_secs(1)).await;
+    let (store, processes) = system(&database, &["--work-on", "*"]).await;
     profile(&database).await;
-    let groups = async |due_next: bool| searched(&database, due_next).await.into_iter().flatten().collect::<BTreeSet<String>>().len();
-    wait_until(SOON, "all groups are searched", async || groups(false).await == 101).await;
-    assert!(searched(&database, true).await.is_empty());
-    database.raw("scheduled").delete_one(doc! { "group": "group-7" }).await.unwrap();
-    wait_until(SOON, "it is looked up for fewer groups", async || groups(true).await == 100).await;
+    let walks = doc! { "command.aggregate": "scheduled", "command.pipeline.1.$group.first": { "$exists": true } };
+    let walked = async || database.raw("system.profile").count_documents(walks.clone()).await.unwrap() > 2;
+    wait_until(SOON, "the lanes are listed a few times", walked).await;
+    assert_eq!(searched(&database).await, [] as [BTreeSet<String>; 0]);
+    store.enqueue_many([NewJob::of_class("noop", doc! {}).in_group("group-7")]).await.unwrap();
+    let done = async || database.raw("archived").count_documents(doc! {}).await.unwrap() == 1;
+    wait_until(SOON, "a job that is due is done", done).await;
+    for process in processes {
+        process.stop().await;
+    }
+}
+
+/// A full scan in between does not forget what a hint has said of a later date, in however many groups.
+#[tokio::test]
+async fn jobs_of_many_groups_start_at_their_date() {
+    let database = TestDatabase::new().await;
+    let (store, processes) = system(&database, &["--work-on", "*"]).await;
+    let at = store.now() + Duration::from_millis(2_500);
+    let job = |number: u32| NewJob::of_class("noop", doc! {}).in_group(format!("group-{number}")).at(at);
+    store.enqueue_many((0..150).map(job)).await.unwrap();
+    let done = async || database.raw("archived").count_documents(doc! {}).await.unwrap() == 150;
+    wait_until(SOON, "all are done", done).await;
+    let found: Vec<Document> = database.raw("archived").find(doc! {}).await.unwrap().try_collect().await.unwrap();
+    let late = |job: &Document| job.get_document("last_execution").unwrap().get_datetime("started_at").unwrap().to_chrono() - at;
+    let mut late: Vec<i64> = found.iter().map(|job| late(job).num_milliseconds()).collect();
+    late.sort_unstable();
+    // Ten slots: the first of them do not wait for a scan.
+    assert!(late[0] < 200, "{late:?}");
     for process in processes {
         process.stop().await;
     }
@@ -267,6 +287,198 @@ async fn idle_workers_are_told_in_time_also_while_hints_come_without_a_pause() {
     wait_for(SOON, "the worker hardly asks", hardly_asked).await;
     assert!(!flood.is_finished());
     flood.abort();
+    for process in processes {
+        process.stop().await;
+    }
+}
+
+/// I9. A group or a class may be any bytes: drivers of other languages do not check.
+#[tokio::test]
+async fn a_name_that_is_not_utf8_stops_no_other_job() {
+    let database = TestDatabase::new().await;
+    let (store, processes) = system(&database, &["--work-on", "*"]).await;
+    for hostile in [("group", b"caf\xe9!"), ("class", b"caf\xe9!")] {
+        let mut job = minimal_job("noop");
+        job.insert("group", if hostile.0 == "group" { "XXXXX" } else { "generic" });
+        job.insert("workable", doc! { "class": if hostile.0 == "class" { "XXXXX" } else { "noop" } });
+        let bytes = job.to_vec().unwrap();
+        let at = bytes.windows(5).position(|bytes| bytes == b"XXXXX").unwrap();
+        let bytes = [&bytes[..at], hostile.1, &bytes[at + 5..]].concat();
+        let scheduled = database.raw("scheduled").clone_with_type::<RawDocumentBuf>();
+        scheduled.insert_one(RawDocumentBuf::from_bytes(bytes).unwrap()).await.unwrap();
+    }
+    // More groups than are searched without being listed.
+    let job = |number: u32| NewJob::of_class("noop", doc! {}).in_group(format!("group-{number}"));
+    store.enqueue_many((0..100).map(job)).await.unwrap();
+    database.raw("scheduled").insert_one(minimal_job("noop")).await.unwrap();
+    wait_until(SOON, "all others are done", async || archived(&database).await >= 101).await;
+    assert!(store.groups().await.unwrap().iter().all(|group| group.is_ascii()));
+    store.lanes_of(["generic".to_owned()]).await.unwrap();
+    store.waiting_lanes().await.unwrap();
+    for process in processes {
+        process.stop().await;
+    }
+}
+
+async fn archived(database: &TestDatabase) -> u64 {
+    database.raw("archived").count_documents(doc! {}).await.unwrap()
+}
+
+/// How often the recruiter has assigned since the profiler was turned on.
+async fn assignments(database: &TestDatabase) -> u64 {
+    let filter = doc! { "op": "update", "ns": format!("{}.roster", database.name()), "command.u.$set.assigned_to": { "$exists": true } };
+    database.raw("system.profile").count_documents(filter).await.unwrap()
+}
+
+/// I9. A hand has changed the roster: the recruiter believes what the worker does not.
+#[tokio::test]
+async fn a_job_that_its_worker_does_not_start_is_left_alone_for_a_growing_while() {
+    let database = TestDatabase::new().await;
+    let (store, processes) = system(&database, &[]).await;
+    database.raw("roster").update_one(doc! {}, doc! { "$push": { "classes": NOBODYS } }).await.unwrap();
+    profile(&database).await;
+    NewJob::of_class(NOBODYS, doc! {}).priority(Priority::MAX).enqueue(&store).await.unwrap();
+    wait_until(SOON, "it is assigned again and again", async || assignments(&database).await > 5).await;
+    let before = assignments(&database).await;
+    pause(Duration::from_secs(3)).await;
+    assert!(assignments(&database).await <= before + 4, "{before}, then {}", assignments(&database).await);
+    NewJob::of_class("noop", doc! {}).enqueue(&store).await.unwrap();
+    wait_until(Duration::from_secs(2), "others are done beside it", async || archived(&database).await == 1).await;
+    for process in processes {
+        process.stop().await;
+    }
+}
+
+/// A worker of this process that is registered and does nothing.
+async fn ghost(store: &Store, capacity: u32, classes: &[String]) -> WorkerId {
+    let announcement = Announcement { classes: classes.to_vec(), ..announcement(capacity) };
+    store.register(&announcement).await.unwrap();
+    assert!(store.announce(announcement.id, capacity).await.unwrap());
+    announcement.id
+}
+
+/// I7: 5 s when the worker that a job was assigned to has just died, however many died with it.
+#[tokio::test]
+async fn a_host_that_vanishes_with_several_workers_costs_a_job_one_assignment() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    let recruiter = Local::recruiter(&database, &["--poll", "400ms"]);
+    for _ in 0..3 {
+        ghost(&store, 50, &["noop".to_owned()]).await;
+    }
+    let worker = Local::worker(&database, Worker::new().register_builtins().unwrap(), &["--concurrency", "1", "--heartbeat", "1s"]);
+    until_ready(&database, 4).await;
+    // The recruiter has seen them all.
+    pause(Duration::from_secs(1)).await;
+    let begun = std::time::Instant::now();
+    NewJob::of_class("noop", doc! {}).enqueue(&store).await.unwrap();
+    wait_until(SOON, "it is done", async || archived(&database).await == 1).await;
+    assert!(begun.elapsed() < Duration::from_secs(8), "{:?}", begun.elapsed());
+    for process in [worker, recruiter] {
+        process.stop().await;
+    }
+}
+
+/// A backlog of many classes, as even as can be, fills every answer.
+#[tokio::test]
+async fn a_backlog_of_some_workers_keeps_no_other_worker_idle() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    let classes: Vec<String> = (0..40).map(|number| format!("class-{number}")).collect();
+    let job = |number: usize| NewJob::of_class(&classes[number % 40], doc! {}).priority(Priority::MAX);
+    store.enqueue_many((0..4_000).map(job)).await.unwrap();
+    ghost(&store, 10, &classes).await;
+    let worker = Local::worker(&database, Worker::new().register_builtins().unwrap(), &[]);
+    database.raw("scheduled").insert_one(minimal_job("noop")).await.unwrap();
+    // Its first round meets both of them free.
+    wait_until(SOON, "the worker is there", async || {
+        database.raw("roster").count_documents(doc! { "available": true }).await.unwrap() == 2
+    })
+    .await;
+    let recruiter = Local::recruiter(&database, &["--poll", "20s", "--lease", "60s"]);
+    wait_until(Duration::from_secs(5), "its job is done long before the poll", async || archived(&database).await == 1).await;
+    for process in [worker, recruiter] {
+        process.stop().await;
+    }
+}
+
+/// I7, when only the hints of workers are lost: the recruiter listens, and another worker has slots.
+#[tokio::test]
+async fn a_free_worker_whose_hint_is_lost_is_found_by_the_next_scan() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    let recruiter = Local::recruiter(&database, &[]);
+    let worker = Local::worker(&database, Worker::new().register_builtins().unwrap(), &["--concurrency", "1"]);
+    ghost(&store, 10, &[NOBODYS.to_owned()]).await;
+    until_ready(&database, 2).await;
+    let lost =
+        FailPoint::new("recruiter-worker", &["insert"]).namespace(database.name(), "signals").error_code(8).arm(database.uri()).await;
+    for number in 1..=3 {
+        let begun = std::time::Instant::now();
+        NewJob::of_class("noop", doc! {}).enqueue(&store).await.unwrap();
+        wait_until(SOON, "it is done", async || archived(&database).await == number).await;
+        assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
+    }
+    drop(lost);
+    for process in [worker, recruiter] {
+        process.stop().await;
+    }
+}
+
+/// I7, when the hint of an assignment is lost and the keep-alives are not.
+#[tokio::test]
+async fn an_assignment_whose_hint_is_lost_is_announced_again() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    let mut hints = store.hints(Listener::Worker(ghost(&store, 10, &["x".to_owned()]).await, Channel::default()));
+    assert_eq!(hints.next().await, Hint::Seed);
+    let recruiter = Local::recruiter(&database, &["--poll", "400ms"]);
+    NewJob::of_class("x", doc! {}).enqueue(&store).await.unwrap();
+    let mut rounds = Vec::new();
+    let begun = std::time::Instant::now();
+    while rounds.len() < 2 {
+        assert!(begun.elapsed() < Duration::from_secs(4), "{rounds:?}");
+        if let Hint::Assigned { round, .. } = hints.next().await {
+            rounds.push(round);
+        }
+    }
+    assert_eq!(rounds[0], rounds[1]);
+    recruiter.stop().await;
+}
+
+/// MongoDB gives a search up: the next one asks for half as much.
+#[tokio::test]
+async fn a_search_that_takes_too_long_asks_for_fewer_jobs() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    profile(&database).await;
+    let slow =
+        FailPoint::new("recruiter", &["find"]).namespace(database.name(), "scheduled").times(2).error_code(50).arm(database.uri()).await;
+    ghost(&store, 100, &["x".to_owned()]).await;
+    NewJob::of_class("x", doc! {}).enqueue(&store).await.unwrap();
+    let recruiter = Local::recruiter(&database, &["--poll", "400ms"]);
+    let limits = async || {
+        let filter = doc! { "command.find": "scheduled", "command.hint": "due_jobs" };
+        let found: Vec<Document> = database.raw("system.profile").find(filter).await.unwrap().try_collect().await.unwrap();
+        let limit = found.first()?.get_document("command").unwrap().get_i64("limit").unwrap();
+        Some(limit)
+    };
+    assert_eq!(wait_for(SOON, "it has searched", limits).await, 100, "400, then 200, both given up");
+    assert_eq!(slow.struck().await, 2);
+    wait_until(SOON, "the job is assigned", async || assignments(&database).await > 0).await;
+    drop(slow);
+    recruiter.stop().await;
+}
+
+/// The server's clock comes with every full scan: a primary whose clock is put back or forward is noticed within a second.
+#[tokio::test]
+async fn the_servers_time_rides_on_the_look_at_the_roster() {
+    let database = TestDatabase::new().await;
+    let (_, processes) = system(&database, &["--concurrency", "1"]).await;
+    profile(&database).await;
+    let looks = doc! { "command.find": "roster", "command.projection.now": "$$NOW", "appName": "recruiter" };
+    let looked = async || database.raw("system.profile").count_documents(looks.clone()).await.unwrap() > 3;
+    wait_until(Duration::from_secs(5), "the roster is read with each scan", looked).await;
     for process in processes {
         process.stop().await;
     }

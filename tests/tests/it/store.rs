@@ -1,7 +1,7 @@
 //! The operations of the store: the indexes they are served by, and what they make of jobs together. Their guards, one by
 //! one, are in `tests/tests/guards.rs`.
 
-use std::{cmp::Reverse, collections::BTreeSet, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use bson::{Bson, Document, doc};
 use futures_util::TryStreamExt;
@@ -11,7 +11,7 @@ use recruiter_common::{
     failure::Failure,
     ids::{JobId, StartId, WorkerId},
     job::{Execution, Job, Priority, Why},
-    store::{Archival, CommitSession, DueJob, Free, Hint, Listener, Recorded, Rescheduling, Store},
+    store::{Archival, CommitSession, DueJob, Free, Hint, Lane, Listener, Recorded, Rescheduling, Store},
 };
 use recruiter_tests::{
     factory::{announcement, in_ms, insert_unvalidated, minimal_job, read, start, started, to_start},
@@ -73,7 +73,8 @@ async fn hot_operations_are_served_by_their_index() {
     }
     database.raw("archived").insert_many(old).await.unwrap();
     let ids = enqueued(&store, 10).await;
-    let groups: Vec<String> = vec!["generic".into(), "other-1".into()];
+    let pairs = [("generic", "x"), ("generic", "y"), ("other-1", "x"), ("other-1", "y")];
+    let lanes = pairs.map(|(group, class)| Lane { group: group.into(), class: class.into() });
     let worker = WorkerId::new();
 
     let check = async |what: &str, most: i64, work: &mut dyn AsyncWork| {
@@ -94,15 +95,18 @@ async fn hot_operations_are_served_by_their_index() {
             assert!(keys <= most && documents <= most, "{what} reads too much: keys {keys}, documents {documents}");
         }
     };
+    let due = async |limit: usize| store.due_jobs(&lanes, store.now(), limit).await.unwrap().jobs.len();
+    check("due_jobs", 40, &mut Work(async || assert_eq!(due(10).await, 10))).await;
+    let entry = profiled(&database, async { assert_eq!(due(10).await, 10) }).await.remove(0);
+    assert_eq!(number(&entry, "docsExamined"), 0, "the index covers it, however large the payloads are: {entry}");
+    check("groups", 40, &mut Work(async || assert_eq!(store.groups().await.unwrap().len(), 6))).await;
+    let generic = ["generic".to_owned(), "other-1".to_owned()];
     check(
-        "due_jobs",
+        "lanes_of",
         40,
-        &mut Work(async || assert_eq!(store.due_jobs(&groups, &["x", "y"], store.now(), 10).await.unwrap().jobs.len(), 10)),
+        &mut Work(async || assert_eq!(store.lanes_of(generic.clone()).await.unwrap(), lanes.iter().step_by(2).cloned().collect())),
     )
     .await;
-    check("next_due", 60, &mut Work(async || assert_eq!(store.next_due(&groups, &["x", "y"], store.now()).await.unwrap(), Some(later))))
-        .await;
-    check("groups", 40, &mut Work(async || assert_eq!(store.groups().await.unwrap().len(), 6))).await;
     check("unlocked", 40, &mut Work(async || assert_eq!(store.unlocked(&ids).await.unwrap().len(), 10))).await;
     let jobs = read(&store, &ids).await;
     let starting = start(&store, worker);
@@ -161,19 +165,16 @@ async fn the_first_of_many_groups_are_found_in_order() {
         NewJob::of_class(classes[number as usize % 2], doc! {}).in_group(&groups[group]).priority(priority).at(at)
     };
     store.enqueue_many((0..2_000).map(job)).await.unwrap();
-    let known = |job: &DueJob| (job.priority, job.scheduled_at);
-    let all = store.due_jobs(&groups, &classes, store.now(), 2_001).await.unwrap();
-    assert!(all.are_all && all.jobs.len() == 2_000, "{}", all.jobs.len());
-    assert!(
-        all.jobs
-            .windows(2)
-            .all(|pair| (Reverse(pair[0].priority), pair[0].scheduled_at) <= (Reverse(pair[1].priority), pair[1].scheduled_at))
-    );
+    let lanes = classes.iter().flat_map(|class| groups.iter().map(|group| Lane { group: group.clone(), class: (*class).into() }));
+    let lanes: Vec<Lane> = lanes.collect();
+    let all = store.due_jobs(&lanes, store.now(), 2_001).await.unwrap();
+    assert!(all.end.is_none() && all.jobs.len() == 2_000, "{}", all.jobs.len());
+    assert!(all.jobs.is_sorted_by_key(DueJob::position));
     for limit in [1, 100, 700] {
-        let some = store.due_jobs(&groups, &classes, store.now(), limit).await.unwrap();
-        assert!(!some.are_all && some.jobs.len() >= limit, "{} of {limit}", some.jobs.len());
-        let expected: Vec<_> = all.jobs.iter().take(some.jobs.len()).map(known).collect();
-        assert_eq!(some.jobs.iter().map(known).collect::<Vec<_>>(), expected, "{limit}");
+        let some = store.due_jobs(&lanes, store.now(), limit).await.unwrap();
+        assert!(some.jobs.len() >= limit, "{} of {limit}", some.jobs.len());
+        assert_eq!(some.end, some.jobs.last().map(DueJob::position));
+        assert_eq!(some.jobs, all.jobs[..some.jobs.len()], "{limit}");
     }
 }
 
@@ -517,7 +518,7 @@ async fn an_outdated_index_is_replaced() {
         let indexes: Vec<IndexModel> = database.raw("scheduled").list_indexes().await.unwrap().try_collect().await.unwrap();
         indexes.into_iter().map(|index| index.keys.keys().cloned().collect::<Vec<_>>()).collect::<Vec<_>>()
     };
-    assert_eq!(keys().await, [vec!["_id"], vec!["group", "workable.class", "priority", "scheduled_at"]]);
+    assert_eq!(keys().await, [vec!["_id"], vec!["group", "workable.class", "priority", "scheduled_at", "_id", "locked"]]);
 }
 
 /// The schema is made once and left alone afterwards, by ever so many processes at a time.

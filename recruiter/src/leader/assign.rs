@@ -1,0 +1,306 @@
+//! The duty of assigning, one round at a time: read who is free, fill the lanes that are stale, plan, assign with one command,
+//! notify the workers.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    ops::RangeInclusive,
+    time::{Duration, Instant as Monotonic},
+};
+
+use recruiter_common::{
+    ids::{JobId, LeaseTerm, RoundId, WorkerId},
+    instant::Instant,
+    store::{Assignment, Channel, DueJob, Hint, Lane, Store, StoreError},
+};
+
+use super::{
+    discover::{Discovery, lanes_for},
+    fleet::{Fleet, FreeWorker, KindId},
+    in_flight::{InFlight, Turn},
+    keep_alive::KeepAlive,
+    lanes::{Found, Lanes, Reach},
+    plan::{Plan, plan},
+    refusals::Refusals,
+    trigger::{Alarms, Trigger},
+};
+
+/// How many more jobs than there are free slots a search finds, for each of these slots: the next rounds need not search.
+const AHEAD: usize = 3;
+/// The same in all: more than can be assigned soon.
+const AHEAD_AT_MOST: usize = 5_000;
+/// How far beyond the next full scan jobs are looked for, at least: clocks differ by less.
+const HORIZON: Duration = Duration::from_secs(1);
+/// Groups with news that are kept while no worker has free slots. With more of them a full scan costs less.
+const NEWS: usize = 100;
+/// The fewest jobs that a search asks for, however slow MongoDB is.
+const FEWEST: usize = 10;
+/// An assignment of this age that was not seen taken is announced once more: its hint may be lost.
+const REMIND: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(2);
+
+/// What a round did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Summary {
+    /// Jobs assigned.
+    pub(crate) assigned: usize,
+    /// Slots that were free before.
+    pub(crate) slots: usize,
+    /// When the next job becomes due, if there are slots left for it.
+    pub(crate) next_due: Option<Instant>,
+    /// When to look again whatever happens.
+    pub(crate) look_again_at: Option<Monotonic>,
+}
+
+/// What the leader knows between rounds. All of it can be lost.
+#[derive(Debug, Default)]
+pub(crate) struct Assigning {
+    fleet: Fleet,
+    lanes: Lanes,
+    in_flight: InFlight,
+    refusals: Refusals,
+    discovery: Discovery,
+    pub(crate) keep_alive: KeepAlive,
+    pub(crate) alarms: Alarms,
+    /// Groups with jobs that were not looked for yet, because no worker had free slots.
+    news: BTreeSet<String>,
+    /// Jobs that one search asks for, at most; none while MongoDB is fast enough.
+    at_most: Option<usize>,
+}
+
+impl Assigning {
+    /// Takes over what an earlier leader has assigned.
+    pub(crate) fn inherit(&mut self, round: RoundId, assignment: Assignment) {
+        let jobs = assignment.jobs.into_iter().map(|job| (job, None)).collect();
+        // Where the worker listens is not known: the first channel will do, since the worker looks for itself as well.
+        self.in_flight.begin(round, (assignment.worker, Channel::default()), jobs, Monotonic::now());
+    }
+
+    /// Forgets what may not be true any more after a round that failed.
+    pub(crate) fn forget(&mut self) {
+        self.fleet.forget();
+        self.lanes.forget();
+    }
+
+    /// One round. The next full scan is due after `every`.
+    pub(crate) async fn tick(&mut self, store: &Store, term: LeaseTerm, trigger: Trigger, every: Duration) -> Result<Summary, StoreError> {
+        let at = Monotonic::now();
+        if trigger.full_scan || trigger.workers || self.fleet.is_unknown() {
+            self.fleet.read(store.available_workers(term).await?, at);
+            self.keep_alive.channels.extend(self.fleet.workers().iter().map(|worker| worker.channel));
+        }
+        self.end_turns(store, &trigger, at).await?;
+        let now = store.now();
+        let slots = self.fleet.slots();
+        self.news.extend(trigger.groups);
+        if slots.is_empty() {
+            if trigger.full_scan || self.news.len() > NEWS {
+                self.lanes.forget_scan();
+                self.news.clear();
+            }
+            self.announce(trigger.announced);
+            return Ok(Summary::default());
+        }
+        self.discover(store, &slots, now, now + every * 2 + HORIZON).await?;
+        self.fill(store, &slots, now, now + every * 2 + HORIZON, at).await?;
+        self.announce(trigger.announced);
+        self.lanes.learn_kinds(self.fleet.kinds());
+        let plan = plan(self.fleet.workers(), self.lanes.waiting(), &self.refusals, now);
+        let assigned = self.assign(store, term, plan).await?;
+        let slots_before = slots.values().sum();
+        let (next_due, look_again_at) = self.lanes.next(&self.fleet.slots(), now);
+        Ok(Summary { assigned, slots: slots_before, next_due, look_again_at })
+    }
+
+    /// Ends the turns of workers that are done, gone, or too slow, and marks the lanes in which their jobs may wait again.
+    async fn end_turns(&mut self, store: &Store, trigger: &Trigger, at: Monotonic) -> Result<(), StoreError> {
+        for turn in self.in_flight.settle(self.fleet.workers()) {
+            self.turn_over(&turn, false);
+        }
+        if !trigger.left.is_empty() {
+            self.fleet.remove(&trigger.left.iter().copied().collect());
+            for turn in trigger.left.iter().filter_map(|worker| self.in_flight.end(*worker)).collect::<Vec<_>>() {
+                self.turn_over(&turn, false);
+            }
+            self.mark_recent_lanes();
+        }
+        if trigger.full_scan {
+            let workers = self.in_flight.workers();
+            if !workers.is_empty() {
+                let rounds = store.rounds_of(&workers).await?;
+                for turn in self.in_flight.expire(&rounds, at) {
+                    self.turn_over(&turn, true);
+                }
+                self.remind(store, at).await;
+            }
+            self.refusals.age(at);
+            self.lanes.forget_scan();
+        }
+        if trigger.refused {
+            self.mark_recent_lanes();
+        }
+        Ok(())
+    }
+
+    fn turn_over(&mut self, turn: &Turn, lay: bool) {
+        self.refusals.turn_over(turn, lay);
+        // A search has left these jobs out. Most of them were started; one may be due still, or again.
+        turn.met_in.iter().for_each(|lane| self.lanes.mark_stale(lane.clone()));
+    }
+
+    fn mark_recent_lanes(&mut self) {
+        self.refusals.lanes().for_each(|lane| self.lanes.mark_stale(lane.clone()));
+    }
+
+    fn announce(&mut self, jobs: Vec<DueJob>) {
+        if !jobs.is_empty() {
+            let is_news = |job: &DueJob| !self.in_flight.contains(job.id) && !self.refusals.was_tried(job);
+            self.lanes.announce(jobs.into_iter().filter(is_news));
+        }
+    }
+
+    /// Finds the lanes that may have jobs: all of them in a full scan, else those of new kinds of workers and of groups with news.
+    async fn discover(&mut self, store: &Store, slots: &HashMap<KindId, usize>, now: Instant, until: Instant) -> Result<(), StoreError> {
+        let all: Vec<KindId> = slots.keys().copied().collect();
+        let kinds = self.fleet.kinds();
+        if self.lanes.needs_scan(now) {
+            let lanes = lanes_for(store, &mut self.discovery, kinds, &all, None, until).await?;
+            self.lanes.begin_scan(lanes, all, until);
+            self.news.clear();
+        } else {
+            let unscanned = self.lanes.unscanned(all.iter().copied());
+            if !unscanned.is_empty() {
+                let lanes = lanes_for(store, &mut self.discovery, kinds, &unscanned, None, until).await?;
+                lanes.into_iter().for_each(|lane| self.lanes.mark_stale(lane));
+                self.lanes.scanned_for(unscanned);
+            }
+            if !self.news.is_empty() {
+                let news = std::mem::take(&mut self.news);
+                let lanes = lanes_for(store, &mut self.discovery, kinds, &all, Some(&news), until).await?;
+                lanes.into_iter().for_each(|lane| self.lanes.mark_stale(lane));
+            }
+        }
+        self.lanes.learn_kinds(self.fleet.kinds());
+        Ok(())
+    }
+
+    /// Fills the windows of stale lanes that workers with free slots take.
+    ///
+    /// Lanes that the same workers take are searched together, and all of them at first with one question. Where the answer is full and
+    /// holds too little for some of the workers, the question is asked again for their lanes alone: a long backlog hides nothing.
+    async fn fill(
+        &mut self,
+        store: &Store,
+        slots: &HashMap<KindId, usize>,
+        now: Instant,
+        until: Instant,
+        at: Monotonic,
+    ) -> Result<(), StoreError> {
+        let mut stale = self.lanes.stale(slots, now, at);
+        while !stale.is_empty() {
+            let wanted = |able: &Vec<KindId>| able.iter().map(|kind| slots[kind]).sum::<usize>();
+            let kinds: HashSet<KindId> = stale.keys().flatten().copied().collect();
+            let free: usize = kinds.iter().map(|kind| slots[kind]).sum();
+            let limit = free + (free * AHEAD).min(AHEAD_AT_MOST) + self.in_flight.len() + self.refusals.len();
+            let limit = limit.min(self.at_most.unwrap_or(usize::MAX));
+            let lanes: Vec<Lane> = stale.values().flatten().cloned().collect();
+            let Some((mut found, mut reach)) = self.search(store, &lanes, until, limit, at).await? else { return Ok(()) };
+            let due = |found: &HashMap<Lane, Found>, lanes: &[Lane]| {
+                let due = lanes.iter().filter_map(|lane| found.get(lane)).flat_map(|found| &found.jobs);
+                due.filter(|job| job.scheduled_at <= now).count()
+            };
+            let is_enough = |found: &HashMap<Lane, Found>, able: &Vec<KindId>, lanes: &[Lane]| due(found, lanes) >= wanted(able);
+            if reach.end.is_some() && !stale.iter().any(|(able, lanes)| is_enough(&found, able, lanes)) {
+                // It is full of jobs that are due later, or cannot be assigned now.
+                let Some(only_due) = self.search(store, &lanes, now, limit, at).await? else { return Ok(()) };
+                (found, reach) = only_due;
+            }
+            let is_last = reach.end.is_none() || !stale.iter().any(|(able, lanes)| is_enough(&found, able, lanes));
+            let (done, left): (HashMap<_, _>, HashMap<_, _>) =
+                stale.into_iter().partition(|(able, lanes)| is_last || is_enough(&found, able, lanes));
+            for lane in done.values().flatten() {
+                self.lanes.fill(lane, found.remove(lane).unwrap_or_default(), reach, now, at);
+            }
+            stale = left;
+        }
+        Ok(())
+    }
+
+    /// The jobs of these lanes that can be assigned once they are due; nothing when MongoDB takes too long, and then less is asked for the
+    /// next time.
+    async fn search(
+        &mut self,
+        store: &Store,
+        lanes: &[Lane],
+        until: Instant,
+        limit: usize,
+        at: Monotonic,
+    ) -> Result<Option<(HashMap<Lane, Found>, Reach)>, StoreError> {
+        let answer = match store.due_jobs(lanes, until, limit).await {
+            Ok(answer) => answer,
+            Err(error) if error.is_too_slow() => {
+                self.at_most = Some((limit / 2).max(FEWEST));
+                tracing::warn!(limit, lanes = lanes.len(), "a search for due jobs took too long; asking for fewer at a time");
+                return Ok(None);
+            }
+            Err(error) => return Err(error),
+        };
+        self.at_most = self.at_most.map(|most| most * 2).filter(|most| *most < AHEAD_AT_MOST * 4);
+        let mut found: HashMap<Lane, Found> = HashMap::new();
+        for job in answer.jobs {
+            let met = self.in_flight.meet(&job);
+            let left_alone_until = if met { None } else { self.refusals.found(&job, at) };
+            let found = found.entry(job.lane()).or_default();
+            match left_alone_until {
+                _ if met => {}
+                Some(again) => found.look_again_at = found.look_again_at.into_iter().chain([again]).min(),
+                None => found.jobs.push_back(job),
+            }
+        }
+        Ok(Some((found, Reach { end: answer.end, until })))
+    }
+
+    /// Writes a plan and notifies the workers; says how many jobs were assigned.
+    async fn assign(&mut self, store: &Store, term: LeaseTerm, plan: Plan) -> Result<usize, StoreError> {
+        if plan.given.is_empty() {
+            return Ok(0);
+        }
+        let round = RoundId::new();
+        let workers = self.fleet.workers();
+        let ids = |jobs: &[(JobId, Instant)]| jobs.iter().map(|(job, _)| *job).collect();
+        let planned: Vec<Assignment> =
+            plan.given.iter().map(|(worker, jobs)| Assignment { worker: workers[*worker].id, jobs: ids(jobs) }).collect();
+        let won: HashSet<WorkerId> = store.assign_if_available(term, round, &planned).await?.into_iter().collect();
+        let at = Monotonic::now();
+        let mut by_channel: BTreeMap<Channel, Vec<Assignment>> = BTreeMap::new();
+        let mut assigned = HashSet::new();
+        for (worker, jobs) in &plan.given {
+            let FreeWorker { id, channel, .. } = &workers[*worker];
+            if won.contains(id) {
+                assigned.extend(jobs.iter().map(|(job, _)| *job));
+                self.in_flight.begin(round, (*id, *channel), jobs.iter().map(|(job, due)| (*job, Some(*due))).collect(), at);
+                by_channel.entry(*channel).or_default().push(Assignment { worker: *id, jobs: ids(jobs) });
+            }
+        }
+        plan.lanes.iter().for_each(|lane| self.refusals.assigned_in(lane));
+        self.lanes.remove(&plan.lanes, &assigned);
+        if won.len() == planned.len() {
+            self.fleet.remove(&won);
+        } else {
+            // The roster is not what it was.
+            self.fleet.forget();
+        }
+        let hints = by_channel.into_iter().map(|(channel, assignments)| (channel, Hint::Assigned { round, assignments })).collect();
+        if !store.announce_hints_to(hints).await {
+            self.keep_alive.failed(Monotonic::now());
+        }
+        Ok(assigned.len())
+    }
+
+    /// Announces once more what was assigned a while ago and not seen taken: a worker takes each round once.
+    async fn remind(&mut self, store: &Store, at: Monotonic) {
+        let hint = |turn: &Turn| {
+            let jobs = turn.jobs.iter().map(|(job, _)| *job).collect();
+            (turn.channel, Hint::Assigned { round: turn.round, assignments: vec![Assignment { worker: turn.worker, jobs }] })
+        };
+        store.announce_hints_to(self.in_flight.of_age(REMIND, at).map(hint).collect()).await;
+    }
+}

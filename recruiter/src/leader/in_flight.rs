@@ -1,0 +1,146 @@
+//! What is in flight: jobs that were assigned and whose workers have not been seen to be done with the assignment.
+//!
+//! Forgetting a job too early is harmless, because only a start under its own guard counts.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    ops::RangeInclusive,
+    time::{Duration, Instant as Monotonic},
+};
+
+use recruiter_common::{
+    ids::{JobId, RoundId, WorkerId},
+    instant::Instant,
+    store::{Channel, DueJob, Lane},
+};
+
+use super::fleet::FreeWorker;
+
+/// How long an assigned job is left alone at most. A worker takes an assignment within milliseconds, or within the poll
+/// fallback when its hint was lost.
+const IN_FLIGHT_FOR: Duration = Duration::from_secs(5);
+
+/// One assignment to one worker.
+#[derive(Debug)]
+pub(crate) struct Turn {
+    pub(crate) worker: WorkerId,
+    pub(crate) round: RoundId,
+    /// Where the worker listens.
+    pub(crate) channel: Channel,
+    /// The jobs, with the dates they were due at, where these are known.
+    pub(crate) jobs: Vec<(JobId, Option<Instant>)>,
+    since: Monotonic,
+    /// Lanes in which a search met one of the jobs and left it out.
+    pub(crate) met_in: BTreeSet<Lane>,
+}
+
+/// Everything that is in flight.
+#[derive(Debug, Default)]
+pub(crate) struct InFlight {
+    turns: HashMap<WorkerId, Turn>,
+    workers: HashMap<JobId, WorkerId>,
+}
+
+impl InFlight {
+    /// Notes an assignment that was written at `since`.
+    pub(crate) fn begin(
+        &mut self,
+        round: RoundId,
+        (worker, channel): (WorkerId, Channel),
+        jobs: Vec<(JobId, Option<Instant>)>,
+        since: Monotonic,
+    ) {
+        // A worker has one turn at a time.
+        self.end(worker);
+        self.workers.extend(jobs.iter().map(|(job, _)| (*job, worker)));
+        self.turns.insert(worker, Turn { worker, round, channel, jobs, since, met_in: BTreeSet::new() });
+    }
+
+    /// Forgets the turn of a worker.
+    pub(crate) fn end(&mut self, worker: WorkerId) -> Option<Turn> {
+        let turn = self.turns.remove(&worker)?;
+        for (job, _) in &turn.jobs {
+            if self.workers.get(job) == Some(&worker) {
+                self.workers.remove(job);
+            }
+        }
+        Some(turn)
+    }
+
+    /// How many jobs are in flight.
+    pub(crate) fn len(&self) -> usize {
+        self.workers.len()
+    }
+
+    pub(crate) fn contains(&self, job: JobId) -> bool {
+        self.workers.contains_key(&job)
+    }
+
+    /// Notes that a search has met this job; says whether it is in flight.
+    pub(crate) fn meet(&mut self, job: &DueJob) -> bool {
+        let turn = self.workers.get(&job.id).and_then(|worker| self.turns.get_mut(worker));
+        turn.map(|turn| turn.met_in.insert(job.lane())).is_some()
+    }
+
+    /// The turns of workers that offer slots again: they are over, whatever the workers made of them.
+    pub(crate) fn settle(&mut self, workers: &[FreeWorker]) -> Vec<Turn> {
+        let is_over = |worker: &&FreeWorker| self.turns.get(&worker.id).is_some_and(|turn| worker.round == Some(turn.round));
+        let over: Vec<WorkerId> = workers.iter().filter(is_over).map(|worker| worker.id).collect();
+        over.into_iter().filter_map(|worker| self.end(worker)).collect()
+    }
+
+    /// The workers that have a turn.
+    pub(crate) fn workers(&self) -> Vec<WorkerId> {
+        self.turns.keys().copied().collect()
+    }
+
+    /// The turns that began at least so long ago, and not longer than that.
+    pub(crate) fn of_age(&self, age: RangeInclusive<Duration>, at: Monotonic) -> impl Iterator<Item = &Turn> {
+        self.turns.values().filter(move |turn| age.contains(&at.duration_since(turn.since)))
+    }
+
+    /// The turns of workers that are gone, were given something else, or take too long.
+    pub(crate) fn expire(&mut self, rounds: &HashMap<WorkerId, Option<RoundId>>, at: Monotonic) -> Vec<Turn> {
+        let is_over = |turn: &&Turn| at.duration_since(turn.since) >= IN_FLIGHT_FOR || rounds.get(&turn.worker) != Some(&Some(turn.round));
+        let over: Vec<WorkerId> = self.turns.values().filter(is_over).map(|turn| turn.worker).collect();
+        over.into_iter().filter_map(|worker| self.end(worker)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn worker(id: WorkerId, round: Option<RoundId>) -> FreeWorker {
+        FreeWorker { id, kind: 0, free: 1, round, channel: Channel::default(), heard_at: Monotonic::now(), is_quiet: false }
+    }
+
+    #[test]
+    fn a_turn_is_over_when_its_worker_says_so_or_cannot() {
+        let (a, b, job, start) = (WorkerId::new(), WorkerId::new(), JobId::new(), Monotonic::now());
+        let (first, second) = (RoundId::new(), RoundId::new());
+        let mut flight = InFlight::default();
+        flight.begin(first, (a, Channel(0)), vec![(job, None)], start);
+        assert!(flight.contains(job) && flight.len() == 1);
+        assert!(flight.settle(&[worker(a, None), worker(b, Some(first))]).is_empty(), "it offers slots of before; another worker");
+        assert_eq!(flight.settle(&[worker(a, Some(first))]).len(), 1);
+        assert!(!flight.contains(job));
+        let mut expired = |rounds: &[(WorkerId, Option<RoundId>)], seconds: u64| {
+            flight.begin(first, (a, Channel(0)), vec![(job, None)], start);
+            flight.expire(&rounds.iter().copied().collect(), start + Duration::from_secs(seconds)).len()
+        };
+        assert_eq!(expired(&[(a, Some(first))], 4), 0);
+        assert_eq!(expired(&[(a, Some(first))], 5), 1, "it takes too long");
+        assert_eq!(expired(&[(a, Some(second))], 0), 1, "it was given something else");
+        assert_eq!(expired(&[], 0), 1, "it is gone");
+    }
+
+    #[test]
+    fn a_second_turn_takes_the_place_of_the_first() {
+        let (worker, one, two) = (WorkerId::new(), JobId::new(), JobId::new());
+        let mut flight = InFlight::default();
+        flight.begin(RoundId::new(), (worker, Channel(0)), vec![(one, None)], Monotonic::now());
+        flight.begin(RoundId::new(), (worker, Channel(0)), vec![(two, None)], Monotonic::now());
+        assert!(!flight.contains(one) && flight.contains(two));
+    }
+}

@@ -1,0 +1,55 @@
+//! Keep-alives for idle workers: a worker that hears one need not look at its roster document before the next is due.
+
+use std::{
+    collections::BTreeSet,
+    time::{Duration, Instant as Monotonic},
+};
+
+use recruiter_common::store::{Channel, Hint};
+
+/// Who is told, and whether everything could be said.
+#[derive(Debug, Default)]
+pub(crate) struct KeepAlive {
+    /// Channels that workers listen on.
+    pub(crate) channels: BTreeSet<Channel>,
+    /// When a hint to a worker could not be sent.
+    failed_at: Option<Monotonic>,
+}
+
+impl KeepAlive {
+    /// Notes that workers were not told of an assignment.
+    pub(crate) fn failed(&mut self, at: Monotonic) {
+        self.failed_at = Some(at);
+    }
+
+    /// The keep-alives of a full scan, the next of which is due after `every`; none for two scans after a hint that could not be sent.
+    pub(crate) fn hints(&self, every: Duration, at: Monotonic) -> Vec<(Channel, Hint)> {
+        if self.failed_at.is_some_and(|failed| at.duration_since(failed) <= every * 2) {
+            return Vec::new();
+        }
+        self.channels.iter().map(|channel| (*channel, Hint::Beat { again_in: every })).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const EVERY: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn every_channel_is_told_when_the_next_keep_alive_is_due() {
+        let keep_alive = KeepAlive { channels: (0..3).map(Channel).collect(), ..KeepAlive::default() };
+        let hints = keep_alive.hints(EVERY, Monotonic::now());
+        assert_eq!(hints, (0..3).map(|channel| (Channel(channel), Hint::Beat { again_in: EVERY })).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn after_a_hint_that_was_not_sent_workers_look_for_themselves() {
+        let mut keep_alive = KeepAlive { channels: [Channel(0)].into(), ..KeepAlive::default() };
+        let at = Monotonic::now();
+        keep_alive.failed(at);
+        assert!(keep_alive.hints(EVERY, at + EVERY).is_empty());
+        assert_eq!(keep_alive.hints(EVERY, at + EVERY * 3).len(), 1, "a while ago");
+    }
+}

@@ -1,0 +1,392 @@
+//! Lanes: what is known of the jobs that are due, one window for each range of the index, and the rules of when to look again.
+//!
+//! **What a window says.** When it was filled, no job of the lane before its end that is due at its horizon was missing. Jobs leave
+//! it when they are assigned and join it when they are announced. It is *stale*, and is filled again before the lane is planned
+//! for, when
+//!
+//! 1. something was said of the lane that is not in the window: a hint without the job, a turn that came to nothing;
+//! 2. none of its jobs is due, and more may be: behind its end, or after its horizon;
+//! 3. a job that was left alone may be assigned again.
+//!
+//! **What a lane without a window says.** It was empty up to the horizon of the last full scan, for the kinds of workers
+//! that the scan was made for. A full scan drops every window and asks for every lane that has jobs. Nothing here is needed for safety: a job that
+//! is known and gone is refused by its start, and one that is not known is found by the next full scan.
+
+use std::{
+    collections::{HashMap, HashSet, VecDeque},
+    time::{Duration, Instant as Monotonic},
+};
+
+use recruiter_common::{
+    ids::JobId,
+    instant::Instant,
+    store::{DueJob, Lane, Position},
+};
+
+use super::fleet::{Kind, KindId};
+
+/// Jobs in all windows, at most: more than there are slots to give.
+const REMEMBERED: usize = 100_000;
+/// After a search that has found nothing but jobs that cannot be assigned now, although there are others behind them.
+const FRUITLESS_FOR: Duration = Duration::from_millis(100);
+
+/// The first jobs of one lane.
+#[derive(Debug)]
+struct Window {
+    /// In their order.
+    jobs: VecDeque<DueJob>,
+    /// The position up to which no job is missing; none when none is missing at all.
+    end: Option<Position>,
+    /// The date up to which the lane was searched.
+    until: Instant,
+    is_stale: bool,
+    /// When a job that was left alone may be assigned.
+    look_again_at: Option<Monotonic>,
+    /// Until when another search would find nothing either.
+    fruitless_until: Option<Monotonic>,
+    /// The kinds of workers that take the lane, among the first so many kinds.
+    able: Vec<KindId>,
+    known_kinds: usize,
+}
+
+/// What a search has found for one lane.
+#[derive(Debug, Default)]
+pub(crate) struct Found {
+    /// Jobs that can be assigned when they are due, in their order.
+    pub(crate) jobs: VecDeque<DueJob>,
+    /// When the first of the jobs that are left alone may be assigned.
+    pub(crate) look_again_at: Option<Monotonic>,
+}
+
+/// How far a search has looked.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reach {
+    /// The position up to which it found all jobs; none when it found all there are.
+    pub(crate) end: Option<Position>,
+    /// The date up to which it looked.
+    pub(crate) until: Instant,
+}
+
+impl Window {
+    fn stale(until: Instant) -> Self {
+        Self {
+            jobs: VecDeque::new(),
+            end: None,
+            until,
+            is_stale: true,
+            look_again_at: None,
+            fruitless_until: None,
+            able: Vec::new(),
+            known_kinds: 0,
+        }
+    }
+
+    fn has_due(&self, now: Instant) -> bool {
+        self.jobs.iter().any(|job| job.scheduled_at <= now)
+    }
+
+    /// The rules of staleness.
+    fn is_stale(&self, now: Instant, at: Monotonic) -> bool {
+        let may_look_again = self.look_again_at.is_some_and(|again| again <= at);
+        let is_fruitless = self.fruitless_until.is_some_and(|until| at < until);
+        let may_have_more = self.end.is_some() || self.until < now;
+        self.is_stale || may_look_again || (may_have_more && !is_fruitless && !self.has_due(now))
+    }
+
+    /// Whether it says no more than a lane without a window.
+    fn says_nothing(&self, scanned_until: Instant) -> bool {
+        self.jobs.is_empty() && self.end.is_none() && !self.is_stale && self.look_again_at.is_none() && self.until >= scanned_until
+    }
+
+    fn learn_kinds(&mut self, lane: &Lane, kinds: &[Kind]) {
+        self.able.extend((self.known_kinds..kinds.len()).filter(|kind| kinds[*kind].takes(lane)));
+        self.known_kinds = kinds.len();
+    }
+}
+
+/// The last full scan.
+#[derive(Debug)]
+struct Scan {
+    kinds: HashSet<KindId>,
+    until: Instant,
+}
+
+/// Everything that is known of jobs that are due.
+#[derive(Debug, Default)]
+pub(crate) struct Lanes {
+    windows: HashMap<Lane, Window>,
+    scan: Option<Scan>,
+}
+
+/// The jobs of a lane and who could take them.
+pub(crate) struct Waiting<'a> {
+    pub(crate) lane: &'a Lane,
+    pub(crate) jobs: &'a VecDeque<DueJob>,
+    pub(crate) able: &'a [KindId],
+}
+
+impl Lanes {
+    /// Forgets everything: the next round begins with a full scan.
+    pub(crate) fn forget(&mut self) {
+        *self = Self::default();
+    }
+
+    /// Asks for a full scan. What was announced stays known until then.
+    pub(crate) fn forget_scan(&mut self) {
+        self.scan = None;
+    }
+
+    /// Whether everything must be looked at.
+    pub(crate) fn needs_scan(&self, now: Instant) -> bool {
+        self.scan.as_ref().is_none_or(|scan| scan.until < now)
+    }
+
+    /// Which of these kinds of workers the last full scan was not made for.
+    pub(crate) fn unscanned(&self, kinds: impl Iterator<Item = KindId>) -> Vec<KindId> {
+        kinds.filter(|kind| self.scan.as_ref().is_none_or(|scan| !scan.kinds.contains(kind))).collect()
+    }
+
+    /// Begins anew with these lanes: all that have jobs which are due at `until` and which these kinds of workers take.
+    pub(crate) fn begin_scan(&mut self, lanes: impl IntoIterator<Item = Lane>, kinds: impl IntoIterator<Item = KindId>, until: Instant) {
+        self.windows = lanes.into_iter().map(|lane| (lane, Window::stale(until))).collect();
+        self.scan = Some(Scan { kinds: kinds.into_iter().collect(), until });
+    }
+
+    /// The lanes of these kinds of workers were listed, too.
+    pub(crate) fn scanned_for(&mut self, kinds: impl IntoIterator<Item = KindId>) {
+        if let Some(scan) = &mut self.scan {
+            scan.kinds.extend(kinds);
+        }
+    }
+
+    /// Something was said of this lane that is not in its window.
+    pub(crate) fn mark_stale(&mut self, lane: Lane) {
+        let until = self.horizon();
+        self.windows.entry(lane).or_insert_with(|| Window::stale(until)).is_stale = true;
+    }
+
+    fn horizon(&self) -> Instant {
+        self.scan.as_ref().map_or(Instant::MIN_UTC, |scan| scan.until)
+    }
+
+    /// Takes in jobs that were announced and need not be visible yet.
+    pub(crate) fn announce(&mut self, jobs: impl IntoIterator<Item = DueJob>) {
+        let mut known: usize = self.windows.values().map(|window| window.jobs.len()).sum();
+        let (until, is_scanned) = (self.horizon(), self.scan.is_some());
+        for job in jobs {
+            let window = self.windows.entry(job.lane()).or_insert_with(|| Window { is_stale: !is_scanned, ..Window::stale(until) });
+            if known >= REMEMBERED {
+                window.is_stale = true;
+            } else if window.end.is_none_or(|end| job.position() < end)
+                && let Err(place) = window.jobs.binary_search_by_key(&job.position(), DueJob::position)
+            {
+                window.jobs.insert(place, job);
+                known += 1;
+            }
+        }
+    }
+
+    /// Takes out jobs that were assigned.
+    pub(crate) fn remove(&mut self, lanes: &HashSet<Lane>, jobs: &HashSet<JobId>) {
+        let until = self.horizon();
+        for lane in lanes {
+            if let Some(window) = self.windows.get_mut(lane) {
+                window.jobs.retain(|job| !jobs.contains(&job.id));
+                if window.says_nothing(until) {
+                    self.windows.remove(lane);
+                }
+            }
+        }
+    }
+
+    /// Notes the kinds of workers that there are.
+    pub(crate) fn learn_kinds(&mut self, kinds: &[Kind]) {
+        for (lane, window) in &mut self.windows {
+            window.learn_kinds(lane, kinds);
+        }
+    }
+
+    /// The stale lanes that one of these kinds of workers takes, by the kinds that do: workers of the same kinds can stand in for
+    /// each other, so that a lane of theirs hides nothing that another worker could take.
+    pub(crate) fn stale(&self, free: &HashMap<KindId, usize>, now: Instant, at: Monotonic) -> HashMap<Vec<KindId>, Vec<Lane>> {
+        let mut stale: HashMap<Vec<KindId>, Vec<Lane>> = HashMap::new();
+        for (lane, window) in self.windows.iter().filter(|(_, window)| window.is_stale(now, at)) {
+            let able: Vec<KindId> = window.able.iter().copied().filter(|kind| free.contains_key(kind)).collect();
+            if !able.is_empty() {
+                stale.entry(able).or_default().push(lane.clone());
+            }
+        }
+        stale
+    }
+
+    /// Fills the window of a lane with what a search has found.
+    pub(crate) fn fill(&mut self, lane: &Lane, found: Found, reach: Reach, now: Instant, at: Monotonic) {
+        let scanned_until = self.horizon();
+        let Some(window) = self.windows.get_mut(lane) else { return };
+        window.jobs = found.jobs;
+        (window.end, window.until) = (reach.end, reach.until);
+        window.is_stale = false;
+        window.look_again_at = found.look_again_at;
+        window.fruitless_until = (!window.has_due(now)).then_some(at + FRUITLESS_FOR);
+        if window.says_nothing(scanned_until) {
+            self.windows.remove(lane);
+        }
+    }
+
+    /// Every lane that has jobs.
+    pub(crate) fn waiting(&self) -> impl Iterator<Item = Waiting<'_>> {
+        let with_jobs = self.windows.iter().filter(|(_, window)| !window.jobs.is_empty());
+        with_jobs.map(|(lane, window)| Waiting { lane, jobs: &window.jobs, able: &window.able })
+    }
+
+    /// When a round should look again, for workers of these kinds that have free slots: at this date, or at this instant.
+    pub(crate) fn next(&self, free: &HashMap<KindId, usize>, now: Instant) -> (Option<Instant>, Option<Monotonic>) {
+        let (mut date, mut instant) = (None, None);
+        for window in self.windows.values().filter(|window| window.able.iter().any(|kind| free.contains_key(kind))) {
+            let later = window.jobs.iter().map(|job| job.scheduled_at).filter(|at| *at > now).min();
+            date = date.into_iter().chain(later).min();
+            let fruitless_until = window.fruitless_until.filter(|_| (window.end.is_some() || window.until < now) && !window.has_due(now));
+            instant = instant.into_iter().chain(window.look_again_at).chain(fruitless_until).min();
+        }
+        (date, instant)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::leader::fleet::tests::{available, fleet};
+
+    const NOW: i64 = 1_000_000;
+
+    fn date(ms: i64) -> Instant {
+        Instant::from_timestamp_millis(ms).expect("a date")
+    }
+
+    fn lane(class: &str) -> Lane {
+        Lane { group: "g".into(), class: class.into() }
+    }
+
+    fn job(class: &str, priority: i64, scheduled_at: i64) -> DueJob {
+        DueJob { id: JobId::new(), group: "g".into(), class: class.into(), priority, scheduled_at: date(scheduled_at) }
+    }
+
+    fn reach(end: Option<&DueJob>) -> Reach {
+        Reach { end: end.map(DueJob::position), until: date(NOW + 2_000) }
+    }
+
+    fn found(jobs: &[&DueJob]) -> Found {
+        Found { jobs: jobs.iter().map(|job| (*job).clone()).collect(), look_again_at: None }
+    }
+
+    /// Lanes after a full scan that has found these jobs in lane `a`.
+    fn scanned(jobs: &[&DueJob], end: Option<&DueJob>) -> Lanes {
+        let fleet = fleet(vec![available(&["*"], &["a", "b"], 1)]);
+        let mut lanes = Lanes::default();
+        lanes.begin_scan([lane("a")], [0], date(NOW + 2_000));
+        lanes.learn_kinds(fleet.kinds());
+        lanes.fill(&lane("a"), found(jobs), reach(end), date(NOW), Monotonic::now());
+        lanes.learn_kinds(fleet.kinds());
+        lanes
+    }
+
+    fn is_stale(lanes: &mut Lanes, now: i64, after: Duration) -> bool {
+        lanes.learn_kinds(fleet(vec![available(&["*"], &["a", "b"], 1)]).kinds());
+        !lanes.stale(&HashMap::from([(0, 1)]), date(now), Monotonic::now() + after).is_empty()
+    }
+
+    fn take(lanes: &mut Lanes, job: &DueJob) {
+        lanes.remove(&[job.lane()].into(), &[job.id].into());
+    }
+
+    #[test]
+    fn a_window_is_stale_when_it_may_not_tell_everything() {
+        let (first, second) = (job("a", 5, NOW - 10), job("a", 5, NOW - 5));
+        let never = Duration::ZERO;
+        let mut whole = scanned(&[&first, &second], None);
+        assert!(!is_stale(&mut whole, NOW, never));
+        take(&mut whole, &first);
+        take(&mut whole, &second);
+        assert!(!is_stale(&mut whole, NOW, never) && whole.windows.is_empty(), "all was there, and nothing is left");
+        let mut part = scanned(&[&first, &second], Some(&second));
+        take(&mut part, &first);
+        assert!(!is_stale(&mut part, NOW, never), "one is left");
+        take(&mut part, &second);
+        assert!(is_stale(&mut part, NOW, never), "there are more behind it");
+        let mut said = scanned(&[&first], None);
+        said.mark_stale(lane("a"));
+        assert!(is_stale(&mut said, NOW, never));
+        let mut other = scanned(&[], None);
+        assert!(other.windows.is_empty(), "an empty lane needs no window");
+        other.mark_stale(lane("b"));
+        assert!(is_stale(&mut other, NOW, never));
+    }
+
+    #[test]
+    fn a_job_that_is_due_later_is_waited_for() {
+        let later = job("a", 5, NOW + 500);
+        let mut lanes = scanned(&[&later], None);
+        assert!(!is_stale(&mut lanes, NOW, Duration::ZERO));
+        let free = HashMap::from([(0, 1)]);
+        assert_eq!(lanes.next(&free, date(NOW)), (Some(date(NOW + 500)), None));
+        assert_eq!(lanes.next(&HashMap::new(), date(NOW)), (None, None), "nobody could take it");
+        assert!(!is_stale(&mut lanes, NOW + 2_500, Duration::ZERO), "it is due, and comes first");
+        take(&mut lanes, &later);
+        assert!(lanes.needs_scan(date(NOW + 2_001)) && !lanes.needs_scan(date(NOW + 2_000)), "the horizon");
+    }
+
+    #[test]
+    fn jobs_that_are_left_alone_do_not_hide_others_for_long() {
+        let last = job("a", 5, NOW - 5);
+        let mut lanes = scanned(&[], Some(&last));
+        assert!(!is_stale(&mut lanes, NOW, Duration::ZERO), "the same search would find the same");
+        assert!(is_stale(&mut lanes, NOW, FRUITLESS_FOR));
+        assert!(lanes.next(&HashMap::from([(0, 1)]), date(NOW)).1.is_some());
+        let at = Monotonic::now();
+        let again = Found { look_again_at: Some(at + Duration::from_secs(60)), ..found(&[&last]) };
+        lanes.fill(&lane("a"), again, reach(None), date(NOW), at);
+        assert!(!is_stale(&mut lanes, NOW, Duration::from_secs(59)));
+        assert!(is_stale(&mut lanes, NOW, Duration::from_secs(61)));
+    }
+
+    #[test]
+    fn what_is_announced_is_known_once_and_only_where_nothing_can_be_missing_before_it() {
+        let (first, last, behind) = (job("a", 5, NOW - 10), job("a", 5, NOW - 5), job("a", 4, NOW - 20));
+        let mut lanes = scanned(&[&last], Some(&last));
+        lanes.announce([&first, &first, &behind].map(DueJob::clone));
+        let known: Vec<JobId> = lanes.waiting().flat_map(|waiting| waiting.jobs).map(|job| job.id).collect();
+        assert_eq!(known, [first.id, last.id], "behind the end others may come first");
+        let elsewhere = job("b", 5, NOW);
+        lanes.announce([elsewhere]);
+        assert!(!is_stale(&mut lanes, NOW, Duration::ZERO), "the scan found nothing there");
+        lanes.forget_scan();
+        lanes.announce([job("c", 5, NOW)]);
+        assert!(lanes.windows[&lane("c")].is_stale, "nothing is known there");
+    }
+
+    #[test]
+    fn a_new_kind_of_worker_is_scanned_for() {
+        let mut lanes = scanned(&[], None);
+        assert_eq!(lanes.unscanned([0, 1].into_iter()), [1]);
+        lanes.scanned_for([1]);
+        assert!(lanes.unscanned([0, 1].into_iter()).is_empty());
+        lanes.forget();
+        assert_eq!(lanes.unscanned([0].into_iter()), [0]);
+    }
+
+    #[test]
+    fn lanes_are_searched_together_that_the_same_workers_take() {
+        let both = fleet(vec![available(&["*"], &["a", "b"], 1), available(&["*"], &["b"], 1)]);
+        let mut lanes = Lanes::default();
+        lanes.begin_scan([lane("a"), lane("b"), lane("c")], [0, 1], date(NOW));
+        lanes.learn_kinds(both.kinds());
+        let stale = |free: &[KindId]| {
+            let free = free.iter().map(|kind| (*kind, 1)).collect();
+            let mut stale: Vec<_> = lanes.stale(&free, date(NOW), Monotonic::now()).into_iter().collect();
+            stale.sort();
+            stale
+        };
+        assert_eq!(stale(&[0, 1]), [(vec![0], vec![lane("a")]), (vec![0, 1], vec![lane("b")])]);
+        assert_eq!(stale(&[1]), [(vec![1], vec![lane("b")])]);
+    }
+}

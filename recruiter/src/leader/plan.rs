@@ -1,0 +1,225 @@
+//! Which worker gets which job: a pure function.
+
+use std::{
+    cmp::Reverse,
+    collections::{BinaryHeap, HashMap, HashSet},
+    iter::Peekable,
+};
+
+use recruiter_common::{
+    ids::JobId,
+    instant::Instant,
+    store::{DueJob, Lane},
+};
+
+use super::{
+    fleet::{FreeWorker, KindId},
+    lanes::Waiting,
+    refusals::Refusals,
+};
+
+/// Jobs for workers.
+#[derive(Debug, Default)]
+pub(crate) struct Plan {
+    /// By the place of the worker among the workers: its jobs, in their order, with their dates.
+    pub(crate) given: HashMap<usize, Vec<(JobId, Instant)>>,
+    /// The lanes that the jobs are from.
+    pub(crate) lanes: HashSet<Lane>,
+}
+
+/// The due jobs of a lane, and the places of the workers that take them.
+struct Queue<'a, I: Iterator<Item = &'a DueJob>> {
+    lane: &'a Lane,
+    due: Peekable<I>,
+    able: Vec<usize>,
+}
+
+/// Gives jobs that are due at `now`, in their order across all lanes, to workers that take their lane and have a slot free.
+///
+/// Each goes to the worker with most free slots, so that work spreads. A worker that has refused the job before, or whose heartbeat is
+/// overdue, comes last; a job that one worker has let lie goes to the worker that was heard last.
+pub(crate) fn plan<'a>(workers: &[FreeWorker], lanes: impl Iterator<Item = Waiting<'a>>, refusals: &Refusals, now: Instant) -> Plan {
+    let mut free: Vec<u32> = workers.iter().map(|worker| worker.free).collect();
+    let mut slots: u64 = free.iter().map(|free| u64::from(*free)).sum();
+    let mut by_kind: HashMap<KindId, Vec<usize>> = HashMap::new();
+    for (index, worker) in workers.iter().enumerate() {
+        by_kind.entry(worker.kind).or_default().push(index);
+    }
+    let queue = |waiting: Waiting<'a>| Queue {
+        lane: waiting.lane,
+        due: waiting.jobs.iter().filter(move |job| job.scheduled_at <= now).peekable(),
+        able: {
+            let mut able: Vec<usize> = waiting.able.iter().filter_map(|kind| by_kind.get(kind)).flatten().copied().collect();
+            able.sort_unstable();
+            able
+        },
+    };
+    let mut queues: Vec<_> = lanes.map(queue).collect();
+    let heads = queues.iter_mut().enumerate().filter_map(|(index, queue)| Some((Reverse(queue.due.peek()?.position()), index)));
+    let mut heads: BinaryHeap<_> = heads.collect();
+    let mut plan = Plan::default();
+    while slots > 0
+        && let Some((_, index)) = heads.pop()
+    {
+        let queue = &mut queues[index];
+        let Some(job) = queue.due.next() else { continue };
+        queue.able.retain(|worker| free[*worker] > 0);
+        let lay = refusals.lay(job.id);
+        let preference = |index: &usize| {
+            let worker = &workers[*index];
+            let is_willing = !refusals.by(job.id, worker.id);
+            (is_willing, lay.then_some(worker.heard_at), !worker.is_quiet, free[*index])
+        };
+        // Without a worker the lane waits, and leaves the slots to the others.
+        let Some(worker) = queue.able.iter().copied().max_by_key(preference) else { continue };
+        free[worker] -= 1;
+        slots -= 1;
+        plan.given.entry(worker).or_default().push((job.id, job.scheduled_at));
+        if !plan.lanes.contains(queue.lane) {
+            plan.lanes.insert(queue.lane.clone());
+        }
+        if let Some(next) = queue.due.peek() {
+            heads.push((Reverse(next.position()), index));
+        }
+    }
+    plan
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::VecDeque, time::Duration};
+
+    use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
+    use recruiter_common::{ids::RoundId, roster::AvailableWorker, store::Channel};
+
+    use super::*;
+    use crate::leader::{
+        fleet::{
+            Fleet,
+            tests::{available, fleet},
+        },
+        in_flight::InFlight,
+    };
+
+    const NOW: Instant = Instant::UNIX_EPOCH;
+
+    fn job(group: &str, class: &str, priority: i64, age: u64) -> DueJob {
+        DueJob { id: JobId::new(), group: group.into(), class: class.into(), priority, scheduled_at: NOW - Duration::from_millis(age) }
+    }
+
+    /// What each worker gets of these jobs.
+    fn given(fleet: &Fleet, jobs: &[DueJob], refusals: &Refusals) -> Vec<Vec<JobId>> {
+        let mut lanes: HashMap<Lane, VecDeque<DueJob>> = HashMap::new();
+        let mut sorted = jobs.to_vec();
+        sorted.sort_by_key(DueJob::position);
+        for job in sorted {
+            lanes.entry(job.lane()).or_default().push_back(job);
+        }
+        let able = |lane: &Lane| (0..fleet.kinds().len()).filter(|kind| fleet.kinds()[*kind].takes(lane)).collect::<Vec<_>>();
+        let able: HashMap<&Lane, Vec<KindId>> = lanes.keys().map(|lane| (lane, able(lane))).collect();
+        let waiting = lanes.iter().map(|(lane, jobs)| Waiting { lane, jobs, able: &able[lane] });
+        let plan = plan(fleet.workers(), waiting, refusals, NOW);
+        let of = |worker| plan.given.get(&worker).into_iter().flatten().map(|(job, _)| *job).collect();
+        (0..fleet.workers().len()).map(of).collect()
+    }
+
+    fn check(workers: Vec<AvailableWorker>, jobs: &[DueJob], expected: &[usize]) -> Vec<Vec<JobId>> {
+        let given = given(&fleet(workers), jobs, &Refusals::default());
+        assert_eq!(given.iter().map(Vec::len).collect::<Vec<_>>(), expected);
+        given
+    }
+
+    #[test]
+    fn workers_get_what_they_can_do_and_no_more_than_fits() {
+        let jobs = |n: usize| (0..n).map(|_| job("a", "x", 5, 0)).collect::<Vec<_>>();
+        check(vec![], &jobs(3), &[]);
+        check(vec![available(&["*"], &["x"], 2)], &[], &[0]);
+        check(vec![available(&["*"], &["x"], 2)], &jobs(3), &[2]);
+        check(vec![available(&["a"], &["x"], 2), available(&["b"], &["x"], 2), available(&["b", "a"], &["x"], 2)], &jobs(9), &[2, 0, 2]);
+        check(vec![available(&["*"], &["y"], 2), available(&["*"], &["y", "x"], 1)], &jobs(9), &[0, 1]);
+        let later = DueJob { scheduled_at: NOW + Duration::from_millis(1), ..job("a", "x", 9, 0) };
+        check(vec![available(&["*"], &["x"], 2)], &[later], &[0]);
+    }
+
+    #[test]
+    fn work_spreads_over_free_slots() {
+        let jobs = |n: usize| (0..n).map(|_| job("a", "x", 5, 0)).collect::<Vec<_>>();
+        check(vec![available(&["*"], &["x"], 10), available(&["*"], &["x"], 10)], &jobs(6), &[3, 3]);
+        check(vec![available(&["*"], &["x"], 10), available(&["*"], &["x"], 2)], &jobs(8), &[8, 0]);
+    }
+
+    #[test]
+    fn jobs_nobody_can_take_do_not_stop_the_others() {
+        let mut jobs: Vec<DueJob> = (0..50).map(|_| job("a", "unknown", 9, 100)).collect();
+        jobs.push(job("a", "x", 0, 0));
+        check(vec![available(&["*"], &["x"], 1)], &jobs, &[1]);
+    }
+
+    #[test]
+    fn urgency_comes_before_age_across_lanes_and_among_equals_the_order_of_ids() {
+        let jobs = [job("a", "x", 5, 500), job("b", "x", 6, 1), job("b", "y", 5, 900), job("a", "y", 5, 500)];
+        let given = check(vec![available(&["*"], &["x", "y"], 4)], &jobs, &[4]);
+        assert_eq!(given[0], [jobs[1].id, jobs[2].id, jobs[0].id, jobs[3].id]);
+    }
+
+    #[test]
+    fn a_worker_that_did_not_start_a_job_or_is_quiet_comes_last() {
+        let (large, small) = (available(&["*"], &["x"], 9), available(&["*"], &["x"], 1));
+        let (large_id, jobs) = (large.id, [job("a", "x", 5, 0)]);
+        let mut fleet = fleet(vec![large, small]);
+        let counts = |fleet: &Fleet, refusals: &Refusals| given(fleet, &jobs, refusals).iter().map(Vec::len).collect::<Vec<_>>();
+        assert_eq!(counts(&fleet, &Refusals::default()), [1, 0]);
+        let mut refusals = Refusals::default();
+        let mut flight = InFlight::default();
+        flight.begin(RoundId::new(), (large_id, Channel(0)), vec![(jobs[0].id, Some(NOW))], std::time::Instant::now());
+        refusals.turn_over(&flight.end(large_id).unwrap(), false);
+        refusals.found(&jobs[0], std::time::Instant::now());
+        assert_eq!(counts(&fleet, &refusals), [0, 1]);
+        fleet.workers_mut()[0].is_quiet = true;
+        assert_eq!(counts(&fleet, &Refusals::default()), [0, 1]);
+        fleet.workers_mut()[1].is_quiet = true;
+        assert_eq!(counts(&fleet, &Refusals::default()), [1, 0], "better than nobody");
+    }
+
+    #[test]
+    fn a_job_that_lay_goes_to_the_worker_that_was_heard_last() {
+        let workers: Vec<AvailableWorker> = (0..4).map(|_| available(&["*"], &["x"], 5)).collect();
+        let (first, jobs, at) = (workers[0].id, [job("a", "x", 5, 0)], std::time::Instant::now());
+        let mut fleet = fleet(workers);
+        fleet.workers_mut()[2].heard_at = at + Duration::from_secs(4);
+        let mut refusals = Refusals::default();
+        let mut flight = InFlight::default();
+        flight.begin(RoundId::new(), (first, Channel(0)), vec![(jobs[0].id, Some(NOW))], at);
+        refusals.turn_over(&flight.end(first).unwrap(), true);
+        refusals.found(&jobs[0], at);
+        assert_eq!(given(&fleet, &jobs, &refusals).iter().map(Vec::len).collect::<Vec<_>>(), [0, 0, 1, 0]);
+    }
+
+    /// Against a plan that looks at all jobs one after the other.
+    #[test]
+    fn the_lanes_are_planned_as_one_queue() {
+        let names = ["a", "b", "c", "d"];
+        for seed in 0..500 {
+            let mut random = StdRng::seed_from_u64(seed);
+            let mut below = |n: u32| random.random_range(0..n);
+            let mut some = |names: &[&'static str]| names.iter().copied().filter(|_| below(2) == 0).collect::<Vec<_>>();
+            let workers: Vec<AvailableWorker> = (0..4).map(|n| available(&some(&names), &some(&names), n)).collect();
+            let jobs: Vec<DueJob> =
+                (0..below(30)).map(|_| job(names[below(4) as usize], names[below(4) as usize], below(3).into(), below(5).into())).collect();
+            let mut sorted: Vec<&DueJob> = jobs.iter().collect();
+            sorted.sort_by_key(|job| job.position());
+            let mut free: Vec<u32> = workers.iter().map(|worker| worker.free).collect();
+            let mut expected = HashSet::new();
+            for job in sorted {
+                let takes = |worker: &AvailableWorker| worker.work_on.includes(&job.group) && worker.classes.contains(&job.class);
+                let able = (0..workers.len()).filter(|worker| free[*worker] > 0 && takes(&workers[*worker]));
+                if let Some(worker) = able.max_by_key(|worker| free[*worker]) {
+                    free[worker] -= 1;
+                    expected.insert(job.id);
+                }
+            }
+            let given: HashSet<JobId> = given(&fleet(workers), &jobs, &Refusals::default()).into_iter().flatten().collect();
+            assert_eq!(given, expected, "seed {seed}");
+        }
+    }
+}
