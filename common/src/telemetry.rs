@@ -10,7 +10,7 @@ use tracing_subscriber::EnvFilter;
 
 /// How a process logs.
 #[derive(Args, Clone, Debug)]
-#[command(next_help_heading = "Logging")]
+#[command(next_help_heading = "Logging", about = None, long_about = None)]
 pub struct LogArgs {
     /// What to log: error, warn, info, debug, trace, or a filter like `info,recruiter=debug` [default: info; warn for
     /// a command that only asks or tells]

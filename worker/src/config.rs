@@ -8,7 +8,7 @@ use recruiter_common::{enqueue::LONGEST_NAME, exit::Exit, roster::WorkOn};
 
 /// How a worker works. As a clap group it gives one's own worker the flags of the stock one.
 #[derive(Args, Clone, Debug)]
-#[command(next_help_heading = "Work")]
+#[command(next_help_heading = "Work", about = None, long_about = None)]
 pub struct WorkerArgs {
     /// Groups to work on, separated by commas or given several times; every group unless one is named
     #[arg(long, env = "RECRUITER_WORK_ON", value_name = "GROUP", value_delimiter = ',')]
@@ -23,11 +23,11 @@ pub struct WorkerArgs {
     /// again [default: none]
     #[arg(long, env = "RECRUITER_MEMORY_LIMIT", value_name = "SIZE")]
     pub memory_limit: Option<ByteSize>,
-    /// How long running jobs may go on after TERM or INT; then they are interrupted. Keep systemd's TimeoutStopSec
+    /// How long running jobs may go on after TERM, INT or HUP; then they are interrupted. Keep systemd's TimeoutStopSec
     /// above it
     #[arg(long, env = "RECRUITER_GRACE", value_name = "DURATION", default_value = "30s", value_parser = humantime::parse_duration)]
     pub grace: Duration,
-    /// How often to say that this worker lives
+    /// Heartbeat interval
     #[arg(long, env = "RECRUITER_HEARTBEAT", value_name = "DURATION", default_value = "5s", value_parser = humantime::parse_duration)]
     pub heartbeat: Duration,
     /// How long this worker trusts itself to be alive after a heartbeat; cleaners wait longer before they retire it

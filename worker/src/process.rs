@@ -19,6 +19,8 @@ pub const EXIT_CODES: &str = "Exit codes: 0 stopped, 1 failure, 2 wrong flags, 6
 
 /// The flags of every worker process: as a clap group beside flags of one's own, or alone by [`Worker::main`].
 #[derive(Args, Clone, Debug)]
+// Else clap would take the lines above for what the program does.
+#[command(about = None, long_about = None)]
 pub struct ProcessArgs {
     /// How it works.
     #[command(flatten)]
@@ -100,12 +102,29 @@ mod tests {
         process: ProcessArgs,
     }
 
+    #[derive(Parser)]
+    struct Bare {
+        #[command(flatten)]
+        _process: ProcessArgs,
+    }
+
+    #[derive(Parser)]
+    struct Parts {
+        #[command(flatten)]
+        _worker: WorkerArgs,
+        #[command(flatten)]
+        _log: LogArgs,
+        #[command(flatten)]
+        _connect: ConnectArgs,
+    }
+
     /// clap takes the first words of a group's documentation for those of the program, unless they are told apart.
     #[test]
     fn the_help_says_what_the_program_does() {
         let help = |mut command: clap::Command| command.render_help().to_string();
         assert!(help(Own::command()).starts_with("Mails\n"), "{}", help(Own::command()));
-        assert!(help(Cli::command()).starts_with("Usage: "), "{}", help(Cli::command()));
+        assert!(help(Bare::command()).starts_with("Usage: "), "{}", help(Bare::command()));
+        assert!(help(Parts::command()).starts_with("Usage: "), "{}", help(Parts::command()));
         assert!(help(Cli::command().about("Sends.")).starts_with("Sends.\n"));
         let own = Own::try_parse_from(["own", "--concurrency", "3"]).map(|own| own.process.worker.concurrency);
         assert_eq!(own.ok(), Some(3));

@@ -42,7 +42,7 @@ const MAX_IDLE: Duration = Duration::from_secs(60);
 
 /// Where MongoDB is.
 #[derive(Args, Clone)]
-#[command(next_help_heading = "MongoDB")]
+#[command(next_help_heading = "MongoDB", about = None, long_about = None)]
 pub struct ConnectArgs {
     /// Connection string; its path names the database. Prefer the environment variable: flags are visible to every
     /// user of the machine
