@@ -15,7 +15,7 @@ use recruiter_common::{
     roster::Place,
     shutdown::{Shutdown, Wake},
     store::{ConnectArgs, Store, StoreError},
-    telemetry::chain,
+    telemetry::{chain, milliseconds},
 };
 
 use crate::{config::CleanerArgs, rescue::Rescuer, retire::Observations};
@@ -40,7 +40,7 @@ pub async fn run(args: CleanerArgs, connect: &ConnectArgs, mut shutdown: Shutdow
     let mut rescuer = Rescuer::new(store.clone());
     let (mut sweep_at, mut prune_at) = (Monotonic::now(), Monotonic::now());
     recruiter_common::service::ready("watching");
-    tracing::info!(dead_after = %humantime::format_duration(args.dead_after), "watching over the workers");
+    tracing::info!(dead_after_ms = milliseconds(args.dead_after), "watching over the workers");
     while !shutdown.is_requested() {
         let looked = retire::tick(&store, &mut rescuer, &mut observations, args.dead_after).await;
         if let Err(error) = &looked {

@@ -3,7 +3,7 @@
 //! Used by the three binaries. One line an event on standard error: the message reads alone and carries fields
 //! (`job.id job.class job.attempt worker.id lease.term count duration_ms`). Never job parameters.
 
-use std::io::IsTerminal;
+use std::{io::IsTerminal, time::Duration};
 
 use clap::{Args, ValueEnum};
 use tracing_subscriber::EnvFilter;
@@ -65,6 +65,11 @@ pub fn init(args: &LogArgs) -> anyhow::Result<()> {
         (Format::Text, false) => builder.with_ansi(colour).init(),
     }
     Ok(())
+}
+
+/// A duration for a log field: a number, also in JSON, where one of 128 bits would be text.
+pub fn milliseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// An error and its causes in one line, for a log field.

@@ -1,8 +1,11 @@
 //! The command line of `recruiter`: what can be said, and who does it.
 
-use std::io::Write;
+use std::{ffi::OsString, io::Write};
 
-use clap::{Parser, Subcommand};
+use clap::{
+    CommandFactory as _, FromArgMatches as _, Parser, Subcommand,
+    error::{ContextKind, ContextValue},
+};
 use recruiter_common::{
     exit::Exit,
     secrets,
@@ -88,6 +91,24 @@ enum Command {
 }
 
 impl Config {
+    /// Reads a command line.
+    ///
+    /// # Errors
+    /// What is wrong with it. Its usage names what is needed and missing; clap's also names what is set in the environment.
+    pub fn of(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
+        let arguments: Vec<OsString> = arguments.into_iter().collect();
+        let mut command = Self::command();
+        let parsed = command.try_get_matches_from_mut(&arguments).and_then(|matches| Self::from_arg_matches(&matches));
+        parsed.map_err(|mut error| {
+            if error.get(ContextKind::Usage).is_some() {
+                let words = arguments.iter().skip(1).filter_map(|argument| argument.to_str());
+                let meant = words.fold(&command, |command, word| command.find_subcommand(word).unwrap_or(command));
+                error.insert(ContextKind::Usage, ContextValue::StyledStr(meant.clone().render_usage()));
+            }
+            error
+        })
+    }
+
     /// How to log: a process that stays tells what it does, a command only what its user must know.
     pub fn log(&self) -> LogArgs {
         match self.command {
@@ -156,13 +177,24 @@ fn exit_codes() -> String {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
 
     #[test]
     fn the_command_line_is_consistent() {
         Config::command().debug_assert();
+    }
+
+    /// As if `MONGODB_URI` were set, which a test cannot do for itself alone: to clap a flag is the same.
+    #[test]
+    fn the_usage_names_what_is_missing_and_not_what_is_there() {
+        let usage = |arguments: &str| {
+            let words = format!("recruiter {arguments} --uri mongodb://x/y --log info");
+            let text = Config::of(words.split(' ').map(OsString::from)).map(|_| ()).expect_err("it is wrong").to_string();
+            text.lines().find(|line| line.starts_with("Usage:")).unwrap_or_default().to_owned()
+        };
+        assert_eq!(usage("enqueue"), "Usage: recruiter enqueue [OPTIONS]");
+        assert_eq!(usage("jobs show"), "Usage: recruiter jobs show [OPTIONS] <ID>");
+        assert_eq!(usage("run --poll soon"), "");
     }
 
     #[test]

@@ -70,6 +70,8 @@ async fn installed_services_work_come_back_and_stop_cleanly() {
     }
     machine.run(&format!("echo 'MONGODB_URI={}' >>/etc/recruiter/recruiter.env", database.uri()));
     machine.run("printf '[workables.nap]\ncommand = [\"sleep\", \"1000\"]\n' >>/etc/recruiter/workables.toml");
+    machine.run("printf '[workables.here]\ncommand = [\"cat\", \"workables.toml\"]\n' >>/etc/recruiter/workables.toml");
+    machine.run("printf '[workables.files]\ncommand = [\"sh\", \"-c\", \"ulimit -n; echo > $HOME/x && echo > $STATE_DIRECTORY/y\"]\n' >>/etc/recruiter/workables.toml");
     machine.run(&start);
     for service in SERVICES {
         assert_eq!(machine.show(service, "ActiveState"), "active", "{service}");
@@ -77,6 +79,12 @@ async fn installed_services_work_come_back_and_stop_cleanly() {
 
     enqueue(&database, "checksum", r#"{"path": "/etc/passwd"}"#).await;
     assert_eq!(archived(&database, "checksum").await, "done");
+
+    // Relative paths start at the file, and a home to write to is there all the same.
+    for class in ["here", "files"] {
+        enqueue(&database, class, "{}").await;
+        assert_eq!(archived(&database, class).await, "done", "{class}");
+    }
 
     enqueue(&database, "nap", "{}").await;
     wait_until(PATIENCE, "the nap is taken", async || machine.count("sleep") == 1).await;
@@ -90,6 +98,10 @@ async fn installed_services_work_come_back_and_stop_cleanly() {
 
     machine.run("echo RECRUITER_WORKER_CONFIG=/nowhere >/etc/recruiter/worker-wrong.env; ! systemctl start recruiter-worker@wrong");
     assert_eq!(machine.show("recruiter-worker@wrong", "ActiveState,ExecMainStatus,NRestarts"), "failed 78 0", "only an edit can help");
+
+    machine.run("echo RECRUITER_CONCURRENCY=none >/etc/recruiter/worker-flags.env; ! systemctl start recruiter-worker@flags");
+    assert_eq!(machine.show("recruiter-worker@flags", "ActiveState,ExecMainStatus,NRestarts"), "failed 2 0", "nor here");
+    assert_eq!(machine.show(SERVICES[2], "LimitNOFILE"), "65536");
 
     machine.run("systemctl stop recruiter.target");
     for service in SERVICES {

@@ -13,6 +13,7 @@ use recruiter_common::{
     job::{Claim, Execution, Job, Why},
     retry_policy::RetryPolicy,
     store::Recorded,
+    telemetry::milliseconds,
 };
 use tokio::sync::{mpsc, oneshot};
 
@@ -43,7 +44,7 @@ pub(crate) async fn carry_out(equipment: &Equipment, attempt: Box<Attempt>, outc
     let _ = store.fresh_clock().await;
     let now = store.now();
     let next = attempt.next(ended, now);
-    let duration_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
+    let duration_ms = milliseconds(started.elapsed());
     let recorded = match attempt.outcome(&next, now) {
         Some(outcome) => {
             let (recorded, answer) = oneshot::channel();

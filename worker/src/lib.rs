@@ -40,6 +40,7 @@ mod config;
 mod execute;
 mod files;
 mod heartbeat;
+mod leader;
 mod memory;
 mod process;
 mod program;

@@ -15,7 +15,7 @@ use recruiter_common::{
     roster::{self, Place},
     shutdown::{Shutdown, pause},
     store::{Announcement, CommitSession, Free, Hint, Hints, Listener, Store, StoreError},
-    telemetry::chain,
+    telemetry::{chain, milliseconds},
 };
 use tokio::{
     sync::mpsc,
@@ -27,6 +27,7 @@ use crate::{
     commit::{self, ToRecord},
     config::WorkerArgs,
     heartbeat::{self, News, Shared},
+    leader::Leader,
     memory, progress,
     registry::Registry,
     start::Unconfirmed,
@@ -164,6 +165,7 @@ impl Incarnation {
         }
         let half = self.args().poll / 2;
         let mut poll_at = Monotonic::now();
+        let mut leader = Leader::new(self.args().heartbeat);
         loop {
             let event = tokio::select! {
                 biased;
@@ -183,14 +185,19 @@ impl Incarnation {
                     self.hand_back_unconfirmed(at).await;
                     self.look_for_cancellations().await;
                     self.take(assignment).await;
+                    leader.look(&self.equipment.store).await;
                 }
                 Event::Hint(Hint::Assigned { round, assignments }) => {
+                    leader.heard();
                     let jobs = assignments.into_iter().find(|given| given.worker == self.id).map(|given| given.jobs);
                     self.take(jobs.map(|jobs| roster::Assignment { round, jobs })).await;
                 }
                 Event::Hint(Hint::Cancel { job }) => self.cancel(job),
                 // Whatever it has assigned to us before was said before.
-                Event::Hint(Hint::Beat { again_in }) => poll_at = Monotonic::now() + again_in.min(LONGEST_SILENCE),
+                Event::Hint(Hint::Beat { again_in }) => {
+                    leader.heard();
+                    poll_at = Monotonic::now() + again_in.min(LONGEST_SILENCE);
+                }
                 Event::Hint(Hint::Seed) => poll_at = Monotonic::now(),
                 Event::Hint(Hint::Jobs { .. } | Hint::Free | Hint::Left { .. }) => {}
                 Event::Finished(job) => self.finished(job),
@@ -210,7 +217,7 @@ impl Incarnation {
                 self.store().announce_hint(Hint::jobs_in([] as [&str; 0])).await;
             }
             if let Some(limit) = self.args().memory_limit.filter(|limit| memory::resident() > limit.as_u64()) {
-                tracing::warn!(limit = %limit, resident = memory::resident(), "the memory limit is reached: taking no more jobs");
+                tracing::warn!(limit = limit.as_u64(), resident = memory::resident(), "the memory limit is reached: taking no more jobs");
                 return End::MemoryLimit;
             }
         }
@@ -315,7 +322,7 @@ impl Incarnation {
                 tracing::debug!(error = chain(&error), "could not withdraw from the roster");
             }
             let grace = self.args().grace;
-            tracing::info!(worker.id = %self.id, count = self.running.len(), grace = %humantime::format_duration(grace), "taking no more jobs");
+            tracing::info!(worker.id = %self.id, count = self.running.len(), grace_ms = milliseconds(grace), "taking no more jobs");
             self.cancels.values().for_each(|cancel| cancel.no_more_items());
             let why = if end == End::MemoryLimit { Cancellation::MemoryLimit } else { Cancellation::WorkerStopping };
             if self.wait_for_running(grace, Duration::ZERO, news, shutdown).await == Drained::Retired {

@@ -46,7 +46,7 @@ const RETRY: Duration = Duration::from_millis(500);
 /// Assigns until asked to stop or until another recruiter leads.
 pub(crate) async fn lead(store: &Store, args: &RunArgs, mut leadership: Leadership, shutdown: &mut Shutdown) {
     let term = leadership.term();
-    tracing::info!(lease.term = %term, "leading");
+    tracing::info!(lease.term = term.0, "leading");
     let mut hints = store.hints(Listener::Recruiter);
     let mut assigning = match prepare(store, &leadership).await {
         Ok(assigning) => assigning,
@@ -141,7 +141,7 @@ async fn prepare(store: &Store, leadership: &Leadership) -> Result<Assigning, St
 async fn renewed(store: &Store, leadership: &mut Leadership, assigning: &mut Assigning) -> bool {
     match leadership.renew(store).await {
         Ok(false) => {
-            tracing::warn!(lease.term = %leadership.term(), "another recruiter leads; standing by");
+            tracing::warn!(lease.term = leadership.term().0, "another recruiter leads; standing by");
             return false;
         }
         Ok(true) => {

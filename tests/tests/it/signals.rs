@@ -1,4 +1,4 @@
-//! The processes as their surroundings see them: signals, terminals, exit codes, what others can read of them, what they reap.
+//! The processes as their surroundings see them: signals, terminals, exit codes, logs, what others can read of them, what they reap.
 
 use std::{
     fs,
@@ -12,13 +12,14 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::{Pid, getuid},
 };
-use recruiter_common::{enqueue::NewJob, ids::JobId};
+use recruiter_common::{enqueue::NewJob, ids::JobId, retry_policy::RetryManyTimes};
 use recruiter_tests::{
     local::store,
     mongo::TestDatabase,
     processes::{Process, binary, is_alive},
     wait::{wait_for, wait_until},
 };
+use serde_json::Value;
 
 const SOON: Duration = Duration::from_secs(30);
 const BINARIES: [(&str, &[&str], &str); 3] =
@@ -203,4 +204,47 @@ async fn a_worker_that_is_process_1_reaps_what_programs_leave_behind() {
     let worker: u32 = children(holder.pid()).trim().parse().unwrap();
     wait_until(SOON, "no child is left, dead or alive", async || children(worker).is_empty()).await;
     kill(Pid::from_raw(worker.cast_signed()), Signal::SIGTERM).unwrap();
+}
+
+/// The jobs of a worker without a recruiter wait for ever, and its log is where one looks.
+#[tokio::test]
+async fn a_worker_says_once_that_no_recruiter_leads_and_when_one_does() {
+    let database = TestDatabase::new().await;
+    let worker = Process::on(&database, "recruiter-worker", &["--builtins", "--heartbeat", "200ms"]);
+    let said = |words: &str| worker.stderr().matches(words).count();
+    until_it_says(&worker, "no recruiter leads").await;
+    let mut recruiter = Process::on(&database, "recruiter", &["run"]);
+    until_it_says(&worker, "a recruiter leads again").await;
+    recruiter.terminate();
+    assert!(recruiter.wait_exit(SOON).await.success());
+    wait_until(SOON, "it says so again", async || said("no recruiter leads") == 2).await;
+    assert_eq!(said("a recruiter leads again"), 1, "{}", worker.stderr());
+}
+
+/// Final failures are for whoever logs warnings only, and what is a number is one.
+#[tokio::test]
+async fn logs_tell_final_failures_from_others_and_numbers_from_text() {
+    let database = TestDatabase::new().await;
+    let mut recruiter = Process::on(&database, "recruiter", &["run", "--log-format=json"]);
+    let mut worker = Process::on(&database, "recruiter-worker", &["--builtins", "--log-format=json"]);
+    let twice = RetryManyTimes::new(1, Duration::ZERO).unwrap();
+    let job = NewJob::of_class("fail", doc! { "class": "broken" }).retry(&twice).enqueue(&store(&database).await).await.unwrap();
+    archived(&database, job).await;
+    until_it_says(&worker, "job failed\"").await;
+    worker.terminate();
+    assert!(worker.wait_exit(SOON).await.success());
+    recruiter.terminate();
+    assert!(recruiter.wait_exit(SOON).await.success());
+    let lines = |log: String| -> Vec<Value> { log.lines().map(|line| serde_json::from_str(line).unwrap()).collect() };
+    let (of_worker, of_recruiter) = (lines(worker.stderr()), lines(recruiter.stderr()));
+    let line = |lines: &[Value], message: &str| lines.iter().find(|line| line["fields"]["message"] == message).cloned().unwrap();
+    for (message, level, attempt) in [("job failed; retrying", "INFO", 1), ("job failed", "WARN", 2)] {
+        let line = line(&of_worker, message);
+        let fields = &line["fields"];
+        assert_eq!((line["level"].as_str().unwrap(), fields["job.attempt"].as_i64().unwrap()), (level, attempt), "{line}");
+        assert_eq!((fields["error.class"].as_str().unwrap(), fields["job.id"].as_str().unwrap()), ("broken", job.to_string().as_str()));
+        assert!(fields["duration_ms"].is_u64() && fields["error.message"].is_string(), "{line}");
+    }
+    assert!(line(&of_worker, "taking no more jobs")["fields"]["grace_ms"] == 30_000);
+    assert!(line(&of_recruiter, "leading")["fields"]["lease.term"] == 1);
 }

@@ -1,0 +1,90 @@
+//! Says in the worker's log that nobody assigns jobs: otherwise a worker without a recruiter is silent, and its user puzzled.
+
+use std::time::{Duration, Instant as Monotonic};
+
+use recruiter_common::{
+    store::{Observed, Store},
+    telemetry::chain,
+};
+
+/// A lease that was not renewed for so long has no holder any more.
+const STALE_AFTER: Duration = Duration::from_secs(60);
+
+/// What is known of the recruiter that leads.
+pub(crate) struct Leader {
+    /// How long it is silent before its lease is looked at.
+    silence: Duration,
+    heard_at: Monotonic,
+    /// The lease as it was seen, and since when.
+    lease: Option<(Observed, Monotonic)>,
+    is_missing: bool,
+}
+
+impl Leader {
+    pub(crate) fn new(heartbeat: Duration) -> Self {
+        Self { silence: heartbeat.saturating_mul(3), heard_at: Monotonic::now(), lease: None, is_missing: false }
+    }
+
+    /// Notes that it has said something.
+    pub(crate) fn heard(&mut self) {
+        self.heard_at = Monotonic::now();
+        self.note(false);
+    }
+
+    /// Looks at the lease, unless the recruiter was heard lately. A recruiter whose hints are lost still renews it.
+    pub(crate) async fn look(&mut self, store: &Store) {
+        if self.heard_at.elapsed() < self.silence {
+            return;
+        }
+        match store.observe_lease().await {
+            Ok(lease) => {
+                let is_held = self.is_held(lease, Monotonic::now());
+                self.note(!is_held);
+            }
+            Err(error) => tracing::debug!(error = chain(&error), "could not look for the recruiter"),
+        }
+    }
+
+    fn is_held(&mut self, lease: Option<Observed>, now: Monotonic) -> bool {
+        let Some(lease) = lease.filter(|lease| !lease.released) else { return false };
+        match &self.lease {
+            Some((known, since)) if *known == lease => now < *since + STALE_AFTER,
+            _ => {
+                self.lease = Some((lease, now));
+                true
+            }
+        }
+    }
+
+    fn note(&mut self, is_missing: bool) {
+        match (std::mem::replace(&mut self.is_missing, is_missing), is_missing) {
+            (false, true) => tracing::warn!("no recruiter leads, so that no jobs are assigned: see whether `recruiter run` is running"),
+            (true, false) => tracing::info!("a recruiter leads again"),
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use recruiter_common::ids::LeaseTerm;
+
+    use super::*;
+
+    #[test]
+    fn a_lease_is_held_while_it_is_renewed() {
+        let mut leader = Leader::new(Duration::from_secs(5));
+        let start = Monotonic::now();
+        let mut check = |renewals: Option<i64>, released: bool, second: u64| {
+            let lease =
+                renewals.map(|renewals| Observed { term: LeaseTerm(1), renewals, released, holder_at: String::new(), renewed_at: None });
+            leader.is_held(lease, start + Duration::from_secs(second))
+        };
+        assert!(!check(None, false, 0), "nobody ever led");
+        assert!(check(Some(0), false, 0));
+        assert!(check(Some(0), false, 59));
+        assert!(!check(Some(0), false, 60), "it died");
+        assert!(check(Some(1), false, 61), "it was frozen");
+        assert!(!check(Some(1), true, 62), "it was stopped");
+    }
+}
