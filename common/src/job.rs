@@ -419,6 +419,9 @@ pub enum CorruptJob {
         /// What it holds.
         value: i64,
     },
+    /// `scheduled_at` is further from now than dates reach.
+    #[error("`scheduled_at` is {0} ms after 1970, which is outside of the range of dates")]
+    BeyondDates(i64),
     /// The priority is not between 0 and 9.
     #[error("priority {0} is not between 0 and 9")]
     Priority(i64),
@@ -497,8 +500,11 @@ impl Job {
             }
             (_, true, _) => return Err(CorruptJob::LockedByNobody),
             // One copied back from the archive by hand may have a `why`.
-            (_, false, _) => JobState::Scheduled { at: stored.scheduled_at.ok_or(CorruptJob::NeverDue)? },
+            (_, false, _) => JobState::Scheduled { at: due_date(document, stored.scheduled_at)? },
         };
+        let attempts = count("attempts", stored.attempts)?;
+        // An execution that has not ended was not interrupted. More interruptions than starts would be attempts that never count.
+        let ended = attempts - u32::from(matches!(state, JobState::Started { .. })).min(attempts);
         let priority = match stored.priority {
             None => Priority::default(),
             Some(value) => u8::try_from(value).ok().and_then(Priority::new).ok_or(CorruptJob::Priority(value))?,
@@ -506,8 +512,8 @@ impl Job {
         Ok(Self {
             id: stored.id,
             created_at: stored.created_at.unwrap_or_else(|| stored.id.made_at()),
-            attempts: count("attempts", stored.attempts)?,
-            interruptions: count("interruptions", stored.interruptions)?,
+            attempts,
+            interruptions: count("interruptions", stored.interruptions)?.min(ended),
             deaths: count("deaths", stored.deaths)?,
             group: stored.group,
             priority,
@@ -542,9 +548,22 @@ pub(crate) fn roomy(bytes: usize) -> RawDocumentBuf {
     RawDocumentBuf::from_bytes(buffer).expect("an empty document is one")
 }
 
+/// The largest count that is believed: far more than there can be, and far from where 32 bits end.
+const LARGEST_COUNT: u32 = 1_000_000_000;
+
 fn count(field: &'static str, value: Option<i64>) -> Result<u32, CorruptJob> {
     let value = value.unwrap_or(0);
-    u32::try_from(value).map_err(|_| CorruptJob::NotACount { field, value })
+    u32::try_from(value).ok().filter(|count| *count <= LARGEST_COUNT).ok_or(CorruptJob::NotACount { field, value })
+}
+
+/// When an unlocked job is due. BSON has dates of which no [`Instant`] is equal: a start, whose filter repeats the date, would never
+/// find the job.
+fn due_date(document: &RawDocument, scheduled_at: Option<Instant>) -> Result<Instant, CorruptJob> {
+    let at = scheduled_at.ok_or(CorruptJob::NeverDue)?;
+    match document.get_datetime("scheduled_at") {
+        Ok(stored) if stored != bson::DateTime::from_chrono(at) => Err(CorruptJob::BeyondDates(stored.timestamp_millis())),
+        _ => Ok(at),
+    }
 }
 
 #[cfg(test)]
@@ -599,5 +618,31 @@ mod tests {
         assert_eq!(check(doc! {}), CorruptJob::NeverDue.to_string());
         assert_eq!(check(doc! { "scheduled_at": due, "attempts": -1 }), "field `attempts` is -1, which is no count");
         assert_eq!(check(doc! { "scheduled_at": due, "priority": 12 }), "priority 12 is not between 0 and 9");
+        let scheduled = |ms: i64| check(doc! { "scheduled_at": bson::DateTime::from_millis(ms) });
+        for ms in [i64::MIN, -8_640_000_000_000_000, 8_640_000_000_000_000, i64::MAX] {
+            assert_eq!(scheduled(ms), CorruptJob::BeyondDates(ms).to_string());
+        }
+        assert_eq!(scheduled(-62_167_219_200_000), "scheduled", "the year 0");
+        assert_eq!(scheduled(253_402_300_799_999), "scheduled", "the year 9999");
+    }
+
+    #[test]
+    fn counts_that_cannot_be_are_refused_and_interruptions_are_starts() {
+        let counts = |more: Document| {
+            let mut document = doc! { "_id": bson::oid::ObjectId::new(), "locked": false, "group": "g", "workable": { "class": "c" },
+            "scheduled_at": bson::DateTime::from_millis(1) };
+            document.extend(more);
+            Job::try_from(document).map(|job| (job.attempts, job.interruptions, job.history().attempts))
+        };
+        assert!(counts(doc! { "attempts": i64::from(u32::MAX) }).is_err_and(|error| error.to_string().contains("4294967295")));
+        for field in ["interruptions", "deaths", "executions_dropped"] {
+            assert!(counts(doc! { field: 1_000_000_001_i64 }).is_err(), "{field}");
+        }
+        assert_eq!(counts(doc! { "attempts": 1_000_000_000 }).unwrap(), (1_000_000_000, 0, 1_000_000_000));
+        assert_eq!(counts(doc! { "attempts": 5, "interruptions": 2 }).unwrap(), (5, 2, 3));
+        assert_eq!(counts(doc! { "attempts": 5, "interruptions": 1_000 }).unwrap(), (5, 5, 0));
+        let start = doc! { "worker": WorkerId::new(), "start": StartId::new() };
+        let runs = doc! { "attempts": 5, "interruptions": 1_000, "locked": true, "last_execution": start };
+        assert_eq!(counts(runs).unwrap(), (5, 4, 1), "the present start is not interrupted");
     }
 }

@@ -342,6 +342,40 @@ async fn an_outcome_that_does_not_fit_is_stored_without_its_result() {
     system.stop().await;
 }
 
+/// I9: a date that BSON has and nothing else is no reason to search without a pause.
+#[tokio::test]
+async fn a_date_beyond_all_dates_and_counts_that_cannot_be_end_alone() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    let with = |field: &str, value: Bson| {
+        let mut document = minimal_job("noop");
+        document.insert(field, value);
+        document
+    };
+    let date = |ms: i64| Bson::DateTime(bson::DateTime::from_millis(ms));
+    let malformed = [
+        with("scheduled_at", date(i64::MIN)),
+        with("scheduled_at", date(-8_640_000_000_000_000)),
+        with("attempts", i64::from(u32::MAX).into()),
+        with("deaths", i64::from(u32::MAX).into()),
+    ];
+    let again = RetryManyTimes::new(2, Duration::from_millis(50)).unwrap();
+    let mut interrupted = with("interruptions", 1_000.into());
+    let policy = doc! { "class": "RetryManyTimes", "parameters": recruiter_common::retry_policy::RetryPolicy::parameters(&again) };
+    interrupted.extend(doc! { "workable": { "class": "fail" }, "retry_policy": policy });
+    insert_unvalidated(&database, [malformed.as_slice(), &[interrupted.clone()]].concat()).await;
+    let neighbour = NewJob::of_class("noop", doc! {}).enqueue(&store).await.unwrap();
+    let system = System::start(&database, Setup::default());
+    for document in &malformed {
+        let ended = archived(&database, document.get_object_id("_id").unwrap()).await;
+        assert_eq!((why(&ended), last(&ended, "class")), ("malformed", "malformed"), "{ended}");
+    }
+    assert_eq!(why(&archived(&database, neighbour).await), "done");
+    let ended = archived(&database, interrupted.get_object_id("_id").unwrap()).await;
+    assert_eq!((why(&ended), number(&ended, "attempts")), ("tried-too-many-times", 3), "interruptions without starts change nothing");
+    system.stop().await;
+}
+
 /// I9: the validator refuses the update that would unlock a document which is older than it: the job ends, with its history.
 #[tokio::test]
 async fn a_job_that_is_older_than_the_validator_is_archived_when_it_cannot_be_unlocked() {
