@@ -13,6 +13,7 @@ use std::time::{Duration, Instant as Monotonic};
 
 use recruiter_common::{
     roster::Place,
+    service::Watchdog,
     shutdown::{Shutdown, Wake},
     store::{ConnectArgs, Store, StoreError},
     telemetry::{chain, milliseconds},
@@ -37,11 +38,13 @@ pub async fn run(args: CleanerArgs, connect: &ConnectArgs, mut shutdown: Shutdow
     };
     let here = Place::of_this_process()?;
     let mut observations = Observations::new(here);
-    let mut rescuer = Rescuer::new(store.clone());
+    let watchdog = Watchdog::of_this_process();
+    let mut rescuer = Rescuer::new(store.clone(), watchdog.clone());
     let (mut sweep_at, mut prune_at) = (Monotonic::now(), Monotonic::now());
     recruiter_common::service::ready("watching");
     tracing::info!(dead_after_ms = milliseconds(args.dead_after), "watching over the workers");
     while !shutdown.is_requested() {
+        watchdog.progress();
         let looked = retire::tick(&store, &mut rescuer, &mut observations, args.dead_after).await;
         if let Err(error) = &looked {
             observations.clear();
@@ -53,6 +56,7 @@ pub async fn run(args: CleanerArgs, connect: &ConnectArgs, mut shutdown: Shutdow
                 tracing::warn!(error = chain(&error), "the sweep was not completed; trying again later");
             }
         }
+        watchdog.progress();
         if Monotonic::now() >= prune_at {
             match prune(&store, args.keep_archived, &shutdown).await {
                 Ok(true) => prune_at = Monotonic::now() + args.prune_every,
@@ -64,8 +68,8 @@ pub async fn run(args: CleanerArgs, connect: &ConnectArgs, mut shutdown: Shutdow
             }
         }
         match looked {
-            Ok(()) => wait(args.every, &observations, &mut shutdown).await,
-            Err(_) => drop(shutdown.sleep(args.every.max(RETRY)).await),
+            Ok(()) => wait(args.every, &observations, &watchdog, &mut shutdown).await,
+            Err(_) => drop(shutdown.sleep(args.every.min(watchdog.next_in()).max(RETRY)).await),
         }
     }
     recruiter_common::service::stopping();
@@ -73,9 +77,10 @@ pub async fn run(args: CleanerArgs, connect: &ConnectArgs, mut shutdown: Shutdow
 }
 
 /// Waits for the next look at the roster, which is at once when the process of a worker on this machine has gone.
-async fn wait(every: Duration, observations: &Observations, shutdown: &mut Shutdown) {
+async fn wait(every: Duration, observations: &Observations, watchdog: &Watchdog, shutdown: &mut Shutdown) {
     let until = Monotonic::now() + every;
     while Monotonic::now() < until && !observations.somebody_is_gone() {
+        watchdog.progress();
         let left = until.saturating_duration_since(Monotonic::now());
         if shutdown.sleep(left.min(NEIGHBOURS_EVERY)).await == Wake::Stop {
             return;

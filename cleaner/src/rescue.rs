@@ -8,6 +8,7 @@ use recruiter_common::{
     ids::JobId,
     job::{Held, IfWorkerDies, Job, Why},
     roster::RegisteredWorker,
+    service::Watchdog,
     shutdown::Shutdown,
     store::{Archival, CommitSession, Hint, LockedJobs, Recorded, Rescheduling, Store, StoreError},
     telemetry::chain,
@@ -22,14 +23,16 @@ pub(crate) struct Rescuer {
     session: CommitSession,
     /// Documents that were left alone, with a warning when they were met first: each sweep meets them again.
     left_alone: HashSet<String>,
+    /// The death of a large fleet takes minutes.
+    watchdog: Watchdog,
 }
 
 /// Documents left alone that are remembered, at most; after that they are warned of again.
 const REMEMBERED: usize = 10_000;
 
 impl Rescuer {
-    pub(crate) fn new(store: Store) -> Self {
-        Self { store, session: CommitSession::default(), left_alone: HashSet::new() }
+    pub(crate) fn new(store: Store, watchdog: Watchdog) -> Self {
+        Self { store, session: CommitSession::default(), left_alone: HashSet::new(), watchdog }
     }
 
     /// The session that jobs are archived in, for the roster.
@@ -48,6 +51,7 @@ impl Rescuer {
 
     /// Ends what the dead hold.
     async fn end_all(&mut self, held: Vec<Held>) -> Result<(), StoreError> {
+        self.watchdog.progress();
         let (mut archivals, mut reschedulings, mut groups) = (Vec::new(), Vec::new(), HashSet::new());
         let now = self.store.now();
         for Held { holder, claim, job } in held {
@@ -141,6 +145,7 @@ pub(crate) async fn sweep(store: &Store, rescuer: &mut Rescuer, shutdown: &Shutd
     let mut after: Option<JobId> = None;
     let mut failed = Ok(());
     while !shutdown.is_requested() {
+        rescuer.watchdog.progress();
         let LockedJobs { documents, registered, next } = store.locked_jobs(after).await?;
         let mut orphans = Vec::new();
         for document in documents {

@@ -242,7 +242,7 @@ impl NewJob {
     /// Failures are treated by this policy, in its stored form. Parameters that a built-in policy cannot use or does not know are refused, a
     /// policy that is not built in is not: workers may know it.
     pub fn retry_stored(mut self, policy: StoredPolicy) -> Self {
-        self.policy_problem = RetryPolicies::default().check(&policy).err().filter(|problem| !problem.is_unknown_class());
+        self.policy_problem = RetryPolicies::default().check(&policy).err().filter(|problem| problem.unknown_class().is_none());
         self.retry_policy = policy;
         self
     }

@@ -2,7 +2,15 @@
 //!
 //! Used by the three processes. Nothing happens where no service manager listens.
 
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant as Monotonic},
+};
+
 use sd_notify::NotifyState;
+
+/// The longest that a main loop waits before it notes progress again, whatever it waits for.
+const LONGEST_WAIT: Duration = Duration::from_secs(5);
 
 /// The process does its work from now on.
 pub fn ready(status: &str) {
@@ -19,8 +27,86 @@ pub fn stopping() {
     notify(&[NotifyState::Stopping]);
 }
 
+/// Proof that the main loop of a process goes on.
+///
+/// The loop calls [`Watchdog::progress`] in each turn and after each long step of a turn, and waits for [`Watchdog::next_in`] at most.
+/// While it does, the service manager gets `WATCHDOG=1`; when it hangs, the service manager ends the process (`WatchdogSec=`). It must be
+/// the loop itself that calls: a timer of its own would go on while the loop hangs.
+#[derive(Clone, Debug)]
+pub struct Watchdog {
+    /// How often the service manager wants to hear of this process, if it does.
+    interval: Option<Duration>,
+    noted: Arc<Mutex<Noted>>,
+}
+
+#[derive(Debug)]
+struct Noted {
+    progress: Monotonic,
+    /// When the service manager was told last.
+    told: Option<Monotonic>,
+}
+
+impl Watchdog {
+    /// With the interval that the service manager has put into the environment (`WATCHDOG_USEC`).
+    pub fn of_this_process() -> Self {
+        Self::every(sd_notify::watchdog_enabled())
+    }
+
+    fn every(interval: Option<Duration>) -> Self {
+        Self { interval, noted: Arc::new(Mutex::new(Noted { progress: Monotonic::now(), told: None })) }
+    }
+
+    /// The main loop goes on.
+    pub fn progress(&self) {
+        if self.note(Monotonic::now()) {
+            notify(&[NotifyState::Watchdog]);
+        }
+    }
+
+    /// Whether the service manager is to be told, which is the case four times in each interval.
+    fn note(&self, now: Monotonic) -> bool {
+        let mut noted = self.noted();
+        noted.progress = now;
+        let is_due = self.interval.is_some_and(|interval| noted.told.is_none_or(|told| now.duration_since(told) >= interval / 4));
+        if is_due {
+            noted.told = Some(now);
+        }
+        is_due
+    }
+
+    /// How long the main loop may wait before it notes progress again.
+    pub fn next_in(&self) -> Duration {
+        self.interval.map_or(LONGEST_WAIT, |interval| (interval / 4).min(LONGEST_WAIT))
+    }
+
+    /// For how long the main loop has noted no progress.
+    pub fn stalled_for(&self) -> Duration {
+        self.noted().progress.elapsed()
+    }
+
+    fn noted(&self) -> MutexGuard<'_, Noted> {
+        self.noted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 fn notify(state: &[NotifyState]) {
     if let Err(error) = sd_notify::notify(state) {
         tracing::debug!(%error, "the service manager could not be told");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_service_manager_is_told_while_there_is_progress_and_not_more_often_than_needed() {
+        let second = Duration::from_secs(1);
+        let (watchdog, start) = (Watchdog::every(Some(second * 40)), Monotonic::now());
+        let told: Vec<u32> = (0..60).filter(|after| watchdog.note(start + second * *after)).collect();
+        assert_eq!(told, [0, 10, 20, 30, 40, 50]);
+        assert_eq!(watchdog.next_in(), LONGEST_WAIT);
+        assert_eq!(Watchdog::every(Some(second)).next_in(), second / 4);
+        assert!(!Watchdog::every(None).note(start), "nobody wants to hear it");
     }
 }

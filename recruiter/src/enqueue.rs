@@ -166,8 +166,8 @@ impl Description {
 fn check_policy(policy: &StoredPolicy, custom: bool) -> Result<(), String> {
     match RetryPolicies::default().check(policy) {
         Ok(()) => Ok(()),
-        Err(problem) if problem.is_unknown_class() && custom => Ok(()),
-        Err(problem) if problem.is_unknown_class() => Err(format!("{problem}; if your workers know it, say --custom-policy")),
+        Err(problem) if problem.unknown_class().is_some() && custom => Ok(()),
+        Err(problem) if problem.unknown_class().is_some() => Err(format!("{problem}; if your workers know it, say --custom-policy")),
         Err(problem) => Err(problem.to_string()),
     }
 }

@@ -43,6 +43,7 @@ pub fn announcement(capacity: u32) -> Announcement {
         id: WorkerId::new(),
         work_on: WorkOn::All,
         classes: vec!["x".into()],
+        policies: vec!["DoNotDoItAgain".into()],
         capacity,
         lease_ms: 20_000,
         channel: Channel::default(),

@@ -56,9 +56,13 @@ impl Local {
 
     /// A worker with these classes.
     pub fn worker(database: &TestDatabase, worker: Worker, flags: &[&str]) -> Self {
+        Self::worker_over(connect_args(database), worker, flags)
+    }
+
+    /// The same over a connection of the test's own making.
+    pub fn worker_over(connect: ConnectArgs, worker: Worker, flags: &[&str]) -> Self {
         let args = Flags::parse_from([&["worker"], flags].concat()).worker;
         let (trigger, shutdown) = Shutdown::manual();
-        let connect = connect_args(database);
         let task = tokio::spawn(async move { worker.run(&connect, args, shutdown).await });
         Self { trigger, task }
     }
@@ -72,6 +76,14 @@ impl Local {
     pub async fn stop(self) -> Exit {
         self.trigger.drain();
         self.task.await.expect("it does not panic").expect("it stops without an error")
+    }
+
+    /// Waits for its end, which it comes to by itself.
+    ///
+    /// # Errors
+    /// As it ended.
+    pub async fn ended(self) -> anyhow::Result<Exit> {
+        self.task.await.expect("it does not panic")
     }
 
     /// Ends it as a crash would: nothing more is written.

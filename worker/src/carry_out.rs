@@ -49,15 +49,22 @@ pub(crate) async fn carry_out(equipment: &Equipment, attempt: Box<Attempt>, outc
         Some(outcome) => {
             let (recorded, answer) = oneshot::channel();
             match outcomes.send(ToRecord { outcome, recorded }).await {
-                Ok(()) => answer.await.unwrap_or(Recorded::ClaimLost),
-                Err(_) => Recorded::ClaimLost,
+                Ok(()) => answer.await.ok(),
+                Err(_) => None,
             }
         }
-        None => Recorded::ClaimLost,
+        None => Some(Recorded::ClaimLost),
     };
-    if recorded == Recorded::ClaimLost {
-        tracing::warn!(job.id = %job, "the job was rescued meanwhile; its outcome is dropped");
-        return job;
+    match recorded {
+        Some(Recorded::Yes) => {}
+        Some(Recorded::ClaimLost) => {
+            tracing::warn!(job.id = %job, "the job was rescued meanwhile; its outcome is dropped");
+            return job;
+        }
+        Some(Recorded::Refused) | None => {
+            tracing::error!(job.id = %job, "the outcome of the job could not be written: the cleaner will end it");
+            return job;
+        }
     }
     log(&attempt.job, duration_ms, &next);
     let (failure, last) = match &next {
@@ -111,10 +118,17 @@ fn log(job: &Job, duration_ms: u64, next: &Next) {
 }
 
 impl Equipment {
-    /// The policy of a job, made by code of users.
-    pub(crate) fn policy(&self, job: &Job) -> Result<Arc<dyn RetryPolicy>, Failure> {
+    /// The policy of a job, made by code of users; or the class that this worker does not know.
+    pub(crate) fn policy(&self, job: &Job) -> Result<Result<Arc<dyn RetryPolicy>, Failure>, String> {
         let unusable = |error: &dyn std::fmt::Display| Failure::new("retry-policy", format!("the retry policy cannot be used: {error}"));
-        guarded(|| self.policies.decode(&job.retry_policy).map_err(|error| unusable(&error))).and_then(|policy| policy)
+        match guarded(|| self.policies.decode(&job.retry_policy)) {
+            Ok(Ok(policy)) => Ok(Ok(policy)),
+            Ok(Err(error)) => match error.unknown_class() {
+                Some(class) => Err(class.to_owned()),
+                None => Ok(Err(unusable(&error))),
+            },
+            Err(panicked) => Ok(Err(panicked)),
+        }
     }
 
     /// A started job with its workable, made by code of users as well.

@@ -10,12 +10,12 @@ use std::time::{Duration, Instant as Monotonic};
 use recruiter_common::{
     ids::WorkerId,
     shutdown::pause,
-    store::{CommitSession, Outcome as Recordable, Recorded, Rescheduling, Store, StoreError},
+    store::{BATCH_BYTES, CommitSession, Outcome as Recordable, Recorded, Rescheduling, Store, StoreError},
     telemetry::chain,
 };
 use tokio::sync::{mpsc, oneshot};
 
-use crate::execute::Outcome;
+use crate::{execute::Outcome, portion::Portion};
 
 /// Outcomes in one batch, at most: enough that the round trip no longer matters.
 const BATCH: usize = 1_000;
@@ -42,7 +42,7 @@ struct Waiting<T> {
 
 /// Writes a worker's outcomes until nobody can send any more and all are written.
 pub(crate) async fn run(store: Store, worker: WorkerId, session: CommitSession, mut queue: mpsc::Receiver<ToRecord>) {
-    let mut writer = Writer { store, worker, session };
+    let mut writer = Writer { store, worker, session, portion: Portion::new(BATCH_BYTES) };
     let mut batch = Vec::with_capacity(BATCH);
     let (mut archivals, mut reschedulings) = (Vec::new(), Vec::new());
     loop {
@@ -114,6 +114,7 @@ struct Writer {
     store: Store,
     worker: WorkerId,
     session: CommitSession,
+    portion: Portion,
 }
 
 impl Writer {
@@ -151,6 +152,10 @@ impl Writer {
                 refused
             }
             Err(error) => {
+                // Over a slow line less comes through in time.
+                if matches!(error, StoreError::TimedOut { .. }) {
+                    self.portion.halve();
+                }
                 tracing::warn!(count = batch.len(), error = chain(&error), "outcomes are waiting for MongoDB");
                 batch.into_iter().map(Waiting::failed).collect()
             }
@@ -166,6 +171,6 @@ impl Writer {
                 return Ok(vec![Recorded::ClaimLost; batch.len()]);
             }
         }
-        self.store.record(&mut self.session, batch).await
+        self.store.record_by(&mut self.session, batch, self.portion.bytes()).await
     }
 }

@@ -1,5 +1,5 @@
 //! The heartbeat: says that this worker lives, busy or idle, on connections that job traffic cannot starve, and learns
-//! when it was declared dead.
+//! when it was declared dead. A worker whose main loop hangs sends none, so that the cleaner takes its jobs.
 
 use std::{
     collections::HashSet,
@@ -12,6 +12,7 @@ use recruiter_common::{
     ids::{JobId, WorkerId},
     instant::Instant,
     roster::Assignment,
+    service::Watchdog,
     shutdown::pause,
     store::{Beat, Store},
     telemetry::chain,
@@ -22,6 +23,9 @@ use crate::shortage::Shortage;
 
 /// The heartbeats of a fleet fall on multiples of this, by MongoDB's clock: those that meet share one write to its disk.
 const TOGETHER: Duration = Duration::from_millis(250);
+/// How long after its lease a worker without progress goes on to send heartbeats. Longer than a call to MongoDB, after each of which the main
+/// loop notes progress.
+const HANGS_AFTER: Duration = Duration::from_secs(20);
 /// Between attempts after a heartbeat that was not acknowledged.
 const RETRY: Duration = Duration::from_millis(500);
 
@@ -107,10 +111,36 @@ pub(crate) enum News {
     Retired,
 }
 
+/// How to beat, and for what.
+pub(crate) struct Pulse {
+    pub(crate) worker: WorkerId,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) every: Duration,
+    pub(crate) lease: Duration,
+    /// Noted by the main loop.
+    pub(crate) watchdog: Watchdog,
+}
+
 /// Beats until the worker is declared dead or nobody listens any more.
-pub(crate) async fn run(store: Store, worker: WorkerId, shared: Arc<Shared>, every: Duration, lease: Duration, news: mpsc::Sender<News>) {
-    let mut unheard = false;
+pub(crate) async fn run(store: Store, pulse: Pulse, news: mpsc::Sender<News>) {
+    let Pulse { worker, shared, every, lease, watchdog } = pulse;
+    let (mut unheard, mut hanging) = (false, 0_u32);
     while !news.is_closed() {
+        let stalled = watchdog.stalled_for();
+        if stalled > lease + HANGS_AFTER {
+            hanging = hanging.saturating_add(1);
+            if hanging == 2 {
+                tracing::error!(
+                    worker.id = %worker,
+                    seconds = stalled.as_secs(),
+                    "the main loop of this worker hangs: no heartbeats are sent, so that a cleaner takes its jobs"
+                );
+            }
+            // A process that was frozen needs a moment until its main loop goes on.
+            pause(if hanging == 1 { RETRY / 10 } else { RETRY }).await;
+            continue;
+        }
+        hanging = 0;
         let sent = Uptime::now();
         let next = match store.heartbeat(worker, &shared.working_on()).await {
             Ok(Beat::Seen { at, assignment, offered }) => {

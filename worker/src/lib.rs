@@ -42,6 +42,7 @@ mod files;
 mod heartbeat;
 mod leader;
 mod memory;
+mod portion;
 mod process;
 mod program;
 mod progress;
@@ -59,6 +60,7 @@ use recruiter_common::{
     failure::Failure,
     retry_policy::{InvalidPolicy, Parameters, RetryPolicies, RetryPolicy},
     roster::Place,
+    service::Watchdog,
     shutdown::{Shutdown, pause},
     store::{ConnectArgs, Store},
     task::as_task,
@@ -170,8 +172,8 @@ impl Worker {
         Ok(self)
     }
 
-    /// Adds a retry policy of one's own, made from its stored parameters by `decode`. A worker that meets a job whose
-    /// policy it does not know archives it unrun, as malformed.
+    /// Adds a retry policy of one's own, made from its stored parameters by `decode`. A worker leaves jobs whose policy it does not know to
+    /// workers that know it; a job whose policy has parameters that `decode` refuses is archived unrun, as malformed.
     ///
     /// # Errors
     /// When there is a policy of this name already.
@@ -196,7 +198,8 @@ impl Worker {
     /// A MongoDB that goes away in between is waited for.
     ///
     /// # Errors
-    /// When the arguments contradict each other, no class is registered, or MongoDB cannot be used at the start.
+    /// When the arguments contradict each other, no class is registered, or MongoDB cannot be used at the start; and when a task of the
+    /// worker panics. Its jobs are then rescued as after the death of a process.
     pub async fn run(self, connect: &ConnectArgs, mut args: WorkerArgs, mut shutdown: Shutdown) -> anyhow::Result<Exit> {
         args.validate()?;
         if self.registry.classes().next().is_none() {
@@ -219,9 +222,18 @@ impl Worker {
         let reaping = (has_programs && orphans::come_here()).then(|| AbortOnDropHandle::new(tokio::spawn(orphans::reap())));
         let place = Place::of_this_process()?;
         let (progress, queue) = mpsc::unbounded_channel();
-        let writing = tokio::spawn(progress::run(store.clone(), queue));
-        let equipment = Arc::new(Equipment { store, heartbeat_store, args, place, registry, policies, listener, progress });
-        let exit = as_task(work(equipment, shutdown)).await;
+        let mut writing = tokio::spawn(progress::run(store.clone(), queue));
+        let watchdog = Watchdog::of_this_process();
+        let equipment = Arc::new(Equipment { store, heartbeat_store, args, place, registry, policies, listener, progress, watchdog });
+        let mut work = std::pin::pin!(as_task(work(equipment, shutdown)));
+        let exit = tokio::select! {
+            exit = &mut work => exit?,
+            ended = &mut writing => {
+                ended.map_err(|_| anyhow::anyhow!("the task that records the items of bundles has panicked; the jobs are left to the cleaner"))?;
+                // Nobody can send any more: the work has just ended.
+                return work.await;
+            }
+        };
         // Ends as nobody can send any more. Only what could not be ended has left something to be written.
         let abort = writing.abort_handle();
         let _ = tokio::time::timeout(LAST_PROGRESS, writing).await;
@@ -232,17 +244,19 @@ impl Worker {
 }
 
 /// One incarnation after the other.
-async fn work(equipment: Arc<Equipment>, mut shutdown: Shutdown) -> Exit {
+async fn work(equipment: Arc<Equipment>, mut shutdown: Shutdown) -> anyhow::Result<Exit> {
     loop {
+        equipment.watchdog.progress();
         match runner::run(equipment.clone(), &mut shutdown).await {
-            Ok(End::Stopped) => return Exit::Success,
-            Ok(End::MemoryLimit) => return Exit::MemoryLimit,
-            Ok(End::Retired) if shutdown.is_requested() => return Exit::Success,
+            Ok(End::Stopped) => return Ok(Exit::Success),
+            Ok(End::MemoryLimit) => return Ok(Exit::MemoryLimit),
+            Ok(End::Broken) => return Err(anyhow::anyhow!("a task of this worker has panicked; its jobs are left to the cleaner")),
+            Ok(End::Retired) if shutdown.is_requested() => return Ok(Exit::Success),
             Ok(End::Retired) => {}
             Err(error) => {
                 tracing::warn!(error = chain(&error), "could not register; trying again");
                 if shutdown.is_requested() {
-                    return Exit::Success;
+                    return Ok(Exit::Success);
                 }
                 tokio::select! { () = pause(COME_BACK_AFTER) => {} () = shutdown.requested() => {} }
             }

@@ -6,14 +6,15 @@
 use std::{
     collections::{HashMap, HashSet},
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant as Monotonic},
 };
 
+use bson::RawDocumentBuf;
 use recruiter_common::{
     failure::{self, Failure},
     ids::{JobId, RoundId, StartId},
     instant::Instant,
-    job::{Claim, Held, IfWorkerDies, Job, Why},
+    job::{Claim, CorruptJob, Held, IfWorkerDies, Job, Why},
     retry_policy::{Decision, RetryPolicy},
     store::{Archival, CommitSession, Hint, Recorded, Rescheduling, Start, StoreError, ToStart, mark_started},
     telemetry::chain,
@@ -30,6 +31,12 @@ use crate::{
 
 /// How long after its lease a start whose reply was lost is still looked for: it may have begun in time and be slow.
 const UNCONFIRMED_FOR: Duration = Duration::from_secs(30);
+/// Bytes of jobs that are read without asking for their sizes first: as much as MongoDB sends in one reply.
+pub(crate) const READ_AT_ONCE: usize = 16 * 1024 * 1024;
+/// How long one round's jobs are read, if their sizes were asked for: then those that were read are started.
+const READ_FOR: Duration = Duration::from_secs(5);
+/// Classes of unknown policies that are remembered, so that each is warned about once.
+const UNKNOWN_POLICIES: usize = 100;
 /// Jobs handed back in one step: they are in memory whole.
 const STEP: usize = 50;
 
@@ -63,6 +70,9 @@ impl Unconfirmed {
         }
     }
 }
+
+/// An unlocked job; or a document that is none, and why.
+type Unlocked = Result<Arc<Job>, (JobId, RawDocumentBuf, CorruptJob)>;
 
 /// A job that may be started.
 struct Startable {
@@ -99,30 +109,35 @@ impl Startable {
 }
 
 impl Incarnation {
-    /// Starts jobs of a round; says how many of them were entered.
-    pub(crate) async fn start(&mut self, round: RoundId, jobs: &[JobId]) -> Result<usize, StoreError> {
+    /// Starts jobs of a round.
+    pub(crate) async fn start(&mut self, round: RoundId, jobs: &[JobId]) -> Result<(), StoreError> {
         if jobs.is_empty() {
-            return Ok(0);
+            return Ok(());
         }
         let store = self.store().clone();
         let now = store.now();
         let mut readable = self.read(jobs, now).await?;
+        self.progress();
         if readable.is_empty() {
-            return Ok(0);
+            return Ok(());
         }
         let Some(lease_until) = self.shared.lease_until() else {
             tracing::warn!(count = readable.len(), "not starting jobs: no heartbeat was acknowledged for too long");
-            return Ok(0);
+            return Ok(());
         };
         let place = &self.equipment.place;
         let start = Start { id: StartId::new(), worker: self.id, hostname: place.hostname.clone(), pid: place.pid, lease_until, now };
         let to_start: Vec<ToStart> = readable.values().map(|startable| startable.to_start(now)).collect();
         self.shared.work_on(readable.keys().copied());
         let free = self.free();
-        let (locked, taken) = tokio::join!(self.lock(&start, &to_start), store.take_if_assigned(self.id, round, &free));
-        // After the start, not beside it: what was read may have been archived and sent again before it was locked.
+        let locked = self.lock(&start, &to_start).await;
+        self.progress();
+        // After the start, not beside it: what was read may have been archived and sent again before it was locked; and a round that met this
+        // worker available before its jobs are locked would give them to another.
         let claimed: Vec<JobId> = locked.claims.iter().map(|claim| claim.job()).collect();
-        let archived = if claimed.is_empty() { Ok(HashSet::new()) } else { store.already_archived(&claimed).await };
+        let archived = async { if claimed.is_empty() { Ok(HashSet::new()) } else { store.already_archived(&claimed).await } };
+        let (archived, taken) = tokio::join!(archived, store.take_if_assigned(self.id, round, &free));
+        self.progress();
         let told = taken.unwrap_or_else(|error| {
             tracing::debug!(error = chain(&error), "could not tell the roster; trying again");
             false
@@ -143,20 +158,20 @@ impl Incarnation {
                 store.announce_hint(Hint::Free).await;
             }
         }
-        Ok(entered)
+        Ok(())
     }
 
     /// The jobs that can be read and are for this worker, whatever a hint said. What is no job is archived, alone.
-    async fn read(&self, jobs: &[JobId], now: Instant) -> Result<HashMap<JobId, Startable>, StoreError> {
+    async fn read(&mut self, jobs: &[JobId], now: Instant) -> Result<HashMap<JobId, Startable>, StoreError> {
         let mut readable = HashMap::with_capacity(jobs.len());
         let died = Failure::new(failure::WORKER_DIED, "the worker died");
         let work_on = self.equipment.args.work_on();
-        for found in self.store().unlocked(jobs).await? {
+        for found in self.read_documents(jobs).await? {
             match found {
-                Ok(job) if self.equipment.registry.has(&job.class) && work_on.includes(&job.group) => {
-                    let policy = self.equipment.policy(&job);
-                    readable.insert(job.id, Startable::new(job, policy, &died, now));
-                }
+                Ok(job) if self.equipment.registry.has(&job.class) && work_on.includes(&job.group) => match self.equipment.policy(&job) {
+                    Ok(policy) => drop(readable.insert(job.id, Startable::new(job, policy, &died, now))),
+                    Err(unknown) => self.leave_unknown_policy(job.id, unknown),
+                },
                 Ok(job) => tracing::debug!(job.id = %job.id, "not for this worker: left to others"),
                 Err((id, document, error)) => {
                     self.archive_malformed(id, &document, &Failure::new(failure::MALFORMED, error.to_string()), now)
@@ -164,6 +179,61 @@ impl Incarnation {
             }
         }
         Ok(readable)
+    }
+
+    /// A worker of a newer release, or with a policy of its own, will start the job.
+    fn leave_unknown_policy(&mut self, job: JobId, class: String) {
+        tracing::debug!(job.id = %job, policy = class, "not for this worker: left to others");
+        if self.unknown_policies.len() < UNKNOWN_POLICIES && !self.unknown_policies.contains(&class) {
+            tracing::warn!(job.id = %job, policy = class, "this worker does not know the retry policy of a job; leaving such jobs to workers that know it");
+            self.unknown_policies.insert(class);
+        }
+    }
+
+    /// Reads jobs. What does not arrive in time stays due and is left to the next round: over a slow line the sizes of the jobs are asked for
+    /// first, and they are read in portions, the smallest jobs first, so that a large job delays no small one.
+    async fn read_documents(&mut self, jobs: &[JobId]) -> Result<Vec<Unlocked>, StoreError> {
+        if self.reading.is_whole() {
+            return self.in_time(self.store().unlocked(jobs).await);
+        }
+        let sizes = self.store().sizes_of_unlocked(jobs).await?;
+        let portion = self.reading.bytes();
+        let until = Monotonic::now() + READ_FOR;
+        let mut found = Vec::with_capacity(sizes.len());
+        let mut left = sizes.as_slice();
+        while !left.is_empty() && (found.is_empty() || Monotonic::now() < until) {
+            let mut bytes = 0_usize;
+            let fits = left
+                .iter()
+                .take_while(|(_, size)| {
+                    bytes = bytes.saturating_add(*size);
+                    bytes <= portion
+                })
+                .count();
+            let (now, later) = left.split_at(fits.max(1));
+            let ids: Vec<JobId> = now.iter().map(|(id, _)| *id).collect();
+            self.progress();
+            match self.in_time(self.store().unlocked(&ids).await) {
+                Ok(read) if read.is_empty() => {}
+                Ok(read) => found.extend(read),
+                // What was read before is started.
+                Err(error) if !found.is_empty() => {
+                    tracing::debug!(error = chain(&error), "not all assigned jobs could be read in time; the others stay due");
+                    break;
+                }
+                Err(error) => return Err(error),
+            }
+            left = later;
+        }
+        Ok(found)
+    }
+
+    /// Reads less from now on if that took too long.
+    fn in_time<T>(&mut self, read: Result<T, StoreError>) -> Result<T, StoreError> {
+        if matches!(read, Err(StoreError::TimedOut { .. })) {
+            self.reading.halve();
+        }
+        read
     }
 
     /// Decides what may be entered. The rest of what was locked is deleted (archived before) or handed back.
@@ -209,6 +279,7 @@ impl Incarnation {
         let mut pieces = vec![jobs];
         while let Some(piece) = pieces.pop() {
             let ids = || piece.iter().map(|job| job.job).collect::<Vec<_>>();
+            self.progress();
             match self.store().start_if_unlocked(start, piece).await {
                 _ if piece.is_empty() => {}
                 Ok(claims) => locked.claims.extend(claims),
@@ -274,6 +345,7 @@ impl Incarnation {
         let claims = store.claims_of_start(&self.unconfirmed.as_asked()).await?;
         let mut is_behind = false;
         for claims in claims.chunks(STEP) {
+            self.progress();
             let jobs: Vec<JobId> = claims.iter().map(|claim| claim.job()).collect();
             let (mut back, mut damaged) = (Vec::new(), Vec::new());
             for Held { holder, claim, job } in store.held_by(self.id, &jobs).await? {

@@ -55,12 +55,12 @@ impl InvalidPolicy {
         Self::Parameter { parameter: parameter.into(), problem: problem.into() }
     }
 
-    /// Whether a policy is not registered here; workers may know it.
-    pub fn is_unknown_class(&self) -> bool {
+    /// The class of a policy that is not registered, here or within another: another program may know it.
+    pub fn unknown_class(&self) -> Option<&str> {
         match self {
-            Self::UnknownClass { .. } => true,
-            Self::Within { problem, .. } => problem.is_unknown_class(),
-            Self::Parameter { .. } | Self::AlreadyRegistered(_) | Self::NestedTooDeep => false,
+            Self::UnknownClass { class, .. } => Some(class),
+            Self::Within { problem, .. } => problem.unknown_class(),
+            Self::Parameter { .. } | Self::AlreadyRegistered(_) | Self::NestedTooDeep => None,
         }
     }
 

@@ -104,7 +104,7 @@ impl RetryPolicies {
     pub(super) fn decode_parts(&self, class: &str, parameters: Option<&Bson>) -> Result<Arc<dyn RetryPolicy>, InvalidPolicy> {
         let levels = self.levels.checked_sub(1).ok_or(InvalidPolicy::NestedTooDeep)?;
         let within = Self { known: Arc::clone(&self.known), levels, strict: self.strict };
-        let decode = self.known.get(class).ok_or_else(|| InvalidPolicy::UnknownClass { class: class.into(), known: self.classes() })?;
+        let decode = self.known.get(class).ok_or_else(|| InvalidPolicy::UnknownClass { class: class.into(), known: self.list() })?;
         Parameters::read_all(parameters, self.strict, |parameters| decode(parameters, &within)).map_err(|problem| problem.within(class))
     }
 
@@ -119,8 +119,13 @@ impl RetryPolicies {
         Arc::make_mut(&mut self.known).insert(class.into(), Arc::new(decode));
     }
 
-    fn classes(&self) -> String {
-        self.known.keys().map(String::as_str).collect::<Vec<_>>().join(", ")
+    /// The classes that can be decoded, in alphabetical order.
+    pub fn classes(&self) -> impl Iterator<Item = &str> {
+        self.known.keys().map(String::as_str)
+    }
+
+    fn list(&self) -> String {
+        self.classes().collect::<Vec<_>>().join(", ")
     }
 }
 
@@ -140,7 +145,7 @@ impl Default for RetryPolicies {
 
 impl fmt::Debug for RetryPolicies {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "RetryPolicies({})", self.classes())
+        write!(f, "RetryPolicies({})", self.list())
     }
 }
 

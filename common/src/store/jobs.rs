@@ -7,6 +7,7 @@
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
     sync::Arc,
+    time::Instant as Monotonic,
 };
 
 use bson::{Bson, Document, RawDocument, RawDocumentBuf, doc};
@@ -18,7 +19,7 @@ use mongodb::{
 };
 
 use super::{
-    DUPLICATE_KEY, Store, StoreError, call,
+    CALL_LIMIT, DUPLICATE_KEY, Store, StoreError, call,
     indexes::ARCHIVED_BY_END,
     outcome::{Archival, Guard, Recorded, Rescheduling, filter_of},
 };
@@ -130,15 +131,28 @@ impl Store {
     }
 
     /// The unlocked ones of these jobs, whole, as the primary has them. A document that is no job comes with what is wrong
-    /// with it.
+    /// with it. Over a slow line only those that arrive within half of a call's time: the rest stays due.
     ///
     /// Index: `_id`. Invariant: I9, a malformed document stops none of its neighbours. That a majority has them is the
     /// business of the start, whose own write is after theirs.
+    ///
+    /// # Errors
+    /// When MongoDB is away, or not even the first of them arrive within a call's time: ask for less ([`Store::sizes_of_unlocked`]).
     pub async fn unlocked(&self, jobs: &[JobId]) -> Result<Vec<Result<Arc<Job>, (JobId, RawDocumentBuf, CorruptJob)>>, StoreError> {
         let scheduled = self.scheduled.clone_with_type::<RawDocumentBuf>();
         let filter = doc! { "_id": { "$in": jobs.to_vec() }, "locked": false };
         let found: Vec<RawDocumentBuf> = call("unlocked", async move {
-            scheduled.find(filter).batch_size(10_000).read_concern(ReadConcern::local()).await?.try_collect().await
+            let until = Monotonic::now() + CALL_LIMIT / 2;
+            let mut cursor = scheduled.find(filter).batch_size(10_000).read_concern(ReadConcern::local()).await?;
+            let mut found = Vec::new();
+            // What has arrived is taken without a wait. Of what has not, MongoDB sends 16 MB at a time.
+            while let Ok(next) = tokio::time::timeout(until.saturating_duration_since(Monotonic::now()), cursor.try_next()).await {
+                match next? {
+                    Some(document) => found.push(document),
+                    None => break,
+                }
+            }
+            Ok(found)
         })
         .await?;
         let decode = |document: RawDocumentBuf| {
@@ -146,6 +160,23 @@ impl Store {
             Some(Job::try_from(document).map(Arc::new).map_err(|(document, error)| (id, document, error)))
         };
         Ok(found.into_iter().filter_map(decode).collect())
+    }
+
+    /// How many bytes each of these jobs has that are unlocked, the smallest first: for what does not arrive at once.
+    ///
+    /// Filter: id, unlocked. Index: `_id`. Invariant: none, [`Store::unlocked`] asks again.
+    pub async fn sizes_of_unlocked(&self, jobs: &[JobId]) -> Result<Vec<(JobId, usize)>, StoreError> {
+        let scheduled = self.scheduled.clone();
+        let filter = doc! { "_id": { "$in": jobs.to_vec() }, "locked": false };
+        let found: Vec<Document> = call("sizes_of_unlocked", async move {
+            let size = doc! { "size": { "$bsonSize": "$$ROOT" } };
+            scheduled.find(filter).projection(size).batch_size(10_000).read_concern(ReadConcern::local()).await?.try_collect().await
+        })
+        .await?;
+        let size = |document: &Document| document.get_i32("size").ok().and_then(|size| usize::try_from(size).ok()).unwrap_or_default();
+        let mut sizes: Vec<(JobId, usize)> = found.iter().filter_map(|document| Some((id_of(document)?, size(document)))).collect();
+        sizes.sort_by_key(|(_, size)| *size);
+        Ok(sizes)
     }
 
     /// Locks those of these jobs that are still unlocked, due and as often started as when they were read; returns

@@ -30,7 +30,7 @@ pub use self::{
     connect::{ConnectArgs, ConnectError, DEFAULT_DATABASE},
     jobs::{CommitSession, LockedJobs, Retrial, Start, ToStart, mark_started},
     lease::{Lease, Observed},
-    outcome::{Archival, Outcome, Recorded, Rescheduling},
+    outcome::{Archival, BATCH_BYTES, Outcome, Recorded, Rescheduling},
     roster::{Announcement, Assignment, Beat, Free},
     search::{DueJob, DueJobs, Lane, Position},
     select::{JobFilter, JobPlace, LOOK_LIMIT, Listed, Match, Page, Walk, lossy},

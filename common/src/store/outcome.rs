@@ -27,7 +27,7 @@ use crate::{
 /// Bytes of BSON that one document may have, less room for what MongoDB adds on the way.
 const LARGEST_DOCUMENT: usize = 16 * 1024 * 1024 - 64 * 1024;
 /// Bytes in one command or transaction, at most: the server takes 48 MB, and a large one holds everybody up.
-const BATCH_BYTES: usize = 8 * 1024 * 1024;
+pub const BATCH_BYTES: usize = 8 * 1024 * 1024;
 /// Stands where there would be a result.
 const NO_RESULT: &str = "the result did not fit into the document or cannot be stored";
 /// Says in a document that part of it could not be stored.
@@ -454,8 +454,23 @@ impl Store {
     /// When MongoDB is away or its answer is lost; part of the batch may be recorded by then, and is recognised when
     /// the same batch is written again.
     pub async fn record<T: Outcome>(&self, session: &mut CommitSession, batch: &[T]) -> Result<Vec<Recorded>, StoreError> {
+        self.record_by(session, batch, BATCH_BYTES).await
+    }
+
+    /// The same with so many bytes in one command or transaction at most, for a slow line.
+    ///
+    /// Index: `_id`. Invariant: I9, as above.
+    ///
+    /// # Errors
+    /// As above.
+    pub async fn record_by<T: Outcome>(
+        &self,
+        session: &mut CommitSession,
+        batch: &[T],
+        most_bytes: usize,
+    ) -> Result<Vec<Recorded>, StoreError> {
         let mut recorded = Vec::with_capacity(batch.len());
-        let mut pieces = cut(batch.to_vec(), usize::MAX, BATCH_BYTES, T::size);
+        let mut pieces = cut(batch.to_vec(), usize::MAX, most_bytes, T::size);
         pieces.reverse();
         while let Some(mut piece) = pieces.pop() {
             match T::write(self, session, &piece).await {

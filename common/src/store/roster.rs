@@ -52,6 +52,8 @@ pub struct Announcement {
     pub work_on: WorkOn,
     /// Classes it has.
     pub classes: Vec<String>,
+    /// Retry policies it knows.
+    pub policies: Vec<String>,
     /// Jobs it runs at a time.
     pub capacity: u32,
     /// How long it trusts itself after a heartbeat, milliseconds.
@@ -120,6 +122,7 @@ impl Store {
             "created_at": now,
             "working": false,
             "classes": worker.classes.clone(),
+            "policies": worker.policies.clone(),
             "lease_ms": worker.lease_ms,
             "channel": worker.channel.0,
             "sessions": worker.session.iter().collect::<Vec<_>>(),

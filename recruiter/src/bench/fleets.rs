@@ -159,6 +159,7 @@ async fn roster(store: &Store, workers: u32, places: u32) -> anyhow::Result<Vec<
             id: WorkerId::new(),
             work_on: WorkOn::Groups([GROUP.to_owned()].into()),
             classes: vec!["noop".into()],
+            policies: Vec::new(),
             capacity: places,
             lease_ms: 3_600_000,
             channel: Channel::default(),

@@ -3,8 +3,21 @@
 use std::time::Duration;
 
 use bson::{Document, doc};
-use recruiter_common::{enqueue::Workable, shutdown::pause};
-use recruiter_tests::{ledger::Entry, oracle::Policy, proxy::Proxy, replica_set::ReplicaSet, wait::wait_until, world::Role};
+use recruiter_common::{
+    enqueue::{NewJob, Workable},
+    shutdown::pause,
+};
+use recruiter_tests::{
+    ledger::Entry,
+    local::{self, Local},
+    mongo::{TestDatabase, own_mongod},
+    oracle::Policy,
+    processes::Process,
+    proxy::Proxy,
+    replica_set::ReplicaSet,
+    wait::wait_until,
+    world::Role,
+};
 use tokio::join;
 
 use crate::{
@@ -115,4 +128,35 @@ async fn slow_lines(set: &ReplicaSet) {
     }
     let burst = stage.blow(pause(OUTAGE / 2)).await;
     stage.close("lines are slow (50 ms, 64 kB/s)", &[blow, burst]).await.without_deaths().end(SOON);
+}
+
+/// More than a line carries within the time of one call: it is read in portions, and a small job among the large ones does not wait for them.
+#[tokio::test(flavor = "multi_thread")]
+async fn large_jobs_come_through_a_slow_line() {
+    const LARGE: usize = 6;
+    let mongo = own_mongod().await;
+    let database = TestDatabase::on(&mongo.uri()).await;
+    let store = local::store(&database).await;
+    let line = Proxy::before(&mongo.uri()).await;
+    line.slow(Duration::ZERO, 1_000_000);
+    let recruiter = Local::recruiter(&database, &[]);
+    let worker = Process::start("recruiter-worker", &["--builtins"], &[("MONGODB_URI", &line.uri(database.name()))]);
+    let archived = async |filter: Document| database.raw("archived").count_documents(filter).await.unwrap();
+    let small = async || NewJob::of_class("noop", doc! {}).enqueue(&store).await.unwrap();
+    let first = small().await;
+    wait_until(SOON, "the line works", async || archived(doc! { "_id": first }).await == 1).await;
+    let pad = "x".repeat(3_900_000);
+    store.enqueue_many((0..LARGE).map(|_| NewJob::of_class("noop", doc! { "pad": &pad }))).await.unwrap();
+    wait_until(SOON, "their worker reads them", async || {
+        database.raw("roster").count_documents(doc! { "available": false }).await.unwrap() == 1
+    })
+    .await;
+    let beside = small().await;
+    wait_until(SOON, "the small job is done", async || archived(doc! { "_id": beside }).await == 1).await;
+    wait_until(SOON * 4, "the large ones are done", async || archived(doc! { "why": "done", "attempts": 1 }).await == 2 + LARGE as u64)
+        .await;
+    drop(worker);
+    recruiter.stop().await;
+    drop(database);
+    mongo.stop().await.unwrap();
 }

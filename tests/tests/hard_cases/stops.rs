@@ -13,16 +13,20 @@ use recruiter_common::{enqueue::Workable, shutdown::pause, store::Hint};
 use recruiter_tests::{
     cycle::{AT_A_TIME, Step, Story},
     factory::again,
+    fail_points::FailPoint,
     faults::{Blow, Fault, Moment},
     ledger::{BlockingPoison, Entry, Event, Harm, Poison},
+    mongo::{TestDatabase, own_mongod},
     oracle::{Findings, Policy, number},
     report::Row,
     world::{Ended, Role, World},
 };
 use tokio::{runtime::Handle, task::spawn_blocking};
 
-use crate::{GOES_ON_WITHIN, PATIENT, SOON, end_of, fault, tended, wait, world};
+use crate::{GOES_ON_WITHIN, PATIENT, SOON, end_of, fault, tended, until_available, wait, world};
 
+/// Of `systemd/recruiter-worker@.service`.
+const TIMEOUT_STOP_SEC: Duration = Duration::from_secs(75);
 /// What dies in the cycle without having been asked to stop: one worker, with two jobs.
 const DEATHS: usize = 2;
 /// How often faults that did not strike are tried again.
@@ -330,4 +334,30 @@ async fn endless_thread() -> (Findings, Duration) {
     let recovery = begin.elapsed();
     assert_eq!(end_of(&world, twice).await, ("worker-died".into(), 2, vec!["worker-died".into(); 2]));
     (world.judge().await, recovery)
+}
+
+/// I8: what a worker still asks a MongoDB that is away does not add up: it ends within the unit's `TimeoutStopSec=`.
+#[tokio::test]
+async fn a_stop_without_mongodb_ends_in_time_however_many_starts_are_unconfirmed() {
+    let mut mongo = own_mongod().await;
+    let mut world = World::on(TestDatabase::on(&mongo.uri()).await).await;
+    world.start(Role::Recruiter, &[], &[]);
+    let worker = world.start(Role::Worker, &[], &[]);
+    until_available(&world, 1).await;
+    let lost = FailPoint::new("recruiter-worker", &["update"]).namespace(world.database.name(), "scheduled").close_connection();
+    let armed = lost.arm(&mongo.uri()).await;
+    let unconfirmed = |world: &World| world.logs().matches("it is not known whether jobs were started").count();
+    for starts in 1..=8 {
+        world.enqueue(Entry::lasting(0), Policy::Never).await.unwrap();
+        wait(&world, "a start has no answer", async || unconfirmed(&world) >= starts).await;
+    }
+    drop(armed);
+    mongo.pause().unwrap();
+    let begin = Instant::now();
+    world.members[worker].process.terminate();
+    let status = world.members[worker].process.wait_exit(TIMEOUT_STOP_SEC).await;
+    assert!(status.success(), "after {:?}: {status}\n{}", begin.elapsed(), world.logs());
+    mongo.resume().unwrap();
+    drop(world);
+    mongo.stop().await.unwrap();
 }

@@ -4,26 +4,38 @@ use std::{
     collections::BTreeSet,
     fs,
     process::{Child, Command},
+    sync::Mutex,
     time::{Duration, Instant},
 };
 
-use bson::doc;
+use bson::{Document, doc};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
 use procfs::process::Process as Proc;
 use rand::{RngExt, SeedableRng, rngs::StdRng, seq::SliceRandom};
-use recruiter_common::{enqueue::Workable, ids::JobId, retry_policy::RetryManyTimes, roster::Place, shutdown::pause, store::Announcement};
+use recruiter_common::{
+    enqueue::{NewJob, Workable},
+    ids::JobId,
+    job::StoredPolicy,
+    retry_policy::{DoNotDoItAgain, Parameters, RetryManyTimes, RetryPolicies},
+    roster::Place,
+    shutdown::pause,
+    store::Announcement,
+};
 use recruiter_tests::{
     factory::{self, again},
     ledger::{BlockingPoison, Entry, Harm, Poison},
+    local::{self, Local},
     mongo::{TestDatabase, own_mongod},
     oracle::Policy,
     processes::Process,
     report::Row,
+    wait::wait_until,
     world::{Role, World},
 };
+use recruiter_worker::Worker;
 
 use crate::{AT_ONCE, GOES_ON_WITHIN, PATIENT, SOON, close, end_of, roster, until_available, wait};
 
@@ -258,4 +270,33 @@ async fn a_long_job_of_a_healthy_worker_is_left_alone() {
     }
     assert!(!world.logs().contains("a worker is dead"), "{}", world.logs());
     close(world, "jobs six times as long as a death", jobs.len(), Duration::ZERO).await;
+}
+
+/// A worker whose main loop hangs runs no job to its end: it sends no heartbeats, although that task goes on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_worker_whose_main_loop_hangs_is_taken_for_dead() {
+    let database = TestDatabase::new().await;
+    let store = local::store(&database).await;
+    let cleaner = Process::on(&database, "recruiter-cleaner", &["--dead-after", "5s", "--every", "500ms"]);
+    let recruiter = Local::recruiter(&database, &[]);
+    let (let_go, hangs) = std::sync::mpsc::channel::<()>();
+    let hangs = Mutex::new(hangs);
+    // Policies are decoded in the main loop.
+    let decode = move |_: &Parameters<'_>, _: &RetryPolicies| {
+        let _ = hangs.lock().unwrap().recv();
+        Ok(DoNotDoItAgain)
+    };
+    let worker = Worker::new().register_builtins().unwrap().register_policy("Hangs", decode).unwrap();
+    let worker = Local::worker(&database, worker, &["--heartbeat", "300ms", "--lease", "1s"]);
+    let runs = NewJob::of_class("sleep", doc! { "ms": 600_000 }).retry(&again(1)).enqueue(&store).await.unwrap();
+    let count = async |filter: Document| database.raw("scheduled").count_documents(filter).await.unwrap();
+    wait_until(SOON, "a job runs", async || count(doc! { "_id": runs, "locked": true }).await == 1).await;
+    let policy = StoredPolicy { class: "Hangs".into(), parameters: bson::Bson::Null };
+    NewJob::of_class("noop", doc! {}).retry_stored(policy).enqueue(&store).await.unwrap();
+    wait_until(SOON, "the job of the worker that hangs is rescued", async || count(doc! { "_id": runs, "deaths": 1 }).await == 1).await;
+    assert!(cleaner.stderr().contains("dead"), "{}", cleaner.stderr());
+    drop(let_go);
+    drop(store);
+    worker.crash().await;
+    recruiter.stop().await;
 }

@@ -418,6 +418,32 @@ async fn a_job_can_be_cancelled_while_it_runs() {
     system.stop().await;
 }
 
+/// By the hint, and by the next heartbeat when the hint is lost.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_job_can_be_cancelled_while_its_worker_drains() {
+    let database = TestDatabase::new().await;
+    let flags = ["--builtins", "--grace", "60s", "--heartbeat", "1s", "--lease", "5s"];
+    let mut system = System::start(&database, Setup { worker: &flags, ..Setup::default() });
+    let store = store(&database).await;
+    let again = RetryForever::new(Duration::from_millis(1)).unwrap();
+    let long = || NewJob::of_class("sleep", doc! { "ms": 600_000 });
+    let hinted = long().retry(&again).enqueue(&store).await.unwrap();
+    let unheard = long().enqueue(&store).await.unwrap();
+    wait_until(SOON, "they run", async || count(&database, "scheduled", doc! { "locked": true }).await == 2).await;
+    let mut worker = system.workers.pop().unwrap();
+    worker.terminate();
+    wait_until(SOON, "it drains", async || worker.stderr().contains("taking no more jobs")).await;
+    let said = recruiter(&database, &["jobs", "cancel", &hinted.to_string()]);
+    assert!(said.out.contains("is asked to cancel"), "{}{}", said.out, said.err);
+    let asked = doc! { "$set": { "cancel_requested_at": bson::DateTime::now() } };
+    database.raw("scheduled").update_one(doc! { "_id": unheard }, asked).await.unwrap();
+    assert!(worker.wait_exit(SOON).await.success());
+    for id in [hinted, unheard] {
+        assert_eq!(count(&database, "archived", doc! { "_id": id, "why": "cancelled" }).await, 1, "{}", worker.stderr());
+    }
+    system.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn the_roster_says_who_works() {
     let database = TestDatabase::new().await;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use bson::{Document, doc};
 use recruiter_common::{
     enqueue::{NewJob, Workable},
-    ids::{JobId, RoundId},
+    ids::{JobId, LeaseTerm, RoundId},
     retry_policy::RetryManyTimes,
     shutdown::pause,
     store::{Assignment, DueJob, Hint},
@@ -250,6 +250,49 @@ async fn a_worker_starts_nothing_that_is_not_for_it_whatever_a_hint_says() {
     for left in [theirs, unknown] {
         assert_eq!(world.count("scheduled", doc! { "_id": left, "locked": false, "attempts": 0 }).await, 1);
     }
+}
+
+/// A round between the two would give the worker's unlocked jobs to another.
+#[tokio::test]
+async fn a_worker_is_available_again_only_after_its_jobs_are_locked() {
+    let mut world = world(TestDatabase::new().await, PATIENT).await;
+    world.start(Role::Worker, &["--concurrency", "10"], &[]);
+    wait(&world, "the worker is there", async || world.count("roster", doc! { "available": true, "term": { "$gt": 0 } }).await == 1).await;
+    let slow =
+        FailPoint::new("recruiter-worker", &["update"]).namespace(world.database.name(), "scheduled").block(Duration::from_millis(400));
+    let armed = slow.arm(world.database.uri()).await;
+    let id = world.enqueue(Entry::lasting(0), Policy::Never).await.unwrap();
+    let again = doc! { "available": true, "round": { "$exists": true } };
+    wait(&world, "it is assigned", async || world.count("roster", doc! { "available": false }).await == 1).await;
+    loop {
+        let is_available = world.count("roster", again.clone()).await == 1;
+        if world.count("scheduled", doc! { "_id": id, "locked": false }).await == 0 {
+            break;
+        }
+        assert!(!is_available, "its job is not locked yet\n{}", world.logs());
+    }
+    drop(armed);
+    until_quiet(&mut world).await;
+    close(world).await;
+}
+
+/// I9: what a worker cannot start is assigned again by the recruiter; that must not go round without a pause.
+#[tokio::test]
+async fn a_job_that_is_left_again_and_again_is_announced_once_and_warned_about() {
+    let mut world = World::new().await;
+    world.start(Role::Worker, &["--work-on", "ours"], &[]);
+    wait(&world, "the worker is there", async || world.count("roster", doc! { "available": true }).await == 1).await;
+    let worker = world.database.raw("roster").find_one(doc! {}).await.unwrap().unwrap().get_object_id("_id").unwrap().into();
+    let theirs = world.enqueue(Entry::lasting(0).in_group("theirs"), Policy::Never).await.unwrap();
+    for _ in 0..20 {
+        wait(&world, "it is available", async || world.count("roster", doc! { "available": true }).await == 1).await;
+        let (round, assignments) = (RoundId::new(), vec![Assignment { worker, jobs: vec![theirs] }]);
+        assert_eq!(world.store.assign_if_available(LeaseTerm(0), round, &assignments).await.unwrap(), [worker]);
+        world.store.publish(&Hint::Assigned { round, assignments }).await.unwrap();
+    }
+    wait(&world, "it is warned about", async || world.logs().contains("again and again")).await;
+    assert_eq!(world.count("signals", doc! { "kind": "jobs", "groups": [] }).await, 1);
+    assert_eq!(world.count("scheduled", doc! { "_id": theirs, "locked": false, "attempts": 0 }).await, 1);
 }
 
 /// What is announced may never arrive: nobody waits for it.

@@ -9,14 +9,17 @@ use std::{
 };
 
 use bson::{Document, doc};
+use mongodb::event::{EventHandler, command::CommandEvent};
 use recruiter_common::{
     enqueue::{NewJob, Workable},
     failure::Failure,
     job::Why,
     retry_policy::{Decision, History, RetryManyTimes, RetryPolicy},
+    store::ConnectArgs,
 };
 use recruiter_tests::{
-    local::{Local, store},
+    factory::minimal_job,
+    local::{Local, connect_args, store},
     mongo::TestDatabase,
     wait::{wait_for, wait_until},
 };
@@ -231,7 +234,7 @@ async fn a_job_that_says_nothing_of_its_age_is_as_old_as_its_id() {
 }
 
 #[tokio::test]
-async fn a_policy_of_ones_own_decides_and_an_unknown_one_ends_its_job_alone() {
+async fn a_policy_of_ones_own_decides_and_a_job_with_an_unknown_one_waits_for_who_knows_it() {
     let database = TestDatabase::new().await;
     let diary = Arc::new(Diary::default());
     let recruiter = Local::recruiter(&database, &[]);
@@ -244,14 +247,37 @@ async fn a_policy_of_ones_own_decides_and_an_unknown_one_ends_its_job_alone() {
     assert_eq!(ended.get_str("why").unwrap(), "not-friday");
     assert_eq!(ended.get_array("executions").unwrap().len(), 3);
     assert_eq!(diary.attempts(), 3);
-    let unknown = recruiter_common::job::StoredPolicy { class: "NoSuchPolicy".into(), parameters: bson::Bson::Null };
-    let id = greet.as_job().retry_stored(unknown).enqueue(&store).await.unwrap();
+    let mut unusable = minimal_job(Greet::CLASS);
+    unusable.insert("retry_policy", doc! { "class": "RetryManyTimes" });
+    let id: recruiter_common::ids::JobId = unusable.get_object_id("_id").unwrap().into();
+    database.raw("scheduled").insert_one(unusable).await.unwrap();
     let ended = archived(&database, id).await;
     assert_eq!(ended.get_str("why").unwrap(), "malformed");
     let message = ended.get_document("last_execution").unwrap().get_str("message").unwrap().to_owned();
-    assert!(message.contains("NoSuchPolicy") && message.contains("RetryManyTimes"), "{message}");
+    assert!(message.contains("RetryManyTimes") && message.contains("retry_how_many_times"), "{message}");
     assert_eq!(diary.attempts(), 3, "it was not entered");
+    // Alone and within another: what this worker does not know, a newer one may.
+    let newer = recruiter_common::job::StoredPolicy { class: "OnlyOnSunday".into(), parameters: bson::Bson::Null };
+    let within = doc! { "retriable_exceptions": ["x"], "filtered_retry_policy": { "class": "OnlyOnSunday", "parameters": {} } };
+    let within = recruiter_common::job::StoredPolicy { class: "RetriableExceptionFilter".into(), parameters: within.into() };
+    let mut waiting = Vec::new();
+    for policy in [newer, within] {
+        waiting.push(greet.as_job().retry_stored(policy).enqueue(&store).await.unwrap());
+    }
+    let known = greet.as_job().enqueue(&store).await.unwrap();
+    archived(&database, known).await;
+    for id in &waiting {
+        let left = doc! { "_id": id, "locked": false, "attempts": 0 };
+        assert_eq!(database.raw("scheduled").count_documents(left).await.unwrap(), 1, "it was left alone");
+    }
     worker.stop().await;
+    let diary = Arc::new(Diary::default());
+    let newer = Worker::new().register::<Greet>(diary.clone()).unwrap().register_policy("OnlyOnSunday", |_, _| Ok(OnlyOnFriday)).unwrap();
+    let newer = Local::worker(&database, newer, &[]);
+    for (id, why) in waiting.into_iter().zip(["not-friday", "non-retriable-exception"]) {
+        assert_eq!(archived(&database, id).await.get_str("why").unwrap(), why);
+    }
+    newer.stop().await;
     recruiter.stop().await;
 }
 
@@ -426,6 +452,43 @@ async fn user_code_that_panics_ends_its_job_alone() {
     assert_eq!(archived(&database, id).await.get_str("why").unwrap(), "done", "the worker goes on");
     worker.stop().await;
     recruiter.stop().await;
+}
+
+/// I9: the tasks of the worker itself are watched. One that panics is not replaced: what it knew is lost with it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_whose_own_task_panics_ends_and_leaves_its_jobs_to_the_cleaner() {
+    let is_commit: fn(&Document) -> bool = |command| command.contains_key("commitTransaction");
+    let is_heartbeat: fn(&Document) -> bool = |command| command.get_str("findAndModify").is_ok_and(|collection| collection == "roster");
+    let is_progress: fn(&Document) -> bool = |command| format!("{command}").contains("item_outcomes") && command.contains_key("update");
+    for (task, panics_at, holds) in [("commit", is_commit, 1), ("heartbeat", is_heartbeat, 0), ("progress", is_progress, 1)] {
+        let database = TestDatabase::new().await;
+        let handler = EventHandler::callback(move |event| {
+            if let CommandEvent::Started(started) = event {
+                assert!(!panics_at(&started.command), "a panic that this test wants, in {task}");
+            }
+        });
+        let connect = ConnectArgs { commands: Some(handler), ..connect_args(&database) };
+        let recruiter = Local::recruiter(&database, &[]);
+        let store = store(&database).await;
+        let greet = || Greet { name: "Ada".into(), fail_until_attempt: 0 };
+        if task == "progress" {
+            NewJob::bundle_of_class("sleep", [doc! { "ms": 0 }, doc! { "ms": 5_000 }]).enqueue(&store).await.unwrap();
+        } else {
+            greet().as_job().enqueue(&store).await.unwrap();
+        }
+        let worker = Worker::new().register_builtins().unwrap().register::<Greet>(Arc::new(Diary::default())).unwrap();
+        let ended = tokio::time::timeout(SOON, Local::worker_over(connect, worker, &["--heartbeat", "500ms"]).ended()).await;
+        let error = ended.unwrap_or_else(|_| panic!("{task}: the worker goes on")).expect_err("it has panicked").to_string();
+        assert!(error.contains("panicked"), "{error}");
+        assert_eq!(
+            database.raw("roster").count_documents(doc! {}).await.unwrap(),
+            1,
+            "{task}: its document names its jobs for the cleaner"
+        );
+        let held = database.raw("scheduled").count_documents(doc! { "locked": true }).await.unwrap();
+        assert!(held >= holds, "{task}: nothing was recorded");
+        recruiter.stop().await;
+    }
 }
 
 /// Whatever the connection string says: a secondary may not know yet what was just written.

@@ -20,6 +20,7 @@ mod operator;
 mod programs;
 mod rounds;
 mod schema;
+mod service;
 mod signals;
 mod store;
 mod tidy;

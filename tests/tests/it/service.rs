@@ -1,0 +1,83 @@
+//! What the service manager is told, by the real binaries: that they are ready, and that their main loops go on.
+
+use std::{collections::HashSet, os::unix::net::UnixDatagram, path::Path, time::Duration};
+
+use bson::doc;
+use recruiter_common::enqueue::NewJob;
+use recruiter_tests::{
+    local::{Local, store},
+    mongo::TestDatabase,
+    processes::Process,
+    wait::wait_until,
+};
+use tempfile::TempDir;
+
+const SOON: Duration = Duration::from_secs(20);
+/// As systemd says `WatchdogSec=2s`.
+const INTERVAL_US: &str = "2000000";
+
+/// What a service manager hears.
+struct Manager {
+    socket: UnixDatagram,
+    directory: TempDir,
+    heard: Vec<String>,
+}
+
+impl Manager {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = UnixDatagram::bind(directory.path().join("notify")).unwrap();
+        socket.set_nonblocking(true).unwrap();
+        Self { socket, directory, heard: Vec::new() }
+    }
+
+    fn path(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// Starts a process that this manager listens to.
+    fn start(&self, database: &TestDatabase, name: &str, args: &[&str]) -> Process {
+        let socket = self.path().join("notify").display().to_string();
+        Process::start(name, args, &[("MONGODB_URI", database.uri()), ("NOTIFY_SOCKET", &socket), ("WATCHDOG_USEC", INTERVAL_US)])
+    }
+
+    /// Waits until this word was heard so many times from now on.
+    async fn hears(&mut self, word: &str, times: usize) {
+        self.heard.clear();
+        wait_until(SOON, &format!("the service manager hears {word} {times} times"), async || {
+            let mut buffer = [0; 4096];
+            while let Ok(length) = self.socket.recv(&mut buffer) {
+                self.heard.extend(String::from_utf8_lossy(&buffer[..length]).lines().map(str::to_owned));
+            }
+            self.heard.iter().filter(|line| *line == word).count() >= times
+        })
+        .await;
+    }
+}
+
+/// An idle process has few turns of its own: it takes more for the service manager.
+#[tokio::test]
+async fn the_watchdog_hears_of_a_main_loop_that_goes_on_also_while_a_worker_drains() {
+    let database = TestDatabase::new().await;
+    let recruiter = Local::recruiter(&database, &[]);
+    for (name, args) in [("recruiter-cleaner", [].as_slice()), ("recruiter-worker", &["--builtins", "--grace", "60s"])] {
+        let mut manager = Manager::new();
+        let mut process = manager.start(&database, name, args);
+        manager.hears("READY=1", 1).await;
+        manager.hears("WATCHDOG=1", 3).await;
+        if name == "recruiter-worker" {
+            NewJob::of_class("sleep", doc! { "ms": 600_000 }).enqueue(&store(&database).await).await.unwrap();
+            let started = async || database.raw("scheduled").count_documents(doc! { "locked": true }).await.unwrap() == 1;
+            wait_until(SOON, "the job runs", started).await;
+            process.terminate();
+            manager.hears("STOPPING=1", 1).await;
+            manager.hears("WATCHDOG=1", 3).await;
+            process.terminate();
+        } else {
+            process.terminate();
+        }
+        process.wait_exit(SOON).await;
+        assert_eq!(manager.heard.iter().collect::<HashSet<_>>().len().min(1), 1, "{:?}", manager.heard);
+    }
+    recruiter.stop().await;
+}
