@@ -14,6 +14,7 @@ use crate::{
     job::{DEFAULT_GROUP, Priority, StoredPolicy},
     retry_policy::{DoNotDoItAgain, InvalidPolicy, RetryPolicies, RetryPolicy},
     store::{DueJob, Hint, Store, StoreError, cut, indexes::LARGEST_WORKABLE},
+    telemetry::of_bson,
 };
 
 /// Longest class, group, tag or urn, in bytes.
@@ -52,7 +53,7 @@ pub trait Workable: Serialize + DeserializeOwned + Send + Sync + 'static {
 
     /// A job of this workable, to be described further and enqueued.
     fn as_job(&self) -> NewJob {
-        NewJob::of(Self::CLASS, bson::serialize_to_bson(self).map_err(|error| error.to_string()))
+        NewJob::of(Self::CLASS, bson::serialize_to_bson(self).map_err(|error| of_bson(&error)))
     }
 }
 
@@ -155,7 +156,7 @@ impl NewJob {
     /// outcome is stored by itself, and what is stored is not done again after a crash. A failed item alone is tried again, as the
     /// retry policy says of its failure.
     pub fn bundle<W: Workable>(items: impl IntoIterator<Item = W>) -> Self {
-        let items = items.into_iter().map(|item| bson::serialize_to_bson(&item).map_err(|error| error.to_string()));
+        let items = items.into_iter().map(|item| bson::serialize_to_bson(&item).map_err(|error| of_bson(&error)));
         Self::of_items(W::CLASS, items)
     }
 
@@ -301,7 +302,7 @@ impl NewJob {
             Given::Items(items) if items.len() > MOST_ITEMS => return Err(EnqueueError::TooManyItems { class: self.class }),
             Given::Items(items) => (doc! { "class": &self.class, "items": items, "method": "execute" }, Some(Bson::Array(Vec::new()))),
         };
-        let bytes = workable.to_vec().map_err(|error| unstorable(error.to_string()))?.len();
+        let bytes = workable.to_vec().map_err(|error| unstorable(of_bson(&error)))?.len();
         if bytes > LARGEST_WORKABLE {
             return Err(EnqueueError::TooLarge { class: self.class, bytes });
         }
@@ -331,7 +332,7 @@ impl NewJob {
             document.insert("recovered_from", job);
         }
         // Tags and policy count as well: together they must leave room for the history and the result.
-        match document.to_vec().map_err(|error| EnqueueError::Parameters { class: class.clone(), reason: error.to_string() })?.len() {
+        match document.to_vec().map_err(|error| EnqueueError::Parameters { class: class.clone(), reason: of_bson(&error) })?.len() {
             bytes if bytes > LARGEST_WORKABLE + ROOM_FOR_THE_REST => Err(EnqueueError::TooLarge { class, bytes }),
             _ => Ok((id, document)),
         }

@@ -4,6 +4,8 @@
 
 use std::io::Write as _;
 
+use crate::telemetry::causes;
+
 /// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -39,7 +41,7 @@ impl Exit {
 pub fn report(program: &str, error: &anyhow::Error) -> Exit {
     let said = error.downcast_ref::<Exit>();
     let causes: Vec<String> =
-        error.chain().map(ToString::to_string).filter(|cause| said.is_none_or(|exit| *cause != exit.to_string())).collect();
+        causes(error.as_ref()).into_iter().filter(|cause| said.is_none_or(|exit| *cause != exit.to_string())).collect();
     // The terminal may be gone.
     let _ = writeln!(std::io::stderr(), "{program}: {}", causes.join(": "));
     let refused = error.downcast_ref::<crate::store::ConnectError>().map(crate::store::ConnectError::exit);

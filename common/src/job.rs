@@ -15,6 +15,7 @@ use crate::{
     ids::{JobId, StartId, WorkerId},
     instant::{self, Instant},
     retry_policy::{Decision, History},
+    telemetry::of_bson,
 };
 
 /// Group of a job that names none.
@@ -410,7 +411,7 @@ impl TryFrom<RawDocumentBuf> for Held {
 pub enum CorruptJob {
     /// A field is missing or of the wrong type.
     #[error("the document is not a job: {0}")]
-    Undecodable(#[from] bson::error::Error),
+    Undecodable(String),
     /// A count is negative or absurd.
     #[error("field `{field}` is {value}, which is no count")]
     NotACount {
@@ -434,6 +435,12 @@ pub enum CorruptJob {
     /// Neither locked, nor due, nor archived.
     #[error("it has no `scheduled_at`")]
     NeverDue,
+}
+
+impl From<bson::error::Error> for CorruptJob {
+    fn from(error: bson::error::Error) -> Self {
+        Self::Undecodable(of_bson(&error))
+    }
 }
 
 /// Exactly what is stored. Everything but the contract for other languages has a default.

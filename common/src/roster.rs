@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     ids::{JobId, LeaseTerm, RoundId, WorkerId},
     store::Channel,
+    telemetry::of_bson,
 };
 
 /// A worker's lease when its document does not say how long it is: the default of `--lease`.
@@ -55,7 +56,7 @@ impl TryFrom<Bson> for WorkOn {
         match stored.as_str() {
             Some("*") => Ok(Self::All),
             Some(group) => Ok(Self::Groups(vec![group.to_owned()])),
-            None => bson::deserialize_from_bson(stored).map(Self::Groups).map_err(|error| format!("`work_on`: {error}")),
+            None => bson::deserialize_from_bson(stored).map(Self::Groups).map_err(|error| format!("`work_on`: {}", of_bson(&error))),
         }
     }
 }
@@ -166,7 +167,7 @@ impl TryFrom<Document> for AvailableWorker {
     fn try_from(document: Document) -> Result<Self, String> {
         let last_seen_at = document.get_datetime("last_seen_at").ok().copied();
         let lease = lease_in(&document).unwrap_or(DEFAULT_LEASE);
-        let stored: RosterDocument = bson::deserialize_from_document(document).map_err(|error| error.to_string())?;
+        let stored: RosterDocument = bson::deserialize_from_document(document).map_err(|error| of_bson(&error))?;
         Ok(Self {
             id: stored.id,
             work_on: stored.work_on.ok_or("`work_on` is missing")?.try_into()?,

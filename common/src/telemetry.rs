@@ -6,6 +6,7 @@
 use std::{io::IsTerminal, time::Duration};
 
 use clap::{Args, ValueEnum};
+use mongodb::error::{Error, ErrorKind, WriteConcernError, WriteFailure};
 use tracing_subscriber::EnvFilter;
 
 /// How a process logs.
@@ -74,5 +75,105 @@ pub fn milliseconds(duration: Duration) -> u64 {
 
 /// An error and its causes in one line, for a log field.
 pub fn chain(error: &(dyn std::error::Error + 'static)) -> String {
-    std::iter::successors(Some(error), |error| error.source()).map(ToString::to_string).collect::<Vec<_>>().join(": ")
+    causes(error).join(": ")
+}
+
+/// An error and its causes, each once, in plain words.
+pub fn causes(error: &(dyn std::error::Error + 'static)) -> Vec<String> {
+    let mut said: Vec<String> = Vec::new();
+    let mut next = Some(error);
+    while let Some(error) = next {
+        next = error.source();
+        let text = if let Some(error) = error.downcast_ref::<mongodb::error::Error>() {
+            // Behind it is more of the same.
+            next = None;
+            of_mongodb(error)
+        } else if let Some(error) = error.downcast_ref::<bson::error::Error>() {
+            of_bson(error)
+        } else {
+            error.to_string()
+        };
+        // Whoever wraps an error may have said it already.
+        if !said.last().is_some_and(|before| before.ends_with(&text)) {
+            said.push(text);
+        }
+    }
+    said
+}
+
+/// What the driver says, without the dump of all that it knows: what is wrong, and MongoDB's name for it.
+pub fn of_mongodb(error: &Error) -> String {
+    let named = |message: &str, name: &str, code: i32| {
+        let name = if name.is_empty() { format!("code {code}") } else { format!("{name}, code {code}") };
+        format!("{} ({name})", message.trim_end_matches('.'))
+    };
+    let concern = |concern: &WriteConcernError| named(&concern.message, &concern.code_name, concern.code);
+    #[expect(clippy::wildcard_enum_match_arm, reason = "the others have a sentence of the driver's")]
+    let text = match error.kind.as_ref() {
+        ErrorKind::Command(refusal) => named(&refusal.message, &refusal.code_name, refusal.code),
+        ErrorKind::Write(WriteFailure::WriteError(refusal)) => {
+            named(&refusal.message, refusal.code_name.as_deref().unwrap_or_default(), refusal.code)
+        }
+        ErrorKind::Write(WriteFailure::WriteConcernError(lasting)) => concern(lasting),
+        ErrorKind::InsertMany(refused) => match (refused.write_errors.as_deref(), &refused.write_concern_error) {
+            (Some([first, others @ ..]), _) => {
+                let others = if others.is_empty() { String::new() } else { format!("; and {} more", others.len()) };
+                named(&first.message, first.code_name.as_deref().unwrap_or_default(), first.code) + &others
+            }
+            (_, Some(lasting)) => concern(lasting),
+            _ => "not all documents were inserted".into(),
+        },
+        ErrorKind::InvalidArgument { message, .. } => message.clone(),
+        ErrorKind::Io(error) => error.to_string(),
+        ErrorKind::Bson(error) => of_bson(error),
+        other => other.to_string(),
+    };
+    without_dump(&text)
+}
+
+/// The driver's list of everything it knows about the servers, reduced to what went wrong.
+fn without_dump(text: &str) -> String {
+    const LONGEST: usize = 300;
+    let short = match text.rsplit_once("Kind: ") {
+        Some((_, about)) => about.split(", labels:").next().unwrap_or(about).trim_end_matches([']', ' ', '}', ',']),
+        None if text.contains(". Topology: ") => "no server can be used that is the primary of a replica set",
+        None => text,
+    };
+    short.trim_start_matches("I/O error: ").chars().take(LONGEST).collect()
+}
+
+/// What BSON says is wrong, and where.
+pub fn of_bson(error: &bson::error::Error) -> String {
+    let what = error.message.clone().unwrap_or_else(|| error.kind.to_string());
+    match (&error.key, error.index) {
+        (Some(key), _) => format!("`{key}`: {what}"),
+        (None, Some(index)) => format!("place {index}: {what}"),
+        (None, None) => what,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_said_twice_and_nothing_is_dumped() {
+        #[derive(Debug, thiserror::Error)]
+        #[error("it did not work: {0}")]
+        struct Wrapper(#[source] std::io::Error);
+        let broken = || std::io::Error::other("the line is cut");
+        assert_eq!(chain(&Wrapper(broken())), "it did not work: the line is cut");
+        assert_eq!(chain(&Error::from(broken())), "the line is cut");
+        let refused = bson::doc! { "code": 121, "codeName": "DocumentValidationFailure", "errmsg": "Document failed validation" };
+        let refused: mongodb::error::CommandError = bson::deserialize_from_document(refused).expect("a refusal");
+        let refused = Error::from(ErrorKind::Command(refused));
+        assert_eq!(of_mongodb(&refused), "Document failed validation (DocumentValidationFailure, code 121)");
+        let of_pool = format!("Connection pool for db:27017 cleared because another operation failed with: {}", Error::from(broken()));
+        assert_eq!(without_dump(&of_pool), "the line is cut");
+        let selection =
+            "Server selection timeout: None of the available servers suitable. Topology: { Type: Unknown, Servers: [ { Address: db } ] }";
+        assert!(!without_dump(selection).contains("Topology"));
+        let undecodable = bson::deserialize_from_document::<Vec<i32>>(bson::doc! {}).expect_err("no list");
+        assert!(!of_bson(&undecodable).contains("Kind"), "{}", of_bson(&undecodable));
+    }
 }

@@ -8,7 +8,10 @@ use std::{
 
 use bson::Bson;
 use futures_util::{FutureExt, future::BoxFuture};
-use recruiter_common::failure::{self, Failure};
+use recruiter_common::{
+    failure::{self, Failure},
+    telemetry::of_bson,
+};
 
 use crate::workable::{BlockingExecutable, Context, Done, Executable, NotDone};
 
@@ -90,7 +93,7 @@ impl Registry {
 
 fn decode<W: serde::de::DeserializeOwned>(parameters: Bson) -> Result<W, Failure> {
     bson::deserialize_from_bson(parameters)
-        .map_err(|error| Failure::new(failure::PARAMETERS, format!("the parameters cannot be decoded: {error}")))
+        .map_err(|error| Failure::new(failure::PARAMETERS, format!("the parameters cannot be decoded: {}", of_bson(&error))))
 }
 
 /// An asynchronous workable with its shared state.

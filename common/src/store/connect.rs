@@ -17,11 +17,12 @@ use mongodb::{
     options::{Acknowledgment, ClientOptions, ConnectionString, HostInfo, ReadConcern, ServerAddress, WriteConcern},
 };
 
-use super::{MAJORITY_LIMIT, Store, StoreError, call, code_of, indexes};
+use super::{DriverError, MAJORITY_LIMIT, Store, StoreError, call, code_of, indexes};
 use crate::{
     clock::{ServerClock, Uptime},
     exit::Exit,
     shutdown::pause,
+    telemetry::{causes, of_mongodb},
 };
 
 /// Database when the URI names none.
@@ -87,7 +88,7 @@ impl std::fmt::Debug for ConnectArgs {
 pub enum ConnectError {
     /// The connection string cannot be understood.
     #[error("the MongoDB connection string is not valid: {0}; it looks like mongodb://user:password@host:27017/database?replicaSet=rs0")]
-    InvalidUri(Error),
+    InvalidUri(DriverError),
     /// Nobody answers.
     #[error("MongoDB at {hosts} could not be reached within {} ({reason}); check that it runs, MONGODB_URI, and the network between", humantime::format_duration(*waited))]
     Unreachable {
@@ -111,6 +112,26 @@ pub enum ConnectError {
     Standalone {
         /// Hosts of the connection string.
         hosts: String,
+    },
+    /// A member of a replica set that was never made.
+    #[error(
+        "MongoDB at {hosts} was started as a member of a replica set that does not exist yet: run rs.initiate() once in mongosh (one member is enough)"
+    )]
+    NotInitiated {
+        /// Hosts of the connection string.
+        hosts: String,
+    },
+    /// A member of another replica set than was named.
+    #[error(
+        "MongoDB at {hosts} is a member of the replica set `{found}`, and MONGODB_URI says replicaSet={named}: name the other one there, or leave replicaSet= out"
+    )]
+    WrongSetName {
+        /// Hosts of the connection string.
+        hosts: String,
+        /// What the connection string says.
+        named: String,
+        /// What the server says.
+        found: String,
     },
     /// Older than anything tested.
     #[error("MongoDB at {hosts} is version {found}; {}.{} or newer is needed", OLDEST_SERVER.0, OLDEST_SERVER.1)]
@@ -157,6 +178,8 @@ impl ConnectError {
             Self::Unreachable { .. } => Exit::Unavailable,
             Self::WrongCredentials { .. }
             | Self::Standalone { .. }
+            | Self::NotInitiated { .. }
+            | Self::WrongSetName { .. }
             | Self::TooOld { .. }
             | Self::ReadOnly { .. }
             | Self::Unreadable { .. } => Exit::Refused,
@@ -197,7 +220,7 @@ impl Store {
     /// Connects and looks whether the server will do; returns its hosts with it. Writes nothing.
     async fn reach(args: &ConnectArgs, app_name: &str, usual: Duration) -> Result<(Self, String), ConnectError> {
         let clock = Arc::new(ServerClock::default());
-        let uri = ConnectionString::parse(&args.uri).map_err(ConnectError::InvalidUri)?;
+        let uri = ConnectionString::parse(&args.uri).map_err(invalid)?;
         let mut patience = Patience::new(named_hosts(&uri), args.connect_timeout.unwrap_or(usual));
         let options = with_our_settings(resolved(&uri, &mut patience).await?, args, app_name, &clock);
         warn_of_visible_password(&options, &args.uri);
@@ -205,7 +228,7 @@ impl Store {
         patience.hosts.clone_from(&hosts);
         let name = options.default_database.clone().unwrap_or_else(|| DEFAULT_DATABASE.into());
         let hello = wait_for_server(&options, &mut patience).await?;
-        let client = Client::with_options(options.clone()).map_err(ConnectError::InvalidUri)?;
+        let client = Client::with_options(options.clone()).map_err(invalid)?;
         let database = client.database(&name);
         let build = call("buildInfo", {
             let database = database.clone();
@@ -231,7 +254,7 @@ impl Store {
         options.app_name = Some(app_name.into());
         options.max_pool_size = Some(2);
         options.retry_writes = Some(false);
-        let client = Client::with_options(options).map_err(ConnectError::InvalidUri)?;
+        let client = Client::with_options(options).map_err(invalid)?;
         let database = client.database(self.database.name());
         Ok(Self::over(client, database, self.clock.clone(), Arc::clone(&self.options)))
     }
@@ -273,8 +296,8 @@ async fn resolved(uri: &ConnectionString, patience: &mut Patience) -> Result<Cli
         let limit = patience.left().max(ATTEMPT_LIMIT);
         let reason = match tokio::time::timeout(limit, ClientOptions::parse(uri.clone())).await {
             Ok(Ok(options)) => return Ok(options),
-            Ok(Err(error)) if !is_resolver_fault(&error) => return Err(ConnectError::InvalidUri(error)),
-            Ok(Err(error)) => error.kind.to_string(),
+            Ok(Err(error)) if !is_resolver_fault(&error) => return Err(invalid(error)),
+            Ok(Err(error)) => of_mongodb(&error),
             Err(_) => "the DNS resolver does not answer".into(),
         };
         patience.once_more(reason).await?;
@@ -340,9 +363,18 @@ impl Patience {
 
     /// Waits before the next attempt, or has no more patience. Each reason is logged once.
     async fn once_more(&mut self, reason: String) -> Result<(), ConnectError> {
+        self.once_more_or(reason, |patience, reason| ConnectError::Unreachable {
+            hosts: patience.hosts.clone(),
+            waited: patience.limit,
+            reason,
+        })
+        .await
+    }
+
+    async fn once_more_or(&mut self, reason: String, give_up: impl FnOnce(&Self, String) -> ConnectError) -> Result<(), ConnectError> {
         let left = self.left();
         if left.is_zero() {
-            return Err(ConnectError::Unreachable { hosts: self.hosts.clone(), waited: self.limit, reason });
+            return Err(give_up(self, reason));
         }
         if reason != self.reason {
             let shown = humantime::format_duration(Duration::from_secs(left.as_secs() + 1)).to_string();
@@ -357,29 +389,61 @@ impl Patience {
 async fn wait_for_server(options: &ClientOptions, patience: &mut Patience) -> Result<Document, ConnectError> {
     let mut options = options.clone();
     options.server_selection_timeout = Some(ATTEMPT_LIMIT.min(patience.limit / 4));
-    let database = Client::with_options(options).map_err(ConnectError::InvalidUri)?.database("admin");
+    let database = Client::with_options(options.clone()).map_err(invalid)?.database("admin");
     loop {
         let database = database.clone();
+        // At the same time, and not waited for if all is well.
+        let alone = tokio::spawn(hello_alone(options.clone()));
         match call("hello", async move { database.run_command(doc! { "hello": 1 }).await }).await {
             Ok(hello) => return Ok(hello),
             Err(StoreError::Mongo { source, .. }) if refuses_credentials(&source) => {
                 return Err(ConnectError::WrongCredentials { hosts: patience.hosts.clone() });
             }
-            Err(failure) => patience.once_more(reason(&failure)).await?,
+            Err(failure) => {
+                let hosts = patience.hosts.clone();
+                let alone = alone.await.ok().flatten().unwrap_or_default();
+                match (alone.get_str("setName"), &options.repl_set_name) {
+                    (Ok(found), Some(named)) if found != named => {
+                        return Err(ConnectError::WrongSetName { hosts, named: named.clone(), found: found.into() });
+                    }
+                    _ if alone.get_bool("isreplicaset").unwrap_or(false) => {
+                        let reason = "its replica set does not exist yet; run rs.initiate() once in mongosh".into();
+                        patience.once_more_or(reason, |patience, _| ConnectError::NotInitiated { hosts: patience.hosts.clone() }).await?;
+                    }
+                    (Err(_), Some(_)) if alone.contains_key("maxWireVersion") && !alone.contains_key("msg") => {
+                        return Err(ConnectError::Standalone { hosts });
+                    }
+                    _ => patience.once_more(last_of(&failure)).await?,
+                }
+            }
         }
     }
+}
+
+/// What the first of the hosts says of itself, whatever replica set it is in; nothing when it does not answer.
+async fn hello_alone(mut options: ClientOptions) -> Option<Document> {
+    options.hosts.truncate(1);
+    options.repl_set_name = None;
+    options.direct_connection = Some(true);
+    options.load_balanced = None;
+    // Whoever has no replica set yet has no users either.
+    options.credential = None;
+    options.sdam_event_handler = None;
+    options.command_event_handler = None;
+    Client::with_options(options).ok()?.database("admin").run_command(doc! { "hello": 1 }).await.ok()
+}
+
+fn invalid(error: Error) -> ConnectError {
+    ConnectError::InvalidUri(error.into())
 }
 
 fn refuses_credentials(error: &Error) -> bool {
     matches!(error.kind.as_ref(), ErrorKind::Authentication { .. }) || code_of(error) == Some(18)
 }
 
-/// The driver's list of everything it knows about the servers, reduced to what went wrong.
-fn reason(error: &StoreError) -> String {
-    let text = crate::telemetry::chain(error);
-    let about = text.rsplit("Kind: ").next().unwrap_or(&text);
-    let short = about.split(", labels:").next().unwrap_or(about).trim_end_matches([']', ' ', '}', ',']);
-    short.chars().take(200).collect()
+/// Why a call failed, without which call it was.
+fn last_of(error: &StoreError) -> String {
+    causes(error).pop().unwrap_or_default()
 }
 
 /// Whether a server of this description can run the protocol.

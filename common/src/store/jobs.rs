@@ -111,7 +111,7 @@ impl Store {
     pub(crate) async fn insert_jobs_in(&self, session: &mut ClientSession, jobs: Vec<Document>) -> Result<(), StoreError> {
         for batch in jobs.chunks(INSERT_BATCH) {
             let inserted = self.scheduled.insert_many(batch).session(&mut *session).await;
-            inserted.map_err(|source| StoreError::Mongo { operation: "insert_jobs_in", source })?;
+            inserted.map_err(|source| StoreError::Mongo { operation: "insert_jobs_in", source: source.into() })?;
         }
         Ok(())
     }
@@ -397,7 +397,7 @@ impl Store {
         })
         .await?;
         session.0 = Session::Open(open);
-        outcome.map_err(|source| StoreError::Mongo { operation: "archive", source })
+        outcome.map_err(|source| StoreError::Mongo { operation: "archive", source: source.into() })
     }
 
     /// What this worker has locked among these.
@@ -585,7 +585,7 @@ impl Store {
         })
         .await?;
         session.0 = Session::Open(open);
-        outcome.map_err(|source| StoreError::Mongo { operation: "retry_if_archived", source })
+        outcome.map_err(|source| StoreError::Mongo { operation: "retry_if_archived", source: source.into() })
     }
 
     /// Deletes archived jobs for good; says how many.

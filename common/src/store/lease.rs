@@ -11,6 +11,7 @@ use super::{DUPLICATE_KEY, Store, StoreError, call, code_of};
 use crate::{
     ids::{LeaseTerm, WorkerId},
     instant::{self, Instant},
+    telemetry::of_bson,
 };
 
 const LEASE: &str = "recruiter";
@@ -51,7 +52,12 @@ impl Store {
         let found = call("observe_lease", async move { metadata.find_one(doc! { "_id": LEASE }).await }).await?;
         Ok(found.and_then(|lease| {
             bson::deserialize_from_document(lease)
-                .inspect_err(|error| tracing::warn!(%error, "the lease cannot be understood: delete the document with the _id `recruiter` in `metadata`"))
+                .inspect_err(|error| {
+                    tracing::warn!(
+                        error = of_bson(error),
+                        "the lease cannot be understood: delete the document with the _id `recruiter` in `metadata`"
+                    )
+                })
                 .ok()
         }))
     }

@@ -41,6 +41,7 @@ use crate::{
     clock::{ServerClock, Uptime},
     instant::Instant,
     job::CorruptJob,
+    telemetry::of_mongodb,
 };
 
 /// Longest time that one call may take before it counts as lost. Longer than a failover needs, shorter than a lease.
@@ -65,6 +66,33 @@ pub struct Store {
     may_mend: bool,
 }
 
+/// What the driver says, in plain words: its own are a dump of everything that it knows.
+#[derive(Clone, Debug)]
+pub struct DriverError(Error);
+
+impl std::fmt::Display for DriverError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&of_mongodb(&self.0))
+    }
+}
+
+impl std::error::Error for DriverError {}
+
+impl From<Error> for DriverError {
+    fn from(error: Error) -> Self {
+        Self(error)
+    }
+}
+
+/// For whoever wants to know more.
+impl std::ops::Deref for DriverError {
+    type Target = Error;
+
+    fn deref(&self) -> &Error {
+        &self.0
+    }
+}
+
 /// A call that did not do what it should. Losing a race is no error: operations say that in what they return.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
@@ -74,7 +102,7 @@ pub enum StoreError {
         /// Which operation.
         operation: &'static str,
         /// What the driver says.
-        source: Error,
+        source: DriverError,
     },
     /// No answer in time. Whether the operation was carried out is not known.
     #[error("MongoDB gave no answer to `{operation}` within {} s", CALL_LIMIT.as_secs())]
@@ -245,7 +273,7 @@ async fn call<T: Send + 'static>(
 ) -> Result<T, StoreError> {
     match tokio::time::timeout(CALL_LIMIT, tokio::spawn(future)).await {
         Ok(Ok(Ok(value))) => Ok(value),
-        Ok(Ok(Err(source))) => Err(StoreError::Mongo { operation, source }),
+        Ok(Ok(Err(source))) => Err(StoreError::Mongo { operation, source: source.into() }),
         Ok(Err(died)) => match died.try_into_panic() {
             Ok(panic) => std::panic::resume_unwind(panic),
             // The runtime is shutting down; nobody waits for this answer any more.

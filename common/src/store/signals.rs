@@ -374,7 +374,7 @@ impl Store {
                         let _ = to.send(hint).await;
                     }
                 }
-                Ok(Err(source)) => return Err(StoreError::Mongo { operation: "tail", source }),
+                Ok(Err(source)) => return Err(StoreError::Mongo { operation: "tail", source: source.into() }),
                 Ok(Ok(None)) => return Ok(Ended::Closed),
                 Err(_) => return Ok(Ended::Silent),
             }

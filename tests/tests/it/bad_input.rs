@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use bson::{Bson, Document, doc, oid::ObjectId};
+use recruiter::embedded::{EmbeddedMongo, Options};
 use recruiter_common::{
     enqueue::NewJob,
     ids::{JobId, StartId, WorkerId},
@@ -12,7 +13,7 @@ use recruiter_common::{
 use recruiter_tests::{
     factory::{insert_unvalidated, minimal_job},
     local::store,
-    mongo::{PASSWORD, TestDatabase, USER, mongod_with_access_control, own_mongod, standalone_mongod},
+    mongo::{PASSWORD, TestDatabase, USER, mongod_with_access_control, own_mongod, standalone_mongod, temporary},
     oracle::number,
     processes::{Process, Setup, System},
     wait::{wait_for, wait_until},
@@ -135,6 +136,33 @@ async fn a_mongodb_that_will_not_do_is_refused_with_what_to_do() {
     drop(running);
     drop(database);
     mongo.stop().await.unwrap();
+}
+
+/// The commonest first mistakes: each in a sentence that says what to do, and none in the driver's words.
+#[tokio::test]
+async fn a_replica_set_that_is_not_what_was_named_is_told_apart_from_a_server_that_is_away() {
+    let check = async |uri: &str, code: i32, expected: &str| {
+        let (ended, said) = ended("recruiter", &["run", "--connect-timeout", "1s"], &[("MONGODB_URI", uri)]).await;
+        assert_eq!(ended, Some(code), "{said}");
+        assert!(said.contains(expected), "{said}");
+        for noise in ["Kind:", "labels:", "Topology", "source: None"] {
+            assert!(!said.contains(noise), "{said}");
+        }
+    };
+    let not_initiated = EmbeddedMongo::start(Options { member: true, ..temporary() }).await.unwrap();
+    let at = |mongo: &EmbeddedMongo, query: &str| format!("mongodb://127.0.0.1:{}/jobs?{query}", mongo.port());
+    check(&at(&not_initiated, ""), 77, "run rs.initiate() once in mongosh").await;
+    check(&at(&not_initiated, "replicaSet=rs0"), 77, "run rs.initiate() once in mongosh").await;
+    not_initiated.stop().await.unwrap();
+    let mongo = own_mongod().await;
+    check(&at(&mongo, "replicaSet=wrong"), 77, "is a member of the replica set `rs0`, and MONGODB_URI says replicaSet=wrong").await;
+    mongo.stop().await.unwrap();
+    let standalone = standalone_mongod().await;
+    check(&at(&standalone, "replicaSet=rs0"), 77, "is a standalone server").await;
+    standalone.stop().await.unwrap();
+    check("mongodb://127.0.0.1:1/jobs?replicaSet=rs0", 69, "(Connection refused").await;
+    check("mongodb://", 2, "it looks like mongodb://user").await;
+    check("mongodb://127.0.0.1:27017/jobs?w=-1", 2, "it looks like mongodb://user").await;
 }
 
 /// A look at jobs from a laptop, with a user that may do nothing else.
