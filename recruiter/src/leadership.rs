@@ -11,6 +11,7 @@ use std::time::{Duration, Instant as Monotonic};
 
 use recruiter_common::{
     ids::LeaseTerm,
+    service::Watchdog,
     shutdown::{Shutdown, Wake},
     store::{Lease, Observed, Store, StoreError},
     telemetry::chain,
@@ -26,10 +27,17 @@ pub(crate) struct Leadership {
 
 impl Leadership {
     /// Waits until this process leads; nothing when it was asked to stop first.
-    pub(crate) async fn acquire(store: &Store, duration: Duration, holder_at: &str, shutdown: &mut Shutdown) -> Option<Self> {
+    pub(crate) async fn acquire(
+        store: &Store,
+        duration: Duration,
+        holder_at: &str,
+        watchdog: &Watchdog,
+        shutdown: &mut Shutdown,
+    ) -> Option<Self> {
         let mut seen: Option<(Option<Observed>, Monotonic)> = None;
         let mut told = false;
         while !shutdown.is_requested() {
+            watchdog.progress();
             let asked = Monotonic::now();
             match try_acquire(store, duration, holder_at, &mut seen).await {
                 Ok(Some(lease)) => return Some(Self { lease, duration, renewed: asked }),
@@ -46,7 +54,7 @@ impl Leadership {
                     tracing::warn!(error = chain(&error), "the lease cannot be read; trying again");
                 }
             }
-            if shutdown.sleep(duration / 30).await == Wake::Stop {
+            if shutdown.sleep((duration / 30).min(watchdog.next_in())).await == Wake::Stop {
                 break;
             }
         }

@@ -6,6 +6,7 @@ use clap::Args;
 use recruiter_common::{
     exit::Exit,
     roster::Place,
+    service::Watchdog,
     shutdown::Shutdown,
     store::{ConnectArgs, Store},
     task::as_task,
@@ -49,9 +50,10 @@ pub async fn run(args: RunArgs, connect: &ConnectArgs, mut shutdown: Shutdown) -
     };
     let here = Place::of_this_process()?;
     let holder_at = format!("{}:{}", here.hostname, here.pid);
+    let watchdog = Watchdog::of_this_process();
     as_task(async move {
-        while let Some(leadership) = Leadership::acquire(&store, args.lease, &holder_at, &mut shutdown).await {
-            lead(&store, &args, leadership, &mut shutdown).await;
+        while let Some(leadership) = Leadership::acquire(&store, args.lease, &holder_at, &watchdog, &mut shutdown).await {
+            lead(&store, &args, leadership, &watchdog, &mut shutdown).await;
         }
     })
     .await;

@@ -265,6 +265,18 @@ async fn a_start_is_refused_when_the_lease_is_over() {
     assert!(!setting.scheduled(job).await.get_bool("locked").unwrap());
 }
 
+/// The sizes of jobs, the smallest first: of those that can still be started.
+#[tokio::test]
+async fn the_sizes_of_unlocked_jobs_are_told() {
+    let setting = Setting::new().await;
+    let [large, small, locked, _not_asked] = setting.jobs().await;
+    setting.set("scheduled", large, doc! { "workable.parameters": { "pad": "x".repeat(10_000) } }).await;
+    setting.start(WorkerId::new(), [locked]).await;
+    let sizes = setting.store.sizes_of_unlocked(&[large, locked, small]).await.unwrap();
+    assert_eq!(sizes.iter().map(|(job, _)| *job).collect::<Vec<_>>(), [small, large]);
+    assert!(sizes[0].1 < 10_000 && sizes[1].1 > 10_000, "{sizes:?}");
+}
+
 /// I3: an unlocked job may still carry the start that it was retried after.
 #[tokio::test]
 async fn a_start_claims_what_it_has_locked_and_still_holds() {

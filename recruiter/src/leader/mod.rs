@@ -27,6 +27,7 @@ use std::time::{Duration, Instant as Monotonic};
 use recruiter_common::{
     ids::LeaseTerm,
     instant::Instant,
+    service::Watchdog,
     shutdown::{Shutdown, pause},
     store::{Hints, Listener, Store, StoreError},
     telemetry::chain,
@@ -44,7 +45,7 @@ const RARER: u32 = 3;
 const RETRY: Duration = Duration::from_millis(500);
 
 /// Assigns until asked to stop or until another recruiter leads.
-pub(crate) async fn lead(store: &Store, args: &RunArgs, mut leadership: Leadership, shutdown: &mut Shutdown) {
+pub(crate) async fn lead(store: &Store, args: &RunArgs, mut leadership: Leadership, watchdog: &Watchdog, shutdown: &mut Shutdown) {
     let term = leadership.term();
     tracing::info!(lease.term = term.0, "leading");
     let mut hints = store.hints(Listener::Recruiter);
@@ -61,6 +62,7 @@ pub(crate) async fn lead(store: &Store, args: &RunArgs, mut leadership: Leadersh
     let mut trigger = Trigger::default();
     let (mut scan_at, mut every) = (Monotonic::now(), args.poll);
     loop {
+        watchdog.progress();
         if shutdown.is_requested() {
             leadership.release(store).await;
             return;
@@ -97,7 +99,7 @@ pub(crate) async fn lead(store: &Store, args: &RunArgs, mut leadership: Leadersh
             // A little sooner than the keep-alives have promised, also while hints come without a pause.
             scan_at = Monotonic::now() + every.mul_f64(rand::random_range(0.85..0.95));
         }
-        let until = scan_at.min(Monotonic::now() + leadership.renew_in());
+        let until = scan_at.min(Monotonic::now() + leadership.renew_in().min(watchdog.next_in()));
         let until = summary.look_again_at.map_or(until, |again| until.min(again));
         trigger = wait(store, &mut hints, &mut assigning, summary.next_due, until, shutdown).await;
     }
