@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use bson::{Document, RawDocument};
 use recruiter_common::{
     failure::{self, Failure},
-    ids::JobId,
+    ids::{JobId, WorkerId},
     job::{Held, IfWorkerDies, Job, Why},
     roster::RegisteredWorker,
     service::Watchdog,
@@ -25,6 +25,12 @@ pub(crate) struct Rescuer {
     left_alone: HashSet<String>,
     /// The death of a large fleet takes minutes.
     watchdog: Watchdog,
+    /// This cleaner's own MongoDB user, once it was compared with a worker's.
+    user: Option<String>,
+    /// MongoDB users of workers that were compared with it.
+    compared: HashSet<String>,
+    /// Dead workers whose jobs could not be rescued at once.
+    held_up: HashSet<WorkerId>,
 }
 
 /// Documents left alone that are remembered, at most; after that they are warned of again.
@@ -32,12 +38,66 @@ const REMEMBERED: usize = 10_000;
 
 impl Rescuer {
     pub(crate) fn new(store: Store, watchdog: Watchdog) -> Self {
-        Self { store, session: CommitSession::default(), left_alone: HashSet::new(), watchdog }
+        Self {
+            store,
+            session: CommitSession::default(),
+            left_alone: HashSet::new(),
+            watchdog,
+            user: None,
+            compared: HashSet::new(),
+            held_up: HashSet::new(),
+        }
     }
 
     /// The session that jobs are archived in, for the roster.
     pub(crate) async fn session(&mut self) -> Result<Document, StoreError> {
         self.store.open_session(&mut self.session).await
+    }
+
+    /// Warns, once for each, of workers that use another MongoDB user than this cleaner: it cannot end their transactions.
+    pub(crate) async fn compare_users(&mut self, workers: &[RegisteredWorker]) -> Result<(), StoreError> {
+        for theirs in workers.iter().filter_map(|worker| worker.mongodb_user.as_ref()) {
+            if self.compared.contains(theirs) {
+                continue;
+            }
+            let own = match &self.user {
+                Some(own) => own.clone(),
+                None => self.store.user().await?,
+            };
+            if own != *theirs {
+                tracing::warn!(
+                    mongodb.user = own,
+                    worker.mongodb_user = theirs,
+                    "workers use another MongoDB user than this cleaner. MongoDB lets a user end its own transactions only: a job in the open transaction of a dead worker stays locked until MongoDB ends that, up to a minute later. Name one user in the MONGODB_URI of workers and cleaners"
+                );
+            }
+            self.user = Some(own);
+            self.compared.insert(theirs.clone());
+        }
+        Ok(())
+    }
+
+    /// Notes that the jobs of a dead worker could not be rescued yet: a warning for the first time, not for each look.
+    pub(crate) fn is_held_up(&mut self, worker: &RegisteredWorker, error: &StoreError) {
+        let anothers = worker.mongodb_user.as_ref().is_some_and(|user| self.user.as_ref().is_some_and(|own| own != user));
+        let first = self.held_up.insert(worker.id);
+        let error = chain(error);
+        match (first, anothers) {
+            (true, true) => tracing::warn!(
+                worker.id = %worker.id,
+                error,
+                "the jobs of a dead worker could not be rescued yet, probably because of an open transaction of its MongoDB user, which is not this cleaner's; trying again"
+            ),
+            (true, false) => {
+                tracing::warn!(worker.id = %worker.id, error, "the jobs of a dead worker could not be rescued yet; trying again")
+            }
+            (false, _) => tracing::debug!(worker.id = %worker.id, error, "the jobs of a dead worker can still not be rescued"),
+        }
+    }
+
+    /// Forgets a dead worker whose jobs were rescued.
+    pub(crate) fn is_done_with(&mut self, worker: WorkerId) {
+        self.held_up.remove(&worker);
     }
 
     /// Ends every job that a retired worker holds. Its roster document names all it can have locked.

@@ -159,6 +159,7 @@ pub(crate) async fn tick(
     }
     let workers = store.registered_workers().await?;
     store.fresh_clock().await?;
+    rescuer.compare_users(&workers).await?;
     let left = observations.unburied(&workers, asked);
     for (worker, last_seen_at, death) in observations.dead(&workers, asked, written, dead_after) {
         let retired = match store.retire_if_silent_since(worker, last_seen_at).await {
@@ -182,8 +183,9 @@ pub(crate) async fn tick(
 
 /// Buries a worker; one that cannot be buried now is met again at the next look, and stops no other.
 async fn bury_or_leave(store: &Store, rescuer: &mut Rescuer, worker: &RegisteredWorker) {
-    if let Err(error) = bury(store, rescuer, worker).await {
-        tracing::warn!(worker.id = %worker.id, error = chain(&error), "the jobs of a dead worker could not be rescued yet; trying again");
+    match bury(store, rescuer, worker).await {
+        Ok(()) => rescuer.is_done_with(worker.id),
+        Err(error) => rescuer.is_held_up(worker, &error),
     }
 }
 
@@ -215,6 +217,7 @@ mod tests {
             sessions: Vec::new(),
             jobs: Vec::new(),
             retired: false,
+            mongodb_user: None,
         }
     }
 

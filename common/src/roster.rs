@@ -146,6 +146,8 @@ pub struct RegisteredWorker {
     pub jobs: Vec<JobId>,
     /// Whether a cleaner has begun to retire it.
     pub retired: bool,
+    /// Its MongoDB user, as [`Store::user`](crate::store::Store::user) names it; nothing of an earlier release.
+    pub mongodb_user: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -220,7 +222,9 @@ impl RegisteredWorker {
         jobs.dedup();
         let place = bson::deserialize_from_document(stored.clone()).ok();
         let retired = stored.get_bool("retired").unwrap_or(false);
-        Some((Self { id, last_seen_at, lease: lease.unwrap_or(DEFAULT_LEASE), place, sessions, jobs, retired }, unreadable))
+        let mongodb_user = stored.get_str("mongodb_user").ok().map(str::to_owned);
+        let lease = lease.unwrap_or(DEFAULT_LEASE);
+        Some((Self { id, last_seen_at, lease, place, sessions, jobs, retired, mongodb_user }, unreadable))
     }
 }
 

@@ -106,6 +106,20 @@ impl Store {
         self.roster.clone_with_type()
     }
 
+    /// The MongoDB user of this process, `name@database`; empty without access control.
+    ///
+    /// Index: none. Invariant: none, cleaners compare it.
+    pub async fn user(&self) -> Result<String, StoreError> {
+        let database = self.database.clone();
+        let status = call("user", async move { database.run_command(doc! { "connectionStatus": 1 }).await }).await?;
+        let users = status.get_document("authInfo").and_then(|info| info.get_array("authenticatedUsers")).cloned().unwrap_or_default();
+        let name = |user: &Bson| {
+            let user = user.as_document()?;
+            Some(format!("{}@{}", user.get_str("user").ok()?, user.get_str("db").ok()?))
+        };
+        Ok(users.iter().filter_map(name).collect::<Vec<_>>().join(","))
+    }
+
     /// Registers a worker, not available yet.
     ///
     /// Index: `_id`. Invariant: I1 of the worker's side: nothing is assigned to who is not in the roster.
@@ -127,6 +141,7 @@ impl Store {
             "channel": worker.channel.0,
             "sessions": worker.session.iter().collect::<Vec<_>>(),
             "version": env!("CARGO_PKG_VERSION"),
+            "mongodb_user": self.user().await?,
         };
         document.extend(bson::serialize_to_document(&worker.place).expect("a place is made of texts and numbers"));
         let roster = self.roster.clone();
@@ -470,7 +485,7 @@ impl Store {
     }
 
     /// Ends the transactions that a dead worker may have left open. They would keep its jobs from being rescued for
-    /// a minute.
+    /// a minute. MongoDB ends only sessions of the user that asks, and does not say so of others.
     ///
     /// Index: none. Invariant: none, MongoDB itself ends them later.
     pub async fn kill_sessions(&self, sessions: &[Document]) -> Result<(), StoreError> {

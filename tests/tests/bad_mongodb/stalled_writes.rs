@@ -41,7 +41,11 @@ async fn nobody_is_declared_dead_while_writes_stand_still() {
     let mongod = own_mongod().await;
     let mut world = World::on(TestDatabase::on(&mongod.uri()).await).await;
     let late = Announcement { lease_ms: 600, ..announcement(1) };
-    world.store.register(&late).await.unwrap();
+    // For a retirement that is asked for in the middle; no cleaner would do it so soon.
+    let patient = Announcement { lease_ms: 600_000, ..announcement(1) };
+    for worker in [&late, &patient] {
+        world.store.register(worker).await.unwrap();
+    }
     world.start(Role::Recruiter, &[], &[]);
     let cleaners = [(); 2].map(|()| world.start(Role::Cleaner, &CLEANER, &[]));
     for _ in 0..WORKERS {
@@ -57,12 +61,18 @@ async fn nobody_is_declared_dead_while_writes_stand_still() {
     let before = world.count("roster", doc! {}).await;
     let admin = world.database.database().client().database("admin");
     admin.run_command(doc! { "fsync": 1, "lock": true }).await.unwrap();
-    pause(STALL).await;
+    let stalled = Instant::now();
+    let registered = world.store.registered_workers().await.unwrap();
+    let seen = registered.iter().find(|worker| worker.id == patient.id).unwrap().last_seen_at;
+    let given_up = world.store.retire_if_silent_since(patient.id, seen).await.unwrap_err();
+    assert!(given_up.is_too_slow() && stalled.elapsed() < STALL / 2, "{given_up:?} after {:?}", stalled.elapsed());
+    pause(STALL.saturating_sub(stalled.elapsed())).await;
     admin.run_command(doc! { "fsyncUnlock": 1 }).await.unwrap();
     pause(HEARTBEAT).await;
     beat_for(&world.store, late.id, Duration::from_secs(3)).await;
     assert!(!world.logs().contains("a worker is dead"), "{}", world.logs());
     assert_eq!(world.count("roster", doc! { "retired": { "$ne": true } }).await, before);
+    assert_eq!(world.count("roster", doc! { "retired": true }).await, 0, "what was given up must not be done later");
     for cleaner in cleaners {
         let log = world.members[cleaner].process.stderr();
         assert!(log.contains("does not acknowledge a write"), "it has not noticed: {log}");
@@ -76,6 +86,7 @@ async fn nobody_is_declared_dead_while_writes_stand_still() {
         pause(Duration::from_millis(20)).await;
     }
     assert!(silent.elapsed() > Duration::from_millis(1_200), "{:?}", silent.elapsed());
+    world.store.leave_if_alive(patient.id).await.unwrap();
     assert!(world.until_quiet(Duration::from_secs(60)).await, "{}", world.logs());
     let findings = world.judge().await;
     assert_eq!((findings.deaths, findings.all()), (0, Vec::new()), "{}", world.logs());

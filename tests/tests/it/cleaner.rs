@@ -10,8 +10,9 @@ use recruiter_common::{
 };
 use recruiter_tests::{
     factory::{insert_unvalidated, minimal_job},
+    fail_points::FailPoint,
     local::store,
-    mongo::TestDatabase,
+    mongo::{PASSWORD, TestDatabase, USER, mongod_with_access_control},
     processes::{Process, Setup, System},
     wait::wait_until,
 };
@@ -45,6 +46,8 @@ async fn a_document_that_cannot_be_unlocked_does_not_end_the_sweep() {
         document.extend(more);
         document
     };
+    // Somebody's own setting; with ours the first one is unlocked, and archived by whoever meets it.
+    database.database().run_command(doc! { "collMod": "scheduled", "validationLevel": "strict" }).await.unwrap();
     // The sweep goes by the ids: these come first.
     let refused = strange(doc! { "_id": ObjectId::from_bytes([0; 12]), "group": 5, "last_execution": { "start": StartId::new() } });
     let no_job = strange(doc! { "_id": "a text" });
@@ -112,6 +115,45 @@ async fn a_dead_worker_with_a_damaged_document_is_retired_and_its_jobs_are_rescu
     assert_eq!(system.cleaner.stderr().matches("fields of a roster document cannot be read").count(), 1, "{}", system.cleaner.stderr());
     drop(frozen);
     system.stop().await;
+}
+
+/// MongoDB lets a user end its own transactions only.
+#[tokio::test]
+async fn a_cleaner_says_once_that_workers_have_another_mongodb_user() {
+    let (mongo, uri) = mongod_with_access_control().await;
+    let database = TestDatabase::on(&uri).await;
+    let store = store(&database).await;
+    let admin = database.database().client().database("admin");
+    // Its own limit, instead of a minute.
+    admin.run_command(doc! { "setParameter": 1, "transactionLifetimeLimitSeconds": 4 }).await.unwrap();
+    let as_user = |name: &str| database.uri().replace(&format!("{USER}:{PASSWORD}@"), &format!("{name}:pw@"));
+    for user in ["one", "two"] {
+        let roles = vec![doc! { "role": "readWrite", "db": database.name() }];
+        admin.run_command(doc! { "createUser": user, "pwd": "pw", "roles": roles }).await.unwrap();
+    }
+    let start = |name: &str, args: &[&str], user: &str| Process::start(name, args, &[("MONGODB_URI", &as_user(user))]);
+    let _recruiter = start("recruiter", &["run"], "one");
+    let same = start("recruiter-cleaner", &["--every", "100ms", "--dead-after", "10m"], "one");
+    let worker = start("recruiter-worker", &["--builtins"], "one");
+    wait_until(SOON, "it is there", async || count(&database, "roster", doc! { "available": true, "term": { "$gt": 0 } }).await == 1).await;
+    let transaction = FailPoint::new("recruiter-worker", &["insert"]).namespace(database.name(), "archived").block(Duration::from_secs(2));
+    let armed = transaction.arm(database.uri()).await;
+    let job = NewJob::of_class("noop", doc! {}).enqueue(&store).await.unwrap();
+    wait_until(SOON, "the transaction is open", async || armed.struck().await == 1).await;
+    // Only the other one sees the death.
+    same.terminate();
+    let other = start("recruiter-cleaner", &["--every", "100ms", "--dead-after", "10m", "--log", "debug"], "two");
+    let warned =
+        |process: &Process, what: &str| process.stderr().lines().filter(|line| line.contains("WARN") && line.contains(what)).count();
+    wait_until(SOON, "it has seen whose the worker is", async || warned(&other, "another MongoDB user") == 1).await;
+    drop(worker);
+    wait_until(SOON, "it has tried again", async || other.stderr().contains("can still not be rescued")).await;
+    wait_until(SOON, "MongoDB has ended it", async || count(&database, "archived", doc! { "_id": job }).await == 1).await;
+    let said = other.stderr();
+    assert_eq!((warned(&other, "another MongoDB user"), warned(&other, "could not be rescued yet, probably")), (1, 1), "{said}");
+    assert_eq!(warned(&same, "MongoDB user"), 0, "{}", same.stderr());
+    drop((armed, database));
+    mongo.stop().await.unwrap();
 }
 
 /// Makes nonsense of the only document in the roster, as its bytes even.
