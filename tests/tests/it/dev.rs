@@ -73,6 +73,22 @@ async fn its_uri_works_and_everything_ends_with_it() {
     }
 }
 
+/// Its window was closed.
+#[tokio::test]
+async fn hup_ends_it_cleanly() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut dev = start(dir.path(), &["--json", "--workers=1"]);
+    let uri = uri(&dev).await;
+    let sleep = ["enqueue", "--class", "sleep", "--parameters", r#"{"ms":1500}"#];
+    assert!(Process::start("recruiter", &sleep, &[("MONGODB_URI", &uri)]).wait_exit(SOON).await.success());
+    let scheduled = collection(&uri, "scheduled").await;
+    wait_until(SOON, "the job runs", async || scheduled.count_documents(doc! { "locked": true }).await.unwrap() == 1).await;
+    dev.signal(Signal::SIGHUP);
+    assert_eq!(dev.wait_exit(SOON).await.code(), Some(0), "{}", dev.stderr());
+    assert!(!dev.stderr().contains("not everything ended in time"), "{}", dev.stderr());
+    assert_eq!(mentioning(dir.path().to_str().unwrap()), Vec::<String>::new());
+}
+
 #[tokio::test]
 async fn a_dead_worker_is_replaced() {
     let dir = tempfile::tempdir().unwrap();
