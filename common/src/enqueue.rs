@@ -1,7 +1,7 @@
 //! The public face for applications: describe a job, then enqueue it: now, later, many at once, or in the
 //! application's own transaction.
 
-use std::time::Duration;
+use std::{collections::HashSet, time::Duration};
 
 use bson::{Bson, Document, doc};
 use mongodb::ClientSession;
@@ -28,6 +28,8 @@ const BATCH: usize = 1_000;
 const ANNOUNCED_EARLY: usize = 16;
 /// An insert that takes so much longer than the announcement beside it may have come after those who looked for its jobs.
 const TOO_EARLY: Duration = Duration::from_millis(5);
+/// Ids that are looked for together: 700,000 would be more than MongoDB takes in one query.
+const IDS_PER_QUERY: usize = 10_000;
 /// Bytes of parameters that are sent together, at most.
 const BATCH_BYTES: usize = 16 * 1024 * 1024;
 
@@ -375,7 +377,10 @@ impl Store {
         let prepared = Prepared::from_jobs(jobs, self.now())?;
         let mut documents = prepared.documents;
         if !prepared.resent.is_empty() {
-            let archived = self.already_archived(&prepared.resent).await?;
+            let mut archived = HashSet::new();
+            for some in prepared.resent.chunks(IDS_PER_QUERY) {
+                archived.extend(self.already_archived(some).await?);
+            }
             documents.retain(|document| !crate::store::id_of(document).is_some_and(|id| archived.contains(&id)));
         }
         let early = documents.len() <= ANNOUNCED_EARLY;

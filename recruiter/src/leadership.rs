@@ -1,7 +1,7 @@
 //! Who leads: at most one recruiter assigns at a time.
 //!
 //! The lease is one document that its holder renews. A standby takes over when it has itself seen the same renewal for
-//! the whole lease, on its own monotonic clock, or at once when the holder released it. The holder trusts a renewal for
+//! the whole lease (the holder's, which its document tells, or its own if that is longer), on its own monotonic clock, or at once when the holder released it. The holder trusts a renewal for
 //! two thirds of the lease, counted from before it was asked for, so that it has stopped assigning before anybody else
 //! begins. (The trust window is River's.) Nobody compares wall clocks. When the argument fails all the same (a frozen
 //! process, continued in the middle of a round), the new leader's term stands in the roster and the old one's rounds
@@ -104,7 +104,9 @@ async fn try_acquire(
         Some((before, since)) if *before == now => *since,
         _ => Monotonic::now(),
     };
-    let free = now.as_ref().is_none_or(|lease| lease.released) || since.elapsed() >= duration;
+    // The holder renews by its own length of a lease, which may be longer than ours.
+    let silent = |lease: &Observed| since.elapsed() >= duration.max(lease.duration());
+    let free = now.as_ref().is_none_or(|lease| lease.released || silent(lease));
     *seen = Some((now.clone(), since));
-    if free { store.acquire_if_unchanged(now.as_ref(), holder_at).await } else { Ok(None) }
+    if free { store.acquire_if_unchanged(now.as_ref(), holder_at, duration).await } else { Ok(None) }
 }

@@ -35,6 +35,7 @@ use tokio::time::timeout;
 const SOON: Duration = Duration::from_secs(10);
 /// The term that workers are announced in while nobody leads.
 const TERM: LeaseTerm = LeaseTerm(0);
+const LEASE: Duration = Duration::from_secs(15);
 
 struct Setting {
     database: TestDatabase,
@@ -562,7 +563,7 @@ async fn retention_deletes_what_ended_before_and_no_more_than_it_may() {
 #[tokio::test]
 async fn a_lease_is_taken_as_it_was_observed() {
     let Setting { store, database: _database } = &Setting::new().await;
-    let acquire = async |observed: &Option<_>| store.acquire_if_unchanged(observed.as_ref(), "a:1").await.unwrap();
+    let acquire = async |observed: &Option<_>| store.acquire_if_unchanged(observed.as_ref(), "a:1", LEASE).await.unwrap();
     let first = acquire(&None).await.expect("nobody leads");
     assert_eq!(first.term, LeaseTerm(1));
     assert!(acquire(&None).await.is_none(), "somebody leads");
@@ -593,10 +594,10 @@ async fn a_lease_is_renewed_and_released_by_its_holder_in_its_term() {
         }
         renewed
     };
-    let first = store.acquire_if_unchanged(None, "a:1").await.unwrap().unwrap();
+    let first = store.acquire_if_unchanged(None, "a:1", LEASE).await.unwrap().unwrap();
     assert!(held(&first).await);
     setting.database.raw("metadata").delete_one(doc! { "_id": "recruiter" }).await.unwrap();
-    let second = store.acquire_if_unchanged(None, "b:1").await.unwrap().unwrap();
+    let second = store.acquire_if_unchanged(None, "b:1", LEASE).await.unwrap().unwrap();
     assert_eq!(first.term, second.term);
     assert!(!held(&first).await, "the same term of another holder");
     assert!(held(&second).await);
@@ -610,12 +611,12 @@ async fn a_lease_is_renewed_and_released_by_its_holder_in_its_term() {
 #[tokio::test]
 async fn a_new_term_shuts_the_old_leader_out() {
     let Setting { store, database: _database } = &Setting::new().await;
-    let first = store.acquire_if_unchanged(None, "a:1").await.unwrap().unwrap();
+    let first = store.acquire_if_unchanged(None, "a:1", LEASE).await.unwrap().unwrap();
     let setting_worker = announcement(1);
     store.register(&setting_worker).await.unwrap();
     assert!(store.announce(setting_worker.id, 1).await.unwrap());
     let observed = store.observe_lease().await.unwrap();
-    let second = store.acquire_if_unchanged(observed.as_ref(), "b:1").await.unwrap().unwrap();
+    let second = store.acquire_if_unchanged(observed.as_ref(), "b:1", LEASE).await.unwrap().unwrap();
     assert_eq!(store.stamp_term(second.term).await.unwrap(), 1);
     assert!(store.available_workers(first.term).await.unwrap().is_empty());
     let given = [give(setting_worker.id, 1)];

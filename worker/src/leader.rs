@@ -48,7 +48,7 @@ impl Leader {
     fn is_held(&mut self, lease: Option<Observed>, now: Monotonic) -> bool {
         let Some(lease) = lease.filter(|lease| !lease.released) else { return false };
         match &self.lease {
-            Some((known, since)) if *known == lease => now < *since + STALE_AFTER,
+            Some((known, since)) if *known == lease => now < *since + STALE_AFTER.max(known.duration()),
             _ => {
                 self.lease = Some((lease, now));
                 true
@@ -76,8 +76,14 @@ mod tests {
         let mut leader = Leader::new(Duration::from_secs(5));
         let start = Monotonic::now();
         let mut check = |renewals: Option<i64>, released: bool, second: u64| {
-            let lease =
-                renewals.map(|renewals| Observed { term: LeaseTerm(1), renewals, released, holder_at: String::new(), renewed_at: None });
+            let lease = renewals.map(|renewals| Observed {
+                term: LeaseTerm(1),
+                renewals,
+                released,
+                lease_ms: 0,
+                holder_at: String::new(),
+                renewed_at: None,
+            });
             leader.is_held(lease, start + Duration::from_secs(second))
         };
         assert!(!check(None, false, 0), "nobody ever led");

@@ -38,6 +38,8 @@ const ATTEMPT_LIMIT: Duration = Duration::from_secs(2);
 const MONITOR_EVERY: Duration = Duration::from_secs(5);
 /// Connections at most: every process has a handful of calls on their way at any time, however many jobs it runs.
 const MAX_POOL_SIZE: u32 = 20;
+/// The least that the protocol can do with: one listens for hints all the time, one carries a transaction.
+const LEAST_POOL_SIZE: u32 = 3;
 /// After this a connection that nobody needs is closed: an outage opens many at once.
 const MAX_IDLE: Duration = Duration::from_secs(60);
 
@@ -330,7 +332,16 @@ fn with_our_settings(mut options: ClientOptions, args: &ConnectArgs, app_name: &
     options.server_selection_timeout.get_or_insert(SELECTION_LIMIT);
     options.connect_timeout.get_or_insert(ATTEMPT_LIMIT);
     options.heartbeat_freq.get_or_insert(MONITOR_EVERY);
-    options.max_pool_size.get_or_insert(MAX_POOL_SIZE);
+    let most = options.max_pool_size.get_or_insert(MAX_POOL_SIZE);
+    // None means that there is no limit.
+    if (1..LEAST_POOL_SIZE).contains(most) {
+        tracing::warn!(
+            maxPoolSize = *most,
+            raised_to = LEAST_POOL_SIZE,
+            "MONGODB_URI allows too few connections: one is always taken by listening for hints"
+        );
+        *most = LEAST_POOL_SIZE;
+    }
     options.max_idle_time.get_or_insert(MAX_IDLE);
     options
 }

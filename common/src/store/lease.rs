@@ -4,6 +4,8 @@
 //! or at once when the lease was released; the holder trusts its own renewal for less than that on its own monotonic
 //! clock. Job safety never depends on it.
 
+use std::time::Duration;
+
 use bson::{Bson, doc};
 use serde::Deserialize;
 
@@ -27,12 +29,23 @@ pub struct Observed {
     /// Whether the holder gave it up.
     #[serde(default)]
     pub released: bool,
+    /// How long the holder may be silent before it is taken for gone, in milliseconds: its own `--lease`. A leader of an earlier release
+    /// does not say.
+    #[serde(default)]
+    pub lease_ms: u32,
     /// Where the holder runs, for people: `host:pid`.
     #[serde(default)]
     pub holder_at: String,
     /// When it was renewed last, by the server's clock; for people, nothing is decided by it.
     #[serde(deserialize_with = "instant::stored", default)]
     pub renewed_at: Option<Instant>,
+}
+
+impl Observed {
+    /// How long the holder may be silent before it is taken for gone, as it says itself.
+    pub fn duration(&self) -> Duration {
+        Duration::from_millis(self.lease_ms.into())
+    }
 }
 
 /// Proof of a term: only its holder renews and releases.
@@ -64,10 +77,15 @@ impl Store {
 
     /// Takes the lease for a new term.
     ///
-    /// Filter: still as observed. Update: holder, next term; the one after the roster's highest when there is no lease, or nobody
+    /// Filter: still as observed. Update: holder, its `duration`, next term; the one after the roster's highest when there is no lease, or nobody
     /// who has worked in a later term would be assigned anything. Index: `_id`. Invariant: one leader in each term.
     /// Loses when the holder renewed or another standby was faster.
-    pub async fn acquire_if_unchanged(&self, observed: Option<&Observed>, holder_at: &str) -> Result<Option<Lease>, StoreError> {
+    pub async fn acquire_if_unchanged(
+        &self,
+        observed: Option<&Observed>,
+        holder_at: &str,
+        duration: Duration,
+    ) -> Result<Option<Lease>, StoreError> {
         let holder = WorkerId::new();
         let last = match observed {
             Some(lease) => lease.term,
@@ -80,7 +98,8 @@ impl Store {
             None => doc! { "_id": LEASE, "term": null },
         };
         let acquired_at = bson::DateTime::from_chrono(self.now());
-        let set = doc! { "holder": holder, "holder_at": holder_at, "term": term, "renewals": 0_i64, "released": false, "acquired_at": acquired_at };
+        let lease_ms = i64::from(u32::try_from(duration.as_millis()).unwrap_or(u32::MAX));
+        let set = doc! { "lease_ms": lease_ms, "holder": holder, "holder_at": holder_at, "term": term, "renewals": 0_i64, "released": false, "acquired_at": acquired_at };
         let update = doc! { "$set": set, "$currentDate": { "renewed_at": true } };
         let metadata = self.metadata.clone();
         let absent = observed.is_none();

@@ -6,6 +6,7 @@
 //! is there, saves an idle worker from asking whether it has said anything.
 
 use std::{
+    borrow::Cow,
     collections::BTreeSet,
     sync::{
         Arc,
@@ -22,7 +23,7 @@ use mongodb::{
 };
 use tokio::sync::mpsc;
 
-use super::{Store, StoreError, call, indexes, roster::Assignment, search::DueJob};
+use super::{Store, StoreError, call, cut, indexes, roster::Assignment, search::DueJob};
 use crate::{
     ids::{JobId, RoundId, WorkerId},
     instant::Instant,
@@ -41,6 +42,11 @@ const REOPEN_PAUSE: Duration = Duration::from_millis(200);
 const HINT_LIMIT: Duration = Duration::from_secs(1);
 /// Hints that wait to be read; the others wait in the collection.
 const QUEUE: usize = 1_024;
+
+/// Bytes of groups that one hint names, at most.
+const GROUPS_BYTES: usize = 256 * 1024;
+/// Jobs that one hint assigns, about: a megabyte.
+const ASSIGNED: usize = 50_000;
 
 /// Workers that tail one collection, about.
 const WORKERS_PER_CHANNEL: i64 = 32;
@@ -157,6 +163,30 @@ impl Hint {
         Self::Jobs { groups: groups.into_iter().map(Into::into).collect(), at: None, jobs: Vec::new() }
     }
 
+    /// The same in parts that fit: a hint is small beside the collection that it is in.
+    fn parts(&self) -> Vec<Cow<'_, Self>> {
+        match self {
+            // Which groups they are is not worth so much: that something is due is enough.
+            Self::Jobs { groups, at, .. } if groups.iter().map(String::len).sum::<usize>() > GROUPS_BYTES => {
+                vec![Cow::Owned(Self::Jobs { groups: Vec::new(), at: *at, jobs: Vec::new() })]
+            }
+            Self::Assigned { round, assignments } if assignments.iter().map(|given| given.jobs.len()).sum::<usize>() > ASSIGNED => {
+                // A worker takes what one hint gives it for all that it was given.
+                let parts = cut(assignments.clone(), usize::MAX, ASSIGNED, |given| given.jobs.len());
+                parts.into_iter().map(|assignments| Cow::Owned(Self::Assigned { round: *round, assignments })).collect()
+            }
+            Self::Seed
+            | Self::Jobs { .. }
+            | Self::Free
+            | Self::Left { .. }
+            | Self::Assigned { .. }
+            | Self::Cancel { .. }
+            | Self::Beat { .. } => {
+                vec![Cow::Borrowed(self)]
+            }
+        }
+    }
+
     fn to_document(&self) -> Document {
         // An empty timestamp is filled in by the server, in the order of insertion.
         let mut document = doc! { "at": Timestamp { time: 0, increment: 0 } };
@@ -270,8 +300,11 @@ impl Store {
     }
 
     pub(super) async fn publish_in(&self, signals: &str, hint: &Hint) -> Result<(), StoreError> {
-        let command = || doc! { "insert": signals, "documents": [hint.to_document()], "writeConcern": { "w": 1 } };
-        self.write_repeatable("publish", command).await.map(drop)
+        for part in hint.parts() {
+            let command = || doc! { "insert": signals, "documents": [part.to_document()], "writeConcern": { "w": 1 } };
+            self.write_repeatable("publish", command).await?;
+        }
+        Ok(())
     }
 
     /// Tells within a second, and only notes in the log when that failed.

@@ -18,6 +18,8 @@ use recruiter_tests::{
     ledger::{Entry, Event, Longer},
     mongo::{TestDatabase, own_mongod},
     oracle::{Policy, executions_before_the_last, number},
+    processes::Process,
+    wait::wait_until,
     world::{Role, World},
 };
 
@@ -310,4 +312,19 @@ async fn jobs_that_were_announced_and_are_not_there_cost_nothing() {
         wait(&world, "a job that is there is done", async || world.archived(id).await.is_some()).await;
     }
     close(world).await;
+}
+
+/// The holder renews by its own length of a lease: who would be less patient goes by that.
+#[tokio::test]
+async fn a_standby_with_a_shorter_lease_leaves_a_leader_that_lives_alone() {
+    let database = TestDatabase::new().await;
+    let leader = Process::on(&database, "recruiter", &["run", "--lease", "6s"]);
+    wait_until(SOON, "it leads", async || leader.stderr().contains("leading")).await;
+    let standby = Process::on(&database, "recruiter", &["run", "--lease", "1s", "--poll", "300ms"]);
+    wait_until(SOON, "the other stands by", async || standby.stderr().contains("standing by")).await;
+    leader.kill();
+    let killed = Instant::now();
+    wait_until(SOON, "the other leads", async || standby.stderr().contains("lease.term=2")).await;
+    // The last renewal was two seconds before at most.
+    assert!(killed.elapsed() > Duration::from_millis(3_500), "after {:?} of six seconds", killed.elapsed());
 }

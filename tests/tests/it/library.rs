@@ -503,6 +503,20 @@ async fn reads_go_to_the_primary_even_when_the_uri_prefers_secondaries() {
     assert_eq!(store.unlocked(&[id]).await.unwrap().len(), 1);
 }
 
+/// Listening for hints takes a connection for as long as nothing is said.
+#[tokio::test]
+async fn a_connection_string_that_allows_too_few_connections_starves_nobody() {
+    let database = TestDatabase::new().await;
+    let mut connect = recruiter_tests::local::connect_args(&database);
+    connect.uri += if connect.uri.contains('?') { "&maxPoolSize=1" } else { "?maxPoolSize=1" };
+    let store = recruiter_common::store::Store::connect(&connect, "test").await.unwrap();
+    let hints = store.hints(recruiter_common::store::Listener::Recruiter);
+    wait_until(SOON, "it listens", async || hints.is_listening()).await;
+    for _ in 0..3 {
+        tokio::time::timeout(Duration::from_secs(4), store.refresh_clock()).await.expect("there is another connection").unwrap();
+    }
+}
+
 /// Blocks until it is let go, whatever is asked of it.
 #[derive(Clone, Serialize, Deserialize)]
 struct Stubborn {}

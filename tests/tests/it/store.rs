@@ -9,9 +9,9 @@ use mongodb::IndexModel;
 use recruiter_common::{
     enqueue::NewJob,
     failure::Failure,
-    ids::{JobId, StartId, WorkerId},
+    ids::{JobId, RoundId, StartId, WorkerId},
     job::{Execution, Job, Priority, Why},
-    store::{Archival, CommitSession, DueJob, Free, Hint, Lane, Listener, Recorded, Rescheduling, Store},
+    store::{Archival, Assignment, Channel, CommitSession, DueJob, Free, Hint, Lane, Listener, Recorded, Rescheduling, Store},
 };
 use recruiter_tests::{
     factory::{announcement, in_ms, insert_unvalidated, minimal_job, read, start, started, to_start},
@@ -196,6 +196,43 @@ async fn of_two_racing_starts_each_job_belongs_to_one() {
     assert_eq!(first.unwrap() + second.unwrap(), 200);
     let locked = database.raw("scheduled").count_documents(doc! { "locked": true, "attempts": 1 }).await.unwrap();
     assert_eq!(locked, 200, "every job was started exactly once");
+}
+
+/// However many groups or jobs it is about.
+#[tokio::test]
+async fn a_hint_that_would_be_too_large_is_told_in_parts_or_in_short() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    let mut recruiter = store.hints(Listener::Recruiter);
+    let assigned = |jobs: usize| Assignment { worker: WorkerId::new(), jobs: (0..jobs).map(|_| JobId::new()).collect() };
+    let assignments: Vec<Assignment> = (0..80).map(|_| assigned(10_000)).collect();
+    let last = assignments[79].clone();
+    let mut worker = store.hints(Listener::Worker(last.worker, Channel(0)));
+    tokio::time::timeout(Duration::from_secs(20), async {
+        while !(recruiter.is_listening() && worker.is_listening()) {
+            tokio::task::yield_now().await;
+        }
+        store.publish(&Hint::jobs_in((0..70_000).map(|n| format!("{n}{}", "g".repeat(240))))).await.unwrap();
+        while recruiter.next().await != Hint::jobs_in([] as [&str; 0]) {}
+        let round = RoundId::new();
+        store.publish_to(Channel(0), &Hint::Assigned { round, assignments }).await.unwrap();
+        while worker.next().await != (Hint::Assigned { round, assignments: vec![last.clone()] }) {}
+    })
+    .await
+    .expect("both are heard");
+}
+
+/// Ids are looked for in the archive in portions.
+#[tokio::test]
+async fn of_many_jobs_that_are_sent_again_those_that_are_done_stay_done() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    let ids: Vec<JobId> = (0..10_100).map(|_| JobId::new()).collect();
+    let known = [ids[5], ids[10_050]];
+    database.raw("archived").insert_many(known.map(|id| doc! { "_id": id })).await.unwrap();
+    store.enqueue_many(ids.iter().map(|id| NewJob::of_class("x", doc! {}).with_id(*id))).await.unwrap();
+    assert_eq!(database.raw("scheduled").count_documents(doc! {}).await.unwrap(), 10_098);
+    assert_eq!(database.raw("scheduled").count_documents(doc! { "_id": { "$in": known.to_vec() } }).await.unwrap(), 0);
 }
 
 /// The driver does not repeat them, and who misses them waits for the poll.
