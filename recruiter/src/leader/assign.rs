@@ -213,11 +213,12 @@ impl Assigning {
                 let Some(only_due) = self.search(store, &lanes, now, limit, at).await? else { return Ok(()) };
                 (found, reach) = only_due;
             }
-            let is_last = reach.end.is_none() || !stale.iter().any(|(able, lanes)| is_enough(&found, able, lanes));
+            reach.is_fruitless = reach.end.is_some() && !stale.iter().any(|(able, lanes)| is_enough(&found, able, lanes));
+            let is_last = reach.end.is_none() || reach.is_fruitless;
             let (done, left): (HashMap<_, _>, HashMap<_, _>) =
                 stale.into_iter().partition(|(able, lanes)| is_last || is_enough(&found, able, lanes));
             for lane in done.values().flatten() {
-                self.lanes.fill(lane, found.remove(lane).unwrap_or_default(), reach, now, at);
+                self.lanes.fill(lane, found.remove(lane).unwrap_or_default(), reach, at);
             }
             stale = left;
         }
@@ -255,7 +256,7 @@ impl Assigning {
                 None => found.jobs.push_back(job),
             }
         }
-        Ok(Some((found, Reach { end: answer.end, until })))
+        Ok(Some((found, Reach { end: answer.end, until, is_fruitless: false })))
     }
 
     /// Writes a plan and notifies the workers; says how many jobs were assigned.

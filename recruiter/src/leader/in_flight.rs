@@ -16,9 +16,9 @@ use recruiter_common::{
 
 use super::fleet::FreeWorker;
 
-/// How long an assigned job is left alone at most. A worker takes an assignment within milliseconds, or within the poll
-/// fallback when its hint was lost.
-const IN_FLIGHT_FOR: Duration = Duration::from_secs(5);
+/// How long an assigned job is left alone at most: with the scan that finds it out, five seconds. A worker takes an assignment within
+/// milliseconds, or within the poll fallback when its hint was lost.
+const IN_FLIGHT_FOR: Duration = Duration::from_secs(4);
 
 /// One assignment to one worker.
 #[derive(Debug)]
@@ -129,8 +129,8 @@ mod tests {
             flight.begin(first, (a, Channel(0)), vec![(job, None)], start);
             flight.expire(&rounds.iter().copied().collect(), start + Duration::from_secs(seconds)).len()
         };
-        assert_eq!(expired(&[(a, Some(first))], 4), 0);
-        assert_eq!(expired(&[(a, Some(first))], 5), 1, "it takes too long");
+        assert_eq!(expired(&[(a, Some(first))], 3), 0);
+        assert_eq!(expired(&[(a, Some(first))], 4), 1, "it takes too long");
         assert_eq!(expired(&[(a, Some(second))], 0), 1, "it was given something else");
         assert_eq!(expired(&[], 0), 1, "it is gone");
     }

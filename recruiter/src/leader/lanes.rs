@@ -5,8 +5,9 @@
 //! for, when
 //!
 //! 1. something was said of the lane that is not in the window: a hint without the job, a turn that came to nothing;
-//! 2. none of its jobs is due, and more may be: behind its end, or after its horizon;
-//! 3. a job that was left alone may be assigned again.
+//! 2. a job that was left alone may be assigned again;
+//! 3. more jobs may be due behind its end or after its horizon, and those that are known up to there, in all lanes of the same workers, do not
+//!    fill the free slots.
 //!
 //! **What a lane without a window says.** It was empty up to the horizon of the last full scan, for the kinds of workers
 //! that the scan was made for. A full scan drops every window and asks for every lane that has jobs. Nothing here is needed for safety: a job that
@@ -65,6 +66,8 @@ pub(crate) struct Reach {
     pub(crate) end: Option<Position>,
     /// The date up to which it looked.
     pub(crate) until: Instant,
+    /// Whether it found too few jobs that can be assigned now, and would again.
+    pub(crate) is_fruitless: bool,
 }
 
 impl Window {
@@ -81,16 +84,14 @@ impl Window {
         }
     }
 
-    fn has_due(&self, now: Instant) -> bool {
-        self.jobs.iter().any(|job| job.scheduled_at <= now)
+    /// The first two rules of staleness.
+    fn is_stale(&self, at: Monotonic) -> bool {
+        self.is_stale || self.look_again_at.is_some_and(|again| again <= at)
     }
 
-    /// The rules of staleness.
-    fn is_stale(&self, now: Instant, at: Monotonic) -> bool {
-        let may_look_again = self.look_again_at.is_some_and(|again| again <= at);
-        let is_fruitless = self.fruitless_until.is_some_and(|until| at < until);
-        let may_have_more = self.end.is_some() || self.until < now;
-        self.is_stale || may_look_again || (may_have_more && !is_fruitless && !self.has_due(now))
+    /// Whether jobs may be due that are not in it, and a search would find them.
+    fn may_have_more(&self, now: Instant, at: Monotonic) -> bool {
+        (self.end.is_some() || self.until < now) && self.fruitless_until.is_none_or(|until| until <= at)
     }
 
     /// Whether it says no more than a lane without a window.
@@ -209,25 +210,35 @@ impl Lanes {
     /// The stale lanes that one of these kinds of workers takes, by the kinds that do: workers of the same kinds can stand in for
     /// each other, so that a lane of theirs hides nothing that another worker could take.
     pub(crate) fn stale(&self, free: &HashMap<KindId, usize>, now: Instant, at: Monotonic) -> HashMap<Vec<KindId>, Vec<Lane>> {
-        let mut stale: HashMap<Vec<KindId>, Vec<Lane>> = HashMap::new();
-        for (lane, window) in self.windows.iter().filter(|(_, window)| window.is_stale(now, at)) {
+        let mut alike: HashMap<Vec<KindId>, Vec<(&Lane, &Window)>> = HashMap::new();
+        for (lane, window) in &self.windows {
             let able: Vec<KindId> = window.able.iter().copied().filter(|kind| free.contains_key(kind)).collect();
             if !able.is_empty() {
-                stale.entry(able).or_default().push(lane.clone());
+                alike.entry(able).or_default().push((lane, window));
+            }
+        }
+        let mut stale = HashMap::new();
+        for (able, lanes) in alike {
+            let slots = able.iter().map(|kind| free[kind]).sum();
+            let more = more_is_needed(&lanes, slots, now, at);
+            let is_stale = |window: &Window| window.is_stale(at) || (more && window.may_have_more(now, at));
+            let lanes: Vec<Lane> = lanes.into_iter().filter(|(_, window)| is_stale(window)).map(|(lane, _)| lane.clone()).collect();
+            if !lanes.is_empty() {
+                stale.insert(able, lanes);
             }
         }
         stale
     }
 
     /// Fills the window of a lane with what a search has found.
-    pub(crate) fn fill(&mut self, lane: &Lane, found: Found, reach: Reach, now: Instant, at: Monotonic) {
+    pub(crate) fn fill(&mut self, lane: &Lane, found: Found, reach: Reach, at: Monotonic) {
         let scanned_until = self.horizon();
         let Some(window) = self.windows.get_mut(lane) else { return };
         window.jobs = found.jobs;
         (window.end, window.until) = (reach.end, reach.until);
         window.is_stale = false;
         window.look_again_at = found.look_again_at;
-        window.fruitless_until = (!window.has_due(now)).then_some(at + FRUITLESS_FOR);
+        window.fruitless_until = reach.is_fruitless.then_some(at + FRUITLESS_FOR);
         if window.says_nothing(scanned_until) {
             self.windows.remove(lane);
         }
@@ -245,11 +256,23 @@ impl Lanes {
         for window in self.windows.values().filter(|window| window.able.iter().any(|kind| free.contains_key(kind))) {
             let later = window.jobs.iter().map(|job| job.scheduled_at).filter(|at| *at > now).min();
             date = date.into_iter().chain(later).min();
-            let fruitless_until = window.fruitless_until.filter(|_| (window.end.is_some() || window.until < now) && !window.has_due(now));
+            let fruitless_until = window.fruitless_until.filter(|_| window.end.is_some() || window.until < now);
             instant = instant.into_iter().chain(window.look_again_at).chain(fruitless_until).min();
         }
         (date, instant)
     }
+}
+
+/// The third rule of staleness: whether the jobs that are known in these lanes, up to where the first of them may miss some, are too few.
+fn more_is_needed(lanes: &[(&Lane, &Window)], slots: usize, now: Instant, at: Monotonic) -> bool {
+    let unsure = || lanes.iter().filter(|(_, window)| window.may_have_more(now, at));
+    // After its horizon a lane may miss its very first job.
+    if unsure().any(|(_, window)| window.end.is_none()) {
+        return true;
+    }
+    let Some(end) = unsure().filter_map(|(_, window)| window.end).min() else { return false };
+    let known = lanes.iter().flat_map(|(_, window)| &window.jobs).filter(|job| job.scheduled_at <= now && job.position() <= end);
+    known.take(slots).count() < slots
 }
 
 #[cfg(test)]
@@ -272,7 +295,7 @@ mod tests {
     }
 
     fn reach(end: Option<&DueJob>) -> Reach {
-        Reach { end: end.map(DueJob::position), until: date(NOW + 2_000) }
+        Reach { end: end.map(DueJob::position), until: date(NOW + 2_000), is_fruitless: false }
     }
 
     fn found(jobs: &[&DueJob]) -> Found {
@@ -285,7 +308,7 @@ mod tests {
         let mut lanes = Lanes::default();
         lanes.begin_scan([lane("a")], [0], date(NOW + 2_000));
         lanes.learn_kinds(fleet.kinds());
-        lanes.fill(&lane("a"), found(jobs), reach(end), date(NOW), Monotonic::now());
+        lanes.fill(&lane("a"), found(jobs), reach(end), Monotonic::now());
         lanes.learn_kinds(fleet.kinds());
         lanes
     }
@@ -323,6 +346,24 @@ mod tests {
     }
 
     #[test]
+    fn a_lane_is_not_searched_while_others_of_the_same_workers_have_enough_before_its_end() {
+        let mut lanes = scanned(&[], None);
+        lanes.begin_scan([lane("a"), lane("b")], [0], date(NOW + 2_000));
+        let (first, second, end) = (job("b", 5, NOW - 10), job("b", 5, NOW - 7), job("b", 5, NOW - 5));
+        lanes.fill(&lane("a"), found(&[]), reach(Some(&end)), Monotonic::now());
+        lanes.fill(&lane("b"), found(&[&first, &second, &end]), reach(Some(&end)), Monotonic::now());
+        lanes.learn_kinds(fleet(vec![available(&["*"], &["a", "b"], 1)]).kinds());
+        let stale =
+            |lanes: &Lanes, slots: usize| lanes.stale(&HashMap::from([(0, slots)]), date(NOW), Monotonic::now()).values().flatten().count();
+        assert_eq!((stale(&lanes, 3), stale(&lanes, 4)), (0, 2));
+        take(&mut lanes, &first);
+        assert_eq!((stale(&lanes, 2), stale(&lanes, 3)), (0, 2));
+        let behind = job("b", 5, NOW - 1);
+        lanes.fill(&lane("b"), found(&[&second, &end, &behind]), reach(Some(&behind)), Monotonic::now());
+        assert_eq!((stale(&lanes, 2), stale(&lanes, 3)), (0, 2), "between them the other lane may have one");
+    }
+
+    #[test]
     fn a_job_that_is_due_later_is_waited_for() {
         let later = job("a", 5, NOW + 500);
         let mut lanes = scanned(&[&later], None);
@@ -330,7 +371,7 @@ mod tests {
         let free = HashMap::from([(0, 1)]);
         assert_eq!(lanes.next(&free, date(NOW)), (Some(date(NOW + 500)), None));
         assert_eq!(lanes.next(&HashMap::new(), date(NOW)), (None, None), "nobody could take it");
-        assert!(!is_stale(&mut lanes, NOW + 2_500, Duration::ZERO), "it is due, and comes first");
+        assert!(!is_stale(&mut lanes, NOW + 1_500, Duration::ZERO), "it is due, and nothing else can be");
         take(&mut lanes, &later);
         assert!(lanes.needs_scan(date(NOW + 2_001)) && !lanes.needs_scan(date(NOW + 2_000)), "the horizon");
     }
@@ -339,12 +380,13 @@ mod tests {
     fn jobs_that_are_left_alone_do_not_hide_others_for_long() {
         let last = job("a", 5, NOW - 5);
         let mut lanes = scanned(&[], Some(&last));
+        lanes.fill(&lane("a"), found(&[]), Reach { is_fruitless: true, ..reach(Some(&last)) }, Monotonic::now());
         assert!(!is_stale(&mut lanes, NOW, Duration::ZERO), "the same search would find the same");
         assert!(is_stale(&mut lanes, NOW, FRUITLESS_FOR));
         assert!(lanes.next(&HashMap::from([(0, 1)]), date(NOW)).1.is_some());
         let at = Monotonic::now();
         let again = Found { look_again_at: Some(at + Duration::from_secs(60)), ..found(&[&last]) };
-        lanes.fill(&lane("a"), again, reach(None), date(NOW), at);
+        lanes.fill(&lane("a"), again, reach(None), at);
         assert!(!is_stale(&mut lanes, NOW, Duration::from_secs(59)));
         assert!(is_stale(&mut lanes, NOW, Duration::from_secs(61)));
     }
