@@ -304,8 +304,13 @@ impl Control {
                 }
             };
             let Some(found) = found else { return Ok(report) };
+            let (before, all) = (report.looked_at, found.len() as u64);
+            let ahead = walk.looked_at.min(report.length).saturating_sub(before);
+            let mut through = 0;
             for batch in cut(found, BATCH, BATCH_BYTES, |found| found.bytes) {
                 let mut changed = self.change_batch(change, &batch).await?;
+                through += batch.len() as u64;
+                report.looked_at = before + ahead * through / all;
                 for (_, changed) in &mut changed {
                     if let Changed::Refused(refusal) = changed
                         && refusal.is_of_the_moment()
@@ -318,7 +323,7 @@ impl Control {
                     return Ok(Report { is_stopped: true, ..report });
                 }
             }
-            report.looked_at = walk.looked_at.min(report.length);
+            report.looked_at = before + ahead;
         }
     }
 

@@ -63,8 +63,6 @@ pub(crate) struct ChangeArgs {
     /// The jobs, by their ids
     #[arg(value_name = "ID", value_parser = id_of_text)]
     ids: Vec<JobId>,
-    #[command(flatten)]
-    filter: FilterArgs,
     /// All jobs that the change is possible for
     #[arg(long, help_heading = "Which jobs")]
     all: bool,
@@ -76,6 +74,9 @@ pub(crate) struct ChangeArgs {
     yes: bool,
     #[command(flatten)]
     format: Format,
+    // Last, because its heading holds for what follows.
+    #[command(flatten)]
+    filter: FilterArgs,
 }
 
 /// Changes the jobs that are named, or all that match.
@@ -112,21 +113,24 @@ pub(crate) async fn run(
     let store = connected(args.dry_run, connect).await?;
     let filter = args.filter.clone().at(store.now()).narrowed_to(change).map_err(usage)?;
     if asks {
-        let counted = walk(&store, change, true, &filter, shutdown, |_| Ok(())).await?;
+        let counted = walk(&store, change, true, &filter, shutdown, |_, _| Ok(())).await?;
+        if counted.is_stopped {
+            return Err(anyhow!("stopped by a signal; nothing was changed").context(Exit::Aborted));
+        }
         let wanted = counted.matched() - left_alone(&counted);
-        let question = format!("{} {wanted} jobs? ({})", imperative(change), summary(change, &counted));
-        if counted.is_stopped || wanted > 0 && !is_confirmed(question, shutdown).await? {
-            return Err(anyhow!("nothing was changed").context(if counted.is_stopped { Exit::Aborted } else { Exit::Failure }));
+        let kinds = if counted.outcomes.len() > 1 { format!(" ({})", summary(change, &counted)) } else { String::new() };
+        if wanted > 0 && !is_confirmed(format!("{} {wanted} jobs{kinds}?", imperative(change)), shutdown).await? {
+            bail!("nothing was changed");
         }
     }
     let (mut named, json) = (0, args.format.json);
-    let report = walk(&store, change, args.dry_run, &filter, shutdown, |changed| {
+    let report = walk(&store, change, args.dry_run, &filter, shutdown, |changed, bar| {
         for (job, changed) in changed {
             if json {
                 write_json(out, *job, changed, args.dry_run)?;
             } else if is_failure(changed) && named < NAMED {
                 named += 1;
-                writeln!(std::io::stderr(), "{job}: {}", message(changed, args.dry_run))?;
+                bar.suspend(|| writeln!(std::io::stderr(), "{job}: {}", message(changed, args.dry_run)))?;
             }
         }
         Ok(())
@@ -187,7 +191,7 @@ async fn walk(
     dry_run: bool,
     filter: &JobFilter,
     shutdown: &Shutdown,
-    mut each: impl FnMut(&[(JobId, Changed)]) -> std::io::Result<()>,
+    mut each: impl FnMut(&[(JobId, Changed)], &ProgressBar) -> std::io::Result<()>,
 ) -> anyhow::Result<Report> {
     let bar = progress();
     let (mut last, mut written) = (Report::default(), Ok(()));
@@ -197,7 +201,7 @@ async fn walk(
         bar.set_length(report.length);
         bar.set_position(report.looked_at);
         bar.set_message(format!("{} jobs {}", report.matched(), if dry_run { "found" } else { participle(change) }));
-        written = bar.suspend(|| each(changed));
+        written = each(changed, &bar);
         if written.is_err() || shutdown.is_requested() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     });
     let walked = walked.await;
@@ -215,7 +219,7 @@ fn progress() -> ProgressBar {
     ProgressBar::new(0).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }
 
-/// Asks on the terminal; a signal means no.
+/// Asks on the terminal.
 async fn is_confirmed(question: String, shutdown: &mut Shutdown) -> anyhow::Result<bool> {
     write!(std::io::stderr(), "{question} [y/N] ")?;
     // The thread that reads may go on reading until the process ends.
@@ -225,7 +229,7 @@ async fn is_confirmed(question: String, shutdown: &mut Shutdown) -> anyhow::Resu
     });
     tokio::select! {
         answer = answer => Ok(matches!(answer??.trim().to_lowercase().as_str(), "y" | "yes")),
-        () = shutdown.requested() => Ok(false),
+        () = shutdown.requested() => Err(anyhow!("stopped by a signal; nothing was changed").context(Exit::Aborted)),
     }
 }
 

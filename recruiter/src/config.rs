@@ -28,14 +28,16 @@ Examples:
       have something done in five minutes
   recruiter enqueue --from jobs.ndjson
       have many things done, one for each line {\"class\": …, \"parameters\": {…}}
-  recruiter jobs list --place archived --why tried-too-many-times
+  recruiter jobs list --why tried-too-many-times --since 2h
   recruiter jobs show 65a1b2c3d4e5f60718293a4b
   recruiter jobs retry 65a1b2c3d4e5f60718293a4b
-      see what went wrong, and do it again
+      see what went wrong, and retry it
+  recruiter jobs retry --error-class SmtpDown --since 2h --dry-run
+      count what would be retried; with --yes in place of --dry-run retry it
   recruiter roster
-      see who works
+      list workers, what they can do and how busy they are
   recruiter stats --json
-      see how much waits, how much gets done, and how fast";
+      queue depth, throughput and latency";
 
 const ENQUEUE_EXAMPLES: &str = "\
 Examples:
@@ -78,9 +80,9 @@ enum Command {
     Enqueue(Box<enqueue::EnqueueArgs>),
     /// List, show, retry, cancel and delete jobs
     Jobs(jobs::JobsArgs),
-    /// Show who works
+    /// List workers and the recruiter that leads
     Roster(roster::RosterArgs),
-    /// Show how much waits, how much gets done, and how fast
+    /// Show queue depth, throughput and latency
     Stats(stats::StatsArgs),
     /// Run a MongoDB and a whole Recruiter on this machine, to develop and try things out on
     Dev(dev::DevArgs),

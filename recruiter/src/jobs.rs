@@ -153,8 +153,6 @@ impl FilterArgs {
 
 #[derive(Args, Clone, Debug)]
 struct ListArgs {
-    #[command(flatten)]
-    filter: FilterArgs,
     /// How many jobs at most
     #[arg(long, env = "RECRUITER_JOBS_LIMIT", value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u16).range(1..=1_000), help_heading = "Pages")]
     limit: u16,
@@ -163,6 +161,9 @@ struct ListArgs {
     page_after: Option<JobId>,
     #[command(flatten)]
     format: Format,
+    // Last, because its heading holds for what follows.
+    #[command(flatten)]
+    filter: FilterArgs,
 }
 
 /// Does what the arguments say.
@@ -202,12 +203,15 @@ async fn list(args: ListArgs, connect: &ConnectArgs, out: &mut impl Write) -> an
             error.into()
         }
     })?;
-    if listed.jobs.is_empty() {
+    let is_empty = listed.jobs.is_empty();
+    if is_empty {
         check_reason(&filter)?;
     }
     let last = listed.jobs.last().and_then(|job| job.get_object_id("_id").ok());
     if format.json {
         listed.jobs.iter().try_for_each(|job| json_line(out, lossy(job)))?;
+    } else if is_empty {
+        writeln!(std::io::stderr(), "no job matches")?;
     } else {
         write_list(out, Screen::of_stdout(), listed.jobs, now)?;
     }
@@ -232,7 +236,7 @@ pub(crate) fn check_reason(filter: &JobFilter) -> anyhow::Result<()> {
     }
     writeln!(
         std::io::stderr(),
-        "no job matches; `{shown}` is not one of Recruiter's own reasons ({known}), so a retry policy of yours would have to give it"
+        "`{shown}` is not one of Recruiter's own reasons ({known}), so a retry policy of yours would have to give it"
     )?;
     Ok(())
 }
@@ -523,7 +527,10 @@ mod tests {
         let text = described(&job(doc! { "attempts": 1, "last_execution": execution.clone(), "executions": [execution] }));
         assert_eq!(text.matches("failed").count(), 1, "{text}");
         assert!(text.contains("exit:1: \\u{1b}[31mred"), "{text}");
-        assert!(described(&job(doc! {})).ends_with("never started\n"));
+        let never = described(&job(doc! {}));
+        assert!(never.ends_with("never started\n"), "{never}");
+        // The date of its id, which has seven times 0x07, not that of its end or of 1970.
+        assert!(never.contains("enqueued     1973-09-"), "{never}");
     }
 
     fn listed(width: usize, documents: Vec<Document>) -> String {

@@ -90,7 +90,7 @@ impl Screen {
     /// `NO_COLOR` is set.
     pub(crate) fn of_stdout() -> Self {
         let asked = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok()).filter(|columns| *columns > 0);
-        let found = terminal_size::terminal_size_of(io::stdout()).map(|(width, _)| usize::from(width.0));
+        let found = terminal_size::terminal_size_of(io::stdout()).map(|(width, _)| usize::from(width.0)).filter(|columns| *columns > 0);
         let colours = anstream::AutoStream::choice(&io::stdout()) != anstream::ColorChoice::Never;
         Self { width: found.or(asked).unwrap_or(PLAIN_WIDTH).max(NARROWEST), colours }
     }

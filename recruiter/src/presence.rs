@@ -36,9 +36,9 @@ impl Leader {
             Some(lease) => {
                 let who = printable(&lease.holder_at, 80);
                 match lease.renewed_at {
-                    _ if lease.released => Self::Nobody(format!("{who} was the last and has stopped")),
+                    _ if lease.released => Self::Nobody(format!("the last one, {who}, has stopped")),
                     Some(at) if now - at > LEASE_IS_LOST_AFTER => {
-                        Self::Nobody(format!("{who} was the last and has given no sign of life for {}", apart(at, now)))
+                        Self::Nobody(format!("the last one, {who}, has given no sign of life for {}", apart(at, now)))
                     }
                     _ => Self::Leads(who),
                 }
@@ -50,7 +50,7 @@ impl Leader {
     pub(crate) fn line(&self) -> String {
         match self {
             Self::Leads(who) => format!("leader: {who}"),
-            Self::Nobody(why) => format!("no recruiter leads, so due jobs are not assigned ({why}): start `recruiter run`"),
+            Self::Nobody(why) => format!("no recruiter leads: due jobs are not assigned ({why})"),
         }
     }
 

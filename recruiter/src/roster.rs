@@ -46,6 +46,9 @@ pub async fn run(args: RosterArgs, connect: &ConnectArgs, out: &mut impl Write) 
 }
 
 fn write(out: &mut impl Write, screen: Screen, workers: &[Worker], now: Instant) -> std::io::Result<()> {
+    if workers.is_empty() {
+        return writeln!(out, "no worker is registered");
+    }
     let columns = [
         Column::left("WORKER"),
         Column::left("STATE"),
@@ -62,8 +65,8 @@ fn write(out: &mut impl Write, screen: Screen, workers: &[Worker], now: Instant)
     if overdue > 0 {
         writeln!(
             out,
-            "{overdue} silent: no heartbeat for more than twice the time that the worker may be silent, and still in the roster. No cleaner seems to run: \
-             start `recruiter-cleaner`, which rescues their jobs"
+            "no cleaner seems to run: {overdue} workers are silent for more than twice their lease\n\
+             and still in the roster; recruiter-cleaner rescues their jobs"
         )?;
     }
     Ok(())
@@ -165,6 +168,6 @@ mod tests {
         assert!(shown(1).lines().all(|line| line.chars().count() <= 80), "{}", shown(1));
         assert!(shown(1).contains("classes class-0, class-1") && shown(1).contains('…'), "{}", shown(1));
         assert!(shown(30).contains("silent") && !shown(30).contains("cleaner"), "{}", shown(30));
-        assert!(shown(50).contains("No cleaner seems to run"), "{}", shown(50));
+        assert!(shown(50).contains("no cleaner seems to run") && shown(50).lines().all(|line| line.chars().count() <= 86), "{}", shown(50));
     }
 }

@@ -18,11 +18,16 @@ use serde_json::{Value, json};
 
 use crate::{
     output::{Column, Format, Row, Screen, moment, printable, table},
-    presence::Leader,
+    presence::{Leader, Workers},
 };
 
 /// How far back finished jobs are looked at.
 const WINDOW: TimeDelta = TimeDelta::minutes(1);
+
+/// Pairs of group and class of waiting jobs that are compared with what the workers have, at most.
+const KINDS: usize = 1_000;
+/// Reasons why jobs wait in vain that are shown, at most.
+const REASONS: usize = 10;
 
 /// What the statistics are told.
 #[derive(Args, Clone, Copy, Debug)]
@@ -46,14 +51,50 @@ pub async fn run(args: StatsArgs, connect: &ConnectArgs, out: &mut impl Write) -
     let running = store.running().await?;
     let finished = store.finished(now - WINDOW).await?;
     let leader = Leader::find(&store).await?;
+    let workers = Workers::find(&store).await?;
+    let kinds = store.waiting_kinds(waiting.keys().cloned(), KINDS).await?;
+    let are_all = kinds.len() < KINDS;
+    let untaken: Vec<Untaken> = kinds.into_iter().filter_map(|(group, class)| Untaken::of(group, class, &workers)).collect();
     let statistics = Statistics::of(now, &waiting, &running, &finished);
     if args.format.json {
         let mut json = statistics.to_json();
         json["leader"] = leader.to_json();
+        json["untaken"] = untaken.iter().map(|kind| json!({ "group": kind.group, "class": kind.class, "reason": kind.reason })).collect();
         return Ok(writeln!(out, "{json}")?);
     }
     statistics.write(out, Screen::of_stdout())?;
+    write_untaken(out, &untaken, are_all)?;
     Ok(writeln!(out, "{}", leader.line())?)
+}
+
+/// Jobs of one group and class that wait although no running worker takes any.
+#[derive(Clone, Debug)]
+struct Untaken {
+    group: String,
+    class: String,
+    reason: String,
+}
+
+impl Untaken {
+    fn of(group: String, class: String, workers: &Workers) -> Option<Self> {
+        let reason = workers.why_nobody_takes(&class, &group)?;
+        Some(Self { group, class, reason })
+    }
+}
+
+/// Each reason once.
+fn write_untaken(out: &mut impl Write, untaken: &[Untaken], are_all: bool) -> std::io::Result<()> {
+    let reasons: BTreeSet<&str> = untaken.iter().map(|kind| kind.reason.as_str()).collect();
+    for reason in reasons.iter().take(REASONS) {
+        writeln!(out, "waiting in vain: {reason}")?;
+    }
+    if let Some(more @ 1..) = reasons.len().checked_sub(REASONS) {
+        writeln!(out, "waiting in vain: {more} more such classes or groups; --json lists them")?;
+    }
+    if !are_all {
+        writeln!(out, "only the first {KINDS} pairs of group and class were compared with what the workers have")?;
+    }
+    Ok(())
 }
 
 /// Everything about one group, or about all.

@@ -171,6 +171,21 @@ async fn groups_are_named_once_and_while_jobs_wait_in_them() {
 }
 
 #[tokio::test]
+async fn kinds_of_jobs_are_named_once_while_such_jobs_wait() {
+    let setting = Setting::new().await;
+    let job = |group: &str, class: &str| NewJob::of_class(class, doc! {}).in_group(group);
+    let jobs = [job("a", "x"), job("a", "x"), job("a", "y"), job("b", "x"), job("b", "z"), job("c", "w")];
+    let jobs = setting.store.enqueue_many(jobs).await.unwrap();
+    setting.start(WorkerId::new(), [jobs[4]]).await;
+    let kinds = async |most| {
+        let kinds = timeout(SOON, setting.store.waiting_kinds(["a".into(), "b".into()], most)).await.expect("there is an end to them");
+        kinds.unwrap().into_iter().map(|(group, class)| group + &class).collect::<Vec<_>>()
+    };
+    assert_eq!(kinds(9).await, ["ax", "ay", "bx"]);
+    assert_eq!(kinds(2).await, ["ax", "ay"]);
+}
+
+#[tokio::test]
 async fn due_is_what_waits_in_the_group_for_one_of_the_classes_since_now() {
     let setting = Setting::new().await;
     let (later, sooner) = (in_ms(&setting.store, 60_000), in_ms(&setting.store, 30_000));
@@ -498,12 +513,13 @@ async fn what_runs_can_be_asked_to_stop_and_what_waits_be_due_at_once() {
     let before = (untouched().await, setting.scheduled(running).await);
     assert_eq!(setting.store.hasten_if_unlocked(&[running, waiting], now).await.unwrap(), [waiting].into());
     assert_eq!((untouched().await, setting.scheduled(running).await), before);
-    // What is due earlier stays so, and only what was asked about, waits and is due is told.
+    // What is due earlier stays so, and only what was asked about and waits is told.
     let due = setting.scheduled(waiting).await;
     assert_eq!(setting.store.hasten_if_unlocked(&[running, waiting], later).await.unwrap(), [waiting].into());
     assert_eq!(setting.scheduled(waiting).await, due);
     setting.set("scheduled", running, doc! { "scheduled_at": date(now) }).await;
-    setting.set("scheduled", waiting, doc! { "locked": true }).await;
+    setting.set("scheduled", waiting, doc! { "scheduled_at": date(in_ms(&setting.store, -1_000)) }).await;
+    setting.start(WorkerId::new(), [waiting]).await;
     assert_eq!(setting.store.hasten_if_unlocked(&[running, waiting], now).await.unwrap(), [].into());
 }
 

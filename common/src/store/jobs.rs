@@ -478,7 +478,7 @@ impl Store {
         Ok(self.cancel_requests(jobs).await?.into_iter().collect())
     }
 
-    /// Makes waiting jobs due at `at`, unless they are due earlier; returns those that are due then.
+    /// Makes waiting jobs due at `at`, unless they are due earlier; returns those that wait.
     ///
     /// Filter: ids, unlocked, due later. Index: `_id`. Invariant: none, a date changes.
     /// Loses those jobs that are running or in the archive.
@@ -490,14 +490,14 @@ impl Store {
         if moved.matched_count == jobs.len() as u64 {
             return Ok(jobs.iter().copied().collect());
         }
-        self.waiting_and_due(jobs, at).await
+        self.still_waiting(jobs).await
     }
 
-    async fn waiting_and_due(&self, jobs: &[JobId], at: bson::DateTime) -> Result<HashSet<JobId>, StoreError> {
+    async fn still_waiting(&self, jobs: &[JobId]) -> Result<HashSet<JobId>, StoreError> {
         let scheduled = self.scheduled.clone();
-        let due = doc! { "_id": { "$in": jobs.to_vec() }, "locked": false, "scheduled_at": { "$lte": at } };
+        let unlocked = doc! { "_id": { "$in": jobs.to_vec() }, "locked": false };
         let found: Vec<Document> =
-            call("waiting_and_due", async move { scheduled.find(due).projection(doc! { "_id": 1 }).await?.try_collect().await }).await?;
+            call("still_waiting", async move { scheduled.find(unlocked).projection(doc! { "_id": 1 }).await?.try_collect().await }).await?;
         Ok(found.iter().filter_map(id_of).collect())
     }
 

@@ -323,6 +323,7 @@ impl Store {
             match self.step(walk).await {
                 Ok((found, None)) => {
                     walk.is_over = true;
+                    walk.looked_at += walk.step;
                     return Ok(Some(found));
                 }
                 Ok((found, bound)) => {

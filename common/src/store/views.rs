@@ -102,6 +102,34 @@ impl Store {
         Ok(waiting)
     }
 
+    /// The groups and classes of waiting jobs, `most` pairs at most, in their order.
+    ///
+    /// Filter: group, unlocked, the next class. Index: `due_jobs`, one entry for each pair, however many jobs wait. Invariant: none.
+    pub async fn waiting_kinds(&self, groups: impl IntoIterator<Item = String>, most: usize) -> Result<Vec<(String, String)>, StoreError> {
+        let mut kinds = Vec::new();
+        for group in groups {
+            // Every class is behind this one.
+            let mut class = String::new();
+            while kinds.len() < most {
+                let scheduled = self.scheduled.clone_with_type::<RawDocumentBuf>();
+                let next = doc! { "group": &group, "workable.class": { "$gt": &class }, "locked": false };
+                let found = self
+                    .indexed("waiting_kinds", async move {
+                        let first = scheduled.find_one(next).sort(doc! { "workable.class": 1 }).projection(doc! { "workable.class": 1 });
+                        first.hint(IndexHint::Name(DUE_JOBS.into())).await
+                    })
+                    .await?;
+                // One that is not UTF-8 ends its group: what comes behind it cannot be asked for.
+                let Some(next) = found.and_then(|job| Some(job.get_document("workable").ok()?.get_str("class").ok()?.to_owned())) else {
+                    break;
+                };
+                kinds.push((group.clone(), next.clone()));
+                class = next;
+            }
+        }
+        Ok(kinds)
+    }
+
     async fn count_waiting(&self, filter: Document) -> Result<u64, StoreError> {
         let scheduled = self.scheduled.clone();
         let counted = async move { scheduled.count_documents(filter).limit(COUNTED).hint(IndexHint::Name(DUE_JOBS.into())).await };

@@ -1,11 +1,17 @@
 //! What an operator does on a bad day: searches a large archive, retries, cancels and deletes very many jobs at once, and meets
 //! documents that nobody can read.
 
-use std::time::Duration;
+use std::{
+    fs::File,
+    io::{Read as _, Write as _},
+    process::Command,
+    time::Duration,
+};
 
 use bson::{Document, RawDocumentBuf, doc, oid::ObjectId};
 use futures_util::TryStreamExt as _;
 use nix::{
+    pty::openpty,
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
@@ -15,7 +21,7 @@ use recruiter_tests::{
     fail_points::FailPoint,
     local::store,
     mongo::{TestDatabase, own_mongod},
-    processes::{Setup, System},
+    processes::{Setup, System, binary},
     wait::wait_until,
 };
 use serde_json::{Value, json};
@@ -148,6 +154,25 @@ async fn pages_show_every_job_once() {
     }
 }
 
+/// MongoDB gives up what takes too long. A list says so; a change of many jobs goes on in smaller steps.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_search_that_takes_too_long_is_given_up_and_a_walk_is_not() {
+    let database = TestDatabase::new().await;
+    let _store = store(&database).await;
+    insert(&database, "archived", (0..700).map(|_| archived("a", "gave-up", 1)).collect()).await;
+    let too_slow = async |times: i32| {
+        let fault = FailPoint::new("recruiter jobs", &["find"]).namespace(database.name(), "archived").times(times).error_code(50);
+        fault.arm(&database.uri().replace(database.name(), "")).await
+    };
+    let fault = too_slow(1).await;
+    let said = recruiter(&database, &["jobs", "list", "--place", "archived", "--tag", "x"]);
+    assert!(said.code == 1 && said.err.contains("given up after 8 s") && said.err.contains("narrow it"), "{} {}", said.code, said.err);
+    drop(fault);
+    let fault = too_slow(2).await;
+    let said = recruiter(&database, &["jobs", "retry", "--all", "--dry-run"]);
+    assert_eq!((said.code, said.out.as_str(), fault.struck().await), (0, "(dry run) 700 enqueued again\n", 2), "{}", said.err);
+}
+
 /// The new jobs, by the archived one that each is a retry of.
 async fn retries(database: &TestDatabase) -> Vec<ObjectId> {
     let jobs: Vec<Document> = database.raw("scheduled").find(doc! {}).await.unwrap().try_collect().await.unwrap();
@@ -252,11 +277,22 @@ async fn many_jobs_are_cancelled_deleted_and_made_due() {
     assert_eq!((said.code, said.out.as_str()), (0, "1 due now\n"));
     assert_eq!(count(&database, "scheduled", doc! { "group": "h", "scheduled_at": { "$lte": bson::DateTime::now() } }).await, 1);
 
-    insert(&database, "archived", (0..600).map(|_| archived("old", "done", 7_200)).collect()).await;
-    let said = recruiter(&database, &["jobs", "delete", "--class", "old", "--until", "1h", "--dry-run"]);
-    assert_eq!((said.code, said.out.as_str()), (0, "(dry run) 600 deleted\n"));
+    // More than one step of a walk looks at, by id and by date, many of them of the same millisecond.
+    let then = archived("old", "done", 7_200).get_document("last_execution").unwrap().clone();
+    let old = |_| {
+        let mut job = archived("old", "done", 7_200);
+        job.insert("last_execution", then.clone());
+        job
+    };
+    insert(&database, "archived", (0..11_000).map(old).chain((0..500).map(|_| archived("new", "done", 1))).collect()).await;
+    for period in [&[][..], &["--until", "1h"]] {
+        let said = recruiter(&database, &[&["jobs", "delete", "--class", "old", "--dry-run"], period].concat());
+        assert_eq!((said.code, said.out.as_str()), (0, "(dry run) 11000 deleted\n"));
+    }
     let said = recruiter(&database, &["jobs", "delete", "--until", "1h", "--yes"]);
-    assert_eq!((said.code, said.out.as_str()), (0, "600 deleted\n"));
+    assert_eq!((said.code, said.out.as_str()), (0, "11000 deleted\n"));
+    let said = recruiter(&database, &["jobs", "delete", "--class", "new", "--yes"]);
+    assert_eq!((said.code, said.out.as_str()), (0, "500 deleted\n"));
     assert_eq!(count(&database, "archived", doc! {}).await, 696);
     assert_eq!(recruiter(&database, &["jobs", "delete", "--until", "1h", "--yes"]).out, "no job matches that could be deleted\n");
     // One that is not finished is never deleted.
@@ -264,6 +300,51 @@ async fn many_jobs_are_cancelled_deleted_and_made_due() {
     let said = recruiter(&database, &["jobs", "delete", &good]);
     assert!(said.code == 1 && said.err.contains("only archived jobs are deleted"), "{}", said.err);
     assert_eq!(count(&database, "scheduled", doc! { "group": "h" }).await, 1);
+}
+
+/// What a command shows on a terminal, on which this is typed once it has asked.
+fn on_a_terminal(database: &TestDatabase, args: &[&str], typed: &str, more: &[(&str, &str)]) -> (i32, String) {
+    let terminal = openpty(None, None).unwrap();
+    let [stdin, stdout, stderr] = std::array::from_fn(|_| terminal.slave.try_clone().unwrap());
+    let mut command = Command::new(binary("recruiter"));
+    command.args(args).env("MONGODB_URI", database.uri()).env("TERM", "xterm").env_remove("NO_COLOR").envs(more.iter().copied());
+    let mut child = command.stdin(stdin).stdout(stdout).stderr(stderr).spawn().unwrap();
+    drop((command, terminal.slave));
+    let mut screen = File::from(terminal.master);
+    let (mut shown, mut part, mut typed) = (Vec::new(), [0; 4_096], Some(typed));
+    // The end of a terminal is an error.
+    while let Ok(length @ 1..) = screen.read(&mut part) {
+        shown.extend_from_slice(&part[..length]);
+        if shown.ends_with(b"[y/N] ") {
+            match typed.take().expect("it asks once") {
+                // The terminal is not the one that the child is controlled by, which would make a signal of it.
+                "\u{3}" => kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGINT).unwrap(),
+                typed => screen.write_all(typed.as_bytes()).unwrap(),
+            }
+        }
+    }
+    (child.wait().unwrap().code().unwrap(), String::from_utf8(shown).unwrap())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_terminal_is_asked_for_confirmation_and_shows_colours() {
+    let database = TestDatabase::new().await;
+    let _store = store(&database).await;
+    insert(&database, "archived", (0..600).map(|_| archived("a", "gave-up", 10)).chain([archived("a", "done", 1)]).collect()).await;
+    let retry = ["jobs", "retry", "--class", "a"];
+    for (typed, code) in [("n\n", 1), ("\n", 1), ("\u{3}", 130)] {
+        let (ended, shown) = on_a_terminal(&database, &retry, typed, &[]);
+        assert!(ended == code && shown.contains("Retry 600 jobs? [y/N]") && shown.contains("nothing was changed"), "{ended} {shown}");
+        assert_eq!(retries(&database).await.len(), 0);
+    }
+    let (ended, shown) = on_a_terminal(&database, &retry, "y\n", &[]);
+    assert!(ended == 0 && shown.contains("jobs retried") && shown.trim_end().ends_with("600 enqueued again"), "{ended} {shown}");
+    assert_eq!(retries(&database).await.len(), 600);
+
+    let list = ["jobs", "list", "--place", "archived", "--limit", "1"];
+    assert!(on_a_terminal(&database, &list, "", &[]).1.contains("\u{1b}[32mdone"));
+    assert!(!on_a_terminal(&database, &list, "", &[("NO_COLOR", "1")]).1.contains('\u{1b}'));
+    assert!(on_a_terminal(&database, &list, "", &[("COLUMNS", "120")]).1.contains("PRIORITY"));
 }
 
 /// A signal in the middle, the replies of two commits lost, and the whole process killed: said again, the command does the rest.
@@ -331,7 +412,9 @@ async fn what_nobody_can_read_is_shown_and_hides_nothing() {
             raw(place).insert_one(not_utf8(&job)).bypass_document_validation(true).await.unwrap();
         }
     }
-    raw("archived").insert_one(not_utf8(&bad("archived", "group"))).await.unwrap();
+    for place in ["scheduled", "archived"] {
+        raw(place).insert_one(not_utf8(&bad(place, "group"))).bypass_document_validation(true).await.unwrap();
+    }
     raw("roster")
         .insert_one(not_utf8(&doc! { "_id": ObjectId::new(), "work_on": "*", "hostname": "caf!", "available": true }))
         .await
@@ -358,15 +441,17 @@ async fn what_nobody_can_read_is_shown_and_hides_nothing() {
 
     // They can be got rid of.
     let said = recruiter(&database, &["jobs", "cancel", "--all", "--yes"]);
-    assert_eq!((said.code, said.out.as_str()), (0, "5 cancelled\n"), "{}", said.err);
+    assert_eq!((said.code, said.out.as_str()), (0, "6 cancelled\n"), "{}", said.err);
     let said = recruiter(&database, &["jobs", "delete", "--all", "--yes"]);
-    assert_eq!((said.code, said.out.as_str()), (0, "10 deleted\n"), "{}", said.err);
+    assert_eq!((said.code, said.out.as_str()), (0, "11 deleted\n"), "{}", said.err);
 }
 
-/// The bytes of a document in which each exclamation mark has become a byte that is not UTF-8.
+/// The bytes of a document in which the end of each `caf!` has become a byte that is not UTF-8.
 fn not_utf8(document: &Document) -> RawDocumentBuf {
-    let bytes = document.to_vec().unwrap();
-    RawDocumentBuf::from_bytes(bytes.into_iter().map(|byte| if byte == b'!' { 0xe9 } else { byte }).collect()).unwrap()
+    let mut bytes = document.to_vec().unwrap();
+    let found: Vec<usize> = bytes.windows(4).enumerate().filter(|(_, word)| word == b"caf!").map(|(at, _)| at + 3).collect();
+    found.into_iter().for_each(|at| bytes[at] = 0xe9);
+    RawDocumentBuf::from_bytes(bytes).unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
@@ -381,7 +466,7 @@ async fn it_is_said_who_leads_and_what_nobody_takes() {
         assert!(said.code == 0 && (said.out.contains(expected) || said.err.contains(expected)), "{args:?}: {}{}", said.out, said.err);
     };
     for args in [&["stats"][..], &["roster"], &["roster", "--json"], &["jobs", "show", &id]] {
-        says(args, "no recruiter leads, so due jobs are not assigned (none has led yet)");
+        says(args, "no recruiter leads: due jobs are not assigned (none has led yet)");
     }
     assert_eq!(recruiter(&database, &["stats", "--json"]).objects()[0]["leader"], Value::Null);
     says(&["enqueue", "--class", "nosuch"], "warning: no worker is running");
@@ -390,6 +475,11 @@ async fn it_is_said_who_leads_and_what_nobody_takes() {
     wait_until(SOON, "somebody leads", async || store.observe_lease().await.unwrap().is_some()).await;
     wait_until(SOON, "a worker is available", async || count(&database, "roster", doc! { "available": true }).await == 1).await;
     says(&["stats"], "leader: ");
+    says(&["stats"], "waiting in vain: no running worker has the class `nosuch`\n");
+    says(&["stats"], "waiting in vain: no running worker that has the class `noop` works on the group `generic`\n");
+    let untaken = recruiter(&database, &["stats", "--json"]).objects().remove(0)["untaken"].take();
+    let classes: Vec<&Value> = untaken.as_array().unwrap().iter().map(|kind| &kind["class"]).collect();
+    assert_eq!(classes, [&json!("noop"), &json!("nosuch")], "{untaken}");
     says(&["roster"], "leader: ");
     assert!(recruiter(&database, &["stats", "--json"]).objects()[0]["leader"].as_str().unwrap().contains(':'));
     assert!(!recruiter(&database, &["jobs", "show", &id]).out.contains("no recruiter leads"));
