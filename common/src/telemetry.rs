@@ -105,7 +105,9 @@ pub fn causes(error: &(dyn std::error::Error + 'static)) -> Vec<String> {
 pub fn of_mongodb(error: &Error) -> String {
     let named = |message: &str, name: &str, code: i32| {
         let name = if name.is_empty() { format!("code {code}") } else { format!("{name}, code {code}") };
-        format!("{} ({name})", message.trim_end_matches('.'))
+        // Before the last cause stands what it happened in, at length: a whole query.
+        let cause = message.rsplit(" :: caused by :: ").next().unwrap_or(message);
+        format!("{} ({name})", cause.trim_end_matches('.'))
     };
     let concern = |concern: &WriteConcernError| named(&concern.message, &concern.code_name, concern.code);
     #[expect(clippy::wildcard_enum_match_arm, reason = "the others have a sentence of the driver's")]
