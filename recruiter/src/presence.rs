@@ -14,8 +14,8 @@ use serde_json::{Value, json};
 
 use crate::output::{apart, printable};
 
-/// A lease is taken to be lost when it was not renewed for this time: several times what a leader needs by default.
-const LEASE_IS_LOST_AFTER: TimeDelta = TimeDelta::seconds(30);
+/// A leader that does not say how long its lease is has one of this length at most.
+const USUAL_LEADERS_LEASE_MS: u32 = 30_000;
 /// A worker that does not say how long its lease is has this one.
 const USUAL_LEASE_MS: i64 = 20_000;
 
@@ -35,9 +35,10 @@ impl Leader {
             None => Self::Nobody("none has led yet".into()),
             Some(lease) => {
                 let who = printable(&lease.holder_at, 80);
+                let lease_ms = if lease.lease_ms > 0 { lease.lease_ms } else { USUAL_LEADERS_LEASE_MS };
                 match lease.renewed_at {
                     _ if lease.released => Self::Nobody(format!("the last one, {who}, has stopped")),
-                    Some(at) if now - at > LEASE_IS_LOST_AFTER => {
+                    Some(at) if now - at > TimeDelta::milliseconds(lease_ms.into()) => {
                         Self::Nobody(format!("the last one, {who}, has given no sign of life for {}", apart(at, now)))
                     }
                     _ => Self::Leads(who),
