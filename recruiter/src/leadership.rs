@@ -1,15 +1,17 @@
 //! Who leads: at most one recruiter assigns at a time.
 //!
 //! The lease is one document that its holder renews. A standby takes over when it has itself seen the same renewal for
-//! the whole lease (the holder's, which its document tells, or its own if that is longer), on its own monotonic clock, or at once when the holder released it. The holder trusts a renewal for
-//! two thirds of the lease, counted from before it was asked for, so that it has stopped assigning before anybody else
-//! begins. (The trust window is River's.) Nobody compares wall clocks. When the argument fails all the same (a frozen
+//! the whole lease (the holder's, which its document tells, or its own if that is longer), on its own monotonic clock, or at once
+//! when the holder released it. The holder trusts a renewal for two thirds of the lease, counted from before it was asked for and
+//! including the time that its machine sleeps, so that it has stopped assigning before another recruiter begins. (The trust window
+//! is River's.) Wall clocks are never compared. When the argument fails all the same (a frozen
 //! process, continued in the middle of a round), the new leader's term stands in the roster and the old one's rounds
 //! match nobody; and whatever is assigned twice is still started once.
 
 use std::time::{Duration, Instant as Monotonic};
 
 use recruiter_common::{
+    clock::Uptime,
     ids::LeaseTerm,
     service::Watchdog,
     shutdown::{Shutdown, Wake},
@@ -22,7 +24,7 @@ use recruiter_common::{
 pub(crate) struct Leadership {
     lease: Lease,
     duration: Duration,
-    renewed: Monotonic,
+    renewed: Uptime,
 }
 
 impl Leadership {
@@ -38,7 +40,7 @@ impl Leadership {
         let mut told = false;
         while !shutdown.is_requested() {
             watchdog.progress();
-            let asked = Monotonic::now();
+            let asked = Uptime::now();
             match try_acquire(store, duration, holder_at, &mut seen).await {
                 Ok(Some(lease)) => return Some(Self { lease, duration, renewed: asked }),
                 Ok(None) if !told => {
@@ -67,17 +69,17 @@ impl Leadership {
 
     /// Whether assigning is still this process's business.
     pub(crate) fn is_trusted(&self) -> bool {
-        self.renewed.elapsed() < self.duration / 3 * 2
+        Uptime::now().since(self.renewed) < self.duration / 3 * 2
     }
 
     /// When to renew next.
     pub(crate) fn renew_in(&self) -> Duration {
-        (self.duration / 3).saturating_sub(self.renewed.elapsed())
+        (self.duration / 3).saturating_sub(Uptime::now().since(self.renewed))
     }
 
     /// Renews; false when another leads by now.
     pub(crate) async fn renew(&mut self, store: &Store) -> Result<bool, StoreError> {
-        let asked = Monotonic::now();
+        let asked = Uptime::now();
         let held = store.renew_if_held(&self.lease).await?;
         if held {
             self.renewed = asked;

@@ -43,7 +43,10 @@ impl Process {
     /// Starts `recruiter`, `recruiter-worker` or `recruiter-cleaner`. Its environment is ours, without what would lead it elsewhere,
     /// and `env`.
     pub fn start(name: &str, args: &[&str], env: &[(&str, &str)]) -> Self {
-        let mut child = Command::new(binary(name))
+        // Whoever runs the tests may ignore HUP, as nohup does, and a process keeps what it inherits.
+        let mut child = Command::new("env")
+            .arg("--default-signal=HUP")
+            .arg(binary(name))
             .args(args)
             .env_remove("MONGODB_URI")
             .env_remove("NOTIFY_SOCKET")

@@ -182,7 +182,8 @@ impl Store {
             roster.find(doc! {}).projection(doc! { "term": 1 }).batch_size(10_000).await?.try_collect().await
         })
         .await?;
-        let term = |worker: &RawDocumentBuf| roster::integer(roster::legible(worker).get("term"));
+        // A term beyond that was written by a hand, and nothing could follow it.
+        let term = |worker: &RawDocumentBuf| roster::integer(roster::legible(worker).get("term")).filter(|term| *term < i64::MAX / 2);
         Ok(found.iter().filter_map(term).max().map_or(LeaseTerm::default(), LeaseTerm))
     }
 
@@ -445,7 +446,7 @@ impl Store {
     /// on, with everything it may have taken since it was read.
     ///
     /// Filter: id, the very heartbeat that was seen unchanged, and not retired by another cleaner. Index: `_id`. Invariant: I10.
-    /// MongoDB gives it up after [`RETIRE_WITHIN`].
+    /// MongoDB gives it up after a second.
     /// Loses when the worker gave another sign of life or left, or when another cleaner was faster, who then rescues its jobs.
     pub async fn retire_if_silent_since(
         &self,
