@@ -41,6 +41,8 @@ pub async fn run(args: CleanerArgs, connect: &ConnectArgs, mut shutdown: Shutdow
     let watchdog = Watchdog::of_this_process();
     let mut rescuer = Rescuer::new(store.clone(), watchdog.clone());
     let (mut sweep_at, mut prune_at) = (Monotonic::now(), Monotonic::now());
+    // Workers that have just registered are not watched over yet: at the start, and after a death, when they start again.
+    let mut is_first = true;
     recruiter_common::service::ready("watching");
     tracing::info!(dead_after_ms = milliseconds(args.dead_after), "watching over the workers");
     while !shutdown.is_requested() {
@@ -68,7 +70,10 @@ pub async fn run(args: CleanerArgs, connect: &ConnectArgs, mut shutdown: Shutdow
             }
         }
         match looked {
-            Ok(()) => wait(args.every, &observations, &watchdog, &mut shutdown).await,
+            Ok(died) => {
+                let every = if died || std::mem::take(&mut is_first) { args.every / 2 } else { args.every };
+                wait(every, &observations, &watchdog, &mut shutdown).await
+            }
             Err(_) => drop(shutdown.sleep(args.every.min(watchdog.next_in()).max(RETRY)).await),
         }
     }

@@ -143,13 +143,13 @@ impl Observations {
     }
 }
 
-/// One look at the roster: retires the dead and rescues their jobs. Goes on where another cleaner died.
+/// One look at the roster: retires the dead and rescues their jobs; says whether anybody had died. Goes on where another cleaner died.
 pub(crate) async fn tick(
     store: &Store,
     rescuer: &mut Rescuer,
     observations: &mut Observations,
     dead_after: Duration,
-) -> Result<(), StoreError> {
+) -> Result<bool, StoreError> {
     // Before the answers, after which this process may stand still.
     let asked = Monotonic::now();
     let written = observations.suspects && store.acknowledges_writes(dead_after / LOOKS).await?;
@@ -161,6 +161,7 @@ pub(crate) async fn tick(
     store.fresh_clock().await?;
     rescuer.compare_users(&workers).await?;
     let left = observations.unburied(&workers, asked);
+    let mut died = false;
     for (worker, last_seen_at, death) in observations.dead(&workers, asked, written, dead_after) {
         let retired = match store.retire_if_silent_since(worker, last_seen_at).await {
             Err(error) if !error.is_transient() => {
@@ -173,12 +174,13 @@ pub(crate) async fn tick(
             tracing::warn!(worker.id = %worker, ?death, "a worker is dead: retiring it");
             observations.burying.insert(worker);
             bury_or_leave(store, rescuer, &retired).await;
+            died = true;
         }
     }
     for retired in left {
         bury_or_leave(store, rescuer, retired).await;
     }
-    Ok(())
+    Ok(died)
 }
 
 /// Buries a worker; one that cannot be buried now is met again at the next look, and stops no other.

@@ -133,7 +133,7 @@ pub enum EnqueueError {
         problem: String,
     },
     /// A date that not every language could read.
-    #[error("the job would be due outside of the years 0 to 9999: give an earlier date or a shorter delay")]
+    #[error("the job would be due outside of the years 1 to 9999: give an earlier date or a shorter delay")]
     Date,
     /// Parameters that a built-in retry policy cannot use or does not know.
     #[error("the retry policy of a `{class}` job cannot be used: {problem}")]
@@ -508,13 +508,13 @@ mod tests {
     #[test]
     fn a_job_is_due_in_a_year_of_four_digits() {
         let at = |ms: i64| check(NewJob::of_class("a", doc! {}).at(Instant::from_timestamp_millis(ms).expect("a date")));
-        for ms in [DUE_MS.start, DUE_MS.end - 1] {
+        for ms in [*DUE_MS.start(), *DUE_MS.end()] {
             assert!(at(ms).is_ok());
         }
-        for ms in [DUE_MS.start - 1, DUE_MS.end] {
-            assert!(at(ms).is_err_and(|error| error.contains("years 0 to 9999")));
+        for ms in [DUE_MS.start() - 1, DUE_MS.end() + 1] {
+            assert!(at(ms).is_err_and(|error| error.contains("years 1 to 9999")));
         }
-        assert!(check(NewJob::of_class("a", doc! {}).after(Duration::MAX)).is_err_and(|error| error.contains("years 0 to 9999")));
+        assert!(check(NewJob::of_class("a", doc! {}).after(Duration::MAX)).is_err_and(|error| error.contains("years 1 to 9999")));
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! text, which range queries miss without a word), so every instant that is read goes through here or does not compile, and every
 //! one that is written is a [`bson::DateTime`].
 
-use std::ops::Range;
+use std::ops::RangeInclusive;
 
 use bson::RawBson;
 use chrono::{DateTime, Utc};
@@ -14,8 +14,8 @@ use serde::{Deserialize, Deserializer, de::Error};
 /// An instant in UTC.
 pub type Instant = DateTime<Utc>;
 
-/// When a job may be due, in milliseconds since 1970: in the years 0 to 9999, which every language can read and write.
-pub(crate) const DUE_MS: Range<i64> = -62_167_219_200_000..253_402_300_800_000;
+/// When a job may be due, in milliseconds since 1970: in the years 1 to 9999, which every language can read and write.
+pub(crate) const DUE_MS: RangeInclusive<i64> = -62_135_596_800_000..=253_402_300_799_999;
 
 /// For `#[serde(deserialize_with = "instant::stored", default)]`.
 pub(crate) fn stored<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Instant>, D::Error> {

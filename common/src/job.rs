@@ -629,7 +629,7 @@ mod tests {
         for ms in [i64::MIN, -8_640_000_000_000_000, 8_640_000_000_000_000, i64::MAX] {
             assert_eq!(scheduled(ms), CorruptJob::BeyondDates(ms).to_string());
         }
-        assert_eq!(scheduled(-62_167_219_200_000), "scheduled", "the year 0");
+        assert_eq!(scheduled(-62_135_596_800_000), "scheduled", "the year 1");
         assert_eq!(scheduled(253_402_300_799_999), "scheduled", "the year 9999");
     }
 

@@ -160,7 +160,9 @@ pub(crate) async fn run(
 
 async fn connected(dry_run: bool, connect: &ConnectArgs) -> Result<Store, ConnectError> {
     let name = "recruiter jobs";
-    if dry_run { Store::connect_to_ask(connect, name).await } else { Store::connect(connect, name).await }
+    // Where there is no Recruiter there is nothing to change, and none is made.
+    let asking = Store::connect_to_ask(connect, name).await?;
+    if dry_run { Ok(asking) } else { Store::connect(connect, name).await }
 }
 
 /// Each job on its own: what is wrong with one stops none of the others.

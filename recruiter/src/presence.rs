@@ -3,6 +3,8 @@
 //! Ages are told by the server's clock, which wrote the dates. Only the cleaner and the standbys decide about life and death,
 //! by other means.
 
+use std::collections::BTreeSet;
+
 use bson::{Bson, Document};
 use chrono::TimeDelta;
 use recruiter_common::{
@@ -127,6 +129,15 @@ impl Workers {
         Ok(Self(documents.iter().map(|document| Worker::of(lossy(document), now)).collect()))
     }
 
+    /// Those of these retry policies that no living worker knows; none when it cannot be told, as no worker lives or one does not say.
+    pub(crate) fn unknown_policies(&self, policies: BTreeSet<String>) -> Vec<String> {
+        let living = self.0.iter().filter(|worker| worker.is_alive());
+        match living.map(|worker| worker.policies.as_deref()).collect::<Option<Vec<_>>>() {
+            Some(known) if !known.is_empty() => policies.into_iter().filter(|policy| !known.concat().contains(policy)).collect(),
+            _ => Vec::new(),
+        }
+    }
+
     /// Why no living worker takes jobs of this class and group; nothing when there is one that does.
     pub(crate) fn why_nobody_takes(&self, class: &str, group: &str) -> Option<String> {
         let mut living = self.0.iter().filter(|worker| worker.is_alive()).peekable();
@@ -167,5 +178,20 @@ mod tests {
         check(&dead, "a", "g", Some("no worker is running"));
         check(&Workers::default(), "a", "g", Some("no worker is running"));
         check(&workers(vec![doc! {}]), "a", "g", Some("no running worker has the class `a`"));
+    }
+
+    #[test]
+    fn a_policy_is_unknown_when_no_living_worker_knows_it() {
+        let unknown = |workers: &[Document]| {
+            let workers = workers.iter().map(|document| Worker::of(document.clone(), Instant::UNIX_EPOCH)).collect();
+            Workers(workers).unknown_policies(["Mine".to_owned(), "Ours".to_owned()].into())
+        };
+        let [ours, all] = [doc! { "policies": ["Ours"] }, doc! { "policies": ["Mine", "Ours"] }];
+        assert_eq!(unknown(std::slice::from_ref(&ours)), ["Mine"]);
+        assert_eq!(unknown(&[ours.clone(), all.clone()]), [""; 0]);
+        let dead = doc! { "policies": ["Mine"], "retired": true };
+        assert_eq!(unknown(&[ours.clone(), dead]), ["Mine"]);
+        assert_eq!(unknown(&[ours, doc! {}]), [""; 0], "one of an older release does not say");
+        assert_eq!(unknown(&[]), [""; 0]);
     }
 }

@@ -12,7 +12,7 @@ use hdrhistogram::Histogram;
 use recruiter_common::{
     instant::Instant,
     job::Why,
-    store::{COUNTED, ConnectArgs, Finished, SAMPLED, Store, Waiting},
+    store::{COUNTED, ConnectArgs, Finished, Lane, SAMPLED, Store, Waiting},
 };
 use serde_json::{Value, json};
 
@@ -24,8 +24,10 @@ use crate::{
 /// How far back finished jobs are looked at.
 const WINDOW: TimeDelta = TimeDelta::minutes(1);
 
-/// Pairs of group and class of waiting jobs that are compared with what the workers have, at most.
-const KINDS: usize = 1_000;
+/// Lanes of waiting jobs that are compared with what the workers have, at most.
+const LANES: usize = 1_000;
+/// Due jobs whose retry policies are compared with those that the workers know, at most.
+const SAMPLE: usize = 1_000;
 /// Reasons why jobs wait in vain that are shown, at most.
 const REASONS: usize = 10;
 
@@ -52,18 +54,20 @@ pub async fn run(args: StatsArgs, connect: &ConnectArgs, out: &mut impl Write) -
     let finished = store.finished(now - WINDOW).await?;
     let leader = Leader::find(&store).await?;
     let workers = Workers::find(&store).await?;
-    let kinds = store.waiting_kinds(waiting.keys().cloned(), KINDS).await?;
-    let are_all = kinds.len() < KINDS;
-    let untaken: Vec<Untaken> = kinds.into_iter().filter_map(|(group, class)| Untaken::of(group, class, &workers)).collect();
+    let lanes = store.first_lanes(waiting.keys().cloned(), LANES).await?;
+    let are_all = lanes.len() < LANES;
+    let policies = workers.unknown_policies(store.policies_of_due_jobs(&lanes, SAMPLE).await?);
+    let untaken: Vec<Untaken> = lanes.into_iter().filter_map(|lane| Untaken::of(lane, &workers)).collect();
     let statistics = Statistics::of(now, &waiting, &running, &finished);
     if args.format.json {
         let mut json = statistics.to_json();
         json["leader"] = leader.to_json();
         json["untaken"] = untaken.iter().map(|kind| json!({ "group": kind.group, "class": kind.class, "reason": kind.reason })).collect();
+        json["unknown_policies"] = json!(policies);
         return Ok(writeln!(out, "{json}")?);
     }
     statistics.write(out, Screen::of_stdout())?;
-    write_untaken(out, &untaken, are_all)?;
+    write_untaken(out, &untaken, &policies, are_all)?;
     Ok(writeln!(out, "{}", leader.line())?)
 }
 
@@ -76,15 +80,16 @@ struct Untaken {
 }
 
 impl Untaken {
-    fn of(group: String, class: String, workers: &Workers) -> Option<Self> {
+    fn of(Lane { group, class }: Lane, workers: &Workers) -> Option<Self> {
         let reason = workers.why_nobody_takes(&class, &group)?;
         Some(Self { group, class, reason })
     }
 }
 
 /// Each reason once.
-fn write_untaken(out: &mut impl Write, untaken: &[Untaken], are_all: bool) -> std::io::Result<()> {
-    let reasons: BTreeSet<&str> = untaken.iter().map(|kind| kind.reason.as_str()).collect();
+fn write_untaken(out: &mut impl Write, untaken: &[Untaken], policies: &[String], are_all: bool) -> std::io::Result<()> {
+    let unknown = policies.iter().map(|policy| format!("no running worker knows the retry policy `{}`", printable(policy, 80)));
+    let reasons: BTreeSet<String> = untaken.iter().map(|kind| kind.reason.clone()).chain(unknown).collect();
     for reason in reasons.iter().take(REASONS) {
         writeln!(out, "waiting in vain: {reason}")?;
     }
@@ -92,7 +97,7 @@ fn write_untaken(out: &mut impl Write, untaken: &[Untaken], are_all: bool) -> st
         writeln!(out, "waiting in vain: {more} more such classes or groups; --json lists them")?;
     }
     if !are_all {
-        writeln!(out, "only the first {KINDS} pairs of group and class were compared with what the workers have")?;
+        writeln!(out, "only the first {LANES} pairs of group and class were compared with what the workers have")?;
     }
     Ok(())
 }

@@ -171,18 +171,18 @@ async fn groups_are_named_once_and_while_jobs_wait_in_them() {
 }
 
 #[tokio::test]
-async fn kinds_of_jobs_are_named_once_while_such_jobs_wait() {
+async fn lanes_are_named_once_while_jobs_wait_in_them() {
     let setting = Setting::new().await;
     let job = |group: &str, class: &str| NewJob::of_class(class, doc! {}).in_group(group);
     let jobs = [job("a", "x"), job("a", "x"), job("a", "y"), job("b", "x"), job("b", "z"), job("c", "w")];
     let jobs = setting.store.enqueue_many(jobs).await.unwrap();
     setting.start(WorkerId::new(), [jobs[4]]).await;
-    let kinds = async |most| {
-        let kinds = timeout(SOON, setting.store.waiting_kinds(["a".into(), "b".into()], most)).await.expect("there is an end to them");
-        kinds.unwrap().into_iter().map(|(group, class)| group + &class).collect::<Vec<_>>()
+    let lanes = async |most| {
+        let lanes = timeout(SOON, setting.store.first_lanes(["a".into(), "b".into()], most)).await.expect("there is an end to them");
+        lanes.unwrap().into_iter().map(|lane| lane.group + &lane.class).collect::<Vec<_>>()
     };
-    assert_eq!(kinds(9).await, ["ax", "ay", "bx"]);
-    assert_eq!(kinds(2).await, ["ax", "ay"]);
+    assert_eq!(lanes(9).await, ["ax", "ay", "bx"]);
+    assert_eq!(lanes(2).await, ["ax", "ay"]);
 }
 
 #[tokio::test]

@@ -263,7 +263,7 @@ fn waiting_job() -> Document {
                 "created_at": optional("date", "a date"),
                 "group": { "bsonType": "string", "minLength": 1, "maxLength": 256, "description": "a text of 1 to 256 characters" },
                 "priority": { "bsonType": ["int", "long"], "minimum": 0, "maximum": 9, "description": "an integer from 0 to 9" },
-                "scheduled_at": { "bsonType": "date", "description": "a date from the year 0 to the year 9999" },
+                "scheduled_at": { "bsonType": "date", "description": "a date from the year 1 to the year 9999" },
                 "attempts": count(),
                 "interruptions": count(),
                 "deaths": count(),
@@ -274,6 +274,7 @@ fn waiting_job() -> Document {
                     "required": ["class"],
                     "properties": {
                         "class": { "bsonType": "string", "minLength": 1, "maxLength": 256, "description": "a text of 1 to 256 characters" },
+                        "method": optional("string", "a text"),
                         "items": {
                             "bsonType": ["array", "null"],
                             "minItems": 1,
@@ -285,6 +286,7 @@ fn waiting_job() -> Document {
                 "item_outcomes": {
                     "bsonType": ["array", "null"],
                     "maxItems": i64::try_from(MOST_ITEMS).unwrap_or(i64::MAX),
+                    "items": { "bsonType": ["string", "object", "null"] },
                     "description": "an array with one outcome for each item at most",
                 },
                 "retry_policy": {
@@ -306,7 +308,7 @@ fn waiting_job() -> Document {
                 "executions": { "bsonType": ["array", "null"], "items": execution(), "description": "an array of executions" },
             },
         },
-        "scheduled_at": { "$gte": bson::DateTime::from_millis(DUE_MS.start), "$lt": bson::DateTime::from_millis(DUE_MS.end) },
+        "scheduled_at": { "$gte": bson::DateTime::from_millis(*DUE_MS.start()), "$lte": bson::DateTime::from_millis(*DUE_MS.end()) },
         "$expr": { "$or": [
             { "$ne": [{ "$type": "$workable" }, "object"] },
             { "$lte": [{ "$bsonSize": "$workable" }, i64::try_from(LARGEST_WORKABLE).unwrap_or(i64::MAX)] },

@@ -34,7 +34,7 @@ pub use self::{
     roster::{Announcement, Assignment, Beat, Free},
     search::{DueJob, DueJobs, Lane, Position},
     select::{JobFilter, JobPlace, LOOK_LIMIT, Listed, Match, Page, Walk, lossy},
-    signals::{Channel, Hint, Hints, Listener},
+    signals::{Channel, EVERY_GROUP, Hint, Hints, Listener},
     views::{COUNTED, Finished, SAMPLED, StoredJob, Waiting},
 };
 use crate::{

@@ -194,8 +194,29 @@ impl Store {
     pub async fn due_jobs(&self, lanes: &[Lane], until: Instant, limit: usize) -> Result<DueJobs, StoreError> {
         let mut jobs: Vec<DueJob> = Vec::new();
         let mut end: Option<Position> = None;
-        let most = i64::try_from(limit).unwrap_or(i64::MAX);
         for lanes in lanes.chunks(LANES_PER_QUERY) {
+            let found = self.due_in_some(lanes, until, limit).await?;
+            if found.len() >= limit {
+                end = end.into_iter().chain(found.last().map(DueJob::position)).min();
+            }
+            jobs.extend(found);
+            jobs.sort_by_key(DueJob::position);
+            if jobs.len() > limit {
+                jobs.truncate(limit);
+                end = end.into_iter().chain(jobs.last().map(DueJob::position)).min();
+            }
+        }
+        if let Some(end) = end {
+            jobs.truncate(jobs.partition_point(|job| job.position() <= end));
+        }
+        Ok(DueJobs { jobs, end })
+    }
+
+    /// The first due jobs of a few lanes, `limit` if there are as many.
+    async fn due_in_some(&self, lanes: &[Lane], until: Instant, limit: usize) -> Result<Vec<DueJob>, StoreError> {
+        let mut most = limit;
+        loop {
+            let asked = i64::try_from(most).unwrap_or(i64::MAX);
             let scheduled = self.scheduled.clone_with_type::<RawDocumentBuf>();
             let filter = due_in(lanes, until);
             let found: Vec<RawDocumentBuf> = self
@@ -203,7 +224,7 @@ impl Store {
                     scheduled
                         .find(filter)
                         .sort(doc! { "priority": -1, "scheduled_at": 1, "_id": 1 })
-                        .limit(most)
+                        .limit(asked)
                         .batch_size(10_000)
                         .projection(doc! { "group": 1, "workable.class": 1, "priority": 1, "scheduled_at": 1 })
                         .max_time(CALL_LIMIT / 2)
@@ -214,17 +235,13 @@ impl Store {
                         .await
                 })
                 .await?;
-            let is_full = found.len() >= limit;
-            jobs.extend(found.iter().filter_map(|job| DueJob::of_raw(job)));
-            if is_full {
-                end = end.into_iter().chain(jobs.last().map(DueJob::position)).min();
+            let jobs: Vec<DueJob> = found.iter().filter_map(|job| DueJob::of_raw(job)).collect();
+            // A document that is no job must not stand for the jobs behind it.
+            if found.len() < most || jobs.len() >= limit {
+                return Ok(jobs);
             }
+            most += found.len() - jobs.len();
         }
-        jobs.sort_by_key(DueJob::position);
-        if let Some(end) = end {
-            jobs.truncate(jobs.partition_point(|job| job.position() <= end));
-        }
-        Ok(DueJobs { jobs, end })
     }
 }
 

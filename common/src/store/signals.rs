@@ -45,6 +45,8 @@ const QUEUE: usize = 1_024;
 
 /// Bytes of groups that one hint names, at most.
 const GROUPS_BYTES: usize = 256 * 1024;
+/// Stands in a hint for more groups than fit, as it stands for every group in a worker's `work_on`.
+pub const EVERY_GROUP: &str = "*";
 /// Jobs that one hint assigns, about: a megabyte.
 const ASSIGNED: usize = 50_000;
 
@@ -166,9 +168,9 @@ impl Hint {
     /// The same in parts that fit: a hint is small beside the collection that it is in.
     fn parts(&self) -> Vec<Cow<'_, Self>> {
         match self {
-            // Which groups they are is not worth so much: that something is due is enough.
+            // Which groups they are is not worth so much: that something is due somewhere is enough.
             Self::Jobs { groups, at, .. } if groups.iter().map(String::len).sum::<usize>() > GROUPS_BYTES => {
-                vec![Cow::Owned(Self::Jobs { groups: Vec::new(), at: *at, jobs: Vec::new() })]
+                vec![Cow::Owned(Self::Jobs { groups: vec![EVERY_GROUP.into()], at: *at, jobs: Vec::new() })]
             }
             Self::Assigned { round, assignments } if assignments.iter().map(|given| given.jobs.len()).sum::<usize>() > ASSIGNED => {
                 // A worker takes what one hint gives it for all that it was given.

@@ -1,7 +1,7 @@
 //! What people ask: single jobs and statistics. Reads only, each bounded, so that a curious person cannot slow the work down.
 //! All are read raw: a document that cannot be understood hides no other.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use bson::{Document, RawDocument, RawDocumentBuf, doc};
 use futures_util::TryStreamExt;
@@ -11,7 +11,7 @@ use super::{
     Store, StoreError, call,
     indexes::{ARCHIVED_BY_END, DUE_JOBS},
     jobs::raw_id_of,
-    search::{due_filter, next_due_filter},
+    search::{Lane, due_filter, next_due_filter},
     select::{IDS_PER_QUERY, lossy},
 };
 use crate::{ids::JobId, instant::Instant, job::Why};
@@ -102,19 +102,19 @@ impl Store {
         Ok(waiting)
     }
 
-    /// The groups and classes of waiting jobs, `most` pairs at most, in their order.
+    /// The lanes of these groups that have waiting jobs, in their order, `most` at most.
     ///
     /// Filter: group, unlocked, the next class. Index: `due_jobs`, one entry for each pair, however many jobs wait. Invariant: none.
-    pub async fn waiting_kinds(&self, groups: impl IntoIterator<Item = String>, most: usize) -> Result<Vec<(String, String)>, StoreError> {
-        let mut kinds = Vec::new();
+    pub async fn first_lanes(&self, groups: impl IntoIterator<Item = String>, most: usize) -> Result<Vec<Lane>, StoreError> {
+        let mut lanes = Vec::new();
         for group in groups {
             // Every class is behind this one.
             let mut class = String::new();
-            while kinds.len() < most {
+            while lanes.len() < most {
                 let scheduled = self.scheduled.clone_with_type::<RawDocumentBuf>();
                 let next = doc! { "group": &group, "workable.class": { "$gt": &class }, "locked": false };
                 let found = self
-                    .indexed("waiting_kinds", async move {
+                    .indexed("first_lanes", async move {
                         let first = scheduled.find_one(next).sort(doc! { "workable.class": 1 }).projection(doc! { "workable.class": 1 });
                         first.hint(IndexHint::Name(DUE_JOBS.into())).await
                     })
@@ -123,11 +123,25 @@ impl Store {
                 let Some(next) = found.and_then(|job| Some(job.get_document("workable").ok()?.get_str("class").ok()?.to_owned())) else {
                     break;
                 };
-                kinds.push((group.clone(), next.clone()));
+                lanes.push(Lane { group: group.clone(), class: next.clone() });
                 class = next;
             }
         }
-        Ok(kinds)
+        Ok(lanes)
+    }
+
+    /// Classes of the retry policies that the first due jobs of these lanes name, of `most` jobs at least.
+    ///
+    /// Filter: these ids. Index: `due_jobs`, then `_id`. Invariant: none; a job whose policy no worker knows stays in front of its lane.
+    pub async fn policies_of_due_jobs(&self, lanes: &[Lane], most: usize) -> Result<BTreeSet<String>, StoreError> {
+        let due: Vec<JobId> = self.due_jobs(lanes, self.now(), most).await?.jobs.into_iter().map(|job| job.id).collect();
+        let scheduled = self.scheduled.clone_with_type::<RawDocumentBuf>();
+        let found: Vec<RawDocumentBuf> = call("policies_of_due_jobs", async move {
+            scheduled.find(doc! { "_id": { "$in": due } }).projection(doc! { "retry_policy.class": 1 }).await?.try_collect().await
+        })
+        .await?;
+        let class = |job: &RawDocumentBuf| job.get_document("retry_policy").ok()?.get_str("class").ok().map(str::to_owned);
+        Ok(found.iter().filter_map(class).collect())
     }
 
     async fn count_waiting(&self, filter: Document) -> Result<u64, StoreError> {

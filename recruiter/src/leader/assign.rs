@@ -18,7 +18,7 @@ use super::{
     fleet::{Fleet, FreeWorker, KindId},
     in_flight::{InFlight, Turn},
     keep_alive::KeepAlive,
-    lanes::{Found, Lanes, Reach},
+    lanes::{Lanes, Search},
     plan::{Plan, plan},
     refusals::Refusals,
     trigger::{Alarms, Trigger},
@@ -84,7 +84,11 @@ impl Assigning {
     pub(crate) async fn tick(&mut self, store: &Store, term: LeaseTerm, trigger: Trigger, every: Duration) -> Result<Summary, StoreError> {
         let at = Monotonic::now();
         if trigger.full_scan || trigger.workers || self.fleet.is_unknown() {
-            self.fleet.read(store.available_workers(term).await?, at);
+            let is_somebody_new = self.fleet.read(store.available_workers(term).await?, at);
+            if is_somebody_new {
+                self.refusals.somebody_is_new(at);
+                self.mark_recent_lanes();
+            }
             self.keep_alive.channels.extend(self.fleet.workers().iter().map(|worker| worker.channel));
         }
         self.end_turns(store, &trigger, at).await?;
@@ -99,7 +103,7 @@ impl Assigning {
             self.announce(trigger.announced);
             return Ok(Summary::default());
         }
-        self.discover(store, &slots, now, now + every * 2 + HORIZON).await?;
+        self.discover(store, now, now + every * 2 + HORIZON).await?;
         self.fill(store, &slots, now, now + every * 2 + HORIZON, at).await?;
         self.announce(trigger.announced);
         self.lanes.learn_kinds(self.fleet.kinds());
@@ -107,6 +111,8 @@ impl Assigning {
         let assigned = self.assign(store, term, plan).await?;
         let slots_before = slots.values().sum();
         let (next_due, look_again_at) = self.lanes.next(&self.fleet.slots(), now);
+        // The roster was not what it was known as: the jobs are for others.
+        let look_again_at = if self.fleet.is_unknown() { Some(at) } else { look_again_at };
         Ok(Summary { assigned, slots: slots_before, next_due, look_again_at })
     }
 
@@ -158,9 +164,10 @@ impl Assigning {
     }
 
     /// Finds the lanes that may have jobs: all of them in a full scan, else those of new kinds of workers and of groups with news.
-    async fn discover(&mut self, store: &Store, slots: &HashMap<KindId, usize>, now: Instant, until: Instant) -> Result<(), StoreError> {
-        let all: Vec<KindId> = slots.keys().copied().collect();
+    async fn discover(&mut self, store: &Store, now: Instant, until: Instant) -> Result<(), StoreError> {
+        // Also for kinds whose workers are busy now: what is marked stale is searched once they have free slots.
         let kinds = self.fleet.kinds();
+        let all: Vec<KindId> = (0..kinds.len()).collect();
         if self.lanes.needs_scan(now) {
             let lanes = lanes_for(store, &mut self.discovery, kinds, &all, None, until).await?;
             self.lanes.begin_scan(lanes, all, until);
@@ -185,7 +192,7 @@ impl Assigning {
     /// Fills the windows of stale lanes that workers with free slots take.
     ///
     /// Lanes that the same workers take are searched together, and all of them at first with one question. Where the answer is full and
-    /// holds too little for some of the workers, the question is asked again for their lanes alone: a long backlog hides nothing.
+    /// holds too little for some of the workers, their lanes are searched again alone: a long backlog hides nothing.
     async fn fill(
         &mut self,
         store: &Store,
@@ -194,47 +201,51 @@ impl Assigning {
         until: Instant,
         at: Monotonic,
     ) -> Result<(), StoreError> {
-        let mut stale = self.lanes.stale(slots, now, at);
-        while !stale.is_empty() {
-            let wanted = |able: &Vec<KindId>| able.iter().map(|kind| slots[kind]).sum::<usize>();
-            let kinds: HashSet<KindId> = stale.keys().flatten().copied().collect();
-            let free: usize = kinds.iter().map(|kind| slots[kind]).sum();
-            let limit = free + (free * AHEAD).min(AHEAD_AT_MOST) + self.in_flight.len() + self.refusals.len();
-            let limit = limit.min(self.at_most.unwrap_or(usize::MAX));
-            let lanes: Vec<Lane> = stale.values().flatten().cloned().collect();
-            let Some((mut found, mut reach)) = self.search(store, &lanes, until, limit, at).await? else { return Ok(()) };
-            let due = |found: &HashMap<Lane, Found>, lanes: &[Lane]| {
-                let due = lanes.iter().filter_map(|lane| found.get(lane)).flat_map(|found| &found.jobs);
-                due.filter(|job| job.scheduled_at <= now).count()
+        let sets: Vec<(Vec<KindId>, Vec<Lane>)> = self.lanes.stale(slots, now, at).into_iter().collect();
+        if sets.is_empty() {
+            return Ok(());
+        }
+        let slots_of = |kinds: &mut dyn Iterator<Item = &KindId>| kinds.map(|kind| slots[kind]).sum::<usize>();
+        let all: HashSet<KindId> = sets.iter().flat_map(|(able, _)| able).copied().collect();
+        let lanes: Vec<Lane> = sets.iter().flat_map(|(_, lanes)| lanes).cloned().collect();
+        let Some(mut together) = self.search(store, &lanes, until, slots_of(&mut all.iter()), at).await? else { return Ok(()) };
+        let is_one = sets.len() == 1;
+        for (able, lanes) in sets {
+            let wanted = slots_of(&mut able.iter());
+            if together.is_enough(wanted, &lanes, now) {
+                self.lanes.fill(&lanes, &mut together, at);
+                continue;
+            }
+            let mut search = if is_one {
+                std::mem::take(&mut together)
+            } else {
+                let Some(alone) = self.search(store, &lanes, until, wanted, at).await? else { return Ok(()) };
+                alone
             };
-            let is_enough = |found: &HashMap<Lane, Found>, able: &Vec<KindId>, lanes: &[Lane]| due(found, lanes) >= wanted(able);
-            if reach.end.is_some() && !stale.iter().any(|(able, lanes)| is_enough(&found, able, lanes)) {
+            if !search.is_enough(wanted, &lanes, now) {
                 // It is full of jobs that are due later, or cannot be assigned now.
-                let Some(only_due) = self.search(store, &lanes, now, limit, at).await? else { return Ok(()) };
-                (found, reach) = only_due;
+                let next = search.first_after(now);
+                let Some(due) = self.search(store, &lanes, now, wanted, at).await? else { return Ok(()) };
+                let is_fruitless = !due.fills(wanted, &lanes, now);
+                search = Search { next, is_fruitless, ..due };
             }
-            reach.is_fruitless = reach.end.is_some() && !stale.iter().any(|(able, lanes)| is_enough(&found, able, lanes));
-            let is_last = reach.end.is_none() || reach.is_fruitless;
-            let (done, left): (HashMap<_, _>, HashMap<_, _>) =
-                stale.into_iter().partition(|(able, lanes)| is_last || is_enough(&found, able, lanes));
-            for lane in done.values().flatten() {
-                self.lanes.fill(lane, found.remove(lane).unwrap_or_default(), reach, at);
-            }
-            stale = left;
+            self.lanes.fill(&lanes, &mut search, at);
         }
         Ok(())
     }
 
-    /// The jobs of these lanes that can be assigned once they are due; nothing when MongoDB takes too long, and then less is asked for the
-    /// next time.
+    /// The jobs of these lanes that can be assigned once they are due, enough for so many slots; nothing when MongoDB takes too long, and
+    /// then less is asked for the next time.
     async fn search(
         &mut self,
         store: &Store,
         lanes: &[Lane],
         until: Instant,
-        limit: usize,
+        slots: usize,
         at: Monotonic,
-    ) -> Result<Option<(HashMap<Lane, Found>, Reach)>, StoreError> {
+    ) -> Result<Option<Search>, StoreError> {
+        let limit = slots + (slots * AHEAD).min(AHEAD_AT_MOST) + self.in_flight.len() + self.refusals.len();
+        let limit = limit.min(self.at_most.unwrap_or(usize::MAX));
         let answer = match store.due_jobs(lanes, until, limit).await {
             Ok(answer) => answer,
             Err(error) if error.is_too_slow() => {
@@ -245,18 +256,18 @@ impl Assigning {
             Err(error) => return Err(error),
         };
         self.at_most = self.at_most.map(|most| most * 2).filter(|most| *most < AHEAD_AT_MOST * 4);
-        let mut found: HashMap<Lane, Found> = HashMap::new();
+        let mut search = Search { end: answer.end, until, found: HashMap::new(), next: None, is_fruitless: false };
         for job in answer.jobs {
-            let met = self.in_flight.meet(&job);
-            let left_alone_until = if met { None } else { self.refusals.found(&job, at) };
-            let found = found.entry(job.lane()).or_default();
+            let is_in_flight = self.in_flight.meet(&job);
+            let left_alone_until = if is_in_flight { None } else { self.refusals.found(&job, at) };
+            let found = search.found.entry(job.lane()).or_default();
             match left_alone_until {
-                _ if met => {}
+                _ if is_in_flight => {}
                 Some(again) => found.look_again_at = found.look_again_at.into_iter().chain([again]).min(),
                 None => found.jobs.push_back(job),
             }
         }
-        Ok(Some((found, Reach { end: answer.end, until, is_fruitless: false })))
+        Ok(Some(search))
     }
 
     /// Writes a plan and notifies the workers; says how many jobs were assigned.
@@ -298,10 +309,12 @@ impl Assigning {
 
     /// Announces once more what was assigned a while ago and not seen taken: a worker takes each round once.
     async fn remind(&mut self, store: &Store, at: Monotonic) {
-        let hint = |turn: &Turn| {
+        let mut by_round: BTreeMap<(Channel, RoundId), Vec<Assignment>> = BTreeMap::new();
+        for turn in self.in_flight.of_age(REMIND, at) {
             let jobs = turn.jobs.iter().map(|(job, _)| *job).collect();
-            (turn.channel, Hint::Assigned { round: turn.round, assignments: vec![Assignment { worker: turn.worker, jobs }] })
-        };
-        store.announce_hints_to(self.in_flight.of_age(REMIND, at).map(hint).collect()).await;
+            by_round.entry((turn.channel, turn.round)).or_default().push(Assignment { worker: turn.worker, jobs });
+        }
+        let hints = by_round.into_iter().map(|((channel, round), assignments)| (channel, Hint::Assigned { round, assignments }));
+        store.announce_hints_to(hints.collect()).await;
     }
 }

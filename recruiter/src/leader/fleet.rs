@@ -67,13 +67,15 @@ pub(crate) struct Fleet {
 }
 
 impl Fleet {
-    /// Takes over what the roster shows at `at`.
-    pub(crate) fn read(&mut self, available: Vec<AvailableWorker>, at: Monotonic) {
+    /// Takes over what the roster shows at `at`; says whether there is a worker that was never seen before.
+    pub(crate) fn read(&mut self, available: Vec<AvailableWorker>, at: Monotonic) -> bool {
         if self.heard.len() > REMEMBERED {
             self.heard.clear();
         }
+        let before = self.heard.len();
         let workers = available.into_iter().map(|worker| self.free_worker(worker, at)).collect();
         self.workers = Some(workers);
+        self.heard.len() > before
     }
 
     fn free_worker(&mut self, worker: AvailableWorker, at: Monotonic) -> FreeWorker {

@@ -45,6 +45,8 @@ struct Window {
     look_again_at: Option<Monotonic>,
     /// Until when another search would find nothing either.
     fruitless_until: Option<Monotonic>,
+    /// A date after its horizon at which a job is known to become due.
+    next: Option<Instant>,
     /// The kinds of workers that take the lane, among the first so many kinds.
     able: Vec<KindId>,
     known_kinds: usize,
@@ -59,15 +61,37 @@ pub(crate) struct Found {
     pub(crate) look_again_at: Option<Monotonic>,
 }
 
-/// How far a search has looked.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Reach {
+/// The answer to one question about some lanes.
+#[derive(Debug, Default)]
+pub(crate) struct Search {
+    /// What it found in each lane; nothing in the others.
+    pub(crate) found: HashMap<Lane, Found>,
     /// The position up to which it found all jobs; none when it found all there are.
     pub(crate) end: Option<Position>,
     /// The date up to which it looked.
     pub(crate) until: Instant,
+    /// A date after that at which a job is known to become due.
+    pub(crate) next: Option<Instant>,
     /// Whether it found too few jobs that can be assigned now, and would again.
     pub(crate) is_fruitless: bool,
+}
+
+impl Search {
+    /// Whether its jobs of these lanes that are due fill so many slots.
+    pub(crate) fn fills(&self, slots: usize, lanes: &[Lane], now: Instant) -> bool {
+        let due = lanes.iter().filter_map(|lane| self.found.get(lane)).flat_map(|found| &found.jobs).filter(|job| job.scheduled_at <= now);
+        due.take(slots).count() >= slots
+    }
+
+    /// Whether it tells all there is to know of these lanes, or fills so many slots from them.
+    pub(crate) fn is_enough(&self, slots: usize, lanes: &[Lane], now: Instant) -> bool {
+        self.end.is_none() || self.fills(slots, lanes, now)
+    }
+
+    /// The first date after this one at which one of its jobs becomes due.
+    pub(crate) fn first_after(&self, now: Instant) -> Option<Instant> {
+        self.found.values().flat_map(|found| &found.jobs).map(|job| job.scheduled_at).filter(|at| *at > now).min()
+    }
 }
 
 impl Window {
@@ -79,6 +103,7 @@ impl Window {
             is_stale: true,
             look_again_at: None,
             fruitless_until: None,
+            next: None,
             able: Vec::new(),
             known_kinds: 0,
         }
@@ -91,7 +116,7 @@ impl Window {
 
     /// Whether jobs may be due that are not in it, and a search would find them.
     fn may_have_more(&self, now: Instant, at: Monotonic) -> bool {
-        (self.end.is_some() || self.until < now) && self.fruitless_until.is_none_or(|until| until <= at)
+        (self.end.is_some() || self.until <= now) && self.fruitless_until.is_none_or(|until| until <= at)
     }
 
     /// Whether it says no more than a lane without a window.
@@ -175,6 +200,10 @@ impl Lanes {
         let mut known: usize = self.windows.values().map(|window| window.jobs.len()).sum();
         let (until, is_scanned) = (self.horizon(), self.scan.is_some());
         for job in jobs {
+            if known >= REMEMBERED && !self.windows.contains_key(&job.lane()) {
+                // The next full scan finds it.
+                continue;
+            }
             let window = self.windows.entry(job.lane()).or_insert_with(|| Window { is_stale: !is_scanned, ..Window::stale(until) });
             if known >= REMEMBERED {
                 window.is_stale = true;
@@ -230,17 +259,19 @@ impl Lanes {
         stale
     }
 
-    /// Fills the window of a lane with what a search has found.
-    pub(crate) fn fill(&mut self, lane: &Lane, found: Found, reach: Reach, at: Monotonic) {
+    /// Fills the windows of these lanes with what a search has found in them.
+    pub(crate) fn fill(&mut self, lanes: &[Lane], search: &mut Search, at: Monotonic) {
         let scanned_until = self.horizon();
-        let Some(window) = self.windows.get_mut(lane) else { return };
-        window.jobs = found.jobs;
-        (window.end, window.until) = (reach.end, reach.until);
-        window.is_stale = false;
-        window.look_again_at = found.look_again_at;
-        window.fruitless_until = reach.is_fruitless.then_some(at + FRUITLESS_FOR);
-        if window.says_nothing(scanned_until) {
-            self.windows.remove(lane);
+        for lane in lanes {
+            let Some(window) = self.windows.get_mut(lane) else { continue };
+            let found = search.found.remove(lane).unwrap_or_default();
+            (window.jobs, window.look_again_at) = (found.jobs, found.look_again_at);
+            (window.end, window.until, window.next) = (search.end, search.until, search.next);
+            window.is_stale = false;
+            window.fruitless_until = search.is_fruitless.then_some(at + FRUITLESS_FOR);
+            if window.says_nothing(scanned_until) {
+                self.windows.remove(lane);
+            }
         }
     }
 
@@ -254,9 +285,9 @@ impl Lanes {
     pub(crate) fn next(&self, free: &HashMap<KindId, usize>, now: Instant) -> (Option<Instant>, Option<Monotonic>) {
         let (mut date, mut instant) = (None, None);
         for window in self.windows.values().filter(|window| window.able.iter().any(|kind| free.contains_key(kind))) {
-            let later = window.jobs.iter().map(|job| job.scheduled_at).filter(|at| *at > now).min();
+            let later = window.jobs.iter().map(|job| job.scheduled_at).chain(window.next).filter(|at| *at > now).min();
             date = date.into_iter().chain(later).min();
-            let fruitless_until = window.fruitless_until.filter(|_| window.end.is_some() || window.until < now);
+            let fruitless_until = window.fruitless_until.filter(|_| window.end.is_some() || window.until <= now);
             instant = instant.into_iter().chain(window.look_again_at).chain(fruitless_until).min();
         }
         (date, instant)
@@ -294,12 +325,16 @@ mod tests {
         DueJob { id: JobId::new(), group: "g".into(), class: class.into(), priority, scheduled_at: date(scheduled_at) }
     }
 
-    fn reach(end: Option<&DueJob>) -> Reach {
-        Reach { end: end.map(DueJob::position), until: date(NOW + 2_000), is_fruitless: false }
+    /// A search that has found these jobs, all of one lane, and nothing missing up to the end.
+    fn found(jobs: &[&DueJob], end: Option<&DueJob>) -> Search {
+        let in_lane =
+            |lane| Found { jobs: jobs.iter().filter(|job| job.lane() == lane).map(|job| (*job).clone()).collect(), look_again_at: None };
+        let found = jobs.iter().map(|job| (job.lane(), in_lane(job.lane()))).collect();
+        Search { found, end: end.map(DueJob::position), until: date(NOW + 2_000), next: None, is_fruitless: false }
     }
 
-    fn found(jobs: &[&DueJob]) -> Found {
-        Found { jobs: jobs.iter().map(|job| (*job).clone()).collect(), look_again_at: None }
+    fn fill(lanes: &mut Lanes, class: &str, mut search: Search) {
+        lanes.fill(&[lane(class)], &mut search, Monotonic::now());
     }
 
     /// Lanes after a full scan that has found these jobs in lane `a`.
@@ -308,7 +343,7 @@ mod tests {
         let mut lanes = Lanes::default();
         lanes.begin_scan([lane("a")], [0], date(NOW + 2_000));
         lanes.learn_kinds(fleet.kinds());
-        lanes.fill(&lane("a"), found(jobs), reach(end), Monotonic::now());
+        fill(&mut lanes, "a", found(jobs, end));
         lanes.learn_kinds(fleet.kinds());
         lanes
     }
@@ -350,8 +385,8 @@ mod tests {
         let mut lanes = scanned(&[], None);
         lanes.begin_scan([lane("a"), lane("b")], [0], date(NOW + 2_000));
         let (first, second, end) = (job("b", 5, NOW - 10), job("b", 5, NOW - 7), job("b", 5, NOW - 5));
-        lanes.fill(&lane("a"), found(&[]), reach(Some(&end)), Monotonic::now());
-        lanes.fill(&lane("b"), found(&[&first, &second, &end]), reach(Some(&end)), Monotonic::now());
+        fill(&mut lanes, "a", found(&[], Some(&end)));
+        fill(&mut lanes, "b", found(&[&first, &second, &end], Some(&end)));
         lanes.learn_kinds(fleet(vec![available(&["*"], &["a", "b"], 1)]).kinds());
         let stale =
             |lanes: &Lanes, slots: usize| lanes.stale(&HashMap::from([(0, slots)]), date(NOW), Monotonic::now()).values().flatten().count();
@@ -359,7 +394,7 @@ mod tests {
         take(&mut lanes, &first);
         assert_eq!((stale(&lanes, 2), stale(&lanes, 3)), (0, 2));
         let behind = job("b", 5, NOW - 1);
-        lanes.fill(&lane("b"), found(&[&second, &end, &behind]), reach(Some(&behind)), Monotonic::now());
+        fill(&mut lanes, "b", found(&[&second, &end, &behind], Some(&behind)));
         assert_eq!((stale(&lanes, 2), stale(&lanes, 3)), (0, 2), "between them the other lane may have one");
     }
 
@@ -380,13 +415,14 @@ mod tests {
     fn jobs_that_are_left_alone_do_not_hide_others_for_long() {
         let last = job("a", 5, NOW - 5);
         let mut lanes = scanned(&[], Some(&last));
-        lanes.fill(&lane("a"), found(&[]), Reach { is_fruitless: true, ..reach(Some(&last)) }, Monotonic::now());
+        fill(&mut lanes, "a", Search { is_fruitless: true, ..found(&[], Some(&last)) });
         assert!(!is_stale(&mut lanes, NOW, Duration::ZERO), "the same search would find the same");
         assert!(is_stale(&mut lanes, NOW, FRUITLESS_FOR));
         assert!(lanes.next(&HashMap::from([(0, 1)]), date(NOW)).1.is_some());
         let at = Monotonic::now();
-        let again = Found { look_again_at: Some(at + Duration::from_secs(60)), ..found(&[&last]) };
-        lanes.fill(&lane("a"), again, reach(None), at);
+        let mut again = found(&[&last], None);
+        again.found.get_mut(&lane("a")).unwrap().look_again_at = Some(at + Duration::from_secs(60));
+        fill(&mut lanes, "a", again);
         assert!(!is_stale(&mut lanes, NOW, Duration::from_secs(59)));
         assert!(is_stale(&mut lanes, NOW, Duration::from_secs(61)));
     }
@@ -404,6 +440,8 @@ mod tests {
         lanes.forget_scan();
         lanes.announce([job("c", 5, NOW)]);
         assert!(lanes.windows[&lane("c")].is_stale, "nothing is known there");
+        lanes.announce((0..REMEMBERED + 10).map(|number| job(&format!("class-{number}"), 5, NOW)));
+        assert!(lanes.windows.len() <= REMEMBERED, "a scan finds what does not fit");
     }
 
     #[test]

@@ -77,7 +77,7 @@ pub(crate) async fn lead(store: &Store, args: &RunArgs, mut leadership: Leadersh
         }
         let began = Monotonic::now();
         trigger.full_scan |= began >= scan_at;
-        trigger.groups.extend(assigning.alarms.ring(store.now()));
+        trigger.look_in(assigning.alarms.ring(store.now()));
         if let Err(error) = store.fresh_clock().await {
             tracing::debug!(error = chain(&error), "the server's clock could not be read");
         }

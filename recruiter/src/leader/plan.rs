@@ -31,7 +31,9 @@ pub(crate) struct Plan {
 struct Queue<'a, I: Iterator<Item = &'a DueJob>> {
     lane: &'a Lane,
     due: Peekable<I>,
-    able: Vec<usize>,
+    kinds: &'a [KindId],
+    /// Known once the first of its jobs is planned.
+    able: Option<Vec<usize>>,
 }
 
 /// Gives jobs that are due at `now`, in their order across all lanes, to workers that take their lane and have a slot free.
@@ -48,11 +50,13 @@ pub(crate) fn plan<'a>(workers: &[FreeWorker], lanes: impl Iterator<Item = Waiti
     let queue = |waiting: Waiting<'a>| Queue {
         lane: waiting.lane,
         due: waiting.jobs.iter().filter(move |job| job.scheduled_at <= now).peekable(),
-        able: {
-            let mut able: Vec<usize> = waiting.able.iter().filter_map(|kind| by_kind.get(kind)).flatten().copied().collect();
-            able.sort_unstable();
-            able
-        },
+        kinds: waiting.able,
+        able: None,
+    };
+    let workers_of = |kinds: &[KindId]| {
+        let mut able: Vec<usize> = kinds.iter().filter_map(|kind| by_kind.get(kind)).flatten().copied().collect();
+        able.sort_unstable();
+        able
     };
     let mut queues: Vec<_> = lanes.map(queue).collect();
     let heads = queues.iter_mut().enumerate().filter_map(|(index, queue)| Some((Reverse(queue.due.peek()?.position()), index)));
@@ -63,7 +67,8 @@ pub(crate) fn plan<'a>(workers: &[FreeWorker], lanes: impl Iterator<Item = Waiti
     {
         let queue = &mut queues[index];
         let Some(job) = queue.due.next() else { continue };
-        queue.able.retain(|worker| free[*worker] > 0);
+        let able = queue.able.get_or_insert_with(|| workers_of(queue.kinds));
+        able.retain(|worker| free[*worker] > 0);
         let lay = refusals.lay(job.id);
         let preference = |index: &usize| {
             let worker = &workers[*index];
@@ -71,7 +76,7 @@ pub(crate) fn plan<'a>(workers: &[FreeWorker], lanes: impl Iterator<Item = Waiti
             (is_willing, lay.then_some(worker.heard_at), !worker.is_quiet, free[*index])
         };
         // Without a worker the lane waits, and leaves the slots to the others.
-        let Some(worker) = queue.able.iter().copied().max_by_key(preference) else { continue };
+        let Some(worker) = able.iter().copied().max_by_key(preference) else { continue };
         free[worker] -= 1;
         slots -= 1;
         plan.given.entry(worker).or_default().push((job.id, job.scheduled_at));

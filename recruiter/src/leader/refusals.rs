@@ -26,6 +26,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// Refused jobs that are remembered, at most, and for how long after their pause.
 const REMEMBERED: usize = 10_000;
 const REMEMBERED_FOR: Duration = Duration::from_secs(300);
+/// How long a job is left alone that cannot be remembered.
+const WHEN_FORGOTTEN: Duration = Duration::from_secs(1);
 /// Workers that are remembered of each.
 const WORKERS: usize = 1_000;
 
@@ -88,6 +90,9 @@ impl Refusals {
     pub(crate) fn found(&mut self, job: &DueJob, at: Monotonic) -> Option<Monotonic> {
         let tried = self.tried.iter_mut().find_map(|tried| tried.remove(&job.id)).filter(|tried| tried.due == job.scheduled_at);
         if let Some(tried) = tried {
+            if self.refused.len() >= REMEMBERED && !self.refused.contains_key(&job.id) {
+                return Some(at + WHEN_FORGOTTEN);
+            }
             self.refuse(job, tried, at);
         }
         let refused = self.refused.get(&job.id)?;
@@ -99,12 +104,6 @@ impl Refusals {
     }
 
     fn refuse(&mut self, job: &DueJob, tried: Tried, at: Monotonic) {
-        if self.refused.len() >= REMEMBERED {
-            self.refused.retain(|_, refused| refused.until > at);
-            if self.refused.len() >= REMEMBERED {
-                return;
-            }
-        }
         let fresh = || Refused { due: job.scheduled_at, by: HashSet::new(), lay: false, repeats: 0, until: at };
         let refused = self.refused.entry(job.id).or_insert_with(fresh);
         if refused.due != job.scheduled_at {
@@ -112,7 +111,8 @@ impl Refusals {
         }
         refused.lay = tried.lay;
         let is_first = refused.by.is_empty();
-        if refused.by.len() < WORKERS && refused.by.insert(tried.worker) {
+        let is_another = refused.by.len() < WORKERS && refused.by.insert(tried.worker);
+        if is_another || tried.lay {
             // It may merely have been too early, and a worker that lets it lie says nothing about the job.
             refused.until = if is_first || tried.lay { at } else { at + TRY_ANOTHER_AFTER };
         } else {
@@ -122,6 +122,11 @@ impl Refusals {
                 tracing::warn!(job.id = %job.id, job.group = job.group, job.class = job.class, "a job is due, but no worker starts it; the log of the workers says why");
             }
         }
+    }
+
+    /// A worker has come that may start what the others did not.
+    pub(crate) fn somebody_is_new(&mut self, at: Monotonic) {
+        self.refused.values_mut().for_each(|refused| refused.until = refused.until.min(at));
     }
 
     /// Whether this worker did not start this job before.
@@ -189,7 +194,7 @@ mod tests {
         assert_eq!(pauses(&[a, a, a, a, a], false), [0, 50, 100, 200, 400]);
         assert_eq!(pauses(&[a; 30], false).last(), Some(&60_000));
         assert_eq!(pauses(&[a, b, c, a, b], false), [0, 20, 20, 50, 100]);
-        assert_eq!(pauses(&[a, b, c], true), [0, 0, 0], "what lay is given to another at once");
+        assert_eq!(pauses(&[a, b, a], true), [0, 0, 0], "what lay is given to another at once");
     }
 
     #[test]
@@ -222,6 +227,27 @@ mod tests {
         assert_eq!(refusals.len(), 1);
         refusals.age(at + REMEMBERED_FOR);
         assert_eq!(refusals.len(), 0);
+    }
+
+    #[test]
+    fn a_worker_that_is_new_ends_every_pause_and_more_refusals_than_can_be_remembered_pause_all_the_same() {
+        let (mut refusals, mut at, worker, job) = (Refusals::default(), Monotonic::now(), WorkerId::new(), job());
+        for _ in 0..8 {
+            refusals.turn_over(&turn(&job, worker), false);
+            at = refusals.found(&job, at).unwrap_or(at);
+        }
+        refusals.turn_over(&turn(&job, worker), false);
+        assert!(refusals.found(&job, at).is_some_and(|until| until > at + Duration::from_secs(1)));
+        refusals.somebody_is_new(at);
+        assert!(refusals.found(&job, at).is_none());
+        for _ in 0..REMEMBERED + 10 {
+            let other = self::job();
+            refusals.turn_over(&turn(&other, worker), false);
+            refusals.found(&other, at);
+        }
+        let other = self::job();
+        refusals.turn_over(&turn(&other, worker), false);
+        assert!(refusals.len() == REMEMBERED && refusals.found(&other, at) == Some(at + WHEN_FORGOTTEN));
         assert!(turn(&job, WorkerId::new()).met_in == BTreeSet::new());
     }
 }

@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use recruiter_common::{
     ids::WorkerId,
     instant::Instant,
-    store::{DueJob, Hint},
+    store::{DueJob, EVERY_GROUP, Hint},
 };
 
-/// Dates that are remembered, at most. The full scan finds the others.
+/// Groups whose dates are remembered, at most. The full scan finds the jobs of the others.
 const ALARMS: usize = 10_000;
 
 /// What a round has to look at.
@@ -34,13 +34,19 @@ impl Trigger {
         !self.full_scan && !self.workers && !self.refused && self.groups.is_empty() && self.announced.is_empty() && self.left.is_empty()
     }
 
+    /// Jobs of these groups are due.
+    pub(crate) fn look_in(&mut self, groups: impl IntoIterator<Item = String>) {
+        self.groups.extend(groups);
+        self.full_scan |= self.groups.remove(EVERY_GROUP);
+    }
+
     /// Takes in a hint; dates go to the alarms.
     pub(crate) fn hear(&mut self, hint: Hint, alarms: &mut Alarms) {
         match hint {
             Hint::Jobs { groups, at: Some(at), .. } => alarms.set(at, groups),
             Hint::Jobs { groups, at: None, jobs } if jobs.is_empty() => {
                 self.refused |= groups.is_empty();
-                self.groups.extend(groups);
+                self.look_in(groups);
             }
             Hint::Jobs { jobs, .. } => self.announced.extend(jobs),
             Hint::Left { worker } => self.left.push(worker),
@@ -54,27 +60,38 @@ impl Trigger {
 
 /// Dates at which jobs of some groups become due, as hints have said.
 #[derive(Debug, Default)]
-pub(crate) struct Alarms(BTreeMap<Instant, BTreeSet<String>>);
+pub(crate) struct Alarms {
+    groups: BTreeMap<Instant, BTreeSet<String>>,
+    /// Groups in all.
+    count: usize,
+}
 
 impl Alarms {
     /// Remembers a date.
     pub(crate) fn set(&mut self, at: Instant, groups: Vec<String>) {
-        self.0.entry(at).or_default().extend(groups);
-        if self.0.len() > ALARMS {
-            self.0.pop_last();
+        let set = self.groups.entry(at).or_default();
+        let before = set.len();
+        set.extend(groups);
+        self.count += set.len() - before;
+        while self.count > ALARMS
+            && let Some((_, forgotten)) = self.groups.pop_last()
+        {
+            self.count -= forgotten.len();
         }
     }
 
     /// The first date.
     pub(crate) fn next(&self) -> Option<Instant> {
-        self.0.first_key_value().map(|(at, _)| *at)
+        self.groups.first_key_value().map(|(at, _)| *at)
     }
 
     /// The groups whose date has come.
     pub(crate) fn ring(&mut self, now: Instant) -> BTreeSet<String> {
         let mut groups = BTreeSet::new();
-        while let Some(entry) = self.0.first_entry().filter(|entry| *entry.key() <= now) {
-            groups.extend(entry.remove());
+        while let Some(entry) = self.groups.first_entry().filter(|entry| *entry.key() <= now) {
+            let due = entry.remove();
+            self.count -= due.len();
+            groups.extend(due);
         }
         groups
     }
@@ -101,9 +118,11 @@ mod tests {
         assert_eq!(alarms.ring(date(10)), ["a".to_owned(), "b".to_owned()].into());
         assert_eq!(alarms.ring(date(29)), BTreeSet::new());
         for ms in 0..20_000 {
-            alarms.set(date(100 + ms), vec![]);
+            alarms.set(date(100 + ms), vec!["a".into(), "b".into()]);
         }
-        assert_eq!((alarms.0.len(), alarms.next()), (ALARMS, Some(date(30))), "the nearest are kept");
+        assert_eq!((alarms.count, alarms.next()), (ALARMS - 1, Some(date(30))), "the nearest are kept");
+        alarms.set(date(20), (0..1_000_000).map(|number| number.to_string()).collect());
+        assert!(alarms.count <= ALARMS && alarms.groups.values().map(BTreeSet::len).sum::<usize>() == alarms.count);
     }
 
     #[test]
@@ -118,6 +137,7 @@ mod tests {
         assert!(hear(Hint::Free).0.workers);
         assert!(hear(Hint::jobs_in([] as [&str; 0])).0.refused);
         assert_eq!(hear(Hint::jobs_in(["g"])).0.groups, ["g".to_owned()].into());
+        assert!(hear(Hint::jobs_in(["*"])).0.full_scan, "more groups than fit");
         let announced = hear(Hint::Jobs { groups: vec!["g".into()], at: None, jobs: vec![job.clone()] }).0;
         assert!(announced.announced == [job] && announced.groups.is_empty(), "it need not be searched for");
         let (later, alarms) = hear(Hint::Jobs { groups: vec!["g".into()], at: Some(date(9)), jobs: vec![] });

@@ -480,6 +480,11 @@ async fn it_is_said_who_leads_and_what_nobody_takes() {
     let untaken = recruiter(&database, &["stats", "--json"]).objects().remove(0)["untaken"].take();
     let classes: Vec<&Value> = untaken.as_array().unwrap().iter().map(|kind| &kind["class"]).collect();
     assert_eq!(classes, [&json!("noop"), &json!("nosuch")], "{untaken}");
+    let mut job = minimal_job("noop");
+    job.extend(doc! { "group": "g", "retry_policy": { "class": "Mine", "parameters": {} } });
+    database.raw("scheduled").insert_one(job).await.unwrap();
+    says(&["stats"], "waiting in vain: no running worker knows the retry policy `Mine`\n");
+    assert_eq!(recruiter(&database, &["stats", "--json"]).objects()[0]["unknown_policies"], json!(["Mine"]));
     says(&["roster"], "leader: ");
     assert!(recruiter(&database, &["stats", "--json"]).objects()[0]["leader"].as_str().unwrap().contains(':'));
     assert!(!recruiter(&database, &["jobs", "show", &id]).out.contains("no recruiter leads"));
@@ -492,4 +497,16 @@ async fn it_is_said_who_leads_and_what_nobody_takes() {
     let killed = doc! { "$set": { "released": false, "renewed_at": bson::DateTime::from_millis(bson::DateTime::now().timestamp_millis() - 60_000) } };
     database.raw("metadata").update_one(doc! { "_id": "recruiter" }, killed).await.unwrap();
     says(&["stats"], "has given no sign of life for 1m");
+}
+/// A mistyped database is not set up by a command that changes jobs.
+#[tokio::test]
+async fn where_there_is_no_recruiter_no_job_is_changed_and_nothing_is_made() {
+    let database = TestDatabase::new().await;
+    for args in
+        [&["jobs", "cancel", "--all", "--yes"][..], &["jobs", "delete", "--all", "--yes"], &["jobs", "retry", "65a1b2c3d4e5f60718293a4b"]]
+    {
+        let said = recruiter(&database, args);
+        assert!(said.code == 1 && said.err.contains("there is no Recruiter in database"), "{args:?}: {}{}", said.out, said.err);
+    }
+    assert_eq!(database.database().list_collection_names().await.unwrap(), [""; 0]);
 }

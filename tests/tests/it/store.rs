@@ -11,7 +11,7 @@ use recruiter_common::{
     failure::Failure,
     ids::{JobId, RoundId, StartId, WorkerId},
     job::{Execution, Job, Priority, Why},
-    store::{Archival, Assignment, Channel, CommitSession, DueJob, Free, Hint, Lane, Listener, Recorded, Rescheduling, Store},
+    store::{Archival, Assignment, Channel, CommitSession, DueJob, EVERY_GROUP, Free, Hint, Lane, Listener, Recorded, Rescheduling, Store},
 };
 use recruiter_tests::{
     factory::{announcement, in_ms, insert_unvalidated, minimal_job, read, start, started, to_start},
@@ -213,7 +213,7 @@ async fn a_hint_that_would_be_too_large_is_told_in_parts_or_in_short() {
             tokio::task::yield_now().await;
         }
         store.publish(&Hint::jobs_in((0..70_000).map(|n| format!("{n}{}", "g".repeat(240))))).await.unwrap();
-        while recruiter.next().await != Hint::jobs_in([] as [&str; 0]) {}
+        while recruiter.next().await != Hint::jobs_in([EVERY_GROUP]) {}
         let round = RoundId::new();
         store.publish_to(Channel(0), &Hint::Assigned { round, assignments }).await.unwrap();
         while worker.next().await != (Hint::Assigned { round, assignments: vec![last.clone()] }) {}
@@ -491,7 +491,7 @@ async fn the_validator_refuses_what_no_recruiter_would_ever_see() {
         change(doc! { "locked": true, "last_execution": { "start": StartId::new() } }),
         change(doc! { "done": "no" }),
         change(doc! { "created_at": "2026" }),
-        change(doc! { "scheduled_at": bson::DateTime::from_millis(-62_167_219_200_001) }),
+        change(doc! { "scheduled_at": bson::DateTime::from_millis(-62_135_596_800_001) }),
         change(doc! { "scheduled_at": bson::DateTime::from_millis(253_402_300_800_000) }),
         change(doc! { "scheduled_at": bson::DateTime::from_millis(i64::MIN) }),
         change(doc! { "retry_policy": "RetryForever" }),
@@ -517,6 +517,8 @@ async fn the_validator_refuses_what_no_recruiter_would_ever_see() {
         change(doc! { "workable": { "class": "x", "items": [] } }),
         change(doc! { "workable": { "class": "x", "items": vec![doc! {}; 1_001] } }),
         change(doc! { "item_outcomes": "done" }),
+        change(doc! { "workable": { "class": "x", "items": [{}] }, "item_outcomes": [1] }),
+        change(doc! { "workable": { "class": "x", "method": 3 } }),
         change(doc! { "workable": { "class": "x", "parameters": { "data": "x".repeat(4 * 1024 * 1024) } } }),
     ] {
         let error = scheduled.insert_one(&refused).await.expect_err("refused");
@@ -526,7 +528,7 @@ async fn the_validator_refuses_what_no_recruiter_would_ever_see() {
     for (refused, field, must_be) in [
         (change(doc! { "tags": 5 }), "tags", "an array of texts"),
         (change(doc! { "priority": 12 }), "priority", "an integer from 0 to 9"),
-        (change(doc! { "scheduled_at": "tomorrow" }), "scheduled_at", "a date from the year 0 to the year 9999"),
+        (change(doc! { "scheduled_at": "tomorrow" }), "scheduled_at", "a date from the year 1 to the year 9999"),
     ] {
         let error = scheduled.insert_one(&refused).await.expect_err("refused");
         let mongodb::error::ErrorKind::Write(mongodb::error::WriteFailure::WriteError(error)) = *error.kind else { panic!("{error}") };
