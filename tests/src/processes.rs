@@ -44,7 +44,7 @@ impl Process {
     /// and `env`.
     pub fn start(name: &str, args: &[&str], env: &[(&str, &str)]) -> Self {
         // Whoever runs the tests may ignore HUP, as nohup does, and a process keeps what it inherits.
-        let mut child = Command::new("env")
+        let mut child = Command::new("/usr/bin/env")
             .arg("--default-signal=HUP")
             .arg(binary(name))
             .args(args)

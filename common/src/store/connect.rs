@@ -22,7 +22,7 @@ use crate::{
     clock::{ServerClock, Uptime},
     exit::Exit,
     shutdown::pause,
-    telemetry::{causes, of_mongodb},
+    telemetry::causes,
 };
 
 /// Database when the URI names none.
@@ -299,7 +299,8 @@ async fn resolved(uri: &ConnectionString, patience: &mut Patience) -> Result<Cli
         let reason = match tokio::time::timeout(limit, ClientOptions::parse(uri.clone())).await {
             Ok(Ok(options)) => return Ok(options),
             Ok(Err(error)) if !is_resolver_fault(&error) => return Err(invalid(error)),
-            Ok(Err(error)) => of_mongodb(&error),
+            // What the resolver says of its query is of no use to people.
+            Ok(Err(_)) => "its SRV record could not be found in DNS".into(),
             Err(_) => "the DNS resolver does not answer".into(),
         };
         patience.once_more(reason).await?;

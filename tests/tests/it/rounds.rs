@@ -483,3 +483,45 @@ async fn the_servers_time_rides_on_the_look_at_the_roster() {
         process.stop().await;
     }
 }
+
+/// One hint names the date of the first of them only, and the worker has a slot for one: every search is full of later jobs.
+#[tokio::test]
+async fn jobs_that_are_due_one_after_the_other_start_each_at_its_date() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    let recruiter = Local::recruiter(&database, &["--poll", "3s", "--lease", "10s"]);
+    let worker = Local::worker(&database, Worker::new().register_builtins().unwrap(), &["--poll", "3s", "--concurrency", "1"]);
+    until_ready(&database, 1).await;
+    let first = store.now() + Duration::from_millis(500);
+    let job = |number: u32| NewJob::of_class("noop", doc! {}).at(first + Duration::from_millis(200) * number);
+    store.enqueue_many((0..12).map(job)).await.unwrap();
+    wait_until(SOON, "all are done", async || archived(&database).await == 12).await;
+    let found: Vec<Document> = database.raw("archived").find(doc! {}).await.unwrap().try_collect().await.unwrap();
+    let at = |job: &Document, field| job.get_document("last_execution").unwrap().get_datetime(field).unwrap().timestamp_millis();
+    let late: Vec<i64> = found.iter().map(|job| at(job, "started_at") - at(job, "scheduled_at")).collect();
+    assert!(late.iter().all(|ms| *ms < 1_000), "{late:?}");
+    for process in [worker, recruiter] {
+        process.stop().await;
+    }
+}
+
+/// A hint is about workers that are busy, too.
+#[tokio::test]
+async fn a_hint_that_comes_while_its_worker_is_busy_is_not_forgotten() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    let recruiter = Local::recruiter(&database, &["--poll", "20s", "--lease", "60s"]);
+    let worker = Local::worker(&database, Worker::new().register_builtins().unwrap(), &["--poll", "20s", "--concurrency", "1"]);
+    // Another one has slots meanwhile.
+    ghost(&store, 10, &[NOBODYS.to_owned()]).await;
+    until_ready(&database, 2).await;
+    NewJob::of_class("sleep", doc! { "ms": 1_500 }).enqueue(&store).await.unwrap();
+    let runs = doc! { "locked": true };
+    wait_until(SOON, "the worker is busy", async || database.raw("scheduled").count_documents(runs.clone()).await.unwrap() == 1).await;
+    database.raw("scheduled").insert_one(minimal_job("noop")).await.unwrap();
+    store.publish(&Hint::jobs_in(["generic"])).await.unwrap();
+    wait_until(Duration::from_secs(8), "both are done long before the scan", async || archived(&database).await == 2).await;
+    for process in [worker, recruiter] {
+        process.stop().await;
+    }
+}

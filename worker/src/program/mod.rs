@@ -690,7 +690,8 @@ pub(crate) mod tests {
     async fn ended_by(kill_after: Duration, script: &str, directory: &Path, stop: impl FnOnce(&Context)) -> (Failure, Duration) {
         let arguments = ["sh", "-c", "{script}", directory.to_str().unwrap()];
         let program = with(&arguments, |settings| settings.kill_after = kill_after);
-        let script = format!("{script}; echo $$ > \"$0/new\"; mv \"$0/new\" \"$0/started\"; sleep 600 & wait; wait");
+        // Its child is there before it says so: a signal reaches both.
+        let script = format!("{script}; sleep 600 & echo $$ > \"$0/new\"; mv \"$0/new\" \"$0/started\"; wait; wait");
         let (invocation, job) = (program.decode(bson::bson!({ "script": script })).unwrap(), context());
         let task = tokio::spawn({
             let job = job.clone();
