@@ -53,7 +53,7 @@ pub async fn run(args: RunArgs, connect: &ConnectArgs, mut shutdown: Shutdown) -
     let watchdog = Watchdog::of_this_process();
     as_task(async move {
         while let Some(leadership) = Leadership::acquire(&store, args.lease, &holder_at, &watchdog, &mut shutdown).await {
-            lead(&store, &args, leadership, &watchdog, &mut shutdown).await;
+            lead(&store, args.poll, leadership, &watchdog, &mut shutdown).await;
         }
     })
     .await;

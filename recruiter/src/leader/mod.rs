@@ -37,15 +37,15 @@ use self::{
     assign::{Assigning, Summary},
     trigger::Trigger,
 };
-use crate::{leadership::Leadership, run::RunArgs};
+use crate::leadership::Leadership;
 
 /// How much rarer full scans become, at most, when they take long: with thousands of groups they would be all that is done.
 const RARER: u32 = 3;
 /// After a round that MongoDB did not carry out.
 const RETRY: Duration = Duration::from_millis(500);
 
-/// Assigns until asked to stop or until another recruiter leads.
-pub(crate) async fn lead(store: &Store, args: &RunArgs, mut leadership: Leadership, watchdog: &Watchdog, shutdown: &mut Shutdown) {
+/// Assigns until asked to stop or until another recruiter leads. A full scan is due after each `poll`.
+pub(crate) async fn lead(store: &Store, poll: Duration, mut leadership: Leadership, watchdog: &Watchdog, shutdown: &mut Shutdown) {
     let term = leadership.term();
     tracing::info!(lease.term = term.0, "leading");
     let mut hints = store.hints(Listener::Recruiter);
@@ -60,7 +60,7 @@ pub(crate) async fn lead(store: &Store, args: &RunArgs, mut leadership: Leadersh
     };
     recruiter_common::service::ready("leading");
     let mut trigger = Trigger::default();
-    let (mut scan_at, mut every) = (Monotonic::now(), args.poll);
+    let (mut scan_at, mut every) = (Monotonic::now(), poll);
     loop {
         watchdog.progress();
         if shutdown.is_requested() {
@@ -94,7 +94,7 @@ pub(crate) async fn lead(store: &Store, args: &RunArgs, mut leadership: Leadersh
         };
         log(&summary, began.elapsed());
         if is_full_scan {
-            every = scan_every(args.poll, hints.is_listening(), began.elapsed());
+            every = scan_every(poll, hints.is_listening(), began.elapsed());
             store.announce_hints_to(assigning.keep_alive.hints(every, Monotonic::now())).await;
             // A little sooner than the keep-alives have promised, also while hints come without a pause.
             scan_at = Monotonic::now() + every.mul_f64(rand::random_range(0.85..0.95));
