@@ -299,10 +299,10 @@ async fn a_name_that_is_not_utf8_stops_no_other_job() {
     let (store, processes) = system(&database, &["--work-on", "*"]).await;
     for hostile in [("group", b"caf\xe9!"), ("class", b"caf\xe9!")] {
         let mut job = minimal_job("noop");
-        job.insert("group", if hostile.0 == "group" { "XXXXX" } else { "generic" });
-        job.insert("workable", doc! { "class": if hostile.0 == "class" { "XXXXX" } else { "noop" } });
+        job.insert("group", if hostile.0 == "group" { "-----" } else { "generic" });
+        job.insert("workable", doc! { "class": if hostile.0 == "class" { "-----" } else { "noop" } });
         let bytes = job.to_vec().unwrap();
-        let at = bytes.windows(5).position(|bytes| bytes == b"XXXXX").unwrap();
+        let at = bytes.windows(5).position(|bytes| bytes == b"-----").unwrap();
         let bytes = [&bytes[..at], hostile.1, &bytes[at + 5..]].concat();
         let scheduled = database.raw("scheduled").clone_with_type::<RawDocumentBuf>();
         scheduled.insert_one(RawDocumentBuf::from_bytes(bytes).unwrap()).await.unwrap();
