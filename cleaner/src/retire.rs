@@ -63,6 +63,15 @@ enum Death {
     Silent,
 }
 
+impl Death {
+    fn cause(self) -> &'static str {
+        match self {
+            Self::Gone => "its process is gone",
+            Self::Silent => "its heartbeat did not change",
+        }
+    }
+}
+
 impl Observations {
     /// Forgets all: silence that was not watched without a gap proves nothing.
     pub(crate) fn clear(&mut self) {
@@ -171,7 +180,7 @@ pub(crate) async fn tick(
             other => other?,
         };
         if let Some(retired) = retired {
-            tracing::warn!(worker.id = %worker, ?death, "a worker is dead: retiring it");
+            tracing::warn!(worker.id = %worker, death.cause = death.cause(), "a worker is dead: retiring it");
             observations.burying.insert(worker);
             bury_or_leave(store, rescuer, &retired).await;
             died = true;

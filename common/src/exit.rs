@@ -4,7 +4,7 @@
 
 use std::io::Write as _;
 
-use crate::telemetry::causes;
+use crate::telemetry::{causes, is_json};
 
 /// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,8 +42,13 @@ pub fn report(program: &str, error: &anyhow::Error) -> Exit {
     let said = error.downcast_ref::<Exit>();
     let causes: Vec<String> =
         causes(error.as_ref()).into_iter().filter(|cause| said.is_none_or(|exit| *cause != exit.to_string())).collect();
-    // The terminal may be gone.
-    let _ = writeln!(std::io::stderr(), "{program}: {}", causes.join(": "));
+    let causes = causes.join(": ");
+    if is_json() {
+        tracing::error!(error = causes, "{program} ends");
+    } else {
+        // The terminal may be gone.
+        let _ = writeln!(std::io::stderr(), "{program}: {causes}");
+    }
     let refused = error.downcast_ref::<crate::store::ConnectError>().map(crate::store::ConnectError::exit);
     said.copied().or(refused).unwrap_or(Exit::Failure)
 }

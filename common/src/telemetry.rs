@@ -3,7 +3,11 @@
 //! Used by the three binaries. One line an event on standard error: the message reads alone and carries fields
 //! (`job.id job.class job.attempt worker.id lease.term count duration_ms`). Never job parameters.
 
-use std::{io::IsTerminal, time::Duration};
+use std::{
+    io::IsTerminal,
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
 
 use clap::{Args, ValueEnum};
 use mongodb::error::{Error, ErrorKind, WriteConcernError, WriteFailure};
@@ -45,6 +49,13 @@ impl LogArgs {
     }
 }
 
+/// Whether lines are JSON: then the last one of the process is as well.
+static IS_JSON: AtomicBool = AtomicBool::new(false);
+
+pub(crate) fn is_json() -> bool {
+    IS_JSON.load(Ordering::Relaxed)
+}
+
 /// Starts logging to standard error, in colour only on a terminal. Under systemd's journal lines carry no time of
 /// their own.
 ///
@@ -60,6 +71,7 @@ pub fn init(args: &LogArgs) -> anyhow::Result<()> {
     let builder = builder.log_internal_errors(false);
     let journal = std::env::var_os("JOURNAL_STREAM").is_some();
     let colour = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    IS_JSON.store(args.format == Format::Json, Ordering::Relaxed);
     match (args.format, journal) {
         (Format::Json, _) => builder.json().init(),
         (Format::Text, true) => builder.with_ansi(false).without_time().init(),

@@ -15,7 +15,8 @@ use recruiter_common::{
     failure::Failure,
     ids::JobId,
     instant::Instant,
-    job::{Execution, Job, JobState, Why},
+    job::{Execution, Job, JobState, StoredPolicy, Why},
+    retry_policy::RetryPolicies,
     shutdown::Shutdown,
     store::{ConnectArgs, JobFilter, JobPlace, LOOK_LIMIT, Page, Store, lossy},
 };
@@ -313,6 +314,8 @@ fn row_of_job(job: &Job, now: Instant) -> Row {
     let below = match (&job.state, failure) {
         (JobState::Archived { why }, _) if *why == Why::DONE || *why == Why::CANCELLED => None,
         (JobState::Archived { why }, None) => Some(printable(why.as_str(), 80)),
+        // `malformed` and `interrupted` are both.
+        (JobState::Archived { why }, Some(failure)) if failure.starts_with(&format!("{why}: ")) => Some(failure),
         (JobState::Archived { why }, Some(failure)) => Some(format!("{}; {failure}", printable(why.as_str(), 80))),
         (JobState::Scheduled { .. }, failure) => failure.map(|failure| format!("failed before; {failure}")),
         (JobState::Started { .. }, _) => None,
@@ -393,18 +396,12 @@ fn describe(job: &Job, now: Instant, out: &mut impl Write) -> std::io::Result<()
     line("priority", job.priority.to_string())?;
     line("urn", job.urn.as_deref().map(|urn| printable(urn, 256)).unwrap_or_default())?;
     line("tags", job.tags.iter().map(|tag| printable(tag, 256)).collect::<Vec<_>>().join(", "))?;
-    line("retry policy", format!("{} {}", printable(&job.retry_policy.class, 256), json(&job.retry_policy.parameters)))?;
+    line("retry policy", retry_policy(&job.retry_policy))?;
     line("enqueued", format!("{} ({} ago)", moment(job.created_at), apart(job.created_at, now)))?;
-    line(
-        "starts",
-        match (job.interruptions, job.deaths) {
-            (0, 0) => job.attempts.to_string(),
-            (uncounted, deaths) => format!(
-                "{}; {uncounted} of them do not count for the retry policy (interrupted, released, or put off by the job); {deaths} ended with the death of their worker",
-                job.attempts
-            ),
-        },
-    )?;
+    let uncounted = (job.interruptions > 0)
+        .then(|| format!("; {} of them not counted by the retry policy (interrupted, released or put off)", job.interruptions));
+    let deaths = (job.deaths > 0).then(|| format!("; {} ended with the death of the worker", job.deaths));
+    line("starts", format!("{}{}{}", job.attempts, uncounted.unwrap_or_default(), deaths.unwrap_or_default()))?;
     line("retry of", job.field("recovered_from").as_ref().map(id_in).unwrap_or_default())?;
     line("retried as", job.field("retried_as").as_ref().map(id_in).unwrap_or_default())?;
     line("result", job.field("result").as_ref().map(json).unwrap_or_default())?;
@@ -420,6 +417,22 @@ fn describe(job: &Job, now: Instant, out: &mut impl Write) -> std::io::Result<()
         describe_execution(execution, now, out)?;
     }
     Ok(())
+}
+
+/// The policy, and what is misspelt in it: a worker ignores that.
+fn retry_policy(policy: &StoredPolicy) -> String {
+    let mut said = printable(&policy.class, 256);
+    if policy.parameters != Bson::Null {
+        said.push(' ');
+        said.push_str(&printable(&policy.parameters.clone().into_relaxed_extjson().to_string(), 400));
+    }
+    match RetryPolicies::default().check(policy) {
+        Err(problem) if problem.unknown_class().is_none() => {
+            said.push_str(&format!(" ({})", printable(&problem.to_string(), 400)));
+        }
+        Ok(()) | Err(_) => {}
+    }
+    said
 }
 
 /// What became of the items of a bundle, in numbers.
@@ -524,13 +537,28 @@ mod tests {
     #[test]
     fn a_retry_waiting_is_shown_once() {
         let execution = doc! { "started_at": bson::DateTime::from_millis(1), "ended_at": bson::DateTime::from_millis(2), "class": "exit:1", "message": "\u{1b}[31mred" };
-        let text = described(&job(doc! { "attempts": 1, "last_execution": execution.clone(), "executions": [execution] }));
+        let text = described(&job(doc! { "attempts": 1, "deaths": 1, "last_execution": execution.clone(), "executions": [execution] }));
+        assert!(text.contains("starts       1; 1 ended with the death of the worker\n"), "{text}");
         assert_eq!(text.matches("failed").count(), 1, "{text}");
         assert!(text.contains("exit:1: \\u{1b}[31mred"), "{text}");
         let never = described(&job(doc! {}));
         assert!(never.ends_with("never started\n"), "{never}");
         // The date of its id, which has seven times 0x07, not that of its end or of 1970.
         assert!(never.contains("enqueued     1973-09-"), "{never}");
+    }
+
+    #[test]
+    fn a_policy_is_shown_with_what_is_misspelt_in_it() {
+        let check = |parameters: Bson, expected: &str| {
+            assert_eq!(retry_policy(&StoredPolicy { class: "RetryForever".into(), parameters }), expected);
+        };
+        check(
+            doc! { "seconds_to_wait_before_retry": 60, "jiter": 1 }.into(),
+            "RetryForever {\"seconds_to_wait_before_retry\":60,\"jiter\":1} (RetryForever: `jiter` is not a parameter of it)",
+        );
+        check(doc! { "seconds_to_wait_before_retry": 60 }.into(), "RetryForever {\"seconds_to_wait_before_retry\":60}");
+        let own = StoredPolicy { class: "Mine".into(), parameters: Bson::Null };
+        assert_eq!(retry_policy(&own), "Mine");
     }
 
     fn listed(width: usize, documents: Vec<Document>) -> String {
@@ -561,8 +589,10 @@ mod tests {
         assert!(lines[1].contains("  failed     c ") && lines[1].ends_with("0  2h ago"), "{shown}");
         assert_eq!(lines[2], "    not-scheduled-by-retry-policy; SmtpDown: connection refused\\nby example.org");
         failed.insert("why", "done");
-        let roomy = listed(120, vec![failed]);
-        assert!(roomy.contains("PRIORITY") && roomy.lines().count() == 2, "{roomy}");
+        let malformed =
+            job(doc! { "why": "malformed", "last_execution": { "class": "malformed", "message": "no document", "ended_at": at } });
+        let roomy = listed(120, vec![failed, malformed.document.try_into().unwrap()]);
+        assert!(roomy.contains("PRIORITY") && roomy.ends_with("\n    malformed: no document\n"), "{roomy}");
     }
 
     #[test]

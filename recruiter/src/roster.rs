@@ -65,8 +65,8 @@ fn write(out: &mut impl Write, screen: Screen, workers: &[Worker], now: Instant)
     if overdue > 0 {
         writeln!(
             out,
-            "no cleaner seems to run: {overdue} workers are silent for more than twice their lease\n\
-             and still in the roster; recruiter-cleaner rescues their jobs"
+            "no cleaner seems to run: workers that are silent for more than twice their lease are\n\
+             still in the roster ({overdue}); recruiter-cleaner rescues their jobs"
         )?;
     }
     Ok(())

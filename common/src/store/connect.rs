@@ -143,6 +143,12 @@ pub enum ConnectError {
         /// Its version.
         found: String,
     },
+    /// MongoDB wants to know who asks, and the connection string names no user.
+    #[error("MongoDB at {hosts} wants a user, and MONGODB_URI names none: write mongodb://USER:PASSWORD@HOST/DATABASE?authSource=…")]
+    NoUser {
+        /// Hosts of the connection string.
+        hosts: String,
+    },
     /// The user may read, but not write.
     #[error(
         "the MongoDB user may not write to database `{database}`: give it the role readWrite there, or use another user in MONGODB_URI"
@@ -183,6 +189,7 @@ impl ConnectError {
             | Self::NotInitiated { .. }
             | Self::WrongSetName { .. }
             | Self::TooOld { .. }
+            | Self::NoUser { .. }
             | Self::ReadOnly { .. }
             | Self::Unreadable { .. } => Exit::Refused,
             Self::NoRecruiter { .. } | Self::Store(_) => Exit::Failure,
@@ -197,8 +204,9 @@ impl Store {
     /// # Errors
     /// [`ConnectError`], whose message says what to do.
     pub async fn connect(args: &ConnectArgs, app_name: &str) -> Result<Self, ConnectError> {
-        let (store, _) = Self::reach(args, app_name, CONNECT_TIMEOUT).await?;
+        let (store, hosts) = Self::reach(args, app_name, CONNECT_TIMEOUT).await?;
         match indexes::ensure(&store).await {
+            Err(error) if error.is_unauthorized() && store.options.credential.is_none() => Err(ConnectError::NoUser { hosts }),
             Err(error) if error.is_unauthorized() => Err(ConnectError::ReadOnly { database: store.database.name().into() }),
             other => other.map_err(ConnectError::Store).map(|()| store),
         }
@@ -214,6 +222,7 @@ impl Store {
         match indexes::is_set_up(&store).await {
             Ok(true) => Ok(Self { may_mend: false, ..store }),
             Ok(false) => Err(ConnectError::NoRecruiter { database: database(), hosts }),
+            Err(error) if error.is_unauthorized() && store.options.credential.is_none() => Err(ConnectError::NoUser { hosts }),
             Err(error) if error.is_unauthorized() => Err(ConnectError::Unreadable { database: database() }),
             Err(error) => Err(error.into()),
         }

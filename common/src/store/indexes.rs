@@ -13,7 +13,7 @@ use super::{Channel, Hint, Store, StoreError, call, code_of};
 use crate::{bundle::MOST_ITEMS, instant::DUE_MS};
 
 /// Version of what this file describes. Raised with every change to it.
-const SCHEMA_VERSION: i32 = 4;
+const SCHEMA_VERSION: i32 = 5;
 
 /// Largest `workable` that is accepted, in bytes of BSON: a job, its history and its result must fit into MongoDB's
 /// 16 MiB together.
@@ -274,12 +274,14 @@ fn waiting_job() -> Document {
                     "required": ["class"],
                     "properties": {
                         "class": { "bsonType": "string", "minLength": 1, "maxLength": 256, "description": "a text of 1 to 256 characters" },
+                        "parameters": parameters(),
                         "method": optional("string", "a text"),
                         "items": {
                             "bsonType": ["array", "null"],
                             "minItems": 1,
                             "maxItems": i64::try_from(MOST_ITEMS).unwrap_or(i64::MAX),
-                            "description": "an array of 1 to 1000 items",
+                            "items": parameters(),
+                            "description": "an array of 1 to 1000 documents",
                         },
                     },
                 },
@@ -295,8 +297,7 @@ fn waiting_job() -> Document {
                     "required": ["class"],
                     "properties": {
                         "class": { "bsonType": "string", "description": "the name of a retry policy" },
-                        // PHP stores an empty document as an empty array.
-                        "parameters": { "bsonType": ["object", "array", "null"], "description": "a document" },
+                        "parameters": parameters(),
                     },
                 },
                 "tags": { "bsonType": ["array", "null"], "items": { "bsonType": "string" }, "description": "an array of texts" },
@@ -318,6 +319,11 @@ fn waiting_job() -> Document {
 
 fn optional(of: &str, description: &str) -> Document {
     doc! { "bsonType": [of, "null"], "description": description }
+}
+
+/// A document. PHP stores an empty one as an empty array.
+fn parameters() -> Document {
+    doc! { "bsonType": ["object", "array", "null"], "maxItems": 0, "description": "a document" }
 }
 
 fn count() -> Document {

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use bson::{Document, RawDocument, RawDocumentBuf, doc};
+use bson::{Bson, Document, RawDocument, RawDocumentBuf, doc};
 use futures_util::TryStreamExt;
 use mongodb::options::Hint as IndexHint;
 
@@ -14,13 +14,15 @@ use super::{
     search::{Lane, due_filter, next_due_filter},
     select::{IDS_PER_QUERY, lossy},
 };
-use crate::{ids::JobId, instant::Instant, job::Why};
+use crate::{ids::JobId, instant::Instant, job::Why, retry_policy::RetryPolicies};
 
 /// Waiting jobs of one group that are counted, at most, about a second's worth: MongoDB 6 reads each job it counts,
 /// because the index is partial.
 pub const COUNTED: u64 = 1_000_000;
 /// Finished jobs that the statistics look at, at most: the newest ones.
 pub const SAMPLED: usize = 10_000;
+/// Levels of a stored policy that are read: each policy within a policy is at most four deeper (parameters, list, row, policy).
+const LEVELS: usize = RetryPolicies::DEEPEST * 4;
 
 /// The unlocked jobs of one group. A count that has reached [`COUNTED`] means "at least".
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -137,11 +139,14 @@ impl Store {
         let due: Vec<JobId> = self.due_jobs(lanes, self.now(), most).await?.jobs.into_iter().map(|job| job.id).collect();
         let scheduled = self.scheduled.clone_with_type::<RawDocumentBuf>();
         let found: Vec<RawDocumentBuf> = call("policies_of_due_jobs", async move {
-            scheduled.find(doc! { "_id": { "$in": due } }).projection(doc! { "retry_policy.class": 1 }).await?.try_collect().await
+            scheduled.find(doc! { "_id": { "$in": due } }).projection(doc! { "retry_policy": 1 }).await?.try_collect().await
         })
         .await?;
-        let class = |job: &RawDocumentBuf| job.get_document("retry_policy").ok()?.get_str("class").ok().map(str::to_owned);
-        Ok(found.iter().filter_map(class).collect())
+        let mut classes = BTreeSet::new();
+        for job in &found {
+            add_policies(&lossy(job).get("retry_policy").cloned().unwrap_or(Bson::Null), LEVELS, &mut classes);
+        }
+        Ok(classes)
     }
 
     async fn count_waiting(&self, filter: Document) -> Result<u64, StoreError> {
@@ -223,7 +228,36 @@ impl Store {
     }
 }
 
+/// The classes of a policy and of the policies in its parameters, which are documents {class, parameters} as well.
+fn add_policies(value: &Bson, levels: usize, classes: &mut BTreeSet<String>) {
+    let Some(levels) = levels.checked_sub(1) else { return };
+    if let Some(document) = value.as_document() {
+        let is_policy = document.keys().all(|key| matches!(key.as_str(), "class" | "parameters"));
+        classes.extend(document.get_str("class").ok().filter(|_| is_policy).map(str::to_owned));
+        document.values().for_each(|value| add_policies(value, levels, classes));
+    }
+    value.as_array().into_iter().flatten().for_each(|value| add_policies(value, levels, classes));
+}
+
 /// The group of a job, whatever bytes it consists of.
 fn group_of(job: &RawDocument) -> String {
     job.get_str("group").map_or_else(|_| lossy(job).get_str("group").unwrap_or_default().to_owned(), str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn policies_within_policies_are_found() {
+        let case =
+            |class: &str| doc! { "when": ["timeout"], "then": { "class": class, "parameters": { "class": "not a policy", "n": 1 } } };
+        let filtered = doc! { "class": "SelectByException", "parameters": { "cases": [case("Mine"), case("Yours")] } };
+        let policy = doc! { "class": "RetriableExceptionFilter", "parameters": { "filtered_retry_policy": filtered, "retriable_exceptions": ["*"] } };
+        let mut classes = BTreeSet::new();
+        add_policies(&policy.into(), LEVELS, &mut classes);
+        assert_eq!(classes.into_iter().collect::<Vec<_>>(), ["Mine", "RetriableExceptionFilter", "SelectByException", "Yours"]);
+        let deep = (0..1_000).fold(Bson::Null, |inner, _| Bson::Document(doc! { "class": "Deep", "parameters": inner }));
+        add_policies(&deep, LEVELS, &mut BTreeSet::new());
+    }
 }

@@ -60,6 +60,7 @@ pub(crate) async fn lead(store: &Store, poll: Duration, mut leadership: Leadersh
     };
     recruiter_common::service::ready("leading");
     let mut trigger = Trigger::default();
+    let mut is_failing = false;
     let (mut scan_at, mut every) = (Monotonic::now(), poll);
     loop {
         watchdog.progress();
@@ -86,12 +87,16 @@ pub(crate) async fn lead(store: &Store, poll: Duration, mut leadership: Leadersh
             Ok(summary) => summary,
             Err(error) => {
                 tracing::warn!(error = chain(&error), "a round failed; trying again");
+                is_failing = true;
                 assigning.forget();
                 scan_at = Monotonic::now();
                 shutdown.sleep(RETRY).await;
                 continue;
             }
         };
+        if std::mem::take(&mut is_failing) {
+            tracing::info!("rounds work again");
+        }
         log(&summary, began.elapsed());
         if is_full_scan {
             every = scan_every(poll, hints.is_listening(), began.elapsed());

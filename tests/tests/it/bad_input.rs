@@ -115,6 +115,7 @@ async fn a_mongodb_that_will_not_do_is_refused_with_what_to_do() {
     database.database().client().database("admin").run_command(reader).await.unwrap();
     let as_reader = database.uri().replace(&format!("{USER}:{PASSWORD}@"), "reader:pw@");
     let as_stranger = database.uri().replace(&format!("{USER}:{PASSWORD}@"), &format!("{USER}:hunter2@"));
+    let as_nobody = database.uri().replace(&format!("{USER}:{PASSWORD}@"), "").replace("&authSource=admin", "");
     for (name, args) in BINARIES {
         let (code, said) = ended(name, args, &[("MONGODB_URI", &as_stranger)]).await;
         assert_eq!(code, Some(77), "{said}");
@@ -122,6 +123,11 @@ async fn a_mongodb_that_will_not_do_is_refused_with_what_to_do() {
         let (code, said) = ended(name, args, &[("MONGODB_URI", &as_reader)]).await;
         assert_eq!(code, Some(77), "{said}");
         assert!(said.contains("readWrite") && !said.contains(":pw@"), "{said}");
+        let json: &[(&str, &str)] = &[("MONGODB_URI", &as_nobody), ("RECRUITER_LOG_FORMAT", "json")];
+        let (code, said) = ended(name, args, json).await;
+        assert_eq!(code, Some(77), "{said}");
+        assert!(said.contains("MONGODB_URI names none"), "{said}");
+        assert!(said.lines().all(|line| serde_json::from_str::<serde_json::Value>(line).is_ok()), "{said}");
     }
     // An ordinary user is enough, whose rights end with its own database.
     let writer = doc! { "createUser": "writer", "pwd": "pw", "roles": [{ "role": "readWrite", "db": database.name() }] };

@@ -519,6 +519,10 @@ async fn the_validator_refuses_what_no_recruiter_would_ever_see() {
         change(doc! { "item_outcomes": "done" }),
         change(doc! { "workable": { "class": "x", "items": [{}] }, "item_outcomes": [1] }),
         change(doc! { "workable": { "class": "x", "method": 3 } }),
+        change(doc! { "workable": { "class": "x", "parameters": "now" } }),
+        change(doc! { "workable": { "class": "x", "parameters": ["now"] } }),
+        change(doc! { "workable": { "class": "x", "items": [{}, 1] } }),
+        change(doc! { "retry_policy": { "class": "RetryForever", "parameters": [60] } }),
         change(doc! { "workable": { "class": "x", "parameters": { "data": "x".repeat(4 * 1024 * 1024) } } }),
     ] {
         let error = scheduled.insert_one(&refused).await.expect_err("refused");
