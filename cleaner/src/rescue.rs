@@ -134,8 +134,8 @@ impl Rescuer {
                 IfWorkerDies::Archive(why) => archivals.push(Archival::ended(&job, claim, crashed(&job, now), &why, None)),
             }
         }
-        let rescheduled = self.store.record(&mut self.session, &reschedulings).await?;
-        let archived = self.store.record(&mut self.session, &archivals).await?;
+        let rescheduled = self.store.finish(&mut self.session, &reschedulings).await?;
+        let archived = self.store.finish(&mut self.session, &archivals).await?;
         let count = |recorded: &[Recorded]| recorded.iter().filter(|recorded| **recorded == Recorded::Yes).count();
         let (again, ended) = (count(&rescheduled), count(&archived));
         if again + ended > 0 {

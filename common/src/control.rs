@@ -445,7 +445,7 @@ impl Control {
     async fn archive(&mut self, archivals: Vec<Archival>, settled: &mut HashMap<JobId, Changed>) -> Result<(), StoreError> {
         let patience = Patience::new();
         let recorded = loop {
-            match self.store.record(&mut self.session, &archivals).await {
+            match self.store.finish(&mut self.session, &archivals).await {
                 Err(error) if patience.allows(&error).await => {}
                 recorded => break recorded?,
             }
@@ -518,7 +518,7 @@ fn step_of_cancel(id: JobId, is_archived: bool, document: &RawDocument, now: Ins
         Ok(true) => Step::Ask,
         Ok(false) => {
             let failure = Failure::new(CANCELLED, "cancelled by hand before it was started");
-            Step::Archive(Archival::malformed(id, document, &Why::CANCELLED, &failure, now))
+            Step::Archive(Archival::unstarted(id, document, &Why::CANCELLED, &failure, now))
         }
         Err(_) => refused(Refusal::NeitherLockedNorNot),
     }

@@ -89,7 +89,7 @@ pub async fn started(store: &Store, worker: WorkerId, ids: &[JobId]) -> Vec<(Job
     let verdict = IfWorkerDies::Archive(Why::WORKER_DIED);
     let with_claim = |mut job: Job| {
         let claim = claims.iter().find(|claim| claim.job() == job.id).copied()?;
-        recruiter_common::store::mark_started(&mut job, &start, verdict.clone());
+        start.mark_started(&mut job, verdict.clone());
         Some((job, claim))
     };
     jobs.into_iter().filter_map(with_claim).collect()

@@ -398,11 +398,13 @@ async fn what_is_nobodys_is_archived_as_it_was_read() {
     let setting = Setting::new().await;
     let [untouched, locked, handed_back] = setting.jobs().await;
     let jobs = read(&setting.store, &[untouched, locked, handed_back]).await;
-    let batch: Vec<Archival> =
-        jobs.iter().map(|job| Archival::unstarted(job, &Why::CANCELLED, &Failure::new("x", ""), setting.store.now())).collect();
+    let batch: Vec<Archival> = jobs
+        .iter()
+        .map(|job| Archival::unstarted(job.id, &job.document, &Why::CANCELLED, &Failure::new("x", ""), setting.store.now()))
+        .collect();
     setting.set("scheduled", locked, doc! { "locked": true }).await;
     let [(job, claim)] = setting.start(WorkerId::new(), [handed_back]).await;
-    assert_eq!(setting.reschedule(&[Rescheduling::hand_back(&job, claim)]).await, [Recorded::Yes]);
+    assert_eq!(setting.reschedule(&[Rescheduling::release(&job, claim)]).await, [Recorded::Yes]);
     let recorded = setting.archive(&batch).await;
     for (job, recorded) in jobs.iter().zip(recorded) {
         assert_eq!(recorded, if job.id == untouched { Recorded::Yes } else { Recorded::ClaimLost });
@@ -441,7 +443,7 @@ async fn a_unique_index_of_somebody_elses_loses_no_job() {
     let second = job().enqueue(&setting.store).await.unwrap();
     let [started] = setting.start(WorkerId::new(), [second]).await;
     let mut session = CommitSession::default();
-    assert_eq!(setting.store.record(&mut session, &[setting.done(&started)]).await.unwrap(), [Recorded::Yes]);
+    assert_eq!(setting.store.finish(&mut session, &[setting.done(&started)]).await.unwrap(), [Recorded::Yes]);
     let archived = setting.found("archived", second).await.unwrap();
     assert!(archived.contains_key("reduced") && !archived.contains_key("urn"), "{archived}");
 }
@@ -928,7 +930,7 @@ async fn nothing_is_read_that_would_be_thrown_away() {
     assert_eq!(setting.reschedule(&batch[1..]).await, [Recorded::Yes; 2]);
     setting.start(WorkerId::new(), [started_anew]).await;
     let [(job, claim)] = setting.start(worker, [handed_back]).await;
-    assert_eq!(setting.reschedule(&[Rescheduling::hand_back(&job, claim)]).await, [Recorded::Yes]);
+    assert_eq!(setting.reschedule(&[Rescheduling::release(&job, claim)]).await, [Recorded::Yes]);
     let (assigned, available, idle) = (setting.worker(2).await, setting.worker(2).await, setting.worker(2).await);
     let (round, jobs) = setting.assign(available).await;
     assert!(store.take_if_assigned(available, round, &free(1, &jobs)).await.unwrap());

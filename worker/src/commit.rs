@@ -10,7 +10,7 @@ use std::time::{Duration, Instant as Monotonic};
 use recruiter_common::{
     ids::WorkerId,
     shutdown::pause,
-    store::{BATCH_BYTES, CommitSession, Outcome as Recordable, Recorded, Rescheduling, Store, StoreError},
+    store::{BATCH_BYTES, CommitSession, End, Recorded, Rescheduling, Store, StoreError},
     telemetry::chain,
 };
 use tokio::sync::{mpsc, oneshot};
@@ -119,7 +119,7 @@ struct Writer {
 
 impl Writer {
     /// Writes these, together and then those that failed together too often; returns what could not be written yet.
-    async fn record<T: Recordable>(&mut self, waiting: Vec<Waiting<T>>) -> Vec<Waiting<T>> {
+    async fn record<T: End>(&mut self, waiting: Vec<Waiting<T>>) -> Vec<Waiting<T>> {
         let (mut together, alone): (Vec<_>, Vec<_>) = waiting.into_iter().partition(|waiting| waiting.tries < TOGETHER);
         let mut left = Vec::new();
         while !together.is_empty() {
@@ -136,7 +136,7 @@ impl Writer {
         left
     }
 
-    async fn record_batch<T: Recordable>(&mut self, batch: Vec<Waiting<T>>) -> Vec<Waiting<T>> {
+    async fn record_batch<T: End>(&mut self, batch: Vec<Waiting<T>>) -> Vec<Waiting<T>> {
         let outcomes: Vec<T> = batch.iter().map(|waiting| waiting.outcome.clone()).collect();
         match self.try_record(&outcomes).await {
             Ok(recorded) => {
@@ -163,7 +163,7 @@ impl Writer {
     }
 
     /// In another session after a call that was given up, once the roster names it.
-    async fn try_record<T: Recordable>(&mut self, batch: &[T]) -> Result<Vec<Recorded>, StoreError> {
+    async fn try_record<T: End>(&mut self, batch: &[T]) -> Result<Vec<Recorded>, StoreError> {
         if T::NEEDS_SESSION && self.session.is_closed() {
             let session = self.store.open_session(&mut self.session).await?;
             if !self.store.commit_in(self.worker, session).await? {
@@ -171,6 +171,6 @@ impl Writer {
                 return Ok(vec![Recorded::ClaimLost; batch.len()]);
             }
         }
-        self.store.record_by(&mut self.session, batch, self.portion.bytes()).await
+        self.store.finish_in_portions(&mut self.session, batch, self.portion.bytes()).await
     }
 }

@@ -120,7 +120,7 @@ impl Attempt {
                     None => rescheduling,
                 })))
             }
-            Next::Release { at, .. } => Some(Outcome::Reschedule(Box::new(Rescheduling::release(&self.job, self.claim, *at)))),
+            Next::Release { at, .. } => Some(Outcome::Reschedule(Box::new(Rescheduling::release_until(&self.job, self.claim, *at)))),
             Next::Nothing => None,
         }
     }

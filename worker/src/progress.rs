@@ -15,7 +15,7 @@ use recruiter_common::{
     bundle::{Bundle, is_left},
     job::Claim,
     shutdown::pause,
-    store::{CommitSession, Progress, Recorded, Store},
+    store::{Progress, Recorded, Store},
     telemetry::chain,
 };
 use tokio::sync::{Notify, mpsc};
@@ -172,7 +172,7 @@ pub(crate) async fn run(store: Store, mut queue: mpsc::UnboundedReceiver<Arc<Rec
         if batch.is_empty() {
             continue;
         }
-        let recorded = store.record(&mut CommitSession::default(), &batch).await;
+        let recorded = store.record_items(&batch).await;
         let answers = match &recorded {
             Ok(recorded) => recorded.iter().copied().map(Some).collect(),
             Err(error) => {

@@ -16,7 +16,7 @@ use recruiter_common::{
     instant::Instant,
     job::{Claim, CorruptJob, Held, IfWorkerDies, Job, Why},
     retry_policy::{Decision, RetryPolicy},
-    store::{Archival, CommitSession, Hint, Recorded, Rescheduling, Start, StoreError, ToStart, mark_started},
+    store::{Archival, CommitSession, Hint, Recorded, Rescheduling, Start, StoreError, ToStart},
     telemetry::chain,
 };
 use tokio::sync::oneshot;
@@ -309,7 +309,7 @@ impl Incarnation {
         // Nobody else has it yet, so that it is not copied.
         let started = Arc::make_mut(&mut job);
         let previous = started.last_execution.take().map(Arc::new);
-        mark_started(started, start, if_worker_dies);
+        start.mark_started(started, if_worker_dies);
         let (equipment, outcomes) = (self.equipment.clone(), self.outcomes.clone());
         self.running.spawn(async move { carry_out(&equipment, equipment.attempt(job, policy, claim, previous, cancel), outcomes).await });
     }
@@ -317,7 +317,7 @@ impl Incarnation {
     /// Archives a document that is no job, alone.
     fn archive_malformed(&self, id: JobId, document: &bson::RawDocument, failure: &Failure, now: Instant) {
         tracing::warn!(job.id = %id, reason = failure.message, "a document in `scheduled` is no job; archiving it as malformed");
-        let archival = Archival::malformed(id, document, &Why::MALFORMED, failure, now);
+        let archival = Archival::unstarted(id, document, &Why::MALFORMED, failure, now);
         let (recorded, _) = oneshot::channel();
         // A full queue: the document stays and will be met again.
         let _ = self.outcomes.try_send(ToRecord { outcome: Outcome::Archive(Box::new(archival)), recorded });
@@ -351,13 +351,13 @@ impl Incarnation {
             for Held { holder, claim, job } in store.held_by(self.id, &jobs).await? {
                 match job {
                     _ if !claims.contains(&claim) => {}
-                    Ok(job) => back.push(Rescheduling::hand_back(&job, claim)),
+                    Ok(job) => back.push(Rescheduling::release(&job, claim)),
                     Err((document, error)) => damaged.push(Archival::undecodable(claim, holder, &document, &error, store.now())),
                 }
             }
             let mut session = CommitSession::default();
-            let mut recorded = store.record(&mut session, &back).await?;
-            recorded.extend(store.record(&mut session, &damaged).await?);
+            let mut recorded = store.finish(&mut session, &back).await?;
+            recorded.extend(store.finish(&mut session, &damaged).await?);
             tracing::info!(count = recorded.len(), "handed back jobs that were not entered");
             store.announce_hint(Rescheduling::hint(back.iter(), store.now())).await;
             if recorded.contains(&Recorded::Refused) {

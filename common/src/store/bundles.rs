@@ -10,7 +10,7 @@ use mongodb::options::ReadConcern;
 
 use super::{
     CommitSession, Store, StoreError,
-    outcome::{Archival, Outcome, Recorded, Rescheduling, replaced, size_of},
+    outcome::{Archival, End, Recorded, Rescheduling, replaced, size_of},
 };
 use crate::{
     ids::{JobId, StartId},
@@ -39,7 +39,7 @@ impl Progress {
     }
 }
 
-impl Outcome for Progress {
+impl End for Progress {
     const NEEDS_SESSION: bool = false;
 
     async fn write(store: &Store, _session: &mut CommitSession, batch: &[Self]) -> Result<Vec<Recorded>, StoreError> {
@@ -91,6 +91,16 @@ impl Rescheduling {
 }
 
 impl Store {
+    /// Records outcomes of items of started bundles, in batches that fit; says for each bundle, in order, whether they were recorded.
+    ///
+    /// Index: `_id`. Invariant: I9, no outcome stops another.
+    ///
+    /// # Errors
+    /// When MongoDB is away or its answer is lost.
+    pub async fn record_items(&self, batch: &[Progress]) -> Result<Vec<Recorded>, StoreError> {
+        self.finish(&mut CommitSession::default(), batch).await
+    }
+
     /// Records outcomes of items of started bundles; says for each bundle, in order, whether they were recorded.
     ///
     /// Filter: id, locked, this start. Update: one command for all, acknowledged by a majority.

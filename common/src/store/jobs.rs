@@ -53,6 +53,38 @@ pub struct Start {
     pub now: Instant,
 }
 
+impl Start {
+    /// The execution that begins with this start, of a job that was due at `due`.
+    fn execution(&self, due: Instant, verdict: IfWorkerDies) -> Execution {
+        Execution {
+            scheduled_at: Some(due),
+            started_at: Some(due.max(self.now)),
+            worker: Some(self.worker),
+            start: Some(self.id),
+            if_worker_dies: Some(verdict),
+            hostname: Some(self.hostname.clone()),
+            pid: Some(self.pid.into()),
+            ..Execution::default()
+        }
+    }
+
+    /// The same as it is stored.
+    fn stored_execution(&self, due: Instant, verdict: IfWorkerDies) -> Document {
+        let raw = self.execution(due, verdict).to_raw();
+        let mut execution = Document::try_from(&*raw).expect("an execution is made of dates, ids, texts and numbers");
+        // 32 bits at the start, 64 at the end: as it has always been stored.
+        execution.insert("pid", self.pid);
+        execution
+    }
+
+    /// Changes a job that was read as [`Store::start_if_unlocked`] has changed its document since.
+    pub fn mark_started(&self, job: &mut Job, verdict: IfWorkerDies) {
+        let JobState::Scheduled { at } = job.state else { return };
+        job.attempts += 1;
+        job.last_execution = Some(self.execution(at, verdict));
+    }
+}
+
 /// A job to be started, with what the decision to start it was made on.
 #[derive(Clone, Debug)]
 pub struct ToStart {
@@ -714,27 +746,17 @@ fn start_command(start: &Start, jobs: &[ToStart]) -> Document {
             "attempts": attempts_read,
             "$expr": { "$and": [{ "$lte": [scheduled_at, "$$NOW"] }, { "$lt": ["$$NOW", lease_until] }] },
         };
-        let verdict = Bson::Document(Document::try_from(&*verdict.to_raw()).expect("a number or a word"));
-        let execution = |scheduled_at: Bson, started_at: Bson, verdict: Bson, hostname: Bson| {
-            doc! {
-                "scheduled_at": scheduled_at,
-                "started_at": started_at,
-                "worker": start.worker,
-                "start": start.id,
-                "if_worker_dies": verdict,
-                "hostname": hostname,
-                "pid": start.pid,
-            }
-        };
+        let execution = start.stored_execution(due.unwrap_or(start.now), verdict.clone());
         let set = |execution: Document| doc! { "$set": { "locked": true, "attempts": attempts + 1, "last_execution": execution } };
         let update = if let Some(due) = due {
-            // What is copied must be what is there.
+            // The update writes this date into `last_execution`: the document must still have it.
             filter.insert("scheduled_at", date(due));
-            Bson::Document(set(execution(date(due), date(start.now.max(due)), verdict, (&start.hostname).into())))
+            Bson::Document(set(execution))
         } else {
-            let literal = |value: Bson| Bson::Document(doc! { "$literal": value });
-            let started_at = doc! { "$max": ["$scheduled_at", date(start.now)] };
-            let execution = execution("$scheduled_at".into(), started_at.into(), literal(verdict), literal((&start.hostname).into()));
+            let literally = |(field, value): (String, Bson)| (field, Bson::Document(doc! { "$literal": value }));
+            let mut execution: Document = execution.into_iter().map(literally).collect();
+            execution.insert("scheduled_at", "$scheduled_at");
+            execution.insert("started_at", doc! { "$max": ["$scheduled_at", date(start.now)] });
             Bson::Array(vec![doc! { "$unset": "last_execution" }.into(), set(execution).into()])
         };
         doc! { "q": filter, "u": update, "multi": true }
@@ -745,22 +767,6 @@ fn start_command(start: &Start, jobs: &[ToStart]) -> Document {
         "ordered": false,
         "writeConcern": { "w": "majority", "j": true },
     }
-}
-
-/// Makes of a job that was read what [`Store::start_if_unlocked`] has made of it since.
-pub fn mark_started(job: &mut Job, start: &Start, verdict: IfWorkerDies) {
-    let JobState::Scheduled { at } = job.state else { return };
-    job.attempts += 1;
-    job.last_execution = Some(Execution {
-        scheduled_at: Some(at),
-        started_at: Some(at.max(start.now)),
-        worker: Some(start.worker),
-        start: Some(start.id),
-        if_worker_dies: Some(verdict),
-        hostname: Some(start.hostname.clone()),
-        pid: Some(start.pid.into()),
-        ..Execution::default()
-    });
 }
 
 pub(crate) fn id_of(document: &Document) -> Option<JobId> {

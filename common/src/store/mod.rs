@@ -28,9 +28,9 @@ pub(crate) use self::jobs::id_of;
 pub use self::{
     bundles::Progress,
     connect::{ConnectArgs, ConnectError, DEFAULT_DATABASE},
-    jobs::{CommitSession, LockedJobs, Retrial, Start, ToStart, mark_started},
+    jobs::{CommitSession, LockedJobs, Retrial, Start, ToStart},
     lease::{Lease, Observed},
-    outcome::{Archival, BATCH_BYTES, Outcome, Recorded, Rescheduling},
+    outcome::{Archival, BATCH_BYTES, End, Recorded, Rescheduling},
     roster::{Announcement, Assignment, Beat, Free},
     search::{DueJob, DueJobs, Lane, Position},
     select::{JobFilter, JobPlace, LOOK_LIMIT, Listed, Match, Page, Walk, lossy},

@@ -83,13 +83,8 @@ impl Archival {
         Self::new(Guard::Claimed(claim), archived_document(job, &execution, why, result))
     }
 
-    /// A job that is nobody's and shall not run.
-    pub fn unstarted(job: &Job, why: &Why, failure: &Failure, now: Instant) -> Self {
-        Self::malformed(job.id, &job.document, why, failure, now)
-    }
-
-    /// A document in `scheduled` that is nobody's and cannot be run.
-    pub fn malformed(job: JobId, document: &RawDocument, why: &Why, failure: &Failure, now: Instant) -> Self {
+    /// An unlocked job that is archived without being started: it was cancelled, or its document is not a job.
+    pub fn unstarted(job: JobId, document: &RawDocument, why: &Why, failure: &Failure, now: Instant) -> Self {
         let attempts = document.get("attempts").ok().flatten().and_then(|attempts| attempts.try_into().ok());
         let scheduled_at = document.get_datetime("scheduled_at").ok().map(|at| at.to_chrono());
         let execution = Execution { scheduled_at, ..Execution::default() }.ended(now, Some(failure));
@@ -290,7 +285,7 @@ impl Rescheduling {
 
     /// As it was before the start, whose workable was never entered: due as before, the start not counted. The execution before
     /// this start is the newest of the history.
-    pub fn hand_back(job: &Job, claim: Claim) -> Self {
+    pub fn release(job: &Job, claim: Claim) -> Self {
         let mut set = doc! { "locked": false, "interruptions": job.interruptions + 1 };
         let mut update = doc! {};
         match job.executions.last() {
@@ -304,8 +299,8 @@ impl Rescheduling {
     }
 
     /// The same, but due at `at`: what kept it from being entered may be over by then.
-    pub fn release(job: &Job, claim: Claim, at: Instant) -> Self {
-        let mut released = Self::hand_back(job, claim);
+    pub fn release_until(job: &Job, claim: Claim, at: Instant) -> Self {
+        let mut released = Self::release(job, claim);
         if let Ok(set) = released.update.get_document_mut("$set") {
             set.insert("scheduled_at", bson::DateTime::from_chrono(at));
         }
@@ -357,8 +352,8 @@ pub(super) fn filter_of(batch: &[Archival]) -> Document {
     doc! { "$or": any }
 }
 
-/// An outcome that is written in batches.
-pub trait Outcome: Clone + Send + Sync {
+/// The end of a start, or a part of it: written in batches.
+pub trait End: Clone + Send + Sync {
     /// Whether it is written in a transaction.
     const NEEDS_SESSION: bool;
 
@@ -386,7 +381,7 @@ pub trait Outcome: Clone + Send + Sync {
     fn size(&self) -> usize;
 }
 
-impl Outcome for Archival {
+impl End for Archival {
     const NEEDS_SESSION: bool = true;
 
     async fn write(store: &Store, session: &mut CommitSession, batch: &[Self]) -> Result<Vec<Recorded>, StoreError> {
@@ -411,7 +406,7 @@ impl Outcome for Archival {
     }
 }
 
-impl Outcome for Rescheduling {
+impl End for Rescheduling {
     const NEEDS_SESSION: bool = false;
 
     async fn write(store: &Store, _session: &mut CommitSession, batch: &[Self]) -> Result<Vec<Recorded>, StoreError> {
@@ -427,7 +422,7 @@ impl Outcome for Rescheduling {
         let Some(document) = store.document_of(self.claim.job).await? else { return Ok(Recorded::ClaimLost) };
         let archival = Archival::not_unlockable(self, &document, reason, store.now());
         // Two levels at most: what is archived is refused by nothing but the archive.
-        let mut recorded = Box::pin(store.record(session, &[archival])).await?;
+        let mut recorded = Box::pin(store.finish(session, &[archival])).await?;
         Ok(recorded.pop().unwrap_or(Recorded::Refused))
     }
 
@@ -453,8 +448,8 @@ impl Store {
     /// # Errors
     /// When MongoDB is away or its answer is lost; part of the batch may be recorded by then, and is recognised when
     /// the same batch is written again.
-    pub async fn record<T: Outcome>(&self, session: &mut CommitSession, batch: &[T]) -> Result<Vec<Recorded>, StoreError> {
-        self.record_by(session, batch, BATCH_BYTES).await
+    pub async fn finish<T: End>(&self, session: &mut CommitSession, batch: &[T]) -> Result<Vec<Recorded>, StoreError> {
+        self.finish_in_portions(session, batch, BATCH_BYTES).await
     }
 
     /// The same with so many bytes in one command or transaction at most, for a slow line.
@@ -463,7 +458,7 @@ impl Store {
     ///
     /// # Errors
     /// As above.
-    pub async fn record_by<T: Outcome>(
+    pub async fn finish_in_portions<T: End>(
         &self,
         session: &mut CommitSession,
         batch: &[T],
@@ -490,7 +485,7 @@ impl Store {
     }
 
     /// What can be stored of one outcome that MongoDB refuses as it is.
-    async fn record_less<T: Outcome>(&self, session: &mut CommitSession, whole: T, refusal: StoreError) -> Result<Recorded, StoreError> {
+    async fn record_less<T: End>(&self, session: &mut CommitSession, whole: T, refusal: StoreError) -> Result<Recorded, StoreError> {
         let job = whole.job();
         tracing::error!(job.id = %job, error = chain(&refusal), "MongoDB refuses an outcome as it is; storing less of it");
         let mut reason = refusal;

@@ -272,7 +272,7 @@ async fn a_late_worker_cannot_write_the_outcome_of_a_rescued_job() {
     for ((job, _), recorded) in late.iter().zip(&recorded) {
         assert_eq!(*recorded, if job.id == ids[1] { Recorded::ClaimLost } else { Recorded::Yes });
     }
-    let retry: Vec<Rescheduling> = late.iter().map(|(job, claim)| Rescheduling::hand_back(job, *claim)).collect();
+    let retry: Vec<Rescheduling> = late.iter().map(|(job, claim)| Rescheduling::release(job, *claim)).collect();
     assert_eq!(store.reschedule_if_claimed(&retry).await.unwrap(), [Recorded::ClaimLost; 3]);
     assert_eq!(database.raw("archived").count_documents(doc! {}).await.unwrap(), 2);
     assert_eq!(archive(&store, &[done(&again[0].0, again[0].1, &store)]).await, [Recorded::Yes]);
@@ -353,7 +353,7 @@ async fn what_is_archived_is_complete() {
     let end = Archival::ended(job, *claim, execution(job, ""), &Why::DONE, Some(Bson::Int32(1)));
     assert_eq!(archive(&store, &[end]).await, [Recorded::Yes]);
     let job = &read(&store, &[unstarted]).await[0];
-    let cancelled = Archival::unstarted(job, &Why::CANCELLED, &Failure::new("cancelled", ""), store.now());
+    let cancelled = Archival::unstarted(job.id, &job.document, &Why::CANCELLED, &Failure::new("cancelled", ""), store.now());
     assert_eq!(archive(&store, &[cancelled]).await, [Recorded::Yes]);
 
     for (job, attempts, interruptions) in [(done_at_once, 1, 0), (with_nulls, 1, 0), (failed, 1, 0), (often, 25, 1), (unstarted, 0, 0)] {
@@ -391,7 +391,7 @@ async fn a_job_handed_back_is_due_as_before_and_the_start_does_not_count() {
     let ids = enqueued(&store, 1).await;
     let before = database.raw("scheduled").find_one(doc! {}).await.unwrap().unwrap();
     let (job, claim) = started(&store, WorkerId::new(), &ids).await.pop().unwrap();
-    assert_eq!(store.reschedule_if_claimed(&[Rescheduling::hand_back(&job, claim)]).await.unwrap(), [Recorded::Yes]);
+    assert_eq!(store.reschedule_if_claimed(&[Rescheduling::release(&job, claim)]).await.unwrap(), [Recorded::Yes]);
     let mut after = database.raw("scheduled").find_one(doc! {}).await.unwrap().unwrap();
     assert_eq!(number(&after, "attempts"), 1, "attempts never go down");
     assert_eq!(number(&after, "interruptions"), 1);
