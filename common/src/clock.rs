@@ -44,10 +44,13 @@ impl Add<Duration> for Uptime {
 
 /// How old a reading may be before an enqueuer takes another: quartz drifts well below a millisecond in this time.
 pub(crate) const FRESH_FOR: Duration = Duration::from_secs(30);
+/// The same where nothing tells of failovers: for so long a job may be stamped by the clock of the former primary.
+const FRESH_WITHOUT_NOTICE_FOR: Duration = Duration::from_secs(5);
 
 /// An estimate of the server's clock, carried on by this machine's [`Uptime`] between readings.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct ServerClock {
+    fresh_for: Duration,
     reading: RwLock<Option<Reading>>,
 }
 
@@ -59,7 +62,18 @@ struct Reading {
     doubtful: Option<Uptime>,
 }
 
+impl Default for ServerClock {
+    fn default() -> Self {
+        Self { fresh_for: FRESH_FOR, reading: RwLock::default() }
+    }
+}
+
 impl ServerClock {
+    /// For a client that does not call [`ServerClock::doubt`] when another server becomes the primary.
+    pub(crate) fn without_notice_of_failovers() -> Self {
+        Self { fresh_for: FRESH_WITHOUT_NOTICE_FOR, ..Self::default() }
+    }
+
     /// Notes what the server's clock showed in a reply that has just arrived, to a question that was asked at `asked`.
     ///
     /// The reply may have been on its way for all that time. What is known already and agrees with it is better than the
@@ -107,7 +121,7 @@ impl ServerClock {
 
     fn is_stale_at(&self, now: Uptime) -> bool {
         let reading = *self.reading.read().unwrap_or_else(std::sync::PoisonError::into_inner);
-        reading.is_none_or(|reading| reading.doubtful.is_some() || now.since(reading.taken) > FRESH_FOR)
+        reading.is_none_or(|reading| reading.doubtful.is_some() || now.since(reading.taken) > self.fresh_for)
     }
 }
 

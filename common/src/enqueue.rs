@@ -143,6 +143,12 @@ pub enum EnqueueError {
         /// What is wrong with the policy.
         problem: InvalidPolicy,
     },
+    /// The database has no schema, and a store on the application's own client does not create one unasked.
+    #[error("database `{database}` is not set up for jobs: call Store::ensure_schema, or start `recruiter run` on it once")]
+    NotSetUp {
+        /// The database.
+        database: String,
+    },
     /// MongoDB did not do it.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -373,7 +379,7 @@ impl Store {
     /// [`EnqueueError`]. After a [`StoreError`] some of them may have been enqueued: repeat them under
     /// [`NewJob::with_id`].
     pub async fn enqueue_many(&self, jobs: impl IntoIterator<Item = NewJob>) -> Result<Vec<JobId>, EnqueueError> {
-        self.fresh_clock().await?;
+        self.ready_to_enqueue().await?;
         let prepared = Prepared::from_jobs(jobs, self.now())?;
         let mut documents = prepared.documents;
         if !prepared.resent.is_empty() {
@@ -420,12 +426,20 @@ impl Store {
         session: &mut ClientSession,
         jobs: impl IntoIterator<Item = NewJob>,
     ) -> Result<Vec<JobId>, EnqueueError> {
-        self.fresh_clock().await?;
+        self.ready_to_enqueue().await?;
         let prepared = Prepared::from_jobs(jobs, self.now())?;
         for batch in batches(prepared.documents) {
             self.insert_jobs_in(session, batch).await?;
         }
         Ok(prepared.ids)
+    }
+
+    /// Before anything is inserted: an insert would otherwise create a collection without a validator.
+    async fn ready_to_enqueue(&self) -> Result<(), EnqueueError> {
+        if !self.is_set_up().await? {
+            return Err(EnqueueError::NotSetUp { database: self.database().name().into() });
+        }
+        Ok(self.fresh_clock().await?)
     }
 
     /// Tells the recruiter that jobs of these groups were committed. Not needed for correctness.

@@ -4,17 +4,23 @@
 //! what to do about it.
 
 use std::{
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant as Monotonic},
 };
 
 use bson::{Document, doc};
 use clap::Args;
 use mongodb::{
-    Client, Database, ServerType,
+    Client, ClientSession, Database, ServerType,
     error::{Error, ErrorKind},
     event::{EventHandler, command::CommandEvent, sdam::SdamEvent},
-    options::{Acknowledgment, ClientOptions, ConnectionString, HostInfo, ReadConcern, ServerAddress, WriteConcern},
+    options::{
+        Acknowledgment, ClientOptions, ConnectionString, DatabaseOptions, HostInfo, ReadConcern, ReadPreference, SelectionCriteria,
+        ServerAddress, TransactionOptions, WriteConcern,
+    },
 };
 
 use super::{DriverError, MAJORITY_LIMIT, Store, StoreError, call, code_of, indexes};
@@ -173,6 +179,9 @@ pub enum ConnectError {
         /// Hosts of the connection string.
         hosts: String,
     },
+    /// Further connections are wanted, and those that are there belong to the application.
+    #[error("a store on the application's own client cannot open connections of its own: use Store::connect")]
+    ForeignClient,
     /// It answered, but not as it should.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -192,7 +201,7 @@ impl ConnectError {
             | Self::NoUser { .. }
             | Self::ReadOnly { .. }
             | Self::Unreadable { .. } => Exit::Refused,
-            Self::NoRecruiter { .. } | Self::Store(_) => Exit::Failure,
+            Self::NoRecruiter { .. } | Self::ForeignClient | Self::Store(_) => Exit::Failure,
         }
     }
 }
@@ -205,11 +214,94 @@ impl Store {
     /// [`ConnectError`], whose message says what to do.
     pub async fn connect(args: &ConnectArgs, app_name: &str) -> Result<Self, ConnectError> {
         let (store, hosts) = Self::reach(args, app_name, CONNECT_TIMEOUT).await?;
-        match indexes::ensure(&store).await {
-            Err(error) if error.is_unauthorized() && store.options.credential.is_none() => Err(ConnectError::NoUser { hosts }),
-            Err(error) if error.is_unauthorized() => Err(ConnectError::ReadOnly { database: store.database.name().into() }),
-            other => other.map_err(ConnectError::Store).map(|()| store),
+        store.set_up(hosts).await?;
+        Ok(store)
+    }
+
+    /// A store on the application's own client, so that jobs can be enqueued in the application's own transactions
+    /// ([`NewJob::enqueue_in`](crate::enqueue::NewJob::enqueue_in)). Nothing is sent before the first call.
+    ///
+    /// The client's settings do not matter: write concern, read concern and read preference are set for each operation. Three
+    /// settings exist only for a whole client, and the store does without them:
+    ///
+    /// - *Retryable writes* are on unless the connection string says `retryWrites=false`. Then an enqueueing call can fail in a failover
+    ///   with an unknown outcome; repeat it under [`NewJob::with_id`](crate::enqueue::NewJob::with_id). Transactions do not depend on it.
+    /// - *Connections*: an enqueueing call takes at most two for the moment, and works with one. None is held between calls.
+    /// - *Notice of failovers*: without it the server's clock is read every five seconds instead of every thirty.
+    ///
+    /// The schema (collections, validators, indexes) is not created unasked: where there is none, an enqueueing call fails with
+    /// [`EnqueueError::NotSetUp`](crate::enqueue::EnqueueError::NotSetUp). The start of a recruiter, cleaner or worker creates it, and so does
+    /// [`Store::ensure_schema`].
+    ///
+    /// ```no_run
+    /// use recruiter_common::{enqueue::NewJob, store::Store};
+    ///
+    /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+    /// let client = mongodb::Client::with_uri_str("mongodb://127.0.0.1:27017/?replicaSet=rs0").await?;
+    /// let store = Store::from_database(client.database("jobs"));
+    /// store.ensure_schema().await?;
+    ///
+    /// let orders = client.database("shop").collection("orders");
+    /// let mut session = client.start_session().await?;
+    /// session.start_transaction().await?;
+    /// orders.insert_one(bson::doc! { "_id": 17 }).session(&mut session).await?;
+    /// NewJob::of_class("SendInvoice", bson::doc! { "order": 17 }).in_group("mail").enqueue_in(&store, &mut session).await?;
+    /// session.commit_transaction().await?;
+    /// store.announce_jobs(["mail"]).await;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn from_database(database: Database) -> Self {
+        let clock = Arc::new(ServerClock::without_notice_of_failovers());
+        Self { may_mend: false, ..Self::over(database.client().clone(), database.name(), clock, None) }
+    }
+
+    /// Checks that the server can run the protocol, and creates what is missing of collections, validators and indexes. For a store on
+    /// the application's own client ([`Store::from_database`]); [`Store::connect`] does it by itself. Needs the role `readWrite`.
+    ///
+    /// # Errors
+    /// [`ConnectError`], whose message says what to do.
+    pub async fn ensure_schema(&self) -> Result<(), ConnectError> {
+        let ask = |command: &'static str| {
+            let database = self.database.clone();
+            call(command, async move { database.run_command(doc! { command: 1 }).await })
+        };
+        let (hello, build) = (ask("hello").await?, ask("buildInfo").await?);
+        let members = hello.get_array("hosts").map(|hosts| hosts.iter().filter_map(bson::Bson::as_str).collect::<Vec<_>>().join(","));
+        let hosts = members.unwrap_or_else(|_| "the address of the application's client".into());
+        check_server(&hello, &build, &hosts)?;
+        self.set_up(hosts).await
+    }
+
+    async fn set_up(&self, hosts: String) -> Result<(), ConnectError> {
+        match indexes::ensure(self).await {
+            Err(error) if error.is_unauthorized() && self.has_no_user() => Err(ConnectError::NoUser { hosts }),
+            Err(error) if error.is_unauthorized() => Err(ConnectError::ReadOnly { database: self.database.name().into() }),
+            Err(error) => Err(error.into()),
+            Ok(()) => {
+                self.is_set_up.store(true, Ordering::Relaxed);
+                Ok(())
+            }
         }
+    }
+
+    /// Whether the schema exists. Asks MongoDB until it does, and then no more.
+    pub(crate) async fn is_set_up(&self) -> Result<bool, StoreError> {
+        if !self.is_set_up.load(Ordering::Relaxed) && indexes::version(self).await? > 0 {
+            self.is_set_up.store(true, Ordering::Relaxed);
+        }
+        Ok(self.is_set_up.load(Ordering::Relaxed))
+    }
+
+    fn has_no_user(&self) -> bool {
+        self.options.as_ref().is_some_and(|options| options.credential.is_none())
+    }
+
+    /// A session for transactions of the store's own, with concerns that do not depend on the client.
+    pub(super) async fn session(&self) -> Result<ClientSession, Error> {
+        let concerns = TransactionOptions::builder().read_concern(ReadConcern::majority()).write_concern(our_write_concern());
+        let concerns = concerns.selection_criteria(primary()).build();
+        self.client.start_session().default_transaction_options(concerns).await
     }
 
     /// The same for whoever only reads: needs the role `read` and no more, waits for a shorter time, and makes nothing.
@@ -222,7 +314,7 @@ impl Store {
         match indexes::is_set_up(&store).await {
             Ok(true) => Ok(Self { may_mend: false, ..store }),
             Ok(false) => Err(ConnectError::NoRecruiter { database: database(), hosts }),
-            Err(error) if error.is_unauthorized() && store.options.credential.is_none() => Err(ConnectError::NoUser { hosts }),
+            Err(error) if error.is_unauthorized() && store.has_no_user() => Err(ConnectError::NoUser { hosts }),
             Err(error) if error.is_unauthorized() => Err(ConnectError::Unreadable { database: database() }),
             Err(error) => Err(error.into()),
         }
@@ -241,13 +333,9 @@ impl Store {
         let hello = wait_for_server(&options, &mut patience).await?;
         let client = Client::with_options(options.clone()).map_err(invalid)?;
         let database = client.database(&name);
-        let build = call("buildInfo", {
-            let database = database.clone();
-            async move { database.run_command(doc! { "buildInfo": 1 }).await }
-        })
-        .await?;
+        let build = call("buildInfo", async move { database.run_command(doc! { "buildInfo": 1 }).await }).await?;
         check_server(&hello, &build, &hosts)?;
-        let store = Self::over(client, database, clock, Arc::new(options));
+        let store = Self::over(client, &name, clock, Some(Arc::new(options)));
         if let Ok(now) = hello.get_datetime("localTime") {
             store.clock.observe(now.to_chrono(), Uptime::now());
         }
@@ -259,19 +347,21 @@ impl Store {
     /// write that failed is not repeated before its next turn.
     ///
     /// # Errors
-    /// When the driver refuses its options.
+    /// When the driver refuses its options, and for a store on the application's own client.
     pub fn with_own_connections(&self, app_name: &str) -> Result<Self, ConnectError> {
-        let mut options = ClientOptions::clone(&self.options);
+        let mut options = self.options.as_deref().cloned().ok_or(ConnectError::ForeignClient)?;
         options.app_name = Some(app_name.into());
         options.max_pool_size = Some(2);
         options.retry_writes = Some(false);
         let client = Client::with_options(options).map_err(invalid)?;
-        let database = client.database(self.database.name());
-        Ok(Self::over(client, database, self.clock.clone(), Arc::clone(&self.options)))
+        let is_set_up = self.is_set_up.clone();
+        Ok(Self { is_set_up, ..Self::over(client, self.database.name(), self.clock.clone(), self.options.clone()) })
     }
 
     #[expect(clippy::disallowed_methods, reason = "the one place where collections are opened")]
-    fn over(client: Client, database: Database, clock: Arc<ServerClock>, options: Arc<ClientOptions>) -> Self {
+    fn over(client: Client, name: &str, clock: Arc<ServerClock>, options: Option<Arc<ClientOptions>>) -> Self {
+        let concerns = DatabaseOptions::builder().read_concern(ReadConcern::majority()).write_concern(our_write_concern());
+        let database = client.database_with_options(name, concerns.selection_criteria(primary()).build());
         Self {
             scheduled: database.collection("scheduled"),
             archived: database.collection("archived"),
@@ -281,10 +371,21 @@ impl Store {
             clock,
             options,
             may_mend: true,
+            is_set_up: Arc::new(AtomicBool::new(false)),
             client,
             database,
         }
     }
+}
+
+/// An acknowledged job survives a failover and a loss of power.
+fn our_write_concern() -> WriteConcern {
+    WriteConcern::builder().w(Acknowledgment::Majority).journal(true).w_timeout(MAJORITY_LIMIT).build()
+}
+
+/// A secondary may not know yet what this process has just been told.
+fn primary() -> SelectionCriteria {
+    SelectionCriteria::ReadPreference(ReadPreference::Primary)
 }
 
 /// The hosts of a connection string as it stands there, without its user.
@@ -335,7 +436,7 @@ fn with_our_settings(mut options: ClientOptions, args: &ConnectArgs, app_name: &
             clock.doubt();
         }
     }));
-    options.write_concern = Some(WriteConcern::builder().w(Acknowledgment::Majority).journal(true).w_timeout(MAJORITY_LIMIT).build());
+    options.write_concern = Some(our_write_concern());
     options.read_concern = Some(ReadConcern::majority());
     // Whatever the URI says: a secondary may not know yet what this process has just been told.
     options.selection_criteria = None;

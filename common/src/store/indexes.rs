@@ -141,7 +141,8 @@ pub(super) async fn is_set_up(store: &Store) -> Result<bool, StoreError> {
     Ok(names.iter().any(|name| ["scheduled", "archived", "roster"].contains(&name.as_str())))
 }
 
-async fn version(store: &Store) -> Result<i32, StoreError> {
+/// The version of the schema that the database has; 0 when it has none.
+pub(super) async fn version(store: &Store) -> Result<i32, StoreError> {
     let metadata = store.metadata.clone();
     let found = call("schema_version", async move { metadata.find_one(doc! { "_id": "schema" }).await }).await?;
     Ok(found.and_then(|schema| schema.get_i32("version").ok()).unwrap_or(0))

@@ -340,8 +340,8 @@ impl Store {
         match std::mem::take(&mut session.0) {
             Session::Open(open) => Ok(open),
             Session::Closed | Session::GivenUp(_) => {
-                let client = self.client.clone();
-                call("open_session", async move { client.start_session().await.map(Box::new) }).await
+                let store = self.clone();
+                call("open_session", async move { store.session().await.map(Box::new) }).await
             }
         }
     }
@@ -450,10 +450,10 @@ impl Store {
     /// Index: `_id`, walked in bounded steps however few are locked. Invariant: I4, nobody who lives is taken for dead; I5,
     /// not even one whose roster document cannot be understood.
     pub async fn locked_jobs(&self, after: Option<JobId>) -> Result<LockedJobs, StoreError> {
-        let (client, scheduled, roster) = (self.client.clone(), self.scheduled.clone(), self.roster.clone());
+        let (store, scheduled, roster) = (self.clone(), self.scheduled.clone(), self.roster.clone());
         call("locked_jobs", async move {
             // Causally consistent, as every session of the driver.
-            let mut session = client.start_session().await?;
+            let mut session = store.session().await?;
             let mut range = after.map_or(doc! {}, |after| doc! { "$gt": after });
             let from = if range.is_empty() {
                 doc! {}

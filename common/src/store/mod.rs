@@ -15,7 +15,11 @@ mod select;
 mod signals;
 mod views;
 
-use std::{future::Future, sync::Arc, time::Duration};
+use std::{
+    future::Future,
+    sync::{Arc, atomic::AtomicBool},
+    time::Duration,
+};
 
 use bson::{Document, doc};
 use mongodb::{
@@ -60,10 +64,12 @@ pub struct Store {
     metadata: Collection<Document>,
     signals: Collection<Document>,
     pub(crate) clock: Arc<ServerClock>,
-    /// How its connections were made, for further ones of the same kind.
-    options: Arc<ClientOptions>,
-    /// Whether what is missing is made again: not by those who only ask.
+    /// How its connections were made, for further ones of the same kind; nothing when the application has made them.
+    options: Option<Arc<ClientOptions>>,
+    /// Whether a missing index is created again: not by a store that only reads, or that is on the application's own client.
     may_mend: bool,
+    /// Whether the schema is known to exist.
+    is_set_up: Arc<AtomicBool>,
 }
 
 /// What the driver says, in plain words: its own are a dump of everything that it knows.

@@ -3,6 +3,7 @@
 
 #![expect(clippy::unwrap_used, reason = "in a test it says where it failed")]
 
+mod application;
 mod clocks;
 mod full_disk;
 mod network;

@@ -15,6 +15,7 @@ mod embedded;
 mod faults;
 mod harness;
 mod library;
+mod library_own_client;
 mod mongo_shell;
 mod operator;
 mod programs;
