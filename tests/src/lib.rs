@@ -45,3 +45,8 @@ pub mod world;
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]
 mod readme {}
+
+/// The examples of the library guide, compiled.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/library.md")]
+mod library_guide {}

@@ -11,6 +11,7 @@ mod cli;
 mod demo;
 mod dev;
 mod distribution;
+mod documents;
 mod embedded;
 mod faults;
 mod harness;

@@ -110,14 +110,14 @@ async fn the_session_of_the_recruiter_document_reads_the_same() {
     assert_eq!((&job["done"], &job["locked"], &job["why"]), (&true.into(), &false.into(), &"done".into()));
     assert!(job["scheduled_at"].is_null());
 
-    // The commands of the README
-    for command in [
-        "db.roster.findOne()",
-        "db.scheduled.find({locked: true}).toArray()",
-        "db.archived.find({why: {$ne: \"done\"}}).toArray()",
-        "db.archived.find({\"item_outcomes.why\": \"gave-up\"}).toArray()",
-    ] {
-        ask(&database, command);
+    // The queries of the README, as they stand there.
+    let readme = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../README.md")).unwrap();
+    let (_, queries) = readme.split_once("```js\n").unwrap();
+    let queries: Vec<&str> =
+        queries.lines().take_while(|line| *line != "```").map(|line| line.split("//").next().unwrap().trim()).collect();
+    assert!(queries.len() >= 4, "{queries:?}");
+    for query in queries {
+        ask(&database, &if query.contains(".find(") { format!("{query}.toArray()") } else { query.to_owned() });
     }
     system.stop().await;
 }

@@ -6,11 +6,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-fn root() -> PathBuf {
+pub(super) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
 }
 
-fn sources() -> Vec<(PathBuf, String)> {
+pub(super) fn sources() -> Vec<(PathBuf, String)> {
     let mut directories: Vec<PathBuf> =
         ["common", "worker", "recruiter", "cleaner", "tests"].iter().map(|name| root().join(name)).collect();
     let mut found = Vec::new();
@@ -86,21 +86,6 @@ fn every_store_operation_names_its_index_and_its_invariant() {
         }
     }
     assert!(operations > 30, "only {operations} operations were looked at");
-}
-
-/// Places that the README and the protocol point at exist.
-#[test]
-fn every_link_of_the_documents_leads_somewhere() {
-    for (directory, file) in [(root(), "README.md"), (root().join("docs"), "protocol.md")] {
-        let text = fs::read_to_string(directory.join(file)).unwrap();
-        let mut links = 0;
-        for link in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
-            let path = link.split('#').next().unwrap();
-            assert!(path.is_empty() || directory.join(path).exists(), "{file} points at {link}");
-            links += 1;
-        }
-        assert!(links > 0);
-    }
 }
 
 /// The worker of the README is the one that the tests start.
