@@ -14,14 +14,16 @@ use std::{
 use bson::{Bson, Document, RawDocument, RawDocumentBuf};
 
 use crate::{
-    bundle::is_done,
     enqueue::NewJob,
     failure::{CANCELLED, Failure},
     ids::{JobId, WorkerId},
     instant::Instant,
-    job::{Job, JobState, Why},
+    job::{Job, JobState, Why, bundle::is_done},
     shutdown::pause,
-    store::{Archival, CommitSession, Hint, JobFilter, JobPlace, Match, Recorded, Retrial, Store, StoreError, StoredJob, Walk, cut},
+    store::{
+        Archival, CommitSession, Hint, JobFilter, JobPlace, Match, Recorded, Retrial, Store, StoreError, StoredJob, Walk,
+        batch::{Batches, cut},
+    },
     telemetry::chain,
 };
 
@@ -412,30 +414,27 @@ impl Control {
 
     /// Halves what MongoDB refuses, down to the one job that it is about.
     async fn enqueue_again(&mut self, all: Vec<(Retrial, Why)>, settled: &mut HashMap<JobId, Changed>) -> Result<(), StoreError> {
-        let mut pieces = vec![all];
-        while let Some(piece) = pieces.pop().filter(|piece| !piece.is_empty()) {
-            let batch: Vec<Retrial> = piece.iter().map(|(retrial, _)| retrial.clone()).collect();
+        let mut batches = Batches::new(vec![all]);
+        while let Some(batch) = batches.next().filter(|batch| !batch.is_empty()) {
+            let retrials: Vec<Retrial> = batch.iter().map(|(retrial, _)| retrial.clone()).collect();
             let patience = Patience::new();
             let recorded = loop {
-                match self.store.retry_if_archived(&mut self.session, &batch).await {
+                match self.store.retry_if_archived(&mut self.session, &retrials).await {
                     Err(error) if patience.allows(&error).await => {}
                     recorded => break recorded,
                 }
             };
             match recorded {
                 Ok(recorded) => {
-                    let enqueued = piece.into_iter().zip(recorded).filter(|(_, recorded)| *recorded == Recorded::Yes);
+                    let enqueued = batch.into_iter().zip(recorded).filter(|(_, recorded)| *recorded == Recorded::Yes);
                     settled
                         .extend(enqueued.map(|((retrial, why), _)| (retrial.job, Changed::EnqueuedAgain { new: Some(retrial.new), why })));
                 }
                 Err(error) if error.is_transient() => return Err(error),
-                Err(error) if piece.len() == 1 => {
-                    settled.insert(piece[0].0.job, Changed::Refused(Refusal::Unstorable(chain(&error))));
-                }
-                Err(_) => {
-                    let mut first = piece;
-                    let second = first.split_off(first.len() / 2);
-                    pieces.extend([second, first]);
+                Err(error) => {
+                    if let Some((retrial, _)) = batches.halve(batch) {
+                        settled.insert(retrial.job, Changed::Refused(Refusal::Unstorable(chain(&error))));
+                    }
                 }
             }
         }

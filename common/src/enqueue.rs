@@ -8,12 +8,11 @@ use mongodb::ClientSession;
 use serde::{Serialize, de::DeserializeOwned};
 
 use crate::{
-    bundle::MOST_ITEMS,
     ids::JobId,
     instant::{DUE_MS, Instant},
-    job::{DEFAULT_GROUP, Priority, StoredPolicy},
+    job::{DEFAULT_GROUP, Priority, StoredPolicy, bundle::MOST_ITEMS},
     retry_policy::{DoNotDoItAgain, InvalidPolicy, RetryPolicies, RetryPolicy},
-    store::{DueJob, Hint, Store, StoreError, cut, indexes::LARGEST_WORKABLE},
+    store::{DueJob, Hint, Store, StoreError, schema::LARGEST_WORKABLE},
     telemetry::of_bson,
 };
 
@@ -21,8 +20,6 @@ use crate::{
 pub const LONGEST_NAME: usize = 256;
 /// Bytes that tags, retry policy and the rest of a job may have beside its workable.
 const ROOM_FOR_THE_REST: usize = 64 * 1024;
-/// Jobs that are held in memory and sent together by [`Store::enqueue_many`], at most.
-const BATCH: usize = 1_000;
 /// Jobs of one call that are announced before they are acknowledged, at most: they are in the database sooner than anybody
 /// can look for them.
 const ANNOUNCED_EARLY: usize = 16;
@@ -30,8 +27,6 @@ const ANNOUNCED_EARLY: usize = 16;
 const TOO_EARLY: Duration = Duration::from_millis(5);
 /// Ids that are looked for together: 700,000 would be more than MongoDB takes in one query.
 const IDS_PER_QUERY: usize = 10_000;
-/// Bytes of parameters that are sent together, at most.
-const BATCH_BYTES: usize = 16 * 1024 * 1024;
 
 /// Something to be done: a class name and parameters.
 ///
@@ -393,12 +388,7 @@ impl Store {
         let jobs = documents.iter().filter(|_| early && prepared.at.is_none()).filter_map(DueJob::of_document).collect();
         let again = Hint::Jobs { groups: prepared.groups.clone(), at: prepared.at, jobs: Vec::new() };
         let hint = Hint::Jobs { groups: prepared.groups, at: prepared.at, jobs };
-        let insert = async {
-            for batch in batches(documents) {
-                self.insert_jobs(batch).await?;
-            }
-            Ok::<_, StoreError>(())
-        };
+        let insert = self.insert_jobs(documents);
         if early {
             // Whoever is to run them is on its way while MongoDB waits for its journal.
             let announce = async {
@@ -428,9 +418,7 @@ impl Store {
     ) -> Result<Vec<JobId>, EnqueueError> {
         self.ready_to_enqueue().await?;
         let prepared = Prepared::from_jobs(jobs, self.now())?;
-        for batch in batches(prepared.documents) {
-            self.insert_jobs_in(session, batch).await?;
-        }
+        self.insert_jobs_in(session, prepared.documents).await?;
         Ok(prepared.ids)
     }
 
@@ -475,10 +463,6 @@ impl Prepared {
         }
         Ok(Self { ids, documents, resent, groups: groups.into_iter().collect(), at: first.filter(|at| *at > now) })
     }
-}
-
-fn batches(documents: Vec<Document>) -> Vec<Vec<Document>> {
-    cut(documents, BATCH, BATCH_BYTES, |document| document.to_vec().map_or(BATCH_BYTES, |bytes| bytes.len()))
 }
 
 #[cfg(test)]
@@ -565,12 +549,5 @@ mod tests {
         assert!(check(unsized_items).is_err_and(|error| error.contains("more than 1000 items")), "it does not look for the end");
         let number = NewJob::of_items("a", [Ok(Bson::Null), Ok(Bson::Int32(1))].into_iter());
         assert!(check(number).is_err_and(|error| error.contains("item 1: they must be a struct or a map")));
-    }
-
-    #[test]
-    fn batches_are_cut_by_number_and_bytes() {
-        let sizes = |documents: Vec<Document>| batches(documents).iter().map(Vec::len).collect::<Vec<_>>();
-        assert_eq!(sizes(vec![doc! {}; 2_500]), [1_000, 1_000, 500]);
-        assert_eq!(sizes(vec![doc! { "data": "x".repeat(BATCH_BYTES / 3) }; 4]), [2, 2]);
     }
 }

@@ -5,8 +5,7 @@
 //! | [`enqueue`] | describe a job and enqueue it | applications, `recruiter enqueue` |
 //! | [`control`] | retry, cancel and delete jobs | `recruiter jobs`, applications |
 //! | [`retry_policy`] | when a failed job is done again | applications, worker |
-//! | [`job`] | one job and its history | all |
-//! | [`bundle`] | many small items in one job | applications, worker, `recruiter jobs` |
+//! | [`job`] | one job, its items and its history | all |
 //! | [`roster`] | one worker process | all |
 //! | [`failure`] | what went wrong in one execution | worker, cleaner, policies |
 //! | [`ids`] | identities | all |
@@ -20,7 +19,6 @@
 //! | [`exit`] | exit codes | the three processes |
 //! | [`secrets`] | what other processes of the user cannot read | the three processes |
 
-pub mod bundle;
 pub mod clock;
 pub mod control;
 pub mod enqueue;

@@ -10,12 +10,29 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     ids::{JobId, LeaseTerm, RoundId, WorkerId},
-    store::Channel,
     telemetry::of_bson,
 };
 
 /// A worker's lease when its document does not say how long it is: the default of `--lease`.
 const DEFAULT_LEASE: Duration = Duration::from_secs(20);
+
+/// What the names of the channels' collections begin with.
+const CHANNEL: &str = "signals_";
+
+/// One of the capped collections in which workers listen: `signals_0`, `signals_1` and so on, a few dozen workers on each.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Channel(pub u32);
+
+impl Channel {
+    pub(crate) fn collection(self) -> String {
+        format!("{CHANNEL}{}", self.0)
+    }
+
+    /// Whether a collection of this name is a channel's.
+    pub(crate) fn is_collection(name: &str) -> bool {
+        name.strip_prefix(CHANNEL).is_some_and(|number| number.parse::<u32>().is_ok())
+    }
+}
 
 /// Which groups a worker takes jobs of.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -146,7 +163,7 @@ pub struct RegisteredWorker {
     pub jobs: Vec<JobId>,
     /// Whether a cleaner has begun to retire it.
     pub retired: bool,
-    /// Its MongoDB user, as [`Store::user`](crate::store::Store::user) names it; nothing of an earlier release.
+    /// Its MongoDB user, as [`Store::user`](crate::store::Store::user) names it; absent in documents of an earlier release.
     pub mongodb_user: Option<String>,
 }
 

@@ -9,13 +9,15 @@ use anyhow::anyhow;
 use bson::{Bson, RawDocumentBuf};
 use clap::{Args, Subcommand};
 use recruiter_common::{
-    bundle::{failure_of, is_done},
     control::Change,
     exit::Exit,
     failure::Failure,
     ids::JobId,
     instant::Instant,
-    job::{Execution, Job, JobState, StoredPolicy, Why},
+    job::{
+        Execution, Job, JobState, StoredPolicy, Why,
+        bundle::{failure_of, is_done},
+    },
     retry_policy::RetryPolicies,
     shutdown::Shutdown,
     store::{ConnectArgs, JobFilter, JobPlace, LOOK_LIMIT, Page, Store, lossy},

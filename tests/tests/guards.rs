@@ -438,6 +438,8 @@ async fn a_unique_index_of_somebody_elses_loses_no_job() {
     let job = || NewJob::of_class("x", doc! {}).urn("the same");
     let first = job().enqueue(&setting.store).await.unwrap();
     assert!(job().enqueue(&setting.store).await.is_err_and(|error| chain(&error).contains("dup key")), "it was not stored");
+    setting.jobs::<1>().await;
+    assert_eq!(job().with_id(first).enqueue(&setting.store).await.unwrap(), first, "it is there under its id");
     let [started] = setting.start(WorkerId::new(), [first]).await;
     assert_eq!(setting.archive(&[setting.done(&started)]).await, [Recorded::Yes]);
     let second = job().enqueue(&setting.store).await.unwrap();

@@ -14,10 +14,12 @@ use bson::Bson;
 use chrono::TimeDelta;
 use futures_util::{FutureExt, future::BoxFuture};
 use recruiter_common::{
-    bundle::{ItemOutcome, failure_of, is_left},
     failure::{self, Failure},
     instant::Instant,
-    job::{Job, Why},
+    job::{
+        Job, Why,
+        bundle::{ItemOutcome, failure_of, is_left},
+    },
     retry_policy::RetryPolicy,
     store::Store,
 };

@@ -12,8 +12,10 @@ use std::{
 
 use bson::Bson;
 use recruiter_common::{
-    bundle::{Bundle, is_left},
-    job::Claim,
+    job::{
+        Claim,
+        bundle::{Bundle, is_left},
+    },
     shutdown::pause,
     store::{Progress, Recorded, Store},
     telemetry::chain,

@@ -23,9 +23,10 @@ use crate::{
     failure::Failure,
     ids::JobId,
     instant::Instant,
-    job::{Execution, StoredPolicy, Why},
+    job::{Execution, IfWorkerDies, Job, StoredPolicy, Why},
 };
 
+mod built_in;
 mod do_not_do_it_again;
 mod error_classes;
 mod exponential_backoff;
@@ -73,6 +74,38 @@ pub enum Decision {
     RetryAfter(Duration),
     /// Do not do it again; archive it with this reason.
     Archive(Why),
+}
+
+impl Job {
+    /// What a retry policy sees while the start that was read as number `attempts` runs.
+    pub fn history(&self) -> History<'_> {
+        History {
+            job: self.id,
+            created_at: self.created_at,
+            attempts: self.attempts.saturating_sub(self.interruptions),
+            deaths: self.deaths,
+            group: &self.group,
+            tags: &self.tags,
+            executions: &self.executions,
+        }
+    }
+}
+
+impl From<Decision> for IfWorkerDies {
+    /// The verdict for a crash. A policy that does not want the job again lets it end as [`Why::WORKER_DIED`], whichever reason it gives
+    /// for ordinary failures.
+    fn from(decision: Decision) -> Self {
+        match decision {
+            Decision::RetryAfter(delay) => Self::RetryAfterMs(milliseconds(delay)),
+            Decision::Archive(_) => Self::Archive(Why::WORKER_DIED),
+        }
+    }
+}
+
+/// A delay as it is stored. A delay that no date can reach is cut to a century.
+fn milliseconds(delay: Duration) -> i64 {
+    const CENTURY_MS: i64 = 100 * 365 * 24 * 3_600_000;
+    i64::try_from(delay.as_millis()).map_or(CENTURY_MS, |ms| ms.min(CENTURY_MS))
 }
 
 /// When a failed job is done again.

@@ -2,16 +2,17 @@
 //!
 //! Used by every policy, also by those that users register themselves. Nothing here panics, whatever is stored.
 
-use std::{cell::RefCell, collections::BTreeSet, sync::Arc, time::Duration};
+use std::{cell::RefCell, collections::BTreeSet, time::Duration};
 
 use bson::{Bson, Document};
-
-use super::{RetryPolicies, RetryPolicy};
 
 /// The longest wait and the widest window of any policy: a hundred years. Computed waits are cut to it.
 pub const LONGEST_WAIT: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 /// The shortest wait that is one: dates are stored in milliseconds.
 const SHORTEST_WAIT: Duration = Duration::from_millis(1);
+
+/// How deep policies may be nested in policies, so that no document can exhaust the stack.
+pub(super) const DEEPEST: usize = 16;
 
 /// Why a retry policy cannot be made. The message names the class (when it was decoded) and the parameter, and says
 /// what to write instead; it is complete, there is no source behind it.
@@ -36,8 +37,8 @@ pub enum InvalidPolicy {
     /// This class is registered already.
     #[error("a retry policy `{0}` is registered already; give yours another name")]
     AlreadyRegistered(String),
-    /// Policies within policies, deeper than [`RetryPolicies::DEEPEST`].
-    #[error("retry policies are nested deeper than {}; combine them in fewer steps", RetryPolicies::DEEPEST)]
+    /// Policies within policies, deeper than [`RetryPolicies::DEEPEST`](super::RetryPolicies::DEEPEST).
+    #[error("retry policies are nested deeper than {}; combine them in fewer steps", DEEPEST)]
     NestedTooDeep,
     /// The problem is inside of a policy, a parameter or a row.
     #[error("{place}: {problem}")]
@@ -111,8 +112,13 @@ impl<'a> Parameters<'a> {
         Self { stored, asked: RefCell::default(), strict: false }
     }
 
-    /// Refuses what nobody has asked for, once all was read: a misspelt name would be ignored without a word.
-    fn no_others(&self) -> Result<(), InvalidPolicy> {
+    /// The parameters of a document within this one.
+    pub(super) fn part(&self, stored: &'a Document) -> Self {
+        Self { strict: self.strict, ..Self::within(Some(stored)) }
+    }
+
+    /// Refuses parameters that the policy has not read: a misspelt name would be ignored without a word.
+    pub(super) fn no_others(&self) -> Result<(), InvalidPolicy> {
         if !self.strict {
             return Ok(());
         }
@@ -170,22 +176,10 @@ impl<'a> Parameters<'a> {
         let rows: Vec<_> =
             self.read(name, "a list of documents", |value| value.as_array()?.iter().map(Bson::as_document).collect::<Option<_>>())?;
         let read_row = |(at, row)| {
-            let row = Self { strict: self.strict, ..Self::within(Some(row)) };
+            let row = self.part(row);
             read_row(&row).and_then(|read| row.no_others().map(|()| read)).map_err(|problem| problem.within(format!("{name}[{at}]")))
         };
         rows.into_iter().enumerate().map(read_row).collect()
-    }
-
-    /// A policy within the policy.
-    pub fn policy(&self, name: &str, policies: &RetryPolicies) -> Result<Arc<dyn RetryPolicy>, InvalidPolicy> {
-        let stored = self.read(name, "a retry policy {class, parameters}", Bson::as_document)?;
-        let parts = Self { strict: self.strict, ..Self::within(Some(stored)) };
-        let decode = || {
-            let class = parts.read("class", "the name of a retry policy", Bson::as_str)?;
-            let policy = policies.decode_parts(class, parts.get("parameters"))?;
-            parts.no_others().map(|()| policy)
-        };
-        decode().map_err(|problem| problem.within(name))
     }
 
     /// What `read` reads, if anything is stored: `parameters.optional("jitter", Parameters::number)`.
@@ -193,7 +187,7 @@ impl<'a> Parameters<'a> {
         self.get(name).map(|_| read(self, name)).transpose()
     }
 
-    fn read<T>(&self, name: &str, expected: &str, read: impl FnOnce(&'a Bson) -> Option<T>) -> Result<T, InvalidPolicy> {
+    pub(super) fn read<T>(&self, name: &str, expected: &str, read: impl FnOnce(&'a Bson) -> Option<T>) -> Result<T, InvalidPolicy> {
         let missing = || {
             let misspelt = self.stored.and_then(|stored| most_alike(name, stored.keys().filter(|key| !self.asked.borrow().contains(*key))));
             let misspelt = misspelt.map(|key| format!("; is it what you call `{key}`?")).unwrap_or_default();

@@ -7,8 +7,8 @@ use std::{collections::BTreeMap, fmt, sync::Arc};
 use bson::Bson;
 
 use super::{
-    DoNotDoItAgain, ExponentialBackoff, InvalidPolicy, Parameters, RetriableExceptionFilter, RetryForever, RetryManyTimes, RetryPolicy,
-    SelectByException, TimeTable,
+    RetryPolicy,
+    parameters::{DEEPEST, InvalidPolicy, Parameters},
 };
 use crate::job::StoredPolicy;
 
@@ -36,7 +36,12 @@ pub struct RetryPolicies {
 
 impl RetryPolicies {
     /// How deep policies may be nested in policies, so that no document can exhaust the stack.
-    pub const DEEPEST: usize = 16;
+    pub const DEEPEST: usize = DEEPEST;
+
+    /// No policy at all.
+    pub(super) fn none() -> Self {
+        Self { known: Arc::default(), levels: DEEPEST, strict: false }
+    }
 
     /// Adds a policy. `decode` makes it from its stored parameters, through the same checks as any other; the
     /// registry is for parameters that are policies themselves ([`Parameters::policy`]).
@@ -108,7 +113,7 @@ impl RetryPolicies {
         Parameters::read_all(parameters, self.strict, |parameters| decode(parameters, &within)).map_err(|problem| problem.within(class))
     }
 
-    fn insert<P: RetryPolicy + 'static>(
+    pub(super) fn insert<P: RetryPolicy + 'static>(
         &mut self,
         class: impl Into<String>,
         decode: impl Fn(&Parameters<'_>, &RetryPolicies) -> Result<P, InvalidPolicy> + Send + Sync + 'static,
@@ -129,17 +134,17 @@ impl RetryPolicies {
     }
 }
 
-impl Default for RetryPolicies {
-    fn default() -> Self {
-        let mut policies = Self { known: Arc::default(), levels: Self::DEEPEST, strict: false };
-        policies.insert("DoNotDoItAgain", |_, _| Ok(DoNotDoItAgain));
-        policies.insert("RetryManyTimes", |parameters, _| RetryManyTimes::decode(parameters));
-        policies.insert("RetryForever", |parameters, _| RetryForever::decode(parameters));
-        policies.insert("ExponentialBackoff", |parameters, _| ExponentialBackoff::decode(parameters));
-        policies.insert("TimeTable", |parameters, _| TimeTable::decode(parameters));
-        policies.insert("RetriableExceptionFilter", RetriableExceptionFilter::decode);
-        policies.insert("SelectByException", SelectByException::decode);
-        policies
+impl Parameters<'_> {
+    /// A policy within the policy.
+    pub fn policy(&self, name: &str, policies: &RetryPolicies) -> Result<Arc<dyn RetryPolicy>, InvalidPolicy> {
+        let stored = self.read(name, "a retry policy {class, parameters}", Bson::as_document)?;
+        let parts = self.part(stored);
+        let decode = || {
+            let class = parts.read("class", "the name of a retry policy", Bson::as_str)?;
+            let policy = policies.decode_parts(class, parts.get("parameters"))?;
+            parts.no_others().map(|()| policy)
+        };
+        decode().map_err(|problem| problem.within(name))
     }
 }
 
@@ -153,7 +158,10 @@ impl fmt::Debug for RetryPolicies {
 mod tests {
     use bson::{Bson, bson, doc};
 
-    use super::{super::testing::*, *};
+    use super::{
+        super::{DoNotDoItAgain, testing::*},
+        *,
+    };
 
     fn nested(levels: usize) -> Bson {
         (1..levels).fold(bson!({ "class": "DoNotDoItAgain" }), |within, _| {

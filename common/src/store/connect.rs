@@ -23,7 +23,7 @@ use mongodb::{
     },
 };
 
-use super::{DriverError, MAJORITY_LIMIT, Store, StoreError, call, code_of, indexes};
+use super::{DriverError, MAJORITY_LIMIT, Store, StoreError, call, code_of, schema};
 use crate::{
     clock::{ServerClock, Uptime},
     exit::Exit,
@@ -274,7 +274,7 @@ impl Store {
     }
 
     async fn set_up(&self, hosts: String) -> Result<(), ConnectError> {
-        match indexes::ensure(self).await {
+        match schema::ensure(self).await {
             Err(error) if error.is_unauthorized() && self.has_no_user() => Err(ConnectError::NoUser { hosts }),
             Err(error) if error.is_unauthorized() => Err(ConnectError::ReadOnly { database: self.database.name().into() }),
             Err(error) => Err(error.into()),
@@ -287,7 +287,7 @@ impl Store {
 
     /// Whether the schema exists. Asks MongoDB until it does, and then no more.
     pub(crate) async fn is_set_up(&self) -> Result<bool, StoreError> {
-        if !self.is_set_up.load(Ordering::Relaxed) && indexes::version(self).await? > 0 {
+        if !self.is_set_up.load(Ordering::Relaxed) && schema::version(self).await? > 0 {
             self.is_set_up.store(true, Ordering::Relaxed);
         }
         Ok(self.is_set_up.load(Ordering::Relaxed))
@@ -311,7 +311,7 @@ impl Store {
     pub async fn connect_to_ask(args: &ConnectArgs, app_name: &str) -> Result<Self, ConnectError> {
         let (store, hosts) = Self::reach(args, app_name, ASK_TIMEOUT).await?;
         let database = || store.database.name().to_owned();
-        match indexes::is_set_up(&store).await {
+        match schema::is_set_up(&store).await {
             Ok(true) => Ok(Self { may_mend: false, ..store }),
             Ok(false) => Err(ConnectError::NoRecruiter { database: database(), hosts }),
             Err(error) if error.is_unauthorized() && store.has_no_user() => Err(ConnectError::NoUser { hosts }),

@@ -9,7 +9,7 @@ use std::time::Duration;
 use bson::{Bson, doc};
 use serde::Deserialize;
 
-use super::{DUPLICATE_KEY, Store, StoreError, call, code_of};
+use super::{Store, StoreError, call};
 use crate::{
     ids::{LeaseTerm, WorkerId},
     instant::{self, Instant},
@@ -107,7 +107,7 @@ impl Store {
             Ok(written) => {
                 Ok((written.matched_count == 1 || written.upserted_id.is_some_and(|id| id != Bson::Null)).then_some(Lease { holder, term }))
             }
-            Err(StoreError::Mongo { source, .. }) if code_of(&source) == Some(DUPLICATE_KEY) => Ok(None),
+            Err(failed) if failed.is_duplicate() => Ok(None),
             Err(failed) => Err(failed),
         }
     }

@@ -9,7 +9,7 @@
 //! a second: reading it whole is cheaper than keeping an index on what changes most.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeSet, HashMap, HashSet},
     sync::{LazyLock, Mutex, PoisonError},
     time::Duration,
 };
@@ -21,12 +21,12 @@ use mongodb::{
     options::{ReadConcern, ReturnDocument},
 };
 
-use super::{Channel, Store, StoreError, call};
+use super::{Store, StoreError, call, schema};
 use crate::{
     clock::Uptime,
     ids::{JobId, LeaseTerm, RoundId, WorkerId},
     instant::Instant,
-    roster::{self, AvailableWorker, Place, RegisteredWorker, WorkOn},
+    roster::{self, AvailableWorker, Channel, Place, RegisteredWorker, WorkOn},
 };
 
 /// Job ids in one piece of the assignment map. One map for all workers would be written into each of their documents,
@@ -35,6 +35,11 @@ const IDS_PER_PIECE: usize = 64;
 
 /// Commit sessions that the roster names of a worker: the present one and those given up last.
 const KEPT_SESSIONS: i32 = 4;
+
+/// Workers that tail one collection, about.
+const WORKERS_PER_CHANNEL: i64 = 32;
+/// Channels at most.
+const CHANNELS: i64 = 32;
 
 /// How long MongoDB may take to retire a worker. A command that waits for longer, behind writes that stand still, is given up by
 /// MongoDB itself: carried out later, it would overtake heartbeats that wait there as well.
@@ -118,6 +123,37 @@ impl Store {
             Some(format!("{}@{}", user.get_str("user").ok()?, user.get_str("db").ok()?))
         };
         Ok(users.iter().filter_map(name).collect::<Vec<_>>().join(","))
+    }
+
+    /// The channel of a worker that registers: in turns one of as many as the roster needs. Makes the collection, unless it is there.
+    ///
+    /// Index: `_id`. Invariant: none.
+    pub async fn join_channel(&self) -> Result<Channel, StoreError> {
+        let (metadata, roster) = (self.metadata.clone(), self.roster.clone());
+        let registered = call("join_channel", async move { roster.estimated_document_count().await }).await?;
+        let channels = (i64::try_from(registered).unwrap_or(i64::MAX) / WORKERS_PER_CHANNEL + 1).min(CHANNELS);
+        let counted = call("join_channel", async move {
+            metadata
+                .find_one_and_update(doc! { "_id": "channels" }, doc! { "$inc": { "workers": 1_i64 } })
+                .upsert(true)
+                .return_document(ReturnDocument::Before)
+                .await
+        })
+        .await?;
+        let before = counted.and_then(|counted| counted.get_i64("workers").ok()).unwrap_or(0);
+        let channel = Channel(u32::try_from(before.rem_euclid(channels)).unwrap_or(0));
+        schema::ensure_channel(self, channel).await?;
+        Ok(channel)
+    }
+
+    /// The channels that somebody in the roster listens on, and the first.
+    ///
+    /// Filter: none. Index: none, the roster is small. Invariant: none.
+    pub async fn channels(&self) -> Result<BTreeSet<Channel>, StoreError> {
+        let roster = self.roster.clone();
+        let found = call("channels", async move { roster.distinct("channel", doc! {}).await }).await?;
+        let number = |found: &Bson| found.as_i64().or(found.as_i32().map(i64::from)).and_then(|number| u32::try_from(number).ok());
+        Ok(found.iter().filter_map(number).map(Channel).chain([Channel::default()]).collect())
     }
 
     /// Registers a worker, not available yet.
@@ -483,18 +519,6 @@ impl Store {
     pub async fn delete_if_retired(&self, worker: WorkerId) -> Result<(), StoreError> {
         let roster = self.roster.clone();
         call("delete_if_retired", async move { roster.delete_one(doc! { "_id": worker, "retired": true }).await }).await.map(drop)
-    }
-
-    /// Ends the transactions that a dead worker may have left open. They would keep its jobs from being rescued for
-    /// a minute. MongoDB ends only sessions of the user that asks, and does not say so of others.
-    ///
-    /// Index: none. Invariant: none, MongoDB itself ends them later.
-    pub async fn kill_sessions(&self, sessions: &[Document]) -> Result<(), StoreError> {
-        if sessions.is_empty() {
-            return Ok(());
-        }
-        let (database, command) = (self.database.clone(), doc! { "killSessions": sessions.to_vec() });
-        call("kill_sessions", async move { database.run_command(command).await }).await.map(drop)
     }
 }
 

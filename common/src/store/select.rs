@@ -12,7 +12,7 @@ use clap::ValueEnum;
 use futures_util::TryStreamExt;
 use mongodb::{Collection, options::Hint as IndexHint};
 
-use super::{Store, StoreError, call, indexes::ARCHIVED_BY_END, jobs::raw_id_of};
+use super::{Store, StoreError, call, raw_id_of, schema::ARCHIVED_BY_END};
 use crate::{ids::JobId, instant::Instant, job::Why, roster::ids_in};
 
 /// How long MongoDB may search for one page before it gives up.

@@ -9,9 +9,9 @@ use mongodb::options::Hint as IndexHint;
 
 use super::{
     Store, StoreError, call,
-    indexes::{ARCHIVED_BY_END, DUE_JOBS},
-    jobs::raw_id_of,
-    search::{Lane, due_filter, next_due_filter},
+    due::{Lane, due_filter, next_due_filter},
+    raw_id_of,
+    schema::{ARCHIVED_BY_END, DUE_JOBS},
     select::{IDS_PER_QUERY, lossy},
 };
 use crate::{ids::JobId, instant::Instant, job::Why, retry_policy::RetryPolicies};

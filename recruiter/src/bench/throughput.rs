@@ -4,7 +4,7 @@ use std::time::Instant as Monotonic;
 
 use bson::{Document, doc};
 use clap::Args;
-use recruiter_common::{bundle::MOST_ITEMS, enqueue::NewJob};
+use recruiter_common::{enqueue::NewJob, job::bundle::MOST_ITEMS};
 
 use super::{Setting, rate, stage::Stage};
 

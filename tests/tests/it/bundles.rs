@@ -10,10 +10,10 @@ use std::{
 
 use bson::{Bson, Document, doc};
 use recruiter_common::{
-    bundle::is_left,
     enqueue::{EnqueueError, NewJob, Workable},
     failure::Failure,
     ids::{JobId, StartId, WorkerId},
+    job::bundle::is_left,
     store::{Progress, Recorded, Store},
 };
 use recruiter_tests::{

@@ -5,13 +5,16 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use bson::{Bson, Document, doc};
 use futures_util::TryStreamExt;
-use mongodb::IndexModel;
+use mongodb::{IndexModel, error::ErrorKind};
 use recruiter_common::{
     enqueue::NewJob,
     failure::Failure,
     ids::{JobId, RoundId, StartId, WorkerId},
     job::{Execution, Job, Priority, Why},
-    store::{Archival, Assignment, Channel, CommitSession, DueJob, EVERY_GROUP, Free, Hint, Lane, Listener, Recorded, Rescheduling, Store},
+    store::{
+        Archival, Assignment, Channel, CommitSession, DOCUMENT_FAULTS, DueJob, EVERY_GROUP, Free, Hint, Lane, Listener, Recorded,
+        Rescheduling, Store, StoreError,
+    },
 };
 use recruiter_tests::{
     factory::{announcement, in_ms, insert_unvalidated, minimal_job, read, start, started, to_start},
@@ -401,6 +404,83 @@ async fn a_job_handed_back_is_due_as_before_and_the_start_does_not_count() {
     assert_eq!(read(&store, &ids).await[0].history().attempts, 0);
 }
 
+/// The end of a job and the application's own write are one transaction: both, or neither; and a job that was rescued is not finished.
+#[tokio::test]
+async fn a_job_is_finished_in_a_transaction_of_the_callers() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    let ids = enqueued(&store, 1).await;
+    let worker = WorkerId::new();
+    let (job, claim) = started(&store, worker, &ids).await.remove(0);
+    let end = done(&job, claim, &store);
+    let counts = async || {
+        let count = async |collection: &str| database.raw(collection).count_documents(doc! {}).await.unwrap();
+        (count("scheduled").await, count("archived").await, count("orders").await)
+    };
+    let mut session = store.client().start_session().await.unwrap();
+    let order = || store.database().run_command(doc! { "insert": "orders", "documents": [{ "paid": true }] });
+
+    let none = store.finish_in(&mut session, &end).await;
+    assert!(matches!(none, Err(StoreError::NoTransaction { .. })), "{none:?}");
+    assert_eq!(counts().await, (1, 0, 0), "without a transaction nothing is written");
+
+    session.start_transaction().await.unwrap();
+    order().session(&mut session).await.unwrap();
+    assert_eq!(store.finish_in(&mut session, &end).await.unwrap(), Recorded::Yes);
+    session.abort_transaction().await.unwrap();
+    assert_eq!(counts().await, (1, 0, 0), "aborted: neither");
+    assert_eq!(store.held_by(worker, &ids).await.unwrap()[0].claim, claim, "the job is still claimed");
+
+    session.start_transaction().await.unwrap();
+    order().session(&mut session).await.unwrap();
+    assert_eq!(store.finish_in(&mut session, &end).await.unwrap(), Recorded::Yes);
+    assert_eq!(counts().await, (1, 0, 0), "nothing is seen before the commit");
+    session.commit_transaction().await.unwrap();
+    assert_eq!(counts().await, (0, 1, 1), "committed: both");
+    let archived = database.raw("archived").find_one(doc! { "_id": job.id }).await.unwrap().unwrap();
+    assert!(archived.get_bool("done").unwrap() && archived.get_array("executions").is_err(), "as the group commit writes it: {archived}");
+    assert_eq!(archive(&store, &[end]).await, [Recorded::Yes], "and the group commit recognises it");
+
+    let ids = enqueued(&store, 1).await;
+    let (job, claim) = started(&store, worker, &ids).await.remove(0);
+    let rescued = Rescheduling::retry(&job, claim, &Execution::default(), store.now(), true);
+    assert_eq!(store.reschedule_if_claimed(&[rescued]).await.unwrap(), [Recorded::Yes]);
+    session.start_transaction().await.unwrap();
+    order().session(&mut session).await.unwrap();
+    assert_eq!(store.finish_in(&mut session, &done(&job, claim, &store)).await.unwrap(), Recorded::ClaimLost);
+    session.abort_transaction().await.unwrap();
+    assert_eq!(counts().await, (1, 1, 1), "the rescued job waits, and the caller's write is taken back");
+}
+
+/// The store tells refusals apart by their numbers. This is to fail when a server gives one of them another meaning.
+#[tokio::test]
+async fn mongodb_gives_refusals_the_names_that_the_store_knows() {
+    let database = TestDatabase::new().await;
+    let mut options = mongodb::options::ClientOptions::parse(database.uri()).await.unwrap();
+    options.app_name = Some("refusals".into());
+    let client = mongodb::Client::with_options(options).unwrap();
+    let ask = async |command: Document| client.database(database.name()).run_command(command).await;
+    store(&database).await;
+    for (code, name) in DOCUMENT_FAULTS {
+        // Refusals with details cannot be made by a fail point.
+        let real = match name {
+            "DuplicateKey" => Some(doc! { "insert": "twice", "documents": [{ "_id": 1 }, { "_id": 1 }] }),
+            "DocumentValidationFailure" => Some(doc! { "insert": "scheduled", "documents": [{ "locked": false }] }),
+            _ => None,
+        };
+        if let Some(real) = real {
+            let reply = ask(real).await.unwrap();
+            let refusal = reply.get_array("writeErrors").unwrap()[0].as_document().unwrap().clone();
+            assert_eq!(number(&refusal, "code"), i64::from(code), "{refusal}");
+            continue;
+        }
+        let _armed = FailPoint::new("refusals", &["count"]).error_code(code).arm(database.uri()).await;
+        let error = ask(doc! { "count": "x" }).await.unwrap_err();
+        let ErrorKind::Command(refusal) = *error.kind else { panic!("{name}: {:?}", error.kind) };
+        assert_eq!((refusal.code, refusal.code_name.as_str()), (code, name));
+    }
+}
+
 /// I1 and I2 in every majority snapshot: while jobs are archived, each is in exactly one collection.
 #[tokio::test]
 async fn in_no_snapshot_is_a_job_in_both_collections_or_in_none() {
@@ -577,5 +657,5 @@ async fn processes_that_start_together_make_the_schema_once() {
     assert_eq!(indexes("scheduled").await, ["_id_", "due_jobs"].map(str::to_owned).into());
     assert_eq!(indexes("archived").await, ["_id_", "archived_by_end"].map(str::to_owned).into());
     let schema = database.raw("metadata").find_one(doc! { "_id": "schema" }).await.unwrap().unwrap();
-    assert_eq!(schema.get("version"), Some(&Bson::Int32(4)));
+    assert_eq!(schema.get("version"), Some(&Bson::Int32(5)));
 }

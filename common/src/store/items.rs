@@ -1,43 +1,19 @@
-//! What is recorded of a running bundle, and what its end says of its items.
+//! What is recorded of the items of a running bundle. Its end carries all their outcomes once more.
 
-use std::{
-    collections::{HashMap, HashSet},
-    sync::Arc,
-};
+use std::collections::{HashMap, HashSet};
 
-use bson::{Bson, Document, RawBson, doc, raw::cstr};
+use bson::doc;
 use mongodb::options::ReadConcern;
 
 use super::{
-    CommitSession, Store, StoreError,
-    outcome::{Archival, End, Recorded, Rescheduling, replaced, size_of},
+    Store, StoreError,
+    finish::{End, Recorded, size_of},
+    session::CommitSession,
 };
 use crate::{
     ids::{JobId, StartId},
-    job::Claim,
+    job::{Claim, ending::Progress},
 };
-
-/// Where in a bundle's document the outcomes of its items are.
-pub(super) const OUTCOMES: &str = "item_outcomes";
-
-/// Outcomes of items of a bundle that goes on.
-#[derive(Clone, Debug)]
-pub struct Progress {
-    claim: Claim,
-    set: Document,
-}
-
-impl Progress {
-    /// The outcomes of all items, null for those that have none: the document has a place for each from now on.
-    pub fn whole(claim: Claim, outcomes: &[Bson]) -> Self {
-        Self { claim, set: doc! { OUTCOMES: outcomes } }
-    }
-
-    /// The outcomes of some items of a bundle whose document has a place for each.
-    pub fn of_items(claim: Claim, outcomes: impl IntoIterator<Item = (usize, Bson)>) -> Self {
-        Self { claim, set: outcomes.into_iter().map(|(index, outcome)| (format!("{OUTCOMES}.{index}"), outcome)).collect() }
-    }
-}
 
 impl End for Progress {
     const NEEDS_SESSION: bool = false;
@@ -62,31 +38,6 @@ impl End for Progress {
 
     fn size(&self) -> usize {
         size_of(&self.set)
-    }
-}
-
-impl Archival {
-    /// With the outcomes of all items of the bundle.
-    #[must_use]
-    pub fn with_items(mut self, outcomes: Vec<Bson>) -> Self {
-        // Bounded one by one, so that they can be stored.
-        let with_them = RawBson::try_from(Bson::Array(outcomes))
-            .and_then(|all| replaced(&self.document, &[(cstr!("item_outcomes"), all.as_raw_bson_ref())]));
-        if let Ok(document) = with_them {
-            self.document = Arc::new(document);
-        }
-        self
-    }
-}
-
-impl Rescheduling {
-    /// With the outcomes of all items of the bundle.
-    #[must_use]
-    pub fn with_items(mut self, outcomes: Vec<Bson>) -> Self {
-        if let Ok(set) = self.update.get_document_mut("$set") {
-            set.insert(OUTCOMES, outcomes);
-        }
-        self
     }
 }
 

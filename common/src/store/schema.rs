@@ -7,10 +7,14 @@ use std::time::{Duration, Instant as Monotonic};
 
 use bson::{Bson, Document, doc};
 use futures_util::TryStreamExt;
-use mongodb::{error::ErrorKind, results::CollectionSpecification};
+use mongodb::results::CollectionSpecification;
 
-use super::{Channel, Hint, Store, StoreError, call, code_of};
-use crate::{bundle::MOST_ITEMS, instant::DUE_MS};
+use super::{
+    Store, StoreError, call, code_of,
+    error::code::{INDEX_KEY_SPECS_CONFLICT, INDEX_NOT_FOUND, NAMESPACE_EXISTS, NAMESPACE_NOT_FOUND},
+    hints::Hint,
+};
+use crate::{instant::DUE_MS, job::bundle::MOST_ITEMS, roster::Channel};
 
 /// Version of what this file describes. Raised with every change to it.
 const SCHEMA_VERSION: i32 = 5;
@@ -29,10 +33,6 @@ pub const ARCHIVED_BY_END: &str = "archived_by_end";
 const SIGNALS_BYTES: i64 = 16 * 1024 * 1024;
 /// How long a start waits for an index that is being built. A million waiting jobs take seconds.
 const BUILT_WITHIN: Duration = Duration::from_secs(600);
-
-const NOT_FOUND: i32 = 26;
-const EXISTS: i32 = 48;
-const INDEX_OF_OTHER_KEYS: i32 = 86;
 
 /// An index as it has to be.
 struct Index {
@@ -86,12 +86,6 @@ impl Kind {
             Self::Plain => true,
         }
     }
-}
-
-/// Whether MongoDB said that a search named an index that is not there.
-pub(super) fn is_index_missing(error: &StoreError) -> bool {
-    let StoreError::Mongo { source, .. } = error else { return false };
-    matches!(source.kind.as_ref(), ErrorKind::Command(refusal) if refusal.message.contains("hint provided does not correspond"))
 }
 
 /// At a start: makes what is missing and mends what is not as it should be.
@@ -189,7 +183,7 @@ async fn create(store: &Store, name: &str, kind: Kind) -> Result<(), StoreError>
     let mut command = doc! { "create": name };
     command.extend(kind.options());
     match run(store, "create_collection", "", command).await {
-        Err(StoreError::Mongo { source, .. }) if code_of(&source) == Some(EXISTS) => {}
+        Err(StoreError::Mongo { source, .. }) if code_of(&source) == Some(NAMESPACE_EXISTS) => {}
         other => other?,
     }
     if kind == Kind::Hints { seed(store, name).await } else { Ok(()) }
@@ -197,7 +191,8 @@ async fn create(store: &Store, name: &str, kind: Kind) -> Result<(), StoreError>
 
 /// A tailing cursor on an empty collection ends at once.
 async fn seed(store: &Store, name: &str) -> Result<(), StoreError> {
-    store.publish_in(name, &Hint::Seed).await
+    let command = doc! { "insert": name, "documents": [Hint::Seed.to_document()], "writeConcern": { "w": 1 } };
+    store.write("seed", command).await.map(drop)
 }
 
 /// Puts a capped collection in the place of an ordinary one, which an insert makes when there is none. At once: between a drop and a
@@ -208,14 +203,14 @@ async fn replace(store: &Store, name: &str) -> Result<(), StoreError> {
     command.extend(Kind::Hints.options());
     match run(store, "create_collection", "", command).await {
         // Another process is at it.
-        Err(StoreError::Mongo { source, .. }) if code_of(&source) == Some(EXISTS) => {}
+        Err(StoreError::Mongo { source, .. }) if code_of(&source) == Some(NAMESPACE_EXISTS) => {}
         other => other?,
     }
     let full = |name: &str| format!("{}.{name}", store.database.name());
     let command = doc! { "renameCollection": full(&capped), "to": full(name), "dropTarget": true };
     match run(store, "replace_collection", "admin", command).await {
         // It was faster.
-        Err(StoreError::Mongo { source, .. }) if code_of(&source) == Some(NOT_FOUND) => {}
+        Err(StoreError::Mongo { source, .. }) if code_of(&source) == Some(NAMESPACE_NOT_FOUND) => {}
         other => other?,
     }
     tracing::warn!(collection = name, "hints were kept in an ordinary collection, which nobody can listen to; made it a capped one again");
@@ -377,7 +372,7 @@ async fn indexes_of(store: &Store, collection: &'static str) -> Result<Vec<Docum
     let database = store.database.clone();
     let listed = async move { database.run_cursor_command(doc! { "listIndexes": collection }).await?.try_collect().await };
     match call("indexes", listed).await {
-        Err(StoreError::Mongo { source, .. }) if code_of(&source) == Some(NOT_FOUND) => Ok(Vec::new()),
+        Err(StoreError::Mongo { source, .. }) if code_of(&source) == Some(NAMESPACE_NOT_FOUND) => Ok(Vec::new()),
         other => other,
     }
 }
@@ -388,7 +383,7 @@ async fn create_index(store: &Store, index: &Index) -> Result<(), StoreError> {
     let command = doc! { "createIndexes": index.collection, "indexes": [options] };
     match run(store, "create_index", "", command.clone()).await {
         // Another process was faster with other keys, or has other keys in mind: a newer release's look at the version says which.
-        Err(StoreError::Mongo { source, .. }) if code_of(&source) == Some(INDEX_OF_OTHER_KEYS) => {
+        Err(StoreError::Mongo { source, .. }) if code_of(&source) == Some(INDEX_KEY_SPECS_CONFLICT) => {
             drop_index(store, index.collection, index.name).await?;
             run(store, "create_index", "", command).await
         }
@@ -398,8 +393,8 @@ async fn create_index(store: &Store, index: &Index) -> Result<(), StoreError> {
 
 async fn drop_index(store: &Store, collection: &str, name: &str) -> Result<(), StoreError> {
     match run(store, "drop_index", "", doc! { "dropIndexes": collection, "index": name }).await {
-        // IndexNotFound, NamespaceNotFound: another process was faster.
-        Err(StoreError::Mongo { source, .. }) if matches!(code_of(&source), Some(27 | NOT_FOUND)) => Ok(()),
+        // Another process was faster.
+        Err(StoreError::Mongo { source, .. }) if matches!(code_of(&source), Some(INDEX_NOT_FOUND | NAMESPACE_NOT_FOUND)) => Ok(()),
         other => other,
     }
 }

@@ -1,12 +1,9 @@
-//! What becomes of a started job, as values: to the archive, or back to be started again; and how batches of them are
-//! written when one of them cannot be.
+//! The end of a start, as a value: what is written when a started job goes to the archive, or back to wait for another attempt.
 //!
-//! Used by the worker for what it executed and by the cleaner for what the dead left.
+//! Pure: nothing here asks MongoDB. The [`store`](crate::store) writes these values, each under its guard. A document that MongoDB
+//! refuses has reduced forms, which are made here as well.
 
-use std::{
-    collections::{BTreeSet, HashMap},
-    sync::Arc,
-};
+use std::sync::Arc;
 
 use bson::{
     Bson, Document, RawArrayBuf, RawBson, RawBsonRef, RawDocument, RawDocumentBuf, doc,
@@ -15,49 +12,42 @@ use bson::{
     rawdoc,
 };
 
-use super::{CommitSession, Hint, Store, StoreError, bundles::OUTCOMES, cut};
+use super::{
+    DEFAULT_POLICY, Job,
+    document::CorruptJob,
+    execution::{Claim, Execution},
+    priority::DEFAULT_PRIORITY,
+    raw::{completed, replaced},
+    why::Why,
+};
 use crate::{
     failure::{self, Failure},
-    ids::{JobId, StartId, WorkerId},
+    ids::{JobId, WorkerId},
     instant::Instant,
-    job::{Claim, CorruptJob, DEFAULT_POLICY, DEFAULT_PRIORITY, Execution, Job, KEPT_EXECUTIONS, Why, roomy},
-    telemetry::chain,
 };
 
+/// Executions kept in a job's history: the first and the newest. Those that fall out are counted.
+pub const KEPT_EXECUTIONS: usize = 20;
 /// Bytes of BSON that one document may have, less room for what MongoDB adds on the way.
-const LARGEST_DOCUMENT: usize = 16 * 1024 * 1024 - 64 * 1024;
-/// Bytes in one command or transaction, at most: the server takes 48 MB, and a large one holds everybody up.
-pub const BATCH_BYTES: usize = 8 * 1024 * 1024;
+pub(crate) const LARGEST_DOCUMENT: usize = 16 * 1024 * 1024 - 64 * 1024;
 /// Stands where there would be a result.
 const NO_RESULT: &str = "the result did not fit into the document or cannot be stored";
 /// Says in a document that part of it could not be stored.
 const REDUCED: &str = "reduced";
-
-/// Whether the outcome of a start was recorded. Losing is no error: the job was rescued meanwhile, and whatever this
-/// execution has to say is dropped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use]
-pub enum Recorded {
-    /// It was.
-    Yes,
-    /// The job is not locked by this start any more.
-    ClaimLost,
-    /// MongoDB refuses to store it, also reduced to its bare facts: the job stays locked by this start. The caller keeps the outcome
-    /// and writes it again later.
-    Refused,
-}
+/// The field of a bundle that holds the outcomes of its items.
+const OUTCOMES: &str = "item_outcomes";
 
 /// A job on its way from `scheduled` to `archived`.
 #[derive(Clone, Debug)]
 pub struct Archival {
-    pub(super) guard: Guard,
+    pub(crate) guard: Guard,
     /// Shared, because a batch of them is kept until it is known that it was written.
-    pub(super) document: Arc<RawDocumentBuf>,
+    pub(crate) document: Arc<RawDocumentBuf>,
 }
 
 /// What must still be true of a job for it to be archived.
 #[derive(Clone, Debug)]
-pub(super) enum Guard {
+pub(crate) enum Guard {
     /// Locked by this start.
     Claimed(Claim),
     /// Nobody's, and started as often as when it was read.
@@ -65,7 +55,7 @@ pub(super) enum Guard {
 }
 
 impl Guard {
-    fn job(&self) -> JobId {
+    pub(crate) fn job(&self) -> JobId {
         match self {
             Self::Claimed(claim) => claim.job,
             Self::Unlocked { job, .. } => *job,
@@ -100,13 +90,13 @@ impl Archival {
 
     /// A started job that cannot be unlocked, because MongoDB refuses every change of its document (it may be older than the
     /// validator): `document` as it is stored, with the history that the refused update would have written.
-    fn not_unlockable(refused: Rescheduling, document: &RawDocument, reason: &StoreError, now: Instant) -> Self {
+    pub(crate) fn not_unlockable(refused: Rescheduling, document: &RawDocument, reason: &str, now: Instant) -> Self {
         let mut set = match refused.update.get_document("$set") {
             Ok(set) => set.clone(),
             Err(_) => doc! {},
         };
         let ended = set.remove("last_execution").and_then(|ended| bson::deserialize_from_bson::<Execution>(ended).ok()).unwrap_or_default();
-        let mut message = format!("MongoDB refuses to unlock it for another attempt: {}", chain(reason));
+        let mut message = format!("MongoDB refuses to unlock it for another attempt: {reason}");
         if let (Some(class), Some(said)) = (&ended.class, &ended.message) {
             message.push_str(&format!(" (it ended as `{class}`: {said})"));
         }
@@ -121,8 +111,20 @@ impl Archival {
         Self::new(Guard::Claimed(refused.claim), finished(document, refused.claim.job, &execution, &Why::MALFORMED, &kept))
     }
 
+    /// With the outcomes of all items of the bundle.
+    #[must_use]
+    pub fn with_items(mut self, outcomes: Vec<Bson>) -> Self {
+        // Bounded one by one, so that they can be stored.
+        let with_them = RawBson::try_from(Bson::Array(outcomes))
+            .and_then(|all| replaced(&self.document, &[(cstr!("item_outcomes"), all.as_raw_bson_ref())]));
+        if let Ok(document) = with_them {
+            self.document = Arc::new(document);
+        }
+        self
+    }
+
     /// The same end with nothing but what identifies the job, for an outcome that MongoDB refuses.
-    fn without_details(self) -> Option<Self> {
+    pub(crate) fn without_details(self) -> Option<Self> {
         let whole: Document = (&**self.document).try_into().unwrap_or_else(|_| doc! { "_id": self.job() });
         let mut document = Document::new();
         for field in ["_id", "done", "created_at", "locked", "attempts", "interruptions", "deaths", "group", "priority", "why", OUTCOMES] {
@@ -211,45 +213,6 @@ fn finished(document: &RawDocument, job: JobId, execution: &Execution, why: &Why
     })
 }
 
-/// A copy with other values in some fields and others added, and without the date on which it was due.
-pub(super) fn replaced(document: &RawDocument, by: &[(&CStr, RawBsonRef<'_>)]) -> bson::error::Result<RawDocumentBuf> {
-    completed(document, by, &[])
-}
-
-/// The same, with these values where nothing or null is said.
-fn completed(
-    document: &RawDocument,
-    by: &[(&CStr, RawBsonRef<'_>)],
-    defaults: &[(&CStr, RawBsonRef<'_>)],
-) -> bson::error::Result<RawDocumentBuf> {
-    let mut copy = roomy(document.as_bytes().len() + 512);
-    let mut new: Vec<bool> = vec![true; by.len()];
-    let mut missing: Vec<bool> = defaults.iter().map(|(field, _)| by.iter().all(|(given, _)| given != field)).collect();
-    for element in document.iter_elements() {
-        let element = element?;
-        let key = element.key();
-        if let Some(at) = by.iter().position(|(field, _)| *field == key) {
-            new[at] = false;
-            copy.append(key, by[at].1);
-        } else if key != cstr!("scheduled_at") {
-            let value = element.value();
-            if let Some(at) = defaults.iter().position(|(field, _)| *field == key) {
-                if matches!(value, Ok(RawBsonRef::Null)) {
-                    continue;
-                }
-                missing[at] = false;
-            }
-            match value {
-                Ok(value) => copy.append(key, value),
-                Err(_) => copy.append(key, element.value_utf8_lossy()?),
-            }
-        }
-    }
-    by.iter().zip(new).filter(|(_, new)| *new).for_each(|((field, value), _)| copy.append(field, *value));
-    defaults.iter().zip(missing).filter(|(_, missing)| *missing).for_each(|((field, value), _)| copy.append(field, *value));
-    Ok(copy)
-}
-
 fn count(value: u32) -> RawBsonRef<'static> {
     i32::try_from(value).map_or_else(|_| RawBsonRef::Int64(value.into()), RawBsonRef::Int32)
 }
@@ -261,10 +224,10 @@ fn stored(execution: &Execution) -> Bson {
 /// What becomes of a started job that is not archived.
 #[derive(Clone, Debug)]
 pub struct Rescheduling {
-    pub(super) claim: Claim,
-    pub(super) update: Document,
-    group: String,
-    due: Instant,
+    pub(crate) claim: Claim,
+    pub(crate) update: Document,
+    pub(crate) group: String,
+    pub(crate) due: Instant,
 }
 
 impl Rescheduling {
@@ -307,15 +270,17 @@ impl Rescheduling {
         Self { due: at, ..released }
     }
 
-    /// What the recruiter should hear of these.
-    pub fn hint<'a>(batch: impl Iterator<Item = &'a Self> + Clone, now: Instant) -> Hint {
-        let groups: BTreeSet<String> = batch.clone().map(|job| job.group.clone()).collect();
-        let at = batch.map(|job| job.due).min().filter(|due| *due > now);
-        Hint::Jobs { groups: groups.into_iter().collect(), at, jobs: Vec::new() }
+    /// With the outcomes of all items of the bundle.
+    #[must_use]
+    pub fn with_items(mut self, outcomes: Vec<Bson>) -> Self {
+        if let Ok(set) = self.update.get_document_mut("$set") {
+            set.insert(OUTCOMES, outcomes);
+        }
+        self
     }
 
     /// The same without the history, for an outcome that MongoDB refuses.
-    fn without_history(mut self) -> Option<Self> {
+    pub(crate) fn without_history(mut self) -> Option<Self> {
         let set = self.update.get_document_mut("$set").ok()?;
         set.remove("executions");
         set.remove("last_execution");
@@ -338,173 +303,21 @@ fn history_with(job: &Job, execution: &Execution) -> (Vec<Execution>, u32) {
     (executions, job.executions_dropped + u32::try_from(excess).unwrap_or(u32::MAX))
 }
 
-/// Jobs by the condition that still has to hold for them.
-pub(super) fn filter_of(batch: &[Archival]) -> Document {
-    let mut claimed: HashMap<StartId, Vec<JobId>> = HashMap::new();
-    let mut any = Vec::new();
-    for archival in batch {
-        match &archival.guard {
-            Guard::Claimed(claim) => claimed.entry(claim.start).or_default().push(claim.job),
-            Guard::Unlocked { job, attempts } => any.push(doc! { "_id": job, "locked": false, "attempts": attempts.clone() }),
-        }
-    }
-    any.extend(claimed.into_iter().map(|(start, jobs)| doc! { "_id": { "$in": jobs }, "locked": true, "last_execution.start": start }));
-    doc! { "$or": any }
+/// Outcomes of items of a bundle that goes on.
+#[derive(Clone, Debug)]
+pub struct Progress {
+    pub(crate) claim: Claim,
+    pub(crate) set: Document,
 }
 
-/// The end of a start, or a part of it: written in batches.
-pub trait End: Clone + Send + Sync {
-    /// Whether it is written in a transaction.
-    const NEEDS_SESSION: bool;
-
-    /// Writes a batch that fits; says for each, in order, whether it was recorded.
-    fn write(store: &Store, session: &mut CommitSession, batch: &[Self]) -> impl Future<Output = Result<Vec<Recorded>, StoreError>> + Send;
-
-    /// Less of it, for one that MongoDB refuses; nothing when there is nothing to leave out.
-    fn reduced(self) -> Option<Self>;
-
-    /// What is done with one that MongoDB refuses also when it is reduced, for this reason.
-    ///
-    /// # Errors
-    /// When MongoDB is away.
-    fn refused(
-        self,
-        store: &Store,
-        session: &mut CommitSession,
-        reason: &StoreError,
-    ) -> impl Future<Output = Result<Recorded, StoreError>> + Send;
-
-    /// The job.
-    fn job(&self) -> JobId;
-
-    /// Size on the wire, in bytes, roughly.
-    fn size(&self) -> usize;
-}
-
-impl End for Archival {
-    const NEEDS_SESSION: bool = true;
-
-    async fn write(store: &Store, session: &mut CommitSession, batch: &[Self]) -> Result<Vec<Recorded>, StoreError> {
-        store.archive(session, batch).await
+impl Progress {
+    /// The outcomes of all items, null for those that have none: the document has a place for each from now on.
+    pub fn whole(claim: Claim, outcomes: &[Bson]) -> Self {
+        Self { claim, set: doc! { OUTCOMES: outcomes } }
     }
 
-    fn reduced(self) -> Option<Self> {
-        self.without_details()
-    }
-
-    /// Nothing: it is the caller's to keep.
-    async fn refused(self, _store: &Store, _session: &mut CommitSession, _reason: &StoreError) -> Result<Recorded, StoreError> {
-        Ok(Recorded::Refused)
-    }
-
-    fn job(&self) -> JobId {
-        self.guard.job()
-    }
-
-    fn size(&self) -> usize {
-        self.document.as_bytes().len()
-    }
-}
-
-impl End for Rescheduling {
-    const NEEDS_SESSION: bool = false;
-
-    async fn write(store: &Store, _session: &mut CommitSession, batch: &[Self]) -> Result<Vec<Recorded>, StoreError> {
-        store.reschedule_if_claimed(batch).await
-    }
-
-    fn reduced(self) -> Option<Self> {
-        self.without_history()
-    }
-
-    /// Archived as malformed, with its history: nobody could ever unlock it.
-    async fn refused(self, store: &Store, session: &mut CommitSession, reason: &StoreError) -> Result<Recorded, StoreError> {
-        let Some(document) = store.document_of(self.claim.job).await? else { return Ok(Recorded::ClaimLost) };
-        let archival = Archival::not_unlockable(self, &document, reason, store.now());
-        // Two levels at most: what is archived is refused by nothing but the archive.
-        let mut recorded = Box::pin(store.finish(session, &[archival])).await?;
-        Ok(recorded.pop().unwrap_or(Recorded::Refused))
-    }
-
-    fn job(&self) -> JobId {
-        self.claim.job
-    }
-
-    fn size(&self) -> usize {
-        size_of(&self.update)
-    }
-}
-
-pub(super) fn size_of(document: &Document) -> usize {
-    document.to_vec().map_or(LARGEST_DOCUMENT, |bytes| bytes.len())
-}
-
-impl Store {
-    /// Writes outcomes in batches that fit; halves one that MongoDB refuses until the one bad outcome stands alone, and
-    /// stores less of that. Says for each, in order, whether it was recorded. Harmless to repeat.
-    ///
-    /// Index: `_id`. Invariant: I9, no outcome stops another.
-    ///
-    /// # Errors
-    /// When MongoDB is away or its answer is lost; part of the batch may be recorded by then, and is recognised when
-    /// the same batch is written again.
-    pub async fn finish<T: End>(&self, session: &mut CommitSession, batch: &[T]) -> Result<Vec<Recorded>, StoreError> {
-        self.finish_in_portions(session, batch, BATCH_BYTES).await
-    }
-
-    /// The same with so many bytes in one command or transaction at most, for a slow line.
-    ///
-    /// Index: `_id`. Invariant: I9, as above.
-    ///
-    /// # Errors
-    /// As above.
-    pub async fn finish_in_portions<T: End>(
-        &self,
-        session: &mut CommitSession,
-        batch: &[T],
-        most_bytes: usize,
-    ) -> Result<Vec<Recorded>, StoreError> {
-        let mut recorded = Vec::with_capacity(batch.len());
-        let mut pieces = cut(batch.to_vec(), usize::MAX, most_bytes, T::size);
-        pieces.reverse();
-        while let Some(mut piece) = pieces.pop() {
-            match T::write(self, session, &piece).await {
-                Ok(done) => recorded.extend(done),
-                Err(error) if error.is_transient() => return Err(error),
-                Err(error) => match piece.pop() {
-                    Some(one) if piece.is_empty() => recorded.push(self.record_less(session, one, error).await?),
-                    last => {
-                        piece.extend(last);
-                        let second = piece.split_off(piece.len() / 2);
-                        pieces.extend([second, piece]);
-                    }
-                },
-            }
-        }
-        Ok(recorded)
-    }
-
-    /// What can be stored of one outcome that MongoDB refuses as it is.
-    async fn record_less<T: End>(&self, session: &mut CommitSession, whole: T, refusal: StoreError) -> Result<Recorded, StoreError> {
-        let job = whole.job();
-        tracing::error!(job.id = %job, error = chain(&refusal), "MongoDB refuses an outcome as it is; storing less of it");
-        let mut reason = refusal;
-        if let Some(reduced) = whole.clone().reduced() {
-            match T::write(self, session, &[reduced]).await {
-                Ok(recorded) => return Ok(recorded.first().copied().unwrap_or(Recorded::Refused)),
-                Err(error) if error.is_transient() => return Err(error),
-                Err(error) => reason = error,
-            }
-        }
-        let recorded = whole.refused(self, session, &reason).await?;
-        if recorded == Recorded::Refused {
-            tracing::error!(
-                job.id = %job,
-                error = chain(&reason),
-                "MongoDB refuses the outcome of a job also without its details: the job stays locked, and its outcome is written again \
-                 ever more rarely. Remove the cause, for instance a unique index on `archived`"
-            );
-        }
-        Ok(recorded)
+    /// The outcomes of some items of a bundle whose document has a place for each.
+    pub fn of_items(claim: Claim, outcomes: impl IntoIterator<Item = (usize, Bson)>) -> Self {
+        Self { claim, set: outcomes.into_iter().map(|(index, outcome)| (format!("{OUTCOMES}.{index}"), outcome)).collect() }
     }
 }

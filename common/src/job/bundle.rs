@@ -6,10 +6,8 @@
 
 use bson::{Bson, RawBsonRef, RawDocument, doc};
 
-use crate::{
-    failure::Failure,
-    job::{CorruptJob, Why},
-};
+use super::why::Why;
+use crate::failure::Failure;
 
 /// Items of one bundle, at most.
 pub const MOST_ITEMS: usize = 1_000;
@@ -94,6 +92,11 @@ pub fn failure_of(outcome: &Bson) -> Option<(Failure, Option<Why>)> {
     Some((failure, outcome.get_str("why").ok().map(|why| Why::custom(why.to_owned()))))
 }
 
+/// Why the items of a job, or their recorded outcomes, are not a bundle.
+#[derive(Debug, thiserror::Error)]
+#[error("it is no bundle: {0}")]
+pub struct InvalidBundle(String);
+
 /// What is known of the items of a bundle.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Bundle {
@@ -105,26 +108,26 @@ pub struct Bundle {
 
 impl Bundle {
     /// The bundle in a job's document, if it is one.
-    pub(crate) fn of(job: &RawDocument) -> Result<Option<Self>, CorruptJob> {
+    pub(crate) fn of(job: &RawDocument) -> Result<Option<Self>, InvalidBundle> {
         let items = match job.get_document("workable").ok().and_then(|workable| workable.get("items").ok().flatten()) {
             None | Some(RawBsonRef::Null) => return Ok(None),
             Some(RawBsonRef::Array(items)) => items.into_iter().count(),
-            Some(_) => return Err(CorruptJob::Bundle("its `items` are no array".into())),
+            Some(_) => return Err(InvalidBundle("its `items` are no array".into())),
         };
         if items == 0 || items > MOST_ITEMS {
-            return Err(CorruptJob::Bundle(format!("it has {items} items, and may have 1 to {MOST_ITEMS}")));
+            return Err(InvalidBundle(format!("it has {items} items, and may have 1 to {MOST_ITEMS}")));
         }
         let mut outcomes = match job.get("item_outcomes").ok().flatten().map(Bson::try_from) {
             None | Some(Ok(Bson::Null)) => Vec::new(),
             Some(Ok(Bson::Array(outcomes))) if outcomes.len() <= items => outcomes,
-            Some(_) => return Err(CorruptJob::Bundle("its `item_outcomes` are not those of its items".into())),
+            Some(_) => return Err(InvalidBundle("its `item_outcomes` are not those of its items".into())),
         };
         let is_outcome = |outcome: &Bson| match outcome.as_document() {
             Some(outcome) => outcome.get_bool("done").unwrap_or(false) || outcome.get_str("class").is_ok(),
             None => *outcome == Bson::Null || outcome.as_str() == Some(DONE),
         };
         if let Some(index) = outcomes.iter().position(|outcome| !is_outcome(outcome)) {
-            return Err(CorruptJob::Bundle(format!("the outcome of item {index} is none")));
+            return Err(InvalidBundle(format!("the outcome of item {index} is none")));
         }
         let has_places = outcomes.len() == items;
         outcomes.resize(items, Bson::Null);

@@ -16,7 +16,7 @@ use mongodb::{
     options::{Hint as IndexHint, ReadConcern},
 };
 
-use super::{CALL_LIMIT, Store, StoreError, indexes::DUE_JOBS, jobs::raw_id_of};
+use super::{CALL_LIMIT, Store, StoreError, raw_id_of, schema::DUE_JOBS};
 use crate::{ids::JobId, instant::Instant, job::Priority};
 
 /// Lanes in one query. MongoDB merges one index scan for each of them.

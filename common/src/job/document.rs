@@ -1,0 +1,262 @@
+//! From a stored document to a [`Job`]: every field is checked here, once, when a job is read.
+
+use bson::{Bson, Document, RawDocument, RawDocumentBuf, doc};
+use serde::Deserialize;
+
+use super::{
+    DEFAULT_POLICY, Job, StoredPolicy,
+    bundle::{Bundle, InvalidBundle},
+    execution::{Claim, Execution},
+    priority::Priority,
+    state::JobState,
+    why::Why,
+};
+use crate::{
+    ids::{JobId, WorkerId},
+    instant::{self, Instant},
+    telemetry::of_bson,
+};
+
+/// A locked document in `scheduled`: who holds it, and the job, unless it is none.
+#[derive(Debug)]
+pub struct Held {
+    /// Who has locked it.
+    pub holder: WorkerId,
+    /// By which start.
+    pub claim: Claim,
+    /// The job; or the document, with what is wrong with it.
+    pub job: Result<Box<Job>, (RawDocumentBuf, CorruptJob)>,
+}
+
+impl TryFrom<RawDocumentBuf> for Held {
+    /// The document, which is locked in nobody's name.
+    type Error = RawDocumentBuf;
+
+    fn try_from(document: RawDocumentBuf) -> Result<Self, RawDocumentBuf> {
+        let execution = document.get_document("last_execution").ok();
+        let id = |field: &str| execution.and_then(|execution| execution.get_object_id(field).ok());
+        match (document.get_object_id("_id"), id("worker"), id("start")) {
+            (Ok(job), Some(holder), Some(start)) => {
+                let claim = Claim { job: job.into(), start: start.into() };
+                let job = Job::try_from(document).map(Box::new);
+                Ok(Self { holder: holder.into(), claim, job })
+            }
+            _ => Err(document),
+        }
+    }
+}
+
+/// Why a document is not a job.
+#[derive(Debug, thiserror::Error)]
+pub enum CorruptJob {
+    /// A field is missing or of the wrong type.
+    #[error("the document is not a job: {0}")]
+    Undecodable(String),
+    /// A count is negative or absurd.
+    #[error("field `{field}` is {value}, which is no count")]
+    NotACount {
+        /// The field.
+        field: &'static str,
+        /// What it holds.
+        value: i64,
+    },
+    /// `scheduled_at` is further from now than dates reach.
+    #[error("`scheduled_at` is {0} ms after 1970, which is outside of the range of dates")]
+    BeyondDates(i64),
+    /// The priority is not between 0 and 9.
+    #[error("priority {0} is not between 0 and 9")]
+    Priority(i64),
+    /// `locked` is true, but no start says by whom.
+    #[error("it is locked by nobody")]
+    LockedByNobody,
+    /// Its items, or what is recorded of them, cannot be understood.
+    #[error(transparent)]
+    Bundle(#[from] InvalidBundle),
+    /// Neither locked, nor due, nor archived.
+    #[error("it has no `scheduled_at`")]
+    NeverDue,
+}
+
+impl From<bson::error::Error> for CorruptJob {
+    fn from(error: bson::error::Error) -> Self {
+        Self::Undecodable(of_bson(&error))
+    }
+}
+
+/// Exactly what is stored. Everything but the contract for other languages has a default.
+#[derive(Deserialize)]
+struct JobDocument {
+    #[serde(rename = "_id")]
+    id: JobId,
+    #[serde(deserialize_with = "instant::stored", default)]
+    created_at: Option<Instant>,
+    locked: bool,
+    attempts: Option<i64>,
+    interruptions: Option<i64>,
+    deaths: Option<i64>,
+    group: String,
+    priority: Option<i64>,
+    workable: WorkableDocument,
+    #[serde(deserialize_with = "instant::stored", default)]
+    scheduled_at: Option<Instant>,
+    retry_policy: Option<StoredPolicy>,
+    tags: Option<Vec<String>>,
+    urn: Option<String>,
+    #[serde(deserialize_with = "instant::stored", default)]
+    cancel_requested_at: Option<Instant>,
+    last_execution: Option<Execution>,
+    executions: Option<Vec<Execution>>,
+    executions_dropped: Option<i64>,
+    why: Option<Why>,
+}
+
+#[derive(Deserialize)]
+struct WorkableDocument {
+    class: String,
+    #[serde(default)]
+    parameters: Option<Bson>,
+}
+
+impl TryFrom<Document> for Job {
+    type Error = CorruptJob;
+
+    fn try_from(document: Document) -> Result<Self, CorruptJob> {
+        Self::try_from(RawDocumentBuf::try_from(&document)?).map_err(|(_, error)| error)
+    }
+}
+
+impl TryFrom<RawDocumentBuf> for Job {
+    /// The document, and why it is no job.
+    type Error = (RawDocumentBuf, CorruptJob);
+
+    fn try_from(document: RawDocumentBuf) -> Result<Self, Self::Error> {
+        match Self::without_document(&document) {
+            Ok(job) => Ok(Self { document, ..job }),
+            Err(error) => Err((document, error)),
+        }
+    }
+}
+
+impl Job {
+    fn without_document(document: &RawDocument) -> Result<Self, CorruptJob> {
+        let stored: JobDocument = bson::deserialize_from_slice(document.as_bytes())?;
+        let state = match (stored.why, stored.locked, &stored.last_execution) {
+            (Some(why), false, _) if stored.scheduled_at.is_none() => JobState::Archived { why },
+            (_, true, Some(Execution { worker: Some(worker), start: Some(start), .. })) => {
+                JobState::Started { worker: *worker, claim: Claim { job: stored.id, start: *start } }
+            }
+            (_, true, _) => return Err(CorruptJob::LockedByNobody),
+            // One copied back from the archive by hand may have a `why`.
+            (_, false, _) => JobState::Scheduled { at: due_date(document, stored.scheduled_at)? },
+        };
+        let attempts = count("attempts", stored.attempts)?;
+        // An execution that has not ended was not interrupted. More interruptions than starts would be attempts that never count.
+        let ended = attempts - u32::from(matches!(state, JobState::Started { .. })).min(attempts);
+        let priority = match stored.priority {
+            None => Priority::default(),
+            Some(value) => u8::try_from(value).ok().and_then(Priority::new).ok_or(CorruptJob::Priority(value))?,
+        };
+        Ok(Self {
+            id: stored.id,
+            created_at: stored.created_at.unwrap_or_else(|| stored.id.made_at()),
+            attempts,
+            interruptions: count("interruptions", stored.interruptions)?.min(ended),
+            deaths: count("deaths", stored.deaths)?,
+            group: stored.group,
+            priority,
+            class: stored.workable.class,
+            parameters: match stored.workable.parameters {
+                // A document without fields is an empty array in what the PHP Recruiter stores.
+                Some(Bson::Array(list)) if list.is_empty() => Bson::Document(doc! {}),
+                Some(Bson::Null) | None => Bson::Document(doc! {}),
+                Some(parameters) => parameters,
+            },
+            bundle: Bundle::of(document)?,
+            retry_policy: stored.retry_policy.unwrap_or_else(|| StoredPolicy { class: DEFAULT_POLICY.into(), parameters: Bson::Null }),
+            tags: stored.tags.unwrap_or_default(),
+            urn: stored.urn,
+            cancel_requested: stored.cancel_requested_at.is_some(),
+            last_execution: stored.last_execution,
+            executions: stored.executions.unwrap_or_default(),
+            executions_dropped: count("executions_dropped", stored.executions_dropped)?,
+            state,
+            document: RawDocumentBuf::new(),
+        })
+    }
+}
+
+/// The largest count that is believed: far more than there can be, and far from where 32 bits end.
+const LARGEST_COUNT: u32 = 1_000_000_000;
+
+fn count(field: &'static str, value: Option<i64>) -> Result<u32, CorruptJob> {
+    let value = value.unwrap_or(0);
+    u32::try_from(value).ok().filter(|count| *count <= LARGEST_COUNT).ok_or(CorruptJob::NotACount { field, value })
+}
+
+/// When an unlocked job is due. BSON has dates of which no [`Instant`] is equal: a start, whose filter repeats the date, would never
+/// find the job.
+fn due_date(document: &RawDocument, scheduled_at: Option<Instant>) -> Result<Instant, CorruptJob> {
+    let at = scheduled_at.ok_or(CorruptJob::NeverDue)?;
+    match document.get_datetime("scheduled_at") {
+        Ok(stored) if stored != bson::DateTime::from_chrono(at) => Err(CorruptJob::BeyondDates(stored.timestamp_millis())),
+        _ => Ok(at),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::StartId;
+
+    fn check(more: Document) -> String {
+        let mut document = doc! { "_id": bson::oid::ObjectId::new(), "locked": false, "group": "g", "workable": { "class": "c" } };
+        document.extend(more);
+        match Job::try_from(document) {
+            Ok(Job { state: JobState::Scheduled { .. }, .. }) => "scheduled".into(),
+            Ok(Job { state: JobState::Started { .. }, .. }) => "started".into(),
+            Ok(Job { state: JobState::Archived { why }, .. }) => why.to_string(),
+            Err(error) => error.to_string(),
+        }
+    }
+
+    #[test]
+    fn a_document_is_in_exactly_one_state_or_no_job() {
+        let due = bson::DateTime::from_millis(1);
+        let start = doc! { "worker": WorkerId::new(), "start": StartId::new() };
+        assert_eq!(check(doc! { "scheduled_at": due }), "scheduled");
+        assert_eq!(check(doc! { "why": "done" }), "done");
+        assert_eq!(check(doc! { "why": "done", "scheduled_at": due }), "scheduled", "copied back from the archive by hand");
+        assert_eq!(check(doc! { "why": "done", "locked": true, "last_execution": start.clone() }), "started");
+        assert_eq!(check(doc! { "locked": true, "last_execution": start }), "started");
+        assert_eq!(check(doc! { "locked": true, "scheduled_at": due }), CorruptJob::LockedByNobody.to_string());
+        assert_eq!(check(doc! {}), CorruptJob::NeverDue.to_string());
+        assert_eq!(check(doc! { "scheduled_at": due, "attempts": -1 }), "field `attempts` is -1, which is no count");
+        assert_eq!(check(doc! { "scheduled_at": due, "priority": 12 }), "priority 12 is not between 0 and 9");
+        let scheduled = |ms: i64| check(doc! { "scheduled_at": bson::DateTime::from_millis(ms) });
+        for ms in [i64::MIN, -8_640_000_000_000_000, 8_640_000_000_000_000, i64::MAX] {
+            assert_eq!(scheduled(ms), CorruptJob::BeyondDates(ms).to_string());
+        }
+        assert_eq!(scheduled(-62_135_596_800_000), "scheduled", "the year 1");
+        assert_eq!(scheduled(253_402_300_799_999), "scheduled", "the year 9999");
+    }
+
+    #[test]
+    fn counts_that_cannot_be_are_refused_and_interruptions_are_starts() {
+        let counts = |more: Document| {
+            let mut document = doc! { "_id": bson::oid::ObjectId::new(), "locked": false, "group": "g", "workable": { "class": "c" },
+            "scheduled_at": bson::DateTime::from_millis(1) };
+            document.extend(more);
+            Job::try_from(document).map(|job| (job.attempts, job.interruptions, job.history().attempts))
+        };
+        assert!(counts(doc! { "attempts": i64::from(u32::MAX) }).is_err_and(|error| error.to_string().contains("4294967295")));
+        for field in ["interruptions", "deaths", "executions_dropped"] {
+            assert!(counts(doc! { field: 1_000_000_001_i64 }).is_err(), "{field}");
+        }
+        assert_eq!(counts(doc! { "attempts": 1_000_000_000 }).unwrap(), (1_000_000_000, 0, 1_000_000_000));
+        assert_eq!(counts(doc! { "attempts": 5, "interruptions": 2 }).unwrap(), (5, 2, 3));
+        assert_eq!(counts(doc! { "attempts": 5, "interruptions": 1_000 }).unwrap(), (5, 5, 0));
+        let start = doc! { "worker": WorkerId::new(), "start": StartId::new() };
+        let runs = doc! { "attempts": 5, "interruptions": 1_000, "locked": true, "last_execution": start };
+        assert_eq!(counts(runs).unwrap(), (5, 4, 1), "the present start is not interrupted");
+    }
+}

@@ -1,0 +1,152 @@
+//! One execution of a job: who started it, how it ended, and what a cleaner does if its worker dies.
+
+use bson::{RawBsonRef, RawDocumentBuf, raw::cstr, rawdoc};
+use serde::Deserialize;
+
+use super::{raw::roomy, why::Why};
+use crate::{
+    failure::Failure,
+    ids::{JobId, StartId, WorkerId},
+    instant::{self, Instant},
+};
+
+/// Proof of a start: whoever holds it may write the outcome, once. Made only by the start operations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Claim {
+    pub(crate) job: JobId,
+    pub(crate) start: StartId,
+}
+
+impl Claim {
+    /// The job that was started.
+    pub fn job(self) -> JobId {
+        self.job
+    }
+
+    /// The start it belongs to.
+    pub fn start(self) -> StartId {
+        self.start
+    }
+}
+
+/// What the cleaner does with a started job when its worker dies: the retry policy's verdict, computed and stored
+/// at the start. In the document `{retry_after_ms: …}` or `{archive: <why>}`.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum IfWorkerDies {
+    /// Schedule it again this many milliseconds after the death was seen.
+    RetryAfterMs(i64),
+    /// Archive it with this reason.
+    Archive(Why),
+}
+
+impl IfWorkerDies {
+    /// As it is stored.
+    pub(crate) fn to_raw(&self) -> RawDocumentBuf {
+        match self {
+            Self::RetryAfterMs(delay) => rawdoc! { "retry_after_ms": *delay },
+            Self::Archive(why) => rawdoc! { "archive": why.as_str() },
+        }
+    }
+}
+
+/// One execution of a job, as kept in its history. Every field but `scheduled_at` is absent until it is known.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+pub struct Execution {
+    /// When it was due.
+    #[serde(deserialize_with = "instant::stored", default)]
+    pub scheduled_at: Option<Instant>,
+    /// When the worker locked it, by the server's clock.
+    #[serde(deserialize_with = "instant::stored", default)]
+    pub started_at: Option<Instant>,
+    /// When it ended or its worker's death was seen, by the estimate of the server's clock.
+    #[serde(deserialize_with = "instant::stored", default)]
+    pub ended_at: Option<Instant>,
+    /// The worker that started it.
+    pub worker: Option<WorkerId>,
+    /// The start: the fence of the outcome.
+    pub start: Option<StartId>,
+    /// What a cleaner does if the worker dies; gone once the execution has ended.
+    pub if_worker_dies: Option<IfWorkerDies>,
+    /// Machine of the worker.
+    pub hostname: Option<String>,
+    /// Process of the worker.
+    pub pid: Option<i64>,
+    /// Error class; absent when it succeeded.
+    pub class: Option<String>,
+    /// Error message; absent when it succeeded.
+    pub message: Option<String>,
+    /// Error trace, if there is one.
+    pub trace: Option<String>,
+    /// Set when the worker died in it.
+    pub crashed: Option<bool>,
+}
+
+impl Execution {
+    /// This execution, ended at `ended_at`, with `failure` if it failed.
+    #[must_use]
+    pub fn ended(mut self, ended_at: Instant, failure: Option<&Failure>) -> Self {
+        self.ended_at = Some(ended_at);
+        self.if_worker_dies = None;
+        if let Some(failure) = failure {
+            self.class = Some(failure.class.clone());
+            self.message = Some(failure.message.clone());
+            self.trace.clone_from(&failure.trace);
+        }
+        self
+    }
+
+    /// As it is stored. By hand, because this is done for every job, and serde's way leads through text.
+    pub(crate) fn to_raw(&self) -> RawDocumentBuf {
+        let date = |at: Option<Instant>| at.map(|at| RawBsonRef::DateTime(bson::DateTime::from_chrono(at)));
+        let verdict = self.if_worker_dies.as_ref().map(IfWorkerDies::to_raw);
+        let fields = [
+            (cstr!("scheduled_at"), date(self.scheduled_at)),
+            (cstr!("started_at"), date(self.started_at)),
+            (cstr!("ended_at"), date(self.ended_at)),
+            (cstr!("worker"), self.worker.map(|id| RawBsonRef::ObjectId(id.into()))),
+            (cstr!("start"), self.start.map(|id| RawBsonRef::ObjectId(id.into()))),
+            (cstr!("if_worker_dies"), verdict.as_deref().map(RawBsonRef::Document)),
+            (cstr!("hostname"), self.hostname.as_deref().map(RawBsonRef::String)),
+            (cstr!("pid"), self.pid.map(RawBsonRef::Int64)),
+            (cstr!("class"), self.class.as_deref().map(RawBsonRef::String)),
+            (cstr!("message"), self.message.as_deref().map(RawBsonRef::String)),
+            (cstr!("trace"), self.trace.as_deref().map(RawBsonRef::String)),
+            (cstr!("crashed"), self.crashed.map(RawBsonRef::Boolean)),
+        ];
+        let mut raw = roomy(256);
+        for (field, value) in fields {
+            value.into_iter().for_each(|value| raw.append(field, value));
+        }
+        raw
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_execution_is_read_as_it_was_written() {
+        let at = Instant::from_timestamp_millis(1_700_000_000_123);
+        let whole = Execution {
+            scheduled_at: at,
+            started_at: at,
+            ended_at: at,
+            worker: Some(WorkerId::new()),
+            start: Some(StartId::new()),
+            if_worker_dies: Some(IfWorkerDies::RetryAfterMs(7)),
+            hostname: Some("host".into()),
+            pid: Some(17),
+            class: Some("c".into()),
+            message: Some("m".into()),
+            trace: Some("t".into()),
+            crashed: Some(true),
+        };
+        let archive = Execution { if_worker_dies: Some(IfWorkerDies::Archive(Why::WORKER_DIED)), ..Execution::default() };
+        for written in [whole, archive, Execution::default()] {
+            let read: Execution = bson::deserialize_from_slice(written.to_raw().as_bytes()).unwrap();
+            assert_eq!(read, written);
+        }
+    }
+}

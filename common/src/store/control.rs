@@ -1,0 +1,192 @@
+//! What operators change: requests to cancel, dates, retries of finished jobs, deletion, retention.
+//!
+//! The rules are in [`control`](crate::control). Here is what MongoDB is asked to do, each change under the condition that it was decided
+//! on.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
+
+use bson::{Bson, Document, RawDocumentBuf, doc};
+use futures_util::{FutureExt as _, TryStreamExt};
+use mongodb::options::Hint as IndexHint;
+
+use super::{
+    Store, StoreError, call,
+    error::write_errors,
+    finish::{Attempted, Recorded},
+    id_of,
+    schema::ARCHIVED_BY_END,
+    session::{CommitSession, commit},
+};
+use crate::{ids::JobId, instant::Instant};
+
+/// A finished job that is to be enqueued again.
+#[derive(Clone, Debug)]
+pub struct Retrial {
+    /// The finished job.
+    pub job: JobId,
+    /// What its document said, when it was read, of an earlier retry.
+    pub retried_as: Option<Bson>,
+    /// The id under which it is enqueued again.
+    pub new: JobId,
+    /// The new job. Shared, because a batch is kept until it is known that it was written.
+    pub document: Arc<Document>,
+}
+
+impl Store {
+    /// Which of these started jobs are to be cancelled.
+    ///
+    /// Filter: id, cancellation asked for. Index: `_id`. Invariant: none, a request is passed on.
+    pub async fn cancel_requests(&self, jobs: &[JobId]) -> Result<Vec<JobId>, StoreError> {
+        let scheduled = self.scheduled.clone();
+        let filter = doc! { "_id": { "$in": jobs.to_vec() }, "cancel_requested_at": { "$exists": true } };
+        let found: Vec<Document> =
+            call("cancel_requests", async move { scheduled.find(filter).projection(doc! { "_id": 1 }).await?.try_collect().await }).await?;
+        Ok(found.iter().filter_map(id_of).collect())
+    }
+
+    /// Asks the holders of started jobs to cancel them; returns those that were asked.
+    ///
+    /// Filter: ids, locked. Index: `_id`. Invariant: none, the holder ends it.
+    /// Loses those jobs that are not running (any more).
+    pub async fn request_cancel_if_started(&self, jobs: &[JobId]) -> Result<HashSet<JobId>, StoreError> {
+        let (scheduled, now) = (self.scheduled.clone(), bson::DateTime::from_chrono(self.now()));
+        let filter = doc! { "_id": { "$in": jobs.to_vec() }, "locked": true };
+        let asked = call("request_cancel_if_started", async move {
+            scheduled.update_many(filter, doc! { "$set": { "cancel_requested_at": now } }).await
+        })
+        .await?;
+        if asked.matched_count == jobs.len() as u64 {
+            return Ok(jobs.iter().copied().collect());
+        }
+        Ok(self.cancel_requests(jobs).await?.into_iter().collect())
+    }
+
+    /// Makes waiting jobs due at `at`, unless they are due earlier; returns those that wait.
+    ///
+    /// Filter: ids, unlocked, due later. Index: `_id`. Invariant: none, a date changes.
+    /// Loses those jobs that are running or in the archive.
+    pub async fn hasten_if_unlocked(&self, jobs: &[JobId], at: Instant) -> Result<HashSet<JobId>, StoreError> {
+        let (scheduled, at) = (self.scheduled.clone(), bson::DateTime::from_chrono(at));
+        let later = doc! { "_id": { "$in": jobs.to_vec() }, "locked": false, "scheduled_at": { "$gt": at } };
+        let moved =
+            call("hasten_if_unlocked", async move { scheduled.update_many(later, doc! { "$set": { "scheduled_at": at } }).await }).await?;
+        if moved.matched_count == jobs.len() as u64 {
+            return Ok(jobs.iter().copied().collect());
+        }
+        self.still_waiting(jobs).await
+    }
+
+    async fn still_waiting(&self, jobs: &[JobId]) -> Result<HashSet<JobId>, StoreError> {
+        let scheduled = self.scheduled.clone();
+        let unlocked = doc! { "_id": { "$in": jobs.to_vec() }, "locked": false };
+        let found: Vec<Document> =
+            call("still_waiting", async move { scheduled.find(unlocked).projection(doc! { "_id": 1 }).await?.try_collect().await }).await?;
+        Ok(found.iter().filter_map(id_of).collect())
+    }
+
+    /// Enqueues finished jobs again, each under a new id, which its archived document names from then on: all in one
+    /// transaction. Returns for each, in order, whether it was recorded.
+    ///
+    /// Filter: id, and retried before as it was when it was read. The archived documents are changed first: when one of them is
+    /// not as it was read, the transaction is aborted before anything is inserted, and repeated without that job. Index: `_id`.
+    /// Invariant: I1, and a job that is retried by two people at once is enqueued once. Harmless to repeat after an unknown outcome
+    /// with the same new ids: what was committed is recognised by them. Loses when another caller retried the job, or when
+    /// retention deleted it.
+    pub async fn retry_if_archived(&self, session: &mut CommitSession, batch: &[Retrial]) -> Result<Vec<Recorded>, StoreError> {
+        let mut enqueued: HashSet<JobId> = HashSet::new();
+        let mut left = batch.to_vec();
+        while !left.is_empty() {
+            match self.retry_all_or_none(session, &left).await? {
+                Attempted::All => enqueued.extend(left.drain(..).map(|retrial| retrial.job)),
+                Attempted::None { held, known } => {
+                    let before = left.len();
+                    left.retain(|retrial| held.contains(&retrial.job));
+                    if left.len() == before {
+                        // An earlier commit is on its way: the majority has not seen yet what the primary has.
+                        return Err(StoreError::TimedOut { operation: "retry_if_archived" });
+                    }
+                    enqueued.extend(known);
+                }
+            }
+        }
+        let recorded = |retrial: &Retrial| if enqueued.contains(&retrial.job) { Recorded::Yes } else { Recorded::ClaimLost };
+        Ok(batch.iter().map(recorded).collect())
+    }
+
+    /// The transaction itself. When a condition did not hold, nothing is changed, and the answer names the jobs for which it holds, and
+    /// those that were enqueued under these very ids before, in a transaction whose reply was lost.
+    async fn retry_all_or_none(&self, session: &mut CommitSession, batch: &[Retrial]) -> Result<Attempted, StoreError> {
+        let (database, scheduled, archived) = (self.database.clone(), self.scheduled.clone(), self.archived.clone());
+        let batch: Arc<[Retrial]> = batch.into();
+        self.transaction("retry_if_archived", session, move |open| {
+            let (database, scheduled, archived, batch) = (database.clone(), scheduled.clone(), archived.clone(), batch.clone());
+            async move {
+                let statement = |retrial: &Retrial| {
+                    let as_read = doc! { "_id": retrial.job, "retried_as": retrial.retried_as.clone() };
+                    doc! { "q": as_read, "u": { "$set": { "retried_as": retrial.new } } }
+                };
+                let command = doc! { "update": "archived", "updates": batch.iter().map(statement).collect::<Vec<_>>() };
+                let reply = database.run_command(command).session(&mut *open).await?;
+                write_errors(&reply)?;
+                if reply.get_i32("n").ok().and_then(|met| usize::try_from(met).ok()) == Some(batch.len()) {
+                    scheduled.insert_many(batch.iter().map(|retrial| &*retrial.document)).session(&mut *open).await?;
+                    return commit(open).await.map(|()| Attempted::All);
+                }
+                open.abort_transaction().await?;
+                let ids: Vec<JobId> = batch.iter().map(|retrial| retrial.job).collect();
+                let mut found =
+                    archived.find(doc! { "_id": { "$in": ids } }).projection(doc! { "retried_as": 1 }).session(&mut *open).await?;
+                let found: Vec<Document> = found.stream(open).try_collect().await?;
+                let now: HashMap<JobId, Option<&Bson>> =
+                    found.iter().filter_map(|job| Some((id_of(job)?, job.get("retried_as")))).collect();
+                let (mut held, mut known) = (HashSet::new(), HashSet::new());
+                for retrial in batch.iter() {
+                    let Some(retried_as) = now.get(&retrial.job) else { continue };
+                    if *retried_as == Some(&retrial.new.into()) {
+                        known.insert(retrial.job);
+                    } else if *retried_as == retrial.retried_as.as_ref() {
+                        held.insert(retrial.job);
+                    }
+                }
+                Ok(Attempted::None { held, known })
+            }
+            .boxed()
+        })
+        .await
+    }
+
+    /// Deletes archived jobs for good. Returns how many.
+    ///
+    /// Filter: these ids. Index: `_id`. Invariant: none, it is what the operator asked for; what is in the archive never runs again.
+    pub async fn delete_archived(&self, jobs: &[JobId]) -> Result<u64, StoreError> {
+        let (archived, these) = (self.archived.clone(), doc! { "_id": { "$in": jobs.to_vec() } });
+        Ok(call("delete_archived", async move { archived.delete_many(these).await }).await?.deleted_count)
+    }
+
+    /// Deletes up to `limit` archived documents that ended before `before`, whatever their ids are. Returns how many.
+    ///
+    /// Filter: ended before. Index: `archived_by_end`. Invariant: none, retention is what the operator asked for.
+    pub async fn prune_archived(&self, before: Instant, limit: i64) -> Result<u64, StoreError> {
+        let archived = self.archived.clone_with_type::<RawDocumentBuf>();
+        self.indexed("prune_archived", async move {
+            let old = archived
+                .find(doc! { "last_execution.ended_at": { "$lt": bson::DateTime::from_chrono(before) } })
+                .projection(doc! { "_id": 1 })
+                .hint(IndexHint::Name(ARCHIVED_BY_END.into()))
+                .limit(limit)
+                .await?
+                .try_collect::<Vec<RawDocumentBuf>>()
+                .await?;
+            let id = |document: &RawDocumentBuf| Bson::try_from(document.get("_id").ok()??).ok();
+            let ids: Vec<Bson> = old.iter().filter_map(id).collect();
+            if ids.is_empty() {
+                return Ok(0);
+            }
+            Ok(archived.delete_many(doc! { "_id": { "$in": ids } }).await?.deleted_count)
+        })
+        .await
+    }
+}

@@ -1,0 +1,182 @@
+//! What can go wrong with a call to MongoDB, and how refusals are told apart: by the numbers and labels that MongoDB gives them.
+
+use bson::{Document, doc};
+use mongodb::error::{Error, ErrorKind, WriteFailure};
+
+use super::CALL_LIMIT;
+use crate::{job::CorruptJob, telemetry::of_mongodb};
+
+/// An error of the driver, told in one line: its own text is a dump of everything that it knows.
+#[derive(Clone, Debug)]
+pub struct DriverError(Error);
+
+impl std::fmt::Display for DriverError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&of_mongodb(&self.0))
+    }
+}
+
+impl std::error::Error for DriverError {}
+
+impl From<Error> for DriverError {
+    fn from(error: Error) -> Self {
+        Self(error)
+    }
+}
+
+/// The driver's error itself, with its kind, labels and codes.
+impl std::ops::Deref for DriverError {
+    type Target = Error;
+
+    fn deref(&self) -> &Error {
+        &self.0
+    }
+}
+
+/// A call that failed. Losing a race is not an error: operations report it in what they return.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// MongoDB refused, or could not be reached.
+    #[error("MongoDB did not carry out `{operation}`")]
+    Mongo {
+        /// Which operation.
+        operation: &'static str,
+        /// The error of the driver.
+        source: DriverError,
+    },
+    /// No answer in time. Whether the operation was carried out is not known.
+    #[error("MongoDB gave no answer to `{operation}` within {} s", CALL_LIMIT.as_secs())]
+    TimedOut {
+        /// Which operation.
+        operation: &'static str,
+    },
+    /// [`Store::finish_in`](super::Store::finish_in) was called with a session that has no transaction open.
+    #[error("`{operation}` needs a session in which the caller has started a transaction")]
+    NoTransaction {
+        /// Which operation.
+        operation: &'static str,
+    },
+    /// A document is not what its collection should hold.
+    #[error("`{operation}` found a document it cannot use")]
+    Corrupt {
+        /// Which operation.
+        operation: &'static str,
+        /// What is wrong with it.
+        source: CorruptJob,
+    },
+}
+
+/// MongoDB's numbers for refusals.
+pub(crate) mod code {
+    pub(crate) const UNAUTHORIZED: i32 = 13;
+    pub(crate) const NAMESPACE_NOT_FOUND: i32 = 26;
+    pub(crate) const INDEX_NOT_FOUND: i32 = 27;
+    pub(crate) const NAMESPACE_EXISTS: i32 = 48;
+    pub(crate) const MAX_TIME_EXPIRED: i32 = 50;
+    /// An index of this name has other keys.
+    pub(crate) const INDEX_KEY_SPECS_CONFLICT: i32 = 86;
+    pub(crate) const DUPLICATE_KEY: i32 = 11_000;
+}
+
+/// Refusals that are the fault of the document, not of the connection or the server: bad values, types, names and keys, nesting, sizes,
+/// the validator, a key that is there already. Each with the name that MongoDB gives it, where it has one; a test compares them.
+#[doc(hidden)]
+pub const DOCUMENT_FAULTS: [(i32, &str); 21] = [
+    (2, "BadValue"),
+    (9, "FailedToParse"),
+    (14, "TypeMismatch"),
+    (15, "Overflow"),
+    (16, "InvalidLength"),
+    (20, "IllegalOperation"),
+    (22, "InvalidBSON"),
+    (28, "PathNotViable"),
+    (52, "DollarPrefixedFieldName"),
+    (56, "EmptyFieldName"),
+    (57, "DottedFieldName"),
+    (121, "DocumentValidationFailure"),
+    (257, "TransactionTooLarge"),
+    (388, "TransactionTooLargeForCache"),
+    (10_334, "BSONObjectTooLarge"),
+    (code::DUPLICATE_KEY, "DuplicateKey"),
+    (15_947, "Location15947"),
+    (17_280, "OBSOLETE_KeyTooLong"),
+    (17_419, "Location17419"),
+    (17_420, "Location17420"),
+    (51_108, "Location51108"),
+];
+
+/// Says that a search names an index that does not exist. MongoDB gives this refusal no number of its own (it is a `BadValue`), so that
+/// its text must tell; a test drops an index and expects it to be made again.
+const UNKNOWN_HINT: &str = "hint provided does not correspond";
+
+impl StoreError {
+    /// Whether the same call can succeed later without anything else being changed: the connection or the server
+    /// is at fault, not what was asked.
+    pub fn is_transient(&self) -> bool {
+        match self {
+            Self::TimedOut { .. } => true,
+            Self::Corrupt { .. } | Self::NoTransaction { .. } => false,
+            Self::Mongo { source, .. } => !is_document_fault(source),
+        }
+    }
+
+    /// Whether a unique index has a key of it already.
+    pub(super) fn is_duplicate(&self) -> bool {
+        matches!(self, Self::Mongo { source, .. } if code_of(source) == Some(code::DUPLICATE_KEY))
+    }
+
+    /// Whether MongoDB gave a read up because it took too long.
+    pub fn is_too_slow(&self) -> bool {
+        matches!(self, Self::Mongo { source, .. } if code_of(source) == Some(code::MAX_TIME_EXPIRED))
+    }
+
+    /// Whether MongoDB said that the user may not do this.
+    pub fn is_unauthorized(&self) -> bool {
+        matches!(self, Self::Mongo { source, .. } if code_of(source) == Some(code::UNAUTHORIZED))
+    }
+
+    /// Whether MongoDB said that a search names an index that does not exist.
+    pub(super) fn is_index_missing(&self) -> bool {
+        matches!(self, Self::Mongo { source, .. }
+            if matches!(source.kind.as_ref(), ErrorKind::Command(refusal) if refusal.message.contains(UNKNOWN_HINT)))
+    }
+}
+
+fn is_document_fault(error: &Error) -> bool {
+    matches!(error.kind.as_ref(), ErrorKind::Bson(_) | ErrorKind::BsonSerialization(_) | ErrorKind::InvalidArgument { .. })
+        || code_of(error).is_some_and(|code| DOCUMENT_FAULTS.iter().any(|(fault, _)| *fault == code))
+}
+
+/// The code of the first refusal in an error, wherever the driver puts it.
+pub(super) fn code_of(error: &Error) -> Option<i32> {
+    if let ErrorKind::Command(command) = error.kind.as_ref() {
+        Some(command.code)
+    } else if let ErrorKind::InsertMany(many) = error.kind.as_ref() {
+        // An unsatisfied write concern comes first: the call is then repeated, whatever else was wrong.
+        if let Some(concern) = &many.write_concern_error {
+            return Some(concern.code);
+        }
+        many.write_errors.as_ref().and_then(|errors| errors.first()).map(|error| error.code)
+    } else if let ErrorKind::Write(WriteFailure::WriteError(error)) = error.kind.as_ref() {
+        Some(error.code)
+    } else {
+        None
+    }
+}
+
+/// A refusal that a command reported inside an otherwise successful reply.
+pub(super) fn write_errors(reply: &Document) -> Result<(), Error> {
+    let failed = |key: &str| reply.get_array(key).is_ok_and(|errors| !errors.is_empty());
+    if failed("writeErrors") || reply.contains_key("writeConcernError") {
+        let first = reply.get_array("writeErrors").ok().and_then(|errors| errors.first()).and_then(bson::Bson::as_document);
+        let refusal = first.or_else(|| reply.get_document("writeConcernError").ok()).cloned().unwrap_or_default();
+        let command: mongodb::error::CommandError = bson::deserialize_from_document(doc! {
+            "code": refusal.get_i32("code").unwrap_or(0),
+            "codeName": refusal.get_str("codeName").unwrap_or("WriteError"),
+            "errmsg": refusal.get_str("errmsg").unwrap_or("the write was refused"),
+        })
+        .map_err(Error::custom)?;
+        return Err(ErrorKind::Command(command).into());
+    }
+    Ok(())
+}

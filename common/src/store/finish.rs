@@ -1,0 +1,406 @@
+//! The end of a start: the one gate through which jobs go to the archive, or back to wait.
+//!
+//! [`Store::finish`] is the group commit: many ends at once, in batches that fit. A batch that MongoDB refuses is halved until the one
+//! end at fault stands alone; of that one less is stored ([`End::reduced`]), and what is refused even so is reported as
+//! [`Recorded::Refused`]. [`Store::finish_in`] is the same step for one job inside of a transaction of the caller's own.
+//!
+//! Nothing is repeated here when MongoDB is away or does not answer: the caller repeats the call, which is harmless, because each end
+//! that was written is recognised by its start.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
+
+use bson::{Document, RawDocumentBuf, doc};
+use futures_util::{FutureExt as _, TryStreamExt};
+use mongodb::{
+    ClientSession, Collection,
+    error::{Error, Result as DriverResult},
+    options::ReadConcern,
+};
+
+use super::{
+    Store, StoreError,
+    batch::{Batches, cut},
+    call, id_of,
+    session::{CommitSession, commit},
+    start_of,
+};
+use crate::{
+    ids::{JobId, StartId},
+    job::{
+        Claim,
+        ending::{Archival, Guard, LARGEST_DOCUMENT, Rescheduling},
+    },
+    telemetry::chain,
+};
+
+/// Ends in one command or transaction, at most: enough that the round trip no longer matters.
+const BATCH: usize = 1_000;
+/// Bytes in one command or transaction, at most: the server takes 48 MB, and a large one delays all others.
+pub const BATCH_BYTES: usize = 8 * 1024 * 1024;
+
+/// Whether the end of a start was recorded. Losing is not an error: the job was rescued meanwhile, and the outcome of this execution is
+/// dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Recorded {
+    /// It was recorded.
+    Yes,
+    /// The job is no longer locked by this start.
+    ClaimLost,
+    /// MongoDB refuses to store it, also in its reduced form: the job stays locked by this start. The caller keeps the end and writes it
+    /// again later.
+    Refused,
+}
+
+/// What [`Store::finish`] writes in batches: the end of a start, or what is recorded of its items before the end.
+pub trait End: Clone + Send + Sync {
+    /// Whether it is written in a transaction.
+    const NEEDS_SESSION: bool;
+
+    /// Writes a batch that fits. Returns for each, in order, whether it was recorded.
+    fn write(store: &Store, session: &mut CommitSession, batch: &[Self]) -> impl Future<Output = Result<Vec<Recorded>, StoreError>> + Send;
+
+    /// A smaller form, for one that MongoDB refuses; none when nothing can be left out.
+    fn reduced(self) -> Option<Self>;
+
+    /// What is done with one that MongoDB refuses also in its reduced form, for this reason.
+    ///
+    /// # Errors
+    /// When MongoDB is away.
+    fn refused(
+        self,
+        store: &Store,
+        session: &mut CommitSession,
+        reason: &StoreError,
+    ) -> impl Future<Output = Result<Recorded, StoreError>> + Send;
+
+    /// The job.
+    fn job(&self) -> JobId;
+
+    /// Size on the wire, in bytes, roughly.
+    fn size(&self) -> usize;
+}
+
+impl End for Archival {
+    const NEEDS_SESSION: bool = true;
+
+    async fn write(store: &Store, session: &mut CommitSession, batch: &[Self]) -> Result<Vec<Recorded>, StoreError> {
+        store.archive(session, batch).await
+    }
+
+    fn reduced(self) -> Option<Self> {
+        self.without_details()
+    }
+
+    /// Nothing: the caller keeps it.
+    async fn refused(self, _store: &Store, _session: &mut CommitSession, _reason: &StoreError) -> Result<Recorded, StoreError> {
+        Ok(Recorded::Refused)
+    }
+
+    fn job(&self) -> JobId {
+        self.guard.job()
+    }
+
+    fn size(&self) -> usize {
+        self.document.as_bytes().len()
+    }
+}
+
+impl End for Rescheduling {
+    const NEEDS_SESSION: bool = false;
+
+    async fn write(store: &Store, _session: &mut CommitSession, batch: &[Self]) -> Result<Vec<Recorded>, StoreError> {
+        store.reschedule_if_claimed(batch).await
+    }
+
+    fn reduced(self) -> Option<Self> {
+        self.without_history()
+    }
+
+    /// Archived as malformed, with its history: no process could ever unlock it.
+    async fn refused(self, store: &Store, session: &mut CommitSession, reason: &StoreError) -> Result<Recorded, StoreError> {
+        let Some(document) = store.document_of(self.claim.job).await? else { return Ok(Recorded::ClaimLost) };
+        let archival = Archival::not_unlockable(self, &document, &chain(reason), store.now());
+        // Boxed, because this is a recursion. It ends here: an archival is not turned into anything else.
+        let mut recorded = Box::pin(store.finish(session, &[archival])).await?;
+        Ok(recorded.pop().unwrap_or(Recorded::Refused))
+    }
+
+    fn job(&self) -> JobId {
+        self.claim.job
+    }
+
+    fn size(&self) -> usize {
+        size_of(&self.update)
+    }
+}
+
+/// Size of a document, in bytes; of one that cannot be encoded, the largest that can be.
+pub(super) fn size_of(document: &Document) -> usize {
+    document.to_vec().map_or(LARGEST_DOCUMENT, |bytes| bytes.len())
+}
+
+impl Store {
+    /// Records the ends of started jobs. Returns for each, in order, whether it was recorded. Harmless to repeat.
+    ///
+    /// Index: `_id`. Invariant: I9, no end stops another.
+    ///
+    /// # Errors
+    /// When MongoDB is away or its answer is lost. Part of the batch may be recorded by then, and is recognised when the same batch is
+    /// finished again.
+    pub async fn finish<T: End>(&self, session: &mut CommitSession, batch: &[T]) -> Result<Vec<Recorded>, StoreError> {
+        self.finish_in_portions(session, batch, BATCH_BYTES).await
+    }
+
+    /// The same with at most `most_bytes` in one command or transaction, for a slow line.
+    ///
+    /// Index: `_id`. Invariant: I9, as above.
+    ///
+    /// # Errors
+    /// As above.
+    pub async fn finish_in_portions<T: End>(
+        &self,
+        session: &mut CommitSession,
+        batch: &[T],
+        most_bytes: usize,
+    ) -> Result<Vec<Recorded>, StoreError> {
+        let mut recorded = Vec::with_capacity(batch.len());
+        let mut batches = Batches::new(cut(batch.to_vec(), BATCH, most_bytes, T::size));
+        while let Some(batch) = batches.next() {
+            match T::write(self, session, &batch).await {
+                Ok(done) => recorded.extend(done),
+                Err(error) if error.is_transient() => return Err(error),
+                Err(error) => {
+                    if let Some(one) = batches.halve(batch) {
+                        recorded.push(self.finish_reduced(session, one, error).await?);
+                    }
+                }
+            }
+        }
+        Ok(recorded)
+    }
+
+    /// Stores what can be stored of one end that MongoDB refuses as it is.
+    async fn finish_reduced<T: End>(&self, session: &mut CommitSession, whole: T, refusal: StoreError) -> Result<Recorded, StoreError> {
+        let job = whole.job();
+        tracing::error!(job.id = %job, error = chain(&refusal), "MongoDB refuses an outcome as it is; storing less of it");
+        let mut reason = refusal;
+        if let Some(reduced) = whole.clone().reduced() {
+            match T::write(self, session, &[reduced]).await {
+                Ok(recorded) => return Ok(recorded.first().copied().unwrap_or(Recorded::Refused)),
+                Err(error) if error.is_transient() => return Err(error),
+                Err(error) => reason = error,
+            }
+        }
+        let recorded = whole.refused(self, session, &reason).await?;
+        if recorded == Recorded::Refused {
+            tracing::error!(
+                job.id = %job,
+                error = chain(&reason),
+                "MongoDB refuses the outcome of a job also without its details: the job stays locked, and its outcome is written again \
+                 ever more rarely. Remove the cause, for instance a unique index on `archived`"
+            );
+        }
+        Ok(recorded)
+    }
+
+    /// Archives one started job as part of a transaction that the caller has started in `session`: the job is finished when the caller
+    /// commits, together with the caller's own writes, and stays claimed when the caller aborts.
+    ///
+    /// Nothing is repeated, halved or reduced here. After [`Recorded::ClaimLost`] nothing was written, and the caller must abort: the job
+    /// was rescued, and another execution decides about it.
+    ///
+    /// Filter: the guard (its start). The delete comes first. Index: `_id`.
+    /// Invariant: I2 and I3, once the caller's commit is acknowledged by a majority.
+    /// Loses when the job was rescued meanwhile.
+    ///
+    /// # Errors
+    /// The transaction is then the caller's to abort; an error with the label `TransientTransactionError` means that the whole
+    /// transaction may be tried again. [`StoreError::NoTransaction`] when the caller has started none.
+    pub async fn finish_in(&self, session: &mut ClientSession, end: &Archival) -> Result<Recorded, StoreError> {
+        let operation = "finish_in";
+        if session.start_transaction().await.is_ok() {
+            // There was none: without it the job could be deleted and not inserted.
+            let _ = session.abort_transaction().await;
+            return Err(StoreError::NoTransaction { operation });
+        }
+        let written: DriverResult<Recorded> = async {
+            let claimed = filter_of(std::slice::from_ref(end));
+            if self.scheduled.delete_one(claimed).session(&mut *session).await?.deleted_count == 0 {
+                return Ok(Recorded::ClaimLost);
+            }
+            let archived = self.archived.clone_with_type::<RawDocumentBuf>();
+            archived.insert_one(&*end.document).session(&mut *session).await.map(|_| Recorded::Yes)
+        }
+        .await;
+        written.map_err(|source| StoreError::Mongo { operation, source: source.into() })
+    }
+
+    /// Moves jobs from `scheduled` to `archived` in one transaction. Returns for each, in order, whether it was recorded.
+    ///
+    /// Filter: each job's guard (its start, or that it is unlocked). The delete comes first: a job whose guard no longer holds is found
+    /// before anything is inserted, and left out. Index: `_id`.
+    /// Invariant: I2, archived exactly once and never in both; I3. Harmless to repeat after an unknown outcome: what
+    /// was committed is recognised by its start. Loses when the job was rescued meanwhile.
+    pub async fn archive(&self, session: &mut CommitSession, batch: &[Archival]) -> Result<Vec<Recorded>, StoreError> {
+        let mut recorded: HashMap<JobId, Recorded> = HashMap::new();
+        let mut left = batch.to_vec();
+        while !left.is_empty() {
+            match self.archive_all_or_none(session, &left).await {
+                Ok(Attempted::All) => recorded.extend(left.drain(..).map(|archival| (archival.job(), Recorded::Yes))),
+                Ok(Attempted::None { held, known }) => {
+                    let (keep, gone): (Vec<_>, Vec<_>) = left.into_iter().partition(|archival| held.contains(&archival.job()));
+                    if gone.is_empty() {
+                        // An earlier commit is on its way: the majority has not seen yet what the primary has.
+                        return Err(StoreError::TimedOut { operation: "archive" });
+                    }
+                    let outcome = |job| if known.contains(&job) { Recorded::Yes } else { Recorded::ClaimLost };
+                    recorded.extend(gone.iter().map(|archival| (archival.job(), outcome(archival.job()))));
+                    left = keep;
+                }
+                Err(failed) if left.len() == 1 && failed.is_duplicate() => {
+                    let archival = &left[0];
+                    if !self.already_archived(&[archival.job()]).await?.contains(&archival.job()) {
+                        // Another unique index, which is not ours: a job is deleted only if it is in the archive.
+                        return Err(failed);
+                    }
+                    // Archived by another execution: this copy is the application's late re-send.
+                    self.discard(filter_of(std::slice::from_ref(archival))).await?;
+                    recorded.insert(archival.job(), Recorded::ClaimLost);
+                    left.clear();
+                }
+                Err(failed) => return Err(failed),
+            }
+        }
+        Ok(batch.iter().map(|archival| recorded.get(&archival.job()).copied().unwrap_or(Recorded::ClaimLost)).collect())
+    }
+
+    /// The transaction itself. When a guard did not hold, nothing is changed, and the answer says whose guard holds and which jobs were
+    /// archived by the very same start before, in a transaction whose reply was lost.
+    ///
+    /// All in one causally consistent session: what is read is not older than what the transaction met, whichever server is the
+    /// primary by now.
+    async fn archive_all_or_none(&self, session: &mut CommitSession, batch: &[Archival]) -> Result<Attempted, StoreError> {
+        let (scheduled, archived) = (self.scheduled.clone(), self.archived.clone());
+        let (filter, before) = (filter_of(batch), archived_before(batch));
+        let documents: Arc<[Arc<RawDocumentBuf>]> = batch.iter().map(|archival| archival.document.clone()).collect();
+        self.transaction("archive", session, move |open| {
+            let (scheduled, archived, documents) = (scheduled.clone(), archived.clone(), documents.clone());
+            let (guarded, earlier) = (filter.clone(), before.clone());
+            async move {
+                let deleted = scheduled.delete_many(guarded.clone()).session(&mut *open).await?.deleted_count;
+                if usize::try_from(deleted) == Ok(documents.len()) {
+                    archived.clone_with_type::<RawDocumentBuf>().insert_many(documents.iter().cloned()).session(&mut *open).await?;
+                    return commit(open).await.map(|()| Attempted::All);
+                }
+                open.abort_transaction().await?;
+                let held = ids_matching(&scheduled, guarded, open).await?;
+                let known = match earlier {
+                    Some(earlier) => ids_matching(&archived, earlier, open).await?,
+                    None => HashSet::new(),
+                };
+                Ok(Attempted::None { held, known })
+            }
+            .boxed()
+        })
+        .await
+    }
+
+    /// Unlocks started jobs, for another attempt or as they were. Returns for each, in order, whether it was recorded.
+    ///
+    /// Filter: id, locked, this start. Update: one command for all, acknowledged by a majority.
+    /// Index: `_id`. Invariant: I3, only the latest start writes the outcome; harmless to repeat.
+    /// Loses when the job was rescued meanwhile.
+    pub async fn reschedule_if_claimed(&self, batch: &[Rescheduling]) -> Result<Vec<Recorded>, StoreError> {
+        let statement = |job: &Rescheduling| {
+            let filter = doc! { "_id": job.claim.job, "locked": true, "last_execution.start": job.claim.start };
+            doc! { "q": filter, "u": job.update.clone() }
+        };
+        let command = doc! {
+            "update": "scheduled",
+            "updates": batch.iter().map(statement).collect::<Vec<_>>(),
+            "ordered": false,
+            "writeConcern": { "w": "majority", "j": true },
+        };
+        if self.write("reschedule_if_claimed", command).await? == batch.len() {
+            return Ok(vec![Recorded::Yes; batch.len()]);
+        }
+        let scheduled = self.scheduled.clone();
+        let jobs: Vec<JobId> = batch.iter().map(|job| job.claim.job).collect();
+        let filter = doc! { "_id": { "$in": jobs }, "locked": false };
+        let found: Vec<Document> = call("reschedule_if_claimed", async move {
+            scheduled.find(filter).projection(doc! { "last_execution.start": 1 }).await?.try_collect().await
+        })
+        .await?;
+        let unlocked: HashSet<(JobId, StartId)> = found.iter().filter_map(|job| Some((id_of(job)?, start_of(job)?))).collect();
+        let recorded = |claim: Claim| if unlocked.contains(&(claim.job, claim.start)) { Recorded::Yes } else { Recorded::ClaimLost };
+        Ok(batch.iter().map(|job| recorded(job.claim)).collect())
+    }
+
+    /// Deletes started jobs that turned out to be in the archive already.
+    ///
+    /// Filter: id, locked, this start. Index: `_id`. Invariant: I2, for an application's late re-send.
+    pub async fn discard_if_claimed(&self, claims: &[Claim]) -> Result<(), StoreError> {
+        let this = |claim: &Claim| doc! { "_id": claim.job, "locked": true, "last_execution.start": claim.start };
+        self.discard(doc! { "$or": claims.iter().map(this).collect::<Vec<_>>() }).await
+    }
+
+    async fn discard(&self, guarded: Document) -> Result<(), StoreError> {
+        let scheduled = self.scheduled.clone();
+        call("discard_if_claimed", async move { scheduled.delete_many(guarded).await }).await.map(drop)
+    }
+
+    /// A job's document as it is, whichever worker has locked it.
+    ///
+    /// Filter: id. Index: `_id`. Invariant: none, the write that follows has a guard of its own.
+    async fn document_of(&self, job: JobId) -> Result<Option<RawDocumentBuf>, StoreError> {
+        let scheduled = self.scheduled.clone_with_type::<RawDocumentBuf>();
+        call("document_of", async move { scheduled.find_one(doc! { "_id": job }).read_concern(ReadConcern::local()).await }).await
+    }
+}
+
+/// What became of a transaction on many jobs.
+pub(super) enum Attempted {
+    /// It was committed.
+    All,
+    /// A condition did not hold, and nothing was changed.
+    None {
+        /// The jobs whose condition holds.
+        held: HashSet<JobId>,
+        /// The jobs for which the same was done before.
+        known: HashSet<JobId>,
+    },
+}
+
+/// Jobs by the condition that must still hold for them.
+fn filter_of(batch: &[Archival]) -> Document {
+    let mut claimed: HashMap<StartId, Vec<JobId>> = HashMap::new();
+    let mut any = Vec::new();
+    for archival in batch {
+        match &archival.guard {
+            Guard::Claimed(claim) => claimed.entry(claim.start).or_default().push(claim.job),
+            Guard::Unlocked { job, attempts } => any.push(doc! { "_id": job, "locked": false, "attempts": attempts.clone() }),
+        }
+    }
+    any.extend(claimed.into_iter().map(|(start, jobs)| doc! { "_id": { "$in": jobs }, "locked": true, "last_execution.start": start }));
+    doc! { "$or": any }
+}
+
+/// The archived ones of these jobs that were archived by the very same start.
+fn archived_before(batch: &[Archival]) -> Option<Document> {
+    let same = |archival: &Archival| match &archival.guard {
+        Guard::Claimed(claim) => Some(doc! { "_id": claim.job, "last_execution.start": claim.start }),
+        Guard::Unlocked { .. } => None,
+    };
+    let any: Vec<Document> = batch.iter().filter_map(same).collect();
+    (!any.is_empty()).then(|| doc! { "$or": any })
+}
+
+async fn ids_matching(collection: &Collection<Document>, filter: Document, session: &mut ClientSession) -> Result<HashSet<JobId>, Error> {
+    let mut cursor = collection.find(filter).projection(doc! { "_id": 1 }).session(&mut *session).await?;
+    let found: Vec<Document> = cursor.stream(session).try_collect().await?;
+    Ok(found.iter().filter_map(id_of).collect())
+}

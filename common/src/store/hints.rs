@@ -1,0 +1,158 @@
+//! What hints say, and how they are stored.
+//!
+//! A hint says what happened just now. It is never truth: a lost hint costs the poll fallback, and a wrong or old one is made harmless by
+//! the guards of what it leads to.
+
+use std::{borrow::Cow, collections::BTreeSet, time::Duration};
+
+use bson::{Bson, Document, Timestamp, doc};
+
+use super::{batch::cut, due::DueJob, roster::Assignment};
+use crate::{
+    ids::{JobId, RoundId, WorkerId},
+    instant::Instant,
+    job::ending::Rescheduling,
+    roster::ids_in,
+};
+
+/// Bytes of group names that one hint has, at most.
+const GROUPS_BYTES: usize = 256 * 1024;
+/// Stands in a hint for more groups than fit, as it stands for every group in a worker's `work_on`.
+pub const EVERY_GROUP: &str = "*";
+/// Jobs that one hint assigns, at most: about a megabyte.
+const ASSIGNED: usize = 50_000;
+
+/// Something happened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Hint {
+    /// Nothing: keeps the collection from being empty. Whoever listens hears it each time that it begins to, and should look
+    /// for itself: hints may have been missed.
+    Seed,
+    /// Jobs of these groups are due at once or at `at`.
+    Jobs {
+        /// Their groups.
+        groups: Vec<String>,
+        /// When the first is due, if later.
+        at: Option<Instant>,
+        /// All of them, when they are few: they can be matched without a search. The hint may be there before they are.
+        jobs: Vec<DueJob>,
+    },
+    /// A worker has free places (again).
+    Free,
+    /// A worker left; what was assigned to it and not started is free.
+    Left {
+        /// Which.
+        worker: WorkerId,
+    },
+    /// A round assigned jobs.
+    Assigned {
+        /// Which round.
+        round: RoundId,
+        /// What it assigned.
+        assignments: Vec<Assignment>,
+    },
+    /// A running job shall be cancelled.
+    Cancel {
+        /// Which.
+        job: JobId,
+    },
+    /// The recruiter is there, and has said all that it had to say before.
+    Beat {
+        /// When it will say so again, at the latest.
+        again_in: Duration,
+    },
+}
+
+impl Hint {
+    /// Jobs of these groups are due.
+    pub fn jobs_in(groups: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        Self::Jobs { groups: groups.into_iter().map(Into::into).collect(), at: None, jobs: Vec::new() }
+    }
+
+    /// The same in parts that fit: a hint is small beside the collection that it is in.
+    pub(super) fn parts(&self) -> Vec<Cow<'_, Self>> {
+        match self {
+            // Which groups they are is not worth so much: that something is due somewhere is enough.
+            Self::Jobs { groups, at, .. } if groups.iter().map(String::len).sum::<usize>() > GROUPS_BYTES => {
+                vec![Cow::Owned(Self::Jobs { groups: vec![EVERY_GROUP.into()], at: *at, jobs: Vec::new() })]
+            }
+            Self::Assigned { round, assignments } if assignments.iter().map(|given| given.jobs.len()).sum::<usize>() > ASSIGNED => {
+                // A worker takes what one hint gives it for all that it was given.
+                let parts = cut(assignments.clone(), usize::MAX, ASSIGNED, |given| given.jobs.len());
+                parts.into_iter().map(|assignments| Cow::Owned(Self::Assigned { round: *round, assignments })).collect()
+            }
+            Self::Seed
+            | Self::Jobs { .. }
+            | Self::Free
+            | Self::Left { .. }
+            | Self::Assigned { .. }
+            | Self::Cancel { .. }
+            | Self::Beat { .. } => {
+                vec![Cow::Borrowed(self)]
+            }
+        }
+    }
+
+    pub(super) fn to_document(&self) -> Document {
+        // An empty timestamp is filled in by the server, in the order of insertion.
+        let mut document = doc! { "at": Timestamp { time: 0, increment: 0 } };
+        document.extend(match self {
+            Self::Seed => doc! { "kind": "seed" },
+            Self::Jobs { groups, at, jobs } => {
+                let jobs: Vec<Document> = jobs.iter().map(due_job_to_document).collect();
+                doc! { "kind": "jobs", "groups": groups.clone(), "due": at.map(bson::DateTime::from_chrono), "jobs": jobs }
+            }
+            Self::Free => doc! { "kind": "free" },
+            Self::Left { worker } => doc! { "kind": "left", "worker": worker },
+            Self::Assigned { round, assignments } => {
+                let pairs: Document = assignments.iter().map(|given| (given.worker.to_string(), Bson::from(given.jobs.clone()))).collect();
+                doc! { "kind": "assigned", "round": round, "pairs": pairs }
+            }
+            Self::Cancel { job } => doc! { "kind": "cancel", "job": job },
+            Self::Beat { again_in } => doc! { "kind": "beat", "again_in_ms": i64::try_from(again_in.as_millis()).unwrap_or(i64::MAX) },
+        });
+        document
+    }
+
+    pub(super) fn from_document(document: &Document) -> Option<Self> {
+        Some(match document.get_str("kind").ok()? {
+            "jobs" => Self::Jobs {
+                groups: document.get_array("groups").ok()?.iter().filter_map(Bson::as_str).map(str::to_owned).collect(),
+                at: document.get_datetime("due").ok().map(|at| at.to_chrono()),
+                jobs: document.get_array("jobs").into_iter().flatten().filter_map(|job| DueJob::of_document(job.as_document()?)).collect(),
+            },
+            "free" => Self::Free,
+            "left" => Self::Left { worker: document.get_object_id("worker").ok()?.into() },
+            "assigned" => {
+                let pairs = document.get_document("pairs").ok()?;
+                let given = |(worker, jobs): (&String, &Bson)| Some(Assignment { worker: worker.parse().ok()?, jobs: ids_in(Some(jobs)) });
+                Self::Assigned {
+                    round: document.get_object_id("round").ok()?.into(),
+                    assignments: pairs.iter().filter_map(given).collect(),
+                }
+            }
+            "cancel" => Self::Cancel { job: document.get_object_id("job").ok()?.into() },
+            "beat" => Self::Beat { again_in: Duration::from_millis(u64::try_from(document.get_i64("again_in_ms").ok()?).ok()?) },
+            _ => return None,
+        })
+    }
+}
+
+fn due_job_to_document(job: &DueJob) -> Document {
+    doc! {
+        "_id": job.id,
+        "group": &job.group,
+        "workable": { "class": &job.class },
+        "priority": job.priority,
+        "scheduled_at": bson::DateTime::from_chrono(job.scheduled_at),
+    }
+}
+
+impl Rescheduling {
+    /// What the recruiter should hear of these.
+    pub fn hint<'a>(batch: impl Iterator<Item = &'a Self> + Clone, now: Instant) -> Hint {
+        let groups: BTreeSet<String> = batch.clone().map(|job| job.group.clone()).collect();
+        let at = batch.map(|job| job.due).min().filter(|due| *due > now);
+        Hint::Jobs { groups: groups.into_iter().collect(), at, jobs: Vec::new() }
+    }
+}

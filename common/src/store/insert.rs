@@ -1,0 +1,96 @@
+//! Enqueueing: new jobs into `scheduled`.
+
+use std::collections::HashSet;
+
+use bson::{Document, doc};
+use futures_util::TryStreamExt;
+use mongodb::{
+    ClientSession,
+    error::{Error, ErrorKind},
+    options::ReadConcern,
+};
+
+use super::{Store, StoreError, batch::cut, call, error::code, id_of};
+use crate::ids::JobId;
+
+/// Documents in one `insert` command, at most: the server's own limit is higher, the progress of a large import finer.
+const BATCH: usize = 1_000;
+/// Bytes in one `insert` command, at most.
+const BATCH_BYTES: usize = 16 * 1024 * 1024;
+
+impl Store {
+    /// Inserts new jobs. A job whose id is scheduled or archived already is left alone.
+    ///
+    /// Acknowledged by a majority, unordered: one bad document does not stop its neighbours.
+    /// Index: `_id`. Invariant: I1, what was acknowledged is never lost.
+    pub(crate) async fn insert_jobs(&self, jobs: Vec<Document>) -> Result<(), StoreError> {
+        for batch in batches(jobs) {
+            let (scheduled, sent) = (self.scheduled.clone(), batch.clone());
+            match call("insert_jobs", async move { scheduled.insert_many(sent).ordered(false).await }).await {
+                Ok(_) => {}
+                Err(error) => {
+                    let StoreError::Mongo { source, .. } = &error else { return Err(error) };
+                    let Some(duplicates) = only_duplicates(source) else { return Err(error) };
+                    let ids: Vec<JobId> = duplicates.iter().filter_map(|at| id_of(batch.get(*at)?)).collect();
+                    // Another unique index, which is not ours, may have refused a job that is nowhere yet.
+                    if ids.len() != duplicates.len() || self.known_among(&ids).await? != ids.into_iter().collect() {
+                        return Err(error);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Inserts new jobs as part of the caller's own transaction or session.
+    ///
+    /// Index: `_id`. Invariant: I1, once the caller's commit is acknowledged.
+    pub(crate) async fn insert_jobs_in(&self, session: &mut ClientSession, jobs: Vec<Document>) -> Result<(), StoreError> {
+        for batch in batches(jobs) {
+            let inserted = self.scheduled.insert_many(batch).session(&mut *session).await;
+            inserted.map_err(|source| StoreError::Mongo { operation: "insert_jobs_in", source: source.into() })?;
+        }
+        Ok(())
+    }
+
+    /// Which of these ids are scheduled or archived. `scheduled` is read first, because jobs move from there to the archive.
+    async fn known_among(&self, jobs: &[JobId]) -> Result<HashSet<JobId>, StoreError> {
+        let scheduled = self.scheduled.clone();
+        let filter = doc! { "_id": { "$in": jobs.to_vec() } };
+        let found: Vec<Document> = call("known_among", async move {
+            scheduled.find(filter).projection(doc! { "_id": 1 }).read_concern(ReadConcern::local()).await?.try_collect().await
+        })
+        .await?;
+        let mut known: HashSet<JobId> = found.iter().filter_map(id_of).collect();
+        let others: Vec<JobId> = jobs.iter().copied().filter(|job| !known.contains(job)).collect();
+        if !others.is_empty() {
+            known.extend(self.already_archived(&others).await?);
+        }
+        Ok(known)
+    }
+
+    /// Which of these ids are in the archive, as the primary has it: a copy that was inserted after the archiving is
+    /// rolled back with it.
+    ///
+    /// Filter: these ids. Index: `_id`. Invariant: I2, an application's late re-send is not run again.
+    pub async fn already_archived(&self, jobs: &[JobId]) -> Result<HashSet<JobId>, StoreError> {
+        let archived = self.archived.clone();
+        let filter = doc! { "_id": { "$in": jobs.to_vec() } };
+        let found: Vec<Document> = call("already_archived", async move {
+            archived.find(filter).projection(doc! { "_id": 1 }).read_concern(ReadConcern::local()).await?.try_collect().await
+        })
+        .await?;
+        Ok(found.iter().filter_map(id_of).collect())
+    }
+}
+
+fn batches(jobs: Vec<Document>) -> Vec<Vec<Document>> {
+    cut(jobs, BATCH, BATCH_BYTES, |job| job.to_vec().map_or(BATCH_BYTES, |bytes| bytes.len()))
+}
+
+/// The places in the batch of the documents that were refused, if all were refused because a unique index has a key of theirs already.
+fn only_duplicates(error: &Error) -> Option<Vec<usize>> {
+    let ErrorKind::InsertMany(many) = error.kind.as_ref() else { return None };
+    let errors = many.write_errors.as_ref().filter(|_| many.write_concern_error.is_none())?;
+    errors.iter().map(|error| (error.code == code::DUPLICATE_KEY).then_some(error.index)).collect()
+}

@@ -1,0 +1,101 @@
+//! Rescue: what the dead hold, the sweep for what nobody holds, and the sessions that a dead process has left open.
+
+use std::collections::HashSet;
+
+use bson::{Document, RawDocumentBuf, doc};
+use futures_util::TryStreamExt;
+
+use super::{Store, StoreError, call, id_of};
+use crate::{
+    ids::{JobId, WorkerId},
+    job::Held,
+};
+
+/// Jobs that one step of the sweep walks over.
+const SWEEP_STEP: u64 = 5_000;
+
+/// What one step of the sweep has found.
+#[derive(Clone, Debug)]
+pub struct LockedJobs {
+    /// Locked documents.
+    pub documents: Vec<RawDocumentBuf>,
+    /// Everybody in the roster.
+    pub registered: HashSet<WorkerId>,
+    /// Where the next step goes on; nothing when this was the last.
+    pub next: Option<JobId>,
+}
+
+impl Store {
+    /// What this worker has locked among these.
+    ///
+    /// Filter: id, locked, this holder. Index: `_id`: the roster says which to look at, so that no index on the holder
+    /// is needed. Invariant: none, each is ended under its own start.
+    pub async fn held_by(&self, worker: WorkerId, jobs: &[JobId]) -> Result<Vec<Held>, StoreError> {
+        let scheduled = self.scheduled.clone_with_type::<RawDocumentBuf>();
+        let filter = doc! { "_id": { "$in": jobs.to_vec() }, "locked": true, "last_execution.worker": worker };
+        let found: Vec<RawDocumentBuf> = call("held_by", async move { scheduled.find(filter).await?.try_collect().await }).await?;
+        Ok(found.into_iter().filter_map(|document| Held::try_from(document).ok()).collect())
+    }
+
+    /// One step of the slow sweep: what is locked among the next few thousand jobs after `after`, in order of their ids.
+    ///
+    /// The locked jobs are read first and the roster second, and that is not older, whoever is the primary by then: a worker
+    /// is in the roster before it locks anything and until it holds nothing.
+    /// Index: `_id`, walked in bounded steps however few are locked. Invariant: I4, nobody who lives is taken for dead; I5,
+    /// not even one whose roster document cannot be understood.
+    pub async fn locked_jobs(&self, after: Option<JobId>) -> Result<LockedJobs, StoreError> {
+        let (store, scheduled, roster) = (self.clone(), self.scheduled.clone(), self.roster.clone());
+        call("locked_jobs", async move {
+            // Causally consistent, as every session of the driver.
+            let mut session = store.session().await?;
+            let mut range = after.map_or(doc! {}, |after| doc! { "$gt": after });
+            let from = if range.is_empty() {
+                doc! {}
+            } else {
+                doc! { "_id": range.clone() }
+            };
+            let bound = scheduled.find_one(from).sort(doc! { "_id": 1 }).skip(SWEEP_STEP).projection(doc! { "_id": 1 });
+            let bound = bound.session(&mut session).await?.as_ref().and_then(id_of);
+            if let Some(bound) = bound {
+                range.insert("$lte", bound);
+            }
+            let mut filter = doc! { "locked": true };
+            if !range.is_empty() {
+                filter.insert("_id", range);
+            }
+            let scheduled = scheduled.clone_with_type::<RawDocumentBuf>();
+            let mut locked = scheduled.find(filter).sort(doc! { "_id": 1 }).session(&mut session).await?;
+            let documents: Vec<RawDocumentBuf> = locked.stream(&mut session).try_collect().await?;
+            let roster = roster.clone_with_type::<RawDocumentBuf>();
+            let mut registered = roster.find(doc! {}).projection(doc! { "_id": 1 }).batch_size(10_000).session(&mut session).await?;
+            let registered: Vec<RawDocumentBuf> = registered.stream(&mut session).try_collect().await?;
+            let registered = registered.iter().filter_map(|worker| Some(WorkerId::from(worker.get_object_id("_id").ok()?))).collect();
+            Ok(LockedJobs { documents, registered, next: bound })
+        })
+        .await
+    }
+
+    /// Unlocks a job that is locked by nobody: nobody can have started it, so nothing crashed.
+    ///
+    /// Filter: id, locked, still without a holder. Index: `_id`. Invariant: I8.
+    pub async fn unlock_if_held_by_nobody(&self, job: JobId) -> Result<bool, StoreError> {
+        let scheduled = self.scheduled.clone();
+        let filter = doc! { "_id": job, "locked": true, "$or": [{ "last_execution.worker": null }, { "last_execution.start": null }] };
+        let unlocked =
+            call("unlock_if_held_by_nobody", async move { scheduled.update_one(filter, doc! { "$set": { "locked": false } }).await })
+                .await?;
+        Ok(unlocked.modified_count == 1)
+    }
+
+    /// Ends the transactions that a dead worker may have left open. They would keep its jobs from being rescued for
+    /// a minute. MongoDB ends only sessions of the user that asks, and does not say so of others.
+    ///
+    /// Index: none. Invariant: none, MongoDB itself ends them later.
+    pub async fn kill_sessions(&self, sessions: &[Document]) -> Result<(), StoreError> {
+        if sessions.is_empty() {
+            return Ok(());
+        }
+        let (database, command) = (self.database.clone(), doc! { "killSessions": sessions.to_vec() });
+        call("kill_sessions", async move { database.run_command(command).await }).await.map(drop)
+    }
+}

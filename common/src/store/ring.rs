@@ -1,0 +1,265 @@
+//! The rings: capped collections in which hints are published, and tailed by those who listen.
+//!
+//! An insert into a capped collection wakes everyone who tails it. Hence `signals` is for the recruiter alone, and workers are
+//! spread over channels, `signals_0` and so on, a few dozen on each. The recruiter's keep-alive says there that everything was said; it
+//! saves an idle worker from asking.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use bson::{Document, RawDocumentBuf, Timestamp, doc};
+use futures_util::TryStreamExt;
+use mongodb::{
+    Collection, Cursor,
+    options::{CursorType, ReadConcern},
+};
+use tokio::sync::mpsc;
+
+use super::{Store, StoreError, call, hints::Hint, schema};
+use crate::{ids::WorkerId, roster::Channel, shutdown::pause, telemetry::chain};
+
+/// How long the server holds a tailing read open before it answers that there is nothing. Only then does it say that the collection was
+/// dropped.
+const AWAIT: Duration = Duration::from_secs(10);
+/// After this long without a hint the cursor is opened again: a connection that died without a word looks like silence.
+const REOPEN_AFTER: Duration = Duration::from_secs(60);
+/// Between attempts to open a cursor.
+const REOPEN_PAUSE: Duration = Duration::from_millis(200);
+/// How long it is waited for that a hint is acknowledged. It is on its way even so, and the caller has better things to do.
+const HINT_LIMIT: Duration = Duration::from_secs(1);
+/// Hints that wait to be read; the others wait in the collection.
+const QUEUE: usize = 1_024;
+
+/// Who listens, hence to what.
+#[derive(Clone, Copy, Debug)]
+pub enum Listener {
+    /// The recruiter: jobs and places.
+    Recruiter,
+    /// A worker: what is assigned to it, and cancellations.
+    Worker(WorkerId, Channel),
+}
+
+impl Listener {
+    /// The channel that is listened to, if it is not the recruiter's.
+    fn channel(self) -> Option<Channel> {
+        match self {
+            Self::Recruiter => None,
+            Self::Worker(_, channel) => Some(channel),
+        }
+    }
+
+    fn filter(self) -> Document {
+        match self {
+            Self::Recruiter => doc! {},
+            Self::Worker(worker, _) => {
+                doc! { "$or": [{ format!("pairs.{worker}"): { "$exists": true } }, { "kind": { "$in": ["cancel", "beat"] } }] }
+            }
+        }
+    }
+
+    fn projection(self) -> Document {
+        match self {
+            Self::Recruiter => doc! { "_id": 0 },
+            Self::Worker(worker, _) => {
+                doc! { "_id": 0, "at": 1, "kind": 1, "round": 1, "job": 1, "again_in_ms": 1, format!("pairs.{worker}"): 1 }
+            }
+        }
+    }
+}
+
+/// Why a cursor is not read any more.
+enum Ended {
+    /// MongoDB has closed it.
+    Closed,
+    /// Nothing was heard for long.
+    Silent,
+}
+
+/// Hints as they arrive. Ends its tailing task when dropped.
+#[derive(Debug)]
+pub struct Hints {
+    queue: mpsc::Receiver<Hint>,
+    is_listening: Arc<AtomicBool>,
+    tail: tokio::task::JoinHandle<()>,
+}
+
+impl Hints {
+    /// The next hint. Safe to drop while waiting.
+    pub async fn next(&mut self) -> Hint {
+        match self.queue.recv().await {
+            Some(hint) => hint,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Whether the collection is being tailed, as far as is known.
+    pub fn is_listening(&self) -> bool {
+        self.is_listening.load(Ordering::Relaxed)
+    }
+
+    /// A hint that is here already.
+    pub fn try_next(&mut self) -> Option<Hint> {
+        self.queue.try_recv().ok()
+    }
+}
+
+impl Drop for Hints {
+    fn drop(&mut self) {
+        self.tail.abort();
+    }
+}
+
+impl Store {
+    /// Tells whoever listens. A failure is for the caller to ignore or log: whoever misses a hint finds out by itself.
+    ///
+    /// Index: none. Invariant: none.
+    pub async fn publish(&self, hint: &Hint) -> Result<(), StoreError> {
+        match hint {
+            Hint::Seed | Hint::Jobs { .. } | Hint::Free | Hint::Left { .. } => self.publish_in("signals", hint).await,
+            Hint::Assigned { .. } | Hint::Cancel { .. } | Hint::Beat { .. } => {
+                for channel in self.channels().await? {
+                    self.publish_to(channel, hint).await?;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Tells the workers on one channel.
+    ///
+    /// Index: none. Invariant: none.
+    pub async fn publish_to(&self, channel: Channel, hint: &Hint) -> Result<(), StoreError> {
+        self.publish_in(&channel.collection(), hint).await
+    }
+
+    async fn publish_in(&self, signals: &str, hint: &Hint) -> Result<(), StoreError> {
+        for part in hint.parts() {
+            let command = || doc! { "insert": signals, "documents": [part.to_document()], "writeConcern": { "w": 1 } };
+            self.write_repeatable("publish", command).await?;
+        }
+        Ok(())
+    }
+
+    /// Tells within a second, and only notes in the log when that failed.
+    pub async fn announce_hint(&self, hint: Hint) {
+        let _ = within_a_second(self.publish(&hint)).await;
+    }
+
+    /// The same on these channels; says whether all were told.
+    ///
+    /// Index: none. Invariant: none.
+    pub async fn announce_hints_to(&self, hints: Vec<(Channel, Hint)>) -> bool {
+        let told = hints.iter().map(|(channel, hint)| within_a_second(self.publish_to(*channel, hint)));
+        futures_util::future::join_all(told).await.into_iter().all(|told| told)
+    }
+
+    /// Listens from now on; reconnects by itself.
+    ///
+    /// Index: none, a capped collection is read in its own order. Invariant: none.
+    pub fn hints(&self, listener: Listener) -> Hints {
+        let (sender, queue) = mpsc::channel(QUEUE);
+        let (store, is_listening) = (self.clone(), Arc::new(AtomicBool::new(false)));
+        let listening = is_listening.clone();
+        let tail = tokio::spawn(async move {
+            let mut seen = None;
+            while !sender.is_closed() {
+                let mut ended = store.tail(listener, &mut seen, &sender, &listening).await;
+                listening.store(false, Ordering::Relaxed);
+                if !matches!(ended, Ok(Ended::Silent)) {
+                    // Perhaps the collection was dropped: the next hint would make it again, as one that nobody can listen to.
+                    ended = schema::mend(&store, listener.channel()).await.and(ended);
+                }
+                match ended {
+                    Ok(_) => {}
+                    Err(error) if error.is_unauthorized() => {
+                        tracing::warn!(error = chain(&error), "not listening for hints; the MongoDB user needs the role readWrite");
+                        pause(REOPEN_AFTER).await;
+                    }
+                    Err(error) => tracing::debug!(error = chain(&error), "not listening for hints; trying again"),
+                }
+                pause(REOPEN_PAUSE).await;
+            }
+        });
+        Hints { queue, is_listening, tail }
+    }
+
+    /// Passes hints on until the cursor ends. What is older than the first look, or was seen before, is skipped.
+    async fn tail(
+        &self,
+        listener: Listener,
+        seen: &mut Option<Timestamp>,
+        to: &mpsc::Sender<Hint>,
+        listening: &AtomicBool,
+    ) -> Result<Ended, StoreError> {
+        let mut cursor = self.open_tail(listener, seen).await?;
+        listening.store(true, Ordering::Relaxed);
+        // Before it was open, anything may have been said.
+        let _ = to.send(Hint::Seed).await;
+        loop {
+            match tokio::time::timeout(REOPEN_AFTER, cursor.try_next()).await {
+                Ok(Ok(Some(document))) => {
+                    // Converted here: the driver's way to a document leads through text.
+                    let document = Document::try_from(&*document).unwrap_or_default();
+                    *seen = document.get_timestamp("at").ok().or(*seen);
+                    if let Some(hint) = Hint::from_document(&document) {
+                        // Nobody listens any more: the task ends.
+                        let _ = to.send(hint).await;
+                    }
+                }
+                Ok(Err(source)) => return Err(StoreError::Mongo { operation: "tail", source: source.into() }),
+                Ok(Ok(None)) => return Ok(Ended::Closed),
+                Err(_) => return Ok(Ended::Silent),
+            }
+        }
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "a channel is a collection like the others, opened by its number")]
+    fn channel(&self, channel: Channel) -> Collection<Document> {
+        self.database.collection(&channel.collection())
+    }
+
+    async fn open_tail(&self, listener: Listener, seen: &mut Option<Timestamp>) -> Result<Cursor<RawDocumentBuf>, StoreError> {
+        let signals = match listener {
+            Listener::Recruiter => self.signals.clone(),
+            Listener::Worker(_, channel) => self.channel(channel),
+        };
+        if seen.is_none() {
+            let newest = signals.clone();
+            let last = call("newest_hint", async move {
+                newest.find_one(doc! {}).sort(doc! { "$natural": -1 }).read_concern(ReadConcern::local()).await
+            })
+            .await?;
+            *seen = last.and_then(|hint| hint.get_timestamp("at").ok());
+        }
+        let mut filter = listener.filter();
+        if let Some(seen) = seen {
+            filter.insert("at", doc! { "$gt": *seen });
+        }
+        let signals = signals.clone_with_type::<RawDocumentBuf>();
+        call("open_tail", async move {
+            signals
+                .find(filter)
+                .projection(listener.projection())
+                .cursor_type(CursorType::TailableAwait)
+                .max_await_time(AWAIT)
+                .read_concern(ReadConcern::local())
+                .await
+        })
+        .await
+    }
+}
+
+/// Whether it was told; otherwise there is a line in the log.
+async fn within_a_second(told: impl Future<Output = Result<(), StoreError>>) -> bool {
+    match tokio::time::timeout(HINT_LIMIT, told).await {
+        Ok(Ok(())) => return true,
+        Ok(Err(error)) => tracing::debug!(error = chain(&error), "a hint was not sent; the poll fallback will do"),
+        Err(_) => tracing::debug!("a hint was not acknowledged in time; the poll fallback will do"),
+    }
+    false
+}

@@ -1,0 +1,110 @@
+//! Transactions: the sessions they run in, and the one place where a transaction is repeated.
+
+use std::sync::Arc;
+
+use bson::Document;
+use futures_util::future::BoxFuture;
+use mongodb::{
+    ClientSession,
+    error::{Error, TRANSIENT_TRANSACTION_ERROR, UNKNOWN_TRANSACTION_COMMIT_RESULT},
+};
+
+use super::{Store, StoreError, call};
+
+/// How often a transaction is repeated at once when MongoDB says that the same transaction may succeed now, and how often its commit.
+const TRIES: u32 = 5;
+
+/// A session for transactions that move jobs. A worker writes its id into the roster before it uses the session, so that a cleaner can end
+/// the transaction of a killed worker. After a call that was never answered the next transaction uses another session.
+#[derive(Debug, Default)]
+pub struct CommitSession(Session);
+
+#[derive(Debug, Default)]
+enum Session {
+    #[default]
+    Closed,
+    Open(Box<ClientSession>),
+    /// A call was never answered: the transaction may keep its jobs locked until MongoDB ends it, a minute later.
+    GivenUp(Document),
+}
+
+impl CommitSession {
+    /// Whether the next transaction needs another session, which must be opened and announced first.
+    pub fn is_closed(&self) -> bool {
+        !matches!(self.0, Session::Open(_))
+    }
+}
+
+impl Store {
+    /// Opens a session for [`Store::finish`], unless one is open. Returns its id, which is to be announced in the roster.
+    ///
+    /// # Errors
+    /// When MongoDB cannot be reached.
+    pub async fn open_session(&self, session: &mut CommitSession) -> Result<Document, StoreError> {
+        let open = self.take_session(session).await?;
+        let id = open.id().clone();
+        session.0 = Session::Open(open);
+        Ok(id)
+    }
+
+    /// The open session, or a new one. A session that was given up is ended first, so that its transaction keeps no job locked.
+    async fn take_session(&self, session: &mut CommitSession) -> Result<Box<ClientSession>, StoreError> {
+        if let Session::GivenUp(id) = &session.0 {
+            self.kill_sessions(std::slice::from_ref(id)).await?;
+        }
+        match std::mem::take(&mut session.0) {
+            Session::Open(open) => Ok(open),
+            Session::Closed | Session::GivenUp(_) => {
+                let store = self.clone();
+                call("open_session", async move { store.session().await.map(Box::new) }).await
+            }
+        }
+    }
+
+    /// Runs one transaction. `body` makes its writes and ends it: with [`commit`], or by aborting it, after which it may read on in the
+    /// same session, causally consistent.
+    ///
+    /// The transaction is repeated while MongoDB labels its error as transient, a few times. `body` must therefore be harmless to repeat.
+    /// When a call gets no answer, the session is given up.
+    pub(super) async fn transaction<T, F>(&self, operation: &'static str, session: &mut CommitSession, body: F) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        F: for<'s> Fn(&'s mut ClientSession) -> BoxFuture<'s, Result<T, Error>> + Send + Sync + 'static,
+    {
+        let body = Arc::new(body);
+        let mut tries = 0;
+        loop {
+            let mut open = self.take_session(session).await?;
+            session.0 = Session::GivenUp(open.id().clone());
+            let body = Arc::clone(&body);
+            let (open, outcome) = call(operation, async move {
+                let outcome = match open.start_transaction().await {
+                    Ok(()) => body(&mut open).await,
+                    Err(error) => Err(error),
+                };
+                if outcome.is_err() {
+                    // Nothing is left to abort when the server has done it already.
+                    let _ = open.abort_transaction().await;
+                }
+                Ok((open, outcome))
+            })
+            .await?;
+            session.0 = Session::Open(open);
+            match outcome {
+                Err(error) if error.contains_label(TRANSIENT_TRANSACTION_ERROR) && tries < TRIES => tries += 1,
+                outcome => return outcome.map_err(|source| StoreError::Mongo { operation, source: source.into() }),
+            }
+        }
+    }
+}
+
+/// Commits. While MongoDB says that it does not know whether it did, the commit is sent again, which is safe.
+pub(super) async fn commit(session: &mut ClientSession) -> Result<(), Error> {
+    let mut tries = 0;
+    loop {
+        match session.commit_transaction().await {
+            Err(error) if error.contains_label(UNKNOWN_TRANSACTION_COMMIT_RESULT) && tries < TRIES => tries += 1,
+            other => return other,
+        }
+    }
+}

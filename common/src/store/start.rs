@@ -1,0 +1,240 @@
+//! Starting jobs: read those that are unlocked, lock them with one guarded command, find out which are locked by a start.
+//!
+//! What a start writes into a document is stated once, as [`Execution`]: `start_command` stores it, and [`Start::mark_started`] puts
+//! it into the job that was read.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::Arc,
+    time::Instant as Monotonic,
+};
+
+use bson::{Bson, Document, RawDocumentBuf, doc};
+use futures_util::TryStreamExt;
+use mongodb::options::ReadConcern;
+
+use super::{CALL_LIMIT, Store, StoreError, call, id_of, raw_id_of, start_of};
+use crate::{
+    ids::{JobId, StartId, WorkerId},
+    instant::Instant,
+    job::{Claim, CorruptJob, Execution, IfWorkerDies, Job, JobState},
+};
+
+/// Dates for which jobs are started one date to a statement. More of them go into one, as a pipeline that copies each job's own,
+/// which costs a third more for each job, and less than many statements.
+const DATES: usize = 8;
+
+/// One bulk start: what is written into every job it locks.
+#[derive(Clone, Debug)]
+pub struct Start {
+    /// Fresh for each bulk start: the fence of every outcome.
+    pub id: StartId,
+    /// Who will hold the jobs.
+    pub worker: WorkerId,
+    /// Machine of the worker.
+    pub hostname: String,
+    /// Process of the worker.
+    pub pid: i32,
+    /// By the server's clock: the start is refused later than this.
+    pub lease_until: Instant,
+    /// The time of the start, by the estimate of the server's clock.
+    pub now: Instant,
+}
+
+impl Start {
+    /// The execution that begins with this start, of a job that was due at `due`.
+    fn execution(&self, due: Instant, verdict: IfWorkerDies) -> Execution {
+        Execution {
+            scheduled_at: Some(due),
+            started_at: Some(due.max(self.now)),
+            worker: Some(self.worker),
+            start: Some(self.id),
+            if_worker_dies: Some(verdict),
+            hostname: Some(self.hostname.clone()),
+            pid: Some(self.pid.into()),
+            ..Execution::default()
+        }
+    }
+
+    /// The same as it is stored.
+    fn stored_execution(&self, due: Instant, verdict: IfWorkerDies) -> Document {
+        let raw = self.execution(due, verdict).to_raw();
+        let mut execution = Document::try_from(&*raw).expect("an execution is made of dates, ids, texts and numbers");
+        // 32 bits at the start, 64 at the end: as it has always been stored.
+        execution.insert("pid", self.pid);
+        execution
+    }
+
+    /// Changes a job that was read as [`Store::start_if_unlocked`] has changed its document since.
+    pub fn mark_started(&self, job: &mut Job, verdict: IfWorkerDies) {
+        let JobState::Scheduled { at } = job.state else { return };
+        job.attempts += 1;
+        job.last_execution = Some(self.execution(at, verdict));
+    }
+}
+
+/// A job to be started, with what the decision to start it was made on.
+#[derive(Clone, Debug)]
+pub struct ToStart {
+    /// Which.
+    pub job: JobId,
+    /// Starts it had when it was read.
+    pub attempts: u32,
+    /// When it was due, then.
+    pub due: Instant,
+    /// The retry policy's verdict for a death in this start.
+    pub if_worker_dies: IfWorkerDies,
+}
+
+impl Store {
+    /// The unlocked ones of these jobs, whole, as the primary has them. A document that is no job comes with what is wrong
+    /// with it. Over a slow line only those that arrive within half of a call's time: the rest stays due.
+    ///
+    /// Index: `_id`. Invariant: I9, a malformed document stops none of its neighbours. That a majority has them is the
+    /// business of the start, whose own write is after theirs.
+    ///
+    /// # Errors
+    /// When MongoDB is away, or not even the first of them arrive within a call's time: ask for less ([`Store::sizes_of_unlocked`]).
+    pub async fn unlocked(&self, jobs: &[JobId]) -> Result<Vec<Result<Arc<Job>, (JobId, RawDocumentBuf, CorruptJob)>>, StoreError> {
+        let scheduled = self.scheduled.clone_with_type::<RawDocumentBuf>();
+        let filter = doc! { "_id": { "$in": jobs.to_vec() }, "locked": false };
+        let found: Vec<RawDocumentBuf> = call("unlocked", async move {
+            let until = Monotonic::now() + CALL_LIMIT / 2;
+            let mut cursor = scheduled.find(filter).batch_size(10_000).read_concern(ReadConcern::local()).await?;
+            let mut found = Vec::new();
+            // What has arrived is taken without a wait. Of what has not, MongoDB sends 16 MB at a time.
+            while let Ok(next) = tokio::time::timeout(until.saturating_duration_since(Monotonic::now()), cursor.try_next()).await {
+                match next? {
+                    Some(document) => found.push(document),
+                    None => break,
+                }
+            }
+            Ok(found)
+        })
+        .await?;
+        let decode = |document: RawDocumentBuf| {
+            let id = raw_id_of(&document)?;
+            Some(Job::try_from(document).map(Arc::new).map_err(|(document, error)| (id, document, error)))
+        };
+        Ok(found.into_iter().filter_map(decode).collect())
+    }
+
+    /// How many bytes each of these jobs has that are unlocked, the smallest first: for what does not arrive at once.
+    ///
+    /// Filter: id, unlocked. Index: `_id`. Invariant: none, [`Store::unlocked`] asks again.
+    pub async fn sizes_of_unlocked(&self, jobs: &[JobId]) -> Result<Vec<(JobId, usize)>, StoreError> {
+        let scheduled = self.scheduled.clone();
+        let filter = doc! { "_id": { "$in": jobs.to_vec() }, "locked": false };
+        let found: Vec<Document> = call("sizes_of_unlocked", async move {
+            let size = doc! { "size": { "$bsonSize": "$$ROOT" } };
+            scheduled.find(filter).projection(size).batch_size(10_000).read_concern(ReadConcern::local()).await?.try_collect().await
+        })
+        .await?;
+        let size = |document: &Document| document.get_i32("size").ok().and_then(|size| usize::try_from(size).ok()).unwrap_or_default();
+        let mut sizes: Vec<(JobId, usize)> = found.iter().filter_map(|document| Some((id_of(document)?, size(document)))).collect();
+        sizes.sort_by_key(|(_, size)| *size);
+        Ok(sizes)
+    }
+
+    /// Locks those of these jobs that are still unlocked, due and as often started as when they were read; returns
+    /// proofs of what this start locked.
+    ///
+    /// Filter: id, unlocked, same attempts, due by the server's clock, and the worker's lease not over by it.
+    /// Update: one command, acknowledged by a majority; statements differ by verdict only.
+    /// Index: `_id`. Invariant: I3 and I5, a later start has another id, and a late one is refused by the lease.
+    /// Loses when somebody else started or archived the job. After an error the outcome is unknown: see
+    /// [`Store::claims_of_start`]. After an answer it is known: what was not locked by then never will be.
+    pub async fn start_if_unlocked(&self, start: &Start, jobs: &[ToStart]) -> Result<Vec<Claim>, StoreError> {
+        let ids: Vec<JobId> = jobs.iter().map(|job| job.job).collect();
+        if self.write("start_if_unlocked", start_command(start, jobs)).await? == jobs.len() {
+            return Ok(ids.into_iter().map(|job| Claim { job, start: start.id }).collect());
+        }
+        // A majority has acknowledged the start, so that every primary has it: nothing is missed, and nothing taken back.
+        self.claims_of_starts(&HashMap::from([(start.id, ids)]), ReadConcern::local()).await
+    }
+
+    /// Which of these jobs carry these very starts, as a majority has them: a start without an answer may still be taken back.
+    ///
+    /// Index: `_id`. Invariant: I3.
+    pub async fn claims_of_start(&self, starts: &HashMap<StartId, Vec<JobId>>) -> Result<Vec<Claim>, StoreError> {
+        self.claims_of_starts(starts, ReadConcern::majority()).await
+    }
+
+    /// Which of these jobs carry these very starts, in one query. Never asks for the worker: a replayed hint would run a job twice.
+    ///
+    /// Filter: id, locked, this start. Index: `_id`. Invariant: I3.
+    pub(super) async fn claims_of_starts(
+        &self,
+        starts: &HashMap<StartId, Vec<JobId>>,
+        read_concern: ReadConcern,
+    ) -> Result<Vec<Claim>, StoreError> {
+        if starts.is_empty() {
+            return Ok(Vec::new());
+        }
+        let scheduled = self.scheduled.clone();
+        let of_one = |(start, jobs): (&StartId, &Vec<JobId>)| {
+            doc! { "_id": { "$in": jobs.clone() }, "locked": true, "last_execution.start": start }
+        };
+        let filter = doc! { "$or": starts.iter().map(of_one).collect::<Vec<_>>() };
+        let found: Vec<Document> = call("claims_of_start", async move {
+            scheduled.find(filter).projection(doc! { "last_execution.start": 1 }).read_concern(read_concern).await?.try_collect().await
+        })
+        .await?;
+        Ok(found.iter().filter_map(|job| Some(Claim { job: id_of(job)?, start: start_of(job)? })).collect())
+    }
+}
+
+/// One statement for each verdict, number of earlier starts and, if there are few, date: nearly always a single one.
+fn start_command(start: &Start, jobs: &[ToStart]) -> Document {
+    let dates: BTreeSet<Instant> = jobs.iter().map(|job| job.due).collect();
+    let date = |job: &ToStart| (dates.len() <= DATES).then_some(job.due);
+    let mut alike: Vec<(u32, &IfWorkerDies, Option<Instant>, Vec<JobId>)> = Vec::new();
+    for job in jobs {
+        let due = date(job);
+        match alike
+            .iter_mut()
+            .find(|(attempts, verdict, date, _)| (*attempts, *date) == (job.attempts, due) && **verdict == job.if_worker_dies)
+        {
+            Some((.., ids)) => ids.push(job.job),
+            None => alike.push((job.attempts, &job.if_worker_dies, due, vec![job.job])),
+        }
+    }
+    let lease_until = bson::DateTime::from_chrono(start.lease_until);
+    let statement = |(attempts, verdict, due, ids): (u32, &IfWorkerDies, Option<Instant>, Vec<JobId>)| {
+        // A job of another language may have no `attempts` yet.
+        let attempts_read = if attempts == 0 {
+            doc! { "$in": [0, Bson::Null] }
+        } else {
+            doc! { "$eq": attempts }
+        };
+        let date = |at: Instant| Bson::DateTime(bson::DateTime::from_chrono(at));
+        // One date is compared once, not with each job.
+        let scheduled_at = due.map_or_else(|| "$scheduled_at".into(), date);
+        let mut filter = doc! {
+            "_id": { "$in": ids },
+            "locked": false,
+            "attempts": attempts_read,
+            "$expr": { "$and": [{ "$lte": [scheduled_at, "$$NOW"] }, { "$lt": ["$$NOW", lease_until] }] },
+        };
+        let execution = start.stored_execution(due.unwrap_or(start.now), verdict.clone());
+        let set = |execution: Document| doc! { "$set": { "locked": true, "attempts": attempts + 1, "last_execution": execution } };
+        let update = if let Some(due) = due {
+            // The update writes this date into `last_execution`: the document must still have it.
+            filter.insert("scheduled_at", date(due));
+            Bson::Document(set(execution))
+        } else {
+            let literally = |(field, value): (String, Bson)| (field, Bson::Document(doc! { "$literal": value }));
+            let mut execution: Document = execution.into_iter().map(literally).collect();
+            execution.insert("scheduled_at", "$scheduled_at");
+            execution.insert("started_at", doc! { "$max": ["$scheduled_at", date(start.now)] });
+            Bson::Array(vec![doc! { "$unset": "last_execution" }.into(), set(execution).into()])
+        };
+        doc! { "q": filter, "u": update, "multi": true }
+    };
+    doc! {
+        "update": "scheduled",
+        "updates": alike.into_iter().map(statement).collect::<Vec<_>>(),
+        "ordered": false,
+        "writeConcern": { "w": "majority", "j": true },
+    }
+}
