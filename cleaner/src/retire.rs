@@ -206,7 +206,7 @@ async fn bury(store: &Store, rescuer: &mut Rescuer, worker: &RegisteredWorker) -
         tracing::warn!(worker.id = %worker.id, error = chain(&error), "the sessions of a dead worker could not be ended; MongoDB does it within a minute");
     }
     // This cleaner can die in the middle of a transaction as well: whoever goes on finds its session there, too.
-    store.bury_in(worker.id, rescuer.session().await?).await?;
+    store.rescue_in(worker.id, rescuer.session().await?).await?;
     rescuer.rescue_jobs_of(worker).await?;
     store.delete_if_retired(worker.id).await?;
     store.announce_hint(Hint::Left { worker: worker.id }).await;

@@ -2,7 +2,7 @@
 //!
 //! Used by `recruiter jobs` and by applications that offer the same. Each job is read, judged by its present state, and
 //! changed under a condition that repeats what was read; a job that has changed meanwhile is read again. Everything is safe
-//! to repeat: what an interrupted call has done is met as done.
+//! to repeat: what an interrupted call has done is recognised.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -141,7 +141,7 @@ pub enum Refusal {
     /// Neither locked nor unlocked.
     #[error("its document says neither that it is locked nor that it is not; repair it by hand")]
     NeitherLockedNorNot,
-    /// Somebody else changes it all the time.
+    /// Other processes change it all the time.
     #[error("it changed each time it was read; try again")]
     KeepsChanging,
 }
@@ -197,11 +197,10 @@ impl JobFilter {
 
     /// The jobs of this filter that a change is meant for.
     ///
-    /// A retry means archived jobs unless another place is said, and those that failed unless a reason is said: neither done nor
-    /// cancelled ones. A deletion means archived jobs, a cancellation all others.
+    /// A retry means archived jobs unless another place is given, and failed ones (neither done nor cancelled) unless a reason is given. A deletion means archived jobs, a cancellation all others.
     ///
     /// # Errors
-    /// When the change is not possible in the place that is said, or parts of the filter exclude each other.
+    /// When the change is not possible in the given place, or parts of the filter exclude each other.
     pub fn narrowed_to(mut self, change: Change) -> Result<Self, Contradiction> {
         match (change, self.place) {
             (Change::Retry { .. }, Some(JobPlace::Running)) => return Err(Contradiction::RetryOfRunning),
@@ -222,9 +221,9 @@ impl JobFilter {
 /// How far a change of many jobs has come.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// Documents that were looked at, whether they matched or not.
+    /// Documents that were examined, matching or not.
     pub looked_at: u64,
-    /// About how many there are to be looked at.
+    /// About how many there are to be examined.
     pub length: u64,
     /// Jobs that matched, by what became of them.
     pub outcomes: BTreeMap<&'static str, u64>,
@@ -244,7 +243,7 @@ impl Report {
     }
 }
 
-/// What is to be done with one job, as its document says.
+/// What is to be done with one job, decided by its document.
 enum Step {
     Enqueue { retried_as: Option<Bson>, job: Box<Job>, why: Why },
     Hasten { at: Instant, group: String },
@@ -263,12 +262,12 @@ pub struct Control {
 }
 
 impl Control {
-    /// Changes jobs of this database, or only says what it would do.
+    /// Changes jobs of this database, or in a dry run only reports what it would do.
     pub fn new(store: &Store, dry_run: bool) -> Self {
         Self { store: store.clone(), session: CommitSession::default(), dry_run }
     }
 
-    /// Changes these jobs; says for each, in order, what became of it.
+    /// Changes these jobs. Returns for each, in order, what became of it.
     ///
     /// # Errors
     /// When MongoDB cannot be used. Some of the jobs may be changed by then; a repetition meets them so.

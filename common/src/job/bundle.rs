@@ -1,6 +1,6 @@
 //! Bundles: many small items of one class in one job, each with an outcome of its own.
 //!
-//! In the document `workable.items` are the parameters of the items and `item_outcomes` says, under the same index, what became
+//! In the document, `workable.items` has the parameters of the items, and `item_outcomes` has under the same index the outcome
 //! of each: null while nothing is recorded, `"done"` or `{done: true, result: …}`, or `{class, message, trace, why}` of a failure,
 //! with `why` once it is final. Used by the enqueuer (what fits), the worker (what is left to do) and the command line.
 
@@ -22,7 +22,7 @@ const LONGEST_TRACE: usize = 1024;
 /// What is stored of an item that is done and has no result.
 const DONE: &str = "done";
 
-/// What became of one item.
+/// The outcome of one item.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ItemOutcome {
     /// It is done.
@@ -97,7 +97,7 @@ pub fn failure_of(outcome: &Bson) -> Option<(Failure, Option<Why>)> {
 #[error("it is no bundle: {0}")]
 pub struct InvalidBundle(String);
 
-/// What is known of the items of a bundle.
+/// The recorded outcomes of the items of a bundle.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Bundle {
     /// The outcome of each item as it is stored; null where there is none.

@@ -17,19 +17,19 @@ use crate::{
     telemetry::of_bson,
 };
 
-/// A locked document in `scheduled`: who holds it, and the job, unless it is none.
+/// A locked document in `scheduled`: its holder, and the job, if it is one.
 #[derive(Debug)]
 pub struct Held {
-    /// Who has locked it.
+    /// The worker that has locked it.
     pub holder: WorkerId,
-    /// By which start.
+    /// Proof of the start.
     pub claim: Claim,
-    /// The job; or the document, with what is wrong with it.
+    /// The job; or the document, and why it is not a job.
     pub job: Result<Box<Job>, (RawDocumentBuf, CorruptJob)>,
 }
 
 impl TryFrom<RawDocumentBuf> for Held {
-    /// The document, which is locked in nobody's name.
+    /// The document, which has no holder.
     type Error = RawDocumentBuf;
 
     fn try_from(document: RawDocumentBuf) -> Result<Self, RawDocumentBuf> {
@@ -66,13 +66,13 @@ pub enum CorruptJob {
     /// The priority is not between 0 and 9.
     #[error("priority {0} is not between 0 and 9")]
     Priority(i64),
-    /// `locked` is true, but no start says by whom.
+    /// `locked` is true, but there is no start with a worker.
     #[error("it is locked by nobody")]
     LockedByNobody,
     /// Its items, or what is recorded of them, cannot be understood.
     #[error(transparent)]
     Bundle(#[from] InvalidBundle),
-    /// Neither locked, nor due, nor archived.
+    /// It is neither locked, nor due, nor archived.
     #[error("it has no `scheduled_at`")]
     NeverDue,
 }
@@ -185,7 +185,7 @@ impl Job {
     }
 }
 
-/// The largest count that is believed: far more than there can be, and far from where 32 bits end.
+/// The largest count that is accepted: far more than a job can have, and far below the limit of 32 bits.
 const LARGEST_COUNT: u32 = 1_000_000_000;
 
 fn count(field: &'static str, value: Option<i64>) -> Result<u32, CorruptJob> {

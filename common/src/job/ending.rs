@@ -45,12 +45,12 @@ pub struct Archival {
     pub(crate) document: Arc<RawDocumentBuf>,
 }
 
-/// What must still be true of a job for it to be archived.
+/// The condition under which a job is archived.
 #[derive(Clone, Debug)]
 pub(crate) enum Guard {
     /// Locked by this start.
     Claimed(Claim),
-    /// Nobody's, and started as often as when it was read.
+    /// Unlocked, and started as often as when it was read.
     Unlocked { job: JobId, attempts: Option<Bson> },
 }
 
@@ -81,7 +81,7 @@ impl Archival {
         Self::new(Guard::Unlocked { job, attempts }, finished(document, job, &execution, why, &[]))
     }
 
-    /// A document that is locked by the dead and is no job: neither its history nor its policy can be read.
+    /// A document that a dead worker has locked and that is not a job: neither its history nor its policy can be read.
     pub fn undecodable(claim: Claim, holder: WorkerId, document: &RawDocument, error: &CorruptJob, now: Instant) -> Self {
         let execution = Execution { worker: Some(holder), start: Some(claim.start), crashed: Some(true), ..Execution::default() };
         let execution = execution.ended(now, Some(&Failure::new(failure::MALFORMED, error.to_string())));
@@ -172,7 +172,7 @@ fn archived_document(job: &Job, execution: &Execution, why: &Why, result: Option
 }
 
 /// Every attempt that ended, this one included, as far as the history is kept, and how many are not; nothing of a job that was done at
-/// its first attempt, of which `last_execution` says it all.
+/// its first attempt: its `last_execution` is the whole history.
 fn archived_history(job: &Job, execution: &Execution, why: &Why) -> Option<(RawArrayBuf, u32)> {
     if *why == Why::DONE && job.executions.is_empty() {
         return None;
@@ -183,8 +183,8 @@ fn archived_history(job: &Job, execution: &Execution, why: &Why) -> Option<(RawA
     Some((all, dropped))
 }
 
-/// A finished job as the archive keeps it: what was stored, with `more` and its end, each field in its place, and what is said of a job
-/// that says nothing.
+/// A finished job as the archive keeps it: the stored document with `more` and its end, each field in its place, and the defaults of
+/// the fields that it does not have.
 ///
 /// Raw, because this is done for every job. A document that breaks off in the middle, which no driver stores, keeps its id.
 fn finished(document: &RawDocument, job: JobId, execution: &Execution, why: &Why, more: &[(&CStr, RawBsonRef<'_>)]) -> RawDocumentBuf {
@@ -221,7 +221,7 @@ fn stored(execution: &Execution) -> Bson {
     Bson::Document(Document::try_from(&*execution.to_raw()).expect("an execution is made of dates, ids, texts and numbers"))
 }
 
-/// What becomes of a started job that is not archived.
+/// The end of a start that does not archive the job: it waits again.
 #[derive(Clone, Debug)]
 pub struct Rescheduling {
     pub(crate) claim: Claim,

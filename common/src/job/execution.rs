@@ -10,7 +10,7 @@ use crate::{
     instant::{self, Instant},
 };
 
-/// Proof of a start: whoever holds it may write the outcome, once. Made only by the start operations.
+/// Proof of a start: its holder may write the outcome, once. Only the start operations make it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Claim {
     pub(crate) job: JobId,

@@ -77,7 +77,7 @@ pub struct Job {
     pub tags: Vec<String>,
     /// A name in the application's own terms; not unique.
     pub urn: Option<String>,
-    /// Whether somebody asked for the running job to be cancelled.
+    /// Whether its cancellation was requested while it runs.
     pub cancel_requested: bool,
     /// The execution that runs or ran last.
     pub last_execution: Option<Execution>,

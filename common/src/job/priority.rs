@@ -7,7 +7,7 @@ use bson::Bson;
 /// Priority of a job that names none.
 pub(crate) const DEFAULT_PRIORITY: u8 = 5;
 
-/// How urgent a job is: 0 to 9, higher first, 5 when nothing is said.
+/// How urgent a job is: 0 to 9, higher first, 5 by default.
 ///
 /// Few, so that finding due jobs is a merge of ten bounded index ranges however many jobs wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

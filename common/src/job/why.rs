@@ -23,7 +23,7 @@ impl Why {
     pub const WORKER_DIED: Why = Why(Cow::Borrowed("worker-died"));
     /// Its worker stopped while it ran, and its policy does not want it again.
     pub const INTERRUPTED: Why = Why(Cow::Borrowed("interrupted"));
-    /// Somebody cancelled it.
+    /// It was cancelled.
     pub const CANCELLED: Why = Why(Cow::Borrowed("cancelled"));
     /// The workable itself gave up.
     pub const GAVE_UP: Why = Why(Cow::Borrowed("gave-up"));

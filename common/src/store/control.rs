@@ -27,7 +27,7 @@ use crate::{ids::JobId, instant::Instant};
 pub struct Retrial {
     /// The finished job.
     pub job: JobId,
-    /// What its document said, when it was read, of an earlier retry.
+    /// Its `retried_as`, as it was read.
     pub retried_as: Option<Bson>,
     /// The id under which it is enqueued again.
     pub new: JobId,

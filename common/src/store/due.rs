@@ -93,7 +93,7 @@ pub struct DueJobs {
 impl Store {
     /// The groups that have unlocked jobs, in alphabetical order. A group whose name is not UTF-8 is left out.
     ///
-    /// The index is scanned from one group to the next, so that it costs one look for each however many jobs wait.
+    /// The index is scanned from one group to the next, so that it costs one seek for each group, however many jobs wait.
     /// Index: `due_jobs`. Invariant: I9, one document stops no other.
     pub async fn groups(&self) -> Result<Vec<String>, StoreError> {
         let scheduled = self.scheduled.clone();

@@ -7,7 +7,7 @@ use std::{borrow::Cow, collections::BTreeSet, time::Duration};
 
 use bson::{Bson, Document, Timestamp, doc};
 
-use super::{batch::cut, due::DueJob, roster::Assignment};
+use super::{batch::cut, due::DueJob};
 use crate::{
     ids::{JobId, RoundId, WorkerId},
     instant::Instant,
@@ -22,11 +22,19 @@ pub const EVERY_GROUP: &str = "*";
 /// Jobs that one hint assigns, at most: about a megabyte.
 const ASSIGNED: usize = 50_000;
 
+/// Jobs that the recruiter assigns to one worker.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Assignment {
+    /// The worker.
+    pub worker: WorkerId,
+    /// Its new jobs.
+    pub jobs: Vec<JobId>,
+}
+
 /// Something happened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Hint {
-    /// Nothing: keeps the collection from being empty. Whoever listens hears it each time that it begins to, and should look
-    /// for itself: hints may have been missed.
+    /// No event. A listener hears it each time that it begins to listen: hints may have been missed, and it must read the database.
     Seed,
     /// Jobs of these groups are due at once or at `at`.
     Jobs {
@@ -56,7 +64,7 @@ pub enum Hint {
         /// Which.
         job: JobId,
     },
-    /// The recruiter is there, and has said all that it had to say before.
+    /// Keep-alive: the recruiter leads, and has sent every hint that it had to send before this one.
     Beat {
         /// When it will say so again, at the latest.
         again_in: Duration,

@@ -22,12 +22,12 @@ impl End for Progress {
         store.record_items_if_claimed(batch).await
     }
 
-    /// Nothing of it: the end of the bundle says it again, and whether the claim still holds is worth knowing.
+    /// Without any outcome, because the bundle's end carries all of them again: it still shows whether the claim holds.
     fn reduced(self) -> Option<Self> {
         (!self.set.is_empty()).then(|| Self { claim: self.claim, set: doc! {} })
     }
 
-    /// Nothing: the end of the bundle says it again.
+    /// Nothing: the bundle's end carries all outcomes again.
     async fn refused(self, _store: &Store, _session: &mut CommitSession, _reason: &StoreError) -> Result<Recorded, StoreError> {
         Ok(Recorded::Refused)
     }
@@ -42,7 +42,7 @@ impl End for Progress {
 }
 
 impl Store {
-    /// Records outcomes of items of started bundles, in batches that fit; says for each bundle, in order, whether they were recorded.
+    /// Records outcomes of items of started bundles, in batches that fit. Returns for each bundle, in order, whether they were recorded.
     ///
     /// Index: `_id`. Invariant: I9, no outcome stops another.
     ///
@@ -52,10 +52,10 @@ impl Store {
         self.finish(&mut CommitSession::default(), batch).await
     }
 
-    /// Records outcomes of items of started bundles; says for each bundle, in order, whether they were recorded.
+    /// The same for a batch that fits.
     ///
     /// Filter: id, locked, this start. Update: one command for all, acknowledged by a majority.
-    /// Index: `_id`. Invariant: I3, only the latest start says what became of an item; harmless to repeat.
+    /// Index: `_id`. Invariant: I3, only the latest start records an item; harmless to repeat.
     /// Loses when the bundle was rescued meanwhile; the caller must then stop it.
     pub async fn record_items_if_claimed(&self, batch: &[Progress]) -> Result<Vec<Recorded>, StoreError> {
         let statement = |bundle: &Progress| {

@@ -1,6 +1,6 @@
-//! The recruiter's lease: one document in `metadata` that says who leads.
+//! The recruiter's lease: one document in `metadata` that names the leader.
 //!
-//! Nobody compares wall clocks. A standby takes over after it has itself seen the same renewal for the whole lease,
+//! No process compares wall clocks. A standby takes over after it has itself seen the same renewal for the whole lease,
 //! or at once when the lease was released; the holder trusts its own renewal for less than that on its own monotonic
 //! clock. Job safety never depends on it.
 
@@ -18,7 +18,7 @@ use crate::{
 
 const LEASE: &str = "recruiter";
 
-/// What the lease's document says, to be compared with what it says later.
+/// The lease as it was read, to be compared with a later read.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct Observed {
     /// Grows by one with each new holder.
@@ -42,7 +42,7 @@ pub struct Observed {
 }
 
 impl Observed {
-    /// How long the holder may be silent before it is taken for gone, as it says itself.
+    /// How long the holder may be silent before a standby takes over.
     pub fn duration(&self) -> Duration {
         Duration::from_millis(self.lease_ms.into())
     }
@@ -57,7 +57,7 @@ pub struct Lease {
 }
 
 impl Store {
-    /// What the lease says now; nothing before the first leader.
+    /// The lease as it is now; none before the first leader.
     ///
     /// Filter: the lease. Index: `_id`. Invariant: I10.
     pub async fn observe_lease(&self) -> Result<Option<Observed>, StoreError> {
@@ -115,7 +115,7 @@ impl Store {
     /// Renews a held lease.
     ///
     /// Filter: this holder, this term, not released. Index: `_id`. Invariant: one leader in each term.
-    /// Loses when another leads by now.
+    /// Loses when another recruiter leads by now.
     pub async fn renew_if_held(&self, lease: &Lease) -> Result<bool, StoreError> {
         let metadata = self.metadata.clone();
         let filter = doc! { "_id": LEASE, "holder": lease.holder, "term": lease.term, "released": false };

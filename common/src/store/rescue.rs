@@ -1,4 +1,4 @@
-//! Rescue: what the dead hold, the sweep for what nobody holds, and the sessions that a dead process has left open.
+//! Rescue: the jobs that dead workers hold, the sweep for jobs without a holder, and the sessions that a dead process has left open.
 
 use std::collections::HashSet;
 
@@ -14,21 +14,21 @@ use crate::{
 /// Jobs that one step of the sweep walks over.
 const SWEEP_STEP: u64 = 5_000;
 
-/// What one step of the sweep has found.
+/// The findings of one step of the sweep.
 #[derive(Clone, Debug)]
 pub struct LockedJobs {
     /// Locked documents.
     pub documents: Vec<RawDocumentBuf>,
-    /// Everybody in the roster.
+    /// All registered workers.
     pub registered: HashSet<WorkerId>,
-    /// Where the next step goes on; nothing when this was the last.
+    /// Where the next step goes on; none when this was the last.
     pub next: Option<JobId>,
 }
 
 impl Store {
-    /// What this worker has locked among these.
+    /// The jobs among these that this worker has locked.
     ///
-    /// Filter: id, locked, this holder. Index: `_id`: the roster says which to look at, so that no index on the holder
+    /// Filter: id, locked, this holder. Index: `_id`: the roster names the jobs, so that no index on the holder
     /// is needed. Invariant: none, each is ended under its own start.
     pub async fn held_by(&self, worker: WorkerId, jobs: &[JobId]) -> Result<Vec<Held>, StoreError> {
         let scheduled = self.scheduled.clone_with_type::<RawDocumentBuf>();
@@ -39,9 +39,9 @@ impl Store {
 
     /// One step of the slow sweep: what is locked among the next few thousand jobs after `after`, in order of their ids.
     ///
-    /// The locked jobs are read first and the roster second, and that is not older, whoever is the primary by then: a worker
+    /// The locked jobs are read first and the roster second, from a state that is not older, also after a failover: a worker
     /// is in the roster before it locks anything and until it holds nothing.
-    /// Index: `_id`, walked in bounded steps however few are locked. Invariant: I4, nobody who lives is taken for dead; I5,
+    /// Index: `_id`, walked in bounded steps however few are locked. Invariant: I4, no living worker is taken for dead; I5,
     /// not even one whose roster document cannot be understood.
     pub async fn locked_jobs(&self, after: Option<JobId>) -> Result<LockedJobs, StoreError> {
         let (store, scheduled, roster) = (self.clone(), self.scheduled.clone(), self.roster.clone());
@@ -75,7 +75,7 @@ impl Store {
         .await
     }
 
-    /// Unlocks a job that is locked by nobody: nobody can have started it, so nothing crashed.
+    /// Unlocks a job that is locked without a holder: no worker can have started it, so nothing crashed.
     ///
     /// Filter: id, locked, still without a holder. Index: `_id`. Invariant: I8.
     pub async fn unlock_if_held_by_nobody(&self, job: JobId) -> Result<bool, StoreError> {

@@ -23,22 +23,22 @@ use tokio::sync::mpsc;
 use super::{Store, StoreError, call, hints::Hint, schema};
 use crate::{ids::WorkerId, roster::Channel, shutdown::pause, telemetry::chain};
 
-/// How long the server holds a tailing read open before it answers that there is nothing. Only then does it say that the collection was
-/// dropped.
+/// How long the server holds a tailing read open before it answers that there is nothing. Only then does it report that the collection
+/// was dropped.
 const AWAIT: Duration = Duration::from_secs(10);
-/// After this long without a hint the cursor is opened again: a connection that died without a word looks like silence.
+/// After this long without a hint the cursor is opened again: a dead connection cannot be told from silence.
 const REOPEN_AFTER: Duration = Duration::from_secs(60);
 /// Between attempts to open a cursor.
 const REOPEN_PAUSE: Duration = Duration::from_millis(200);
-/// How long it is waited for that a hint is acknowledged. It is on its way even so, and the caller has better things to do.
+/// How long to wait for the acknowledgement of a hint. The hint may arrive even without it.
 const HINT_LIMIT: Duration = Duration::from_secs(1);
 /// Hints that wait to be read; the others wait in the collection.
 const QUEUE: usize = 1_024;
 
-/// Who listens, hence to what.
+/// Who listens, which decides what is heard.
 #[derive(Clone, Copy, Debug)]
 pub enum Listener {
-    /// The recruiter: jobs and places.
+    /// The recruiter: jobs and free slots.
     Recruiter,
     /// A worker: what is assigned to it, and cancellations.
     Worker(WorkerId, Channel),
@@ -115,7 +115,7 @@ impl Drop for Hints {
 }
 
 impl Store {
-    /// Tells whoever listens. A failure is for the caller to ignore or log: whoever misses a hint finds out by itself.
+    /// Publishes a hint. The caller may ignore a failure: a recipient that misses a hint finds the same with its next poll.
     ///
     /// Index: none. Invariant: none.
     pub async fn publish(&self, hint: &Hint) -> Result<(), StoreError> {
@@ -130,7 +130,7 @@ impl Store {
         }
     }
 
-    /// Tells the workers on one channel.
+    /// Publishes a hint to the workers on one channel.
     ///
     /// Index: none. Invariant: none.
     pub async fn publish_to(&self, channel: Channel, hint: &Hint) -> Result<(), StoreError> {
@@ -145,12 +145,12 @@ impl Store {
         Ok(())
     }
 
-    /// Tells within a second, and only notes in the log when that failed.
+    /// Publishes a hint within a second; a failure is only logged.
     pub async fn announce_hint(&self, hint: Hint) {
         let _ = within_a_second(self.publish(&hint)).await;
     }
 
-    /// The same on these channels; says whether all were told.
+    /// The same on these channels; returns whether all hints were acknowledged.
     ///
     /// Index: none. Invariant: none.
     pub async fn announce_hints_to(&self, hints: Vec<(Channel, Hint)>) -> bool {
@@ -171,7 +171,7 @@ impl Store {
                 let mut ended = store.tail(listener, &mut seen, &sender, &listening).await;
                 listening.store(false, Ordering::Relaxed);
                 if !matches!(ended, Ok(Ended::Silent)) {
-                    // Perhaps the collection was dropped: the next hint would make it again, as one that nobody can listen to.
+                    // The collection may have been dropped: the next insert would create an ordinary one, which cannot be tailed.
                     ended = schema::mend(&store, listener.channel()).await.and(ended);
                 }
                 match ended {
@@ -188,7 +188,7 @@ impl Store {
         Hints { queue, is_listening, tail }
     }
 
-    /// Passes hints on until the cursor ends. What is older than the first look, or was seen before, is skipped.
+    /// Passes hints on until the cursor ends. Hints that are older than the first read, or that were seen before, are skipped.
     async fn tail(
         &self,
         listener: Listener,
@@ -198,7 +198,7 @@ impl Store {
     ) -> Result<Ended, StoreError> {
         let mut cursor = self.open_tail(listener, seen).await?;
         listening.store(true, Ordering::Relaxed);
-        // Before it was open, anything may have been said.
+        // Hints may have been missed before the cursor was open.
         let _ = to.send(Hint::Seed).await;
         loop {
             match tokio::time::timeout(REOPEN_AFTER, cursor.try_next()).await {
@@ -207,7 +207,7 @@ impl Store {
                     let document = Document::try_from(&*document).unwrap_or_default();
                     *seen = document.get_timestamp("at").ok().or(*seen);
                     if let Some(hint) = Hint::from_document(&document) {
-                        // Nobody listens any more: the task ends.
+                        // Without a receiver the task ends.
                         let _ = to.send(hint).await;
                     }
                 }
@@ -254,7 +254,7 @@ impl Store {
     }
 }
 
-/// Whether it was told; otherwise there is a line in the log.
+/// Whether the hint was acknowledged within a second. A failure is logged.
 async fn within_a_second(told: impl Future<Output = Result<(), StoreError>>) -> bool {
     match tokio::time::timeout(HINT_LIMIT, told).await {
         Ok(Ok(())) => return true,

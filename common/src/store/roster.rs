@@ -21,7 +21,7 @@ use mongodb::{
     options::{ReadConcern, ReturnDocument},
 };
 
-use super::{Store, StoreError, call, schema};
+use super::{Store, StoreError, call, hints::Assignment, schema};
 use crate::{
     clock::Uptime,
     ids::{JobId, LeaseTerm, RoundId, WorkerId},
@@ -48,7 +48,7 @@ const RETIRE_WITHIN: Duration = Duration::from_secs(1);
 /// Documents that were warned of, at most; after that they are forgotten, and warned of again.
 const WARNED_OF: usize = 10_000;
 
-/// What a worker says of itself when it registers.
+/// A worker as it registers.
 #[derive(Clone, Debug)]
 pub struct Announcement {
     /// Its identity.
@@ -71,25 +71,16 @@ pub struct Announcement {
     pub place: Place,
 }
 
-/// What a worker's document says of its work.
+/// The work of a worker, as its document describes it.
 #[derive(Clone, Debug)]
 pub struct Free {
-    /// Places free.
+    /// Free slots.
     pub places: u32,
     /// Every job it holds or is about to start.
     pub working_on: Vec<JobId>,
 }
 
-/// Jobs given to one worker.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Assignment {
-    /// To whom.
-    pub worker: WorkerId,
-    /// Which.
-    pub jobs: Vec<JobId>,
-}
-
-/// What a heartbeat brings back.
+/// The answer to a heartbeat.
 #[derive(Clone, Debug)]
 pub enum Beat {
     /// Acknowledged, by the server's clock at this time.
@@ -98,7 +89,7 @@ pub enum Beat {
         at: Instant,
         /// The assignment that stands in the document, taken or not.
         assignment: Option<roster::Assignment>,
-        /// Places that the document offers.
+        /// Free slots that the document offers.
         offered: u32,
     },
     /// The document is gone or being retired: this worker was declared dead.
@@ -146,7 +137,7 @@ impl Store {
         Ok(channel)
     }
 
-    /// The channels that somebody in the roster listens on, and the first.
+    /// The channels of all registered workers, and the first channel.
     ///
     /// Filter: none. Index: none, the roster is small. Invariant: none.
     pub async fn channels(&self) -> Result<BTreeSet<Channel>, StoreError> {
@@ -158,7 +149,7 @@ impl Store {
 
     /// Registers a worker, not available yet.
     ///
-    /// Index: `_id`. Invariant: I1 of the worker's side: nothing is assigned to who is not in the roster.
+    /// Index: `_id`. Invariant: I1 of the worker's side: jobs are assigned only to registered workers.
     pub async fn register(&self, worker: &Announcement) -> Result<(), StoreError> {
         let now = bson::DateTime::from_chrono(self.now());
         let mut document = doc! {
@@ -209,7 +200,7 @@ impl Store {
         Ok(stamped.modified_count)
     }
 
-    /// The highest term that anybody in the roster was stamped with; zero when nobody was.
+    /// The highest term in the roster; zero when no worker has one.
     ///
     /// Filter: none. Index: none, see above. Invariant: one leader in each term, also when the lease was deleted.
     pub async fn highest_term(&self) -> Result<LeaseTerm, StoreError> {
@@ -223,7 +214,7 @@ impl Store {
         Ok(found.iter().filter_map(term).max().map_or(LeaseTerm::default(), LeaseTerm))
     }
 
-    /// Workers with free places, in this leader's term. The reply brings the server's time along.
+    /// Workers with free slots, in this leader's term. The reply also carries the server's time.
     ///
     /// Filter: available, free, term. Index: none, see above. Invariant: none, the assignment repeats it.
     pub async fn available_workers(&self, term: LeaseTerm) -> Result<Vec<AvailableWorker>, StoreError> {
@@ -245,7 +236,7 @@ impl Store {
     /// Assigns jobs to available workers, in one command; returns the workers that got theirs.
     ///
     /// Acknowledged by the primary alone: an assignment that a failover takes back leaves its jobs unlocked and due.
-    /// Filter: available, this leader's term, and as many places free as are given. Update: `available: false`, the
+    /// Filter: available, this leader's term, and at least as many free slots as jobs. Update: `available: false`, the
     /// map from workers to jobs, the round. Index: `_id`. Invariant: single writer by turn.
     /// Loses to a worker that withdrew or was retired, or to a new leader.
     pub async fn assign_if_available(
@@ -284,19 +275,19 @@ impl Store {
         Ok(found.iter().filter_map(|document| worker_of(document)).collect())
     }
 
-    /// Takes an assignment: from now on it is the worker's turn, until places are announced free again.
+    /// Takes an assignment: from now on it is the worker's turn, until it announces free slots again.
     ///
-    /// Filter: not available, this round. Update: what it works on, and whether places remain. Index: `_id`.
+    /// Filter: not available, this round. Update: what it works on, and whether slots remain. Index: `_id`.
     /// Invariant: single writer by turn; the roster names every job the worker can have locked.
     /// Loses when the assignment was taken back by a failover or the worker was retired.
     pub async fn take_if_assigned(&self, worker: WorkerId, round: RoundId, free: &Free) -> Result<bool, StoreError> {
         self.write_own(worker, doc! { "available": false, "round": round }, free, "take_if_assigned").await
     }
 
-    /// Says how many places are free and what is being worked on.
+    /// Records how many slots are free and which jobs are worked on.
     ///
     /// Filter: no assignment since `round`, the last that was taken. Index: `_id`. Invariant: single writer by turn.
-    /// Loses when the recruiter has assigned meanwhile: look at the new assignment first.
+    /// Loses when the recruiter has assigned meanwhile: the worker must read the new assignment first.
     pub async fn free_if_unassigned_since(&self, worker: WorkerId, round: Option<RoundId>, free: &Free) -> Result<bool, StoreError> {
         self.write_own(worker, doc! { "round": round.map(Bson::from) }, free, "free_if_unassigned_since").await
     }
@@ -320,7 +311,7 @@ impl Store {
         Ok(self.write_repeatable(operation, command).await? == 1)
     }
 
-    /// Stops being available, whatever is still being worked on.
+    /// Stops being available, also while jobs still run.
     ///
     /// Filter: no assignment since `round`. Index: `_id`. Invariant: single writer by turn; I8.
     /// Loses when the recruiter has assigned meanwhile: what it gave must not be started, and is free again once the
@@ -350,7 +341,7 @@ impl Store {
         Ok(document.and_then(|document| roster::assignment_in(worker, &document)))
     }
 
-    /// Says that a worker lives and what it works on.
+    /// Records that a worker lives and which jobs it works on.
     ///
     /// Filter: id, not retired. Never an upsert: a retired worker must not come back under the same id.
     /// Update: `last_seen_at` by the server's clock. Index: `_id`. Invariant: I10, the cleaner compares it for change.
@@ -403,7 +394,7 @@ impl Store {
 
     /// The round that each of these workers was assigned or took last; those missing are gone.
     ///
-    /// Filter: ids. Index: `_id`. Invariant: I7, nobody waits for a worker that is gone.
+    /// Filter: ids. Index: `_id`. Invariant: I7, the recruiter does not wait for a worker that is gone.
     pub async fn rounds_of(&self, workers: &[WorkerId]) -> Result<HashMap<WorkerId, Option<RoundId>>, StoreError> {
         let roster = self.roster_as_it_is();
         let filter = doc! { "_id": { "$in": workers.to_vec() }, "retired": { "$ne": true } };
@@ -439,7 +430,7 @@ impl Store {
         Ok(found.iter().filter_map(not_taken).collect())
     }
 
-    /// Everybody in the roster, as a majority sees it, as far as their documents can be read.
+    /// Every registered worker, as a majority sees it, as far as its document can be read.
     ///
     /// Filter: none. Index: none, see above. Invariant: I10; I9, a worker with a damaged document is watched as the others are.
     pub async fn registered_workers(&self) -> Result<Vec<RegisteredWorker>, StoreError> {
@@ -505,12 +496,12 @@ impl Store {
     /// the middle, the next one ends it like those of the worker.
     ///
     /// Filter: id, retired. Index: `_id`. Invariant: another cleaner can go on where one died.
-    pub async fn bury_in(&self, worker: WorkerId, session: Document) -> Result<(), StoreError> {
+    pub async fn rescue_in(&self, worker: WorkerId, session: Document) -> Result<(), StoreError> {
         let roster = self.roster.clone();
         // `$addToSet` is refused where there is no array.
         let named = doc! { "$cond": [{ "$isArray": "$sessions" }, "$sessions", []] };
         let update = vec![doc! { "$set": { "sessions": { "$setUnion": [named, [{ "$literal": session }]] } } }];
-        call("bury_in", async move { roster.update_one(doc! { "_id": worker, "retired": true }, update).await }).await.map(drop)
+        call("rescue_in", async move { roster.update_one(doc! { "_id": worker, "retired": true }, update).await }).await.map(drop)
     }
 
     /// Deletes the document of a retired worker, after all its jobs were rescued.
@@ -526,7 +517,7 @@ fn worker_of(document: &RawDocument) -> Option<WorkerId> {
     document.get_object_id("_id").ok().map(WorkerId::from)
 }
 
-/// A worker that can be given jobs; nothing, with a warning, when its document (which somebody has changed) does not say what is needed.
+/// A worker that can be given jobs; none, with a warning, when its document was damaged and a necessary field is missing.
 fn understood(document: &RawDocument) -> Option<AvailableWorker> {
     let understood = AvailableWorker::try_from(roster::legible(document));
     understood
@@ -534,7 +525,7 @@ fn understood(document: &RawDocument) -> Option<AvailableWorker> {
         .ok()
 }
 
-/// A worker to be watched, with a warning when not everything in its document (which somebody has changed) can be read.
+/// A worker to be watched, with a warning when its document was damaged and fields cannot be read.
 fn registered(document: &RawDocument) -> Option<RegisteredWorker> {
     match RegisteredWorker::read(document) {
         Some((worker, unreadable)) if unreadable.is_empty() => Some(worker),

@@ -5,14 +5,13 @@
 
 use std::time::{Duration, Instant as Monotonic};
 
-use bson::{Bson, Document, doc};
+use bson::{Bson, Document, Timestamp, doc};
 use futures_util::TryStreamExt;
 use mongodb::results::CollectionSpecification;
 
 use super::{
     Store, StoreError, call, code_of,
     error::code::{INDEX_KEY_SPECS_CONFLICT, INDEX_NOT_FOUND, NAMESPACE_EXISTS, NAMESPACE_NOT_FOUND},
-    hints::Hint,
 };
 use crate::{instant::DUE_MS, job::bundle::MOST_ITEMS, roster::Channel};
 
@@ -24,7 +23,7 @@ const SCHEMA_VERSION: i32 = 5;
 pub const LARGEST_WORKABLE: usize = 4 * 1024 * 1024;
 
 /// Serves `due_jobs`, `groups`, `waiting_lanes` and `lanes_of`. A start takes an entry out, so that the later delete touches little. The class
-/// comes before the dates: a backlog that nobody can take is never walked over.
+/// comes before the dates: a backlog that no worker can take is never scanned.
 pub const DUE_JOBS: &str = "due_jobs";
 /// Serves `prune_archived`, the statistics and the newest finished jobs.
 pub const ARCHIVED_BY_END: &str = "archived_by_end";
@@ -154,7 +153,7 @@ async fn ensure_collections(store: &Store, version: i32, channel: Option<Channel
         ("signals", Kind::Hints),
     ];
     let channels = [Channel::default()].into_iter().chain(channel).map(Channel::collection);
-    // Those that others made, and that somebody has made an ordinary collection since.
+    // Channels of other workers, which may have become ordinary collections since.
     let others = found.iter().map(|found| &found.name).filter(|name| Channel::is_collection(name)).cloned();
     let mut hints: Vec<String> = channels.chain(others).collect();
     hints.sort_unstable();
@@ -191,7 +190,8 @@ async fn create(store: &Store, name: &str, kind: Kind) -> Result<(), StoreError>
 
 /// A tailing cursor on an empty collection ends at once.
 async fn seed(store: &Store, name: &str) -> Result<(), StoreError> {
-    let command = doc! { "insert": name, "documents": [Hint::Seed.to_document()], "writeConcern": { "w": 1 } };
+    let filler = doc! { "at": Timestamp { time: 0, increment: 0 }, "kind": "seed" };
+    let command = doc! { "insert": name, "documents": [filler], "writeConcern": { "w": 1 } };
     store.write("seed", command).await.map(drop)
 }
 
@@ -236,7 +236,7 @@ async fn change_validator(store: &Store, name: &str, kind: Kind) -> Result<(), S
 /// could have been refused. Fields that are not ours are the enqueuer's own business.
 ///
 /// The waiting job comes first, because MongoDB explains a refusal in this order. What a worker holds was checked before: a start changes
-/// nothing that is looked at here, and looking costs.
+/// no field that is checked here, and checking costs time.
 fn scheduled_validator() -> Document {
     let held = doc! {
         "locked": true,
@@ -248,7 +248,7 @@ fn scheduled_validator() -> Document {
 
 fn waiting_job() -> Document {
     doc! {
-        // Looked at first: a job that is held needs no further look.
+        // Checked first: a job that is held needs no further check.
         "locked": { "$ne": true },
         "$jsonSchema": {
             "required": ["_id", "locked", "group", "priority", "scheduled_at", "workable"],
@@ -382,7 +382,7 @@ async fn create_index(store: &Store, index: &Index) -> Result<(), StoreError> {
     options.extend(index.only.clone().map(|only| ("partialFilterExpression".to_owned(), Bson::Document(only))));
     let command = doc! { "createIndexes": index.collection, "indexes": [options] };
     match run(store, "create_index", "", command.clone()).await {
-        // Another process was faster with other keys, or has other keys in mind: a newer release's look at the version says which.
+        // Another process has created it with other keys: the release that is older keeps the newer one's, by the version of the schema.
         Err(StoreError::Mongo { source, .. }) if code_of(&source) == Some(INDEX_KEY_SPECS_CONFLICT) => {
             drop_index(store, index.collection, index.name).await?;
             run(store, "create_index", "", command).await

@@ -17,7 +17,7 @@ use crate::{ids::JobId, instant::Instant, job::Why, roster::ids_in};
 
 /// How long MongoDB may search for one page before it gives up.
 pub const LOOK_LIMIT: Duration = Duration::from_secs(8);
-/// Documents that one step of a walk looks at.
+/// Documents that one step of a walk examines.
 const STEP: u64 = 5_000;
 /// Documents of a step when MongoDB is slow, at least.
 const SMALLEST_STEP: u64 = 50;
@@ -35,7 +35,7 @@ pub enum JobPlace {
     Archived,
 }
 
-/// Which jobs. What is not said does not matter.
+/// Which jobs. A field that is none does not restrict them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct JobFilter {
     /// Where it is.
@@ -54,7 +54,7 @@ pub struct JobFilter {
     pub failed: bool,
     /// Error class of its last execution.
     pub error_class: Option<String>,
-    /// Part of the message of its last failure, whatever the case of its letters.
+    /// Part of the message of its last failure, upper or lower case.
     pub message: Option<String>,
     /// A finished job ended at this instant or later; any other job was enqueued then or later.
     pub since: Option<Instant>,
@@ -65,7 +65,7 @@ pub struct JobFilter {
 /// One page of a list.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Page {
-    /// With parameters, result and history. Without them the list stays small, whatever the jobs carry.
+    /// With parameters, result and history. Without them the list stays small, however large the jobs are.
     pub whole: bool,
     /// How many jobs, at most; 0 counts as 1.
     pub limit: u16,
@@ -95,11 +95,11 @@ pub struct Match {
 #[derive(Clone, Debug)]
 pub struct Walk {
     filter: JobFilter,
-    /// The key of the last document that was looked at; nothing before the first.
+    /// The key of the last document that was examined; none before the first.
     after: Option<Bson>,
     step: u64,
     is_over: bool,
-    /// Documents looked at so far, whether they matched or not.
+    /// Documents examined so far, matching or not.
     pub looked_at: u64,
 }
 
@@ -120,7 +120,7 @@ impl Walk {
         }
     }
 
-    /// Documents behind those that were looked at, up to the last one of this step.
+    /// Documents behind those that were examined, up to the last one of this step.
     fn range(&self, up_to: Option<&Bson>) -> Document {
         let (key, first) = self.key();
         let mut range = match &self.after {
@@ -138,7 +138,7 @@ impl JobFilter {
         self.failed || self.why.is_some() || self.place == Some(JobPlace::Archived)
     }
 
-    /// Whether nothing is said, except perhaps where the jobs are.
+    /// Whether nothing but the place restricts the jobs.
     pub fn is_empty(&self) -> bool {
         Self { place: None, ..self.clone() } == Self::default()
     }
@@ -377,7 +377,7 @@ impl Store {
         Ok((found, bound))
     }
 
-    /// About how many documents a walk looks at.
+    /// About how many documents a walk examines.
     ///
     /// Filter: none. Index: none, MongoDB keeps the number. Invariant: none.
     pub async fn walk_length(&self, walk: &Walk) -> Result<u64, StoreError> {
@@ -385,7 +385,7 @@ impl Store {
         call("walk_length", async move { collection.estimated_document_count().await }).await
     }
 
-    /// Every job that a worker can have locked, as the roster says.
+    /// Every job that a worker can have locked, according to the roster.
     pub(super) async fn held_jobs(&self) -> Result<Vec<JobId>, StoreError> {
         let mut held: Vec<JobId> = Vec::new();
         for worker in self.roster_documents().await? {

@@ -20,8 +20,8 @@ use crate::{
     job::{Claim, CorruptJob, Execution, IfWorkerDies, Job, JobState},
 };
 
-/// Dates for which jobs are started one date to a statement. More of them go into one, as a pipeline that copies each job's own,
-/// which costs a third more for each job, and less than many statements.
+/// Up to so many different dates, each date has a statement of its own. Jobs of more dates go into one statement with a pipeline that
+/// copies each job's date: a third more for each job, but less than many statements.
 const DATES: usize = 8;
 
 /// One bulk start: what is written into every job it locks.
@@ -29,7 +29,7 @@ const DATES: usize = 8;
 pub struct Start {
     /// Fresh for each bulk start: the fence of every outcome.
     pub id: StartId,
-    /// Who will hold the jobs.
+    /// The worker that will hold the jobs.
     pub worker: WorkerId,
     /// Machine of the worker.
     pub hostname: String,
@@ -73,10 +73,10 @@ impl Start {
     }
 }
 
-/// A job to be started, with what the decision to start it was made on.
+/// A job to be started, with everything that the decision to start it relied on.
 #[derive(Clone, Debug)]
 pub struct ToStart {
-    /// Which.
+    /// The job.
     pub job: JobId,
     /// Starts it had when it was read.
     pub attempts: u32,
@@ -142,7 +142,7 @@ impl Store {
     /// Filter: id, unlocked, same attempts, due by the server's clock, and the worker's lease not over by it.
     /// Update: one command, acknowledged by a majority; statements differ by verdict only.
     /// Index: `_id`. Invariant: I3 and I5, a later start has another id, and a late one is refused by the lease.
-    /// Loses when somebody else started or archived the job. After an error the outcome is unknown: see
+    /// Loses when another worker started the job, or it was archived. After an error the outcome is unknown: see
     /// [`Store::claims_of_start`]. After an answer it is known: what was not locked by then never will be.
     pub async fn start_if_unlocked(&self, start: &Start, jobs: &[ToStart]) -> Result<Vec<Claim>, StoreError> {
         let ids: Vec<JobId> = jobs.iter().map(|job| job.job).collect();

@@ -19,7 +19,7 @@ use crate::{ids::JobId, instant::Instant, job::Why, retry_policy::RetryPolicies}
 /// Waiting jobs of one group that are counted, at most, about a second's worth: MongoDB 6 reads each job it counts,
 /// because the index is partial.
 pub const COUNTED: u64 = 1_000_000;
-/// Finished jobs that the statistics look at, at most: the newest ones.
+/// Finished jobs in the statistics, at most: the newest ones.
 pub const SAMPLED: usize = 10_000;
 /// Levels of a stored policy that are read: each policy within a policy is at most four deeper (parameters, list, row, policy).
 const LEVELS: usize = RetryPolicies::DEEPEST * 4;
@@ -239,7 +239,7 @@ fn add_policies(value: &Bson, levels: usize, classes: &mut BTreeSet<String>) {
     value.as_array().into_iter().flatten().for_each(|value| add_policies(value, levels, classes));
 }
 
-/// The group of a job, whatever bytes it consists of.
+/// The group of a job, also when it is not UTF-8.
 fn group_of(job: &RawDocument) -> String {
     job.get_str("group").map_or_else(|_| lossy(job).get_str("group").unwrap_or_default().to_owned(), str::to_owned)
 }
