@@ -3,6 +3,7 @@
 //! | module | what it is | who uses it |
 //! |---|---|---|
 //! | [`enqueue`] | describe a job and enqueue it | applications, `recruiter enqueue` |
+//! | [`spec`] | a job as JSON, in and out | `recruiter enqueue`, other programs |
 //! | [`control`] | retry, cancel and delete jobs | `recruiter jobs`, applications |
 //! | [`retry_policy`] | when a failed job is done again | applications, worker |
 //! | [`job`] | one job, its items and its history | all |
@@ -32,6 +33,7 @@ pub mod roster;
 pub mod secrets;
 pub mod service;
 pub mod shutdown;
+pub mod spec;
 pub mod store;
 pub mod task;
 pub mod telemetry;

@@ -17,11 +17,11 @@ use recruiter_common::{
     ids::JobId,
     instant::Instant,
     shutdown::Shutdown,
+    spec::id_of_text,
     store::{ConnectArgs, ConnectError, JobFilter, Store},
 };
 
 use crate::{
-    enqueue::id_of_text,
     jobs::{FilterArgs, check_reason, usage},
     output::{Format, json_line, moment, printable},
 };

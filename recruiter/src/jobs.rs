@@ -20,13 +20,13 @@ use recruiter_common::{
     },
     retry_policy::RetryPolicies,
     shutdown::Shutdown,
+    spec::{duration_of_text, id_of_text, instant_of_text},
     store::{ConnectArgs, JobFilter, JobPlace, LOOK_LIMIT, Page, Store, lossy},
 };
 
 use crate::{
     change::{self, CANCEL_EXAMPLES, ChangeArgs, DELETE_EXAMPLES, RETRY_EXAMPLES},
     config::or_stopped,
-    enqueue::{duration_of_text, id_of_text, instant_of_text},
     output::{Column, Format, Row, Screen, apart, briefly_apart, json_line, moment, printable, table},
     presence::Leader,
 };

@@ -22,6 +22,11 @@ impl Priority {
         (priority <= Self::MAX.0).then_some(Self(priority))
     }
 
+    /// The number.
+    pub fn get(self) -> u8 {
+        self.0
+    }
+
     /// Every priority, most urgent first.
     pub fn all() -> impl Iterator<Item = Priority> {
         (0..=Self::MAX.0).rev().map(Priority)

@@ -109,6 +109,10 @@ pub const DOCUMENT_FAULTS: [(i32, &str); 21] = [
 /// its text must tell; a test drops an index and expects it to be made again.
 const UNKNOWN_HINT: &str = "hint provided does not correspond";
 
+/// The driver's answer to the start of a transaction in a session that has one open. It offers no other way to ask; a test of
+/// [`Store::finish_in`](super::Store::finish_in) tells when it changes.
+const TRANSACTION_IS_OPEN: &str = "transaction already in progress";
+
 impl StoreError {
     /// Whether the same call can succeed later without anything else being changed: the connection or the server
     /// is at fault, not what was asked.
@@ -140,6 +144,11 @@ impl StoreError {
         matches!(self, Self::Mongo { source, .. }
             if matches!(source.kind.as_ref(), ErrorKind::Command(refusal) if refusal.message.contains(UNKNOWN_HINT)))
     }
+}
+
+/// Whether the driver refuses to start a transaction because one is open.
+pub(super) fn is_transaction_open(error: &Error) -> bool {
+    matches!(error.kind.as_ref(), ErrorKind::Transaction { message, .. } if message == TRANSACTION_IS_OPEN)
 }
 
 fn is_document_fault(error: &Error) -> bool {

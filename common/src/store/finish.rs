@@ -23,7 +23,9 @@ use mongodb::{
 use super::{
     Store, StoreError,
     batch::{Batches, cut},
-    call, id_of,
+    call,
+    error::is_transaction_open,
+    id_of,
     session::{CommitSession, commit},
     start_of,
 };
@@ -222,10 +224,14 @@ impl Store {
     /// transaction may be tried again. [`StoreError::NoTransaction`] when the caller has started none.
     pub async fn finish_in(&self, session: &mut ClientSession, end: &Archival) -> Result<Recorded, StoreError> {
         let operation = "finish_in";
-        if session.start_transaction().await.is_ok() {
-            // There was none: without it the job could be deleted and not inserted.
-            let _ = session.abort_transaction().await;
-            return Err(StoreError::NoTransaction { operation });
+        match session.start_transaction().await {
+            Err(error) if is_transaction_open(&error) => {}
+            Err(source) => return Err(StoreError::Mongo { operation, source: source.into() }),
+            Ok(()) => {
+                // Without one the job could be deleted and not inserted. The driver has not sent anything yet.
+                let _ = session.abort_transaction().await;
+                return Err(StoreError::NoTransaction { operation });
+            }
         }
         let written: DriverResult<Recorded> = async {
             let claimed = filter_of(std::slice::from_ref(end));

@@ -1,0 +1,578 @@
+//! The JSON form of a job, in and out: for the command line, files with one job on each line, and other programs.
+//!
+//! ```
+//! use recruiter_common::spec::JobSpec;
+//!
+//! let spec: JobSpec = r#"{"class": "checksum", "parameters": {"path": "/etc/hostname"}, "after": "5m"}"#.parse()?;
+//! assert_eq!(spec.group, None, "`generic`, when nothing is said");
+//! assert_eq!(spec.to_string(), r#"{"class":"checksum","parameters":{"path":"/etc/hostname"},"after":"5m"}"#);
+//! let job = spec.into_job(UnknownPolicies::Refuse)?;
+//! # use recruiter_common::spec::{InvalidSpec, UnknownPolicies};
+//! # Ok::<(), InvalidSpec>(())
+//! ```
+
+use std::{fmt, str::FromStr, time::Duration};
+
+use bson::{Bson, Document};
+use chrono::{DateTime, SecondsFormat, Utc};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
+use serde_json::{Value, json};
+
+use crate::{
+    enqueue::NewJob,
+    ids::JobId,
+    instant::Instant,
+    job::{Job, Priority, StoredPolicy},
+    retry_policy::RetryPolicies,
+};
+
+/// Longest line of JSON that is read, in bytes: a job of the largest size that MongoDB takes fits even when JSON needs four bytes for one
+/// of BSON.
+pub const LONGEST_LINE: usize = 16 * 1024 * 1024;
+
+/// A job as a JSON object. Values that JSON does not have (dates, ids, binary data) are MongoDB's extended JSON; `null` means the same as
+/// no field, and a field that is not listed here is refused.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[non_exhaustive]
+pub struct JobSpec {
+    /// Class of the workable. The only field that a job must have.
+    #[serde(default)]
+    pub class: String,
+    /// Parameters of the workable: a JSON object.
+    #[serde(default, deserialize_with = "parameters", serialize_with = "document", skip_serializing_if = "Option::is_none")]
+    pub parameters: Option<Document>,
+    /// Of a bundle, in place of `parameters`: an array with the parameters of each item.
+    #[serde(default, deserialize_with = "items", serialize_with = "documents", skip_serializing_if = "Option::is_none")]
+    pub items: Option<Vec<Document>>,
+    /// Group; `generic` when nothing is said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<String>,
+    /// How urgent it is: 0 to 9, 5 when nothing is said.
+    #[serde(default, deserialize_with = "priority", serialize_with = "number", skip_serializing_if = "Option::is_none")]
+    pub priority: Option<Priority>,
+    /// When it is due, like `2030-01-31T18:00:00Z`; at once when neither this nor `after` is said.
+    #[serde(default, deserialize_with = "instant", serialize_with = "rfc3339", skip_serializing_if = "Option::is_none")]
+    pub scheduled_at: Option<Instant>,
+    /// How long after it is enqueued it is due, like `1h 30m`.
+    #[serde(default, deserialize_with = "duration", serialize_with = "humane", skip_serializing_if = "Option::is_none")]
+    pub after: Option<Duration>,
+    /// Labels.
+    #[serde(default, deserialize_with = "tags", skip_serializing_if = "Vec::is_empty")]
+    pub tags: Vec<String>,
+    /// Its name in the application's own terms.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub urn: Option<String>,
+    /// Retry policy, `{"class": …, "parameters": …}`; the job is not retried when nothing is said.
+    #[serde(default, deserialize_with = "policy", serialize_with = "stored_policy", skip_serializing_if = "Option::is_none")]
+    pub retry_policy: Option<StoredPolicy>,
+    /// Its id, 24 hexadecimal digits: a job that is there under this id is not enqueued again.
+    #[serde(default, deserialize_with = "id", serialize_with = "hex", skip_serializing_if = "Option::is_none")]
+    pub id: Option<JobId>,
+}
+
+/// Why a text, or a job, has no [`JobSpec`], or why a `JobSpec` is no job. One sentence, for people.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{problem}")]
+pub struct InvalidSpec {
+    problem: String,
+    is_unknown_policy: bool,
+}
+
+impl InvalidSpec {
+    fn new(problem: impl Into<String>) -> Self {
+        Self { problem: problem.into(), is_unknown_policy: false }
+    }
+
+    /// Whether nothing is wrong but that this program does not know the retry policy: see [`UnknownPolicies::Accept`].
+    pub fn is_unknown_policy(&self) -> bool {
+        self.is_unknown_policy
+    }
+}
+
+/// What becomes of a job whose retry policy this program does not know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UnknownPolicies {
+    /// It is refused.
+    Refuse,
+    /// It is accepted: workers know the policy.
+    Accept,
+}
+
+impl JobSpec {
+    /// The job on one line of a file; none when the line is blank.
+    ///
+    /// # Errors
+    /// When the line is no job. The message does not say which line it is.
+    pub fn of_line(line: &[u8]) -> Result<Option<Self>, InvalidSpec> {
+        if line.len() > LONGEST_LINE {
+            let problem = format!("the line is longer than {LONGEST_LINE} bytes: store the data elsewhere and enqueue where it is");
+            return Err(InvalidSpec::new(problem));
+        }
+        let text = std::str::from_utf8(line).map_err(|error| InvalidSpec::new(format!("the line is not UTF-8: {error}")))?;
+        let text = text.trim_start_matches('\u{feff}').trim();
+        if text.is_empty() { Ok(None) } else { text.parse().map(Some) }
+    }
+
+    /// What would enqueue this job once more, under another id: without its id, its date and its history.
+    ///
+    /// # Errors
+    /// When its parameters are no document, which JSON could not tell from one.
+    pub fn of_job(job: &Job) -> Result<Self, InvalidSpec> {
+        let document = |parameters: Bson| {
+            let Bson::Document(parameters) = parameters else {
+                return Err(InvalidSpec::new(format!("its parameters are no document, but {:?}", parameters.element_type())));
+            };
+            Ok(parameters)
+        };
+        let (parameters, items) = match job.bundle {
+            None => (Some(document(job.parameters.clone())?), None),
+            Some(_) => (None, Some(job.items().into_iter().map(document).collect::<Result<_, _>>()?)),
+        };
+        Ok(Self {
+            class: job.class.clone(),
+            parameters,
+            items,
+            group: Some(job.group.clone()),
+            priority: Some(job.priority),
+            tags: job.tags.clone(),
+            urn: job.urn.clone(),
+            retry_policy: Some(job.retry_policy.clone()),
+            ..Self::default()
+        })
+    }
+
+    /// The job, to be enqueued.
+    ///
+    /// # Errors
+    /// When fields contradict each other, or the retry policy cannot be used. Names and sizes are checked by the enqueueing call.
+    pub fn into_job(self, unknown_policies: UnknownPolicies) -> Result<NewJob, InvalidSpec> {
+        let refused = |problem: &str| Err(InvalidSpec::new(problem));
+        if self.class.is_empty() {
+            return refused("`class` is missing: what is to be done?");
+        }
+        let mut job = match (self.items, self.parameters) {
+            (Some(_), Some(_)) => return refused("`items` and `parameters` contradict each other; say one of them"),
+            (Some(items), None) => NewJob::bundle_of_class(self.class, items),
+            (None, parameters) => NewJob::of_class(self.class, parameters.unwrap_or_default()),
+        };
+        job = match (self.scheduled_at, self.after) {
+            (Some(_), Some(_)) => return refused("`scheduled_at` and `after` contradict each other; say one of them"),
+            (Some(at), None) => job.at(at),
+            (None, Some(delay)) => job.after(delay),
+            (None, None) => job,
+        };
+        if let Some(policy) = self.retry_policy {
+            check_policy(&policy, unknown_policies)?;
+            job = job.retry_stored(policy);
+        }
+        job = self.tags.into_iter().fold(job, NewJob::tag);
+        if let Some(group) = self.group {
+            job = job.in_group(group);
+        }
+        if let Some(priority) = self.priority {
+            job = job.priority(priority);
+        }
+        if let Some(urn) = self.urn {
+            job = job.urn(urn);
+        }
+        if let Some(id) = self.id {
+            job = job.with_id(id);
+        }
+        Ok(job)
+    }
+}
+
+impl FromStr for JobSpec {
+    type Err = InvalidSpec;
+
+    fn from_str(text: &str) -> Result<Self, InvalidSpec> {
+        if !text.starts_with('{') {
+            let example = r#"a job is one JSON object on one line, like {"class": "checksum", "parameters": {"path": "/tmp/x"}}"#;
+            return Err(InvalidSpec::new(example));
+        }
+        serde_json::from_str(text).map_err(|error| {
+            // serde's own position names a line, which is always the first.
+            let message = error.to_string();
+            let problem = message.rsplit_once(" at line ").map_or(message.as_str(), |(problem, _)| problem);
+            InvalidSpec::new(format!("{problem} (column {})", error.column()))
+        })
+    }
+}
+
+/// One line of JSON.
+impl fmt::Display for JobSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&serde_json::to_string(self).map_err(|_| fmt::Error)?)
+    }
+}
+
+fn check_policy(policy: &StoredPolicy, unknown: UnknownPolicies) -> Result<(), InvalidSpec> {
+    match RetryPolicies::default().check(policy) {
+        Err(problem) if problem.unknown_class().is_some() => match unknown {
+            UnknownPolicies::Accept => Ok(()),
+            UnknownPolicies::Refuse => Err(InvalidSpec { problem: problem.to_string(), is_unknown_policy: true }),
+        },
+        checked => checked.map_err(|problem| InvalidSpec::new(problem.to_string())),
+    }
+}
+
+// From text, for flags.
+
+/// The parameters of a job: a JSON object.
+///
+/// # Errors
+/// When it is none.
+pub fn parameters_of_text(text: &str) -> Result<Document, InvalidSpec> {
+    json_of_text(text).and_then(parameters_of_json)
+}
+
+/// The parameters of the items of a bundle: a JSON array of objects.
+///
+/// # Errors
+/// When it is none.
+pub fn items_of_text(text: &str) -> Result<Vec<Document>, InvalidSpec> {
+    json_of_text(text).and_then(items_of_json)
+}
+
+/// A retry policy: a JSON object with `class` and `parameters`.
+///
+/// # Errors
+/// When it is none.
+pub fn policy_of_text(text: &str) -> Result<StoredPolicy, InvalidSpec> {
+    json_of_text(text).and_then(policy_of_json)
+}
+
+/// An instant, as RFC 3339 writes it.
+///
+/// # Errors
+/// When it is none.
+pub fn instant_of_text(text: &str) -> Result<Instant, InvalidSpec> {
+    let at = DateTime::parse_from_rfc3339(text).map(|at| at.with_timezone(&Utc));
+    at.map_err(|error| {
+        InvalidSpec::new(format!("`{text:.80}` is no instant ({error}); write it like 2030-01-31T18:00:00Z or 2030-01-31T19:00:00+01:00"))
+    })
+}
+
+/// A duration, as people write it.
+///
+/// # Errors
+/// When it is none.
+pub fn duration_of_text(text: &str) -> Result<Duration, InvalidSpec> {
+    let duration = humantime::parse_duration(text);
+    duration.map_err(|error| InvalidSpec::new(format!("`{text:.80}` is no duration ({error}); write it like 90s, 5m or 1h 30m")))
+}
+
+/// The id of a job, in hexadecimal digits.
+///
+/// # Errors
+/// When it is none.
+pub fn id_of_text(text: &str) -> Result<JobId, InvalidSpec> {
+    text.parse().map_err(|_| InvalidSpec::new(format!("`{text:.80}` is no job id, which has 24 hexadecimal digits")))
+}
+
+// From JSON.
+
+fn json_of_text(text: &str) -> Result<Value, InvalidSpec> {
+    serde_json::from_str(text).map_err(|error| InvalidSpec::new(format!("that is no JSON: {error}")))
+}
+
+fn extended(value: Value) -> Result<Bson, InvalidSpec> {
+    Bson::try_from(value).map_err(|error| InvalidSpec::new(format!("that is no extended JSON: {error}")))
+}
+
+fn parameters_of_json(value: Value) -> Result<Document, InvalidSpec> {
+    let Bson::Document(parameters) = extended(value)? else {
+        return Err(InvalidSpec::new(r#"parameters must be a JSON object, like {"path": "/tmp/x"}"#));
+    };
+    Ok(parameters)
+}
+
+fn items_of_json(value: Value) -> Result<Vec<Document>, InvalidSpec> {
+    let Value::Array(items) = value else {
+        let example = r#"items must be a JSON array of parameters, like [{"path": "/tmp/x"}, {"path": "/tmp/y"}]"#;
+        return Err(InvalidSpec::new(example));
+    };
+    let item = |(index, item)| parameters_of_json(item).map_err(|problem| InvalidSpec::new(format!("item {index}: {problem}")));
+    items.into_iter().enumerate().map(item).collect()
+}
+
+fn policy_of_json(value: Value) -> Result<StoredPolicy, InvalidSpec> {
+    #[derive(Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Policy {
+        class: String,
+        #[serde(default)]
+        parameters: Value,
+    }
+    let policy = Policy::deserialize(value)
+        .map_err(|error| InvalidSpec::new(format!(r#"a retry policy is {{"class": …, "parameters": …}}: {error}"#)))?;
+    Ok(StoredPolicy { class: policy.class, parameters: extended(policy.parameters)? })
+}
+
+fn instant_of_json(value: Value) -> Result<Instant, InvalidSpec> {
+    let value = extended(value)?;
+    value.as_datetime().map_or_else(|| instant_of_text(&text_in(&value)), |at| Ok(at.to_chrono()))
+}
+
+fn id_of_json(value: Value) -> Result<JobId, InvalidSpec> {
+    let value = extended(value)?;
+    value.as_object_id().map_or_else(|| id_of_text(&text_in(&value)), |id| Ok(id.into()))
+}
+
+fn text_in(value: &Bson) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
+fn duration_of_json(value: Value) -> Result<Duration, InvalidSpec> {
+    duration_of_text(value.as_str().unwrap_or(&value.to_string()))
+}
+
+/// Through a JSON value, so that messages are the same for flags and lines.
+fn optional<'de, D: Deserializer<'de>, T>(from: D, read: fn(Value) -> Result<T, InvalidSpec>) -> Result<Option<T>, D::Error> {
+    let value = Value::deserialize(from)?;
+    if value.is_null() { Ok(None) } else { read(value).map(Some).map_err(D::Error::custom) }
+}
+
+fn parameters<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Document>, D::Error> {
+    optional(from, parameters_of_json)
+}
+
+fn items<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Vec<Document>>, D::Error> {
+    optional(from, items_of_json)
+}
+
+fn policy<'de, D: Deserializer<'de>>(from: D) -> Result<Option<StoredPolicy>, D::Error> {
+    optional(from, policy_of_json)
+}
+
+fn instant<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Instant>, D::Error> {
+    optional(from, instant_of_json)
+}
+
+fn duration<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::Error> {
+    optional(from, duration_of_json)
+}
+
+fn id<'de, D: Deserializer<'de>>(from: D) -> Result<Option<JobId>, D::Error> {
+    optional(from, id_of_json)
+}
+
+fn priority<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Priority>, D::Error> {
+    let Some(value) = Option::<i64>::deserialize(from)? else { return Ok(None) };
+    let known = u8::try_from(value).ok().and_then(Priority::new);
+    known.map(Some).ok_or_else(|| D::Error::custom(format!("`priority` is {value}; it must be from 0 to 9")))
+}
+
+fn tags<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
+    Ok(Option::deserialize(from)?.unwrap_or_default())
+}
+
+// To JSON.
+
+/// Relaxed extended JSON, but for integers that would come back narrower than they are.
+fn relaxed(value: Bson) -> Value {
+    if let Bson::Document(document) = value {
+        Value::Object(document.into_iter().map(|(key, value)| (key, relaxed(value))).collect())
+    } else if let Bson::Array(list) = value {
+        Value::Array(list.into_iter().map(relaxed).collect())
+    } else if let Some(number) = value.as_i64().filter(|number| i32::try_from(*number).is_ok()) {
+        json!({ "$numberLong": number.to_string() })
+    } else {
+        value.into_relaxed_extjson()
+    }
+}
+
+fn document<S: Serializer>(document: &Option<Document>, to: S) -> Result<S::Ok, S::Error> {
+    document.clone().map(|document| relaxed(document.into())).serialize(to)
+}
+
+fn documents<S: Serializer>(documents: &Option<Vec<Document>>, to: S) -> Result<S::Ok, S::Error> {
+    let all = |documents: Vec<Document>| documents.into_iter().map(|document| relaxed(document.into())).collect::<Vec<_>>();
+    documents.clone().map(all).serialize(to)
+}
+
+fn stored_policy<S: Serializer>(policy: &Option<StoredPolicy>, to: S) -> Result<S::Ok, S::Error> {
+    let json = |policy: StoredPolicy| json!({ "class": policy.class, "parameters": relaxed(policy.parameters) });
+    policy.clone().map(json).serialize(to)
+}
+
+fn number<S: Serializer>(priority: &Option<Priority>, to: S) -> Result<S::Ok, S::Error> {
+    priority.map(Priority::get).serialize(to)
+}
+
+fn rfc3339<S: Serializer>(at: &Option<Instant>, to: S) -> Result<S::Ok, S::Error> {
+    at.map(|at| at.to_rfc3339_opts(SecondsFormat::AutoSi, true)).serialize(to)
+}
+
+fn humane<S: Serializer>(duration: &Option<Duration>, to: S) -> Result<S::Ok, S::Error> {
+    duration.map(|duration| humantime::format_duration(duration).to_string()).serialize(to)
+}
+
+fn hex<S: Serializer>(id: &Option<JobId>, to: S) -> Result<S::Ok, S::Error> {
+    id.map(|id| id.to_string()).serialize(to)
+}
+
+#[cfg(test)]
+mod tests {
+    use bson::doc;
+
+    use super::*;
+
+    /// A line is this job, and this job is written as a line that is the same job again; or the line is refused with this.
+    #[track_caller]
+    fn check(line: impl AsRef<[u8]>, expected: Result<JobSpec, &str>) {
+        let shown: String = String::from_utf8_lossy(line.as_ref()).chars().take(200).collect();
+        let read = JobSpec::of_line(line.as_ref()).and_then(|spec| {
+            let spec = spec.expect("a line that is not blank");
+            spec.clone().into_job(UnknownPolicies::Refuse).map(|_| spec)
+        });
+        match (read, expected) {
+            (Ok(spec), Ok(expected)) => {
+                assert_eq!(spec, expected, "{shown}");
+                assert_eq!(spec.to_string().parse(), Ok(spec), "{shown}");
+            }
+            (Err(problem), Err(part)) => {
+                assert!(problem.to_string().contains(part), "{problem:?} of {shown} does not contain {part:?}");
+            }
+            (read, expected) => panic!("{shown} is read as {read:?}, not {expected:?}"),
+        }
+    }
+
+    fn spec(change: impl FnOnce(&mut JobSpec)) -> Result<JobSpec, &'static str> {
+        let mut spec = JobSpec { class: "c".into(), ..JobSpec::default() };
+        change(&mut spec);
+        Ok(spec)
+    }
+
+    #[test]
+    fn a_line_says_all_that_a_job_has_and_is_written_again() {
+        check(r#"{"class": "c"}"#, spec(|_| {}));
+        check("\u{feff} {\"class\": \"c\"}\r\n", spec(|_| {}));
+        check(r#"{"class": "c", "parameters": null, "tags": null, "priority": null}"#, spec(|_| {}));
+        check(r#"{"class": "c", "group": "$where.a", "tags": ["t", "u"], "urn": "u"}"#, {
+            spec(|spec| (spec.group, spec.tags, spec.urn) = (Some("$where.a".into()), vec!["t".into(), "u".into()], Some("u".into())))
+        });
+        check(r#"{"class": "c", "priority": 9}"#, spec(|spec| spec.priority = Some(Priority::MAX)));
+        check(r#"{"class": "c", "items": [{"a": 1}, {}]}"#, spec(|spec| spec.items = Some(vec![doc! { "a": 1 }, doc! {}])));
+        check(r#"{"class": "c", "after": "1h 30m"}"#, spec(|spec| spec.after = Some(Duration::from_secs(5_400))));
+        let at = Instant::from_timestamp_millis(1_896_112_800_000);
+        check(r#"{"class": "c", "scheduled_at": "2030-01-31T19:00:00+01:00"}"#, spec(|spec| spec.scheduled_at = at));
+        check(r#"{"class": "c", "scheduled_at": {"$date": "2030-01-31T18:00:00Z"}}"#, spec(|spec| spec.scheduled_at = at));
+        let id = "65a1b2c3d4e5f60718293a4b".parse().ok();
+        check(r#"{"class": "c", "id": "65a1b2c3d4e5f60718293a4b"}"#, spec(|spec| spec.id = id));
+        check(r#"{"class": "c", "id": {"$oid": "65a1b2c3d4e5f60718293a4b"}}"#, spec(|spec| spec.id = id));
+        let policy = StoredPolicy { class: "RetryForever".into(), parameters: doc! { "seconds_to_wait_before_retry": 1 }.into() };
+        check(
+            r#"{"class": "c", "retry_policy": {"class": "RetryForever", "parameters": {"seconds_to_wait_before_retry": 1}}}"#,
+            spec(|spec| spec.retry_policy = Some(policy)),
+        );
+    }
+
+    #[test]
+    fn values_keep_their_type() {
+        let parameters = doc! {
+            "z": 1, "a": 2_i64, "large": i64::MAX, "whole": 3.0, "date": bson::DateTime::from_millis(3), "old": bson::DateTime::from_millis(-1),
+            "id": bson::oid::ObjectId::from_bytes([7; 12]), "bytes": bson::Binary { subtype: bson::spec::BinarySubtype::Generic, bytes: vec![1, 2] },
+            "nothing": null, "list": [1, 2_i64, { "x": "ü" }], "a.b": 1, "$where": "x",
+        };
+        let written = spec(|spec| spec.parameters = Some(parameters)).map(|spec| spec.to_string());
+        let written = written.expect("a job");
+        let read = JobSpec::of_line(written.as_bytes()).expect("a job").expect("a job");
+        assert_eq!(read.to_string(), written);
+        let read = read.parameters.expect("parameters");
+        assert_eq!(read.get("a"), Some(&Bson::Int64(2)));
+        assert_eq!(read.get("whole"), Some(&Bson::Double(3.0)));
+        assert_eq!(read.get("old"), Some(&Bson::DateTime(bson::DateTime::from_millis(-1))));
+        assert_eq!(read.keys().next().map(String::as_str), Some("z"), "in their order");
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_line_is_said() {
+        check(r#"{"group": "g"}"#, Err("`class` is missing"));
+        check(r#"{"class": "c", "klass": "c"}"#, Err("unknown field `klass`"));
+        check(r#"{"class": "c""#, Err("EOF while parsing an object (column 13)"));
+        check(r#"["c"]"#, Err("a job is one JSON object on one line"));
+        check(b"{\"class\": \"\xff\"}", Err("the line is not UTF-8"));
+        check(vec![b'x'; LONGEST_LINE + 1], Err("the line is longer than 16777216 bytes"));
+        check(r#"{"class": "c", "priority": 12}"#, Err("`priority` is 12; it must be from 0 to 9"));
+        check(r#"{"class": "c", "priority": "high"}"#, Err("expected i64"));
+        check(r#"{"class": "c", "parameters": [1]}"#, Err("parameters must be a JSON object"));
+        check(r#"{"class": "c", "scheduled_at": "tomorrow"}"#, Err("`tomorrow` is no instant"));
+        check(r#"{"class": "c", "scheduled_at": "tomorrow"}"#, Err("write it like 2030-01-31T18:00:00Z"));
+        check(r#"{"class": "c", "items": {}}"#, Err("items must be a JSON array"));
+        check(r#"{"class": "c", "items": [{}, 1]}"#, Err("item 1: parameters must be a JSON object"));
+        check(r#"{"class": "c", "items": [{}], "parameters": {}}"#, Err("contradict each other"));
+        check(r#"{"class": "c", "scheduled_at": 5}"#, Err("`5` is no instant"));
+        check(r#"{"class": "c", "after": 5}"#, Err("`5` is no duration"));
+        check(r#"{"class": "c", "after": "5m", "scheduled_at": "2030-01-31T18:00:00Z"}"#, Err("contradict each other"));
+        check(r#"{"class": "c", "id": "x"}"#, Err("`x` is no job id"));
+    }
+
+    #[test]
+    fn blank_lines_are_no_jobs() {
+        for line in ["", "\n", " \t\r\n"] {
+            assert_eq!(JobSpec::of_line(line.as_bytes()), Ok(None), "{line:?}");
+        }
+    }
+
+    #[test]
+    fn parameters_are_extended_json() {
+        let check = |json: &str, expected: Result<Document, &str>| match (parameters_of_text(json), expected) {
+            (Ok(parameters), Ok(expected)) => assert_eq!(parameters, expected),
+            (Err(problem), Err(part)) => assert!(problem.to_string().contains(part), "{problem:?} of {json} does not contain {part:?}"),
+            (read, expected) => panic!("{json} is read as {read:?}, not {expected:?}"),
+        };
+        check(
+            r#"{"z": 1, "a": {"$numberLong": "2"}, "d": {"$date": {"$numberLong": "3"}}}"#,
+            Ok(doc! { "z": 1, "a": 2_i64, "d": bson::DateTime::from_millis(3) }),
+        );
+        check(r#"{"$where": "x", "a.b": 1}"#, Ok(doc! { "$where": "x", "a.b": 1 }));
+        check(r#"[1]"#, Err("must be a JSON object"));
+        check(r#"{"$oid": "65a1b2c3d4e5f60718293a4b"}"#, Err("must be a JSON object"));
+        check(r#"{"a": {"$oid": "short"}}"#, Err("that is no extended JSON"));
+        check(r#"{"path": x}"#, Err("that is no JSON"));
+        check(&format!("{{\"a\": {}{}}}", "[".repeat(200), "]".repeat(200)), Err("that is no JSON: recursion limit exceeded"));
+    }
+
+    #[test]
+    fn a_policy_that_workers_will_not_know_is_refused_unless_said() {
+        let check = |json: &str, unknown: UnknownPolicies, expected: Result<(), &str>| {
+            let policy = policy_of_text(json).expect("a policy");
+            match (check_policy(&policy, unknown), expected) {
+                (Ok(()), Ok(())) => {}
+                (Err(problem), Err(part)) => assert!(problem.to_string().contains(part), "{problem:?} of {json} does not contain {part:?}"),
+                (checked, expected) => panic!("{json}: {checked:?}, not {expected:?}"),
+            }
+        };
+        let nested = r#"{"class": "RetriableExceptionFilter", "parameters": {"retriable_exceptions": ["*"], "filtered_retry_policy": {"class": "Mine"}}}"#;
+        for unknown in [r#"{"class": "Mine"}"#, nested] {
+            check(unknown, UnknownPolicies::Refuse, Err("there is no retry policy `Mine`"));
+            let refused = check_policy(&policy_of_text(unknown).expect("a policy"), UnknownPolicies::Refuse);
+            assert!(refused.is_err_and(|problem| problem.is_unknown_policy()));
+            check(unknown, UnknownPolicies::Accept, Ok(()));
+        }
+        check(r#"{"class": "RetryForever"}"#, UnknownPolicies::Accept, Err("`seconds_to_wait_before_retry` is missing"));
+        assert!(
+            policy_of_text(r#"{"class": "RetryForever", "paramters": {}}"#)
+                .is_err_and(|problem| problem.to_string().contains("unknown field `paramters`"))
+        );
+    }
+
+    #[test]
+    fn a_stored_job_has_a_form_that_enqueues_it_again() {
+        let job = |workable: Document| {
+            let document = doc! {
+                "_id": bson::oid::ObjectId::from_bytes([7; 12]), "locked": false, "group": "g", "priority": 3, "tags": ["t"], "urn": "u",
+                "scheduled_at": bson::DateTime::from_millis(0), "workable": workable, "retry_policy": { "class": "Mine", "parameters": {} },
+            };
+            JobSpec::of_job(&Job::try_from(document).expect("a job")).map(|spec| spec.to_string())
+        };
+        let rest = r#""group":"g","priority":3,"tags":["t"],"urn":"u","retry_policy":{"class":"Mine","parameters":{}}}"#;
+        let single = format!(r#"{{"class":"c","parameters":{{"a":1}},{rest}"#);
+        assert_eq!(job(doc! { "class": "c", "parameters": { "a": 1 } }), Ok(single));
+        let bundle = format!(r#"{{"class":"c","items":[{{"a":1}},{{}}],{rest}"#);
+        assert_eq!(job(doc! { "class": "c", "items": [{ "a": 1 }, {}] }), Ok(bundle));
+        assert!(job(doc! { "class": "c", "parameters": 5 }).is_err_and(|problem| problem.to_string().contains("no document")));
+    }
+}
