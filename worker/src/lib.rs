@@ -32,97 +32,56 @@
 //!
 //! The stock worker, `recruiter-worker`, is this library with workables that are programs, named in a file.
 
-mod builtin;
-mod bundle;
-mod carry_out;
-mod commit;
 mod config;
-mod execute;
-mod files;
-mod heartbeat;
-mod leader;
-mod memory;
-mod portion;
+mod context;
+mod engine;
+mod event;
+mod panics;
 mod process;
-mod program;
-mod progress;
+mod programs;
 mod registry;
-mod runner;
-mod shortage;
-mod start;
-pub mod stock;
 mod workable;
 
 use std::sync::Arc;
 
 use recruiter_common::{
     exit::Exit,
-    failure::Failure,
     retry_policy::{InvalidPolicy, Parameters, RetryPolicies, RetryPolicy},
     roster::Place,
     service::Watchdog,
-    shutdown::{Shutdown, pause},
+    shutdown::Shutdown,
     store::{ConnectArgs, Store},
     task::as_task,
-    telemetry::chain,
 };
-use tokio::sync::mpsc;
 use tokio_util::task::AbortOnDropHandle;
 
 pub use crate::{
     config::WorkerArgs,
+    context::{Cancellation, Context, Item},
+    event::WorkerEvent,
     process::{EXIT_CODES, ProcessArgs},
+    programs::stock,
     registry::DuplicateClass,
-    workable::{BlockingExecutable, Cancellation, Context, Done, Executable, Item, NotDone},
+    workable::{BlockingExecutable, Done, Executable, NotDone},
 };
 use crate::{
-    program::orphans,
+    engine::{dependencies::Dependencies, memory},
+    event::Listener,
+    programs::{builtin, files, orphans},
     registry::{Asynchronous, Blocking, Registry},
-    runner::{End, Equipment},
 };
 
-/// How long a second signal should leave a worker's process, for killing programs and telling MongoDB.
+/// How long a process waits after a second signal, for killing programs and writing to MongoDB.
 pub const ABORT_WITHIN: std::time::Duration = std::time::Duration::from_secs(2);
-/// How long what became of items of a bundle that could not be ended may take to be written.
-const LAST_PROGRESS: std::time::Duration = std::time::Duration::from_secs(1);
-/// Between attempts to come back while MongoDB is away.
-const COME_BACK_AFTER: std::time::Duration = std::time::Duration::from_secs(1);
 
 /// A worker process to be: classes, policies, and who listens.
 #[derive(Default)]
 pub struct Worker {
     registry: Registry,
     policies: RetryPolicies,
-    listener: Option<Arc<WorkerListener>>,
+    listener: Option<Arc<Listener>>,
     has_programs: bool,
     about: Option<String>,
-}
-
-type WorkerListener = dyn Fn(&WorkerEvent<'_>) + Send + Sync;
-
-/// Something that happened to a job in this worker.
-#[derive(Debug)]
-#[non_exhaustive]
-pub enum WorkerEvent<'a> {
-    /// It is about to be entered.
-    Started {
-        /// Which.
-        job: &'a Context,
-    },
-    /// Its success is in the archive.
-    Done {
-        /// Which.
-        job: &'a Context,
-    },
-    /// Its failure is recorded.
-    Failed {
-        /// Which.
-        job: &'a Context,
-        /// Why.
-        failure: &'a Failure,
-        /// Whether it went to the archive with it.
-        last: bool,
-    },
 }
 
 impl Worker {
@@ -219,47 +178,11 @@ impl Worker {
         };
         let heartbeat_store = store.with_own_connections("recruiter-worker-heartbeat")?;
         let Self { registry, policies, listener, has_programs, about: _ } = self;
-        let reaping = (has_programs && orphans::come_here()).then(|| AbortOnDropHandle::new(tokio::spawn(orphans::reap())));
-        let place = Place::of_this_process()?;
-        let (progress, queue) = mpsc::unbounded_channel();
-        let mut writing = tokio::spawn(progress::run(store.clone(), queue));
-        let watchdog = Watchdog::of_this_process();
-        let equipment = Arc::new(Equipment { store, heartbeat_store, args, place, registry, policies, listener, progress, watchdog });
-        let mut work = std::pin::pin!(as_task(work(equipment, shutdown)));
-        let exit = tokio::select! {
-            exit = &mut work => exit?,
-            ended = &mut writing => {
-                ended.map_err(|_| anyhow::anyhow!("the task that records the items of bundles has panicked; the jobs are left to the cleaner"))?;
-                // Nobody can send any more: the work has just ended.
-                return work.await;
-            }
-        };
-        // Ends as nobody can send any more. Only what could not be ended has left something to be written.
-        let abort = writing.abort_handle();
-        let _ = tokio::time::timeout(LAST_PROGRESS, writing).await;
-        abort.abort();
+        let reaping = (has_programs && orphans::are_inherited()).then(|| AbortOnDropHandle::new(tokio::spawn(orphans::reap())));
+        let (place, watchdog) = (Place::of_this_process()?, Watchdog::of_this_process());
+        let dependencies = Arc::new(Dependencies { store, heartbeat_store, args, place, registry, policies, listener, watchdog });
+        let exit = as_task(engine::run(dependencies, shutdown)).await;
         drop(reaping);
-        Ok(exit)
-    }
-}
-
-/// One incarnation after the other.
-async fn work(equipment: Arc<Equipment>, mut shutdown: Shutdown) -> anyhow::Result<Exit> {
-    loop {
-        equipment.watchdog.progress();
-        match runner::run(equipment.clone(), &mut shutdown).await {
-            Ok(End::Stopped) => return Ok(Exit::Success),
-            Ok(End::MemoryLimit) => return Ok(Exit::MemoryLimit),
-            Ok(End::Broken) => return Err(anyhow::anyhow!("a task of this worker has panicked; its jobs are left to the cleaner")),
-            Ok(End::Retired) if shutdown.is_requested() => return Ok(Exit::Success),
-            Ok(End::Retired) => {}
-            Err(error) => {
-                tracing::warn!(error = chain(&error), "could not register; trying again");
-                if shutdown.is_requested() {
-                    return Ok(Exit::Success);
-                }
-                tokio::select! { () = pause(COME_BACK_AFTER) => {} () = shutdown.requested() => {} }
-            }
-        }
+        exit
     }
 }

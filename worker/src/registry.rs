@@ -1,4 +1,4 @@
-//! From a class name to something that can be executed: the one place where types are erased.
+//! The classes of a worker: from a class name to a value that can be executed. Types are erased here and nowhere else.
 
 use std::{
     collections::{BTreeMap, btree_map::Entry},
@@ -13,14 +13,18 @@ use recruiter_common::{
     telemetry::of_bson,
 };
 
-use crate::workable::{BlockingExecutable, Context, Done, Executable, NotDone};
+use crate::{
+    context::Context,
+    panics::guarded,
+    workable::{BlockingExecutable, Done, Executable, NotDone},
+};
 
 /// Makes executable values of one class from stored parameters.
 pub(crate) trait Handler: Send + Sync {
     /// # Errors
-    /// A failure of class `parameters`, when they are not what the class wants.
+    /// A failure of class `parameters` when the class cannot use them.
     fn decode(&self, parameters: Bson) -> Result<Arc<dyn Ready>, Failure>;
-    /// As [`Ready::stops_within`], of every execution.
+    /// The longest [`Ready::stops_within`] of all executions of the class.
     fn stops_within(&self) -> Option<Duration> {
         None
     }
@@ -30,9 +34,9 @@ pub(crate) trait Handler: Send + Sync {
 pub(crate) trait Ready: Send + Sync {
     /// How long the execution may take.
     fn time_limit(&self) -> Option<Duration>;
-    /// Does the work. Dropping the future breaks it off, unless [`Ready::blocks`].
+    /// Does the work. Dropping the future ends the execution, unless [`Ready::blocks`].
     fn execute<'a>(&'a self, job: &'a Arc<Context>) -> BoxFuture<'a, Result<Done, NotDone>>;
-    /// How long an execution may take to end once it is asked to, whatever the reason; nothing when it makes no difference to others.
+    /// How long an execution may take to end once it is cancelled, whatever the reason; `None` for the worker's usual patience.
     fn stops_within(&self) -> Option<Duration> {
         None
     }
@@ -40,13 +44,13 @@ pub(crate) trait Ready: Send + Sync {
     fn blocks(&self) -> bool {
         false
     }
-    /// Called once the outcome is recorded; `last` when a failure went to the archive.
+    /// The hooks, called once the end is recorded. `last` is true when the failure moved the job to the archive.
     fn after<'a>(&'a self, _job: &'a Context, _failure: Option<&'a Failure>, _last: bool) -> BoxFuture<'a, ()> {
         async {}.boxed()
     }
 }
 
-/// The classes that a worker has.
+/// The classes of a worker.
 #[derive(Default)]
 pub(crate) struct Registry {
     handlers: BTreeMap<String, Arc<dyn Handler>>,
@@ -60,8 +64,8 @@ pub struct DuplicateClass(pub String);
 impl Registry {
     pub(crate) fn add(&mut self, class: &str, handler: Arc<dyn Handler>) -> Result<(), DuplicateClass> {
         match self.handlers.entry(class.to_owned()) {
-            Entry::Vacant(place) => {
-                place.insert(handler);
+            Entry::Vacant(entry) => {
+                entry.insert(handler);
                 Ok(())
             }
             Entry::Occupied(_) => Err(DuplicateClass(class.to_owned())),
@@ -76,7 +80,7 @@ impl Registry {
         self.handlers.keys().map(String::as_str)
     }
 
-    /// The longest time that any of them says it needs to stop.
+    /// The longest time that an execution of any class needs to stop.
     pub(crate) fn stops_within(&self) -> Duration {
         self.handlers.values().filter_map(|handler| handler.stops_within()).max().unwrap_or_default()
     }
@@ -91,7 +95,19 @@ impl Registry {
     }
 }
 
-fn decode<W: serde::de::DeserializeOwned>(parameters: Bson) -> Result<W, Failure> {
+/// Decodes a workable and asks for its time limit. Both are code of users.
+///
+/// # Errors
+/// A failure of class `parameters` or `panic`.
+pub(crate) fn decode(handler: &Arc<dyn Handler>, parameters: Bson) -> Result<(Arc<dyn Ready>, Option<Duration>), Failure> {
+    guarded(|| {
+        let workable = handler.decode(parameters)?;
+        let limit = workable.time_limit();
+        Ok((workable, limit))
+    })?
+}
+
+fn deserialize<W: serde::de::DeserializeOwned>(parameters: Bson) -> Result<W, Failure> {
     bson::deserialize_from_bson(parameters)
         .map_err(|error| Failure::new(failure::PARAMETERS, format!("the parameters cannot be decoded: {}", of_bson(&error))))
 }
@@ -106,7 +122,7 @@ struct ReadyAsynchronous<W: Executable> {
 
 impl<W: Executable> Handler for Asynchronous<W> {
     fn decode(&self, parameters: Bson) -> Result<Arc<dyn Ready>, Failure> {
-        Ok(Arc::new(ReadyAsynchronous::<W> { workable: decode(parameters)?, state: self.0.clone() }))
+        Ok(Arc::new(ReadyAsynchronous::<W> { workable: deserialize(parameters)?, state: self.0.clone() }))
     }
 }
 
@@ -145,7 +161,7 @@ struct ReadyBlocking<W: BlockingExecutable> {
 
 impl<W: BlockingExecutable> Handler for Blocking<W> {
     fn decode(&self, parameters: Bson) -> Result<Arc<dyn Ready>, Failure> {
-        Ok(Arc::new(ReadyBlocking::<W> { workable: decode(parameters)?, state: self.0.clone() }))
+        Ok(Arc::new(ReadyBlocking::<W> { workable: deserialize(parameters)?, state: self.0.clone() }))
     }
 }
 

@@ -1,19 +1,20 @@
-//! Workables for trying Recruiter out and for testing it: they do nothing useful, each in its own way.
+//! Workables for trying and testing Recruiter. None does anything useful.
 //!
-//! The stock worker registers them when asked to; no other worker has them.
+//! The stock worker registers them with `--builtins`.
 
 use std::{hint::black_box, sync::Arc, time::Duration};
 
 use recruiter_common::{enqueue::Workable, instant::monotonic_ns};
 use serde::{Deserialize, Serialize};
 
+use super::program::stopped_by;
 use crate::{
-    program::stopped_by,
+    context::Context,
     registry::{Asynchronous, Blocking, Handler},
-    workable::{BlockingExecutable, Context, Done, Executable, NotDone},
+    workable::{BlockingExecutable, Done, Executable, NotDone},
 };
 
-/// All of them, by class.
+/// The handlers of these workables, by class.
 pub(crate) fn all() -> Vec<(&'static str, Arc<dyn Handler>)> {
     fn asynchronous<W: Executable<State = ()>>() -> (&'static str, Arc<dyn Handler>) {
         (W::CLASS, Arc::new(Asynchronous::<W>(Arc::new(()))))
@@ -28,7 +29,7 @@ pub(crate) fn all() -> Vec<(&'static str, Arc<dyn Handler>)> {
     ]
 }
 
-/// Does nothing. With `tell` its result is when it was entered, in nanoseconds of this machine's monotonic clock.
+/// Does nothing. With `tell` its result is the time of the call, in nanoseconds of this machine's monotonic clock.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 struct Noop {
@@ -47,7 +48,7 @@ impl Executable for Noop {
     }
 }
 
-/// Waits for `ms` milliseconds, give or take up to `delta_ms`.
+/// Waits for `ms` milliseconds, plus or minus up to `delta_ms`.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 struct Sleep {
@@ -71,7 +72,7 @@ impl Executable for Sleep {
     }
 }
 
-/// Fails; with `times` only in the first so many attempts.
+/// Fails. With `times` it fails only in that many first attempts.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(default)]
 struct Fail {
@@ -126,7 +127,7 @@ impl Executable for Panic {
     }
 }
 
-/// Ends the worker's process at once with `code`, as a crash would.
+/// Ends the worker's process at once with the exit code `code`, like a crash.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(default)]
 struct ExitAbruptly {
@@ -151,7 +152,7 @@ impl Executable for ExitAbruptly {
     }
 }
 
-/// Makes the worker's resident memory grow by `mib`, for good unless `keep` is false.
+/// Makes the worker's resident memory grow by `mib` MiB. The memory is freed afterwards if `keep` is false.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Leak {
     mib: u64,
@@ -177,7 +178,7 @@ impl BlockingExecutable for Leak {
         };
         let mut memory = Vec::new();
         memory.try_reserve_exact(bytes)?;
-        // Not zeros: those the kernel would only promise.
+        // Not zeros: the kernel gives pages of zeros no memory.
         memory.resize(bytes, 1_u8);
         black_box(&memory);
         if self.keep {
@@ -194,8 +195,8 @@ mod tests {
 
     use super::*;
     use crate::{
-        program::tests::{context, context_of_attempt},
-        workable::Cancellation,
+        context::Cancellation,
+        programs::program::tests::{context, context_of_attempt},
     };
 
     async fn run(class: &str, parameters: bson::Document, job: &Arc<Context>) -> Result<Done, NotDone> {
@@ -234,7 +235,7 @@ mod tests {
             status.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * 4 / 1024
         };
         let before = resident();
-        // Several times: what is free need not go back to the system, but it is used again.
+        // Several times: free memory need not return to the system, but it is used again.
         let four_times = async |parameters: bson::Document| {
             for _ in 0..4 {
                 assert_eq!(run("leak", parameters.clone(), &context()).await, Ok(Done::default()));

@@ -1,6 +1,6 @@
-//! The stock worker's workables file: which program runs jobs of which class.
+//! The stock worker's workables file: the program of each class.
 //!
-//! Loaded once at start. Whatever can be known to be wrong is an error then, with its place in the file and what to do.
+//! The file is loaded once, at start. Everything that can be checked then is an error then, with its line and column and a remedy.
 
 use std::{
     collections::BTreeMap,
@@ -19,19 +19,20 @@ use recruiter_common::enqueue::LONGEST_NAME;
 use serde::Deserialize;
 use toml::Spanned;
 
-use crate::program::{Program, Settings, Template};
+use super::{
+    program::{Program, Settings},
+    template::Template,
+};
 
-/// What a program's output may take of the job's document when nothing is said.
+/// Default of `result_limit`, in bytes.
 const RESULT_LIMIT: usize = 1024 * 1024;
-/// What it may take at most: MongoDB allows a document 16 MiB, and the parameters and the history want their share.
+/// Maximum of `result_limit`, in bytes: MongoDB allows a document 16 MiB, which parameters and history need a share of.
 const LARGEST_RESULT_LIMIT: usize = 8 * 1024 * 1024;
-
-/// How often a job may ask to be tried again when nothing is said.
+/// Default of `try_again_limit`.
 const TRY_AGAIN_LIMIT: u32 = 25;
-/// Between TERM and KILL when nothing is said. With the worker's grace it must fit into systemd's TimeoutStopSec.
+/// Default of `kill_after`. With the worker's grace it must fit into systemd's TimeoutStopSec.
 const KILL_AFTER: Duration = Duration::from_secs(5);
-
-/// A stop of the worker waits for it.
+/// Maximum of `kill_after`: a worker that stops waits for it.
 const LONGEST_KILL_AFTER: Duration = Duration::from_secs(600);
 
 /// The workables file cannot be used.
@@ -45,7 +46,7 @@ pub enum ConfigError {
         /// Why.
         source: io::Error,
     },
-    /// Something in it is wrong.
+    /// Its content is wrong.
     #[error("{}:{line}:{column}: {problem}", path.display())]
     Wrong {
         /// The file.
@@ -54,7 +55,7 @@ pub enum ConfigError {
         line: usize,
         /// From 1, in characters.
         column: usize,
-        /// What is wrong and what to do.
+        /// The problem and its remedy.
         problem: String,
     },
 }
@@ -83,7 +84,7 @@ struct Workable {
     env: BTreeMap<Spanned<String>, Spanned<String>>,
 }
 
-/// Something wrong, at these bytes of the text.
+/// A problem at these bytes of the text.
 struct Problem(Range<usize>, String);
 
 /// Reads the programs of a workables file, by class.
@@ -200,7 +201,7 @@ fn variable((name, value): (Spanned<String>, Spanned<String>)) -> Result<(String
     Ok((name.into_inner(), value.into_inner()))
 }
 
-/// The program of this name: with a slash relative to the file, else along the `PATH` that it will see itself.
+/// The program of this name. A name with a slash is relative to the file; any other is searched in the `PATH` that the program will have.
 fn find(name: &str, home: &Path, path: Option<&String>) -> Result<PathBuf, String> {
     let (candidates, places) = if name.contains('/') {
         let candidate = home.join(name);

@@ -1,33 +1,33 @@
-//! Fewer jobs at a time while the machine cannot start what they need: it is out of files, processes or memory.
+//! Runs fewer jobs while the machine is short of files, processes or memory.
 //!
-//! Such a job is released as it was. Without a pause the worker would take and release it over and over, so the worker
-//! takes nothing for a second, then half as many jobs as before, and twice as many again every half minute.
+//! A job that could not be started is released. Without a pause the worker would take and release it again and again. Therefore the worker
+//! takes no job for a second, then half as many as before, and doubles that number every 30 seconds.
 
 use std::time::{Duration, Instant as Monotonic};
 
-/// How long nothing is taken after a job could not be started.
+/// How long no job is taken after one could not be started.
 const PAUSE: Duration = Duration::from_secs(1);
-/// How often the number of jobs doubles again.
+/// How often the number of jobs doubles.
 const DOUBLE_EVERY: Duration = Duration::from_secs(30);
-/// A shortage after so much quiet is a new one, worth a new warning.
+/// A shortage that begins so long after the last one is a new one, and is logged again.
 const OVER_AFTER: Duration = Duration::from_secs(300);
 
-/// What one worker has learnt of what its machine can carry.
+/// The last shortage of this machine, if there was one.
 #[derive(Debug, Default)]
 pub(crate) struct Shortage(Option<Observed>);
 
 #[derive(Clone, Copy, Debug)]
 struct Observed {
-    /// How many jobs at a time were allowed right after it.
+    /// Jobs that may run at a time, right after the pause.
     allowed: u32,
     at: Monotonic,
 }
 
 impl Shortage {
-    /// Notes that a job could not be started while the worker had `running` jobs, that one included. True if the shortage is a new one.
+    /// Notes that a job could not be started while the worker held `running` jobs, that one included; whether the shortage is a new one.
     pub(crate) fn observe(&mut self, running: u32, now: Monotonic) -> bool {
         let allowed = match &self.0 {
-            // Jobs that were taken together fail together: one shortage.
+            // Jobs that were taken together fail together: they are one shortage.
             Some(last) if now < last.at + PAUSE => last.allowed,
             _ => self.allowed(running, now) / 2,
         };
@@ -36,7 +36,7 @@ impl Shortage {
         is_new
     }
 
-    /// How many jobs the worker may have at a time, of `concurrency` that were asked for.
+    /// How many jobs the worker may hold now, of the configured `concurrency`.
     pub(crate) fn allowed(&self, concurrency: u32, now: Monotonic) -> u32 {
         let Some(last) = &self.0 else { return concurrency };
         let quiet = now.saturating_duration_since(last.at);

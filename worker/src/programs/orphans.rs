@@ -1,7 +1,7 @@
-//! Reaps what programs leave behind, when this process is the one that must: as process 1 of a container without an init.
+//! Reaps orphaned processes when this process is process 1 of a container without an init.
 //!
-//! There every process whose parent has ended becomes a child of the worker, and stays a zombie until the worker waits for it. How a
-//! program itself ended is read by its execution alone, and how a child ended that other code in this process has started, by that code.
+//! In such a container every process whose parent has ended becomes a child of the worker, and stays a zombie until the worker waits for it.
+//! The programs of jobs are left to their executions, and children that other code in this process has started to that code.
 
 use std::{
     collections::BTreeSet,
@@ -21,24 +21,25 @@ use tokio::{
     signal::unix::{SignalKind, signal},
 };
 
-/// At least so long between two looks through `/proc`.
-const LOOK_EVERY: Duration = Duration::from_millis(200);
+/// The shortest time between two scans of `/proc`.
+const SCAN_EVERY: Duration = Duration::from_millis(200);
 
-/// The programs that run. Locked while one is started, so that it is known before it can end, and while orphans are reaped.
+/// The process ids of running programs. Locked while a program is started, so that it is registered before it can end, and while
+/// orphans are reaped.
 static PROGRAMS: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
 
 fn programs() -> MutexGuard<'static, BTreeSet<u32>> {
     PROGRAMS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Whether orphans come to this process.
-pub(crate) fn come_here() -> bool {
+/// Whether this process inherits orphans.
+pub(crate) fn are_inherited() -> bool {
     std::process::id() == 1
 }
 
-/// Starts a program that is not to be taken for an orphan.
+/// Starts a program that is not taken for an orphan.
 pub(super) fn spawn(command: &mut Command) -> io::Result<Child> {
-    if !come_here() {
+    if !are_inherited() {
         return command.spawn();
     }
     let mut programs = programs();
@@ -47,9 +48,9 @@ pub(super) fn spawn(command: &mut Command) -> io::Result<Child> {
     Ok(child)
 }
 
-/// Notes that nobody is interested any more in how a program ends.
+/// Removes a program whose end no execution waits for.
 pub(super) fn forget(program: u32) {
-    if come_here() {
+    if are_inherited() {
         programs().remove(&program);
     }
 }
@@ -58,12 +59,12 @@ pub(super) fn forget(program: u32) {
 pub(crate) async fn reap() {
     let mut ended = match signal(SignalKind::child()) {
         Ok(ended) => ended,
-        Err(error) => return tracing::warn!(%error, "what programs leave behind stays as zombies: start this container with an init"),
+        Err(error) => return tracing::warn!(%error, "orphaned processes stay zombies: start this container with an init"),
     };
     loop {
         reap_all();
         ended.recv().await;
-        pause(LOOK_EVERY).await;
+        pause(SCAN_EVERY).await;
     }
 }
 
@@ -76,7 +77,7 @@ fn reap_all() {
         stat.ppid == 1 && stat.state == 'Z' && stat.pgrp != own_group && !is_program
     };
     for stat in processes.flatten().filter_map(|process: Process| process.stat().ok()).filter(is_orphan) {
-        // Somebody else may have waited for it by now.
+        // Other code may have reaped it by now.
         let _ = waitpid(Pid::from_raw(stat.pid), Some(WaitPidFlag::WNOHANG));
     }
 }

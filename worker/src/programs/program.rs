@@ -1,10 +1,8 @@
-//! Runs a job by a program that the local configuration names, without a shell.
+//! Runs a job by a program that the workables file names, without a shell.
 //!
-//! Made by [`stock`](crate::stock) from the workables file, executed by the runner like any other workable. A job
-//! chooses arguments, never the program, and one placeholder never becomes two arguments. Every program is the leader
-//! of a process group of its own. When its execution is to end early, the whole group gets TERM, and KILL after a moment
-//! (`kill_after`). Should the worker itself be killed, only its supervisor can end the group (systemd's default
-//! `KillMode=control-group` does).
+//! A job chooses arguments, never the program, and one placeholder never becomes two arguments. Every program leads a process group of
+//! its own. When an execution must end early, the whole group gets TERM, and KILL after `kill_after`. If the worker itself is killed,
+//! only its supervisor can end the group; systemd's default `KillMode=control-group` does.
 
 use std::{
     collections::BTreeMap,
@@ -43,25 +41,23 @@ use tokio::{
     time::timeout,
 };
 
-use self::output::{Errors, Output};
-pub(crate) use self::template::Template;
+use super::{
+    orphans,
+    output::{Errors, Output, TRY_AGAIN},
+    template::Template,
+};
 use crate::{
+    context::{Cancellation, Context},
     registry::{Handler, Ready},
-    workable::{Cancellation, Context, Done, NotDone},
+    workable::{Done, NotDone},
 };
 
-pub(crate) mod orphans;
-mod output;
-mod template;
-
-/// The exit code by which a program asks to be run again later: `EX_TEMPFAIL` of sysexits.
-const TRY_AGAIN: i32 = 75;
-/// How long descendants may keep the pipes of a program open that has ended, and how long a killed one may take to go.
+/// How long descendants may keep the pipes of an ended program open, and how long a killed program may take to disappear.
 const LINGER: Duration = Duration::from_secs(1);
-/// Read from a pipe at once.
+/// Bytes in one read from a pipe.
 const CHUNK: usize = 16 * 1024;
 
-/// One workable of the stock worker.
+/// The program of one class.
 pub(crate) struct Program {
     pub(crate) arguments: Vec<Template>,
     pub(crate) settings: Arc<Settings>,
@@ -73,13 +69,13 @@ pub(crate) struct Settings {
     pub(crate) path: PathBuf,
     pub(crate) time_limit: Option<Duration>,
     pub(crate) try_again_after: Option<Duration>,
-    /// How often a job may ask to be tried again; after that it has failed.
+    /// How often a job may exit with 75; after that it has failed.
     pub(crate) try_again_limit: u32,
     /// Between TERM and KILL.
     pub(crate) kill_after: Duration,
     /// Longest result that is kept, in bytes.
     pub(crate) result_limit: usize,
-    /// Where it runs: absolute.
+    /// The working directory: absolute.
     pub(crate) directory: PathBuf,
     pub(crate) environment: BTreeMap<String, String>,
 }
@@ -97,7 +93,7 @@ impl Handler for Program {
 }
 
 impl Settings {
-    /// How long after it was asked to stop a program is certainly gone, and its end known.
+    /// The longest time between TERM and the known end of a program.
     fn stops_within(&self) -> Duration {
         self.kill_after.saturating_add(LINGER * 2)
     }
@@ -151,21 +147,21 @@ impl Invocation {
             stopped
         };
         if stopped {
-            // A process that waits for a dead disk does not even go when it is killed: not our wait.
+            // A process that waits for a dead disk survives KILL. The worker does not wait for it.
             let _ = timeout(LINGER, group.leader.wait()).await;
             return Err(stopped_by(job));
         }
         let status = group.leader.wait().await?;
         match status.code() {
             Some(0) => Ok(Done { result: output.into_result() }),
-            Some(TRY_AGAIN) => Err(self.try_again(job, errors.into_failure(&self.settings, status))),
-            _ => Err(NotDone::Failed(errors.into_failure(&self.settings, status))),
+            Some(TRY_AGAIN) => Err(self.try_again(job, errors.into_failure(&self.settings.path, status))),
+            _ => Err(NotDone::Failed(errors.into_failure(&self.settings.path, status))),
         }
     }
 
-    /// Ends the program and all its descendants: by TERM, and by KILL what is left of them after a while.
+    /// Ends the program and all its descendants by TERM, and by KILL after `kill_after`.
     ///
-    /// By KILL at once when the worker is to end at once, and when it was declared dead: the job may already run elsewhere.
+    /// They get KILL at once when the worker must end at once, or was declared dead: the job may already run elsewhere.
     async fn stop(
         &self,
         group: &Group,
@@ -176,7 +172,7 @@ impl Invocation {
         if job.cancellation() != Some(Cancellation::LeaseLost) {
             group.signal(Signal::SIGTERM);
             let all_gone = async {
-                // An error means that nothing is known of it: then it is killed.
+                // After an error the state of the program is unknown: it is killed.
                 let gone = with_streams(ended, streams.as_mut()).await;
                 if gone.is_ok() && !streams.is_terminated() {
                     streams.await;
@@ -191,11 +187,11 @@ impl Invocation {
         group.kill();
     }
 
-    /// What follows from the exit code for "try again": a failure when it was said too often.
+    /// What follows from exit code 75: a snooze, or a failure when the class has reached its limit.
     fn try_again(&self, job: &Context, reason: Failure) -> NotDone {
         let limit = self.settings.try_again_limit;
         if times_tried_again(&job.job) < u64::from(limit) {
-            return NotDone::TryAgain { after: self.settings.try_again_after, reason };
+            return NotDone::Snooze { after: self.settings.try_again_after, reason };
         }
         let message = format!("{} (it has asked to be tried again {limit} times, the limit of this class)", reason.message);
         let failure = Failure::new(reason.class, message);
@@ -255,8 +251,8 @@ impl Invocation {
     }
 }
 
-/// How often a program has asked for this job to be tried again. Of executions that its history no longer has, as large a share as of
-/// those that it has.
+/// How often this job has exited with 75. Executions that the history has dropped are assumed to have the same share of them as those
+/// that it kept.
 fn times_tried_again(job: &Job) -> u64 {
     let class = format!("exit:{TRY_AGAIN}");
     let asked = |execution: &&Execution| execution.class.as_ref() == Some(&class);
@@ -265,19 +261,19 @@ fn times_tried_again(job: &Job) -> u64 {
     asked + (u64::from(job.executions_dropped) * asked).checked_div(kept).unwrap_or(0)
 }
 
-/// Whether a program could not be started for a reason that is the machine's.
+/// Whether a program could not be started because the machine lacks a resource.
 fn is_shortage(error: &io::Error) -> bool {
     let errno = error.raw_os_error().map(Errno::from_raw);
     matches!(errno, Some(Errno::EMFILE | Errno::ENFILE | Errno::EAGAIN | Errno::ENOMEM))
 }
 
-/// What of the worker's environment is nobody else's business: credentials, its own settings, systemd's watchdog.
+/// Variables of the worker that a program must not inherit: credentials, settings, systemd's watchdog.
 fn is_withheld(name: &OsStr) -> bool {
     let starts_with = |prefix: &str| name.as_bytes().starts_with(prefix.as_bytes());
     name == "MONGODB_URI" || name == "NOTIFY_SOCKET" || starts_with("RECRUITER_") || starts_with("WATCHDOG_")
 }
 
-/// That an execution was broken off, and why.
+/// The end of an execution that stopped because it was cancelled.
 pub(crate) fn stopped_by(job: &Context) -> NotDone {
     NotDone::Stopped(match job.cancellation() {
         Some(Cancellation::Requested) => Failure::new(failure::CANCELLED, "the job was cancelled while it ran"),
@@ -288,13 +284,13 @@ pub(crate) fn stopped_by(job: &Context) -> NotDone {
     })
 }
 
-/// A program and its descendants, killed when dropped before the program was seen to end.
+/// A program and its descendants. They are killed on drop, unless the leader has been reaped.
 ///
-/// The id stays ours until the leader is reaped, which is therefore left to the very end: an id that was reaped may
+/// The process id stays reserved until the leader is reaped. Reaping is therefore the last step: afterwards the id may
 /// already be the group of another job.
 struct Group {
     leader: Child,
-    /// While the leader runs and later.
+    /// Kept also after the leader was reaped.
     pid: Option<u32>,
 }
 
@@ -312,7 +308,7 @@ impl Group {
     /// Sends a signal to the group, unless the leader is reaped.
     fn signal(&self, signal: Signal) {
         if let Some(id) = self.id() {
-            // It fails only when nobody is left.
+            // Fails only when no process is left.
             let _ = killpg(id, signal);
         }
     }
@@ -321,7 +317,7 @@ impl Group {
         self.signal(Signal::SIGKILL);
     }
 
-    /// Resolves when the leader has ended, and leaves it to be reaped.
+    /// Resolves when the leader has ended. Does not reap it.
     fn ended(&self) -> io::Result<impl Future<Output = io::Result<()>> + use<>> {
         let id = self.id().ok_or(Errno::ECHILD)?;
         let mut children = signal(SignalKind::child())?;
@@ -329,7 +325,7 @@ impl Group {
             loop {
                 match waitid(Id::Pid(id), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT | WaitPidFlag::WNOHANG) {
                     Ok(WaitStatus::StillAlive) => children.recv().await,
-                    // Not to be understood, but an end: by a real-time signal, which `nix` does not know.
+                    // EINVAL is an end as well: by a real-time signal, which `nix` cannot represent.
                     Ok(_) | Err(Errno::EINVAL) => return Ok(()),
                     Err(error) => return Err(error.into()),
                 };
@@ -345,7 +341,7 @@ impl Drop for Group {
     }
 }
 
-/// Waits for the leader's end, and serves its streams meanwhile.
+/// Waits for the end of the leader and serves its streams meanwhile.
 async fn with_streams(ended: Pin<&mut impl Future<Output = io::Result<()>>>, streams: Pin<&mut impl FusedFuture>) -> io::Result<()> {
     match select(ended, streams).await {
         Either::Left((ended, _)) => ended,
@@ -522,7 +518,7 @@ pub(crate) mod tests {
         check(sh("kill -KILL $$").await, "signal:SIGKILL", "`/bin/sh` was killed by SIGKILL without a word on standard error", None);
         check(sh("echo >&2 dying; kill -TERM $$").await, "signal:SIGTERM", "`/bin/sh` was killed by SIGTERM: dying", Some("dying\n"));
         check(sh("kill -40 $$").await, "signal:40", "`/bin/sh` was killed by 40 without a word on standard error", None);
-        let Err(NotDone::TryAgain { after, reason }) = sh("echo busy >&2; exit 75").await else { panic!("not to be tried again") };
+        let Err(NotDone::Snooze { after, reason }) = sh("echo busy >&2; exit 75").await else { panic!("not to be tried again") };
         assert_eq!(
             (after, reason.class.as_str(), reason.message.as_str()),
             (Some(Duration::from_secs(60)), "exit:75", "`/bin/sh` exited with 75: busy")
@@ -745,7 +741,7 @@ pub(crate) mod tests {
         let check = async |ended_with: &[&str], dropped: u32, again: bool| {
             let invocation = program(&["sh", "-c", "echo busy >&2; exit 75"]).decode(Bson::Null).unwrap();
             match invocation.execute(&context_of(9, ended_with, dropped)).await {
-                Err(NotDone::TryAgain { .. }) => assert!(again, "{ended_with:?} {dropped}"),
+                Err(NotDone::Snooze { .. }) => assert!(again, "{ended_with:?} {dropped}"),
                 Err(NotDone::Failed(failure)) => {
                     assert!(!again, "{ended_with:?} {dropped}");
                     let expected = "`/bin/sh` exited with 75: busy (it has asked to be tried again 3 times, the limit of this class)";

@@ -1,4 +1,4 @@
-//! Says in the worker's log that nobody assigns jobs: otherwise a worker without a recruiter is silent, and its user puzzled.
+//! Warns in the worker's log when no recruiter leads. Without the warning, a worker that gets no jobs would be silent.
 
 use std::time::{Duration, Instant as Monotonic};
 
@@ -7,15 +7,15 @@ use recruiter_common::{
     telemetry::chain,
 };
 
-/// A lease that was not renewed for so long has no holder any more.
+/// A lease that was not renewed for so long, and for its own duration, is not held any more.
 const STALE_AFTER: Duration = Duration::from_secs(60);
 
-/// What is known of the recruiter that leads.
+/// What this worker knows about the leading recruiter.
 pub(crate) struct Leader {
-    /// How long it is silent before its lease is looked at.
+    /// How long no hint arrives before the lease is read.
     silence: Duration,
     heard_at: Monotonic,
-    /// The lease as it was seen, and since when.
+    /// The lease as it was read last, and since when it has been so.
     lease: Option<(Observed, Monotonic)>,
     is_missing: bool,
 }
@@ -25,14 +25,14 @@ impl Leader {
         Self { silence: heartbeat.saturating_mul(3), heard_at: Monotonic::now(), lease: None, is_missing: false }
     }
 
-    /// Notes that it has said something.
+    /// Notes a hint of the recruiter.
     pub(crate) fn heard(&mut self) {
         self.heard_at = Monotonic::now();
         self.note(false);
     }
 
-    /// Looks at the lease, unless the recruiter was heard lately. A recruiter whose hints are lost still renews it.
-    pub(crate) async fn look(&mut self, store: &Store) {
+    /// Reads the lease, unless a hint arrived lately. A recruiter whose hints are lost still renews its lease.
+    pub(crate) async fn check(&mut self, store: &Store) {
         if self.heard_at.elapsed() < self.silence {
             return;
         }
@@ -41,7 +41,7 @@ impl Leader {
                 let is_held = self.is_held(lease, Monotonic::now());
                 self.note(!is_held);
             }
-            Err(error) => tracing::debug!(error = chain(&error), "could not look for the recruiter"),
+            Err(error) => tracing::debug!(error = chain(&error), "failed to read the recruiter's lease"),
         }
     }
 
@@ -58,7 +58,7 @@ impl Leader {
 
     fn note(&mut self, is_missing: bool) {
         match (std::mem::replace(&mut self.is_missing, is_missing), is_missing) {
-            (false, true) => tracing::warn!("no recruiter leads, so that no jobs are assigned: see whether `recruiter run` is running"),
+            (false, true) => tracing::warn!("no recruiter leads, so no jobs are assigned: check whether `recruiter run` is running"),
             (true, false) => tracing::info!("a recruiter leads again"),
             _ => {}
         }

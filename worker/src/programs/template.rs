@@ -1,6 +1,6 @@
-//! The arguments of a program, as the workables file writes them: text with places for what a job brings.
+//! The arguments of a program, as the workables file writes them: text with placeholders for a job's parameters.
 //!
-//! One argument stays one argument, whatever is put into it.
+//! One argument stays one argument, whatever value a placeholder gets.
 
 use std::{ffi::OsString, os::unix::ffi::OsStringExt};
 

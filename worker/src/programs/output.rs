@@ -1,14 +1,14 @@
-//! What a program wrote: of its output the beginning, which is the result, and of its errors the end, which says why it failed.
+//! What a program wrote: the beginning of its standard output is the job's result, the end of its standard error the failure's trace.
 
-use std::{os::unix::process::ExitStatusExt, process::ExitStatus};
+use std::{os::unix::process::ExitStatusExt, path::Path, process::ExitStatus};
 
 use bson::{Binary, Bson, spec::BinarySubtype};
 use nix::sys::signal::Signal;
 use recruiter_common::failure::{self, Failure};
 
-use super::{Settings, TRY_AGAIN};
-
-/// What a program writes to standard error, on a line of its own, to name its error class.
+/// The exit code by which a program asks to be run again later: `EX_TEMPFAIL` of sysexits.
+pub(super) const TRY_AGAIN: i32 = 75;
+/// A program writes this to standard error, at the start of a line, to name its error class.
 const ERROR_CLASS: &[u8] = b"error-class: ";
 
 /// The beginning of standard output.
@@ -50,7 +50,7 @@ impl Output {
     }
 }
 
-/// The end of standard error, and the error class that the program gave itself anywhere in it.
+/// The end of standard error, and the error class that the program named anywhere in it.
 #[derive(Default)]
 pub(super) struct Errors {
     end: Vec<u8>,
@@ -85,7 +85,7 @@ impl Errors {
         self.line.clear();
     }
 
-    pub(super) fn into_failure(mut self, settings: &Settings, status: ExitStatus) -> Failure {
+    pub(super) fn into_failure(mut self, program: &Path, status: ExitStatus) -> Failure {
         self.end_line();
         let (class, what) = match (status.code(), status.signal()) {
             (Some(code), _) => (format!("exit:{code}"), format!("exited with {code}")),
@@ -96,7 +96,7 @@ impl Errors {
             }
         };
         let class = self.class.filter(|_| status.code() != Some(TRY_AGAIN)).unwrap_or(class);
-        let program = settings.path.display();
+        let program = program.display();
         let trace = String::from_utf8_lossy(&self.end);
         let last = trace.lines().map(str::trim).rfind(|line| !line.is_empty() && error_class(line.as_bytes()).is_none());
         let message = match last {

@@ -1,8 +1,8 @@
-//! How many bytes are read or written in one call: fewer after a call that took too long, and slowly more again.
+//! How many bytes one call reads or writes: half as many after a call that timed out, and slowly more again.
 
 use std::time::{Duration, Instant as Monotonic};
 
-/// After so long without a call that took too long the portion is doubled.
+/// The portion doubles after so long without a call that timed out.
 const DOUBLED_AFTER: Duration = Duration::from_secs(60);
 
 /// The size of one call, in bytes.
@@ -14,22 +14,22 @@ pub(crate) struct Portion {
 }
 
 impl Portion {
-    /// So many bytes at most.
+    /// Starts with `most` bytes, which is also the maximum.
     pub(crate) fn new(most: usize) -> Self {
         Self { most, bytes: most, changed: Monotonic::now() }
     }
 
-    /// Bytes in one call now.
+    /// The bytes of the next call.
     pub(crate) fn bytes(&mut self) -> usize {
         self.bytes_at(Monotonic::now())
     }
 
-    /// Whether every call came through in time lately.
+    /// Whether no call timed out lately.
     pub(crate) fn is_whole(&mut self) -> bool {
         self.bytes() == self.most
     }
 
-    /// A call took too long.
+    /// Notes that a call timed out.
     pub(crate) fn halve(&mut self) {
         self.halve_at(Monotonic::now());
     }
@@ -62,6 +62,6 @@ mod tests {
         assert_eq!(seen, [2_000, 2_000, 4_000, 4_000, 4_000, 8_000, 8_000]);
         let mut smallest = Portion { most: 3, bytes: 3, changed: start };
         (0..9).for_each(|_| smallest.halve_at(start));
-        assert_eq!(smallest.bytes_at(start), 1, "one outcome or job is always tried");
+        assert_eq!(smallest.bytes_at(start), 1, "one end or job is always tried");
     }
 }

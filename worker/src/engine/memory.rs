@@ -4,10 +4,10 @@ use std::{fs::File, os::unix::fs::FileExt as _, sync::LazyLock};
 
 use procfs::{FromRead as _, process::StatM};
 
-/// Open from the first look on, so that a process that is out of file descriptors still knows its memory.
+/// Stays open after the first use, so that a process without free file descriptors can still read its memory.
 static STATM: LazyLock<Option<File>> = LazyLock::new(|| File::open("/proc/self/statm").ok());
 
-/// In bytes; zero where `/proc` does not say.
+/// Resident memory in bytes; zero when `/proc` cannot be read.
 pub(crate) fn resident() -> u64 {
     let mut text = [0; 256];
     let read = STATM.as_ref().and_then(|statm| statm.read_at(&mut text, 0).ok()).unwrap_or(0);

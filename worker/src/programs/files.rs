@@ -1,10 +1,10 @@
-//! How many files this process may have open, and how many programs that is enough for.
+//! The limit of open files of this process, and the number of programs that it allows.
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
-/// What a running program takes: three pipes and a handle to wait for its end.
+/// Files of a running program: three pipes and a handle to wait for its end.
 const OF_A_PROGRAM: u64 = 4;
-/// What everything else takes: connections to MongoDB above all, and the other ends of the pipes while a program starts.
+/// Files of everything else: mostly connections to MongoDB, and the other ends of the pipes while a program starts.
 const OF_THE_REST: u64 = 100;
 
 /// Raises the soft limit of this process to the hard one. Programs inherit it.
@@ -17,7 +17,7 @@ pub(crate) fn raise_limit() {
     }
 }
 
-/// As many of `wanted` programs as may run at a time; says so when these are fewer.
+/// How many of `wanted` programs may run at a time. Logs a warning when the limit of open files allows fewer.
 pub(crate) fn enough_for(wanted: u32) -> u32 {
     let Ok((limit, _)) = getrlimit(Resource::RLIMIT_NOFILE) else { return wanted };
     let enough = programs_within(limit);

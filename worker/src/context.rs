@@ -1,0 +1,207 @@
+//! What an execution knows about its job, and how it is asked to stop.
+
+use std::{
+    fmt,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Instant,
+};
+
+use recruiter_common::{
+    ids::{JobId, StartId},
+    job::{Execution, Job},
+};
+use tokio_util::sync::CancellationToken;
+
+/// Why a running job is asked to stop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cancellation {
+    /// A user or a program cancelled the job.
+    Requested,
+    /// The job exceeded its time limit.
+    TimeLimit,
+    /// The worker is stopping and its grace period is over.
+    WorkerStopping,
+    /// The worker reached its memory limit and the grace period is over. This attempt counts. Otherwise a job that takes every worker to
+    /// its memory limit would run for ever.
+    MemoryLimit,
+    /// A cleaner declared the worker dead. The result of this execution will not be recorded, and the job may already run elsewhere.
+    LeaseLost,
+}
+
+/// The item of a bundle that is executed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Item {
+    /// Its position in the bundle, from 0.
+    pub index: usize,
+    /// The number of items in the bundle.
+    pub of: usize,
+}
+
+/// What an execution knows about its job.
+pub struct Context {
+    pub(crate) job: Arc<Job>,
+    pub(crate) start: StartId,
+    pub(crate) is_last_attempt: bool,
+    pub(crate) last_execution: Option<Arc<Execution>>,
+    pub(crate) item: Option<Item>,
+    pub(crate) deadline: OnceLock<Instant>,
+    pub(crate) cancel: Arc<Cancel>,
+}
+
+impl Context {
+    /// The context of one item of the bundle that this context is about.
+    pub(crate) fn of_item(&self, item: Item, cancel: Arc<Cancel>) -> Self {
+        Self {
+            job: self.job.clone(),
+            start: self.start,
+            is_last_attempt: self.is_last_attempt,
+            last_execution: self.last_execution.clone(),
+            item: Some(item),
+            deadline: OnceLock::new(),
+            cancel,
+        }
+    }
+
+    /// The id of the job.
+    pub fn job_id(&self) -> JobId {
+        self.job.id
+    }
+
+    /// The id of this start. No other execution of the job has it, and the job's history names it. Together with the job's id it is a
+    /// fencing token for systems that can refuse a second writer.
+    pub fn start_id(&self) -> StartId {
+        self.start
+    }
+
+    /// The class of the workable.
+    pub fn class(&self) -> &str {
+        &self.job.class
+    }
+
+    /// The group of the job.
+    pub fn group(&self) -> &str {
+        &self.job.group
+    }
+
+    /// The number of this start: 1 in the first run. Interrupted runs count as well.
+    pub fn attempt(&self) -> u32 {
+        self.job.attempts
+    }
+
+    /// Whether a failure of this run would be the last, as far as the retry policy can tell beforehand.
+    pub fn is_last_attempt(&self) -> bool {
+        self.is_last_attempt
+    }
+
+    /// The execution before this one.
+    pub fn last_execution(&self) -> Option<&Execution> {
+        self.last_execution.as_deref()
+    }
+
+    /// The item that is executed; `None` when the job is no bundle.
+    pub fn item(&self) -> Option<Item> {
+        self.item
+    }
+
+    /// When the time limit passes.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.deadline.get().copied()
+    }
+
+    /// Resolves when this execution should stop. [`Context::cancellation`] then tells the reason.
+    pub async fn cancelled(&self) {
+        self.cancel.cancelled().await;
+    }
+
+    /// Whether this execution should stop.
+    pub fn is_cancelled(&self) -> bool {
+        self.cancel.is_cancelled() || self.is_late()
+    }
+
+    /// Why this execution should stop, once it should.
+    pub fn cancellation(&self) -> Option<Cancellation> {
+        self.cancel.why().or_else(|| self.is_late().then_some(Cancellation::TimeLimit))
+    }
+
+    /// Whether the time limit has passed. True also in code that never yields, where no timer runs.
+    pub(crate) fn is_late(&self) -> bool {
+        self.deadline().is_some_and(|deadline| Instant::now() >= deadline)
+    }
+
+    /// Whether this worker was declared dead. Side effects should then be left to the next run.
+    pub fn lease_lost(&self) -> bool {
+        self.cancellation() == Some(Cancellation::LeaseLost)
+    }
+}
+
+impl fmt::Debug for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Context")
+            .field("job", &self.job.id)
+            .field("class", &self.job.class)
+            .field("attempt", &self.job.attempts)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The worker's side of a running job's cancellation.
+#[derive(Debug, Default)]
+pub(crate) struct Cancel {
+    token: CancellationToken,
+    why: OnceLock<Cancellation>,
+    /// The cancellation of the bundle that this item belongs to.
+    bundle: Option<Arc<Cancel>>,
+    /// Cancelled when an execution that was asked to stop must end at once.
+    at_once: CancellationToken,
+    /// Whether a bundle stops before its next item.
+    no_more_items: AtomicBool,
+}
+
+impl Cancel {
+    /// For one item of a bundle, which is cancelled with the bundle or alone.
+    pub(crate) fn of_item(bundle: &Arc<Self>) -> Self {
+        Self { token: bundle.token.child_token(), at_once: bundle.at_once.child_token(), bundle: Some(bundle.clone()), ..Self::default() }
+    }
+
+    /// Asks the execution to stop. Only the first reason is kept.
+    pub(crate) fn cancel(&self, why: Cancellation) {
+        let _ = self.why.set(why);
+        self.token.cancel();
+    }
+
+    /// The reason for the cancellation, of the item or of its bundle.
+    pub(crate) fn why(&self) -> Option<Cancellation> {
+        self.why.get().copied().or_else(|| self.bundle.as_ref()?.why())
+    }
+
+    pub(crate) fn is_cancelled(&self) -> bool {
+        self.token.is_cancelled()
+    }
+
+    pub(crate) async fn cancelled(&self) {
+        self.token.cancelled().await;
+    }
+
+    /// Leaves an execution that is or will be asked to stop no time to clean up.
+    pub(crate) fn hurry(&self) {
+        self.at_once.cancel();
+    }
+
+    /// Resolves when there is no time left to clean up.
+    pub(crate) async fn at_once(&self) {
+        self.at_once.cancelled().await;
+    }
+
+    /// Asks a bundle to stop before its next item. The present item may end, and a single job is not affected.
+    pub(crate) fn no_more_items(&self) {
+        self.no_more_items.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether a bundle may begin another item.
+    pub(crate) fn allows_items(&self) -> bool {
+        !self.is_cancelled() && !self.no_more_items.load(Ordering::Relaxed)
+    }
+}

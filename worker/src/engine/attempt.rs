@@ -1,0 +1,246 @@
+//! One attempt at a job: context, run, verdict, record, hooks.
+
+use std::{
+    panic::AssertUnwindSafe,
+    sync::{Arc, OnceLock},
+    time::{Duration, Instant as Monotonic},
+};
+
+use futures_util::FutureExt as _;
+use recruiter_common::{
+    failure::{self, Failure},
+    ids::JobId,
+    instant::Instant,
+    job::{Claim, Execution, Job, Why},
+    store::{Archival, Recorded, Rescheduling},
+    telemetry::milliseconds,
+};
+
+use super::{
+    bundle::Bundle,
+    dependencies::Policy,
+    environment::Environment,
+    recorder::JobEnd,
+    verdict::{Verdict, verdict},
+};
+use crate::{
+    context::{Cancel, Cancellation, Context},
+    event::WorkerEvent,
+    panics::guarded,
+    registry::{Ready, decode},
+    workable::{Done, NotDone},
+};
+
+/// How long the hooks of a job may take before its slot is freed.
+const HOOKS_MAY_TAKE: Duration = Duration::from_secs(60);
+
+/// A job that this worker has started.
+pub(crate) struct StartedJob {
+    pub(crate) job: Arc<Job>,
+    pub(crate) claim: Claim,
+    pub(crate) policy: Policy,
+    pub(crate) previous: Option<Arc<Execution>>,
+}
+
+/// Carries out one attempt, from its context to its hooks. Returns when the job's slot can be freed.
+///
+/// Every value that lives across a wait exists once for each running job. Therefore the attempt and the rarer waits are boxed.
+pub(crate) async fn carry_out(environment: &Environment, mut attempt: Box<Attempt>) -> JobId {
+    let job = attempt.job.id;
+    let context = attempt.context();
+    let started = Monotonic::now();
+    environment.emit(&WorkerEvent::Started { job: &context });
+    let ended = attempt.execute(environment, &context).await;
+    let now = environment.now().await;
+    let verdict = attempt.verdict(ended, now);
+    let duration_ms = milliseconds(started.elapsed());
+    let recorded = match attempt.end(&verdict, now) {
+        Some(end) => environment.recorder.record(end).await,
+        None => Some(Recorded::ClaimLost),
+    };
+    match recorded {
+        Some(Recorded::Yes) => {}
+        Some(Recorded::ClaimLost) => {
+            tracing::warn!(job.id = %job, "the job was rescued meanwhile; its outcome is dropped");
+            return job;
+        }
+        Some(Recorded::Refused) | None => {
+            tracing::error!(job.id = %job, "failed to record the end of a job; a cleaner will end it");
+            return job;
+        }
+    }
+    log(&attempt.job, duration_ms, &verdict);
+    let (failure, last) = match &verdict {
+        Verdict::Archive { failure, .. } => (failure.as_ref(), true),
+        Verdict::Retry { failure, .. } => (Some(failure), false),
+        // The job is as it was before this start: no event and no hook.
+        Verdict::Release { .. } | Verdict::ClaimLost => return job,
+    };
+    environment.emit(&match failure {
+        None => WorkerEvent::Done { job: &context },
+        Some(failure) => WorkerEvent::Failed { job: &context, failure, last },
+    });
+    attempt.hooks(&context, failure, last).await;
+    job
+}
+
+/// A started job with everything that its execution needs.
+pub(crate) struct Attempt {
+    job: Arc<Job>,
+    claim: Claim,
+    policy: Policy,
+    /// Whether a failure of this attempt would be the last.
+    is_last_attempt: bool,
+    work: Work,
+    cancel: Arc<Cancel>,
+    previous: Option<Arc<Execution>>,
+}
+
+/// What an attempt executes.
+enum Work {
+    One {
+        workable: Arc<dyn Ready>,
+        limit: Option<Duration>,
+    },
+    Bundle(Box<Bundle>),
+    /// Nothing, for this reason.
+    Unusable(Failure),
+}
+
+impl Attempt {
+    /// Prepares an attempt. Decodes the workable and asks the policy, which are code of users.
+    pub(crate) fn new(environment: &Environment, started: StartedJob, cancel: Arc<Cancel>) -> Box<Self> {
+        let StartedJob { mut job, claim, policy, previous } = started;
+        let dependencies = &environment.dependencies;
+        let asked = policy.and_then(|policy| {
+            let is_last = guarded(|| policy.is_last_attempt(&job.history(), dependencies.store.now()))?;
+            Ok((policy, is_last))
+        });
+        let (policy, is_last_attempt) = match asked {
+            Ok((policy, is_last)) => (Ok(policy), is_last),
+            Err(failure) => (Err(failure), false),
+        };
+        // The stored document keeps the parameters; a running job needs no second copy.
+        let parameters = std::mem::take(&mut Arc::make_mut(&mut job).parameters);
+        let work = match (&policy, dependencies.registry.handler(&job.class), &job.bundle) {
+            (Err(failure), ..) => Work::Unusable(failure.clone()),
+            (_, Err(failure), _) => Work::Unusable(failure),
+            (Ok(_), Ok(handler), Some(items)) => Work::Bundle(Box::new(Bundle::new(&job, items, claim, handler, &cancel))),
+            (Ok(_), Ok(handler), None) => match decode(handler, parameters) {
+                Ok((workable, limit)) => Work::One { workable, limit: limit.or(dependencies.args.time_limit) },
+                Err(failure) => Work::Unusable(failure),
+            },
+        };
+        Box::new(Self { job, claim, policy, is_last_attempt, work, cancel, previous })
+    }
+
+    fn context(&self) -> Arc<Context> {
+        Arc::new(Context {
+            job: self.job.clone(),
+            start: self.claim.start(),
+            is_last_attempt: self.is_last_attempt,
+            last_execution: self.previous.clone(),
+            item: None,
+            deadline: OnceLock::new(),
+            cancel: self.cancel.clone(),
+        })
+    }
+
+    /// Executes the workable, unless something forbids it. A bundle always ends with [`Done`]: its verdict follows from its items.
+    async fn execute(&mut self, environment: &Environment, context: &Arc<Context>) -> Result<Done, NotDone> {
+        let policy = match &self.policy {
+            Ok(policy) => policy.as_ref(),
+            Err(failure) => return Err(NotDone::GiveUp(failure.clone())),
+        };
+        if self.job.cancel_requested {
+            self.cancel.cancel(Cancellation::Requested);
+            return Err(NotDone::Stopped(Failure::new(failure::CANCELLED, "cancelled before it was entered")));
+        }
+        match &mut self.work {
+            Work::One { workable, limit } => environment.execute(workable.clone(), context, *limit).await,
+            Work::Bundle(bundle) => {
+                bundle.execute(environment, policy, context).boxed().await;
+                Ok(Done::default())
+            }
+            Work::Unusable(failure) => Err(NotDone::Failed(failure.clone())),
+        }
+    }
+
+    fn verdict(&self, ended: Result<Done, NotDone>, now: Instant) -> Verdict {
+        match (&self.policy, &self.work) {
+            (Ok(_), Work::Bundle(bundle)) if ended.is_ok() => bundle.verdict(self.cancel.why(), now),
+            (Ok(policy), _) => verdict(&self.job.history(), policy.as_ref(), ended, self.cancel.why(), now),
+            (Err(failure), _) => Verdict::Archive { why: Why::MALFORMED, failure: Some(failure.clone()), result: None },
+        }
+    }
+
+    /// The write that records the verdict; `None` when the claim is lost.
+    fn end(&self, verdict: &Verdict, now: Instant) -> Option<JobEnd> {
+        let execution = |failure: Option<&Failure>| self.job.last_execution.clone().unwrap_or_default().ended(now, failure);
+        let items = match &self.work {
+            Work::Bundle(bundle) => Some(bundle.outcomes()),
+            Work::One { .. } | Work::Unusable(_) => None,
+        };
+        match verdict {
+            Verdict::Archive { why, failure, result } => {
+                let archival = Archival::ended(&self.job, self.claim, execution(failure.as_ref()), why, result.clone());
+                Some(JobEnd::Archive(Box::new(match items {
+                    Some(outcomes) => archival.with_items(outcomes),
+                    None => archival,
+                })))
+            }
+            Verdict::Retry { failure, at, counts } => {
+                let rescheduling = Rescheduling::retry(&self.job, self.claim, &execution(Some(failure)), *at, *counts);
+                Some(JobEnd::Reschedule(Box::new(match items {
+                    Some(outcomes) => rescheduling.with_items(outcomes),
+                    None => rescheduling,
+                })))
+            }
+            Verdict::Release { at, .. } => Some(JobEnd::Reschedule(Box::new(Rescheduling::release_until(&self.job, self.claim, *at)))),
+            Verdict::ClaimLost => None,
+        }
+    }
+
+    /// Calls the hooks. A panic in them changes nothing: the end of the job is recorded.
+    async fn hooks(&mut self, context: &Context, failure: Option<&Failure>, last: bool) {
+        let hooks = match &mut self.work {
+            Work::One { workable, .. } => workable.after(context, failure, last),
+            Work::Bundle(bundle) => bundle.after(context, last).boxed(),
+            Work::Unusable(_) => return,
+        };
+        let job = context.job_id();
+        match tokio::time::timeout(HOOKS_MAY_TAKE, AssertUnwindSafe(hooks).catch_unwind()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(_)) => tracing::error!(job.id = %job, "a hook panicked"),
+            Err(_) => tracing::error!(job.id = %job, "the hooks of a job take too long; its slot is freed"),
+        }
+    }
+}
+
+/// Logs how an attempt ended. A final failure is a warning, a failure that is retried is not.
+fn log(job: &Job, duration_ms: u64, verdict: &Verdict) {
+    macro_rules! ended {
+        ($level:ident, $failure:expr, $text:literal) => {
+            tracing::$level!(
+                job.id = %job.id,
+                job.class = job.class,
+                job.attempt = job.attempts,
+                duration_ms,
+                error.class = $failure.class,
+                error.message = $failure.message,
+                $text
+            )
+        };
+    }
+    match verdict {
+        Verdict::Archive { why, failure: Some(failure), .. } if *why == Why::CANCELLED => ended!(info, failure, "job cancelled"),
+        Verdict::Archive { failure: Some(failure), .. } => ended!(warn, failure, "job failed"),
+        Verdict::Retry { failure, counts: true, .. } => ended!(info, failure, "job failed; retrying"),
+        Verdict::Retry { failure, counts: false, .. } => {
+            ended!(info, failure, "job not finished; it runs again, and this attempt does not count")
+        }
+        Verdict::Release { failure, .. } => ended!(debug, failure, "job released: it was not started"),
+        Verdict::Archive { failure: None, .. } => tracing::debug!(job.id = %job.id, job.class = job.class, duration_ms, "job done"),
+        Verdict::ClaimLost => {}
+    }
+}

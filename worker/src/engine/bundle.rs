@@ -1,0 +1,270 @@
+//! The executor of a bundle: its items run one after the other, each with limits, a verdict and hooks of its own.
+//!
+//! An item gets the verdict that a job of its own would get. The bundle goes to the archive when no item is left to be done. Until then it is
+//! rescheduled. A bundle uses the same parts as a single job: an attempt calls one or the other.
+
+use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
+
+use bson::Bson;
+use chrono::TimeDelta;
+use futures_util::FutureExt;
+use recruiter_common::{
+    failure::{self, Failure},
+    instant::Instant,
+    job::{
+        Claim, Job, Why,
+        bundle::{self, ItemOutcome, failure_of, is_left},
+    },
+    retry_policy::RetryPolicy,
+    shutdown::pause,
+};
+
+use super::{
+    environment::Environment,
+    items::Items,
+    verdict::{Verdict, verdict},
+};
+use crate::{
+    context::{Cancel, Cancellation, Context, Item},
+    registry::{Handler, Ready, decode},
+    workable::NotDone,
+};
+
+/// Between two checks of a lease that is over.
+const CHECK_LEASE_EVERY: Duration = Duration::from_millis(50);
+
+/// A started bundle.
+pub(crate) struct Bundle {
+    parameters: Vec<Bson>,
+    handler: Arc<dyn Handler>,
+    items: Arc<Items>,
+    run: Run,
+}
+
+/// What this run has made of the items.
+#[derive(Default)]
+struct Run {
+    ended: Vec<Ended>,
+    /// The delay until every item that runs again is due.
+    pause: TimeDelta,
+    /// Whether an item failed, so that this run counts.
+    counts: bool,
+    /// The first item that runs again without having failed, and the reason.
+    snoozed: Option<(usize, Failure)>,
+}
+
+/// An item that was executed, for the hooks.
+struct Ended {
+    index: usize,
+    workable: Arc<dyn Ready>,
+    /// The failure, and whether it was the item's last.
+    failure: Option<Box<(Failure, bool)>>,
+}
+
+impl Bundle {
+    pub(crate) fn new(
+        job: &Job,
+        known: &bundle::Bundle,
+        claim: Claim,
+        handler: &Arc<dyn Handler>,
+        cancel: &Arc<Cancel>,
+    ) -> Self {
+        let items = Arc::new(Items::new(claim, known, cancel.clone()));
+        Self { parameters: job.items(), handler: handler.clone(), items, run: Run::default() }
+    }
+
+    /// Executes the items that are left, until all have ended or the bundle is to stop.
+    pub(crate) async fn execute(&mut self, environment: &Environment, policy: &dyn RetryPolicy, context: &Context) {
+        for index in self.items.left() {
+            if !may_go_on(environment, &context.cancel).await {
+                break;
+            }
+            self.execute_item(index, environment, policy, context).await;
+            // Items that never wait must leave other tasks a turn.
+            tokio::task::coop::consume_budget().await;
+        }
+        self.items.close();
+    }
+
+    /// Executes one item and notes its outcome.
+    async fn execute_item(&mut self, index: usize, environment: &Environment, policy: &dyn RetryPolicy, bundle: &Context) {
+        let cancel = Arc::new(Cancel::of_item(&bundle.cancel));
+        let (workable, ended) = match decode(&self.handler, self.parameters[index].clone()) {
+            Ok((workable, limit)) => {
+                let context = Arc::new(self.context_of(index, bundle, cancel.clone()));
+                let limit = limit.or(environment.dependencies.args.time_limit);
+                let ended = environment.execute(workable.clone(), &context, limit).await;
+                (Some(workable), ended)
+            }
+            Err(failure) => (None, Err(NotDone::Failed(failure))),
+        };
+        let now = environment.dependencies.store.now();
+        let run = &mut self.run;
+        let (outcome, failed) = match verdict(&bundle.job.history(), policy, ended, cancel.why(), now) {
+            Verdict::Archive { why, failure: None, result } => {
+                debug_assert_eq!(why, Why::DONE, "everything else has a failure");
+                (Some(ItemOutcome::Done { result }), None)
+            }
+            Verdict::Archive { why, failure: Some(failure), .. } => {
+                (Some(ItemOutcome::Failed { failure: failure.clone(), last: Some(why) }), Some((failure, true)))
+            }
+            Verdict::Retry { failure, at, counts } => {
+                run.pause = run.pause.max(at - now);
+                run.counts |= counts;
+                if !counts {
+                    run.snoozed.get_or_insert_with(|| (index, failure.clone()));
+                }
+                (counts.then(|| ItemOutcome::Failed { failure: failure.clone(), last: None }), Some((failure, false)))
+            }
+            Verdict::Release { failure, at } => {
+                run.pause = run.pause.max(at - now);
+                run.snoozed.get_or_insert((index, failure));
+                return;
+            }
+            Verdict::ClaimLost => return,
+        };
+        run.ended.extend(workable.map(|workable| Ended { index, workable, failure: failed.map(Box::new) }));
+        if let Some(outcome) = outcome {
+            environment.recorder.note(&self.items, index, outcome.into());
+        }
+    }
+
+    /// The verdict on the bundle, once it has ended.
+    pub(crate) fn verdict(&self, cancelled: Option<Cancellation>, now: Instant) -> Verdict {
+        self.items.read(|outcomes| conclude(outcomes, &self.run, cancelled, now))
+    }
+
+    /// The outcomes of all items, in the form in which they are stored.
+    pub(crate) fn outcomes(&self) -> Vec<Bson> {
+        self.items.read(<[Bson]>::to_vec)
+    }
+
+    /// Calls the hooks of the items that were executed. `last` is true when the bundle failed and went to the archive.
+    pub(crate) async fn after(&mut self, context: &Context, last: bool) {
+        for Ended { index, workable, failure } in std::mem::take(&mut self.run.ended) {
+            let context = self.context_of(index, context, context.cancel.clone());
+            let (failure, is_last) = failure.map_or((None, false), |failed| (Some(failed.0), failed.1));
+            let hooks = AssertUnwindSafe(workable.after(&context, failure.as_ref(), last || is_last));
+            if hooks.catch_unwind().await.is_err() {
+                tracing::error!(job.id = %context.job_id(), item = index, "a hook panicked");
+            }
+        }
+    }
+
+    fn context_of(&self, index: usize, bundle: &Context, cancel: Arc<Cancel>) -> Context {
+        bundle.of_item(Item { index, of: self.parameters.len() }, cancel)
+    }
+}
+
+/// Waits until the next item may begin: like any job, it may do so only while the lease holds. False when the bundle is to stop.
+async fn may_go_on(environment: &Environment, cancel: &Cancel) -> bool {
+    while cancel.allows_items() {
+        if !environment.lease.is_over() {
+            return true;
+        }
+        tokio::select! { () = cancel.cancelled() => {} () = pause(CHECK_LEASE_EVERY) => {} }
+    }
+    false
+}
+
+/// The verdict on a bundle, from the outcomes of its items.
+fn conclude(outcomes: &[Bson], run: &Run, cancelled: Option<Cancellation>, now: Instant) -> Verdict {
+    let left = outcomes.iter().filter(|outcome| is_left(outcome)).count();
+    let archive = |why: Why, failure: Option<Failure>| Verdict::Archive { why, failure, result: None };
+    let mut failed = outcomes.iter().enumerate().filter_map(|(index, outcome)| Some((index, failure_of(outcome)?))).peekable();
+    let first = failed.peek().cloned();
+    let summary = |(index, (failure, _)): &(usize, (Failure, Option<Why>)), count: usize| {
+        let message = format!("{count} of {} items failed, the first of them item {index}: {}", outcomes.len(), failure.message);
+        Failure::new(failure.class.clone(), message)
+    };
+    let rest = |class: &str| Failure::new(class, format!("{left} of {} items are still to be done", outcomes.len()));
+    match (cancelled, first) {
+        (Some(Cancellation::LeaseLost), _) => Verdict::ClaimLost,
+        (_, None) if left == 0 => archive(Why::DONE, None),
+        (_, Some(first)) if left == 0 => archive(first.1.1.clone().unwrap_or(Why::GAVE_UP), Some(summary(&first, failed.count()))),
+        (Some(Cancellation::Requested), _) => archive(Why::CANCELLED, Some(rest(failure::CANCELLED))),
+        (cancelled, first) => {
+            let failure = match (first, cancelled, &run.snoozed) {
+                (Some(first), _, _) if run.counts => summary(&first, failed.count()),
+                (_, Some(Cancellation::MemoryLimit), _) => rest(failure::MEMORY_LIMIT),
+                (_, Some(_), _) | (_, None, None) => rest(failure::INTERRUPTED),
+                (_, None, Some((index, reason))) => {
+                    Failure::new(reason.class.clone(), format!("item {index} is to be tried again: {}", reason.message))
+                }
+            };
+            // Otherwise a bundle that takes every worker to its memory limit would run for ever.
+            let counts = run.counts || cancelled == Some(Cancellation::MemoryLimit);
+            let at = now.checked_add_signed(run.pause).unwrap_or(Instant::MAX_UTC);
+            Verdict::Retry { failure, at, counts }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bson::doc;
+
+    use super::*;
+
+    fn now() -> Instant {
+        Instant::from_timestamp_millis(1_000_000).expect("a date")
+    }
+
+    /// One letter for each item: done, left, failed, given up, tried too often.
+    fn check(items: &str, run: Run, cancelled: Option<Cancellation>) -> String {
+        let outcome = |item: char| match item {
+            'd' => "done".into(),
+            'f' => doc! { "class": "f", "message": "m" }.into(),
+            'g' => doc! { "class": "g", "message": "m", "why": "gave-up" }.into(),
+            't' => doc! { "class": "t", "message": "m", "why": "tried-too-many-times" }.into(),
+            _ => Bson::Null,
+        };
+        let outcomes: Vec<Bson> = items.chars().map(outcome).collect();
+        match conclude(&outcomes, &run, cancelled, now()) {
+            Verdict::Archive { why, failure, .. } => {
+                format!("archive {why} {}", failure.map_or_else(String::new, |failure| format!("{} {}", failure.class, failure.message)))
+            }
+            Verdict::Retry { failure, at, counts } => {
+                format!("retry {} +{} {counts}: {}", failure.class, (at - now()).num_seconds(), failure.message)
+            }
+            Verdict::Release { .. } | Verdict::ClaimLost => "nothing".into(),
+        }
+    }
+
+    #[test]
+    fn a_bundle_has_its_verdict() {
+        let run = |counts: bool, seconds: i64| Run { counts, pause: TimeDelta::seconds(seconds), ..Run::default() };
+        let snoozed = || Run { snoozed: Some((1, Failure::new("exit:75", "early"))), ..run(false, 30) };
+        assert_eq!(check("ddd", run(false, 0), None), "archive done ");
+        assert_eq!(check("ddd", run(false, 0), Some(Cancellation::WorkerStopping)), "archive done ");
+        assert_eq!(check("dgt", run(false, 0), None), "archive gave-up g 2 of 3 items failed, the first of them item 1: m");
+        assert_eq!(
+            check("tgd", run(false, 0), Some(Cancellation::Requested)),
+            "archive tried-too-many-times t 2 of 3 items failed, the first of them item 0: m"
+        );
+        assert_eq!(check("dfg", run(true, 60), None), "retry f +60 true: 2 of 3 items failed, the first of them item 1: m");
+        assert_eq!(check("d.d", snoozed(), None), "retry exit:75 +30 false: item 1 is to be tried again: early");
+        assert_eq!(check("g.d", snoozed(), None), "retry exit:75 +30 false: item 1 is to be tried again: early", "the other has its end");
+        assert_eq!(
+            check("f.d", Run { counts: true, ..snoozed() }, None),
+            "retry f +30 true: 1 of 3 items failed, the first of them item 0: m"
+        );
+        assert_eq!(
+            check("d..", run(false, 0), Some(Cancellation::WorkerStopping)),
+            "retry interrupted +0 false: 2 of 3 items are still to be done"
+        );
+        assert_eq!(
+            check("f..", run(true, 9), Some(Cancellation::WorkerStopping)),
+            "retry f +9 true: 1 of 3 items failed, the first of them item 0: m"
+        );
+        assert_eq!(
+            check("d..", run(false, 0), Some(Cancellation::MemoryLimit)),
+            "retry memory-limit +0 true: 2 of 3 items are still to be done"
+        );
+        assert_eq!(
+            check("d..", run(false, 0), Some(Cancellation::Requested)),
+            "archive cancelled cancelled 2 of 3 items are still to be done"
+        );
+        assert_eq!(check("ddd", run(false, 0), Some(Cancellation::LeaseLost)), "nothing");
+    }
+}

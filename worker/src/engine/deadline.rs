@@ -1,0 +1,116 @@
+//! Executes one workable within its limits: time, cancellation, panics.
+//!
+//! A panic of a workable is caught here. Code of users that runs outside of a workable goes through [`panics`](crate::panics).
+
+use std::{
+    future::poll_fn,
+    panic::AssertUnwindSafe,
+    sync::Arc,
+    task::Poll,
+    time::{Duration, Instant as Monotonic},
+};
+
+use futures_util::FutureExt as _;
+use recruiter_common::{
+    failure::{self, Failure},
+    shutdown::pause,
+};
+use tokio::task::JoinError;
+use tokio_util::task::AbortOnDropHandle;
+
+use crate::{
+    context::{Cancel, Cancellation, Context},
+    panics,
+    registry::Ready,
+    workable::{Done, NotDone},
+};
+
+/// How long a cancelled workable may take to stop, unless it has a time of its own.
+const CANCELLED_FOR: Duration = Duration::from_secs(2);
+
+/// How an execution ended: by itself, or in a panic.
+type Ended = std::thread::Result<Result<Done, NotDone>>;
+
+/// Executes a workable and waits for its end.
+///
+/// An execution that never waits ends in this task. Every other one becomes a task of its own, which can be watched.
+pub(crate) async fn execute(workable: Arc<dyn Ready>, context: &Arc<Context>, limit: Option<Duration>) -> Result<Done, NotDone> {
+    if let Some(deadline) = limit.and_then(|limit| Monotonic::now().checked_add(limit)) {
+        let _ = context.deadline.set(deadline);
+    }
+    let (blocks, stops_within) = (workable.blocks(), workable.stops_within());
+    let mut execution = {
+        let context = context.clone();
+        let in_time = async move {
+            let ended = workable.execute(&context).await;
+            match limit {
+                // The workable returned after its deadline without yielding, so that no timer ran.
+                Some(limit) if context.is_late() && context.cancel.why().is_none() => Err(timed_out(limit)),
+                _ => ended,
+            }
+        };
+        AssertUnwindSafe(in_time).catch_unwind().boxed()
+    };
+    match poll_fn(|task| Poll::Ready(execution.poll_unpin(task))).await {
+        Poll::Ready(ended) => without_panic(Ok(ended)),
+        Poll::Pending => {
+            let task = AbortOnDropHandle::new(tokio::spawn(execution));
+            watch(task, &context.cancel, limit, blocks, stops_within).boxed().await
+        }
+    }
+}
+
+/// Waits for the end of an execution. Cancels it when its time limit passes, and aborts it when it does not stop in time.
+async fn watch(
+    mut task: AbortOnDropHandle<Ended>,
+    cancel: &Cancel,
+    limit: Option<Duration>,
+    blocks: bool,
+    stops_within: Option<Duration>,
+) -> Result<Done, NotDone> {
+    let limit_passed = async {
+        match limit {
+            Some(limit) => pause(limit).await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        biased;
+        ended = &mut task => return without_panic(ended),
+        () = limit_passed => cancel.cancel(Cancellation::TimeLimit),
+        () = cancel.cancelled() => {}
+    }
+    let ended = if blocks {
+        // A thread cannot be killed, and its job must not run twice. When the worker stops, the process ends first.
+        without_panic((&mut task).await)
+    } else {
+        let by_reason = if cancel.why() == Some(Cancellation::TimeLimit) { Duration::ZERO } else { CANCELLED_FOR };
+        let patience = stops_within.unwrap_or(by_reason);
+        tokio::select! {
+            ended = &mut task => without_panic(ended),
+            () = pause(patience) => {
+                task.abort();
+                // The task must be gone before the end of the job is recorded.
+                let _ = (&mut task).await;
+                Err(NotDone::Stopped(Failure::new(failure::INTERRUPTED, "it did not stop when asked and was broken off")))
+            }
+        }
+    };
+    match (cancel.why(), limit) {
+        (Some(Cancellation::TimeLimit), Some(limit)) => Err(timed_out(limit)),
+        _ => ended,
+    }
+}
+
+fn timed_out(limit: Duration) -> NotDone {
+    let message = format!("it took longer than its time limit of {}", humantime::format_duration(limit));
+    NotDone::Failed(Failure::new(failure::TIMEOUT, message))
+}
+
+fn without_panic(joined: Result<Ended, JoinError>) -> Result<Done, NotDone> {
+    match joined {
+        Ok(Ok(ended)) => ended,
+        Ok(Err(panic)) => Err(NotDone::Failed(panics::failure_of(panic.as_ref()))),
+        Err(_) => Err(NotDone::Stopped(Failure::new(failure::INTERRUPTED, "it was broken off"))),
+    }
+}

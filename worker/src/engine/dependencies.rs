@@ -1,0 +1,49 @@
+//! What all sessions of a worker process use.
+
+use std::sync::Arc;
+
+use recruiter_common::{
+    failure::Failure,
+    job::Job,
+    retry_policy::{RetryPolicies, RetryPolicy},
+    roster::Place,
+    service::Watchdog,
+    store::Store,
+};
+
+use crate::{config::WorkerArgs, event::Listener, panics::guarded, registry::Registry};
+
+/// What all sessions of a worker process use.
+pub(crate) struct Dependencies {
+    pub(crate) store: Store,
+    /// The same database over connections of its own, which job traffic cannot exhaust.
+    pub(crate) heartbeat_store: Store,
+    pub(crate) args: WorkerArgs,
+    pub(crate) place: Place,
+    pub(crate) registry: Registry,
+    pub(crate) policies: RetryPolicies,
+    pub(crate) listener: Option<Arc<Listener>>,
+    /// Notified by the session's loop.
+    pub(crate) watchdog: Watchdog,
+}
+
+/// The retry policy of a job, or why it cannot be used.
+pub(crate) type Policy = Result<Arc<dyn RetryPolicy>, Failure>;
+
+impl Dependencies {
+    /// Decodes the retry policy of a job, which is code of users.
+    ///
+    /// # Errors
+    /// The class of the policy when this worker does not know it.
+    pub(crate) fn policy(&self, job: &Job) -> Result<Policy, String> {
+        let unusable = |error: &dyn std::fmt::Display| Failure::new("retry-policy", format!("the retry policy cannot be used: {error}"));
+        match guarded(|| self.policies.decode(&job.retry_policy)) {
+            Ok(Ok(policy)) => Ok(Ok(policy)),
+            Ok(Err(error)) => match error.unknown_class() {
+                Some(class) => Err(class.to_owned()),
+                None => Ok(Err(unusable(&error))),
+            },
+            Err(panicked) => Ok(Err(panicked)),
+        }
+    }
+}

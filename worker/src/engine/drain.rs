@@ -1,0 +1,158 @@
+//! The end of a session: after a request to stop, at the memory limit, or once a cleaner has declared the worker dead.
+//!
+//! A session that is asked to stop takes no more jobs. Its jobs have a grace period to end; afterwards they are cancelled. Whatever has not ended
+//! then stays in the roster, where a cleaner finds it.
+
+use std::time::{Duration, Instant as Monotonic};
+
+use recruiter_common::{
+    ids::JobId,
+    service,
+    shutdown::{Shutdown, pause},
+    store::Hint,
+    telemetry::{chain, milliseconds},
+};
+use tokio::time::timeout;
+
+use super::{
+    heartbeat::News,
+    session::{End, Session},
+};
+use crate::context::{Cancel, Cancellation};
+
+/// How long cancelled jobs may take to end.
+const CANCELLED_FOR: Duration = Duration::from_secs(5);
+/// The same after a second signal. Together with the last writes, it is shorter than the time that the stock worker leaves.
+const HURRIED_FOR: Duration = Duration::from_secs(1);
+/// How long the release of unconfirmed starts may take at the end. The cleaner releases the rest.
+const LAST_RELEASE: Duration = Duration::from_secs(5);
+/// How long the last writes of the recorder may take: longer than most failovers. Together with the grace period, the times above and one call
+/// it must fit into systemd's TimeoutStopSec.
+const LAST_RECORDS: Duration = Duration::from_secs(15);
+
+/// The result of a wait for the running jobs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+enum Waited {
+    /// No job runs any more.
+    AllEnded,
+    /// The time is over, and some jobs still run.
+    TimeOver,
+    /// A cleaner has declared the worker dead meanwhile.
+    Retired,
+    /// A task of the session has panicked.
+    Broken,
+}
+
+/// Ends a session in the way that `end` demands. Returns how it ended, since it can be declared dead meanwhile.
+pub(crate) async fn drain(mut session: Session, mut end: End, shutdown: &mut Shutdown) -> End {
+    if matches!(end, End::Stopped | End::MemoryLimit) {
+        end = wait_for_jobs(&mut session, end, shutdown).await;
+    }
+    if matches!(end, End::Retired | End::Broken) {
+        drop_jobs(&mut session, end).await;
+    }
+    session.progress();
+    let now = session.store().now();
+    if end != End::Broken {
+        // MongoDB may be away. The roster names the jobs that are not released in time.
+        let _ = timeout(LAST_RELEASE, session.intake.release_unconfirmed(now)).await;
+    }
+    let mut left = session.slots.jobs();
+    left.extend(session.intake.unconfirmed(now));
+    leave(session, end, &left).await;
+    end
+}
+
+/// Takes no more jobs and waits for those that run, at first for the grace period. Then it cancels them.
+async fn wait_for_jobs(session: &mut Session, end: End, shutdown: &mut Shutdown) -> End {
+    service::stopping();
+    let grace = session.args().grace;
+    let until = Monotonic::now() + grace;
+    session.turn.withdraw().await;
+    tracing::info!(worker.id = %session.id, count = session.slots.running(), grace_ms = milliseconds(grace), "taking no more jobs");
+    session.slots.ask_all(Cancel::no_more_items);
+    let mut waited = wait(session, until, Duration::ZERO, shutdown).await;
+    if waited == Waited::TimeOver {
+        let why = if end == End::MemoryLimit { Cancellation::MemoryLimit } else { Cancellation::WorkerStopping };
+        session.slots.ask_all(|cancel| cancel.cancel(why));
+        let cancelled_for = CANCELLED_FOR.max(session.dependencies().registry.stops_within());
+        waited = wait(session, Monotonic::now() + cancelled_for, HURRIED_FOR, shutdown).await;
+    }
+    match waited {
+        Waited::AllEnded | Waited::TimeOver => end,
+        Waited::Retired => End::Retired,
+        Waited::Broken => End::Broken,
+    }
+}
+
+/// Waits until no job runs any more or `until` has passed; only for `hurried` once an immediate end is requested. Jobs can be cancelled
+/// meanwhile.
+async fn wait(session: &mut Session, mut until: Monotonic, hurried: Duration, shutdown: &mut Shutdown) -> Waited {
+    let mut is_hurried = false;
+    while session.slots.running() > 0 {
+        session.progress();
+        tokio::select! {
+            Some(()) = session.slots.ended() => {}
+            _ = &mut session.recording => return Waited::Broken,
+            news = session.news.recv() => match news {
+                Some(News::Retired) => return Waited::Retired,
+                Some(News::Alive { .. }) => session.read_cancellations().await,
+                None => return Waited::Broken,
+            },
+            hint = session.hints.next() => if let Hint::Cancel { job } = hint {
+                session.cancel(job);
+            },
+            () = pause(until.saturating_duration_since(Monotonic::now())) => return Waited::TimeOver,
+            () = pause(session.environment.dependencies.watchdog.next_in()) => {}
+            () = shutdown.aborted(), if !is_hurried => {
+                is_hurried = true;
+                session.slots.ask_all(Cancel::hurry);
+                until = until.min(Monotonic::now() + hurried);
+            }
+        }
+    }
+    Waited::AllEnded
+}
+
+/// Cancels the jobs of a session that must not record their ends, and waits for them a moment.
+async fn drop_jobs(session: &mut Session, end: End) {
+    let count = session.slots.running();
+    if end == End::Retired {
+        tracing::warn!(worker.id = %session.id, count, "this worker was declared dead: dropping its running jobs");
+    } else {
+        tracing::error!(worker.id = %session.id, count, "a task of this worker has panicked: leaving its jobs to the cleaner");
+    }
+    session.slots.ask_all(|cancel| cancel.cancel(Cancellation::LeaseLost));
+    let until = Monotonic::now() + CANCELLED_FOR;
+    while session.slots.running() > 0 && Monotonic::now() < until {
+        session.progress();
+        let _ = timeout(until.saturating_duration_since(Monotonic::now()), session.slots.ended()).await;
+    }
+}
+
+/// Waits for the last writes and leaves the roster, unless it must still name the jobs that are `left`.
+async fn leave(session: Session, end: End, left: &[JobId]) {
+    let store = session.store().clone();
+    let watchdog = session.dependencies().watchdog.clone();
+    let Session { id, recording, beating, environment, intake, slots, .. } = session;
+    // Jobs that still run are aborted. The recorder ends when its last user is gone.
+    drop((environment, intake, slots));
+    let abort = recording.abort_handle();
+    let is_recorded = end != End::Broken && timeout(LAST_RECORDS, recording).await.is_ok_and(|ended| ended.is_ok());
+    abort.abort();
+    beating.abort();
+    watchdog.progress();
+    if matches!(end, End::Retired | End::Broken) {
+        return;
+    }
+    if !is_recorded || !left.is_empty() {
+        let jobs: Vec<String> = left.iter().map(ToString::to_string).collect();
+        tracing::warn!(worker.id = %id, ?jobs, "not everything ended in time: a cleaner rescues the rest");
+        return;
+    }
+    match store.leave_if_alive(id).await {
+        Ok(()) => store.announce_hint(Hint::Left { worker: id }).await,
+        Err(error) => tracing::warn!(worker.id = %id, error = chain(&error), "failed to leave the roster; a cleaner removes this worker"),
+    }
+}

@@ -1,0 +1,48 @@
+//! What the running jobs of one session share.
+
+use std::{sync::Arc, time::Duration};
+
+use recruiter_common::instant::Instant;
+
+use super::{deadline, dependencies::Dependencies, lease::Lease, recorder::Recorder, slots::Table};
+use crate::{
+    context::Context,
+    event::WorkerEvent,
+    panics::guarded,
+    registry::Ready,
+    workable::{Done, NotDone},
+};
+
+/// What the running jobs of one session share.
+///
+/// No workable may hold it: the recorder ends when its last user is gone, and a workable that never returns must not keep it alive.
+pub(crate) struct Environment {
+    pub(crate) dependencies: Arc<Dependencies>,
+    pub(crate) table: Arc<Table>,
+    pub(crate) lease: Arc<Lease>,
+    pub(crate) recorder: Recorder,
+}
+
+impl Environment {
+    /// Executes a job or an item within its limits.
+    pub(crate) async fn execute(&self, workable: Arc<dyn Ready>, context: &Arc<Context>, limit: Option<Duration>) -> Result<Done, NotDone> {
+        let ended = deadline::execute(workable, context, limit).await;
+        if let Err(NotDone::NoResources(failure)) = &ended {
+            self.table.note_shortage(&failure.message);
+        }
+        ended
+    }
+
+    /// The time by the clock of the present primary, which schedules retries; an estimate when MongoDB does not answer.
+    pub(crate) async fn now(&self) -> Instant {
+        let _ = self.dependencies.store.fresh_clock().await;
+        self.dependencies.store.now()
+    }
+
+    /// Reports an event to the application.
+    pub(crate) fn emit(&self, event: &WorkerEvent<'_>) {
+        if let Some(Err(failure)) = self.dependencies.listener.as_ref().map(|listener| guarded(|| listener(event))) {
+            tracing::error!(error = failure.message, "an event listener panicked");
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! The heartbeat: renews the lease of a session, whether the worker is busy or idle, on connections that job traffic cannot exhaust. Its reply
+//! tells when a cleaner has declared the worker dead.
+//!
+//! A worker whose session loop hangs sends no heartbeats, so that a cleaner rescues its jobs.
+
+use std::{sync::Arc, time::Duration};
+
+use recruiter_common::{
+    clock::Uptime,
+    ids::WorkerId,
+    instant::Instant,
+    roster::Assignment,
+    service::Watchdog,
+    shutdown::pause,
+    store::{Beat, Store},
+    telemetry::chain,
+};
+use tokio::sync::mpsc;
+
+use super::{lease::Lease, slots::Table};
+
+/// Heartbeats are sent at multiples of this time, by MongoDB's clock. Heartbeats of one instant share a write to MongoDB's disk.
+const TOGETHER: Duration = Duration::from_millis(250);
+/// How long after its lease a worker without progress still sends heartbeats. Longer than a call to MongoDB, after each of which the session
+/// loop notes progress.
+const HANGS_AFTER: Duration = Duration::from_secs(20);
+/// The time between attempts after a heartbeat that was not acknowledged.
+const RETRY: Duration = Duration::from_millis(500);
+
+/// The result of a heartbeat.
+#[derive(Debug)]
+pub(crate) enum News {
+    /// MongoDB acknowledged it at this time. The roster shows this assignment, or offers so many slots.
+    Alive { at: Instant, assignment: Option<Assignment>, offered: u32 },
+    /// A cleaner has declared this worker dead.
+    Retired,
+}
+
+/// The heartbeat of one session.
+pub(crate) struct Heartbeat {
+    pub(crate) store: Store,
+    pub(crate) worker: WorkerId,
+    /// The held jobs, which each heartbeat writes into the roster.
+    pub(crate) table: Arc<Table>,
+    pub(crate) lease: Arc<Lease>,
+    pub(crate) every: Duration,
+    pub(crate) lease_for: Duration,
+    /// Notified by the session loop.
+    pub(crate) watchdog: Watchdog,
+}
+
+impl Heartbeat {
+    /// Sends heartbeats until the worker is declared dead or the session is gone.
+    pub(crate) async fn run(self, news: mpsc::Sender<News>) {
+        let (mut is_failing, mut hanging) = (false, 0_u32);
+        while !news.is_closed() {
+            let stalled = self.watchdog.stalled_for();
+            if stalled > self.lease_for + HANGS_AFTER {
+                hanging = hanging.saturating_add(1);
+                if hanging == 2 {
+                    tracing::error!(
+                        worker.id = %self.worker,
+                        seconds = stalled.as_secs(),
+                        "the main loop of this worker hangs: no heartbeats are sent, so that a cleaner rescues its jobs"
+                    );
+                }
+                // After a freeze of the process, the main loop needs a moment to continue.
+                pause(if hanging == 1 { RETRY / 10 } else { RETRY }).await;
+                continue;
+            }
+            hanging = 0;
+            let sent = Uptime::now();
+            let next = match self.store.heartbeat(self.worker, &self.table.jobs()).await {
+                Ok(Beat::Seen { at, assignment, offered }) => {
+                    self.lease.renew(sent, at, self.lease_for);
+                    if std::mem::take(&mut is_failing) {
+                        tracing::info!(worker.id = %self.worker, "heartbeats are acknowledged again");
+                    }
+                    // A session that is busy gets the next one.
+                    let _ = news.try_send(News::Alive { at, assignment, offered });
+                    with_others(self.every, self.store.now())
+                }
+                Ok(Beat::Retired) => {
+                    let _ = news.send(News::Retired).await;
+                    return;
+                }
+                Err(error) => {
+                    if !std::mem::replace(&mut is_failing, true) {
+                        tracing::warn!(worker.id = %self.worker, error = chain(&error), "a heartbeat was not acknowledged; trying again");
+                    }
+                    RETRY
+                }
+            };
+            pause(next).await;
+        }
+    }
+}
+
+/// How long to wait from `now` so that the workers of a fleet wake at the same instants: `every`, or a little less.
+fn with_others(every: Duration, now: Instant) -> Duration {
+    if every < TOGETHER * 2 {
+        return every;
+    }
+    let past = (now + every).timestamp_subsec_millis() % TOGETHER.subsec_millis();
+    every - Duration::from_millis(past.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn heartbeats_meet_and_are_never_late() {
+        let check = |every: u64, now: i64| {
+            let now = Instant::from_timestamp_millis(1_700_000_000_000 + now).expect("a date");
+            with_others(Duration::from_millis(every), now).as_millis()
+        };
+        assert_eq!(check(5_000, 0), 5_000);
+        assert_eq!(check(5_000, 1), 4_999);
+        assert_eq!(check(5_000, 249), 4_751);
+        assert_eq!(check(5_000, 251), 4_999);
+        assert_eq!(check(500, 30), 470);
+        assert_eq!(check(50, 10), 50, "too often to meet");
+    }
+}

@@ -1,0 +1,259 @@
+//! The intake: turns an assignment into started jobs.
+//!
+//! It reads the assigned jobs, locks them with one guarded command, and checks that none of them is in the archive already. Jobs that it has
+//! locked and that are not run are released as they were.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
+
+use bson::RawDocument;
+use recruiter_common::{
+    failure::{self, Failure},
+    ids::{JobId, StartId, WorkerId},
+    instant::Instant,
+    job::{Claim, IfWorkerDies, Job, Why},
+    retry_policy::Decision,
+    roster::WorkOn,
+    store::{Archival, Start, Store, StoreError, ToStart},
+    telemetry::chain,
+};
+
+use super::{
+    attempt::StartedJob,
+    dependencies::{Dependencies, Policy},
+    environment::Environment,
+    reading::{Reading, Unlocked},
+    recorder::JobEnd,
+    slots::Slots,
+    unconfirmed::UnconfirmedStarts,
+};
+use crate::panics::guarded;
+
+/// Classes of unknown retry policies that are remembered, so that each is logged once.
+const UNKNOWN_POLICIES: usize = 100;
+
+/// Turns assignments into started jobs.
+pub(crate) struct Intake {
+    environment: Arc<Environment>,
+    worker: WorkerId,
+    work_on: WorkOn,
+    reading: Reading,
+    unconfirmed: UnconfirmedStarts,
+    /// Classes of retry policies that jobs have and this worker does not know.
+    unknown_policies: HashSet<String>,
+}
+
+/// The jobs of one start, after the command that locks them.
+pub(crate) struct Locked {
+    start: Start,
+    startable: HashMap<JobId, Startable>,
+    claims: Vec<Claim>,
+    /// Jobs whose start MongoDB cannot carry out.
+    refused: Vec<JobId>,
+    /// Jobs whose start has an unknown outcome.
+    unanswered: Vec<JobId>,
+}
+
+/// What has become of the jobs of one start.
+pub(crate) struct Intaken {
+    pub(crate) started: Vec<StartedJob>,
+    /// Jobs whose slots are free again.
+    pub(crate) not_started: Vec<JobId>,
+}
+
+/// A job that may be started.
+struct Startable {
+    job: Arc<Job>,
+    policy: Policy,
+    /// The policy's verdict for the case that this worker dies during this attempt.
+    if_worker_dies: IfWorkerDies,
+}
+
+impl Intake {
+    pub(crate) fn new(environment: Arc<Environment>, worker: WorkerId) -> Self {
+        let dependencies = &environment.dependencies;
+        let work_on = dependencies.args.work_on();
+        let (reading, unconfirmed) = (Reading::new(dependencies.clone()), UnconfirmedStarts::new(dependencies.clone(), worker));
+        Self { environment, worker, work_on, reading, unconfirmed, unknown_policies: HashSet::new() }
+    }
+
+    /// Reads jobs, reserves their slots and locks them. `None` when nothing can be started now: the jobs stay due.
+    pub(crate) async fn lock(&mut self, jobs: &[JobId], slots: &Slots) -> Result<Option<Locked>, StoreError> {
+        if jobs.is_empty() {
+            return Ok(None);
+        }
+        let now = self.store().now();
+        let unlocked = self.reading.unlocked(jobs).await?;
+        self.dependencies().watchdog.progress();
+        let startable = self.startable(unlocked, now);
+        if startable.is_empty() {
+            return Ok(None);
+        }
+        let Some(lease_until) = self.environment.lease.until() else {
+            tracing::warn!(count = startable.len(), "not starting jobs: no heartbeat was acknowledged for too long");
+            return Ok(None);
+        };
+        let place = &self.dependencies().place;
+        let start = Start { id: StartId::new(), worker: self.worker, hostname: place.hostname.clone(), pid: place.pid, lease_until, now };
+        slots.reserve(startable.keys().copied());
+        Ok(Some(self.lock_startable(start, startable).await))
+    }
+
+    /// Decides which locked jobs are run. Deletes those that were archived before, and releases the others.
+    ///
+    /// The archive is read after the start, not beside it: a job may have been archived and enqueued again after it was read and before it was
+    /// locked.
+    pub(crate) async fn confirm(&mut self, locked: Locked) -> Intaken {
+        let Locked { start, mut startable, claims, refused, unanswered } = locked;
+        let claimed: Vec<JobId> = claims.iter().map(|claim| claim.job()).collect();
+        let archived = if claimed.is_empty() { Ok(HashSet::new()) } else { self.store().already_archived(&claimed).await };
+        self.dependencies().watchdog.progress();
+        for Startable { job, .. } in refused.iter().filter_map(|id| startable.get(id)) {
+            self.archive_malformed(job.id, &job.document, &Failure::new(failure::MALFORMED, "MongoDB cannot start it"), start.now);
+        }
+        // Jobs without an answer may still be locked by this start. All others are locked by now or never.
+        let mut not_run: HashSet<JobId> = unanswered.into_iter().filter(|id| !claimed.contains(id)).collect();
+        let (again, mut claims): (Vec<Claim>, Vec<Claim>) = match &archived {
+            Ok(archived) => claims.into_iter().partition(|claim| archived.contains(&claim.job())),
+            Err(_) => (Vec::new(), claims),
+        };
+        not_run.extend(self.discard(&again).await);
+        if self.environment.lease.is_over() || archived.is_err() {
+            // The answer came too late, or the jobs may have run before.
+            not_run.extend(claims.drain(..).map(|claim| claim.job()));
+        }
+        if !not_run.is_empty() {
+            self.unconfirmed.add(start.id, not_run, start.lease_until);
+            self.unconfirmed.release(start.now).await;
+        }
+        let started = claims.into_iter().filter_map(|claim| Some(startable.remove(&claim.job())?.started(claim, &start))).collect();
+        Intaken { started, not_started: startable.into_keys().collect() }
+    }
+
+    /// Releases jobs that earlier starts have locked and that are not run.
+    pub(crate) async fn release_unconfirmed(&mut self, now: Instant) {
+        self.unconfirmed.release(now).await;
+    }
+
+    /// Jobs that are not run and may be locked at `now` or later.
+    pub(crate) fn unconfirmed(&self, now: Instant) -> impl Iterator<Item = JobId> {
+        self.unconfirmed.jobs(now)
+    }
+
+    fn dependencies(&self) -> &Dependencies {
+        &self.environment.dependencies
+    }
+
+    fn store(&self) -> &Store {
+        &self.environment.dependencies.store
+    }
+
+    /// The jobs that this worker can start, of its classes, groups and policies. A document that is no job is archived.
+    fn startable(&mut self, unlocked: Vec<Unlocked>, now: Instant) -> HashMap<JobId, Startable> {
+        let mut startable = HashMap::with_capacity(unlocked.len());
+        let died = Failure::new(failure::WORKER_DIED, "the worker died");
+        for found in unlocked {
+            match found {
+                Ok(job) if self.dependencies().registry.has(&job.class) && self.work_on.includes(&job.group) => {
+                    match self.dependencies().policy(&job) {
+                        Ok(policy) => drop(startable.insert(job.id, Startable::new(job, policy, &died, now))),
+                        Err(unknown) => self.leave_unknown_policy(job.id, unknown),
+                    }
+                }
+                Ok(job) => tracing::debug!(job.id = %job.id, "the job is not for this worker; leaving it to others"),
+                Err((id, document, error)) => {
+                    self.archive_malformed(id, &document, &Failure::new(failure::MALFORMED, error.to_string()), now)
+                }
+            }
+        }
+        startable
+    }
+
+    /// Leaves a job to a worker that knows its policy: one of a newer release, or one with custom policies.
+    fn leave_unknown_policy(&mut self, job: JobId, class: String) {
+        tracing::debug!(job.id = %job, policy = class, "the job is not for this worker; leaving it to others");
+        if self.unknown_policies.len() < UNKNOWN_POLICIES && !self.unknown_policies.contains(&class) {
+            tracing::warn!(job.id = %job, policy = class, "this worker does not know the retry policy of a job; leaving such jobs to workers that know it");
+            self.unknown_policies.insert(class);
+        }
+    }
+
+    /// Locks jobs. Halves the batch around jobs that MongoDB refuses.
+    async fn lock_startable(&self, start: Start, startable: HashMap<JobId, Startable>) -> Locked {
+        let to_start: Vec<ToStart> = startable.values().map(|startable| startable.to_start(start.now)).collect();
+        let (mut claims, mut refused, mut unanswered) = (Vec::new(), Vec::new(), Vec::new());
+        let mut pieces = vec![to_start.as_slice()];
+        while let Some(piece) = pieces.pop() {
+            let ids = || piece.iter().map(|job| job.job).collect::<Vec<_>>();
+            self.dependencies().watchdog.progress();
+            match self.store().start_if_unlocked(&start, piece).await {
+                Ok(locked) => claims.extend(locked),
+                Err(error) if error.is_transient() => {
+                    tracing::warn!(count = piece.len(), error = chain(&error), "the outcome of a start is unknown; searching for its jobs");
+                    unanswered.extend(ids());
+                    let locked = self.store().claims_of_start(&HashMap::from([(start.id, ids())])).await.unwrap_or_default();
+                    claims.extend(locked);
+                }
+                Err(_) if piece.len() > 1 => {
+                    let (first, second) = piece.split_at(piece.len() / 2);
+                    pieces.extend([first, second]);
+                }
+                Err(error) => {
+                    tracing::error!(job.id = %piece[0].job, error = chain(&error), "a job cannot be started");
+                    refused.extend(ids());
+                }
+            }
+        }
+        self.dependencies().watchdog.progress();
+        Locked { start, startable, claims, refused, unanswered }
+    }
+
+    /// Deletes jobs that were enqueued again after they had been archived; returns those that could not be deleted.
+    async fn discard(&self, again: &[Claim]) -> Vec<JobId> {
+        if again.is_empty() {
+            return Vec::new();
+        }
+        tracing::info!(count = again.len(), "jobs that were enqueued again after they were archived are not run again");
+        match self.store().discard_if_claimed(again).await {
+            Ok(_) => Vec::new(),
+            Err(error) => {
+                tracing::warn!(error = chain(&error), "failed to delete re-enqueued jobs that are already archived");
+                again.iter().map(|claim| claim.job()).collect()
+            }
+        }
+    }
+
+    /// Archives a document that is no job, without a start.
+    fn archive_malformed(&self, id: JobId, document: &RawDocument, failure: &Failure, now: Instant) {
+        tracing::warn!(job.id = %id, reason = failure.message, "a document in `scheduled` is no job; archiving it as malformed");
+        let archival = Archival::unstarted(id, document, &Why::MALFORMED, failure, now);
+        self.environment.recorder.record_later(JobEnd::Archive(Box::new(archival)));
+    }
+}
+
+impl Startable {
+    fn new(job: Arc<Job>, policy: Policy, died: &Failure, now: Instant) -> Self {
+        let mut history = job.history();
+        history.attempts += 1;
+        let decision = policy.as_ref().ok().and_then(|policy| guarded(|| policy.decide(&history, died, now)).ok());
+        let if_worker_dies = decision.unwrap_or(Decision::Archive(Why::WORKER_DIED)).into();
+        Self { job, policy, if_worker_dies }
+    }
+
+    fn to_start(&self, now: Instant) -> ToStart {
+        let Self { job, if_worker_dies, .. } = self;
+        ToStart { job: job.id, attempts: job.attempts, due: job.due().unwrap_or(now), if_worker_dies: if_worker_dies.clone() }
+    }
+
+    /// The job as the start has stored it.
+    fn started(self, claim: Claim, start: &Start) -> StartedJob {
+        let Self { mut job, policy, if_worker_dies } = self;
+        // No other holder exists yet, so that the job is not copied.
+        let started = Arc::make_mut(&mut job);
+        let previous = started.last_execution.take().map(Arc::new);
+        start.mark_started(started, if_worker_dies);
+        StartedJob { job, claim, policy, previous }
+    }
+}

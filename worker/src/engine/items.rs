@@ -1,0 +1,128 @@
+//! The outcomes of the items of a running bundle, and which of them are still to be written.
+//!
+//! A bundle does not wait for its progress to be written. While MongoDB is away its items go on as long as the lease holds, and their outcomes
+//! are written when it is back, or with the end of the bundle, which contains all of them.
+
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use bson::Bson;
+use recruiter_common::{
+    job::{
+        Claim,
+        bundle::{Bundle, is_left},
+    },
+    store::{Progress, Recorded},
+};
+
+use crate::context::{Cancel, Cancellation};
+
+/// Outcomes are written by their index when fewer than one in so many items has a new one. More are written as a whole list, which then costs
+/// less.
+const FEW: usize = 8;
+
+/// The outcomes of the items of a running bundle, shared by the bundle and the recorder.
+pub(crate) struct Items {
+    claim: Claim,
+    cancel: Arc<Cancel>,
+    known: Mutex<Known>,
+}
+
+struct Known {
+    /// In the form in which they are stored.
+    outcomes: Vec<Bson>,
+    /// Whether the stored document has a list of this length.
+    has_list: bool,
+    /// The items whose outcomes are not in any write yet.
+    unwritten: BTreeSet<usize>,
+    /// The items of the write that has no answer yet.
+    in_flight: BTreeSet<usize>,
+    /// Whether the recorder has this bundle in its queue.
+    is_queued: bool,
+    /// Whether the end of the bundle writes the rest.
+    is_closed: bool,
+}
+
+impl Items {
+    pub(crate) fn new(claim: Claim, bundle: &Bundle, cancel: Arc<Cancel>) -> Self {
+        let known = Known {
+            outcomes: bundle.outcomes.clone(),
+            has_list: bundle.has_places,
+            unwritten: BTreeSet::new(),
+            in_flight: BTreeSet::new(),
+            is_queued: false,
+            is_closed: false,
+        };
+        Self { claim, cancel, known: Mutex::new(known) }
+    }
+
+    /// The items that are still to be done.
+    pub(crate) fn left(&self) -> Vec<usize> {
+        self.known().outcomes.iter().enumerate().filter(|(_, outcome)| is_left(outcome)).map(|(index, _)| index).collect()
+    }
+
+    /// Reads all outcomes.
+    pub(crate) fn read<T>(&self, read: impl FnOnce(&[Bson]) -> T) -> T {
+        read(&self.known().outcomes)
+    }
+
+    /// Notes the outcome of an item; whether the bundle is to be put into the recorder's queue.
+    pub(crate) fn note(&self, index: usize, outcome: Bson) -> bool {
+        let mut known = self.known();
+        known.outcomes[index] = outcome;
+        known.unwritten.insert(index);
+        !std::mem::replace(&mut known.is_queued, true)
+    }
+
+    /// Leaves all outcomes that are not in a write yet to the end of the bundle.
+    pub(crate) fn close(&self) {
+        self.known().is_closed = true;
+    }
+
+    /// Leaves the recorder's queue if there is nothing to write; whether it did.
+    pub(crate) fn leave_queue(&self) -> bool {
+        let mut known = self.known();
+        known.is_queued = !known.is_closed && !known.unwritten.is_empty();
+        !known.is_queued
+    }
+
+    /// The next write.
+    pub(crate) fn to_write(&self) -> Progress {
+        let mut known = self.known();
+        known.in_flight = std::mem::take(&mut known.unwritten);
+        let is_few = known.in_flight.len() * FEW < known.outcomes.len();
+        if known.has_list && is_few {
+            Progress::of_items(self.claim, known.in_flight.iter().map(|index| (*index, known.outcomes[*index].clone())))
+        } else {
+            Progress::whole(self.claim, &known.outcomes)
+        }
+    }
+
+    /// Takes the answer to the last write. After a refusal its outcomes are left to the end of the bundle. A bundle that has lost its claim
+    /// is cancelled.
+    pub(crate) fn written(&self, recorded: Recorded) {
+        let mut known = self.known();
+        known.in_flight.clear();
+        match recorded {
+            Recorded::Yes => known.has_list = true,
+            Recorded::ClaimLost => {
+                known.is_closed = true;
+                self.cancel.cancel(Cancellation::LeaseLost);
+            }
+            Recorded::Refused => {}
+        }
+    }
+
+    /// The last write failed or has an unknown outcome: it is repeated.
+    pub(crate) fn not_written(&self) {
+        let mut known = self.known();
+        let mut again = std::mem::take(&mut known.in_flight);
+        known.unwritten.append(&mut again);
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

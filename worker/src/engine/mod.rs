@@ -1,0 +1,94 @@
+//! The engine of a worker: takes what the recruiter assigns, runs it, and records how it ended.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | `session` | one registration: the event loop |
+//! | `slots` | the one table of what runs |
+//! | `intake` | from an assignment to started jobs |
+//! | `reading`, `portion` | assigned jobs, read in portions over a slow line |
+//! | `unconfirmed` | starts whose reply was lost or late |
+//! | `left` | jobs that were assigned and not started |
+//! | `turn` | what the roster is told, and when |
+//! | `attempt` | context, run, verdict, record, hooks |
+//! | `bundle`, `items` | many items in one job, on the same parts |
+//! | `deadline` | limits, cancellation, panics |
+//! | `verdict` | what is recorded about an end: pure |
+//! | `recorder` | one group commit of ends and item progress |
+//! | `drain` | the end of a session |
+//! | `heartbeat`, `lease` | how long this worker may trust that it is alive |
+//! | `leader` | a warning when no recruiter leads |
+//! | `shortage`, `memory` | what the machine can carry |
+//! | `dependencies`, `environment` | what the process shares, and what a session shares with its jobs |
+
+mod attempt;
+mod bundle;
+mod deadline;
+pub(crate) mod dependencies;
+mod drain;
+mod environment;
+mod heartbeat;
+mod intake;
+mod items;
+mod leader;
+mod lease;
+mod left;
+pub(crate) mod memory;
+mod portion;
+mod reading;
+mod recorder;
+mod session;
+mod shortage;
+mod slots;
+mod turn;
+mod unconfirmed;
+mod verdict;
+
+use std::{sync::Arc, time::Duration};
+
+use recruiter_common::{
+    exit::Exit,
+    shutdown::{Shutdown, pause},
+    store::StoreError,
+    telemetry::chain,
+};
+
+use self::{
+    dependencies::Dependencies,
+    session::{End, Session},
+};
+
+/// The time between attempts to register while MongoDB is away.
+const REGISTER_AGAIN_AFTER: Duration = Duration::from_secs(1);
+
+/// Runs one session after the other until a stop is requested or the memory limit is reached.
+///
+/// # Errors
+/// When a task of a session panics.
+pub(crate) async fn run(dependencies: Arc<Dependencies>, mut shutdown: Shutdown) -> anyhow::Result<Exit> {
+    loop {
+        dependencies.watchdog.progress();
+        match run_session(dependencies.clone(), &mut shutdown).await {
+            Ok(End::Stopped) => return Ok(Exit::Success),
+            Ok(End::MemoryLimit) => return Ok(Exit::MemoryLimit),
+            Ok(End::Broken) => return Err(anyhow::anyhow!("a task of this worker has panicked; its jobs are left to the cleaner")),
+            Ok(End::Retired) if shutdown.is_requested() => return Ok(Exit::Success),
+            Ok(End::Retired) => {}
+            Err(error) => {
+                tracing::warn!(error = chain(&error), "failed to register; trying again");
+                if shutdown.is_requested() {
+                    return Ok(Exit::Success);
+                }
+                tokio::select! { () = pause(REGISTER_AGAIN_AFTER) => {} () = shutdown.requested() => {} }
+            }
+        }
+    }
+}
+
+/// Runs one session to its end. A worker that could not announce itself leaves the roster as after a stop.
+async fn run_session(dependencies: Arc<Dependencies>, shutdown: &mut Shutdown) -> Result<End, StoreError> {
+    let mut session = Session::register(dependencies).await?;
+    let announced = session.announce().await;
+    let end = if announced.is_ok() { session.work(shutdown).await } else { End::Stopped };
+    let end = drain::drain(session, end, shutdown).await;
+    announced.map(|()| end)
+}

@@ -1,0 +1,338 @@
+//! The recorder: one group commit for the ends of a session's jobs and for the progress of its bundles. While one batch is on its way to
+//! MongoDB, the next gathers. There is no other delay.
+//!
+//! An end is kept until it is written or its claim is lost. The recorder waits for a MongoDB that cannot be reached. The store halves a batch
+//! that MongoDB refuses until the one bad end stands alone, and reduces that end until it fits. An end that fails again and again, or is
+//! refused even when reduced, is tried alone and ever more rarely, so that it delays no other. Its job keeps its slot, so that the job is never
+//! locked without a holder.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant as Monotonic},
+};
+
+use bson::Bson;
+use recruiter_common::{
+    ids::WorkerId,
+    shutdown::pause,
+    store::{Archival, BATCH_BYTES, CommitSession, End, Progress, Recorded, Rescheduling, Store, StoreError},
+    telemetry::chain,
+};
+use tokio::{
+    sync::{mpsc, oneshot},
+    task::JoinHandle,
+};
+
+use super::{items::Items, portion::Portion};
+
+/// The most entries in one batch. With so many, the time of a round trip no longer matters.
+const BATCH: usize = 1_000;
+/// The time between attempts while MongoDB cannot be reached.
+const PAUSE: Duration = Duration::from_millis(250);
+/// Attempts at an entry together with others. Later attempts are made alone, in case this entry is what fails.
+const TOGETHER: u32 = 8;
+/// The longest time between two attempts at one entry.
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+/// Where the jobs of a session hand over what is to be recorded.
+#[derive(Clone)]
+pub(crate) struct Recorder(mpsc::UnboundedSender<Entry>);
+
+/// The end of a job, as a write.
+#[derive(Clone, Debug)]
+pub(crate) enum JobEnd {
+    Archive(Box<Archival>),
+    Reschedule(Box<Rescheduling>),
+}
+
+enum Entry {
+    End(JobEnd, oneshot::Sender<Recorded>),
+    Items(Arc<Items>),
+}
+
+impl Recorder {
+    /// Starts to record in `session`. The task ends when every clone of this recorder is dropped and everything is written.
+    pub(crate) fn start(store: Store, worker: WorkerId, session: CommitSession) -> (Self, JoinHandle<()>) {
+        let (sender, queue) = mpsc::unbounded_channel();
+        let progress = Writer::new(store.clone(), worker, CommitSession::default());
+        let ends = Writer::new(store, worker, session);
+        (Self(sender), tokio::spawn(run(ends, progress, queue)))
+    }
+
+    /// Records the end of a job. `None` when the recorder is gone.
+    pub(crate) async fn record(&self, end: JobEnd) -> Option<Recorded> {
+        let (recorded, answer) = oneshot::channel();
+        self.0.send(Entry::End(end, recorded)).ok()?;
+        answer.await.ok()
+    }
+
+    /// Records an end without waiting for it.
+    pub(crate) fn record_later(&self, end: JobEnd) {
+        let (recorded, _) = oneshot::channel();
+        // Without a recorder the document stays, and is read again.
+        let _ = self.0.send(Entry::End(end, recorded));
+    }
+
+    /// Notes the outcome of an item of a bundle, to be written before the end of the bundle.
+    pub(crate) fn note(&self, items: &Arc<Items>, index: usize, outcome: Bson) {
+        if items.note(index, outcome) {
+            // Without a recorder the process is about to end.
+            let _ = self.0.send(Entry::Items(items.clone()));
+        }
+    }
+}
+
+type Archivals = Vec<Waiting<Ended<Archival>>>;
+type Reschedulings = Vec<Waiting<Ended<Rescheduling>>>;
+
+/// Entries that are still to be written.
+#[derive(Default)]
+struct Pending {
+    archivals: Archivals,
+    reschedulings: Reschedulings,
+    items: Vec<Waiting<Arc<Items>>>,
+}
+
+async fn run(mut ends: Writer, mut progress: Writer, mut queue: mpsc::UnboundedReceiver<Entry>) {
+    let mut pending = Pending::default();
+    let mut batch = Vec::with_capacity(BATCH);
+    while gather(&pending, &mut queue, &mut batch).await {
+        pending.add(batch.drain(..));
+        let Pending { archivals, reschedulings, items } = pending;
+        let ((archivals, reschedulings), items) = tokio::join!(ends.write_ends(archivals, reschedulings), progress.write(items));
+        pending = Pending { archivals, reschedulings, items };
+    }
+}
+
+/// Waits until something is to be written, and takes what has gathered in the queue. False when everything is written and nothing can come.
+async fn gather(pending: &Pending, queue: &mut mpsc::UnboundedReceiver<Entry>, batch: &mut Vec<Entry>) -> bool {
+    let Some(next) = pending.next() else {
+        return queue.recv_many(batch, BATCH).await > 0;
+    };
+    let wait = next.saturating_duration_since(Monotonic::now());
+    if wait <= PAUSE || queue.is_closed() {
+        // MongoDB cannot be reached, or an entry is due.
+        if !wait.is_zero() {
+            pause(wait.min(PAUSE)).await;
+        }
+    } else {
+        // An entry that is tried rarely delays no other.
+        tokio::select! {
+            _ = queue.recv_many(batch, BATCH) => {}
+            () = pause(wait) => {}
+        }
+    }
+    while batch.len() < BATCH
+        && let Ok(entry) = queue.try_recv()
+    {
+        batch.push(entry);
+    }
+    true
+}
+
+impl Pending {
+    fn add(&mut self, entries: impl Iterator<Item = Entry>) {
+        for entry in entries {
+            match entry {
+                Entry::End(JobEnd::Archive(write), recorded) => self.archivals.push(Waiting::new(Ended { write: *write, recorded })),
+                Entry::End(JobEnd::Reschedule(write), recorded) => self.reschedulings.push(Waiting::new(Ended { write: *write, recorded })),
+                Entry::Items(items) => self.items.push(Waiting::new(items)),
+            }
+        }
+    }
+
+    /// When the next entry is due.
+    fn next(&self) -> Option<Monotonic> {
+        fn first<T>(waiting: &[Waiting<T>]) -> Option<Monotonic> {
+            waiting.iter().map(|waiting| waiting.due).min()
+        }
+        [first(&self.archivals), first(&self.reschedulings), first(&self.items)].into_iter().flatten().min()
+    }
+}
+
+/// Something that is written in a batch with others of its kind.
+trait Record: Sized + Send {
+    type Write: End;
+    /// The name of such entries, for the log.
+    const NAME: &'static str;
+
+    /// Whether nothing is to be written any more.
+    fn is_finished(&self) -> bool;
+    /// What is to be written now.
+    fn to_write(&self) -> Self::Write;
+    /// Takes MongoDB's answer.
+    fn written(self, recorded: Recorded) -> After<Self>;
+    /// Notes that the last write failed or has an unknown outcome.
+    fn not_written(&self) {}
+}
+
+/// What is done with an entry after an answer.
+enum After<R> {
+    Finished,
+    /// More may be to be written by now.
+    Again(R),
+    /// MongoDB refuses it also when it is reduced.
+    Refused(R),
+}
+
+/// The end of a job, and the task that waits until it is recorded.
+struct Ended<T> {
+    write: T,
+    recorded: oneshot::Sender<Recorded>,
+}
+
+impl<T: End> Record for Ended<T> {
+    type Write = T;
+    const NAME: &'static str = "ends of jobs";
+
+    fn is_finished(&self) -> bool {
+        false
+    }
+
+    fn to_write(&self) -> T {
+        self.write.clone()
+    }
+
+    fn written(self, recorded: Recorded) -> After<Self> {
+        if recorded == Recorded::Refused {
+            return After::Refused(self);
+        }
+        // The task is gone when the session has given up its jobs.
+        let _ = self.recorded.send(recorded);
+        After::Finished
+    }
+}
+
+impl Record for Arc<Items> {
+    type Write = Progress;
+    const NAME: &'static str = "outcomes of items";
+
+    fn is_finished(&self) -> bool {
+        self.leave_queue()
+    }
+
+    fn to_write(&self) -> Progress {
+        Items::to_write(self)
+    }
+
+    /// The end of the bundle repeats what was refused.
+    fn written(self, recorded: Recorded) -> After<Self> {
+        Items::written(&self, recorded);
+        After::Again(self)
+    }
+
+    fn not_written(&self) {
+        Items::not_written(self);
+    }
+}
+
+/// An entry that is to be written at `due`.
+struct Waiting<R> {
+    record: R,
+    /// Failed attempts.
+    tries: u32,
+    due: Monotonic,
+}
+
+impl<R> Waiting<R> {
+    fn new(record: R) -> Self {
+        Self { record, tries: 0, due: Monotonic::now() }
+    }
+
+    /// Is tried alone from now on.
+    fn refused(mut self) -> Self {
+        self.tries = self.tries.max(TOGETHER);
+        self.failed()
+    }
+
+    fn failed(mut self) -> Self {
+        self.tries += 1;
+        let doublings = self.tries.saturating_sub(TOGETHER);
+        self.due = Monotonic::now() + (PAUSE * 2_u32.saturating_pow(doublings)).min(LONGEST_PAUSE);
+        self
+    }
+}
+
+/// Writes batches in one session.
+struct Writer {
+    store: Store,
+    worker: WorkerId,
+    session: CommitSession,
+    portion: Portion,
+}
+
+impl Writer {
+    fn new(store: Store, worker: WorkerId, session: CommitSession) -> Self {
+        Self { store, worker, session, portion: Portion::new(BATCH_BYTES) }
+    }
+
+    /// Writes ends; returns those that are still to be written. Announces the jobs that run again.
+    async fn write_ends(&mut self, archivals: Archivals, reschedulings: Reschedulings) -> (Archivals, Reschedulings) {
+        let archivals = self.write(archivals).await;
+        if reschedulings.is_empty() {
+            return (archivals, reschedulings);
+        }
+        let hint = Rescheduling::hint(reschedulings.iter().map(|waiting| &waiting.record.write), self.store.now());
+        let reschedulings = self.write(reschedulings).await;
+        self.store.announce_hint(hint).await;
+        (archivals, reschedulings)
+    }
+
+    /// Writes entries, first those that are tried together, then those that are tried alone and are due; returns those that are still to be
+    /// written.
+    async fn write<R: Record>(&mut self, mut waiting: Vec<Waiting<R>>) -> Vec<Waiting<R>> {
+        waiting.retain(|waiting| !waiting.record.is_finished());
+        let (mut together, alone): (Vec<_>, Vec<_>) = waiting.into_iter().partition(|waiting| waiting.tries < TOGETHER);
+        let mut left = Vec::new();
+        while !together.is_empty() {
+            let batch = together.drain(..together.len().min(BATCH)).collect();
+            left.extend(self.write_batch(batch).await);
+        }
+        for one in alone {
+            if one.due <= Monotonic::now() {
+                left.extend(self.write_batch(vec![one]).await);
+            } else {
+                left.push(one);
+            }
+        }
+        left
+    }
+
+    async fn write_batch<R: Record>(&mut self, batch: Vec<Waiting<R>>) -> Vec<Waiting<R>> {
+        let writes: Vec<R::Write> = batch.iter().map(|waiting| waiting.record.to_write()).collect();
+        match self.try_write(&writes).await {
+            Ok(recorded) => {
+                let answered = batch.into_iter().zip(recorded).filter_map(|(waiting, recorded)| {
+                    let Waiting { record, tries, due } = waiting;
+                    match record.written(recorded) {
+                        After::Finished => None,
+                        After::Again(record) => Some(Waiting::new(record)),
+                        After::Refused(record) => Some(Waiting { record, tries, due }.refused()),
+                    }
+                });
+                answered.collect()
+            }
+            Err(error) => {
+                // Over a slow line, fewer bytes arrive in time.
+                if matches!(error, StoreError::TimedOut { .. }) {
+                    self.portion.halve();
+                }
+                tracing::warn!(count = batch.len(), error = chain(&error), "{} are waiting for MongoDB", R::NAME);
+                batch.iter().for_each(|waiting| waiting.record.not_written());
+                batch.into_iter().map(Waiting::failed).collect()
+            }
+        }
+    }
+
+    /// Opens another session after a call whose outcome is unknown, and writes once the roster names that session.
+    async fn try_write<T: End>(&mut self, batch: &[T]) -> Result<Vec<Recorded>, StoreError> {
+        if T::NEEDS_SESSION && self.session.is_closed() {
+            let session = self.store.open_session(&mut self.session).await?;
+            if !self.store.commit_in(self.worker, session).await? {
+                // This worker was declared dead: other workers run its jobs.
+                return Ok(vec![Recorded::ClaimLost; batch.len()]);
+            }
+        }
+        self.store.finish_in_portions(&mut self.session, batch, self.portion.bytes()).await
+    }
+}

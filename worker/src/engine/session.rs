@@ -1,0 +1,285 @@
+//! A session: one registration of this worker in the roster. Its loop receives hints, heartbeats and ended jobs, and lets its parts act on them.
+//!
+//! Everything that changes the roster document in the worker's turn happens in this one task. A restart, or a return after the worker was
+//! declared dead, is another session with another worker id.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant as Monotonic},
+};
+
+use recruiter_common::{
+    ids::{JobId, WorkerId},
+    roster::Assignment,
+    service,
+    shutdown::{Shutdown, pause},
+    store::{Announcement, CommitSession, Hint, Hints, Listener, Store, StoreError},
+    telemetry::chain,
+};
+use tokio::{sync::mpsc, task::JoinHandle};
+
+use super::{
+    attempt::{Attempt, carry_out},
+    dependencies::Dependencies,
+    environment::Environment,
+    heartbeat::{Heartbeat, News},
+    intake::{Intake, Intaken},
+    leader::Leader,
+    lease::Lease,
+    left::LeftJobs,
+    memory,
+    recorder::Recorder,
+    slots::Slots,
+    turn::Turn,
+};
+use crate::{
+    config::WorkerArgs,
+    context::{Cancel, Cancellation},
+};
+
+/// The longest time between two reads of the assignment, whatever a keep-alive says.
+const LONGEST_SILENCE: Duration = Duration::from_secs(60);
+
+/// How a session ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    /// A stop was requested.
+    Stopped,
+    /// The memory limit was reached.
+    MemoryLimit,
+    /// A cleaner declared the worker dead.
+    Retired,
+    /// A task of the session panicked. The session cannot go on, and leaves its jobs to the cleaner.
+    Broken,
+}
+
+/// One registration of this worker.
+pub(crate) struct Session {
+    pub(crate) id: WorkerId,
+    pub(crate) environment: Arc<Environment>,
+    pub(crate) slots: Slots,
+    pub(crate) turn: Turn,
+    pub(crate) intake: Intake,
+    left: LeftJobs,
+    /// Whether the recruiter is to be notified of jobs that were not started.
+    has_left_jobs: bool,
+    leader: Leader,
+    pub(crate) hints: Hints,
+    pub(crate) news: mpsc::Receiver<News>,
+    /// The recorder's task. It ends when nobody can send to it any more.
+    pub(crate) recording: JoinHandle<()>,
+    pub(crate) beating: JoinHandle<()>,
+}
+
+/// What wakes the session.
+enum Event {
+    Hint(Hint),
+    News(Option<News>),
+    Ended,
+    Poll,
+    Watchdog,
+    Stop,
+    RecorderPanicked,
+}
+
+impl Session {
+    /// Registers this worker and starts its heartbeat and its recorder.
+    pub(crate) async fn register(dependencies: Arc<Dependencies>) -> Result<Self, StoreError> {
+        let (store, args) = (&dependencies.store, &dependencies.args);
+        let id = WorkerId::new();
+        let mut commits = CommitSession::default();
+        let session = store.open_session(&mut commits).await?;
+        let channel = store.join_channel().await?;
+        // Listening begins before the registration, so that no assignment is missed.
+        let hints = store.hints(Listener::Worker(id, channel));
+        let announcement = Announcement {
+            id,
+            work_on: args.work_on(),
+            classes: dependencies.registry.classes().map(str::to_owned).collect(),
+            policies: dependencies.policies.classes().map(str::to_owned).collect(),
+            capacity: args.concurrency,
+            lease_ms: i64::try_from(args.lease.as_millis()).unwrap_or(i64::MAX),
+            channel,
+            session: Some(session),
+            place: dependencies.place.clone(),
+        };
+        store.register(&announcement).await?;
+        let (recorder, recording) = Recorder::start(store.clone(), id, commits);
+        let slots = Slots::new(args.concurrency);
+        let lease = Arc::new(Lease::default());
+        dependencies.watchdog.progress();
+        let heartbeat = Heartbeat {
+            store: dependencies.heartbeat_store.clone(),
+            worker: id,
+            table: slots.table(),
+            lease: lease.clone(),
+            every: args.heartbeat,
+            lease_for: args.lease,
+            watchdog: dependencies.watchdog.clone(),
+        };
+        let (sender, news) = mpsc::channel(4);
+        let beating = tokio::spawn(heartbeat.run(sender));
+        let (turn, leader) = (Turn::new(store.clone(), id), Leader::new(args.heartbeat));
+        let environment = Arc::new(Environment { dependencies, table: slots.table(), lease, recorder });
+        let intake = Intake::new(environment.clone(), id);
+        let left = LeftJobs::default();
+        Ok(Self { id, environment, slots, turn, intake, left, has_left_jobs: false, leader, hints, news, recording, beating })
+    }
+
+    /// Offers the slots of this worker to the recruiter.
+    pub(crate) async fn announce(&self) -> Result<(), StoreError> {
+        let capacity = self.args().concurrency;
+        self.store().announce(self.id, capacity).await?;
+        self.store().announce_hint(Hint::Free).await;
+        let classes = self.dependencies().registry.classes().collect::<Vec<_>>().join(",");
+        tracing::info!(worker.id = %self.id, worker.capacity = capacity, classes, "ready for work");
+        service::ready("waiting for jobs");
+        Ok(())
+    }
+
+    /// Takes and runs jobs until something ends the session.
+    pub(crate) async fn work(&mut self, shutdown: &mut Shutdown) -> End {
+        let half = self.args().poll / 2;
+        let mut poll_at = Monotonic::now();
+        loop {
+            self.progress();
+            let event = tokio::select! {
+                biased;
+                () = shutdown.requested() => Event::Stop,
+                _ = &mut self.recording => Event::RecorderPanicked,
+                news = self.news.recv() => Event::News(news),
+                () = pause(poll_at.saturating_duration_since(Monotonic::now())) => Event::Poll,
+                () = pause(self.environment.dependencies.watchdog.next_in()) => Event::Watchdog,
+                hint = self.hints.next() => Event::Hint(hint),
+                Some(()) = self.slots.ended() => Event::Ended,
+            };
+            match event {
+                Event::Stop => return End::Stopped,
+                // The heartbeat ends without news only in a panic.
+                Event::RecorderPanicked | Event::News(None) => return End::Broken,
+                Event::News(Some(News::Retired)) => return End::Retired,
+                Event::Watchdog => {}
+                Event::News(Some(News::Alive { at, assignment, offered })) => {
+                    self.turn.compare(assignment.as_ref(), offered, self.slots.count_free());
+                    self.intake.release_unconfirmed(at).await;
+                    self.progress();
+                    self.read_cancellations().await;
+                    self.progress();
+                    self.take(assignment).await;
+                    self.leader.check(&self.environment.dependencies.store).await;
+                }
+                Event::Hint(Hint::Assigned { round, assignments }) => {
+                    self.leader.heard();
+                    let own = assignments.into_iter().find(|given| given.worker == self.id);
+                    self.take(own.map(|given| Assignment { round, jobs: given.jobs })).await;
+                }
+                Event::Hint(Hint::Cancel { job }) => self.cancel(job),
+                // The recruiter has sent every earlier assignment before this keep-alive.
+                Event::Hint(Hint::Beat { again_in }) => {
+                    self.leader.heard();
+                    poll_at = Monotonic::now() + again_in.min(LONGEST_SILENCE);
+                }
+                // Hints may have been missed.
+                Event::Hint(Hint::Seed) => poll_at = Monotonic::now(),
+                Event::Hint(Hint::Jobs { .. } | Hint::Free | Hint::Left { .. }) => {}
+                Event::Ended => self.turn.slots_changed(),
+                Event::Poll => {
+                    poll_at = Monotonic::now() + half.mul_f64(rand::random_range(0.75..0.95));
+                    match self.store().assignment(self.id).await {
+                        Ok(assignment) => self.take(assignment).await,
+                        Err(error) => tracing::debug!(error = chain(&error), "failed to read the assignment"),
+                    }
+                }
+            }
+            self.report().await;
+            if let Some(limit) = self.args().memory_limit.filter(|limit| memory::resident() > limit.as_u64()) {
+                tracing::warn!(limit = limit.as_u64(), resident = memory::resident(), "the memory limit is reached: taking no more jobs");
+                return End::MemoryLimit;
+            }
+        }
+    }
+
+    /// Notes progress of the session loop: once in each pass, and after each call to MongoDB in it.
+    pub(crate) fn progress(&self) {
+        self.dependencies().watchdog.progress();
+    }
+
+    pub(crate) fn dependencies(&self) -> &Dependencies {
+        &self.environment.dependencies
+    }
+
+    pub(crate) fn store(&self) -> &Store {
+        &self.environment.dependencies.store
+    }
+
+    pub(crate) fn args(&self) -> &WorkerArgs {
+        &self.environment.dependencies.args
+    }
+
+    /// Starts the jobs of an assignment that was not taken before.
+    async fn take(&mut self, assignment: Option<Assignment>) {
+        let Some(Assignment { mut jobs, .. }) = assignment.and_then(|assignment| self.turn.begin(assignment)) else { return };
+        jobs.retain(|job| !self.slots.holds(*job));
+        let fits = jobs.len().min(self.slots.count_free() as usize);
+        self.progress();
+        if let Err(error) = self.start(&jobs[..fits]).await {
+            tracing::warn!(count = fits, error = chain(&error), "failed to start assigned jobs; they stay due");
+        }
+        jobs.retain(|job| !self.slots.is_running(*job));
+        self.has_left_jobs |= self.left.note(&jobs, Monotonic::now());
+    }
+
+    /// Starts jobs, each in its slot.
+    async fn start(&mut self, jobs: &[JobId]) -> Result<(), StoreError> {
+        let Some(locked) = self.intake.lock(jobs, &self.slots).await? else { return Ok(()) };
+        // Not before the jobs are locked: a recruiter that found this worker free would assign them to another.
+        let free = self.slots.free();
+        let (Intaken { started, not_started }, is_reported) = tokio::join!(self.intake.confirm(locked), self.turn.report_start(&free));
+        self.progress();
+        let has_started_all = started.len() == jobs.len();
+        for job in started {
+            let (environment, cancel) = (self.environment.clone(), Arc::new(Cancel::default()));
+            self.slots.run(job.job.id, cancel.clone(), async move {
+                let attempt = Attempt::new(&environment, job, cancel);
+                carry_out(&environment, attempt).await
+            });
+        }
+        self.slots.release(not_started);
+        if is_reported && has_started_all {
+            self.turn.end(&free).await;
+        }
+        Ok(())
+    }
+
+    /// Tells the roster which slots are free, and the recruiter which jobs were not started.
+    async fn report(&mut self) {
+        if self.turn.is_behind() {
+            self.progress();
+            let assignment = self.turn.report(&self.slots.free()).await;
+            self.take(assignment).await;
+        }
+        if !self.turn.is_behind() && std::mem::take(&mut self.has_left_jobs) {
+            // Not before the roster is told: until then these jobs count as assigned.
+            self.store().announce_hint(Hint::jobs_in([] as [&str; 0])).await;
+        }
+    }
+
+    /// Finds cancellations whose hint was lost.
+    pub(crate) async fn read_cancellations(&self) {
+        let jobs = self.slots.jobs();
+        if jobs.is_empty() {
+            return;
+        }
+        match self.store().cancel_requests(&jobs).await {
+            Ok(jobs) => jobs.into_iter().for_each(|job| self.cancel(job)),
+            Err(error) => tracing::debug!(error = chain(&error), "failed to read requests for cancellation"),
+        }
+    }
+
+    /// Cancels a job, if it runs here.
+    pub(crate) fn cancel(&self, job: JobId) {
+        if self.slots.cancel(job, Cancellation::Requested) {
+            tracing::info!(job.id = %job, "cancelling a running job");
+        }
+    }
+}

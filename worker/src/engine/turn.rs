@@ -1,0 +1,105 @@
+//! The turn of a worker: what the roster is told, and when.
+//!
+//! A turn begins with an assignment and ends when the roster shows the free slots again. The recruiter assigns only to workers whose turn is
+//! over. One task makes all writes of the turn, so that turns cannot overlap.
+
+use std::collections::VecDeque;
+
+use recruiter_common::{
+    ids::{RoundId, WorkerId},
+    roster::Assignment,
+    store::{Free, Hint, Store},
+    telemetry::chain,
+};
+
+/// Rounds that are remembered, so that an assignment that arrives both as a hint and from the roster is taken once.
+const ROUNDS: usize = 64;
+
+/// The turn of a session.
+pub(crate) struct Turn {
+    store: Store,
+    worker: WorkerId,
+    /// The last round that was taken: the turn began with it.
+    round: Option<RoundId>,
+    /// Rounds seen lately.
+    seen: VecDeque<RoundId>,
+    /// Whether the roster shows other slots than this worker has.
+    is_behind: bool,
+}
+
+impl Turn {
+    pub(crate) fn new(store: Store, worker: WorkerId) -> Self {
+        Self { store, worker, round: None, seen: VecDeque::with_capacity(ROUNDS), is_behind: false }
+    }
+
+    /// Begins a turn. `None` when the assignment was taken before.
+    pub(crate) fn begin(&mut self, assignment: Assignment) -> Option<Assignment> {
+        if self.seen.contains(&assignment.round) {
+            return None;
+        }
+        if self.seen.len() == ROUNDS {
+            self.seen.pop_front();
+        }
+        self.seen.push_back(assignment.round);
+        self.round = Some(assignment.round);
+        // The slots that stay free are reported, whatever becomes of the jobs.
+        self.is_behind = true;
+        Some(assignment)
+    }
+
+    /// The roster no longer shows the slots.
+    pub(crate) fn slots_changed(&mut self) {
+        self.is_behind = true;
+    }
+
+    pub(crate) fn is_behind(&self) -> bool {
+        self.is_behind
+    }
+
+    /// Compares the roster, as a heartbeat has found it, with the free slots. An earlier report may have been written after a later one.
+    pub(crate) fn compare(&mut self, assignment: Option<&Assignment>, offered: u32, free: u32) {
+        self.is_behind |= assignment.is_none_or(|given| self.seen.contains(&given.round)) && offered != free;
+    }
+
+    /// Reports the slots while the jobs of this turn are started. True if the roster was told.
+    pub(crate) async fn report_start(&self, free: &Free) -> bool {
+        let Some(round) = self.round else { return false };
+        match self.store.take_if_assigned(self.worker, round, free).await {
+            Ok(told) => told,
+            Err(error) => {
+                tracing::debug!(error = chain(&error), "failed to update the roster; trying again");
+                false
+            }
+        }
+    }
+
+    /// Ends the turn whose start was reported with these free slots and has started all of its jobs.
+    pub(crate) async fn end(&mut self, free: &Free) {
+        self.is_behind = false;
+        if free.places > 0 {
+            self.store.announce_hint(Hint::Free).await;
+        }
+    }
+
+    /// Reports the slots and ends the turn. Returns an assignment that the recruiter has written meanwhile: it comes first, and its own turn
+    /// reports the slots.
+    pub(crate) async fn report(&mut self, free: &Free) -> Option<Assignment> {
+        match self.store.free_if_unassigned_since(self.worker, self.round, free).await {
+            Ok(true) => self.end(free).await,
+            Ok(false) => match self.store.assignment(self.worker).await {
+                Ok(Some(assignment)) if self.seen.contains(&assignment.round) => self.round = Some(assignment.round),
+                Ok(assignment) => return assignment,
+                Err(error) => tracing::debug!(error = chain(&error), "failed to read the assignment"),
+            },
+            Err(error) => tracing::debug!(error = chain(&error), "failed to update the roster; trying again"),
+        }
+        None
+    }
+
+    /// Offers no more slots.
+    pub(crate) async fn withdraw(&self) {
+        if let Err(error) = self.store.withdraw_if_unassigned_since(self.worker, self.round).await {
+            tracing::debug!(error = chain(&error), "failed to withdraw from the roster");
+        }
+    }
+}

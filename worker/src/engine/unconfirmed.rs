@@ -1,0 +1,108 @@
+//! Unconfirmed starts: starts of this session that may have locked jobs, or may lock them yet, which the session will not run.
+//!
+//! A start is unconfirmed when its reply was lost or arrived after the lease. Its jobs are released as they were. A start whose reply was lost
+//! may lock its jobs later: the session searches for them until the lease of the start forbids that.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use recruiter_common::{
+    ids::{JobId, StartId, WorkerId},
+    instant::Instant,
+    job::{Claim, Held},
+    store::{Archival, CommitSession, Recorded, Rescheduling, StoreError},
+    telemetry::chain,
+};
+
+use super::dependencies::Dependencies;
+
+/// How long after its lease a start is still searched for: it may have begun in time and be slow.
+const SEARCHED_FOR: Duration = Duration::from_secs(30);
+/// Jobs that are released in one step: they are in memory as a whole.
+const STEP: usize = 50;
+
+/// The unconfirmed starts of a session. Only ids are kept, since jobs may be large.
+pub(crate) struct UnconfirmedStarts {
+    dependencies: Arc<Dependencies>,
+    worker: WorkerId,
+    starts: HashMap<StartId, Unconfirmed>,
+    /// Whether jobs that these starts have locked could not be released yet.
+    is_behind: bool,
+}
+
+struct Unconfirmed {
+    jobs: HashSet<JobId>,
+    /// By the server's clock: afterwards the start can no longer happen.
+    until: Instant,
+}
+
+impl UnconfirmedStarts {
+    pub(crate) fn new(dependencies: Arc<Dependencies>, worker: WorkerId) -> Self {
+        Self { dependencies, worker, starts: HashMap::new(), is_behind: false }
+    }
+
+    /// Adds a start that can happen until `until`, with the jobs that are not run.
+    pub(crate) fn add(&mut self, start: StartId, jobs: HashSet<JobId>, until: Instant) {
+        self.starts.insert(start, Unconfirmed { jobs, until });
+    }
+
+    /// The jobs that may be locked at `now` or later.
+    pub(crate) fn jobs(&self, now: Instant) -> impl Iterator<Item = JobId> {
+        self.starts.values().filter(move |start| self.is_behind || start.until > now).flat_map(|start| start.jobs.iter().copied())
+    }
+
+    /// Releases the jobs that these starts have locked by now, and forgets the starts that can no longer happen.
+    pub(crate) async fn release(&mut self, now: Instant) {
+        self.is_behind = true;
+        match self.release_locked().await {
+            Ok(is_behind) => {
+                self.is_behind = is_behind;
+                self.starts.retain(|_, start| !start.jobs.is_empty() && (is_behind || now <= start.until + SEARCHED_FOR));
+            }
+            Err(error) => {
+                let count = self.starts.values().map(|start| start.jobs.len()).sum::<usize>();
+                tracing::warn!(count, error = chain(&error), "failed to release jobs that were not started; trying again");
+            }
+        }
+    }
+
+    /// Returns whether some are still to be released.
+    async fn release_locked(&mut self) -> Result<bool, StoreError> {
+        let store = self.dependencies.store.clone();
+        let asked = self.starts.iter().map(|(start, Unconfirmed { jobs, .. })| (*start, jobs.iter().copied().collect()));
+        let claims = store.claims_of_start(&asked.collect()).await?;
+        let mut is_behind = false;
+        for claims in claims.chunks(STEP) {
+            self.dependencies.watchdog.progress();
+            let jobs: Vec<JobId> = claims.iter().map(|claim| claim.job()).collect();
+            let (mut released, mut damaged) = (Vec::new(), Vec::new());
+            for Held { holder, claim, job } in store.held_by(self.worker, &jobs).await? {
+                match job {
+                    _ if !claims.contains(&claim) => {}
+                    Ok(job) => released.push(Rescheduling::release(&job, claim)),
+                    Err((document, error)) => damaged.push(Archival::undecodable(claim, holder, &document, &error, store.now())),
+                }
+            }
+            let mut session = CommitSession::default();
+            let mut recorded = store.finish(&mut session, &released).await?;
+            recorded.extend(store.finish(&mut session, &damaged).await?);
+            tracing::info!(count = recorded.len(), "released jobs that were not started");
+            store.announce_hint(Rescheduling::hint(released.iter(), store.now())).await;
+            if recorded.contains(&Recorded::Refused) {
+                is_behind = true;
+            } else {
+                claims.iter().for_each(|claim| self.forget(*claim));
+            }
+        }
+        Ok(is_behind)
+    }
+
+    fn forget(&mut self, claim: Claim) {
+        if let Some(start) = self.starts.get_mut(&claim.start()) {
+            start.jobs.remove(&claim.job());
+        }
+    }
+}

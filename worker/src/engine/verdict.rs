@@ -1,0 +1,154 @@
+//! The verdict on an ended attempt, or on one ended item of a bundle: pure, from how it ended and the job's history alone.
+
+use std::time::Duration;
+
+use bson::Bson;
+use recruiter_common::{
+    failure::{self, Failure},
+    instant::Instant,
+    job::Why,
+    retry_policy::{Decision, History, RetryPolicy},
+};
+
+use crate::{
+    context::Cancellation,
+    panics::guarded,
+    workable::{Done, NotDone},
+};
+
+/// The delay of a snooze when neither the workable nor the policy gives one.
+const SNOOZED_FOR: Duration = Duration::from_secs(30);
+/// The delay of a job that could not be started because the machine lacks a resource.
+const RELEASED_FOR: Duration = Duration::from_secs(2);
+
+/// What is recorded about an ended attempt.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Verdict {
+    /// The job goes to the archive.
+    Archive { why: Why, failure: Option<Failure>, result: Option<Bson> },
+    /// The job runs again at `at`. This attempt counts unless its end is no fault of the job.
+    Retry { failure: Failure, at: Instant, counts: bool },
+    /// The job is put back as it was before this start, due at `at`: its workable did not run.
+    Release { failure: Failure, at: Instant },
+    /// Nothing is recorded: this worker was declared dead, and the claim is lost.
+    ClaimLost,
+}
+
+/// The verdict on an attempt, or on one item of a bundle. A policy that panics ends the job as malformed.
+pub(crate) fn verdict(
+    history: &History<'_>,
+    policy: &dyn RetryPolicy,
+    ended: Result<Done, NotDone>,
+    cancelled: Option<Cancellation>,
+    now: Instant,
+) -> Verdict {
+    let decided = guarded(|| decided(history, policy, ended, cancelled, now));
+    decided.unwrap_or_else(|failure| Verdict::Archive { why: Why::MALFORMED, failure: Some(failure), result: None })
+}
+
+fn decided(
+    history: &History<'_>,
+    policy: &dyn RetryPolicy,
+    ended: Result<Done, NotDone>,
+    cancelled: Option<Cancellation>,
+    now: Instant,
+) -> Verdict {
+    let archive = |why: Why, failure: Failure| Verdict::Archive { why, failure: Some(failure), result: None };
+    let later = |delay: Duration| {
+        chrono::TimeDelta::from_std(delay).ok().and_then(|delay| now.checked_add_signed(delay)).unwrap_or(Instant::MAX_UTC)
+    };
+    let by_policy = |failure: Failure| match policy.decide(history, &failure, now) {
+        Decision::RetryAfter(delay) => Verdict::Retry { failure, at: later(delay), counts: true },
+        Decision::Archive(why) => archive(why, failure),
+    };
+    match (ended, cancelled) {
+        (_, Some(Cancellation::LeaseLost)) => Verdict::ClaimLost,
+        (Ok(done), _) => Verdict::Archive { why: Why::DONE, failure: None, result: done.result },
+        (Err(NotDone::GiveUp(failure)), _) => archive(Why::GAVE_UP, failure),
+        (Err(not_done), Some(Cancellation::Requested)) => {
+            archive(Why::CANCELLED, Failure { class: failure::CANCELLED.into(), ..not_done.failure().clone() })
+        }
+        (Err(NotDone::NoResources(failure)), _) => Verdict::Release { failure, at: later(RELEASED_FOR) },
+        (Err(not_done), Some(Cancellation::WorkerStopping)) => {
+            let failure = Failure { class: failure::INTERRUPTED.into(), ..not_done.failure().clone() };
+            match policy.decide(&uncounted(history), &failure, now) {
+                Decision::RetryAfter(_) => Verdict::Retry { failure, at: now, counts: false },
+                Decision::Archive(_) => archive(Why::INTERRUPTED, failure),
+            }
+        }
+        (Err(not_done), Some(Cancellation::MemoryLimit)) => {
+            by_policy(Failure { class: failure::MEMORY_LIMIT.into(), ..not_done.failure().clone() })
+        }
+        (Err(NotDone::Snooze { after, reason }), _) => {
+            let delay = || match policy.decide(&uncounted(history), &reason, now) {
+                Decision::RetryAfter(delay) => delay,
+                Decision::Archive(_) => SNOOZED_FOR,
+            };
+            let at = later(after.unwrap_or_else(delay));
+            Verdict::Retry { failure: reason, at, counts: false }
+        }
+        (Err(NotDone::Failed(failure) | NotDone::Stopped(failure)), _) => by_policy(failure),
+    }
+}
+
+/// The history as if the present start did not count. A policy that allows any attempt but the first then allows this attempt again.
+fn uncounted<'a>(history: &History<'a>) -> History<'a> {
+    History { attempts: history.attempts.saturating_sub(1).max(1), ..history.clone() }
+}
+
+#[cfg(test)]
+mod tests {
+    use recruiter_common::{
+        ids::JobId,
+        retry_policy::{DoNotDoItAgain, RetryManyTimes},
+    };
+
+    use super::*;
+
+    fn now() -> Instant {
+        Instant::from_timestamp_millis(1_000_000).expect("a date")
+    }
+
+    fn check(attempts: u32, policy: &dyn RetryPolicy, ended: Result<Done, NotDone>, cancelled: Option<Cancellation>) -> String {
+        let history = History { job: JobId::new(), created_at: now(), attempts, deaths: 0, group: "generic", tags: &[], executions: &[] };
+        match decided(&history, policy, ended, cancelled, now()) {
+            Verdict::Archive { why, failure, .. } => format!("archive {why} {}", failure.map_or_else(String::new, |failure| failure.class)),
+            Verdict::Retry { failure, at, counts } => format!("retry {} +{} {counts}", failure.class, (at - now()).num_seconds()),
+            Verdict::Release { failure, at } => format!("release {} +{}", failure.class, (at - now()).num_seconds()),
+            Verdict::ClaimLost => "nothing".into(),
+        }
+    }
+
+    #[test]
+    fn an_end_has_its_verdict() {
+        let never = DoNotDoItAgain;
+        let once = RetryManyTimes::new(1, Duration::from_secs(60)).expect("valid");
+        let failed = || Err(NotDone::failed("exit:1", ""));
+        let stopped = || Err(NotDone::Stopped(Failure::new("x", "")));
+        let snoozed =
+            |after: Option<u64>| Err(NotDone::Snooze { after: after.map(Duration::from_secs), reason: Failure::new("exit:75", "") });
+        assert_eq!(check(1, &never, Ok(Done::default()), None), "archive done ");
+        assert_eq!(check(1, &never, failed(), None), "archive not-scheduled-by-retry-policy exit:1");
+        assert_eq!(check(1, &once, failed(), None), "retry exit:1 +60 true");
+        assert_eq!(check(2, &once, failed(), None), "archive tried-too-many-times exit:1");
+        assert_eq!(check(1, &once, Err(NotDone::GiveUp(Failure::new("x", ""))), None), "archive gave-up x");
+        assert_eq!(check(1, &once, failed(), Some(Cancellation::Requested)), "archive cancelled cancelled");
+        assert_eq!(check(1, &never, stopped(), Some(Cancellation::WorkerStopping)), "archive interrupted interrupted");
+        assert_eq!(check(1, &once, stopped(), Some(Cancellation::WorkerStopping)), "retry interrupted +0 false");
+        assert_eq!(check(2, &once, stopped(), Some(Cancellation::WorkerStopping)), "retry interrupted +0 false", "it does not count");
+        assert_eq!(check(1, &once, Ok(Done::default()), Some(Cancellation::WorkerStopping)), "archive done ");
+        assert_eq!(check(1, &once, stopped(), Some(Cancellation::MemoryLimit)), "retry memory-limit +60 true");
+        assert_eq!(check(2, &once, stopped(), Some(Cancellation::MemoryLimit)), "archive tried-too-many-times memory-limit");
+        assert_eq!(check(1, &once, Ok(Done::default()), Some(Cancellation::MemoryLimit)), "archive done ");
+        assert_eq!(check(1, &once, Ok(Done::default()), Some(Cancellation::LeaseLost)), "nothing");
+        assert_eq!(check(1, &never, snoozed(None), None), "retry exit:75 +30 false");
+        assert_eq!(check(2, &once, snoozed(None), None), "retry exit:75 +60 false");
+        assert_eq!(check(1, &once, snoozed(Some(5)), None), "retry exit:75 +5 false");
+        let short = || Err(NotDone::NoResources(Failure::new("spawn", "")));
+        assert_eq!(check(1, &never, short(), None), "release spawn +2");
+        assert_eq!(check(1, &never, short(), Some(Cancellation::WorkerStopping)), "release spawn +2", "it was not started");
+        assert_eq!(check(1, &never, short(), Some(Cancellation::MemoryLimit)), "release spawn +2");
+        assert_eq!(check(1, &once, short(), Some(Cancellation::Requested)), "archive cancelled cancelled");
+        assert_eq!(check(1, &once, short(), Some(Cancellation::LeaseLost)), "nothing");
+    }
+}

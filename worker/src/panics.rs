@@ -1,0 +1,24 @@
+//! Calls into code of users that runs outside of a workable's own task: decoding, policies, listeners, verdicts.
+//!
+//! A panic in such code is the failure of one job. It must not end the worker.
+
+use std::{
+    any::Any,
+    panic::{AssertUnwindSafe, catch_unwind},
+};
+
+use recruiter_common::failure::{self, Failure};
+
+/// Calls code of users.
+///
+/// # Errors
+/// A failure of class `panic` when the code panics.
+pub(crate) fn guarded<T>(code: impl FnOnce() -> T) -> Result<T, Failure> {
+    catch_unwind(AssertUnwindSafe(code)).map_err(|panic| failure_of(panic.as_ref()))
+}
+
+/// The failure that describes a panic.
+pub(crate) fn failure_of(panic: &(dyn Any + Send)) -> Failure {
+    let text = panic.downcast_ref::<&str>().map(ToString::to_string).or_else(|| panic.downcast_ref::<String>().cloned());
+    Failure::new(failure::PANIC, format!("it panicked: {}", text.unwrap_or_else(|| "without a message".into())))
+}
