@@ -611,7 +611,7 @@ pub(crate) mod tests {
     async fn the_environment_is_the_workers_without_its_credentials() {
         if std::env::var_os("RECRUITER_SECRET").is_none() {
             let test = std::env::current_exe().unwrap();
-            let name = "program::tests::the_environment_is_the_workers_without_its_credentials";
+            let name = "programs::program::tests::the_environment_is_the_workers_without_its_credentials";
             let secrets = ["MONGODB_URI", "RECRUITER_SECRET", "RECRUITER_TIME_LIMIT_MS", "NOTIFY_SOCKET", "WATCHDOG_USEC"]
                 .map(|name| (name, "secret"));
             let again = Command::new(test).args(["--exact", name]).envs(secrets).env("PLAIN", "kept").output().await.unwrap();
