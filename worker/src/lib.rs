@@ -1,4 +1,4 @@
-//! Runs jobs: give a [`Worker`] its workables, and it takes what a recruiter assigns to it.
+//! Runs jobs: a [`Worker`] has workables, and runs the jobs that a recruiter assigns to it.
 //!
 //! ```no_run
 //! use recruiter_common::enqueue::Workable;
@@ -27,10 +27,19 @@
 //! }
 //! ```
 //!
-//! [`Worker::main`] reads flags, logs, hears signals and ends with the right exit code; [`Worker::run`] is for a process that is more than a
-//! worker.
+//! [`Worker::main`] is a whole process: it reads flags, starts logging, handles signals and returns an exit code. Use [`Worker::run`] in a
+//! process that does more than run jobs.
 //!
-//! The stock worker, `recruiter-worker`, is this library with workables that are programs, named in a file.
+//! The stock worker, `recruiter-worker`, is this library with the programs of a workables file.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | `workable`, `context`, `event` | what an application implements and receives |
+//! | `registry` | the classes of a worker |
+//! | `config`, `process` | flags, and a worker as a process |
+//! | `engine` | takes jobs, runs them, records how they end |
+//! | `programs` | the stock worker's workables |
+//! | `panics` | calls into code of users |
 
 mod config;
 mod context;
@@ -74,7 +83,7 @@ use crate::{
 /// How long a process waits after a second signal, for killing programs and writing to MongoDB.
 pub const ABORT_WITHIN: std::time::Duration = std::time::Duration::from_secs(2);
 
-/// A worker process to be: classes, policies, and who listens.
+/// A worker that does not run yet: its classes, its retry policies and its event listener.
 #[derive(Default)]
 pub struct Worker {
     registry: Registry,
@@ -90,7 +99,7 @@ impl Worker {
         Self::default()
     }
 
-    /// Adds a class, with what all its executions share.
+    /// Adds a class, with the state that all its executions share.
     ///
     /// # Errors
     /// When the worker has the class already.
@@ -99,7 +108,7 @@ impl Worker {
         Ok(self)
     }
 
-    /// Adds a class whose work blocks its thread.
+    /// Adds a class that blocks its thread.
     ///
     /// # Errors
     /// When the worker has the class already.
@@ -108,7 +117,7 @@ impl Worker {
         Ok(self)
     }
 
-    /// Adds classes that are programs, as the stock worker's file names them.
+    /// Adds the programs of a workables file, each as a class.
     ///
     /// # Errors
     /// When the worker has one of the classes already.
@@ -120,7 +129,7 @@ impl Worker {
         Ok(self)
     }
 
-    /// Adds the classes for trying and testing: `noop`, `sleep`, `fail`, `panic`, `exit-abruptly`, `leak`.
+    /// Adds classes for trying and testing: `noop`, `sleep`, `fail`, `panic`, `exit-abruptly`, `leak`.
     ///
     /// # Errors
     /// When the worker has one of the classes already.
@@ -131,11 +140,11 @@ impl Worker {
         Ok(self)
     }
 
-    /// Adds a retry policy of one's own, made from its stored parameters by `decode`. A worker leaves jobs whose policy it does not know to
-    /// workers that know it; a job whose policy has parameters that `decode` refuses is archived unrun, as malformed.
+    /// Adds a custom retry policy, which `decode` makes from its stored parameters. A worker leaves jobs with an unknown policy to workers
+    /// that know it. A job whose policy parameters `decode` refuses is archived as malformed without being run.
     ///
     /// # Errors
-    /// When there is a policy of this name already.
+    /// When the worker has a policy of this name already.
     pub fn register_policy<P: RetryPolicy + 'static>(
         mut self,
         class: &'static str,
@@ -145,20 +154,20 @@ impl Worker {
         Ok(self)
     }
 
-    /// Calls `listener` with everything that happens to jobs here. It should be quick and must not panic.
+    /// Calls `listener` with every event of a job in this worker. It should be quick and must not panic.
     #[must_use]
     pub fn listen(mut self, listener: impl Fn(&WorkerEvent<'_>) + Send + Sync + 'static) -> Self {
         self.listener = Some(Arc::new(listener));
         self
     }
 
-    /// Works until it is asked to stop or the memory limit is reached: [`Exit::Success`] or [`Exit::MemoryLimit`].
+    /// Runs jobs until a stop is requested ([`Exit::Success`]) or the memory limit is reached ([`Exit::MemoryLimit`]).
     ///
-    /// A MongoDB that goes away in between is waited for.
+    /// While MongoDB is away, the worker waits for it.
     ///
     /// # Errors
-    /// When the arguments contradict each other, no class is registered, or MongoDB cannot be used at the start; and when a task of the
-    /// worker panics. Its jobs are then rescued as after the death of a process.
+    /// When the arguments contradict each other, no class is registered, or MongoDB cannot be used at the start. Also when a task of the
+    /// worker panics: its jobs are then rescued as after the death of a process.
     pub async fn run(self, connect: &ConnectArgs, mut args: WorkerArgs, mut shutdown: Shutdown) -> anyhow::Result<Exit> {
         args.validate()?;
         if self.registry.classes().next().is_none() {
@@ -169,7 +178,7 @@ impl Worker {
             args.concurrency = files::enough_for(args.concurrency);
         }
         if args.memory_limit.is_some() {
-            // Opens what the memory is read from, while there are files to be had.
+            // Opens the file that it reads, while there are free file descriptors.
             let _ = memory::resident();
         }
         let store = tokio::select! {
