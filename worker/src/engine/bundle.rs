@@ -62,13 +62,7 @@ struct Ended {
 }
 
 impl Bundle {
-    pub(crate) fn new(
-        job: &Job,
-        known: &bundle::Bundle,
-        claim: Claim,
-        handler: &Arc<dyn Handler>,
-        cancel: &Arc<Cancel>,
-    ) -> Self {
+    pub(crate) fn new(job: &Job, known: &bundle::Bundle, claim: Claim, handler: &Arc<dyn Handler>, cancel: &Arc<Cancel>) -> Self {
         let items = Arc::new(Items::new(claim, known, cancel.clone()));
         Self { parameters: job.items(), handler: handler.clone(), items, run: Run::default() }
     }
