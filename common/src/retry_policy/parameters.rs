@@ -74,7 +74,7 @@ impl InvalidPolicy {
 const ALIKE: f64 = 0.7;
 
 /// Stored parameters, to be read by name. A parameter that is null counts as missing. One that nobody asks for is ignored when a stored job
-/// is read, because a newer program may have written it, and refused when a job is enqueued ([`RetryPolicies::check`]).
+/// is read, because a newer program may have written it, and refused when a job is enqueued ([`RetryPolicies::check`](super::RetryPolicies::check)).
 #[derive(Debug)]
 pub struct Parameters<'a> {
     stored: Option<&'a Document>,

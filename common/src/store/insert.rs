@@ -19,11 +19,12 @@ const BATCH: usize = 1_000;
 const BATCH_BYTES: usize = 16 * 1024 * 1024;
 
 impl Store {
-    /// Inserts new jobs. A job whose id is scheduled or archived already is left alone.
+    /// Inserts new jobs; returns the ids of those that were there already, scheduled or archived, and are left alone.
     ///
     /// Acknowledged by a majority, unordered: one bad document does not stop its neighbours.
     /// Index: `_id`. Invariant: I1, what was acknowledged is never lost.
-    pub(crate) async fn insert_jobs(&self, jobs: Vec<Document>) -> Result<(), StoreError> {
+    pub(crate) async fn insert_jobs(&self, jobs: Vec<Document>) -> Result<Vec<JobId>, StoreError> {
+        let mut already_there = Vec::new();
         for batch in batches(jobs) {
             let (scheduled, sent) = (self.scheduled.clone(), batch.clone());
             match call("insert_jobs", async move { scheduled.insert_many(sent).ordered(false).await }).await {
@@ -33,13 +34,14 @@ impl Store {
                     let Some(duplicates) = only_duplicates(source) else { return Err(error) };
                     let ids: Vec<JobId> = duplicates.iter().filter_map(|at| id_of(batch.get(*at)?)).collect();
                     // Another unique index, which is not ours, may have refused a job that is nowhere yet.
-                    if ids.len() != duplicates.len() || self.known_among(&ids).await? != ids.into_iter().collect() {
+                    if ids.len() != duplicates.len() || self.known_among(&ids).await? != ids.iter().copied().collect() {
                         return Err(error);
                     }
+                    already_there.extend(ids);
                 }
             }
         }
-        Ok(())
+        Ok(already_there)
     }
 
     /// Inserts new jobs as part of the caller's own transaction or session.
