@@ -4,10 +4,10 @@ use clap::Parser;
 use recruiter_cleaner::config::CleanerArgs;
 use recruiter_common::{
     exit::{self, Exit},
+    logging::{self, LogArgs},
     secrets,
     shutdown::Shutdown,
     store::ConnectArgs,
-    telemetry::{self, LogArgs},
 };
 
 /// Retires dead workers of Recruiter, rescues their jobs, prunes the archive.
@@ -31,7 +31,7 @@ async fn main() {
 }
 
 async fn run(cli: Cli) -> anyhow::Result<Exit> {
-    telemetry::init(&cli.log)?;
+    logging::init(&cli.log)?;
     secrets::hide();
     let shutdown = Shutdown::on_signals()?;
     let mut abort = shutdown.clone();

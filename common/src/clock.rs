@@ -8,14 +8,21 @@
 use std::{ops::Add, sync::RwLock, time::Duration};
 
 use chrono::DurationRound;
-use nix::time::{ClockId, clock_gettime};
+#[cfg(unix)]
+use rustix::time::{ClockId, clock_gettime};
 
 use crate::instant::Instant;
 
-/// A point in time on this machine's clock, which nobody sets and which goes on while the machine sleeps (`CLOCK_BOOTTIME`).
+/// The clock of a Unix that nobody sets and that counts while the machine sleeps.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+const COUNTS_SLEEP: ClockId = ClockId::Boottime;
+#[cfg(all(unix, not(any(target_os = "linux", target_os = "android"))))]
+const COUNTS_SLEEP: ClockId = ClockId::Monotonic;
+
+/// A point in time on this machine's clock, which nobody sets and which goes on while the machine sleeps (`CLOCK_BOOTTIME` on Linux).
 ///
-/// `std::time::Instant` stands still during a sleep (`CLOCK_MONOTONIC`). Whatever must have expired when the machine wakes up, such as a
-/// worker's lease or a reading of the server's clock, is therefore measured with this type.
+/// `std::time::Instant` stands still during a sleep of Linux (`CLOCK_MONOTONIC`). Whatever must have expired when the machine wakes up,
+/// such as a worker's lease or a reading of the server's clock, is therefore measured with this type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Uptime(Duration);
 
@@ -23,9 +30,17 @@ impl Uptime {
     /// The present.
     ///
     /// # Panics
-    /// Never on Linux, which always has this clock.
+    /// Never: the clock counts from the boot, or from a date long ago.
+    #[cfg(unix)]
     pub fn now() -> Self {
-        Self(clock_gettime(ClockId::CLOCK_BOOTTIME).expect("Linux has a clock that counts since boot").into())
+        Self(clock_gettime(COUNTS_SLEEP).try_into().expect("the clock began at zero"))
+    }
+
+    /// The present. The clock of Windows counts sleep.
+    #[cfg(not(unix))]
+    pub fn now() -> Self {
+        static FIRST: std::sync::LazyLock<std::time::Instant> = std::sync::LazyLock::new(std::time::Instant::now);
+        Self(FIRST.elapsed())
     }
 
     /// How long after `earlier` this is; zero if it is not.

@@ -33,7 +33,9 @@ const IDS_PER_QUERY: usize = 10_000;
 /// The struct's serde form is what is stored; a worker that has the class turns it back.
 ///
 /// ```
-/// use recruiter_common::enqueue::Workable;
+/// use std::time::Duration;
+///
+/// use recruiter_common::{Defaults, ExponentialBackoff, Workable};
 ///
 /// #[derive(serde::Serialize, serde::Deserialize)]
 /// struct SendMail {
@@ -42,16 +44,100 @@ const IDS_PER_QUERY: usize = 10_000;
 ///
 /// impl Workable for SendMail {
 ///     const CLASS: &'static str = "SendMail";
+///     type Output = ();
+///
+///     fn defaults() -> Defaults {
+///         Defaults::default().group("mail").retry(ExponentialBackoff::new(5, Duration::from_secs(10)))
+///     }
 /// }
 /// ```
 pub trait Workable: Serialize + DeserializeOwned + Send + Sync + 'static {
     /// The name jobs of this kind are stored under. Never change it while such jobs wait.
     const CLASS: &'static str;
 
+    /// What a job of this kind results in, `()` for nothing. It is kept in the archive, and read with [`Store::result_of`].
+    type Output: Serialize + DeserializeOwned + Send + 'static;
+
+    /// What jobs of this kind are unless a job says otherwise.
+    fn defaults() -> Defaults {
+        Defaults::default()
+    }
+
     /// A job of this workable, to be described further and enqueued.
     fn as_job(&self) -> NewJob {
-        NewJob::of(Self::CLASS, bson::serialize_to_bson(self).map_err(|error| of_bson(&error)))
+        NewJob::of(Self::CLASS, bson::serialize_to_bson(self).map_err(|error| of_bson(&error))).with(Self::defaults())
     }
+}
+
+/// What the jobs of a class are unless a job says otherwise. What is not said here either is the default of every job.
+#[derive(Clone, Debug, Default)]
+#[must_use = "these are the defaults of a class only when `Workable::defaults` returns them"]
+pub struct Defaults {
+    group: Option<String>,
+    priority: Option<Priority>,
+    retry: Option<Retry>,
+    time_limit: Option<Duration>,
+}
+
+impl Defaults {
+    /// In this group: only workers that work on it get these jobs.
+    pub fn group(mut self, group: impl Into<String>) -> Self {
+        self.group = Some(group.into());
+        self
+    }
+
+    /// This urgent.
+    pub fn priority(mut self, priority: Priority) -> Self {
+        self.priority = Some(priority);
+        self
+    }
+
+    /// Failures are treated by this policy.
+    pub fn retry(mut self, policy: impl Into<Retry>) -> Self {
+        self.retry = Some(policy.into());
+        self
+    }
+
+    /// An execution may take so long. A worker asks the workable itself, whose answer is this one unless it gives another.
+    pub fn time_limit(mut self, limit: Duration) -> Self {
+        self.time_limit = Some(limit);
+        self
+    }
+
+    /// How long an execution may take.
+    pub fn given_time_limit(&self) -> Option<Duration> {
+        self.time_limit
+    }
+}
+
+/// A retry policy for a job: a policy by reference, or what its constructor returned. A policy that could not be made is reported by the
+/// enqueueing call.
+#[derive(Clone, Debug)]
+pub struct Retry(Result<StoredPolicy, InvalidPolicy>);
+
+impl<P: RetryPolicy + ?Sized> From<&P> for Retry {
+    fn from(policy: &P) -> Self {
+        Self(Ok(StoredPolicy::from(policy)))
+    }
+}
+
+impl<P: RetryPolicy> From<Result<P, InvalidPolicy>> for Retry {
+    fn from(made: Result<P, InvalidPolicy>) -> Self {
+        match made {
+            Ok(policy) => Self::from(&policy),
+            Err(problem) => Self(Err(problem)),
+        }
+    }
+}
+
+/// What an enqueueing call has done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Enqueued {
+    /// The job.
+    pub id: JobId,
+    /// Whether this call has enqueued it. Otherwise there was a job under its id already ([`NewJob::with_id`]), scheduled or archived.
+    pub is_new: bool,
 }
 
 /// A job that is not enqueued yet. Whatever is wrong with it is said by the enqueueing call, before anything is sent.
@@ -88,6 +174,7 @@ enum Scheduled {
 
 /// Why a job was not enqueued.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum EnqueueError {
     /// The parameters have no form in BSON.
     #[error("the parameters of a `{class}` job cannot be stored: {reason}")]
@@ -149,6 +236,17 @@ pub enum EnqueueError {
     Store(#[from] StoreError),
 }
 
+/// So that a job can be enqueued in a transaction that the driver runs again when it has to (`StartTransaction::and_run2`): it sees its own
+/// error, with its labels.
+impl From<EnqueueError> for mongodb::error::Error {
+    fn from(error: EnqueueError) -> Self {
+        if let EnqueueError::Store(StoreError::Mongo { source, .. }) = &error {
+            return Self::clone(source);
+        }
+        Self::custom(error)
+    }
+}
+
 impl NewJob {
     /// A job of this class with these parameters, for classes that are no Rust type: programs, other languages.
     pub fn of_class(class: impl Into<String>, parameters: Document) -> Self {
@@ -160,7 +258,7 @@ impl NewJob {
     /// retry policy says of its failure.
     pub fn bundle<W: Workable>(items: impl IntoIterator<Item = W>) -> Self {
         let items = items.into_iter().map(|item| bson::serialize_to_bson(&item).map_err(|error| of_bson(&error)));
-        Self::of_items(W::CLASS, items)
+        Self::of_items(W::CLASS, items).with(W::defaults())
     }
 
     /// The same for classes that are no Rust type, with the parameters of each item.
@@ -193,6 +291,19 @@ impl NewJob {
         }
     }
 
+    fn with(mut self, defaults: Defaults) -> Self {
+        if let Some(group) = defaults.group {
+            self.group = group;
+        }
+        if let Some(priority) = defaults.priority {
+            self.priority = priority;
+        }
+        match defaults.retry {
+            Some(policy) => self.retry(policy),
+            None => self,
+        }
+    }
+
     /// Under this id, so that a call whose outcome is unknown can be made again: a job that is scheduled or archived
     /// under it already is not enqueued a second time.
     pub fn with_id(mut self, id: JobId) -> Self {
@@ -200,7 +311,7 @@ impl NewJob {
         self
     }
 
-    /// In this group: only workers that work on it get it. `generic` when nothing is said.
+    /// In this group: only workers that work on it get it. That of its class when nothing is said, or `generic`.
     pub fn in_group(mut self, group: impl Into<String>) -> Self {
         self.group = group.into();
         self
@@ -218,7 +329,7 @@ impl NewJob {
         self
     }
 
-    /// This urgent; 5 when nothing is said.
+    /// This urgent. As its class when nothing is said, or 5.
     pub fn priority(mut self, priority: Priority) -> Self {
         self.priority = priority;
         self
@@ -236,10 +347,12 @@ impl NewJob {
         self
     }
 
-    /// Failures are treated by this policy; by [`DoNotDoItAgain`] when nothing is said.
-    pub fn retry(mut self, policy: &dyn RetryPolicy) -> Self {
-        self.policy_problem = None;
-        self.retry_policy = StoredPolicy::from(policy);
+    /// Failures are treated by this policy. By that of its class when nothing is said, or [`DoNotDoItAgain`].
+    pub fn retry(mut self, policy: impl Into<Retry>) -> Self {
+        match policy.into().0 {
+            Ok(policy) => (self.retry_policy, self.policy_problem) = (policy, None),
+            Err(problem) => self.policy_problem = Some(problem),
+        }
         self
     }
 
@@ -262,11 +375,11 @@ impl NewJob {
         (&self.class, &self.group)
     }
 
-    /// Enqueues it; returns its id once a majority of the replica set has it.
+    /// Enqueues it; returns once a majority of the replica set has it.
     ///
     /// # Errors
     /// [`EnqueueError`]. After a [`StoreError`] the outcome may be unknown: repeat it under [`NewJob::with_id`].
-    pub async fn enqueue(self, store: &Store) -> Result<JobId, EnqueueError> {
+    pub async fn enqueue(self, store: &Store) -> Result<Enqueued, EnqueueError> {
         Ok(store.enqueue_many([self]).await?[0])
     }
 
@@ -275,7 +388,7 @@ impl NewJob {
     ///
     /// # Errors
     /// [`EnqueueError`]; the transaction is then the caller's to abort.
-    pub async fn enqueue_in(self, store: &Store, session: &mut ClientSession) -> Result<JobId, EnqueueError> {
+    pub async fn enqueue_in(self, store: &Store, session: &mut ClientSession) -> Result<Enqueued, EnqueueError> {
         Ok(store.enqueue_many_in(session, [self]).await?[0])
     }
 
@@ -366,29 +479,32 @@ fn check_name(name: &str) -> Result<(), String> {
 }
 
 impl Store {
-    /// Enqueues many jobs; returns their ids, in order, once a majority has them all.
+    /// Enqueues many jobs; returns for each, in order, once a majority has them all.
     ///
     /// Every job is checked before the first is sent. Jobs with ids of their own that are known already are left alone.
     ///
     /// # Errors
     /// [`EnqueueError`]. After a [`StoreError`] some of them may have been enqueued: repeat them under
     /// [`NewJob::with_id`].
-    pub async fn enqueue_many(&self, jobs: impl IntoIterator<Item = NewJob>) -> Result<Vec<JobId>, EnqueueError> {
+    pub async fn enqueue_many(&self, jobs: impl IntoIterator<Item = NewJob>) -> Result<Vec<Enqueued>, EnqueueError> {
         self.ready_to_enqueue().await?;
         let prepared = Prepared::from_jobs(jobs, self.now())?;
         let mut documents = prepared.documents;
+        let mut known = HashSet::new();
         if !prepared.resent.is_empty() {
-            let mut archived = HashSet::new();
             for some in prepared.resent.chunks(IDS_PER_QUERY) {
-                archived.extend(self.already_archived(some).await?);
+                known.extend(self.already_archived(some).await?);
             }
-            documents.retain(|document| !crate::store::id_of(document).is_some_and(|id| archived.contains(&id)));
+            documents.retain(|document| !crate::store::id_of(document).is_some_and(|id| known.contains(&id)));
         }
         let early = documents.len() <= ANNOUNCED_EARLY;
         let jobs = documents.iter().filter(|_| early && prepared.at.is_none()).filter_map(DueJob::of_document).collect();
         let again = Hint::Jobs { groups: prepared.groups.clone(), at: prepared.at, jobs: Vec::new() };
         let hint = Hint::Jobs { groups: prepared.groups, at: prepared.at, jobs };
-        let insert = self.insert_jobs(documents);
+        let insert = async {
+            known.extend(self.insert_jobs(documents).await?);
+            Ok::<_, StoreError>(known)
+        };
         if early {
             // Whoever is to run them is on its way while MongoDB waits for its journal.
             let announce = async {
@@ -396,15 +512,16 @@ impl Store {
                 std::time::Instant::now()
             };
             let (inserted, announced) = tokio::join!(insert, announce);
-            inserted?;
+            known = inserted?;
             if announced.elapsed() > TOO_EARLY {
                 self.announce_hint(again).await;
             }
         } else {
-            insert.await?;
+            known = insert.await?;
             self.announce_hint(hint).await;
         }
-        Ok(prepared.ids)
+        // Only who names an id can meet a job that has it.
+        Ok(prepared.ids.into_iter().map(|id| Enqueued { id, is_new: known.is_empty() || !known.contains(&id) }).collect())
     }
 
     /// Enqueues many jobs as part of the caller's session and transaction; see [`NewJob::enqueue_in`].
@@ -415,11 +532,11 @@ impl Store {
         &self,
         session: &mut ClientSession,
         jobs: impl IntoIterator<Item = NewJob>,
-    ) -> Result<Vec<JobId>, EnqueueError> {
+    ) -> Result<Vec<Enqueued>, EnqueueError> {
         self.ready_to_enqueue().await?;
         let prepared = Prepared::from_jobs(jobs, self.now())?;
         self.insert_jobs_in(session, prepared.documents).await?;
-        Ok(prepared.ids)
+        Ok(prepared.ids.into_iter().map(|id| Enqueued { id, is_new: true }).collect())
     }
 
     /// Before anything is inserted: an insert would otherwise create a collection without a validator.
@@ -524,6 +641,8 @@ mod tests {
         assert!(check(job("RetryForever").recovered_from(JobId::new())).is_ok());
         assert!(check(job("OneOfTheirOwn")).is_ok());
         assert!(check(job("RetryForever").retry(&DoNotDoItAgain)).is_ok());
+        let impossible = crate::retry_policy::ExponentialBackoff::new(0, Duration::ZERO);
+        assert!(impossible.is_err() && check(NewJob::of_class("a", doc! {}).retry(impossible)).is_err());
     }
 
     #[test]
@@ -549,5 +668,33 @@ mod tests {
         assert!(check(unsized_items).is_err_and(|error| error.contains("more than 1000 items")), "it does not look for the end");
         let number = NewJob::of_items("a", [Ok(Bson::Null), Ok(Bson::Int32(1))].into_iter());
         assert!(check(number).is_err_and(|error| error.contains("item 1: they must be a struct or a map")));
+    }
+
+    /// Says its class once, and what is true of most of its jobs.
+    #[derive(Serialize, serde::Deserialize)]
+    struct Invoice {}
+
+    impl Workable for Invoice {
+        const CLASS: &'static str = "Invoice";
+        type Output = ();
+
+        fn defaults() -> Defaults {
+            let retry = crate::retry_policy::RetryManyTimes::new(3, Duration::from_secs(1));
+            Defaults::default().group("invoices").priority(Priority::new(7).expect("in range")).retry(retry)
+        }
+    }
+
+    #[test]
+    fn a_job_is_what_its_class_says_unless_it_says_otherwise() {
+        let of = |document: Document| {
+            let policy = document.get_document("retry_policy").and_then(|policy| policy.get_str("class")).map(str::to_owned);
+            let priority = document.get_i32("priority").ok();
+            (document.get_str("group").map(str::to_owned).ok(), priority, policy.ok())
+        };
+        let expected = |group: &str, priority, policy: &str| (Some(group.to_owned()), Some(priority), Some(policy.to_owned()));
+        assert_eq!(of(check(Invoice {}.as_job()).expect("a job")), expected("invoices", 7, "RetryManyTimes"));
+        assert_eq!(of(check(NewJob::bundle([Invoice {}])).expect("a job")), expected("invoices", 7, "RetryManyTimes"));
+        let other = Invoice {}.as_job().in_group("x").priority(Priority::default()).retry(&DoNotDoItAgain);
+        assert_eq!(of(check(other).expect("a job")), expected("x", 5, "DoNotDoItAgain"));
     }
 }

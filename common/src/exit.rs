@@ -4,7 +4,11 @@
 
 use std::io::Write as _;
 
-use crate::telemetry::{causes, is_json};
+use crate::{
+    logging::{InvalidFilter, is_json},
+    store::ConnectError,
+    telemetry::causes,
+};
 
 /// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,8 +53,28 @@ pub fn report(program: &str, error: &anyhow::Error) -> Exit {
         // The terminal may be gone.
         let _ = writeln!(std::io::stderr(), "{program}: {causes}");
     }
-    let refused = error.downcast_ref::<crate::store::ConnectError>().map(crate::store::ConnectError::exit);
-    said.copied().or(refused).unwrap_or(Exit::Failure)
+    let refused = error.downcast_ref::<ConnectError>().map(ConnectError::exit);
+    let misunderstood = error.downcast_ref::<InvalidFilter>().map(|_| Exit::Usage);
+    said.copied().or(refused).or(misunderstood).unwrap_or(Exit::Failure)
+}
+
+impl ConnectError {
+    /// The exit code that says this.
+    pub fn exit(&self) -> Exit {
+        match self {
+            Self::InvalidUri(_) => Exit::Usage,
+            Self::Unreachable { .. } => Exit::Unavailable,
+            Self::WrongCredentials { .. }
+            | Self::Standalone { .. }
+            | Self::NotInitiated { .. }
+            | Self::WrongSetName { .. }
+            | Self::TooOld { .. }
+            | Self::NoUser { .. }
+            | Self::ReadOnly { .. }
+            | Self::Unreadable { .. } => Exit::Refused,
+            Self::NoRecruiter { .. } | Self::ForeignClient | Self::Store(_) => Exit::Failure,
+        }
+    }
 }
 
 impl std::fmt::Display for Exit {

@@ -8,7 +8,6 @@ use std::ops::RangeInclusive;
 
 use bson::RawBson;
 use chrono::{DateTime, Utc};
-use nix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Deserializer, de::Error};
 
 /// An instant in UTC.
@@ -31,7 +30,8 @@ pub(crate) fn stored<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Instan
 ///
 /// # Panics
 /// Never on Linux, which always has one.
+#[cfg(feature = "process")]
 pub fn monotonic_ns() -> i64 {
-    let now = clock_gettime(ClockId::CLOCK_MONOTONIC).expect("Linux has a monotonic clock");
+    let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC).expect("Linux has a monotonic clock");
     now.tv_sec() * 1_000_000_000 + now.tv_nsec()
 }

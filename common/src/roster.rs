@@ -3,7 +3,7 @@
 //! Used by the worker (announces itself), the recruiter (assigns to it) and the cleaner (retires it). The document
 //! is written by turns: by the worker while `available` is false, by the recruiter's assignment while it is true.
 
-use std::time::Duration;
+use std::{fs, io, time::Duration};
 
 use bson::{Bson, Document, RawDocument, doc, spec::BinarySubtype};
 use serde::{Deserialize, Serialize};
@@ -94,26 +94,32 @@ pub struct Place {
 }
 
 impl Place {
-    /// Where this process runs.
+    /// Where this process runs. Elsewhere than on Linux it names no boot, so that no cleaner takes it for one on its own machine.
     ///
     /// # Errors
     /// When `/proc` cannot be read.
-    pub fn of_this_process() -> procfs::ProcResult<Self> {
-        let this = procfs::process::Process::myself()?;
+    pub fn of_this_process() -> io::Result<Self> {
+        let pid = i32::try_from(std::process::id()).unwrap_or(i32::MAX);
+        if !cfg!(target_os = "linux") {
+            let hostname = ["HOSTNAME", "COMPUTERNAME"].iter().find_map(|name| std::env::var(name).ok()).unwrap_or_default();
+            return Ok(Self { pid, hostname, boot_id: String::new(), pid_namespace: String::new(), process_start_ticks: 0 });
+        }
+        let line = |path: &str| fs::read_to_string(path).map(|text| text.trim_end().to_owned());
         Ok(Self {
-            pid: this.pid,
-            hostname: nix::unistd::gethostname().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default(),
-            boot_id: procfs::sys::kernel::random::boot_id()?,
-            pid_namespace: pid_namespace()?,
-            process_start_ticks: i64::try_from(this.stat()?.starttime).unwrap_or(i64::MAX),
+            pid,
+            hostname: line("/proc/sys/kernel/hostname").unwrap_or_default(),
+            boot_id: line("/proc/sys/kernel/random/boot_id")?,
+            // Only this one link is read: once secrets are hidden, a process may not list the directory that it is in.
+            pid_namespace: fs::read_link("/proc/self/ns/pid")?.to_string_lossy().into_owned(),
+            process_start_ticks: start_ticks(&line("/proc/self/stat")?).ok_or(io::ErrorKind::InvalidData)?,
         })
     }
 }
 
-/// Identity of this process's pid namespace, as `pid:[4026531836]`. Only this one link is read: once [`secrets`](crate::secrets) are
-/// hidden, a process may not list the directory that it is in.
-fn pid_namespace() -> std::io::Result<String> {
-    Ok(std::fs::read_link("/proc/self/ns/pid")?.to_string_lossy().into_owned())
+/// When a process started, out of its `stat`: the 22nd field. The second, the name of the program in brackets, may hold anything.
+fn start_ticks(stat: &str) -> Option<i64> {
+    let (_, behind_the_name) = stat.rsplit_once(')')?;
+    behind_the_name.split_whitespace().nth(19)?.parse().ok()
 }
 
 /// A worker that can be given jobs.

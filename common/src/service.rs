@@ -1,12 +1,14 @@
 //! What the service manager is told: that a process is ready, stopping, and what it does.
 //!
-//! Used by the three processes. Nothing happens where no service manager listens.
+//! Used by the three processes. Nothing happens where no service manager listens, nor without the feature `process`: the service manager of
+//! an application hears from the application.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant as Monotonic},
 };
 
+#[cfg(feature = "process")]
 use sd_notify::NotifyState;
 
 /// The longest that a main loop waits before it notes progress again, whatever it waits for.
@@ -14,17 +16,17 @@ const LONGEST_WAIT: Duration = Duration::from_secs(5);
 
 /// The process does its work from now on.
 pub fn ready(status: &str) {
-    notify(&[NotifyState::Ready, NotifyState::Status(status)]);
+    notify(News::Ready(status));
 }
 
 /// What the process does just now, for `systemctl status`.
 pub fn status(status: &str) {
-    notify(&[NotifyState::Status(status)]);
+    notify(News::Status(status));
 }
 
 /// The process has begun to stop.
 pub fn stopping() {
-    notify(&[NotifyState::Stopping]);
+    notify(News::Stopping);
 }
 
 /// Proof that the main loop of a process goes on.
@@ -49,7 +51,7 @@ struct Noted {
 impl Watchdog {
     /// With the interval that the service manager has put into the environment (`WATCHDOG_USEC`).
     pub fn of_this_process() -> Self {
-        Self::every(sd_notify::watchdog_enabled())
+        Self::every(watchdog_interval())
     }
 
     fn every(interval: Option<Duration>) -> Self {
@@ -59,7 +61,7 @@ impl Watchdog {
     /// The main loop goes on.
     pub fn progress(&self) {
         if self.note(Monotonic::now()) {
-            notify(&[NotifyState::Watchdog]);
+            notify(News::Progress);
         }
     }
 
@@ -89,10 +91,39 @@ impl Watchdog {
     }
 }
 
-fn notify(state: &[NotifyState]) {
-    if let Err(error) = sd_notify::notify(state) {
+/// What the service manager is told.
+#[cfg_attr(not(feature = "process"), expect(dead_code, reason = "nobody is told"))]
+enum News<'a> {
+    Ready(&'a str),
+    Status(&'a str),
+    Stopping,
+    Progress,
+}
+
+#[cfg(feature = "process")]
+fn notify(news: News<'_>) {
+    let told = match news {
+        News::Ready(status) => sd_notify::notify(&[NotifyState::Ready, NotifyState::Status(status)]),
+        News::Status(status) => sd_notify::notify(&[NotifyState::Status(status)]),
+        News::Stopping => sd_notify::notify(&[NotifyState::Stopping]),
+        News::Progress => sd_notify::notify(&[NotifyState::Watchdog]),
+    };
+    if let Err(error) = told {
         tracing::debug!(%error, "the service manager could not be told");
     }
+}
+
+#[cfg(feature = "process")]
+fn watchdog_interval() -> Option<Duration> {
+    sd_notify::watchdog_enabled()
+}
+
+#[cfg(not(feature = "process"))]
+fn notify(_: News<'_>) {}
+
+#[cfg(not(feature = "process"))]
+fn watchdog_interval() -> Option<Duration> {
+    None
 }
 
 #[cfg(test)]

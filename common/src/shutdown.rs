@@ -1,15 +1,16 @@
 //! How a process is asked to stop, and the only sleep in the loops.
 //!
-//! Used by the three binaries. The first TERM, INT or HUP asks for a drain, a TERM or INT after it for an end at once. It
+//! Used by the three programs, and by whatever runs a worker in its own process. The first TERM, INT or HUP asks for a drain, a TERM or INT after it for an end at once. It
 //! is a parameter of whatever waits, never a global.
 
 use std::time::Duration;
 
-use nix::sys::signal::Signal;
-use procfs::process::Process;
-use tokio::{
-    signal::unix::{SignalKind, signal},
-    sync::watch,
+use tokio::sync::watch;
+#[cfg(feature = "process")]
+use {
+    nix::sys::signal::Signal,
+    procfs::process::Process,
+    tokio::signal::unix::{SignalKind, signal},
 };
 
 /// How urgently to stop.
@@ -49,6 +50,7 @@ impl Shutdown {
     ///
     /// # Errors
     /// When the process may not install signal handlers.
+    #[cfg(feature = "process")]
     pub fn on_signals() -> std::io::Result<Self> {
         let (trigger, shutdown) = Self::manual();
         let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
@@ -118,6 +120,7 @@ impl Trigger {
 }
 
 /// Whether this process was started with a signal ignored.
+#[cfg(feature = "process")]
 fn is_ignored(signal: Signal) -> bool {
     let ignored = Process::myself().and_then(|this| this.status()).map_or(0, |status| status.sigign);
     ignored >> (signal as u32 - 1) & 1 == 1

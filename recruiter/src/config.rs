@@ -8,10 +8,10 @@ use clap::{
 };
 use recruiter_common::{
     exit::Exit,
+    logging::{self, LogArgs},
     secrets,
     shutdown::Shutdown,
     store::ConnectArgs,
-    telemetry::{self, LogArgs},
 };
 
 use crate::{bench, demo, dev, enqueue, jobs, output, roster, run, stats};
@@ -126,7 +126,7 @@ impl Config {
     /// # Errors
     /// Whatever went wrong, with the [`Exit`] it deserves when that is not 1.
     pub async fn run(self) -> anyhow::Result<()> {
-        telemetry::init(&self.log())?;
+        logging::init(&self.log())?;
         secrets::hide();
         let shutdown = Shutdown::on_signals()?;
         let mut at_once = shutdown.clone();

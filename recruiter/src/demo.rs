@@ -239,7 +239,8 @@ async fn work(
         if shutdown.is_requested() {
             return Ok(None);
         }
-        jobs.extend(store.enqueue_many(batch.iter().map(job).collect::<Result<Vec<_>, _>>()?).await?);
+        let enqueued = store.enqueue_many(batch.iter().map(job).collect::<Result<Vec<_>, _>>()?).await?;
+        jobs.extend(enqueued.into_iter().map(|job| job.id));
     }
     say(shown, &format!("{files} jobs enqueued"));
     let (mut killed, mut moved) = (None, (0, begun));

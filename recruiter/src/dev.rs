@@ -7,8 +7,8 @@ use bson::doc;
 use clap::Args;
 use etcetera::BaseStrategy as _;
 use recruiter_common::{
+    logging::LogArgs,
     shutdown::{Shutdown, Wake},
-    telemetry::LogArgs,
 };
 
 use crate::{

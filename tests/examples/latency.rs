@@ -17,7 +17,7 @@ use recruiter_common::{
     store::{ConnectArgs, Store},
 };
 use recruiter_tests::{mongo::TestDatabase, processes::Process};
-use recruiter_worker::{Context, Done, Executable, NotDone, Worker, WorkerArgs};
+use recruiter_worker::{Context, Executable, NotDone, Worker, WorkerArgs};
 use serde::{Deserialize, Serialize};
 
 const JOBS: usize = 300;
@@ -41,13 +41,14 @@ struct Stamp {}
 
 impl Workable for Stamp {
     const CLASS: &'static str = "Stamp";
+    type Output = i64;
 }
 
 impl Executable for Stamp {
     type State = ();
 
-    async fn execute(&self, _state: &(), _job: &Context) -> Result<Done, NotDone> {
-        Done::with(monotonic_us())
+    async fn execute(&self, _state: &(), _job: &Context) -> Result<i64, NotDone> {
+        Ok(monotonic_us())
     }
 }
 
@@ -80,7 +81,7 @@ async fn main() -> anyhow::Result<()> {
     let mut waited = Vec::new();
     for _ in 0..JOBS {
         pause(Duration::from_millis(30)).await;
-        let id = Stamp {}.as_job().enqueue(&store).await?;
+        let id = Stamp {}.as_job().enqueue(&store).await?.id;
         let acknowledged = monotonic_us();
         let archived = loop {
             match database.raw("archived").find_one(doc! { "_id": id }).await? {

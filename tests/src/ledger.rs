@@ -17,7 +17,7 @@ use recruiter_common::{
     failure::Failure,
     ids::{JobId, StartId},
 };
-use recruiter_worker::{BlockingExecutable, Context, Done, DuplicateClass, Executable, NotDone, Worker};
+use recruiter_worker::{BlockingExecutable, Context, DuplicateClass, Executable, NotDone, Worker};
 use serde::{Deserialize, Serialize};
 
 /// Names the directory of the ledger.
@@ -37,6 +37,7 @@ pub struct Entry {
 
 impl Workable for Entry {
     const CLASS: &'static str = "entry";
+    type Output = ();
 }
 
 impl Entry {
@@ -49,7 +50,7 @@ impl Entry {
 impl Executable for Entry {
     type State = Ledger;
 
-    async fn execute(&self, ledger: &Ledger, job: &Context) -> Result<Done, NotDone> {
+    async fn execute(&self, ledger: &Ledger, job: &Context) -> Result<(), NotDone> {
         ledger.write(job, Event::Begin);
         let work = recruiter_common::shutdown::pause(Duration::from_millis(u64::try_from(self.ms).unwrap_or(0)));
         let stopped = tokio::select! {
@@ -64,7 +65,7 @@ impl Executable for Entry {
             Err(NotDone::failed("not-yet", format!("it fails {} times", self.failures)))
         } else {
             ledger.write(job, Event::Done);
-            Ok(Done::default())
+            Ok(())
         }
     }
 }
@@ -80,12 +81,13 @@ pub struct Longer {
 
 impl Workable for Longer {
     const CLASS: &'static str = "longer";
+    type Output = ();
 }
 
 impl Executable for Longer {
     type State = Ledger;
 
-    async fn execute(&self, ledger: &Ledger, job: &Context) -> Result<Done, NotDone> {
+    async fn execute(&self, ledger: &Ledger, job: &Context) -> Result<(), NotDone> {
         let ms = if job.attempt() > 1 { self.again_ms } else { self.first.ms };
         Entry { ms, ..self.first.clone() }.execute(ledger, job).await
     }
@@ -129,7 +131,7 @@ impl Poison {
     }
 
     /// Does it, on the thread that calls.
-    fn harm(&self, ledger: &Ledger, job: &Context) -> Result<Done, NotDone> {
+    fn harm(&self, ledger: &Ledger, job: &Context) -> Result<(), NotDone> {
         ledger.write(job, Event::Begin);
         match self.harm {
             Harm::Abort => std::process::abort(),
@@ -160,7 +162,7 @@ impl Poison {
             }
         }
         ledger.write(job, Event::Done);
-        Ok(Done::default())
+        Ok(())
     }
 }
 
@@ -176,13 +178,14 @@ fn deeper(depth: u64) -> u64 {
 
 impl Workable for Poison {
     const CLASS: &'static str = "poison";
+    type Output = ();
 }
 
 impl Executable for Poison {
     type State = Ledger;
 
     /// Holds a thread of the runtime.
-    async fn execute(&self, ledger: &Ledger, job: &Context) -> Result<Done, NotDone> {
+    async fn execute(&self, ledger: &Ledger, job: &Context) -> Result<(), NotDone> {
         self.harm(ledger, job)
     }
 
@@ -198,12 +201,13 @@ pub struct BlockingPoison(pub Poison);
 
 impl Workable for BlockingPoison {
     const CLASS: &'static str = "blocking-poison";
+    type Output = ();
 }
 
 impl BlockingExecutable for BlockingPoison {
     type State = Ledger;
 
-    fn execute(&self, ledger: &Ledger, job: &Context) -> Result<Done, NotDone> {
+    fn execute(&self, ledger: &Ledger, job: &Context) -> Result<(), NotDone> {
         self.0.harm(ledger, job)
     }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 use clap::Parser;
 use recruiter::run::RunArgs;
 use recruiter_common::{
+    Enqueued, JobId,
     exit::Exit,
     shutdown::{Shutdown, Trigger},
     store::{ConnectArgs, Store},
@@ -37,6 +38,11 @@ pub async fn store(database: &TestDatabase) -> Store {
     Store::connect(&connect_args(database), "test").await.expect("the test's MongoDB is there")
 }
 
+/// The ids of what was enqueued.
+pub fn ids(enqueued: Vec<Enqueued>) -> Vec<JobId> {
+    enqueued.into_iter().map(|job| job.id).collect()
+}
+
 /// Something that runs in this process until it is stopped.
 #[derive(Debug)]
 pub struct Local {
@@ -63,7 +69,7 @@ impl Local {
     pub fn worker_over(connect: ConnectArgs, worker: Worker, flags: &[&str]) -> Self {
         let args = Flags::parse_from([&["worker"], flags].concat()).worker;
         let (trigger, shutdown) = Shutdown::manual();
-        let task = tokio::spawn(async move { worker.run(&connect, args, shutdown).await });
+        let task = tokio::spawn(async move { Ok(worker.run(connect, args, shutdown).await?.into()) });
         Self { trigger, task }
     }
 

@@ -40,7 +40,7 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts `recruiter`, `recruiter-worker` or `recruiter-cleaner`. Its environment is ours, without what would lead it elsewhere,
+    /// Starts `recruiter`, `recruiter-worker`, `recruiter-cleaner` or an example. Its environment is ours, without what would lead it elsewhere,
     /// and `env`.
     pub fn start(name: &str, args: &[&str], env: &[(&str, &str)]) -> Self {
         // Whoever runs the tests may ignore HUP, as nohup does, and a process keeps what it inherits.
@@ -227,8 +227,8 @@ pub fn mentioning(text: &str) -> Vec<String> {
     pids.filter_map(mentions).collect()
 }
 
-/// The path of a binary of this workspace, of the same profile as this test. All are built, once per test process: a test of one
-/// package makes cargo build no binary of another.
+/// The path of a binary of this workspace, of the same profile as this test, or of an example (`examples/NAME`). All are built, once per test
+/// process: a test of one package makes cargo build no binary of another.
 pub fn binary(name: &str) -> PathBuf {
     static DIRECTORY: LazyLock<PathBuf> = LazyLock::new(|| {
         let this = env::current_exe().expect("a test knows its own program");
@@ -249,7 +249,16 @@ fn build(directory: &Path) {
         cargo.env_remove(name);
     }
     let output = cargo
-        .args(["build", "--workspace", "--bins", "--quiet", "--profile", if profile == "debug" { "dev" } else { profile }, "--target-dir"])
+        .args([
+            "build",
+            "--workspace",
+            "--bins",
+            "--examples",
+            "--quiet",
+            "--profile",
+            if profile == "debug" { "dev" } else { profile },
+            "--target-dir",
+        ])
         .arg(directory.parent().expect("the directory of a profile is in the target directory"))
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .output()

@@ -384,7 +384,7 @@ async fn processes_with_wrong_clocks_show_them_and_work() {
 
     let store = local::store(&database).await;
     let started = Instant::now();
-    let id = NewJob::of_class("sleep", doc! { "ms": 500 }).enqueue(&store).await.unwrap();
+    let id = NewJob::of_class("sleep", doc! { "ms": 500 }).enqueue(&store).await.unwrap().id;
     let done = async || database.raw("archived").find_one(doc! { "_id": id }).await.unwrap();
     assert_eq!(wait_for(SOON, "it is done", done).await.get_str("why").unwrap(), "done");
     assert!((500..5_000).contains(&started.elapsed().as_millis()), "timers are right: {:?}", started.elapsed());

@@ -26,7 +26,7 @@ use recruiter_common::{
 };
 use recruiter_tests::{
     factory::{announcement, in_ms, insert_unvalidated, minimal_job, read, start, started, to_start},
-    local::store,
+    local::{self, store},
     mongo::TestDatabase,
     wait::wait_until,
 };
@@ -51,7 +51,7 @@ impl Setting {
     /// Due jobs.
     async fn jobs<const COUNT: usize>(&self) -> [JobId; COUNT] {
         let jobs = (0..COUNT).map(|_| NewJob::of_class("x", doc! {}));
-        self.store.enqueue_many(jobs).await.unwrap().try_into().unwrap()
+        local::ids(self.store.enqueue_many(jobs).await.unwrap()).try_into().unwrap()
     }
 
     /// Starts these jobs together; in their order.
@@ -164,7 +164,7 @@ async fn only_jobs_that_are_asked_about_are_known_from_the_archive() {
 async fn groups_are_named_once_and_while_jobs_wait_in_them() {
     let setting = Setting::new().await;
     let jobs = ["a", "a", "b", "c"].map(|group| NewJob::of_class("x", doc! {}).in_group(group));
-    let jobs = setting.store.enqueue_many(jobs).await.unwrap();
+    let jobs = local::ids(setting.store.enqueue_many(jobs).await.unwrap());
     setting.start(WorkerId::new(), [jobs[3]]).await;
     let groups = timeout(SOON, setting.store.groups()).await.expect("there is an end to them");
     assert_eq!(groups.unwrap(), ["a", "b"]);
@@ -175,7 +175,7 @@ async fn lanes_are_named_once_while_jobs_wait_in_them() {
     let setting = Setting::new().await;
     let job = |group: &str, class: &str| NewJob::of_class(class, doc! {}).in_group(group);
     let jobs = [job("a", "x"), job("a", "x"), job("a", "y"), job("b", "x"), job("b", "z"), job("c", "w")];
-    let jobs = setting.store.enqueue_many(jobs).await.unwrap();
+    let jobs = local::ids(setting.store.enqueue_many(jobs).await.unwrap());
     setting.start(WorkerId::new(), [jobs[4]]).await;
     let lanes = async |most| {
         let lanes = timeout(SOON, setting.store.first_lanes(["a".into(), "b".into()], most)).await.expect("there is an end to them");
@@ -192,7 +192,7 @@ async fn due_is_what_waits_in_the_group_for_one_of_the_classes_since_now() {
     let job = |class: &str| NewJob::of_class(class, doc! {}).in_group("a");
     let elsewhere = [job("x").in_group("other").at(sooner), job("x").in_group("other"), job("other").at(sooner)];
     let jobs = [job("x"), job("other"), job("x").at(later), job("x")].into_iter().chain(elsewhere);
-    let jobs = setting.store.enqueue_many(jobs).await.unwrap();
+    let jobs = local::ids(setting.store.enqueue_many(jobs).await.unwrap());
     setting.start(WorkerId::new(), [jobs[3]]).await;
     let now = setting.store.now();
     let due = async |group: &str, classes: &[&str]| -> BTreeSet<JobId> {
@@ -209,7 +209,7 @@ async fn a_lane_is_listed_while_jobs_wait_in_it_with_the_date_of_the_first() {
     let (later, sooner) = (in_ms(&setting.store, 60_000), in_ms(&setting.store, 30_000));
     let job = |group: &str, class: &str| NewJob::of_class(class, doc! {}).in_group(group);
     let jobs = [job("a", "x").at(later), job("a", "x").at(sooner), job("a", "y").at(later), job("b", "x").at(later), job("b", "z")];
-    let jobs = setting.store.enqueue_many(jobs).await.unwrap();
+    let jobs = local::ids(setting.store.enqueue_many(jobs).await.unwrap());
     setting.start(WorkerId::new(), [jobs[4]]).await;
     let lane = |group: &str, class: &str| Lane { group: group.into(), class: class.into() };
     let all = [(lane("a", "x"), sooner), (lane("a", "y"), later), (lane("b", "x"), later)];
@@ -355,7 +355,7 @@ async fn a_job_is_rescheduled_by_the_start_that_holds_it() {
 async fn items_are_recorded_by_the_start_that_holds_their_bundle() {
     let setting = Setting::new().await;
     let bundles = [0; 3].map(|_| NewJob::bundle_of_class("x", [doc! {}, doc! {}]));
-    let jobs: [JobId; 3] = setting.store.enqueue_many(bundles).await.unwrap().try_into().unwrap();
+    let jobs: [JobId; 3] = local::ids(setting.store.enqueue_many(bundles).await.unwrap()).try_into().unwrap();
     let mine = setting.start(WorkerId::new(), jobs).await;
     let [held, retried, started_anew] = mine.each_ref().map(|(_, claim)| *claim);
     let before = [Bson::from("done"), Bson::Null];
@@ -436,13 +436,14 @@ async fn a_unique_index_of_somebody_elses_loses_no_job() {
         setting.database.database().run_command(doc! { "createIndexes": collection, "indexes": [unique.clone()] }).await.unwrap();
     }
     let job = || NewJob::of_class("x", doc! {}).urn("the same");
-    let first = job().enqueue(&setting.store).await.unwrap();
+    let first = job().enqueue(&setting.store).await.unwrap().id;
     assert!(job().enqueue(&setting.store).await.is_err_and(|error| chain(&error).contains("dup key")), "it was not stored");
     setting.jobs::<1>().await;
-    assert_eq!(job().with_id(first).enqueue(&setting.store).await.unwrap(), first, "it is there under its id");
+    let again = job().with_id(first).enqueue(&setting.store).await.unwrap();
+    assert!(again.id == first && !again.is_new, "it is there under its id");
     let [started] = setting.start(WorkerId::new(), [first]).await;
     assert_eq!(setting.archive(&[setting.done(&started)]).await, [Recorded::Yes]);
-    let second = job().enqueue(&setting.store).await.unwrap();
+    let second = job().enqueue(&setting.store).await.unwrap().id;
     let [started] = setting.start(WorkerId::new(), [second]).await;
     let mut session = CommitSession::default();
     assert_eq!(setting.store.finish(&mut session, &[setting.done(&started)]).await.unwrap(), [Recorded::Yes]);

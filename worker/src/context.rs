@@ -9,6 +9,7 @@ use std::{
     time::Instant,
 };
 
+use bson::doc;
 use recruiter_common::{
     ids::{JobId, StartId},
     job::{Execution, Job},
@@ -17,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 
 /// Why a running job is asked to stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Cancellation {
     /// A user or a program cancelled the job.
     Requested,
@@ -63,6 +65,32 @@ impl Context {
             deadline: OnceLock::new(),
             cancel,
         }
+    }
+
+    /// What an execution in a unit test is told about its job, without MongoDB. Say more with the methods of [`ForTests`].
+    ///
+    /// ```
+    /// # use recruiter_worker::{Context, Executable, NotDone, Workable};
+    /// # #[derive(serde::Serialize, serde::Deserialize)]
+    /// # struct Greet { name: String }
+    /// # impl Workable for Greet { const CLASS: &'static str = "Greet"; type Output = String; }
+    /// impl Executable for Greet {
+    ///     type State = ();
+    ///
+    ///     async fn execute(&self, (): &(), job: &Context) -> Result<String, NotDone> {
+    ///         Ok(format!("hello, {}, for the {}. time", self.name, job.attempt()))
+    ///     }
+    /// }
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() {
+    /// let second = Context::for_tests().attempt(2).build();
+    /// let greeting = Greet { name: "Ada".into() }.execute(&(), &second).await;
+    /// assert_eq!(greeting.unwrap(), "hello, Ada, for the 2. time");
+    /// # }
+    /// ```
+    pub fn for_tests() -> ForTests {
+        ForTests::default()
     }
 
     /// The id of the job.
@@ -147,6 +175,84 @@ impl fmt::Debug for Context {
     }
 }
 
+/// A [`Context`] to be, for unit tests.
+#[derive(Clone, Debug, Default)]
+#[must_use = "`build` makes the context"]
+pub struct ForTests {
+    class: Option<String>,
+    group: Option<String>,
+    attempt: Option<u32>,
+    is_last_attempt: bool,
+    item: Option<Item>,
+    cancelled: Option<Cancellation>,
+}
+
+impl ForTests {
+    /// Of this class.
+    pub fn class(mut self, class: impl Into<String>) -> Self {
+        self.class = Some(class.into());
+        self
+    }
+
+    /// In this group.
+    pub fn group(mut self, group: impl Into<String>) -> Self {
+        self.group = Some(group.into());
+        self
+    }
+
+    /// Started for this time; the first when nothing is said.
+    pub fn attempt(mut self, number: u32) -> Self {
+        self.attempt = Some(number);
+        self
+    }
+
+    /// A failure would be the last.
+    pub fn last_attempt(mut self) -> Self {
+        self.is_last_attempt = true;
+        self
+    }
+
+    /// It is item `index` of a bundle of `of` items.
+    pub fn item(mut self, index: usize, of: usize) -> Self {
+        self.item = Some(Item { index, of });
+        self
+    }
+
+    /// It was asked to stop already, for this reason.
+    pub fn cancelled(mut self, why: Cancellation) -> Self {
+        self.cancelled = Some(why);
+        self
+    }
+
+    /// The context.
+    ///
+    /// # Panics
+    /// Never: it is made of what every job has.
+    pub fn build(self) -> Context {
+        let job = doc! {
+            "_id": JobId::new(),
+            "locked": false,
+            "group": self.group.unwrap_or_else(|| "generic".into()),
+            "workable": { "class": self.class.unwrap_or_else(|| "test".into()) },
+            "scheduled_at": bson::DateTime::now(),
+            "attempts": self.attempt.unwrap_or(1),
+        };
+        let cancel = Arc::new(Cancel::default());
+        if let Some(why) = self.cancelled {
+            cancel.cancel(why);
+        }
+        Context {
+            job: Arc::new(Job::try_from(job).expect("all that a job must have")),
+            start: StartId::new(),
+            is_last_attempt: self.is_last_attempt,
+            last_execution: None,
+            item: self.item,
+            deadline: OnceLock::new(),
+            cancel,
+        }
+    }
+}
+
 /// The worker's side of a running job's cancellation.
 #[derive(Debug, Default)]
 pub(crate) struct Cancel {
@@ -203,5 +309,20 @@ impl Cancel {
     /// Whether a bundle may begin another item.
     pub(crate) fn allows_items(&self) -> bool {
         !self.is_cancelled() && !self.no_more_items.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_context_for_tests_is_what_it_is_said_to_be() {
+        let job =
+            Context::for_tests().class("a").group("b").attempt(3).last_attempt().item(1, 9).cancelled(Cancellation::Requested).build();
+        assert_eq!((job.class(), job.group(), job.attempt(), job.is_last_attempt()), ("a", "b", 3, true));
+        assert_eq!((job.item(), job.cancellation()), (Some(Item { index: 1, of: 9 }), Some(Cancellation::Requested)));
+        job.cancelled().await;
+        assert!(!Context::for_tests().build().is_cancelled());
     }
 }

@@ -1,42 +1,58 @@
-//! Runs jobs: a [`Worker`] has workables, and runs the jobs that a recruiter assigns to it.
+//! Runs background jobs that wait in MongoDB: give a [`Worker`] its workables, and it takes what a recruiter assigns to it.
+//!
+//! This is the one dependency of an application that runs jobs: everything it enqueues with is re-exported from `recruiter-common`, whose
+//! documentation also says what to do about bson 2.
 //!
 //! ```no_run
-//! use recruiter_common::enqueue::Workable;
-//! use recruiter_worker::{Context, Done, Executable, NotDone, Worker};
+//! use recruiter_worker::{ConnectArgs, Context, Executable, NotDone, OrNotDone, Shutdown, Workable, Worker, WorkerConfig};
+//! use serde::{Deserialize, Serialize};
 //!
-//! #[derive(serde::Serialize, serde::Deserialize)]
+//! #[derive(Serialize, Deserialize)]
 //! struct Greet {
 //!     name: String,
 //! }
 //!
 //! impl Workable for Greet {
 //!     const CLASS: &'static str = "Greet";
+//!     type Output = usize;
 //! }
 //!
 //! impl Executable for Greet {
-//!     type State = ();
+//!     type State = std::path::PathBuf;
 //!
-//!     async fn execute(&self, _state: &(), _job: &Context) -> Result<Done, NotDone> {
-//!         Done::with(format!("hello, {}", self.name))
+//!     async fn execute(&self, file: &Self::State, job: &Context) -> Result<usize, NotDone> {
+//!         let greeting = format!("hello, {}, for the {}. time", self.name, job.attempt());
+//!         tokio::fs::write(file, &greeting).await.or_failed("NoFile")?;
+//!         Ok(greeting.len())
 //!     }
 //! }
 //!
-//! #[tokio::main]
-//! async fn main() -> anyhow::Result<()> {
-//!     Worker::new().register::<Greet>(())?.main().await
-//! }
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! let worker = Worker::new().register::<Greet>(std::path::PathBuf::from("greeting.txt"))?;
+//! let (stop, shutdown) = Shutdown::manual();
+//! let connect = ConnectArgs::to("mongodb://127.0.0.1:27017/jobs?replicaSet=rs0");
+//! let running = tokio::spawn(worker.run(connect, WorkerConfig::default().concurrency(20), shutdown));
+//! // Later, when the application ends:
+//! stop.drain();
+//! running.await??;
+//! # Ok(())
+//! # }
 //! ```
 //!
-//! [`Worker::main`] is a whole process: it reads flags, starts logging, handles signals and returns an exit code. Use [`Worker::run`] in a
-//! process that does more than run jobs.
+//! A worker needs a recruiter that assigns and a cleaner that rescues: `recruiter run` and `recruiter-cleaner`, or `recruiter dev` on a
+//! developer's machine.
 //!
-//! The stock worker, `recruiter-worker`, is this library with the programs of a workables file.
+//! - [`Executable`] is for `async` code, [`BlockingExecutable`] for code that computes or waits on its thread.
+//! - [`Context::for_tests`] makes unit tests of a workable that need no MongoDB.
+//! - With the feature `process`, for Linux, a worker is a whole program: `Worker::main` reads flags, logs, hears signals and ends with the
+//!   right exit code. The stock worker, `recruiter-worker`, is such a program with classes that are programs, named in a file.
 //!
 //! | module | what it is |
 //! |---|---|
 //! | `workable`, `context`, `event` | what an application implements and receives |
 //! | `registry` | the classes of a worker |
-//! | `config`, `process` | flags, and a worker as a process |
+//! | `config` | settings |
+//! | `process` | flags, and a worker as a process |
 //! | `engine` | takes jobs, runs them, records how they end |
 //! | `programs` | the stock worker's workables |
 //! | `panics` | calls into code of users |
@@ -46,7 +62,9 @@ mod context;
 mod engine;
 mod event;
 mod panics;
+#[cfg(feature = "process")]
 mod process;
+#[cfg(feature = "process")]
 mod programs;
 mod registry;
 mod workable;
@@ -54,29 +72,36 @@ mod workable;
 use std::sync::Arc;
 
 use recruiter_common::{
-    exit::Exit,
-    retry_policy::{InvalidPolicy, Parameters, RetryPolicies, RetryPolicy},
+    retry_policy::{Parameters, RetryPolicies},
     roster::Place,
     service::Watchdog,
-    shutdown::Shutdown,
-    store::{ConnectArgs, Store},
     task::as_task,
 };
-use tokio_util::task::AbortOnDropHandle;
+
+pub use recruiter_common::{
+    self as common, ConnectArgs, ConnectError, Decision, Defaults, DoNotDoItAgain, EnqueueError, Enqueued, ExponentialBackoff, Failure,
+    History, Instant, InvalidPolicy, JobId, JobResult, NewJob, Priority, ResultError, RetriableExceptionFilter, Retry, RetryForever,
+    RetryManyTimes, RetryPolicy, SelectByException, Store, StoreError, TimeTable, Why, Workable, bson, mongodb,
+    shutdown::{Shutdown, Trigger},
+};
 
 pub use crate::{
-    config::WorkerArgs,
-    context::{Cancellation, Context, Item},
+    config::{
+        DEFAULT_CONCURRENCY, DEFAULT_GRACE, DEFAULT_HEARTBEAT, DEFAULT_LEASE, DEFAULT_POLL, InvalidConfig, MOST_CONCURRENCY, WorkerConfig,
+    },
+    context::{Cancellation, Context, ForTests, Item},
     event::WorkerEvent,
-    process::{EXIT_CODES, ProcessArgs},
-    programs::stock,
     registry::DuplicateClass,
-    workable::{BlockingExecutable, Done, Executable, NotDone},
+    workable::{BlockingExecutable, Executable, NotDone, OrNotDone},
+};
+#[cfg(feature = "process")]
+pub use crate::{
+    process::{EXIT_CODES, ProcessArgs, WorkerArgs},
+    programs::stock,
 };
 use crate::{
     engine::{dependencies::Dependencies, memory},
     event::Listener,
-    programs::{builtin, files, orphans},
     registry::{Asynchronous, Blocking, Registry},
 };
 
@@ -89,8 +114,43 @@ pub struct Worker {
     registry: Registry,
     policies: RetryPolicies,
     listener: Option<Arc<Listener>>,
+    #[cfg(feature = "process")]
     has_programs: bool,
+    #[cfg(feature = "process")]
     about: Option<String>,
+}
+
+/// How a worker ended that was not at fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Ended {
+    /// It was asked to stop, and has.
+    Stopped,
+    /// The memory limit was reached and the work in hand is finished: start the process again.
+    MemoryLimit,
+}
+
+/// Why a worker could not work, or not go on.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum WorkerError {
+    /// Nothing was registered.
+    #[error(
+        "this worker has no classes: register at least one workable; in the stock worker name programs with --config, or try --builtins"
+    )]
+    NoClasses,
+    /// The settings contradict each other.
+    #[error(transparent)]
+    Config(#[from] InvalidConfig),
+    /// MongoDB cannot be used.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// The identity of this process could not be read.
+    #[error("`/proc` does not say which process this is")]
+    Process(#[source] std::io::Error),
+    /// A task of the worker has panicked.
+    #[error("{0} has panicked; its jobs are left to the cleaner")]
+    Panicked(&'static str),
 }
 
 impl Worker {
@@ -121,6 +181,7 @@ impl Worker {
     ///
     /// # Errors
     /// When the worker has one of the classes already.
+    #[cfg(feature = "process")]
     pub fn register_programs(mut self, programs: stock::Programs) -> Result<Self, DuplicateClass> {
         self.has_programs = true;
         for (class, program) in programs.0 {
@@ -133,8 +194,9 @@ impl Worker {
     ///
     /// # Errors
     /// When the worker has one of the classes already.
+    #[cfg(feature = "process")]
     pub fn register_builtins(mut self) -> Result<Self, DuplicateClass> {
-        for (class, handler) in builtin::all() {
+        for (class, handler) in programs::builtin::all() {
             self.registry.add(class, handler)?;
         }
         Ok(self)
@@ -161,37 +223,42 @@ impl Worker {
         self
     }
 
-    /// Runs jobs until a stop is requested ([`Exit::Success`]) or the memory limit is reached ([`Exit::MemoryLimit`]).
+    /// Runs jobs until a stop is requested or the memory limit is reached.
     ///
-    /// While MongoDB is away, the worker waits for it.
+    /// While MongoDB is away, the worker waits for it. It makes connections of its own, so that no traffic of the application delays its
+    /// heartbeats.
     ///
     /// # Errors
-    /// When the arguments contradict each other, no class is registered, or MongoDB cannot be used at the start. Also when a task of the
+    /// When the settings contradict each other, no class is registered, or MongoDB cannot be used at the start. Also when a task of the
     /// worker panics: its jobs are then rescued as after the death of a process.
-    pub async fn run(self, connect: &ConnectArgs, mut args: WorkerArgs, mut shutdown: Shutdown) -> anyhow::Result<Exit> {
+    pub async fn run(
+        self,
+        connect: impl Into<ConnectArgs>,
+        config: impl Into<WorkerConfig>,
+        mut shutdown: Shutdown,
+    ) -> Result<Ended, WorkerError> {
+        let (connect, args) = (connect.into(), config.into());
         args.validate()?;
         if self.registry.classes().next().is_none() {
-            return Err(anyhow::anyhow!("this worker has no classes: name programs with --config, or try --builtins").context(Exit::Usage));
+            return Err(WorkerError::NoClasses);
         }
-        if self.has_programs {
-            files::raise_limit();
-            args.concurrency = files::enough_for(args.concurrency);
-        }
+        #[cfg(feature = "process")]
+        let args = if self.has_programs { programs::files::with_files_for(args) } else { args };
         if args.memory_limit.is_some() {
             // Opens the file that it reads, while there are free file descriptors.
             let _ = memory::resident();
         }
         let store = tokio::select! {
             connected = Store::connect(connect, "recruiter-worker") => connected?,
-            () = shutdown.requested() => return Ok(Exit::Success),
+            () = shutdown.requested() => return Ok(Ended::Stopped),
         };
         let heartbeat_store = store.with_own_connections("recruiter-worker-heartbeat")?;
-        let Self { registry, policies, listener, has_programs, about: _ } = self;
-        let reaping = (has_programs && orphans::are_inherited()).then(|| AbortOnDropHandle::new(tokio::spawn(orphans::reap())));
-        let (place, watchdog) = (Place::of_this_process()?, Watchdog::of_this_process());
+        #[cfg(feature = "process")]
+        let _reaping = (self.has_programs && programs::orphans::are_inherited())
+            .then(|| tokio_util::task::AbortOnDropHandle::new(tokio::spawn(programs::orphans::reap())));
+        let Self { registry, policies, listener, .. } = self;
+        let (place, watchdog) = (Place::of_this_process().map_err(WorkerError::Process)?, Watchdog::of_this_process());
         let dependencies = Arc::new(Dependencies { store, heartbeat_store, args, place, registry, policies, listener, watchdog });
-        let exit = as_task(engine::run(dependencies, shutdown)).await;
-        drop(reaping);
-        exit
+        as_task(engine::run(dependencies, shutdown)).await
     }
 }

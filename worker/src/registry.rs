@@ -132,7 +132,7 @@ impl<W: Executable> Ready for ReadyAsynchronous<W> {
     }
 
     fn execute<'a>(&'a self, job: &'a Arc<Context>) -> BoxFuture<'a, Result<Done, NotDone>> {
-        self.workable.execute(&self.state, job).boxed()
+        async { Done::with(self.workable.execute(&self.state, job).await?) }.boxed()
     }
 
     fn after<'a>(&'a self, job: &'a Context, failure: Option<&'a Failure>, last: bool) -> BoxFuture<'a, ()> {
@@ -174,7 +174,7 @@ impl<W: BlockingExecutable> Ready for ReadyBlocking<W> {
         let (workable, state, job) = (self.workable.clone(), self.state.clone(), job.clone());
         async move {
             match tokio::task::spawn_blocking(move || workable.execute(&state, &job)).await {
-                Ok(result) => result,
+                Ok(result) => Done::with(result?),
                 Err(error) => match error.try_into_panic() {
                     Ok(panic) => std::panic::resume_unwind(panic),
                     Err(error) => Err(error.into()),

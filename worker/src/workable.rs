@@ -16,17 +16,18 @@ pub trait Executable: Workable {
     /// What all executions share: connection pools, clients, caches. `()` when there is nothing.
     type State: Send + Sync + 'static;
 
-    /// Does the work.
+    /// Does the work and returns its result, which is kept in the archive.
     ///
     /// # Errors
-    /// Any error type converts into [`NotDone::Failed`] with its type name as the error class. Return [`NotDone::GiveUp`] when another
-    /// attempt is pointless, and [`NotDone::Snooze`] when it is merely too early.
-    fn execute(&self, state: &Self::State, job: &Context) -> impl Future<Output = Result<Done, NotDone>> + Send;
+    /// `?` converts any error into [`NotDone::Failed`], also `anyhow::Error` and boxed errors. The error class is the name of the type; set
+    /// another one with [`OrNotDone`]. Return [`NotDone::GiveUp`] when another attempt is pointless, and [`NotDone::Snooze`] when it is
+    /// merely too early.
+    fn execute(&self, state: &Self::State, job: &Context) -> impl Future<Output = Result<Self::Output, NotDone>> + Send;
 
-    /// How long an execution may take; no limit unless the worker has one. An execution that ends later fails with the class `timeout`,
-    /// whatever it returns.
+    /// How long an execution may take: the time limit of the class, or no limit unless the worker has one. An execution that ends later
+    /// fails with the class `timeout`, whatever it returns.
     fn time_limit(&self) -> Option<Duration> {
-        None
+        Self::defaults().given_time_limit()
     }
 
     /// Called once the success is in the archive. The call is lost if the process dies before or during it.
@@ -59,37 +60,41 @@ pub trait BlockingExecutable: Workable + Clone {
     ///
     /// # Errors
     /// As for [`Executable::execute`].
-    fn execute(&self, state: &Self::State, job: &Context) -> Result<Done, NotDone>;
+    fn execute(&self, state: &Self::State, job: &Context) -> Result<Self::Output, NotDone>;
 
-    /// How long an execution may take; no limit unless the worker has one. An execution that ends later fails with the class `timeout`,
-    /// whatever it returns.
+    /// How long an execution may take: the time limit of the class, or no limit unless the worker has one. An execution that ends later
+    /// fails with the class `timeout`, whatever it returns.
     fn time_limit(&self) -> Option<Duration> {
-        None
+        Self::defaults().given_time_limit()
     }
 }
 
 /// The work is done.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Done {
+pub(crate) struct Done {
     /// Kept as `result` in the archive.
-    pub result: Option<Bson>,
+    pub(crate) result: Option<Bson>,
 }
 
 impl Done {
-    /// Done, with a result for the archive.
+    /// Done, with a result for the archive; `()` and `None` are no result.
     ///
     /// # Errors
     /// [`NotDone::GiveUp`] when the result cannot be expressed in BSON: another attempt would not help.
-    pub fn with(result: impl Serialize) -> Result<Self, NotDone> {
+    pub(crate) fn with(result: impl Serialize) -> Result<Self, NotDone> {
         match bson::serialize_to_bson(&result) {
-            Ok(result) => Ok(Self { result: Some(result) }),
-            Err(error) => Err(NotDone::GiveUp(Failure::new("result", format!("the result cannot be stored: {error}")))),
+            Ok(result) => Ok(Self { result: Some(result).filter(|result| *result != Bson::Null) }),
+            Err(error) => Err(NotDone::give_up("result", format!("the result cannot be stored: {error}"))),
         }
     }
 }
 
+/// The error class of an error whose type says nothing: a text, or a box of any error.
+const UNNAMED: &str = "error";
+
 /// The work is not done.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub enum NotDone {
     /// The execution failed. The job's retry policy decides whether there is another attempt.
     Failed(Failure),
@@ -115,6 +120,16 @@ impl NotDone {
         Self::Failed(Failure::new(class, message))
     }
 
+    /// A failure of this class after which another attempt is pointless.
+    pub fn give_up(class: impl Into<String>, message: impl Into<String>) -> Self {
+        Self::GiveUp(Failure::new(class, message))
+    }
+
+    /// Too early: another run after this time, which does not count against the retry policy.
+    pub fn snooze(after: Duration, class: impl Into<String>, message: impl Into<String>) -> Self {
+        Self::Snooze { after: Some(after), reason: Failure::new(class, message) }
+    }
+
     /// The failure that goes into the history.
     pub fn failure(&self) -> &Failure {
         match self {
@@ -124,15 +139,110 @@ impl NotDone {
     }
 }
 
-impl<E: Error + 'static> From<E> for NotDone {
+/// A failure of the class that its type is called, without the path: `ParseIntError`. Of a type that is called `Error` the crate is named as
+/// well, as in `mongodb::Error`; what has no type of its own (a text, a boxed error) is of class `error`. Its causes are the trace.
+impl<E: Into<Box<dyn Error + Send + Sync>>> From<E> for NotDone {
     fn from(error: E) -> Self {
-        let mut sources = Vec::new();
-        let mut next = error.source();
-        while let Some(source) = next {
-            sources.push(source.to_string());
-            next = source.source();
+        Self::Failed(failure_of(class_of::<E>(), &*error.into()))
+    }
+}
+
+/// Says of which class the failure is that `?` returns.
+///
+/// ```
+/// use recruiter_worker::{NotDone, OrNotDone as _};
+///
+/// fn port(text: &str) -> Result<u16, NotDone> {
+///     Ok(text.parse().or_give_up("NoPort")?)
+/// }
+/// assert_eq!(port("http").unwrap_err().failure().class, "NoPort");
+/// ```
+pub trait OrNotDone<T> {
+    /// A failure of this class, for retry policies to select by.
+    ///
+    /// # Errors
+    /// [`NotDone::Failed`] when this is an error.
+    fn or_failed(self, class: impl Into<String>) -> Result<T, NotDone>;
+
+    /// A failure of this class after which trying again is pointless.
+    ///
+    /// # Errors
+    /// [`NotDone::GiveUp`] when this is an error.
+    fn or_give_up(self, class: impl Into<String>) -> Result<T, NotDone>;
+}
+
+impl<T, E: Into<Box<dyn Error + Send + Sync>>> OrNotDone<T> for Result<T, E> {
+    fn or_failed(self, class: impl Into<String>) -> Result<T, NotDone> {
+        self.map_err(|error| NotDone::Failed(failure_of(class.into(), &*error.into())))
+    }
+
+    fn or_give_up(self, class: impl Into<String>) -> Result<T, NotDone> {
+        self.map_err(|error| NotDone::GiveUp(failure_of(class.into(), &*error.into())))
+    }
+}
+
+fn failure_of(class: String, error: &(dyn Error + 'static)) -> Failure {
+    let failure = Failure::new(class, error.to_string());
+    let (mut sources, mut next) = (Vec::new(), error.source());
+    while let Some(source) = next {
+        sources.push(source.to_string());
+        next = source.source();
+    }
+    if sources.is_empty() { failure } else { failure.with_trace(sources.join("\n")) }
+}
+
+fn class_of<E>() -> String {
+    let path = std::any::type_name::<E>();
+    // Those of its parameters say nothing that policies should depend on.
+    let path = path.split('<').next().unwrap_or(path);
+    let (start, name) = path.rsplit_once("::").unwrap_or(("", path));
+    match (start.split("::").next().unwrap_or_default(), name) {
+        (_, "Box" | "String" | "&str") => UNNAMED.into(),
+        ("", name) => name.into(),
+        (of, "Error") => format!("{of}::Error"),
+        (_, name) => name.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("the shop is closed")]
+    struct Closed<T>(#[source] T);
+
+    fn failed(with: impl FnOnce() -> Result<(), NotDone>) -> Failure {
+        match with() {
+            Err(NotDone::Failed(failure)) => failure,
+            other => panic!("{other:?}"),
         }
-        let failure = Failure::new(std::any::type_name::<E>(), error.to_string());
-        Self::Failed(if sources.is_empty() { failure } else { failure.with_trace(sources.join("\n")) })
+    }
+
+    #[test]
+    fn every_error_has_a_class_without_a_path() {
+        let number = || "x".parse::<i32>();
+        let classes = [
+            failed(|| Ok(number().map(drop)?)),
+            failed(|| Err(Closed(number().unwrap_err()))?),
+            failed(|| Err(std::fmt::Error)?),
+            failed(|| Err("a text")?),
+            failed(|| Err(String::from("a text"))?),
+            failed(|| Err(Box::<dyn Error + Send + Sync>::from("a box"))?),
+            failed(|| number().map(drop).or_failed("NoNumber")),
+        ]
+        .map(|failure| failure.class);
+        assert_eq!(classes, ["ParseIntError", "Closed", "core::Error", "error", "error", "error", "NoNumber"]);
+        assert_eq!(number().map(drop).or_give_up("NoNumber"), Err(NotDone::give_up("NoNumber", "invalid digit found in string")));
+    }
+
+    #[cfg(feature = "process")]
+    #[test]
+    fn an_anyhow_error_keeps_its_causes() {
+        use anyhow::Context as _;
+        let failure = failed(|| Ok("x".parse::<i32>().map(drop).context("no port").context("no server")?));
+        let trace = failure.trace.as_deref();
+        assert_eq!((failure.class.as_str(), failure.message.as_str()), ("anyhow::Error", "no server"));
+        assert_eq!(trace, Some("no port\ninvalid digit found in string"));
     }
 }

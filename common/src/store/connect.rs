@@ -12,7 +12,6 @@ use std::{
 };
 
 use bson::{Document, doc};
-use clap::Args;
 use mongodb::{
     Client, ClientSession, Database, ServerType,
     error::{Error, ErrorKind},
@@ -26,7 +25,6 @@ use mongodb::{
 use super::{DriverError, MAJORITY_LIMIT, Store, StoreError, call, code_of, schema};
 use crate::{
     clock::{ServerClock, Uptime},
-    exit::Exit,
     shutdown::pause,
     telemetry::causes,
 };
@@ -50,26 +48,32 @@ const LEAST_POOL_SIZE: u32 = 3;
 const MAX_IDLE: Duration = Duration::from_secs(60);
 
 /// Where MongoDB is.
-#[derive(Args, Clone)]
-#[command(next_help_heading = "MongoDB", about = None, long_about = None)]
+#[derive(Clone)]
+#[cfg_attr(feature = "process", derive(clap::Args), command(next_help_heading = "MongoDB", about = None, long_about = None))]
 pub struct ConnectArgs {
     /// Connection string; its path names the database. Prefer the environment variable: flags are visible to every
     /// user of the machine
-    #[arg(
-        long,
-        global = true,
-        env = "MONGODB_URI",
-        hide_env_values = true,
-        value_name = "URI",
-        default_value = "mongodb://127.0.0.1:27017/recruiter"
+    #[cfg_attr(
+        feature = "process",
+        arg(
+            long,
+            global = true,
+            env = "MONGODB_URI",
+            hide_env_values = true,
+            value_name = "URI",
+            default_value = "mongodb://127.0.0.1:27017/recruiter"
+        )
     )]
     pub uri: String,
     /// How long to wait for MongoDB at the start before giving up [default: 30s; 5s for a command that only asks]
-    #[arg(long, global = true, env = "RECRUITER_CONNECT_TIMEOUT", value_name = "DURATION", value_parser = humantime::parse_duration)]
+    #[cfg_attr(
+        feature = "process",
+        arg(long, global = true, env = "RECRUITER_CONNECT_TIMEOUT", value_name = "DURATION", value_parser = humantime::parse_duration)
+    )]
     pub connect_timeout: Option<Duration>,
     /// Called with every command that is sent and every answer that comes: for tracing, and for tests that break things
     /// at just that moment. Called in the middle of the driver's work, so it must not wait
-    #[arg(skip)]
+    #[cfg_attr(feature = "process", arg(skip))]
     pub commands: Option<EventHandler<CommandEvent>>,
 }
 
@@ -83,6 +87,31 @@ impl ConnectArgs {
     pub fn to(uri: impl Into<String>) -> Self {
         Self { uri: uri.into(), connect_timeout: None, commands: None }
     }
+
+    /// Waits so long for MongoDB at the start; 30 s when nothing is said.
+    #[must_use]
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.connect_timeout = Some(timeout);
+        self
+    }
+}
+
+impl From<&str> for ConnectArgs {
+    fn from(uri: &str) -> Self {
+        Self::to(uri)
+    }
+}
+
+impl From<String> for ConnectArgs {
+    fn from(uri: String) -> Self {
+        Self::to(uri)
+    }
+}
+
+impl From<&ConnectArgs> for ConnectArgs {
+    fn from(args: &ConnectArgs) -> Self {
+        args.clone()
+    }
 }
 
 impl std::fmt::Debug for ConnectArgs {
@@ -93,6 +122,7 @@ impl std::fmt::Debug for ConnectArgs {
 
 /// Why a process cannot work with this MongoDB.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum ConnectError {
     /// The connection string cannot be understood.
     #[error("the MongoDB connection string is not valid: {0}; it looks like mongodb://user:password@host:27017/database?replicaSet=rs0")]
@@ -187,33 +217,14 @@ pub enum ConnectError {
     Store(#[from] StoreError),
 }
 
-impl ConnectError {
-    /// The exit code that says this.
-    pub fn exit(&self) -> Exit {
-        match self {
-            Self::InvalidUri(_) => Exit::Usage,
-            Self::Unreachable { .. } => Exit::Unavailable,
-            Self::WrongCredentials { .. }
-            | Self::Standalone { .. }
-            | Self::NotInitiated { .. }
-            | Self::WrongSetName { .. }
-            | Self::TooOld { .. }
-            | Self::NoUser { .. }
-            | Self::ReadOnly { .. }
-            | Self::Unreadable { .. } => Exit::Refused,
-            Self::NoRecruiter { .. } | Self::ForeignClient | Self::Store(_) => Exit::Failure,
-        }
-    }
-}
-
 impl Store {
     /// Connects as `app_name`, waits for a primary, checks that it will do and makes sure that collections,
     /// validators and indexes are there.
     ///
     /// # Errors
     /// [`ConnectError`], whose message says what to do.
-    pub async fn connect(args: &ConnectArgs, app_name: &str) -> Result<Self, ConnectError> {
-        let (store, hosts) = Self::reach(args, app_name, CONNECT_TIMEOUT).await?;
+    pub async fn connect(to: impl Into<ConnectArgs>, app_name: &str) -> Result<Self, ConnectError> {
+        let (store, hosts) = Self::reach(&to.into(), app_name, CONNECT_TIMEOUT).await?;
         store.set_up(hosts).await?;
         Ok(store)
     }
@@ -242,11 +253,14 @@ impl Store {
     /// store.ensure_schema().await?;
     ///
     /// let orders = client.database("shop").collection("orders");
-    /// let mut session = client.start_session().await?;
-    /// session.start_transaction().await?;
-    /// orders.insert_one(bson::doc! { "_id": 17 }).session(&mut session).await?;
-    /// NewJob::of_class("SendInvoice", bson::doc! { "order": 17 }).in_group("mail").enqueue_in(&store, &mut session).await?;
-    /// session.commit_transaction().await?;
+    /// let invoice = NewJob::of_class("SendInvoice", bson::doc! { "order": 17 }).in_group("mail");
+    /// let jobs = store.clone();
+    /// let order = async move |session: &mut mongodb::ClientSession| {
+    ///     orders.insert_one(bson::doc! { "_id": 17 }).session(&mut *session).await?;
+    ///     Ok(invoice.clone().enqueue_in(&jobs, session).await?)
+    /// };
+    /// // Runs it again when MongoDB asks for that, after a conflict or in a failover.
+    /// client.start_session().await?.start_transaction().and_run2(order).await?;
     /// store.announce_jobs(["mail"]).await;
     /// # Ok(())
     /// # }

@@ -35,6 +35,7 @@ impl std::ops::Deref for DriverError {
 
 /// A call that failed. Losing a race is not an error: operations report it in what they return.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum StoreError {
     /// MongoDB refused, or could not be reached.
     #[error("MongoDB did not carry out `{operation}`")]

@@ -8,7 +8,6 @@
 use std::{collections::HashSet, time::Duration};
 
 use bson::{Bson, Document, RawDocument, RawDocumentBuf, Utf8Lossy, doc, oid::ObjectId};
-use clap::ValueEnum;
 use futures_util::TryStreamExt;
 use mongodb::{Collection, options::Hint as IndexHint};
 
@@ -25,7 +24,8 @@ const SMALLEST_STEP: u64 = 50;
 pub(super) const IDS_PER_QUERY: usize = 10_000;
 
 /// Where a job is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "process", derive(clap::ValueEnum))]
 pub enum JobPlace {
     /// Waits to be due or for a worker
     Scheduled,

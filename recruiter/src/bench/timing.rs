@@ -48,7 +48,7 @@ impl Latency {
         for _ in 0..self.jobs {
             stage.go_on()?;
             hint.record(one_hint(store).await?);
-            let id = telling().enqueue(store).await?;
+            let id = telling().enqueue(store).await?.id;
             let acknowledged = monotonic_ns();
             let job = loop {
                 match store.archived_jobs(&[id]).await?.pop() {
@@ -128,8 +128,8 @@ impl Steady {
             if by_now > sent {
                 let (store, count) = (store.clone(), by_now - sent);
                 calls.spawn(async move {
-                    let ids = store.enqueue_many((0..count).map(|_| telling())).await?;
-                    Ok::<_, anyhow::Error>((ids, monotonic_ns()))
+                    let enqueued = store.enqueue_many((0..count).map(|_| telling())).await?;
+                    Ok::<_, anyhow::Error>((enqueued, monotonic_ns()))
                 });
                 stage.advance(count);
                 sent = by_now;
@@ -137,8 +137,8 @@ impl Steady {
             pause(EVERY).await;
         }
         while let Some(call) = calls.join_next().await {
-            let (ids, at) = call??;
-            acknowledged.extend(ids.into_iter().map(|id| (id, at)));
+            let (enqueued, at) = call??;
+            acknowledged.extend(enqueued.into_iter().map(|job| (job.id, at)));
         }
         let time = stage.until_archived(&mut fleet, total).await? - begun;
         let seen = observer.all().await?;

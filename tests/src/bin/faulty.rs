@@ -8,9 +8,9 @@ use recruiter::run::RunArgs;
 use recruiter_cleaner::config::CleanerArgs;
 use recruiter_common::{
     exit::{Exit, report},
+    logging::{self, LogArgs},
     shutdown::{Shutdown, pause},
     store::ConnectArgs,
-    telemetry::{self, LogArgs},
 };
 use recruiter_tests::{faults, ledger};
 use recruiter_worker::{ABORT_WITHIN, WorkerArgs};
@@ -38,7 +38,7 @@ async fn main() {
 }
 
 async fn run(cli: Cli) -> anyhow::Result<Exit> {
-    telemetry::init(&cli.log)?;
+    logging::init(&cli.log)?;
     let connect = ConnectArgs { commands: Some(faults::striker()), ..cli.connect };
     let shutdown = Shutdown::on_signals()?;
     // As in the released programs.
@@ -48,7 +48,7 @@ async fn run(cli: Cli) -> anyhow::Result<Exit> {
         match cli.role {
             Role::Recruiter(args) => recruiter::run::run(args, &connect, shutdown).await.map(|()| Exit::Success),
             Role::Cleaner(args) => recruiter_cleaner::run(args, &connect, shutdown).await.map(|()| Exit::Success),
-            Role::Worker(args) => ledger::worker()?.run(&connect, args, shutdown).await,
+            Role::Worker(args) => Ok(ledger::worker()?.run(&connect, args, shutdown).await?.into()),
         }
     };
     tokio::select! {

@@ -1,7 +1,6 @@
 //! The worker of the README, so that tests can start what a reader copies.
 
-use recruiter_common::enqueue::Workable;
-use recruiter_worker::{Context, Done, Executable, NotDone, Worker};
+use recruiter_worker::{Context, Executable, NotDone, Workable, Worker};
 use serde::{Deserialize, Serialize};
 
 #[derive(Serialize, Deserialize)]
@@ -11,14 +10,15 @@ struct SendMail {
 
 impl Workable for SendMail {
     const CLASS: &'static str = "SendMail";
+    type Output = ();
 }
 
 impl Executable for SendMail {
     type State = Mailer;
 
-    async fn execute(&self, mailer: &Mailer, job: &Context) -> Result<Done, NotDone> {
+    async fn execute(&self, mailer: &Mailer, job: &Context) -> Result<(), NotDone> {
         mailer.send(&self.to, job.attempt()).await?;
-        Ok(Done::default())
+        Ok(())
     }
 }
 

@@ -142,7 +142,7 @@ async fn large_jobs_come_through_a_slow_line() {
     let recruiter = Local::recruiter(&database, &[]);
     let worker = Process::start("recruiter-worker", &["--builtins"], &[("MONGODB_URI", &line.uri(database.name()))]);
     let archived = async |filter: Document| database.raw("archived").count_documents(filter).await.unwrap();
-    let small = async || NewJob::of_class("noop", doc! {}).enqueue(&store).await.unwrap();
+    let small = async || NewJob::of_class("noop", doc! {}).enqueue(&store).await.unwrap().id;
     let first = small().await;
     wait_until(SOON, "the line works", async || archived(doc! { "_id": first }).await == 1).await;
     let pad = "x".repeat(3_900_000);

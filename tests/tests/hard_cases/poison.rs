@@ -192,7 +192,7 @@ async fn a_job_that_prints_a_hundred_megabytes_takes_neither_memory_nor_database
     ];
     let mut programs = Vec::new();
     for class in ["out", "error", "both", "lines"] {
-        programs.push(NewJob::of_class(class, doc! {}).enqueue(&world.store).await.unwrap());
+        programs.push(NewJob::of_class(class, doc! {}).enqueue(&world.store).await.unwrap().id);
     }
     wait(&world, "the programs have ended", async || world.count("archived", doc! { "_id": { "$in": programs.clone() } }).await == 4).await;
     wait(&world, "all is done", async || world.unfinished().await == 0).await;

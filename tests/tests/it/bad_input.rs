@@ -7,12 +7,12 @@ use bson::{Bson, Document, doc, oid::ObjectId};
 use recruiter::embedded::{EmbeddedMongo, Options};
 use recruiter_common::{
     enqueue::NewJob,
-    ids::{JobId, StartId, WorkerId},
+    ids::{StartId, WorkerId},
     retry_policy::{RetryForever, RetryManyTimes},
 };
 use recruiter_tests::{
     factory::{insert_unvalidated, minimal_job},
-    local::store,
+    local::{ids, store},
     mongo::{PASSWORD, TestDatabase, USER, mongod_with_access_control, own_mongod, standalone_mongod, temporary},
     oracle::number,
     processes::{Process, Setup, System},
@@ -176,7 +176,7 @@ async fn a_replica_set_that_is_not_what_was_named_is_told_apart_from_a_server_th
 async fn asking_needs_the_right_to_read_and_no_other() {
     let (mongo, uri) = mongod_with_access_control().await;
     let database = TestDatabase::on(&uri).await;
-    let id = NewJob::of_class("sleep", doc! {}).enqueue(&store(&database).await).await.unwrap().to_string();
+    let id = NewJob::of_class("sleep", doc! {}).enqueue(&store(&database).await).await.unwrap().id.to_string();
     let admin = database.database().client().database("admin");
     for (user, roles) in [("reader", vec![doc! { "role": "read", "db": database.name() }]), ("nobody", vec![])] {
         admin.run_command(doc! { "createUser": user, "pwd": "pw", "roles": roles }).await.unwrap();
@@ -257,7 +257,7 @@ async fn a_mongodb_that_is_not_there_yet_is_waited_for() {
     wait_until(SOON, "it waits", async || system.workers[0].stderr().contains("waiting for it")).await;
     mongo.restart().await.unwrap();
     let store = store(&database).await;
-    let id = NewJob::of_class("sleep", doc! {}).enqueue(&store).await.unwrap();
+    let id = NewJob::of_class("sleep", doc! {}).enqueue(&store).await.unwrap().id;
     assert_eq!(why(&archived(&database, id).await), "done");
     system.stop().await;
     mongo.stop().await.unwrap();
@@ -290,7 +290,7 @@ async fn documents_inserted_by_hand_are_done_or_fail_alone() {
     let undecodable = vec![change(doc! { "workable": { "class": "sleep", "parameters": { "ms": "long" } } })];
     insert_unvalidated(&database, [good.clone(), malformed.clone(), undecodable.clone()].concat()).await;
     // Neighbours in the same rounds.
-    let neighbours = store.enqueue_many((0..20).map(|_| NewJob::of_class("sleep", doc! {}))).await.unwrap();
+    let neighbours = ids(store.enqueue_many((0..20).map(|_| NewJob::of_class("sleep", doc! {}))).await.unwrap());
     let system = System::start(&database, Setup::default());
     for document in &good {
         let done = archived(&database, document.get_object_id("_id").unwrap()).await;
@@ -320,18 +320,16 @@ async fn jobs_without_a_worker_wait_without_stopping_the_others() {
     let store = store(&database).await;
     let priority = recruiter_common::job::Priority::MAX;
     let hostile = ["$where", "a.b", "*", "ünï", "-x", "x".repeat(256).leak()];
-    let waiting: Vec<JobId> = store
-        .enqueue_many(hostile.iter().flat_map(|name| {
-            let class = NewJob::of_class(*name, doc! {}).in_group("mine").priority(priority);
-            let group = NewJob::of_class("sleep", doc! {}).in_group(*name).priority(priority);
-            std::iter::repeat_n([class, group], 30).flatten()
-        }))
-        .await
-        .unwrap();
+    let jobs = hostile.iter().flat_map(|name| {
+        let class = NewJob::of_class(*name, doc! {}).in_group("mine").priority(priority);
+        let group = NewJob::of_class("sleep", doc! {}).in_group(*name).priority(priority);
+        std::iter::repeat_n([class, group], 30).flatten()
+    });
+    let waiting = ids(store.enqueue_many(jobs).await.unwrap());
     let system = System::start(&database, Setup { worker: &["--builtins", "--work-on", "mine,other"], ..Setup::default() });
     for n in 0..20 {
         let group = if n % 2 == 0 { "mine" } else { "other" };
-        let id = NewJob::of_class("sleep", doc! {}).in_group(group).enqueue(&store).await.unwrap();
+        let id = NewJob::of_class("sleep", doc! {}).in_group(group).enqueue(&store).await.unwrap().id;
         assert_eq!(why(&archived(&database, id).await), "done");
     }
     assert_eq!(database.raw("scheduled").count_documents(doc! { "locked": false, "attempts": 0 }).await.unwrap(), waiting.len() as u64);
@@ -357,10 +355,10 @@ async fn an_outcome_that_does_not_fit_is_stored_without_its_result() {
     let pad = "x".repeat(4 * 1024 * 1024 - 1000);
     let big = |bytes: i64| NewJob::of_class("big", doc! { "bytes": bytes, "pad": &pad });
     let policy = RetryManyTimes::new(1, Duration::ZERO).unwrap();
-    let fits = big(7 * 1024 * 1024).retry(&policy).enqueue(&store).await.unwrap();
+    let fits = big(7 * 1024 * 1024).retry(&policy).enqueue(&store).await.unwrap().id;
     let mut small = Vec::new();
     for _ in 0..5 {
-        small.push(NewJob::of_class("sleep", doc! {}).enqueue(&store).await.unwrap());
+        small.push(NewJob::of_class("sleep", doc! {}).enqueue(&store).await.unwrap().id);
     }
     assert_eq!(archived(&database, fits).await.get_str("result").unwrap().len(), 7 * 1024 * 1024);
     // A document that an older release let grow.
@@ -399,7 +397,7 @@ async fn a_date_beyond_all_dates_and_counts_that_cannot_be_end_alone() {
     let policy = doc! { "class": "RetryManyTimes", "parameters": recruiter_common::retry_policy::RetryPolicy::parameters(&again) };
     interrupted.extend(doc! { "workable": { "class": "fail" }, "retry_policy": policy });
     insert_unvalidated(&database, [malformed.as_slice(), &[interrupted.clone()]].concat()).await;
-    let neighbour = NewJob::of_class("noop", doc! {}).enqueue(&store).await.unwrap();
+    let neighbour = NewJob::of_class("noop", doc! {}).enqueue(&store).await.unwrap().id;
     let system = System::start(&database, Setup::default());
     for document in &malformed {
         let ended = archived(&database, document.get_object_id("_id").unwrap()).await;
@@ -450,17 +448,17 @@ async fn an_outcome_that_cannot_be_archived_waits_in_its_worker() {
     let unique = doc! { "key": { "workable.class": 1 }, "name": "one_sleep", "unique": true,
     "partialFilterExpression": { "workable.class": "sleep" } };
     database.database().run_command(doc! { "createIndexes": "archived", "indexes": [unique] }).await.unwrap();
-    let first = sleep(0).enqueue(&store).await.unwrap();
+    let first = sleep(0).enqueue(&store).await.unwrap().id;
     let system = System::start(&database, Setup { worker: &["--builtins", "--heartbeat", "300ms", "--lease", "5s"], ..Setup::default() });
     assert_eq!(why(&archived(&database, first).await), "done");
-    let refused = sleep(0).enqueue(&store).await.unwrap();
+    let refused = sleep(0).enqueue(&store).await.unwrap().id;
     let log = || system.workers[0].stderr();
     wait_until(SOON, "the worker names the job and the index", async || {
         log().lines().any(|line| line.contains(&refused.to_string()) && line.contains("one_sleep") && line.contains("stays locked"))
     })
     .await;
     for _ in 0..3 {
-        let id = NewJob::of_class("noop", doc! {}).enqueue(&store).await.unwrap();
+        let id = NewJob::of_class("noop", doc! {}).enqueue(&store).await.unwrap().id;
         assert_eq!(why(&archived(&database, id).await), "done", "others are not held up");
     }
     let holds = doc! { "working_on": refused };
@@ -481,8 +479,8 @@ async fn one_job_that_cannot_be_archived_does_not_stop_the_cleaner() {
     let database = TestDatabase::on(&mongod.uri()).await;
     let store = store(&database).await;
     let mut system = System::start(&database, Setup::default());
-    let large = sleep(600_000).enqueue(&store).await.unwrap();
-    let others = store.enqueue_many((0..5).map(|_| sleep(600_000))).await.unwrap();
+    let large = sleep(600_000).enqueue(&store).await.unwrap().id;
+    let others = ids(store.enqueue_many((0..5).map(|_| sleep(600_000))).await.unwrap());
     until_started(&database, 6).await;
     // Just below what a document may have: the end of its history does not fit any more.
     let grow = doc! { "$set": { "note": "x".repeat(16 * 1024 * 1024 - 900) } };
@@ -509,11 +507,11 @@ async fn jobs_locked_by_nobody_in_the_roster_are_found() {
     let store = store(&database).await;
     let worker = Process::on(&database, "recruiter-worker", &["--builtins"]);
     let again = RetryForever::new(Duration::from_millis(1)).unwrap();
-    let orphan = sleep(600_000).retry(&again).enqueue(&store).await.unwrap();
+    let orphan = sleep(600_000).retry(&again).enqueue(&store).await.unwrap().id;
     until_started(&database, 1).await;
     worker.pause();
     database.raw("roster").delete_many(doc! {}).await.unwrap();
-    let half = sleep(0).enqueue(&store).await.unwrap();
+    let half = sleep(0).enqueue(&store).await.unwrap().id;
     let lock = doc! { "$set": { "locked": true } };
     database.raw("scheduled").update_one(doc! { "_id": half }, lock).bypass_document_validation(true).await.unwrap();
     wait_until(SOON, "both are unlocked", async || count(&database, "scheduled", doc! { "locked": false }).await == 2).await;
@@ -534,7 +532,7 @@ async fn a_running_job_that_is_damaged_is_archived_when_its_worker_is_dead() {
     let mut system = System::start(&database, Setup { cleaner: &["--sweep-every", "200ms"], ..Setup::default() });
     let store = store(&database).await;
     let [with_roster, without] = [sleep(600_000), sleep(600_000)];
-    let (with_roster, without) = (with_roster.enqueue(&store).await.unwrap(), without.enqueue(&store).await.unwrap());
+    let (with_roster, without) = (with_roster.enqueue(&store).await.unwrap().id, without.enqueue(&store).await.unwrap().id);
     until_started(&database, 2).await;
     let scheduled = database.raw("scheduled");
     let damage = scheduled.update_one(doc! { "_id": with_roster }, doc! { "$set": { "attempts": "many" } });
@@ -561,14 +559,14 @@ async fn a_job_that_somebody_elses_transaction_holds_delays_no_other() {
     let database = TestDatabase::new().await;
     let system = System::start(&database, Setup::default());
     let store = store(&database).await;
-    let held = sleep(1_000).enqueue(&store).await.unwrap();
+    let held = sleep(1_000).enqueue(&store).await.unwrap().id;
     until_started(&database, 1).await;
     let mut session = database.database().client().start_session().await.unwrap();
     session.start_transaction().await.unwrap();
     let scheduled = database.raw("scheduled");
     scheduled.update_one(doc! { "_id": held }, doc! { "$set": { "note": "mine" } }).session(&mut session).await.unwrap();
     for _ in 0..3 {
-        let other = sleep(300).enqueue(&store).await.unwrap();
+        let other = sleep(300).enqueue(&store).await.unwrap().id;
         assert_eq!(why(&archived(&database, other).await), "done");
     }
     assert_eq!(count(&database, "archived", doc! { "_id": held }).await, 0, "it is held");
@@ -584,7 +582,7 @@ async fn the_jobs_of_a_worker_with_a_strange_document_are_left_to_it() {
     let store = store(&database).await;
     let system = System::start(&database, Setup { cleaner: &["--sweep-every", "100ms"], ..Setup::default() });
     let again = RetryForever::new(Duration::from_millis(1)).unwrap();
-    let id = sleep(3_000).retry(&again).enqueue(&store).await.unwrap();
+    let id = sleep(3_000).retry(&again).enqueue(&store).await.unwrap().id;
     until_started(&database, 1).await;
     database.raw("roster").update_many(doc! {}, doc! { "$set": { "lease_ms": "long", "classes": 5 } }).await.unwrap();
     let done = archived(&database, id).await;

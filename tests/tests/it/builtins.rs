@@ -29,7 +29,7 @@ async fn a_job_that_ends_its_process_honours_its_policy() {
     let mut system = System::start(&database, Setup::default());
     let store = store(&database).await;
     let policy = RetryManyTimes::new(1, Duration::ZERO).unwrap();
-    let id = NewJob::of_class("exit-abruptly", doc! {}).retry(&policy).enqueue(&store).await.unwrap();
+    let id = NewJob::of_class("exit-abruptly", doc! {}).retry(&policy).enqueue(&store).await.unwrap().id;
     for _ in 0..2 {
         let mut worker = system.workers.pop().unwrap();
         assert!(!worker.wait_exit(SOON).await.success());
@@ -37,7 +37,7 @@ async fn a_job_that_ends_its_process_honours_its_policy() {
     }
     let ended = archived(&database, id).await;
     assert_eq!((why(&ended), number(&ended, "attempts"), number(&ended, "deaths")), ("worker-died", 2, 2));
-    let next = NewJob::of_class("sleep", doc! {}).enqueue(&store).await.unwrap();
+    let next = NewJob::of_class("sleep", doc! {}).enqueue(&store).await.unwrap().id;
     assert_eq!(why(&archived(&database, next).await), "done", "the next worker goes on");
     system.stop().await;
 }
@@ -48,10 +48,10 @@ async fn a_leaking_worker_ends_itself_with_its_work_recorded() {
     let database = TestDatabase::new().await;
     let mut system = System::start(&database, Setup { worker: &["--builtins", "--memory-limit", "150MiB"], ..Setup::default() });
     let store = store(&database).await;
-    let freed = NewJob::of_class("leak", doc! { "mib": 40, "keep": false }).enqueue(&store).await.unwrap();
+    let freed = NewJob::of_class("leak", doc! { "mib": 40, "keep": false }).enqueue(&store).await.unwrap().id;
     assert_eq!(why(&archived(&database, freed).await), "done");
     assert!(system.workers[0].try_exit().is_none(), "below the limit it stays");
-    let kept = NewJob::of_class("leak", doc! { "mib": 200 }).enqueue(&store).await.unwrap();
+    let kept = NewJob::of_class("leak", doc! { "mib": 200 }).enqueue(&store).await.unwrap().id;
     let mut worker = system.workers.pop().unwrap();
     assert_eq!(worker.wait_exit(SOON).await.code(), Some(75));
     assert_eq!(why(&archived(&database, kept).await), "done");

@@ -19,12 +19,12 @@ use recruiter_common::{
 use recruiter_tests::{
     factory::{again, insert_unvalidated, minimal_job, started},
     fail_points::FailPoint,
-    local::{Local, store},
+    local::{Local, ids, store},
     mongo::TestDatabase,
     processes::{Process, Setup, System},
     wait::{wait_for, wait_until},
 };
-use recruiter_worker::{BlockingExecutable, Context, Done, Executable, NotDone, Worker};
+use recruiter_worker::{BlockingExecutable, Context, Executable, NotDone, Worker};
 use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
 use tokio::sync::Semaphore;
@@ -55,6 +55,7 @@ struct Step {
 
 impl Workable for Step {
     const CLASS: &'static str = "Step";
+    type Output = Option<String>;
 }
 
 struct Notes {
@@ -87,24 +88,24 @@ impl Notes {
 impl Executable for Step {
     type State = Notes;
 
-    async fn execute(&self, notes: &Notes, job: &Context) -> Result<Done, NotDone> {
+    async fn execute(&self, notes: &Notes, job: &Context) -> Result<Option<String>, NotDone> {
         notes.write("enter", job);
         match self.how {
-            How::Succeed => Ok(Done::default()),
-            How::Answer => Done::with(format!("item {} of {}", job.item().unwrap().index, job.item().unwrap().of)),
+            How::Succeed => Ok(None),
+            How::Answer => Ok(Some(format!("item {} of {}", job.item().unwrap().index, job.item().unwrap().of))),
             How::Fail => Err(NotDone::failed("broken", "as it was told")),
             How::FailOnce if job.attempt() == 1 => Err(NotDone::failed("broken", "as it was told")),
             How::TryAgain if job.attempt() == 1 => {
                 Err(NotDone::Snooze { after: Some(Duration::from_millis(50)), reason: Failure::new("early", "not yet") })
             }
-            How::FailOnce | How::TryAgain => Ok(Done::default()),
+            How::FailOnce | How::TryAgain => Ok(None),
             How::GiveUp => Err(NotDone::GiveUp(Failure::new("hopeless", "for ever"))),
             How::Panic => panic!("as it was told"),
             How::TakeTooLong => std::future::pending().await,
             How::Wait => tokio::select! {
                 permit = notes.gate.acquire() => {
                     permit.unwrap().forget();
-                    Ok(Done::default())
+                    Ok(None)
                 }
                 () = job.cancelled() => {
                     notes.write(if job.lease_lost() { "lost" } else { "stop" }, job);
@@ -198,7 +199,7 @@ fn why(job: &Document) -> (&str, &str) {
 #[tokio::test]
 async fn all_items_are_executed_once_in_order_and_recorded() {
     let setting = Setting::new().await;
-    let id = steps(&[How::Succeed; 1_000]).in_group("many").tag("a").enqueue(&setting.store).await.unwrap();
+    let id = steps(&[How::Succeed; 1_000]).in_group("many").tag("a").enqueue(&setting.store).await.unwrap().id;
     let job = archived(&setting.database, id).await;
     assert_eq!(outcomes(&job), vec![Bson::from("done"); 1_000]);
     assert_eq!((why(&job), job.get_bool("done").unwrap()), (("done", ""), true));
@@ -206,7 +207,7 @@ async fn all_items_are_executed_once_in_order_and_recorded() {
     wait_until(SOON, "the hooks were called", async || setting.notes.count() == 2_000).await;
     let expected = |what: &str| (0..1_000).map(|index| format!("{what} {index}")).collect::<Vec<_>>();
     assert_eq!(setting.notes.take(), [expected("enter"), expected("success")].concat());
-    let id = steps(&[How::Answer; 2]).enqueue(&setting.store).await.unwrap();
+    let id = steps(&[How::Answer; 2]).enqueue(&setting.store).await.unwrap().id;
     assert_eq!(summaries(&archived(&setting.database, id).await), [r#"done "item 0 of 2""#, r#"done "item 1 of 2""#]);
     setting.stop().await;
 }
@@ -235,7 +236,7 @@ async fn items_that_wait_for_nothing_leave_others_a_turn() {
 async fn each_item_fails_alone_and_is_tried_again_alone() {
     let setting = Setting::new().await;
     let how = [How::Succeed, How::Fail, How::Panic, How::GiveUp, How::FailOnce, How::TakeTooLong, How::Succeed];
-    let id = steps(&how).retry(&again(1)).enqueue(&setting.store).await.unwrap();
+    let id = steps(&how).retry(&again(1)).enqueue(&setting.store).await.unwrap().id;
     let job = archived(&setting.database, id).await;
     let last = "tried-too-many-times";
     assert_eq!(
@@ -277,13 +278,13 @@ async fn each_item_fails_alone_and_is_tried_again_alone() {
 #[tokio::test]
 async fn an_item_that_comes_too_early_is_left_for_the_next_run() {
     let setting = Setting::new().await;
-    let id = steps(&[How::TryAgain, How::Fail, How::Succeed]).enqueue(&setting.store).await.unwrap();
+    let id = steps(&[How::TryAgain, How::Fail, How::Succeed]).enqueue(&setting.store).await.unwrap().id;
     let job = archived(&setting.database, id).await;
     assert_eq!(summaries(&job), ["done", "broken not-scheduled-by-retry-policy", "done"]);
     assert_eq!(job.get_i32("interruptions").unwrap(), 1, "it did not count: {job}");
     let entered: Vec<String> = setting.notes.take().into_iter().filter(|line| line.starts_with("enter")).collect();
     assert_eq!(entered, ["enter 0", "enter 1", "enter 2", "enter 0"]);
-    let id = steps(&[How::GiveUp, How::Succeed]).enqueue(&setting.store).await.unwrap();
+    let id = steps(&[How::GiveUp, How::Succeed]).enqueue(&setting.store).await.unwrap().id;
     assert_eq!(why(&archived(&setting.database, id).await).0, "gave-up");
     setting.stop().await;
 }
@@ -295,13 +296,14 @@ struct Count {
 
 impl Workable for Count {
     const CLASS: &'static str = "Count";
+    type Output = u32;
 }
 
 impl BlockingExecutable for Count {
     type State = ();
 
-    fn execute(&self, _state: &(), job: &Context) -> Result<Done, NotDone> {
-        Done::with(self.n + u32::try_from(job.item().unwrap().of).unwrap())
+    fn execute(&self, _state: &(), job: &Context) -> Result<u32, NotDone> {
+        Ok(self.n + u32::try_from(job.item().unwrap().of).unwrap())
     }
 }
 
@@ -309,7 +311,7 @@ impl BlockingExecutable for Count {
 async fn items_may_block_and_one_that_cannot_be_decoded_fails_alone() {
     let setting = Setting::new().await;
     let id = NewJob::bundle_of_class("Count", [doc! { "n": 1 }, doc! { "n": "one" }, doc! {}, doc! { "n": 4 }]);
-    let id = id.enqueue(&setting.store).await.unwrap();
+    let id = id.enqueue(&setting.store).await.unwrap().id;
     let job = archived(&setting.database, id).await;
     let undecodable = "parameters not-scheduled-by-retry-policy";
     assert_eq!(summaries(&job), ["done 5", undecodable, undecodable, "done 8"]);
@@ -348,7 +350,7 @@ async fn a_bundle_of_none_or_too_many_is_refused_and_a_foreign_one_ends_alone() 
 #[tokio::test]
 async fn progress_is_written_as_it_goes_and_waits_for_mongodb() {
     let setting = Setting::new().await;
-    let id = steps(&[How::Wait, How::Wait, How::Wait, How::Wait]).enqueue(&setting.store).await.unwrap();
+    let id = steps(&[How::Wait, How::Wait, How::Wait, How::Wait]).enqueue(&setting.store).await.unwrap().id;
     wait_until(SOON, "the first item runs", async || setting.notes.count() == 1).await;
     setting.notes.gate.add_permits(1);
     let done = async |count: usize| {
@@ -377,7 +379,7 @@ async fn no_item_is_entered_while_the_lease_is_over() {
     let recruiter = Local::recruiter(&database, &[]);
     let worker = Setting::worker(&database, &notes, &["--heartbeat", "250ms", "--lease", "900ms"]);
     let store = store(&database).await;
-    let id = steps(&[How::Wait, How::Succeed]).enqueue(&store).await.unwrap();
+    let id = steps(&[How::Wait, How::Succeed]).enqueue(&store).await.unwrap().id;
     wait_until(SOON, "the first item runs", async || notes.count() == 1).await;
     let fault = FailPoint::new("recruiter-worker-heartbeat", &["findAndModify"]).namespace(database.name(), "roster").error_code(1);
     let armed = fault.arm(database.uri()).await;
@@ -397,7 +399,7 @@ async fn no_item_is_entered_while_the_lease_is_over() {
 #[tokio::test]
 async fn a_bundle_whose_claim_is_lost_stops_in_the_middle() {
     let setting = Setting::new().await;
-    let id = steps(&[How::Wait; 5]).enqueue(&setting.store).await.unwrap();
+    let id = steps(&[How::Wait; 5]).enqueue(&setting.store).await.unwrap().id;
     wait_until(SOON, "the first item runs", async || setting.notes.count() == 1).await;
     let other = doc! { "$set": { "last_execution.start": StartId::new(), "item_outcomes": [null, null, null, null, "done"] } };
     setting.database.raw("scheduled").update_one(doc! { "_id": id }, other).await.unwrap();
@@ -416,7 +418,7 @@ async fn a_bundle_whose_claim_is_lost_stops_in_the_middle() {
 async fn an_outcome_that_mongodb_refuses_is_left_to_the_end() {
     let database = TestDatabase::new().await;
     let store = store(&database).await;
-    let jobs = store.enqueue_many([steps(&[How::Succeed]), steps(&[How::Succeed])]).await.unwrap();
+    let jobs = ids(store.enqueue_many([steps(&[How::Succeed]), steps(&[How::Succeed])]).await.unwrap());
     let held = started(&store, WorkerId::new(), &jobs).await;
     let deep = (0..250).fold(Bson::Null, |inner, _| Bson::Array(vec![inner]));
     let batch = [Progress::whole(held[0].1, &[deep]), Progress::whole(held[1].1, &["done".into()])];
@@ -428,7 +430,7 @@ async fn an_outcome_that_mongodb_refuses_is_left_to_the_end() {
 #[tokio::test]
 async fn a_cancelled_bundle_is_archived_with_what_it_has() {
     let setting = Setting::new().await;
-    let id = steps(&[How::Succeed, How::Wait, How::Succeed]).enqueue(&setting.store).await.unwrap();
+    let id = steps(&[How::Succeed, How::Wait, How::Succeed]).enqueue(&setting.store).await.unwrap().id;
     wait_until(SOON, "the second item runs", async || setting.notes.count() == 2).await;
     assert_eq!(setting.store.request_cancel_if_started(&[id]).await.unwrap(), [id].into());
     setting.store.announce_hint(recruiter_common::store::Hint::Cancel { job: id }).await;
@@ -443,7 +445,7 @@ async fn a_cancelled_bundle_is_archived_with_what_it_has() {
 async fn a_worker_that_stops_hands_the_rest_back_whatever_the_policy() {
     let setting = Setting::new().await;
     let how = [How::Fail, How::Succeed, How::Wait, How::Succeed];
-    let never = steps(&how).enqueue(&setting.store).await.unwrap();
+    let never = steps(&how).enqueue(&setting.store).await.unwrap().id;
     wait_until(SOON, "it waits", async || setting.notes.count() == 3).await;
     setting.worker.stop().await;
     assert_eq!(setting.notes.take()[..4], ["enter 0", "enter 1", "enter 2", "stop 2"]);
@@ -522,7 +524,7 @@ async fn after_a_kill_what_is_recorded_is_not_done_again() {
         let mut system =
             System::start(&database, Setup { worker: &programs.worker_arguments(), cleaner: &["--every", "100ms"], ..Setup::default() });
         let job = programs.bundle(ITEMS, 0.03);
-        let id = if retried { job.retry(&again(1)) } else { job }.enqueue(&store).await.unwrap();
+        let id = if retried { job.retry(&again(1)) } else { job }.enqueue(&store).await.unwrap().id;
         wait_until(SOON, "some are recorded", async || {
             raw_outcomes(&database, id).await.is_some_and(|outcomes| outcomes.iter().filter(|outcome| !is_left(outcome)).count() >= 10)
         })
@@ -565,7 +567,7 @@ async fn however_often_its_workers_end_a_bundle_goes_on_where_it_was() {
     let store = store(&database).await;
     let mut system =
         System::start(&database, Setup { worker: &programs.worker_arguments(), cleaner: &["--every", "100ms"], ..Setup::default() });
-    let id = programs.bundle(80, 0.02).retry(&again(9)).enqueue(&store).await.unwrap();
+    let id = programs.bundle(80, 0.02).retry(&again(9)).enqueue(&store).await.unwrap().id;
     let mut ends = Vec::new();
     for _ in 0..8 {
         let goal = (programs.entered().len() + rand::random_range(3..12)).min(ITEMS);
@@ -613,7 +615,7 @@ async fn a_worker_that_is_frozen_past_its_death_leaves_its_bundle_to_the_next() 
     let impatient = [&programs.worker_arguments()[..], &["--heartbeat", "250ms", "--lease", "900ms"]].concat();
     let cleaner = ["--dead-after", "1500ms", "--every", "150ms"];
     let system = System::start(&database, Setup { worker: &impatient, cleaner: &cleaner, ..Setup::default() });
-    let id = programs.bundle(ITEMS, 0.05).retry(&again(1)).enqueue(&store).await.unwrap();
+    let id = programs.bundle(ITEMS, 0.05).retry(&again(1)).enqueue(&store).await.unwrap().id;
     wait_until(SOON, "it is in the middle", async || programs.entered().len() >= 10).await;
     system.workers[0].pause();
     wait_until(SOON, "it is declared dead", async || {
@@ -643,7 +645,7 @@ async fn a_bundle_survives_the_rolling_restart_of_its_workers() {
     let (database, programs) = (TestDatabase::new().await, Programs::new());
     let store = store(&database).await;
     let mut system = System::start(&database, Setup { worker: &programs.worker_arguments(), ..Setup::default() });
-    let id = programs.bundle(ITEMS, 0.03).enqueue(&store).await.unwrap();
+    let id = programs.bundle(ITEMS, 0.03).enqueue(&store).await.unwrap().id;
     wait_until(SOON, "it is in the middle", async || programs.entered().len() >= 10).await;
     system.workers[0].terminate();
     assert!(system.workers[0].wait_exit(SOON).await.success());

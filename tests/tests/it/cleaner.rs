@@ -5,13 +5,13 @@ use std::time::Duration;
 use bson::{Bson, Document, RawDocumentBuf, doc, oid::ObjectId};
 use recruiter_common::{
     enqueue::NewJob,
-    ids::{JobId, StartId, WorkerId},
+    ids::{StartId, WorkerId},
     retry_policy::RetryForever,
 };
 use recruiter_tests::{
     factory::{insert_unvalidated, minimal_job},
     fail_points::FailPoint,
-    local::store,
+    local::{ids, store},
     mongo::{PASSWORD, TestDatabase, USER, mongod_with_access_control},
     processes::{Process, Setup, System},
     wait::wait_until,
@@ -103,7 +103,7 @@ async fn a_dead_worker_with_a_damaged_document_is_retired_and_its_jobs_are_rescu
     let worker = ["--builtins", "--heartbeat", "200ms", "--lease", "600ms"];
     let mut system = System::start(&database, Setup { worker: &worker, cleaner: &cleaner, ..Setup::default() });
     let again = RetryForever::new(Duration::from_secs(3_600)).unwrap();
-    let jobs = store.enqueue_many((0..3).map(|_| NewJob::of_class("sleep", doc! { "ms": 600_000 }).retry(&again))).await.unwrap();
+    let jobs = ids(store.enqueue_many((0..3).map(|_| NewJob::of_class("sleep", doc! { "ms": 600_000 }).retry(&again))).await.unwrap());
     wait_until(SOON, "they are running", async || count(&database, "scheduled", doc! { "locked": true }).await == 3).await;
     // Frozen: nothing but its silence says that it is dead, and nobody writes to its document any more.
     let frozen = system.workers.pop().unwrap();
@@ -138,7 +138,7 @@ async fn a_cleaner_says_once_that_workers_have_another_mongodb_user() {
     wait_until(SOON, "it is there", async || count(&database, "roster", doc! { "available": true, "term": { "$gt": 0 } }).await == 1).await;
     let transaction = FailPoint::new("recruiter-worker", &["insert"]).namespace(database.name(), "archived").block(Duration::from_secs(2));
     let armed = transaction.arm(database.uri()).await;
-    let job = NewJob::of_class("noop", doc! {}).enqueue(&store).await.unwrap();
+    let job = NewJob::of_class("noop", doc! {}).enqueue(&store).await.unwrap().id;
     wait_until(SOON, "the transaction is open", async || armed.struck().await == 1).await;
     // Only the other one sees the death.
     same.terminate();
@@ -188,8 +188,8 @@ async fn strange_roster_documents_are_warned_of_once_and_hide_no_worker() {
     database.raw("roster").insert_many(all.map(strange)).await.unwrap();
     let system = System::start(&database, Setup::default());
     for round in 0..20 {
-        let ids: Vec<JobId> = store.enqueue_many((0..20).map(|_| NewJob::of_class("noop", doc! {}))).await.unwrap();
-        let done = async || count(&database, "archived", doc! { "_id": { "$in": &ids } }).await == 20;
+        let jobs = ids(store.enqueue_many((0..20).map(|_| NewJob::of_class("noop", doc! {}))).await.unwrap());
+        let done = async || count(&database, "archived", doc! { "_id": { "$in": &jobs } }).await == 20;
         wait_until(SOON, &format!("round {round} is done"), done).await;
     }
     let warned = |process: &Process| process.stderr().lines().filter(|line| line.contains("roster document")).count();

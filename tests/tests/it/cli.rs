@@ -409,7 +409,7 @@ async fn a_job_can_be_cancelled_while_it_runs() {
     let system = System::start(&database, Setup { worker: &["--config", config.to_str().unwrap()], ..Setup::default() });
     let again = RetryForever::new(Duration::from_millis(1)).unwrap();
     let job = NewJob::of_class("long", doc! { "file": entered.to_str().unwrap() }).retry(&again);
-    let id = job.enqueue(&store(&database).await).await.unwrap();
+    let id = job.enqueue(&store(&database).await).await.unwrap().id;
     wait_until(SOON, "it was entered", async || entered.exists()).await;
     let said = recruiter(&database, &["jobs", "cancel", &id.to_string()]);
     assert!(said.out.contains("is asked to cancel"), "{}{}", said.out, said.err);
@@ -427,8 +427,8 @@ async fn a_job_can_be_cancelled_while_its_worker_drains() {
     let store = store(&database).await;
     let again = RetryForever::new(Duration::from_millis(1)).unwrap();
     let long = || NewJob::of_class("sleep", doc! { "ms": 600_000 });
-    let hinted = long().retry(&again).enqueue(&store).await.unwrap();
-    let unheard = long().enqueue(&store).await.unwrap();
+    let hinted = long().retry(&again).enqueue(&store).await.unwrap().id;
+    let unheard = long().enqueue(&store).await.unwrap().id;
     wait_until(SOON, "they run", async || count(&database, "scheduled", doc! { "locked": true }).await == 2).await;
     let mut worker = system.workers.pop().unwrap();
     worker.terminate();

@@ -6,7 +6,7 @@ use bson::{Document, doc};
 use futures_util::TryStreamExt;
 use recruiter_common::enqueue::NewJob;
 use recruiter_tests::{
-    local::store,
+    local::{ids, store},
     mongo::TestDatabase,
     oracle::number,
     processes::{Process, Setup, System},
@@ -52,7 +52,7 @@ async fn a_backlog_of_one_class_leaves_the_others_their_workers() {
     wait_until(SOON, "one is running", async || count(&database, "scheduled", doc! { "locked": true }).await == 1).await;
     let other = ["--config", config.to_str().unwrap(), "--concurrency", "50"];
     system.workers.push(Process::on(&database, "recruiter-worker", &other));
-    let others = store.enqueue_many((0..20).map(|_| NewJob::of_class("other", doc! {}))).await.unwrap();
+    let others = ids(store.enqueue_many((0..20).map(|_| NewJob::of_class("other", doc! {}))).await.unwrap());
     let done = doc! { "_id": { "$in": others }, "why": "done" };
     wait_until(SOON, "the others are done", async || count(&database, "archived", done.clone()).await == 20).await;
     assert!(count(&database, "scheduled", doc! {}).await > 1_000, "the backlog was still there");

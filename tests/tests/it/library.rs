@@ -11,11 +11,7 @@ use std::{
 use bson::{Document, doc};
 use mongodb::event::{EventHandler, command::CommandEvent};
 use recruiter_common::{
-    enqueue::{NewJob, Workable},
-    failure::Failure,
-    job::Why,
-    retry_policy::{Decision, History, RetryManyTimes, RetryPolicy},
-    store::ConnectArgs,
+    ConnectArgs, Decision, Failure, History, JobId, JobResult, NewJob, RetryManyTimes, RetryPolicy, Store, Why, Workable,
 };
 use recruiter_tests::{
     factory::minimal_job,
@@ -23,7 +19,7 @@ use recruiter_tests::{
     mongo::TestDatabase,
     wait::{wait_for, wait_until},
 };
-use recruiter_worker::{BlockingExecutable, Context, Done, Executable, NotDone, Worker};
+use recruiter_worker::{BlockingExecutable, Context, Executable, NotDone, Worker};
 use serde::{Deserialize, Serialize};
 
 const SOON: Duration = Duration::from_secs(10);
@@ -55,18 +51,19 @@ struct Greet {
 
 impl Workable for Greet {
     const CLASS: &'static str = "Greet";
+    type Output = String;
 }
 
 impl Executable for Greet {
     type State = Diary;
 
-    async fn execute(&self, diary: &Diary, job: &Context) -> Result<Done, NotDone> {
+    async fn execute(&self, diary: &Diary, job: &Context) -> Result<String, NotDone> {
         let last = job.last_execution().and_then(|execution| execution.class.clone()).unwrap_or_default();
         diary.write(format!("attempt {} last={} after={last}", job.attempt(), job.is_last_attempt()));
         if job.attempt() < self.fail_until_attempt {
             return Err(NotDone::failed("too-early", "not yet"));
         }
-        Done::with(format!("hello, {}", self.name))
+        Ok(format!("hello, {}", self.name))
     }
 
     async fn after_success(&self, diary: &Diary, _job: &Context) {
@@ -83,8 +80,17 @@ impl Executable for Greet {
 }
 
 /// Waits for a job in the archive.
-async fn archived(database: &TestDatabase, id: recruiter_common::ids::JobId) -> Document {
+async fn archived(database: &TestDatabase, id: JobId) -> Document {
     wait_for(SOON, "the job is archived", async || database.raw("archived").find_one(doc! { "_id": id }).await.unwrap()).await
+}
+
+/// Waits until a job has ended for the readers of a majority, too.
+async fn result_of<W: Workable>(store: &Store, id: JobId) -> JobResult<W::Output> {
+    let ended = async || {
+        let result = store.result_of::<W>(id).await.unwrap();
+        (!matches!(result, JobResult::Unfinished)).then_some(result)
+    };
+    wait_for(SOON, "the job has ended", ended).await
 }
 
 #[tokio::test]
@@ -95,7 +101,7 @@ async fn a_job_is_executed_with_its_parameters_and_archived_with_its_result() {
     let worker = Local::worker(&database, Worker::new().register::<Greet>(diary.clone()).unwrap(), &[]);
     let store = store(&database).await;
     let job = Greet { name: "Ada".into(), fail_until_attempt: 0 }.as_job().in_group("mail").tag("a").tag("b").urn("urn:x");
-    let id = job.enqueue(&store).await.unwrap();
+    let id = job.enqueue(&store).await.unwrap().id;
     let archived = archived(&database, id).await;
     assert_eq!(archived.get_str("result").unwrap(), "hello, Ada");
     assert_eq!(archived.get_str("why").unwrap(), "done");
@@ -119,7 +125,7 @@ async fn a_failed_job_is_tried_again_as_its_policy_says_and_keeps_its_history() 
     let store = store(&database).await;
     let policy = RetryManyTimes::new(1, Duration::from_millis(50)).unwrap();
     let greet = |fail_until_attempt| Greet { name: "Ada".into(), fail_until_attempt }.as_job().retry(&policy);
-    let id = greet(2).enqueue(&store).await.unwrap();
+    let id = greet(2).enqueue(&store).await.unwrap().id;
     let done = archived(&database, id).await;
     wait_until(SOON, "the hooks were called", async || diary.lines().len() == 4).await;
     assert_eq!(diary.lines(), ["attempt 1 last=false after=", "failure too-early", "attempt 2 last=true after=too-early", "success"]);
@@ -128,7 +134,7 @@ async fn a_failed_job_is_tried_again_as_its_policy_says_and_keeps_its_history() 
     assert_eq!(executions[0].as_document().unwrap().get_str("class").unwrap(), "too-early");
     assert_eq!(executions[1].as_document().unwrap(), done.get_document("last_execution").unwrap());
     diary.0.lock().unwrap().clear();
-    let id = greet(9).enqueue(&store).await.unwrap();
+    let id = greet(9).enqueue(&store).await.unwrap().id;
     let failed = archived(&database, id).await;
     assert_eq!(failed.get_str("why").unwrap(), Why::TRIED_TOO_MANY_TIMES.as_str());
     assert!(!failed.get_bool("done").unwrap());
@@ -145,16 +151,17 @@ struct Compute {
 
 impl Workable for Compute {
     const CLASS: &'static str = "Compute";
+    type Output = u64;
 }
 
 impl BlockingExecutable for Compute {
     type State = AtomicU32;
 
-    fn execute(&self, entered: &AtomicU32, job: &Context) -> Result<Done, NotDone> {
+    fn execute(&self, entered: &AtomicU32, job: &Context) -> Result<u64, NotDone> {
         entered.fetch_add(1, Ordering::SeqCst);
         if self.n == 0 {
             let number: u64 = "no number".parse()?;
-            return Done::with(number);
+            return Ok(number);
         }
         if self.n == 1 {
             panic!("one is too small");
@@ -162,7 +169,7 @@ impl BlockingExecutable for Compute {
         while self.n == 2 && !job.is_cancelled() {
             std::thread::sleep(Duration::from_millis(5));
         }
-        Done::with((1..=self.n).sum::<u64>())
+        Ok((1..=self.n).sum())
     }
 
     fn time_limit(&self) -> Option<Duration> {
@@ -176,17 +183,22 @@ async fn a_blocking_workable_may_return_any_error_panic_or_take_too_long() {
     let recruiter = Local::recruiter(&database, &[]);
     let worker = Local::worker(&database, Worker::new().register_blocking::<Compute>(AtomicU32::new(0)).unwrap(), &[]);
     let store = store(&database).await;
-    for (n, class, message) in
-        [(0, "core::num::error::ParseIntError", "invalid digit"), (1, "panic", "one is too small"), (2, "timeout", "200ms")]
-    {
-        let id = Compute { n }.as_job().enqueue(&store).await.unwrap();
+    for (n, class, message) in [(0, "ParseIntError", "invalid digit"), (1, "panic", "one is too small"), (2, "timeout", "200ms")] {
+        let id = Compute { n }.as_job().enqueue(&store).await.unwrap().id;
         let ended = archived(&database, id).await;
         let execution = ended.get_document("last_execution").unwrap();
         assert_eq!(execution.get_str("class").unwrap(), class);
         assert!(execution.get_str("message").unwrap().contains(message), "{execution}");
+        let JobResult::Failed { why, failure: Some(failure) } = result_of::<Compute>(&store, id).await else { panic!("{n}") };
+        assert_eq!((why, failure.class.as_str()), (Why::NOT_SCHEDULED_BY_RETRY_POLICY, class));
+        assert!(store.result_of::<Greet>(id).await.is_err_and(|error| error.to_string().contains("class `Compute`, not `Greet`")));
     }
-    let id = Compute { n: 100 }.as_job().enqueue(&store).await.unwrap();
+    let waiting = Compute { n: 3 }.as_job().after(Duration::from_secs(3_600)).enqueue(&store).await.unwrap();
+    assert_eq!(store.result_of::<Compute>(waiting.id).await.unwrap(), JobResult::Unfinished);
+    assert_eq!(store.result_of::<Compute>(JobId::new()).await.unwrap(), JobResult::Unknown);
+    let id = Compute { n: 100 }.as_job().enqueue(&store).await.unwrap().id;
     assert_eq!(archived(&database, id).await.get_i64("result").unwrap(), 5050);
+    assert_eq!(result_of::<Compute>(&store, id).await, JobResult::Done(5050));
     worker.stop().await;
     recruiter.stop().await;
 }
@@ -242,14 +254,14 @@ async fn a_policy_of_ones_own_decides_and_a_job_with_an_unknown_one_waits_for_wh
     let worker = Local::worker(&database, worker, &[]);
     let store = store(&database).await;
     let greet = Greet { name: "Ada".into(), fail_until_attempt: 9 };
-    let id = greet.as_job().retry(&OnlyOnFriday).enqueue(&store).await.unwrap();
+    let id = greet.as_job().retry(&OnlyOnFriday).enqueue(&store).await.unwrap().id;
     let ended = archived(&database, id).await;
     assert_eq!(ended.get_str("why").unwrap(), "not-friday");
     assert_eq!(ended.get_array("executions").unwrap().len(), 3);
     assert_eq!(diary.attempts(), 3);
     let mut unusable = minimal_job(Greet::CLASS);
     unusable.insert("retry_policy", doc! { "class": "RetryManyTimes" });
-    let id: recruiter_common::ids::JobId = unusable.get_object_id("_id").unwrap().into();
+    let id: JobId = unusable.get_object_id("_id").unwrap().into();
     database.raw("scheduled").insert_one(unusable).await.unwrap();
     let ended = archived(&database, id).await;
     assert_eq!(ended.get_str("why").unwrap(), "malformed");
@@ -262,9 +274,9 @@ async fn a_policy_of_ones_own_decides_and_a_job_with_an_unknown_one_waits_for_wh
     let within = recruiter_common::job::StoredPolicy { class: "RetriableExceptionFilter".into(), parameters: within.into() };
     let mut waiting = Vec::new();
     for policy in [newer, within] {
-        waiting.push(greet.as_job().retry_stored(policy).enqueue(&store).await.unwrap());
+        waiting.push(greet.as_job().retry_stored(policy).enqueue(&store).await.unwrap().id);
     }
-    let known = greet.as_job().enqueue(&store).await.unwrap();
+    let known = greet.as_job().enqueue(&store).await.unwrap().id;
     archived(&database, known).await;
     for id in &waiting {
         let left = doc! { "_id": id, "locked": false, "attempts": 0 };
@@ -308,14 +320,14 @@ async fn a_job_sent_again_under_its_id_is_enqueued_and_executed_once() {
     let database = TestDatabase::new().await;
     let diary = Arc::new(Diary::default());
     let store = store(&database).await;
-    let id = recruiter_common::ids::JobId::new();
+    let id = JobId::new();
     let send = || Greet { name: "Ada".into(), fail_until_attempt: 0 }.as_job().with_id(id).enqueue(&store);
-    send().await.unwrap();
-    send().await.unwrap();
+    assert!(send().await.unwrap().is_new);
+    assert!(!send().await.unwrap().is_new, "it is scheduled");
     let recruiter = Local::recruiter(&database, &[]);
     let worker = Local::worker(&database, Worker::new().register::<Greet>(diary.clone()).unwrap(), &[]);
     let first = archived(&database, id).await;
-    send().await.unwrap();
+    assert!(!send().await.unwrap().is_new, "it is archived");
     // As if the look into the archive had been lost: inserted again behind our back.
     let mut copy = first.clone();
     copy.extend(doc! { "done": false, "attempts": 0, "priority": 5, "scheduled_at": bson::DateTime::from_millis(0) });
@@ -338,12 +350,13 @@ struct Greedy {
 
 impl Workable for Greedy {
     const CLASS: &'static str = "Greedy";
+    type Output = ();
 }
 
 impl Executable for Greedy {
     type State = Diary;
 
-    async fn execute(&self, diary: &Diary, job: &Context) -> Result<Done, NotDone> {
+    async fn execute(&self, diary: &Diary, job: &Context) -> Result<(), NotDone> {
         if self.waits {
             tokio::task::yield_now().await;
         }
@@ -352,7 +365,7 @@ impl Executable for Greedy {
             std::thread::sleep(Duration::from_millis(1));
         }
         diary.write(format!("{:?}", job.cancellation()));
-        Ok(Done::default())
+        Ok(())
     }
 
     fn time_limit(&self) -> Option<Duration> {
@@ -367,7 +380,7 @@ async fn code_that_computes_learns_that_its_time_is_over_and_has_failed() {
     let recruiter = Local::recruiter(&database, &[]);
     let worker = Local::worker(&database, Worker::new().register::<Greedy>(diary.clone()).unwrap(), &[]);
     for waits in [false, true] {
-        let id = Greedy { waits }.as_job().enqueue(&store(&database).await).await.unwrap();
+        let id = Greedy { waits }.as_job().enqueue(&store(&database).await).await.unwrap().id;
         let execution = archived(&database, id).await.get_document("last_execution").unwrap().clone();
         assert_eq!(execution.get_str("class").unwrap(), "timeout", "{execution}");
     }
@@ -392,12 +405,13 @@ impl<'de> Deserialize<'de> for Explosive {
 
 impl Workable for Explosive {
     const CLASS: &'static str = "Explosive";
+    type Output = ();
 }
 
 impl Executable for Explosive {
     type State = ();
 
-    async fn execute(&self, _state: &(), _job: &Context) -> Result<Done, NotDone> {
+    async fn execute(&self, _state: &(), _job: &Context) -> Result<(), NotDone> {
         Err(NotDone::failed("planned", "as planned"))
     }
 
@@ -441,14 +455,14 @@ async fn user_code_that_panics_ends_its_job_alone() {
     let worker = worker.register_policy("ExplosivePolicy", |_, _| Ok(ExplosivePolicy)).unwrap().listen(|_| panic!("in a listener"));
     let worker = Local::worker(&database, worker, &[]);
     let message = async |job: NewJob| {
-        let id = job.enqueue(&store).await.unwrap();
+        let id = job.enqueue(&store).await.unwrap().id;
         archived(&database, id).await.get_document("last_execution").unwrap().get_str("message").unwrap().to_owned()
     };
     assert!(message(Explosive { decode: true }.as_job()).await.contains("while it is decoded"));
     assert!(message(Explosive { decode: false }.as_job()).await.contains("its time limit"));
     let greet = |n| Greet { name: "Ada".into(), fail_until_attempt: n }.as_job();
     assert!(message(greet(9).retry(&ExplosivePolicy)).await.contains("while it decides"));
-    let id = greet(0).enqueue(&store).await.unwrap();
+    let id = greet(0).enqueue(&store).await.unwrap().id;
     assert_eq!(archived(&database, id).await.get_str("why").unwrap(), "done", "the worker goes on");
     worker.stop().await;
     recruiter.stop().await;
@@ -497,8 +511,8 @@ async fn reads_go_to_the_primary_even_when_the_uri_prefers_secondaries() {
     let database = TestDatabase::new().await;
     let mut connect = recruiter_tests::local::connect_args(&database);
     connect.uri += if connect.uri.contains('?') { "&readPreference=secondary" } else { "?readPreference=secondary" };
-    let store = recruiter_common::store::Store::connect(&connect, "test").await.unwrap();
-    let id = NewJob::of_class("x", doc! {}).enqueue(&store).await.unwrap();
+    let store = Store::connect(&connect, "test").await.unwrap();
+    let id = NewJob::of_class("x", doc! {}).enqueue(&store).await.unwrap().id;
     // The set has no secondary: a read that asked for one would find no server.
     assert_eq!(store.unlocked(&[id]).await.unwrap().len(), 1);
 }
@@ -509,7 +523,7 @@ async fn a_connection_string_that_allows_too_few_connections_starves_nobody() {
     let database = TestDatabase::new().await;
     let mut connect = recruiter_tests::local::connect_args(&database);
     connect.uri += if connect.uri.contains('?') { "&maxPoolSize=1" } else { "?maxPoolSize=1" };
-    let store = recruiter_common::store::Store::connect(&connect, "test").await.unwrap();
+    let store = Store::connect(&connect, "test").await.unwrap();
     let hints = store.hints(recruiter_common::store::Listener::Recruiter);
     wait_until(SOON, "it listens", async || hints.is_listening()).await;
     for _ in 0..3 {
@@ -523,16 +537,17 @@ struct Stubborn {}
 
 impl Workable for Stubborn {
     const CLASS: &'static str = "Stubborn";
+    type Output = ();
 }
 
 impl BlockingExecutable for Stubborn {
     type State = std::sync::atomic::AtomicBool;
 
-    fn execute(&self, let_go: &Self::State, _job: &Context) -> Result<Done, NotDone> {
+    fn execute(&self, let_go: &Self::State, _job: &Context) -> Result<(), NotDone> {
         while !let_go.load(Ordering::SeqCst) {
             std::thread::sleep(Duration::from_millis(5));
         }
-        Ok(Done::default())
+        Ok(())
     }
 }
 

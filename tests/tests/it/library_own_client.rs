@@ -150,7 +150,7 @@ async fn the_settings_of_the_applications_client_do_not_matter() {
     local::store(&database).await;
     let careless = "&w=1&journal=false&readConcernLevel=local&readPreference=secondary&maxPoolSize=1";
     let shop = Shop::open(&database, careless).await;
-    let id = NewJob::of_class("x", doc! {}).enqueue(&shop.store).await.unwrap();
+    let id = NewJob::of_class("x", doc! {}).enqueue(&shop.store).await.unwrap().id;
     let inserts = shop.sent("insert");
     let of_job =
         inserts.iter().find(|insert| insert.get_str("insert").is_ok_and(|collection| collection == "scheduled")).expect("it was inserted");

@@ -7,7 +7,7 @@ use std::time::Duration;
 use bson::doc;
 use recruiter_common::enqueue::NewJob;
 use recruiter_tests::{
-    local::store,
+    local::{ids, store},
     mongo::TestDatabase,
     mongosh,
     processes::{Setup, System},
@@ -57,7 +57,7 @@ async fn the_session_of_the_recruiter_document_reads_the_same() {
 
     // "When there's something to do a job is created in the scheduled collection"
     let store = store(&database).await;
-    let later = NewJob::of_class("sleep", doc! { "ms": 200 }).after(Duration::from_secs(3_600)).enqueue(&store).await.unwrap();
+    let later = NewJob::of_class("sleep", doc! { "ms": 200 }).after(Duration::from_secs(3_600)).enqueue(&store).await.unwrap().id;
     let job_fields = [
         ("_id", "id"),
         ("done", "bool"),
@@ -79,7 +79,7 @@ async fn the_session_of_the_recruiter_document_reads_the_same() {
     assert_eq!(job["_id"]["$oid"], later.to_string());
 
     // "This is how it looks a locked job", and a worker assigned to it
-    let running = store.enqueue_many((0..2).map(|_| NewJob::of_class("sleep", doc! { "ms": 15_000 }))).await.unwrap();
+    let running = ids(store.enqueue_many((0..2).map(|_| NewJob::of_class("sleep", doc! { "ms": 15_000 }))).await.unwrap());
     wait_until(SOON, "both run", async || database.raw("scheduled").count_documents(doc! { "locked": true }).await.unwrap() == 2).await;
     let job = ask(&database, "db.scheduled.find({locked: true}).limit(1).toArray()[0]");
     check(&job, &job_fields);

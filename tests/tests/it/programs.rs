@@ -150,7 +150,7 @@ impl Signalled {
     async fn enqueue(database: &TestDatabase, directory: &Path, class: &str, name: &str) -> Self {
         let file = directory.join(name);
         let job = NewJob::of_class(class, doc! { "file": file.to_str().unwrap() });
-        Self { id: job.enqueue(&store(database).await).await.unwrap(), file }
+        Self { id: job.enqueue(&store(database).await).await.unwrap().id, file }
     }
 
     fn lines(&self) -> Vec<String> {

@@ -211,7 +211,7 @@ async fn what_is_due_again_before_its_worker_has_places_is_looked_for_once_it_ha
     let slow = FailPoint::new("recruiter-worker", &["update"]).namespace(database.name(), "roster").block(Duration::from_millis(300));
     let armed = slow.arm(database.uri()).await;
     let policy = RetryManyTimes::new(1, Duration::ZERO).unwrap();
-    let job = NewJob::of_class("fail", doc! { "times": 1 }).retry(&policy).enqueue(&store).await.unwrap();
+    let job = NewJob::of_class("fail", doc! { "times": 1 }).retry(&policy).enqueue(&store).await.unwrap().id;
     let done = async || database.raw("archived").count_documents(doc! { "_id": job, "done": true }).await.unwrap() == 1;
     wait_until(Duration::from_secs(8), "it is done long before the poll", done).await;
     drop(armed);

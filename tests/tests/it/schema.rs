@@ -61,7 +61,7 @@ async fn is_as_it_should_be(database: &TestDatabase) -> bool {
 }
 
 async fn is_done(database: &TestDatabase, store: &Store) {
-    let id = NewJob::of_class("noop", doc! {}).enqueue(store).await.unwrap();
+    let id = NewJob::of_class("noop", doc! {}).enqueue(store).await.unwrap().id;
     let archived = async || database.raw("archived").count_documents(doc! { "_id": id, "why": "done" }).await.unwrap() == 1;
     wait_until(SOON, "the job is done", archived).await;
 }

@@ -19,14 +19,14 @@ use recruiter_common::{
 use recruiter_tests::{
     factory::{announcement, in_ms, insert_unvalidated, minimal_job, read, start, started, to_start},
     fail_points::FailPoint,
-    local::store,
+    local::{ids, store},
     mongo::TestDatabase,
     oracle,
 };
 use tokio::sync::Barrier;
 
 async fn enqueued(store: &Store, count: usize) -> Vec<JobId> {
-    store.enqueue_many((0..count).map(|_| NewJob::of_class("x", doc! {}))).await.unwrap()
+    ids(store.enqueue_many((0..count).map(|_| NewJob::of_class("x", doc! {}))).await.unwrap())
 }
 
 fn done(job: &Job, claim: recruiter_common::job::Claim, store: &Store) -> Archival {

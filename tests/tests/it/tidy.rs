@@ -107,8 +107,6 @@ fn systemd_waits_longer_than_the_grace() {
     let unit = fs::read_to_string(root().join("systemd/recruiter-worker@.service")).unwrap();
     let stop = unit.lines().find_map(|line| line.strip_prefix("TimeoutStopSec=")).expect("TimeoutStopSec is set");
     let stop: u64 = stop.trim_end_matches('s').parse().unwrap();
-    let config = fs::read_to_string(root().join("worker/src/config.rs")).unwrap();
-    let grace = config.split("RECRUITER_GRACE").nth(1).unwrap().split("default_value = \"").nth(1).unwrap();
-    let grace: u64 = grace.split('s').next().unwrap().parse().unwrap();
+    let grace = recruiter_worker::DEFAULT_GRACE.as_secs();
     assert!(stop > grace + 10, "TimeoutStopSec={stop} leaves no room after a grace of {grace} s");
 }

@@ -11,14 +11,14 @@ use recruiter_common::{
     store::Store,
 };
 
-use crate::{config::WorkerArgs, event::Listener, panics::guarded, registry::Registry};
+use crate::{config::WorkerConfig, event::Listener, panics::guarded, registry::Registry};
 
 /// What all sessions of a worker process use.
 pub(crate) struct Dependencies {
     pub(crate) store: Store,
     /// The same database over connections of its own, which job traffic cannot exhaust.
     pub(crate) heartbeat_store: Store,
-    pub(crate) args: WorkerArgs,
+    pub(crate) args: WorkerConfig,
     pub(crate) place: Place,
     pub(crate) registry: Registry,
     pub(crate) policies: RetryPolicies,

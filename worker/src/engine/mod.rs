@@ -46,7 +46,6 @@ mod verdict;
 use std::{sync::Arc, time::Duration};
 
 use recruiter_common::{
-    exit::Exit,
     shutdown::{Shutdown, pause},
     store::StoreError,
     telemetry::chain,
@@ -56,6 +55,7 @@ use self::{
     dependencies::Dependencies,
     session::{End, Session},
 };
+use crate::{Ended, WorkerError};
 
 /// The time between attempts to register while MongoDB is away.
 const REGISTER_AGAIN_AFTER: Duration = Duration::from_secs(1);
@@ -64,19 +64,19 @@ const REGISTER_AGAIN_AFTER: Duration = Duration::from_secs(1);
 ///
 /// # Errors
 /// When a task of a session panics.
-pub(crate) async fn run(dependencies: Arc<Dependencies>, mut shutdown: Shutdown) -> anyhow::Result<Exit> {
+pub(crate) async fn run(dependencies: Arc<Dependencies>, mut shutdown: Shutdown) -> Result<Ended, WorkerError> {
     loop {
         dependencies.watchdog.progress();
         match run_session(dependencies.clone(), &mut shutdown).await {
-            Ok(End::Stopped) => return Ok(Exit::Success),
-            Ok(End::MemoryLimit) => return Ok(Exit::MemoryLimit),
-            Ok(End::Broken) => return Err(anyhow::anyhow!("a task of this worker has panicked; its jobs are left to the cleaner")),
-            Ok(End::Retired) if shutdown.is_requested() => return Ok(Exit::Success),
+            Ok(End::Stopped) => return Ok(Ended::Stopped),
+            Ok(End::MemoryLimit) => return Ok(Ended::MemoryLimit),
+            Ok(End::Broken) => return Err(WorkerError::Panicked("a task of this worker")),
+            Ok(End::Retired) if shutdown.is_requested() => return Ok(Ended::Stopped),
             Ok(End::Retired) => {}
             Err(error) => {
                 tracing::warn!(error = chain(&error), "failed to register; trying again");
                 if shutdown.is_requested() {
-                    return Ok(Exit::Success);
+                    return Ok(Ended::Stopped);
                 }
                 tokio::select! { () = pause(REGISTER_AGAIN_AFTER) => {} () = shutdown.requested() => {} }
             }

@@ -33,7 +33,7 @@ use super::{
     turn::Turn,
 };
 use crate::{
-    config::WorkerArgs,
+    config::WorkerConfig,
     context::{Cancel, Cancellation},
 };
 
@@ -192,8 +192,8 @@ impl Session {
                 }
             }
             self.report().await;
-            if let Some(limit) = self.args().memory_limit.filter(|limit| memory::resident() > limit.as_u64()) {
-                tracing::warn!(limit = limit.as_u64(), resident = memory::resident(), "the memory limit is reached: taking no more jobs");
+            if let Some(limit) = self.args().memory_limit.filter(|limit| memory::resident() > *limit) {
+                tracing::warn!(limit, resident = memory::resident(), "the memory limit is reached: taking no more jobs");
                 return End::MemoryLimit;
             }
         }
@@ -212,7 +212,7 @@ impl Session {
         &self.environment.dependencies.store
     }
 
-    pub(crate) fn args(&self) -> &WorkerArgs {
+    pub(crate) fn args(&self) -> &WorkerConfig {
         &self.environment.dependencies.args
     }
 

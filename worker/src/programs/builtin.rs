@@ -11,7 +11,7 @@ use super::program::stopped_by;
 use crate::{
     context::Context,
     registry::{Asynchronous, Blocking, Handler},
-    workable::{BlockingExecutable, Done, Executable, NotDone},
+    workable::{BlockingExecutable, Executable, NotDone},
 };
 
 /// The handlers of these workables, by class.
@@ -38,13 +38,14 @@ struct Noop {
 
 impl Workable for Noop {
     const CLASS: &'static str = "noop";
+    type Output = Option<i64>;
 }
 
 impl Executable for Noop {
     type State = ();
 
-    async fn execute(&self, (): &(), _job: &Context) -> Result<Done, NotDone> {
-        if self.tell { Done::with(monotonic_ns()) } else { Ok(Done::default()) }
+    async fn execute(&self, (): &(), _job: &Context) -> Result<Option<i64>, NotDone> {
+        Ok(self.tell.then(monotonic_ns))
     }
 }
 
@@ -58,16 +59,17 @@ struct Sleep {
 
 impl Workable for Sleep {
     const CLASS: &'static str = "sleep";
+    type Output = ();
 }
 
 impl Executable for Sleep {
     type State = ();
 
-    async fn execute(&self, (): &(), job: &Context) -> Result<Done, NotDone> {
+    async fn execute(&self, (): &(), job: &Context) -> Result<(), NotDone> {
         let ms = rand::random_range(self.ms.saturating_sub(self.delta_ms)..=self.ms.saturating_add(self.delta_ms));
         match tokio::time::timeout(Duration::from_millis(ms), job.cancelled()).await {
             Ok(()) => Err(stopped_by(job)),
-            Err(_elapsed) => Ok(Done::default()),
+            Err(_elapsed) => Ok(()),
         }
     }
 }
@@ -89,14 +91,15 @@ impl Default for Fail {
 
 impl Workable for Fail {
     const CLASS: &'static str = "fail";
+    type Output = ();
 }
 
 impl Executable for Fail {
     type State = ();
 
-    async fn execute(&self, (): &(), job: &Context) -> Result<Done, NotDone> {
+    async fn execute(&self, (): &(), job: &Context) -> Result<(), NotDone> {
         match self.times {
-            Some(times) if job.attempt() > times => Ok(Done::default()),
+            Some(times) if job.attempt() > times => Ok(()),
             _ => Err(NotDone::failed(&self.class, &self.message)),
         }
     }
@@ -117,12 +120,13 @@ impl Default for Panic {
 
 impl Workable for Panic {
     const CLASS: &'static str = "panic";
+    type Output = ();
 }
 
 impl Executable for Panic {
     type State = ();
 
-    async fn execute(&self, (): &(), _job: &Context) -> Result<Done, NotDone> {
+    async fn execute(&self, (): &(), _job: &Context) -> Result<(), NotDone> {
         panic!("{}", self.message)
     }
 }
@@ -142,12 +146,13 @@ impl Default for ExitAbruptly {
 
 impl Workable for ExitAbruptly {
     const CLASS: &'static str = "exit-abruptly";
+    type Output = ();
 }
 
 impl Executable for ExitAbruptly {
     type State = ();
 
-    async fn execute(&self, (): &(), _job: &Context) -> Result<Done, NotDone> {
+    async fn execute(&self, (): &(), _job: &Context) -> Result<(), NotDone> {
         std::process::exit(self.code)
     }
 }
@@ -166,12 +171,13 @@ fn yes() -> bool {
 
 impl Workable for Leak {
     const CLASS: &'static str = "leak";
+    type Output = ();
 }
 
 impl BlockingExecutable for Leak {
     type State = ();
 
-    fn execute(&self, (): &(), _job: &Context) -> Result<Done, NotDone> {
+    fn execute(&self, (): &(), _job: &Context) -> Result<(), NotDone> {
         let bytes = self.mib.checked_mul(1024 * 1024).map(usize::try_from);
         let Some(Ok(bytes)) = bytes else {
             return Err(NotDone::failed("leak", format!("{} MiB is more than an address can reach", self.mib)));
@@ -184,7 +190,7 @@ impl BlockingExecutable for Leak {
         if self.keep {
             memory.leak();
         }
-        Ok(Done::default())
+        Ok(())
     }
 }
 
@@ -197,6 +203,7 @@ mod tests {
     use crate::{
         context::Cancellation,
         programs::program::tests::{context, context_of_attempt},
+        workable::Done,
     };
 
     async fn run(class: &str, parameters: bson::Document, job: &Arc<Context>) -> Result<Done, NotDone> {

@@ -2,13 +2,22 @@
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
+use crate::config::WorkerConfig;
+
 /// Files of a running program: three pipes and a handle to wait for its end.
 const OF_A_PROGRAM: u64 = 4;
 /// Files of everything else: mostly connections to MongoDB, and the other ends of the pipes while a program starts.
 const OF_THE_REST: u64 = 100;
 
+/// The same settings, with no more programs at a time than there are files for.
+pub(crate) fn with_files_for(config: WorkerConfig) -> WorkerConfig {
+    raise_limit();
+    let concurrency = enough_for(config.concurrency);
+    config.concurrency(concurrency)
+}
+
 /// Raises the soft limit of this process to the hard one. Programs inherit it.
-pub(crate) fn raise_limit() {
+fn raise_limit() {
     if let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE)
         && soft < hard
         && let Err(error) = setrlimit(Resource::RLIMIT_NOFILE, hard, hard)
@@ -18,7 +27,7 @@ pub(crate) fn raise_limit() {
 }
 
 /// How many of `wanted` programs may run at a time. Logs a warning when the limit of open files allows fewer.
-pub(crate) fn enough_for(wanted: u32) -> u32 {
+fn enough_for(wanted: u32) -> u32 {
     let Ok((limit, _)) = getrlimit(Resource::RLIMIT_NOFILE) else { return wanted };
     let enough = programs_within(limit);
     if enough >= wanted {

@@ -1,0 +1,125 @@
+//! What became of a job, with its result in the type that its class declares.
+//!
+//! Used by applications. The worker stores the result as BSON when the workable returns it.
+
+use bson::{Bson, RawDocument};
+
+use crate::{
+    enqueue::Workable,
+    failure::Failure,
+    ids::JobId,
+    job::Why,
+    store::{Store, StoreError, lossy},
+    telemetry::of_bson,
+};
+
+/// What became of a job so far.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum JobResult<T> {
+    /// There is no job of this id: it was never enqueued, its transaction is not committed, or the cleaner has deleted it since.
+    Unknown,
+    /// It waits or runs.
+    Unfinished,
+    /// It is done.
+    Done(T),
+    /// It ended without success.
+    Failed {
+        /// Why it was archived.
+        why: Why,
+        /// What went wrong in its last execution; nothing when it was never started.
+        failure: Option<Failure>,
+    },
+}
+
+impl<T> JobResult<T> {
+    /// The result of a job that is done.
+    pub fn done(self) -> Option<T> {
+        if let Self::Done(result) = self { Some(result) } else { None }
+    }
+}
+
+/// Why the result of a job cannot be given.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ResultError {
+    /// The job is of another class.
+    #[error("the job is of class `{found}`, not `{asked}`")]
+    OtherClass {
+        /// Its class.
+        found: String,
+        /// The class that was asked for.
+        asked: &'static str,
+    },
+    /// The stored result is not of the type that the class declares.
+    #[error("the result of a `{class}` job cannot be decoded: {reason}")]
+    Undecodable {
+        /// The class.
+        class: &'static str,
+        /// What serde or BSON says.
+        reason: String,
+    },
+    /// MongoDB did not answer.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+impl Store {
+    /// What became of a job of this class. See [`Store::job`] for what is read.
+    ///
+    /// ```no_run
+    /// # use recruiter_common::{JobId, JobResult, Store, Workable};
+    /// # #[derive(serde::Serialize, serde::Deserialize)]
+    /// # struct Sum { numbers: Vec<i64> }
+    /// impl Workable for Sum {
+    ///     const CLASS: &'static str = "Sum";
+    ///     type Output = i64;
+    /// }
+    ///
+    /// # async fn example(store: Store, id: JobId) -> Result<(), Box<dyn std::error::Error>> {
+    /// match store.result_of::<Sum>(id).await? {
+    ///     JobResult::Done(sum) => println!("it is {sum}"),
+    ///     other => println!("{other:?}"),
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`ResultError`].
+    pub async fn result_of<W: Workable>(&self, job: JobId) -> Result<JobResult<W::Output>, ResultError> {
+        let Some(stored) = self.job(job).await? else { return Ok(JobResult::Unknown) };
+        let class = class_of(&stored.document);
+        if class != W::CLASS {
+            return Err(ResultError::OtherClass { found: class, asked: W::CLASS });
+        }
+        if !stored.is_archived {
+            return Ok(JobResult::Unfinished);
+        }
+        let why = Why::custom(text(&stored.document, "why"));
+        if why != Why::DONE {
+            return Ok(JobResult::Failed { why, failure: last_failure(&stored.document) });
+        }
+        let undecodable = |error: bson::error::Error| ResultError::Undecodable { class: W::CLASS, reason: of_bson(&error) };
+        let result = stored.document.get("result").map_err(undecodable)?.map_or(Ok(Bson::Null), Bson::try_from).map_err(undecodable)?;
+        bson::deserialize_from_bson(result).map(JobResult::Done).map_err(undecodable)
+    }
+}
+
+fn class_of(job: &RawDocument) -> String {
+    job.get_document("workable").map(|workable| text(workable, "class")).unwrap_or_default()
+}
+
+fn last_failure(job: &RawDocument) -> Option<Failure> {
+    let execution = job.get_document("last_execution").ok()?;
+    let failure = Failure::new(text(execution, "class"), text(execution, "message"));
+    Some(match execution.get_str("trace") {
+        Ok(trace) => failure.with_trace(trace),
+        Err(_) => failure,
+    })
+}
+
+/// A text, whatever bytes it consists of.
+fn text(of: &RawDocument, field: &str) -> String {
+    of.get_str(field).map_or_else(|_| lossy(of).get_str(field).unwrap_or_default().to_owned(), str::to_owned)
+}

@@ -1,0 +1,84 @@
+//! Logs: where they go and what they look like.
+//!
+//! Used by the three programs. One line an event on standard error; what lines say is in [`telemetry`](crate::telemetry).
+
+use std::{
+    io::IsTerminal,
+    sync::atomic::{AtomicBool, Ordering},
+};
+
+use clap::{Args, ValueEnum};
+use tracing_subscriber::EnvFilter;
+
+/// How a process logs.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Logging", about = None, long_about = None)]
+pub struct LogArgs {
+    /// What to log: error, warn, info, debug, trace, or a filter like `info,recruiter=debug` [default: info; warn for
+    /// a command that only asks or tells]
+    #[arg(long = "log", global = true, env = "RECRUITER_LOG", value_name = "FILTER")]
+    filter: Option<String>,
+    /// Shape of a log line
+    #[arg(long = "log-format", global = true, env = "RECRUITER_LOG_FORMAT", value_enum, default_value_t = Format::Text)]
+    format: Format,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Format {
+    /// For people
+    Text,
+    /// One JSON object a line
+    Json,
+}
+
+/// The value of `--log` cannot be understood.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("--log: `{filter}` is no log filter ({problem}); say for example `info`")]
+pub struct InvalidFilter {
+    filter: String,
+    problem: String,
+}
+
+impl LogArgs {
+    /// Warnings only, when nothing else is asked for: for a command whose output is what its user wants to see.
+    #[must_use]
+    pub fn quietly(mut self) -> Self {
+        self.filter.get_or_insert_with(|| "warn".into());
+        self
+    }
+
+    /// The same, as arguments of another of our programs.
+    pub fn arguments(&self) -> Vec<String> {
+        let filter = self.filter.iter().flat_map(|filter| ["--log".into(), filter.clone()]);
+        filter.chain((self.format == Format::Json).then(|| "--log-format=json".into())).collect()
+    }
+}
+
+/// Whether lines are JSON: then the last one of the process is as well.
+static IS_JSON: AtomicBool = AtomicBool::new(false);
+
+pub(crate) fn is_json() -> bool {
+    IS_JSON.load(Ordering::Relaxed)
+}
+
+/// Starts logging to standard error, in colour only on a terminal. Under systemd's journal lines carry no time of
+/// their own.
+///
+/// # Errors
+/// When the filter cannot be understood.
+pub fn init(args: &LogArgs) -> Result<(), InvalidFilter> {
+    let filter = args.filter.as_deref().unwrap_or("info");
+    let filter = EnvFilter::try_new(filter).map_err(|error| InvalidFilter { filter: filter.into(), problem: error.to_string() })?;
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
+    // A line that cannot be written is lost. To complain of it on a terminal that is gone would be a panic.
+    let builder = builder.log_internal_errors(false);
+    let journal = std::env::var_os("JOURNAL_STREAM").is_some();
+    let colour = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    IS_JSON.store(args.format == Format::Json, Ordering::Relaxed);
+    match (args.format, journal) {
+        (Format::Json, _) => builder.json().init(),
+        (Format::Text, true) => builder.with_ansi(false).without_time().init(),
+        (Format::Text, false) => builder.with_ansi(colour).init(),
+    }
+    Ok(())
+}
