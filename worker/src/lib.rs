@@ -94,15 +94,15 @@ pub use crate::{
     registry::DuplicateClass,
     workable::{BlockingExecutable, Executable, NotDone, OrNotDone},
 };
-#[cfg(feature = "process")]
-pub use crate::{
-    process::{EXIT_CODES, ProcessArgs, WorkerArgs},
-    programs::stock,
-};
 use crate::{
     engine::{dependencies::Dependencies, memory},
     event::Listener,
     registry::{Asynchronous, Blocking, Registry},
+};
+#[cfg(feature = "process")]
+pub use crate::{
+    process::{EXIT_CODES, ProcessArgs, WorkerArgs},
+    programs::stock,
 };
 
 /// How long a process waits after a second signal, for killing programs and writing to MongoDB.
