@@ -297,6 +297,7 @@ impl Cancel {
     }
 
     /// Resolves when there is no time left to clean up.
+    #[cfg(feature = "process")]
     pub(crate) async fn at_once(&self) {
         self.at_once.cancelled().await;
     }
