@@ -1,6 +1,6 @@
 //! The `recruiter` command: everything is in the library.
 
-use recruiter::config::Config;
+use recruiter::cli::Config;
 use recruiter_common::exit::{Exit, report};
 
 #[tokio::main]

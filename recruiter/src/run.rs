@@ -12,7 +12,7 @@ use recruiter_common::{
     task::as_task,
 };
 
-use crate::{leader::lead, leadership::Leadership};
+use crate::leader::{Leadership, lead};
 
 /// How the recruiter runs.
 #[derive(Args, Clone, Debug)]

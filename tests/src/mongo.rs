@@ -12,7 +12,7 @@ use std::{
 
 use bson::{Document, doc, oid::ObjectId};
 use mongodb::{Client, Collection, Database, options::ClientOptions};
-use recruiter::embedded::{self, EmbeddedMongo, Options};
+use recruiter::dev::embedded::{self, EmbeddedMongo, Options};
 use tokio::sync::OnceCell;
 
 /// Names a replica set to test on, instead of the embedded mongod; it needs `enableTestCommands=1`, and

@@ -1,5 +1,4 @@
-//! The duty of assigning, one round at a time: read who is free, fill the lanes that are stale, plan, assign with one command,
-//! notify the workers.
+//! One round: read the workers with free slots, fill the stale windows, plan, assign with one command, notify the workers.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
@@ -14,7 +13,7 @@ use recruiter_common::{
 };
 
 use super::{
-    discover::{Discovery, lanes_for},
+    discover::Discovery,
     fleet::{Fleet, FreeWorker, KindId},
     in_flight::{InFlight, Turn},
     keep_alive::KeepAlive,
@@ -24,33 +23,33 @@ use super::{
     trigger::{Alarms, Trigger},
 };
 
-/// How many more jobs than there are free slots a search finds, for each of these slots: the next rounds need not search.
+/// A search asks for so many more jobs per free slot, so that the next rounds need not search.
 const AHEAD: usize = 3;
-/// The same in all: more than can be assigned soon.
+/// Limit of these additional jobs.
 const AHEAD_AT_MOST: usize = 5_000;
-/// How far beyond the next full scan jobs are looked for, at least: clocks differ by less.
+/// The horizon of a search lies so far after the next full scan. Clocks differ by less.
 const HORIZON: Duration = Duration::from_secs(1);
-/// Groups with news that are kept while no worker has free slots. With more of them a full scan costs less.
+/// Limit of the groups with news that are kept while no worker has free slots. With more, a full scan costs less.
 const NEWS: usize = 100;
-/// The fewest jobs that a search asks for, however slow MongoDB is.
+/// A search asks for at least so many jobs, however slow MongoDB is.
 const FEWEST: usize = 10;
-/// An assignment of this age that was not seen taken is announced once more: its hint may be lost.
+/// An unanswered assignment of this age is announced once more: its hint may be lost.
 const REMIND: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(2);
 
-/// What a round did.
+/// The result of a round.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Summary {
-    /// Jobs assigned.
+    /// Number of assigned jobs.
     pub(crate) assigned: usize,
-    /// Slots that were free before.
+    /// Number of free slots before the round.
     pub(crate) slots: usize,
-    /// When the next job becomes due, if there are slots left for it.
+    /// When the next job becomes due, if a slot is free for it.
     pub(crate) next_due: Option<Instant>,
-    /// When to look again whatever happens.
-    pub(crate) look_again_at: Option<Monotonic>,
+    /// When the next round is due even without a trigger.
+    pub(crate) retry_at: Option<Monotonic>,
 }
 
-/// What the leader knows between rounds. All of it can be lost.
+/// The leader's caches between rounds. All of them can be lost.
 #[derive(Debug, Default)]
 pub(crate) struct Assigning {
     fleet: Fleet,
@@ -60,36 +59,40 @@ pub(crate) struct Assigning {
     discovery: Discovery,
     pub(crate) keep_alive: KeepAlive,
     pub(crate) alarms: Alarms,
-    /// Groups with jobs that were not looked for yet, because no worker had free slots.
+    /// Groups with news that were not searched yet, because no worker had free slots.
     news: BTreeSet<String>,
-    /// Jobs that one search asks for, at most; none while MongoDB is fast enough.
+    /// Limit of the jobs in one search; `None` while MongoDB is fast enough.
     at_most: Option<usize>,
 }
 
 impl Assigning {
-    /// Takes over what an earlier leader has assigned.
+    /// Adds an assignment of an earlier leader.
     pub(crate) fn inherit(&mut self, round: RoundId, assignment: Assignment) {
         let jobs = assignment.jobs.into_iter().map(|job| (job, None)).collect();
-        // Where the worker listens is not known: the first channel will do, since the worker looks for itself as well.
+        // The worker's channel is unknown. The first one will do, since the worker polls as well.
         self.in_flight.begin(round, (assignment.worker, Channel::default()), jobs, Monotonic::now());
     }
 
-    /// Forgets what may not be true any more after a round that failed.
+    /// Drops the caches that a failed round may have made wrong.
     pub(crate) fn forget(&mut self) {
         self.fleet.forget();
         self.lanes.forget();
+        self.discovery.forget();
     }
 
     /// One round. The next full scan is due after `every`.
     pub(crate) async fn tick(&mut self, store: &Store, term: LeaseTerm, trigger: Trigger, every: Duration) -> Result<Summary, StoreError> {
         let at = Monotonic::now();
         if trigger.full_scan || trigger.workers || self.fleet.is_unknown() {
-            let is_somebody_new = self.fleet.read(store.available_workers(term).await?, at);
-            if is_somebody_new {
-                self.refusals.somebody_is_new(at);
+            let has_new_worker = self.fleet.read(store.available_workers(term).await?, at);
+            if has_new_worker {
+                self.refusals.worker_is_new(at);
                 self.mark_recent_lanes();
             }
             self.keep_alive.channels.extend(self.fleet.workers().iter().map(|worker| worker.channel));
+        }
+        if trigger.full_scan {
+            self.keep_alive.read_channels(store, at).await;
         }
         self.end_turns(store, &trigger, at).await?;
         let now = store.now();
@@ -97,6 +100,7 @@ impl Assigning {
         self.news.extend(trigger.groups);
         if slots.is_empty() {
             if trigger.full_scan || self.news.len() > NEWS {
+                self.discovery.forget();
                 self.lanes.forget_scan();
                 self.news.clear();
             }
@@ -110,13 +114,13 @@ impl Assigning {
         let plan = plan(self.fleet.workers(), self.lanes.waiting(), &self.refusals, now);
         let assigned = self.assign(store, term, plan).await?;
         let slots_before = slots.values().sum();
-        let (next_due, look_again_at) = self.lanes.next(&self.fleet.slots(), now);
-        // The roster was not what it was known as: the jobs are for others.
-        let look_again_at = if self.fleet.is_unknown() { Some(at) } else { look_again_at };
-        Ok(Summary { assigned, slots: slots_before, next_due, look_again_at })
+        let (next_due, retry_at) = self.lanes.next(&self.fleet.slots(), now);
+        // The cached roster was wrong: the jobs are for other workers. Or some lanes are not listed yet.
+        let retry_at = if self.fleet.is_unknown() || self.discovery.is_behind() { Some(at) } else { retry_at };
+        Ok(Summary { assigned, slots: slots_before, next_due, retry_at })
     }
 
-    /// Ends the turns of workers that are done, gone, or too slow, and marks the lanes in which their jobs may wait again.
+    /// Ends the turns of workers that have answered, left, or take too long, and marks the lanes in which their jobs may wait again as stale.
     async fn end_turns(&mut self, store: &Store, trigger: &Trigger, at: Monotonic) -> Result<(), StoreError> {
         for turn in self.in_flight.settle(self.fleet.workers()) {
             self.turn_over(&turn, false);
@@ -138,7 +142,10 @@ impl Assigning {
                 self.remind(store, at).await;
             }
             self.refusals.age(at);
-            self.lanes.forget_scan();
+            // A scan that takes several rounds is completed first.
+            if !self.discovery.is_behind() {
+                self.lanes.forget_scan();
+            }
         }
         if trigger.refused {
             self.mark_recent_lanes();
@@ -146,9 +153,9 @@ impl Assigning {
         Ok(())
     }
 
-    fn turn_over(&mut self, turn: &Turn, lay: bool) {
-        self.refusals.turn_over(turn, lay);
-        // A search has left these jobs out. Most of them were started; one may be due still, or again.
+    fn turn_over(&mut self, turn: &Turn, unanswered: bool) {
+        self.refusals.turn_over(turn, unanswered);
+        // A search has skipped these jobs. Most of them were started, but some may still be due, or again.
         turn.met_in.iter().for_each(|lane| self.lanes.mark_stale(lane.clone()));
     }
 
@@ -165,34 +172,36 @@ impl Assigning {
 
     /// Finds the lanes that may have jobs: all of them in a full scan, else those of new kinds of workers and of groups with news.
     async fn discover(&mut self, store: &Store, now: Instant, until: Instant) -> Result<(), StoreError> {
-        // Also for kinds whose workers are busy now: what is marked stale is searched once they have free slots.
+        // Also for kinds whose workers are busy now: a lane that is marked stale is searched once they have free slots.
         let kinds = self.fleet.kinds();
         let all: Vec<KindId> = (0..kinds.len()).collect();
-        if self.lanes.needs_scan(now) {
-            let lanes = lanes_for(store, &mut self.discovery, kinds, &all, None, until).await?;
-            self.lanes.begin_scan(lanes, all, until);
+        if self.discovery.is_behind() {
+            let lanes = self.discovery.list_some(store, kinds).await?;
+            lanes.into_iter().for_each(|lane| self.lanes.mark_stale(lane));
+        } else if self.lanes.needs_scan(now) {
+            let lanes = self.discovery.lanes_of_all(store, kinds, &all, until).await?;
+            self.lanes.begin_scan(lanes, all.iter().copied(), until, |lane| self.discovery.will_list(lane));
             self.news.clear();
         } else {
             let unscanned = self.lanes.unscanned(all.iter().copied());
             if !unscanned.is_empty() {
-                let lanes = lanes_for(store, &mut self.discovery, kinds, &unscanned, None, until).await?;
+                let lanes = self.discovery.lanes_of_all(store, kinds, &unscanned, until).await?;
                 lanes.into_iter().for_each(|lane| self.lanes.mark_stale(lane));
                 self.lanes.scanned_for(unscanned);
             }
-            if !self.news.is_empty() {
-                let news = std::mem::take(&mut self.news);
-                let lanes = lanes_for(store, &mut self.discovery, kinds, &all, Some(&news), until).await?;
-                lanes.into_iter().for_each(|lane| self.lanes.mark_stale(lane));
-            }
+        }
+        if !self.news.is_empty() {
+            let lanes = self.discovery.lanes_of_groups(store, kinds, &all, &std::mem::take(&mut self.news), until).await?;
+            lanes.into_iter().for_each(|lane| self.lanes.mark_stale(lane));
         }
         self.lanes.learn_kinds(self.fleet.kinds());
         Ok(())
     }
 
-    /// Fills the windows of stale lanes that workers with free slots take.
+    /// Fills the stale windows of lanes that workers with free slots take.
     ///
-    /// Lanes that the same workers take are searched together, and all of them at first with one question. Where the answer is full and
-    /// holds too little for some of the workers, their lanes are searched again alone: a long backlog hides nothing.
+    /// The first query covers all these lanes. If its answer is full and has too few jobs for some workers, their lanes are searched again
+    /// alone, so that a long backlog of other lanes hides nothing.
     async fn fill(
         &mut self,
         store: &Store,
@@ -223,7 +232,7 @@ impl Assigning {
                 alone
             };
             if !search.is_enough(wanted, &lanes, now) {
-                // It is full of jobs that are due later, or cannot be assigned now.
+                // The answer is full of jobs that are due later, or cannot be assigned now.
                 let next = search.first_after(now);
                 let Some(due) = self.search(store, &lanes, now, wanted, at).await? else { return Ok(()) };
                 let is_fruitless = !due.fills(wanted, &lanes, now);
@@ -234,8 +243,7 @@ impl Assigning {
         Ok(())
     }
 
-    /// The jobs of these lanes that can be assigned once they are due, enough for so many slots; nothing when MongoDB takes too long, and
-    /// then less is asked for the next time.
+    /// Searches these lanes for enough jobs to fill `slots`. Returns `None` when MongoDB takes too long; then the next search asks for fewer.
     async fn search(
         &mut self,
         store: &Store,
@@ -263,14 +271,14 @@ impl Assigning {
             let found = search.found.entry(job.lane()).or_default();
             match left_alone_until {
                 _ if is_in_flight => {}
-                Some(again) => found.look_again_at = found.look_again_at.into_iter().chain([again]).min(),
+                Some(again) => found.retry_at = found.retry_at.into_iter().chain([again]).min(),
                 None => found.jobs.push_back(job),
             }
         }
         Ok(Some(search))
     }
 
-    /// Writes a plan and notifies the workers; says how many jobs were assigned.
+    /// Writes a plan and notifies the workers. Returns the number of assigned jobs.
     async fn assign(&mut self, store: &Store, term: LeaseTerm, plan: Plan) -> Result<usize, StoreError> {
         if plan.given.is_empty() {
             return Ok(0);
@@ -297,7 +305,7 @@ impl Assigning {
         if won.len() == planned.len() {
             self.fleet.remove(&won);
         } else {
-            // The roster is not what it was.
+            // The cached roster is stale.
             self.fleet.forget();
         }
         let hints = by_channel.into_iter().map(|(channel, assignments)| (channel, Hint::Assigned { round, assignments })).collect();
@@ -307,7 +315,7 @@ impl Assigning {
         Ok(assigned.len())
     }
 
-    /// Announces once more what was assigned a while ago and not seen taken: a worker takes each round once.
+    /// Announces unanswered assignments once more. A worker takes each round only once.
     async fn remind(&mut self, store: &Store, at: Monotonic) {
         let mut by_round: BTreeMap<(Channel, RoundId), Vec<Assignment>> = BTreeMap::new();
         for turn in self.in_flight.of_age(REMIND, at) {

@@ -1,7 +1,10 @@
-//! Which lanes have jobs, for workers of some kinds: only lanes that exist are searched, never every pair of a group and a class.
+//! Which lanes have jobs, for workers of some kinds. Only lanes that exist are searched, never every pair of a group and a class.
+//!
+//! Few pairs are searched without being listed. Else one walk over the index lists all lanes. Where the walk would take too long, the lanes are
+//! listed group by group, in steps, so that one round never takes long.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashSet},
+    collections::{BTreeSet, HashSet},
     time::{Duration, Instant as Monotonic},
 };
 
@@ -13,45 +16,125 @@ use recruiter_common::{
 
 use super::fleet::{Kind, KindId};
 
-/// So few lanes are searched whether they have jobs or not: that costs less than to list those that have.
+/// Up to so many lanes are searched without a listing, which would cost more.
 const FEW: usize = 200;
 /// The lanes of so few groups are listed group by group.
 const FEW_GROUPS: usize = 20;
-/// After a walk over the whole index that took too long, lanes are listed group by group for this long.
+/// After a walk that took too long, no walk is tried for this long.
 const TOO_LONG_FOR: Duration = Duration::from_secs(60);
 
-/// How lanes are listed best.
+/// How long one round lists lanes group by group. The next round goes on.
+const STEP: Duration = Duration::from_millis(100);
+/// Groups in one part of a step.
+const GROUPS_AT_ONCE: usize = 16;
+
+/// Which lanes exist, and how they are listed best.
 #[derive(Debug, Default)]
 pub(crate) struct Discovery {
     /// Until when the whole index is too long to walk.
     too_long_until: Option<Monotonic>,
+    /// Groups whose lanes the present full scan has not listed yet.
+    unlisted: BTreeSet<String>,
 }
 
-/// The lanes that may have jobs which are due at `until`, in these groups or in all, and that workers of these kinds take.
-pub(crate) async fn lanes_for(
-    store: &Store,
-    discovery: &mut Discovery,
-    all: &[Kind],
-    kinds: &[KindId],
-    groups: Option<&BTreeSet<String>>,
-    until: Instant,
-) -> Result<Vec<Lane>, StoreError> {
-    let kinds: Vec<&Kind> = kinds.iter().map(|kind| &all[*kind]).collect();
-    let news = groups;
-    let groups = match news {
-        Some(news) => serves(&kinds, news.iter().cloned()),
-        None => groups_with_jobs(store, &kinds).await?,
-    };
-    if let Some(few) = every_pair(&kinds, &groups) {
-        return Ok(few);
+impl Discovery {
+    /// Whether the present full scan goes on in the next round.
+    pub(crate) fn is_behind(&self) -> bool {
+        !self.unlisted.is_empty()
     }
-    let walked = if news.is_some_and(|news| news.len() <= FEW_GROUPS) { None } else { walk(store, discovery).await? };
-    let lanes: BTreeSet<Lane> = match walked {
-        Some(lanes) => lanes.into_iter().filter(|(_, first)| *first <= until).map(|(lane, _)| lane).collect(),
-        None => store.lanes_of(groups.iter().cloned()).await?,
-    };
-    let is_wanted = |lane: &Lane| groups.contains(&lane.group) && kinds.iter().any(|kind| kind.takes(lane));
-    Ok(lanes.into_iter().filter(is_wanted).collect())
+
+    /// Whether the present full scan has this lane still before it.
+    pub(crate) fn will_list(&self, lane: &Lane) -> bool {
+        self.unlisted.contains(&lane.group)
+    }
+
+    /// Gives up the present full scan.
+    pub(crate) fn forget(&mut self) {
+        self.unlisted.clear();
+    }
+
+    /// The lanes that may have jobs which are due at `until` and that workers of these kinds take. With more jobs than one walk over the
+    /// index can pass, these are the first of them, and [`list_some`](Self::list_some) returns the others.
+    pub(crate) async fn lanes_of_all(
+        &mut self,
+        store: &Store,
+        all: &[Kind],
+        kinds: &[KindId],
+        until: Instant,
+    ) -> Result<Vec<Lane>, StoreError> {
+        let kinds: Vec<&Kind> = kinds.iter().map(|kind| &all[*kind]).collect();
+        let groups = groups_with_jobs(store, &kinds).await?;
+        if let Some(few) = every_pair(&kinds, &groups) {
+            return Ok(few);
+        }
+        if let Some(lanes) = self.walk(store, until).await? {
+            return Ok(lanes.into_iter().filter(|lane| groups.contains(&lane.group) && is_taken(&kinds, lane)).collect());
+        }
+        self.unlisted.extend(groups);
+        self.list_some(store, all).await
+    }
+
+    /// The same in these groups alone.
+    pub(crate) async fn lanes_of_groups(
+        &mut self,
+        store: &Store,
+        all: &[Kind],
+        kinds: &[KindId],
+        groups: &BTreeSet<String>,
+        until: Instant,
+    ) -> Result<Vec<Lane>, StoreError> {
+        let kinds: Vec<&Kind> = kinds.iter().map(|kind| &all[*kind]).collect();
+        let groups = serves(&kinds, groups.iter().cloned());
+        if let Some(few) = every_pair(&kinds, &groups) {
+            return Ok(few);
+        }
+        let lanes = if groups.len() <= FEW_GROUPS {
+            store.lanes_of(groups.iter().cloned()).await?
+        } else if let Some(lanes) = self.walk(store, until).await? {
+            lanes
+        } else {
+            self.unlisted.extend(groups);
+            return self.list_some(store, all).await;
+        };
+        Ok(lanes.into_iter().filter(|lane| groups.contains(&lane.group) && is_taken(&kinds, lane)).collect())
+    }
+
+    /// The lanes of the next groups of the present full scan, as many as can be listed in a short time: hints and free workers are not kept
+    /// waiting by thousands of groups.
+    pub(crate) async fn list_some(&mut self, store: &Store, kinds: &[Kind]) -> Result<Vec<Lane>, StoreError> {
+        let (began, kinds) = (Monotonic::now(), kinds.iter().collect::<Vec<_>>());
+        let mut lanes = Vec::new();
+        while self.is_behind() && began.elapsed() < STEP {
+            let groups = self.next_groups();
+            lanes.extend(store.lanes_of(groups.iter().cloned()).await?.into_iter().filter(|lane| is_taken(&kinds, lane)));
+            self.unlisted.retain(|group| !groups.contains(group));
+        }
+        Ok(lanes)
+    }
+
+    /// The next groups to be listed.
+    fn next_groups(&self) -> BTreeSet<String> {
+        self.unlisted.iter().take(GROUPS_AT_ONCE).cloned().collect()
+    }
+
+    /// Every lane that has jobs which are due at `until`; `None` when the walk takes too long.
+    async fn walk(&mut self, store: &Store, until: Instant) -> Result<Option<BTreeSet<Lane>>, StoreError> {
+        if self.too_long_until.is_some_and(|until| Monotonic::now() < until) {
+            return Ok(None);
+        }
+        match store.waiting_lanes().await {
+            Ok(lanes) => Ok(Some(lanes.into_iter().filter(|(_, first)| *first <= until).map(|(lane, _)| lane).collect())),
+            Err(error) if error.is_too_slow() => {
+                self.too_long_until = Some(Monotonic::now() + TOO_LONG_FOR);
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+fn is_taken(kinds: &[&Kind], lane: &Lane) -> bool {
+    kinds.iter().any(|kind| kind.takes(lane))
 }
 
 /// The groups that workers of these kinds serve and that have waiting jobs: in each of the others a search would walk over
@@ -98,25 +181,22 @@ fn every_pair(kinds: &[&Kind], groups: &BTreeSet<String>) -> Option<Vec<Lane>> {
     Some(lanes.into_iter().collect())
 }
 
-/// Every lane that has jobs, with the date of the first; nothing when that takes too long.
-async fn walk(store: &Store, discovery: &mut Discovery) -> Result<Option<BTreeMap<Lane, Instant>>, StoreError> {
-    if discovery.too_long_until.is_some_and(|until| Monotonic::now() < until) {
-        return Ok(None);
-    }
-    match store.waiting_lanes().await {
-        Ok(lanes) => Ok(Some(lanes)),
-        Err(error) if error.is_too_slow() => {
-            discovery.too_long_until = Some(Monotonic::now() + TOO_LONG_FOR);
-            Ok(None)
-        }
-        Err(error) => Err(error),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::leader::fleet::tests::{available, fleet};
+
+    #[test]
+    fn very_many_groups_are_listed_in_parts() {
+        let lane = |group: &str| Lane { group: group.into(), class: "c".into() };
+        let mut discovery = Discovery { unlisted: (10..60).map(|number| format!("group-{number}")).collect(), ..Discovery::default() };
+        let first = discovery.next_groups();
+        assert!(first.len() == GROUPS_AT_ONCE && first.contains("group-10") && !first.contains("group-59"));
+        discovery.unlisted.retain(|group| !first.contains(group));
+        assert!(discovery.is_behind() && discovery.will_list(&lane("group-59")) && !discovery.will_list(&lane("group-10")));
+        discovery.forget();
+        assert!(!discovery.is_behind() && !discovery.will_list(&lane("group-59")));
+    }
 
     #[test]
     fn a_few_lanes_are_searched_without_being_listed() {

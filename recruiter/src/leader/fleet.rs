@@ -1,6 +1,6 @@
-//! The fleet: the workers that have free slots, as the roster showed them last.
+//! The fleet: a cache of the workers that have free slots, from the last read of the roster.
 //!
-//! Workers that take the same groups and classes are of one *kind*: what is due is searched for kinds, not for workers.
+//! Workers that take the same groups and classes are of one *kind*. Searches are made for kinds, not for single workers.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -13,15 +13,15 @@ use recruiter_common::{
     store::{Channel, Lane},
 };
 
-/// How much later than it should a heartbeat may be seen: the roster is read once a second.
+/// Tolerance before a heartbeat is overdue: the roster is read once a second.
 const HEARTBEAT_LATE: Duration = Duration::from_secs(2);
-/// Workers whose signs of life are remembered, at most.
+/// Limit of the workers whose last heartbeat is in memory.
 const REMEMBERED: usize = 100_000;
 
 /// Which kind of worker: an index of [`Fleet::kinds`].
 pub(crate) type KindId = usize;
 
-/// What a worker takes.
+/// Groups and classes that a worker takes.
 #[derive(Debug)]
 pub(crate) struct Kind {
     pub(crate) work_on: WorkOn,
@@ -40,59 +40,59 @@ pub(crate) struct FreeWorker {
     pub(crate) id: WorkerId,
     pub(crate) kind: KindId,
     pub(crate) free: u32,
-    /// The round it took last.
+    /// The last round that it took.
     pub(crate) round: Option<RoundId>,
     pub(crate) channel: Channel,
-    /// When its roster document was seen to change.
-    pub(crate) heard_at: Monotonic,
-    /// Whether a heartbeat is overdue: it may be dead.
-    pub(crate) is_quiet: bool,
+    /// When a change of its roster document was last observed.
+    pub(crate) changed_at: Monotonic,
+    /// Whether its heartbeat is overdue. The worker may be dead.
+    pub(crate) is_overdue: bool,
 }
 
-/// The last change that was seen in a worker's roster document.
+/// The last observed change of a worker's roster document.
 #[derive(Debug)]
-struct Heard {
+struct Observed {
     last_seen_at: Option<bson::DateTime>,
     round: Option<RoundId>,
     at: Monotonic,
 }
 
-/// Workers with free slots. Unknown before the first look at the roster and after anything that may have changed it.
+/// The cache. It is unknown before the first read of the roster, and after an event that makes it stale.
 #[derive(Debug, Default)]
 pub(crate) struct Fleet {
     workers: Option<Vec<FreeWorker>>,
     kinds: Vec<Kind>,
     kind_ids: HashMap<(WorkOn, Vec<String>), KindId>,
-    heard: HashMap<WorkerId, Heard>,
+    observed: HashMap<WorkerId, Observed>,
 }
 
 impl Fleet {
-    /// Takes over what the roster shows at `at`; says whether there is a worker that was never seen before.
+    /// Replaces the cache by a read of the roster at `at`. Returns whether a worker is new.
     pub(crate) fn read(&mut self, available: Vec<AvailableWorker>, at: Monotonic) -> bool {
-        if self.heard.len() > REMEMBERED {
-            self.heard.clear();
+        if self.observed.len() > REMEMBERED {
+            self.observed.clear();
         }
-        let before = self.heard.len();
+        let before = self.observed.len();
         let workers = available.into_iter().map(|worker| self.free_worker(worker, at)).collect();
         self.workers = Some(workers);
-        self.heard.len() > before
+        self.observed.len() > before
     }
 
     fn free_worker(&mut self, worker: AvailableWorker, at: Monotonic) -> FreeWorker {
         let AvailableWorker { id, work_on, classes, free, round, channel, last_seen_at, lease } = worker;
-        let heard = self.heard.entry(id).or_insert(Heard { last_seen_at, round, at });
-        if heard.last_seen_at != last_seen_at || heard.round != round {
-            *heard = Heard { last_seen_at, round, at };
+        let observed = self.observed.entry(id).or_insert(Observed { last_seen_at, round, at });
+        if observed.last_seen_at != last_seen_at || observed.round != round {
+            *observed = Observed { last_seen_at, round, at };
         }
-        let heard_at = heard.at;
-        // A worker is made to beat at least three times in a lease.
-        let is_quiet = at.duration_since(heard_at) > lease / 3 + HEARTBEAT_LATE;
+        let changed_at = observed.at;
+        // The worker's configuration guarantees three heartbeats per lease.
+        let is_overdue = at.duration_since(changed_at) > lease / 3 + HEARTBEAT_LATE;
         let next = self.kinds.len();
         let kind = *self.kind_ids.entry((work_on, classes)).or_insert_with_key(|(work_on, classes)| {
             self.kinds.push(Kind { work_on: work_on.clone(), classes: classes.iter().cloned().collect() });
             next
         });
-        FreeWorker { id, kind, free, round, channel, heard_at, is_quiet }
+        FreeWorker { id, kind, free, round, channel, changed_at, is_overdue }
     }
 
     /// Whether the roster must be read before anything is planned.
@@ -100,7 +100,7 @@ impl Fleet {
         self.workers.is_none()
     }
 
-    /// Forgets who has free slots.
+    /// Drops the cache.
     pub(crate) fn forget(&mut self) {
         self.workers = None;
     }
@@ -110,19 +110,19 @@ impl Fleet {
         self.workers.as_deref().unwrap_or_default()
     }
 
-    /// Removes workers that are busy or gone.
+    /// Removes workers that have no free slots any more, or left the roster.
     pub(crate) fn remove(&mut self, gone: &HashSet<WorkerId>) {
         if let Some(workers) = &mut self.workers {
             workers.retain(|worker| !gone.contains(&worker.id));
         }
     }
 
-    /// All kinds that were ever seen.
+    /// All kinds, in the order in which they were first seen.
     pub(crate) fn kinds(&self) -> &[Kind] {
         &self.kinds
     }
 
-    /// Free slots of each kind that has any.
+    /// Number of free slots by kind.
     pub(crate) fn slots(&self) -> HashMap<KindId, usize> {
         let mut slots = HashMap::new();
         for worker in self.workers() {
@@ -170,13 +170,13 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_worker_is_quiet_when_its_heartbeat_is_overdue() {
+    fn a_worker_is_overdue_when_its_heartbeat_is_overdue() {
         let mut fleet = Fleet::default();
         let (start, worker) = (Monotonic::now(), available(&["*"], &["a"], 1));
         let mut check = |seconds: u64, last_seen_at: i64| {
             let last_seen_at = Some(bson::DateTime::from_millis(last_seen_at));
             fleet.read(vec![AvailableWorker { last_seen_at, ..worker.clone() }], start + Duration::from_secs(seconds));
-            fleet.workers()[0].is_quiet
+            fleet.workers()[0].is_overdue
         };
         assert!(!check(0, 1));
         assert!(!check(8, 1), "20 s / 3, and two seconds more");

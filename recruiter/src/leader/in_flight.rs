@@ -1,6 +1,6 @@
-//! What is in flight: jobs that were assigned and whose workers have not been seen to be done with the assignment.
+//! Jobs in flight: assigned, and the worker has not answered the assignment yet.
 //!
-//! Forgetting a job too early is harmless, because only a start under its own guard counts.
+//! Dropping a job from here too early is harmless: the start of a job has its own guard.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -16,25 +16,25 @@ use recruiter_common::{
 
 use super::fleet::FreeWorker;
 
-/// How long an assigned job is left alone at most: with the scan that finds it out, five seconds. A worker takes an assignment within
-/// milliseconds, or within the poll fallback when its hint was lost.
+/// How long an assigned job stays in flight. With the full scan that ends it this makes five seconds. A worker takes an assignment within
+/// milliseconds, or within its poll interval if the hint was lost.
 const IN_FLIGHT_FOR: Duration = Duration::from_secs(4);
 
-/// One assignment to one worker.
+/// One assignment to one worker, until the worker answers it by offering slots again.
 #[derive(Debug)]
 pub(crate) struct Turn {
     pub(crate) worker: WorkerId,
     pub(crate) round: RoundId,
     /// Where the worker listens.
     pub(crate) channel: Channel,
-    /// The jobs, with the dates they were due at, where these are known.
+    /// The jobs, and their due dates if known.
     pub(crate) jobs: Vec<(JobId, Option<Instant>)>,
     since: Monotonic,
-    /// Lanes in which a search met one of the jobs and left it out.
+    /// Lanes in which a search has skipped one of the jobs.
     pub(crate) met_in: BTreeSet<Lane>,
 }
 
-/// Everything that is in flight.
+/// All jobs in flight.
 #[derive(Debug, Default)]
 pub(crate) struct InFlight {
     turns: HashMap<WorkerId, Turn>,
@@ -42,7 +42,7 @@ pub(crate) struct InFlight {
 }
 
 impl InFlight {
-    /// Notes an assignment that was written at `since`.
+    /// Adds an assignment that was written at `since`.
     pub(crate) fn begin(
         &mut self,
         round: RoundId,
@@ -56,7 +56,7 @@ impl InFlight {
         self.turns.insert(worker, Turn { worker, round, channel, jobs, since, met_in: BTreeSet::new() });
     }
 
-    /// Forgets the turn of a worker.
+    /// Ends the turn of a worker.
     pub(crate) fn end(&mut self, worker: WorkerId) -> Option<Turn> {
         let turn = self.turns.remove(&worker)?;
         for (job, _) in &turn.jobs {
@@ -67,7 +67,7 @@ impl InFlight {
         Some(turn)
     }
 
-    /// How many jobs are in flight.
+    /// Number of jobs in flight.
     pub(crate) fn len(&self) -> usize {
         self.workers.len()
     }
@@ -76,13 +76,13 @@ impl InFlight {
         self.workers.contains_key(&job)
     }
 
-    /// Notes that a search has met this job; says whether it is in flight.
+    /// A search has found this job. Returns whether it is in flight, and is therefore skipped.
     pub(crate) fn meet(&mut self, job: &DueJob) -> bool {
         let turn = self.workers.get(&job.id).and_then(|worker| self.turns.get_mut(worker));
         turn.map(|turn| turn.met_in.insert(job.lane())).is_some()
     }
 
-    /// The turns of workers that offer slots again: they are over, whatever the workers made of them.
+    /// Ends the turns of workers that offer slots again, and returns them.
     pub(crate) fn settle(&mut self, workers: &[FreeWorker]) -> Vec<Turn> {
         let is_over = |worker: &&FreeWorker| self.turns.get(&worker.id).is_some_and(|turn| worker.round == Some(turn.round));
         let over: Vec<WorkerId> = workers.iter().filter(is_over).map(|worker| worker.id).collect();
@@ -94,12 +94,12 @@ impl InFlight {
         self.turns.keys().copied().collect()
     }
 
-    /// The turns that began at least so long ago, and not longer than that.
+    /// The turns whose age is in this range.
     pub(crate) fn of_age(&self, age: RangeInclusive<Duration>, at: Monotonic) -> impl Iterator<Item = &Turn> {
         self.turns.values().filter(move |turn| age.contains(&at.duration_since(turn.since)))
     }
 
-    /// The turns of workers that are gone, were given something else, or take too long.
+    /// Ends the turns of workers that left the roster, have another round, or take too long, and returns them.
     pub(crate) fn expire(&mut self, rounds: &HashMap<WorkerId, Option<RoundId>>, at: Monotonic) -> Vec<Turn> {
         let is_over = |turn: &&Turn| at.duration_since(turn.since) >= IN_FLIGHT_FOR || rounds.get(&turn.worker) != Some(&Some(turn.round));
         let over: Vec<WorkerId> = self.turns.values().filter(is_over).map(|turn| turn.worker).collect();
@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     fn worker(id: WorkerId, round: Option<RoundId>) -> FreeWorker {
-        FreeWorker { id, kind: 0, free: 1, round, channel: Channel::default(), heard_at: Monotonic::now(), is_quiet: false }
+        FreeWorker { id, kind: 0, free: 1, round, channel: Channel::default(), changed_at: Monotonic::now(), is_overdue: false }
     }
 
     #[test]

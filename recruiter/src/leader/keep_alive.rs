@@ -1,23 +1,36 @@
-//! Keep-alives for idle workers: a worker that hears one need not look at its roster document before the next is due.
+//! Keep-alives for idle workers. A worker that receives one need not read its roster document before the next one is due.
 
 use std::{
     collections::BTreeSet,
     time::{Duration, Instant as Monotonic},
 };
 
-use recruiter_common::store::{Channel, Hint};
+use recruiter_common::store::{Channel, Hint, Store};
 
-/// Who is told, and whether everything could be said.
+/// Between two reads of the channels of all workers. The channels of workers with free slots are learned with each look at the roster.
+const CHANNELS_EVERY: Duration = Duration::from_secs(5);
+
+/// The channels that get keep-alives, and whether they may have them.
 #[derive(Debug, Default)]
 pub(crate) struct KeepAlive {
     /// Channels that workers listen on.
     pub(crate) channels: BTreeSet<Channel>,
+    read_at: Option<Monotonic>,
     /// When a hint to a worker could not be sent.
     failed_at: Option<Monotonic>,
 }
 
 impl KeepAlive {
-    /// Notes that workers were not told of an assignment.
+    /// Reads the channels of all workers, unless that was done lately.
+    pub(crate) async fn read_channels(&mut self, store: &Store, at: Monotonic) {
+        if self.read_at.is_none_or(|read| at.duration_since(read) >= CHANNELS_EVERY)
+            && let Ok(channels) = store.channels().await
+        {
+            (self.channels, self.read_at) = (channels, Some(at));
+        }
+    }
+
+    /// Notes that a notification of an assignment was not sent.
     pub(crate) fn failed(&mut self, at: Monotonic) {
         self.failed_at = Some(at);
     }

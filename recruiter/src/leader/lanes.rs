@@ -1,17 +1,18 @@
-//! Lanes: what is known of the jobs that are due, one window for each range of the index, and the rules of when to look again.
+//! The cache of due jobs: one window per lane, and the rules that make a window stale.
 //!
-//! **What a window says.** When it was filled, no job of the lane before its end that is due at its horizon was missing. Jobs leave
-//! it when they are assigned and join it when they are announced. It is *stale*, and is filled again before the lane is planned
-//! for, when
+//! **A window** holds the first due jobs of its lane. When it was filled, it held every job of the lane that comes before its `end` and is due
+//! at its horizon (`until`). A job leaves the window when it is assigned and enters it when it is announced. A window is *stale*, and is
+//! filled again before the next plan, when
 //!
-//! 1. something was said of the lane that is not in the window: a hint without the job, a turn that came to nothing;
-//! 2. a job that was left alone may be assigned again;
-//! 3. more jobs may be due behind its end or after its horizon, and those that are known up to there, in all lanes of the same workers, do not
+//! 1. an event concerns the lane but is not in the window: a hint that does not carry the job, or an assignment that came to nothing;
+//! 2. the pause of a refused job is over;
+//! 3. more jobs may be due after its end or after its horizon, and the known jobs before that point, in all lanes of the same workers, do not
 //!    fill the free slots.
 //!
-//! **What a lane without a window says.** It was empty up to the horizon of the last full scan, for the kinds of workers
-//! that the scan was made for. A full scan drops every window and asks for every lane that has jobs. Nothing here is needed for safety: a job that
-//! is known and gone is refused by its start, and one that is not known is found by the next full scan.
+//! **A lane without a window** was empty up to the horizon of the last full scan, for the kinds of workers that the scan was made for. A full
+//! scan drops all windows and lists all lanes that have jobs.
+//!
+//! Safety does not depend on this cache. The start of a job that is gone fails, and a job that is missing here is found by the next full scan.
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
@@ -26,69 +27,69 @@ use recruiter_common::{
 
 use super::fleet::{Kind, KindId};
 
-/// Jobs in all windows, at most: more than there are slots to give.
+/// Limit of jobs in all windows: more than the slots of a large fleet.
 const REMEMBERED: usize = 100_000;
-/// After a search that has found nothing but jobs that cannot be assigned now, although there are others behind them.
+/// Pause after a search whose full answer held only jobs that cannot be assigned now.
 const FRUITLESS_FOR: Duration = Duration::from_millis(100);
 
 /// The first jobs of one lane.
 #[derive(Debug)]
 struct Window {
-    /// In their order.
+    /// Sorted by position.
     jobs: VecDeque<DueJob>,
-    /// The position up to which no job is missing; none when none is missing at all.
+    /// Up to this position no job is missing. `None`: no job is missing.
     end: Option<Position>,
-    /// The date up to which the lane was searched.
+    /// The horizon: jobs that are due later were not searched.
     until: Instant,
     is_stale: bool,
-    /// When a job that was left alone may be assigned.
-    look_again_at: Option<Monotonic>,
-    /// Until when another search would find nothing either.
+    /// When the first pause of a refused job is over.
+    retry_at: Option<Monotonic>,
+    /// Until then another search would find nothing new.
     fruitless_until: Option<Monotonic>,
-    /// A date after its horizon at which a job is known to become due.
+    /// The due date of a known job after the horizon.
     next: Option<Instant>,
-    /// The kinds of workers that take the lane, among the first so many kinds.
+    /// The kinds of workers that take the lane, among the first `known_kinds` kinds.
     able: Vec<KindId>,
     known_kinds: usize,
 }
 
-/// What a search has found for one lane.
+/// The part of a search's answer that belongs to one lane.
 #[derive(Debug, Default)]
 pub(crate) struct Found {
-    /// Jobs that can be assigned when they are due, in their order.
+    /// Jobs that can be assigned once they are due, sorted by position.
     pub(crate) jobs: VecDeque<DueJob>,
-    /// When the first of the jobs that are left alone may be assigned.
-    pub(crate) look_again_at: Option<Monotonic>,
+    /// When the first pause of a refused job is over.
+    pub(crate) retry_at: Option<Monotonic>,
 }
 
-/// The answer to one question about some lanes.
+/// The answer to one query over some lanes.
 #[derive(Debug, Default)]
 pub(crate) struct Search {
-    /// What it found in each lane; nothing in the others.
+    /// By lane. Lanes without jobs are absent.
     pub(crate) found: HashMap<Lane, Found>,
-    /// The position up to which it found all jobs; none when it found all there are.
+    /// The query found every job up to this position. `None`: it found every job.
     pub(crate) end: Option<Position>,
-    /// The date up to which it looked.
+    /// The horizon of the query.
     pub(crate) until: Instant,
-    /// A date after that at which a job is known to become due.
+    /// The due date of a known job after the horizon.
     pub(crate) next: Option<Instant>,
-    /// Whether it found too few jobs that can be assigned now, and would again.
+    /// Whether the same query would again find too few jobs that can be assigned now.
     pub(crate) is_fruitless: bool,
 }
 
 impl Search {
-    /// Whether its jobs of these lanes that are due fill so many slots.
+    /// Whether the due jobs of these lanes fill `slots`.
     pub(crate) fn fills(&self, slots: usize, lanes: &[Lane], now: Instant) -> bool {
         let due = lanes.iter().filter_map(|lane| self.found.get(lane)).flat_map(|found| &found.jobs).filter(|job| job.scheduled_at <= now);
         due.take(slots).count() >= slots
     }
 
-    /// Whether it tells all there is to know of these lanes, or fills so many slots from them.
+    /// Whether the answer is complete, or its due jobs of these lanes fill `slots`.
     pub(crate) fn is_enough(&self, slots: usize, lanes: &[Lane], now: Instant) -> bool {
         self.end.is_none() || self.fills(slots, lanes, now)
     }
 
-    /// The first date after this one at which one of its jobs becomes due.
+    /// The first due date after `now`.
     pub(crate) fn first_after(&self, now: Instant) -> Option<Instant> {
         self.found.values().flat_map(|found| &found.jobs).map(|job| job.scheduled_at).filter(|at| *at > now).min()
     }
@@ -101,7 +102,7 @@ impl Window {
             end: None,
             until,
             is_stale: true,
-            look_again_at: None,
+            retry_at: None,
             fruitless_until: None,
             next: None,
             able: Vec::new(),
@@ -109,19 +110,19 @@ impl Window {
         }
     }
 
-    /// The first two rules of staleness.
+    /// Rules 1 and 2 of staleness.
     fn is_stale(&self, at: Monotonic) -> bool {
-        self.is_stale || self.look_again_at.is_some_and(|again| again <= at)
+        self.is_stale || self.retry_at.is_some_and(|again| again <= at)
     }
 
-    /// Whether jobs may be due that are not in it, and a search would find them.
+    /// Whether a search may find due jobs that are not in the window.
     fn may_have_more(&self, now: Instant, at: Monotonic) -> bool {
         (self.end.is_some() || self.until <= now) && self.fruitless_until.is_none_or(|until| until <= at)
     }
 
-    /// Whether it says no more than a lane without a window.
+    /// Whether the window holds no more information than its absence.
     fn says_nothing(&self, scanned_until: Instant) -> bool {
-        self.jobs.is_empty() && self.end.is_none() && !self.is_stale && self.look_again_at.is_none() && self.until >= scanned_until
+        self.jobs.is_empty() && self.end.is_none() && !self.is_stale && self.retry_at.is_none() && self.until >= scanned_until
     }
 
     fn learn_kinds(&mut self, lane: &Lane, kinds: &[Kind]) {
@@ -137,14 +138,14 @@ struct Scan {
     until: Instant,
 }
 
-/// Everything that is known of jobs that are due.
+/// All windows, and the last full scan.
 #[derive(Debug, Default)]
 pub(crate) struct Lanes {
     windows: HashMap<Lane, Window>,
     scan: Option<Scan>,
 }
 
-/// The jobs of a lane and who could take them.
+/// The known jobs of a lane and the kinds of workers that take it.
 pub(crate) struct Waiting<'a> {
     pub(crate) lane: &'a Lane,
     pub(crate) jobs: &'a VecDeque<DueJob>,
@@ -152,40 +153,48 @@ pub(crate) struct Waiting<'a> {
 }
 
 impl Lanes {
-    /// Forgets everything: the next round begins with a full scan.
+    /// Drops everything. The next round begins with a full scan.
     pub(crate) fn forget(&mut self) {
         *self = Self::default();
     }
 
-    /// Asks for a full scan. What was announced stays known until then.
+    /// Requests a full scan. Announced jobs stay known until then.
     pub(crate) fn forget_scan(&mut self) {
         self.scan = None;
     }
 
-    /// Whether everything must be looked at.
+    /// Whether a full scan is due.
     pub(crate) fn needs_scan(&self, now: Instant) -> bool {
         self.scan.as_ref().is_none_or(|scan| scan.until < now)
     }
 
-    /// Which of these kinds of workers the last full scan was not made for.
+    /// The kinds among these that the last full scan did not cover.
     pub(crate) fn unscanned(&self, kinds: impl Iterator<Item = KindId>) -> Vec<KindId> {
         kinds.filter(|kind| self.scan.as_ref().is_none_or(|scan| !scan.kinds.contains(kind))).collect()
     }
 
-    /// Begins anew with these lanes: all that have jobs which are due at `until` and which these kinds of workers take.
-    pub(crate) fn begin_scan(&mut self, lanes: impl IntoIterator<Item = Lane>, kinds: impl IntoIterator<Item = KindId>, until: Instant) {
-        self.windows = lanes.into_iter().map(|lane| (lane, Window::stale(until))).collect();
+    /// Begins a full scan with these lanes: all that have jobs which are due at `until` and which these kinds of workers take. Only lanes
+    /// that will be listed later keep their windows until then.
+    pub(crate) fn begin_scan(
+        &mut self,
+        lanes: impl IntoIterator<Item = Lane>,
+        kinds: impl IntoIterator<Item = KindId>,
+        until: Instant,
+        will_be_listed: impl Fn(&Lane) -> bool,
+    ) {
+        self.windows.retain(|lane, _| will_be_listed(lane));
+        self.windows.extend(lanes.into_iter().map(|lane| (lane, Window::stale(until))));
         self.scan = Some(Scan { kinds: kinds.into_iter().collect(), until });
     }
 
-    /// The lanes of these kinds of workers were listed, too.
+    /// The lanes of these kinds of workers were listed as well.
     pub(crate) fn scanned_for(&mut self, kinds: impl IntoIterator<Item = KindId>) {
         if let Some(scan) = &mut self.scan {
             scan.kinds.extend(kinds);
         }
     }
 
-    /// Something was said of this lane that is not in its window.
+    /// Rule 1 of staleness: an event concerns this lane.
     pub(crate) fn mark_stale(&mut self, lane: Lane) {
         let until = self.horizon();
         self.windows.entry(lane).or_insert_with(|| Window::stale(until)).is_stale = true;
@@ -195,7 +204,7 @@ impl Lanes {
         self.scan.as_ref().map_or(Instant::MIN_UTC, |scan| scan.until)
     }
 
-    /// Takes in jobs that were announced and need not be visible yet.
+    /// Adds announced jobs. Their inserts need not be visible yet.
     pub(crate) fn announce(&mut self, jobs: impl IntoIterator<Item = DueJob>) {
         let mut known: usize = self.windows.values().map(|window| window.jobs.len()).sum();
         let (until, is_scanned) = (self.horizon(), self.scan.is_some());
@@ -216,7 +225,7 @@ impl Lanes {
         }
     }
 
-    /// Takes out jobs that were assigned.
+    /// Removes assigned jobs.
     pub(crate) fn remove(&mut self, lanes: &HashSet<Lane>, jobs: &HashSet<JobId>) {
         let until = self.horizon();
         for lane in lanes {
@@ -229,15 +238,15 @@ impl Lanes {
         }
     }
 
-    /// Notes the kinds of workers that there are.
+    /// Updates which kinds of workers take each lane.
     pub(crate) fn learn_kinds(&mut self, kinds: &[Kind]) {
         for (lane, window) in &mut self.windows {
             window.learn_kinds(lane, kinds);
         }
     }
 
-    /// The stale lanes that one of these kinds of workers takes, by the kinds that do: workers of the same kinds can stand in for
-    /// each other, so that a lane of theirs hides nothing that another worker could take.
+    /// The stale lanes that workers with free slots take, grouped by the kinds that take them. Lanes of one group are interchangeable: any of
+    /// their workers could take a job of any of them, so one query over the group hides no job from a worker.
     pub(crate) fn stale(&self, free: &HashMap<KindId, usize>, now: Instant, at: Monotonic) -> HashMap<Vec<KindId>, Vec<Lane>> {
         let mut alike: HashMap<Vec<KindId>, Vec<(&Lane, &Window)>> = HashMap::new();
         for (lane, window) in &self.windows {
@@ -259,13 +268,13 @@ impl Lanes {
         stale
     }
 
-    /// Fills the windows of these lanes with what a search has found in them.
+    /// Replaces the windows of these lanes by the answer of a search.
     pub(crate) fn fill(&mut self, lanes: &[Lane], search: &mut Search, at: Monotonic) {
         let scanned_until = self.horizon();
         for lane in lanes {
             let Some(window) = self.windows.get_mut(lane) else { continue };
             let found = search.found.remove(lane).unwrap_or_default();
-            (window.jobs, window.look_again_at) = (found.jobs, found.look_again_at);
+            (window.jobs, window.retry_at) = (found.jobs, found.retry_at);
             (window.end, window.until, window.next) = (search.end, search.until, search.next);
             window.is_stale = false;
             window.fruitless_until = search.is_fruitless.then_some(at + FRUITLESS_FOR);
@@ -281,23 +290,23 @@ impl Lanes {
         with_jobs.map(|(lane, window)| Waiting { lane, jobs: &window.jobs, able: &window.able })
     }
 
-    /// When a round should look again, for workers of these kinds that have free slots: at this date, or at this instant.
+    /// When the next round is due for workers of these kinds: at a date of the server, or at an instant of this process.
     pub(crate) fn next(&self, free: &HashMap<KindId, usize>, now: Instant) -> (Option<Instant>, Option<Monotonic>) {
         let (mut date, mut instant) = (None, None);
         for window in self.windows.values().filter(|window| window.able.iter().any(|kind| free.contains_key(kind))) {
             let later = window.jobs.iter().map(|job| job.scheduled_at).chain(window.next).filter(|at| *at > now).min();
             date = date.into_iter().chain(later).min();
             let fruitless_until = window.fruitless_until.filter(|_| window.end.is_some() || window.until <= now);
-            instant = instant.into_iter().chain(window.look_again_at).chain(fruitless_until).min();
+            instant = instant.into_iter().chain(window.retry_at).chain(fruitless_until).min();
         }
         (date, instant)
     }
 }
 
-/// The third rule of staleness: whether the jobs that are known in these lanes, up to where the first of them may miss some, are too few.
+/// Rule 3 of staleness: whether the jobs before the first position at which one may be missing do not fill the slots.
 fn more_is_needed(lanes: &[(&Lane, &Window)], slots: usize, now: Instant, at: Monotonic) -> bool {
     let unsure = || lanes.iter().filter(|(_, window)| window.may_have_more(now, at));
-    // After its horizon a lane may miss its very first job.
+    // After its horizon a lane may miss its first job.
     if unsure().any(|(_, window)| window.end.is_none()) {
         return true;
     }
@@ -328,7 +337,7 @@ mod tests {
     /// A search that has found these jobs, all of one lane, and nothing missing up to the end.
     fn found(jobs: &[&DueJob], end: Option<&DueJob>) -> Search {
         let in_lane =
-            |lane| Found { jobs: jobs.iter().filter(|job| job.lane() == lane).map(|job| (*job).clone()).collect(), look_again_at: None };
+            |lane| Found { jobs: jobs.iter().filter(|job| job.lane() == lane).map(|job| (*job).clone()).collect(), retry_at: None };
         let found = jobs.iter().map(|job| (job.lane(), in_lane(job.lane()))).collect();
         Search { found, end: end.map(DueJob::position), until: date(NOW + 2_000), next: None, is_fruitless: false }
     }
@@ -341,7 +350,7 @@ mod tests {
     fn scanned(jobs: &[&DueJob], end: Option<&DueJob>) -> Lanes {
         let fleet = fleet(vec![available(&["*"], &["a", "b"], 1)]);
         let mut lanes = Lanes::default();
-        lanes.begin_scan([lane("a")], [0], date(NOW + 2_000));
+        lanes.begin_scan([lane("a")], [0], date(NOW + 2_000), |_| false);
         lanes.learn_kinds(fleet.kinds());
         fill(&mut lanes, "a", found(jobs, end));
         lanes.learn_kinds(fleet.kinds());
@@ -383,7 +392,7 @@ mod tests {
     #[test]
     fn a_lane_is_not_searched_while_others_of_the_same_workers_have_enough_before_its_end() {
         let mut lanes = scanned(&[], None);
-        lanes.begin_scan([lane("a"), lane("b")], [0], date(NOW + 2_000));
+        lanes.begin_scan([lane("a"), lane("b")], [0], date(NOW + 2_000), |_| false);
         let (first, second, end) = (job("b", 5, NOW - 10), job("b", 5, NOW - 7), job("b", 5, NOW - 5));
         fill(&mut lanes, "a", found(&[], Some(&end)));
         fill(&mut lanes, "b", found(&[&first, &second, &end], Some(&end)));
@@ -396,6 +405,19 @@ mod tests {
         let behind = job("b", 5, NOW - 1);
         fill(&mut lanes, "b", found(&[&second, &end, &behind], Some(&behind)));
         assert_eq!((stale(&lanes, 2), stale(&lanes, 3)), (0, 2), "between them the other lane may have one");
+    }
+
+    #[test]
+    fn a_scan_in_steps_keeps_what_it_has_not_reached_yet() {
+        let job = job("a", 5, NOW);
+        let mut lanes = scanned(&[&job], None);
+        lanes.begin_scan([lane("b")], [0], date(NOW + 3_000), |lane| lane.class == "a");
+        assert_eq!(lanes.waiting().map(|waiting| waiting.jobs.len()).sum::<usize>(), 1);
+        assert!(lanes.windows[&lane("b")].is_stale && !lanes.windows[&lane("a")].is_stale);
+        lanes.mark_stale(lane("a"));
+        assert!(lanes.windows[&lane("a")].is_stale, "once it is listed");
+        lanes.begin_scan([lane("b")], [0], date(NOW + 3_000), |_| false);
+        assert!(!lanes.windows.contains_key(&lane("a")));
     }
 
     #[test]
@@ -421,7 +443,7 @@ mod tests {
         assert!(lanes.next(&HashMap::from([(0, 1)]), date(NOW)).1.is_some());
         let at = Monotonic::now();
         let mut again = found(&[&last], None);
-        again.found.get_mut(&lane("a")).unwrap().look_again_at = Some(at + Duration::from_secs(60));
+        again.found.get_mut(&lane("a")).unwrap().retry_at = Some(at + Duration::from_secs(60));
         fill(&mut lanes, "a", again);
         assert!(!is_stale(&mut lanes, NOW, Duration::from_secs(59)));
         assert!(is_stale(&mut lanes, NOW, Duration::from_secs(61)));
@@ -458,7 +480,7 @@ mod tests {
     fn lanes_are_searched_together_that_the_same_workers_take() {
         let both = fleet(vec![available(&["*"], &["a", "b"], 1), available(&["*"], &["b"], 1)]);
         let mut lanes = Lanes::default();
-        lanes.begin_scan([lane("a"), lane("b"), lane("c")], [0, 1], date(NOW));
+        lanes.begin_scan([lane("a"), lane("b"), lane("c")], [0, 1], date(NOW), |_| false);
         lanes.learn_kinds(both.kinds());
         let stale = |free: &[KindId]| {
             let free = free.iter().map(|kind| (*kind, 1)).collect();

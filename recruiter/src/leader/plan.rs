@@ -1,4 +1,4 @@
-//! Which worker gets which job: a pure function.
+//! The plan: which worker gets which job. A pure function.
 
 use std::{
     cmp::Reverse,
@@ -18,28 +18,28 @@ use super::{
     refusals::Refusals,
 };
 
-/// Jobs for workers.
+/// The jobs of each worker.
 #[derive(Debug, Default)]
 pub(crate) struct Plan {
-    /// By the place of the worker among the workers: its jobs, in their order, with their dates.
+    /// By the worker's index: its jobs, sorted by position, with their due dates.
     pub(crate) given: HashMap<usize, Vec<(JobId, Instant)>>,
-    /// The lanes that the jobs are from.
+    /// The lanes of these jobs.
     pub(crate) lanes: HashSet<Lane>,
 }
 
-/// The due jobs of a lane, and the places of the workers that take them.
+/// The due jobs of a lane, and the indexes of the workers that take them.
 struct Queue<'a, I: Iterator<Item = &'a DueJob>> {
     lane: &'a Lane,
     due: Peekable<I>,
     kinds: &'a [KindId],
-    /// Known once the first of its jobs is planned.
+    /// Computed when the first job of the lane is planned.
     able: Option<Vec<usize>>,
 }
 
-/// Gives jobs that are due at `now`, in their order across all lanes, to workers that take their lane and have a slot free.
+/// Gives the jobs that are due at `now`, by position across all lanes, to workers that take the lane and have a free slot.
 ///
-/// Each goes to the worker with most free slots, so that work spreads. A worker that has refused the job before, or whose heartbeat is
-/// overdue, comes last; a job that one worker has let lie goes to the worker that was heard last.
+/// A job goes to the worker with the most free slots, so that work spreads. A worker that has refused the job, or whose heartbeat is overdue,
+/// comes last. A job that a worker did not answer for goes to the worker with the most recent heartbeat.
 pub(crate) fn plan<'a>(workers: &[FreeWorker], lanes: impl Iterator<Item = Waiting<'a>>, refusals: &Refusals, now: Instant) -> Plan {
     let mut free: Vec<u32> = workers.iter().map(|worker| worker.free).collect();
     let mut slots: u64 = free.iter().map(|free| u64::from(*free)).sum();
@@ -69,13 +69,13 @@ pub(crate) fn plan<'a>(workers: &[FreeWorker], lanes: impl Iterator<Item = Waiti
         let Some(job) = queue.due.next() else { continue };
         let able = queue.able.get_or_insert_with(|| workers_of(queue.kinds));
         able.retain(|worker| free[*worker] > 0);
-        let lay = refusals.lay(job.id);
+        let unanswered = refusals.unanswered(job.id);
         let preference = |index: &usize| {
             let worker = &workers[*index];
             let is_willing = !refusals.by(job.id, worker.id);
-            (is_willing, lay.then_some(worker.heard_at), !worker.is_quiet, free[*index])
+            (is_willing, unanswered.then_some(worker.changed_at), !worker.is_overdue, free[*index])
         };
-        // Without a worker the lane waits, and leaves the slots to the others.
+        // No worker can take the job: the lane waits, and the slots go to other lanes.
         let Some(worker) = able.iter().copied().max_by_key(preference) else { continue };
         free[worker] -= 1;
         slots -= 1;
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_that_did_not_start_a_job_or_is_quiet_comes_last() {
+    fn a_worker_that_did_not_start_a_job_or_is_overdue_comes_last() {
         let (large, small) = (available(&["*"], &["x"], 9), available(&["*"], &["x"], 1));
         let (large_id, jobs) = (large.id, [job("a", "x", 5, 0)]);
         let mut fleet = fleet(vec![large, small]);
@@ -180,18 +180,18 @@ mod tests {
         refusals.turn_over(&flight.end(large_id).unwrap(), false);
         refusals.found(&jobs[0], std::time::Instant::now());
         assert_eq!(counts(&fleet, &refusals), [0, 1]);
-        fleet.workers_mut()[0].is_quiet = true;
+        fleet.workers_mut()[0].is_overdue = true;
         assert_eq!(counts(&fleet, &Refusals::default()), [0, 1]);
-        fleet.workers_mut()[1].is_quiet = true;
+        fleet.workers_mut()[1].is_overdue = true;
         assert_eq!(counts(&fleet, &Refusals::default()), [1, 0], "better than nobody");
     }
 
     #[test]
-    fn a_job_that_lay_goes_to_the_worker_that_was_heard_last() {
+    fn a_job_without_an_answer_goes_to_the_worker_with_the_latest_heartbeat() {
         let workers: Vec<AvailableWorker> = (0..4).map(|_| available(&["*"], &["x"], 5)).collect();
         let (first, jobs, at) = (workers[0].id, [job("a", "x", 5, 0)], std::time::Instant::now());
         let mut fleet = fleet(workers);
-        fleet.workers_mut()[2].heard_at = at + Duration::from_secs(4);
+        fleet.workers_mut()[2].changed_at = at + Duration::from_secs(4);
         let mut refusals = Refusals::default();
         let mut flight = InFlight::default();
         flight.begin(RoundId::new(), (first, Channel(0)), vec![(jobs[0].id, Some(NOW))], at);

@@ -1,8 +1,8 @@
-//! Jobs that were assigned and not started: they are left alone for a growing while, and other workers are tried first.
+//! Refused jobs: jobs that were assigned and not started. Each gets a growing pause, and other workers are tried first.
 //!
-//! A job that is found again under the very date at which it was assigned was not started: a start that ends in a retry or an
-//! interruption changes the date. The worker may not have found it (its insert was still on its way), may not know its retry
-//! policy, may not be able to lock it, or may be dead.
+//! A job was not started if a search finds it again with the due date at which it was assigned: a start that ends in a retry or an
+//! interruption changes the date. The worker may not have seen the insert yet, may not know the retry policy, may be unable to lock the job,
+//! or may be dead.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -17,27 +17,27 @@ use recruiter_common::{
 
 use super::in_flight::Turn;
 
-/// Before a job is assigned to another worker after the first one that did not start it.
+/// Pause before a refused job is assigned to another worker.
 const TRY_ANOTHER_AFTER: Duration = Duration::from_millis(20);
-/// Before it is assigned again to a worker that did not start it; doubled each time.
+/// Pause before it is assigned again to a worker that refused it. Doubled each time.
 const TRY_AGAIN_AFTER: Duration = Duration::from_millis(50);
 /// The longest pause.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-/// Refused jobs that are remembered, at most, and for how long after their pause.
+/// Limit of the refused jobs in memory, and how long they stay there after their pause.
 const REMEMBERED: usize = 10_000;
 const REMEMBERED_FOR: Duration = Duration::from_secs(300);
-/// How long a job is left alone that cannot be remembered.
+/// Pause of a job for which there is no room in memory.
 const WHEN_FORGOTTEN: Duration = Duration::from_secs(1);
-/// Workers that are remembered of each.
+/// Limit of the workers in memory for each refused job.
 const WORKERS: usize = 1_000;
 
-/// An assignment whose turn is over.
+/// An assignment that is over.
 #[derive(Clone, Copy, Debug)]
 struct Tried {
     worker: WorkerId,
     due: Instant,
-    /// Whether the worker let it lie.
-    lay: bool,
+    /// Whether the worker did not answer.
+    unanswered: bool,
 }
 
 /// A job that was not started.
@@ -45,48 +45,48 @@ struct Tried {
 struct Refused {
     due: Instant,
     by: HashSet<WorkerId>,
-    /// Whether the last worker let it lie instead of answering.
-    lay: bool,
-    /// How often a worker that had refused it before refused it again.
+    /// Whether the last worker did not answer.
+    unanswered: bool,
+    /// How often it was refused by a worker that had refused it before.
     repeats: u32,
     until: Monotonic,
 }
 
-/// What the recruiter remembers of assignments that came to nothing.
+/// The recruiter's memory of assignments that are over and may have come to nothing.
 #[derive(Debug, Default)]
 pub(crate) struct Refusals {
-    /// Assignments whose turn is over since the last full scan, and those of the scan before.
+    /// Assignments that ended since the last full scan, and those since the scan before.
     tried: [HashMap<JobId, Tried>; 2],
-    /// Where these are.
+    /// The lanes of these jobs.
     lanes: [HashSet<Lane>; 2],
     refused: HashMap<JobId, Refused>,
 }
 
 impl Refusals {
-    /// Notes that a worker is done with its jobs, or has let them lie.
-    pub(crate) fn turn_over(&mut self, turn: &Turn, lay: bool) {
-        let tried = turn.jobs.iter().filter_map(|(job, due)| Some((*job, Tried { worker: turn.worker, due: (*due)?, lay })));
+    /// A worker has answered an assignment, or has not answered for too long.
+    pub(crate) fn turn_over(&mut self, turn: &Turn, unanswered: bool) {
+        let tried = turn.jobs.iter().filter_map(|(job, due)| Some((*job, Tried { worker: turn.worker, due: (*due)?, unanswered })));
         self.tried[0].extend(tried);
     }
 
-    /// Notes where jobs were assigned.
+    /// Jobs of this lane were assigned.
     pub(crate) fn assigned_in(&mut self, lane: &Lane) {
         if !self.lanes[0].contains(lane) {
             self.lanes[0].insert(lane.clone());
         }
     }
 
-    /// Where jobs were assigned lately.
+    /// The lanes in which jobs were assigned lately.
     pub(crate) fn lanes(&self) -> impl Iterator<Item = &Lane> {
         self.lanes.iter().flatten()
     }
 
-    /// Whether an assignment of this job has ended lately: an announcement of it is old.
+    /// Whether an assignment of this job has ended lately. Then its announcement is outdated.
     pub(crate) fn was_tried(&self, job: &DueJob) -> bool {
         self.tried.iter().any(|tried| tried.get(&job.id).is_some_and(|tried| tried.due == job.scheduled_at))
     }
 
-    /// A search has found this job, which is in flight no more; says until when it is to be left alone, if it is.
+    /// A search has found this job, which is not in flight. Returns the end of its pause, if it has one.
     pub(crate) fn found(&mut self, job: &DueJob, at: Monotonic) -> Option<Monotonic> {
         let tried = self.tried.iter_mut().find_map(|tried| tried.remove(&job.id)).filter(|tried| tried.due == job.scheduled_at);
         if let Some(tried) = tried {
@@ -104,17 +104,17 @@ impl Refusals {
     }
 
     fn refuse(&mut self, job: &DueJob, tried: Tried, at: Monotonic) {
-        let fresh = || Refused { due: job.scheduled_at, by: HashSet::new(), lay: false, repeats: 0, until: at };
+        let fresh = || Refused { due: job.scheduled_at, by: HashSet::new(), unanswered: false, repeats: 0, until: at };
         let refused = self.refused.entry(job.id).or_insert_with(fresh);
         if refused.due != job.scheduled_at {
             *refused = fresh();
         }
-        refused.lay = tried.lay;
+        refused.unanswered = tried.unanswered;
         let is_first = refused.by.is_empty();
         let is_another = refused.by.len() < WORKERS && refused.by.insert(tried.worker);
-        if is_another || tried.lay {
-            // It may merely have been too early, and a worker that lets it lie says nothing about the job.
-            refused.until = if is_first || tried.lay { at } else { at + TRY_ANOTHER_AFTER };
+        if is_another || tried.unanswered {
+            // The first refusal may only have been too early, and a worker that does not answer proves nothing about the job.
+            refused.until = if is_first || tried.unanswered { at } else { at + TRY_ANOTHER_AFTER };
         } else {
             refused.repeats += 1;
             refused.until = at + (TRY_AGAIN_AFTER * 2_u32.saturating_pow(refused.repeats.min(16) - 1)).min(LONGEST_PAUSE);
@@ -124,27 +124,27 @@ impl Refusals {
         }
     }
 
-    /// A worker has come that may start what the others did not.
-    pub(crate) fn somebody_is_new(&mut self, at: Monotonic) {
+    /// A new worker has registered, which may start the refused jobs: ends all pauses.
+    pub(crate) fn worker_is_new(&mut self, at: Monotonic) {
         self.refused.values_mut().for_each(|refused| refused.until = refused.until.min(at));
     }
 
-    /// Whether this worker did not start this job before.
+    /// Whether this worker has refused this job.
     pub(crate) fn by(&self, job: JobId, worker: WorkerId) -> bool {
         self.refused.get(&job).is_some_and(|refused| refused.by.contains(&worker))
     }
 
-    /// Whether the last worker let this job lie.
-    pub(crate) fn lay(&self, job: JobId) -> bool {
-        self.refused.get(&job).is_some_and(|refused| refused.lay)
+    /// Whether the last worker did not answer the assignment of this job.
+    pub(crate) fn unanswered(&self, job: JobId) -> bool {
+        self.refused.get(&job).is_some_and(|refused| refused.unanswered)
     }
 
-    /// How many jobs a search may meet that are left alone.
+    /// Number of refused jobs that a search may find.
     pub(crate) fn len(&self) -> usize {
         self.refused.len()
     }
 
-    /// Forgets what is old, at each full scan.
+    /// Drops old entries. Called by each full scan.
     pub(crate) fn age(&mut self, at: Monotonic) {
         self.tried.swap(0, 1);
         self.tried[0].clear();
@@ -174,13 +174,13 @@ mod tests {
     }
 
     /// For how many milliseconds the job is left alone after each of these workers did not start it.
-    fn pauses(workers: &[WorkerId], lay: bool) -> Vec<u128> {
+    fn pauses(workers: &[WorkerId], unanswered: bool) -> Vec<u128> {
         let (mut refusals, job, mut at) = (Refusals::default(), job(), Monotonic::now());
         let mut refused = |worker: &WorkerId| {
-            refusals.turn_over(&turn(&job, *worker), lay);
+            refusals.turn_over(&turn(&job, *worker), unanswered);
             let until = refusals.found(&job, at).unwrap_or(at);
             let pause = (until - at).as_millis();
-            assert!(refusals.by(job.id, *worker) && refusals.lay(job.id) == lay);
+            assert!(refusals.by(job.id, *worker) && refusals.unanswered(job.id) == unanswered);
             assert_eq!(refusals.found(&job, at).is_some(), pause > 0, "it is no refusal to be found twice");
             at = until;
             pause
@@ -194,7 +194,7 @@ mod tests {
         assert_eq!(pauses(&[a, a, a, a, a], false), [0, 50, 100, 200, 400]);
         assert_eq!(pauses(&[a; 30], false).last(), Some(&60_000));
         assert_eq!(pauses(&[a, b, c, a, b], false), [0, 20, 20, 50, 100]);
-        assert_eq!(pauses(&[a, b, a], true), [0, 0, 0], "what lay is given to another at once");
+        assert_eq!(pauses(&[a, b, a], true), [0, 0, 0], "what unanswered is given to another at once");
     }
 
     #[test]
@@ -238,7 +238,7 @@ mod tests {
         }
         refusals.turn_over(&turn(&job, worker), false);
         assert!(refusals.found(&job, at).is_some_and(|until| until > at + Duration::from_secs(1)));
-        refusals.somebody_is_new(at);
+        refusals.worker_is_new(at);
         assert!(refusals.found(&job, at).is_none());
         for _ in 0..REMEMBERED + 10 {
             let other = self::job();

@@ -1,4 +1,4 @@
-//! What makes a round necessary: hints, dates, and the full scan that finds whatever no hint has said.
+//! Triggers of a round: hints, due dates, and the full scan, which finds what hints have missed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,28 +8,28 @@ use recruiter_common::{
     store::{DueJob, EVERY_GROUP, Hint},
 };
 
-/// Groups whose dates are remembered, at most. The full scan finds the jobs of the others.
+/// Limit of the groups with an alarm. The full scan finds the jobs of the others.
 const ALARMS: usize = 10_000;
 
-/// What a round has to look at.
+/// What has changed since the last round.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Trigger {
-    /// Everything.
+    /// Everything may have changed.
     pub(crate) full_scan: bool,
-    /// The roster: a worker may have free slots.
+    /// A worker may have free slots: read the roster.
     pub(crate) workers: bool,
-    /// Lanes in which jobs were assigned lately: a worker did not start all of its jobs.
+    /// A worker did not start all of its jobs: search the lanes in which jobs were assigned lately.
     pub(crate) refused: bool,
-    /// These groups: they have jobs that are due.
+    /// These groups have due jobs.
     pub(crate) groups: BTreeSet<String>,
-    /// These jobs are due. They need not be visible yet: a worker that does not find one says so.
+    /// These jobs are due. Their inserts need not be visible yet; a worker that does not find one reports it.
     pub(crate) announced: Vec<DueJob>,
     /// These workers left the roster.
     pub(crate) left: Vec<WorkerId>,
 }
 
 impl Trigger {
-    /// Whether there is nothing to look at.
+    /// Whether nothing has changed.
     pub(crate) fn is_empty(&self) -> bool {
         !self.full_scan && !self.workers && !self.refused && self.groups.is_empty() && self.announced.is_empty() && self.left.is_empty()
     }
@@ -40,7 +40,7 @@ impl Trigger {
         self.full_scan |= self.groups.remove(EVERY_GROUP);
     }
 
-    /// Takes in a hint; dates go to the alarms.
+    /// Adds a hint. Its due dates go to the alarms.
     pub(crate) fn hear(&mut self, hint: Hint, alarms: &mut Alarms) {
         match hint {
             Hint::Jobs { groups, at: Some(at), .. } => alarms.set(at, groups),
@@ -51,23 +51,23 @@ impl Trigger {
             Hint::Jobs { jobs, .. } => self.announced.extend(jobs),
             Hint::Left { worker } => self.left.push(worker),
             Hint::Free => self.workers = true,
-            // The tail was opened (again): hints may have been missed.
+            // The tail was opened or reopened: hints may have been missed.
             Hint::Seed => self.full_scan = true,
             Hint::Assigned { .. } | Hint::Cancel { .. } | Hint::Beat { .. } => {}
         }
     }
 }
 
-/// Dates at which jobs of some groups become due, as hints have said.
+/// Alarms: dates at which jobs of some groups become due, as announced by hints.
 #[derive(Debug, Default)]
 pub(crate) struct Alarms {
     groups: BTreeMap<Instant, BTreeSet<String>>,
-    /// Groups in all.
+    /// Number of groups in all alarms.
     count: usize,
 }
 
 impl Alarms {
-    /// Remembers a date.
+    /// Sets an alarm for these groups.
     pub(crate) fn set(&mut self, at: Instant, groups: Vec<String>) {
         let set = self.groups.entry(at).or_default();
         let before = set.len();
@@ -85,7 +85,7 @@ impl Alarms {
         self.groups.first_key_value().map(|(at, _)| *at)
     }
 
-    /// The groups whose date has come.
+    /// Removes the alarms up to `now` and returns their groups.
     pub(crate) fn ring(&mut self, now: Instant) -> BTreeSet<String> {
         let mut groups = BTreeSet::new();
         while let Some(entry) = self.groups.first_entry().filter(|entry| *entry.key() <= now) {

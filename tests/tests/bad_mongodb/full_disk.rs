@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use recruiter::embedded::{EmbeddedMongo, Options};
+use recruiter::dev::embedded::{EmbeddedMongo, Options};
 use recruiter_common::shutdown::pause;
 use recruiter_tests::{mongo::temporary, processes::is_alive, proxy::Proxy, wait::wait_until, world::Role};
 use tempfile::TempDir;

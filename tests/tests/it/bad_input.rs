@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use bson::{Bson, Document, doc, oid::ObjectId};
-use recruiter::embedded::{EmbeddedMongo, Options};
+use recruiter::dev::embedded::{EmbeddedMongo, Options};
 use recruiter_common::{
     enqueue::NewJob,
     ids::{StartId, WorkerId},

@@ -11,7 +11,7 @@ use std::{
 
 use bson::{Document, doc};
 use mongodb::Client;
-use recruiter::embedded::{EmbeddedError, EmbeddedMongo, Options, find_or_fetch};
+use recruiter::dev::embedded::{EmbeddedError, EmbeddedMongo, Options, find_or_fetch};
 use recruiter_tests::{mongo::mongod, processes::is_alive, wait::wait_until};
 
 const SOON: Duration = Duration::from_secs(20);

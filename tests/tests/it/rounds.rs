@@ -525,3 +525,29 @@ async fn a_hint_that_comes_while_its_worker_is_busy_is_not_forgotten() {
         process.stop().await;
     }
 }
+
+/// The lease is kept beside the rounds: one that takes longer than the lease does not hand over to a standby in its middle.
+#[tokio::test]
+async fn a_round_that_takes_long_does_not_cost_the_lease() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    ghost(&store, 1, &["x".to_owned()]).await;
+    let flags = &["--poll", "300ms", "--lease", "1s"];
+    let leader = Local::recruiter(&database, flags);
+    let lease = async || database.raw("metadata").find_one(doc! { "_id": "recruiter" }).await.unwrap();
+    let renewals = async || lease().await.map_or(0, |lease| lease.get_i64("renewals").unwrap_or(0));
+    wait_until(SOON, "one leads", async || renewals().await > 0).await;
+    let standby = Local::recruiter(&database, flags);
+    let slow = FailPoint::new("recruiter", &["find"]).namespace(database.name(), "roster").times(1).block(Duration::from_secs(3));
+    let slow = slow.arm(database.uri()).await;
+    wait_until(SOON, "a round hangs", async || slow.struck().await == 1).await;
+    let before = renewals().await;
+    pause(Duration::from_millis(2_500)).await;
+    let lease = lease().await.unwrap();
+    assert_eq!(lease.get_i64("term").unwrap(), 1, "{lease}");
+    assert!(lease.get_i64("renewals").unwrap() >= before + 3, "{lease}");
+    drop(slow);
+    for process in [leader, standby] {
+        process.stop().await;
+    }
+}

@@ -91,7 +91,11 @@ impl Heartbeat {
                     RETRY
                 }
             };
-            pause(next).await;
+            // A doubted lease is renewed early, but not at once: each refused start doubts it again.
+            let early = async {
+                tokio::join!(pause(RETRY), self.lease.doubted());
+            };
+            tokio::select! { () = pause(next) => {} () = early => {} }
         }
     }
 }

@@ -207,6 +207,9 @@ impl Intake {
             }
         }
         self.dependencies().watchdog.progress();
+        if claims.is_empty() && refused.is_empty() && unanswered.is_empty() {
+            self.environment.lease.doubt();
+        }
         Locked { start, startable, claims, refused, unanswered }
     }
 

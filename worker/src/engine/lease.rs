@@ -8,10 +8,14 @@ use std::{
 };
 
 use recruiter_common::{clock::Uptime, instant::Instant};
+use tokio::sync::Notify;
 
 /// The lease of a session. There is none before the first acknowledged heartbeat.
 #[derive(Debug, Default)]
-pub(crate) struct Lease(Mutex<Option<Term>>);
+pub(crate) struct Lease {
+    term: Mutex<Option<Term>>,
+    doubted: Notify,
+}
 
 #[derive(Clone, Copy, Debug)]
 struct Term {
@@ -36,12 +40,22 @@ impl Lease {
         *self.term() = Some(Term { until: sent + duration, server_until: at + duration });
     }
 
+    /// Asks for a heartbeat now: a start was refused, perhaps because the server's clock was put forward, beyond the end of the lease.
+    pub(crate) fn doubt(&self) {
+        self.doubted.notify_one();
+    }
+
+    /// Waits until the lease is doubted.
+    pub(crate) async fn doubted(&self) {
+        self.doubted.notified().await;
+    }
+
     fn until_at(&self, now: Uptime) -> Option<Instant> {
         self.term().filter(|term| now < term.until).map(|term| term.server_until)
     }
 
     fn term(&self) -> MutexGuard<'_, Option<Term>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.term.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

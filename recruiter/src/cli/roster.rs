@@ -10,14 +10,14 @@ use recruiter_common::{
     store::{ConnectArgs, Store},
 };
 
-use crate::{
+use super::{
     output::{Column, Format, Row, Screen, briefly_apart, json_line, printable, table},
     presence::{Leader, Worker, Workers},
 };
 
 /// How to list workers.
 #[derive(Args, Clone, Copy, Debug)]
-pub struct RosterArgs {
+pub(super) struct RosterArgs {
     #[command(flatten)]
     format: Format,
 }
@@ -29,7 +29,7 @@ const STATE: usize = 1;
 ///
 /// # Errors
 /// When MongoDB cannot be used.
-pub async fn run(args: RosterArgs, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
+pub(super) async fn run(args: RosterArgs, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
     let store = Store::connect_to_ask(connect, "recruiter roster").await?;
     let Workers(workers) = Workers::find(&store).await?;
     let leader = Leader::find(&store).await?;

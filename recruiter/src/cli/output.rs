@@ -24,15 +24,15 @@ const INDENT: &str = "    ";
 
 /// For people, or for programs.
 #[derive(Args, Clone, Copy, Debug)]
-pub struct Format {
+pub(crate) struct Format {
     /// Write one JSON object a line, for programs
     #[arg(long, env = "RECRUITER_JSON", value_parser = BoolishValueParser::new())]
-    pub json: bool,
+    pub(crate) json: bool,
 }
 
 /// Standard output. Whoever reads it may stop reading at any time (`… | head`): the rest is then dropped, and the
 /// command does its work to the end.
-pub fn stdout() -> impl Write {
+pub(crate) fn stdout() -> impl Write {
     BufWriter::new(UntilClosed { inner: io::stdout().lock(), closed: false })
 }
 

@@ -15,7 +15,7 @@ use super::{
     stage::Stage,
     usage::{computed, memory, percent_of_a_core},
 };
-use crate::fleet::Fleet;
+use crate::dev::fleet::Fleet;
 
 /// From the moment at which all are ready until the measurement begins.
 const SETTLE: Duration = Duration::from_secs(5);

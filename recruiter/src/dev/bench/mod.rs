@@ -23,7 +23,7 @@ use hdrhistogram::Histogram;
 use recruiter_common::shutdown::Shutdown;
 
 use self::stage::Stage;
-use crate::output::{Column, Row, Screen, json_line, table};
+use crate::cli::output::{Column, Row, Screen, json_line, table};
 
 /// What is measured, and on what.
 #[derive(Args, Clone, Debug)]

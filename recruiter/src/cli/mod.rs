@@ -1,4 +1,26 @@
-//! The command line of `recruiter`: what can be said, and who does it.
+//! The command line of `recruiter`. Each command is a file that reads its flags and prints; the rules are in the library.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | `enqueue` | `enqueue`: one job, or a file of jobs |
+//! | `jobs` | `jobs list`, `jobs show` |
+//! | `change` | `jobs retry`, `cancel`, `delete` |
+//! | `filter` | which jobs a command is about |
+//! | `roster` | `roster`: workers |
+//! | `stats` | `stats`: queue depth, throughput, latency |
+//! | `presence` | who leads, and what the workers can do |
+//! | `output` | tables, JSON lines, safe text |
+//! | `exit` | how a command ends |
+
+mod change;
+mod enqueue;
+mod exit;
+mod filter;
+mod jobs;
+pub(crate) mod output;
+mod presence;
+mod roster;
+mod stats;
 
 use std::{ffi::OsString, io::Write};
 
@@ -14,14 +36,22 @@ use recruiter_common::{
     store::ConnectArgs,
 };
 
-use crate::{bench, demo, dev, enqueue, jobs, output, roster, run, stats};
+use self::exit::{exit_codes, or_stopped};
+#[cfg(feature = "dev")]
+use crate::dev::{bench, command as dev, demo};
+use crate::run;
 
-const EXAMPLES: &str = "\
-Examples:
+#[cfg(feature = "dev")]
+const DEV_EXAMPLES: &str = "\
   recruiter demo --dir ~/Documents
       see it work on your own files, with a MongoDB of its own
   recruiter dev
-      have a MongoDB and a whole Recruiter to develop with, until Ctrl-C
+      run a MongoDB and a whole Recruiter to develop with, until Ctrl-C
+";
+#[cfg(not(feature = "dev"))]
+const DEV_EXAMPLES: &str = "";
+
+const EXAMPLES: &str = "\
   recruiter run
       match workers and jobs until it is told to stop; a second one stands by
   recruiter enqueue --class checksum --parameters '{\"path\": \"/etc/hostname\"}' --after 5m
@@ -56,12 +86,16 @@ with `scheduled_at` (2030-01-31T18:00:00Z) in place of `after`, and `items` (an 
 `parameters`, as you like. A line that cannot be used ends the
 import: everything before it is enqueued, and the message says which --skip goes on from there.";
 
+fn examples() -> String {
+    format!("Global options, described by --help: --uri, --connect-timeout, --log, --log-format\n\nExamples:\n{DEV_EXAMPLES}{EXAMPLES}")
+}
+
 /// Background jobs on MongoDB: matches available workers to scheduled jobs, enqueues jobs, shows and changes them.
 ///
 /// Nothing but `run` needs to stay running. Jobs are run by `recruiter-worker`, and what dead workers leave behind is
 /// cleaned up by `recruiter-cleaner`.
 #[derive(Parser, Clone, Debug)]
-#[command(name = "recruiter", version, after_help = EXAMPLES, after_long_help = format!("{EXAMPLES}\n\n{}", exit_codes()))]
+#[command(name = "recruiter", version, after_help = examples(), after_long_help = format!("{}\n\n{}", examples(), exit_codes()))]
 pub struct Config {
     #[command(subcommand)]
     command: Command,
@@ -79,16 +113,19 @@ enum Command {
     #[command(after_help = ENQUEUE_EXAMPLES)]
     Enqueue(Box<enqueue::EnqueueArgs>),
     /// List, show, retry, cancel and delete jobs
-    Jobs(jobs::JobsArgs),
+    Jobs(Box<jobs::JobsArgs>),
     /// List workers and the recruiter that leads
     Roster(roster::RosterArgs),
     /// Show queue depth, throughput and latency
     Stats(stats::StatsArgs),
     /// Run a MongoDB and a whole Recruiter on this machine, to develop and try things out on
+    #[cfg(feature = "dev")]
     Dev(dev::DevArgs),
     /// Show on your own files that work gets done and that a killed worker loses none
+    #[cfg(feature = "dev")]
     Demo(demo::DemoArgs),
     /// Measure how fast it is, on a MongoDB of its own
+    #[cfg(feature = "dev")]
     Bench(bench::BenchArgs),
 }
 
@@ -99,7 +136,7 @@ impl Config {
     /// What is wrong with it. Its usage names what is needed and missing; clap's also names what is set in the environment.
     pub fn of(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
         let arguments: Vec<OsString> = arguments.into_iter().collect();
-        let mut command = Self::command();
+        let mut command = with_global_options_in_long_help(Self::command());
         let parsed = command.try_get_matches_from_mut(&arguments).and_then(|matches| Self::from_arg_matches(&matches));
         parsed.map_err(|mut error| {
             if error.get(ContextKind::Usage).is_some() {
@@ -114,10 +151,12 @@ impl Config {
     /// How to log: a process that stays tells what it does, a command only what its user must know.
     pub fn log(&self) -> LogArgs {
         match self.command {
-            Command::Run(_) | Command::Dev(_) => self.log.clone(),
-            Command::Enqueue(_) | Command::Jobs(_) | Command::Roster(_) | Command::Stats(_) | Command::Demo(_) | Command::Bench(_) => {
-                self.log.clone().quietly()
-            }
+            Command::Run(_) => self.log.clone(),
+            #[cfg(feature = "dev")]
+            Command::Dev(_) => self.log.clone(),
+            #[cfg(feature = "dev")]
+            Command::Demo(_) | Command::Bench(_) => self.log.clone().quietly(),
+            Command::Enqueue(_) | Command::Jobs(_) | Command::Roster(_) | Command::Stats(_) => self.log.clone().quietly(),
         }
     }
 
@@ -141,11 +180,14 @@ impl Config {
         let done = match self.command {
             Command::Run(args) => run::run(args, connect, shutdown).await,
             Command::Enqueue(args) => enqueue::run(*args, connect, shutdown, out).await,
-            Command::Jobs(args) => jobs::run(args, connect, shutdown, out).await,
+            Command::Jobs(args) => jobs::run(*args, connect, shutdown, out).await,
             Command::Roster(args) => or_stopped(shutdown, roster::run(args, connect, out)).await,
             Command::Stats(args) => or_stopped(shutdown, stats::run(args, connect, out)).await,
+            #[cfg(feature = "dev")]
             Command::Dev(args) => dev::run(args, &self.log, shutdown, out).await,
+            #[cfg(feature = "dev")]
             Command::Demo(args) => demo::run(args, shutdown, out).await,
+            #[cfg(feature = "dev")]
             Command::Bench(args) => bench::run(args, shutdown, out).await,
         };
         // What was done is written even if something else was not.
@@ -154,27 +196,11 @@ impl Config {
     }
 }
 
-/// A question may be dropped at any time: one signal is enough.
-pub(crate) async fn or_stopped(mut shutdown: Shutdown, command: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
-    tokio::select! {
-        done = command => done,
-        () = shutdown.requested() => Err(anyhow::anyhow!("stopped by a signal").context(Exit::Aborted)),
-    }
-}
-
-fn exit_codes() -> String {
-    let meanings = [
-        (Exit::Success, "everything asked for was done"),
-        (Exit::Failure, "something was not; the message says what and why"),
-        (Exit::Usage, "wrong flags or values"),
-        (Exit::Unavailable, "MongoDB cannot be reached"),
-        (Exit::MemoryLimit, "a worker reached its memory limit and wants to be started again"),
-        (Exit::Refused, "MongoDB refuses: credentials, rights, a standalone or too old server"),
-        (Exit::Config, "a configuration file cannot be used"),
-        (Exit::Aborted, "stopped by a signal before it was done"),
-    ];
-    let lines: Vec<String> = meanings.iter().map(|(exit, meaning)| format!("  {:>3}  {meaning}", *exit as u8)).collect();
-    format!("Exit codes:\n{}", lines.join("\n"))
+/// Global options work behind every subcommand. The short help of each would be mostly about them, so that only the long help lists them.
+fn with_global_options_in_long_help(command: clap::Command) -> clap::Command {
+    let globals: Vec<clap::Id> =
+        command.get_arguments().filter(|argument| argument.is_global_set()).map(|argument| argument.get_id().clone()).collect();
+    globals.into_iter().fold(command, |command, id| command.mut_arg(id, |argument| argument.hide_short_help(true)))
 }
 
 #[cfg(test)]
@@ -219,6 +245,17 @@ mod tests {
             command.get_subcommands().for_each(check);
         }
         check(&Config::command());
+    }
+
+    #[test]
+    fn the_short_help_of_a_subcommand_is_about_that_subcommand() {
+        let help = |args: &[&str]| {
+            let arguments = ["recruiter"].iter().chain(args).map(OsString::from);
+            Config::of(arguments).expect_err("help is shown as an error").to_string()
+        };
+        assert!(!help(&["jobs", "list", "-h"]).contains("--connect-timeout"), "{}", help(&["jobs", "list", "-h"]));
+        assert!(help(&["jobs", "list", "--help"]).contains("--connect-timeout <DURATION>"));
+        assert!(help(&["-h"]).contains("--uri, --connect-timeout"));
     }
 
     #[test]

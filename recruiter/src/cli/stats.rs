@@ -16,7 +16,7 @@ use recruiter_common::{
 };
 use serde_json::{Value, json};
 
-use crate::{
+use super::{
     output::{Column, Format, Row, Screen, moment, printable, table},
     presence::{Leader, Workers},
 };
@@ -33,7 +33,7 @@ const REASONS: usize = 10;
 
 /// What the statistics are told.
 #[derive(Args, Clone, Copy, Debug)]
-pub struct StatsArgs {
+pub(super) struct StatsArgs {
     /// A queued job is overdue when it has been due for longer than this
     #[arg(long, env = "RECRUITER_STATS_OVERDUE_AFTER", value_name = "DURATION", default_value = "1m", value_parser = humantime::parse_duration)]
     overdue_after: Duration,
@@ -45,7 +45,7 @@ pub struct StatsArgs {
 ///
 /// # Errors
 /// When MongoDB cannot be used.
-pub async fn run(args: StatsArgs, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
+pub(super) async fn run(args: StatsArgs, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
     let store = Store::connect_to_ask(connect, "recruiter stats").await?;
     let now = store.now();
     let overdue = TimeDelta::from_std(args.overdue_after).ok().and_then(|after| now.checked_sub_signed(after)).unwrap_or_default();

@@ -2,7 +2,7 @@
 //!
 //! Changes are carried out in `change`.
 
-use std::{io::Write, time::Duration};
+use std::io::Write;
 
 use anstyle::AnsiColor;
 use anyhow::anyhow;
@@ -10,7 +10,6 @@ use bson::{Bson, RawDocumentBuf};
 use clap::{Args, Subcommand};
 use recruiter_common::{
     control::Change,
-    exit::Exit,
     failure::Failure,
     ids::JobId,
     instant::Instant,
@@ -20,21 +19,20 @@ use recruiter_common::{
     },
     retry_policy::RetryPolicies,
     shutdown::Shutdown,
-    spec::{duration_of_text, id_of_text, instant_of_text},
-    store::{ConnectArgs, JobFilter, JobPlace, LOOK_LIMIT, Page, Store, lossy},
+    spec::id_of_text,
+    store::{ConnectArgs, JobFilter, LOOK_LIMIT, Page, Store, lossy},
 };
 
-use crate::{
+use super::{
     change::{self, CANCEL_EXAMPLES, ChangeArgs, DELETE_EXAMPLES, RETRY_EXAMPLES},
-    config::or_stopped,
+    exit::{or_stopped, usage},
+    filter::{FilterArgs, check_reason},
     output::{Column, Format, Row, Screen, apart, briefly_apart, json_line, moment, printable, table},
     presence::Leader,
 };
 
 /// A screen of so many characters has room for the priority.
 const ROOMY: usize = 100;
-/// How alike a reason must be to one of Recruiter's own to be taken for a misspelling of it, from 0 to 1.
-const ALIKE: f64 = 0.8;
 /// Columns of a list.
 const STATE: usize = 1;
 const PRIORITY: usize = 4;
@@ -50,7 +48,7 @@ Examples:
 /// What to do with jobs.
 #[derive(Args, Clone, Debug)]
 #[command(arg_required_else_help = true)]
-pub struct JobsArgs {
+pub(super) struct JobsArgs {
     #[command(subcommand)]
     command: JobsCommand,
 }
@@ -85,75 +83,6 @@ enum JobsCommand {
     Delete(ChangeArgs),
 }
 
-/// Which jobs.
-#[derive(Args, Clone, Debug)]
-#[command(next_help_heading = "Which jobs")]
-pub(crate) struct FilterArgs {
-    /// Where they are
-    #[arg(long, env = "RECRUITER_JOBS_PLACE", value_name = "PLACE", value_enum)]
-    place: Option<JobPlace>,
-    /// Jobs of this group
-    #[arg(long, env = "RECRUITER_JOBS_GROUP", value_name = "GROUP")]
-    group: Option<String>,
-    /// Jobs of this class
-    #[arg(long, env = "RECRUITER_JOBS_CLASS", value_name = "CLASS")]
-    class: Option<String>,
-    /// Jobs with this tag
-    #[arg(long, env = "RECRUITER_JOBS_TAG", value_name = "TAG")]
-    tag: Option<String>,
-    /// Jobs with this urn
-    #[arg(long, env = "RECRUITER_JOBS_URN", value_name = "URN")]
-    urn: Option<String>,
-    /// Jobs that were archived for this reason, like done or tried-too-many-times
-    #[arg(long, env = "RECRUITER_JOBS_WHY", value_name = "WHY")]
-    why: Option<String>,
-    /// Jobs whose last execution failed with this error class, like exit:1 or timeout
-    #[arg(long, env = "RECRUITER_JOBS_ERROR_CLASS", value_name = "CLASS")]
-    error_class: Option<String>,
-    /// Jobs whose last failure has this text in its message, in upper or lower case
-    #[arg(long, env = "RECRUITER_JOBS_MESSAGE", value_name = "TEXT")]
-    message: Option<String>,
-    /// Finished jobs that ended, and other jobs that were enqueued, at this instant or later; 2h is two hours ago
-    #[arg(long, env = "RECRUITER_JOBS_SINCE", value_name = "WHEN", value_parser = when_of_text)]
-    since: Option<When>,
-    /// The same before this instant
-    #[arg(long, env = "RECRUITER_JOBS_UNTIL", value_name = "WHEN", value_parser = when_of_text)]
-    until: Option<When>,
-}
-
-/// An instant, said itself or by how long ago it was.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum When {
-    At(Instant),
-    Ago(Duration),
-}
-
-impl When {
-    fn by(self, now: Instant) -> Instant {
-        match self {
-            Self::At(at) => at,
-            Self::Ago(ago) => chrono::TimeDelta::from_std(ago).ok().and_then(|ago| now.checked_sub_signed(ago)).unwrap_or_default(),
-        }
-    }
-}
-
-fn when_of_text(text: &str) -> Result<When, String> {
-    let instant = instant_of_text(text).map(When::At);
-    instant.or_else(|_| duration_of_text(text).map(When::Ago)).map_err(|_| {
-        format!(
-            "`{text:.80}` is neither an instant nor a duration; write it like 2030-01-31T18:00:00Z, or like 90m for an hour and a half ago"
-        )
-    })
-}
-
-impl FilterArgs {
-    pub(crate) fn at(self, now: Instant) -> JobFilter {
-        let Self { place, group, class, tag, urn, why, error_class, message, since, until } = self;
-        let [since, until] = [since, until].map(|when| when.map(|when| when.by(now)));
-        JobFilter { place, group, class, tag, urn, why, failed: false, error_class, message, since, until }
-    }
-}
-
 #[derive(Args, Clone, Debug)]
 struct ListArgs {
     /// How many jobs at most
@@ -173,7 +102,7 @@ struct ListArgs {
 ///
 /// # Errors
 /// When MongoDB cannot be used, or when a job is not known or not in a state for what was asked.
-pub async fn run(args: JobsArgs, connect: &ConnectArgs, mut shutdown: Shutdown, out: &mut impl Write) -> anyhow::Result<()> {
+pub(super) async fn run(args: JobsArgs, connect: &ConnectArgs, mut shutdown: Shutdown, out: &mut impl Write) -> anyhow::Result<()> {
     let (args, change) = match args.command {
         JobsCommand::List(args) => return or_stopped(shutdown, list(args, connect, out)).await,
         JobsCommand::Show { id, format } => return or_stopped(shutdown, show(id, format, connect, out)).await,
@@ -182,10 +111,6 @@ pub async fn run(args: JobsArgs, connect: &ConnectArgs, mut shutdown: Shutdown, 
         JobsCommand::Delete(args) => (args, Change::Delete),
     };
     change::run(args, change, connect, &mut shutdown, out).await
-}
-
-pub(crate) fn usage(problem: impl std::fmt::Display) -> anyhow::Error {
-    anyhow!("{problem}").context(Exit::Usage)
 }
 
 async fn list(args: ListArgs, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
@@ -222,25 +147,6 @@ async fn list(args: ListArgs, connect: &ConnectArgs, out: &mut impl Write) -> an
     if let Some(last) = last.filter(|_| listed.more) {
         writeln!(std::io::stderr(), "there are more; the next page: the same command with --after {last}")?;
     }
-    Ok(())
-}
-
-/// Nothing was found for a reason that Recruiter itself does not give.
-pub(crate) fn check_reason(filter: &JobFilter) -> anyhow::Result<()> {
-    let Some(why) = filter.why.as_deref().filter(|why| Why::BUILT_IN.iter().all(|known| known.as_str() != *why)) else { return Ok(()) };
-    let known: Vec<&str> = Why::BUILT_IN.iter().map(Why::as_str).collect();
-    let alike = |known: &&str| strsim::jaro_winkler(known, why);
-    let nearest = known.iter().copied().max_by(|one, other| alike(one).total_cmp(&alike(other)));
-    let (shown, known) = (printable(why, 80), known.join(", "));
-    if let Some(nearest) = nearest.filter(|nearest| alike(nearest) > ALIKE) {
-        return Err(usage(format!(
-            "no archived job has the reason `{shown}`; did you mean `{nearest}`? Recruiter's own reasons are {known}"
-        )));
-    }
-    writeln!(
-        std::io::stderr(),
-        "`{shown}` is not one of Recruiter's own reasons ({known}), so a retry policy of yours would have to give it"
-    )?;
     Ok(())
 }
 
@@ -595,17 +501,5 @@ mod tests {
             job(doc! { "why": "malformed", "last_execution": { "class": "malformed", "message": "no document", "ended_at": at } });
         let roomy = listed(120, vec![failed, malformed.document.try_into().unwrap()]);
         assert!(roomy.contains("PRIORITY") && roomy.ends_with("\n    malformed: no document\n"), "{roomy}");
-    }
-
-    #[test]
-    fn an_instant_is_said_itself_or_by_how_long_ago_it_was() {
-        let now = Instant::UNIX_EPOCH + chrono::TimeDelta::hours(5);
-        let check = |text: &str, hours: i64| {
-            assert_eq!(when_of_text(text).unwrap().by(now), Instant::UNIX_EPOCH + chrono::TimeDelta::hours(hours), "{text}");
-        };
-        check("1970-01-01T03:00:00Z", 3);
-        check("1h", 4);
-        check("5h", 0);
-        assert!(when_of_text("noon").is_err_and(|problem| problem.contains("neither an instant nor a duration")));
     }
 }

@@ -17,8 +17,7 @@ use mongodb::{
 use nix::sys::signal::Signal;
 use tokio::time::{interval, timeout};
 
-use super::EmbeddedError;
-use crate::watchdog::Watched;
+use super::{super::watchdog::Watched, EmbeddedError};
 
 /// How long a start may take until the mongod is primary. A fresh one takes a second; one that was killed replays its
 /// journal first.

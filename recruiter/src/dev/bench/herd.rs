@@ -7,7 +7,7 @@ use clap::Args;
 use recruiter_common::{enqueue::NewJob, instant::monotonic_ns, shutdown::pause};
 
 use super::{Setting, Times, rate, stage::Stage};
-use crate::fleet::Fleet;
+use crate::dev::fleet::Fleet;
 
 /// Enqueued to learn how fast that is.
 const TRIAL: u64 = 3_000;

@@ -14,7 +14,7 @@ use recruiter_common::{
 };
 use serde_json::{Value, json};
 
-use crate::output::{apart, printable};
+use super::output::{apart, printable};
 
 /// A leader that does not say how long its lease is has one of this length at most.
 const USUAL_LEADERS_LEASE_MS: u32 = 30_000;

@@ -11,11 +11,11 @@ use recruiter_common::{
     shutdown::{Shutdown, Wake},
 };
 
-use crate::{
+use super::{
     embedded::Options,
     fleet::{Installation, LOOK_EVERY, Plan, Programs, SHORT_LEASE},
-    output::{Format, json_line},
 };
+use crate::cli::output::{Format, json_line};
 
 /// What runs, and on what.
 #[derive(Args, Clone, Debug)]

@@ -35,7 +35,7 @@ use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, BufReader},
 };
 
-use crate::{
+use super::{
     output::{Format, json_line},
     presence::Workers,
 };
@@ -57,7 +57,7 @@ const WARNINGS: usize = 5;
 
 /// What to enqueue. `--id`, `--from` and `--skip` belong to a single call and have no environment variable.
 #[derive(Args, Clone, Debug)]
-pub struct EnqueueArgs {
+pub(super) struct EnqueueArgs {
     #[command(flatten)]
     job: Description,
     /// Enqueue one job for each line of this file, or of standard input when it is `-`
@@ -157,7 +157,7 @@ fn job_of_line(line: &[u8], custom_policy: bool) -> Result<Option<(JobId, NewJob
 ///
 /// # Errors
 /// When something is wrong with a job (nothing after it is enqueued), or MongoDB cannot be used.
-pub async fn run(args: EnqueueArgs, connect: &ConnectArgs, mut shutdown: Shutdown, out: &mut impl Write) -> anyhow::Result<()> {
+pub(super) async fn run(args: EnqueueArgs, connect: &ConnectArgs, mut shutdown: Shutdown, out: &mut impl Write) -> anyhow::Result<()> {
     match &args.from {
         None => enqueue_one(args.job, args.custom_policy, args.format, connect, out).await,
         Some(path) => {

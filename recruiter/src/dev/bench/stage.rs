@@ -21,7 +21,7 @@ use recruiter_common::{
 use tempfile::TempDir;
 
 use super::{Setting, slow_line::SlowLine};
-use crate::{
+use crate::dev::{
     embedded::{EmbeddedMongo, Options, find_or_fetch},
     fleet::{Fleet, Plan, Programs, tell},
 };

@@ -20,7 +20,7 @@ use super::{
     stage::Stage,
     usage::{computed, percent_of_a_core},
 };
-use crate::{fleet::Fleet, leader::assign_once};
+use crate::{dev::fleet::Fleet, leader::assign_once};
 
 /// Rounds that are measured for each roster that is made up.
 const ROUNDS: usize = 50;

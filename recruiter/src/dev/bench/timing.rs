@@ -150,7 +150,10 @@ impl Steady {
                 started.record(
                     waited(&job, acknowledged[&id]).ok_or_else(|| anyhow::anyhow!("a job did not tell when it was entered: {job}"))?,
                 );
-                archived.record(Duration::from_nanos(u64::try_from(seen[&id] - acknowledged[&id]).unwrap_or(0)));
+                // A change stream that was resumed may have shown another document in the place of this one.
+                if let Some(seen) = seen.get(&id) {
+                    archived.record(Duration::from_nanos(u64::try_from(seen - acknowledged[&id]).unwrap_or(0)));
+                }
             }
         }
         fleet.stop().await;

@@ -21,8 +21,9 @@ use recruiter_common::{
     store::{ConnectArgs, ConnectError, JobFilter, Store},
 };
 
-use crate::{
-    jobs::{FilterArgs, check_reason, usage},
+use super::{
+    exit::usage,
+    filter::{FilterArgs, check_reason},
     output::{Format, json_line, moment, printable},
 };
 

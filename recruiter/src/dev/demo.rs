@@ -32,11 +32,11 @@ use recruiter_common::{
 };
 use sha2::{Digest as _, Sha256};
 
-use crate::{
+use super::{
     embedded::{Options, on_path},
     fleet::{Fleet, Installation, LOOK_EVERY, Plan, Programs, SHORT_LEASE, tell},
-    output::{Format, json_line, printable},
 };
+use crate::cli::output::{Format, json_line, printable};
 
 /// The log of the processes, in the demonstration's directory.
 const LOG: &str = "processes.log";

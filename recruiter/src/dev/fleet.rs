@@ -24,7 +24,7 @@ use recruiter_common::{
     telemetry::chain,
 };
 
-use crate::{
+use super::{
     embedded::{EmbeddedMongo, Options, find_or_fetch},
     watchdog::Watched,
 };

@@ -1,0 +1,33 @@
+//! How a command ends: wrong usage, a signal, and the exit codes in the help.
+
+use anyhow::anyhow;
+use recruiter_common::{exit::Exit, shutdown::Shutdown};
+
+/// What the user wrote cannot be used.
+pub(crate) fn usage(problem: impl std::fmt::Display) -> anyhow::Error {
+    anyhow!("{problem}").context(Exit::Usage)
+}
+
+/// A question may be dropped at any time: one signal is enough.
+pub(crate) async fn or_stopped(mut shutdown: Shutdown, command: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
+    tokio::select! {
+        done = command => done,
+        () = shutdown.requested() => Err(anyhow!("stopped by a signal").context(Exit::Aborted)),
+    }
+}
+
+/// For the end of the help.
+pub(super) fn exit_codes() -> String {
+    let meanings = [
+        (Exit::Success, "everything asked for was done"),
+        (Exit::Failure, "something was not; the message says what and why"),
+        (Exit::Usage, "wrong flags or values"),
+        (Exit::Unavailable, "MongoDB cannot be reached"),
+        (Exit::MemoryLimit, "a worker reached its memory limit and wants to be started again"),
+        (Exit::Refused, "MongoDB refuses: credentials, rights, a standalone or too old server"),
+        (Exit::Config, "a configuration file cannot be used"),
+        (Exit::Aborted, "stopped by a signal before it was done"),
+    ];
+    let lines: Vec<String> = meanings.iter().map(|(exit, meaning)| format!("  {:>3}  {meaning}", *exit as u8)).collect();
+    format!("Exit codes:\n{}", lines.join("\n"))
+}

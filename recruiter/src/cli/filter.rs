@@ -1,0 +1,121 @@
+//! Which jobs a command is about: the filter that `jobs list`, `retry`, `cancel` and `delete` share.
+
+use std::{io::Write, time::Duration};
+
+use clap::Args;
+use recruiter_common::{
+    instant::Instant,
+    job::Why,
+    spec::{duration_of_text, instant_of_text},
+    store::{JobFilter, JobPlace},
+};
+
+use super::{exit::usage, output::printable};
+
+/// How alike a reason must be to one of Recruiter's own to be taken for a misspelling of it, from 0 to 1.
+const ALIKE: f64 = 0.8;
+
+/// Which jobs.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Which jobs")]
+pub(crate) struct FilterArgs {
+    /// Where they are
+    #[arg(long, env = "RECRUITER_JOBS_PLACE", value_name = "PLACE", value_enum)]
+    place: Option<JobPlace>,
+    /// Jobs of this group
+    #[arg(long, env = "RECRUITER_JOBS_GROUP", value_name = "GROUP")]
+    group: Option<String>,
+    /// Jobs of this class
+    #[arg(long, env = "RECRUITER_JOBS_CLASS", value_name = "CLASS")]
+    class: Option<String>,
+    /// Jobs with this tag
+    #[arg(long, env = "RECRUITER_JOBS_TAG", value_name = "TAG")]
+    tag: Option<String>,
+    /// Jobs with this urn
+    #[arg(long, env = "RECRUITER_JOBS_URN", value_name = "URN")]
+    urn: Option<String>,
+    /// Jobs that were archived for this reason, like done or tried-too-many-times
+    #[arg(long, env = "RECRUITER_JOBS_WHY", value_name = "WHY")]
+    why: Option<String>,
+    /// Jobs whose last execution failed with this error class, like exit:1 or timeout
+    #[arg(long, env = "RECRUITER_JOBS_ERROR_CLASS", value_name = "CLASS")]
+    error_class: Option<String>,
+    /// Jobs whose last failure has this text in its message, in upper or lower case
+    #[arg(long, env = "RECRUITER_JOBS_MESSAGE", value_name = "TEXT")]
+    message: Option<String>,
+    /// Finished jobs that ended, and other jobs that were enqueued, at this instant or later; 2h is two hours ago
+    #[arg(long, env = "RECRUITER_JOBS_SINCE", value_name = "WHEN", value_parser = when_of_text)]
+    since: Option<When>,
+    /// The same before this instant
+    #[arg(long, env = "RECRUITER_JOBS_UNTIL", value_name = "WHEN", value_parser = when_of_text)]
+    until: Option<When>,
+}
+
+/// An instant, said itself or by how long ago it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum When {
+    At(Instant),
+    Ago(Duration),
+}
+
+impl When {
+    fn by(self, now: Instant) -> Instant {
+        match self {
+            Self::At(at) => at,
+            Self::Ago(ago) => chrono::TimeDelta::from_std(ago).ok().and_then(|ago| now.checked_sub_signed(ago)).unwrap_or_default(),
+        }
+    }
+}
+
+fn when_of_text(text: &str) -> Result<When, String> {
+    let instant = instant_of_text(text).map(When::At);
+    instant.or_else(|_| duration_of_text(text).map(When::Ago)).map_err(|_| {
+        format!(
+            "`{text:.80}` is neither an instant nor a duration; write it like 2030-01-31T18:00:00Z, or like 90m for an hour and a half ago"
+        )
+    })
+}
+
+impl FilterArgs {
+    pub(crate) fn at(self, now: Instant) -> JobFilter {
+        let Self { place, group, class, tag, urn, why, error_class, message, since, until } = self;
+        let [since, until] = [since, until].map(|when| when.map(|when| when.by(now)));
+        JobFilter { place, group, class, tag, urn, why, failed: false, error_class, message, since, until }
+    }
+}
+
+/// Nothing was found for a reason that Recruiter itself does not give.
+pub(crate) fn check_reason(filter: &JobFilter) -> anyhow::Result<()> {
+    let Some(why) = filter.why.as_deref().filter(|why| Why::BUILT_IN.iter().all(|known| known.as_str() != *why)) else { return Ok(()) };
+    let known: Vec<&str> = Why::BUILT_IN.iter().map(Why::as_str).collect();
+    let alike = |known: &&str| strsim::jaro_winkler(known, why);
+    let nearest = known.iter().copied().max_by(|one, other| alike(one).total_cmp(&alike(other)));
+    let (shown, known) = (printable(why, 80), known.join(", "));
+    if let Some(nearest) = nearest.filter(|nearest| alike(nearest) > ALIKE) {
+        return Err(usage(format!(
+            "no archived job has the reason `{shown}`; did you mean `{nearest}`? Recruiter's own reasons are {known}"
+        )));
+    }
+    writeln!(
+        std::io::stderr(),
+        "`{shown}` is not one of Recruiter's own reasons ({known}), so a retry policy of yours would have to give it"
+    )?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_instant_is_said_itself_or_by_how_long_ago_it_was() {
+        let now = Instant::UNIX_EPOCH + chrono::TimeDelta::hours(5);
+        let check = |text: &str, hours: i64| {
+            assert_eq!(when_of_text(text).unwrap().by(now), Instant::UNIX_EPOCH + chrono::TimeDelta::hours(hours), "{text}");
+        };
+        check("1970-01-01T03:00:00Z", 3);
+        check("1h", 4);
+        check("5h", 0);
+        assert!(when_of_text("noon").is_err_and(|problem| problem.contains("neither an instant nor a duration")));
+    }
+}

@@ -1,0 +1,143 @@
+//! The duty of assigning: round after round, and in between the wait for the next trigger.
+
+use std::time::{Duration, Instant as Monotonic};
+
+use recruiter_common::{
+    instant::Instant,
+    service::Watchdog,
+    shutdown::{Shutdown, pause},
+    store::{Hints, Listener, Store},
+    telemetry::{chain, milliseconds},
+};
+
+use super::{
+    assign::{Assigning, Summary},
+    lease::Leadership,
+    trigger::Trigger,
+};
+
+/// A full scan that takes long is followed by a pause of so many times its duration.
+const RARER: u32 = 3;
+/// After a round that MongoDB did not carry out, and while the lease is not trusted.
+const RETRY: Duration = Duration::from_millis(500);
+
+/// What the loop of rounds needs.
+pub(crate) struct Rounds<'a> {
+    pub(crate) store: &'a Store,
+    /// A full scan is due after each of these intervals.
+    pub(crate) poll: Duration,
+    pub(crate) leadership: &'a Leadership,
+    pub(crate) watchdog: &'a Watchdog,
+}
+
+impl Rounds<'_> {
+    /// Assigns until the process is asked to stop. A round is always finished.
+    pub(crate) async fn run(&self, mut assigning: Assigning, shutdown: &mut Shutdown) {
+        let store = self.store;
+        let mut hints = store.hints(Listener::Recruiter);
+        let mut trigger = Trigger::default();
+        let mut is_failing = false;
+        let (mut scan_at, mut every) = (Monotonic::now(), self.poll);
+        while !shutdown.is_requested() {
+            self.watchdog.progress();
+            if !self.leadership.is_trusted() {
+                // Another recruiter may lead. The next renewal answers that.
+                shutdown.sleep(RETRY).await;
+                continue;
+            }
+            let began = Monotonic::now();
+            trigger.full_scan |= began >= scan_at;
+            trigger.look_in(assigning.alarms.ring(store.now()));
+            if let Err(error) = store.fresh_clock().await {
+                tracing::debug!(error = chain(&error), "cannot read the server's clock");
+            }
+            let is_full_scan = trigger.full_scan;
+            let summary = match assigning.tick(store, self.leadership.term(), std::mem::take(&mut trigger), every).await {
+                Ok(summary) => summary,
+                Err(error) => {
+                    tracing::warn!(error = chain(&error), "a round failed; retrying");
+                    is_failing = true;
+                    assigning.forget();
+                    scan_at = Monotonic::now();
+                    shutdown.sleep(RETRY).await;
+                    continue;
+                }
+            };
+            if std::mem::take(&mut is_failing) {
+                tracing::info!("rounds work again");
+            }
+            log(&summary, began.elapsed());
+            if is_full_scan {
+                every = scan_every(self.poll, hints.is_listening(), began.elapsed());
+                store.announce_hints_to(assigning.keep_alive.hints(every, Monotonic::now())).await;
+                // A little earlier than the keep-alives have promised, also while hints arrive without a pause.
+                scan_at = Monotonic::now() + every.mul_f64(rand::random_range(0.85..0.95));
+            }
+            let until = scan_at.min(Monotonic::now() + self.watchdog.next_in());
+            let until = summary.retry_at.map_or(until, |again| until.min(again));
+            trigger = wait(store, &mut hints, &mut assigning, summary.next_due, until, shutdown).await;
+        }
+    }
+}
+
+fn log(summary: &Summary, took: Duration) {
+    let (slots, duration_ms) = (summary.slots, milliseconds(took));
+    match summary.assigned {
+        0 => tracing::trace!(slots, duration_ms, "nothing to assign"),
+        count => tracing::debug!(count, slots, duration_ms, "assigned jobs"),
+    }
+}
+
+/// The time from one full scan to the next.
+fn scan_every(poll: Duration, is_listening: bool, took: Duration) -> Duration {
+    // While hints cannot be heard, scans take their place.
+    let wanted = if is_listening { poll } else { poll / 2 };
+    wanted.max((took * RARER).min(poll * RARER))
+}
+
+/// Sleeps until a hint arrives, a job becomes due, or `until`.
+async fn wait(
+    store: &Store,
+    hints: &mut Hints,
+    assigning: &mut Assigning,
+    next_due: Option<Instant>,
+    until: Monotonic,
+    shutdown: &mut Shutdown,
+) -> Trigger {
+    let mut trigger = Trigger::default();
+    // Hints that are there already are heard also when there is no time to wait.
+    while let Some(hint) = hints.try_next() {
+        trigger.hear(hint, &mut assigning.alarms);
+    }
+    while trigger.is_empty() {
+        let due = next_due.into_iter().chain(assigning.alarms.next()).min();
+        // One millisecond more, because the estimate is in whole milliseconds.
+        let until_due = due.map_or(Duration::MAX, |due| (due - store.now()).to_std().unwrap_or_default() + Duration::from_millis(1));
+        let until_scan = until.saturating_duration_since(Monotonic::now());
+        let mut next = tokio::select! {
+            hint = hints.next() => Some(hint),
+            () = pause(until_due.min(until_scan)) => return trigger,
+            () = shutdown.requested() => return trigger,
+        };
+        while let Some(hint) = next {
+            trigger.hear(hint, &mut assigning.alarms);
+            next = hints.try_next();
+        }
+    }
+    trigger
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_scan_that_takes_long_is_done_less_often() {
+        let check = |is_listening, took| scan_every(Duration::from_millis(1_000), is_listening, Duration::from_millis(took)).as_millis();
+        assert_eq!(check(true, 5), 1_000);
+        assert_eq!(check(false, 5), 500, "hints cannot be heard");
+        assert_eq!(check(true, 600), 1_800);
+        assert_eq!(check(true, 60_000), 3_000, "with a limit");
+        assert_eq!(check(false, 60_000), 3_000);
+    }
+}
