@@ -20,7 +20,7 @@ pub struct RunArgs {
     /// How long a silent leader is waited for before a standby takes over
     #[arg(long, env = "RECRUITER_LEASE", value_name = "DURATION", default_value = "15s", value_parser = humantime::parse_duration)]
     pub lease: Duration,
-    /// A due job is started within this time even if every hint is lost: recruiter and worker each look twice as often
+    /// A due job is started within about this time even if every hint is lost: the interval of full scans
     #[arg(long, env = "RECRUITER_POLL", value_name = "DURATION", default_value = "1s", value_parser = humantime::parse_duration)]
     pub poll: Duration,
 }
