@@ -41,7 +41,7 @@ impl Exit {
 }
 
 /// Prints an error with its causes, one after the other, once; returns the code to end with: an [`Exit`] among the
-/// contexts of the error, or what a [`ConnectError`](crate::store::ConnectError) stands for.
+/// contexts of the error, or what a [`ConnectError`] stands for.
 pub fn report(program: &str, error: &anyhow::Error) -> Exit {
     let said = error.downcast_ref::<Exit>();
     let causes: Vec<String> =
