@@ -10,6 +10,7 @@ use std::{
     collections::HashSet,
     env,
     error::Error,
+    io::IsTerminal as _,
     sync::{
         Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -117,7 +118,7 @@ fn worker() -> Result<Worker, Box<dyn Error>> {
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    tracing_subscriber::fmt().with_writer(std::io::stderr).init();
+    tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(std::io::stderr().is_terminal()).init();
     let (stop, shutdown) = Shutdown::manual();
     tokio::spawn(async move {
         let _ = tokio::signal::ctrl_c().await;

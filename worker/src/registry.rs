@@ -173,7 +173,8 @@ impl<W: BlockingExecutable> Ready for ReadyBlocking<W> {
     fn execute<'a>(&'a self, job: &'a Arc<Context>) -> BoxFuture<'a, Result<Done, NotDone>> {
         let (workable, state, job) = (self.workable.clone(), self.state.clone(), job.clone());
         async move {
-            match tokio::task::spawn_blocking(move || workable.execute(&state, &job)).await {
+            let span = tracing::Span::current();
+            match tokio::task::spawn_blocking(move || span.in_scope(|| workable.execute(&state, &job))).await {
                 Ok(result) => Done::with(result?),
                 Err(error) => match error.try_into_panic() {
                     Ok(panic) => std::panic::resume_unwind(panic),

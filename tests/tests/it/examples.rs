@@ -63,6 +63,11 @@ async fn an_order_of_the_web_service_has_its_invoice_by_the_worker() {
     wait_until(SOON, "the primes are counted", counted).await;
 
     assert!(worker.stderr().contains("a customer gets no invoice"), "{}", worker.stderr());
+    let logged = worker.stderr();
+    let sending = logged.lines().find(|line| line.contains("sending an invoice")).unwrap();
+    for field in [format!("job.id={job}"), "job.class=\"SendInvoice\"".into(), "job.attempt=1".into(), "worker.id=".into()] {
+        assert!(sending.contains(&field), "{field} is not in {sending}");
+    }
     recruiter.stop().await;
 }
 

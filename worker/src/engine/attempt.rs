@@ -15,6 +15,7 @@ use recruiter_common::{
     store::{Archival, Recorded, Rescheduling},
     telemetry::milliseconds,
 };
+use tracing::Instrument as _;
 
 use super::{
     bundle::Bundle,
@@ -50,7 +51,8 @@ pub(crate) async fn carry_out(environment: &Environment, mut attempt: Box<Attemp
     let context = attempt.context();
     let started = Monotonic::now();
     environment.emit(&WorkerEvent::Started { job: &context });
-    let ended = attempt.execute(environment, &context).await;
+    let span = attempt.span();
+    let ended = attempt.execute(environment, &context).instrument(span).await;
     let now = environment.now().await;
     let verdict = attempt.verdict(ended, now);
     let duration_ms = milliseconds(started.elapsed());
@@ -144,6 +146,18 @@ impl Attempt {
             deadline: OnceLock::new(),
             cancel: self.cancel.clone(),
         })
+    }
+
+    /// Says in each line that a workable logs which job it belongs to.
+    fn span(&self) -> tracing::Span {
+        let worker = self.job.last_execution.as_ref().and_then(|execution| execution.worker);
+        tracing::info_span!(
+            "job",
+            job.id = %self.job.id,
+            job.class = self.job.class,
+            job.attempt = self.job.attempts,
+            worker.id = worker.map(tracing::field::display),
+        )
     }
 
     /// Executes the workable, unless something forbids it. A bundle always ends with [`Done`]: its verdict follows from its items.

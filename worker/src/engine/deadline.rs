@@ -17,6 +17,7 @@ use recruiter_common::{
 };
 use tokio::task::JoinError;
 use tokio_util::task::AbortOnDropHandle;
+use tracing::Instrument as _;
 
 use crate::{
     context::{Cancel, Cancellation, Context},
@@ -49,7 +50,8 @@ pub(crate) async fn execute(workable: Arc<dyn Ready>, context: &Arc<Context>, li
                 _ => ended,
             }
         };
-        AssertUnwindSafe(in_time).catch_unwind().boxed()
+        // Also in a task of its own an execution logs in the span of its job.
+        AssertUnwindSafe(in_time).catch_unwind().in_current_span().boxed()
     };
     match poll_fn(|task| Poll::Ready(execution.poll_unpin(task))).await {
         Poll::Ready(ended) => without_panic(Ok(ended)),
