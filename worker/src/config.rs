@@ -159,7 +159,7 @@ impl WorkerConfig {
         if self.heartbeat.is_zero() || self.poll.is_zero() {
             return Err(InvalidConfig::NoInterval);
         }
-        if self.lease < self.heartbeat * 3 {
+        if self.lease < self.heartbeat.saturating_mul(3) {
             return Err(InvalidConfig::ShortLease { lease: self.lease, heartbeat: self.heartbeat });
         }
         if self.lease > Duration::from_secs(24 * 3600) {

@@ -264,6 +264,7 @@ pub(crate) struct Cancel {
     at_once: CancellationToken,
     /// Whether a bundle stops before its next item.
     no_more_items: AtomicBool,
+    is_lease_lost: AtomicBool,
 }
 
 impl Cancel {
@@ -272,14 +273,21 @@ impl Cancel {
         Self { token: bundle.token.child_token(), at_once: bundle.at_once.child_token(), bundle: Some(bundle.clone()), ..Self::default() }
     }
 
-    /// Asks the execution to stop. Only the first reason is kept.
+    /// Asks the execution to stop. The first reason is kept, but for the loss of the lease: then the job belongs to another worker, whatever
+    /// it was asked before.
     pub(crate) fn cancel(&self, why: Cancellation) {
+        if why == Cancellation::LeaseLost {
+            self.is_lease_lost.store(true, Ordering::Relaxed);
+        }
         let _ = self.why.set(why);
         self.token.cancel();
     }
 
     /// The reason for the cancellation, of the item or of its bundle.
     pub(crate) fn why(&self) -> Option<Cancellation> {
+        if self.is_lease_lost.load(Ordering::Relaxed) {
+            return Some(Cancellation::LeaseLost);
+        }
         self.why.get().copied().or_else(|| self.bundle.as_ref()?.why())
     }
 

@@ -191,7 +191,7 @@ impl Store {
 
     /// Stamps a leader's term on every worker, so that no earlier leader can assign to it any more.
     ///
-    /// Filter: an earlier term or none. Index: none, see above. Invariant: limits hold across leaders (jobs are safe
+    /// Filter: an earlier term or none. Index: none, see above. Invariant: one leader assigns (jobs are safe
     /// without it).
     pub async fn stamp_term(&self, term: LeaseTerm) -> Result<u64, StoreError> {
         let roster = self.roster.clone();

@@ -140,7 +140,7 @@ impl Store {
     /// proofs of what this start locked.
     ///
     /// Filter: id, unlocked, same attempts, due by the server's clock, and the worker's lease not over by it.
-    /// Update: one command, acknowledged by a majority; statements differ by verdict only.
+    /// Update: one command, acknowledged by a majority; jobs of the same verdict, attempts and date share a statement.
     /// Index: `_id`. Invariant: I3 and I5, a later start has another id, and a late one is refused by the lease.
     /// Loses when another worker started the job, or it was archived. After an error the outcome is unknown: see
     /// [`Store::claims_of_start`]. After an answer it is known: what was not locked by then never will be.

@@ -2,7 +2,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
-    ops::RangeInclusive,
     time::{Duration, Instant as Monotonic},
 };
 
@@ -33,8 +32,8 @@ const HORIZON: Duration = Duration::from_secs(1);
 const NEWS: usize = 100;
 /// A search asks for at least so many jobs, however slow MongoDB is.
 const FEWEST: usize = 10;
-/// An unanswered assignment of this age is announced once more: its hint may be lost.
-const REMIND: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(2);
+/// A full scan announces each assignment that is in flight for so long again: its hint may be lost.
+const REMIND_AFTER: Duration = Duration::from_millis(100);
 
 /// The result of a round.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -69,7 +68,8 @@ impl Assigning {
     /// Adds an assignment of an earlier leader.
     pub(crate) fn inherit(&mut self, round: RoundId, assignment: Assignment) {
         let jobs = assignment.jobs.into_iter().map(|job| (job, None)).collect();
-        // The worker's channel is unknown. The first one will do, since the worker polls as well.
+        // The worker's channel is unknown, and its hint may be lost: without keep-alives it polls.
+        self.keep_alive.failed(Monotonic::now());
         self.in_flight.begin(round, (assignment.worker, Channel::default()), jobs, Monotonic::now());
     }
 
@@ -78,6 +78,8 @@ impl Assigning {
         self.fleet.forget();
         self.lanes.forget();
         self.discovery.forget();
+        // An assignment may have been written without a hint.
+        self.keep_alive.failed(Monotonic::now());
     }
 
     /// One round. The next full scan is due after `every`.
@@ -315,10 +317,10 @@ impl Assigning {
         Ok(assigned.len())
     }
 
-    /// Announces unanswered assignments once more. A worker takes each round only once.
+    /// Announces assignments in flight again. A worker takes each round only once.
     async fn remind(&mut self, store: &Store, at: Monotonic) {
         let mut by_round: BTreeMap<(Channel, RoundId), Vec<Assignment>> = BTreeMap::new();
-        for turn in self.in_flight.of_age(REMIND, at) {
+        for turn in self.in_flight.older_than(REMIND_AFTER, at) {
             let jobs = turn.jobs.iter().map(|(job, _)| *job).collect();
             by_round.entry((turn.channel, turn.round)).or_default().push(Assignment { worker: turn.worker, jobs });
         }

@@ -4,7 +4,6 @@
 
 use std::{
     collections::{BTreeSet, HashMap},
-    ops::RangeInclusive,
     time::{Duration, Instant as Monotonic},
 };
 
@@ -94,9 +93,9 @@ impl InFlight {
         self.turns.keys().copied().collect()
     }
 
-    /// The turns whose age is in this range.
-    pub(crate) fn of_age(&self, age: RangeInclusive<Duration>, at: Monotonic) -> impl Iterator<Item = &Turn> {
-        self.turns.values().filter(move |turn| age.contains(&at.duration_since(turn.since)))
+    /// The turns that began longer ago than this.
+    pub(crate) fn older_than(&self, age: Duration, at: Monotonic) -> impl Iterator<Item = &Turn> {
+        self.turns.values().filter(move |turn| at.duration_since(turn.since) > age)
     }
 
     /// Ends the turns of workers that left the roster, have another round, or take too long, and returns them.

@@ -1,7 +1,8 @@
 //! The leader: what one recruiter does as long as it holds the lease.
 //!
 //! A *term* begins with the lease. The leader then keeps the lease and runs its *duties* beside each other, until another recruiter leads or
-//! the process is asked to stop. A duty is one file with a `run` that loops over an idempotent `tick`. Assigning is the only duty so far.
+//! the process is asked to stop. A duty is a type with a `run` that loops until then. Assigning is the only duty so far: `rounds` is its loop, `assign`
+//! one round.
 //!
 //! | module | one noun |
 //! |---|---|

@@ -16,7 +16,7 @@ use super::{
     trigger::Trigger,
 };
 
-/// A full scan that takes long is followed by a pause of so many times its duration.
+/// A round with a full scan that takes long is followed by the next one after so many times its duration, and at most after so many polls.
 const RARER: u32 = 3;
 /// After a round that MongoDB did not carry out, and while the lease is not trusted.
 const RETRY: Duration = Duration::from_millis(500);
@@ -31,7 +31,7 @@ pub(crate) struct Rounds<'a> {
 }
 
 impl Rounds<'_> {
-    /// Assigns until the process is asked to stop. A round is always finished.
+    /// Assigns until the process is asked to stop. The stop waits for the end of the round.
     pub(crate) async fn run(&self, mut assigning: Assigning, shutdown: &mut Shutdown) {
         let store = self.store;
         let mut hints = store.hints(Listener::Recruiter);

@@ -12,6 +12,7 @@ use recruiter_common::{
 };
 use recruiter_tests::{
     factory::{insert_unvalidated, minimal_job},
+    fail_points::FailPoint,
     local::{ids, store},
     mongo::{PASSWORD, TestDatabase, USER, mongod_with_access_control, own_mongod, standalone_mongod, temporary},
     oracle::number,
@@ -588,4 +589,29 @@ async fn the_jobs_of_a_worker_with_a_strange_document_are_left_to_it() {
     let done = archived(&database, id).await;
     assert_eq!((why(&done), number(&done, "attempts")), ("done", 1));
     system.stop().await;
+}
+
+/// A document that is no job holds no slot, and is assigned again while its way to the archive takes long. It is recorded once: two copies in
+/// one batch would fail the ends of other jobs with them.
+#[tokio::test]
+async fn a_document_that_is_no_job_is_recorded_once() {
+    let mongo = own_mongod().await;
+    let database = TestDatabase::on(&mongo.uri()).await;
+    let system = System::start(&database, Setup::default());
+    let first = NewJob::of_class("noop", doc! {}).enqueue(&store(&database).await).await.unwrap().id;
+    archived(&database, first).await;
+    let slow = FailPoint::new("recruiter-worker", &["commitTransaction"]).times(1).block(Duration::from_millis(1_500));
+    let slow = slow.arm(database.uri()).await;
+    let mut malformed = minimal_job("noop");
+    malformed.insert("tags", "no array");
+    let id = malformed.get_object_id("_id").unwrap();
+    insert_unvalidated(&database, vec![malformed]).await;
+    wait_until(SOON, "its archive waits", async || slow.struck().await == 1).await;
+    assert_eq!(why(&archived(&database, id).await), "malformed");
+    let logged = system.workers[0].stderr();
+    assert_eq!(logged.matches("is no job; archiving it as malformed").count(), 1, "{logged}");
+    drop(slow);
+    system.stop().await;
+    drop(database);
+    mongo.stop().await.unwrap();
 }

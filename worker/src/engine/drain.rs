@@ -30,6 +30,9 @@ const LAST_RELEASE: Duration = Duration::from_secs(5);
 /// it must fit into systemd's TimeoutStopSec.
 const LAST_RECORDS: Duration = Duration::from_secs(15);
 
+/// A grace period beyond this is the same as none: an instant cannot be as late as the longest duration.
+const LONGEST_GRACE: Duration = Duration::from_secs(365 * 24 * 3_600);
+
 /// The result of a wait for the running jobs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
@@ -66,8 +69,10 @@ pub(crate) async fn drain(mut session: Session, mut end: End, shutdown: &mut Shu
 
 /// Takes no more jobs and waits for those that run, at first for the grace period. Then it cancels them.
 async fn wait_for_jobs(session: &mut Session, end: End, shutdown: &mut Shutdown) -> End {
-    service::stopping();
-    let grace = session.args().grace;
+    if end == End::MemoryLimit || shutdown.is_requested() {
+        service::stopping();
+    }
+    let grace = session.args().grace.min(LONGEST_GRACE);
     let until = Monotonic::now() + grace;
     session.turn.withdraw().await;
     tracing::info!(worker.id = %session.id, count = session.slots.running(), grace_ms = milliseconds(grace), "taking no more jobs");

@@ -16,9 +16,10 @@ use recruiter_common::{
     job::{Claim, IfWorkerDies, Job, Why},
     retry_policy::Decision,
     roster::WorkOn,
-    store::{Archival, Start, Store, StoreError, ToStart},
+    store::{Archival, Recorded, Start, Store, StoreError, ToStart},
     telemetry::chain,
 };
+use tokio::sync::oneshot::{self, error::TryRecvError};
 
 use super::{
     attempt::StartedJob,
@@ -43,6 +44,8 @@ pub(crate) struct Intake {
     unconfirmed: UnconfirmedStarts,
     /// Classes of retry policies that jobs have and this worker does not know.
     unknown_policies: HashSet<String>,
+    /// Documents that are no jobs, on their way to the archive. They hold no slot, and the recruiter assigns them again meanwhile.
+    archiving: HashMap<JobId, oneshot::Receiver<Recorded>>,
 }
 
 /// The jobs of one start, after the command that locks them.
@@ -76,7 +79,7 @@ impl Intake {
         let dependencies = &environment.dependencies;
         let work_on = dependencies.args.work_on();
         let (reading, unconfirmed) = (Reading::new(dependencies.clone()), UnconfirmedStarts::new(dependencies.clone(), worker));
-        Self { environment, worker, work_on, reading, unconfirmed, unknown_policies: HashSet::new() }
+        Self { environment, worker, work_on, reading, unconfirmed, unknown_policies: HashSet::new(), archiving: HashMap::new() }
     }
 
     /// Reads jobs, reserves their slots and locks them. `None` when nothing can be started now: the jobs stay due.
@@ -228,11 +231,16 @@ impl Intake {
         }
     }
 
-    /// Archives a document that is no job, without a start.
-    fn archive_malformed(&self, id: JobId, document: &RawDocument, failure: &Failure, now: Instant) {
+    /// Archives a document that is no job, without a start. Each is handed to the recorder once: a second copy in the same batch would find
+    /// the document deleted, and fail the whole batch.
+    fn archive_malformed(&mut self, id: JobId, document: &RawDocument, failure: &Failure, now: Instant) {
+        self.archiving.retain(|_, answer| matches!(answer.try_recv(), Err(TryRecvError::Empty)));
+        if self.archiving.contains_key(&id) {
+            return;
+        }
         tracing::warn!(job.id = %id, reason = failure.message, "a document in `scheduled` is no job; archiving it as malformed");
         let archival = Archival::unstarted(id, document, &Why::MALFORMED, failure, now);
-        self.environment.recorder.record_later(JobEnd::Archive(Box::new(archival)));
+        self.archiving.insert(id, self.environment.recorder.record_later(JobEnd::Archive(Box::new(archival))));
     }
 }
 

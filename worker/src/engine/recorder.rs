@@ -66,11 +66,12 @@ impl Recorder {
         answer.await.ok()
     }
 
-    /// Records an end without waiting for it.
-    pub(crate) fn record_later(&self, end: JobEnd) {
-        let (recorded, _) = oneshot::channel();
+    /// Records an end without waiting for it. The answer arrives when it is written.
+    pub(crate) fn record_later(&self, end: JobEnd) -> oneshot::Receiver<Recorded> {
+        let (recorded, answer) = oneshot::channel();
         // Without a recorder the document stays, and is read again.
         let _ = self.0.send(Entry::End(end, recorded));
+        answer
     }
 
     /// Notes the outcome of an item of a bundle, to be written before the end of the bundle.

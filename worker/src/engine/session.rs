@@ -139,7 +139,7 @@ impl Session {
 
     /// Takes and runs jobs until something ends the session.
     pub(crate) async fn work(&mut self, shutdown: &mut Shutdown) -> End {
-        let half = self.args().poll / 2;
+        let half = (self.args().poll / 2).min(LONGEST_SILENCE);
         let mut poll_at = Monotonic::now();
         loop {
             self.progress();

@@ -96,10 +96,12 @@ impl Turn {
         None
     }
 
-    /// Offers no more slots.
+    /// Offers no more slots. An assignment that was written meanwhile is not taken: the recruiter hears that it can assign those jobs elsewhere.
     pub(crate) async fn withdraw(&self) {
-        if let Err(error) = self.store.withdraw_if_unassigned_since(self.worker, self.round).await {
-            tracing::debug!(error = chain(&error), "failed to withdraw from the roster");
+        match self.store.withdraw_if_unassigned_since(self.worker, self.round).await {
+            Ok(true) => {}
+            Ok(false) => self.store.announce_hint(Hint::Left { worker: self.worker }).await,
+            Err(error) => tracing::debug!(error = chain(&error), "failed to withdraw from the roster"),
         }
     }
 }
