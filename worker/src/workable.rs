@@ -49,7 +49,8 @@ pub trait Executable: Workable {
     }
 }
 
-/// A [`Workable`] that blocks its thread (computation, synchronous I/O). Each execution runs on a thread of its own.
+/// A [`Workable`] that blocks its thread (computation, synchronous I/O). Executions run on tokio's threads for blocking work, of which
+/// a runtime has 512 unless it is built with another `max_blocking_threads`.
 ///
 /// A thread cannot be killed. A job that exceeds its time limit is cancelled, and its slot becomes free when `execute` returns.
 pub trait BlockingExecutable: Workable + Clone {
