@@ -1,4 +1,4 @@
-//! What the cleaner can be told.
+//! The command-line arguments of the cleaner.
 
 use std::time::Duration;
 
@@ -28,10 +28,10 @@ pub struct CleanerArgs {
 }
 
 impl CleanerArgs {
-    /// Checks what single flags cannot know of each other.
+    /// Checks the arguments against each other.
     ///
     /// # Errors
-    /// With what to change, and [`Exit::Usage`].
+    /// The error names the flag to change and carries [`Exit::Usage`].
     pub fn validate(&self) -> anyhow::Result<()> {
         let refuse = |text: String| Err(anyhow::anyhow!(text).context(Exit::Usage));
         if self.every.is_zero() {

@@ -1,7 +1,8 @@
-//! The cleaner: retires dead workers, rescues what they held, and prunes the archive.
+//! The cleaner: retires dead workers, rescues their jobs, and prunes the archive.
 //!
-//! Called by the binary beside it. Several may run, on several machines; everything they do is guarded and can be
-//! repeated. A cleaner never decides what becomes of a job: its retry policy did, when the job was started.
+//! The binary beside this file calls it. Several cleaners may run, on several machines: every write is guarded and can
+//! be repeated. The cleaner never decides the outcome of a job. The job's retry policy decided it when the job was
+//! started.
 
 pub mod config;
 mod liveness;
@@ -21,15 +22,16 @@ use recruiter_common::{
 
 use crate::{config::CleanerArgs, rescue::Rescuer, retire::Observations};
 
-/// How often to see whether the workers on this machine still run, which costs MongoDB nothing.
+/// How often to check whether the workers on this machine still run. The check does not use MongoDB.
 const NEIGHBOURS_EVERY: Duration = Duration::from_millis(200);
-/// After a pass that MongoDB did not carry out.
+/// Minimum wait after a pass that failed in MongoDB.
 const RETRY: Duration = Duration::from_secs(1);
 
 /// Runs until asked to stop.
 ///
 /// # Errors
-/// When the arguments contradict each other or MongoDB cannot be used at the start. Later MongoDB is waited for.
+/// Fails when the arguments contradict each other, or when MongoDB cannot be used at the start. Later it waits for
+/// MongoDB.
 pub async fn run(args: CleanerArgs, connect: &ConnectArgs, mut shutdown: Shutdown) -> anyhow::Result<()> {
     args.validate()?;
     let store = tokio::select! {
@@ -41,7 +43,8 @@ pub async fn run(args: CleanerArgs, connect: &ConnectArgs, mut shutdown: Shutdow
     let watchdog = Watchdog::of_this_process();
     let mut rescuer = Rescuer::new(store.clone(), watchdog.clone());
     let (mut sweep_at, mut prune_at) = (Monotonic::now(), Monotonic::now());
-    // Workers that have just registered are not watched over yet: at the start, and after a death, when they start again.
+    // The first pass, and each pass that retired a worker, is followed by half the interval: workers that have just
+    // registered or restarted are not observed yet.
     let mut is_first = true;
     recruiter_common::service::ready("watching");
     tracing::info!(dead_after_ms = milliseconds(args.dead_after), "watching over the workers");
@@ -81,7 +84,7 @@ pub async fn run(args: CleanerArgs, connect: &ConnectArgs, mut shutdown: Shutdow
     Ok(())
 }
 
-/// Waits for the next look at the roster, which is at once when the process of a worker on this machine has gone.
+/// Waits until the next poll of the roster. Ends early when the process of a worker on this machine is gone.
 async fn wait(every: Duration, observations: &Observations, watchdog: &Watchdog, shutdown: &mut Shutdown) {
     let until = Monotonic::now() + every;
     while Monotonic::now() < until && !observations.somebody_is_gone() {
@@ -97,7 +100,7 @@ async fn prune(store: &Store, keep: Duration, shutdown: &Shutdown) -> Result<boo
     let before = chrono::TimeDelta::from_std(keep).ok().and_then(|keep| store.now().checked_sub_signed(keep));
     match before {
         Some(before) => prune::tick(store, before, shutdown).await,
-        // Kept for longer than there are dates.
+        // The retention period is longer than dates can express: prune nothing.
         None => Ok(true),
     }
 }

@@ -1,25 +1,25 @@
-//! Whether a process on this very machine is gone, proven: same boot, same pid namespace, and either no such process or
-//! one that started at another time. What cannot be read is not dead.
+//! Proves that a process on this machine is gone. Proof needs the same boot and the same pid namespace, and either no
+//! process with this pid or one that started at another time. A process that cannot be inspected counts as alive.
 
 use nix::{errno::Errno, sys::signal::kill, unistd::Pid};
 use procfs::process::Process;
 use recruiter_common::roster::Place;
 
-/// Whether a process at `there` can be looked at from `here`: the same boot of the same machine, the same pid namespace.
+/// Whether a process at `there` can be inspected from `here`: both have the same boot id and the same pid namespace.
 pub(crate) fn is_here(here: &Place, there: &Place) -> bool {
     let known = !there.boot_id.is_empty() && !there.pid_namespace.is_empty() && there.pid > 0;
     known && here.boot_id == there.boot_id && here.pid_namespace == there.pid_namespace
 }
 
-/// Whether the process that ran at `there` is certainly gone, as seen from `here`.
+/// Whether the process that ran at `there` is proven to be gone, as observed from `here`.
 pub(crate) fn is_gone(here: &Place, there: &Place) -> bool {
     if !is_here(here, there) {
         return false;
     }
     match Process::new(there.pid).and_then(|process| process.stat()) {
-        // A zombie has ended; only its parent has not looked.
+        // A zombie has ended; its parent has not waited for it yet.
         Ok(stat) => i64::try_from(stat.starttime) != Ok(there.process_start_ticks) || matches!(stat.state, 'Z' | 'X'),
-        // `/proc` may be hidden from us; the kernel's own word is needed.
+        // `/proc` may be hidden from this process: ask the kernel with a null signal.
         Err(_) => kill(Pid::from_raw(there.pid), None) == Err(Errno::ESRCH),
     }
 }
@@ -40,7 +40,7 @@ mod tests {
         assert!(!is_gone(&here, &there), "it runs");
         assert!(is_gone(&here, &Place { process_start_ticks: there.process_start_ticks + 1, ..there.clone() }), "the pid is another's");
         child.kill().expect("kill");
-        // Until it is waited for it is a zombie.
+        // The child is a zombie until its parent waits for it.
         while !is_gone(&here, &there) {
             std::thread::yield_now();
         }

@@ -1,4 +1,4 @@
-//! The cleaner's process.
+//! The executable of the cleaner.
 
 use clap::Parser;
 use recruiter_cleaner::config::CleanerArgs;

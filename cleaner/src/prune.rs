@@ -1,4 +1,4 @@
-//! Retention: what ended long ago leaves the archive, in bounded batches.
+//! Retention: deletes jobs from the archive that ended long ago, in bounded batches.
 
 use recruiter_common::{
     instant::Instant,
@@ -6,13 +6,13 @@ use recruiter_common::{
     store::{Store, StoreError},
 };
 
-/// Documents deleted at a time: short enough not to hold anybody up.
+/// Documents deleted by one command. The number is small, so that other operations do not wait for it.
 const BATCH: i64 = 1_000;
 
-/// Batches in one pass, at most: between passes the cleaner looks after the living.
+/// Maximum number of batches in one pass. Between two passes the cleaner polls the roster.
 const BATCHES: usize = 10;
 
-/// Deletes what ended before `before`; says whether that was all.
+/// Deletes jobs that ended before `before`. Returns whether none are left.
 pub(crate) async fn tick(store: &Store, before: Instant, shutdown: &Shutdown) -> Result<bool, StoreError> {
     let (mut count, mut all) = (0, false);
     for _ in 0..BATCHES {

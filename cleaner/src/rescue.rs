@@ -1,4 +1,4 @@
-//! Ending the jobs of the dead as crashed executions, each by the verdict that was stored at its start.
+//! Ends the jobs of dead workers as crashed executions, each by the verdict that was stored when it was started.
 
 use std::collections::HashSet;
 
@@ -14,26 +14,26 @@ use recruiter_common::{
     telemetry::chain,
 };
 
-/// Jobs read and ended in one step: they are in memory whole.
+/// Jobs read and ended in one step. All jobs of one step are in memory.
 const STEP: usize = 50;
 
-/// Ends jobs in the name of dead workers.
+/// Ends jobs on behalf of dead workers.
 pub(crate) struct Rescuer {
     store: Store,
     session: CommitSession,
-    /// Documents that were left alone, with a warning when they were met first: each sweep meets them again.
+    /// Ids of documents that cannot be repaired and were already warned about. Each sweep finds them again.
     left_alone: HashSet<String>,
-    /// The death of a large fleet takes minutes.
+    /// Receives a sign of progress in each step, because rescuing a large fleet takes minutes.
     watchdog: Watchdog,
-    /// This cleaner's own MongoDB user, once it was compared with a worker's.
+    /// The MongoDB user of this cleaner. Unset until it is first compared with a worker's.
     user: Option<String>,
-    /// MongoDB users of workers that were compared with it.
+    /// MongoDB users of workers that were already compared with this cleaner's.
     compared: HashSet<String>,
-    /// Dead workers whose jobs could not be rescued at once.
+    /// Dead workers whose jobs could not be rescued at the first try.
     held_up: HashSet<WorkerId>,
 }
 
-/// Documents left alone that are remembered, at most; after that they are warned of again.
+/// Maximum number of ids in `left_alone`. When it is reached, the set is cleared, and the warnings repeat.
 const REMEMBERED: usize = 10_000;
 
 impl Rescuer {
@@ -49,12 +49,12 @@ impl Rescuer {
         }
     }
 
-    /// The session that jobs are archived in, for the roster.
+    /// The session that this cleaner archives jobs in, as stored in the roster.
     pub(crate) async fn session(&mut self) -> Result<Document, StoreError> {
         self.store.open_session(&mut self.session).await
     }
 
-    /// Warns, once for each, of workers that use another MongoDB user than this cleaner: it cannot end their transactions.
+    /// Warns once per MongoDB user about workers whose user is not this cleaner's: it cannot end their transactions.
     pub(crate) async fn compare_users(&mut self, workers: &[RegisteredWorker]) -> Result<(), StoreError> {
         for theirs in workers.iter().filter_map(|worker| worker.mongodb_user.as_ref()) {
             if self.compared.contains(theirs) {
@@ -77,7 +77,8 @@ impl Rescuer {
         Ok(())
     }
 
-    /// Notes that the jobs of a dead worker could not be rescued yet: a warning for the first time, not for each look.
+    /// Records that the jobs of a dead worker could not be rescued yet. Only the first call for a worker logs a
+    /// warning.
     pub(crate) fn is_held_up(&mut self, worker: &RegisteredWorker, error: &StoreError) {
         let anothers = worker.mongodb_user.as_ref().is_some_and(|user| self.user.as_ref().is_some_and(|own| own != user));
         let first = self.held_up.insert(worker.id);
@@ -95,12 +96,12 @@ impl Rescuer {
         }
     }
 
-    /// Forgets a dead worker whose jobs were rescued.
+    /// Removes a dead worker from `held_up`, after its jobs were rescued.
     pub(crate) fn is_done_with(&mut self, worker: WorkerId) {
         self.held_up.remove(&worker);
     }
 
-    /// Ends every job that a retired worker holds. Its roster document names all it can have locked.
+    /// Ends every job that a retired worker holds. Its roster document lists every job that it can have locked.
     pub(crate) async fn rescue_jobs_of(&mut self, worker: &RegisteredWorker) -> Result<(), StoreError> {
         for step in worker.jobs.chunks(STEP) {
             let held = self.store.held_by(worker.id, step).await?;
@@ -109,7 +110,7 @@ impl Rescuer {
         Ok(())
     }
 
-    /// Ends what the dead hold.
+    /// Ends these jobs of dead workers.
     async fn end_all(&mut self, held: Vec<Held>) -> Result<(), StoreError> {
         self.watchdog.progress();
         let (mut archivals, mut reschedulings, mut groups) = (Vec::new(), Vec::new(), HashSet::new());
@@ -125,7 +126,8 @@ impl Rescuer {
             };
             match verdict(&job) {
                 IfWorkerDies::RetryAfterMs(delay) => {
-                    // Whatever somebody has written there: a delay is not negative, and there is a last date.
+                    // The stored delay can be any number. A negative delay becomes zero; a date out of range becomes
+                    // `now`.
                     let delay = chrono::TimeDelta::try_milliseconds(delay.max(0));
                     let at = delay.and_then(|delay| now.checked_add_signed(delay)).unwrap_or(now);
                     reschedulings.push(Rescheduling::retry(&job, claim, &crashed(&job, now), at, true));
@@ -149,7 +151,8 @@ impl Rescuer {
 }
 
 impl Rescuer {
-    /// Unlocks what nobody holds: nobody can have started it. A document that cannot be unlocked is left alone.
+    /// Unlocks a job that is locked without a holder, so no worker can have started it. Skips a document that cannot be
+    /// unlocked.
     async fn unlock(&mut self, document: &RawDocument) -> Result<(), StoreError> {
         let reason = match document.get_object_id("_id") {
             Ok(id) => match self.store.unlock_if_held_by_nobody(id.into()).await {
@@ -157,7 +160,7 @@ impl Rescuer {
                     tracing::warn!(job.id = %id, "a job was locked by nobody: unlocked it");
                     return Ok(());
                 }
-                // Somebody was faster.
+                // Another cleaner unlocked it first.
                 Ok(false) => return Ok(()),
                 Err(error) if error.is_transient() => return Err(error),
                 Err(error) => chain(&error),
@@ -179,13 +182,13 @@ impl Rescuer {
     }
 }
 
-/// What was decided when the job was started. One that somebody wanted cancelled is not tried again.
+/// The verdict that was stored when the job was started. A job with a cancel request is archived and not retried.
 fn verdict(job: &Job) -> IfWorkerDies {
     let stored = job.last_execution.as_ref().and_then(|execution| execution.if_worker_dies.clone());
     match stored {
         _ if job.cancel_requested => IfWorkerDies::Archive(Why::CANCELLED),
         Some(verdict) => verdict,
-        // Started by something that stored none: whatever does not run twice by mistake.
+        // The program that started the job stored no verdict. Archive it, so that it does not run twice by mistake.
         None => IfWorkerDies::Archive(Why::WORKER_DIED),
     }
 }
@@ -199,8 +202,8 @@ fn crashed(job: &Job, now: recruiter_common::instant::Instant) -> recruiter_comm
     ended
 }
 
-/// The slow sweep: jobs that are locked in the name of nobody in the roster (hand-deleted or rolled-back documents), and
-/// jobs that are locked by nobody at all. What cannot be ended now does not stop what comes after it.
+/// The slow sweep over all locked jobs. It ends jobs whose holder is not in the roster (roster documents deleted by
+/// hand or rolled back), and unlocks jobs that have no holder. An error in one step does not stop the steps after it.
 pub(crate) async fn sweep(store: &Store, rescuer: &mut Rescuer, shutdown: &Shutdown) -> Result<(), StoreError> {
     let mut after: Option<JobId> = None;
     let mut failed = Ok(());

@@ -1,13 +1,15 @@
-//! Who is dead, and what follows.
+//! Detects dead workers, retires them, and has their jobs rescued.
 //!
-//! A worker is dead when this cleaner has itself seen its last heartbeat unchanged for the whole period, on its own
-//! monotonic clock and over uninterrupted reads. `last_seen_at` is never compared with any clock: after a failover to a
-//! member whose clock is ahead, an outage, or a laptop's sleep, that would kill the whole living fleet. So would a cleaner
-//! that sleeps with its host, wakes up first, and counts the sleep as silence: a look vouches for a part of the period only.
+//! A worker is dead when this cleaner has observed its last heartbeat unchanged for the whole period, on the cleaner's
+//! own monotonic clock and in successful reads without a gap. `last_seen_at` is never compared with any clock: after a
+//! failover to a member whose clock is ahead, after an outage, or after the suspend of a laptop, such a comparison
+//! would declare the whole living fleet dead. A cleaner that is suspended with its host, and resumes first, must not
+//! count the suspended time as silence either. Therefore one poll adds at most a third of the period.
 //!
-//! Reads go on while writes stand still (a lock for a backup, a disk that hangs): then no heartbeat changes, and every worker lives.
-//! Therefore a worker that was silent for a third of the period is only suspected. From then on each look begins with a write of the
-//! cleaner's own, and its silence counts only as long as MongoDB acknowledges these. While nobody is suspected nothing is written.
+//! MongoDB can answer reads while writes are blocked (a lock for a backup, a disk that hangs). Then no heartbeat
+//! changes although every worker is alive. Therefore a worker that was silent for a third of the period is only
+//! suspected. From then on each poll begins with a write by the cleaner, and the silence counts only while MongoDB
+//! acknowledges these writes. While no worker is suspected, the cleaner writes nothing.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -26,40 +28,41 @@ use crate::{
     rescue::Rescuer,
 };
 
-/// How long a retired worker is left to the cleaner that retired it. Far longer than a burial takes: after this that
-/// cleaner has died in the middle of it, or stands still.
+/// How long a retired worker is left to the cleaner that retired it. Finishing a retirement takes far less time. After
+/// this time that cleaner has died or is stalled.
 const BURIED_WITHIN: Duration = Duration::from_secs(2);
 
-/// A death by silence is seen in so many looks at least, however far apart: as many as `--every` is made to allow. In as many parts the
-/// period is cut: one is vouched for by a look at most, and after one of them a worker is suspected.
+/// Minimum number of polls that observe a worker as silent before it is declared dead, however far apart the polls are.
+/// `--every` is validated to allow this many. One poll adds at most `1 / LOOKS` of the period, and a worker is
+/// suspected after `1 / LOOKS` of the period.
 const LOOKS: u32 = 3;
 
-/// What this cleaner has seen, and for how long.
+/// The heartbeats that this cleaner has observed, and how long each stayed unchanged.
 pub(crate) struct Observations {
     here: Place,
-    /// When the roster was asked for last.
+    /// When the last poll of the roster began.
     asked: Option<Monotonic>,
-    /// Each heartbeat, and for how long it was seen unchanged.
+    /// For each worker its last heartbeat, and how long that was observed unchanged.
     last_seen: HashMap<WorkerId, (LastSeen, Duration)>,
-    /// Whether a worker was silent for so long, at the last look, that only a look with a write counts on.
+    /// Whether the last poll suspected a worker. If so, the next poll must write before its silence counts.
     suspects: bool,
-    /// Where the living are, as far as they are on this very machine.
+    /// Live workers on this machine.
     neighbours: Vec<Place>,
-    /// Retired workers that another cleaner is burying, or was.
+    /// Retired workers whose retirement another cleaner is finishing, and when this cleaner first read them as retired.
     retired: HashMap<WorkerId, Monotonic>,
-    /// Retired workers that this cleaner is burying.
+    /// Retired workers whose retirement this cleaner is finishing.
     burying: HashSet<WorkerId>,
 }
 
-/// A heartbeat, as it stands in the roster.
+/// `last_seen_at` of a worker, as stored in the roster.
 type LastSeen = Option<bson::DateTime>;
 
-/// How a worker died.
+/// The evidence that a worker is dead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Death {
     /// Its process on this machine is gone.
     Gone,
-    /// Its heartbeat did not change for too long.
+    /// Its heartbeat did not change for the whole period.
     Silent,
 }
 
@@ -73,7 +76,7 @@ impl Death {
 }
 
 impl Observations {
-    /// Forgets all: silence that was not watched without a gap proves nothing.
+    /// Discards all observations: silence counts only if it was observed without a gap.
     pub(crate) fn clear(&mut self) {
         self.asked = None;
         self.last_seen.clear();
@@ -93,13 +96,14 @@ impl Observations {
         }
     }
 
-    /// Whether the process of a worker on this machine has gone since the last look at the roster.
+    /// Whether the process of a worker on this machine has gone since the last poll of the roster.
     pub(crate) fn somebody_is_gone(&self) -> bool {
         self.neighbours.iter().any(|there| is_gone(&self.here, there))
     }
 
-    /// Who of these, asked for at `asked`, is dead. A worker that trusts itself for longer than `dead_after` is waited for as
-    /// much longer. `written` says whether MongoDB has acknowledged a write of this look, before it was asked.
+    /// Returns the dead among `workers`, which were read after `asked`. The period is `dead_after`, or one and a half
+    /// times the worker's lease if that is longer. `written` is whether MongoDB acknowledged a write in this poll
+    /// before the read.
     fn dead(
         &mut self,
         workers: &[RegisteredWorker],
@@ -107,7 +111,8 @@ impl Observations {
         written: bool,
         dead_after: Duration,
     ) -> Vec<(WorkerId, LastSeen, Death)> {
-        // After a longer gap this cleaner stood still, and perhaps everybody did: it is watched on.
+        // A longer gap means that this cleaner was stalled, and perhaps the workers too. It counts as one third of the
+        // period.
         let watched = self.asked.replace(asked).map_or(Duration::ZERO, |before| asked.duration_since(before).min(dead_after / LOOKS));
         let before = std::mem::take(&mut self.last_seen);
         self.neighbours.clear();
@@ -135,7 +140,8 @@ impl Observations {
         dead
     }
 
-    /// Which of the retired are this cleaner's to bury: its own, and those that another one has left lying.
+    /// Returns the retired workers whose retirement this cleaner must finish: its own, and those that another cleaner
+    /// did not finish in time.
     fn unburied<'a>(&mut self, workers: &'a [RegisteredWorker], now: Monotonic) -> Vec<&'a RegisteredWorker> {
         let before = std::mem::take(&mut self.retired);
         let mine = std::mem::take(&mut self.burying);
@@ -152,14 +158,15 @@ impl Observations {
     }
 }
 
-/// One look at the roster: retires the dead and rescues their jobs; says whether anybody had died. Goes on where another cleaner died.
+/// One poll of the roster: retires dead workers and rescues their jobs. Returns whether a worker was retired. Continues
+/// retirements that another cleaner did not finish.
 pub(crate) async fn tick(
     store: &Store,
     rescuer: &mut Rescuer,
     observations: &mut Observations,
     dead_after: Duration,
 ) -> Result<bool, StoreError> {
-    // Before the answers, after which this process may stand still.
+    // Taken before the reads, because this process may stall after them.
     let asked = Monotonic::now();
     let written = observations.suspects && store.acknowledges_writes(dead_after / LOOKS).await?;
     if observations.suspects && !written {
@@ -192,7 +199,7 @@ pub(crate) async fn tick(
     Ok(died)
 }
 
-/// Buries a worker; one that cannot be buried now is met again at the next look, and stops no other.
+/// Finishes a retirement. After an error the next poll tries again; other workers are not affected.
 async fn bury_or_leave(store: &Store, rescuer: &mut Rescuer, worker: &RegisteredWorker) {
     match bury(store, rescuer, worker).await {
         Ok(()) => rescuer.is_done_with(worker.id),
@@ -200,12 +207,13 @@ async fn bury_or_leave(store: &Store, rescuer: &mut Rescuer, worker: &Registered
     }
 }
 
-/// Rescues a retired worker's jobs, then deletes its document: last, so that another cleaner can go on.
+/// Rescues the jobs of a retired worker, then deletes its document. The deletion is last, so that another cleaner can
+/// continue.
 async fn bury(store: &Store, rescuer: &mut Rescuer, worker: &RegisteredWorker) -> Result<(), StoreError> {
     if let Err(error) = store.kill_sessions(&worker.sessions).await {
         tracing::warn!(worker.id = %worker.id, error = chain(&error), "the sessions of a dead worker could not be ended; MongoDB does it within a minute");
     }
-    // This cleaner can die in the middle of a transaction as well: whoever goes on finds its session there, too.
+    // This cleaner can also die during a transaction. The cleaner that continues finds its session in this document.
     store.rescue_in(worker.id, rescuer.session().await?).await?;
     rescuer.rescue_jobs_of(worker).await?;
     store.delete_if_retired(worker.id).await?;
@@ -232,8 +240,8 @@ mod tests {
         }
     }
 
-    /// Looks at these heartbeats, each with the second it is seen at, and with whether MongoDB acknowledges a write then if it is
-    /// asked to; says whether the last look found a death, and how often it was asked.
+    /// Runs one poll for each (second, heartbeat, whether MongoDB acknowledges a write). Returns whether the last poll
+    /// found a death, and how many polls had to write.
     fn observe(lease: u64, looks: impl IntoIterator<Item = (u64, i64, bool)>) -> (bool, usize) {
         let mut observations = Observations::new(Place::of_this_process().expect("/proc"));
         let (id, begin, mut asked) = (WorkerId::new(), Monotonic::now(), 0);
@@ -252,7 +260,8 @@ mod tests {
         observe(lease, looks.into_iter().map(|(at, seen)| (at, seen, true))).0
     }
 
-    /// The same with a look in every second between these, at what was seen before.
+    /// Like `look`, with an additional poll every second between the given ones, each with the heartbeat of the one
+    /// before.
     fn check(lease: u64, looks: &[(u64, i64)]) -> bool {
         let between = looks.windows(2).flat_map(|pair| (pair[0].0..pair[1].0).map(|at| (at, pair[0].1)));
         look(lease, between.chain(looks.last().copied()))
