@@ -1,6 +1,7 @@
-//! `recruiter jobs retry`, `cancel` and `delete`: for jobs that are named, and for all that match.
+//! `recruiter jobs retry`, `cancel` and `delete`, for jobs given by id and for all jobs that match a filter.
 //!
-//! The rules of every change are the library's ([`recruiter_common::control`]); here is what is asked, and how it is told.
+//! The library has the rules of each change ([`recruiter_common::control`]). This file has the arguments and the
+//! output.
 
 use std::{
     io::{IsTerminal, Write},
@@ -27,7 +28,7 @@ use super::{
     output::{Format, json_line, moment, printable},
 };
 
-/// Jobs that could not be changed and are named, at most; all are counted.
+/// Maximum number of unchanged jobs that are listed by id. All of them are counted.
 const NAMED: u64 = 20;
 
 pub(crate) const RETRY_EXAMPLES: &str = "\
@@ -75,12 +76,12 @@ pub(crate) struct ChangeArgs {
     yes: bool,
     #[command(flatten)]
     format: Format,
-    // Last, because its heading holds for what follows.
+    // Last field, because its heading applies to all arguments after it.
     #[command(flatten)]
     filter: FilterArgs,
 }
 
-/// Changes the jobs that are named, or all that match.
+/// Changes the jobs given by id, or all that match.
 ///
 /// # Errors
 /// When the arguments contradict each other, MongoDB cannot be used, or a job cannot be changed.
@@ -161,12 +162,13 @@ pub(crate) async fn run(
 
 async fn connected(dry_run: bool, connect: &ConnectArgs) -> Result<Store, ConnectError> {
     let name = "recruiter jobs";
-    // Where there is no Recruiter there is nothing to change, and none is made.
+    // Connects without creating a schema first: a database that is not set up has no jobs to change, and stays as it
+    // is.
     let asking = Store::connect_to_ask(connect, name).await?;
     if dry_run { Ok(asking) } else { Store::connect(connect, name).await }
 }
 
-/// Each job on its own: what is wrong with one stops none of the others.
+/// Changes each job separately. A failed job does not stop the others.
 async fn change_named(args: &ChangeArgs, change: Change, store: &Store, out: &mut impl Write) -> anyhow::Result<()> {
     let mut refused = 0;
     for (job, changed) in Control::new(store, args.dry_run).change(change, &args.ids).await? {
@@ -187,7 +189,8 @@ async fn change_named(args: &ChangeArgs, change: Change, store: &Store, out: &mu
     }
 }
 
-/// Walks over all jobs that match and changes them, or says what would become of them. A first signal stops it after the present batch.
+/// Changes all jobs that match, or reports what would change in a dry run. The first signal stops it after the current
+/// batch.
 async fn walk(
     store: &Store,
     change: Change,
@@ -213,20 +216,20 @@ async fn walk(
     walked.map_err(|error| anyhow!(error).context(format!("stopped: {}; the same command goes on with the rest", summary(change, &last))))
 }
 
-/// On a terminal, how far we are.
+/// Progress bar, on a terminal only.
 fn progress() -> ProgressBar {
     if !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();
     }
     let style = ProgressStyle::with_template("{bar:30} {percent:>3} %  {msg}  {elapsed}, {eta} left");
-    // One, until it is known how many there are: nothing of nothing is shown as everything.
+    // The length is 1 until the number of jobs is known: a bar of length 0 would be shown as complete.
     ProgressBar::new(1).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }
 
-/// Asks on the terminal.
+/// Asks for confirmation on the terminal.
 async fn is_confirmed(question: String, shutdown: &mut Shutdown) -> anyhow::Result<bool> {
     write!(std::io::stderr(), "{question} [y/N] ")?;
-    // The thread that reads may go on reading until the process ends.
+    // The reading thread may block until the process ends.
     let answer = tokio::task::spawn_blocking(|| {
         let mut answer = String::new();
         std::io::stdin().read_line(&mut answer).map(|_| answer)
@@ -253,17 +256,17 @@ fn participle(change: Change) -> &'static str {
     }
 }
 
-/// Whether somebody must look at the job.
+/// Whether the change was refused, so that a person must check the job.
 fn is_failure(changed: &Changed) -> bool {
     changed.word() == "refused"
 }
 
-/// Jobs that matched and need, or can have, no change.
+/// Number of jobs that matched but were not changed.
 fn left_alone(report: &Report) -> u64 {
     ["already-due", "retried-before", "changed-meanwhile", "refused"].into_iter().map(|word| report.count(word)).sum()
 }
 
-/// What became of the jobs, in numbers.
+/// Counts of the outcomes, as text.
 fn summary(change: Change, report: &Report) -> String {
     let said = [
         ("enqueued-again", "enqueued again"),
@@ -293,7 +296,7 @@ fn write_json(out: &mut impl Write, job: JobId, changed: &Changed, dry_run: bool
     json_line(out, line)
 }
 
-/// What became of one job, in a sentence.
+/// The outcome of one job, as a sentence.
 fn message(changed: &Changed, dry_run: bool) -> String {
     let by = |done: &str, would: &str| if dry_run { would.to_owned() } else { done.to_owned() };
     match changed {

@@ -1,8 +1,8 @@
-//! `recruiter enqueue`: one job described by flags, or many described by lines of JSON.
+//! `recruiter enqueue`: one job described by flags, or many jobs described by lines of JSON.
 //!
-//! A file is read as a stream and sent in batches of whatever lines are there without waiting, so that neither a large
-//! file needs memory nor a slow pipe delays its jobs. Each job gets its id before it is first sent: sending it again
-//! after a lost reply does not enqueue it twice.
+//! A file is read as a stream. A batch contains the lines that can be read without waiting. Therefore a large file
+//! needs little memory, and a slow pipe does not delay its jobs. Each job gets its id before the first attempt to send
+//! it, so a repetition after a lost reply does not enqueue it twice.
 
 use std::{
     collections::BTreeSet,
@@ -40,19 +40,19 @@ use super::{
     presence::Workers,
 };
 
-/// Jobs that are sent together, at most.
+/// Maximum number of jobs sent together.
 const BATCH: usize = 1_000;
-/// Bytes of a file that are looked at together: a batch is never larger than this and one more line.
+/// Size of the read buffer in bytes. A batch has at most this many bytes plus one line.
 const READ_AHEAD: usize = 1024 * 1024;
-/// How often a batch is sent again when MongoDB does not answer: enough for a failover.
+/// How many times a batch is sent again when MongoDB does not answer. Enough for a failover.
 const TRIES: u32 = 10;
-/// Between these tries.
+/// Wait between two of these tries.
 const TRY_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
-/// Classes and groups of a file for which workers are looked for, at most.
+/// Maximum number of (class, group) pairs of a file that are compared with the workers in the roster.
 const KINDS: usize = 1_000;
 
-/// Warnings of such jobs, at most.
+/// Maximum number of warnings about pairs without a worker.
 const WARNINGS: usize = 5;
 
 /// What to enqueue. `--id`, `--from` and `--skip` belong to a single call and have no environment variable.
@@ -111,7 +111,7 @@ struct Description {
     id: Option<JobId>,
 }
 
-/// Parameters of the items of a bundle: one value of a flag, where a list would be several.
+/// Parameters of the items of a bundle. The type makes clap treat the list as one value of one flag.
 #[derive(Clone, Debug)]
 struct Items(Vec<Document>);
 
@@ -137,7 +137,7 @@ impl From<Description> for JobSpec {
     }
 }
 
-/// The job under its id, checked as far as this program can.
+/// The job and its id, validated as far as this program can.
 fn job_of(mut spec: JobSpec, custom_policy: bool) -> Result<(JobId, NewJob), String> {
     let id = *spec.id.get_or_insert_with(JobId::new);
     let unknown = if custom_policy { UnknownPolicies::Accept } else { UnknownPolicies::Refuse };
@@ -148,15 +148,15 @@ fn job_of(mut spec: JobSpec, custom_policy: bool) -> Result<(JobId, NewJob), Str
     }
 }
 
-/// The job on one line of a file; nothing when it is blank.
+/// The job on one line of a file; `None` for a blank line.
 fn job_of_line(line: &[u8], custom_policy: bool) -> Result<Option<(JobId, NewJob)>, String> {
     JobSpec::of_line(line).map_err(|problem| problem.to_string())?.map(|spec| job_of(spec, custom_policy)).transpose()
 }
 
-/// Enqueues what the arguments say; writes the ids.
+/// Enqueues the jobs that the arguments describe, and writes their ids.
 ///
 /// # Errors
-/// When something is wrong with a job (nothing after it is enqueued), or MongoDB cannot be used.
+/// When a job is invalid (no job after it is enqueued), or MongoDB cannot be used.
 pub(super) async fn run(args: EnqueueArgs, connect: &ConnectArgs, mut shutdown: Shutdown, out: &mut impl Write) -> anyhow::Result<()> {
     match &args.from {
         None => enqueue_one(args.job, args.custom_policy, args.format, connect, out).await,
@@ -204,7 +204,7 @@ async fn enqueue_one(
     }
 }
 
-/// A class and a group.
+/// Class and group of a job.
 type Kind = (String, String);
 
 fn kind_of(job: &NewJob) -> Kind {
@@ -212,13 +212,13 @@ fn kind_of(job: &NewJob) -> Kind {
     (class.to_owned(), group.to_owned())
 }
 
-/// Says of which jobs, by class and group, no running worker takes any. They wait for a worker that does, so this is no error; and
-/// whoever may not read the roster is told nothing.
+/// Warns about jobs whose class and group no running worker takes. This is not an error: the jobs wait for such a
+/// worker. Without permission to read the roster there is no warning.
 async fn warn_of_untaken(store: &Store, kinds: &BTreeSet<Kind>) {
     let Ok(workers) = Workers::find(store).await else { return };
     let reasons: BTreeSet<String> = kinds.iter().filter_map(|(class, group)| workers.why_nobody_takes(class, group)).collect();
     for reason in reasons.iter().take(WARNINGS) {
-        // Nobody reads it: then it is not needed.
+        // Standard error is closed: the warning is not needed.
         let _ = writeln!(std::io::stderr(), "warning: {reason}; the job waits until there is one");
     }
     if let Some(more @ 1..) = reasons.len().checked_sub(WARNINGS) {
@@ -230,13 +230,13 @@ fn write_id(out: &mut impl Write, json: bool, id: JobId) -> std::io::Result<()> 
     if json { json_line(out, doc! { "id": id.to_string() }) } else { writeln!(out, "{id}") }
 }
 
-/// The lines of a file, one after the other.
+/// A reader of a file, line by line.
 struct Lines {
     name: String,
     reader: BufReader<File>,
-    /// Size of the file, when it has one.
+    /// Size of the file in bytes, if known.
     size: Option<u64>,
-    /// Number of the present line.
+    /// Number of the current line.
     number: u64,
     line: Vec<u8>,
 }
@@ -255,7 +255,7 @@ impl Lines {
         Ok(Self { name, reader: BufReader::with_capacity(READ_AHEAD, file), size, number: 0, line: Vec::new() })
     }
 
-    /// Goes to the next line, cut off behind [`LONGEST_LINE`]; says whether there is one.
+    /// Reads the next line, cut after [`LONGEST_LINE`] bytes. Returns whether there was one.
     async fn advance(&mut self) -> Result<bool, String> {
         self.line.clear();
         self.number += 1;
@@ -264,12 +264,12 @@ impl Lines {
         read.map(|bytes| bytes > 0).map_err(|error| format!("cannot be read: {error}"))
     }
 
-    /// Whether another line is here without waiting for it.
+    /// Whether the next line is in the buffer already, so that reading it does not wait.
     fn has_next(&self) -> bool {
         self.reader.buffer().contains(&b'\n')
     }
 
-    /// On a terminal, how far we are.
+    /// Progress bar, on a terminal only.
     fn progress(&self) -> ProgressBar {
         if !std::io::stderr().is_terminal() {
             return ProgressBar::hidden();
@@ -282,21 +282,21 @@ impl Lines {
     }
 }
 
-/// A file on its way into `scheduled`.
+/// A file that is being enqueued.
 struct Import<'a, W> {
     store: &'a Store,
     json: bool,
     out: &'a mut W,
-    /// Jobs so far.
+    /// Number of jobs enqueued so far.
     enqueued: u64,
-    /// Everything up to this line is enqueued.
+    /// All lines up to this number are enqueued.
     done: u64,
     shown: ProgressBar,
-    /// Classes and groups of the jobs so far, up to [`KINDS`].
+    /// Classes and groups of the jobs enqueued so far, at most [`KINDS`].
     kinds: BTreeSet<Kind>,
 }
 
-/// A job and the line it came from.
+/// Line number, id and job.
 type Numbered = (u64, JobId, NewJob);
 
 impl<W: Write> Import<'_, W> {
@@ -304,7 +304,7 @@ impl<W: Write> Import<'_, W> {
         let skip = self.done;
         let mut batch: Vec<Numbered> = Vec::new();
         loop {
-            // Reading may be dropped half-way: nobody reads on after a stop.
+            // Cancelling this read is safe: after a stop no more lines are read.
             let advanced = tokio::select! {
                 advanced = lines.advance() => advanced,
                 () = shutdown.requested() => return Err(self.stopped(Exit::Aborted, "stopped by a signal")),
@@ -333,7 +333,7 @@ impl<W: Write> Import<'_, W> {
         }
     }
 
-    /// Sends jobs together; when one of them is refused, one by one, to find out which.
+    /// Sends the jobs together. If one is refused, sends them one by one to find out which.
     async fn send(&mut self, batch: Vec<Numbered>, name: &str) -> anyhow::Result<()> {
         let refused = self.deliver(&batch).await?;
         if refused.is_some() {
@@ -346,7 +346,8 @@ impl<W: Write> Import<'_, W> {
         Ok(())
     }
 
-    /// Enqueues all of them and writes their ids, or says why MongoDB or the enqueuer refuses one of them.
+    /// Enqueues all of these jobs and writes their ids. Returns the reason if MongoDB or the library refuses one of
+    /// them.
     async fn deliver(&mut self, batch: &[Numbered]) -> anyhow::Result<Option<String>> {
         let ([(first, ..), ..], [.., (last, ..)]) = (batch, batch) else { return Ok(None) };
         let mut tries = 0;
@@ -377,7 +378,7 @@ impl<W: Write> Import<'_, W> {
         written.map(|()| None).map_err(|error| self.stopped(Exit::Failure, &format!("the ids cannot be written: {error}")))
     }
 
-    /// Where to go on.
+    /// The error of an import that stopped, with the line to continue at.
     fn stopped(&self, exit: Exit, why: &str) -> anyhow::Error {
         self.shown.finish_and_clear();
         let (enqueued, done) = (self.enqueued, self.done);

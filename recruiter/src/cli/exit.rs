@@ -1,14 +1,14 @@
-//! How a command ends: wrong usage, a signal, and the exit codes in the help.
+//! How a command ends: usage errors, a stop by a signal, and the exit codes in the help.
 
 use anyhow::anyhow;
 use recruiter_common::{exit::Exit, shutdown::Shutdown};
 
-/// What the user wrote cannot be used.
+/// An error in the user's arguments or input.
 pub(crate) fn usage(problem: impl std::fmt::Display) -> anyhow::Error {
     anyhow!("{problem}").context(Exit::Usage)
 }
 
-/// A question may be dropped at any time: one signal is enough.
+/// Runs a read-only command until the first signal. Such a command can be cancelled at any time.
 pub(crate) async fn or_stopped(mut shutdown: Shutdown, command: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
     tokio::select! {
         done = command => done,
@@ -16,7 +16,7 @@ pub(crate) async fn or_stopped(mut shutdown: Shutdown, command: impl Future<Outp
     }
 }
 
-/// For the end of the help.
+/// The exit codes for the end of the help.
 pub(super) fn exit_codes() -> String {
     let meanings = [
         (Exit::Success, "everything asked for was done"),

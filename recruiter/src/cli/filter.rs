@@ -1,4 +1,4 @@
-//! Which jobs a command is about: the filter that `jobs list`, `retry`, `cancel` and `delete` share.
+//! The filter that `jobs list`, `retry`, `cancel` and `delete` share.
 
 use std::{io::Write, time::Duration};
 
@@ -12,7 +12,7 @@ use recruiter_common::{
 
 use super::{exit::usage, output::printable};
 
-/// How alike a reason must be to one of Recruiter's own to be taken for a misspelling of it, from 0 to 1.
+/// Minimum similarity, from 0 to 1, of an unknown reason to a built-in one to be treated as a misspelling of it.
 const ALIKE: f64 = 0.8;
 
 /// Which jobs.
@@ -51,7 +51,7 @@ pub(crate) struct FilterArgs {
     until: Option<When>,
 }
 
-/// An instant, said itself or by how long ago it was.
+/// An instant, given as a date or as an age.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum When {
     At(Instant),
@@ -84,7 +84,7 @@ impl FilterArgs {
     }
 }
 
-/// Nothing was found for a reason that Recruiter itself does not give.
+/// Called when no job matched: refuses a reason that looks misspelt, and warns about one that is not built in.
 pub(crate) fn check_reason(filter: &JobFilter) -> anyhow::Result<()> {
     let Some(why) = filter.why.as_deref().filter(|why| Why::BUILT_IN.iter().all(|known| known.as_str() != *why)) else { return Ok(()) };
     let known: Vec<&str> = Why::BUILT_IN.iter().map(Why::as_str).collect();

@@ -1,6 +1,5 @@
-//! `recruiter jobs`: list them, look at one with its whole history, retry, cancel or delete one or very many.
-//!
-//! Changes are carried out in `change`.
+//! `recruiter jobs`: lists jobs, shows one with its history, and retries, cancels or deletes jobs. The changes are in
+//! `change`.
 
 use std::io::Write;
 
@@ -31,9 +30,9 @@ use super::{
     presence::Leader,
 };
 
-/// A screen of so many characters has room for the priority.
+/// Minimum width, in characters, of a screen that shows the priority.
 const ROOMY: usize = 100;
-/// Columns of a list.
+/// Indexes of columns in the list.
 const STATE: usize = 1;
 const PRIORITY: usize = 4;
 
@@ -93,15 +92,15 @@ struct ListArgs {
     page_after: Option<JobId>,
     #[command(flatten)]
     format: Format,
-    // Last, because its heading holds for what follows.
+    // Last field, because its heading applies to all arguments after it.
     #[command(flatten)]
     filter: FilterArgs,
 }
 
-/// Does what the arguments say.
+/// Runs the subcommand that the arguments name.
 ///
 /// # Errors
-/// When MongoDB cannot be used, or when a job is not known or not in a state for what was asked.
+/// When MongoDB cannot be used, when a job does not exist, or when its state does not allow the change.
 pub(super) async fn run(args: JobsArgs, connect: &ConnectArgs, mut shutdown: Shutdown, out: &mut impl Write) -> anyhow::Result<()> {
     let (args, change) = match args.command {
         JobsCommand::List(args) => return or_stopped(shutdown, list(args, connect, out)).await,
@@ -168,7 +167,7 @@ fn write_list(out: &mut impl Write, screen: Screen, jobs: Vec<RawDocumentBuf>, n
     table(out, screen, &columns, &rows)
 }
 
-/// A document that is no job has a row, too, with what can be read of it: somebody must find it.
+/// One row of the list. A document that is not a valid job has a row as well, with the fields that can be read.
 fn row(document: RawDocumentBuf, now: Instant) -> Row {
     let (document, error) = match Job::try_from(document) {
         Ok(job) => return row_of_job(&job, now),
@@ -222,7 +221,7 @@ fn row_of_job(job: &Job, now: Instant) -> Row {
     let below = match (&job.state, failure) {
         (JobState::Archived { why }, _) if *why == Why::DONE || *why == Why::CANCELLED => None,
         (JobState::Archived { why }, None) => Some(printable(why.as_str(), 80)),
-        // `malformed` and `interrupted` are both.
+        // The reasons `malformed` and `interrupted` are also error classes: show them once.
         (JobState::Archived { why }, Some(failure)) if failure.starts_with(&format!("{why}: ")) => Some(failure),
         (JobState::Archived { why }, Some(failure)) => Some(format!("{}; {failure}", printable(why.as_str(), 80))),
         (JobState::Scheduled { .. }, failure) => failure.map(|failure| format!("failed before; {failure}")),
@@ -244,7 +243,7 @@ fn id_in(id: &Bson) -> String {
     id.as_object_id().map_or_else(|| printable(&id.to_string(), 24), |id| id.to_hex())
 }
 
-/// Where a job stands and since or until when, in a few words.
+/// The state of a job, and since or until when it lasts.
 fn state(job: &Job, now: Instant) -> (String, String) {
     let execution = job.last_execution.as_ref();
     match &job.state {
@@ -284,7 +283,7 @@ async fn show(id: JobId, format: Format, connect: &ConnectArgs, out: &mut impl W
     }
 }
 
-/// A job for people, with its history, oldest execution first.
+/// Writes a job as text, with its history, oldest execution first.
 fn describe(job: &Job, now: Instant, out: &mut impl Write) -> std::io::Result<()> {
     let json = |value: &Bson| printable(&value.clone().into_relaxed_extjson().to_string(), 400);
     let mut line = |name: &str, value: String| if value.is_empty() { Ok(()) } else { writeln!(out, "{name:<13}{value}") };
@@ -327,7 +326,7 @@ fn describe(job: &Job, now: Instant, out: &mut impl Write) -> std::io::Result<()
     Ok(())
 }
 
-/// The policy, and what is misspelt in it: a worker ignores that.
+/// The policy, with any error in its parameters: a worker ignores a parameter that it cannot use.
 fn retry_policy(policy: &StoredPolicy) -> String {
     let mut said = printable(&policy.class, 256);
     if policy.parameters != Bson::Null {
@@ -343,7 +342,7 @@ fn retry_policy(policy: &StoredPolicy) -> String {
     said
 }
 
-/// What became of the items of a bundle, in numbers.
+/// Counts of the outcomes of a bundle's items, as text.
 fn items(outcomes: &[Bson]) -> String {
     let done = outcomes.iter().filter(|outcome| is_done(outcome)).count();
     let failed: Vec<(usize, Failure)> =
@@ -352,7 +351,8 @@ fn items(outcomes: &[Bson]) -> String {
     format!("{done} of {} done, {} failed{}", outcomes.len(), failed.len(), first.unwrap_or_default())
 }
 
-/// The executions that ended and the present one. While a job waits for a retry its last one is in both places.
+/// The ended executions and the latest one. While a job waits for a retry, its latest execution is also in
+/// `executions`.
 fn history(job: &Job) -> impl Iterator<Item = &Execution> {
     let last = job.last_execution.as_ref().filter(|last| job.executions.last() != Some(last));
     job.executions.iter().chain(last)
@@ -451,7 +451,7 @@ mod tests {
         assert!(text.contains("exit:1: \\u{1b}[31mred"), "{text}");
         let never = described(&job(doc! {}));
         assert!(never.ends_with("never started\n"), "{never}");
-        // The date of its id, which has seven times 0x07, not that of its end or of 1970.
+        // The date is the one in the job's id (its bytes are 0x07), not the end of the job and not 1970.
         assert!(never.contains("enqueued     1973-09-"), "{never}");
     }
 

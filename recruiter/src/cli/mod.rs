@@ -1,4 +1,5 @@
-//! The command line of `recruiter`. Each command is a file that reads its flags and prints; the rules are in the library.
+//! The command line of `recruiter`. Each command is one file that reads its flags and prints. The library has the
+//! rules.
 //!
 //! | module | what it is |
 //! |---|---|
@@ -8,7 +9,7 @@
 //! | `filter` | which jobs a command is about |
 //! | `roster` | `roster`: workers |
 //! | `stats` | `stats`: queue depth, throughput, latency |
-//! | `presence` | who leads, and what the workers can do |
+//! | `presence` | the leading recruiter, and what the workers can do |
 //! | `output` | tables, JSON lines, safe text |
 //! | `exit` | how a command ends |
 
@@ -130,10 +131,11 @@ enum Command {
 }
 
 impl Config {
-    /// Reads a command line.
+    /// Parses a command line.
     ///
     /// # Errors
-    /// What is wrong with it. Its usage names what is needed and missing; clap's also names what is set in the environment.
+    /// Describes what is wrong. Its usage line names only the missing arguments; clap's own would also name those set
+    /// in the environment.
     pub fn of(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
         let arguments: Vec<OsString> = arguments.into_iter().collect();
         let mut command = with_global_options_in_long_help(Self::command());
@@ -148,7 +150,7 @@ impl Config {
         })
     }
 
-    /// How to log: a process that stays tells what it does, a command only what its user must know.
+    /// The logging options: a long-running process logs what it does, a command only what its user must know.
     pub fn log(&self) -> LogArgs {
         match self.command {
             Command::Run(_) => self.log.clone(),
@@ -160,10 +162,10 @@ impl Config {
         }
     }
 
-    /// Starts logging and does what was asked, unless or until two signals want it to end at once.
+    /// Starts logging and runs the command. A second signal ends it at once.
     ///
     /// # Errors
-    /// Whatever went wrong, with the [`Exit`] it deserves when that is not 1.
+    /// The error of the command, with its [`Exit`] if that is not 1.
     pub async fn run(self) -> anyhow::Result<()> {
         logging::init(&self.log())?;
         secrets::hide();
@@ -190,13 +192,14 @@ impl Config {
             #[cfg(feature = "dev")]
             Command::Bench(args) => bench::run(args, shutdown, out).await,
         };
-        // What was done is written even if something else was not.
+        // Output that was produced before an error is written as well.
         let written = out.flush();
         done.and(written.map_err(Into::into))
     }
 }
 
-/// Global options work behind every subcommand. The short help of each would be mostly about them, so that only the long help lists them.
+/// Global options are valid after every subcommand. Only the long help lists them, because they would fill most of the
+/// short help.
 fn with_global_options_in_long_help(command: clap::Command) -> clap::Command {
     let globals: Vec<clap::Id> =
         command.get_arguments().filter(|argument| argument.is_global_set()).map(|argument| argument.get_id().clone()).collect();
@@ -212,7 +215,8 @@ mod tests {
         Config::command().debug_assert();
     }
 
-    /// As if `MONGODB_URI` were set, which a test cannot do for itself alone: to clap a flag is the same.
+    /// Passes `--uri` as a flag, which clap treats like `MONGODB_URI`. A test must not set an environment variable of
+    /// its process.
     #[test]
     fn the_usage_names_what_is_missing_and_not_what_is_there() {
         let usage = |arguments: &str| {

@@ -1,7 +1,7 @@
-//! What the commands that ask and tell have in common: how they write to standard output.
+//! Output to standard output, shared by the read-only commands and by the commands that report changes.
 //!
-//! Text that comes out of the database is somebody else's: it reaches a terminal without control characters and cut
-//! to a width. JSON is MongoDB's relaxed extended JSON, one object a line.
+//! Text from the database is untrusted. Before it reaches a terminal, control characters are escaped and it is cut to a
+//! width. JSON is MongoDB's relaxed extended JSON, one object per line.
 
 use std::{
     io::{self, BufWriter, ErrorKind, Write},
@@ -13,13 +13,13 @@ use bson::{Bson, Document};
 use clap::{Args, builder::BoolishValueParser};
 use recruiter_common::instant::Instant;
 
-/// Width of what is no terminal.
+/// Width in characters when the output is not a terminal.
 const PLAIN_WIDTH: usize = 80;
-/// Narrower than this no table is made.
+/// Minimum width of a table in characters.
 const NARROWEST: usize = 40;
-/// Between columns.
+/// Space between two columns.
 const GAP: &str = "  ";
-/// Before the second line of a row.
+/// Indentation of the second line of a row.
 const INDENT: &str = "    ";
 
 /// For people, or for programs.
@@ -30,8 +30,8 @@ pub(crate) struct Format {
     pub(crate) json: bool,
 }
 
-/// Standard output. Whoever reads it may stop reading at any time (`… | head`): the rest is then dropped, and the
-/// command does its work to the end.
+/// Standard output. Its reader may close it at any time (`… | head`). Then the rest of the output is dropped, and the
+/// command completes its work.
 pub(crate) fn stdout() -> impl Write {
     BufWriter::new(UntilClosed { inner: io::stdout().lock(), closed: false })
 }
@@ -71,23 +71,23 @@ impl<W: Write> Write for UntilClosed<W> {
     }
 }
 
-/// One document as one line of JSON.
+/// Writes one document as one line of JSON.
 pub(crate) fn json_line(out: &mut impl Write, document: Document) -> io::Result<()> {
     writeln!(out, "{}", Bson::Document(document).into_relaxed_extjson())
 }
 
-/// What is written to: how wide it is, and whether it shows colours.
+/// Width and colours of the output.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Screen {
-    /// In characters.
+    /// Width in characters.
     pub(crate) width: usize,
-    /// Whether it shows colours.
+    /// Whether colours are written.
     pub(crate) colours: bool,
 }
 
 impl Screen {
-    /// Standard output: the terminal's width (or `COLUMNS`), 80 characters if it is no terminal; colours on a terminal only, unless
-    /// `NO_COLOR` is set.
+    /// Standard output: the width of the terminal (or `COLUMNS`), 80 characters if it is not a terminal. Colours only
+    /// on a terminal, and not if `NO_COLOR` is set.
     pub(crate) fn of_stdout() -> Self {
         let asked = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok()).filter(|columns| *columns > 0);
         let found = terminal_size::terminal_size_of(io::stdout()).map(|(width, _)| usize::from(width.0)).filter(|columns| *columns > 0);
@@ -95,7 +95,7 @@ impl Screen {
         Self { width: found.or(asked).unwrap_or(PLAIN_WIDTH).max(NARROWEST), colours }
     }
 
-    /// The text in a colour, if it is to be seen.
+    /// The text in this colour, if colours are written.
     pub(crate) fn coloured(self, text: &str, colour: Option<AnsiColor>) -> String {
         match colour {
             Some(colour) if self.colours => format!("{0}{text}{0:#}", colour.on_default()),
@@ -104,7 +104,7 @@ impl Screen {
     }
 }
 
-/// A column: its title, the side its cells are set to, and how far it may be cut.
+/// A column: its title, its alignment, and the width to which it may be cut.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Column {
     title: &'static str,
@@ -121,19 +121,19 @@ impl Column {
         Self { title, right: true, least: usize::MAX }
     }
 
-    /// Cells may be cut to so many characters when the screen is narrow.
+    /// Allows cells to be cut to `least` characters on a narrow screen.
     pub(crate) const fn cut_to(self, least: usize) -> Self {
         Self { least, ..self }
     }
 }
 
-/// One row: its cells, and perhaps another line below them.
+/// One row: its cells, and optionally a second line.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Row {
     pub(crate) cells: Vec<String>,
-    /// Colour of one of the cells.
+    /// Index of the coloured cell, and its colour.
     pub(crate) colour: Option<(usize, AnsiColor)>,
-    /// Further words about it, on a line of their own.
+    /// Text on a second line.
     pub(crate) below: Option<String>,
 }
 
@@ -143,8 +143,8 @@ impl From<Vec<String>> for Row {
     }
 }
 
-/// Rows under their titles, each column as wide as its widest cell. Where that is wider than the screen, the widest of the columns
-/// that may be cut are cut.
+/// Writes rows under the titles of their columns. Each column is as wide as its widest cell. If the table is wider than
+/// the screen, the widest columns that may be cut are cut.
 pub(crate) fn table(out: &mut impl Write, screen: Screen, columns: &[Column], rows: &[Row]) -> io::Result<()> {
     let length = |text: &str| text.chars().count();
     let widest = |at: usize, column: &Column| rows.iter().map(|row| length(&row.cells[at])).fold(length(column.title), usize::max);
@@ -176,7 +176,7 @@ pub(crate) fn table(out: &mut impl Write, screen: Screen, columns: &[Column], ro
     Ok(())
 }
 
-/// Cut to `width` characters, with an ellipsis that says so.
+/// Cuts text to `width` characters and marks the cut with an ellipsis.
 fn shortened(text: &str, width: usize) -> String {
     if text.chars().count() <= width {
         return text.to_owned();
@@ -184,8 +184,8 @@ fn shortened(text: &str, width: usize) -> String {
     text.chars().take(width.saturating_sub(1)).chain(['…']).collect()
 }
 
-/// Somebody else's text on one line: control characters (and those that reverse the direction of writing) escaped,
-/// cut to `width` characters.
+/// Untrusted text on one line, cut to `width` characters. Control characters and those that reverse the writing
+/// direction are escaped.
 pub(crate) fn printable(text: &str, width: usize) -> String {
     let hidden = |c: char| c.is_control() || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     let mut shown = String::new();
@@ -211,14 +211,14 @@ pub(crate) fn moment(at: Instant) -> String {
     at.format("%Y-%m-%dT%H:%M:%S%.3fZ").to_string()
 }
 
-/// How far apart two instants are, in a few letters.
+/// The time between two instants, in one unit: `2h`.
 pub(crate) fn briefly_apart(one: Instant, other: Instant) -> String {
     let seconds = (one - other).abs().num_seconds();
     let (size, unit) = [(86_400, "d"), (3_600, "h"), (60, "m")].into_iter().find(|(size, _)| seconds >= 2 * size).unwrap_or((1, "s"));
     format!("{}{unit}", seconds / size)
 }
 
-/// How far apart two instants are, as people say it: `2days 3h`.
+/// The time between two instants, in two units: `2days 3h`.
 pub(crate) fn apart(one: Instant, other: Instant) -> String {
     let seconds = (one - other).abs().num_seconds().unsigned_abs();
     let exact = humantime::format_duration(Duration::from_secs(seconds)).to_string();

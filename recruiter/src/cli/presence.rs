@@ -1,7 +1,8 @@
-//! Who is there: the recruiter that leads, and the workers with what they can do. Read once, for people; nothing is decided by it.
+//! The leading recruiter, and the workers with their groups, classes and policies. Read once for display; no program
+//! acts on it.
 //!
-//! Ages are told by the server's clock, which wrote the dates. Only the cleaner and the standbys decide about life and death,
-//! by other means.
+//! Ages are computed with the server's clock, which wrote the dates. Only the cleaner and the standby recruiters detect
+//! deaths, and they use other means.
 
 use std::collections::BTreeSet;
 
@@ -16,17 +17,17 @@ use serde_json::{Value, json};
 
 use super::output::{apart, printable};
 
-/// A leader that does not say how long its lease is has one of this length at most.
+/// Maximum lease in milliseconds of a leader whose document does not contain its lease.
 const USUAL_LEADERS_LEASE_MS: u32 = 30_000;
-/// A worker that does not say how long its lease is has this one.
+/// Lease in milliseconds of a worker whose document does not contain its lease.
 const USUAL_LEASE_MS: i64 = 20_000;
 
-/// Whether a recruiter leads.
+/// Whether there is a leading recruiter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Leader {
-    /// This one, `host:pid`.
+    /// The leader, as `host:pid`.
     Leads(String),
-    /// None, and why not.
+    /// No leader, and the reason.
     Nobody(String),
 }
 
@@ -49,7 +50,7 @@ impl Leader {
         })
     }
 
-    /// One line for people.
+    /// The state as one line of text.
     pub(crate) fn line(&self) -> String {
         match self {
             Self::Leads(who) => format!("leader: {who}"),
@@ -69,22 +70,22 @@ impl Leader {
     }
 }
 
-/// A worker, as far as its roster document can be read.
+/// A worker, with the fields of its roster document that can be read.
 #[derive(Clone, Debug)]
 pub(crate) struct Worker {
     /// Its roster document.
     pub(crate) document: Document,
-    /// Groups that it works on.
+    /// Groups that it takes jobs of.
     pub(crate) work_on: Option<WorkOn>,
-    /// Classes that it has.
+    /// Classes that it can run.
     pub(crate) classes: Vec<String>,
-    /// Retry policies that it knows, if it says so.
+    /// Retry policies that it knows, if its document lists them.
     pub(crate) policies: Option<Vec<String>>,
-    /// Declared dead by a cleaner.
+    /// Whether a cleaner has declared it dead.
     pub(crate) is_retired: bool,
-    /// For how long it has given no sign of life, if that is longer than its lease.
+    /// Time since its last heartbeat, if that is longer than its lease.
     pub(crate) silent_for: Option<TimeDelta>,
-    /// How long it may be silent.
+    /// Its lease: the longest expected time between two heartbeats.
     pub(crate) lease: TimeDelta,
 }
 
@@ -108,7 +109,7 @@ impl Worker {
         }
     }
 
-    /// Whether it can be given jobs, as far as can be seen.
+    /// Whether it is neither retired nor silent for longer than its lease.
     pub(crate) fn is_alive(&self) -> bool {
         !self.is_retired && self.silent_for.is_none()
     }
@@ -118,7 +119,7 @@ impl Worker {
     }
 }
 
-/// Everybody in the roster.
+/// All workers in the roster.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Workers(pub(crate) Vec<Worker>);
 
@@ -129,7 +130,8 @@ impl Workers {
         Ok(Self(documents.iter().map(|document| Worker::of(lossy(document), now)).collect()))
     }
 
-    /// Those of these retry policies that no living worker knows; none when it cannot be told, as no worker lives or one does not say.
+    /// Returns the policies that no live worker knows. Empty if no worker is live, or if one does not list its
+    /// policies.
     pub(crate) fn unknown_policies(&self, policies: BTreeSet<String>) -> Vec<String> {
         let living = self.0.iter().filter(|worker| worker.is_alive());
         match living.map(|worker| worker.policies.as_deref()).collect::<Option<Vec<_>>>() {
@@ -138,7 +140,7 @@ impl Workers {
         }
     }
 
-    /// Why no living worker takes jobs of this class and group; nothing when there is one that does.
+    /// The reason why no live worker takes jobs of this class and group; `None` if there is such a worker.
     pub(crate) fn why_nobody_takes(&self, class: &str, group: &str) -> Option<String> {
         let mut living = self.0.iter().filter(|worker| worker.is_alive()).peekable();
         if living.peek().is_none() {

@@ -1,4 +1,4 @@
-//! `recruiter roster`: the workers, what they can do, how busy they are, and when they were last seen.
+//! `recruiter roster`: lists the workers, their groups and classes, their jobs, and their last heartbeats.
 
 use std::io::Write;
 
@@ -22,7 +22,7 @@ pub(super) struct RosterArgs {
     format: Format,
 }
 
-/// The column of the state.
+/// Index of the column with the state.
 const STATE: usize = 1;
 
 /// Lists the roster.
@@ -59,7 +59,8 @@ fn write(out: &mut impl Write, screen: Screen, workers: &[Worker], now: Instant)
     ];
     let rows: Vec<Row> = workers.iter().map(|worker| row(worker, now)).collect();
     table(out, screen, &columns, &rows)?;
-    // A cleaner waits half as long again as a worker trusts itself.
+    // By default a cleaner retires a worker after one and a half leases of silence. A silence of two leases means that
+    // no cleaner runs.
     let is_overdue = |worker: &&Worker| !worker.is_retired && worker.silent_for.is_some_and(|silence| silence / 2 > worker.lease);
     let overdue = workers.iter().filter(is_overdue).count();
     if overdue > 0 {
@@ -72,7 +73,7 @@ fn write(out: &mut impl Write, screen: Screen, workers: &[Worker], now: Instant)
     Ok(())
 }
 
-/// Whatever can be read of a document: one that somebody has damaged is shown as far as it goes.
+/// One row of the list, with the fields of the document that can be read.
 fn row(worker: &Worker, now: Instant) -> Row {
     let document = &worker.document;
     let text = |field, width| document.get_str(field).map_or_else(|_| "-".into(), |text| printable(text, width));

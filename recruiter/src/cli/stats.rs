@@ -1,4 +1,5 @@
-//! `recruiter stats`: queue depth, throughput and latency of each group and of all, and what keeps jobs waiting.
+//! `recruiter stats`: queue depth, throughput and latency per group and in total, and the reasons why jobs keep
+//! waiting.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,14 +22,14 @@ use super::{
     presence::{Leader, Workers},
 };
 
-/// How far back finished jobs are looked at.
+/// Period for which finished jobs are read.
 const WINDOW: TimeDelta = TimeDelta::minutes(1);
 
-/// Lanes of waiting jobs that are compared with what the workers have, at most.
+/// Maximum number of (group, class) pairs of waiting jobs that are compared with the workers.
 const LANES: usize = 1_000;
-/// Due jobs whose retry policies are compared with those that the workers know, at most.
+/// Maximum number of due jobs whose retry policies are compared with those that the workers know.
 const SAMPLE: usize = 1_000;
-/// Reasons why jobs wait in vain that are shown, at most.
+/// Maximum number of reasons shown.
 const REASONS: usize = 10;
 
 /// What the statistics are told.
@@ -71,7 +72,7 @@ pub(super) async fn run(args: StatsArgs, connect: &ConnectArgs, out: &mut impl W
     Ok(writeln!(out, "{}", leader.line())?)
 }
 
-/// Jobs of one group and class that wait although no running worker takes any.
+/// A group and class whose waiting jobs no running worker takes.
 #[derive(Clone, Debug)]
 struct Untaken {
     group: String,
@@ -86,7 +87,7 @@ impl Untaken {
     }
 }
 
-/// Each reason once.
+/// Writes each reason once.
 fn write_untaken(out: &mut impl Write, untaken: &[Untaken], policies: &[String], are_all: bool) -> std::io::Result<()> {
     let unknown = policies.iter().map(|policy| format!("no running worker knows the retry policy `{}`", printable(policy, 80)));
     let reasons: BTreeSet<String> = untaken.iter().map(|kind| kind.reason.clone()).chain(unknown).collect();
@@ -102,18 +103,18 @@ fn write_untaken(out: &mut impl Write, untaken: &[Untaken], policies: &[String],
     Ok(())
 }
 
-/// Everything about one group, or about all.
+/// Statistics of one group, or of all.
 #[derive(Clone, Debug, Default)]
 struct Group {
     waiting: Waiting,
     running: u64,
     done: u64,
     cancelled: u64,
-    /// Neither done nor cancelled.
+    /// Ended, but neither done nor cancelled.
     failed: u64,
-    /// From due to started.
+    /// Time from due to started.
     latency: Times,
-    /// From started to ended.
+    /// Time from started to ended.
     execution: Times,
 }
 
@@ -135,7 +136,7 @@ impl Group {
     }
 }
 
-/// Durations in milliseconds, to three digits.
+/// A histogram of durations in milliseconds, with three significant digits.
 #[derive(Clone, Debug)]
 struct Times(Histogram<u64>);
 
@@ -147,23 +148,23 @@ impl Default for Times {
 
 impl Times {
     fn add(&mut self, time: TimeDelta) {
-        // Beyond what grows on demand there is nothing: a time is at most 64 bits.
+        // Never fails: the histogram grows on demand and accepts every 64-bit value.
         let _ = self.0.record(u64::try_from(time.num_milliseconds()).unwrap_or(0));
     }
 
-    /// Average, median and 99th percentile, if anything was measured.
+    /// Average, median and 99th percentile, if a value was recorded.
     fn summary(&self) -> Option<(f64, u64, u64)> {
         (!self.0.is_empty()).then(|| (self.0.mean(), self.0.value_at_quantile(0.5), self.0.value_at_quantile(0.99)))
     }
 }
 
-/// What is shown.
+/// The statistics that are shown.
 #[derive(Clone, Debug)]
 struct Statistics {
     at: Instant,
-    /// The time that the finished jobs cover.
+    /// Period in which the finished jobs ended.
     window: TimeDelta,
-    /// Whether there were more finished jobs in a minute than are looked at.
+    /// Whether the period was shortened, because too many jobs finished within a minute.
     cut: bool,
     groups: BTreeMap<String, Group>,
     total: Group,
@@ -220,7 +221,7 @@ impl Statistics {
         })
     }
 
-    /// Two tables: what there is now, and what ended in the window.
+    /// Writes two tables: the current state, and the jobs that ended in the window.
     fn write(&self, out: &mut impl Write, screen: Screen) -> std::io::Result<()> {
         let count = |count: u64| if count >= COUNTED { format!("{count}+") } else { count.to_string() };
         let groups = || self.groups.iter().map(|(name, group)| (printable(name, 64), group)).chain([("(all)".into(), &self.total)]);
