@@ -1,4 +1,4 @@
-//! `recruiter dev`: a MongoDB and a whole Recruiter on this machine, to develop and to try things out on.
+//! `recruiter dev`: a MongoDB, a recruiter, a cleaner and workers on this machine, for development and for trials.
 
 use std::{io::Write, path::PathBuf};
 
@@ -42,7 +42,7 @@ pub struct DevArgs {
     format: Format,
 }
 
-/// Runs until asked to stop.
+/// Runs until a signal stops it.
 ///
 /// # Errors
 /// When something cannot be started: a program is missing, the data directory or the port cannot be used.

@@ -1,8 +1,9 @@
-//! `recruiter demo`: shows on the user's own files, within a minute, that work gets done and that a killed worker loses none.
+//! `recruiter demo`: shows on the user's own files, within a minute, that jobs are done and that a killed worker loses
+//! none.
 //!
-//! One job for every file below a directory: its SHA-256, by the program `sha256sum`. The same digest is computed here, and
-//! compared at the end with what the archive says. Half-way one worker is killed while it holds jobs. Nothing is made to look
-//! better than it is: what was not seen is not said.
+//! Each file below a directory is one job: the program `sha256sum` computes its SHA-256. The demonstration computes the
+//! same digest itself, and compares it at the end with the result in the archive. During the work it kills one worker
+//! that holds jobs. The output reports measurements only, without improving them.
 
 use std::{
     collections::HashMap,
@@ -38,26 +39,27 @@ use super::{
 };
 use crate::cli::output::{Format, json_line, printable};
 
-/// The log of the processes, in the demonstration's directory.
+/// Name of the log file of all processes, in the demonstration's directory.
 const LOG: &str = "processes.log";
 const PROGRAM: &str = "sha256sum";
 const CLASS: &str = "checksum";
-/// The workers' workables file.
+/// The file that configures the classes of the workers.
 const WORKABLES: &str = "\
 [workables.checksum]
 command = [\"sha256sum\", \"--\", \"{path}\"]
 timeout = \"30s\"
 ";
-/// Jobs that are sent and read together.
+/// Jobs that are enqueued or read together.
 const BATCH: usize = 1_000;
-/// How long after a worker is frozen one looks for what it holds: soon, to lose no time with one that holds nothing, and
-/// again when its last commands, which were on their way, have been carried out even on a busy machine.
+/// How long after freezing a worker its jobs are read. The first read is early, to lose no time with a worker that
+/// holds none. The second is late enough for the commands that were on their way when the worker froze, even on a busy
+/// machine.
 const LOOKS_AFTER: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(150)];
 /// Longer than any job may take.
 const STALLED_AFTER: Duration = Duration::from_secs(120);
-/// What takes longer from due to started is counted as this: a day.
+/// Maximum of the latency histogram: one day. Longer latencies are counted as this.
 const LONGEST_LATENCY_MS: u64 = 24 * 3_600_000;
-/// Files that are left out or wrong are named up to this number.
+/// Maximum number of skipped or wrong files that are listed.
 const NAMED: u64 = 10;
 
 /// What to work on, and with what.
@@ -82,7 +84,7 @@ pub struct DemoArgs {
 /// Runs the demonstration.
 ///
 /// # Errors
-/// When it cannot begin, was stopped, or did not show what it should: a job that was not done, a digest that differs.
+/// When it cannot begin, was stopped, or failed: a job was not done, or a digest differs.
 pub async fn run(args: DemoArgs, mut shutdown: Shutdown, out: &mut impl Write) -> anyhow::Result<()> {
     let programs = Programs::find()?;
     anyhow::ensure!(on_path(PROGRAM).is_some(), "the demonstration needs the program `{PROGRAM}` on PATH: install GNU coreutils");
@@ -111,7 +113,7 @@ fn stopped() -> anyhow::Error {
     anyhow!("stopped by a signal before it was done").context(Exit::Aborted)
 }
 
-/// Starts everything, does the work, tells what was seen, and stops everything whatever happened.
+/// Starts all processes, does the work, reports the results, and stops all processes in every case.
 async fn demonstrate(
     args: &DemoArgs,
     programs: Programs,
@@ -126,7 +128,7 @@ async fn demonstrate(
     let plan = Plan {
         programs,
         workers: args.workers,
-        // Few at a time, so that a killed worker holds some and not all.
+        // Each worker runs 4 jobs at a time, so that a killed worker holds some of the jobs and not all.
         recruiter_arguments: vec![SHORT_LEASE.into()],
         worker_arguments: vec!["--concurrency=4".into(), "--config".into(), workables.into()],
         log_arguments: vec!["--log=info".into()],
@@ -156,7 +158,7 @@ async fn demonstrate(
     Ok(())
 }
 
-/// A file and its digest, computed here.
+/// A file and the digest that this process computed.
 struct Surveyed {
     path: PathBuf,
     digest: String,
@@ -167,7 +169,7 @@ struct Survey {
     skipped: u64,
 }
 
-/// Reads every file below `dir` but what is below `own`, which is ours.
+/// Reads every file below `dir`, except those below `own`, the demonstration's own directory.
 fn survey(dir: &Path, own: &Path, shown: &ProgressBar) -> anyhow::Result<Survey> {
     let mut survey = Survey { files: Vec::new(), skipped: 0 };
     let own = own.to_owned();
@@ -214,12 +216,12 @@ fn digest(path: &Path) -> io::Result<String> {
     }
 }
 
-/// A line for whoever watches, above the bar on a terminal.
+/// Writes a line for the user; on a terminal above the progress bar.
 fn say(shown: &ProgressBar, line: &str) {
     if shown.is_hidden() { tell(line) } else { shown.println(line) }
 }
 
-/// Enqueues a job for each file and waits until all are archived. None when asked to stop before.
+/// Enqueues a job for each file and waits until all are archived. `None` when stopped by a signal before that.
 async fn work(
     installation: &mut Installation,
     survey: &Survey,
@@ -271,17 +273,17 @@ fn job(file: &Surveyed) -> anyhow::Result<NewJob> {
         Some(path) => Bson::String(path.to_owned()),
         None => Bson::Binary(Binary { subtype: BinarySubtype::Generic, bytes: file.path.as_os_str().as_bytes().to_vec() }),
     };
-    // A worker that dies is no fault of the file.
+    // Retries without delay, because the death of a worker is not a fault of the file.
     Ok(NewJob::of_class(CLASS, doc! { "path": path }).retry(&RetryManyTimes::new(3, Duration::ZERO)?))
 }
 
-/// Freezes one worker after the other until one holds jobs, and kills that one; says when, by the server's clock. None when
-/// nobody holds any just now.
+/// Freezes one worker after the other until one holds jobs, and kills that one. Returns when, by the server's clock.
+/// `None` when no worker holds a job at the moment.
 async fn kill_one_at_work(fleet: &mut Fleet, store: &Store, shown: &ProgressBar) -> anyhow::Result<Option<Instant>> {
     store.refresh_clock().await?;
     for worker in fleet.workers() {
         if worker.signal(Signal::SIGSTOP).is_err() {
-            // It has just ended by itself.
+            // The worker has just ended by itself.
             continue;
         }
         let held = held_when_frozen(store, worker.pid()).await;
@@ -297,7 +299,7 @@ async fn kill_one_at_work(fleet: &mut Fleet, store: &Store, shown: &ProgressBar)
     Ok(None)
 }
 
-/// How many jobs the frozen worker of this process id has started and not ended.
+/// Number of jobs that the frozen worker with this process id has started and not ended.
 async fn held_when_frozen(store: &Store, pid: u32) -> anyhow::Result<usize> {
     let mut held = 0;
     for after in LOOKS_AFTER {
@@ -314,22 +316,22 @@ async fn held_when_frozen(store: &Store, pid: u32) -> anyhow::Result<usize> {
     Ok(held)
 }
 
-/// What the archive says.
+/// Measurements, read from the archive.
 #[derive(Debug)]
 struct Seen {
     files: u64,
     skipped: u64,
     archived: u64,
-    /// All of them, whatever became of them.
+    /// Executions of all jobs, with any outcome.
     executions: u64,
-    /// Jobs that a worker died of, or rather with.
+    /// Jobs that were running in a worker when it died.
     recovered: u64,
-    /// From the kill until the last of them was due again, by the server's clock.
+    /// Time from the kill until the last of them was due again, by the server's clock.
     recovered_within_ms: Option<i64>,
     mismatches: u64,
     killed: Option<Instant>,
     jobs_per_second: f64,
-    /// From due to started, in milliseconds: most of it is the queue, since all are enqueued at once.
+    /// Time from due to started in milliseconds. Most of it is queueing, because all jobs are enqueued at once.
     latency: Histogram<u64>,
 }
 
@@ -369,7 +371,7 @@ impl Seen {
                 }
             }
         }
-        // Far below the numbers that a double cannot hold.
+        // Far below the largest integer that an `f64` represents exactly.
         seen.jobs_per_second = f64::from(u32::try_from(seen.archived).unwrap_or(u32::MAX)) / taken.as_secs_f64();
         Ok(seen)
     }
@@ -424,7 +426,7 @@ impl Seen {
     }
 }
 
-/// The commands to look inside with: of this very database while it is kept, of any other otherwise.
+/// Commands for inspecting a database: this one while it is kept, otherwise any other.
 fn look_inside(keep: bool, uri: &str) -> String {
     let (when, uri) = match keep {
         true => ("until Ctrl-C here", format!("'{uri}'")),
@@ -435,12 +437,13 @@ fn look_inside(keep: bool, uri: &str) -> String {
     format!("\nTo look inside, {when}:{queries}")
 }
 
-/// Whether a job was done and its result is this digest. `sha256sum` begins its line with a backslash when it escapes the name.
+/// Whether the job is done and its result is this digest. `sha256sum` begins its line with a backslash when it escapes
+/// the file name.
 fn is_digest_of(job: &Job, digest: &str) -> bool {
     let result = job.field("result");
     let result = match &result {
         Some(Bson::String(text)) => text.as_bytes(),
-        // The name in it is not UTF-8.
+        // The file name in the output is not UTF-8.
         Some(Bson::Binary(binary)) => binary.bytes.as_slice(),
         _ => return false,
     };

@@ -1,8 +1,8 @@
-//! A whole Recruiter on this machine for `dev` and `demo`: an embedded MongoDB, and the three programs as real processes.
+//! A MongoDB and the three programs as real processes on this machine, for `dev` and `demo`.
 //!
-//! The programs are the ones that run in production, found beside this one. They get the URI by their environment, and
-//! end with their owner, however it ends. Never used by a production start: there the service manager starts, restarts and
-//! stops them.
+//! The programs are the production programs in the directory of this one. They get the connection string by their
+//! environment, and always end with their owner. Production never uses this module: there the service manager starts,
+//! restarts and stops the programs.
 
 use std::{
     collections::HashSet,
@@ -29,18 +29,18 @@ use super::{
     watchdog::Watched,
 };
 
-/// How often the processes are looked at.
+/// How often the processes are checked.
 pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// How long a start may take: a lease that a killed recruiter left behind runs out first.
+/// Maximum duration of a start. It includes the time until the lease of a killed recruiter expires.
 const READY_WITHIN: Duration = Duration::from_secs(60);
-/// A process that ends sooner after its start waits for the rest of it until it is started again.
+/// Minimum time between two starts of a process. One that ends sooner is restarted when this time is over.
 const RESTART_AFTER: Duration = Duration::from_secs(1);
-/// Shorter than in production, so that nobody waits long for a lease that a killed recruiter left behind.
+/// Shorter than in production, so that the lease of a killed recruiter expires soon.
 pub(crate) const SHORT_LEASE: &str = "--lease=5s";
-/// Whoever presses Ctrl-C does not want to wait; the watchdog uses force after fifteen seconds.
+/// Short, because a user who presses Ctrl-C is waiting. The watchdog uses force after 15 seconds.
 const WORKER_GRACE: &str = "--grace=5s";
 
-/// One of the programs; in the order in which they are stopped.
+/// One of the programs, in the order in which they are stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
     Worker,
@@ -60,13 +60,13 @@ impl Role {
     }
 }
 
-/// The directory that has the programs: the one that this program is in.
+/// The directory with the programs: the directory of this program.
 #[derive(Clone, Debug)]
 pub(crate) struct Programs(PathBuf);
 
 impl Programs {
     /// # Errors
-    /// When one is missing, with where it should be.
+    /// When a program is missing. The error has the expected path.
     pub(crate) fn find() -> anyhow::Result<Self> {
         let this = env::current_exe().context("the system does not say where this program is")?;
         let programs = Self(this.parent().unwrap_or(&this).to_owned());
@@ -85,21 +85,21 @@ impl Programs {
     }
 }
 
-/// What to start the processes with.
+/// The configuration of the processes.
 #[derive(Debug)]
 pub(crate) struct Plan {
     pub(crate) programs: Programs,
-    /// How many workers.
+    /// Number of workers.
     pub(crate) workers: u32,
     /// Arguments of each worker.
     pub(crate) worker_arguments: Vec<OsString>,
     /// Arguments of the recruiter.
     pub(crate) recruiter_arguments: Vec<OsString>,
-    /// Arguments that say how to log, of each process.
+    /// Arguments for the logging of each process.
     pub(crate) log_arguments: Vec<String>,
-    /// Where they log; our own standard error when there is none.
+    /// Log file of the processes; this process's standard error if `None`.
     pub(crate) log: Option<File>,
-    /// Whether `RECRUITER_*` of our own environment is meant for them too.
+    /// Whether the processes inherit the `RECRUITER_*` variables of this process.
     pub(crate) pass_settings: bool,
 }
 
@@ -112,7 +112,7 @@ impl Plan {
             Role::Recruiter => drop(command.arg("run").args(&self.recruiter_arguments)),
         }
         command.args(&self.log_arguments).env("MONGODB_URI", uri);
-        // Our service manager, if there is one, waits for us to be ready, not for them.
+        // The service manager of this process, if there is one, must not receive the readiness of child processes.
         command.env_remove("NOTIFY_SOCKET");
         for (name, _) in env::vars_os().filter(|(name, _)| !self.pass_settings && name.to_string_lossy().starts_with("RECRUITER_")) {
             command.env_remove(name);
@@ -132,7 +132,7 @@ struct Member {
     started: Monotonic,
 }
 
-/// The processes. Dropping them ends them by force.
+/// The running processes. Dropping this value ends them by force.
 #[derive(Debug)]
 pub(crate) struct Fleet {
     plan: Plan,
@@ -141,7 +141,7 @@ pub(crate) struct Fleet {
 }
 
 impl Fleet {
-    /// Starts a recruiter, a cleaner and the workers of the plan on the MongoDB at `uri`.
+    /// Starts a recruiter, a cleaner and the workers of the plan, with the MongoDB at `uri`.
     pub(crate) fn start(plan: Plan, uri: String) -> anyhow::Result<Self> {
         let workers = plan.workers;
         let mut fleet = Self { plan, uri, members: Vec::new() };
@@ -152,7 +152,7 @@ impl Fleet {
         Ok(fleet)
     }
 
-    /// Starts so many workers more.
+    /// Starts `count` more workers.
     pub(crate) fn add_workers(&mut self, count: u32) -> anyhow::Result<()> {
         for _ in 0..count {
             self.members.push(self.plan.spawn(Role::Worker, &self.uri)?);
@@ -160,7 +160,7 @@ impl Fleet {
         Ok(())
     }
 
-    /// Waits until the recruiter leads and every worker can be given jobs. A process that ends before is an error.
+    /// Waits until the recruiter leads and every worker can receive jobs. Fails if a process ends before that.
     pub(crate) async fn ready(&mut self, store: &Store) -> anyhow::Result<()> {
         let begun = Monotonic::now();
         while let Some(missing) = self.not_ready(store).await? {
@@ -178,7 +178,7 @@ impl Fleet {
         Ok(())
     }
 
-    /// The first of them that cannot do its work yet, as the documents say.
+    /// The role of the first process that is not ready, according to the documents in the database.
     async fn not_ready(&self, store: &Store) -> Result<Option<Role>, StoreError> {
         let pids = |role: Role| self.members.iter().filter(move |member| member.role == role).map(|member| member.process.pid());
         let lease = store.observe_lease().await?.filter(|lease| !lease.released);
@@ -187,13 +187,13 @@ impl Fleet {
         };
         let available: HashSet<WorkerId> = store.available_workers(lease.term).await?.into_iter().map(|worker| worker.id).collect();
         let registered = store.registered_workers().await?;
-        // One that has jobs of an earlier run already need not be available.
+        // A worker that already has jobs of an earlier run need not be available.
         let working = registered.iter().filter(|worker| available.contains(&worker.id) || !worker.jobs.is_empty());
         let working: HashSet<u32> = working.filter_map(|worker| Some(worker.place.as_ref()?.pid.cast_unsigned())).collect();
         Ok((!pids(Role::Worker).all(|pid| working.contains(&pid))).then_some(Role::Worker))
     }
 
-    /// Starts those again that have ended; says which, a line for each.
+    /// Restarts the processes that have ended. Returns one line of text for each.
     pub(crate) fn tend(&mut self) -> anyhow::Result<Vec<String>> {
         let mut told = Vec::new();
         for member in &mut self.members {
@@ -205,7 +205,7 @@ impl Fleet {
         Ok(told)
     }
 
-    /// The program and the process id of each.
+    /// Name and process id of each program.
     pub(crate) fn processes(&self) -> impl Iterator<Item = (&'static str, u32)> {
         self.members.iter().map(|member| (member.role.program(), member.process.pid()))
     }
@@ -220,7 +220,8 @@ impl Fleet {
         self.members.iter_mut().filter(|member| member.role == Role::Worker).map(|member| &mut member.process)
     }
 
-    /// Ends all cleanly: first who works, last who assigns. Dropping the future ends them by force.
+    /// Ends all processes cleanly: first the workers, then the cleaner, last the recruiter. Dropping the future ends
+    /// them by force.
     pub(crate) async fn stop(mut self) {
         for role in Role::ALL {
             let mut leaving: Vec<&mut Watched> =
@@ -238,7 +239,7 @@ impl Fleet {
 impl Drop for Fleet {
     fn drop(&mut self) {
         for member in &mut self.members {
-            // One that has ended already is as good.
+            // Fails only if the process has ended already.
             let _ = member.process.signal(Signal::SIGKILL);
         }
     }
@@ -252,7 +253,7 @@ fn how(status: ExitStatus) -> String {
     }
 }
 
-/// A MongoDB of its own and a fleet that works on it.
+/// An embedded MongoDB and a fleet that uses it.
 #[derive(Debug)]
 pub(crate) struct Installation {
     pub(crate) fleet: Fleet,
@@ -261,8 +262,8 @@ pub(crate) struct Installation {
 }
 
 impl Installation {
-    /// Starts MongoDB, then the fleet; returns when jobs that are enqueued now would be run. Dropping the future ends what
-    /// was started.
+    /// Starts MongoDB, then the fleet. Returns when the fleet is ready to run jobs. Dropping the future ends the
+    /// started processes.
     pub(crate) async fn start(mongod: Option<PathBuf>, options: impl FnOnce(PathBuf) -> Options, plan: Plan) -> anyhow::Result<Self> {
         let mongod = tokio::task::spawn_blocking(move || find_or_fetch(mongod.as_deref(), &tell)).await??;
         let mongo = EmbeddedMongo::start(options(mongod)).await?;
@@ -279,20 +280,20 @@ impl Installation {
         }
     }
 
-    /// Where to connect.
+    /// The connection string.
     pub(crate) fn uri(&self) -> &str {
         &self.fleet.uri
     }
 
-    /// Ends everything cleanly.
+    /// Ends all processes and MongoDB cleanly.
     pub(crate) async fn stop(self) -> anyhow::Result<()> {
         self.fleet.stop().await;
         Ok(self.mongo.stop().await?)
     }
 }
 
-/// Says something to whoever watches; standard output is for results.
+/// Writes a line for the user to standard error; standard output is for results.
 pub(crate) fn tell(line: &str) {
-    // Whoever has closed standard error does not want to know.
+    // Standard error may be closed: the line is then dropped.
     let _ = writeln!(io::stderr(), "{line}");
 }

@@ -1,13 +1,14 @@
-//! To develop, to try and to measure: commands with a MongoDB of their own. Behind the feature `dev`, which packages for production turn off.
+//! Commands for development, trials and measurements, with a MongoDB of their own. They need the feature `dev`, which
+//! production packages disable.
 //!
 //! | module | what it is |
 //! |---|---|
-//! | [`command`] | `recruiter dev`: a MongoDB and a whole Recruiter, until Ctrl-C |
-//! | [`demo`] | `recruiter demo`: real work on the user's own files, and a killed worker |
-//! | [`bench`](mod@bench) | `recruiter bench`: how fast it is |
+//! | [`command`] | `recruiter dev`: a MongoDB and all three programs, until Ctrl-C |
+//! | [`demo`] | `recruiter demo`: jobs for the user's own files, and a killed worker |
+//! | [`bench`](mod@bench) | `recruiter bench`: measurements of speed |
 //! | [`embedded`] | a MongoDB for development and tests |
 //! | `fleet` | the programs as child processes |
-//! | `watchdog` | ends child processes with their parent |
+//! | `watchdog` | ends child processes when their parent ends |
 
 pub mod bench;
 pub mod command;

