@@ -1,9 +1,10 @@
-//! The server's clock, which is the only wall clock that documents are stamped with; and [`Uptime`], this machine's own clock.
+//! The server's clock, the only wall clock whose time is written into documents, and [`Uptime`], this machine's own
+//! clock.
 //!
-//! Used by every process through [`Store::now`](crate::store::Store::now). The estimate is a lower bound: a reading
-//! is taken to be as old as its round trip allows, so that a job which looks due here is due for the server's own
-//! `$$NOW` too. It does not decide whether a worker is dead: the cleaner measures silence by the monotonic clock, and a
-//! worker its lease by [`Uptime`].
+//! Every process uses it through [`Store::now`](crate::store::Store::now). The estimate is a lower bound: a reading is
+//! assumed to be as old as its round trip. Therefore a job that is due by this estimate is also due by the server's own
+//! `$$NOW`. The estimate never decides whether a worker is dead: the cleaner measures silence by the monotonic clock,
+//! and a worker measures its lease by [`Uptime`].
 
 use std::{ops::Add, sync::RwLock, time::Duration};
 
@@ -13,37 +14,38 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::instant::Instant;
 
-/// The clock of a Unix that nobody sets and that counts while the machine sleeps.
+/// The Unix clock that cannot be set and that continues while the machine is suspended.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 const COUNTS_SLEEP: ClockId = ClockId::Boottime;
 #[cfg(all(unix, not(any(target_os = "linux", target_os = "android"))))]
 const COUNTS_SLEEP: ClockId = ClockId::Monotonic;
 
-/// A point in time on this machine's clock, which nobody sets and which goes on while the machine sleeps (`CLOCK_BOOTTIME` on Linux).
+/// A point in time on this machine's clock that cannot be set and that continues while the machine is suspended
+/// (`CLOCK_BOOTTIME` on Linux).
 ///
-/// `std::time::Instant` stands still during a sleep of Linux (`CLOCK_MONOTONIC`). Whatever must have expired when the machine wakes up,
-/// such as a worker's lease or a reading of the server's clock, is therefore measured with this type.
+/// On Linux `std::time::Instant` stops during a suspend (`CLOCK_MONOTONIC`). This type measures everything that must
+/// expire during a suspend, such as a worker's lease or a reading of the server's clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Uptime(Duration);
 
 impl Uptime {
-    /// The present.
+    /// The current time.
     ///
     /// # Panics
-    /// Never: the clock counts from the boot, or from a date long ago.
+    /// Never: the clock counts from the boot or from a past date.
     #[cfg(unix)]
     pub fn now() -> Self {
         Self(clock_gettime(COUNTS_SLEEP).try_into().expect("the clock began at zero"))
     }
 
-    /// The present. The clock of Windows counts sleep.
+    /// The current time. On Windows this clock includes suspended time.
     #[cfg(not(unix))]
     pub fn now() -> Self {
         static FIRST: std::sync::LazyLock<std::time::Instant> = std::sync::LazyLock::new(std::time::Instant::now);
         Self(FIRST.elapsed())
     }
 
-    /// How long after `earlier` this is; zero if it is not.
+    /// The time since `earlier`; zero if `earlier` is later.
     pub fn since(self, earlier: Self) -> Duration {
         self.0.saturating_sub(earlier.0)
     }
@@ -57,12 +59,12 @@ impl Add<Duration> for Uptime {
     }
 }
 
-/// How old a reading may be before an enqueuer takes another: quartz drifts well below a millisecond in this time.
+/// Maximum age of a reading that an enqueuer uses. In this time quartz drifts by much less than a millisecond.
 pub(crate) const FRESH_FOR: Duration = Duration::from_secs(30);
-/// The same where nothing tells of failovers: for so long a job may be stamped by the clock of the former primary.
+/// The same for clients that are not notified of failovers. For this long a job may get the time of the former primary.
 const FRESH_WITHOUT_NOTICE_FOR: Duration = Duration::from_secs(5);
 
-/// An estimate of the server's clock, carried on by this machine's [`Uptime`] between readings.
+/// An estimate of the server's clock. Between readings it is advanced by this machine's [`Uptime`].
 #[derive(Debug)]
 pub(crate) struct ServerClock {
     fresh_for: Duration,
@@ -84,15 +86,16 @@ impl Default for ServerClock {
 }
 
 impl ServerClock {
-    /// For a client that does not call [`ServerClock::doubt`] when another server becomes the primary.
+    /// For a client that does not call [`ServerClock::doubt`] when the primary changes.
     pub(crate) fn without_notice_of_failovers() -> Self {
         Self { fresh_for: FRESH_WITHOUT_NOTICE_FOR, ..Self::default() }
     }
 
-    /// Notes what the server's clock showed in a reply that has just arrived, to a question that was asked at `asked`.
+    /// Records the server's time from a reply that has just arrived, to a command that was sent at `asked`.
     ///
-    /// The reply may have been on its way for all that time. What is known already and agrees with it is better than the
-    /// least that a slow reply says: retries would be early by as much as it was late.
+    /// The reply may have been on its way for the whole round trip. An existing estimate that is compatible with it is
+    /// kept if it is later, because it is more exact. With the minimum from a slow reply, retries would be too early by
+    /// the delay of that reply.
     pub(crate) fn observe(&self, server: Instant, asked: Uptime) {
         self.observe_at(server, asked, Uptime::now());
     }
@@ -101,12 +104,12 @@ impl ServerClock {
         let mut reading = self.reading.write().unwrap_or_else(std::sync::PoisonError::into_inner);
         let known = reading.map(|reading| reading.server + taken.since(reading.taken));
         let agrees = |known: &Instant| (server..=server + taken.since(asked)).contains(known);
-        // An answer to what was asked before may still be the former primary's.
+        // A reply to a command sent before the failover was noticed may come from the former primary.
         let doubtful = reading.and_then(|reading| reading.doubtful).filter(|since| asked < *since);
         *reading = Some(Reading { server: known.filter(agrees).unwrap_or(server), taken, doubtful });
     }
 
-    /// Notes that a primary was found, whose clock may be another one.
+    /// Records that a new primary was found, whose clock may differ.
     pub(crate) fn doubt(&self) {
         let mut reading = self.reading.write().unwrap_or_else(std::sync::PoisonError::into_inner);
         if let Some(reading) = reading.as_mut() {
@@ -114,7 +117,7 @@ impl ServerClock {
         }
     }
 
-    /// The server's time, in whole milliseconds; this machine's own before the first reading.
+    /// The server's time in whole milliseconds. Before the first reading it is this machine's time.
     pub(crate) fn now(&self) -> Instant {
         self.now_at(Uptime::now())
     }
@@ -129,7 +132,7 @@ impl ServerClock {
         estimate.duration_trunc(chrono::TimeDelta::milliseconds(1)).unwrap_or(estimate)
     }
 
-    /// Whether the last reading is too old to enqueue by, or may be another server's.
+    /// Whether the last reading is too old for enqueueing, or may come from another server.
     pub(crate) fn is_stale(&self) -> bool {
         self.is_stale_at(Uptime::now())
     }
@@ -192,7 +195,7 @@ mod tests {
         assert_eq!(clock.now_at(taken + sleep), server() + sleep);
     }
 
-    /// In a time namespace `CLOCK_BOOTTIME` can be ahead of `CLOCK_MONOTONIC`, as after a sleep of the machine.
+    /// In a time namespace `CLOCK_BOOTTIME` can be ahead of `CLOCK_MONOTONIC`, as after a suspend of the machine.
     #[test]
     fn the_uptime_counts_the_sleep_of_the_machine() {
         const SLEPT: &str = "RECRUITER_TEST_SLEPT";

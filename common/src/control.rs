@@ -1,8 +1,8 @@
-//! What an operator does to jobs: retry, cancel, delete. The rules, for one job as for a hundred thousand.
+//! The operator's changes to jobs: retry, cancel and delete. The same rules apply to one job and to a hundred thousand.
 //!
-//! Used by `recruiter jobs` and by applications that offer the same. Each job is read, judged by its present state, and
-//! changed under a condition that repeats what was read; a job that has changed meanwhile is read again. Everything is safe
-//! to repeat: what an interrupted call has done is recognised.
+//! Used by `recruiter jobs` and by applications that offer the same changes. Each job is read, the change is decided by
+//! its current state, and the write repeats the decision's conditions in its filter. A job that changed in between is
+//! read again. Every call can be repeated: changes made by an interrupted call are recognised.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -27,69 +27,69 @@ use crate::{
     telemetry::chain,
 };
 
-/// Jobs that are changed together, at most: a transaction of so many takes a fraction of a second.
+/// Maximum number of jobs changed together. A transaction of this size takes a fraction of a second.
 const BATCH: usize = 500;
-/// Bytes of documents that are read together, at most.
+/// Maximum size of the documents that are read together, in bytes.
 const BATCH_BYTES: usize = 8 * 1024 * 1024;
-/// How often a job is read again that has changed between the read and the write.
+/// How many times a job is read, if it changes between the read and the write.
 const LOOKS: u32 = 3;
-/// How long a batch is repeated while MongoDB does not carry it out: longer than MongoDB keeps the transaction of a process that was
-/// killed, which is a minute.
+/// How long a batch is repeated after transient errors. It is longer than MongoDB keeps the open transaction of a
+/// killed process, which is one minute.
 const TRY_FOR: Duration = Duration::from_secs(75);
-/// Between these attempts.
+/// Wait between two of these attempts.
 const TRY_AGAIN_AFTER: Duration = Duration::from_secs(1);
-/// Cancellations of one batch that are announced, at most. Workers find the others with their next heartbeat.
+/// Maximum number of cancellations per batch that are sent as hints. Workers find the others with their next heartbeat.
 const ANNOUNCED: usize = 64;
 
-/// What to do with jobs.
+/// A change to jobs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// A finished job is enqueued again under another id, which its archived document names (`retried_as`); a waiting job is due
-    /// now.
+    /// Enqueues a finished job again under another id, which its archived document stores as `retried_as`. Makes a
+    /// waiting job due now.
     Retry {
         /// Also jobs that were retried before.
         again: bool,
     },
-    /// A waiting job is archived without being run; the worker of a running job is asked to end it.
+    /// Archives a waiting job without running it. Asks the worker of a running job to end it.
     Cancel,
-    /// An archived job is deleted for good.
+    /// Deletes an archived job permanently.
     Delete,
 }
 
-/// What became of one job; in a dry run, what would become of it.
+/// The outcome of a change for one job. In a dry run, the outcome that the change would have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Changed {
     /// It was archived and is enqueued again.
     EnqueuedAgain {
-        /// Its new id; none in a dry run.
+        /// Its new id; `None` in a dry run.
         new: Option<JobId>,
-        /// Why it is in the archive.
+        /// The reason why it is in the archive.
         why: Why,
     },
-    /// It was to be due later and is due now.
+    /// It was due later and is due now.
     DueNow {
-        /// When it was to be due.
+        /// When it was due before.
         instead_of: Instant,
     },
-    /// It waits and is due already.
+    /// It is waiting and already due.
     AlreadyDue {
-        /// Since when.
+        /// Since when it is due.
         since: Instant,
     },
-    /// It waited and is archived.
+    /// It was waiting and is archived now.
     Cancelled,
-    /// It runs; its worker is asked to end it.
+    /// It is running. Its worker is asked to end it.
     CancelRequested,
     /// It was archived and is deleted.
     Deleted,
-    /// It matched when it was searched for, and did not any more when it was to be changed.
+    /// It matched when it was searched for, but no longer when it was to be changed.
     Meanwhile,
-    /// It stays as it is.
+    /// It is unchanged.
     Refused(Refusal),
 }
 
 impl Changed {
-    /// One word, for programs and for counting.
+    /// The outcome as one word, for programs and for counts.
     pub fn word(&self) -> &'static str {
         match self {
             Self::EnqueuedAgain { .. } => "enqueued-again",
@@ -105,79 +105,79 @@ impl Changed {
     }
 }
 
-/// Why a job stays as it is.
+/// The reason why a job was not changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// There is none.
+    /// There is no job with this id.
     #[error("there is no such job, neither scheduled nor archived")]
     Unknown,
-    /// It was enqueued again before.
+    /// It was retried before.
     #[error("it was retried before, as {new}")]
     RetriedBefore {
-        /// The id that it has got.
+        /// The id of the new job.
         new: String,
     },
-    /// It cannot be retried while it runs.
+    /// A running job cannot be retried.
     #[error("it is running in worker {worker}; its retry policy decides when it ends")]
     Running {
-        /// Its worker.
+        /// The worker that runs it.
         worker: WorkerId,
     },
-    /// It cannot be cancelled any more.
+    /// An archived job cannot be cancelled.
     #[error("it is archived already, as {why}")]
     Archived {
-        /// Why.
+        /// The reason why it was archived.
         why: String,
     },
-    /// It cannot be deleted yet.
+    /// A job that is not archived cannot be deleted.
     #[error("it is not archived, and only archived jobs are deleted: cancel it first")]
     NotArchived,
-    /// Its document is no job.
+    /// Its document is not a valid job.
     #[error("{0}")]
     Malformed(String),
     /// It cannot be enqueued again.
     #[error("it cannot be enqueued again: {0}")]
     Unstorable(String),
-    /// Neither locked nor unlocked.
+    /// Its `locked` field is invalid.
     #[error("its document says neither that it is locked nor that it is not; repair it by hand")]
     NeitherLockedNorNot,
-    /// Other processes change it all the time.
+    /// It changed between each read and write.
     #[error("it changed each time it was read; try again")]
     KeepsChanging,
 }
 
 impl Refusal {
-    /// Whether the job was merely not where the change wanted it: it has started, ended or gone.
+    /// Whether the job only changed its state after it matched: it has started, ended, or was deleted.
     fn is_of_the_moment(&self) -> bool {
         matches!(self, Self::Unknown | Self::Running { .. } | Self::Archived { .. } | Self::NotArchived)
     }
 }
 
-/// Why a selection of jobs makes no sense.
+/// The reason why a filter cannot match any job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Contradiction {
-    /// A reason is given only to archived jobs.
+    /// Only archived jobs have a reason.
     #[error("only archived jobs have a reason (`why`): ask for the place `archived`, or for none")]
     WhyOutsideOfTheArchive,
     /// The period is empty.
     #[error("the period is empty: `since` must be before `until`")]
     EmptyPeriod,
-    /// What is done has not failed.
+    /// A successful job has no failure.
     #[error("a job that is done has no error class and no message of a failure")]
     DoneAndFailed,
-    /// A running job is not retried.
+    /// A running job cannot be retried.
     #[error("a running job cannot be retried; its retry policy decides when it ends")]
     RetryOfRunning,
-    /// An archived job is not cancelled.
+    /// An archived job cannot be cancelled.
     #[error("an archived job cannot be cancelled: it has ended")]
     CancelOfArchived,
-    /// Only archived jobs are deleted.
+    /// Only archived jobs can be deleted.
     #[error("only archived jobs are deleted: cancel the others first")]
     DeleteOfUnfinished,
 }
 
 impl JobFilter {
-    /// Whether any job can match.
+    /// Checks that the filter can match a job.
     ///
     /// # Errors
     /// When parts of the filter exclude each other.
@@ -195,9 +195,10 @@ impl JobFilter {
         }
     }
 
-    /// The jobs of this filter that a change is meant for.
+    /// The jobs of this filter that the change applies to.
     ///
-    /// A retry means archived jobs unless another place is given, and failed ones (neither done nor cancelled) unless a reason is given. A deletion means archived jobs, a cancellation all others.
+    /// A retry applies to archived jobs unless another place is given, and to failed ones (neither done nor cancelled)
+    /// unless a reason is given. A deletion applies to archived jobs, a cancellation to all others.
     ///
     /// # Errors
     /// When the change is not possible in the given place, or parts of the filter exclude each other.
@@ -218,32 +219,32 @@ impl JobFilter {
     }
 }
 
-/// How far a change of many jobs has come.
+/// The progress of a change of many jobs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// Documents that were examined, matching or not.
+    /// Number of documents examined, matching or not.
     pub looked_at: u64,
-    /// About how many there are to be examined.
+    /// Estimated number of documents to examine.
     pub length: u64,
-    /// Jobs that matched, by what became of them.
+    /// Number of matching jobs per outcome.
     pub outcomes: BTreeMap<&'static str, u64>,
-    /// Whether it was stopped before it was through.
+    /// Whether the caller stopped the change before its end.
     pub is_stopped: bool,
 }
 
 impl Report {
-    /// How many jobs matched so far.
+    /// Number of jobs that have matched so far.
     pub fn matched(&self) -> u64 {
         self.outcomes.values().sum()
     }
 
-    /// How many of them became this.
+    /// Number of jobs with this outcome.
     pub fn count(&self, word: &str) -> u64 {
         self.outcomes.get(word).copied().unwrap_or(0)
     }
 }
 
-/// What is to be done with one job, decided by its document.
+/// The next step for one job, decided by its document.
 enum Step {
     Enqueue { retried_as: Option<Bson>, job: Box<Job>, why: Why },
     Hasten { at: Instant, group: String },
@@ -262,15 +263,15 @@ pub struct Control {
 }
 
 impl Control {
-    /// Changes jobs of this database, or in a dry run only reports what it would do.
+    /// Changes jobs of this database. In a dry run it only reports the changes that it would make.
     pub fn new(store: &Store, dry_run: bool) -> Self {
         Self { store: store.clone(), session: CommitSession::default(), dry_run }
     }
 
-    /// Changes these jobs. Returns for each, in order, what became of it.
+    /// Changes these jobs. Returns the outcome of each, in the same order.
     ///
     /// # Errors
-    /// When MongoDB cannot be used. Some of the jobs may be changed by then; a repetition meets them so.
+    /// When MongoDB cannot be used. Some of the jobs may have been changed. A repeated call recognises them.
     pub async fn change(&mut self, change: Change, jobs: &[JobId]) -> Result<Vec<(JobId, Changed)>, StoreError> {
         let sizes: Vec<Match> = jobs.iter().map(|job| Match { job: *job, bytes: BATCH_BYTES / BATCH }).collect();
         let mut all = Vec::with_capacity(jobs.len());
@@ -280,11 +281,11 @@ impl Control {
         Ok(all)
     }
 
-    /// Changes all jobs that match, in batches. After each batch `each` is told how far it has come and what became of the batch,
-    /// and may stop it there.
+    /// Changes all jobs that match, in batches. After each batch `each` gets the progress and the outcomes of the
+    /// batch. It can stop the change there.
     ///
     /// # Errors
-    /// When MongoDB cannot be used. What was reported is done; a repetition goes on from there.
+    /// When MongoDB cannot be used. Reported changes were made. A repeated call continues with the rest.
     pub async fn change_all(
         &mut self,
         change: Change,
@@ -355,8 +356,8 @@ impl Control {
         Ok(batch.iter().map(|found| (found.job, outcome(found.job))).collect())
     }
 
-    /// Carries out what was decided, each kind with one command or transaction. Jobs that have changed since they were read are left
-    /// out of the answer.
+    /// Makes the decided changes, with one command or transaction per kind. The result does not contain jobs that have
+    /// changed since they were read.
     async fn carry_out(&mut self, steps: Vec<(JobId, Step)>, now: Instant) -> Result<HashMap<JobId, Changed>, StoreError> {
         let mut settled = HashMap::new();
         let (mut retrials, mut archivals, mut hastened, mut asked, mut deleted) =
@@ -411,7 +412,7 @@ impl Control {
         Ok(settled)
     }
 
-    /// Halves what MongoDB refuses, down to the one job that it is about.
+    /// Enqueues jobs again. Divides a refused batch in two until the refused job is found.
     async fn enqueue_again(&mut self, all: Vec<(Retrial, Why)>, settled: &mut HashMap<JobId, Changed>) -> Result<(), StoreError> {
         let mut batches = Batches::new(vec![all]);
         while let Some(batch) = batches.next().filter(|batch| !batch.is_empty()) {
@@ -472,7 +473,7 @@ impl Control {
     }
 }
 
-/// For how long a call is repeated that MongoDB does not carry out.
+/// The time limit for repeating a call after transient errors.
 struct Patience {
     since: Monotonic,
 }
@@ -482,7 +483,7 @@ impl Patience {
         Self { since: Monotonic::now() }
     }
 
-    /// Whether the same call may succeed now; a moment later, if so.
+    /// Whether the same call should be repeated. Waits a moment before it returns true.
     async fn allows(&self, error: &StoreError) -> bool {
         let repeat = error.is_transient() && !error.is_unauthorized() && self.since.elapsed() < TRY_FOR;
         if repeat {
@@ -493,7 +494,7 @@ impl Patience {
     }
 }
 
-/// What is to be done with a job, as it was read.
+/// Decides the step for a job from its document.
 fn step(change: Change, id: JobId, stored: StoredJob, now: Instant) -> Step {
     let StoredJob { is_archived, document } = stored;
     match change {
@@ -506,7 +507,7 @@ fn step(change: Change, id: JobId, stored: StoredJob, now: Instant) -> Step {
     }
 }
 
-/// Decided by single fields: a document that is no job can be cancelled, too.
+/// Decided by single fields, so that a document that is not a valid job can be cancelled too.
 fn step_of_cancel(id: JobId, is_archived: bool, document: &RawDocument, now: Instant) -> Step {
     let refused = |refusal| Step::Nothing(Changed::Refused(refusal));
     if is_archived {
@@ -560,7 +561,7 @@ fn would_become((id, step): (JobId, Step)) -> (JobId, Changed) {
     (id, changed)
 }
 
-/// The same job under a new id; of a bundle the items that are not done, unless all are.
+/// The same job under a new id. Of a bundle, only the items that are not done; all items if all are done.
 fn again(job: Job) -> Result<NewJob, String> {
     let document = |parameters: Bson| {
         let Bson::Document(parameters) = parameters else {

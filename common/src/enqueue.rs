@@ -1,5 +1,5 @@
-//! The public face for applications: describe a job, then enqueue it: now, later, many at once, or in the
-//! application's own transaction.
+//! The public interface for applications: describe a job and enqueue it now, at a later time, together with other jobs,
+//! or in the application's own transaction.
 
 use std::{collections::HashSet, time::Duration};
 
@@ -16,21 +16,22 @@ use crate::{
     telemetry::of_bson,
 };
 
-/// Longest class, group, tag or urn, in bytes.
+/// Maximum length of a class, group, tag or urn, in bytes.
 pub const LONGEST_NAME: usize = 256;
-/// Bytes that tags, retry policy and the rest of a job may have beside its workable.
+/// Bytes reserved in a job's document for tags, retry policy and all other fields except the workable.
 const ROOM_FOR_THE_REST: usize = 64 * 1024;
-/// Jobs of one call that are announced before they are acknowledged, at most: they are in the database sooner than anybody
-/// can look for them.
+/// Maximum number of jobs in one call for which the notification is sent together with the insert. So few jobs are
+/// inserted before a recipient of the notification can read them.
 const ANNOUNCED_EARLY: usize = 16;
-/// An insert that takes so much longer than the announcement beside it may have come after those who looked for its jobs.
+/// If the insert ends this much later than the notification, recipients may have read before the insert. Then the
+/// notification is sent again.
 const TOO_EARLY: Duration = Duration::from_millis(5);
-/// Ids that are looked for together: 700,000 would be more than MongoDB takes in one query.
+/// Maximum number of ids in one query. MongoDB does not accept 700,000 ids in one query.
 const IDS_PER_QUERY: usize = 10_000;
 
-/// Something to be done: a class name and parameters.
+/// A kind of work: a class name and parameters.
 ///
-/// The struct's serde form is what is stored; a worker that has the class turns it back.
+/// The struct is stored in its serde form. A worker that has the class decodes it.
 ///
 /// ```
 /// use std::time::Duration;
@@ -52,24 +53,25 @@ const IDS_PER_QUERY: usize = 10_000;
 /// }
 /// ```
 pub trait Workable: Serialize + DeserializeOwned + Send + Sync + 'static {
-    /// The name jobs of this kind are stored under. Never change it while such jobs wait.
+    /// The class name stored in jobs of this kind. Never change it while such jobs are waiting.
     const CLASS: &'static str;
 
-    /// What a job of this kind results in, `()` for nothing. It is kept in the archive, and read with [`Store::result_of`].
+    /// The result type of this kind of job, `()` for no result. The result is stored in the archive and read with
+    /// [`Store::result_of`].
     type Output: Serialize + DeserializeOwned + Send + 'static;
 
-    /// What jobs of this kind are unless a job says otherwise.
+    /// Default settings of jobs of this kind. A job can override each of them.
     fn defaults() -> Defaults {
         Defaults::default()
     }
 
-    /// A job of this workable, to be described further and enqueued.
+    /// Creates a job of this workable. It can be configured further and then enqueued.
     fn as_job(&self) -> NewJob {
         NewJob::of(Self::CLASS, bson::serialize_to_bson(self).map_err(|error| of_bson(&error))).with(Self::defaults())
     }
 }
 
-/// What the jobs of a class are unless a job says otherwise. What is not said here either is the default of every job.
+/// Default settings of the jobs of a class. A setting that is missing here too has the default of all jobs.
 #[derive(Clone, Debug, Default)]
 #[must_use = "these are the defaults of a class only when `Workable::defaults` returns them"]
 pub struct Defaults {
@@ -80,38 +82,39 @@ pub struct Defaults {
 }
 
 impl Defaults {
-    /// In this group: only workers that work on it get these jobs.
+    /// Sets the group: only workers that work on it get these jobs.
     pub fn group(mut self, group: impl Into<String>) -> Self {
         self.group = Some(group.into());
         self
     }
 
-    /// This urgent.
+    /// Sets the priority.
     pub fn priority(mut self, priority: Priority) -> Self {
         self.priority = Some(priority);
         self
     }
 
-    /// Failures are treated by this policy.
+    /// Sets the retry policy, which decides what follows a failure.
     pub fn retry(mut self, policy: impl Into<Retry>) -> Self {
         self.retry = Some(policy.into());
         self
     }
 
-    /// An execution may take so long. A worker asks the workable itself, whose answer is this one unless it gives another.
+    /// Sets the time limit of one execution. A worker asks the workable for the limit, and the workable returns this
+    /// one by default.
     pub fn time_limit(mut self, limit: Duration) -> Self {
         self.time_limit = Some(limit);
         self
     }
 
-    /// How long an execution may take.
+    /// The time limit of one execution, if one was set.
     pub fn given_time_limit(&self) -> Option<Duration> {
         self.time_limit
     }
 }
 
-/// A retry policy for a job: a policy by reference, or what its constructor returned. A policy that could not be made is reported by the
-/// enqueueing call.
+/// A retry policy for a job: a reference to a policy, or the result of a policy's constructor. If the constructor
+/// failed, the enqueueing call returns its error.
 #[derive(Clone, Debug)]
 pub struct Retry(Result<StoredPolicy, InvalidPolicy>);
 
@@ -130,17 +133,18 @@ impl<P: RetryPolicy> From<Result<P, InvalidPolicy>> for Retry {
     }
 }
 
-/// What an enqueueing call has done.
+/// The result of enqueueing one job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Enqueued {
-    /// The job.
+    /// The id of the job.
     pub id: JobId,
-    /// Whether this call has enqueued it. Otherwise there was a job under its id already ([`NewJob::with_id`]), scheduled or archived.
+    /// Whether this call has enqueued the job. If not, a scheduled or archived job already had its id
+    /// ([`NewJob::with_id`]).
     pub is_new: bool,
 }
 
-/// A job that is not enqueued yet. Whatever is wrong with it is said by the enqueueing call, before anything is sent.
+/// A job that is not enqueued yet. The enqueueing call reports every invalid setting before it sends anything.
 #[derive(Clone, Debug)]
 #[must_use = "a job does nothing until it is enqueued"]
 pub struct NewJob {
@@ -157,11 +161,11 @@ pub struct NewJob {
     recovered_from: Option<JobId>,
 }
 
-/// What the workable is made of.
+/// The content of the workable.
 #[derive(Clone, Debug)]
 enum Given {
     Parameters(Bson),
-    /// Parameters of each item of a bundle.
+    /// The parameters of each item of a bundle.
     Items(Vec<Bson>),
 }
 
@@ -176,22 +180,22 @@ enum Scheduled {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EnqueueError {
-    /// The parameters have no form in BSON.
+    /// The parameters cannot be represented in BSON.
     #[error("the parameters of a `{class}` job cannot be stored: {reason}")]
     Parameters {
         /// Class of the job.
         class: String,
-        /// What serde or BSON says.
+        /// The error of serde or BSON.
         reason: String,
     },
-    /// More than fits.
+    /// The job is larger than the limit.
     #[error(
         "a `{class}` job would have {bytes} bytes, and its parameters may have {LARGEST_WORKABLE}: store the data elsewhere and enqueue where it is"
     )]
     TooLarge {
         /// Class of the job.
         class: String,
-        /// Size of what is too large, in bytes of BSON.
+        /// Size of the part that is too large, in bytes of BSON.
         bytes: usize,
     },
     /// A bundle without items.
@@ -206,38 +210,38 @@ pub enum EnqueueError {
         /// Class of the items.
         class: String,
     },
-    /// A class, group, tag or urn that cannot be used.
+    /// An invalid class, group, tag or urn.
     #[error("the {what} of a job {problem}")]
     Name {
-        /// Which of them.
+        /// The name of the field.
         what: &'static str,
-        /// What is wrong with it.
+        /// The problem with its value.
         problem: String,
     },
-    /// A date that not every language could read.
+    /// A date that some programming languages cannot read.
     #[error("the job would be due outside of the years 1 to 9999: give an earlier date or a shorter delay")]
     Date,
-    /// Parameters that a built-in retry policy cannot use or does not know.
+    /// The parameters of a built-in retry policy are invalid or unknown.
     #[error("the retry policy of a `{class}` job cannot be used: {problem}")]
     Policy {
         /// Class of the job.
         class: String,
-        /// What is wrong with the policy.
+        /// The problem with the policy.
         problem: InvalidPolicy,
     },
-    /// The database has no schema, and a store on the application's own client does not create one unasked.
+    /// The database has no schema. A store on the application's own client creates one only on request.
     #[error("database `{database}` is not set up for jobs: call Store::ensure_schema, or start `recruiter run` on it once")]
     NotSetUp {
         /// The database.
         database: String,
     },
-    /// MongoDB did not do it.
+    /// An error of MongoDB.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
-/// So that a job can be enqueued in a transaction that the driver runs again when it has to (`StartTransaction::and_run2`): it sees its own
-/// error, with its labels.
+/// Allows enqueueing in `StartTransaction::and_run2`: the driver gets back its own error with its labels, and repeats
+/// the transaction when the labels say so.
 impl From<EnqueueError> for mongodb::error::Error {
     fn from(error: EnqueueError) -> Self {
         if let EnqueueError::Store(StoreError::Mongo { source, .. }) = &error {
@@ -248,26 +252,26 @@ impl From<EnqueueError> for mongodb::error::Error {
 }
 
 impl NewJob {
-    /// A job of this class with these parameters, for classes that are no Rust type: programs, other languages.
+    /// A job of this class with these parameters. For classes that are not Rust types: programs, other languages.
     pub fn of_class(class: impl Into<String>, parameters: Document) -> Self {
         Self::of(class, Ok(Bson::Document(parameters)))
     }
 
-    /// One job of many small items of one class, at most [`MOST_ITEMS`]: one worker executes them one after the other, each
-    /// outcome is stored by itself, and what is stored is not done again after a crash. A failed item alone is tried again, as the
-    /// retry policy says of its failure.
+    /// One job with many small items of one class, at most [`MOST_ITEMS`]. One worker executes the items one after the
+    /// other. The outcome of each item is stored separately, and an item whose outcome is stored is not run again after
+    /// a crash. Only failed items are retried, as the retry policy decides for their failures.
     pub fn bundle<W: Workable>(items: impl IntoIterator<Item = W>) -> Self {
         let items = items.into_iter().map(|item| bson::serialize_to_bson(&item).map_err(|error| of_bson(&error)));
         Self::of_items(W::CLASS, items).with(W::defaults())
     }
 
-    /// The same for classes that are no Rust type, with the parameters of each item.
+    /// Like [`bundle`](Self::bundle), for classes that are not Rust types, with the parameters of each item.
     pub fn bundle_of_class(class: impl Into<String>, items: impl IntoIterator<Item = Document>) -> Self {
         Self::of_items(class, items.into_iter().map(|item| Ok(Bson::Document(item))))
     }
 
     fn of_items(class: impl Into<String>, items: impl Iterator<Item = Result<Bson, String>>) -> Self {
-        // One more is enough to know that there are too many.
+        // One item above the limit is enough to detect too many items.
         let items = items
             .take(MOST_ITEMS + 1)
             .enumerate()
@@ -304,50 +308,51 @@ impl NewJob {
         }
     }
 
-    /// Under this id, so that a call whose outcome is unknown can be made again: a job that is scheduled or archived
-    /// under it already is not enqueued a second time.
+    /// Sets the id, so that a call with an unknown outcome can be repeated: a job whose id is already scheduled or
+    /// archived is not enqueued a second time.
     pub fn with_id(mut self, id: JobId) -> Self {
         self.id = Some(id);
         self
     }
 
-    /// In this group: only workers that work on it get it. That of its class when nothing is said, or `generic`.
+    /// Sets the group: only workers that work on it get the job. Default: the group of its class, or `generic`.
     pub fn in_group(mut self, group: impl Into<String>) -> Self {
         self.group = group.into();
         self
     }
 
-    /// Due at this instant, by the server's clock.
+    /// Sets when the job is due, by the server's clock.
     pub fn at(mut self, at: Instant) -> Self {
         self.scheduled = Scheduled::At(at);
         self
     }
 
-    /// Due this long after it is enqueued.
+    /// Sets how long after it is enqueued the job is due.
     pub fn after(mut self, delay: Duration) -> Self {
         self.scheduled = Scheduled::After(delay);
         self
     }
 
-    /// This urgent. As its class when nothing is said, or 5.
+    /// Sets the priority. Default: the priority of its class, or 5.
     pub fn priority(mut self, priority: Priority) -> Self {
         self.priority = priority;
         self
     }
 
-    /// With one more label.
+    /// Adds a label.
     pub fn tag(mut self, tag: impl Into<String>) -> Self {
         self.tags.push(tag.into());
         self
     }
 
-    /// With a name in the application's own terms. Not unique.
+    /// Sets a name in the application's own terms. It need not be unique.
     pub fn urn(mut self, urn: impl Into<String>) -> Self {
         self.urn = Some(urn.into());
         self
     }
 
-    /// Failures are treated by this policy. By that of its class when nothing is said, or [`DoNotDoItAgain`].
+    /// Sets the retry policy, which decides what follows a failure. Default: the policy of its class, or
+    /// [`DoNotDoItAgain`].
     pub fn retry(mut self, policy: impl Into<Retry>) -> Self {
         match policy.into().0 {
             Ok(policy) => (self.retry_policy, self.policy_problem) = (policy, None),
@@ -356,43 +361,43 @@ impl NewJob {
         self
     }
 
-    /// Failures are treated by this policy, in its stored form. Parameters that a built-in policy cannot use or does not know are refused, a
-    /// policy that is not built in is not: workers may know it.
+    /// Sets the retry policy in its stored form. A built-in policy with invalid or unknown parameters is refused. A
+    /// policy that is not built in is accepted, because workers may know it.
     pub fn retry_stored(mut self, policy: StoredPolicy) -> Self {
         self.policy_problem = RetryPolicies::default().check(&policy).err().filter(|problem| problem.unknown_class().is_none());
         self.retry_policy = policy;
         self
     }
 
-    /// Does once more what this archived job was to do, and says so in its document. Its policy is taken as it is.
+    /// Sets the archived job that this one repeats. The new document names it. The policy is not validated again.
     pub fn recovered_from(mut self, job: JobId) -> Self {
         self.recovered_from = Some(job);
         self
     }
 
-    /// Its class and its group: what decides which workers get it.
+    /// The class and the group, which decide which workers get the job.
     pub fn class_and_group(&self) -> (&str, &str) {
         (&self.class, &self.group)
     }
 
-    /// Enqueues it; returns once a majority of the replica set has it.
+    /// Enqueues the job. Returns when a majority of the replica set has it.
     ///
     /// # Errors
-    /// [`EnqueueError`]. After a [`StoreError`] the outcome may be unknown: repeat it under [`NewJob::with_id`].
+    /// [`EnqueueError`]. After a [`StoreError`] the outcome may be unknown: repeat the call under [`NewJob::with_id`].
     pub async fn enqueue(self, store: &Store) -> Result<Enqueued, EnqueueError> {
         Ok(store.enqueue_many([self]).await?[0])
     }
 
-    /// Enqueues it as part of the caller's session and transaction. Workers hear of it by [`Store::announce_jobs`]
-    /// after the commit, or find it within the poll fallback.
+    /// Enqueues the job in the caller's session and transaction. Call [`Store::announce_jobs`] after the commit to
+    /// notify the workers. Without that call the job is found by polling.
     ///
     /// # Errors
-    /// [`EnqueueError`]; the transaction is then the caller's to abort.
+    /// [`EnqueueError`]. The caller must then abort the transaction.
     pub async fn enqueue_in(self, store: &Store, session: &mut ClientSession) -> Result<Enqueued, EnqueueError> {
         Ok(store.enqueue_many_in(session, [self]).await?[0])
     }
 
-    /// The document, checked.
+    /// Validates the job and returns its document.
     pub(crate) fn into_document(self, now: Instant) -> Result<(JobId, Document), EnqueueError> {
         let names = [("class", &self.class), ("group", &self.group)];
         let names = names.into_iter().chain(self.tags.iter().map(|tag| ("tag", tag))).chain(self.urn.iter().map(|urn| ("urn", urn)));
@@ -447,7 +452,7 @@ impl NewJob {
         if let Some(job) = self.recovered_from {
             document.insert("recovered_from", job);
         }
-        // Tags and policy count as well: together they must leave room for the history and the result.
+        // The size includes tags and policy: the rest of the document needs room for the history and the result.
         match document.to_vec().map_err(|error| EnqueueError::Parameters { class: class.clone(), reason: of_bson(&error) })?.len() {
             bytes if bytes > LARGEST_WORKABLE + ROOM_FOR_THE_REST => Err(EnqueueError::TooLarge { class, bytes }),
             _ => Ok((id, document)),
@@ -455,7 +460,7 @@ impl NewJob {
     }
 }
 
-/// Parameters as they are stored: a unit struct has none.
+/// Parameters in their stored form. A unit struct has none.
 fn document_or_nothing(parameters: Bson) -> Result<Bson, String> {
     if parameters == Bson::Null {
         Ok(Bson::Document(doc! {}))
@@ -479,12 +484,12 @@ fn check_name(name: &str) -> Result<(), String> {
 }
 
 impl Store {
-    /// Enqueues many jobs; returns for each, in order, once a majority has them all.
+    /// Enqueues many jobs. Returns when a majority has all of them, with one result per job in the same order.
     ///
-    /// Every job is checked before the first is sent. Jobs with ids of their own that are known already are left alone.
+    /// All jobs are validated before the first is sent. A job whose id exists already is left unchanged.
     ///
     /// # Errors
-    /// [`EnqueueError`]. After a [`StoreError`] some of them may have been enqueued: repeat them under
+    /// [`EnqueueError`]. After a [`StoreError`] some jobs may have been enqueued: repeat all of them under
     /// [`NewJob::with_id`].
     pub async fn enqueue_many(&self, jobs: impl IntoIterator<Item = NewJob>) -> Result<Vec<Enqueued>, EnqueueError> {
         self.ready_to_enqueue().await?;
@@ -506,7 +511,7 @@ impl Store {
             Ok::<_, StoreError>(known)
         };
         if early {
-            // Whoever is to run them is on its way while MongoDB waits for its journal.
+            // The notification reaches the workers while MongoDB waits for its journal.
             let announce = async {
                 self.announce_hint(hint).await;
                 std::time::Instant::now()
@@ -520,14 +525,14 @@ impl Store {
             known = insert.await?;
             self.announce_hint(hint).await;
         }
-        // Only who names an id can meet a job that has it.
+        // Only a job with an id given by the application can exist already.
         Ok(prepared.ids.into_iter().map(|id| Enqueued { id, is_new: known.is_empty() || !known.contains(&id) }).collect())
     }
 
-    /// Enqueues many jobs as part of the caller's session and transaction; see [`NewJob::enqueue_in`].
+    /// Enqueues many jobs in the caller's session and transaction. See [`NewJob::enqueue_in`].
     ///
     /// # Errors
-    /// [`EnqueueError`]; the transaction is then the caller's to abort.
+    /// [`EnqueueError`]. The caller must then abort the transaction.
     pub async fn enqueue_many_in(
         &self,
         session: &mut ClientSession,
@@ -539,7 +544,7 @@ impl Store {
         Ok(prepared.ids.into_iter().map(|id| Enqueued { id, is_new: true }).collect())
     }
 
-    /// Before anything is inserted: an insert would otherwise create a collection without a validator.
+    /// Checks before an insert that the schema exists: an insert would create a missing collection without a validator.
     async fn ready_to_enqueue(&self) -> Result<(), EnqueueError> {
         if !self.is_set_up().await? {
             return Err(EnqueueError::NotSetUp { database: self.database().name().into() });
@@ -547,20 +552,21 @@ impl Store {
         Ok(self.fresh_clock().await?)
     }
 
-    /// Tells the recruiter that jobs of these groups were committed. Not needed for correctness.
+    /// Notifies the recruiter that jobs of these groups were committed. Without this call the jobs are found by
+    /// polling.
     pub async fn announce_jobs(&self, groups: impl IntoIterator<Item = impl Into<String>>) {
         self.announce_hint(Hint::jobs_in(groups)).await;
     }
 }
 
-/// Jobs, checked and ready to be sent.
+/// Validated jobs, ready to be sent.
 struct Prepared {
     ids: Vec<JobId>,
     documents: Vec<Document>,
-    /// Those with ids of the application's own.
+    /// Ids that the application has given.
     resent: Vec<JobId>,
     groups: Vec<String>,
-    /// When the first is due, if later.
+    /// When the earliest job is due; `None` if one is due now.
     at: Option<Instant>,
 }
 
@@ -670,7 +676,7 @@ mod tests {
         assert!(check(number).is_err_and(|error| error.contains("item 1: they must be a struct or a map")));
     }
 
-    /// Says its class once, and what is true of most of its jobs.
+    /// A class with default settings for its jobs.
     #[derive(Serialize, serde::Deserialize)]
     struct Invoice {}
 

@@ -1,47 +1,48 @@
-//! What went wrong in one execution, as it is stored and as retry policies see it.
+//! The failure of one execution, as it is stored and as retry policies get it.
 //!
-//! Used by workables (they return it), retry policies (they select by its class), the worker and the cleaner
-//! (they record it). Every text is bounded here, so that a failure can always be stored.
+//! Used by workables (they return it), retry policies (they select by its class), the worker and the cleaner (they
+//! store it). The length of every text is limited here, so that a failure can always be stored.
 
-/// Longest error class that is stored, in bytes.
+/// Maximum length of a stored error class, in bytes.
 pub const LONGEST_CLASS: usize = 256;
-/// Longest message that is stored, in bytes.
+/// Maximum length of a stored message, in bytes.
 pub const LONGEST_MESSAGE: usize = 4 * 1024;
-/// Longest trace that is stored, in bytes: its end is kept, where programs say what went wrong.
+/// Maximum length of a stored trace, in bytes. The end of a trace is kept, because programs print the error there.
 pub const LONGEST_TRACE: usize = 8 * 1024;
 
-/// The error class of a job whose time limit passed.
+/// The error class of an execution that reached its time limit.
 pub const TIMEOUT: &str = "timeout";
-/// The error class of a job whose worker died while it ran.
+/// The error class of an execution whose worker died.
 pub const WORKER_DIED: &str = "worker-died";
 /// The error class of a workable that panicked.
 pub const PANIC: &str = "panic";
 /// The error class of parameters that the workable cannot decode.
 pub const PARAMETERS: &str = "parameters";
-/// The error class of a job of a class that the worker does not have.
+/// The error class of a job whose class the worker does not have.
 pub const UNKNOWN_CLASS: &str = "unknown-class";
-/// The error class of a run that was broken off because its worker was stopping.
+/// The error class of an execution that was interrupted because its worker stopped.
 pub const INTERRUPTED: &str = "interrupted";
-/// The error class of a run that was broken off because its worker had reached its memory limit.
+/// The error class of an execution that was interrupted because its worker reached its memory limit.
 pub const MEMORY_LIMIT: &str = "memory-limit";
-/// The error class of a document that is no job.
+/// The error class of a document that is not a valid job.
 pub const MALFORMED: &str = "malformed";
-/// The error class of a run that was cancelled by a person.
+/// The error class of an execution that a person cancelled.
 pub const CANCELLED: &str = "cancelled";
 
 /// Why an execution did not succeed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// What retry policies select by: `exit:1`, `timeout`, a Rust type name, or a word of the workable's own.
+    /// The error class, by which retry policies select: `exit:1`, `timeout`, a Rust type name, or a name chosen by the
+    /// workable.
     pub class: String,
     /// One sentence for people.
     pub message: String,
-    /// Whatever helps to find the place: the end of standard error, a source chain.
+    /// Details for finding the cause: the end of standard error, or a chain of sources.
     pub trace: Option<String>,
 }
 
 impl Failure {
-    /// A failure of this class; overlong texts are cut and marked with an ellipsis.
+    /// A failure of this class. Texts that are too long are cut and marked with an ellipsis.
     pub fn new(class: impl Into<String>, message: impl Into<String>) -> Self {
         Self { class: keep_start(class.into(), LONGEST_CLASS), message: keep_start(message.into(), LONGEST_MESSAGE), trace: None }
     }
@@ -53,7 +54,7 @@ impl Failure {
         self
     }
 
-    /// The same with at most so many bytes of message and trace.
+    /// The same failure with a shorter message and trace; the limits are in bytes.
     #[must_use]
     pub(crate) fn shortened(self, message: usize, trace: usize) -> Self {
         Self { message: keep_start(self.message, message), trace: self.trace.map(|text| keep_end(text, trace)), ..self }

@@ -1,4 +1,4 @@
-//! What became of a job, with its result in the type that its class declares.
+//! The outcome of a job, with its result in the type that its class declares.
 //!
 //! Used by applications. The worker stores the result as BSON when the workable returns it.
 
@@ -13,59 +13,60 @@ use crate::{
     telemetry::of_bson,
 };
 
-/// What became of a job so far.
+/// The outcome of a job so far.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum JobResult<T> {
-    /// There is no job of this id: it was never enqueued, its transaction is not committed, or the cleaner has deleted it since.
+    /// No job has this id: it was never enqueued, its transaction is not committed, or the cleaner has deleted it from
+    /// the archive.
     Unknown,
-    /// It waits or runs.
+    /// It is waiting or running.
     Unfinished,
-    /// It is done.
+    /// It was successful, with this result.
     Done(T),
     /// It ended without success.
     Failed {
-        /// Why it was archived.
+        /// The reason why it was archived.
         why: Why,
-        /// What went wrong in its last execution; nothing when it was never started.
+        /// The failure of its last execution; `None` if it was never started.
         failure: Option<Failure>,
     },
 }
 
 impl<T> JobResult<T> {
-    /// The result of a job that is done.
+    /// The result of a job that was successful.
     pub fn done(self) -> Option<T> {
         if let Self::Done(result) = self { Some(result) } else { None }
     }
 }
 
-/// Why the result of a job cannot be given.
+/// Why the result of a job cannot be returned.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ResultError {
-    /// The job is of another class.
+    /// The job has another class.
     #[error("the job is of class `{found}`, not `{asked}`")]
     OtherClass {
-        /// Its class.
+        /// The class of the job.
         found: String,
-        /// The class that was asked for.
+        /// The requested class.
         asked: &'static str,
     },
-    /// The stored result is not of the type that the class declares.
+    /// The stored result does not match the type that the class declares.
     #[error("the result of a `{class}` job cannot be decoded: {reason}")]
     Undecodable {
         /// The class.
         class: &'static str,
-        /// What serde or BSON says.
+        /// The error of serde or BSON.
         reason: String,
     },
-    /// MongoDB did not answer.
+    /// An error of MongoDB.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
 impl Store {
-    /// What became of a job of this class. See [`Store::job`] for what is read.
+    /// Returns the outcome of a job of this class. [`Store::job`] describes the read.
     ///
     /// ```no_run
     /// # use recruiter_common::{JobId, JobResult, Store, Workable};
@@ -119,7 +120,7 @@ fn last_failure(job: &RawDocument) -> Option<Failure> {
     })
 }
 
-/// A text, whatever bytes it consists of.
+/// A string field, with invalid UTF-8 replaced.
 fn text(of: &RawDocument, field: &str) -> String {
     of.get_str(field).map_or_else(|_| lossy(of).get_str(field).unwrap_or_default().to_owned(), str::to_owned)
 }

@@ -1,7 +1,8 @@
-//! One worker process, as its roster document says.
+//! One worker process, as its roster document describes it.
 //!
-//! Used by the worker (announces itself), the recruiter (assigns to it) and the cleaner (retires it). The document
-//! is written by turns: by the worker while `available` is false, by the recruiter's assignment while it is true.
+//! Used by the worker (registers itself), the recruiter (assigns to it) and the cleaner (retires it). The worker and
+//! the recruiter take turns to write the document: the worker while `available` is false, the recruiter's assignment
+//! while it is true.
 
 use std::{fs, io, time::Duration};
 
@@ -13,13 +14,14 @@ use crate::{
     telemetry::of_bson,
 };
 
-/// A worker's lease when its document does not say how long it is: the default of `--lease`.
+/// The lease of a worker whose document does not contain it: the default of `--lease`.
 const DEFAULT_LEASE: Duration = Duration::from_secs(20);
 
-/// What the names of the channels' collections begin with.
+/// Prefix of the names of the channels' collections.
 const CHANNEL: &str = "signals_";
 
-/// One of the capped collections in which workers listen: `signals_0`, `signals_1` and so on, a few dozen workers on each.
+/// One of the capped collections that workers read hints from: `signals_0`, `signals_1` and so on. A few dozen workers
+/// share one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Channel(pub u32);
 
@@ -28,13 +30,13 @@ impl Channel {
         format!("{CHANNEL}{}", self.0)
     }
 
-    /// Whether a collection of this name is a channel's.
+    /// Whether this is the name of a channel's collection.
     pub(crate) fn is_collection(name: &str) -> bool {
         name.strip_prefix(CHANNEL).is_some_and(|number| number.parse::<u32>().is_ok())
     }
 }
 
-/// Which groups a worker takes jobs of.
+/// The groups that a worker takes jobs of.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum WorkOn {
     /// Every group: `"*"`.
@@ -44,7 +46,7 @@ pub enum WorkOn {
 }
 
 impl WorkOn {
-    /// Whether jobs of this group are wanted.
+    /// Whether the worker takes jobs of this group.
     pub fn includes(&self, group: &str) -> bool {
         match self {
             Self::All => true,
@@ -54,7 +56,7 @@ impl WorkOn {
 }
 
 impl From<&WorkOn> for Bson {
-    /// As in the documents: `"*"`, one group, or an array.
+    /// The stored form: `"*"`, one group, or an array.
     fn from(work_on: &WorkOn) -> Self {
         match work_on {
             WorkOn::All => "*".into(),
@@ -78,23 +80,25 @@ impl TryFrom<Bson> for WorkOn {
     }
 }
 
-/// Where a worker process runs: enough to prove, on the same machine, that it is gone.
+/// The identity of a worker process and its machine. It is enough to prove, on the same machine, that the process is
+/// gone.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Place {
     /// Process id, in its own pid namespace.
     pub pid: i32,
-    /// Name of the machine, for people.
+    /// Name of the machine, for display.
     pub hostname: String,
-    /// Identity of this boot of the machine.
+    /// Identifies this boot of the machine.
     pub boot_id: String,
-    /// Identity of the pid namespace.
+    /// Identifies the pid namespace.
     pub pid_namespace: String,
-    /// When the process started, in clock ticks since boot: with the pid, an identity that is never reused.
+    /// When the process started, in clock ticks since boot. Together with the pid it is never reused.
     pub process_start_ticks: i64,
 }
 
 impl Place {
-    /// Where this process runs. Elsewhere than on Linux it names no boot, so that no cleaner takes it for one on its own machine.
+    /// The identity of this process. On other systems than Linux it has no boot id, so a cleaner never treats the
+    /// process as local.
     ///
     /// # Errors
     /// When `/proc` cannot be read.
@@ -109,41 +113,44 @@ impl Place {
             pid,
             hostname: line("/proc/sys/kernel/hostname").unwrap_or_default(),
             boot_id: line("/proc/sys/kernel/random/boot_id")?,
-            // Only this one link is read: once secrets are hidden, a process may not list the directory that it is in.
+            // Reads only this one link: after secrets are hidden, a process must not list the directory that contains
+            // it.
             pid_namespace: fs::read_link("/proc/self/ns/pid")?.to_string_lossy().into_owned(),
             process_start_ticks: start_ticks(&line("/proc/self/stat")?).ok_or(io::ErrorKind::InvalidData)?,
         })
     }
 }
 
-/// When a process started, out of its `stat`: the 22nd field. The second, the name of the program in brackets, may hold anything.
+/// The start time of a process from its `stat`: the 22nd field. The second field, the program's name in brackets, can
+/// contain any character.
 fn start_ticks(stat: &str) -> Option<i64> {
     let (_, behind_the_name) = stat.rsplit_once(')')?;
     behind_the_name.split_whitespace().nth(19)?.parse().ok()
 }
 
-/// A worker that can be given jobs.
+/// A worker that can receive jobs.
 #[derive(Clone, Debug)]
 pub struct AvailableWorker {
-    /// Which.
+    /// Its id.
     pub id: WorkerId,
-    /// Groups it works on.
+    /// Groups that it takes jobs of.
     pub work_on: WorkOn,
-    /// Classes it has.
+    /// Classes that it has.
     pub classes: Vec<String>,
-    /// Places free now; grows while it is available, falls only by an assignment.
+    /// Number of free slots. It grows while the worker is available, and only an assignment reduces it.
     pub free: u32,
-    /// The round it took last.
+    /// The last round whose assignment it took.
     pub round: Option<RoundId>,
-    /// Where it listens.
+    /// The channel that it reads hints from.
     pub channel: Channel,
-    /// Its last heartbeat, compared for change only, never with a clock; nothing if the field holds no date.
+    /// Its last heartbeat. It is only compared with earlier values, never with a clock. `None` if the field is not a
+    /// date.
     pub last_seen_at: Option<bson::DateTime>,
-    /// How long it trusts itself after a heartbeat: it beats at least three times as often.
+    /// How long it trusts itself after a heartbeat. It sends at least three heartbeats in this time.
     pub lease: Duration,
 }
 
-/// What a heartbeat or a look at the own document brings back.
+/// The assignment in the worker's own document, read with a heartbeat or by a poll.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Assignment {
     /// The round that wrote it.
@@ -152,24 +159,26 @@ pub struct Assignment {
     pub jobs: Vec<JobId>,
 }
 
-/// A worker as the cleaner sees it: as much of its document as can be read.
+/// A worker as the cleaner reads it, with the fields of its document that are valid.
 #[derive(Clone, Debug)]
 pub struct RegisteredWorker {
-    /// Which.
+    /// Its id.
     pub id: WorkerId,
-    /// Its last heartbeat, compared for change only, never with a clock; nothing if the field holds no date.
+    /// Its last heartbeat. It is only compared with earlier values, never with a clock. `None` if the field is not a
+    /// date.
     pub last_seen_at: Option<bson::DateTime>,
-    /// How long it trusts itself after a heartbeat: a cleaner waits longer.
+    /// How long it trusts itself after a heartbeat. A cleaner waits longer.
     pub lease: Duration,
-    /// Where it runs, when the document says so completely.
+    /// Its process and machine, if the document contains all fields.
     pub place: Option<Place>,
     /// Ids of its commit sessions.
     pub sessions: Vec<Document>,
-    /// Every job it can have locked.
+    /// Every job that it can have locked.
     pub jobs: Vec<JobId>,
     /// Whether a cleaner has begun to retire it.
     pub retired: bool,
-    /// Its MongoDB user, as [`Store::user`](crate::store::Store::user) names it; absent in documents of an earlier release.
+    /// Its MongoDB user, in the form of [`Store::user`](crate::store::Store::user). Documents of earlier releases do
+    /// not contain it.
     pub mongodb_user: Option<String>,
 }
 
@@ -207,10 +216,10 @@ impl TryFrom<Document> for AvailableWorker {
 }
 
 impl RegisteredWorker {
-    /// Reads a roster document, and names the fields that hold something else than a worker writes there: they are taken for
-    /// missing, so that a worker is watched and rescued whatever became of its document.
+    /// Reads a roster document. Also returns the names of fields with a wrong type. Such fields are treated as missing,
+    /// so that a worker with a damaged document is still observed and rescued.
     ///
-    /// Nothing when `_id` is no ObjectId: such a document is no worker's, since no job can name it as its holder.
+    /// `None` if `_id` is not an ObjectId: such a document is not a worker's, because no job can name it as its holder.
     pub(crate) fn read(document: &RawDocument) -> Option<(Self, Vec<&'static str>)> {
         let stored = legible(document);
         let id = WorkerId::from(stored.get_object_id("_id").ok()?);
@@ -255,25 +264,25 @@ fn lease_in(document: &Document) -> Option<Duration> {
     integer(document.get("lease_ms")).and_then(|lease| u64::try_from(lease).ok()).map(Duration::from_millis)
 }
 
-/// A document without what BSON does not allow in it; text that is not UTF-8 is replaced as far as that can be done.
+/// The document without invalid BSON. Invalid UTF-8 is replaced where possible.
 pub(crate) fn legible(document: &RawDocument) -> Document {
     let field =
         |element: bson::raw::RawElement<'_>| Some((element.key().to_string(), Bson::try_from(element.value_utf8_lossy().ok()?).ok()?));
     document.iter_elements().filter_map(|element| field(element.ok()?)).collect()
 }
 
-/// The id of a session as MongoDB wants it: other fields would make it refuse the whole list.
+/// The id of a session in the form that MongoDB requires: with other fields it would refuse the whole list.
 fn session_id(stored: &Bson) -> Option<Document> {
     let id = stored.as_document()?.get("id")?;
     matches!(id, Bson::Binary(id) if id.subtype == BinarySubtype::Uuid).then(|| doc! { "id": id.clone() })
 }
 
-/// A whole number, of either width.
+/// An integer of 32 or 64 bits.
 pub(crate) fn integer(value: Option<&Bson>) -> Option<i64> {
     value.and_then(|value| value.as_i64().or(value.as_i32().map(i64::from)))
 }
 
-/// The assignment in a worker's own roster document, if the recruiter has had its turn.
+/// The assignment in a worker's own roster document, if the recruiter has written one.
 pub(crate) fn assignment_in(worker: WorkerId, document: &Document) -> Option<Assignment> {
     if document.get_bool("available").unwrap_or(true) {
         return None;
@@ -283,13 +292,13 @@ pub(crate) fn assignment_in(worker: WorkerId, document: &Document) -> Option<Ass
     Some(Assignment { round, jobs })
 }
 
-/// The places that a worker's own roster document offers to the recruiter.
+/// The number of slots that a worker's own roster document offers to the recruiter.
 pub(crate) fn offered_in(document: &Document) -> u32 {
     let offered = integer(document.get("free")).filter(|_| document.get_bool("available").unwrap_or(false));
     offered.and_then(|free| u32::try_from(free).ok()).unwrap_or(0)
 }
 
-/// Job ids in a list, or a single one; anything else in it is left out.
+/// Job ids from a list or a single id. Other values are skipped.
 pub(crate) fn ids_in(value: Option<&Bson>) -> Vec<JobId> {
     match value {
         Some(Bson::ObjectId(id)) => vec![(*id).into()],

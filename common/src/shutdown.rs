@@ -1,7 +1,8 @@
-//! How a process is asked to stop, and the only sleep in the loops.
+//! Requests to stop a process, and the only sleep in the loops.
 //!
-//! Used by the three programs, and by whatever runs a worker in its own process. The first TERM, INT or HUP asks for a drain, a TERM or INT after it for an end at once. It
-//! is a parameter of whatever waits, never a global.
+//! Used by the three programs, and by applications that run a worker in their own process. The first TERM, INT or HUP
+//! requests a drain. A TERM or INT after it requests an immediate end. The request is passed as a parameter to every
+//! wait and is never a global.
 
 use std::time::Duration;
 
@@ -21,32 +22,33 @@ enum Level {
     Abort,
 }
 
-/// A request to stop, which may or may not have been made yet.
+/// A receiver of a stop request.
 #[derive(Clone, Debug)]
 pub struct Shutdown(watch::Receiver<Level>);
 
-/// Makes the request. Dropping it without a word never stops anything.
+/// The sender of a stop request. Dropping it never stops anything.
 #[derive(Clone, Debug)]
 pub struct Trigger(watch::Sender<Level>);
 
 /// Why a sleep ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wake {
-    /// The time is over.
+    /// The duration has passed.
     Elapsed,
     /// A stop was requested.
     Stop,
 }
 
 impl Shutdown {
-    /// A request that somebody in this process makes.
+    /// A request that code in this process makes.
     pub fn manual() -> (Trigger, Self) {
         let (sender, receiver) = watch::channel(Level::Run);
         (Trigger(sender), Self(receiver))
     }
 
-    /// A request made by TERM or INT: once to drain, twice to abort. HUP, which a closing terminal sends, asks to drain as well,
-    /// unless whoever started the process has it ignored (`nohup`); it never aborts, since terminals send it more than once.
+    /// A request made by signals. The first TERM or INT requests a drain, the second an abort. HUP, which a closing
+    /// terminal sends, also requests a drain, unless the process was started with HUP ignored (`nohup`). HUP never
+    /// aborts, because terminals send it more than once.
     ///
     /// # Errors
     /// When the process may not install signal handlers.
@@ -78,7 +80,7 @@ impl Shutdown {
         *self.0.borrow() >= Level::Drain
     }
 
-    /// Whether an end at once was requested.
+    /// Whether an immediate end was requested.
     pub fn is_aborted(&self) -> bool {
         *self.0.borrow() >= Level::Abort
     }
@@ -88,7 +90,7 @@ impl Shutdown {
         self.reached(Level::Drain).await;
     }
 
-    /// Resolves when an end at once is requested.
+    /// Resolves when an immediate end is requested.
     pub async fn aborted(&mut self) {
         self.reached(Level::Abort).await;
     }
@@ -99,7 +101,7 @@ impl Shutdown {
         }
     }
 
-    /// Sleeps, unless or until a stop is requested.
+    /// Sleeps for `duration`, or until a stop is requested.
     pub async fn sleep(&mut self, duration: Duration) -> Wake {
         #[expect(clippy::disallowed_methods, reason = "the one place that sleeps")]
         let sleep = tokio::time::sleep(duration);
@@ -108,12 +110,12 @@ impl Shutdown {
 }
 
 impl Trigger {
-    /// Asks for a drain.
+    /// Requests a drain.
     pub fn drain(&self) {
         self.0.send_replace(Level::Drain);
     }
 
-    /// Asks for an end at once.
+    /// Requests an immediate end.
     pub fn abort(&self) {
         self.0.send_replace(Level::Abort);
     }
@@ -126,8 +128,7 @@ fn is_ignored(signal: Signal) -> bool {
     ignored >> (signal as u32 - 1) & 1 == 1
 }
 
-/// Waits, whatever is asked of the process: for pauses between attempts at something that must still be done while
-/// the process drains.
+/// Sleeps even if a stop is requested. For pauses between attempts at an operation that must complete during the drain.
 pub async fn pause(duration: Duration) {
     #[expect(clippy::disallowed_methods, reason = "the one place that sleeps")]
     tokio::time::sleep(duration).await;
