@@ -1,6 +1,7 @@
-//! Exit codes: what the three binaries tell whoever started them (systemd, a shell script, a person).
+//! Exit codes of the three binaries, for systemd, shell scripts and people.
 //!
-//! Numbers follow sysexits(3) where it has one. The units in `systemd/` restart on all but `Usage` and `Config`.
+//! The numbers follow sysexits(3) where it defines one. The units in `systemd/` restart on all codes except `Usage` and
+//! `Config`.
 
 use std::io::Write as _;
 
@@ -14,34 +15,35 @@ use crate::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Exit {
-    /// Everything asked for was done.
+    /// Everything requested was done.
     Success = 0,
-    /// It failed for a reason that fits nowhere else; the message says which.
+    /// A failure without a code of its own. The message describes it.
     Failure = 1,
     /// Wrong flags or values (clap's own code).
     Usage = 2,
     /// MongoDB cannot be reached.
     Unavailable = 69,
-    /// The memory limit was reached and the work in hand is finished: start again.
+    /// The memory limit was reached, and the running jobs have ended. The service manager should start the process
+    /// again.
     MemoryLimit = 75,
-    /// MongoDB refuses us: credentials, rights, a standalone or too old server.
+    /// MongoDB refuses the process: credentials, rights, a standalone server or one that is too old.
     Refused = 77,
-    /// A configuration file cannot be used.
+    /// A configuration file is invalid.
     Config = 78,
     /// Stopped at once by a second signal.
     Aborted = 130,
 }
 
 impl Exit {
-    /// Ends the process, without taking its runtime apart: a read of standard input may never return, and tasks of the
-    /// MongoDB driver panic when they are dropped under each other. Call it when everything is written.
+    /// Ends the process without dropping its runtime: a blocked read of standard input may never return, and tasks of
+    /// the MongoDB driver panic when they are dropped in the wrong order. All output must be written before the call.
     pub fn now(self) -> ! {
         std::process::exit(self as i32)
     }
 }
 
-/// Prints an error with its causes, one after the other, once; returns the code to end with: an [`Exit`] among the
-/// contexts of the error, or what a [`ConnectError`] stands for.
+/// Prints an error with its causes once. Returns the exit code: an [`Exit`] among the contexts of the error, or the
+/// code of a [`ConnectError`].
 pub fn report(program: &str, error: &anyhow::Error) -> Exit {
     let said = error.downcast_ref::<Exit>();
     let causes: Vec<String> =
@@ -50,7 +52,7 @@ pub fn report(program: &str, error: &anyhow::Error) -> Exit {
     if is_json() {
         tracing::error!(error = causes, "{program} ends");
     } else {
-        // The terminal may be gone.
+        // The terminal may be closed.
         let _ = writeln!(std::io::stderr(), "{program}: {causes}");
     }
     let refused = error.downcast_ref::<ConnectError>().map(ConnectError::exit);
@@ -59,7 +61,7 @@ pub fn report(program: &str, error: &anyhow::Error) -> Exit {
 }
 
 impl ConnectError {
-    /// The exit code that says this.
+    /// The exit code for this error.
     pub fn exit(&self) -> Exit {
         match self {
             Self::InvalidUri(_) => Exit::Usage,

@@ -1,8 +1,8 @@
-//! Instants: UTC, whole milliseconds, as BSON dates.
+//! Instants: UTC, whole milliseconds, stored as BSON dates.
 //!
-//! Used wherever a document carries an instant. chrono's own serde support stays switched off (it would store
-//! text, which range queries miss without a word), so every instant that is read goes through here or does not compile, and every
-//! one that is written is a [`bson::DateTime`].
+//! Used wherever a document contains an instant. chrono's own serde support is disabled, because it would store
+//! strings, which range queries silently miss. Therefore every instant that is read uses this module or does not
+//! compile, and every instant that is written is a [`bson::DateTime`].
 
 use std::ops::RangeInclusive;
 
@@ -13,12 +13,13 @@ use serde::{Deserialize, Deserializer, de::Error};
 /// An instant in UTC.
 pub type Instant = DateTime<Utc>;
 
-/// When a job may be due, in milliseconds since 1970: in the years 1 to 9999, which every language can read and write.
+/// Range of valid due dates in milliseconds since 1970: the years 1 to 9999, which every programming language can read
+/// and write.
 pub(crate) const DUE_MS: RangeInclusive<i64> = -62_135_596_800_000..=253_402_300_799_999;
 
 /// For `#[serde(deserialize_with = "instant::stored", default)]`.
 pub(crate) fn stored<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Instant>, D::Error> {
-    // Raw, because any other way leads through text.
+    // Decoded as raw BSON, because all other ways convert to a string.
     match Option::<RawBson>::deserialize(from)? {
         Some(RawBson::DateTime(at)) => Ok(Some(at.to_chrono())),
         Some(RawBson::Null) | None => Ok(None),
@@ -26,10 +27,11 @@ pub(crate) fn stored<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Instan
     }
 }
 
-/// Nanoseconds of this machine's monotonic clock, which all its processes share: for measuring across processes.
+/// Time in nanoseconds of this machine's monotonic clock, which all its processes share. For measurements across
+/// processes.
 ///
 /// # Panics
-/// Never on Linux, which always has one.
+/// Never on Linux, which always has this clock.
 #[cfg(feature = "process")]
 pub fn monotonic_ns() -> i64 {
     let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC).expect("Linux has a monotonic clock");

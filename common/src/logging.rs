@@ -1,6 +1,7 @@
-//! Logs: where they go and what they look like.
+//! Logs: their destination and format.
 //!
-//! Used by the three programs. One line an event on standard error; what lines say is in [`telemetry`](crate::telemetry).
+//! Used by the three programs. One line per event on standard error. [`telemetry`](crate::telemetry) describes the
+//! contents of a line.
 
 use std::{
     io::IsTerminal,
@@ -31,7 +32,7 @@ enum Format {
     Json,
 }
 
-/// The value of `--log` cannot be understood.
+/// The value of `--log` is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("--log: `{filter}` is no log filter ({problem}); say for example `info`")]
 pub struct InvalidFilter {
@@ -40,37 +41,37 @@ pub struct InvalidFilter {
 }
 
 impl LogArgs {
-    /// Warnings only, when nothing else is asked for: for a command whose output is what its user wants to see.
+    /// Changes the default to warnings only, for commands whose output is for their user.
     #[must_use]
     pub fn quietly(mut self) -> Self {
         self.filter.get_or_insert_with(|| "warn".into());
         self
     }
 
-    /// The same, as arguments of another of our programs.
+    /// The same settings as command-line arguments for another of the programs.
     pub fn arguments(&self) -> Vec<String> {
         let filter = self.filter.iter().flat_map(|filter| ["--log".into(), filter.clone()]);
         filter.chain((self.format == Format::Json).then(|| "--log-format=json".into())).collect()
     }
 }
 
-/// Whether lines are JSON: then the last one of the process is as well.
+/// Whether lines are JSON. Then the final error of the process is JSON as well.
 static IS_JSON: AtomicBool = AtomicBool::new(false);
 
 pub(crate) fn is_json() -> bool {
     IS_JSON.load(Ordering::Relaxed)
 }
 
-/// Starts logging to standard error, in colour only on a terminal. Under systemd's journal lines carry no time of
+/// Starts logging to standard error, with colours only on a terminal. Under systemd's journal lines have no time of
 /// their own.
 ///
 /// # Errors
-/// When the filter cannot be understood.
+/// When the filter is invalid.
 pub fn init(args: &LogArgs) -> Result<(), InvalidFilter> {
     let filter = args.filter.as_deref().unwrap_or("info");
     let filter = EnvFilter::try_new(filter).map_err(|error| InvalidFilter { filter: filter.into(), problem: error.to_string() })?;
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
-    // A line that cannot be written is lost. To complain of it on a terminal that is gone would be a panic.
+    // A line that cannot be written is lost. Reporting that on a closed terminal would panic.
     let builder = builder.log_internal_errors(false);
     let journal = std::env::var_os("JOURNAL_STREAM").is_some();
     let colour = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();

@@ -1,7 +1,7 @@
-//! What the service manager is told: that a process is ready, stopping, and what it does.
+//! Notifications to the service manager: that a process is ready, is stopping, and what it is doing.
 //!
-//! Used by the three processes. Nothing happens where no service manager listens, nor without the feature `process`: the service manager of
-//! an application hears from the application.
+//! Used by the three processes. Without a listening service manager, or without the feature `process`, nothing is sent:
+//! the application notifies its service manager itself.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -11,32 +11,33 @@ use std::{
 #[cfg(feature = "process")]
 use sd_notify::NotifyState;
 
-/// The longest that a main loop waits before it notes progress again, whatever it waits for.
+/// Maximum time between two calls of [`Watchdog::progress`] in a main loop, for any wait.
 const LONGEST_WAIT: Duration = Duration::from_secs(5);
 
-/// The process does its work from now on.
+/// Notifies that the process is ready.
 pub fn ready(status: &str) {
     notify(News::Ready(status));
 }
 
-/// What the process does just now, for `systemctl status`.
+/// Notifies what the process is doing, for `systemctl status`.
 pub fn status(status: &str) {
     notify(News::Status(status));
 }
 
-/// The process has begun to stop.
+/// Notifies that the process has begun to stop.
 pub fn stopping() {
     notify(News::Stopping);
 }
 
-/// Proof that the main loop of a process goes on.
+/// Reports the progress of a process's main loop to the service manager.
 ///
-/// The loop calls [`Watchdog::progress`] in each turn and after each long step of a turn, and waits for [`Watchdog::next_in`] at most.
-/// While it does, the service manager gets `WATCHDOG=1`; when it hangs, the service manager ends the process (`WatchdogSec=`). It must be
-/// the loop itself that calls: a timer of its own would go on while the loop hangs.
+/// The loop calls [`Watchdog::progress`] in each turn and after each long step of a turn, and waits for
+/// [`Watchdog::next_in`] at most. While it does, the service manager gets `WATCHDOG=1`. When the loop hangs, the
+/// service manager ends the process (`WatchdogSec=`). The loop itself must make the call, because a separate timer
+/// would continue while the loop hangs.
 #[derive(Clone, Debug)]
 pub struct Watchdog {
-    /// How often the service manager wants to hear of this process, if it does.
+    /// The interval in which the service manager expects `WATCHDOG=1`, if it expects it.
     interval: Option<Duration>,
     noted: Arc<Mutex<Noted>>,
 }
@@ -44,12 +45,12 @@ pub struct Watchdog {
 #[derive(Debug)]
 struct Noted {
     progress: Monotonic,
-    /// When the service manager was told last.
+    /// When the last notification was sent.
     told: Option<Monotonic>,
 }
 
 impl Watchdog {
-    /// With the interval that the service manager has put into the environment (`WATCHDOG_USEC`).
+    /// Uses the interval from the environment, set by the service manager (`WATCHDOG_USEC`).
     pub fn of_this_process() -> Self {
         Self::every(watchdog_interval())
     }
@@ -58,14 +59,14 @@ impl Watchdog {
         Self { interval, noted: Arc::new(Mutex::new(Noted { progress: Monotonic::now(), told: None })) }
     }
 
-    /// The main loop goes on.
+    /// Records progress of the main loop, and notifies the service manager when that is due.
     pub fn progress(&self) {
         if self.note(Monotonic::now()) {
             notify(News::Progress);
         }
     }
 
-    /// Whether the service manager is to be told, which is the case four times in each interval.
+    /// Whether a notification is due: at most four are sent in each interval.
     fn note(&self, now: Monotonic) -> bool {
         let mut noted = self.noted();
         noted.progress = now;
@@ -76,12 +77,12 @@ impl Watchdog {
         is_due
     }
 
-    /// How long the main loop may wait before it notes progress again.
+    /// How long the main loop may wait before it must call [`Watchdog::progress`] again.
     pub fn next_in(&self) -> Duration {
         self.interval.map_or(LONGEST_WAIT, |interval| (interval / 4).min(LONGEST_WAIT))
     }
 
-    /// For how long the main loop has noted no progress.
+    /// Time since the main loop last recorded progress.
     pub fn stalled_for(&self) -> Duration {
         self.noted().progress.elapsed()
     }
@@ -91,7 +92,7 @@ impl Watchdog {
     }
 }
 
-/// What the service manager is told.
+/// A notification to the service manager.
 #[cfg_attr(not(feature = "process"), expect(dead_code, reason = "nobody is told"))]
 enum News<'a> {
     Ready(&'a str),

@@ -1,11 +1,11 @@
-//! Where a process does its work: on the threads that hear from the network.
+//! Runs the main future of a process on the runtime's threads, which also receive network events.
 
 use tokio_util::task::AbortOnDropHandle;
 
-/// Runs a future as a task of the runtime that ends with whoever waits for it.
+/// Runs a future as a task of the runtime. The task is aborted when its caller is dropped.
 ///
-/// What `main` awaits itself runs on a thread of its own, which every answer from MongoDB wakes from another. As a task it starts a
-/// job a twentieth sooner.
+/// A future that `main` awaits directly runs on the main thread, and each reply from MongoDB must wake that thread from
+/// another one. As a task it starts a job 5 % sooner.
 ///
 /// # Panics
 /// When the future does.
@@ -14,7 +14,7 @@ pub async fn as_task<T: Send + 'static>(future: impl Future<Output = T> + Send +
         Ok(done) => done,
         Err(died) => match died.try_into_panic() {
             Ok(panic) => std::panic::resume_unwind(panic),
-            // The runtime is shutting down, and whoever waits goes with it.
+            // The runtime is shutting down, and so is the caller.
             Err(_) => std::future::pending().await,
         },
     }

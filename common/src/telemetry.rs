@@ -1,13 +1,13 @@
-//! What log lines say: errors with their causes in plain words, durations as numbers.
+//! Contents of log lines: errors with their causes in plain words, durations as numbers.
 //!
-//! Used by every process. A message reads alone and carries fields (`job.id job.class job.attempt worker.id lease.term count duration_ms`).
-//! Never job parameters.
+//! Used by every process. A message is complete without its fields, and has fields as well (`job.id job.class
+//! job.attempt worker.id lease.term count duration_ms`). Job parameters are never logged.
 
 use std::time::Duration;
 
 use mongodb::error::{Error, ErrorKind, WriteConcernError, WriteFailure};
 
-/// A duration for a log field: a number, also in JSON, where one of 128 bits would be text.
+/// A duration for a log field, in milliseconds. It is a `u64`, because JSON output would write a `u128` as text.
 pub fn milliseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
@@ -17,14 +17,14 @@ pub fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     causes(error).join(": ")
 }
 
-/// An error and its causes, each once, in plain words.
+/// An error and its causes in plain words, without repetitions.
 pub fn causes(error: &(dyn std::error::Error + 'static)) -> Vec<String> {
     let mut said: Vec<String> = Vec::new();
     let mut next = Some(error);
     while let Some(error) = next {
         next = error.source();
         let text = if let Some(error) = error.downcast_ref::<mongodb::error::Error>() {
-            // Behind it is more of the same.
+            // The sources of a MongoDB error repeat it.
             next = None;
             of_mongodb(error)
         } else if let Some(error) = error.downcast_ref::<bson::error::Error>() {
@@ -32,7 +32,7 @@ pub fn causes(error: &(dyn std::error::Error + 'static)) -> Vec<String> {
         } else {
             error.to_string()
         };
-        // Whoever wraps an error may have said it already.
+        // A wrapping error may contain the text of its source already.
         if !said.last().is_some_and(|before| before.ends_with(&text)) {
             said.push(text);
         }
@@ -40,11 +40,11 @@ pub fn causes(error: &(dyn std::error::Error + 'static)) -> Vec<String> {
     said
 }
 
-/// What the driver says, without the dump of all that it knows: what is wrong, and MongoDB's name for it.
+/// A driver error in short: the problem and MongoDB's name for it, without the state of the driver.
 pub fn of_mongodb(error: &Error) -> String {
     let named = |message: &str, name: &str, code: i32| {
         let name = if name.is_empty() { format!("code {code}") } else { format!("{name}, code {code}") };
-        // Before the last cause stands what it happened in, at length: a whole query.
+        // The text before the last cause is long: it can contain a whole query.
         let cause = message.rsplit(" :: caused by :: ").next().unwrap_or(message);
         format!("{} ({name})", cause.trim_end_matches('.'))
     };
@@ -72,7 +72,7 @@ pub fn of_mongodb(error: &Error) -> String {
     without_dump(&text)
 }
 
-/// The driver's list of everything it knows about the servers, reduced to what went wrong.
+/// Reduces the driver's description of all servers to the error in it.
 fn without_dump(text: &str) -> String {
     const LONGEST: usize = 300;
     let short = match text.rsplit_once("Kind: ") {
@@ -83,7 +83,7 @@ fn without_dump(text: &str) -> String {
     short.trim_start_matches("I/O error: ").chars().take(LONGEST).collect()
 }
 
-/// What BSON says is wrong, and where.
+/// A BSON error: the problem and its path.
 pub fn of_bson(error: &bson::error::Error) -> String {
     let what = error.message.clone().unwrap_or_else(|| error.kind.to_string());
     match (&error.key, error.index) {

@@ -1,4 +1,4 @@
-//! The policies that every program knows.
+//! The built-in policies, which every program can decode.
 
 use super::{
     DoNotDoItAgain, ExponentialBackoff, RetriableExceptionFilter, RetryForever, RetryManyTimes, RetryPolicies, SelectByException, TimeTable,

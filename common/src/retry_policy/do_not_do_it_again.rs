@@ -1,11 +1,11 @@
-//! Never again: the policy of jobs that name none.
+//! No retry: the policy of jobs without a policy.
 
 use bson::{Document, doc};
 
 use super::{Decision, History, RetryPolicy};
 use crate::{failure::Failure, instant::Instant, job::Why};
 
-/// A failed job is not done again; it is archived as [`Why::NOT_SCHEDULED_BY_RETRY_POLICY`].
+/// A failed job is not retried. It is archived as [`Why::NOT_SCHEDULED_BY_RETRY_POLICY`].
 ///
 /// Stored without parameters.
 ///

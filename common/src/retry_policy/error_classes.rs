@@ -1,13 +1,13 @@
-//! Which failures a policy is about: a list of error classes, some of them prefixes.
+//! A list of error classes and prefixes of error classes.
 //!
-//! Used by the two policies that look at the failure.
+//! Used by the two policies that select by error class.
 
 use bson::Bson;
 
 use super::InvalidPolicy;
 use crate::failure::LONGEST_CLASS;
 
-/// At least one class; a class that ends in `*` stands for all that begin with what is before it.
+/// At least one class. A class that ends in `*` matches all classes that begin with the text before the `*`.
 #[derive(Clone, Debug)]
 pub(super) struct ErrorClasses(Vec<String>);
 
@@ -26,12 +26,12 @@ impl ErrorClasses {
         }
     }
 
-    /// Whether the class is listed. Also says whether a listed text of another list is covered by this one.
+    /// Whether the list matches this class. With a listed text of another list: whether this list covers it.
     pub(super) fn contain(&self, class: &str) -> bool {
         self.0.iter().any(|listed| listed == class || listed.strip_suffix('*').is_some_and(|prefix| class.starts_with(prefix)))
     }
 
-    /// The first class that `earlier` takes away.
+    /// The first class in this list that `earlier` already covers.
     pub(super) fn covered_by(&self, earlier: &ErrorClasses) -> Option<&str> {
         self.0.iter().map(String::as_str).find(|class| earlier.contain(class))
     }

@@ -1,4 +1,4 @@
-//! Retries at a pace that halves each time.
+//! Retries with a wait that doubles each time.
 
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ use super::{
 };
 use crate::{failure::Failure, ids::JobId, instant::Instant, job::Why};
 
-/// Retries so many times and waits twice as long each time: `first`, `2 · first`, `4 · first`, …, never longer than the
-/// cap, or else [`LONGEST_WAIT`]. Then the job is archived as [`Why::TRIED_TOO_MANY_TIMES`].
+/// Retries a limited number of times and doubles the wait each time: `first`, `2 · first`, `4 · first`, …, but at most
+/// the cap, or [`LONGEST_WAIT`] without a cap. Then the job is archived as [`Why::TRIED_TOO_MANY_TIMES`].
 ///
-/// Many jobs that failed together also retry together, unless there is jitter.
+/// Without jitter, many jobs that failed together also retry together.
 ///
 /// Stored as `retry_how_many_times`, `seconds_to_initially_wait_before_retry` and, if set, `seconds_to_wait_at_most` and
 /// `jitter`.
@@ -38,18 +38,18 @@ pub struct ExponentialBackoff {
 }
 
 impl ExponentialBackoff {
-    /// `times` retries, the first one after `first` (rounded to milliseconds).
+    /// `times` retries, the first one `first` after the failure (rounded to milliseconds).
     ///
     /// # Errors
-    /// When `first` is less than a millisecond (nothing doubles to nothing) or more than a hundred years.
+    /// When `first` is less than a millisecond (doubling zero gives zero) or more than a hundred years.
     pub fn new(times: u32, first: Duration) -> Result<Self, InvalidPolicy> {
         Ok(Self { times, first: checked_wait("seconds_to_initially_wait_before_retry", first)?, at_most: None, jitter: 0.0 })
     }
 
-    /// As many retries as have room in `total`, if running takes no time.
+    /// As many retries as fit into `total`, if executions take no time.
     ///
     /// # Errors
-    /// As [`new`](Self::new), and when not even one has room.
+    /// As [`new`](Self::new), and when not even one retry fits.
     pub fn for_an_interval(total: Duration, first: Duration) -> Result<Self, InvalidPolicy> {
         let policy = Self::new(0, first)?;
         // n waits last (2ⁿ − 1) · first.
@@ -62,7 +62,7 @@ impl ExponentialBackoff {
         }
     }
 
-    /// No wait is longer than `at_most` (rounded to milliseconds).
+    /// Limits each wait to `at_most` (rounded to milliseconds).
     ///
     /// # Errors
     /// When `at_most` is shorter than the first wait or longer than a hundred years.
@@ -75,9 +75,9 @@ impl ExponentialBackoff {
         Ok(Self { at_most: Some(at_most), ..self })
     }
 
-    /// Shortens each wait by up to this fraction of it: 0 is none, 1 may leave (nearly) nothing of the wait. How much is
-    /// drawn from the job's id and the number of the attempt, so that the same attempt of the same job always waits
-    /// as long, while different jobs spread.
+    /// Shortens each wait by up to this fraction of it: 0 is no jitter, with 1 a wait may become (nearly) zero. The
+    /// amount is computed from the job's id and the number of the attempt. The same attempt of the same job always
+    /// waits equally long, and different jobs are spread.
     ///
     /// # Errors
     /// When `fraction` is not between 0 and 1.
@@ -98,9 +98,9 @@ impl ExponentialBackoff {
         }
     }
 
-    /// The wait after the failure of this attempt, in (1 − jitter, 1] times what doubling and cap say.
+    /// The wait after the failure of this attempt: the doubled and capped wait, times a number in (1 − jitter, 1].
     fn wait(&self, job: JobId, attempt: u32) -> Duration {
-        // Waits have less than 42 bits of milliseconds: 64 doublings are beyond any cap and within 128 bits.
+        // Waits have less than 42 bits of milliseconds: 64 doublings exceed every cap and fit into 128 bits.
         let doubled = self.first.as_millis() << attempt.saturating_sub(1).min(64);
         let at_most = self.at_most.unwrap_or(LONGEST_WAIT);
         let wait = u64::try_from(doubled).map_or(at_most, |milliseconds| at_most.min(Duration::from_millis(milliseconds)));
@@ -108,7 +108,7 @@ impl ExponentialBackoff {
     }
 }
 
-/// A number in [0, 1) that belongs to this attempt of this job. Which one may change with the version of `rand`.
+/// A pseudo-random number in [0, 1) for this attempt of this job. It may change with the version of `rand`.
 fn drawn(job: JobId, attempt: u32) -> f64 {
     let mut seed = [0; 32];
     let identity = job.to_string();

@@ -1,19 +1,19 @@
-//! When a failed job is done again: pure functions of its history, stored as `{class, parameters}`.
+//! Retry policies: pure functions that decide when a failed job is retried, stored as `{class, parameters}`.
 //!
-//! Enqueuers choose a policy, workers ask it after each failure and, ahead of time, at each start (so that a
-//! cleaner can treat a dead worker's jobs without any policy code). The policies and their names come from the
-//! PHP Recruiter; caps, jitter and error classes of programs are ours. A policy never sees a clock, a database or
-//! chance: the same history gives the same decision, jitter included.
+//! Enqueuers choose a policy. Workers call it after each failure, and also at each start in advance, so that a cleaner
+//! can end the jobs of a dead worker without any policy code. The policies and their names come from the PHP Recruiter;
+//! caps, jitter and the error classes of programs are new. A policy has no access to a clock, a database or random
+//! numbers: the same history gives the same decision, including jitter.
 //!
-//! | policy | a failed job is done again | else archived as |
+//! | policy | a failed job is retried | otherwise archived as |
 //! |---|---|---|
 //! | [`DoNotDoItAgain`] | never | `not-scheduled-by-retry-policy` |
-//! | [`RetryManyTimes`] | n times, after a steady wait | `tried-too-many-times` |
-//! | [`RetryForever`] | always, after a steady wait | |
+//! | [`RetryManyTimes`] | n times, after a constant wait | `tried-too-many-times` |
+//! | [`RetryForever`] | always, after a constant wait | |
 //! | [`ExponentialBackoff`] | n times, after a wait that doubles | `tried-too-many-times` |
-//! | [`TimeTable`] | while young enough, after a wait that depends on its age | `tried-too-many-times` |
-//! | [`RetriableExceptionFilter`] | as another policy says, for listed error classes | `non-retriable-exception` |
-//! | [`SelectByException`] | as the policy for its error class says | `non-retriable-exception` |
+//! | [`TimeTable`] | until it reaches an age, after a wait that depends on its age | `tried-too-many-times` |
+//! | [`RetriableExceptionFilter`] | as another policy decides, for listed error classes | `non-retriable-exception` |
+//! | [`SelectByException`] | as the policy for its error class decides | `non-retriable-exception` |
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -48,36 +48,36 @@ pub use retry_many_times::RetryManyTimes;
 pub use select_by_exception::SelectByException;
 pub use time_table::TimeTable;
 
-/// What a policy may look at: a job and the executions that ended before the present one.
+/// The input of a policy: a job and the executions that ended before the current one.
 #[derive(Clone, Debug)]
 pub struct History<'a> {
-    /// The job: the seed of any jitter.
+    /// The id of the job, from which jitter is computed.
     pub job: JobId,
     /// When the job was enqueued.
     pub created_at: Instant,
-    /// Starts that count, the present one included: 1 in the first run. Interrupted starts do not count.
+    /// Number of starts including the current one: 1 in the first run. Interrupted starts do not count.
     pub attempts: u32,
-    /// How many of the earlier ones ended with the death of their worker: the job may be what kills it.
+    /// Number of earlier starts that ended with the death of their worker. The job may be the cause.
     pub deaths: u32,
-    /// The group the job is in.
+    /// The group of the job.
     pub group: &'a str,
     /// The job's tags.
     pub tags: &'a [String],
-    /// Earlier executions, oldest first; of a long history the first and the newest.
+    /// Earlier executions, oldest first. Of a long history only the first and the newest.
     pub executions: &'a [Execution],
 }
 
-/// What becomes of a job that failed.
+/// The decision for a job that failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// Do it again, this long after the failure.
+    /// Retry it this long after the failure.
     RetryAfter(Duration),
-    /// Do not do it again; archive it with this reason.
+    /// Do not retry it; archive it with this reason.
     Archive(Why),
 }
 
 impl Job {
-    /// What a retry policy sees while the start that was read as number `attempts` runs.
+    /// The input for a retry policy during the start that the document counts as number `attempts`.
     pub fn history(&self) -> History<'_> {
         History {
             job: self.id,
@@ -92,8 +92,8 @@ impl Job {
 }
 
 impl From<Decision> for IfWorkerDies {
-    /// The verdict for a crash. A policy that does not want the job again lets it end as [`Why::WORKER_DIED`], whichever reason it gives
-    /// for ordinary failures.
+    /// The verdict for a crash. If the policy does not retry the job, it is archived as [`Why::WORKER_DIED`], whatever
+    /// reason the policy gives for an ordinary failure.
     fn from(decision: Decision) -> Self {
         match decision {
             Decision::RetryAfter(delay) => Self::RetryAfterMs(milliseconds(delay)),
@@ -102,30 +102,30 @@ impl From<Decision> for IfWorkerDies {
     }
 }
 
-/// A delay as it is stored. A delay that no date can reach is cut to a century.
+/// A delay in milliseconds for storing. A longer delay is cut to a hundred years.
 fn milliseconds(delay: Duration) -> i64 {
     const CENTURY_MS: i64 = 100 * 365 * 24 * 3_600_000;
     i64::try_from(delay.as_millis()).map_or(CENTURY_MS, |ms| ms.min(CENTURY_MS))
 }
 
-/// When a failed job is done again.
+/// Decides when a failed job is retried.
 ///
-/// Implementations are values that were checked when they were made and decide without side effects.
+/// Implementations are values that were validated when they were created. They decide without side effects.
 pub trait RetryPolicy: fmt::Debug + Send + Sync {
-    /// The name the policy is stored under and registered by.
+    /// The class name under which the policy is stored and registered.
     fn class(&self) -> &str;
 
-    /// What is stored beside the class, from which the policy can be made again.
+    /// The parameters stored with the class. The policy can be decoded from them.
     fn parameters(&self) -> Document;
 
     /// Decides about a job that failed at `failed_at`.
     fn decide(&self, job: &History<'_>, failure: &Failure, failed_at: Instant) -> Decision;
 
-    /// Whether no failure of the present attempt, now or later, could lead to another.
+    /// Whether every failure of the current attempt, now or later, archives the job.
     fn is_last_attempt(&self, job: &History<'_>, now: Instant) -> bool;
 }
 
-/// So that a shared policy goes wherever a policy goes.
+/// Allows a shared policy wherever a policy is expected.
 impl<P: RetryPolicy + ?Sized> RetryPolicy for Arc<P> {
     fn class(&self) -> &str {
         (**self).class()
@@ -152,7 +152,7 @@ impl<P: RetryPolicy + ?Sized> From<&P> for StoredPolicy {
 
 #[cfg(test)]
 mod testing {
-    //! What the tests of all policies share.
+    //! Shared helpers for the tests of all policies.
 
     pub(super) use std::time::Duration;
 
@@ -161,7 +161,7 @@ mod testing {
 
     use super::*;
 
-    /// A job in its `attempts`-th run; always the same one.
+    /// A job in its `attempts`-th run, always the same job.
     pub(super) fn job(attempts: u32) -> History<'static> {
         History {
             job: ObjectId::from_bytes([7; 12]).into(),
@@ -178,7 +178,8 @@ mod testing {
         Failure::new(class, "it did not work")
     }
 
-    /// A job that fails at this age with this error class is retried after so long, or archived for this reason.
+    /// Checks that a job that fails at this age with this error class is retried after this wait, or archived with this
+    /// reason.
     #[track_caller]
     pub(super) fn check(policy: &dyn RetryPolicy, job: &History<'_>, class: &str, age: Duration, expected: Result<Duration, Why>) {
         let decision = policy.decide(job, &failure(class), job.created_at + age);
@@ -194,7 +195,7 @@ mod testing {
         RetryPolicies::default().decode(&StoredPolicy { class: class.into(), parameters })
     }
 
-    /// What is stored, read and stored again is the same.
+    /// Checks that a policy is unchanged after it is stored, decoded and stored again.
     #[track_caller]
     pub(super) fn survives(class: &str, parameters: Bson) {
         let policy = decoded(class, parameters.clone()).expect("valid");
@@ -212,7 +213,8 @@ mod testing {
 mod tests {
     use super::{testing::*, *};
 
-    /// For each built-in policy, over attempts and ages: it is the last attempt if and only if every failure archives.
+    /// For each built-in policy, over attempts and ages: `is_last_attempt` is true if and only if every failure
+    /// archives the job.
     #[test]
     fn the_last_attempt_is_the_one_after_which_every_failure_archives() {
         let classes = ["timeout", "exit:1", "panic"];

@@ -1,62 +1,62 @@
-//! Between a policy and its stored parameters: reading, checking, and saying what is wrong with them.
+//! Reads and validates the stored parameters of a policy, and reports errors in them.
 //!
-//! Used by every policy, also by those that users register themselves. Nothing here panics, whatever is stored.
+//! Used by every policy, including those that users register. Nothing here panics on any stored value.
 
 use std::{cell::RefCell, collections::BTreeSet, time::Duration};
 
 use bson::{Bson, Document};
 
-/// The longest wait and the widest window of any policy: a hundred years. Computed waits are cut to it.
+/// The longest wait and the longest age of any policy: a hundred years. Computed waits are cut to it.
 pub const LONGEST_WAIT: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
-/// The shortest wait that is one: dates are stored in milliseconds.
+/// The shortest wait above zero: dates are stored in milliseconds.
 const SHORTEST_WAIT: Duration = Duration::from_millis(1);
 
-/// How deep policies may be nested in policies, so that no document can exhaust the stack.
+/// Maximum depth of policies within policies, so that no document can overflow the stack.
 pub(super) const DEEPEST: usize = 16;
 
-/// Why a retry policy cannot be made. The message names the class (when it was decoded) and the parameter, and says
-/// what to write instead; it is complete, there is no source behind it.
+/// Why a retry policy cannot be created. The message names the class (if it was decoded) and the parameter, and
+/// suggests a valid value. It is complete: there is no `source`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidPolicy {
-    /// A parameter is missing or cannot be used.
+    /// A parameter is missing or invalid.
     #[error("`{parameter}` {problem}")]
     Parameter {
         /// Its stored name.
         parameter: String,
-        /// What it is and what it must be.
+        /// Its value and the valid values.
         problem: String,
     },
-    /// Nobody registered this class.
+    /// No policy of this class is registered.
     #[error("there is no retry policy `{class:.80}`; the known ones are {known}")]
     UnknownClass {
-        /// The class that was asked for.
+        /// The requested class.
         class: String,
-        /// Those that are registered.
+        /// The registered classes.
         known: String,
     },
-    /// This class is registered already.
+    /// A policy of this class is already registered.
     #[error("a retry policy `{0}` is registered already; give yours another name")]
     AlreadyRegistered(String),
-    /// Policies within policies, deeper than [`RetryPolicies::DEEPEST`](super::RetryPolicies::DEEPEST).
+    /// Policies are nested deeper than [`RetryPolicies::DEEPEST`](super::RetryPolicies::DEEPEST).
     #[error("retry policies are nested deeper than {}; combine them in fewer steps", DEEPEST)]
     NestedTooDeep,
-    /// The problem is inside of a policy, a parameter or a row.
+    /// The problem is inside a policy, a parameter or a row.
     #[error("{place}: {problem}")]
     Within {
-        /// Inside of what.
+        /// The place of the problem.
         place: String,
-        /// What is wrong there.
+        /// The problem at that place.
         problem: Box<InvalidPolicy>,
     },
 }
 
 impl InvalidPolicy {
-    /// About the parameter with this stored name; `problem` continues the sentence: "is 0; it must be …".
+    /// An error in the parameter with this stored name. `problem` continues the sentence: "is 0; it must be …".
     pub fn parameter(parameter: impl Into<String>, problem: impl Into<String>) -> Self {
         Self::Parameter { parameter: parameter.into(), problem: problem.into() }
     }
 
-    /// The class of a policy that is not registered, here or within another: another program may know it.
+    /// The class of an unregistered policy, here or in a nested policy. Another program may know it.
     pub fn unknown_class(&self) -> Option<&str> {
         match self {
             Self::UnknownClass { class, .. } => Some(class),
@@ -70,22 +70,24 @@ impl InvalidPolicy {
     }
 }
 
-/// How alike two names are of which one may be the other misspelt: clap's measure for flags.
+/// Minimum similarity of two names to suggest one as the correct spelling of the other, as clap does for flags.
 const ALIKE: f64 = 0.7;
 
-/// Stored parameters, to be read by name. A parameter that is null counts as missing. One that nobody asks for is ignored when a stored job
-/// is read, because a newer program may have written it, and refused when a job is enqueued ([`RetryPolicies::check`](super::RetryPolicies::check)).
+/// Stored parameters, read by name. A parameter with the value null counts as missing. A parameter that the policy does
+/// not read is ignored when a stored job is decoded, because a newer program may have written it. It is refused when a
+/// job is enqueued ([`RetryPolicies::check`](super::RetryPolicies::check)).
 #[derive(Debug)]
 pub struct Parameters<'a> {
     stored: Option<&'a Document>,
-    /// The names that were asked for: those that the policy has.
+    /// The names that were read, which are the names that the policy knows.
     asked: RefCell<BTreeSet<String>>,
-    /// Whether others are refused.
+    /// Whether unknown parameters are refused.
     strict: bool,
 }
 
 impl<'a> Parameters<'a> {
-    /// A document; none, null and the empty array (as PHP stores an empty document) are one without fields.
+    /// Parameters from a stored document. A missing value, null and the empty array (PHP stores an empty document so)
+    /// have no fields.
     fn of(stored: Option<&'a Bson>) -> Result<Self, InvalidPolicy> {
         match stored {
             None | Some(Bson::Null) => Ok(Self::within(None)),
@@ -97,7 +99,7 @@ impl<'a> Parameters<'a> {
         }
     }
 
-    /// Reads all that `decode` asks for; if `strict`, there must be nothing else.
+    /// Reads all parameters with `decode`. If `strict`, other parameters are refused.
     pub(super) fn read_all<T>(
         stored: Option<&'a Bson>,
         strict: bool,
@@ -112,12 +114,12 @@ impl<'a> Parameters<'a> {
         Self { stored, asked: RefCell::default(), strict: false }
     }
 
-    /// The parameters of a document within this one.
+    /// The parameters in a nested document.
     pub(super) fn part(&self, stored: &'a Document) -> Self {
         Self { strict: self.strict, ..Self::within(Some(stored)) }
     }
 
-    /// Refuses parameters that the policy has not read: a misspelt name would be ignored without a word.
+    /// Refuses parameters that the policy has not read. Otherwise a misspelt name would be silently ignored.
     pub(super) fn no_others(&self) -> Result<(), InvalidPolicy> {
         if !self.strict {
             return Ok(());
@@ -140,12 +142,12 @@ impl<'a> Parameters<'a> {
         self.stored?.get(name).filter(|value| **value != Bson::Null)
     }
 
-    /// A number, in any of BSON's widths.
+    /// A number of any BSON type.
     pub fn number(&self, name: &str) -> Result<f64, InvalidPolicy> {
         self.read(name, "a number", number)
     }
 
-    /// How often: a whole number, in any of BSON's widths.
+    /// A count: a whole number of any BSON type.
     pub fn count(&self, name: &str) -> Result<u32, InvalidPolicy> {
         self.read(name, "a whole number from 0 to 4294967295", |value| {
             let count = number(value).filter(|count| count.fract() == 0.0 && (0.0..=f64::from(u32::MAX)).contains(count))?;
@@ -154,12 +156,12 @@ impl<'a> Parameters<'a> {
         })
     }
 
-    /// A duration, stored as seconds or fractions of seconds. The policy's constructor narrows what it takes.
+    /// A duration, stored as seconds or fractions of seconds. The policy's constructor checks its limits.
     pub fn seconds(&self, name: &str) -> Result<Duration, InvalidPolicy> {
         self.read(name, "a number of seconds from 0 to 3153600000", |value| Duration::try_from_secs_f64(number(value)?).ok())
     }
 
-    /// A list of texts; one text is a list of one.
+    /// A list of strings. A single string is a list of one.
     pub fn texts(&self, name: &str) -> Result<Vec<&'a str>, InvalidPolicy> {
         self.read(name, "a list of texts", |value| match value.as_str() {
             Some(text) => Some(vec![text]),
@@ -167,7 +169,7 @@ impl<'a> Parameters<'a> {
         })
     }
 
-    /// A list of documents, each read by `read_row`, which knows all that may be in one.
+    /// A list of documents. `read_row` reads each of them and all its fields.
     pub fn rows<T>(
         &self,
         name: &str,
@@ -182,7 +184,8 @@ impl<'a> Parameters<'a> {
         rows.into_iter().enumerate().map(read_row).collect()
     }
 
-    /// What `read` reads, if anything is stored: `parameters.optional("jitter", Parameters::number)`.
+    /// The value that `read` reads, or `None` if nothing is stored: `parameters.optional("jitter",
+    /// Parameters::number)`.
     pub fn optional<T>(&self, name: &str, read: impl FnOnce(&Self, &str) -> Result<T, InvalidPolicy>) -> Result<Option<T>, InvalidPolicy> {
         self.get(name).map(|_| read(self, name)).transpose()
     }
@@ -207,7 +210,7 @@ fn unusable(name: &str, value: &Bson, expected: &str) -> InvalidPolicy {
     InvalidPolicy::parameter(name, format!("is {}; it must be {expected}", shown(value)))
 }
 
-/// A value for a message: its beginning, if it is long.
+/// A value for a message, cut if it is long.
 pub(super) fn shown(value: &Bson) -> String {
     let mut text = value.to_string();
     if let Some((end, _)) = text.char_indices().nth(80) {
@@ -221,7 +224,7 @@ fn number(value: &Bson) -> Option<f64> {
     value.as_i32().map(f64::from).or_else(|| value.as_i64().map(|number| number as f64)).or_else(|| value.as_f64())
 }
 
-/// A wait as policies keep it, in whole milliseconds, if it is one at all: at least a millisecond, at most [`LONGEST_WAIT`].
+/// Validates a wait and rounds it to milliseconds: at least a millisecond, at most [`LONGEST_WAIT`].
 pub(super) fn checked_wait(parameter: &str, wait: Duration) -> Result<Duration, InvalidPolicy> {
     let rounded_up = wait.saturating_add(Duration::from_micros(500));
     let whole = rounded_up - Duration::from_nanos((rounded_up.subsec_nanos() % 1_000_000).into());
@@ -235,7 +238,7 @@ pub(super) fn checked_wait(parameter: &str, wait: Duration) -> Result<Duration, 
     ))
 }
 
-/// A checked wait as it is stored: seconds, a double only when they are not whole.
+/// A validated wait in its stored form: seconds, as a double only when they are not whole.
 pub(super) fn stored_seconds(wait: Duration) -> Bson {
     match u32::try_from(wait.as_secs()) {
         Ok(whole) if wait.subsec_nanos() == 0 => whole.into(),

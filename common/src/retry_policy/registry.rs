@@ -1,6 +1,6 @@
-//! Policies by name: from what is stored to what decides.
+//! The registry of policies: decodes stored policies by class.
 //!
-//! Used by whoever reads a job's policy: workers, and enqueuers to check what a user wrote.
+//! Used to read a job's policy: by workers, and by enqueuers that validate a user's input.
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
@@ -14,7 +14,7 @@ use crate::job::StoredPolicy;
 
 type Decode = dyn Fn(&Parameters<'_>, &RetryPolicies) -> Result<Arc<dyn RetryPolicy>, InvalidPolicy> + Send + Sync;
 
-/// The policies that can be decoded; the built-in ones to begin with. Cloning is cheap.
+/// The policies that can be decoded. The default has the built-in ones. Cloning is cheap.
 ///
 /// ```
 /// use recruiter_common::{job::StoredPolicy, retry_policy::RetryPolicies};
@@ -28,23 +28,24 @@ type Decode = dyn Fn(&Parameters<'_>, &RetryPolicies) -> Result<Arc<dyn RetryPol
 #[derive(Clone)]
 pub struct RetryPolicies {
     known: Arc<BTreeMap<String, Arc<Decode>>>,
-    /// How many levels may still be decoded below: a decoder of nested policies gets a registry with one less.
+    /// How many levels of nested policies may still be decoded. A decoder of nested policies gets a registry with one
+    /// level less.
     levels: usize,
-    /// Whether a parameter that a policy does not know is refused.
+    /// Whether unknown parameters are refused.
     strict: bool,
 }
 
 impl RetryPolicies {
-    /// How deep policies may be nested in policies, so that no document can exhaust the stack.
+    /// Maximum depth of policies within policies, so that no document can overflow the stack.
     pub const DEEPEST: usize = DEEPEST;
 
-    /// No policy at all.
+    /// An empty registry.
     pub(super) fn none() -> Self {
         Self { known: Arc::default(), levels: DEEPEST, strict: false }
     }
 
-    /// Adds a policy. `decode` makes it from its stored parameters, through the same checks as any other; the
-    /// registry is for parameters that are policies themselves ([`Parameters::policy`]).
+    /// Adds a policy. `decode` creates it from its stored parameters, with the same validation as its constructor. The
+    /// registry in its arguments is for parameters that are policies themselves ([`Parameters::policy`]).
     ///
     /// ```
     /// # use std::time::Duration;
@@ -75,7 +76,7 @@ impl RetryPolicies {
     /// ```
     ///
     /// # Errors
-    /// When a policy of this class is there already.
+    /// When a policy of this class is already registered.
     pub fn register<P: RetryPolicy + 'static>(
         &mut self,
         class: impl Into<String>,
@@ -89,16 +90,17 @@ impl RetryPolicies {
         Ok(())
     }
 
-    /// Makes a policy from what is stored.
+    /// Creates a policy from its stored form.
     ///
     /// # Errors
-    /// When the class is not registered, or its constructor refuses the parameters: the message names both.
+    /// When the class is not registered, or its constructor refuses the parameters. The message names both.
     pub fn decode(&self, stored: &StoredPolicy) -> Result<Arc<dyn RetryPolicy>, InvalidPolicy> {
         self.decode_parts(&stored.class, Some(&stored.parameters))
     }
 
-    /// Whether what somebody wrote can be used, and has nothing that is not known: a parameter with a misspelt name would be ignored. For
-    /// enqueuers. A stored job is not asked so much, since a newer program may have written it.
+    /// Validates a policy that a user wrote, for enqueuers: unknown parameters are refused, because a misspelt name
+    /// would be ignored. The policies of stored jobs are not checked this way, because a newer program may have written
+    /// them.
     ///
     /// # Errors
     /// As [`decode`](Self::decode), and when a parameter is not one of the policy's.
@@ -124,7 +126,7 @@ impl RetryPolicies {
         Arc::make_mut(&mut self.known).insert(class.into(), Arc::new(decode));
     }
 
-    /// The classes that can be decoded, in alphabetical order.
+    /// The registered classes, in alphabetical order.
     pub fn classes(&self) -> impl Iterator<Item = &str> {
         self.known.keys().map(String::as_str)
     }
@@ -135,7 +137,7 @@ impl RetryPolicies {
 }
 
 impl Parameters<'_> {
-    /// A policy within the policy.
+    /// A policy nested in a policy.
     pub fn policy(&self, name: &str, policies: &RetryPolicies) -> Result<Arc<dyn RetryPolicy>, InvalidPolicy> {
         let stored = self.read(name, "a retry policy {class, parameters}", Bson::as_document)?;
         let parts = self.part(stored);
@@ -190,7 +192,7 @@ mod tests {
         refused("", Bson::Null, "there is no retry policy ``");
     }
 
-    /// Whoever enqueues hears of a misspelt name; a stored job runs all the same.
+    /// An enqueuer gets an error for a misspelt name; a stored job with the same name still runs.
     #[test]
     fn unknown_parameters_are_refused_when_they_are_written_and_ignored_when_they_are_read() {
         #[track_caller]

@@ -1,4 +1,4 @@
-//! Retries some error classes only.
+//! Retries only some error classes.
 
 use std::sync::Arc;
 
@@ -11,10 +11,10 @@ use crate::{
     job::{StoredPolicy, Why},
 };
 
-/// Asks another policy when the failure is of a listed error class; any other failure archives the job as
+/// Uses another policy if the failure is of a listed error class. Any other failure archives the job as
 /// [`Why::NON_RETRIABLE_EXCEPTION`].
 ///
-/// A listed class ending in `*` stands for all classes that begin with what is before it: `exit:*`, `signal:*`.
+/// A listed class that ends in `*` matches all classes that begin with the text before it: `exit:*`, `signal:*`.
 ///
 /// Stored as `retriable_exceptions`, a list of classes, and `filtered_retry_policy`, a `{class, parameters}`.
 ///
@@ -32,10 +32,10 @@ pub struct RetriableExceptionFilter {
 }
 
 impl RetriableExceptionFilter {
-    /// Lets `policy` decide about failures of these classes.
+    /// Lets `policy` decide on failures of these classes.
     ///
     /// # Errors
-    /// When no class is listed, or one that no failure can have: empty or longer than
+    /// When no class is listed, or one that no failure can have: empty, or longer than
     /// [`LONGEST_CLASS`](crate::failure::LONGEST_CLASS).
     pub fn new(policy: impl RetryPolicy + 'static, classes: impl IntoIterator<Item = impl Into<String>>) -> Result<Self, InvalidPolicy> {
         Ok(Self { retriable: ErrorClasses::new("retriable_exceptions", classes)?, filtered: Arc::new(policy) })

@@ -1,4 +1,4 @@
-//! Retries without end at a steady pace.
+//! Retries without limit, with a constant wait.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{failure::Failure, instant::Instant};
 
-/// Retries so long after each failure, until the job succeeds, gives up by itself or is cancelled.
+/// Retries after the same wait each time, until the job succeeds, discards itself or is cancelled.
 ///
 /// Stored as `seconds_to_wait_before_retry`.
 ///
@@ -31,8 +31,8 @@ impl RetryForever {
     /// `wait` is rounded to milliseconds.
     ///
     /// # Errors
-    /// When `wait` is less than a millisecond (endless retries without a wait would do nothing else any more) or more
-    /// than a hundred years.
+    /// When `wait` is less than a millisecond (an endless retry without a wait would use all the capacity) or more than
+    /// a hundred years.
     pub fn new(wait: Duration) -> Result<Self, InvalidPolicy> {
         Ok(Self { wait: checked_wait("seconds_to_wait_before_retry", wait)? })
     }

@@ -1,4 +1,4 @@
-//! A bounded number of retries at a steady pace.
+//! Retries a limited number of times, with a constant wait.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{failure::Failure, instant::Instant, job::Why};
 
-/// Retries so many times, so long after each failure: `n` retries are `n + 1` runs. Then the job is archived as
+/// Retries `times` times, after the same wait each time: `n` retries are `n + 1` runs. Then the job is archived as
 /// [`Why::TRIED_TOO_MANY_TIMES`].
 ///
 /// Stored as `retry_how_many_times` and `seconds_to_wait_before_retry`.
@@ -29,10 +29,10 @@ pub struct RetryManyTimes {
 }
 
 impl RetryManyTimes {
-    /// Any number of `times` will do, 0 included. `wait` is rounded to milliseconds; zero means "retry at once".
+    /// Every value of `times` is valid, including 0. `wait` is rounded to milliseconds; zero means "retry at once".
     ///
     /// # Errors
-    /// When `wait` is not zero, but less than a millisecond or more than a hundred years.
+    /// When `wait` is not zero and less than a millisecond, or more than a hundred years.
     pub fn new(times: u32, wait: Duration) -> Result<Self, InvalidPolicy> {
         let wait = if wait.is_zero() { wait } else { checked_wait("seconds_to_wait_before_retry", wait)? };
         Ok(Self { times, wait })

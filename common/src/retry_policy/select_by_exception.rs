@@ -1,4 +1,4 @@
-//! A policy for each error class.
+//! Selects a policy by error class.
 
 use std::sync::Arc;
 
@@ -11,11 +11,11 @@ use crate::{
     job::{StoredPolicy, Why},
 };
 
-/// Asks the policy of the first case that lists the failure's error class; a failure that no case lists archives the job
-/// as [`Why::NON_RETRIABLE_EXCEPTION`].
+/// Uses the policy of the first case that lists the failure's error class. A failure that no case lists archives the
+/// job as [`Why::NON_RETRIABLE_EXCEPTION`].
 ///
-/// A listed class ending in `*` stands for all classes that begin with what is before it: `exit:*`, or `*` for every
-/// other class.
+/// A listed class that ends in `*` matches all classes that begin with the text before it: `exit:*`. `*` matches every
+/// class.
 ///
 /// Stored as `cases`, a list of `{when: [classes], then: {class, parameters}}`.
 ///
@@ -39,19 +39,19 @@ struct Case {
 }
 
 impl SelectByException {
-    /// The first case: failures of these classes are left to `policy`.
+    /// The first case: `policy` decides on failures of these classes.
     ///
     /// # Errors
-    /// When no class is listed, or one that no failure can have: empty or longer than
+    /// When no class is listed, or one that no failure can have: empty, or longer than
     /// [`LONGEST_CLASS`](crate::failure::LONGEST_CLASS).
     pub fn when(classes: impl IntoIterator<Item = impl Into<String>>, policy: impl RetryPolicy + 'static) -> Result<Self, InvalidPolicy> {
         Self { cases: Vec::new() }.or_when(classes, policy)
     }
 
-    /// One more case, for failures that no case before it lists.
+    /// Adds a case, for failures that no earlier case lists.
     ///
     /// # Errors
-    /// As [`when`](Self::when), and when an earlier case leaves nothing of a class.
+    /// As [`when`](Self::when), and when an earlier case already covers a listed class.
     pub fn or_when(
         mut self,
         classes: impl IntoIterator<Item = impl Into<String>>,

@@ -1,4 +1,4 @@
-//! Retries at a pace that depends on how old the job is.
+//! Retries with a wait that depends on the age of the job.
 
 use std::time::Duration;
 
@@ -10,11 +10,11 @@ use super::{
 };
 use crate::{failure::Failure, instant::Instant, job::Why};
 
-/// Retries young jobs soon and old jobs seldom: the first row whose age the job has not reached (counted from
-/// `created_at`) says how long to wait. A job older than every row is archived as [`Why::TRIED_TOO_MANY_TIMES`].
+/// Retries young jobs often and old jobs rarely. The wait is that of the first row whose age the job has not reached
+/// (counted from `created_at`). A job older than every row is archived as [`Why::TRIED_TOO_MANY_TIMES`].
 ///
-/// Stored as `time_table`, a list of `{younger_than_seconds, seconds_to_wait}`; the PHP Recruiter's map from
-/// `"5 minutes ago"` to `"1 minute"` is understood as well.
+/// Stored as `time_table`, a list of `{younger_than_seconds, seconds_to_wait}`. The PHP Recruiter's map from `"5
+/// minutes ago"` to `"1 minute"` is read as well.
 ///
 /// ```
 /// use std::time::Duration;
@@ -38,12 +38,13 @@ struct Row {
 }
 
 impl TimeTable {
-    /// Rows are pairs: a job younger than the first is retried after the second. Both are rounded to milliseconds.
+    /// Each row is a pair: a job younger than the first value is retried after the second. Both are rounded to
+    /// milliseconds.
     ///
     /// # Errors
-    /// When there are no rows, when an age is not greater than that of the row before (the row would never be
-    /// reached), when a wait is longer than its row's age, and when either is less than a millisecond or more than a
-    /// hundred years.
+    /// When there are no rows; when an age is not greater than that of the previous row, which would make the row
+    /// unreachable; when a wait is longer than its row's age; and when a value is less than a millisecond or more than
+    /// a hundred years.
     pub fn new(rows: impl IntoIterator<Item = (Duration, Duration)>) -> Result<Self, InvalidPolicy> {
         let mut checked: Vec<Row> = Vec::new();
         for (younger_than, wait) in rows {
@@ -67,7 +68,7 @@ impl TimeTable {
     }
 
     fn row_for(&self, job: &History<'_>, now: Instant) -> Option<&Row> {
-        // A clock that is behind the enqueuer's makes an age below zero: as young as can be.
+        // If this clock is behind the enqueuer's, the age is negative: it counts as zero.
         let age = now.signed_duration_since(job.created_at).to_std().unwrap_or_default();
         self.rows.iter().find(|row| age < row.younger_than)
     }
@@ -98,7 +99,7 @@ fn row_of_php((age, wait): (&String, &Bson)) -> Result<(Duration, Duration), Inv
 }
 
 impl Default for TimeTable {
-    /// In the first five minutes every minute, in the first hour every five minutes, on the first day every hour.
+    /// Every minute in the first five minutes, every five minutes in the first hour, every hour in the first day.
     fn default() -> Self {
         let row = |younger_than, wait| Row { younger_than: Duration::from_secs(younger_than), wait: Duration::from_secs(wait) };
         Self { rows: vec![row(300, 60), row(3_600, 300), row(86_400, 3_600)] }
