@@ -1,7 +1,6 @@
-//! Connecting: which server, how strictly, and whether it will do.
+//! Connects to MongoDB: sets the connection's options, and checks that the server can run the protocol.
 //!
-//! Everything that would make jobs get lost or stand still later is refused here, each with a sentence that says
-//! what to do about it.
+//! Every configuration that could lose or block jobs later is refused here. Each error message contains the remedy.
 
 use std::{
     sync::{
@@ -29,22 +28,22 @@ use crate::{
     telemetry::causes,
 };
 
-/// Database when the URI names none.
+/// The database if the connection string names none.
 pub const DEFAULT_DATABASE: &str = "recruiter";
 /// Oldest server the protocol was tested with.
 const OLDEST_SERVER: (i32, i32) = (6, 0);
-/// How long an operation waits for a primary: most failovers are shorter, so that callers do not notice them.
+/// How long an operation waits for a primary. Most failovers are shorter, so callers do not notice them.
 const SELECTION_LIMIT: Duration = Duration::from_secs(8);
-/// How long one attempt at the start takes at most, before its failure is logged.
+/// Maximum duration of one connection attempt at the start, before its failure is logged.
 const ATTEMPT_LIMIT: Duration = Duration::from_secs(2);
-/// How often the driver asks each member how it is. One that stands still with its sockets open is given up after this and
-/// [`ATTEMPT_LIMIT`] together, which is within the limit of one call; the driver's own ten seconds are not.
+/// How often the driver checks each member. A member that hangs with open sockets is detected after this time plus
+/// [`ATTEMPT_LIMIT`], which is less than the limit of one call. The driver's default of 10 seconds is too long.
 const MONITOR_EVERY: Duration = Duration::from_secs(5);
-/// Connections at most: every process has a handful of calls on their way at any time, however many jobs it runs.
+/// Maximum number of connections. A process has only a few calls in flight at any time, however many jobs it runs.
 const MAX_POOL_SIZE: u32 = 20;
-/// The least that the protocol can do with: one listens for hints all the time, one carries a transaction.
+/// Minimum that the protocol needs: one connection always listens for hints, and one carries a transaction.
 const LEAST_POOL_SIZE: u32 = 3;
-/// After this a connection that nobody needs is closed: an outage opens many at once.
+/// Time after which an unused connection is closed. An outage opens many at once.
 const MAX_IDLE: Duration = Duration::from_secs(60);
 
 /// Where MongoDB is.
@@ -77,18 +76,18 @@ pub struct ConnectArgs {
     pub commands: Option<EventHandler<CommandEvent>>,
 }
 
-/// How long a start waits for MongoDB unless it is told otherwise.
+/// Default of the time that a start waits for MongoDB.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
-/// The same for a command that only asks: somebody sits before it.
+/// The same for a read-only command, whose user is waiting.
 const ASK_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl ConnectArgs {
-    /// To this connection string, with defaults for the rest.
+    /// Connects with this connection string, and defaults for the rest.
     pub fn to(uri: impl Into<String>) -> Self {
         Self { uri: uri.into(), connect_timeout: None, commands: None }
     }
 
-    /// Waits so long for MongoDB at the start; 30 s when nothing is said.
+    /// Sets how long a start waits for MongoDB; the default is 30 s.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.connect_timeout = Some(timeout);
@@ -124,26 +123,26 @@ impl std::fmt::Debug for ConnectArgs {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {
-    /// The connection string cannot be understood.
+    /// The connection string is invalid.
     #[error("the MongoDB connection string is not valid: {0}; it looks like mongodb://user:password@host:27017/database?replicaSet=rs0")]
     InvalidUri(DriverError),
-    /// Nobody answers.
+    /// No server answers.
     #[error("MongoDB at {hosts} could not be reached within {} ({reason}); check that it runs, MONGODB_URI, and the network between", humantime::format_duration(*waited))]
     Unreachable {
         /// Hosts of the connection string.
         hosts: String,
-        /// How long was waited.
+        /// How long the start has waited.
         waited: Duration,
-        /// What the driver said last, in short.
+        /// The last error of the driver, in short.
         reason: String,
     },
-    /// User or password are wrong.
+    /// User or password is wrong.
     #[error("MongoDB at {hosts} does not accept the credentials; check user, password and authSource in MONGODB_URI")]
     WrongCredentials {
         /// Hosts of the connection string.
         hosts: String,
     },
-    /// No replica set, hence no transactions.
+    /// Not a replica set, so there are no transactions.
     #[error(
         "MongoDB at {hosts} is a standalone server, and a finished job is moved in a transaction, which needs a replica set: start mongod with --replSet rs0 and run rs.initiate() once in mongosh (one member is enough)"
     )]
@@ -151,7 +150,7 @@ pub enum ConnectError {
         /// Hosts of the connection string.
         hosts: String,
     },
-    /// A member of a replica set that was never made.
+    /// The replica set is not initiated.
     #[error(
         "MongoDB at {hosts} was started as a member of a replica set that does not exist yet: run rs.initiate() once in mongosh (one member is enough)"
     )]
@@ -159,19 +158,19 @@ pub enum ConnectError {
         /// Hosts of the connection string.
         hosts: String,
     },
-    /// A member of another replica set than was named.
+    /// The server belongs to another replica set than the one in the connection string.
     #[error(
         "MongoDB at {hosts} is a member of the replica set `{found}`, and MONGODB_URI says replicaSet={named}: name the other one there, or leave replicaSet= out"
     )]
     WrongSetName {
         /// Hosts of the connection string.
         hosts: String,
-        /// What the connection string says.
+        /// The name in the connection string.
         named: String,
-        /// What the server says.
+        /// The name of the server's replica set.
         found: String,
     },
-    /// Older than anything tested.
+    /// The server is older than every tested version.
     #[error("MongoDB at {hosts} is version {found}; {}.{} or newer is needed", OLDEST_SERVER.0, OLDEST_SERVER.1)]
     TooOld {
         /// Hosts of the connection string.
@@ -179,13 +178,13 @@ pub enum ConnectError {
         /// Its version.
         found: String,
     },
-    /// MongoDB wants to know who asks, and the connection string names no user.
+    /// MongoDB requires a user, and the connection string names none.
     #[error("MongoDB at {hosts} wants a user, and MONGODB_URI names none: write mongodb://USER:PASSWORD@HOST/DATABASE?authSource=…")]
     NoUser {
         /// Hosts of the connection string.
         hosts: String,
     },
-    /// The user may read, but not write.
+    /// The user can read but not write.
     #[error(
         "the MongoDB user may not write to database `{database}`: give it the role readWrite there, or use another user in MONGODB_URI"
     )]
@@ -193,13 +192,13 @@ pub enum ConnectError {
         /// The database.
         database: String,
     },
-    /// The user may not even read.
+    /// The user cannot read.
     #[error("the MongoDB user may not read database `{database}`: give it the role read there, or use another user in MONGODB_URI")]
     Unreadable {
         /// The database.
         database: String,
     },
-    /// None of our collections are there, so that there is nothing to ask about.
+    /// The database has none of Recruiter's collections.
     #[error(
         "there is no Recruiter in database `{database}` of MongoDB at {hosts}: it has none of the collections `scheduled`, `archived` and `roster`; the database is named in MONGODB_URI, behind the host, and the first start of `recruiter run` or the first enqueued job sets it up"
     )]
@@ -209,40 +208,41 @@ pub enum ConnectError {
         /// Hosts of the connection string.
         hosts: String,
     },
-    /// Further connections are wanted, and those that are there belong to the application.
+    /// More connections are needed, but the client belongs to the application.
     #[error("a store on the application's own client cannot open connections of its own: use Store::connect")]
     ForeignClient,
-    /// It answered, but not as it should.
+    /// An unexpected error of MongoDB.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
 impl Store {
-    /// Connects as `app_name`, waits for a primary, checks that it will do and makes sure that collections,
-    /// validators and indexes are there.
+    /// Connects as `app_name`, waits for a primary, checks that it can run the protocol, and creates missing
+    /// collections, validators and indexes.
     ///
     /// # Errors
-    /// [`ConnectError`], whose message says what to do.
+    /// [`ConnectError`], whose message contains the remedy.
     pub async fn connect(to: impl Into<ConnectArgs>, app_name: &str) -> Result<Self, ConnectError> {
         let (store, hosts) = Self::reach(&to.into(), app_name, CONNECT_TIMEOUT).await?;
         store.set_up(hosts).await?;
         Ok(store)
     }
 
-    /// A store on the application's own client, so that jobs can be enqueued in the application's own transactions
+    /// A store on the application's own client, for enqueueing in the application's own transactions
     /// ([`NewJob::enqueue_in`](crate::enqueue::NewJob::enqueue_in)). Nothing is sent before the first call.
     ///
-    /// The client's settings do not matter: write concern, read concern and read preference are set for each operation. Three
-    /// settings exist only for a whole client, and the store does without them:
+    /// The client's settings do not matter: write concern, read concern and read preference are set for each operation.
+    /// Three settings exist only per client, and the store works without them:
     ///
     /// - *Retryable writes* are on unless the connection string says `retryWrites=false`. Then an enqueueing call can fail in a failover
     ///   with an unknown outcome; repeat it under [`NewJob::with_id`](crate::enqueue::NewJob::with_id). Transactions do not depend on it.
-    /// - *Connections*: an enqueueing call takes at most two for the moment, and works with one. None is held between calls.
-    /// - *Notice of failovers*: without it the server's clock is read every five seconds instead of every thirty.
+    /// - *Connections*: an enqueueing call uses at most two at a time, and works with one. No connection is kept
+    ///   between calls.
+    /// - *Notice of failovers*: without it the server's clock is read every 5 seconds instead of every 30.
     ///
-    /// The schema (collections, validators, indexes) is not created unasked: where there is none, an enqueueing call fails with
-    /// [`EnqueueError::NotSetUp`](crate::enqueue::EnqueueError::NotSetUp). The start of a recruiter, cleaner or worker creates it, and so does
-    /// [`Store::ensure_schema`].
+    /// The schema (collections, validators, indexes) is not created automatically. Without it an enqueueing call fails
+    /// with [`EnqueueError::NotSetUp`](crate::enqueue::EnqueueError::NotSetUp). [`Store::ensure_schema`] creates it,
+    /// and so does the start of a recruiter, cleaner or worker.
     ///
     /// ```no_run
     /// use recruiter_common::{enqueue::NewJob, store::Store};
@@ -270,11 +270,12 @@ impl Store {
         Self { may_mend: false, ..Self::over(database.client().clone(), database.name(), clock, None) }
     }
 
-    /// Checks that the server can run the protocol, and creates what is missing of collections, validators and indexes. For a store on
-    /// the application's own client ([`Store::from_database`]); [`Store::connect`] does it by itself. Needs the role `readWrite`.
+    /// Checks that the server can run the protocol, and creates missing collections, validators and indexes. For a
+    /// store on the application's own client ([`Store::from_database`]); [`Store::connect`] does the same by itself.
+    /// Needs the role `readWrite`.
     ///
     /// # Errors
-    /// [`ConnectError`], whose message says what to do.
+    /// [`ConnectError`], whose message contains the remedy.
     pub async fn ensure_schema(&self) -> Result<(), ConnectError> {
         let ask = |command: &'static str| {
             let database = self.database.clone();
@@ -299,7 +300,7 @@ impl Store {
         }
     }
 
-    /// Whether the schema exists. Asks MongoDB until it does, and then no more.
+    /// Whether the schema exists. Once it does, the answer is cached.
     pub(crate) async fn is_set_up(&self) -> Result<bool, StoreError> {
         if !self.is_set_up.load(Ordering::Relaxed) && schema::version(self).await? > 0 {
             self.is_set_up.store(true, Ordering::Relaxed);
@@ -311,17 +312,18 @@ impl Store {
         self.options.as_ref().is_some_and(|options| options.credential.is_none())
     }
 
-    /// A session for transactions of the store's own, with concerns that do not depend on the client.
+    /// A session for the store's own transactions, with concerns that do not depend on the client.
     pub(super) async fn session(&self) -> Result<ClientSession, Error> {
         let concerns = TransactionOptions::builder().read_concern(ReadConcern::majority()).write_concern(our_write_concern());
         let concerns = concerns.selection_criteria(primary()).build();
         self.client.start_session().default_transaction_options(concerns).await
     }
 
-    /// The same for whoever only reads: needs the role `read` and no more, waits for a shorter time, and makes nothing.
+    /// Connects for reading only: needs only the role `read`, waits for a shorter time, and creates nothing.
     ///
     /// # Errors
-    /// [`ConnectError`], whose message says what to do; [`ConnectError::NoRecruiter`] when the database has none of the collections.
+    /// [`ConnectError`], whose message contains the remedy. [`ConnectError::NoRecruiter`] when the database has none of
+    /// the collections.
     pub async fn connect_to_ask(args: &ConnectArgs, app_name: &str) -> Result<Self, ConnectError> {
         let (store, hosts) = Self::reach(args, app_name, ASK_TIMEOUT).await?;
         let database = || store.database.name().to_owned();
@@ -334,7 +336,7 @@ impl Store {
         }
     }
 
-    /// Connects and looks whether the server will do; returns its hosts with it. Writes nothing.
+    /// Connects and checks the server. Also returns its hosts. Writes nothing.
     async fn reach(args: &ConnectArgs, app_name: &str, usual: Duration) -> Result<(Self, String), ConnectError> {
         let clock = Arc::new(ServerClock::default());
         let uri = ConnectionString::parse(&args.uri).map_err(invalid)?;
@@ -357,8 +359,8 @@ impl Store {
         Ok((store, hosts))
     }
 
-    /// The same database over connections of its own, which other traffic cannot starve, for what is done again and again: a
-    /// write that failed is not repeated before its next turn.
+    /// The same database with its own connections, so that other traffic cannot delay it. For operations that are
+    /// repeated in a loop: the driver does not retry a failed write, because the next turn repeats it.
     ///
     /// # Errors
     /// When the driver refuses its options, and for a store on the application's own client.
@@ -397,12 +399,12 @@ fn our_write_concern() -> WriteConcern {
     WriteConcern::builder().w(Acknowledgment::Majority).journal(true).w_timeout(MAJORITY_LIMIT).build()
 }
 
-/// A secondary may not know yet what this process has just been told.
+/// Reads go to the primary, because a secondary may not have the process's last writes yet.
 fn primary() -> SelectionCriteria {
     SelectionCriteria::ReadPreference(ReadPreference::Primary)
 }
 
-/// The hosts of a connection string as it stands there, without its user.
+/// The hosts of a connection string, without its user.
 fn named_hosts(uri: &ConnectionString) -> String {
     match &uri.host_info {
         HostInfo::HostIdentifiers(hosts) => listed(hosts),
@@ -415,15 +417,15 @@ fn listed(hosts: &[ServerAddress]) -> String {
     hosts.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
 }
 
-/// What a connection string says. One with `mongodb+srv://` has to be looked up: a resolver that does not answer yet is waited for as a
-/// server is.
+/// Parses a connection string. A `mongodb+srv://` string needs DNS: a resolver that does not answer is waited for like
+/// a server.
 async fn resolved(uri: &ConnectionString, patience: &mut Patience) -> Result<ClientOptions, ConnectError> {
     loop {
         let limit = patience.left().max(ATTEMPT_LIMIT);
         let reason = match tokio::time::timeout(limit, ClientOptions::parse(uri.clone())).await {
             Ok(Ok(options)) => return Ok(options),
             Ok(Err(error)) if !is_resolver_fault(&error) => return Err(invalid(error)),
-            // What the resolver says of its query is of no use to people.
+            // The resolver's own message does not help users.
             Ok(Err(_)) => "its SRV record could not be found in DNS".into(),
             Err(_) => "the DNS resolver does not answer".into(),
         };
@@ -431,13 +433,14 @@ async fn resolved(uri: &ConnectionString, patience: &mut Patience) -> Result<Cli
     }
 }
 
-/// Whether the resolver is at fault, not what it was asked: also when it cannot be set up, as at boot.
+/// Whether DNS itself failed, not the name that was looked up. Includes a resolver that cannot be set up, as during
+/// boot.
 fn is_resolver_fault(error: &Error) -> bool {
     matches!(error.kind.as_ref(), ErrorKind::DnsResolve { .. } | ErrorKind::Io(_))
 }
 
-/// What the URI says, and what it may not leave open: majority writes (an acknowledged job survives a failover) and
-/// majority reads (nothing is decided on what a failover can take back) unless an operation says otherwise.
+/// The options of the connection string plus mandatory ones. Majority writes: an acknowledged job survives a failover.
+/// Majority reads: no decision depends on data that a failover can roll back. Single operations may override them.
 fn with_our_settings(mut options: ClientOptions, args: &ConnectArgs, app_name: &str, clock: &Arc<ServerClock>) -> ClientOptions {
     options.app_name = Some(app_name.into());
     options.command_event_handler.clone_from(&args.commands);
@@ -452,13 +455,13 @@ fn with_our_settings(mut options: ClientOptions, args: &ConnectArgs, app_name: &
     }));
     options.write_concern = Some(our_write_concern());
     options.read_concern = Some(ReadConcern::majority());
-    // Whatever the URI says: a secondary may not know yet what this process has just been told.
+    // Overrides the connection string: a secondary may not have the process's last writes yet.
     options.selection_criteria = None;
     options.server_selection_timeout.get_or_insert(SELECTION_LIMIT);
     options.connect_timeout.get_or_insert(ATTEMPT_LIMIT);
     options.heartbeat_freq.get_or_insert(MONITOR_EVERY);
     let most = options.max_pool_size.get_or_insert(MAX_POOL_SIZE);
-    // None means that there is no limit.
+    // 0 means that there is no limit.
     if (1..LEAST_POOL_SIZE).contains(most) {
         tracing::warn!(
             maxPoolSize = *most,
@@ -478,13 +481,13 @@ fn warn_of_visible_password(options: &ClientOptions, uri: &str) {
     }
 }
 
-/// Waiting for MongoDB at a start.
+/// The state of waiting for MongoDB at a start.
 struct Patience {
-    /// Who is waited for.
+    /// The hosts that the start waits for.
     hosts: String,
     limit: Duration,
     started: Monotonic,
-    /// What was said last of why.
+    /// The last logged reason.
     reason: String,
 }
 
@@ -497,7 +500,7 @@ impl Patience {
         self.limit.saturating_sub(self.started.elapsed())
     }
 
-    /// Waits before the next attempt, or has no more patience. Each reason is logged once.
+    /// Waits before the next attempt, or returns an error when the time is over. Each reason is logged once.
     async fn once_more(&mut self, reason: String) -> Result<(), ConnectError> {
         self.once_more_or(reason, |patience, reason| ConnectError::Unreachable {
             hosts: patience.hosts.clone(),
@@ -528,7 +531,7 @@ async fn wait_for_server(options: &ClientOptions, patience: &mut Patience) -> Re
     let database = Client::with_options(options.clone()).map_err(invalid)?.database("admin");
     loop {
         let database = database.clone();
-        // At the same time, and not waited for if all is well.
+        // Runs at the same time, and its result is only used if the connection fails.
         let alone = tokio::spawn(hello_alone(options.clone()));
         match call("hello", async move { database.run_command(doc! { "hello": 1 }).await }).await {
             Ok(hello) => return Ok(hello),
@@ -556,13 +559,13 @@ async fn wait_for_server(options: &ClientOptions, patience: &mut Patience) -> Re
     }
 }
 
-/// What the first of the hosts says of itself, whatever replica set it is in; nothing when it does not answer.
+/// The `hello` reply of the first host, without regard to its replica set. `None` when it does not answer.
 async fn hello_alone(mut options: ClientOptions) -> Option<Document> {
     options.hosts.truncate(1);
     options.repl_set_name = None;
     options.direct_connection = Some(true);
     options.load_balanced = None;
-    // Whoever has no replica set yet has no users either.
+    // A server without a replica set may have no users yet.
     options.credential = None;
     options.sdam_event_handler = None;
     options.command_event_handler = None;
@@ -577,12 +580,12 @@ fn refuses_credentials(error: &Error) -> bool {
     matches!(error.kind.as_ref(), ErrorKind::Authentication { .. }) || code_of(error) == Some(18)
 }
 
-/// Why a call failed, without which call it was.
+/// The cause of a failed call, without the name of the call.
 fn last_of(error: &StoreError) -> String {
     causes(error).pop().unwrap_or_default()
 }
 
-/// Whether a server of this description can run the protocol.
+/// Checks from these replies that the server can run the protocol.
 fn check_server(hello: &Document, build: &Document, hosts: &str) -> Result<(), ConnectError> {
     let sharded = hello.get_str("msg").is_ok_and(|msg| msg == "isdbgrid");
     if !sharded && !hello.contains_key("setName") {

@@ -1,7 +1,7 @@
-//! What hints say, and how they are stored.
+//! The kinds of hints, and their stored form.
 //!
-//! A hint says what happened just now. It is never truth: a lost hint costs the poll fallback, and a wrong or old one is made harmless by
-//! the guards of what it leads to.
+//! A hint reports a recent event. It is never the source of truth: after a lost hint the event is found by polling, and
+//! a wrong or old hint is harmless, because the writes that follow it have their own guards.
 
 use std::{borrow::Cow, collections::BTreeSet, time::Duration};
 
@@ -15,11 +15,11 @@ use crate::{
     roster::ids_in,
 };
 
-/// Bytes of group names that one hint has, at most.
+/// Maximum size of the group names in one hint, in bytes.
 const GROUPS_BYTES: usize = 256 * 1024;
-/// Stands in a hint for more groups than fit, as it stands for every group in a worker's `work_on`.
+/// In a hint it stands for more groups than fit, as it stands for every group in a worker's `work_on`.
 pub const EVERY_GROUP: &str = "*";
-/// Jobs that one hint assigns, at most: about a megabyte.
+/// Maximum number of jobs that one hint assigns, about one megabyte.
 const ASSIGNED: usize = 50_000;
 
 /// Jobs that the recruiter assigns to one worker.
@@ -31,42 +31,44 @@ pub struct Assignment {
     pub jobs: Vec<JobId>,
 }
 
-/// Something happened.
+/// A hint about an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Hint {
-    /// No event. A listener hears it each time that it begins to listen: hints may have been missed, and it must read the database.
+    /// Not an event. A reader gets it each time it starts to read: hints may have been missed, so it must read the
+    /// database.
     Seed,
     /// Jobs of these groups are due at once or at `at`.
     Jobs {
-        /// Their groups.
+        /// The groups of the jobs.
         groups: Vec<String>,
-        /// When the first is due, if later.
+        /// When the earliest job is due; `None` if one is due now.
         at: Option<Instant>,
-        /// All of them, when they are few: they can be matched without a search. The hint may be there before they are.
+        /// All the jobs, if they are few: they can be assigned without a search. The hint may arrive before the jobs
+        /// are visible.
         jobs: Vec<DueJob>,
     },
-    /// A worker has free places (again).
+    /// A worker has free slots again.
     Free,
-    /// A worker left; what was assigned to it and not started is free.
+    /// A worker has left. Jobs that were assigned to it and not started are free.
     Left {
-        /// Which.
+        /// The id of the worker.
         worker: WorkerId,
     },
-    /// A round assigned jobs.
+    /// A round has assigned jobs.
     Assigned {
-        /// Which round.
+        /// The id of the round.
         round: RoundId,
-        /// What it assigned.
+        /// Its assignments.
         assignments: Vec<Assignment>,
     },
-    /// A running job shall be cancelled.
+    /// A running job should be cancelled.
     Cancel {
-        /// Which.
+        /// The id of the job.
         job: JobId,
     },
-    /// Keep-alive: the recruiter leads, and has sent every hint that it had to send before this one.
+    /// Keep-alive: the recruiter leads, and has sent every hint that was due before this one.
     Beat {
-        /// When it will say so again, at the latest.
+        /// Maximum time until the next keep-alive.
         again_in: Duration,
     },
 }
@@ -77,15 +79,16 @@ impl Hint {
         Self::Jobs { groups: groups.into_iter().map(Into::into).collect(), at: None, jobs: Vec::new() }
     }
 
-    /// The same in parts that fit: a hint is small beside the collection that it is in.
+    /// Splits a hint into parts that are small compared with the collection.
     pub(super) fn parts(&self) -> Vec<Cow<'_, Self>> {
         match self {
-            // Which groups they are is not worth so much: that something is due somewhere is enough.
+            // The names of the groups are less important: it is enough that a job of some group is due.
             Self::Jobs { groups, at, .. } if groups.iter().map(String::len).sum::<usize>() > GROUPS_BYTES => {
                 vec![Cow::Owned(Self::Jobs { groups: vec![EVERY_GROUP.into()], at: *at, jobs: Vec::new() })]
             }
             Self::Assigned { round, assignments } if assignments.iter().map(|given| given.jobs.len()).sum::<usize>() > ASSIGNED => {
-                // A worker takes what one hint gives it for all that it was given.
+                // Each worker's assignment is in one part only, because a worker treats the first part with its id as
+                // its whole assignment.
                 let parts = cut(assignments.clone(), usize::MAX, ASSIGNED, |given| given.jobs.len());
                 parts.into_iter().map(|assignments| Cow::Owned(Self::Assigned { round: *round, assignments })).collect()
             }
@@ -102,7 +105,7 @@ impl Hint {
     }
 
     pub(super) fn to_document(&self) -> Document {
-        // An empty timestamp is filled in by the server, in the order of insertion.
+        // The server fills in an empty timestamp, in the order of insertion.
         let mut document = doc! { "at": Timestamp { time: 0, increment: 0 } };
         document.extend(match self {
             Self::Seed => doc! { "kind": "seed" },
@@ -157,7 +160,7 @@ fn due_job_to_document(job: &DueJob) -> Document {
 }
 
 impl Rescheduling {
-    /// What the recruiter should hear of these.
+    /// The hint for the recruiter about these jobs.
     pub fn hint<'a>(batch: impl Iterator<Item = &'a Self> + Clone, now: Instant) -> Hint {
         let groups: BTreeSet<String> = batch.clone().map(|job| job.group.clone()).collect();
         let at = batch.map(|job| job.due).min().filter(|due| *due > now);

@@ -1,8 +1,8 @@
 //! The recruiter's lease: one document in `metadata` that names the leader.
 //!
-//! No process compares wall clocks. A standby takes over after it has itself seen the same renewal for the whole lease,
-//! or at once when the lease was released; the holder trusts its own renewal for less than that on its own monotonic
-//! clock. Job safety never depends on it.
+//! No process compares wall clocks. A standby takes over after it has observed the same renewal for the whole lease, or
+//! at once when the lease was released. The holder trusts its own renewal for a shorter time, on its own monotonic
+//! clock. The safety of jobs never depends on the lease.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use crate::{
 
 const LEASE: &str = "recruiter";
 
-/// The lease as it was read, to be compared with a later read.
+/// The lease as it was read, for comparison with a later read.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct Observed {
     /// Grows by one with each new holder.
@@ -26,17 +26,17 @@ pub struct Observed {
     /// Grows by one with each renewal.
     #[serde(default)]
     pub renewals: i64,
-    /// Whether the holder gave it up.
+    /// Whether the holder has released it.
     #[serde(default)]
     pub released: bool,
-    /// How long the holder may be silent before it is taken for gone, in milliseconds: its own `--lease`. A leader of an earlier release
-    /// does not say.
+    /// How long the holder may be silent before a standby takes over, in milliseconds: the holder's `--lease`. A leader
+    /// of an earlier release does not write it.
     #[serde(default)]
     pub lease_ms: u32,
-    /// Where the holder runs, for people: `host:pid`.
+    /// The holder as `host:pid`, for display.
     #[serde(default)]
     pub holder_at: String,
-    /// When it was renewed last, by the server's clock; for people, nothing is decided by it.
+    /// When it was last renewed, by the server's clock. For display only; no decision depends on it.
     #[serde(deserialize_with = "instant::stored", default)]
     pub renewed_at: Option<Instant>,
 }
@@ -57,7 +57,7 @@ pub struct Lease {
 }
 
 impl Store {
-    /// The lease as it is now; none before the first leader.
+    /// The current lease; `None` before the first leader.
     ///
     /// Filter: the lease. Index: `_id`. Invariant: I10.
     pub async fn observe_lease(&self) -> Result<Option<Observed>, StoreError> {
@@ -77,9 +77,9 @@ impl Store {
 
     /// Takes the lease for a new term.
     ///
-    /// Filter: still as observed. Update: holder, its `duration`, next term; the one after the roster's highest when there is no lease, or nobody
-    /// who has worked in a later term would be assigned anything. Index: `_id`. Invariant: one leader in each term.
-    /// Loses when the holder renewed or another standby was faster.
+    /// Filter: still as observed. Update: holder, its `duration`, next term. Without a lease the next term follows the
+    /// roster's highest, because workers with a later term would get no assignments. Index: `_id`. Invariant: one
+    /// leader in each term. Loses when the holder renewed or another standby was first.
     pub async fn acquire_if_unchanged(
         &self,
         observed: Option<&Observed>,
@@ -94,7 +94,7 @@ impl Store {
         let term = LeaseTerm(last.0 + 1);
         let filter = match observed {
             Some(lease) => doc! { "_id": LEASE, "term": lease.term, "renewals": lease.renewals, "released": lease.released },
-            // Nothing there, or nothing that can be understood.
+            // The document is missing or cannot be decoded.
             None => doc! { "_id": LEASE, "term": null },
         };
         let acquired_at = bson::DateTime::from_chrono(self.now());
@@ -115,7 +115,7 @@ impl Store {
     /// Renews a held lease.
     ///
     /// Filter: this holder, this term, not released. Index: `_id`. Invariant: one leader in each term.
-    /// Loses when another recruiter leads by now.
+    /// Loses when another recruiter has become the leader.
     pub async fn renew_if_held(&self, lease: &Lease) -> Result<bool, StoreError> {
         let metadata = self.metadata.clone();
         let filter = doc! { "_id": LEASE, "holder": lease.holder, "term": lease.term, "released": false };
@@ -126,7 +126,7 @@ impl Store {
         Ok(renewed.matched_count == 1)
     }
 
-    /// Gives a held lease up, so that a standby takes over at once.
+    /// Releases a held lease, so that a standby takes over at once.
     ///
     /// Filter: this holder, this term. Index: `_id`. Invariant: one leader in each term.
     pub async fn release_if_held(&self, lease: &Lease) -> Result<(), StoreError> {

@@ -1,8 +1,8 @@
-//! The rings: capped collections in which hints are published, and tailed by those who listen.
+//! Capped collections in which hints are published, and their tailing readers.
 //!
-//! An insert into a capped collection wakes everyone who tails it. Hence `signals` is for the recruiter alone, and workers are
-//! spread over channels, `signals_0` and so on, a few dozen on each. The recruiter's keep-alive says there that everything was said; it
-//! saves an idle worker from asking.
+//! An insert into a capped collection wakes every reader that tails it. Therefore only the recruiter reads `signals`,
+//! and the workers are spread over channels, `signals_0` and so on, with a few dozen workers on each. The recruiter's
+//! keep-alive there means that all earlier hints were sent, so an idle worker need not poll.
 
 use std::{
     sync::{
@@ -23,29 +23,30 @@ use tokio::sync::mpsc;
 use super::{Store, StoreError, call, hints::Hint, schema};
 use crate::{ids::WorkerId, roster::Channel, shutdown::pause, telemetry::chain};
 
-/// How long the server holds a tailing read open before it answers that there is nothing. Only then does it report that the collection
-/// was dropped.
+/// How long the server holds a tailing read open before it returns an empty reply. Only that reply reports that the
+/// collection was dropped.
 const AWAIT: Duration = Duration::from_secs(10);
-/// After this long without a hint the cursor is opened again: a dead connection cannot be told from silence.
+/// After this time without a hint the cursor is opened again, because a dead connection cannot be distinguished from a
+/// quiet one.
 const REOPEN_AFTER: Duration = Duration::from_secs(60);
-/// Between attempts to open a cursor.
+/// Wait between two attempts to open a cursor.
 const REOPEN_PAUSE: Duration = Duration::from_millis(200);
 /// How long to wait for the acknowledgement of a hint. The hint may arrive even without it.
 const HINT_LIMIT: Duration = Duration::from_secs(1);
-/// Hints that wait to be read; the others wait in the collection.
+/// Maximum number of hints in the queue. Further hints stay in the collection.
 const QUEUE: usize = 1_024;
 
-/// Who listens, which decides what is heard.
+/// The reader of hints, which decides the collection and the kinds of hints.
 #[derive(Clone, Copy, Debug)]
 pub enum Listener {
-    /// The recruiter: jobs and free slots.
+    /// The recruiter reads hints about jobs and free slots.
     Recruiter,
-    /// A worker: what is assigned to it, and cancellations.
+    /// A worker reads its assignments and cancellations.
     Worker(WorkerId, Channel),
 }
 
 impl Listener {
-    /// The channel that is listened to, if it is not the recruiter's.
+    /// The channel that is read; `None` for the recruiter.
     fn channel(self) -> Option<Channel> {
         match self {
             Self::Recruiter => None,
@@ -72,15 +73,15 @@ impl Listener {
     }
 }
 
-/// Why a cursor is not read any more.
+/// Why a cursor is no longer read.
 enum Ended {
     /// MongoDB has closed it.
     Closed,
-    /// Nothing was heard for long.
+    /// No hint has arrived for a long time.
     Silent,
 }
 
-/// Hints as they arrive. Ends its tailing task when dropped.
+/// A stream of hints. Dropping it ends its tailing task.
 #[derive(Debug)]
 pub struct Hints {
     queue: mpsc::Receiver<Hint>,
@@ -89,7 +90,7 @@ pub struct Hints {
 }
 
 impl Hints {
-    /// The next hint. Safe to drop while waiting.
+    /// Waits for the next hint. The wait can be cancelled safely.
     pub async fn next(&mut self) -> Hint {
         match self.queue.recv().await {
             Some(hint) => hint,
@@ -97,12 +98,12 @@ impl Hints {
         }
     }
 
-    /// Whether the collection is being tailed, as far as is known.
+    /// Whether a cursor is open, as far as this process can detect.
     pub fn is_listening(&self) -> bool {
         self.is_listening.load(Ordering::Relaxed)
     }
 
-    /// A hint that is here already.
+    /// A hint that has already arrived.
     pub fn try_next(&mut self) -> Option<Hint> {
         self.queue.try_recv().ok()
     }
@@ -115,7 +116,8 @@ impl Drop for Hints {
 }
 
 impl Store {
-    /// Publishes a hint. The caller may ignore a failure: a recipient that misses a hint finds the same with its next poll.
+    /// Publishes a hint. The caller may ignore a failure: a recipient that misses a hint finds the change with its next
+    /// poll.
     ///
     /// Index: none. Invariant: none.
     pub async fn publish(&self, hint: &Hint) -> Result<(), StoreError> {
@@ -145,12 +147,12 @@ impl Store {
         Ok(())
     }
 
-    /// Publishes a hint within a second; a failure is only logged.
+    /// Publishes a hint and waits a second at most. A failure is only logged.
     pub async fn announce_hint(&self, hint: Hint) {
         let _ = within_a_second(self.publish(&hint)).await;
     }
 
-    /// The same on these channels; returns whether all hints were acknowledged.
+    /// Publishes hints on these channels in the same way. Returns whether all of them were acknowledged.
     ///
     /// Index: none. Invariant: none.
     pub async fn announce_hints_to(&self, hints: Vec<(Channel, Hint)>) -> bool {
@@ -158,7 +160,7 @@ impl Store {
         futures_util::future::join_all(told).await.into_iter().all(|told| told)
     }
 
-    /// Listens from now on; reconnects by itself.
+    /// Reads hints from now on. Reconnects automatically.
     ///
     /// Index: none, a capped collection is read in its own order. Invariant: none.
     pub fn hints(&self, listener: Listener) -> Hints {
@@ -171,7 +173,8 @@ impl Store {
                 let mut ended = store.tail(listener, &mut seen, &sender, &listening).await;
                 listening.store(false, Ordering::Relaxed);
                 if !matches!(ended, Ok(Ended::Silent)) {
-                    // The collection may have been dropped: the next insert would create an ordinary one, which cannot be tailed.
+                    // The collection may have been dropped. The next insert would then create an ordinary one, which
+                    // cannot be tailed.
                     ended = schema::mend(&store, listener.channel()).await.and(ended);
                 }
                 match ended {
@@ -188,7 +191,8 @@ impl Store {
         Hints { queue, is_listening, tail }
     }
 
-    /// Passes hints on until the cursor ends. Hints that are older than the first read, or that were seen before, are skipped.
+    /// Passes hints on until the cursor ends. Skips hints that are older than the first read, and hints that were read
+    /// before.
     async fn tail(
         &self,
         listener: Listener,
@@ -203,11 +207,11 @@ impl Store {
         loop {
             match tokio::time::timeout(REOPEN_AFTER, cursor.try_next()).await {
                 Ok(Ok(Some(document))) => {
-                    // Converted here: the driver's way to a document leads through text.
+                    // Converted here, because the driver's own conversion to a document goes through text.
                     let document = Document::try_from(&*document).unwrap_or_default();
                     *seen = document.get_timestamp("at").ok().or(*seen);
                     if let Some(hint) = Hint::from_document(&document) {
-                        // Without a receiver the task ends.
+                        // Without a receiver the task ends soon.
                         let _ = to.send(hint).await;
                     }
                 }
@@ -254,7 +258,7 @@ impl Store {
     }
 }
 
-/// Whether the hint was acknowledged within a second. A failure is logged.
+/// Returns whether the hint was acknowledged within a second. Logs a failure.
 async fn within_a_second(told: impl Future<Output = Result<(), StoreError>>) -> bool {
     match tokio::time::timeout(HINT_LIMIT, told).await {
         Ok(Ok(())) => return true,

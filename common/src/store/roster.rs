@@ -1,12 +1,13 @@
-//! Every operation on `roster`, in the order of a worker's life: register, announce, assign, take, free, beat, leave,
-//! retire.
+//! Every operation on `roster`, in the order of a worker's life: register, announce, assign, take, free, heartbeat,
+//! leave, retire.
 //!
-//! Written by turns: while a document is `available: true` only the recruiter may change its assignment, otherwise
-//! only its worker. `round` tells the turns apart: the recruiter writes a fresh one with each assignment, and every
-//! write of the worker names the one it took last, so that neither can overwrite what it has not seen.
+//! Recruiter and worker take turns to write a document. While it is `available: true`, only the recruiter may change
+//! its assignment; otherwise only its worker may. `round` distinguishes the turns: the recruiter writes a new round
+//! with each assignment, and every write of the worker names the round that it took last. Therefore neither can
+//! overwrite a write that it has not read.
 //!
-//! The collection holds one document for each worker *process*, hundreds at most, most of them written several times
-//! a second: reading it whole is cheaper than keeping an index on what changes most.
+//! The collection has one document for each worker *process*, hundreds at most, and most of them are written several
+//! times per second. Reading the whole collection is cheaper than maintaining an index on fields that change so often.
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
@@ -29,75 +30,77 @@ use crate::{
     roster::{self, AvailableWorker, Channel, Place, RegisteredWorker, WorkOn},
 };
 
-/// Job ids in one piece of the assignment map. One map for all workers would be written into each of their documents,
-/// which is quadratic; a map for each would be a statement for each. Measured: 64 serves both ends.
+/// Maximum number of job ids in one piece of the assignment map. A single map for all workers would be written into
+/// each of their documents, which is quadratic. One map per worker would need one statement per worker. Measured: 64 is
+/// good for many small assignments and for a few large ones.
 const IDS_PER_PIECE: usize = 64;
 
-/// Commit sessions that the roster names of a worker: the present one and those given up last.
+/// Number of commit sessions of a worker in its roster document: the current one and the last ones before it.
 const KEPT_SESSIONS: i32 = 4;
 
-/// Workers that tail one collection, about.
+/// Approximate number of workers that read one channel.
 const WORKERS_PER_CHANNEL: i64 = 32;
-/// Channels at most.
+/// Maximum number of channels.
 const CHANNELS: i64 = 32;
 
-/// How long MongoDB may take to retire a worker. A command that waits for longer, behind writes that stand still, is given up by
-/// MongoDB itself: carried out later, it would overtake heartbeats that wait there as well.
+/// Maximum time for MongoDB to retire a worker. When writes are blocked, MongoDB aborts the command after this time. If
+/// it were executed later, it could overtake heartbeats that are blocked too.
 const RETIRE_WITHIN: Duration = Duration::from_secs(1);
 
-/// Documents that were warned of, at most; after that they are forgotten, and warned of again.
+/// Maximum number of documents remembered as warned about. When it is reached, the list is cleared, and the warnings
+/// repeat.
 const WARNED_OF: usize = 10_000;
 
-/// A worker as it registers.
+/// The data of a worker that registers.
 #[derive(Clone, Debug)]
 pub struct Announcement {
-    /// Its identity.
+    /// Its id.
     pub id: WorkerId,
-    /// Groups it works on.
+    /// Groups that it takes jobs of.
     pub work_on: WorkOn,
-    /// Classes it has.
+    /// Classes that it has.
     pub classes: Vec<String>,
-    /// Retry policies it knows.
+    /// Retry policies that it knows.
     pub policies: Vec<String>,
-    /// Jobs it runs at a time.
+    /// Number of jobs that it runs at a time.
     pub capacity: u32,
-    /// How long it trusts itself after a heartbeat, milliseconds.
+    /// How long it trusts itself after a heartbeat, in milliseconds.
     pub lease_ms: i64,
-    /// Where it listens.
+    /// The channel that it reads hints from.
     pub channel: Channel,
-    /// The session that it commits in.
+    /// The session in which it commits.
     pub session: Option<Document>,
-    /// Where it runs.
+    /// Its process and machine.
     pub place: Place,
 }
 
-/// The work of a worker, as its document describes it.
+/// Free slots and jobs of a worker, as written into its document.
 #[derive(Clone, Debug)]
 pub struct Free {
-    /// Free slots.
+    /// Number of free slots.
     pub places: u32,
     /// Every job it holds or is about to start.
     pub working_on: Vec<JobId>,
 }
 
-/// The answer to a heartbeat.
+/// The result of a heartbeat.
 #[derive(Clone, Debug)]
 pub enum Beat {
-    /// Acknowledged, by the server's clock at this time.
+    /// The heartbeat was written, with this time of the server's clock.
     Seen {
         /// The time written.
         at: Instant,
-        /// The assignment that stands in the document, taken or not.
+        /// The assignment in the document, taken or not.
         assignment: Option<roster::Assignment>,
-        /// Free slots that the document offers.
+        /// Number of free slots that the document offers.
         offered: u32,
     },
-    /// The document is gone or being retired: this worker was declared dead.
+    /// The document is deleted or being retired: this worker was declared dead.
     Retired,
 }
 
 impl Store {
-    /// The roster as bytes: one document that is no good BSON does not hide the others.
+    /// The roster as raw documents: one with invalid BSON does not hide the others.
     fn roster_as_it_is(&self) -> Collection<RawDocumentBuf> {
         self.roster.clone_with_type()
     }
@@ -116,7 +119,8 @@ impl Store {
         Ok(users.iter().filter_map(name).collect::<Vec<_>>().join(","))
     }
 
-    /// The channel of a worker that registers: in turns one of as many as the roster needs. Makes the collection, unless it is there.
+    /// The channel for a worker that registers, chosen in turn from as many as the roster needs. Creates its collection
+    /// if it is missing.
     ///
     /// Index: `_id`. Invariant: none.
     pub async fn join_channel(&self) -> Result<Channel, StoreError> {
@@ -175,10 +179,10 @@ impl Store {
         call("register", async move { roster.insert_one(document).await }).await.map(drop)
     }
 
-    /// Makes a registered worker available for the first time, in the recruiter's present term.
+    /// Makes a registered worker available for the first time, in the recruiter's current term.
     ///
-    /// The term is read after the document is there, and only ever raised: a leader that took over in between has
-    /// stamped its own. Filter: id, no round yet, not retired. Index: `_id`. Invariant: I7.
+    /// The term is read after the document exists, and is only ever raised: a leader that took over in between has
+    /// written its own. Filter: id, no round yet, not retired. Index: `_id`. Invariant: I7.
     pub async fn announce(&self, worker: WorkerId, places: u32) -> Result<bool, StoreError> {
         let term = self.observe_lease().await?.map_or(LeaseTerm::default(), |lease| lease.term);
         let roster = self.roster.clone();
@@ -189,9 +193,9 @@ impl Store {
         Ok(written.matched_count == 1)
     }
 
-    /// Stamps a leader's term on every worker, so that no earlier leader can assign to it any more.
+    /// Writes a leader's term into every worker, so that no earlier leader can assign to it any more.
     ///
-    /// Filter: an earlier term or none. Index: none, see above. Invariant: one leader assigns (jobs are safe
+    /// Filter: an earlier term or none. Index: none, the roster is small. Invariant: one leader assigns (jobs are safe
     /// without it).
     pub async fn stamp_term(&self, term: LeaseTerm) -> Result<u64, StoreError> {
         let roster = self.roster.clone();
@@ -202,21 +206,22 @@ impl Store {
 
     /// The highest term in the roster; zero when no worker has one.
     ///
-    /// Filter: none. Index: none, see above. Invariant: one leader in each term, also when the lease was deleted.
+    /// Filter: none. Index: none, the roster is small. Invariant: one leader in each term, also when the lease was
+    /// deleted.
     pub async fn highest_term(&self) -> Result<LeaseTerm, StoreError> {
         let roster = self.roster_as_it_is();
         let found: Vec<RawDocumentBuf> = call("highest_term", async move {
             roster.find(doc! {}).projection(doc! { "term": 1 }).batch_size(10_000).await?.try_collect().await
         })
         .await?;
-        // A term beyond that was written by a hand, and nothing could follow it.
+        // A higher term was written by hand, and no term could follow it.
         let term = |worker: &RawDocumentBuf| roster::integer(roster::legible(worker).get("term")).filter(|term| *term < i64::MAX / 2);
         Ok(found.iter().filter_map(term).max().map_or(LeaseTerm::default(), LeaseTerm))
     }
 
     /// Workers with free slots, in this leader's term. The reply also carries the server's time.
     ///
-    /// Filter: available, free, term. Index: none, see above. Invariant: none, the assignment repeats it.
+    /// Filter: available, free, term. Index: none, the roster is small. Invariant: none, the assignment repeats it.
     pub async fn available_workers(&self, term: LeaseTerm) -> Result<Vec<AvailableWorker>, StoreError> {
         let roster = self.roster_as_it_is();
         let filter = doc! { "available": true, "free": { "$gt": 0 }, "term": term, "retired": { "$ne": true } };
@@ -233,12 +238,12 @@ impl Store {
         Ok(found.iter().filter_map(|document| understood(document)).collect())
     }
 
-    /// Assigns jobs to available workers, in one command; returns the workers that got theirs.
+    /// Assigns jobs to available workers in one command. Returns the workers whose assignment was written.
     ///
-    /// Acknowledged by the primary alone: an assignment that a failover takes back leaves its jobs unlocked and due.
+    /// Acknowledged by the primary alone: if a failover rolls an assignment back, its jobs are still unlocked and due.
     /// Filter: available, this leader's term, and at least as many free slots as jobs. Update: `available: false`, the
-    /// map from workers to jobs, the round. Index: `_id`. Invariant: single writer by turn.
-    /// Loses to a worker that withdrew or was retired, or to a new leader.
+    /// map from workers to jobs, the round. Index: `_id`. Invariant: single writer by turn. Loses when the worker
+    /// withdrew or was retired, or when a new leader took over.
     pub async fn assign_if_available(
         &self,
         term: LeaseTerm,
@@ -275,19 +280,19 @@ impl Store {
         Ok(found.iter().filter_map(|document| worker_of(document)).collect())
     }
 
-    /// Takes an assignment: from now on it is the worker's turn, until it announces free slots again.
+    /// Takes an assignment. From now on it is the worker's turn, until the worker offers free slots again.
     ///
-    /// Filter: not available, this round. Update: what it works on, and whether slots remain. Index: `_id`.
-    /// Invariant: single writer by turn; the roster names every job the worker can have locked.
-    /// Loses when the assignment was taken back by a failover or the worker was retired.
+    /// Filter: not available, this round. Update: the jobs it works on, and whether slots remain. Index: `_id`.
+    /// Invariant: single writer by turn; the roster names every job the worker can have locked. Loses when a failover
+    /// rolled the assignment back, or the worker was retired.
     pub async fn take_if_assigned(&self, worker: WorkerId, round: RoundId, free: &Free) -> Result<bool, StoreError> {
         self.write_own(worker, doc! { "available": false, "round": round }, free, "take_if_assigned").await
     }
 
-    /// Records how many slots are free and which jobs are worked on.
+    /// Records the number of free slots and the jobs being worked on.
     ///
     /// Filter: no assignment since `round`, the last that was taken. Index: `_id`. Invariant: single writer by turn.
-    /// Loses when the recruiter has assigned meanwhile: the worker must read the new assignment first.
+    /// Loses when the recruiter has assigned in between: the worker must first read the new assignment.
     pub async fn free_if_unassigned_since(&self, worker: WorkerId, round: Option<RoundId>, free: &Free) -> Result<bool, StoreError> {
         self.write_own(worker, doc! { "round": round.map(Bson::from) }, free, "free_if_unassigned_since").await
     }
@@ -311,11 +316,11 @@ impl Store {
         Ok(self.write_repeatable(operation, command).await? == 1)
     }
 
-    /// Stops being available, also while jobs still run.
+    /// Makes a worker unavailable, even while jobs are still running.
     ///
     /// Filter: no assignment since `round`. Index: `_id`. Invariant: single writer by turn; I8.
-    /// Loses when the recruiter has assigned meanwhile: what it gave must not be started, and is free again once the
-    /// document is gone.
+    /// Loses when the recruiter has assigned in between: the new jobs must not be started. They become free again when
+    /// the document is deleted.
     pub async fn withdraw_if_unassigned_since(&self, worker: WorkerId, round: Option<RoundId>) -> Result<bool, StoreError> {
         let roster = self.roster.clone();
         let filter = doc! { "_id": worker, "round": round.map(Bson::from) };
@@ -324,7 +329,7 @@ impl Store {
         Ok(written.matched_count == 1)
     }
 
-    /// The assignment that stands in a worker's own document, taken or not; the fallback for a lost hint.
+    /// The assignment in a worker's own document, taken or not. The fallback for a lost hint.
     ///
     /// Filter: id. Index: `_id`. Invariant: I7.
     pub async fn assignment(&self, worker: WorkerId) -> Result<Option<roster::Assignment>, StoreError> {
@@ -341,10 +346,10 @@ impl Store {
         Ok(document.and_then(|document| roster::assignment_in(worker, &document)))
     }
 
-    /// Records that a worker lives and which jobs it works on.
+    /// Records that a worker is alive, and which jobs it works on.
     ///
-    /// Filter: id, not retired. Never an upsert: a retired worker must not come back under the same id.
-    /// Update: `last_seen_at` by the server's clock. Index: `_id`. Invariant: I10, the cleaner compares it for change.
+    /// Filter: id, not retired. Never an upsert: a retired worker must not return under the same id. Update:
+    /// `last_seen_at` by the server's clock. Index: `_id`. Invariant: I10, the cleaner compares it for change.
     pub async fn heartbeat(&self, worker: WorkerId, working_on: &[JobId]) -> Result<Beat, StoreError> {
         let mut set = doc! { "last_seen_at": "$$NOW" };
         if !working_on.is_empty() {
@@ -371,10 +376,10 @@ impl Store {
         })
     }
 
-    /// Notes another session that a worker commits in, before it does; false when it was declared dead. The last few stay: a
-    /// call that was given up may still be on its way.
+    /// Records a new session before a worker commits in it. Returns false when the worker was declared dead. The last
+    /// few sessions are kept, because a cancelled call may still be in flight.
     ///
-    /// Filter: id, not retired. Index: `_id`. Invariant: none, the cleaner ends what a dead worker left open.
+    /// Filter: id, not retired. Index: `_id`. Invariant: none, the cleaner ends the open sessions of a dead worker.
     pub async fn commit_in(&self, worker: WorkerId, session: Document) -> Result<bool, StoreError> {
         let roster = self.roster.clone();
         let filter = doc! { "_id": worker, "retired": { "$ne": true } };
@@ -383,18 +388,19 @@ impl Store {
         Ok(noted.matched_count == 1)
     }
 
-    /// Deletes a worker's own document, last of all.
+    /// Deletes a worker's own document, as its last write.
     ///
-    /// Filter: id, not retired. Index: `_id`. Invariant: I8; of a dead one the document names what a cleaner must rescue.
+    /// Filter: id, not retired. Index: `_id`. Invariant: I8; the document of a dead worker names the jobs that a
+    /// cleaner must rescue.
     pub async fn leave_if_alive(&self, worker: WorkerId) -> Result<(), StoreError> {
         let roster = self.roster.clone();
         let filter = doc! { "_id": worker, "retired": { "$ne": true } };
         call("leave_if_alive", async move { roster.delete_one(filter).await }).await.map(drop)
     }
 
-    /// The round that each of these workers was assigned or took last; those missing are gone.
+    /// The round that each of these workers was assigned or took last. Workers that are not in the result have left.
     ///
-    /// Filter: ids. Index: `_id`. Invariant: I7, the recruiter does not wait for a worker that is gone.
+    /// Filter: ids. Index: `_id`. Invariant: I7, the recruiter does not wait for a worker that has left.
     pub async fn rounds_of(&self, workers: &[WorkerId]) -> Result<HashMap<WorkerId, Option<RoundId>>, StoreError> {
         let roster = self.roster_as_it_is();
         let filter = doc! { "_id": { "$in": workers.to_vec() }, "retired": { "$ne": true } };
@@ -408,9 +414,9 @@ impl Store {
             .collect())
     }
 
-    /// Assignments that stand in the roster and were not taken yet, with their rounds: what a new leader must know.
+    /// Assignments in the roster that are not taken yet, with their rounds, for a new leader.
     ///
-    /// Filter: not available, assigned. Index: none, see above. Invariant: none, forgetting one is harmless.
+    /// Filter: not available, assigned. Index: none, the roster is small. Invariant: none, forgetting one is harmless.
     pub async fn assigned_and_not_taken(&self) -> Result<Vec<(RoundId, Assignment)>, StoreError> {
         let roster = self.roster_as_it_is();
         let filter = doc! { "available": false, "assigned_to": { "$exists": true }, "retired": { "$ne": true } };
@@ -430,9 +436,10 @@ impl Store {
         Ok(found.iter().filter_map(not_taken).collect())
     }
 
-    /// Every registered worker, as a majority sees it, as far as its document can be read.
+    /// Every registered worker, from a majority read, with the fields of its document that can be decoded.
     ///
-    /// Filter: none. Index: none, see above. Invariant: I10; I9, a worker with a damaged document is watched as the others are.
+    /// Filter: none. Index: none, the roster is small. Invariant: I10; I9, a worker with a damaged document is observed
+    /// as the others are.
     pub async fn registered_workers(&self) -> Result<Vec<RegisteredWorker>, StoreError> {
         let roster = self.roster_as_it_is();
         let found: Vec<RawDocumentBuf> =
@@ -440,25 +447,26 @@ impl Store {
         Ok(found.iter().filter_map(|document| registered(document)).collect())
     }
 
-    /// Every roster document as it is, for people: one that cannot be understood hides no other.
+    /// Every roster document as stored, for display: one that cannot be decoded hides no other.
     ///
-    /// Filter: none. Index: none, see above. Invariant: I9.
+    /// Filter: none. Index: none, the roster is small. Invariant: I9.
     pub async fn roster_documents(&self) -> Result<Vec<RawDocumentBuf>, StoreError> {
         let roster = self.roster_as_it_is();
         call("roster_documents", async move { roster.find(doc! {}).sort(doc! { "_id": 1 }).await?.try_collect().await }).await
     }
 
-    /// Whether MongoDB acknowledges writes: makes a small one of its own and waits for it for so long.
+    /// Whether MongoDB acknowledges a small write within this time.
     ///
-    /// While writes stand still (a lock for a backup, a disk that hangs) reads are answered all the same, and show heartbeats that do
-    /// not change. All cleaners count in one document, so that none is left behind by a cleaner that has gone.
-    /// Filter: id. Update: one more. Index: `_id`. Invariant: I10, what MongoDB keeps waiting is not silence of a worker.
+    /// While writes are blocked (a lock for a backup, a disk that hangs), reads still return heartbeats that do not
+    /// change. All cleaners increment the same document, so that an ended cleaner leaves no document behind. Filter:
+    /// id. Update: a counter plus one. Index: `_id`. Invariant: I10, a write that MongoDB delays is not silence of a
+    /// worker.
     pub async fn acknowledges_writes(&self, within: Duration) -> Result<bool, StoreError> {
         let command = doc! {
             "update": "metadata",
             "updates": [{ "q": { "_id": "cleaners" }, "u": { "$inc": { "looks": 1_i64 } }, "upsert": true }],
             "writeConcern": { "w": "majority", "j": true },
-            // So that it does not wait on in MongoDB, and keep a connection.
+            // Limits the command in MongoDB as well, so that it does not keep waiting there and use a connection.
             "maxTimeMS": i64::try_from(within.as_millis()).unwrap_or(i64::MAX).max(1),
         };
         match tokio::time::timeout(within, self.write("acknowledges_writes", command)).await {
@@ -469,12 +477,12 @@ impl Store {
         }
     }
 
-    /// Declares a worker dead: it can neither be assigned nor beat any more. Returns its document as it stays from now
-    /// on, with everything it may have taken since it was read.
+    /// Declares a worker dead: from now on it gets no assignments, and its heartbeats fail. Returns its final document,
+    /// including assignments taken since it was last read.
     ///
-    /// Filter: id, the very heartbeat that was seen unchanged, and not retired by another cleaner. Index: `_id`. Invariant: I10.
-    /// MongoDB gives it up after a second.
-    /// Loses when the worker gave another sign of life or left, or when another cleaner was faster, who then rescues its jobs.
+    /// Filter: id, the heartbeat that was observed unchanged, and not retired by another cleaner. Index: `_id`.
+    /// Invariant: I10. MongoDB aborts the command after one second. Loses when the worker sent another heartbeat or
+    /// left, or when another cleaner retired it first and rescues its jobs.
     pub async fn retire_if_silent_since(
         &self,
         worker: WorkerId,
@@ -492,13 +500,13 @@ impl Store {
         Ok(retired.and_then(|document| registered(&document)))
     }
 
-    /// Adds the session in which a cleaner ends the jobs of a retired worker to the worker's own: should that cleaner die in
-    /// the middle, the next one ends it like those of the worker.
+    /// Adds the session in which a cleaner ends the jobs of a retired worker to the worker's own sessions. If that
+    /// cleaner dies, the next one ends this session like those of the worker.
     ///
-    /// Filter: id, retired. Index: `_id`. Invariant: another cleaner can go on where one died.
+    /// Filter: id, retired. Index: `_id`. Invariant: another cleaner can continue after a cleaner's death.
     pub async fn rescue_in(&self, worker: WorkerId, session: Document) -> Result<(), StoreError> {
         let roster = self.roster.clone();
-        // `$addToSet` is refused where there is no array.
+        // `$addToSet` fails on a field that is not an array.
         let named = doc! { "$cond": [{ "$isArray": "$sessions" }, "$sessions", []] };
         let update = vec![doc! { "$set": { "sessions": { "$setUnion": [named, [{ "$literal": session }]] } } }];
         call("rescue_in", async move { roster.update_one(doc! { "_id": worker, "retired": true }, update).await }).await.map(drop)
@@ -506,7 +514,7 @@ impl Store {
 
     /// Deletes the document of a retired worker, after all its jobs were rescued.
     ///
-    /// Filter: id, retired. Index: `_id`. Invariant: another cleaner can go on where one died.
+    /// Filter: id, retired. Index: `_id`. Invariant: another cleaner can continue after a cleaner's death.
     pub async fn delete_if_retired(&self, worker: WorkerId) -> Result<(), StoreError> {
         let roster = self.roster.clone();
         call("delete_if_retired", async move { roster.delete_one(doc! { "_id": worker, "retired": true }).await }).await.map(drop)
@@ -517,7 +525,7 @@ fn worker_of(document: &RawDocument) -> Option<WorkerId> {
     document.get_object_id("_id").ok().map(WorkerId::from)
 }
 
-/// A worker that can be given jobs; none, with a warning, when its document was damaged and a necessary field is missing.
+/// A worker that can receive jobs. `None`, with a warning, when its document is damaged and lacks a necessary field.
 fn understood(document: &RawDocument) -> Option<AvailableWorker> {
     let understood = AvailableWorker::try_from(roster::legible(document));
     understood
@@ -525,7 +533,7 @@ fn understood(document: &RawDocument) -> Option<AvailableWorker> {
         .ok()
 }
 
-/// A worker to be watched, with a warning when its document was damaged and fields cannot be read.
+/// A worker to be observed. Logs a warning when its document is damaged and fields cannot be decoded.
 fn registered(document: &RawDocument) -> Option<RegisteredWorker> {
     match RegisteredWorker::read(document) {
         Some((worker, unreadable)) if unreadable.is_empty() => Some(worker),
@@ -541,7 +549,7 @@ fn registered(document: &RawDocument) -> Option<RegisteredWorker> {
     }
 }
 
-/// Warns of a roster document, once in the life of this process: it is read again every second, or with every round.
+/// Warns about a roster document once per process, because it is read again every second or in every round.
 fn warn_once(document: &RawDocument, what: &str, message: &'static str) {
     static WARNED: LazyLock<Mutex<HashSet<(String, &'static str)>>> = LazyLock::new(Mutex::default);
     let id = roster::legible(document).get("_id").map_or_else(|| "none".to_owned(), ToString::to_string);
@@ -554,7 +562,7 @@ fn warn_once(document: &RawDocument, what: &str, message: &'static str) {
     }
 }
 
-/// Cuts assignments into pieces of at most [`IDS_PER_PIECE`] job ids, at least one worker each.
+/// Cuts assignments into pieces of at most [`IDS_PER_PIECE`] job ids, and at least one worker each.
 fn pieces(assignments: &[Assignment]) -> impl Iterator<Item = &[Assignment]> {
     let mut rest = assignments;
     std::iter::from_fn(move || {

@@ -1,7 +1,8 @@
-//! The one list of collections, validators and indexes, named after the operations they serve.
+//! The only list of collections, validators and indexes, named after the operations they serve.
 //!
-//! Looked at when a process starts and when an error says that something is missing. What is as it should be is left alone; what is not
-//! is made again. All of that needs the role `readWrite`, but for one: a validator that is there already can only be changed with `dbAdmin`.
+//! Checked when a process starts, and when an error reports that something is missing. Correct parts are left
+//! unchanged, others are created again. The role `readWrite` is enough for this, with one exception: changing an
+//! existing validator needs `dbAdmin`.
 
 use std::time::{Duration, Instant as Monotonic};
 
@@ -15,41 +16,42 @@ use super::{
 };
 use crate::{instant::DUE_MS, job::bundle::MOST_ITEMS, roster::Channel};
 
-/// Version of what this file describes. Raised with every change to it.
+/// Version of the schema in this file. Every change to the schema increases it.
 const SCHEMA_VERSION: i32 = 5;
 
-/// Largest `workable` that is accepted, in bytes of BSON: a job, its history and its result must fit into MongoDB's
-/// 16 MiB together.
+/// Maximum size of a `workable`, in bytes of BSON. A job with its history and its result must fit into MongoDB's limit
+/// of 16 MiB.
 pub const LARGEST_WORKABLE: usize = 4 * 1024 * 1024;
 
-/// Serves `due_jobs`, `groups`, `waiting_lanes` and `lanes_of`. A start takes an entry out, so that the later delete touches little. The class
-/// comes before the dates: a backlog that no worker can take is never scanned.
+/// Serves `due_jobs`, `groups`, `waiting_lanes` and `lanes_of`. A start removes the index entry, so the later delete
+/// changes less. The class precedes the dates, so a backlog that no worker can take is never scanned.
 pub const DUE_JOBS: &str = "due_jobs";
-/// Serves `prune_archived`, the statistics and the newest finished jobs.
+/// Serves `prune_archived`, the statistics and the list of the newest finished jobs.
 pub const ARCHIVED_BY_END: &str = "archived_by_end";
 
-/// Size of a collection of hints: minutes of them on a busy system; a hint is stale after a second.
+/// Size of a collection of hints: some minutes of hints on a busy system. A hint is useless after a second.
 const SIGNALS_BYTES: i64 = 16 * 1024 * 1024;
-/// How long a start waits for an index that is being built. A million waiting jobs take seconds.
+/// How long a start waits for an index build. With a million waiting jobs a build takes seconds.
 const BUILT_WITHIN: Duration = Duration::from_secs(600);
 
-/// An index as it has to be.
+/// The required definition of an index.
 struct Index {
     collection: &'static str,
     name: &'static str,
     keys: Document,
-    /// Which documents it has, if not all.
+    /// The partial filter, if there is one.
     only: Option<Document>,
 }
 
-/// Every index. Other keys under the same name replace the old index, and until they are built nothing is found. Under another number
-/// (`due_jobs_2`) the old index serves the old release until a recruiter of this one leads ([`drop_outdated_indexes`]).
+/// All indexes. Other keys under the same name replace the old index, and until the new one is built searches find
+/// nothing. With a number in the name (`due_jobs_2`), the old index serves the old release until a recruiter of this
+/// release leads ([`drop_outdated_indexes`]).
 fn indexes() -> [Index; 2] {
     [
         Index {
             collection: "scheduled",
             name: DUE_JOBS,
-            // `locked`, which is false in every entry, and `_id` make the index cover the searches.
+            // `locked` is false in every entry. With `locked` and `_id` the index covers the searches.
             keys: doc! { "group": 1, "workable.class": 1, "priority": -1, "scheduled_at": 1, "_id": 1, "locked": 1 },
             only: Some(doc! { "locked": false }),
         },
@@ -57,7 +59,7 @@ fn indexes() -> [Index; 2] {
     ]
 }
 
-/// What a collection is for, hence how it is made.
+/// The kind of a collection, which decides its options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     /// Has [`scheduled_validator`].
@@ -76,7 +78,7 @@ impl Kind {
         }
     }
 
-    /// Whether a collection that is there is of this kind.
+    /// Whether an existing collection has the options of this kind.
     fn is_met_by(self, found: &CollectionSpecification) -> bool {
         let options = &found.options;
         match self {
@@ -87,7 +89,7 @@ impl Kind {
     }
 }
 
-/// At a start: makes what is missing and mends what is not as it should be.
+/// Called at a start: creates missing parts and replaces wrong ones.
 ///
 /// # Errors
 /// When MongoDB refuses or cannot be reached.
@@ -106,7 +108,7 @@ pub(super) async fn ensure(store: &Store) -> Result<(), StoreError> {
             other => break other?,
         }
     }
-    // Also the proof that this user may write at all.
+    // This write also proves that the user may write.
     let metadata = store.metadata.clone();
     call("ensure_schema", async move {
         metadata.update_one(doc! { "_id": "schema" }, doc! { "$max": { "version": SCHEMA_VERSION } }).upsert(true).await
@@ -115,26 +117,27 @@ pub(super) async fn ensure(store: &Store) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// While a process runs, when an error says that something is missing: the same, and the collection of this channel with it.
+/// Called while a process runs, when an error reports that something is missing. Does the same, and creates the
+/// collection of this channel.
 pub(super) async fn mend(store: &Store, channel: Option<Channel>) -> Result<(), StoreError> {
     let found = version(store).await?;
     ensure_collections(store, found, channel).await?;
     ensure_indexes(store, found).await
 }
 
-/// Makes the collection of a channel, unless it is there.
+/// Creates the collection of a channel if it is missing.
 pub(super) async fn ensure_channel(store: &Store, channel: Channel) -> Result<(), StoreError> {
     ensure_collections(store, version(store).await?, Some(channel)).await
 }
 
-/// Whether any of the collections is there that jobs and workers are in. Needs the role `read`.
+/// Whether the database has at least one of the collections for jobs and workers. Needs the role `read`.
 pub(super) async fn is_set_up(store: &Store) -> Result<bool, StoreError> {
     let database = store.database.clone();
     let names = call("collections", async move { database.list_collection_names().await }).await?;
     Ok(names.iter().any(|name| ["scheduled", "archived", "roster"].contains(&name.as_str())))
 }
 
-/// The version of the schema that the database has; 0 when it has none.
+/// The version of the database's schema; 0 without a schema.
 pub(super) async fn version(store: &Store) -> Result<i32, StoreError> {
     let metadata = store.metadata.clone();
     let found = call("schema_version", async move { metadata.find_one(doc! { "_id": "schema" }).await }).await?;
@@ -153,7 +156,7 @@ async fn ensure_collections(store: &Store, version: i32, channel: Option<Channel
         ("signals", Kind::Hints),
     ];
     let channels = [Channel::default()].into_iter().chain(channel).map(Channel::collection);
-    // Channels of other workers, which may have become ordinary collections since.
+    // Channels of other workers, which may have become ordinary collections.
     let others = found.iter().map(|found| &found.name).filter(|name| Channel::is_collection(name)).cloned();
     let mut hints: Vec<String> = channels.chain(others).collect();
     hints.sort_unstable();
@@ -164,7 +167,7 @@ async fn ensure_collections(store: &Store, version: i32, channel: Option<Channel
             None => create(store, &name, kind).await?,
             Some(found) if kind.is_met_by(found) => {}
             Some(_) if kind == Kind::Hints => replace(store, &name).await?,
-            // A newer release knows better.
+            // Collections of a newer release are left unchanged.
             Some(_) if version > SCHEMA_VERSION => {}
             Some(_) => change_validator(store, &name, kind).await?,
         }
@@ -177,7 +180,7 @@ async fn run(store: &Store, operation: &'static str, on: &str, command: Document
     call(operation, async move { database.run_command(command).await }).await.map(drop)
 }
 
-/// Creates a collection, unless another process was faster.
+/// Creates a collection, unless another process has created it.
 async fn create(store: &Store, name: &str, kind: Kind) -> Result<(), StoreError> {
     let mut command = doc! { "create": name };
     command.extend(kind.options());
@@ -188,28 +191,28 @@ async fn create(store: &Store, name: &str, kind: Kind) -> Result<(), StoreError>
     if kind == Kind::Hints { seed(store, name).await } else { Ok(()) }
 }
 
-/// A tailing cursor on an empty collection ends at once.
+/// Inserts a first document, because a tailing cursor on an empty collection ends at once.
 async fn seed(store: &Store, name: &str) -> Result<(), StoreError> {
     let filler = doc! { "at": Timestamp { time: 0, increment: 0 }, "kind": "seed" };
     let command = doc! { "insert": name, "documents": [filler], "writeConcern": { "w": 1 } };
     store.write("seed", command).await.map(drop)
 }
 
-/// Puts a capped collection in the place of an ordinary one, which an insert makes when there is none. At once: between a drop and a
-/// creation the next hint would make it again.
+/// Replaces an ordinary collection, which an insert into a missing one creates, by a capped one. Uses a rename, which
+/// is atomic: between a drop and a creation the next hint would create the ordinary collection again.
 async fn replace(store: &Store, name: &str) -> Result<(), StoreError> {
     let capped = format!("{name}.capped");
     let mut command = doc! { "create": &capped };
     command.extend(Kind::Hints.options());
     match run(store, "create_collection", "", command).await {
-        // Another process is at it.
+        // Another process is replacing it.
         Err(StoreError::Mongo { source, .. }) if code_of(&source) == Some(NAMESPACE_EXISTS) => {}
         other => other?,
     }
     let full = |name: &str| format!("{}.{name}", store.database.name());
     let command = doc! { "renameCollection": full(&capped), "to": full(name), "dropTarget": true };
     match run(store, "replace_collection", "admin", command).await {
-        // It was faster.
+        // Another process has replaced it.
         Err(StoreError::Mongo { source, .. }) if code_of(&source) == Some(NAMESPACE_NOT_FOUND) => {}
         other => other?,
     }
@@ -232,11 +235,11 @@ async fn change_validator(store: &Store, name: &str, kind: Kind) -> Result<(), S
     }
 }
 
-/// The contract for enqueuers in other languages: every type that a worker would stumble over, so that nothing is archived unrun that
-/// could have been refused. Fields that are not ours are the enqueuer's own business.
+/// The contract for enqueuers in other languages. It refuses every type that a worker cannot decode, so that no job is
+/// archived without a run if it could have been refused. Fields that Recruiter does not define are not checked.
 ///
-/// The waiting job comes first, because MongoDB explains a refusal in this order. What a worker holds was checked before: a start changes
-/// no field that is checked here, and checking costs time.
+/// The rules for waiting jobs come first, because MongoDB reports a refusal in this order. Locked jobs are not checked:
+/// they were checked when they were inserted, a start changes no checked field, and checking costs time.
 fn scheduled_validator() -> Document {
     let held = doc! {
         "locked": true,
@@ -248,7 +251,7 @@ fn scheduled_validator() -> Document {
 
 fn waiting_job() -> Document {
     doc! {
-        // Checked first: a job that is held needs no further check.
+        // Checked first: a locked job needs no further check.
         "locked": { "$ne": true },
         "$jsonSchema": {
             "required": ["_id", "locked", "group", "priority", "scheduled_at", "workable"],
@@ -317,7 +320,7 @@ fn optional(of: &str, description: &str) -> Document {
     doc! { "bsonType": [of, "null"], "description": description }
 }
 
-/// A document. PHP stores an empty one as an empty array.
+/// A document, or an empty array, because PHP stores an empty document as one.
 fn parameters() -> Document {
     doc! { "bsonType": ["object", "array", "null"], "maxItems": 0, "description": "a document" }
 }
@@ -352,7 +355,7 @@ async fn ensure_indexes(store: &Store, version: i32) -> Result<(), StoreError> {
         let found = indexes_of(store, index.collection).await?;
         let named = found.iter().find(|found| found.get_str("name").is_ok_and(|name| name == index.name));
         let part = |key: &str| named.and_then(|named| named.get_document(key).ok());
-        // In this very order.
+        // The order of the keys matters.
         let same_keys = part("key").is_some_and(|keys| keys.iter().eq(index.keys.iter()));
         if same_keys && part("partialFilterExpression") == index.only.as_ref() {
             continue;
@@ -382,7 +385,8 @@ async fn create_index(store: &Store, index: &Index) -> Result<(), StoreError> {
     options.extend(index.only.clone().map(|only| ("partialFilterExpression".to_owned(), Bson::Document(only))));
     let command = doc! { "createIndexes": index.collection, "indexes": [options] };
     match run(store, "create_index", "", command.clone()).await {
-        // Another process has created it with other keys: the release that is older keeps the newer one's, by the version of the schema.
+        // Another process has created it with other keys. This release may replace them: an older release keeps the
+        // keys of a newer schema version.
         Err(StoreError::Mongo { source, .. }) if code_of(&source) == Some(INDEX_KEY_SPECS_CONFLICT) => {
             drop_index(store, index.collection, index.name).await?;
             run(store, "create_index", "", command).await
@@ -393,13 +397,14 @@ async fn create_index(store: &Store, index: &Index) -> Result<(), StoreError> {
 
 async fn drop_index(store: &Store, collection: &str, name: &str) -> Result<(), StoreError> {
     match run(store, "drop_index", "", doc! { "dropIndexes": collection, "index": name }).await {
-        // Another process was faster.
+        // Another process has dropped it.
         Err(StoreError::Mongo { source, .. }) if matches!(code_of(&source), Some(INDEX_NOT_FOUND | NAMESPACE_NOT_FOUND)) => Ok(()),
         other => other,
     }
 }
 
-/// Drops what an earlier release had under the same name with another number, unless the database is a newer release's.
+/// Drops the indexes of earlier releases with the same name and another number, unless the schema of the database is
+/// newer.
 pub(super) async fn drop_outdated_indexes(store: &Store) -> Result<(), StoreError> {
     if version(store).await? > SCHEMA_VERSION {
         return Ok(());

@@ -1,9 +1,9 @@
-//! Which jobs a person means: the filters of `recruiter jobs`, read one page at a time for lists, or step by step over all
-//! jobs for bulk changes.
+//! Selects jobs by the filters of `recruiter jobs`: one page at a time for lists, or step by step over all jobs for
+//! bulk changes.
 //!
-//! `scheduled` has no index for such questions (each index would cost every job). A list whose filters no index serves is
-//! read newest first and given up after [`LOOK_LIMIT`]. A walk over all jobs is not given up: each of its steps looks at a
-//! bounded number of documents.
+//! `scheduled` has no index for these filters, because each index would slow down every job. A list whose filters no
+//! index serves is read from the newest job, and ends with an error after [`LOOK_LIMIT`]. A walk over all jobs has no
+//! such limit: each of its steps examines a bounded number of documents.
 
 use std::{collections::HashSet, time::Duration};
 
@@ -14,13 +14,13 @@ use mongodb::{Collection, options::Hint as IndexHint};
 use super::{Store, StoreError, call, raw_id_of, schema::ARCHIVED_BY_END};
 use crate::{ids::JobId, instant::Instant, job::Why, roster::ids_in};
 
-/// How long MongoDB may search for one page before it gives up.
+/// Maximum time for which MongoDB searches for one page.
 pub const LOOK_LIMIT: Duration = Duration::from_secs(8);
-/// Documents that one step of a walk examines.
+/// Number of documents that one step of a walk examines.
 const STEP: u64 = 5_000;
-/// Documents of a step when MongoDB is slow, at least.
+/// Minimum number of documents in a step, used when MongoDB is slow.
 const SMALLEST_STEP: u64 = 50;
-/// Ids in one query, at most.
+/// Maximum number of ids in one query.
 pub(super) const IDS_PER_QUERY: usize = 10_000;
 
 /// Where a job is.
@@ -35,10 +35,10 @@ pub enum JobPlace {
     Archived,
 }
 
-/// Which jobs. A field that is none does not restrict them.
+/// A selection of jobs. A field that is `None` does not restrict it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct JobFilter {
-    /// Where it is.
+    /// The state of the job.
     pub place: Option<JobPlace>,
     /// Its group.
     pub group: Option<String>,
@@ -48,13 +48,13 @@ pub struct JobFilter {
     pub tag: Option<String>,
     /// Its urn.
     pub urn: Option<String>,
-    /// Why it is in the archive. Leads there when no place is given.
+    /// The reason why it is in the archive. Without a place, only the archive is searched.
     pub why: Option<String>,
-    /// It is in the archive, and neither done nor cancelled.
+    /// Only jobs in the archive that are neither done nor cancelled.
     pub failed: bool,
     /// Error class of its last execution.
     pub error_class: Option<String>,
-    /// Part of the message of its last failure, upper or lower case.
+    /// Part of the message of its last failure, ignoring case.
     pub message: Option<String>,
     /// A finished job ended at this instant or later; any other job was enqueued then or later.
     pub since: Option<Instant>,
@@ -62,65 +62,67 @@ pub struct JobFilter {
     pub until: Option<Instant>,
 }
 
-/// One page of a list.
+/// The parameters of one page of a list.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Page {
-    /// With parameters, result and history. Without them the list stays small, however large the jobs are.
+    /// Whether to read parameters, result and history as well. Without them the page is small, even if the jobs are
+    /// large.
     pub whole: bool,
-    /// How many jobs, at most; 0 counts as 1.
+    /// Maximum number of jobs; 0 counts as 1.
     pub limit: u16,
-    /// Only what comes after this job, the last of the page before.
+    /// Only jobs that follow this one, which is the last job of the previous page.
     pub after: Option<JobId>,
 }
 
 /// The jobs of one page.
 #[derive(Clone, Debug, Default)]
 pub struct Listed {
-    /// As they are stored, even if they cannot be understood.
+    /// The stored documents, including those that are not valid jobs.
     pub jobs: Vec<RawDocumentBuf>,
-    /// Whether there are more after them.
+    /// Whether more jobs follow.
     pub more: bool,
 }
 
 /// A job that a walk has found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Match {
-    /// Which.
+    /// The id of the job.
     pub job: JobId,
-    /// Size of its document.
+    /// Size of its document, in bytes.
     pub bytes: usize,
 }
 
-/// How far a walk over all matching jobs has come; see [`Store::next_matches`].
+/// The position of a walk over all matching jobs. See [`Store::next_matches`].
 #[derive(Clone, Debug)]
 pub struct Walk {
     filter: JobFilter,
-    /// The key of the last document that was examined; none before the first.
+    /// The key of the last document that was examined; `None` before the first.
     after: Option<Bson>,
     step: u64,
     is_over: bool,
-    /// Documents examined so far, matching or not.
+    /// Number of documents examined so far, matching or not.
     pub looked_at: u64,
 }
 
 impl Walk {
-    /// Over all jobs that match. The archive is walked when the filter leads there, otherwise `scheduled`.
+    /// A walk over all jobs that match: over `archived` if the filter selects only finished jobs, otherwise over
+    /// `scheduled`.
     pub fn new(filter: JobFilter) -> Self {
         Self { filter, after: None, step: STEP, is_over: false, looked_at: 0 }
     }
 
-    /// The field that is walked along, which has an index, and its first value.
+    /// The indexed field by which the walk proceeds, and its first value.
     fn key(&self) -> (&'static str, Bson) {
         let JobFilter { since, until, .. } = self.filter;
         if self.filter.is_archived() && (since.is_some() || until.is_some()) {
             ("last_execution.ended_at", since.map_or(bson::DateTime::MIN, bson::DateTime::from_chrono).into())
         } else {
-            // Values of other types than the first are not compared with it.
+            // A comparison in MongoDB only returns values of the same type.
             ("_id", ObjectId::from_bytes([0; 12]).into())
         }
     }
 
-    /// Documents behind those that were examined, up to the last one of this step.
+    /// The range of documents after the last examined one, up to the last one of this step.
     fn range(&self, up_to: Option<&Bson>) -> Document {
         let (key, first) = self.key();
         let mut range = match &self.after {
@@ -133,17 +135,17 @@ impl Walk {
 }
 
 impl JobFilter {
-    /// Whether only finished jobs can match.
+    /// Whether the filter selects only finished jobs.
     pub fn is_archived(&self) -> bool {
         self.failed || self.why.is_some() || self.place == Some(JobPlace::Archived)
     }
 
-    /// Whether nothing but the place restricts the jobs.
+    /// Whether the filter has no restriction except the place.
     pub fn is_empty(&self) -> bool {
         Self { place: None, ..self.clone() } == Self::default()
     }
 
-    /// The filter on documents of the archive, or of `scheduled`, and what else must be true of them.
+    /// The filter for documents of `archived` or `scheduled`, combined with `more`.
     fn fields(&self, archived: bool, more: Document) -> Document {
         let equal = [
             ("group", &self.group),
@@ -164,7 +166,7 @@ impl JobFilter {
             if archived {
                 all.push(doc! { "last_execution.ended_at": period });
             } else {
-                // A job that another language enqueued may have no other date than that of its id.
+                // A job enqueued from another language may have no date except the one in its id.
                 let ids = between(self.since.map(first_id), self.until.map(first_id)).unwrap_or_default();
                 all.push(doc! { "$or": [{ "created_at": period }, { "created_at": null, "_id": ids }] });
             }
@@ -177,7 +179,7 @@ impl JobFilter {
         }
     }
 
-    /// The first documents that match, one more than the page takes.
+    /// The first documents that match, one more than fits on the page.
     async fn look(
         &self,
         collection: &Collection<Document>,
@@ -216,7 +218,7 @@ fn date(at: Instant) -> Bson {
     Bson::DateTime(bson::DateTime::from_chrono(at))
 }
 
-/// The smallest id that is made in the first second that begins at this instant or later.
+/// The smallest id of the first whole second at or after this instant.
 fn first_id(at: Instant) -> Bson {
     let seconds = at.timestamp() + i64::from(at.timestamp_subsec_nanos() > 0);
     let mut bytes = [0; 12];
@@ -224,7 +226,7 @@ fn first_id(at: Instant) -> Bson {
     ObjectId::from_bytes(bytes).into()
 }
 
-/// A regular expression that matches this text and nothing else.
+/// A regular expression that matches only this text.
 fn literally(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for letter in text.chars() {
@@ -236,8 +238,8 @@ fn literally(text: &str) -> String {
     escaped
 }
 
-/// A document as far as it can be read: text that is not UTF-8 gets replacement characters. A document that is damaged in
-/// another way keeps its readable first fields.
+/// Decodes the readable part of a document. Invalid UTF-8 gets replacement characters. A document with other damage
+/// keeps the fields before the damage.
 pub fn lossy(document: &RawDocument) -> Document {
     if let Ok(Utf8Lossy(whole)) = Utf8Lossy::<Document>::try_from(document) {
         return whole;
@@ -247,12 +249,13 @@ pub fn lossy(document: &RawDocument) -> Document {
 }
 
 impl Store {
-    /// One page of the jobs that match, newest first: by the end of the last execution in the archive, else by `_id`, which
-    /// tells seconds apart.
+    /// One page of the jobs that match, newest first: in the archive by the end of the last execution, otherwise by
+    /// `_id`, whose resolution is one second.
     ///
-    /// Filter: what is asked for, and for the running jobs those that the roster names. Index: `_id` or
-    /// `archived_by_end` in descending order up to the limit, or for [`LOOK_LIMIT`]. Invariant: I9, a document that cannot be
-    /// understood hides no other. A job that moves meanwhile is listed once, because the archive is read last and believed.
+    /// Filter: the given one; running jobs are those that the roster lists. Index: `_id` or `archived_by_end` in
+    /// descending order up to the limit, or for [`LOOK_LIMIT`]. Invariant: I9, a document that cannot be decoded hides
+    /// no other. A job that moves between the reads is listed once, because the archive is read last and takes
+    /// precedence.
     pub async fn jobs(&self, filter: &JobFilter, page: Page) -> Result<Listed, StoreError> {
         let by_id = doc! { "_id": -1 };
         match filter.place {
@@ -280,8 +283,8 @@ impl Store {
         }
     }
 
-    /// By their end. Jobs that ended in the same millisecond come in the order of the index, which is always the same: a page
-    /// begins behind the last job of the page before.
+    /// One page of finished jobs by their end. Jobs that ended in the same millisecond have the order of the index,
+    /// which is stable: a page begins after the last job of the previous page.
     async fn finished_jobs(&self, filter: &JobFilter, page: Page) -> Result<Listed, StoreError> {
         let mut filter = filter.clone();
         if let Some(after) = page.after {
@@ -314,10 +317,10 @@ impl Store {
         .await
     }
 
-    /// The next jobs of a walk over all that match; nothing when the walk is over.
+    /// The next jobs of a walk over all that match; `None` at the end of the walk.
     ///
-    /// Filter: what is asked for, among the next few thousand documents, fewer when MongoDB is slow. Index: `_id`, or
-    /// `archived_by_end` when a period of the archive is asked for. Invariant: none, each change repeats its own conditions.
+    /// Filter: the given one, within the next few thousand documents, fewer when MongoDB is slow. Index: `_id`, or
+    /// `archived_by_end` for a period of the archive. Invariant: none, each change repeats its own conditions.
     pub async fn next_matches(&self, walk: &mut Walk) -> Result<Option<Vec<Match>>, StoreError> {
         while !walk.is_over {
             match self.step(walk).await {
@@ -340,7 +343,8 @@ impl Store {
         Ok(None)
     }
 
-    /// What matches among the next documents, and the key of the last of them, unless there are no more.
+    /// The matches among the next documents, and the key of the last document examined, or `None` if no documents are
+    /// left.
     async fn step(&self, walk: &Walk) -> Result<(Vec<Match>, Option<Bson>), StoreError> {
         let archived = walk.filter.is_archived();
         let collection = if archived { &self.archived } else { &self.scheduled };
@@ -377,7 +381,7 @@ impl Store {
         Ok((found, bound))
     }
 
-    /// About how many documents a walk examines.
+    /// Estimated number of documents that a walk examines.
     ///
     /// Filter: none. Index: none, MongoDB keeps the number. Invariant: none.
     pub async fn walk_length(&self, walk: &Walk) -> Result<u64, StoreError> {

@@ -1,5 +1,5 @@
-//! What people ask: single jobs and statistics. Reads only, each bounded, so that a curious person cannot slow the work down.
-//! All are read raw: a document that cannot be understood hides no other.
+//! Reads for people: single jobs and statistics. Every read is bounded, so that it cannot slow the jobs down. All are
+//! read as raw documents: one that cannot be decoded hides no other.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -16,61 +16,63 @@ use super::{
 };
 use crate::{ids::JobId, instant::Instant, job::Why, retry_policy::RetryPolicies};
 
-/// Waiting jobs of one group that are counted, at most, about a second's worth: MongoDB 6 reads each job it counts,
+/// Maximum number of waiting jobs counted per group, which takes about a second: MongoDB 6 reads every counted job,
 /// because the index is partial.
 pub const COUNTED: u64 = 1_000_000;
-/// Finished jobs in the statistics, at most: the newest ones.
+/// Maximum number of finished jobs in the statistics: the newest ones.
 pub const SAMPLED: usize = 10_000;
-/// Levels of a stored policy that are read: each policy within a policy is at most four deeper (parameters, list, row, policy).
+/// Levels of a stored policy that are read. Each nested policy is at most four levels deeper (parameters, list, row,
+/// policy).
 const LEVELS: usize = RetryPolicies::DEEPEST * 4;
 
-/// The unlocked jobs of one group. A count that has reached [`COUNTED`] means "at least".
+/// Counts of the unlocked jobs of one group. A count of [`COUNTED`] means "at least".
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Waiting {
-    /// Due, without a worker.
+    /// Due and not started.
     pub queued: u64,
-    /// Those of them that have been due for longer than is good.
+    /// Those of the queued jobs that have been due for too long.
     pub overdue: u64,
     /// Due later.
     pub postponed: u64,
 }
 
-/// One finished job, as far as the statistics need it.
+/// The fields of a finished job that the statistics use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finished {
     /// The group it was in.
     pub group: String,
-    /// Why it is in the archive.
+    /// The reason why it is in the archive.
     pub why: Why,
-    /// When it was due for the last time.
+    /// When it was last due.
     pub scheduled_at: Option<Instant>,
-    /// When it was started for the last time, if ever.
+    /// When it was last started; `None` if never.
     pub started_at: Option<Instant>,
     /// When it ended.
     pub ended_at: Instant,
 }
 
-/// A job's document, and where it was.
+/// A job's document and its collection.
 #[derive(Clone, Debug)]
 pub struct StoredJob {
     /// Whether it was in `archived`; otherwise it was in `scheduled`.
     pub is_archived: bool,
-    /// As it is stored.
+    /// The stored document.
     pub document: RawDocumentBuf,
 }
 
 impl Store {
-    /// One job, wherever it is; see [`Store::jobs_by_id`].
+    /// One job from either collection. See [`Store::jobs_by_id`].
     ///
     /// Index: `_id`. Invariant: I1, it is in one of them.
     pub async fn job(&self, job: JobId) -> Result<Option<StoredJob>, StoreError> {
         Ok(self.jobs_by_id(&[job]).await?.remove(&job))
     }
 
-    /// Those of these jobs that exist, wherever they are.
+    /// Those of these jobs that exist, from either collection.
     ///
-    /// Looks in `scheduled`, then in `archived`, then again: a job may have been enqueued, or its archiving been seen by
-    /// one look and not by the other, in between. Filter: these ids. Index: `_id`. Invariant: I1, each is in one of them.
+    /// Reads `scheduled`, then `archived`, then `scheduled` again. In between a job may be enqueued, or one read may see
+    /// its move to the archive and the next one may not. Filter: these ids. Index: `_id`. Invariant: I1, each is in one
+    /// of them.
     pub async fn jobs_by_id(&self, jobs: &[JobId]) -> Result<HashMap<JobId, StoredJob>, StoreError> {
         let mut found: HashMap<JobId, StoredJob> = HashMap::new();
         for (collection, is_archived) in [(&self.scheduled, false), (&self.archived, true), (&self.scheduled, false)] {
@@ -87,7 +89,7 @@ impl Store {
         Ok(found)
     }
 
-    /// How many jobs wait in each group at `now`; overdue are those that were due before `overdue`.
+    /// Number of waiting jobs in each group at `now`. Jobs that were due before `overdue` are overdue.
     ///
     /// Filter: group, unlocked, due before or after. Index: `due_jobs`, up to [`COUNTED`] entries for each number.
     /// Invariant: none.
@@ -104,13 +106,13 @@ impl Store {
         Ok(waiting)
     }
 
-    /// The lanes of these groups that have waiting jobs, in their order, `most` at most.
+    /// The lanes of these groups that have waiting jobs, in order, at most `most`.
     ///
     /// Filter: group, unlocked, the next class. Index: `due_jobs`, one entry for each pair, however many jobs wait. Invariant: none.
     pub async fn first_lanes(&self, groups: impl IntoIterator<Item = String>, most: usize) -> Result<Vec<Lane>, StoreError> {
         let mut lanes = Vec::new();
         for group in groups {
-            // Every class is behind this one.
+            // The empty string sorts before every class.
             let mut class = String::new();
             while lanes.len() < most {
                 let scheduled = self.scheduled.clone_with_type::<RawDocumentBuf>();
@@ -121,7 +123,7 @@ impl Store {
                         first.hint(IndexHint::Name(DUE_JOBS.into())).await
                     })
                     .await?;
-                // One that is not UTF-8 ends its group: what comes behind it cannot be asked for.
+                // A class that is not UTF-8 ends its group: a search for the classes after it is not possible.
                 let Some(next) = found.and_then(|job| Some(job.get_document("workable").ok()?.get_str("class").ok()?.to_owned())) else {
                     break;
                 };
@@ -132,7 +134,8 @@ impl Store {
         Ok(lanes)
     }
 
-    /// Classes of the retry policies that the first due jobs of these lanes name, of `most` jobs at least.
+    /// Classes of the retry policies of the first due jobs of these lanes, for at least `most` jobs if there are as
+    /// many.
     ///
     /// Filter: these ids. Index: `due_jobs`, then `_id`. Invariant: none; a job whose policy no worker knows stays in front of its lane.
     pub async fn policies_of_due_jobs(&self, lanes: &[Lane], most: usize) -> Result<BTreeSet<String>, StoreError> {
@@ -155,10 +158,10 @@ impl Store {
         self.indexed("count_waiting", counted).await
     }
 
-    /// How many jobs run in each group.
+    /// Number of running jobs in each group.
     ///
-    /// Filter: named by the roster, and locked. Index: `_id`; there is none on `locked`, the roster is it.
-    /// Invariant: none.
+    /// Filter: listed in the roster, and locked. Index: `_id`; `locked` has no index, because the roster lists the
+    /// locked jobs. Invariant: none.
     pub async fn running(&self) -> Result<BTreeMap<String, u64>, StoreError> {
         let mut running = BTreeMap::new();
         for jobs in self.held_jobs().await?.chunks(IDS_PER_QUERY) {
@@ -175,7 +178,7 @@ impl Store {
         Ok(running)
     }
 
-    /// Jobs that ended after `since`, the newest [`SAMPLED`] at most, newest first.
+    /// Jobs that ended after `since`, newest first, at most [`SAMPLED`].
     ///
     /// Filter: ended after. Index: `archived_by_end`, backwards. Invariant: none.
     pub async fn finished(&self, since: Instant) -> Result<Vec<Finished>, StoreError> {
@@ -211,15 +214,16 @@ impl Store {
         Ok(found.iter().filter_map(|job| finished(job)).collect())
     }
 
-    /// How many jobs are in the archive.
+    /// Number of jobs in the archive.
     ///
-    /// Filter: none. Index: none, MongoDB keeps the number. Invariant: none; after an unclean end of mongod it may be off.
+    /// Filter: none. Index: none, MongoDB keeps the number. Invariant: none; after an unclean end of mongod the number
+    /// may be wrong.
     pub async fn archived_count(&self) -> Result<u64, StoreError> {
         let archived = self.archived.clone();
         call("archived_count", async move { archived.estimated_document_count().await }).await
     }
 
-    /// Those of these jobs that are in the archive, as they are stored, in no order.
+    /// Those of these jobs that are in the archive, as stored, in any order.
     ///
     /// Filter: these ids. Index: `_id`. Invariant: I2, what is there is final.
     pub async fn archived_jobs(&self, jobs: &[JobId]) -> Result<Vec<Document>, StoreError> {
@@ -228,7 +232,8 @@ impl Store {
     }
 }
 
-/// The classes of a policy and of the policies in its parameters, which are documents {class, parameters} as well.
+/// Collects the classes of a policy and of the policies in its parameters, which are documents {class, parameters} as
+/// well.
 fn add_policies(value: &Bson, levels: usize, classes: &mut BTreeSet<String>) {
     let Some(levels) = levels.checked_sub(1) else { return };
     if let Some(document) = value.as_document() {
@@ -239,7 +244,7 @@ fn add_policies(value: &Bson, levels: usize, classes: &mut BTreeSet<String>) {
     value.as_array().into_iter().flatten().for_each(|value| add_policies(value, levels, classes));
 }
 
-/// The group of a job, also when it is not UTF-8.
+/// The group of a job, with invalid UTF-8 replaced.
 fn group_of(job: &RawDocument) -> String {
     job.get_str("group").map_or_else(|_| lossy(job).get_str("group").unwrap_or_default().to_owned(), str::to_owned)
 }
