@@ -1,4 +1,5 @@
-//! What the tests run and no machine has to have: fetched once into the user's cache, where the embedded mongod is as well.
+//! Tools that the tests need and that a machine may not have: downloaded once into the user's cache, beside the
+//! embedded mongod.
 
 use std::{
     fs,
@@ -10,8 +11,8 @@ use std::{
 use etcetera::BaseStrategy as _;
 use tempfile::NamedTempFile;
 
-/// The directory of this name in the cache. When it is not there, `fill` fills another one that becomes it, so that it is there whole
-/// or not at all, whoever else does the same.
+/// The directory of this name in the cache. If it is missing, `fill` fills a temporary directory, which is then
+/// renamed. Therefore the directory is complete or missing, even if several processes do this at the same time.
 pub fn installed(name: &str, fill: impl FnOnce(&Path)) -> PathBuf {
     let cache = etcetera::choose_base_strategy().expect("the user has a home").cache_dir().join("recruiter");
     let directory = cache.join(name);
@@ -29,8 +30,8 @@ pub fn installed(name: &str, fill: impl FnOnce(&Path)) -> PathBuf {
     directory
 }
 
-/// Unpacks one Python package, without those that it depends on. A requirement is a package, its version, and the checksums of the
-/// files it may come in: `name==1.2.3 --hash=sha256:…`.
+/// Unpacks one Python package without its dependencies. A requirement is a package, its version, and the checksums of
+/// its possible files: `name==1.2.3 --hash=sha256:…`.
 pub fn pip(target: &Path, requirement: &str) {
     let mut requirements = NamedTempFile::with_prefix("recruiter-requirement-").expect("the temporary directory is writable");
     writeln!(requirements, "{requirement}").expect("the temporary directory is writable");
@@ -39,7 +40,7 @@ pub fn pip(target: &Path, requirement: &str) {
     run(pip.arg("--target").arg(target).arg("--requirement").arg(requirements.path()));
 }
 
-/// Runs a command and returns what it printed; panics with what it complained of.
+/// Runs a command and returns its standard output. Panics with its standard error.
 pub fn run(command: &mut Command) -> String {
     let output = command.output().unwrap_or_else(|error| panic!("{command:?} cannot be run: {error}"));
     let [stdout, stderr] = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes).into_owned());

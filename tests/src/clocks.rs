@@ -1,7 +1,7 @@
-//! Wrong clocks: a process whose wall clock is ahead or behind, and jumps, while its monotonic clock is right.
+//! Wrong clocks: a process whose wall clock is ahead, behind or jumping, while its monotonic clock is right.
 //!
-//! This is libfaketime's work, loaded into the process by the variables of [`Clock::environment`]; programs that the process starts
-//! have the same clock. The library is fetched once with Python's pip.
+//! libfaketime does this. The variables of [`Clock::environment`] load it into the process. Child processes have the
+//! same clock. The library is downloaded once with Python's pip.
 
 use std::{
     fs,
@@ -17,14 +17,14 @@ use crate::{cache, processes::is_alive};
 const PACKAGE: &str = "libfaketime==3.0.1 --hash=sha256:5eed7c17f3d4ba0f6f828de4975f69a622b06b1e792674e6c1b069c0689fab79";
 const IN_PACKAGE: &str = "libfaketime/vendor/libfaketime/src/libfaketime.so.1";
 
-/// The clock of those who are started with its [`environment`](Self::environment); they need it for as long as they run.
+/// The clock of all processes started with its [`environment`](Self::environment). It must exist as long as they run.
 #[derive(Debug)]
 pub struct Clock {
     file: TempPath,
 }
 
 impl Clock {
-    /// A clock that differs from the right one by this: `+1h`, `-30m`, `+90` (seconds), `+2d`.
+    /// A clock with this difference from the right one: `+1h`, `-30m`, `+90` (seconds), `+2d`.
     pub fn offset(offset: &str) -> Self {
         sweep();
         let clock =
@@ -33,27 +33,28 @@ impl Clock {
         clock
     }
 
-    /// Lets it differ by something else. Within a second whoever has this clock jumps; what a thread reads at that very moment may
-    /// be neither the old nor the new time.
+    /// Changes the difference. Every process with this clock jumps within a second. A thread that reads the clock at
+    /// that moment may get a value that is neither the old nor the new time.
     pub fn step(&self, offset: &str) {
         assert!(offset.starts_with(['+', '-']), "`{offset}` is no difference: the clock would stand still");
-        // Whole or not at all, and without a line feed: its readers do not wait for each other.
+        // Replaced atomically, because readers take no lock, and without a line feed.
         let next = self.file.with_extension("next");
         fs::write(&next, offset).expect("the temporary directory is writable");
         fs::rename(next, &self.file).expect("the temporary directory is writable");
     }
 
-    /// What a process that has this clock is started with.
+    /// The environment of a process with this clock.
     pub fn environment(&self) -> [(&str, &str); 6] {
         [
             ("LD_PRELOAD", path(&LIBRARY)),
             ("FAKETIME_TIMESTAMP_FILE", path(&self.file)),
-            // Looked at again when the second is over.
+            // The file is read again after a second.
             ("FAKETIME_CACHE_DURATION", "0"),
             ("FAKETIME_DONT_FAKE_MONOTONIC", "1"),
-            // Without this, waits for a condition on the monotonic clock, as MongoDB's storage has them, end at once, for ever.
+            // Without this, MongoDB's storage engine breaks: its waits for a condition on the monotonic clock return at
+            // once, forever.
             ("FAKETIME_FORCE_MONOTONIC_FIX", "0"),
-            // The times of files are right.
+            // Times of files stay right.
             ("NO_FAKE_STAT", "1"),
         ]
     }
@@ -66,13 +67,13 @@ fn path(path: &Path) -> &str {
 static LIBRARY: LazyLock<PathBuf> =
     LazyLock::new(|| cache::installed("libfaketime-3.0.1", |target| cache::pip(target, PACKAGE)).join(IN_PACKAGE));
 
-/// Removes the shared memory of processes that were killed before they could.
+/// Deletes the shared memory of processes that were killed before they could delete it.
 fn sweep() {
     for file in fs::read_dir("/dev/shm").into_iter().flatten().flatten() {
         let name = file.file_name();
         let pid = name.to_str().and_then(|name| name.strip_prefix("faketime_shm_").or(name.strip_prefix("sem.faketime_sem_")));
         if pid.and_then(|pid| pid.parse().ok()).is_some_and(|pid| !is_alive(pid)) {
-            // Somebody else may do the same.
+            // Another process may delete it at the same time.
             let _ = fs::remove_file(file.path());
         }
     }

@@ -1,6 +1,6 @@
-//! The whole cycle in a few seconds: a world in which every step of the protocol is taken at least once, so that each can be
-//! broken: jobs that succeed, fail, are retried, come later, are cancelled, were done before; a document that is no job; a
-//! worker that dies, a lock without a holder, an archive to prune.
+//! The whole cycle in a few seconds: a run that takes every step of the protocol at least once, so that each step can
+//! be broken. It has jobs that succeed, fail, are retried, are due later, are cancelled, and were done before; a
+//! document that is not a job; a worker that dies, a lock without a holder, and an archive to prune.
 
 use std::{
     collections::BTreeMap,
@@ -21,24 +21,24 @@ use crate::{
     world::{Role, World},
 };
 
-/// Longer than any scenario needs on a busy machine.
+/// Longer than any scenario takes on a busy machine.
 const QUIET_WITHIN: Duration = Duration::from_secs(120);
-/// Between two looks at a run.
+/// Interval between two checks of a run.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// Runs at a time: most of each is waiting.
+/// Maximum number of runs at a time. Most of each run is waiting.
 pub const AT_A_TIME: usize = 8;
-/// How often a job that is done again at all may be done again here: more often than it can be rescued.
+/// Number of retries of a job that may be retried: more than the rescues in a run.
 const AGAIN: u32 = 12;
 
-/// What is broken in a run.
+/// The faults of a run.
 #[derive(Clone, Default)]
 pub struct Breaks {
-    /// By the processes themselves, the first of each role, when they take a step; the second fault of a role and those after it
-    /// are also those of whoever stands in for it.
+    /// Faults inside the processes, of the first process of each role. The second and later faults of a role also apply
+    /// to its substitute.
     pub faults: Vec<(Role, Fault)>,
-    /// The ways to MongoDB of the first of these roles.
+    /// Connection strings for the first processes of these roles.
     pub lines: Vec<(Role, String)>,
-    /// How much of what is on the way has struck.
+    /// The number of network faults that have struck so far.
     pub on_the_way: Option<Arc<dyn Fn() -> usize + Send + Sync>>,
 }
 
@@ -54,24 +54,25 @@ impl fmt::Debug for Breaks {
     }
 }
 
-/// A step of a process.
+/// A step of the protocol in a process of this role.
 pub type Step = (Role, String);
 
-/// What came of a run.
+/// The result of a run.
 #[derive(Debug)]
 pub struct Run {
-    /// What was wrong.
+    /// The violations found.
     pub findings: Findings,
-    /// Which of the faults of the processes have struck.
+    /// The faults of the processes that have struck.
     pub struck: Vec<(Role, Fault)>,
-    /// From the moment when it was seen that the last one had struck, there or on the way, until everything was done; nothing
-    /// when nothing did.
+    /// Time from the last fault, as observed in a process or on the network, until everything was done. `None` when no
+    /// fault struck.
     pub recovery: Option<Duration>,
     /// The steps that were taken, and how often.
     pub steps: BTreeMap<Step, u32>,
 }
 
-/// One run of the cycle, on a thread of its own: what blocks it, blocks no other. A few at a time, however many tests want one.
+/// One run of the cycle on a thread of its own, so that a blocking call does not block other runs. At most
+/// [`AT_A_TIME`] run at a time.
 pub async fn run_beside_others(world: World, breaks: Breaks) -> Run {
     static TURNS: Semaphore = Semaphore::const_new(AT_A_TIME);
     let _turn = TURNS.acquire().await.expect("it is never closed");
@@ -115,25 +116,25 @@ pub async fn run(mut world: World, breaks: Breaks) -> Run {
     if !quiet {
         findings.broken.push(format!("I7: not quiet after {QUIET_WITHIN:?}: {story:?}\n{logs}"));
     }
-    // What struck while everything was stopped, and held up nothing.
+    // Includes faults that struck during the stop. They delayed nothing.
     let struck = struck(&world);
     let recovery = recovery.or_else(|| (struck.len() + on_the_way() > 0).then_some(Duration::ZERO));
     Run { findings, struck, recovery, steps: world.steps() }
 }
 
-/// What happens to the jobs of a run, apart from what is broken on purpose.
+/// The planned events in the jobs of a run, in addition to its faults.
 #[derive(Debug, Default)]
 pub struct Story {
-    /// Done, then sent again by the application.
+    /// A job that is done, and that the application then sends again.
     first: Option<JobId>,
     sent_again: bool,
-    /// Cancelled while it runs.
+    /// A job that is cancelled while it runs.
     cancelled: Option<JobId>,
     asked_to_cancel: bool,
 }
 
 impl Story {
-    /// What the worker that dies is given, and what is there from before.
+    /// Creates the jobs for the worker that dies, and the documents from earlier runs.
     pub async fn begin(world: &World) -> Self {
         let long_ago = bson::DateTime::from_millis(1_000_000);
         let old = doc! { "_id": ObjectId::new(), "done": true, "last_execution": { "ended_at": long_ago } };
@@ -143,7 +144,7 @@ impl Story {
         Self::default()
     }
 
-    /// Everything else, once that worker is dead.
+    /// Creates all other jobs, after that worker has died.
     pub async fn enqueue(&mut self, world: &World) {
         self.first = Some(world.enqueue(Entry::lasting(0), Policy::Never).await.expect("MongoDB is there"));
         self.cancelled =
@@ -165,7 +166,7 @@ impl Story {
         world.asked.will_send(id, Policy::Any);
         insert_unvalidated(&world.database, vec![no_job]).await;
         world.asked.was_acknowledged(id);
-        // Locked by nobody before anybody can start it.
+        // Locked without a holder, before any worker can start it.
         let half = world.enqueue(Entry::lasting(0).after(Duration::from_secs(3_600)), Policy::Never).await.expect("MongoDB is there");
         let lock = doc! { "$set": { "locked": true, "scheduled_at": bson::DateTime::from_chrono(world.store.now()) } };
         world
@@ -177,7 +178,7 @@ impl Story {
             .expect("MongoDB is there");
     }
 
-    /// Does what it is time for; says whether all has happened and nothing is left to do.
+    /// Does the next planned events. Returns whether all have happened and no work is left.
     pub async fn goes_on(&mut self, world: &World) -> bool {
         if let Some(job) = self.cancelled.filter(|_| !self.asked_to_cancel) {
             let asked = world.store.request_cancel_if_started(&[job]).await.expect("MongoDB is there");

@@ -1,5 +1,5 @@
-//! Random bad days, from a seed: a whole fleet on a replica set of three, jobs of every policy and group, and something or
-//! somebody breaking all the time. Afterwards every execution is accounted for.
+//! Random faults from a seed: a whole fleet on a replica set of three, jobs of every policy and group, and continuous
+//! faults. At the end every execution is accounted for.
 
 use std::{
     collections::BTreeMap,
@@ -24,40 +24,40 @@ use crate::{
     world::{Role, World},
 };
 
-/// When everything must be done after the last blow, at least; a backlog gets as long as the day itself.
+/// Minimum time after the last fault until everything must be done. A backlog can take as long as the test itself.
 const QUIET_WITHIN: Duration = Duration::from_secs(120);
-/// More than an unlucky job is rescued.
+/// More than the most rescues of one job.
 const AGAIN: u32 = 30;
-/// Jobs that are enqueued at the same time.
+/// Number of jobs that are enqueued together.
 const BATCH: usize = 50;
-/// How often a count of what happened is said.
+/// Interval between two reports of the counts.
 const SAY_EVERY: Duration = Duration::from_secs(10);
 
-/// A bad day to be had.
+/// The parameters of an endurance test.
 #[derive(Clone, Copy, Debug)]
 pub struct BadDay {
-    /// What everything random is made of.
+    /// The seed of all random values.
     pub seed: u64,
-    /// How long things go on breaking.
+    /// How long faults are injected.
     pub duration: Duration,
-    /// How many jobs are enqueued in this time.
+    /// Number of jobs that are enqueued in this time.
     pub jobs: usize,
 }
 
-/// What came of it.
+/// The result of an endurance test.
 #[derive(Debug)]
 pub struct Outcome {
-    /// What was wrong.
+    /// The violations found.
     pub findings: Findings,
-    /// How often what was broken.
+    /// Number of injected faults of each kind.
     pub done: BTreeMap<&'static str, usize>,
-    /// Enqueues that were refused, as they may be while there is no primary.
+    /// Number of refused enqueues, which are allowed while there is no primary.
     pub refused: usize,
-    /// From the last blow until the last job was in the archive.
+    /// Time from the last fault until the last job was in the archive.
     pub recovery: Duration,
 }
 
-/// Has it.
+/// Runs an endurance test.
 pub async fn endure(day: BadDay, say: impl Fn(&str)) -> Outcome {
     let mut random = StdRng::seed_from_u64(day.seed);
     let mut mongo = ReplicaSet::start(3).await;
@@ -73,7 +73,7 @@ pub async fn endure(day: BadDay, say: impl Fn(&str)) -> Outcome {
     let enqueuing = tokio::spawn(enqueuer.enqueue_all(day));
     while begin.elapsed() < day.duration || !enqueuing.is_finished() {
         world.tend();
-        // Whatever is random is so by the seed, not by the time that things take.
+        // Random values depend only on the seed, not on timing.
         let (blow, wait) = (random.random_range(0..1_000), Duration::from_millis(random.random_range(5..120)));
         *done.entry(strike(&mut world, &mut mongo, &mut random, blow).await).or_default() += 1;
         if said.elapsed() > SAY_EVERY {
@@ -101,7 +101,7 @@ pub async fn endure(day: BadDay, say: impl Fn(&str)) -> Outcome {
     Outcome { findings, done, refused, recovery }
 }
 
-/// One blow, or none; says which.
+/// Injects one fault or none. Returns its name.
 async fn strike(world: &mut World, mongo: &mut ReplicaSet, random: &mut StdRng, blow: u32) -> &'static str {
     let member = random.random_range(0..world.members.len());
     let process = &world.members[member].process;
@@ -139,7 +139,7 @@ async fn strike(world: &mut World, mongo: &mut ReplicaSet, random: &mut StdRng, 
     }
 }
 
-/// The application: enqueues jobs of every kind while everything else happens.
+/// The application, which enqueues jobs of every kind during the faults.
 struct Enqueuer {
     store: Store,
     asked: Asked,
@@ -147,7 +147,7 @@ struct Enqueuer {
 }
 
 impl Enqueuer {
-    /// Spreads the jobs of a day over it; says how many were refused, as they may be while there is no primary.
+    /// Spreads the jobs over the duration. Returns how many were refused, which is allowed while there is no primary.
     async fn enqueue_all(mut self, day: BadDay) -> usize {
         let begin = Instant::now();
         let (mut enqueued, mut refused) = (0, 0);

@@ -1,4 +1,4 @@
-//! Documents of any age and shape, written as somebody else might have written them.
+//! Documents of any age and shape, as other programs or earlier releases may have written them.
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,7 +14,7 @@ use recruiter_common::{
 
 use crate::mongo::TestDatabase;
 
-/// The smallest document that is a job by the contract for other languages, due for a minute.
+/// The smallest document that is a job by the contract for other languages. It has been due for a minute.
 pub fn minimal_job(class: &str) -> Document {
     doc! {
         "_id": ObjectId::new(),
@@ -26,18 +26,18 @@ pub fn minimal_job(class: &str) -> Document {
     }
 }
 
-/// A policy that allows so many retries, each at once.
+/// A policy with this many retries, each without a wait.
 pub fn again(times: u32) -> RetryManyTimes {
     RetryManyTimes::new(times, Duration::from_millis(50)).expect("a policy")
 }
 
-/// Inserts documents as they are, past the validator, as a release that had none would have.
+/// Inserts documents without the validator, as a release without a validator would have.
 pub async fn insert_unvalidated(database: &TestDatabase, documents: Vec<Document>) {
     let scheduled = database.raw("scheduled");
     scheduled.insert_many(documents).bypass_document_validation(true).await.expect("nothing but the validator would refuse them");
 }
 
-/// What a worker at this place would announce.
+/// The registration of a worker in this process.
 pub fn announcement(capacity: u32) -> Announcement {
     Announcement {
         id: WorkerId::new(),
@@ -52,7 +52,7 @@ pub fn announcement(capacity: u32) -> Announcement {
     }
 }
 
-/// A start of this worker, now, with a lease of a minute.
+/// A start by this worker, now, with a lease of one minute.
 pub fn start(store: &Store, worker: WorkerId) -> Start {
     Start {
         id: StartId::new(),
@@ -70,7 +70,7 @@ pub async fn read(store: &Store, ids: &[JobId]) -> Vec<Job> {
     found.into_iter().map(|job| Arc::unwrap_or_clone(job.expect("the job is well-formed"))).collect()
 }
 
-/// What a start of these jobs is made on.
+/// The input for a start of these jobs.
 pub fn to_start(jobs: &[Job]) -> Vec<ToStart> {
     let decided = |job: &Job| ToStart {
         job: job.id,
@@ -81,7 +81,7 @@ pub fn to_start(jobs: &[Job]) -> Vec<ToStart> {
     jobs.iter().map(decided).collect()
 }
 
-/// Reads and starts jobs for a worker; those it did not get are left out.
+/// Reads and starts jobs for a worker. Jobs that it did not get are not in the result.
 pub async fn started(store: &Store, worker: WorkerId, ids: &[JobId]) -> Vec<(Job, Claim)> {
     let jobs = read(store, ids).await;
     let start = start(store, worker);
@@ -95,7 +95,7 @@ pub async fn started(store: &Store, worker: WorkerId, ids: &[JobId]) -> Vec<(Job
     jobs.into_iter().filter_map(with_claim).collect()
 }
 
-/// An instant so many milliseconds from now, by the store's clock.
+/// The instant `ms` milliseconds from now, by the store's clock.
 pub fn in_ms(store: &Store, ms: i64) -> Instant {
     store.now() + chrono::TimeDelta::milliseconds(ms)
 }

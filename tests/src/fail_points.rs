@@ -1,8 +1,9 @@
-//! Faults made by the server itself: its fail point `failCommand`, which makes commands fail, lose their connection or wait.
+//! Faults made by the server itself: its fail point `failCommand`, which makes commands fail, lose their connection or
+//! wait.
 //!
-//! A server has one such fail point, so one is armed at a time in a test process. It strikes every process that goes by its
-//! `appName`, those of other tests on the shared MongoDB too: name the collection as well ([`FailPoint::namespace`]), or
-//! use [`own_mongod`](crate::mongo::own_mongod).
+//! A server has one such fail point, so a test process arms one at a time. It affects every process with this
+//! `appName`, including those of other tests on the shared MongoDB. Therefore limit it to a collection
+//! ([`FailPoint::namespace`]), or use [`own_mongod`](crate::mongo::own_mongod).
 
 use std::time::Duration;
 
@@ -18,7 +19,7 @@ use crate::mongo::command_at_once;
 /// How long to wait for another test to disarm its fail point.
 const TURN_WITHIN: Duration = Duration::from_secs(120);
 
-/// A fault to be armed.
+/// A fault that can be armed.
 #[derive(Clone, Debug)]
 #[must_use = "a fault strikes only when it is armed"]
 pub struct FailPoint {
@@ -27,49 +28,51 @@ pub struct FailPoint {
 }
 
 impl FailPoint {
-    /// Strikes these commands of clients with this `appName`, always, and does nothing to them until told what.
+    /// Affects these commands of clients with this `appName`, without limit. It needs an effect before it changes
+    /// anything.
     pub fn new(app_name: &str, commands: &[&str]) -> Self {
         Self { mode: "alwaysOn".into(), data: doc! { "appName": app_name, "failCommands": commands } }
     }
 
-    /// Strikes so many times only.
+    /// Limits it to the first `times` commands.
     pub fn times(mut self, times: i32) -> Self {
         self.mode = doc! { "times": times }.into();
         self
     }
 
-    /// Leaves so many commands alone first, then strikes always.
+    /// Skips the first `skip` commands, then affects all.
     pub fn skip(mut self, skip: i32) -> Self {
         self.mode = doc! { "skip": skip }.into();
         self
     }
 
-    /// Strikes commands on this collection only (`database.collection`); those that name none, like a commit, are spared.
+    /// Limits it to commands on this collection (`database.collection`). Commands without a collection, such as a
+    /// commit, are not affected.
     pub fn namespace(self, database: &str, collection: &str) -> Self {
         self.with("namespace", format!("{database}.{collection}"))
     }
 
-    /// The command is not done and answers with this error.
+    /// The command is not executed and returns this error.
     pub fn error_code(self, code: i32) -> Self {
         self.with("errorCode", code)
     }
 
-    /// The labels of that error, instead of those that the server would give it (`RetryableWriteError`, …).
+    /// The labels of that error, instead of the server's own (`RetryableWriteError`, …).
     pub fn error_labels(self, labels: &[&str]) -> Self {
         self.with("errorLabels", labels)
     }
 
-    /// The command is not done and its connection is closed.
+    /// The command is not executed, and its connection is closed.
     pub fn close_connection(self) -> Self {
         self.with("closeConnection", true)
     }
 
-    /// The command is done only after this time.
+    /// The command is executed after this delay.
     pub fn block(self, time: Duration) -> Self {
         self.with("blockConnection", true).with("blockTimeMS", i64::try_from(time.as_millis()).expect("a sensible time"))
     }
 
-    /// The command is done, and its answer says that its write concern was not satisfied: an unknown outcome.
+    /// The command is executed, and its reply reports that the write concern was not satisfied: an unknown outcome.
     pub fn write_concern_error(self, code: i32) -> Self {
         self.with("writeConcernError", doc! { "code": code, "errmsg": "made by a fail point" })
     }
@@ -79,7 +82,7 @@ impl FailPoint {
         self
     }
 
-    /// Arms it at the MongoDB behind `uri`, until the guard is dropped.
+    /// Arms it on the MongoDB at `uri`, until the guard is dropped.
     pub async fn arm(self, uri: &str) -> Armed {
         static ONE_AT_A_TIME: Mutex<()> = Mutex::const_new(());
         let turn = timeout(TURN_WITHIN, ONE_AT_A_TIME.lock()).await.expect("other fail points are disarmed in time; one test arms one");
@@ -90,7 +93,7 @@ impl FailPoint {
     }
 }
 
-/// An armed fault; dropping it disarms it.
+/// An armed fault. Dropping it disarms it.
 #[derive(Debug)]
 #[must_use = "dropping this disarms the fault"]
 pub struct Armed {
@@ -101,7 +104,7 @@ pub struct Armed {
 }
 
 impl Armed {
-    /// How many commands it has struck so far.
+    /// Number of commands affected so far.
     pub async fn struck(&self) -> i64 {
         const NAME: &str = "failpoint.failCommand";
         let reply = self.client.database("admin").run_command(doc! { "getParameter": 1, NAME: 1 }).await.expect("the server answers");
@@ -112,7 +115,7 @@ impl Armed {
 impl Drop for Armed {
     fn drop(&mut self) {
         let disarmed = command_at_once(&self.uri, "admin", doc! { "configureFailPoint": "failCommand", "mode": "off" });
-        // A server that was killed has forgotten it; a living one that keeps it would spoil other tests.
+        // A killed server has lost it. On a live server it would disturb other tests.
         if let Err(error) = disarmed
             && !std::thread::panicking()
         {

@@ -1,6 +1,6 @@
-//! Crash points: a process of ours that aborts or freezes at a given step of its own, before it is asked for or when its
-//! answer has just arrived. They are in no released program: `faulty`, a binary of this package, runs the libraries of the
-//! three processes under the driver's own command events.
+//! Crash points: a process that aborts or freezes at a given step, before the command is sent or when its reply has
+//! just arrived. No released program has them: `faulty`, a binary of this package, runs the libraries of the three
+//! processes and handles the driver's command events.
 
 use std::{
     collections::HashMap,
@@ -16,44 +16,44 @@ use nix::sys::signal::{Signal, raise};
 
 use crate::steps::step;
 
-/// Names the [`Fault`]s of a faulty process, one a line.
+/// Names the variable with the [`Fault`]s of a faulty process, one per line.
 pub const FAULT: &str = "RECRUITER_TEST_FAULT";
-/// Names the directory where a faulty process notes the steps it takes, and that its fault has struck.
+/// Names the variable with the directory where a faulty process records its steps, and that its fault has struck.
 pub const NOTES: &str = "RECRUITER_TEST_NOTES";
 
-/// How often a step is noted.
+/// How many times each step is recorded.
 const NOTED: u32 = 4;
 
-/// When in a step.
+/// The moment of a fault within a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Moment {
     /// Before the command is sent.
     Before,
-    /// When its answer has arrived and nobody has looked at it.
+    /// When its reply has arrived and was not processed yet.
     After,
 }
 
-/// What happens to the process.
+/// The effect on the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Blow {
     /// It ends at once (`SIGABRT`).
     Abort,
-    /// It stands still (`SIGSTOP`) until somebody lets it go on.
+    /// It is frozen (`SIGSTOP`) until it is resumed from outside.
     Freeze,
-    /// It is asked to stop (`SIGTERM`) and goes on.
+    /// It gets a request to stop (`SIGTERM`) and continues.
     Terminate,
 }
 
-/// A blow at a moment of the `nth` time that a step is taken, counted from one.
+/// A fault in the `nth` occurrence of a step, counted from one.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Fault {
-    /// Which step.
+    /// The step.
     pub step: String,
-    /// When in it.
+    /// The moment within the step.
     pub moment: Moment,
-    /// What happens.
+    /// The effect.
     pub blow: Blow,
-    /// In which one of them.
+    /// The number of the occurrence.
     pub nth: u32,
 }
 
@@ -85,7 +85,7 @@ impl FromStr for Fault {
     }
 }
 
-/// What a faulty process does with each command of its own: notes it, and strikes when it is time.
+/// Handles each command of a faulty process: records it, and applies a fault that matches.
 #[derive(Debug)]
 struct Striker {
     faults: Vec<Fault>,
@@ -95,16 +95,16 @@ struct Striker {
 
 #[derive(Debug, Default)]
 struct State {
-    /// How often each step was taken.
+    /// Number of occurrences of each step.
     taken: HashMap<String, u32>,
-    /// Steps whose answers are on their way, with their numbers.
+    /// Steps without a reply so far, with the numbers of their occurrences.
     open: HashMap<i32, (String, u32)>,
 }
 
-/// The handler of command events that a faulty process connects with, as its environment says.
+/// The handler of command events for a faulty process, configured by its environment.
 ///
 /// # Panics
-/// When the environment names no directory for notes, or a fault that is none.
+/// When the environment names no directory for records, or has an invalid fault.
 pub fn striker() -> EventHandler<CommandEvent> {
     let notes = PathBuf::from(std::env::var_os(NOTES).expect("a faulty process has a directory for its notes"));
     let faults = std::env::var(FAULT).unwrap_or_default();

@@ -1,5 +1,6 @@
-//! The ledger: what jobs themselves say of their executions, outside of the system under test. A job appends a line when it
-//! is entered and one when it ends, each on the disk before it goes on. Whoever counts executions counts these.
+//! The ledger: a record of executions that the jobs write themselves, independent of the system under test. A job
+//! appends a line at its begin and at its end, and each is on the disk before the job continues. Tests count executions
+//! by these lines.
 
 use std::{
     fs,
@@ -20,18 +21,18 @@ use recruiter_common::{
 use recruiter_worker::{BlockingExecutable, Context, DuplicateClass, Executable, NotDone, Worker};
 use serde::{Deserialize, Serialize};
 
-/// Names the directory of the ledger.
+/// Names the variable with the directory of the ledger.
 pub const LEDGER: &str = "RECRUITER_TEST_LEDGER";
 
-/// A job that keeps the ledger: works for `ms` milliseconds; fails in its first `failures` attempts.
+/// A job that writes the ledger: works for `ms` milliseconds, and fails in its first `failures` attempts.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Entry {
-    /// How long it takes.
+    /// Duration of an execution, in milliseconds.
     pub ms: i64,
-    /// In how many attempts it fails at the end.
+    /// Number of attempts that fail at the end.
     pub failures: u32,
-    /// Whether it goes on when it is asked to stop.
+    /// Whether it ignores a request to stop.
     pub deaf: bool,
 }
 
@@ -41,7 +42,7 @@ impl Workable for Entry {
 }
 
 impl Entry {
-    /// A job that takes so many milliseconds.
+    /// A job with this duration, in milliseconds.
     pub fn lasting(ms: i64) -> NewJob {
         Self { ms, ..Self::default() }.as_job()
     }
@@ -70,12 +71,12 @@ impl Executable for Entry {
     }
 }
 
-/// A job that keeps the ledger and takes longer when it is done again.
+/// A job that writes the ledger and takes longer in later attempts.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Longer {
-    /// The first attempt, and all others but for their time.
+    /// The first attempt. The other attempts differ only in their duration.
     pub first: Entry,
-    /// How long the others take.
+    /// Duration of the other attempts, in milliseconds.
     pub again_ms: i64,
 }
 
@@ -93,35 +94,35 @@ impl Executable for Longer {
     }
 }
 
-/// What a poisonous job does to its worker.
+/// The effect of a harmful job on its worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Harm {
     /// Aborts the process.
     Abort,
-    /// Takes all the memory that it can get.
+    /// Allocates all available memory.
     Exhaust,
-    /// Takes a mebibyte every few milliseconds, until there are so many or it is asked to stop.
+    /// Allocates a mebibyte every few milliseconds, up to this number of mebibytes or until it is asked to stop.
     Leak(i64),
-    /// Calls itself until the stack is full.
+    /// Recurses until the stack overflows.
     Overflow,
-    /// Holds its thread for so many milliseconds and hears nothing.
+    /// Blocks its thread for this many milliseconds and ignores requests to stop.
     Spin(i64),
-    /// Prints so many mebibytes, half of them to standard error.
+    /// Prints this many mebibytes, half of them to standard error.
     Print(i64),
 }
 
-/// A job that keeps the ledger and does harm.
+/// A job that writes the ledger and does harm.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Poison {
-    /// What it does.
+    /// The harm.
     pub harm: Harm,
-    /// Its time limit in milliseconds; none when there is none.
+    /// Its time limit in milliseconds, if it has one.
     pub limit_ms: Option<i64>,
 }
 
 impl Poison {
-    /// A job that does this, without a time limit.
+    /// A job with this harm, without a time limit.
     pub fn new(harm: Harm) -> Self {
         Self { harm, limit_ms: None }
     }
@@ -130,7 +131,7 @@ impl Poison {
         self.limit_ms.and_then(|ms| u64::try_from(ms).ok()).map(Duration::from_millis)
     }
 
-    /// Does it, on the thread that calls.
+    /// Does the harm on the calling thread.
     fn harm(&self, ledger: &Ledger, job: &Context) -> Result<(), NotDone> {
         ledger.write(job, Event::Begin);
         match self.harm {
@@ -167,10 +168,10 @@ impl Poison {
 }
 
 const MIB: usize = 1024 * 1024;
-/// Between two mebibytes of a leak.
+/// Interval between two mebibytes of a leak.
 const LEAK_EVERY: Duration = Duration::from_millis(10);
 
-/// Never returns: there is always another call.
+/// Never returns, because it always calls itself again.
 fn deeper(depth: u64) -> u64 {
     let room = black_box([depth; 128]);
     if depth == u64::MAX { 0 } else { deeper(depth + 1) + room[0] }
@@ -184,7 +185,7 @@ impl Workable for Poison {
 impl Executable for Poison {
     type State = Ledger;
 
-    /// Holds a thread of the runtime.
+    /// Blocks a thread of the runtime.
     async fn execute(&self, ledger: &Ledger, job: &Context) -> Result<(), NotDone> {
         self.harm(ledger, job)
     }
@@ -194,7 +195,7 @@ impl Executable for Poison {
     }
 }
 
-/// The same as a blocking job, on a thread of its own.
+/// The same job as a blocking workable, on a thread of its own.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct BlockingPoison(pub Poison);
@@ -216,60 +217,60 @@ impl BlockingExecutable for BlockingPoison {
     }
 }
 
-/// What a line of the ledger says.
+/// The event of a line in the ledger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Event {
-    /// It was entered.
+    /// The execution began.
     Begin,
-    /// It is done.
+    /// The job was successful.
     Done,
-    /// It failed.
+    /// The job failed.
     Failed,
-    /// It was asked to stop and did.
+    /// The job ended because it was asked to stop.
     Stopped,
 }
 
-/// One line.
+/// One line of the ledger.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Line {
-    /// The job, in hex.
+    /// The id of the job, in hex.
     pub job: String,
-    /// Its start, in hex.
+    /// The id of its start, in hex.
     pub start: String,
-    /// Which attempt the job took it for.
+    /// The number of the attempt, as the job got it.
     pub attempt: u32,
-    /// The process it ran in.
+    /// The process id of the worker.
     pub worker: u32,
-    /// What happened.
+    /// The event.
     pub event: Event,
-    /// When, in milliseconds of the machine's monotonic clock.
+    /// The time of the machine's monotonic clock, in milliseconds.
     pub at_ms: i64,
 }
 
 impl Line {
-    /// The job and its start.
+    /// The ids of the job and of its start.
     pub fn execution(&self) -> (JobId, StartId) {
         (self.job.parse().expect("a ledger names jobs"), self.start.parse().expect("a ledger names starts"))
     }
 }
 
-/// A process's own file of the ledger.
+/// The ledger file of one process.
 #[derive(Debug)]
 pub struct Ledger(Mutex<fs::File>);
 
 impl Ledger {
-    /// Opens this process's file in the directory that the environment names.
+    /// Opens this process's file in the directory from the environment.
     ///
     /// # Panics
-    /// When it names none that can be written in.
+    /// When the environment names no writable directory.
     pub fn of_this_process() -> Self {
         let directory = PathBuf::from(std::env::var_os(LEDGER).expect("the environment names a ledger"));
         let file = fs::OpenOptions::new().create(true).append(true).open(directory.join(std::process::id().to_string()));
         Self(Mutex::new(file.expect("the ledger can be written")))
     }
 
-    /// Notes what happened to a job, and returns when that is on the disk.
+    /// Records an event of a job. Returns when it is on the disk.
     pub fn write(&self, job: &Context, event: Event) {
         let line = Line {
             job: job.job_id().to_string(),
@@ -285,7 +286,7 @@ impl Ledger {
     }
 }
 
-/// A worker with every class that keeps the ledger of this process.
+/// A worker with every class that writes the ledger of this process.
 ///
 /// # Errors
 /// Never: no class is registered twice.
@@ -295,8 +296,7 @@ pub fn worker() -> Result<Worker, DuplicateClass> {
     worker.register::<Poison>(ledger.clone())?.register_blocking::<BlockingPoison>(ledger)
 }
 
-/// All lines of a ledger, of all processes, in the order of time. A last line that its process died in the middle of
-/// cannot be: a line is one write.
+/// All lines of all processes, ordered by time. No line is incomplete, even if its process died: a line is one write.
 pub fn read(directory: &Path) -> Vec<Line> {
     let files = fs::read_dir(directory).expect("the ledger is there").filter_map(Result::ok);
     let text = files.map(|file| fs::read_to_string(file.path()).expect("the ledger is text")).collect::<String>();
@@ -305,7 +305,7 @@ pub fn read(directory: &Path) -> Vec<Line> {
     lines
 }
 
-/// The machine's monotonic clock, in milliseconds: the same for all its processes.
+/// The machine's monotonic clock in milliseconds, which all its processes share.
 pub fn monotonic_ms() -> i64 {
     let now = clock_gettime(ClockId::CLOCK_MONOTONIC).expect("Linux has a monotonic clock");
     now.tv_sec() * 1_000 + now.tv_nsec() / 1_000_000

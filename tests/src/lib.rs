@@ -1,25 +1,25 @@
 //! The harness of the tests: real MongoDB, real processes, real faults.
 //!
 //! - [`mongo`]: one embedded mongod per test process, one database per test; further servers where a test needs its own
-//! - [`processes`]: the three binaries, started, signalled and listened to
+//! - [`processes`]: the three binaries: start, signals and output
 //! - [`fail_points`]: errors, lost connections and slow replies, by `appName`
-//! - [`wait`]: waiting for a condition, never for time
+//! - [`wait`]: waits for a condition, never for a fixed time
 //! - [`factory`]: documents of any age and shape
-//! - [`local`]: recruiter and workers inside the test's own process
-//! - [`steps`], [`faults`]: what a process asks of MongoDB, and the blows that it can suffer at each of these steps
-//! - [`ledger`]: jobs that write down their executions themselves
-//! - [`oracle`]: compares ledger, documents and what was asked for
-//! - [`report`]: what the failure tests found, as one table
-//! - [`cycle`]: every step of the protocol in a few seconds, to be broken one by one
-//! - [`world`]: a supervised fleet of processes that break, on a database of its own
-//! - [`proxy`]: a network that breaks, for one process alone
+//! - [`local`]: a recruiter and workers inside the test's own process
+//! - [`steps`], [`faults`]: the commands that a process sends to MongoDB, and the faults at each of these steps
+//! - [`ledger`]: jobs that record their own executions
+//! - [`oracle`]: compares the ledger, the documents and the enqueued jobs
+//! - [`report`]: the results of the failure tests, as one table
+//! - [`cycle`]: every step of the protocol in a few seconds, so that each can be broken
+//! - [`world`]: a supervised fleet of faulty processes, on a database of its own
+//! - [`proxy`]: a faulty network for a single process
 //! - [`replica_set`]: three real members, elections, and the network between them
-//! - [`clocks`]: wall clocks that are wrong, and jump
-//! - [`endurance`]: random bad days from a seed
-//! - [`mongosh`]: the real shell, to show that the documents read well in it
-//! - [`cache`]: what is fetched once from elsewhere
+//! - [`clocks`]: wall clocks that are wrong or jump
+//! - [`endurance`]: random faults from a seed
+//! - [`mongosh`]: the real shell, to show that the documents are readable in it
+//! - [`cache`]: tools that are downloaded once
 //!
-//! Everything here panics with a reason when it cannot do its work: a test that did not take place has not passed.
+//! Everything here panics with a reason when it cannot do its work: a test that did not run has not passed.
 
 pub mod cache;
 pub mod clocks;

@@ -15,7 +15,7 @@ use tokio::task::JoinHandle;
 
 use crate::mongo::TestDatabase;
 
-/// Flags as a person would write them.
+/// Command-line flags of the processes.
 #[derive(Parser)]
 struct Flags {
     #[command(flatten)]
@@ -28,7 +28,7 @@ struct RecruiterFlags {
     run: RunArgs,
 }
 
-/// How to connect to a test's database.
+/// Connection arguments for a test's database.
 pub fn connect_args(database: &TestDatabase) -> ConnectArgs {
     ConnectArgs { connect_timeout: Some(Duration::from_secs(10)), ..ConnectArgs::to(database.uri()) }
 }
@@ -38,12 +38,12 @@ pub async fn store(database: &TestDatabase) -> Store {
     Store::connect(&connect_args(database), "test").await.expect("the test's MongoDB is there")
 }
 
-/// The ids of what was enqueued.
+/// The ids of enqueued jobs.
 pub fn ids(enqueued: Vec<Enqueued>) -> Vec<JobId> {
     enqueued.into_iter().map(|job| job.id).collect()
 }
 
-/// Something that runs in this process until it is stopped.
+/// A process's main function, running in this process until it is stopped.
 #[derive(Debug)]
 pub struct Local {
     trigger: Trigger,
@@ -51,7 +51,7 @@ pub struct Local {
 }
 
 impl Local {
-    /// A recruiter.
+    /// Starts a recruiter.
     pub fn recruiter(database: &TestDatabase, flags: &[&str]) -> Self {
         let args = RecruiterFlags::parse_from([&["recruiter"], flags].concat()).run;
         let (trigger, shutdown) = Shutdown::manual();
@@ -60,12 +60,12 @@ impl Local {
         Self { trigger, task }
     }
 
-    /// A worker with these classes.
+    /// Starts a worker with these classes.
     pub fn worker(database: &TestDatabase, worker: Worker, flags: &[&str]) -> Self {
         Self::worker_over(connect_args(database), worker, flags)
     }
 
-    /// The same over a connection of the test's own making.
+    /// Starts a worker with a connection that the test configures.
     pub fn worker_over(connect: ConnectArgs, worker: Worker, flags: &[&str]) -> Self {
         let args = Flags::parse_from([&["worker"], flags].concat()).worker;
         let (trigger, shutdown) = Shutdown::manual();
@@ -73,21 +73,21 @@ impl Local {
         Self { trigger, task }
     }
 
-    /// Asks it to stop, without waiting.
+    /// Requests a stop, without waiting.
     pub fn ask_to_stop(&self) {
         self.trigger.drain();
     }
 
-    /// Stops it and returns how it ended.
+    /// Stops it and returns its exit code.
     pub async fn stop(self) -> Exit {
         self.trigger.drain();
         self.task.await.expect("it does not panic").expect("it stops without an error")
     }
 
-    /// Waits for its end, which it comes to by itself.
+    /// Waits until it ends by itself.
     ///
     /// # Errors
-    /// As it ended.
+    /// The error with which it ended.
     pub async fn ended(self) -> anyhow::Result<Exit> {
         self.task.await.expect("it does not panic")
     }

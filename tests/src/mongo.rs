@@ -15,19 +15,19 @@ use mongodb::{Client, Collection, Database, options::ClientOptions};
 use recruiter::dev::embedded::{self, EmbeddedMongo, Options};
 use tokio::sync::OnceCell;
 
-/// Names a replica set to test on, instead of the embedded mongod; it needs `enableTestCommands=1`, and
-/// `authSource` in the URI if it has credentials.
+/// Names the variable with the connection string of a replica set for the tests, instead of the embedded mongod. It
+/// needs `enableTestCommands=1`, and `authSource` in the connection string if it has credentials.
 pub const URI_VARIABLE: &str = "RECRUITER_TEST_MONGODB_URI";
 /// The user of [`mongod_with_access_control`].
 pub const USER: &str = "root";
-/// Its password, which should be seen nowhere.
+/// Its password, which must appear in no output.
 pub const PASSWORD: &str = "never-to-be-logged";
 
 const PREFIX: &str = "rec_test_";
-/// After this time a test database is a leftover of a crashed run: no test takes so long.
+/// A test database older than this is a leftover of a crashed run, because no test takes so long.
 const LEFTOVER_AFTER: Duration = Duration::from_secs(3600);
 
-/// The mongod to run, fetched if it must be.
+/// The mongod to run, downloaded if necessary.
 pub fn mongod() -> PathBuf {
     static FOUND: LazyLock<PathBuf> = LazyLock::new(|| {
         let progress = |line: &str| writeln!(io::stderr(), "{line}").unwrap_or_default();
@@ -36,23 +36,24 @@ pub fn mongod() -> PathBuf {
     FOUND.clone()
 }
 
-/// Options of a mongod with test commands whose data directory is removed with it.
+/// Options of a mongod with test commands, whose data directory is deleted when it ends.
 pub fn temporary() -> Options {
     let dir = tempfile::Builder::new().prefix("recruiter-tests-").tempdir().expect("the temporary directory is writable");
     Options { test_commands: true, temporary: true, ..Options::new(mongod(), dir.keep()) }
 }
 
-/// A mongod of its own for a test that kills, freezes or restarts it, or that needs fail points for itself.
+/// A separate mongod for a test that kills, freezes or restarts it, or that needs fail points of its own.
 pub async fn own_mongod() -> EmbeddedMongo {
     EmbeddedMongo::start(temporary()).await.expect("mongod starts")
 }
 
-/// A mongod of its own without a replica set.
+/// A separate mongod without a replica set.
 pub async fn standalone_mongod() -> EmbeddedMongo {
     EmbeddedMongo::start(Options { standalone: true, ..temporary() }).await.expect("mongod starts")
 }
 
-/// A mongod of its own with access control (`--auth`), and the URI of its only user, [`USER`], who may do everything.
+/// A separate mongod with access control (`--auth`), and the connection string of its only user, [`USER`], who has all
+/// rights.
 pub async fn mongod_with_access_control() -> (EmbeddedMongo, String) {
     let mut options = temporary();
     let key = options.data_dir.join("key");
@@ -60,14 +61,14 @@ pub async fn mongod_with_access_control() -> (EmbeddedMongo, String) {
     file.write_all(b"the members of a replica set know each other by this").expect("the data directory is writable");
     options.arguments = vec!["--auth".to_owned(), format!("--keyFile={}", key.display())];
     let mongo = EmbeddedMongo::start(options).await.expect("mongod starts");
-    // The first user may be made by whoever is on the same host.
+    // MongoDB lets a client on the same host create the first user.
     let made = doc! { "createUser": USER, "pwd": PASSWORD, "roles": ["root"] };
     client(&mongo.uri()).await.database("admin").run_command(made).await.expect("there is no user yet");
     let uri = mongo.uri().replacen("://", &format!("://{USER}:{PASSWORD}@"), 1) + "&authSource=admin";
     (mongo, uri)
 }
 
-/// An empty database, dropped when this value is. Its client belongs to the runtime of the test that made it.
+/// An empty database, dropped with this value. Its client belongs to the runtime of the test that created it.
 #[derive(Debug)]
 pub struct TestDatabase {
     uri: String,
@@ -75,12 +76,12 @@ pub struct TestDatabase {
 }
 
 impl TestDatabase {
-    /// A database on the MongoDB that all tests of this process share.
+    /// Creates a database on the MongoDB that all tests of this process share.
     pub async fn new() -> Self {
         Self::on(shared().await).await
     }
 
-    /// A database on another MongoDB, for instance a test's [`own_mongod`].
+    /// Creates a database on another MongoDB, for example a test's [`own_mongod`].
     pub async fn on(server: &str) -> Self {
         let name = format!("{PREFIX}{}", ObjectId::new());
         let uri = with_database(server, &name);
@@ -88,7 +89,7 @@ impl TestDatabase {
         Self { uri, database }
     }
 
-    /// Where processes connect; names this database.
+    /// The connection string for processes, with this database.
     pub fn uri(&self) -> &str {
         &self.uri
     }
@@ -103,7 +104,7 @@ impl TestDatabase {
         &self.database
     }
 
-    /// A collection as bare documents: the way for factories to make documents of any age, and for tests to look at them.
+    /// A collection of plain documents, for factories that create documents of any age and for tests that read them.
     #[expect(clippy::disallowed_methods, reason = "tests look beneath the operations of common::store")]
     pub fn raw(&self, collection: &str) -> Collection<Document> {
         self.database.collection(collection)
@@ -112,13 +113,13 @@ impl TestDatabase {
 
 impl Drop for TestDatabase {
     fn drop(&mut self) {
-        // A server that the test has killed or frozen takes its databases with it; one with an open transaction of a process
-        // that was killed would make us wait for a minute.
+        // A server that the test has killed or frozen is discarded with its databases. A server with an open
+        // transaction of a killed process would delay this by a minute, hence the time limit.
         let _ = command_at_once(&self.uri, self.name(), doc! { "dropDatabase": 1, "maxTimeMS": 2_000 });
     }
 }
 
-/// The URI of the MongoDB that all tests of this process share. It ends with the process, by its watchdog.
+/// The connection string of the MongoDB that all tests of this process share. Its watchdog ends it with the process.
 async fn shared() -> &'static str {
     static SHARED: OnceCell<(String, Option<EmbeddedMongo>)> = OnceCell::const_new();
     let (uri, _) = SHARED
@@ -136,7 +137,7 @@ async fn shared() -> &'static str {
     uri
 }
 
-/// Drops what crashed runs left on a MongoDB that outlives the tests.
+/// Drops databases of crashed runs on a MongoDB that outlives the tests.
 async fn sweep(uri: &str) {
     let client = client(uri).await;
     let now = ObjectId::new().timestamp().timestamp_millis();

@@ -1,5 +1,5 @@
-//! The real mongo shell: the one on `PATH`, else one installed once into the user's cache. That takes npm, and where there is none
-//! Python's pip, which brings node and npm: who has Rust and can fetch the embedded MongoDB has all it needs.
+//! The real mongo shell: the one on `PATH`, or else one installed once into the user's cache. The installation needs
+//! npm. Without npm it uses Python's pip, which installs node and npm.
 
 use std::{
     env,
@@ -12,21 +12,21 @@ use std::{
 use crate::cache::{self, run};
 
 const MONGOSH: &str = "2.12.0";
-/// The Python package that brings node and npm, in a version that has long-term support.
+/// The version of the Python package that contains node and npm, a release with long-term support.
 const NODE: &str = "24.19.0";
-/// Its checksums for Linux on x86-64 and on aarch64. What npm fetches, npm compares with the checksums of its registry.
+/// Its checksums for Linux on x86-64 and on aarch64. npm verifies its own downloads with the checksums of its registry.
 const NODE_WHEELS: [&str; 2] = [
     "4196a947bcc883f2003ab101762d729f3e99b5e86b75bd09151563403e2eceb8",
     "4e029dadfae1295876063c96b236f673487e8c27379fe146c1e2250283520227",
 ];
 
-/// Runs a script in mongosh and returns what it printed; panics with what it complained of.
+/// Runs a script in mongosh and returns its standard output. Panics with its standard error.
 pub fn eval(uri: &str, script: &str) -> String {
     let mut command = MONGOSH_COMMAND.command();
     run(command.args(["--quiet", "--norc", uri, "--eval", script]))
 }
 
-/// A program and the arguments it always gets, with the directories it needs in its `PATH`.
+/// A program, its fixed arguments, and the directories that it needs in its `PATH`.
 struct Tool {
     words: Vec<OsString>,
     path: OsString,
@@ -39,7 +39,7 @@ impl Tool {
         Self { words: vec![program.into()], path: env::var_os("PATH").unwrap_or_default() }
     }
 
-    /// A script for this node, which is also the one that programs started by the script find.
+    /// A script for this node. Programs started by the script find the same node.
     fn script(node: &Path, script: PathBuf) -> Self {
         let others = env::var_os("PATH").unwrap_or_default();
         let directories = node.parent().map(Path::to_owned).into_iter().chain(env::split_paths(&others));

@@ -1,5 +1,6 @@
-//! The judge of the failure tests: what was to be enqueued, what the ledger says was executed, and what the documents say of
-//! it must agree, execution by execution. What was acknowledged must be there; what was not may be, and is judged when it is.
+//! The oracle of the failure tests: the jobs that were enqueued, the executions in the ledger, and the documents must
+//! agree, execution by execution. An acknowledged job must exist. A job that was not acknowledged may exist, and is
+//! then checked as well.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -28,48 +29,48 @@ use crate::{
     mongo::TestDatabase,
 };
 
-/// What a job was enqueued with, as far as the judge must know.
+/// The policy of a job, as far as the oracle needs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
-    /// "Not again".
+    /// No retries.
     Never,
-    /// The same; and the application sends it again when it is done, so that it may be in both collections.
+    /// No retries. The application sends the job again when it is done, so it may be in both collections.
     SentAgain,
-    /// Again so many times.
+    /// This many retries.
     Again(u32),
-    /// It is no job, or nothing is asked of its end but that there is one.
+    /// It is not a valid job, or it may end in any way.
     Any,
 }
 
-/// What the application has asked for: every job that was ever sent, from before it was.
+/// The jobs that the application has sent, each recorded before it was sent.
 #[derive(Clone, Debug, Default)]
 pub struct Asked(Arc<Mutex<HashMap<JobId, Sent>>>);
 
 /// A job that was sent.
 #[derive(Clone, Copy, Debug)]
 struct Sent {
-    /// What it is judged by, whatever came of its enqueue.
+    /// The policy by which it is checked, whether or not its enqueue was acknowledged.
     policy: Policy,
     acknowledged: bool,
 }
 
 impl Asked {
-    /// Notes that a job is about to be sent, or that it is once more and judged by another policy from here on.
+    /// Records that a job is about to be sent, for the first time or again. From now on it is checked by this policy.
     pub fn will_send(&self, job: JobId, policy: Policy) {
         let mut sent = self.sent();
         let acknowledged = sent.get(&job).is_some_and(|sent| sent.acknowledged);
         sent.insert(job, Sent { policy, acknowledged });
     }
 
-    /// Notes that it was acknowledged.
+    /// Records that the job was acknowledged.
     pub fn was_acknowledged(&self, job: JobId) {
         self.sent().get_mut(&job).expect("it was noted before it was sent").acknowledged = true;
     }
 
-    /// Enqueues a job; notes it before it is sent, and as acknowledged once it is.
+    /// Enqueues a job. Records it before it is sent, and again when it is acknowledged.
     ///
     /// # Errors
-    /// As [`NewJob::enqueue`]; then the job may be there or not.
+    /// As [`NewJob::enqueue`]. The job may exist or not.
     pub async fn enqueue(&self, store: &Store, job: NewJob, policy: Policy) -> Result<JobId, EnqueueError> {
         let id = JobId::new();
         self.will_send(id, policy);
@@ -78,7 +79,7 @@ impl Asked {
         Ok(id)
     }
 
-    /// Those that were acknowledged.
+    /// The acknowledged jobs.
     pub fn acknowledged(&self) -> Vec<JobId> {
         self.sent().iter().filter(|(_, sent)| sent.acknowledged).map(|(id, _)| *id).collect()
     }
@@ -88,28 +89,28 @@ impl Asked {
     }
 }
 
-/// What was found to be wrong, in words; empty when all promises were kept.
+/// The violations found, as text. Empty if every invariant holds.
 #[derive(Clone, Debug, Default)]
 pub struct Findings {
-    /// Acknowledged jobs that are nowhere (I1).
+    /// Acknowledged jobs that are in neither collection (I1).
     pub lost: Vec<String>,
-    /// Executions that no history explains, and the other way round (I3 to I6).
+    /// Executions that are in no history, and history entries without an execution (I3 to I6).
     pub unexplained: Vec<String>,
-    /// Every other broken promise.
+    /// Violations of all other invariants.
     pub broken: Vec<String>,
-    /// Executions that the ledger has.
+    /// Number of executions in the ledger.
     pub executions: usize,
-    /// Executions that ended with their worker's death.
+    /// Number of executions that ended with the death of their worker.
     pub deaths: usize,
 }
 
 impl Findings {
-    /// Everything that was wrong.
+    /// All violations.
     pub fn all(&self) -> Vec<String> {
         [&self.lost[..], &self.unexplained, &self.broken].concat()
     }
 
-    /// The same, each with where it was found.
+    /// The same violations, each with the place where it was found.
     #[must_use]
     pub fn of(mut self, run: &str) -> Self {
         [&mut self.lost, &mut self.unexplained, &mut self.broken]
@@ -119,7 +120,7 @@ impl Findings {
         self
     }
 
-    /// Adds what another run found.
+    /// Adds the violations of another run.
     pub fn add(&mut self, other: Self) {
         self.lost.extend(other.lost);
         self.unexplained.extend(other.unexplained);
@@ -129,7 +130,7 @@ impl Findings {
     }
 }
 
-/// Looks at a quiet system: nothing is enqueued or runs any more.
+/// Checks an idle system: no job is enqueued or runs any more.
 pub async fn examine(database: &TestDatabase, lines: &[Line], asked: &Asked) -> Findings {
     let mut findings = Findings::default();
     let all = async |name: &str| database.raw(name).find(doc! {}).await.expect("MongoDB is there").try_collect::<Vec<Document>>().await;
@@ -161,7 +162,7 @@ pub async fn examine(database: &TestDatabase, lines: &[Line], asked: &Asked) -> 
             None if waiting.contains(id) => findings.broken.push(format!("never finished: {id}")),
             None if sent.acknowledged => findings.lost.push(format!("I1: lost: {id}")),
             None if !lines.is_empty() => findings.unexplained.push(format!("executed and nowhere: {id}")),
-            // Refused, and it has left no trace.
+            // Refused, without a trace in the database.
             None => {}
         }
     }
@@ -174,13 +175,14 @@ pub async fn examine(database: &TestDatabase, lines: &[Line], asked: &Asked) -> 
     findings
 }
 
-/// Whether a job is of a class of [`ledger`](crate::ledger).
+/// Whether a job's class is one of [`ledger`](crate::ledger).
 fn keeps_a_ledger(job: &Document) -> bool {
     let class = job.get_document("workable").and_then(|workable| workable.get_str("class"));
     class.is_ok_and(|class| [Entry::CLASS, Longer::CLASS, Poison::CLASS, BlockingPoison::CLASS].contains(&class))
 }
 
-/// The executions of a job but the last, which is in its history, too, once it has ended, and which `last_execution` is.
+/// The executions of a job before the last. The last one is `last_execution`; after it has ended, it is in the history
+/// as well.
 pub fn executions_before_the_last(job: &Document) -> Vec<&Document> {
     let mut all: Vec<&Document> =
         job.get_array("executions").map(|all| all.iter().filter_map(bson::Bson::as_document).collect()).unwrap_or_default();
@@ -188,14 +190,14 @@ pub fn executions_before_the_last(job: &Document) -> Vec<&Document> {
     all
 }
 
-/// Compares the history of an archived job with what the ledger says of it.
+/// Compares the history of an archived job with its lines in the ledger.
 fn judge(job: &Document, policy: Policy, lines: &[&Line], findings: &mut Findings) {
     let earlier = executions_before_the_last(job);
     let last = job.get_document("last_execution").ok();
     let history: Vec<&Document> = earlier.iter().copied().chain(last).filter(|execution| execution.contains_key("start")).collect();
     let mut wrong: Vec<&str> = Vec::new();
 
-    // I4, I6: every start is in the history, or was handed back before it was entered and is counted as that.
+    // I4, I6: every start is in the history, or was released before its execution began and is counted as released.
     let (attempts, interruptions, dropped) = (number(job, "attempts"), number(job, "interruptions"), number(job, "executions_dropped"));
     let interrupted = count(earlier.iter().filter(|execution| class(execution) == Some("interrupted")));
     if dropped == 0 && attempts != count(history.iter()) + interruptions - interrupted {
@@ -212,7 +214,7 @@ fn judge(job: &Document, policy: Policy, lines: &[&Line], findings: &mut Finding
     if attempts - interruptions > allowed {
         wrong.push("I6: more starts than its policy allows");
     }
-    // The ledger and the history, one to one.
+    // The ledger and the history must match one to one.
     let of = |execution: &Document| lines.iter().filter(|line| line.execution().1 == start_of(execution)).collect::<Vec<_>>();
     let begun: Vec<StartId> = lines.iter().filter(|line| line.event == Event::Begin).map(|line| line.execution().1).collect();
     if begun.iter().collect::<HashSet<_>>().len() != begun.len() {
@@ -227,7 +229,7 @@ fn judge(job: &Document, policy: Policy, lines: &[&Line], findings: &mut Finding
             wrong.push("I3: the history does not tell what happened");
         }
     }
-    // Two at the same time: only when the earlier one's worker had been declared dead.
+    // Two executions may overlap only if the worker of the earlier one was declared dead.
     for pair in history.windows(2).filter(|pair| !crashed(pair[0])) {
         let ended = of(pair[0]).iter().filter(|line| line.event != Event::Begin).map(|line| line.at_ms).max();
         let begun = of(pair[1]).iter().map(|line| line.at_ms).min();
@@ -251,21 +253,21 @@ fn judge(job: &Document, policy: Policy, lines: &[&Line], findings: &mut Finding
     findings.unexplained.extend(wrong.into_iter().map(|promise| format!("{promise}: {job}; ledger: {lines:?}")));
 }
 
-/// Whether an execution that ended like this in the history may have left these lines in the ledger.
+/// Whether an execution with this end in its history may have these lines in the ledger.
 fn agree(class: Option<&str>, crashed: bool, events: &[Event]) -> bool {
     use Event::{Begin, Done, Failed, Stopped};
     match class {
-        // Nothing is known of an execution whose worker died: it may even have been done.
+        // An execution whose worker died may have ended in any way, also successfully.
         _ if crashed => matches!(events, [] | [Begin] | [Begin, Done | Failed | Stopped]),
         None => events == [Begin, Done],
         Some("not-yet") => events == [Begin, Failed],
-        // Asked to stop before it was entered, while it ran, or broken off.
+        // Asked to stop before its execution began, or while it ran, or interrupted.
         Some(failure::INTERRUPTED | failure::CANCELLED) => matches!(events, [] | [Begin] | [Begin, Stopped]),
         Some(failure::MEMORY_LIMIT) => matches!(events, [Begin] | [Begin, Stopped]),
-        // A thread cannot be broken off: it may end well, and late.
+        // A thread cannot be interrupted: it may end successfully, and late.
         Some(failure::TIMEOUT) => matches!(events, [Begin] | [Begin, Stopped | Done]),
         Some(failure::MALFORMED | failure::PARAMETERS | failure::UNKNOWN_CLASS) => events.is_empty(),
-        // No job here ends in any other way.
+        // No job in the tests ends in another way.
         Some(_) => false,
     }
 }
@@ -290,12 +292,12 @@ fn id_of(job: &Document) -> JobId {
     job.get_object_id("_id").expect("ids of jobs are ObjectIds").into()
 }
 
-/// A count in a document; nothing there is none.
+/// A number in a document; a missing field counts as zero.
 pub fn number(document: &Document, field: &str) -> i64 {
     document.get(field).and_then(|n| n.as_i64().or(n.as_i32().map(i64::from))).unwrap_or(0)
 }
 
-/// Looks at majority snapshots of both collections all the time: what was acknowledged is in exactly one (I1, I2).
+/// Continuously reads majority snapshots of both collections: an acknowledged job is in exactly one of them (I1, I2).
 #[derive(Debug)]
 pub struct Watch {
     task: JoinHandle<()>,
@@ -303,7 +305,7 @@ pub struct Watch {
     seen: Arc<Mutex<Seen>>,
 }
 
-/// What snapshots showed.
+/// The results of the snapshots.
 #[derive(Debug, Default)]
 struct Seen {
     looks: usize,
@@ -312,11 +314,11 @@ struct Seen {
     twice: HashSet<JobId>,
 }
 
-/// Between two snapshots.
+/// Minimum wait between two snapshots.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 impl Watch {
-    /// Begins.
+    /// Starts reading.
     pub fn begin(database: &TestDatabase, asked: &Asked) -> Self {
         let seen = Arc::new(Mutex::new(Seen::default()));
         let client = database.database().client().clone();
@@ -326,7 +328,7 @@ impl Watch {
             for mark in 1.. {
                 let begin = Instant::now();
                 let before = known.acknowledged();
-                // While there is no primary nothing can be read, which breaks no promise.
+                // Without a primary nothing can be read. That violates no invariant.
                 if let Ok(Some([waiting, finished])) = snapshot(&client, &marks, mark, [&scheduled, &archived]).await {
                     let mut seen = findings.lock().unwrap_or_else(PoisonError::into_inner);
                     seen.looks += 1;
@@ -334,19 +336,19 @@ impl Watch {
                     seen.lost.extend(lost.map(|id| format!("I1: in neither collection at one instant: {id}")));
                     seen.twice.extend(waiting.intersection(&finished));
                 }
-                // Not more than a small part of the time, however many jobs there are.
+                // Reading must take only a small part of the time, however many jobs there are.
                 pause(LOOK_EVERY.max(begin.elapsed() * 10)).await;
             }
         });
         Self { task, asked: asked.clone(), seen }
     }
 
-    /// Ends, and tells what it saw.
+    /// Stops reading and returns the violations.
     pub fn end(self) -> Findings {
         self.task.abort();
         let seen = std::mem::take(&mut *self.seen.lock().unwrap_or_else(PoisonError::into_inner));
         assert!(seen.looks > 0, "nobody ever looked");
-        // Only now it is known which jobs were sent again.
+        // Only now is it known which jobs were sent again.
         let known = self.asked.sent();
         let twice = seen.twice.into_iter().filter(|id| known.get(id).is_none_or(|sent| sent.policy != Policy::SentAgain));
         let broken = twice.map(|id| format!("I2: in both collections at one instant: {id}")).collect();
@@ -354,8 +356,8 @@ impl Watch {
     }
 }
 
-/// The ids in both collections at one instant, as a majority has them, after the mark that is made first. A former primary
-/// that does not know yet may answer with an older instant: then nothing.
+/// The ids in both collections at one instant, from a majority snapshot that includes the mark written first. A former
+/// primary that has not noticed its loss may return an older snapshot without the mark: then the result is `None`.
 async fn snapshot(
     client: &Client,
     marks: &Collection<Document>,

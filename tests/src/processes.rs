@@ -1,4 +1,4 @@
-//! The real binaries as real processes: built once, started, signalled, listened to.
+//! The real binaries as real processes: built once, started, signalled, and their output read.
 
 use std::{
     env,
@@ -23,13 +23,13 @@ use recruiter_common::shutdown::pause;
 
 use crate::{mongo::TestDatabase, wait::wait_until};
 
-/// What a clean stop may take at most: more than any process drains by default.
+/// Maximum duration of a clean stop: more than the default drain of any process.
 const STOP_WITHIN: Duration = Duration::from_secs(40);
 
-/// The last words of a process that has ended are read by then.
+/// Within this time after its end, the last output of a process is read.
 const READ_WITHIN: Duration = Duration::from_secs(1);
 
-/// A started binary of this workspace; killed when dropped. When its test fails, what it said is in the report.
+/// A started binary of this workspace. It is killed when dropped. If its test fails, its output is in the report.
 #[derive(Debug)]
 pub struct Process {
     name: String,
@@ -40,10 +40,10 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts `recruiter`, `recruiter-worker`, `recruiter-cleaner` or an example. Its environment is ours, without what would lead it elsewhere,
-    /// and `env`.
+    /// Starts `recruiter`, `recruiter-worker`, `recruiter-cleaner` or an example. Its environment is that of this
+    /// process, without the variables that would change its configuration, plus `env`.
     pub fn start(name: &str, args: &[&str], env: &[(&str, &str)]) -> Self {
-        // Whoever runs the tests may ignore HUP, as nohup does, and a process keeps what it inherits.
+        // The tests may run with HUP ignored, as under nohup, and a process would inherit that.
         let mut child = Command::new("/usr/bin/env")
             .arg("--default-signal=HUP")
             .arg(binary(name))
@@ -61,7 +61,7 @@ impl Process {
         Self { name: [&[name], args].concat().join(" "), child, stdout, stderr, harmed: AtomicBool::new(false) }
     }
 
-    /// Starts a binary that works on this database.
+    /// Starts a binary that uses this database.
     pub fn on(database: &TestDatabase, name: &str, args: &[&str]) -> Self {
         Self::start(name, args, &[("MONGODB_URI", database.uri())])
     }
@@ -71,17 +71,17 @@ impl Process {
         self.child.id()
     }
 
-    /// What it has written to standard output until now.
+    /// Its standard output so far.
     pub fn stdout(&self) -> String {
         text(&self.stdout)
     }
 
-    /// What it has written to standard error until now: its log.
+    /// Its standard error so far: its log.
     pub fn stderr(&self) -> String {
         text(&self.stderr)
     }
 
-    /// Asks it to stop (`SIGTERM`).
+    /// Requests a stop (`SIGTERM`).
     pub fn terminate(&self) {
         self.signal(Signal::SIGTERM);
     }
@@ -96,39 +96,39 @@ impl Process {
         self.signal(Signal::SIGSTOP);
     }
 
-    /// Lets it go on (`SIGCONT`).
+    /// Resumes it (`SIGCONT`).
     pub fn resume(&self) {
         self.signal(Signal::SIGCONT);
     }
 
-    /// Sends it any signal. One that has ended and was not waited for takes it without effect.
+    /// Sends a signal. It has no effect on a process that has ended and is not reaped yet.
     pub fn signal(&self, signal: Signal) {
         let pid = Pid::from_raw(self.pid().cast_signed());
         self.harmed.fetch_or([Signal::SIGKILL, Signal::SIGSTOP].contains(&signal), Ordering::Relaxed);
         kill(pid, signal).unwrap_or_else(|error| panic!("{signal} does not reach {}, which was waited for: {error}", self.name));
     }
 
-    /// Whether it was ever killed or frozen by somebody here.
+    /// Whether a test has ever killed or frozen it.
     pub fn was_harmed(&self) -> bool {
         self.harmed.load(Ordering::Relaxed)
     }
 
-    /// Whether it stands still, stopped by a signal.
+    /// Whether it is stopped by a signal.
     pub fn is_stopped(&self) -> bool {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid())).unwrap_or_default();
         stat.rsplit_once(") ").is_some_and(|(_, state)| state.starts_with('T'))
     }
 
-    /// How it ended, or `None` while it runs.
+    /// Its exit status, or `None` while it runs.
     pub fn try_exit(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().expect("it is a child of this process")
     }
 
-    /// Waits for its end; panics with all that it said at the deadline.
+    /// Waits for its end. Panics with all its output at the deadline.
     pub async fn wait_exit(&mut self, deadline: Duration) -> ExitStatus {
         let what = format!("{} ends", self.name);
         wait_until(deadline, &what, async || self.child.try_wait().is_ok_and(|status| status.is_some())).await;
-        // A process of its own that it left behind may hold its output open for ever.
+        // A child process that it left behind may keep its output open forever.
         let read = || Arc::strong_count(&self.stdout) + Arc::strong_count(&self.stderr) == 2;
         let until = Instant::now() + READ_WITHIN;
         while !read() && Instant::now() < until {
@@ -153,21 +153,22 @@ fn report(process: &Process) {
     eprintln!("--- {} wrote to standard output:\n{}\n--- and to standard error:\n{}", process.name, process.stdout(), process.stderr());
 }
 
-/// A whole Recruiter: one recruiter, one cleaner, some workers. [`System::stop`] it at the end of a test that passed.
+/// All three programs: one recruiter, one cleaner, some workers. A test that passed must [`System::stop`] it at its
+/// end.
 #[derive(Debug)]
 pub struct System {
     /// `recruiter run`.
     pub recruiter: Process,
     /// `recruiter-cleaner`.
     pub cleaner: Process,
-    /// Each a `recruiter-worker`.
+    /// The `recruiter-worker` processes.
     pub workers: Vec<Process>,
 }
 
-/// What a [`System`] is started with.
+/// The parameters of a [`System`].
 #[derive(Clone, Copy, Debug)]
 pub struct Setup<'a> {
-    /// How many workers.
+    /// Number of workers.
     pub workers: usize,
     /// Further arguments of `recruiter run`.
     pub recruiter: &'a [&'a str],
@@ -184,7 +185,7 @@ impl Default for Setup<'_> {
 }
 
 impl System {
-    /// Starts all processes on this database; they find each other when they are ready.
+    /// Starts all processes on this database. They become ready by themselves.
     pub fn start(database: &TestDatabase, setup: Setup<'_>) -> Self {
         Self {
             recruiter: Process::on(database, "recruiter", &[&["run"], setup.recruiter].concat()),
@@ -193,7 +194,8 @@ impl System {
         }
     }
 
-    /// Asks all that run to stop and sees that they do so cleanly; those that a test has ended already are left out.
+    /// Requests a stop of all running processes, and checks that they end cleanly. Processes that a test has already
+    /// ended are skipped.
     pub async fn stop(self) {
         let mut running: Vec<_> = self.workers.into_iter().chain([self.recruiter, self.cleaner]).collect();
         running.retain_mut(|process| process.try_exit().is_none());
@@ -205,14 +207,14 @@ impl System {
     }
 }
 
-/// Whether a process of this id runs; one that only waits to be reaped does not.
+/// Whether a process with this id is running. A process that has ended and is not reaped yet does not count.
 pub fn is_alive(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(") ").is_some_and(|(_, state)| !state.starts_with(['Z', 'X']))
 }
 
-/// The command lines of all processes that have this text in them or in their environment: descendants of a process that was started
-/// with it in a variable have it too.
+/// The command lines of all processes with this text in their arguments or their environment. Descendants of a process
+/// inherit its environment, so they are found as well.
 pub fn mentioning(text: &str) -> Vec<String> {
     let read = |pid: &str, file: &str| {
         let content = fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
@@ -227,8 +229,8 @@ pub fn mentioning(text: &str) -> Vec<String> {
     pids.filter_map(mentions).collect()
 }
 
-/// The path of a binary of this workspace, of the same profile as this test, or of an example (`examples/NAME`). All are built, once per test
-/// process: a test of one package makes cargo build no binary of another.
+/// The path of a binary of this workspace, built with the profile of this test, or of an example (`examples/NAME`). All
+/// are built once per test process, because cargo builds no binaries of other packages for a test.
 pub fn binary(name: &str) -> PathBuf {
     static DIRECTORY: LazyLock<PathBuf> = LazyLock::new(|| {
         let this = env::current_exe().expect("a test knows its own program");
@@ -242,7 +244,7 @@ pub fn binary(name: &str) -> PathBuf {
 fn build(directory: &Path) {
     let profile = directory.file_name().and_then(|name| name.to_str()).expect("the directory of a profile has a name");
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    // What cargo says of this package would look to build scripts like a change of theirs, and rebuild half the tree.
+    // Cargo's own variables would look like changes to the build scripts, and rebuild many packages.
     for (name, _) in env::vars_os()
         .filter(|(name, _)| name.to_string_lossy().starts_with("CARGO_PKG_") || name.to_string_lossy().starts_with("CARGO_MANIFEST_"))
     {
@@ -266,7 +268,7 @@ fn build(directory: &Path) {
     assert!(output.status.success(), "the binaries do not build:\n{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// Reads a pipe to its end on a thread, so that its writer never waits.
+/// Reads a pipe to its end on a thread, so that its writer never blocks.
 fn collect(mut pipe: impl Read + Send + 'static) -> Arc<Mutex<Vec<u8>>> {
     let collected = Arc::new(Mutex::new(Vec::new()));
     let into = Arc::clone(&collected);

@@ -1,11 +1,11 @@
-//! A network that breaks: a proxy that stands between one process and its MongoDB, and understands what passes through it.
+//! A faulty network: a proxy between one process and its MongoDB that understands the messages.
 //!
-//! It has a listener for each member of the replica set and names its own listeners in replies to `hello`, so that a driver that
-//! discovers the members by them stays on the proxy. Whoever gets the proxy's URI has a network of their own: cut it, and that
-//! one process is alone.
+//! It has one listener for each member of the replica set. It writes its own listeners into replies to `hello`, so that
+//! a driver that discovers members by these replies stays on the proxy. A process that uses the proxy's connection
+//! string has a network of its own: a cut affects only that process.
 //!
-//! Faults strike single requests ([`Proxy::arm`]) or the whole line ([`Proxy::sever`], [`Proxy::blackhole`], …). A line that
-//! lets nothing through keeps what it was given, as TCP does, and delivers it late when it is healed.
+//! Faults affect single requests ([`Proxy::arm`]) or the whole line ([`Proxy::sever`], [`Proxy::blackhole`], …). A
+//! blocked line keeps the data it received, as TCP does, and delivers it late when it is healed.
 
 mod wire;
 
@@ -36,34 +36,35 @@ use tokio::{
 use wire::Message;
 pub use wire::Request;
 
-/// How long a rule is waited for that should strike.
+/// How long to wait for a fault to strike.
 const STRIKES_WITHIN: Duration = Duration::from_secs(60);
-/// How many connections may wait to be accepted.
+/// Maximum number of connections waiting to be accepted.
 const BACKLOG: u32 = 1024;
 
-/// A member of a replica set, as its proxy sees it.
+/// A member of a replica set, as its proxy knows it.
 #[derive(Clone, Debug)]
 pub struct Member {
     /// `host:port` in the configuration of the replica set.
     pub name: String,
-    /// `host:port` where it listens.
+    /// The `host:port` on which it listens.
     pub address: String,
 }
 
-/// What happens to a request.
+/// The fault of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// The server does it, its reply is dropped and the client's connection closed.
+    /// The server executes it, its reply is dropped, and the client's connection is closed.
     LoseReply,
-    /// The server never sees it, and the client's connection is closed.
+    /// The server does not receive it, and the client's connection is closed.
     Cut,
-    /// The server does it, its reply never comes, and the connection stays open until the client closes it.
+    /// The server executes it, its reply is never delivered, and the connection stays open until the client closes it.
     Stall,
-    /// The server sees it only after this time, and does it then, even if the client has gone meanwhile.
+    /// The server receives it after this delay and executes it, even if the client has disconnected.
     StallRequest(Duration),
 }
 
-/// A proxy in front of one MongoDB. It runs on a thread of its own, so that a test may block, and ends when it is dropped.
+/// A proxy in front of one MongoDB. It runs on a thread of its own, so that a test may block, and ends when it is
+/// dropped.
 #[derive(Debug)]
 pub struct Proxy {
     shared: Arc<Shared>,
@@ -75,7 +76,7 @@ pub struct Proxy {
 #[derive(Debug)]
 struct Shared {
     members: Vec<Member>,
-    /// From the members' names to its own listeners, where they differ.
+    /// Maps the members' names to the proxy's listeners, where they differ.
     names: HashMap<String, String>,
     line: watch::Sender<Line>,
     rules: Mutex<Vec<Arc<Rule>>>,
@@ -85,11 +86,11 @@ struct Shared {
 #[derive(Clone, Debug, Default)]
 struct Line {
     fault: Option<Fault>,
-    /// How often all connections were closed.
+    /// Number of times that all connections were closed.
     severed: u32,
-    /// Members that reach, and are reached by, nobody.
+    /// Members whose connections are blocked in both directions.
     isolated: BTreeSet<usize>,
-    /// Latency, and bytes per second of each connection.
+    /// Latency of each message, and bytes per second of each connection.
     slow: Option<(Duration, u64)>,
 }
 
@@ -107,7 +108,7 @@ enum Way {
 }
 
 impl Proxy {
-    /// A proxy in front of the MongoDB of this URI, which names all members of the replica set `rs0`.
+    /// A proxy in front of the MongoDB at this connection string, which must name all members of the replica set `rs0`.
     pub async fn before(uri: &str) -> Self {
         let options = ClientOptions::parse(uri).await.expect("the URI is good");
         let members = options.hosts.iter().map(|host| Member { name: host.to_string(), address: host.to_string() });
@@ -119,7 +120,7 @@ impl Proxy {
         Self::start(Self::reserve(members.len()), |_| members)
     }
 
-    /// A proxy by whose listeners the members, which listen on these ports, are to know each other: it is between them.
+    /// A proxy between members that listen on these ports. They must use its listeners as each other's addresses.
     pub(crate) fn between(ports: &[u16]) -> Self {
         let member = |(name, port): (&String, &u16)| Member { name: name.clone(), address: format!("127.0.0.1:{port}") };
         Self::start(Self::reserve(ports.len()), |listeners| listeners.iter().zip(ports).map(member).collect())
@@ -137,7 +138,7 @@ impl Proxy {
         let shared = Arc::new(Shared { members, names, line: watch::Sender::default(), rules: Mutex::default() });
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime can be made");
         for (member, port) in ports.into_iter().enumerate() {
-            // From here on it listens: whoever connects at once is heard.
+            // From here on it listens, so that early connections are accepted.
             let _inside = runtime.enter();
             let listener = port.listen().expect("the port is reserved");
             runtime.spawn(Arc::clone(&shared).serve(member, port, listener));
@@ -145,7 +146,7 @@ impl Proxy {
         Self { shared, listeners, runtime: Some(runtime) }
     }
 
-    /// Where to connect: `mongodb://127.0.0.1:P1,127.0.0.1:P2/DATABASE?replicaSet=rs0`.
+    /// The connection string: `mongodb://127.0.0.1:P1,127.0.0.1:P2/DATABASE?replicaSet=rs0`.
     pub fn uri(&self, database: &str) -> String {
         format!("mongodb://{}/{database}?replicaSet=rs0", self.listeners.join(","))
     }
@@ -155,8 +156,8 @@ impl Proxy {
         &self.listeners
     }
 
-    /// Arms a fault for the requests that `matches` picks, those of them whose number, counted from 1, is in `which`: `1..=1` is
-    /// the first one only, `..` is all.
+    /// Arms a fault for the requests that `matches` selects and whose number, counted from 1, is in `which`: `1..=1` is
+    /// only the first one, `..` is all.
     pub fn arm(&self, action: Action, which: impl RangeBounds<u32>, matches: impl Fn(&Request) -> bool + Send + Sync + 'static) -> Armed {
         let rule = Arc::new(Rule {
             action,
@@ -177,29 +178,29 @@ impl Proxy {
         });
     }
 
-    /// Accepts connections and keeps them open, and lets nothing through.
+    /// Accepts connections and keeps them open, but delivers nothing.
     pub fn blackhole(&self) {
         self.shared.line.send_modify(|line| line.fault = Some(Fault::Blackhole));
     }
 
-    /// Lets requests through, and no replies.
+    /// Delivers requests, but no replies.
     pub fn blackhole_replies(&self) {
         self.shared.line.send_modify(|line| line.fault = Some(Fault::BlackholeReplies));
     }
 
-    /// Lets nothing through to this member, nor from it to the others.
+    /// Delivers nothing to this member, and nothing from it to the others.
     pub fn isolate(&self, member: usize) {
         self.shared.line.send_modify(|line| {
             line.isolated.insert(member);
         });
     }
 
-    /// Makes every message wait for this time, and for as long as its bytes take on a connection of this speed.
+    /// Delays every message by this latency, plus the time for its bytes on a connection of this speed.
     pub fn slow(&self, latency: Duration, bytes_per_second: u64) {
         self.shared.line.send_modify(|line| line.slow = Some((latency, bytes_per_second.max(1))));
     }
 
-    /// Ends all that was done to the line; single requests may still be struck.
+    /// Ends all faults of the line. Faults of single requests stay armed.
     pub fn heal(&self) {
         self.shared.line.send_modify(|line| *line = Line { severed: line.severed, ..Line::default() });
     }
@@ -207,14 +208,14 @@ impl Proxy {
 
 impl Drop for Proxy {
     fn drop(&mut self) {
-        // Other than by its own drop, which waits: this may be where nothing may wait.
+        // Not by the runtime's own drop, which blocks: this code may run where blocking is not allowed.
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }
     }
 }
 
-/// An armed fault; dropping it disarms it.
+/// An armed fault. Dropping it disarms it.
 #[derive(Debug)]
 #[must_use = "dropping this disarms the fault"]
 pub struct Armed {
@@ -223,19 +224,19 @@ pub struct Armed {
 }
 
 impl Armed {
-    /// Waits until it has struck: what comes after it, the server's work or its silence, has come.
+    /// Waits until the fault has struck, and its effect (the server's work or its silence) has happened.
     pub async fn fired(&self) {
         let mut struck = self.rule.struck.subscribe();
         let fired = timeout(STRIKES_WITHIN, struck.wait_for(|times| *times > 0)).await;
         fired.unwrap_or_else(|_| panic!("{self:?} never struck")).expect("the rule is here");
     }
 
-    /// How many requests it has struck.
+    /// Number of requests affected.
     pub fn count(&self) -> u32 {
         *self.rule.struck.borrow()
     }
 
-    /// How many requests it was for, struck or not.
+    /// Number of requests that matched, affected or not.
     pub fn matched(&self) -> u32 {
         *self.rule.matched.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -275,7 +276,7 @@ impl fmt::Debug for Rule {
     }
 }
 
-/// A port that stays ours while nobody listens on it.
+/// A port that stays reserved while nothing listens on it.
 struct Port {
     address: SocketAddr,
     _reserved: TcpSocket,
@@ -304,7 +305,7 @@ impl Shared {
         self.rules.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Accepts connections to a member. Each end of the inner loop closes them all, and the listener.
+    /// Accepts connections to a member. Each end of the inner loop closes all of them, and the listener.
     async fn serve(self: Arc<Self>, member: usize, port: Port, mut listener: TcpListener) {
         let mut line = self.line.subscribe();
         let mut severed = line.borrow().severed;
@@ -326,28 +327,29 @@ impl Shared {
         }
     }
 
-    /// The member that a connection comes from: members of a replica set with test commands say so in their first request.
+    /// The member that opened a connection. Members of a replica set with test commands name themselves in their first
+    /// request.
     fn origin(&self, first: &Request) -> Option<usize> {
         let (_, port) = first.body.get_str("hostInfo").ok()?.rsplit_once(':')?;
         self.members.iter().position(|member| member.address.rsplit_once(':').is_some_and(|(_, own)| own == port))
     }
 }
 
-/// A connection to a member, from outside or from another member.
+/// A connection to a member, from a client or from another member.
 struct Connection {
     shared: Arc<Shared>,
     to: usize,
     from: Option<usize>,
-    /// Rules that wait for the replies to these requests.
+    /// Faults that wait for the replies to these requests.
     awaited: Mutex<HashMap<i32, Arc<Rule>>>,
 }
 
 impl Connection {
-    /// Passes messages on until either side, or a fault, closes the connection: that is the error.
+    /// Passes messages on until either side or a fault closes the connection, which is returned as an error.
     async fn pass(shared: Arc<Shared>, to: usize, client: TcpStream) -> io::Result<()> {
         client.set_nodelay(true)?;
         let (mut client_in, client_out) = client.into_split();
-        // Clients speak first.
+        // The client sends first.
         let first = Message::read(&mut client_in).await?.ok_or(io::ErrorKind::ConnectionAborted)?;
         let from = first.request().and_then(|request| shared.origin(&request));
         let this = Self { shared, to, from, awaited: Mutex::default() };
@@ -365,7 +367,7 @@ impl Connection {
             next = Message::read(&mut client).await?;
         }
         self.open(Way::ToServer).await;
-        // Only half is closed: what the server was asked it may still do.
+        // Closes only one direction: the server may still execute earlier requests.
         server.shutdown().await
     }
 
@@ -409,7 +411,7 @@ impl Connection {
         }
     }
 
-    /// The rule that strikes this request. Every rule that it matches counts it.
+    /// The fault for this request. Every fault that it matches counts it.
     fn picked(&self, message: &Message) -> Option<Arc<Rule>> {
         let rules = self.shared.rules();
         if rules.is_empty() {
@@ -424,7 +426,7 @@ impl Connection {
         self.awaited.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until the line lets something through this way.
+    /// Waits until the line delivers messages in this direction.
     async fn open(&self, way: Way) {
         let alone = |line: &Line| line.isolated.contains(&self.to) || self.from.is_some_and(|from| line.isolated.contains(&from));
         let lets_through = |line: &Line| match line.fault {
@@ -433,7 +435,7 @@ impl Connection {
             Some(Fault::BlackholeReplies) => way == Way::ToServer,
             Some(Fault::Blackhole | Fault::Severed) => false,
         };
-        // The sender is here, so that this ends only well.
+        // Never fails, because the sender is in `self`.
         let _ = self.shared.line.subscribe().wait_for(lets_through).await;
     }
 

@@ -1,8 +1,8 @@
-//! A replica set of several real mongods that lose their primary, their processes and each other.
+//! A replica set of several real mongods, for faults of its primary, its processes and the network between them.
 //!
-//! The members know each other by the listeners of a [`Proxy`] of their own, which is the network between them. Clients that
-//! use the set's own URI are on that network too: they lose a member when the others do. A client that comes by a
-//! [`ReplicaSet::proxy`] has another network, and still reaches an isolated primary.
+//! The members know each other by the listeners of a [`Proxy`] of their own, which is the network between them. Clients
+//! that use the set's own connection string use that network too: they lose a member when the others do. A client that
+//! uses a [`ReplicaSet::proxy`] has another network, and still reaches an isolated primary.
 
 use std::time::Duration;
 
@@ -18,14 +18,15 @@ use crate::{
     wait::{wait_for, wait_until},
 };
 
-/// How long the set may take until it is whole, or has another primary.
+/// Maximum time until all members follow one primary, or there is another primary.
 const SETTLES_WITHIN: Duration = Duration::from_secs(60);
-/// How long a member is asked before it counts as silent.
+/// How long to wait for a member's reply before it counts as silent.
 const ANSWERS_WITHIN: Duration = Duration::from_millis(500);
 /// How long a primary that stepped down does not stand for election, in seconds.
 const STANDS_BACK: i32 = 5;
 
-/// The replica set `rs0` on loopback, with test commands, quick elections and data that go with it. It ends with its owner, as
+/// The replica set `rs0` on loopback, with test commands, quick elections and temporary data. It ends with its owner,
+/// as [`EmbeddedMongo`] does.
 /// [`EmbeddedMongo`] does.
 #[derive(Debug)]
 pub struct ReplicaSet {
@@ -34,16 +35,17 @@ pub struct ReplicaSet {
 }
 
 impl ReplicaSet {
-    /// Starts so many members and waits until one is primary and the others follow it.
+    /// Starts `members` members and waits until one is primary and the others follow it.
     pub async fn start(members: usize) -> Self {
         Self::start_with(&vec![&[][..]; members]).await
     }
 
-    /// The same with an environment for each member, that of a [`Clock`](crate::clocks::Clock) for instance.
+    /// Like [`start`](Self::start), with an environment for each member, for example of a
+    /// [`Clock`](crate::clocks::Clock).
     pub async fn start_with(environments: &[&[(&str, &str)]]) -> Self {
         let member = async |environment: &&[(&str, &str)]| {
             let environment = environment.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-            // What a signal to end would otherwise make a member wait for its clients, and a lost peer for its reply.
+            // Shorter waits: for clients after a signal to end, and for the reply of a lost member.
             let quick = ["shutdownTimeoutMillisForSignaledShutdown=500", "oplogNetworkTimeoutBufferSeconds=1"];
             let arguments = quick.iter().flat_map(|parameter| ["--setParameter".to_owned(), (*parameter).to_owned()]).collect();
             EmbeddedMongo::start(Options { member: true, arguments, environment, ..temporary() }).await.expect("mongod starts")
@@ -52,7 +54,7 @@ impl ReplicaSet {
         let network = Proxy::between(&members.iter().map(EmbeddedMongo::port).collect::<Vec<_>>());
         let this = Self { members, network };
         let hosts = this.network.listeners().iter().zip(0_i32..).map(|(host, id)| doc! { "_id": id, "host": host });
-        // Followers of the primary alone: one that stands still, or whose clock is wrong, holds up nobody else.
+        // Members replicate only from the primary, so that a frozen member, or one with a wrong clock, delays no other.
         let settings =
             doc! { "electionTimeoutMillis": 1_000, "heartbeatIntervalMillis": 200, "heartbeatTimeoutSecs": 1, "chainingAllowed": false };
         let config = doc! { "_id": "rs0", "members": hosts.collect::<Vec<_>>(), "settings": settings };
@@ -66,27 +68,27 @@ impl ReplicaSet {
         self.members[member].pid()
     }
 
-    /// Where to connect.
+    /// The connection string.
     pub fn uri(&self) -> String {
         self.uri_for("")
     }
 
-    /// Where to connect, with a default database.
+    /// The connection string with a default database.
     pub fn uri_for(&self, database: &str) -> String {
         self.network.uri(database)
     }
 
-    /// Another network to the set, for one process.
+    /// A proxy to the set: a separate network for one process.
     pub fn proxy(&self) -> Proxy {
         let member =
             |(name, mongo): (&String, &EmbeddedMongo)| Member { name: name.clone(), address: format!("127.0.0.1:{}", mongo.port()) };
         Proxy::before_members(self.network.listeners().iter().zip(&self.members).map(member).collect())
     }
 
-    /// Runs a command on the database `admin` of a member, past every proxy.
+    /// Runs a command on the database `admin` of a member, without a proxy.
     ///
     /// # Errors
-    /// What the member answered, or that it did not.
+    /// The member's error, or that it did not reply.
     pub async fn command(&self, member: usize, command: Document) -> Result<Document> {
         let uri = format!("mongodb://127.0.0.1:{}/?directConnection=true", self.members[member].port());
         let mut options = ClientOptions::parse(uri).await?;
@@ -95,12 +97,13 @@ impl ReplicaSet {
         Client::with_options(options)?.database("admin").run_command(command).await
     }
 
-    /// Waits for a primary. Of two that believe to be it, as happens to an isolated one for a moment, the one that was elected last.
+    /// Waits for a primary. An isolated one may believe for a moment that it still is; then this returns the one
+    /// elected last.
     pub async fn primary(&self) -> usize {
         wait_for(SETTLES_WITHIN, "there is a primary", async || self.elected().await).await
     }
 
-    /// Waits for a primary that is another one than this.
+    /// Waits for a primary other than this member.
     pub async fn primary_other_than(&self, member: usize) -> usize {
         let other = async || self.elected().await.filter(|elected| *elected != member);
         wait_for(SETTLES_WITHIN, "there is another primary", other).await
@@ -119,7 +122,7 @@ impl ReplicaSet {
         wait_until(SETTLES_WITHIN, "the replica set is whole", whole).await;
     }
 
-    /// Makes the primary step down and returns the next one.
+    /// Makes the primary step down. Returns the next one.
     pub async fn step_down(&self) -> usize {
         let stepped_down = async || {
             let primary = self.elected().await?;
@@ -132,7 +135,7 @@ impl ReplicaSet {
 
     /// Makes this member the primary.
     pub async fn elect(&self, member: usize) {
-        // Refused while it lags behind.
+        // MongoDB refuses while the member lags behind.
         let elected = async || self.command(member, doc! { "replSetStepUp": 1 }).await.is_ok() && self.elected().await == Some(member);
         wait_until(SETTLES_WITHIN, "the member is elected", elected).await;
     }
@@ -142,22 +145,22 @@ impl ReplicaSet {
         self.members[member].kill().await.expect("it was running");
     }
 
-    /// Freezes a member with its sockets open (`SIGSTOP`).
+    /// Freezes a member (`SIGSTOP`). Its sockets stay open.
     pub fn pause(&mut self, member: usize) {
         self.members[member].pause().expect("it is running");
     }
 
-    /// Lets a frozen member go on (`SIGCONT`).
+    /// Resumes a frozen member (`SIGCONT`).
     pub fn resume(&mut self, member: usize) {
         self.members[member].resume().expect("it is running");
     }
 
-    /// Starts a member again, after a clean end if it still runs.
+    /// Restarts a member, after a clean end if it is running.
     pub async fn restart(&mut self, member: usize) {
         self.members[member].restart().await.expect("mongod starts again");
     }
 
-    /// Restarts every member, the primary last, each when the one before follows again, as an upgrade would.
+    /// Restarts every member in turn, as for an upgrade: each when the previous one follows again, the primary last.
     pub async fn restart_all(&mut self) {
         let primary = self.primary().await;
         for member in (0..self.members.len()).filter(|member| *member != primary).chain([primary]).collect::<Vec<_>>() {
@@ -166,7 +169,8 @@ impl ReplicaSet {
         }
     }
 
-    /// Cuts a member off from the others and from those who use the set's own URI: nothing passes, no connection ends.
+    /// Isolates a member from the others and from clients of the set's own connection string: nothing is delivered, and
+    /// no connection is closed.
     pub fn isolate(&self, member: usize) {
         self.network.isolate(member);
     }
@@ -179,14 +183,14 @@ impl ReplicaSet {
     async fn elected(&self) -> Option<usize> {
         let election = |(member, hello): (usize, Option<Document>)| {
             let hello = hello.filter(|hello| hello.get_bool("isWritablePrimary").unwrap_or(false))?;
-            // Grows with each term.
+            // The election id grows with each term.
             hello.get("electionId").and_then(Bson::as_object_id).map(|election: ObjectId| (election, member))
         };
         self.hellos().await.into_iter().enumerate().filter_map(election).max().map(|(_, member)| member)
     }
 
     async fn hellos(&self) -> Vec<Option<Document>> {
-        // A member that freezes when it was just asked would be waited for.
+        // A member that freezes just after the request would be waited for without a limit.
         let hello = async |member| timeout(ANSWERS_WITHIN * 4, self.command(member, doc! { "hello": 1 })).await.ok()?.ok();
         join_all((0..self.members.len()).map(hello)).await
     }

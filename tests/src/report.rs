@@ -1,29 +1,29 @@
-//! What the failure tests found, as one table: kept in a file when `RECRUITER_FAILURE_REPORT` names one.
+//! The results of the failure tests as one table, which is written to a file when `RECRUITER_FAILURE_REPORT` names one.
 
 use std::{fs, io::Write as _, time::Duration};
 
 use crate::oracle::Findings;
 
-/// Names the file that rows are added to.
+/// Names the variable with the file to which rows are added.
 pub const REPORT: &str = "RECRUITER_FAILURE_REPORT";
 
-/// One kind of fault: what was done, how often, and what came of it.
+/// One kind of fault: what was done, how often, and the results.
 #[derive(Clone, Debug, Default)]
 pub struct Row {
     /// The fault, in a few words.
     pub fault: String,
-    /// How often it struck.
+    /// Number of injected faults.
     pub injected: usize,
-    /// What was found wrong, all runs together.
+    /// The violations found in all runs.
     pub findings: Findings,
-    /// How long it took until everything went on, for each.
+    /// The time of each recovery.
     pub recovery: Vec<Duration>,
-    /// How long it may take: longer is a failure.
+    /// Maximum time of a recovery. A longer one is a failure.
     pub within: Duration,
 }
 
 impl Row {
-    /// An empty row of a fault from which everything recovers within this time.
+    /// An empty row for a fault with this maximum time of recovery.
     pub fn new(fault: impl Into<String>, within: Duration) -> Self {
         Self { fault: fault.into(), within, ..Self::default() }
     }
@@ -33,14 +33,14 @@ impl Row {
         self.add_run(findings, 1, Some(recovery));
     }
 
-    /// Adds a run in which so many faults struck: what was found in it counts even when none did.
+    /// Adds a run with this number of faults. Its violations count even if no fault struck.
     pub fn add_run(&mut self, findings: Findings, struck: usize, recovery: Option<Duration>) {
         self.injected += struck;
         self.findings.add(findings);
         self.recovery.extend(recovery.filter(|_| struck > 0));
     }
 
-    /// Writes the row down and panics if anything was wrong.
+    /// Writes the row to the file. Panics if there was a violation.
     pub fn close(mut self) {
         self.recovery.sort_unstable();
         if let Some(longest) = self.recovery.last().filter(|longest| **longest > self.within) {

@@ -1,9 +1,9 @@
-//! Steps: what a process asks of MongoDB, told apart as finely as a test that breaks each of them needs, by command,
-//! collection and the keys of the first filter: `update roster _id,available,round`.
+//! Steps: the commands that a process sends to MongoDB, grouped by command, collection and the keys of the first
+//! filter, so that a test can break each of them: `update roster _id,available,round`.
 
 use bson::{Bson, Document};
 
-/// The step that a command is; nothing for what is no step of the protocol (handshakes, and what the driver tidies up).
+/// The step of a command. `None` for commands outside of the protocol (handshakes, and the driver's own clean-up).
 pub fn step(command: &Document) -> Option<String> {
     let (name, value) = command.iter().next()?;
     let first = |list: &str, of: &str| {
@@ -16,7 +16,7 @@ pub fn step(command: &Document) -> Option<String> {
         "update" => first("updates", "q"),
         "delete" => first("deletes", "q"),
         "findAndModify" => command.get_document("query").ok().map(keys),
-        // A hint is told from another by its kind.
+        // Hints are distinguished by their kind.
         "insert" => command.get_array("documents").ok().and_then(|documents| {
             let kind = documents.first()?.as_document()?.get_str("kind").ok()?;
             Some(kind.to_owned())
@@ -24,7 +24,7 @@ pub fn step(command: &Document) -> Option<String> {
         _ => None,
     };
     let collection = value.as_str().or_else(|| command.get_str("collection").ok());
-    // The workers' channels are alike.
+    // All channels of workers count as one collection.
     let collection = collection.map(|name| if name.starts_with("signals_") { "signals_n" } else { name });
     Some(
         [Some(name.as_str()), collection, shape.as_deref()]
@@ -36,11 +36,11 @@ pub fn step(command: &Document) -> Option<String> {
     )
 }
 
-/// The keys of a filter, those of the first alternative in place of `$or`.
+/// The keys of a filter. `$or` is replaced by the keys of its first alternative.
 fn keys(filter: &Document) -> String {
     let key = |(key, value): (&String, &Bson)| match value.as_array().and_then(|any| any.first()).and_then(Bson::as_document) {
         Some(first) if key == "$or" => keys(first),
-        // Of a hint's filter: the worker's id is no part of its shape.
+        // In the filter of a hint the worker's id is not part of the step.
         _ => key
             .split_once('.')
             .filter(|(_, id)| bson::oid::ObjectId::parse_str(id).is_ok())

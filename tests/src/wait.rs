@@ -1,10 +1,10 @@
-//! Waiting for a condition, with a deadline and the words for the report.
+//! Waits for a condition, with a deadline and a description for the report.
 
 use std::{panic::Location, pin::pin, time::Duration};
 
 use tokio::time::{interval, timeout};
 
-/// How often a condition is looked at.
+/// How often a condition is checked.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// Waits until `condition` is true; panics with `what` at the deadline.
@@ -13,7 +13,7 @@ pub fn wait_until(deadline: Duration, what: &str, mut condition: impl AsyncFnMut
     wait_for(deadline, what, async move || condition().await.then_some(()))
 }
 
-/// Waits until `look` finds something and returns it; panics with `what` at the deadline.
+/// Waits until `look` returns a value, and returns it. Panics with `what` at the deadline.
 #[track_caller]
 pub fn wait_for<T>(deadline: Duration, what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> impl Future<Output = T> {
     let caller = Location::caller();

@@ -1,5 +1,5 @@
-//! A world of its own for each failure: a database, a ledger, and a supervised fleet of processes that break. The supervisor
-//! starts again what died, as systemd would, and lets what froze go on after a while.
+//! A separate environment for each failure test: a database, a ledger, and a supervised fleet of faulty processes. The
+//! supervisor restarts processes that died, as systemd would, and resumes frozen ones after a while.
 
 use std::{
     collections::BTreeMap,
@@ -29,7 +29,7 @@ use crate::{
     processes::{Process, binary},
 };
 
-/// Which of the three processes.
+/// One of the three programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Role {
     /// `recruiter run`.
@@ -41,7 +41,7 @@ pub enum Role {
 }
 
 impl Role {
-    /// All.
+    /// All roles.
     pub const ALL: [Role; 3] = [Role::Recruiter, Role::Cleaner, Role::Worker];
 
     fn name(self) -> &'static str {
@@ -52,7 +52,7 @@ impl Role {
         }
     }
 
-    /// Flags with which a bad day takes seconds instead of minutes.
+    /// Flags that shorten the intervals, so that a test takes seconds instead of minutes.
     pub fn quick(self) -> &'static [&'static str] {
         match self {
             Self::Recruiter => &["--lease", "1500ms", "--poll", "400ms"],
@@ -64,94 +64,94 @@ impl Role {
     }
 }
 
-/// How long a frozen process stands still: longer than it takes to be declared dead and for its lease to be taken over.
+/// How long a frozen process stays frozen: longer than it takes to declare it dead and to take over its lease.
 pub const FROZEN_FOR: Duration = Duration::from_millis(3_000);
-/// Between two looks of the supervisor.
+/// Interval between two checks of the supervisor.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// What a worker says that leaves something to the cleaner: a thread of a job did not end, MongoDB did not let it go, or it had been
-/// declared dead before.
+/// Log messages of a worker that leaves work to the cleaner: a thread of a job did not end, MongoDB did not delete its
+/// document, or it had been declared dead before.
 const EXCUSES: [&str; 3] = ["not everything ended in time", "could not leave the roster", "declared dead"];
-/// What a stop may take.
+/// Maximum duration of a stop.
 const STOP_WITHIN: Duration = Duration::from_secs(60);
 
 /// One supervised process.
 #[derive(Debug)]
 pub struct Member {
-    /// What it is.
+    /// Its role.
     pub role: Role,
-    /// The process as it runs now.
+    /// The current process.
     pub process: Process,
     launch: Launch,
     notes: PathBuf,
-    /// Faults of whoever comes after it: all but the first.
+    /// Faults of its substitutes: all but the first.
     later: Vec<Fault>,
     frozen: Option<Instant>,
-    /// How it ended, when nobody starts it again.
+    /// Its exit status, if it ended and is not restarted.
     ended: Option<ExitStatus>,
 }
 
 impl Member {
-    /// Whether it was neither killed nor frozen since it was started, by anybody.
+    /// Whether it was neither killed nor frozen since it was started.
     fn is_well(&self) -> bool {
         let struck = fs::read_to_string(self.notes.join("struck")).unwrap_or_default();
         !self.process.was_harmed() && !self.process.is_stopped() && !struck.contains("Freeze")
     }
 }
 
-/// How a process is started.
+/// The parameters for starting a process.
 #[derive(Clone, Debug)]
 struct Launch {
     role: Role,
-    /// Its way to the database.
+    /// Its connection string.
     uri: String,
-    /// The program that starts it or becomes it, with its arguments, if there is one.
+    /// The program that starts it or executes it, with its arguments, if there is one.
     by: Vec<String>,
     args: Vec<String>,
-    /// What it has in its environment besides ours.
+    /// Additional environment variables.
     environment: Vec<(String, String)>,
 }
 
-/// A process that has ended: what it was, how it ended, what it had logged.
+/// A process that has ended.
 #[derive(Clone, Debug)]
 pub struct Ended {
-    /// What it was.
+    /// Its role.
     pub role: Role,
-    /// How it ended.
+    /// Its exit status.
     pub status: ExitStatus,
-    /// What it had logged.
+    /// Its log.
     pub log: String,
 }
 
-/// A database and everything that works on it.
+/// A database and all processes that use it.
 #[derive(Debug)]
 pub struct World {
     /// The database.
     pub database: TestDatabase,
-    /// A store on it, for enqueues and looks.
+    /// A store on the database, for enqueueing and reading.
     pub store: Store,
-    /// What it was asked to do.
+    /// The jobs that were enqueued.
     pub asked: Asked,
-    /// The supervised processes; a substitute comes after the one it stands in for.
+    /// The supervised processes. A substitute follows the process that it substitutes.
     pub members: Vec<Member>,
-    /// Those that have ended.
+    /// The processes that have ended.
     pub ended: Arc<Mutex<Vec<Ended>>>,
     directory: TempDir,
-    /// Whether what dies is started again.
+    /// Whether processes that died are restarted.
     supervised: bool,
-    /// Whether somebody stands in for what is frozen.
+    /// Whether frozen processes get a substitute.
     substitutes: bool,
     watch: Option<Watch>,
 }
 
 impl World {
-    /// An empty world on a database of the shared MongoDB.
+    /// A world without processes, on a database of the shared MongoDB.
     pub async fn new() -> Self {
         Self::on(TestDatabase::new().await).await
     }
 
-    /// An empty world on this database.
+    /// A world without processes, on this database.
     pub async fn on(database: TestDatabase) -> Self {
-        // Built now, while nothing else of this world waits for an answer.
+        // Built now, while no other process of this world waits for a reply.
         binary("faulty");
         let store = local::store(&database).await;
         let directory = tempfile::Builder::new().prefix("recruiter-world-").tempdir().expect("the temporary directory is writable");
@@ -161,38 +161,39 @@ impl World {
         Self { database, store, asked, members: Vec::new(), ended: Arc::default(), directory, supervised: true, substitutes: true, watch }
     }
 
-    /// The same where nobody stands in for who stands still.
+    /// The same world without substitutes for frozen processes.
     #[must_use]
     pub fn without_substitutes(mut self) -> Self {
         self.substitutes = false;
         self
     }
 
-    /// Starts a process with these flags and those of its quick ones that they do not name; returns its place among the members.
+    /// Starts a process with these flags, plus the quick ones that they do not override. Returns its index among the
+    /// members.
     pub fn start(&mut self, role: Role, args: &[&str], faults: &[Fault]) -> usize {
         let uri = self.database.uri().to_owned();
         self.start_at(&uri, role, args, faults)
     }
 
-    /// The same by another way to the database.
+    /// Like [`start`](Self::start), with another connection string.
     pub fn start_at(&mut self, uri: &str, role: Role, args: &[&str], faults: &[Fault]) -> usize {
         let launch = Launch { uri: uri.to_owned(), ..self.launch(role, &[], args) };
         self.begin(launch, faults)
     }
 
-    /// The same with this in its environment, that of a [`Clock`](crate::clocks::Clock) for instance.
+    /// Like [`start`](Self::start), with this environment, for example of a [`Clock`](crate::clocks::Clock).
     pub fn start_with(&mut self, role: Role, args: &[&str], environment: &[(&str, &str)]) -> usize {
         let environment = environment.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
         let launch = Launch { environment, ..self.launch(role, &[], args) };
         self.begin(launch, &[])
     }
 
-    /// The same by a program that becomes it, such as `prlimit --as=…`.
+    /// Like [`start`](Self::start), by a program that executes it, such as `prlimit --as=…`.
     pub fn start_by(&mut self, by: &[&str], role: Role, args: &[&str]) -> usize {
         self.begin(self.launch(role, by, args), &[])
     }
 
-    /// Starts a process that nobody supervises, by a program that starts it or becomes it.
+    /// Starts a process without supervision, by a program that starts it or executes it.
     pub fn beside(&self, by: &[&str], role: Role, args: &[&str]) -> Process {
         let notes = self.directory.path().join("notes-beside");
         fs::create_dir_all(&notes).expect("the world's directory is writable");
@@ -239,12 +240,12 @@ impl World {
         self.directory.path().join("ledger")
     }
 
-    /// What the jobs wrote down themselves.
+    /// The ledger that the jobs have written.
     pub fn ledger(&self) -> Vec<Line> {
         ledger::read(&self.ledger_directory())
     }
 
-    /// Enqueues a job; notes it before it is sent, and as acknowledged once it is.
+    /// Enqueues a job. Records it before it is sent, and again when it is acknowledged.
     ///
     /// # Errors
     /// As [`NewJob::enqueue`].
@@ -252,7 +253,7 @@ impl World {
         self.asked.enqueue(&self.store, job, policy).await
     }
 
-    /// How many jobs are scheduled, or acknowledged and not in the archive yet, about.
+    /// Estimated number of jobs that are scheduled, or acknowledged and not in the archive yet.
     pub async fn unfinished(&self) -> usize {
         let waiting = usize::try_from(self.count("scheduled", doc! {}).await).unwrap_or(usize::MAX);
         if waiting > 100 {
@@ -263,7 +264,7 @@ impl World {
         waiting.max(ids.len() - archived.map_or(0, |count| usize::try_from(count).unwrap_or(0)))
     }
 
-    /// How many jobs are started and have not ended.
+    /// Number of jobs that are started and have not ended.
     pub async fn started(&self) -> u64 {
         self.count("scheduled", doc! { "locked": true }).await
     }
@@ -273,7 +274,7 @@ impl World {
         self.database.raw("archived").find_one(doc! { "_id": job }).await.expect("MongoDB is there")
     }
 
-    /// Documents in a collection that match.
+    /// Number of documents in a collection that match.
     pub async fn count(&self, collection: &str, filter: Document) -> u64 {
         self.database.raw(collection).count_documents(filter).await.unwrap_or(0)
     }
@@ -285,7 +286,8 @@ impl World {
         notes.into_iter().any(|notes| fs::read_to_string(notes).unwrap_or_default().lines().any(|struck| struck == fault))
     }
 
-    /// Every step that each role took, and how often its busiest process did, as far as that is noted.
+    /// Every step that each role took, with the highest number of occurrences in one process, as far as they are
+    /// recorded.
     pub fn steps(&self) -> BTreeMap<(Role, String), u32> {
         let mut steps = BTreeMap::new();
         for member in &self.members {
@@ -300,7 +302,7 @@ impl World {
         steps
     }
 
-    /// One look of the supervisor.
+    /// One check by the supervisor.
     pub fn tend(&mut self) {
         let mut substitutes = Vec::new();
         for index in 0..self.members.len() {
@@ -332,7 +334,7 @@ impl World {
                 _ => {}
             }
         }
-        // In a world that is being stopped nobody stands in.
+        // A world that is being stopped gets no substitutes.
         if self.supervised && self.substitutes {
             for (launch, later) in substitutes {
                 self.begin(launch, &later);
@@ -340,7 +342,7 @@ impl World {
         }
     }
 
-    /// Tends the processes until `condition` is true; says whether it came true in time.
+    /// Supervises the processes until `condition` is true. Returns whether it became true before the deadline.
     pub async fn until(&mut self, deadline: Duration, mut condition: impl AsyncFnMut(&Self) -> bool) -> bool {
         let end = Instant::now() + deadline;
         loop {
@@ -355,12 +357,12 @@ impl World {
         }
     }
 
-    /// Tends the processes until every acknowledged job is archived.
+    /// Supervises the processes until every acknowledged job is archived.
     pub async fn until_quiet(&mut self, deadline: Duration) -> bool {
         self.until(deadline, async |world| world.unfinished().await == 0).await
     }
 
-    /// Stops everything and looks at what is left: cleaners first, so that nobody tidies up what a worker leaves when it stops.
+    /// Stops everything and checks the rest. Cleaners stop first, so that they do not clean up after workers that stop.
     pub async fn judge(&mut self) -> Findings {
         let mut findings = Findings::default();
         self.supervised = false;
@@ -376,12 +378,12 @@ impl World {
         let running: Vec<usize> = (0..self.members.len()).filter(|index| self.members[*index].is_well()).collect();
         stop(self, Role::Worker).await;
         let left = self.left_by(&running).await;
-        // Whoever died while it stopped is buried by a cleaner.
+        // A new cleaner retires workers that died during the stop.
         self.start(Role::Cleaner, &[], &[]);
         let buried = async |world: &mut Self| world.until(STOP_WITHIN, async |world| world.count("roster", doc! {}).await == 0).await;
         let mut empty = buried(self).await;
         if !self.until_quiet(Duration::from_secs(1)).await {
-            // What its worker left at the very end: somebody must still do it.
+            // Jobs that a worker released at its end must still be run.
             self.revive(Role::Recruiter);
             self.supervised = true;
             self.start(Role::Worker, &[], &[]);
@@ -401,12 +403,12 @@ impl World {
         findings
     }
 
-    /// The locks and the places in the roster that workers left behind which nobody had harmed and which stopped in time.
+    /// Locks and roster documents left by workers that were not harmed and that stopped in time.
     async fn left_by(&self, workers: &[usize]) -> Vec<String> {
         let graceful = |member: &&Member| {
             let log = member.process.stderr();
             let in_time = member.ended.is_some_and(|status| status.success()) && !EXCUSES.iter().any(|excuse| log.contains(excuse));
-            // On a line of its own it may have been told nothing.
+            // A worker with a network of its own may have received no reply.
             member.role == Role::Worker && member.is_well() && in_time && member.launch.uri == self.database.uri()
         };
         let workers = workers.iter().map(|index| &self.members[*index]).filter(graceful);
@@ -429,7 +431,7 @@ impl World {
         }
     }
 
-    /// What all processes have logged, the ended ones first.
+    /// The logs of all processes, the ended ones first.
     pub fn logs(&self) -> String {
         let ended = |ended: &Ended| format!("--- {:?}, {}:\n{}\n", ended.role, ended.status, ended.log);
         let log = |member: &Member| format!("--- {:?} {}:\n{}\n", member.role, member.process.pid(), member.process.stderr());

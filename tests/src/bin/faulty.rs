@@ -1,5 +1,5 @@
-//! The three processes as the failure tests run them: the code of the released binaries below `main`, with crash points
-//! and with jobs that keep a ledger.
+//! The three processes for the failure tests: the code of the released binaries below `main`, with crash points, and
+//! with jobs that write a ledger.
 
 use std::time::Duration;
 

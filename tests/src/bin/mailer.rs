@@ -1,4 +1,4 @@
-//! The worker of the README, so that tests can start what a reader copies.
+//! The worker from the README, so that tests can start the code that a reader copies.
 
 use recruiter_worker::{Context, Executable, NotDone, Workable, Worker};
 use serde::{Deserialize, Serialize};

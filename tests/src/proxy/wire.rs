@@ -1,4 +1,5 @@
-//! MongoDB's wire protocol as far as the proxy reads it: whole messages, the command in a request, the hosts in a `hello` reply.
+//! The part of MongoDB's wire protocol that the proxy reads: whole messages, the command in a request, the hosts in a
+//! `hello` reply.
 
 use std::{collections::HashMap, io};
 
@@ -19,16 +20,16 @@ const CHECKSUM_PRESENT: i32 = 1;
 pub struct Request {
     /// Its name: `insert`, `commitTransaction`, …
     pub command: String,
-    /// The collection it is for, if it names one.
+    /// The collection of the command, if it names one.
     pub collection: Option<String>,
-    /// The database it is for.
+    /// The database of the command.
     pub database: String,
-    /// The whole command; documents that were sent apart from it are arrays in it, as in a log.
+    /// The whole command. Documents that were sent in separate sections are arrays in it, as in a log.
     pub body: Document,
 }
 
 impl Request {
-    /// Whether it is this command for this collection.
+    /// Whether it is this command on this collection.
     pub fn is(&self, command: &str, collection: &str) -> bool {
         self.command == command && self.collection.as_deref() == Some(collection)
     }
@@ -41,7 +42,7 @@ impl Request {
     }
 }
 
-/// One message, from its header to its end.
+/// One complete message with its header.
 #[derive(Debug)]
 pub(super) struct Message(Vec<u8>);
 
@@ -59,7 +60,7 @@ impl Message {
         Ok(Some(Self(bytes)))
     }
 
-    /// The bytes to be sent on.
+    /// The bytes of the message, for sending it on.
     pub(super) fn bytes(&self) -> &[u8] {
         &self.0
     }
@@ -69,12 +70,13 @@ impl Message {
         self.int(4).unwrap_or_default()
     }
 
-    /// The id of the request that it answers.
+    /// The id of the request that this message replies to.
     pub(super) fn answers(&self) -> i32 {
         self.int(8).unwrap_or_default()
     }
 
-    /// The command in it; `None` for a reply, and for kinds of messages that drivers do not send unasked, compressed ones among them.
+    /// The command in it. `None` for a reply, and for kinds of messages that drivers send only if configured, such as
+    /// compressed ones.
     pub(super) fn request(&self) -> Option<Request> {
         match self.kind()? {
             OP_MSG => Request::of(self.sections()?, None),
@@ -87,7 +89,7 @@ impl Message {
         }
     }
 
-    /// Gives the hosts in a reply to `hello` other names; any other message is left alone.
+    /// Replaces the hosts in a reply to `hello`. Other messages are unchanged.
     pub(super) fn rename_hosts(&mut self, names: &HashMap<String, String>) {
         if let Some(renamed) = self.with_hosts_renamed(names) {
             self.0 = renamed;
@@ -161,9 +163,9 @@ fn int(bytes: &[u8]) -> Option<i32> {
     bytes.first_chunk().map(|bytes| i32::from_le_bytes(*bytes))
 }
 
-/// The size that messages, sections and documents begin with.
+/// The size at the begin of messages, sections and documents.
 fn size(bytes: &[u8]) -> Option<usize> {
-    // None is smaller than an empty document: whoever loops over them gets on.
+    // The size of an empty document is the minimum, so that loops over documents always advance.
     int(bytes).and_then(|size| usize::try_from(size).ok()).filter(|size| *size >= 5)
 }
 
