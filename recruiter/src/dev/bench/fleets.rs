@@ -1,4 +1,4 @@
-//! What becomes of it when the fleet grows: more and more places, workers and processes.
+//! Measures larger and larger fleets: more slots, workers and processes.
 
 use std::time::{Duration, Instant as Monotonic};
 
@@ -22,23 +22,23 @@ use super::{
 };
 use crate::{dev::fleet::Fleet, leader::assign_once};
 
-/// Rounds that are measured for each roster that is made up.
+/// Number of rounds measured for each simulated roster.
 const ROUNDS: usize = 50;
-/// Places and workers that they are divided among.
+/// Total number of slots, and the number of workers that share them.
 const ROSTERS: [(u32, u32); 7] = [(10, 1), (100, 1), (100, 10), (1_000, 10), (1_000, 100), (10_000, 100), (10_000, 500)];
-/// Processes, up to what is asked for.
+/// Numbers of worker processes, up to the requested maximum.
 const PROCESSES: [u32; 8] = [1, 2, 5, 10, 50, 100, 200, 500];
-/// Runs and rounds that are measured for each number of processes.
+/// Number of runs and rounds measured for each number of processes.
 const RUNS: usize = 5;
-/// Processes that are started at a time: each needs some hundred milliseconds of a core.
+/// Number of processes started together. Each start needs some hundred milliseconds of a core.
 const PORTION: u32 = 10;
-/// How many processes are idle while hints that are not for them are published, if there are as many.
+/// Number of idle processes while hints for another group are published. Fewer if the maximum is lower.
 const HINTED: u32 = 200;
 const HINTS_A_SECOND: u32 = 100;
 const HINTS_FOR: Duration = Duration::from_secs(10);
-/// Longer than any of them takes to free its places.
+/// Longer than any run takes until all slots are free.
 const IDLE_WITHIN: Duration = Duration::from_secs(30);
-/// Starting some hundred processes and measuring them takes a minute or two on a machine that can do with them.
+/// Starting and measuring a few hundred processes takes a minute or two on a machine with enough capacity.
 const WITHIN: Duration = Duration::from_secs(300);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 const GROUP: &str = "measured";
@@ -63,7 +63,7 @@ impl Fleets {
         stage.empty().await?;
         let setting = Setting { workers: self.processes, concurrency: self.concurrency, ..setting.clone() };
         let (processes, hints) = if self.processes > 0 { self.real(stage, &setting).await? } else { (Vec::new(), Bson::Null) };
-        // As many places in each worker.
+        // Compares rosters with the same number of slots per worker.
         let cost = |places: u32, workers: u32| made_up.iter().find(|one| (one.places, one.workers) == (places, workers)).map(MadeUp::cost);
         let ratio = cost(10_000, 100).zip(cost(100, 1)).map(|(many, few)| many / few);
         Ok(doc! {
@@ -76,7 +76,7 @@ impl Fleets {
         })
     }
 
-    /// The recruiter's own round on a roster that is made up, with enough jobs for every place.
+    /// Measures the recruiter's round on simulated rosters, with enough jobs for every slot.
     async fn made_up(self, stage: &Stage) -> anyhow::Result<Vec<MadeUp>> {
         let store = &stage.store;
         let rosters: Vec<(u32, u32)> = ROSTERS.into_iter().filter(|(places, _)| *places <= self.places).collect();
@@ -99,7 +99,7 @@ impl Fleets {
         Ok(measured)
     }
 
-    /// More and more processes; and what hints cost when there are many.
+    /// Measures increasing numbers of processes, and the cost of hints with many of them.
     async fn real(self, stage: &Stage, setting: &Setting) -> anyhow::Result<(Vec<Document>, Bson)> {
         let mut fleet = stage.fleet_with(setting, &[&format!("--work-on={GROUP}")]).await?;
         let counts = PROCESSES.into_iter().filter(|count| *count < self.processes).chain([self.processes]);
@@ -111,7 +111,7 @@ impl Fleets {
                 Ok(one) => measured.push(one),
                 Err(failed) => {
                     stage.go_on()?;
-                    // More than this machine can do is a result too, and no reason to lose the others.
+                    // A number of processes that this machine cannot run is a result too. The other results are kept.
                     let why = chain(failed.as_ref());
                     measured.push(doc! { "processes": count, "places": places, "failed": why.lines().next() });
                     return Ok((measured, hints));
@@ -129,7 +129,7 @@ impl Fleets {
     }
 }
 
-/// What a made-up roster showed.
+/// The result for one simulated roster.
 struct MadeUp {
     places: u32,
     workers: u32,
@@ -137,7 +137,7 @@ struct MadeUp {
 }
 
 impl MadeUp {
-    /// Of a round, for each place, in microseconds.
+    /// Microseconds of a round per slot.
     fn cost(&self) -> f64 {
         self.times.at_ms(0.5) * 1_000.0 / f64::from(self.places)
     }
@@ -151,7 +151,7 @@ fn noop() -> NewJob {
     NewJob::of_class("noop", doc! {}).in_group(GROUP)
 }
 
-/// Workers with free places in the roster, and no process behind them.
+/// Registers workers with free slots, without processes.
 async fn roster(store: &Store, workers: u32, places: u32) -> anyhow::Result<Vec<WorkerId>> {
     let mut roster = Vec::new();
     for _ in 0..workers {
@@ -173,7 +173,7 @@ async fn roster(store: &Store, workers: u32, places: u32) -> anyhow::Result<Vec<
     Ok(roster)
 }
 
-/// Gives a job to every place; says how long that took.
+/// Assigns a job to every slot. Returns the duration.
 async fn one_round(store: &Store, term: LeaseTerm, places: u32) -> anyhow::Result<Duration> {
     let begun = Monotonic::now();
     let assigned = assign_once(store, term).await?;
@@ -182,7 +182,7 @@ async fn one_round(store: &Store, term: LeaseTerm, places: u32) -> anyhow::Resul
     Ok(time)
 }
 
-/// Starts workers until there are so many, and waits for them.
+/// Starts workers until `count` are running, and waits until they are ready.
 async fn start(stage: &Stage, fleet: &mut Fleet, mut running: u32, count: u32) -> anyhow::Result<()> {
     stage.progress("processes started", count.into());
     stage.advance(running.into());
@@ -197,7 +197,7 @@ async fn start(stage: &Stage, fleet: &mut Fleet, mut running: u32, count: u32) -
     Ok(())
 }
 
-/// Several runs and rounds, once there are so many processes.
+/// Measures several runs and rounds with `count` processes.
 async fn of_processes(stage: &Stage, fleet: &mut Fleet, [running, count]: [u32; 2], places: u32) -> anyhow::Result<Document> {
     start(stage, fleet, running, count).await?;
     let (mut archived, mut rounds) = (Times::new(), Times::new());
@@ -214,7 +214,7 @@ async fn of_processes(stage: &Stage, fleet: &mut Fleet, [running, count]: [u32; 
     })
 }
 
-/// Waits until all places are free; returns the term of the recruiter that sees them.
+/// Waits until all slots are free. Returns the term of the leading recruiter.
 async fn until_idle(stage: &Stage, places: u32) -> anyhow::Result<LeaseTerm> {
     let begun = Monotonic::now();
     loop {
@@ -229,7 +229,7 @@ async fn until_idle(stage: &Stage, places: u32) -> anyhow::Result<LeaseTerm> {
     }
 }
 
-/// A job for every place: the time until all are archived.
+/// Enqueues a job for every slot. Returns the time until all are archived.
 async fn run_all(stage: &Stage, fleet: &mut Fleet, places: u32) -> anyhow::Result<Duration> {
     until_idle(stage, places).await?;
     let before = stage.store.archived_count().await?;
@@ -238,7 +238,8 @@ async fn run_all(stage: &Stage, fleet: &mut Fleet, places: u32) -> anyhow::Resul
     Ok(stage.until_archived(fleet, before + u64::from(places)).await? - begun)
 }
 
-/// A job for every place: the time of the round alone, which is carried out here while the recruiter is stopped.
+/// Enqueues a job for every slot. Returns the time of the round alone, which runs in this process while the recruiter
+/// is stopped.
 async fn round_of_real(stage: &Stage, fleet: &mut Fleet, places: u32) -> anyhow::Result<Duration> {
     let term = until_idle(stage, places).await?;
     let before = stage.store.archived_count().await?;
@@ -254,7 +255,7 @@ async fn round_of_real(stage: &Stage, fleet: &mut Fleet, places: u32) -> anyhow:
     measured
 }
 
-/// What mongod computes while so many processes are idle: without hints, and with many that are not for them.
+/// Measures mongod's processor time with idle processes: without hints, and with many hints for another group.
 async fn cost_of_hints(stage: &Stage, processes: u32) -> anyhow::Result<Document> {
     stage.progress("hints", u64::from(HINTS_A_SECOND) * HINTS_FOR.as_secs());
     let nothing = async {
@@ -271,7 +272,7 @@ async fn cost_of_hints(stage: &Stage, processes: u32) -> anyhow::Result<Document
     })
 }
 
-/// The part of one core that mongod needs while something is done; unknown when it is not our own.
+/// Processor time of mongod during `done`, in percent of one core; `None` if mongod is not embedded.
 async fn of_mongod<T>(stage: &Stage, done: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<(T, Option<f64>)> {
     let used = || stage.mongod().map(computed).transpose();
     let (before, begun) = (used()?, Monotonic::now());
@@ -280,7 +281,7 @@ async fn of_mongod<T>(stage: &Stage, done: impl Future<Output = anyhow::Result<T
     Ok((done, used()?.zip(before).map(|(after, before)| percent_of_a_core(after - before, time))))
 }
 
-/// Hints at a constant rate, for a group that nobody works on; says how many a second it came to.
+/// Publishes hints at a constant rate for a group without workers. Returns the actual rate per second.
 async fn publish_hints(stage: &Stage) -> anyhow::Result<f64> {
     let (begun, mut sent, mut calls) = (Monotonic::now(), 0, JoinSet::new());
     while begun.elapsed() < HINTS_FOR {

@@ -1,4 +1,4 @@
-//! What the system needs of the machine and of MongoDB: with nothing to do, and with as much as it holds.
+//! Measures processor time, memory and database commands, of an idle system and of a fully loaded one.
 
 use std::{
     collections::BTreeMap,
@@ -17,16 +17,17 @@ use super::{
 };
 use crate::dev::fleet::Fleet;
 
-/// From the moment at which all are ready until the measurement begins.
+/// Time from when all processes are ready until the measurement begins.
 const SETTLE: Duration = Duration::from_secs(5);
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// Far longer than all jobs take to be started.
+/// Far longer than it takes to start all jobs.
 const RUNNING_WITHIN: Duration = Duration::from_secs(120);
 
-/// Commands that read and that write, as MongoDB names them.
+/// Commands that read, by MongoDB's names.
 const READS: [&str; 4] = ["find", "aggregate", "count", "distinct"];
 const WRITES: [&str; 4] = ["insert", "update", "delete", "findAndModify"];
-/// What is no work: the driver's look at the server, reads that wait for hints, the members among themselves, and this measurement.
+/// Commands that are not counted: the driver's monitoring, reads that wait for hints, replication, and this
+/// measurement.
 const NOT_WORK: [&str; 8] =
     ["hello", "isMaster", "ismaster", "ping", "getMore", "serverStatus", "replSetHeartbeat", "replSetUpdatePosition"];
 
@@ -92,14 +93,14 @@ fn document(rates: BTreeMap<String, f64>) -> Document {
     rates.into_iter().map(|(name, rate)| (name, rate.into())).collect()
 }
 
-/// How many of each command there were a second, of those that there were.
+/// Number of commands per second by name. Commands that did not occur are left out.
 fn per_second(before: &BTreeMap<String, i64>, after: &BTreeMap<String, i64>, time: Duration) -> BTreeMap<String, f64> {
     let more = after.iter().map(|(name, count)| (name, count - before.get(name).unwrap_or(&0)));
     #[expect(clippy::cast_precision_loss, reason = "a count of commands is far below 2^52")]
     more.filter(|(_, count)| *count > 0).map(|(name, count)| (name.clone(), count as f64 / time.as_secs_f64())).collect()
 }
 
-/// Does nothing for so long.
+/// Waits for this time.
 async fn wait(stage: &Stage, what: &str, time: Duration) -> anyhow::Result<()> {
     stage.progress(what, u64::try_from(time.as_millis())?);
     let begun = Monotonic::now();
@@ -152,7 +153,7 @@ impl Memory {
             pause(LOOK_EVERY).await;
         }
         let busy = of(&fleet, "recruiter-worker")?;
-        // Nobody waits for jobs that sleep for an hour.
+        // Ends the fleet by force: its jobs sleep for an hour.
         drop(fleet);
         Ok(doc! { "running_jobs": self.concurrency, "idle": idle, "busy": busy })
     }
@@ -169,7 +170,7 @@ impl Memory {
         let places = setting.workers * self.concurrency;
         let jobs = u64::from(places) * 2;
         let mut signal = |signal: Signal| fleet.recruiter().map_or(Ok(()), |recruiter| recruiter.signal(signal));
-        // One round for all places.
+        // The recruiter is stopped during the enqueue, so that one round fills all slots.
         signal(Signal::SIGSTOP)?;
         let enqueued = stage.enqueue(jobs, |_| NewJob::of_class("noop", doc! {})).await;
         signal(Signal::SIGCONT)?;

@@ -1,4 +1,4 @@
-//! Many jobs that become due at once, while idle workers wait for them.
+//! Measures many jobs that become due at the same instant, while idle workers wait for them.
 
 use std::time::{Duration, Instant as Monotonic};
 
@@ -9,9 +9,9 @@ use recruiter_common::{enqueue::NewJob, instant::monotonic_ns, shutdown::pause};
 use super::{Setting, Times, rate, stage::Stage};
 use crate::dev::fleet::Fleet;
 
-/// Enqueued to learn how fast that is.
+/// Number of jobs enqueued to measure the rate of enqueueing.
 const TRIAL: u64 = 3_000;
-/// Between the last enqueue and the instant: everybody sleeps again.
+/// Time between the last enqueue and the due instant, in which all processes become idle.
 const CALM: Duration = Duration::from_secs(3);
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 const SHORT: &str = "noop";
@@ -69,7 +69,7 @@ impl Mixed {
         let alone = at_once(stage, setting, ahead, [short_ones, 0], |_| short()).await?;
         stage.empty().await?;
         let job = |number: u64| match number % self.one_in {
-            // The last of each lot, so that there are no more of them than that.
+            // The last job of each `one_in` is long, so that there are not more long jobs than that.
             last if last == self.one_in - 1 => NewJob::of_class("sleep", doc! { "ms": long_ms }),
             _ => short(),
         };
@@ -93,19 +93,19 @@ impl Mixed {
     }
 }
 
-/// Tells when it was entered.
+/// A job whose result is the time when it was entered.
 fn short() -> NewJob {
     NewJob::of_class(SHORT, doc! { "tell": true })
 }
 
-/// What became of jobs that were due at once.
+/// The result for jobs that were due at the same instant.
 struct AtOnce {
     enqueued: Duration,
-    /// From the instant until the last short job was archived.
+    /// Time from the due instant until the last short job was archived.
     short: Duration,
-    /// Until the last of all was.
+    /// Time from the due instant until the last job was archived.
     all: Duration,
-    /// Until each short one was entered.
+    /// Time from the due instant until each short job was entered.
     started: Times,
 }
 
@@ -115,7 +115,7 @@ impl AtOnce {
     }
 }
 
-/// How long before the instant to begin, unless it is given: enqueues some jobs to learn how long that takes.
+/// How long before the due instant to begin, unless it is given. Enqueues some jobs to measure the rate.
 async fn ahead(stage: &Stage, given: Option<Duration>, jobs: u64) -> anyhow::Result<Duration> {
     if let Some(given) = given {
         return Ok(given);
@@ -132,7 +132,7 @@ fn as_float(count: u64) -> f64 {
     count as f64
 }
 
-/// Enqueues so many jobs, short ones and long ones, for an instant in the future, and waits until all are archived.
+/// Enqueues short and long jobs for an instant in the future, and waits until all are archived.
 async fn at_once(
     stage: &Stage,
     setting: &Setting,
@@ -166,9 +166,9 @@ async fn at_once(
     Ok(AtOnce { enqueued, short: short_over - begun, all: all_over - begun, started })
 }
 
-/// Waits until no short job is left; returns when.
+/// Waits until no short job is left. Returns the time.
 async fn until_short_archived(stage: &Stage, fleet: &mut Fleet, short: u64) -> anyhow::Result<Monotonic> {
-    // Asks for more than a number only when they can be done.
+    // The cheaper count comes first: until it reaches `short`, the short jobs cannot be done.
     let mut over = stage.until_archived(fleet, short).await?;
     while !stage.none_left_of(SHORT).await? {
         stage.go_on()?;

@@ -1,7 +1,7 @@
-//! The ceiling: the operations of the cycle, one after the other, without any process between them.
+//! The ceiling: the database operations of the protocol, one after the other, without other processes.
 //!
-//! What a job costs the database at least, as this protocol keeps its promises: the search, the assignment, the start, the
-//! look into the archive, the transaction, and the free places, each for a batch, in a few lanes beside each other.
+//! Measures the minimum cost of a job for the database: search, assignment, start, check of the archive, transaction
+//! and freeing of slots. Each operation handles a batch, and a few lanes run in parallel.
 
 use std::{
     collections::HashMap,
@@ -21,9 +21,9 @@ use recruiter_common::{
 
 use super::{Setting, rate, stage::Stage};
 
-/// Jobs in one batch.
+/// Number of jobs in a batch.
 const BATCH: usize = 500;
-/// Longer than it takes.
+/// Longer than the benchmark takes.
 const LEASE: Duration = Duration::from_secs(3_600);
 
 /// The same operations, bare.
@@ -68,7 +68,7 @@ fn lane(number: u64) -> String {
     format!("lane-{number}")
 }
 
-/// All jobs of a group, batch after batch; says how many there were.
+/// Runs all jobs of a group in batches. Returns their number.
 async fn burn_down(store: Store, group: String) -> anyhow::Result<u64> {
     let worker = WorkerId::new();
     let place = Place::of_this_process()?;

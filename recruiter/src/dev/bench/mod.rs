@@ -1,7 +1,7 @@
-//! `recruiter bench`: how fast it is, and how fast the database underneath can be.
+//! `recruiter bench`: measures the speed of Recruiter and of the database below it.
 //!
-//! Real processes on a real MongoDB, with the defaults that everybody has: majority writes, journaled, all validators and
-//! indexes on, jobs that must not run twice. Whatever is measured says under which conditions.
+//! Real processes use a real MongoDB with the default settings: journaled majority writes, all validators and indexes,
+//! and jobs that must not run twice. Each result contains the conditions of its measurement.
 
 mod fleets;
 mod footprint;
@@ -112,10 +112,10 @@ enum What {
     Limit(limit::Limit),
 }
 
-/// Measures and writes what was measured.
+/// Runs a benchmark and writes its result.
 ///
 /// # Errors
-/// When something cannot be started, MongoDB cannot be used, or a job went missing.
+/// When something cannot be started, MongoDB cannot be used, or a job is missing.
 pub async fn run(args: BenchArgs, shutdown: Shutdown, out: &mut impl Write) -> anyhow::Result<()> {
     let stage = Stage::set(&args.setting, shutdown).await?;
     let setting = &args.setting;
@@ -132,7 +132,7 @@ pub async fn run(args: BenchArgs, shutdown: Shutdown, out: &mut impl Write) -> a
         What::Memory(what) => what.measure(&stage, setting).await,
         What::Limit(what) => what.measure(&stage, setting).await,
     };
-    // Whatever came of it.
+    // Also after an error.
     stage.clear().await?;
     let measured = measured?;
     if args.json {
@@ -145,7 +145,7 @@ pub async fn run(args: BenchArgs, shutdown: Shutdown, out: &mut impl Write) -> a
     Ok(())
 }
 
-/// A row for each value.
+/// Adds a row for each value of a nested document.
 fn flatten(above: &str, document: &Document, rows: &mut Vec<Row>) {
     for (name, value) in document {
         let name = format!("{above}{}", name.replace('_', " "));
@@ -163,10 +163,10 @@ fn flatten(above: &str, document: &Document, rows: &mut Vec<Row>) {
     }
 }
 
-/// The longest time that is told apart, in microseconds: an hour.
+/// Maximum of a histogram, in microseconds: one hour.
 const LONGEST_US: u64 = 3_600_000_000;
 
-/// Durations, to be told as percentiles in milliseconds.
+/// A histogram of durations, reported as percentiles in milliseconds.
 #[derive(Clone, Debug)]
 struct Times(Histogram<u64>);
 
@@ -193,7 +193,7 @@ impl Times {
     }
 }
 
-/// How many a second.
+/// Number of events per second.
 #[expect(clippy::cast_precision_loss, reason = "a count of jobs is far below 2^52")]
 fn rate(count: u64, time: Duration) -> f64 {
     (count as f64 / time.as_secs_f64()).round()

@@ -1,6 +1,6 @@
-//! Sees each job arrive in the archive, from outside of the processes that put it there.
+//! Observes each job's arrival in the archive, from outside the processes that archive it.
 //!
-//! A change stream tells of what a majority has, and is not asked for it again and again: that would be measured as well.
+//! A change stream reports documents that a majority has. Polling would add its own load to the measurement.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -12,21 +12,21 @@ use tokio::{task::JoinSet, time::timeout};
 
 use super::{Times, stage::Stage};
 
-/// Writes by which it is measured how late the stream tells.
+/// Number of writes that measure the delay of the stream.
 const PROBES: usize = 20;
-/// For the last events, once all jobs are archived.
+/// Maximum wait for the last events, after all jobs are archived.
 const LATE_BY_AT_MOST: Duration = Duration::from_secs(30);
 
-/// Watches until it has seen all that it waits for. Dropping it ends it.
+/// Observes until all expected jobs have arrived. Dropping it ends it.
 pub(super) struct Observer {
-    /// One task.
+    /// Contains one task.
     watching: JoinSet<anyhow::Result<HashMap<JobId, i64>>>,
-    /// How late it tells, from the acknowledgement of a majority write on, on the idle system.
+    /// The delay of the stream after the acknowledgement of a majority write, measured on the idle system.
     pub(super) delay: Times,
 }
 
 impl Observer {
-    /// Watches so many jobs arrive from now on.
+    /// Observes the next `jobs` arrivals from now on.
     pub(super) async fn of_archive(stage: &Stage, jobs: usize) -> anyhow::Result<Self> {
         let mut stream = stage.watch().await?;
         let mut delay = Times::new();
@@ -49,14 +49,14 @@ impl Observer {
         Ok(Self { watching, delay })
     }
 
-    /// When it saw each of them, in nanoseconds of the monotonic clock.
+    /// The time at which it observed each job, in nanoseconds of the monotonic clock.
     pub(super) async fn all(mut self) -> anyhow::Result<HashMap<JobId, i64>> {
         let seen = timeout(LATE_BY_AT_MOST, self.watching.join_next()).await.context("not every job was seen to be archived")?;
         seen.context("there is one task")??
     }
 }
 
-/// What was inserted next, and when it is seen.
+/// The id of the next inserted document, and the time of its event.
 async fn next(stream: &mut ChangeStream<Document>) -> anyhow::Result<(ObjectId, i64)> {
     loop {
         if let Some(event) = stream.next_if_any().await? {

@@ -1,4 +1,4 @@
-//! What becomes of it when the backlog and the archive grow.
+//! Measures the effect of a larger and larger backlog or archive.
 
 use std::time::{Duration, Instant as Monotonic};
 
@@ -8,7 +8,7 @@ use recruiter_common::{enqueue::NewJob, ids::JobId, job::Priority, store::Lane};
 
 use super::{Setting, Times, rate, stage::Stage};
 
-/// Searches that are measured at each size.
+/// Number of searches measured at each size.
 const TIMES: usize = 50;
 const GROUP: &str = "measured";
 const YEAR: Duration = Duration::from_secs(365 * 24 * 3_600);
@@ -28,7 +28,7 @@ pub(super) struct Backlog {
     jobs: u64,
 }
 
-/// Why a job of the backlog is not run now.
+/// The reason why a job of the backlog is not run now.
 #[derive(Clone, Copy, Debug)]
 enum Behind {
     DueLater,
@@ -75,7 +75,7 @@ impl Backlog {
         Ok(doc! { "benchmark": "scale-backlog", "backlogs": measured, "conditions": stage.conditions(setting).await? })
     }
 
-    /// Times the search for a thousand jobs, then runs all that were enqueued for it.
+    /// Measures the search for a thousand jobs, then runs all jobs that were enqueued for it.
     async fn pick_and_burn_down(self, stage: &Stage, setting: &Setting) -> anyhow::Result<(Times, f64)> {
         stage.enqueue(self.jobs, |_| noop()).await?;
         let mut pick = Times::new();
@@ -105,7 +105,7 @@ impl Archive {
     pub(super) async fn measure(self, stage: &Stage, setting: &Setting) -> anyhow::Result<Document> {
         stage.enqueue(self.jobs, |_| noop()).await?;
         let alone = burn_down(stage, setting, self.jobs).await?;
-        // What the product itself has archived, again and again under other ids and dates.
+        // Copies of a job that Recruiter itself has archived, with other ids and dates.
         let sample = stage.any_archived().await?;
         stage.progress("archived", self.archived);
         let now = bson::DateTime::from_chrono(stage.store.now()).timestamp_millis();
@@ -138,7 +138,7 @@ impl Archive {
     }
 }
 
-/// Runs so many jobs that are enqueued; says how many a second.
+/// Runs `jobs` enqueued jobs. Returns their number per second.
 async fn burn_down(stage: &Stage, setting: &Setting, jobs: u64) -> anyhow::Result<f64> {
     let before = stage.store.archived_count().await?;
     let mut fleet = stage.fleet(setting).await?;

@@ -1,4 +1,4 @@
-//! A line on which every byte takes a while, as on a network: a relay in front of mongod.
+//! A relay in front of mongod that delays every byte, as a network does.
 
 use std::{io, time::Duration};
 
@@ -14,18 +14,18 @@ use tokio::{
     time::Instant,
 };
 
-/// Pieces on their way in one direction of one connection, at most.
+/// Maximum number of pieces in flight in one direction of one connection.
 const ON_THE_WAY: usize = 4_096;
 const PIECE: usize = 64 * 1024;
 
-/// Ends with this value.
+/// A relay that ends when this value is dropped.
 pub(super) struct SlowLine {
     port: u16,
     relay: JoinHandle<()>,
 }
 
 impl SlowLine {
-    /// To a server on this machine.
+    /// Starts a relay to a server on this machine.
     pub(super) async fn to(server: u16, latency: Duration) -> io::Result<Self> {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
         let port = listener.local_addr()?.port();
@@ -59,7 +59,7 @@ async fn connect(client: TcpStream, server: u16, latency: Duration) -> io::Resul
     Ok(())
 }
 
-/// Carries one direction until it ends.
+/// Relays one direction of a connection until it ends.
 async fn carry(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, latency: Duration) {
     let (sender, mut pieces) = mpsc::channel::<(Instant, Vec<u8>)>(ON_THE_WAY);
     tokio::spawn(async move {

@@ -1,4 +1,4 @@
-//! What a benchmark runs on: a MongoDB, a database of its own, and the processes.
+//! The environment of a benchmark: a MongoDB, a database of its own, and the processes.
 
 use std::{
     collections::BTreeMap,
@@ -26,25 +26,25 @@ use crate::dev::{
     fleet::{Fleet, Plan, Programs, tell},
 };
 
-/// Jobs in one call.
+/// Number of jobs in one call.
 const BATCH: usize = 1_000;
-/// Between two looks at how many are archived.
+/// Interval between two checks of the number of archived jobs.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// A benchmark in which nothing happens for so long has failed.
+/// A benchmark without progress for this time has failed.
 const STALLED_AFTER: Duration = Duration::from_secs(60);
-/// Arguments of the embedded MongoDB: a cache that is smaller than five million archived jobs, and nothing kept of the past, which
-/// nobody reads and MongoDB otherwise keeps for five minutes.
+/// Arguments of the embedded MongoDB. Its cache is smaller than five million archived jobs. It keeps no history for
+/// snapshot reads, which nothing uses and which MongoDB otherwise keeps for five minutes.
 const FOR_MANY_WRITES: [&str; 4] = ["--wiredTigerCacheSizeGB", "1", "--setParameter", "minSnapshotHistoryWindowInSeconds=0"];
 const LOG: &str = "processes.log";
 /// A collection that only benchmarks write.
 const PROBES: &str = "probes";
-/// How long the server waits for a change until it answers that there is none.
+/// How long the server waits for a change before it returns an empty reply.
 const AWAIT: Duration = Duration::from_secs(1);
 
-/// A MongoDB with a database of our own, and processes to come.
+/// A MongoDB with a database of its own, on which processes can be started.
 pub(super) struct Stage {
     pub(super) store: Store,
-    /// Where the processes find MongoDB.
+    /// The connection string for the processes.
     uri: String,
     _line: Option<SlowLine>,
     home: TempDir,
@@ -54,7 +54,7 @@ pub(super) struct Stage {
 }
 
 impl Stage {
-    /// A MongoDB, and nothing in the database.
+    /// Prepares a MongoDB with an empty database.
     pub(super) async fn set(setting: &Setting, shutdown: Shutdown) -> anyhow::Result<Self> {
         let home = tempfile::Builder::new().prefix("recruiter-bench-").tempdir().context("there is no room for temporary files")?;
         let shown = ProgressBar::new_spinner();
@@ -86,12 +86,12 @@ impl Stage {
         Ok(Self { store, uri, _line: line, home, mongo, shown, shutdown })
     }
 
-    /// The processes of a benchmark, without workers.
+    /// Starts the processes of a benchmark, without workers.
     pub(super) async fn fleet(&self, setting: &Setting) -> anyhow::Result<Fleet> {
         self.fleet_with(setting, &[]).await
     }
 
-    /// The same, with further arguments for each worker.
+    /// Like [`fleet`](Self::fleet), with further arguments for each worker.
     pub(super) async fn fleet_with(&self, setting: &Setting, worker_arguments: &[&str]) -> anyhow::Result<Fleet> {
         let arguments = ["--builtins".into(), format!("--concurrency={}", setting.concurrency).into()];
         let plan = Plan {
@@ -109,7 +109,7 @@ impl Stage {
         Ok(fleet)
     }
 
-    /// Enqueues these.
+    /// Enqueues these jobs. Returns the duration.
     pub(super) async fn enqueue(&self, jobs: u64, job: impl Fn(u64) -> NewJob) -> anyhow::Result<Duration> {
         self.progress("enqueued", jobs);
         let begun = Monotonic::now();
@@ -122,7 +122,7 @@ impl Stage {
         Ok(begun.elapsed())
     }
 
-    /// Waits until at least so many are archived, as a majority has it; returns when.
+    /// Waits until a majority has at least `jobs` archived jobs. Returns the time.
     pub(super) async fn until_archived(&self, fleet: &mut Fleet, jobs: u64) -> anyhow::Result<Monotonic> {
         self.progress("archived", jobs);
         let mut moved = (0, Monotonic::now());
@@ -131,7 +131,8 @@ impl Stage {
             let archived = self.store.archived_count().await?;
             self.shown.set_position(archived);
             if archived >= jobs {
-                // What was written before this write is with a majority when it is. To count them takes longer.
+                // When a majority has this write, it has all earlier writes as well. The time of counting must not be
+                // included.
                 self.insert_probe().await?;
                 let at = Monotonic::now();
                 if self.archived_by_majority().await? >= jobs {
@@ -166,31 +167,31 @@ impl Stage {
         Ok(())
     }
 
-    /// Has MongoDB write out what it has in memory, so that this does not go on beside what is measured next.
+    /// Makes MongoDB write its cache to disk, so that this does not disturb the next measurement.
     pub(super) async fn settle(&self) -> anyhow::Result<()> {
         self.store.client().database("admin").run_command(doc! { "fsync": 1 }).await?;
         Ok(())
     }
 
-    /// Any job of the archive, as it is stored.
+    /// Any job of the archive, as stored.
     pub(super) async fn any_archived(&self) -> anyhow::Result<Document> {
         self.collection("archived").find_one(doc! {}).await?.context("nothing was archived")
     }
 
-    /// Puts documents into the archive that no worker has written.
+    /// Inserts documents into the archive that no worker has written.
     pub(super) async fn insert_archived(&self, documents: Vec<Document>) -> anyhow::Result<()> {
         self.collection("archived").insert_many(documents).ordered(false).await?;
         Ok(())
     }
 
-    /// What is put into the archive and among the probes from now on, once a majority has it.
+    /// A stream of the next inserts into the archive and the probes, reported once a majority has them.
     pub(super) async fn watch(&self) -> anyhow::Result<ChangeStream<Document>> {
         let inserted = doc! { "operationType": "insert", "ns.coll": { "$in": ["archived", PROBES] } };
         let pipeline = [doc! { "$match": inserted }, doc! { "$project": { "documentKey": 1 } }];
         Ok(self.store.database().watch().pipeline(pipeline).max_await_time(AWAIT).await?.with_type())
     }
 
-    /// What those jobs of the archive have told that told anything: when they were entered.
+    /// The results of the archived jobs that have one: the times when they were entered.
     pub(super) async fn told(&self) -> anyhow::Result<Vec<i64>> {
         let mut found =
             self.collection("archived").find(doc! { "result": { "$type": "long" } }).projection(doc! { "_id": 0, "result": 1 }).await?;
@@ -201,18 +202,18 @@ impl Stage {
         Ok(told)
     }
 
-    /// Whether a majority has no job of this class left to run.
+    /// Whether, by a majority read, no job of this class is left to run.
     pub(super) async fn none_left_of(&self, class: &str) -> anyhow::Result<bool> {
         Ok(self.collection("scheduled").find_one(doc! { "workable.class": class }).projection(doc! { "_id": 1 }).await?.is_none())
     }
 
-    /// Where whoever measures writes what no process reads.
+    /// Inserts a document that no process reads.
     pub(super) async fn insert_probe(&self) -> anyhow::Result<()> {
         self.collection(PROBES).insert_one(doc! { "_id": ObjectId::new() }).await?;
         Ok(())
     }
 
-    /// How many commands of each name MongoDB has carried out since its start.
+    /// Number of commands that MongoDB has executed since its start, by name.
     pub(super) async fn commands(&self) -> anyhow::Result<BTreeMap<String, i64>> {
         let server = self.store.client().database("admin").run_command(doc! { "serverStatus": 1 }).await?;
         let commands = server.get_document("metrics")?.get_document("commands")?;
@@ -220,12 +221,12 @@ impl Stage {
         Ok(commands.iter().filter_map(|(name, count)| Some((name.clone(), total(count)?))).collect())
     }
 
-    /// The process of mongod, if it is our own.
+    /// The process id of mongod, if it is embedded.
     pub(super) fn mongod(&self) -> Option<u32> {
         self.mongo.as_ref().map(EmbeddedMongo::pid)
     }
 
-    /// What kind of file system holds mongod's data, if it is our own: on some of them fsync costs nothing.
+    /// The type of the file system with mongod's data, if it is embedded. On some types fsync costs nothing.
     fn file_system(&self) -> Option<String> {
         self.mongo.as_ref()?;
         let home = self.home.path().canonicalize().ok()?;
@@ -234,7 +235,7 @@ impl Stage {
         holds.max_by_key(|mount| mount.mount_point.components().count()).map(|mount| mount.fs_type)
     }
 
-    /// Bytes of the archive, and of MongoDB's cache.
+    /// Size of the archive and of MongoDB's cache, in bytes.
     pub(super) async fn archive_size(&self) -> anyhow::Result<Document> {
         let database = self.store.database();
         let archive = database.run_command(doc! { "collStats": "archived" }).await?;
@@ -246,7 +247,7 @@ impl Stage {
         })
     }
 
-    /// An error once somebody wants to end this.
+    /// Returns an error if the benchmark was asked to stop.
     pub(super) fn go_on(&self) -> anyhow::Result<()> {
         if self.shutdown.is_requested() {
             return Err(anyhow::anyhow!("stopped by a signal before it was done").context(Exit::Aborted));
@@ -265,12 +266,12 @@ impl Stage {
         self.shown.inc(count);
     }
 
-    /// What the processes had to say.
+    /// The log of the processes.
     fn log(&self) -> String {
         std::fs::read_to_string(self.home.path().join(LOG)).unwrap_or_default()
     }
 
-    /// Under which conditions it was measured.
+    /// The conditions of the measurement.
     pub(super) async fn conditions(&self, setting: &Setting) -> anyhow::Result<Document> {
         let build = self.store.database().run_command(doc! { "buildInfo": 1 }).await?;
         let embedded = || format!("embedded, one member, on loopback, {}", FOR_MANY_WRITES.join(" "));
@@ -289,11 +290,11 @@ impl Stage {
         })
     }
 
-    /// Ends MongoDB, if it is our own, or drops the database.
+    /// Ends an embedded MongoDB; otherwise drops the database.
     pub(super) async fn clear(self) -> anyhow::Result<()> {
         self.shown.finish_and_clear();
         match self.mongo {
-            // Its data goes with it.
+            // Its data is deleted with it.
             Some(mongo) => mongo.stop().await?,
             None => self.store.database().drop().await?,
         }
@@ -301,7 +302,7 @@ impl Stage {
     }
 }
 
-/// The connection string with another database, and the same one to authenticate against.
+/// The connection string with another database, and with the same authentication database.
 fn with_database(uri: &str, name: &str) -> String {
     let (address, options) = uri.split_once('?').unwrap_or((uri, ""));
     let hosts = address.find("://").map_or(0, |at| at + 3);

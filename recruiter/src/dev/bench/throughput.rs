@@ -1,4 +1,4 @@
-//! How many jobs a second.
+//! Measures throughput: jobs per second.
 
 use std::time::Instant as Monotonic;
 

@@ -1,4 +1,4 @@
-//! How long a job waits.
+//! Measures latency: how long a job waits.
 
 use std::{
     collections::HashMap,
@@ -17,15 +17,15 @@ use recruiter_common::{
 
 use super::{Setting, Times, observer::Observer, rate, stage::Stage};
 
-/// Tells when it was entered.
+/// A job whose result is the time when it was entered.
 fn telling() -> NewJob {
     NewJob::of_class("noop", doc! { "tell": true })
 }
 
-/// From the acknowledged enqueue until the workable was entered, as its result says.
+/// Time from the acknowledged enqueue until the workable was entered, according to the job's result.
 fn waited(job: &Document, acknowledged: i64) -> Option<Duration> {
     let entered = job.get_i64("result").ok()?;
-    // It may well be entered before its enqueuer hears the acknowledgement.
+    // A job can be entered before its enqueuer receives the acknowledgement.
     Some(Duration::from_nanos(u64::try_from(entered - acknowledged).unwrap_or(0)))
 }
 
@@ -59,7 +59,7 @@ impl Latency {
             archived.record(Duration::from_nanos(u64::try_from(monotonic_ns() - acknowledged).unwrap_or(0)));
             started.record(waited(&job, acknowledged).ok_or_else(|| anyhow::anyhow!("a job did not tell when it was entered: {job}"))?);
             stage.advance(1);
-            // Until everybody has told the roster and sleeps again.
+            // Enough time for all processes to update the roster and become idle.
             pause(Duration::from_millis(20)).await;
         }
         fleet.stop().await;
@@ -74,13 +74,13 @@ impl Latency {
     }
 }
 
-/// How long a bare hint is on its way through the capped collection.
+/// How long a single hint takes through the capped collection.
 async fn one_hint(store: &Store) -> anyhow::Result<Duration> {
-    // Nobody is meant, so that nobody moves.
+    // The worker and the job do not exist, so no process reacts.
     let worker = recruiter_common::ids::WorkerId::new();
     let mut hints = store.hints(Listener::Worker(worker, Channel::default()));
     let cancel = Hint::Cancel { job: JobId::new() };
-    // Its cursor is open when a first one arrives.
+    // The cursor is open when a first hint arrives.
     loop {
         store.publish_to(Channel::default(), &cancel).await?;
         if tokio::time::timeout(Duration::from_millis(20), hints.next()).await.is_ok() {
@@ -106,7 +106,7 @@ pub(super) struct Steady {
     duration: Duration,
 }
 
-/// Jobs enqueued in one call: a few milliseconds' worth, as a busy application's many callers would together.
+/// Jobs of a few milliseconds are enqueued in one call, as the many callers of a busy application would do together.
 const EVERY: Duration = Duration::from_millis(5);
 
 impl Steady {
@@ -150,7 +150,7 @@ impl Steady {
                 started.record(
                     waited(&job, acknowledged[&id]).ok_or_else(|| anyhow::anyhow!("a job did not tell when it was entered: {job}"))?,
                 );
-                // A change stream that was resumed may have shown another document in the place of this one.
+                // A resumed change stream may have reported another document in place of this one.
                 if let Some(seen) = seen.get(&id) {
                     archived.record(Duration::from_nanos(u64::try_from(seen - acknowledged[&id]).unwrap_or(0)));
                 }

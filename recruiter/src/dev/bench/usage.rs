@@ -1,11 +1,11 @@
-//! What processes use of the machine, as the kernel counts it.
+//! The processor time and memory of processes, as the kernel counts them.
 
 use std::time::Duration;
 
 use bson::{Document, doc};
 use procfs::process::Process;
 
-/// The time that a process has computed, on all cores together; the kernel counts in hundredths of a second.
+/// The processor time of a process on all cores together. The kernel counts it in hundredths of a second.
 pub(super) fn computed(pid: u32) -> anyhow::Result<Duration> {
     let stat = Process::new(pid.cast_signed())?.stat()?;
     Ok(Duration::from_secs(stat.utime + stat.stime).div_f64(ticks_per_second()))
@@ -16,7 +16,7 @@ fn ticks_per_second() -> f64 {
     procfs::ticks_per_second() as f64
 }
 
-/// The physical memory that a process has now, and the most that it ever had, in megabytes.
+/// The current and the maximum physical memory of a process, in megabytes.
 #[expect(clippy::cast_precision_loss, reason = "a process is far smaller than 2^52 bytes")]
 pub(super) fn memory(pid: u32) -> anyhow::Result<Document> {
     let status = Process::new(pid.cast_signed())?.status()?;
@@ -24,7 +24,7 @@ pub(super) fn memory(pid: u32) -> anyhow::Result<Document> {
     Ok(doc! { "now_mb": megabytes(status.vmrss), "peak_mb": megabytes(status.vmhwm) })
 }
 
-/// A part of one core, in percent.
+/// Processor time as a percentage of one core.
 pub(super) fn percent_of_a_core(computed: Duration, time: Duration) -> f64 {
     100.0 * computed.as_secs_f64() / time.as_secs_f64()
 }
