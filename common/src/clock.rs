@@ -94,8 +94,8 @@ impl ServerClock {
     /// Records the server's time from a reply that has just arrived, to a command that was sent at `asked`.
     ///
     /// The reply may have been on its way for the whole round trip. An existing estimate that is compatible with it is
-    /// kept if it is later, because it is more exact. With the minimum from a slow reply, retries would be too early by
-    /// the delay of that reply.
+    /// kept, because it is more exact. With the minimum from a slow reply, retries would be too early by the delay of
+    /// that reply.
     pub(crate) fn observe(&self, server: Instant, asked: Uptime) {
         self.observe_at(server, asked, Uptime::now());
     }

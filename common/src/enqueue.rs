@@ -369,7 +369,8 @@ impl NewJob {
         self
     }
 
-    /// Sets the archived job that this one repeats. The new document names it. The policy is not validated again.
+    /// Sets the archived job that this one repeats. The new document names it. The retry policy is accepted without
+    /// validation.
     pub fn recovered_from(mut self, job: JobId) -> Self {
         self.recovered_from = Some(job);
         self

@@ -36,7 +36,7 @@ pub enum Exit {
 
 impl Exit {
     /// Ends the process without dropping its runtime: a blocked read of standard input may never return, and tasks of
-    /// the MongoDB driver panic when they are dropped in the wrong order. All output must be written before the call.
+    /// the MongoDB driver panic when the runtime drops them. All output must be written before the call.
     pub fn now(self) -> ! {
         std::process::exit(self as i32)
     }

@@ -28,8 +28,8 @@ pub struct FailPoint {
 }
 
 impl FailPoint {
-    /// Affects these commands of clients with this `appName`, without limit. It needs an effect before it changes
-    /// anything.
+    /// Affects these commands of clients with this `appName`, without limit. Until an effect is set, it changes
+    /// nothing.
     pub fn new(app_name: &str, commands: &[&str]) -> Self {
         Self { mode: "alwaysOn".into(), data: doc! { "appName": app_name, "failCommands": commands } }
     }

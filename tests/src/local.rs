@@ -15,7 +15,7 @@ use tokio::task::JoinHandle;
 
 use crate::mongo::TestDatabase;
 
-/// Command-line flags of the processes.
+/// Flags as a person would write them.
 #[derive(Parser)]
 struct Flags {
     #[command(flatten)]

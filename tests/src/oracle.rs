@@ -197,7 +197,8 @@ fn judge(job: &Document, policy: Policy, lines: &[&Line], findings: &mut Finding
     let history: Vec<&Document> = earlier.iter().copied().chain(last).filter(|execution| execution.contains_key("start")).collect();
     let mut wrong: Vec<&str> = Vec::new();
 
-    // I4, I6: every start is in the history, or was released before its execution began and is counted as released.
+    // I4, I6: every start is in the history, or was released before its execution began and is counted in
+    // `interruptions`.
     let (attempts, interruptions, dropped) = (number(job, "attempts"), number(job, "interruptions"), number(job, "executions_dropped"));
     let interrupted = count(earlier.iter().filter(|execution| class(execution) == Some("interrupted")));
     if dropped == 0 && attempts != count(history.iter()) + interruptions - interrupted {

@@ -79,7 +79,8 @@ impl Store {
     ///
     /// Filter: still as observed. Update: holder, its `duration`, next term. Without a lease the next term follows the
     /// roster's highest, because workers with a later term would get no assignments. Index: `_id`. Invariant: one
-    /// leader in each term. Loses when the holder renewed or another standby was first.
+    /// leader in each term.
+    /// Loses when the holder renewed or another standby was first.
     pub async fn acquire_if_unchanged(
         &self,
         observed: Option<&Observed>,

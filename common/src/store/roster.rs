@@ -31,8 +31,8 @@ use crate::{
 };
 
 /// Maximum number of job ids in one piece of the assignment map. A single map for all workers would be written into
-/// each of their documents, which is quadratic. One map per worker would need one statement per worker. Measured: 64 is
-/// good for many small assignments and for a few large ones.
+/// each of their documents, which is quadratic. One map per worker would need one statement per worker. Measured: 64
+/// avoids both costs.
 const IDS_PER_PIECE: usize = 64;
 
 /// Number of commit sessions of a worker in its roster document: the current one and the last ones before it.
@@ -182,7 +182,8 @@ impl Store {
     /// Makes a registered worker available for the first time, in the recruiter's current term.
     ///
     /// The term is read after the document exists, and is only ever raised: a leader that took over in between has
-    /// written its own. Filter: id, no round yet, not retired. Index: `_id`. Invariant: I7.
+    /// written its own.
+    /// Filter: id, no round yet, not retired. Index: `_id`. Invariant: I7.
     pub async fn announce(&self, worker: WorkerId, places: u32) -> Result<bool, StoreError> {
         let term = self.observe_lease().await?.map_or(LeaseTerm::default(), |lease| lease.term);
         let roster = self.roster.clone();
@@ -242,8 +243,8 @@ impl Store {
     ///
     /// Acknowledged by the primary alone: if a failover rolls an assignment back, its jobs are still unlocked and due.
     /// Filter: available, this leader's term, and at least as many free slots as jobs. Update: `available: false`, the
-    /// map from workers to jobs, the round. Index: `_id`. Invariant: single writer by turn. Loses when the worker
-    /// withdrew or was retired, or when a new leader took over.
+    /// map from workers to jobs, the round. Index: `_id`. Invariant: single writer by turn.
+    /// Loses when the worker withdrew or was retired, or when a new leader took over.
     pub async fn assign_if_available(
         &self,
         term: LeaseTerm,
@@ -283,8 +284,8 @@ impl Store {
     /// Takes an assignment. From now on it is the worker's turn, until the worker offers free slots again.
     ///
     /// Filter: not available, this round. Update: the jobs it works on, and whether slots remain. Index: `_id`.
-    /// Invariant: single writer by turn; the roster names every job the worker can have locked. Loses when a failover
-    /// rolled the assignment back, or the worker was retired.
+    /// Invariant: single writer by turn; the roster names every job the worker can have locked.
+    /// Loses when a failover rolled the assignment back, or the worker was retired.
     pub async fn take_if_assigned(&self, worker: WorkerId, round: RoundId, free: &Free) -> Result<bool, StoreError> {
         self.write_own(worker, doc! { "available": false, "round": round }, free, "take_if_assigned").await
     }
@@ -458,9 +459,9 @@ impl Store {
     /// Whether MongoDB acknowledges a small write within this time.
     ///
     /// While writes are blocked (a lock for a backup, a disk that hangs), reads still return heartbeats that do not
-    /// change. All cleaners increment the same document, so that an ended cleaner leaves no document behind. Filter:
-    /// id. Update: a counter plus one. Index: `_id`. Invariant: I10, a write that MongoDB delays is not silence of a
-    /// worker.
+    /// change. All cleaners increment the same document, so that an ended cleaner leaves no document behind.
+    /// Filter: id. Update: a counter plus one. Index: `_id`. Invariant: I10, a write that MongoDB delays is not silence
+    /// of a worker.
     pub async fn acknowledges_writes(&self, within: Duration) -> Result<bool, StoreError> {
         let command = doc! {
             "update": "metadata",
@@ -481,8 +482,9 @@ impl Store {
     /// including assignments taken since it was last read.
     ///
     /// Filter: id, the heartbeat that was observed unchanged, and not retired by another cleaner. Index: `_id`.
-    /// Invariant: I10. MongoDB aborts the command after one second. Loses when the worker sent another heartbeat or
-    /// left, or when another cleaner retired it first and rescues its jobs.
+    /// Invariant: I10. MongoDB aborts the command after one second.
+    /// Loses when the worker sent another heartbeat or left, or when another cleaner retired it first and rescues its
+    /// jobs.
     pub async fn retire_if_silent_since(
         &self,
         worker: WorkerId,

@@ -385,8 +385,8 @@ async fn create_index(store: &Store, index: &Index) -> Result<(), StoreError> {
     options.extend(index.only.clone().map(|only| ("partialFilterExpression".to_owned(), Bson::Document(only))));
     let command = doc! { "createIndexes": index.collection, "indexes": [options] };
     match run(store, "create_index", "", command.clone()).await {
-        // Another process has created it with other keys. This release may replace them: an older release keeps the
-        // keys of a newer schema version.
+        // Another process has just created it with other keys. It is replaced: of two releases, the older one keeps the
+        // index of the newer schema version.
         Err(StoreError::Mongo { source, .. }) if code_of(&source) == Some(INDEX_KEY_SPECS_CONFLICT) => {
             drop_index(store, index.collection, index.name).await?;
             run(store, "create_index", "", command).await

@@ -70,9 +70,9 @@ impl Store {
 
     /// Those of these jobs that exist, from either collection.
     ///
-    /// Reads `scheduled`, then `archived`, then `scheduled` again. In between a job may be enqueued, or one read may see
-    /// its move to the archive and the next one may not. Filter: these ids. Index: `_id`. Invariant: I1, each is in one
-    /// of them.
+    /// Reads `scheduled`, then `archived`, then `scheduled` again. In between a job may be enqueued, or one read may
+    /// see its move to the archive and the next one may not.
+    /// Filter: these ids. Index: `_id`. Invariant: I1, each is in one of them.
     pub async fn jobs_by_id(&self, jobs: &[JobId]) -> Result<HashMap<JobId, StoredJob>, StoreError> {
         let mut found: HashMap<JobId, StoredJob> = HashMap::new();
         for (collection, is_archived) in [(&self.scheduled, false), (&self.archived, true), (&self.scheduled, false)] {

@@ -326,7 +326,7 @@ fn describe(job: &Job, now: Instant, out: &mut impl Write) -> std::io::Result<()
     Ok(())
 }
 
-/// The policy, with any error in its parameters: a worker ignores a parameter that it cannot use.
+/// The policy, with any error in its parameters: a worker ignores an unknown parameter.
 fn retry_policy(policy: &StoredPolicy) -> String {
     let mut said = printable(&policy.class, 256);
     if policy.parameters != Bson::Null {
