@@ -73,7 +73,7 @@ impl Programs {
         for program in Role::ALL.map(|role| programs.path(role)) {
             anyhow::ensure!(
                 program.is_file(),
-                "{} is missing, and it belongs beside this program; build all of them with `cargo build --release`",
+                "{} is missing, and it belongs beside this program; build all of them with `cargo build --release --workspace`",
                 program.display()
             );
         }

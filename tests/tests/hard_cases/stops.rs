@@ -346,7 +346,7 @@ async fn a_stop_without_mongodb_ends_in_time_however_many_starts_are_unconfirmed
     until_available(&world, 1).await;
     let lost = FailPoint::new("recruiter-worker", &["update"]).namespace(world.database.name(), "scheduled").close_connection();
     let armed = lost.arm(&mongo.uri()).await;
-    let unconfirmed = |world: &World| world.logs().matches("it is not known whether jobs were started").count();
+    let unconfirmed = |world: &World| world.logs().matches("the outcome of a start is unknown").count();
     for starts in 1..=8 {
         world.enqueue(Entry::lasting(0), Policy::Never).await.unwrap();
         wait(&world, "a start has no answer", async || unconfirmed(&world) >= starts).await;

@@ -181,7 +181,7 @@ async fn a_missing_program_is_named_before_anything_is_started() {
         let said = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{said}");
         assert!(said.contains(dir.path().join("recruiter-worker").to_str().unwrap()), "{said}");
-        assert!(said.contains("cargo build --release"), "{said}");
+        assert!(said.contains("cargo build --release --workspace"), "{said}");
     }
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "something was begun");
 }
