@@ -297,6 +297,27 @@ async fn a_job_that_is_left_again_and_again_is_announced_once_and_warned_about()
     assert_eq!(world.count("scheduled", doc! { "_id": theirs, "locked": false, "attempts": 0 }).await, 1);
 }
 
+/// MongoDB refuses a start when the worker's lease seems over by its clock, as after a jump of that clock: the worker does not wait for its
+/// next heartbeat, 30 seconds away. Here the start is refused because the job is not due.
+#[tokio::test]
+async fn a_start_that_locks_nothing_renews_the_lease_early() {
+    let mut world = World::new().await;
+    world.start(Role::Worker, &["--heartbeat", "30s", "--lease", "90s"], &[]);
+    let roster = async || world.database.raw("roster").find_one(doc! { "available": true }).await.unwrap();
+    wait(&world, "the worker is there", async || roster().await.is_some()).await;
+    let before = roster().await.unwrap();
+    let worker = before.get_object_id("_id").unwrap().into();
+    let job = NewJob::of_class("noop", doc! {}).after(Duration::from_secs(3_600)).enqueue(&world.store).await.unwrap().id;
+    world.database.raw("scheduled").update_one(doc! { "_id": job }, doc! { "$set": { "workable.class": Entry::CLASS } }).await.unwrap();
+    let (round, assignments) = (RoundId::new(), vec![Assignment { worker, jobs: vec![job] }]);
+    assert_eq!(world.store.assign_if_available(LeaseTerm(0), round, &assignments).await.unwrap(), [worker]);
+    world.store.publish(&Hint::Assigned { round, assignments }).await.unwrap();
+    let asked = Instant::now();
+    let seen = |worker: &Document| worker.get_datetime("last_seen_at").copied().ok();
+    wait(&world, "it sends a heartbeat", async || roster().await.is_some_and(|worker| seen(&worker) != seen(&before))).await;
+    assert!(asked.elapsed() < Duration::from_secs(10), "{:?}", asked.elapsed());
+}
+
 /// What is announced may never arrive: nobody waits for it.
 #[tokio::test]
 async fn jobs_that_were_announced_and_are_not_there_cost_nothing() {
