@@ -1,4 +1,4 @@
-//! What an execution knows about its job, and how it is asked to stop.
+//! The information that an execution has about its job, and its cancellation.
 
 use std::{
     fmt,
@@ -16,7 +16,7 @@ use recruiter_common::{
 };
 use tokio_util::sync::CancellationToken;
 
-/// Why a running job is asked to stop.
+/// Why a running job should stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Cancellation {
@@ -42,7 +42,7 @@ pub struct Item {
     pub of: usize,
 }
 
-/// What an execution knows about its job.
+/// The information that an execution has about its job.
 pub struct Context {
     pub(crate) job: Arc<Job>,
     pub(crate) start: StartId,
@@ -54,7 +54,7 @@ pub struct Context {
 }
 
 impl Context {
-    /// The context of one item of the bundle that this context is about.
+    /// The context of one item of this context's bundle.
     pub(crate) fn of_item(&self, item: Item, cancel: Arc<Cancel>) -> Self {
         Self {
             job: self.job.clone(),
@@ -67,7 +67,7 @@ impl Context {
         }
     }
 
-    /// What an execution in a unit test is told about its job, without MongoDB. Say more with the methods of [`ForTests`].
+    /// A context for unit tests, without MongoDB. The methods of [`ForTests`] change its values.
     ///
     /// ```
     /// # use recruiter_worker::{Context, Executable, NotDone, Workable};
@@ -129,7 +129,7 @@ impl Context {
         self.last_execution.as_deref()
     }
 
-    /// The item that is executed; `None` when the job is no bundle.
+    /// The item that is executed; `None` if the job is not a bundle.
     pub fn item(&self) -> Option<Item> {
         self.item
     }
@@ -139,7 +139,7 @@ impl Context {
         self.deadline.get().copied()
     }
 
-    /// Resolves when this execution should stop. [`Context::cancellation`] then tells the reason.
+    /// Resolves when this execution should stop. [`Context::cancellation`] then returns the reason.
     pub async fn cancelled(&self) {
         self.cancel.cancelled().await;
     }
@@ -175,9 +175,9 @@ impl fmt::Debug for Context {
     }
 }
 
-/// A [`Context`] to be, for unit tests.
+/// Builds a [`Context`] for unit tests.
 #[derive(Clone, Debug, Default)]
-#[must_use = "`build` makes the context"]
+#[must_use = "`build` creates the context"]
 pub struct ForTests {
     class: Option<String>,
     group: Option<String>,
@@ -188,37 +188,37 @@ pub struct ForTests {
 }
 
 impl ForTests {
-    /// Of this class.
+    /// Sets the class.
     pub fn class(mut self, class: impl Into<String>) -> Self {
         self.class = Some(class.into());
         self
     }
 
-    /// In this group.
+    /// Sets the group.
     pub fn group(mut self, group: impl Into<String>) -> Self {
         self.group = Some(group.into());
         self
     }
 
-    /// Started for this time; the first when nothing is said.
+    /// Sets the number of this start. Default: 1.
     pub fn attempt(mut self, number: u32) -> Self {
         self.attempt = Some(number);
         self
     }
 
-    /// A failure would be the last.
+    /// A failure of this run would be the last.
     pub fn last_attempt(mut self) -> Self {
         self.is_last_attempt = true;
         self
     }
 
-    /// It is item `index` of a bundle of `of` items.
+    /// The execution runs item `index` of a bundle of `of` items.
     pub fn item(mut self, index: usize, of: usize) -> Self {
         self.item = Some(Item { index, of });
         self
     }
 
-    /// It was asked to stop already, for this reason.
+    /// The execution is already cancelled, for this reason.
     pub fn cancelled(mut self, why: Cancellation) -> Self {
         self.cancelled = Some(why);
         self
@@ -227,7 +227,7 @@ impl ForTests {
     /// The context.
     ///
     /// # Panics
-    /// Never: it is made of what every job has.
+    /// Never: the job has all required fields.
     pub fn build(self) -> Context {
         let job = doc! {
             "_id": JobId::new(),
@@ -260,7 +260,7 @@ pub(crate) struct Cancel {
     why: OnceLock<Cancellation>,
     /// The cancellation of the bundle that this item belongs to.
     bundle: Option<Arc<Cancel>>,
-    /// Cancelled when an execution that was asked to stop must end at once.
+    /// Cancelled when a cancelled execution must end at once.
     at_once: CancellationToken,
     /// Whether a bundle stops before its next item.
     no_more_items: AtomicBool,
@@ -273,8 +273,8 @@ impl Cancel {
         Self { token: bundle.token.child_token(), at_once: bundle.at_once.child_token(), bundle: Some(bundle.clone()), ..Self::default() }
     }
 
-    /// Asks the execution to stop. The first reason is kept, but for the loss of the lease: then the job belongs to another worker, whatever
-    /// it was asked before.
+    /// Cancels the execution. The first reason is kept, except that the loss of the lease replaces every other reason, because the job may
+    /// then belong to another worker.
     pub(crate) fn cancel(&self, why: Cancellation) {
         if why == Cancellation::LeaseLost {
             self.is_lease_lost.store(true, Ordering::Relaxed);
@@ -299,7 +299,7 @@ impl Cancel {
         self.token.cancelled().await;
     }
 
-    /// Leaves an execution that is or will be asked to stop no time to clean up.
+    /// Makes a cancellation, earlier or later, end the execution at once, without time to clean up.
     pub(crate) fn hurry(&self) {
         self.at_once.cancel();
     }
@@ -310,7 +310,7 @@ impl Cancel {
         self.at_once.cancelled().await;
     }
 
-    /// Asks a bundle to stop before its next item. The present item may end, and a single job is not affected.
+    /// Stops a bundle before its next item. The current item may end, and a single job is not affected.
     pub(crate) fn no_more_items(&self) {
         self.no_more_items.store(true, Ordering::Relaxed);
     }

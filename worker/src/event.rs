@@ -1,4 +1,4 @@
-//! What a worker reports about its jobs to the application that it is part of.
+//! The events that a worker reports about its jobs to its application.
 
 use recruiter_common::failure::Failure;
 
@@ -7,7 +7,7 @@ use crate::context::Context;
 /// The application's function that receives events.
 pub(crate) type Listener = dyn Fn(&WorkerEvent<'_>) + Send + Sync;
 
-/// Something that happened to a job in this worker.
+/// An event of a job in this worker.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum WorkerEvent<'a> {

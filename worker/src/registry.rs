@@ -36,7 +36,7 @@ pub(crate) trait Ready: Send + Sync {
     fn time_limit(&self) -> Option<Duration>;
     /// Does the work. Dropping the future ends the execution, unless [`Ready::blocks`].
     fn execute<'a>(&'a self, job: &'a Arc<Context>) -> BoxFuture<'a, Result<Done, NotDone>>;
-    /// How long an execution may take to end once it is cancelled, whatever the reason; `None` for the worker's usual patience.
+    /// How long an execution may take to end after it is cancelled, for any reason; `None` for the worker's default.
     fn stops_within(&self) -> Option<Duration> {
         None
     }
@@ -58,7 +58,7 @@ pub(crate) struct Registry {
 
 /// Two workables were registered under one class.
 #[derive(Debug, thiserror::Error)]
-#[error("class `{0}` is registered twice: a worker can have only one workable of each class")]
+#[error("class `{0}` is registered twice: remove one, since a worker has one workable per class")]
 pub struct DuplicateClass(pub String);
 
 impl Registry {

@@ -66,11 +66,11 @@ async fn wrong_flags_are_named() {
         ("recruiter-worker", ["--builtins", "--concurrency", "0"].as_slice(), "concurrency"),
         ("recruiter-worker", &["--builtins", "--lease", "5s"], "at least three heartbeats"),
         ("recruiter-worker", &["--builtins", "--work-on", "a\u{7f}", "--grace", "soon"], "grace"),
-        ("recruiter-worker", &[], "name programs with --config"),
-        ("recruiter-cleaner", &["--dead-after", "1s"], "at least three looks"),
-        ("recruiter", &["run", "--lease", "10ms"], "at least a second"),
+        ("recruiter-worker", &[], "needs --config or --builtins"),
+        ("recruiter-cleaner", &["--dead-after", "1s"], "at least three polls"),
+        ("recruiter", &["run", "--lease", "10ms"], "at least 1s"),
         ("recruiter", &["run", "--uri", "postgres://x"], "mongodb://"),
-        ("recruiter", &["run", "--log", "nonsense=x=y"], "no log filter"),
+        ("recruiter", &["run", "--log", "nonsense=x=y"], "not a valid log filter"),
     ] {
         let (code, said) = ended(name, args, &[]).await;
         assert_eq!(code, Some(2), "{name} {args:?}: {said}");
@@ -211,7 +211,7 @@ async fn asking_says_where_there_is_no_recruiter_and_makes_none() {
     for args in [&["jobs", "list"][..], &["jobs", "show", &id], &["jobs", "retry", &id, "--dry-run"], &["roster"], &["stats"]] {
         let (code, said) = ended("recruiter", args, &[("MONGODB_URI", database.uri())]).await;
         assert_eq!(code, Some(1), "{args:?}: {said}");
-        assert!(said.contains(&format!("there is no Recruiter in database `{}`", database.name())), "{args:?}: {said}");
+        assert!(said.contains(&format!("database `{}` of MongoDB", database.name())), "{args:?}: {said}");
     }
     assert!(database.database().list_collection_names().await.unwrap().is_empty());
 }

@@ -162,7 +162,7 @@ async fn a_bad_job_is_refused_with_what_is_wrong() {
     check(&["--parameters", r#"{"a\u0000b": 1}"#], 2, "cannot be stored");
     check(&["--at", "tomorrow"], 2, "write it like 2030-01-31T18:00:00Z");
     check(&["--after", "5"], 2, "write it like 90s, 5m or 1h 30m");
-    check(&["--retry", r#"{"class": "Mine"}"#], 2, "say --custom-policy");
+    check(&["--retry", r#"{"class": "Mine"}"#], 2, "add --custom-policy");
     check(&["--retry", r#"{"class": "Mine"}"#, "--custom-policy"], 0, "");
     check(&["--retry", r#"{"class": "RetryForever"}"#, "--custom-policy"], 2, "`seconds_to_wait_before_retry` is missing");
     check(&["--id", "x"], 2, "24 hexadecimal digits");
@@ -181,7 +181,9 @@ async fn a_file_is_enqueued_up_to_its_bad_line_and_goes_on_from_there() {
     std::fs::write(&path, content.concat()).unwrap();
     let said = recruiter(&database, &["enqueue", "--from", &file]);
     assert_eq!((said.code, said.out.lines().count()), (1, 1_699));
-    for expected in [format!("{file}:1701: unknown field `parametrs`"), "enqueued before: 1699".into(), "go on with --skip 1700".into()] {
+    for expected in
+        [format!("{file}:1701: unknown field `parametrs`"), "1699 jobs were enqueued".into(), "continue with --skip 1700".into()]
+    {
         assert!(said.err.contains(&expected), "{expected:?} is not in {}", said.err);
     }
     assert_eq!(numbers(&database).await, 1_699);
@@ -254,7 +256,7 @@ async fn a_slow_pipe_delays_no_job_and_a_signal_says_where_to_go_on() {
     kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGINT).unwrap();
     let said = Said::of(child.wait_with_output().unwrap());
     assert_eq!((said.code, said.out.lines().count()), (130, 2));
-    assert!(said.err.contains("go on with --skip 2"), "{}", said.err);
+    assert!(said.err.contains("continue with --skip 2"), "{}", said.err);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
@@ -329,7 +331,7 @@ async fn a_job_is_shown_with_its_history() {
     check(&running, &["running, for", " on test:1, running for", "not ended"]);
     check(&malformed, &["is malformed", "\"priority\":\"high\""]);
     let said = recruiter(&database, &["jobs", "show", &ObjectId::new().to_hex()]);
-    assert!(said.code == 1 && said.err.contains("there is no job"), "{}", said.err);
+    assert!(said.code == 1 && said.err.contains("no job has the id"), "{}", said.err);
     for verb in ["show", "retry", "cancel", "delete"] {
         assert_eq!(recruiter(&database, &["jobs", verb, "x"]).code, 2);
         assert_eq!(recruiter(&database, &["jobs", verb, &ObjectId::new().to_hex()]).code, 1);
@@ -392,7 +394,7 @@ async fn cancel_archives_what_waits_and_asks_who_runs() {
     }
     let said = cancel(&[]);
     assert!(
-        said.code == 1 && said.out.contains("is asked to cancel") && said.err.contains("2 of 3 jobs could not be cancelled"),
+        said.code == 1 && said.out.contains("cancellation requested") && said.err.contains("2 of 3 jobs could not be cancelled"),
         "{}",
         said.err
     );
@@ -412,7 +414,7 @@ async fn a_job_can_be_cancelled_while_it_runs() {
     let id = job.enqueue(&store(&database).await).await.unwrap().id;
     wait_until(SOON, "it was entered", async || entered.exists()).await;
     let said = recruiter(&database, &["jobs", "cancel", &id.to_string()]);
-    assert!(said.out.contains("is asked to cancel"), "{}{}", said.out, said.err);
+    assert!(said.out.contains("cancellation requested"), "{}{}", said.out, said.err);
     wait_until(SOON, "it is cancelled", async || count(&database, "archived", doc! { "_id": id, "why": "cancelled" }).await == 1).await;
     assert_eq!(number(&only(&database, "archived", doc! {}).await, "attempts"), 1);
     system.stop().await;
@@ -434,7 +436,7 @@ async fn a_job_can_be_cancelled_while_its_worker_drains() {
     worker.terminate();
     wait_until(SOON, "it drains", async || worker.stderr().contains("taking no more jobs")).await;
     let said = recruiter(&database, &["jobs", "cancel", &hinted.to_string()]);
-    assert!(said.out.contains("is asked to cancel"), "{}{}", said.out, said.err);
+    assert!(said.out.contains("cancellation requested"), "{}{}", said.out, said.err);
     let asked = doc! { "$set": { "cancel_requested_at": bson::DateTime::now() } };
     database.raw("scheduled").update_one(doc! { "_id": unheard }, asked).await.unwrap();
     assert!(worker.wait_exit(SOON).await.success());

@@ -156,7 +156,7 @@ async fn what_it_cannot_begin_on_is_named() {
     let dir = tempfile::tempdir().unwrap();
     let (missing, file) = (dir.path().join("missing"), dir.path().join("file"));
     let said = complaint(dir.path(), &[]).await;
-    assert!(said.contains("no file to work on") && said.contains(dir.path().to_str().unwrap()), "{said}");
+    assert!(said.contains("no readable file below") && said.contains(dir.path().to_str().unwrap()), "{said}");
     fs::write(&file, "").unwrap();
     let said = complaint(&missing, &[]).await;
     assert!(said.contains(missing.to_str().unwrap()) && said.contains("No such file"), "{said}");

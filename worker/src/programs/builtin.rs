@@ -85,7 +85,7 @@ struct Fail {
 
 impl Default for Fail {
     fn default() -> Self {
-        Self { class: "fail".into(), message: "it failed, as it was asked to".into(), times: None }
+        Self { class: "fail".into(), message: "failed as requested".into(), times: None }
     }
 }
 
@@ -114,7 +114,7 @@ struct Panic {
 
 impl Default for Panic {
     fn default() -> Self {
-        Self { message: "it panicked, as it was asked to".into() }
+        Self { message: "panicked as requested".into() }
     }
 }
 
@@ -180,7 +180,7 @@ impl BlockingExecutable for Leak {
     fn execute(&self, (): &(), _job: &Context) -> Result<(), NotDone> {
         let bytes = self.mib.checked_mul(1024 * 1024).map(usize::try_from);
         let Some(Ok(bytes)) = bytes else {
-            return Err(NotDone::failed("leak", format!("{} MiB is more than an address can reach", self.mib)));
+            return Err(NotDone::failed("leak", format!("{} MiB is more than the address space", self.mib)));
         };
         let mut memory = Vec::new();
         memory.try_reserve_exact(bytes)?;
@@ -223,7 +223,7 @@ mod tests {
 
     #[tokio::test]
     async fn fail_fails_as_often_as_it_is_told() {
-        assert_eq!(run("fail", doc! {}, &context()).await, Err(NotDone::failed("fail", "it failed, as it was asked to")));
+        assert_eq!(run("fail", doc! {}, &context()).await, Err(NotDone::failed("fail", "failed as requested")));
         let parameters = doc! { "class": "a", "message": "b", "times": 2 };
         assert_eq!(run("fail", parameters.clone(), &context_of_attempt(2)).await, Err(NotDone::failed("a", "b")));
         assert_eq!(run("fail", parameters, &context_of_attempt(3)).await, Ok(Done::default()));

@@ -26,13 +26,13 @@ const BATCH: usize = 500;
 /// Longer than the benchmark takes.
 const LEASE: Duration = Duration::from_secs(3_600);
 
-/// The same operations, bare.
+/// The arguments of `limit`.
 #[derive(Args, Clone, Copy, Debug)]
 pub(super) struct Limit {
-    /// How many jobs
+    /// Number of jobs
     #[arg(long, short = 'n', env = "RECRUITER_BENCH_JOBS", value_name = "N", default_value_t = 50_000, value_parser = clap::value_parser!(u64).range(1..=50_000_000))]
     jobs: u64,
-    /// How many batches are on their way beside each other
+    /// Number of batches processed in parallel
     #[arg(long, env = "RECRUITER_BENCH_LANES", value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..=64))]
     lanes: u64,
 }
@@ -108,7 +108,7 @@ async fn burn_down(store: Store, group: String) -> anyhow::Result<u64> {
         let free = Free { places: 0, working_on: jobs.clone() };
         let (claims, taken) = tokio::join!(store.start_if_unlocked(&start, &to_start), store.take_if_assigned(worker, round, &free));
         let claims = claims?;
-        anyhow::ensure!(taken? && claims.len() == jobs.len(), "somebody else works here");
+        anyhow::ensure!(taken? && claims.len() == jobs.len(), "another process works on this database");
         store.already_archived(&jobs).await?;
         let read: HashMap<JobId, _> = read.into_iter().flatten().map(|job| (job.id, job)).collect();
         let ended = |claim: &recruiter_common::job::Claim| {
