@@ -190,7 +190,7 @@ pub enum EnqueueError {
     },
     /// The job is larger than the limit.
     #[error(
-        "a `{class}` job would have {bytes} bytes, and its parameters may have {LARGEST_WORKABLE}: store the data elsewhere and enqueue where it is"
+        "a `{class}` job would have {bytes} bytes, more than the maximum of {LARGEST_WORKABLE}: store the data elsewhere and enqueue a reference to it"
     )]
     TooLarge {
         /// Class of the job.
@@ -199,13 +199,13 @@ pub enum EnqueueError {
         bytes: usize,
     },
     /// A bundle without items.
-    #[error("a bundle of `{class}` has no items: there is nothing to be done")]
+    #[error("a bundle of `{class}` has no items: give 1 to {MOST_ITEMS}")]
     NoItems {
         /// Class of the items.
         class: String,
     },
     /// A bundle with too many items.
-    #[error("a bundle of `{class}` has more than {MOST_ITEMS} items: make several bundles of them")]
+    #[error("a bundle of `{class}` has more than {MOST_ITEMS} items: divide them among several bundles")]
     TooManyItems {
         /// Class of the items.
         class: String,
@@ -644,7 +644,7 @@ mod tests {
         let policy =
             |class: &str| StoredPolicy { class: class.into(), parameters: doc! { "seconds_to_wait_before_retry": 1, "jiter": 0.1 }.into() };
         let job = |class: &str| NewJob::of_class("a", doc! {}).retry_stored(policy(class));
-        assert!(check(job("RetryForever")).is_err_and(|error| error.contains("`jiter` is not known here")));
+        assert!(check(job("RetryForever")).is_err_and(|error| error.contains("`jiter` is unknown")));
         assert!(check(job("RetryForever").recovered_from(JobId::new())).is_ok());
         assert!(check(job("OneOfTheirOwn")).is_ok());
         assert!(check(job("RetryForever").retry(&DoNotDoItAgain)).is_ok());

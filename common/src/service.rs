@@ -93,7 +93,7 @@ impl Watchdog {
 }
 
 /// A notification to the service manager.
-#[cfg_attr(not(feature = "process"), expect(dead_code, reason = "nobody is told"))]
+#[cfg_attr(not(feature = "process"), expect(dead_code, reason = "without the feature nothing is sent"))]
 enum News<'a> {
     Ready(&'a str),
     Status(&'a str),
@@ -110,7 +110,7 @@ fn notify(news: News<'_>) {
         News::Progress => sd_notify::notify(&[NotifyState::Watchdog]),
     };
     if let Err(error) = told {
-        tracing::debug!(%error, "the service manager could not be told");
+        tracing::debug!(%error, "the service manager could not be notified");
     }
 }
 

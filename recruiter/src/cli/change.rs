@@ -32,9 +32,9 @@ use super::{
 const NAMED: u64 = 20;
 
 pub(crate) const RETRY_EXAMPLES: &str = "\
-Retries the jobs with these ids, or all jobs that match the filters. Without --why and --place these are the failed jobs
-(neither done nor cancelled). A job that was retried before is skipped: its document names the new job (retried_as). With
---again it is enqueued once more.
+Retries the jobs with these ids, or all jobs that match the filters. Without --why and --place,
+filters match only failed jobs (neither done nor cancelled). A job that was retried before is
+skipped: its document names the new job (retried_as). With --again it is enqueued once more.
 
 Examples:
   recruiter jobs retry 65a1b2c3d4e5f60718293a4b
@@ -54,7 +54,8 @@ Examples:
       cancel waiting jobs only, no running ones";
 
 pub(crate) const DELETE_EXAMPLES: &str = "\
-Deletes the archived jobs with these ids, or all that match the filters. An unfinished job is never deleted: cancel it first.
+Deletes the archived jobs with these ids, or all that match the filters. An unfinished job is never
+deleted: cancel it first.
 
 Examples:
   recruiter jobs delete --why malformed

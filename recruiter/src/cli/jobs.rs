@@ -462,7 +462,7 @@ mod tests {
         };
         check(
             doc! { "seconds_to_wait_before_retry": 60, "jiter": 1 }.into(),
-            "RetryForever {\"seconds_to_wait_before_retry\":60,\"jiter\":1} (RetryForever: `jiter` is not known here; what is known is seconds_to_wait_before_retry)",
+            "RetryForever {\"seconds_to_wait_before_retry\":60,\"jiter\":1} (RetryForever: `jiter` is unknown; the known parameters are seconds_to_wait_before_retry)",
         );
         check(doc! { "seconds_to_wait_before_retry": 60 }.into(), "RetryForever {\"seconds_to_wait_before_retry\":60}");
         let own = StoredPolicy { class: "Mine".into(), parameters: Bson::Null };

@@ -43,8 +43,7 @@ use crate::dev::{bench, command as dev, demo};
 use crate::run;
 
 #[cfg(feature = "dev")]
-const DEV_EXAMPLES: &str = "\
-  recruiter demo --dir ~/Documents
+const DEV_EXAMPLES: &str = "  recruiter demo --dir ~/Documents
       run it on your own files, with an embedded MongoDB
   recruiter dev
       run MongoDB and a complete Recruiter for development, until Ctrl-C
@@ -52,8 +51,7 @@ const DEV_EXAMPLES: &str = "\
 #[cfg(not(feature = "dev"))]
 const DEV_EXAMPLES: &str = "";
 
-const EXAMPLES: &str = "\
-  recruiter run
+const EXAMPLES: &str = "  recruiter run
       assign jobs to workers until stopped; a second process stands by
   recruiter enqueue --class checksum --parameters '{\"path\": \"/etc/hostname\"}' --after 5m
       enqueue one job, due in five minutes
@@ -73,19 +71,19 @@ const EXAMPLES: &str = "\
 const ENQUEUE_EXAMPLES: &str = "\
 Examples:
   recruiter enqueue --class checksum --parameters '{\"path\": \"/etc/hostname\"}'
-  recruiter enqueue --class mail --group mail --priority 9 --at 2030-01-31T18:00:00Z --tag welcome --urn user:17
+  recruiter enqueue --class mail --group mail --priority 9 --at 2030-01-31T18:00:00Z --tag welcome
   recruiter enqueue --class mail --retry '{\"class\": \"RetryManyTimes\",
       \"parameters\": {\"retry_how_many_times\": 3, \"seconds_to_wait_before_retry\": 10}}'
   recruiter enqueue --from jobs.ndjson --json | tail -n 1
   generate-jobs | recruiter enqueue --from -
 
 Each line of a file is one job. Only `class` is required. Blank lines are skipped:
-  {\"class\": \"mail\", \"parameters\": {\"to\": \"a@example.org\"}, \"group\": \"mail\", \"priority\": 9, \"after\": \"5m\",
-   \"tags\": [\"welcome\"], \"urn\": \"user:17\", \"retry_policy\": {\"class\": \"RetryForever\", \"parameters\":
-   {\"seconds_to_wait_before_retry\": 60}}, \"id\": \"65a1b2c3d4e5f60718293a4b\"}
-`scheduled_at` (2030-01-31T18:00:00Z) may replace `after`, and `items` (an array, for a bundle) may replace
-`parameters`. An invalid line ends the import: the lines before it are enqueued, and the error message names the
---skip to continue with.";
+  {\"class\": \"mail\", \"parameters\": {\"to\": \"a@example.org\"}, \"group\": \"mail\", \"priority\": 9,
+   \"after\": \"5m\", \"tags\": [\"welcome\"], \"urn\": \"user:17\", \"retry_policy\": {\"class\": \"RetryForever\",
+   \"parameters\": {\"seconds_to_wait_before_retry\": 60}}, \"id\": \"65a1b2c3d4e5f60718293a4b\"}
+`scheduled_at` (2030-01-31T18:00:00Z) may replace `after`, and `items` (an array, for a bundle) may
+replace `parameters`. An invalid line ends the import: the lines before it are enqueued, and the
+error message names the --skip to continue with.";
 
 fn examples() -> String {
     format!("Global options, described by --help: --uri, --connect-timeout, --log, --log-format\n\nExamples:\n{DEV_EXAMPLES}{EXAMPLES}")

@@ -128,7 +128,7 @@ async fn cycle_here(faults: Faults) -> Run {
 
 /// What is wrong with the end of a process that was asked to stop.
 fn unclean(ended: &Ended) -> Option<String> {
-    let twice = ended.log.contains("asked twice");
+    let twice = ended.log.contains("second stop request");
     let clean = ended.status.success() || twice && ended.status.code() == Some(130);
     let left = ["not everything ended in time", "could not leave the roster"].iter().any(|words| ended.log.contains(words));
     (!clean || left && !twice).then(|| format!("I8: {:?} ended with {}:\n{}", ended.role, ended.status, ended.log))
@@ -159,7 +159,7 @@ async fn twice(between: Duration) -> (Findings, Duration) {
     let asked = Instant::now();
     world.members.iter().for_each(|member| member.process.terminate());
     // Two signals of which the first is not yet taken are one to the kernel.
-    let heard_it = |world: &World| world.members.iter().all(|member| member.process.stderr().contains("asked to stop"));
+    let heard_it = |world: &World| world.members.iter().all(|member| member.process.stderr().contains("stop requested"));
     wait(&world, "the first is heard", async || heard_it(&world)).await;
     pause(between).await;
     world.members.iter().for_each(|member| member.process.terminate());

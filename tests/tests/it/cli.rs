@@ -150,7 +150,7 @@ async fn a_bad_job_is_refused_with_what_is_wrong() {
     };
     check(&["--parameters", &large], 0, "");
     let misspelt = r#"{"class": "ExponentialBackoff", "parameters": {"retry_how_many_times": 3, "seconds_to_initially_wait_before_retry": 1, "jiter": 0.5}}"#;
-    check(&["--retry", misspelt], 2, "ExponentialBackoff: `jiter` is not known here; did you mean `jitter`?");
+    check(&["--retry", misspelt], 2, "ExponentialBackoff: `jiter` is unknown; did you mean `jitter`?");
     check(&["--at", "2001-01-01T00:00:00Z"], 0, "");
     check(&["--group", &long], 2, "the group of a job has 10000 bytes");
     check(&["--group", ""], 2, "the group of a job is empty");
@@ -362,7 +362,7 @@ async fn retry_makes_waiting_jobs_due_and_enqueues_finished_ones_anew() {
         let both = format!("{}{}", said.out, said.err);
         assert!(both.lines().any(|line| line.starts_with(expected.as_str()) && line.contains(text)), "{both}");
     }
-    assert!(said.err.contains("there is no such job") && said.err.contains("2 of 4 jobs could not be retried"), "{}", said.err);
+    assert!(said.err.contains("no job has this id") && said.err.contains("2 of 4 jobs could not be retried"), "{}", said.err);
 
     assert_eq!(recruiter(&database, &["jobs", "cancel", &later]).code, 0);
     let objects = recruiter(&database, &["jobs", "retry", "--json", &later]).objects();

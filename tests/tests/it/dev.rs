@@ -129,7 +129,7 @@ async fn asked_twice_it_ends_at_once() {
     assert!(Process::start("recruiter", &sleep, &[("MONGODB_URI", &uri)]).wait_exit(SOON).await.success());
     kill(worker, Signal::SIGSTOP).unwrap();
     dev.signal(Signal::SIGINT);
-    wait_until(SOON, "it has heard", async || dev.stderr().contains("asked to stop")).await;
+    wait_until(SOON, "it has heard", async || dev.stderr().contains("stop requested")).await;
     dev.signal(Signal::SIGINT);
     assert_eq!(dev.wait_exit(Duration::from_secs(3)).await.code(), Some(130));
     until_nothing_mentions(dir.path()).await;

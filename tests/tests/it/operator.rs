@@ -106,7 +106,7 @@ async fn what_no_job_can_match_is_refused_and_a_misspelt_reason_is_corrected() {
         let said = recruiter(&database, &[&["jobs"], args].concat());
         assert!(said.code == code && said.err.contains(expected), "{args:?}: {} {}", said.code, said.err);
     };
-    check(&["list", "--place", "scheduled", "--why", "done"], 2, "only archived jobs have a reason");
+    check(&["list", "--place", "scheduled", "--why", "done"], 2, "only archived jobs have a finish reason");
     check(&["list", "--since", "1h", "--until", "2h"], 2, "the period is empty");
     check(&["list", "--why", "done", "--message", "x"], 2, "a job that is done has no error class");
     check(&["list", "--since", "noon"], 2, "neither an instant nor a duration");
@@ -208,7 +208,7 @@ async fn what_failed_is_retried_once_however_often_it_is_said() {
     let said = recruiter(&database, &["jobs", "retry", "--class", "mail", "--yes"]);
     assert_eq!((said.code, said.out.as_str()), (1, "1198 enqueued again, 2 refused\n"), "{}", said.err);
     assert!(
-        said.err.contains("its parameters are no document") && said.err.contains("2 of 1200 jobs could not be retried"),
+        said.err.contains("its parameters are not a document") && said.err.contains("2 of 1200 jobs could not be retried"),
         "{}",
         said.err
     );

@@ -70,7 +70,7 @@ async fn hup_stops_as_term_does_and_is_no_second_signal() {
     until_running(&database, 1).await;
     while let Some(mut process) = processes.pop() {
         process.signal(Signal::SIGHUP);
-        until_it_says(&process, "asked to stop").await;
+        until_it_says(&process, "stop requested").await;
         if processes.len() == 2 {
             process.signal(Signal::SIGHUP);
         }

@@ -59,29 +59,29 @@ pub(crate) struct Setting {
 
 #[derive(Subcommand, Clone, Copy, Debug)]
 enum What {
-    /// Throughput: enqueue many empty jobs, start the workers, and measure until all are archived
+    /// Measure throughput: enqueue empty jobs, start workers, wait until all are archived
     BurnDown(throughput::BurnDown),
-    /// Latency: enqueue one job at a time on an idle system, and measure until it is entered
+    /// Measure latency on an idle system: one job at a time, until it is entered
     Latency(timing::Latency),
-    /// Latency under load: enqueue at a constant rate, and measure how long each job waits
+    /// Measure latency at a constant rate of enqueueing
     ///
     /// A job counts as archived when a change stream reports it. The delay of the change stream is measured in advance on an
     /// idle system, and reported as archived_is_seen_late_by_ms.
     Steady(timing::Steady),
-    /// Burst: let many jobs become due at the same instant, and measure how late each one starts
+    /// Measure a burst: many jobs due at the same instant, and how late each one starts
     ///
     /// All jobs are enqueued in advance. The workers are idle and ready at the due instant. The result has the jobs per second
     /// from the due instant until the last job is archived, and the time from the due instant until each job is entered. The
     /// due instant has an error of 1 to 2 ms, the time to read the server's clock.
     Herd(herd::Herd),
-    /// Mix long jobs with short ones, and measure how much the long ones delay the short ones
+    /// Measure how much long jobs delay the short jobs beside them
     ///
     /// All jobs are enqueued in advance, with the long ones evenly distributed. They become due at one instant, when the
     /// workers are idle and ready. The delay of a job is the time from that instant until it is entered. It waits mostly for
     /// the jobs before it, and for slots that long jobs occupy. For free slots beside the long jobs, choose more slots
     /// (--workers times --concurrency) than long jobs.
     Mixed(herd::Mixed),
-    /// Measure rounds and complete runs with growing numbers of slots, workers and processes
+    /// Measure rounds and runs with growing numbers of slots, workers and processes
     ///
     /// With 10 to 10,000 simulated slots: the time of the recruiter's round that assigns a job to each slot. With 1 to
     /// --processes real processes, all idle at first: the time from the call that enqueues a job for each slot until the last
@@ -103,12 +103,12 @@ enum What {
     /// which only reads that wait for hints use here, and the driver's monitoring of the server. With --on, commands of other
     /// clients of that MongoDB are counted too, and the processor time of mongod is unknown.
     Idle(footprint::Idle),
-    /// Measure the memory of a worker that runs many jobs, and of a recruiter with many slots to fill
+    /// Measure the memory of a busy worker, and of a recruiter with many slots to fill
     ///
     /// The worker runs --concurrency jobs that sleep. The recruiter's roster has --places free slots of real workers. It assigns
     /// two jobs to each slot, the first jobs to all slots in one round. --workers is ignored.
     Memory(footprint::Memory),
-    /// Measure the raw database operations without other processes: the upper limit of throughput
+    /// Measure the raw database operations alone: the upper limit of throughput
     Limit(limit::Limit),
 }
 
