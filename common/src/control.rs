@@ -78,7 +78,7 @@ pub enum Changed {
     },
     /// It was waiting and is archived now.
     Cancelled,
-    /// It is running. Its worker is asked to end it.
+    /// It is running. Its cancellation was requested.
     CancelRequested,
     /// It was archived and is deleted.
     Deleted,

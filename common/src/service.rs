@@ -139,6 +139,6 @@ mod tests {
         assert_eq!(told, [0, 10, 20, 30, 40, 50]);
         assert_eq!(watchdog.next_in(), LONGEST_WAIT);
         assert_eq!(Watchdog::every(Some(second)).next_in(), second / 4);
-        assert!(!Watchdog::every(None).note(start), "nobody wants to hear it");
+        assert!(!Watchdog::every(None).note(start), "the service manager expects no notification");
     }
 }

@@ -71,7 +71,7 @@ impl Shop {
     }
 }
 
-/// What a handler answers when something fails.
+/// The response of a handler after an error.
 fn failed(error: impl ToString) -> (StatusCode, String) {
     (StatusCode::INTERNAL_SERVER_ERROR, error.to_string())
 }

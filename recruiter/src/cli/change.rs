@@ -107,7 +107,7 @@ pub(crate) async fn run(
         return Err(usage("--all cannot be combined with filters, except --place"));
     }
     if !args.all && !filtered {
-        return Err(usage(format!("no jobs to be {} are named; give ids, filters (--help lists them), or --all", participle(change))));
+        return Err(usage(format!("name the jobs to be {}: by ids, by filters (--help lists them), or by --all", participle(change))));
     }
     JobFilter { since: None, until: None, ..said }.narrowed_to(change).map_err(usage)?;
     let asks = !args.yes && !args.dry_run;

@@ -33,7 +33,7 @@ pub(super) fn spawn(database: &TestDatabase, args: &[&str]) -> Child {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-/// What a command said and how it ended, given this as its standard input.
+/// The output and the exit code of a command with this standard input.
 pub(super) struct Said {
     pub(super) code: i32,
     pub(super) out: String,
@@ -57,7 +57,7 @@ fn with_input(database: &TestDatabase, args: &[&str], input: &[u8]) -> Said {
     let mut child = spawn(database, args);
     let mut stdin = child.stdin.take().unwrap();
     std::thread::scope(|scope| {
-        // Whoever has read enough closes the pipe.
+        // A reader that has read enough closes the pipe.
         scope.spawn(move || stdin.write_all(input).unwrap_or_default());
         Said::of(child.wait_with_output().unwrap())
     })
@@ -211,7 +211,7 @@ async fn a_bad_line_is_named_and_stops_nothing_before_it() {
     check(format!("{{\"class\": \"{}\"}}", "x".repeat(20_000_000)).as_bytes(), "longer than 16777216 bytes").await;
     check(format!("{{\"class\": \"c\", \"parameters\": {{\"d\": \"{}\"}}}}", "x".repeat(5_000_000)).as_bytes(), "store the data elsewhere")
         .await;
-    // These are seen by nobody before the batch is sent.
+    // No process sees these before the batch is sent.
     check(br#"{"class": "a\u0000b"}"#, "contains a NUL").await;
     check(br#"{"class": "c", "retry_policy": {"class": "Mine", "parameters": {"a\u0000": 1}}}"#, "null").await;
     let tags = vec!["\"t\""; 2_000_000].join(",");
@@ -353,7 +353,7 @@ async fn retry_makes_waiting_jobs_due_and_enqueues_finished_ones_anew() {
 
     let said = recruiter(&database, &["jobs", "retry", "--dry-run", &later]);
     assert!(said.code == 0 && said.out.contains("(dry run)") && due_in().await > 3_000_000, "{}", said.out);
-    // What is wrong with some stops none of the others.
+    // The problems of some jobs do not stop the others.
     let unknown = ObjectId::new().to_hex();
     let said = recruiter(&database, &["jobs", "retry", &running, &unknown, &later, &waiting]);
     assert_eq!(said.code, 1);

@@ -143,7 +143,7 @@ async fn stopped_in_the_middle_it_leaves_nothing_and_says_so() {
     assert_nothing_left(&temporary).await;
 }
 
-/// What a demonstration that cannot begin complains of.
+/// The error messages of a demonstration that cannot begin.
 async fn complaint(dir: &Path, env: &[(&str, &str)]) -> String {
     let mut demo = Process::start("recruiter", &["demo", "--dir", dir.to_str().unwrap()], env);
     assert_eq!(demo.wait_exit(SOON).await.code(), Some(1));

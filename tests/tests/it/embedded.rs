@@ -185,7 +185,7 @@ async fn owner() {
     let _ = tokio::time::timeout(Duration::from_secs(60), std::future::pending::<()>()).await;
 }
 
-/// What [`fetcher`] says on a machine whose `python3` is this shell script.
+/// The output of [`fetcher`] on a machine whose `python3` is this shell script.
 fn fetch(python: Option<&str>, cache: &Path) -> String {
     let path = tempfile::tempdir().unwrap();
     if let Some(script) = python {

@@ -116,7 +116,7 @@ async fn a_worker_frozen_past_its_death_drops_its_outcome_and_comes_back() {
     close(world).await;
 }
 
-/// I8: TERM costs no counted attempt and leaves no lock. Whoever was interrupted need not wait for a retry.
+/// I8: TERM costs no counted attempt and leaves no lock. An interrupted job does not wait for a retry.
 #[tokio::test]
 async fn a_stopping_worker_interrupts_what_does_not_end_in_its_grace() {
     let mut world = world(TestDatabase::new().await, PATIENT).await;
@@ -151,7 +151,7 @@ async fn a_draining_worker_is_not_taken_for_dead() {
     close(world).await;
 }
 
-/// I1: `kill -9` of MongoDB itself, in the middle of work, for longer than anybody may trust a lease.
+/// I1: `kill -9` of MongoDB itself, in the middle of work, for longer than any process trusts a lease.
 #[tokio::test]
 async fn when_mongodb_goes_away_for_a_while_everything_resumes_and_nothing_is_lost() {
     let mut mongod = own_mongod().await;
@@ -201,7 +201,7 @@ async fn a_start_or_a_commit_of_unknown_outcome_is_done_once() {
         until_quiet(&mut world).await;
         assert!(armed.struck().await >= 1);
     }
-    // What was locked and not entered is handed back, and the start counted as interrupted.
+    // A job that was locked and not entered is released, and its start counts as an interruption.
     assert_eq!(world.count("archived", doc! { "group": "starts", "why": "done" }).await, 2 * JOBS);
     assert_eq!(world.count("archived", doc! { "group": "commits", "why": "done", "attempts": 1 }).await, 5 * JOBS);
     close(world).await;
@@ -236,7 +236,7 @@ async fn without_any_hint_a_job_starts_within_the_poll_fallback() {
     close(world).await;
 }
 
-/// A hint is never the truth: whoever it names reads the job first.
+/// A hint is never the truth: its recipient reads the job first.
 #[tokio::test]
 async fn a_worker_starts_nothing_that_is_not_for_it_whatever_a_hint_says() {
     let mut world = World::new().await;
@@ -248,7 +248,7 @@ async fn a_worker_starts_nothing_that_is_not_for_it_whatever_a_hint_says() {
     let ours = world.enqueue(Entry::lasting(0).in_group("ours"), Policy::Never).await.unwrap();
     let jobs = vec![JobId::new(), theirs, unknown, ours];
     world.store.publish(&Hint::Assigned { round: RoundId::new(), assignments: vec![Assignment { worker, jobs }] }).await.unwrap();
-    wait(&world, "what is for it is done", async || world.archived(ours).await.is_some()).await;
+    wait(&world, "the job for it is done", async || world.archived(ours).await.is_some()).await;
     for left in [theirs, unknown] {
         assert_eq!(world.count("scheduled", doc! { "_id": left, "locked": false, "attempts": 0 }).await, 1);
     }
@@ -278,7 +278,7 @@ async fn a_worker_is_available_again_only_after_its_jobs_are_locked() {
     close(world).await;
 }
 
-/// I9: what a worker cannot start is assigned again by the recruiter; that must not go round without a pause.
+/// I9: the recruiter assigns a job again that a worker cannot start; there must be a pause between two assignments.
 #[tokio::test]
 async fn a_job_that_is_left_again_and_again_is_announced_once_and_warned_about() {
     let mut world = World::new().await;
@@ -318,7 +318,7 @@ async fn a_start_that_locks_nothing_renews_the_lease_early() {
     assert!(asked.elapsed() < Duration::from_secs(10), "{:?}", asked.elapsed());
 }
 
-/// What is announced may never arrive: nobody waits for it.
+/// An announced job may never be inserted: no process waits for it.
 #[tokio::test]
 async fn jobs_that_were_announced_and_are_not_there_cost_nothing() {
     let mut world = world(TestDatabase::new().await, PATIENT).await;

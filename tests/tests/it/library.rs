@@ -268,7 +268,7 @@ async fn a_policy_of_ones_own_decides_and_a_job_with_an_unknown_one_waits_for_wh
     let message = ended.get_document("last_execution").unwrap().get_str("message").unwrap().to_owned();
     assert!(message.contains("RetryManyTimes") && message.contains("retry_how_many_times"), "{message}");
     assert_eq!(diary.attempts(), 3, "it was not entered");
-    // Alone and within another: what this worker does not know, a newer one may.
+    // Alone and nested: a newer worker may know a policy that this worker does not.
     let newer = recruiter_common::job::StoredPolicy { class: "OnlyOnSunday".into(), parameters: bson::Bson::Null };
     let within = doc! { "retriable_exceptions": ["x"], "filtered_retry_policy": { "class": "OnlyOnSunday", "parameters": {} } };
     let within = recruiter_common::job::StoredPolicy { class: "RetriableExceptionFilter".into(), parameters: within.into() };
@@ -342,7 +342,7 @@ async fn a_job_sent_again_under_its_id_is_enqueued_and_executed_once() {
     recruiter.stop().await;
 }
 
-/// Lets nobody else run, as code that computes, from the beginning or after it has waited.
+/// Blocks the thread, like code that computes, from the beginning or after a wait.
 #[derive(Serialize, Deserialize)]
 struct Greedy {
     waits: bool,
@@ -468,7 +468,7 @@ async fn user_code_that_panics_ends_its_job_alone() {
     recruiter.stop().await;
 }
 
-/// I9: the tasks of the worker itself are watched. One that panics is not replaced: what it knew is lost with it.
+/// I9: the worker watches its internal tasks. A task that panics is not replaced, because its state is lost.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_worker_whose_own_task_panics_ends_and_leaves_its_jobs_to_the_cleaner() {
     let is_commit: fn(&Document) -> bool = |command| command.contains_key("commitTransaction");
@@ -574,7 +574,7 @@ async fn a_stopping_worker_keeps_a_job_whose_thread_still_runs() {
     let locked = async || database.raw("scheduled").count_documents(doc! { "locked": true }).await.unwrap();
     wait_until(SOON, "it runs", async || locked().await == 1).await;
     worker.stop().await;
-    assert_eq!(locked().await, 1, "nobody else may start it");
+    assert_eq!(locked().await, 1, "no other worker may start it");
     let roster = database.raw("roster").find_one(doc! {}).await.unwrap().expect("the roster names what is left");
     assert_eq!(roster.get_array("working_on").unwrap().len(), 1);
     drop(let_go);

@@ -125,7 +125,7 @@ async fn a_job_and_the_applications_own_write_are_committed_or_aborted_together(
     assert_eq!(count(&database).await, (2, 2));
 }
 
-/// What the primary answers while it steps down, and a connection that is lost with it.
+/// The replies of a primary that steps down, and a connection that is lost with it.
 #[tokio::test]
 async fn a_failover_in_the_applications_transaction_leaves_one_order_and_one_job() {
     let database = TestDatabase::new().await;
@@ -176,10 +176,10 @@ async fn the_schema_is_not_created_unasked() {
     NewJob::of_class("x", doc! {}).enqueue_in(&shop.store, &mut session).await.unwrap_err();
     session.abort_transaction().await.unwrap();
     assert!(database.database().list_collection_names().await.unwrap().is_empty());
-    // Somebody else sets it up while this process runs.
+    // Another process creates the schema while this one runs.
     local::store(&database).await;
     enqueue().await.unwrap();
-    // Once it is known to be there, nobody asks again.
+    // Once it is known to exist, it is not checked again.
     shop.sent("find");
     enqueue().await.unwrap();
     assert_eq!(shop.sent("find"), []);

@@ -1,4 +1,4 @@
-//! Programs run by the real stock worker: what the machine, the worker's end and the workables file do to them.
+//! Programs run by the real stock worker: the effects of the machine, of the worker's end, and of the workables file.
 
 use std::{
     fs,

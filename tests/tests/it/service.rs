@@ -1,4 +1,4 @@
-//! What the service manager is told, by the real binaries: that they are ready, and that their main loops go on.
+//! Notifications of the real binaries to the service manager: ready, and progress of their main loops.
 
 use std::{os::unix::net::UnixDatagram, path::Path, time::Duration};
 
@@ -13,10 +13,10 @@ use recruiter_tests::{
 use tempfile::TempDir;
 
 const SOON: Duration = Duration::from_secs(20);
-/// As systemd says `WatchdogSec=2s`.
+/// As with `WatchdogSec=2s` in systemd.
 const INTERVAL_US: &str = "2000000";
 
-/// What a service manager hears.
+/// A service manager that receives notifications.
 struct Manager {
     socket: UnixDatagram,
     directory: TempDir,
@@ -41,7 +41,7 @@ impl Manager {
         Process::start(name, args, &[("MONGODB_URI", database.uri()), ("NOTIFY_SOCKET", &socket), ("WATCHDOG_USEC", INTERVAL_US)])
     }
 
-    /// Waits until this word was heard so many times from now on.
+    /// Waits until this notification has arrived `times` times from now on.
     async fn hears(&mut self, word: &str, times: usize) {
         self.heard.clear();
         wait_until(SOON, &format!("the service manager hears {word} {times} times"), async || {

@@ -93,7 +93,7 @@ async fn hup_that_was_ignored_at_the_start_stays_ignored() {
     assert_eq!(worker.stderr().matches("asked").count(), 1, "{}", worker.stderr());
 }
 
-/// Nobody reads its log any more then, and it drains all the same.
+/// Then no process reads its log any more, and it still drains.
 #[tokio::test]
 async fn a_worker_whose_terminal_is_closed_ends_its_jobs() {
     let database = TestDatabase::new().await;
@@ -134,7 +134,10 @@ async fn the_readmes_worker_is_a_process_like_the_stock_worker() {
     let (code, _, said) = ended(&["--lease", "1s"], nowhere).await;
     assert_eq!(
         (code, said.as_str()),
-        (Some(2), "mailer: --lease (1s) must be at least three heartbeats (--heartbeat 5s), or one slow answer would stop the work\n")
+        (
+            Some(2),
+            "mailer: --lease (1s) must be at least three heartbeats (--heartbeat 5s), so that one slow reply does not stop the work\n"
+        )
     );
     assert_eq!(ended(&["--concurrency", "none"], nowhere).await.0, Some(2));
 
@@ -195,7 +198,7 @@ async fn a_worker_that_is_process_1_reaps_what_programs_leave_behind() {
     let jobs = (0..JOBS).map(|n| NewJob::of_class("leave", doc! { "code": i64::try_from(n % 3).unwrap() }));
     store(&database).await.enqueue_many(jobs).await.unwrap();
     wait_until(SOON, "all is done", async || count(&database, "archived", doc! {}).await == JOBS as u64).await;
-    // How each of them ended was not taken away by whoever reaps.
+    // The reaper has not taken their exit statuses away.
     for (class, jobs) in [("exit:1", 33), ("exit:2", 33)] {
         assert_eq!(count(&database, "archived", doc! { "last_execution.class": class }).await, jobs);
     }
@@ -217,11 +220,11 @@ async fn a_worker_says_once_that_no_recruiter_leads_and_when_one_does() {
     until_it_says(&worker, "a recruiter leads again").await;
     recruiter.terminate();
     assert!(recruiter.wait_exit(SOON).await.success());
-    wait_until(SOON, "it says so again", async || said("no recruiter leads") == 2).await;
+    wait_until(SOON, "it logs that again", async || said("no recruiter leads") == 2).await;
     assert_eq!(said("a recruiter leads again"), 1, "{}", worker.stderr());
 }
 
-/// Final failures are for whoever logs warnings only, and what is a number is one.
+/// Final failures are logged as warnings, and numbers are logged as numbers.
 #[tokio::test]
 async fn logs_tell_final_failures_from_others_and_numbers_from_text() {
     let database = TestDatabase::new().await;
