@@ -503,10 +503,10 @@ mod tests {
         check(r#"{"class": "c", "scheduled_at": "tomorrow"}"#, Err("write it like 2030-01-31T18:00:00Z"));
         check(r#"{"class": "c", "items": {}}"#, Err("items must be a JSON array"));
         check(r#"{"class": "c", "items": [{}, 1]}"#, Err("item 1: parameters must be a JSON object"));
-        check(r#"{"class": "c", "items": [{}], "parameters": {}}"#, Err("contradict each other"));
+        check(r#"{"class": "c", "items": [{}], "parameters": {}}"#, Err("exclude each other"));
         check(r#"{"class": "c", "scheduled_at": 5}"#, Err("`5` is not an instant"));
         check(r#"{"class": "c", "after": 5}"#, Err("`5` is not a duration"));
-        check(r#"{"class": "c", "after": "5m", "scheduled_at": "2030-01-31T18:00:00Z"}"#, Err("contradict each other"));
+        check(r#"{"class": "c", "after": "5m", "scheduled_at": "2030-01-31T18:00:00Z"}"#, Err("exclude each other"));
         check(r#"{"class": "c", "id": "x"}"#, Err("`x` is not a job id"));
     }
 
@@ -574,6 +574,6 @@ mod tests {
         assert_eq!(job(doc! { "class": "c", "parameters": { "a": 1 } }), Ok(single));
         let bundle = format!(r#"{{"class":"c","items":[{{"a":1}},{{}}],{rest}"#);
         assert_eq!(job(doc! { "class": "c", "items": [{ "a": 1 }, {}] }), Ok(bundle));
-        assert!(job(doc! { "class": "c", "parameters": 5 }).is_err_and(|problem| problem.to_string().contains("no document")));
+        assert!(job(doc! { "class": "c", "parameters": 5 }).is_err_and(|problem| problem.to_string().contains("not a document")));
     }
 }

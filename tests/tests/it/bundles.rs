@@ -44,7 +44,7 @@ enum How {
     TakeTooLong,
     /// Is not possible yet in the first attempt.
     TryAgain,
-    /// Ends when the test lets it, or when it is asked to stop.
+    /// Ends when the test lets it, or when its cancellation.
     Wait,
 }
 

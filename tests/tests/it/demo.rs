@@ -161,7 +161,7 @@ async fn what_it_cannot_begin_on_is_named() {
     let said = complaint(&missing, &[]).await;
     assert!(said.contains(missing.to_str().unwrap()) && said.contains("No such file"), "{said}");
     let said = complaint(&file, &[]).await;
-    assert!(said.contains("is no directory"), "{said}");
+    assert!(said.contains("is not a directory"), "{said}");
     let said = complaint(dir.path(), &[("PATH", "/nowhere")]).await;
     assert!(said.contains("`sha256sum`") && said.contains("install"), "{said}");
 }

@@ -90,7 +90,7 @@ async fn hup_that_was_ignored_at_the_start_stays_ignored() {
     worker.signal(Signal::SIGHUP);
     worker.terminate();
     assert_eq!(worker.wait_exit(SOON).await.code(), Some(0));
-    assert_eq!(worker.stderr().matches("asked").count(), 1, "{}", worker.stderr());
+    assert_eq!(worker.stderr().matches("stop requested").count(), 1, "{}", worker.stderr());
 }
 
 /// Then no process reads its log any more, and it still drains.
