@@ -52,6 +52,13 @@ fn by(script: &str, database: &TestDatabase, name: &str, args: &[&str]) -> Proce
     Process::start("/bin/sh", &command, &[("MONGODB_URI", database.uri())])
 }
 
+/// The child processes of all threads of a process.
+fn children(pid: u32) -> Vec<u32> {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap().filter_map(Result::ok);
+    let of_thread = threads.filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok());
+    of_thread.flat_map(|ids| ids.split_whitespace().map(|id| id.parse().unwrap()).collect::<Vec<_>>()).collect()
+}
+
 async fn until_it_says(process: &Process, words: &str) {
     wait_until(SOON, words, async || process.stderr().contains(words)).await;
 }
@@ -171,8 +178,10 @@ async fn programs_cannot_read_the_credentials_of_the_processes() {
         assert!(execution.get_str("message").is_ok_and(|message| message.contains("Permission denied")), "{execution}");
     }
     let nap = enqueue(&database, "nap", doc! {}).await;
-    until_running(&database, 1).await;
+    let naps = wait_for(SOON, "the program runs", async || Some(children(worker.pid())).filter(|naps| !naps.is_empty())).await;
     worker.kill();
+    // A program outlives a worker that was killed.
+    naps.iter().for_each(|nap| kill(Pid::from_raw(nap.cast_signed()), Signal::SIGKILL).unwrap());
     assert_eq!(why(&archived(&database, nap).await), "worker-died", "the cleaner still sees that the process is gone");
 }
 
@@ -200,8 +209,7 @@ async fn a_worker_that_is_process_1_reaps_what_programs_leave_behind() {
         assert_eq!(count(&database, "archived", doc! { "last_execution.class": class }).await, jobs);
     }
     assert_eq!(count(&database, "archived", doc! { "why": "done" }).await, 34);
-    let children = |pid: u32| fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
-    let worker: u32 = children(holder.pid()).trim().parse().unwrap();
+    let worker = children(holder.pid())[0];
     wait_until(SOON, "no child is left, dead or alive", async || children(worker).is_empty()).await;
     kill(Pid::from_raw(worker.cast_signed()), Signal::SIGTERM).unwrap();
 }
