@@ -42,17 +42,6 @@ pub(crate) fn verdict(
     cancelled: Option<Cancellation>,
     now: Instant,
 ) -> Verdict {
-    let decided = guarded(|| decided(history, policy, ended, cancelled, now));
-    decided.unwrap_or_else(|failure| Verdict::Archive { why: Why::MALFORMED, failure: Some(failure), result: None })
-}
-
-fn decided(
-    history: &History<'_>,
-    policy: &dyn RetryPolicy,
-    ended: Result<Done, NotDone>,
-    cancelled: Option<Cancellation>,
-    now: Instant,
-) -> Verdict {
     let archive = |why: Why, failure: Failure| Verdict::Archive { why, failure: Some(failure), result: None };
     let later = |delay: Duration| {
         chrono::TimeDelta::from_std(delay).ok().and_then(|delay| now.checked_add_signed(delay)).unwrap_or(Instant::MAX_UTC)
@@ -61,7 +50,7 @@ fn decided(
         Decision::RetryAfter(delay) => Verdict::Retry { failure, at: later(delay), counts: true },
         Decision::Archive(why) => archive(why, failure),
     };
-    match (ended, cancelled) {
+    let decided = guarded(|| match (ended, cancelled) {
         (_, Some(Cancellation::LeaseLost)) => Verdict::ClaimLost,
         (Ok(done), _) => Verdict::Archive { why: Why::DONE, failure: None, result: done.result },
         (Err(NotDone::GiveUp(failure)), _) => archive(Why::GAVE_UP, failure),
@@ -88,7 +77,8 @@ fn decided(
             Verdict::Retry { failure: reason, at, counts: false }
         }
         (Err(NotDone::Failed(failure) | NotDone::Stopped(failure)), _) => by_policy(failure),
-    }
+    });
+    decided.unwrap_or_else(|failure| archive(Why::MALFORMED, failure))
 }
 
 /// The history as if the present start did not count. A policy that allows any attempt but the first then allows this attempt again.
@@ -111,7 +101,7 @@ mod tests {
 
     fn check(attempts: u32, policy: &dyn RetryPolicy, ended: Result<Done, NotDone>, cancelled: Option<Cancellation>) -> String {
         let history = History { job: JobId::new(), created_at: now(), attempts, deaths: 0, group: "generic", tags: &[], executions: &[] };
-        match decided(&history, policy, ended, cancelled, now()) {
+        match verdict(&history, policy, ended, cancelled, now()) {
             Verdict::Archive { why, failure, .. } => format!("archive {why} {}", failure.map_or_else(String::new, |failure| failure.class)),
             Verdict::Retry { failure, at, counts } => format!("retry {} +{} {counts}", failure.class, (at - now()).num_seconds()),
             Verdict::Release { failure, at } => format!("release {} +{}", failure.class, (at - now()).num_seconds()),
