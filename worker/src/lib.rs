@@ -74,7 +74,7 @@ use std::sync::Arc;
 use recruiter_common::{
     retry_policy::{Parameters, RetryPolicies},
     roster::Place,
-    service::Watchdog,
+    service::Notifier,
     task::as_task,
 };
 
@@ -226,7 +226,7 @@ impl Worker {
     /// Runs jobs until a stop is requested or the memory limit is reached.
     ///
     /// While MongoDB is away, the worker waits for it. It makes connections of its own, so that no traffic of the application delays its
-    /// heartbeats.
+    /// heartbeats. It sends nothing to the service manager of the process (`NOTIFY_SOCKET`).
     ///
     /// # Errors
     /// When the settings contradict each other, no class is registered, or MongoDB cannot be used at the start. Also when a task of the
@@ -235,9 +235,19 @@ impl Worker {
         self,
         connect: impl Into<ConnectArgs>,
         config: impl Into<WorkerConfig>,
-        mut shutdown: Shutdown,
+        shutdown: Shutdown,
     ) -> Result<Ended, WorkerError> {
-        let (connect, args) = (connect.into(), config.into());
+        self.run_notifying(connect.into(), config.into(), shutdown, Notifier::Silent).await
+    }
+
+    /// The same as [`Worker::run`], for a process that may be nothing but this worker.
+    pub(crate) async fn run_notifying(
+        self,
+        connect: ConnectArgs,
+        args: WorkerConfig,
+        mut shutdown: Shutdown,
+        notifier: Notifier,
+    ) -> Result<Ended, WorkerError> {
         args.validate()?;
         if self.registry.classes().next().is_none() {
             return Err(WorkerError::NoClasses);
@@ -257,8 +267,8 @@ impl Worker {
         let _reaping = (self.has_programs && programs::orphans::are_inherited())
             .then(|| tokio_util::task::AbortOnDropHandle::new(tokio::spawn(programs::orphans::reap())));
         let Self { registry, policies, listener, .. } = self;
-        let (place, watchdog) = (Place::of_this_process().map_err(WorkerError::Process)?, Watchdog::of_this_process());
-        let dependencies = Arc::new(Dependencies { store, heartbeat_store, args, place, registry, policies, listener, watchdog });
-        as_task(engine::run(dependencies, shutdown)).await
+        let (place, watchdog) = (Place::of_this_process().map_err(WorkerError::Process)?, notifier.watchdog());
+        let dependencies = Dependencies { store, heartbeat_store, args, place, registry, policies, listener, notifier, watchdog };
+        as_task(engine::run(Arc::new(dependencies), shutdown)).await
     }
 }

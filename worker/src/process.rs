@@ -9,6 +9,7 @@ use recruiter_common::{
     exit::{self, Exit},
     logging::{self, LogArgs},
     secrets,
+    service::Notifier,
     shutdown::{Shutdown, pause},
     store::ConnectArgs,
 };
@@ -99,7 +100,7 @@ impl ProcessArgs {
         let shutdown = Shutdown::on_signals()?;
         let mut abort = shutdown.clone();
         let ended = tokio::select! {
-            ended = worker.run(&self.connect, self.worker, shutdown) => match ended {
+            ended = worker.run_notifying((&self.connect).into(), self.worker.into(), shutdown, Notifier::Process) => match ended {
                 Ok(ended) => ended.into(),
                 Err(error) => {
                     let exit = Exit::from(&error);

@@ -7,7 +7,7 @@ use recruiter_common::{
     job::Job,
     retry_policy::{RetryPolicies, RetryPolicy},
     roster::Place,
-    service::Watchdog,
+    service::{Notifier, Watchdog},
     store::Store,
 };
 
@@ -23,6 +23,7 @@ pub(crate) struct Dependencies {
     pub(crate) registry: Registry,
     pub(crate) policies: RetryPolicies,
     pub(crate) listener: Option<Arc<Listener>>,
+    pub(crate) notifier: Notifier,
     /// Notified by the session's loop.
     pub(crate) watchdog: Watchdog,
 }

@@ -7,7 +7,6 @@ use std::time::{Duration, Instant as Monotonic};
 
 use recruiter_common::{
     ids::JobId,
-    service,
     shutdown::{Shutdown, pause},
     store::Hint,
     telemetry::{chain, milliseconds},
@@ -70,7 +69,7 @@ pub(crate) async fn drain(mut session: Session, mut end: End, shutdown: &mut Shu
 /// Takes no more jobs and waits for those that run, at first for the grace period. Then it cancels them.
 async fn wait_for_jobs(session: &mut Session, end: End, shutdown: &mut Shutdown) -> End {
     if end == End::MemoryLimit || shutdown.is_requested() {
-        service::stopping();
+        session.dependencies().notifier.stopping();
     }
     let grace = session.args().grace.min(LONGEST_GRACE);
     let until = Monotonic::now() + grace;

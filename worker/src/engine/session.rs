@@ -11,7 +11,6 @@ use std::{
 use recruiter_common::{
     ids::{JobId, WorkerId},
     roster::Assignment,
-    service,
     shutdown::{Shutdown, pause},
     store::{Announcement, CommitSession, Hint, Hints, Listener, Store, StoreError},
     telemetry::chain,
@@ -133,7 +132,7 @@ impl Session {
         self.store().announce_hint(Hint::Free).await;
         let classes = self.dependencies().registry.classes().collect::<Vec<_>>().join(",");
         tracing::info!(worker.id = %self.id, worker.capacity = capacity, classes, "ready for work");
-        service::ready("waiting for jobs");
+        self.dependencies().notifier.ready("waiting for jobs");
         Ok(())
     }
 
