@@ -56,6 +56,7 @@
 //! | `engine` | takes jobs, runs them, records how they end |
 //! | `programs` | the stock worker's workables |
 //! | `panics` | calls into code of users |
+//! | `threads` | threads of blocking workables |
 
 mod config;
 mod context;
@@ -67,6 +68,7 @@ mod process;
 #[cfg(feature = "process")]
 mod programs;
 mod registry;
+mod threads;
 mod workable;
 
 use std::sync::Arc;
@@ -173,7 +175,8 @@ impl Worker {
     /// # Errors
     /// When the worker has the class already.
     pub fn register_blocking<W: BlockingExecutable>(mut self, state: impl Into<Arc<W::State>>) -> Result<Self, DuplicateClass> {
-        self.registry.add(W::CLASS, Arc::new(Blocking::<W>(state.into())))?;
+        let threads = self.registry.threads().clone();
+        self.registry.add(W::CLASS, Arc::new(Blocking::<W>(state.into(), threads)))?;
         Ok(self)
     }
 
@@ -195,11 +198,8 @@ impl Worker {
     /// # Errors
     /// When the worker has one of the classes already.
     #[cfg(feature = "process")]
-    pub fn register_builtins(mut self) -> Result<Self, DuplicateClass> {
-        for (class, handler) in programs::builtin::all() {
-            self.registry.add(class, handler)?;
-        }
-        Ok(self)
+    pub fn register_builtins(self) -> Result<Self, DuplicateClass> {
+        programs::builtin::register(self)
     }
 
     /// Adds a custom retry policy, which `decode` makes from its stored parameters. A worker leaves jobs with an unknown policy to workers

@@ -15,7 +15,8 @@ use recruiter_common::{
 
 use crate::{
     context::Context,
-    panics::guarded,
+    panics::{GuardedDrop, guarded},
+    threads::Threads,
     workable::{BlockingExecutable, Done, Executable, NotDone},
 };
 
@@ -54,6 +55,8 @@ pub(crate) trait Ready: Send + Sync {
 #[derive(Default)]
 pub(crate) struct Registry {
     handlers: BTreeMap<String, Arc<dyn Handler>>,
+    /// Those of all blocking classes.
+    threads: Threads,
 }
 
 /// Two workables were registered under one class.
@@ -70,6 +73,10 @@ impl Registry {
             }
             Entry::Occupied(_) => Err(DuplicateClass(class.to_owned())),
         }
+    }
+
+    pub(crate) fn threads(&self) -> &Threads {
+        &self.threads
     }
 
     pub(crate) fn has(&self, class: &str) -> bool {
@@ -116,13 +123,13 @@ fn deserialize<W: serde::de::DeserializeOwned>(parameters: Bson) -> Result<W, Fa
 pub(crate) struct Asynchronous<W: Executable>(pub(crate) Arc<W::State>);
 
 struct ReadyAsynchronous<W: Executable> {
-    workable: W,
+    workable: GuardedDrop<W>,
     state: Arc<W::State>,
 }
 
 impl<W: Executable> Handler for Asynchronous<W> {
     fn decode(&self, parameters: Bson) -> Result<Arc<dyn Ready>, Failure> {
-        Ok(Arc::new(ReadyAsynchronous::<W> { workable: deserialize(parameters)?, state: self.0.clone() }))
+        Ok(Arc::new(ReadyAsynchronous::<W> { workable: GuardedDrop::new(deserialize(parameters)?), state: self.0.clone() }))
     }
 }
 
@@ -151,17 +158,22 @@ impl<W: Executable> Ready for ReadyAsynchronous<W> {
     }
 }
 
-/// A blocking workable with its shared state.
-pub(crate) struct Blocking<W: BlockingExecutable>(pub(crate) Arc<W::State>);
+/// A blocking workable with its shared state, and the threads of its worker.
+pub(crate) struct Blocking<W: BlockingExecutable>(pub(crate) Arc<W::State>, pub(crate) Threads);
 
 struct ReadyBlocking<W: BlockingExecutable> {
-    workable: W,
+    workable: GuardedDrop<W>,
     state: Arc<W::State>,
+    threads: Threads,
 }
 
 impl<W: BlockingExecutable> Handler for Blocking<W> {
     fn decode(&self, parameters: Bson) -> Result<Arc<dyn Ready>, Failure> {
-        Ok(Arc::new(ReadyBlocking::<W> { workable: deserialize(parameters)?, state: self.0.clone() }))
+        Ok(Arc::new(ReadyBlocking::<W> {
+            workable: GuardedDrop::new(deserialize(parameters)?),
+            state: self.0.clone(),
+            threads: self.1.clone(),
+        }))
     }
 }
 
@@ -171,15 +183,12 @@ impl<W: BlockingExecutable> Ready for ReadyBlocking<W> {
     }
 
     fn execute<'a>(&'a self, job: &'a Arc<Context>) -> BoxFuture<'a, Result<Done, NotDone>> {
-        let (workable, state, job) = (self.workable.clone(), self.state.clone(), job.clone());
+        let (workable, state, job) = (W::clone(&self.workable), self.state.clone(), job.clone());
         async move {
-            let span = tracing::Span::current();
-            match tokio::task::spawn_blocking(move || span.in_scope(|| workable.execute(&state, &job))).await {
-                Ok(result) => Done::with(result?),
-                Err(error) => match error.try_into_panic() {
-                    Ok(panic) => std::panic::resume_unwind(panic),
-                    Err(error) => Err(error.into()),
-                },
+            match self.threads.run(W::CLASS, move || workable.execute(&state, &job)).await {
+                Ok(Ok(result)) => Done::with(result?),
+                Ok(Err(panic)) => std::panic::resume_unwind(panic),
+                Err(error) => Err(NotDone::NoResources(Failure::new("thread", format!("cannot start a thread: {error}")))),
             }
         }
         .boxed()

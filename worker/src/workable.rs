@@ -49,10 +49,12 @@ pub trait Executable: Workable {
     }
 }
 
-/// A [`Workable`] that blocks its thread (computation, synchronous I/O). Executions run on tokio's threads for blocking work, of which
-/// a runtime has 512 unless it is built with another `max_blocking_threads`.
+/// A [`Workable`] that blocks its thread (computation, synchronous I/O). Each execution has a thread of its own, with the class as its name.
+/// The code may use the runtime of the worker, for example with `Handle::current`.
 ///
 /// A thread cannot be killed. A job that exceeds its time limit is cancelled, and its slot becomes free when `execute` returns.
+/// [`Worker::run`](crate::Worker::run) returns after the grace period even if threads still run: they end with `execute` or with the process.
+/// After a cleaner has declared the worker dead, threads that still run keep their slots until they end.
 pub trait BlockingExecutable: Workable + Clone {
     /// What all executions share.
     type State: Send + Sync + 'static;

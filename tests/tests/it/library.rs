@@ -580,3 +580,66 @@ async fn a_stopping_worker_keeps_a_job_whose_thread_still_runs() {
     drop(let_go);
     recruiter.stop().await;
 }
+
+/// A worker that was declared dead comes back in another session. Threads of the first session still run, beyond the configured concurrency
+/// if the second one offered all slots.
+#[tokio::test]
+async fn threads_that_outlive_their_session_keep_their_slots() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    let let_go = LetGo(Arc::new(std::sync::atomic::AtomicBool::new(false)));
+    let recruiter = Local::recruiter(&database, &[]);
+    let flags = ["--concurrency", "3", "--heartbeat", "200ms"];
+    let worker = Local::worker(&database, Worker::new().register_blocking::<Stubborn>(let_go.0.clone()).unwrap(), &flags);
+    for _ in 0..2 {
+        Stubborn {}.as_job().enqueue(&store).await.unwrap();
+    }
+    let roster = database.raw("roster");
+    wait_until(SOON, "two run", async || roster.count_documents(doc! { "working_on": { "$size": 2 } }).await.unwrap() == 1).await;
+    let dead = roster.find_one_and_delete(doc! {}).await.unwrap().unwrap().get_object_id("_id").unwrap();
+    let offers =
+        async |free: i32| roster.count_documents(doc! { "_id": { "$ne": dead }, "available": true, "free": free }).await.unwrap() == 1;
+    wait_until(SOON * 2, "another session offers the third slot", async || offers(1).await).await;
+    drop(let_go);
+    wait_until(SOON, "it offers all slots", async || offers(3).await).await;
+    worker.stop().await;
+    recruiter.stop().await;
+}
+
+/// Panics when it is dropped.
+#[derive(Serialize, Deserialize)]
+struct Fragile {}
+
+impl Workable for Fragile {
+    const CLASS: &'static str = "Fragile";
+    type Output = ();
+}
+
+impl Executable for Fragile {
+    type State = ();
+
+    async fn execute(&self, _state: &(), _job: &Context) -> Result<(), NotDone> {
+        Ok(())
+    }
+}
+
+impl Drop for Fragile {
+    fn drop(&mut self) {
+        panic!("while it is dropped");
+    }
+}
+
+/// I9, as above.
+#[tokio::test]
+async fn a_workable_whose_destructor_panics_is_done_and_its_worker_goes_on() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    let recruiter = Local::recruiter(&database, &[]);
+    let worker = Local::worker(&database, Worker::new().register::<Fragile>(()).unwrap(), &[]);
+    for _ in 0..2 {
+        let id = NewJob::of_class(Fragile::CLASS, doc! {}).enqueue(&store).await.unwrap().id;
+        assert_eq!(archived(&database, id).await.get_str("why").unwrap(), "done");
+    }
+    worker.stop().await;
+    recruiter.stop().await;
+}

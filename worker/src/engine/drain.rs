@@ -97,7 +97,9 @@ async fn wait(session: &mut Session, mut until: Monotonic, hurried: Duration, sh
     while session.slots.running() > 0 {
         session.progress();
         tokio::select! {
-            Some(()) = session.slots.ended() => {}
+            Some(ended) = session.slots.ended() => if ended.is_err() {
+                return Waited::Broken;
+            },
             _ = &mut session.recording => return Waited::Broken,
             news = session.news.recv() => match news {
                 Some(News::Retired) => return Waited::Retired,

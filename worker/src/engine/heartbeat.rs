@@ -17,7 +17,7 @@ use recruiter_common::{
 };
 use tokio::sync::mpsc;
 
-use super::{lease::Lease, slots::Table};
+use super::{lease::Lease, table::Table};
 
 /// Heartbeats are sent at multiples of this time, by MongoDB's clock. Heartbeats of one instant share a write to MongoDB's disk.
 const TOGETHER: Duration = Duration::from_millis(250);

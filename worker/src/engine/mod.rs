@@ -3,7 +3,8 @@
 //! | module | what it is |
 //! |---|---|
 //! | `session` | one registration: the event loop |
-//! | `slots` | the one table of what runs |
+//! | `table` | the one table of what runs |
+//! | `slots` | the tasks that run jobs, and free slots |
 //! | `intake` | from an assignment to started jobs |
 //! | `reading`, `portion` | assigned jobs, read in portions over a slow line |
 //! | `unconfirmed` | starts whose reply was lost or late |
@@ -39,6 +40,7 @@ mod recorder;
 mod session;
 mod shortage;
 mod slots;
+mod table;
 mod turn;
 mod unconfirmed;
 mod verdict;

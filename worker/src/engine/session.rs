@@ -74,11 +74,11 @@ pub(crate) struct Session {
 enum Event {
     Hint(Hint),
     News(Option<News>),
-    Ended,
+    SlotsChanged,
     Poll,
     Watchdog,
     Stop,
-    RecorderPanicked,
+    TaskPanicked,
 }
 
 impl Session {
@@ -104,7 +104,7 @@ impl Session {
         };
         store.register(&announcement).await?;
         let (recorder, recording) = Recorder::start(store.clone(), id, commits);
-        let slots = Slots::new(args.concurrency);
+        let slots = Slots::new(args.concurrency, dependencies.registry.threads().clone());
         let lease = Arc::new(Lease::default());
         dependencies.watchdog.progress();
         let heartbeat = Heartbeat {
@@ -128,7 +128,7 @@ impl Session {
     /// Offers the slots of this worker to the recruiter.
     pub(crate) async fn announce(&self) -> Result<(), StoreError> {
         let capacity = self.args().concurrency;
-        self.store().announce(self.id, capacity).await?;
+        self.store().announce(self.id, self.slots.count_free()).await?;
         self.store().announce_hint(Hint::Free).await;
         let classes = self.dependencies().registry.classes().collect::<Vec<_>>().join(",");
         tracing::info!(worker.id = %self.id, worker.capacity = capacity, classes, "ready for work");
@@ -145,17 +145,17 @@ impl Session {
             let event = tokio::select! {
                 biased;
                 () = shutdown.requested() => Event::Stop,
-                _ = &mut self.recording => Event::RecorderPanicked,
+                _ = &mut self.recording => Event::TaskPanicked,
                 news = self.news.recv() => Event::News(news),
                 () = pause(poll_at.saturating_duration_since(Monotonic::now())) => Event::Poll,
                 () = pause(self.environment.dependencies.watchdog.next_in()) => Event::Watchdog,
                 hint = self.hints.next() => Event::Hint(hint),
-                Some(()) = self.slots.ended() => Event::Ended,
+                changed = self.slots.changed() => changed.map_or(Event::TaskPanicked, |()| Event::SlotsChanged),
             };
             match event {
                 Event::Stop => return End::Stopped,
                 // The heartbeat ends without news only in a panic.
-                Event::RecorderPanicked | Event::News(None) => return End::Broken,
+                Event::TaskPanicked | Event::News(None) => return End::Broken,
                 Event::News(Some(News::Retired)) => return End::Retired,
                 Event::Watchdog => {}
                 Event::News(Some(News::Alive { at, assignment, offered })) => {
@@ -181,7 +181,7 @@ impl Session {
                 // Hints may have been missed.
                 Event::Hint(Hint::Seed) => poll_at = Monotonic::now(),
                 Event::Hint(Hint::Jobs { .. } | Hint::Free | Hint::Left { .. }) => {}
-                Event::Ended => self.turn.slots_changed(),
+                Event::SlotsChanged => self.turn.slots_changed(),
                 Event::Poll => {
                     poll_at = Monotonic::now() + half.mul_f64(rand::random_range(0.75..0.95));
                     match self.store().assignment(self.id).await {

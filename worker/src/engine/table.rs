@@ -1,0 +1,69 @@
+//! The one table of the jobs that a session holds.
+//!
+//! The session reserves a slot before it locks a job, fills it when the job starts, and frees it when the job's task ends. The heartbeat
+//! writes the jobs of the table into the roster, where the cleaner finds them.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Instant as Monotonic,
+};
+
+use recruiter_common::ids::JobId;
+
+use super::shortage::Shortage;
+use crate::context::Cancel;
+
+/// The table, as the heartbeat and the running jobs see it.
+#[derive(Debug, Default)]
+pub(crate) struct Table {
+    jobs: Mutex<HashMap<JobId, Slot>>,
+    shortage: Mutex<Shortage>,
+}
+
+#[derive(Debug)]
+pub(crate) enum Slot {
+    /// For a job that is about to be started.
+    Reserved,
+    /// The job runs.
+    Running(Arc<Cancel>),
+}
+
+impl Slot {
+    pub(crate) fn cancel(&self) -> Option<&Arc<Cancel>> {
+        match self {
+            Self::Running(cancel) => Some(cancel),
+            Self::Reserved => None,
+        }
+    }
+}
+
+impl Table {
+    /// The jobs that have a slot.
+    pub(crate) fn jobs(&self) -> Vec<JobId> {
+        self.slots().keys().copied().collect()
+    }
+
+    /// Notes that the machine lacked a resource to start a job.
+    pub(crate) fn note_shortage(&self, reason: &str) {
+        let is_new = self.shortage().observe(self.count(), Monotonic::now());
+        if is_new {
+            tracing::warn!(
+                reason,
+                "the machine cannot start more jobs: they are released uncounted, and this worker runs fewer jobs for a while"
+            );
+        }
+    }
+
+    pub(crate) fn count(&self) -> u32 {
+        u32::try_from(self.slots().len()).unwrap_or(u32::MAX)
+    }
+
+    pub(crate) fn slots(&self) -> MutexGuard<'_, HashMap<JobId, Slot>> {
+        self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn shortage(&self) -> MutexGuard<'_, Shortage> {
+        self.shortage.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
