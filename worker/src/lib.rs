@@ -56,12 +56,14 @@
 //! | `engine` | takes jobs, runs them, records how they end |
 //! | `programs` | the stock worker's workables |
 //! | `panics` | calls into code of users |
+//! | `hooks` | calls of hooks |
 //! | `threads` | threads of blocking workables |
 
 mod config;
 mod context;
 mod engine;
 mod event;
+mod hooks;
 mod panics;
 #[cfg(feature = "process")]
 mod process;

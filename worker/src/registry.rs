@@ -15,6 +15,7 @@ use recruiter_common::{
 
 use crate::{
     context::Context,
+    hooks::hook,
     panics::{GuardedDrop, guarded},
     threads::Threads,
     workable::{BlockingExecutable, Done, Executable, NotDone},
@@ -144,12 +145,13 @@ impl<W: Executable> Ready for ReadyAsynchronous<W> {
 
     fn after<'a>(&'a self, job: &'a Context, failure: Option<&'a Failure>, last: bool) -> BoxFuture<'a, ()> {
         async move {
+            let (workable, state) = (&self.workable, &self.state);
             match failure {
-                None => self.workable.after_success(&self.state, job).await,
+                None => hook("after_success", job, async || workable.after_success(state, job).await).await,
                 Some(failure) => {
-                    self.workable.after_failure(&self.state, job, failure).await;
+                    hook("after_failure", job, async || workable.after_failure(state, job, failure).await).await;
                     if last {
-                        self.workable.after_last_failure(&self.state, job, failure).await;
+                        hook("after_last_failure", job, async || workable.after_last_failure(state, job, failure).await).await;
                     }
                 }
             }

@@ -32,7 +32,8 @@ pub trait Executable: Workable {
 
     /// Called once the success is in the archive. The call is lost if the process dies before or during it.
     ///
-    /// For a bundle, the three hooks are called for each item that was executed, in order, once the end of the whole run is recorded.
+    /// Each hook is broken off after a minute. A job that was snoozed, interrupted, released or cancelled calls none. For a bundle, the hooks are
+    /// called for each item that has succeeded or failed, in order, once the end of the whole run is recorded.
     fn after_success(&self, _state: &Self::State, _job: &Context) -> impl Future<Output = ()> + Send {
         async {}
     }

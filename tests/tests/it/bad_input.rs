@@ -465,7 +465,7 @@ async fn an_outcome_that_cannot_be_archived_waits_in_its_worker() {
     let holds = doc! { "working_on": refused };
     assert_eq!(count(&database, "roster", holds).await, 1, "its worker still holds it");
     assert_eq!(count(&database, "scheduled", doc! { "_id": refused, "locked": true }).await, 1);
-    assert!(!log().contains("rescued meanwhile"), "{}", log());
+    assert!(!log().contains("no longer holds the job"), "{}", log());
     database.raw("archived").drop_index("one_sleep").await.unwrap();
     let ended = archived(&database, refused).await;
     assert_eq!((why(&ended), number(&ended, "attempts")), ("done", 1));

@@ -246,7 +246,7 @@ async fn each_item_fails_alone_and_is_tried_again_alone() {
     assert_eq!(why(&job), (last, "4 of 7 items failed, the first of them item 1: as it was told"));
     let earlier = job.get_array("executions").unwrap()[0].as_document().unwrap();
     assert_eq!(earlier.get_str("message").unwrap(), "5 of 7 items failed, the first of them item 1: as it was told");
-    wait_until(SOON, "the hooks were called", async || setting.notes.count() == 7 + 7 + 4 + 7).await;
+    wait_until(SOON, "the hooks were called", async || setting.notes.count() == 7 + 7 + 4 + 8).await;
     let lines = setting.notes.take();
     let entered: Vec<&str> = lines.iter().filter_map(|line| line.strip_prefix("enter ")).collect();
     assert_eq!(entered, ["0", "1", "2", "3", "4", "5", "6", "1", "2", "4", "5"]);
@@ -258,6 +258,7 @@ async fn each_item_fails_alone_and_is_tried_again_alone() {
             "failure broken 1",
             "failure panic 2",
             "failure hopeless 3",
+            "last hopeless 3",
             "failure broken 4",
             "failure timeout 5",
             "success 6",

@@ -13,6 +13,7 @@ mod dev;
 mod distribution;
 mod documents;
 mod embedded;
+mod events;
 mod examples;
 mod faults;
 mod harness;

@@ -62,6 +62,10 @@ pub(crate) async fn drain(mut session: Session, mut end: End, shutdown: &mut Shu
     }
     let mut left = session.slots.jobs();
     left.extend(session.intake.unconfirmed(now));
+    let in_hooks = session.slots.table().count_recorded();
+    if in_hooks > 0 {
+        tracing::warn!(worker.id = %session.id, count = in_hooks, "hooks are broken off; the ends of their jobs are recorded");
+    }
     leave(session, end, &left).await;
     end
 }

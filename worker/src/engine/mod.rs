@@ -14,6 +14,7 @@
 //! | `bundle`, `items` | many items in one job, on the same parts |
 //! | `deadline` | limits, cancellation, panics |
 //! | `verdict` | what is recorded about an end: pure |
+//! | `report` | what is reported about an attempt: events and log |
 //! | `recorder` | one group commit of ends and item progress |
 //! | `drain` | the end of a session |
 //! | `heartbeat`, `lease` | how long this worker may trust that it is alive |
@@ -37,6 +38,7 @@ pub(crate) mod memory;
 mod portion;
 mod reading;
 mod recorder;
+mod report;
 mod session;
 mod shortage;
 mod slots;

@@ -224,7 +224,7 @@ impl Session {
         if let Err(error) = self.start(&jobs[..fits]).await {
             tracing::warn!(count = fits, error = chain(&error), "failed to start assigned jobs; they stay due");
         }
-        jobs.retain(|job| !self.slots.is_running(*job));
+        jobs.retain(|job| !self.slots.is_started(*job));
         self.has_left_jobs |= self.left.note(&jobs, Monotonic::now());
     }
 

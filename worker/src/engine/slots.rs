@@ -94,11 +94,12 @@ impl Slots {
         self.table.slots().contains_key(&job)
     }
 
-    pub(crate) fn is_running(&self, job: JobId) -> bool {
-        matches!(self.table.slots().get(&job), Some(Slot::Running(_)))
+    /// Whether the job was started, and its hooks have not ended yet.
+    pub(crate) fn is_started(&self, job: JobId) -> bool {
+        matches!(self.table.slots().get(&job), Some(Slot::Running(_) | Slot::Recorded(_)))
     }
 
-    /// The jobs that have a slot.
+    /// The jobs that this worker may have locked.
     pub(crate) fn jobs(&self) -> Vec<JobId> {
         self.table.jobs()
     }
@@ -119,7 +120,7 @@ impl Slots {
     pub(crate) fn cancel(&self, job: JobId, why: Cancellation) -> bool {
         let cancel = match self.table.slots().get(&job) {
             Some(Slot::Running(cancel)) => cancel.clone(),
-            Some(Slot::Reserved) | None => return false,
+            Some(Slot::Reserved | Slot::Recorded(_)) | None => return false,
         };
         cancel.cancel(why);
         true
@@ -152,7 +153,7 @@ mod tests {
         let mut slots = Slots::new(3, Threads::default());
         let (first, second) = (JobId::new(), JobId::new());
         slots.reserve([first, second]);
-        assert_eq!((slots.count_free(), slots.is_running(first)), (1, false));
+        assert_eq!((slots.count_free(), slots.is_started(first)), (1, false));
         assert!(!slots.cancel(first, Cancellation::Requested), "it does not run yet");
         let cancel = Arc::new(Cancel::default());
         let ends = cancel.clone();

@@ -27,21 +27,37 @@ pub(crate) enum Slot {
     Reserved,
     /// The job runs.
     Running(Arc<Cancel>),
+    /// The end of the job is recorded, and its hooks run.
+    Recorded(Arc<Cancel>),
 }
 
 impl Slot {
     pub(crate) fn cancel(&self) -> Option<&Arc<Cancel>> {
         match self {
-            Self::Running(cancel) => Some(cancel),
+            Self::Running(cancel) | Self::Recorded(cancel) => Some(cancel),
             Self::Reserved => None,
         }
     }
 }
 
 impl Table {
-    /// The jobs that have a slot.
+    /// The jobs that this worker may have locked.
     pub(crate) fn jobs(&self) -> Vec<JobId> {
-        self.slots().keys().copied().collect()
+        self.slots().iter().filter(|(_, slot)| !matches!(slot, Slot::Recorded(_))).map(|(job, _)| *job).collect()
+    }
+
+    /// Notes that the end of a job is recorded: the worker no longer holds the job, but its hooks still need the slot.
+    pub(crate) fn note_recorded(&self, job: JobId) {
+        if let Some(slot) = self.slots().get_mut(&job)
+            && let Some(cancel) = slot.cancel().cloned()
+        {
+            *slot = Slot::Recorded(cancel);
+        }
+    }
+
+    /// The number of jobs of which only the hooks still run.
+    pub(crate) fn count_recorded(&self) -> usize {
+        self.slots().values().filter(|slot| matches!(slot, Slot::Recorded(_))).count()
     }
 
     /// Notes that the machine lacked a resource to start a job.
