@@ -318,6 +318,21 @@ async fn a_start_that_locks_nothing_renews_the_lease_early() {
     assert!(asked.elapsed() < Duration::from_secs(10), "{:?}", asked.elapsed());
 }
 
+/// A start without an answer may lock its job later. If the worker is killed then, the cleaner finds the job in the roster, and not only with
+/// its next sweep.
+#[tokio::test]
+async fn the_roster_lists_jobs_whose_start_has_no_answer() {
+    let mut world = world(TestDatabase::new().await, PATIENT).await;
+    world.start(Role::Worker, &["--heartbeat", "300ms", "--lease", "2s"], &[]);
+    let lost = FailPoint::new("recruiter-worker", &["update"]).namespace(world.database.name(), "scheduled").close_connection();
+    let armed = lost.arm(world.database.uri()).await;
+    let id = world.enqueue(Entry::lasting(0), Policy::Never).await.unwrap();
+    let listed = doc! { "available": true, "working_on": id };
+    wait(&world, "it is listed, and its slot is free", async || world.count("roster", listed.clone()).await == 1).await;
+    assert_eq!(world.count("scheduled", doc! { "_id": id, "locked": false }).await, 1, "the start was lost");
+    drop(armed);
+}
+
 /// What is announced may never arrive: nobody waits for it.
 #[tokio::test]
 async fn jobs_that_were_announced_and_are_not_there_cost_nothing() {

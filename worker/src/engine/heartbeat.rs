@@ -70,7 +70,7 @@ impl Heartbeat {
             }
             hanging = 0;
             let sent = Uptime::now();
-            let next = match self.store.heartbeat(self.worker, &self.table.jobs()).await {
+            let next = match self.store.heartbeat(self.worker, &self.table.working_on()).await {
                 Ok(Beat::Seen { at, assignment, offered }) => {
                     self.lease.renew(sent, at, self.lease_for);
                     if std::mem::take(&mut is_failing) {

@@ -129,15 +129,17 @@ impl Intake {
         }
         if !not_run.is_empty() {
             self.unconfirmed.add(start.id, not_run, start.lease_until);
-            self.unconfirmed.release(start.now).await;
+            self.release_unconfirmed(start.now).await;
         }
         let started = claims.into_iter().filter_map(|claim| Some(startable.remove(&claim.job())?.started(claim, &start))).collect();
         Intaken { started, not_started: startable.into_keys().collect() }
     }
 
-    /// Releases jobs that earlier starts have locked and that are not run.
-    pub(crate) async fn release_unconfirmed(&mut self, now: Instant) {
+    /// Releases jobs that earlier starts have locked and that are not run; whether the roster is to list others than before. A cleaner finds
+    /// the listed jobs at once when this process is killed.
+    pub(crate) async fn release_unconfirmed(&mut self, now: Instant) -> bool {
         self.unconfirmed.release(now).await;
+        self.environment.table.set_unconfirmed(self.unconfirmed.jobs(now).collect())
     }
 
     /// Jobs that are not run and may be locked at `now` or later.

@@ -160,7 +160,9 @@ impl Session {
                 Event::Watchdog => {}
                 Event::News(Some(News::Alive { at, assignment, offered })) => {
                     self.turn.compare(assignment.as_ref(), offered, self.slots.count_free());
-                    self.intake.release_unconfirmed(at).await;
+                    if self.intake.release_unconfirmed(at).await {
+                        self.turn.slots_changed();
+                    }
                     self.progress();
                     self.read_cancellations().await;
                     self.progress();

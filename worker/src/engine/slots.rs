@@ -99,7 +99,7 @@ impl Slots {
         matches!(self.table.slots().get(&job), Some(Slot::Running(_) | Slot::Recorded(_)))
     }
 
-    /// The jobs that this worker may have locked.
+    /// The jobs that have a slot, without those that are recorded.
     pub(crate) fn jobs(&self) -> Vec<JobId> {
         self.table.jobs()
     }
@@ -113,7 +113,7 @@ impl Slots {
 
     /// The free slots and the held jobs, as the roster shows them.
     pub(crate) fn free(&self) -> Free {
-        Free { places: self.count_free(), working_on: self.jobs() }
+        Free { places: self.count_free(), working_on: self.table.working_on() }
     }
 
     /// Cancels a job; whether it was running.

@@ -4,7 +4,7 @@
 //! writes the jobs of the table into the roster, where the cleaner finds them.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Instant as Monotonic,
 };
@@ -18,6 +18,8 @@ use crate::context::Cancel;
 #[derive(Debug, Default)]
 pub(crate) struct Table {
     jobs: Mutex<HashMap<JobId, Slot>>,
+    /// Jobs of unconfirmed starts. They have no slot.
+    unconfirmed: Mutex<HashSet<JobId>>,
     shortage: Mutex<Shortage>,
 }
 
@@ -41,7 +43,22 @@ impl Slot {
 }
 
 impl Table {
-    /// The jobs that this worker may have locked.
+    /// The jobs that this worker may have locked, for the roster.
+    pub(crate) fn working_on(&self) -> Vec<JobId> {
+        let mut jobs: HashSet<JobId> = self.jobs().into_iter().collect();
+        jobs.extend(self.unconfirmed().iter());
+        jobs.into_iter().collect()
+    }
+
+    /// Sets the jobs of unconfirmed starts; whether they have changed.
+    pub(crate) fn set_unconfirmed(&self, jobs: HashSet<JobId>) -> bool {
+        let mut unconfirmed = self.unconfirmed();
+        let has_changed = *unconfirmed != jobs;
+        *unconfirmed = jobs;
+        has_changed
+    }
+
+    /// The jobs that have a slot, without those that are recorded.
     pub(crate) fn jobs(&self) -> Vec<JobId> {
         self.slots().iter().filter(|(_, slot)| !matches!(slot, Slot::Recorded(_))).map(|(job, _)| *job).collect()
     }
@@ -77,6 +94,10 @@ impl Table {
 
     pub(crate) fn slots(&self) -> MutexGuard<'_, HashMap<JobId, Slot>> {
         self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn unconfirmed(&self) -> MutexGuard<'_, HashSet<JobId>> {
+        self.unconfirmed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn shortage(&self) -> MutexGuard<'_, Shortage> {

@@ -47,7 +47,7 @@ impl Turn {
         Some(assignment)
     }
 
-    /// The roster no longer shows the slots.
+    /// The roster no longer shows the slots and jobs.
     pub(crate) fn slots_changed(&mut self) {
         self.is_behind = true;
     }
