@@ -71,7 +71,7 @@ impl BlockingExecutable for CountPrimes {
         let mut count = 0;
         for number in 2..self.below {
             if job.is_cancelled() {
-                return Err(NotDone::failed("Cancelled", format!("counted {count} primes below {number}")));
+                return Err(NotDone::stopped(format!("counted {count} primes below {number}")));
             }
             count += u32::from((2..=number.isqrt()).all(|divisor| number % divisor != 0));
         }

@@ -13,6 +13,7 @@ use bson::doc;
 use recruiter_common::{
     ids::{JobId, StartId},
     job::{Execution, Job},
+    store::Store,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -29,8 +30,9 @@ pub enum Cancellation {
     /// The worker reached its memory limit and the grace period is over. This attempt counts. Otherwise a job that takes every worker to
     /// its memory limit would run for ever.
     MemoryLimit,
-    /// A cleaner declared the worker dead. The result of this execution will not be recorded, and the job may already run elsewhere.
-    LeaseLost,
+    /// The worker no longer holds the job, usually because a cleaner declared the worker dead. The result of this execution will not be
+    /// recorded, and the job may already run elsewhere.
+    ClaimLost,
 }
 
 /// The item of a bundle that is executed.
@@ -45,6 +47,8 @@ pub struct Item {
 /// What an execution knows about its job.
 pub struct Context {
     pub(crate) job: Arc<Job>,
+    /// None in a unit test that gives none.
+    pub(crate) store: Option<Arc<Store>>,
     pub(crate) start: StartId,
     pub(crate) is_last_attempt: bool,
     pub(crate) last_execution: Option<Arc<Execution>>,
@@ -58,6 +62,7 @@ impl Context {
     pub(crate) fn of_item(&self, item: Item, cancel: Arc<Cancel>) -> Self {
         Self {
             job: self.job.clone(),
+            store: self.store.clone(),
             start: self.start,
             is_last_attempt: self.is_last_attempt,
             last_execution: self.last_execution.clone(),
@@ -114,7 +119,26 @@ impl Context {
         &self.job.group
     }
 
-    /// The number of this start: 1 in the first run. Interrupted runs count as well.
+    /// The tags of the job.
+    pub fn tags(&self) -> &[String] {
+        &self.job.tags
+    }
+
+    /// The URN of the job.
+    pub fn urn(&self) -> Option<&str> {
+        self.job.urn.as_deref()
+    }
+
+    /// The store of the worker, to enqueue further jobs with.
+    ///
+    /// # Panics
+    /// In a unit test that gives none by [`ForTests::store`].
+    pub fn store(&self) -> &Store {
+        self.store.as_deref().expect("a worker has a store; in a unit test, give one by `ForTests::store`")
+    }
+
+    /// The number of this start: 1 in the first run. Every start counts here. [`History::attempts`](recruiter_common::History::attempts), by
+    /// which retry policies decide, leaves out runs that were snoozed or interrupted.
     pub fn attempt(&self) -> u32 {
         self.job.attempts
     }
@@ -159,9 +183,9 @@ impl Context {
         self.deadline().is_some_and(|deadline| Instant::now() >= deadline)
     }
 
-    /// Whether this worker was declared dead. Side effects should then be left to the next run.
-    pub fn lease_lost(&self) -> bool {
-        self.cancellation() == Some(Cancellation::LeaseLost)
+    /// Whether the worker has lost the job, see [`Cancellation::ClaimLost`]. Side effects should then be left to the next run.
+    pub fn claim_lost(&self) -> bool {
+        self.cancellation() == Some(Cancellation::ClaimLost)
     }
 }
 
@@ -185,6 +209,9 @@ pub struct ForTests {
     is_last_attempt: bool,
     item: Option<Item>,
     cancelled: Option<Cancellation>,
+    tags: Vec<String>,
+    urn: Option<String>,
+    store: Option<Arc<Store>>,
 }
 
 impl ForTests {
@@ -197,6 +224,24 @@ impl ForTests {
     /// In this group.
     pub fn group(mut self, group: impl Into<String>) -> Self {
         self.group = Some(group.into());
+        self
+    }
+
+    /// With this tag, besides others.
+    pub fn tag(mut self, tag: impl Into<String>) -> Self {
+        self.tags.push(tag.into());
+        self
+    }
+
+    /// With this URN.
+    pub fn urn(mut self, urn: impl Into<String>) -> Self {
+        self.urn = Some(urn.into());
+        self
+    }
+
+    /// In a worker with this store.
+    pub fn store(mut self, store: Store) -> Self {
+        self.store = Some(Arc::new(store));
         self
     }
 
@@ -236,6 +281,8 @@ impl ForTests {
             "workable": { "class": self.class.unwrap_or_else(|| "test".into()) },
             "scheduled_at": bson::DateTime::now(),
             "attempts": self.attempt.unwrap_or(1),
+            "tags": self.tags,
+            "urn": self.urn,
         };
         let cancel = Arc::new(Cancel::default());
         if let Some(why) = self.cancelled {
@@ -243,6 +290,7 @@ impl ForTests {
         }
         Context {
             job: Arc::new(Job::try_from(job).expect("all that a job must have")),
+            store: self.store,
             start: StartId::new(),
             is_last_attempt: self.is_last_attempt,
             last_execution: None,
@@ -264,7 +312,7 @@ pub(crate) struct Cancel {
     at_once: CancellationToken,
     /// Whether a bundle stops before its next item.
     no_more_items: AtomicBool,
-    is_lease_lost: AtomicBool,
+    is_claim_lost: AtomicBool,
 }
 
 impl Cancel {
@@ -273,11 +321,11 @@ impl Cancel {
         Self { token: bundle.token.child_token(), at_once: bundle.at_once.child_token(), bundle: Some(bundle.clone()), ..Self::default() }
     }
 
-    /// Asks the execution to stop. The first reason is kept, but for the loss of the lease: then the job belongs to another worker, whatever
+    /// Asks the execution to stop. The first reason is kept, but for the loss of the claim: then the job belongs to another worker, whatever
     /// it was asked before.
     pub(crate) fn cancel(&self, why: Cancellation) {
-        if why == Cancellation::LeaseLost {
-            self.is_lease_lost.store(true, Ordering::Relaxed);
+        if why == Cancellation::ClaimLost {
+            self.is_claim_lost.store(true, Ordering::Relaxed);
         }
         let _ = self.why.set(why);
         self.token.cancel();
@@ -285,8 +333,8 @@ impl Cancel {
 
     /// The reason for the cancellation, of the item or of its bundle.
     pub(crate) fn why(&self) -> Option<Cancellation> {
-        if self.is_lease_lost.load(Ordering::Relaxed) {
-            return Some(Cancellation::LeaseLost);
+        if self.is_claim_lost.load(Ordering::Relaxed) {
+            return Some(Cancellation::ClaimLost);
         }
         self.why.get().copied().or_else(|| self.bundle.as_ref()?.why())
     }
@@ -332,6 +380,8 @@ mod tests {
         assert_eq!((job.class(), job.group(), job.attempt(), job.is_last_attempt()), ("a", "b", 3, true));
         assert_eq!((job.item(), job.cancellation()), (Some(Item { index: 1, of: 9 }), Some(Cancellation::Requested)));
         job.cancelled().await;
+        let job = Context::for_tests().tag("x").tag("y").urn("urn:z").build();
+        assert_eq!((job.tags(), job.urn()), (["x".to_owned(), "y".to_owned()].as_slice(), Some("urn:z")));
         assert!(!Context::for_tests().build().is_cancelled());
     }
 }

@@ -261,7 +261,7 @@ impl Worker {
             let _ = memory::resident();
         }
         let store = tokio::select! {
-            connected = Store::connect(connect, "recruiter-worker") => connected?,
+            connected = Store::connect(connect, "recruiter-worker") => Arc::new(connected?),
             () = shutdown.requested() => return Ok(Ended::Stopped),
         };
         let heartbeat_store = store.with_own_connections("recruiter-worker-heartbeat")?;

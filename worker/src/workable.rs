@@ -3,7 +3,10 @@
 use std::{error::Error, future::Future, time::Duration};
 
 use bson::Bson;
-use recruiter_common::{enqueue::Workable, failure::Failure};
+use recruiter_common::{
+    enqueue::Workable,
+    failure::{self, Failure},
+};
 use serde::Serialize;
 
 use crate::context::Context;
@@ -132,6 +135,12 @@ impl NotDone {
     /// Too early: another run after this time, which does not count against the retry policy.
     pub fn snooze(after: Duration, class: impl Into<String>, message: impl Into<String>) -> Self {
         Self::Snooze { after: Some(after), reason: Failure::new(class, message) }
+    }
+
+    /// Stopped early, as [`Context::cancelled`] had asked, for example: "7 of 9 files are done". The reason of the cancellation decides what
+    /// follows.
+    pub fn stopped(message: impl Into<String>) -> Self {
+        Self::Stopped(Failure::new(failure::INTERRUPTED, message))
     }
 
     /// The failure that goes into the history.

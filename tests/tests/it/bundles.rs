@@ -108,7 +108,7 @@ impl Executable for Step {
                     Ok(None)
                 }
                 () = job.cancelled() => {
-                    notes.write(if job.lease_lost() { "lost" } else { "stop" }, job);
+                    notes.write(if job.claim_lost() { "lost" } else { "stop" }, job);
                     Err(NotDone::Stopped(Failure::new("stopped", "as it was asked to")))
                 }
             },

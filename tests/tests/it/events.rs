@@ -34,8 +34,7 @@ impl Diary {
         let (job, word) = match event {
             WorkerEvent::Started { job } => (job, "started"),
             WorkerEvent::Done { job } => (job, "done"),
-            WorkerEvent::Failed { job, last: false, .. } => (job, "failed"),
-            WorkerEvent::Failed { job, last: true, .. } => (job, "failed at last"),
+            WorkerEvent::Failed { job, last, .. } => (job, if *last { "failed at last" } else { "failed" }),
             WorkerEvent::Cancelled { job, .. } => (job, "cancelled"),
             WorkerEvent::Snoozed { job, .. } => (job, "snoozed"),
             WorkerEvent::Interrupted { job, .. } => (job, "interrupted"),

@@ -643,3 +643,42 @@ async fn a_workable_whose_destructor_panics_is_done_and_its_worker_goes_on() {
     worker.stop().await;
     recruiter.stop().await;
 }
+
+/// Enqueues the next one with its labels.
+#[derive(Serialize, Deserialize)]
+struct Chain {
+    left: u32,
+}
+
+impl Workable for Chain {
+    const CLASS: &'static str = "Chain";
+    type Output = String;
+}
+
+impl Executable for Chain {
+    type State = ();
+
+    async fn execute(&self, _state: &(), job: &Context) -> Result<String, NotDone> {
+        let labels = format!("{:?} {:?}", job.tags(), job.urn());
+        if let Some(left) = self.left.checked_sub(1) {
+            let next = job.tags().iter().fold(Chain { left }.as_job(), |next, tag| next.tag(tag));
+            next.enqueue(job.store()).await?;
+        }
+        Ok(labels)
+    }
+}
+
+#[tokio::test]
+async fn a_workable_knows_the_labels_of_its_job_and_can_enqueue() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    let recruiter = Local::recruiter(&database, &[]);
+    let worker = Local::worker(&database, Worker::new().register::<Chain>(()).unwrap(), &[]);
+    let first = Chain { left: 1 }.as_job().tag("a").tag("b").urn("urn:x").enqueue(&store).await.unwrap().id;
+    assert_eq!(archived(&database, first).await.get_str("result").unwrap(), r#"["a", "b"] Some("urn:x")"#);
+    let ended = async || database.raw("archived").find_one(doc! { "_id": { "$ne": first } }).await.unwrap();
+    let next = wait_for(SOON, "the next one is archived", ended).await;
+    assert_eq!(next.get_str("result").unwrap(), r#"["a", "b"] None"#);
+    worker.stop().await;
+    recruiter.stop().await;
+}

@@ -11,7 +11,7 @@ use recruiter_common::{
     ids::JobId,
     instant::Instant,
     job::{Claim, Execution, Job, Why},
-    store::{Archival, Recorded, Rescheduling},
+    store::{Archival, Recorded, Rescheduling, Store},
     telemetry::milliseconds,
 };
 use tracing::Instrument as _;
@@ -44,7 +44,7 @@ pub(crate) struct StartedJob {
 /// Every value that lives across a wait exists once for each running job. Therefore the attempt and the rarer waits are boxed.
 pub(crate) async fn carry_out(environment: &Environment, mut attempt: Box<Attempt>) -> JobId {
     let job = attempt.job.id;
-    let context = attempt.context();
+    let context = attempt.context(&environment.dependencies.store);
     let started = Monotonic::now();
     let report = Report::of_start(environment, &context);
     let span = attempt.span();
@@ -125,9 +125,10 @@ impl Attempt {
         Box::new(Self { job, claim, policy, is_last_attempt, work, cancel, previous })
     }
 
-    fn context(&self) -> Arc<Context> {
+    fn context(&self, store: &Arc<Store>) -> Arc<Context> {
         Arc::new(Context {
             job: self.job.clone(),
+            store: Some(store.clone()),
             start: self.claim.start(),
             is_last_attempt: self.is_last_attempt,
             last_execution: self.previous.clone(),

@@ -168,7 +168,7 @@ fn conclude(outcomes: &[Bson], run: &Run, cancelled: Option<Cancellation>, now: 
     };
     let rest = |class: &str| Failure::new(class, format!("{left} of {} items are still to be done", outcomes.len()));
     match (cancelled, first) {
-        (Some(Cancellation::LeaseLost), _) => Verdict::ClaimLost,
+        (Some(Cancellation::ClaimLost), _) => Verdict::ClaimLost,
         (_, None) if left == 0 => archive(Why::DONE, None),
         (_, Some(first)) if left == 0 => archive(first.1.1.clone().unwrap_or(Why::GAVE_UP), Some(summary(&first, failed.count()))),
         (Some(Cancellation::Requested), _) => archive(Why::CANCELLED, Some(rest(failure::CANCELLED))),
@@ -254,6 +254,6 @@ mod tests {
             check("d..", run(false, 0), Some(Cancellation::Requested)),
             "archive cancelled cancelled 2 of 3 items are still to be done"
         );
-        assert_eq!(check("ddd", run(false, 0), Some(Cancellation::LeaseLost)), "nothing");
+        assert_eq!(check("ddd", run(false, 0), Some(Cancellation::ClaimLost)), "nothing");
     }
 }

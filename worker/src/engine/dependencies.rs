@@ -15,7 +15,7 @@ use crate::{config::WorkerConfig, event::Listener, panics::guarded, registry::Re
 
 /// What all sessions of a worker process use.
 pub(crate) struct Dependencies {
-    pub(crate) store: Store,
+    pub(crate) store: Arc<Store>,
     /// The same database over connections of its own, which job traffic cannot exhaust.
     pub(crate) heartbeat_store: Store,
     pub(crate) args: WorkerConfig,

@@ -133,7 +133,7 @@ async fn drop_jobs(session: &mut Session, end: End) {
     } else {
         tracing::error!(worker.id = %session.id, count, "a task of this worker has panicked: leaving its jobs to the cleaner");
     }
-    session.slots.ask_all(|cancel| cancel.cancel(Cancellation::LeaseLost));
+    session.slots.ask_all(|cancel| cancel.cancel(Cancellation::ClaimLost));
     let until = Monotonic::now() + CANCELLED_FOR;
     while session.slots.running() > 0 && Monotonic::now() < until {
         session.progress();

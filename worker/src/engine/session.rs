@@ -103,7 +103,7 @@ impl Session {
             place: dependencies.place.clone(),
         };
         store.register(&announcement).await?;
-        let (recorder, recording) = Recorder::start(store.clone(), id, commits);
+        let (recorder, recording) = Recorder::start(Store::clone(store), id, commits);
         let slots = Slots::new(args.concurrency, dependencies.registry.threads().clone());
         let lease = Arc::new(Lease::default());
         dependencies.watchdog.progress();
@@ -118,7 +118,7 @@ impl Session {
         };
         let (sender, news) = mpsc::channel(4);
         let beating = tokio::spawn(heartbeat.run(sender));
-        let (turn, leader) = (Turn::new(store.clone(), id), Leader::new(args.heartbeat));
+        let (turn, leader) = (Turn::new(Store::clone(store), id), Leader::new(args.heartbeat));
         let environment = Arc::new(Environment { dependencies, table: slots.table(), lease, recorder });
         let intake = Intake::new(environment.clone(), id);
         let left = LeftJobs::default();

@@ -80,7 +80,7 @@ pub(crate) fn verdict(
         Decision::Archive(why) => archive(why, failure),
     };
     let decided = guarded(|| match (ended, cancelled) {
-        (_, Some(Cancellation::LeaseLost)) => Verdict::ClaimLost,
+        (_, Some(Cancellation::ClaimLost)) => Verdict::ClaimLost,
         (Ok(done), _) => Verdict::Archive { why: Why::DONE, failure: None, result: done.result },
         (Err(NotDone::GiveUp(failure)), _) => archive(Why::GAVE_UP, failure),
         (Err(not_done), Some(Cancellation::Requested)) => {
@@ -159,7 +159,7 @@ mod tests {
         assert_eq!(check(1, &once, stopped(), Some(Cancellation::MemoryLimit)), "retry memory-limit +60 Failed");
         assert_eq!(check(2, &once, stopped(), Some(Cancellation::MemoryLimit)), "archive tried-too-many-times memory-limit");
         assert_eq!(check(1, &once, Ok(Done::default()), Some(Cancellation::MemoryLimit)), "archive done ");
-        assert_eq!(check(1, &once, Ok(Done::default()), Some(Cancellation::LeaseLost)), "nothing");
+        assert_eq!(check(1, &once, Ok(Done::default()), Some(Cancellation::ClaimLost)), "nothing");
         assert_eq!(check(1, &never, snoozed(None), None), "retry exit:75 +30 Snoozed");
         assert_eq!(check(2, &once, snoozed(None), None), "retry exit:75 +60 Snoozed");
         assert_eq!(check(1, &once, snoozed(Some(5)), None), "retry exit:75 +5 Snoozed");
@@ -168,6 +168,6 @@ mod tests {
         assert_eq!(check(1, &never, short(), Some(Cancellation::WorkerStopping)), "release spawn +2", "it was not started");
         assert_eq!(check(1, &never, short(), Some(Cancellation::MemoryLimit)), "release spawn +2");
         assert_eq!(check(1, &once, short(), Some(Cancellation::Requested)), "archive cancelled cancelled");
-        assert_eq!(check(1, &once, short(), Some(Cancellation::LeaseLost)), "nothing");
+        assert_eq!(check(1, &once, short(), Some(Cancellation::ClaimLost)), "nothing");
     }
 }

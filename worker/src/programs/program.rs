@@ -169,7 +169,7 @@ impl Invocation {
         ended: Pin<&mut impl Future<Output = io::Result<()>>>,
         mut streams: Pin<&mut impl FusedFuture>,
     ) {
-        if job.cancellation() != Some(Cancellation::LeaseLost) {
+        if job.cancellation() != Some(Cancellation::ClaimLost) {
             group.signal(Signal::SIGTERM);
             let all_gone = async {
                 // After an error the state of the program is unknown: it is killed.
@@ -279,7 +279,7 @@ pub(crate) fn stopped_by(job: &Context) -> NotDone {
         Some(Cancellation::Requested) => Failure::new(failure::CANCELLED, "the job was cancelled while it ran"),
         Some(Cancellation::TimeLimit) => Failure::new(failure::TIMEOUT, "the time limit passed"),
         Some(Cancellation::MemoryLimit) => Failure::new(failure::MEMORY_LIMIT, "the worker reached its memory limit while the job ran"),
-        Some(Cancellation::LeaseLost) => Failure::new(failure::INTERRUPTED, "the worker was declared dead"),
+        Some(Cancellation::ClaimLost) => Failure::new(failure::INTERRUPTED, "the worker was declared dead"),
         Some(Cancellation::WorkerStopping) | None => Failure::new(failure::INTERRUPTED, "the worker stopped while the job ran"),
     })
 }
@@ -395,6 +395,7 @@ pub(crate) mod tests {
         };
         Arc::new(Context {
             job: Arc::new(Job::try_from(job).unwrap()),
+            store: None,
             start: recruiter_common::ids::StartId::new(),
             is_last_attempt: false,
             last_execution: None,
@@ -732,7 +733,7 @@ pub(crate) mod tests {
         .await;
         assert_eq!(failure.class, failure::INTERRUPTED);
         let directory = tempfile::tempdir().unwrap();
-        ended_by(HOUR, HEARS, directory.path(), |job| job.cancel.cancel(Cancellation::LeaseLost)).await;
+        ended_by(HOUR, HEARS, directory.path(), |job| job.cancel.cancel(Cancellation::ClaimLost)).await;
         assert!(!directory.path().join("heard").exists(), "the job may run elsewhere: no TERM that it could take its time for");
     }
 
