@@ -89,7 +89,7 @@ async fn what_a_worker_says_after_its_death_is_refused_and_it_comes_back_as_anot
         let pid = world.members[*zombie].process.pid();
         wait(&world, "it is back", async || world.count("roster", doc! { "pid": pid, "available": true }).await == 1).await;
         assert!(log(&world, *zombie).contains("declared dead"), "{group}");
-        wait(&world, "its outcome is refused", async || log(&world, *zombie).contains("its outcome is dropped")).await;
+        wait(&world, "its outcome is refused", async || log(&world, *zombie).contains("no longer holds the job")).await;
     }
     let recovery = continued.elapsed();
     assert_eq!([documents("archived").await, documents("scheduled").await], before, "what a dead worker says changes nothing");

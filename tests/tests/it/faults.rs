@@ -110,7 +110,7 @@ async fn a_worker_frozen_past_its_death_drops_its_outcome_and_comes_back() {
     wait(&world, "it is back", async || world.count("roster", doc! { "available": true }).await == 2).await;
     let log = || world.members[frozen].process.stderr();
     assert!(log().contains("declared dead"), "{}", log());
-    wait(&world, "its late outcome is dropped", async || log().contains("its outcome is dropped")).await;
+    wait(&world, "its late outcome is dropped", async || log().contains("no longer holds the job")).await;
     assert_eq!(world.archived(id).await, first, "it changed nothing");
     assert_eq!(end_of(&world, id).await, ("done".into(), 2, vec!["worker-died".into()]));
     close(world).await;
