@@ -8,10 +8,11 @@ use std::{
 use recruiter_common::{
     ids::{JobId, LeaseTerm, RoundId, WorkerId},
     instant::Instant,
-    store::{Assignment, Channel, DueJob, Hint, Lane, Store, StoreError},
+    store::{Assignment, Channel, DueJob, Hint, Lane, StoreError},
 };
 
 use super::{
+    database::Database,
     discover::Discovery,
     fleet::{Fleet, FreeWorker, KindId},
     in_flight::{InFlight, Turn},
@@ -22,9 +23,7 @@ use super::{
     trigger::{Alarms, Trigger},
 };
 
-/// A search asks for so many more jobs per free slot, so that the next rounds need not search.
-const AHEAD: usize = 3;
-/// Limit of these additional jobs.
+/// Limit of the jobs that a search asks for beyond the free slots.
 const AHEAD_AT_MOST: usize = 5_000;
 /// The horizon of a search lies so far after the next full scan. Clocks differ by less.
 const HORIZON: Duration = Duration::from_secs(1);
@@ -49,12 +48,12 @@ pub(crate) struct Summary {
 }
 
 /// The leader's caches between rounds. All of them can be lost.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Assigning {
     fleet: Fleet,
     lanes: Lanes,
-    in_flight: InFlight,
-    refusals: Refusals,
+    pub(super) in_flight: InFlight,
+    pub(super) refusals: Refusals,
     discovery: Discovery,
     pub(crate) keep_alive: KeepAlive,
     pub(crate) alarms: Alarms,
@@ -83,8 +82,14 @@ impl Assigning {
     }
 
     /// One round. The next full scan is due after `every`.
-    pub(crate) async fn tick(&mut self, store: &Store, term: LeaseTerm, trigger: Trigger, every: Duration) -> Result<Summary, StoreError> {
-        let at = Monotonic::now();
+    pub(crate) async fn tick(
+        &mut self,
+        store: &impl Database,
+        term: LeaseTerm,
+        trigger: Trigger,
+        every: Duration,
+    ) -> Result<Summary, StoreError> {
+        let at = store.monotonic();
         if trigger.full_scan || trigger.workers || self.fleet.is_unknown() {
             let has_new_worker = self.fleet.read(store.available_workers(term).await?, at);
             if has_new_worker {
@@ -123,7 +128,7 @@ impl Assigning {
     }
 
     /// Ends the turns of workers that have answered, left, or take too long, and marks the lanes in which their jobs may wait again as stale.
-    async fn end_turns(&mut self, store: &Store, trigger: &Trigger, at: Monotonic) -> Result<(), StoreError> {
+    async fn end_turns(&mut self, store: &impl Database, trigger: &Trigger, at: Monotonic) -> Result<(), StoreError> {
         for turn in self.in_flight.settle(self.fleet.workers()) {
             self.turn_over(&turn, false);
         }
@@ -173,7 +178,7 @@ impl Assigning {
     }
 
     /// Finds the lanes that may have jobs: all of them in a full scan, else those of new kinds of workers and of groups with news.
-    async fn discover(&mut self, store: &Store, now: Instant, until: Instant) -> Result<(), StoreError> {
+    async fn discover(&mut self, store: &impl Database, now: Instant, until: Instant) -> Result<(), StoreError> {
         // Also for kinds whose workers are busy now: a lane that is marked stale is searched once they have free slots.
         let kinds = self.fleet.kinds();
         let all: Vec<KindId> = (0..kinds.len()).collect();
@@ -201,24 +206,45 @@ impl Assigning {
     }
 
     /// Fills the stale windows of lanes that workers with free slots take.
-    ///
-    /// The first query covers all these lanes. If its answer is full and has too few jobs for some workers, their lanes are searched again
-    /// alone, so that a long backlog of other lanes hides nothing.
     async fn fill(
         &mut self,
-        store: &Store,
+        store: &impl Database,
         slots: &HashMap<KindId, usize>,
         now: Instant,
         until: Instant,
         at: Monotonic,
     ) -> Result<(), StoreError> {
-        let sets: Vec<(Vec<KindId>, Vec<Lane>)> = self.lanes.stale(slots, now, at).into_iter().collect();
+        let sets = self.lanes.stale(slots, now, at);
+        if sets.is_empty() {
+            return Ok(());
+        }
+        let searched: HashSet<Lane> = sets.values().flatten().cloned().collect();
+        self.search_sets(store, sets, slots, (now, until), at).await?;
+        // Some of the jobs that made a search of other lanes unnecessary may be gone.
+        let mut sets = self.lanes.stale(slots, now, at);
+        sets.values_mut().for_each(|lanes| lanes.retain(|lane| !searched.contains(lane)));
+        sets.retain(|_, lanes| !lanes.is_empty());
+        self.search_sets(store, sets, slots, (now, until), at).await
+    }
+
+    /// Searches lanes, by the kinds of workers that take them, and fills their windows.
+    ///
+    /// The first query covers all these lanes. If its answer is full and has too few jobs for some workers, their lanes are searched again
+    /// alone, so that a long backlog of other lanes hides nothing.
+    async fn search_sets(
+        &mut self,
+        store: &impl Database,
+        sets: HashMap<Vec<KindId>, Vec<Lane>>,
+        slots: &HashMap<KindId, usize>,
+        (now, until): (Instant, Instant),
+        at: Monotonic,
+    ) -> Result<(), StoreError> {
         if sets.is_empty() {
             return Ok(());
         }
         let slots_of = |kinds: &mut dyn Iterator<Item = &KindId>| kinds.map(|kind| slots[kind]).sum::<usize>();
-        let all: HashSet<KindId> = sets.iter().flat_map(|(able, _)| able).copied().collect();
-        let lanes: Vec<Lane> = sets.iter().flat_map(|(_, lanes)| lanes).cloned().collect();
+        let all: HashSet<KindId> = sets.keys().flatten().copied().collect();
+        let lanes: Vec<Lane> = sets.values().flatten().cloned().collect();
         let Some(mut together) = self.search(store, &lanes, until, slots_of(&mut all.iter()), at).await? else { return Ok(()) };
         let is_one = sets.len() == 1;
         for (able, lanes) in sets {
@@ -248,13 +274,13 @@ impl Assigning {
     /// Searches these lanes for enough jobs to fill `slots`. Returns `None` when MongoDB takes too long; then the next search asks for fewer.
     async fn search(
         &mut self,
-        store: &Store,
+        store: &impl Database,
         lanes: &[Lane],
         until: Instant,
         slots: usize,
         at: Monotonic,
     ) -> Result<Option<Search>, StoreError> {
-        let limit = slots + (slots * AHEAD).min(AHEAD_AT_MOST) + self.in_flight.len() + self.refusals.len();
+        let limit = slots + (slots * store.ahead()).min(AHEAD_AT_MOST) + self.in_flight.len() + self.refusals.len();
         let limit = limit.min(self.at_most.unwrap_or(usize::MAX));
         let answer = match store.due_jobs(lanes, until, limit).await {
             Ok(answer) => answer,
@@ -281,7 +307,7 @@ impl Assigning {
     }
 
     /// Writes a plan and notifies the workers. Returns the number of assigned jobs.
-    async fn assign(&mut self, store: &Store, term: LeaseTerm, plan: Plan) -> Result<usize, StoreError> {
+    async fn assign(&mut self, store: &impl Database, term: LeaseTerm, plan: Plan) -> Result<usize, StoreError> {
         if plan.given.is_empty() {
             return Ok(0);
         }
@@ -291,7 +317,7 @@ impl Assigning {
         let planned: Vec<Assignment> =
             plan.given.iter().map(|(worker, jobs)| Assignment { worker: workers[*worker].id, jobs: ids(jobs) }).collect();
         let won: HashSet<WorkerId> = store.assign_if_available(term, round, &planned).await?.into_iter().collect();
-        let at = Monotonic::now();
+        let at = store.monotonic();
         let mut by_channel: BTreeMap<Channel, Vec<Assignment>> = BTreeMap::new();
         let mut assigned = HashSet::new();
         for (worker, jobs) in &plan.given {
@@ -318,7 +344,7 @@ impl Assigning {
     }
 
     /// Announces assignments in flight again. A worker takes each round only once.
-    async fn remind(&mut self, store: &Store, at: Monotonic) {
+    async fn remind(&mut self, store: &impl Database, at: Monotonic) {
         let mut by_round: BTreeMap<(Channel, RoundId), Vec<Assignment>> = BTreeMap::new();
         for turn in self.in_flight.older_than(REMIND_AFTER, at) {
             let jobs = turn.jobs.iter().map(|(job, _)| *job).collect();

@@ -11,10 +11,13 @@ use std::{
 use recruiter_common::{
     instant::Instant,
     roster::WorkOn,
-    store::{Lane, Store, StoreError},
+    store::{Lane, StoreError},
 };
 
-use super::fleet::{Kind, KindId};
+use super::{
+    database::Database,
+    fleet::{Kind, KindId},
+};
 
 /// Up to so many lanes are searched without a listing, which would cost more.
 const FEW: usize = 200;
@@ -29,7 +32,7 @@ const STEP: Duration = Duration::from_millis(100);
 const GROUPS_AT_ONCE: usize = 16;
 
 /// Which lanes exist, and how they are listed best.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Discovery {
     /// Until when the whole index is too long to walk.
     too_long_until: Option<Monotonic>,
@@ -57,7 +60,7 @@ impl Discovery {
     /// index can pass, these are the first of them, and [`list_some`](Self::list_some) returns the others.
     pub(crate) async fn lanes_of_all(
         &mut self,
-        store: &Store,
+        store: &impl Database,
         all: &[Kind],
         kinds: &[KindId],
         until: Instant,
@@ -77,7 +80,7 @@ impl Discovery {
     /// The same in these groups alone.
     pub(crate) async fn lanes_of_groups(
         &mut self,
-        store: &Store,
+        store: &impl Database,
         all: &[Kind],
         kinds: &[KindId],
         groups: &BTreeSet<String>,
@@ -89,7 +92,7 @@ impl Discovery {
             return Ok(few);
         }
         let lanes = if groups.len() <= FEW_GROUPS {
-            store.lanes_of(groups.iter().cloned()).await?
+            store.lanes_of(groups.clone()).await?
         } else if let Some(lanes) = self.walk(store, until).await? {
             lanes
         } else {
@@ -101,12 +104,12 @@ impl Discovery {
 
     /// The lanes of the next groups of the present full scan, as many as can be listed in a short time: hints and free workers are not kept
     /// waiting by thousands of groups.
-    pub(crate) async fn list_some(&mut self, store: &Store, kinds: &[Kind]) -> Result<Vec<Lane>, StoreError> {
+    pub(crate) async fn list_some(&mut self, store: &impl Database, kinds: &[Kind]) -> Result<Vec<Lane>, StoreError> {
         let (began, kinds) = (Monotonic::now(), kinds.iter().collect::<Vec<_>>());
         let mut lanes = Vec::new();
         while self.is_behind() && began.elapsed() < STEP {
             let groups = self.next_groups();
-            lanes.extend(store.lanes_of(groups.iter().cloned()).await?.into_iter().filter(|lane| is_taken(&kinds, lane)));
+            lanes.extend(store.lanes_of(groups.clone()).await?.into_iter().filter(|lane| is_taken(&kinds, lane)));
             self.unlisted.retain(|group| !groups.contains(group));
         }
         Ok(lanes)
@@ -118,7 +121,7 @@ impl Discovery {
     }
 
     /// Every lane that has jobs which are due at `until`; `None` when the walk takes too long.
-    async fn walk(&mut self, store: &Store, until: Instant) -> Result<Option<BTreeSet<Lane>>, StoreError> {
+    async fn walk(&mut self, store: &impl Database, until: Instant) -> Result<Option<BTreeSet<Lane>>, StoreError> {
         if self.too_long_until.is_some_and(|until| Monotonic::now() < until) {
             return Ok(None);
         }
@@ -139,7 +142,7 @@ fn is_taken(kinds: &[&Kind], lane: &Lane) -> bool {
 
 /// The groups that workers of these kinds serve and that have waiting jobs: in each of the others a search would walk over
 /// everything that lately left the index.
-async fn groups_with_jobs(store: &Store, kinds: &[&Kind]) -> Result<BTreeSet<String>, StoreError> {
+async fn groups_with_jobs(store: &impl Database, kinds: &[&Kind]) -> Result<BTreeSet<String>, StoreError> {
     let named = named_groups(kinds);
     if let Some(named) = named.filter(|named| named.len() <= 1) {
         return Ok(named.into_iter().map(str::to_owned).collect());

@@ -22,7 +22,7 @@ const REMEMBERED: usize = 100_000;
 pub(crate) type KindId = usize;
 
 /// Groups and classes that a worker takes.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Kind {
     pub(crate) work_on: WorkOn,
     pub(crate) classes: HashSet<String>,
@@ -50,7 +50,7 @@ pub(crate) struct FreeWorker {
 }
 
 /// The last observed change of a worker's roster document.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Observed {
     last_seen_at: Option<bson::DateTime>,
     round: Option<RoundId>,
@@ -58,7 +58,7 @@ struct Observed {
 }
 
 /// The cache. It is unknown before the first read of the roster, and after an event that makes it stale.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Fleet {
     workers: Option<Vec<FreeWorker>>,
     kinds: Vec<Kind>,

@@ -20,7 +20,7 @@ use super::fleet::FreeWorker;
 const IN_FLIGHT_FOR: Duration = Duration::from_secs(4);
 
 /// One assignment to one worker, until the worker answers it by offering slots again.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Turn {
     pub(crate) worker: WorkerId,
     pub(crate) round: RoundId,
@@ -34,7 +34,7 @@ pub(crate) struct Turn {
 }
 
 /// All jobs in flight.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct InFlight {
     turns: HashMap<WorkerId, Turn>,
     workers: HashMap<JobId, WorkerId>,

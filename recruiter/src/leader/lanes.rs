@@ -33,7 +33,7 @@ const REMEMBERED: usize = 100_000;
 const FRUITLESS_FOR: Duration = Duration::from_millis(100);
 
 /// The first jobs of one lane.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Window {
     /// Sorted by position.
     jobs: VecDeque<DueJob>,
@@ -54,7 +54,7 @@ struct Window {
 }
 
 /// The part of a search's answer that belongs to one lane.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Found {
     /// Jobs that can be assigned once they are due, sorted by position.
     pub(crate) jobs: VecDeque<DueJob>,
@@ -63,7 +63,7 @@ pub(crate) struct Found {
 }
 
 /// The answer to one query over some lanes.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Search {
     /// By lane. Lanes without jobs are absent.
     pub(crate) found: HashMap<Lane, Found>,
@@ -132,14 +132,14 @@ impl Window {
 }
 
 /// The last full scan.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Scan {
     kinds: HashSet<KindId>,
     until: Instant,
 }
 
 /// All windows, and the last full scan.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Lanes {
     windows: HashMap<Lane, Window>,
     scan: Option<Scan>,

@@ -39,7 +39,8 @@ struct Queue<'a, I: Iterator<Item = &'a DueJob>> {
 /// Gives the jobs that are due at `now`, by position across all lanes, to workers that take the lane and have a free slot.
 ///
 /// A job goes to the worker with the most free slots, so that work spreads. A worker that has refused the job, or whose heartbeat is overdue,
-/// comes last. A job that a worker did not answer for goes to the worker with the most recent heartbeat.
+/// comes last. A job that a worker did not answer for goes to the worker with the most recent heartbeat. A job is given once, also if its
+/// lane has it under two dates: a search has found it, and an announcement from before a change of its date was added.
 pub(crate) fn plan<'a>(workers: &[FreeWorker], lanes: impl Iterator<Item = Waiting<'a>>, refusals: &Refusals, now: Instant) -> Plan {
     let mut free: Vec<u32> = workers.iter().map(|worker| worker.free).collect();
     let mut slots: u64 = free.iter().map(|free| u64::from(*free)).sum();
@@ -61,12 +62,17 @@ pub(crate) fn plan<'a>(workers: &[FreeWorker], lanes: impl Iterator<Item = Waiti
     let mut queues: Vec<_> = lanes.map(queue).collect();
     let heads = queues.iter_mut().enumerate().filter_map(|(index, queue)| Some((Reverse(queue.due.peek()?.position()), index)));
     let mut heads: BinaryHeap<_> = heads.collect();
-    let mut plan = Plan::default();
+    let (mut plan, mut given) = (Plan::default(), HashSet::new());
     while slots > 0
         && let Some((_, index)) = heads.pop()
     {
         let queue = &mut queues[index];
         let Some(job) = queue.due.next() else { continue };
+        let next = queue.due.peek().map(|next| (Reverse(next.position()), index));
+        if !given.insert(job.id) {
+            heads.extend(next);
+            continue;
+        }
         let able = queue.able.get_or_insert_with(|| workers_of(queue.kinds));
         able.retain(|worker| free[*worker] > 0);
         let unanswered = refusals.unanswered(job.id);
@@ -83,9 +89,7 @@ pub(crate) fn plan<'a>(workers: &[FreeWorker], lanes: impl Iterator<Item = Waiti
         if !plan.lanes.contains(queue.lane) {
             plan.lanes.insert(queue.lane.clone());
         }
-        if let Some(next) = queue.due.peek() {
-            heads.push((Reverse(next.position()), index));
-        }
+        heads.extend(next);
     }
     plan
 }

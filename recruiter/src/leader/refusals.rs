@@ -41,7 +41,7 @@ struct Tried {
 }
 
 /// A job that was not started.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Refused {
     due: Instant,
     by: HashSet<WorkerId>,
@@ -53,7 +53,7 @@ struct Refused {
 }
 
 /// The recruiter's memory of assignments that are over and may have come to nothing.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Refusals {
     /// Assignments that ended since the last full scan, and those since the scan before.
     tried: [HashMap<JobId, Tried>; 2],

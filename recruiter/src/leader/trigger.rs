@@ -59,7 +59,7 @@ impl Trigger {
 }
 
 /// Alarms: dates at which jobs of some groups become due, as announced by hints.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Alarms {
     groups: BTreeMap<Instant, BTreeSet<String>>,
     /// Number of groups in all alarms.

@@ -1,0 +1,129 @@
+//! The leader's caches as a model: do the rules of staleness (`lanes`) keep invariant I7? All code of a round is the real code. The database
+//! and both clocks are in memory.
+//!
+//! | part | in the model |
+//! |---|---|
+//! | job | group, class, priority, date; absent, announced and not visible yet, due, or locked |
+//! | worker | groups, classes, slots; it takes an assignment, starts all or nothing of it, offers its slots again, leaves, or is silent |
+//! | hint | arrives before the next round or later, or is lost; it may announce a job that becomes visible later, or never |
+//! | search | asks for `ahead` jobs per free slot beyond the first (0 to 3), so that windows end before their lane does |
+//! | time | one millisecond per event; `Wait` goes on to the next round that `rounds` would begin |
+//!
+//! A job is **known** if the recruiter had a full scan or a hint about it since it was inserted, moved, unlocked or assigned. A slot is known
+//! if the recruiter had a full scan or a hint since it was offered. What is in flight or paused (`refusals`) does not wait.
+//!
+//! | property, after each round | holds |
+//! |---|---|
+//! | (a) no known due job waits while a known free slot could take it | exactly, if the round had the full scan or the hint about the job; else except *late* jobs |
+//! | (a) a round begins when a known job becomes due or its pause ends, if a known free slot could take it | except *late* jobs |
+//! | (b) a plan gives each job once, to a worker that takes it, in a free slot, and none that is in flight | exactly |
+//! | (c) no worker gets a job while a more urgent known job that it takes waits | like the first |
+//! | a round that asks to be repeated at once is over after a few repetitions | exactly |
+//!
+//! *Late* is a job that became due less than `FRUITLESS_FOR` (100 ms) ago without a hint: after a search whose answer was full of later jobs,
+//! the lane is not searched again for so long. Not in the model: more jobs than the caches keep (`REMEMBERED`), which wait for the next full
+//! scan, searches that take too long, lanes that are listed in steps, and failovers.
+
+mod memory;
+mod world;
+
+use std::{collections::HashSet, mem};
+
+use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
+
+use self::world::{Event, Hints, WorkerSpec, World};
+
+/// Two lanes, a worker that takes one of them and a worker that takes both.
+fn small(ahead: usize) -> World {
+    let workers: [WorkerSpec<'_>; 2] = [(&["*"], &["a"], 1), (&["*"], &["a", "b"], 1)];
+    let mut world = World::new(ahead, &workers, &[("g", "a", 5), ("g", "b", 5), ("g", "a", 9)]);
+    world.step(Event::Join(0), Hints::Heard);
+    world.step(Event::Join(1), Hints::Round);
+    world
+}
+
+/// How many events are explored. A fifth takes minutes.
+fn depth() -> usize {
+    std::env::var("RECRUITER_MODEL_EVENTS").map_or(4, |events| events.parse().expect("a number of events"))
+}
+
+/// Looks at all orders of `depth` of these events, each with and without a round after it, while hints are lost `losses` times. Returns the
+/// number of different worlds before the last event.
+fn explore(start: World, depth: usize, losses: usize, is_wanted: impl Fn(&Event) -> bool) -> usize {
+    let mut seen = HashSet::from([(start.fingerprint(), losses)]);
+    let mut worlds = vec![(start, losses)];
+    for depth in (0..depth).rev() {
+        let mut next = Vec::new();
+        for (world, losses) in &worlds {
+            for event in world.events().into_iter().filter(&is_wanted) {
+                for hints in [Hints::Round, Hints::Heard, Hints::Lost] {
+                    let is_lost = hints == Hints::Lost;
+                    // The last round is what matters.
+                    if depth == 0 && hints != Hints::Round || is_lost && (*losses == 0 || !event.has_hints()) {
+                        continue;
+                    }
+                    let (mut world, losses) = (world.clone(), losses - usize::from(is_lost));
+                    world.step(event, hints);
+                    if depth > 0 && seen.insert((world.fingerprint(), losses)) {
+                        next.push((world, losses));
+                    }
+                }
+            }
+        }
+        worlds = next;
+    }
+    seen.len()
+}
+
+#[test]
+fn jobs_that_come_find_the_free_slots_in_every_order() {
+    let comes = |event: &Event| !matches!(event, Event::Move(..) | Event::Cancel(_) | Event::Leave(_) | Event::Retry(..));
+    for ahead in [0, 1] {
+        println!("{ahead} ahead: {} worlds", explore(small(ahead), depth(), 1, comes));
+    }
+}
+
+#[test]
+fn jobs_that_change_find_the_free_slots_in_every_order() {
+    for ahead in [0, 1] {
+        let mut start = small(ahead);
+        (0..3).for_each(|job| start.step(Event::Insert(job), Hints::Heard));
+        println!("{ahead} ahead: {} worlds", explore(start, depth(), 0, |_| true));
+    }
+}
+
+#[test]
+fn free_slots_are_found_in_long_walks_through_larger_worlds() {
+    let mut cut = 0;
+    for seed in 0..100 {
+        cut += walk(seed, 300);
+    }
+    assert!(cut > 1_000, "windows must end before their lanes do: {cut}");
+}
+
+/// Random events. Returns the number of windows that ended before their lane did.
+fn walk(seed: u64, steps: usize) -> usize {
+    println!("seed {seed}");
+    let mut random = StdRng::seed_from_u64(seed);
+    let mut below = |n: usize| random.random_range(0..n);
+    let jobs: Vec<_> = (0..120).map(|_| (["g", "h"][below(2)], ["a", "b", "c"][below(3)], [0, 5, 9][below(3)])).collect();
+    let all: [WorkerSpec<'_>; 5] =
+        [(&["*"], &["a"], 1), (&["*"], &["a", "b"], 2), (&["g"], &["b", "c"], 1), (&["h"], &["a", "b", "c"], 2), (&["g", "h"], &["b"], 1)];
+    let workers: Vec<WorkerSpec<'_>> = (0..12).map(|_| all[below(5)]).collect();
+    let mut world = World::new(below(4), &workers, &jobs);
+    (0..below(60)).for_each(|job| world.step(Event::Insert(job), Hints::Lost));
+    for _ in 0..steps {
+        let mut events = world.events();
+        // All kinds of events are as frequent, except those that end everything soon.
+        let mut kinds: Vec<_> = Vec::new();
+        events.iter().map(mem::discriminant).for_each(|kind| kinds.extend((!kinds.contains(&kind)).then_some(kind)));
+        let kind = kinds[below(kinds.len())];
+        events.retain(|event| mem::discriminant(event) == kind);
+        if matches!(events[0], Event::Join(_) | Event::Leave(_) | Event::Cancel(_) | Event::Refuse(_)) && below(8) > 0 {
+            continue;
+        }
+        let hints = [Hints::Round, Hints::Round, Hints::Heard, Hints::Lost][below(4)];
+        world.step(events[below(events.len())], hints);
+    }
+    world.memory.cut.take()
+}
