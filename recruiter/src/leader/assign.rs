@@ -94,6 +94,7 @@ impl Assigning {
             let has_new_worker = self.fleet.read(store.available_workers(term).await?, at);
             if has_new_worker {
                 self.refusals.worker_is_new(at);
+                self.lanes.end_pauses();
                 self.mark_recent_lanes();
             }
             self.keep_alive.channels.extend(self.fleet.workers().iter().map(|worker| worker.channel));

@@ -200,6 +200,11 @@ impl Lanes {
         self.windows.entry(lane).or_insert_with(|| Window::stale(until)).is_stale = true;
     }
 
+    /// Rule 2 of staleness: all pauses are over.
+    pub(crate) fn end_pauses(&mut self) {
+        self.windows.values_mut().for_each(|window| window.is_stale |= window.retry_at.is_some());
+    }
+
     fn horizon(&self) -> Instant {
         self.scan.as_ref().map_or(Instant::MIN_UTC, |scan| scan.until)
     }
