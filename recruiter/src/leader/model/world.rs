@@ -30,7 +30,7 @@ const FRUITLESS_FOR: i64 = 100;
 /// More rounds at once would be a loop without end.
 const AT_ONCE: usize = 5;
 /// A date in the future, in milliseconds from now.
-const LATER: i64 = 150;
+const LATER: i64 = 60;
 /// The first full scan.
 const START: i64 = 1_000_000;
 
@@ -318,26 +318,28 @@ impl World {
     pub(super) fn fingerprint(&self) -> u64 {
         let Self { memory, assigning, trigger, summary, scan_at, path: _ } = self;
         let data = &*memory.data.borrow();
-        let mut text = format!("{data:?} {assigning:?} {trigger:?} {summary:?} {scan_at}");
+        let mut text = format!("{data:?} {assigning:?} {trigger:?} {summary:?} {scan_at},");
         // Rounds are only compared with the last one of a worker.
         for (number, round) in data.workers.iter().enumerate().filter_map(|(number, worker)| Some((number, worker.round?))) {
             text = text.replace(&round.to_string(), &format!("round {number}"));
         }
         let mut open = vec![vec![String::new()]];
-        for letter in text.chars() {
-            let parts = open.last_mut().expect("brackets match");
-            match letter {
-                '{' | '[' | '(' => open.push(vec![String::new()]),
-                ',' => parts.push(String::new()),
-                '}' | ']' | ')' => {
+        for piece in text.split_inclusive(['{', '[', '(', '}', ']', ')', ',']) {
+            let (piece, mark) = piece.split_at(piece.len() - 1);
+            open.last_mut().and_then(|parts| parts.last_mut()).expect("brackets match").push_str(piece);
+            match mark {
+                "{" | "[" | "(" => open.push(vec![String::new()]),
+                "," => open.last_mut().expect("brackets match").push(String::new()),
+                _ => {
                     let mut parts = open.pop().expect("brackets match");
-                    if letter == '}' {
+                    if mark == "}" {
                         parts.sort();
                     }
-                    let outer = open.last_mut().and_then(|parts| parts.last_mut()).expect("brackets match");
-                    *outer += &format!("{{{}}}", parts.join(","));
+                    open.last_mut()
+                        .and_then(|parts| parts.last_mut())
+                        .expect("brackets match")
+                        .push_str(&format!("{{{}}}", parts.join(",")));
                 }
-                _ => parts.last_mut().expect("a part").push(letter),
             }
         }
         let mut hasher = DefaultHasher::new();
