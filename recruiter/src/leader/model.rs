@@ -116,7 +116,7 @@ fn free_slots_are_found_in_long_walks_through_larger_worlds() {
     for seed in 0..60 {
         cut += walk(seed, 300);
     }
-    assert!(cut > 1_000, "windows must end before their lanes do: {cut}");
+    assert!(cut > 500, "windows must end before their lanes do: {cut}");
 }
 
 /// Random events. Returns the number of windows that ended before their lane did.
