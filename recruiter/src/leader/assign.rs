@@ -51,7 +51,7 @@ pub(crate) struct Summary {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Assigning {
     fleet: Fleet,
-    lanes: Lanes,
+    pub(super) lanes: Lanes,
     pub(super) in_flight: InFlight,
     pub(super) refusals: Refusals,
     discovery: Discovery,

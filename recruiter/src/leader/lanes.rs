@@ -325,6 +325,14 @@ mod tests {
     use super::*;
     use crate::leader::fleet::tests::{available, fleet};
 
+    impl Lanes {
+        /// Whether a window has a job behind its end, before which another job may be missing.
+        pub(crate) fn has_job_behind_end(&self) -> bool {
+            let is_behind = |window: &Window| window.jobs.back().is_some_and(|job| window.end.is_some_and(|end| job.position() > end));
+            self.windows.values().any(is_behind)
+        }
+    }
+
     const NOW: i64 = 1_000_000;
 
     fn date(ms: i64) -> Instant {

@@ -14,15 +14,19 @@
 //!
 //! | property, after each round | holds |
 //! |---|---|
-//! | (a) no known due job waits while a known free slot could take it | exactly, if the round had the full scan or the hint about the job; else except *late* jobs |
-//! | (a) a round begins when a known job becomes due or its pause ends, if a known free slot could take it | except *late* jobs |
+//! | (a) no known due job waits while a known free slot could take it | exactly, if the round had the full scan or a hint about the job; else except *late* jobs |
+//! | (a) the next round begins when a known job becomes due or its pause ends, if a known free slot could take it | except *late* jobs |
 //! | (b) a plan gives each job once, to a worker that takes it, in a free slot, and none that is in flight | exactly |
 //! | (c) no worker gets a job while a more urgent known job that it takes waits | like the first |
-//! | a round that asks to be repeated at once is over after a few repetitions | exactly |
+//! | (d) no window has a job behind its end | exactly |
+//! | (e) rounds that ask for another at once come to an end | exactly |
 //!
 //! *Late* is a job that became due less than `FRUITLESS_FOR` (100 ms) ago without a hint: after a search whose answer was full of later jobs,
-//! the lane is not searched again for so long. Not in the model: more jobs than the caches keep (`REMEMBERED`), which wait for the next full
-//! scan, searches that take too long, lanes that are listed in steps, and failovers.
+//! the lane is not searched again for so long. A slot that gets a job of which the caches have an old date, or that was cancelled, is not idle.
+//! A worker that refuses a job later than one full scan after the assignment gives no hint in this sense: the next full scan finds the job.
+//!
+//! Not in the model: more jobs than the caches keep (`REMEMBERED`), searches that take too long, lanes that are listed in steps, and
+//! failovers. In all of these the next full scan finds the jobs.
 
 mod memory;
 mod world;
@@ -85,12 +89,10 @@ fn jobs_that_come_find_the_free_slots_in_every_order() {
 
 #[test]
 fn jobs_that_change_find_the_free_slots_in_every_order() {
-    for ahead in [0, 1] {
-        let mut start = small(ahead);
-        (0..3).for_each(|job| start.step(Event::Insert(job), Hints::Heard));
-        let changes = |event: &Event| !matches!(event, Event::Archive(_) | Event::Retry(_, 0));
-        println!("{ahead} ahead: {} worlds", explore(start, depth(), 0, changes));
-    }
+    let mut start = small(1);
+    (0..3).for_each(|job| start.step(Event::Insert(job), Hints::Heard));
+    let changes = |event: &Event| !matches!(event, Event::Archive(_) | Event::Retry(_, 0));
+    println!("{} worlds", explore(start, depth(), 0, changes));
 }
 
 #[test]
@@ -108,6 +110,20 @@ fn a_new_worker_ends_a_long_pause() {
     (0..3).for_each(|_| world.step(Event::Wait, Hints::Round));
     world.step(Event::Join(1), Hints::Round);
     assert!(world.events().contains(&Event::Start(1)));
+}
+
+#[test]
+fn a_fruitless_search_is_repeated() {
+    let mut world = World::new(0, &[(&["*"], &["a"], 1), (&["*"], &["a"], 1)], &[("g", "a", 9), ("g", "a", 9), ("g", "a", 5)]);
+    (0..2).for_each(|worker| world.step(Event::Join(worker), Hints::Round));
+    for job in 0..2 {
+        world.step(Event::Insert(job), Hints::Lost);
+        world.step(Event::Move(job, 60), Hints::Lost);
+    }
+    // The answer is full of the jobs that are due later.
+    world.step(Event::Insert(2), Hints::Round);
+    (0..2).for_each(|_| world.step(Event::Wait, Hints::Round));
+    assert!((0..2).all(|worker| world.events().contains(&Event::Start(worker))));
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! The world of the model: what can happen in it, the loop of rounds, and the properties (a) and (c).
+//! The world of the model: what can happen in it, the loop of rounds, and the properties (a), (c) and (d).
 
 use std::{
     cell::RefCell,
@@ -286,8 +286,11 @@ impl World {
         }
     }
 
-    /// The properties (a) and (c).
+    /// The properties (a), (c) and (d).
     fn check(&self) {
+        if self.assigning.lanes.has_job_behind_end() {
+            self.memory.broken("(d) a window has a job behind its end");
+        }
         let (now, wakes_at) = (self.now(), self.wakes_at());
         let mut refusals = self.assigning.refusals.clone();
         let Data { jobs, workers, .. } = &*self.memory.data.borrow();
