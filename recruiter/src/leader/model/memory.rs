@@ -17,7 +17,7 @@ use recruiter_common::{
 use crate::leader::database::Database;
 
 /// For so many milliseconds no other worker gets a job in flight.
-const IN_FLIGHT_FOR: i64 = 4_000;
+pub(super) const IN_FLIGHT_FOR: i64 = 4_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
@@ -42,6 +42,7 @@ pub(super) struct Job {
     pub(super) is_left: bool,
     /// The caches may have an earlier date of it.
     pub(super) is_outdated: bool,
+    pub(super) assigned_at: i64,
 }
 
 impl Job {
@@ -49,7 +50,7 @@ impl Job {
         let (group, class) = (group.into(), class.into());
         let job = DueJob { id: id(number).into(), group, class, priority, scheduled_at: date(0) };
         let (is_new, is_known, is_hinted, is_left, is_outdated) = (true, false, false, false, false);
-        Self { job, state: State::Absent, is_new, is_known, is_hinted, is_left, is_outdated }
+        Self { job, state: State::Absent, is_new, is_known, is_hinted, is_left, is_outdated, assigned_at: 0 }
     }
 
     pub(super) fn change(&mut self, state: State, at: Option<i64>) {
@@ -249,7 +250,7 @@ impl Database for Memory {
             worker.given = given.iter().copied().filter(|job| !jobs[*job].is_outdated).collect();
             worker.spare = worker.known.saturating_sub(u32::try_from(given.len()).expect("a few"));
             for job in &given {
-                (jobs[*job].is_known, jobs[*job].is_left) = (false, false);
+                (jobs[*job].is_known, jobs[*job].is_left, jobs[*job].assigned_at) = (false, false, *now);
             }
             (worker.is_available, worker.round, worker.assigned, worker.assigned_at) = (false, Some(round), given, *now);
             won.push(*id);

@@ -1,4 +1,4 @@
-//! The world of the model: what can happen in it, the loop of rounds, and the properties (a), (c) and (d).
+//! The world of the model: what can happen in it, the loop of rounds, and the properties (a), (c), (d) and (e).
 
 use std::{
     cell::RefCell,
@@ -16,7 +16,7 @@ use recruiter_common::{
     store::{DueJob, Hint},
 };
 
-use super::memory::{Data, Job, Memory, State, Worker, date, id};
+use super::memory::{Data, IN_FLIGHT_FOR, Job, Memory, State, Worker, date, id};
 use crate::leader::{
     assign::{Assigning, Summary},
     trigger::Trigger,
@@ -47,6 +47,8 @@ pub(super) enum Event {
     /// The hint comes first.
     Announce(usize),
     Appear(usize),
+    /// The hint of an insert arrives late. Not among `events`: it is no news.
+    AnnounceAgain(usize),
     /// To a date so many milliseconds from now.
     Move(usize, i64),
     Cancel(usize),
@@ -173,6 +175,7 @@ impl World {
                 data.jobs[job].change(State::Due, None);
                 Vec::new()
             }
+            Event::AnnounceAgain(job) => due(&data.jobs[job], 0, vec![data.jobs[job].job.clone()]),
             Event::Cancel(job) => {
                 data.jobs[job].change(State::Absent, None);
                 Vec::new()
@@ -286,7 +289,7 @@ impl World {
         }
     }
 
-    /// The properties (a), (c) and (d).
+    /// The properties (a), (c), (d) and (e).
     fn check(&self) {
         if self.assigning.lanes.has_job_behind_end() {
             self.memory.broken("(d) a window has a job behind its end");
@@ -294,7 +297,11 @@ impl World {
         let (now, wakes_at) = (self.now(), self.wakes_at());
         let mut refusals = self.assigning.refusals.clone();
         let Data { jobs, workers, .. } = &*self.memory.data.borrow();
-        let waits = |job: &Job| job.is_known && job.state == State::Due && !self.assigning.in_flight.contains(job.job.id);
+        let in_flight = |job: &Job| self.assigning.in_flight.contains(job.job.id);
+        if let Some(number) = jobs.iter().position(|job| in_flight(job) && now - job.assigned_at > IN_FLIGHT_FOR + SCAN_AFTER) {
+            self.memory.broken(&format!("(e) job {number} is in flight for too long"));
+        }
+        let waits = |job: &Job| job.is_known && job.state == State::Due && !in_flight(job);
         for (number, job) in jobs.iter().enumerate().filter(|(_, job)| waits(job)) {
             let pause = refusals.found(&job.job, self.memory.at(now)).map(|until| self.memory.milliseconds(until));
             let ready_at = pause.unwrap_or(job.job.scheduled_at.timestamp_millis());
