@@ -44,14 +44,14 @@ impl Store {
     ///
     /// Index: `due_jobs`. Invariant: I9, one document stops no other.
     pub async fn groups(&self) -> Result<BTreeSet<String>, StoreError> {
-        self.distinct("groups", DUE_JOBS, doc! { "$sort": { "group": 1 } }, "$group").await
+        self.values("groups", DUE_JOBS, doc! { "$sort": { "group": 1 } }, "$group").await
     }
 
     /// The groups that have unlocked jobs with a gate.
     ///
     /// Index: `gated_jobs`. Invariant: I9, one document stops no other.
     pub async fn gated_groups(&self) -> Result<BTreeSet<String>, StoreError> {
-        self.distinct("gated_groups", GATED_JOBS, doc! { "$sort": { "group": 1 } }, "$group").await
+        self.values("gated_groups", GATED_JOBS, doc! { "$sort": { "group": 1 } }, "$group").await
     }
 
     /// The lanes without a gate in this group that have unlocked jobs, in order, at most `most`; and whether these are all.
@@ -63,21 +63,21 @@ impl Store {
         let (mut lanes, mut class) = (Vec::new(), String::new());
         loop {
             let scheduled = self.scheduled.clone_with_type::<RawDocumentBuf>();
-            let next = doc! { "group": group, "workable.class": { "$gt": &class }, "gate": Bson::Null, "locked": false };
+            let after = doc! { "group": group, "workable.class": { "$gt": &class }, "gate": Bson::Null, "locked": false };
             let found = self
                 .indexed("lanes_of", async move {
-                    let first = scheduled.find_one(next).sort(doc! { "workable.class": 1 }).projection(doc! { "_id": 1 });
+                    let first = scheduled.find_one(after).sort(doc! { "workable.class": 1 }).projection(doc! { "_id": 1 });
                     first.return_key(true).hint(IndexHint::Name(DUE_JOBS.into())).read_concern(ReadConcern::local()).await
                 })
                 .await?;
             let Some(found) = found else { return Ok((lanes, true)) };
             // A search for the classes after one that is not UTF-8 is not possible.
-            let Ok(next) = found.get_str("workable.class") else { return Ok((lanes, false)) };
+            let Ok(next_class) = found.get_str("workable.class") else { return Ok((lanes, false)) };
             if lanes.len() >= most {
                 return Ok((lanes, false));
             }
-            lanes.push(Lane::new(group, next));
-            next.clone_into(&mut class);
+            lanes.push(Lane::new(group, next_class));
+            next_class.clone_into(&mut class);
         }
     }
 
@@ -87,10 +87,10 @@ impl Store {
     pub async fn gated_lanes_of(&self, group: &str) -> Result<Vec<Lane>, StoreError> {
         let mut lanes = Vec::new();
         let filter = doc! { "group": group, "gate": any_gate(), "locked": false };
-        for class in self.distinct("gated_lanes_of", GATED_JOBS, doc! { "$match": &filter }, "$workable.class").await? {
+        for class in self.values("gated_lanes_of", GATED_JOBS, doc! { "$match": &filter }, "$workable.class").await? {
             let mut filter = filter.clone();
             filter.insert("workable.class", &class);
-            let gates = self.distinct("gated_lanes_of", GATED_JOBS, doc! { "$match": filter }, "$gate").await?;
+            let gates = self.values("gated_lanes_of", GATED_JOBS, doc! { "$match": filter }, "$gate").await?;
             lanes.extend(gates.into_iter().map(|gate| Lane { gate: Some(gate), ..Lane::new(group, &class) }));
         }
         Ok(lanes)
@@ -128,7 +128,7 @@ impl Store {
     /// The values of a field in the part of an index that this stage selects.
     ///
     /// Unlike MongoDB's command `distinct`, its answer has no limit of 16 MiB, and an invalid name does not spoil it.
-    async fn distinct(
+    async fn values(
         &self,
         operation: &'static str,
         index: &'static str,
