@@ -49,9 +49,8 @@ ASKS = "update_one update_many delete_one delete_many find find_one find_one_and
 UNKNOWN_ASKS = "aggregate bulk_write find_one_and_delete find_one_and_replace replace_one watch".split()
 # What asks without any condition, each with the reason.
 WHOLE = {
-    '.aggregate([doc! { "$sort": { "group": 1 } }, doc! { "$group": { "_id": "$group" } }])': "every group there is",
     '.aggregate([doc! { "$sort": { "group": 1, "workable.class": 1 } }, lanes])': "every lane there is",
-    '.aggregate([doc! { "$match": filter }, doc! { "$group": { "_id": "$workable.class" } }])': "what `distinct` has asked before",
+    '.aggregate([selection, doc! { "$group": { "_id": field } }])': "the groups; classes and gates: guards::jobs_with_a_gate…",
     '.distinct("channel", doc! {})': "the channels of everybody in the roster",
 }
 UNKNOWN_KEYS = "deletes filter findAndModify pipeline query".split()

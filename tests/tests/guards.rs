@@ -20,7 +20,7 @@ use recruiter_common::{
     job::{Claim, Job, Why},
     store::{
         Archival, Assignment, Beat, Channel, CommitSession, Free, Hint, JobFilter, JobPlace, Lane, Listener, LockedJobs, Page, Progress,
-        Recorded, Rescheduling, Retrial, Start, Store, Walk,
+        Recorded, Rescheduling, Retrial, Start, Store, Waiting, Walk,
     },
     telemetry::chain,
 };
@@ -167,7 +167,7 @@ async fn groups_are_named_once_and_while_jobs_wait_in_them() {
     let jobs = local::ids(setting.store.enqueue_many(jobs).await.unwrap());
     setting.start(WorkerId::new(), [jobs[3]]).await;
     let groups = timeout(SOON, setting.store.groups()).await.expect("there is an end to them");
-    assert_eq!(groups.unwrap(), ["a", "b"]);
+    assert_eq!(groups.unwrap(), set_of(["a", "b"].map(str::to_owned)));
 }
 
 #[tokio::test]
@@ -196,7 +196,7 @@ async fn due_is_what_waits_in_the_group_for_one_of_the_classes_since_now() {
     setting.start(WorkerId::new(), [jobs[3]]).await;
     let now = setting.store.now();
     let due = async |group: &str, classes: &[&str]| -> BTreeSet<JobId> {
-        let lanes: Vec<Lane> = classes.iter().map(|class| Lane { group: group.into(), class: (*class).into() }).collect();
+        let lanes: Vec<Lane> = classes.iter().map(|class| Lane::new(group, *class)).collect();
         setting.store.due_jobs(&lanes, now, 10).await.unwrap().jobs.into_iter().map(|job| job.id).collect()
     };
     assert_eq!(due("a", &["x"]).await, set_of([jobs[0]]));
@@ -211,12 +211,59 @@ async fn a_lane_is_listed_while_jobs_wait_in_it_with_the_date_of_the_first() {
     let jobs = [job("a", "x").at(later), job("a", "x").at(sooner), job("a", "y").at(later), job("b", "x").at(later), job("b", "z")];
     let jobs = local::ids(setting.store.enqueue_many(jobs).await.unwrap());
     setting.start(WorkerId::new(), [jobs[4]]).await;
-    let lane = |group: &str, class: &str| Lane { group: group.into(), class: class.into() };
+    let lane = |group: &str, class: &str| Lane::new(group, class);
     let all = [(lane("a", "x"), sooner), (lane("a", "y"), later), (lane("b", "x"), later)];
     assert_eq!(setting.store.waiting_lanes().await.unwrap(), all.into());
-    let of = async |groups: &[&str]| setting.store.lanes_of(groups.iter().map(ToString::to_string)).await.unwrap();
-    assert_eq!(of(&["a"]).await, [lane("a", "x"), lane("a", "y")].into());
-    assert_eq!(of(&["b", "c"]).await, [lane("b", "x")].into());
+    let of = async |group: &str, most: usize| timeout(SOON, setting.store.lanes_of(group, most)).await.expect("an end").unwrap();
+    assert_eq!(of("a", 2).await, (vec![lane("a", "x"), lane("a", "y")], true));
+    assert_eq!(of("a", 1).await, (vec![lane("a", "x")], false));
+    assert_eq!(of("b", 2).await, (vec![lane("b", "x")], true));
+    assert_eq!(of("c", 2).await, (vec![], true));
+}
+
+/// A gate makes a lane of its own: its jobs are found there and nowhere else.
+#[tokio::test]
+async fn jobs_with_a_gate_are_in_lanes_of_their_own() {
+    let setting = Setting::new().await;
+    let at = |seconds| date(in_ms(&setting.store, seconds * 1_000));
+    let job = |group: &str, class: &str, gate: Option<&str>, due: i64| {
+        let mut job = minimal_job(class);
+        job.extend(doc! { "group": group, "gate": gate, "scheduled_at": at(due) });
+        job
+    };
+    let jobs = [
+        job("a", "x", None, -9),
+        job("a", "x", Some("one"), -8),
+        job("a", "x", Some("two"), -7),
+        job("a", "x", Some("two"), 60),
+        job("a", "y", Some("one"), -6),
+        job("b", "x", Some("one"), -5),
+    ];
+    let ids: Vec<JobId> = jobs.iter().map(|job| job.get_object_id("_id").unwrap().into()).collect();
+    setting.database.raw("scheduled").insert_many(&jobs).await.unwrap();
+    setting.database.raw("scheduled").insert_one(job("c", "x", None, -5)).await.unwrap();
+    let gated = |group: &str, class: &str, gate: &str| Lane { gate: Some(gate.into()), ..Lane::new(group, class) };
+    let due = async |lanes: &[Lane]| -> Vec<(JobId, Lane)> {
+        let found = setting.store.due_jobs(lanes, setting.store.now(), 10).await.unwrap();
+        found.jobs.into_iter().map(|job| (job.id, job.lane())).collect()
+    };
+    let (none, one, two) = (Lane::new("a", "x"), gated("a", "x", "one"), gated("a", "x", "two"));
+    assert_eq!(due(std::slice::from_ref(&none)).await, [(ids[0], none.clone())]);
+    assert_eq!(due(std::slice::from_ref(&two)).await, [(ids[2], two.clone())]);
+    let all = [two.clone(), none.clone(), one.clone()];
+    assert_eq!(due(&all).await, [(ids[0], none.clone()), (ids[1], one.clone()), (ids[2], two.clone())], "in their order");
+    let groups = (setting.store.groups().await.unwrap(), setting.store.gated_groups().await.unwrap());
+    assert_eq!(groups, (set_of(["a", "c"].map(str::to_owned)), set_of(["a", "b"].map(str::to_owned))));
+    assert_eq!(setting.store.gated_lanes_of("a").await.unwrap(), [one.clone(), two.clone(), gated("a", "y", "one")]);
+    assert_eq!(setting.store.gated_lanes_of("c").await.unwrap(), []);
+    assert_eq!(setting.store.lanes_of("a", 9).await.unwrap(), (vec![none], true));
+    setting.start(WorkerId::new(), [ids[1], ids[5]]).await;
+    assert_eq!(setting.store.gated_lanes_of("a").await.unwrap(), [two, gated("a", "y", "one")]);
+    assert_eq!(setting.store.gated_groups().await.unwrap(), set_of(["a".to_owned()]));
+    let now = setting.store.now();
+    let counts = setting.store.waiting(now, now - Duration::from_millis(6_500)).await.unwrap();
+    assert_eq!(counts["a"], Waiting { queued: 3, overdue: 2, postponed: 1 });
+    assert_eq!((counts["c"], counts.len()), (Waiting { queued: 1, ..Waiting::default() }, 2));
 }
 
 #[tokio::test]

@@ -150,13 +150,15 @@ impl Hint {
 }
 
 fn due_job_to_document(job: &DueJob) -> Document {
-    doc! {
+    let mut document = doc! {
         "_id": job.id,
         "group": &job.group,
         "workable": { "class": &job.class },
         "priority": job.priority,
         "scheduled_at": bson::DateTime::from_chrono(job.scheduled_at),
-    }
+    };
+    document.extend(job.gate.as_ref().map(|gate| ("gate".to_owned(), gate.into())));
+    document
 }
 
 impl Rescheduling {

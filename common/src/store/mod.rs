@@ -8,7 +8,7 @@
 //! | `connect` | is this server fit; the concerns of every call |
 //! | `schema` | collections, validator, indexes |
 //! | `insert` | new jobs |
-//! | `due` | which jobs are due, lane by lane |
+//! | `lanes`, `due` | which lanes have jobs; which jobs of a lane are due |
 //! | `start` | read, lock, find out what a start has locked |
 //! | `items` | outcomes of the items of a running bundle |
 //! | `finish` | the end of a start: the one gate to the archive and back to `scheduled` |
@@ -42,6 +42,7 @@ mod finish;
 mod hints;
 mod insert;
 mod items;
+mod lanes;
 mod lease;
 mod rescue;
 mod ring;
@@ -67,10 +68,11 @@ use self::error::{code_of, write_errors};
 pub use self::{
     connect::{ConnectArgs, ConnectError, DEFAULT_DATABASE},
     control::Retrial,
-    due::{DueJob, DueJobs, Lane, Position},
+    due::{DueJob, DueJobs, Position},
     error::{DriverError, StoreError},
     finish::{BATCH_BYTES, End, Recorded},
     hints::{Assignment, EVERY_GROUP, Hint},
+    lanes::Lane,
     lease::{Lease, Observed},
     rescue::LockedJobs,
     ring::{Hints, Listener},

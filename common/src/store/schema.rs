@@ -13,19 +13,23 @@ use mongodb::results::CollectionSpecification;
 use super::{
     Store, StoreError, call, code_of,
     error::code::{INDEX_KEY_SPECS_CONFLICT, INDEX_NOT_FOUND, NAMESPACE_EXISTS, NAMESPACE_NOT_FOUND},
+    lanes::any_gate,
 };
 use crate::{instant::DUE_MS, job::bundle::MOST_ITEMS, roster::Channel};
 
 /// Version of the schema in this file. Every change to the schema increases it.
-const SCHEMA_VERSION: i32 = 5;
+const SCHEMA_VERSION: i32 = 6;
 
 /// Maximum size of a `workable`, in bytes of BSON. A job with its history and its result must fit into MongoDB's limit
 /// of 16 MiB.
 pub const LARGEST_WORKABLE: usize = 4 * 1024 * 1024;
 
-/// Serves `due_jobs`, `groups`, `waiting_lanes` and `lanes_of`. A start removes the index entry, so the later delete
+/// The jobs without a gate. Serves `due_jobs`, `groups`, `waiting_lanes` and `lanes_of`. A start removes the index entry, so the later delete
 /// changes less. The class precedes the dates, so a backlog that no worker can take is never scanned.
 pub const DUE_JOBS: &str = "due_jobs";
+/// The jobs with a gate. Serves `due_jobs`, `gated_groups` and `gated_lanes_of`. Two indexes, because one with the gate before the dates has
+/// no single range for the jobs without one: MongoDB keeps the entries of `null` and `undefined` apart.
+pub const GATED_JOBS: &str = "gated_jobs";
 /// Serves `prune_archived`, the statistics and the list of the newest finished jobs.
 pub const ARCHIVED_BY_END: &str = "archived_by_end";
 
@@ -46,14 +50,20 @@ struct Index {
 /// All indexes. Other keys under the same name replace the old index, and until the new one is built searches find
 /// nothing. With a number in the name (`due_jobs_2`), the old index serves the old release until a recruiter of this
 /// release leads ([`drop_outdated_indexes`]).
-fn indexes() -> [Index; 2] {
+fn indexes() -> [Index; 3] {
     [
         Index {
             collection: "scheduled",
             name: DUE_JOBS,
-            // `locked` is false in every entry. With `locked` and `_id` the index covers the searches.
-            keys: doc! { "group": 1, "workable.class": 1, "priority": -1, "scheduled_at": 1, "_id": 1, "locked": 1 },
-            only: Some(doc! { "locked": false }),
+            // `locked` is false in every entry. With `_id`, `locked` and `gate` the index covers the searches.
+            keys: doc! { "group": 1, "workable.class": 1, "priority": -1, "scheduled_at": 1, "_id": 1, "locked": 1, "gate": 1 },
+            only: Some(doc! { "locked": false, "gate": Bson::Null }),
+        },
+        Index {
+            collection: "scheduled",
+            name: GATED_JOBS,
+            keys: doc! { "group": 1, "workable.class": 1, "gate": 1, "priority": -1, "scheduled_at": 1, "_id": 1, "locked": 1 },
+            only: Some(doc! { "locked": false, "gate": any_gate() }),
         },
         Index { collection: "archived", name: ARCHIVED_BY_END, keys: doc! { "last_execution.ended_at": 1 }, only: None },
     ]
@@ -263,6 +273,7 @@ fn waiting_job() -> Document {
                 "group": { "bsonType": "string", "minLength": 1, "maxLength": 256, "description": "a text of 1 to 256 characters" },
                 "priority": { "bsonType": ["int", "long"], "minimum": 0, "maximum": 9, "description": "an integer from 0 to 9" },
                 "scheduled_at": { "bsonType": "date", "description": "a date from the year 1 to the year 9999" },
+                "gate": { "bsonType": ["string", "null"], "minLength": 1, "maxLength": 256, "description": "a text of 1 to 256 characters" },
                 "attempts": count(),
                 "interruptions": count(),
                 "deaths": count(),

@@ -9,15 +9,14 @@ use mongodb::options::Hint as IndexHint;
 
 use super::{
     Store, StoreError, call,
-    due::{Lane, due_filter, next_due_filter},
+    lanes::{Lane, any_gate},
     raw_id_of,
-    schema::{ARCHIVED_BY_END, DUE_JOBS},
+    schema::{ARCHIVED_BY_END, DUE_JOBS, GATED_JOBS},
     select::{IDS_PER_QUERY, lossy},
 };
 use crate::{ids::JobId, instant::Instant, job::Why, retry_policy::RetryPolicies};
 
-/// Maximum number of waiting jobs counted per group, which takes about a second: MongoDB 6 reads every counted job,
-/// because the index is partial.
+/// Maximum number of waiting jobs counted per group, which takes about a second.
 pub const COUNTED: u64 = 1_000_000;
 /// Maximum number of finished jobs in the statistics: the newest ones.
 pub const SAMPLED: usize = 10_000;
@@ -91,45 +90,38 @@ impl Store {
 
     /// Number of waiting jobs in each group at `now`. Jobs that were due before `overdue` are overdue.
     ///
-    /// Filter: group, unlocked, due before or after. Index: `due_jobs`, up to [`COUNTED`] entries for each number.
+    /// Filter: group, gate, unlocked, due before or after. Indexes: `due_jobs` and `gated_jobs`, up to [`COUNTED`] entries for each number.
     /// Invariant: none.
     pub async fn waiting(&self, now: Instant, overdue: Instant) -> Result<BTreeMap<String, Waiting>, StoreError> {
         let mut waiting = BTreeMap::new();
-        for group in self.groups().await? {
-            let counts = Waiting {
-                queued: self.count_waiting(due_filter(std::slice::from_ref(&group), now)).await?,
-                overdue: self.count_waiting(due_filter(std::slice::from_ref(&group), overdue)).await?,
-                postponed: self.count_waiting(next_due_filter(std::slice::from_ref(&group), now)).await?,
-            };
-            waiting.insert(group, counts);
+        for (gate, index) in [(Bson::Null, DUE_JOBS), (any_gate().into(), GATED_JOBS)] {
+            let groups = if index == DUE_JOBS { self.groups().await? } else { self.gated_groups().await? };
+            for group in groups {
+                let count = async |scheduled_at: Document| {
+                    let filter = doc! { "group": &group, "gate": &gate, "scheduled_at": scheduled_at, "locked": false };
+                    self.count_waiting(filter, index).await
+                };
+                let [queued, overdue, postponed] = [
+                    count(doc! { "$lte": bson::DateTime::from_chrono(now) }).await?,
+                    count(doc! { "$lte": bson::DateTime::from_chrono(overdue) }).await?,
+                    count(doc! { "$gt": bson::DateTime::from_chrono(now) }).await?,
+                ];
+                let counts: &mut Waiting = waiting.entry(group).or_default();
+                counts.queued += queued;
+                counts.overdue += overdue;
+                counts.postponed += postponed;
+            }
         }
         Ok(waiting)
     }
 
-    /// The lanes of these groups that have waiting jobs, in order, at most `most`.
-    ///
-    /// Filter: group, unlocked, the next class. Index: `due_jobs`, one entry for each pair, however many jobs wait. Invariant: none.
+    /// The first lanes of these groups that have waiting jobs, in order, at most `most`.
     pub async fn first_lanes(&self, groups: impl IntoIterator<Item = String>, most: usize) -> Result<Vec<Lane>, StoreError> {
         let mut lanes = Vec::new();
         for group in groups {
-            // The empty string sorts before every class.
-            let mut class = String::new();
-            while lanes.len() < most {
-                let scheduled = self.scheduled.clone_with_type::<RawDocumentBuf>();
-                let next = doc! { "group": &group, "workable.class": { "$gt": &class }, "locked": false };
-                let found = self
-                    .indexed("first_lanes", async move {
-                        let first = scheduled.find_one(next).sort(doc! { "workable.class": 1 }).projection(doc! { "workable.class": 1 });
-                        first.hint(IndexHint::Name(DUE_JOBS.into())).await
-                    })
-                    .await?;
-                // A class that is not UTF-8 ends its group: a search for the classes after it is not possible.
-                let Some(next) = found.and_then(|job| Some(job.get_document("workable").ok()?.get_str("class").ok()?.to_owned())) else {
-                    break;
-                };
-                lanes.push(Lane { group: group.clone(), class: next.clone() });
-                class = next;
-            }
+            lanes.extend(self.lanes_of(&group, most - lanes.len()).await?.0);
+            let gated = self.gated_lanes_of(&group).await?;
+            lanes.extend(gated.into_iter().take(most - lanes.len()));
         }
         Ok(lanes)
     }
@@ -152,9 +144,9 @@ impl Store {
         Ok(classes)
     }
 
-    async fn count_waiting(&self, filter: Document) -> Result<u64, StoreError> {
-        let scheduled = self.scheduled.clone();
-        let counted = async move { scheduled.count_documents(filter).limit(COUNTED).hint(IndexHint::Name(DUE_JOBS.into())).await };
+    async fn count_waiting(&self, filter: Document, index: &str) -> Result<u64, StoreError> {
+        let (scheduled, index) = (self.scheduled.clone(), IndexHint::Name(index.into()));
+        let counted = async move { scheduled.count_documents(filter).limit(COUNTED).hint(index).await };
         self.indexed("count_waiting", counted).await
     }
 

@@ -58,7 +58,8 @@ pub(super) async fn run(args: StatsArgs, connect: &ConnectArgs, out: &mut impl W
     let lanes = store.first_lanes(waiting.keys().cloned(), LANES).await?;
     let are_all = lanes.len() < LANES;
     let policies = workers.unknown_policies(store.policies_of_due_jobs(&lanes, SAMPLE).await?);
-    let untaken: Vec<Untaken> = lanes.into_iter().filter_map(|lane| Untaken::of(lane, &workers)).collect();
+    let pairs: BTreeSet<(String, String)> = lanes.into_iter().map(|Lane { group, class, .. }| (group, class)).collect();
+    let untaken: Vec<Untaken> = pairs.into_iter().filter_map(|pair| Untaken::of(pair, &workers)).collect();
     let statistics = Statistics::of(now, &waiting, &running, &finished);
     if args.format.json {
         let mut json = statistics.to_json();
@@ -81,7 +82,7 @@ struct Untaken {
 }
 
 impl Untaken {
-    fn of(Lane { group, class }: Lane, workers: &Workers) -> Option<Self> {
+    fn of((group, class): (String, String), workers: &Workers) -> Option<Self> {
         let reason = workers.why_nobody_takes(&class, &group)?;
         Some(Self { group, class, reason })
     }

@@ -33,9 +33,11 @@ pub(crate) trait Database {
     async fn available_workers(&self, term: LeaseTerm) -> Result<Vec<AvailableWorker>, StoreError>;
     async fn rounds_of(&self, workers: &[WorkerId]) -> Result<HashMap<WorkerId, Option<RoundId>>, StoreError>;
     async fn channels(&self) -> Result<BTreeSet<Channel>, StoreError>;
-    async fn groups(&self) -> Result<Vec<String>, StoreError>;
+    async fn groups(&self) -> Result<BTreeSet<String>, StoreError>;
+    async fn gated_groups(&self) -> Result<BTreeSet<String>, StoreError>;
     async fn waiting_lanes(&self) -> Result<BTreeMap<Lane, Instant>, StoreError>;
-    async fn lanes_of(&self, groups: BTreeSet<String>) -> Result<BTreeSet<Lane>, StoreError>;
+    async fn lanes_of(&self, group: &str, most: usize) -> Result<(Vec<Lane>, bool), StoreError>;
+    async fn gated_lanes_of(&self, group: &str) -> Result<Vec<Lane>, StoreError>;
     async fn due_jobs(&self, lanes: &[Lane], until: Instant, limit: usize) -> Result<DueJobs, StoreError>;
     async fn assign_if_available(&self, term: LeaseTerm, round: RoundId, assignments: &[Assignment]) -> Result<Vec<WorkerId>, StoreError>;
     async fn announce_hints_to(&self, hints: Vec<(Channel, Hint)>) -> bool;
@@ -58,16 +60,24 @@ impl Database for Store {
         self.channels().await
     }
 
-    async fn groups(&self) -> Result<Vec<String>, StoreError> {
+    async fn groups(&self) -> Result<BTreeSet<String>, StoreError> {
         self.groups().await
+    }
+
+    async fn gated_groups(&self) -> Result<BTreeSet<String>, StoreError> {
+        self.gated_groups().await
     }
 
     async fn waiting_lanes(&self) -> Result<BTreeMap<Lane, Instant>, StoreError> {
         self.waiting_lanes().await
     }
 
-    async fn lanes_of(&self, groups: BTreeSet<String>) -> Result<BTreeSet<Lane>, StoreError> {
-        self.lanes_of(groups).await
+    async fn lanes_of(&self, group: &str, most: usize) -> Result<(Vec<Lane>, bool), StoreError> {
+        self.lanes_of(group, most).await
+    }
+
+    async fn gated_lanes_of(&self, group: &str) -> Result<Vec<Lane>, StoreError> {
+        self.gated_lanes_of(group).await
     }
 
     async fn due_jobs(&self, lanes: &[Lane], until: Instant, limit: usize) -> Result<DueJobs, StoreError> {

@@ -1,13 +1,14 @@
 //! Which lanes have jobs, for workers of some kinds. Only lanes that exist are searched, never every pair of a group and a class.
 //!
-//! Few pairs are searched without being listed. Else one walk over the index lists all lanes. Where the walk would take too long, the lanes are
-//! listed group by group, in steps, so that one round never takes long.
+//! Few pairs are searched without being listed. Else one walk over the index lists all lanes without a gate. Where the walk would take too
+//! long, the lanes are listed group by group, in steps, so that one round never takes long. Lanes with a gate are always listed.
 
 use std::{
     collections::{BTreeSet, HashSet},
     time::{Duration, Instant as Monotonic},
 };
 
+use futures_util::{StreamExt, TryStreamExt, stream};
 use recruiter_common::{
     instant::Instant,
     roster::WorkOn,
@@ -26,6 +27,10 @@ const FEW_GROUPS: usize = 20;
 /// After a walk that took too long, no walk is tried for this long.
 const TOO_LONG_FOR: Duration = Duration::from_secs(60);
 
+/// With more classes the lanes of a group are not listed one by one.
+const MANY_CLASSES: usize = 20;
+/// Groups that are listed at the same time.
+const AT_A_TIME: usize = 4;
 /// How long one round lists lanes group by group. The next round goes on.
 const STEP: Duration = Duration::from_millis(100);
 /// Groups in one part of a step.
@@ -36,6 +41,8 @@ const GROUPS_AT_ONCE: usize = 16;
 pub(crate) struct Discovery {
     /// Until when the whole index is too long to walk.
     too_long_until: Option<Monotonic>,
+    /// Groups that had jobs with a gate in the last full scan.
+    gated: BTreeSet<String>,
     /// Groups whose lanes the present full scan has not listed yet.
     unlisted: BTreeSet<String>,
 }
@@ -66,15 +73,10 @@ impl Discovery {
         until: Instant,
     ) -> Result<Vec<Lane>, StoreError> {
         let kinds: Vec<&Kind> = kinds.iter().map(|kind| &all[*kind]).collect();
-        let groups = groups_with_jobs(store, &kinds).await?;
-        if let Some(few) = every_pair(&kinds, &groups) {
-            return Ok(few);
-        }
-        if let Some(lanes) = self.walk(store, until).await? {
-            return Ok(lanes.into_iter().filter(|lane| groups.contains(&lane.group) && is_taken(&kinds, lane)).collect());
-        }
-        self.unlisted.extend(groups);
-        self.list_some(store, all).await
+        let (mut groups, gated) = tokio::try_join!(groups_with_jobs(store, &kinds), store.gated_groups())?;
+        groups.extend(serves(&kinds, gated.iter().cloned()));
+        self.gated = gated;
+        self.list(store, all, &kinds, groups, until).await
     }
 
     /// The same in these groups alone.
@@ -88,18 +90,34 @@ impl Discovery {
     ) -> Result<Vec<Lane>, StoreError> {
         let kinds: Vec<&Kind> = kinds.iter().map(|kind| &all[*kind]).collect();
         let groups = serves(&kinds, groups.iter().cloned());
-        if let Some(few) = every_pair(&kinds, &groups) {
-            return Ok(few);
+        self.list(store, all, &kinds, groups, until).await
+    }
+
+    async fn list(
+        &mut self,
+        store: &impl Database,
+        all: &[Kind],
+        kinds: &[&Kind],
+        groups: BTreeSet<String>,
+        until: Instant,
+    ) -> Result<Vec<Lane>, StoreError> {
+        let gated: BTreeSet<String> = groups.intersection(&self.gated).cloned().collect();
+        if gated.len() <= FEW_GROUPS {
+            let without_gate = if let Some(few) = every_pair(kinds, &groups) {
+                Some(few)
+            } else if groups.len() <= FEW_GROUPS {
+                Some(lanes_without_gate(store, kinds, &groups).await?)
+            } else {
+                self.walk(store, until).await?.map(|lanes| lanes.filter(|lane| groups.contains(&lane.group)).collect())
+            };
+            if let Some(mut lanes) = without_gate {
+                lanes.extend(lanes_with_gate(store, &gated).await?);
+                lanes.retain(|lane| is_taken(kinds, lane));
+                return Ok(lanes);
+            }
         }
-        let lanes = if groups.len() <= FEW_GROUPS {
-            store.lanes_of(groups.clone()).await?
-        } else if let Some(lanes) = self.walk(store, until).await? {
-            lanes
-        } else {
-            self.unlisted.extend(groups);
-            return self.list_some(store, all).await;
-        };
-        Ok(lanes.into_iter().filter(|lane| groups.contains(&lane.group) && is_taken(&kinds, lane)).collect())
+        self.unlisted.extend(groups);
+        self.list_some(store, all).await
     }
 
     /// The lanes of the next groups of the present full scan, as many as can be listed in a short time: hints and free workers are not kept
@@ -109,9 +127,11 @@ impl Discovery {
         let mut lanes = Vec::new();
         while self.is_behind() && began.elapsed() < STEP {
             let groups = self.next_groups();
-            lanes.extend(store.lanes_of(groups.clone()).await?.into_iter().filter(|lane| is_taken(&kinds, lane)));
+            lanes.extend(lanes_without_gate(store, &kinds, &groups).await?);
+            lanes.extend(lanes_with_gate(store, groups.intersection(&self.gated)).await?);
             self.unlisted.retain(|group| !groups.contains(group));
         }
+        lanes.retain(|lane| is_taken(&kinds, lane));
         Ok(lanes)
     }
 
@@ -120,13 +140,13 @@ impl Discovery {
         self.unlisted.iter().take(GROUPS_AT_ONCE).cloned().collect()
     }
 
-    /// Every lane that has jobs which are due at `until`; `None` when the walk takes too long.
-    async fn walk(&mut self, store: &impl Database, until: Instant) -> Result<Option<BTreeSet<Lane>>, StoreError> {
+    /// Every lane without a gate that has jobs which are due at `until`; `None` when the walk takes too long.
+    async fn walk(&mut self, store: &impl Database, until: Instant) -> Result<Option<impl Iterator<Item = Lane>>, StoreError> {
         if self.too_long_until.is_some_and(|until| Monotonic::now() < until) {
             return Ok(None);
         }
         match store.waiting_lanes().await {
-            Ok(lanes) => Ok(Some(lanes.into_iter().filter(|(_, first)| *first <= until).map(|(lane, _)| lane).collect())),
+            Ok(lanes) => Ok(Some(lanes.into_iter().filter(move |(_, first)| *first <= until).map(|(lane, _)| lane))),
             Err(error) if error.is_too_slow() => {
                 self.too_long_until = Some(Monotonic::now() + TOO_LONG_FOR);
                 Ok(None)
@@ -134,6 +154,23 @@ impl Discovery {
             Err(error) => Err(error),
         }
     }
+}
+
+/// The lanes without a gate in these groups. A group with very many classes has every lane that a worker may take.
+async fn lanes_without_gate(store: &impl Database, kinds: &[&Kind], groups: &BTreeSet<String>) -> Result<Vec<Lane>, StoreError> {
+    let of = |group: String| async move {
+        let (lanes, is_all) = store.lanes_of(&group, MANY_CLASSES).await?;
+        Ok(if is_all { lanes } else { pairs(kinds, &BTreeSet::from([group])).collect() })
+    };
+    let lanes: Vec<Vec<Lane>> = stream::iter(groups.iter().cloned()).map(of).buffer_unordered(AT_A_TIME).try_collect().await?;
+    Ok(lanes.into_iter().flatten().collect())
+}
+
+async fn lanes_with_gate(store: &impl Database, groups: impl IntoIterator<Item = &String>) -> Result<Vec<Lane>, StoreError> {
+    let groups: Vec<String> = groups.into_iter().cloned().collect();
+    let of = |group: String| async move { store.gated_lanes_of(&group).await };
+    let lanes: Vec<Vec<Lane>> = stream::iter(groups).map(of).buffer_unordered(AT_A_TIME).try_collect().await?;
+    Ok(lanes.into_iter().flatten().collect())
 }
 
 fn is_taken(kinds: &[&Kind], lane: &Lane) -> bool {
@@ -170,18 +207,21 @@ fn named_groups<'a>(kinds: &[&'a Kind]) -> Option<HashSet<&'a str>> {
 /// Every pair of these groups and the classes that are served there, if they are few.
 fn every_pair(kinds: &[&Kind], groups: &BTreeSet<String>) -> Option<Vec<Lane>> {
     let mut lanes = HashSet::new();
-    for kind in kinds {
-        let served = groups.iter().filter(|group| kind.work_on.includes(group));
-        for group in served {
-            for class in &kind.classes {
-                lanes.insert(Lane { group: group.clone(), class: class.clone() });
-                if lanes.len() > FEW {
-                    return None;
-                }
-            }
+    for lane in pairs(kinds, groups) {
+        lanes.insert(lane);
+        if lanes.len() > FEW {
+            return None;
         }
     }
     Some(lanes.into_iter().collect())
+}
+
+/// The same, with repetitions.
+fn pairs<'a>(kinds: &'a [&Kind], groups: &'a BTreeSet<String>) -> impl Iterator<Item = Lane> {
+    kinds.iter().flat_map(|kind| {
+        let served = groups.iter().filter(|group| kind.work_on.includes(group));
+        served.flat_map(|group| kind.classes.iter().map(move |class| Lane::new(group, class)))
+    })
 }
 
 #[cfg(test)]
@@ -191,7 +231,7 @@ mod tests {
 
     #[test]
     fn very_many_groups_are_listed_in_parts() {
-        let lane = |group: &str| Lane { group: group.into(), class: "c".into() };
+        let lane = |group: &str| Lane::new(group, "c");
         let mut discovery = Discovery { unlisted: (10..60).map(|number| format!("group-{number}")).collect(), ..Discovery::default() };
         let first = discovery.next_groups();
         assert!(first.len() == GROUPS_AT_ONCE && first.contains("group-10") && !first.contains("group-59"));
@@ -209,7 +249,7 @@ mod tests {
         let mut few = every_pair(&kinds, &groups(&["a", "c"])).unwrap();
         few.sort();
         let lanes = [("a", "x"), ("a", "y"), ("a", "z"), ("c", "z")];
-        assert_eq!(few, lanes.map(|(group, class)| Lane { group: group.into(), class: class.into() }));
+        assert_eq!(few, lanes.map(|(group, class)| Lane::new(group, class)));
         let many: BTreeSet<String> = (0..=FEW).map(|n| format!("group-{n}")).collect();
         assert!(every_pair(&kinds, &many).is_none());
         assert_eq!(serves(&kinds[..1], groups(&["a", "c"])), groups(&["a"]));

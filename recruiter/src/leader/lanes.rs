@@ -340,11 +340,11 @@ mod tests {
     }
 
     fn lane(class: &str) -> Lane {
-        Lane { group: "g".into(), class: class.into() }
+        Lane::new("g", class)
     }
 
     fn job(class: &str, priority: i64, scheduled_at: i64) -> DueJob {
-        DueJob { id: JobId::new(), group: "g".into(), class: class.into(), priority, scheduled_at: date(scheduled_at) }
+        DueJob { id: JobId::new(), group: "g".into(), class: class.into(), gate: None, priority, scheduled_at: date(scheduled_at) }
     }
 
     /// A search that has found these jobs, all of one lane, and nothing missing up to the end.

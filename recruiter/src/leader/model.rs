@@ -41,7 +41,7 @@ use self::world::{Event, Hints, WorkerSpec, World};
 /// Two lanes, a worker that takes one of them and a worker that takes both.
 fn small(ahead: usize) -> World {
     let workers: [WorkerSpec<'_>; 2] = [(&["*"], &["a"], 1), (&["*"], &["a", "b"], 1)];
-    let mut world = World::new(ahead, &workers, &[("g", "a", 5), ("g", "b", 5), ("g", "a", 9)]);
+    let mut world = World::new(ahead, &workers, &[("g", "a", None, 5), ("g", "b", None, 5), ("g", "a", None, 9)]);
     world.step(Event::Join(0), Hints::Heard);
     world.step(Event::Join(1), Hints::Round);
     world
@@ -96,7 +96,7 @@ fn jobs_that_change_find_the_free_slots_in_every_order() {
 
 #[test]
 fn a_new_worker_ends_a_long_pause() {
-    let mut world = World::new(1, &[(&["*"], &["a"], 1), (&["*"], &["a"], 1)], &[("g", "a", 5)]);
+    let mut world = World::new(1, &[(&["*"], &["a"], 1), (&["*"], &["a"], 1)], &[("g", "a", None, 5)]);
     world.step(Event::Join(0), Hints::Round);
     world.step(Event::Insert(0), Hints::Round);
     for _ in 0..8 {
@@ -122,7 +122,8 @@ fn an_announcement_that_is_outdated_gives_no_job_twice() {
 
 #[test]
 fn a_fruitless_search_is_repeated() {
-    let mut world = World::new(0, &[(&["*"], &["a"], 1), (&["*"], &["a"], 1)], &[("g", "a", 9), ("g", "a", 9), ("g", "a", 5)]);
+    let mut world =
+        World::new(0, &[(&["*"], &["a"], 1), (&["*"], &["a"], 1)], &[("g", "a", None, 9), ("g", "a", None, 9), ("g", "a", None, 5)]);
     (0..2).for_each(|worker| world.step(Event::Join(worker), Hints::Round));
     for job in 0..2 {
         world.step(Event::Insert(job), Hints::Lost);
@@ -148,7 +149,9 @@ fn walk(seed: u64, steps: usize) -> usize {
     println!("seed {seed}");
     let mut random = StdRng::seed_from_u64(seed);
     let mut below = |n: usize| random.random_range(0..n);
-    let jobs: Vec<_> = (0..120).map(|_| (["g", "h"][below(2)], ["a", "b", "c"][below(3)], [0, 5, 9][below(3)])).collect();
+    let jobs: Vec<_> = (0..120)
+        .map(|_| (["g", "h"][below(2)], ["a", "b", "c"][below(3)], [None, None, Some("x")][below(3)], [0, 5, 9][below(3)]))
+        .collect();
     let all: [WorkerSpec<'_>; 5] =
         [(&["*"], &["a"], 1), (&["*"], &["a", "b"], 2), (&["g"], &["b", "c"], 1), (&["h"], &["a", "b", "c"], 2), (&["g", "h"], &["b"], 1)];
     let workers: Vec<WorkerSpec<'_>> = (0..12).map(|_| all[below(5)]).collect();

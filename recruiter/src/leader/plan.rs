@@ -113,7 +113,14 @@ mod tests {
     const NOW: Instant = Instant::UNIX_EPOCH;
 
     fn job(group: &str, class: &str, priority: i64, age: u64) -> DueJob {
-        DueJob { id: JobId::new(), group: group.into(), class: class.into(), priority, scheduled_at: NOW - Duration::from_millis(age) }
+        DueJob {
+            id: JobId::new(),
+            group: group.into(),
+            class: class.into(),
+            gate: None,
+            priority,
+            scheduled_at: NOW - Duration::from_millis(age),
+        }
     }
 
     /// What each worker gets of these jobs.

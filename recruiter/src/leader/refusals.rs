@@ -164,7 +164,7 @@ mod tests {
     use crate::leader::in_flight::InFlight;
 
     fn job() -> DueJob {
-        DueJob { id: JobId::new(), group: "g".into(), class: "c".into(), priority: 5, scheduled_at: Instant::UNIX_EPOCH }
+        DueJob { id: JobId::new(), group: "g".into(), class: "c".into(), gate: None, priority: 5, scheduled_at: Instant::UNIX_EPOCH }
     }
 
     fn turn(job: &DueJob, worker: WorkerId) -> Turn {

@@ -132,7 +132,7 @@ mod tests {
             trigger.hear(hint, &mut alarms);
             (trigger, alarms)
         };
-        let job = DueJob { id: JobId::new(), group: "g".into(), class: "c".into(), priority: 5, scheduled_at: date(1) };
+        let job = DueJob { id: JobId::new(), group: "g".into(), class: "c".into(), gate: None, priority: 5, scheduled_at: date(1) };
         assert!(hear(Hint::Seed).0.full_scan);
         assert!(hear(Hint::Free).0.workers);
         assert!(hear(Hint::jobs_in([] as [&str; 0])).0.refused);

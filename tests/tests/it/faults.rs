@@ -324,8 +324,14 @@ async fn jobs_that_were_announced_and_are_not_there_cost_nothing() {
     let mut world = world(TestDatabase::new().await, PATIENT).await;
     world.start(Role::Worker, &["--concurrency", "2"], &[]);
     wait(&world, "the worker is there", async || world.count("roster", doc! { "available": true, "term": { "$gt": 0 } }).await == 1).await;
-    let announced =
-        |_| DueJob { id: JobId::new(), group: "generic".into(), class: "entry".into(), priority: 9, scheduled_at: world.store.now() };
+    let announced = |_| DueJob {
+        id: JobId::new(),
+        group: "generic".into(),
+        class: "entry".into(),
+        gate: None,
+        priority: 9,
+        scheduled_at: world.store.now(),
+    };
     for _ in 0..10 {
         let hint = Hint::Jobs { groups: vec!["generic".into()], at: None, jobs: (0..2).map(announced).collect() };
         world.store.publish(&hint).await.unwrap();

@@ -26,7 +26,7 @@ const NOBODYS: &str = "a class that no worker has";
 
 /// The groups of each search for due jobs since the profiler was turned on.
 async fn searched(database: &TestDatabase) -> Vec<BTreeSet<String>> {
-    let filter = doc! { "command.find": "scheduled", "command.hint": "due_jobs" };
+    let filter = doc! { "command.find": "scheduled", "command.filter.$or": { "$exists": true } };
     let found: Vec<Document> = database.raw("system.profile").find(filter).await.unwrap().try_collect().await.unwrap();
     let groups = |search: &Document| {
         let lanes = search.get_document("command").unwrap().get_document("filter").unwrap().get_array("$or").unwrap();
@@ -87,7 +87,7 @@ async fn a_search_finds_a_few_times_what_fits_and_not_without_end() {
         let (_, processes) = system(&database, &["--work-on", "g", "--concurrency", places]).await;
         profile(&database).await;
         let limit = async || {
-            let search = doc! { "command.find": "scheduled", "command.hint": "due_jobs" };
+            let search = doc! { "command.find": "scheduled", "command.filter.$or": { "$exists": true } };
             let search = database.raw("system.profile").find_one(search).await.unwrap()?;
             Some(search.get_document("command").unwrap().get_i64("limit").unwrap())
         };
@@ -184,7 +184,7 @@ async fn what_a_worker_did_not_find_is_looked_for_once_it_has_said_so() {
     let slow = FailPoint::new("recruiter-worker", &["update"]).namespace(database.name(), "roster").block(Duration::from_millis(500));
     let armed = slow.arm(database.uri()).await;
     let (id, mut job) = (JobId::new(), minimal_job("noop"));
-    let announced = DueJob { id, group: "generic".into(), class: "noop".into(), priority: 5, scheduled_at: store.now() };
+    let announced = DueJob { id, group: "generic".into(), class: "noop".into(), gate: None, priority: 5, scheduled_at: store.now() };
     job.extend(doc! { "_id": id, "scheduled_at": bson::DateTime::from_chrono(announced.scheduled_at) });
     let hint = Hint::Jobs { groups: vec![announced.group.clone()], at: None, jobs: vec![announced] };
     store.publish(&hint).await.unwrap();
@@ -313,8 +313,36 @@ async fn a_name_that_is_not_utf8_stops_no_other_job() {
     database.raw("scheduled").insert_one(minimal_job("noop")).await.unwrap();
     wait_until(SOON, "all others are done", async || archived(&database).await >= 101).await;
     assert!(store.groups().await.unwrap().iter().all(|group| group.is_ascii()));
-    store.lanes_of(["generic".to_owned()]).await.unwrap();
+    store.lanes_of("generic", 9).await.unwrap();
     store.waiting_lanes().await.unwrap();
+    for process in processes {
+        process.stop().await;
+    }
+}
+
+/// Jobs with a gate fill the window of no other lane, are found with and without a hint, and end like any other.
+#[tokio::test]
+async fn jobs_with_a_gate_are_assigned_like_any_other() {
+    let database = TestDatabase::new().await;
+    let (store, processes) = system(&database, &["--work-on", "*"]).await;
+    let gated = |group: String, gate: String| {
+        let mut job = minimal_job("noop");
+        job.extend(doc! { "group": group, "gate": gate });
+        job
+    };
+    // One group with many gates; many groups with a gate; both have jobs without one.
+    let one_group = (0..300).map(|number| gated("generic".into(), format!("customer:{}", number % 60)));
+    let many_groups = (0..40).map(|number| gated(format!("group-{number}"), "printer".into()));
+    database.raw("scheduled").insert_many(one_group.chain(many_groups)).await.unwrap();
+    database.raw("scheduled").insert_one(minimal_job("noop")).await.unwrap();
+    let done = async || archived(&database).await == 341;
+    wait_until(SOON, "all are done without a hint", done).await;
+    let job = gated("generic".into(), "customer:7".into());
+    database.raw("scheduled").insert_one(&job).await.unwrap();
+    store.announce_hint(Hint::jobs_in(["generic"])).await;
+    wait_until(SOON, "one more is done", async || archived(&database).await == 342).await;
+    let last = database.raw("archived").find_one(doc! { "_id": job.get_object_id("_id").unwrap() }).await.unwrap().unwrap();
+    assert_eq!((last.get_str("why").unwrap(), last.get_str("gate").unwrap()), ("done", "customer:7"));
     for process in processes {
         process.stop().await;
     }
@@ -458,7 +486,7 @@ async fn a_search_that_takes_too_long_asks_for_fewer_jobs() {
     NewJob::of_class("x", doc! {}).enqueue(&store).await.unwrap();
     let recruiter = Local::recruiter(&database, &["--poll", "400ms"]);
     let limits = async || {
-        let filter = doc! { "command.find": "scheduled", "command.hint": "due_jobs" };
+        let filter = doc! { "command.find": "scheduled", "command.filter.$or": { "$exists": true } };
         let found: Vec<Document> = database.raw("system.profile").find(filter).await.unwrap().try_collect().await.unwrap();
         let limit = found.first()?.get_document("command").unwrap().get_i64("limit").unwrap();
         Some(limit)

@@ -56,7 +56,7 @@ async fn is_as_it_should_be(database: &TestDatabase) -> bool {
     let validated = options(database, "scheduled").await.is_some_and(|options| options.contains_key("validator"));
     capped
         && validated
-        && indexes(database, "scheduled").await == ["_id_", "due_jobs"]
+        && indexes(database, "scheduled").await == ["_id_", "due_jobs", "gated_jobs"]
         && indexes(database, "archived").await == ["_id_", "archived_by_end"]
 }
 
@@ -149,7 +149,10 @@ async fn a_missing_index_is_made_by_whoever_needs_it() {
     store.finished(far).await.unwrap();
     drop_index(&database, "scheduled", "due_jobs").await;
     store.groups().await.map_err(missing).unwrap_err();
-    assert_eq!(store.groups().await.unwrap(), ["generic"]);
+    assert_eq!(store.groups().await.unwrap(), ["generic".to_owned()].into());
+    drop_index(&database, "scheduled", "gated_jobs").await;
+    store.gated_groups().await.map_err(missing).unwrap_err();
+    assert!(store.gated_groups().await.unwrap().is_empty());
 }
 
 /// Until a recruiter of this release leads, one of the earlier release may need it.
@@ -161,9 +164,9 @@ async fn an_index_of_an_earlier_release_serves_it_until_the_new_one_leads() {
     let own = mongodb::IndexModel::builder().keys(doc! { "urn": 1 }).options(named("by_urn")).build();
     database.raw("scheduled").create_indexes([earlier, own]).await.unwrap();
     store(&database).await;
-    assert_eq!(indexes(&database, "scheduled").await, ["_id_", "by_urn", "due_jobs", "due_jobs_0"]);
+    assert_eq!(indexes(&database, "scheduled").await, ["_id_", "by_urn", "due_jobs", "due_jobs_0", "gated_jobs"]);
     let recruiter = Process::on(&database, "recruiter", &["run"]);
-    wait_until(SOON, "it is dropped", async || indexes(&database, "scheduled").await == ["_id_", "by_urn", "due_jobs"]).await;
+    wait_until(SOON, "it is dropped", async || indexes(&database, "scheduled").await == ["_id_", "by_urn", "due_jobs", "gated_jobs"]).await;
     drop(recruiter);
 }
 

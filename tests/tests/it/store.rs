@@ -77,7 +77,7 @@ async fn hot_operations_are_served_by_their_index() {
     database.raw("archived").insert_many(old).await.unwrap();
     let ids = enqueued(&store, 10).await;
     let pairs = [("generic", "x"), ("generic", "y"), ("other-1", "x"), ("other-1", "y")];
-    let lanes = pairs.map(|(group, class)| Lane { group: group.into(), class: class.into() });
+    let lanes = pairs.map(|(group, class)| Lane::new(group, class));
     let worker = WorkerId::new();
 
     let check = async |what: &str, most: i64, work: &mut dyn AsyncWork| {
@@ -103,13 +103,22 @@ async fn hot_operations_are_served_by_their_index() {
     let entry = profiled(&database, async { assert_eq!(due(10).await, 10) }).await.remove(0);
     assert_eq!(number(&entry, "docsExamined"), 0, "the index covers it, however large the payloads are: {entry}");
     check("groups", 40, &mut Work(async || assert_eq!(store.groups().await.unwrap().len(), 6))).await;
-    let generic = ["generic".to_owned(), "other-1".to_owned()];
-    check(
-        "lanes_of",
-        40,
-        &mut Work(async || assert_eq!(store.lanes_of(generic.clone()).await.unwrap(), lanes.iter().step_by(2).cloned().collect())),
-    )
-    .await;
+    let lanes_of = async || assert_eq!(store.lanes_of("other-1", 9).await.unwrap(), (vec![lanes[2].clone()], true));
+    check("lanes_of", 40, &mut Work(lanes_of)).await;
+    let gated = (0..2_000).map(|number| {
+        let mut job = minimal_job("x");
+        job.extend(doc! { "group": "other-1", "gate": format!("gate-{}", number % 5) });
+        job
+    });
+    database.raw("scheduled").insert_many(gated).await.unwrap();
+    let of_gates: Vec<Lane> = (0..5).map(|gate| Lane { gate: Some(format!("gate-{gate}")), ..Lane::new("other-1", "x") }).collect();
+    check("gated_groups", 40, &mut Work(async || assert_eq!(store.gated_groups().await.unwrap().len(), 1))).await;
+    check("gated_lanes_of", 40, &mut Work(async || assert_eq!(store.gated_lanes_of("other-1").await.unwrap(), of_gates))).await;
+    for lanes in [&of_gates[..], &lanes[2..]] {
+        let due = async || assert_eq!(store.due_jobs(lanes, store.now(), 10).await.unwrap().jobs.len(), 10);
+        let entry = profiled(&database, due()).await.remove(0);
+        assert!(number(&entry, "docsExamined") == 0 && number(&entry, "keysExamined") < 40, "{entry}");
+    }
     check("unlocked", 40, &mut Work(async || assert_eq!(store.unlocked(&ids).await.unwrap().len(), 10))).await;
     let jobs = read(&store, &ids).await;
     let starting = start(&store, worker);
@@ -168,7 +177,7 @@ async fn the_first_of_many_groups_are_found_in_order() {
         NewJob::of_class(classes[number as usize % 2], doc! {}).in_group(&groups[group]).priority(priority).at(at)
     };
     store.enqueue_many((0..2_000).map(job)).await.unwrap();
-    let lanes = classes.iter().flat_map(|class| groups.iter().map(|group| Lane { group: group.clone(), class: (*class).into() }));
+    let lanes = classes.iter().flat_map(|class| groups.iter().map(|group| Lane::new(group, *class)));
     let lanes: Vec<Lane> = lanes.collect();
     let all = store.due_jobs(&lanes, store.now(), 2_001).await.unwrap();
     assert!(all.end.is_none() && all.jobs.len() == 2_000, "{}", all.jobs.len());
@@ -583,6 +592,8 @@ async fn the_validator_refuses_what_no_recruiter_would_ever_see() {
         change(doc! { "urn": 7 }),
         change(doc! { "why": 7 }),
         change(doc! { "recovered_from": "a word" }),
+        change(doc! { "gate": 5 }),
+        change(doc! { "gate": "" }),
         change(doc! { "cancel_requested_at": true }),
         change(doc! { "attempts": 1.0 }),
         change(doc! { "attempts": 1_i64 << 31 }),
@@ -641,7 +652,8 @@ async fn an_outdated_index_is_replaced() {
         let indexes: Vec<IndexModel> = database.raw("scheduled").list_indexes().await.unwrap().try_collect().await.unwrap();
         indexes.into_iter().map(|index| index.keys.keys().cloned().collect::<Vec<_>>()).collect::<Vec<_>>()
     };
-    assert_eq!(keys().await, [vec!["_id"], vec!["group", "workable.class", "priority", "scheduled_at", "_id", "locked"]]);
+    let gated = vec!["group", "workable.class", "gate", "priority", "scheduled_at", "_id", "locked"];
+    assert_eq!(keys().await, [vec!["_id"], vec!["group", "workable.class", "priority", "scheduled_at", "_id", "locked", "gate"], gated]);
 }
 
 /// The schema is made once and left alone afterwards, by ever so many processes at a time.
@@ -654,8 +666,8 @@ async fn processes_that_start_together_make_the_schema_once() {
         database.database().list_collection_names().await.unwrap().into_iter().filter(|name| !name.starts_with("system")).collect();
     assert_eq!(names, ["archived", "metadata", "roster", "scheduled", "signals", "signals_0"].map(str::to_owned).into());
     let indexes = async |collection: &str| database.raw(collection).list_index_names().await.unwrap().into_iter().collect::<BTreeSet<_>>();
-    assert_eq!(indexes("scheduled").await, ["_id_", "due_jobs"].map(str::to_owned).into());
+    assert_eq!(indexes("scheduled").await, ["_id_", "due_jobs", "gated_jobs"].map(str::to_owned).into());
     assert_eq!(indexes("archived").await, ["_id_", "archived_by_end"].map(str::to_owned).into());
     let schema = database.raw("metadata").find_one(doc! { "_id": "schema" }).await.unwrap().unwrap();
-    assert_eq!(schema.get("version"), Some(&Bson::Int32(5)));
+    assert_eq!(schema.get("version"), Some(&Bson::Int32(6)));
 }

@@ -26,10 +26,11 @@ const RUNNING_WITHIN: Duration = Duration::from_secs(120);
 /// Commands that read, by MongoDB's names.
 const READS: [&str; 4] = ["find", "aggregate", "count", "distinct"];
 const WRITES: [&str; 4] = ["insert", "update", "delete", "findAndModify"];
-/// Commands that are not counted: the driver's monitoring, reads that wait for hints, replication, and this
-/// measurement.
-const NOT_WORK: [&str; 8] =
-    ["hello", "isMaster", "ismaster", "ping", "getMore", "serverStatus", "replSetHeartbeat", "replSetUpdatePosition"];
+/// Commands that are never counted: the driver's monitoring, replication, and the measurement.
+pub(super) const MONITORING: [&str; 7] =
+    ["hello", "isMaster", "ismaster", "ping", "serverStatus", "replSetHeartbeat", "replSetUpdatePosition"];
+/// Reads that wait for hints.
+const WAITING: &str = "getMore";
 
 /// With nothing to do: recruiter, cleaner and workers, all ready and settled for 5 s.
 #[derive(Args, Clone, Copy, Debug)]
@@ -72,8 +73,10 @@ impl Idle {
         fleet.stop().await;
         let ours: f64 = by_program.iter().filter(|(program, _)| **program != "mongod").map(|(_, percent)| percent).sum();
         let sum = |names: &[&str]| names.iter().filter_map(|name| commands.get(*name)).sum::<f64>();
-        let (not_work, work): (BTreeMap<_, _>, BTreeMap<_, _>) =
-            commands.iter().map(|(name, rate)| (name.clone(), *rate)).partition(|(name, _)| NOT_WORK.contains(&name.as_str()));
+        let (not_work, work): (BTreeMap<_, _>, BTreeMap<_, _>) = commands
+            .iter()
+            .map(|(name, rate)| (name.clone(), *rate))
+            .partition(|(name, _)| name == WAITING || MONITORING.contains(&name.as_str()));
         Ok(doc! {
             "benchmark": "idle",
             "seconds": time.as_secs_f64(),

@@ -86,7 +86,7 @@ async fn burn_down(store: Store, group: String) -> anyhow::Result<u64> {
     };
     store.register(&announcement).await?;
     store.announce(worker, announcement.capacity).await?;
-    let lane = Lane { group, class: "noop".into() };
+    let lane = Lane::new(group, "noop");
     let mut done = 0;
     loop {
         let now = store.now();

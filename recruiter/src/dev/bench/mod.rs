@@ -8,6 +8,7 @@ mod footprint;
 mod herd;
 mod limit;
 mod observer;
+mod ordinary;
 mod scale;
 mod slow_line;
 mod stage;
@@ -58,10 +59,16 @@ pub(crate) struct Setting {
     pub(crate) network_latency: Option<Duration>,
 }
 
-#[derive(Subcommand, Clone, Copy, Debug)]
+#[derive(Subcommand, Clone, Debug)]
 enum What {
     /// Enqueue many jobs that do nothing, then start the workers and measure until the last is in the archive
     BurnDown(throughput::BurnDown),
+    /// Measure few slots and jobs of some milliseconds
+    ///
+    /// One row for each number of slots and each duration. All jobs of a row are due at one instant at which the workers are idle and
+    /// ready. Commands to MongoDB are counted for each job, without the driver's monitoring. In the mixed row one job in a hundred is
+    /// long, and the time is that until as many jobs are archived as there are short ones.
+    Ordinary(ordinary::Ordinary),
     /// Enqueue one job at a time on an idle system and measure until it is entered
     Latency(timing::Latency),
     /// Enqueue at a constant rate and measure how long each job waits
@@ -121,6 +128,7 @@ pub async fn run(args: BenchArgs, shutdown: Shutdown, out: &mut impl Write) -> a
     let setting = &args.setting;
     let measured = match args.what {
         What::BurnDown(what) => what.measure(&stage, setting).await,
+        What::Ordinary(what) => what.measure(&stage, setting).await,
         What::Latency(what) => what.measure(&stage, setting).await,
         What::Steady(what) => what.measure(&stage, setting).await,
         What::Herd(what) => what.measure(&stage, setting).await,

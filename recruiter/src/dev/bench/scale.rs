@@ -79,7 +79,7 @@ impl Backlog {
     async fn pick_and_burn_down(self, stage: &Stage, setting: &Setting) -> anyhow::Result<(Times, f64)> {
         stage.enqueue(self.jobs, |_| noop()).await?;
         let mut pick = Times::new();
-        let lane = Lane { group: GROUP.to_owned(), class: "noop".to_owned() };
+        let lane = Lane::new(GROUP, "noop");
         for _ in 0..TIMES {
             let begun = Monotonic::now();
             let found = stage.store.due_jobs(std::slice::from_ref(&lane), stage.store.now(), 1_000).await?.jobs;

@@ -14,6 +14,7 @@ use recruiter_common::{
     store::{Assignment, Channel, DueJob, DueJobs, Hint, Lane, StoreError},
 };
 
+use super::world::JobSpec;
 use crate::leader::database::Database;
 
 /// For so many milliseconds no other worker gets a job in flight.
@@ -46,9 +47,9 @@ pub(super) struct Job {
 }
 
 impl Job {
-    pub(super) fn new(number: usize, (group, class, priority): (&str, &str, i64)) -> Self {
-        let (group, class) = (group.into(), class.into());
-        let job = DueJob { id: id(number).into(), group, class, priority, scheduled_at: date(0) };
+    pub(super) fn new(number: usize, (group, class, gate, priority): JobSpec<'_>) -> Self {
+        let (group, class, gate) = (group.into(), class.into(), gate.map(str::to_owned));
+        let job = DueJob { id: id(number).into(), group, class, gate, priority, scheduled_at: date(0) };
         let (is_new, is_known, is_hinted, is_left, is_outdated) = (true, false, false, false, false);
         Self { job, state: State::Absent, is_new, is_known, is_hinted, is_left, is_outdated, assigned_at: 0 }
     }
@@ -163,6 +164,13 @@ impl Memory {
         i64::try_from((at - self.start).as_millis()).expect("milliseconds")
     }
 
+    /// Every lane that has unlocked jobs.
+    fn lanes(&self) -> impl Iterator<Item = Lane> {
+        let data = self.data.borrow();
+        let lanes: BTreeSet<Lane> = data.jobs.iter().filter(|job| job.state == State::Due).map(|job| job.job.lane()).collect();
+        lanes.into_iter()
+    }
+
     /// Notes the first broken property.
     pub(super) fn broken(&self, what: &str) {
         self.broken.borrow_mut().get_or_insert(what.into());
@@ -202,18 +210,24 @@ impl Database for Memory {
         Ok(BTreeSet::new())
     }
 
-    async fn groups(&self) -> Result<Vec<String>, StoreError> {
-        let groups: BTreeSet<String> = self.waiting_lanes().await?.into_keys().map(|lane| lane.group).collect();
-        Ok(groups.into_iter().collect())
+    async fn groups(&self) -> Result<BTreeSet<String>, StoreError> {
+        Ok(self.lanes().filter(|lane| lane.gate.is_none()).map(|lane| lane.group).collect())
+    }
+
+    async fn gated_groups(&self) -> Result<BTreeSet<String>, StoreError> {
+        Ok(self.lanes().filter(|lane| lane.gate.is_some()).map(|lane| lane.group).collect())
     }
 
     async fn waiting_lanes(&self) -> Result<BTreeMap<Lane, Instant>, StoreError> {
-        let data = self.data.borrow();
-        Ok(data.jobs.iter().filter(|job| job.state == State::Due).map(|job| (job.job.lane(), Instant::MIN_UTC)).collect())
+        Ok(self.lanes().filter(|lane| lane.gate.is_none()).map(|lane| (lane, Instant::MIN_UTC)).collect())
     }
 
-    async fn lanes_of(&self, groups: BTreeSet<String>) -> Result<BTreeSet<Lane>, StoreError> {
-        Ok(self.waiting_lanes().await?.into_keys().filter(|lane| groups.contains(&lane.group)).collect())
+    async fn lanes_of(&self, group: &str, _: usize) -> Result<(Vec<Lane>, bool), StoreError> {
+        Ok((self.lanes().filter(|lane| lane.group == group && lane.gate.is_none()).collect(), true))
+    }
+
+    async fn gated_lanes_of(&self, group: &str) -> Result<Vec<Lane>, StoreError> {
+        Ok(self.lanes().filter(|lane| lane.group == group && lane.gate.is_some()).collect())
     }
 
     async fn due_jobs(&self, lanes: &[Lane], until: Instant, limit: usize) -> Result<DueJobs, StoreError> {

@@ -34,9 +34,9 @@ const LATER: i64 = 60;
 /// The first full scan.
 const START: i64 = 1_000_000;
 
-/// Groups, classes and slots of a worker; group, class and priority of a job.
+/// Groups, classes and slots of a worker; group, class, gate and priority of a job.
 pub(super) type WorkerSpec<'a> = (&'a [&'a str], &'a [&'a str], u32);
-pub(super) type JobSpec<'a> = (&'a str, &'a str, i64);
+pub(super) type JobSpec<'a> = (&'a str, &'a str, Option<&'a str>, i64);
 
 /// What can happen to a job or a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,0 +1,159 @@
+//! Lanes, and which of them have jobs.
+//!
+//! All but [`Store::waiting_lanes`] jump over an index from one value to the next, so their cost depends on the number of groups, classes and
+//! gates, and not on the number of jobs. Names that are not UTF-8 are left out.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use bson::{Bson, Document, RawDocumentBuf, doc};
+use futures_util::TryStreamExt;
+use mongodb::options::{Hint as IndexHint, ReadConcern};
+
+use super::{
+    Store, StoreError,
+    schema::{DUE_JOBS, GATED_JOBS},
+};
+use crate::instant::Instant;
+
+/// How long one walk over the whole index may take: about 250,000 waiting jobs.
+const WALK_LIMIT: Duration = Duration::from_millis(250);
+
+/// The jobs of one group, one class and one gate, in the order of their start: exactly one range of an index.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Lane {
+    /// Group of the jobs.
+    pub group: String,
+    /// Class of their workable.
+    pub class: String,
+    /// Their gate. `None`: the jobs without one.
+    pub gate: Option<String>,
+}
+
+impl Lane {
+    /// The lane of the jobs without a gate.
+    pub fn new(group: impl Into<String>, class: impl Into<String>) -> Self {
+        Self { group: group.into(), class: class.into(), gate: None }
+    }
+}
+
+impl Store {
+    /// The groups that have unlocked jobs without a gate.
+    ///
+    /// Index: `due_jobs`. Invariant: I9, one document stops no other.
+    pub async fn groups(&self) -> Result<BTreeSet<String>, StoreError> {
+        self.values("groups", DUE_JOBS, doc! { "$sort": { "group": 1 } }, "$group").await
+    }
+
+    /// The groups that have unlocked jobs with a gate.
+    ///
+    /// Index: `gated_jobs`. Invariant: I9, one document stops no other.
+    pub async fn gated_groups(&self) -> Result<BTreeSet<String>, StoreError> {
+        self.values("gated_groups", GATED_JOBS, doc! { "$sort": { "group": 1 } }, "$group").await
+    }
+
+    /// The lanes without a gate in this group that have unlocked jobs, in order, at most `most`; and whether these are all.
+    ///
+    /// Filter: group, the next class, no gate, unlocked. Index: `due_jobs`, one entry for each query. Invariant: I9, one document stops no
+    /// other.
+    pub async fn lanes_of(&self, group: &str, most: usize) -> Result<(Vec<Lane>, bool), StoreError> {
+        // The empty string sorts before every class.
+        let (mut lanes, mut class) = (Vec::new(), String::new());
+        loop {
+            let scheduled = self.scheduled.clone_with_type::<RawDocumentBuf>();
+            let after = doc! { "group": group, "workable.class": { "$gt": &class }, "gate": Bson::Null, "locked": false };
+            let found = self
+                .indexed("lanes_of", async move {
+                    let first = scheduled.find_one(after).sort(doc! { "workable.class": 1 }).projection(doc! { "_id": 1 });
+                    first.return_key(true).hint(IndexHint::Name(DUE_JOBS.into())).read_concern(ReadConcern::local()).await
+                })
+                .await?;
+            let Some(found) = found else { return Ok((lanes, true)) };
+            // A search for the classes after one that is not UTF-8 is not possible.
+            let Ok(next_class) = found.get_str("workable.class") else { return Ok((lanes, false)) };
+            if lanes.len() >= most {
+                return Ok((lanes, false));
+            }
+            lanes.push(Lane::new(group, next_class));
+            next_class.clone_into(&mut class);
+        }
+    }
+
+    /// The lanes with a gate in this group that have unlocked jobs.
+    ///
+    /// Filter: group, class, any gate, unlocked. Index: `gated_jobs`. Invariant: I9, one document stops no other.
+    pub async fn gated_lanes_of(&self, group: &str) -> Result<Vec<Lane>, StoreError> {
+        let mut lanes = Vec::new();
+        let filter = doc! { "group": group, "gate": any_gate(), "locked": false };
+        for class in self.values("gated_lanes_of", GATED_JOBS, doc! { "$match": &filter }, "$workable.class").await? {
+            let mut filter = filter.clone();
+            filter.insert("workable.class", &class);
+            let gates = self.values("gated_lanes_of", GATED_JOBS, doc! { "$match": filter }, "$gate").await?;
+            lanes.extend(gates.into_iter().map(|gate| Lane { gate: Some(gate), ..Lane::new(group, &class) }));
+        }
+        Ok(lanes)
+    }
+
+    /// Every lane without a gate that has unlocked jobs, with the date of the first of them.
+    ///
+    /// One walk over the whole index, which ends with an error when it takes too long ([`StoreError::is_too_slow`]); see
+    /// [`Store::lanes_of`]. Index: `due_jobs`. Invariant: I9, one document stops no other.
+    pub async fn waiting_lanes(&self) -> Result<BTreeMap<Lane, Instant>, StoreError> {
+        let scheduled = self.scheduled.clone();
+        let lanes = doc! { "$group": { "_id": { "group": "$group", "class": "$workable.class" }, "first": { "$min": "$scheduled_at" } } };
+        let found: Vec<RawDocumentBuf> = self
+            .indexed("waiting_lanes", async move {
+                scheduled
+                    .aggregate([doc! { "$sort": { "group": 1, "workable.class": 1 } }, lanes])
+                    .with_type::<RawDocumentBuf>()
+                    .hint(IndexHint::Name(DUE_JOBS.into()))
+                    .batch_size(100_000)
+                    .max_time(WALK_LIMIT)
+                    .read_concern(ReadConcern::local())
+                    .await?
+                    .try_collect()
+                    .await
+            })
+            .await?;
+        let lane = |found: &RawDocumentBuf| {
+            let id = found.get_document("_id").ok()?;
+            let lane = Lane::new(id.get_str("group").ok()?, id.get_str("class").ok()?);
+            Some((lane, found.get_datetime("first").ok()?.to_chrono()))
+        };
+        Ok(found.iter().filter_map(lane).collect())
+    }
+
+    /// The values of a field in the part of an index that this stage selects.
+    ///
+    /// Unlike MongoDB's command `distinct`, its answer has no limit of 16 MiB, and an invalid name does not spoil it.
+    async fn values(
+        &self,
+        operation: &'static str,
+        index: &'static str,
+        selection: Document,
+        field: &'static str,
+    ) -> Result<BTreeSet<String>, StoreError> {
+        let scheduled = self.scheduled.clone();
+        let found: Vec<RawDocumentBuf> = self
+            .indexed(operation, async move {
+                scheduled
+                    .aggregate([selection, doc! { "$group": { "_id": field } }])
+                    .with_type::<RawDocumentBuf>()
+                    .hint(IndexHint::Name(index.into()))
+                    .batch_size(10_000)
+                    .read_concern(ReadConcern::local())
+                    .await?
+                    .try_collect()
+                    .await
+            })
+            .await?;
+        Ok(found.iter().filter_map(|found| found.get_str("_id").map(str::to_owned).ok()).collect())
+    }
+}
+
+/// The predicate of the jobs in the index `gated_jobs`.
+pub(super) fn any_gate() -> Document {
+    doc! { "$gte": "" }
+}
