@@ -275,7 +275,9 @@ impl World {
         let Data { jobs, workers, .. } = self.memory.data.get_mut();
         for job in jobs {
             let is_left = job.is_left && (trigger.refused || !trigger.left.is_empty());
-            let is_announced = trigger.groups.contains(&job.job.group) || trigger.announced.contains(&job.job);
+            // The first gated jobs of a group are found by a full scan.
+            let is_of_group = job.job.gate.is_none() && trigger.groups.contains(&job.job.group);
+            let is_announced = is_of_group || trigger.announced.contains(&job.job);
             job.is_hinted = job.state == State::Due && (trigger.full_scan || is_announced || is_left);
             job.is_known |= job.is_hinted;
             let is_old = |announced: &DueJob| announced.id == job.job.id && *announced != job.job;
