@@ -5,24 +5,24 @@ use std::time::Duration;
 use clap::Args;
 use recruiter_common::exit::Exit;
 
-/// How the cleaner works.
+/// The settings of the cleaner.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Cleaning")]
 pub struct CleanerArgs {
-    /// A worker is dead when its heartbeat was seen unchanged for this long. On this cleaner's own machine a worker
-    /// whose process is gone is dead at once
+    /// Time without a new heartbeat after which a worker is dead. A worker on this cleaner's machine is dead as soon as
+    /// its process is gone
     #[arg(long, env = "RECRUITER_DEAD_AFTER", value_name = "DURATION", default_value = "30s", value_parser = humantime::parse_duration)]
     pub dead_after: Duration,
-    /// How often to look at the roster
+    /// Interval between polls of the roster
     #[arg(long, env = "RECRUITER_CLEAN_EVERY", value_name = "DURATION", default_value = "1s", value_parser = humantime::parse_duration)]
     pub every: Duration,
-    /// How often to look for jobs that are locked by nobody in the roster
+    /// Interval between sweeps for locked jobs whose worker is not in the roster
     #[arg(long, env = "RECRUITER_SWEEP_EVERY", value_name = "DURATION", default_value = "1m", value_parser = humantime::parse_duration)]
     pub sweep_every: Duration,
-    /// How long finished jobs stay in the archive
+    /// Time for which finished jobs stay in the archive
     #[arg(long, env = "RECRUITER_KEEP_ARCHIVED", value_name = "DURATION", default_value = "5d", value_parser = humantime::parse_duration)]
     pub keep_archived: Duration,
-    /// How often to prune the archive
+    /// Interval between deletions of old jobs from the archive
     #[arg(long, env = "RECRUITER_PRUNE_EVERY", value_name = "DURATION", default_value = "1m", value_parser = humantime::parse_duration)]
     pub prune_every: Duration,
 }
@@ -39,7 +39,7 @@ impl CleanerArgs {
         }
         if self.dead_after < self.every * 3 {
             return refuse(format!(
-                "--dead-after ({}) must be at least three looks at the roster (--every {}), or a single missed one would be a death",
+                "--dead-after ({}) must be at least three polls of the roster (--every {}), so that a single missed poll is not a death",
                 humantime::format_duration(self.dead_after),
                 humantime::format_duration(self.every)
             ));

@@ -27,7 +27,7 @@ const NEIGHBOURS_EVERY: Duration = Duration::from_millis(200);
 /// Minimum wait after a pass that failed in MongoDB.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Runs until asked to stop.
+/// Runs until a stop is requested.
 ///
 /// # Errors
 /// Fails when the arguments contradict each other, or when MongoDB cannot be used at the start. Later it waits for
@@ -53,12 +53,12 @@ pub async fn run(args: CleanerArgs, connect: &ConnectArgs, mut shutdown: Shutdow
         let looked = retire::tick(&store, &mut rescuer, &mut observations, args.dead_after).await;
         if let Err(error) = &looked {
             observations.clear();
-            tracing::warn!(error = chain(error), "the roster could not be looked after; trying again");
+            tracing::warn!(error = chain(error), "the poll of the roster failed; trying again");
         }
         if Monotonic::now() >= sweep_at {
             sweep_at = Monotonic::now() + args.sweep_every;
             if let Err(error) = rescue::sweep(&store, &mut rescuer, &shutdown).await {
-                tracing::warn!(error = chain(&error), "the sweep was not completed; trying again later");
+                tracing::warn!(error = chain(&error), "the sweep failed; trying again later");
             }
         }
         watchdog.progress();

@@ -10,7 +10,7 @@ use recruiter_common::{
     store::ConnectArgs,
 };
 
-/// Retires dead workers of Recruiter, rescues their jobs, prunes the archive.
+/// Retires dead workers of Recruiter, rescues their jobs, and deletes old jobs from the archive.
 #[derive(Parser)]
 #[command(name = "recruiter-cleaner", version, max_term_width = 100, after_help = EXIT_CODES)]
 struct Cli {

@@ -119,7 +119,7 @@ impl Rescuer {
             let job = match job {
                 Ok(job) => job,
                 Err((document, error)) => {
-                    tracing::warn!(job.id = %claim.job(), %error, "a locked document is no job; archiving it");
+                    tracing::warn!(job.id = %claim.job(), %error, "a locked document is not a valid job; archiving it");
                     archivals.push(Archival::undecodable(claim, holder, &document, &error, now));
                     continue;
                 }
@@ -157,7 +157,7 @@ impl Rescuer {
         let reason = match document.get_object_id("_id") {
             Ok(id) => match self.store.unlock_if_held_by_nobody(id.into()).await {
                 Ok(true) => {
-                    tracing::warn!(job.id = %id, "a job was locked by nobody: unlocked it");
+                    tracing::warn!(job.id = %id, "a job was locked without a holder: unlocked it");
                     return Ok(());
                 }
                 // Another cleaner unlocked it first.
@@ -175,7 +175,7 @@ impl Rescuer {
             tracing::warn!(
                 job.id = id,
                 reason,
-                "a locked document in `scheduled` is no job and cannot be unlocked: leaving it alone; delete it or repair it"
+                "a locked document in `scheduled` is not a valid job and cannot be unlocked: skipping it; delete it or repair it"
             );
         }
         Ok(())

@@ -171,7 +171,7 @@ pub(crate) async fn tick(
     let written = observations.suspects && store.acknowledges_writes(dead_after / LOOKS).await?;
     if observations.suspects && !written {
         observations.clear();
-        tracing::warn!("MongoDB answers reads but does not acknowledge a write in time: no worker is taken for dead by its silence so far");
+        tracing::warn!("MongoDB answers reads but does not acknowledge a write in time: silence observed so far does not count");
     }
     let workers = store.registered_workers().await?;
     store.fresh_clock().await?;
@@ -271,9 +271,9 @@ mod tests {
     fn silence_while_no_write_is_acknowledged_is_nobodys() {
         let seconds = |range: std::ops::Range<u64>, writes| range.map(move |at| (at, 1, writes));
         assert!(!observe(20, seconds(0..3_600, false)).0, "for an hour only reads were answered");
-        assert!(!observe(20, seconds(0..600, false).chain(seconds(600..619, true))).0, "it could beat for less than its lease");
-        assert!(observe(20, seconds(0..600, false).chain(seconds(600..621, true))).0, "it did not beat when it could");
-        assert_eq!(observe(20, (0..600).map(|at| (at, i64::try_from(at / 6).expect("small"), true))).1, 0, "nobody is late: no write");
+        assert!(!observe(20, seconds(0..600, false).chain(seconds(600..619, true))).0, "heartbeats were possible for less than its lease");
+        assert!(observe(20, seconds(0..600, false).chain(seconds(600..621, true))).0, "no heartbeat while heartbeats were possible");
+        assert_eq!(observe(20, (0..600).map(|at| (at, i64::try_from(at / 6).expect("small"), true))).1, 0, "no suspect: no write");
         assert_eq!(observe(20, seconds(0..31, true)), (true, 20), "in time, with a write a second when it was late");
     }
 
@@ -285,7 +285,7 @@ mod tests {
         let check = |observations: &mut Observations, ms: u64| observations.unburied(&retired, begin + Duration::from_millis(ms)).len();
         assert_eq!(check(&mut observations, 0), 0, "another cleaner's");
         assert_eq!(check(&mut observations, 1_900), 0);
-        assert_eq!(check(&mut observations, 2_000), 1, "it was left lying");
+        assert_eq!(check(&mut observations, 2_000), 1, "the other cleaner did not finish it in time");
         observations.clear();
         assert_eq!(check(&mut observations, 2_001), 1, "taken over, it is this cleaner's own");
         assert!(observations.dead(&retired, begin + DEAD_AFTER * 2, true, DEAD_AFTER).is_empty(), "it is dead already");
@@ -293,21 +293,21 @@ mod tests {
 
     #[test]
     fn silence_is_what_was_watched() {
-        assert!(!check(20, &[(0, 1)]), "a first look proves nothing, however old the heartbeat");
+        assert!(!check(20, &[(0, 1)]), "a first poll proves nothing, however old the heartbeat");
         assert!(!check(20, &[(0, 1), (29, 1)]));
         assert!(check(20, &[(0, 1), (30, 1)]));
         assert!(!check(20, &[(0, 1), (29, 2), (58, 2)]), "any change is a sign of life");
         assert!(!check(20, &[(0, 9), (29, 1), (58, 1)]), "even one back in time");
-        assert!(!check(60, &[(0, 1), (80, 1)]), "it trusts itself for a minute");
+        assert!(!check(60, &[(0, 1), (80, 1)]), "its lease is a minute");
         assert!(check(60, &[(0, 1), (90, 1)]));
     }
 
     #[test]
     fn a_sleep_of_the_cleaner_is_no_silence_of_the_workers() {
         let night = 8 * 3_600;
-        assert!(!look(20, [(0, 1), (night, 1)]), "it woke up before the worker did");
-        assert!(!look(20, (0..5).chain(night..night + 15).map(|at| (at, 1))), "nobody can be asked to be faster");
-        assert!(look(20, (0..5).chain(night..night + 20).map(|at| (at, 1))), "it did not wake up");
+        assert!(!look(20, [(0, 1), (night, 1)]), "the cleaner resumed before the worker");
+        assert!(!look(20, (0..5).chain(night..night + 15).map(|at| (at, 1))), "the worker had less than the period to resume");
+        assert!(look(20, (0..5).chain(night..night + 20).map(|at| (at, 1))), "the worker did not resume");
         assert!(look(20, [(0, 1), (40, 1), (80, 1), (120, 1)]), "a cleaner that is busy finds the dead as well");
     }
 }

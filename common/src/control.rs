@@ -78,7 +78,7 @@ pub enum Changed {
     },
     /// It was waiting and is archived now.
     Cancelled,
-    /// It is running. Its worker is asked to end it.
+    /// It is running. Its cancellation was requested.
     CancelRequested,
     /// It was archived and is deleted.
     Deleted,
@@ -109,7 +109,7 @@ impl Changed {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// There is no job with this id.
-    #[error("there is no such job, neither scheduled nor archived")]
+    #[error("no job has this id, neither in `scheduled` nor in `archived`")]
     Unknown,
     /// It was retried before.
     #[error("it was retried before, as {new}")]
@@ -139,7 +139,7 @@ pub enum Refusal {
     #[error("it cannot be enqueued again: {0}")]
     Unstorable(String),
     /// Its `locked` field is invalid.
-    #[error("its document says neither that it is locked nor that it is not; repair it by hand")]
+    #[error("its field `locked` is neither true nor false; repair the document by hand")]
     NeitherLockedNorNot,
     /// It changed between each read and write.
     #[error("it changed each time it was read; try again")]
@@ -157,13 +157,13 @@ impl Refusal {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Contradiction {
     /// Only archived jobs have a reason.
-    #[error("only archived jobs have a reason (`why`): ask for the place `archived`, or for none")]
+    #[error("only archived jobs have a finish reason (`why`): select the place `archived`, or no place")]
     WhyOutsideOfTheArchive,
     /// The period is empty.
     #[error("the period is empty: `since` must be before `until`")]
     EmptyPeriod,
     /// A successful job has no failure.
-    #[error("a job that is done has no error class and no message of a failure")]
+    #[error("a job that is done has no error class and no failure message; select another finish reason")]
     DoneAndFailed,
     /// A running job cannot be retried.
     #[error("a running job cannot be retried; its retry policy decides when it ends")]
@@ -487,7 +487,7 @@ impl Patience {
     async fn allows(&self, error: &StoreError) -> bool {
         let repeat = error.is_transient() && !error.is_unauthorized() && self.since.elapsed() < TRY_FOR;
         if repeat {
-            tracing::warn!(error = chain(error), "a batch of changes was not carried out; trying again");
+            tracing::warn!(error = chain(error), "a batch of changes failed; trying again");
             pause(TRY_AGAIN_AFTER).await;
         }
         repeat
@@ -539,9 +539,9 @@ fn step_of_retry(again: bool, is_archived: bool, document: RawDocumentBuf, now: 
         (JobState::Started { worker, .. }, false) => return Err(Refusal::Running { worker: *worker }),
         (JobState::Scheduled { at }, false) if *at <= now => Step::Nothing(Changed::AlreadyDue { since: *at }),
         (JobState::Scheduled { at }, false) => Step::Hasten { at: *at, group: job.group },
-        (_, true) => return Err(Refusal::Malformed("it is in the archive, but its document does not say that it has ended".into())),
+        (_, true) => return Err(Refusal::Malformed("it is in the archive, but its document is not in a finished state".into())),
         (JobState::Archived { .. }, false) => {
-            return Err(Refusal::Malformed("it is in `scheduled`, but its document says that it has ended".into()));
+            return Err(Refusal::Malformed("it is in `scheduled`, but its document is in a finished state".into()));
         }
     })
 }
@@ -565,7 +565,7 @@ fn would_become((id, step): (JobId, Step)) -> (JobId, Changed) {
 fn again(job: Job) -> Result<NewJob, String> {
     let document = |parameters: Bson| {
         let Bson::Document(parameters) = parameters else {
-            return Err("its parameters are no document; enqueue it by hand".to_owned());
+            return Err("its parameters are not a document; enqueue it by hand".to_owned());
         };
         Ok(parameters)
     };

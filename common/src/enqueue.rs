@@ -190,7 +190,7 @@ pub enum EnqueueError {
     },
     /// The job is larger than the limit.
     #[error(
-        "a `{class}` job would have {bytes} bytes, and its parameters may have {LARGEST_WORKABLE}: store the data elsewhere and enqueue where it is"
+        "a `{class}` job would have {bytes} bytes, more than the maximum of {LARGEST_WORKABLE}: store the data elsewhere and enqueue a reference to it"
     )]
     TooLarge {
         /// Class of the job.
@@ -199,13 +199,13 @@ pub enum EnqueueError {
         bytes: usize,
     },
     /// A bundle without items.
-    #[error("a bundle of `{class}` has no items: there is nothing to be done")]
+    #[error("a bundle of `{class}` has no items: give 1 to {MOST_ITEMS}")]
     NoItems {
         /// Class of the items.
         class: String,
     },
     /// A bundle with too many items.
-    #[error("a bundle of `{class}` has more than {MOST_ITEMS} items: make several bundles of them")]
+    #[error("a bundle of `{class}` has more than {MOST_ITEMS} items: divide them among several bundles")]
     TooManyItems {
         /// Class of the items.
         class: String,
@@ -389,11 +389,12 @@ impl NewJob {
         Ok(store.enqueue_many([self]).await?[0])
     }
 
-    /// Enqueues the job in the caller's session and transaction. Call [`Store::announce_jobs`] after the commit to
-    /// notify the workers. Without that call the job is found by polling.
+    /// Enqueues the job in the caller's transaction, in a session of [`Store::start_session`]. Call [`Store::announce_jobs`] after the
+    /// commit to notify the workers. Without that call the job is found by polling.
     ///
     /// # Errors
-    /// [`EnqueueError`]. The caller must then abort the transaction.
+    /// [`EnqueueError`]. The caller must then abort the transaction. In `and_run2` the driver wraps the error: `get_custom::<EnqueueError>()`
+    /// of the driver's error returns it. [`StoreError::NoTransaction`] if the session has no transaction open.
     pub async fn enqueue_in(self, store: &Store, session: &mut ClientSession) -> Result<Enqueued, EnqueueError> {
         Ok(store.enqueue_many_in(session, [self]).await?[0])
     }
@@ -428,7 +429,7 @@ impl NewJob {
         if bytes > LARGEST_WORKABLE {
             return Err(EnqueueError::TooLarge { class: self.class, bytes });
         }
-        let (id, class) = (self.id.unwrap_or_else(JobId::new), self.class);
+        let (is_sent_once, id, class) = (self.id.is_none(), self.id.unwrap_or_else(JobId::new), self.class);
         let mut document = doc! {
             "_id": id,
             "done": false,
@@ -441,6 +442,9 @@ impl NewJob {
             "scheduled_at": bson::DateTime::from_chrono(at),
             "retry_policy": { "class": self.retry_policy.class, "parameters": self.retry_policy.parameters },
         };
+        if is_sent_once {
+            document.insert("once", true);
+        }
         if let Some(outcomes) = outcomes {
             document.insert("item_outcomes", outcomes);
         }
@@ -533,7 +537,7 @@ impl Store {
     /// Enqueues many jobs in the caller's session and transaction. See [`NewJob::enqueue_in`].
     ///
     /// # Errors
-    /// [`EnqueueError`]. The caller must then abort the transaction.
+    /// See [`NewJob::enqueue_in`].
     pub async fn enqueue_many_in(
         &self,
         session: &mut ClientSession,
@@ -541,8 +545,8 @@ impl Store {
     ) -> Result<Vec<Enqueued>, EnqueueError> {
         self.ready_to_enqueue().await?;
         let prepared = Prepared::from_jobs(jobs, self.now())?;
-        self.insert_jobs_in(session, prepared.documents).await?;
-        Ok(prepared.ids.into_iter().map(|id| Enqueued { id, is_new: true }).collect())
+        let known = self.insert_jobs_in(session, prepared.documents, &prepared.resent).await?;
+        Ok(prepared.ids.into_iter().map(|id| Enqueued { id, is_new: !known.contains(&id) }).collect())
     }
 
     /// Checks before an insert that the schema exists: an insert would create a missing collection without a validator.
@@ -644,7 +648,7 @@ mod tests {
         let policy =
             |class: &str| StoredPolicy { class: class.into(), parameters: doc! { "seconds_to_wait_before_retry": 1, "jiter": 0.1 }.into() };
         let job = |class: &str| NewJob::of_class("a", doc! {}).retry_stored(policy(class));
-        assert!(check(job("RetryForever")).is_err_and(|error| error.contains("`jiter` is not known here")));
+        assert!(check(job("RetryForever")).is_err_and(|error| error.contains("`jiter` is unknown")));
         assert!(check(job("RetryForever").recovered_from(JobId::new())).is_ok());
         assert!(check(job("OneOfTheirOwn")).is_ok());
         assert!(check(job("RetryForever").retry(&DoNotDoItAgain)).is_ok());

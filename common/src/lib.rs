@@ -1,11 +1,12 @@
-//! Background jobs on MongoDB: enqueue them, in your own transactions too, and read what became of them.
+//! Background jobs on MongoDB: enqueue them, also in your own transactions, and read their results.
 //!
-//! This is the crate of an application that enqueues. One that also runs jobs depends on `recruiter-worker` alone, which re-exports it.
+//! An application that only enqueues depends on this crate. An application that also runs jobs depends on `recruiter-worker`, which
+//! re-exports this crate.
 //!
 //! # bson
 //!
-//! This crate needs bson 3, and the MongoDB driver has one `mongodb::bson` for all crates of a program: where an application has used the
-//! driver's default, bson 2, that becomes bson 3. Depend on `mongodb` with `default-features = false, features = ["bson-3", …]` and on
+//! This crate needs bson 3. The MongoDB driver has one `mongodb::bson` for all crates of a program, so an application that used the
+//! driver's default, bson 2, changes to bson 3. Depend on `mongodb` with `default-features = false, features = ["bson-3", …]` and on
 //! `bson = "3"`, or use [`bson`] and [`mongodb`] of this crate. In application code `to_bson`, `from_bson`, `to_document`
 //! and `from_document` become `serialize_to_bson`, `deserialize_from_bson`, `serialize_to_document` and `deserialize_from_document`.
 //!
@@ -26,7 +27,7 @@
 //!     const CLASS: &'static str = "SendMail";
 //!     type Output = ();
 //!
-//!     // Of every job of this class, unless a job says otherwise.
+//!     // The settings of every job of this class. A job can override them.
 //!     fn defaults() -> Defaults {
 //!         Defaults::default().group("mail").retry(ExponentialBackoff::new(5, Duration::from_secs(10)))
 //!     }
@@ -37,7 +38,7 @@
 //! let enqueued = SendMail { to: "ada@example.org".into() }.as_job().after(Duration::from_secs(60)).enqueue(&store).await?;
 //! println!("{} is enqueued", enqueued.id);
 //!
-//! // Many small ones as one job; see `NewJob::bundle`.
+//! // Many small items in one job; see `NewJob::bundle`.
 //! NewJob::bundle((1..=1_000).map(|n| SendMail { to: format!("subscriber-{n}@example.org") })).enqueue(&store).await?;
 //! # Ok(())
 //! # }
@@ -45,38 +46,39 @@
 //!
 //! # In your own transaction, on your own client
 //!
-//! A job that is enqueued with [`NewJob::enqueue_in`] exists if, and only if, the transaction is committed. A store is made of the application's own
-//! client with [`Store::from_database`], whose documentation has an example and says what is taken from the client.
+//! A job that is enqueued with [`NewJob::enqueue_in`] exists if, and only if, the transaction is committed. [`Store::from_database`] creates
+//! a store on the application's own client. Its documentation has an example, and lists the client's settings that matter.
 //!
-//! # What became of it
+//! # Results
 //!
-//! [`Store::result_of`] returns the result in the type that its class declares, or why there is none.
+//! [`Store::result_of`] returns the result in the type that its class declares, or the reason why there is none.
 //!
 //! # Modules
 //!
-//! What applications use is at the root as well. Without the feature `process`, which is for programs on Linux, this crate is portable.
+//! The items for applications are also exported at the root. Without the feature `process`, which is for programs on Linux, this crate is
+//! portable.
 //!
-//! | module | what it is | who uses it |
+//! | module | content | used by |
 //! |---|---|---|
 //! | [`enqueue`] | describe a job and enqueue it | applications, `recruiter enqueue` |
-//! | [`spec`] | a job as JSON, in and out | `recruiter enqueue`, other programs |
-//! | [`finished`] | what became of a job, and its result | applications |
+//! | [`spec`] | a job as JSON, read and written | `recruiter enqueue`, other programs |
+//! | [`finished`] | the outcome of a job, and its result | applications |
 //! | [`control`] | retry, cancel and delete jobs | `recruiter jobs`, applications |
-//! | [`retry_policy`] | when a failed job is done again | applications, worker |
+//! | [`retry_policy`] | when a failed job is retried | applications, worker |
 //! | [`job`] | one job, its items and its history | all |
 //! | [`roster`] | one worker process | all |
-//! | [`failure`] | what went wrong in one execution | worker, cleaner, policies |
-//! | [`ids`] | identities | all |
-//! | [`instant`] | instants as stored | all |
+//! | [`failure`] | the failure of one execution | worker, cleaner, policies |
+//! | [`ids`] | ids of jobs, workers, starts and rounds | all |
+//! | [`instant`] | instants in documents | all |
 //! | [`store`] | every MongoDB call | all |
 //! | [`clock`] | the server's clock, and this machine's | store, worker |
-//! | [`shutdown`] | being asked to stop, and sleeping | the three processes |
-//! | [`service`] | telling the service manager | the three processes |
-//! | [`task`] | working where the network is heard | recruiter, worker |
-//! | [`telemetry`] | what log lines say | all |
-//! | [`logging`] | where logs go | the three programs |
+//! | [`shutdown`] | stop requests, and sleeping | the three processes |
+//! | [`service`] | notifications to the service manager | the three processes |
+//! | [`task`] | the main future as a task of the runtime | recruiter, worker |
+//! | [`telemetry`] | the contents of log lines | all |
+//! | [`logging`] | the destination and format of logs | the three programs |
 //! | [`exit`] | exit codes | the three processes |
-//! | [`secrets`] | what other processes of the user cannot read | the three processes |
+//! | [`secrets`] | hiding credentials from other processes of the user | the three processes |
 
 pub mod clock;
 pub mod control;

@@ -11,30 +11,30 @@ use std::{
 use clap::{Args, ValueEnum};
 use tracing_subscriber::EnvFilter;
 
-/// How a process logs.
+/// The log settings of a process.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Logging", about = None, long_about = None)]
 pub struct LogArgs {
-    /// What to log: error, warn, info, debug, trace, or a filter like `info,recruiter=debug` [default: info; warn for
-    /// a command that only asks or tells]
+    /// Log filter: error, warn, info, debug, trace, or for example `info,recruiter=debug` [default: info; warn for
+    /// commands that end by themselves]
     #[arg(long = "log", global = true, env = "RECRUITER_LOG", value_name = "FILTER")]
     filter: Option<String>,
-    /// Shape of a log line
+    /// Format of the log lines
     #[arg(long = "log-format", global = true, env = "RECRUITER_LOG_FORMAT", value_enum, default_value_t = Format::Text)]
     format: Format,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Format {
-    /// For people
+    /// Text for people
     Text,
-    /// One JSON object a line
+    /// One JSON object per line
     Json,
 }
 
 /// The value of `--log` is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("--log: `{filter}` is no log filter ({problem}); say for example `info`")]
+#[error("--log: `{filter}` is not a valid log filter ({problem}); write for example `info`")]
 pub struct InvalidFilter {
     filter: String,
     problem: String,

@@ -139,6 +139,10 @@ pub struct AvailableWorker {
     pub classes: Vec<String>,
     /// Number of free slots. It grows while the worker is available, and only an assignment reduces it.
     pub free: u32,
+    /// How many jobs it accepts ahead, beyond the free slots.
+    pub prefetch: u32,
+    /// Jobs that were assigned to it ahead and are not started yet.
+    pub prefetched: Vec<JobId>,
     /// The last round whose assignment it took.
     pub round: Option<RoundId>,
     /// The channel that it reads hints from.
@@ -189,6 +193,7 @@ struct RosterDocument {
     work_on: Option<Bson>,
     classes: Option<Vec<String>>,
     free: Option<i64>,
+    prefetch: Option<i64>,
     #[expect(dead_code, reason = "read so that a document of another shape is noticed")]
     term: Option<LeaseTerm>,
     round: Option<RoundId>,
@@ -201,12 +206,15 @@ impl TryFrom<Document> for AvailableWorker {
     fn try_from(document: Document) -> Result<Self, String> {
         let last_seen_at = document.get_datetime("last_seen_at").ok().copied();
         let lease = lease_in(&document).unwrap_or(DEFAULT_LEASE);
+        let prefetched = ids_in(document.get("prefetched"));
         let stored: RosterDocument = bson::deserialize_from_document(document).map_err(|error| of_bson(&error))?;
         Ok(Self {
             id: stored.id,
             work_on: stored.work_on.ok_or("`work_on` is missing")?.try_into()?,
             classes: stored.classes.ok_or("`classes` is missing")?,
             free: u32::try_from(stored.free.unwrap_or(0)).map_err(|error| format!("`free`: {error}"))?,
+            prefetch: u32::try_from(stored.prefetch.unwrap_or(0)).map_err(|error| format!("`prefetch`: {error}"))?,
+            prefetched,
             round: stored.round,
             channel: Channel(stored.channel.and_then(|channel| u32::try_from(channel).ok()).unwrap_or_default()),
             last_seen_at,

@@ -1,7 +1,7 @@
 //! Notifications to the service manager: that a process is ready, is stopping, and what it is doing.
 //!
-//! Used by the three processes. Without a listening service manager, or without the feature `process`, nothing is sent:
-//! the application notifies its service manager itself.
+//! Used by the three programs. A worker inside an application sends nothing ([`Notifier::Silent`]): the application
+//! notifies its service manager itself. Without the feature `process`, no process sends anything.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -19,14 +19,42 @@ pub fn ready(status: &str) {
     notify(News::Ready(status));
 }
 
-/// Notifies what the process is doing, for `systemctl status`.
-pub fn status(status: &str) {
-    notify(News::Status(status));
-}
-
 /// Notifies that the process has begun to stop.
 pub fn stopping() {
     notify(News::Stopping);
+}
+
+/// Who notifies the service manager about a worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Notifier {
+    /// The application that the worker is part of: the worker sends nothing.
+    Silent,
+    /// The worker, which is the whole process.
+    Process,
+}
+
+impl Notifier {
+    /// Notifies that the process is ready.
+    pub fn ready(self, status: &str) {
+        if self == Self::Process {
+            ready(status);
+        }
+    }
+
+    /// Notifies that the process has begun to stop.
+    pub fn stopping(self) {
+        if self == Self::Process {
+            stopping();
+        }
+    }
+
+    /// The watchdog of the main loop, which a silent one notifies of nothing.
+    pub fn watchdog(self) -> Watchdog {
+        match self {
+            Self::Silent => Watchdog::every(None),
+            Self::Process => Watchdog::of_this_process(),
+        }
+    }
 }
 
 /// Reports the progress of a process's main loop to the service manager.
@@ -93,10 +121,9 @@ impl Watchdog {
 }
 
 /// A notification to the service manager.
-#[cfg_attr(not(feature = "process"), expect(dead_code, reason = "nobody is told"))]
+#[cfg_attr(not(feature = "process"), expect(dead_code, reason = "without the feature nothing is sent"))]
 enum News<'a> {
     Ready(&'a str),
-    Status(&'a str),
     Stopping,
     Progress,
 }
@@ -105,12 +132,11 @@ enum News<'a> {
 fn notify(news: News<'_>) {
     let told = match news {
         News::Ready(status) => sd_notify::notify(&[NotifyState::Ready, NotifyState::Status(status)]),
-        News::Status(status) => sd_notify::notify(&[NotifyState::Status(status)]),
         News::Stopping => sd_notify::notify(&[NotifyState::Stopping]),
         News::Progress => sd_notify::notify(&[NotifyState::Watchdog]),
     };
     if let Err(error) = told {
-        tracing::debug!(%error, "the service manager could not be told");
+        tracing::debug!(%error, "the service manager could not be notified");
     }
 }
 
@@ -139,6 +165,6 @@ mod tests {
         assert_eq!(told, [0, 10, 20, 30, 40, 50]);
         assert_eq!(watchdog.next_in(), LONGEST_WAIT);
         assert_eq!(Watchdog::every(Some(second)).next_in(), second / 4);
-        assert!(!Watchdog::every(None).note(start), "nobody wants to hear it");
+        assert!(!Watchdog::every(None).note(start), "the service manager expects no notification");
     }
 }

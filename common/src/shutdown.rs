@@ -65,10 +65,10 @@ impl Shutdown {
                 }
             };
             tokio::select! { _ = terminate.recv() => {} _ = interrupt.recv() => {} () = hung_up => {} }
-            tracing::info!("asked to stop (TERM or INT once more: at once)");
+            tracing::info!("stop requested (send TERM or INT again to stop at once)");
             trigger.drain();
             tokio::select! { _ = terminate.recv() => {} _ = interrupt.recv() => {} }
-            tracing::info!("asked twice: stopping at once");
+            tracing::info!("second stop request: stopping at once");
             trigger.abort();
             std::future::pending::<()>().await;
         });

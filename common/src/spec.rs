@@ -4,7 +4,7 @@
 //! use recruiter_common::spec::JobSpec;
 //!
 //! let spec: JobSpec = r#"{"class": "checksum", "parameters": {"path": "/etc/hostname"}, "after": "5m"}"#.parse()?;
-//! assert_eq!(spec.group, None, "`generic`, when nothing is said");
+//! assert_eq!(spec.group, None, "the default is `generic`");
 //! assert_eq!(spec.to_string(), r#"{"class":"checksum","parameters":{"path":"/etc/hostname"},"after":"5m"}"#);
 //! let job = spec.into_job(UnknownPolicies::Refuse)?;
 //! # use recruiter_common::spec::{InvalidSpec, UnknownPolicies};
@@ -26,52 +26,51 @@ use crate::{
     retry_policy::RetryPolicies,
 };
 
-/// Longest line of JSON that is read, in bytes: a job of the largest size that MongoDB takes fits even when JSON needs four bytes for one
-/// of BSON.
+/// Maximum length of a line of JSON, in bytes. A job of the maximum size fits, even if JSON needs four bytes for one byte of BSON.
 pub const LONGEST_LINE: usize = 16 * 1024 * 1024;
 
-/// A job as a JSON object. Values that JSON does not have (dates, ids, binary data) are MongoDB's extended JSON; `null` means the same as
-/// no field, and a field that is not listed here is refused.
+/// A job as a JSON object. Values that JSON does not have (dates, ids, binary data) are written in MongoDB's extended JSON. `null` means the
+/// same as a missing field. A field that is not listed here is refused.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct JobSpec {
-    /// Class of the workable. The only field that a job must have.
+    /// Class of the workable. The only required field.
     #[serde(default)]
     pub class: String,
     /// Parameters of the workable: a JSON object.
     #[serde(default, deserialize_with = "parameters", serialize_with = "document", skip_serializing_if = "Option::is_none")]
     pub parameters: Option<Document>,
-    /// Of a bundle, in place of `parameters`: an array with the parameters of each item.
+    /// Only for a bundle, and in place of `parameters`: an array with the parameters of each item.
     #[serde(default, deserialize_with = "items", serialize_with = "documents", skip_serializing_if = "Option::is_none")]
     pub items: Option<Vec<Document>>,
-    /// Group; `generic` when nothing is said.
+    /// Group. Default: `generic`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<String>,
-    /// How urgent it is: 0 to 9, 5 when nothing is said.
+    /// Priority from 0 to 9, higher first. Default: 5.
     #[serde(default, deserialize_with = "priority", serialize_with = "number", skip_serializing_if = "Option::is_none")]
     pub priority: Option<Priority>,
-    /// When it is due, like `2030-01-31T18:00:00Z`; at once when neither this nor `after` is said.
+    /// Instant at which the job is due, for example `2030-01-31T18:00:00Z`. Default: now, unless `after` is given.
     #[serde(default, deserialize_with = "instant", serialize_with = "rfc3339", skip_serializing_if = "Option::is_none")]
     pub scheduled_at: Option<Instant>,
-    /// How long after it is enqueued it is due, like `1h 30m`.
+    /// Delay from the enqueueing until the job is due, for example `1h 30m`.
     #[serde(default, deserialize_with = "duration", serialize_with = "humane", skip_serializing_if = "Option::is_none")]
     pub after: Option<Duration>,
     /// Labels.
     #[serde(default, deserialize_with = "tags", skip_serializing_if = "Vec::is_empty")]
     pub tags: Vec<String>,
-    /// Its name in the application's own terms.
+    /// Name of the job in the application's own terms.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub urn: Option<String>,
-    /// Retry policy, `{"class": …, "parameters": …}`; the job is not retried when nothing is said.
+    /// Retry policy, `{"class": …, "parameters": …}`. Default: no retry.
     #[serde(default, deserialize_with = "policy", serialize_with = "stored_policy", skip_serializing_if = "Option::is_none")]
     pub retry_policy: Option<StoredPolicy>,
-    /// Its id, 24 hexadecimal digits: a job that is there under this id is not enqueued again.
+    /// Id of the job, 24 hexadecimal digits. If a job with this id exists, nothing is enqueued.
     #[serde(default, deserialize_with = "id", serialize_with = "hex", skip_serializing_if = "Option::is_none")]
     pub id: Option<JobId>,
 }
 
-/// Why a text, or a job, has no [`JobSpec`], or why a `JobSpec` is no job. One sentence, for people.
+/// Why a text or a job cannot become a [`JobSpec`], or a `JobSpec` cannot become a job. One sentence, for people.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{problem}")]
 pub struct InvalidSpec {
@@ -84,29 +83,29 @@ impl InvalidSpec {
         Self { problem: problem.into(), is_unknown_policy: false }
     }
 
-    /// Whether nothing is wrong but that this program does not know the retry policy: see [`UnknownPolicies::Accept`].
+    /// Whether the only problem is a retry policy that this program does not know: see [`UnknownPolicies::Accept`].
     pub fn is_unknown_policy(&self) -> bool {
         self.is_unknown_policy
     }
 }
 
-/// What becomes of a job whose retry policy this program does not know.
+/// The treatment of a job whose retry policy this program does not know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UnknownPolicies {
-    /// It is refused.
+    /// The job is refused.
     Refuse,
-    /// It is accepted: workers know the policy.
+    /// The job is accepted, because workers may know the policy.
     Accept,
 }
 
 impl JobSpec {
-    /// The job on one line of a file; none when the line is blank.
+    /// The job on one line of a file; `None` for a blank line.
     ///
     /// # Errors
-    /// When the line is no job. The message does not say which line it is.
+    /// When the line is not a valid job. The message does not contain the line number.
     pub fn of_line(line: &[u8]) -> Result<Option<Self>, InvalidSpec> {
         if line.len() > LONGEST_LINE {
-            let problem = format!("the line is longer than {LONGEST_LINE} bytes: store the data elsewhere and enqueue where it is");
+            let problem = format!("the line is longer than {LONGEST_LINE} bytes: store the data elsewhere and enqueue a reference to it");
             return Err(InvalidSpec::new(problem));
         }
         let text = std::str::from_utf8(line).map_err(|error| InvalidSpec::new(format!("the line is not UTF-8: {error}")))?;
@@ -114,14 +113,14 @@ impl JobSpec {
         if text.is_empty() { Ok(None) } else { text.parse().map(Some) }
     }
 
-    /// What would enqueue this job once more, under another id: without its id, its date and its history.
+    /// A specification that enqueues this job once more under another id: without its id, its date and its history.
     ///
     /// # Errors
-    /// When its parameters are no document, which JSON could not tell from one.
+    /// When its parameters are not a document: the JSON form allows only documents.
     pub fn of_job(job: &Job) -> Result<Self, InvalidSpec> {
         let document = |parameters: Bson| {
             let Bson::Document(parameters) = parameters else {
-                return Err(InvalidSpec::new(format!("its parameters are no document, but {:?}", parameters.element_type())));
+                return Err(InvalidSpec::new(format!("its parameters are not a document, but {:?}", parameters.element_type())));
             };
             Ok(parameters)
         };
@@ -142,22 +141,22 @@ impl JobSpec {
         })
     }
 
-    /// The job, to be enqueued.
+    /// The job, ready to be enqueued.
     ///
     /// # Errors
-    /// When fields contradict each other, or the retry policy cannot be used. Names and sizes are checked by the enqueueing call.
+    /// When fields exclude each other, or the retry policy is invalid. The enqueueing call checks names and sizes.
     pub fn into_job(self, unknown_policies: UnknownPolicies) -> Result<NewJob, InvalidSpec> {
         let refused = |problem: &str| Err(InvalidSpec::new(problem));
         if self.class.is_empty() {
-            return refused("`class` is missing: what is to be done?");
+            return refused("`class` is missing");
         }
         let mut job = match (self.items, self.parameters) {
-            (Some(_), Some(_)) => return refused("`items` and `parameters` contradict each other; say one of them"),
+            (Some(_), Some(_)) => return refused("`items` and `parameters` exclude each other; give only one of them"),
             (Some(items), None) => NewJob::bundle_of_class(self.class, items),
             (None, parameters) => NewJob::of_class(self.class, parameters.unwrap_or_default()),
         };
         job = match (self.scheduled_at, self.after) {
-            (Some(_), Some(_)) => return refused("`scheduled_at` and `after` contradict each other; say one of them"),
+            (Some(_), Some(_)) => return refused("`scheduled_at` and `after` exclude each other; give only one of them"),
             (Some(at), None) => job.at(at),
             (None, Some(delay)) => job.after(delay),
             (None, None) => job,
@@ -192,7 +191,7 @@ impl FromStr for JobSpec {
             return Err(InvalidSpec::new(example));
         }
         serde_json::from_str(text).map_err(|error| {
-            // serde's own position names a line, which is always the first.
+            // serde's own position has a line number, which is always 1.
             let message = error.to_string();
             let problem = message.rsplit_once(" at line ").map_or(message.as_str(), |(problem, _)| problem);
             InvalidSpec::new(format!("{problem} (column {})", error.column()))
@@ -222,7 +221,7 @@ fn check_policy(policy: &StoredPolicy, unknown: UnknownPolicies) -> Result<(), I
 /// The parameters of a job: a JSON object.
 ///
 /// # Errors
-/// When it is none.
+/// When the text is not one.
 pub fn parameters_of_text(text: &str) -> Result<Document, InvalidSpec> {
     json_of_text(text).and_then(parameters_of_json)
 }
@@ -230,7 +229,7 @@ pub fn parameters_of_text(text: &str) -> Result<Document, InvalidSpec> {
 /// The parameters of the items of a bundle: a JSON array of objects.
 ///
 /// # Errors
-/// When it is none.
+/// When the text is not one.
 pub fn items_of_text(text: &str) -> Result<Vec<Document>, InvalidSpec> {
     json_of_text(text).and_then(items_of_json)
 }
@@ -238,7 +237,7 @@ pub fn items_of_text(text: &str) -> Result<Vec<Document>, InvalidSpec> {
 /// A retry policy: a JSON object with `class` and `parameters`.
 ///
 /// # Errors
-/// When it is none.
+/// When the text is not one.
 pub fn policy_of_text(text: &str) -> Result<StoredPolicy, InvalidSpec> {
     json_of_text(text).and_then(policy_of_json)
 }
@@ -246,39 +245,41 @@ pub fn policy_of_text(text: &str) -> Result<StoredPolicy, InvalidSpec> {
 /// An instant, as RFC 3339 writes it.
 ///
 /// # Errors
-/// When it is none.
+/// When the text is not one.
 pub fn instant_of_text(text: &str) -> Result<Instant, InvalidSpec> {
     let at = DateTime::parse_from_rfc3339(text).map(|at| at.with_timezone(&Utc));
     at.map_err(|error| {
-        InvalidSpec::new(format!("`{text:.80}` is no instant ({error}); write it like 2030-01-31T18:00:00Z or 2030-01-31T19:00:00+01:00"))
+        InvalidSpec::new(format!(
+            "`{text:.80}` is not an instant ({error}); write it like 2030-01-31T18:00:00Z or 2030-01-31T19:00:00+01:00"
+        ))
     })
 }
 
 /// A duration, as people write it.
 ///
 /// # Errors
-/// When it is none.
+/// When the text is not one.
 pub fn duration_of_text(text: &str) -> Result<Duration, InvalidSpec> {
     let duration = humantime::parse_duration(text);
-    duration.map_err(|error| InvalidSpec::new(format!("`{text:.80}` is no duration ({error}); write it like 90s, 5m or 1h 30m")))
+    duration.map_err(|error| InvalidSpec::new(format!("`{text:.80}` is not a duration ({error}); write it like 90s, 5m or 1h 30m")))
 }
 
 /// The id of a job, in hexadecimal digits.
 ///
 /// # Errors
-/// When it is none.
+/// When the text is not one.
 pub fn id_of_text(text: &str) -> Result<JobId, InvalidSpec> {
-    text.parse().map_err(|_| InvalidSpec::new(format!("`{text:.80}` is no job id, which has 24 hexadecimal digits")))
+    text.parse().map_err(|_| InvalidSpec::new(format!("`{text:.80}` is not a job id (24 hexadecimal digits)")))
 }
 
 // From JSON.
 
 fn json_of_text(text: &str) -> Result<Value, InvalidSpec> {
-    serde_json::from_str(text).map_err(|error| InvalidSpec::new(format!("that is no JSON: {error}")))
+    serde_json::from_str(text).map_err(|error| InvalidSpec::new(format!("invalid JSON: {error}")))
 }
 
 fn extended(value: Value) -> Result<Bson, InvalidSpec> {
-    Bson::try_from(value).map_err(|error| InvalidSpec::new(format!("that is no extended JSON: {error}")))
+    Bson::try_from(value).map_err(|error| InvalidSpec::new(format!("invalid extended JSON: {error}")))
 }
 
 fn parameters_of_json(value: Value) -> Result<Document, InvalidSpec> {
@@ -328,7 +329,7 @@ fn duration_of_json(value: Value) -> Result<Duration, InvalidSpec> {
     duration_of_text(value.as_str().unwrap_or(&value.to_string()))
 }
 
-/// Through a JSON value, so that messages are the same for flags and lines.
+/// Decodes by way of a JSON value, so that flags and lines have the same messages.
 fn optional<'de, D: Deserializer<'de>, T>(from: D, read: fn(Value) -> Result<T, InvalidSpec>) -> Result<Option<T>, D::Error> {
     let value = Value::deserialize(from)?;
     if value.is_null() { Ok(None) } else { read(value).map(Some).map_err(D::Error::custom) }
@@ -370,7 +371,7 @@ fn tags<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
 
 // To JSON.
 
-/// Relaxed extended JSON, but for integers that would come back narrower than they are.
+/// Relaxed extended JSON, except for integers that would be read back with fewer bits.
 fn relaxed(value: Bson) -> Value {
     if let Bson::Document(document) = value {
         Value::Object(document.into_iter().map(|(key, value)| (key, relaxed(value))).collect())
@@ -498,15 +499,15 @@ mod tests {
         check(r#"{"class": "c", "priority": 12}"#, Err("`priority` is 12; it must be from 0 to 9"));
         check(r#"{"class": "c", "priority": "high"}"#, Err("expected i64"));
         check(r#"{"class": "c", "parameters": [1]}"#, Err("parameters must be a JSON object"));
-        check(r#"{"class": "c", "scheduled_at": "tomorrow"}"#, Err("`tomorrow` is no instant"));
+        check(r#"{"class": "c", "scheduled_at": "tomorrow"}"#, Err("`tomorrow` is not an instant"));
         check(r#"{"class": "c", "scheduled_at": "tomorrow"}"#, Err("write it like 2030-01-31T18:00:00Z"));
         check(r#"{"class": "c", "items": {}}"#, Err("items must be a JSON array"));
         check(r#"{"class": "c", "items": [{}, 1]}"#, Err("item 1: parameters must be a JSON object"));
-        check(r#"{"class": "c", "items": [{}], "parameters": {}}"#, Err("contradict each other"));
-        check(r#"{"class": "c", "scheduled_at": 5}"#, Err("`5` is no instant"));
-        check(r#"{"class": "c", "after": 5}"#, Err("`5` is no duration"));
-        check(r#"{"class": "c", "after": "5m", "scheduled_at": "2030-01-31T18:00:00Z"}"#, Err("contradict each other"));
-        check(r#"{"class": "c", "id": "x"}"#, Err("`x` is no job id"));
+        check(r#"{"class": "c", "items": [{}], "parameters": {}}"#, Err("exclude each other"));
+        check(r#"{"class": "c", "scheduled_at": 5}"#, Err("`5` is not an instant"));
+        check(r#"{"class": "c", "after": 5}"#, Err("`5` is not a duration"));
+        check(r#"{"class": "c", "after": "5m", "scheduled_at": "2030-01-31T18:00:00Z"}"#, Err("exclude each other"));
+        check(r#"{"class": "c", "id": "x"}"#, Err("`x` is not a job id"));
     }
 
     #[test]
@@ -530,9 +531,9 @@ mod tests {
         check(r#"{"$where": "x", "a.b": 1}"#, Ok(doc! { "$where": "x", "a.b": 1 }));
         check(r#"[1]"#, Err("must be a JSON object"));
         check(r#"{"$oid": "65a1b2c3d4e5f60718293a4b"}"#, Err("must be a JSON object"));
-        check(r#"{"a": {"$oid": "short"}}"#, Err("that is no extended JSON"));
-        check(r#"{"path": x}"#, Err("that is no JSON"));
-        check(&format!("{{\"a\": {}{}}}", "[".repeat(200), "]".repeat(200)), Err("that is no JSON: recursion limit exceeded"));
+        check(r#"{"a": {"$oid": "short"}}"#, Err("invalid extended JSON"));
+        check(r#"{"path": x}"#, Err("invalid JSON"));
+        check(&format!("{{\"a\": {}{}}}", "[".repeat(200), "]".repeat(200)), Err("invalid JSON: recursion limit exceeded"));
     }
 
     #[test]
@@ -573,6 +574,6 @@ mod tests {
         assert_eq!(job(doc! { "class": "c", "parameters": { "a": 1 } }), Ok(single));
         let bundle = format!(r#"{{"class":"c","items":[{{"a":1}},{{}}],{rest}"#);
         assert_eq!(job(doc! { "class": "c", "items": [{ "a": 1 }, {}] }), Ok(bundle));
-        assert!(job(doc! { "class": "c", "parameters": 5 }).is_err_and(|problem| problem.to_string().contains("no document")));
+        assert!(job(doc! { "class": "c", "parameters": 5 }).is_err_and(|problem| problem.to_string().contains("not a document")));
     }
 }

@@ -88,7 +88,7 @@ pub fn of_bson(error: &bson::error::Error) -> String {
     let what = error.message.clone().unwrap_or_else(|| error.kind.to_string());
     match (&error.key, error.index) {
         (Some(key), _) => format!("`{key}`: {what}"),
-        (None, Some(index)) => format!("place {index}: {what}"),
+        (None, Some(index)) => format!("index {index}: {what}"),
         (None, None) => what,
     }
 }

@@ -1,4 +1,4 @@
-//! The `recruiter` command: matches available workers to scheduled jobs, and lets people enqueue, inspect and change jobs.
+//! The `recruiter` command: assigns due jobs to workers, and lets people enqueue, inspect and change jobs.
 //! Used by its binary and by the tests. Applications use `recruiter-common`.
 //!
 //! | module | what it is |

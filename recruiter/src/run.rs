@@ -14,13 +14,13 @@ use recruiter_common::{
 
 use crate::leader::{Leadership, lead};
 
-/// How the recruiter runs.
+/// The arguments of `run`.
 #[derive(Args, Clone, Debug)]
 pub struct RunArgs {
-    /// How long a silent leader is waited for before a standby takes over
+    /// Time without a renewal of the lease, after which a standby takes over
     #[arg(long, env = "RECRUITER_LEASE", value_name = "DURATION", default_value = "15s", value_parser = humantime::parse_duration)]
     pub lease: Duration,
-    /// A due job is started within about this time even if every hint is lost: the interval of full scans
+    /// Interval of full scans; a due job starts within two intervals even if hints are lost
     #[arg(long, env = "RECRUITER_POLL", value_name = "DURATION", default_value = "1s", value_parser = humantime::parse_duration)]
     pub poll: Duration,
 }
@@ -32,16 +32,16 @@ impl RunArgs {
             return refuse("--poll must be above zero");
         }
         if self.lease < self.poll * 3 || self.lease < Duration::from_secs(1) {
-            return refuse("--lease must be at least a second and three times --poll, or the leader could not renew it in time");
+            return refuse("--lease must be at least 1s and at least three times --poll, so that the leader can renew it in time");
         }
         Ok(())
     }
 }
 
-/// Runs until asked to stop.
+/// Runs until a stop is requested.
 ///
 /// # Errors
-/// When the arguments contradict each other or MongoDB cannot be used at the start. Later MongoDB is waited for.
+/// When the arguments contradict each other or MongoDB cannot be used at the start. Later the process waits for MongoDB.
 pub async fn run(args: RunArgs, connect: &ConnectArgs, mut shutdown: Shutdown) -> anyhow::Result<()> {
     args.validate()?;
     let store = tokio::select! {

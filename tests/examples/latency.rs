@@ -35,7 +35,7 @@ struct Flags {
     connect: ConnectArgs,
 }
 
-/// Says when it was entered.
+/// Returns the time when it was entered.
 #[derive(Serialize, Deserialize)]
 struct Stamp {}
 

@@ -102,7 +102,7 @@ pub enum Harm {
     Abort,
     /// Allocates all available memory.
     Exhaust,
-    /// Allocates a mebibyte every few milliseconds, up to this number of mebibytes or until it is asked to stop.
+    /// Allocates a mebibyte every few milliseconds, up to this number of mebibytes or until its cancellation.
     Leak(i64),
     /// Recurses until the stack overflows.
     Overflow,
@@ -227,7 +227,7 @@ pub enum Event {
     Done,
     /// The job failed.
     Failed,
-    /// The job ended because it was asked to stop.
+    /// The job ended because of its cancellation.
     Stopped,
 }
 

@@ -167,10 +167,10 @@ pub async fn examine(database: &TestDatabase, lines: &[Line], asked: &Asked) -> 
         }
     }
     for id in entered.keys().filter(|id| !known.contains_key(id)) {
-        findings.unexplained.push(format!("executed, and nobody enqueued it: {id}"));
+        findings.unexplained.push(format!("executed, but never enqueued: {id}"));
     }
     for job in scheduled.iter().chain(archived.values()).filter(|job| keeps_a_ledger(job) && !known.contains_key(&id_of(job))) {
-        findings.unexplained.push(format!("there, and nobody enqueued it: {job}"));
+        findings.unexplained.push(format!("stored, but never enqueued: {job}"));
     }
     findings
 }
@@ -348,7 +348,7 @@ impl Watch {
     pub fn end(self) -> Findings {
         self.task.abort();
         let seen = std::mem::take(&mut *self.seen.lock().unwrap_or_else(PoisonError::into_inner));
-        assert!(seen.looks > 0, "nobody ever looked");
+        assert!(seen.looks > 0, "the oracle never read the documents");
         // Only now is it known which jobs were sent again.
         let known = self.asked.sent();
         let twice = seen.twice.into_iter().filter(|id| known.get(id).is_none_or(|sent| sent.policy != Policy::SentAgain));

@@ -7,7 +7,7 @@ use crate::oracle::Findings;
 /// Names the variable with the file to which rows are added.
 pub const REPORT: &str = "RECRUITER_FAILURE_REPORT";
 
-/// One kind of fault: what was done, how often, and the results.
+/// One row of the report: a kind of fault, the number of injections, and the results.
 #[derive(Clone, Debug, Default)]
 pub struct Row {
     /// The fault, in a few words.

@@ -197,7 +197,7 @@ async fn a_severed_line_refuses_everybody_until_it_is_healed() {
     wait_until(SOON, "it is healed", async || insert(&way, "healed").await.is_ok()).await;
     assert_eq!((there(&database, "severed").await, there(&database, "healed").await), (0, 1));
 
-    // Connections break even when the line is whole again before anybody looks.
+    // Connections break even if the line is restored before the next check.
     let open = connect().await.unwrap();
     proxy.sever();
     proxy.heal();
@@ -337,7 +337,7 @@ async fn an_isolated_primary_is_replaced_and_what_it_took_alone_is_rolled_back()
     let knows_a_primary = async || set.command(alone, doc! { "hello": 1 }).await.unwrap().contains_key("primary");
     wait_until(SOON, "it notices", async || !knows_a_primary().await).await;
     pause(MOMENT).await;
-    assert!(!knows_a_primary().await, "it does not hear of the others either");
+    assert!(!knows_a_primary().await, "it does not learn of the other members either");
     set.heal();
     set.whole().await;
     until_inserted(&with_it, "after").await;
@@ -354,7 +354,7 @@ fn worked(pid: u32) -> f64 {
     (stat.utime + stat.stime) as f64 / procfs::ticks_per_second() as f64
 }
 
-/// Whoever waits on a clock that is always late, or never, would take all the time there is.
+/// A process that waits on a clock that is always late, or never due, would use all processor time.
 async fn assert_idle(pid: u32) {
     let before = worked(pid);
     pause(MOMENT * 4).await;

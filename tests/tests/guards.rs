@@ -19,8 +19,8 @@ use recruiter_common::{
     instant::Instant,
     job::{Claim, Job, Why},
     store::{
-        Archival, Assignment, Beat, Channel, CommitSession, Free, Hint, JobFilter, JobPlace, Lane, Listener, LockedJobs, Page, Progress,
-        Recorded, Rescheduling, Retrial, Start, Store, Waiting, Walk,
+        Archival, Assignment, Beat, Channel, CommitSession, Free, Hint, JobFilter, JobPlace, Lane, Listener, LockedJobs, Page, Planned,
+        Progress, Recorded, Rescheduling, Retrial, Start, Store, Waiting, Walk,
     },
     telemetry::chain,
 };
@@ -33,7 +33,7 @@ use recruiter_tests::{
 use tokio::time::timeout;
 
 const SOON: Duration = Duration::from_secs(10);
-/// The term that workers are announced in while nobody leads.
+/// The term in which workers become available while no recruiter leads.
 const TERM: LeaseTerm = LeaseTerm(0);
 const LEASE: Duration = Duration::from_secs(15);
 
@@ -97,7 +97,7 @@ impl Setting {
     async fn assign(&self, worker: WorkerId) -> (RoundId, Vec<JobId>) {
         let (round, given) = (RoundId::new(), give(worker, 1));
         assert_eq!(self.store.assign_if_available(TERM, round, std::slice::from_ref(&given)).await.unwrap(), [worker]);
-        (round, given.jobs)
+        (round, given.assignment.jobs)
     }
 
     async fn archive(&self, batch: &[Archival]) -> Vec<Recorded> {
@@ -120,12 +120,12 @@ impl Setting {
     }
 }
 
-fn give(worker: WorkerId, count: usize) -> Assignment {
-    Assignment { worker, jobs: (0..count).map(|_| JobId::new()).collect() }
+fn give(worker: WorkerId, count: usize) -> Planned {
+    Planned::for_slots(Assignment { worker, jobs: (0..count).map(|_| JobId::new()).collect() })
 }
 
 fn free(places: u32, working_on: &[JobId]) -> Free {
-    Free { places, working_on: working_on.to_vec() }
+    Free { slots: places, working_on: working_on.to_vec(), ..Free::default() }
 }
 
 fn set_of<T: Ord>(all: impl IntoIterator<Item = T>) -> BTreeSet<T> {
@@ -148,7 +148,7 @@ fn date(at: Instant) -> bson::DateTime {
     bson::DateTime::from_chrono(at)
 }
 
-// What is read before anything is decided.
+// Reads before a decision.
 
 #[tokio::test]
 async fn only_jobs_that_are_asked_about_are_known_from_the_archive() {
@@ -350,7 +350,7 @@ async fn a_start_claims_what_it_has_locked_and_still_holds() {
     assert_eq!(setting.reschedule(&[setting.retry(&mine[1], setting.store.now())]).await, [Recorded::Yes]);
     let asked = HashMap::from([(mine[0].1.start(), vec![held, retried, of_another])]);
     assert_eq!(setting.store.claims_of_start(&asked).await.unwrap(), [mine[0].1]);
-    // A job that was asked for under one start, and is held by another that is asked for as well.
+    // A job that was requested under one start, and is held by another requested start.
     let asked = HashMap::from([(mine[0].1.start(), vec![held, of_another]), (another[0].1.start(), vec![retried])]);
     assert_eq!(setting.store.claims_of_start(&asked).await.unwrap(), [mine[0].1]);
 }
@@ -397,7 +397,7 @@ async fn a_job_is_rescheduled_by_the_start_that_holds_it() {
     assert_eq!((setting.scheduled(retried).await, setting.scheduled(started_anew).await), before);
 }
 
-/// I3: what a lost claim still has to say of its items changes nothing, neither while the job waits nor once it is started anew.
+/// I3: item outcomes of a lost claim change nothing, neither while the job waits nor after its next start.
 #[tokio::test]
 async fn items_are_recorded_by_the_start_that_holds_their_bundle() {
     let setting = Setting::new().await;
@@ -459,7 +459,7 @@ async fn what_is_nobodys_is_archived_as_it_was_read() {
     }
 }
 
-/// I2: what is in the archive already is recognised as this start's or as another's.
+/// I2: an archived job is recognised as archived by this start or by another one.
 #[tokio::test]
 async fn an_outcome_in_the_archive_is_recognised_by_its_start() {
     let setting = Setting::new().await;
@@ -498,7 +498,7 @@ async fn a_unique_index_of_somebody_elses_loses_no_job() {
     assert!(archived.contains_key("reduced") && !archived.contains_key("urn"), "{archived}");
 }
 
-// What becomes of jobs by other hands.
+// Changes of jobs by other processes.
 
 #[tokio::test]
 async fn a_dead_worker_held_what_is_named_and_locked_by_it() {
@@ -527,7 +527,7 @@ async fn the_sweep_finds_what_is_locked_step_by_step() {
     assert_eq!((locked_ids(&found), found.next), (set_of([last.into()]), None));
 }
 
-/// I8, I5: half a lock is nobody's, a whole one is somebody's.
+/// I8, I5: an incomplete lock has no holder, a complete one has.
 #[tokio::test]
 async fn a_lock_is_taken_off_only_when_nobody_holds_it() {
     let setting = Setting::new().await;
@@ -592,7 +592,7 @@ async fn a_finished_job_is_enqueued_again_once_by_whoever_has_read_it_as_it_is()
     let (first, lost) = (retrial(meant, None), retrial(gone, None));
     assert_eq!(retry(&[first.clone(), lost]).await, [Recorded::Yes, Recorded::ClaimLost]);
     assert_eq!(setting.found("archived", meant).await.unwrap().get_object_id("retried_as").unwrap(), first.new.into());
-    // The same again, as after a lost reply, and somebody else who has read the job before.
+    // The same call again, as after a lost reply, and another caller that has read the job before.
     assert_eq!(retry(std::slice::from_ref(&first)).await, [Recorded::Yes]);
     assert_eq!(retry(&[retrial(meant, None)]).await, [Recorded::ClaimLost]);
     assert_eq!(setting.count("scheduled", doc! { "group": "g" }).await, 1);
@@ -632,9 +632,9 @@ async fn retention_deletes_what_ended_before_and_no_more_than_it_may() {
 async fn a_lease_is_taken_as_it_was_observed() {
     let Setting { store, database: _database } = &Setting::new().await;
     let acquire = async |observed: &Option<_>| store.acquire_if_unchanged(observed.as_ref(), "a:1", LEASE).await.unwrap();
-    let first = acquire(&None).await.expect("nobody leads");
+    let first = acquire(&None).await.expect("no recruiter leads");
     assert_eq!(first.term, LeaseTerm(1));
-    assert!(acquire(&None).await.is_none(), "somebody leads");
+    assert!(acquire(&None).await.is_none(), "another recruiter leads");
     let unrenewed = store.observe_lease().await.unwrap();
     assert!(store.renew_if_held(&first).await.unwrap());
     assert!(acquire(&unrenewed).await.is_none(), "it was renewed");
@@ -644,7 +644,7 @@ async fn a_lease_is_taken_as_it_was_observed() {
     assert!(acquire(&first_term).await.is_none(), "it is another's, as often renewed");
     let unreleased = store.observe_lease().await.unwrap();
     store.release_if_held(&second).await.unwrap();
-    assert!(acquire(&unreleased).await.is_none(), "it was released: whoever sees that may have it");
+    assert!(acquire(&unreleased).await.is_none(), "it was released: any process that has read that may take it");
     let released = store.observe_lease().await.unwrap();
     assert_eq!(acquire(&released).await.unwrap().term, LeaseTerm(3));
 }
@@ -658,7 +658,7 @@ async fn a_lease_is_renewed_and_released_by_its_holder_in_its_term() {
         let renewed = store.renew_if_held(lease).await.unwrap();
         if !renewed {
             store.release_if_held(lease).await.unwrap();
-            assert_eq!(setting.found("metadata", "recruiter").await, before, "what it does not hold it does not change");
+            assert_eq!(setting.found("metadata", "recruiter").await, before, "it does not change a lease that it does not hold");
         }
         renewed
     };
@@ -690,7 +690,7 @@ async fn a_new_term_shuts_the_old_leader_out() {
     let given = [give(setting_worker.id, 1)];
     assert_eq!(store.assign_if_available(first.term, RoundId::new(), &given).await.unwrap(), []);
     assert_eq!(store.assign_if_available(second.term, RoundId::new(), &given).await.unwrap(), [setting_worker.id]);
-    // Whoever comes now is born into the second term.
+    // A worker that registers now has the second term.
     let late = announcement(1);
     store.register(&late).await.unwrap();
     assert!(store.announce(late.id, 1).await.unwrap());
@@ -724,7 +724,7 @@ async fn a_term_is_given_to_who_has_none_raised_and_never_lowered() {
     }
 }
 
-/// What the recruiter looks for and what its assignment repeats.
+/// The conditions of the recruiter's read, which its assignment repeats.
 #[tokio::test]
 async fn jobs_are_assigned_to_living_workers_of_this_term_that_have_the_places_and_the_turn() {
     let setting = Setting::new().await;
@@ -735,19 +735,25 @@ async fn jobs_are_assigned_to_living_workers_of_this_term_that_have_the_places_a
         setting.set("roster", other, change).await;
         others.push(other);
     }
+    let busy = setting.worker(2).await;
+    let ahead = JobId::new();
+    setting.set("roster", busy, doc! { "free": 0, "prefetch": 2, "prefetched": [ahead] }).await;
     let available = setting.store.available_workers(TERM).await.unwrap();
-    assert_eq!(available.iter().map(|worker| (worker.id, worker.free)).collect::<Vec<_>>(), [(good, 2)]);
+    let offers = available.iter().map(|worker| (worker.id, worker.free, worker.prefetch, worker.prefetched.clone()));
+    assert_eq!(offers.collect::<Vec<_>>(), [(good, 2, 0, vec![]), (busy, 0, 2, vec![ahead])]);
 
-    let (not_given, one_place) = (setting.worker(2).await, setting.worker(1).await);
-    let given: Vec<Assignment> = others.iter().chain([&good, &one_place]).map(|worker| give(*worker, 2)).collect();
+    let (not_given, one_place, full) = (setting.worker(2).await, setting.worker(1).await, setting.worker(1).await);
+    setting.set("roster", full, doc! { "prefetch": 1 }).await;
+    let mut given: Vec<Planned> = others.iter().chain([&good, &one_place]).map(|worker| give(*worker, 2)).collect();
+    given.extend([Planned { for_slots: 0, ..give(busy, 2) }, Planned { for_slots: 1, ..give(full, 3) }]);
     let round = RoundId::new();
-    assert_eq!(setting.store.assign_if_available(TERM, round, &given).await.unwrap(), [good]);
-    assert_eq!(setting.count("roster", doc! { "round": { "$exists": true } }).await, 1);
+    assert_eq!(setting.store.assign_if_available(TERM, round, &given).await.unwrap(), [good, busy]);
+    assert_eq!(setting.count("roster", doc! { "round": { "$exists": true } }).await, 2);
     assert!(setting.found("roster", not_given).await.unwrap().get_bool("available").unwrap());
     let assignment = setting.store.assignment(good).await.unwrap().unwrap();
     assert_eq!(
         Some((assignment.round, assignment.jobs)),
-        given.iter().find(|given| given.worker == good).map(|given| (round, given.jobs.clone()))
+        given.iter().find(|given| given.assignment.worker == good).map(|given| (round, given.assignment.jobs.clone()))
     );
 }
 
@@ -802,11 +808,11 @@ async fn a_sign_of_life_prevents_retirement_and_retirement_every_other_sign() {
     assert!(!beats().await);
     assert!(!store.announce(worker, 1).await.unwrap());
     store.delete_if_retired(worker).await.unwrap();
-    assert!(!beats().await, "a heartbeat brings nobody back");
+    assert!(!beats().await, "a heartbeat does not bring a retired worker back");
     assert!(store.registered_workers().await.unwrap().is_empty());
 }
 
-/// I9: one whose heartbeats somebody has made unreadable is dead when they stay so.
+/// I9: a worker whose heartbeat field is damaged is dead if the field stays so.
 #[tokio::test]
 async fn a_worker_without_a_readable_heartbeat_is_retired_until_it_gives_one() {
     let setting = Setting::new().await;
@@ -841,7 +847,7 @@ async fn the_living_say_which_session_they_commit_in_and_the_retired_do_not() {
     assert_eq!((sessions(living).await, sessions(retired).await), (last, Vec::new()));
 }
 
-/// What a retired worker's document names is still to be rescued.
+/// The jobs that a retired worker's document names must still be rescued.
 #[tokio::test]
 async fn only_the_living_leave() {
     let setting = Setting::new().await;
@@ -886,7 +892,7 @@ async fn what_is_in_flight_is_known_of_the_living_that_are_asked_about() {
 
 // Hints.
 
-/// Publishes hints until a listener has heard all that it should, then looks at what it heard.
+/// Publishes hints until a listener has received all that it should, then checks the received hints.
 async fn hears(listener: Listener, concerning: &[Hint], others: &[Hint]) {
     let setting = Setting::new().await;
     let store = &setting.store;
@@ -896,8 +902,8 @@ async fn hears(listener: Listener, concerning: &[Hint], others: &[Hint]) {
     store.publish(&Hint::Cancel { job: JobId::new() }).await.unwrap();
     let mut hints = store.hints(listener);
     let mut heard = Vec::new();
-    wait_until(SOON, "it hears", async || {
-        // It is not known when it begins to listen: say it until it is heard.
+    wait_until(SOON, "the hints arrive", async || {
+        // The listener begins at an unknown time: publish until the hints arrive.
         for hint in others.iter().chain(concerning) {
             store.publish(hint).await.unwrap();
         }
@@ -905,14 +911,14 @@ async fn hears(listener: Listener, concerning: &[Hint], others: &[Hint]) {
         concerning.iter().all(|hint| heard.contains(hint))
     })
     .await;
-    assert_eq!(heard.first(), Some(&Hint::Seed), "it begins to listen");
+    assert_eq!(heard.first(), Some(&Hint::Seed), "the first is the seed");
     assert!(heard[1..].iter().all(|hint| concerning.contains(hint)), "neither old hints nor those of others: {heard:?}");
 }
 
 #[tokio::test]
 async fn a_worker_hears_of_its_jobs_from_now_on() {
     let worker = WorkerId::new();
-    let assigned = |worker| Hint::Assigned { round: RoundId::new(), assignments: vec![give(worker, 1)] };
+    let assigned = |worker| Hint::Assigned { round: RoundId::new(), assignments: vec![give(worker, 1).assignment] };
     let concerning = [assigned(worker), Hint::Cancel { job: JobId::new() }, Hint::Beat { again_in: Duration::from_secs(1) }];
     hears(Listener::Worker(worker, Channel::default()), &concerning, &[Hint::Free, assigned(WorkerId::new())]).await;
 }
@@ -920,7 +926,7 @@ async fn a_worker_hears_of_its_jobs_from_now_on() {
 #[tokio::test]
 async fn the_recruiter_hears_of_jobs_and_places_from_now_on() {
     let jobs = Hint::jobs_in(["a"]);
-    let assigned = Hint::Assigned { round: RoundId::new(), assignments: vec![give(WorkerId::new(), 1)] };
+    let assigned = Hint::Assigned { round: RoundId::new(), assignments: vec![give(WorkerId::new(), 1).assignment] };
     let others = [assigned, Hint::Cancel { job: JobId::new() }, Hint::Beat { again_in: Duration::from_secs(1) }];
     hears(Listener::Recruiter, &[jobs, Hint::Free, Hint::Left { worker: WorkerId::new() }], &others).await;
 }

@@ -117,11 +117,11 @@ async fn enqueue(database: &TestDatabase, class: &str, parameters: &str) {
     assert!(status.success(), "{}", process.stderr());
 }
 
-/// Waits for a job of this class in the archive, takes it out, and tells why it is there.
+/// Waits for a job of this class in the archive, deletes it, and returns its finish reason.
 async fn archived(database: &TestDatabase, class: &str) -> String {
     let look = async || database.raw("archived").find_one_and_delete(doc! { "workable.class": class }).await.expect("MongoDB answers");
     let job = wait_for(PATIENCE, &format!("a job of class {class} is archived"), look).await;
-    job.get_str("why").expect("an archived job says why").to_owned()
+    job.get_str("why").expect("an archived job has a finish reason").to_owned()
 }
 
 /// A directory with the units, whatever they refer to, and stand-ins for the programs: what `systemd-analyze` looks at.
@@ -223,7 +223,7 @@ impl Drop for Machine {
     }
 }
 
-/// What is to be installed, as it lies in a checkout: there the install commands look for it.
+/// The files to be installed, in the layout of a checkout, where the install commands expect them.
 fn checkout() -> TempDir {
     let stage = tempfile::tempdir().expect("a directory");
     let (units, programs) = (stage.path().join("systemd"), stage.path().join("target/release"));

@@ -26,7 +26,6 @@ use shop::{CountPrimes, SendInvoice};
 
 #[derive(Clone)]
 struct Shop {
-    client: Client,
     orders: Collection<Document>,
     jobs: Store,
 }
@@ -45,14 +44,14 @@ impl Shop {
         jobs.ensure_schema().await?;
         #[expect(clippy::disallowed_methods, reason = "a collection of the application's own")]
         let orders = database.collection("orders");
-        Ok(Self { client, orders, jobs })
+        Ok(Self { orders, jobs })
     }
 
     /// The order and the job of its invoice: both are there, or neither.
     async fn order(&self, number: &str, cents: i64) -> Result<JobId, Box<dyn Error>> {
         let invoice = SendInvoice { order: number.into(), cents }.as_job().urn(number);
         let (orders, jobs, number) = (self.orders.clone(), self.jobs.clone(), number.to_owned());
-        let mut session = self.client.start_session().await?;
+        let mut session = self.jobs.start_session().await?;
         // Runs it again when MongoDB asks for that, after a conflict or in a failover.
         let take = async move |session: &mut ClientSession| {
             let enqueued = invoice.clone().enqueue_in(&jobs, session).await?;
@@ -71,7 +70,7 @@ impl Shop {
     }
 }
 
-/// What a handler answers when something fails.
+/// The response of a handler after an error.
 fn failed(error: impl ToString) -> (StatusCode, String) {
     (StatusCode::INTERNAL_SERVER_ERROR, error.to_string())
 }

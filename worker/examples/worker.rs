@@ -47,7 +47,7 @@ impl Executable for SendInvoice {
 
     async fn execute(&self, mailer: &Mailer, job: &Context) -> Result<String, NotDone> {
         if self.cents <= 0 {
-            // Whatever the retry policy says: it would fail again.
+            // Regardless of the retry policy: it would fail again.
             return Err(NotDone::give_up("NothingToPay", format!("order {} costs {} cents", self.order, self.cents)));
         }
         tracing::info!(order = self.order, attempt = job.attempt(), "sending an invoice");
@@ -71,7 +71,7 @@ impl BlockingExecutable for CountPrimes {
         let mut count = 0;
         for number in 2..self.below {
             if job.is_cancelled() {
-                return Err(NotDone::failed("Cancelled", format!("counted {count} primes below {number}")));
+                return Err(NotDone::stopped(format!("counted {count} primes below {number}")));
             }
             count += u32::from((2..=number.isqrt()).all(|divisor| number % divisor != 0));
         }
@@ -106,7 +106,7 @@ impl RetryPolicy for WhileTheNetworkIsDown {
     }
 }
 
-/// The worker of the shop, without a connection: what a test registers as well.
+/// The worker of the shop, without a connection, so that a test can register the same classes.
 fn worker() -> Result<Worker, Box<dyn Error>> {
     let worker = Worker::new().register::<SendInvoice>(Mailer::default())?.register_blocking::<CountPrimes>(())?;
     Ok(worker.register_policy("WhileTheNetworkIsDown", |_, _| Ok(WhileTheNetworkIsDown))?.listen(|event| {
@@ -129,7 +129,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// What the jobs do can be tested without MongoDB.
+/// The jobs can be tested without MongoDB.
 #[cfg(test)]
 mod tests {
     use super::*;

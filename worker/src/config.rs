@@ -1,23 +1,23 @@
-//! How a worker works: the same settings for the stock worker, for a program of one's own, and inside an application.
+//! The settings of a worker: the same for the stock worker, for a custom worker program, and inside an application.
 
 use std::time::Duration;
 
 use recruiter_common::{enqueue::LONGEST_NAME, roster::WorkOn};
 
-/// Jobs at a time when nothing is said.
+/// Default number of jobs at a time.
 pub const DEFAULT_CONCURRENCY: u32 = 10;
-/// The most jobs at a time.
+/// Maximum number of jobs at a time.
 pub const MOST_CONCURRENCY: u32 = 10_000;
-/// How long running jobs may go on after a stop was asked for, when nothing is said.
+/// Default time for running jobs to end after a stop was requested.
 pub const DEFAULT_GRACE: Duration = Duration::from_secs(30);
-/// Heartbeat interval when nothing is said.
+/// Default heartbeat interval.
 pub const DEFAULT_HEARTBEAT: Duration = Duration::from_secs(5);
-/// Lease when nothing is said.
+/// Default lease.
 pub const DEFAULT_LEASE: Duration = Duration::from_secs(20);
-/// Poll interval when nothing is said.
+/// Default poll interval.
 pub const DEFAULT_POLL: Duration = Duration::from_secs(1);
 
-/// How a worker works.
+/// The settings of a worker.
 ///
 /// ```
 /// use std::time::Duration;
@@ -54,19 +54,19 @@ impl Default for WorkerConfig {
     }
 }
 
-/// Settings of a worker that cannot be used. The text names them by the flags of the stock worker.
+/// Invalid settings of a worker. The message names them by the flags of the stock worker.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum InvalidConfig {
-    /// Too few or too many jobs at a time.
+    /// Too few or too many slots.
     #[error("--concurrency must be 1 to {MOST_CONCURRENCY}")]
     Concurrency,
     /// An interval of zero.
     #[error("--heartbeat and --poll must be above zero")]
     NoInterval,
-    /// A lease that a single slow heartbeat would end.
+    /// A lease that would expire because of a single slow heartbeat.
     #[error(
-        "--lease ({}) must be at least three heartbeats (--heartbeat {}), or one slow answer would stop the work",
+        "--lease ({}) must be at least three heartbeats (--heartbeat {}), so that one slow reply does not stop the work",
         humantime::format_duration(*lease),
         humantime::format_duration(*heartbeat)
     )]
@@ -76,82 +76,84 @@ pub enum InvalidConfig {
         /// The heartbeat interval.
         heartbeat: Duration,
     },
-    /// A lease after which nobody would notice a death.
-    #[error("--lease must be at most a day: nobody would notice a death before")]
+    /// A lease that would delay the detection of a death too much.
+    #[error("--lease must be at most 1day: cleaners detect a death only after the lease")]
     LongLease,
-    /// A text that is no name of a group.
-    #[error("--work-on: {group:?} cannot be the name of a group (1 to {LONGEST_NAME} bytes, no NUL)")]
+    /// An invalid name of a group.
+    #[error("--work-on: {group:?} is not a valid group name (1 to {LONGEST_NAME} bytes, no NUL)")]
     Group {
         /// The text.
         group: String,
     },
-    /// A memory limit where the memory of a process cannot be read.
-    #[error("a memory limit needs Linux, where a process can read how much memory it has")]
+    /// A memory limit on a system where a process cannot read its memory use.
+    #[error("--memory-limit works only on Linux, where a process can read its memory use")]
     MemoryLimit,
 }
 
 impl WorkerConfig {
-    /// Works on these groups only; on every group when nothing is said, or when one of them is `*`.
+    /// Sets the groups to work on. Default: all groups, also if one of them is `*`.
     #[must_use]
     pub fn groups(mut self, groups: impl IntoIterator<Item = impl Into<String>>) -> Self {
         self.groups = groups.into_iter().map(Into::into).collect();
         self
     }
 
-    /// Runs so many jobs at a time, at most [`MOST_CONCURRENCY`]; [`DEFAULT_CONCURRENCY`] when nothing is said.
+    /// Sets the number of slots: jobs to run at a time, at most [`MOST_CONCURRENCY`]. Default: [`DEFAULT_CONCURRENCY`].
     #[must_use]
     pub fn concurrency(mut self, jobs: u32) -> Self {
         self.concurrency = jobs;
         self
     }
 
-    /// Limits jobs whose workable has no time limit of its own; none when nothing is said.
+    /// Sets the time limit of each job whose workable sets none. Default: no limit.
     #[must_use]
     pub fn time_limit(mut self, limit: Duration) -> Self {
         self.time_limit = Some(limit);
         self
     }
 
-    /// Ends the worker when the process has more resident memory than so many bytes ([`Ended::MemoryLimit`](crate::Ended::MemoryLimit)); never
-    /// when nothing is said. For Linux.
+    /// Sets the resident memory of the process, in bytes, above which the worker ends ([`Ended::MemoryLimit`](crate::Ended::MemoryLimit)).
+    /// Default: no limit. Linux only.
     #[must_use]
     pub fn memory_limit(mut self, bytes: u64) -> Self {
         self.memory_limit = Some(bytes);
         self
     }
 
-    /// Lets running jobs go on for so long after a stop was asked for; [`DEFAULT_GRACE`] when nothing is said. Then they are interrupted.
+    /// Sets the time for running jobs to end after a stop was requested, before they are interrupted. Default: [`DEFAULT_GRACE`].
     #[must_use]
     pub fn grace(mut self, grace: Duration) -> Self {
         self.grace = grace;
         self
     }
 
-    /// Sends heartbeats so often; [`DEFAULT_HEARTBEAT`] when nothing is said.
+    /// Sets the heartbeat interval. Default: [`DEFAULT_HEARTBEAT`].
     #[must_use]
     pub fn heartbeat(mut self, interval: Duration) -> Self {
         self.heartbeat = interval;
         self
     }
 
-    /// Trusts for so long after a heartbeat that no cleaner retires this worker; [`DEFAULT_LEASE`] when nothing is said. Cleaners wait longer.
+    /// Sets the time after a heartbeat for which the worker may start jobs. Default: [`DEFAULT_LEASE`]. Cleaners wait longer before they
+    /// retire the worker.
     #[must_use]
     pub fn lease(mut self, lease: Duration) -> Self {
         self.lease = lease;
         self
     }
 
-    /// Starts an assigned job within this time even if every hint is lost; [`DEFAULT_POLL`] when nothing is said.
+    /// Sets the maximum delay of an assigned job if hints are lost. Default: [`DEFAULT_POLL`]. Without keep-alives the worker polls twice in
+    /// this time.
     #[must_use]
     pub fn poll(mut self, interval: Duration) -> Self {
         self.poll = interval;
         self
     }
 
-    /// Checks what single settings cannot know of each other. [`Worker::run`](crate::Worker::run) does it as well.
+    /// Checks the settings, alone and against each other. [`Worker::run`](crate::Worker::run) calls it as well.
     ///
     /// # Errors
-    /// With what to change.
+    /// The message names the flag to change.
     pub fn validate(&self) -> Result<(), InvalidConfig> {
         if !(1..=MOST_CONCURRENCY).contains(&self.concurrency) {
             return Err(InvalidConfig::Concurrency);

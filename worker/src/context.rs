@@ -1,4 +1,4 @@
-//! What an execution knows about its job, and how it is asked to stop.
+//! The information that an execution has about its job, and its cancellation.
 
 use std::{
     fmt,
@@ -13,10 +13,11 @@ use bson::doc;
 use recruiter_common::{
     ids::{JobId, StartId},
     job::{Execution, Job},
+    store::Store,
 };
 use tokio_util::sync::CancellationToken;
 
-/// Why a running job is asked to stop.
+/// Why a running job should stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Cancellation {
@@ -29,8 +30,9 @@ pub enum Cancellation {
     /// The worker reached its memory limit and the grace period is over. This attempt counts. Otherwise a job that takes every worker to
     /// its memory limit would run for ever.
     MemoryLimit,
-    /// A cleaner declared the worker dead. The result of this execution will not be recorded, and the job may already run elsewhere.
-    LeaseLost,
+    /// The worker no longer holds the job, usually because a cleaner declared the worker dead. The result of this execution will not be
+    /// recorded, and the job may already run elsewhere.
+    ClaimLost,
 }
 
 /// The item of a bundle that is executed.
@@ -42,9 +44,11 @@ pub struct Item {
     pub of: usize,
 }
 
-/// What an execution knows about its job.
+/// The information that an execution has about its job.
 pub struct Context {
     pub(crate) job: Arc<Job>,
+    /// `None` in a unit test without a store.
+    pub(crate) store: Option<Arc<Store>>,
     pub(crate) start: StartId,
     pub(crate) is_last_attempt: bool,
     pub(crate) last_execution: Option<Arc<Execution>>,
@@ -54,10 +58,11 @@ pub struct Context {
 }
 
 impl Context {
-    /// The context of one item of the bundle that this context is about.
+    /// The context of one item of this context's bundle.
     pub(crate) fn of_item(&self, item: Item, cancel: Arc<Cancel>) -> Self {
         Self {
             job: self.job.clone(),
+            store: self.store.clone(),
             start: self.start,
             is_last_attempt: self.is_last_attempt,
             last_execution: self.last_execution.clone(),
@@ -67,7 +72,7 @@ impl Context {
         }
     }
 
-    /// What an execution in a unit test is told about its job, without MongoDB. Say more with the methods of [`ForTests`].
+    /// A context for unit tests, without MongoDB. The methods of [`ForTests`] change its values.
     ///
     /// ```
     /// # use recruiter_worker::{Context, Executable, NotDone, Workable};
@@ -114,7 +119,26 @@ impl Context {
         &self.job.group
     }
 
-    /// The number of this start: 1 in the first run. Interrupted runs count as well.
+    /// The tags of the job.
+    pub fn tags(&self) -> &[String] {
+        &self.job.tags
+    }
+
+    /// The URN of the job.
+    pub fn urn(&self) -> Option<&str> {
+        self.job.urn.as_deref()
+    }
+
+    /// The store of the worker, to enqueue further jobs with.
+    ///
+    /// # Panics
+    /// In a unit test that gives none by [`ForTests::store`].
+    pub fn store(&self) -> &Store {
+        self.store.as_deref().expect("a worker has a store; in a unit test, give one by `ForTests::store`")
+    }
+
+    /// The number of this start: 1 in the first run. Every start counts here. [`History::attempts`](recruiter_common::History::attempts), by
+    /// which retry policies decide, leaves out runs that were snoozed or interrupted.
     pub fn attempt(&self) -> u32 {
         self.job.attempts
     }
@@ -129,7 +153,7 @@ impl Context {
         self.last_execution.as_deref()
     }
 
-    /// The item that is executed; `None` when the job is no bundle.
+    /// The item that is executed; `None` if the job is not a bundle.
     pub fn item(&self) -> Option<Item> {
         self.item
     }
@@ -139,7 +163,7 @@ impl Context {
         self.deadline.get().copied()
     }
 
-    /// Resolves when this execution should stop. [`Context::cancellation`] then tells the reason.
+    /// Resolves when this execution should stop. [`Context::cancellation`] then returns the reason.
     pub async fn cancelled(&self) {
         self.cancel.cancelled().await;
     }
@@ -159,9 +183,9 @@ impl Context {
         self.deadline().is_some_and(|deadline| Instant::now() >= deadline)
     }
 
-    /// Whether this worker was declared dead. Side effects should then be left to the next run.
-    pub fn lease_lost(&self) -> bool {
-        self.cancellation() == Some(Cancellation::LeaseLost)
+    /// Whether the worker has lost the job, see [`Cancellation::ClaimLost`]. Side effects should then be left to the next run.
+    pub fn claim_lost(&self) -> bool {
+        self.cancellation() == Some(Cancellation::ClaimLost)
     }
 }
 
@@ -175,9 +199,9 @@ impl fmt::Debug for Context {
     }
 }
 
-/// A [`Context`] to be, for unit tests.
+/// Builds a [`Context`] for unit tests.
 #[derive(Clone, Debug, Default)]
-#[must_use = "`build` makes the context"]
+#[must_use = "`build` creates the context"]
 pub struct ForTests {
     class: Option<String>,
     group: Option<String>,
@@ -185,40 +209,61 @@ pub struct ForTests {
     is_last_attempt: bool,
     item: Option<Item>,
     cancelled: Option<Cancellation>,
+    tags: Vec<String>,
+    urn: Option<String>,
+    store: Option<Arc<Store>>,
 }
 
 impl ForTests {
-    /// Of this class.
+    /// Sets the class.
     pub fn class(mut self, class: impl Into<String>) -> Self {
         self.class = Some(class.into());
         self
     }
 
-    /// In this group.
+    /// Sets the group.
     pub fn group(mut self, group: impl Into<String>) -> Self {
         self.group = Some(group.into());
         self
     }
 
-    /// Started for this time; the first when nothing is said.
+    /// Adds a tag.
+    pub fn tag(mut self, tag: impl Into<String>) -> Self {
+        self.tags.push(tag.into());
+        self
+    }
+
+    /// Sets the URN.
+    pub fn urn(mut self, urn: impl Into<String>) -> Self {
+        self.urn = Some(urn.into());
+        self
+    }
+
+    /// Sets the store of the worker.
+    pub fn store(mut self, store: Store) -> Self {
+        self.store = Some(Arc::new(store));
+        self
+    }
+
+    /// Sets the number of this start. Default: 1.
     pub fn attempt(mut self, number: u32) -> Self {
         self.attempt = Some(number);
         self
     }
 
-    /// A failure would be the last.
+    /// A failure of this run would be the last.
     pub fn last_attempt(mut self) -> Self {
         self.is_last_attempt = true;
         self
     }
 
-    /// It is item `index` of a bundle of `of` items.
+    /// The execution runs item `index` of a bundle of `of` items.
     pub fn item(mut self, index: usize, of: usize) -> Self {
         self.item = Some(Item { index, of });
         self
     }
 
-    /// It was asked to stop already, for this reason.
+    /// The execution is already cancelled, for this reason.
     pub fn cancelled(mut self, why: Cancellation) -> Self {
         self.cancelled = Some(why);
         self
@@ -227,7 +272,7 @@ impl ForTests {
     /// The context.
     ///
     /// # Panics
-    /// Never: it is made of what every job has.
+    /// Never: the job has all required fields.
     pub fn build(self) -> Context {
         let job = doc! {
             "_id": JobId::new(),
@@ -236,6 +281,8 @@ impl ForTests {
             "workable": { "class": self.class.unwrap_or_else(|| "test".into()) },
             "scheduled_at": bson::DateTime::now(),
             "attempts": self.attempt.unwrap_or(1),
+            "tags": self.tags,
+            "urn": self.urn,
         };
         let cancel = Arc::new(Cancel::default());
         if let Some(why) = self.cancelled {
@@ -243,6 +290,7 @@ impl ForTests {
         }
         Context {
             job: Arc::new(Job::try_from(job).expect("all that a job must have")),
+            store: self.store,
             start: StartId::new(),
             is_last_attempt: self.is_last_attempt,
             last_execution: None,
@@ -260,11 +308,11 @@ pub(crate) struct Cancel {
     why: OnceLock<Cancellation>,
     /// The cancellation of the bundle that this item belongs to.
     bundle: Option<Arc<Cancel>>,
-    /// Cancelled when an execution that was asked to stop must end at once.
+    /// Cancelled when a cancelled execution must end at once.
     at_once: CancellationToken,
     /// Whether a bundle stops before its next item.
     no_more_items: AtomicBool,
-    is_lease_lost: AtomicBool,
+    is_claim_lost: AtomicBool,
 }
 
 impl Cancel {
@@ -273,11 +321,11 @@ impl Cancel {
         Self { token: bundle.token.child_token(), at_once: bundle.at_once.child_token(), bundle: Some(bundle.clone()), ..Self::default() }
     }
 
-    /// Asks the execution to stop. The first reason is kept, but for the loss of the lease: then the job belongs to another worker, whatever
-    /// it was asked before.
+    /// Cancels the execution. The first reason is kept, except that the loss of the claim replaces every other reason, because the job may
+    /// then belong to another worker.
     pub(crate) fn cancel(&self, why: Cancellation) {
-        if why == Cancellation::LeaseLost {
-            self.is_lease_lost.store(true, Ordering::Relaxed);
+        if why == Cancellation::ClaimLost {
+            self.is_claim_lost.store(true, Ordering::Relaxed);
         }
         let _ = self.why.set(why);
         self.token.cancel();
@@ -285,8 +333,8 @@ impl Cancel {
 
     /// The reason for the cancellation, of the item or of its bundle.
     pub(crate) fn why(&self) -> Option<Cancellation> {
-        if self.is_lease_lost.load(Ordering::Relaxed) {
-            return Some(Cancellation::LeaseLost);
+        if self.is_claim_lost.load(Ordering::Relaxed) {
+            return Some(Cancellation::ClaimLost);
         }
         self.why.get().copied().or_else(|| self.bundle.as_ref()?.why())
     }
@@ -299,7 +347,7 @@ impl Cancel {
         self.token.cancelled().await;
     }
 
-    /// Leaves an execution that is or will be asked to stop no time to clean up.
+    /// Makes a cancellation, earlier or later, end the execution at once, without time to clean up.
     pub(crate) fn hurry(&self) {
         self.at_once.cancel();
     }
@@ -310,7 +358,7 @@ impl Cancel {
         self.at_once.cancelled().await;
     }
 
-    /// Asks a bundle to stop before its next item. The present item may end, and a single job is not affected.
+    /// Stops a bundle before its next item. The current item may end, and a single job is not affected.
     pub(crate) fn no_more_items(&self) {
         self.no_more_items.store(true, Ordering::Relaxed);
     }
@@ -332,6 +380,8 @@ mod tests {
         assert_eq!((job.class(), job.group(), job.attempt(), job.is_last_attempt()), ("a", "b", 3, true));
         assert_eq!((job.item(), job.cancellation()), (Some(Item { index: 1, of: 9 }), Some(Cancellation::Requested)));
         job.cancelled().await;
+        let job = Context::for_tests().tag("x").tag("y").urn("urn:z").build();
+        assert_eq!((job.tags(), job.urn()), (["x".to_owned(), "y".to_owned()].as_slice(), Some("urn:z")));
         assert!(!Context::for_tests().build().is_cancelled());
     }
 }

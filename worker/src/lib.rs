@@ -1,7 +1,7 @@
-//! Runs background jobs that wait in MongoDB: give a [`Worker`] its workables, and it takes what a recruiter assigns to it.
+//! Runs background jobs from MongoDB: register workables with a [`Worker`], and it runs the jobs that a recruiter assigns to it.
 //!
-//! This is the one dependency of an application that runs jobs: everything it enqueues with is re-exported from `recruiter-common`, whose
-//! documentation also says what to do about bson 2.
+//! An application that runs jobs depends on this crate only. It re-exports `recruiter-common`, the API to enqueue jobs, whose
+//! documentation also describes the change from bson 2.
 //!
 //! ```no_run
 //! use recruiter_worker::{ConnectArgs, Context, Executable, NotDone, OrNotDone, Shutdown, Workable, Worker, WorkerConfig};
@@ -44,8 +44,8 @@
 //!
 //! - [`Executable`] is for `async` code, [`BlockingExecutable`] for code that computes or waits on its thread.
 //! - [`Context::for_tests`] makes unit tests of a workable that need no MongoDB.
-//! - With the feature `process`, for Linux, a worker is a whole program: `Worker::main` reads flags, logs, hears signals and ends with the
-//!   right exit code. The stock worker, `recruiter-worker`, is such a program with classes that are programs, named in a file.
+//! - With the feature `process`, for Linux, a worker is a complete program: `Worker::main` reads flags, logs, handles signals and ends
+//!   with an exit code. The stock worker, `recruiter-worker`, is such a program. Its classes are programs that a file names.
 //!
 //! | module | what it is |
 //! |---|---|
@@ -53,20 +53,24 @@
 //! | `registry` | the classes of a worker |
 //! | `config` | settings |
 //! | `process` | flags, and a worker as a process |
-//! | `engine` | takes jobs, runs them, records how they end |
+//! | `engine` | takes jobs, runs them, records their outcomes |
 //! | `programs` | the stock worker's workables |
 //! | `panics` | calls into code of users |
+//! | `hooks` | calls of hooks |
+//! | `threads` | threads of blocking workables |
 
 mod config;
 mod context;
 mod engine;
 mod event;
+mod hooks;
 mod panics;
 #[cfg(feature = "process")]
 mod process;
 #[cfg(feature = "process")]
 mod programs;
 mod registry;
+mod threads;
 mod workable;
 
 use std::sync::Arc;
@@ -74,7 +78,7 @@ use std::sync::Arc;
 use recruiter_common::{
     retry_policy::{Parameters, RetryPolicies},
     roster::Place,
-    service::Watchdog,
+    service::Notifier,
     task::as_task,
 };
 
@@ -105,10 +109,10 @@ pub use crate::{
     programs::stock,
 };
 
-/// How long a process waits after a second signal, for killing programs and writing to MongoDB.
+/// Maximum time after a second signal, for killing programs and writing to MongoDB.
 pub const ABORT_WITHIN: std::time::Duration = std::time::Duration::from_secs(2);
 
-/// A worker that does not run yet: its classes, its retry policies and its event listener.
+/// A worker before it runs: its classes, its retry policies and its event listener.
 #[derive(Default)]
 pub struct Worker {
     registry: Registry,
@@ -120,24 +124,22 @@ pub struct Worker {
     about: Option<String>,
 }
 
-/// How a worker ended that was not at fault.
+/// How a worker ended without an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Ended {
-    /// It was asked to stop, and has.
+    /// A stop was requested.
     Stopped,
-    /// The memory limit was reached and the work in hand is finished: start the process again.
+    /// The memory limit was reached, and the running jobs have ended. Start the process again.
     MemoryLimit,
 }
 
-/// Why a worker could not work, or not go on.
+/// Why a worker could not start or had to end.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WorkerError {
     /// Nothing was registered.
-    #[error(
-        "this worker has no classes: register at least one workable; in the stock worker name programs with --config, or try --builtins"
-    )]
+    #[error("this worker has no classes: register at least one workable; the stock worker needs --config or --builtins")]
     NoClasses,
     /// The settings contradict each other.
     #[error(transparent)]
@@ -146,10 +148,10 @@ pub enum WorkerError {
     #[error(transparent)]
     Connect(#[from] ConnectError),
     /// The identity of this process could not be read.
-    #[error("`/proc` does not say which process this is")]
+    #[error("cannot read the identity of this process from `/proc`")]
     Process(#[source] std::io::Error),
     /// A task of the worker has panicked.
-    #[error("{0} has panicked; its jobs are left to the cleaner")]
+    #[error("{0} has panicked; the cleaner rescues the jobs of this worker")]
     Panicked(&'static str),
 }
 
@@ -173,7 +175,8 @@ impl Worker {
     /// # Errors
     /// When the worker has the class already.
     pub fn register_blocking<W: BlockingExecutable>(mut self, state: impl Into<Arc<W::State>>) -> Result<Self, DuplicateClass> {
-        self.registry.add(W::CLASS, Arc::new(Blocking::<W>(state.into())))?;
+        let threads = self.registry.threads().clone();
+        self.registry.add(W::CLASS, Arc::new(Blocking::<W>(state.into(), threads)))?;
         Ok(self)
     }
 
@@ -190,20 +193,17 @@ impl Worker {
         Ok(self)
     }
 
-    /// Adds classes for trying and testing: `noop`, `sleep`, `fail`, `panic`, `exit-abruptly`, `leak`.
+    /// Adds the test classes: `noop`, `sleep`, `fail`, `panic`, `exit-abruptly`, `leak`.
     ///
     /// # Errors
     /// When the worker has one of the classes already.
     #[cfg(feature = "process")]
-    pub fn register_builtins(mut self) -> Result<Self, DuplicateClass> {
-        for (class, handler) in programs::builtin::all() {
-            self.registry.add(class, handler)?;
-        }
-        Ok(self)
+    pub fn register_builtins(self) -> Result<Self, DuplicateClass> {
+        programs::builtin::register(self)
     }
 
-    /// Adds a custom retry policy, which `decode` makes from its stored parameters. A worker leaves jobs with an unknown policy to workers
-    /// that know it. A job whose policy parameters `decode` refuses is archived as malformed without being run.
+    /// Adds a custom retry policy, which `decode` creates from its stored parameters. A worker skips jobs with an unknown policy; only
+    /// workers that know it run them. A job whose policy parameters `decode` refuses is archived as malformed without being run.
     ///
     /// # Errors
     /// When the worker has a policy of this name already.
@@ -226,7 +226,7 @@ impl Worker {
     /// Runs jobs until a stop is requested or the memory limit is reached.
     ///
     /// While MongoDB is away, the worker waits for it. It makes connections of its own, so that no traffic of the application delays its
-    /// heartbeats.
+    /// heartbeats. It sends nothing to the service manager of the process (`NOTIFY_SOCKET`).
     ///
     /// # Errors
     /// When the settings contradict each other, no class is registered, or MongoDB cannot be used at the start. Also when a task of the
@@ -235,9 +235,19 @@ impl Worker {
         self,
         connect: impl Into<ConnectArgs>,
         config: impl Into<WorkerConfig>,
-        mut shutdown: Shutdown,
+        shutdown: Shutdown,
     ) -> Result<Ended, WorkerError> {
-        let (connect, args) = (connect.into(), config.into());
+        self.run_notifying(connect.into(), config.into(), shutdown, Notifier::Silent).await
+    }
+
+    /// The same as [`Worker::run`], for a process that may be nothing but this worker.
+    pub(crate) async fn run_notifying(
+        self,
+        connect: ConnectArgs,
+        args: WorkerConfig,
+        mut shutdown: Shutdown,
+        notifier: Notifier,
+    ) -> Result<Ended, WorkerError> {
         args.validate()?;
         if self.registry.classes().next().is_none() {
             return Err(WorkerError::NoClasses);
@@ -249,7 +259,7 @@ impl Worker {
             let _ = memory::resident();
         }
         let store = tokio::select! {
-            connected = Store::connect(connect, "recruiter-worker") => connected?,
+            connected = Store::connect(connect, "recruiter-worker") => Arc::new(connected?),
             () = shutdown.requested() => return Ok(Ended::Stopped),
         };
         let heartbeat_store = store.with_own_connections("recruiter-worker-heartbeat")?;
@@ -257,8 +267,8 @@ impl Worker {
         let _reaping = (self.has_programs && programs::orphans::are_inherited())
             .then(|| tokio_util::task::AbortOnDropHandle::new(tokio::spawn(programs::orphans::reap())));
         let Self { registry, policies, listener, .. } = self;
-        let (place, watchdog) = (Place::of_this_process().map_err(WorkerError::Process)?, Watchdog::of_this_process());
-        let dependencies = Arc::new(Dependencies { store, heartbeat_store, args, place, registry, policies, listener, watchdog });
-        as_task(engine::run(dependencies, shutdown)).await
+        let (place, watchdog) = (Place::of_this_process().map_err(WorkerError::Process)?, notifier.watchdog());
+        let dependencies = Dependencies { store, heartbeat_store, args, place, registry, policies, listener, notifier, watchdog };
+        as_task(engine::run(Arc::new(dependencies), shutdown)).await
     }
 }

@@ -7,14 +7,14 @@ use clap::Parser;
 use recruiter_common::exit::Exit;
 use recruiter_worker::{EXIT_CODES, ProcessArgs, Worker, stock};
 
-/// Runs Recruiter jobs whose classes are programs named in a file.
+/// Runs Recruiter jobs as programs, which a workables file names.
 #[derive(Parser)]
 #[command(name = "recruiter-worker", version, max_term_width = 100, after_help = format!("{EXAMPLE}\n\n{EXIT_CODES}"))]
 struct Cli {
-    /// File that names the program of each class
+    /// Workables file, which names the program of each class
     #[arg(long, env = "RECRUITER_WORKER_CONFIG", value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Have the classes for trying and testing as well: noop, sleep, fail, panic, exit-abruptly, leak
+    /// Register the test classes too: noop, sleep, fail, panic, exit-abruptly, leak
     #[arg(long, env = "RECRUITER_BUILTINS")]
     builtins: bool,
     #[command(flatten)]

@@ -9,6 +9,7 @@ use recruiter_common::{
     exit::{self, Exit},
     logging::{self, LogArgs},
     secrets,
+    service::Notifier,
     shutdown::{Shutdown, pause},
     store::ConnectArgs,
 };
@@ -20,36 +21,35 @@ use crate::{
 
 /// Exit codes of every worker process, for the end of its `--help`.
 pub const EXIT_CODES: &str = "Exit codes: 0 stopped, 1 failure, 2 wrong flags, 69 MongoDB unreachable, 75 memory limit reached,
-  77 refused by MongoDB, 78 configuration file unusable, 130 stopped at once by a second signal";
+  77 refused by MongoDB, 78 invalid configuration file, 130 stopped at once by a second signal";
 
 /// The flags and environment variables of [`WorkerConfig`].
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Work", about = None, long_about = None)]
 pub struct WorkerArgs {
-    /// Groups to work on, separated by commas or given several times; every group unless one is named
+    /// Groups to work on, separated by commas or given several times; all groups if none is given
     #[arg(long, env = "RECRUITER_WORK_ON", value_name = "GROUP", value_delimiter = ',')]
     work_on: Vec<String>,
-    /// Jobs to run at a time
+    /// Number of slots: jobs to run at a time
     #[arg(long, env = "RECRUITER_CONCURRENCY", value_name = "N", default_value_t = DEFAULT_CONCURRENCY, value_parser = clap::value_parser!(u32).range(1..=i64::from(MOST_CONCURRENCY)))]
     concurrency: u32,
-    /// Time limit of jobs whose workable has none of its own [default: none]
+    /// Time limit of each job whose workable sets none [default: none]
     #[arg(long, env = "RECRUITER_TIME_LIMIT", value_name = "DURATION", value_parser = humantime::parse_duration)]
     time_limit: Option<Duration>,
-    /// Resident memory above which no more jobs are taken and the process ends with exit code 75, to be started
-    /// again [default: none]
+    /// Resident memory above which the worker drains and exits with code 75, to be restarted [default: none]
     #[arg(long, env = "RECRUITER_MEMORY_LIMIT", value_name = "SIZE")]
     memory_limit: Option<ByteSize>,
-    /// How long running jobs may go on after TERM, INT or HUP; then they are interrupted. Keep systemd's TimeoutStopSec
+    /// Time for running jobs to end after TERM, INT or HUP, before they are interrupted. Keep systemd's TimeoutStopSec
     /// above it
     #[arg(long, env = "RECRUITER_GRACE", value_name = "DURATION", default_value_t = DEFAULT_GRACE.into())]
     grace: humantime::Duration,
     /// Heartbeat interval
     #[arg(long, env = "RECRUITER_HEARTBEAT", value_name = "DURATION", default_value_t = DEFAULT_HEARTBEAT.into())]
     heartbeat: humantime::Duration,
-    /// How long this worker trusts itself to be alive after a heartbeat; cleaners wait longer before they retire it
+    /// Time after a heartbeat for which this worker may start jobs; cleaners wait longer before they retire it
     #[arg(long, env = "RECRUITER_WORKER_LEASE", value_name = "DURATION", default_value_t = DEFAULT_LEASE.into())]
     lease: humantime::Duration,
-    /// A job starts within this time even if every hint is lost: the recruiter and the worker each look twice as often
+    /// Maximum delay of an assigned job if hints are lost; without keep-alives the worker polls twice in this time
     #[arg(long, env = "RECRUITER_POLL", value_name = "DURATION", default_value_t = DEFAULT_POLL.into())]
     poll: humantime::Duration,
 }
@@ -69,25 +69,25 @@ impl From<WorkerArgs> for WorkerConfig {
     }
 }
 
-/// The flags of every worker process: as a clap group beside flags of one's own, or alone by [`Worker::main`].
+/// The flags of every worker process. A program with its own flags flattens them; [`Worker::main`] uses them alone.
 #[derive(Args, Clone, Debug)]
-// Else clap would take the lines above for what the program does.
+// Otherwise clap would use the lines above as the description of the program.
 #[command(about = None, long_about = None)]
 pub struct ProcessArgs {
-    /// How it works.
+    /// The settings of the worker.
     #[command(flatten)]
     pub worker: WorkerArgs,
-    /// Where MongoDB is.
+    /// The connection to MongoDB.
     #[command(flatten)]
     pub connect: ConnectArgs,
-    /// How it logs.
+    /// The settings of the logs.
     #[command(flatten)]
     pub log: LogArgs,
 }
 
 impl ProcessArgs {
-    /// Makes the worker, works until TERM, INT or HUP asks it to stop, and ends the process with one of the [`Exit`] codes. What goes
-    /// wrong is printed, also what goes wrong in `make`, with the [`Exit`] in its context.
+    /// Creates the worker with `make`, runs jobs until TERM, INT or HUP requests a stop, and ends the process with one of the [`Exit`]
+    /// codes. An error is printed. An error of `make` can have the exit code in its context.
     pub async fn run(self, make: impl FnOnce() -> anyhow::Result<Worker>) -> ! {
         self.work(make).await.unwrap_or_else(|error| exit::report(&program(), &error)).now()
     }
@@ -99,7 +99,7 @@ impl ProcessArgs {
         let shutdown = Shutdown::on_signals()?;
         let mut abort = shutdown.clone();
         let ended = tokio::select! {
-            ended = worker.run(&self.connect, self.worker, shutdown) => match ended {
+            ended = worker.run_notifying((&self.connect).into(), self.worker.into(), shutdown, Notifier::Process) => match ended {
                 Ok(ended) => ended.into(),
                 Err(error) => {
                     let exit = Exit::from(&error);
@@ -131,7 +131,7 @@ impl From<&WorkerError> for Exit {
     }
 }
 
-/// What is on the command line of a worker without flags of its own.
+/// The command line of a worker without flags of its own.
 #[derive(Parser)]
 #[command(max_term_width = 100, after_help = EXIT_CODES)]
 struct Cli {
@@ -140,21 +140,21 @@ struct Cli {
 }
 
 impl Worker {
-    /// Says in one sentence what this worker is, for the beginning of its `--help`.
+    /// Sets the one-sentence description of this worker, which begins its `--help`.
     #[must_use]
     pub fn about(mut self, about: impl Into<String>) -> Self {
         self.about = Some(about.into());
         self
     }
 
-    /// The whole of a worker's `main`: reads the command line and the environment, starts logging, works until TERM, INT or HUP asks it to
-    /// stop, and ends the process with one of the [`Exit`] codes.
+    /// The complete `main` of a worker: reads the command line and the environment, starts logging, runs jobs until TERM, INT or HUP
+    /// requests a stop, and ends the process with one of the [`Exit`] codes.
     ///
-    /// Use [`ProcessArgs`] when there are flags of your own, and [`Worker::run`] when the process is more than a worker.
+    /// Use [`ProcessArgs`] if the program has its own flags, and [`Worker::run`] if the process does more than run jobs.
     pub async fn main(self) -> ! {
         let about = self.about.clone().unwrap_or_else(|| {
             let classes: Vec<&str> = self.registry.classes().collect();
-            format!("Does background jobs of the classes that it has: {}", classes.join(", "))
+            format!("Runs background jobs of these classes: {}", classes.join(", "))
         });
         let mut command = Cli::command().about(about);
         let cli = Cli::from_arg_matches(&command.get_matches_mut()).unwrap_or_else(|error| error.format(&mut command).exit());
@@ -162,7 +162,7 @@ impl Worker {
     }
 }
 
-/// Name of this program, for its messages.
+/// The name of this program, for its messages.
 fn program() -> String {
     let path = env::args_os().next().unwrap_or_default();
     Path::new(&path).file_name().map_or_else(|| "worker".into(), |name| name.to_string_lossy().into_owned())
@@ -195,7 +195,7 @@ mod tests {
         _connect: ConnectArgs,
     }
 
-    /// clap takes the first words of a group's documentation for those of the program, unless they are told apart.
+    /// clap uses the documentation of a flattened group as the description of the program, unless the group disables that.
     #[test]
     fn the_help_says_what_the_program_does() {
         let help = |mut command: clap::Command| command.render_help().to_string();

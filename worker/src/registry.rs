@@ -15,7 +15,9 @@ use recruiter_common::{
 
 use crate::{
     context::Context,
-    panics::guarded,
+    hooks::hook,
+    panics::{GuardedDrop, guarded},
+    threads::Threads,
     workable::{BlockingExecutable, Done, Executable, NotDone},
 };
 
@@ -36,7 +38,7 @@ pub(crate) trait Ready: Send + Sync {
     fn time_limit(&self) -> Option<Duration>;
     /// Does the work. Dropping the future ends the execution, unless [`Ready::blocks`].
     fn execute<'a>(&'a self, job: &'a Arc<Context>) -> BoxFuture<'a, Result<Done, NotDone>>;
-    /// How long an execution may take to end once it is cancelled, whatever the reason; `None` for the worker's usual patience.
+    /// How long an execution may take to end after it is cancelled, for any reason; `None` for the worker's default.
     fn stops_within(&self) -> Option<Duration> {
         None
     }
@@ -54,11 +56,13 @@ pub(crate) trait Ready: Send + Sync {
 #[derive(Default)]
 pub(crate) struct Registry {
     handlers: BTreeMap<String, Arc<dyn Handler>>,
+    /// Those of all blocking classes.
+    threads: Threads,
 }
 
 /// Two workables were registered under one class.
 #[derive(Debug, thiserror::Error)]
-#[error("class `{0}` is registered twice: a worker can have only one workable of each class")]
+#[error("class `{0}` is registered twice: remove one, since a worker has one workable per class")]
 pub struct DuplicateClass(pub String);
 
 impl Registry {
@@ -70,6 +74,10 @@ impl Registry {
             }
             Entry::Occupied(_) => Err(DuplicateClass(class.to_owned())),
         }
+    }
+
+    pub(crate) fn threads(&self) -> &Threads {
+        &self.threads
     }
 
     pub(crate) fn has(&self, class: &str) -> bool {
@@ -116,13 +124,13 @@ fn deserialize<W: serde::de::DeserializeOwned>(parameters: Bson) -> Result<W, Fa
 pub(crate) struct Asynchronous<W: Executable>(pub(crate) Arc<W::State>);
 
 struct ReadyAsynchronous<W: Executable> {
-    workable: W,
+    workable: GuardedDrop<W>,
     state: Arc<W::State>,
 }
 
 impl<W: Executable> Handler for Asynchronous<W> {
     fn decode(&self, parameters: Bson) -> Result<Arc<dyn Ready>, Failure> {
-        Ok(Arc::new(ReadyAsynchronous::<W> { workable: deserialize(parameters)?, state: self.0.clone() }))
+        Ok(Arc::new(ReadyAsynchronous::<W> { workable: GuardedDrop::new(deserialize(parameters)?), state: self.0.clone() }))
     }
 }
 
@@ -137,12 +145,13 @@ impl<W: Executable> Ready for ReadyAsynchronous<W> {
 
     fn after<'a>(&'a self, job: &'a Context, failure: Option<&'a Failure>, last: bool) -> BoxFuture<'a, ()> {
         async move {
+            let (workable, state) = (&self.workable, &self.state);
             match failure {
-                None => self.workable.after_success(&self.state, job).await,
+                None => hook("after_success", job, async || workable.after_success(state, job).await).await,
                 Some(failure) => {
-                    self.workable.after_failure(&self.state, job, failure).await;
+                    hook("after_failure", job, async || workable.after_failure(state, job, failure).await).await;
                     if last {
-                        self.workable.after_last_failure(&self.state, job, failure).await;
+                        hook("after_last_failure", job, async || workable.after_last_failure(state, job, failure).await).await;
                     }
                 }
             }
@@ -151,17 +160,22 @@ impl<W: Executable> Ready for ReadyAsynchronous<W> {
     }
 }
 
-/// A blocking workable with its shared state.
-pub(crate) struct Blocking<W: BlockingExecutable>(pub(crate) Arc<W::State>);
+/// A blocking workable with its shared state, and the threads of its worker.
+pub(crate) struct Blocking<W: BlockingExecutable>(pub(crate) Arc<W::State>, pub(crate) Threads);
 
 struct ReadyBlocking<W: BlockingExecutable> {
-    workable: W,
+    workable: GuardedDrop<W>,
     state: Arc<W::State>,
+    threads: Threads,
 }
 
 impl<W: BlockingExecutable> Handler for Blocking<W> {
     fn decode(&self, parameters: Bson) -> Result<Arc<dyn Ready>, Failure> {
-        Ok(Arc::new(ReadyBlocking::<W> { workable: deserialize(parameters)?, state: self.0.clone() }))
+        Ok(Arc::new(ReadyBlocking::<W> {
+            workable: GuardedDrop::new(deserialize(parameters)?),
+            state: self.0.clone(),
+            threads: self.1.clone(),
+        }))
     }
 }
 
@@ -171,15 +185,12 @@ impl<W: BlockingExecutable> Ready for ReadyBlocking<W> {
     }
 
     fn execute<'a>(&'a self, job: &'a Arc<Context>) -> BoxFuture<'a, Result<Done, NotDone>> {
-        let (workable, state, job) = (self.workable.clone(), self.state.clone(), job.clone());
+        let (workable, state, job) = (W::clone(&self.workable), self.state.clone(), job.clone());
         async move {
-            let span = tracing::Span::current();
-            match tokio::task::spawn_blocking(move || span.in_scope(|| workable.execute(&state, &job))).await {
-                Ok(result) => Done::with(result?),
-                Err(error) => match error.try_into_panic() {
-                    Ok(panic) => std::panic::resume_unwind(panic),
-                    Err(error) => Err(error.into()),
-                },
+            match self.threads.run(W::CLASS, move || workable.execute(&state, &job)).await {
+                Ok(Ok(result)) => Done::with(result?),
+                Ok(Err(panic)) => std::panic::resume_unwind(panic),
+                Err(error) => Err(NotDone::NoResources(Failure::new("thread", format!("cannot start a thread: {error}")))),
             }
         }
         .boxed()

@@ -1,27 +1,30 @@
-//! What an application implements to run jobs of a class, and the closed set of ways in which an execution ends.
+//! The traits that an application implements to run jobs of a class, and the closed set of outcomes of an execution.
 
 use std::{error::Error, future::Future, time::Duration};
 
 use bson::Bson;
-use recruiter_common::{enqueue::Workable, failure::Failure};
+use recruiter_common::{
+    enqueue::Workable,
+    failure::{self, Failure},
+};
 use serde::Serialize;
 
 use crate::context::Context;
 
 /// A [`Workable`] that this process can execute.
 ///
-/// Each execution gets a value of its own, decoded from the stored parameters. An earlier attempt may have had the same side effects
-/// before: a worker can die between a side effect and its record.
+/// Each execution gets a value of its own, decoded from the stored parameters. An earlier attempt may already have had the same side
+/// effects, because a worker can die between a side effect and the record of its outcome.
 pub trait Executable: Workable {
-    /// What all executions share: connection pools, clients, caches. `()` when there is nothing.
+    /// The state that all executions share: connection pools, clients, caches. `()` for no state.
     type State: Send + Sync + 'static;
 
     /// Does the work and returns its result, which is kept in the archive.
     ///
     /// # Errors
     /// `?` converts any error into [`NotDone::Failed`], also `anyhow::Error` and boxed errors. The error class is the name of the type; set
-    /// another one with [`OrNotDone`]. Return [`NotDone::GiveUp`] when another attempt is pointless, and [`NotDone::Snooze`] when it is
-    /// merely too early.
+    /// another one with [`OrNotDone`]. Return [`NotDone::GiveUp`] if another attempt is pointless, and [`NotDone::Snooze`] if it is
+    /// too early for the work.
     fn execute(&self, state: &Self::State, job: &Context) -> impl Future<Output = Result<Self::Output, NotDone>> + Send;
 
     /// How long an execution may take: the time limit of the class, or no limit unless the worker has one. An execution that ends later
@@ -32,7 +35,8 @@ pub trait Executable: Workable {
 
     /// Called once the success is in the archive. The call is lost if the process dies before or during it.
     ///
-    /// For a bundle, the three hooks are called for each item that was executed, in order, once the end of the whole run is recorded.
+    /// Each hook is broken off after a minute. A job that was snoozed, interrupted, released or cancelled calls none. For a bundle, the hooks are
+    /// called for each item that has succeeded or failed, in order, once the end of the whole run is recorded.
     fn after_success(&self, _state: &Self::State, _job: &Context) -> impl Future<Output = ()> + Send {
         async {}
     }
@@ -49,12 +53,14 @@ pub trait Executable: Workable {
     }
 }
 
-/// A [`Workable`] that blocks its thread (computation, synchronous I/O). Executions run on tokio's threads for blocking work, of which
-/// a runtime has 512 unless it is built with another `max_blocking_threads`.
+/// A [`Workable`] that blocks its thread (computation, synchronous I/O). Each execution has a thread of its own, with the class as its name.
+/// The code may use the runtime of the worker, for example with `Handle::current`.
 ///
 /// A thread cannot be killed. A job that exceeds its time limit is cancelled, and its slot becomes free when `execute` returns.
+/// [`Worker::run`](crate::Worker::run) returns after the grace period even if threads still run: they end with `execute` or with the process.
+/// After a cleaner has declared the worker dead, threads that still run keep their slots until they end.
 pub trait BlockingExecutable: Workable + Clone {
-    /// What all executions share.
+    /// The state that all executions share.
     type State: Send + Sync + 'static;
 
     /// Does the work. Long loops should check [`Context::is_cancelled`].
@@ -78,7 +84,7 @@ pub(crate) struct Done {
 }
 
 impl Done {
-    /// Done, with a result for the archive; `()` and `None` are no result.
+    /// Done, with a result for the archive; `()` and `None` store no result.
     ///
     /// # Errors
     /// [`NotDone::GiveUp`] when the result cannot be expressed in BSON: another attempt would not help.
@@ -90,7 +96,7 @@ impl Done {
     }
 }
 
-/// The error class of an error whose type says nothing: a text, or a box of any error.
+/// The error class of an error whose type is not specific: a text, or a boxed error.
 const UNNAMED: &str = "error";
 
 /// The work is not done.
@@ -99,19 +105,19 @@ const UNNAMED: &str = "error";
 pub enum NotDone {
     /// The execution failed. The job's retry policy decides whether there is another attempt.
     Failed(Failure),
-    /// The execution failed and another attempt is pointless. The retry policy is not asked.
+    /// The execution failed and another attempt is pointless. The retry policy is not called.
     GiveUp(Failure),
-    /// The work cannot be done yet, and that is no failure. The job runs again, and this run does not count against the retry policy.
+    /// Snooze: the work cannot be done yet, which is not a failure. The job runs again, and this run does not count against the retry policy.
     Snooze {
-        /// How long to wait; when `None`, the policy's delay, or 30 seconds if the policy has none.
+        /// How long to wait; `None` means the policy's delay, or 30 seconds if the policy has none.
         after: Option<Duration>,
         /// The reason, for the history.
         reason: Failure,
     },
-    /// Nothing was done, because the machine lacks a resource: open files, processes, memory. The job is released as it was, uncounted and
-    /// without an entry in its history. The worker runs fewer jobs for a while.
+    /// The execution could not begin, because the machine lacks a resource: open files, processes, memory. The job is released. The start
+    /// does not count and has no entry in the history. The worker runs fewer jobs for a while.
     NoResources(Failure),
-    /// The execution stopped early, as [`Context::cancelled`] had asked.
+    /// The execution stopped early, after [`Context::cancelled`] resolved.
     Stopped(Failure),
 }
 
@@ -126,9 +132,15 @@ impl NotDone {
         Self::GiveUp(Failure::new(class, message))
     }
 
-    /// Too early: another run after this time, which does not count against the retry policy.
+    /// Snoozes the job: it runs again after this time, and this run does not count against the retry policy.
     pub fn snooze(after: Duration, class: impl Into<String>, message: impl Into<String>) -> Self {
         Self::Snooze { after: Some(after), reason: Failure::new(class, message) }
+    }
+
+    /// Stopped early, as [`Context::cancelled`] had asked, for example: "7 of 9 files are done". The reason of the cancellation decides what
+    /// follows.
+    pub fn stopped(message: impl Into<String>) -> Self {
+        Self::Stopped(Failure::new(failure::INTERRUPTED, message))
     }
 
     /// The failure that goes into the history.
@@ -140,15 +152,15 @@ impl NotDone {
     }
 }
 
-/// A failure of the class that its type is called, without the path: `ParseIntError`. Of a type that is called `Error` the crate is named as
-/// well, as in `mongodb::Error`; what has no type of its own (a text, a boxed error) is of class `error`. Its causes are the trace.
+/// A failure whose class is the name of the error's type without its path: `ParseIntError`. For a type named `Error` the class includes
+/// the crate: `mongodb::Error`. A text or a boxed error has the class `error`. The causes of the error become the trace.
 impl<E: Into<Box<dyn Error + Send + Sync>>> From<E> for NotDone {
     fn from(error: E) -> Self {
         Self::Failed(failure_of(class_of::<E>(), &*error.into()))
     }
 }
 
-/// Says of which class the failure is that `?` returns.
+/// Sets the class of the failure that `?` returns.
 ///
 /// ```
 /// use recruiter_worker::{NotDone, OrNotDone as _};
@@ -165,7 +177,7 @@ pub trait OrNotDone<T> {
     /// [`NotDone::Failed`] when this is an error.
     fn or_failed(self, class: impl Into<String>) -> Result<T, NotDone>;
 
-    /// A failure of this class after which trying again is pointless.
+    /// A failure of this class after which another attempt is pointless.
     ///
     /// # Errors
     /// [`NotDone::GiveUp`] when this is an error.
@@ -194,7 +206,7 @@ fn failure_of(class: String, error: &(dyn Error + 'static)) -> Failure {
 
 fn class_of<E>() -> String {
     let path = std::any::type_name::<E>();
-    // Those of its parameters say nothing that policies should depend on.
+    // Type parameters are left out: policies should not depend on them.
     let path = path.split('<').next().unwrap_or(path);
     let (start, name) = path.rsplit_once("::").unwrap_or(("", path));
     match (start.split("::").next().unwrap_or_default(), name) {

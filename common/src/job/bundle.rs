@@ -2,45 +2,45 @@
 //!
 //! In the document, `workable.items` has the parameters of the items, and `item_outcomes` has under the same index the outcome
 //! of each: null while nothing is recorded, `"done"` or `{done: true, result: …}`, or `{class, message, trace, why}` of a failure,
-//! with `why` once it is final. Used by the enqueuer (what fits), the worker (what is left to do) and the command line.
+//! with `why` once it is final. Used by the enqueuer (limits), the worker (the items that are left) and the command line.
 
 use bson::{Bson, RawBsonRef, RawDocument, doc};
 
 use super::why::Why;
 use crate::failure::Failure;
 
-/// Items of one bundle, at most.
+/// Maximum number of items of one bundle.
 pub const MOST_ITEMS: usize = 1_000;
-/// Bytes of BSON that the result of one item may have: with all the others it must fit beside the items.
+/// Maximum size of the result of one item, in bytes of BSON. The results of all items must fit into the job's document.
 const LARGEST_RESULT: usize = 4 * 1024;
-/// Documents and arrays within each other in a result, at most: MongoDB takes some more.
+/// Maximum nesting of documents and arrays in a result. It is below MongoDB's limit.
 const DEEPEST_RESULT: usize = 64;
-/// Bytes that are kept of the message of an item's failure.
+/// Maximum length of the message of an item's failure, in bytes.
 const LONGEST_MESSAGE: usize = 2 * 1024;
-/// Bytes that are kept of its trace.
+/// Maximum length of its trace, in bytes.
 const LONGEST_TRACE: usize = 1024;
-/// What is stored of an item that is done and has no result.
+/// The stored outcome of an item that is done without a result.
 const DONE: &str = "done";
 
 /// The outcome of one item.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ItemOutcome {
-    /// It is done.
+    /// The item is done.
     Done {
-        /// Kept beside it.
+        /// The result of the item, stored with the outcome.
         result: Option<Bson>,
     },
-    /// It failed.
+    /// The item failed.
     Failed {
-        /// Why.
+        /// The failure of the item.
         failure: Failure,
-        /// Why it is not done again; nothing when it will be.
+        /// The reason why it is not retried; `None` if it will be.
         last: Option<Why>,
     },
 }
 
 impl From<ItemOutcome> for Bson {
-    /// As it is stored: bounded, and such that MongoDB takes it.
+    /// The stored form, limited in size so that MongoDB accepts it.
     fn from(outcome: ItemOutcome) -> Self {
         match outcome {
             ItemOutcome::Done { result: None } => Bson::String(DONE.into()),
@@ -72,7 +72,7 @@ fn is_flat(value: &Bson, deepest: usize) -> bool {
     inner.is_empty() || deepest > 0 && inner.into_iter().all(|value| is_flat(value, deepest - 1))
 }
 
-/// Whether an item with this stored outcome is still to be done.
+/// Whether an item with this stored outcome must still run.
 pub fn is_left(outcome: &Bson) -> bool {
     match outcome.as_document() {
         Some(outcome) => !outcome.get_bool("done").unwrap_or(false) && !outcome.contains_key("why"),
@@ -85,24 +85,24 @@ pub fn is_done(outcome: &Bson) -> bool {
     !is_left(outcome) && failure_of(outcome).is_none()
 }
 
-/// What is stored of an item's failure, if it failed.
+/// The stored failure of an item, and its finish reason if it is final; `None` if the item has not failed.
 pub fn failure_of(outcome: &Bson) -> Option<(Failure, Option<Why>)> {
     let outcome = outcome.as_document()?;
     let failure = Failure::new(outcome.get_str("class").ok()?, outcome.get_str("message").unwrap_or_default());
     Some((failure, outcome.get_str("why").ok().map(|why| Why::custom(why.to_owned()))))
 }
 
-/// Why the items of a job, or their recorded outcomes, are not a bundle.
+/// Why a job with `items` is not a valid bundle.
 #[derive(Debug, thiserror::Error)]
-#[error("it is no bundle: {0}")]
+#[error("the document is not a valid bundle: {0}")]
 pub struct InvalidBundle(String);
 
 /// The recorded outcomes of the items of a bundle.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Bundle {
-    /// The outcome of each item as it is stored; null where there is none.
+    /// The stored outcome of each item; null if there is none.
     pub outcomes: Vec<Bson>,
-    /// Whether the document has a place for each of them.
+    /// Whether the array in the document has an entry for each item.
     pub has_places: bool,
 }
 
@@ -112,22 +112,22 @@ impl Bundle {
         let items = match job.get_document("workable").ok().and_then(|workable| workable.get("items").ok().flatten()) {
             None | Some(RawBsonRef::Null) => return Ok(None),
             Some(RawBsonRef::Array(items)) => items.into_iter().count(),
-            Some(_) => return Err(InvalidBundle("its `items` are no array".into())),
+            Some(_) => return Err(InvalidBundle("`items` is not an array".into())),
         };
         if items == 0 || items > MOST_ITEMS {
-            return Err(InvalidBundle(format!("it has {items} items, and may have 1 to {MOST_ITEMS}")));
+            return Err(InvalidBundle(format!("it has {items} items instead of 1 to {MOST_ITEMS}")));
         }
         let mut outcomes = match job.get("item_outcomes").ok().flatten().map(Bson::try_from) {
             None | Some(Ok(Bson::Null)) => Vec::new(),
             Some(Ok(Bson::Array(outcomes))) if outcomes.len() <= items => outcomes,
-            Some(_) => return Err(InvalidBundle("its `item_outcomes` are not those of its items".into())),
+            Some(_) => return Err(InvalidBundle("`item_outcomes` is not an array, or has more entries than `items`".into())),
         };
         let is_outcome = |outcome: &Bson| match outcome.as_document() {
             Some(outcome) => outcome.get_bool("done").unwrap_or(false) || outcome.get_str("class").is_ok(),
             None => *outcome == Bson::Null || outcome.as_str() == Some(DONE),
         };
         if let Some(index) = outcomes.iter().position(|outcome| !is_outcome(outcome)) {
-            return Err(InvalidBundle(format!("the outcome of item {index} is none")));
+            return Err(InvalidBundle(format!("`item_outcomes.{index}` is not an outcome")));
         }
         let has_places = outcomes.len() == items;
         outcomes.resize(items, Bson::Null);
@@ -190,7 +190,7 @@ mod tests {
             (items(1), Bson::Array(vec![Bson::Null; 2])),
             (items(1), Bson::Array(vec![1.into()])),
         ] {
-            assert!(check(items, outcomes).is_err_and(|error| error.starts_with("it is no bundle")));
+            assert!(check(items, outcomes).is_err_and(|error| error.starts_with("the document is not a valid bundle")));
         }
     }
 }

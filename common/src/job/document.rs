@@ -17,19 +17,19 @@ use crate::{
     telemetry::of_bson,
 };
 
-/// A locked document in `scheduled`: its holder, and the job, if it is one.
+/// A locked document in `scheduled`: its holder, and the job if the document is valid.
 #[derive(Debug)]
 pub struct Held {
     /// The worker that has locked it.
     pub holder: WorkerId,
     /// Proof of the start.
     pub claim: Claim,
-    /// The job; or the document, and why it is not a job.
+    /// The job; or the document, and why it is not a valid job.
     pub job: Result<Box<Job>, (RawDocumentBuf, CorruptJob)>,
 }
 
 impl TryFrom<RawDocumentBuf> for Held {
-    /// The document, which has no holder.
+    /// The document, if it has no holder.
     type Error = RawDocumentBuf;
 
     fn try_from(document: RawDocumentBuf) -> Result<Self, RawDocumentBuf> {
@@ -46,34 +46,34 @@ impl TryFrom<RawDocumentBuf> for Held {
     }
 }
 
-/// Why a document is not a job.
+/// Why a document is not a valid job.
 #[derive(Debug, thiserror::Error)]
 pub enum CorruptJob {
     /// A field is missing or of the wrong type.
     #[error("the document is not a job: {0}")]
     Undecodable(String),
-    /// A count is negative or absurd.
-    #[error("field `{field}` is {value}, which is no count")]
+    /// A count is negative or too large.
+    #[error("field `{field}` is {value}, which is not a valid count")]
     NotACount {
         /// The field.
         field: &'static str,
-        /// What it holds.
+        /// The stored value.
         value: i64,
     },
-    /// `scheduled_at` is further from now than dates reach.
-    #[error("`scheduled_at` is {0} ms after 1970, which is outside of the range of dates")]
+    /// `scheduled_at` is outside of the range of dates.
+    #[error("`scheduled_at` is {0} ms after 1970, outside of the range of dates")]
     BeyondDates(i64),
     /// The priority is not between 0 and 9.
-    #[error("priority {0} is not between 0 and 9")]
+    #[error("`priority` is {0}, not a number from 0 to 9")]
     Priority(i64),
-    /// `locked` is true, but there is no start with a worker.
-    #[error("it is locked by nobody")]
+    /// `locked` is true, but `last_execution` has no worker or no start.
+    #[error("`locked` is true, but `last_execution` names no worker and start")]
     LockedByNobody,
-    /// Its items, or what is recorded of them, cannot be understood.
+    /// The items or their recorded outcomes are invalid.
     #[error(transparent)]
     Bundle(#[from] InvalidBundle),
-    /// It is neither locked, nor due, nor archived.
-    #[error("it has no `scheduled_at`")]
+    /// The job is neither locked, nor due, nor archived.
+    #[error("`scheduled_at` is missing")]
     NeverDue,
 }
 
@@ -83,7 +83,7 @@ impl From<bson::error::Error> for CorruptJob {
     }
 }
 
-/// Exactly what is stored. Everything but the contract for other languages has a default.
+/// The stored document. Only the fields that every enqueuer must write have no default.
 #[derive(Deserialize)]
 struct JobDocument {
     #[serde(rename = "_id")]
@@ -102,6 +102,7 @@ struct JobDocument {
     retry_policy: Option<StoredPolicy>,
     tags: Option<Vec<String>>,
     urn: Option<String>,
+    once: Option<bool>,
     #[serde(deserialize_with = "instant::stored", default)]
     cancel_requested_at: Option<Instant>,
     last_execution: Option<Execution>,
@@ -126,7 +127,7 @@ impl TryFrom<Document> for Job {
 }
 
 impl TryFrom<RawDocumentBuf> for Job {
-    /// The document, and why it is no job.
+    /// The document, and why it is not a valid job.
     type Error = (RawDocumentBuf, CorruptJob);
 
     fn try_from(document: RawDocumentBuf) -> Result<Self, Self::Error> {
@@ -146,11 +147,11 @@ impl Job {
                 JobState::Started { worker: *worker, claim: Claim { job: stored.id, start: *start } }
             }
             (_, true, _) => return Err(CorruptJob::LockedByNobody),
-            // One copied back from the archive by hand may have a `why`.
+            // A document that was copied back from the archive by hand may have a `why`.
             (_, false, _) => JobState::Scheduled { at: due_date(document, stored.scheduled_at)? },
         };
         let attempts = count("attempts", stored.attempts)?;
-        // An execution that has not ended was not interrupted. More interruptions than starts would be attempts that never count.
+        // A running execution was not interrupted. With more interruptions than starts, attempts would never count.
         let ended = attempts - u32::from(matches!(state, JobState::Started { .. })).min(attempts);
         let priority = match stored.priority {
             None => Priority::default(),
@@ -166,7 +167,7 @@ impl Job {
             priority,
             class: stored.workable.class,
             parameters: match stored.workable.parameters {
-                // A document without fields is an empty array in what the PHP Recruiter stores.
+                // The PHP Recruiter stores a document without fields as an empty array.
                 Some(Bson::Array(list)) if list.is_empty() => Bson::Document(doc! {}),
                 Some(Bson::Null) | None => Bson::Document(doc! {}),
                 Some(parameters) => parameters,
@@ -175,6 +176,7 @@ impl Job {
             retry_policy: stored.retry_policy.unwrap_or_else(|| StoredPolicy { class: DEFAULT_POLICY.into(), parameters: Bson::Null }),
             tags: stored.tags.unwrap_or_default(),
             urn: stored.urn,
+            is_sent_once: stored.once.unwrap_or(false),
             cancel_requested: stored.cancel_requested_at.is_some(),
             last_execution: stored.last_execution,
             executions: stored.executions.unwrap_or_default(),
@@ -185,7 +187,7 @@ impl Job {
     }
 }
 
-/// The largest count that is accepted: far more than a job can have, and far below the limit of 32 bits.
+/// Maximum accepted count: far more than a job can have, and far below the limit of 32 bits.
 const LARGEST_COUNT: u32 = 1_000_000_000;
 
 fn count(field: &'static str, value: Option<i64>) -> Result<u32, CorruptJob> {
@@ -193,8 +195,8 @@ fn count(field: &'static str, value: Option<i64>) -> Result<u32, CorruptJob> {
     u32::try_from(value).ok().filter(|count| *count <= LARGEST_COUNT).ok_or(CorruptJob::NotACount { field, value })
 }
 
-/// When an unlocked job is due. BSON has dates of which no [`Instant`] is equal: a start, whose filter repeats the date, would never
-/// find the job.
+/// The due date of an unlocked job. Some BSON dates have no equal [`Instant`]. They are refused, because the filter of a start repeats the
+/// date and would never match.
 fn due_date(document: &RawDocument, scheduled_at: Option<Instant>) -> Result<Instant, CorruptJob> {
     let at = scheduled_at.ok_or(CorruptJob::NeverDue)?;
     match document.get_datetime("scheduled_at") {
@@ -230,8 +232,8 @@ mod tests {
         assert_eq!(check(doc! { "locked": true, "last_execution": start }), "started");
         assert_eq!(check(doc! { "locked": true, "scheduled_at": due }), CorruptJob::LockedByNobody.to_string());
         assert_eq!(check(doc! {}), CorruptJob::NeverDue.to_string());
-        assert_eq!(check(doc! { "scheduled_at": due, "attempts": -1 }), "field `attempts` is -1, which is no count");
-        assert_eq!(check(doc! { "scheduled_at": due, "priority": 12 }), "priority 12 is not between 0 and 9");
+        assert_eq!(check(doc! { "scheduled_at": due, "attempts": -1 }), "field `attempts` is -1, which is not a valid count");
+        assert_eq!(check(doc! { "scheduled_at": due, "priority": 12 }), "`priority` is 12, not a number from 0 to 9");
         let scheduled = |ms: i64| check(doc! { "scheduled_at": bson::DateTime::from_millis(ms) });
         for ms in [i64::MIN, -8_640_000_000_000_000, 8_640_000_000_000_000, i64::MAX] {
             assert_eq!(scheduled(ms), CorruptJob::BeyondDates(ms).to_string());

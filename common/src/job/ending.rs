@@ -1,7 +1,7 @@
-//! The end of a start, as a value: what is written when a started job goes to the archive, or back to wait for another attempt.
+//! The end of a start, as a value: the writes that archive a started job, or reschedule it for another attempt.
 //!
-//! Pure: nothing here asks MongoDB. The [`store`](crate::store) writes these values, each under its guard. A document that MongoDB
-//! refuses has reduced forms, which are made here as well.
+//! Pure: this file has no database calls. The [`store`](crate::store) writes these values, each under its guard. For a document that
+//! MongoDB refuses, this file also creates reduced forms.
 
 use std::sync::Arc;
 
@@ -26,13 +26,13 @@ use crate::{
     instant::Instant,
 };
 
-/// Executions kept in a job's history: the first and the newest. Those that fall out are counted.
+/// Maximum number of executions in a job's history: the first and the newest. Dropped ones are counted.
 pub const KEPT_EXECUTIONS: usize = 20;
-/// Bytes of BSON that one document may have, less room for what MongoDB adds on the way.
+/// Maximum size of one document in bytes of BSON, minus room for fields that MongoDB adds.
 pub(crate) const LARGEST_DOCUMENT: usize = 16 * 1024 * 1024 - 64 * 1024;
-/// Stands where there would be a result.
+/// Stored in place of a result that was dropped.
 const NO_RESULT: &str = "the result did not fit into the document or cannot be stored";
-/// Says in a document that part of it could not be stored.
+/// The field that marks a document of which a part could not be stored.
 const REDUCED: &str = "reduced";
 /// The field of a bundle that holds the outcomes of its items.
 const OUTCOMES: &str = "item_outcomes";
@@ -41,7 +41,7 @@ const OUTCOMES: &str = "item_outcomes";
 #[derive(Clone, Debug)]
 pub struct Archival {
     pub(crate) guard: Guard,
-    /// Shared, because a batch of them is kept until it is known that it was written.
+    /// Shared, because a batch is kept until its write is acknowledged.
     pub(crate) document: Arc<RawDocumentBuf>,
 }
 
@@ -50,7 +50,7 @@ pub struct Archival {
 pub(crate) enum Guard {
     /// Locked by this start.
     Claimed(Claim),
-    /// Unlocked, and started as often as when it was read.
+    /// Unlocked, with the same number of starts as when it was read.
     Unlocked { job: JobId, attempts: Option<Bson> },
 }
 
@@ -68,7 +68,7 @@ impl Archival {
         Self { guard, document: Arc::new(document) }
     }
 
-    /// A started job that ended, for `why`.
+    /// A started job that ended, with the finish reason `why`.
     pub fn ended(job: &Job, claim: Claim, execution: Execution, why: &Why, result: Option<Bson>) -> Self {
         Self::new(Guard::Claimed(claim), archived_document(job, &execution, why, result))
     }
@@ -81,15 +81,15 @@ impl Archival {
         Self::new(Guard::Unlocked { job, attempts }, finished(document, job, &execution, why, &[]))
     }
 
-    /// A document that a dead worker has locked and that is not a job: neither its history nor its policy can be read.
+    /// A document that a dead worker has locked and that is not a valid job, so its history and policy cannot be read.
     pub fn undecodable(claim: Claim, holder: WorkerId, document: &RawDocument, error: &CorruptJob, now: Instant) -> Self {
         let execution = Execution { worker: Some(holder), start: Some(claim.start), crashed: Some(true), ..Execution::default() };
         let execution = execution.ended(now, Some(&Failure::new(failure::MALFORMED, error.to_string())));
         Self::new(Guard::Claimed(claim), finished(document, claim.job, &execution, &Why::MALFORMED, &[]))
     }
 
-    /// A started job that cannot be unlocked, because MongoDB refuses every change of its document (it may be older than the
-    /// validator): `document` as it is stored, with the history that the refused update would have written.
+    /// A started job that cannot be unlocked, because MongoDB refuses every change of its document, which may be older than the
+    /// validator. The archived document is `document` as stored, with the history of the refused update.
     pub(crate) fn not_unlockable(refused: Rescheduling, document: &RawDocument, reason: &str, now: Instant) -> Self {
         let mut set = match refused.update.get_document("$set") {
             Ok(set) => set.clone(),
@@ -111,10 +111,10 @@ impl Archival {
         Self::new(Guard::Claimed(refused.claim), finished(document, refused.claim.job, &execution, &Why::MALFORMED, &kept))
     }
 
-    /// With the outcomes of all items of the bundle.
+    /// Adds the outcomes of all items of the bundle.
     #[must_use]
     pub fn with_items(mut self, outcomes: Vec<Bson>) -> Self {
-        // Bounded one by one, so that they can be stored.
+        // Each outcome is limited in size, so all of them can be stored.
         let with_them = RawBson::try_from(Bson::Array(outcomes))
             .and_then(|all| replaced(&self.document, &[(cstr!("item_outcomes"), all.as_raw_bson_ref())]));
         if let Ok(document) = with_them {
@@ -123,7 +123,7 @@ impl Archival {
         self
     }
 
-    /// The same end with nothing but what identifies the job, for an outcome that MongoDB refuses.
+    /// The same end with only the fields that identify the job, for an outcome that MongoDB refuses.
     pub(crate) fn without_details(self) -> Option<Self> {
         let whole: Document = (&**self.document).try_into().unwrap_or_else(|_| doc! { "_id": self.job() });
         let mut document = Document::new();
@@ -171,8 +171,8 @@ fn archived_document(job: &Job, execution: &Execution, why: &Why, result: Option
     if fits(&without_result) { without_result } else { document(false, false) }
 }
 
-/// Every attempt that ended, this one included, as far as the history is kept, and how many are not; nothing of a job that was done at
-/// its first attempt: its `last_execution` is the whole history.
+/// The kept history of ended executions including this one, and the number of dropped ones. `None` for a job that was done at its first
+/// attempt: its `last_execution` is the complete history.
 fn archived_history(job: &Job, execution: &Execution, why: &Why) -> Option<(RawArrayBuf, u32)> {
     if *why == Why::DONE && job.executions.is_empty() {
         return None;
@@ -183,10 +183,9 @@ fn archived_history(job: &Job, execution: &Execution, why: &Why) -> Option<(RawA
     Some((all, dropped))
 }
 
-/// A finished job as the archive keeps it: the stored document with `more` and its end, each field in its place, and the defaults of
-/// the fields that it does not have.
+/// The archived document of a finished job: the stored document with `more`, its end, and defaults for missing fields.
 ///
-/// Raw, because this is done for every job. A document that breaks off in the middle, which no driver stores, keeps its id.
+/// Raw, for speed, because every job passes here. Of a truncated document, which no driver stores, only the id is kept.
 fn finished(document: &RawDocument, job: JobId, execution: &Execution, why: &Why, more: &[(&CStr, RawBsonRef<'_>)]) -> RawDocumentBuf {
     let execution = execution.to_raw();
     let end = [
@@ -221,7 +220,7 @@ fn stored(execution: &Execution) -> Bson {
     Bson::Document(Document::try_from(&*execution.to_raw()).expect("an execution is made of dates, ids, texts and numbers"))
 }
 
-/// The end of a start that does not archive the job: it waits again.
+/// The end of a start that reschedules the job.
 #[derive(Clone, Debug)]
 pub struct Rescheduling {
     pub(crate) claim: Claim,
@@ -246,8 +245,8 @@ impl Rescheduling {
         Self { claim, update: doc! { "$set": set }, group: job.group.clone(), due: at }
     }
 
-    /// As it was before the start, whose workable was never entered: due as before, the start not counted. The execution before
-    /// this start is the newest of the history.
+    /// Releases a job whose workable was not entered: the same due date as before, and the start does not count. The newest execution in
+    /// the history becomes `last_execution` again.
     pub fn release(job: &Job, claim: Claim) -> Self {
         let mut set = doc! { "locked": false, "interruptions": job.interruptions + 1 };
         let mut update = doc! {};
@@ -261,7 +260,7 @@ impl Rescheduling {
         Self { claim, update, group: job.group.clone(), due }
     }
 
-    /// The same, but due at `at`: what kept it from being entered may be over by then.
+    /// Like a release, but due at `at`, when the obstacle may be gone.
     pub fn release_until(job: &Job, claim: Claim, at: Instant) -> Self {
         let mut released = Self::release(job, claim);
         if let Ok(set) = released.update.get_document_mut("$set") {
@@ -270,7 +269,7 @@ impl Rescheduling {
         Self { due: at, ..released }
     }
 
-    /// With the outcomes of all items of the bundle.
+    /// Adds the outcomes of all items of the bundle.
     #[must_use]
     pub fn with_items(mut self, outcomes: Vec<Bson>) -> Self {
         if let Ok(set) = self.update.get_document_mut("$set") {
@@ -289,12 +288,12 @@ impl Rescheduling {
     }
 }
 
-/// How often the job's worker has died, this execution included.
+/// The number of deaths of the job's workers, including this execution.
 fn deaths_with(job: &Job, execution: &Execution) -> u32 {
     job.deaths + u32::from(execution.crashed == Some(true))
 }
 
-/// The bounded history with one execution more: the first and the newest stay.
+/// The bounded history with one more execution: the first and the newest are kept.
 fn history_with(job: &Job, execution: &Execution) -> (Vec<Execution>, u32) {
     let mut executions = job.executions.clone();
     executions.push(execution.clone());
@@ -303,7 +302,7 @@ fn history_with(job: &Job, execution: &Execution) -> (Vec<Execution>, u32) {
     (executions, job.executions_dropped + u32::try_from(excess).unwrap_or(u32::MAX))
 }
 
-/// Outcomes of items of a bundle that goes on.
+/// Item outcomes of a bundle that is still running.
 #[derive(Clone, Debug)]
 pub struct Progress {
     pub(crate) claim: Claim,
@@ -311,12 +310,12 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// The outcomes of all items, null for those that have none: the document has a place for each from now on.
+    /// The outcomes of all items, null for those without one. Afterwards the array in the document has an entry for each item.
     pub fn whole(claim: Claim, outcomes: &[Bson]) -> Self {
         Self { claim, set: doc! { OUTCOMES: outcomes } }
     }
 
-    /// The outcomes of some items of a bundle whose document has a place for each.
+    /// The outcomes of some items, for a bundle whose document has an entry for each item.
     pub fn of_items(claim: Claim, outcomes: impl IntoIterator<Item = (usize, Bson)>) -> Self {
         Self { claim, set: outcomes.into_iter().map(|(index, outcome)| (format!("{OUTCOMES}.{index}"), outcome)).collect() }
     }

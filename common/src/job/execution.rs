@@ -1,4 +1,4 @@
-//! One execution of a job: who started it, how it ended, and what a cleaner does if its worker dies.
+//! One execution of a job: its start, its outcome, and the verdict for the death of its worker.
 
 use bson::{RawBsonRef, RawDocumentBuf, raw::cstr, rawdoc};
 use serde::Deserialize;
@@ -10,7 +10,7 @@ use crate::{
     instant::{self, Instant},
 };
 
-/// Proof of a start: its holder may write the outcome, once. Only the start operations make it.
+/// Proof of a start: its owner may write the outcome, once. Only the start operations create it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Claim {
     pub(crate) job: JobId,
@@ -23,25 +23,25 @@ impl Claim {
         self.job
     }
 
-    /// The start it belongs to.
+    /// The start of the job.
     pub fn start(self) -> StartId {
         self.start
     }
 }
 
-/// What the cleaner does with a started job when its worker dies: the retry policy's verdict, computed and stored
-/// at the start. In the document `{retry_after_ms: …}` or `{archive: <why>}`.
+/// The crash verdict: what the cleaner does with a started job if its worker dies. The retry policy decides it at the start, when it is
+/// stored as `{retry_after_ms: …}` or `{archive: <why>}`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum IfWorkerDies {
-    /// Schedule it again this many milliseconds after the death was seen.
+    /// Reschedule it this many milliseconds after the death was detected.
     RetryAfterMs(i64),
-    /// Archive it with this reason.
+    /// Archive it with this finish reason.
     Archive(Why),
 }
 
 impl IfWorkerDies {
-    /// As it is stored.
+    /// The stored form.
     pub(crate) fn to_raw(&self) -> RawDocumentBuf {
         match self {
             Self::RetryAfterMs(delay) => rawdoc! { "retry_after_ms": *delay },
@@ -50,7 +50,7 @@ impl IfWorkerDies {
     }
 }
 
-/// One execution of a job, as kept in its history. Every field but `scheduled_at` is absent until it is known.
+/// One execution of a job, as stored in its history. Every field except `scheduled_at` is absent until it is known.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 pub struct Execution {
     /// When it was due.
@@ -59,14 +59,14 @@ pub struct Execution {
     /// When the worker locked it, by the server's clock.
     #[serde(deserialize_with = "instant::stored", default)]
     pub started_at: Option<Instant>,
-    /// When it ended or its worker's death was seen, by the estimate of the server's clock.
+    /// When it ended, or when its worker's death was detected, by the estimated server clock.
     #[serde(deserialize_with = "instant::stored", default)]
     pub ended_at: Option<Instant>,
     /// The worker that started it.
     pub worker: Option<WorkerId>,
-    /// The start: the fence of the outcome.
+    /// The start: the fencing token of the outcome.
     pub start: Option<StartId>,
-    /// What a cleaner does if the worker dies; gone once the execution has ended.
+    /// The crash verdict; removed once the execution has ended.
     pub if_worker_dies: Option<IfWorkerDies>,
     /// Machine of the worker.
     pub hostname: Option<String>,
@@ -78,7 +78,7 @@ pub struct Execution {
     pub message: Option<String>,
     /// Error trace, if there is one.
     pub trace: Option<String>,
-    /// Set when the worker died in it.
+    /// Set if the worker died during the execution.
     pub crashed: Option<bool>,
 }
 
@@ -96,7 +96,7 @@ impl Execution {
         self
     }
 
-    /// As it is stored. By hand, because this is done for every job, and serde's way leads through text.
+    /// The stored form. Written without serde, which would convert ids by way of text, because this runs for every job.
     pub(crate) fn to_raw(&self) -> RawDocumentBuf {
         let date = |at: Option<Instant>| at.map(|at| RawBsonRef::DateTime(bson::DateTime::from_chrono(at)));
         let verdict = self.if_worker_dies.as_ref().map(IfWorkerDies::to_raw);

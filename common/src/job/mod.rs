@@ -1,8 +1,7 @@
-//! One job, as code uses it.
+//! One job, as a value.
 //!
-//! Used by every crate. A job lives in `scheduled` until it is finished and then, whole, in `archived`
-//! (`docs/protocol.md` lists every field). Code never changes a job by changing these values: the operations of
-//! [`store`](crate::store) do, each under its own guard.
+//! Used by every crate. A job is in `scheduled` until it is finished, then complete in `archived` (`docs/protocol.md` lists
+//! every field). These values are copies: only the operations of [`store`](crate::store) change a job, each under its own guard.
 
 pub mod bundle;
 mod document;
@@ -27,9 +26,9 @@ pub use self::{
 };
 use crate::{ids::JobId, instant::Instant};
 
-/// Group of a job that names none.
+/// Group of a job without a group.
 pub const DEFAULT_GROUP: &str = "generic";
-/// Retry policy of a job that names none.
+/// Retry policy of a job without a policy.
 pub(crate) const DEFAULT_POLICY: &str = "DoNotDoItAgain";
 
 /// A retry policy as stored.
@@ -37,7 +36,7 @@ pub(crate) const DEFAULT_POLICY: &str = "DoNotDoItAgain";
 pub struct StoredPolicy {
     /// Name of the policy.
     pub class: String,
-    /// What it was made with.
+    /// Parameters of the policy.
     #[serde(default)]
     pub parameters: Bson,
 }
@@ -48,46 +47,48 @@ impl From<StoredPolicy> for Bson {
     }
 }
 
-/// One job, as code uses it.
+/// One job, as a value.
 #[derive(Clone, Debug)]
 pub struct Job {
     /// `_id`.
     pub id: JobId,
-    /// When it was enqueued, by the enqueuer; the date of its id when it does not say.
+    /// When it was enqueued, by the enqueuer's date; the date of its id if there is none.
     pub created_at: Instant,
-    /// Starts so far; never goes down.
+    /// Number of starts; it never decreases.
     pub attempts: u32,
-    /// Starts that do not count against the retry policy.
+    /// Number of starts that do not count against the retry policy.
     pub interruptions: u32,
-    /// Starts that ended with the death of their worker. They count against the retry policy, like failures.
+    /// Number of starts that ended with the death of their worker. They count against the retry policy, like failures.
     pub deaths: u32,
     /// The group it is in.
     pub group: String,
-    /// How urgent it is.
+    /// Its priority.
     pub priority: Priority,
     /// Class of the workable.
     pub class: String,
     /// Parameters of the workable: usually a document.
     pub parameters: Bson,
-    /// What is known of its items, if it is a bundle.
+    /// The recorded outcomes of its items, if it is a bundle.
     pub bundle: Option<Bundle>,
-    /// How failures are treated.
+    /// Its retry policy.
     pub retry_policy: StoredPolicy,
     /// Labels for people.
     pub tags: Vec<String>,
     /// A name in the application's own terms; not unique.
     pub urn: Option<String>,
-    /// Whether its cancellation was requested while it runs.
+    /// Whether its enqueuer never sends it again: its id was made for one call.
+    pub is_sent_once: bool,
+    /// Whether its cancellation was requested while it was running.
     pub cancel_requested: bool,
-    /// The execution that runs or ran last.
+    /// The current or the last execution.
     pub last_execution: Option<Execution>,
-    /// The executions that ended before it; with it once it has ended, but for a job that was done at its first attempt.
+    /// The ended executions. They include the last one once it has ended, except for a job that was done at its first attempt.
     pub executions: Vec<Execution>,
-    /// How many executions fell out of the bounded history.
+    /// Number of executions dropped from the bounded history.
     pub executions_dropped: u32,
-    /// Where it stands.
+    /// Its state.
     pub state: JobState,
-    /// As stored, fields unknown to this version included.
+    /// The stored document, including fields that this version does not know.
     pub document: RawDocumentBuf,
 }
 
@@ -100,18 +101,18 @@ impl Job {
         }
     }
 
-    /// A field as it is stored; nothing when there is none, or none that BSON allows.
+    /// A stored field; `None` if it is missing or not valid BSON.
     pub fn field(&self, name: &str) -> Option<Bson> {
         self.document.get(name).ok().flatten()?.try_into().ok()
     }
 
-    /// Parameters of the items of a bundle; none of another job.
+    /// Parameters of the items of a bundle; empty for any other job.
     pub fn items(&self) -> Vec<Bson> {
         let items = self.document.get_document("workable").and_then(|workable| workable.get_array("items"));
         items.ok().and_then(|items| items.try_into().ok()).unwrap_or_default()
     }
 
-    /// Every execution that is kept, oldest first, each once: the last one is in two places once it has ended.
+    /// Every stored execution, oldest first, each once: the last one is stored in two places once it has ended.
     pub fn every_execution(&self) -> impl Iterator<Item = &Execution> {
         let last = self.last_execution.as_ref().filter(|last| self.executions.last() != Some(last));
         self.executions.iter().chain(last)

@@ -1,15 +1,15 @@
-//! How urgent a job is.
+//! The priority of a job.
 
 use std::fmt;
 
 use bson::Bson;
 
-/// Priority of a job that names none.
+/// Priority of a job without a priority.
 pub(crate) const DEFAULT_PRIORITY: u8 = 5;
 
-/// How urgent a job is: 0 to 9, higher first, 5 by default.
+/// The priority of a job: 0 to 9, higher first. Default: 5.
 ///
-/// Few, so that finding due jobs is a merge of ten bounded index ranges however many jobs wait.
+/// There are only ten, so that a search for due jobs merges ten bounded index ranges, however many jobs wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Priority(u8);
 
@@ -17,7 +17,7 @@ impl Priority {
     /// The highest.
     pub const MAX: Priority = Priority(9);
 
-    /// This priority, or nothing when it is above 9.
+    /// This priority; `None` if it is above 9.
     pub fn new(priority: u8) -> Option<Self> {
         (priority <= Self::MAX.0).then_some(Self(priority))
     }

@@ -1,18 +1,18 @@
-//! Raw BSON documents, built and copied without decoding them: every job passes here when it ends.
+//! Raw BSON documents, built and copied without decoding, for speed: every ended job passes here.
 
 use bson::{
     RawBsonRef, RawDocument, RawDocumentBuf,
     raw::{CStr, cstr},
 };
 
-/// A document without fields, as BSON: its length and its end.
+/// A document without fields, as BSON: its length and its terminator.
 const EMPTY: [u8; 5] = [5, 0, 0, 0, 0];
 
 /// An empty document that can grow by this many bytes without another allocation.
 pub(crate) fn roomy(bytes: usize) -> RawDocumentBuf {
     let mut buffer = Vec::with_capacity(bytes);
     buffer.extend(EMPTY);
-    RawDocumentBuf::from_bytes(buffer).expect("an empty document is one")
+    RawDocumentBuf::from_bytes(buffer).expect("an empty document is valid BSON")
 }
 
 /// A copy of a document with these fields replaced or added, and without `scheduled_at`.

@@ -1,26 +1,26 @@
-//! Where a job stands: it waits, runs, or is in the archive.
+//! The state of a job: waiting, running, or archived.
 
 use super::{execution::Claim, why::Why};
 use crate::{ids::WorkerId, instant::Instant};
 
-/// Where a job stands.
+/// The state of a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum JobState {
-    /// Waits for `at` and a worker.
+    /// Waiting for `at` and a worker.
     Scheduled {
         /// When it is due.
         at: Instant,
     },
-    /// Runs in this worker.
+    /// Running in a worker.
     Started {
-        /// Who holds it.
+        /// The worker that holds it.
         worker: WorkerId,
         /// Proof of the start.
         claim: Claim,
     },
-    /// Is in the archive.
+    /// Archived.
     Archived {
-        /// For this reason.
+        /// The finish reason.
         why: Why,
     },
 }

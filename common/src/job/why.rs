@@ -5,7 +5,7 @@ use std::{borrow::Cow, fmt};
 use bson::Bson;
 use serde::Deserialize;
 
-/// Why a job is in the archive. Policies may give reasons of their own.
+/// The finish reason of a job. Custom policies may add reasons.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(transparent)]
 pub struct Why(Cow<'static, str>);
@@ -13,24 +13,24 @@ pub struct Why(Cow<'static, str>);
 impl Why {
     /// It succeeded.
     pub const DONE: Why = Why(Cow::Borrowed("done"));
-    /// It failed and its policy does not want it again.
+    /// It failed, and its policy does not retry it.
     pub const NOT_SCHEDULED_BY_RETRY_POLICY: Why = Why(Cow::Borrowed("not-scheduled-by-retry-policy"));
-    /// It failed as often as its policy allows.
+    /// It failed as many times as its policy allows.
     pub const TRIED_TOO_MANY_TIMES: Why = Why(Cow::Borrowed("tried-too-many-times"));
     /// It failed with an error class that its policy does not retry.
     pub const NON_RETRIABLE_EXCEPTION: Why = Why(Cow::Borrowed("non-retriable-exception"));
-    /// Its worker died while it ran, and its policy does not want it again.
+    /// Its worker died while it ran, and its policy does not retry it.
     pub const WORKER_DIED: Why = Why(Cow::Borrowed("worker-died"));
-    /// Its worker stopped while it ran, and its policy does not want it again.
+    /// Its worker stopped while it ran, and its policy does not retry it.
     pub const INTERRUPTED: Why = Why(Cow::Borrowed("interrupted"));
     /// It was cancelled.
     pub const CANCELLED: Why = Why(Cow::Borrowed("cancelled"));
-    /// The workable itself gave up.
+    /// Its workable gave up: it returned that another attempt is pointless.
     pub const GAVE_UP: Why = Why(Cow::Borrowed("gave-up"));
-    /// Its document cannot be understood.
+    /// Its document is not a valid job.
     pub const MALFORMED: Why = Why(Cow::Borrowed("malformed"));
 
-    /// The reasons that Recruiter itself gives.
+    /// The built-in reasons.
     pub const BUILT_IN: [Why; 9] = [
         Why::DONE,
         Why::NOT_SCHEDULED_BY_RETRY_POLICY,
@@ -43,12 +43,12 @@ impl Why {
         Why::MALFORMED,
     ];
 
-    /// A reason of a policy's own.
+    /// A reason of a custom policy.
     pub fn custom(why: impl Into<String>) -> Self {
         Self(Cow::Owned(why.into()))
     }
 
-    /// The stored word.
+    /// The reason as stored.
     pub fn as_str(&self) -> &str {
         &self.0
     }

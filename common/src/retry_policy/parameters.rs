@@ -35,7 +35,7 @@ pub enum InvalidPolicy {
         known: String,
     },
     /// A policy of this class is already registered.
-    #[error("a retry policy `{0}` is registered already; give yours another name")]
+    #[error("a retry policy `{0}` is already registered; choose another name")]
     AlreadyRegistered(String),
     /// Policies are nested deeper than [`RetryPolicies::DEEPEST`](super::RetryPolicies::DEEPEST).
     #[error("retry policies are nested deeper than {}; combine them in fewer steps", DEEPEST)]
@@ -127,9 +127,9 @@ impl<'a> Parameters<'a> {
         let asked = self.asked.borrow();
         let Some(other) = self.stored.and_then(|stored| stored.keys().find(|name| !asked.contains(*name))) else { return Ok(()) };
         let problem = match most_alike(other, asked.iter()) {
-            Some(meant) => format!("is not known here; did you mean `{meant}`?"),
-            None if asked.is_empty() => "is not known here: there are no parameters".into(),
-            None => format!("is not known here; what is known is {}", asked.iter().map(String::as_str).collect::<Vec<_>>().join(", ")),
+            Some(meant) => format!("is unknown; did you mean `{meant}`?"),
+            None if asked.is_empty() => "is unknown: there are no parameters".into(),
+            None => format!("is unknown; the known parameters are {}", asked.iter().map(String::as_str).collect::<Vec<_>>().join(", ")),
         };
         Err(InvalidPolicy::parameter(shown(&Bson::String(other.clone())).trim_matches('"'), problem))
     }
@@ -193,7 +193,7 @@ impl<'a> Parameters<'a> {
     pub(super) fn read<T>(&self, name: &str, expected: &str, read: impl FnOnce(&'a Bson) -> Option<T>) -> Result<T, InvalidPolicy> {
         let missing = || {
             let misspelt = self.stored.and_then(|stored| most_alike(name, stored.keys().filter(|key| !self.asked.borrow().contains(*key))));
-            let misspelt = misspelt.map(|key| format!("; is it what you call `{key}`?")).unwrap_or_default();
+            let misspelt = misspelt.map(|key| format!("; did you misspell it as `{key}`?")).unwrap_or_default();
             InvalidPolicy::parameter(name, format!("is missing; it must be {expected}{misspelt}"))
         };
         let value = self.get(name).ok_or_else(missing)?;

@@ -202,32 +202,31 @@ mod tests {
             assert_eq!(RetryPolicies::default().check(&policy).expect_err("misspelt").to_string(), message);
         }
         let backoff = bson!({ "retry_how_many_times": 3, "seconds_to_initially_wait_before_retry": 1, "jiter": 0.5 });
-        check("ExponentialBackoff", backoff, "ExponentialBackoff: `jiter` is not known here; did you mean `jitter`?");
-        check("DoNotDoItAgain", bson!({ "times": 3 }), "DoNotDoItAgain: `times` is not known here: there are no parameters");
-        let known = "what is known is retry_how_many_times, seconds_to_wait_before_retry";
+        check("ExponentialBackoff", backoff, "ExponentialBackoff: `jiter` is unknown; did you mean `jitter`?");
+        check("DoNotDoItAgain", bson!({ "times": 3 }), "DoNotDoItAgain: `times` is unknown: there are no parameters");
+        let known = "the known parameters are retry_how_many_times, seconds_to_wait_before_retry";
         let times = bson!({ "retry_how_many_times": 3, "seconds_to_wait_before_retry": 1, "x": 1 });
-        check("RetryManyTimes", times, &format!("RetryManyTimes: `x` is not known here; {known}"));
+        check("RetryManyTimes", times, &format!("RetryManyTimes: `x` is unknown; {known}"));
         let row = bson!({ "younger_than_seconds": 300, "seconds_to_wait": 60, "second_to_wait": 1 });
         check(
             "TimeTable",
             bson!({ "time_table": [row] }),
-            "TimeTable: time_table[0]: `second_to_wait` is not known here; did you mean `seconds_to_wait`?",
+            "TimeTable: time_table[0]: `second_to_wait` is unknown; did you mean `seconds_to_wait`?",
         );
         let filtered = bson!({ "class": "DoNotDoItAgain", "params": {} });
         check(
             "RetriableExceptionFilter",
             bson!({ "retriable_exceptions": ["*"], "filtered_retry_policy": filtered }),
-            "RetriableExceptionFilter: filtered_retry_policy: `params` is not known here; did you mean `parameters`?",
+            "RetriableExceptionFilter: filtered_retry_policy: `params` is unknown; did you mean `parameters`?",
         );
         let case = bson!({ "when": ["*"], "then": { "class": "DoNotDoItAgain" }, "otherwise": 1 });
         check(
             "SelectByException",
             bson!({ "cases": [case] }),
-            "SelectByException: cases[0]: `otherwise` is not known here; what is known is then, when",
+            "SelectByException: cases[0]: `otherwise` is unknown; the known parameters are then, when",
         );
         let misspelt = bson!({ "retry_how_many_time": 3, "seconds_to_wait_before_retry": 1 });
-        let message =
-            "`retry_how_many_times` is missing; it must be a whole number from 0 to 4294967295; is it what you call `retry_how_many_time`?";
+        let message = "`retry_how_many_times` is missing; it must be a whole number from 0 to 4294967295; did you misspell it as `retry_how_many_time`?";
         refused("RetryManyTimes", misspelt, message);
     }
 

@@ -1,6 +1,6 @@
-//! Batches: what is sent to MongoDB together, and how a batch that MongoDB refuses is halved around the one document at fault.
+//! Batches of documents that are sent to MongoDB together. A refused batch is halved until the refused document is alone.
 
-/// Cuts items into batches of at most `most` items and `most_bytes` bytes; a larger item is a batch of its own.
+/// Divides items into batches of at most `most` items and `most_bytes` bytes; a larger item is a batch of its own.
 pub(crate) fn cut<T>(items: Vec<T>, most: usize, most_bytes: usize, size: impl Fn(&T) -> usize) -> Vec<Vec<T>> {
     let mut batches: Vec<Vec<T>> = Vec::new();
     let mut bytes = 0;
@@ -20,7 +20,7 @@ pub(crate) fn cut<T>(items: Vec<T>, most: usize, most_bytes: usize, size: impl F
     batches
 }
 
-/// Batches that are still to be sent. Harmless to send again, each: the operations behind them recognise what they have done.
+/// Batches that are still to be sent. Each batch is harmless to send again, because the operations are idempotent.
 #[derive(Debug)]
 pub(crate) struct Batches<T>(Vec<Vec<T>>);
 
@@ -30,13 +30,13 @@ impl<T> Batches<T> {
         Self(batches)
     }
 
-    /// The next batch; none when all were sent.
+    /// The next batch; `None` when all were sent.
     pub(crate) fn next(&mut self) -> Option<Vec<T>> {
         self.0.pop()
     }
 
-    /// Puts a batch that MongoDB refused back in two halves, in front of all others. Returns the item instead if it is the only one: it is
-    /// the one that MongoDB refuses.
+    /// Puts both halves of a refused batch in front of all other batches. If the batch has a single item, returns that item instead:
+    /// MongoDB refuses this one.
     pub(crate) fn halve(&mut self, mut refused: Vec<T>) -> Option<T> {
         if refused.len() <= 1 {
             return refused.pop();

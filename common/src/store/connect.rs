@@ -46,7 +46,7 @@ const LEAST_POOL_SIZE: u32 = 3;
 /// Time after which an unused connection is closed. An outage opens many at once.
 const MAX_IDLE: Duration = Duration::from_secs(60);
 
-/// Where MongoDB is.
+/// The connection to MongoDB.
 #[derive(Clone)]
 #[cfg_attr(feature = "process", derive(clap::Args), command(next_help_heading = "MongoDB", about = None, long_about = None))]
 pub struct ConnectArgs {
@@ -64,14 +64,14 @@ pub struct ConnectArgs {
         )
     )]
     pub uri: String,
-    /// How long to wait for MongoDB at the start before giving up [default: 30s; 5s for a command that only asks]
+    /// Maximum wait for MongoDB at the start [default: 30s; 5s for read-only commands]
     #[cfg_attr(
         feature = "process",
         arg(long, global = true, env = "RECRUITER_CONNECT_TIMEOUT", value_name = "DURATION", value_parser = humantime::parse_duration)
     )]
     pub connect_timeout: Option<Duration>,
-    /// Called with every command that is sent and every answer that comes: for tracing, and for tests that break things
-    /// at just that moment. Called in the middle of the driver's work, so it must not wait
+    /// Called with each command that is sent and each reply that arrives, for tracing and for tests that inject faults.
+    /// The driver waits for the call, so it must not block
     #[cfg_attr(feature = "process", arg(skip))]
     pub commands: Option<EventHandler<CommandEvent>>,
 }
@@ -127,7 +127,7 @@ pub enum ConnectError {
     #[error("the MongoDB connection string is not valid: {0}; it looks like mongodb://user:password@host:27017/database?replicaSet=rs0")]
     InvalidUri(DriverError),
     /// No server answers.
-    #[error("MongoDB at {hosts} could not be reached within {} ({reason}); check that it runs, MONGODB_URI, and the network between", humantime::format_duration(*waited))]
+    #[error("MongoDB at {hosts} could not be reached within {} ({reason}); check that it runs, the address in MONGODB_URI, and the network", humantime::format_duration(*waited))]
     Unreachable {
         /// Hosts of the connection string.
         hosts: String,
@@ -144,7 +144,7 @@ pub enum ConnectError {
     },
     /// Not a replica set, so there are no transactions.
     #[error(
-        "MongoDB at {hosts} is a standalone server, and a finished job is moved in a transaction, which needs a replica set: start mongod with --replSet rs0 and run rs.initiate() once in mongosh (one member is enough)"
+        "MongoDB at {hosts} is a standalone server, and Recruiter needs a replica set for its transactions: start mongod with --replSet rs0 and run rs.initiate() once in mongosh (one member is enough)"
     )]
     Standalone {
         /// Hosts of the connection string.
@@ -160,7 +160,7 @@ pub enum ConnectError {
     },
     /// The server belongs to another replica set than the one in the connection string.
     #[error(
-        "MongoDB at {hosts} is a member of the replica set `{found}`, and MONGODB_URI says replicaSet={named}: name the other one there, or leave replicaSet= out"
+        "MongoDB at {hosts} is a member of the replica set `{found}`, and MONGODB_URI has replicaSet={named}: write replicaSet={found}, or remove replicaSet="
     )]
     WrongSetName {
         /// Hosts of the connection string.
@@ -179,7 +179,7 @@ pub enum ConnectError {
         found: String,
     },
     /// MongoDB requires a user, and the connection string names none.
-    #[error("MongoDB at {hosts} wants a user, and MONGODB_URI names none: write mongodb://USER:PASSWORD@HOST/DATABASE?authSource=…")]
+    #[error("MongoDB at {hosts} requires a user, and MONGODB_URI names none: write mongodb://USER:PASSWORD@HOST/DATABASE?authSource=…")]
     NoUser {
         /// Hosts of the connection string.
         hosts: String,
@@ -200,7 +200,7 @@ pub enum ConnectError {
     },
     /// The database has none of Recruiter's collections.
     #[error(
-        "there is no Recruiter in database `{database}` of MongoDB at {hosts}: it has none of the collections `scheduled`, `archived` and `roster`; the database is named in MONGODB_URI, behind the host, and the first start of `recruiter run` or the first enqueued job sets it up"
+        "database `{database}` of MongoDB at {hosts} has none of the collections `scheduled`, `archived` and `roster`: check the database name in MONGODB_URI, behind the host; the first start of `recruiter run` or the first enqueued job creates the collections"
     )]
     NoRecruiter {
         /// The database.
@@ -312,8 +312,15 @@ impl Store {
         self.options.as_ref().is_some_and(|options| options.credential.is_none())
     }
 
-    /// A session for the store's own transactions, with concerns that do not depend on the client.
-    pub(super) async fn session(&self) -> Result<ClientSession, Error> {
+    /// A session of the store's client, for a transaction of the application: it commits at majority, journaled, and reads from the primary,
+    /// whatever the settings of the client are.
+    ///
+    /// A session that the client itself starts uses the client's settings. With `w: 1` a commit, and a job in it, can be rolled back by a
+    /// failover.
+    ///
+    /// # Errors
+    /// When MongoDB cannot be reached, or has no sessions. The error is the driver's, so that `?` works in a transaction as well.
+    pub async fn start_session(&self) -> Result<ClientSession, Error> {
         let concerns = TransactionOptions::builder().read_concern(ReadConcern::majority()).write_concern(our_write_concern());
         let concerns = concerns.selection_criteria(primary()).build();
         self.client.start_session().default_transaction_options(concerns).await
@@ -409,7 +416,7 @@ fn named_hosts(uri: &ConnectionString) -> String {
     match &uri.host_info {
         HostInfo::HostIdentifiers(hosts) => listed(hosts),
         HostInfo::DnsRecord(name) => name.clone(),
-        _ => "an address of another kind".into(),
+        _ => "an unknown kind of address".into(),
     }
 }
 

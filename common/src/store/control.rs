@@ -1,7 +1,7 @@
-//! What operators change: requests to cancel, dates, retries of finished jobs, deletion, retention.
+//! The changes of operators: cancellation requests, due dates, retries of finished jobs, deletion, retention.
 //!
-//! The rules are in [`control`](crate::control). Here is what MongoDB is asked to do, each change under the condition that it was decided
-//! on.
+//! [`control`](crate::control) decides the changes. This file writes them. The filter of each write repeats the conditions of the
+//! decision.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -27,18 +27,18 @@ use crate::{ids::JobId, instant::Instant};
 pub struct Retrial {
     /// The finished job.
     pub job: JobId,
-    /// Its `retried_as`, as it was read.
+    /// Its `retried_as` when it was read.
     pub retried_as: Option<Bson>,
-    /// The id under which it is enqueued again.
+    /// The id of the new job.
     pub new: JobId,
-    /// The new job. Shared, because a batch is kept until it is known that it was written.
+    /// The new job. Shared, because a batch is kept until its write is acknowledged.
     pub document: Arc<Document>,
 }
 
 impl Store {
-    /// Which of these started jobs are to be cancelled.
+    /// Those of these started jobs whose cancellation was requested.
     ///
-    /// Filter: id, cancellation asked for. Index: `_id`. Invariant: none, a request is passed on.
+    /// Filter: id, cancellation requested. Index: `_id`. Invariant: none, it only reads.
     pub async fn cancel_requests(&self, jobs: &[JobId]) -> Result<Vec<JobId>, StoreError> {
         let scheduled = self.scheduled.clone();
         let filter = doc! { "_id": { "$in": jobs.to_vec() }, "cancel_requested_at": { "$exists": true } };
@@ -47,10 +47,10 @@ impl Store {
         Ok(found.iter().filter_map(id_of).collect())
     }
 
-    /// Asks the holders of started jobs to cancel them; returns those that were asked.
+    /// Requests the cancellation of started jobs. Returns the jobs whose documents have the request.
     ///
     /// Filter: ids, locked. Index: `_id`. Invariant: none, the holder ends it.
-    /// Loses those jobs that are not running (any more).
+    /// Loses for jobs that are not running.
     pub async fn request_cancel_if_started(&self, jobs: &[JobId]) -> Result<HashSet<JobId>, StoreError> {
         let (scheduled, now) = (self.scheduled.clone(), bson::DateTime::from_chrono(self.now()));
         let filter = doc! { "_id": { "$in": jobs.to_vec() }, "locked": true };
@@ -64,10 +64,10 @@ impl Store {
         Ok(self.cancel_requests(jobs).await?.into_iter().collect())
     }
 
-    /// Makes waiting jobs due at `at`, unless they are due earlier; returns those that wait.
+    /// Makes waiting jobs due at `at`, unless they are due earlier. Returns those that are waiting.
     ///
     /// Filter: ids, unlocked, due later. Index: `_id`. Invariant: none, a date changes.
-    /// Loses those jobs that are running or in the archive.
+    /// Loses for jobs that are running or archived.
     pub async fn hasten_if_unlocked(&self, jobs: &[JobId], at: Instant) -> Result<HashSet<JobId>, StoreError> {
         let (scheduled, at) = (self.scheduled.clone(), bson::DateTime::from_chrono(at));
         let later = doc! { "_id": { "$in": jobs.to_vec() }, "locked": false, "scheduled_at": { "$gt": at } };
@@ -87,14 +87,14 @@ impl Store {
         Ok(found.iter().filter_map(id_of).collect())
     }
 
-    /// Enqueues finished jobs again, each under a new id, which its archived document names from then on: all in one
-    /// transaction. Returns for each, in order, whether it was recorded.
+    /// Enqueues finished jobs again, each under a new id, in one transaction. The archived document gets the new id as
+    /// `retried_as`. Returns for each job, in order, whether it was recorded.
     ///
-    /// Filter: id, and retried before as it was when it was read. The archived documents are changed first: when one of them is
-    /// not as it was read, the transaction is aborted before anything is inserted, and repeated without that job. Index: `_id`.
-    /// Invariant: I1, and a job that is retried by two people at once is enqueued once. Harmless to repeat after an unknown outcome
-    /// with the same new ids: what was committed is recognised by them. Loses when another caller retried the job, or when
-    /// retention deleted it.
+    /// Filter: id, and `retried_as` as it was when the job was read. The archived documents are changed first. If one of them has changed
+    /// since, the transaction is aborted before the insert, and repeated without that job. Index: `_id`.
+    /// Invariant: I1, and a job that two people retry at the same time is enqueued once. Harmless to repeat with the same new ids
+    /// after an unknown outcome: an archived document that already has the new id was changed by the earlier call. Loses when another
+    /// caller retried the job, or when retention deleted it.
     pub async fn retry_if_archived(&self, session: &mut CommitSession, batch: &[Retrial]) -> Result<Vec<Recorded>, StoreError> {
         let mut enqueued: HashSet<JobId> = HashSet::new();
         let mut left = batch.to_vec();
@@ -105,7 +105,7 @@ impl Store {
                     let before = left.len();
                     left.retain(|retrial| held.contains(&retrial.job));
                     if left.len() == before {
-                        // An earlier commit is on its way: the majority has not seen yet what the primary has.
+                        // An earlier commit has not reached a majority yet.
                         return Err(StoreError::TimedOut { operation: "retry_if_archived" });
                     }
                     enqueued.extend(known);
@@ -116,8 +116,8 @@ impl Store {
         Ok(batch.iter().map(recorded).collect())
     }
 
-    /// The transaction itself. When a condition did not hold, nothing is changed, and the answer names the jobs for which it holds, and
-    /// those that were enqueued under these very ids before, in a transaction whose reply was lost.
+    /// Runs the transaction. If a condition does not hold, nothing is changed. The result then names the jobs whose condition holds, and
+    /// the jobs that were enqueued under these ids before, in a transaction whose reply was lost.
     async fn retry_all_or_none(&self, session: &mut CommitSession, batch: &[Retrial]) -> Result<Attempted, StoreError> {
         let (database, scheduled, archived) = (self.database.clone(), self.scheduled.clone(), self.archived.clone());
         let batch: Arc<[Retrial]> = batch.into();
@@ -158,17 +158,17 @@ impl Store {
         .await
     }
 
-    /// Deletes archived jobs for good. Returns how many.
+    /// Deletes archived jobs permanently. Returns their number.
     ///
-    /// Filter: these ids. Index: `_id`. Invariant: none, it is what the operator asked for; what is in the archive never runs again.
+    /// Filter: these ids. Index: `_id`. Invariant: none, the operator requested the deletion; an archived job never runs again.
     pub async fn delete_archived(&self, jobs: &[JobId]) -> Result<u64, StoreError> {
         let (archived, these) = (self.archived.clone(), doc! { "_id": { "$in": jobs.to_vec() } });
         Ok(call("delete_archived", async move { archived.delete_many(these).await }).await?.deleted_count)
     }
 
-    /// Deletes up to `limit` archived documents that ended before `before`, whatever their ids are. Returns how many.
+    /// Deletes up to `limit` archived documents that ended before `before`, whatever the type of their ids. Returns their number.
     ///
-    /// Filter: ended before. Index: `archived_by_end`. Invariant: none, retention is what the operator asked for.
+    /// Filter: ended before. Index: `archived_by_end`. Invariant: none, the operator configured the retention.
     pub async fn prune_archived(&self, before: Instant, limit: i64) -> Result<u64, StoreError> {
         let archived = self.archived.clone_with_type::<RawDocumentBuf>();
         self.indexed("prune_archived", async move {

@@ -87,7 +87,7 @@ impl Store {
     /// The first unlocked jobs of these lanes that are due at `until`: at least `limit` if there are as many.
     ///
     /// Filter: group, class, gate, unlocked, due. MongoDB merges one scan for each lane, which is in this order and jumps over what is due
-    /// later, so that a search costs as much as it finds, however many jobs wait. Indexes: `due_jobs`, `gated_jobs`. Invariant: none, the
+    /// later, so that a search costs as much as it finds, however many jobs wait. Index: `due_jobs`, `gated_jobs`. Invariant: none, the
     /// start decides.
     pub async fn due_jobs(&self, lanes: &[Lane], until: Instant, limit: usize) -> Result<DueJobs, StoreError> {
         let mut jobs: Vec<DueJob> = Vec::new();

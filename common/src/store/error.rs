@@ -1,4 +1,4 @@
-//! What can go wrong with a call to MongoDB, and how refusals are told apart: by the numbers and labels that MongoDB gives them.
+//! The errors of MongoDB operations. Refusals are distinguished by MongoDB's error codes and labels.
 
 use bson::{Document, doc};
 use mongodb::error::{Error, ErrorKind, WriteFailure};
@@ -6,7 +6,7 @@ use mongodb::error::{Error, ErrorKind, WriteFailure};
 use super::CALL_LIMIT;
 use crate::{job::CorruptJob, telemetry::of_mongodb};
 
-/// An error of the driver, told in one line: its own text is a dump of everything that it knows.
+/// An error of the driver, with a `Display` of one line. The driver's own text contains its complete state.
 #[derive(Clone, Debug)]
 pub struct DriverError(Error);
 
@@ -33,41 +33,41 @@ impl std::ops::Deref for DriverError {
     }
 }
 
-/// A call that failed. Losing a race is not an error: operations report it in what they return.
+/// A failed operation. Losing a race is not an error: operations report it in their result.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
-    /// MongoDB refused, or could not be reached.
-    #[error("MongoDB did not carry out `{operation}`")]
+    /// MongoDB refused the operation, or could not be reached. The source has the cause.
+    #[error("the MongoDB operation `{operation}` failed")]
     Mongo {
-        /// Which operation.
+        /// Name of the operation.
         operation: &'static str,
         /// The error of the driver.
         source: DriverError,
     },
-    /// No answer in time. Whether the operation was carried out is not known.
-    #[error("MongoDB gave no answer to `{operation}` within {} s", CALL_LIMIT.as_secs())]
+    /// No reply in time. The outcome of the operation is unknown.
+    #[error("MongoDB did not reply to `{operation}` within {} s", CALL_LIMIT.as_secs())]
     TimedOut {
-        /// Which operation.
+        /// Name of the operation.
         operation: &'static str,
     },
-    /// [`Store::finish_in`](super::Store::finish_in) was called with a session that has no transaction open.
+    /// The session of the caller has no transaction open.
     #[error("`{operation}` needs a session in which the caller has started a transaction")]
     NoTransaction {
-        /// Which operation.
+        /// Name of the operation.
         operation: &'static str,
     },
-    /// A document is not what its collection should hold.
-    #[error("`{operation}` found a document it cannot use")]
+    /// A document is not valid in its collection.
+    #[error("`{operation}` read an invalid document")]
     Corrupt {
-        /// Which operation.
+        /// Name of the operation.
         operation: &'static str,
-        /// What is wrong with it.
+        /// The problem with the document.
         source: CorruptJob,
     },
 }
 
-/// MongoDB's numbers for refusals.
+/// MongoDB's error codes.
 pub(crate) mod code {
     pub(crate) const UNAUTHORIZED: i32 = 13;
     pub(crate) const NAMESPACE_NOT_FOUND: i32 = 26;
@@ -79,8 +79,8 @@ pub(crate) mod code {
     pub(crate) const DUPLICATE_KEY: i32 = 11_000;
 }
 
-/// Refusals that are the fault of the document, not of the connection or the server: bad values, types, names and keys, nesting, sizes,
-/// the validator, a key that is there already. Each with the name that MongoDB gives it, where it has one; a test compares them.
+/// Error codes that the document causes, not the connection or the server: invalid values, types, names and keys, nesting, sizes, the
+/// validator, a duplicate key. Each has MongoDB's name for it, or `Location` and the code; a test compares the names.
 #[doc(hidden)]
 pub const DOCUMENT_FAULTS: [(i32, &str); 21] = [
     (2, "BadValue"),
@@ -106,17 +106,17 @@ pub const DOCUMENT_FAULTS: [(i32, &str); 21] = [
     (51_108, "Location51108"),
 ];
 
-/// Says that a search names an index that does not exist. MongoDB gives this refusal no number of its own (it is a `BadValue`), so that
-/// its text must tell; a test drops an index and expects it to be made again.
+/// Part of MongoDB's message for a query whose hint names an index that does not exist. The error has no code of its own (it is a
+/// `BadValue`), so the text identifies it. A test drops an index and expects it to be created again.
 const UNKNOWN_HINT: &str = "hint provided does not correspond";
 
-/// The driver's answer to the start of a transaction in a session that has one open. It offers no other way to ask; a test of
-/// [`Store::finish_in`](super::Store::finish_in) tells when it changes.
+/// The driver's error for the start of a transaction in a session that has one open. The driver has no other way to detect this. A test
+/// of [`Store::finish_in`](super::Store::finish_in) fails if the text changes.
 const TRANSACTION_IS_OPEN: &str = "transaction already in progress";
 
 impl StoreError {
-    /// Whether the same call can succeed later without anything else being changed: the connection or the server
-    /// is at fault, not what was asked.
+    /// Whether the same call can succeed later without any change: the cause is the connection or the server, not the
+    /// documents or arguments of the call.
     pub fn is_transient(&self) -> bool {
         match self {
             Self::TimedOut { .. } => true,
@@ -125,22 +125,22 @@ impl StoreError {
         }
     }
 
-    /// Whether a unique index has a key of it already.
+    /// Whether a unique index already contains a key of the document.
     pub(super) fn is_duplicate(&self) -> bool {
         matches!(self, Self::Mongo { source, .. } if code_of(source) == Some(code::DUPLICATE_KEY))
     }
 
-    /// Whether MongoDB gave a read up because it took too long.
+    /// Whether MongoDB aborted a read because it took too long.
     pub fn is_too_slow(&self) -> bool {
         matches!(self, Self::Mongo { source, .. } if code_of(source) == Some(code::MAX_TIME_EXPIRED))
     }
 
-    /// Whether MongoDB said that the user may not do this.
+    /// Whether the MongoDB user lacks the permission for the operation.
     pub fn is_unauthorized(&self) -> bool {
         matches!(self, Self::Mongo { source, .. } if code_of(source) == Some(code::UNAUTHORIZED))
     }
 
-    /// Whether MongoDB said that a search names an index that does not exist.
+    /// Whether a query names an index that does not exist.
     pub(super) fn is_index_missing(&self) -> bool {
         matches!(self, Self::Mongo { source, .. }
             if matches!(source.kind.as_ref(), ErrorKind::Command(refusal) if refusal.message.contains(UNKNOWN_HINT)))
@@ -162,7 +162,7 @@ pub(super) fn code_of(error: &Error) -> Option<i32> {
     if let ErrorKind::Command(command) = error.kind.as_ref() {
         Some(command.code)
     } else if let ErrorKind::InsertMany(many) = error.kind.as_ref() {
-        // An unsatisfied write concern comes first: the call is then repeated, whatever else was wrong.
+        // An unsatisfied write concern comes first: the call is then repeated, even if there are other errors.
         if let Some(concern) = &many.write_concern_error {
             return Some(concern.code);
         }

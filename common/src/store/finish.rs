@@ -1,11 +1,11 @@
-//! The end of a start: the one gate through which jobs go to the archive, or back to wait.
+//! Writes the outcomes of starts: moves jobs to the archive, or reschedules them. No other file does this.
 //!
-//! [`Store::finish`] is the group commit: many ends at once, in batches that fit. A batch that MongoDB refuses is halved until the one
-//! end at fault stands alone; of that one less is stored ([`End::reduced`]), and what is refused even so is reported as
-//! [`Recorded::Refused`]. [`Store::finish_in`] is the same step for one job inside of a transaction of the caller's own.
+//! [`Store::finish`] is the group commit: it writes many ends together, in batches of limited size. A batch that MongoDB refuses is halved
+//! until the refused end is alone. That end is stored in a reduced form ([`End::reduced`]). If MongoDB refuses this form too, the end is
+//! reported as [`Recorded::Refused`]. [`Store::finish_in`] archives one job inside a transaction of the caller.
 //!
-//! Nothing is repeated here when MongoDB is away or does not answer: the caller repeats the call, which is harmless, because each end
-//! that was written is recognised by its start.
+//! This file does not repeat calls while MongoDB is unreachable: the caller does. A repetition is harmless, because an end that is already
+//! written has the same start id.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -23,9 +23,8 @@ use mongodb::{
 use super::{
     Store, StoreError,
     batch::{Batches, cut},
-    call,
-    error::is_transaction_open,
-    id_of,
+    call, id_of,
+    session::require_transaction,
     session::{CommitSession, commit},
     start_of,
 };
@@ -38,40 +37,40 @@ use crate::{
     telemetry::chain,
 };
 
-/// Ends in one command or transaction, at most: enough that the round trip no longer matters.
+/// Maximum number of ends in one command or transaction. The cost of the round trip is then negligible.
 const BATCH: usize = 1_000;
-/// Bytes in one command or transaction, at most: the server takes 48 MB, and a large one delays all others.
+/// Maximum size of one command or transaction, in bytes. MongoDB accepts 48 MB, but a large command delays all others.
 pub const BATCH_BYTES: usize = 8 * 1024 * 1024;
 
-/// Whether the end of a start was recorded. Losing is not an error: the job was rescued meanwhile, and the outcome of this execution is
-/// dropped.
+/// Whether the end of a start was recorded. A lost claim is not an error: the job was rescued in the meantime, and the outcome of this
+/// execution is dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Recorded {
-    /// It was recorded.
+    /// The end was recorded.
     Yes,
     /// The job is no longer locked by this start.
     ClaimLost,
-    /// MongoDB refuses to store it, also in its reduced form: the job stays locked by this start. The caller keeps the end and writes it
+    /// MongoDB refuses the end, even in its reduced form. The job stays locked by this start. The caller keeps the end and writes it
     /// again later.
     Refused,
 }
 
-/// What [`Store::finish`] writes in batches: the end of a start, or what is recorded of its items before the end.
+/// An item of the batches of [`Store::finish`]: the end of a start, or outcomes of a bundle's items before its end.
 pub trait End: Clone + Send + Sync {
-    /// Whether it is written in a transaction.
+    /// Whether the batch is written in a transaction.
     const NEEDS_SESSION: bool;
 
-    /// Writes a batch that fits. Returns for each, in order, whether it was recorded.
+    /// Writes a batch of allowed size. Returns for each entry, in order, whether it was recorded.
     fn write(store: &Store, session: &mut CommitSession, batch: &[Self]) -> impl Future<Output = Result<Vec<Recorded>, StoreError>> + Send;
 
-    /// A smaller form, for one that MongoDB refuses; none when nothing can be left out.
+    /// A reduced form, for an end that MongoDB refuses; `None` if nothing can be left out.
     fn reduced(self) -> Option<Self>;
 
-    /// What is done with one that MongoDB refuses also in its reduced form, for this reason.
+    /// Handles an end that MongoDB refuses even in its reduced form, for this reason.
     ///
     /// # Errors
-    /// When MongoDB is away.
+    /// When MongoDB is unreachable.
     fn refused(
         self,
         store: &Store,
@@ -82,7 +81,7 @@ pub trait End: Clone + Send + Sync {
     /// The job.
     fn job(&self) -> JobId;
 
-    /// Size on the wire, in bytes, roughly.
+    /// Approximate size in a command, in bytes.
     fn size(&self) -> usize;
 }
 
@@ -97,7 +96,7 @@ impl End for Archival {
         self.without_details()
     }
 
-    /// Nothing: the caller keeps it.
+    /// Does nothing: the caller keeps the end.
     async fn refused(self, _store: &Store, _session: &mut CommitSession, _reason: &StoreError) -> Result<Recorded, StoreError> {
         Ok(Recorded::Refused)
     }
@@ -122,11 +121,11 @@ impl End for Rescheduling {
         self.without_history()
     }
 
-    /// Archived as malformed, with its history: no process could ever unlock it.
+    /// Archives the job as malformed, with its history, because no process can unlock it.
     async fn refused(self, store: &Store, session: &mut CommitSession, reason: &StoreError) -> Result<Recorded, StoreError> {
         let Some(document) = store.document_of(self.claim.job).await? else { return Ok(Recorded::ClaimLost) };
         let archival = Archival::not_unlockable(self, &document, &chain(reason), store.now());
-        // Boxed, because this is a recursion. It ends here: an archival is not turned into anything else.
+        // Boxed, because this is a recursion. It has one level: an archival has no other form.
         let mut recorded = Box::pin(store.finish(session, &[archival])).await?;
         Ok(recorded.pop().unwrap_or(Recorded::Refused))
     }
@@ -140,24 +139,24 @@ impl End for Rescheduling {
     }
 }
 
-/// Size of a document, in bytes; of one that cannot be encoded, the largest that can be.
+/// Size of a document, in bytes; the maximum size if it cannot be encoded.
 pub(super) fn size_of(document: &Document) -> usize {
     document.to_vec().map_or(LARGEST_DOCUMENT, |bytes| bytes.len())
 }
 
 impl Store {
-    /// Records the ends of started jobs. Returns for each, in order, whether it was recorded. Harmless to repeat.
+    /// Records the ends of started jobs. Returns for each end, in order, whether it was recorded. Harmless to repeat.
     ///
-    /// Index: `_id`. Invariant: I9, no end stops another.
+    /// Index: `_id`. Invariant: I9, a refused end does not stop the others.
     ///
     /// # Errors
-    /// When MongoDB is away or its answer is lost. Part of the batch may be recorded by then, and is recognised when the same batch is
-    /// finished again.
+    /// When MongoDB is unreachable or its reply is lost. A part of the batch may have been recorded. A repeated call with the same batch
+    /// recognises that part.
     pub async fn finish<T: End>(&self, session: &mut CommitSession, batch: &[T]) -> Result<Vec<Recorded>, StoreError> {
         self.finish_in_portions(session, batch, BATCH_BYTES).await
     }
 
-    /// The same with at most `most_bytes` in one command or transaction, for a slow line.
+    /// Like [`finish`](Self::finish), with at most `most_bytes` in one command or transaction, for a slow connection.
     ///
     /// Index: `_id`. Invariant: I9, as above.
     ///
@@ -185,10 +184,10 @@ impl Store {
         Ok(recorded)
     }
 
-    /// Stores what can be stored of one end that MongoDB refuses as it is.
+    /// Stores a refused end in its reduced form.
     async fn finish_reduced<T: End>(&self, session: &mut CommitSession, whole: T, refusal: StoreError) -> Result<Recorded, StoreError> {
         let job = whole.job();
-        tracing::error!(job.id = %job, error = chain(&refusal), "MongoDB refuses an outcome as it is; storing less of it");
+        tracing::error!(job.id = %job, error = chain(&refusal), "MongoDB refuses an outcome; storing it in a reduced form");
         let mut reason = refusal;
         if let Some(reduced) = whole.clone().reduced() {
             match T::write(self, session, &[reduced]).await {
@@ -209,30 +208,22 @@ impl Store {
         Ok(recorded)
     }
 
-    /// Archives one started job as part of a transaction that the caller has started in `session`: the job is finished when the caller
-    /// commits, together with the caller's own writes, and stays claimed when the caller aborts.
+    /// Archives one started job as part of a transaction that the caller has started in `session`. If the caller commits, the job is
+    /// finished together with the caller's own writes. If the caller aborts, the job stays locked by its start.
     ///
-    /// Nothing is repeated, halved or reduced here. After [`Recorded::ClaimLost`] nothing was written, and the caller must abort: the job
-    /// was rescued, and another execution decides about it.
+    /// This call does not repeat or reduce anything. After [`Recorded::ClaimLost`] nothing was written, and the caller must abort: the job
+    /// was rescued, and another execution writes its outcome.
     ///
-    /// Filter: the guard (its start). The delete comes first. Index: `_id`.
+    /// Filter: the guard (the job's start). The delete comes first. Index: `_id`.
     /// Invariant: I2 and I3, once the caller's commit is acknowledged by a majority.
-    /// Loses when the job was rescued meanwhile.
+    /// Loses when the job was rescued in the meantime.
     ///
     /// # Errors
-    /// The transaction is then the caller's to abort; an error with the label `TransientTransactionError` means that the whole
-    /// transaction may be tried again. [`StoreError::NoTransaction`] when the caller has started none.
+    /// The caller must then abort the transaction. If the error has the label `TransientTransactionError`, the caller may repeat the
+    /// whole transaction. [`StoreError::NoTransaction`] if the caller has not started a transaction.
     pub async fn finish_in(&self, session: &mut ClientSession, end: &Archival) -> Result<Recorded, StoreError> {
         let operation = "finish_in";
-        match session.start_transaction().await {
-            Err(error) if is_transaction_open(&error) => {}
-            Err(source) => return Err(StoreError::Mongo { operation, source: source.into() }),
-            Ok(()) => {
-                // Without one the job could be deleted and not inserted. The driver has not sent anything yet.
-                let _ = session.abort_transaction().await;
-                return Err(StoreError::NoTransaction { operation });
-            }
-        }
+        require_transaction(session, operation).await?;
         let written: DriverResult<Recorded> = async {
             let claimed = filter_of(std::slice::from_ref(end));
             if self.scheduled.delete_one(claimed).session(&mut *session).await?.deleted_count == 0 {
@@ -245,12 +236,13 @@ impl Store {
         written.map_err(|source| StoreError::Mongo { operation, source: source.into() })
     }
 
-    /// Moves jobs from `scheduled` to `archived` in one transaction. Returns for each, in order, whether it was recorded.
+    /// Moves jobs from `scheduled` to `archived` in one transaction. Returns for each job, in order, whether it was recorded.
     ///
     /// Filter: each job's guard (its start, or that it is unlocked). The delete comes first: a job whose guard no longer holds is found
-    /// before anything is inserted, and left out. Index: `_id`.
-    /// Invariant: I2, archived exactly once and never in both; I3. Harmless to repeat after an unknown outcome: what
-    /// was committed is recognised by its start. Loses when the job was rescued meanwhile.
+    /// before the insert, and left out. Index: `_id`.
+    /// Invariant: I2, archived exactly once and never in both collections; I3. Harmless to repeat after an unknown outcome, because
+    /// a job that was archived by an earlier call has the same start id in the archive. Loses when the job was rescued in the
+    /// meantime.
     pub async fn archive(&self, session: &mut CommitSession, batch: &[Archival]) -> Result<Vec<Recorded>, StoreError> {
         let mut recorded: HashMap<JobId, Recorded> = HashMap::new();
         let mut left = batch.to_vec();
@@ -260,7 +252,7 @@ impl Store {
                 Ok(Attempted::None { held, known }) => {
                     let (keep, gone): (Vec<_>, Vec<_>) = left.into_iter().partition(|archival| held.contains(&archival.job()));
                     if gone.is_empty() {
-                        // An earlier commit is on its way: the majority has not seen yet what the primary has.
+                        // An earlier commit has not reached a majority yet.
                         return Err(StoreError::TimedOut { operation: "archive" });
                     }
                     let outcome = |job| if known.contains(&job) { Recorded::Yes } else { Recorded::ClaimLost };
@@ -270,10 +262,10 @@ impl Store {
                 Err(failed) if left.len() == 1 && failed.is_duplicate() => {
                     let archival = &left[0];
                     if !self.already_archived(&[archival.job()]).await?.contains(&archival.job()) {
-                        // Another unique index, which is not ours: a job is deleted only if it is in the archive.
+                        // The duplicate key may be of a foreign unique index: a job is deleted only if it is in the archive.
                         return Err(failed);
                     }
-                    // Archived by another execution: this copy is the application's late re-send.
+                    // Archived by another execution: the application sent this copy again late.
                     self.discard(filter_of(std::slice::from_ref(archival))).await?;
                     recorded.insert(archival.job(), Recorded::ClaimLost);
                     left.clear();
@@ -284,11 +276,11 @@ impl Store {
         Ok(batch.iter().map(|archival| recorded.get(&archival.job()).copied().unwrap_or(Recorded::ClaimLost)).collect())
     }
 
-    /// The transaction itself. When a guard did not hold, nothing is changed, and the answer says whose guard holds and which jobs were
-    /// archived by the very same start before, in a transaction whose reply was lost.
+    /// Runs the transaction. If a guard does not hold, nothing is changed. The result then names the jobs whose guard holds, and the jobs
+    /// that the same start has archived before, in a transaction whose reply was lost.
     ///
-    /// All in one causally consistent session: what is read is not older than what the transaction met, whichever server is the
-    /// primary by now.
+    /// All reads are in the same causally consistent session: they see at least the state that the transaction saw, even after a
+    /// failover.
     async fn archive_all_or_none(&self, session: &mut CommitSession, batch: &[Archival]) -> Result<Attempted, StoreError> {
         let (scheduled, archived) = (self.scheduled.clone(), self.archived.clone());
         let (filter, before) = (filter_of(batch), archived_before(batch));
@@ -315,11 +307,11 @@ impl Store {
         .await
     }
 
-    /// Unlocks started jobs, for another attempt or as they were. Returns for each, in order, whether it was recorded.
+    /// Unlocks started jobs, for another attempt or as before the start. Returns for each job, in order, whether it was recorded.
     ///
     /// Filter: id, locked, this start. Update: one command for all, acknowledged by a majority.
     /// Index: `_id`. Invariant: I3, only the latest start writes the outcome; harmless to repeat.
-    /// Loses when the job was rescued meanwhile.
+    /// Loses when the job was rescued in the meantime.
     pub async fn reschedule_if_claimed(&self, batch: &[Rescheduling]) -> Result<Vec<Recorded>, StoreError> {
         let statement = |job: &Rescheduling| {
             let filter = doc! { "_id": job.claim.job, "locked": true, "last_execution.start": job.claim.start };
@@ -346,9 +338,9 @@ impl Store {
         Ok(batch.iter().map(|job| recorded(job.claim)).collect())
     }
 
-    /// Deletes started jobs that turned out to be in the archive already.
+    /// Deletes started jobs that are already in the archive.
     ///
-    /// Filter: id, locked, this start. Index: `_id`. Invariant: I2, for an application's late re-send.
+    /// Filter: id, locked, this start. Index: `_id`. Invariant: I2, if an application sends a job again late.
     pub async fn discard_if_claimed(&self, claims: &[Claim]) -> Result<(), StoreError> {
         let this = |claim: &Claim| doc! { "_id": claim.job, "locked": true, "last_execution.start": claim.start };
         self.discard(doc! { "$or": claims.iter().map(this).collect::<Vec<_>>() }).await
@@ -359,7 +351,7 @@ impl Store {
         call("discard_if_claimed", async move { scheduled.delete_many(guarded).await }).await.map(drop)
     }
 
-    /// A job's document as it is, whichever worker has locked it.
+    /// The current document of a job, regardless of its lock.
     ///
     /// Filter: id. Index: `_id`. Invariant: none, the write that follows has a guard of its own.
     async fn document_of(&self, job: JobId) -> Result<Option<RawDocumentBuf>, StoreError> {
@@ -368,20 +360,20 @@ impl Store {
     }
 }
 
-/// What became of a transaction on many jobs.
+/// The outcome of a transaction on many jobs.
 pub(super) enum Attempted {
-    /// It was committed.
+    /// The transaction was committed.
     All,
     /// A condition did not hold, and nothing was changed.
     None {
         /// The jobs whose condition holds.
         held: HashSet<JobId>,
-        /// The jobs for which the same was done before.
+        /// The jobs that an earlier transaction with the same content has changed.
         known: HashSet<JobId>,
     },
 }
 
-/// Jobs by the condition that must still hold for them.
+/// A filter for the jobs whose guards still hold.
 fn filter_of(batch: &[Archival]) -> Document {
     let mut claimed: HashMap<StartId, Vec<JobId>> = HashMap::new();
     let mut any = Vec::new();
@@ -395,7 +387,7 @@ fn filter_of(batch: &[Archival]) -> Document {
     doc! { "$or": any }
 }
 
-/// The archived ones of these jobs that were archived by the very same start.
+/// A filter for those of these jobs that the same start has archived.
 fn archived_before(batch: &[Archival]) -> Option<Document> {
     let same = |archival: &Archival| match &archival.guard {
         Guard::Claimed(claim) => Some(doc! { "_id": claim.job, "last_execution.start": claim.start }),

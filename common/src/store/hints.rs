@@ -49,6 +49,13 @@ pub enum Hint {
     },
     /// A worker has free slots again.
     Free,
+    /// A worker did not start all jobs of its last assignments.
+    NotStarted,
+    /// A worker has returned jobs that were assigned ahead.
+    Returned {
+        /// The ids of the jobs.
+        jobs: Vec<JobId>,
+    },
     /// A worker has left. Jobs that were assigned to it and not started are free.
     Left {
         /// The id of the worker.
@@ -94,7 +101,9 @@ impl Hint {
             }
             Self::Seed
             | Self::Jobs { .. }
+            | Self::NotStarted
             | Self::Free
+            | Self::Returned { .. }
             | Self::Left { .. }
             | Self::Assigned { .. }
             | Self::Cancel { .. }
@@ -113,7 +122,9 @@ impl Hint {
                 let jobs: Vec<Document> = jobs.iter().map(due_job_to_document).collect();
                 doc! { "kind": "jobs", "groups": groups.clone(), "due": at.map(bson::DateTime::from_chrono), "jobs": jobs }
             }
+            Self::NotStarted => doc! { "kind": "not_started" },
             Self::Free => doc! { "kind": "free" },
+            Self::Returned { jobs } => doc! { "kind": "returned", "jobs": jobs.clone() },
             Self::Left { worker } => doc! { "kind": "left", "worker": worker },
             Self::Assigned { round, assignments } => {
                 let pairs: Document = assignments.iter().map(|given| (given.worker.to_string(), Bson::from(given.jobs.clone()))).collect();
@@ -132,7 +143,9 @@ impl Hint {
                 at: document.get_datetime("due").ok().map(|at| at.to_chrono()),
                 jobs: document.get_array("jobs").into_iter().flatten().filter_map(|job| DueJob::of_document(job.as_document()?)).collect(),
             },
+            "not_started" => Self::NotStarted,
             "free" => Self::Free,
+            "returned" => Self::Returned { jobs: ids_in(document.get("jobs")) },
             "left" => Self::Left { worker: document.get_object_id("worker").ok()?.into() },
             "assigned" => {
                 let pairs = document.get_document("pairs").ok()?;

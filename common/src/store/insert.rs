@@ -10,19 +10,19 @@ use mongodb::{
     options::ReadConcern,
 };
 
-use super::{Store, StoreError, batch::cut, call, error::code, id_of};
+use super::{Store, StoreError, batch::cut, call, error::code, id_of, session::require_transaction};
 use crate::ids::JobId;
 
-/// Documents in one `insert` command, at most: the server's own limit is higher, the progress of a large import finer.
+/// Maximum number of documents in one `insert` command. It is below MongoDB's limit, so that a large import shows progress.
 const BATCH: usize = 1_000;
-/// Bytes in one `insert` command, at most.
+/// Maximum size of one `insert` command, in bytes.
 const BATCH_BYTES: usize = 16 * 1024 * 1024;
 
 impl Store {
-    /// Inserts new jobs; returns the ids of those that were there already, scheduled or archived, and are left alone.
+    /// Inserts new jobs. Returns the ids of those that already exist in `scheduled` or `archived` and are not inserted.
     ///
-    /// Acknowledged by a majority, unordered: one bad document does not stop its neighbours.
-    /// Index: `_id`. Invariant: I1, what was acknowledged is never lost.
+    /// Acknowledged by a majority, unordered: an invalid document does not stop the others.
+    /// Index: `_id`. Invariant: I1, an acknowledged job is never lost.
     pub(crate) async fn insert_jobs(&self, jobs: Vec<Document>) -> Result<Vec<JobId>, StoreError> {
         let mut already_there = Vec::new();
         for batch in batches(jobs) {
@@ -33,7 +33,7 @@ impl Store {
                     let StoreError::Mongo { source, .. } = &error else { return Err(error) };
                     let Some(duplicates) = only_duplicates(source) else { return Err(error) };
                     let ids: Vec<JobId> = duplicates.iter().filter_map(|at| id_of(batch.get(*at)?)).collect();
-                    // Another unique index, which is not ours, may have refused a job that is nowhere yet.
+                    // A foreign unique index may have refused a job that does not exist yet.
                     if ids.len() != duplicates.len() || self.known_among(&ids).await? != ids.iter().copied().collect() {
                         return Err(error);
                     }
@@ -44,18 +44,42 @@ impl Store {
         Ok(already_there)
     }
 
-    /// Inserts new jobs as part of the caller's own transaction or session.
+    /// Inserts new jobs as part of the caller's own transaction. Those of `resent` that exist already are not inserted; returns their ids.
     ///
-    /// Index: `_id`. Invariant: I1, once the caller's commit is acknowledged.
-    pub(crate) async fn insert_jobs_in(&self, session: &mut ClientSession, jobs: Vec<Document>) -> Result<(), StoreError> {
-        for batch in batches(jobs) {
-            let inserted = self.scheduled.insert_many(batch).session(&mut *session).await;
-            inserted.map_err(|source| StoreError::Mongo { operation: "insert_jobs_in", source: source.into() })?;
+    /// Index: `_id`. Invariant: I1, once the caller's commit is acknowledged by a majority; I2, an archived job is not inserted again.
+    ///
+    /// # Errors
+    /// The caller must then abort the transaction. [`StoreError::NoTransaction`] if the caller has not started one.
+    pub(crate) async fn insert_jobs_in(
+        &self,
+        session: &mut ClientSession,
+        mut jobs: Vec<Document>,
+        resent: &[JobId],
+    ) -> Result<HashSet<JobId>, StoreError> {
+        let operation = "insert_jobs_in";
+        require_transaction(session, operation).await?;
+        let inserted: Result<HashSet<JobId>, Error> = async {
+            let mut known = HashSet::new();
+            for some in resent.chunks(BATCH) {
+                for collection in [&self.scheduled, &self.archived] {
+                    let ids = doc! { "_id": { "$in": some.to_vec() } };
+                    let mut found = collection.find(ids).projection(doc! { "_id": 1 }).session(&mut *session).await?;
+                    while let Some(job) = found.next(&mut *session).await.transpose()? {
+                        known.extend(id_of(&job));
+                    }
+                }
+            }
+            jobs.retain(|job| id_of(job).is_none_or(|id| !known.contains(&id)));
+            for batch in batches(jobs) {
+                self.scheduled.insert_many(batch).session(&mut *session).await?;
+            }
+            Ok(known)
         }
-        Ok(())
+        .await;
+        inserted.map_err(|source| StoreError::Mongo { operation, source: source.into() })
     }
 
-    /// Which of these ids are scheduled or archived. `scheduled` is read first, because jobs move from there to the archive.
+    /// Those of these ids that are scheduled or archived. `scheduled` is read first, because jobs move from there to the archive.
     async fn known_among(&self, jobs: &[JobId]) -> Result<HashSet<JobId>, StoreError> {
         let scheduled = self.scheduled.clone();
         let filter = doc! { "_id": { "$in": jobs.to_vec() } };
@@ -71,10 +95,10 @@ impl Store {
         Ok(known)
     }
 
-    /// Which of these ids are in the archive, as the primary has it: a copy that was inserted after the archiving is
-    /// rolled back with it.
+    /// Those of these ids that are in the archive, from the primary. A local read is enough: a failover that undoes the archiving also
+    /// undoes every copy that was inserted after it.
     ///
-    /// Filter: these ids. Index: `_id`. Invariant: I2, an application's late re-send is not run again.
+    /// Filter: these ids. Index: `_id`. Invariant: I2, a job that an application sends again late does not run again.
     pub async fn already_archived(&self, jobs: &[JobId]) -> Result<HashSet<JobId>, StoreError> {
         let archived = self.archived.clone();
         let filter = doc! { "_id": { "$in": jobs.to_vec() } };
@@ -90,7 +114,7 @@ fn batches(jobs: Vec<Document>) -> Vec<Vec<Document>> {
     cut(jobs, BATCH, BATCH_BYTES, |job| job.to_vec().map_or(BATCH_BYTES, |bytes| bytes.len()))
 }
 
-/// The places in the batch of the documents that were refused, if all were refused because a unique index has a key of theirs already.
+/// Indexes in the batch of the refused documents, if all were refused because of a duplicate key.
 fn only_duplicates(error: &Error) -> Option<Vec<usize>> {
     let ErrorKind::InsertMany(many) = error.kind.as_ref() else { return None };
     let errors = many.write_errors.as_ref().filter(|_| many.write_concern_error.is_none())?;

@@ -1,4 +1,4 @@
-//! What is recorded of the items of a running bundle. Its end carries all their outcomes once more.
+//! Records item outcomes of running bundles. The end of a bundle contains all outcomes again.
 
 use std::collections::{HashMap, HashSet};
 
@@ -22,12 +22,12 @@ impl End for Progress {
         store.record_items_if_claimed(batch).await
     }
 
-    /// Without any outcome, because the bundle's end carries all of them again: it still shows whether the claim holds.
+    /// An update without outcomes, because the bundle's end contains all of them. It still tests whether the claim holds.
     fn reduced(self) -> Option<Self> {
         (!self.set.is_empty()).then(|| Self { claim: self.claim, set: doc! {} })
     }
 
-    /// Nothing: the bundle's end carries all outcomes again.
+    /// Does nothing: the bundle's end contains all outcomes.
     async fn refused(self, _store: &Store, _session: &mut CommitSession, _reason: &StoreError) -> Result<Recorded, StoreError> {
         Ok(Recorded::Refused)
     }
@@ -42,21 +42,22 @@ impl End for Progress {
 }
 
 impl Store {
-    /// Records outcomes of items of started bundles, in batches that fit. Returns for each bundle, in order, whether they were recorded.
+    /// Records item outcomes of started bundles, in batches of limited size. Returns for each bundle, in order, whether they were
+    /// recorded.
     ///
-    /// Index: `_id`. Invariant: I9, no outcome stops another.
+    /// Index: `_id`. Invariant: I9, a refused outcome does not stop the others.
     ///
     /// # Errors
-    /// When MongoDB is away or its answer is lost.
+    /// When MongoDB is unreachable or its reply is lost.
     pub async fn record_items(&self, batch: &[Progress]) -> Result<Vec<Recorded>, StoreError> {
         self.finish(&mut CommitSession::default(), batch).await
     }
 
-    /// The same for a batch that fits.
+    /// The same for one batch of allowed size.
     ///
     /// Filter: id, locked, this start. Update: one command for all, acknowledged by a majority.
     /// Index: `_id`. Invariant: I3, only the latest start records an item; harmless to repeat.
-    /// Loses when the bundle was rescued meanwhile; the caller must then stop it.
+    /// Loses when the bundle was rescued in the meantime; the caller must then stop it.
     pub async fn record_items_if_claimed(&self, batch: &[Progress]) -> Result<Vec<Recorded>, StoreError> {
         let statement = |bundle: &Progress| {
             let filter = doc! { "_id": bundle.claim.job, "locked": true, "last_execution.start": bundle.claim.start };

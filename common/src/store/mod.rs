@@ -1,37 +1,39 @@
 //! Every MongoDB call of the system.
 //!
-//! Used by all processes and by enqueuers. An invariant is a property of *all* writers to a collection, so all of them are here; each
-//! operation's filter repeats what its caller's decision relied on. The files stand in the order of a job's life:
+//! Used by all processes and by enqueuers. An invariant is a property of *all* writers to a collection, so all of them are here. The
+//! filter of each write repeats the conditions of its caller's decision. The files are in the order of a job's life:
 //!
-//! | file | what MongoDB is asked |
+//! | file | operations |
 //! |---|---|
-//! | `connect` | is this server fit; the concerns of every call |
+//! | `connect` | checks of the server; read and write concerns |
 //! | `schema` | collections, validator, indexes |
 //! | `insert` | new jobs |
-//! | `lanes`, `due` | which lanes have jobs; which jobs of a lane are due |
-//! | `start` | read, lock, find out what a start has locked |
+//! | `lanes`, `due` | lanes that have jobs; due jobs, lane by lane |
+//! | `start` | read and lock jobs; the jobs that a start has locked |
 //! | `items` | outcomes of the items of a running bundle |
-//! | `finish` | the end of a start: the one gate to the archive and back to `scheduled` |
-//! | `rescue` | what the dead hold; the sweep |
+//! | `finish` | the outcomes of starts: archive or reschedule |
+//! | `rescue` | jobs of dead workers; the sweep |
 //! | `control` | cancel, hasten, retry, delete, prune |
 //! | `select`, `views` | lists, walks and statistics for people |
-//! | `roster`, `lease` | one document for each worker; who leads |
-//! | `hints`, `ring` | what hints say; how they are published and heard |
-//! | `session`, `batch`, `error` | transactions; batches and their halves; refusals |
+//! | `roster`, `lease` | one document for each worker; the recruiter's lease |
+//! | `hints`, `ring` | the contents of hints; their publication and reading |
+//! | `session`, `batch`, `error` | transactions; batches; errors |
 //!
-//! Who may write a job: everyone inserts it. While it is unlocked, only a start, a change of its date, a cancellation, or the archiving of a
-//! document that is not a job (each under `locked: false`). While it is locked, only the holder of the start, or a cleaner after its death.
+//! Writers of a job: every enqueuer inserts. An unlocked job is written by a start, a change of its due date, a cancellation, or the
+//! archiving of an invalid document (each with `locked: false` in the filter). A locked job is written only by the holder of the start, or
+//! by a cleaner after the holder's death.
 //!
-//! Who repeats what:
+//! Repetition of failed calls:
 //!
 //! | layer | repeats |
 //! |---|---|
-//! | the driver | a read or a write of its own making, once, after a failover or a lost connection |
-//! | `write_repeatable` | a hint, or a worker's turn in the roster, once: the driver does not know these commands |
-//! | `transaction` | a transaction that MongoDB calls transient, and a commit of unknown outcome, a few times |
+//! | the driver | a read, or a write by its own methods, once, after a failover or a lost connection |
+//! | `write_repeatable` | a hint, or a worker's turn in the roster, once: the driver does not retry raw commands |
+//! | `transaction` | a transaction with a transient error, and a commit with an unknown outcome, a few times |
 //! | the caller | everything else: a worker until its outcomes are written, `control` for 75 s, the cleaner with its next round |
 //!
-//! A batch that MongoDB *refuses* is never sent again as it was: it is halved (`batch`), and one refused end is stored in a reduced form (`finish`).
+//! A batch that MongoDB *refuses* is never sent again unchanged: it is halved (`batch`), and a single refused end is stored in a reduced form
+//! (`finish`).
 
 pub(crate) mod batch;
 mod connect;
@@ -76,7 +78,7 @@ pub use self::{
     lease::{Lease, Observed},
     rescue::LockedJobs,
     ring::{Hints, Listener},
-    roster::{Announcement, Beat, Free},
+    roster::{Announcement, Beat, Free, Planned},
     select::{JobFilter, JobPlace, LOOK_LIMIT, Listed, Match, Page, Walk, lossy},
     session::CommitSession,
     start::{Start, ToStart},
@@ -92,9 +94,9 @@ pub use crate::{
     roster::Channel,
 };
 
-/// A call without an answer after this time counts as lost. Longer than a failover, shorter than a lease.
+/// A call without a reply after this time counts as lost. Longer than a failover, shorter than a lease.
 const CALL_LIMIT: Duration = Duration::from_secs(10);
-/// How long MongoDB itself waits for a majority. It gives up before we do, so that no connection stays occupied.
+/// Maximum time for MongoDB to wait for a majority. It is shorter than [`CALL_LIMIT`], so that no connection stays occupied.
 const MAJORITY_LIMIT: Duration = Duration::from_secs(9);
 
 /// The database of one job system.
@@ -108,9 +110,9 @@ pub struct Store {
     metadata: Collection<Document>,
     signals: Collection<Document>,
     pub(crate) clock: Arc<ServerClock>,
-    /// The options of its client, for further clients of the same kind; none when the application has made the client.
+    /// The options of its client, for further clients with the same options; `None` if the application has created the client.
     options: Option<Arc<ClientOptions>>,
-    /// Whether a missing index is created again: not by a store that only reads, or that is on the application's own client.
+    /// Whether a missing index is created again. A read-only store and a store on the application's own client do not create it.
     may_mend: bool,
     /// Whether the schema is known to exist.
     is_set_up: Arc<AtomicBool>,
@@ -127,12 +129,12 @@ impl Store {
         &self.database
     }
 
-    /// An estimate of the server's clock, never ahead of it, in whole milliseconds.
+    /// The estimated time of the server's clock, never ahead of it, in whole milliseconds.
     pub fn now(&self) -> Instant {
         self.clock.now()
     }
 
-    /// Reads the server's clock if the last reading is old, or perhaps another server's.
+    /// Reads the server's clock if the last reading is too old, or if the primary may have changed.
     ///
     /// # Errors
     /// When MongoDB cannot be reached.
@@ -154,7 +156,7 @@ impl Store {
         Ok(())
     }
 
-    /// Runs a read that names its index. A missing index is made again, and the next such read is served.
+    /// Runs a read that names its index. If the index is missing, it is created again for the next read.
     async fn indexed<T: Send + 'static>(
         &self,
         operation: &'static str,
@@ -165,14 +167,14 @@ impl Store {
             && error.is_index_missing()
             && self.may_mend
         {
-            tracing::warn!(error = crate::telemetry::chain(error), "an index is missing; making it again");
+            tracing::warn!(error = crate::telemetry::chain(error), "an index is missing; creating it again");
             schema::mend(self, None).await?;
         }
         result
     }
 
-    /// Drops the indexes of an earlier release that this one has replaced. For the recruiter that leads: until then one of the earlier
-    /// release may lead, which needs them.
+    /// Drops the indexes of an earlier release that this one has replaced. Called by the leading recruiter: until it leads,
+    /// a recruiter of the earlier release may lead and need them.
     ///
     /// # Errors
     /// When MongoDB refuses or cannot be reached.
@@ -180,8 +182,8 @@ impl Store {
         schema::drop_outdated_indexes(self).await
     }
 
-    /// Runs a raw write command; returns how many documents it met. The driver does not retry it, and MongoDB keeps no record of it: the
-    /// caller must handle an unknown outcome.
+    /// Runs a raw write command. Returns the number of matching documents. The driver does not retry the command, so the caller must
+    /// handle an unknown outcome.
     async fn write(&self, operation: &'static str, command: Document) -> Result<usize, StoreError> {
         let database = self.database.clone();
         call(operation, async move {
@@ -192,7 +194,7 @@ impl Store {
         .await
     }
 
-    /// The same for a command that may run twice: it is sent once more, at once, if it failed.
+    /// Like `write`, for an idempotent command: it is sent once more, at once, if it failed.
     async fn write_repeatable(&self, operation: &'static str, command: impl Fn() -> Document) -> Result<usize, StoreError> {
         match self.write(operation, command()).await {
             Err(StoreError::Mongo { .. }) => self.write(operation, command()).await,
@@ -203,8 +205,8 @@ impl Store {
 
 /// Runs one operation within [`CALL_LIMIT`].
 ///
-/// It runs in a task of its own, because the driver's futures should not be dropped half-way: a call that takes too long ends by itself,
-/// and the caller goes on without knowing its outcome.
+/// It runs in a separate task, because the driver's futures should not be dropped before they complete. A call that takes too long
+/// continues in its task, and the caller gets an error: the outcome is unknown.
 async fn call<T: Send + 'static>(
     operation: &'static str,
     future: impl Future<Output = Result<T, Error>> + Send + 'static,

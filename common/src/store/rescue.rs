@@ -1,4 +1,4 @@
-//! Rescue: the jobs that dead workers hold, the sweep for jobs without a holder, and the sessions that a dead process has left open.
+//! Rescue: reads the jobs of dead workers, sweeps for locked jobs without a holder, and ends the open sessions of dead processes.
 
 use std::collections::HashSet;
 
@@ -11,7 +11,7 @@ use crate::{
     job::Held,
 };
 
-/// Jobs that one step of the sweep walks over.
+/// Number of jobs that one step of the sweep examines.
 const SWEEP_STEP: u64 = 5_000;
 
 /// The findings of one step of the sweep.
@@ -21,15 +21,15 @@ pub struct LockedJobs {
     pub documents: Vec<RawDocumentBuf>,
     /// All registered workers.
     pub registered: HashSet<WorkerId>,
-    /// Where the next step goes on; none when this was the last.
+    /// The last examined job, after which the next step continues; `None` after the last step.
     pub next: Option<JobId>,
 }
 
 impl Store {
-    /// The jobs among these that this worker has locked.
+    /// Those of these jobs that this worker has locked.
     ///
-    /// Filter: id, locked, this holder. Index: `_id`: the roster names the jobs, so that no index on the holder
-    /// is needed. Invariant: none, each is ended under its own start.
+    /// Filter: id, locked, this holder. Index: `_id`; the roster lists the jobs, so an index on the holder is not needed.
+    /// Invariant: none, each job is ended under its own start.
     pub async fn held_by(&self, worker: WorkerId, jobs: &[JobId]) -> Result<Vec<Held>, StoreError> {
         let scheduled = self.scheduled.clone_with_type::<RawDocumentBuf>();
         let filter = doc! { "_id": { "$in": jobs.to_vec() }, "locked": true, "last_execution.worker": worker };
@@ -37,17 +37,17 @@ impl Store {
         Ok(found.into_iter().filter_map(|document| Held::try_from(document).ok()).collect())
     }
 
-    /// One step of the slow sweep: what is locked among the next few thousand jobs after `after`, in order of their ids.
+    /// One step of the slow sweep: the locked documents among the next few thousand jobs after `after`, in order of their ids.
     ///
-    /// The locked jobs are read first and the roster second, from a state that is not older, also after a failover: a worker
-    /// is in the roster before it locks anything and until it holds nothing.
-    /// Index: `_id`, walked in bounded steps however few are locked. Invariant: I4, no living worker is taken for dead; I5,
-    /// not even one whose roster document cannot be understood.
+    /// The locked jobs are read first and the roster second, from the same or a later state, also after a failover. A worker is in the
+    /// roster before it locks its first job and until it has released its last one.
+    /// Index: `_id`, in steps with a bounded number of documents, locked or not. Invariant: I4 and I5, no live worker is treated as dead,
+    /// even if its roster document is damaged.
     pub async fn locked_jobs(&self, after: Option<JobId>) -> Result<LockedJobs, StoreError> {
         let (store, scheduled, roster) = (self.clone(), self.scheduled.clone(), self.roster.clone());
         call("locked_jobs", async move {
-            // Causally consistent, as every session of the driver.
-            let mut session = store.session().await?;
+            // Causally consistent, like every session of the driver.
+            let mut session = store.start_session().await?;
             let mut range = after.map_or(doc! {}, |after| doc! { "$gt": after });
             let from = if range.is_empty() {
                 doc! {}
@@ -75,7 +75,7 @@ impl Store {
         .await
     }
 
-    /// Unlocks a job that is locked without a holder: no worker can have started it, so nothing crashed.
+    /// Unlocks a job that is locked without a holder. No worker can have started it, so no execution has crashed.
     ///
     /// Filter: id, locked, still without a holder. Index: `_id`. Invariant: I8.
     pub async fn unlock_if_held_by_nobody(&self, job: JobId) -> Result<bool, StoreError> {
@@ -87,10 +87,10 @@ impl Store {
         Ok(unlocked.modified_count == 1)
     }
 
-    /// Ends the transactions that a dead worker may have left open. They would keep its jobs from being rescued for
-    /// a minute. MongoDB ends only sessions of the user that asks, and does not say so of others.
+    /// Ends the transactions that a dead worker may have left open. They would delay the rescue of its jobs by up to a minute. MongoDB
+    /// ends only sessions of this process's MongoDB user, and reports no error for other sessions.
     ///
-    /// Index: none. Invariant: none, MongoDB itself ends them later.
+    /// Index: none. Invariant: none, MongoDB ends these transactions later by itself.
     pub async fn kill_sessions(&self, sessions: &[Document]) -> Result<(), StoreError> {
         if sessions.is_empty() {
             return Ok(());

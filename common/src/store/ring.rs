@@ -122,7 +122,9 @@ impl Store {
     /// Index: none. Invariant: none.
     pub async fn publish(&self, hint: &Hint) -> Result<(), StoreError> {
         match hint {
-            Hint::Seed | Hint::Jobs { .. } | Hint::Free | Hint::Left { .. } => self.publish_in("signals", hint).await,
+            Hint::Seed | Hint::Jobs { .. } | Hint::NotStarted | Hint::Free | Hint::Returned { .. } | Hint::Left { .. } => {
+                self.publish_in("signals", hint).await
+            }
             Hint::Assigned { .. } | Hint::Cancel { .. } | Hint::Beat { .. } => {
                 for channel in self.channels().await? {
                     self.publish_to(channel, hint).await?;

@@ -74,13 +74,37 @@ pub struct Announcement {
     pub place: Place,
 }
 
-/// Free slots and jobs of a worker, as written into its document.
-#[derive(Clone, Debug)]
+/// What a worker offers and holds, as written into its document.
+#[derive(Clone, Debug, Default)]
 pub struct Free {
     /// Number of free slots.
-    pub places: u32,
-    /// Every job it holds or is about to start.
+    pub slots: u32,
+    /// How many jobs it accepts ahead, beyond the free slots.
+    pub prefetch: u32,
+    /// Jobs that were assigned ahead and are not started yet.
+    pub prefetched: Vec<JobId>,
+    /// Every job that it can have locked before it writes this again: those that run, are about to start, or were assigned ahead.
     pub working_on: Vec<JobId>,
+}
+
+/// What one round assigns to one worker.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Planned {
+    /// The worker and its jobs.
+    pub assignment: Assignment,
+    /// How many of the jobs are for free slots. The others are ahead.
+    pub for_slots: usize,
+}
+
+impl Planned {
+    /// An assignment to free slots alone.
+    pub fn for_slots(assignment: Assignment) -> Self {
+        Self { for_slots: assignment.jobs.len(), assignment }
+    }
+
+    fn worker(&self) -> WorkerId {
+        self.assignment.worker
+    }
 }
 
 /// The result of a heartbeat.
@@ -220,14 +244,18 @@ impl Store {
         Ok(found.iter().filter_map(term).max().map_or(LeaseTerm::default(), LeaseTerm))
     }
 
-    /// Workers with free slots, in this leader's term. The reply also carries the server's time.
+    /// Workers that accept jobs, in this leader's term. The reply also carries the server's time.
     ///
-    /// Filter: available, free, term. Index: none, the roster is small. Invariant: none, the assignment repeats it.
+    /// Filter: available, free or prefetch, term. Index: none, the roster is small. Invariant: none, the assignment repeats it.
     pub async fn available_workers(&self, term: LeaseTerm) -> Result<Vec<AvailableWorker>, StoreError> {
         let roster = self.roster_as_it_is();
-        let filter = doc! { "available": true, "free": { "$gt": 0 }, "term": term, "retired": { "$ne": true } };
-        let projection =
-            doc! { "work_on": 1, "classes": 1, "free": 1, "round": 1, "channel": 1, "last_seen_at": 1, "lease_ms": 1, "now": "$$NOW" };
+        let accepts = doc! { "$gt": 0 };
+        let filter =
+            doc! { "available": true, "$or": [{ "free": &accepts }, { "prefetch": accepts }], "term": term, "retired": { "$ne": true } };
+        let projection = doc! {
+            "work_on": 1, "classes": 1, "free": 1, "prefetch": 1, "prefetched": 1, "round": 1, "channel": 1, "last_seen_at": 1, "lease_ms": 1,
+            "now": "$$NOW",
+        };
         let asked = Uptime::now();
         let found: Vec<RawDocumentBuf> = call("available_workers", async move {
             roster.find(filter).projection(projection).batch_size(10_000).read_concern(ReadConcern::local()).await?.try_collect().await
@@ -242,22 +270,14 @@ impl Store {
     /// Assigns jobs to available workers in one command. Returns the workers whose assignment was written.
     ///
     /// Acknowledged by the primary alone: if a failover rolls an assignment back, its jobs are still unlocked and due.
-    /// Filter: available, this leader's term, and at least as many free slots as jobs. Update: `available: false`, the
+    /// Filter: available, this leader's term, and room for the jobs: in free slots, and ahead. Update: `available: false`, the
     /// map from workers to jobs, the round. Index: `_id`. Invariant: single writer by turn.
     /// Loses when the worker withdrew or was retired, or when a new leader took over.
-    pub async fn assign_if_available(
-        &self,
-        term: LeaseTerm,
-        round: RoundId,
-        assignments: &[Assignment],
-    ) -> Result<Vec<WorkerId>, StoreError> {
+    pub async fn assign_if_available(&self, term: LeaseTerm, round: RoundId, planned: &[Planned]) -> Result<Vec<WorkerId>, StoreError> {
         let now = bson::DateTime::from_chrono(self.now());
-        let statement = |piece: &[Assignment]| {
-            let map: Document = piece.iter().map(|given| (given.worker.to_string(), Bson::from(given.jobs.clone()))).collect();
-            let any: Vec<Document> = piece
-                .iter()
-                .map(|given| doc! { "_id": given.worker, "free": { "$gte": i64::try_from(given.jobs.len()).unwrap_or(i64::MAX) } })
-                .collect();
+        let statement = |piece: &[Planned]| {
+            let map: Document = piece.iter().map(|given| (given.worker().to_string(), Bson::from(given.assignment.jobs.clone()))).collect();
+            let any: Vec<Document> = piece.iter().map(has_room).collect();
             doc! {
                 "q": { "available": true, "term": term, "retired": { "$ne": true }, "$or": any },
                 "u": { "$set": { "available": false, "assigned_to": map, "assigned_since": now, "round": round } },
@@ -266,12 +286,12 @@ impl Store {
         };
         let command = doc! {
             "update": "roster",
-            "updates": pieces(assignments).map(statement).collect::<Vec<_>>(),
+            "updates": pieces(planned).map(statement).collect::<Vec<_>>(),
             "ordered": false,
             "writeConcern": { "w": 1 },
         };
-        if self.write("assign_if_available", command).await? == assignments.len() {
-            return Ok(assignments.iter().map(|given| given.worker).collect());
+        if self.write("assign_if_available", command).await? == planned.len() {
+            return Ok(planned.iter().map(Planned::worker).collect());
         }
         let roster = self.roster_as_it_is();
         let found: Vec<RawDocumentBuf> = call("assigned_in", async move {
@@ -302,17 +322,31 @@ impl Store {
         let mut filter = doc! { "_id": worker, "retired": { "$ne": true } };
         filter.extend(turn);
         let now = bson::DateTime::from_chrono(self.now());
-        let mut set = doc! { "available": free.places > 0, "free": free.places, "working": !free.working_on.is_empty() };
-        if free.places > 0 {
+        let is_available = free.slots > 0 || free.prefetch > 0;
+        let mut set = doc! { "available": is_available, "free": free.slots, "working": !free.working_on.is_empty() };
+        let mut unset = Document::new();
+        if is_available {
             set.insert("available_since", now);
         }
-        let mut update = doc! {};
         if free.working_on.is_empty() {
-            update.insert("$unset", doc! { "assigned_to": "", "assigned_since": "", "working_on": "", "working_since": "" });
+            unset.extend(doc! { "assigned_to": "", "assigned_since": "", "working_on": "", "working_since": "" });
         } else {
             set.extend(doc! { "working_on": free.working_on.clone(), "working_since": now });
         }
-        update.insert("$set", set);
+        if free.prefetch > 0 {
+            set.insert("prefetch", free.prefetch);
+        } else {
+            unset.insert("prefetch", "");
+        }
+        if free.prefetched.is_empty() {
+            unset.insert("prefetched", "");
+        } else {
+            set.insert("prefetched", free.prefetched.clone());
+        }
+        let mut update = doc! { "$set": set };
+        if !unset.is_empty() {
+            update.insert("$unset", unset);
+        }
         let command = || doc! { "update": "roster", "updates": [{ "q": filter.clone(), "u": update.clone() }], "writeConcern": { "w": 1 } };
         Ok(self.write_repeatable(operation, command).await? == 1)
     }
@@ -325,7 +359,7 @@ impl Store {
     pub async fn withdraw_if_unassigned_since(&self, worker: WorkerId, round: Option<RoundId>) -> Result<bool, StoreError> {
         let roster = self.roster.clone();
         let filter = doc! { "_id": worker, "round": round.map(Bson::from) };
-        let update = doc! { "$set": { "available": false, "free": 0 } };
+        let update = doc! { "$set": { "available": false, "free": 0 }, "$unset": { "prefetch": "", "prefetched": "" } };
         let written = call("withdraw_if_unassigned_since", async move { roster.update_one(filter, update).await }).await?;
         Ok(written.matched_count == 1)
     }
@@ -564,15 +598,26 @@ fn warn_once(document: &RawDocument, what: &str, message: &'static str) {
     }
 }
 
+/// The condition that a worker still has room for its jobs.
+fn has_room(planned: &Planned) -> Document {
+    let count = |count: usize| doc! { "$gte": i64::try_from(count).unwrap_or(i64::MAX) };
+    let mut filter = doc! { "_id": planned.worker(), "free": count(planned.for_slots) };
+    let ahead = planned.assignment.jobs.len() - planned.for_slots;
+    if ahead > 0 {
+        filter.insert("prefetch", count(ahead));
+    }
+    filter
+}
+
 /// Cuts assignments into pieces of at most [`IDS_PER_PIECE`] job ids, and at least one worker each.
-fn pieces(assignments: &[Assignment]) -> impl Iterator<Item = &[Assignment]> {
-    let mut rest = assignments;
+fn pieces(planned: &[Planned]) -> impl Iterator<Item = &[Planned]> {
+    let mut rest = planned;
     std::iter::from_fn(move || {
         let mut ids = 0;
         let fits = rest
             .iter()
             .take_while(|given| {
-                ids += given.jobs.len();
+                ids += given.assignment.jobs.len();
                 ids <= IDS_PER_PIECE
             })
             .count();
@@ -589,9 +634,10 @@ mod tests {
     #[test]
     fn the_map_is_cut_by_the_number_of_job_ids() {
         let check = |sizes: &[usize], expected: &[usize]| {
-            let given: Vec<Assignment> =
-                sizes.iter().map(|size| Assignment { worker: WorkerId::new(), jobs: (0..*size).map(|_| JobId::new()).collect() }).collect();
-            assert_eq!(pieces(&given).map(<[Assignment]>::len).collect::<Vec<_>>(), expected, "{sizes:?}");
+            let jobs = |size: &usize| (0..*size).map(|_| JobId::new()).collect();
+            let given = |size| Planned::for_slots(Assignment { worker: WorkerId::new(), jobs: jobs(size) });
+            let given: Vec<Planned> = sizes.iter().map(given).collect();
+            assert_eq!(pieces(&given).map(<[Planned]>::len).collect::<Vec<_>>(), expected, "{sizes:?}");
         };
         check(&[], &[]);
         check(&[1; 64], &[64]);

@@ -312,6 +312,7 @@ fn waiting_job() -> Document {
                 },
                 "tags": { "bsonType": ["array", "null"], "items": { "bsonType": "string" }, "description": "an array of texts" },
                 "urn": optional("string", "a text"),
+                "once": optional("bool", "true or false"),
                 "recovered_from": optional("objectId", "the id of a job"),
                 "cancel_requested_at": optional("date", "a date"),
                 "why": optional("string", "a text"),

@@ -27,11 +27,11 @@ pub(super) const IDS_PER_QUERY: usize = 10_000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "process", derive(clap::ValueEnum))]
 pub enum JobPlace {
-    /// Waits to be due or for a worker
+    /// Waiting to be due, or for a worker
     Scheduled,
-    /// Is being run
+    /// Running
     Running,
-    /// Is finished
+    /// Finished
     Archived,
 }
 

@@ -1,4 +1,4 @@
-//! Transactions: the sessions they run in, and the one place where a transaction is repeated.
+//! Transactions: their sessions, and the only code that repeats a transaction.
 
 use std::sync::Arc;
 
@@ -9,13 +9,13 @@ use mongodb::{
     error::{Error, TRANSIENT_TRANSACTION_ERROR, UNKNOWN_TRANSACTION_COMMIT_RESULT},
 };
 
-use super::{Store, StoreError, call};
+use super::{Store, StoreError, call, error::is_transaction_open};
 
-/// How often a transaction is repeated at once when MongoDB says that the same transaction may succeed now, and how often its commit.
+/// Maximum number of immediate repetitions of a transaction after a transient error, and of its commit.
 const TRIES: u32 = 5;
 
 /// A session for transactions that move jobs. A worker writes its id into the roster before it uses the session, so that a cleaner can end
-/// the transaction of a killed worker. After a call that was never answered the next transaction uses another session.
+/// the transaction of a killed worker. After a call without a reply the next transaction uses another session.
 #[derive(Debug, Default)]
 pub struct CommitSession(Session);
 
@@ -24,19 +24,19 @@ enum Session {
     #[default]
     Closed,
     Open(Box<ClientSession>),
-    /// A call was never answered: the transaction may keep its jobs locked until MongoDB ends it, a minute later.
+    /// A call got no reply: the transaction may keep its jobs locked until MongoDB ends it, a minute later.
     GivenUp(Document),
 }
 
 impl CommitSession {
-    /// Whether the next transaction needs another session, which must be opened and announced first.
+    /// Whether the next transaction needs another session, which must first be opened and written into the roster.
     pub fn is_closed(&self) -> bool {
         !matches!(self.0, Session::Open(_))
     }
 }
 
 impl Store {
-    /// Opens a session for [`Store::finish`], unless one is open. Returns its id, which is to be announced in the roster.
+    /// Opens a session for [`Store::finish`], unless one is open. Returns its id, which the caller must write into the roster.
     ///
     /// # Errors
     /// When MongoDB cannot be reached.
@@ -56,16 +56,16 @@ impl Store {
             Session::Open(open) => Ok(open),
             Session::Closed | Session::GivenUp(_) => {
                 let store = self.clone();
-                call("open_session", async move { store.session().await.map(Box::new) }).await
+                call("open_session", async move { store.start_session().await.map(Box::new) }).await
             }
         }
     }
 
-    /// Runs one transaction. `body` makes its writes and ends it: with [`commit`], or by aborting it, after which it may read on in the
-    /// same session, causally consistent.
+    /// Runs one transaction. `body` makes its writes and ends it, by [`commit`] or by an abort. After an abort it may continue to read
+    /// in the same session, causally consistent.
     ///
-    /// The transaction is repeated while MongoDB labels its error as transient, a few times. `body` must therefore be harmless to repeat.
-    /// When a call gets no answer, the session is given up.
+    /// The transaction is repeated a few times while MongoDB labels its error as transient. Therefore `body` must be harmless to repeat.
+    /// When a call gets no reply, the session is not used again.
     pub(super) async fn transaction<T, F>(&self, operation: &'static str, session: &mut CommitSession, body: F) -> Result<T, StoreError>
     where
         T: Send + 'static,
@@ -83,7 +83,7 @@ impl Store {
                     Err(error) => Err(error),
                 };
                 if outcome.is_err() {
-                    // Nothing is left to abort when the server has done it already.
+                    // The server may have aborted it already.
                     let _ = open.abort_transaction().await;
                 }
                 Ok((open, outcome))
@@ -98,13 +98,26 @@ impl Store {
     }
 }
 
-/// Commits. While MongoDB says that it does not know whether it did, the commit is sent again, which is safe.
+/// Commits. While MongoDB labels the outcome of the commit as unknown, the commit is sent again, which is safe.
 pub(super) async fn commit(session: &mut ClientSession) -> Result<(), Error> {
     let mut tries = 0;
     loop {
         match session.commit_transaction().await {
             Err(error) if error.contains_label(UNKNOWN_TRANSACTION_COMMIT_RESULT) && tries < TRIES => tries += 1,
             other => return other,
+        }
+    }
+}
+
+/// Checks that the caller has started a transaction: without one, writes that belong together could be made in part.
+pub(super) async fn require_transaction(session: &mut ClientSession, operation: &'static str) -> Result<(), StoreError> {
+    match session.start_transaction().await {
+        Err(error) if is_transaction_open(&error) => Ok(()),
+        Err(source) => Err(StoreError::Mongo { operation, source: source.into() }),
+        Ok(()) => {
+            // The driver has not sent anything yet.
+            let _ = session.abort_transaction().await;
+            Err(StoreError::NoTransaction { operation })
         }
     }
 }

@@ -1,7 +1,7 @@
-//! Starting jobs: read those that are unlocked, lock them with one guarded command, find out which are locked by a start.
+//! Starts jobs: reads unlocked jobs, locks them with one guarded command, and reads which jobs a start has locked.
 //!
-//! What a start writes into a document is stated once, as [`Execution`]: `start_command` stores it, and [`Start::mark_started`] puts
-//! it into the job that was read.
+//! [`Execution`] defines the fields that a start writes: `start_command` stores them, and [`Start::mark_started`] sets them in the job
+//! that was read.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -20,14 +20,14 @@ use crate::{
     job::{Claim, CorruptJob, Execution, IfWorkerDies, Job, JobState},
 };
 
-/// Up to so many different dates, each date has a statement of its own. Jobs of more dates go into one statement with a pipeline that
-/// copies each job's date: a third more for each job, but less than many statements.
+/// Maximum number of due dates with one update statement each. Jobs with more dates share one statement with a pipeline that copies each
+/// job's date. It costs a third more per job, but less than many statements.
 const DATES: usize = 8;
 
-/// One bulk start: what is written into every job it locks.
+/// One bulk start: the data that is written into every job that it locks.
 #[derive(Clone, Debug)]
 pub struct Start {
-    /// Fresh for each bulk start: the fence of every outcome.
+    /// New for each bulk start: the fencing token of every outcome.
     pub id: StartId,
     /// The worker that will hold the jobs.
     pub worker: WorkerId,
@@ -35,9 +35,9 @@ pub struct Start {
     pub hostname: String,
     /// Process of the worker.
     pub pid: i32,
-    /// By the server's clock: the start is refused later than this.
+    /// End of the worker's lease, by the server's clock: MongoDB refuses the start after it.
     pub lease_until: Instant,
-    /// The time of the start, by the estimate of the server's clock.
+    /// The time of the start, by the estimated server clock.
     pub now: Instant,
 }
 
@@ -56,16 +56,16 @@ impl Start {
         }
     }
 
-    /// The same as it is stored.
+    /// The execution as stored.
     fn stored_execution(&self, due: Instant, verdict: IfWorkerDies) -> Document {
         let raw = self.execution(due, verdict).to_raw();
         let mut execution = Document::try_from(&*raw).expect("an execution is made of dates, ids, texts and numbers");
-        // 32 bits at the start, 64 at the end: as it has always been stored.
+        // Earlier releases store 32 bits at the start and 64 bits at the end, too.
         execution.insert("pid", self.pid);
         execution
     }
 
-    /// Changes a job that was read as [`Store::start_if_unlocked`] has changed its document since.
+    /// Makes the changes in a job value that [`Store::start_if_unlocked`] has made in its document.
     pub fn mark_started(&self, job: &mut Job, verdict: IfWorkerDies) {
         let JobState::Scheduled { at } = job.state else { return };
         job.attempts += 1;
@@ -73,28 +73,29 @@ impl Start {
     }
 }
 
-/// A job to be started, with everything that the decision to start it relied on.
+/// A job to be started, with the values that the decision to start it relied on.
 #[derive(Clone, Debug)]
 pub struct ToStart {
     /// The job.
     pub job: JobId,
-    /// Starts it had when it was read.
+    /// Its number of starts when it was read.
     pub attempts: u32,
-    /// When it was due, then.
+    /// Its due date when it was read.
     pub due: Instant,
     /// The retry policy's verdict for a death in this start.
     pub if_worker_dies: IfWorkerDies,
 }
 
 impl Store {
-    /// The unlocked ones of these jobs, whole, as the primary has them. A document that is no job comes with what is wrong
-    /// with it. Over a slow line only those that arrive within half of a call's time: the rest stays due.
+    /// Those of these jobs that are unlocked, complete, from the primary. A document that is not a valid job is returned with its
+    /// error. Over a slow connection only the jobs that arrive within half of the time limit of a call are returned; the others stay due.
     ///
-    /// Index: `_id`. Invariant: I9, a malformed document stops none of its neighbours. That a majority has them is the
-    /// business of the start, whose own write is after theirs.
+    /// Index: `_id`. Invariant: I9, a malformed document does not stop other jobs. The read need not be a majority read: when the
+    /// majority has acknowledged the start, it also has the earlier writes.
     ///
     /// # Errors
-    /// When MongoDB is away, or not even the first of them arrive within a call's time: ask for less ([`Store::sizes_of_unlocked`]).
+    /// When MongoDB is unreachable, or when no job arrives within the time limit of a call. The caller must then read fewer jobs
+    /// ([`Store::sizes_of_unlocked`]).
     pub async fn unlocked(&self, jobs: &[JobId]) -> Result<Vec<Result<Arc<Job>, (JobId, RawDocumentBuf, CorruptJob)>>, StoreError> {
         let scheduled = self.scheduled.clone_with_type::<RawDocumentBuf>();
         let filter = doc! { "_id": { "$in": jobs.to_vec() }, "locked": false };
@@ -102,7 +103,7 @@ impl Store {
             let until = Monotonic::now() + CALL_LIMIT / 2;
             let mut cursor = scheduled.find(filter).batch_size(10_000).read_concern(ReadConcern::local()).await?;
             let mut found = Vec::new();
-            // What has arrived is taken without a wait. Of what has not, MongoDB sends 16 MB at a time.
+            // Documents that have arrived are taken without a wait. MongoDB sends 16 MB at a time.
             while let Ok(next) = tokio::time::timeout(until.saturating_duration_since(Monotonic::now()), cursor.try_next()).await {
                 match next? {
                     Some(document) => found.push(document),
@@ -119,9 +120,9 @@ impl Store {
         Ok(found.into_iter().filter_map(decode).collect())
     }
 
-    /// How many bytes each of these jobs has that are unlocked, the smallest first: for what does not arrive at once.
+    /// Sizes in bytes of those of these jobs that are unlocked, smallest first, to read them in portions over a slow connection.
     ///
-    /// Filter: id, unlocked. Index: `_id`. Invariant: none, [`Store::unlocked`] asks again.
+    /// Filter: id, unlocked. Index: `_id`. Invariant: none, [`Store::unlocked`] repeats the filter.
     pub async fn sizes_of_unlocked(&self, jobs: &[JobId]) -> Result<Vec<(JobId, usize)>, StoreError> {
         let scheduled = self.scheduled.clone();
         let filter = doc! { "_id": { "$in": jobs.to_vec() }, "locked": false };
@@ -136,31 +137,32 @@ impl Store {
         Ok(sizes)
     }
 
-    /// Locks those of these jobs that are still unlocked, due and as often started as when they were read; returns
-    /// proofs of what this start locked.
+    /// Locks those of these jobs that are still unlocked and due, and have as many starts as when they were read. Returns a claim
+    /// for each job that this start has locked.
     ///
-    /// Filter: id, unlocked, same attempts, due by the server's clock, and the worker's lease not over by it.
-    /// Update: one command, acknowledged by a majority; jobs of the same verdict, attempts and date share a statement.
-    /// Index: `_id`. Invariant: I3 and I5, a later start has another id, and a late one is refused by the lease.
-    /// Loses when another worker started the job, or it was archived. After an error the outcome is unknown: see
-    /// [`Store::claims_of_start`]. After an answer it is known: what was not locked by then never will be.
+    /// Filter: id, unlocked, same attempts, due by the server's clock, and before the end of the worker's lease by that clock.
+    /// Update: one command, acknowledged by a majority; jobs with the same verdict, attempts and date share a statement.
+    /// Index: `_id`. Invariant: I3 and I5: each start has its own id, and MongoDB refuses a start after the end of the lease.
+    /// Loses when another worker started the job, or when it was archived. After an error the outcome is unknown: see
+    /// [`Store::claims_of_start`]. After a reply the outcome is final: this start locks no further jobs.
     pub async fn start_if_unlocked(&self, start: &Start, jobs: &[ToStart]) -> Result<Vec<Claim>, StoreError> {
         let ids: Vec<JobId> = jobs.iter().map(|job| job.job).collect();
         if self.write("start_if_unlocked", start_command(start, jobs)).await? == jobs.len() {
             return Ok(ids.into_iter().map(|job| Claim { job, start: start.id }).collect());
         }
-        // A majority has acknowledged the start, so that every primary has it: nothing is missed, and nothing taken back.
+        // A majority has acknowledged the start, so every later primary has it: a local read is complete, and no failover undoes it.
         self.claims_of_starts(&HashMap::from([(start.id, ids)]), ReadConcern::local()).await
     }
 
-    /// Which of these jobs carry these very starts, as a majority has them: a start without an answer may still be taken back.
+    /// Those of these jobs that are locked by these starts, from a majority read, because a failover may undo a start without a reply.
     ///
     /// Index: `_id`. Invariant: I3.
     pub async fn claims_of_start(&self, starts: &HashMap<StartId, Vec<JobId>>) -> Result<Vec<Claim>, StoreError> {
         self.claims_of_starts(starts, ReadConcern::majority()).await
     }
 
-    /// Which of these jobs carry these very starts, in one query. Never asks for the worker: a replayed hint would run a job twice.
+    /// Those of these jobs that are locked by these starts, in one query. The filter has the start, never the worker: with the worker,
+    /// a repeated hint would run a job twice.
     ///
     /// Filter: id, locked, this start. Index: `_id`. Invariant: I3.
     pub(super) async fn claims_of_starts(
@@ -184,7 +186,7 @@ impl Store {
     }
 }
 
-/// One statement for each verdict, number of earlier starts and, if there are few, date: nearly always a single one.
+/// One statement for each combination of verdict, number of earlier starts and, if there are few, due date. Usually there is only one.
 fn start_command(start: &Start, jobs: &[ToStart]) -> Document {
     let dates: BTreeSet<Instant> = jobs.iter().map(|job| job.due).collect();
     let date = |job: &ToStart| (dates.len() <= DATES).then_some(job.due);
@@ -201,14 +203,14 @@ fn start_command(start: &Start, jobs: &[ToStart]) -> Document {
     }
     let lease_until = bson::DateTime::from_chrono(start.lease_until);
     let statement = |(attempts, verdict, due, ids): (u32, &IfWorkerDies, Option<Instant>, Vec<JobId>)| {
-        // A job of another language may have no `attempts` yet.
+        // A job enqueued from another language may have no `attempts`.
         let attempts_read = if attempts == 0 {
             doc! { "$in": [0, Bson::Null] }
         } else {
             doc! { "$eq": attempts }
         };
         let date = |at: Instant| Bson::DateTime(bson::DateTime::from_chrono(at));
-        // One date is compared once, not with each job.
+        // With a single date, MongoDB compares it once and not for each job.
         let scheduled_at = due.map_or_else(|| "$scheduled_at".into(), date);
         let mut filter = doc! {
             "_id": { "$in": ids },

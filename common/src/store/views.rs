@@ -90,7 +90,7 @@ impl Store {
 
     /// Number of waiting jobs in each group at `now`. Jobs that were due before `overdue` are overdue.
     ///
-    /// Filter: group, gate, unlocked, due before or after. Indexes: `due_jobs` and `gated_jobs`, up to [`COUNTED`] entries for each number.
+    /// Filter: group, gate, unlocked, due before or after. Index: `due_jobs` and `gated_jobs`, up to [`COUNTED`] entries for each number.
     /// Invariant: none.
     pub async fn waiting(&self, now: Instant, overdue: Instant) -> Result<BTreeMap<String, Waiting>, StoreError> {
         let mut waiting = BTreeMap::new();
@@ -116,6 +116,8 @@ impl Store {
     }
 
     /// The first lanes of these groups that have waiting jobs, in order, at most `most`.
+    ///
+    /// See [`Store::lanes_of`] and [`Store::gated_lanes_of`]. Index: `due_jobs`, `gated_jobs`. Invariant: none.
     pub async fn first_lanes(&self, groups: impl IntoIterator<Item = String>, most: usize) -> Result<Vec<Lane>, StoreError> {
         let mut lanes = Vec::new();
         for group in groups {

@@ -32,46 +32,48 @@ use super::{
 const NAMED: u64 = 20;
 
 pub(crate) const RETRY_EXAMPLES: &str = "\
-Named by their ids, or all that match the filters; without --why and --place those that failed (neither done nor cancelled).
-A job that was retried before is left alone: its document names the new job (retried_as), and --again enqueues it once more.
+Retries the jobs with these ids, or all jobs that match the filters. Without --why and --place,
+filters match only failed jobs (neither done nor cancelled). A job that was retried before is
+skipped: its document names the new job (retried_as). With --again it is enqueued once more.
 
 Examples:
   recruiter jobs retry 65a1b2c3d4e5f60718293a4b
   recruiter jobs retry --error-class SmtpDown --since 2030-01-31T12:00:00Z --dry-run
   recruiter jobs retry --class mail --place scheduled
-      what waits for a later date is due now
+      make jobs that wait for a later date due now
   recruiter jobs retry --all --yes
-      everything that failed; after an interruption the same command goes on with the rest";
+      retry all failed jobs; after an interruption, repeat the command to continue";
 
 pub(crate) const CANCEL_EXAMPLES: &str = "\
-Named by their ids, or all unfinished jobs that match the filters.
+Cancels the jobs with these ids, or all unfinished jobs that match the filters.
 
 Examples:
   recruiter jobs cancel 65a1b2c3d4e5f60718293a4b
   recruiter jobs cancel --class nosuch --dry-run
   recruiter jobs cancel --group mail --place scheduled --yes
-      what waits, and nothing that runs";
+      cancel waiting jobs only, no running ones";
 
 pub(crate) const DELETE_EXAMPLES: &str = "\
-Named by their ids, or all archived jobs that match the filters. A job that is not finished is never deleted: cancel it first.
+Deletes the archived jobs with these ids, or all that match the filters. An unfinished job is never
+deleted: cancel it first.
 
 Examples:
   recruiter jobs delete --why malformed
   recruiter jobs delete --class nosuch --until 7d --yes";
 
-/// Which jobs to change, and how.
+/// The jobs to change, and how to change them.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct ChangeArgs {
-    /// The jobs, by their ids
+    /// Ids of the jobs
     #[arg(value_name = "ID", value_parser = id_of_text)]
     ids: Vec<JobId>,
-    /// All jobs that the change is possible for
+    /// All jobs to which the change applies
     #[arg(long, help_heading = "Which jobs")]
     all: bool,
-    /// Only say what would be done, and to how many jobs
+    /// Dry run: report the changes without making them
     #[arg(long, env = "RECRUITER_DRY_RUN", value_parser = BoolishValueParser::new())]
     dry_run: bool,
-    /// Do not ask before many jobs are changed
+    /// Skip the confirmation before many jobs are changed
     #[arg(long, env = "RECRUITER_YES", value_parser = BoolishValueParser::new())]
     yes: bool,
     #[command(flatten)]
@@ -96,21 +98,21 @@ pub(crate) async fn run(
     let filtered = !said.is_empty();
     if !args.ids.is_empty() {
         if args.all || filtered || said.place.is_some() {
-            return Err(usage("jobs are named by their ids, or by filters and --all, but not by both"));
+            return Err(usage("job ids cannot be combined with filters or --all; use one of them"));
         }
         let store = connected(args.dry_run, connect).await?;
         return change_named(&args, change, &store, out).await;
     }
     if args.all && filtered {
-        return Err(usage("--all and filters contradict each other; only --place may be said with --all"));
+        return Err(usage("--all cannot be combined with filters, except --place"));
     }
     if !args.all && !filtered {
-        return Err(usage(format!("which jobs are to be {}? Say ids, filters (--help lists them), or --all", participle(change))));
+        return Err(usage(format!("name the jobs to be {}: by ids, by filters (--help lists them), or by --all", participle(change))));
     }
     JobFilter { since: None, until: None, ..said }.narrowed_to(change).map_err(usage)?;
     let asks = !args.yes && !args.dry_run;
     if asks && !(std::io::stdin().is_terminal() && std::io::stderr().is_terminal()) {
-        return Err(usage("there is no terminal to confirm it on: say --yes to do it, or --dry-run to see what would be done"));
+        return Err(usage("no terminal to ask for confirmation on: add --yes to make the changes, or --dry-run to report them"));
     }
     let store = connected(args.dry_run, connect).await?;
     let filter = args.filter.clone().at(store.now()).narrowed_to(change).map_err(usage)?;
@@ -122,7 +124,7 @@ pub(crate) async fn run(
         let wanted = counted.matched() - left_alone(&counted);
         let kinds = if counted.outcomes.len() > 1 { format!(" ({})", summary(change, &counted)) } else { String::new() };
         if wanted > 0 && !is_confirmed(format!("{} {wanted} jobs{kinds}?", imperative(change)), shutdown).await? {
-            bail!("nothing was changed");
+            bail!("not confirmed; nothing was changed");
         }
     }
     let (mut named, json) = (0, args.format.json);
@@ -149,7 +151,7 @@ pub(crate) async fn run(
     }
     out.flush()?;
     if report.is_stopped {
-        return Err(anyhow!("stopped by a signal; the same command goes on with the rest").context(Exit::Aborted));
+        return Err(anyhow!("stopped by a signal; repeat the command to continue with the rest").context(Exit::Aborted));
     }
     if report.matched() == 0 {
         check_reason(&filter)?;
@@ -213,7 +215,9 @@ async fn walk(
     let walked = walked.await;
     bar.finish_and_clear();
     written?;
-    walked.map_err(|error| anyhow!(error).context(format!("stopped: {}; the same command goes on with the rest", summary(change, &last))))
+    walked.map_err(|error| {
+        anyhow!(error).context(format!("stopped: {}; repeat the command to continue with the rest", summary(change, &last)))
+    })
 }
 
 /// Progress bar, on a terminal only.
@@ -273,15 +277,15 @@ fn summary(change: Change, report: &Report) -> String {
         ("due-now", "due now"),
         ("already-due", "due already"),
         ("cancelled", "cancelled"),
-        ("asked", "running, their workers asked to end them"),
+        ("asked", "running, cancellation requested"),
         ("deleted", "deleted"),
-        ("retried-before", "retried before and left alone (see --again)"),
-        ("changed-meanwhile", "changed meanwhile and left alone"),
+        ("retried-before", "retried before and skipped (see --again)"),
+        ("changed-meanwhile", "changed in the meantime and skipped"),
         ("refused", "refused"),
     ];
     let parts = said.into_iter().map(|(word, text)| (report.count(word), text)).filter(|(count, _)| *count > 0);
     let parts: Vec<String> = parts.map(|(count, text)| format!("{count} {text}")).collect();
-    if parts.is_empty() { format!("no job matches that could be {}", participle(change)) } else { parts.join(", ") }
+    if parts.is_empty() { format!("no matching job can be {}", participle(change)) } else { parts.join(", ") }
 }
 
 fn count_of(count: u64) -> bson::Bson {
@@ -305,14 +309,12 @@ fn message(changed: &Changed, dry_run: bool) -> String {
         }
         Changed::EnqueuedAgain { new: None, why } => format!("was archived as {}, would be enqueued again", printable(why.as_str(), 80)),
         Changed::DueNow { instead_of } => format!("{} now instead of {}", by("due", "would be due"), moment(*instead_of)),
-        Changed::AlreadyDue { since } => format!("is due since {} already", moment(*since)),
+        Changed::AlreadyDue { since } => format!("has already been due since {}", moment(*since)),
         Changed::Cancelled => by("was not running; archived as cancelled", "is not running; would be archived as cancelled"),
-        Changed::CancelRequested => {
-            by("is running; its worker is asked to cancel it", "is running; its worker would be asked to cancel it")
-        }
+        Changed::CancelRequested => by("is running; cancellation requested", "is running; its cancellation would be requested"),
         Changed::Deleted => by("deleted", "would be deleted"),
-        Changed::Meanwhile => "changed meanwhile; left alone".into(),
-        Changed::Refused(refusal @ Refusal::RetriedBefore { .. }) => format!("{refusal}; --again retries it once more"),
+        Changed::Meanwhile => "changed in the meantime; skipped".into(),
+        Changed::Refused(refusal @ Refusal::RetriedBefore { .. }) => format!("{refusal}; --again enqueues it once more"),
         Changed::Refused(refusal) => printable(&refusal.to_string(), 400),
     }
 }

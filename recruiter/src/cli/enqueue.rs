@@ -55,18 +55,18 @@ const KINDS: usize = 1_000;
 /// Maximum number of warnings about pairs without a worker.
 const WARNINGS: usize = 5;
 
-/// What to enqueue. `--id`, `--from` and `--skip` belong to a single call and have no environment variable.
+/// The arguments of `enqueue`. `--id`, `--from` and `--skip` belong to a single call and have no environment variable.
 #[derive(Args, Clone, Debug)]
 pub(super) struct EnqueueArgs {
     #[command(flatten)]
     job: Description,
-    /// Enqueue one job for each line of this file, or of standard input when it is `-`
+    /// Enqueue one job for each line of this file; `-` is standard input
     #[arg(long, value_name = "FILE", conflicts_with = "Description")]
     from: Option<PathBuf>,
-    /// Leave out the first N lines of the file: they were enqueued before
+    /// Skip the first N lines of the file, which were enqueued before
     #[arg(long, value_name = "N", requires = "from", conflicts_with = "Description", default_value_t = 0)]
     skip: u64,
-    /// Accept retry policies that this program does not know, because your workers do
+    /// Accept retry policies that only your workers know, not this program
     #[arg(long, env = "RECRUITER_ENQUEUE_CUSTOM_POLICY", value_parser = BoolishValueParser::new())]
     custom_policy: bool,
     #[command(flatten)]
@@ -76,37 +76,37 @@ pub(super) struct EnqueueArgs {
 /// One job, as flags.
 #[derive(Args, Clone, Debug)]
 struct Description {
-    /// Class of the workable: what is to be done
+    /// Class of the workable, which names the Rust type or program to run
     #[arg(long, env = "RECRUITER_ENQUEUE_CLASS", value_name = "CLASS", required_unless_present = "from")]
     class: Option<String>,
-    /// Parameters of the workable: a JSON object; MongoDB's extended JSON gives dates, ids and binary data
+    /// Parameters of the workable: a JSON object; MongoDB's extended JSON for dates, ids and binary data
     #[arg(long, env = "RECRUITER_ENQUEUE_PARAMETERS", value_name = "JSON", value_parser = parameters_of_text)]
     parameters: Option<Document>,
-    /// Make it a bundle: a JSON array with the parameters of each item, 1000 at most
+    /// Items of a bundle: a JSON array with the parameters of each item, at most 1000
     #[arg(long, env = "RECRUITER_ENQUEUE_ITEMS", value_name = "JSON", value_parser = items, conflicts_with = "parameters")]
     items: Option<Items>,
-    /// Group: only workers that work on it get the job [default: generic]
+    /// Group: only workers that work on this group get the job [default: generic]
     #[arg(long, env = "RECRUITER_ENQUEUE_GROUP", value_name = "GROUP")]
     group: Option<String>,
-    /// How urgent it is: 0 to 9, higher first [default: 5]
+    /// Priority from 0 to 9, higher first [default: 5]
     #[arg(long, env = "RECRUITER_ENQUEUE_PRIORITY", value_name = "0-9", allow_negative_numbers = true, value_parser = clap::value_parser!(u8).range(0..=9))]
     priority: Option<u8>,
-    /// When it is due, like 2030-01-31T18:00:00Z; in the past is now [default: now]
+    /// Instant at which the job is due, for example 2030-01-31T18:00:00Z; a past instant means now [default: now]
     #[arg(long = "at", env = "RECRUITER_ENQUEUE_AT", value_name = "INSTANT", value_parser = instant_of_text, conflicts_with = "after")]
     scheduled_at: Option<Instant>,
-    /// How long after it is enqueued it is due, like 5m or 1h 30m
+    /// Delay after which the job is due, for example 5m or 1h 30m
     #[arg(long, env = "RECRUITER_ENQUEUE_AFTER", value_name = "DURATION", value_parser = duration_of_text)]
     after: Option<Duration>,
-    /// A label, to find it by; may be given several times
+    /// Label of the job, for filters; may be given several times
     #[arg(long = "tag", env = "RECRUITER_ENQUEUE_TAG", value_name = "TAG")]
     tags: Vec<String>,
-    /// Its name in your own terms; need not be unique
+    /// Name of the job in your own terms; need not be unique
     #[arg(long, env = "RECRUITER_ENQUEUE_URN", value_name = "URN")]
     urn: Option<String>,
-    /// What happens when it fails: a retry policy {"class": …, "parameters": …} [default: it is not done again]
+    /// Retry policy after a failure: {"class": …, "parameters": …} [default: no retry]
     #[arg(long = "retry", env = "RECRUITER_ENQUEUE_RETRY", value_name = "JSON", value_parser = policy_of_text)]
     retry_policy: Option<StoredPolicy>,
-    /// Its id, 24 hexadecimal digits: enqueued again under the same id, it is left alone
+    /// Id of the job, 24 hexadecimal digits; if a job with this id exists, nothing is enqueued
     #[arg(long, value_name = "ID", value_parser = id_of_text)]
     id: Option<JobId>,
 }
@@ -143,7 +143,7 @@ fn job_of(mut spec: JobSpec, custom_policy: bool) -> Result<(JobId, NewJob), Str
     let unknown = if custom_policy { UnknownPolicies::Accept } else { UnknownPolicies::Refuse };
     match spec.into_job(unknown) {
         Ok(job) => Ok((id, job)),
-        Err(problem) if problem.is_unknown_policy() => Err(format!("{problem}; if your workers know it, say --custom-policy")),
+        Err(problem) if problem.is_unknown_policy() => Err(format!("{problem}; if your workers know it, add --custom-policy")),
         Err(problem) => Err(problem.to_string()),
     }
 }
@@ -198,7 +198,7 @@ async fn enqueue_one(
             Ok(())
         }
         Err(EnqueueError::Store(error)) if error.is_transient() => {
-            Err(anyhow!(error).context(format!("it is not known whether the job was enqueued; say the same again with --id {id}")))
+            Err(anyhow!(error).context(format!("the job may have been enqueued; repeat the command with --id {id}")))
         }
         Err(refused) => Err(anyhow!(refused).context(Exit::Usage)),
     }
@@ -222,7 +222,7 @@ async fn warn_of_untaken(store: &Store, kinds: &BTreeSet<Kind>) {
         let _ = writeln!(std::io::stderr(), "warning: {reason}; the job waits until there is one");
     }
     if let Some(more @ 1..) = reasons.len().checked_sub(WARNINGS) {
-        let _ = writeln!(std::io::stderr(), "warning: the same for {more} more classes or groups");
+        let _ = writeln!(std::io::stderr(), "warning: {more} more classes or groups have no worker");
     }
 }
 
@@ -244,7 +244,7 @@ struct Lines {
 impl Lines {
     async fn open(path: &Path) -> anyhow::Result<Self> {
         let (name, file) = if path == Path::new("-") {
-            let stdin = std::io::stdin().as_fd().try_clone_to_owned().context("standard input cannot be read")?;
+            let stdin = std::io::stdin().as_fd().try_clone_to_owned().context("cannot read standard input")?;
             ("standard input".to_owned(), File::from_std(stdin.into()))
         } else {
             let name = path.display().to_string();
@@ -364,10 +364,9 @@ impl<W: Write> Import<'_, W> {
             }
         };
         if let Some(error) = unknown {
-            let unknown = "it is not known whether they were enqueued";
             return Err(self.stopped(
                 Exit::Unavailable,
-                &format!("lines {first} to {last}: {unknown}, --skip {last} leaves them out: {}", chain(&error)),
+                &format!("lines {first} to {last} may have been enqueued; --skip {last} skips them: {}", chain(&error)),
             ));
         }
         self.done = *last;
@@ -375,7 +374,7 @@ impl<W: Write> Import<'_, W> {
         self.kinds.extend(batch.iter().map(|(.., job)| kind_of(job)).take(KINDS.saturating_sub(self.kinds.len())));
         self.shown.set_message(self.enqueued.to_string());
         let written = batch.iter().try_for_each(|(_, id, _)| write_id(self.out, self.json, *id)).and_then(|()| self.out.flush());
-        written.map(|()| None).map_err(|error| self.stopped(Exit::Failure, &format!("the ids cannot be written: {error}")))
+        written.map(|()| None).map_err(|error| self.stopped(Exit::Failure, &format!("cannot write the ids: {error}")))
     }
 
     /// The error of an import that stopped, with the line to continue at.
@@ -384,7 +383,7 @@ impl<W: Write> Import<'_, W> {
         let (enqueued, done) = (self.enqueued, self.done);
         let so_far = match enqueued {
             0 => "nothing was enqueued".to_owned(),
-            _ => format!("enqueued before: {enqueued}, everything up to line {done}; go on with --skip {done}"),
+            _ => format!("{enqueued} jobs were enqueued, up to line {done}; continue with --skip {done}"),
         };
         anyhow!("{why}; {so_far}").context(exit)
     }
@@ -407,7 +406,7 @@ mod tests {
     #[test]
     fn a_policy_that_this_program_does_not_know_needs_a_flag() {
         let line = br#"{"class": "c", "retry_policy": {"class": "Mine"}}"#;
-        assert!(job_of_line(line, false).is_err_and(|problem| problem.ends_with("if your workers know it, say --custom-policy")));
+        assert!(job_of_line(line, false).is_err_and(|problem| problem.ends_with("if your workers know it, add --custom-policy")));
         assert!(job_of_line(line, true).is_ok_and(|job| job.is_some()));
         let same_id = br#"{"class": "c", "id": "65a1b2c3d4e5f60718293a4b"}"#;
         let (id, job) = job_of_line(same_id, false).expect("a job").expect("a job");

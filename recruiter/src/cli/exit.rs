@@ -19,14 +19,14 @@ pub(crate) async fn or_stopped(mut shutdown: Shutdown, command: impl Future<Outp
 /// The exit codes for the end of the help.
 pub(super) fn exit_codes() -> String {
     let meanings = [
-        (Exit::Success, "everything asked for was done"),
-        (Exit::Failure, "something was not; the message says what and why"),
+        (Exit::Success, "success"),
+        (Exit::Failure, "failure; the message names it and its cause"),
         (Exit::Usage, "wrong flags or values"),
         (Exit::Unavailable, "MongoDB cannot be reached"),
-        (Exit::MemoryLimit, "a worker reached its memory limit and wants to be started again"),
-        (Exit::Refused, "MongoDB refuses: credentials, rights, a standalone or too old server"),
-        (Exit::Config, "a configuration file cannot be used"),
-        (Exit::Aborted, "stopped by a signal before it was done"),
+        (Exit::MemoryLimit, "a worker reached its memory limit; start it again"),
+        (Exit::Refused, "MongoDB refuses the process: credentials, rights, a standalone or too old server"),
+        (Exit::Config, "a configuration file is invalid"),
+        (Exit::Aborted, "stopped by a signal before the end"),
     ];
     let lines: Vec<String> = meanings.iter().map(|(exit, meaning)| format!("  {:>3}  {meaning}", *exit as u8)).collect();
     format!("Exit codes:\n{}", lines.join("\n"))

@@ -12,14 +12,14 @@ use recruiter_common::{
 
 use super::{exit::usage, output::printable};
 
-/// Minimum similarity, from 0 to 1, of an unknown reason to a built-in one to be treated as a misspelling of it.
+/// Minimum similarity, from 0 to 1, of an unknown finish reason to a built-in one, to be treated as a misspelling of it.
 const ALIKE: f64 = 0.8;
 
-/// Which jobs.
+/// The selection of jobs.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Which jobs")]
 pub(crate) struct FilterArgs {
-    /// Where they are
+    /// Jobs in this place
     #[arg(long, env = "RECRUITER_JOBS_PLACE", value_name = "PLACE", value_enum)]
     place: Option<JobPlace>,
     /// Jobs of this group
@@ -34,19 +34,19 @@ pub(crate) struct FilterArgs {
     /// Jobs with this urn
     #[arg(long, env = "RECRUITER_JOBS_URN", value_name = "URN")]
     urn: Option<String>,
-    /// Jobs that were archived for this reason, like done or tried-too-many-times
+    /// Jobs archived with this finish reason, for example done or tried-too-many-times
     #[arg(long, env = "RECRUITER_JOBS_WHY", value_name = "WHY")]
     why: Option<String>,
-    /// Jobs whose last execution failed with this error class, like exit:1 or timeout
+    /// Jobs whose last execution failed with this error class, for example exit:1 or timeout
     #[arg(long, env = "RECRUITER_JOBS_ERROR_CLASS", value_name = "CLASS")]
     error_class: Option<String>,
-    /// Jobs whose last failure has this text in its message, in upper or lower case
+    /// Jobs whose last failure message contains this text, ignoring case
     #[arg(long, env = "RECRUITER_JOBS_MESSAGE", value_name = "TEXT")]
     message: Option<String>,
-    /// Finished jobs that ended, and other jobs that were enqueued, at this instant or later; 2h is two hours ago
+    /// Finished jobs that ended, and other jobs enqueued, at this instant or later; 2h means two hours ago
     #[arg(long, env = "RECRUITER_JOBS_SINCE", value_name = "WHEN", value_parser = when_of_text)]
     since: Option<When>,
-    /// The same before this instant
+    /// Finished jobs that ended, and other jobs enqueued, before this instant; 2h means two hours ago
     #[arg(long, env = "RECRUITER_JOBS_UNTIL", value_name = "WHEN", value_parser = when_of_text)]
     until: Option<When>,
 }
@@ -84,7 +84,8 @@ impl FilterArgs {
     }
 }
 
-/// Called when no job matched: refuses a reason that looks misspelt, and warns about one that is not built in.
+/// Called when no job matched: refuses a finish reason that looks misspelt, and warns about one that is not
+/// built in.
 pub(crate) fn check_reason(filter: &JobFilter) -> anyhow::Result<()> {
     let Some(why) = filter.why.as_deref().filter(|why| Why::BUILT_IN.iter().all(|known| known.as_str() != *why)) else { return Ok(()) };
     let known: Vec<&str> = Why::BUILT_IN.iter().map(Why::as_str).collect();
@@ -93,13 +94,10 @@ pub(crate) fn check_reason(filter: &JobFilter) -> anyhow::Result<()> {
     let (shown, known) = (printable(why, 80), known.join(", "));
     if let Some(nearest) = nearest.filter(|nearest| alike(nearest) > ALIKE) {
         return Err(usage(format!(
-            "no archived job has the reason `{shown}`; did you mean `{nearest}`? Recruiter's own reasons are {known}"
+            "no archived job has the finish reason `{shown}`; did you mean `{nearest}`? The built-in finish reasons are {known}"
         )));
     }
-    writeln!(
-        std::io::stderr(),
-        "`{shown}` is not one of Recruiter's own reasons ({known}), so a retry policy of yours would have to give it"
-    )?;
+    writeln!(std::io::stderr(), "`{shown}` is not a built-in finish reason ({known}); only a custom retry policy can set it")?;
     Ok(())
 }
 

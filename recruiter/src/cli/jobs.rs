@@ -42,9 +42,9 @@ Examples:
   recruiter jobs list --why tried-too-many-times --error-class SmtpDown
   recruiter jobs list --place archived --message 'connection refused' --limit 1000 --json
   recruiter jobs list --group mail --after 65a1b2c3d4e5f60718293a4b
-      the next page: what comes after the last job of the page before";
+      the next page, after the last job of the previous page";
 
-/// What to do with jobs.
+/// The arguments of `jobs`.
 #[derive(Args, Clone, Debug)]
 #[command(arg_required_else_help = true)]
 pub(super) struct JobsArgs {
@@ -59,35 +59,35 @@ enum JobsCommand {
     List(ListArgs),
     /// Show a job and its history
     Show {
-        /// The job
+        /// Id of the job
         #[arg(value_parser = id_of_text)]
         id: JobId,
         #[command(flatten)]
         format: Format,
     },
-    /// Retry jobs: a waiting one is due now, a finished one is enqueued again under another id
+    /// Retry jobs: make a waiting job due now, or enqueue a finished job again under a new id
     #[command(after_help = RETRY_EXAMPLES)]
     Retry {
         #[command(flatten)]
         change: ChangeArgs,
-        /// Also jobs that were retried before
+        /// Include jobs that were retried before
         #[arg(long)]
         again: bool,
     },
-    /// Cancel jobs: a waiting one is archived without being run, the worker of a running one is asked to end it
+    /// Cancel jobs: archive a waiting job without running it, or stop a running job
     #[command(after_help = CANCEL_EXAMPLES)]
     Cancel(ChangeArgs),
-    /// Delete archived jobs for good
+    /// Delete archived jobs permanently
     #[command(after_help = DELETE_EXAMPLES)]
     Delete(ChangeArgs),
 }
 
 #[derive(Args, Clone, Debug)]
 struct ListArgs {
-    /// How many jobs at most
+    /// Maximum number of jobs
     #[arg(long, env = "RECRUITER_JOBS_LIMIT", value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u16).range(1..=1_000), help_heading = "Pages")]
     limit: u16,
-    /// Go on after this job, the last of the page before
+    /// Continue after this job, the last one of the previous page
     #[arg(long = "after", value_name = "ID", value_parser = id_of_text, help_heading = "Pages")]
     page_after: Option<JobId>,
     #[command(flatten)]
@@ -123,7 +123,7 @@ async fn list(args: ListArgs, connect: &ConnectArgs, out: &mut impl Write) -> an
     let listed = store.jobs(&filter, page).await.map_err(|error| {
         if error.is_too_slow() {
             anyhow!(error).context(format!(
-                "the search was given up after {} s, because no index serves it; narrow it with --place and --since",
+                "the search was stopped after {} s, because no index serves it; narrow it with --place and --since",
                 LOOK_LIMIT.as_secs()
             ))
         } else {
@@ -144,7 +144,7 @@ async fn list(args: ListArgs, connect: &ConnectArgs, out: &mut impl Write) -> an
     }
     out.flush()?;
     if let Some(last) = last.filter(|_| listed.more) {
-        writeln!(std::io::stderr(), "there are more; the next page: the same command with --after {last}")?;
+        writeln!(std::io::stderr(), "more jobs match; for the next page repeat the command with --after {last}")?;
     }
     Ok(())
 }
@@ -251,7 +251,7 @@ fn state(job: &Job, now: Instant) -> (String, String) {
         JobState::Scheduled { at } => ("postponed".into(), format!("due in {}", apart(*at, now))),
         JobState::Started { .. } => {
             let since = execution.and_then(|execution| execution.started_at);
-            let state = if job.cancel_requested { "running, to be cancelled" } else { "running" };
+            let state = if job.cancel_requested { "running, cancellation requested" } else { "running" };
             (state.into(), since.map_or_else(String::new, |since| format!("for {}", apart(since, now))))
         }
         JobState::Archived { why } => {
@@ -263,7 +263,7 @@ fn state(job: &Job, now: Instant) -> (String, String) {
 
 async fn show(id: JobId, format: Format, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
     let store = Store::connect_to_ask(connect, "recruiter jobs").await?;
-    let stored = store.job(id).await?.ok_or_else(|| anyhow!("there is no job {id}, neither scheduled nor archived"))?;
+    let stored = store.job(id).await?.ok_or_else(|| anyhow!("no job has the id {id}, neither in `scheduled` nor in `archived`"))?;
     if format.json {
         return Ok(json_line(out, lossy(&stored.document))?);
     }
@@ -306,7 +306,7 @@ fn describe(job: &Job, now: Instant, out: &mut impl Write) -> std::io::Result<()
     line("retry policy", retry_policy(&job.retry_policy))?;
     line("enqueued", format!("{} ({} ago)", moment(job.created_at), apart(job.created_at, now)))?;
     let uncounted = (job.interruptions > 0)
-        .then(|| format!("; {} of them not counted by the retry policy (interrupted, released or put off)", job.interruptions));
+        .then(|| format!("; {} of them not counted by the retry policy (interrupted, released or snoozed)", job.interruptions));
     let deaths = (job.deaths > 0).then(|| format!("; {} ended with the death of the worker", job.deaths));
     line("starts", format!("{}{}{}", job.attempts, uncounted.unwrap_or_default(), deaths.unwrap_or_default()))?;
     line("retry of", job.field("recovered_from").as_ref().map(id_in).unwrap_or_default())?;
@@ -319,7 +319,7 @@ fn describe(job: &Job, now: Instant, out: &mut impl Write) -> std::io::Result<()
     writeln!(out, "executions")?;
     for (at, execution) in history.into_iter().enumerate() {
         if at == 1 && job.executions_dropped > 0 {
-            writeln!(out, "  … {} more, not kept", job.executions_dropped)?;
+            writeln!(out, "  … {} more, dropped from the history", job.executions_dropped)?;
         }
         describe_execution(execution, now, out)?;
     }
@@ -366,7 +366,7 @@ fn describe_execution(execution: &Execution, now: Instant, out: &mut impl Write)
     let ran = match (execution.started_at, execution.ended_at) {
         (Some(started), Some(ended)) => format!("{}{place}, {} ms", moment(started), (ended - started).num_milliseconds().max(0)),
         (Some(started), None) => format!("{}{place}, running for {}", moment(started), apart(started, now)),
-        (None, Some(ended)) => format!("{} without being started", moment(ended)),
+        (None, Some(ended)) => format!("{}, never started", moment(ended)),
         (None, None) => "at an unknown time".into(),
     };
     let outcome = match (&execution.class, execution.crashed) {
@@ -422,7 +422,7 @@ mod tests {
         check(
             doc! { "locked": true, "last_execution": started, "cancel_requested_at": at },
             20_000,
-            ("running, to be cancelled", "for 10s"),
+            ("running, cancellation requested", "for 10s"),
         );
         check(doc! { "why": "done", "last_execution": { "ended_at": at } }, 20_000, ("done", "10s ago"));
     }
@@ -462,7 +462,7 @@ mod tests {
         };
         check(
             doc! { "seconds_to_wait_before_retry": 60, "jiter": 1 }.into(),
-            "RetryForever {\"seconds_to_wait_before_retry\":60,\"jiter\":1} (RetryForever: `jiter` is not known here; what is known is seconds_to_wait_before_retry)",
+            "RetryForever {\"seconds_to_wait_before_retry\":60,\"jiter\":1} (RetryForever: `jiter` is unknown; the known parameters are seconds_to_wait_before_retry)",
         );
         check(doc! { "seconds_to_wait_before_retry": 60 }.into(), "RetryForever {\"seconds_to_wait_before_retry\":60}");
         let own = StoredPolicy { class: "Mine".into(), parameters: Bson::Null };

@@ -43,58 +43,55 @@ use crate::dev::{bench, command as dev, demo};
 use crate::run;
 
 #[cfg(feature = "dev")]
-const DEV_EXAMPLES: &str = "\
-  recruiter demo --dir ~/Documents
-      see it work on your own files, with a MongoDB of its own
+const DEV_EXAMPLES: &str = "  recruiter demo --dir ~/Documents
+      run it on your own files, with an embedded MongoDB
   recruiter dev
-      run a MongoDB and a whole Recruiter to develop with, until Ctrl-C
+      run MongoDB and a complete Recruiter for development, until Ctrl-C
 ";
 #[cfg(not(feature = "dev"))]
 const DEV_EXAMPLES: &str = "";
 
-const EXAMPLES: &str = "\
-  recruiter run
-      match workers and jobs until it is told to stop; a second one stands by
+const EXAMPLES: &str = "  recruiter run
+      assign jobs to workers until stopped; a second process stands by
   recruiter enqueue --class checksum --parameters '{\"path\": \"/etc/hostname\"}' --after 5m
-      have something done in five minutes
+      enqueue one job, due in five minutes
   recruiter enqueue --from jobs.ndjson
-      have many things done, one for each line {\"class\": …, \"parameters\": {…}}
+      enqueue many jobs, one for each line {\"class\": …, \"parameters\": {…}}
   recruiter jobs list --why tried-too-many-times --since 2h
   recruiter jobs show 65a1b2c3d4e5f60718293a4b
   recruiter jobs retry 65a1b2c3d4e5f60718293a4b
-      see what went wrong, and retry it
+      find a failed job, show its history, and retry it
   recruiter jobs retry --error-class SmtpDown --since 2h --dry-run
-      count what would be retried; with --yes in place of --dry-run retry it
+      count the jobs that would be retried; with --yes in place of --dry-run, retry them
   recruiter roster
-      list workers, what they can do and how busy they are
+      list workers: state, free slots, jobs, last heartbeat, classes
   recruiter stats --json
-      queue depth, throughput and latency";
+      show queue depth, throughput and latency";
 
 const ENQUEUE_EXAMPLES: &str = "\
 Examples:
   recruiter enqueue --class checksum --parameters '{\"path\": \"/etc/hostname\"}'
-  recruiter enqueue --class mail --group mail --priority 9 --at 2030-01-31T18:00:00Z --tag welcome --urn user:17
+  recruiter enqueue --class mail --group mail --priority 9 --at 2030-01-31T18:00:00Z --tag welcome
   recruiter enqueue --class mail --retry '{\"class\": \"RetryManyTimes\",
       \"parameters\": {\"retry_how_many_times\": 3, \"seconds_to_wait_before_retry\": 10}}'
   recruiter enqueue --from jobs.ndjson --json | tail -n 1
   generate-jobs | recruiter enqueue --from -
 
-Each line of a file is one job; only `class` must be there, blank lines do not count:
-  {\"class\": \"mail\", \"parameters\": {\"to\": \"a@example.org\"}, \"group\": \"mail\", \"priority\": 9, \"after\": \"5m\",
-   \"tags\": [\"welcome\"], \"urn\": \"user:17\", \"retry_policy\": {\"class\": \"RetryForever\", \"parameters\":
-   {\"seconds_to_wait_before_retry\": 60}}, \"id\": \"65a1b2c3d4e5f60718293a4b\"}
-with `scheduled_at` (2030-01-31T18:00:00Z) in place of `after`, and `items` (an array, for a bundle) in place of
-`parameters`, as you like. A line that cannot be used ends the
-import: everything before it is enqueued, and the message says which --skip goes on from there.";
+Each line of a file is one job. Only `class` is required. Blank lines are skipped:
+  {\"class\": \"mail\", \"parameters\": {\"to\": \"a@example.org\"}, \"group\": \"mail\", \"priority\": 9,
+   \"after\": \"5m\", \"tags\": [\"welcome\"], \"urn\": \"user:17\", \"retry_policy\": {\"class\": \"RetryForever\",
+   \"parameters\": {\"seconds_to_wait_before_retry\": 60}}, \"id\": \"65a1b2c3d4e5f60718293a4b\"}
+`scheduled_at` (2030-01-31T18:00:00Z) may replace `after`, and `items` (an array, for a bundle) may
+replace `parameters`. An invalid line ends the import: the lines before it are enqueued, and the
+error message names the --skip to continue with.";
 
 fn examples() -> String {
     format!("Global options, described by --help: --uri, --connect-timeout, --log, --log-format\n\nExamples:\n{DEV_EXAMPLES}{EXAMPLES}")
 }
 
-/// Background jobs on MongoDB: matches available workers to scheduled jobs, enqueues jobs, shows and changes them.
+/// Background jobs on MongoDB: assigns due jobs to workers; enqueues, shows and changes jobs.
 ///
-/// Nothing but `run` needs to stay running. Jobs are run by `recruiter-worker`, and what dead workers leave behind is
-/// cleaned up by `recruiter-cleaner`.
+/// Only `run` must keep running. `recruiter-worker` runs the jobs. `recruiter-cleaner` rescues the jobs of dead workers.
 #[derive(Parser, Clone, Debug)]
 #[command(name = "recruiter", version, after_help = examples(), after_long_help = format!("{}\n\n{}", examples(), exit_codes()))]
 pub struct Config {
@@ -108,24 +105,24 @@ pub struct Config {
 
 #[derive(Subcommand, Clone, Debug)]
 enum Command {
-    /// Match workers and jobs until told to stop
+    /// Assign jobs to workers until stopped
     Run(run::RunArgs),
-    /// Enqueue one job, or many from a file; writes their ids
+    /// Enqueue one job, or many from a file, and write their ids
     #[command(after_help = ENQUEUE_EXAMPLES)]
     Enqueue(Box<enqueue::EnqueueArgs>),
     /// List, show, retry, cancel and delete jobs
     Jobs(Box<jobs::JobsArgs>),
-    /// List workers and the recruiter that leads
+    /// List workers, and show which recruiter leads
     Roster(roster::RosterArgs),
     /// Show queue depth, throughput and latency
     Stats(stats::StatsArgs),
-    /// Run a MongoDB and a whole Recruiter on this machine, to develop and try things out on
+    /// Run MongoDB and a complete Recruiter on this machine, for development
     #[cfg(feature = "dev")]
     Dev(dev::DevArgs),
-    /// Show on your own files that work gets done and that a killed worker loses none
+    /// Run one job for each of your files, kill a worker, and check that no job is lost
     #[cfg(feature = "dev")]
     Demo(demo::DemoArgs),
-    /// Measure how fast it is, on a MongoDB of its own
+    /// Measure speed and resource use, by default on an embedded MongoDB
     #[cfg(feature = "dev")]
     Bench(bench::BenchArgs),
 }
@@ -150,7 +147,7 @@ impl Config {
         })
     }
 
-    /// The logging options: a long-running process logs what it does, a command only what its user must know.
+    /// The logging options: a long-running process logs what it does, a command only warnings and errors.
     pub fn log(&self) -> LogArgs {
         match self.command {
             Command::Run(_) => self.log.clone(),
@@ -173,7 +170,7 @@ impl Config {
         let mut at_once = shutdown.clone();
         tokio::select! {
             done = self.dispatch(shutdown) => done,
-            () = at_once.aborted() => Err(anyhow::anyhow!("stopped at once, as asked").context(Exit::Aborted)),
+            () = at_once.aborted() => Err(anyhow::anyhow!("stopped at once by a second signal").context(Exit::Aborted)),
         }
     }
 

@@ -22,10 +22,10 @@ const GAP: &str = "  ";
 /// Indentation of the second line of a row.
 const INDENT: &str = "    ";
 
-/// For people, or for programs.
+/// The output format: text, or JSON for programs.
 #[derive(Args, Clone, Copy, Debug)]
 pub(crate) struct Format {
-    /// Write one JSON object a line, for programs
+    /// Write one JSON object per line, for programs
     #[arg(long, env = "RECRUITER_JSON", value_parser = BoolishValueParser::new())]
     pub(crate) json: bool,
 }

@@ -35,14 +35,14 @@ impl Leader {
     pub(crate) async fn find(store: &Store) -> Result<Self, StoreError> {
         let now = store.now();
         Ok(match store.observe_lease().await? {
-            None => Self::Nobody("none has led yet".into()),
+            None => Self::Nobody("no recruiter has led yet".into()),
             Some(lease) => {
                 let who = printable(&lease.holder_at, 80);
                 let lease_ms = if lease.lease_ms > 0 { lease.lease_ms } else { USUAL_LEADERS_LEASE_MS };
                 match lease.renewed_at {
-                    _ if lease.released => Self::Nobody(format!("the last one, {who}, has stopped")),
+                    _ if lease.released => Self::Nobody(format!("the last leader, {who}, has stopped")),
                     Some(at) if now - at > TimeDelta::milliseconds(lease_ms.into()) => {
-                        Self::Nobody(format!("the last one, {who}, has given no sign of life for {}", apart(at, now)))
+                        Self::Nobody(format!("the last leader, {who}, has not renewed its lease for {}", apart(at, now)))
                     }
                     _ => Self::Leads(who),
                 }

@@ -15,7 +15,7 @@ use super::{
     presence::{Leader, Worker, Workers},
 };
 
-/// How to list workers.
+/// The arguments of `roster`.
 #[derive(Args, Clone, Copy, Debug)]
 pub(super) struct RosterArgs {
     #[command(flatten)]
@@ -66,8 +66,8 @@ fn write(out: &mut impl Write, screen: Screen, workers: &[Worker], now: Instant)
     if overdue > 0 {
         writeln!(
             out,
-            "no cleaner seems to run: workers that are silent for more than twice their lease are\n\
-             still in the roster ({overdue}); recruiter-cleaner rescues their jobs"
+            "no cleaner seems to run: the roster has workers without a heartbeat for more than\n\
+             twice their lease ({overdue}); start recruiter-cleaner to rescue their jobs"
         )?;
     }
     Ok(())

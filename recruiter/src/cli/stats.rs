@@ -32,10 +32,10 @@ const SAMPLE: usize = 1_000;
 /// Maximum number of reasons shown.
 const REASONS: usize = 10;
 
-/// What the statistics are told.
+/// The arguments of `stats`.
 #[derive(Args, Clone, Copy, Debug)]
 pub(super) struct StatsArgs {
-    /// A queued job is overdue when it has been due for longer than this
+    /// Time after which a due job that has not started counts as overdue
     #[arg(long, env = "RECRUITER_STATS_OVERDUE_AFTER", value_name = "DURATION", default_value = "1m", value_parser = humantime::parse_duration)]
     overdue_after: Duration,
     #[command(flatten)]
@@ -93,13 +93,13 @@ fn write_untaken(out: &mut impl Write, untaken: &[Untaken], policies: &[String],
     let unknown = policies.iter().map(|policy| format!("no running worker knows the retry policy `{}`", printable(policy, 80)));
     let reasons: BTreeSet<String> = untaken.iter().map(|kind| kind.reason.clone()).chain(unknown).collect();
     for reason in reasons.iter().take(REASONS) {
-        writeln!(out, "waiting in vain: {reason}")?;
+        writeln!(out, "jobs cannot start: {reason}")?;
     }
     if let Some(more @ 1..) = reasons.len().checked_sub(REASONS) {
-        writeln!(out, "waiting in vain: {more} more such classes or groups; --json lists them")?;
+        writeln!(out, "jobs cannot start: {more} more classes or groups without a worker; --json lists them")?;
     }
     if !are_all {
-        writeln!(out, "only the first {LANES} pairs of group and class were compared with what the workers have")?;
+        writeln!(out, "only the first {LANES} pairs of group and class were compared with the workers")?;
     }
     Ok(())
 }
@@ -251,7 +251,7 @@ impl Statistics {
         });
         let ended: Vec<Row> = ended.collect();
         let seconds = f64::from(u32::try_from(self.window.num_milliseconds()).unwrap_or(u32::MAX)) / 1_000.0;
-        let cut = if self.cut { format!(", of which only the newest {SAMPLED} jobs are looked at") } else { String::new() };
+        let cut = if self.cut { format!(", only the newest {SAMPLED} jobs") } else { String::new() };
         if ended.is_empty() {
             return writeln!(out, "no job ended in the last {seconds:.1} s");
         }

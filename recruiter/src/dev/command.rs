@@ -17,25 +17,25 @@ use super::{
 };
 use crate::cli::output::{Format, json_line};
 
-/// What runs, and on what.
+/// The arguments of `dev`.
 #[derive(Args, Clone, Debug)]
 pub struct DevArgs {
-    /// MongoDB's server program [default: mongod on PATH, else one that is fetched once]
+    /// Path of the mongod program [default: mongod on PATH, otherwise downloaded once]
     #[arg(long, env = "RECRUITER_MONGOD", value_name = "FILE")]
     mongod: Option<PathBuf>,
-    /// Where the database is kept between runs [default: recruiter/dev in your data directory]
+    /// Directory of the database, kept between runs [default: recruiter/dev in your data directory]
     #[arg(long, env = "RECRUITER_DATA_DIR", value_name = "DIR")]
     data_dir: Option<PathBuf>,
-    /// Port of MongoDB on 127.0.0.1 [default: a free one]
+    /// Port of MongoDB on 127.0.0.1 [default: a free port]
     #[arg(long, env = "RECRUITER_DEV_PORT", value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     port: Option<u16>,
-    /// Worker processes; none if you start your own
+    /// Number of worker processes; 0 if you start your own
     #[arg(long, env = "RECRUITER_WORKERS", value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(..=100))]
     workers: u32,
-    /// File that names the program of each class, for the workers; they have the classes for trying and testing as well
+    /// Workables file of the workers: the program of each class; the test classes are always registered
     #[arg(long, env = "RECRUITER_WORKER_CONFIG", value_name = "FILE")]
     worker_config: Option<PathBuf>,
-    /// Further arguments for MongoDB's server program
+    /// Further arguments for mongod
     #[arg(last = true, value_name = "ARGUMENT")]
     mongod_arguments: Vec<String>,
     #[command(flatten)]
@@ -45,14 +45,15 @@ pub struct DevArgs {
 /// Runs until a signal stops it.
 ///
 /// # Errors
-/// When something cannot be started: a program is missing, the data directory or the port cannot be used.
+/// When a process cannot be started: a program is missing, or the data directory or the port cannot be used.
 pub async fn run(args: DevArgs, log: &LogArgs, mut shutdown: Shutdown, out: &mut impl Write) -> anyhow::Result<()> {
     let programs = Programs::find()?;
     let data_dir = match args.data_dir {
         Some(given) => given,
-        None => {
-            etcetera::choose_base_strategy().context("say with --data-dir where to keep the database")?.data_dir().join("recruiter/dev")
-        }
+        None => etcetera::choose_base_strategy()
+            .context("there is no home directory for the database: set --data-dir")?
+            .data_dir()
+            .join("recruiter/dev"),
     };
     let config = args.worker_config.into_iter().flat_map(|file| ["--config".into(), file.into_os_string()]);
     let plan = Plan {

@@ -62,19 +62,19 @@ const LONGEST_LATENCY_MS: u64 = 24 * 3_600_000;
 /// Maximum number of skipped or wrong files that are listed.
 const NAMED: u64 = 10;
 
-/// What to work on, and with what.
+/// The arguments of `demo`.
 #[derive(Args, Clone, Debug)]
 pub struct DemoArgs {
-    /// The directory with the files; those that git ignores are left out
+    /// Directory with the files; files that git ignores are skipped
     #[arg(long, env = "RECRUITER_DEMO_DIR", value_name = "DIR", default_value = ".")]
     dir: PathBuf,
-    /// MongoDB's server program [default: mongod on PATH, else one that is fetched once]
+    /// Path of the mongod program [default: mongod on PATH, otherwise downloaded once]
     #[arg(long, env = "RECRUITER_MONGOD", value_name = "FILE")]
     mongod: Option<PathBuf>,
-    /// Worker processes
+    /// Number of worker processes
     #[arg(long, env = "RECRUITER_WORKERS", value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=100))]
     workers: u32,
-    /// Keep everything running at the end, to look inside, until Ctrl-C; and keep the database's directory after it
+    /// Keep all processes running at the end, until Ctrl-C, and keep the database directory
     #[arg(long, env = "RECRUITER_DEMO_KEEP", value_parser = BoolishValueParser::new())]
     keep: bool,
     #[command(flatten)]
@@ -88,9 +88,9 @@ pub struct DemoArgs {
 pub async fn run(args: DemoArgs, mut shutdown: Shutdown, out: &mut impl Write) -> anyhow::Result<()> {
     let programs = Programs::find()?;
     anyhow::ensure!(on_path(PROGRAM).is_some(), "the demonstration needs the program `{PROGRAM}` on PATH: install GNU coreutils");
-    let dir = args.dir.canonicalize().with_context(|| format!("--dir: {} cannot be used", args.dir.display()))?;
-    anyhow::ensure!(dir.is_dir(), "--dir: {} is no directory", dir.display());
-    let home = tempfile::Builder::new().prefix("recruiter-demo-").tempdir().context("there is no room for temporary files")?;
+    let dir = args.dir.canonicalize().with_context(|| format!("--dir: cannot open {}", args.dir.display()))?;
+    anyhow::ensure!(dir.is_dir(), "--dir: {} is not a directory", dir.display());
+    let home = tempfile::Builder::new().prefix("recruiter-demo-").tempdir().context("cannot create a temporary directory")?;
     let (own, shown) = (home.path().canonicalize()?, ProgressBar::new_spinner());
     let reading = tokio::task::spawn_blocking({
         let shown = shown.clone();
@@ -104,13 +104,13 @@ pub async fn run(args: DemoArgs, mut shutdown: Shutdown, out: &mut impl Write) -
     let failed = outcome.as_ref().is_err_and(|error| error.downcast_ref() != Some(&Exit::Aborted));
     if args.keep || failed {
         let kept = home.keep();
-        tell(&format!("kept: {} (the log of the processes is {} in it)", kept.display(), LOG));
+        tell(&format!("kept: {} (with the log of the processes, {})", kept.display(), LOG));
     }
     outcome
 }
 
 fn stopped() -> anyhow::Error {
-    anyhow!("stopped by a signal before it was done").context(Exit::Aborted)
+    anyhow!("stopped by a signal before the end").context(Exit::Aborted)
 }
 
 /// Starts all processes, does the work, reports the results, and stops all processes in every case.
@@ -191,13 +191,13 @@ fn survey(dir: &Path, own: &Path, shown: &ProgressBar) -> anyhow::Result<Survey>
             Err(problem) => {
                 survey.skipped += 1;
                 if survey.skipped <= NAMED {
-                    say(shown, &format!("left out: {}", printable(&problem, 200)));
+                    say(shown, &format!("skipped: {}", printable(&problem, 200)));
                 }
             }
         }
         shown.inc(1);
     }
-    anyhow::ensure!(!survey.files.is_empty(), "there is no file to work on below {}: name another directory with --dir", dir.display());
+    anyhow::ensure!(!survey.files.is_empty(), "there is no readable file below {}: choose another directory with --dir", dir.display());
     say(shown, &format!("{} files in {}", survey.files.len(), dir.display()));
     Ok(survey)
 }
@@ -290,7 +290,7 @@ async fn kill_one_at_work(fleet: &mut Fleet, store: &Store, shown: &ProgressBar)
         if let Ok(count @ 1..) = held {
             let at = store.now();
             worker.signal(Signal::SIGKILL)?;
-            say(shown, &format!("killed a worker (pid {}) while it ran {count} of them", worker.pid()));
+            say(shown, &format!("killed a worker (pid {}) while it ran {count} jobs", worker.pid()));
             return Ok(Some(at));
         }
         worker.signal(Signal::SIGCONT)?;
@@ -366,7 +366,7 @@ impl Seen {
                     seen.mismatches += 1;
                     if seen.mismatches <= NAMED {
                         let path = printable(&file.path.to_string_lossy(), 200);
-                        say(shown, &format!("not the same digest (was the file changed meanwhile?): {path}, job {}", job.id));
+                        say(shown, &format!("different digest (did the file change in the meantime?): {path}, job {}", job.id));
                     }
                 }
             }
@@ -409,17 +409,17 @@ impl Seen {
             json_line(out, summary)?;
         } else {
             let recovered = match (self.recovered, self.recovered_within_ms) {
-                (0, _) if self.killed.is_some() => "0, because the killed worker had just ended what it ran".to_owned(),
-                (0, _) => "0, because the work was done before a worker could be killed in the middle of it".to_owned(),
+                (0, _) if self.killed.is_some() => "0, because the killed worker had just finished its jobs".to_owned(),
+                (0, _) => "0, because all jobs were done before a worker could be killed".to_owned(),
                 (jobs, Some(ms)) => format!("{jobs} jobs of a killed worker, due again {ms} ms after the kill"),
                 (jobs, None) => format!("{jobs} jobs of a worker that died by itself"),
             };
-            writeln!(out, "files       {} ({} left out)", self.files, self.skipped)?;
-            writeln!(out, "archived    {}, {:.0} a second", self.archived, self.jobs_per_second)?;
+            writeln!(out, "files       {} ({} skipped)", self.files, self.skipped)?;
+            writeln!(out, "archived    {}, {:.0} per second", self.archived, self.jobs_per_second)?;
             writeln!(out, "executions  {}", self.executions)?;
             writeln!(out, "recovered   {recovered}")?;
             writeln!(out, "mismatches  {} between the archive's digests and those computed here", self.mismatches)?;
-            writeln!(out, "started     {p50} ms after being due (p50), {p99} ms (p99): all were enqueued at once")?;
+            writeln!(out, "started     {p50} ms after being due (p50), {p99} ms (p99): all jobs were enqueued at once")?;
             writeln!(out, "{}", look_inside(args.keep, uri))?;
         }
         Ok(out.flush()?)

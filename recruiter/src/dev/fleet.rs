@@ -68,12 +68,12 @@ impl Programs {
     /// # Errors
     /// When a program is missing. The error has the expected path.
     pub(crate) fn find() -> anyhow::Result<Self> {
-        let this = env::current_exe().context("the system does not say where this program is")?;
+        let this = env::current_exe().context("cannot find the path of this program")?;
         let programs = Self(this.parent().unwrap_or(&this).to_owned());
         for program in Role::ALL.map(|role| programs.path(role)) {
             anyhow::ensure!(
                 program.is_file(),
-                "{} is missing, and it belongs beside this program; build all of them with `cargo build --release --workspace`",
+                "{} is missing; it must be in the same directory as this program: build all programs with `cargo build --release --workspace`",
                 program.display()
             );
         }
@@ -119,7 +119,7 @@ impl Plan {
         }
         let output = self.log.as_ref().map_or_else(|| Ok(Stdio::inherit()), |log| log.try_clone().map(Stdio::from));
         let process = output.and_then(|output| Watched::spawn(&command, output, None));
-        let process = process.with_context(|| format!("{} cannot be started", role.program()))?;
+        let process = process.with_context(|| format!("cannot start {}", role.program()))?;
         Ok(Member { role, process, started: Monotonic::now() })
     }
 }
@@ -165,7 +165,7 @@ impl Fleet {
         let begun = Monotonic::now();
         while let Some(missing) = self.not_ready(store).await? {
             if let Some((role, status)) = self.members.iter_mut().find_map(|member| Some((member.role, member.process.exit()?))) {
-                anyhow::bail!("{} {} before it was ready; its log says why", role.program(), how(status));
+                anyhow::bail!("{} {} before it was ready; see its log for the cause", role.program(), how(status));
             }
             anyhow::ensure!(
                 begun.elapsed() < READY_WITHIN,
@@ -200,7 +200,7 @@ impl Fleet {
             let Some(status) = member.process.exit().filter(|_| member.started.elapsed() >= RESTART_AFTER) else { continue };
             let ended = format!("{} (pid {}) {}", member.role.program(), member.process.pid(), how(status));
             *member = self.plan.spawn(member.role, &self.uri)?;
-            told.push(format!("{ended}; started again (pid {})", member.process.pid()));
+            told.push(format!("{ended}; restarted (pid {})", member.process.pid()));
         }
         Ok(told)
     }
@@ -248,7 +248,7 @@ impl Drop for Fleet {
 fn how(status: ExitStatus) -> String {
     let code = status.code().unwrap_or_default();
     match Signal::try_from(code - 128) {
-        Ok(signal) => format!("was ended by {signal}"),
+        Ok(signal) => format!("was killed by {signal}"),
         Err(_) => format!("ended with exit code {code}"),
     }
 }

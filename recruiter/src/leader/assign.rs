@@ -8,10 +8,11 @@ use std::{
 use recruiter_common::{
     ids::{JobId, LeaseTerm, RoundId, WorkerId},
     instant::Instant,
-    store::{Assignment, Channel, DueJob, Hint, Lane, Store, StoreError},
+    store::{Assignment, Channel, DueJob, Hint, Lane, Planned, StoreError},
 };
 
 use super::{
+    database::Database,
     discover::Discovery,
     fleet::{Fleet, FreeWorker, KindId},
     in_flight::{InFlight, Turn},
@@ -22,9 +23,7 @@ use super::{
     trigger::{Alarms, Trigger},
 };
 
-/// A search asks for so many more jobs per free slot, so that the next rounds need not search.
-const AHEAD: usize = 3;
-/// Limit of these additional jobs.
+/// Limit of the jobs that a search asks for beyond the free slots.
 const AHEAD_AT_MOST: usize = 5_000;
 /// The horizon of a search lies so far after the next full scan. Clocks differ by less.
 const HORIZON: Duration = Duration::from_secs(1);
@@ -49,12 +48,12 @@ pub(crate) struct Summary {
 }
 
 /// The leader's caches between rounds. All of them can be lost.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Assigning {
     fleet: Fleet,
-    lanes: Lanes,
-    in_flight: InFlight,
-    refusals: Refusals,
+    pub(super) lanes: Lanes,
+    pub(super) in_flight: InFlight,
+    pub(super) refusals: Refusals,
     discovery: Discovery,
     pub(crate) keep_alive: KeepAlive,
     pub(crate) alarms: Alarms,
@@ -83,12 +82,19 @@ impl Assigning {
     }
 
     /// One round. The next full scan is due after `every`.
-    pub(crate) async fn tick(&mut self, store: &Store, term: LeaseTerm, trigger: Trigger, every: Duration) -> Result<Summary, StoreError> {
-        let at = Monotonic::now();
+    pub(crate) async fn tick(
+        &mut self,
+        store: &impl Database,
+        term: LeaseTerm,
+        trigger: Trigger,
+        every: Duration,
+    ) -> Result<Summary, StoreError> {
+        let at = store.monotonic();
         if trigger.full_scan || trigger.workers || self.fleet.is_unknown() {
             let has_new_worker = self.fleet.read(store.available_workers(term).await?, at);
             if has_new_worker {
                 self.refusals.worker_is_new(at);
+                self.lanes.end_pauses();
                 self.mark_recent_lanes();
             }
             self.keep_alive.channels.extend(self.fleet.workers().iter().map(|worker| worker.channel));
@@ -106,12 +112,12 @@ impl Assigning {
                 self.lanes.forget_scan();
                 self.news.clear();
             }
-            self.announce(trigger.announced);
+            self.announce(trigger.announced, at);
             return Ok(Summary::default());
         }
         self.discover(store, now, now + every * 2 + HORIZON).await?;
         self.fill(store, &slots, now, now + every * 2 + HORIZON, at).await?;
-        self.announce(trigger.announced);
+        self.announce(trigger.announced, at);
         self.lanes.learn_kinds(self.fleet.kinds());
         let plan = plan(self.fleet.workers(), self.lanes.waiting(), &self.refusals, now);
         let assigned = self.assign(store, term, plan).await?;
@@ -123,13 +129,13 @@ impl Assigning {
     }
 
     /// Ends the turns of workers that have answered, left, or take too long, and marks the lanes in which their jobs may wait again as stale.
-    async fn end_turns(&mut self, store: &Store, trigger: &Trigger, at: Monotonic) -> Result<(), StoreError> {
-        for turn in self.in_flight.settle(self.fleet.workers()) {
+    async fn end_turns(&mut self, store: &impl Database, trigger: &Trigger, at: Monotonic) -> Result<(), StoreError> {
+        for turn in self.in_flight.settle(self.fleet.workers(), at) {
             self.turn_over(&turn, false);
         }
         if !trigger.left.is_empty() {
             self.fleet.remove(&trigger.left.iter().copied().collect());
-            for turn in trigger.left.iter().filter_map(|worker| self.in_flight.end(*worker)).collect::<Vec<_>>() {
+            for turn in trigger.left.iter().filter_map(|worker| self.in_flight.left(*worker, at)).collect::<Vec<_>>() {
                 self.turn_over(&turn, false);
             }
             self.mark_recent_lanes();
@@ -149,7 +155,11 @@ impl Assigning {
                 self.lanes.forget_scan();
             }
         }
-        if trigger.refused {
+        if !trigger.returned.is_empty() {
+            self.in_flight.returned(&trigger.returned);
+            self.refusals.returned(&trigger.returned);
+        }
+        if trigger.refused || !trigger.returned.is_empty() {
             self.mark_recent_lanes();
         }
         Ok(())
@@ -165,15 +175,15 @@ impl Assigning {
         self.refusals.lanes().for_each(|lane| self.lanes.mark_stale(lane.clone()));
     }
 
-    fn announce(&mut self, jobs: Vec<DueJob>) {
+    fn announce(&mut self, jobs: Vec<DueJob>, at: Monotonic) {
         if !jobs.is_empty() {
-            let is_news = |job: &DueJob| !self.in_flight.contains(job.id) && !self.refusals.was_tried(job);
+            let is_news = |job: &DueJob| !self.in_flight.contains(job.id, at) && !self.refusals.was_tried(job);
             self.lanes.announce(jobs.into_iter().filter(is_news));
         }
     }
 
     /// Finds the lanes that may have jobs: all of them in a full scan, else those of new kinds of workers and of groups with news.
-    async fn discover(&mut self, store: &Store, now: Instant, until: Instant) -> Result<(), StoreError> {
+    async fn discover(&mut self, store: &impl Database, now: Instant, until: Instant) -> Result<(), StoreError> {
         // Also for kinds whose workers are busy now: a lane that is marked stale is searched once they have free slots.
         let kinds = self.fleet.kinds();
         let all: Vec<KindId> = (0..kinds.len()).collect();
@@ -201,24 +211,45 @@ impl Assigning {
     }
 
     /// Fills the stale windows of lanes that workers with free slots take.
-    ///
-    /// The first query covers all these lanes. If its answer is full and has too few jobs for some workers, their lanes are searched again
-    /// alone, so that a long backlog of other lanes hides nothing.
     async fn fill(
         &mut self,
-        store: &Store,
+        store: &impl Database,
         slots: &HashMap<KindId, usize>,
         now: Instant,
         until: Instant,
         at: Monotonic,
     ) -> Result<(), StoreError> {
-        let sets: Vec<(Vec<KindId>, Vec<Lane>)> = self.lanes.stale(slots, now, at).into_iter().collect();
+        let sets = self.lanes.stale(slots, now, at);
+        if sets.is_empty() {
+            return Ok(());
+        }
+        let searched: HashSet<Lane> = sets.values().flatten().cloned().collect();
+        self.search_sets(store, sets, slots, (now, until), at).await?;
+        // Some of the jobs that made a search of other lanes unnecessary may be gone.
+        let mut sets = self.lanes.stale(slots, now, at);
+        sets.values_mut().for_each(|lanes| lanes.retain(|lane| !searched.contains(lane)));
+        sets.retain(|_, lanes| !lanes.is_empty());
+        self.search_sets(store, sets, slots, (now, until), at).await
+    }
+
+    /// Searches lanes, by the kinds of workers that take them, and fills their windows.
+    ///
+    /// The first query covers all these lanes. If its answer is full and has too few jobs for some workers, their lanes are searched again
+    /// alone, so that a long backlog of other lanes hides nothing.
+    async fn search_sets(
+        &mut self,
+        store: &impl Database,
+        sets: HashMap<Vec<KindId>, Vec<Lane>>,
+        slots: &HashMap<KindId, usize>,
+        (now, until): (Instant, Instant),
+        at: Monotonic,
+    ) -> Result<(), StoreError> {
         if sets.is_empty() {
             return Ok(());
         }
         let slots_of = |kinds: &mut dyn Iterator<Item = &KindId>| kinds.map(|kind| slots[kind]).sum::<usize>();
-        let all: HashSet<KindId> = sets.iter().flat_map(|(able, _)| able).copied().collect();
-        let lanes: Vec<Lane> = sets.iter().flat_map(|(_, lanes)| lanes).cloned().collect();
+        let all: HashSet<KindId> = sets.keys().flatten().copied().collect();
+        let lanes: Vec<Lane> = sets.values().flatten().cloned().collect();
         let Some(mut together) = self.search(store, &lanes, until, slots_of(&mut all.iter()), at).await? else { return Ok(()) };
         let is_one = sets.len() == 1;
         for (able, lanes) in sets {
@@ -248,13 +279,13 @@ impl Assigning {
     /// Searches these lanes for enough jobs to fill `slots`. Returns `None` when MongoDB takes too long; then the next search asks for fewer.
     async fn search(
         &mut self,
-        store: &Store,
+        store: &impl Database,
         lanes: &[Lane],
         until: Instant,
         slots: usize,
         at: Monotonic,
     ) -> Result<Option<Search>, StoreError> {
-        let limit = slots + (slots * AHEAD).min(AHEAD_AT_MOST) + self.in_flight.len() + self.refusals.len();
+        let limit = slots + (slots * store.ahead()).min(AHEAD_AT_MOST) + self.in_flight.len() + self.refusals.len();
         let limit = limit.min(self.at_most.unwrap_or(usize::MAX));
         let answer = match store.due_jobs(lanes, until, limit).await {
             Ok(answer) => answer,
@@ -268,7 +299,7 @@ impl Assigning {
         self.at_most = self.at_most.map(|most| most * 2).filter(|most| *most < AHEAD_AT_MOST * 4);
         let mut search = Search { end: answer.end, until, found: HashMap::new(), next: None, is_fruitless: false };
         for job in answer.jobs {
-            let is_in_flight = self.in_flight.meet(&job);
+            let is_in_flight = self.in_flight.meet(&job, at);
             let left_alone_until = if is_in_flight { None } else { self.refusals.found(&job, at) };
             let found = search.found.entry(job.lane()).or_default();
             match left_alone_until {
@@ -281,17 +312,20 @@ impl Assigning {
     }
 
     /// Writes a plan and notifies the workers. Returns the number of assigned jobs.
-    async fn assign(&mut self, store: &Store, term: LeaseTerm, plan: Plan) -> Result<usize, StoreError> {
+    async fn assign(&mut self, store: &impl Database, term: LeaseTerm, plan: Plan) -> Result<usize, StoreError> {
         if plan.given.is_empty() {
             return Ok(0);
         }
         let round = RoundId::new();
         let workers = self.fleet.workers();
         let ids = |jobs: &[(JobId, Instant)]| jobs.iter().map(|(job, _)| *job).collect();
-        let planned: Vec<Assignment> =
-            plan.given.iter().map(|(worker, jobs)| Assignment { worker: workers[*worker].id, jobs: ids(jobs) }).collect();
+        let planned = |(worker, jobs): (&usize, &Vec<(JobId, Instant)>)| {
+            let FreeWorker { id, free, .. } = workers[*worker];
+            Planned { assignment: Assignment { worker: id, jobs: ids(jobs) }, for_slots: jobs.len().min(free as usize) }
+        };
+        let planned: Vec<Planned> = plan.given.iter().map(planned).collect();
         let won: HashSet<WorkerId> = store.assign_if_available(term, round, &planned).await?.into_iter().collect();
-        let at = Monotonic::now();
+        let at = store.monotonic();
         let mut by_channel: BTreeMap<Channel, Vec<Assignment>> = BTreeMap::new();
         let mut assigned = HashSet::new();
         for (worker, jobs) in &plan.given {
@@ -318,7 +352,7 @@ impl Assigning {
     }
 
     /// Announces assignments in flight again. A worker takes each round only once.
-    async fn remind(&mut self, store: &Store, at: Monotonic) {
+    async fn remind(&mut self, store: &impl Database, at: Monotonic) {
         let mut by_round: BTreeMap<(Channel, RoundId), Vec<Assignment>> = BTreeMap::new();
         for turn in self.in_flight.older_than(REMIND_AFTER, at) {
             let jobs = turn.jobs.iter().map(|(job, _)| *job).collect();

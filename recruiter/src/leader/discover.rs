@@ -12,10 +12,13 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 use recruiter_common::{
     instant::Instant,
     roster::WorkOn,
-    store::{Lane, Store, StoreError},
+    store::{Lane, StoreError},
 };
 
-use super::fleet::{Kind, KindId};
+use super::{
+    database::Database,
+    fleet::{Kind, KindId},
+};
 
 /// Up to so many lanes are searched without a listing, which would cost more.
 const FEW: usize = 200;
@@ -34,7 +37,7 @@ const STEP: Duration = Duration::from_millis(100);
 const GROUPS_AT_ONCE: usize = 16;
 
 /// Which lanes exist, and how they are listed best.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Discovery {
     /// Until when the whole index is too long to walk.
     too_long_until: Option<Monotonic>,
@@ -64,7 +67,7 @@ impl Discovery {
     /// index can pass, these are the first of them, and [`list_some`](Self::list_some) returns the others.
     pub(crate) async fn lanes_of_all(
         &mut self,
-        store: &Store,
+        store: &impl Database,
         all: &[Kind],
         kinds: &[KindId],
         until: Instant,
@@ -79,7 +82,7 @@ impl Discovery {
     /// The same in these groups alone.
     pub(crate) async fn lanes_of_groups(
         &mut self,
-        store: &Store,
+        store: &impl Database,
         all: &[Kind],
         kinds: &[KindId],
         groups: &BTreeSet<String>,
@@ -92,7 +95,7 @@ impl Discovery {
 
     async fn list(
         &mut self,
-        store: &Store,
+        store: &impl Database,
         all: &[Kind],
         kinds: &[&Kind],
         groups: BTreeSet<String>,
@@ -119,7 +122,7 @@ impl Discovery {
 
     /// The lanes of the next groups of the present full scan, as many as can be listed in a short time: hints and free workers are not kept
     /// waiting by thousands of groups.
-    pub(crate) async fn list_some(&mut self, store: &Store, kinds: &[Kind]) -> Result<Vec<Lane>, StoreError> {
+    pub(crate) async fn list_some(&mut self, store: &impl Database, kinds: &[Kind]) -> Result<Vec<Lane>, StoreError> {
         let (began, kinds) = (Monotonic::now(), kinds.iter().collect::<Vec<_>>());
         let mut lanes = Vec::new();
         while self.is_behind() && began.elapsed() < STEP {
@@ -138,7 +141,7 @@ impl Discovery {
     }
 
     /// Every lane without a gate that has jobs which are due at `until`; `None` when the walk takes too long.
-    async fn walk(&mut self, store: &Store, until: Instant) -> Result<Option<impl Iterator<Item = Lane>>, StoreError> {
+    async fn walk(&mut self, store: &impl Database, until: Instant) -> Result<Option<impl Iterator<Item = Lane>>, StoreError> {
         if self.too_long_until.is_some_and(|until| Monotonic::now() < until) {
             return Ok(None);
         }
@@ -154,7 +157,7 @@ impl Discovery {
 }
 
 /// The lanes without a gate in these groups. A group with very many classes has every lane that a worker may take.
-async fn lanes_without_gate(store: &Store, kinds: &[&Kind], groups: &BTreeSet<String>) -> Result<Vec<Lane>, StoreError> {
+async fn lanes_without_gate(store: &impl Database, kinds: &[&Kind], groups: &BTreeSet<String>) -> Result<Vec<Lane>, StoreError> {
     let of = |group: String| async move {
         let (lanes, is_all) = store.lanes_of(&group, MANY_CLASSES).await?;
         Ok(if is_all { lanes } else { pairs(kinds, &BTreeSet::from([group])).collect() })
@@ -163,7 +166,7 @@ async fn lanes_without_gate(store: &Store, kinds: &[&Kind], groups: &BTreeSet<St
     Ok(lanes.into_iter().flatten().collect())
 }
 
-async fn lanes_with_gate(store: &Store, groups: impl IntoIterator<Item = &String>) -> Result<Vec<Lane>, StoreError> {
+async fn lanes_with_gate(store: &impl Database, groups: impl IntoIterator<Item = &String>) -> Result<Vec<Lane>, StoreError> {
     let groups: Vec<String> = groups.into_iter().cloned().collect();
     let of = |group: String| async move { store.gated_lanes_of(&group).await };
     let lanes: Vec<Vec<Lane>> = stream::iter(groups).map(of).buffer_unordered(AT_A_TIME).try_collect().await?;
@@ -176,7 +179,7 @@ fn is_taken(kinds: &[&Kind], lane: &Lane) -> bool {
 
 /// The groups that workers of these kinds serve and that have waiting jobs: in each of the others a search would walk over
 /// everything that lately left the index.
-async fn groups_with_jobs(store: &Store, kinds: &[&Kind]) -> Result<BTreeSet<String>, StoreError> {
+async fn groups_with_jobs(store: &impl Database, kinds: &[&Kind]) -> Result<BTreeSet<String>, StoreError> {
     let named = named_groups(kinds);
     if let Some(named) = named.filter(|named| named.len() <= 1) {
         return Ok(named.into_iter().map(str::to_owned).collect());

@@ -8,7 +8,7 @@ use std::{
 };
 
 use recruiter_common::{
-    ids::{RoundId, WorkerId},
+    ids::{JobId, RoundId, WorkerId},
     roster::{AvailableWorker, WorkOn},
     store::{Channel, Lane},
 };
@@ -22,7 +22,7 @@ const REMEMBERED: usize = 100_000;
 pub(crate) type KindId = usize;
 
 /// Groups and classes that a worker takes.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Kind {
     pub(crate) work_on: WorkOn,
     pub(crate) classes: HashSet<String>,
@@ -34,12 +34,17 @@ impl Kind {
     }
 }
 
-/// A worker with free slots.
+/// A worker that accepts jobs.
 #[derive(Clone, Debug)]
 pub(crate) struct FreeWorker {
     pub(crate) id: WorkerId,
     pub(crate) kind: KindId,
+    /// Number of free slots.
     pub(crate) free: u32,
+    /// How many jobs it accepts ahead, beyond the free slots.
+    pub(crate) prefetch: u32,
+    /// Jobs that were assigned to it ahead and are not started yet.
+    pub(crate) prefetched: Vec<JobId>,
     /// The last round that it took.
     pub(crate) round: Option<RoundId>,
     pub(crate) channel: Channel,
@@ -50,7 +55,7 @@ pub(crate) struct FreeWorker {
 }
 
 /// The last observed change of a worker's roster document.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Observed {
     last_seen_at: Option<bson::DateTime>,
     round: Option<RoundId>,
@@ -58,7 +63,7 @@ struct Observed {
 }
 
 /// The cache. It is unknown before the first read of the roster, and after an event that makes it stale.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Fleet {
     workers: Option<Vec<FreeWorker>>,
     kinds: Vec<Kind>,
@@ -79,7 +84,7 @@ impl Fleet {
     }
 
     fn free_worker(&mut self, worker: AvailableWorker, at: Monotonic) -> FreeWorker {
-        let AvailableWorker { id, work_on, classes, free, round, channel, last_seen_at, lease } = worker;
+        let AvailableWorker { id, work_on, classes, free, prefetch, prefetched, round, channel, last_seen_at, lease } = worker;
         let observed = self.observed.entry(id).or_insert(Observed { last_seen_at, round, at });
         if observed.last_seen_at != last_seen_at || observed.round != round {
             *observed = Observed { last_seen_at, round, at };
@@ -92,7 +97,7 @@ impl Fleet {
             self.kinds.push(Kind { work_on: work_on.clone(), classes: classes.iter().cloned().collect() });
             next
         });
-        FreeWorker { id, kind, free, round, channel, changed_at, is_overdue }
+        FreeWorker { id, kind, free, prefetch, prefetched, round, channel, changed_at, is_overdue }
     }
 
     /// Whether the roster must be read before anything is planned.
@@ -122,11 +127,11 @@ impl Fleet {
         &self.kinds
     }
 
-    /// Number of free slots by kind.
+    /// Number of jobs that the workers of each kind accept.
     pub(crate) fn slots(&self) -> HashMap<KindId, usize> {
         let mut slots = HashMap::new();
         for worker in self.workers() {
-            *slots.entry(worker.kind).or_default() += worker.free as usize;
+            *slots.entry(worker.kind).or_default() += (worker.free + worker.prefetch) as usize;
         }
         slots
     }
@@ -149,6 +154,8 @@ pub(crate) mod tests {
             work_on,
             classes: classes.iter().map(ToString::to_string).collect(),
             free,
+            prefetch: 0,
+            prefetched: Vec::new(),
             round: None,
             channel: Channel::default(),
             last_seen_at: None,

@@ -1,9 +1,9 @@
-//! Jobs in flight: assigned, and the worker has not answered the assignment yet.
+//! Jobs in flight: assigned, and the worker has not answered the assignment yet, or holds them ahead.
 //!
 //! Dropping a job from here too early is harmless: the start of a job has its own guard.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeSet, HashMap, HashSet},
     time::{Duration, Instant as Monotonic},
 };
 
@@ -20,7 +20,7 @@ use super::fleet::FreeWorker;
 const IN_FLIGHT_FOR: Duration = Duration::from_secs(4);
 
 /// One assignment to one worker, until the worker answers it by offering slots again.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Turn {
     pub(crate) worker: WorkerId,
     pub(crate) round: RoundId,
@@ -34,10 +34,14 @@ pub(crate) struct Turn {
 }
 
 /// All jobs in flight.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct InFlight {
     turns: HashMap<WorkerId, Turn>,
     workers: HashMap<JobId, WorkerId>,
+    /// The jobs that each worker holds ahead, as its last report names them, and since when.
+    ahead: HashMap<WorkerId, HashMap<JobId, Monotonic>>,
+    /// The workers that hold them.
+    holders: HashMap<JobId, WorkerId>,
 }
 
 impl InFlight {
@@ -68,29 +72,62 @@ impl InFlight {
 
     /// Number of jobs in flight.
     pub(crate) fn len(&self) -> usize {
-        self.workers.len()
+        self.workers.len() + self.holders.len()
     }
 
-    pub(crate) fn contains(&self, job: JobId) -> bool {
-        self.workers.contains_key(&job)
+    pub(crate) fn contains(&self, job: JobId, at: Monotonic) -> bool {
+        self.workers.contains_key(&job) || self.is_ahead(job, at)
+    }
+
+    /// Whether a worker holds the job ahead. A worker that holds it for long is dead or hangs: it would have returned the job.
+    fn is_ahead(&self, job: JobId, at: Monotonic) -> bool {
+        let since = self.holders.get(&job).and_then(|worker| self.ahead.get(worker)?.get(&job));
+        since.is_some_and(|since| at.duration_since(*since) < IN_FLIGHT_FOR)
+    }
+
+    /// Notes what a worker holds ahead.
+    fn holds(&mut self, worker: WorkerId, jobs: &[JobId], at: Monotonic) {
+        let before = self.ahead.remove(&worker).unwrap_or_default();
+        before.keys().for_each(|job| _ = self.holders.remove(job));
+        if !jobs.is_empty() {
+            self.holders.extend(jobs.iter().map(|job| (*job, worker)));
+            self.ahead.insert(worker, jobs.iter().map(|job| (*job, before.get(job).copied().unwrap_or(at))).collect());
+        }
+    }
+
+    /// Workers have returned these jobs.
+    pub(crate) fn returned(&mut self, jobs: &[JobId]) {
+        for job in jobs {
+            if let Some(ahead) = self.holders.remove(job).and_then(|worker| self.ahead.get_mut(&worker)) {
+                ahead.remove(job);
+            }
+        }
+    }
+
+    /// A worker has left. Ends its turn, and drops what it held ahead.
+    pub(crate) fn left(&mut self, worker: WorkerId, at: Monotonic) -> Option<Turn> {
+        self.holds(worker, &[], at);
+        self.end(worker)
     }
 
     /// A search has found this job. Returns whether it is in flight, and is therefore skipped.
-    pub(crate) fn meet(&mut self, job: &DueJob) -> bool {
+    pub(crate) fn meet(&mut self, job: &DueJob, at: Monotonic) -> bool {
         let turn = self.workers.get(&job.id).and_then(|worker| self.turns.get_mut(worker));
-        turn.map(|turn| turn.met_in.insert(job.lane())).is_some()
+        turn.map(|turn| turn.met_in.insert(job.lane())).is_some() || self.is_ahead(job.id, at)
     }
 
-    /// Ends the turns of workers that offer slots again, and returns them.
-    pub(crate) fn settle(&mut self, workers: &[FreeWorker]) -> Vec<Turn> {
+    /// Ends the turns of workers that accept jobs again, and returns them. The jobs that these workers hold ahead stay in flight.
+    pub(crate) fn settle(&mut self, workers: &[FreeWorker], at: Monotonic) -> Vec<Turn> {
+        workers.iter().for_each(|worker| self.holds(worker.id, &worker.prefetched, at));
         let is_over = |worker: &&FreeWorker| self.turns.get(&worker.id).is_some_and(|turn| worker.round == Some(turn.round));
         let over: Vec<WorkerId> = workers.iter().filter(is_over).map(|worker| worker.id).collect();
         over.into_iter().filter_map(|worker| self.end(worker)).collect()
     }
 
-    /// The workers that have a turn.
+    /// The workers that have a turn, or hold jobs ahead.
     pub(crate) fn workers(&self) -> Vec<WorkerId> {
-        self.turns.keys().copied().collect()
+        let workers: HashSet<WorkerId> = self.turns.keys().chain(self.ahead.keys()).copied().collect();
+        workers.into_iter().collect()
     }
 
     /// The turns that began longer ago than this.
@@ -102,6 +139,8 @@ impl InFlight {
     pub(crate) fn expire(&mut self, rounds: &HashMap<WorkerId, Option<RoundId>>, at: Monotonic) -> Vec<Turn> {
         let is_over = |turn: &&Turn| at.duration_since(turn.since) >= IN_FLIGHT_FOR || rounds.get(&turn.worker) != Some(&Some(turn.round));
         let over: Vec<WorkerId> = self.turns.values().filter(is_over).map(|turn| turn.worker).collect();
+        let gone: Vec<WorkerId> = self.ahead.keys().filter(|worker| !rounds.contains_key(worker)).copied().collect();
+        gone.into_iter().for_each(|worker| self.holds(worker, &[], at));
         over.into_iter().filter_map(|worker| self.end(worker)).collect()
     }
 }
@@ -111,7 +150,17 @@ mod tests {
     use super::*;
 
     fn worker(id: WorkerId, round: Option<RoundId>) -> FreeWorker {
-        FreeWorker { id, kind: 0, free: 1, round, channel: Channel::default(), changed_at: Monotonic::now(), is_overdue: false }
+        FreeWorker {
+            id,
+            kind: 0,
+            free: 1,
+            prefetch: 0,
+            prefetched: Vec::new(),
+            round,
+            channel: Channel::default(),
+            changed_at: Monotonic::now(),
+            is_overdue: false,
+        }
     }
 
     #[test]
@@ -120,10 +169,10 @@ mod tests {
         let (first, second) = (RoundId::new(), RoundId::new());
         let mut flight = InFlight::default();
         flight.begin(first, (a, Channel(0)), vec![(job, None)], start);
-        assert!(flight.contains(job) && flight.len() == 1);
-        assert!(flight.settle(&[worker(a, None), worker(b, Some(first))]).is_empty(), "it offers slots of before; another worker");
-        assert_eq!(flight.settle(&[worker(a, Some(first))]).len(), 1);
-        assert!(!flight.contains(job));
+        assert!(flight.contains(job, start) && flight.len() == 1);
+        assert!(flight.settle(&[worker(a, None), worker(b, Some(first))], start).is_empty(), "it offers slots of before; another worker");
+        assert_eq!(flight.settle(&[worker(a, Some(first))], start).len(), 1);
+        assert!(!flight.contains(job, start));
         let mut expired = |rounds: &[(WorkerId, Option<RoundId>)], seconds: u64| {
             flight.begin(first, (a, Channel(0)), vec![(job, None)], start);
             flight.expire(&rounds.iter().copied().collect(), start + Duration::from_secs(seconds)).len()
@@ -140,6 +189,27 @@ mod tests {
         let mut flight = InFlight::default();
         flight.begin(RoundId::new(), (worker, Channel(0)), vec![(one, None)], Monotonic::now());
         flight.begin(RoundId::new(), (worker, Channel(0)), vec![(two, None)], Monotonic::now());
-        assert!(!flight.contains(one) && flight.contains(two));
+        assert!(!flight.contains(one, Monotonic::now()) && flight.contains(two, Monotonic::now()));
+    }
+
+    #[test]
+    fn what_a_worker_holds_ahead_is_in_flight_until_it_says_otherwise_or_hangs() {
+        let (a, start) = (WorkerId::new(), Monotonic::now());
+        let [one, two, three] = [JobId::new(), JobId::new(), JobId::new()];
+        let (round, mut flight) = (RoundId::new(), InFlight::default());
+        flight.begin(round, (a, Channel(0)), vec![(one, None), (two, None), (three, None)], start);
+        let report = |jobs: &[JobId]| FreeWorker { prefetched: jobs.to_vec(), ..worker(a, Some(round)) };
+        assert_eq!(flight.settle(&[report(&[two, three])], start).len(), 1);
+        let held = |flight: &InFlight, after: u64| [one, two, three].map(|job| flight.contains(job, start + Duration::from_secs(after)));
+        assert_eq!((held(&flight, 3), flight.len()), ([false, true, true], 2));
+        assert_eq!(held(&flight, 4), [false; 3], "a worker that lives would have returned them");
+        flight.settle(&[report(&[three])], start + Duration::from_secs(3));
+        assert_eq!((held(&flight, 3), held(&flight, 4)), ([false, false, true], [false; 3]), "a repeated report makes it no younger");
+        flight.returned(&[three]);
+        assert_eq!((held(&flight, 0), flight.len()), ([false; 3], 0));
+        flight.settle(&[report(&[one])], start);
+        assert!(flight.workers() == [a] && flight.left(a, start).is_none() && flight.len() == 0);
+        flight.settle(&[report(&[one])], start);
+        assert!(flight.expire(&HashMap::new(), start).is_empty() && flight.len() == 0, "it is gone");
     }
 }

@@ -5,13 +5,15 @@ use std::{
     time::{Duration, Instant as Monotonic},
 };
 
-use recruiter_common::store::{Channel, Hint, Store};
+use recruiter_common::store::{Channel, Hint};
+
+use super::database::Database;
 
 /// Between two reads of the channels of all workers. The channels of workers with free slots are learned with each look at the roster.
 const CHANNELS_EVERY: Duration = Duration::from_secs(5);
 
 /// The channels that get keep-alives, and whether they may have them.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct KeepAlive {
     /// Channels that workers listen on.
     pub(crate) channels: BTreeSet<Channel>,
@@ -22,7 +24,7 @@ pub(crate) struct KeepAlive {
 
 impl KeepAlive {
     /// Reads the channels of all workers, unless that was done lately.
-    pub(crate) async fn read_channels(&mut self, store: &Store, at: Monotonic) {
+    pub(crate) async fn read_channels(&mut self, store: &impl Database, at: Monotonic) {
         if self.read_at.is_none_or(|read| at.duration_since(read) >= CHANNELS_EVERY)
             && let Ok(channels) = store.channels().await
         {

@@ -33,7 +33,7 @@ const REMEMBERED: usize = 100_000;
 const FRUITLESS_FOR: Duration = Duration::from_millis(100);
 
 /// The first jobs of one lane.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Window {
     /// Sorted by position.
     jobs: VecDeque<DueJob>,
@@ -54,7 +54,7 @@ struct Window {
 }
 
 /// The part of a search's answer that belongs to one lane.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Found {
     /// Jobs that can be assigned once they are due, sorted by position.
     pub(crate) jobs: VecDeque<DueJob>,
@@ -63,7 +63,7 @@ pub(crate) struct Found {
 }
 
 /// The answer to one query over some lanes.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Search {
     /// By lane. Lanes without jobs are absent.
     pub(crate) found: HashMap<Lane, Found>,
@@ -132,14 +132,14 @@ impl Window {
 }
 
 /// The last full scan.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Scan {
     kinds: HashSet<KindId>,
     until: Instant,
 }
 
 /// All windows, and the last full scan.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Lanes {
     windows: HashMap<Lane, Window>,
     scan: Option<Scan>,
@@ -198,6 +198,11 @@ impl Lanes {
     pub(crate) fn mark_stale(&mut self, lane: Lane) {
         let until = self.horizon();
         self.windows.entry(lane).or_insert_with(|| Window::stale(until)).is_stale = true;
+    }
+
+    /// Rule 2 of staleness: all pauses are over.
+    pub(crate) fn end_pauses(&mut self) {
+        self.windows.values_mut().for_each(|window| window.is_stale |= window.retry_at.is_some());
     }
 
     fn horizon(&self) -> Instant {
@@ -319,6 +324,14 @@ fn more_is_needed(lanes: &[(&Lane, &Window)], slots: usize, now: Instant, at: Mo
 mod tests {
     use super::*;
     use crate::leader::fleet::tests::{available, fleet};
+
+    impl Lanes {
+        /// Whether a window has a job behind its end, before which another job may be missing.
+        pub(crate) fn has_job_behind_end(&self) -> bool {
+            let is_behind = |window: &Window| window.jobs.back().is_some_and(|job| window.end.is_some_and(|end| job.position() > end));
+            self.windows.values().any(is_behind)
+        }
+    }
 
     const NOW: i64 = 1_000_000;
 

@@ -37,7 +37,7 @@ pub(crate) struct Leadership {
 }
 
 impl Leadership {
-    /// Waits until this process leads; `None` when it was asked to stop first.
+    /// Waits until this process leads; `None` if a stop is requested first.
     pub(crate) async fn acquire(
         store: &Store,
         duration: Duration,
@@ -86,7 +86,7 @@ impl Leadership {
         Uptime::now().since(*self.renewed.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Renews the lease three times in its length, until another recruiter leads. A renewal that MongoDB did not answer is tried again.
+    /// Renews the lease three times in its length, until another recruiter leads. A renewal without a reply is repeated.
     ///
     /// This runs beside the duties, so that a long round does not cost the lease. Each renewal stamps the term on the roster again: a worker
     /// whose stamp was lost, to a failover or to an edit by hand, gets jobs again soon.

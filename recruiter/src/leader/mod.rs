@@ -17,14 +17,19 @@
 //! | `refusals` | assigned jobs that were not started |
 //! | `plan` | which worker gets which job |
 //! | `keep_alive` | the message that spares idle workers a query |
+//! | `database` | what a round asks of MongoDB |
+//! | `model` | tests: the rules of staleness against all that can happen to a job |
 
 mod assign;
+mod database;
 mod discover;
 mod fleet;
 mod in_flight;
 mod keep_alive;
 mod lanes;
 mod lease;
+#[cfg(test)]
+mod model;
 mod plan;
 mod refusals;
 mod rounds;

@@ -36,13 +36,16 @@ struct Queue<'a, I: Iterator<Item = &'a DueJob>> {
     able: Option<Vec<usize>>,
 }
 
-/// Gives the jobs that are due at `now`, by position across all lanes, to workers that take the lane and have a free slot.
+/// Gives the jobs that are due at `now`, by position across all lanes, to workers that take the lane and accept another job.
 ///
-/// A job goes to the worker with the most free slots, so that work spreads. A worker that has refused the job, or whose heartbeat is overdue,
-/// comes last. A job that a worker did not answer for goes to the worker with the most recent heartbeat.
+/// A job goes to the worker with the most free slots, so that work spreads, and ahead to the one that accepts the most if none has a free slot.
+/// A worker that has refused the job, or whose heartbeat is overdue, comes last. A job that a worker did not answer for goes to the worker
+/// with the most recent heartbeat. A job is given once, also if its
+/// lane has it under two dates: a search has found it, and an announcement from before a change of its date was added.
 pub(crate) fn plan<'a>(workers: &[FreeWorker], lanes: impl Iterator<Item = Waiting<'a>>, refusals: &Refusals, now: Instant) -> Plan {
-    let mut free: Vec<u32> = workers.iter().map(|worker| worker.free).collect();
-    let mut slots: u64 = free.iter().map(|free| u64::from(*free)).sum();
+    // Free slots come first, then the room ahead.
+    let mut room: Vec<(u32, u32)> = workers.iter().map(|worker| (worker.free, worker.prefetch)).collect();
+    let mut left: u64 = room.iter().map(|(free, ahead)| u64::from(*free) + u64::from(*ahead)).sum();
     let mut by_kind: HashMap<KindId, Vec<usize>> = HashMap::new();
     for (index, worker) in workers.iter().enumerate() {
         by_kind.entry(worker.kind).or_default().push(index);
@@ -61,31 +64,35 @@ pub(crate) fn plan<'a>(workers: &[FreeWorker], lanes: impl Iterator<Item = Waiti
     let mut queues: Vec<_> = lanes.map(queue).collect();
     let heads = queues.iter_mut().enumerate().filter_map(|(index, queue)| Some((Reverse(queue.due.peek()?.position()), index)));
     let mut heads: BinaryHeap<_> = heads.collect();
-    let mut plan = Plan::default();
-    while slots > 0
+    let (mut plan, mut given) = (Plan::default(), HashSet::new());
+    while left > 0
         && let Some((_, index)) = heads.pop()
     {
         let queue = &mut queues[index];
         let Some(job) = queue.due.next() else { continue };
+        let next = queue.due.peek().map(|next| (Reverse(next.position()), index));
+        if !given.insert(job.id) {
+            heads.extend(next);
+            continue;
+        }
         let able = queue.able.get_or_insert_with(|| workers_of(queue.kinds));
-        able.retain(|worker| free[*worker] > 0);
+        able.retain(|worker| room[*worker] != (0, 0));
         let unanswered = refusals.unanswered(job.id);
         let preference = |index: &usize| {
             let worker = &workers[*index];
             let is_willing = !refusals.by(job.id, worker.id);
-            (is_willing, unanswered.then_some(worker.changed_at), !worker.is_overdue, free[*index])
+            (is_willing, unanswered.then_some(worker.changed_at), !worker.is_overdue, room[*index])
         };
         // No worker can take the job: the lane waits, and the slots go to other lanes.
         let Some(worker) = able.iter().copied().max_by_key(preference) else { continue };
-        free[worker] -= 1;
-        slots -= 1;
+        let (free, ahead) = &mut room[worker];
+        *(if *free > 0 { free } else { ahead }) -= 1;
+        left -= 1;
         plan.given.entry(worker).or_default().push((job.id, job.scheduled_at));
         if !plan.lanes.contains(queue.lane) {
             plan.lanes.insert(queue.lane.clone());
         }
-        if let Some(next) = queue.due.peek() {
-            heads.push((Reverse(next.position()), index));
-        }
+        heads.extend(next);
     }
     plan
 }
@@ -151,6 +158,17 @@ mod tests {
         check(vec![available(&["*"], &["y"], 2), available(&["*"], &["y", "x"], 1)], &jobs(9), &[0, 1]);
         let later = DueJob { scheduled_at: NOW + Duration::from_millis(1), ..job("a", "x", 9, 0) };
         check(vec![available(&["*"], &["x"], 2)], &[later], &[0]);
+    }
+
+    #[test]
+    fn free_slots_come_before_the_room_ahead_of_any_worker() {
+        let jobs = |n: usize| (0..n).map(|_| job("a", "x", 5, 0)).collect::<Vec<_>>();
+        let ahead = |free, prefetch| AvailableWorker { prefetch, ..available(&["*"], &["x"], free) };
+        check(vec![ahead(1, 9), ahead(4, 0)], &jobs(5), &[1, 4]);
+        check(vec![ahead(1, 9), ahead(4, 0)], &jobs(99), &[10, 4]);
+        check(vec![ahead(0, 3), ahead(0, 7)], &jobs(6), &[1, 5]);
+        let given = check(vec![ahead(1, 3)], &[job("a", "x", 1, 0), job("a", "x", 9, 0)], &[2]);
+        assert_eq!(given[0].len(), 2);
     }
 
     #[test]

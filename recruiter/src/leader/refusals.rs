@@ -41,7 +41,7 @@ struct Tried {
 }
 
 /// A job that was not started.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Refused {
     due: Instant,
     by: HashSet<WorkerId>,
@@ -53,7 +53,7 @@ struct Refused {
 }
 
 /// The recruiter's memory of assignments that are over and may have come to nothing.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Refusals {
     /// Assignments that ended since the last full scan, and those since the scan before.
     tried: [HashMap<JobId, Tried>; 2],
@@ -67,6 +67,14 @@ impl Refusals {
     pub(crate) fn turn_over(&mut self, turn: &Turn, unanswered: bool) {
         let tried = turn.jobs.iter().filter_map(|(job, due)| Some((*job, Tried { worker: turn.worker, due: (*due)?, unanswered })));
         self.tried[0].extend(tried);
+    }
+
+    /// Workers have returned jobs that were assigned ahead, which is no refusal.
+    pub(crate) fn returned(&mut self, jobs: &[JobId]) {
+        for job in jobs {
+            self.tried.iter_mut().for_each(|tried| _ = tried.remove(job));
+            self.refused.remove(job);
+        }
     }
 
     /// Jobs of this lane were assigned.

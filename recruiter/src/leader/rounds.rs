@@ -18,10 +18,10 @@ use super::{
 
 /// A round with a full scan that takes long is followed by the next one after so many times its duration, and at most after so many polls.
 const RARER: u32 = 3;
-/// After a round that MongoDB did not carry out, and while the lease is not trusted.
+/// Wait after a round that failed in MongoDB, and while the lease is not trusted.
 const RETRY: Duration = Duration::from_millis(500);
 
-/// What the loop of rounds needs.
+/// The inputs of the loop of rounds.
 pub(crate) struct Rounds<'a> {
     pub(crate) store: &'a Store,
     /// A full scan is due after each of these intervals.
@@ -31,7 +31,7 @@ pub(crate) struct Rounds<'a> {
 }
 
 impl Rounds<'_> {
-    /// Assigns until the process is asked to stop. The stop waits for the end of the round.
+    /// Assigns until a stop is requested. The stop waits for the end of the round.
     pub(crate) async fn run(&self, mut assigning: Assigning, shutdown: &mut Shutdown) {
         let store = self.store;
         let mut hints = store.hints(Listener::Recruiter);
@@ -90,7 +90,7 @@ fn log(summary: &Summary, took: Duration) {
 
 /// The time from one full scan to the next.
 fn scan_every(poll: Duration, is_listening: bool, took: Duration) -> Duration {
-    // While hints cannot be heard, scans take their place.
+    // While hints cannot be received, scans replace them.
     let wanted = if is_listening { poll } else { poll / 2 };
     wanted.max((took * RARER).min(poll * RARER))
 }
@@ -105,7 +105,7 @@ async fn wait(
     shutdown: &mut Shutdown,
 ) -> Trigger {
     let mut trigger = Trigger::default();
-    // Hints that are there already are heard also when there is no time to wait.
+    // Hints that have already arrived are read even if there is no time to wait.
     while let Some(hint) = hints.try_next() {
         trigger.hear(hint, &mut assigning.alarms);
     }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use recruiter_common::{
-    ids::WorkerId,
+    ids::{JobId, WorkerId},
     instant::Instant,
     store::{DueJob, EVERY_GROUP, Hint},
 };
@@ -26,12 +26,20 @@ pub(crate) struct Trigger {
     pub(crate) announced: Vec<DueJob>,
     /// These workers left the roster.
     pub(crate) left: Vec<WorkerId>,
+    /// Workers have returned these jobs, which were assigned ahead.
+    pub(crate) returned: Vec<JobId>,
 }
 
 impl Trigger {
     /// Whether nothing has changed.
     pub(crate) fn is_empty(&self) -> bool {
-        !self.full_scan && !self.workers && !self.refused && self.groups.is_empty() && self.announced.is_empty() && self.left.is_empty()
+        !self.full_scan
+            && !self.workers
+            && !self.refused
+            && self.groups.is_empty()
+            && self.announced.is_empty()
+            && self.left.is_empty()
+            && self.returned.is_empty()
     }
 
     /// Jobs of these groups are due.
@@ -44,12 +52,14 @@ impl Trigger {
     pub(crate) fn hear(&mut self, hint: Hint, alarms: &mut Alarms) {
         match hint {
             Hint::Jobs { groups, at: Some(at), .. } => alarms.set(at, groups),
-            Hint::Jobs { groups, at: None, jobs } if jobs.is_empty() => {
-                self.refused |= groups.is_empty();
-                self.look_in(groups);
-            }
+            Hint::Jobs { groups, at: None, jobs } if jobs.is_empty() => self.look_in(groups),
             Hint::Jobs { jobs, .. } => self.announced.extend(jobs),
             Hint::Left { worker } => self.left.push(worker),
+            Hint::NotStarted => self.refused = true,
+            Hint::Returned { jobs } => {
+                self.returned.extend(jobs);
+                self.workers = true;
+            }
             Hint::Free => self.workers = true,
             // The tail was opened or reopened: hints may have been missed.
             Hint::Seed => self.full_scan = true,
@@ -59,7 +69,7 @@ impl Trigger {
 }
 
 /// Alarms: dates at which jobs of some groups become due, as announced by hints.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Alarms {
     groups: BTreeMap<Instant, BTreeSet<String>>,
     /// Number of groups in all alarms.
@@ -99,8 +109,6 @@ impl Alarms {
 
 #[cfg(test)]
 mod tests {
-    use recruiter_common::ids::JobId;
-
     use super::*;
 
     fn date(ms: i64) -> Instant {
@@ -135,7 +143,7 @@ mod tests {
         let job = DueJob { id: JobId::new(), group: "g".into(), class: "c".into(), gate: None, priority: 5, scheduled_at: date(1) };
         assert!(hear(Hint::Seed).0.full_scan);
         assert!(hear(Hint::Free).0.workers);
-        assert!(hear(Hint::jobs_in([] as [&str; 0])).0.refused);
+        assert!(hear(Hint::NotStarted).0.refused);
         assert_eq!(hear(Hint::jobs_in(["g"])).0.groups, ["g".to_owned()].into());
         assert!(hear(Hint::jobs_in(["*"])).0.full_scan, "more groups than fit");
         let announced = hear(Hint::Jobs { groups: vec!["g".into()], at: None, jobs: vec![job.clone()] }).0;

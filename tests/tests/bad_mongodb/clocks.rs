@@ -1,5 +1,5 @@
 //! Wall clocks that are an hour off, and jump while their owners run: those of the processes, of enqueuers, and of a member of
-//! the replica set. Nobody dies early or late of it, no lease is lost, no job is early or late.
+//! the replica set. No death is early or late, no lease is lost, no job is early or late.
 
 use std::{
     fs::File,
@@ -35,7 +35,7 @@ const LEASE: Duration = Duration::from_secs(3);
 const DEAD_AFTER: Duration = Duration::from_secs(3);
 /// Between the last sign of life and a death, at most.
 const LAST_SIGN: Duration = Duration::from_millis(1_000);
-/// What is late; on a busy machine one in twenty may be, and by not more than the other.
+/// Late jobs. On a busy machine one in twenty may be late, by no more than [`TOO_LATE`].
 const LATE: Duration = Duration::from_millis(1_500);
 const TOO_LATE: Duration = Duration::from_secs(5);
 /// How long jobs are put off, for the first time and after a failure.
@@ -90,10 +90,10 @@ async fn wrong_process(wrong: Role, [first, second]: [&str; 2]) {
             wrongs.push(format!("{case}: {what}"));
         }
     };
-    expect(!world.logs().contains("a worker is dead"), "I10: somebody alive was declared dead");
+    expect(!world.logs().contains("a worker is dead"), "I10: a live worker was declared dead");
     expect(lease(&world).await.unwrap().get_i64("term").unwrap() == term, "the lease was lost");
 
-    // Its host vanishes; nobody declares it dead early or late, whatever the clock does meanwhile.
+    // Its host vanishes. It is declared dead neither early nor late, whatever the clock does in the meantime.
     let mut recovery = Vec::new();
     let vanished = world.enqueue(Entry::lasting(600_000), Policy::Never).await.unwrap();
     let worker = holder(&mut world, vanished).await;
@@ -271,7 +271,7 @@ async fn the_clock_of_an_enqueuer_makes_no_job_early_or_late() {
     row.close();
 }
 
-/// The answer to a heartbeat, which says what time it is, is three seconds on its way.
+/// The reply to a heartbeat, which has the server's time, takes three seconds to arrive.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_late_answer_makes_no_retry_early() {
     let mut world = World::new().await;
@@ -369,7 +369,7 @@ async fn a_failover_to_a_member_whose_clock_is_wrong_kills_nobody() {
     assert!(world.until_quiet(SOON).await, "{}", world.logs());
     let mut findings = world.judge().await;
     if findings.deaths > 0 {
-        findings.broken.push(format!("I10: {} deaths, and nobody died", findings.deaths));
+        findings.broken.push(format!("I10: {} deaths, but no process died", findings.deaths));
     }
     println!("{recoveries:?}: {:?}", findings.all());
     let mut row = Row::new("failover to a member whose clock is an hour ahead, or behind, and back", SOON);

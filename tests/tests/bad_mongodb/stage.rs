@@ -48,7 +48,7 @@ pub(crate) const PATIENT: Flags = Flags {
     worker: &["--heartbeat", "1s", "--lease", "10s", "--poll", "1s", "--grace", "5s"],
 };
 
-/// What the processes are started with.
+/// The arguments and environment of the processes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Flags {
     pub(crate) recruiter: &'static [&'static str],
@@ -203,11 +203,11 @@ fn recovery(sent: &[Sent], ledger: &[Line], blow: i64, end: i64) -> Duration {
 }
 
 impl Played {
-    /// Nobody died of it: a death that was declared was a mistake.
+    /// No process died: a declared death is an error.
     pub(crate) fn without_deaths(mut self) -> Self {
         let deaths = self.findings.deaths;
         if deaths > 0 {
-            self.findings.broken.push(format!("I10: {deaths} executions ended with a death and nobody died"));
+            self.findings.broken.push(format!("I10: {deaths} executions ended with a death, but no process died"));
         }
         self
     }

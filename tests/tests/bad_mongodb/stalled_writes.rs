@@ -41,7 +41,7 @@ async fn nobody_is_declared_dead_while_writes_stand_still() {
     let mongod = own_mongod().await;
     let mut world = World::on(TestDatabase::on(&mongod.uri()).await).await;
     let late = Announcement { lease_ms: 600, ..announcement(1) };
-    // For a retirement that is asked for in the middle; no cleaner would do it so soon.
+    // For a retirement in the middle; no cleaner would send it so soon.
     let patient = Announcement { lease_ms: 600_000, ..announcement(1) };
     for worker in [&late, &patient] {
         world.store.register(worker).await.unwrap();
@@ -72,7 +72,7 @@ async fn nobody_is_declared_dead_while_writes_stand_still() {
     beat_for(&world.store, late.id, Duration::from_secs(3)).await;
     assert!(!world.logs().contains("a worker is dead"), "{}", world.logs());
     assert_eq!(world.count("roster", doc! { "retired": { "$ne": true } }).await, before);
-    assert_eq!(world.count("roster", doc! { "retired": true }).await, 0, "what was given up must not be done later");
+    assert_eq!(world.count("roster", doc! { "retired": true }).await, 0, "an aborted command must not take effect later");
     for cleaner in cleaners {
         let log = world.members[cleaner].process.stderr();
         assert!(log.contains("does not acknowledge a write"), "it has not noticed: {log}");

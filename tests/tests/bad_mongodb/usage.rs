@@ -25,7 +25,7 @@ const MORE_MEMORY: u64 = 16;
 const LINES: usize = 15;
 const LINES_A_SECOND: usize = 1;
 
-/// What was seen of each process.
+/// The measurements of each process.
 #[derive(Debug, Default)]
 pub(crate) struct Usage {
     looked: Option<Instant>,
@@ -119,7 +119,7 @@ impl Usage {
         world.members.iter().filter_map(more).collect()
     }
 
-    /// What was too much.
+    /// The exceeded limits.
     #[expect(clippy::print_stdout, reason = "the test runner shows it with a failed test")]
     pub(crate) fn close(self) -> Vec<String> {
         let mut too_much = self.too_much;

@@ -36,7 +36,7 @@ const LEADS: usize = TRIES;
 const SELDOM: usize = 10;
 /// Days on which nothing breaks: not all of them have the same steps.
 const GOOD_DAYS: usize = 3;
-/// When everything has gone on after a process died; whoever is frozen stands still for three seconds of it.
+/// The time until all work has resumed after a death. A frozen process is frozen for three seconds of it.
 const WITHIN: Duration = Duration::from_secs(40);
 
 /// A step, and a way to break it.
@@ -45,7 +45,7 @@ type Target = (Step, Blow, Moment);
 /// What struck before a step was taken.
 type Lead = Vec<(Role, Fault)>;
 
-/// What is broken in a run: first what leads to a step, then what is meant, one of each role at most.
+/// The faults of a run: first those that lead to a step, then the intended one, at most one per role.
 #[derive(Clone, Debug)]
 struct Plan {
     lead: Lead,
@@ -74,13 +74,13 @@ impl fmt::Display for Plan {
     }
 }
 
-/// What is known of the steps.
+/// The known steps.
 #[derive(Debug, Default)]
 struct Survey {
     runs: usize,
     /// In how many runs each step was.
     days: BTreeMap<Step, usize>,
-    /// What every good day has.
+    /// The steps that every run without faults has.
     every_day: BTreeSet<Step>,
     /// How often one process took it, and what had struck then: nothing on a good day.
     seen: BTreeMap<Step, (u32, Vec<Lead>)>,
@@ -101,7 +101,7 @@ impl Survey {
         }
     }
 
-    /// What has not been struck yet.
+    /// The steps that no fault has struck yet.
     fn left(&self) -> Vec<Target> {
         let all = self.seen.keys().flat_map(|step| WAYS.map(|(blow, moment)| (step.clone(), blow, moment)));
         all.filter(|target| !self.struck.contains(target)).collect()
@@ -133,7 +133,7 @@ impl Survey {
             let fault = Fault { step: step.clone(), moment: *moment, blow: *blow, nth: if later { 2 } else { 1 } };
             let same_run = plans.iter_mut().find(|plan| lead.is_empty() && *tried < TOGETHER && plan.takes(&target));
             *tried += 1;
-            // A fault is told from another by what it is.
+            // Faults are distinguished by their kind.
             if lead.contains(&(*role, fault.clone())) {
                 continue;
             }
@@ -192,7 +192,7 @@ async fn nothing_is_lost_or_done_twice_when_a_process_breaks_at_any_step() {
 const WAYS: [(Blow, Moment); 4] =
     [(Blow::Abort, Moment::Before), (Blow::Abort, Moment::After), (Blow::Freeze, Moment::Before), (Blow::Freeze, Moment::After)];
 
-/// The first process on a new database makes its collections and indexes; whoever comes after its death makes the rest.
+/// The first process on a new database makes its collections and indexes; the next process after its death creates the rest.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_new_database_is_set_up_whole_whoever_dies_in_the_middle() {
     let whole = first_on_a_new_database(None).await.1;
@@ -226,7 +226,7 @@ async fn a_new_database_is_set_up_whole_whoever_dies_in_the_middle() {
     row.close();
 }
 
-/// Runs a recruiter on a database that nobody has used yet, until it leads or its fault has struck; with the steps it took.
+/// Runs a recruiter on a new database until it leads or its fault has struck. Returns the steps that it took.
 async fn first_on_a_new_database(fault: Option<&Fault>) -> (TestDatabase, String) {
     let database = TestDatabase::new().await;
     let notes = tempfile::tempdir().unwrap();

@@ -23,7 +23,7 @@ use recruiter_tests::{
 /// Longer than anything takes on a busy machine.
 const SOON: Duration = Duration::from_secs(90);
 
-/// Far less than the minute after which MongoDB itself ends a transaction that nobody goes on with.
+/// Far less than the minute after which MongoDB itself ends an abandoned transaction.
 const AT_ONCE: Duration = Duration::from_secs(15);
 
 /// When everything has gone on after a fault: most jobs here take seconds, and some workers are declared dead first.
@@ -34,7 +34,7 @@ fn fault(blow: Blow, moment: Moment, nth: u32, step: &str) -> Fault {
     Fault { step: step.to_owned(), moment, blow, nth }
 }
 
-/// A world with one recruiter, and one cleaner that takes nobody for dead whose process is there, however busy the machine is.
+/// A world with one recruiter, and one cleaner that declares no running process dead, however busy the machine is.
 async fn world() -> World {
     world_with(PATIENT).await
 }

@@ -136,7 +136,7 @@ async fn held_for_a_while() -> (Findings, Duration) {
     (world.judge().await, recovery)
 }
 
-/// Whoever hangs for good is killed by the service manager, or by a person.
+/// A process that hangs for ever is killed by the service manager, or by a person.
 async fn held_for_good() -> (Findings, Duration) {
     let mut world = world_with("2500ms").await;
     let workers = [world.start_by(&ONE_THREAD, Role::Worker, &[]), world.start_by(&ONE_THREAD, Role::Worker, &[])];
@@ -220,7 +220,7 @@ async fn a_job_that_prints_a_hundred_megabytes_takes_neither_memory_nor_database
     close(world, "jobs that print 100 MB", 6, recovery).await;
 }
 
-/// What is a death and what is a failure stays apart: in the history, in what is shown, and for a policy that wants to tell.
+/// Deaths and failures are distinguished: in the history, in the output, and for policies that select by class.
 #[tokio::test]
 async fn a_death_is_no_failure() {
     let mut world = world().await;

@@ -27,7 +27,7 @@ use crate::{GOES_ON_WITHIN, PATIENT, SOON, end_of, fault, tended, until_availabl
 
 /// Of `systemd/recruiter-worker@.service`.
 const TIMEOUT_STOP_SEC: Duration = Duration::from_secs(75);
-/// What dies in the cycle without having been asked to stop: one worker, with two jobs.
+/// Deaths in the cycle without a stop request: one worker, with two jobs.
 const DEATHS: usize = 2;
 /// How often faults that did not strike are tried again.
 const WAVES: usize = 3;
@@ -82,7 +82,7 @@ async fn a_stop_at_any_step_costs_no_attempt_and_leaves_no_lock() {
         }
     }
     row.close();
-    // What is not taken nearly every time is left to luck.
+    // Steps that are not taken nearly every time are left to chance.
     left.retain(|(role, fault)| taken.get(&(*role, fault.step.clone())).is_some_and(|times| times * 10 > runs_made * 9));
     assert!(left.is_empty(), "these were seen and never stopped at: {left:#?}");
 }
@@ -101,7 +101,7 @@ async fn cycle_here(faults: Faults) -> Run {
     world.start(Role::Worker, &[], &[]);
     let mut story = Story::begin(&world).await;
     tended(&mut world, "two jobs are running", async |world| world.started().await == 2).await;
-    // Nobody starts it again: whoever works from here on is the one that stops.
+    // It is not restarted: the only worker from here on is the one that stops.
     drop(world.members.pop());
     let begin = Instant::now();
     world.start(Role::Worker, &[], of(Role::Worker));
@@ -126,9 +126,9 @@ async fn cycle_here(faults: Faults) -> Run {
     Run { findings, recovery, steps: world.steps(), missed }
 }
 
-/// What is wrong with the end of a process that was asked to stop.
+/// The problems with the end of a process after a stop request.
 fn unclean(ended: &Ended) -> Option<String> {
-    let twice = ended.log.contains("asked twice");
+    let twice = ended.log.contains("second stop request");
     let clean = ended.status.success() || twice && ended.status.code() == Some(130);
     let left = ["not everything ended in time", "could not leave the roster"].iter().any(|words| ended.log.contains(words));
     (!clean || left && !twice).then(|| format!("I8: {:?} ended with {}:\n{}", ended.role, ended.status, ended.log))
@@ -159,8 +159,8 @@ async fn twice(between: Duration) -> (Findings, Duration) {
     let asked = Instant::now();
     world.members.iter().for_each(|member| member.process.terminate());
     // Two signals of which the first is not yet taken are one to the kernel.
-    let heard_it = |world: &World| world.members.iter().all(|member| member.process.stderr().contains("asked to stop"));
-    wait(&world, "the first is heard", async || heard_it(&world)).await;
+    let heard_it = |world: &World| world.members.iter().all(|member| member.process.stderr().contains("stop requested"));
+    wait(&world, "the first signal is received", async || heard_it(&world)).await;
     pause(between).await;
     world.members.iter().for_each(|member| member.process.terminate());
     for member in 0..3 {
@@ -226,7 +226,7 @@ async fn a_rolling_restart_under_load_costs_no_attempt() {
     row.close();
 }
 
-/// A job that goes on when it is asked to stop: at its deadline, when somebody cancels it, when its worker stops.
+/// A job that continues after its cancellation: at its deadline, when a person cancels it, when its worker stops.
 #[tokio::test]
 async fn a_job_that_ignores_cancellation_is_cut_and_told_so_in_its_history() {
     let (deadline, cancelled, stopped) = tokio::join!(cut_at_the_deadline(), cut_when_cancelled(), cut_at_a_stop());
@@ -273,7 +273,7 @@ async fn cut_when_cancelled() -> (Findings, Duration) {
     (world.judge().await, recovery)
 }
 
-/// A future can be broken off. A thread cannot: it ends with its process, and the cleaner says so.
+/// A future can be dropped. A thread cannot be killed: it ends with its process, and the cleaner records that.
 async fn cut_at_a_stop() -> (Findings, Duration) {
     let mut world = world().await;
     let worker = world.start(Role::Worker, &["--grace", "500ms"], &[]);
@@ -291,7 +291,7 @@ async fn cut_at_a_stop() -> (Findings, Duration) {
     (world.judge().await, recovery)
 }
 
-/// A thread that does not hear of its deadline ends when it likes, or with its process; its job never runs beside itself.
+/// A thread that ignores its deadline ends later, or with its process; its job never runs twice at the same time.
 #[tokio::test]
 async fn a_thread_that_outlives_its_deadline_is_late_and_never_doubled() {
     let (late, endless) = tokio::join!(late_thread(), endless_thread());
@@ -336,7 +336,7 @@ async fn endless_thread() -> (Findings, Duration) {
     (world.judge().await, recovery)
 }
 
-/// I8: what a worker still asks a MongoDB that is away does not add up: it ends within the unit's `TimeoutStopSec=`.
+/// I8: the last calls of a worker to an unreachable MongoDB do not add up: it ends within the unit's `TimeoutStopSec=`.
 #[tokio::test]
 async fn a_stop_without_mongodb_ends_in_time_however_many_starts_are_unconfirmed() {
     let mut mongo = own_mongod().await;

@@ -94,14 +94,14 @@ async fn when_a_host_wakes_up_nobody_alive_is_declared_dead() {
     mongo.stop().await.unwrap();
 }
 
-/// As a container does: a pid namespace of its own, in which it is process 1, and the hostname of everybody. The user namespace
+/// As a container does: a pid namespace of its own, in which it is process 1, and the hostname of the machine. The user namespace
 /// is what makes that possible without root; see user.max_user_namespaces in sysctl where it is not.
 const CONTAINER: [&str; 7] = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc", "--kill-child"];
 
 /// The process in a container, by its id out here.
 fn inside(container: &Process) -> Pid {
     let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", container.pid())).unwrap_or_default();
-    Pid::from_raw(children.split_whitespace().next().expect("somebody is in the container").parse().unwrap())
+    Pid::from_raw(children.split_whitespace().next().expect("a process is in the container").parse().unwrap())
 }
 
 async fn stop(container: &mut Process) {
@@ -110,7 +110,7 @@ async fn stop(container: &mut Process) {
 }
 
 /// Three workers of one hostname, two of them process 1 of containers of their own, another one out here; a cleaner out here that
-/// finds something else at process 1, and one in a container that finds nobody.
+/// finds something else at process 1, and one in a container that finds no process.
 #[tokio::test]
 async fn nobody_is_gone_for_a_cleaner_that_cannot_see_its_process() {
     let mut world = World::new().await;
@@ -238,7 +238,7 @@ async fn a_pid_is_a_worker_only_together_with_its_start() {
     assert_eq!(roster(&world).await.len(), 1);
     idle.0.kill().unwrap();
     let begin = Instant::now();
-    wait(&world, "it is gone, though nobody has waited for it", async || end_seen(&world, alive).await).await;
+    wait(&world, "it is gone, though its parent has not waited for it", async || end_seen(&world, alive).await).await;
     assert!(begin.elapsed() < AT_ONCE, "{:?}", begin.elapsed());
     for [never, _] in [alive, reused] {
         // A phantom's policy, as the factory stores it, wants nothing again.

@@ -55,7 +55,7 @@ async fn what_a_worker_says_after_its_death_is_refused_and_it_comes_back_as_anot
         let job = || Longer { first: first.clone(), again_ms: 600_000 }.as_job().in_group(*group);
         put_off.push(world.enqueue(job().retry(&later), Policy::Again(3)).await.unwrap());
         again_at_once.push(world.enqueue(job().retry(&again(3)), Policy::Again(3)).await.unwrap());
-        // What is to be retried must have a policy that wants it.
+        // Jobs that are retried must have a policy that allows it.
         if *group == "retry" {
             again_at_once.push(world.enqueue(job().retry(&again(4)), Policy::Again(4)).await.unwrap());
         } else {
@@ -89,10 +89,10 @@ async fn what_a_worker_says_after_its_death_is_refused_and_it_comes_back_as_anot
         let pid = world.members[*zombie].process.pid();
         wait(&world, "it is back", async || world.count("roster", doc! { "pid": pid, "available": true }).await == 1).await;
         assert!(log(&world, *zombie).contains("declared dead"), "{group}");
-        wait(&world, "its outcome is refused", async || log(&world, *zombie).contains("its outcome is dropped")).await;
+        wait(&world, "its outcome is refused", async || log(&world, *zombie).contains("no longer holds the job")).await;
     }
     let recovery = continued.elapsed();
-    assert_eq!([documents("archived").await, documents("scheduled").await], before, "what a dead worker says changes nothing");
+    assert_eq!([documents("archived").await, documents("scheduled").await], before, "writes of a dead worker change nothing");
 
     // The heir hands back what runs, and from now on nothing takes its time.
     let soon = doc! { "$set": { "workable.parameters.again_ms": 0 }, "$min": { "scheduled_at": bson::DateTime::now() } };
@@ -143,7 +143,7 @@ async fn frozen_in_a_round(moment: Moment) -> (Findings, Duration) {
         pause(Duration::from_millis(100)).await;
     }
     wait(&world, "the other leads", async || log(&world, new).contains("leading")).await;
-    // So that there is much to assign, and somebody to assign it to, when the old leader goes on.
+    // So that there are many jobs to assign, and free workers, when the old leader resumes.
     for _ in 0..100 {
         world.enqueue(Entry::lasting(20), Policy::Never).await.unwrap();
     }
@@ -205,11 +205,11 @@ async fn late_start(world: &mut World, lease: &str, late: Duration) -> (Proxy, A
     (proxy, armed, id)
 }
 
-/// Nobody else starts the job meanwhile: it is locked by a start that nobody waits for any more.
+/// No other worker starts the job in the meantime: it is locked by a start whose sender no longer waits for the reply.
 async fn late_start_wins() -> (Findings, Duration) {
     let mut world = world().await;
     let (_proxy, _armed, id) = late_start(&mut world, "40s", LATE).await;
-    // Not supervised for now: nobody assigns.
+    // Not supervised for now: no recruiter assigns.
     world.members[0].process.kill();
     wait(&world, "it is handed back", async || {
         let back = doc! { "_id": id, "locked": false, "attempts": 1, "interruptions": 1, "last_execution": { "$exists": false } };
@@ -223,7 +223,7 @@ async fn late_start_wins() -> (Findings, Duration) {
     (world.judge().await, back.elapsed())
 }
 
-/// Somebody else has done the job by then.
+/// Another worker has done the job by then.
 async fn late_start_is_overtaken() -> (Findings, Duration) {
     let mut world = world().await;
     let (_proxy, _armed, id) = late_start(&mut world, "40s", LATE).await;
@@ -238,13 +238,13 @@ async fn late_start_is_overtaken() -> (Findings, Duration) {
     (world.judge().await, recovery)
 }
 
-/// Its worker has been declared dead by then: carried out, it would lock a job that nobody runs.
+/// Its worker has been declared dead by then. If it were executed, it would lock a job that no worker runs.
 async fn late_start_is_past_its_lease() -> (Findings, Duration) {
     let mut world = world().await;
     let late = Duration::from_secs(5);
     let (_proxy, armed, id) = late_start(&mut world, "900ms", late).await;
     let begin = Instant::now();
-    // Not supervised for now: nobody else starts it.
+    // Not supervised for now: no other worker starts it.
     let dead = world.members.pop().unwrap();
     dead.process.kill();
     wait(&world, "it is buried", async || roster(&world).await.is_empty()).await;
@@ -333,7 +333,7 @@ async fn a_hint_that_is_told_again_makes_nothing_run_twice() {
     close(world, "hints told again", hints.len(), recovery).await;
 }
 
-/// I2: the transaction of a killed process would keep its jobs for a minute if nobody ended it.
+/// I2: the transaction of a killed process would keep its jobs locked for a minute if the cleaner did not end it.
 #[tokio::test]
 async fn a_kill_in_the_middle_of_a_group_commit_frees_its_jobs_at_once() {
     let moments = [

@@ -1,4 +1,4 @@
-//! Bad input through the real binaries, and documents that somebody else has changed: the exit code, the message, and the neighbours
+//! Bad input through the real binaries, and documents that a foreign program has changed: the exit code, the message, and the neighbours
 //! unharmed.
 
 use std::time::Duration;
@@ -66,11 +66,11 @@ async fn wrong_flags_are_named() {
         ("recruiter-worker", ["--builtins", "--concurrency", "0"].as_slice(), "concurrency"),
         ("recruiter-worker", &["--builtins", "--lease", "5s"], "at least three heartbeats"),
         ("recruiter-worker", &["--builtins", "--work-on", "a\u{7f}", "--grace", "soon"], "grace"),
-        ("recruiter-worker", &[], "name programs with --config"),
-        ("recruiter-cleaner", &["--dead-after", "1s"], "at least three looks"),
-        ("recruiter", &["run", "--lease", "10ms"], "at least a second"),
+        ("recruiter-worker", &[], "needs --config or --builtins"),
+        ("recruiter-cleaner", &["--dead-after", "1s"], "at least three polls"),
+        ("recruiter", &["run", "--lease", "10ms"], "at least 1s"),
         ("recruiter", &["run", "--uri", "postgres://x"], "mongodb://"),
-        ("recruiter", &["run", "--log", "nonsense=x=y"], "no log filter"),
+        ("recruiter", &["run", "--log", "nonsense=x=y"], "not a valid log filter"),
     ] {
         let (code, said) = ended(name, args, &[]).await;
         assert_eq!(code, Some(2), "{name} {args:?}: {said}");
@@ -145,7 +145,7 @@ async fn a_mongodb_that_will_not_do_is_refused_with_what_to_do() {
     mongo.stop().await.unwrap();
 }
 
-/// The commonest first mistakes: each in a sentence that says what to do, and none in the driver's words.
+/// The most common first mistakes: each error message names the remedy, and none is the driver's text.
 #[tokio::test]
 async fn a_replica_set_that_is_not_what_was_named_is_told_apart_from_a_server_that_is_away() {
     let check = async |uri: &str, code: i32, expected: &str| {
@@ -162,7 +162,7 @@ async fn a_replica_set_that_is_not_what_was_named_is_told_apart_from_a_server_th
     check(&at(&not_initiated, "replicaSet=rs0"), 77, "run rs.initiate() once in mongosh").await;
     not_initiated.stop().await.unwrap();
     let mongo = own_mongod().await;
-    check(&at(&mongo, "replicaSet=wrong"), 77, "is a member of the replica set `rs0`, and MONGODB_URI says replicaSet=wrong").await;
+    check(&at(&mongo, "replicaSet=wrong"), 77, "is a member of the replica set `rs0`, and MONGODB_URI has replicaSet=wrong").await;
     mongo.stop().await.unwrap();
     let standalone = standalone_mongod().await;
     check(&at(&standalone, "replicaSet=rs0"), 77, "is a standalone server").await;
@@ -211,7 +211,7 @@ async fn asking_says_where_there_is_no_recruiter_and_makes_none() {
     for args in [&["jobs", "list"][..], &["jobs", "show", &id], &["jobs", "retry", &id, "--dry-run"], &["roster"], &["stats"]] {
         let (code, said) = ended("recruiter", args, &[("MONGODB_URI", database.uri())]).await;
         assert_eq!(code, Some(1), "{args:?}: {said}");
-        assert!(said.contains(&format!("there is no Recruiter in database `{}`", database.name())), "{args:?}: {said}");
+        assert!(said.contains(&format!("database `{}` of MongoDB", database.name())), "{args:?}: {said}");
     }
     assert!(database.database().list_collection_names().await.unwrap().is_empty());
 }
@@ -264,7 +264,7 @@ async fn a_mongodb_that_is_not_there_yet_is_waited_for() {
     mongo.stop().await.unwrap();
 }
 
-/// I9: each bad document fails alone, with a reason in its own history; what is merely sparse is done.
+/// I9: each invalid document fails alone, with a reason in its own history; documents with few fields are valid.
 #[tokio::test]
 async fn documents_inserted_by_hand_are_done_or_fail_alone() {
     let database = TestDatabase::new().await;
@@ -314,7 +314,7 @@ async fn documents_inserted_by_hand_are_done_or_fail_alone() {
     system.stop().await;
 }
 
-/// Jobs that nobody can take wait, and hold nobody up.
+/// Jobs that no worker can take wait, and do not delay other jobs.
 #[tokio::test]
 async fn jobs_without_a_worker_wait_without_stopping_the_others() {
     let database = TestDatabase::new().await;
@@ -343,7 +343,7 @@ async fn jobs_without_a_worker_wait_without_stopping_the_others() {
     system.stop().await;
 }
 
-/// A result too large for a document is left out, and the job says so; a large one within the limits is kept.
+/// A result too large for a document is dropped, and the job records that; a large one within the limits is kept.
 #[tokio::test]
 async fn an_outcome_that_does_not_fit_is_stored_without_its_result() {
     let database = TestDatabase::new().await;
@@ -465,7 +465,7 @@ async fn an_outcome_that_cannot_be_archived_waits_in_its_worker() {
     let holds = doc! { "working_on": refused };
     assert_eq!(count(&database, "roster", holds).await, 1, "its worker still holds it");
     assert_eq!(count(&database, "scheduled", doc! { "_id": refused, "locked": true }).await, 1);
-    assert!(!log().contains("rescued meanwhile"), "{}", log());
+    assert!(!log().contains("no longer holds the job"), "{}", log());
     database.raw("archived").drop_index("one_sleep").await.unwrap();
     let ended = archived(&database, refused).await;
     assert_eq!((why(&ended), number(&ended, "attempts")), ("done", 1));
@@ -517,7 +517,7 @@ async fn jobs_locked_by_nobody_in_the_roster_are_found() {
     database.raw("scheduled").update_one(doc! { "_id": half }, lock).bypass_document_validation(true).await.unwrap();
     wait_until(SOON, "both are unlocked", async || count(&database, "scheduled", doc! { "locked": false }).await == 2).await;
     let document = database.raw("scheduled").find_one(doc! { "_id": half }).await.unwrap().unwrap();
-    assert!(!document.contains_key("last_execution"), "nobody had started it, so nothing crashed");
+    assert!(!document.contains_key("last_execution"), "no worker had started it, so no execution crashed");
     let document = database.raw("scheduled").find_one(doc! { "_id": orphan }).await.unwrap().unwrap();
     let executions = document.get_array("executions").unwrap();
     assert_eq!(executions.len(), 1);
@@ -526,7 +526,7 @@ async fn jobs_locked_by_nobody_in_the_roster_are_found() {
     system.stop().await;
 }
 
-/// I9: a document that somebody damages while it runs ends with its worker, with what is wrong with it in its history.
+/// I9: a document that is damaged while its job runs is ended with its worker; its history has the problem.
 #[tokio::test]
 async fn a_running_job_that_is_damaged_is_archived_when_its_worker_is_dead() {
     let database = TestDatabase::new().await;
@@ -540,7 +540,7 @@ async fn a_running_job_that_is_damaged_is_archived_when_its_worker_is_dead() {
     damage.bypass_document_validation(true).await.unwrap();
     system.workers.pop().unwrap().kill();
     wait_until(SOON, "its worker is buried", async || count(&database, "roster", doc! {}).await == 0).await;
-    // The other is held by nobody in the roster.
+    // The holder of the other is not in the roster.
     let mut copy = database.raw("archived").find_one_and_delete(doc! { "_id": without }).await.unwrap().unwrap();
     copy.extend(doc! { "attempts": "many", "locked": true, "last_execution": { "worker": WorkerId::new(), "start": StartId::new() } });
     insert_unvalidated(&database, vec![copy]).await;
@@ -576,7 +576,7 @@ async fn a_job_that_somebody_elses_transaction_holds_delays_no_other() {
     system.stop().await;
 }
 
-/// A worker whose document cannot be understood still works: its jobs are nobody else's.
+/// A worker whose document is damaged still works: no other worker runs its jobs.
 #[tokio::test]
 async fn the_jobs_of_a_worker_with_a_strange_document_are_left_to_it() {
     let database = TestDatabase::new().await;

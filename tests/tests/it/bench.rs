@@ -1,4 +1,4 @@
-//! `recruiter bench`: every benchmark runs, counts what it says, and leaves nothing behind. Figures of a debug build say nothing.
+//! `recruiter bench`: every benchmark runs, reports correct counts, and leaves no data. Figures of a debug build have no meaning.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 const SOON: Duration = Duration::from_secs(120);
 
-/// What a benchmark says; without the conditions, which it must say as well.
+/// The result of a benchmark without its conditions, which it must contain as well.
 async fn bench(args: &[&str]) -> Value {
     let mut process = Process::start("recruiter", &[&["bench"], args, &["--json"]].concat(), &[]);
     let status = process.wait_exit(SOON).await;

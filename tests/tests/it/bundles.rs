@@ -31,7 +31,7 @@ use tokio::sync::Semaphore;
 
 const SOON: Duration = Duration::from_secs(20);
 
-/// What one item does.
+/// The behaviour of one item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum How {
     Succeed,
@@ -44,7 +44,7 @@ enum How {
     TakeTooLong,
     /// Is not possible yet in the first attempt.
     TryAgain,
-    /// Ends when the test lets it, or when it is asked to stop.
+    /// Ends when the test lets it, or when its cancellation.
     Wait,
 }
 
@@ -75,7 +75,7 @@ impl Notes {
         self.lines.lock().unwrap().push(format!("{what} {}", job.item().unwrap().index));
     }
 
-    /// What happened so far, and forgets it.
+    /// Removes and returns the events so far.
     fn take(&self) -> Vec<String> {
         std::mem::take(&mut self.lines.lock().unwrap())
     }
@@ -108,7 +108,7 @@ impl Executable for Step {
                     Ok(None)
                 }
                 () = job.cancelled() => {
-                    notes.write(if job.lease_lost() { "lost" } else { "stop" }, job);
+                    notes.write(if job.claim_lost() { "lost" } else { "stop" }, job);
                     Err(NotDone::Stopped(Failure::new("stopped", "as it was asked to")))
                 }
             },
@@ -231,7 +231,7 @@ async fn items_that_wait_for_nothing_leave_others_a_turn() {
     setting.stop().await;
 }
 
-/// Nobody else pays for a failure: whatever is done stays done, who gives up is left out, and the policy is asked for each.
+/// A failed item does not affect the others: done items stay done, discarded ones do not run again, and the policy decides for each item.
 #[tokio::test]
 async fn each_item_fails_alone_and_is_tried_again_alone() {
     let setting = Setting::new().await;
@@ -246,7 +246,7 @@ async fn each_item_fails_alone_and_is_tried_again_alone() {
     assert_eq!(why(&job), (last, "4 of 7 items failed, the first of them item 1: as it was told"));
     let earlier = job.get_array("executions").unwrap()[0].as_document().unwrap();
     assert_eq!(earlier.get_str("message").unwrap(), "5 of 7 items failed, the first of them item 1: as it was told");
-    wait_until(SOON, "the hooks were called", async || setting.notes.count() == 7 + 7 + 4 + 7).await;
+    wait_until(SOON, "the hooks were called", async || setting.notes.count() == 7 + 7 + 4 + 8).await;
     let lines = setting.notes.take();
     let entered: Vec<&str> = lines.iter().filter_map(|line| line.strip_prefix("enter ")).collect();
     assert_eq!(entered, ["0", "1", "2", "3", "4", "5", "6", "1", "2", "4", "5"]);
@@ -258,6 +258,7 @@ async fn each_item_fails_alone_and_is_tried_again_alone() {
             "failure broken 1",
             "failure panic 2",
             "failure hopeless 3",
+            "last hopeless 3",
             "failure broken 4",
             "failure timeout 5",
             "success 6",
@@ -346,7 +347,7 @@ async fn a_bundle_of_none_or_too_many_is_refused_and_a_foreign_one_ends_alone() 
     setting.stop().await;
 }
 
-/// With MongoDB away for writes the items go on; what became of them is there before the bundle ends.
+/// While MongoDB refuses writes, the items continue; their outcomes are recorded before the bundle ends.
 #[tokio::test]
 async fn progress_is_written_as_it_goes_and_waits_for_mongodb() {
     let setting = Setting::new().await;
@@ -372,7 +373,7 @@ async fn progress_is_written_as_it_goes_and_waits_for_mongodb() {
     setting.stop().await;
 }
 
-/// I3: whoever is not sure to live enters nothing that somebody else may be about to enter.
+/// I3: a worker without a valid lease enters no item, because another worker may be about to enter it.
 #[tokio::test]
 async fn no_item_is_entered_while_the_lease_is_over() {
     let (database, notes) = (TestDatabase::new().await, Arc::new(Notes::default()));
@@ -395,7 +396,7 @@ async fn no_item_is_entered_while_the_lease_is_over() {
     recruiter.stop().await;
 }
 
-/// I3: whoever finds its claim lost stops, and leaves what the next start has written.
+/// I3: a worker that finds its claim lost stops, and does not overwrite the records of the next start.
 #[tokio::test]
 async fn a_bundle_whose_claim_is_lost_stops_in_the_middle() {
     let setting = Setting::new().await;
@@ -405,7 +406,7 @@ async fn a_bundle_whose_claim_is_lost_stops_in_the_middle() {
     setting.database.raw("scheduled").update_one(doc! { "_id": id }, other).await.unwrap();
     let before = setting.scheduled(id).await;
     setting.notes.gate.add_permits(1);
-    wait_until(SOON, "the second item hears of it", async || setting.notes.count() == 3).await;
+    wait_until(SOON, "the second item is cancelled", async || setting.notes.count() == 3).await;
     assert_eq!(setting.notes.take(), ["enter 0", "enter 1", "lost 1"]);
     setting.worker.stop().await;
     assert_eq!(setting.notes.take(), [""; 0], "neither another item nor a hook");
@@ -413,7 +414,7 @@ async fn a_bundle_whose_claim_is_lost_stops_in_the_middle() {
     setting.recruiter.stop().await;
 }
 
-/// I9: what MongoDB refuses of one bundle stops neither it nor another.
+/// I9: an outcome that MongoDB refuses stops neither its bundle nor another.
 #[tokio::test]
 async fn an_outcome_that_mongodb_refuses_is_left_to_the_end() {
     let database = TestDatabase::new().await;
@@ -559,7 +560,7 @@ async fn after_a_kill_what_is_recorded_is_not_done_again() {
     }
 }
 
-/// Kills and stops at random: what is recorded at the end of a run is entered in none that follows, and every item is done.
+/// Kills and stops at random: an item recorded at the end of a run is not entered in a later run, and every item is done.
 #[tokio::test]
 async fn however_often_its_workers_end_a_bundle_goes_on_where_it_was() {
     const ITEMS: usize = 80;
@@ -606,7 +607,7 @@ async fn however_often_its_workers_end_a_bundle_goes_on_where_it_was() {
     system.stop().await;
 }
 
-/// I3: a worker that goes on after its death enters no other item, and what it has to say of the present one is not heard.
+/// I3: a worker that resumes after it was declared dead enters no further item, and the outcome of its current item is not recorded.
 #[tokio::test]
 async fn a_worker_that_is_frozen_past_its_death_leaves_its_bundle_to_the_next() {
     const ITEMS: i32 = 30;

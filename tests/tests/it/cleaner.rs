@@ -1,4 +1,4 @@
-//! The cleaner among documents that somebody else has written: each of them alone is left, and everything behind it is done.
+//! The cleaner among documents of foreign programs: each invalid document is skipped alone, and all documents behind it are handled.
 
 use std::time::Duration;
 
@@ -35,7 +35,7 @@ fn id_of(document: &Document) -> ObjectId {
     document.get_object_id("_id").unwrap()
 }
 
-/// I9: what cannot be unlocked stops nothing that comes after it, and is warned of once.
+/// I9: a document that cannot be unlocked does not stop later ones, and causes one warning.
 #[tokio::test]
 async fn a_document_that_cannot_be_unlocked_does_not_end_the_sweep() {
     let database = TestDatabase::new().await;
@@ -46,7 +46,7 @@ async fn a_document_that_cannot_be_unlocked_does_not_end_the_sweep() {
         document.extend(more);
         document
     };
-    // Somebody's own setting; with ours the first one is unlocked, and archived by whoever meets it.
+    // A foreign validator setting. With ours the first document is unlocked, and archived by the next process that reads it.
     database.database().run_command(doc! { "collMod": "scheduled", "validationLevel": "strict" }).await.unwrap();
     // The sweep goes by the ids: these come first.
     let refused = strange(doc! { "_id": ObjectId::from_bytes([0; 12]), "group": 5, "last_execution": { "start": StartId::new() } });
@@ -61,7 +61,7 @@ async fn a_document_that_cannot_be_unlocked_does_not_end_the_sweep() {
     insert_unvalidated(&database, vec![later.clone()]).await;
     let rescued = doc! { "_id": id_of(&later), "locked": false };
     wait_until(SOON, "another one is rescued", async || count(&database, "scheduled", rescued.clone()).await == 1).await;
-    assert_eq!(cleaner.stderr().matches("leaving it alone").count(), 2, "{}", cleaner.stderr());
+    assert_eq!(cleaner.stderr().matches("skipping it").count(), 2, "{}", cleaner.stderr());
     assert_eq!(count(&database, "scheduled", doc! { "locked": true }).await, 2);
 }
 
@@ -79,7 +79,7 @@ async fn a_verdict_with_an_impossible_delay_is_carried_out() {
     assert!(cleaner.try_exit().is_none(), "{}", cleaner.stderr());
 }
 
-/// I9: whoever wrote them, documents in the archive leave it.
+/// I9: archived documents of any origin are deleted in time.
 #[tokio::test]
 async fn retention_deletes_documents_whatever_their_ids_are() {
     let database = TestDatabase::new().await;
@@ -91,10 +91,10 @@ async fn retention_deletes_documents_whatever_their_ids_are() {
     let all = numbers.chain(others.map(|id| ended(id, 1))).chain(ours);
     database.raw("archived").insert_many(all).await.unwrap();
     let _cleaner = Process::on(&database, "recruiter-cleaner", &["--prune-every", "100ms"]);
-    wait_until(SOON, "what is older than five days is pruned", async || count(&database, "archived", doc! {}).await == 0).await;
+    wait_until(SOON, "jobs older than five days are deleted", async || count(&database, "archived", doc! {}).await == 0).await;
 }
 
-/// I9: nobody can read what a worker's document says of it; the worker lives, dies and is rescued as the others are.
+/// I9: a worker's document is damaged; the worker runs, dies and is rescued like the others.
 #[tokio::test]
 async fn a_dead_worker_with_a_damaged_document_is_retired_and_its_jobs_are_rescued() {
     let database = TestDatabase::new().await;
@@ -105,7 +105,7 @@ async fn a_dead_worker_with_a_damaged_document_is_retired_and_its_jobs_are_rescu
     let again = RetryForever::new(Duration::from_secs(3_600)).unwrap();
     let jobs = ids(store.enqueue_many((0..3).map(|_| NewJob::of_class("sleep", doc! { "ms": 600_000 }).retry(&again))).await.unwrap());
     wait_until(SOON, "they are running", async || count(&database, "scheduled", doc! { "locked": true }).await == 3).await;
-    // Frozen: nothing but its silence says that it is dead, and nobody writes to its document any more.
+    // Frozen: only its silence shows that it is dead, and no process writes to its document any more.
     let frozen = system.workers.pop().unwrap();
     frozen.pause();
     damage(&database).await;

@@ -33,7 +33,7 @@ pub(super) fn spawn(database: &TestDatabase, args: &[&str]) -> Child {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-/// What a command said and how it ended, given this as its standard input.
+/// The output and the exit code of a command with this standard input.
 pub(super) struct Said {
     pub(super) code: i32,
     pub(super) out: String,
@@ -57,7 +57,7 @@ fn with_input(database: &TestDatabase, args: &[&str], input: &[u8]) -> Said {
     let mut child = spawn(database, args);
     let mut stdin = child.stdin.take().unwrap();
     std::thread::scope(|scope| {
-        // Whoever has read enough closes the pipe.
+        // A reader that has read enough closes the pipe.
         scope.spawn(move || stdin.write_all(input).unwrap_or_default());
         Said::of(child.wait_with_output().unwrap())
     })
@@ -150,7 +150,7 @@ async fn a_bad_job_is_refused_with_what_is_wrong() {
     };
     check(&["--parameters", &large], 0, "");
     let misspelt = r#"{"class": "ExponentialBackoff", "parameters": {"retry_how_many_times": 3, "seconds_to_initially_wait_before_retry": 1, "jiter": 0.5}}"#;
-    check(&["--retry", misspelt], 2, "ExponentialBackoff: `jiter` is not known here; did you mean `jitter`?");
+    check(&["--retry", misspelt], 2, "ExponentialBackoff: `jiter` is unknown; did you mean `jitter`?");
     check(&["--at", "2001-01-01T00:00:00Z"], 0, "");
     check(&["--group", &long], 2, "the group of a job has 10000 bytes");
     check(&["--group", ""], 2, "the group of a job is empty");
@@ -162,7 +162,7 @@ async fn a_bad_job_is_refused_with_what_is_wrong() {
     check(&["--parameters", r#"{"a\u0000b": 1}"#], 2, "cannot be stored");
     check(&["--at", "tomorrow"], 2, "write it like 2030-01-31T18:00:00Z");
     check(&["--after", "5"], 2, "write it like 90s, 5m or 1h 30m");
-    check(&["--retry", r#"{"class": "Mine"}"#], 2, "say --custom-policy");
+    check(&["--retry", r#"{"class": "Mine"}"#], 2, "add --custom-policy");
     check(&["--retry", r#"{"class": "Mine"}"#, "--custom-policy"], 0, "");
     check(&["--retry", r#"{"class": "RetryForever"}"#, "--custom-policy"], 2, "`seconds_to_wait_before_retry` is missing");
     check(&["--id", "x"], 2, "24 hexadecimal digits");
@@ -181,7 +181,9 @@ async fn a_file_is_enqueued_up_to_its_bad_line_and_goes_on_from_there() {
     std::fs::write(&path, content.concat()).unwrap();
     let said = recruiter(&database, &["enqueue", "--from", &file]);
     assert_eq!((said.code, said.out.lines().count()), (1, 1_699));
-    for expected in [format!("{file}:1701: unknown field `parametrs`"), "enqueued before: 1699".into(), "go on with --skip 1700".into()] {
+    for expected in
+        [format!("{file}:1701: unknown field `parametrs`"), "1699 jobs were enqueued".into(), "continue with --skip 1700".into()]
+    {
         assert!(said.err.contains(&expected), "{expected:?} is not in {}", said.err);
     }
     assert_eq!(numbers(&database).await, 1_699);
@@ -209,7 +211,7 @@ async fn a_bad_line_is_named_and_stops_nothing_before_it() {
     check(format!("{{\"class\": \"{}\"}}", "x".repeat(20_000_000)).as_bytes(), "longer than 16777216 bytes").await;
     check(format!("{{\"class\": \"c\", \"parameters\": {{\"d\": \"{}\"}}}}", "x".repeat(5_000_000)).as_bytes(), "store the data elsewhere")
         .await;
-    // These are seen by nobody before the batch is sent.
+    // No process sees these before the batch is sent.
     check(br#"{"class": "a\u0000b"}"#, "contains a NUL").await;
     check(br#"{"class": "c", "retry_policy": {"class": "Mine", "parameters": {"a\u0000": 1}}}"#, "null").await;
     let tags = vec!["\"t\""; 2_000_000].join(",");
@@ -254,7 +256,7 @@ async fn a_slow_pipe_delays_no_job_and_a_signal_says_where_to_go_on() {
     kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGINT).unwrap();
     let said = Said::of(child.wait_with_output().unwrap());
     assert_eq!((said.code, said.out.lines().count()), (130, 2));
-    assert!(said.err.contains("go on with --skip 2"), "{}", said.err);
+    assert!(said.err.contains("continue with --skip 2"), "{}", said.err);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
@@ -329,7 +331,7 @@ async fn a_job_is_shown_with_its_history() {
     check(&running, &["running, for", " on test:1, running for", "not ended"]);
     check(&malformed, &["is malformed", "\"priority\":\"high\""]);
     let said = recruiter(&database, &["jobs", "show", &ObjectId::new().to_hex()]);
-    assert!(said.code == 1 && said.err.contains("there is no job"), "{}", said.err);
+    assert!(said.code == 1 && said.err.contains("no job has the id"), "{}", said.err);
     for verb in ["show", "retry", "cancel", "delete"] {
         assert_eq!(recruiter(&database, &["jobs", verb, "x"]).code, 2);
         assert_eq!(recruiter(&database, &["jobs", verb, &ObjectId::new().to_hex()]).code, 1);
@@ -351,7 +353,7 @@ async fn retry_makes_waiting_jobs_due_and_enqueues_finished_ones_anew() {
 
     let said = recruiter(&database, &["jobs", "retry", "--dry-run", &later]);
     assert!(said.code == 0 && said.out.contains("(dry run)") && due_in().await > 3_000_000, "{}", said.out);
-    // What is wrong with some stops none of the others.
+    // The problems of some jobs do not stop the others.
     let unknown = ObjectId::new().to_hex();
     let said = recruiter(&database, &["jobs", "retry", &running, &unknown, &later, &waiting]);
     assert_eq!(said.code, 1);
@@ -360,7 +362,7 @@ async fn retry_makes_waiting_jobs_due_and_enqueues_finished_ones_anew() {
         let both = format!("{}{}", said.out, said.err);
         assert!(both.lines().any(|line| line.starts_with(expected.as_str()) && line.contains(text)), "{both}");
     }
-    assert!(said.err.contains("there is no such job") && said.err.contains("2 of 4 jobs could not be retried"), "{}", said.err);
+    assert!(said.err.contains("no job has this id") && said.err.contains("2 of 4 jobs could not be retried"), "{}", said.err);
 
     assert_eq!(recruiter(&database, &["jobs", "cancel", &later]).code, 0);
     let objects = recruiter(&database, &["jobs", "retry", "--json", &later]).objects();
@@ -392,7 +394,7 @@ async fn cancel_archives_what_waits_and_asks_who_runs() {
     }
     let said = cancel(&[]);
     assert!(
-        said.code == 1 && said.out.contains("is asked to cancel") && said.err.contains("2 of 3 jobs could not be cancelled"),
+        said.code == 1 && said.out.contains("cancellation requested") && said.err.contains("2 of 3 jobs could not be cancelled"),
         "{}",
         said.err
     );
@@ -412,7 +414,7 @@ async fn a_job_can_be_cancelled_while_it_runs() {
     let id = job.enqueue(&store(&database).await).await.unwrap().id;
     wait_until(SOON, "it was entered", async || entered.exists()).await;
     let said = recruiter(&database, &["jobs", "cancel", &id.to_string()]);
-    assert!(said.out.contains("is asked to cancel"), "{}{}", said.out, said.err);
+    assert!(said.out.contains("cancellation requested"), "{}{}", said.out, said.err);
     wait_until(SOON, "it is cancelled", async || count(&database, "archived", doc! { "_id": id, "why": "cancelled" }).await == 1).await;
     assert_eq!(number(&only(&database, "archived", doc! {}).await, "attempts"), 1);
     system.stop().await;
@@ -434,7 +436,7 @@ async fn a_job_can_be_cancelled_while_its_worker_drains() {
     worker.terminate();
     wait_until(SOON, "it drains", async || worker.stderr().contains("taking no more jobs")).await;
     let said = recruiter(&database, &["jobs", "cancel", &hinted.to_string()]);
-    assert!(said.out.contains("is asked to cancel"), "{}{}", said.out, said.err);
+    assert!(said.out.contains("cancellation requested"), "{}{}", said.out, said.err);
     let asked = doc! { "$set": { "cancel_requested_at": bson::DateTime::now() } };
     database.raw("scheduled").update_one(doc! { "_id": unheard }, asked).await.unwrap();
     assert!(worker.wait_exit(SOON).await.success());

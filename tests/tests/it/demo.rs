@@ -143,7 +143,7 @@ async fn stopped_in_the_middle_it_leaves_nothing_and_says_so() {
     assert_nothing_left(&temporary).await;
 }
 
-/// What a demonstration that cannot begin complains of.
+/// The error messages of a demonstration that cannot begin.
 async fn complaint(dir: &Path, env: &[(&str, &str)]) -> String {
     let mut demo = Process::start("recruiter", &["demo", "--dir", dir.to_str().unwrap()], env);
     assert_eq!(demo.wait_exit(SOON).await.code(), Some(1));
@@ -156,12 +156,12 @@ async fn what_it_cannot_begin_on_is_named() {
     let dir = tempfile::tempdir().unwrap();
     let (missing, file) = (dir.path().join("missing"), dir.path().join("file"));
     let said = complaint(dir.path(), &[]).await;
-    assert!(said.contains("no file to work on") && said.contains(dir.path().to_str().unwrap()), "{said}");
+    assert!(said.contains("no readable file below") && said.contains(dir.path().to_str().unwrap()), "{said}");
     fs::write(&file, "").unwrap();
     let said = complaint(&missing, &[]).await;
     assert!(said.contains(missing.to_str().unwrap()) && said.contains("No such file"), "{said}");
     let said = complaint(&file, &[]).await;
-    assert!(said.contains("is no directory"), "{said}");
+    assert!(said.contains("is not a directory"), "{said}");
     let said = complaint(dir.path(), &[("PATH", "/nowhere")]).await;
     assert!(said.contains("`sha256sum`") && said.contains("install"), "{said}");
 }

@@ -99,7 +99,7 @@ async fn a_dead_worker_is_replaced() {
     kill(Pid::from_raw(dead), Signal::SIGKILL).unwrap();
     wait_until(SOON, "another worker is there, and the dead one is not", async || matches!(pids(&roster).await[..], [pid] if pid != dead))
         .await;
-    assert!(dev.stderr().contains(&format!("recruiter-worker (pid {dead}) was ended by SIGKILL; started again")), "{}", dev.stderr());
+    assert!(dev.stderr().contains(&format!("recruiter-worker (pid {dead}) was killed by SIGKILL; restarted")), "{}", dev.stderr());
     enqueue(&uri).await;
     let archived = collection(&uri, "archived").await;
     wait_until(SOON, "the job is done", async || archived.count_documents(doc! { "why": "done" }).await.unwrap() == 1).await;
@@ -129,7 +129,7 @@ async fn asked_twice_it_ends_at_once() {
     assert!(Process::start("recruiter", &sleep, &[("MONGODB_URI", &uri)]).wait_exit(SOON).await.success());
     kill(worker, Signal::SIGSTOP).unwrap();
     dev.signal(Signal::SIGINT);
-    wait_until(SOON, "it has heard", async || dev.stderr().contains("asked to stop")).await;
+    wait_until(SOON, "it has received the signal", async || dev.stderr().contains("stop requested")).await;
     dev.signal(Signal::SIGINT);
     assert_eq!(dev.wait_exit(Duration::from_secs(3)).await.code(), Some(130));
     until_nothing_mentions(dir.path()).await;
@@ -147,7 +147,7 @@ async fn people_are_told_how_to_go_on() {
     assert!(dev.wait_exit(SOON).await.success());
 }
 
-/// What it complains of when it cannot start.
+/// Its error messages when it cannot start.
 async fn complaint(data_dir: &Path, args: &[&str]) -> String {
     let mut dev = start(data_dir, args);
     assert_eq!(dev.wait_exit(SOON).await.code(), Some(1), "{}", dev.stderr());
@@ -162,7 +162,7 @@ async fn what_it_cannot_start_on_is_named() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     let said = complaint(&dir.path().join("data"), &[&format!("--port={port}")]).await;
-    assert!(said.contains(&format!("port {port} on 127.0.0.1 is taken")), "{said}");
+    assert!(said.contains(&format!("port {port} on 127.0.0.1 is in use")), "{said}");
 
     let file = dir.path().join("file");
     fs::write(&file, "").unwrap();

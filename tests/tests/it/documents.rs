@@ -76,7 +76,7 @@ fn helps() -> BTreeMap<Vec<String>, String> {
     found
 }
 
-/// What a help says of one flag.
+/// The help text of one flag.
 fn said_of(help: &str, flag: &str) -> Option<String> {
     // Text of an option is further to the right.
     let is_option = |line: &str| line.starts_with("      --") || line.starts_with("  -");
@@ -233,7 +233,7 @@ fn every_finish_reason_and_retry_policy_is_described() {
     assert_eq!(listed, known.classes().collect::<BTreeSet<_>>());
 }
 
-/// The README says that no fault lost a job.
+/// The README claims that no fault lost a job.
 #[test]
 fn no_row_of_the_failures_has_a_finding() {
     for row in table(&format!("\n{}", document("docs/failures.md")), "# Failures") {

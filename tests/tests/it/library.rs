@@ -268,7 +268,7 @@ async fn a_policy_of_ones_own_decides_and_a_job_with_an_unknown_one_waits_for_wh
     let message = ended.get_document("last_execution").unwrap().get_str("message").unwrap().to_owned();
     assert!(message.contains("RetryManyTimes") && message.contains("retry_how_many_times"), "{message}");
     assert_eq!(diary.attempts(), 3, "it was not entered");
-    // Alone and within another: what this worker does not know, a newer one may.
+    // Alone and nested: a newer worker may know a policy that this worker does not.
     let newer = recruiter_common::job::StoredPolicy { class: "OnlyOnSunday".into(), parameters: bson::Bson::Null };
     let within = doc! { "retriable_exceptions": ["x"], "filtered_retry_policy": { "class": "OnlyOnSunday", "parameters": {} } };
     let within = recruiter_common::job::StoredPolicy { class: "RetriableExceptionFilter".into(), parameters: within.into() };
@@ -342,7 +342,7 @@ async fn a_job_sent_again_under_its_id_is_enqueued_and_executed_once() {
     recruiter.stop().await;
 }
 
-/// Lets nobody else run, as code that computes, from the beginning or after it has waited.
+/// Blocks the thread, like code that computes, from the beginning or after a wait.
 #[derive(Serialize, Deserialize)]
 struct Greedy {
     waits: bool,
@@ -468,7 +468,7 @@ async fn user_code_that_panics_ends_its_job_alone() {
     recruiter.stop().await;
 }
 
-/// I9: the tasks of the worker itself are watched. One that panics is not replaced: what it knew is lost with it.
+/// I9: the worker watches its internal tasks. A task that panics is not replaced, because its state is lost.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_worker_whose_own_task_panics_ends_and_leaves_its_jobs_to_the_cleaner() {
     let is_commit: fn(&Document) -> bool = |command| command.contains_key("commitTransaction");
@@ -574,9 +574,111 @@ async fn a_stopping_worker_keeps_a_job_whose_thread_still_runs() {
     let locked = async || database.raw("scheduled").count_documents(doc! { "locked": true }).await.unwrap();
     wait_until(SOON, "it runs", async || locked().await == 1).await;
     worker.stop().await;
-    assert_eq!(locked().await, 1, "nobody else may start it");
+    assert_eq!(locked().await, 1, "no other worker may start it");
     let roster = database.raw("roster").find_one(doc! {}).await.unwrap().expect("the roster names what is left");
     assert_eq!(roster.get_array("working_on").unwrap().len(), 1);
     drop(let_go);
+    recruiter.stop().await;
+}
+
+/// A worker that was declared dead comes back in another session. Threads of the first session still run, beyond the configured concurrency
+/// if the second one offered all slots.
+#[tokio::test]
+async fn threads_that_outlive_their_session_keep_their_slots() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    let let_go = LetGo(Arc::new(std::sync::atomic::AtomicBool::new(false)));
+    let recruiter = Local::recruiter(&database, &[]);
+    let flags = ["--concurrency", "3", "--heartbeat", "200ms"];
+    let worker = Local::worker(&database, Worker::new().register_blocking::<Stubborn>(let_go.0.clone()).unwrap(), &flags);
+    for _ in 0..2 {
+        Stubborn {}.as_job().enqueue(&store).await.unwrap();
+    }
+    let roster = database.raw("roster");
+    wait_until(SOON, "two run", async || roster.count_documents(doc! { "working_on": { "$size": 2 } }).await.unwrap() == 1).await;
+    let dead = roster.find_one_and_delete(doc! {}).await.unwrap().unwrap().get_object_id("_id").unwrap();
+    let offers =
+        async |free: i32| roster.count_documents(doc! { "_id": { "$ne": dead }, "available": true, "free": free }).await.unwrap() == 1;
+    wait_until(SOON * 2, "another session offers the third slot", async || offers(1).await).await;
+    drop(let_go);
+    wait_until(SOON, "it offers all slots", async || offers(3).await).await;
+    worker.stop().await;
+    recruiter.stop().await;
+}
+
+/// Panics when it is dropped.
+#[derive(Serialize, Deserialize)]
+struct Fragile {}
+
+impl Workable for Fragile {
+    const CLASS: &'static str = "Fragile";
+    type Output = ();
+}
+
+impl Executable for Fragile {
+    type State = ();
+
+    async fn execute(&self, _state: &(), _job: &Context) -> Result<(), NotDone> {
+        Ok(())
+    }
+}
+
+impl Drop for Fragile {
+    fn drop(&mut self) {
+        panic!("while it is dropped");
+    }
+}
+
+/// I9, as above.
+#[tokio::test]
+async fn a_workable_whose_destructor_panics_is_done_and_its_worker_goes_on() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    let recruiter = Local::recruiter(&database, &[]);
+    let worker = Local::worker(&database, Worker::new().register::<Fragile>(()).unwrap(), &[]);
+    for _ in 0..2 {
+        let id = NewJob::of_class(Fragile::CLASS, doc! {}).enqueue(&store).await.unwrap().id;
+        assert_eq!(archived(&database, id).await.get_str("why").unwrap(), "done");
+    }
+    worker.stop().await;
+    recruiter.stop().await;
+}
+
+/// Enqueues the next one with its labels.
+#[derive(Serialize, Deserialize)]
+struct Chain {
+    left: u32,
+}
+
+impl Workable for Chain {
+    const CLASS: &'static str = "Chain";
+    type Output = String;
+}
+
+impl Executable for Chain {
+    type State = ();
+
+    async fn execute(&self, _state: &(), job: &Context) -> Result<String, NotDone> {
+        let labels = format!("{:?} {:?}", job.tags(), job.urn());
+        if let Some(left) = self.left.checked_sub(1) {
+            let next = job.tags().iter().fold(Chain { left }.as_job(), |next, tag| next.tag(tag));
+            next.enqueue(job.store()).await?;
+        }
+        Ok(labels)
+    }
+}
+
+#[tokio::test]
+async fn a_workable_knows_the_labels_of_its_job_and_can_enqueue() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    let recruiter = Local::recruiter(&database, &[]);
+    let worker = Local::worker(&database, Worker::new().register::<Chain>(()).unwrap(), &[]);
+    let first = Chain { left: 1 }.as_job().tag("a").tag("b").urn("urn:x").enqueue(&store).await.unwrap().id;
+    assert_eq!(archived(&database, first).await.get_str("result").unwrap(), r#"["a", "b"] Some("urn:x")"#);
+    let ended = async || database.raw("archived").find_one(doc! { "_id": { "$ne": first } }).await.unwrap();
+    let next = wait_for(SOON, "the next one is archived", ended).await;
+    assert_eq!(next.get_str("result").unwrap(), r#"["a", "b"] None"#);
+    worker.stop().await;
     recruiter.stop().await;
 }

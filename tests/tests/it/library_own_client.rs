@@ -11,6 +11,7 @@ use mongodb::{
 };
 use recruiter_common::{
     enqueue::{EnqueueError, NewJob},
+    ids::JobId,
     store::{ConnectError, Store, StoreError},
 };
 use recruiter_tests::{fail_points::FailPoint, local, mongo::TestDatabase};
@@ -125,7 +126,7 @@ async fn a_job_and_the_applications_own_write_are_committed_or_aborted_together(
     assert_eq!(count(&database).await, (2, 2));
 }
 
-/// What the primary answers while it steps down, and a connection that is lost with it.
+/// The replies of a primary that steps down, and a connection that is lost with it.
 #[tokio::test]
 async fn a_failover_in_the_applications_transaction_leaves_one_order_and_one_job() {
     let database = TestDatabase::new().await;
@@ -176,10 +177,10 @@ async fn the_schema_is_not_created_unasked() {
     NewJob::of_class("x", doc! {}).enqueue_in(&shop.store, &mut session).await.unwrap_err();
     session.abort_transaction().await.unwrap();
     assert!(database.database().list_collection_names().await.unwrap().is_empty());
-    // Somebody else sets it up while this process runs.
+    // Another process creates the schema while this one runs.
     local::store(&database).await;
     enqueue().await.unwrap();
-    // Once it is known to be there, nobody asks again.
+    // Once it is known to exist, it is not checked again.
     shop.sent("find");
     enqueue().await.unwrap();
     assert_eq!(shop.sent("find"), []);
@@ -191,4 +192,48 @@ async fn a_standalone_is_refused_for_the_applications_own_client_too() {
     let client = Client::with_uri_str(mongod.uri()).await.unwrap();
     let refused = Store::from_database(client.database("jobs")).ensure_schema().await.unwrap_err();
     assert!(matches!(refused, ConnectError::Standalone { .. }), "{refused}");
+}
+
+/// In a session of the store, also a transaction; a session of the client would commit with `w: 1`, which a failover can undo.
+#[tokio::test]
+async fn a_session_of_the_store_commits_by_a_majority() {
+    let database = TestDatabase::new().await;
+    let shop = Shop::open(&database, "&w=1&journal=false&readConcernLevel=local&readPreference=secondary").await;
+    shop.store.ensure_schema().await.unwrap();
+    database.database().create_collection("orders").await.unwrap();
+    let mut session = shop.store.start_session().await.unwrap();
+    shop.order(&mut session, 1).await.unwrap();
+    session.commit_transaction().await.unwrap();
+    assert_eq!(count(&database).await, (1, 1));
+    let commit = &shop.sent("commitTransaction")[0];
+    let concern = commit.get_document("writeConcern").unwrap();
+    assert!((concern.get_str("w").unwrap(), concern.get_bool("j").unwrap()) == ("majority", true), "{commit}");
+}
+
+/// The call with an id is repeated, whatever has become of the job.
+#[tokio::test]
+async fn a_job_with_an_id_is_enqueued_once_also_in_transactions() {
+    let database = TestDatabase::new().await;
+    let store = local::store(&database).await;
+    let [waiting, archived, new] = [JobId::new(), JobId::new(), JobId::new()];
+    let job = |id: JobId| NewJob::of_class("x", doc! {}).with_id(id);
+    job(waiting).enqueue(&store).await.unwrap();
+    database.raw("archived").insert_one(doc! { "_id": archived, "why": "done" }).await.unwrap();
+    let mut session = store.start_session().await.unwrap();
+    session.start_transaction().await.unwrap();
+    let unnamed = NewJob::of_class("x", doc! {});
+    let enqueued = store.enqueue_many_in(&mut session, [job(waiting), job(archived), job(new), unnamed]).await.unwrap();
+    session.commit_transaction().await.unwrap();
+    assert_eq!(enqueued.iter().map(|one| one.is_new).collect::<Vec<_>>(), [false, false, true, true]);
+    assert_eq!(database.raw("scheduled").count_documents(doc! {}).await.unwrap(), 3);
+}
+
+#[tokio::test]
+async fn without_a_transaction_nothing_is_enqueued_in_a_session() {
+    let database = TestDatabase::new().await;
+    let store = local::store(&database).await;
+    let mut session = store.start_session().await.unwrap();
+    let refused = NewJob::of_class("x", doc! {}).enqueue_in(&store, &mut session).await.unwrap_err();
+    assert!(matches!(refused, EnqueueError::Store(StoreError::NoTransaction { .. })), "{refused}");
+    assert_eq!(count(&database).await, (0, 0));
 }

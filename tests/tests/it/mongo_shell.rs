@@ -17,7 +17,7 @@ use serde_json::Value;
 
 const SOON: Duration = Duration::from_secs(20);
 
-/// What a person would type, answered as one JSON document.
+/// A query as a person would type it, answered as one JSON document.
 fn ask(database: &TestDatabase, expression: &str) -> Value {
     let answer = mongosh::eval(database.uri(), &format!("print(EJSON.stringify({expression}, null, 0, {{relaxed: true}}))"));
     serde_json::from_str(answer.trim()).unwrap_or_else(|error| panic!("{expression}: {error}: {answer}"))

@@ -106,19 +106,19 @@ async fn what_no_job_can_match_is_refused_and_a_misspelt_reason_is_corrected() {
         let said = recruiter(&database, &[&["jobs"], args].concat());
         assert!(said.code == code && said.err.contains(expected), "{args:?}: {} {}", said.code, said.err);
     };
-    check(&["list", "--place", "scheduled", "--why", "done"], 2, "only archived jobs have a reason");
+    check(&["list", "--place", "scheduled", "--why", "done"], 2, "only archived jobs have a finish reason");
     check(&["list", "--since", "1h", "--until", "2h"], 2, "the period is empty");
     check(&["list", "--why", "done", "--message", "x"], 2, "a job that is done has no error class");
     check(&["list", "--since", "noon"], 2, "neither an instant nor a duration");
     check(&["list", "--why", "tried-to-many-times"], 2, "did you mean `tried-too-many-times`?");
-    check(&["list", "--why", "nonsense"], 0, "not one of Recruiter's own reasons (done, ");
+    check(&["list", "--why", "nonsense"], 0, "not a built-in finish reason (done, ");
     check(&["list", "--why", "my-own-reason"], 0, "");
     check(&["retry", "--yes", "--why", "tried-to-many-times"], 2, "did you mean `tried-too-many-times`?");
-    check(&["retry"], 2, "which jobs are to be retried?");
-    check(&["retry", "--place", "archived"], 2, "which jobs are to be retried?");
-    check(&["retry", "--all", "--class", "a"], 2, "--all and filters contradict each other");
-    check(&["retry", &ObjectId::new().to_hex(), "--class", "a"], 2, "but not by both");
-    check(&["retry", "--all"], 2, "say --yes");
+    check(&["retry"], 2, "name the jobs to be retried");
+    check(&["retry", "--place", "archived"], 2, "name the jobs to be retried");
+    check(&["retry", "--all", "--class", "a"], 2, "--all cannot be combined with filters");
+    check(&["retry", &ObjectId::new().to_hex(), "--class", "a"], 2, "job ids cannot be combined with filters");
+    check(&["retry", "--all"], 2, "add --yes");
     check(&["retry", "--all", "--yes", "--place", "running"], 2, "a running job cannot be retried");
     check(&["cancel", "--all", "--yes", "--place", "archived"], 2, "an archived job cannot be cancelled");
     check(&["delete", "--all", "--yes", "--place", "scheduled"], 2, "only archived jobs are deleted");
@@ -154,7 +154,7 @@ async fn pages_show_every_job_once() {
     }
 }
 
-/// MongoDB gives up what takes too long. A list says so; a change of many jobs goes on in smaller steps.
+/// MongoDB aborts reads that take too long. A list reports that; a change of many jobs continues in smaller steps.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_search_that_takes_too_long_is_given_up_and_a_walk_is_not() {
     let database = TestDatabase::new().await;
@@ -166,7 +166,7 @@ async fn a_search_that_takes_too_long_is_given_up_and_a_walk_is_not() {
     };
     let fault = too_slow(1).await;
     let said = recruiter(&database, &["jobs", "list", "--place", "archived", "--tag", "x"]);
-    assert!(said.code == 1 && said.err.contains("given up after 8 s") && said.err.contains("narrow it"), "{} {}", said.code, said.err);
+    assert!(said.code == 1 && said.err.contains("stopped after 8 s") && said.err.contains("narrow it"), "{} {}", said.code, said.err);
     drop(fault);
     let fault = too_slow(2).await;
     let said = recruiter(&database, &["jobs", "retry", "--all", "--dry-run"]);
@@ -208,7 +208,7 @@ async fn what_failed_is_retried_once_however_often_it_is_said() {
     let said = recruiter(&database, &["jobs", "retry", "--class", "mail", "--yes"]);
     assert_eq!((said.code, said.out.as_str()), (1, "1198 enqueued again, 2 refused\n"), "{}", said.err);
     assert!(
-        said.err.contains("its parameters are no document") && said.err.contains("2 of 1200 jobs could not be retried"),
+        said.err.contains("its parameters are not a document") && said.err.contains("2 of 1200 jobs could not be retried"),
         "{}",
         said.err
     );
@@ -220,7 +220,7 @@ async fn what_failed_is_retried_once_however_often_it_is_said() {
     assert_eq!(summary(&said)["outcomes"], json!({ "enqueued-again": 300, "refused": 2, "retried-before": 1_198 }));
     assert_eq!(retries(&database).await.len(), 1_498);
 
-    // By its id, too; unless somebody means it.
+    // By its id, too, unless `--again` is given.
     let old = only(&database, "archived", doc! { "_id": retries(&database).await[0] }).await;
     let (old_id, first) = (old.get_object_id("_id").unwrap(), old.get_object_id("retried_as").unwrap().to_hex());
     let said = recruiter(&database, &["jobs", "retry", &old_id.to_hex()]);
@@ -294,7 +294,7 @@ async fn many_jobs_are_cancelled_deleted_and_made_due() {
     let said = recruiter(&database, &["jobs", "delete", "--class", "new", "--yes"]);
     assert_eq!((said.code, said.out.as_str()), (0, "500 deleted\n"));
     assert_eq!(count(&database, "archived", doc! {}).await, 696);
-    assert_eq!(recruiter(&database, &["jobs", "delete", "--until", "1h", "--yes"]).out, "no job matches that could be deleted\n");
+    assert_eq!(recruiter(&database, &["jobs", "delete", "--until", "1h", "--yes"]).out, "no matching job can be deleted\n");
     // One that is not finished is never deleted.
     let good = only(&database, "scheduled", doc! { "group": "h" }).await.get_object_id("_id").unwrap().to_hex();
     let said = recruiter(&database, &["jobs", "delete", &good]);
@@ -302,7 +302,7 @@ async fn many_jobs_are_cancelled_deleted_and_made_due() {
     assert_eq!(count(&database, "scheduled", doc! { "group": "h" }).await, 1);
 }
 
-/// What a command shows on a terminal, on which this is typed once it has asked.
+/// The output of a command on a terminal, where this is typed after the question.
 fn on_a_terminal(database: &TestDatabase, args: &[&str], typed: &str, more: &[(&str, &str)]) -> (i32, String) {
     let terminal = openpty(None, None).unwrap();
     let [stdin, stdout, stderr] = std::array::from_fn(|_| terminal.slave.try_clone().unwrap());
@@ -364,7 +364,7 @@ async fn an_interrupted_retry_goes_on_where_it_was() {
     kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGINT).unwrap();
     let said = Said::of(child.wait_with_output().unwrap());
     assert_eq!(said.code, 130, "{}", said.err);
-    assert!(said.err.contains("the same command goes on with the rest"), "{}", said.err);
+    assert!(said.err.contains("repeat the command to continue with the rest"), "{}", said.err);
     let so_far = retried().await;
     assert!(said.out.starts_with(&format!("{so_far} enqueued again")) && so_far < 4_000, "{} {so_far}", said.out);
     each_was_retried_once(&database, doc! { "retried_as": { "$exists": true } }).await;
@@ -376,7 +376,7 @@ async fn an_interrupted_retry_goes_on_where_it_was() {
     drop(fault);
     each_was_retried_once(&database, doc! { "retried_as": { "$exists": true } }).await;
 
-    // What the killed process has left open is ended by MongoDB itself, in the end; here at once.
+    // MongoDB ends the open transaction of the killed process after a minute; here it is ended at once.
     database.database().run_command(doc! { "killAllSessions": [] }).await.unwrap();
     let fault = FailPoint::new("recruiter jobs", &["commitTransaction"]).times(2).write_concern_error(64).arm(&mongo.uri()).await;
     let said = recruiter(&database, &retry);
@@ -466,24 +466,24 @@ async fn it_is_said_who_leads_and_what_nobody_takes() {
         assert!(said.code == 0 && (said.out.contains(expected) || said.err.contains(expected)), "{args:?}: {}{}", said.out, said.err);
     };
     for args in [&["stats"][..], &["roster"], &["roster", "--json"], &["jobs", "show", &id]] {
-        says(args, "no recruiter leads: due jobs are not assigned (none has led yet)");
+        says(args, "no recruiter leads: due jobs are not assigned (no recruiter has led yet)");
     }
     assert_eq!(recruiter(&database, &["stats", "--json"]).objects()[0]["leader"], Value::Null);
     says(&["enqueue", "--class", "nosuch"], "warning: no worker is running");
 
     let system = System::start(&database, Setup { worker: &["--builtins", "--work-on", "g"], ..Setup::default() });
-    wait_until(SOON, "somebody leads", async || store.observe_lease().await.unwrap().is_some()).await;
+    wait_until(SOON, "a recruiter leads", async || store.observe_lease().await.unwrap().is_some()).await;
     wait_until(SOON, "a worker is available", async || count(&database, "roster", doc! { "available": true }).await == 1).await;
     says(&["stats"], "leader: ");
-    says(&["stats"], "waiting in vain: no running worker has the class `nosuch`\n");
-    says(&["stats"], "waiting in vain: no running worker that has the class `noop` works on the group `generic`\n");
+    says(&["stats"], "jobs cannot start: no running worker has the class `nosuch`\n");
+    says(&["stats"], "jobs cannot start: no running worker that has the class `noop` works on the group `generic`\n");
     let untaken = recruiter(&database, &["stats", "--json"]).objects().remove(0)["untaken"].take();
     let classes: Vec<&Value> = untaken.as_array().unwrap().iter().map(|kind| &kind["class"]).collect();
     assert_eq!(classes, [&json!("noop"), &json!("nosuch")], "{untaken}");
     let mut job = minimal_job("noop");
     job.extend(doc! { "group": "g", "retry_policy": { "class": "Mine", "parameters": {} } });
     database.raw("scheduled").insert_one(job).await.unwrap();
-    says(&["stats"], "waiting in vain: no running worker knows the retry policy `Mine`\n");
+    says(&["stats"], "jobs cannot start: no running worker knows the retry policy `Mine`\n");
     assert_eq!(recruiter(&database, &["stats", "--json"]).objects()[0]["unknown_policies"], json!(["Mine"]));
     says(&["roster"], "leader: ");
     assert!(recruiter(&database, &["stats", "--json"]).objects()[0]["leader"].as_str().unwrap().contains(':'));
@@ -496,7 +496,7 @@ async fn it_is_said_who_leads_and_what_nobody_takes() {
 
     let killed = doc! { "$set": { "released": false, "renewed_at": bson::DateTime::from_millis(bson::DateTime::now().timestamp_millis() - 60_000) } };
     database.raw("metadata").update_one(doc! { "_id": "recruiter" }, killed).await.unwrap();
-    says(&["stats"], "has given no sign of life for 1m");
+    says(&["stats"], "has not renewed its lease for 1m");
 }
 /// A mistyped database is not set up by a command that changes jobs.
 #[tokio::test]
@@ -506,7 +506,7 @@ async fn where_there_is_no_recruiter_no_job_is_changed_and_nothing_is_made() {
         [&["jobs", "cancel", "--all", "--yes"][..], &["jobs", "delete", "--all", "--yes"], &["jobs", "retry", "65a1b2c3d4e5f60718293a4b"]]
     {
         let said = recruiter(&database, args);
-        assert!(said.code == 1 && said.err.contains("there is no Recruiter in database"), "{args:?}: {}{}", said.out, said.err);
+        assert!(said.code == 1 && said.err.contains("has none of the collections"), "{args:?}: {}{}", said.out, said.err);
     }
     assert_eq!(database.database().list_collection_names().await.unwrap(), [""; 0]);
 }

@@ -1,4 +1,4 @@
-//! Programs run by the real stock worker: what the machine, the worker's end and the workables file do to them.
+//! Programs run by the real stock worker: the effects of the machine, of the worker's end, and of the workables file.
 
 use std::{
     fs,
@@ -78,7 +78,7 @@ async fn a_worker_runs_no_more_programs_than_its_files_are_enough_for() {
     }
     let said = worker.stderr();
     assert!(said.contains("the limit of open files is too low for --concurrency 120: running at most 25 jobs"), "{said}");
-    assert!(!said.contains("cannot start more programs"), "{said}");
+    assert!(!said.contains("cannot start more jobs"), "{said}");
 }
 
 /// The soft limit that a service has unless its unit says more.
@@ -115,7 +115,7 @@ async fn a_program_that_the_machine_cannot_start_costs_its_job_nothing() {
         assert_eq!(job.get("executions"), None, "{job}");
     }
     let said = worker.stderr();
-    assert_eq!(said.matches("the machine cannot start more programs").count(), 1, "said once:\n{said}");
+    assert_eq!(said.matches("the machine cannot start more jobs").count(), 1, "said once:\n{said}");
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! Where the recruiter looks for jobs, as MongoDB's profiler saw it, and what it is told: what a search may cost is decided here.
+//! The recruiter's searches for jobs, as recorded by MongoDB's profiler, and its hints. These tests limit the cost of a search.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -67,19 +67,19 @@ async fn only_groups_with_waiting_jobs_are_searched_and_those_with_news_alone() 
     for group in ["waiting", "elsewhere"] {
         NewJob::of_class(NOBODYS, doc! {}).in_group(group).enqueue(&store).await.unwrap();
     }
-    // What was announced is looked at first.
+    // Announced jobs are searched first.
     pause(Duration::from_secs(1)).await;
     profile(&database).await;
     wait_until(SOON, "it has searched a few times", async || searched(&database).await.len() > 2).await;
     assert!(searched(&database).await.iter().all(|groups| *groups == only("waiting")), "{:?}", searched(&database).await);
     store.publish(&Hint::jobs_in(["news"])).await.unwrap();
-    wait_until(SOON, "the news are looked at", async || searched(&database).await.contains(&only("news"))).await;
+    wait_until(SOON, "the announced lane is searched", async || searched(&database).await.contains(&only("news"))).await;
     for process in processes {
         process.stop().await;
     }
 }
 
-/// What was found and does not fit is assigned in the next rounds; more than that nobody waits for.
+/// Jobs that were found but exceed the free slots are assigned in the next rounds; a search asks for no more.
 #[tokio::test]
 async fn a_search_finds_a_few_times_what_fits_and_not_without_end() {
     let check = async |places: &str, most: i64| {
@@ -142,7 +142,7 @@ async fn jobs_of_many_groups_start_at_their_date() {
     }
 }
 
-/// A job is announced while it is on its way. When that takes long, whoever looked for it has not found it.
+/// A job is announced while it is on its way. If that takes long, a recipient that searched for it has not found it.
 #[tokio::test]
 async fn what_was_announced_long_before_it_was_there_is_announced_again() {
     let database = TestDatabase::new().await;
@@ -171,13 +171,13 @@ async fn what_was_announced_long_before_it_was_there_is_announced_again() {
     wait_for(SOON, "it is announced once", once).await;
 }
 
-/// A worker may be told of a job sooner than it is there. It is believed to be seen to until the worker says otherwise.
+/// A worker may receive an assignment before the job is visible. The job counts as in flight until the worker reports that it is missing.
 #[tokio::test]
 async fn what_a_worker_did_not_find_is_looked_for_once_it_has_said_so() {
     let database = TestDatabase::new().await;
     let store = store(&database).await;
     let recruiter = Local::recruiter(&database, &["--poll", "20s", "--lease", "60s"]);
-    // Of two, so that somebody has places meanwhile.
+    // Two workers, so that one has free slots in the meantime.
     let worker = || Local::worker(&database, Worker::new().register_builtins().unwrap(), &["--poll", "20s"]);
     let workers = [worker(), worker()];
     until_ready(&database, 2).await;
@@ -198,13 +198,13 @@ async fn what_a_worker_did_not_find_is_looked_for_once_it_has_said_so() {
     }
 }
 
-/// A full worker counts as busy with what it was given until it offers places again. What it was given may be due again sooner.
+/// The jobs of a full worker count as in flight until it offers slots again. They may become due again sooner.
 #[tokio::test]
 async fn what_is_due_again_before_its_worker_has_places_is_looked_for_once_it_has() {
     let database = TestDatabase::new().await;
     let store = store(&database).await;
     let recruiter = Local::recruiter(&database, &["--poll", "20s", "--lease", "60s"]);
-    // Of two, so that somebody has places meanwhile.
+    // Two workers, so that one has free slots in the meantime.
     let worker = || Local::worker(&database, Worker::new().register_builtins().unwrap(), &["--poll", "20s", "--concurrency", "1"]);
     let workers = [worker(), worker()];
     until_ready(&database, 2).await;
@@ -220,7 +220,7 @@ async fn what_is_due_again_before_its_worker_has_places_is_looked_for_once_it_ha
     }
 }
 
-/// Whoever says that a job is due may have another idea of the time, or say it of the first of several.
+/// The sender of a hint about a due job may have another clock, or may name only the first of several jobs.
 #[tokio::test]
 async fn what_is_due_a_little_later_than_was_said_is_not_left_to_the_poll() {
     let database = TestDatabase::new().await;
@@ -228,7 +228,7 @@ async fn what_is_due_a_little_later_than_was_said_is_not_left_to_the_poll() {
     let recruiter = Local::recruiter(&database, &["--poll", "20s", "--lease", "60s"]);
     let worker = Local::worker(&database, Worker::new().register_builtins().unwrap(), &["--poll", "20s"]);
     until_ready(&database, 1).await;
-    // What is done is behind everything that was searched for at the beginning.
+    // Finished jobs are behind all jobs of the first search.
     let done = async || database.raw("archived").count_documents(doc! { "done": true }).await.unwrap();
     NewJob::of_class("noop", doc! {}).enqueue(&store).await.unwrap();
     wait_until(SOON, "the first is done", async || done().await == 1).await;
@@ -242,7 +242,7 @@ async fn what_is_due_a_little_later_than_was_said_is_not_left_to_the_poll() {
     }
 }
 
-/// What was to be assigned in it is not announced again.
+/// The jobs to be assigned in it are not announced again.
 #[tokio::test]
 async fn after_a_round_that_failed_everything_is_looked_at_at_once() {
     let database = TestDatabase::new().await;
@@ -264,7 +264,7 @@ async fn after_a_round_that_failed_everything_is_looked_at_at_once() {
     }
 }
 
-/// Who is told in time that there was nothing to say need not ask. Hints leave the recruiter no pause.
+/// A worker that receives keep-alives in time need not poll. Hints leave the recruiter no pause.
 #[tokio::test]
 async fn idle_workers_are_told_in_time_also_while_hints_come_without_a_pause() {
     let database = TestDatabase::new().await;

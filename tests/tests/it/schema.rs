@@ -41,7 +41,7 @@ async fn indexes(database: &TestDatabase, collection: &str) -> Vec<String> {
     names
 }
 
-/// What the next hint makes of a collection that was dropped.
+/// The next hint creates an ordinary collection in place of a dropped one.
 async fn make_ordinary(database: &TestDatabase, collection: &str) {
     database.raw(collection).drop().await.unwrap();
     database.raw(collection).insert_one(doc! { "kind": "free" }).await.unwrap();
@@ -72,7 +72,7 @@ async fn a_start_makes_again_what_was_dropped_or_changed() {
     store(&database).await;
     assert!(is_as_it_should_be(&database).await);
     make_ordinary(&database, "signals").await;
-    // A channel that nobody listens on at the moment.
+    // A channel without listeners at the moment.
     make_ordinary(&database, "signals_3").await;
     database.raw("signals_0").drop().await.unwrap();
     drop_index(&database, "scheduled", "due_jobs").await;
@@ -83,13 +83,13 @@ async fn a_start_makes_again_what_was_dropped_or_changed() {
     assert!(is_capped(&database, "signals_3").await);
     database.raw("scheduled").insert_one(doc! { "no": "job" }).await.expect_err("the validator is back");
 
-    // Smaller than it should be, as somebody might restore it.
+    // Smaller than it should be, as after a restore.
     database.raw("signals").drop().await.unwrap();
     database.database().run_command(doc! { "create": "signals", "capped": true, "size": 4_096 }).await.unwrap();
     store(&database).await;
     assert!(options(&database, "signals").await.unwrap().get("size").and_then(number).is_some_and(|size| size >= 16 << 20));
 
-    // What a newer release has changed is its own business; what it has is not dropped.
+    // Changes of a newer release are left alone; its indexes are not dropped.
     database.database().run_command(doc! { "collMod": "scheduled", "validator": {} }).await.unwrap();
     database.raw("metadata").update_one(doc! { "_id": "schema" }, doc! { "$set": { "version": 1_000 } }).await.unwrap();
     let store = store(&database).await;
@@ -187,7 +187,7 @@ async fn an_ordinary_user_is_enough_to_make_and_to_mend() {
     drop_index(&database, "scheduled", "due_jobs").await;
     assert_eq!(connect().await.join_channel().await.unwrap(), Channel(0));
     assert!(is_as_it_should_be(&database).await);
-    // An earlier release's: it goes on with that, and says so.
+    // The validator of an earlier release: the process logs that and continues with it.
     database.database().run_command(doc! { "collMod": "scheduled", "validator": {} }).await.unwrap();
     is_enqueued(&connect().await).await;
     drop(database);

@@ -1,10 +1,12 @@
-//! What the service manager is told, by the real binaries: that they are ready, and that their main loops go on.
+//! Notifications of the real binaries to the service manager: ready, and progress of their main loops.
 
 use std::{os::unix::net::UnixDatagram, path::Path, time::Duration};
 
 use bson::doc;
-use recruiter_common::enqueue::NewJob;
+use recruiter_common::{enqueue::NewJob, shutdown::pause};
 use recruiter_tests::{
+    faults::NOTES,
+    ledger::LEDGER,
     local::{Local, store},
     mongo::TestDatabase,
     processes::Process,
@@ -13,10 +15,10 @@ use recruiter_tests::{
 use tempfile::TempDir;
 
 const SOON: Duration = Duration::from_secs(20);
-/// As systemd says `WatchdogSec=2s`.
+/// As with `WatchdogSec=2s` in systemd.
 const INTERVAL_US: &str = "2000000";
 
-/// What a service manager hears.
+/// A service manager that receives notifications.
 struct Manager {
     socket: UnixDatagram,
     directory: TempDir,
@@ -38,17 +40,30 @@ impl Manager {
     /// Starts a process that this manager listens to.
     fn start(&self, database: &TestDatabase, name: &str, args: &[&str]) -> Process {
         let socket = self.path().join("notify").display().to_string();
-        Process::start(name, args, &[("MONGODB_URI", database.uri()), ("NOTIFY_SOCKET", &socket), ("WATCHDOG_USEC", INTERVAL_US)])
+        let directory = self.path().to_str().unwrap();
+        let environment = [
+            ("MONGODB_URI", database.uri()),
+            ("NOTIFY_SOCKET", &socket),
+            ("WATCHDOG_USEC", INTERVAL_US),
+            (NOTES, directory),
+            (LEDGER, directory),
+        ];
+        Process::start(name, args, &environment)
     }
 
-    /// Waits until this word was heard so many times from now on.
+    /// Reads what has arrived.
+    fn listen(&mut self) {
+        let mut buffer = [0; 4096];
+        while let Ok(length) = self.socket.recv(&mut buffer) {
+            self.heard.extend(String::from_utf8_lossy(&buffer[..length]).lines().map(str::to_owned));
+        }
+    }
+
+    /// Waits until this notification has arrived `times` times from now on.
     async fn hears(&mut self, word: &str, times: usize) {
         self.heard.clear();
         wait_until(SOON, &format!("the service manager hears {word} {times} times"), async || {
-            let mut buffer = [0; 4096];
-            while let Ok(length) = self.socket.recv(&mut buffer) {
-                self.heard.extend(String::from_utf8_lossy(&buffer[..length]).lines().map(str::to_owned));
-            }
+            self.listen();
             self.heard.iter().filter(|line| *line == word).count() >= times
         })
         .await;
@@ -87,4 +102,19 @@ async fn the_watchdog_hears_of_a_main_loop_that_goes_on_also_while_a_worker_drai
         process.wait_exit(SOON).await;
     }
     recruiter.stop().await;
+}
+
+/// An application notifies its service manager itself: a worker inside of it is not ready, stopping or hanging for it. The feature `process`
+/// is on here.
+#[tokio::test]
+async fn a_worker_inside_an_application_does_not_speak_for_it() {
+    let database = TestDatabase::new().await;
+    let mut manager = Manager::new();
+    let mut process = manager.start(&database, "faulty", &["worker"]);
+    wait_until(SOON, "the worker is ready", async || process.stderr().contains("ready for work")).await;
+    pause(Duration::from_secs(1)).await;
+    process.terminate();
+    assert!(process.wait_exit(SOON).await.success(), "{}", process.stderr());
+    manager.listen();
+    assert!(manager.heard.is_empty(), "{:?}", manager.heard);
 }

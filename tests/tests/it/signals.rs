@@ -52,6 +52,13 @@ fn by(script: &str, database: &TestDatabase, name: &str, args: &[&str]) -> Proce
     Process::start("/bin/sh", &command, &[("MONGODB_URI", database.uri())])
 }
 
+/// The child processes of all threads of a process.
+fn children(pid: u32) -> Vec<u32> {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap().filter_map(Result::ok);
+    let of_thread = threads.filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok());
+    of_thread.flat_map(|ids| ids.split_whitespace().map(|id| id.parse().unwrap()).collect::<Vec<_>>()).collect()
+}
+
 async fn until_it_says(process: &Process, words: &str) {
     wait_until(SOON, words, async || process.stderr().contains(words)).await;
 }
@@ -70,7 +77,7 @@ async fn hup_stops_as_term_does_and_is_no_second_signal() {
     until_running(&database, 1).await;
     while let Some(mut process) = processes.pop() {
         process.signal(Signal::SIGHUP);
-        until_it_says(&process, "asked to stop").await;
+        until_it_says(&process, "stop requested").await;
         if processes.len() == 2 {
             process.signal(Signal::SIGHUP);
         }
@@ -90,10 +97,10 @@ async fn hup_that_was_ignored_at_the_start_stays_ignored() {
     worker.signal(Signal::SIGHUP);
     worker.terminate();
     assert_eq!(worker.wait_exit(SOON).await.code(), Some(0));
-    assert_eq!(worker.stderr().matches("asked").count(), 1, "{}", worker.stderr());
+    assert_eq!(worker.stderr().matches("stop requested").count(), 1, "{}", worker.stderr());
 }
 
-/// Nobody reads its log any more then, and it drains all the same.
+/// Then no process reads its log any more, and it still drains.
 #[tokio::test]
 async fn a_worker_whose_terminal_is_closed_ends_its_jobs() {
     let database = TestDatabase::new().await;
@@ -134,7 +141,10 @@ async fn the_readmes_worker_is_a_process_like_the_stock_worker() {
     let (code, _, said) = ended(&["--lease", "1s"], nowhere).await;
     assert_eq!(
         (code, said.as_str()),
-        (Some(2), "mailer: --lease (1s) must be at least three heartbeats (--heartbeat 5s), or one slow answer would stop the work\n")
+        (
+            Some(2),
+            "mailer: --lease (1s) must be at least three heartbeats (--heartbeat 5s), so that one slow reply does not stop the work\n"
+        )
     );
     assert_eq!(ended(&["--concurrency", "none"], nowhere).await.0, Some(2));
 
@@ -171,8 +181,10 @@ async fn programs_cannot_read_the_credentials_of_the_processes() {
         assert!(execution.get_str("message").is_ok_and(|message| message.contains("Permission denied")), "{execution}");
     }
     let nap = enqueue(&database, "nap", doc! {}).await;
-    until_running(&database, 1).await;
+    let naps = wait_for(SOON, "the program runs", async || Some(children(worker.pid())).filter(|naps| !naps.is_empty())).await;
     worker.kill();
+    // A program outlives a worker that was killed.
+    naps.iter().for_each(|nap| kill(Pid::from_raw(nap.cast_signed()), Signal::SIGKILL).unwrap());
     assert_eq!(why(&archived(&database, nap).await), "worker-died", "the cleaner still sees that the process is gone");
 }
 
@@ -195,13 +207,12 @@ async fn a_worker_that_is_process_1_reaps_what_programs_leave_behind() {
     let jobs = (0..JOBS).map(|n| NewJob::of_class("leave", doc! { "code": i64::try_from(n % 3).unwrap() }));
     store(&database).await.enqueue_many(jobs).await.unwrap();
     wait_until(SOON, "all is done", async || count(&database, "archived", doc! {}).await == JOBS as u64).await;
-    // How each of them ended was not taken away by whoever reaps.
+    // The reaper has not taken their exit statuses away.
     for (class, jobs) in [("exit:1", 33), ("exit:2", 33)] {
         assert_eq!(count(&database, "archived", doc! { "last_execution.class": class }).await, jobs);
     }
     assert_eq!(count(&database, "archived", doc! { "why": "done" }).await, 34);
-    let children = |pid: u32| fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
-    let worker: u32 = children(holder.pid()).trim().parse().unwrap();
+    let worker = children(holder.pid())[0];
     wait_until(SOON, "no child is left, dead or alive", async || children(worker).is_empty()).await;
     kill(Pid::from_raw(worker.cast_signed()), Signal::SIGTERM).unwrap();
 }
@@ -217,11 +228,11 @@ async fn a_worker_says_once_that_no_recruiter_leads_and_when_one_does() {
     until_it_says(&worker, "a recruiter leads again").await;
     recruiter.terminate();
     assert!(recruiter.wait_exit(SOON).await.success());
-    wait_until(SOON, "it says so again", async || said("no recruiter leads") == 2).await;
+    wait_until(SOON, "it logs that again", async || said("no recruiter leads") == 2).await;
     assert_eq!(said("a recruiter leads again"), 1, "{}", worker.stderr());
 }
 
-/// Final failures are for whoever logs warnings only, and what is a number is one.
+/// Final failures are logged as warnings, and numbers are logged as numbers.
 #[tokio::test]
 async fn logs_tell_final_failures_from_others_and_numbers_from_text() {
     let database = TestDatabase::new().await;

@@ -231,7 +231,7 @@ async fn a_hint_that_would_be_too_large_is_told_in_parts_or_in_short() {
         while worker.next().await != (Hint::Assigned { round, assignments: vec![last.clone()] }) {}
     })
     .await
-    .expect("both are heard");
+    .expect("both hints arrive");
 }
 
 /// Ids are looked for in the archive in portions.
@@ -262,7 +262,7 @@ async fn what_wakes_others_is_said_once_more_when_it_failed() {
     assert_eq!((armed.struck().await, hints.next().await), (1, Hint::Free));
     drop(armed);
     let armed = cut("update", "roster").arm(database.uri()).await;
-    let free = Free { places: 1, working_on: Vec::new() };
+    let free = Free { slots: 1, ..Free::default() };
     assert!(store.free_if_unassigned_since(worker.id, None, &free).await.unwrap());
     assert_eq!(armed.struck().await, 1);
 }
@@ -299,7 +299,7 @@ async fn an_outcome_that_is_written_twice_is_recorded_once() {
     let held = started(&store, WorkerId::new(), &ids).await;
     let batch: Vec<Archival> = held.iter().map(|(job, claim)| done(job, *claim, &store)).collect();
     assert_eq!(archive(&store, &batch[..2]).await, [Recorded::Yes; 2]);
-    assert_eq!(archive(&store, &batch).await, [Recorded::Yes; 4], "what was committed is recognised");
+    assert_eq!(archive(&store, &batch).await, [Recorded::Yes; 4], "the earlier commit is recognised");
     assert_eq!(database.raw("archived").count_documents(doc! {}).await.unwrap(), 4);
     assert_eq!(database.raw("scheduled").count_documents(doc! {}).await.unwrap(), 0);
     let (job, claim) = &started(&store, WorkerId::new(), &enqueued(&store, 1).await).await[0];
@@ -333,7 +333,7 @@ async fn a_long_history_is_bounded_and_counted() {
     assert_eq!(job.executions_dropped, 5);
 }
 
-/// Whoever reads the archive need not know any default, and finds every attempt in one place.
+/// A reader of the archive need not know any default, and finds every attempt in one field.
 #[tokio::test]
 async fn what_is_archived_is_complete() {
     let database = TestDatabase::new().await;
@@ -395,7 +395,7 @@ async fn what_is_archived_is_complete() {
     assert_eq!(history(often).await, (recruiter_common::job::KEPT_EXECUTIONS, 5));
 }
 
-/// I8: what was not entered is as it was, one uncounted start later.
+/// I8: a released job is unchanged, except for one start that does not count.
 #[tokio::test]
 async fn a_job_handed_back_is_due_as_before_and_the_start_does_not_count() {
     let database = TestDatabase::new().await;
@@ -461,7 +461,7 @@ async fn a_job_is_finished_in_a_transaction_of_the_callers() {
     assert_eq!(counts().await, (1, 1, 1), "the rescued job waits, and the caller's write is taken back");
 }
 
-/// The store tells refusals apart by their numbers. This is to fail when a server gives one of them another meaning.
+/// The store distinguishes refusals by their codes. This test fails if a server gives a code another meaning.
 #[tokio::test]
 async fn mongodb_gives_refusals_the_names_that_the_store_knows() {
     let database = TestDatabase::new().await;
@@ -545,7 +545,7 @@ async fn the_validator_refuses_what_no_recruiter_would_ever_see() {
         "created_at": null, "attempts": null, "interruptions": null, "deaths": null, "retry_policy": null, "tags": null, "urn": null,
         "last_execution": null, "executions": null, "item_outcomes": null,
     });
-    scheduled.insert_one(empty).await.expect("what is not there may be null");
+    scheduled.insert_one(empty).await.expect("a missing field may be null");
     let mut of_php = minimal_job("x");
     of_php.extend(doc! { "retry_policy": { "class": "DoNotDoItAgain", "parameters": [] }, "workable": { "class": "x", "parameters": [] } });
     scheduled.insert_one(of_php).await.expect("PHP stores an empty document as an empty array");
@@ -619,7 +619,7 @@ async fn the_validator_refuses_what_no_recruiter_would_ever_see() {
         let error = scheduled.insert_one(&refused).await.expect_err("refused");
         assert!(error.to_string().contains("121") || error.to_string().contains("validation"), "{error}");
     }
-    // What is wrong is what MongoDB says first.
+    // MongoDB's message names the problem first.
     for (refused, field, must_be) in [
         (change(doc! { "tags": 5 }), "tags", "an array of texts"),
         (change(doc! { "priority": 12 }), "priority", "an integer from 0 to 9"),

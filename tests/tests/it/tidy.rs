@@ -1,4 +1,4 @@
-//! What the repository says of itself is true.
+//! The repository's descriptions of itself are true.
 
 use std::{
     collections::BTreeSet,
@@ -63,7 +63,7 @@ fn the_lists_of_modules_are_true() {
     }
 }
 
-/// Every operation on MongoDB says which index serves it and which invariant it keeps.
+/// The documentation of every operation on MongoDB names its index and its invariant.
 #[test]
 fn every_store_operation_names_its_index_and_its_invariant() {
     let mut operations = 0;

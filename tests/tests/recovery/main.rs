@@ -1,4 +1,4 @@
-//! How long it takes until things go on, with the flags that everybody has. One test at a time, so that the machine is theirs;
+//! How long it takes until things go on, with the default flags. One test at a time, so that the machine is theirs;
 //! every limit here is a promise of the README.
 
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ use recruiter_tests::{
 };
 use tokio::sync::{Mutex, MutexGuard};
 
-/// The flags that everybody has.
+/// The default flags.
 const RECRUITER: &[&str] = &["--lease", "15s", "--poll", "1s"];
 const CLEANER: &[&str] = &["--dead-after", "30s", "--every", "1s", "--sweep-every", "1m", "--prune-every", "1m", "--keep-archived", "5d"];
 const WORKER: &[&str] = &["--heartbeat", "5s", "--lease", "20s", "--grace", "30s", "--poll", "1s"];
@@ -37,7 +37,7 @@ async fn until_started(world: &mut World, jobs: u64) {
     assert!(world.until(SOON, async |world| world.started().await == jobs).await, "{}", world.logs());
 }
 
-/// From now until every start of a job was ended by somebody.
+/// The time from now until every start of a job has ended.
 async fn until_rescued(world: &mut World) -> Duration {
     let begin = Instant::now();
     wait_until(SOON, "the jobs are ended by their policies", async || world.started().await == 0).await;
@@ -74,7 +74,7 @@ async fn the_jobs_of_a_worker_killed_on_a_host_with_a_cleaner_are_ended_by_their
     row.close();
 }
 
-/// The place of the worker says that it is on another machine: only its silence tells.
+/// The worker's document names another machine, so only its silence shows its death.
 #[tokio::test]
 async fn the_jobs_of_a_host_that_vanished_are_ended_within_two_seconds_of_dead_after() {
     let _turn = one_at_a_time().await;

@@ -1,4 +1,4 @@
-//! The jobs of a shop: what the web service enqueues and the worker runs. Usually a module or a crate that both depend on.
+//! The jobs of a shop, which the web service enqueues and the worker runs. Usually a module or a crate that both depend on.
 
 use std::time::Duration;
 

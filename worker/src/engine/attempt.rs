@@ -1,7 +1,6 @@
 //! One attempt at a job: context, run, verdict, record, hooks.
 
 use std::{
-    panic::AssertUnwindSafe,
     sync::{Arc, OnceLock},
     time::{Duration, Instant as Monotonic},
 };
@@ -12,7 +11,7 @@ use recruiter_common::{
     ids::JobId,
     instant::Instant,
     job::{Claim, Execution, Job, Why},
-    store::{Archival, Recorded, Rescheduling},
+    store::{Archival, Recorded, Rescheduling, Store},
     telemetry::milliseconds,
 };
 use tracing::Instrument as _;
@@ -22,18 +21,15 @@ use super::{
     dependencies::Policy,
     environment::Environment,
     recorder::JobEnd,
+    report::{Report, log},
     verdict::{Verdict, verdict},
 };
 use crate::{
     context::{Cancel, Cancellation, Context},
-    event::WorkerEvent,
     panics::guarded,
     registry::{Ready, decode},
     workable::{Done, NotDone},
 };
-
-/// How long the hooks of a job may take before its slot is freed.
-const HOOKS_MAY_TAKE: Duration = Duration::from_secs(60);
 
 /// A job that this worker has started.
 pub(crate) struct StartedJob {
@@ -48,11 +44,12 @@ pub(crate) struct StartedJob {
 /// Every value that lives across a wait exists once for each running job. Therefore the attempt and the rarer waits are boxed.
 pub(crate) async fn carry_out(environment: &Environment, mut attempt: Box<Attempt>) -> JobId {
     let job = attempt.job.id;
-    let context = attempt.context();
+    let context = attempt.context(&environment.dependencies.store);
     let started = Monotonic::now();
-    environment.emit(&WorkerEvent::Started { job: &context });
+    let report = Report::of_start(environment, &context);
     let span = attempt.span();
     let ended = attempt.execute(environment, &context).instrument(span).await;
+    environment.table.note_ended(job);
     let now = environment.now().await;
     let verdict = attempt.verdict(ended, now);
     let duration_ms = milliseconds(started.elapsed());
@@ -63,7 +60,8 @@ pub(crate) async fn carry_out(environment: &Environment, mut attempt: Box<Attemp
     match recorded {
         Some(Recorded::Yes) => {}
         Some(Recorded::ClaimLost) => {
-            tracing::warn!(job.id = %job, "the job was rescued meanwhile; its outcome is dropped");
+            // A repeated write does not always find what the first one has written.
+            tracing::warn!(job.id = %job, "this start no longer holds the job: it was rescued, or an earlier write has recorded its end");
             return job;
         }
         Some(Recorded::Refused) | None => {
@@ -71,18 +69,10 @@ pub(crate) async fn carry_out(environment: &Environment, mut attempt: Box<Attemp
             return job;
         }
     }
+    environment.table.note_recorded(job);
     log(&attempt.job, duration_ms, &verdict);
-    let (failure, last) = match &verdict {
-        Verdict::Archive { failure, .. } => (failure.as_ref(), true),
-        Verdict::Retry { failure, .. } => (Some(failure), false),
-        // The job is as it was before this start: no event and no hook.
-        Verdict::Release { .. } | Verdict::ClaimLost => return job,
-    };
-    environment.emit(&match failure {
-        None => WorkerEvent::Done { job: &context },
-        Some(failure) => WorkerEvent::Failed { job: &context, failure, last },
-    });
-    attempt.hooks(&context, failure, last).await;
+    report.end(&verdict);
+    attempt.hooks(&context, &verdict).await;
     job
 }
 
@@ -136,9 +126,10 @@ impl Attempt {
         Box::new(Self { job, claim, policy, is_last_attempt, work, cancel, previous })
     }
 
-    fn context(&self) -> Arc<Context> {
+    fn context(&self, store: &Arc<Store>) -> Arc<Context> {
         Arc::new(Context {
             job: self.job.clone(),
+            store: Some(store.clone()),
             start: self.claim.start(),
             is_last_attempt: self.is_last_attempt,
             last_execution: self.previous.clone(),
@@ -203,8 +194,8 @@ impl Attempt {
                     None => archival,
                 })))
             }
-            Verdict::Retry { failure, at, counts } => {
-                let rescheduling = Rescheduling::retry(&self.job, self.claim, &execution(Some(failure)), *at, *counts);
+            Verdict::Retry { failure, at, again } => {
+                let rescheduling = Rescheduling::retry(&self.job, self.claim, &execution(Some(failure)), *at, again.counts());
                 Some(JobEnd::Reschedule(Box::new(match items {
                     Some(outcomes) => rescheduling.with_items(outcomes),
                     None => rescheduling,
@@ -215,46 +206,12 @@ impl Attempt {
         }
     }
 
-    /// Calls the hooks. A panic in them changes nothing: the end of the job is recorded.
-    async fn hooks(&mut self, context: &Context, failure: Option<&Failure>, last: bool) {
-        let hooks = match &mut self.work {
-            Work::One { workable, .. } => workable.after(context, failure, last),
-            Work::Bundle(bundle) => bundle.after(context, last).boxed(),
-            Work::Unusable(_) => return,
-        };
-        let job = context.job_id();
-        match tokio::time::timeout(HOOKS_MAY_TAKE, AssertUnwindSafe(hooks).catch_unwind()).await {
-            Ok(Ok(())) => {}
-            Ok(Err(_)) => tracing::error!(job.id = %job, "a hook panicked"),
-            Err(_) => tracing::error!(job.id = %job, "the hooks of a job take too long; its slot is freed"),
+    /// Calls the hooks: those of a job if it has succeeded or failed, those of a bundle for each item that has.
+    async fn hooks(&mut self, context: &Context, verdict: &Verdict) {
+        match (&mut self.work, verdict.for_hooks()) {
+            (Work::One { workable, .. }, Some((failure, last))) => workable.after(context, failure, last).await,
+            (Work::Bundle(bundle), _) => bundle.after(context, matches!(verdict, Verdict::Archive { .. })).boxed().await,
+            (Work::One { .. }, None) | (Work::Unusable(_), _) => {}
         }
-    }
-}
-
-/// Logs how an attempt ended. A final failure is a warning, a failure that is retried is not.
-fn log(job: &Job, duration_ms: u64, verdict: &Verdict) {
-    macro_rules! ended {
-        ($level:ident, $failure:expr, $text:literal) => {
-            tracing::$level!(
-                job.id = %job.id,
-                job.class = job.class,
-                job.attempt = job.attempts,
-                duration_ms,
-                error.class = $failure.class,
-                error.message = $failure.message,
-                $text
-            )
-        };
-    }
-    match verdict {
-        Verdict::Archive { why, failure: Some(failure), .. } if *why == Why::CANCELLED => ended!(info, failure, "job cancelled"),
-        Verdict::Archive { failure: Some(failure), .. } => ended!(warn, failure, "job failed"),
-        Verdict::Retry { failure, counts: true, .. } => ended!(info, failure, "job failed; retrying"),
-        Verdict::Retry { failure, counts: false, .. } => {
-            ended!(info, failure, "job not finished; it runs again, and this attempt does not count")
-        }
-        Verdict::Release { failure, .. } => ended!(debug, failure, "job released: it was not started"),
-        Verdict::Archive { failure: None, .. } => tracing::debug!(job.id = %job.id, job.class = job.class, duration_ms, "job done"),
-        Verdict::ClaimLost => {}
     }
 }

@@ -3,11 +3,10 @@
 //! An item gets the verdict that a job of its own would get. The bundle goes to the archive when no item is left to be done. Until then it is
 //! rescheduled. A bundle uses the same parts as a single job: an attempt calls one or the other.
 
-use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use bson::Bson;
 use chrono::TimeDelta;
-use futures_util::FutureExt;
 use recruiter_common::{
     failure::{self, Failure},
     instant::Instant,
@@ -22,7 +21,7 @@ use recruiter_common::{
 use super::{
     environment::Environment,
     items::Items,
-    verdict::{Verdict, verdict},
+    verdict::{Again, Verdict, verdict},
 };
 use crate::{
     context::{Cancel, Cancellation, Context, Item},
@@ -94,33 +93,32 @@ impl Bundle {
         };
         let now = environment.dependencies.store.now();
         let run = &mut self.run;
+        let mut has_hooks = true;
         let (outcome, failed) = match verdict(&bundle.job.history(), policy, ended, cancel.why(), now) {
             Verdict::Archive { why, failure: None, result } => {
                 debug_assert_eq!(why, Why::DONE, "everything else has a failure");
-                (Some(ItemOutcome::Done { result }), None)
+                (ItemOutcome::Done { result }, None)
             }
             Verdict::Archive { why, failure: Some(failure), .. } => {
-                (Some(ItemOutcome::Failed { failure: failure.clone(), last: Some(why) }), Some((failure, true)))
+                has_hooks = why != Why::CANCELLED;
+                (ItemOutcome::Failed { failure: failure.clone(), last: Some(why) }, Some((failure, true)))
             }
-            Verdict::Retry { failure, at, counts } => {
+            Verdict::Retry { failure, at, again: Again::Failed } => {
                 run.pause = run.pause.max(at - now);
-                run.counts |= counts;
-                if !counts {
-                    run.snoozed.get_or_insert_with(|| (index, failure.clone()));
-                }
-                (counts.then(|| ItemOutcome::Failed { failure: failure.clone(), last: None }), Some((failure, false)))
+                run.counts = true;
+                (ItemOutcome::Failed { failure: failure.clone(), last: None }, Some((failure, false)))
             }
-            Verdict::Release { failure, at } => {
+            Verdict::Retry { failure, at, again: Again::Snoozed | Again::Interrupted } | Verdict::Release { failure, at } => {
                 run.pause = run.pause.max(at - now);
                 run.snoozed.get_or_insert((index, failure));
                 return;
             }
             Verdict::ClaimLost => return,
         };
-        run.ended.extend(workable.map(|workable| Ended { index, workable, failure: failed.map(Box::new) }));
-        if let Some(outcome) = outcome {
-            environment.recorder.note(&self.items, index, outcome.into());
+        if let Some(workable) = workable.filter(|_| has_hooks) {
+            run.ended.push(Ended { index, workable, failure: failed.map(Box::new) });
         }
+        environment.recorder.note(&self.items, index, outcome.into());
     }
 
     /// The verdict on the bundle, once it has ended.
@@ -138,10 +136,7 @@ impl Bundle {
         for Ended { index, workable, failure } in std::mem::take(&mut self.run.ended) {
             let context = self.context_of(index, context, context.cancel.clone());
             let (failure, is_last) = failure.map_or((None, false), |failed| (Some(failed.0), failed.1));
-            let hooks = AssertUnwindSafe(workable.after(&context, failure.as_ref(), last || is_last));
-            if hooks.catch_unwind().await.is_err() {
-                tracing::error!(job.id = %context.job_id(), item = index, "a hook panicked");
-            }
+            workable.after(&context, failure.as_ref(), last || is_last).await;
         }
     }
 
@@ -173,23 +168,23 @@ fn conclude(outcomes: &[Bson], run: &Run, cancelled: Option<Cancellation>, now: 
     };
     let rest = |class: &str| Failure::new(class, format!("{left} of {} items are still to be done", outcomes.len()));
     match (cancelled, first) {
-        (Some(Cancellation::LeaseLost), _) => Verdict::ClaimLost,
+        (Some(Cancellation::ClaimLost), _) => Verdict::ClaimLost,
         (_, None) if left == 0 => archive(Why::DONE, None),
         (_, Some(first)) if left == 0 => archive(first.1.1.clone().unwrap_or(Why::GAVE_UP), Some(summary(&first, failed.count()))),
         (Some(Cancellation::Requested), _) => archive(Why::CANCELLED, Some(rest(failure::CANCELLED))),
         (cancelled, first) => {
-            let failure = match (first, cancelled, &run.snoozed) {
-                (Some(first), _, _) if run.counts => summary(&first, failed.count()),
-                (_, Some(Cancellation::MemoryLimit), _) => rest(failure::MEMORY_LIMIT),
-                (_, Some(_), _) | (_, None, None) => rest(failure::INTERRUPTED),
+            let (failure, again) = match (first, cancelled, &run.snoozed) {
+                (Some(first), _, _) if run.counts => (summary(&first, failed.count()), Again::Failed),
+                // Otherwise a bundle that takes every worker to its memory limit would run for ever.
+                (_, Some(Cancellation::MemoryLimit), _) => (rest(failure::MEMORY_LIMIT), Again::Failed),
+                (_, Some(_), _) | (_, None, None) => (rest(failure::INTERRUPTED), Again::Interrupted),
                 (_, None, Some((index, reason))) => {
-                    Failure::new(reason.class.clone(), format!("item {index} is to be tried again: {}", reason.message))
+                    let message = format!("item {index} is to be tried again: {}", reason.message);
+                    (Failure::new(reason.class.clone(), message), Again::Snoozed)
                 }
             };
-            // Otherwise a bundle that takes every worker to its memory limit would run for ever.
-            let counts = run.counts || cancelled == Some(Cancellation::MemoryLimit);
             let at = now.checked_add_signed(run.pause).unwrap_or(Instant::MAX_UTC);
-            Verdict::Retry { failure, at, counts }
+            Verdict::Retry { failure, at, again }
         }
     }
 }
@@ -218,8 +213,8 @@ mod tests {
             Verdict::Archive { why, failure, .. } => {
                 format!("archive {why} {}", failure.map_or_else(String::new, |failure| format!("{} {}", failure.class, failure.message)))
             }
-            Verdict::Retry { failure, at, counts } => {
-                format!("retry {} +{} {counts}: {}", failure.class, (at - now()).num_seconds(), failure.message)
+            Verdict::Retry { failure, at, again } => {
+                format!("retry {} +{} {again:?}: {}", failure.class, (at - now()).num_seconds(), failure.message)
             }
             Verdict::Release { .. } | Verdict::ClaimLost => "nothing".into(),
         }
@@ -236,29 +231,29 @@ mod tests {
             check("tgd", run(false, 0), Some(Cancellation::Requested)),
             "archive tried-too-many-times t 2 of 3 items failed, the first of them item 0: m"
         );
-        assert_eq!(check("dfg", run(true, 60), None), "retry f +60 true: 2 of 3 items failed, the first of them item 1: m");
-        assert_eq!(check("d.d", snoozed(), None), "retry exit:75 +30 false: item 1 is to be tried again: early");
-        assert_eq!(check("g.d", snoozed(), None), "retry exit:75 +30 false: item 1 is to be tried again: early", "the other has its end");
+        assert_eq!(check("dfg", run(true, 60), None), "retry f +60 Failed: 2 of 3 items failed, the first of them item 1: m");
+        assert_eq!(check("d.d", snoozed(), None), "retry exit:75 +30 Snoozed: item 1 is to be tried again: early");
+        assert_eq!(check("g.d", snoozed(), None), "retry exit:75 +30 Snoozed: item 1 is to be tried again: early", "the other has its end");
         assert_eq!(
             check("f.d", Run { counts: true, ..snoozed() }, None),
-            "retry f +30 true: 1 of 3 items failed, the first of them item 0: m"
+            "retry f +30 Failed: 1 of 3 items failed, the first of them item 0: m"
         );
         assert_eq!(
             check("d..", run(false, 0), Some(Cancellation::WorkerStopping)),
-            "retry interrupted +0 false: 2 of 3 items are still to be done"
+            "retry interrupted +0 Interrupted: 2 of 3 items are still to be done"
         );
         assert_eq!(
             check("f..", run(true, 9), Some(Cancellation::WorkerStopping)),
-            "retry f +9 true: 1 of 3 items failed, the first of them item 0: m"
+            "retry f +9 Failed: 1 of 3 items failed, the first of them item 0: m"
         );
         assert_eq!(
             check("d..", run(false, 0), Some(Cancellation::MemoryLimit)),
-            "retry memory-limit +0 true: 2 of 3 items are still to be done"
+            "retry memory-limit +0 Failed: 2 of 3 items are still to be done"
         );
         assert_eq!(
             check("d..", run(false, 0), Some(Cancellation::Requested)),
             "archive cancelled cancelled 2 of 3 items are still to be done"
         );
-        assert_eq!(check("ddd", run(false, 0), Some(Cancellation::LeaseLost)), "nothing");
+        assert_eq!(check("ddd", run(false, 0), Some(Cancellation::ClaimLost)), "nothing");
     }
 }

@@ -7,7 +7,7 @@ use recruiter_common::{
     job::Job,
     retry_policy::{RetryPolicies, RetryPolicy},
     roster::Place,
-    service::Watchdog,
+    service::{Notifier, Watchdog},
     store::Store,
 };
 
@@ -15,7 +15,7 @@ use crate::{config::WorkerConfig, event::Listener, panics::guarded, registry::Re
 
 /// What all sessions of a worker process use.
 pub(crate) struct Dependencies {
-    pub(crate) store: Store,
+    pub(crate) store: Arc<Store>,
     /// The same database over connections of its own, which job traffic cannot exhaust.
     pub(crate) heartbeat_store: Store,
     pub(crate) args: WorkerConfig,
@@ -23,6 +23,7 @@ pub(crate) struct Dependencies {
     pub(crate) registry: Registry,
     pub(crate) policies: RetryPolicies,
     pub(crate) listener: Option<Arc<Listener>>,
+    pub(crate) notifier: Notifier,
     /// Notified by the session's loop.
     pub(crate) watchdog: Watchdog,
 }

@@ -7,7 +7,6 @@ use std::time::{Duration, Instant as Monotonic};
 
 use recruiter_common::{
     ids::JobId,
-    service,
     shutdown::{Shutdown, pause},
     store::Hint,
     telemetry::{chain, milliseconds},
@@ -59,10 +58,14 @@ pub(crate) async fn drain(mut session: Session, mut end: End, shutdown: &mut Shu
     let now = session.store().now();
     if end != End::Broken {
         // MongoDB may be away. The roster names the jobs that are not released in time.
-        let _ = timeout(LAST_RELEASE, session.intake.release_unconfirmed(now)).await;
+        let _ = timeout(LAST_RELEASE, session.work.intake.release_unconfirmed(now)).await;
     }
-    let mut left = session.slots.jobs();
-    left.extend(session.intake.unconfirmed(now));
+    let mut left = session.work.slots.jobs();
+    left.extend(session.work.intake.unconfirmed(now));
+    let in_hooks = session.work.slots.table().count_recorded();
+    if in_hooks > 0 {
+        tracing::warn!(worker.id = %session.id, count = in_hooks, "hooks are broken off; the ends of their jobs are recorded");
+    }
     leave(session, end, &left).await;
     end
 }
@@ -70,17 +73,18 @@ pub(crate) async fn drain(mut session: Session, mut end: End, shutdown: &mut Shu
 /// Takes no more jobs and waits for those that run, at first for the grace period. Then it cancels them.
 async fn wait_for_jobs(session: &mut Session, end: End, shutdown: &mut Shutdown) -> End {
     if end == End::MemoryLimit || shutdown.is_requested() {
-        service::stopping();
+        session.dependencies().notifier.stopping();
     }
     let grace = session.args().grace.min(LONGEST_GRACE);
     let until = Monotonic::now() + grace;
-    session.turn.withdraw().await;
-    tracing::info!(worker.id = %session.id, count = session.slots.running(), grace_ms = milliseconds(grace), "taking no more jobs");
-    session.slots.ask_all(Cancel::no_more_items);
+    session.work.turn.withdraw().await;
+    session.work.return_all().await;
+    tracing::info!(worker.id = %session.id, count = session.work.slots.running(), grace_ms = milliseconds(grace), "taking no more jobs");
+    session.work.slots.ask_all(Cancel::no_more_items);
     let mut waited = wait(session, until, Duration::ZERO, shutdown).await;
     if waited == Waited::TimeOver {
         let why = if end == End::MemoryLimit { Cancellation::MemoryLimit } else { Cancellation::WorkerStopping };
-        session.slots.ask_all(|cancel| cancel.cancel(why));
+        session.work.slots.ask_all(|cancel| cancel.cancel(why));
         let cancelled_for = CANCELLED_FOR.max(session.dependencies().registry.stops_within());
         waited = wait(session, Monotonic::now() + cancelled_for, HURRIED_FOR, shutdown).await;
     }
@@ -95,10 +99,12 @@ async fn wait_for_jobs(session: &mut Session, end: End, shutdown: &mut Shutdown)
 /// meanwhile.
 async fn wait(session: &mut Session, mut until: Monotonic, hurried: Duration, shutdown: &mut Shutdown) -> Waited {
     let mut is_hurried = false;
-    while session.slots.running() > 0 {
+    while session.work.slots.running() > 0 {
         session.progress();
         tokio::select! {
-            Some(()) = session.slots.ended() => {}
+            Some(ended) = session.work.slots.ended() => if ended.is_err() {
+                return Waited::Broken;
+            },
             _ = &mut session.recording => return Waited::Broken,
             news = session.news.recv() => match news {
                 Some(News::Retired) => return Waited::Retired,
@@ -112,7 +118,7 @@ async fn wait(session: &mut Session, mut until: Monotonic, hurried: Duration, sh
             () = pause(session.environment.dependencies.watchdog.next_in()) => {}
             () = shutdown.aborted(), if !is_hurried => {
                 is_hurried = true;
-                session.slots.ask_all(Cancel::hurry);
+                session.work.slots.ask_all(Cancel::hurry);
                 until = until.min(Monotonic::now() + hurried);
             }
         }
@@ -122,17 +128,17 @@ async fn wait(session: &mut Session, mut until: Monotonic, hurried: Duration, sh
 
 /// Cancels the jobs of a session that must not record their ends, and waits for them a moment.
 async fn drop_jobs(session: &mut Session, end: End) {
-    let count = session.slots.running();
+    let count = session.work.slots.running();
     if end == End::Retired {
         tracing::warn!(worker.id = %session.id, count, "this worker was declared dead: dropping its running jobs");
     } else {
         tracing::error!(worker.id = %session.id, count, "a task of this worker has panicked: leaving its jobs to the cleaner");
     }
-    session.slots.ask_all(|cancel| cancel.cancel(Cancellation::LeaseLost));
+    session.work.slots.ask_all(|cancel| cancel.cancel(Cancellation::ClaimLost));
     let until = Monotonic::now() + CANCELLED_FOR;
-    while session.slots.running() > 0 && Monotonic::now() < until {
+    while session.work.slots.running() > 0 && Monotonic::now() < until {
         session.progress();
-        let _ = timeout(until.saturating_duration_since(Monotonic::now()), session.slots.ended()).await;
+        let _ = timeout(until.saturating_duration_since(Monotonic::now()), session.work.slots.ended()).await;
     }
 }
 
@@ -140,9 +146,9 @@ async fn drop_jobs(session: &mut Session, end: End) {
 async fn leave(session: Session, end: End, left: &[JobId]) {
     let store = session.store().clone();
     let watchdog = session.dependencies().watchdog.clone();
-    let Session { id, recording, beating, environment, intake, slots, .. } = session;
+    let Session { id, recording, beating, environment, work, .. } = session;
     // Jobs that still run are aborted. The recorder ends when its last user is gone.
-    drop((environment, intake, slots));
+    drop((environment, work));
     let abort = recording.abort_handle();
     let is_recorded = end != End::Broken && timeout(LAST_RECORDS, recording).await.is_ok_and(|ended| ended.is_ok());
     abort.abort();

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use recruiter_common::instant::Instant;
 
-use super::{deadline, dependencies::Dependencies, lease::Lease, recorder::Recorder, slots::Table};
+use super::{deadline, dependencies::Dependencies, lease::Lease, recorder::Recorder, table::Table};
 use crate::{
     context::Context,
     event::WorkerEvent,

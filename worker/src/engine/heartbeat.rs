@@ -17,7 +17,7 @@ use recruiter_common::{
 };
 use tokio::sync::mpsc;
 
-use super::{lease::Lease, slots::Table};
+use super::{lease::Lease, table::Table};
 
 /// Heartbeats are sent at multiples of this time, by MongoDB's clock. Heartbeats of one instant share a write to MongoDB's disk.
 const TOGETHER: Duration = Duration::from_millis(250);
@@ -70,7 +70,7 @@ impl Heartbeat {
             }
             hanging = 0;
             let sent = Uptime::now();
-            let next = match self.store.heartbeat(self.worker, &self.table.jobs()).await {
+            let next = match self.store.heartbeat(self.worker, &self.table.working_on()).await {
                 Ok(Beat::Seen { at, assignment, offered }) => {
                     self.lease.renew(sent, at, self.lease_for);
                     if std::mem::take(&mut is_failing) {

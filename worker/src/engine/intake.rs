@@ -4,11 +4,13 @@
 //! locked and that are not run are released as they were.
 
 use std::{
+    cmp::Reverse,
     collections::{HashMap, HashSet},
     sync::Arc,
 };
 
 use bson::RawDocument;
+use chrono::TimeDelta;
 use recruiter_common::{
     failure::{self, Failure},
     ids::{JobId, StartId, WorkerId},
@@ -16,7 +18,7 @@ use recruiter_common::{
     job::{Claim, IfWorkerDies, Job, Why},
     retry_policy::Decision,
     roster::WorkOn,
-    store::{Archival, Recorded, Start, Store, StoreError, ToStart},
+    store::{Archival, Position, Recorded, Start, Store, StoreError, ToStart},
     telemetry::chain,
 };
 use tokio::sync::oneshot::{self, error::TryRecvError};
@@ -32,6 +34,8 @@ use super::{
 };
 use crate::panics::guarded;
 
+/// A job that is sent once and is younger than this is not looked up in the archive. Dumps that are restored are older.
+const YOUNG: TimeDelta = TimeDelta::minutes(10);
 /// Classes of unknown retry policies that are remembered, so that each is logged once.
 const UNKNOWN_POLICIES: usize = 100;
 
@@ -67,7 +71,7 @@ pub(crate) struct Intaken {
 }
 
 /// A job that may be started.
-struct Startable {
+pub(crate) struct Startable {
     job: Arc<Job>,
     policy: Policy,
     /// The policy's verdict for the case that this worker dies during this attempt.
@@ -82,26 +86,28 @@ impl Intake {
         Self { environment, worker, work_on, reading, unconfirmed, unknown_policies: HashSet::new(), archiving: HashMap::new() }
     }
 
-    /// Reads jobs, reserves their slots and locks them. `None` when nothing can be started now: the jobs stay due.
-    pub(crate) async fn lock(&mut self, jobs: &[JobId], slots: &Slots) -> Result<Option<Locked>, StoreError> {
+    /// Reads those of these jobs that this worker can start. The others stay due.
+    pub(crate) async fn read(&mut self, jobs: &[JobId]) -> Result<Vec<Startable>, StoreError> {
         if jobs.is_empty() {
-            return Ok(None);
+            return Ok(Vec::new());
         }
         let now = self.store().now();
         let unlocked = self.reading.unlocked(jobs).await?;
         self.dependencies().watchdog.progress();
-        let startable = self.startable(unlocked, now);
-        if startable.is_empty() {
-            return Ok(None);
-        }
+        Ok(self.startable(unlocked, now))
+    }
+
+    /// Reserves slots for jobs and locks them. `None` when nothing can be started now: the jobs stay due.
+    pub(crate) async fn lock(&mut self, jobs: Vec<Startable>, slots: &Slots) -> Option<Locked> {
         let Some(lease_until) = self.environment.lease.until() else {
-            tracing::warn!(count = startable.len(), "not starting jobs: no heartbeat was acknowledged for too long");
-            return Ok(None);
+            tracing::warn!(count = jobs.len(), "not starting jobs: no heartbeat was acknowledged for too long");
+            return None;
         };
-        let place = &self.dependencies().place;
+        let (place, now) = (&self.dependencies().place, self.store().now());
         let start = Start { id: StartId::new(), worker: self.worker, hostname: place.hostname.clone(), pid: place.pid, lease_until, now };
-        slots.reserve(startable.keys().copied());
-        Ok(Some(self.lock_startable(start, startable).await))
+        let jobs: HashMap<JobId, Startable> = jobs.into_iter().map(|job| (job.id(), job)).collect();
+        slots.reserve(jobs.keys().copied());
+        Some(self.lock_startable(start, jobs).await)
     }
 
     /// Decides which locked jobs are run. Deletes those that were archived before, and releases the others.
@@ -111,7 +117,9 @@ impl Intake {
     pub(crate) async fn confirm(&mut self, locked: Locked) -> Intaken {
         let Locked { start, mut startable, claims, refused, unanswered } = locked;
         let claimed: Vec<JobId> = claims.iter().map(|claim| claim.job()).collect();
-        let archived = if claimed.is_empty() { Ok(HashSet::new()) } else { self.store().already_archived(&claimed).await };
+        let resendable: Vec<JobId> =
+            claimed.iter().copied().filter(|id| startable.get(id).is_none_or(|startable| startable.can_be_resent(start.now))).collect();
+        let archived = if resendable.is_empty() { Ok(HashSet::new()) } else { self.store().already_archived(&resendable).await };
         self.dependencies().watchdog.progress();
         for Startable { job, .. } in refused.iter().filter_map(|id| startable.get(id)) {
             self.archive_malformed(job.id, &job.document, &Failure::new(failure::MALFORMED, "MongoDB cannot start it"), start.now);
@@ -129,15 +137,17 @@ impl Intake {
         }
         if !not_run.is_empty() {
             self.unconfirmed.add(start.id, not_run, start.lease_until);
-            self.unconfirmed.release(start.now).await;
+            self.release_unconfirmed(start.now).await;
         }
         let started = claims.into_iter().filter_map(|claim| Some(startable.remove(&claim.job())?.started(claim, &start))).collect();
         Intaken { started, not_started: startable.into_keys().collect() }
     }
 
-    /// Releases jobs that earlier starts have locked and that are not run.
-    pub(crate) async fn release_unconfirmed(&mut self, now: Instant) {
+    /// Releases jobs that earlier starts have locked and that are not run; whether the roster is to list others than before. A cleaner finds
+    /// the listed jobs at once when this process is killed.
+    pub(crate) async fn release_unconfirmed(&mut self, now: Instant) -> bool {
         self.unconfirmed.release(now).await;
+        self.environment.table.set_unconfirmed(self.unconfirmed.jobs(now).collect())
     }
 
     /// Jobs that are not run and may be locked at `now` or later.
@@ -154,14 +164,14 @@ impl Intake {
     }
 
     /// The jobs that this worker can start, of its classes, groups and policies. A document that is no job is archived.
-    fn startable(&mut self, unlocked: Vec<Unlocked>, now: Instant) -> HashMap<JobId, Startable> {
-        let mut startable = HashMap::with_capacity(unlocked.len());
+    fn startable(&mut self, unlocked: Vec<Unlocked>, now: Instant) -> Vec<Startable> {
+        let mut startable = Vec::with_capacity(unlocked.len());
         let died = Failure::new(failure::WORKER_DIED, "the worker died");
         for found in unlocked {
             match found {
                 Ok(job) if self.dependencies().registry.has(&job.class) && self.work_on.includes(&job.group) => {
                     match self.dependencies().policy(&job) {
-                        Ok(policy) => drop(startable.insert(job.id, Startable::new(job, policy, &died, now))),
+                        Ok(policy) => startable.push(Startable::new(job, policy, &died, now)),
                         Err(unknown) => self.leave_unknown_policy(job.id, unknown),
                     }
                 }
@@ -251,6 +261,25 @@ impl Startable {
         let decision = policy.as_ref().ok().and_then(|policy| guarded(|| policy.decide(&history, died, now)).ok());
         let if_worker_dies = decision.unwrap_or(Decision::Archive(Why::WORKER_DIED)).into();
         Self { job, policy, if_worker_dies }
+    }
+
+    pub(crate) fn id(&self) -> JobId {
+        self.job.id
+    }
+
+    /// Its place in the order of jobs.
+    pub(crate) fn position(&self) -> Position {
+        (Reverse(self.job.priority.get().into()), self.job.due().unwrap_or_default(), self.job.id)
+    }
+
+    /// The size of its document.
+    pub(crate) fn bytes(&self) -> usize {
+        self.job.document.as_bytes().len()
+    }
+
+    /// Whether the document may be a copy of a job that was archived: its enqueuer has sent it again, or an old dump was restored.
+    fn can_be_resent(&self, now: Instant) -> bool {
+        !self.job.is_sent_once || now - self.job.created_at > YOUNG
     }
 
     fn to_start(&self, now: Instant) -> ToStart {

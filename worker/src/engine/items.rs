@@ -109,7 +109,7 @@ impl Items {
             Recorded::Yes => known.has_list = true,
             Recorded::ClaimLost => {
                 known.is_closed = true;
-                self.cancel.cancel(Cancellation::LeaseLost);
+                self.cancel.cancel(Cancellation::ClaimLost);
             }
             Recorded::Refused => {}
         }

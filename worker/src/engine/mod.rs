@@ -3,7 +3,10 @@
 //! | module | what it is |
 //! |---|---|
 //! | `session` | one registration: the event loop |
-//! | `slots` | the one table of what runs |
+//! | `table` | the one table of what runs |
+//! | `work` | from an assignment to running jobs, and back to the roster |
+//! | `slots` | the tasks that run jobs, and free slots |
+//! | `prefetch` | jobs assigned ahead, beyond the free slots |
 //! | `intake` | from an assignment to started jobs |
 //! | `reading`, `portion` | assigned jobs, read in portions over a slow line |
 //! | `unconfirmed` | starts whose reply was lost or late |
@@ -13,6 +16,7 @@
 //! | `bundle`, `items` | many items in one job, on the same parts |
 //! | `deadline` | limits, cancellation, panics |
 //! | `verdict` | what is recorded about an end: pure |
+//! | `report` | what is reported about an attempt: events and log |
 //! | `recorder` | one group commit of ends and item progress |
 //! | `drain` | the end of a session |
 //! | `heartbeat`, `lease` | how long this worker may trust that it is alive |
@@ -34,14 +38,18 @@ mod lease;
 mod left;
 pub(crate) mod memory;
 mod portion;
+mod prefetch;
 mod reading;
 mod recorder;
+mod report;
 mod session;
 mod shortage;
 mod slots;
+mod table;
 mod turn;
 mod unconfirmed;
 mod verdict;
+mod work;
 
 use std::{sync::Arc, time::Duration};
 

@@ -1,5 +1,5 @@
 //! The recorder: one group commit for the ends of a session's jobs and for the progress of its bundles. While one batch is on its way to
-//! MongoDB, the next gathers. There is no other delay.
+//! MongoDB, and for the same time after it, the next gathers. An end that comes later than that is not delayed.
 //!
 //! An end is kept until it is written or its claim is lost. The recorder waits for a MongoDB that cannot be reached. The store halves a batch
 //! that MongoDB refuses until the one bad end stands alone, and reduces that end until it fits. An end that fails again and again, or is
@@ -27,6 +27,10 @@ use super::{items::Items, portion::Portion};
 
 /// The most entries in one batch. With so many, the time of a round trip no longer matters.
 const BATCH: usize = 1_000;
+/// After a batch of so many entries the next is written at once.
+const MANY: usize = 100;
+/// The longest time in which a batch gathers after the last one was written.
+const LONGEST_REST: Duration = Duration::from_millis(5);
 /// The time between attempts while MongoDB cannot be reached.
 const PAUSE: Duration = Duration::from_millis(250);
 /// Attempts at an entry together with others. Later attempts are made alone, in case this entry is what fails.
@@ -97,11 +101,22 @@ struct Pending {
 async fn run(mut ends: Writer, mut progress: Writer, mut queue: mpsc::UnboundedReceiver<Entry>) {
     let mut pending = Pending::default();
     let mut batch = Vec::with_capacity(BATCH);
+    let mut rest_until = Monotonic::now();
     while gather(&pending, &mut queue, &mut batch).await {
+        pause(rest_until.saturating_duration_since(Monotonic::now())).await;
+        while batch.len() < BATCH
+            && let Ok(entry) = queue.try_recv()
+        {
+            batch.push(entry);
+        }
+        let (written, began) = (batch.len(), Monotonic::now());
         pending.add(batch.drain(..));
         let Pending { archivals, reschedulings, items } = pending;
         let ((archivals, reschedulings), items) = tokio::join!(ends.write_ends(archivals, reschedulings), progress.write(items));
         pending = Pending { archivals, reschedulings, items };
+        if written < MANY {
+            rest_until = Monotonic::now() + began.elapsed().min(LONGEST_REST);
+        }
     }
 }
 

@@ -11,7 +11,6 @@ use std::{
 use recruiter_common::{
     ids::{JobId, WorkerId},
     roster::Assignment,
-    service,
     shutdown::{Shutdown, pause},
     store::{Announcement, CommitSession, Hint, Hints, Listener, Store, StoreError},
     telemetry::chain,
@@ -19,23 +18,17 @@ use recruiter_common::{
 use tokio::{sync::mpsc, task::JoinHandle};
 
 use super::{
-    attempt::{Attempt, carry_out},
     dependencies::Dependencies,
     environment::Environment,
     heartbeat::{Heartbeat, News},
-    intake::{Intake, Intaken},
     leader::Leader,
     lease::Lease,
-    left::LeftJobs,
     memory,
     recorder::Recorder,
     slots::Slots,
-    turn::Turn,
+    work::Work,
 };
-use crate::{
-    config::WorkerConfig,
-    context::{Cancel, Cancellation},
-};
+use crate::{config::WorkerConfig, context::Cancellation};
 
 /// The longest time between two reads of the assignment, whatever a keep-alive says.
 const LONGEST_SILENCE: Duration = Duration::from_secs(60);
@@ -57,12 +50,7 @@ pub(crate) enum End {
 pub(crate) struct Session {
     pub(crate) id: WorkerId,
     pub(crate) environment: Arc<Environment>,
-    pub(crate) slots: Slots,
-    pub(crate) turn: Turn,
-    pub(crate) intake: Intake,
-    left: LeftJobs,
-    /// Whether the recruiter is to be notified of jobs that were not started.
-    has_left_jobs: bool,
+    pub(crate) work: Work,
     leader: Leader,
     pub(crate) hints: Hints,
     pub(crate) news: mpsc::Receiver<News>,
@@ -75,11 +63,12 @@ pub(crate) struct Session {
 enum Event {
     Hint(Hint),
     News(Option<News>),
-    Ended,
+    SlotsChanged,
     Poll,
-    Watchdog,
+    /// The watchdog, or jobs ahead that have waited too long.
+    Timer,
     Stop,
-    RecorderPanicked,
+    TaskPanicked,
 }
 
 impl Session {
@@ -104,8 +93,8 @@ impl Session {
             place: dependencies.place.clone(),
         };
         store.register(&announcement).await?;
-        let (recorder, recording) = Recorder::start(store.clone(), id, commits);
-        let slots = Slots::new(args.concurrency);
+        let (recorder, recording) = Recorder::start(Store::clone(store), id, commits);
+        let slots = Slots::new(args.concurrency, dependencies.registry.threads().clone());
         let lease = Arc::new(Lease::default());
         dependencies.watchdog.progress();
         let heartbeat = Heartbeat {
@@ -119,21 +108,20 @@ impl Session {
         };
         let (sender, news) = mpsc::channel(4);
         let beating = tokio::spawn(heartbeat.run(sender));
-        let (turn, leader) = (Turn::new(store.clone(), id), Leader::new(args.heartbeat));
+        let leader = Leader::new(args.heartbeat);
         let environment = Arc::new(Environment { dependencies, table: slots.table(), lease, recorder });
-        let intake = Intake::new(environment.clone(), id);
-        let left = LeftJobs::default();
-        Ok(Self { id, environment, slots, turn, intake, left, has_left_jobs: false, leader, hints, news, recording, beating })
+        let work = Work::new(id, environment.clone(), slots);
+        Ok(Self { id, environment, work, leader, hints, news, recording, beating })
     }
 
     /// Offers the slots of this worker to the recruiter.
     pub(crate) async fn announce(&self) -> Result<(), StoreError> {
         let capacity = self.args().concurrency;
-        self.store().announce(self.id, capacity).await?;
+        self.store().announce(self.id, self.work.slots.count_free()).await?;
         self.store().announce_hint(Hint::Free).await;
         let classes = self.dependencies().registry.classes().collect::<Vec<_>>().join(",");
         tracing::info!(worker.id = %self.id, worker.capacity = capacity, classes, "ready for work");
-        service::ready("waiting for jobs");
+        self.dependencies().notifier.ready("waiting for jobs");
         Ok(())
     }
 
@@ -143,35 +131,38 @@ impl Session {
         let mut poll_at = Monotonic::now();
         loop {
             self.progress();
+            let wakes_in = self.wakes_in();
             let event = tokio::select! {
                 biased;
                 () = shutdown.requested() => Event::Stop,
-                _ = &mut self.recording => Event::RecorderPanicked,
+                _ = &mut self.recording => Event::TaskPanicked,
                 news = self.news.recv() => Event::News(news),
                 () = pause(poll_at.saturating_duration_since(Monotonic::now())) => Event::Poll,
-                () = pause(self.environment.dependencies.watchdog.next_in()) => Event::Watchdog,
+                () = pause(wakes_in) => Event::Timer,
                 hint = self.hints.next() => Event::Hint(hint),
-                Some(()) = self.slots.ended() => Event::Ended,
+                changed = self.work.slots.changed() => changed.map_or(Event::TaskPanicked, |()| Event::SlotsChanged),
             };
             match event {
                 Event::Stop => return End::Stopped,
                 // The heartbeat ends without news only in a panic.
-                Event::RecorderPanicked | Event::News(None) => return End::Broken,
+                Event::TaskPanicked | Event::News(None) => return End::Broken,
                 Event::News(Some(News::Retired)) => return End::Retired,
-                Event::Watchdog => {}
+                Event::Timer => {}
                 Event::News(Some(News::Alive { at, assignment, offered })) => {
-                    self.turn.compare(assignment.as_ref(), offered, self.slots.count_free());
-                    self.intake.release_unconfirmed(at).await;
+                    self.work.turn.compare(assignment.as_ref(), offered, self.work.free_slots());
+                    if self.work.intake.release_unconfirmed(at).await {
+                        self.work.turn.slots_changed();
+                    }
                     self.progress();
                     self.read_cancellations().await;
                     self.progress();
-                    self.take(assignment).await;
+                    self.work.take(assignment).await;
                     self.leader.check(&self.environment.dependencies.store).await;
                 }
                 Event::Hint(Hint::Assigned { round, assignments }) => {
                     self.leader.heard();
                     let own = assignments.into_iter().find(|given| given.worker == self.id);
-                    self.take(own.map(|given| Assignment { round, jobs: given.jobs })).await;
+                    self.work.take(own.map(|given| Assignment { round, jobs: given.jobs })).await;
                 }
                 Event::Hint(Hint::Cancel { job }) => self.cancel(job),
                 // The recruiter has sent every earlier assignment before this keep-alive.
@@ -181,22 +172,26 @@ impl Session {
                 }
                 // Hints may have been missed.
                 Event::Hint(Hint::Seed) => poll_at = Monotonic::now(),
-                Event::Hint(Hint::Jobs { .. } | Hint::Free | Hint::Left { .. }) => {}
-                Event::Ended => self.turn.slots_changed(),
+                Event::Hint(Hint::Jobs { .. } | Hint::NotStarted | Hint::Free | Hint::Returned { .. } | Hint::Left { .. }) => {}
+                Event::SlotsChanged => self.work.slots_changed().await,
                 Event::Poll => {
                     poll_at = Monotonic::now() + half.mul_f64(rand::random_range(0.75..0.95));
                     match self.store().assignment(self.id).await {
-                        Ok(assignment) => self.take(assignment).await,
+                        Ok(assignment) => self.work.take(assignment).await,
                         Err(error) => tracing::debug!(error = chain(&error), "failed to read the assignment"),
                     }
                 }
             }
-            self.report().await;
+            self.work.report().await;
             if let Some(limit) = self.args().memory_limit.filter(|limit| memory::resident() > *limit) {
                 tracing::warn!(limit, resident = memory::resident(), "the memory limit is reached: taking no more jobs");
                 return End::MemoryLimit;
             }
         }
+    }
+
+    fn wakes_in(&self) -> Duration {
+        self.work.returns_in().unwrap_or(Duration::MAX).min(self.dependencies().watchdog.next_in())
     }
 
     /// Notes progress of the session loop: once in each pass, and after each call to MongoDB in it.
@@ -216,57 +211,9 @@ impl Session {
         &self.environment.dependencies.args
     }
 
-    /// Starts the jobs of an assignment that was not taken before.
-    async fn take(&mut self, assignment: Option<Assignment>) {
-        let Some(Assignment { mut jobs, .. }) = assignment.and_then(|assignment| self.turn.begin(assignment)) else { return };
-        jobs.retain(|job| !self.slots.holds(*job));
-        let fits = jobs.len().min(self.slots.count_free() as usize);
-        self.progress();
-        if let Err(error) = self.start(&jobs[..fits]).await {
-            tracing::warn!(count = fits, error = chain(&error), "failed to start assigned jobs; they stay due");
-        }
-        jobs.retain(|job| !self.slots.is_running(*job));
-        self.has_left_jobs |= self.left.note(&jobs, Monotonic::now());
-    }
-
-    /// Starts jobs, each in its slot.
-    async fn start(&mut self, jobs: &[JobId]) -> Result<(), StoreError> {
-        let Some(locked) = self.intake.lock(jobs, &self.slots).await? else { return Ok(()) };
-        // Not before the jobs are locked: a recruiter that found this worker free would assign them to another.
-        let free = self.slots.free();
-        let (Intaken { started, not_started }, is_reported) = tokio::join!(self.intake.confirm(locked), self.turn.report_start(&free));
-        self.progress();
-        let has_started_all = started.len() == jobs.len();
-        for job in started {
-            let (environment, cancel) = (self.environment.clone(), Arc::new(Cancel::default()));
-            self.slots.run(job.job.id, cancel.clone(), async move {
-                let attempt = Attempt::new(&environment, job, cancel);
-                carry_out(&environment, attempt).await
-            });
-        }
-        self.slots.release(not_started);
-        if is_reported && has_started_all {
-            self.turn.end(&free).await;
-        }
-        Ok(())
-    }
-
-    /// Tells the roster which slots are free, and the recruiter which jobs were not started.
-    async fn report(&mut self) {
-        if self.turn.is_behind() {
-            self.progress();
-            let assignment = self.turn.report(&self.slots.free()).await;
-            self.take(assignment).await;
-        }
-        if !self.turn.is_behind() && std::mem::take(&mut self.has_left_jobs) {
-            // Not before the roster is told: until then these jobs count as assigned.
-            self.store().announce_hint(Hint::jobs_in([] as [&str; 0])).await;
-        }
-    }
-
     /// Finds cancellations whose hint was lost.
     pub(crate) async fn read_cancellations(&self) {
-        let jobs = self.slots.jobs();
+        let jobs = self.work.slots.jobs();
         if jobs.is_empty() {
             return;
         }
@@ -278,7 +225,7 @@ impl Session {
 
     /// Cancels a job, if it runs here.
     pub(crate) fn cancel(&self, job: JobId) {
-        if self.slots.cancel(job, Cancellation::Requested) {
+        if self.work.slots.cancel(job, Cancellation::Requested) {
             tracing::info!(job.id = %job, "cancelling a running job");
         }
     }

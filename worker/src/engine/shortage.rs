@@ -46,6 +46,13 @@ impl Shortage {
         let doublings = u32::try_from(quiet.as_secs() / DOUBLE_EVERY.as_secs()).unwrap_or(u32::MAX);
         1_u32.checked_shl(doublings).map_or(concurrency, |factor| last.allowed.saturating_mul(factor)).min(concurrency)
     }
+
+    /// When the worker may hold more jobs again, if it may not hold all of `concurrency` now.
+    pub(crate) fn eases_at(&self, concurrency: u32, now: Monotonic) -> Option<Monotonic> {
+        let last = self.0.as_ref().filter(|_| self.allowed(concurrency, now) < concurrency)?;
+        let doublings = u32::try_from(now.saturating_duration_since(last.at).as_secs() / DOUBLE_EVERY.as_secs()).unwrap_or(u32::MAX);
+        Some(if now < last.at + PAUSE { last.at + PAUSE } else { last.at + DOUBLE_EVERY * (doublings + 1) })
+    }
 }
 
 #[cfg(test)]
@@ -62,6 +69,11 @@ mod tests {
             assert!(!shortage.observe(500 - burst, at(u64::from(burst))), "the same one");
         }
         assert_eq!(shortage.allowed(500, at(300)), 0, "a pause");
+        let eases_at = |milliseconds| shortage.eases_at(500, at(milliseconds));
+        assert_eq!(
+            [300, 1_198, 1_199, 30_198, 30_199].map(eases_at),
+            [Some(at(1_199)), Some(at(1_199)), Some(at(30_199)), Some(at(30_199)), None]
+        );
         assert_eq!(shortage.allowed(500, at(2_000)), 250);
         assert!(!shortage.observe(250, at(2_000)));
         assert_eq!(shortage.allowed(500, at(4_000)), 125);

@@ -1,45 +1,38 @@
-//! The slots of a session: the one table of the jobs that it holds, and the tasks that run them.
-//!
-//! The session reserves a slot before it locks a job, fills it when the job starts, and frees it when the job's task ends. The heartbeat
-//! writes the jobs of the table into the roster, where the cleaner finds them.
+//! The slots of a session: the tasks that run its jobs, and how many more it may take.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Instant as Monotonic,
-};
+use std::{sync::Arc, time::Instant as Monotonic};
 
-use recruiter_common::{ids::JobId, store::Free};
+use recruiter_common::{ids::JobId, shutdown::pause, store::Free};
 use tokio::task::{JoinError, JoinSet};
 
-use super::shortage::Shortage;
-use crate::context::{Cancel, Cancellation};
+use super::{
+    prefetch::Prefetch,
+    table::{Slot, Table},
+};
+use crate::{
+    context::{Cancel, Cancellation},
+    panics::failure_of,
+    threads::Threads,
+};
 
 /// The slots of a session.
 pub(crate) struct Slots {
     capacity: u32,
     table: Arc<Table>,
     tasks: JoinSet<JobId>,
+    /// Those of the worker's blocking jobs.
+    threads: Threads,
 }
 
-/// The table, as the heartbeat and the running jobs see it.
-#[derive(Debug, Default)]
-pub(crate) struct Table {
-    jobs: Mutex<HashMap<JobId, Slot>>,
-    shortage: Mutex<Shortage>,
-}
-
-#[derive(Debug)]
-enum Slot {
-    /// For a job that is about to be started.
-    Reserved,
-    /// The job runs.
-    Running(Arc<Cancel>),
-}
+/// The task of a job has panicked. Code of users is guarded, so this is an error of this crate or of a policy's destructor. The job keeps
+/// its slot.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use]
+pub(crate) struct TaskPanicked;
 
 impl Slots {
-    pub(crate) fn new(capacity: u32) -> Self {
-        Self { capacity, table: Arc::default(), tasks: JoinSet::new() }
+    pub(crate) fn new(capacity: u32, threads: Threads) -> Self {
+        Self { capacity, table: Arc::default(), tasks: JoinSet::new(), threads }
     }
 
     pub(crate) fn table(&self) -> Arc<Table> {
@@ -63,14 +56,36 @@ impl Slots {
         self.tasks.spawn(attempt);
     }
 
+    /// Waits until the number of free slots may have changed: jobs have ended, a shortage eases, or a thread of an earlier session has ended.
+    pub(crate) async fn changed(&mut self) -> Result<(), TaskPanicked> {
+        let now = Monotonic::now();
+        let eases_at = self.table.shortage().eases_at(self.capacity, now);
+        let (threads, table) = (self.threads.clone(), self.table.clone());
+        let eases = async {
+            match eases_at {
+                Some(at) => pause(at.saturating_duration_since(now)).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            Some(ended) = self.ended() => ended,
+            () = eases => Ok(()),
+            () = threads.changed() => Ok(()),
+            () = table.has_ended.notified() => Ok(()),
+        }
+    }
+
     /// Waits for the end of a job's task and frees its slot, with those of all other tasks that have ended by then. `None` when no task runs.
-    pub(crate) async fn ended(&mut self) -> Option<()> {
+    pub(crate) async fn ended(&mut self) -> Option<Result<(), TaskPanicked>> {
         let mut ended = Some(self.tasks.join_next().await?);
         while let Some(task) = ended {
-            self.table.slots().remove(&job_of(task));
+            match job_of(task) {
+                Ok(job) => drop(self.table.slots().remove(&job)),
+                Err(panicked) => return Some(Err(panicked)),
+            }
             ended = self.tasks.try_join_next();
         }
-        Some(())
+        Some(Ok(()))
     }
 
     /// The number of running tasks.
@@ -83,30 +98,36 @@ impl Slots {
         self.table.slots().contains_key(&job)
     }
 
-    pub(crate) fn is_running(&self, job: JobId) -> bool {
-        matches!(self.table.slots().get(&job), Some(Slot::Running(_)))
+    /// Whether the job was started, and its hooks have not ended yet.
+    pub(crate) fn is_started(&self, job: JobId) -> bool {
+        matches!(self.table.slots().get(&job), Some(Slot::Running(_) | Slot::Ended(_) | Slot::Recorded(_)))
     }
 
-    /// The jobs that have a slot.
+    /// The jobs that have a slot, without those that are recorded.
     pub(crate) fn jobs(&self) -> Vec<JobId> {
         self.table.jobs()
     }
 
-    /// The number of free slots. While the machine is short of a resource, it is below what the capacity leaves.
+    /// The number of free slots. It is below what the capacity leaves while the machine is short of a resource, and while threads of an
+    /// earlier session run.
     pub(crate) fn count_free(&self) -> u32 {
-        self.table.shortage().allowed(self.capacity, Monotonic::now()).saturating_sub(self.table.count())
+        let allowed = self.table.shortage().allowed(self.capacity, Monotonic::now());
+        self.table.count_free(allowed.saturating_sub(self.threads.abandoned()))
     }
 
     /// The free slots and the held jobs, as the roster shows them.
-    pub(crate) fn free(&self) -> Free {
-        Free { places: self.count_free(), working_on: self.jobs() }
+    pub(crate) fn free(&self, prefetch: &Prefetch) -> Free {
+        let (slots, prefetched): (u32, Vec<JobId>) = (self.count_free(), prefetch.jobs().collect());
+        let working_on = self.table.working_on();
+        let ahead = u32::try_from(prefetched.len()).unwrap_or(u32::MAX);
+        Free { slots: slots.saturating_sub(ahead), prefetch: prefetch.room(slots), prefetched, working_on }
     }
 
     /// Cancels a job; whether it was running.
     pub(crate) fn cancel(&self, job: JobId, why: Cancellation) -> bool {
         let cancel = match self.table.slots().get(&job) {
             Some(Slot::Running(cancel)) => cancel.clone(),
-            Some(Slot::Reserved) | None => return false,
+            Some(Slot::Reserved | Slot::Ended(_) | Slot::Recorded(_)) | None => return false,
         };
         cancel.cancel(why);
         true
@@ -119,50 +140,13 @@ impl Slots {
     }
 }
 
-impl Slot {
-    fn cancel(&self) -> Option<&Arc<Cancel>> {
-        match self {
-            Self::Running(cancel) => Some(cancel),
-            Self::Reserved => None,
+/// The job of a task that has ended.
+fn job_of(joined: Result<JobId, JoinError>) -> Result<JobId, TaskPanicked> {
+    joined.map_err(|error| match error.try_into_panic() {
+        Ok(panic) => {
+            tracing::error!(error = failure_of(panic.as_ref()).message, "the task of a job failed");
+            TaskPanicked
         }
-    }
-}
-
-impl Table {
-    /// The jobs that have a slot.
-    pub(crate) fn jobs(&self) -> Vec<JobId> {
-        self.slots().keys().copied().collect()
-    }
-
-    /// Notes that the machine lacked a resource to start a job.
-    pub(crate) fn note_shortage(&self, reason: &str) {
-        let is_new = self.shortage().observe(self.count(), Monotonic::now());
-        if is_new {
-            tracing::warn!(
-                reason,
-                "the machine cannot start more programs: their jobs are released uncounted, and this worker runs fewer jobs for a while"
-            );
-        }
-    }
-
-    fn count(&self) -> u32 {
-        u32::try_from(self.slots().len()).unwrap_or(u32::MAX)
-    }
-
-    fn slots(&self) -> MutexGuard<'_, HashMap<JobId, Slot>> {
-        self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn shortage(&self) -> MutexGuard<'_, Shortage> {
-        self.shortage.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// The job of a task that has ended. A panic of such a task is an error of this crate, since code of users is guarded: it ends the session's
-/// task as well.
-fn job_of(joined: Result<JobId, JoinError>) -> JobId {
-    joined.unwrap_or_else(|error| match error.try_into_panic() {
-        Ok(panic) => std::panic::resume_unwind(panic),
         Err(_) => unreachable!("tasks are aborted only when the slots are dropped"),
     })
 }
@@ -173,10 +157,10 @@ mod tests {
 
     #[tokio::test]
     async fn a_slot_is_reserved_filled_and_freed() {
-        let mut slots = Slots::new(3);
+        let mut slots = Slots::new(3, Threads::default());
         let (first, second) = (JobId::new(), JobId::new());
         slots.reserve([first, second]);
-        assert_eq!((slots.count_free(), slots.is_running(first)), (1, false));
+        assert_eq!((slots.count_free(), slots.is_started(first)), (1, false));
         assert!(!slots.cancel(first, Cancellation::Requested), "it does not run yet");
         let cancel = Arc::new(Cancel::default());
         let ends = cancel.clone();
@@ -187,7 +171,28 @@ mod tests {
         slots.release([second]);
         assert_eq!((slots.count_free(), slots.jobs(), slots.running()), (2, vec![first], 1));
         assert!(slots.cancel(first, Cancellation::Requested));
-        assert_eq!(slots.ended().await, Some(()));
+        assert_eq!(slots.changed().await, Ok(()));
         assert_eq!((slots.count_free(), slots.jobs(), slots.ended().await), (3, vec![], None));
+    }
+
+    #[tokio::test]
+    async fn a_task_that_panics_is_an_answer() {
+        let mut slots = Slots::new(1, Threads::default());
+        let job = JobId::new();
+        slots.run(job, Arc::default(), async { panic!("a panic that this test wants") });
+        assert_eq!((slots.changed().await, slots.holds(job)), (Err(TaskPanicked), true));
+    }
+
+    /// Not with the next heartbeat, which may be far away.
+    #[tokio::test]
+    async fn slots_return_when_a_shortage_eases() {
+        let mut slots = Slots::new(4, Threads::default());
+        let job = JobId::new();
+        slots.reserve([job]);
+        slots.table().note_shortage("no memory");
+        slots.release([job]);
+        assert_eq!(slots.count_free(), 0);
+        tokio::time::timeout(std::time::Duration::from_secs(3), slots.changed()).await.expect("it is quiet for a second").unwrap();
+        assert_eq!(slots.count_free(), 1);
     }
 }

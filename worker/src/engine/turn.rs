@@ -21,6 +21,8 @@ pub(crate) struct Turn {
     worker: WorkerId,
     /// The last round that was taken: the turn began with it.
     round: Option<RoundId>,
+    /// Whether a report has followed that round.
+    is_taken: bool,
     /// Rounds seen lately.
     seen: VecDeque<RoundId>,
     /// Whether the roster shows other slots than this worker has.
@@ -29,7 +31,7 @@ pub(crate) struct Turn {
 
 impl Turn {
     pub(crate) fn new(store: Store, worker: WorkerId) -> Self {
-        Self { store, worker, round: None, seen: VecDeque::with_capacity(ROUNDS), is_behind: false }
+        Self { store, worker, round: None, is_taken: false, seen: VecDeque::with_capacity(ROUNDS), is_behind: false }
     }
 
     /// Begins a turn. `None` when the assignment was taken before.
@@ -41,13 +43,13 @@ impl Turn {
             self.seen.pop_front();
         }
         self.seen.push_back(assignment.round);
-        self.round = Some(assignment.round);
+        (self.round, self.is_taken) = (Some(assignment.round), false);
         // The slots that stay free are reported, whatever becomes of the jobs.
         self.is_behind = true;
         Some(assignment)
     }
 
-    /// The roster no longer shows the slots.
+    /// The roster no longer shows the slots and jobs.
     pub(crate) fn slots_changed(&mut self) {
         self.is_behind = true;
     }
@@ -61,11 +63,17 @@ impl Turn {
         self.is_behind |= assignment.is_none_or(|given| self.seen.contains(&given.round)) && offered != free;
     }
 
-    /// Reports the slots while the jobs of this turn are started. True if the roster was told.
-    pub(crate) async fn report_start(&self, free: &Free) -> bool {
-        let Some(round) = self.round else { return false };
-        match self.store.take_if_assigned(self.worker, round, free).await {
-            Ok(told) => told,
+    /// Reports the slots while jobs are started. True if the roster was told.
+    pub(crate) async fn report_start(&mut self, free: &Free) -> bool {
+        let told = match self.round.filter(|_| !self.is_taken) {
+            Some(round) => self.store.take_if_assigned(self.worker, round, free).await,
+            None => self.store.free_if_unassigned_since(self.worker, self.round, free).await,
+        };
+        match told {
+            Ok(told) => {
+                self.is_taken |= told;
+                told
+            }
             Err(error) => {
                 tracing::debug!(error = chain(&error), "failed to update the roster; trying again");
                 false
@@ -76,7 +84,7 @@ impl Turn {
     /// Ends the turn whose start was reported with these free slots and has started all of its jobs.
     pub(crate) async fn end(&mut self, free: &Free) {
         self.is_behind = false;
-        if free.places > 0 {
+        if free.slots > 0 || free.prefetch > 0 {
             self.store.announce_hint(Hint::Free).await;
         }
     }

@@ -26,27 +26,45 @@ const RELEASED_FOR: Duration = Duration::from_secs(2);
 pub(crate) enum Verdict {
     /// The job goes to the archive.
     Archive { why: Why, failure: Option<Failure>, result: Option<Bson> },
-    /// The job runs again at `at`. This attempt counts unless its end is no fault of the job.
-    Retry { failure: Failure, at: Instant, counts: bool },
+    /// The job runs again at `at`.
+    Retry { failure: Failure, at: Instant, again: Again },
     /// The job is put back as it was before this start, due at `at`: its workable did not run.
     Release { failure: Failure, at: Instant },
     /// Nothing is recorded: this worker was declared dead, and the claim is lost.
     ClaimLost,
 }
 
-/// The verdict on an attempt, or on one item of a bundle. A policy that panics ends the job as malformed.
-pub(crate) fn verdict(
-    history: &History<'_>,
-    policy: &dyn RetryPolicy,
-    ended: Result<Done, NotDone>,
-    cancelled: Option<Cancellation>,
-    now: Instant,
-) -> Verdict {
-    let decided = guarded(|| decided(history, policy, ended, cancelled, now));
-    decided.unwrap_or_else(|failure| Verdict::Archive { why: Why::MALFORMED, failure: Some(failure), result: None })
+/// Why a job runs again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Again {
+    Failed,
+    Snoozed,
+    /// Its worker stops.
+    Interrupted,
 }
 
-fn decided(
+impl Again {
+    /// Whether the attempt counts against the retry policy.
+    pub(crate) fn counts(self) -> bool {
+        self == Self::Failed
+    }
+}
+
+impl Verdict {
+    /// What the hooks of a job are called with: the failure, if there is one, and whether it is the last. `None` when the job has neither
+    /// succeeded nor failed.
+    pub(crate) fn for_hooks(&self) -> Option<(Option<&Failure>, bool)> {
+        match self {
+            Self::Archive { failure: None, .. } => Some((None, false)),
+            Self::Archive { why, failure, .. } => Some((failure.as_ref(), true)).filter(|_| *why != Why::CANCELLED),
+            Self::Retry { failure, again, .. } => Some((Some(failure), false)).filter(|_| again.counts()),
+            Self::Release { .. } | Self::ClaimLost => None,
+        }
+    }
+}
+
+/// The verdict on an attempt, or on one item of a bundle. A policy that panics ends the job as malformed.
+pub(crate) fn verdict(
     history: &History<'_>,
     policy: &dyn RetryPolicy,
     ended: Result<Done, NotDone>,
@@ -58,11 +76,11 @@ fn decided(
         chrono::TimeDelta::from_std(delay).ok().and_then(|delay| now.checked_add_signed(delay)).unwrap_or(Instant::MAX_UTC)
     };
     let by_policy = |failure: Failure| match policy.decide(history, &failure, now) {
-        Decision::RetryAfter(delay) => Verdict::Retry { failure, at: later(delay), counts: true },
+        Decision::RetryAfter(delay) => Verdict::Retry { failure, at: later(delay), again: Again::Failed },
         Decision::Archive(why) => archive(why, failure),
     };
-    match (ended, cancelled) {
-        (_, Some(Cancellation::LeaseLost)) => Verdict::ClaimLost,
+    let decided = guarded(|| match (ended, cancelled) {
+        (_, Some(Cancellation::ClaimLost)) => Verdict::ClaimLost,
         (Ok(done), _) => Verdict::Archive { why: Why::DONE, failure: None, result: done.result },
         (Err(NotDone::GiveUp(failure)), _) => archive(Why::GAVE_UP, failure),
         (Err(not_done), Some(Cancellation::Requested)) => {
@@ -72,7 +90,7 @@ fn decided(
         (Err(not_done), Some(Cancellation::WorkerStopping)) => {
             let failure = Failure { class: failure::INTERRUPTED.into(), ..not_done.failure().clone() };
             match policy.decide(&uncounted(history), &failure, now) {
-                Decision::RetryAfter(_) => Verdict::Retry { failure, at: now, counts: false },
+                Decision::RetryAfter(_) => Verdict::Retry { failure, at: now, again: Again::Interrupted },
                 Decision::Archive(_) => archive(Why::INTERRUPTED, failure),
             }
         }
@@ -85,10 +103,11 @@ fn decided(
                 Decision::Archive(_) => SNOOZED_FOR,
             };
             let at = later(after.unwrap_or_else(delay));
-            Verdict::Retry { failure: reason, at, counts: false }
+            Verdict::Retry { failure: reason, at, again: Again::Snoozed }
         }
         (Err(NotDone::Failed(failure) | NotDone::Stopped(failure)), _) => by_policy(failure),
-    }
+    });
+    decided.unwrap_or_else(|failure| archive(Why::MALFORMED, failure))
 }
 
 /// The history as if the present start did not count. A policy that allows any attempt but the first then allows this attempt again.
@@ -111,9 +130,9 @@ mod tests {
 
     fn check(attempts: u32, policy: &dyn RetryPolicy, ended: Result<Done, NotDone>, cancelled: Option<Cancellation>) -> String {
         let history = History { job: JobId::new(), created_at: now(), attempts, deaths: 0, group: "generic", tags: &[], executions: &[] };
-        match decided(&history, policy, ended, cancelled, now()) {
+        match verdict(&history, policy, ended, cancelled, now()) {
             Verdict::Archive { why, failure, .. } => format!("archive {why} {}", failure.map_or_else(String::new, |failure| failure.class)),
-            Verdict::Retry { failure, at, counts } => format!("retry {} +{} {counts}", failure.class, (at - now()).num_seconds()),
+            Verdict::Retry { failure, at, again } => format!("retry {} +{} {again:?}", failure.class, (at - now()).num_seconds()),
             Verdict::Release { failure, at } => format!("release {} +{}", failure.class, (at - now()).num_seconds()),
             Verdict::ClaimLost => "nothing".into(),
         }
@@ -129,26 +148,26 @@ mod tests {
             |after: Option<u64>| Err(NotDone::Snooze { after: after.map(Duration::from_secs), reason: Failure::new("exit:75", "") });
         assert_eq!(check(1, &never, Ok(Done::default()), None), "archive done ");
         assert_eq!(check(1, &never, failed(), None), "archive not-scheduled-by-retry-policy exit:1");
-        assert_eq!(check(1, &once, failed(), None), "retry exit:1 +60 true");
+        assert_eq!(check(1, &once, failed(), None), "retry exit:1 +60 Failed");
         assert_eq!(check(2, &once, failed(), None), "archive tried-too-many-times exit:1");
         assert_eq!(check(1, &once, Err(NotDone::GiveUp(Failure::new("x", ""))), None), "archive gave-up x");
         assert_eq!(check(1, &once, failed(), Some(Cancellation::Requested)), "archive cancelled cancelled");
         assert_eq!(check(1, &never, stopped(), Some(Cancellation::WorkerStopping)), "archive interrupted interrupted");
-        assert_eq!(check(1, &once, stopped(), Some(Cancellation::WorkerStopping)), "retry interrupted +0 false");
-        assert_eq!(check(2, &once, stopped(), Some(Cancellation::WorkerStopping)), "retry interrupted +0 false", "it does not count");
+        assert_eq!(check(1, &once, stopped(), Some(Cancellation::WorkerStopping)), "retry interrupted +0 Interrupted");
+        assert_eq!(check(2, &once, stopped(), Some(Cancellation::WorkerStopping)), "retry interrupted +0 Interrupted", "it does not count");
         assert_eq!(check(1, &once, Ok(Done::default()), Some(Cancellation::WorkerStopping)), "archive done ");
-        assert_eq!(check(1, &once, stopped(), Some(Cancellation::MemoryLimit)), "retry memory-limit +60 true");
+        assert_eq!(check(1, &once, stopped(), Some(Cancellation::MemoryLimit)), "retry memory-limit +60 Failed");
         assert_eq!(check(2, &once, stopped(), Some(Cancellation::MemoryLimit)), "archive tried-too-many-times memory-limit");
         assert_eq!(check(1, &once, Ok(Done::default()), Some(Cancellation::MemoryLimit)), "archive done ");
-        assert_eq!(check(1, &once, Ok(Done::default()), Some(Cancellation::LeaseLost)), "nothing");
-        assert_eq!(check(1, &never, snoozed(None), None), "retry exit:75 +30 false");
-        assert_eq!(check(2, &once, snoozed(None), None), "retry exit:75 +60 false");
-        assert_eq!(check(1, &once, snoozed(Some(5)), None), "retry exit:75 +5 false");
+        assert_eq!(check(1, &once, Ok(Done::default()), Some(Cancellation::ClaimLost)), "nothing");
+        assert_eq!(check(1, &never, snoozed(None), None), "retry exit:75 +30 Snoozed");
+        assert_eq!(check(2, &once, snoozed(None), None), "retry exit:75 +60 Snoozed");
+        assert_eq!(check(1, &once, snoozed(Some(5)), None), "retry exit:75 +5 Snoozed");
         let short = || Err(NotDone::NoResources(Failure::new("spawn", "")));
         assert_eq!(check(1, &never, short(), None), "release spawn +2");
         assert_eq!(check(1, &never, short(), Some(Cancellation::WorkerStopping)), "release spawn +2", "it was not started");
         assert_eq!(check(1, &never, short(), Some(Cancellation::MemoryLimit)), "release spawn +2");
         assert_eq!(check(1, &once, short(), Some(Cancellation::Requested)), "archive cancelled cancelled");
-        assert_eq!(check(1, &once, short(), Some(Cancellation::LeaseLost)), "nothing");
+        assert_eq!(check(1, &once, short(), Some(Cancellation::ClaimLost)), "nothing");
     }
 }

@@ -2,31 +2,26 @@
 //!
 //! The stock worker registers them with `--builtins`.
 
-use std::{hint::black_box, sync::Arc, time::Duration};
+use std::{hint::black_box, time::Duration};
 
 use recruiter_common::{enqueue::Workable, instant::monotonic_ns};
 use serde::{Deserialize, Serialize};
 
 use super::program::stopped_by;
 use crate::{
+    Worker,
     context::Context,
-    registry::{Asynchronous, Blocking, Handler},
+    registry::DuplicateClass,
     workable::{BlockingExecutable, Executable, NotDone},
 };
 
-/// The handlers of these workables, by class.
-pub(crate) fn all() -> Vec<(&'static str, Arc<dyn Handler>)> {
-    fn asynchronous<W: Executable<State = ()>>() -> (&'static str, Arc<dyn Handler>) {
-        (W::CLASS, Arc::new(Asynchronous::<W>(Arc::new(()))))
-    }
-    vec![
-        asynchronous::<Noop>(),
-        asynchronous::<Sleep>(),
-        asynchronous::<Fail>(),
-        asynchronous::<Panic>(),
-        asynchronous::<ExitAbruptly>(),
-        (Leak::CLASS, Arc::new(Blocking::<Leak>(Arc::new(())))),
-    ]
+/// Adds these workables to a worker.
+///
+/// # Errors
+/// When the worker has one of the classes already.
+pub(crate) fn register(worker: Worker) -> Result<Worker, DuplicateClass> {
+    let worker = worker.register::<Noop>(())?.register::<Sleep>(())?.register::<Fail>(())?.register::<Panic>(())?;
+    worker.register::<ExitAbruptly>(())?.register_blocking::<Leak>(())
 }
 
 /// Does nothing. With `tell` its result is the time of the call, in nanoseconds of this machine's monotonic clock.
@@ -85,7 +80,7 @@ struct Fail {
 
 impl Default for Fail {
     fn default() -> Self {
-        Self { class: "fail".into(), message: "it failed, as it was asked to".into(), times: None }
+        Self { class: "fail".into(), message: "failed as requested".into(), times: None }
     }
 }
 
@@ -114,7 +109,7 @@ struct Panic {
 
 impl Default for Panic {
     fn default() -> Self {
-        Self { message: "it panicked, as it was asked to".into() }
+        Self { message: "panicked as requested".into() }
     }
 }
 
@@ -180,7 +175,7 @@ impl BlockingExecutable for Leak {
     fn execute(&self, (): &(), _job: &Context) -> Result<(), NotDone> {
         let bytes = self.mib.checked_mul(1024 * 1024).map(usize::try_from);
         let Some(Ok(bytes)) = bytes else {
-            return Err(NotDone::failed("leak", format!("{} MiB is more than an address can reach", self.mib)));
+            return Err(NotDone::failed("leak", format!("{} MiB is more than the address space", self.mib)));
         };
         let mut memory = Vec::new();
         memory.try_reserve_exact(bytes)?;
@@ -196,6 +191,8 @@ impl BlockingExecutable for Leak {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use bson::{Bson, doc};
     use recruiter_common::failure;
 
@@ -207,8 +204,8 @@ mod tests {
     };
 
     async fn run(class: &str, parameters: bson::Document, job: &Arc<Context>) -> Result<Done, NotDone> {
-        let (_, handler) = all().into_iter().find(|(name, _)| *name == class).unwrap();
-        handler.decode(Bson::Document(parameters)).unwrap().execute(job).await
+        let worker = register(Worker::new()).unwrap();
+        worker.registry.handler(class).unwrap().decode(Bson::Document(parameters)).unwrap().execute(job).await
     }
 
     #[tokio::test]
@@ -223,7 +220,7 @@ mod tests {
 
     #[tokio::test]
     async fn fail_fails_as_often_as_it_is_told() {
-        assert_eq!(run("fail", doc! {}, &context()).await, Err(NotDone::failed("fail", "it failed, as it was asked to")));
+        assert_eq!(run("fail", doc! {}, &context()).await, Err(NotDone::failed("fail", "failed as requested")));
         let parameters = doc! { "class": "a", "message": "b", "times": 2 };
         assert_eq!(run("fail", parameters.clone(), &context_of_attempt(2)).await, Err(NotDone::failed("a", "b")));
         assert_eq!(run("fail", parameters, &context_of_attempt(3)).await, Ok(Done::default()));

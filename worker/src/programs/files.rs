@@ -9,7 +9,7 @@ const OF_A_PROGRAM: u64 = 4;
 /// Files of everything else: mostly connections to MongoDB, and the other ends of the pipes while a program starts.
 const OF_THE_REST: u64 = 100;
 
-/// The same settings, with no more programs at a time than there are files for.
+/// The same settings, with the concurrency limited to the programs for which there are enough file descriptors.
 pub(crate) fn with_files_for(config: WorkerConfig) -> WorkerConfig {
     raise_limit();
     let concurrency = enough_for(config.concurrency);

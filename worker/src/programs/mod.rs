@@ -1,14 +1,14 @@
-//! The stock worker's workables: programs that a file names, and workables for trying and testing.
+//! The stock worker's workables: programs that a file names, and test workables.
 //!
 //! | module | what it is |
 //! |---|---|
 //! | [`stock`] | the workables file |
 //! | [`program`] | one execution of a program |
 //! | [`template`] | its arguments |
-//! | [`output`] | what it writes |
-//! | [`orphans`] | what it leaves behind in a container |
-//! | [`files`] | how many of them the limit of open files allows |
-//! | [`builtin`] | workables for trying and testing |
+//! | [`output`] | its output |
+//! | [`orphans`] | the orphaned processes that it leaves in a container |
+//! | [`files`] | the number of programs that the limit of open files allows |
+//! | [`builtin`] | test workables |
 
 pub(crate) mod builtin;
 pub(crate) mod files;

@@ -1,7 +1,7 @@
 //! Reaps orphaned processes when this process is process 1 of a container without an init.
 //!
 //! In such a container every process whose parent has ended becomes a child of the worker, and stays a zombie until the worker waits for it.
-//! The programs of jobs are left to their executions, and children that other code in this process has started to that code.
+//! This module does not reap the programs of jobs, nor children that other code in this process has started.
 
 use std::{
     collections::BTreeSet,
@@ -37,7 +37,7 @@ pub(crate) fn are_inherited() -> bool {
     std::process::id() == 1
 }
 
-/// Starts a program that is not taken for an orphan.
+/// Starts a program and registers it, so that it is not reaped as an orphan.
 pub(super) fn spawn(command: &mut Command) -> io::Result<Child> {
     if !are_inherited() {
         return command.spawn();

@@ -1,4 +1,4 @@
-//! What a program wrote: the beginning of its standard output is the job's result, the end of its standard error the failure's trace.
+//! The output of a program: the beginning of its standard output is the job's result, the end of its standard error the failure's trace.
 
 use std::{os::unix::process::ExitStatusExt, path::Path, process::ExitStatus};
 
@@ -6,7 +6,7 @@ use bson::{Binary, Bson, spec::BinarySubtype};
 use nix::sys::signal::Signal;
 use recruiter_common::failure::{self, Failure};
 
-/// The exit code by which a program asks to be run again later: `EX_TEMPFAIL` of sysexits.
+/// The exit code by which a program snoozes its job: `EX_TEMPFAIL` of sysexits.
 pub(super) const TRY_AGAIN: i32 = 75;
 /// A program writes this to standard error, at the start of a line, to name its error class.
 const ERROR_CLASS: &[u8] = b"error-class: ";
@@ -101,7 +101,7 @@ impl Errors {
         let last = trace.lines().map(str::trim).rfind(|line| !line.is_empty() && error_class(line.as_bytes()).is_none());
         let message = match last {
             Some(line) => format!("`{program}` {what}: {line}"),
-            None => format!("`{program}` {what} without a word on standard error"),
+            None => format!("`{program}` {what} without output on standard error"),
         };
         let failure = Failure::new(class, message);
         if trace.trim().is_empty() { failure } else { failure.with_trace(trace) }

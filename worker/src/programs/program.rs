@@ -63,15 +63,15 @@ pub(crate) struct Program {
     pub(crate) settings: Arc<Settings>,
 }
 
-/// What all executions of a program share.
+/// The settings that all executions of a program share.
 pub(crate) struct Settings {
     /// The program: absolute, found when the file was loaded.
     pub(crate) path: PathBuf,
     pub(crate) time_limit: Option<Duration>,
     pub(crate) try_again_after: Option<Duration>,
-    /// How often a job may exit with 75; after that it has failed.
+    /// How many times a job may exit with 75; the next time is a failure.
     pub(crate) try_again_limit: u32,
-    /// Between TERM and KILL.
+    /// Time between TERM and KILL.
     pub(crate) kill_after: Duration,
     /// Longest result that is kept, in bytes.
     pub(crate) result_limit: usize,
@@ -169,7 +169,7 @@ impl Invocation {
         ended: Pin<&mut impl Future<Output = io::Result<()>>>,
         mut streams: Pin<&mut impl FusedFuture>,
     ) {
-        if job.cancellation() != Some(Cancellation::LeaseLost) {
+        if job.cancellation() != Some(Cancellation::ClaimLost) {
             group.signal(Signal::SIGTERM);
             let all_gone = async {
                 // After an error the state of the program is unknown: it is killed.
@@ -187,13 +187,13 @@ impl Invocation {
         group.kill();
     }
 
-    /// What follows from exit code 75: a snooze, or a failure when the class has reached its limit.
+    /// The outcome of exit code 75: a snooze, or a failure when the job has reached the limit of the class.
     fn try_again(&self, job: &Context, reason: Failure) -> NotDone {
         let limit = self.settings.try_again_limit;
         if times_tried_again(&job.job) < u64::from(limit) {
             return NotDone::Snooze { after: self.settings.try_again_after, reason };
         }
-        let message = format!("{} (it has asked to be tried again {limit} times, the limit of this class)", reason.message);
+        let message = format!("{} (snoozed {limit} times, the limit of this class)", reason.message);
         let failure = Failure::new(reason.class, message);
         NotDone::Failed(match reason.trace {
             Some(trace) => failure.with_trace(trace),
@@ -230,7 +230,7 @@ impl Invocation {
         let program = self.settings.path.display();
         if error.kind() == io::ErrorKind::ArgumentListTooLong {
             let message =
-                format!("the arguments for `{program}` are longer than the system allows: let it read the parameters from its input");
+                format!("the arguments for `{program}` are longer than the system allows: let it read the parameters from standard input");
             return NotDone::failed(failure::PARAMETERS, message);
         }
         if is_shortage(error) {
@@ -239,13 +239,13 @@ impl Invocation {
         }
         let directory = &self.settings.directory;
         let advice = if !directory.is_dir() {
-            format!("make its directory `{}`", directory.display())
+            format!("create its directory `{}`", directory.display())
         } else if error.kind() == io::ErrorKind::NotFound {
             "install it, or the interpreter that its first line names".into()
         } else if error.kind() == io::ErrorKind::PermissionDenied {
-            format!("let the worker's user execute it, and enter `{}`", directory.display())
+            format!("allow the worker's user to execute it, and to enter `{}`", directory.display())
         } else {
-            "see what is wrong with it".into()
+            "check it".into()
         };
         NotDone::failed("spawn", format!("cannot start `{program}`: {error}; {advice}, or correct the workables file"))
     }
@@ -273,13 +273,13 @@ fn is_withheld(name: &OsStr) -> bool {
     name == "MONGODB_URI" || name == "NOTIFY_SOCKET" || starts_with("RECRUITER_") || starts_with("WATCHDOG_")
 }
 
-/// The end of an execution that stopped because it was cancelled.
+/// The outcome of an execution that stopped because it was cancelled.
 pub(crate) fn stopped_by(job: &Context) -> NotDone {
     NotDone::Stopped(match job.cancellation() {
         Some(Cancellation::Requested) => Failure::new(failure::CANCELLED, "the job was cancelled while it ran"),
         Some(Cancellation::TimeLimit) => Failure::new(failure::TIMEOUT, "the time limit passed"),
         Some(Cancellation::MemoryLimit) => Failure::new(failure::MEMORY_LIMIT, "the worker reached its memory limit while the job ran"),
-        Some(Cancellation::LeaseLost) => Failure::new(failure::INTERRUPTED, "the worker was declared dead"),
+        Some(Cancellation::ClaimLost) => Failure::new(failure::INTERRUPTED, "the worker was declared dead"),
         Some(Cancellation::WorkerStopping) | None => Failure::new(failure::INTERRUPTED, "the worker stopped while the job ran"),
     })
 }
@@ -395,6 +395,7 @@ pub(crate) mod tests {
         };
         Arc::new(Context {
             job: Arc::new(Job::try_from(job).unwrap()),
+            store: None,
             start: recruiter_common::ids::StartId::new(),
             is_last_attempt: false,
             last_execution: None,
@@ -427,7 +428,7 @@ pub(crate) mod tests {
 
     async fn run(program: Program, parameters: impl Into<Bson>) -> Result<Done, NotDone> {
         let invocation = program.decode(parameters.into()).map_err(NotDone::Failed)?;
-        // A hang is a failure of the test, not of its patience.
+        // A hang fails the test.
         timeout(Duration::from_secs(20), invocation.execute(&context())).await.expect("it ends")
     }
 
@@ -508,16 +509,16 @@ pub(crate) mod tests {
             sh("printf '\\377'").await.unwrap().result,
             Some(Bson::Binary(Binary { subtype: BinarySubtype::Generic, bytes: vec![255] }))
         );
-        check(sh("exit 3").await, "exit:3", "`/bin/sh` exited with 3 without a word on standard error", None);
+        check(sh("exit 3").await, "exit:3", "`/bin/sh` exited with 3 without output on standard error", None);
         check(
             sh("echo one >&2; echo ' two ' >&2; echo >&2; exit 1").await,
             "exit:1",
             "`/bin/sh` exited with 1: two",
             Some("one\n two \n\n"),
         );
-        check(sh("kill -KILL $$").await, "signal:SIGKILL", "`/bin/sh` was killed by SIGKILL without a word on standard error", None);
+        check(sh("kill -KILL $$").await, "signal:SIGKILL", "`/bin/sh` was killed by SIGKILL without output on standard error", None);
         check(sh("echo >&2 dying; kill -TERM $$").await, "signal:SIGTERM", "`/bin/sh` was killed by SIGTERM: dying", Some("dying\n"));
-        check(sh("kill -40 $$").await, "signal:40", "`/bin/sh` was killed by 40 without a word on standard error", None);
+        check(sh("kill -40 $$").await, "signal:40", "`/bin/sh` was killed by 40 without output on standard error", None);
         let Err(NotDone::Snooze { after, reason }) = sh("echo busy >&2; exit 75").await else { panic!("not to be tried again") };
         assert_eq!(
             (after, reason.class.as_str(), reason.message.as_str()),
@@ -588,9 +589,9 @@ pub(crate) mod tests {
             "{failure:?}"
         );
         let failure = failed(run(with(&["x"], |settings| settings.path = "/etc/passwd".into()), doc! {}).await);
-        assert!(failure.class == "spawn" && failure.message.contains("let the worker's user execute it"), "{failure:?}");
+        assert!(failure.class == "spawn" && failure.message.contains("allow the worker's user to execute it"), "{failure:?}");
         let failure = failed(run(with(&["true"], |settings| settings.directory = "/nowhere".into()), doc! {}).await);
-        assert!(failure.class == "spawn" && failure.message.contains("make its directory `/nowhere`"), "{failure:?}");
+        assert!(failure.class == "spawn" && failure.message.contains("create its directory `/nowhere`"), "{failure:?}");
         let failure = failed(run(program(&["true", "{x}"]), doc! { "x": "x".repeat(4_000_000) }).await);
         assert!(failure.class == failure::PARAMETERS && failure.message.contains("longer than the system allows"), "{failure:?}");
     }
@@ -732,7 +733,7 @@ pub(crate) mod tests {
         .await;
         assert_eq!(failure.class, failure::INTERRUPTED);
         let directory = tempfile::tempdir().unwrap();
-        ended_by(HOUR, HEARS, directory.path(), |job| job.cancel.cancel(Cancellation::LeaseLost)).await;
+        ended_by(HOUR, HEARS, directory.path(), |job| job.cancel.cancel(Cancellation::ClaimLost)).await;
         assert!(!directory.path().join("heard").exists(), "the job may run elsewhere: no TERM that it could take its time for");
     }
 
@@ -744,7 +745,7 @@ pub(crate) mod tests {
                 Err(NotDone::Snooze { .. }) => assert!(again, "{ended_with:?} {dropped}"),
                 Err(NotDone::Failed(failure)) => {
                     assert!(!again, "{ended_with:?} {dropped}");
-                    let expected = "`/bin/sh` exited with 75: busy (it has asked to be tried again 3 times, the limit of this class)";
+                    let expected = "`/bin/sh` exited with 75: busy (snoozed 3 times, the limit of this class)";
                     assert_eq!((failure.class.as_str(), failure.message.as_str()), ("exit:75", expected));
                     assert_eq!(failure.trace.as_deref(), Some("busy\n"));
                 }

@@ -1,6 +1,6 @@
 //! The stock worker's workables file: the program of each class.
 //!
-//! The file is loaded once, at start. Everything that can be checked then is an error then, with its line and column and a remedy.
+//! The file is loaded once, at start. All possible checks are made then. An error has its line and column and a remedy.
 
 use std::{
     collections::BTreeMap,
@@ -26,7 +26,7 @@ use super::{
 
 /// Default of `result_limit`, in bytes.
 const RESULT_LIMIT: usize = 1024 * 1024;
-/// Maximum of `result_limit`, in bytes: MongoDB allows a document 16 MiB, which parameters and history need a share of.
+/// Maximum of `result_limit`, in bytes: MongoDB allows 16 MiB per document, which must also hold parameters and history.
 const LARGEST_RESULT_LIMIT: usize = 8 * 1024 * 1024;
 /// Default of `try_again_limit`.
 const TRY_AGAIN_LIMIT: u32 = 25;
@@ -38,22 +38,22 @@ const LONGEST_KILL_AFTER: Duration = Duration::from_secs(600);
 /// The workables file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("cannot read the workables file `{}`", path.display())]
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// Its content is wrong.
+    /// The content of the file is invalid.
     #[error("{}:{line}:{column}: {problem}", path.display())]
     Wrong {
         /// The file.
         path: PathBuf,
-        /// From 1.
+        /// The line, from 1.
         line: usize,
-        /// From 1, in characters.
+        /// The column, from 1, in characters.
         column: usize,
         /// The problem and its remedy.
         problem: String,
@@ -90,7 +90,7 @@ struct Problem(Range<usize>, String);
 /// Reads the programs of a workables file, by class.
 ///
 /// # Errors
-/// When the file cannot be read, is not as documented, or names a program that is not there.
+/// When the file cannot be read, is invalid, or names a program that does not exist.
 pub fn load(path: &Path) -> Result<Programs, ConfigError> {
     let unreadable = |source| ConfigError::Unreadable { path: path.into(), source };
     let text = fs::read_to_string(path).map_err(unreadable)?;
@@ -121,7 +121,7 @@ fn programs(text: &str, home: &Path) -> Result<Vec<(String, Program)>, Problem> 
 fn checked_class(class: Spanned<String>) -> Result<String, Problem> {
     let problem = match class.as_ref().as_str() {
         "" => "the class has no name: write `[workables.<class>]`".into(),
-        name if name.contains('\0') => "a class cannot contain a NUL: leave it out".into(),
+        name if name.contains('\0') => "a class cannot contain a NUL: remove it".into(),
         name if name.len() > LONGEST_NAME => format!("a class has at most {LONGEST_NAME} bytes, this one {}: shorten it", name.len()),
         _ => return Ok(class.into_inner()),
     };
@@ -161,7 +161,7 @@ fn wrong<T>(place: &Spanned<T>, problem: impl Into<String>) -> Problem {
 
 fn duration(text: &Spanned<String>) -> Result<Duration, Problem> {
     match humantime::parse_duration(text.as_ref()) {
-        Ok(Duration::ZERO) => Err(wrong(text, "must be longer than nothing: leave the key out for no limit")),
+        Ok(Duration::ZERO) => Err(wrong(text, "must be longer than zero: leave the key out for no limit")),
         Ok(duration) => Ok(duration),
         Err(error) => Err(wrong(text, format!("not a duration ({error}): write it like \"30s\" or \"1h 30m\""))),
     }
@@ -170,7 +170,7 @@ fn duration(text: &Spanned<String>) -> Result<Duration, Problem> {
 fn kill_after(text: &Spanned<String>) -> Result<Duration, Problem> {
     match humantime::parse_duration(text.as_ref()) {
         Ok(duration) if duration <= LONGEST_KILL_AFTER => Ok(duration),
-        Ok(_) => Err(wrong(text, "a worker that stops waits for it: write at most \"10m\"")),
+        Ok(_) => Err(wrong(text, "too long, because a stopping worker waits for it: write at most \"10m\"")),
         Err(error) => Err(wrong(text, format!("not a duration ({error}): write it like \"5s\""))),
     }
 }
@@ -178,7 +178,7 @@ fn kill_after(text: &Spanned<String>) -> Result<Duration, Problem> {
 fn size(text: &Spanned<String>) -> Result<usize, Problem> {
     match text.as_ref().parse::<ByteSize>().map(|size| usize::try_from(size.as_u64())) {
         Ok(Ok(bytes)) if bytes <= LARGEST_RESULT_LIMIT => Ok(bytes),
-        Ok(_) => Err(wrong(text, "results are kept in the job's document: write at most \"8MiB\"")),
+        Ok(_) => Err(wrong(text, "too large, because results are stored in the job's document: write at most \"8MiB\"")),
         Err(error) => Err(wrong(text, format!("not a size ({error}): write it like \"64KiB\" or \"1MiB\""))),
     }
 }
@@ -188,15 +188,15 @@ fn directory(name: &Spanned<PathBuf>, home: &Path) -> Result<PathBuf, Problem> {
     if directory.is_dir() {
         return Ok(directory);
     }
-    Err(wrong(name, format!("there is no directory `{}`: make it or correct the path", directory.display())))
+    Err(wrong(name, format!("there is no directory `{}`: create it or correct the path", directory.display())))
 }
 
 fn variable((name, value): (Spanned<String>, Spanned<String>)) -> Result<(String, String), Problem> {
     if name.as_ref().is_empty() || name.as_ref().contains(['=', '\0']) {
-        return Err(wrong(&name, "no variable can have this name: leave out `=` and NUL"));
+        return Err(wrong(&name, "not a valid name of a variable: remove `=` and NUL"));
     }
     if value.as_ref().contains('\0') {
-        return Err(wrong(&value, "no variable can contain a NUL: leave it out"));
+        return Err(wrong(&value, "a variable cannot contain a NUL: remove it"));
     }
     Ok((name.into_inner(), value.into_inner()))
 }
@@ -212,7 +212,9 @@ fn find(name: &str, home: &Path, path: Option<&String>) -> Result<PathBuf, Strin
     };
     let files = candidates.into_iter().filter(|candidate| candidate.is_file()).collect::<Vec<_>>();
     match (files.iter().find(|file| access(*file, AccessFlags::X_OK).is_ok()), files.first()) {
-        (Some(file), _) => std::path::absolute(file).map_err(|error| format!("cannot tell where `{}` is: {error}", file.display())),
+        (Some(file), _) => {
+            std::path::absolute(file).map_err(|error| format!("cannot find the absolute path of `{}`: {error}", file.display()))
+        }
         (None, Some(file)) => Err(format!("`{}` is not executable by this user: chmod it or correct the command", file.display())),
         (None, None) => Err(format!("there is no program `{name}` {places}: install it or correct the command")),
     }
@@ -292,7 +294,7 @@ mod tests {
         check("[workables.x]\ncommand = [\"true\", \"{}\"]", "2:20: a placeholder is written `{name}`");
         check("[workables.x]\ncommand = [\"true\", \"{print $1}\"]", "2:20: a placeholder is written `{name}`");
         check("[workables.x]\ncommand = [\"true\", \"{a..b}\"]", "2:20: a placeholder is written `{name}`");
-        check("[workables.x]\ncommand = [\"true\", \"\\u0000\"]", "2:20: no argument can contain a NUL");
+        check("[workables.x]\ncommand = [\"true\", \"\\u0000\"]", "2:20: an argument cannot contain a NUL");
         check("[workables.x]\ncommand = [\"no-such-program\"]", "2:12: there is no program `no-such-program` along the PATH `/");
         check("[workables.x]\ncommand = [\"./absent\"]", "2:12: there is no program `./absent` at `/");
         check("[workables.x]\ncommand = [\"\"]", "2:12: there is no program `` along the PATH");
@@ -302,16 +304,19 @@ mod tests {
         check("[workables.\"a\\u0000\"]\ncommand = [\"true\"]", "1:12: a class cannot contain a NUL");
         check(&format!("[workables.{}]\ncommand = [\"true\"]", "x".repeat(257)), "1:12: a class has at most 256 bytes, this one 257");
         check("[workables.x]\ncommand = [\"true\"]\n[workables.x]", "3:12: duplicate key");
-        check("[workables.x]\ncommand = [\"true\"]\ntimeout = \"0s\"", "3:11: must be longer than nothing");
+        check("[workables.x]\ncommand = [\"true\"]\ntimeout = \"0s\"", "3:11: must be longer than zero");
         check("[workables.x]\ncommand = [\"true\"]\ntry_again_limit = -1", "3:19: invalid value: integer `-1`");
-        check("[workables.x]\ncommand = [\"true\"]\nkill_after = \"11m\"", "3:14: a worker that stops waits for it");
+        check("[workables.x]\ncommand = [\"true\"]\nkill_after = \"11m\"", "3:14: too long, because a stopping worker waits for it");
         check("[workables.x]\ncommand = [\"true\"]\nkill_after = \"5\"", "3:14: not a duration (");
         check("[workables.x]\ncommand = [\"true\"]\ntimeout = \"soon\"", "3:11: not a duration (");
         check("[workables.x]\ncommand = [\"true\"]\nresult_limit = \"much\"", "3:16: not a size (");
-        check("[workables.x]\ncommand = [\"true\"]\nresult_limit = \"1GiB\"", "3:16: results are kept in the job's document");
+        check(
+            "[workables.x]\ncommand = [\"true\"]\nresult_limit = \"1GiB\"",
+            "3:16: too large, because results are stored in the job's document",
+        );
         check("[workables.x]\ncommand = [\"true\"]\ndirectory = \"absent\"", "3:13: there is no directory `/");
-        check("[workables.x]\ncommand = [\"true\"]\nenv = { \"A=B\" = \"\" }", "3:9: no variable can have this name");
-        check("[workables.x]\ncommand = [\"true\"]\nenv = { A = \"\\u0000\" }", "3:13: no variable can contain a NUL");
+        check("[workables.x]\ncommand = [\"true\"]\nenv = { \"A=B\" = \"\" }", "3:9: not a valid name of a variable");
+        check("[workables.x]\ncommand = [\"true\"]\nenv = { A = \"\\u0000\" }", "3:13: a variable cannot contain a NUL");
     }
 
     #[test]

@@ -19,7 +19,7 @@ enum Piece {
 
 impl Template {
     /// # Errors
-    /// What is wrong with the text, for people.
+    /// The problem with the text, as a sentence.
     pub(crate) fn parse(text: &str) -> Result<Self, &'static str> {
         let (mut pieces, mut literal, mut rest) = (Vec::new(), String::new(), text);
         while let Some(at) = rest.find(['{', '}', '\0']) {
@@ -43,7 +43,7 @@ impl Template {
             } else if from.starts_with('}') {
                 return Err("a `}` was never opened; write `}}` for a literal brace");
             } else {
-                return Err("no argument can contain a NUL");
+                return Err("an argument cannot contain a NUL");
             };
         }
         literal.push_str(rest);
@@ -69,7 +69,7 @@ impl Template {
                         Failure::new(failure::PARAMETERS, format!("the command needs parameter `{path}`, which is missing"))
                     })?;
                     if value.contains(&0) {
-                        let message = format!("parameter `{path}` contains a NUL, which no argument of a program can");
+                        let message = format!("parameter `{path}` contains a NUL, which an argument of a program cannot contain");
                         return Err(Failure::new(failure::PARAMETERS, message));
                     }
                     argument.extend(value);
@@ -84,7 +84,7 @@ fn lookup<'a>(parameters: &'a Bson, path: &str) -> &'a Bson {
     path.split('.').fold(parameters, |value, name| value.as_document().and_then(|fields| fields.get(name)).unwrap_or(&Bson::Null))
 }
 
-/// What stands for a value in an argument; nothing for null.
+/// The text of a value in an argument; `None` for null.
 fn text_of(value: &Bson) -> Option<Vec<u8>> {
     Some(match value {
         Bson::Null | Bson::Undefined => return None,

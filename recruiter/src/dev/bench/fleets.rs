@@ -43,16 +43,16 @@ const WITHIN: Duration = Duration::from_secs(300);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 const GROUP: &str = "measured";
 
-/// More and more places: first in a roster that is made up, then of real processes.
+/// The arguments of `scale-workers`: growing numbers of slots, first in a simulated roster, then of real processes.
 #[derive(Args, Clone, Copy, Debug)]
 pub(super) struct Fleets {
-    /// How many places are made up, at most
+    /// Maximum number of simulated slots
     #[arg(long, env = "RECRUITER_BENCH_PLACES", value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(10..=10_000))]
     places: u32,
-    /// How many worker processes are started, at most; 0 starts none
+    /// Maximum number of worker processes; 0 starts none
     #[arg(long, env = "RECRUITER_BENCH_PROCESSES", value_name = "N", default_value_t = 500, value_parser = clap::value_parser!(u32).range(0..=2_000))]
     processes: u32,
-    /// Jobs that each worker process runs at a time
+    /// Slots of each worker process: jobs that it runs at a time
     #[arg(long, env = "RECRUITER_CONCURRENCY", value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     concurrency: u32,
 }
@@ -107,7 +107,7 @@ impl Fleets {
         for count in counts {
             let places = count * self.concurrency;
             let one = timeout(WITHIN, of_processes(stage, &mut fleet, [running, count], places)).await;
-            match one.unwrap_or_else(|_| Err(anyhow::anyhow!("not done within {}", humantime::format_duration(WITHIN)))) {
+            match one.unwrap_or_else(|_| Err(anyhow::anyhow!("not finished within {}", humantime::format_duration(WITHIN)))) {
                 Ok(one) => measured.push(one),
                 Err(failed) => {
                     stage.go_on()?;
@@ -178,7 +178,7 @@ async fn one_round(store: &Store, term: LeaseTerm, places: u32) -> anyhow::Resul
     let begun = Monotonic::now();
     let assigned = assign_once(store, term).await?;
     let time = begun.elapsed();
-    anyhow::ensure!(assigned == places as usize, "{assigned} of {places} places were given a job");
+    anyhow::ensure!(assigned == places as usize, "{assigned} of {places} slots got a job");
     Ok(time)
 }
 
@@ -224,7 +224,7 @@ async fn until_idle(stage: &Stage, places: u32) -> anyhow::Result<LeaseTerm> {
         if free == places {
             return Ok(lease.term);
         }
-        anyhow::ensure!(begun.elapsed() < IDLE_WITHIN, "{free} of {places} places are free, and no more become free");
+        anyhow::ensure!(begun.elapsed() < IDLE_WITHIN, "{free} of {places} slots are free, and no more become free");
         pause(LOOK_EVERY).await;
     }
 }

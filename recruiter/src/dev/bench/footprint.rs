@@ -32,16 +32,16 @@ pub(super) const MONITORING: [&str; 7] =
 /// Reads that wait for hints.
 const WAITING: &str = "getMore";
 
-/// With nothing to do: recruiter, cleaner and workers, all ready and settled for 5 s.
+/// The arguments of `idle`: recruiter, cleaner and workers without jobs, ready for 5 s.
 #[derive(Args, Clone, Copy, Debug)]
 pub(super) struct Idle {
-    /// For how long it is measured
+    /// Duration of the measurement
     #[arg(long, env = "RECRUITER_BENCH_DURATION", value_name = "DURATION", default_value = "30s", value_parser = humantime::parse_duration)]
     duration: Duration,
-    /// Worker processes
+    /// Number of worker processes
     #[arg(long, env = "RECRUITER_WORKERS", value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=100))]
     workers: u32,
-    /// Jobs that each of them runs at a time
+    /// Slots of each worker process: jobs that it runs at a time
     #[arg(long, env = "RECRUITER_CONCURRENCY", value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     concurrency: u32,
 }
@@ -54,9 +54,9 @@ impl Idle {
         fleet.ready(&stage.store).await?;
         let processes: Vec<(&str, u32)> = fleet.processes().chain(stage.mongod().map(|pid| ("mongod", pid))).collect();
         let all_computed = || processes.iter().map(|(_, pid)| computed(*pid)).collect::<anyhow::Result<Vec<_>>>();
-        wait(stage, "milliseconds until it has settled", SETTLE).await?;
+        wait(stage, "milliseconds until the system is idle", SETTLE).await?;
         let (commands, before, begun) = (stage.commands().await?, all_computed()?, Monotonic::now());
-        wait(stage, "milliseconds of nothing to do", self.duration).await?;
+        wait(stage, "milliseconds measured while idle", self.duration).await?;
         let (after, time) = (all_computed()?, begun.elapsed());
         let commands = per_second(&commands, &stage.commands().await?, time);
 
@@ -116,13 +116,13 @@ async fn wait(stage: &Stage, what: &str, time: Duration) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Memory of a worker that runs many jobs, and of the recruiter that gives jobs to many places.
+/// The arguments of `memory`: of a worker that runs many jobs, and of a recruiter that assigns jobs to many slots.
 #[derive(Args, Clone, Copy, Debug)]
 pub(super) struct Memory {
-    /// Jobs that a worker runs at a time
+    /// Slots of the worker: jobs that it runs at a time
     #[arg(long, env = "RECRUITER_CONCURRENCY", value_name = "N", default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     concurrency: u32,
-    /// How many places the recruiter has in its roster: as many workers as that takes
+    /// Total number of slots in the recruiter's roster; as many workers as needed are started
     #[arg(long, env = "RECRUITER_BENCH_PLACES", value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     places: u32,
 }
@@ -152,7 +152,7 @@ impl Memory {
             if running == jobs {
                 break;
             }
-            anyhow::ensure!(begun.elapsed() < RUNNING_WITHIN, "{running} of {jobs} jobs run, and no more are started");
+            anyhow::ensure!(begun.elapsed() < RUNNING_WITHIN, "{running} of {jobs} jobs are running, and no more start");
             pause(LOOK_EVERY).await;
         }
         let busy = of(&fleet, "recruiter-worker")?;
@@ -190,5 +190,5 @@ impl Memory {
 /// The memory of the first process of a program.
 fn of(fleet: &Fleet, program: &str) -> anyhow::Result<Document> {
     let process = fleet.processes().find(|(name, _)| *name == program);
-    memory(process.ok_or_else(|| anyhow::anyhow!("there is no {program}"))?.1)
+    memory(process.ok_or_else(|| anyhow::anyhow!("{program} is not running"))?.1)
 }

@@ -16,13 +16,13 @@ const CALM: Duration = Duration::from_secs(3);
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 const SHORT: &str = "noop";
 
-/// A thundering herd: all jobs are enqueued beforehand, for one instant at which the workers are idle and ready.
+/// The arguments of `herd`: all jobs are enqueued in advance and become due at one instant, when the workers are idle.
 #[derive(Args, Clone, Copy, Debug)]
 pub(super) struct Herd {
-    /// How many jobs
+    /// Number of jobs
     #[arg(long, short = 'n', env = "RECRUITER_BENCH_JOBS", value_name = "N", default_value_t = 100_000, value_parser = clap::value_parser!(u64).range(1..=50_000_000))]
     jobs: u64,
-    /// How long before the instant the first job is enqueued [default: twice what enqueuing takes, as a trial says, and 3 s]
+    /// Time from the first enqueue to the due instant [default: twice the measured time of enqueueing, plus 3s]
     #[arg(long, env = "RECRUITER_BENCH_AHEAD", value_name = "DURATION", value_parser = humantime::parse_duration)]
     ahead: Option<Duration>,
 }
@@ -44,19 +44,19 @@ impl Herd {
     }
 }
 
-/// Long jobs among short ones: what the short ones lose by it, compared with as many of them alone.
+/// The arguments of `mixed`: short jobs beside long ones, compared with the same number of short jobs alone.
 #[derive(Args, Clone, Copy, Debug)]
 pub(super) struct Mixed {
-    /// How many jobs, long ones included
+    /// Number of jobs, including the long ones
     #[arg(long, short = 'n', env = "RECRUITER_BENCH_JOBS", value_name = "N", default_value_t = 20_000, value_parser = clap::value_parser!(u64).range(100..=50_000_000))]
     jobs: u64,
-    /// How long a long job sleeps; a short one does nothing
+    /// Duration of a long job, which sleeps; a short job does nothing
     #[arg(long, env = "RECRUITER_BENCH_LONG", value_name = "DURATION", default_value = "2s", value_parser = humantime::parse_duration)]
     long: Duration,
-    /// One job in so many is long
+    /// One job in N is long
     #[arg(long, env = "RECRUITER_BENCH_ONE_IN", value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u64).range(2..=100))]
     one_in: u64,
-    /// How long before the instant the first job is enqueued [default: twice what enqueuing takes, as a trial says, and 3 s]
+    /// Time from the first enqueue to the due instant [default: twice the measured time of enqueueing, plus 3s]
     #[arg(long, env = "RECRUITER_BENCH_AHEAD", value_name = "DURATION", value_parser = humantime::parse_duration)]
     ahead: Option<Duration>,
 }
@@ -147,8 +147,8 @@ async fn at_once(
     let (due, due_ns) = (stage.store.now() + ahead, monotonic_ns() + i64::try_from(ahead.as_nanos())?);
     let begun = Monotonic::now() + ahead;
     let enqueued = stage.enqueue(short + long, |number| job(number).at(due)).await?;
-    anyhow::ensure!(begun > Monotonic::now(), "the jobs were due before all were enqueued: give more time with --ahead");
-    stage.progress("milliseconds until they are due", u64::try_from(begun.saturating_duration_since(Monotonic::now()).as_millis())?);
+    anyhow::ensure!(begun > Monotonic::now(), "the jobs became due before all were enqueued: increase --ahead");
+    stage.progress("milliseconds until the jobs are due", u64::try_from(begun.saturating_duration_since(Monotonic::now()).as_millis())?);
     while begun > Monotonic::now() {
         stage.go_on()?;
         pause(LOOK_EVERY).await;
@@ -159,7 +159,7 @@ async fn at_once(
     fleet.stop().await;
     let mut started = Times::new();
     let told = stage.told().await?;
-    anyhow::ensure!(told.len() as u64 == short, "{} of {short} jobs told when they were entered", told.len());
+    anyhow::ensure!(told.len() as u64 == short, "{} of {short} jobs reported when they were entered", told.len());
     for entered in told {
         started.record(Duration::from_nanos(u64::try_from(entered - due_ns).unwrap_or(0)));
     }

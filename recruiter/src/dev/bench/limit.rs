@@ -16,7 +16,7 @@ use recruiter_common::{
     ids::{JobId, LeaseTerm, RoundId, StartId, WorkerId},
     job::{Execution, IfWorkerDies, Why},
     roster::{Place, WorkOn},
-    store::{Announcement, Archival, Assignment, Channel, CommitSession, Free, Hint, Lane, Start, Store, ToStart},
+    store::{Announcement, Archival, Assignment, Channel, CommitSession, Free, Hint, Lane, Planned, Start, Store, ToStart},
 };
 
 use super::{Setting, rate, stage::Stage};
@@ -26,13 +26,13 @@ const BATCH: usize = 500;
 /// Longer than the benchmark takes.
 const LEASE: Duration = Duration::from_secs(3_600);
 
-/// The same operations, bare.
+/// The arguments of `limit`.
 #[derive(Args, Clone, Copy, Debug)]
 pub(super) struct Limit {
-    /// How many jobs
+    /// Number of jobs
     #[arg(long, short = 'n', env = "RECRUITER_BENCH_JOBS", value_name = "N", default_value_t = 50_000, value_parser = clap::value_parser!(u64).range(1..=50_000_000))]
     jobs: u64,
-    /// How many batches are on their way beside each other
+    /// Number of batches processed in parallel
     #[arg(long, env = "RECRUITER_BENCH_LANES", value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..=64))]
     lanes: u64,
 }
@@ -96,19 +96,19 @@ async fn burn_down(store: Store, group: String) -> anyhow::Result<u64> {
         }
         let dates: HashMap<JobId, _> = due.iter().map(|job| (job.id, job.scheduled_at)).collect();
         let jobs: Vec<JobId> = due.into_iter().map(|job| job.id).collect();
-        let assignments = [Assignment { worker, jobs: jobs.clone() }];
+        let planned = Planned::for_slots(Assignment { worker, jobs: jobs.clone() });
         let round = RoundId::new();
-        store.assign_if_available(LeaseTerm::default(), round, &assignments).await?;
-        store.publish_to(Channel::default(), &Hint::Assigned { round, assignments: assignments.to_vec() }).await?;
+        store.assign_if_available(LeaseTerm::default(), round, std::slice::from_ref(&planned)).await?;
+        store.publish_to(Channel::default(), &Hint::Assigned { round, assignments: vec![planned.assignment] }).await?;
         let read = store.unlocked(&jobs).await?;
         let start = Start { id: StartId::new(), worker, hostname: place.hostname.clone(), pid: place.pid, lease_until: now + LEASE, now };
         let verdict = IfWorkerDies::Archive(Why::WORKER_DIED);
         let planned = |job: &JobId| ToStart { job: *job, attempts: 0, due: dates[job], if_worker_dies: verdict.clone() };
         let to_start: Vec<ToStart> = jobs.iter().map(planned).collect();
-        let free = Free { places: 0, working_on: jobs.clone() };
+        let free = Free { working_on: jobs.clone(), ..Free::default() };
         let (claims, taken) = tokio::join!(store.start_if_unlocked(&start, &to_start), store.take_if_assigned(worker, round, &free));
         let claims = claims?;
-        anyhow::ensure!(taken? && claims.len() == jobs.len(), "somebody else works here");
+        anyhow::ensure!(taken? && claims.len() == jobs.len(), "another process works on this database");
         store.already_archived(&jobs).await?;
         let read: HashMap<JobId, _> = read.into_iter().flatten().map(|job| (job.id, job)).collect();
         let ended = |claim: &recruiter_common::job::Claim| {
@@ -117,7 +117,7 @@ async fn burn_down(store: Store, group: String) -> anyhow::Result<u64> {
         };
         let batch: Vec<Archival> = claims.iter().map(ended).collect();
         let _ = store.archive(&mut session, &batch).await?;
-        store.free_if_unassigned_since(worker, Some(round), &Free { places: announcement.capacity, working_on: Vec::new() }).await?;
+        store.free_if_unassigned_since(worker, Some(round), &Free { slots: announcement.capacity, ..Free::default() }).await?;
         store.publish(&Hint::Free).await?;
         done += batch.len() as u64;
     }

@@ -26,42 +26,41 @@ use recruiter_common::shutdown::Shutdown;
 use self::stage::Stage;
 use crate::cli::output::{Column, Row, Screen, json_line, table};
 
-/// What is measured, and on what.
+/// The arguments of `bench`.
 #[derive(Args, Clone, Debug)]
 pub struct BenchArgs {
     #[command(subcommand)]
     what: What,
     #[command(flatten)]
     setting: Setting,
-    /// Write one JSON object, for programs
+    /// Write the result as one JSON object, for programs
     #[arg(long, global = true, env = "RECRUITER_JSON", value_parser = BoolishValueParser::new())]
     json: bool,
 }
 
-/// What all benchmarks run on.
+/// The MongoDB and the processes of every benchmark.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Setting {
-    /// MongoDB to measure on; a database of its own there is dropped afterwards [default: an embedded MongoDB with temporary
-    /// data]
+    /// MongoDB to measure on, in a temporary database [default: an embedded MongoDB with temporary data]
     #[arg(long, global = true, env = "RECRUITER_BENCH_ON", hide_env_values = true, value_name = "URI")]
     pub(crate) on: Option<String>,
-    /// MongoDB's server program [default: mongod on PATH, else one that is fetched once]
+    /// Path of the mongod program [default: mongod on PATH, otherwise downloaded once]
     #[arg(long, global = true, env = "RECRUITER_MONGOD", value_name = "FILE")]
     pub(crate) mongod: Option<PathBuf>,
-    /// Worker processes
+    /// Number of worker processes
     #[arg(long, global = true, env = "RECRUITER_WORKERS", value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub(crate) workers: u32,
-    /// Jobs that each of them runs at a time
+    /// Slots of each worker process: jobs that it runs at a time
     #[arg(long, global = true, env = "RECRUITER_CONCURRENCY", value_name = "N", default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub(crate) concurrency: u32,
-    /// Time that every message between the processes and MongoDB takes each way, as on a network
+    /// Simulated network latency between the processes and MongoDB, in each direction
     #[arg(long, global = true, env = "RECRUITER_BENCH_NETWORK_LATENCY", value_name = "DURATION", value_parser = humantime::parse_duration)]
     pub(crate) network_latency: Option<Duration>,
 }
 
 #[derive(Subcommand, Clone, Debug)]
 enum What {
-    /// Enqueue many jobs that do nothing, then start the workers and measure until the last is in the archive
+    /// Measure throughput: enqueue empty jobs, start workers, wait until all are archived
     BurnDown(throughput::BurnDown),
     /// Measure few slots and jobs of some milliseconds
     ///
@@ -69,53 +68,54 @@ enum What {
     /// ready. Commands to MongoDB are counted for each job, without the driver's monitoring. In the mixed row one job in a hundred is
     /// long, and the time is that until as many jobs are archived as there are short ones.
     Ordinary(ordinary::Ordinary),
-    /// Enqueue one job at a time on an idle system and measure until it is entered
+    /// Measure latency on an idle system: one job at a time, until it is entered
     Latency(timing::Latency),
-    /// Enqueue at a constant rate and measure how long each job waits
+    /// Measure latency at a constant rate of enqueueing
     ///
-    /// A job counts as archived when a change stream tells of it. What the stream adds to that is measured before, on an idle
-    /// system, and told: archived_is_seen_late_by_ms.
+    /// A job counts as archived when a change stream reports it. The delay of the change stream is measured in advance on an
+    /// idle system, and reported as archived_is_seen_late_by_ms.
     Steady(timing::Steady),
-    /// Let many jobs become due in the same instant and measure how late each is started
+    /// Measure a burst: many jobs due at the same instant, and how late each one starts
     ///
-    /// All are enqueued beforehand; the workers are idle and ready at that instant. Measured are the jobs a second from that
-    /// instant until the last is archived, and from the instant until each job is entered; the instant is known to a
-    /// millisecond or two, the time of a question to the server's clock.
+    /// All jobs are enqueued in advance. The workers are idle and ready at the due instant. The result has the jobs per second
+    /// from the due instant until the last job is archived, and the time from the due instant until each job is entered. The
+    /// due instant has an error of 1 to 2 ms, the time to read the server's clock.
     Herd(herd::Herd),
-    /// Mix long jobs into short ones and measure what the short ones lose by it
+    /// Measure how much long jobs delay the short jobs beside them
     ///
-    /// All are enqueued beforehand, the long ones evenly among them, for one instant at which the workers are idle and ready.
-    /// A job starts late by the time from that instant until it is entered: above all that of the jobs before it, and of the
-    /// places that long jobs keep. It takes places (--workers times --concurrency) for all long jobs at a time to leave some
-    /// for the short.
+    /// All jobs are enqueued in advance, with the long ones evenly distributed. They become due at one instant, when the
+    /// workers are idle and ready. The delay of a job is the time from that instant until it is entered. It waits mostly for
+    /// the jobs before it, and for slots that long jobs occupy. For free slots beside the long jobs, choose more slots
+    /// (--workers times --concurrency) than long jobs.
     Mixed(herd::Mixed),
-    /// Measure rounds, and whole runs, for more and more places, workers and processes
+    /// Measure rounds and runs with growing numbers of slots, workers and processes
     ///
-    /// Made up, 10 to 10,000 places: the time of the recruiter's round that gives a job to each. Real processes, 1 to
-    /// --processes, all idle at first: from the call that enqueues a job for each place until the last is archived, and the
-    /// time of the round alone. And, with 200 processes idle, what 100 hints a second for a group that nobody works on cost
-    /// mongod, as part of one core. 500 processes take minutes and some ten gigabytes of memory. Where the machine
-    /// cannot do with so many, that is told, and what was measured before. --workers has no say in it.
+    /// With 10 to 10,000 simulated slots: the time of the recruiter's round that assigns a job to each slot. With 1 to
+    /// --processes real processes, all idle at first: the time from the call that enqueues a job for each slot until the last
+    /// job is archived, and the time of the round alone. With 200 idle processes: the processor time of mongod, as a percentage
+    /// of one core, for 100 hints per second for a group without workers. 500 processes take minutes and about 10 GB of memory.
+    /// If the machine cannot run that many, the result names the failure and keeps the earlier measurements. --workers is
+    /// ignored.
     ScaleWorkers(fleets::Fleets),
-    /// Measure how long a search takes, and what gets done, with more and more jobs behind
+    /// Measure search time and throughput with a growing backlog
     ScaleBacklog(scale::Backlog),
-    /// Measure what gets done beside a large archive
+    /// Measure throughput with a large archive
     ScaleArchive(scale::Archive),
-    /// Measure what all processes need of processors, memory and MongoDB while there is nothing to do
+    /// Measure processor time, memory and database commands of an idle system
     ///
-    /// All are ready and have settled for 5 s before it begins.
+    /// The measurement begins when all processes have been ready for 5 s.
     ///
-    /// Processor time as part of one core, memory, and commands to MongoDB by name. Reads are find, aggregate, count and
-    /// distinct; writes are insert, update, delete and findAndModify. getMore is left out, as only reads that wait for hints
-    /// need it here, and so is how the driver watches the server. With --on the commands of everybody else on that MongoDB are
-    /// counted as well, and the processor time of mongod is unknown.
+    /// The result has the processor time as a percentage of one core, the memory, and the commands to MongoDB by name. Reads
+    /// are find, aggregate, count and distinct; writes are insert, update, delete and findAndModify. Not counted are getMore,
+    /// which only reads that wait for hints use here, and the driver's monitoring of the server. With --on, commands of other
+    /// clients of that MongoDB are counted too, and the processor time of mongod is unknown.
     Idle(footprint::Idle),
-    /// Measure the memory of a worker that runs many jobs, and of a recruiter that has many places to fill
+    /// Measure the memory of a busy worker, and of a recruiter with many slots to fill
     ///
-    /// The worker runs --concurrency jobs that sleep. The recruiter has --places places of real workers in its roster, all
-    /// free, and gives them two jobs each, the first to all at once. --workers has no say in it.
+    /// The worker runs --concurrency jobs that sleep. The recruiter's roster has --places free slots of real workers. It assigns
+    /// two jobs to each slot, the first jobs to all slots in one round. --workers is ignored.
     Memory(footprint::Memory),
-    /// Carry out the same operations on the database without any process around them: the ceiling
+    /// Measure the raw database operations alone: the upper limit of throughput
     Limit(limit::Limit),
 }
 

@@ -51,7 +51,7 @@ impl Observer {
 
     /// The time at which it observed each job, in nanoseconds of the monotonic clock.
     pub(super) async fn all(mut self) -> anyhow::Result<HashMap<JobId, i64>> {
-        let seen = timeout(LATE_BY_AT_MOST, self.watching.join_next()).await.context("not every job was seen to be archived")?;
+        let seen = timeout(LATE_BY_AT_MOST, self.watching.join_next()).await.context("the change stream did not report every job")?;
         seen.context("there is one task")??
     }
 }

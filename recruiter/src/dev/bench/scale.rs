@@ -17,13 +17,13 @@ fn noop() -> NewJob {
     NewJob::of_class("noop", doc! {}).in_group(GROUP)
 }
 
-/// Jobs that are in the way of nobody, if the index is right.
+/// The arguments of `scale-backlog`: jobs that must not slow down a search.
 #[derive(Args, Clone, Copy, Debug)]
 pub(super) struct Backlog {
-    /// How many jobs are behind, at most
+    /// Maximum number of jobs in the backlog
     #[arg(long, env = "RECRUITER_BENCH_BACKLOG", value_name = "N", default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1..=50_000_000))]
     backlog: u64,
-    /// How many jobs are burnt down before them
+    /// Number of jobs run at each backlog size
     #[arg(long, short = 'n', env = "RECRUITER_BENCH_JOBS", value_name = "N", default_value_t = 20_000, value_parser = clap::value_parser!(u64).range(1_000..=50_000_000))]
     jobs: u64,
 }
@@ -90,13 +90,13 @@ impl Backlog {
     }
 }
 
-/// An archive larger than what MongoDB has in memory.
+/// The arguments of `scale-archive`: an archive larger than MongoDB's cache.
 #[derive(Args, Clone, Copy, Debug)]
 pub(super) struct Archive {
-    /// How many jobs are archived
+    /// Number of archived jobs
     #[arg(long, env = "RECRUITER_BENCH_ARCHIVED", value_name = "N", default_value_t = 5_000_000, value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
     archived: u64,
-    /// How many jobs are burnt down beside it
+    /// Number of jobs run with this archive
     #[arg(long, short = 'n', env = "RECRUITER_BENCH_JOBS", value_name = "N", default_value_t = 50_000, value_parser = clap::value_parser!(u64).range(1..=50_000_000))]
     jobs: u64,
 }

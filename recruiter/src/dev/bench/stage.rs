@@ -56,7 +56,7 @@ pub(super) struct Stage {
 impl Stage {
     /// Prepares a MongoDB with an empty database.
     pub(super) async fn set(setting: &Setting, shutdown: Shutdown) -> anyhow::Result<Self> {
-        let home = tempfile::Builder::new().prefix("recruiter-bench-").tempdir().context("there is no room for temporary files")?;
+        let home = tempfile::Builder::new().prefix("recruiter-bench-").tempdir().context("cannot create a temporary directory")?;
         let shown = ProgressBar::new_spinner();
         shown.set_message("starting MongoDB");
         let name = format!("recruiter_bench_{}", ObjectId::new());
@@ -77,7 +77,7 @@ impl Stage {
         let (uri, line) = match setting.network_latency {
             None => (uri, None),
             Some(latency) => {
-                let port = mongo.as_ref().context("--network-latency is for the embedded MongoDB: one that is given has its own")?.port();
+                let port = mongo.as_ref().context("--network-latency works only with the embedded MongoDB, not with --on")?.port();
                 let line = SlowLine::to(port, latency).await?;
                 (line.uri(&name), Some(line))
             }
@@ -145,7 +145,11 @@ impl Stage {
             if let Some(ended) = fleet.tend()?.first() {
                 anyhow::bail!("{ended}\n{}", self.log());
             }
-            anyhow::ensure!(moved.1.elapsed() < STALLED_AFTER, "{archived} of {jobs} jobs are done, and no more come\n{}", self.log());
+            anyhow::ensure!(
+                moved.1.elapsed() < STALLED_AFTER,
+                "{archived} of {jobs} jobs are archived, and no more follow\n{}",
+                self.log()
+            );
             pause(LOOK_EVERY).await;
         }
     }
@@ -154,7 +158,7 @@ impl Stage {
         Ok(self.collection("archived").count_documents(doc! {}).await?)
     }
 
-    #[expect(clippy::disallowed_methods, reason = "what a benchmark does to its own database is nothing that a process does")]
+    #[expect(clippy::disallowed_methods, reason = "a benchmark's operations on its own database are not operations of a process")]
     fn collection(&self, name: &str) -> Collection<Document> {
         self.store.database().collection(name)
     }
@@ -247,10 +251,10 @@ impl Stage {
         })
     }
 
-    /// Returns an error if the benchmark was asked to stop.
+    /// Returns an error if a stop of the benchmark was requested.
     pub(super) fn go_on(&self) -> anyhow::Result<()> {
         if self.shutdown.is_requested() {
-            return Err(anyhow::anyhow!("stopped by a signal before it was done").context(Exit::Aborted));
+            return Err(anyhow::anyhow!("stopped by a signal before the end").context(Exit::Aborted));
         }
         Ok(())
     }
@@ -281,11 +285,11 @@ impl Stage {
             "mongodb": build.get_str("version").unwrap_or("unknown"),
             "server": server,
             "durability": "majority, journaled",
-            "write_concern": "jobs w: majority, j: true; hints, assignments and free places w: 1",
+            "write_concern": "jobs w: majority, j: true; hints, assignments and free slots w: 1",
             "file_system": self.file_system(),
             "network_latency_ms": setting.network_latency.unwrap_or_default().as_secs_f64() * 1_000.0,
             "cores": i64::try_from(available_parallelism()?.get())?,
-            "processes": format!("1 recruiter, 1 cleaner, {} workers of {} places", setting.workers, setting.concurrency),
+            "processes": format!("1 recruiter, 1 cleaner, {} workers of {} slots", setting.workers, setting.concurrency),
             "build": if cfg!(debug_assertions) { "debug: build with --release to measure" } else { "release" },
         })
     }

@@ -8,16 +8,16 @@ use recruiter_common::{enqueue::NewJob, job::bundle::MOST_ITEMS};
 
 use super::{Setting, rate, stage::Stage};
 
-/// All jobs are there before the first worker is, as River measures it.
+/// The arguments of `burn-down`: all jobs are enqueued before the first worker starts, as in River's benchmark.
 #[derive(Args, Clone, Copy, Debug)]
 pub(super) struct BurnDown {
-    /// How many jobs
+    /// Number of jobs
     #[arg(long, short = 'n', env = "RECRUITER_BENCH_JOBS", value_name = "N", default_value_t = 50_000, value_parser = clap::value_parser!(u64).range(1..=50_000_000))]
     jobs: u64,
-    /// In how many groups
+    /// Number of groups
     #[arg(long, env = "RECRUITER_BENCH_GROUPS", value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=10_000))]
     groups: u64,
-    /// Make each job a bundle of so many items that do nothing
+    /// Make each job a bundle of N empty items
     #[arg(long, env = "RECRUITER_BENCH_ITEMS", value_name = "N", value_parser = clap::value_parser!(u64).range(1..=MOST_ITEMS as u64))]
     items: Option<u64>,
 }

@@ -29,10 +29,10 @@ fn waited(job: &Document, acknowledged: i64) -> Option<Duration> {
     Some(Duration::from_nanos(u64::try_from(entered - acknowledged).unwrap_or(0)))
 }
 
-/// One job at a time.
+/// The arguments of `latency`: one job at a time.
 #[derive(Args, Clone, Copy, Debug)]
 pub(super) struct Latency {
-    /// How many jobs
+    /// Number of jobs
     #[arg(long, short = 'n', env = "RECRUITER_BENCH_JOBS", value_name = "N", default_value_t = 500, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     jobs: u64,
 }
@@ -57,7 +57,7 @@ impl Latency {
                 }
             };
             archived.record(Duration::from_nanos(u64::try_from(monotonic_ns() - acknowledged).unwrap_or(0)));
-            started.record(waited(&job, acknowledged).ok_or_else(|| anyhow::anyhow!("a job did not tell when it was entered: {job}"))?);
+            started.record(waited(&job, acknowledged).ok_or_else(|| anyhow::anyhow!("a job did not report when it was entered: {job}"))?);
             stage.advance(1);
             // Enough time for all processes to update the roster and become idle.
             pause(Duration::from_millis(20)).await;
@@ -74,7 +74,7 @@ impl Latency {
     }
 }
 
-/// How long a single hint takes through the capped collection.
+/// The time of a single hint through the capped collection.
 async fn one_hint(store: &Store) -> anyhow::Result<Duration> {
     // The worker and the job do not exist, so no process reacts.
     let worker = recruiter_common::ids::WorkerId::new();
@@ -95,13 +95,14 @@ async fn one_hint(store: &Store) -> anyhow::Result<Duration> {
     Ok(begun.elapsed())
 }
 
-/// A constant stream: from each acknowledged enqueue until the job is entered, and until a majority has it in the archive.
+/// The arguments of `steady`: jobs at a constant rate, each measured from its acknowledged enqueue until it is entered and
+/// until a majority has archived it.
 #[derive(Args, Clone, Copy, Debug)]
 pub(super) struct Steady {
-    /// Jobs a second
+    /// Jobs per second
     #[arg(long, env = "RECRUITER_BENCH_RATE", value_name = "N", default_value_t = 2_000, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     rate: u64,
-    /// For how long
+    /// Duration of the measurement
     #[arg(long, env = "RECRUITER_BENCH_DURATION", value_name = "DURATION", default_value = "20s", value_parser = humantime::parse_duration)]
     duration: Duration,
 }
@@ -148,7 +149,7 @@ impl Steady {
             for job in store.archived_jobs(some).await? {
                 let id = JobId::from(job.get_object_id("_id")?);
                 started.record(
-                    waited(&job, acknowledged[&id]).ok_or_else(|| anyhow::anyhow!("a job did not tell when it was entered: {job}"))?,
+                    waited(&job, acknowledged[&id]).ok_or_else(|| anyhow::anyhow!("a job did not report when it was entered: {job}"))?,
                 );
                 // A resumed change stream may have reported another document in place of this one.
                 if let Some(seen) = seen.get(&id) {

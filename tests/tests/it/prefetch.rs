@@ -1,0 +1,132 @@
+//! Jobs that are assigned ahead, beyond the free slots: none is lost, none counts before it is started, and none waits behind a long job.
+
+use std::time::{Duration, Instant};
+
+use bson::doc;
+use recruiter_common::{enqueue::NewJob, ids::JobId, job::Priority, shutdown::pause};
+use recruiter_tests::{
+    ledger::Entry,
+    oracle::Policy,
+    world::{Role, World},
+};
+
+const SOON: Duration = Duration::from_secs(30);
+const PATIENT: &str = "10m";
+const SHORT_MS: i64 = 10;
+
+async fn world() -> World {
+    let mut world = World::new().await;
+    world.start(Role::Recruiter, &[], &[]);
+    world.start(Role::Cleaner, &["--dead-after", PATIENT], &[]);
+    world
+}
+
+async fn wait(world: &World, what: &str, mut condition: impl AsyncFnMut() -> bool) {
+    let end = Instant::now() + SOON;
+    while !condition().await {
+        assert!(Instant::now() < end, "waited in vain: {what}\n{}", world.logs());
+        pause(Duration::from_millis(5)).await;
+    }
+}
+
+async fn enqueue(world: &mut World, count: usize, entry: impl Fn() -> NewJob) -> Vec<JobId> {
+    let mut jobs = Vec::new();
+    for _ in 0..count {
+        jobs.push(world.enqueue(entry(), Policy::Never).await.unwrap());
+    }
+    jobs
+}
+
+fn short() -> NewJob {
+    Entry::lasting(SHORT_MS)
+}
+
+async fn until_jobs_are_ahead(world: &World) {
+    wait(world, "jobs are assigned ahead", async || world.count("roster", doc! { "prefetched.1": { "$exists": true } }).await == 1).await;
+}
+
+async fn close(mut world: World) {
+    assert!(world.until_quiet(SOON).await, "not quiet\n{}", world.logs());
+    let wrong = world.judge().await.all();
+    assert!(wrong.is_empty(), "{wrong:#?}\n{}", world.logs());
+}
+
+/// I5: jobs that are not to be done again. At most the two in the slots, and those whose ends were on their way, are lost to the kill.
+#[tokio::test]
+async fn a_killed_worker_costs_none_of_the_jobs_that_it_held_ahead() {
+    let mut world = world().await;
+    let jobs = enqueue(&mut world, 300, short).await;
+    let worker = world.start(Role::Worker, &["--concurrency", "2"], &[]);
+    until_jobs_are_ahead(&world).await;
+    let ahead = world.database.raw("roster").find_one(doc! {}).await.unwrap().unwrap().get_array("prefetched").unwrap().len();
+    world.members[worker].process.kill();
+    world.start(Role::Worker, &[], &[]);
+    wait(&world, "all are archived", async || world.count("archived", doc! {}).await == jobs.len() as u64).await;
+    assert_eq!(world.count("archived", doc! { "attempts": { "$ne": 1 } }).await, 0, "{ahead} were ahead");
+    let died = world.count("archived", doc! { "why": "worker-died" }).await;
+    assert!(died <= 10, "{died} died, {ahead} were ahead");
+    close(world).await;
+}
+
+#[tokio::test]
+async fn a_worker_that_stops_returns_the_jobs_that_it_holds_ahead() {
+    let mut world = world().await;
+    let jobs = enqueue(&mut world, 300, short).await;
+    let worker = world.start(Role::Worker, &["--concurrency", "2"], &[]);
+    until_jobs_are_ahead(&world).await;
+    world.members[worker].process.terminate();
+    wait(&world, "they are returned", async || world.count("signals", doc! { "kind": "returned" }).await > 0).await;
+    world.start(Role::Worker, &[], &[]);
+    wait(&world, "all are done", async || world.count("archived", doc! { "why": "done", "attempts": 1 }).await == jobs.len() as u64).await;
+    close(world).await;
+}
+
+#[tokio::test]
+async fn no_job_ahead_waits_for_a_long_job_while_another_worker_is_idle() {
+    let mut world = world().await;
+    let urgent = |ms: i64| Entry::lasting(ms).priority(Priority::new(9).unwrap());
+    let mut shorts = enqueue(&mut world, 60, || urgent(SHORT_MS)).await;
+    // Both slots are occupied for long once the worker has learnt that its jobs are short.
+    let long = enqueue(&mut world, 2, || Entry::lasting(20_000).priority(Priority::new(8).unwrap())).await;
+    shorts.extend(enqueue(&mut world, 40, short).await);
+    world.start(Role::Worker, &["--concurrency", "2"], &[]);
+    wait(&world, "the long jobs run", async || world.count("scheduled", doc! { "_id": { "$in": &long }, "locked": true }).await == 2).await;
+    wait(&world, "jobs are returned", async || world.count("signals", doc! { "kind": "returned" }).await > 0).await;
+    let idle = Instant::now();
+    world.start(Role::Worker, &[], &[]);
+    wait(&world, "the short ones are done", async || world.count("archived", doc! {}).await == shorts.len() as u64).await;
+    assert!(idle.elapsed() < Duration::from_secs(10), "{:?}", idle.elapsed());
+    assert_eq!(world.count("roster", doc! { "prefetched": { "$exists": true } }).await, 0);
+    for worker in &world.members {
+        worker.process.kill();
+    }
+}
+
+/// It overtakes the jobs that are ahead, and waits for the running one alone.
+#[tokio::test]
+async fn an_urgent_job_overtakes_the_jobs_ahead() {
+    let mut world = world().await;
+    enqueue(&mut world, 400, short).await;
+    world.start(Role::Worker, &["--concurrency", "1"], &[]);
+    until_jobs_are_ahead(&world).await;
+    let urgent = world.enqueue(short().priority(Priority::new(9).unwrap()), Policy::Never).await.unwrap();
+    wait(&world, "the urgent one is done", async || world.archived(urgent).await.is_some()).await;
+    let job = world.archived(urgent).await.unwrap();
+    let execution = job.get_document("last_execution").unwrap();
+    let at = |field: &str| execution.get_datetime(field).unwrap().timestamp_millis();
+    assert!(at("started_at") - at("scheduled_at") < 500, "{execution}");
+    assert!(world.count("archived", doc! {}).await < 390, "most of the others still wait");
+    close(world).await;
+}
+
+#[tokio::test]
+async fn long_jobs_are_not_assigned_ahead() {
+    let mut world = world().await;
+    enqueue(&mut world, 12, || Entry::lasting(1_000)).await;
+    world.start(Role::Worker, &["--concurrency", "3"], &[]);
+    while world.count("archived", doc! {}).await < 9 {
+        assert_eq!(world.count("roster", doc! { "prefetched": { "$exists": true } }).await, 0, "{}", world.logs());
+        pause(Duration::from_millis(20)).await;
+    }
+    close(world).await;
+}

@@ -1,0 +1,207 @@
+//! Prefetch: jobs that were assigned ahead, beyond the free slots, so that a slot that falls free need not wait for the recruiter.
+//!
+//! A worker accepts as many jobs ahead as it will start before the next assignment can arrive: its rate of ends, times a horizon that follows
+//! the round trip to MongoDB. So a worker of long jobs accepts none, and one of very short jobs hundreds. Jobs ahead stay unlocked and due. They
+//! are started in their order as slots fall free, and are returned when they have waited much longer than was meant: then other workers get
+//! them. The term is that of message brokers (AMQP's prefetch count).
+
+use std::{
+    collections::{BTreeMap, HashSet},
+    time::{Duration, Instant as Monotonic},
+};
+
+use recruiter_common::{ids::JobId, store::Position};
+
+use super::intake::Startable;
+
+/// The limit of jobs ahead.
+const MOST: u32 = 1_000;
+/// The limit of bytes of jobs ahead.
+const BYTES: usize = 16 * 1024 * 1024;
+/// The bounds of the horizon, and the round trips in it: a report, its hint, a round, and a reserve.
+const SHORTEST: Duration = Duration::from_millis(50);
+const LONGEST: Duration = Duration::from_millis(250);
+const ROUND_TRIPS: u32 = 12;
+/// A job is returned after so many horizons.
+const RETURN_AFTER: u32 = 2;
+/// Busy time in which the weight of an end falls to 37 %.
+const FORGET_AFTER: f64 = 0.2;
+/// A measured round trip changes the mean by this part.
+const SMOOTHING: u32 = 8;
+
+/// Jobs ahead, and how many more are accepted.
+pub(crate) struct Prefetch {
+    queue: BTreeMap<Position, Waiting>,
+    jobs: HashSet<JobId>,
+    bytes: usize,
+    rate: Rate,
+    round_trip: Duration,
+    /// Jobs were returned, and no job has ended since.
+    is_stalled: bool,
+}
+
+struct Waiting {
+    job: Startable,
+    since: Monotonic,
+}
+
+impl Default for Prefetch {
+    fn default() -> Self {
+        let (queue, jobs) = (BTreeMap::new(), HashSet::new());
+        Self { queue, jobs, bytes: 0, rate: Rate::default(), round_trip: Duration::ZERO, is_stalled: false }
+    }
+}
+
+impl Prefetch {
+    /// Adds jobs that can be started. Those for which there is no memory are dropped: they stay due.
+    pub(crate) fn add(&mut self, jobs: impl IntoIterator<Item = Startable>, now: Monotonic) {
+        for job in jobs {
+            if self.bytes + job.bytes() <= BYTES || self.queue.is_empty() {
+                self.bytes += job.bytes();
+                self.jobs.insert(job.id());
+                self.queue.insert(job.position(), Waiting { job, since: now });
+            }
+        }
+    }
+
+    /// Removes the first jobs in their order.
+    pub(crate) fn next(&mut self, count: usize) -> Vec<Startable> {
+        let mut next = Vec::with_capacity(count.min(self.queue.len()));
+        while next.len() < count
+            && let Some((_, Waiting { job, .. })) = self.queue.pop_first()
+        {
+            self.forget(&job);
+            next.push(job);
+        }
+        next
+    }
+
+    /// Removes the jobs that have waited too long.
+    pub(crate) fn overdue(&mut self, now: Monotonic) -> Vec<JobId> {
+        let limit = self.horizon() * RETURN_AFTER;
+        let overdue: Vec<Startable> =
+            self.queue.extract_if(.., |_, waiting| now.duration_since(waiting.since) >= limit).map(|(_, waiting)| waiting.job).collect();
+        self.is_stalled |= !overdue.is_empty();
+        overdue
+            .iter()
+            .map(|job| {
+                self.forget(job);
+                job.id()
+            })
+            .collect()
+    }
+
+    /// When the first job will have waited too long.
+    pub(crate) fn overdue_at(&self) -> Option<Monotonic> {
+        self.queue.values().map(|waiting| waiting.since).min().map(|since| since + self.horizon() * RETURN_AFTER)
+    }
+
+    fn forget(&mut self, job: &Startable) {
+        self.bytes = self.bytes.saturating_sub(job.bytes());
+        self.jobs.remove(&job.id());
+    }
+
+    pub(crate) fn jobs(&self) -> impl Iterator<Item = JobId> {
+        self.jobs.iter().copied()
+    }
+
+    pub(crate) fn holds(&self, job: JobId) -> bool {
+        self.jobs.contains(&job)
+    }
+
+    /// How many more jobs are accepted ahead while `free` slots are free.
+    pub(crate) fn room(&self, free: u32) -> u32 {
+        let ahead = u32::try_from(self.queue.len()).unwrap_or(u32::MAX).saturating_sub(free);
+        self.wanted().saturating_sub(ahead)
+    }
+
+    /// Whether it is time to accept more: three quarters of the jobs ahead are started.
+    pub(crate) fn is_low(&self) -> bool {
+        self.queue.len() <= self.wanted() as usize / 4
+    }
+
+    /// The number of jobs ahead that this worker needs.
+    fn wanted(&self) -> u32 {
+        if self.is_stalled {
+            return 0;
+        }
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a float becomes the nearest integer of the type")]
+        let wanted = (self.rate.per_second() * self.horizon().as_secs_f64()).round() as u32;
+        wanted.min(MOST)
+    }
+
+    fn horizon(&self) -> Duration {
+        (self.round_trip * ROUND_TRIPS).clamp(SHORTEST, LONGEST)
+    }
+
+    /// Jobs have ended at `now`. Between ends the worker is busy from `busy_since` on.
+    pub(crate) fn ended(&mut self, count: usize, busy_since: Monotonic, now: Monotonic) {
+        self.is_stalled &= count == 0;
+        self.rate.ended(count, now.saturating_duration_since(busy_since));
+    }
+
+    /// A write to MongoDB has taken so long.
+    pub(crate) fn round_trip(&mut self, took: Duration) {
+        self.round_trip = match self.round_trip {
+            Duration::ZERO => took,
+            mean => mean - mean / SMOOTHING + took / SMOOTHING,
+        };
+    }
+}
+
+/// The rate of ends while the worker is busy; older ends weigh less.
+#[derive(Debug, Default)]
+struct Rate {
+    ends: f64,
+    seconds: f64,
+}
+
+impl Rate {
+    fn ended(&mut self, count: usize, after: Duration) {
+        let weight = (-after.as_secs_f64() / FORGET_AFTER).exp();
+        #[expect(clippy::cast_precision_loss, reason = "a count of jobs")]
+        let count = count as f64;
+        (self.ends, self.seconds) = (self.ends * weight + count, self.seconds * weight + after.as_secs_f64());
+    }
+
+    fn per_second(&self) -> f64 {
+        if self.seconds > 0.0 { self.ends / self.seconds } else { 0.0 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// How many jobs a worker wants ahead whose slots have ended `count` jobs each `every` milliseconds.
+    fn wanted(count: usize, every: u64, round_trip_us: u64) -> u32 {
+        let (mut prefetch, start) = (Prefetch::default(), Monotonic::now());
+        prefetch.round_trip(Duration::from_micros(round_trip_us));
+        for turn in 0..100 {
+            let at = |turn: u64| start + Duration::from_millis(every * turn);
+            prefetch.ended(count, at(turn), at(turn + 1));
+        }
+        prefetch.wanted()
+    }
+
+    #[test]
+    fn short_jobs_are_wanted_ahead_and_long_ones_are_not() {
+        assert_eq!(Prefetch::default().wanted(), 0, "nothing is known yet");
+        assert_eq!([wanted(10, 5, 300), wanted(10, 100, 300), wanted(10, 2_000, 300)], [100, 5, 0]);
+        assert_eq!(wanted(1_000, 5, 300), MOST);
+        assert_eq!([wanted(10, 100, 10_000), wanted(10, 100, 1_000_000)], [12, 25], "a slow line");
+    }
+
+    #[test]
+    fn time_without_a_job_does_not_count_and_a_change_is_learnt() {
+        let (mut prefetch, start) = (Prefetch::default(), Monotonic::now());
+        prefetch.ended(10, start, start + Duration::from_millis(10));
+        let learnt = prefetch.wanted();
+        assert_eq!(learnt, 50);
+        let later = start + Duration::from_secs(3_600);
+        prefetch.ended(10, later, later + Duration::from_millis(10));
+        assert_eq!(prefetch.wanted(), learnt);
+        prefetch.ended(1, later, later + Duration::from_secs(2));
+        assert_eq!(prefetch.wanted(), 0);
+    }
+}

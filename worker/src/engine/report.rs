@@ -1,0 +1,80 @@
+//! What is reported about an attempt: one event when it starts, one when it ends, and a line in the log.
+
+use std::sync::Arc;
+
+use recruiter_common::job::{Job, Why};
+
+use super::{
+    environment::Environment,
+    verdict::{Again, Verdict},
+};
+use crate::{context::Context, event::WorkerEvent};
+
+/// The events of one attempt. If it is dropped before the end of the attempt is recorded, the claim is lost.
+pub(crate) struct Report<'a> {
+    environment: &'a Environment,
+    context: &'a Arc<Context>,
+    has_ended: bool,
+}
+
+impl<'a> Report<'a> {
+    /// Reports that the workable is about to be called.
+    pub(crate) fn of_start(environment: &'a Environment, context: &'a Arc<Context>) -> Self {
+        environment.emit(&WorkerEvent::Started { job: context });
+        Self { environment, context, has_ended: false }
+    }
+
+    /// Reports the recorded end.
+    pub(crate) fn end(mut self, verdict: &Verdict) {
+        self.has_ended = true;
+        self.environment.emit(&event(self.context, verdict));
+    }
+}
+
+impl Drop for Report<'_> {
+    fn drop(&mut self) {
+        if !self.has_ended {
+            self.environment.emit(&WorkerEvent::ClaimLost { job: self.context });
+        }
+    }
+}
+
+fn event<'a>(job: &'a Context, verdict: &'a Verdict) -> WorkerEvent<'a> {
+    match verdict {
+        Verdict::Archive { failure: None, .. } => WorkerEvent::Done { job },
+        Verdict::Archive { why, failure: Some(reason), .. } if *why == Why::CANCELLED => WorkerEvent::Cancelled { job, reason },
+        Verdict::Archive { failure: Some(failure), .. } => WorkerEvent::Failed { job, failure, last: true },
+        Verdict::Retry { failure, again: Again::Failed, .. } => WorkerEvent::Failed { job, failure, last: false },
+        Verdict::Retry { failure: reason, again: Again::Snoozed, .. } => WorkerEvent::Snoozed { job, reason },
+        Verdict::Retry { failure: reason, again: Again::Interrupted, .. } => WorkerEvent::Interrupted { job, reason },
+        Verdict::Release { failure: reason, .. } => WorkerEvent::Released { job, reason },
+        Verdict::ClaimLost => WorkerEvent::ClaimLost { job },
+    }
+}
+
+/// Logs how an attempt ended. A final failure is a warning, a failure that is retried is not.
+pub(crate) fn log(job: &Job, duration_ms: u64, verdict: &Verdict) {
+    macro_rules! ended {
+        ($level:ident, $failure:expr, $text:literal) => {
+            tracing::$level!(
+                job.id = %job.id,
+                job.class = job.class,
+                job.attempt = job.attempts,
+                duration_ms,
+                error.class = $failure.class,
+                error.message = $failure.message,
+                $text
+            )
+        };
+    }
+    match verdict {
+        Verdict::Archive { why, failure: Some(failure), .. } if *why == Why::CANCELLED => ended!(info, failure, "job cancelled"),
+        Verdict::Archive { failure: Some(failure), .. } => ended!(warn, failure, "job failed"),
+        Verdict::Retry { failure, again: Again::Failed, .. } => ended!(info, failure, "job failed; retrying"),
+        Verdict::Retry { failure, again: Again::Snoozed, .. } => ended!(info, failure, "job snoozed: it runs again, uncounted"),
+        Verdict::Retry { failure, again: Again::Interrupted, .. } => ended!(info, failure, "job interrupted: it runs again, uncounted"),
+        Verdict::Release { failure, .. } => ended!(debug, failure, "job released: it was not started"),
+        Verdict::Archive { failure: None, .. } => tracing::debug!(job.id = %job.id, job.class = job.class, duration_ms, "job done"),
+        Verdict::ClaimLost => {}
+    }
+}

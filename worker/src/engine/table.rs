@@ -1,0 +1,152 @@
+//! The one table of the jobs that a session holds.
+//!
+//! The session reserves a slot before it locks a job, and fills it when the job starts. Another job may use the slot once the first has been
+//! executed, also before its end is recorded. The number of such jobs is limited. The heartbeat writes the jobs
+//! of the table into the roster, where the cleaner finds them.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Instant as Monotonic,
+};
+
+use recruiter_common::ids::JobId;
+use tokio::sync::Notify;
+
+use super::shortage::Shortage;
+use crate::context::Cancel;
+
+/// The number of jobs whose ends may be on their way to MongoDB while their slots are used again, unless there are more slots.
+const UNRECORDED: u32 = 64;
+
+/// The table, as the heartbeat and the running jobs see it.
+#[derive(Debug, Default)]
+pub(crate) struct Table {
+    jobs: Mutex<HashMap<JobId, Slot>>,
+    /// Jobs of unconfirmed starts. They have no slot.
+    unconfirmed: Mutex<HashSet<JobId>>,
+    /// Jobs that were assigned ahead. They have no slot.
+    prefetched: Mutex<HashSet<JobId>>,
+    /// Executions that have ended since they were last counted.
+    ended: AtomicUsize,
+    pub(crate) has_ended: Notify,
+    shortage: Mutex<Shortage>,
+}
+
+#[derive(Debug)]
+pub(crate) enum Slot {
+    /// For a job that is about to be started.
+    Reserved,
+    /// The job runs.
+    Running(Arc<Cancel>),
+    /// The job was executed, and its end is being recorded.
+    Ended(Arc<Cancel>),
+    /// The end of the job is recorded, and its hooks run.
+    Recorded(Arc<Cancel>),
+}
+
+impl Slot {
+    pub(crate) fn cancel(&self) -> Option<&Arc<Cancel>> {
+        match self {
+            Self::Running(cancel) | Self::Ended(cancel) | Self::Recorded(cancel) => Some(cancel),
+            Self::Reserved => None,
+        }
+    }
+}
+
+impl Table {
+    /// The jobs that this worker may have locked, for the roster.
+    pub(crate) fn working_on(&self) -> Vec<JobId> {
+        let mut jobs: HashSet<JobId> = self.jobs().into_iter().collect();
+        jobs.extend(self.unconfirmed().iter());
+        jobs.extend(self.prefetched.lock().unwrap_or_else(PoisonError::into_inner).iter());
+        jobs.into_iter().collect()
+    }
+
+    /// Sets the jobs of unconfirmed starts; whether they have changed.
+    pub(crate) fn set_unconfirmed(&self, jobs: HashSet<JobId>) -> bool {
+        let mut unconfirmed = self.unconfirmed();
+        let has_changed = *unconfirmed != jobs;
+        *unconfirmed = jobs;
+        has_changed
+    }
+
+    /// Sets the jobs that were assigned ahead.
+    pub(crate) fn set_prefetched(&self, jobs: impl Iterator<Item = JobId>) {
+        *self.prefetched.lock().unwrap_or_else(PoisonError::into_inner) = jobs.collect();
+    }
+
+    /// The jobs that have a slot, without those that are recorded.
+    pub(crate) fn jobs(&self) -> Vec<JobId> {
+        self.slots().iter().filter(|(_, slot)| !matches!(slot, Slot::Recorded(_))).map(|(job, _)| *job).collect()
+    }
+
+    /// Notes that a job was executed: its slot is free for another.
+    pub(crate) fn note_ended(&self, job: JobId) {
+        if let Some(slot) = self.slots().get_mut(&job)
+            && let Some(cancel) = slot.cancel().cloned()
+        {
+            *slot = Slot::Ended(cancel);
+            self.ended.fetch_add(1, Ordering::Relaxed);
+            self.has_ended.notify_one();
+        }
+    }
+
+    /// The number of executions that have ended since the last call.
+    pub(crate) fn take_ended(&self) -> usize {
+        self.ended.swap(0, Ordering::Relaxed)
+    }
+
+    /// Notes that the end of a job is recorded: the worker no longer holds the job, but its hooks still need the slot.
+    pub(crate) fn note_recorded(&self, job: JobId) {
+        if let Some(slot) = self.slots().get_mut(&job)
+            && let Some(cancel) = slot.cancel().cloned()
+        {
+            *slot = Slot::Recorded(cancel);
+        }
+    }
+
+    /// The number of jobs of which only the hooks still run.
+    pub(crate) fn count_recorded(&self) -> usize {
+        self.slots().values().filter(|slot| matches!(slot, Slot::Recorded(_))).count()
+    }
+
+    /// Notes that the machine lacked a resource to start a job.
+    pub(crate) fn note_shortage(&self, reason: &str) {
+        let is_new = self.shortage().observe(self.count(), Monotonic::now());
+        if is_new {
+            tracing::warn!(
+                reason,
+                "the machine cannot start more jobs: they are released uncounted, and this worker runs fewer jobs for a while"
+            );
+        }
+    }
+
+    /// The number of slots in use.
+    pub(crate) fn count(&self) -> u32 {
+        let in_use = self.slots().values().filter(|slot| !matches!(slot, Slot::Ended(_))).count();
+        u32::try_from(in_use).unwrap_or(u32::MAX)
+    }
+
+    /// How many more jobs may be started with so many slots.
+    pub(crate) fn count_free(&self, slots: u32) -> u32 {
+        let held = u32::try_from(self.slots().len()).unwrap_or(u32::MAX);
+        let unrecorded = slots.max(UNRECORDED);
+        slots.saturating_sub(self.count()).min(slots.saturating_add(unrecorded).saturating_sub(held))
+    }
+
+    pub(crate) fn slots(&self) -> MutexGuard<'_, HashMap<JobId, Slot>> {
+        self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn unconfirmed(&self) -> MutexGuard<'_, HashSet<JobId>> {
+        self.unconfirmed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn shortage(&self) -> MutexGuard<'_, Shortage> {
+        self.shortage.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
