@@ -53,6 +53,8 @@ pub enum Hint {
     NotStarted,
     /// A worker has returned jobs that were assigned ahead.
     Returned {
+        /// The id of the worker.
+        worker: WorkerId,
         /// The ids of the jobs.
         jobs: Vec<JobId>,
     },
@@ -124,7 +126,7 @@ impl Hint {
             }
             Self::NotStarted => doc! { "kind": "not_started" },
             Self::Free => doc! { "kind": "free" },
-            Self::Returned { jobs } => doc! { "kind": "returned", "jobs": jobs.clone() },
+            Self::Returned { worker, jobs } => doc! { "kind": "returned", "worker": worker, "jobs": jobs.clone() },
             Self::Left { worker } => doc! { "kind": "left", "worker": worker },
             Self::Assigned { round, assignments } => {
                 let pairs: Document = assignments.iter().map(|given| (given.worker.to_string(), Bson::from(given.jobs.clone()))).collect();
@@ -145,7 +147,7 @@ impl Hint {
             },
             "not_started" => Self::NotStarted,
             "free" => Self::Free,
-            "returned" => Self::Returned { jobs: ids_in(document.get("jobs")) },
+            "returned" => Self::Returned { worker: document.get_object_id("worker").ok()?.into(), jobs: ids_in(document.get("jobs")) },
             "left" => Self::Left { worker: document.get_object_id("worker").ok()?.into() },
             "assigned" => {
                 let pairs = document.get_document("pairs").ok()?;

@@ -92,6 +92,7 @@ impl Assigning {
         let at = store.monotonic();
         if trigger.full_scan || trigger.workers || self.fleet.is_unknown() {
             let has_new_worker = self.fleet.read(store.available_workers(term).await?, at);
+            self.in_flight.hold_ahead(self.fleet.workers(), at);
             if has_new_worker {
                 self.refusals.worker_is_new(at);
                 self.lanes.end_pauses();
@@ -130,7 +131,7 @@ impl Assigning {
 
     /// Ends the turns of workers that have answered, left, or take too long, and marks the lanes in which their jobs may wait again as stale.
     async fn end_turns(&mut self, store: &impl Database, trigger: &Trigger, at: Monotonic) -> Result<(), StoreError> {
-        for turn in self.in_flight.settle(self.fleet.workers(), at) {
+        for turn in self.in_flight.settle(self.fleet.workers()) {
             self.turn_over(&turn, false);
         }
         if !trigger.left.is_empty() {
@@ -155,9 +156,9 @@ impl Assigning {
                 self.lanes.forget_scan();
             }
         }
-        if !trigger.returned.is_empty() {
-            self.in_flight.returned(&trigger.returned);
-            self.refusals.returned(&trigger.returned);
+        for (worker, jobs) in &trigger.returned {
+            self.in_flight.returned(*worker, jobs);
+            self.refusals.returned(jobs);
         }
         if trigger.refused || !trigger.returned.is_empty() {
             self.mark_recent_lanes();
@@ -177,7 +178,7 @@ impl Assigning {
 
     fn announce(&mut self, jobs: Vec<DueJob>, at: Monotonic) {
         if !jobs.is_empty() {
-            let is_news = |job: &DueJob| !self.in_flight.contains(job.id, at) && !self.refusals.was_tried(job);
+            let is_news = |job: &DueJob| !self.in_flight.contains(job, at) && !self.refusals.was_tried(job);
             self.lanes.announce(jobs.into_iter().filter(is_news));
         }
     }

@@ -33,13 +33,21 @@ pub(crate) struct Turn {
     pub(crate) met_in: BTreeSet<Lane>,
 }
 
+/// A job that a worker holds ahead.
+#[derive(Clone, Copy, Debug)]
+struct Ahead {
+    since: Monotonic,
+    /// The due date at which it was assigned, if known: with another date it was started since.
+    due: Option<Instant>,
+}
+
 /// All jobs in flight.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct InFlight {
     turns: HashMap<WorkerId, Turn>,
     workers: HashMap<JobId, WorkerId>,
-    /// The jobs that each worker holds ahead, as its last report names them, and since when.
-    ahead: HashMap<WorkerId, HashMap<JobId, Monotonic>>,
+    /// The jobs that each worker holds ahead, as its last report names them.
+    ahead: HashMap<WorkerId, HashMap<JobId, Ahead>>,
     /// The workers that hold them.
     holders: HashMap<JobId, WorkerId>,
 }
@@ -75,31 +83,60 @@ impl InFlight {
         self.workers.len() + self.holders.len()
     }
 
-    pub(crate) fn contains(&self, job: JobId, at: Monotonic) -> bool {
-        self.workers.contains_key(&job) || self.is_ahead(job, at)
+    pub(crate) fn contains(&self, job: &DueJob, at: Monotonic) -> bool {
+        self.workers.contains_key(&job.id) || self.is_ahead(job, at)
     }
 
     /// Whether a worker holds the job ahead. A worker that holds it for long is dead or hangs: it would have returned the job.
-    fn is_ahead(&self, job: JobId, at: Monotonic) -> bool {
-        let since = self.holders.get(&job).and_then(|worker| self.ahead.get(worker)?.get(&job));
-        since.is_some_and(|since| at.duration_since(*since) < IN_FLIGHT_FOR)
+    fn is_ahead(&self, job: &DueJob, at: Monotonic) -> bool {
+        let ahead = self.holders.get(&job.id).and_then(|worker| self.ahead.get(worker)?.get(&job.id));
+        ahead.is_some_and(|ahead| at.duration_since(ahead.since) < IN_FLIGHT_FOR && ahead.due.is_none_or(|due| due == job.scheduled_at))
+    }
+
+    /// Notes what these workers hold ahead, as the roster was read at `at`.
+    pub(crate) fn hold_ahead(&mut self, workers: &[FreeWorker], at: Monotonic) {
+        workers.iter().for_each(|worker| self.holds(worker.id, &worker.prefetched, at));
     }
 
     /// Notes what a worker holds ahead.
     fn holds(&mut self, worker: WorkerId, jobs: &[JobId], at: Monotonic) {
         let before = self.ahead.remove(&worker).unwrap_or_default();
-        before.keys().for_each(|job| _ = self.holders.remove(job));
-        if !jobs.is_empty() {
-            self.holders.extend(jobs.iter().map(|job| (*job, worker)));
-            self.ahead.insert(worker, jobs.iter().map(|job| (*job, before.get(job).copied().unwrap_or(at))).collect());
+        before.keys().for_each(|job| self.drop_holder(*job, worker));
+        if jobs.is_empty() {
+            return;
+        }
+        let assigned = self.turns.get(&worker).map_or(&[][..], |turn| &turn.jobs);
+        let due: HashMap<JobId, Option<Instant>> = assigned.iter().copied().collect();
+        let ahead = |job: &JobId| {
+            let new = || Ahead { since: at, due: due.get(job).copied().flatten() };
+            (*job, before.get(job).copied().unwrap_or_else(new))
+        };
+        self.ahead.insert(worker, jobs.iter().map(ahead).collect());
+        self.holders.extend(jobs.iter().map(|job| (*job, worker)));
+    }
+
+    fn drop_holder(&mut self, job: JobId, worker: WorkerId) {
+        if self.holders.get(&job) == Some(&worker) {
+            self.holders.remove(&job);
         }
     }
 
-    /// Workers have returned these jobs.
-    pub(crate) fn returned(&mut self, jobs: &[JobId]) {
-        for job in jobs {
-            if let Some(ahead) = self.holders.remove(job).and_then(|worker| self.ahead.get_mut(&worker)) {
-                ahead.remove(job);
+    /// A worker has returned these jobs, also before its turn was over.
+    pub(crate) fn returned(&mut self, worker: WorkerId, jobs: &[JobId]) {
+        let jobs: HashSet<JobId> = jobs.iter().copied().collect();
+        for job in &jobs {
+            self.drop_holder(*job, worker);
+            if self.workers.get(job) == Some(&worker) {
+                self.workers.remove(job);
+            }
+        }
+        if let Some(turn) = self.turns.get_mut(&worker) {
+            turn.jobs.retain(|(job, _)| !jobs.contains(job));
+        }
+        if let Some(ahead) = self.ahead.get_mut(&worker) {
+            ahead.retain(|job, _| !jobs.contains(job));
+            if ahead.is_empty() {
+                self.ahead.remove(&worker);
             }
         }
     }
@@ -113,12 +150,11 @@ impl InFlight {
     /// A search has found this job. Returns whether it is in flight, and is therefore skipped.
     pub(crate) fn meet(&mut self, job: &DueJob, at: Monotonic) -> bool {
         let turn = self.workers.get(&job.id).and_then(|worker| self.turns.get_mut(worker));
-        turn.map(|turn| turn.met_in.insert(job.lane())).is_some() || self.is_ahead(job.id, at)
+        turn.map(|turn| turn.met_in.insert(job.lane())).is_some() || self.is_ahead(job, at)
     }
 
     /// Ends the turns of workers that accept jobs again, and returns them. The jobs that these workers hold ahead stay in flight.
-    pub(crate) fn settle(&mut self, workers: &[FreeWorker], at: Monotonic) -> Vec<Turn> {
-        workers.iter().for_each(|worker| self.holds(worker.id, &worker.prefetched, at));
+    pub(crate) fn settle(&mut self, workers: &[FreeWorker]) -> Vec<Turn> {
         let is_over = |worker: &&FreeWorker| self.turns.get(&worker.id).is_some_and(|turn| worker.round == Some(turn.round));
         let over: Vec<WorkerId> = workers.iter().filter(is_over).map(|worker| worker.id).collect();
         over.into_iter().filter_map(|worker| self.end(worker)).collect()
@@ -169,10 +205,10 @@ mod tests {
         let (first, second) = (RoundId::new(), RoundId::new());
         let mut flight = InFlight::default();
         flight.begin(first, (a, Channel(0)), vec![(job, None)], start);
-        assert!(flight.contains(job, start) && flight.len() == 1);
-        assert!(flight.settle(&[worker(a, None), worker(b, Some(first))], start).is_empty(), "it offers slots of before; another worker");
-        assert_eq!(flight.settle(&[worker(a, Some(first))], start).len(), 1);
-        assert!(!flight.contains(job, start));
+        assert!(flight.contains(&found(job, 0), start) && flight.len() == 1);
+        assert!(flight.settle(&[worker(a, None), worker(b, Some(first))]).is_empty(), "it offers slots of before; another worker");
+        assert_eq!(flight.settle(&[worker(a, Some(first))]).len(), 1);
+        assert!(!flight.contains(&found(job, 0), start));
         let mut expired = |rounds: &[(WorkerId, Option<RoundId>)], seconds: u64| {
             flight.begin(first, (a, Channel(0)), vec![(job, None)], start);
             flight.expire(&rounds.iter().copied().collect(), start + Duration::from_secs(seconds)).len()
@@ -189,27 +225,45 @@ mod tests {
         let mut flight = InFlight::default();
         flight.begin(RoundId::new(), (worker, Channel(0)), vec![(one, None)], Monotonic::now());
         flight.begin(RoundId::new(), (worker, Channel(0)), vec![(two, None)], Monotonic::now());
-        assert!(!flight.contains(one, Monotonic::now()) && flight.contains(two, Monotonic::now()));
+        assert!(!flight.contains(&found(one, 0), Monotonic::now()) && flight.contains(&found(two, 0), Monotonic::now()));
+    }
+
+    fn found(id: JobId, due: i64) -> DueJob {
+        let scheduled_at = Instant::from_timestamp_millis(due).expect("a date");
+        DueJob { id, group: "g".into(), class: "c".into(), gate: None, priority: 5, scheduled_at }
     }
 
     #[test]
     fn what_a_worker_holds_ahead_is_in_flight_until_it_says_otherwise_or_hangs() {
-        let (a, start) = (WorkerId::new(), Monotonic::now());
+        let (a, b, start) = (WorkerId::new(), WorkerId::new(), Monotonic::now());
         let [one, two, three] = [JobId::new(), JobId::new(), JobId::new()];
         let (round, mut flight) = (RoundId::new(), InFlight::default());
-        flight.begin(round, (a, Channel(0)), vec![(one, None), (two, None), (three, None)], start);
-        let report = |jobs: &[JobId]| FreeWorker { prefetched: jobs.to_vec(), ..worker(a, Some(round)) };
-        assert_eq!(flight.settle(&[report(&[two, three])], start).len(), 1);
-        let held = |flight: &InFlight, after: u64| [one, two, three].map(|job| flight.contains(job, start + Duration::from_secs(after)));
+        let due = Some(found(one, 7).scheduled_at);
+        flight.begin(round, (a, Channel(0)), vec![(one, due), (two, due), (three, None)], start);
+        let report = |jobs: &[JobId], flight: &mut InFlight, seconds: u64| {
+            let reports = [FreeWorker { prefetched: jobs.to_vec(), ..worker(a, Some(round)) }];
+            flight.hold_ahead(&reports, start + Duration::from_secs(seconds));
+            flight.settle(&reports).len()
+        };
+        assert_eq!(report(&[two, three], &mut flight, 0), 1);
+        let held = |flight: &InFlight, seconds: u64| {
+            [one, two, three].map(|job| flight.contains(&found(job, 7), start + Duration::from_secs(seconds)))
+        };
         assert_eq!((held(&flight, 3), flight.len()), ([false, true, true], 2));
+        assert!(!flight.contains(&found(two, 8), start), "it was started, and is due again");
         assert_eq!(held(&flight, 4), [false; 3], "a worker that lives would have returned them");
-        flight.settle(&[report(&[three])], start + Duration::from_secs(3));
+        report(&[three], &mut flight, 3);
         assert_eq!((held(&flight, 3), held(&flight, 4)), ([false, false, true], [false; 3]), "a repeated report makes it no younger");
-        flight.returned(&[three]);
-        assert_eq!((held(&flight, 0), flight.len()), ([false; 3], 0));
-        flight.settle(&[report(&[one])], start);
+        flight.returned(b, &[three]);
+        assert_eq!(held(&flight, 3), [false, false, true], "it was not that worker's any more");
+        flight.returned(a, &[three]);
+        assert_eq!((held(&flight, 0), flight.len(), flight.workers().len()), ([false; 3], 0, 0));
+        report(&[one], &mut flight, 0);
         assert!(flight.workers() == [a] && flight.left(a, start).is_none() && flight.len() == 0);
-        flight.settle(&[report(&[one])], start);
+        report(&[one], &mut flight, 0);
         assert!(flight.expire(&HashMap::new(), start).is_empty() && flight.len() == 0, "it is gone");
+        flight.begin(round, (a, Channel(0)), vec![(one, due), (two, due)], start);
+        flight.returned(a, &[two]);
+        assert_eq!(held(&flight, 0), [true, false, false], "in the middle of its turn, with no room for another report");
     }
 }

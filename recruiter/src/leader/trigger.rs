@@ -26,8 +26,8 @@ pub(crate) struct Trigger {
     pub(crate) announced: Vec<DueJob>,
     /// These workers left the roster.
     pub(crate) left: Vec<WorkerId>,
-    /// Workers have returned these jobs, which were assigned ahead.
-    pub(crate) returned: Vec<JobId>,
+    /// These workers have returned these jobs, which were assigned ahead.
+    pub(crate) returned: Vec<(WorkerId, Vec<JobId>)>,
 }
 
 impl Trigger {
@@ -56,8 +56,8 @@ impl Trigger {
             Hint::Jobs { jobs, .. } => self.announced.extend(jobs),
             Hint::Left { worker } => self.left.push(worker),
             Hint::NotStarted => self.refused = true,
-            Hint::Returned { jobs } => {
-                self.returned.extend(jobs);
+            Hint::Returned { worker, jobs } => {
+                self.returned.push((worker, jobs));
                 self.workers = true;
             }
             Hint::Free => self.workers = true,

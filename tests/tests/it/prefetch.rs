@@ -6,9 +6,13 @@ use bson::doc;
 use recruiter_common::{enqueue::NewJob, ids::JobId, job::Priority, shutdown::pause};
 use recruiter_tests::{
     ledger::Entry,
+    local::{self, Local},
+    mongo::TestDatabase,
     oracle::Policy,
+    wait::wait_until,
     world::{Role, World},
 };
+use recruiter_worker::Worker;
 
 const SOON: Duration = Duration::from_secs(30);
 const PATIENT: &str = "10m";
@@ -95,7 +99,8 @@ async fn no_job_ahead_waits_for_a_long_job_while_another_worker_is_idle() {
     let idle = Instant::now();
     world.start(Role::Worker, &[], &[]);
     wait(&world, "the short ones are done", async || world.count("archived", doc! {}).await == shorts.len() as u64).await;
-    assert!(idle.elapsed() < Duration::from_secs(10), "{:?}", idle.elapsed());
+    // The jobs that were returned are free at once, and not only when they have been in flight for too long.
+    assert!(idle.elapsed() < Duration::from_millis(3_500), "{:?}", idle.elapsed());
     assert_eq!(world.count("roster", doc! { "prefetched": { "$exists": true } }).await, 0);
     for worker in &world.members {
         worker.process.kill();
@@ -129,4 +134,21 @@ async fn long_jobs_are_not_assigned_ahead() {
         pause(Duration::from_millis(20)).await;
     }
     close(world).await;
+}
+
+/// The limit of memory for jobs ahead is none for the jobs of free slots.
+#[tokio::test]
+async fn large_jobs_are_started_in_all_free_slots_at_once() {
+    let database = TestDatabase::new().await;
+    let store = local::store(&database).await;
+    let padding = "x".repeat(3 * 1024 * 1024);
+    let large = |_| NewJob::of_class("sleep", doc! { "ms": 5_000, "padding": &padding });
+    store.enqueue_many((0..10).map(large)).await.unwrap();
+    let recruiter = Local::recruiter(&database, &[]);
+    let worker = Local::worker(&database, Worker::new().register_builtins().unwrap(), &["--concurrency", "10"]);
+    let running = async || database.raw("scheduled").count_documents(doc! { "locked": true }).await.unwrap() == 10;
+    wait_until(SOON, "all slots are in use", running).await;
+    assert_eq!(database.raw("signals").count_documents(doc! { "kind": { "$in": ["not_started", "returned"] } }).await.unwrap(), 0);
+    worker.stop().await;
+    recruiter.stop().await;
 }

@@ -26,7 +26,7 @@ const ROUND_TRIPS: u32 = 12;
 const RETURN_AFTER: u32 = 2;
 /// Busy time in which the weight of an end falls to 37 %.
 const FORGET_AFTER: f64 = 0.2;
-/// A measured round trip changes the mean by this part.
+/// A measured round trip or size changes the mean by this part.
 const SMOOTHING: u32 = 8;
 
 /// Jobs ahead, and how many more are accepted.
@@ -34,6 +34,8 @@ pub(crate) struct Prefetch {
     queue: BTreeMap<Position, Waiting>,
     jobs: HashSet<JobId>,
     bytes: usize,
+    /// The mean size of a job.
+    mean_bytes: usize,
     rate: Rate,
     round_trip: Duration,
     /// Jobs were returned, and no job has ended since.
@@ -48,20 +50,26 @@ struct Waiting {
 impl Default for Prefetch {
     fn default() -> Self {
         let (queue, jobs) = (BTreeMap::new(), HashSet::new());
-        Self { queue, jobs, bytes: 0, rate: Rate::default(), round_trip: Duration::ZERO, is_stalled: false }
+        Self { queue, jobs, bytes: 0, mean_bytes: 0, rate: Rate::default(), round_trip: Duration::ZERO, is_stalled: false }
     }
 }
 
 impl Prefetch {
-    /// Adds jobs that can be started. Those for which there is no memory are dropped: they stay due.
-    pub(crate) fn add(&mut self, jobs: impl IntoIterator<Item = Startable>, now: Monotonic) {
-        for job in jobs {
-            if self.bytes + job.bytes() <= BYTES || self.queue.is_empty() {
-                self.bytes += job.bytes();
-                self.jobs.insert(job.id());
-                self.queue.insert(job.position(), Waiting { job, since: now });
+    /// Adds jobs that can be started. Beyond the first for `free` slots, those for which there is no memory are left out and returned.
+    pub(crate) fn add(&mut self, mut jobs: Vec<Startable>, free: u32, now: Monotonic) -> Vec<JobId> {
+        jobs.sort_by_key(Startable::position);
+        let mut without_room = Vec::new();
+        for (index, job) in jobs.into_iter().enumerate() {
+            self.mean_bytes = smoothed(self.mean_bytes, job.bytes());
+            if index >= free as usize && self.bytes + job.bytes() > BYTES {
+                without_room.push(job.id());
+                continue;
             }
+            self.bytes += job.bytes();
+            self.jobs.insert(job.id());
+            self.queue.insert(job.position(), Waiting { job, since: now });
         }
+        without_room
     }
 
     /// Removes the first jobs in their order.
@@ -127,7 +135,7 @@ impl Prefetch {
         }
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a float becomes the nearest integer of the type")]
         let wanted = (self.rate.per_second() * self.horizon().as_secs_f64()).round() as u32;
-        wanted.min(MOST)
+        wanted.min(MOST).min(u32::try_from(BYTES / self.mean_bytes.max(1)).unwrap_or(u32::MAX))
     }
 
     fn horizon(&self) -> Duration {
@@ -147,6 +155,10 @@ impl Prefetch {
             mean => mean - mean / SMOOTHING + took / SMOOTHING,
         };
     }
+}
+
+fn smoothed(mean: usize, value: usize) -> usize {
+    if mean == 0 { value } else { mean - mean / SMOOTHING as usize + value / SMOOTHING as usize }
 }
 
 /// The rate of ends while the worker is busy; older ends weigh less.

@@ -103,7 +103,10 @@ async fn run(mut ends: Writer, mut progress: Writer, mut queue: mpsc::UnboundedR
     let mut batch = Vec::with_capacity(BATCH);
     let mut rest_until = Monotonic::now();
     while gather(&pending, &mut queue, &mut batch).await {
-        pause(rest_until.saturating_duration_since(Monotonic::now())).await;
+        let rest = rest_until.saturating_duration_since(Monotonic::now());
+        if !rest.is_zero() {
+            pause(rest).await;
+        }
         while batch.len() < BATCH
             && let Ok(entry) = queue.try_recv()
         {

@@ -19,7 +19,8 @@ use tokio::sync::Notify;
 use super::shortage::Shortage;
 use crate::context::Cancel;
 
-/// The number of jobs whose ends may be on their way to MongoDB while their slots are used again, unless there are more slots.
+/// The number of jobs whose ends may be on their way to MongoDB, or whose hooks may run, while their slots are used again, unless there are
+/// more slots.
 const UNRECORDED: u32 = 64;
 
 /// The table, as the heartbeat and the running jobs see it.
@@ -100,7 +101,7 @@ impl Table {
         self.ended.swap(0, Ordering::Relaxed)
     }
 
-    /// Notes that the end of a job is recorded: the worker no longer holds the job, but its hooks still need the slot.
+    /// Notes that the end of a job is recorded: the worker no longer holds the job, but its hooks still run.
     pub(crate) fn note_recorded(&self, job: JobId) {
         if let Some(slot) = self.slots().get_mut(&job)
             && let Some(cancel) = slot.cancel().cloned()
@@ -127,7 +128,7 @@ impl Table {
 
     /// The number of slots in use.
     pub(crate) fn count(&self) -> u32 {
-        let in_use = self.slots().values().filter(|slot| !matches!(slot, Slot::Ended(_))).count();
+        let in_use = self.slots().values().filter(|slot| matches!(slot, Slot::Reserved | Slot::Running(_))).count();
         u32::try_from(in_use).unwrap_or(u32::MAX)
     }
 

@@ -3,7 +3,10 @@
 //! A turn begins with an assignment and ends when the roster shows the free slots again. The recruiter assigns only to workers whose turn is
 //! over. One task makes all writes of the turn, so that turns cannot overlap.
 
-use std::collections::VecDeque;
+use std::{
+    collections::VecDeque,
+    time::{Duration, Instant as Monotonic},
+};
 
 use recruiter_common::{
     ids::{RoundId, WorkerId},
@@ -25,13 +28,15 @@ pub(crate) struct Turn {
     is_taken: bool,
     /// Rounds seen lately.
     seen: VecDeque<RoundId>,
+    /// The duration of a report.
+    pub(crate) round_trip: Option<Duration>,
     /// Whether the roster shows other slots than this worker has.
     is_behind: bool,
 }
 
 impl Turn {
     pub(crate) fn new(store: Store, worker: WorkerId) -> Self {
-        Self { store, worker, round: None, is_taken: false, seen: VecDeque::with_capacity(ROUNDS), is_behind: false }
+        Self { store, worker, round: None, is_taken: false, seen: VecDeque::with_capacity(ROUNDS), round_trip: None, is_behind: false }
     }
 
     /// Begins a turn. `None` when the assignment was taken before.
@@ -65,12 +70,14 @@ impl Turn {
 
     /// Reports the slots while jobs are started. True if the roster was told.
     pub(crate) async fn report_start(&mut self, free: &Free) -> bool {
+        let began = Monotonic::now();
         let told = match self.round.filter(|_| !self.is_taken) {
             Some(round) => self.store.take_if_assigned(self.worker, round, free).await,
             None => self.store.free_if_unassigned_since(self.worker, self.round, free).await,
         };
         match told {
             Ok(told) => {
+                self.round_trip = Some(began.elapsed());
                 self.is_taken |= told;
                 told
             }

@@ -25,6 +25,7 @@ use crate::context::Cancel;
 
 /// The jobs of a session, from their assignment on.
 pub(crate) struct Work {
+    worker: WorkerId,
     environment: Arc<Environment>,
     pub(crate) slots: Slots,
     pub(crate) turn: Turn,
@@ -42,6 +43,7 @@ pub(crate) struct Work {
 impl Work {
     pub(crate) fn new(worker: WorkerId, environment: Arc<Environment>, slots: Slots) -> Self {
         Self {
+            worker,
             slots,
             turn: Turn::new(Store::clone(&environment.dependencies.store), worker),
             intake: Intake::new(environment.clone(), worker),
@@ -70,7 +72,11 @@ impl Work {
         jobs.retain(|job| !self.slots.holds(*job) && !self.prefetch.holds(*job));
         self.environment.dependencies.watchdog.progress();
         match self.intake.read(&jobs).await {
-            Ok(startable) => self.prefetch.add(startable, Monotonic::now()),
+            Ok(startable) => {
+                let without_room = self.prefetch.add(startable, self.slots.count_free(), Monotonic::now());
+                jobs.retain(|job| !without_room.contains(job));
+                self.returning.extend(without_room);
+            }
             Err(error) => tracing::warn!(count = jobs.len(), error = chain(&error), "failed to read assigned jobs; they stay due"),
         }
         jobs.retain(|job| !self.prefetch.holds(*job));
@@ -78,23 +84,30 @@ impl Work {
         self.start().await;
     }
 
-    /// Starts the next jobs, each in its slot. Reports to the roster beside it, if that is due.
+    /// Starts jobs while slots are free. Jobs that cannot be started, because others have taken them, make room for the next.
     async fn start(&mut self) {
+        while self.start_some().await {}
+    }
+
+    /// Starts the next jobs, each in its slot. Reports to the roster beside it, if that is due. True if some could not be locked.
+    async fn start_some(&mut self) -> bool {
         let next = self.prefetch.next(self.slots.count_free() as usize);
         if next.is_empty() {
-            return;
+            return false;
         }
+        let mut was_sent = false;
         let mut jobs: Vec<JobId> = next.iter().map(Startable::id).collect();
         if self.slots.running() == 0 {
             self.busy_since = Monotonic::now();
         }
         if let Some(locked) = self.intake.lock(next, &self.slots).await {
+            was_sent = true;
             // Not before the jobs are locked: a recruiter that found this worker free would assign them to another.
             self.slots.table().set_prefetched(self.prefetch.jobs());
             let free = self.slots.free(&self.prefetch);
-            let (is_due, began) = (self.turn.is_behind(), Monotonic::now());
-            let report = async { (is_due && self.turn.report_start(&free).await).then(|| began.elapsed()) };
-            let (Intaken { started, not_started }, reported) = tokio::join!(self.intake.confirm(locked), report);
+            let is_due = self.turn.is_behind();
+            let report = async { is_due && self.turn.report_start(&free).await };
+            let (Intaken { started, not_started }, is_reported) = tokio::join!(self.intake.confirm(locked), report);
             self.environment.dependencies.watchdog.progress();
             let has_started_all = started.len() == jobs.len();
             for job in started {
@@ -105,15 +118,13 @@ impl Work {
                 });
             }
             self.slots.release(not_started);
-            if let Some(took) = reported {
-                self.prefetch.round_trip(took);
-                if has_started_all {
-                    self.turn.end(&free).await;
-                }
+            if is_reported && has_started_all {
+                self.turn.end(&free).await;
             }
         }
         jobs.retain(|job| !self.slots.is_started(*job));
         self.leave(&jobs);
+        was_sent && !jobs.is_empty()
     }
 
     /// Jobs of an assignment were not started.
@@ -137,6 +148,9 @@ impl Work {
 
     /// Reports the slots to the roster, and to the recruiter which jobs were not started or have waited too long.
     pub(crate) async fn report(&mut self) {
+        if let Some(took) = self.turn.round_trip.take() {
+            self.prefetch.round_trip(took);
+        }
         self.returning.extend(self.prefetch.overdue(Monotonic::now()));
         if !self.returning.is_empty() {
             self.turn.slots_changed();
@@ -144,9 +158,8 @@ impl Work {
         if self.turn.is_behind() {
             self.environment.dependencies.watchdog.progress();
             self.slots.table().set_prefetched(self.prefetch.jobs());
-            let (free, began) = (self.slots.free(&self.prefetch), Monotonic::now());
+            let free = self.slots.free(&self.prefetch);
             let assignment = self.turn.report(&free).await;
-            self.prefetch.round_trip(began.elapsed());
             self.take(assignment).await;
         }
         if !self.turn.is_behind() {
@@ -154,7 +167,7 @@ impl Work {
             if !self.returning.is_empty() {
                 let jobs = std::mem::take(&mut self.returning);
                 tracing::debug!(count = jobs.len(), "returning jobs that were assigned ahead");
-                self.environment.dependencies.store.announce_hint(Hint::Returned { jobs }).await;
+                self.environment.dependencies.store.announce_hint(Hint::Returned { worker: self.worker, jobs }).await;
             }
             if std::mem::take(&mut self.has_left_jobs) {
                 self.environment.dependencies.store.announce_hint(Hint::NotStarted).await;
@@ -167,7 +180,7 @@ impl Work {
         let jobs: Vec<JobId> = self.returning.drain(..).chain(self.prefetch.next(usize::MAX).iter().map(Startable::id)).collect();
         self.slots.table().set_prefetched(self.prefetch.jobs());
         if !jobs.is_empty() {
-            self.environment.dependencies.store.announce_hint(Hint::Returned { jobs }).await;
+            self.environment.dependencies.store.announce_hint(Hint::Returned { worker: self.worker, jobs }).await;
         }
     }
 }

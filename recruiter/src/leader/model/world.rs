@@ -300,7 +300,7 @@ impl World {
         let (now, wakes_at) = (self.now(), self.wakes_at());
         let mut refusals = self.assigning.refusals.clone();
         let Data { jobs, workers, .. } = &*self.memory.data.borrow();
-        let in_flight = |job: &Job| self.assigning.in_flight.contains(job.job.id, self.memory.monotonic());
+        let in_flight = |job: &Job| self.assigning.in_flight.contains(&job.job, self.memory.monotonic());
         if let Some(number) = jobs.iter().position(|job| in_flight(job) && now - job.assigned_at > IN_FLIGHT_FOR + SCAN_AFTER) {
             self.memory.broken(&format!("(e) job {number} is in flight for too long"));
         }
