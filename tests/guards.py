@@ -40,6 +40,7 @@ TESTS_MAY_TAKE = 600
 
 # Functions that make a filter without writing it out, each with the reason why its conditions need not be found.
 OPAQUE = {
+    "has_room": "the slots and the room ahead of each worker: guards::jobs_are_assigned…",
     "fields": "what a person asks to see in a list: tests/tests/it/cli.rs and operator.rs",
     "range": "where a walk over many jobs goes on: tests/tests/it/operator.rs",
 }

@@ -277,7 +277,7 @@ impl Store {
         let now = bson::DateTime::from_chrono(self.now());
         let statement = |piece: &[Planned]| {
             let map: Document = piece.iter().map(|given| (given.worker().to_string(), Bson::from(given.assignment.jobs.clone()))).collect();
-            let any: Vec<Document> = piece.iter().map(has_room).collect();
+            let any: Vec<Document> = piece.iter().map(|planned| has_room(planned.worker(), planned)).collect();
             doc! {
                 "q": { "available": true, "term": term, "retired": { "$ne": true }, "$or": any },
                 "u": { "$set": { "available": false, "assigned_to": map, "assigned_since": now, "round": round } },
@@ -599,9 +599,9 @@ fn warn_once(document: &RawDocument, what: &str, message: &'static str) {
 }
 
 /// The condition that a worker still has room for its jobs.
-fn has_room(planned: &Planned) -> Document {
+fn has_room(worker: WorkerId, planned: &Planned) -> Document {
     let count = |count: usize| doc! { "$gte": i64::try_from(count).unwrap_or(i64::MAX) };
-    let mut filter = doc! { "_id": planned.worker(), "free": count(planned.for_slots) };
+    let mut filter = doc! { "_id": worker, "free": count(planned.for_slots) };
     let ahead = planned.assignment.jobs.len() - planned.for_slots;
     if ahead > 0 {
         filter.insert("prefetch", count(ahead));
