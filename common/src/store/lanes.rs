@@ -14,7 +14,7 @@ use mongodb::options::{Hint as IndexHint, ReadConcern};
 
 use super::{
     Store, StoreError,
-    schema::{DUE_JOBS, GATED_JOBS},
+    schema::{DUE_JOBS, GATED_JOBS, any_gate},
 };
 use crate::instant::Instant;
 
@@ -151,9 +151,4 @@ impl Store {
             .await?;
         Ok(found.iter().filter_map(|found| found.get_str("_id").map(str::to_owned).ok()).collect())
     }
-}
-
-/// The predicate of the jobs in the index `gated_jobs`.
-pub(super) fn any_gate() -> Document {
-    doc! { "$gte": "" }
 }

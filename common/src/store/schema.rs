@@ -13,7 +13,6 @@ use mongodb::results::CollectionSpecification;
 use super::{
     Store, StoreError, call, code_of,
     error::code::{INDEX_KEY_SPECS_CONFLICT, INDEX_NOT_FOUND, NAMESPACE_EXISTS, NAMESPACE_NOT_FOUND},
-    lanes::any_gate,
 };
 use crate::{instant::DUE_MS, job::bundle::MOST_ITEMS, roster::Channel};
 
@@ -67,6 +66,11 @@ fn indexes() -> [Index; 3] {
         },
         Index { collection: "archived", name: ARCHIVED_BY_END, keys: doc! { "last_execution.ended_at": 1 }, only: None },
     ]
+}
+
+/// The predicate of the jobs in the index `gated_jobs`.
+pub(super) fn any_gate() -> Document {
+    doc! { "$gte": "" }
 }
 
 /// The kind of a collection, which decides its options.

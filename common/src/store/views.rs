@@ -9,9 +9,9 @@ use mongodb::options::Hint as IndexHint;
 
 use super::{
     Store, StoreError, call,
-    lanes::{Lane, any_gate},
+    lanes::Lane,
     raw_id_of,
-    schema::{ARCHIVED_BY_END, DUE_JOBS, GATED_JOBS},
+    schema::{ARCHIVED_BY_END, DUE_JOBS, GATED_JOBS, any_gate},
     select::{IDS_PER_QUERY, lossy},
 };
 use crate::{ids::JobId, instant::Instant, job::Why, retry_policy::RetryPolicies};

@@ -39,7 +39,10 @@ use std::{collections::HashSet, mem};
 
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 
-use self::world::{Event, Hints, WorkerSpec, World};
+use self::{
+    memory::WorkerSpec,
+    world::{Event, Hints, World},
+};
 
 /// Two lanes, a worker that takes one of them and a worker that takes both.
 fn small(ahead: usize, gate: Option<&str>) -> World {

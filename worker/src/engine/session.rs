@@ -149,7 +149,7 @@ impl Session {
                 Event::News(Some(News::Retired)) => return End::Retired,
                 Event::Timer => {}
                 Event::News(Some(News::Alive { at, assignment, offered })) => {
-                    self.work.turn.compare(assignment.as_ref(), offered, self.work.free_slots());
+                    self.work.turn.compare(assignment.as_ref(), offered, self.work.free().slots);
                     if self.work.intake.release_unconfirmed(at).await {
                         self.work.turn.slots_changed();
                     }

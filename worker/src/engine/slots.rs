@@ -2,13 +2,10 @@
 
 use std::{sync::Arc, time::Instant as Monotonic};
 
-use recruiter_common::{ids::JobId, shutdown::pause, store::Free};
+use recruiter_common::{ids::JobId, shutdown::pause};
 use tokio::task::{JoinError, JoinSet};
 
-use super::{
-    prefetch::Prefetch,
-    table::{Slot, Table},
-};
+use super::table::{Slot, Table};
 use crate::{
     context::{Cancel, Cancellation},
     panics::failure_of,
@@ -113,14 +110,6 @@ impl Slots {
     pub(crate) fn count_free(&self) -> u32 {
         let allowed = self.table.shortage().allowed(self.capacity, Monotonic::now());
         self.table.count_free(allowed.saturating_sub(self.threads.abandoned()))
-    }
-
-    /// The free slots and the held jobs, as the roster shows them.
-    pub(crate) fn free(&self, prefetch: &Prefetch) -> Free {
-        let (slots, prefetched): (u32, Vec<JobId>) = (self.count_free(), prefetch.jobs().collect());
-        let working_on = self.table.working_on();
-        let ahead = u32::try_from(prefetched.len()).unwrap_or(u32::MAX);
-        Free { slots: slots.saturating_sub(ahead), prefetch: prefetch.room(slots), prefetched, working_on }
     }
 
     /// Cancels a job; whether it was running.

@@ -8,7 +8,7 @@ use std::{
 use recruiter_common::{
     ids::{JobId, WorkerId},
     roster::Assignment,
-    store::{Hint, Store},
+    store::{Free, Hint, Store},
     telemetry::chain,
 };
 
@@ -56,9 +56,12 @@ impl Work {
         }
     }
 
-    /// The number of free slots, as the roster shows it.
-    pub(crate) fn free_slots(&self) -> u32 {
-        self.slots.free(&self.prefetch).slots
+    /// What this worker offers and holds, as the roster shows it.
+    pub(crate) fn free(&self) -> Free {
+        let (slots, prefetched): (u32, Vec<JobId>) = (self.slots.count_free(), self.prefetch.jobs().collect());
+        let ahead = u32::try_from(prefetched.len()).unwrap_or(u32::MAX);
+        let working_on = self.slots.table().working_on();
+        Free { slots: slots.saturating_sub(ahead), prefetch: self.prefetch.room(slots), prefetched, working_on }
     }
 
     /// When the first job ahead is to be returned.
@@ -104,7 +107,7 @@ impl Work {
             was_sent = true;
             // Not before the jobs are locked: a recruiter that found this worker free would assign them to another.
             self.slots.table().set_prefetched(self.prefetch.jobs());
-            let free = self.slots.free(&self.prefetch);
+            let free = self.free();
             let is_due = self.turn.is_behind();
             let report = async { is_due && self.turn.report_start(&free).await };
             let (Intaken { started, not_started }, is_reported) = tokio::join!(self.intake.confirm(locked), report);
@@ -158,7 +161,7 @@ impl Work {
         if self.turn.is_behind() {
             self.environment.dependencies.watchdog.progress();
             self.slots.table().set_prefetched(self.prefetch.jobs());
-            let free = self.slots.free(&self.prefetch);
+            let free = self.free();
             let assignment = self.turn.report(&free).await;
             self.take(assignment).await;
         }

@@ -14,11 +14,14 @@ use recruiter_common::{
     store::{Assignment, Channel, DueJob, DueJobs, Hint, Lane, Planned, StoreError},
 };
 
-use super::world::JobSpec;
 use crate::leader::database::Database;
 
 /// For so many milliseconds no other worker gets a job in flight.
 pub(super) const IN_FLIGHT_FOR: i64 = 4_000;
+
+/// Groups, classes and slots of a worker; group, class, gate and priority of a job.
+pub(super) type WorkerSpec<'a> = (&'a [&'a str], &'a [&'a str], u32);
+pub(super) type JobSpec<'a> = (&'a str, &'a str, Option<&'a str>, i64);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {

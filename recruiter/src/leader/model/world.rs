@@ -16,7 +16,7 @@ use recruiter_common::{
     store::{DueJob, Hint},
 };
 
-use super::memory::{Data, IN_FLIGHT_FOR, Job, Memory, State, Worker, date, id};
+use super::memory::{Data, IN_FLIGHT_FOR, Job, JobSpec, Memory, State, Worker, WorkerSpec, date, id};
 use crate::leader::{
     assign::{Assigning, Summary},
     database::Database as _,
@@ -34,10 +34,6 @@ const AT_ONCE: usize = 5;
 const LATER: i64 = 60;
 /// The first full scan.
 const START: i64 = 1_000_000;
-
-/// Groups, classes and slots of a worker; group, class, gate and priority of a job.
-pub(super) type WorkerSpec<'a> = (&'a [&'a str], &'a [&'a str], u32);
-pub(super) type JobSpec<'a> = (&'a str, &'a str, Option<&'a str>, i64);
 
 /// What can happen to a job or a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
