@@ -1,4 +1,4 @@
-//! The fleet: a cache of the workers that have free slots, from the last read of the roster.
+//! The fleet: a cache of the workers that accept jobs, from the last read of the roster.
 //!
 //! Workers that take the same groups and classes are of one *kind*. Searches are made for kinds, not for single workers.
 
@@ -110,12 +110,12 @@ impl Fleet {
         self.workers = None;
     }
 
-    /// The workers with free slots.
+    /// The workers that accept jobs.
     pub(crate) fn workers(&self) -> &[FreeWorker] {
         self.workers.as_deref().unwrap_or_default()
     }
 
-    /// Removes workers that have no free slots any more, or left the roster.
+    /// Removes workers that accept no more jobs, or left the roster.
     pub(crate) fn remove(&mut self, gone: &HashSet<WorkerId>) {
         if let Some(workers) = &mut self.workers {
             workers.retain(|worker| !gone.contains(&worker.id));

@@ -3,8 +3,8 @@
 //!
 //! An end is kept until it is written or its claim is lost. The recorder waits for a MongoDB that cannot be reached. The store halves a batch
 //! that MongoDB refuses until the one bad end stands alone, and reduces that end until it fits. An end that fails again and again, or is
-//! refused even when reduced, is tried alone and ever more rarely, so that it delays no other. Its job keeps its slot, so that the job is never
-//! locked without a holder.
+//! refused even when reduced, is tried alone and ever more rarely, so that it delays no other. Its job stays in the table, so that the job is
+//! never locked without a holder.
 
 use std::{
     sync::Arc,

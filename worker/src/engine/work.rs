@@ -23,6 +23,9 @@ use super::{
 };
 use crate::context::Cancel;
 
+/// How long starts follow each other at once when jobs could not be locked. Without MongoDB each of them takes long.
+const START_FOR: Duration = Duration::from_secs(1);
+
 /// The jobs of a session, from their assignment on.
 pub(crate) struct Work {
     worker: WorkerId,
@@ -89,7 +92,8 @@ impl Work {
 
     /// Starts jobs while slots are free. Jobs that cannot be started, because others have taken them, make room for the next.
     async fn start(&mut self) {
-        while self.start_some().await {}
+        let began = Monotonic::now();
+        while self.start_some().await && began.elapsed() < START_FOR {}
     }
 
     /// Starts the next jobs, each in its slot. Reports to the roster beside it, if that is due. True if some could not be locked.
