@@ -13,7 +13,7 @@ mod retire;
 use std::time::{Duration, Instant as Monotonic};
 
 use recruiter_common::{
-    roster::Place,
+    roster::ProcessIdentity,
     service::Watchdog,
     shutdown::{Shutdown, Wake},
     store::{ConnectArgs, Store, StoreError},
@@ -38,7 +38,7 @@ pub async fn run(args: CleanerArgs, connect: &ConnectArgs, mut shutdown: Shutdow
         connected = Store::connect(connect, "recruiter-cleaner") => connected?,
         () = shutdown.requested() => return Ok(()),
     };
-    let here = Place::of_this_process()?;
+    let here = ProcessIdentity::of_this_process()?;
     let mut observations = Observations::new(here);
     let watchdog = Watchdog::of_this_process();
     let mut rescuer = Rescuer::new(store.clone(), watchdog.clone());

@@ -3,16 +3,16 @@
 
 use nix::{errno::Errno, sys::signal::kill, unistd::Pid};
 use procfs::process::Process;
-use recruiter_common::roster::Place;
+use recruiter_common::roster::ProcessIdentity;
 
 /// Whether a process at `there` can be inspected from `here`: both have the same boot id and the same pid namespace.
-pub(crate) fn is_here(here: &Place, there: &Place) -> bool {
+pub(crate) fn is_here(here: &ProcessIdentity, there: &ProcessIdentity) -> bool {
     let known = !there.boot_id.is_empty() && !there.pid_namespace.is_empty() && there.pid > 0;
     known && here.boot_id == there.boot_id && here.pid_namespace == there.pid_namespace
 }
 
 /// Whether the process that ran at `there` is proven to be gone, as observed from `here`.
-pub(crate) fn is_gone(here: &Place, there: &Place) -> bool {
+pub(crate) fn is_gone(here: &ProcessIdentity, there: &ProcessIdentity) -> bool {
     if !is_here(here, there) {
         return false;
     }
@@ -32,13 +32,16 @@ mod tests {
 
     #[test]
     fn only_a_proven_end_is_an_end() {
-        let here = Place::of_this_process().expect("/proc");
+        let here = ProcessIdentity::of_this_process().expect("/proc");
         let mut child = Command::new("sleep").arg("60").spawn().expect("sleep");
         let pid = i32::try_from(child.id()).expect("a pid");
         let ticks = Process::new(pid).and_then(|process| process.stat()).expect("it runs").starttime;
-        let there = Place { pid, process_start_ticks: i64::try_from(ticks).expect("ticks"), ..here.clone() };
+        let there = ProcessIdentity { pid, process_start_ticks: i64::try_from(ticks).expect("ticks"), ..here.clone() };
         assert!(!is_gone(&here, &there), "it runs");
-        assert!(is_gone(&here, &Place { process_start_ticks: there.process_start_ticks + 1, ..there.clone() }), "the pid is another's");
+        assert!(
+            is_gone(&here, &ProcessIdentity { process_start_ticks: there.process_start_ticks + 1, ..there.clone() }),
+            "the pid is another's"
+        );
         child.kill().expect("kill");
         // The child is a zombie until its parent waits for it.
         while !is_gone(&here, &there) {
@@ -46,9 +49,9 @@ mod tests {
         }
         child.wait().expect("wait");
         assert!(is_gone(&here, &there), "no such process");
-        assert!(!is_gone(&here, &Place { boot_id: "another".into(), ..there.clone() }), "another machine");
-        assert!(!is_gone(&here, &Place { pid_namespace: "pid:[1]".into(), ..there.clone() }), "another namespace");
-        let nowhere = Place { boot_id: String::new(), pid_namespace: String::new(), ..here.clone() };
+        assert!(!is_gone(&here, &ProcessIdentity { boot_id: "another".into(), ..there.clone() }), "another machine");
+        assert!(!is_gone(&here, &ProcessIdentity { pid_namespace: "pid:[1]".into(), ..there.clone() }), "another namespace");
+        let nowhere = ProcessIdentity { boot_id: String::new(), pid_namespace: String::new(), ..here.clone() };
         assert!(!is_gone(&nowhere, &nowhere), "nothing is known");
     }
 }

@@ -6,7 +6,7 @@ use bson::{Document, RawDocument};
 use recruiter_common::{
     failure::{self, Failure},
     ids::{JobId, WorkerId},
-    job::{Held, IfWorkerDies, Job, Why},
+    job::{FinishReason, Held, IfWorkerDies, Job},
     roster::RegisteredWorker,
     service::Watchdog,
     shutdown::Shutdown,
@@ -186,10 +186,10 @@ impl Rescuer {
 fn verdict(job: &Job) -> IfWorkerDies {
     let stored = job.last_execution.as_ref().and_then(|execution| execution.if_worker_dies.clone());
     match stored {
-        _ if job.cancel_requested => IfWorkerDies::Archive(Why::CANCELLED),
+        _ if job.cancel_requested => IfWorkerDies::Archive(FinishReason::CANCELLED),
         Some(verdict) => verdict,
         // The program that started the job stored no verdict. Archive it, so that it does not run twice by mistake.
-        None => IfWorkerDies::Archive(Why::WORKER_DIED),
+        None => IfWorkerDies::Archive(FinishReason::WORKER_DIED),
     }
 }
 

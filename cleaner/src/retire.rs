@@ -18,7 +18,7 @@ use std::{
 
 use recruiter_common::{
     ids::WorkerId,
-    roster::{Place, RegisteredWorker},
+    roster::{ProcessIdentity, RegisteredWorker},
     store::{Hint, Store, StoreError},
     telemetry::chain,
 };
@@ -39,7 +39,7 @@ const LOOKS: u32 = 3;
 
 /// The heartbeats that this cleaner has observed, and how long each stayed unchanged.
 pub(crate) struct Observations {
-    here: Place,
+    here: ProcessIdentity,
     /// When the last poll of the roster began.
     asked: Option<Monotonic>,
     /// For each worker its last heartbeat, and how long that was observed unchanged.
@@ -47,11 +47,11 @@ pub(crate) struct Observations {
     /// Whether the last poll suspected a worker. If so, the next poll must write before its silence counts.
     suspects: bool,
     /// Live workers on this machine.
-    neighbours: Vec<Place>,
+    neighbours: Vec<ProcessIdentity>,
     /// Retired workers whose retirement another cleaner is finishing, and when this cleaner first read them as retired.
     retired: HashMap<WorkerId, Monotonic>,
     /// Retired workers whose retirement this cleaner is finishing.
-    burying: HashSet<WorkerId>,
+    finishing: HashSet<WorkerId>,
 }
 
 /// `last_seen_at` of a worker, as stored in the roster.
@@ -84,7 +84,7 @@ impl Observations {
         self.retired.clear();
     }
 
-    pub(crate) fn new(here: Place) -> Self {
+    pub(crate) fn new(here: ProcessIdentity) -> Self {
         Self {
             here,
             asked: None,
@@ -92,7 +92,7 @@ impl Observations {
             suspects: false,
             neighbours: Vec::new(),
             retired: HashMap::new(),
-            burying: HashSet::new(),
+            finishing: HashSet::new(),
         }
     }
 
@@ -128,12 +128,12 @@ impl Observations {
                 _ => Duration::ZERO,
             };
             self.last_seen.insert(worker.id, (worker.last_seen_at, silence));
-            if worker.place.as_ref().is_some_and(|there| is_gone(&self.here, there)) {
+            if worker.process.as_ref().is_some_and(|there| is_gone(&self.here, there)) {
                 dead.push((worker.id, worker.last_seen_at, Death::Gone));
             } else if silence >= limit {
                 dead.push((worker.id, worker.last_seen_at, Death::Silent));
             } else {
-                self.neighbours.extend(worker.place.clone().filter(|there| is_here(&self.here, there)));
+                self.neighbours.extend(worker.process.clone().filter(|there| is_here(&self.here, there)));
             }
             self.suspects |= suspected(silence);
         }
@@ -144,17 +144,17 @@ impl Observations {
     /// did not finish in time.
     fn unburied<'a>(&mut self, workers: &'a [RegisteredWorker], now: Monotonic) -> Vec<&'a RegisteredWorker> {
         let before = std::mem::take(&mut self.retired);
-        let mine = std::mem::take(&mut self.burying);
-        let mut to_bury = Vec::new();
+        let mine = std::mem::take(&mut self.finishing);
+        let mut to_finish = Vec::new();
         for worker in workers.iter().filter(|worker| worker.retired) {
             let since = before.get(&worker.id).copied().unwrap_or(now);
             self.retired.insert(worker.id, since);
             if mine.contains(&worker.id) || now.duration_since(since) >= BURIED_WITHIN {
-                self.burying.insert(worker.id);
-                to_bury.push(worker);
+                self.finishing.insert(worker.id);
+                to_finish.push(worker);
             }
         }
-        to_bury
+        to_finish
     }
 }
 
@@ -188,20 +188,20 @@ pub(crate) async fn tick(
         };
         if let Some(retired) = retired {
             tracing::warn!(worker.id = %worker, death.cause = death.cause(), "a worker is dead: retiring it");
-            observations.burying.insert(worker);
-            bury_or_leave(store, rescuer, &retired).await;
+            observations.finishing.insert(worker);
+            finish_retirement_or_leave(store, rescuer, &retired).await;
             died = true;
         }
     }
     for retired in left {
-        bury_or_leave(store, rescuer, retired).await;
+        finish_retirement_or_leave(store, rescuer, retired).await;
     }
     Ok(died)
 }
 
 /// Finishes a retirement. After an error the next poll tries again; other workers are not affected.
-async fn bury_or_leave(store: &Store, rescuer: &mut Rescuer, worker: &RegisteredWorker) {
-    match bury(store, rescuer, worker).await {
+async fn finish_retirement_or_leave(store: &Store, rescuer: &mut Rescuer, worker: &RegisteredWorker) {
+    match finish_retirement(store, rescuer, worker).await {
         Ok(()) => rescuer.is_done_with(worker.id),
         Err(error) => rescuer.is_held_up(worker, &error),
     }
@@ -209,7 +209,7 @@ async fn bury_or_leave(store: &Store, rescuer: &mut Rescuer, worker: &Registered
 
 /// Rescues the jobs of a retired worker, then deletes its document. The deletion is last, so that another cleaner can
 /// continue.
-async fn bury(store: &Store, rescuer: &mut Rescuer, worker: &RegisteredWorker) -> Result<(), StoreError> {
+async fn finish_retirement(store: &Store, rescuer: &mut Rescuer, worker: &RegisteredWorker) -> Result<(), StoreError> {
     if let Err(error) = store.kill_sessions(&worker.sessions).await {
         tracing::warn!(worker.id = %worker.id, error = chain(&error), "the sessions of a dead worker could not be ended; MongoDB does it within a minute");
     }
@@ -232,7 +232,7 @@ mod tests {
             id,
             last_seen_at: Some(bson::DateTime::from_millis(last_seen_at)),
             lease: Duration::from_secs(lease),
-            place: None,
+            process: None,
             sessions: Vec::new(),
             jobs: Vec::new(),
             retired: false,
@@ -243,7 +243,7 @@ mod tests {
     /// Runs one poll for each (second, heartbeat, whether MongoDB acknowledges a write). Returns whether the last poll
     /// found a death, and how many polls had to write.
     fn observe(lease: u64, looks: impl IntoIterator<Item = (u64, i64, bool)>) -> (bool, usize) {
-        let mut observations = Observations::new(Place::of_this_process().expect("/proc"));
+        let mut observations = Observations::new(ProcessIdentity::of_this_process().expect("/proc"));
         let (id, begin, mut asked) = (WorkerId::new(), Monotonic::now(), 0);
         let looks = looks.into_iter().map(|(at, seen, writes)| {
             let seen = worker(id, seen, lease);
@@ -279,7 +279,7 @@ mod tests {
 
     #[test]
     fn a_burial_is_left_to_who_began_it_for_a_while() {
-        let mut observations = Observations::new(Place::of_this_process().expect("/proc"));
+        let mut observations = Observations::new(ProcessIdentity::of_this_process().expect("/proc"));
         let begin = Monotonic::now();
         let retired = [RegisteredWorker { retired: true, ..worker(WorkerId::new(), 1, 20) }];
         let check = |observations: &mut Observations, ms: u64| observations.unburied(&retired, begin + Duration::from_millis(ms)).len();

@@ -18,10 +18,10 @@ use crate::{
     failure::{CANCELLED, Failure},
     ids::{JobId, WorkerId},
     instant::Instant,
-    job::{Job, JobState, Why, bundle::is_done},
+    job::{FinishReason, Job, JobState, bundle::is_done},
     shutdown::pause,
     store::{
-        Archival, CommitSession, Hint, JobFilter, JobPlace, Match, Recorded, Retrial, Store, StoreError, StoredJob, Walk,
+        Archival, CommitSession, Hint, JobFilter, Match, Recorded, Retrial, StateFilter, Store, StoreError, StoredJob, Walk,
         batch::{Batches, cut},
     },
     telemetry::chain,
@@ -64,7 +64,7 @@ pub enum Changed {
         /// Its new id; `None` in a dry run.
         new: Option<JobId>,
         /// The reason why it is in the archive.
-        why: Why,
+        why: FinishReason,
     },
     /// It was due later and is due now.
     DueNow {
@@ -157,7 +157,7 @@ impl Refusal {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Contradiction {
     /// Only archived jobs have a reason.
-    #[error("only archived jobs have a finish reason (`why`): select the place `archived`, or no place")]
+    #[error("only archived jobs have a finish reason (`why`): select the state `archived`, or no state")]
     WhyOutsideOfTheArchive,
     /// The period is empty.
     #[error("the period is empty: `since` must be before `until`")]
@@ -182,13 +182,13 @@ impl JobFilter {
     /// # Errors
     /// When parts of the filter exclude each other.
     pub fn check(&self) -> Result<(), Contradiction> {
-        let unfinished = matches!(self.place, Some(JobPlace::Scheduled | JobPlace::Running));
+        let unfinished = matches!(self.state, Some(StateFilter::Scheduled | StateFilter::Running));
         let of_failure = self.error_class.is_some() || self.message.is_some();
         if unfinished && (self.why.is_some() || self.failed) {
             Err(Contradiction::WhyOutsideOfTheArchive)
         } else if self.since.is_some() && self.until.is_some() && self.since >= self.until {
             Err(Contradiction::EmptyPeriod)
-        } else if of_failure && self.why.as_deref() == Some(Why::DONE.as_str()) {
+        } else if of_failure && self.why.as_deref() == Some(FinishReason::DONE.as_str()) {
             Err(Contradiction::DoneAndFailed)
         } else {
             Ok(())
@@ -197,23 +197,23 @@ impl JobFilter {
 
     /// The jobs of this filter that the change applies to.
     ///
-    /// A retry applies to archived jobs unless another place is given, and to failed ones (neither done nor cancelled)
+    /// A retry applies to archived jobs unless another state is given, and to failed ones (neither done nor cancelled)
     /// unless a reason is given. A deletion applies to archived jobs, a cancellation to all others.
     ///
     /// # Errors
-    /// When the change is not possible in the given place, or parts of the filter exclude each other.
+    /// When the change is not possible in the given state, or parts of the filter exclude each other.
     pub fn narrowed_to(mut self, change: Change) -> Result<Self, Contradiction> {
-        match (change, self.place) {
-            (Change::Retry { .. }, Some(JobPlace::Running)) => return Err(Contradiction::RetryOfRunning),
-            (Change::Cancel, Some(JobPlace::Archived)) => return Err(Contradiction::CancelOfArchived),
+        match (change, self.state) {
+            (Change::Retry { .. }, Some(StateFilter::Running)) => return Err(Contradiction::RetryOfRunning),
+            (Change::Cancel, Some(StateFilter::Archived)) => return Err(Contradiction::CancelOfArchived),
             (Change::Cancel, _) if self.why.is_some() => return Err(Contradiction::CancelOfArchived),
-            (Change::Delete, Some(JobPlace::Scheduled | JobPlace::Running)) => return Err(Contradiction::DeleteOfUnfinished),
-            (Change::Retry { .. }, Some(JobPlace::Scheduled)) | (Change::Cancel, _) => {}
-            (Change::Retry { .. }, Some(JobPlace::Archived) | None) => {
-                self.place = Some(JobPlace::Archived);
+            (Change::Delete, Some(StateFilter::Scheduled | StateFilter::Running)) => return Err(Contradiction::DeleteOfUnfinished),
+            (Change::Retry { .. }, Some(StateFilter::Scheduled)) | (Change::Cancel, _) => {}
+            (Change::Retry { .. }, Some(StateFilter::Archived) | None) => {
+                self.state = Some(StateFilter::Archived);
                 self.failed = self.why.is_none();
             }
-            (Change::Delete, Some(JobPlace::Archived) | None) => self.place = Some(JobPlace::Archived),
+            (Change::Delete, Some(StateFilter::Archived) | None) => self.state = Some(StateFilter::Archived),
         }
         self.check().map(|()| self)
     }
@@ -246,7 +246,7 @@ impl Report {
 
 /// The next step for one job, decided by its document.
 enum Step {
-    Enqueue { retried_as: Option<Bson>, job: Box<Job>, why: Why },
+    Enqueue { retried_as: Option<Bson>, job: Box<Job>, why: FinishReason },
     Hasten { at: Instant, group: String },
     Archive(Archival),
     Ask,
@@ -413,7 +413,7 @@ impl Control {
     }
 
     /// Enqueues jobs again. Divides a refused batch in two until the refused job is found.
-    async fn enqueue_again(&mut self, all: Vec<(Retrial, Why)>, settled: &mut HashMap<JobId, Changed>) -> Result<(), StoreError> {
+    async fn enqueue_again(&mut self, all: Vec<(Retrial, FinishReason)>, settled: &mut HashMap<JobId, Changed>) -> Result<(), StoreError> {
         let mut batches = Batches::new(vec![all]);
         while let Some(batch) = batches.next().filter(|batch| !batch.is_empty()) {
             let retrials: Vec<Retrial> = batch.iter().map(|(retrial, _)| retrial.clone()).collect();
@@ -517,7 +517,7 @@ fn step_of_cancel(id: JobId, is_archived: bool, document: &RawDocument, now: Ins
         Ok(true) => Step::Ask,
         Ok(false) => {
             let failure = Failure::new(CANCELLED, "cancelled by hand before it was started");
-            Step::Archive(Archival::unstarted(id, document, &Why::CANCELLED, &failure, now))
+            Step::Archive(Archival::unstarted(id, document, &FinishReason::CANCELLED, &failure, now))
         }
         Err(_) => refused(Refusal::NeitherLockedNorNot),
     }
@@ -617,12 +617,12 @@ mod tests {
 
     #[test]
     fn a_change_is_meant_for_the_jobs_that_it_is_possible_for() {
-        let of = |place, why: Option<&str>| JobFilter { place, why: why.map(Into::into), ..JobFilter::default() };
+        let of = |state, why: Option<&str>| JobFilter { state, why: why.map(Into::into), ..JobFilter::default() };
         let retry = Change::Retry { again: false };
-        let check = |filter: JobFilter, change, expected: Result<(Option<JobPlace>, bool), Contradiction>| {
-            assert_eq!(filter.clone().narrowed_to(change).map(|filter| (filter.place, filter.failed)), expected, "{change:?} {filter:?}");
+        let check = |filter: JobFilter, change, expected: Result<(Option<StateFilter>, bool), Contradiction>| {
+            assert_eq!(filter.clone().narrowed_to(change).map(|filter| (filter.state, filter.failed)), expected, "{change:?} {filter:?}");
         };
-        let (scheduled, running, archived) = (Some(JobPlace::Scheduled), Some(JobPlace::Running), Some(JobPlace::Archived));
+        let (scheduled, running, archived) = (Some(StateFilter::Scheduled), Some(StateFilter::Running), Some(StateFilter::Archived));
         check(of(None, None), retry, Ok((archived, true)));
         check(of(None, Some("done")), retry, Ok((archived, false)));
         check(of(scheduled, None), retry, Ok((scheduled, false)));
@@ -644,7 +644,7 @@ mod tests {
         assert_eq!((period(at(1), at(2)), period(at(2), None), period(None, at(1))), (Ok(()), Ok(()), Ok(())));
         let done = JobFilter { why: Some("done".into()), message: Some("x".into()), ..JobFilter::default() };
         assert_eq!(done.check(), Err(Contradiction::DoneAndFailed));
-        let running = JobFilter { place: Some(JobPlace::Running), why: Some("gave-up".into()), ..JobFilter::default() };
+        let running = JobFilter { state: Some(StateFilter::Running), why: Some("gave-up".into()), ..JobFilter::default() };
         assert_eq!(running.check(), Err(Contradiction::WhyOutsideOfTheArchive));
     }
 }

@@ -12,7 +12,7 @@ use crate::{
     instant::{DUE_MS, Instant},
     job::{DEFAULT_GROUP, Priority, StoredPolicy, bundle::MOST_ITEMS},
     retry_policy::{DoNotDoItAgain, InvalidPolicy, RetryPolicies, RetryPolicy},
-    store::{DueJob, Hint, Store, StoreError, schema::LARGEST_WORKABLE},
+    store::{Hint, ScheduledJob, Store, StoreError, schema::LARGEST_WORKABLE},
     telemetry::of_bson,
 };
 
@@ -508,7 +508,7 @@ impl Store {
             documents.retain(|document| !crate::store::id_of(document).is_some_and(|id| known.contains(&id)));
         }
         let early = documents.len() <= ANNOUNCED_EARLY;
-        let jobs = documents.iter().filter(|_| early && prepared.at.is_none()).filter_map(DueJob::of_document).collect();
+        let jobs = documents.iter().filter(|_| early && prepared.at.is_none()).filter_map(ScheduledJob::of_document).collect();
         let again = Hint::Jobs { groups: prepared.groups.clone(), at: prepared.at, jobs: Vec::new() };
         let hint = Hint::Jobs { groups: prepared.groups, at: prepared.at, jobs };
         let insert = async {

@@ -8,7 +8,7 @@ use crate::{
     enqueue::Workable,
     failure::Failure,
     ids::JobId,
-    job::Why,
+    job::FinishReason,
     store::{Store, StoreError, lossy},
     telemetry::of_bson,
 };
@@ -27,7 +27,7 @@ pub enum JobResult<T> {
     /// It ended without success.
     Failed {
         /// The reason why it was archived.
-        why: Why,
+        why: FinishReason,
         /// The failure of its last execution; `None` if it was never started.
         failure: Option<Failure>,
     },
@@ -97,8 +97,8 @@ impl Store {
         if !stored.is_archived {
             return Ok(JobResult::Unfinished);
         }
-        let why = Why::custom(text(&stored.document, "why"));
-        if why != Why::DONE {
+        let why = FinishReason::custom(text(&stored.document, "why"));
+        if why != FinishReason::DONE {
             return Ok(JobResult::Failed { why, failure: last_failure(&stored.document) });
         }
         let undecodable = |error: bson::error::Error| ResultError::Undecodable { class: W::CLASS, reason: of_bson(&error) };

@@ -112,7 +112,7 @@ pub use crate::{
     finished::{JobResult, ResultError},
     ids::JobId,
     instant::Instant,
-    job::{Priority, Why},
+    job::{FinishReason, Priority},
     retry_policy::{
         Decision, DoNotDoItAgain, ExponentialBackoff, History, InvalidPolicy, RetriableExceptionFilter, RetryForever, RetryManyTimes,
         RetryPolicy, SelectByException, TimeTable,

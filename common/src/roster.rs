@@ -83,7 +83,7 @@ impl TryFrom<Bson> for WorkOn {
 /// The identity of a worker process and its machine. It is enough to prove, on the same machine, that the process is
 /// gone.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Place {
+pub struct ProcessIdentity {
     /// Process id, in its own pid namespace.
     pub pid: i32,
     /// Name of the machine, for display.
@@ -96,7 +96,7 @@ pub struct Place {
     pub process_start_ticks: i64,
 }
 
-impl Place {
+impl ProcessIdentity {
     /// The identity of this process. On other systems than Linux it has no boot id, so a cleaner never treats the
     /// process as local.
     ///
@@ -174,7 +174,7 @@ pub struct RegisteredWorker {
     /// How long it trusts itself after a heartbeat. A cleaner waits longer.
     pub lease: Duration,
     /// Its process and machine, if the document contains all fields.
-    pub place: Option<Place>,
+    pub process: Option<ProcessIdentity>,
     /// Ids of its commit sessions.
     pub sessions: Vec<Document>,
     /// Every job that it can have locked.
@@ -260,11 +260,11 @@ impl RegisteredWorker {
         }
         jobs.sort_unstable();
         jobs.dedup();
-        let place = bson::deserialize_from_document(stored.clone()).ok();
+        let process = bson::deserialize_from_document(stored.clone()).ok();
         let retired = stored.get_bool("retired").unwrap_or(false);
         let mongodb_user = stored.get_str("mongodb_user").ok().map(str::to_owned);
         let lease = lease.unwrap_or(DEFAULT_LEASE);
-        Some((Self { id, last_seen_at, lease, place, sessions, jobs, retired, mongodb_user }, unreadable))
+        Some((Self { id, last_seen_at, lease, process, sessions, jobs, retired, mongodb_user }, unreadable))
     }
 }
 
@@ -329,18 +329,18 @@ mod tests {
     fn a_worker_is_read_as_far_as_its_document_can_be() {
         let (id, assigned, working) = (WorkerId::new(), JobId::new(), JobId::new());
         let session = doc! { "id": bson::Uuid::new() };
-        let place = doc! { "pid": 7, "hostname": "h", "boot_id": "b", "pid_namespace": "n", "process_start_ticks": 9_i64 };
+        let process = doc! { "pid": 7, "hostname": "h", "boot_id": "b", "pid_namespace": "n", "process_start_ticks": 9_i64 };
         let mut whole = doc! {
             "_id": id, "last_seen_at": bson::DateTime::from_millis(5), "lease_ms": 60_000_i64, "sessions": [session.clone()],
             "assigned_to": { id.to_string(): [assigned] }, "working_on": [working], "retired": true,
         };
-        whole.extend(place);
+        whole.extend(process);
         let (worker, unreadable) = read(&whole).expect("a worker");
         assert_eq!(unreadable, Vec::<&str>::new());
         assert_eq!((worker.id, worker.last_seen_at, worker.lease), (id, Some(bson::DateTime::from_millis(5)), Duration::from_secs(60)));
         assert_eq!((worker.sessions, worker.retired), (vec![session.clone()], true));
         assert!(worker.jobs.len() == 2 && worker.jobs.contains(&assigned) && worker.jobs.contains(&working));
-        assert!(worker.place.is_some_and(|place| place.pid == 7));
+        assert!(worker.process.is_some_and(|process| process.pid == 7));
 
         let mut strange = doc! {
             "_id": id, "last_seen_at": "now", "lease_ms": -5, "sessions": [session.clone(), 5, { "id": "x" }], "assigned_to": 5,
@@ -349,7 +349,7 @@ mod tests {
         let (worker, unreadable) = read(&strange).expect("still a worker");
         assert_eq!(unreadable, ["last_seen_at", "lease_ms", "assigned_to"]);
         assert_eq!((worker.last_seen_at, worker.lease, worker.sessions), (None, DEFAULT_LEASE, vec![session]));
-        assert_eq!((worker.jobs, worker.retired, worker.place), (vec![working], false, None));
+        assert_eq!((worker.jobs, worker.retired, worker.process), (vec![working], false, None));
         assert!(read(&doc! { "_id": id }).is_some());
         strange.insert("_id", "by hand");
         assert!(read(&strange).is_none(), "no worker's");

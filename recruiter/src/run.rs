@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::Args;
 use recruiter_common::{
     exit::Exit,
-    roster::Place,
+    roster::ProcessIdentity,
     service::Watchdog,
     shutdown::Shutdown,
     store::{ConnectArgs, Store},
@@ -48,7 +48,7 @@ pub async fn run(args: RunArgs, connect: &ConnectArgs, mut shutdown: Shutdown) -
         connected = Store::connect(connect, "recruiter") => connected?,
         () = shutdown.requested() => return Ok(()),
     };
-    let here = Place::of_this_process()?;
+    let here = ProcessIdentity::of_this_process()?;
     let holder_at = format!("{}:{}", here.hostname, here.pid);
     let watchdog = Watchdog::of_this_process();
     as_task(async move {

@@ -6,9 +6,9 @@ use bson::{Document, doc, oid::ObjectId};
 use recruiter_common::{
     ids::{JobId, StartId, WorkerId},
     instant::Instant,
-    job::{Claim, IfWorkerDies, Job, Why},
+    job::{Claim, FinishReason, IfWorkerDies, Job},
     retry_policy::RetryManyTimes,
-    roster::{Place, WorkOn},
+    roster::{ProcessIdentity, WorkOn},
     store::{Announcement, Channel, Start, Store, ToStart},
 };
 
@@ -48,7 +48,7 @@ pub fn announcement(capacity: u32) -> Announcement {
         lease_ms: 20_000,
         channel: Channel::default(),
         session: None,
-        place: Place::of_this_process().expect("/proc can be read"),
+        process: ProcessIdentity::of_this_process().expect("/proc can be read"),
     }
 }
 
@@ -76,7 +76,7 @@ pub fn to_start(jobs: &[Job]) -> Vec<ToStart> {
         job: job.id,
         attempts: job.attempts,
         due: job.due().expect("a job that waits"),
-        if_worker_dies: IfWorkerDies::Archive(Why::WORKER_DIED),
+        if_worker_dies: IfWorkerDies::Archive(FinishReason::WORKER_DIED),
     };
     jobs.iter().map(decided).collect()
 }
@@ -86,7 +86,7 @@ pub async fn started(store: &Store, worker: WorkerId, ids: &[JobId]) -> Vec<(Job
     let jobs = read(store, ids).await;
     let start = start(store, worker);
     let claims = store.start_if_unlocked(&start, &to_start(&jobs)).await.expect("MongoDB is there");
-    let verdict = IfWorkerDies::Archive(Why::WORKER_DIED);
+    let verdict = IfWorkerDies::Archive(FinishReason::WORKER_DIED);
     let with_claim = |mut job: Job| {
         let claim = claims.iter().find(|claim| claim.job() == job.id).copied()?;
         start.mark_started(&mut job, verdict.clone());

@@ -67,7 +67,7 @@ mod tests {
         );
         check(doc! { "insert": "signals", "documents": [{ "kind": "free" }] }, "insert signals free");
         check(doc! { "getMore": 5_i64, "collection": "signals" }, "getMore signals");
-        check(doc! { "insert": "signals_31", "documents": [{ "kind": "beat" }] }, "insert signals_n beat");
+        check(doc! { "insert": "signals_31", "documents": [{ "kind": "keep-alive" }] }, "insert signals_n keep-alive");
         check(doc! { "commitTransaction": 1 }, "commitTransaction");
         check(doc! { "find": "signals", "filter": { "$or": [{ "pairs.65a1b2c3d4e5f60718293a4b": 1 }] } }, "find signals pairs");
         check(doc! { "hello": 1 }, "none");

@@ -17,10 +17,10 @@ use recruiter_common::{
     failure::Failure,
     ids::{JobId, LeaseTerm, RoundId, WorkerId},
     instant::Instant,
-    job::{Claim, Job, Why},
+    job::{Claim, FinishReason, Job},
     store::{
-        Archival, Assignment, Beat, Channel, CommitSession, Free, Hint, JobFilter, JobPlace, Lane, Listener, LockedJobs, Page, Planned,
-        Progress, Recorded, Rescheduling, Retrial, Start, Store, Waiting, Walk,
+        Archival, AssignedJobs, Channel, CommitSession, HeartbeatReply, Hint, JobFilter, Lane, Listener, LockedJobs, Offer, Page, Planned,
+        Progress, Recorded, Rescheduling, Retrial, Start, StateFilter, Store, Waiting, Walk,
     },
     telemetry::chain,
 };
@@ -85,11 +85,11 @@ impl Setting {
         self.database.raw(collection).count_documents(filter).await.unwrap()
     }
 
-    /// A worker with free places.
-    async fn worker(&self, places: u32) -> WorkerId {
+    /// A worker with free slots.
+    async fn worker(&self, slots: u32) -> WorkerId {
         let announcement = announcement(10);
         self.store.register(&announcement).await.unwrap();
-        assert!(self.store.announce(announcement.id, places).await.unwrap());
+        assert!(self.store.announce(announcement.id, slots).await.unwrap());
         announcement.id
     }
 
@@ -107,7 +107,7 @@ impl Setting {
 
     fn done(&self, (job, claim): &(Job, Claim)) -> Archival {
         let execution = job.last_execution.clone().unwrap().ended(self.store.now(), None);
-        Archival::ended(job, *claim, execution, &Why::DONE, None)
+        Archival::ended(job, *claim, execution, &FinishReason::DONE, None)
     }
 
     fn retry(&self, (job, claim): &(Job, Claim), at: Instant) -> Rescheduling {
@@ -121,11 +121,11 @@ impl Setting {
 }
 
 fn give(worker: WorkerId, count: usize) -> Planned {
-    Planned::for_slots(Assignment { worker, jobs: (0..count).map(|_| JobId::new()).collect() })
+    Planned::for_slots(AssignedJobs { worker, jobs: (0..count).map(|_| JobId::new()).collect() })
 }
 
-fn free(places: u32, working_on: &[JobId]) -> Free {
-    Free { slots: places, working_on: working_on.to_vec(), ..Free::default() }
+fn free(slots: u32, working_on: &[JobId]) -> Offer {
+    Offer { slots: slots, working_on: working_on.to_vec(), ..Offer::default() }
 }
 
 fn set_of<T: Ord>(all: impl IntoIterator<Item = T>) -> BTreeSet<T> {
@@ -447,7 +447,7 @@ async fn what_is_nobodys_is_archived_as_it_was_read() {
     let jobs = read(&setting.store, &[untouched, locked, handed_back]).await;
     let batch: Vec<Archival> = jobs
         .iter()
-        .map(|job| Archival::unstarted(job.id, &job.document, &Why::CANCELLED, &Failure::new("x", ""), setting.store.now()))
+        .map(|job| Archival::unstarted(job.id, &job.document, &FinishReason::CANCELLED, &Failure::new("x", ""), setting.store.now()))
         .collect();
     setting.set("scheduled", locked, doc! { "locked": true }).await;
     let [(job, claim)] = setting.start(WorkerId::new(), [handed_back]).await;
@@ -726,7 +726,7 @@ async fn a_term_is_given_to_who_has_none_raised_and_never_lowered() {
 
 /// The conditions of the recruiter's read, which its assignment repeats.
 #[tokio::test]
-async fn jobs_are_assigned_to_living_workers_of_this_term_that_have_the_places_and_the_turn() {
+async fn jobs_are_assigned_to_living_workers_of_this_term_that_have_the_slots_and_the_turn() {
     let setting = Setting::new().await;
     let good = setting.worker(2).await;
     let mut others = Vec::new();
@@ -742,9 +742,9 @@ async fn jobs_are_assigned_to_living_workers_of_this_term_that_have_the_places_a
     let offers = available.iter().map(|worker| (worker.id, worker.free, worker.prefetch, worker.prefetched.clone()));
     assert_eq!(offers.collect::<Vec<_>>(), [(good, 2, 0, vec![]), (busy, 0, 2, vec![ahead])]);
 
-    let (not_given, one_place, full) = (setting.worker(2).await, setting.worker(1).await, setting.worker(1).await);
+    let (not_given, one_slot, full) = (setting.worker(2).await, setting.worker(1).await, setting.worker(1).await);
     setting.set("roster", full, doc! { "prefetch": 1 }).await;
-    let mut given: Vec<Planned> = others.iter().chain([&good, &one_place]).map(|worker| give(*worker, 2)).collect();
+    let mut given: Vec<Planned> = others.iter().chain([&good, &one_slot]).map(|worker| give(*worker, 2)).collect();
     given.extend([Planned { for_slots: 0, ..give(busy, 2) }, Planned { for_slots: 1, ..give(full, 3) }]);
     let round = RoundId::new();
     assert_eq!(setting.store.assign_if_available(TERM, round, &given).await.unwrap(), [good, busy]);
@@ -762,10 +762,10 @@ async fn an_assignment_is_taken_once_in_its_round_by_a_living_worker() {
     let setting = Setting::new().await;
     let worker = setting.worker(3).await;
     let (round, jobs) = setting.assign(worker).await;
-    let take = async |round, places| setting.store.take_if_assigned(worker, round, &free(places, &jobs)).await.unwrap();
+    let take = async |round, slots| setting.store.take_if_assigned(worker, round, &free(slots, &jobs)).await.unwrap();
     assert!(!take(RoundId::new(), 2).await, "another round");
     assert!(take(round, 2).await);
-    assert!(!take(round, 1).await, "places were announced: it is the recruiter's turn");
+    assert!(!take(round, 1).await, "slots were announced: it is the recruiter's turn");
     assert_eq!(setting.store.available_workers(TERM).await.unwrap()[0].free, 2);
     let (round, _) = setting.assign(worker).await;
     setting.set("roster", worker, doc! { "retired": true }).await;
@@ -796,7 +796,7 @@ async fn a_sign_of_life_prevents_retirement_and_retirement_every_other_sign() {
     let setting = Setting::new().await;
     let store = &setting.store;
     let worker = setting.worker(1).await;
-    let beats = async || matches!(store.heartbeat(worker, &[]).await.unwrap(), Beat::Seen { .. });
+    let beats = async || matches!(store.heartbeat(worker, &[]).await.unwrap(), HeartbeatReply::Seen { .. });
     let seen = async || store.registered_workers().await.unwrap()[0].last_seen_at;
     let before = seen().await;
     wait_until(SOON, "the clock has moved on", async || beats().await && seen().await != before).await;
@@ -828,7 +828,7 @@ async fn a_worker_without_a_readable_heartbeat_is_retired_until_it_gives_one() {
     }
     let worker = setting.worker(1).await;
     setting.set("roster", worker, doc! { "last_seen_at": "now" }).await;
-    assert!(matches!(setting.store.heartbeat(worker, &[]).await.unwrap(), Beat::Seen { .. }));
+    assert!(matches!(setting.store.heartbeat(worker, &[]).await.unwrap(), HeartbeatReply::Seen { .. }));
     assert!(setting.store.retire_if_silent_since(worker, None).await.unwrap().is_none());
 }
 
@@ -919,7 +919,7 @@ async fn hears(listener: Listener, concerning: &[Hint], others: &[Hint]) {
 async fn a_worker_hears_of_its_jobs_from_now_on() {
     let worker = WorkerId::new();
     let assigned = |worker| Hint::Assigned { round: RoundId::new(), assignments: vec![give(worker, 1).assignment] };
-    let concerning = [assigned(worker), Hint::Cancel { job: JobId::new() }, Hint::Beat { again_in: Duration::from_secs(1) }];
+    let concerning = [assigned(worker), Hint::Cancel { job: JobId::new() }, Hint::KeepAlive { again_in: Duration::from_secs(1) }];
     hears(Listener::Worker(worker, Channel::default()), &concerning, &[Hint::Free, assigned(WorkerId::new())]).await;
 }
 
@@ -927,7 +927,7 @@ async fn a_worker_hears_of_its_jobs_from_now_on() {
 async fn the_recruiter_hears_of_jobs_and_places_from_now_on() {
     let jobs = Hint::jobs_in(["a"]);
     let assigned = Hint::Assigned { round: RoundId::new(), assignments: vec![give(WorkerId::new(), 1).assignment] };
-    let others = [assigned, Hint::Cancel { job: JobId::new() }, Hint::Beat { again_in: Duration::from_secs(1) }];
+    let others = [assigned, Hint::Cancel { job: JobId::new() }, Hint::KeepAlive { again_in: Duration::from_secs(1) }];
     hears(Listener::Recruiter, &[jobs, Hint::Free, Hint::Left { worker: WorkerId::new() }], &others).await;
 }
 
@@ -943,23 +943,23 @@ async fn a_job_is_shown_where_it_is() {
     setting.set("roster", worker, doc! { "working_on": [running, assigned] }).await;
     let page = |limit| Page { limit, ..Page::default() };
     let found = |jobs: Vec<RawDocumentBuf>| set_of(jobs.iter().map(|job| JobId::from(job.get_object_id("_id").unwrap())));
-    let listed = async |place| found(setting.store.jobs(&JobFilter { place, ..JobFilter::default() }, page(9)).await.unwrap().jobs);
-    let walked = async |place| {
-        let mut walk = Walk::new(JobFilter { place, ..JobFilter::default() });
+    let listed = async |state| found(setting.store.jobs(&JobFilter { state, ..JobFilter::default() }, page(9)).await.unwrap().jobs);
+    let walked = async |state| {
+        let mut walk = Walk::new(JobFilter { state, ..JobFilter::default() });
         let found = setting.store.next_matches(&mut walk).await.unwrap().unwrap();
         assert_eq!(setting.store.next_matches(&mut walk).await.unwrap(), None);
         set_of(found.into_iter().map(|found| found.job))
     };
-    for place in [JobPlace::Scheduled, JobPlace::Running, JobPlace::Archived] {
-        let expected = match place {
-            JobPlace::Scheduled => set_of([waiting, assigned]),
-            JobPlace::Running => set_of([running]),
-            JobPlace::Archived => set_of([archived]),
+    for state in [StateFilter::Scheduled, StateFilter::Running, StateFilter::Archived] {
+        let expected = match state {
+            StateFilter::Scheduled => set_of([waiting, assigned]),
+            StateFilter::Running => set_of([running]),
+            StateFilter::Archived => set_of([archived]),
         };
-        assert_eq!(listed(Some(place)).await, expected, "{place:?}");
+        assert_eq!(listed(Some(state)).await, expected, "{state:?}");
         // A walk does not ask the roster.
-        let held_by_nobody = (place == JobPlace::Running).then_some(orphaned);
-        assert_eq!(walked(Some(place)).await, expected.into_iter().chain(held_by_nobody).collect(), "{place:?}");
+        let held_by_nobody = (state == StateFilter::Running).then_some(orphaned);
+        assert_eq!(walked(Some(state)).await, expected.into_iter().chain(held_by_nobody).collect(), "{state:?}");
     }
     assert_eq!(listed(None).await, set_of([waiting, assigned, running, orphaned, archived]));
     assert_eq!(walked(None).await, set_of([waiting, assigned, running, orphaned]));

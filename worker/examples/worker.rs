@@ -19,8 +19,8 @@ use std::{
 };
 
 use recruiter_worker::{
-    BlockingExecutable, Context, Decision, Executable, Failure, History, Instant, NotDone, OrNotDone as _, RetryPolicy, Shutdown, Why,
-    Worker, WorkerConfig, WorkerEvent, bson::Document,
+    BlockingExecutable, Context, Decision, Executable, Failure, FinishReason, History, Instant, NotDone, OrNotDone as _, RetryPolicy,
+    Shutdown, Worker, WorkerConfig, WorkerEvent, bson::Document,
 };
 use shop::{CountPrimes, SendInvoice};
 
@@ -97,7 +97,7 @@ impl RetryPolicy for WhileTheNetworkIsDown {
         if failure.class == "SmtpDown" && is_young {
             Decision::RetryAfter(Duration::from_secs(1))
         } else {
-            Decision::Archive(Why::NOT_SCHEDULED_BY_RETRY_POLICY)
+            Decision::Archive(FinishReason::NOT_SCHEDULED_BY_RETRY_POLICY)
         }
     }
 

@@ -77,15 +77,15 @@ use std::sync::Arc;
 
 use recruiter_common::{
     retry_policy::{Parameters, RetryPolicies},
-    roster::Place,
+    roster::ProcessIdentity,
     service::Notifier,
     task::as_task,
 };
 
 pub use recruiter_common::{
     self as common, ConnectArgs, ConnectError, Decision, Defaults, DoNotDoItAgain, EnqueueError, Enqueued, ExponentialBackoff, Failure,
-    History, Instant, InvalidPolicy, JobId, JobResult, NewJob, Priority, ResultError, RetriableExceptionFilter, Retry, RetryForever,
-    RetryManyTimes, RetryPolicy, SelectByException, Store, StoreError, TimeTable, Why, Workable, bson, mongodb,
+    FinishReason, History, Instant, InvalidPolicy, JobId, JobResult, NewJob, Priority, ResultError, RetriableExceptionFilter, Retry,
+    RetryForever, RetryManyTimes, RetryPolicy, SelectByException, Store, StoreError, TimeTable, Workable, bson, mongodb,
     shutdown::{Shutdown, Trigger},
 };
 
@@ -267,8 +267,8 @@ impl Worker {
         let _reaping = (self.has_programs && programs::orphans::are_inherited())
             .then(|| tokio_util::task::AbortOnDropHandle::new(tokio::spawn(programs::orphans::reap())));
         let Self { registry, policies, listener, .. } = self;
-        let (place, watchdog) = (Place::of_this_process().map_err(WorkerError::Process)?, notifier.watchdog());
-        let dependencies = Dependencies { store, heartbeat_store, args, place, registry, policies, listener, notifier, watchdog };
+        let (process, watchdog) = (ProcessIdentity::of_this_process().map_err(WorkerError::Process)?, notifier.watchdog());
+        let dependencies = Dependencies { store, heartbeat_store, args, process, registry, policies, listener, notifier, watchdog };
         as_task(engine::run(Arc::new(dependencies), shutdown)).await
     }
 }

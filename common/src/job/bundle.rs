@@ -6,7 +6,7 @@
 
 use bson::{Bson, RawBsonRef, RawDocument, doc};
 
-use super::why::Why;
+use super::finish_reason::FinishReason;
 use crate::failure::Failure;
 
 /// Maximum number of items of one bundle.
@@ -35,7 +35,7 @@ pub enum ItemOutcome {
         /// The failure of the item.
         failure: Failure,
         /// The reason why it is not retried; `None` if it will be.
-        last: Option<Why>,
+        last: Option<FinishReason>,
     },
 }
 
@@ -86,10 +86,10 @@ pub fn is_done(outcome: &Bson) -> bool {
 }
 
 /// The stored failure of an item, and its finish reason if it is final; `None` if the item has not failed.
-pub fn failure_of(outcome: &Bson) -> Option<(Failure, Option<Why>)> {
+pub fn failure_of(outcome: &Bson) -> Option<(Failure, Option<FinishReason>)> {
     let outcome = outcome.as_document()?;
     let failure = Failure::new(outcome.get_str("class").ok()?, outcome.get_str("message").unwrap_or_default());
-    Some((failure, outcome.get_str("why").ok().map(|why| Why::custom(why.to_owned()))))
+    Some((failure, outcome.get_str("why").ok().map(|why| FinishReason::custom(why.to_owned()))))
 }
 
 /// Why a job with `items` is not a valid bundle.
@@ -103,7 +103,7 @@ pub struct Bundle {
     /// The stored outcome of each item; null if there is none.
     pub outcomes: Vec<Bson>,
     /// Whether the array in the document has an entry for each item.
-    pub has_places: bool,
+    pub has_list: bool,
 }
 
 impl Bundle {
@@ -129,9 +129,9 @@ impl Bundle {
         if let Some(index) = outcomes.iter().position(|outcome| !is_outcome(outcome)) {
             return Err(InvalidBundle(format!("`item_outcomes.{index}` is not an outcome")));
         }
-        let has_places = outcomes.len() == items;
+        let has_list = outcomes.len() == items;
         outcomes.resize(items, Bson::Null);
-        Ok(Some(Self { outcomes, has_places }))
+        Ok(Some(Self { outcomes, has_list }))
     }
 }
 
@@ -146,15 +146,15 @@ mod tests {
         check(ItemOutcome::Done { result: Some(1.into()) }, doc! { "done": true, "result": 1 }.into());
         let failure = Failure::new("c", "m").with_trace("t");
         check(ItemOutcome::Failed { failure: failure.clone(), last: None }, doc! { "class": "c", "message": "m", "trace": "t" }.into());
-        let last = Bson::from(ItemOutcome::Failed { failure, last: Some(Why::GAVE_UP) });
-        assert_eq!(failure_of(&last), Some((Failure::new("c", "m"), Some(Why::GAVE_UP))));
+        let last = Bson::from(ItemOutcome::Failed { failure, last: Some(FinishReason::GAVE_UP) });
+        assert_eq!(failure_of(&last), Some((Failure::new("c", "m"), Some(FinishReason::GAVE_UP))));
         let deep = (0..100).fold(Bson::Null, |inner, _| Bson::Array(vec![inner]));
         for result in [Bson::from("x".repeat(LARGEST_RESULT)), deep, doc! { "a\0b": 1 }.into()] {
             let stored = Bson::from(ItemOutcome::Done { result: Some(result) });
             assert!(stored.as_document().is_some_and(|stored| stored.contains_key("result_dropped")), "{stored}");
         }
         let long = Failure::new("c".repeat(999), "m".repeat(9_999)).with_trace("t".repeat(9_999));
-        let stored = doc! { "": ItemOutcome::Failed { failure: long, last: Some(Why::TRIED_TOO_MANY_TIMES) } };
+        let stored = doc! { "": ItemOutcome::Failed { failure: long, last: Some(FinishReason::TRIED_TOO_MANY_TIMES) } };
         assert!(stored.to_vec().is_ok_and(|bytes| bytes.len() <= LARGEST_RESULT));
     }
 
@@ -176,7 +176,7 @@ mod tests {
         let check = |items: Bson, outcomes: Bson| {
             let job = doc! { "workable": { "class": "c", "items": items }, "item_outcomes": outcomes };
             let job = bson::RawDocumentBuf::try_from(&job).expect("a document");
-            Bundle::of(&job).map(|bundle| bundle.map(|bundle| (bundle.outcomes, bundle.has_places))).map_err(|error| error.to_string())
+            Bundle::of(&job).map(|bundle| bundle.map(|bundle| (bundle.outcomes, bundle.has_list))).map_err(|error| error.to_string())
         };
         let items = |count: usize| Bson::Array(vec![doc! {}.into(); count]);
         assert_eq!(check(Bson::Null, Bson::Null), Ok(None));

@@ -7,9 +7,9 @@ use super::{
     DEFAULT_POLICY, Job, StoredPolicy,
     bundle::{Bundle, InvalidBundle},
     execution::{Claim, Execution},
+    finish_reason::FinishReason,
     priority::Priority,
     state::JobState,
-    why::Why,
 };
 use crate::{
     ids::{JobId, WorkerId},
@@ -108,7 +108,7 @@ struct JobDocument {
     last_execution: Option<Execution>,
     executions: Option<Vec<Execution>>,
     executions_dropped: Option<i64>,
-    why: Option<Why>,
+    why: Option<FinishReason>,
 }
 
 #[derive(Deserialize)]

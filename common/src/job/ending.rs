@@ -16,9 +16,9 @@ use super::{
     DEFAULT_POLICY, Job,
     document::CorruptJob,
     execution::{Claim, Execution},
+    finish_reason::FinishReason,
     priority::DEFAULT_PRIORITY,
     raw::{completed, replaced},
-    why::Why,
 };
 use crate::{
     failure::{self, Failure},
@@ -69,12 +69,12 @@ impl Archival {
     }
 
     /// A started job that ended, with the finish reason `why`.
-    pub fn ended(job: &Job, claim: Claim, execution: Execution, why: &Why, result: Option<Bson>) -> Self {
+    pub fn ended(job: &Job, claim: Claim, execution: Execution, why: &FinishReason, result: Option<Bson>) -> Self {
         Self::new(Guard::Claimed(claim), archived_document(job, &execution, why, result))
     }
 
     /// An unlocked job that is archived without being started: it was cancelled, or its document is not a job.
-    pub fn unstarted(job: JobId, document: &RawDocument, why: &Why, failure: &Failure, now: Instant) -> Self {
+    pub fn unstarted(job: JobId, document: &RawDocument, why: &FinishReason, failure: &Failure, now: Instant) -> Self {
         let attempts = document.get("attempts").ok().flatten().and_then(|attempts| attempts.try_into().ok());
         let scheduled_at = document.get_datetime("scheduled_at").ok().map(|at| at.to_chrono());
         let execution = Execution { scheduled_at, ..Execution::default() }.ended(now, Some(failure));
@@ -85,7 +85,7 @@ impl Archival {
     pub fn undecodable(claim: Claim, holder: WorkerId, document: &RawDocument, error: &CorruptJob, now: Instant) -> Self {
         let execution = Execution { worker: Some(holder), start: Some(claim.start), crashed: Some(true), ..Execution::default() };
         let execution = execution.ended(now, Some(&Failure::new(failure::MALFORMED, error.to_string())));
-        Self::new(Guard::Claimed(claim), finished(document, claim.job, &execution, &Why::MALFORMED, &[]))
+        Self::new(Guard::Claimed(claim), finished(document, claim.job, &execution, &FinishReason::MALFORMED, &[]))
     }
 
     /// A started job that cannot be unlocked, because MongoDB refuses every change of its document, which may be older than the
@@ -108,7 +108,7 @@ impl Archival {
                 .filter_map(|field| Some((field, RawBson::try_from(set.remove(field.as_str())?).ok()?)))
                 .collect();
         let kept: Vec<(&CStr, RawBsonRef<'_>)> = kept.iter().map(|(field, value)| (*field, value.as_raw_bson_ref())).collect();
-        Self::new(Guard::Claimed(refused.claim), finished(document, refused.claim.job, &execution, &Why::MALFORMED, &kept))
+        Self::new(Guard::Claimed(refused.claim), finished(document, refused.claim.job, &execution, &FinishReason::MALFORMED, &kept))
     }
 
     /// Adds the outcomes of all items of the bundle.
@@ -147,7 +147,7 @@ impl Archival {
     }
 }
 
-fn archived_document(job: &Job, execution: &Execution, why: &Why, result: Option<Bson>) -> RawDocumentBuf {
+fn archived_document(job: &Job, execution: &Execution, why: &FinishReason, result: Option<Bson>) -> RawDocumentBuf {
     let result = result.map(RawBson::try_from);
     let history = archived_history(job, execution, why);
     let document = |with_result: bool, with_history: bool| {
@@ -173,8 +173,8 @@ fn archived_document(job: &Job, execution: &Execution, why: &Why, result: Option
 
 /// The kept history of ended executions including this one, and the number of dropped ones. `None` for a job that was done at its first
 /// attempt: its `last_execution` is the complete history.
-fn archived_history(job: &Job, execution: &Execution, why: &Why) -> Option<(RawArrayBuf, u32)> {
-    if *why == Why::DONE && job.executions.is_empty() {
+fn archived_history(job: &Job, execution: &Execution, why: &FinishReason) -> Option<(RawArrayBuf, u32)> {
+    if *why == FinishReason::DONE && job.executions.is_empty() {
         return None;
     }
     let (executions, dropped) = history_with(job, execution);
@@ -186,10 +186,16 @@ fn archived_history(job: &Job, execution: &Execution, why: &Why) -> Option<(RawA
 /// The archived document of a finished job: the stored document with `more`, its end, and defaults for missing fields.
 ///
 /// Raw, for speed, because every job passes here. Of a truncated document, which no driver stores, only the id is kept.
-fn finished(document: &RawDocument, job: JobId, execution: &Execution, why: &Why, more: &[(&CStr, RawBsonRef<'_>)]) -> RawDocumentBuf {
+fn finished(
+    document: &RawDocument,
+    job: JobId,
+    execution: &Execution,
+    why: &FinishReason,
+    more: &[(&CStr, RawBsonRef<'_>)],
+) -> RawDocumentBuf {
     let execution = execution.to_raw();
     let end = [
-        (cstr!("done"), RawBsonRef::Boolean(*why == Why::DONE)),
+        (cstr!("done"), RawBsonRef::Boolean(*why == FinishReason::DONE)),
         (cstr!("locked"), RawBsonRef::Boolean(false)),
         (cstr!("why"), RawBsonRef::String(why.as_str())),
         (cstr!("last_execution"), RawBsonRef::Document(&execution)),

@@ -3,7 +3,7 @@
 use bson::{RawBsonRef, RawDocumentBuf, raw::cstr, rawdoc};
 use serde::Deserialize;
 
-use super::{raw::roomy, why::Why};
+use super::{finish_reason::FinishReason, raw::roomy};
 use crate::{
     failure::Failure,
     ids::{JobId, StartId, WorkerId},
@@ -37,7 +37,7 @@ pub enum IfWorkerDies {
     /// Reschedule it this many milliseconds after the death was detected.
     RetryAfterMs(i64),
     /// Archive it with this finish reason.
-    Archive(Why),
+    Archive(FinishReason),
 }
 
 impl IfWorkerDies {
@@ -143,7 +143,7 @@ mod tests {
             trace: Some("t".into()),
             crashed: Some(true),
         };
-        let archive = Execution { if_worker_dies: Some(IfWorkerDies::Archive(Why::WORKER_DIED)), ..Execution::default() };
+        let archive = Execution { if_worker_dies: Some(IfWorkerDies::Archive(FinishReason::WORKER_DIED)), ..Execution::default() };
         for written in [whole, archive, Execution::default()] {
             let read: Execution = bson::deserialize_from_slice(written.to_raw().as_bytes()).unwrap();
             assert_eq!(read, written);

@@ -7,10 +7,10 @@ pub mod bundle;
 mod document;
 pub(crate) mod ending;
 mod execution;
+mod finish_reason;
 mod priority;
 pub(crate) mod raw;
 mod state;
-mod why;
 
 use bson::{Bson, RawDocumentBuf, doc};
 use serde::{Deserialize, Serialize};
@@ -20,9 +20,9 @@ pub use self::{
     document::{CorruptJob, Held},
     ending::KEPT_EXECUTIONS,
     execution::{Claim, Execution, IfWorkerDies},
+    finish_reason::FinishReason,
     priority::Priority,
     state::JobState,
-    why::Why,
 };
 use crate::{ids::JobId, instant::Instant};
 

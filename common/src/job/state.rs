@@ -1,6 +1,6 @@
 //! The state of a job: waiting, running, or archived.
 
-use super::{execution::Claim, why::Why};
+use super::{execution::Claim, finish_reason::FinishReason};
 use crate::{ids::WorkerId, instant::Instant};
 
 /// The state of a job.
@@ -21,6 +21,6 @@ pub enum JobState {
     /// Archived.
     Archived {
         /// The finish reason.
-        why: Why,
+        why: FinishReason,
     },
 }

@@ -3,9 +3,9 @@
 use bson::{Document, doc};
 
 use super::{Decision, History, RetryPolicy};
-use crate::{failure::Failure, instant::Instant, job::Why};
+use crate::{failure::Failure, instant::Instant, job::FinishReason};
 
-/// A failed job is not retried. It is archived as [`Why::NOT_SCHEDULED_BY_RETRY_POLICY`].
+/// A failed job is not retried. It is archived as [`FinishReason::NOT_SCHEDULED_BY_RETRY_POLICY`].
 ///
 /// Stored without parameters.
 ///
@@ -27,7 +27,7 @@ impl RetryPolicy for DoNotDoItAgain {
     }
 
     fn decide(&self, _: &History<'_>, _: &Failure, _: Instant) -> Decision {
-        Decision::Archive(Why::NOT_SCHEDULED_BY_RETRY_POLICY)
+        Decision::Archive(FinishReason::NOT_SCHEDULED_BY_RETRY_POLICY)
     }
 
     fn is_last_attempt(&self, _: &History<'_>, _: Instant) -> bool {
@@ -44,7 +44,7 @@ mod tests {
     #[test]
     fn it_is_never_done_again() {
         for attempts in [0, 1, u32::MAX] {
-            check(&DoNotDoItAgain, &job(attempts), "timeout", Duration::ZERO, Err(Why::NOT_SCHEDULED_BY_RETRY_POLICY));
+            check(&DoNotDoItAgain, &job(attempts), "timeout", Duration::ZERO, Err(FinishReason::NOT_SCHEDULED_BY_RETRY_POLICY));
         }
     }
 

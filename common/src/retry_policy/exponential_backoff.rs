@@ -9,10 +9,10 @@ use super::{
     Decision, History, InvalidPolicy, LONGEST_WAIT, Parameters, RetryPolicy,
     parameters::{checked_wait, stored_seconds},
 };
-use crate::{failure::Failure, ids::JobId, instant::Instant, job::Why};
+use crate::{failure::Failure, ids::JobId, instant::Instant, job::FinishReason};
 
 /// Retries a limited number of times and doubles the wait each time: `first`, `2 · first`, `4 · first`, …, but at most
-/// the cap, or [`LONGEST_WAIT`] without a cap. Then the job is archived as [`Why::TRIED_TOO_MANY_TIMES`].
+/// the cap, or [`LONGEST_WAIT`] without a cap. Then the job is archived as [`FinishReason::TRIED_TOO_MANY_TIMES`].
 ///
 /// Without jitter, many jobs that failed together also retry together.
 ///
@@ -137,7 +137,7 @@ impl RetryPolicy for ExponentialBackoff {
 
     fn decide(&self, job: &History<'_>, _: &Failure, _: Instant) -> Decision {
         if job.attempts > self.times {
-            return Decision::Archive(Why::TRIED_TOO_MANY_TIMES);
+            return Decision::Archive(FinishReason::TRIED_TOO_MANY_TIMES);
         }
         Decision::RetryAfter(self.wait(job.job, job.attempts))
     }
@@ -160,20 +160,20 @@ mod tests {
     #[test]
     fn each_wait_is_twice_the_one_before_up_to_the_cap() {
         #[track_caller]
-        fn check_wait(policy: ExponentialBackoff, attempts: u32, expected: Result<Duration, Why>) {
+        fn check_wait(policy: ExponentialBackoff, attempts: u32, expected: Result<Duration, FinishReason>) {
             check(&policy, &job(attempts), "timeout", Duration::ZERO, expected);
         }
         let seconds = |seconds| Ok(Duration::from_secs(seconds));
         for (attempts, expected) in [(0, 5), (1, 5), (2, 10), (3, 20), (4, 40)] {
             check_wait(backoff(4, 5_000), attempts, seconds(expected));
         }
-        check_wait(backoff(4, 5_000), 5, Err(Why::TRIED_TOO_MANY_TIMES));
-        check_wait(backoff(0, 5_000), 1, Err(Why::TRIED_TOO_MANY_TIMES));
+        check_wait(backoff(4, 5_000), 5, Err(FinishReason::TRIED_TOO_MANY_TIMES));
+        check_wait(backoff(0, 5_000), 1, Err(FinishReason::TRIED_TOO_MANY_TIMES));
         let capped = backoff(u32::MAX - 1, 1_000).waiting_at_most(Duration::from_secs(6)).expect("valid");
         for (attempts, expected) in [(3, 4), (4, 6), (5, 6), (66, 6), (u32::MAX - 1, 6)] {
             check_wait(capped, attempts, seconds(expected));
         }
-        check_wait(capped, u32::MAX, Err(Why::TRIED_TOO_MANY_TIMES));
+        check_wait(capped, u32::MAX, Err(FinishReason::TRIED_TOO_MANY_TIMES));
         let endless = backoff(u32::MAX, 1);
         check_wait(endless, 42, Ok(Duration::from_millis(1 << 41)));
         for attempts in [43, 64, 65, 66, 129, u32::MAX] {

@@ -23,7 +23,7 @@ use crate::{
     failure::Failure,
     ids::JobId,
     instant::Instant,
-    job::{Execution, IfWorkerDies, Job, StoredPolicy, Why},
+    job::{Execution, FinishReason, IfWorkerDies, Job, StoredPolicy},
 };
 
 mod built_in;
@@ -73,7 +73,7 @@ pub enum Decision {
     /// Retry it this long after the failure.
     RetryAfter(Duration),
     /// Do not retry it; archive it with this reason.
-    Archive(Why),
+    Archive(FinishReason),
 }
 
 impl Job {
@@ -92,12 +92,12 @@ impl Job {
 }
 
 impl From<Decision> for IfWorkerDies {
-    /// The verdict for a crash. If the policy does not retry the job, it is archived as [`Why::WORKER_DIED`], whatever
+    /// The verdict for a crash. If the policy does not retry the job, it is archived as [`FinishReason::WORKER_DIED`], whatever
     /// reason the policy gives for an ordinary failure.
     fn from(decision: Decision) -> Self {
         match decision {
             Decision::RetryAfter(delay) => Self::RetryAfterMs(milliseconds(delay)),
-            Decision::Archive(_) => Self::Archive(Why::WORKER_DIED),
+            Decision::Archive(_) => Self::Archive(FinishReason::WORKER_DIED),
         }
     }
 }
@@ -181,7 +181,7 @@ mod testing {
     /// Checks that a job that fails at this age with this error class is retried after this wait, or archived with this
     /// reason.
     #[track_caller]
-    pub(super) fn check(policy: &dyn RetryPolicy, job: &History<'_>, class: &str, age: Duration, expected: Result<Duration, Why>) {
+    pub(super) fn check(policy: &dyn RetryPolicy, job: &History<'_>, class: &str, age: Duration, expected: Result<Duration, FinishReason>) {
         let decision = policy.decide(job, &failure(class), job.created_at + age);
         assert_eq!(
             decision,

@@ -8,11 +8,11 @@ use super::{Decision, History, InvalidPolicy, Parameters, RetryPolicies, RetryPo
 use crate::{
     failure::Failure,
     instant::Instant,
-    job::{StoredPolicy, Why},
+    job::{FinishReason, StoredPolicy},
 };
 
 /// Uses another policy if the failure is of a listed error class. Any other failure archives the job as
-/// [`Why::NON_RETRIABLE_EXCEPTION`].
+/// [`FinishReason::NON_RETRIABLE_EXCEPTION`].
 ///
 /// A listed class that ends in `*` matches all classes that begin with the text before it: `exit:*`, `signal:*`.
 ///
@@ -57,7 +57,7 @@ impl RetryPolicy for RetriableExceptionFilter {
 
     fn decide(&self, job: &History<'_>, failure: &Failure, failed_at: Instant) -> Decision {
         if !self.retriable.contain(&failure.class) {
-            return Decision::Archive(Why::NON_RETRIABLE_EXCEPTION);
+            return Decision::Archive(FinishReason::NON_RETRIABLE_EXCEPTION);
         }
         self.filtered.decide(job, failure, failed_at)
     }
@@ -84,10 +84,10 @@ mod tests {
         let policy = RetriableExceptionFilter::new(RetryManyTimes::new(1, minute).expect("valid"), ["timeout", "exit:*"]).expect("valid");
         for class in ["timeout", "exit:1"] {
             check(&policy, &job(1), class, Duration::ZERO, Ok(minute));
-            check(&policy, &job(2), class, Duration::ZERO, Err(Why::TRIED_TOO_MANY_TIMES));
+            check(&policy, &job(2), class, Duration::ZERO, Err(FinishReason::TRIED_TOO_MANY_TIMES));
         }
         for attempts in [1, 2] {
-            check(&policy, &job(attempts), "panic", Duration::ZERO, Err(Why::NON_RETRIABLE_EXCEPTION));
+            check(&policy, &job(attempts), "panic", Duration::ZERO, Err(FinishReason::NON_RETRIABLE_EXCEPTION));
         }
     }
 

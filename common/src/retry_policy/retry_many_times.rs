@@ -8,10 +8,10 @@ use super::{
     Decision, History, InvalidPolicy, Parameters, RetryPolicy,
     parameters::{checked_wait, stored_seconds},
 };
-use crate::{failure::Failure, instant::Instant, job::Why};
+use crate::{failure::Failure, instant::Instant, job::FinishReason};
 
 /// Retries `times` times, after the same wait each time: `n` retries are `n + 1` runs. Then the job is archived as
-/// [`Why::TRIED_TOO_MANY_TIMES`].
+/// [`FinishReason::TRIED_TOO_MANY_TIMES`].
 ///
 /// Stored as `retry_how_many_times` and `seconds_to_wait_before_retry`.
 ///
@@ -53,7 +53,7 @@ impl RetryPolicy for RetryManyTimes {
     }
 
     fn decide(&self, job: &History<'_>, _: &Failure, _: Instant) -> Decision {
-        if job.attempts > self.times { Decision::Archive(Why::TRIED_TOO_MANY_TIMES) } else { Decision::RetryAfter(self.wait) }
+        if job.attempts > self.times { Decision::Archive(FinishReason::TRIED_TOO_MANY_TIMES) } else { Decision::RetryAfter(self.wait) }
     }
 
     fn is_last_attempt(&self, job: &History<'_>, _: Instant) -> bool {
@@ -73,7 +73,7 @@ mod tests {
         for times in [0, 1, 2, 9] {
             let policy = RetryManyTimes::new(times, minute).expect("valid");
             for attempts in 0..12 {
-                let expected = if attempts <= times { Ok(minute) } else { Err(Why::TRIED_TOO_MANY_TIMES) };
+                let expected = if attempts <= times { Ok(minute) } else { Err(FinishReason::TRIED_TOO_MANY_TIMES) };
                 check(&policy, &job(attempts), "timeout", Duration::ZERO, expected);
             }
         }

@@ -8,11 +8,11 @@ use super::{Decision, History, InvalidPolicy, Parameters, RetryPolicies, RetryPo
 use crate::{
     failure::Failure,
     instant::Instant,
-    job::{StoredPolicy, Why},
+    job::{FinishReason, StoredPolicy},
 };
 
 /// Uses the policy of the first case that lists the failure's error class. A failure that no case lists archives the
-/// job as [`Why::NON_RETRIABLE_EXCEPTION`].
+/// job as [`FinishReason::NON_RETRIABLE_EXCEPTION`].
 ///
 /// A listed class that ends in `*` matches all classes that begin with the text before it: `exit:*`. `*` matches every
 /// class.
@@ -88,7 +88,7 @@ impl RetryPolicy for SelectByException {
 
     fn decide(&self, job: &History<'_>, failure: &Failure, failed_at: Instant) -> Decision {
         let case = self.cases.iter().find(|case| case.when.contain(&failure.class));
-        case.map_or(Decision::Archive(Why::NON_RETRIABLE_EXCEPTION), |case| case.then.decide(job, failure, failed_at))
+        case.map_or(Decision::Archive(FinishReason::NON_RETRIABLE_EXCEPTION), |case| case.then.decide(job, failure, failed_at))
     }
 
     fn is_last_attempt(&self, job: &History<'_>, now: Instant) -> bool {
@@ -117,17 +117,17 @@ mod tests {
             .and_then(|policy| policy.or_when(["exit:75"], times(1, 2)))
             .and_then(|policy| policy.or_when(["exit:*", "signal:9"], DoNotDoItAgain))
             .expect("valid");
-        let check_class = |attempts, class, expected: Result<u64, Why>| {
+        let check_class = |attempts, class, expected: Result<u64, FinishReason>| {
             check(&policy, &job(attempts), class, Duration::ZERO, expected.map(Duration::from_secs));
         };
         check_class(1, "timeout", Ok(1));
         check_class(2, "timeout", Ok(1));
-        check_class(3, "timeout", Err(Why::TRIED_TOO_MANY_TIMES));
+        check_class(3, "timeout", Err(FinishReason::TRIED_TOO_MANY_TIMES));
         check_class(1, "exit:75", Ok(2));
-        check_class(2, "exit:75", Err(Why::TRIED_TOO_MANY_TIMES));
-        check_class(1, "exit:7", Err(Why::NOT_SCHEDULED_BY_RETRY_POLICY));
-        check_class(1, "signal:9", Err(Why::NOT_SCHEDULED_BY_RETRY_POLICY));
-        check_class(1, "signal:15", Err(Why::NON_RETRIABLE_EXCEPTION));
+        check_class(2, "exit:75", Err(FinishReason::TRIED_TOO_MANY_TIMES));
+        check_class(1, "exit:7", Err(FinishReason::NOT_SCHEDULED_BY_RETRY_POLICY));
+        check_class(1, "signal:9", Err(FinishReason::NOT_SCHEDULED_BY_RETRY_POLICY));
+        check_class(1, "signal:15", Err(FinishReason::NON_RETRIABLE_EXCEPTION));
     }
 
     #[test]

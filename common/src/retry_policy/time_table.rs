@@ -8,10 +8,10 @@ use super::{
     Decision, History, InvalidPolicy, Parameters, RetryPolicy,
     parameters::{checked_wait, shown, stored_seconds},
 };
-use crate::{failure::Failure, instant::Instant, job::Why};
+use crate::{failure::Failure, instant::Instant, job::FinishReason};
 
 /// Retries young jobs often and old jobs rarely. The wait is that of the first row whose age the job has not reached
-/// (counted from `created_at`). A job older than every row is archived as [`Why::TRIED_TOO_MANY_TIMES`].
+/// (counted from `created_at`). A job older than every row is archived as [`FinishReason::TRIED_TOO_MANY_TIMES`].
 ///
 /// Stored as `time_table`, a list of `{younger_than_seconds, seconds_to_wait}`. The PHP Recruiter's map from `"5
 /// minutes ago"` to `"1 minute"` is read as well.
@@ -119,7 +119,7 @@ impl RetryPolicy for TimeTable {
     }
 
     fn decide(&self, job: &History<'_>, _: &Failure, failed_at: Instant) -> Decision {
-        self.row_for(job, failed_at).map_or(Decision::Archive(Why::TRIED_TOO_MANY_TIMES), |row| Decision::RetryAfter(row.wait))
+        self.row_for(job, failed_at).map_or(Decision::Archive(FinishReason::TRIED_TOO_MANY_TIMES), |row| Decision::RetryAfter(row.wait))
     }
 
     fn is_last_attempt(&self, job: &History<'_>, now: Instant) -> bool {
@@ -146,7 +146,7 @@ mod tests {
             (86_400, Err(())),
             (1 << 33, Err(())),
         ] {
-            let expected = expected.map(|wait| second * wait).map_err(|()| Why::TRIED_TOO_MANY_TIMES);
+            let expected = expected.map(|wait| second * wait).map_err(|()| FinishReason::TRIED_TOO_MANY_TIMES);
             check(&TimeTable::default(), &job(1), "timeout", Duration::from_secs(age), expected.clone());
             check(&TimeTable::default(), &job(u32::MAX), "timeout", Duration::from_secs(age), expected);
         }

@@ -22,7 +22,7 @@ const LANES_PER_QUERY: usize = 200;
 
 /// A job that is due, as far as matching needs it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DueJob {
+pub struct ScheduledJob {
     /// Which.
     pub id: JobId,
     /// Group a worker must work on.
@@ -40,8 +40,8 @@ pub struct DueJob {
 /// Where a job stands among all jobs: by priority, then by date, then by id.
 pub type Position = (Reverse<i64>, Instant, JobId);
 
-impl DueJob {
-    /// Its place in the order of jobs.
+impl ScheduledJob {
+    /// Its position in the order of jobs.
     pub fn position(&self) -> Position {
         (Reverse(self.priority), self.scheduled_at, self.id)
     }
@@ -78,7 +78,7 @@ impl DueJob {
 #[derive(Clone, Debug)]
 pub struct DueJobs {
     /// In their order.
-    pub jobs: Vec<DueJob>,
+    pub jobs: Vec<ScheduledJob>,
     /// The last position up to which nothing is missing; none when these are all.
     pub end: Option<Position>,
 }
@@ -90,20 +90,20 @@ impl Store {
     /// later, so that a search costs as much as it finds, however many jobs wait. Index: `due_jobs`, `gated_jobs`. Invariant: none, the
     /// start decides.
     pub async fn due_jobs(&self, lanes: &[Lane], until: Instant, limit: usize) -> Result<DueJobs, StoreError> {
-        let mut jobs: Vec<DueJob> = Vec::new();
+        let mut jobs: Vec<ScheduledJob> = Vec::new();
         let mut end: Option<Position> = None;
         let (gated, ordinary): (Vec<&Lane>, Vec<&Lane>) = lanes.iter().partition(|lane| lane.gate.is_some());
         let queries = ordinary.chunks(LANES_PER_QUERY).map(|lanes| (lanes, DUE_JOBS));
         for (lanes, index) in queries.chain(gated.chunks(LANES_PER_QUERY).map(|lanes| (lanes, GATED_JOBS))) {
             let found = self.due_in_some(lanes, index, until, limit).await?;
             if found.len() >= limit {
-                end = end.into_iter().chain(found.last().map(DueJob::position)).min();
+                end = end.into_iter().chain(found.last().map(ScheduledJob::position)).min();
             }
             jobs.extend(found);
-            jobs.sort_by_key(DueJob::position);
+            jobs.sort_by_key(ScheduledJob::position);
             if jobs.len() > limit {
                 jobs.truncate(limit);
-                end = end.into_iter().chain(jobs.last().map(DueJob::position)).min();
+                end = end.into_iter().chain(jobs.last().map(ScheduledJob::position)).min();
             }
         }
         if let Some(end) = end {
@@ -113,7 +113,7 @@ impl Store {
     }
 
     /// The first due jobs of a few lanes, `limit` if there are as many.
-    async fn due_in_some(&self, lanes: &[&Lane], index: &str, until: Instant, limit: usize) -> Result<Vec<DueJob>, StoreError> {
+    async fn due_in_some(&self, lanes: &[&Lane], index: &str, until: Instant, limit: usize) -> Result<Vec<ScheduledJob>, StoreError> {
         let mut most = limit;
         loop {
             let asked = i64::try_from(most).unwrap_or(i64::MAX);
@@ -137,7 +137,7 @@ impl Store {
                         .await
                 })
                 .await?;
-            let jobs: Vec<DueJob> = found.iter().filter_map(|entry| DueJob::of_entry(entry)).collect();
+            let jobs: Vec<ScheduledJob> = found.iter().filter_map(|entry| ScheduledJob::of_entry(entry)).collect();
             // A document that is no job must not stand for the jobs behind it.
             if found.len() < most || jobs.len() >= limit {
                 return Ok(jobs);

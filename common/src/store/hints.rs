@@ -7,7 +7,7 @@ use std::{borrow::Cow, collections::BTreeSet, time::Duration};
 
 use bson::{Bson, Document, Timestamp, doc};
 
-use super::{batch::cut, due::DueJob};
+use super::{batch::cut, due::ScheduledJob};
 use crate::{
     ids::{JobId, RoundId, WorkerId},
     instant::Instant,
@@ -24,7 +24,7 @@ const ASSIGNED: usize = 50_000;
 
 /// Jobs that the recruiter assigns to one worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Assignment {
+pub struct AssignedJobs {
     /// The worker.
     pub worker: WorkerId,
     /// Its new jobs.
@@ -45,7 +45,7 @@ pub enum Hint {
         at: Option<Instant>,
         /// All the jobs, if they are few: they can be assigned without a search. The hint may arrive before the jobs
         /// are visible.
-        jobs: Vec<DueJob>,
+        jobs: Vec<ScheduledJob>,
     },
     /// A worker has free slots again.
     Free,
@@ -68,7 +68,7 @@ pub enum Hint {
         /// The id of the round.
         round: RoundId,
         /// Its assignments.
-        assignments: Vec<Assignment>,
+        assignments: Vec<AssignedJobs>,
     },
     /// A running job should be cancelled.
     Cancel {
@@ -76,7 +76,7 @@ pub enum Hint {
         job: JobId,
     },
     /// Keep-alive: the recruiter leads, and has sent every hint that was due before this one.
-    Beat {
+    KeepAlive {
         /// Maximum time until the next keep-alive.
         again_in: Duration,
     },
@@ -109,7 +109,7 @@ impl Hint {
             | Self::Left { .. }
             | Self::Assigned { .. }
             | Self::Cancel { .. }
-            | Self::Beat { .. } => {
+            | Self::KeepAlive { .. } => {
                 vec![Cow::Borrowed(self)]
             }
         }
@@ -133,7 +133,9 @@ impl Hint {
                 doc! { "kind": "assigned", "round": round, "pairs": pairs }
             }
             Self::Cancel { job } => doc! { "kind": "cancel", "job": job },
-            Self::Beat { again_in } => doc! { "kind": "beat", "again_in_ms": i64::try_from(again_in.as_millis()).unwrap_or(i64::MAX) },
+            Self::KeepAlive { again_in } => {
+                doc! { "kind": "keep-alive", "again_in_ms": i64::try_from(again_in.as_millis()).unwrap_or(i64::MAX) }
+            }
         });
         document
     }
@@ -143,7 +145,12 @@ impl Hint {
             "jobs" => Self::Jobs {
                 groups: document.get_array("groups").ok()?.iter().filter_map(Bson::as_str).map(str::to_owned).collect(),
                 at: document.get_datetime("due").ok().map(|at| at.to_chrono()),
-                jobs: document.get_array("jobs").into_iter().flatten().filter_map(|job| DueJob::of_document(job.as_document()?)).collect(),
+                jobs: document
+                    .get_array("jobs")
+                    .into_iter()
+                    .flatten()
+                    .filter_map(|job| ScheduledJob::of_document(job.as_document()?))
+                    .collect(),
             },
             "not_started" => Self::NotStarted,
             "free" => Self::Free,
@@ -151,20 +158,21 @@ impl Hint {
             "left" => Self::Left { worker: document.get_object_id("worker").ok()?.into() },
             "assigned" => {
                 let pairs = document.get_document("pairs").ok()?;
-                let given = |(worker, jobs): (&String, &Bson)| Some(Assignment { worker: worker.parse().ok()?, jobs: ids_in(Some(jobs)) });
+                let given =
+                    |(worker, jobs): (&String, &Bson)| Some(AssignedJobs { worker: worker.parse().ok()?, jobs: ids_in(Some(jobs)) });
                 Self::Assigned {
                     round: document.get_object_id("round").ok()?.into(),
                     assignments: pairs.iter().filter_map(given).collect(),
                 }
             }
             "cancel" => Self::Cancel { job: document.get_object_id("job").ok()?.into() },
-            "beat" => Self::Beat { again_in: Duration::from_millis(u64::try_from(document.get_i64("again_in_ms").ok()?).ok()?) },
+            "keep-alive" => Self::KeepAlive { again_in: Duration::from_millis(u64::try_from(document.get_i64("again_in_ms").ok()?).ok()?) },
             _ => return None,
         })
     }
 }
 
-fn due_job_to_document(job: &DueJob) -> Document {
+fn due_job_to_document(job: &ScheduledJob) -> Document {
     let mut document = doc! {
         "_id": job.id,
         "group": &job.group,

@@ -58,7 +58,7 @@ impl Listener {
         match self {
             Self::Recruiter => doc! {},
             Self::Worker(worker, _) => {
-                doc! { "$or": [{ format!("pairs.{worker}"): { "$exists": true } }, { "kind": { "$in": ["cancel", "beat"] } }] }
+                doc! { "$or": [{ format!("pairs.{worker}"): { "$exists": true } }, { "kind": { "$in": ["cancel", "keep-alive"] } }] }
             }
         }
     }
@@ -125,7 +125,7 @@ impl Store {
             Hint::Seed | Hint::Jobs { .. } | Hint::NotStarted | Hint::Free | Hint::Returned { .. } | Hint::Left { .. } => {
                 self.publish_in("signals", hint).await
             }
-            Hint::Assigned { .. } | Hint::Cancel { .. } | Hint::Beat { .. } => {
+            Hint::Assigned { .. } | Hint::Cancel { .. } | Hint::KeepAlive { .. } => {
                 for channel in self.channels().await? {
                     self.publish_to(channel, hint).await?;
                 }

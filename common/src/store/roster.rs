@@ -22,12 +22,12 @@ use mongodb::{
     options::{ReadConcern, ReturnDocument},
 };
 
-use super::{Store, StoreError, call, hints::Assignment, schema};
+use super::{Store, StoreError, call, hints::AssignedJobs, schema};
 use crate::{
     clock::Uptime,
     ids::{JobId, LeaseTerm, RoundId, WorkerId},
     instant::Instant,
-    roster::{self, AvailableWorker, Channel, Place, RegisteredWorker, WorkOn},
+    roster::{self, AvailableWorker, Channel, ProcessIdentity, RegisteredWorker, WorkOn},
 };
 
 /// Maximum number of job ids in one piece of the assignment map. A single map for all workers would be written into
@@ -71,12 +71,12 @@ pub struct Announcement {
     /// The session in which it commits.
     pub session: Option<Document>,
     /// Its process and machine.
-    pub place: Place,
+    pub process: ProcessIdentity,
 }
 
 /// What a worker offers and holds, as written into its document.
 #[derive(Clone, Debug, Default)]
-pub struct Free {
+pub struct Offer {
     /// Number of free slots.
     pub slots: u32,
     /// How many jobs it accepts ahead, beyond the free slots.
@@ -91,14 +91,14 @@ pub struct Free {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Planned {
     /// The worker and its jobs.
-    pub assignment: Assignment,
+    pub assignment: AssignedJobs,
     /// How many of the jobs are for free slots. The others are ahead.
     pub for_slots: usize,
 }
 
 impl Planned {
     /// An assignment to free slots alone.
-    pub fn for_slots(assignment: Assignment) -> Self {
+    pub fn for_slots(assignment: AssignedJobs) -> Self {
         Self { for_slots: assignment.jobs.len(), assignment }
     }
 
@@ -109,7 +109,7 @@ impl Planned {
 
 /// The result of a heartbeat.
 #[derive(Clone, Debug)]
-pub enum Beat {
+pub enum HeartbeatReply {
     /// The heartbeat was written, with this time of the server's clock.
     Seen {
         /// The time written.
@@ -198,7 +198,7 @@ impl Store {
             "version": env!("CARGO_PKG_VERSION"),
             "mongodb_user": self.user().await?,
         };
-        document.extend(bson::serialize_to_document(&worker.place).expect("a place is made of texts and numbers"));
+        document.extend(bson::serialize_to_document(&worker.process).expect("an identity is made of texts and numbers"));
         let roster = self.roster.clone();
         call("register", async move { roster.insert_one(document).await }).await.map(drop)
     }
@@ -208,12 +208,12 @@ impl Store {
     /// The term is read after the document exists, and is only ever raised: a leader that took over in between has
     /// written its own.
     /// Filter: id, no round yet, not retired. Index: `_id`. Invariant: I7.
-    pub async fn announce(&self, worker: WorkerId, places: u32) -> Result<bool, StoreError> {
+    pub async fn announce(&self, worker: WorkerId, slots: u32) -> Result<bool, StoreError> {
         let term = self.observe_lease().await?.map_or(LeaseTerm::default(), |lease| lease.term);
         let roster = self.roster.clone();
         let filter = doc! { "_id": worker, "round": null, "retired": { "$ne": true } };
         let now = bson::DateTime::from_chrono(self.now());
-        let update = doc! { "$set": { "available": true, "available_since": now, "free": places }, "$max": { "term": term } };
+        let update = doc! { "$set": { "available": true, "available_since": now, "free": slots }, "$max": { "term": term } };
         let written = call("announce", async move { roster.update_one(filter, update).await }).await?;
         Ok(written.matched_count == 1)
     }
@@ -306,7 +306,7 @@ impl Store {
     /// Filter: not available, this round. Update: the jobs it works on, and whether slots remain. Index: `_id`.
     /// Invariant: single writer by turn; the roster names every job the worker can have locked.
     /// Loses when a failover rolled the assignment back, or the worker was retired.
-    pub async fn take_if_assigned(&self, worker: WorkerId, round: RoundId, free: &Free) -> Result<bool, StoreError> {
+    pub async fn take_if_assigned(&self, worker: WorkerId, round: RoundId, free: &Offer) -> Result<bool, StoreError> {
         self.write_own(worker, doc! { "available": false, "round": round }, free, "take_if_assigned").await
     }
 
@@ -314,11 +314,11 @@ impl Store {
     ///
     /// Filter: no assignment since `round`, the last that was taken. Index: `_id`. Invariant: single writer by turn.
     /// Loses when the recruiter has assigned in between: the worker must first read the new assignment.
-    pub async fn free_if_unassigned_since(&self, worker: WorkerId, round: Option<RoundId>, free: &Free) -> Result<bool, StoreError> {
+    pub async fn free_if_unassigned_since(&self, worker: WorkerId, round: Option<RoundId>, free: &Offer) -> Result<bool, StoreError> {
         self.write_own(worker, doc! { "round": round.map(Bson::from) }, free, "free_if_unassigned_since").await
     }
 
-    async fn write_own(&self, worker: WorkerId, turn: Document, free: &Free, operation: &'static str) -> Result<bool, StoreError> {
+    async fn write_own(&self, worker: WorkerId, turn: Document, free: &Offer, operation: &'static str) -> Result<bool, StoreError> {
         let mut filter = doc! { "_id": worker, "retired": { "$ne": true } };
         filter.extend(turn);
         let now = bson::DateTime::from_chrono(self.now());
@@ -385,7 +385,7 @@ impl Store {
     ///
     /// Filter: id, not retired. Never an upsert: a retired worker must not return under the same id. Update:
     /// `last_seen_at` by the server's clock. Index: `_id`. Invariant: I10, the cleaner compares it for change.
-    pub async fn heartbeat(&self, worker: WorkerId, working_on: &[JobId]) -> Result<Beat, StoreError> {
+    pub async fn heartbeat(&self, worker: WorkerId, working_on: &[JobId]) -> Result<HeartbeatReply, StoreError> {
         let mut set = doc! { "last_seen_at": "$$NOW" };
         if !working_on.is_empty() {
             set.insert("working_on", doc! { "$literal": working_on.to_vec() });
@@ -405,9 +405,9 @@ impl Store {
             Some(document) => {
                 let at = document.get_datetime("last_seen_at").map_or_else(|_| self.now(), |at| at.to_chrono());
                 self.clock.observe(at, asked);
-                Beat::Seen { at, assignment: roster::assignment_in(worker, &document), offered: roster::offered_in(&document) }
+                HeartbeatReply::Seen { at, assignment: roster::assignment_in(worker, &document), offered: roster::offered_in(&document) }
             }
-            None => Beat::Retired,
+            None => HeartbeatReply::Retired,
         })
     }
 
@@ -452,7 +452,7 @@ impl Store {
     /// Assignments in the roster that are not taken yet, with their rounds, for a new leader.
     ///
     /// Filter: not available, assigned. Index: none, the roster is small. Invariant: none, forgetting one is harmless.
-    pub async fn assigned_and_not_taken(&self) -> Result<Vec<(RoundId, Assignment)>, StoreError> {
+    pub async fn assigned_and_not_taken(&self) -> Result<Vec<(RoundId, AssignedJobs)>, StoreError> {
         let roster = self.roster_as_it_is();
         let filter = doc! { "available": false, "assigned_to": { "$exists": true }, "retired": { "$ne": true } };
         let found: Vec<RawDocumentBuf> =
@@ -466,7 +466,7 @@ impl Store {
             let assigned = roster::assignment_in(worker, &document)?;
             let working_on = roster::ids_in(document.get("working_on"));
             let jobs: Vec<JobId> = assigned.jobs.into_iter().filter(|job| !working_on.contains(job)).collect();
-            Some((assigned.round, Assignment { worker, jobs }))
+            Some((assigned.round, AssignedJobs { worker, jobs }))
         };
         Ok(found.iter().filter_map(not_taken).collect())
     }
@@ -635,7 +635,7 @@ mod tests {
     fn the_map_is_cut_by_the_number_of_job_ids() {
         let check = |sizes: &[usize], expected: &[usize]| {
             let jobs = |size: &usize| (0..*size).map(|_| JobId::new()).collect();
-            let given = |size| Planned::for_slots(Assignment { worker: WorkerId::new(), jobs: jobs(size) });
+            let given = |size| Planned::for_slots(AssignedJobs { worker: WorkerId::new(), jobs: jobs(size) });
             let given: Vec<Planned> = sizes.iter().map(given).collect();
             assert_eq!(pieces(&given).map(<[Planned]>::len).collect::<Vec<_>>(), expected, "{sizes:?}");
         };

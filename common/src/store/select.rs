@@ -12,7 +12,7 @@ use futures_util::TryStreamExt;
 use mongodb::{Collection, options::Hint as IndexHint};
 
 use super::{Store, StoreError, call, raw_id_of, schema::ARCHIVED_BY_END};
-use crate::{ids::JobId, instant::Instant, job::Why, roster::ids_in};
+use crate::{ids::JobId, instant::Instant, job::FinishReason, roster::ids_in};
 
 /// Maximum time for which MongoDB searches for one page.
 pub const LOOK_LIMIT: Duration = Duration::from_secs(8);
@@ -26,7 +26,7 @@ pub(super) const IDS_PER_QUERY: usize = 10_000;
 /// Where a job is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "process", derive(clap::ValueEnum))]
-pub enum JobPlace {
+pub enum StateFilter {
     /// Waiting to be due, or for a worker
     Scheduled,
     /// Running
@@ -39,7 +39,7 @@ pub enum JobPlace {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct JobFilter {
     /// The state of the job.
-    pub place: Option<JobPlace>,
+    pub state: Option<StateFilter>,
     /// Its group.
     pub group: Option<String>,
     /// Class of its workable.
@@ -48,7 +48,7 @@ pub struct JobFilter {
     pub tag: Option<String>,
     /// Its urn.
     pub urn: Option<String>,
-    /// The reason why it is in the archive. Without a place, only the archive is searched.
+    /// The reason why it is in the archive. Without a state, only the archive is searched.
     pub why: Option<String>,
     /// Only jobs in the archive that are neither done nor cancelled.
     pub failed: bool,
@@ -137,12 +137,12 @@ impl Walk {
 impl JobFilter {
     /// Whether the filter selects only finished jobs.
     pub fn is_archived(&self) -> bool {
-        self.failed || self.why.is_some() || self.place == Some(JobPlace::Archived)
+        self.failed || self.why.is_some() || self.state == Some(StateFilter::Archived)
     }
 
-    /// Whether the filter has no restriction except the place.
+    /// Whether the filter has no restriction except the state.
     pub fn is_empty(&self) -> bool {
-        Self { place: None, ..self.clone() } == Self::default()
+        Self { state: None, ..self.clone() } == Self::default()
     }
 
     /// The filter for documents of `archived` or `scheduled`, combined with `more`.
@@ -157,7 +157,7 @@ impl JobFilter {
         ];
         let mut all: Vec<Document> = equal.into_iter().filter_map(|(field, value)| Some(doc! { field: value.as_ref()? })).collect();
         if self.failed {
-            all.push(doc! { "why": { "$nin": [Why::DONE, Why::CANCELLED] } });
+            all.push(doc! { "why": { "$nin": [FinishReason::DONE, FinishReason::CANCELLED] } });
         }
         if let Some(text) = &self.message {
             all.push(doc! { "last_execution.message": { "$regex": literally(text), "$options": "i" } });
@@ -258,13 +258,13 @@ impl Store {
     /// precedence.
     pub async fn jobs(&self, filter: &JobFilter, page: Page) -> Result<Listed, StoreError> {
         let by_id = doc! { "_id": -1 };
-        match filter.place {
+        match filter.state {
             _ if filter.is_archived() => self.finished_jobs(filter, page).await,
-            Some(JobPlace::Scheduled) => {
+            Some(StateFilter::Scheduled) => {
                 let found = filter.look(&self.scheduled, false, page, doc! { "locked": false }, by_id).await?;
                 Ok(newest(found, page))
             }
-            Some(JobPlace::Running) => {
+            Some(StateFilter::Running) => {
                 let mut running = Vec::new();
                 for jobs in self.held_jobs().await?.chunks(IDS_PER_QUERY) {
                     let held = doc! { "_id": { "$in": jobs.to_vec() }, "locked": true };
@@ -272,7 +272,7 @@ impl Store {
                 }
                 Ok(newest(running, page))
             }
-            Some(JobPlace::Archived) | None => {
+            Some(StateFilter::Archived) | None => {
                 let mut all = filter.look(&self.scheduled, false, page, doc! {}, by_id.clone()).await?;
                 let archived = filter.look(&self.archived, true, page, doc! {}, by_id).await?;
                 let moved: HashSet<JobId> = archived.iter().filter_map(|job| raw_id_of(job)).collect();
@@ -365,10 +365,10 @@ impl Store {
             _ => document.get_document("last_execution").ok()?.get_datetime("ended_at").ok().map(Bson::from),
         });
         let mut wanted = walk.filter.fields(archived, walk.range(bound.as_ref()));
-        match walk.filter.place {
-            Some(JobPlace::Scheduled) => wanted.extend(doc! { "locked": false }),
-            Some(JobPlace::Running) => wanted.extend(doc! { "locked": true }),
-            Some(JobPlace::Archived) | None => {}
+        match walk.filter.state {
+            Some(StateFilter::Scheduled) => wanted.extend(doc! { "locked": false }),
+            Some(StateFilter::Running) => wanted.extend(doc! { "locked": true }),
+            Some(StateFilter::Archived) | None => {}
         }
         let found: Vec<RawDocumentBuf> = self
             .indexed("next_matches", async move {

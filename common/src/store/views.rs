@@ -14,7 +14,7 @@ use super::{
     schema::{ARCHIVED_BY_END, DUE_JOBS, GATED_JOBS, any_gate},
     select::{IDS_PER_QUERY, lossy},
 };
-use crate::{ids::JobId, instant::Instant, job::Why, retry_policy::RetryPolicies};
+use crate::{ids::JobId, instant::Instant, job::FinishReason, retry_policy::RetryPolicies};
 
 /// Maximum number of waiting jobs counted per group, which takes about a second.
 pub const COUNTED: u64 = 1_000_000;
@@ -41,7 +41,7 @@ pub struct Finished {
     /// The group it was in.
     pub group: String,
     /// The reason why it is in the archive.
-    pub why: Why,
+    pub why: FinishReason,
     /// When it was last due.
     pub scheduled_at: Option<Instant>,
     /// When it was last started; `None` if never.
@@ -199,7 +199,7 @@ impl Store {
             let at = |field| execution.get_datetime(field).ok().map(|at| at.to_chrono());
             Some(Finished {
                 group: group_of(job),
-                why: Why::custom(job.get_str("why").unwrap_or_default()),
+                why: FinishReason::custom(job.get_str("why").unwrap_or_default()),
                 scheduled_at: at("scheduled_at"),
                 started_at: at("started_at"),
                 ended_at: at("ended_at")?,

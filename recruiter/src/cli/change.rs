@@ -32,14 +32,14 @@ use super::{
 const NAMED: u64 = 20;
 
 pub(crate) const RETRY_EXAMPLES: &str = "\
-Retries the jobs with these ids, or all jobs that match the filters. Without --why and --place,
+Retries the jobs with these ids, or all jobs that match the filters. Without --why and --state,
 filters match only failed jobs (neither done nor cancelled). A job that was retried before is
 skipped: its document names the new job (retried_as). With --again it is enqueued once more.
 
 Examples:
   recruiter jobs retry 65a1b2c3d4e5f60718293a4b
   recruiter jobs retry --error-class SmtpDown --since 2030-01-31T12:00:00Z --dry-run
-  recruiter jobs retry --class mail --place scheduled
+  recruiter jobs retry --class mail --state scheduled
       make jobs that wait for a later date due now
   recruiter jobs retry --all --yes
       retry all failed jobs; after an interruption, repeat the command to continue";
@@ -50,7 +50,7 @@ Cancels the jobs with these ids, or all unfinished jobs that match the filters.
 Examples:
   recruiter jobs cancel 65a1b2c3d4e5f60718293a4b
   recruiter jobs cancel --class nosuch --dry-run
-  recruiter jobs cancel --group mail --place scheduled --yes
+  recruiter jobs cancel --group mail --state scheduled --yes
       cancel waiting jobs only, no running ones";
 
 pub(crate) const DELETE_EXAMPLES: &str = "\
@@ -97,14 +97,14 @@ pub(crate) async fn run(
     let said = args.filter.clone().at(Instant::UNIX_EPOCH);
     let filtered = !said.is_empty();
     if !args.ids.is_empty() {
-        if args.all || filtered || said.place.is_some() {
+        if args.all || filtered || said.state.is_some() {
             return Err(usage("job ids cannot be combined with filters or --all; use one of them"));
         }
         let store = connected(args.dry_run, connect).await?;
         return change_named(&args, change, &store, out).await;
     }
     if args.all && filtered {
-        return Err(usage("--all cannot be combined with filters, except --place"));
+        return Err(usage("--all cannot be combined with filters, except --state"));
     }
     if !args.all && !filtered {
         return Err(usage(format!("name the jobs to be {}: by ids, by filters (--help lists them), or by --all", participle(change))));

@@ -5,9 +5,9 @@ use std::{io::Write, time::Duration};
 use clap::Args;
 use recruiter_common::{
     instant::Instant,
-    job::Why,
+    job::FinishReason,
     spec::{duration_of_text, instant_of_text},
-    store::{JobFilter, JobPlace},
+    store::{JobFilter, StateFilter},
 };
 
 use super::{exit::usage, output::printable};
@@ -19,9 +19,9 @@ const ALIKE: f64 = 0.8;
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Which jobs")]
 pub(crate) struct FilterArgs {
-    /// Jobs in this place
+    /// Jobs in this state
     #[arg(long, env = "RECRUITER_JOBS_PLACE", value_name = "PLACE", value_enum)]
-    place: Option<JobPlace>,
+    state: Option<StateFilter>,
     /// Jobs of this group
     #[arg(long, env = "RECRUITER_JOBS_GROUP", value_name = "GROUP")]
     group: Option<String>,
@@ -78,17 +78,19 @@ fn when_of_text(text: &str) -> Result<When, String> {
 
 impl FilterArgs {
     pub(crate) fn at(self, now: Instant) -> JobFilter {
-        let Self { place, group, class, tag, urn, why, error_class, message, since, until } = self;
+        let Self { state, group, class, tag, urn, why, error_class, message, since, until } = self;
         let [since, until] = [since, until].map(|when| when.map(|when| when.by(now)));
-        JobFilter { place, group, class, tag, urn, why, failed: false, error_class, message, since, until }
+        JobFilter { state, group, class, tag, urn, why, failed: false, error_class, message, since, until }
     }
 }
 
 /// Called when no job matched: refuses a finish reason that looks misspelt, and warns about one that is not
 /// built in.
 pub(crate) fn check_reason(filter: &JobFilter) -> anyhow::Result<()> {
-    let Some(why) = filter.why.as_deref().filter(|why| Why::BUILT_IN.iter().all(|known| known.as_str() != *why)) else { return Ok(()) };
-    let known: Vec<&str> = Why::BUILT_IN.iter().map(Why::as_str).collect();
+    let Some(why) = filter.why.as_deref().filter(|why| FinishReason::BUILT_IN.iter().all(|known| known.as_str() != *why)) else {
+        return Ok(());
+    };
+    let known: Vec<&str> = FinishReason::BUILT_IN.iter().map(FinishReason::as_str).collect();
     let alike = |known: &&str| strsim::jaro_winkler(known, why);
     let nearest = known.iter().copied().max_by(|one, other| alike(one).total_cmp(&alike(other)));
     let (shown, known) = (printable(why, 80), known.join(", "));

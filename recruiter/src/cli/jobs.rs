@@ -13,7 +13,7 @@ use recruiter_common::{
     ids::JobId,
     instant::Instant,
     job::{
-        Execution, Job, JobState, StoredPolicy, Why,
+        Execution, FinishReason, Job, JobState, StoredPolicy,
         bundle::{failure_of, is_done},
     },
     retry_policy::RetryPolicies,
@@ -40,7 +40,7 @@ const LIST_EXAMPLES: &str = "\
 Examples:
   recruiter jobs list --class mail --since 2h
   recruiter jobs list --why tried-too-many-times --error-class SmtpDown
-  recruiter jobs list --place archived --message 'connection refused' --limit 1000 --json
+  recruiter jobs list --state archived --message 'connection refused' --limit 1000 --json
   recruiter jobs list --group mail --after 65a1b2c3d4e5f60718293a4b
       the next page, after the last job of the previous page";
 
@@ -123,7 +123,7 @@ async fn list(args: ListArgs, connect: &ConnectArgs, out: &mut impl Write) -> an
     let listed = store.jobs(&filter, page).await.map_err(|error| {
         if error.is_too_slow() {
             anyhow!(error).context(format!(
-                "the search was stopped after {} s, because no index serves it; narrow it with --place and --since",
+                "the search was stopped after {} s, because no index serves it; narrow it with --state and --since",
                 LOOK_LIMIT.as_secs()
             ))
         } else {
@@ -205,9 +205,9 @@ fn row_of_job(job: &Job, now: Instant) -> Row {
         }
         JobState::Archived { why } => {
             let ended = since(execution.and_then(|execution| execution.ended_at), |apart| format!("{apart} ago"));
-            if *why == Why::DONE {
+            if *why == FinishReason::DONE {
                 ("done", Some(AnsiColor::Green), ended)
-            } else if *why == Why::CANCELLED {
+            } else if *why == FinishReason::CANCELLED {
                 ("cancelled", Some(AnsiColor::Yellow), ended)
             } else {
                 ("failed", Some(AnsiColor::Red), ended)
@@ -219,7 +219,7 @@ fn row_of_job(job: &Job, now: Instant) -> Row {
         Some(format!("{}: {}", printable(class, 80), printable(execution.message.as_deref().unwrap_or_default(), 400)))
     });
     let below = match (&job.state, failure) {
-        (JobState::Archived { why }, _) if *why == Why::DONE || *why == Why::CANCELLED => None,
+        (JobState::Archived { why }, _) if *why == FinishReason::DONE || *why == FinishReason::CANCELLED => None,
         (JobState::Archived { why }, None) => Some(printable(why.as_str(), 80)),
         // The reasons `malformed` and `interrupted` are also error classes: show them once.
         (JobState::Archived { why }, Some(failure)) if failure.starts_with(&format!("{why}: ")) => Some(failure),

@@ -12,7 +12,7 @@ use clap::Args;
 use hdrhistogram::Histogram;
 use recruiter_common::{
     instant::Instant,
-    job::Why,
+    job::FinishReason,
     store::{COUNTED, ConnectArgs, Finished, Lane, SAMPLED, Store, Waiting},
 };
 use serde_json::{Value, json};
@@ -121,9 +121,9 @@ struct Group {
 
 impl Group {
     fn add(&mut self, job: &Finished) {
-        let count = if job.why == Why::DONE {
+        let count = if job.why == FinishReason::DONE {
             &mut self.done
-        } else if job.why == Why::CANCELLED {
+        } else if job.why == FinishReason::CANCELLED {
             &mut self.cancelled
         } else {
             &mut self.failed
@@ -277,7 +277,7 @@ mod tests {
     fn job(group: &str, times: [Option<i64>; 2], ended: i64) -> Finished {
         let at = |ms: i64| Instant::UNIX_EPOCH + TimeDelta::milliseconds(ms);
         let [scheduled_at, started_at] = times.map(|time| time.map(at));
-        Finished { group: group.into(), why: Why::DONE, scheduled_at, started_at, ended_at: at(ended) }
+        Finished { group: group.into(), why: FinishReason::DONE, scheduled_at, started_at, ended_at: at(ended) }
     }
 
     fn statistics(now: i64, finished: &[Finished]) -> Value {
@@ -316,8 +316,8 @@ mod tests {
 
     #[test]
     fn failures_are_told_from_successes_on_a_narrow_screen() {
-        let (done, failed) = (job("g", [Some(0), Some(1)], 2), Why::custom("not-scheduled-by-retry-policy"));
-        let finished = [done.clone(), Finished { why: failed, ..done.clone() }, Finished { why: Why::CANCELLED, ..done }];
+        let (done, failed) = (job("g", [Some(0), Some(1)], 2), FinishReason::custom("not-scheduled-by-retry-policy"));
+        let finished = [done.clone(), Finished { why: failed, ..done.clone() }, Finished { why: FinishReason::CANCELLED, ..done }];
         let waiting = BTreeMap::from([("x".repeat(100), Waiting { queued: COUNTED, overdue: COUNTED, postponed: COUNTED })]);
         let statistics = Statistics::of(Instant::UNIX_EPOCH, &waiting, &BTreeMap::new(), &finished);
         assert_eq!(statistics.to_json()["groups"][0]["failed"], json!(1));

@@ -26,7 +26,7 @@ use recruiter_common::{
     exit::Exit,
     ids::JobId,
     instant::Instant,
-    job::{Execution, Job, JobState, Why},
+    job::{Execution, FinishReason, Job, JobState},
     retry_policy::RetryManyTimes,
     shutdown::{Shutdown, Wake, pause},
     store::Store,
@@ -305,7 +305,8 @@ async fn held_when_frozen(store: &Store, pid: u32) -> anyhow::Result<usize> {
     for after in LOOKS_AFTER {
         pause(after).await;
         let workers = store.registered_workers().await?;
-        let Some(worker) = workers.iter().find(|worker| worker.place.as_ref().is_some_and(|place| place.pid.cast_unsigned() == pid)) else {
+        let Some(worker) = workers.iter().find(|worker| worker.process.as_ref().is_some_and(|process| process.pid.cast_unsigned() == pid))
+        else {
             return Ok(0);
         };
         held = store.held_by(worker.id, &worker.jobs).await?.len();
@@ -447,7 +448,7 @@ fn is_digest_of(job: &Job, digest: &str) -> bool {
         Some(Bson::Binary(binary)) => binary.bytes.as_slice(),
         _ => return false,
     };
-    let done = matches!(&job.state, JobState::Archived { why } if *why == Why::DONE);
+    let done = matches!(&job.state, JobState::Archived { why } if *why == FinishReason::DONE);
     let rest = result.strip_prefix(b"\\").unwrap_or(result).strip_prefix(digest.as_bytes());
     done && rest.is_some_and(|rest| rest.starts_with(b"  "))
 }

@@ -189,7 +189,7 @@ impl Fleet {
         let registered = store.registered_workers().await?;
         // A worker that already has jobs of an earlier run need not be available.
         let working = registered.iter().filter(|worker| available.contains(&worker.id) || !worker.jobs.is_empty());
-        let working: HashSet<u32> = working.filter_map(|worker| Some(worker.place.as_ref()?.pid.cast_unsigned())).collect();
+        let working: HashSet<u32> = working.filter_map(|worker| Some(worker.process.as_ref()?.pid.cast_unsigned())).collect();
         Ok((!pids(Role::Worker).all(|pid| working.contains(&pid))).then_some(Role::Worker))
     }
 

@@ -8,7 +8,7 @@ use std::{
 use recruiter_common::{
     ids::{JobId, LeaseTerm, RoundId, WorkerId},
     instant::Instant,
-    store::{Assignment, Channel, DueJob, Hint, Lane, Planned, StoreError},
+    store::{AssignedJobs, Channel, Hint, Lane, Planned, ScheduledJob, StoreError},
 };
 
 use super::{
@@ -18,8 +18,8 @@ use super::{
     in_flight::{InFlight, Turn},
     keep_alive::KeepAlive,
     lanes::{Lanes, Search},
+    past_assignments::PastAssignments,
     plan::{Plan, plan},
-    refusals::Refusals,
     trigger::{Alarms, Trigger},
 };
 
@@ -53,7 +53,7 @@ pub(crate) struct Assigning {
     fleet: Fleet,
     pub(super) lanes: Lanes,
     pub(super) in_flight: InFlight,
-    pub(super) refusals: Refusals,
+    pub(super) past_assignments: PastAssignments,
     discovery: Discovery,
     pub(crate) keep_alive: KeepAlive,
     pub(crate) alarms: Alarms,
@@ -65,7 +65,7 @@ pub(crate) struct Assigning {
 
 impl Assigning {
     /// Adds an assignment of an earlier leader.
-    pub(crate) fn inherit(&mut self, round: RoundId, assignment: Assignment) {
+    pub(crate) fn inherit(&mut self, round: RoundId, assignment: AssignedJobs) {
         let jobs = assignment.jobs.into_iter().map(|job| (job, None)).collect();
         // The worker's channel is unknown, and its hint may be lost: without keep-alives it polls.
         self.keep_alive.failed(Monotonic::now());
@@ -94,7 +94,7 @@ impl Assigning {
             let has_new_worker = self.fleet.read(store.available_workers(term).await?, at);
             self.in_flight.hold_ahead(self.fleet.workers(), at);
             if has_new_worker {
-                self.refusals.worker_is_new(at);
+                self.past_assignments.worker_is_new(at);
                 self.lanes.end_pauses();
                 self.mark_recent_lanes();
             }
@@ -120,7 +120,7 @@ impl Assigning {
         self.fill(store, &slots, now, now + every * 2 + HORIZON, at).await?;
         self.announce(trigger.announced, at);
         self.lanes.learn_kinds(self.fleet.kinds());
-        let plan = plan(self.fleet.workers(), self.lanes.waiting(), &self.refusals, now);
+        let plan = plan(self.fleet.workers(), self.lanes.waiting(), &self.past_assignments, now);
         let assigned = self.assign(store, term, plan).await?;
         let slots_before = slots.values().sum();
         let (next_due, retry_at) = self.lanes.next(&self.fleet.slots(), now);
@@ -150,7 +150,7 @@ impl Assigning {
                 }
                 self.remind(store, at).await;
             }
-            self.refusals.age(at);
+            self.past_assignments.age(at);
             // A scan that takes several rounds is completed first.
             if !self.discovery.is_behind() {
                 self.lanes.forget_scan();
@@ -158,7 +158,7 @@ impl Assigning {
         }
         for (worker, jobs) in &trigger.returned {
             self.in_flight.returned(*worker, jobs);
-            self.refusals.returned(jobs);
+            self.past_assignments.returned(jobs);
         }
         if trigger.refused || !trigger.returned.is_empty() {
             self.mark_recent_lanes();
@@ -167,18 +167,18 @@ impl Assigning {
     }
 
     fn turn_over(&mut self, turn: &Turn, unanswered: bool) {
-        self.refusals.turn_over(turn, unanswered);
+        self.past_assignments.turn_over(turn, unanswered);
         // A search has skipped these jobs. Most of them were started, but some may still be due, or again.
         turn.met_in.iter().for_each(|lane| self.lanes.mark_stale(lane.clone()));
     }
 
     fn mark_recent_lanes(&mut self) {
-        self.refusals.lanes().for_each(|lane| self.lanes.mark_stale(lane.clone()));
+        self.past_assignments.lanes().for_each(|lane| self.lanes.mark_stale(lane.clone()));
     }
 
-    fn announce(&mut self, jobs: Vec<DueJob>, at: Monotonic) {
+    fn announce(&mut self, jobs: Vec<ScheduledJob>, at: Monotonic) {
         if !jobs.is_empty() {
-            let is_news = |job: &DueJob| !self.in_flight.contains(job, at) && !self.refusals.was_tried(job);
+            let is_news = |job: &ScheduledJob| !self.in_flight.contains(job, at) && !self.past_assignments.was_tried(job);
             self.lanes.announce(jobs.into_iter().filter(is_news));
         }
     }
@@ -286,7 +286,7 @@ impl Assigning {
         slots: usize,
         at: Monotonic,
     ) -> Result<Option<Search>, StoreError> {
-        let limit = slots + (slots * store.ahead()).min(AHEAD_AT_MOST) + self.in_flight.len() + self.refusals.len();
+        let limit = slots + (slots * store.ahead()).min(AHEAD_AT_MOST) + self.in_flight.len() + self.past_assignments.len();
         let limit = limit.min(self.at_most.unwrap_or(usize::MAX));
         let answer = match store.due_jobs(lanes, until, limit).await {
             Ok(answer) => answer,
@@ -301,7 +301,7 @@ impl Assigning {
         let mut search = Search { end: answer.end, until, found: HashMap::new(), next: None, is_fruitless: false };
         for job in answer.jobs {
             let is_in_flight = self.in_flight.meet(&job, at);
-            let left_alone_until = if is_in_flight { None } else { self.refusals.found(&job, at) };
+            let left_alone_until = if is_in_flight { None } else { self.past_assignments.found(&job, at) };
             let found = search.found.entry(job.lane()).or_default();
             match left_alone_until {
                 _ if is_in_flight => {}
@@ -322,22 +322,22 @@ impl Assigning {
         let ids = |jobs: &[(JobId, Instant)]| jobs.iter().map(|(job, _)| *job).collect();
         let planned = |(worker, jobs): (&usize, &Vec<(JobId, Instant)>)| {
             let FreeWorker { id, free, .. } = workers[*worker];
-            Planned { assignment: Assignment { worker: id, jobs: ids(jobs) }, for_slots: jobs.len().min(free as usize) }
+            Planned { assignment: AssignedJobs { worker: id, jobs: ids(jobs) }, for_slots: jobs.len().min(free as usize) }
         };
         let planned: Vec<Planned> = plan.given.iter().map(planned).collect();
         let won: HashSet<WorkerId> = store.assign_if_available(term, round, &planned).await?.into_iter().collect();
         let at = store.monotonic();
-        let mut by_channel: BTreeMap<Channel, Vec<Assignment>> = BTreeMap::new();
+        let mut by_channel: BTreeMap<Channel, Vec<AssignedJobs>> = BTreeMap::new();
         let mut assigned = HashSet::new();
         for (worker, jobs) in &plan.given {
             let FreeWorker { id, channel, .. } = &workers[*worker];
             if won.contains(id) {
                 assigned.extend(jobs.iter().map(|(job, _)| *job));
                 self.in_flight.begin(round, (*id, *channel), jobs.iter().map(|(job, due)| (*job, Some(*due))).collect(), at);
-                by_channel.entry(*channel).or_default().push(Assignment { worker: *id, jobs: ids(jobs) });
+                by_channel.entry(*channel).or_default().push(AssignedJobs { worker: *id, jobs: ids(jobs) });
             }
         }
-        plan.lanes.iter().for_each(|lane| self.refusals.assigned_in(lane));
+        plan.lanes.iter().for_each(|lane| self.past_assignments.assigned_in(lane));
         self.lanes.remove(&plan.lanes, &assigned);
         if won.len() == planned.len() {
             self.fleet.remove(&won);
@@ -354,10 +354,10 @@ impl Assigning {
 
     /// Announces assignments in flight again. A worker takes each round only once.
     async fn remind(&mut self, store: &impl Database, at: Monotonic) {
-        let mut by_round: BTreeMap<(Channel, RoundId), Vec<Assignment>> = BTreeMap::new();
+        let mut by_round: BTreeMap<(Channel, RoundId), Vec<AssignedJobs>> = BTreeMap::new();
         for turn in self.in_flight.older_than(REMIND_AFTER, at) {
             let jobs = turn.jobs.iter().map(|(job, _)| *job).collect();
-            by_round.entry((turn.channel, turn.round)).or_default().push(Assignment { worker: turn.worker, jobs });
+            by_round.entry((turn.channel, turn.round)).or_default().push(AssignedJobs { worker: turn.worker, jobs });
         }
         let hints = by_round.into_iter().map(|((channel, round), assignments)| (channel, Hint::Assigned { round, assignments }));
         store.announce_hints_to(hints.collect()).await;

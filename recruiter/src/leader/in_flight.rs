@@ -10,7 +10,7 @@ use std::{
 use recruiter_common::{
     ids::{JobId, RoundId, WorkerId},
     instant::Instant,
-    store::{Channel, DueJob, Lane},
+    store::{Channel, Lane, ScheduledJob},
 };
 
 use super::fleet::FreeWorker;
@@ -83,12 +83,12 @@ impl InFlight {
         self.workers.len() + self.holders.len()
     }
 
-    pub(crate) fn contains(&self, job: &DueJob, at: Monotonic) -> bool {
+    pub(crate) fn contains(&self, job: &ScheduledJob, at: Monotonic) -> bool {
         self.workers.contains_key(&job.id) || self.is_ahead(job, at)
     }
 
     /// Whether a worker holds the job ahead. A worker that holds it for long is dead or hangs: it would have returned the job.
-    fn is_ahead(&self, job: &DueJob, at: Monotonic) -> bool {
+    fn is_ahead(&self, job: &ScheduledJob, at: Monotonic) -> bool {
         let ahead = self.holders.get(&job.id).and_then(|worker| self.ahead.get(worker)?.get(&job.id));
         ahead.is_some_and(|ahead| at.duration_since(ahead.since) < IN_FLIGHT_FOR && ahead.due.is_none_or(|due| due == job.scheduled_at))
     }
@@ -148,7 +148,7 @@ impl InFlight {
     }
 
     /// A search has found this job. Returns whether it is in flight, and is therefore skipped.
-    pub(crate) fn meet(&mut self, job: &DueJob, at: Monotonic) -> bool {
+    pub(crate) fn meet(&mut self, job: &ScheduledJob, at: Monotonic) -> bool {
         let turn = self.workers.get(&job.id).and_then(|worker| self.turns.get_mut(worker));
         turn.map(|turn| turn.met_in.insert(job.lane())).is_some() || self.is_ahead(job, at)
     }
@@ -228,9 +228,9 @@ mod tests {
         assert!(!flight.contains(&found(one, 0), Monotonic::now()) && flight.contains(&found(two, 0), Monotonic::now()));
     }
 
-    fn found(id: JobId, due: i64) -> DueJob {
+    fn found(id: JobId, due: i64) -> ScheduledJob {
         let scheduled_at = Instant::from_timestamp_millis(due).expect("a date");
-        DueJob { id, group: "g".into(), class: "c".into(), gate: None, priority: 5, scheduled_at }
+        ScheduledJob { id, group: "g".into(), class: "c".into(), gate: None, priority: 5, scheduled_at }
     }
 
     #[test]

@@ -42,7 +42,7 @@ impl KeepAlive {
         if self.failed_at.is_some_and(|failed| at.duration_since(failed) <= every * 2) {
             return Vec::new();
         }
-        self.channels.iter().map(|channel| (*channel, Hint::Beat { again_in: every })).collect()
+        self.channels.iter().map(|channel| (*channel, Hint::KeepAlive { again_in: every })).collect()
     }
 }
 
@@ -56,7 +56,7 @@ mod tests {
     fn every_channel_is_told_when_the_next_keep_alive_is_due() {
         let keep_alive = KeepAlive { channels: (0..3).map(Channel).collect(), ..KeepAlive::default() };
         let hints = keep_alive.hints(EVERY, Monotonic::now());
-        assert_eq!(hints, (0..3).map(|channel| (Channel(channel), Hint::Beat { again_in: EVERY })).collect::<Vec<_>>());
+        assert_eq!(hints, (0..3).map(|channel| (Channel(channel), Hint::KeepAlive { again_in: EVERY })).collect::<Vec<_>>());
     }
 
     #[test]

@@ -22,7 +22,7 @@ use std::{
 use recruiter_common::{
     ids::JobId,
     instant::Instant,
-    store::{DueJob, Lane, Position},
+    store::{Lane, Position, ScheduledJob},
 };
 
 use super::fleet::{Kind, KindId};
@@ -36,7 +36,7 @@ const FRUITLESS_FOR: Duration = Duration::from_millis(100);
 #[derive(Clone, Debug)]
 struct Window {
     /// Sorted by position.
-    jobs: VecDeque<DueJob>,
+    jobs: VecDeque<ScheduledJob>,
     /// Up to this position no job is missing. `None`: no job is missing.
     end: Option<Position>,
     /// The horizon: jobs that are due later were not searched.
@@ -57,7 +57,7 @@ struct Window {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Found {
     /// Jobs that can be assigned once they are due, sorted by position.
-    pub(crate) jobs: VecDeque<DueJob>,
+    pub(crate) jobs: VecDeque<ScheduledJob>,
     /// When the first pause of a refused job is over.
     pub(crate) retry_at: Option<Monotonic>,
 }
@@ -148,7 +148,7 @@ pub(crate) struct Lanes {
 /// The known jobs of a lane and the kinds of workers that take it.
 pub(crate) struct Waiting<'a> {
     pub(crate) lane: &'a Lane,
-    pub(crate) jobs: &'a VecDeque<DueJob>,
+    pub(crate) jobs: &'a VecDeque<ScheduledJob>,
     pub(crate) able: &'a [KindId],
 }
 
@@ -210,7 +210,7 @@ impl Lanes {
     }
 
     /// Adds announced jobs. Their inserts need not be visible yet.
-    pub(crate) fn announce(&mut self, jobs: impl IntoIterator<Item = DueJob>) {
+    pub(crate) fn announce(&mut self, jobs: impl IntoIterator<Item = ScheduledJob>) {
         let mut known: usize = self.windows.values().map(|window| window.jobs.len()).sum();
         let (until, is_scanned) = (self.horizon(), self.scan.is_some());
         for job in jobs {
@@ -222,9 +222,9 @@ impl Lanes {
             if known >= REMEMBERED {
                 window.is_stale = true;
             } else if window.end.is_none_or(|end| job.position() < end)
-                && let Err(place) = window.jobs.binary_search_by_key(&job.position(), DueJob::position)
+                && let Err(index) = window.jobs.binary_search_by_key(&job.position(), ScheduledJob::position)
             {
-                window.jobs.insert(place, job);
+                window.jobs.insert(index, job);
                 known += 1;
             }
         }
@@ -343,16 +343,16 @@ mod tests {
         Lane::new("g", class)
     }
 
-    fn job(class: &str, priority: i64, scheduled_at: i64) -> DueJob {
-        DueJob { id: JobId::new(), group: "g".into(), class: class.into(), gate: None, priority, scheduled_at: date(scheduled_at) }
+    fn job(class: &str, priority: i64, scheduled_at: i64) -> ScheduledJob {
+        ScheduledJob { id: JobId::new(), group: "g".into(), class: class.into(), gate: None, priority, scheduled_at: date(scheduled_at) }
     }
 
     /// A search that has found these jobs, all of one lane, and nothing missing up to the end.
-    fn found(jobs: &[&DueJob], end: Option<&DueJob>) -> Search {
+    fn found(jobs: &[&ScheduledJob], end: Option<&ScheduledJob>) -> Search {
         let in_lane =
             |lane| Found { jobs: jobs.iter().filter(|job| job.lane() == lane).map(|job| (*job).clone()).collect(), retry_at: None };
         let found = jobs.iter().map(|job| (job.lane(), in_lane(job.lane()))).collect();
-        Search { found, end: end.map(DueJob::position), until: date(NOW + 2_000), next: None, is_fruitless: false }
+        Search { found, end: end.map(ScheduledJob::position), until: date(NOW + 2_000), next: None, is_fruitless: false }
     }
 
     fn fill(lanes: &mut Lanes, class: &str, mut search: Search) {
@@ -360,7 +360,7 @@ mod tests {
     }
 
     /// Lanes after a full scan that has found these jobs in lane `a`.
-    fn scanned(jobs: &[&DueJob], end: Option<&DueJob>) -> Lanes {
+    fn scanned(jobs: &[&ScheduledJob], end: Option<&ScheduledJob>) -> Lanes {
         let fleet = fleet(vec![available(&["*"], &["a", "b"], 1)]);
         let mut lanes = Lanes::default();
         lanes.begin_scan([lane("a")], [0], date(NOW + 2_000), |_| false);
@@ -375,7 +375,7 @@ mod tests {
         !lanes.stale(&HashMap::from([(0, 1)]), date(now), Monotonic::now() + after).is_empty()
     }
 
-    fn take(lanes: &mut Lanes, job: &DueJob) {
+    fn take(lanes: &mut Lanes, job: &ScheduledJob) {
         lanes.remove(&[job.lane()].into(), &[job.id].into());
     }
 
@@ -466,7 +466,7 @@ mod tests {
     fn what_is_announced_is_known_once_and_only_where_nothing_can_be_missing_before_it() {
         let (first, last, behind) = (job("a", 5, NOW - 10), job("a", 5, NOW - 5), job("a", 4, NOW - 20));
         let mut lanes = scanned(&[&last], Some(&last));
-        lanes.announce([&first, &first, &behind].map(DueJob::clone));
+        lanes.announce([&first, &first, &behind].map(ScheduledJob::clone));
         let known: Vec<JobId> = lanes.waiting().flat_map(|waiting| waiting.jobs).map(|job| job.id).collect();
         assert_eq!(known, [first.id, last.id], "behind the end others may come first");
         let elsewhere = job("b", 5, NOW);

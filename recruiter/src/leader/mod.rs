@@ -14,7 +14,7 @@
 //! | `discover` | which lanes have jobs |
 //! | `lanes` | the known due jobs, and when that knowledge is stale |
 //! | `in_flight` | assigned jobs whose worker has not answered yet |
-//! | `refusals` | assigned jobs that were not started |
+//! | `past_assignments` | assigned jobs that were not started |
 //! | `plan` | which worker gets which job |
 //! | `keep_alive` | the message that spares idle workers a query |
 //! | `database` | what a round asks of MongoDB |
@@ -30,8 +30,8 @@ mod lanes;
 mod lease;
 #[cfg(test)]
 mod model;
+mod past_assignments;
 mod plan;
-mod refusals;
 mod rounds;
 mod trigger;
 

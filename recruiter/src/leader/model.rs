@@ -10,7 +10,7 @@
 //! | time | one millisecond per event; `Wait` goes on to the next round that `rounds` would begin |
 //!
 //! A job is **known** if the recruiter had a full scan or a hint about it since it was inserted, moved, unlocked or assigned. A slot is known
-//! if the recruiter had a full scan or a hint since it was offered. What is in flight or paused (`refusals`) does not wait.
+//! if the recruiter had a full scan or a hint since it was offered. What is in flight or paused (`past_assignments`) does not wait.
 //!
 //! | property, after each round | holds |
 //! |---|---|

@@ -9,13 +9,13 @@ use std::{
 use recruiter_common::{
     ids::JobId,
     instant::Instant,
-    store::{DueJob, Lane},
+    store::{Lane, ScheduledJob},
 };
 
 use super::{
     fleet::{FreeWorker, KindId},
     lanes::Waiting,
-    refusals::Refusals,
+    past_assignments::PastAssignments,
 };
 
 /// The jobs of each worker.
@@ -28,7 +28,7 @@ pub(crate) struct Plan {
 }
 
 /// The due jobs of a lane, and the indexes of the workers that take them.
-struct Queue<'a, I: Iterator<Item = &'a DueJob>> {
+struct Queue<'a, I: Iterator<Item = &'a ScheduledJob>> {
     lane: &'a Lane,
     due: Peekable<I>,
     kinds: &'a [KindId],
@@ -42,7 +42,12 @@ struct Queue<'a, I: Iterator<Item = &'a DueJob>> {
 /// A worker that has refused the job, or whose heartbeat is overdue, comes last. A job that a worker did not answer for goes to the worker
 /// with the most recent heartbeat. A job is given once, also if its
 /// lane has it under two dates: a search has found it, and an announcement from before a change of its date was added.
-pub(crate) fn plan<'a>(workers: &[FreeWorker], lanes: impl Iterator<Item = Waiting<'a>>, refusals: &Refusals, now: Instant) -> Plan {
+pub(crate) fn plan<'a>(
+    workers: &[FreeWorker],
+    lanes: impl Iterator<Item = Waiting<'a>>,
+    past_assignments: &PastAssignments,
+    now: Instant,
+) -> Plan {
     // Free slots come first, then the room ahead.
     let mut room: Vec<(u32, u32)> = workers.iter().map(|worker| (worker.free, worker.prefetch)).collect();
     let mut left: u64 = room.iter().map(|(free, ahead)| u64::from(*free) + u64::from(*ahead)).sum();
@@ -77,10 +82,10 @@ pub(crate) fn plan<'a>(workers: &[FreeWorker], lanes: impl Iterator<Item = Waiti
         }
         let able = queue.able.get_or_insert_with(|| workers_of(queue.kinds));
         able.retain(|worker| room[*worker] != (0, 0));
-        let unanswered = refusals.unanswered(job.id);
+        let unanswered = past_assignments.unanswered(job.id);
         let preference = |index: &usize| {
             let worker = &workers[*index];
-            let is_willing = !refusals.by(job.id, worker.id);
+            let is_willing = !past_assignments.by(job.id, worker.id);
             (is_willing, unanswered.then_some(worker.changed_at), !worker.is_overdue, room[*index])
         };
         // No worker can take the job: the lane waits, and the slots go to other lanes.
@@ -115,8 +120,8 @@ mod tests {
 
     const NOW: Instant = Instant::UNIX_EPOCH;
 
-    fn job(group: &str, class: &str, priority: i64, age: u64) -> DueJob {
-        DueJob {
+    fn job(group: &str, class: &str, priority: i64, age: u64) -> ScheduledJob {
+        ScheduledJob {
             id: JobId::new(),
             group: group.into(),
             class: class.into(),
@@ -127,23 +132,23 @@ mod tests {
     }
 
     /// What each worker gets of these jobs.
-    fn given(fleet: &Fleet, jobs: &[DueJob], refusals: &Refusals) -> Vec<Vec<JobId>> {
-        let mut lanes: HashMap<Lane, VecDeque<DueJob>> = HashMap::new();
+    fn given(fleet: &Fleet, jobs: &[ScheduledJob], past_assignments: &PastAssignments) -> Vec<Vec<JobId>> {
+        let mut lanes: HashMap<Lane, VecDeque<ScheduledJob>> = HashMap::new();
         let mut sorted = jobs.to_vec();
-        sorted.sort_by_key(DueJob::position);
+        sorted.sort_by_key(ScheduledJob::position);
         for job in sorted {
             lanes.entry(job.lane()).or_default().push_back(job);
         }
         let able = |lane: &Lane| (0..fleet.kinds().len()).filter(|kind| fleet.kinds()[*kind].takes(lane)).collect::<Vec<_>>();
         let able: HashMap<&Lane, Vec<KindId>> = lanes.keys().map(|lane| (lane, able(lane))).collect();
         let waiting = lanes.iter().map(|(lane, jobs)| Waiting { lane, jobs, able: &able[lane] });
-        let plan = plan(fleet.workers(), waiting, refusals, NOW);
+        let plan = plan(fleet.workers(), waiting, past_assignments, NOW);
         let of = |worker| plan.given.get(&worker).into_iter().flatten().map(|(job, _)| *job).collect();
         (0..fleet.workers().len()).map(of).collect()
     }
 
-    fn check(workers: Vec<AvailableWorker>, jobs: &[DueJob], expected: &[usize]) -> Vec<Vec<JobId>> {
-        let given = given(&fleet(workers), jobs, &Refusals::default());
+    fn check(workers: Vec<AvailableWorker>, jobs: &[ScheduledJob], expected: &[usize]) -> Vec<Vec<JobId>> {
+        let given = given(&fleet(workers), jobs, &PastAssignments::default());
         assert_eq!(given.iter().map(Vec::len).collect::<Vec<_>>(), expected);
         given
     }
@@ -156,7 +161,7 @@ mod tests {
         check(vec![available(&["*"], &["x"], 2)], &jobs(3), &[2]);
         check(vec![available(&["a"], &["x"], 2), available(&["b"], &["x"], 2), available(&["b", "a"], &["x"], 2)], &jobs(9), &[2, 0, 2]);
         check(vec![available(&["*"], &["y"], 2), available(&["*"], &["y", "x"], 1)], &jobs(9), &[0, 1]);
-        let later = DueJob { scheduled_at: NOW + Duration::from_millis(1), ..job("a", "x", 9, 0) };
+        let later = ScheduledJob { scheduled_at: NOW + Duration::from_millis(1), ..job("a", "x", 9, 0) };
         check(vec![available(&["*"], &["x"], 2)], &[later], &[0]);
     }
 
@@ -180,7 +185,7 @@ mod tests {
 
     #[test]
     fn jobs_nobody_can_take_do_not_stop_the_others() {
-        let mut jobs: Vec<DueJob> = (0..50).map(|_| job("a", "unknown", 9, 100)).collect();
+        let mut jobs: Vec<ScheduledJob> = (0..50).map(|_| job("a", "unknown", 9, 100)).collect();
         jobs.push(job("a", "x", 0, 0));
         check(vec![available(&["*"], &["x"], 1)], &jobs, &[1]);
     }
@@ -197,18 +202,20 @@ mod tests {
         let (large, small) = (available(&["*"], &["x"], 9), available(&["*"], &["x"], 1));
         let (large_id, jobs) = (large.id, [job("a", "x", 5, 0)]);
         let mut fleet = fleet(vec![large, small]);
-        let counts = |fleet: &Fleet, refusals: &Refusals| given(fleet, &jobs, refusals).iter().map(Vec::len).collect::<Vec<_>>();
-        assert_eq!(counts(&fleet, &Refusals::default()), [1, 0]);
-        let mut refusals = Refusals::default();
+        let counts = |fleet: &Fleet, past_assignments: &PastAssignments| {
+            given(fleet, &jobs, past_assignments).iter().map(Vec::len).collect::<Vec<_>>()
+        };
+        assert_eq!(counts(&fleet, &PastAssignments::default()), [1, 0]);
+        let mut past_assignments = PastAssignments::default();
         let mut flight = InFlight::default();
         flight.begin(RoundId::new(), (large_id, Channel(0)), vec![(jobs[0].id, Some(NOW))], std::time::Instant::now());
-        refusals.turn_over(&flight.end(large_id).unwrap(), false);
-        refusals.found(&jobs[0], std::time::Instant::now());
-        assert_eq!(counts(&fleet, &refusals), [0, 1]);
+        past_assignments.turn_over(&flight.end(large_id).unwrap(), false);
+        past_assignments.found(&jobs[0], std::time::Instant::now());
+        assert_eq!(counts(&fleet, &past_assignments), [0, 1]);
         fleet.workers_mut()[0].is_overdue = true;
-        assert_eq!(counts(&fleet, &Refusals::default()), [0, 1]);
+        assert_eq!(counts(&fleet, &PastAssignments::default()), [0, 1]);
         fleet.workers_mut()[1].is_overdue = true;
-        assert_eq!(counts(&fleet, &Refusals::default()), [1, 0], "better than nobody");
+        assert_eq!(counts(&fleet, &PastAssignments::default()), [1, 0], "better than nobody");
     }
 
     #[test]
@@ -217,12 +224,12 @@ mod tests {
         let (first, jobs, at) = (workers[0].id, [job("a", "x", 5, 0)], std::time::Instant::now());
         let mut fleet = fleet(workers);
         fleet.workers_mut()[2].changed_at = at + Duration::from_secs(4);
-        let mut refusals = Refusals::default();
+        let mut past_assignments = PastAssignments::default();
         let mut flight = InFlight::default();
         flight.begin(RoundId::new(), (first, Channel(0)), vec![(jobs[0].id, Some(NOW))], at);
-        refusals.turn_over(&flight.end(first).unwrap(), true);
-        refusals.found(&jobs[0], at);
-        assert_eq!(given(&fleet, &jobs, &refusals).iter().map(Vec::len).collect::<Vec<_>>(), [0, 0, 1, 0]);
+        past_assignments.turn_over(&flight.end(first).unwrap(), true);
+        past_assignments.found(&jobs[0], at);
+        assert_eq!(given(&fleet, &jobs, &past_assignments).iter().map(Vec::len).collect::<Vec<_>>(), [0, 0, 1, 0]);
     }
 
     /// Against a plan that looks at all jobs one after the other.
@@ -234,9 +241,9 @@ mod tests {
             let mut below = |n: u32| random.random_range(0..n);
             let mut some = |names: &[&'static str]| names.iter().copied().filter(|_| below(2) == 0).collect::<Vec<_>>();
             let workers: Vec<AvailableWorker> = (0..4).map(|n| available(&some(&names), &some(&names), n)).collect();
-            let jobs: Vec<DueJob> =
+            let jobs: Vec<ScheduledJob> =
                 (0..below(30)).map(|_| job(names[below(4) as usize], names[below(4) as usize], below(3).into(), below(5).into())).collect();
-            let mut sorted: Vec<&DueJob> = jobs.iter().collect();
+            let mut sorted: Vec<&ScheduledJob> = jobs.iter().collect();
             sorted.sort_by_key(|job| job.position());
             let mut free: Vec<u32> = workers.iter().map(|worker| worker.free).collect();
             let mut expected = HashSet::new();
@@ -248,7 +255,7 @@ mod tests {
                     expected.insert(job.id);
                 }
             }
-            let given: HashSet<JobId> = given(&fleet(workers), &jobs, &Refusals::default()).into_iter().flatten().collect();
+            let given: HashSet<JobId> = given(&fleet(workers), &jobs, &PastAssignments::default()).into_iter().flatten().collect();
             assert_eq!(given, expected, "seed {seed}");
         }
     }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use recruiter_common::{
     ids::{JobId, WorkerId},
     instant::Instant,
-    store::{DueJob, EVERY_GROUP, Hint},
+    store::{EVERY_GROUP, Hint, ScheduledJob},
 };
 
 /// Limit of the groups with an alarm. The full scan finds the jobs of the others.
@@ -23,7 +23,7 @@ pub(crate) struct Trigger {
     /// These groups have due jobs.
     pub(crate) groups: BTreeSet<String>,
     /// These jobs are due. Their inserts need not be visible yet; a worker that does not find one reports it.
-    pub(crate) announced: Vec<DueJob>,
+    pub(crate) announced: Vec<ScheduledJob>,
     /// These workers left the roster.
     pub(crate) left: Vec<WorkerId>,
     /// These workers have returned these jobs, which were assigned ahead.
@@ -63,7 +63,7 @@ impl Trigger {
             Hint::Free => self.workers = true,
             // The tail was opened or reopened: hints may have been missed.
             Hint::Seed => self.full_scan = true,
-            Hint::Assigned { .. } | Hint::Cancel { .. } | Hint::Beat { .. } => {}
+            Hint::Assigned { .. } | Hint::Cancel { .. } | Hint::KeepAlive { .. } => {}
         }
     }
 }
@@ -140,7 +140,7 @@ mod tests {
             trigger.hear(hint, &mut alarms);
             (trigger, alarms)
         };
-        let job = DueJob { id: JobId::new(), group: "g".into(), class: "c".into(), gate: None, priority: 5, scheduled_at: date(1) };
+        let job = ScheduledJob { id: JobId::new(), group: "g".into(), class: "c".into(), gate: None, priority: 5, scheduled_at: date(1) };
         assert!(hear(Hint::Seed).0.full_scan);
         assert!(hear(Hint::Free).0.workers);
         assert!(hear(Hint::NotStarted).0.refused);
@@ -150,6 +150,6 @@ mod tests {
         assert!(announced.announced == [job] && announced.groups.is_empty(), "it need not be searched for");
         let (later, alarms) = hear(Hint::Jobs { groups: vec!["g".into()], at: Some(date(9)), jobs: vec![] });
         assert!(later.is_empty() && alarms.next() == Some(date(9)));
-        assert!(hear(Hint::Beat { again_in: std::time::Duration::ZERO }).0.is_empty());
+        assert!(hear(Hint::KeepAlive { again_in: std::time::Duration::ZERO }).0.is_empty());
     }
 }

@@ -6,7 +6,7 @@ use bson::doc;
 use recruiter_common::{
     ids::WorkerId,
     shutdown::pause,
-    store::{Announcement, Beat, Store},
+    store::{Announcement, HeartbeatReply, Store},
 };
 use recruiter_tests::{
     factory::announcement,
@@ -23,7 +23,7 @@ const HEARTBEAT: Duration = Duration::from_millis(200);
 const WORKERS: usize = 3;
 
 async fn beat(store: &Store, worker: WorkerId) {
-    assert!(matches!(store.heartbeat(worker, &[]).await.unwrap(), Beat::Seen { .. }), "it was declared dead, and it lives");
+    assert!(matches!(store.heartbeat(worker, &[]).await.unwrap(), HeartbeatReply::Seen { .. }), "it was declared dead, and it lives");
 }
 
 async fn beat_for(store: &Store, worker: WorkerId, time: Duration) {

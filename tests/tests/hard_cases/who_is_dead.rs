@@ -20,7 +20,7 @@ use recruiter_common::{
     ids::JobId,
     job::StoredPolicy,
     retry_policy::{DoNotDoItAgain, Parameters, RetryManyTimes, RetryPolicies},
-    roster::Place,
+    roster::ProcessIdentity,
     shutdown::pause,
     store::Announcement,
 };
@@ -195,10 +195,10 @@ impl Idle {
         Self(Command::new("sleep").arg("600").spawn().unwrap())
     }
 
-    fn place(&self) -> Place {
+    fn identity(&self) -> ProcessIdentity {
         let pid = i32::try_from(self.0.id()).unwrap();
         let ticks = Proc::new(pid).and_then(|process| process.stat()).unwrap().starttime;
-        Place { pid, process_start_ticks: ticks.try_into().unwrap(), ..Place::of_this_process().unwrap() }
+        ProcessIdentity { pid, process_start_ticks: ticks.try_into().unwrap(), ..ProcessIdentity::of_this_process().unwrap() }
     }
 }
 
@@ -210,8 +210,8 @@ impl Drop for Idle {
 }
 
 /// A worker of which there is only a document, with two jobs that it has started.
-async fn phantom(world: &World, place: Place) -> [JobId; 2] {
-    let announcement = Announcement { place, ..factory::announcement(2) };
+async fn phantom(world: &World, identity: ProcessIdentity) -> [JobId; 2] {
+    let announcement = Announcement { process: identity, ..factory::announcement(2) };
     world.store.register(&announcement).await.unwrap();
     let never = world.enqueue(Entry::lasting(0).in_group("phantoms"), Policy::Never).await.unwrap();
     let again = world.enqueue(Entry::lasting(0).in_group("phantoms").retry(&again(1)), Policy::Again(1)).await.unwrap();
@@ -226,9 +226,9 @@ async fn a_pid_is_a_worker_only_together_with_its_start() {
     let mut world = World::new().await;
     world.start(Role::Cleaner, &["--dead-after", PATIENT], &[]);
     let mut idle = Idle::start();
-    let place = idle.place();
-    let alive = phantom(&world, place.clone()).await;
-    let reused = phantom(&world, Place { process_start_ticks: place.process_start_ticks - 1, ..place.clone() }).await;
+    let identity = idle.identity();
+    let alive = phantom(&world, identity.clone()).await;
+    let reused = phantom(&world, ProcessIdentity { process_start_ticks: identity.process_start_ticks - 1, ..identity.clone() }).await;
     let begin = Instant::now();
     wait(&world, "it is gone", async || end_seen(&world, reused).await).await;
     let reuse = begin.elapsed();

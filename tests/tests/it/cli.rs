@@ -289,16 +289,16 @@ async fn jobs_are_listed_by_what_is_asked_for() {
         assert_eq!(ids, expected, "{args:?}");
     };
     check(&[], &[waiting, running, malformed, finished]);
-    check(&["--place", "scheduled"], &[waiting, malformed]);
-    check(&["--place", "running"], &[running]);
-    check(&["--place", "archived"], &[finished]);
+    check(&["--state", "scheduled"], &[waiting, malformed]);
+    check(&["--state", "running"], &[running]);
+    check(&["--state", "archived"], &[finished]);
     check(&["--why", "tried-too-many-times"], &[finished]);
     check(&["--group", "g"], &[finished]);
     check(&["--group", "$g"], &[]);
     check(&["--class", "running"], &[running]);
     check(&["--tag", "b"], &[finished]);
     check(&["--urn", "$u.v"], &[finished]);
-    check(&["--place", "scheduled", "--tag", "b"], &[]);
+    check(&["--state", "scheduled", "--tag", "b"], &[]);
     assert_eq!(recruiter(&database, &["jobs", "list", "--limit", "2", "--json"]).objects().len(), 2);
 
     let table = recruiter(&database, &["jobs", "list"]).out;

@@ -7,7 +7,7 @@ use std::{
     process::Command,
 };
 
-use recruiter_common::{job::Why, retry_policy::RetryPolicies};
+use recruiter_common::{job::FinishReason, retry_policy::RetryPolicies};
 use recruiter_tests::processes::binary;
 
 use super::tidy::{root, sources};
@@ -224,7 +224,7 @@ fn the_exit_codes_are_those_of_the_help() {
 #[test]
 fn every_finish_reason_and_retry_policy_is_described() {
     let protocol = document("docs/protocol.md");
-    for why in Why::BUILT_IN {
+    for why in FinishReason::BUILT_IN {
         assert!(protocol.contains(&format!("`{why}`")), "the protocol does not name {why}");
     }
     let guide = document("docs/library.md");

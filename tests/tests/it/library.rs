@@ -11,7 +11,7 @@ use std::{
 use bson::{Document, doc};
 use mongodb::event::{EventHandler, command::CommandEvent};
 use recruiter_common::{
-    ConnectArgs, Decision, Failure, History, JobId, JobResult, NewJob, RetryManyTimes, RetryPolicy, Store, Why, Workable,
+    ConnectArgs, Decision, Failure, FinishReason, History, JobId, JobResult, NewJob, RetryManyTimes, RetryPolicy, Store, Workable,
 };
 use recruiter_tests::{
     factory::minimal_job,
@@ -136,7 +136,7 @@ async fn a_failed_job_is_tried_again_as_its_policy_says_and_keeps_its_history() 
     diary.0.lock().unwrap().clear();
     let id = greet(9).enqueue(&store).await.unwrap().id;
     let failed = archived(&database, id).await;
-    assert_eq!(failed.get_str("why").unwrap(), Why::TRIED_TOO_MANY_TIMES.as_str());
+    assert_eq!(failed.get_str("why").unwrap(), FinishReason::TRIED_TOO_MANY_TIMES.as_str());
     assert!(!failed.get_bool("done").unwrap());
     wait_until(SOON, "the hooks were called", async || diary.lines().len() == 5).await;
     assert_eq!(diary.lines()[3..], ["failure too-early", "last failure too-early"]);
@@ -190,7 +190,7 @@ async fn a_blocking_workable_may_return_any_error_panic_or_take_too_long() {
         assert_eq!(execution.get_str("class").unwrap(), class);
         assert!(execution.get_str("message").unwrap().contains(message), "{execution}");
         let JobResult::Failed { why, failure: Some(failure) } = result_of::<Compute>(&store, id).await else { panic!("{n}") };
-        assert_eq!((why, failure.class.as_str()), (Why::NOT_SCHEDULED_BY_RETRY_POLICY, class));
+        assert_eq!((why, failure.class.as_str()), (FinishReason::NOT_SCHEDULED_BY_RETRY_POLICY, class));
         assert!(store.result_of::<Greet>(id).await.is_err_and(|error| error.to_string().contains("class `Compute`, not `Greet`")));
     }
     let waiting = Compute { n: 3 }.as_job().after(Duration::from_secs(3_600)).enqueue(&store).await.unwrap();
@@ -216,7 +216,7 @@ impl RetryPolicy for OnlyOnFriday {
     }
 
     fn decide(&self, job: &History<'_>, _failure: &Failure, _failed_at: recruiter_common::instant::Instant) -> Decision {
-        if job.attempts < 3 { Decision::RetryAfter(Duration::ZERO) } else { Decision::Archive(Why::custom("not-friday")) }
+        if job.attempts < 3 { Decision::RetryAfter(Duration::ZERO) } else { Decision::Archive(FinishReason::custom("not-friday")) }
     }
 
     fn is_last_attempt(&self, job: &History<'_>, _now: recruiter_common::instant::Instant) -> bool {

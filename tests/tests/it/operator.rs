@@ -79,19 +79,19 @@ async fn jobs_are_found_by_what_went_wrong_and_when() {
         assert_eq!(found, expected, "{args:?}");
     };
     check(&["--error-class", "SmtpDown"], &[&old, &waiting]);
-    check(&["--error-class", "SmtpDown", "--place", "archived"], &[&old]);
+    check(&["--error-class", "SmtpDown", "--state", "archived"], &[&old]);
     check(&["--message", "no such"], &[&other]);
     check(&["--message", "(50 %) by example.org"], &[&old]);
     check(&["--message", "connection.re"], &[]);
     check(&["--since", "1h"], &[&other, &waiting]);
     check(&["--since", "3h", "--until", "1h"], &[&done, &old]);
-    check(&["--place", "archived", "--until", "1h"], &[&done, &old]);
+    check(&["--state", "archived", "--until", "1h"], &[&done, &old]);
     check(&["--since", "2001-01-01T00:00:00Z", "--until", "2002-01-01T00:00:00Z"], &[]);
     // A job of another language may have no date of its own, one of this library has.
     let aged = doc! { "$set": { "created_at": bson::DateTime::from_millis(1_000_000_000_000) } };
     database.raw("scheduled").update_one(doc! { "_id": ObjectId::parse_str(&waiting).unwrap() }, aged).await.unwrap();
     check(&["--since", "2001-01-01T00:00:00Z", "--until", "2002-01-01T00:00:00Z"], &[&waiting]);
-    check(&["--place", "scheduled", "--since", "1h"], &[]);
+    check(&["--state", "scheduled", "--since", "1h"], &[]);
 
     let said = recruiter(&database, &["jobs", "list", "--why", "gave-up"]);
     assert!(said.out.contains("\n    gave-up; SmtpDown: connection refused (50 %) by example.org\n"), "{}", said.out);
@@ -106,7 +106,7 @@ async fn what_no_job_can_match_is_refused_and_a_misspelt_reason_is_corrected() {
         let said = recruiter(&database, &[&["jobs"], args].concat());
         assert!(said.code == code && said.err.contains(expected), "{args:?}: {} {}", said.code, said.err);
     };
-    check(&["list", "--place", "scheduled", "--why", "done"], 2, "only archived jobs have a finish reason");
+    check(&["list", "--state", "scheduled", "--why", "done"], 2, "only archived jobs have a finish reason");
     check(&["list", "--since", "1h", "--until", "2h"], 2, "the period is empty");
     check(&["list", "--why", "done", "--message", "x"], 2, "a job that is done has no error class");
     check(&["list", "--since", "noon"], 2, "neither an instant nor a duration");
@@ -115,13 +115,13 @@ async fn what_no_job_can_match_is_refused_and_a_misspelt_reason_is_corrected() {
     check(&["list", "--why", "my-own-reason"], 0, "");
     check(&["retry", "--yes", "--why", "tried-to-many-times"], 2, "did you mean `tried-too-many-times`?");
     check(&["retry"], 2, "name the jobs to be retried");
-    check(&["retry", "--place", "archived"], 2, "name the jobs to be retried");
+    check(&["retry", "--state", "archived"], 2, "name the jobs to be retried");
     check(&["retry", "--all", "--class", "a"], 2, "--all cannot be combined with filters");
     check(&["retry", &ObjectId::new().to_hex(), "--class", "a"], 2, "job ids cannot be combined with filters");
     check(&["retry", "--all"], 2, "add --yes");
-    check(&["retry", "--all", "--yes", "--place", "running"], 2, "a running job cannot be retried");
-    check(&["cancel", "--all", "--yes", "--place", "archived"], 2, "an archived job cannot be cancelled");
-    check(&["delete", "--all", "--yes", "--place", "scheduled"], 2, "only archived jobs are deleted");
+    check(&["retry", "--all", "--yes", "--state", "running"], 2, "a running job cannot be retried");
+    check(&["cancel", "--all", "--yes", "--state", "archived"], 2, "an archived job cannot be cancelled");
+    check(&["delete", "--all", "--yes", "--state", "scheduled"], 2, "only archived jobs are deleted");
     assert_eq!(count(&database, "archived", doc! { "retried_as": null }).await, 1);
 }
 
@@ -135,7 +135,7 @@ async fn pages_show_every_job_once() {
     documents[3..20].iter_mut().for_each(|job| drop(job.insert("last_execution", ended.clone())));
     let mut expected = insert(&database, "archived", documents).await;
     expected.sort();
-    for place in [&["--place", "archived"][..], &[], &["--why", "gave-up", "--since", "1h"]] {
+    for place in [&["--state", "archived"][..], &[], &["--why", "gave-up", "--since", "1h"]] {
         let mut seen: Vec<String> = Vec::new();
         loop {
             let after: Vec<&str> = seen.last().iter().flat_map(|last| ["--after", last.as_str()]).collect();
@@ -165,7 +165,7 @@ async fn a_search_that_takes_too_long_is_given_up_and_a_walk_is_not() {
         fault.arm(&database.uri().replace(database.name(), "")).await
     };
     let fault = too_slow(1).await;
-    let said = recruiter(&database, &["jobs", "list", "--place", "archived", "--tag", "x"]);
+    let said = recruiter(&database, &["jobs", "list", "--state", "archived", "--tag", "x"]);
     assert!(said.code == 1 && said.err.contains("stopped after 8 s") && said.err.contains("narrow it"), "{} {}", said.code, said.err);
     drop(fault);
     let fault = too_slow(2).await;
@@ -263,7 +263,7 @@ async fn many_jobs_are_cancelled_deleted_and_made_due() {
 
     let cancel = |more: &[&str]| recruiter(&database, &[&["jobs", "cancel", "--class", "nosuch", "--json"], more].concat());
     assert_eq!(summary(&cancel(&["--dry-run"]))["outcomes"], json!({ "asked": 5, "cancelled": 696 }));
-    assert_eq!(summary(&cancel(&["--yes", "--place", "scheduled"]))["outcomes"], json!({ "cancelled": 696 }));
+    assert_eq!(summary(&cancel(&["--yes", "--state", "scheduled"]))["outcomes"], json!({ "cancelled": 696 }));
     assert_eq!(count(&database, "scheduled", doc! { "cancel_requested_at": { "$exists": true } }).await, 0);
     assert_eq!(summary(&cancel(&["--yes"]))["outcomes"], json!({ "asked": 5 }));
     assert_eq!(
@@ -273,7 +273,7 @@ async fn many_jobs_are_cancelled_deleted_and_made_due() {
     );
     assert_eq!(count(&database, "archived", doc! { "why": "cancelled", "workable.class": "nosuch" }).await, 696);
 
-    let said = recruiter(&database, &["jobs", "retry", "--group", "h", "--place", "scheduled", "--yes"]);
+    let said = recruiter(&database, &["jobs", "retry", "--group", "h", "--state", "scheduled", "--yes"]);
     assert_eq!((said.code, said.out.as_str()), (0, "1 due now\n"));
     assert_eq!(count(&database, "scheduled", doc! { "group": "h", "scheduled_at": { "$lte": bson::DateTime::now() } }).await, 1);
 
@@ -341,7 +341,7 @@ async fn a_terminal_is_asked_for_confirmation_and_shows_colours() {
     assert!(ended == 0 && shown.contains("jobs retried") && shown.trim_end().ends_with("600 enqueued again"), "{ended} {shown}");
     assert_eq!(retries(&database).await.len(), 600);
 
-    let list = ["jobs", "list", "--place", "archived", "--limit", "1"];
+    let list = ["jobs", "list", "--state", "archived", "--limit", "1"];
     assert!(on_a_terminal(&database, &list, "", &[]).1.contains("\u{1b}[32mdone"));
     assert!(!on_a_terminal(&database, &list, "", &[("NO_COLOR", "1")]).1.contains('\u{1b}'));
     assert!(on_a_terminal(&database, &list, "", &[("COLUMNS", "120")]).1.contains("PRIORITY"));
@@ -432,7 +432,7 @@ async fn what_nobody_can_read_is_shown_and_hides_nothing() {
         assert_eq!(recruiter(&database, &["jobs", "show", id]).code, 0);
     }
     assert!(said.out.contains("malformed  caf\u{fffd}") && said.out.contains("malformed  good"), "{}", said.out);
-    let json = recruiter(&database, &["jobs", "list", "--place", "archived", "--json"]).objects();
+    let json = recruiter(&database, &["jobs", "list", "--state", "archived", "--json"]).objects();
     assert!(json.iter().any(|job| job["group"] == json!("caf\u{fffd}")) && json.len() == 5, "{json:?}");
     let said = recruiter(&database, &["roster"]);
     assert!(said.code == 0 && said.out.contains("caf\u{fffd}") && said.out.contains(&worker.id.to_string()), "{} {}", said.out, said.err);

@@ -10,7 +10,7 @@ use recruiter_common::{
     job::Priority,
     retry_policy::RetryManyTimes,
     shutdown::pause,
-    store::{Announcement, Channel, DueJob, Hint, Listener, Store},
+    store::{Announcement, Channel, Hint, Listener, ScheduledJob, Store},
 };
 use recruiter_tests::{
     factory::{announcement, minimal_job},
@@ -184,7 +184,7 @@ async fn what_a_worker_did_not_find_is_looked_for_once_it_has_said_so() {
     let slow = FailPoint::new("recruiter-worker", &["update"]).namespace(database.name(), "roster").block(Duration::from_millis(500));
     let armed = slow.arm(database.uri()).await;
     let (id, mut job) = (JobId::new(), minimal_job("noop"));
-    let announced = DueJob { id, group: "generic".into(), class: "noop".into(), gate: None, priority: 5, scheduled_at: store.now() };
+    let announced = ScheduledJob { id, group: "generic".into(), class: "noop".into(), gate: None, priority: 5, scheduled_at: store.now() };
     job.extend(doc! { "_id": id, "scheduled_at": bson::DateTime::from_chrono(announced.scheduled_at) });
     let hint = Hint::Jobs { groups: vec![announced.group.clone()], at: None, jobs: vec![announced] };
     store.publish(&hint).await.unwrap();

@@ -10,10 +10,10 @@ use recruiter_common::{
     enqueue::NewJob,
     failure::Failure,
     ids::{JobId, RoundId, StartId, WorkerId},
-    job::{Execution, Job, Priority, Why},
+    job::{Execution, FinishReason, Job, Priority},
     store::{
-        Archival, Assignment, Channel, CommitSession, DOCUMENT_FAULTS, DueJob, EVERY_GROUP, Free, Hint, Lane, Listener, Recorded,
-        Rescheduling, Store, StoreError,
+        Archival, AssignedJobs, Channel, CommitSession, DOCUMENT_FAULTS, EVERY_GROUP, Hint, Lane, Listener, Offer, Recorded, Rescheduling,
+        ScheduledJob, Store, StoreError,
     },
 };
 use recruiter_tests::{
@@ -31,7 +31,7 @@ async fn enqueued(store: &Store, count: usize) -> Vec<JobId> {
 
 fn done(job: &Job, claim: recruiter_common::job::Claim, store: &Store) -> Archival {
     let execution = job.last_execution.clone().unwrap_or_default().ended(store.now(), None);
-    Archival::ended(job, claim, execution, &Why::DONE, None)
+    Archival::ended(job, claim, execution, &FinishReason::DONE, None)
 }
 
 async fn archive(store: &Store, batch: &[Archival]) -> Vec<Recorded> {
@@ -181,11 +181,11 @@ async fn the_first_of_many_groups_are_found_in_order() {
     let lanes: Vec<Lane> = lanes.collect();
     let all = store.due_jobs(&lanes, store.now(), 2_001).await.unwrap();
     assert!(all.end.is_none() && all.jobs.len() == 2_000, "{}", all.jobs.len());
-    assert!(all.jobs.is_sorted_by_key(DueJob::position));
+    assert!(all.jobs.is_sorted_by_key(ScheduledJob::position));
     for limit in [1, 100, 700] {
         let some = store.due_jobs(&lanes, store.now(), limit).await.unwrap();
         assert!(some.jobs.len() >= limit, "{} of {limit}", some.jobs.len());
-        assert_eq!(some.end, some.jobs.last().map(DueJob::position));
+        assert_eq!(some.end, some.jobs.last().map(ScheduledJob::position));
         assert_eq!(some.jobs, all.jobs[..some.jobs.len()], "{limit}");
     }
 }
@@ -216,8 +216,8 @@ async fn a_hint_that_would_be_too_large_is_told_in_parts_or_in_short() {
     let database = TestDatabase::new().await;
     let store = store(&database).await;
     let mut recruiter = store.hints(Listener::Recruiter);
-    let assigned = |jobs: usize| Assignment { worker: WorkerId::new(), jobs: (0..jobs).map(|_| JobId::new()).collect() };
-    let assignments: Vec<Assignment> = (0..80).map(|_| assigned(10_000)).collect();
+    let assigned = |jobs: usize| AssignedJobs { worker: WorkerId::new(), jobs: (0..jobs).map(|_| JobId::new()).collect() };
+    let assignments: Vec<AssignedJobs> = (0..80).map(|_| assigned(10_000)).collect();
     let last = assignments[79].clone();
     let mut worker = store.hints(Listener::Worker(last.worker, Channel(0)));
     tokio::time::timeout(Duration::from_secs(20), async {
@@ -262,7 +262,7 @@ async fn what_wakes_others_is_said_once_more_when_it_failed() {
     assert_eq!((armed.struck().await, hints.next().await), (1, Hint::Free));
     drop(armed);
     let armed = cut("update", "roster").arm(database.uri()).await;
-    let free = Free { slots: 1, ..Free::default() };
+    let free = Offer { slots: 1, ..Offer::default() };
     assert!(store.free_if_unassigned_since(worker.id, None, &free).await.unwrap());
     assert_eq!(armed.struck().await, 1);
 }
@@ -354,7 +354,7 @@ async fn what_is_archived_is_complete() {
     let batch: Vec<Archival> = held.iter().map(|(job, claim)| done(job, *claim, &store)).collect();
     assert_eq!(archive(&store, &batch).await, [Recorded::Yes; 2]);
     let (job, claim) = &started(&store, WorkerId::new(), &[failed]).await[0];
-    let given_up = Archival::ended(job, *claim, execution(job, "first"), &Why::GAVE_UP, None);
+    let given_up = Archival::ended(job, *claim, execution(job, "first"), &FinishReason::GAVE_UP, None);
     assert_eq!(archive(&store, &[given_up]).await, [Recorded::Yes]);
     for n in 1..=24 {
         let (job, claim) = &started(&store, WorkerId::new(), &[often]).await[0];
@@ -362,10 +362,10 @@ async fn what_is_archived_is_complete() {
         assert_eq!(store.reschedule_if_claimed(&[retry]).await.unwrap(), [Recorded::Yes]);
     }
     let (job, claim) = &started(&store, WorkerId::new(), &[often]).await[0];
-    let end = Archival::ended(job, *claim, execution(job, ""), &Why::DONE, Some(Bson::Int32(1)));
+    let end = Archival::ended(job, *claim, execution(job, ""), &FinishReason::DONE, Some(Bson::Int32(1)));
     assert_eq!(archive(&store, &[end]).await, [Recorded::Yes]);
     let job = &read(&store, &[unstarted]).await[0];
-    let cancelled = Archival::unstarted(job.id, &job.document, &Why::CANCELLED, &Failure::new("cancelled", ""), store.now());
+    let cancelled = Archival::unstarted(job.id, &job.document, &FinishReason::CANCELLED, &Failure::new("cancelled", ""), store.now());
     assert_eq!(archive(&store, &[cancelled]).await, [Recorded::Yes]);
 
     for (job, attempts, interruptions) in [(done_at_once, 1, 0), (with_nulls, 1, 0), (failed, 1, 0), (often, 25, 1), (unstarted, 0, 0)] {
@@ -471,7 +471,7 @@ async fn mongodb_gives_refusals_the_names_that_the_store_knows() {
     let ask = async |command: Document| client.database(database.name()).run_command(command).await;
     store(&database).await;
     for (code, name) in DOCUMENT_FAULTS {
-        // Refusals with details cannot be made by a fail point.
+        // PastAssignments with details cannot be made by a fail point.
         let real = match name {
             "DuplicateKey" => Some(doc! { "insert": "twice", "documents": [{ "_id": 1 }, { "_id": 1 }] }),
             "DocumentValidationFailure" => Some(doc! { "insert": "scheduled", "documents": [{ "locked": false }] }),

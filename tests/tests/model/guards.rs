@@ -27,7 +27,7 @@ promises! {
     NotBeforeItsTime "a retry is not started before its time";
     NotAfterDeath "a worker that was declared dead for its silence starts nothing";
     ByTurns "who is available has seen what was assigned last";
-    WithinPlaces "nobody is given more jobs than it has places";
+    WithinSlots "nobody is given more jobs than it has slots";
     RetiredForGood "the retired are not available";
     InOrderOfTerms "once a leader has begun, no earlier one assigns";
     OneLeaderPerTerm "no two lead in one term";
@@ -51,13 +51,13 @@ pub(crate) trait Guarded: Model {
 pub(crate) enum World {
     // The whole protocol: which jobs are assigned (a bit for each), how many faults may happen, how many jobs a worker runs
     // at a time, and how many terms there are: with two, a recruiter takes over while the other goes on.
-    Protocol { jobs: u8, faults: u8, places: u8, terms: u8 },
+    Protocol { jobs: u8, faults: u8, slots: u8, terms: u8 },
     // The recruiters' lease by itself.
     Leadership { faults: u8 },
 }
 
-pub(crate) const fn protocol(jobs: u8, faults: u8, places: u8, terms: u8) -> World {
-    World::Protocol { jobs, faults, places, terms }
+pub(crate) const fn protocol(jobs: u8, faults: u8, slots: u8, terms: u8) -> World {
+    World::Protocol { jobs, faults, slots, terms }
 }
 
 pub(crate) const fn leadership(faults: u8) -> World {
@@ -140,14 +140,14 @@ guards! {
     /// An earlier leader would go on assigning.
     AssignTerm "assign_if_available/term" InOrderOfTerms protocol(1, 0, 1, 2);
     /// The plan may be older than what the worker said last.
-    AssignFree "assign_if_available/free" WithinPlaces protocol(3, 0, 1, 1);
+    AssignFree "assign_if_available/free" WithinSlots protocol(3, 0, 1, 1);
     /// Redundant: who is retired is not available, by [`Guard::WriteOwnRetired`].
     AssignRetired "assign_if_available/retired" Nothing protocol(1, 1, 1, 1);
     /// An earlier leader would put its own term back.
     StampTerm "stamp_term/term" InOrderOfTerms protocol(1, 0, 1, 2);
     /// A late word from before an assignment would end the worker's turn before it has begun.
     TakeRound "take_if_assigned/round" ByTurns protocol(3, 1, 2, 1);
-    /// Redundant: within a round places only become free, so that a late word offers too few at worst.
+    /// Redundant: within a round slots only become free, so that a late word offers too few at worst.
     TakeAvailable "take_if_assigned/available" Nothing protocol(1, 1, 2, 1);
     /// An assignment that was not seen would be lost.
     FreeRound "free_if_unassigned_since/round" ByTurns protocol(1, 0, 1, 1);

@@ -57,7 +57,7 @@ struct Found {
 fn explore(world: World, removed: &[Guard]) -> Found {
     let guards = Guards { removed: removed.to_vec() };
     match world {
-        World::Protocol { jobs, faults, places, terms } => check(Protocol { jobs, faults, places, terms, guards }),
+        World::Protocol { jobs, faults, slots, terms } => check(Protocol { jobs, faults, slots, terms, guards }),
         World::Leadership { faults } => check(Leadership { faults, guards }),
     }
 }

@@ -15,7 +15,7 @@ pub(crate) struct Protocol {
     /// The jobs that are assigned: a set, a bit for each.
     pub(crate) jobs: u8,
     pub(crate) faults: u8,
-    pub(crate) places: u8,
+    pub(crate) slots: u8,
     pub(crate) terms: u8,
     pub(crate) guards: Guards,
 }
@@ -292,7 +292,7 @@ impl State {
     }
 
     /// Drops what makes no difference any more, as the guards will refuse it for ever. Who has lost a claim was declared dead,
-    /// so that its places do not matter.
+    /// so that its slots do not matter.
     fn forget(&mut self) {
         for worker in 0..WORKERS {
             for index in (0..self.workers[worker].len()).rev() {
@@ -349,7 +349,7 @@ impl Model for Protocol {
         let database = Database {
             scheduled: [Some(Job::new(false)); JOBS],
             archived: [0; JOBS],
-            roster: [Some(Entry { available: true, free: self.places, term: 1, ..Entry::default() }), None],
+            roster: [Some(Entry { available: true, free: self.slots, term: 1, ..Entry::default() }), None],
             late: Vec::new(),
             gone: [false; WORKERS],
             broken: None,
@@ -413,13 +413,13 @@ impl Model for Protocol {
             Action::Announce { worker } => {
                 let Arrival::Registered(Some(term)) = state.arrivals[worker] else { return None };
                 state.arrivals[worker] = Arrival::Announced;
-                state.database.announce(worker, self.places, term, guards);
+                state.database.announce(worker, self.slots, term, guards);
             }
             Action::Beat { worker } => state.beat(worker),
             Action::Take { worker, starts } => {
                 let assigned = std::mem::take(&mut state.database.roster[worker].as_mut()?.assigned);
                 for job in (0..JOBS).filter(|job| starts && assigned & (1 << job) != 0) {
-                    if !state.works_on(worker, job) && self.places(&state, worker) > 0 {
+                    if !state.works_on(worker, job) && self.slots(&state, worker) > 0 {
                         state.read(worker, job);
                     }
                 }
@@ -429,7 +429,7 @@ impl Model for Protocol {
                 state.read(worker, job);
             }
             Action::TellRoster { worker, wire } => {
-                let (free, this_round) = (self.places(&state, worker), state.database.roster[worker]?.assigned == 0);
+                let (free, this_round) = (self.slots(&state, worker), state.database.roster[worker]?.assigned == 0);
                 let request = if state.is_starting(worker) {
                     Request::TakeIfAssigned { worker, free, this_round }
                 } else {
@@ -501,8 +501,8 @@ impl Model for Protocol {
 }
 
 impl Protocol {
-    fn places(&self, state: &State, worker: usize) -> u8 {
-        (0..JOBS).filter(|job| state.works_on(worker, *job)).fold(self.places, |places, _| places.saturating_sub(1))
+    fn slots(&self, state: &State, worker: usize) -> u8 {
+        (0..JOBS).filter(|job| state.works_on(worker, *job)).fold(self.slots, |slots, _| slots.saturating_sub(1))
     }
 
     fn recruiter_actions(&self, state: &State, recruiter: usize, actions: &mut Vec<Action>) {
@@ -533,7 +533,7 @@ impl Protocol {
             Arrival::Registered(Some(_)) => return actions.push(Action::Announce { worker }),
             Arrival::Announced => {}
         }
-        let (idle, trusts, free) = (!state.is_starting(worker), state.can_beat(worker, &self.guards), self.places(state, worker));
+        let (idle, trusts, free) = (!state.is_starting(worker), state.can_beat(worker, &self.guards), self.slots(state, worker));
         if trusts && (state.is_silent(worker) || state.database.roster[worker].is_none()) {
             actions.push(Action::Beat { worker });
         }

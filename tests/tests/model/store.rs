@@ -276,7 +276,7 @@ impl Database {
         }
         for entry in self.roster.into_iter().flatten() {
             self.breaks_if(entry.available && entry.assigned != 0, Promise::ByTurns);
-            self.breaks_if(entry.assigned.count_ones() > u32::from(entry.free), Promise::WithinPlaces);
+            self.breaks_if(entry.assigned.count_ones() > u32::from(entry.free), Promise::WithinSlots);
             self.breaks_if(entry.available && entry.retired, Promise::RetiredForGood);
         }
     }

@@ -10,7 +10,7 @@ use recruiter_common::{
     failure::{self, Failure},
     ids::JobId,
     instant::Instant,
-    job::{Claim, Execution, Job, Why},
+    job::{Claim, Execution, FinishReason, Job},
     store::{Archival, Recorded, Rescheduling, Store},
     telemetry::milliseconds,
 };
@@ -175,7 +175,7 @@ impl Attempt {
         match (&self.policy, &self.work) {
             (Ok(_), Work::Bundle(bundle)) if ended.is_ok() => bundle.verdict(self.cancel.why(), now),
             (Ok(policy), _) => verdict(&self.job.history(), policy.as_ref(), ended, self.cancel.why(), now),
-            (Err(failure), _) => Verdict::Archive { why: Why::MALFORMED, failure: Some(failure.clone()), result: None },
+            (Err(failure), _) => Verdict::Archive { why: FinishReason::MALFORMED, failure: Some(failure.clone()), result: None },
         }
     }
 

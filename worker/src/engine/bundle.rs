@@ -11,7 +11,7 @@ use recruiter_common::{
     failure::{self, Failure},
     instant::Instant,
     job::{
-        Claim, Job, Why,
+        Claim, FinishReason, Job,
         bundle::{self, ItemOutcome, failure_of, is_left},
     },
     retry_policy::RetryPolicy,
@@ -96,11 +96,11 @@ impl Bundle {
         let mut has_hooks = true;
         let (outcome, failed) = match verdict(&bundle.job.history(), policy, ended, cancel.why(), now) {
             Verdict::Archive { why, failure: None, result } => {
-                debug_assert_eq!(why, Why::DONE, "everything else has a failure");
+                debug_assert_eq!(why, FinishReason::DONE, "everything else has a failure");
                 (ItemOutcome::Done { result }, None)
             }
             Verdict::Archive { why, failure: Some(failure), .. } => {
-                has_hooks = why != Why::CANCELLED;
+                has_hooks = why != FinishReason::CANCELLED;
                 (ItemOutcome::Failed { failure: failure.clone(), last: Some(why) }, Some((failure, true)))
             }
             Verdict::Retry { failure, at, again: Again::Failed } => {
@@ -159,19 +159,19 @@ async fn may_go_on(environment: &Environment, cancel: &Cancel) -> bool {
 /// The verdict on a bundle, from the outcomes of its items.
 fn conclude(outcomes: &[Bson], run: &Run, cancelled: Option<Cancellation>, now: Instant) -> Verdict {
     let left = outcomes.iter().filter(|outcome| is_left(outcome)).count();
-    let archive = |why: Why, failure: Option<Failure>| Verdict::Archive { why, failure, result: None };
+    let archive = |why: FinishReason, failure: Option<Failure>| Verdict::Archive { why, failure, result: None };
     let mut failed = outcomes.iter().enumerate().filter_map(|(index, outcome)| Some((index, failure_of(outcome)?))).peekable();
     let first = failed.peek().cloned();
-    let summary = |(index, (failure, _)): &(usize, (Failure, Option<Why>)), count: usize| {
+    let summary = |(index, (failure, _)): &(usize, (Failure, Option<FinishReason>)), count: usize| {
         let message = format!("{count} of {} items failed, the first of them item {index}: {}", outcomes.len(), failure.message);
         Failure::new(failure.class.clone(), message)
     };
     let rest = |class: &str| Failure::new(class, format!("{left} of {} items are still to be done", outcomes.len()));
     match (cancelled, first) {
         (Some(Cancellation::ClaimLost), _) => Verdict::ClaimLost,
-        (_, None) if left == 0 => archive(Why::DONE, None),
-        (_, Some(first)) if left == 0 => archive(first.1.1.clone().unwrap_or(Why::GAVE_UP), Some(summary(&first, failed.count()))),
-        (Some(Cancellation::Requested), _) => archive(Why::CANCELLED, Some(rest(failure::CANCELLED))),
+        (_, None) if left == 0 => archive(FinishReason::DONE, None),
+        (_, Some(first)) if left == 0 => archive(first.1.1.clone().unwrap_or(FinishReason::GAVE_UP), Some(summary(&first, failed.count()))),
+        (Some(Cancellation::Requested), _) => archive(FinishReason::CANCELLED, Some(rest(failure::CANCELLED))),
         (cancelled, first) => {
             let (failure, again) = match (first, cancelled, &run.snoozed) {
                 (Some(first), _, _) if run.counts => (summary(&first, failed.count()), Again::Failed),

@@ -6,7 +6,7 @@ use recruiter_common::{
     failure::Failure,
     job::Job,
     retry_policy::{RetryPolicies, RetryPolicy},
-    roster::Place,
+    roster::ProcessIdentity,
     service::{Notifier, Watchdog},
     store::Store,
 };
@@ -19,7 +19,7 @@ pub(crate) struct Dependencies {
     /// The same database over connections of its own, which job traffic cannot exhaust.
     pub(crate) heartbeat_store: Store,
     pub(crate) args: WorkerConfig,
-    pub(crate) place: Place,
+    pub(crate) process: ProcessIdentity,
     pub(crate) registry: Registry,
     pub(crate) policies: RetryPolicies,
     pub(crate) listener: Option<Arc<Listener>>,

@@ -12,7 +12,7 @@ use recruiter_common::{
     roster::Assignment,
     service::Watchdog,
     shutdown::pause,
-    store::{Beat, Store},
+    store::{HeartbeatReply, Store},
     telemetry::chain,
 };
 use tokio::sync::mpsc;
@@ -71,7 +71,7 @@ impl Heartbeat {
             hanging = 0;
             let sent = Uptime::now();
             let next = match self.store.heartbeat(self.worker, &self.table.working_on()).await {
-                Ok(Beat::Seen { at, assignment, offered }) => {
+                Ok(HeartbeatReply::Seen { at, assignment, offered }) => {
                     self.lease.renew(sent, at, self.lease_for);
                     if std::mem::take(&mut is_failing) {
                         tracing::info!(worker.id = %self.worker, "heartbeats are acknowledged again");
@@ -80,7 +80,7 @@ impl Heartbeat {
                     let _ = news.try_send(News::Alive { at, assignment, offered });
                     with_others(self.every, self.store.now())
                 }
-                Ok(Beat::Retired) => {
+                Ok(HeartbeatReply::Retired) => {
                     let _ = news.send(News::Retired).await;
                     return;
                 }

@@ -15,7 +15,7 @@ use recruiter_common::{
     failure::{self, Failure},
     ids::{JobId, StartId, WorkerId},
     instant::Instant,
-    job::{Claim, IfWorkerDies, Job, Why},
+    job::{Claim, FinishReason, IfWorkerDies, Job},
     retry_policy::Decision,
     roster::WorkOn,
     store::{Archival, Position, Recorded, Start, Store, StoreError, ToStart},
@@ -103,8 +103,9 @@ impl Intake {
             tracing::warn!(count = jobs.len(), "not starting jobs: no heartbeat was acknowledged for too long");
             return None;
         };
-        let (place, now) = (&self.dependencies().place, self.store().now());
-        let start = Start { id: StartId::new(), worker: self.worker, hostname: place.hostname.clone(), pid: place.pid, lease_until, now };
+        let (process, now) = (&self.dependencies().process, self.store().now());
+        let start =
+            Start { id: StartId::new(), worker: self.worker, hostname: process.hostname.clone(), pid: process.pid, lease_until, now };
         let jobs: HashMap<JobId, Startable> = jobs.into_iter().map(|job| (job.id(), job)).collect();
         slots.reserve(jobs.keys().copied());
         Some(self.lock_startable(start, jobs).await)
@@ -249,7 +250,7 @@ impl Intake {
             return;
         }
         tracing::warn!(job.id = %id, reason = failure.message, "a document in `scheduled` is no job; archiving it as malformed");
-        let archival = Archival::unstarted(id, document, &Why::MALFORMED, failure, now);
+        let archival = Archival::unstarted(id, document, &FinishReason::MALFORMED, failure, now);
         self.archiving.insert(id, self.environment.recorder.record_later(JobEnd::Archive(Box::new(archival))));
     }
 }
@@ -259,7 +260,7 @@ impl Startable {
         let mut history = job.history();
         history.attempts += 1;
         let decision = policy.as_ref().ok().and_then(|policy| guarded(|| policy.decide(&history, died, now)).ok());
-        let if_worker_dies = decision.unwrap_or(Decision::Archive(Why::WORKER_DIED)).into();
+        let if_worker_dies = decision.unwrap_or(Decision::Archive(FinishReason::WORKER_DIED)).into();
         Self { job, policy, if_worker_dies }
     }
 
@@ -267,7 +268,7 @@ impl Startable {
         self.job.id
     }
 
-    /// Its place in the order of jobs.
+    /// Its position in the order of jobs.
     pub(crate) fn position(&self) -> Position {
         (Reverse(self.job.priority.get().into()), self.job.due().unwrap_or_default(), self.job.id)
     }

@@ -49,7 +49,7 @@ impl Items {
     pub(crate) fn new(claim: Claim, bundle: &Bundle, cancel: Arc<Cancel>) -> Self {
         let known = Known {
             outcomes: bundle.outcomes.clone(),
-            has_list: bundle.has_places,
+            has_list: bundle.has_list,
             unwritten: BTreeSet::new(),
             in_flight: BTreeSet::new(),
             is_queued: false,

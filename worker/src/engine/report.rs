@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use recruiter_common::job::{Job, Why};
+use recruiter_common::job::{FinishReason, Job};
 
 use super::{
     environment::Environment,
@@ -42,7 +42,7 @@ impl Drop for Report<'_> {
 fn event<'a>(job: &'a Context, verdict: &'a Verdict) -> WorkerEvent<'a> {
     match verdict {
         Verdict::Archive { failure: None, .. } => WorkerEvent::Done { job },
-        Verdict::Archive { why, failure: Some(reason), .. } if *why == Why::CANCELLED => WorkerEvent::Cancelled { job, reason },
+        Verdict::Archive { why, failure: Some(reason), .. } if *why == FinishReason::CANCELLED => WorkerEvent::Cancelled { job, reason },
         Verdict::Archive { failure: Some(failure), .. } => WorkerEvent::Failed { job, failure, last: true },
         Verdict::Retry { failure, again: Again::Failed, .. } => WorkerEvent::Failed { job, failure, last: false },
         Verdict::Retry { failure: reason, again: Again::Snoozed, .. } => WorkerEvent::Snoozed { job, reason },
@@ -68,7 +68,7 @@ pub(crate) fn log(job: &Job, duration_ms: u64, verdict: &Verdict) {
         };
     }
     match verdict {
-        Verdict::Archive { why, failure: Some(failure), .. } if *why == Why::CANCELLED => ended!(info, failure, "job cancelled"),
+        Verdict::Archive { why, failure: Some(failure), .. } if *why == FinishReason::CANCELLED => ended!(info, failure, "job cancelled"),
         Verdict::Archive { failure: Some(failure), .. } => ended!(warn, failure, "job failed"),
         Verdict::Retry { failure, again: Again::Failed, .. } => ended!(info, failure, "job failed; retrying"),
         Verdict::Retry { failure, again: Again::Snoozed, .. } => ended!(info, failure, "job snoozed: it runs again, uncounted"),

@@ -90,7 +90,7 @@ impl Session {
             lease_ms: i64::try_from(args.lease.as_millis()).unwrap_or(i64::MAX),
             channel,
             session: Some(session),
-            place: dependencies.place.clone(),
+            process: dependencies.process.clone(),
         };
         store.register(&announcement).await?;
         let (recorder, recording) = Recorder::start(Store::clone(store), id, commits);
@@ -166,7 +166,7 @@ impl Session {
                 }
                 Event::Hint(Hint::Cancel { job }) => self.cancel(job),
                 // The recruiter has sent every earlier assignment before this keep-alive.
-                Event::Hint(Hint::Beat { again_in }) => {
+                Event::Hint(Hint::KeepAlive { again_in }) => {
                     self.leader.heard();
                     poll_at = Monotonic::now() + again_in.min(LONGEST_SILENCE);
                 }

@@ -11,7 +11,7 @@ use std::{
 use recruiter_common::{
     ids::{RoundId, WorkerId},
     roster::Assignment,
-    store::{Free, Hint, Store},
+    store::{Hint, Offer, Store},
     telemetry::chain,
 };
 
@@ -69,7 +69,7 @@ impl Turn {
     }
 
     /// Reports the slots while jobs are started. True if the roster was told.
-    pub(crate) async fn report_start(&mut self, free: &Free) -> bool {
+    pub(crate) async fn report_start(&mut self, free: &Offer) -> bool {
         let began = Monotonic::now();
         let told = match self.round.filter(|_| !self.is_taken) {
             Some(round) => self.store.take_if_assigned(self.worker, round, free).await,
@@ -89,7 +89,7 @@ impl Turn {
     }
 
     /// Ends the turn whose start was reported with these free slots and has started all of its jobs.
-    pub(crate) async fn end(&mut self, free: &Free) {
+    pub(crate) async fn end(&mut self, free: &Offer) {
         self.is_behind = false;
         if free.slots > 0 || free.prefetch > 0 {
             self.store.announce_hint(Hint::Free).await;
@@ -98,7 +98,7 @@ impl Turn {
 
     /// Reports the slots and ends the turn. Returns an assignment that the recruiter has written meanwhile: it comes first, and its own turn
     /// reports the slots.
-    pub(crate) async fn report(&mut self, free: &Free) -> Option<Assignment> {
+    pub(crate) async fn report(&mut self, free: &Offer) -> Option<Assignment> {
         match self.store.free_if_unassigned_since(self.worker, self.round, free).await {
             Ok(true) => self.end(free).await,
             Ok(false) => match self.store.assignment(self.worker).await {

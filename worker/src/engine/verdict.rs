@@ -6,7 +6,7 @@ use bson::Bson;
 use recruiter_common::{
     failure::{self, Failure},
     instant::Instant,
-    job::Why,
+    job::FinishReason,
     retry_policy::{Decision, History, RetryPolicy},
 };
 
@@ -25,7 +25,7 @@ const RELEASED_FOR: Duration = Duration::from_secs(2);
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Verdict {
     /// The job goes to the archive.
-    Archive { why: Why, failure: Option<Failure>, result: Option<Bson> },
+    Archive { why: FinishReason, failure: Option<Failure>, result: Option<Bson> },
     /// The job runs again at `at`.
     Retry { failure: Failure, at: Instant, again: Again },
     /// The job is put back as it was before this start, due at `at`: its workable did not run.
@@ -56,7 +56,7 @@ impl Verdict {
     pub(crate) fn for_hooks(&self) -> Option<(Option<&Failure>, bool)> {
         match self {
             Self::Archive { failure: None, .. } => Some((None, false)),
-            Self::Archive { why, failure, .. } => Some((failure.as_ref(), true)).filter(|_| *why != Why::CANCELLED),
+            Self::Archive { why, failure, .. } => Some((failure.as_ref(), true)).filter(|_| *why != FinishReason::CANCELLED),
             Self::Retry { failure, again, .. } => Some((Some(failure), false)).filter(|_| again.counts()),
             Self::Release { .. } | Self::ClaimLost => None,
         }
@@ -71,7 +71,7 @@ pub(crate) fn verdict(
     cancelled: Option<Cancellation>,
     now: Instant,
 ) -> Verdict {
-    let archive = |why: Why, failure: Failure| Verdict::Archive { why, failure: Some(failure), result: None };
+    let archive = |why: FinishReason, failure: Failure| Verdict::Archive { why, failure: Some(failure), result: None };
     let later = |delay: Duration| {
         chrono::TimeDelta::from_std(delay).ok().and_then(|delay| now.checked_add_signed(delay)).unwrap_or(Instant::MAX_UTC)
     };
@@ -81,17 +81,17 @@ pub(crate) fn verdict(
     };
     let decided = guarded(|| match (ended, cancelled) {
         (_, Some(Cancellation::ClaimLost)) => Verdict::ClaimLost,
-        (Ok(done), _) => Verdict::Archive { why: Why::DONE, failure: None, result: done.result },
-        (Err(NotDone::GiveUp(failure)), _) => archive(Why::GAVE_UP, failure),
+        (Ok(done), _) => Verdict::Archive { why: FinishReason::DONE, failure: None, result: done.result },
+        (Err(NotDone::GiveUp(failure)), _) => archive(FinishReason::GAVE_UP, failure),
         (Err(not_done), Some(Cancellation::Requested)) => {
-            archive(Why::CANCELLED, Failure { class: failure::CANCELLED.into(), ..not_done.failure().clone() })
+            archive(FinishReason::CANCELLED, Failure { class: failure::CANCELLED.into(), ..not_done.failure().clone() })
         }
         (Err(NotDone::NoResources(failure)), _) => Verdict::Release { failure, at: later(RELEASED_FOR) },
         (Err(not_done), Some(Cancellation::WorkerStopping)) => {
             let failure = Failure { class: failure::INTERRUPTED.into(), ..not_done.failure().clone() };
             match policy.decide(&uncounted(history), &failure, now) {
                 Decision::RetryAfter(_) => Verdict::Retry { failure, at: now, again: Again::Interrupted },
-                Decision::Archive(_) => archive(Why::INTERRUPTED, failure),
+                Decision::Archive(_) => archive(FinishReason::INTERRUPTED, failure),
             }
         }
         (Err(not_done), Some(Cancellation::MemoryLimit)) => {
@@ -107,7 +107,7 @@ pub(crate) fn verdict(
         }
         (Err(NotDone::Failed(failure) | NotDone::Stopped(failure)), _) => by_policy(failure),
     });
-    decided.unwrap_or_else(|failure| archive(Why::MALFORMED, failure))
+    decided.unwrap_or_else(|failure| archive(FinishReason::MALFORMED, failure))
 }
 
 /// The history as if the present start did not count. A policy that allows any attempt but the first then allows this attempt again.

@@ -8,7 +8,7 @@ use std::{
 use recruiter_common::{
     ids::{JobId, WorkerId},
     roster::Assignment,
-    store::{Free, Hint, Store},
+    store::{Hint, Offer, Store},
     telemetry::chain,
 };
 
@@ -60,11 +60,11 @@ impl Work {
     }
 
     /// What this worker offers and holds, as the roster shows it.
-    pub(crate) fn free(&self) -> Free {
+    pub(crate) fn free(&self) -> Offer {
         let (slots, prefetched): (u32, Vec<JobId>) = (self.slots.count_free(), self.prefetch.jobs().collect());
         let ahead = u32::try_from(prefetched.len()).unwrap_or(u32::MAX);
         let working_on = self.slots.table().working_on();
-        Free { slots: slots.saturating_sub(ahead), prefetch: self.prefetch.room(slots), prefetched, working_on }
+        Offer { slots: slots.saturating_sub(ahead), prefetch: self.prefetch.room(slots), prefetched, working_on }
     }
 
     /// When the first job ahead is to be returned.

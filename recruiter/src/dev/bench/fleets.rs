@@ -8,7 +8,7 @@ use nix::sys::signal::Signal;
 use recruiter_common::{
     enqueue::NewJob,
     ids::{LeaseTerm, WorkerId},
-    roster::{Place, WorkOn},
+    roster::{ProcessIdentity, WorkOn},
     shutdown::pause,
     store::{Announcement, Channel, Hint, Store},
     telemetry::chain,
@@ -47,8 +47,8 @@ const GROUP: &str = "measured";
 #[derive(Args, Clone, Copy, Debug)]
 pub(super) struct Fleets {
     /// Maximum number of simulated slots
-    #[arg(long, env = "RECRUITER_BENCH_PLACES", value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(10..=10_000))]
-    places: u32,
+    #[arg(long, env = "RECRUITER_BENCH_SLOTS", value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(10..=10_000))]
+    slots: u32,
     /// Maximum number of worker processes; 0 starts none
     #[arg(long, env = "RECRUITER_BENCH_PROCESSES", value_name = "N", default_value_t = 500, value_parser = clap::value_parser!(u32).range(0..=2_000))]
     processes: u32,
@@ -64,7 +64,7 @@ impl Fleets {
         let setting = Setting { workers: self.processes, concurrency: self.concurrency, ..setting.clone() };
         let (processes, hints) = if self.processes > 0 { self.real(stage, &setting).await? } else { (Vec::new(), Bson::Null) };
         // Compares rosters with the same number of slots per worker.
-        let cost = |places: u32, workers: u32| made_up.iter().find(|one| (one.places, one.workers) == (places, workers)).map(MadeUp::cost);
+        let cost = |slots: u32, workers: u32| made_up.iter().find(|one| (one.slots, one.workers) == (slots, workers)).map(MadeUp::cost);
         let ratio = cost(10_000, 100).zip(cost(100, 1)).map(|(many, few)| many / few);
         Ok(doc! {
             "benchmark": "scale-workers",
@@ -79,22 +79,22 @@ impl Fleets {
     /// Measures the recruiter's round on simulated rosters, with enough jobs for every slot.
     async fn made_up(self, stage: &Stage) -> anyhow::Result<Vec<MadeUp>> {
         let store = &stage.store;
-        let rosters: Vec<(u32, u32)> = ROSTERS.into_iter().filter(|(places, _)| *places <= self.places).collect();
-        stage.enqueue(u64::from(self.places) * 2, |_| noop()).await?;
+        let rosters: Vec<(u32, u32)> = ROSTERS.into_iter().filter(|(slots, _)| *slots <= self.slots).collect();
+        stage.enqueue(u64::from(self.slots) * 2, |_| noop()).await?;
         stage.progress("rounds", (rosters.len() * ROUNDS) as u64);
         let mut measured = Vec::new();
-        for (places, workers) in rosters {
+        for (slots, workers) in rosters {
             let mut times = Times::new();
             for _ in 0..ROUNDS {
                 stage.go_on()?;
-                let roster = roster(store, workers, places / workers).await?;
-                times.record(one_round(store, LeaseTerm::default(), places).await?);
+                let roster = roster(store, workers, slots / workers).await?;
+                times.record(one_round(store, LeaseTerm::default(), slots).await?);
                 for worker in roster {
                     store.leave_if_alive(worker).await?;
                 }
                 stage.advance(1);
             }
-            measured.push(MadeUp { places, workers, times });
+            measured.push(MadeUp { slots, workers, times });
         }
         Ok(measured)
     }
@@ -105,21 +105,21 @@ impl Fleets {
         let counts = PROCESSES.into_iter().filter(|count| *count < self.processes).chain([self.processes]);
         let (mut measured, mut hints, mut running) = (Vec::new(), Bson::Null, 0);
         for count in counts {
-            let places = count * self.concurrency;
-            let one = timeout(WITHIN, of_processes(stage, &mut fleet, [running, count], places)).await;
+            let slots = count * self.concurrency;
+            let one = timeout(WITHIN, of_processes(stage, &mut fleet, [running, count], slots)).await;
             match one.unwrap_or_else(|_| Err(anyhow::anyhow!("not finished within {}", humantime::format_duration(WITHIN)))) {
                 Ok(one) => measured.push(one),
                 Err(failed) => {
                     stage.go_on()?;
                     // A number of processes that this machine cannot run is a result too. The other results are kept.
                     let why = chain(failed.as_ref());
-                    measured.push(doc! { "processes": count, "places": places, "failed": why.lines().next() });
+                    measured.push(doc! { "processes": count, "slots": slots, "failed": why.lines().next() });
                     return Ok((measured, hints));
                 }
             }
             running = count;
             if count == HINTED.min(self.processes) {
-                until_idle(stage, places).await?;
+                until_idle(stage, slots).await?;
                 hints = cost_of_hints(stage, count).await?.into();
             }
         }
@@ -131,7 +131,7 @@ impl Fleets {
 
 /// The result for one simulated roster.
 struct MadeUp {
-    places: u32,
+    slots: u32,
     workers: u32,
     times: Times,
 }
@@ -139,11 +139,11 @@ struct MadeUp {
 impl MadeUp {
     /// Microseconds of a round per slot.
     fn cost(&self) -> f64 {
-        self.times.at_ms(0.5) * 1_000.0 / f64::from(self.places)
+        self.times.at_ms(0.5) * 1_000.0 / f64::from(self.slots)
     }
 
     fn to_document(&self) -> Document {
-        doc! { "places": self.places, "workers": self.workers, "round_ms": self.times.percentiles(), "us_per_place": self.cost() }
+        doc! { "slots": self.slots, "workers": self.workers, "round_ms": self.times.percentiles(), "us_per_place": self.cost() }
     }
 }
 
@@ -152,7 +152,7 @@ fn noop() -> NewJob {
 }
 
 /// Registers workers with free slots, without processes.
-async fn roster(store: &Store, workers: u32, places: u32) -> anyhow::Result<Vec<WorkerId>> {
+async fn roster(store: &Store, workers: u32, slots: u32) -> anyhow::Result<Vec<WorkerId>> {
     let mut roster = Vec::new();
     for _ in 0..workers {
         let announcement = Announcement {
@@ -160,25 +160,25 @@ async fn roster(store: &Store, workers: u32, places: u32) -> anyhow::Result<Vec<
             work_on: WorkOn::Groups([GROUP.to_owned()].into()),
             classes: vec!["noop".into()],
             policies: Vec::new(),
-            capacity: places,
+            capacity: slots,
             lease_ms: 3_600_000,
             channel: Channel::default(),
             session: None,
-            place: Place::of_this_process()?,
+            process: ProcessIdentity::of_this_process()?,
         };
         store.register(&announcement).await?;
-        store.announce(announcement.id, places).await?;
+        store.announce(announcement.id, slots).await?;
         roster.push(announcement.id);
     }
     Ok(roster)
 }
 
 /// Assigns a job to every slot. Returns the duration.
-async fn one_round(store: &Store, term: LeaseTerm, places: u32) -> anyhow::Result<Duration> {
+async fn one_round(store: &Store, term: LeaseTerm, slots: u32) -> anyhow::Result<Duration> {
     let begun = Monotonic::now();
     let assigned = assign_once(store, term).await?;
     let time = begun.elapsed();
-    anyhow::ensure!(assigned == places as usize, "{assigned} of {places} slots got a job");
+    anyhow::ensure!(assigned == slots as usize, "{assigned} of {slots} slots got a job");
     Ok(time)
 }
 
@@ -198,60 +198,60 @@ async fn start(stage: &Stage, fleet: &mut Fleet, mut running: u32, count: u32) -
 }
 
 /// Measures several runs and rounds with `count` processes.
-async fn of_processes(stage: &Stage, fleet: &mut Fleet, [running, count]: [u32; 2], places: u32) -> anyhow::Result<Document> {
+async fn of_processes(stage: &Stage, fleet: &mut Fleet, [running, count]: [u32; 2], slots: u32) -> anyhow::Result<Document> {
     start(stage, fleet, running, count).await?;
     let (mut archived, mut rounds) = (Times::new(), Times::new());
     for _ in 0..RUNS {
-        archived.record(run_all(stage, fleet, places).await?);
-        rounds.record(round_of_real(stage, fleet, places).await?);
+        archived.record(run_all(stage, fleet, slots).await?);
+        rounds.record(round_of_real(stage, fleet, slots).await?);
     }
     Ok(doc! {
         "processes": count,
-        "places": places,
+        "slots": slots,
         "archived_ms": archived.percentiles(),
         "round_ms": rounds.percentiles(),
-        "us_per_place": rounds.at_ms(0.5) * 1_000.0 / f64::from(places),
+        "us_per_place": rounds.at_ms(0.5) * 1_000.0 / f64::from(slots),
     })
 }
 
 /// Waits until all slots are free. Returns the term of the leading recruiter.
-async fn until_idle(stage: &Stage, places: u32) -> anyhow::Result<LeaseTerm> {
+async fn until_idle(stage: &Stage, slots: u32) -> anyhow::Result<LeaseTerm> {
     let begun = Monotonic::now();
     loop {
         stage.go_on()?;
         let lease = stage.store.observe_lease().await?.ok_or_else(|| anyhow::anyhow!("no recruiter leads"))?;
         let free: u32 = stage.store.available_workers(lease.term).await?.iter().map(|worker| worker.free).sum();
-        if free == places {
+        if free == slots {
             return Ok(lease.term);
         }
-        anyhow::ensure!(begun.elapsed() < IDLE_WITHIN, "{free} of {places} slots are free, and no more become free");
+        anyhow::ensure!(begun.elapsed() < IDLE_WITHIN, "{free} of {slots} slots are free, and no more become free");
         pause(LOOK_EVERY).await;
     }
 }
 
 /// Enqueues a job for every slot. Returns the time until all are archived.
-async fn run_all(stage: &Stage, fleet: &mut Fleet, places: u32) -> anyhow::Result<Duration> {
-    until_idle(stage, places).await?;
+async fn run_all(stage: &Stage, fleet: &mut Fleet, slots: u32) -> anyhow::Result<Duration> {
+    until_idle(stage, slots).await?;
     let before = stage.store.archived_count().await?;
     let begun = Monotonic::now();
-    stage.store.enqueue_many((0..places).map(|_| noop())).await?;
-    Ok(stage.until_archived(fleet, before + u64::from(places)).await? - begun)
+    stage.store.enqueue_many((0..slots).map(|_| noop())).await?;
+    Ok(stage.until_archived(fleet, before + u64::from(slots)).await? - begun)
 }
 
 /// Enqueues a job for every slot. Returns the time of the round alone, which runs in this process while the recruiter
 /// is stopped.
-async fn round_of_real(stage: &Stage, fleet: &mut Fleet, places: u32) -> anyhow::Result<Duration> {
-    let term = until_idle(stage, places).await?;
+async fn round_of_real(stage: &Stage, fleet: &mut Fleet, slots: u32) -> anyhow::Result<Duration> {
+    let term = until_idle(stage, slots).await?;
     let before = stage.store.archived_count().await?;
     let mut signal = |signal: Signal| fleet.recruiter().map_or(Ok(()), |recruiter| recruiter.signal(signal));
     signal(Signal::SIGSTOP)?;
     let measured = async {
-        stage.store.enqueue_many((0..places).map(|_| noop())).await?;
-        one_round(&stage.store, term, places).await
+        stage.store.enqueue_many((0..slots).map(|_| noop())).await?;
+        one_round(&stage.store, term, slots).await
     };
     let measured = measured.await;
     signal(Signal::SIGCONT)?;
-    stage.until_archived(fleet, before + u64::from(places)).await?;
+    stage.until_archived(fleet, before + u64::from(slots)).await?;
     measured
 }
 

@@ -123,13 +123,13 @@ pub(super) struct Memory {
     #[arg(long, env = "RECRUITER_CONCURRENCY", value_name = "N", default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     concurrency: u32,
     /// Total number of slots in the recruiter's roster; as many workers as needed are started
-    #[arg(long, env = "RECRUITER_BENCH_PLACES", value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
-    places: u32,
+    #[arg(long, env = "RECRUITER_BENCH_SLOTS", value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    slots: u32,
 }
 
 impl Memory {
     pub(super) async fn measure(self, stage: &Stage, setting: &Setting) -> anyhow::Result<Document> {
-        let workers = self.places.div_ceil(self.concurrency);
+        let workers = self.slots.div_ceil(self.concurrency);
         let setting = &Setting { workers, concurrency: self.concurrency, ..setting.clone() };
         let worker = self.of_worker(stage, setting).await?;
         stage.empty().await?;
@@ -170,8 +170,8 @@ impl Memory {
             fleet.ready(&stage.store).await?;
         }
         let idle = of(&fleet, "recruiter")?;
-        let places = setting.workers * self.concurrency;
-        let jobs = u64::from(places) * 2;
+        let slots = setting.workers * self.concurrency;
+        let jobs = u64::from(slots) * 2;
         let mut signal = |signal: Signal| fleet.recruiter().map_or(Ok(()), |recruiter| recruiter.signal(signal));
         // The recruiter is stopped during the enqueue, so that one round fills all slots.
         signal(Signal::SIGSTOP)?;
@@ -182,7 +182,7 @@ impl Memory {
         let busy = of(&fleet, "recruiter")?;
         fleet.stop().await;
         Ok(
-            doc! { "places": places, "assigned_jobs": i64::try_from(jobs)?, "without_workers": small, "idle": idle, "after_all_were_assigned": busy },
+            doc! { "slots": slots, "assigned_jobs": i64::try_from(jobs)?, "without_workers": small, "idle": idle, "after_all_were_assigned": busy },
         )
     }
 }

@@ -14,9 +14,9 @@ use recruiter_common::{
     enqueue::NewJob,
     failure::Failure,
     ids::{JobId, LeaseTerm, RoundId, StartId, WorkerId},
-    job::{Execution, IfWorkerDies, Why},
-    roster::{Place, WorkOn},
-    store::{Announcement, Archival, Assignment, Channel, CommitSession, Free, Hint, Lane, Planned, Start, Store, ToStart},
+    job::{Execution, FinishReason, IfWorkerDies},
+    roster::{ProcessIdentity, WorkOn},
+    store::{Announcement, Archival, AssignedJobs, Channel, CommitSession, Hint, Lane, Offer, Planned, Start, Store, ToStart},
 };
 
 use super::{Setting, rate, stage::Stage};
@@ -71,7 +71,7 @@ fn lane(number: u64) -> String {
 /// Runs all jobs of a group in batches. Returns their number.
 async fn burn_down(store: Store, group: String) -> anyhow::Result<u64> {
     let worker = WorkerId::new();
-    let place = Place::of_this_process()?;
+    let process = ProcessIdentity::of_this_process()?;
     let mut session = CommitSession::default();
     let announcement = Announcement {
         id: worker,
@@ -82,7 +82,7 @@ async fn burn_down(store: Store, group: String) -> anyhow::Result<u64> {
         lease_ms: i64::try_from(LEASE.as_millis())?,
         channel: Channel::default(),
         session: None,
-        place: place.clone(),
+        process: process.clone(),
     };
     store.register(&announcement).await?;
     store.announce(worker, announcement.capacity).await?;
@@ -96,16 +96,17 @@ async fn burn_down(store: Store, group: String) -> anyhow::Result<u64> {
         }
         let dates: HashMap<JobId, _> = due.iter().map(|job| (job.id, job.scheduled_at)).collect();
         let jobs: Vec<JobId> = due.into_iter().map(|job| job.id).collect();
-        let planned = Planned::for_slots(Assignment { worker, jobs: jobs.clone() });
+        let planned = Planned::for_slots(AssignedJobs { worker, jobs: jobs.clone() });
         let round = RoundId::new();
         store.assign_if_available(LeaseTerm::default(), round, std::slice::from_ref(&planned)).await?;
         store.publish_to(Channel::default(), &Hint::Assigned { round, assignments: vec![planned.assignment] }).await?;
         let read = store.unlocked(&jobs).await?;
-        let start = Start { id: StartId::new(), worker, hostname: place.hostname.clone(), pid: place.pid, lease_until: now + LEASE, now };
-        let verdict = IfWorkerDies::Archive(Why::WORKER_DIED);
+        let start =
+            Start { id: StartId::new(), worker, hostname: process.hostname.clone(), pid: process.pid, lease_until: now + LEASE, now };
+        let verdict = IfWorkerDies::Archive(FinishReason::WORKER_DIED);
         let planned = |job: &JobId| ToStart { job: *job, attempts: 0, due: dates[job], if_worker_dies: verdict.clone() };
         let to_start: Vec<ToStart> = jobs.iter().map(planned).collect();
-        let free = Free { working_on: jobs.clone(), ..Free::default() };
+        let free = Offer { working_on: jobs.clone(), ..Offer::default() };
         let (claims, taken) = tokio::join!(store.start_if_unlocked(&start, &to_start), store.take_if_assigned(worker, round, &free));
         let claims = claims?;
         anyhow::ensure!(taken? && claims.len() == jobs.len(), "another process works on this database");
@@ -113,11 +114,11 @@ async fn burn_down(store: Store, group: String) -> anyhow::Result<u64> {
         let read: HashMap<JobId, _> = read.into_iter().flatten().map(|job| (job.id, job)).collect();
         let ended = |claim: &recruiter_common::job::Claim| {
             let execution = Execution::default().ended(now, None::<&Failure>);
-            Archival::ended(&read[&claim.job()], *claim, execution, &Why::DONE, None)
+            Archival::ended(&read[&claim.job()], *claim, execution, &FinishReason::DONE, None)
         };
         let batch: Vec<Archival> = claims.iter().map(ended).collect();
         let _ = store.archive(&mut session, &batch).await?;
-        store.free_if_unassigned_since(worker, Some(round), &Free { slots: announcement.capacity, ..Free::default() }).await?;
+        store.free_if_unassigned_since(worker, Some(round), &Offer { slots: announcement.capacity, ..Offer::default() }).await?;
         store.publish(&Hint::Free).await?;
         done += batch.len() as u64;
     }

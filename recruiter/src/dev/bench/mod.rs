@@ -112,7 +112,7 @@ enum What {
     Idle(footprint::Idle),
     /// Measure the memory of a busy worker, and of a recruiter with many slots to fill
     ///
-    /// The worker runs --concurrency jobs that sleep. The recruiter's roster has --places free slots of real workers. It assigns
+    /// The worker runs --concurrency jobs that sleep. The recruiter's roster has --slots free slots of real workers. It assigns
     /// two jobs to each slot, the first jobs to all slots in one round. --workers is ignored.
     Memory(footprint::Memory),
     /// Measure the raw database operations alone: the upper limit of throughput

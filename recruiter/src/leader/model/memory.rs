@@ -11,7 +11,7 @@ use recruiter_common::{
     ids::{LeaseTerm, RoundId, WorkerId},
     instant::Instant,
     roster::{AvailableWorker, WorkOn},
-    store::{Assignment, Channel, DueJob, DueJobs, Hint, Lane, Planned, StoreError},
+    store::{AssignedJobs, Channel, DueJobs, Hint, Lane, Planned, ScheduledJob, StoreError},
 };
 
 use crate::leader::database::Database;
@@ -35,7 +35,7 @@ pub(super) enum State {
 
 #[derive(Clone, Debug)]
 pub(super) struct Job {
-    pub(super) job: DueJob,
+    pub(super) job: ScheduledJob,
     pub(super) state: State,
     /// It was never inserted.
     pub(super) is_new: bool,
@@ -52,7 +52,7 @@ pub(super) struct Job {
 impl Job {
     pub(super) fn new(number: usize, (group, class, gate, priority): JobSpec<'_>) -> Self {
         let (group, class, gate) = (group.into(), class.into(), gate.map(str::to_owned));
-        let job = DueJob { id: id(number).into(), group, class, gate, priority, scheduled_at: date(0) };
+        let job = ScheduledJob { id: id(number).into(), group, class, gate, priority, scheduled_at: date(0) };
         let (is_new, is_known, is_hinted, is_left, is_outdated) = (true, false, false, false, false);
         Self { job, state: State::Absent, is_new, is_known, is_hinted, is_left, is_outdated, assigned_at: 0 }
     }
@@ -105,7 +105,7 @@ impl Worker {
         }
     }
 
-    pub(super) fn takes(&self, job: &DueJob) -> bool {
+    pub(super) fn takes(&self, job: &ScheduledJob) -> bool {
         self.is_registered && self.work_on.includes(&job.group) && self.classes.contains(&job.class)
     }
 }
@@ -247,12 +247,12 @@ impl Database for Memory {
     async fn due_jobs(&self, lanes: &[Lane], until: Instant, limit: usize) -> Result<DueJobs, StoreError> {
         let data = self.data.borrow();
         let due = data.jobs.iter().filter(|job| job.state == State::Due).map(|job| &job.job);
-        let mut jobs: Vec<DueJob> = due.filter(|job| job.scheduled_at <= until && lanes.contains(&job.lane())).cloned().collect();
-        jobs.sort_by_key(DueJob::position);
+        let mut jobs: Vec<ScheduledJob> = due.filter(|job| job.scheduled_at <= until && lanes.contains(&job.lane())).cloned().collect();
+        jobs.sort_by_key(ScheduledJob::position);
         *self.cut.borrow_mut() += usize::from(jobs.len() > limit);
         let is_full = jobs.len() >= limit;
         jobs.truncate(limit);
-        let end = jobs.last().filter(|_| is_full).map(DueJob::position);
+        let end = jobs.last().filter(|_| is_full).map(ScheduledJob::position);
         Ok(DueJobs { jobs, end })
     }
 
@@ -260,7 +260,7 @@ impl Database for Memory {
         let mut data = self.data.borrow_mut();
         let Data { now, jobs, workers } = &mut *data;
         let (mut once, mut won) = (HashSet::new(), Vec::new());
-        for Assignment { worker: id, jobs: given } in planned.iter().map(|planned| &planned.assignment) {
+        for AssignedJobs { worker: id, jobs: given } in planned.iter().map(|planned| &planned.assignment) {
             let (this, given): (_, Vec<usize>) = (number(*id), given.iter().map(|job| number(*job)).collect());
             let is_elsewhere = |job: &usize| {
                 let has = |worker: &Worker| worker.assigned.contains(job) && *now - worker.assigned_at < IN_FLIGHT_FOR;

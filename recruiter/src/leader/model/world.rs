@@ -13,7 +13,7 @@ use std::{
 
 use recruiter_common::{
     ids::LeaseTerm,
-    store::{DueJob, Hint},
+    store::{Hint, ScheduledJob},
 };
 
 use super::memory::{Data, IN_FLIGHT_FOR, Job, JobSpec, Memory, State, Worker, WorkerSpec, date, id};
@@ -277,7 +277,7 @@ impl World {
             let is_announced = is_of_group || trigger.announced.contains(&job.job);
             job.is_hinted = job.state == State::Due && (trigger.full_scan || is_announced || is_left);
             job.is_known |= job.is_hinted;
-            let is_old = |announced: &DueJob| announced.id == job.job.id && *announced != job.job;
+            let is_old = |announced: &ScheduledJob| announced.id == job.job.id && *announced != job.job;
             job.is_outdated = job.is_outdated && !job.is_hinted || trigger.announced.iter().any(is_old);
         }
         for worker in workers {
@@ -294,7 +294,7 @@ impl World {
             self.memory.broken("(d) a window has a job behind its end");
         }
         let (now, wakes_at) = (self.now(), self.wakes_at());
-        let mut refusals = self.assigning.refusals.clone();
+        let mut past_assignments = self.assigning.past_assignments.clone();
         let Data { jobs, workers, .. } = &*self.memory.data.borrow();
         let in_flight = |job: &Job| self.assigning.in_flight.contains(&job.job, self.memory.monotonic());
         if let Some(number) = jobs.iter().position(|job| in_flight(job) && now - job.assigned_at > IN_FLIGHT_FOR + SCAN_AFTER) {
@@ -302,7 +302,7 @@ impl World {
         }
         let waits = |job: &Job| job.is_known && job.state == State::Due && !in_flight(job);
         for (number, job) in jobs.iter().enumerate().filter(|(_, job)| waits(job)) {
-            let pause = refusals.found(&job.job, self.memory.at(now)).map(|until| self.memory.milliseconds(until));
+            let pause = past_assignments.found(&job.job, self.memory.at(now)).map(|until| self.memory.milliseconds(until));
             let ready_at = pause.unwrap_or(job.job.scheduled_at.timestamp_millis());
             let late = if job.is_hinted && ready_at <= now { 0 } else { FRUITLESS_FOR };
             // After a fruitless search another round is due.

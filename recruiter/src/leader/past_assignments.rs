@@ -12,7 +12,7 @@ use std::{
 use recruiter_common::{
     ids::{JobId, WorkerId},
     instant::Instant,
-    store::{DueJob, Lane},
+    store::{Lane, ScheduledJob},
 };
 
 use super::in_flight::Turn;
@@ -54,7 +54,7 @@ struct Refused {
 
 /// The recruiter's memory of assignments that are over and may have come to nothing.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Refusals {
+pub(crate) struct PastAssignments {
     /// Assignments that ended since the last full scan, and those since the scan before.
     tried: [HashMap<JobId, Tried>; 2],
     /// The lanes of these jobs.
@@ -62,7 +62,7 @@ pub(crate) struct Refusals {
     refused: HashMap<JobId, Refused>,
 }
 
-impl Refusals {
+impl PastAssignments {
     /// A worker has answered an assignment, or has not answered for too long.
     pub(crate) fn turn_over(&mut self, turn: &Turn, unanswered: bool) {
         let tried = turn.jobs.iter().filter_map(|(job, due)| Some((*job, Tried { worker: turn.worker, due: (*due)?, unanswered })));
@@ -90,12 +90,12 @@ impl Refusals {
     }
 
     /// Whether an assignment of this job has ended lately. Then its announcement is outdated.
-    pub(crate) fn was_tried(&self, job: &DueJob) -> bool {
+    pub(crate) fn was_tried(&self, job: &ScheduledJob) -> bool {
         self.tried.iter().any(|tried| tried.get(&job.id).is_some_and(|tried| tried.due == job.scheduled_at))
     }
 
     /// A search has found this job, which is not in flight. Returns the end of its pause, if it has one.
-    pub(crate) fn found(&mut self, job: &DueJob, at: Monotonic) -> Option<Monotonic> {
+    pub(crate) fn found(&mut self, job: &ScheduledJob, at: Monotonic) -> Option<Monotonic> {
         let tried = self.tried.iter_mut().find_map(|tried| tried.remove(&job.id)).filter(|tried| tried.due == job.scheduled_at);
         if let Some(tried) = tried {
             if self.refused.len() >= REMEMBERED && !self.refused.contains_key(&job.id) {
@@ -111,7 +111,7 @@ impl Refusals {
         (refused.until > at).then_some(refused.until)
     }
 
-    fn refuse(&mut self, job: &DueJob, tried: Tried, at: Monotonic) {
+    fn refuse(&mut self, job: &ScheduledJob, tried: Tried, at: Monotonic) {
         let fresh = || Refused { due: job.scheduled_at, by: HashSet::new(), unanswered: false, repeats: 0, until: at };
         let refused = self.refused.entry(job.id).or_insert_with(fresh);
         if refused.due != job.scheduled_at {
@@ -171,11 +171,11 @@ mod tests {
     use super::*;
     use crate::leader::in_flight::InFlight;
 
-    fn job() -> DueJob {
-        DueJob { id: JobId::new(), group: "g".into(), class: "c".into(), gate: None, priority: 5, scheduled_at: Instant::UNIX_EPOCH }
+    fn job() -> ScheduledJob {
+        ScheduledJob { id: JobId::new(), group: "g".into(), class: "c".into(), gate: None, priority: 5, scheduled_at: Instant::UNIX_EPOCH }
     }
 
-    fn turn(job: &DueJob, worker: WorkerId) -> Turn {
+    fn turn(job: &ScheduledJob, worker: WorkerId) -> Turn {
         let mut flight = InFlight::default();
         flight.begin(RoundId::new(), (worker, Channel(0)), vec![(job.id, Some(job.scheduled_at))], Monotonic::now());
         flight.end(worker).expect("just begun")
@@ -183,13 +183,13 @@ mod tests {
 
     /// For how many milliseconds the job is left alone after each of these workers did not start it.
     fn pauses(workers: &[WorkerId], unanswered: bool) -> Vec<u128> {
-        let (mut refusals, job, mut at) = (Refusals::default(), job(), Monotonic::now());
+        let (mut past_assignments, job, mut at) = (PastAssignments::default(), job(), Monotonic::now());
         let mut refused = |worker: &WorkerId| {
-            refusals.turn_over(&turn(&job, *worker), unanswered);
-            let until = refusals.found(&job, at).unwrap_or(at);
+            past_assignments.turn_over(&turn(&job, *worker), unanswered);
+            let until = past_assignments.found(&job, at).unwrap_or(at);
             let pause = (until - at).as_millis();
-            assert!(refusals.by(job.id, *worker) && refusals.unanswered(job.id) == unanswered);
-            assert_eq!(refusals.found(&job, at).is_some(), pause > 0, "it is no refusal to be found twice");
+            assert!(past_assignments.by(job.id, *worker) && past_assignments.unanswered(job.id) == unanswered);
+            assert_eq!(past_assignments.found(&job, at).is_some(), pause > 0, "it is no refusal to be found twice");
             at = until;
             pause
         };
@@ -207,55 +207,55 @@ mod tests {
 
     #[test]
     fn another_date_is_another_start() {
-        let (mut refusals, mut job, worker, at) = (Refusals::default(), job(), WorkerId::new(), Monotonic::now());
+        let (mut past_assignments, mut job, worker, at) = (PastAssignments::default(), job(), WorkerId::new(), Monotonic::now());
         for _ in 0..3 {
-            refusals.turn_over(&turn(&job, worker), false);
-            refusals.found(&job, at);
+            past_assignments.turn_over(&turn(&job, worker), false);
+            past_assignments.found(&job, at);
         }
-        assert!(refusals.found(&job, at).is_some());
+        assert!(past_assignments.found(&job, at).is_some());
         job.scheduled_at += Duration::from_millis(1);
-        assert!(refusals.found(&job, at).is_none() && !refusals.by(job.id, worker), "it was retried");
-        refusals.turn_over(&turn(&job, worker), false);
-        assert!(refusals.was_tried(&job));
+        assert!(past_assignments.found(&job, at).is_none() && !past_assignments.by(job.id, worker), "it was retried");
+        past_assignments.turn_over(&turn(&job, worker), false);
+        assert!(past_assignments.was_tried(&job));
         job.scheduled_at += Duration::from_millis(1);
-        assert!(!refusals.was_tried(&job) && refusals.found(&job, at).is_none());
+        assert!(!past_assignments.was_tried(&job) && past_assignments.found(&job, at).is_none());
     }
 
     #[test]
     fn what_is_old_is_forgotten() {
-        let (mut refusals, job, at) = (Refusals::default(), job(), Monotonic::now());
-        refusals.assigned_in(&job.lane());
-        refusals.turn_over(&turn(&job, WorkerId::new()), false);
-        refusals.age(at);
-        assert!(refusals.was_tried(&job) && refusals.lanes().eq([&job.lane()]));
-        refusals.age(at);
-        assert!(!refusals.was_tried(&job) && refusals.lanes().next().is_none());
-        refusals.turn_over(&turn(&job, WorkerId::new()), false);
-        refusals.found(&job, at);
-        assert_eq!(refusals.len(), 1);
-        refusals.age(at + REMEMBERED_FOR);
-        assert_eq!(refusals.len(), 0);
+        let (mut past_assignments, job, at) = (PastAssignments::default(), job(), Monotonic::now());
+        past_assignments.assigned_in(&job.lane());
+        past_assignments.turn_over(&turn(&job, WorkerId::new()), false);
+        past_assignments.age(at);
+        assert!(past_assignments.was_tried(&job) && past_assignments.lanes().eq([&job.lane()]));
+        past_assignments.age(at);
+        assert!(!past_assignments.was_tried(&job) && past_assignments.lanes().next().is_none());
+        past_assignments.turn_over(&turn(&job, WorkerId::new()), false);
+        past_assignments.found(&job, at);
+        assert_eq!(past_assignments.len(), 1);
+        past_assignments.age(at + REMEMBERED_FOR);
+        assert_eq!(past_assignments.len(), 0);
     }
 
     #[test]
     fn a_worker_that_is_new_ends_every_pause_and_more_refusals_than_can_be_remembered_pause_all_the_same() {
-        let (mut refusals, mut at, worker, job) = (Refusals::default(), Monotonic::now(), WorkerId::new(), job());
+        let (mut past_assignments, mut at, worker, job) = (PastAssignments::default(), Monotonic::now(), WorkerId::new(), job());
         for _ in 0..8 {
-            refusals.turn_over(&turn(&job, worker), false);
-            at = refusals.found(&job, at).unwrap_or(at);
+            past_assignments.turn_over(&turn(&job, worker), false);
+            at = past_assignments.found(&job, at).unwrap_or(at);
         }
-        refusals.turn_over(&turn(&job, worker), false);
-        assert!(refusals.found(&job, at).is_some_and(|until| until > at + Duration::from_secs(1)));
-        refusals.worker_is_new(at);
-        assert!(refusals.found(&job, at).is_none());
+        past_assignments.turn_over(&turn(&job, worker), false);
+        assert!(past_assignments.found(&job, at).is_some_and(|until| until > at + Duration::from_secs(1)));
+        past_assignments.worker_is_new(at);
+        assert!(past_assignments.found(&job, at).is_none());
         for _ in 0..REMEMBERED + 10 {
             let other = self::job();
-            refusals.turn_over(&turn(&other, worker), false);
-            refusals.found(&other, at);
+            past_assignments.turn_over(&turn(&other, worker), false);
+            past_assignments.found(&other, at);
         }
         let other = self::job();
-        refusals.turn_over(&turn(&other, worker), false);
-        assert!(refusals.len() == REMEMBERED && refusals.found(&other, at) == Some(at + WHEN_FORGOTTEN));
+        past_assignments.turn_over(&turn(&other, worker), false);
+        assert!(past_assignments.len() == REMEMBERED && past_assignments.found(&other, at) == Some(at + WHEN_FORGOTTEN));
         assert!(turn(&job, WorkerId::new()).met_in == BTreeSet::new());
     }
 }
