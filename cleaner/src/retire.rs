@@ -30,7 +30,7 @@ use crate::{
 
 /// How long a retired worker is left to the cleaner that retired it. Finishing a retirement takes far less time. After
 /// this time that cleaner has died or is stalled.
-const BURIED_WITHIN: Duration = Duration::from_secs(2);
+const FINISHED_WITHIN: Duration = Duration::from_secs(2);
 
 /// Minimum number of polls that observe a worker as silent before it is declared dead, however far apart the polls are.
 /// `--every` is validated to allow this many. One poll adds at most `1 / LOOKS` of the period, and a worker is
@@ -142,14 +142,14 @@ impl Observations {
 
     /// Returns the retired workers whose retirement this cleaner must finish: its own, and those that another cleaner
     /// did not finish in time.
-    fn unburied<'a>(&mut self, workers: &'a [RegisteredWorker], now: Monotonic) -> Vec<&'a RegisteredWorker> {
+    fn unfinished<'a>(&mut self, workers: &'a [RegisteredWorker], now: Monotonic) -> Vec<&'a RegisteredWorker> {
         let before = std::mem::take(&mut self.retired);
         let mine = std::mem::take(&mut self.finishing);
         let mut to_finish = Vec::new();
         for worker in workers.iter().filter(|worker| worker.retired) {
             let since = before.get(&worker.id).copied().unwrap_or(now);
             self.retired.insert(worker.id, since);
-            if mine.contains(&worker.id) || now.duration_since(since) >= BURIED_WITHIN {
+            if mine.contains(&worker.id) || now.duration_since(since) >= FINISHED_WITHIN {
                 self.finishing.insert(worker.id);
                 to_finish.push(worker);
             }
@@ -176,7 +176,7 @@ pub(crate) async fn tick(
     let workers = store.registered_workers().await?;
     store.fresh_clock().await?;
     rescuer.compare_users(&workers).await?;
-    let left = observations.unburied(&workers, asked);
+    let left = observations.unfinished(&workers, asked);
     let mut died = false;
     for (worker, last_seen_at, death) in observations.dead(&workers, asked, written, dead_after) {
         let retired = match store.retire_if_silent_since(worker, last_seen_at).await {
@@ -282,7 +282,7 @@ mod tests {
         let mut observations = Observations::new(ProcessIdentity::of_this_process().expect("/proc"));
         let begin = Monotonic::now();
         let retired = [RegisteredWorker { retired: true, ..worker(WorkerId::new(), 1, 20) }];
-        let check = |observations: &mut Observations, ms: u64| observations.unburied(&retired, begin + Duration::from_millis(ms)).len();
+        let check = |observations: &mut Observations, ms: u64| observations.unfinished(&retired, begin + Duration::from_millis(ms)).len();
         assert_eq!(check(&mut observations, 0), 0, "another cleaner's");
         assert_eq!(check(&mut observations, 1_900), 0);
         assert_eq!(check(&mut observations, 2_000), 1, "the other cleaner did not finish it in time");

@@ -17,7 +17,7 @@ use recruiter_common::{
     failure::Failure,
     ids::{JobId, LeaseTerm, RoundId, WorkerId},
     instant::Instant,
-    job::{Claim, FinishReason, Job},
+    job::{Claim, FinishReason, Job, StoredPolicy},
     store::{
         Archival, AssignedJobs, Channel, CommitSession, HeartbeatReply, Hint, JobFilter, Lane, Listener, LockedJobs, Offer, Page, Planned,
         Progress, Recorded, Rescheduling, Retrial, Start, StateFilter, Store, Waiting, Walk,
@@ -125,7 +125,7 @@ fn give(worker: WorkerId, count: usize) -> Planned {
 }
 
 fn free(slots: u32, working_on: &[JobId]) -> Offer {
-    Offer { slots: slots, working_on: working_on.to_vec(), ..Offer::default() }
+    Offer { slots, working_on: working_on.to_vec(), ..Offer::default() }
 }
 
 fn set_of<T: Ord>(all: impl IntoIterator<Item = T>) -> BTreeSet<T> {
@@ -201,6 +201,17 @@ async fn due_is_what_waits_in_the_group_for_one_of_the_classes_since_now() {
     };
     assert_eq!(due("a", &["x"]).await, set_of([jobs[0]]));
     assert_eq!(due("a", &["x", "other"]).await, set_of([jobs[0], jobs[1]]));
+}
+
+#[tokio::test]
+async fn the_policies_of_due_jobs_are_named_and_no_others() {
+    let setting = Setting::new().await;
+    let job = |class: &str, policy: &str| {
+        NewJob::of_class(class, doc! {}).retry_stored(StoredPolicy { class: policy.into(), parameters: doc! {}.into() })
+    };
+    setting.store.enqueue_many([job("x", "Mine"), job("y", "Theirs")]).await.unwrap();
+    let policies = setting.store.policies_of_due_jobs(&[Lane::new("default", "x")], 9).await.unwrap();
+    assert_eq!(policies, set_of(["Mine".to_owned()]));
 }
 
 #[tokio::test]
@@ -1002,9 +1013,13 @@ async fn nothing_is_read_that_would_be_thrown_away() {
     setting.database.raw("archived").insert_one(doc! {}).await.unwrap();
     let gone = Retrial { job: JobId::new(), retried_as: None, new: JobId::new(), document: doc! {}.into() };
     assert_eq!(store.retry_if_archived(&mut CommitSession::default(), &[gone]).await.unwrap(), [Recorded::ClaimLost]);
+    let mut session = store.start_session().await.unwrap();
+    session.start_transaction().await.unwrap();
+    NewJob::of_class("x", doc! {}).with_id(JobId::new()).enqueue_in(store, &mut session).await.unwrap();
+    session.commit_transaction().await.unwrap();
     profile(0).await;
     let reads = doc! { "appName": "test", "op": "query", "ns": { "$regex": "scheduled|roster|archived" } };
     let reads: Vec<Document> = setting.database.raw("system.profile").find(reads).await.unwrap().try_collect().await.unwrap();
     let returned: Vec<i32> = reads.iter().map(|read| read.get_i32("nreturned").unwrap()).collect();
-    assert_eq!(returned, [1, 0, 0, 1, 0], "{reads:?}");
+    assert_eq!(returned, [1, 0, 0, 1, 0, 0, 0], "{reads:?}");
 }

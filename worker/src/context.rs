@@ -173,7 +173,7 @@ impl Context {
         self.cancel.is_cancelled() || self.is_late()
     }
 
-    /// FinishReason this execution should stop, once it should.
+    /// The reason why this execution should stop. `None` while it may continue.
     pub fn cancellation(&self) -> Option<Cancellation> {
         self.cancel.why().or_else(|| self.is_late().then_some(Cancellation::TimeLimit))
     }

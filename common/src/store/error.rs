@@ -1,4 +1,4 @@
-//! The errors of MongoDB operations. PastAssignments are distinguished by MongoDB's error codes and labels.
+//! The errors of MongoDB operations. Refusals are distinguished by MongoDB's error codes and labels.
 
 use bson::{Document, doc};
 use mongodb::error::{Error, ErrorKind, WriteFailure};

@@ -11,7 +11,7 @@ use super::{
     Store, StoreError, call,
     lanes::Lane,
     raw_id_of,
-    schema::{ARCHIVED_BY_END, DUE_JOBS, GATED_JOBS, any_gate},
+    schema::{ARCHIVED_BY_END, DUE_JOBS, GATED_JOBS},
     select::{IDS_PER_QUERY, lossy},
 };
 use crate::{ids::JobId, instant::Instant, job::FinishReason, retry_policy::RetryPolicies};
@@ -90,17 +90,15 @@ impl Store {
 
     /// Number of waiting jobs in each group at `now`. Jobs that were due before `overdue` are overdue.
     ///
-    /// Filter: group, gate, unlocked, due before or after. Index: `due_jobs` and `gated_jobs`, up to [`COUNTED`] entries for each number.
-    /// Invariant: none.
+    /// Filter: group, due before or after. Index: `due_jobs` and `gated_jobs`, which hold the unlocked jobs without and with a gate; up to
+    /// [`COUNTED`] entries for each number. Invariant: none.
     pub async fn waiting(&self, now: Instant, overdue: Instant) -> Result<BTreeMap<String, Waiting>, StoreError> {
         let mut waiting = BTreeMap::new();
-        for (gate, index) in [(Bson::Null, DUE_JOBS), (any_gate().into(), GATED_JOBS)] {
+        for index in [DUE_JOBS, GATED_JOBS] {
             let groups = if index == DUE_JOBS { self.groups().await? } else { self.gated_groups().await? };
             for group in groups {
-                let count = async |scheduled_at: Document| {
-                    let filter = doc! { "group": &group, "gate": &gate, "scheduled_at": scheduled_at, "locked": false };
-                    self.count_waiting(filter, index).await
-                };
+                let count =
+                    async |scheduled_at: Document| self.count_waiting(doc! { "group": &group, "scheduled_at": scheduled_at }, index).await;
                 let [queued, overdue, postponed] = [
                     count(doc! { "$lte": bson::DateTime::from_chrono(now) }).await?,
                     count(doc! { "$lte": bson::DateTime::from_chrono(overdue) }).await?,

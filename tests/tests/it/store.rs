@@ -471,7 +471,7 @@ async fn mongodb_gives_refusals_the_names_that_the_store_knows() {
     let ask = async |command: Document| client.database(database.name()).run_command(command).await;
     store(&database).await;
     for (code, name) in DOCUMENT_FAULTS {
-        // PastAssignments with details cannot be made by a fail point.
+        // Refusals with details cannot be made by a fail point.
         let real = match name {
             "DuplicateKey" => Some(doc! { "insert": "twice", "documents": [{ "_id": 1 }, { "_id": 1 }] }),
             "DocumentValidationFailure" => Some(doc! { "insert": "scheduled", "documents": [{ "locked": false }] }),

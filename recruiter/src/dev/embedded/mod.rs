@@ -16,7 +16,7 @@ pub use server::{EmbeddedMongo, Options};
 /// Advice for errors where no mongod can be found or downloaded.
 const INSTEAD: &str = "install MongoDB 6.0 or newer and point --mongod at its mongod, or point MONGODB_URI at a running replica set";
 
-/// FinishReason there is no embedded MongoDB. `Display` describes the error and its remedy; the cause is the `source`.
+/// Why there is no embedded MongoDB. `Display` describes the error and its remedy; the cause is the `source`.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EmbeddedError {
