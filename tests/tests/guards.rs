@@ -207,10 +207,10 @@ async fn due_is_what_waits_in_the_group_for_one_of_the_classes_since_now() {
 async fn the_policies_of_due_jobs_are_named_and_no_others() {
     let setting = Setting::new().await;
     let job = |class: &str, policy: &str| {
-        NewJob::of_class(class, doc! {}).retry_stored(StoredPolicy { class: policy.into(), parameters: doc! {}.into() })
+        NewJob::of_class(class, doc! {}).in_group("a").retry_stored(StoredPolicy { class: policy.into(), parameters: doc! {}.into() })
     };
     setting.store.enqueue_many([job("x", "Mine"), job("y", "Theirs")]).await.unwrap();
-    let policies = setting.store.policies_of_due_jobs(&[Lane::new("default", "x")], 9).await.unwrap();
+    let policies = setting.store.policies_of_due_jobs(&[Lane::new("a", "x")], 9).await.unwrap();
     assert_eq!(policies, set_of(["Mine".to_owned()]));
 }
 
