@@ -87,6 +87,13 @@ pub struct Offer {
     pub working_on: Vec<JobId>,
 }
 
+impl Offer {
+    /// Whether the recruiter may assign jobs.
+    pub fn accepts_jobs(&self) -> bool {
+        self.slots > 0 || self.prefetch > 0
+    }
+}
+
 /// What one round assigns to one worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Planned {
@@ -322,7 +329,7 @@ impl Store {
         let mut filter = doc! { "_id": worker, "retired": { "$ne": true } };
         filter.extend(turn);
         let now = bson::DateTime::from_chrono(self.now());
-        let is_available = free.slots > 0 || free.prefetch > 0;
+        let is_available = free.accepts_jobs();
         let mut set = doc! { "available": is_available, "free": free.slots, "working": !free.working_on.is_empty() };
         let mut unset = Document::new();
         if is_available {

@@ -79,6 +79,9 @@ async fn wait_for_jobs(session: &mut Session, end: End, shutdown: &mut Shutdown)
     let until = Monotonic::now() + grace;
     session.work.turn.withdraw().await;
     session.work.return_all().await;
+    if session.work.finish_starts().await.is_err() {
+        return End::Broken;
+    }
     tracing::info!(worker.id = %session.id, count = session.work.slots.running(), grace_ms = milliseconds(grace), "taking no more jobs");
     session.work.slots.ask_all(Cancel::no_more_items);
     let mut waited = wait(session, until, Duration::ZERO, shutdown).await;
@@ -135,6 +138,10 @@ async fn drop_jobs(session: &mut Session, end: End) {
         tracing::error!(worker.id = %session.id, count, "a task of this worker has panicked: leaving its jobs to the cleaner");
     }
     session.work.slots.ask_all(|cancel| cancel.cancel(Cancellation::ClaimLost));
+    if end == End::Retired {
+        // What they have locked is released, or left to the cleaner.
+        let _ = session.work.drop_starts().await;
+    }
     let until = Monotonic::now() + CANCELLED_FOR;
     while session.work.slots.running() > 0 && Monotonic::now() < until {
         session.progress();

@@ -1,7 +1,6 @@
-//! The intake: turns an assignment into started jobs.
+//! The intake: decides which assigned jobs can be started, and which locked jobs are run.
 //!
-//! It reads the assigned jobs, locks them with one guarded command, and checks that none of them is in the archive already. Jobs that it has
-//! locked and that are not run are released as they were.
+//! It reads the assigned jobs, and later takes the answer of their start. Jobs that were locked and are not run are released as they were.
 
 use std::{
     cmp::Reverse,
@@ -13,7 +12,7 @@ use bson::RawDocument;
 use chrono::TimeDelta;
 use recruiter_common::{
     failure::{self, Failure},
-    ids::{JobId, StartId, WorkerId},
+    ids::{JobId, WorkerId},
     instant::Instant,
     job::{Claim, FinishReason, IfWorkerDies, Job},
     retry_policy::Decision,
@@ -29,7 +28,7 @@ use super::{
     environment::Environment,
     reading::{Reading, Unlocked},
     recorder::JobEnd,
-    slots::Slots,
+    starts::Answered,
     unconfirmed::UnconfirmedStarts,
 };
 use crate::panics::guarded;
@@ -42,7 +41,6 @@ const UNKNOWN_POLICIES: usize = 100;
 /// Turns assignments into started jobs.
 pub(crate) struct Intake {
     environment: Arc<Environment>,
-    worker: WorkerId,
     work_on: WorkOn,
     reading: Reading,
     unconfirmed: UnconfirmedStarts,
@@ -50,17 +48,6 @@ pub(crate) struct Intake {
     unknown_policies: HashSet<String>,
     /// Documents that are no jobs, on their way to the archive. They hold no slot, and the recruiter assigns them again meanwhile.
     archiving: HashMap<JobId, oneshot::Receiver<Recorded>>,
-}
-
-/// The jobs of one start, after the command that locks them.
-pub(crate) struct Locked {
-    start: Start,
-    startable: HashMap<JobId, Startable>,
-    claims: Vec<Claim>,
-    /// Jobs whose start MongoDB cannot carry out.
-    refused: Vec<JobId>,
-    /// Jobs whose start has an unknown outcome.
-    unanswered: Vec<JobId>,
 }
 
 /// What has become of the jobs of one start.
@@ -83,7 +70,7 @@ impl Intake {
         let dependencies = &environment.dependencies;
         let work_on = dependencies.args.work_on();
         let (reading, unconfirmed) = (Reading::new(dependencies.clone()), UnconfirmedStarts::new(dependencies.clone(), worker));
-        Self { environment, worker, work_on, reading, unconfirmed, unknown_policies: HashSet::new(), archiving: HashMap::new() }
+        Self { environment, work_on, reading, unconfirmed, unknown_policies: HashSet::new(), archiving: HashMap::new() }
     }
 
     /// Reads those of these jobs that this worker can start. The others stay due.
@@ -97,35 +84,17 @@ impl Intake {
         Ok(self.startable(unlocked, now))
     }
 
-    /// Reserves slots for jobs and locks them. `None` when nothing can be started now: the jobs stay due.
-    pub(crate) async fn lock(&mut self, jobs: Vec<Startable>, slots: &Slots) -> Option<Locked> {
-        let Some(lease_until) = self.environment.lease.until() else {
-            tracing::warn!(count = jobs.len(), "not starting jobs: no heartbeat was acknowledged for too long");
-            return None;
-        };
-        let (process, now) = (&self.dependencies().process, self.store().now());
-        let start =
-            Start { id: StartId::new(), worker: self.worker, hostname: process.hostname.clone(), pid: process.pid, lease_until, now };
-        let jobs: HashMap<JobId, Startable> = jobs.into_iter().map(|job| (job.id(), job)).collect();
-        slots.reserve(jobs.keys().copied());
-        Some(self.lock_startable(start, jobs).await)
-    }
-
-    /// Decides which locked jobs are run. Deletes those that were archived before, and releases the others.
-    ///
-    /// The archive is read after the start, not beside it: a job may have been archived and enqueued again after it was read and before it was
-    /// locked.
-    pub(crate) async fn confirm(&mut self, locked: Locked) -> Intaken {
-        let Locked { start, mut startable, claims, refused, unanswered } = locked;
-        let claimed: Vec<JobId> = claims.iter().map(|claim| claim.job()).collect();
-        let resendable: Vec<JobId> =
-            claimed.iter().copied().filter(|id| startable.get(id).is_none_or(|startable| startable.can_be_resent(start.now))).collect();
-        let archived = if resendable.is_empty() { Ok(HashSet::new()) } else { self.store().already_archived(&resendable).await };
-        self.dependencies().watchdog.progress();
+    /// Decides which jobs of an answered start are run. Deletes those that were archived before, and releases the others.
+    pub(crate) async fn confirm(&mut self, answered: Answered) -> Intaken {
+        if answered.is_fruitless() {
+            self.environment.lease.doubt();
+        }
+        let Answered { start, mut startable, claims, refused, unanswered, archived } = answered;
         for Startable { job, .. } in refused.iter().filter_map(|id| startable.get(id)) {
             self.archive_malformed(job.id, &job.document, &Failure::new(failure::MALFORMED, "MongoDB cannot start it"), start.now);
         }
         // Jobs without an answer may still be locked by this start. All others are locked by now or never.
+        let claimed: HashSet<JobId> = claims.iter().map(|claim| claim.job()).collect();
         let mut not_run: HashSet<JobId> = unanswered.into_iter().filter(|id| !claimed.contains(id)).collect();
         let (again, mut claims): (Vec<Claim>, Vec<Claim>) = match &archived {
             Ok(archived) => claims.into_iter().partition(|claim| archived.contains(&claim.job())),
@@ -142,6 +111,11 @@ impl Intake {
         }
         let started = claims.into_iter().filter_map(|claim| Some(startable.remove(&claim.job())?.started(claim, &start))).collect();
         Intaken { started, not_started: startable.into_keys().collect() }
+    }
+
+    /// Notes an answered start none of whose jobs is run: what it has locked is released.
+    pub(crate) fn drop_start(&mut self, answered: &Answered) {
+        self.unconfirmed.add(answered.start.id, answered.may_be_locked(), answered.start.lease_until);
     }
 
     /// Releases jobs that earlier starts have locked and that are not run; whether the roster is to list others than before. A cleaner finds
@@ -192,39 +166,6 @@ impl Intake {
             tracing::warn!(job.id = %job, policy = class, "this worker does not know the retry policy of a job; leaving such jobs to workers that know it");
             self.unknown_policies.insert(class);
         }
-    }
-
-    /// Locks jobs. Halves the batch around jobs that MongoDB refuses.
-    async fn lock_startable(&self, start: Start, startable: HashMap<JobId, Startable>) -> Locked {
-        let to_start: Vec<ToStart> = startable.values().map(|startable| startable.to_start(start.now)).collect();
-        let (mut claims, mut refused, mut unanswered) = (Vec::new(), Vec::new(), Vec::new());
-        let mut pieces = vec![to_start.as_slice()];
-        while let Some(piece) = pieces.pop() {
-            let ids = || piece.iter().map(|job| job.job).collect::<Vec<_>>();
-            self.dependencies().watchdog.progress();
-            match self.store().start_if_unlocked(&start, piece).await {
-                Ok(locked) => claims.extend(locked),
-                Err(error) if error.is_transient() => {
-                    tracing::warn!(count = piece.len(), error = chain(&error), "the outcome of a start is unknown; searching for its jobs");
-                    unanswered.extend(ids());
-                    let locked = self.store().claims_of_start(&HashMap::from([(start.id, ids())])).await.unwrap_or_default();
-                    claims.extend(locked);
-                }
-                Err(_) if piece.len() > 1 => {
-                    let (first, second) = piece.split_at(piece.len() / 2);
-                    pieces.extend([first, second]);
-                }
-                Err(error) => {
-                    tracing::error!(job.id = %piece[0].job, error = chain(&error), "a job cannot be started");
-                    refused.extend(ids());
-                }
-            }
-        }
-        self.dependencies().watchdog.progress();
-        if claims.is_empty() && refused.is_empty() && unanswered.is_empty() {
-            self.environment.lease.doubt();
-        }
-        Locked { start, startable, claims, refused, unanswered }
     }
 
     /// Deletes jobs that were enqueued again after they had been archived; returns those that could not be deleted.
@@ -279,11 +220,11 @@ impl Startable {
     }
 
     /// Whether the document may be a copy of a job that was archived: its enqueuer has sent it again, or an old dump was restored.
-    fn can_be_resent(&self, now: Instant) -> bool {
+    pub(crate) fn can_be_resent(&self, now: Instant) -> bool {
         !self.job.is_sent_once || now - self.job.created_at > YOUNG
     }
 
-    fn to_start(&self, now: Instant) -> ToStart {
+    pub(crate) fn to_start(&self, now: Instant) -> ToStart {
         let Self { job, if_worker_dies, .. } = self;
         ToStart { job: job.id, attempts: job.attempts, due: job.due().unwrap_or(now), if_worker_dies: if_worker_dies.clone() }
     }

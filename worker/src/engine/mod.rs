@@ -7,7 +7,8 @@
 //! | `work` | from an assignment to running jobs, and back to the roster |
 //! | `slots` | the tasks that run jobs, and free slots |
 //! | `prefetch` | jobs assigned ahead, beyond the free slots |
-//! | `intake` | from an assignment to started jobs |
+//! | `intake` | which assigned jobs can be started, and which locked jobs are run |
+//! | `starts` | starts on their way to MongoDB |
 //! | `reading`, `portion` | assigned jobs, read in portions over a slow line |
 //! | `unconfirmed` | starts whose reply was lost or late |
 //! | `left` | jobs that were assigned and not started |
@@ -45,6 +46,7 @@ mod report;
 mod session;
 mod shortage;
 mod slots;
+mod starts;
 mod table;
 mod turn;
 mod unconfirmed;

@@ -19,7 +19,7 @@ const MOST: u32 = 1_000;
 /// The limit of bytes of jobs ahead.
 const BYTES: usize = 16 * 1024 * 1024;
 /// The bounds of the horizon, and the round trips in it: a report, its hint, a round, and a reserve.
-const SHORTEST: Duration = Duration::from_millis(50);
+const SHORTEST: Duration = Duration::from_millis(80);
 const LONGEST: Duration = Duration::from_millis(250);
 const ROUND_TRIPS: u32 = 12;
 /// A job is returned after so many horizons.
@@ -113,19 +113,26 @@ impl Prefetch {
         self.jobs.iter().copied()
     }
 
+    pub(crate) fn count(&self) -> u32 {
+        u32::try_from(self.queue.len()).unwrap_or(u32::MAX)
+    }
+
     pub(crate) fn holds(&self, job: JobId) -> bool {
         self.jobs.contains(&job)
     }
 
-    /// How many more jobs are accepted ahead while `free` slots are free.
+    /// How many more jobs are accepted ahead while `free` slots are free: none until most of the jobs ahead are started, so that one round
+    /// assigns many of them.
     pub(crate) fn room(&self, free: u32) -> u32 {
-        let ahead = u32::try_from(self.queue.len()).unwrap_or(u32::MAX).saturating_sub(free);
-        self.wanted().saturating_sub(ahead)
+        if !self.is_low() {
+            return 0;
+        }
+        self.wanted().saturating_sub(self.count().saturating_sub(free))
     }
 
-    /// Whether it is time to accept more: three quarters of the jobs ahead are started.
+    /// Whether it is time to accept more: two thirds of the jobs ahead are started.
     pub(crate) fn is_low(&self) -> bool {
-        self.queue.len() <= self.wanted() as usize / 4
+        self.count() <= self.wanted() / 3
     }
 
     /// The number of jobs ahead that this worker needs.
@@ -199,7 +206,7 @@ mod tests {
     #[test]
     fn short_jobs_are_wanted_ahead_and_long_ones_are_not() {
         assert_eq!(Prefetch::default().wanted(), 0, "nothing is known yet");
-        assert_eq!([wanted(10, 5, 300), wanted(10, 100, 300), wanted(10, 2_000, 300)], [100, 5, 0]);
+        assert_eq!([wanted(10, 5, 300), wanted(10, 100, 300), wanted(10, 2_000, 300)], [160, 8, 0]);
         assert_eq!(wanted(1_000, 5, 300), MOST);
         assert_eq!([wanted(10, 100, 10_000), wanted(10, 100, 1_000_000)], [12, 25], "a slow line");
     }
@@ -209,7 +216,7 @@ mod tests {
         let (mut prefetch, start) = (Prefetch::default(), Monotonic::now());
         prefetch.ended(10, start, start + Duration::from_millis(10));
         let learnt = prefetch.wanted();
-        assert_eq!(learnt, 50);
+        assert_eq!(learnt, 80);
         let later = start + Duration::from_secs(3_600);
         prefetch.ended(10, later, later + Duration::from_millis(10));
         assert_eq!(prefetch.wanted(), learnt);

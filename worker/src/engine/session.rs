@@ -26,12 +26,16 @@ use super::{
     memory,
     recorder::Recorder,
     slots::Slots,
+    starts::Answered,
     work::Work,
 };
 use crate::{config::WorkerConfig, context::Cancellation};
 
 /// The longest time between two reads of the assignment, whatever a keep-alive says.
 const LONGEST_SILENCE: Duration = Duration::from_secs(60);
+
+/// How often the session yields before it replaces ended jobs. Measured: with fewer, a start often locks a single job.
+const YIELDS: usize = 4;
 
 /// How a session ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,6 +68,8 @@ enum Event {
     Hint(Hint),
     News(Option<News>),
     SlotsChanged,
+    /// A start was answered.
+    Started(Box<Answered>),
     Poll,
     /// The watchdog, or jobs ahead that have waited too long.
     Timer,
@@ -140,6 +146,7 @@ impl Session {
                 () = pause(poll_at.saturating_duration_since(Monotonic::now())) => Event::Poll,
                 () = pause(wakes_in) => Event::Timer,
                 hint = self.hints.next() => Event::Hint(hint),
+                Some(answered) = self.work.starts.next() => answered.map_or(Event::TaskPanicked, |answered| Event::Started(Box::new(answered))),
                 changed = self.work.slots.changed() => changed.map_or(Event::TaskPanicked, |()| Event::SlotsChanged),
             };
             match event {
@@ -173,7 +180,11 @@ impl Session {
                 // Hints may have been missed.
                 Event::Hint(Hint::Seed) => poll_at = Monotonic::now(),
                 Event::Hint(Hint::Jobs { .. } | Hint::NotStarted | Hint::Free | Hint::Returned { .. } | Hint::Left { .. }) => {}
-                Event::SlotsChanged => self.work.slots_changed().await,
+                Event::Started(answered) => self.work.run(*answered).await,
+                Event::SlotsChanged => {
+                    gather().await;
+                    self.work.slots_changed();
+                }
                 Event::Poll => {
                     poll_at = Monotonic::now() + half.mul_f64(rand::random_range(0.75..0.95));
                     match self.store().assignment(self.id).await {
@@ -228,5 +239,12 @@ impl Session {
         if self.work.slots.cancel(job, Cancellation::Requested) {
             tracing::info!(job.id = %job, "cancelling a running job");
         }
+    }
+}
+
+/// Lets other tasks go on for a moment, so that jobs that end at the same time are replaced by one start.
+async fn gather() {
+    for _ in 0..YIELDS {
+        tokio::task::yield_now().await;
     }
 }

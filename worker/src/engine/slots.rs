@@ -21,11 +21,21 @@ pub(crate) struct Slots {
     threads: Threads,
 }
 
-/// The task of a job has panicked. Code of users is guarded, so this is an error of this crate or of a policy's destructor. The job keeps
-/// its slot.
+/// A task of the session has panicked. Code of users is guarded, so this is an error of this crate or of a policy's destructor. The job
+/// keeps its slot.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use]
 pub(crate) struct TaskPanicked;
+
+impl From<JoinError> for TaskPanicked {
+    fn from(error: JoinError) -> Self {
+        match error.try_into_panic() {
+            Ok(panic) => tracing::error!(error = failure_of(panic.as_ref()).message, "a task of the session failed"),
+            Err(_) => unreachable!("tasks are aborted only when their set is dropped"),
+        }
+        Self
+    }
+}
 
 impl Slots {
     pub(crate) fn new(capacity: u32, threads: Threads) -> Self {
@@ -38,7 +48,7 @@ impl Slots {
 
     /// Reserves slots for jobs that are about to be started.
     pub(crate) fn reserve(&self, jobs: impl IntoIterator<Item = JobId>) {
-        self.table.slots().extend(jobs.into_iter().map(|job| (job, Slot::Reserved)));
+        self.table.slots().extend(jobs.into_iter().map(|job| (job, Slot::Reserved(Arc::default()))));
     }
 
     /// Frees the slots of jobs that were not started.
@@ -47,10 +57,10 @@ impl Slots {
         jobs.into_iter().for_each(|job| drop(slots.remove(&job)));
     }
 
-    /// Runs a job in a task of its own.
-    pub(crate) fn run(&mut self, job: JobId, cancel: Arc<Cancel>, attempt: impl Future<Output = JobId> + Send + 'static) {
-        self.table.slots().insert(job, Slot::Running(cancel));
-        self.tasks.spawn(attempt);
+    /// Runs a job in the slot that is reserved for it, in a task of its own.
+    pub(crate) fn run<A: Future<Output = JobId> + Send + 'static>(&mut self, job: JobId, attempt: impl FnOnce(Arc<Cancel>) -> A) {
+        let cancel = self.table.fill(job);
+        self.tasks.spawn(attempt(cancel));
     }
 
     /// Waits until the number of free slots may have changed: jobs have ended, a shortage eases, or a thread of an earlier session has ended.
@@ -76,9 +86,9 @@ impl Slots {
     pub(crate) async fn ended(&mut self) -> Option<Result<(), TaskPanicked>> {
         let mut ended = Some(self.tasks.join_next().await?);
         while let Some(task) = ended {
-            match job_of(task) {
+            match task {
                 Ok(job) => drop(self.table.slots().remove(&job)),
-                Err(panicked) => return Some(Err(panicked)),
+                Err(error) => return Some(Err(error.into())),
             }
             ended = self.tasks.try_join_next();
         }
@@ -95,11 +105,6 @@ impl Slots {
         self.table.slots().contains_key(&job)
     }
 
-    /// Whether the job was started, and its hooks have not ended yet.
-    pub(crate) fn is_started(&self, job: JobId) -> bool {
-        matches!(self.table.slots().get(&job), Some(Slot::Running(_) | Slot::Ended(_) | Slot::Recorded(_)))
-    }
-
     /// The jobs that have a slot, without those that are recorded.
     pub(crate) fn jobs(&self) -> Vec<JobId> {
         self.table.jobs()
@@ -112,32 +117,21 @@ impl Slots {
         self.table.count_free(allowed.saturating_sub(self.threads.abandoned()))
     }
 
-    /// Cancels a job; whether it was running.
+    /// Cancels a job that runs, or is about to. Returns whether there is such a job.
     pub(crate) fn cancel(&self, job: JobId, why: Cancellation) -> bool {
         let cancel = match self.table.slots().get(&job) {
-            Some(Slot::Running(cancel)) => cancel.clone(),
-            Some(Slot::Reserved | Slot::Ended(_) | Slot::Recorded(_)) | None => return false,
+            Some(Slot::Reserved(cancel) | Slot::Running(cancel)) => cancel.clone(),
+            Some(Slot::Ended(_) | Slot::Recorded(_)) | None => return false,
         };
         cancel.cancel(why);
         true
     }
 
-    /// Applies `ask` to the cancellation of every running job.
+    /// Applies `ask` to the cancellation of every job that runs or is about to.
     pub(crate) fn ask_all(&self, ask: impl Fn(&Cancel)) {
-        let running: Vec<Arc<Cancel>> = self.table.slots().values().filter_map(Slot::cancel).cloned().collect();
+        let running: Vec<Arc<Cancel>> = self.table.slots().values().map(Slot::cancel).cloned().collect();
         running.iter().for_each(|cancel| ask(cancel));
     }
-}
-
-/// The job of a task that has ended.
-fn job_of(joined: Result<JobId, JoinError>) -> Result<JobId, TaskPanicked> {
-    joined.map_err(|error| match error.try_into_panic() {
-        Ok(panic) => {
-            tracing::error!(error = failure_of(panic.as_ref()).message, "the task of a job failed");
-            TaskPanicked
-        }
-        Err(_) => unreachable!("tasks are aborted only when the slots are dropped"),
-    })
 }
 
 #[cfg(test)]
@@ -149,17 +143,14 @@ mod tests {
         let mut slots = Slots::new(3, Threads::default());
         let (first, second) = (JobId::new(), JobId::new());
         slots.reserve([first, second]);
-        assert_eq!((slots.count_free(), slots.is_started(first)), (1, false));
-        assert!(!slots.cancel(first, Cancellation::Requested), "it does not run yet");
-        let cancel = Arc::new(Cancel::default());
-        let ends = cancel.clone();
-        slots.run(first, cancel, async move {
-            ends.cancelled().await;
+        assert_eq!((slots.count_free(), slots.holds(first), slots.running()), (1, true, 0));
+        assert!(slots.cancel(first, Cancellation::Requested), "it is about to run");
+        slots.run(first, |cancel| async move {
+            cancel.cancelled().await;
             first
         });
         slots.release([second]);
         assert_eq!((slots.count_free(), slots.jobs(), slots.running()), (2, vec![first], 1));
-        assert!(slots.cancel(first, Cancellation::Requested));
         assert_eq!(slots.changed().await, Ok(()));
         assert_eq!((slots.count_free(), slots.jobs(), slots.ended().await), (3, vec![], None));
     }
@@ -168,7 +159,7 @@ mod tests {
     async fn a_task_that_panics_is_an_answer() {
         let mut slots = Slots::new(1, Threads::default());
         let job = JobId::new();
-        slots.run(job, Arc::default(), async { panic!("a panic that this test wants") });
+        slots.run(job, |_| async { panic!("a panic that this test wants") });
         assert_eq!((slots.changed().await, slots.holds(job)), (Err(TaskPanicked), true));
     }
 

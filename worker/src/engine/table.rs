@@ -39,8 +39,8 @@ pub(crate) struct Table {
 
 #[derive(Debug)]
 pub(crate) enum Slot {
-    /// For a job that is about to be started.
-    Reserved,
+    /// The job is about to be started. It can be cancelled before.
+    Reserved(Arc<Cancel>),
     /// The job runs.
     Running(Arc<Cancel>),
     /// The job was executed, and its end is being recorded.
@@ -50,10 +50,9 @@ pub(crate) enum Slot {
 }
 
 impl Slot {
-    pub(crate) fn cancel(&self) -> Option<&Arc<Cancel>> {
+    pub(crate) fn cancel(&self) -> &Arc<Cancel> {
         match self {
-            Self::Running(cancel) | Self::Ended(cancel) | Self::Recorded(cancel) => Some(cancel),
-            Self::Reserved => None,
+            Self::Reserved(cancel) | Self::Running(cancel) | Self::Ended(cancel) | Self::Recorded(cancel) => cancel,
         }
     }
 }
@@ -85,12 +84,23 @@ impl Table {
         self.slots().iter().filter(|(_, slot)| !matches!(slot, Slot::Recorded(_))).map(|(job, _)| *job).collect()
     }
 
+    /// The jobs that are about to be started.
+    pub(crate) fn reserved(&self) -> Vec<JobId> {
+        self.slots().iter().filter(|(_, slot)| matches!(slot, Slot::Reserved(_))).map(|(job, _)| *job).collect()
+    }
+
+    /// Notes that a job runs, in the slot that was reserved for it. Returns its cancellation.
+    pub(crate) fn fill(&self, job: JobId) -> Arc<Cancel> {
+        let mut slots = self.slots();
+        let cancel = slots.get(&job).map(Slot::cancel).cloned().unwrap_or_default();
+        slots.insert(job, Slot::Running(cancel.clone()));
+        cancel
+    }
+
     /// Notes that a job was executed: its slot is free for another.
     pub(crate) fn note_ended(&self, job: JobId) {
-        if let Some(slot) = self.slots().get_mut(&job)
-            && let Some(cancel) = slot.cancel().cloned()
-        {
-            *slot = Slot::Ended(cancel);
+        if let Some(slot) = self.slots().get_mut(&job) {
+            *slot = Slot::Ended(slot.cancel().clone());
             self.ended.fetch_add(1, Ordering::Relaxed);
             self.has_ended.notify_one();
         }
@@ -103,10 +113,8 @@ impl Table {
 
     /// Notes that the end of a job is recorded: the worker no longer holds the job, but its hooks still run.
     pub(crate) fn note_recorded(&self, job: JobId) {
-        if let Some(slot) = self.slots().get_mut(&job)
-            && let Some(cancel) = slot.cancel().cloned()
-        {
-            *slot = Slot::Recorded(cancel);
+        if let Some(slot) = self.slots().get_mut(&job) {
+            *slot = Slot::Recorded(slot.cancel().clone());
         }
     }
 
@@ -128,7 +136,7 @@ impl Table {
 
     /// The number of slots in use.
     pub(crate) fn count(&self) -> u32 {
-        let in_use = self.slots().values().filter(|slot| matches!(slot, Slot::Reserved | Slot::Running(_))).count();
+        let in_use = self.slots().values().filter(|slot| matches!(slot, Slot::Reserved(_) | Slot::Running(_))).count();
         u32::try_from(in_use).unwrap_or(u32::MAX)
     }
 

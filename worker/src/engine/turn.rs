@@ -24,19 +24,19 @@ pub(crate) struct Turn {
     worker: WorkerId,
     /// The last round that was taken: the turn began with it.
     round: Option<RoundId>,
-    /// Whether a report has followed that round.
-    is_taken: bool,
     /// Rounds seen lately.
     seen: VecDeque<RoundId>,
     /// The duration of a report.
     pub(crate) round_trip: Option<Duration>,
     /// Whether the roster shows other slots than this worker has.
     is_behind: bool,
+    /// The free slots in the roster, if the recruiter may assign jobs to this worker.
+    offered: Option<u32>,
 }
 
 impl Turn {
     pub(crate) fn new(store: Store, worker: WorkerId) -> Self {
-        Self { store, worker, round: None, is_taken: false, seen: VecDeque::with_capacity(ROUNDS), round_trip: None, is_behind: false }
+        Self { store, worker, round: None, seen: VecDeque::with_capacity(ROUNDS), round_trip: None, is_behind: false, offered: None }
     }
 
     /// Begins a turn. `None` when the assignment was taken before.
@@ -48,10 +48,16 @@ impl Turn {
             self.seen.pop_front();
         }
         self.seen.push_back(assignment.round);
-        (self.round, self.is_taken) = (Some(assignment.round), false);
+        self.round = Some(assignment.round);
+        self.offered = None;
         // The slots that stay free are reported, whatever becomes of the jobs.
         self.is_behind = true;
         Some(assignment)
+    }
+
+    /// Whether the recruiter may assign jobs to this worker, and knows of so many free slots.
+    pub(crate) fn offers(&self, slots: u32) -> bool {
+        self.offered == Some(slots)
     }
 
     /// The roster no longer shows the slots and jobs.
@@ -68,40 +74,21 @@ impl Turn {
         self.is_behind |= assignment.is_none_or(|given| self.seen.contains(&given.round)) && offered != free;
     }
 
-    /// Reports the slots while jobs are started. True if the roster was told.
-    pub(crate) async fn report_start(&mut self, free: &Offer) -> bool {
-        let began = Monotonic::now();
-        let told = match self.round.filter(|_| !self.is_taken) {
-            Some(round) => self.store.take_if_assigned(self.worker, round, free).await,
-            None => self.store.free_if_unassigned_since(self.worker, self.round, free).await,
-        };
-        match told {
-            Ok(told) => {
-                self.round_trip = Some(began.elapsed());
-                self.is_taken |= told;
-                told
-            }
-            Err(error) => {
-                tracing::debug!(error = chain(&error), "failed to update the roster; trying again");
-                false
-            }
-        }
-    }
-
-    /// Ends the turn whose start was reported with these free slots and has started all of its jobs.
-    pub(crate) async fn end(&mut self, free: &Offer) {
-        self.is_behind = false;
-        if free.slots > 0 || free.prefetch > 0 {
-            self.store.announce_hint(Hint::Free).await;
-        }
-    }
-
     /// Reports the slots and ends the turn. Returns an assignment that the recruiter has written meanwhile: it comes first, and its own turn
     /// reports the slots.
     pub(crate) async fn report(&mut self, free: &Offer) -> Option<Assignment> {
+        let began = Monotonic::now();
         match self.store.free_if_unassigned_since(self.worker, self.round, free).await {
-            Ok(true) => self.end(free).await,
+            Ok(true) => {
+                self.round_trip = Some(began.elapsed());
+                self.is_behind = false;
+                self.offered = free.accepts_jobs().then_some(free.slots);
+                if self.offered.is_some() {
+                    self.store.announce_hint(Hint::Free).await;
+                }
+            }
             Ok(false) => match self.store.assignment(self.worker).await {
+                // A failover has undone a later assignment. The next report names the earlier round.
                 Ok(Some(assignment)) if self.seen.contains(&assignment.round) => self.round = Some(assignment.round),
                 Ok(assignment) => return assignment,
                 Err(error) => tracing::debug!(error = chain(&error), "failed to read the assignment"),

@@ -18,13 +18,10 @@ use super::{
     intake::{Intake, Intaken, Startable},
     left::LeftJobs,
     prefetch::Prefetch,
-    slots::Slots,
+    slots::{Slots, TaskPanicked},
+    starts::{Answered, Starts},
     turn::Turn,
 };
-use crate::context::Cancel;
-
-/// How long starts follow each other at once when jobs could not be locked. Without MongoDB each of them takes long.
-const START_FOR: Duration = Duration::from_secs(1);
 
 /// The jobs of a session, from their assignment on.
 pub(crate) struct Work {
@@ -33,6 +30,7 @@ pub(crate) struct Work {
     pub(crate) slots: Slots,
     pub(crate) turn: Turn,
     pub(crate) intake: Intake,
+    pub(crate) starts: Starts,
     prefetch: Prefetch,
     /// Since when the worker has been busy, or when its ends were last counted.
     busy_since: Monotonic,
@@ -50,6 +48,7 @@ impl Work {
             slots,
             turn: Turn::new(Store::clone(&environment.dependencies.store), worker),
             intake: Intake::new(environment.clone(), worker),
+            starts: Starts::new(environment.clone(), worker),
             environment,
             prefetch: Prefetch::default(),
             busy_since: Monotonic::now(),
@@ -59,12 +58,17 @@ impl Work {
         }
     }
 
-    /// What this worker offers and holds, as the roster shows it.
+    /// What this worker offers and holds, as the roster shows it. The jobs ahead use the free slots first. Jobs whose start is on its way count
+    /// as ahead: until they are locked, the recruiter must not assign them to another worker.
     pub(crate) fn free(&self) -> Offer {
-        let (slots, prefetched): (u32, Vec<JobId>) = (self.slots.count_free(), self.prefetch.jobs().collect());
-        let ahead = u32::try_from(prefetched.len()).unwrap_or(u32::MAX);
+        let prefetched = self.prefetch.jobs().chain(self.slots.table().reserved()).collect();
         let working_on = self.slots.table().working_on();
-        Offer { slots: slots.saturating_sub(ahead), prefetch: self.prefetch.room(slots), prefetched, working_on }
+        Offer { slots: self.free_slots(), prefetch: self.prefetch.room(self.slots.count_free()), prefetched, working_on }
+    }
+
+    /// The free slots that the jobs ahead leave.
+    fn free_slots(&self) -> u32 {
+        self.slots.count_free().saturating_sub(self.prefetch.count())
     }
 
     /// When the first job ahead is to be returned.
@@ -87,51 +91,63 @@ impl Work {
         }
         jobs.retain(|job| !self.prefetch.holds(*job));
         self.leave(&jobs);
-        self.start().await;
+        self.start();
     }
 
-    /// Starts jobs while slots are free. Jobs that cannot be started, because others have taken them, make room for the next.
-    async fn start(&mut self) {
-        let began = Monotonic::now();
-        while self.start_some().await && began.elapsed() < START_FOR {}
-    }
-
-    /// Starts the next jobs, each in its slot. Reports to the roster beside it, if that is due. True if some could not be locked.
-    async fn start_some(&mut self) -> bool {
+    /// Sends a start of the next jobs, if slots are free and few starts are on their way.
+    fn start(&mut self) {
+        if !self.starts.has_room() {
+            return;
+        }
         let next = self.prefetch.next(self.slots.count_free() as usize);
         if next.is_empty() {
-            return false;
+            return;
         }
-        let mut was_sent = false;
-        let mut jobs: Vec<JobId> = next.iter().map(Startable::id).collect();
-        if self.slots.running() == 0 {
+        if self.slots.running() == 0 && self.starts.is_empty() {
             self.busy_since = Monotonic::now();
         }
-        if let Some(locked) = self.intake.lock(next, &self.slots).await {
-            was_sent = true;
-            // Not before the jobs are locked: a recruiter that found this worker free would assign them to another.
-            self.slots.table().set_prefetched(self.prefetch.jobs());
-            let free = self.free();
-            let is_due = self.turn.is_behind();
-            let report = async { is_due && self.turn.report_start(&free).await };
-            let (Intaken { started, not_started }, is_reported) = tokio::join!(self.intake.confirm(locked), report);
-            self.environment.dependencies.watchdog.progress();
-            let has_started_all = started.len() == jobs.len();
-            for job in started {
-                let (environment, cancel) = (self.environment.clone(), Arc::new(Cancel::default()));
-                self.slots.run(job.job.id, cancel.clone(), async move {
-                    let attempt = Attempt::new(&environment, job, cancel);
-                    carry_out(&environment, attempt).await
-                });
-            }
-            self.slots.release(not_started);
-            if is_reported && has_started_all {
-                self.turn.end(&free).await;
-            }
+        let not_sent = self.starts.send(next, &self.slots);
+        self.name_prefetched();
+        self.leave(&not_sent);
+    }
+
+    /// Runs the jobs that a start has locked. Jobs that it could not lock, because others have taken them, make room for the next.
+    pub(crate) async fn run(&mut self, answered: Answered) {
+        let Intaken { started, not_started } = self.intake.confirm(answered).await;
+        for job in started {
+            let environment = self.environment.clone();
+            self.slots.run(job.job.id, |cancel| async move {
+                let attempt = Attempt::new(&environment, job, cancel);
+                carry_out(&environment, attempt).await
+            });
         }
-        jobs.retain(|job| !self.slots.is_started(*job));
-        self.leave(&jobs);
-        was_sent && !jobs.is_empty()
+        self.slots.release(not_started.iter().copied());
+        self.leave(&not_started);
+        self.start();
+    }
+
+    /// Waits for the answers of all starts on their way, and runs their jobs.
+    pub(crate) async fn finish_starts(&mut self) -> Result<(), TaskPanicked> {
+        while let Some(answered) = self.starts.next().await {
+            self.environment.dependencies.watchdog.progress();
+            self.run(answered?).await;
+        }
+        Ok(())
+    }
+
+    /// Waits for the answers of all starts on their way, and runs none of their jobs.
+    pub(crate) async fn drop_starts(&mut self) -> Result<(), TaskPanicked> {
+        while let Some(answered) = self.starts.next().await {
+            let answered = answered?;
+            self.intake.drop_start(&answered);
+            self.slots.release(answered.startable.into_keys());
+        }
+        Ok(())
+    }
+
+    /// Names the jobs ahead to the heartbeat, which writes into the roster what this worker may have locked.
+    fn name_prefetched(&self) {
+        self.slots.table().set_prefetched(self.prefetch.jobs());
     }
 
     /// Jobs of an assignment were not started.
@@ -143,12 +159,12 @@ impl Work {
     }
 
     /// Slots have become free: starts jobs ahead, and asks for more when most of them are started.
-    pub(crate) async fn slots_changed(&mut self) {
+    pub(crate) fn slots_changed(&mut self) {
         let now = Monotonic::now();
         self.prefetch.ended(self.slots.table().take_ended(), self.busy_since, now);
         self.busy_since = now;
-        self.start().await;
-        if self.prefetch.is_low() {
+        self.start();
+        if self.prefetch.is_low() && !self.turn.offers(self.free_slots()) {
             self.turn.slots_changed();
         }
     }
@@ -162,9 +178,11 @@ impl Work {
         if !self.returning.is_empty() {
             self.turn.slots_changed();
         }
-        if self.turn.is_behind() {
+        // A worker without jobs ahead reports after its start: then the report need not name jobs that are about to be locked.
+        let waits_for_start = !self.starts.is_empty() && self.prefetch.count() == 0;
+        if self.turn.is_behind() && !waits_for_start {
             self.environment.dependencies.watchdog.progress();
-            self.slots.table().set_prefetched(self.prefetch.jobs());
+            self.name_prefetched();
             let free = self.free();
             let assignment = self.turn.report(&free).await;
             self.take(assignment).await;
@@ -185,7 +203,7 @@ impl Work {
     /// Returns every job that was assigned ahead. The roster offers nothing any more.
     pub(crate) async fn return_all(&mut self) {
         let jobs: Vec<JobId> = self.returning.drain(..).chain(self.prefetch.next(usize::MAX).iter().map(Startable::id)).collect();
-        self.slots.table().set_prefetched(self.prefetch.jobs());
+        self.name_prefetched();
         if !jobs.is_empty() {
             self.environment.dependencies.store.announce_hint(Hint::Returned { worker: self.worker, jobs }).await;
         }
