@@ -84,14 +84,14 @@ async fn short_jobs_wait_for_places_that_long_ones_keep() {
 
 #[tokio::test]
 async fn rounds_are_measured_on_rosters_and_on_processes() {
-    let measured = bench(&["scale-workers", "--places", "10", "--processes", "2", "--concurrency", "3"]).await;
+    let measured = bench(&["scale-workers", "--slots", "10", "--processes", "2", "--concurrency", "3"]).await;
     let sizes = |what: &str, of: &str| {
         let all = measured[what].as_array().unwrap();
         assert!(all.iter().all(|one| number(&one["us_per_place"]) > 0.0), "{measured}");
         all.iter().map(|one| one[of].as_u64().unwrap()).collect::<Vec<_>>()
     };
     assert_eq!(
-        (sizes("fleets", "places"), sizes("processes", "processes"), sizes("processes", "places")),
+        (sizes("fleets", "slots"), sizes("processes", "processes"), sizes("processes", "slots")),
         (vec![10], vec![1, 2], vec![3, 6])
     );
     assert!(measured["processes"].as_array().unwrap().iter().all(|one| p50(one, "archived_ms") > 1.0), "{measured}");
@@ -120,9 +120,9 @@ async fn the_idle_system_is_weighed_whole() {
 
 #[tokio::test]
 async fn memory_is_that_of_processes_that_have_something_to_remember() {
-    let measured = bench(&["memory", "--concurrency", "50", "--places", "100"]).await;
+    let measured = bench(&["memory", "--concurrency", "50", "--slots", "100"]).await;
     let (worker, recruiter) = (&measured["worker"], &measured["recruiter"]);
-    assert_eq!((&worker["running_jobs"], &recruiter["places"], &recruiter["assigned_jobs"]), (&50.into(), &100.into(), &200.into()));
+    assert_eq!((&worker["running_jobs"], &recruiter["slots"], &recruiter["assigned_jobs"]), (&50.into(), &100.into(), &200.into()));
     for state in
         [&worker["idle"], &worker["busy"], &recruiter["without_workers"], &recruiter["idle"], &recruiter["after_all_were_assigned"]]
     {
