@@ -1,7 +1,7 @@
 // BullMQ on Redis. Completed jobs are kept, as BullMQ does by default.
 
 import { Queue, Worker } from "bullmq";
-import { inBatches, serve } from "./harness.mjs";
+import { handle, inBatches, payload, serve } from "./harness.mjs";
 
 const QUEUE = "bench";
 
@@ -13,8 +13,9 @@ await serve({
     return { connection, queue };
   },
 
-  async fill({ queue }, { jobs }) {
-    await inBatches(jobs, 1000, (numbers) => queue.addBulk(numbers.map((n) => ({ name: "noop", data: { n } }))));
+  async fill({ queue }, config) {
+    const job = (n) => ({ name: "noop", data: payload(n, config) });
+    await inBatches(config.jobs, 1000, (numbers) => queue.addBulk(numbers.map(job)));
   },
 
   async push({ queue }, n) {
@@ -22,7 +23,7 @@ await serve({
   },
 
   async work({ connection }, { concurrency }, on) {
-    const worker = new Worker(QUEUE, async (job) => on.entered(job.data.n), { connection, concurrency });
+    const worker = new Worker(QUEUE, (job) => handle(job.data, on), { connection, concurrency });
     worker.on("completed", (job) => on.completed(job.data.n)); // after the script that moves the job has answered
     worker.on("error", (error) => console.error(error));
   },

@@ -2,7 +2,7 @@
 
 import { EventEmitter } from "node:events";
 import { Logger, makeWorkerUtils, run } from "graphile-worker";
-import { inBatches, serve } from "./harness.mjs";
+import { handle, inBatches, payload, serve } from "./harness.mjs";
 
 const logger = new Logger(() => (level, message) => {
   if (level === "error") console.error(message);
@@ -15,10 +15,9 @@ await serve({
     return { utils, url };
   },
 
-  async fill({ utils }, { jobs }) {
-    await inBatches(jobs, 1000, (numbers) =>
-      utils.addJobs(numbers.map((n) => ({ identifier: "noop", payload: { n } }))),
-    );
+  async fill({ utils }, config) {
+    const job = (n) => ({ identifier: "noop", payload: payload(n, config) });
+    await inBatches(config.jobs, 1000, (numbers) => utils.addJobs(numbers.map(job)));
   },
 
   async push({ utils }, n) {
@@ -33,7 +32,7 @@ await serve({
       logger,
       events,
       noHandleSignals: true,
-      taskList: { noop: (payload) => on.entered(payload.n) },
+      taskList: { noop: (data) => handle(data, on) },
       preset: {
         worker: {
           connectionString: url,

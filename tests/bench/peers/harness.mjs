@@ -2,7 +2,8 @@
 //
 // A process is started as `node PEER.mjs ROLE CONFIG`, where CONFIG is a JSON object, and has one of three roles:
 //
-//   fill    enqueues `config.jobs` jobs as fast as the system's own API can, says how long it took, and ends.
+//   fill    enqueues `config.jobs` jobs as fast as the system's own API can, says how long it took, and ends. The jobs
+//           take `config.ms` milliseconds, none by default; one in a hundred takes `config.longMs`, if that is given.
 //   work    runs jobs. It connects, says it is ready and waits for "go", so that no start-up time is measured.
 //   drip    enqueues one job for each "next", and says when it called and when the system acknowledged it.
 //
@@ -11,10 +12,23 @@
 // processes of a machine share, so an instant of one process can be subtracted from one of another.
 
 import { createInterface } from "node:readline";
+import { setTimeout as sleep } from "node:timers/promises";
 
 export const now = () => Number(process.hrtime.bigint()) / 1e6;
 
 const say = (message) => process.stdout.write(JSON.stringify(message) + "\n");
+
+/** What a job carries: its number, and how many milliseconds its handler takes if it does not do nothing. */
+export function payload(n, { ms = 0, longMs = 0 }) {
+  const takes = longMs > 0 && n % 100 === 99 ? longMs : ms;
+  return takes > 0 ? { n, ms: takes } : { n };
+}
+
+/** The handler of a job with this payload: enters it, and takes as long as the payload says. */
+export async function handle({ n, ms = 0 }, on) {
+  on.entered(n);
+  if (ms > 0) await sleep(ms);
+}
 
 /** Calls `each(0)` to `each(count - 1)`, at most `width` at a time. For APIs that enqueue one job a call. */
 export async function inParallel(count, width, each) {
@@ -65,9 +79,10 @@ export async function serve(peer) {
     });
   }
   if (role === "work") {
-    const progress = { completed: 0, last: null };
+    const progress = { completed: 0, first: null, last: null };
     const on = {
       entered(number) {
+        progress.first ??= now();
         if (config.trace) say({ entered: number, at: now() });
       },
       completed() {

@@ -58,12 +58,18 @@ def talking(command, cwd=None):
         yield Talking(process, log)
 
 
-def burn_down(workers, jobs, within):
-    """Lets workers that are ready loose on jobs that are there; how many seconds until the last was completed."""
+def burn_down(workers, jobs, within, counted=None):
+    """Lets workers that are ready loose on jobs that are there; how many were completed in how many seconds.
+
+    From the start of the workers until the last was completed. With `counted`, from the first entry of a handler until
+    so many were completed; the others are completed all the same.
+    """
     for worker in workers:
         worker.tell(go=True)
     start = min(worker.hear("started", READY_WITHIN)["started"] for worker in workers)
-    done, last = [0] * len(workers), start
+    done, last, until_counted = [0] * len(workers), start, None
+    if counted:
+        start = float("inf")
     deadline = time.monotonic() + within
     while sum(done) < jobs:
         if time.monotonic() > deadline:
@@ -74,14 +80,18 @@ def burn_down(workers, jobs, within):
                 if message is None:
                     raise RuntimeError(f"a worker ended after {done[index]} jobs:\n{tail(worker.log)}")
                 done[index] = message["completed"]
-                last = max(last, message["last"] or start)
+                last = max(last, message["last"] or last)
+                if counted:
+                    start = min(start, message["first"] or start)
+        if counted and until_counted is None and counted <= sum(done) < jobs:
+            until_counted = sum(done), (last - start) / 1000
     workers[0].tell(settle=True)
     settled = workers[0].hear("settled", within)["settled"]
     seconds = (max(last, settled or last) - start) / 1000
     # A job that was completed twice would have ended the measurement too early.
     if sum(done) != jobs:
         raise RuntimeError(f"{jobs} jobs were completed {sum(done)} times")
-    return seconds
+    return until_counted or (jobs, seconds)
 
 
 def latency(producer, worker, jobs):

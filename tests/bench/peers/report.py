@@ -1,14 +1,13 @@
 """The tables and the ratios."""
 
+from . import ordinary
+
 OURS = "recruiter"
 
 
 def tables(outcome):
-    machine, told = outcome["machine"], outcome["systems"]
-    print(f"{machine['cores']} cores, {machine['processor']}, {machine['system']}")
-    if machine["load_at_start"] > 0.5:
-        print(f"The machine was busy at the start (load {machine['load_at_start']:.1f}): these are not its best figures.")
-
+    told = outcome["systems"]
+    machine(outcome["machine"])
     ours = told.get(OURS, {})
     print("\nThroughput: jobs of no work a second, median\n")
     rows = [["SYSTEM", "PER SECOND", "OURS IS", "RUNS", "DURABILITY", "A COMPLETED JOB IS"]]
@@ -33,17 +32,69 @@ def tables(outcome):
     print("\n“Ours is 2.0x” means: twice as many jobs a second, half the milliseconds.")
 
     print("\nSettings, the best of those tried\n")
-    servers = {}
     for one in told.values():
         print(f"  {title(one)}: {words(one['settings']) or 'defaults'}")
+    servers(told, "runs BullMQ, graphile-worker, Keuss and Agenda")
+    troubles(outcome)
+
+
+def ordinary_table(outcome):
+    """A row for each load, a column for each system."""
+    told = outcome["systems"]
+    machine(outcome["machine"])
+    rounds = outcome["options"]["rounds"]
+    print(
+        f"\nOrdinary jobs: jobs a second, {'one run' if rounds == 1 else f'median of {rounds} rounds'}; "
+        f"each system has {ordinary.PROCESSES} worker processes of {ordinary.SLOTS_EACH} slots\n"
+    )
+    rows = [["JOBS OF", "IDEAL", *(title(one).upper() for one in told.values())]]
+    for number, load in enumerate(ordinary.LOADS):
+        figures = [one["rows"][number]["per_second"] for one in told.values()]
+        ideal = f"{load.ideal:,.0f}" if load.ideal else "-"
+        rows.append([str(load), ideal, *(f"{figure:,.0f}" if figure else "not measured" for figure in figures)])
+    table(rows, right=set(range(1, len(rows[0]))))
+    print(f"\nIdeal: none of the {ordinary.SLOTS} slots is ever idle. The last row may exceed it: when the clock")
+    print("stops, after as many jobs as there are short ones, some of the long jobs are still running.")
+
+    print("\nDurability, and what a completed job is\n")
+    rows = [[title(one), one["durability"], one["completed_job_is"]] for one in told.values()]
+    table([["SYSTEM", "DURABILITY", "A COMPLETED JOB IS"], *rows], right=set())
+
+    print("\nSettings, the best of those tried for each row\n")
+    for one in told.values():
+        chosen = {}
+        for row in one["rows"]:
+            chosen.setdefault(words(row["settings"]), []).append(row["job"])
+        if len(chosen) == 1:
+            print(f"  {title(one)}: {next(iter(chosen)) or 'none'}")
+            continue
+        print(f"  {title(one)}:")
+        for settings, jobs in chosen.items():
+            print(f"    {'; '.join(jobs)}: {settings}")
+    servers(told, "runs BullMQ and graphile-worker")
+    troubles(outcome)
+
+
+def machine(one):
+    print(f"{one['cores']} cores, {one['processor']}, {one['system']}")
+    if one["load_at_start"] > 0.5:
+        print(f"The machine was busy at the start (load {one['load_at_start']:.1f}): these are not its best figures.")
+
+
+def servers(told, runs):
+    """The databases under the systems, and what runs those that are no programs by themselves."""
+    known = {}
+    for one in told.values():
         if one["server_version"]:
-            servers[f"{one['server']} {one['server_version']}"] = one["server_conditions"]
+            known[f"{one['server']} {one['server_version']}"] = one["server_conditions"]
         if one["runtime"]:
-            servers[one["runtime"]] = "runs BullMQ, graphile-worker, Keuss and Agenda"
+            known[one["runtime"]] = runs
     print()
-    for server, conditions in servers.items():
+    for server, conditions in known.items():
         print(f"  {server}: {conditions}")
 
+
+def troubles(outcome):
     if outcome["troubles"]:
         print("\nNot measured, or not in full\n")
         for trouble in outcome["troubles"]:

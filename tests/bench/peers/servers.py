@@ -96,8 +96,8 @@ class Postgres:
             options = ["-c", f"unix_socket_directories={directory}", "-c", "listen_addresses=127.0.0.1"]
             log = open(directory / "postgres.log", "w+")
             command = [program, "-D", data, "-p", str(port), *cls.settings, *options]
-            # SIGINT is its fast stop, which ends the connections that are left; SIGTERM would wait for them.
-            with child(command, log, cwd=directory, stop_by=signal.SIGINT, **identity) as process:
+            # SIGQUIT is its immediate stop; others wait for connections, or write out data that is deleted next.
+            with child(command, log, cwd=directory, stop_by=signal.SIGQUIT, **identity) as process:
                 server = PostgresAt(port, program)
                 until(process, log, server.answers)
                 yield server

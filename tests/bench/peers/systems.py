@@ -1,21 +1,25 @@
 """What is known about each system: its version, what it promises, its settings, and how to run it."""
 
 import contextlib
+import itertools
 import json
 import os
 import re
 import subprocess
 from pathlib import Path
 
-from . import install, processes
+from . import install, ordinary, processes
 from .servers import Mongo, Postgres, Redis
 
 # A run that takes longer is broken, or its number of jobs is far off.
 WITHIN = 300.0  # seconds
 
+# With `--ordinary`: what every system has, whatever else is its best.
+TEN_SLOTS = {"processes": ordinary.PROCESSES, "concurrency": ordinary.SLOTS_EACH}
+
 
 class System:
-    """One system. What is measured of it is in `burn_down` and `latency`; `server` is what they run on."""
+    """One system. What is measured of it is in `burn_down`, `latency` and `rows`; `server` is what they run on."""
 
     name: str
     title: str
@@ -26,10 +30,15 @@ class System:
     jobs: int  # so many that a run takes some ten seconds on two cores
     sweep: list  # of settings, the likely best first; the fastest in a short run is what is measured
     latency_settings: dict = {}  # None: it is not measured
+    ordinary_sweep: list | None = None  # the same for few slots; None: it is not measured with `--ordinary`
     runtime = None  # what runs it, if it is not a program by itself
 
     def set_up(self, cache):
         raise NotImplementedError
+
+    def set_up_ordinary(self, cache):
+        """Sets up what `rows` needs."""
+        self.set_up(cache)
 
     def version(self):
         raise NotImplementedError
@@ -38,6 +47,10 @@ class System:
         raise NotImplementedError
 
     def latency(self, address, jobs):
+        raise NotImplementedError
+
+    def rows(self, server, wanted):
+        """Measures ordinary jobs: yields a row for each load, number of jobs and settings that is wanted."""
         raise NotImplementedError
 
 
@@ -51,6 +64,7 @@ class Recruiter(System):
         {"workers": 2, "concurrency": 2000},
         {"workers": 2, "concurrency": 3000},
     ]
+    ordinary_sweep = [{"workers": ordinary.PROCESSES, "slots": ordinary.SLOTS_EACH}]
     load = ("--jobs", "jobs_per_second")
 
     def set_up(self, _cache):
@@ -76,6 +90,18 @@ class Recruiter(System):
             raise RuntimeError(f"`recruiter bench latency` tells what cannot be: started {started}, archived {archived}")
         return {"started_ms": started, "archived_ms": archived, "conditions": told.get("conditions")}
 
+    def rows(self, server, wanted):
+        """All rows of one command, which takes one number of jobs, the most of a row, and one of settings."""
+        loads, jobs, settings = zip(*wanted, strict=True)
+        plain = [str(load.ms) for load in loads if not load.long_ms]
+        long = max(load.long_ms for load in loads)
+        arguments = ["--durations", ",".join(plain), "--long", str(long), "--jobs", str(max(jobs)), *flags(settings[0])]
+        told = self.bench(server.fresh("ordinary"), "ordinary", *arguments)
+        if len(told["rows"]) != len(loads):
+            raise RuntimeError(f"`recruiter bench ordinary` has {len(told['rows'])} rows instead of {len(loads)}")
+        for row in told["rows"]:
+            yield {**row, "conditions": told.get("conditions")}
+
     def bench(self, address, *arguments):
         # `recruiter bench` takes the address by a variable of its own, so that nobody measures on a database in use.
         uri = {"MONGODB_URI": address, "RECRUITER_BENCH_ON": address}
@@ -90,73 +116,26 @@ class RecruiterBundles(Recruiter):
     sweep = [{}]
     load = ("--jobs", "items_per_second")
     latency_settings = None
+    ordinary_sweep = None
     bundle = 1000
 
     def burn_down(self, address, jobs, settings):
         return super().burn_down(address, max(1, jobs // self.bundle), {**settings, "items": self.bundle})
 
 
-class River(System):
-    name, title, server = "river", "River for Rust", Postgres
-    durability = "fsync on, synchronous commit"
-    kept = "kept for a day"
-    crate = "0.5.0"
-    jobs = 50_000
-    sweep = [
-        {"max-workers": 2000, "max-connections": 50},  # the defaults of its own benchmark
-        {"max-workers": 500, "max-connections": 20},
-        {"max-workers": 2000, "max-connections": 20},
-        {"max-workers": 5000, "max-connections": 20},
-    ]
-    latency_settings = {"fetch_cooldown": "2ms", "fetch_poll_interval": "20ms"}
+class Peer(System):
+    """A system whose processes speak the lines of `harness.mjs`."""
 
-    def set_up(self, cache):
-        install.debian("postgres", "postgresql", Postgres.places)
-        self.program = cache.crate("riverqueue-cli", self.crate, "riverqueue")
-        self.single = cache.package("river-latency")
-
-    def version(self):
-        return self.crate
-
-    def burn_down(self, address, jobs, settings):
-        command([self.program, "migrate-up", "--database-url", address])
-        arguments = ["bench", "--database-url", address, "--num-total-jobs", str(jobs), *flags(settings)]
-        output = command([self.program, *arguments])
-        # bench: total jobs worked [ 50000 ], …, overall job/sec [ 9999.9 ], p95 [ … ], running 5.0s
-        told = re.search(r"total jobs worked \[\s*(\d+) \].*overall job/sec \[\s*([\d.]+) \]", output)
-        if told is None or int(told[1]) != jobs:
-            raise RuntimeError(f"River's benchmark did not end as expected:\n{output[-500:]}")
-        return {"jobs_per_second": float(told[2]), "seconds": jobs / float(told[2]), "enqueued_per_second": None}
-
-    def latency(self, address, jobs):
-        command([self.program, "migrate-up", "--database-url", address])
-        with processes.talking([self.single, "work", address]) as worker:
-            with processes.talking([self.single, "drip", address]) as producer:
-                for process in (worker, producer):
-                    process.hear("ready", processes.READY_WITHIN)
-                return processes.latency(producer, worker, jobs)
-
-
-class NodeSystem(System):
-    program: str  # a file beside this one
-    package: str
     config: dict = {}
-
-    def set_up(self, cache):
-        self.node, version, self.directory = cache.node()
-        self.runtime = f"Node.js {version}"
-        self.version_of = cache.node_version
-
-    def version(self):
-        return self.version_of(self.package)
+    databases = itertools.count()  # each row has a new one
 
     def at(self, address):
         return {"url": address}
 
     def started(self, role, config):
-        return processes.talking([self.node, self.program, role, json.dumps(config)], cwd=self.directory)
+        raise NotImplementedError
 
-    def burn_down(self, address, jobs, settings):
+    def burn_down(self, address, jobs, settings, counted=None):
         config = {**self.at(address), **self.config, **settings}
         with self.started("fill", {**config, "jobs": jobs}) as producer:
             filled = producer.hear("filled", WITHIN)
@@ -165,9 +144,9 @@ class NodeSystem(System):
             workers = [stack.enter_context(self.started("work", config)) for _ in range(count)]
             for worker in workers:
                 worker.hear("ready", processes.READY_WITHIN)
-            seconds = processes.burn_down(workers, jobs, WITHIN)
+            completed, seconds = processes.burn_down(workers, jobs, WITHIN, counted)
         return {
-            "jobs_per_second": jobs / seconds,
+            "jobs_per_second": completed / seconds,
             "seconds": seconds,
             "enqueued_per_second": jobs / filled["seconds"],
         }
@@ -180,6 +159,74 @@ class NodeSystem(System):
             worker.tell(go=True)
             worker.hear("started", processes.READY_WITHIN)
             return processes.latency(producer, worker, jobs)
+
+    def rows(self, server, wanted):
+        """Each row on a database of its own, with processes of its own."""
+        for load, jobs, settings in wanted:
+            config = {**settings, "ms": load.ms, "longMs": load.long_ms}
+            address = server.fresh(f"ordinary{next(self.databases)}")
+            run = Peer.burn_down(self, address, jobs, config, load.counted(jobs))
+            yield {"job": str(load), "jobs": jobs, **run}
+
+
+class River(Peer):
+    name, title, server = "river", "River for Rust", Postgres
+    durability = "fsync on, synchronous commit"
+    kept = "kept for a day"
+    crate = "0.5.0"
+    config = {"fetchPollIntervalMs": 20}  # as in its own benchmark; default 1 s
+    jobs = 50_000
+    sweep = [
+        {"max-workers": 2000, "max-connections": 50},  # the defaults of its own benchmark
+        {"max-workers": 500, "max-connections": 20},
+        {"max-workers": 2000, "max-connections": 20},
+        {"max-workers": 5000, "max-connections": 20},
+    ]
+    latency_settings = {"concurrency": 10, "fetchCooldownMs": 2, "connections": 10}
+    ordinary_sweep = [
+        {**TEN_SLOTS, "fetchCooldownMs": 1, "connections": 10},  # the shortest that it takes
+        {**TEN_SLOTS, "fetchCooldownMs": 2, "connections": 10},  # as in its own benchmark
+    ]
+
+    def set_up(self, cache):
+        self.set_up_ordinary(cache)
+        self.program = cache.crate("riverqueue-cli", self.crate, "riverqueue")
+
+    def set_up_ordinary(self, cache):
+        install.debian("postgres", "postgresql", Postgres.places)
+        self.single = cache.package("river")
+
+    def version(self):
+        return self.crate
+
+    def started(self, role, config):
+        return processes.talking([self.single, role, json.dumps(config)])
+
+    def burn_down(self, address, jobs, settings):
+        command([self.program, "migrate-up", "--database-url", address])
+        arguments = ["bench", "--database-url", address, "--num-total-jobs", str(jobs), *flags(settings)]
+        output = command([self.program, *arguments])
+        # bench: total jobs worked [ 50000 ], …, overall job/sec [ 9999.9 ], p95 [ … ], running 5.0s
+        told = re.search(r"total jobs worked \[\s*(\d+) \].*overall job/sec \[\s*([\d.]+) \]", output)
+        if told is None or int(told[1]) != jobs:
+            raise RuntimeError(f"River's benchmark did not end as expected:\n{output[-500:]}")
+        return {"jobs_per_second": float(told[2]), "seconds": jobs / float(told[2]), "enqueued_per_second": None}
+
+
+class NodeSystem(Peer):
+    program: str  # a file beside this one
+    package: str
+
+    def set_up(self, cache):
+        self.node, version, self.directory = cache.node()
+        self.runtime = f"Node.js {version}"
+        self.version_of = cache.node_version
+
+    def version(self):
+        return self.version_of(self.package)
+
+    def started(self, role, config):
+        return processes.talking([self.node, self.program, role, json.dumps(config)], cwd=self.directory)
 
 
 class BullMq(NodeSystem):
@@ -196,6 +243,7 @@ class BullMq(NodeSystem):
         {"processes": 4, "concurrency": 100},
     ]
     latency_settings = {"concurrency": 1}
+    ordinary_sweep = [TEN_SLOTS]
 
     def set_up(self, cache):
         install.debian("redis-server", "redis-server")
@@ -220,6 +268,13 @@ class GraphileWorker(NodeSystem):
         {"processes": 4, "concurrency": 10, "batch": 0},
     ]
     latency_settings = {"concurrency": 1, "batch": 0}
+    ordinary_sweep = [
+        # Jobs that a process fetches at a time; its slots run them one by one. If it is killed, they wait for four hours.
+        {**TEN_SLOTS, "batch": 500},
+        {**TEN_SLOTS, "batch": 50},
+        {**TEN_SLOTS, "batch": 11},  # one more than the slots, as its documentation advises
+        {**TEN_SLOTS, "batch": 0},
+    ]
 
     def set_up(self, cache):
         install.debian("postgres", "postgresql", Postgres.places)
