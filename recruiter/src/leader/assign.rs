@@ -23,15 +23,15 @@ use super::{
     trigger::{Alarms, Trigger},
 };
 
-/// Limit of the jobs that a search asks for beyond the free slots.
+/// Maximum number of jobs that a search asks for beyond those that the workers accept now.
 const AHEAD_AT_MOST: usize = 5_000;
-/// The horizon of a search lies so far after the next full scan. Clocks differ by less.
+/// A search finds jobs that become due within two scan intervals and this margin. Clocks differ by less than the margin.
 const HORIZON: Duration = Duration::from_secs(1);
-/// Limit of the groups with news that are kept while no worker has free slots. With more, a full scan costs less.
+/// Maximum number of groups with news that are kept while no worker accepts jobs. If there are more, a full scan costs less.
 const NEWS: usize = 100;
-/// A search asks for at least so many jobs, however slow MongoDB is.
+/// Minimum number of jobs that a search asks for, however slow MongoDB is.
 const FEWEST: usize = 10;
-/// A full scan announces each assignment that is in flight for so long again: its hint may be lost.
+/// A full scan sends the hint of an assignment again if the assignment has been in flight for longer than this: the first hint may be lost.
 const REMIND_AFTER: Duration = Duration::from_millis(100);
 
 /// The result of a round.
@@ -39,15 +39,15 @@ const REMIND_AFTER: Duration = Duration::from_millis(100);
 pub(crate) struct Summary {
     /// Number of assigned jobs.
     pub(crate) assigned: usize,
-    /// Number of free slots before the round.
+    /// Number of jobs that the workers accepted before the round: in free slots and ahead.
     pub(crate) slots: usize,
-    /// When the next job becomes due, if a slot is free for it.
+    /// When the next known job becomes due, if a worker accepts it.
     pub(crate) next_due: Option<Instant>,
     /// When the next round is due even without a trigger.
     pub(crate) retry_at: Option<Monotonic>,
 }
 
-/// The leader's caches between rounds. All of them can be lost.
+/// The leader's caches between rounds. No cache is needed for safety.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Assigning {
     fleet: Fleet,
@@ -57,9 +57,9 @@ pub(crate) struct Assigning {
     discovery: Discovery,
     pub(crate) keep_alive: KeepAlive,
     pub(crate) alarms: Alarms,
-    /// Groups with news that were not searched yet, because no worker had free slots.
+    /// Groups that were announced and not searched yet, because no worker accepted jobs.
     news: BTreeSet<String>,
-    /// Limit of the jobs in one search; `None` while MongoDB is fast enough.
+    /// Maximum number of jobs in one search; `None` while MongoDB is fast enough.
     at_most: Option<usize>,
 }
 
@@ -67,7 +67,7 @@ impl Assigning {
     /// Adds an assignment of an earlier leader.
     pub(crate) fn inherit(&mut self, round: RoundId, assignment: AssignedJobs) {
         let jobs = assignment.jobs.into_iter().map(|job| (job, None)).collect();
-        // The worker's channel is unknown, and its hint may be lost: without keep-alives it polls.
+        // The worker's channel is unknown, so its hint cannot be sent again. Without keep-alives the worker polls.
         self.keep_alive.failed(Monotonic::now());
         self.in_flight.begin(round, (assignment.worker, Channel::default()), jobs, Monotonic::now());
     }
@@ -77,7 +77,7 @@ impl Assigning {
         self.fleet.forget();
         self.lanes.forget();
         self.discovery.forget();
-        // An assignment may have been written without a hint.
+        // The failed round may have written an assignment without a hint.
         self.keep_alive.failed(Monotonic::now());
     }
 
@@ -92,9 +92,9 @@ impl Assigning {
         let at = store.monotonic();
         if trigger.full_scan || trigger.workers || self.fleet.is_unknown() {
             let has_new_worker = self.fleet.read(store.available_workers(term).await?, at);
-            self.in_flight.hold_ahead(self.fleet.workers(), at);
+            self.in_flight.read_ahead(self.fleet.workers(), at);
             if has_new_worker {
-                self.past_assignments.worker_is_new(at);
+                self.past_assignments.end_pauses(at);
                 self.lanes.end_pauses();
                 self.mark_recent_lanes();
             }
@@ -123,21 +123,22 @@ impl Assigning {
         let plan = plan(self.fleet.workers(), self.lanes.waiting(), &self.past_assignments, now);
         let assigned = self.assign(store, term, plan).await?;
         let slots_before = slots.values().sum();
-        let (next_due, retry_at) = self.lanes.next(&self.fleet.slots(), now);
-        // The cached roster was wrong: the jobs are for other workers. Or some lanes are not listed yet.
-        let retry_at = if self.fleet.is_unknown() || self.discovery.is_behind() { Some(at) } else { retry_at };
+        let (next_due, retry_at) = self.lanes.next_round(&self.fleet.slots(), now);
+        // Another round follows at once if the cached roster was stale, or if some lanes are not listed yet.
+        let retry_at = if self.fleet.is_unknown() || self.discovery.is_incomplete() { Some(at) } else { retry_at };
         Ok(Summary { assigned, slots: slots_before, next_due, retry_at })
     }
 
-    /// Ends the turns of workers that have answered, left, or take too long, and marks the lanes in which their jobs may wait again as stale.
+    /// Ends the turns of workers that have answered, have left, or take too long. Marks lanes as stale in which jobs of these turns may wait
+    /// again.
     async fn end_turns(&mut self, store: &impl Database, trigger: &Trigger, at: Monotonic) -> Result<(), StoreError> {
-        for turn in self.in_flight.settle(self.fleet.workers()) {
-            self.turn_over(&turn, false);
+        for turn in self.in_flight.end_answered(self.fleet.workers()) {
+            self.end_turn(&turn, false);
         }
         if !trigger.left.is_empty() {
             self.fleet.remove(&trigger.left.iter().copied().collect());
-            for turn in trigger.left.iter().filter_map(|worker| self.in_flight.left(*worker, at)).collect::<Vec<_>>() {
-                self.turn_over(&turn, false);
+            for turn in trigger.left.iter().filter_map(|worker| self.in_flight.remove_worker(*worker, at)).collect::<Vec<_>>() {
+                self.end_turn(&turn, false);
             }
             self.mark_recent_lanes();
         }
@@ -146,19 +147,19 @@ impl Assigning {
             if !workers.is_empty() {
                 let rounds = store.rounds_of(&workers).await?;
                 for turn in self.in_flight.expire(&rounds, at) {
-                    self.turn_over(&turn, true);
+                    self.end_turn(&turn, true);
                 }
                 self.remind(store, at).await;
             }
-            self.past_assignments.age(at);
+            self.past_assignments.drop_old(at);
             // A scan that takes several rounds is completed first.
-            if !self.discovery.is_behind() {
+            if !self.discovery.is_incomplete() {
                 self.lanes.forget_scan();
             }
         }
         for (worker, jobs) in &trigger.returned {
             self.in_flight.returned(*worker, jobs);
-            self.past_assignments.returned(jobs);
+            self.past_assignments.remove(jobs);
         }
         if trigger.refused || !trigger.returned.is_empty() {
             self.mark_recent_lanes();
@@ -166,29 +167,30 @@ impl Assigning {
         Ok(())
     }
 
-    fn turn_over(&mut self, turn: &Turn, unanswered: bool) {
-        self.past_assignments.turn_over(turn, unanswered);
-        // A search has skipped these jobs. Most of them were started, but some may still be due, or again.
-        turn.met_in.iter().for_each(|lane| self.lanes.mark_stale(lane.clone()));
+    fn end_turn(&mut self, turn: &Turn, unanswered: bool) {
+        self.past_assignments.add(turn, unanswered);
+        // A search has skipped jobs of this turn in these lanes. A job that was not started is still due there.
+        turn.skipped_in.iter().for_each(|lane| self.lanes.mark_stale(lane.clone()));
     }
 
+    /// Marks the lanes as stale in which jobs were assigned recently.
     fn mark_recent_lanes(&mut self) {
-        self.past_assignments.lanes().for_each(|lane| self.lanes.mark_stale(lane.clone()));
+        self.past_assignments.recent_lanes().for_each(|lane| self.lanes.mark_stale(lane.clone()));
     }
 
     fn announce(&mut self, jobs: Vec<ScheduledJob>, at: Monotonic) {
         if !jobs.is_empty() {
-            let is_news = |job: &ScheduledJob| !self.in_flight.contains(job, at) && !self.past_assignments.was_tried(job);
-            self.lanes.announce(jobs.into_iter().filter(is_news));
+            let is_new = |job: &ScheduledJob| !self.in_flight.contains(job, at) && !self.past_assignments.contains(job);
+            self.lanes.announce(jobs.into_iter().filter(is_new));
         }
     }
 
-    /// Finds the lanes that may have jobs: all of them in a full scan, else those of new kinds of workers and of groups with news.
+    /// Finds the lanes that may have jobs: all of them in a full scan, otherwise those of new kinds of workers and of announced groups.
     async fn discover(&mut self, store: &impl Database, now: Instant, until: Instant) -> Result<(), StoreError> {
-        // Also for kinds whose workers are busy now: a lane that is marked stale is searched once they have free slots.
+        // Includes kinds whose workers are busy now: a stale lane is searched when they accept jobs.
         let kinds = self.fleet.kinds();
         let all: Vec<KindId> = (0..kinds.len()).collect();
-        if self.discovery.is_behind() {
+        if self.discovery.is_incomplete() {
             let lanes = self.discovery.list_some(store, kinds).await?;
             lanes.into_iter().for_each(|lane| self.lanes.mark_stale(lane));
         } else if self.lanes.needs_scan(now) {
@@ -211,7 +213,7 @@ impl Assigning {
         Ok(())
     }
 
-    /// Fills the stale windows of lanes that workers with free slots take.
+    /// Fills the stale windows of lanes that workers which accept jobs take.
     async fn fill(
         &mut self,
         store: &impl Database,
@@ -226,7 +228,7 @@ impl Assigning {
         }
         let searched: HashSet<Lane> = sets.values().flatten().cloned().collect();
         self.search_sets(store, sets, slots, (now, until), at).await?;
-        // Some of the jobs that made a search of other lanes unnecessary may be gone.
+        // The first searches may have removed jobs from windows, so that further lanes are needed to fill the slots.
         let mut sets = self.lanes.stale(slots, now, at);
         sets.values_mut().for_each(|lanes| lanes.retain(|lane| !searched.contains(lane)));
         sets.retain(|_, lanes| !lanes.is_empty());
@@ -235,8 +237,9 @@ impl Assigning {
 
     /// Searches lanes, by the kinds of workers that take them, and fills their windows.
     ///
-    /// The first query covers all these lanes. If its answer is full and has too few jobs for some workers, their lanes are searched again
-    /// alone, so that a long backlog of other lanes hides nothing.
+    /// The first query covers all these lanes. If its answer is full and has too few due jobs for some workers, the lanes of these workers
+    /// are searched alone, so that a long backlog in other lanes hides no job. If that answer is full of jobs that are due later, a third
+    /// query asks for due jobs only.
     async fn search_sets(
         &mut self,
         store: &impl Database,
@@ -266,18 +269,19 @@ impl Assigning {
                 alone
             };
             if !search.is_enough(wanted, &lanes, now) {
-                // The answer is full of jobs that are due later, or cannot be assigned now.
-                let next = search.first_after(now);
+                // The answer is full, but many of its jobs are due later, in flight or paused.
+                let next_due = search.first_after(now);
                 let Some(due) = self.search(store, &lanes, now, wanted, at).await? else { return Ok(()) };
                 let is_fruitless = !due.fills(wanted, &lanes, now);
-                search = Search { next, is_fruitless, ..due };
+                search = Search { next_due, is_fruitless, ..due };
             }
             self.lanes.fill(&lanes, &mut search, at);
         }
         Ok(())
     }
 
-    /// Searches these lanes for enough jobs to fill `slots`. Returns `None` when MongoDB takes too long; then the next search asks for fewer.
+    /// Searches these lanes for enough jobs to fill `slots`. Returns `None` if MongoDB takes too long. The next search then asks for fewer
+    /// jobs.
     async fn search(
         &mut self,
         store: &impl Database,
@@ -286,26 +290,26 @@ impl Assigning {
         slots: usize,
         at: Monotonic,
     ) -> Result<Option<Search>, StoreError> {
-        let limit = slots + (slots * store.ahead()).min(AHEAD_AT_MOST) + self.in_flight.len() + self.past_assignments.len();
+        let limit = slots + (slots * store.ahead()).min(AHEAD_AT_MOST) + self.in_flight.len() + self.past_assignments.refused_count();
         let limit = limit.min(self.at_most.unwrap_or(usize::MAX));
         let answer = match store.due_jobs(lanes, until, limit).await {
             Ok(answer) => answer,
             Err(error) if error.is_too_slow() => {
                 self.at_most = Some((limit / 2).max(FEWEST));
-                tracing::warn!(limit, lanes = lanes.len(), "a search for due jobs took too long; asking for fewer at a time");
+                tracing::warn!(limit, lanes = lanes.len(), "a search for due jobs took too long; the next search asks for fewer jobs");
                 return Ok(None);
             }
             Err(error) => return Err(error),
         };
         self.at_most = self.at_most.map(|most| most * 2).filter(|most| *most < AHEAD_AT_MOST * 4);
-        let mut search = Search { end: answer.end, until, found: HashMap::new(), next: None, is_fruitless: false };
+        let mut search = Search { end: answer.end, horizon: until, found: HashMap::new(), next_due: None, is_fruitless: false };
         for job in answer.jobs {
-            let is_in_flight = self.in_flight.meet(&job, at);
-            let left_alone_until = if is_in_flight { None } else { self.past_assignments.found(&job, at) };
+            let is_in_flight = self.in_flight.skip(&job, at);
+            let pause_ends_at = if is_in_flight { None } else { self.past_assignments.pause(&job, at) };
             let found = search.found.entry(job.lane()).or_default();
-            match left_alone_until {
+            match pause_ends_at {
                 _ if is_in_flight => {}
-                Some(again) => found.retry_at = found.retry_at.into_iter().chain([again]).min(),
+                Some(again) => found.pause_ends_at = found.pause_ends_at.into_iter().chain([again]).min(),
                 None => found.jobs.push_back(job),
             }
         }
@@ -337,7 +341,7 @@ impl Assigning {
                 by_channel.entry(*channel).or_default().push(AssignedJobs { worker: *id, jobs: ids(jobs) });
             }
         }
-        plan.lanes.iter().for_each(|lane| self.past_assignments.assigned_in(lane));
+        plan.lanes.iter().for_each(|lane| self.past_assignments.add_lane(lane));
         self.lanes.remove(&plan.lanes, &assigned);
         if won.len() == planned.len() {
             self.fleet.remove(&won);
@@ -352,7 +356,7 @@ impl Assigning {
         Ok(assigned.len())
     }
 
-    /// Announces assignments in flight again. A worker takes each round only once.
+    /// Sends the hints of assignments in flight again. A worker takes each round only once.
     async fn remind(&mut self, store: &impl Database, at: Monotonic) {
         let mut by_round: BTreeMap<(Channel, RoundId), Vec<AssignedJobs>> = BTreeMap::new();
         for turn in self.in_flight.older_than(REMIND_AFTER, at) {

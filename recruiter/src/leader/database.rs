@@ -1,4 +1,4 @@
-//! What a round asks of the database and of the clocks. [`Store`] is the real one; the model of the caches has a database in memory.
+//! The operations of MongoDB and the clocks that a round uses. [`Store`] implements them, and so does the model, with a database in memory.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -12,7 +12,7 @@ use recruiter_common::{
     store::{Channel, DueJobs, Hint, Lane, Planned, Store, StoreError},
 };
 
-/// A search asks for so many more jobs per free slot, so that the next rounds need not search.
+/// Number of further jobs per slot that a search asks for, so that the next rounds need not search.
 const AHEAD: usize = 3;
 
 /// The operations of a round. Each is the operation of [`Store`] with this name.
@@ -20,12 +20,12 @@ pub(crate) trait Database {
     /// The server's time.
     fn now(&self) -> Instant;
 
-    /// The clock of this process.
+    /// The monotonic clock of this process.
     fn monotonic(&self) -> Monotonic {
         Monotonic::now()
     }
 
-    /// How many jobs per free slot a search asks for beyond the first.
+    /// Number of further jobs per slot that a search asks for.
     fn ahead(&self) -> usize {
         AHEAD
     }

@@ -1,7 +1,8 @@
-//! Which lanes have jobs, for workers of some kinds. Only lanes that exist are searched, never every pair of a group and a class.
+//! Finds the lanes that have jobs, for workers of some kinds.
 //!
-//! Few pairs are searched without being listed. Else one walk over the index lists all lanes without a gate. Where the walk would take too
-//! long, the lanes are listed group by group, in steps, so that one round never takes long. Lanes with a gate are always listed.
+//! If there are few pairs of a group with jobs and a class, each pair is searched as a lane, without a list. Otherwise the lanes that have
+//! jobs are listed: group by group if there are few groups, else by one walk over the index. If the walk takes too long, the lanes are
+//! listed group by group in steps, so that no round takes long. Lanes with a gate are always listed.
 
 use std::{
     collections::{BTreeSet, HashSet},
@@ -20,51 +21,51 @@ use super::{
     fleet::{Kind, KindId},
 };
 
-/// Up to so many lanes are searched without a listing, which would cost more.
+/// Maximum number of pairs of a group and a class that are searched without a list, which would cost more.
 const FEW: usize = 200;
-/// The lanes of so few groups are listed group by group.
+/// Maximum number of groups whose lanes are listed group by group in one round.
 const FEW_GROUPS: usize = 20;
-/// After a walk that took too long, no walk is tried for this long.
-const TOO_LONG_FOR: Duration = Duration::from_secs(60);
+/// Pause after a walk that took too long. In this time there is no other walk.
+const NO_WALK_FOR: Duration = Duration::from_secs(60);
 
-/// With more classes the lanes of a group are not listed one by one.
+/// Maximum number of lanes without a gate that are listed in one group. In a group with more, every class of a worker counts as a lane.
 const MANY_CLASSES: usize = 20;
-/// Groups that are listed at the same time.
+/// Number of groups that are listed at the same time.
 const AT_A_TIME: usize = 4;
-/// How long one round lists lanes group by group. The next round goes on.
+/// Time for which one round lists lanes group by group. The next round continues.
 const STEP: Duration = Duration::from_millis(100);
-/// Groups in one part of a step.
+/// Number of groups in one part of a step.
 const GROUPS_AT_ONCE: usize = 16;
 
-/// Which lanes exist, and how they are listed best.
+/// The state of listing lanes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Discovery {
-    /// Until when the whole index is too long to walk.
-    too_long_until: Option<Monotonic>,
+    /// After a walk that took too long: there is no other walk before this instant.
+    no_walk_before: Option<Monotonic>,
     /// Groups that had jobs with a gate in the last full scan.
     gated: BTreeSet<String>,
-    /// Groups whose lanes the present full scan has not listed yet.
+    /// Groups whose lanes the current full scan has not listed yet.
     unlisted: BTreeSet<String>,
 }
 
 impl Discovery {
-    /// Whether the present full scan goes on in the next round.
-    pub(crate) fn is_behind(&self) -> bool {
+    /// Whether the current full scan has lanes left to list.
+    pub(crate) fn is_incomplete(&self) -> bool {
         !self.unlisted.is_empty()
     }
 
-    /// Whether the present full scan has this lane still before it.
+    /// Whether the current full scan will list the group of this lane in a later round.
     pub(crate) fn will_list(&self, lane: &Lane) -> bool {
         self.unlisted.contains(&lane.group)
     }
 
-    /// Gives up the present full scan.
+    /// Ends the current full scan before it is complete.
     pub(crate) fn forget(&mut self) {
         self.unlisted.clear();
     }
 
-    /// The lanes that may have jobs which are due at `until` and that workers of these kinds take. With more jobs than one walk over the
-    /// index can pass, these are the first of them, and [`list_some`](Self::list_some) returns the others.
+    /// The lanes that may have jobs which are due at `until`, and that workers of these kinds take. If they are listed in steps, returns
+    /// those of the first groups. [`list_some`](Self::list_some) then returns the others.
     pub(crate) async fn lanes_of_all(
         &mut self,
         store: &impl Database,
@@ -74,12 +75,12 @@ impl Discovery {
     ) -> Result<Vec<Lane>, StoreError> {
         let kinds: Vec<&Kind> = kinds.iter().map(|kind| &all[*kind]).collect();
         let (mut groups, gated) = tokio::try_join!(groups_with_jobs(store, &kinds), store.gated_groups())?;
-        groups.extend(serves(&kinds, gated.iter().cloned()));
+        groups.extend(taken_groups(&kinds, gated.iter().cloned()));
         self.gated = gated;
         self.list(store, all, &kinds, groups, until).await
     }
 
-    /// The same in these groups alone.
+    /// Like [`lanes_of_all`](Self::lanes_of_all), in these groups only.
     pub(crate) async fn lanes_of_groups(
         &mut self,
         store: &impl Database,
@@ -89,7 +90,7 @@ impl Discovery {
         until: Instant,
     ) -> Result<Vec<Lane>, StoreError> {
         let kinds: Vec<&Kind> = kinds.iter().map(|kind| &all[*kind]).collect();
-        let groups = serves(&kinds, groups.iter().cloned());
+        let groups = taken_groups(&kinds, groups.iter().cloned());
         self.list(store, all, &kinds, groups, until).await
     }
 
@@ -120,12 +121,12 @@ impl Discovery {
         self.list_some(store, all).await
     }
 
-    /// The lanes of the next groups of the present full scan, as many as can be listed in a short time: hints and free workers are not kept
-    /// waiting by thousands of groups.
+    /// The lanes of the next groups of the current full scan, for at most [`STEP`] and one more part. Hints and free workers need not wait
+    /// until thousands of groups are listed.
     pub(crate) async fn list_some(&mut self, store: &impl Database, kinds: &[Kind]) -> Result<Vec<Lane>, StoreError> {
         let (began, kinds) = (Monotonic::now(), kinds.iter().collect::<Vec<_>>());
         let mut lanes = Vec::new();
-        while self.is_behind() && began.elapsed() < STEP {
+        while self.is_incomplete() && began.elapsed() < STEP {
             let groups = self.next_groups();
             lanes.extend(lanes_without_gate(store, &kinds, &groups).await?);
             lanes.extend(lanes_with_gate(store, groups.intersection(&self.gated)).await?);
@@ -135,20 +136,20 @@ impl Discovery {
         Ok(lanes)
     }
 
-    /// The next groups to be listed.
+    /// The groups of the next part of a step.
     fn next_groups(&self) -> BTreeSet<String> {
         self.unlisted.iter().take(GROUPS_AT_ONCE).cloned().collect()
     }
 
-    /// Every lane without a gate that has jobs which are due at `until`; `None` when the walk takes too long.
+    /// Every lane without a gate that has jobs which are due at `until`. `None` if the walk takes too long.
     async fn walk(&mut self, store: &impl Database, until: Instant) -> Result<Option<impl Iterator<Item = Lane>>, StoreError> {
-        if self.too_long_until.is_some_and(|until| Monotonic::now() < until) {
+        if self.no_walk_before.is_some_and(|until| Monotonic::now() < until) {
             return Ok(None);
         }
         match store.waiting_lanes().await {
             Ok(lanes) => Ok(Some(lanes.into_iter().filter(move |(_, first)| *first <= until).map(|(lane, _)| lane))),
             Err(error) if error.is_too_slow() => {
-                self.too_long_until = Some(Monotonic::now() + TOO_LONG_FOR);
+                self.no_walk_before = Some(Monotonic::now() + NO_WALK_FOR);
                 Ok(None)
             }
             Err(error) => Err(error),
@@ -156,7 +157,7 @@ impl Discovery {
     }
 }
 
-/// The lanes without a gate in these groups. A group with very many classes has every lane that a worker may take.
+/// The lanes without a gate in these groups. In a group with more than [`MANY_CLASSES`] classes, every lane that workers of these kinds take.
 async fn lanes_without_gate(store: &impl Database, kinds: &[&Kind], groups: &BTreeSet<String>) -> Result<Vec<Lane>, StoreError> {
     let of = |group: String| async move {
         let (lanes, is_all) = store.lanes_of(&group, MANY_CLASSES).await?;
@@ -177,22 +178,23 @@ fn is_taken(kinds: &[&Kind], lane: &Lane) -> bool {
     kinds.iter().any(|kind| kind.takes(lane))
 }
 
-/// The groups that workers of these kinds serve and that have waiting jobs: in each of the others a search would walk over
-/// everything that lately left the index.
+/// The groups that workers of these kinds take and that have waiting jobs. A search in a group without jobs would read the index entries
+/// that were deleted recently. If the kinds name one group only, it is returned without a query.
 async fn groups_with_jobs(store: &impl Database, kinds: &[&Kind]) -> Result<BTreeSet<String>, StoreError> {
     let named = named_groups(kinds);
     if let Some(named) = named.filter(|named| named.len() <= 1) {
         return Ok(named.into_iter().map(str::to_owned).collect());
     }
-    Ok(serves(kinds, store.groups().await?))
+    Ok(taken_groups(kinds, store.groups().await?))
 }
 
-fn serves(kinds: &[&Kind], groups: impl IntoIterator<Item = String>) -> BTreeSet<String> {
+/// Those of these groups that workers of these kinds take.
+fn taken_groups(kinds: &[&Kind], groups: impl IntoIterator<Item = String>) -> BTreeSet<String> {
     let named = named_groups(kinds);
     groups.into_iter().filter(|group| named.as_ref().is_none_or(|named| named.contains(group.as_str()))).collect()
 }
 
-/// The groups that these kinds name; nothing when one of them takes every group.
+/// The groups that these kinds name. `None` if one of the kinds takes every group.
 fn named_groups<'a>(kinds: &[&'a Kind]) -> Option<HashSet<&'a str>> {
     let mut named = HashSet::new();
     for kind in kinds {
@@ -204,7 +206,7 @@ fn named_groups<'a>(kinds: &[&'a Kind]) -> Option<HashSet<&'a str>> {
     Some(named)
 }
 
-/// Every pair of these groups and the classes that are served there, if they are few.
+/// Every pair of one of these groups and a class that the kinds take there. `None` if there are more than [`FEW`].
 fn every_pair(kinds: &[&Kind], groups: &BTreeSet<String>) -> Option<Vec<Lane>> {
     let mut lanes = HashSet::new();
     for lane in pairs(kinds, groups) {
@@ -216,7 +218,7 @@ fn every_pair(kinds: &[&Kind], groups: &BTreeSet<String>) -> Option<Vec<Lane>> {
     Some(lanes.into_iter().collect())
 }
 
-/// The same, with repetitions.
+/// Every pair of one of these groups and a class that the kinds take there, with repetitions.
 fn pairs<'a>(kinds: &'a [&Kind], groups: &'a BTreeSet<String>) -> impl Iterator<Item = Lane> {
     kinds.iter().flat_map(|kind| {
         let served = groups.iter().filter(|group| kind.work_on.includes(group));
@@ -236,13 +238,13 @@ mod tests {
         let first = discovery.next_groups();
         assert!(first.len() == GROUPS_AT_ONCE && first.contains("group-10") && !first.contains("group-59"));
         discovery.unlisted.retain(|group| !first.contains(group));
-        assert!(discovery.is_behind() && discovery.will_list(&lane("group-59")) && !discovery.will_list(&lane("group-10")));
+        assert!(discovery.is_incomplete() && discovery.will_list(&lane("group-59")) && !discovery.will_list(&lane("group-10")));
         discovery.forget();
-        assert!(!discovery.is_behind() && !discovery.will_list(&lane("group-59")));
+        assert!(!discovery.is_incomplete() && !discovery.will_list(&lane("group-59")));
     }
 
     #[test]
-    fn a_few_lanes_are_searched_without_being_listed() {
+    fn a_few_lanes_are_searched_without_a_list() {
         let fleet = fleet(vec![available(&["a", "b"], &["x", "y"], 1), available(&["*"], &["z"], 1)]);
         let kinds: Vec<&Kind> = fleet.kinds().iter().collect();
         let groups = |names: &[&str]| names.iter().map(ToString::to_string).collect::<BTreeSet<_>>();
@@ -252,8 +254,8 @@ mod tests {
         assert_eq!(few, lanes.map(|(group, class)| Lane::new(group, class)));
         let many: BTreeSet<String> = (0..=FEW).map(|n| format!("group-{n}")).collect();
         assert!(every_pair(&kinds, &many).is_none());
-        assert_eq!(serves(&kinds[..1], groups(&["a", "c"])), groups(&["a"]));
-        assert_eq!(serves(&kinds, groups(&["a", "c"])), groups(&["a", "c"]));
+        assert_eq!(taken_groups(&kinds[..1], groups(&["a", "c"])), groups(&["a"]));
+        assert_eq!(taken_groups(&kinds, groups(&["a", "c"])), groups(&["a", "c"]));
         assert_eq!((named_groups(&kinds[..1]).map(|named| named.len()), named_groups(&kinds)), (Some(2), None));
     }
 }

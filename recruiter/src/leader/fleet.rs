@@ -1,6 +1,6 @@
 //! The fleet: a cache of the workers that accept jobs, from the last read of the roster.
 //!
-//! Workers that take the same groups and classes are of one *kind*. Searches are made for kinds, not for single workers.
+//! Workers that take the same groups and classes are of one *kind*. Searches are made for kinds of workers.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -13,15 +13,15 @@ use recruiter_common::{
     store::{Channel, Lane},
 };
 
-/// Tolerance before a heartbeat is overdue: the roster is read once a second.
+/// Tolerance before a heartbeat is overdue: by default the roster is read at least once per second.
 const HEARTBEAT_LATE: Duration = Duration::from_secs(2);
-/// Limit of the workers whose last heartbeat is in memory.
+/// Maximum number of workers whose last heartbeat is in memory. If it is exceeded, all of them are dropped.
 const REMEMBERED: usize = 100_000;
 
-/// Which kind of worker: an index of [`Fleet::kinds`].
+/// The number of a kind of workers: an index of [`Fleet::kinds`].
 pub(crate) type KindId = usize;
 
-/// Groups and classes that a worker takes.
+/// The groups and classes that workers of this kind take.
 #[derive(Clone, Debug)]
 pub(crate) struct Kind {
     pub(crate) work_on: WorkOn,
@@ -62,7 +62,7 @@ struct Observed {
     at: Monotonic,
 }
 
-/// The cache. It is unknown before the first read of the roster, and after an event that makes it stale.
+/// The cache. It is empty before the first read of the roster, and after an event that makes it stale.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Fleet {
     workers: Option<Vec<FreeWorker>>,
@@ -72,7 +72,7 @@ pub(crate) struct Fleet {
 }
 
 impl Fleet {
-    /// Replaces the cache by a read of the roster at `at`. Returns whether a worker is new.
+    /// Replaces the cache with workers that were read at `at`. Returns whether one of them is new.
     pub(crate) fn read(&mut self, available: Vec<AvailableWorker>, at: Monotonic) -> bool {
         if self.observed.len() > REMEMBERED {
             self.observed.clear();
@@ -90,7 +90,7 @@ impl Fleet {
             *observed = Observed { last_seen_at, round, at };
         }
         let changed_at = observed.at;
-        // The worker's configuration guarantees three heartbeats per lease.
+        // The worker's configuration guarantees at least three heartbeats per lease.
         let is_overdue = at.duration_since(changed_at) > lease / 3 + HEARTBEAT_LATE;
         let next = self.kinds.len();
         let kind = *self.kind_ids.entry((work_on, classes)).or_insert_with_key(|(work_on, classes)| {
@@ -100,7 +100,7 @@ impl Fleet {
         FreeWorker { id, kind, free, prefetch, prefetched, round, channel, changed_at, is_overdue }
     }
 
-    /// Whether the roster must be read before anything is planned.
+    /// Whether the cache was dropped: the roster must be read before a plan is made.
     pub(crate) fn is_unknown(&self) -> bool {
         self.workers.is_none()
     }
@@ -127,7 +127,7 @@ impl Fleet {
         &self.kinds
     }
 
-    /// Number of jobs that the workers of each kind accept.
+    /// Number of jobs that the workers of each kind accept, in free slots and ahead.
     pub(crate) fn slots(&self) -> HashMap<KindId, usize> {
         let mut slots = HashMap::new();
         for worker in self.workers() {
@@ -177,7 +177,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_worker_is_overdue_when_its_heartbeat_is_overdue() {
+    fn a_worker_is_overdue_two_seconds_after_its_heartbeat_was_due() {
         let mut fleet = Fleet::default();
         let (start, worker) = (Monotonic::now(), available(&["*"], &["a"], 1));
         let mut check = |seconds: u64, last_seen_at: i64| {
@@ -188,6 +188,6 @@ pub(crate) mod tests {
         assert!(!check(0, 1));
         assert!(!check(8, 1), "20 s / 3, and two seconds more");
         assert!(check(9, 1));
-        assert!(!check(10, 2), "it has beaten");
+        assert!(!check(10, 2), "it has sent a heartbeat");
     }
 }

@@ -1,6 +1,6 @@
-//! Jobs in flight: assigned, and the worker has not answered the assignment yet, or holds them ahead.
+//! Jobs in flight. A job is in flight from its assignment until its worker answers the assignment, and while a worker holds it ahead.
 //!
-//! Dropping a job from here too early is harmless: the start of a job has its own guard.
+//! It is harmless to remove a job too early: the start of a job has its own guard.
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
@@ -15,8 +15,8 @@ use recruiter_common::{
 
 use super::fleet::FreeWorker;
 
-/// How long an assigned job stays in flight. With the full scan that ends it this makes five seconds. A worker takes an assignment within
-/// milliseconds, or within its poll interval if the hint was lost.
+/// How long an assigned job stays in flight without an answer. The next full scan then ends the turn, so this is at most five seconds with
+/// the default poll interval. A worker takes an assignment within milliseconds, or within its poll interval if the hint was lost.
 const IN_FLIGHT_FOR: Duration = Duration::from_secs(4);
 
 /// One assignment to one worker, until the worker answers it by offering slots again.
@@ -24,20 +24,22 @@ const IN_FLIGHT_FOR: Duration = Duration::from_secs(4);
 pub(crate) struct Turn {
     pub(crate) worker: WorkerId,
     pub(crate) round: RoundId,
-    /// Where the worker listens.
+    /// The channel that the worker reads hints from.
     pub(crate) channel: Channel,
     /// The jobs, and their due dates if known.
     pub(crate) jobs: Vec<(JobId, Option<Instant>)>,
+    /// When the assignment was written.
     since: Monotonic,
-    /// Lanes in which a search has skipped one of the jobs.
-    pub(crate) met_in: BTreeSet<Lane>,
+    /// Lanes in which a search has skipped a job of this turn.
+    pub(crate) skipped_in: BTreeSet<Lane>,
 }
 
 /// A job that a worker holds ahead.
 #[derive(Clone, Copy, Debug)]
 struct Ahead {
+    /// When the roster first listed it.
     since: Monotonic,
-    /// The due date at which it was assigned, if known: with another date it was started since.
+    /// The due date at which it was assigned, if known. A job that has another date now was started in between.
     due: Option<Instant>,
 }
 
@@ -45,10 +47,11 @@ struct Ahead {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct InFlight {
     turns: HashMap<WorkerId, Turn>,
-    workers: HashMap<JobId, WorkerId>,
-    /// The jobs that each worker holds ahead, as its last report names them.
+    /// The worker of each job in a turn.
+    assignees: HashMap<JobId, WorkerId>,
+    /// The jobs that each worker holds ahead, from its last report in the roster.
     ahead: HashMap<WorkerId, HashMap<JobId, Ahead>>,
-    /// The workers that hold them.
+    /// The worker of each job that is held ahead.
     holders: HashMap<JobId, WorkerId>,
 }
 
@@ -63,43 +66,43 @@ impl InFlight {
     ) {
         // A worker has one turn at a time.
         self.end(worker);
-        self.workers.extend(jobs.iter().map(|(job, _)| (*job, worker)));
-        self.turns.insert(worker, Turn { worker, round, channel, jobs, since, met_in: BTreeSet::new() });
+        self.assignees.extend(jobs.iter().map(|(job, _)| (*job, worker)));
+        self.turns.insert(worker, Turn { worker, round, channel, jobs, since, skipped_in: BTreeSet::new() });
     }
 
     /// Ends the turn of a worker.
     pub(crate) fn end(&mut self, worker: WorkerId) -> Option<Turn> {
         let turn = self.turns.remove(&worker)?;
         for (job, _) in &turn.jobs {
-            if self.workers.get(job) == Some(&worker) {
-                self.workers.remove(job);
+            if self.assignees.get(job) == Some(&worker) {
+                self.assignees.remove(job);
             }
         }
         Some(turn)
     }
 
-    /// Number of jobs in flight.
+    /// Maximum number of jobs in flight: a job that is held ahead for too long still counts.
     pub(crate) fn len(&self) -> usize {
-        self.workers.len() + self.holders.len()
+        self.assignees.len() + self.holders.len()
     }
 
     pub(crate) fn contains(&self, job: &ScheduledJob, at: Monotonic) -> bool {
-        self.workers.contains_key(&job.id) || self.is_ahead(job, at)
+        self.assignees.contains_key(&job.id) || self.is_ahead(job, at)
     }
 
-    /// Whether a worker holds the job ahead. A worker that holds it for long is dead or hangs: it would have returned the job.
+    /// Whether a worker holds the job ahead. After [`IN_FLIGHT_FOR`] it does not count: a live worker would have started or returned the job.
     fn is_ahead(&self, job: &ScheduledJob, at: Monotonic) -> bool {
         let ahead = self.holders.get(&job.id).and_then(|worker| self.ahead.get(worker)?.get(&job.id));
         ahead.is_some_and(|ahead| at.duration_since(ahead.since) < IN_FLIGHT_FOR && ahead.due.is_none_or(|due| due == job.scheduled_at))
     }
 
-    /// Notes what these workers hold ahead, as the roster was read at `at`.
-    pub(crate) fn hold_ahead(&mut self, workers: &[FreeWorker], at: Monotonic) {
-        workers.iter().for_each(|worker| self.holds(worker.id, &worker.prefetched, at));
+    /// Updates the jobs that these workers hold ahead, from a read of the roster at `at`.
+    pub(crate) fn read_ahead(&mut self, workers: &[FreeWorker], at: Monotonic) {
+        workers.iter().for_each(|worker| self.set_ahead(worker.id, &worker.prefetched, at));
     }
 
-    /// Notes what a worker holds ahead.
-    fn holds(&mut self, worker: WorkerId, jobs: &[JobId], at: Monotonic) {
+    /// Replaces the jobs that a worker holds ahead.
+    fn set_ahead(&mut self, worker: WorkerId, jobs: &[JobId], at: Monotonic) {
         let before = self.ahead.remove(&worker).unwrap_or_default();
         before.keys().for_each(|job| self.drop_holder(*job, worker));
         if jobs.is_empty() {
@@ -121,13 +124,13 @@ impl InFlight {
         }
     }
 
-    /// A worker has returned these jobs, also before its turn was over.
+    /// Removes jobs that a worker has returned, even in the middle of its turn.
     pub(crate) fn returned(&mut self, worker: WorkerId, jobs: &[JobId]) {
         let jobs: HashSet<JobId> = jobs.iter().copied().collect();
         for job in &jobs {
             self.drop_holder(*job, worker);
-            if self.workers.get(job) == Some(&worker) {
-                self.workers.remove(job);
+            if self.assignees.get(job) == Some(&worker) {
+                self.assignees.remove(job);
             }
         }
         if let Some(turn) = self.turns.get_mut(&worker) {
@@ -141,20 +144,20 @@ impl InFlight {
         }
     }
 
-    /// A worker has left. Ends its turn, and drops what it held ahead.
-    pub(crate) fn left(&mut self, worker: WorkerId, at: Monotonic) -> Option<Turn> {
-        self.holds(worker, &[], at);
+    /// Removes a worker that has left: its turn, which is returned, and the jobs that it held ahead.
+    pub(crate) fn remove_worker(&mut self, worker: WorkerId, at: Monotonic) -> Option<Turn> {
+        self.set_ahead(worker, &[], at);
         self.end(worker)
     }
 
-    /// A search has found this job. Returns whether it is in flight, and is therefore skipped.
-    pub(crate) fn meet(&mut self, job: &ScheduledJob, at: Monotonic) -> bool {
-        let turn = self.workers.get(&job.id).and_then(|worker| self.turns.get_mut(worker));
-        turn.map(|turn| turn.met_in.insert(job.lane())).is_some() || self.is_ahead(job, at)
+    /// Returns whether a search must skip this job, because it is in flight. If it is in a turn, the turn records the lane.
+    pub(crate) fn skip(&mut self, job: &ScheduledJob, at: Monotonic) -> bool {
+        let turn = self.assignees.get(&job.id).and_then(|worker| self.turns.get_mut(worker));
+        turn.map(|turn| turn.skipped_in.insert(job.lane())).is_some() || self.is_ahead(job, at)
     }
 
-    /// Ends the turns of workers that accept jobs again, and returns them. The jobs that these workers hold ahead stay in flight.
-    pub(crate) fn settle(&mut self, workers: &[FreeWorker]) -> Vec<Turn> {
+    /// Ends and returns the turns of workers that accept jobs again. The jobs that these workers hold ahead stay in flight.
+    pub(crate) fn end_answered(&mut self, workers: &[FreeWorker]) -> Vec<Turn> {
         let is_over = |worker: &&FreeWorker| self.turns.get(&worker.id).is_some_and(|turn| worker.round == Some(turn.round));
         let over: Vec<WorkerId> = workers.iter().filter(is_over).map(|worker| worker.id).collect();
         over.into_iter().filter_map(|worker| self.end(worker)).collect()
@@ -166,17 +169,18 @@ impl InFlight {
         workers.into_iter().collect()
     }
 
-    /// The turns that began longer ago than this.
+    /// The turns that are older than `age`.
     pub(crate) fn older_than(&self, age: Duration, at: Monotonic) -> impl Iterator<Item = &Turn> {
         self.turns.values().filter(move |turn| at.duration_since(turn.since) > age)
     }
 
-    /// Ends the turns of workers that left the roster, have another round, or take too long, and returns them.
+    /// Ends and returns the turns of workers that have left the roster, have another round, or take too long. `rounds` has the registered
+    /// workers.
     pub(crate) fn expire(&mut self, rounds: &HashMap<WorkerId, Option<RoundId>>, at: Monotonic) -> Vec<Turn> {
         let is_over = |turn: &&Turn| at.duration_since(turn.since) >= IN_FLIGHT_FOR || rounds.get(&turn.worker) != Some(&Some(turn.round));
         let over: Vec<WorkerId> = self.turns.values().filter(is_over).map(|turn| turn.worker).collect();
         let gone: Vec<WorkerId> = self.ahead.keys().filter(|worker| !rounds.contains_key(worker)).copied().collect();
-        gone.into_iter().for_each(|worker| self.holds(worker, &[], at));
+        gone.into_iter().for_each(|worker| self.set_ahead(worker, &[], at));
         over.into_iter().filter_map(|worker| self.end(worker)).collect()
     }
 }
@@ -206,8 +210,8 @@ mod tests {
         let mut flight = InFlight::default();
         flight.begin(first, (a, Channel(0)), vec![(job, None)], start);
         assert!(flight.contains(&found(job, 0), start) && flight.len() == 1);
-        assert!(flight.settle(&[worker(a, None), worker(b, Some(first))]).is_empty(), "it offers slots of before; another worker");
-        assert_eq!(flight.settle(&[worker(a, Some(first))]).len(), 1);
+        assert!(flight.end_answered(&[worker(a, None), worker(b, Some(first))]).is_empty(), "it offers slots of before; another worker");
+        assert_eq!(flight.end_answered(&[worker(a, Some(first))]).len(), 1);
         assert!(!flight.contains(&found(job, 0), start));
         let mut expired = |rounds: &[(WorkerId, Option<RoundId>)], seconds: u64| {
             flight.begin(first, (a, Channel(0)), vec![(job, None)], start);
@@ -242,8 +246,8 @@ mod tests {
         flight.begin(round, (a, Channel(0)), vec![(one, due), (two, due), (three, None)], start);
         let report = |jobs: &[JobId], flight: &mut InFlight, seconds: u64| {
             let reports = [FreeWorker { prefetched: jobs.to_vec(), ..worker(a, Some(round)) }];
-            flight.hold_ahead(&reports, start + Duration::from_secs(seconds));
-            flight.settle(&reports).len()
+            flight.read_ahead(&reports, start + Duration::from_secs(seconds));
+            flight.end_answered(&reports).len()
         };
         assert_eq!(report(&[two, three], &mut flight, 0), 1);
         let held = |flight: &InFlight, seconds: u64| {
@@ -259,7 +263,7 @@ mod tests {
         flight.returned(a, &[three]);
         assert_eq!((held(&flight, 0), flight.len(), flight.workers().len()), ([false; 3], 0, 0));
         report(&[one], &mut flight, 0);
-        assert!(flight.workers() == [a] && flight.left(a, start).is_none() && flight.len() == 0);
+        assert!(flight.workers() == [a] && flight.remove_worker(a, start).is_none() && flight.len() == 0);
         report(&[one], &mut flight, 0);
         assert!(flight.expire(&HashMap::new(), start).is_empty() && flight.len() == 0, "it is gone");
         flight.begin(round, (a, Channel(0)), vec![(one, due), (two, due)], start);

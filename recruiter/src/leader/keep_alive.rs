@@ -1,4 +1,4 @@
-//! Keep-alives for idle workers. A worker that receives one need not read its roster document before the next one is due.
+//! Keep-alives for idle workers. A worker that receives one need not poll its roster document before the next one is due.
 
 use std::{
     collections::BTreeSet,
@@ -9,21 +9,22 @@ use recruiter_common::store::{Channel, Hint};
 
 use super::database::Database;
 
-/// Between two reads of the channels of all workers. The channels of workers with free slots are learned with each look at the roster.
+/// Interval between two reads of the channels of all workers. In between, each read of the roster adds the channels of workers that accept
+/// jobs.
 const CHANNELS_EVERY: Duration = Duration::from_secs(5);
 
-/// The channels that get keep-alives, and whether they may have them.
+/// The channels that get keep-alives, and the last failure of a hint.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct KeepAlive {
     /// Channels that workers listen on.
     pub(crate) channels: BTreeSet<Channel>,
     read_at: Option<Monotonic>,
-    /// When a hint to a worker could not be sent.
+    /// When a hint to a worker may have been lost.
     failed_at: Option<Monotonic>,
 }
 
 impl KeepAlive {
-    /// Reads the channels of all workers, unless that was done lately.
+    /// Reads the channels of all workers, unless the last read was less than [`CHANNELS_EVERY`] ago.
     pub(crate) async fn read_channels(&mut self, store: &impl Database, at: Monotonic) {
         if self.read_at.is_none_or(|read| at.duration_since(read) >= CHANNELS_EVERY)
             && let Ok(channels) = store.channels().await
@@ -32,12 +33,12 @@ impl KeepAlive {
         }
     }
 
-    /// Notes that a notification of an assignment was not sent.
+    /// Records that the hint of an assignment may be lost. The workers must then poll.
     pub(crate) fn failed(&mut self, at: Monotonic) {
         self.failed_at = Some(at);
     }
 
-    /// The keep-alives of a full scan, the next of which is due after `every`; none for two scans after a hint that could not be sent.
+    /// The keep-alives after a full scan. The next scan is due after `every`. Returns no keep-alives for two scan intervals after a failure.
     pub(crate) fn hints(&self, every: Duration, at: Monotonic) -> Vec<(Channel, Hint)> {
         if self.failed_at.is_some_and(|failed| at.duration_since(failed) <= every * 2) {
             return Vec::new();
@@ -53,14 +54,14 @@ mod tests {
     const EVERY: Duration = Duration::from_secs(1);
 
     #[test]
-    fn every_channel_is_told_when_the_next_keep_alive_is_due() {
+    fn every_channel_gets_the_time_of_the_next_keep_alive() {
         let keep_alive = KeepAlive { channels: (0..3).map(Channel).collect(), ..KeepAlive::default() };
         let hints = keep_alive.hints(EVERY, Monotonic::now());
         assert_eq!(hints, (0..3).map(|channel| (Channel(channel), Hint::KeepAlive { again_in: EVERY })).collect::<Vec<_>>());
     }
 
     #[test]
-    fn after_a_hint_that_was_not_sent_workers_look_for_themselves() {
+    fn after_a_lost_hint_there_are_no_keep_alives_for_two_intervals() {
         let mut keep_alive = KeepAlive { channels: [Channel(0)].into(), ..KeepAlive::default() };
         let at = Monotonic::now();
         keep_alive.failed(at);

@@ -1,18 +1,19 @@
 //! The cache of due jobs: one window per lane, and the rules that make a window stale.
 //!
-//! **A window** holds the first due jobs of its lane. When it was filled, it held every job of the lane that comes before its `end` and is due
-//! at its horizon (`until`). A job leaves the window when it is assigned and enters it when it is announced. A window is *stale*, and is
-//! filled again before the next plan, when
+//! **A window** holds the first jobs of its lane. A search fills it with every job of the lane that is due at its `horizon` and is not after
+//! its `end`. Jobs that are in flight or paused are left out. A job leaves the window when it is assigned, and enters it when it is
+//! announced. A window is *stale*, and is filled again before the next plan, when
 //!
-//! 1. an event concerns the lane but is not in the window: a hint that does not carry the job, or an assignment that came to nothing;
+//! 1. an event concerns the lane but is not in the window: a hint without the job itself, or an assignment whose jobs were not all started;
 //! 2. the pause of a refused job is over;
-//! 3. more jobs may be due after its end or after its horizon, and the known jobs before that point, in all lanes of the same workers, do not
-//!    fill the free slots.
+//! 3. it may be incomplete (it has an end, or its horizon has passed), and the known due jobs of all lanes of the same workers, up to the
+//!    first such end, are fewer than these workers accept. After a fruitless search this rule does not apply for 100 ms.
 //!
-//! **A lane without a window** was empty up to the horizon of the last full scan, for the kinds of workers that the scan was made for. A full
-//! scan drops all windows and lists all lanes that have jobs.
+//! **A lane without a window** had no jobs that are due at the horizon of the last full scan, if the scan covered the kinds of workers that
+//! take the lane. A full scan drops all windows and lists all lanes that have jobs.
 //!
-//! Safety does not depend on this cache. The start of a job that is gone fails, and a job that is missing here is found by the next full scan.
+//! Safety does not depend on this cache. If a job in the cache was started by another worker or archived, its start fails. If a job is
+//! missing in the cache, the next full scan finds it.
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
@@ -27,9 +28,9 @@ use recruiter_common::{
 
 use super::fleet::{Kind, KindId};
 
-/// Limit of jobs in all windows: more than the slots of a large fleet.
+/// Maximum number of jobs in all windows while jobs are announced. It is above the number of slots of a large fleet.
 const REMEMBERED: usize = 100_000;
-/// Pause after a search whose full answer held only jobs that cannot be assigned now.
+/// Pause after a fruitless search: its answer was full, but had too few jobs that can be assigned now.
 const FRUITLESS_FOR: Duration = Duration::from_millis(100);
 
 /// The first jobs of one lane.
@@ -37,17 +38,18 @@ const FRUITLESS_FOR: Duration = Duration::from_millis(100);
 struct Window {
     /// Sorted by position.
     jobs: VecDeque<ScheduledJob>,
-    /// Up to this position no job is missing. `None`: no job is missing.
+    /// The position up to which no job is missing. `None`: no job is missing.
     end: Option<Position>,
-    /// The horizon: jobs that are due later were not searched.
-    until: Instant,
+    /// The search left out jobs that are due later.
+    horizon: Instant,
+    /// Rule 1 of staleness.
     is_stale: bool,
-    /// When the first pause of a refused job is over.
-    retry_at: Option<Monotonic>,
-    /// Until then another search would find nothing new.
-    fruitless_until: Option<Monotonic>,
-    /// The due date of a known job after the horizon.
-    next: Option<Instant>,
+    /// When the first pause of a refused job of this lane ends.
+    pause_ends_at: Option<Monotonic>,
+    /// After a fruitless search: rule 3 of staleness does not apply before this instant.
+    search_again_at: Option<Monotonic>,
+    /// The first due date after the horizon, if it is known.
+    next_due: Option<Instant>,
     /// The kinds of workers that take the lane, among the first `known_kinds` kinds.
     able: Vec<KindId>,
     known_kinds: usize,
@@ -56,24 +58,24 @@ struct Window {
 /// The part of a search's answer that belongs to one lane.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Found {
-    /// Jobs that can be assigned once they are due, sorted by position.
+    /// Jobs that are neither in flight nor paused, sorted by position.
     pub(crate) jobs: VecDeque<ScheduledJob>,
-    /// When the first pause of a refused job is over.
-    pub(crate) retry_at: Option<Monotonic>,
+    /// When the first pause of a refused job ends.
+    pub(crate) pause_ends_at: Option<Monotonic>,
 }
 
 /// The answer to one query over some lanes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Search {
-    /// By lane. Lanes without jobs are absent.
+    /// The jobs of each lane. Lanes without jobs are absent.
     pub(crate) found: HashMap<Lane, Found>,
     /// The query found every job up to this position. `None`: it found every job.
     pub(crate) end: Option<Position>,
-    /// The horizon of the query.
-    pub(crate) until: Instant,
-    /// The due date of a known job after the horizon.
-    pub(crate) next: Option<Instant>,
-    /// Whether the same query would again find too few jobs that can be assigned now.
+    /// The query left out jobs that are due later.
+    pub(crate) horizon: Instant,
+    /// The first due date after the horizon, if it is known.
+    pub(crate) next_due: Option<Instant>,
+    /// Whether the search was fruitless: the answer is full, but has too few jobs that can be assigned now.
     pub(crate) is_fruitless: bool,
 }
 
@@ -96,15 +98,15 @@ impl Search {
 }
 
 impl Window {
-    fn stale(until: Instant) -> Self {
+    fn stale(horizon: Instant) -> Self {
         Self {
             jobs: VecDeque::new(),
             end: None,
-            until,
+            horizon,
             is_stale: true,
-            retry_at: None,
-            fruitless_until: None,
-            next: None,
+            pause_ends_at: None,
+            search_again_at: None,
+            next_due: None,
             able: Vec::new(),
             known_kinds: 0,
         }
@@ -112,17 +114,17 @@ impl Window {
 
     /// Rules 1 and 2 of staleness.
     fn is_stale(&self, at: Monotonic) -> bool {
-        self.is_stale || self.retry_at.is_some_and(|again| again <= at)
+        self.is_stale || self.pause_ends_at.is_some_and(|again| again <= at)
     }
 
-    /// Whether a search may find due jobs that are not in the window.
+    /// Whether a search now may find due jobs that are not in the window.
     fn may_have_more(&self, now: Instant, at: Monotonic) -> bool {
-        (self.end.is_some() || self.until <= now) && self.fruitless_until.is_none_or(|until| until <= at)
+        (self.end.is_some() || self.horizon <= now) && self.search_again_at.is_none_or(|until| until <= at)
     }
 
-    /// Whether the window holds no more information than its absence.
-    fn says_nothing(&self, scanned_until: Instant) -> bool {
-        self.jobs.is_empty() && self.end.is_none() && !self.is_stale && self.retry_at.is_none() && self.until >= scanned_until
+    /// Whether the missing window of an empty lane would mean the same.
+    fn is_redundant(&self, scanned_until: Instant) -> bool {
+        self.jobs.is_empty() && self.end.is_none() && !self.is_stale && self.pause_ends_at.is_none() && self.horizon >= scanned_until
     }
 
     fn learn_kinds(&mut self, lane: &Lane, kinds: &[Kind]) {
@@ -134,8 +136,10 @@ impl Window {
 /// The last full scan.
 #[derive(Clone, Debug)]
 struct Scan {
+    /// The kinds of workers that it covered.
     kinds: HashSet<KindId>,
-    until: Instant,
+    /// The scan listed lanes with jobs that are due at this date.
+    horizon: Instant,
 }
 
 /// All windows, and the last full scan.
@@ -153,41 +157,41 @@ pub(crate) struct Waiting<'a> {
 }
 
 impl Lanes {
-    /// Drops everything. The next round begins with a full scan.
+    /// Drops all windows and the last full scan. The next round that can assign jobs begins with a full scan.
     pub(crate) fn forget(&mut self) {
         *self = Self::default();
     }
 
-    /// Requests a full scan. Announced jobs stay known until then.
+    /// Requests a full scan. The windows stay until then.
     pub(crate) fn forget_scan(&mut self) {
         self.scan = None;
     }
 
     /// Whether a full scan is due.
     pub(crate) fn needs_scan(&self, now: Instant) -> bool {
-        self.scan.as_ref().is_none_or(|scan| scan.until < now)
+        self.scan.as_ref().is_none_or(|scan| scan.horizon < now)
     }
 
-    /// The kinds among these that the last full scan did not cover.
+    /// Those of these kinds that the last full scan did not cover.
     pub(crate) fn unscanned(&self, kinds: impl Iterator<Item = KindId>) -> Vec<KindId> {
         kinds.filter(|kind| self.scan.as_ref().is_none_or(|scan| !scan.kinds.contains(kind))).collect()
     }
 
-    /// Begins a full scan with these lanes: all that have jobs which are due at `until` and which these kinds of workers take. Only lanes
-    /// that will be listed later keep their windows until then.
+    /// Begins a full scan. `lanes` are the listed lanes that have jobs which are due at `horizon` and that workers of these kinds take. A
+    /// lane that the same scan lists in a later round keeps its window until then.
     pub(crate) fn begin_scan(
         &mut self,
         lanes: impl IntoIterator<Item = Lane>,
         kinds: impl IntoIterator<Item = KindId>,
-        until: Instant,
+        horizon: Instant,
         will_be_listed: impl Fn(&Lane) -> bool,
     ) {
         self.windows.retain(|lane, _| will_be_listed(lane));
-        self.windows.extend(lanes.into_iter().map(|lane| (lane, Window::stale(until))));
-        self.scan = Some(Scan { kinds: kinds.into_iter().collect(), until });
+        self.windows.extend(lanes.into_iter().map(|lane| (lane, Window::stale(horizon))));
+        self.scan = Some(Scan { kinds: kinds.into_iter().collect(), horizon });
     }
 
-    /// The lanes of these kinds of workers were listed as well.
+    /// Records that the lanes of these kinds of workers were listed as well.
     pub(crate) fn scanned_for(&mut self, kinds: impl IntoIterator<Item = KindId>) {
         if let Some(scan) = &mut self.scan {
             scan.kinds.extend(kinds);
@@ -196,29 +200,30 @@ impl Lanes {
 
     /// Rule 1 of staleness: an event concerns this lane.
     pub(crate) fn mark_stale(&mut self, lane: Lane) {
-        let until = self.horizon();
-        self.windows.entry(lane).or_insert_with(|| Window::stale(until)).is_stale = true;
+        let horizon = self.horizon();
+        self.windows.entry(lane).or_insert_with(|| Window::stale(horizon)).is_stale = true;
     }
 
-    /// Rule 2 of staleness: all pauses are over.
+    /// Ends all pauses of refused jobs: their windows are stale.
     pub(crate) fn end_pauses(&mut self) {
-        self.windows.values_mut().for_each(|window| window.is_stale |= window.retry_at.is_some());
+        self.windows.values_mut().for_each(|window| window.is_stale |= window.pause_ends_at.is_some());
     }
 
+    /// The horizon of the last full scan.
     fn horizon(&self) -> Instant {
-        self.scan.as_ref().map_or(Instant::MIN_UTC, |scan| scan.until)
+        self.scan.as_ref().map_or(Instant::MIN_UTC, |scan| scan.horizon)
     }
 
     /// Adds announced jobs. Their inserts need not be visible yet.
     pub(crate) fn announce(&mut self, jobs: impl IntoIterator<Item = ScheduledJob>) {
         let mut known: usize = self.windows.values().map(|window| window.jobs.len()).sum();
-        let (until, is_scanned) = (self.horizon(), self.scan.is_some());
+        let (horizon, is_scanned) = (self.horizon(), self.scan.is_some());
         for job in jobs {
             if known >= REMEMBERED && !self.windows.contains_key(&job.lane()) {
                 // The next full scan finds it.
                 continue;
             }
-            let window = self.windows.entry(job.lane()).or_insert_with(|| Window { is_stale: !is_scanned, ..Window::stale(until) });
+            let window = self.windows.entry(job.lane()).or_insert_with(|| Window { is_stale: !is_scanned, ..Window::stale(horizon) });
             if known >= REMEMBERED {
                 window.is_stale = true;
             } else if window.end.is_none_or(|end| job.position() < end)
@@ -232,11 +237,11 @@ impl Lanes {
 
     /// Removes assigned jobs.
     pub(crate) fn remove(&mut self, lanes: &HashSet<Lane>, jobs: &HashSet<JobId>) {
-        let until = self.horizon();
+        let horizon = self.horizon();
         for lane in lanes {
             if let Some(window) = self.windows.get_mut(lane) {
                 window.jobs.retain(|job| !jobs.contains(&job.id));
-                if window.says_nothing(until) {
+                if window.is_redundant(horizon) {
                     self.windows.remove(lane);
                 }
             }
@@ -250,8 +255,8 @@ impl Lanes {
         }
     }
 
-    /// The stale lanes that workers with free slots take, grouped by the kinds that take them. Lanes of one group are interchangeable: any of
-    /// their workers could take a job of any of them, so one query over the group hides no job from a worker.
+    /// The stale lanes that workers of the kinds in `free` take, grouped by these kinds. `free` has the number of jobs that the workers of a
+    /// kind accept. The same workers take all lanes of one group, so one query over the group hides no job from a worker.
     pub(crate) fn stale(&self, free: &HashMap<KindId, usize>, now: Instant, at: Monotonic) -> HashMap<Vec<KindId>, Vec<Lane>> {
         let mut alike: HashMap<Vec<KindId>, Vec<(&Lane, &Window)>> = HashMap::new();
         for (lane, window) in &self.windows {
@@ -273,36 +278,36 @@ impl Lanes {
         stale
     }
 
-    /// Replaces the windows of these lanes by the answer of a search.
+    /// Replaces the contents of the windows of these lanes by the answer of a search.
     pub(crate) fn fill(&mut self, lanes: &[Lane], search: &mut Search, at: Monotonic) {
         let scanned_until = self.horizon();
         for lane in lanes {
             let Some(window) = self.windows.get_mut(lane) else { continue };
             let found = search.found.remove(lane).unwrap_or_default();
-            (window.jobs, window.retry_at) = (found.jobs, found.retry_at);
-            (window.end, window.until, window.next) = (search.end, search.until, search.next);
+            (window.jobs, window.pause_ends_at) = (found.jobs, found.pause_ends_at);
+            (window.end, window.horizon, window.next_due) = (search.end, search.horizon, search.next_due);
             window.is_stale = false;
-            window.fruitless_until = search.is_fruitless.then_some(at + FRUITLESS_FOR);
-            if window.says_nothing(scanned_until) {
+            window.search_again_at = search.is_fruitless.then_some(at + FRUITLESS_FOR);
+            if window.is_redundant(scanned_until) {
                 self.windows.remove(lane);
             }
         }
     }
 
-    /// Every lane that has jobs.
+    /// Every lane with known jobs.
     pub(crate) fn waiting(&self) -> impl Iterator<Item = Waiting<'_>> {
         let with_jobs = self.windows.iter().filter(|(_, window)| !window.jobs.is_empty());
         with_jobs.map(|(lane, window)| Waiting { lane, jobs: &window.jobs, able: &window.able })
     }
 
-    /// When the next round is due for workers of these kinds: at a date of the server, or at an instant of this process.
-    pub(crate) fn next(&self, free: &HashMap<KindId, usize>, now: Instant) -> (Option<Instant>, Option<Monotonic>) {
+    /// When the next round is due for workers of these kinds: a date of the server's clock, and an instant of this process's clock.
+    pub(crate) fn next_round(&self, free: &HashMap<KindId, usize>, now: Instant) -> (Option<Instant>, Option<Monotonic>) {
         let (mut date, mut instant) = (None, None);
         for window in self.windows.values().filter(|window| window.able.iter().any(|kind| free.contains_key(kind))) {
-            let later = window.jobs.iter().map(|job| job.scheduled_at).chain(window.next).filter(|at| *at > now).min();
+            let later = window.jobs.iter().map(|job| job.scheduled_at).chain(window.next_due).filter(|at| *at > now).min();
             date = date.into_iter().chain(later).min();
-            let fruitless_until = window.fruitless_until.filter(|_| window.end.is_some() || window.until <= now);
-            instant = instant.into_iter().chain(window.retry_at).chain(fruitless_until).min();
+            let search_again_at = window.search_again_at.filter(|_| window.end.is_some() || window.horizon <= now);
+            instant = instant.into_iter().chain(window.pause_ends_at).chain(search_again_at).min();
         }
         (date, instant)
     }
@@ -311,7 +316,7 @@ impl Lanes {
 /// Rule 3 of staleness: whether the jobs before the first position at which one may be missing do not fill the slots.
 fn more_is_needed(lanes: &[(&Lane, &Window)], slots: usize, now: Instant, at: Monotonic) -> bool {
     let unsure = || lanes.iter().filter(|(_, window)| window.may_have_more(now, at));
-    // After its horizon a lane may miss its first job.
+    // After the horizon of a window has passed, the first due job of the lane may be missing.
     if unsure().any(|(_, window)| window.end.is_none()) {
         return true;
     }
@@ -326,7 +331,7 @@ mod tests {
     use crate::leader::fleet::tests::{available, fleet};
 
     impl Lanes {
-        /// Whether a window has a job behind its end, before which another job may be missing.
+        /// Whether a window has a job after its end: another job may be missing before it.
         pub(crate) fn has_job_behind_end(&self) -> bool {
             let is_behind = |window: &Window| window.jobs.back().is_some_and(|job| window.end.is_some_and(|end| job.position() > end));
             self.windows.values().any(is_behind)
@@ -347,12 +352,12 @@ mod tests {
         ScheduledJob { id: JobId::new(), group: "g".into(), class: class.into(), gate: None, priority, scheduled_at: date(scheduled_at) }
     }
 
-    /// A search that has found these jobs, all of one lane, and nothing missing up to the end.
+    /// A search that has found these jobs, all of one lane, with this job at its end.
     fn found(jobs: &[&ScheduledJob], end: Option<&ScheduledJob>) -> Search {
         let in_lane =
-            |lane| Found { jobs: jobs.iter().filter(|job| job.lane() == lane).map(|job| (*job).clone()).collect(), retry_at: None };
+            |lane| Found { jobs: jobs.iter().filter(|job| job.lane() == lane).map(|job| (*job).clone()).collect(), pause_ends_at: None };
         let found = jobs.iter().map(|job| (job.lane(), in_lane(job.lane()))).collect();
-        Search { found, end: end.map(ScheduledJob::position), until: date(NOW + 2_000), next: None, is_fruitless: false }
+        Search { found, end: end.map(ScheduledJob::position), horizon: date(NOW + 2_000), next_due: None, is_fruitless: false }
     }
 
     fn fill(lanes: &mut Lanes, class: &str, mut search: Search) {
@@ -439,8 +444,8 @@ mod tests {
         let mut lanes = scanned(&[&later], None);
         assert!(!is_stale(&mut lanes, NOW, Duration::ZERO));
         let free = HashMap::from([(0, 1)]);
-        assert_eq!(lanes.next(&free, date(NOW)), (Some(date(NOW + 500)), None));
-        assert_eq!(lanes.next(&HashMap::new(), date(NOW)), (None, None), "nobody could take it");
+        assert_eq!(lanes.next_round(&free, date(NOW)), (Some(date(NOW + 500)), None));
+        assert_eq!(lanes.next_round(&HashMap::new(), date(NOW)), (None, None), "nobody could take it");
         assert!(!is_stale(&mut lanes, NOW + 1_500, Duration::ZERO), "it is due, and nothing else can be");
         take(&mut lanes, &later);
         assert!(lanes.needs_scan(date(NOW + 2_001)) && !lanes.needs_scan(date(NOW + 2_000)), "the horizon");
@@ -453,10 +458,10 @@ mod tests {
         fill(&mut lanes, "a", Search { is_fruitless: true, ..found(&[], Some(&last)) });
         assert!(!is_stale(&mut lanes, NOW, Duration::ZERO), "the same search would find the same");
         assert!(is_stale(&mut lanes, NOW, FRUITLESS_FOR));
-        assert!(lanes.next(&HashMap::from([(0, 1)]), date(NOW)).1.is_some());
+        assert!(lanes.next_round(&HashMap::from([(0, 1)]), date(NOW)).1.is_some());
         let at = Monotonic::now();
         let mut again = found(&[&last], None);
-        again.found.get_mut(&lane("a")).unwrap().retry_at = Some(at + Duration::from_secs(60));
+        again.found.get_mut(&lane("a")).unwrap().pause_ends_at = Some(at + Duration::from_secs(60));
         fill(&mut lanes, "a", again);
         assert!(!is_stale(&mut lanes, NOW, Duration::from_secs(59)));
         assert!(is_stale(&mut lanes, NOW, Duration::from_secs(61)));

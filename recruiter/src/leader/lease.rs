@@ -1,15 +1,14 @@
-//! The lease: at most one recruiter leads at a time.
+//! The recruiter's lease: one document that the leader renews. At most one recruiter assigns at a time.
 //!
-//! The lease is one document that its holder renews.
-//!
-//! - A standby takes the lease over when it has observed the same renewal for the whole lease, measured on its own monotonic clock. The
-//!   length is the holder's, which the document states, or the standby's own if that is longer. A released lease is taken over at once.
-//! - The holder trusts a renewal for two thirds of the lease. The time counts from before the request and includes the time that the machine
-//!   sleeps. The holder has therefore stopped assigning before a standby begins. (The trust window is River's.)
+//! - A standby takes over when it has observed the same renewal for the whole length of the lease, measured by its own monotonic clock. The
+//!   length is that of the holder, which the document contains, or that of the standby if it is longer. A standby takes over a released
+//!   lease at once.
+//! - The holder trusts a renewal for two thirds of the lease. The time counts from before the request and includes the time for which the
+//!   machine sleeps. Therefore the holder begins no round after a standby has taken over. (River has the same trust window.)
 //! - Wall clocks are never compared.
 //!
-//! The argument fails when a process freezes in the middle of a round and continues later. Then the new leader's term is in the roster, and
-//! the old leader's assignments match no worker. A job that is assigned twice is still started once.
+//! If a process freezes in the middle of a round, it can assign after another recruiter has taken over. The new leader has then written its
+//! term into the roster, so the assignments of the old leader match no worker. A job that is assigned twice is still started once.
 
 use std::{
     sync::{Mutex, PoisonError},
@@ -25,19 +24,20 @@ use recruiter_common::{
     telemetry::chain,
 };
 
-/// Between two attempts to renew.
+/// Pause after a failed renewal.
 const RETRY: Duration = Duration::from_millis(500);
 
-/// A held lease and how long it may be trusted.
+/// A held lease, and when it was renewed.
 #[derive(Debug)]
 pub(crate) struct Leadership {
     lease: Lease,
     duration: Duration,
+    /// When the last successful renewal was sent.
     renewed: Mutex<Uptime>,
 }
 
 impl Leadership {
-    /// Waits until this process leads; `None` if a stop is requested first.
+    /// Waits until this process leads. Returns `None` if a stop is requested first.
     pub(crate) async fn acquire(
         store: &Store,
         duration: Duration,
@@ -60,7 +60,7 @@ impl Leadership {
                 }
                 Ok(None) => {}
                 Err(error) => {
-                    // An observation with a gap proves nothing.
+                    // The observation has a gap: it starts again.
                     seen = None;
                     tracing::warn!(error = chain(&error), "cannot read the lease; retrying");
                 }
@@ -81,22 +81,23 @@ impl Leadership {
         self.age() < self.duration / 3 * 2
     }
 
-    /// Time since the last renewal.
+    /// Time since the last successful renewal was sent.
     fn age(&self) -> Duration {
         Uptime::now().since(*self.renewed.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Renews the lease three times in its length, until another recruiter leads. A renewal without a reply is repeated.
+    /// Renews the lease three times within its length, until another recruiter leads. A failed renewal is repeated.
     ///
-    /// This runs beside the duties, so that a long round does not cost the lease. Each renewal stamps the term on the roster again: a worker
-    /// whose stamp was lost, to a failover or to an edit by hand, gets jobs again soon.
+    /// This runs at the same time as the rounds, so that the lease does not expire during a long round. After each renewal the term is
+    /// written into the roster again. If a worker's document has lost the term, by a failover or an edit by hand, the worker gets jobs again
+    /// soon.
     pub(crate) async fn keep(&self, store: &Store) {
         loop {
             pause((self.duration / 3).saturating_sub(self.age())).await;
             match self.renew(store).await {
                 Ok(true) => {
                     if let Err(error) = store.stamp_term(self.term()).await {
-                        tracing::debug!(error = chain(&error), "cannot stamp the term on the roster; retrying with the next renewal");
+                        tracing::debug!(error = chain(&error), "cannot write the term into the roster; retrying after the next renewal");
                     }
                 }
                 Ok(false) => {
@@ -111,7 +112,7 @@ impl Leadership {
         }
     }
 
-    /// Renews; false when another recruiter leads.
+    /// Renews the lease. Returns false if another recruiter leads.
     async fn renew(&self, store: &Store) -> Result<bool, StoreError> {
         let asked = Uptime::now();
         let held = store.renew_if_held(&self.lease).await?;
@@ -140,7 +141,7 @@ async fn try_acquire(
         Some((before, since)) if *before == now => *since,
         _ => Monotonic::now(),
     };
-    // The holder renews at its own interval, and its lease may be longer than ours.
+    // The holder may have a longer lease than this process.
     let silent = |lease: &Observed| since.elapsed() >= duration.max(lease.duration());
     let free = now.as_ref().is_none_or(|lease| lease.released || silent(lease));
     *seen = Some((now.clone(), since));

@@ -1,24 +1,23 @@
 //! The leader: what one recruiter does as long as it holds the lease.
 //!
-//! A *term* begins with the lease. The leader then keeps the lease and runs its *duties* beside each other, until another recruiter leads or
-//! the process is asked to stop. A duty is a type with a `run` that loops until then. Assigning is the only duty so far: `rounds` is its loop, `assign`
-//! one round.
+//! A *term* begins when a recruiter acquires the lease. The leader then renews the lease and, at the same time, assigns jobs, until another
+//! recruiter leads or the process is asked to stop. `rounds` is the loop of assigning, and `assign` is one round.
 //!
-//! | module | one noun |
+//! | module | content |
 //! |---|---|
-//! | `lease` | who leads, and how long that can be trusted |
-//! | `rounds` | the duty of assigning: when the next round is due |
+//! | `lease` | the recruiter's lease, and how long this process may trust it |
+//! | `rounds` | the loop of rounds: when the next round is due |
 //! | `assign` | one round |
 //! | `trigger` | what makes a round necessary |
-//! | `fleet` | workers with free slots |
+//! | `fleet` | workers that accept jobs |
 //! | `discover` | which lanes have jobs |
 //! | `lanes` | the known due jobs, and when that knowledge is stale |
-//! | `in_flight` | assigned jobs whose worker has not answered yet |
-//! | `past_assignments` | assigned jobs that were not started |
+//! | `in_flight` | assigned jobs whose worker has not answered yet, and jobs that workers hold ahead |
+//! | `past_assignments` | assignments that have ended, and jobs that were not started |
 //! | `plan` | which worker gets which job |
-//! | `keep_alive` | the message that spares idle workers a query |
-//! | `database` | what a round asks of MongoDB |
-//! | `model` | tests: the rules of staleness against all that can happen to a job |
+//! | `keep_alive` | the message after which idle workers need not poll |
+//! | `database` | the MongoDB operations of a round |
+//! | `model` | tests: the rules of staleness for every order of events |
 
 mod assign;
 mod database;
@@ -48,7 +47,7 @@ use recruiter_common::{
 pub(crate) use self::lease::Leadership;
 use self::{assign::Assigning, rounds::Rounds};
 
-/// After a term that could not begin.
+/// Pause after a term that could not begin.
 const RETRY: Duration = Duration::from_millis(500);
 
 /// Leads until the process is asked to stop or another recruiter leads. A full scan is due after each `poll`.
@@ -67,7 +66,7 @@ pub(crate) async fn lead(store: &Store, poll: Duration, leadership: Leadership, 
     let rounds = Rounds { store, poll, leadership: &leadership, watchdog };
     let is_asked_to_stop = tokio::select! {
         () = rounds.run(assigning, shutdown) => true,
-        // A round in the middle of which the lease is lost is dropped: its term matches no worker any more.
+        // If the lease is lost during a round, the round is dropped. Its term matches no worker any more.
         () = leadership.keep(store) => false,
     };
     if is_asked_to_stop {
@@ -75,11 +74,11 @@ pub(crate) async fn lead(store: &Store, poll: Duration, leadership: Leadership, 
     }
 }
 
-/// Stamps the term on the roster, and then reads what an earlier leader has assigned.
+/// Writes the term into the roster, and then reads the assignments of earlier leaders that are not taken yet.
 async fn begin(store: &Store, term: LeaseTerm) -> Result<Assigning, StoreError> {
     store.stamp_term(term).await?;
     if let Err(error) = store.drop_outdated_indexes().await {
-        tracing::warn!(error = chain(&error), "cannot drop the indexes of an earlier release; the next leader tries again");
+        tracing::warn!(error = chain(&error), "cannot drop the indexes of an earlier release; the next term tries again");
     }
     let mut assigning = Assigning::default();
     for (round, assignment) in store.assigned_and_not_taken().await? {
@@ -89,7 +88,7 @@ async fn begin(store: &Store, term: LeaseTerm) -> Result<Assigning, StoreError> 
 }
 
 #[cfg(feature = "dev")]
-/// One round of a leader that knows nothing yet; returns how many jobs it assigned.
+/// One round of a leader with empty caches. Returns the number of assigned jobs.
 pub(crate) async fn assign_once(store: &Store, term: LeaseTerm) -> Result<usize, StoreError> {
     Ok(Assigning::default().tick(store, term, trigger::Trigger::default(), Duration::from_secs(1)).await?.assigned)
 }

@@ -1,36 +1,37 @@
-//! The leader's caches as a model: do the rules of staleness (`lanes`) keep invariant I7? All code of a round is the real code. The database
-//! and both clocks are in memory.
+//! A model of the leader's caches. It checks that the rules of staleness (`lanes`) keep invariant I7. All code of a round is the real code.
+//! The database and both clocks are in memory.
 //!
 //! | part | in the model |
 //! |---|---|
 //! | job | group, class, gate, priority, date; absent, announced and not visible yet, due, or locked |
-//! | worker | groups, classes, slots; it takes an assignment, starts all or nothing of it, offers its slots again, leaves, or is silent |
-//! | hint | arrives before the next round or later, or is lost; it may announce a job that becomes visible later, or never |
+//! | worker | groups, classes, slots; it takes an assignment, starts all of its jobs or none, offers its slots again, leaves, or does nothing |
+//! | hint | is received before the next round, or is lost; it may announce a job that becomes visible later, or never |
 //! | search | asks for `ahead` jobs per free slot beyond the first (0 to 3), so that windows end before their lane does |
-//! | time | one millisecond per event; `Wait` goes on to the next round that `rounds` would begin |
+//! | time | one millisecond per event; `Wait` advances to the next round that `rounds` would begin |
 //!
-//! A job is **known** if the recruiter had a full scan or a hint about it since it was inserted, moved, unlocked or assigned. A slot is known
-//! if the recruiter had a full scan or a hint since it was offered. What is in flight or paused (`past_assignments`) does not wait.
+//! A job is **known** if the recruiter had a full scan or a hint about it after the job was inserted, moved, unlocked or assigned. A slot is
+//! known if the recruiter had a full scan or a hint about it after it was offered. Jobs in flight and paused jobs (`past_assignments`) do not
+//! count as waiting.
 //!
 //! | property, after each round | holds |
 //! |---|---|
-//! | (a) no known due job waits while a known free slot could take it | exactly, if the round had the full scan or a hint about the job; else except *late* jobs |
+//! | (a) no known due job waits while a known free slot could take it | exactly, if the round had a full scan or a hint about the job; otherwise except *late* jobs |
 //! | (a) the next round begins when a known job becomes due or its pause ends, if a known free slot could take it | except *late* jobs |
-//! | (b) a plan gives each job once, to a worker that takes it, in a free slot, and none that is in flight | exactly |
-//! | (c) no worker gets a job while a more urgent known job that it takes waits | like the first |
-//! | (d) no window has a job behind its end | exactly |
+//! | (b) a plan gives each job once, to a worker that takes it, in a free slot, and gives no job that is in flight | exactly |
+//! | (c) no worker gets a job while a more urgent known job that it takes waits | as the first property |
+//! | (d) no window has a job after its end | exactly |
 //! | (e) no job is in flight for longer than five seconds | exactly |
-//! | (f) rounds that ask for another at once come to an end | exactly |
+//! | (f) at most five rounds follow each other at once | exactly |
 //!
-//! *Late* is a job that became due less than `FRUITLESS_FOR` (100 ms) ago without a hint: after a search whose answer was full of later jobs,
-//! the lane is not searched again for so long. A slot that gets a job of which the caches have an old date, or that was cancelled, is not idle.
-//! A worker that refuses a job later than one full scan after the assignment gives no hint in this sense: the next full scan finds the job.
+//! A job is *late* if it became due less than `FRUITLESS_FOR` (100 ms) ago and no hint reported it: after a fruitless search, its lane is not
+//! searched for this time. A slot counts as used if it gets a job that was cancelled, or of which the caches have an old date. If a worker
+//! refuses a job later than one scan interval after the assignment, its hint does not count: the next full scan finds the job.
 //!
-//! A hint about a group counts for jobs without a gate alone: the gated lanes of a group that had none at the last full scan are found by the
-//! next one.
+//! A hint about a group counts only for jobs without a gate: if a group had no gated lanes at the last full scan, the next full scan finds
+//! its new ones.
 //!
-//! Not in the model: more jobs than the caches keep (`REMEMBERED`), searches that take too long, lanes that are listed in steps, and
-//! failovers. In all of these the next full scan finds the jobs.
+//! The model does not contain: more jobs than the caches keep (`REMEMBERED`), searches that take too long, lanes that are listed in steps,
+//! jobs that are assigned ahead, and failovers. In all these cases the next full scan finds the jobs.
 
 mod memory;
 mod world;
@@ -53,13 +54,13 @@ fn small(ahead: usize, gate: Option<&str>) -> World {
     world
 }
 
-/// How many events are explored. A fifth takes minutes.
+/// Number of events in each explored order. Five events take minutes.
 fn depth() -> usize {
     std::env::var("RECRUITER_MODEL_EVENTS").map_or(4, |events| events.parse().expect("a number of events"))
 }
 
-/// Looks at all orders of `depth` of these events, each with and without a round after it, while hints are lost `losses` times. Returns the
-/// number of different worlds before the last event.
+/// Explores all orders of `depth` of these events, each with and without a round after it. The hints of at most `losses` events are lost.
+/// Returns the number of different worlds before the last event.
 fn explore(start: World, depth: usize, losses: usize, is_wanted: impl Fn(&Event) -> bool) -> usize {
     let mut seen = HashSet::from([(start.fingerprint(), losses)]);
     let mut worlds = vec![(start, losses)];
@@ -69,7 +70,7 @@ fn explore(start: World, depth: usize, losses: usize, is_wanted: impl Fn(&Event)
             for event in world.events().into_iter().filter(&is_wanted) {
                 for hints in [Hints::Round, Hints::Heard, Hints::Lost] {
                     let is_lost = hints == Hints::Lost;
-                    // The last round is what matters.
+                    // The properties are checked in the last round.
                     if depth == 0 && hints != Hints::Round || is_lost && (*losses == 0 || !event.has_hints()) {
                         continue;
                     }
@@ -87,13 +88,13 @@ fn explore(start: World, depth: usize, losses: usize, is_wanted: impl Fn(&Event)
 }
 
 #[test]
-fn jobs_that_come_find_the_free_slots_in_every_order() {
-    let comes = |event: &Event| !matches!(event, Event::Move(..) | Event::Cancel(_) | Event::Retry(..));
-    println!("{} worlds", explore(small(0, Some("x")), depth(), 1, comes));
+fn inserted_jobs_get_the_free_slots_in_every_order() {
+    let is_insert_or_start = |event: &Event| !matches!(event, Event::Move(..) | Event::Cancel(_) | Event::Retry(..));
+    println!("{} worlds", explore(small(0, Some("x")), depth(), 1, is_insert_or_start));
 }
 
 #[test]
-fn jobs_that_change_find_the_free_slots_in_every_order() {
+fn changed_jobs_get_the_free_slots_in_every_order() {
     let mut start = small(1, None);
     (0..3).for_each(|job| start.step(Event::Insert(job), Hints::Heard));
     let changes = |event: &Event| !matches!(event, Event::Archive(_) | Event::Retry(_, 0));
@@ -111,7 +112,7 @@ fn a_new_worker_ends_a_long_pause() {
         }
         world.step(Event::Refuse(0), Hints::Round);
     }
-    // After two full scans the lane is not searched for a refusal any more.
+    // After two full scans the lane is no longer a recent one.
     (0..3).for_each(|_| world.step(Event::Wait, Hints::Round));
     world.step(Event::Join(1), Hints::Round);
     assert!(world.events().contains(&Event::Start(1)));
@@ -135,14 +136,14 @@ fn a_fruitless_search_is_repeated() {
         world.step(Event::Insert(job), Hints::Lost);
         world.step(Event::Move(job, 60), Hints::Lost);
     }
-    // The answer is full of the jobs that are due later.
+    // The answer is full of jobs that are due later.
     world.step(Event::Insert(2), Hints::Round);
     (0..2).for_each(|_| world.step(Event::Wait, Hints::Round));
     assert!((0..2).all(|worker| world.events().contains(&Event::Start(worker))));
 }
 
 #[test]
-fn free_slots_are_found_in_long_walks_through_larger_worlds() {
+fn jobs_get_the_free_slots_in_long_random_walks() {
     let mut cut = 0;
     for seed in 0..60 {
         cut += walk(seed, 300);
@@ -165,7 +166,7 @@ fn walk(seed: u64, steps: usize) -> usize {
     (0..below(60)).for_each(|job| world.step(Event::Insert(job), Hints::Lost));
     for _ in 0..steps {
         let mut events = world.events();
-        // All kinds of events are as frequent, except those that end everything soon.
+        // All kinds of events are equally frequent, except the kinds that soon leave no jobs or workers.
         let mut kinds: Vec<_> = Vec::new();
         events.iter().map(mem::discriminant).for_each(|kind| kinds.extend((!kinds.contains(&kind)).then_some(kind)));
         let kind = kinds[below(kinds.len())];

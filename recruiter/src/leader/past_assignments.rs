@@ -1,8 +1,9 @@
-//! Refused jobs: jobs that were assigned and not started. Each gets a growing pause, and other workers are tried first.
+//! Past assignments, and the jobs that were refused: assigned and not started. A refused job goes to other workers first, and gets a growing
+//! pause.
 //!
-//! A job was not started if a search finds it again with the due date at which it was assigned: a start that ends in a retry or an
-//! interruption changes the date. The worker may not have seen the insert yet, may not know the retry policy, may be unable to lock the job,
-//! or may be dead.
+//! A job was refused if a search finds it again with the due date at which it was assigned, because a retry or an interruption changes the
+//! date. The worker may not have seen the insert yet, may not know the retry policy, may be unable to lock the job, or may be dead. The
+//! release of a start without a reply keeps the date as well, and counts as a refusal.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -17,148 +18,153 @@ use recruiter_common::{
 
 use super::in_flight::Turn;
 
-/// Pause before a refused job is assigned to another worker.
+/// Pause before a job that two or more workers have refused is assigned to another worker. The first refusal causes no pause.
 const TRY_ANOTHER_AFTER: Duration = Duration::from_millis(20);
-/// Pause before it is assigned again to a worker that refused it. Doubled each time.
+/// Pause before a job is assigned again to a worker that has refused it. Doubled each time.
 const TRY_AGAIN_AFTER: Duration = Duration::from_millis(50);
 /// The longest pause.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-/// Limit of the refused jobs in memory, and how long they stay there after their pause.
+/// Maximum number of refused jobs in memory.
 const REMEMBERED: usize = 10_000;
+/// How long a refused job stays in memory after its pause.
 const REMEMBERED_FOR: Duration = Duration::from_secs(300);
-/// Pause of a job for which there is no room in memory.
-const WHEN_FORGOTTEN: Duration = Duration::from_secs(1);
-/// Limit of the workers in memory for each refused job.
+/// Pause of a refused job for which there is no room in memory.
+const PAUSE_WITHOUT_ROOM: Duration = Duration::from_secs(1);
+/// Maximum number of workers in memory for each refused job.
 const WORKERS: usize = 1_000;
 
-/// An assignment that is over.
+/// An assignment that has ended.
 #[derive(Clone, Copy, Debug)]
-struct Tried {
+struct Ended {
     worker: WorkerId,
+    /// The due date of the job when it was assigned.
     due: Instant,
     /// Whether the worker did not answer.
     unanswered: bool,
 }
 
-/// A job that was not started.
+/// A job that was assigned and not started.
 #[derive(Clone, Debug)]
 struct Refused {
+    /// The due date at which it was refused.
     due: Instant,
+    /// The workers that have refused it.
     by: HashSet<WorkerId>,
     /// Whether the last worker did not answer.
     unanswered: bool,
-    /// How often it was refused by a worker that had refused it before.
-    repeats: u32,
-    until: Monotonic,
+    /// How many times a worker refused it that had refused it before.
+    repeated: u32,
+    pause_ends_at: Monotonic,
 }
 
-/// The recruiter's memory of assignments that are over and may have come to nothing.
+/// Recent assignments that have ended, and the refused jobs among them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PastAssignments {
-    /// Assignments that ended since the last full scan, and those since the scan before.
-    tried: [HashMap<JobId, Tried>; 2],
-    /// The lanes of these jobs.
+    /// Assignments that ended since the last full scan, and those that ended between the two last full scans.
+    ended: [HashMap<JobId, Ended>; 2],
+    /// Lanes in which jobs were assigned in the same two periods.
     lanes: [HashSet<Lane>; 2],
     refused: HashMap<JobId, Refused>,
 }
 
 impl PastAssignments {
-    /// A worker has answered an assignment, or has not answered for too long.
-    pub(crate) fn turn_over(&mut self, turn: &Turn, unanswered: bool) {
-        let tried = turn.jobs.iter().filter_map(|(job, due)| Some((*job, Tried { worker: turn.worker, due: (*due)?, unanswered })));
-        self.tried[0].extend(tried);
+    /// Adds an assignment that has ended: the worker has answered it, has left, or has not answered in time (`unanswered`).
+    pub(crate) fn add(&mut self, turn: &Turn, unanswered: bool) {
+        let ended = turn.jobs.iter().filter_map(|(job, due)| Some((*job, Ended { worker: turn.worker, due: (*due)?, unanswered })));
+        self.ended[0].extend(ended);
     }
 
-    /// Workers have returned jobs that were assigned ahead, which is no refusal.
-    pub(crate) fn returned(&mut self, jobs: &[JobId]) {
+    /// Removes jobs that a worker has returned. A job that was assigned ahead and returned was not refused.
+    pub(crate) fn remove(&mut self, jobs: &[JobId]) {
         for job in jobs {
-            self.tried.iter_mut().for_each(|tried| _ = tried.remove(job));
+            self.ended.iter_mut().for_each(|ended| _ = ended.remove(job));
             self.refused.remove(job);
         }
     }
 
-    /// Jobs of this lane were assigned.
-    pub(crate) fn assigned_in(&mut self, lane: &Lane) {
+    /// Adds a lane in which jobs were assigned.
+    pub(crate) fn add_lane(&mut self, lane: &Lane) {
         if !self.lanes[0].contains(lane) {
             self.lanes[0].insert(lane.clone());
         }
     }
 
-    /// The lanes in which jobs were assigned lately.
-    pub(crate) fn lanes(&self) -> impl Iterator<Item = &Lane> {
+    /// The lanes in which jobs were assigned since the full scan before the last one.
+    pub(crate) fn recent_lanes(&self) -> impl Iterator<Item = &Lane> {
         self.lanes.iter().flatten()
     }
 
-    /// Whether an assignment of this job has ended lately. Then its announcement is outdated.
-    pub(crate) fn was_tried(&self, job: &ScheduledJob) -> bool {
-        self.tried.iter().any(|tried| tried.get(&job.id).is_some_and(|tried| tried.due == job.scheduled_at))
+    /// Whether an assignment of this job at this date has ended recently. An announcement of the job is then outdated.
+    pub(crate) fn contains(&self, job: &ScheduledJob) -> bool {
+        self.ended.iter().any(|ended| ended.get(&job.id).is_some_and(|ended| ended.due == job.scheduled_at))
     }
 
-    /// A search has found this job, which is not in flight. Returns the end of its pause, if it has one.
-    pub(crate) fn found(&mut self, job: &ScheduledJob, at: Monotonic) -> Option<Monotonic> {
-        let tried = self.tried.iter_mut().find_map(|tried| tried.remove(&job.id)).filter(|tried| tried.due == job.scheduled_at);
-        if let Some(tried) = tried {
+    /// Returns when the pause of this job ends, if it has one. The job was found by a search and is not in flight: if it was assigned at
+    /// this date before, it was refused.
+    pub(crate) fn pause(&mut self, job: &ScheduledJob, at: Monotonic) -> Option<Monotonic> {
+        let ended = self.ended.iter_mut().find_map(|ended| ended.remove(&job.id)).filter(|ended| ended.due == job.scheduled_at);
+        if let Some(ended) = ended {
             if self.refused.len() >= REMEMBERED && !self.refused.contains_key(&job.id) {
-                return Some(at + WHEN_FORGOTTEN);
+                return Some(at + PAUSE_WITHOUT_ROOM);
             }
-            self.refuse(job, tried, at);
+            self.refuse(job, ended, at);
         }
         let refused = self.refused.get(&job.id)?;
         if refused.due != job.scheduled_at {
             self.refused.remove(&job.id);
             return None;
         }
-        (refused.until > at).then_some(refused.until)
+        (refused.pause_ends_at > at).then_some(refused.pause_ends_at)
     }
 
-    fn refuse(&mut self, job: &ScheduledJob, tried: Tried, at: Monotonic) {
-        let fresh = || Refused { due: job.scheduled_at, by: HashSet::new(), unanswered: false, repeats: 0, until: at };
+    fn refuse(&mut self, job: &ScheduledJob, ended: Ended, at: Monotonic) {
+        let fresh = || Refused { due: job.scheduled_at, by: HashSet::new(), unanswered: false, repeated: 0, pause_ends_at: at };
         let refused = self.refused.entry(job.id).or_insert_with(fresh);
         if refused.due != job.scheduled_at {
             *refused = fresh();
         }
-        refused.unanswered = tried.unanswered;
+        refused.unanswered = ended.unanswered;
         let is_first = refused.by.is_empty();
-        let is_another = refused.by.len() < WORKERS && refused.by.insert(tried.worker);
-        if is_another || tried.unanswered {
-            // The first refusal may only have been too early, and a worker that does not answer proves nothing about the job.
-            refused.until = if is_first || tried.unanswered { at } else { at + TRY_ANOTHER_AFTER };
+        let is_another = refused.by.len() < WORKERS && refused.by.insert(ended.worker);
+        if is_another || ended.unanswered {
+            // After the first refusal the insert may just have been invisible. A worker that does not answer has not judged the job.
+            refused.pause_ends_at = if is_first || ended.unanswered { at } else { at + TRY_ANOTHER_AFTER };
         } else {
-            refused.repeats += 1;
-            refused.until = at + (TRY_AGAIN_AFTER * 2_u32.saturating_pow(refused.repeats.min(16) - 1)).min(LONGEST_PAUSE);
-            if refused.until - at >= LONGEST_PAUSE / 2 {
-                tracing::warn!(job.id = %job.id, job.group = job.group, job.class = job.class, "a job is due, but no worker starts it; the log of the workers says why");
+            refused.repeated += 1;
+            refused.pause_ends_at = at + (TRY_AGAIN_AFTER * 2_u32.saturating_pow(refused.repeated.min(16) - 1)).min(LONGEST_PAUSE);
+            if refused.pause_ends_at - at >= LONGEST_PAUSE / 2 {
+                tracing::warn!(job.id = %job.id, job.group = job.group, job.class = job.class, "a job is due, but no worker starts it; the logs of the workers contain the reason");
             }
         }
     }
 
-    /// A new worker has registered, which may start the refused jobs: ends all pauses.
-    pub(crate) fn worker_is_new(&mut self, at: Monotonic) {
-        self.refused.values_mut().for_each(|refused| refused.until = refused.until.min(at));
+    /// Ends all pauses: a new worker may start the refused jobs.
+    pub(crate) fn end_pauses(&mut self, at: Monotonic) {
+        self.refused.values_mut().for_each(|refused| refused.pause_ends_at = refused.pause_ends_at.min(at));
     }
 
     /// Whether this worker has refused this job.
-    pub(crate) fn by(&self, job: JobId, worker: WorkerId) -> bool {
+    pub(crate) fn was_refused_by(&self, job: JobId, worker: WorkerId) -> bool {
         self.refused.get(&job).is_some_and(|refused| refused.by.contains(&worker))
     }
 
     /// Whether the last worker did not answer the assignment of this job.
-    pub(crate) fn unanswered(&self, job: JobId) -> bool {
+    pub(crate) fn was_unanswered(&self, job: JobId) -> bool {
         self.refused.get(&job).is_some_and(|refused| refused.unanswered)
     }
 
-    /// Number of refused jobs that a search may find.
-    pub(crate) fn len(&self) -> usize {
+    /// Number of refused jobs in memory.
+    pub(crate) fn refused_count(&self) -> usize {
         self.refused.len()
     }
 
     /// Drops old entries. Called by each full scan.
-    pub(crate) fn age(&mut self, at: Monotonic) {
-        self.tried.swap(0, 1);
-        self.tried[0].clear();
+    pub(crate) fn drop_old(&mut self, at: Monotonic) {
+        self.ended.swap(0, 1);
+        self.ended[0].clear();
         self.lanes.swap(0, 1);
         self.lanes[0].clear();
-        self.refused.retain(|_, refused| at.saturating_duration_since(refused.until) < REMEMBERED_FOR);
+        self.refused.retain(|_, refused| at.saturating_duration_since(refused.pause_ends_at) < REMEMBERED_FOR);
     }
 }
 
@@ -181,15 +187,15 @@ mod tests {
         flight.end(worker).expect("just begun")
     }
 
-    /// For how many milliseconds the job is left alone after each of these workers did not start it.
+    /// The pauses in milliseconds after each of these workers did not start the job.
     fn pauses(workers: &[WorkerId], unanswered: bool) -> Vec<u128> {
         let (mut past_assignments, job, mut at) = (PastAssignments::default(), job(), Monotonic::now());
         let mut refused = |worker: &WorkerId| {
-            past_assignments.turn_over(&turn(&job, *worker), unanswered);
-            let until = past_assignments.found(&job, at).unwrap_or(at);
+            past_assignments.add(&turn(&job, *worker), unanswered);
+            let until = past_assignments.pause(&job, at).unwrap_or(at);
             let pause = (until - at).as_millis();
-            assert!(past_assignments.by(job.id, *worker) && past_assignments.unanswered(job.id) == unanswered);
-            assert_eq!(past_assignments.found(&job, at).is_some(), pause > 0, "it is no refusal to be found twice");
+            assert!(past_assignments.was_refused_by(job.id, *worker) && past_assignments.was_unanswered(job.id) == unanswered);
+            assert_eq!(past_assignments.pause(&job, at).is_some(), pause > 0, "it is no refusal to be found twice");
             at = until;
             pause
         };
@@ -209,53 +215,53 @@ mod tests {
     fn another_date_is_another_start() {
         let (mut past_assignments, mut job, worker, at) = (PastAssignments::default(), job(), WorkerId::new(), Monotonic::now());
         for _ in 0..3 {
-            past_assignments.turn_over(&turn(&job, worker), false);
-            past_assignments.found(&job, at);
+            past_assignments.add(&turn(&job, worker), false);
+            past_assignments.pause(&job, at);
         }
-        assert!(past_assignments.found(&job, at).is_some());
+        assert!(past_assignments.pause(&job, at).is_some());
         job.scheduled_at += Duration::from_millis(1);
-        assert!(past_assignments.found(&job, at).is_none() && !past_assignments.by(job.id, worker), "it was retried");
-        past_assignments.turn_over(&turn(&job, worker), false);
-        assert!(past_assignments.was_tried(&job));
+        assert!(past_assignments.pause(&job, at).is_none() && !past_assignments.was_refused_by(job.id, worker), "it was retried");
+        past_assignments.add(&turn(&job, worker), false);
+        assert!(past_assignments.contains(&job));
         job.scheduled_at += Duration::from_millis(1);
-        assert!(!past_assignments.was_tried(&job) && past_assignments.found(&job, at).is_none());
+        assert!(!past_assignments.contains(&job) && past_assignments.pause(&job, at).is_none());
     }
 
     #[test]
     fn what_is_old_is_forgotten() {
         let (mut past_assignments, job, at) = (PastAssignments::default(), job(), Monotonic::now());
-        past_assignments.assigned_in(&job.lane());
-        past_assignments.turn_over(&turn(&job, WorkerId::new()), false);
-        past_assignments.age(at);
-        assert!(past_assignments.was_tried(&job) && past_assignments.lanes().eq([&job.lane()]));
-        past_assignments.age(at);
-        assert!(!past_assignments.was_tried(&job) && past_assignments.lanes().next().is_none());
-        past_assignments.turn_over(&turn(&job, WorkerId::new()), false);
-        past_assignments.found(&job, at);
-        assert_eq!(past_assignments.len(), 1);
-        past_assignments.age(at + REMEMBERED_FOR);
-        assert_eq!(past_assignments.len(), 0);
+        past_assignments.add_lane(&job.lane());
+        past_assignments.add(&turn(&job, WorkerId::new()), false);
+        past_assignments.drop_old(at);
+        assert!(past_assignments.contains(&job) && past_assignments.recent_lanes().eq([&job.lane()]));
+        past_assignments.drop_old(at);
+        assert!(!past_assignments.contains(&job) && past_assignments.recent_lanes().next().is_none());
+        past_assignments.add(&turn(&job, WorkerId::new()), false);
+        past_assignments.pause(&job, at);
+        assert_eq!(past_assignments.refused_count(), 1);
+        past_assignments.drop_old(at + REMEMBERED_FOR);
+        assert_eq!(past_assignments.refused_count(), 0);
     }
 
     #[test]
     fn a_worker_that_is_new_ends_every_pause_and_more_refusals_than_can_be_remembered_pause_all_the_same() {
         let (mut past_assignments, mut at, worker, job) = (PastAssignments::default(), Monotonic::now(), WorkerId::new(), job());
         for _ in 0..8 {
-            past_assignments.turn_over(&turn(&job, worker), false);
-            at = past_assignments.found(&job, at).unwrap_or(at);
+            past_assignments.add(&turn(&job, worker), false);
+            at = past_assignments.pause(&job, at).unwrap_or(at);
         }
-        past_assignments.turn_over(&turn(&job, worker), false);
-        assert!(past_assignments.found(&job, at).is_some_and(|until| until > at + Duration::from_secs(1)));
-        past_assignments.worker_is_new(at);
-        assert!(past_assignments.found(&job, at).is_none());
+        past_assignments.add(&turn(&job, worker), false);
+        assert!(past_assignments.pause(&job, at).is_some_and(|until| until > at + Duration::from_secs(1)));
+        past_assignments.end_pauses(at);
+        assert!(past_assignments.pause(&job, at).is_none());
         for _ in 0..REMEMBERED + 10 {
             let other = self::job();
-            past_assignments.turn_over(&turn(&other, worker), false);
-            past_assignments.found(&other, at);
+            past_assignments.add(&turn(&other, worker), false);
+            past_assignments.pause(&other, at);
         }
         let other = self::job();
-        past_assignments.turn_over(&turn(&other, worker), false);
-        assert!(past_assignments.len() == REMEMBERED && past_assignments.found(&other, at) == Some(at + WHEN_FORGOTTEN));
-        assert!(turn(&job, WorkerId::new()).met_in == BTreeSet::new());
+        past_assignments.add(&turn(&other, worker), false);
+        assert!(past_assignments.refused_count() == REMEMBERED && past_assignments.pause(&other, at) == Some(at + PAUSE_WITHOUT_ROOM));
+        assert!(turn(&job, WorkerId::new()).skipped_in == BTreeSet::new());
     }
 }

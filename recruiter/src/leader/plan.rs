@@ -1,4 +1,4 @@
-//! The plan: which worker gets which job. A pure function.
+//! The plan of a round: which worker gets which job. It is computed by a pure function.
 
 use std::{
     cmp::Reverse,
@@ -21,34 +21,40 @@ use super::{
 /// The jobs of each worker.
 #[derive(Debug, Default)]
 pub(crate) struct Plan {
-    /// By the worker's index: its jobs, sorted by position, with their due dates.
+    /// For each worker, by its index: its jobs with their due dates, sorted by position.
     pub(crate) given: HashMap<usize, Vec<(JobId, Instant)>>,
     /// The lanes of these jobs.
     pub(crate) lanes: HashSet<Lane>,
 }
 
-/// The due jobs of a lane, and the indexes of the workers that take them.
+/// The due jobs of a lane, and the workers that take them.
 struct Queue<'a, I: Iterator<Item = &'a ScheduledJob>> {
     lane: &'a Lane,
     due: Peekable<I>,
     kinds: &'a [KindId],
-    /// Computed when the first job of the lane is planned.
+    /// The indexes of these workers. Computed when the first job of the lane is planned.
     able: Option<Vec<usize>>,
 }
 
-/// Gives the jobs that are due at `now`, by position across all lanes, to workers that take the lane and accept another job.
+/// Gives the jobs that are due at `now`, in the order of their positions across all lanes, to workers that take the lane and accept another
+/// job.
 ///
-/// A job goes to the worker with the most free slots, so that work spreads, and ahead to the one that accepts the most if none has a free slot.
-/// A worker that has refused the job, or whose heartbeat is overdue, comes last. A job that a worker did not answer for goes to the worker
-/// with the most recent heartbeat. A job is given once, also if its
-/// lane has it under two dates: a search has found it, and an announcement from before a change of its date was added.
+/// Among the workers that accept a job, these are preferred, in this order:
+///
+/// 1. workers that have not refused the job;
+/// 2. if the last worker did not answer the assignment of the job: the worker whose roster document changed last;
+/// 3. workers whose heartbeat is not overdue;
+/// 4. the worker with the most free slots, so that jobs are spread. If no worker has a free slot, the one that accepts the most jobs ahead.
+///
+/// A job is given once, even if its lane has it under two dates. This happens if a search has found the job, and an announcement with an
+/// earlier date arrives late.
 pub(crate) fn plan<'a>(
     workers: &[FreeWorker],
     lanes: impl Iterator<Item = Waiting<'a>>,
     past_assignments: &PastAssignments,
     now: Instant,
 ) -> Plan {
-    // Free slots come first, then the room ahead.
+    // Free slots come first, then the number of jobs that the worker accepts ahead.
     let mut room: Vec<(u32, u32)> = workers.iter().map(|worker| (worker.free, worker.prefetch)).collect();
     let mut left: u64 = room.iter().map(|(free, ahead)| u64::from(*free) + u64::from(*ahead)).sum();
     let mut by_kind: HashMap<KindId, Vec<usize>> = HashMap::new();
@@ -82,13 +88,13 @@ pub(crate) fn plan<'a>(
         }
         let able = queue.able.get_or_insert_with(|| workers_of(queue.kinds));
         able.retain(|worker| room[*worker] != (0, 0));
-        let unanswered = past_assignments.unanswered(job.id);
+        let unanswered = past_assignments.was_unanswered(job.id);
         let preference = |index: &usize| {
             let worker = &workers[*index];
-            let is_willing = !past_assignments.by(job.id, worker.id);
+            let is_willing = !past_assignments.was_refused_by(job.id, worker.id);
             (is_willing, unanswered.then_some(worker.changed_at), !worker.is_overdue, room[*index])
         };
-        // No worker can take the job: the lane waits, and the slots go to other lanes.
+        // No worker accepts a job of this lane any more: the slots go to other lanes.
         let Some(worker) = able.iter().copied().max_by_key(preference) else { continue };
         let (free, ahead) = &mut room[worker];
         *(if *free > 0 { free } else { ahead }) -= 1;
@@ -131,7 +137,7 @@ mod tests {
         }
     }
 
-    /// What each worker gets of these jobs.
+    /// The jobs that each worker gets.
     fn given(fleet: &Fleet, jobs: &[ScheduledJob], past_assignments: &PastAssignments) -> Vec<Vec<JobId>> {
         let mut lanes: HashMap<Lane, VecDeque<ScheduledJob>> = HashMap::new();
         let mut sorted = jobs.to_vec();
@@ -154,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn workers_get_what_they_can_do_and_no_more_than_fits() {
+    fn workers_get_jobs_that_they_take_and_no_more_than_they_accept() {
         let jobs = |n: usize| (0..n).map(|_| job("a", "x", 5, 0)).collect::<Vec<_>>();
         check(vec![], &jobs(3), &[]);
         check(vec![available(&["*"], &["x"], 2)], &[], &[0]);
@@ -184,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn jobs_nobody_can_take_do_not_stop_the_others() {
+    fn jobs_that_no_worker_takes_do_not_stop_the_others() {
         let mut jobs: Vec<ScheduledJob> = (0..50).map(|_| job("a", "unknown", 9, 100)).collect();
         jobs.push(job("a", "x", 0, 0));
         check(vec![available(&["*"], &["x"], 1)], &jobs, &[1]);
@@ -209,13 +215,13 @@ mod tests {
         let mut past_assignments = PastAssignments::default();
         let mut flight = InFlight::default();
         flight.begin(RoundId::new(), (large_id, Channel(0)), vec![(jobs[0].id, Some(NOW))], std::time::Instant::now());
-        past_assignments.turn_over(&flight.end(large_id).unwrap(), false);
-        past_assignments.found(&jobs[0], std::time::Instant::now());
+        past_assignments.add(&flight.end(large_id).unwrap(), false);
+        past_assignments.pause(&jobs[0], std::time::Instant::now());
         assert_eq!(counts(&fleet, &past_assignments), [0, 1]);
         fleet.workers_mut()[0].is_overdue = true;
         assert_eq!(counts(&fleet, &PastAssignments::default()), [0, 1]);
         fleet.workers_mut()[1].is_overdue = true;
-        assert_eq!(counts(&fleet, &PastAssignments::default()), [1, 0], "better than nobody");
+        assert_eq!(counts(&fleet, &PastAssignments::default()), [1, 0], "both are overdue");
     }
 
     #[test]
@@ -227,12 +233,12 @@ mod tests {
         let mut past_assignments = PastAssignments::default();
         let mut flight = InFlight::default();
         flight.begin(RoundId::new(), (first, Channel(0)), vec![(jobs[0].id, Some(NOW))], at);
-        past_assignments.turn_over(&flight.end(first).unwrap(), true);
-        past_assignments.found(&jobs[0], at);
+        past_assignments.add(&flight.end(first).unwrap(), true);
+        past_assignments.pause(&jobs[0], at);
         assert_eq!(given(&fleet, &jobs, &past_assignments).iter().map(Vec::len).collect::<Vec<_>>(), [0, 0, 1, 0]);
     }
 
-    /// Against a plan that looks at all jobs one after the other.
+    /// Compares with a simple plan that handles all jobs one after the other.
     #[test]
     fn the_lanes_are_planned_as_one_queue() {
         let names = ["a", "b", "c", "d"];

@@ -1,4 +1,4 @@
-//! The duty of assigning: round after round, and in between the wait for the next trigger.
+//! The loop of rounds: runs a round, and then waits for the next trigger.
 
 use std::time::{Duration, Instant as Monotonic};
 
@@ -16,7 +16,7 @@ use super::{
     trigger::Trigger,
 };
 
-/// A round with a full scan that takes long is followed by the next one after so many times its duration, and at most after so many polls.
+/// If a full scan takes long, the next one is due after this many times its duration, but after this many poll intervals at most.
 const RARER: u32 = 3;
 /// Wait after a round that failed in MongoDB, and while the lease is not trusted.
 const RETRY: Duration = Duration::from_millis(500);
@@ -41,13 +41,13 @@ impl Rounds<'_> {
         while !shutdown.is_requested() {
             self.watchdog.progress();
             if !self.leadership.is_trusted() {
-                // Another recruiter may lead. The next renewal answers that.
+                // Another recruiter may lead. The next renewal shows whether it does.
                 shutdown.sleep(RETRY).await;
                 continue;
             }
             let began = Monotonic::now();
             trigger.full_scan |= began >= scan_at;
-            trigger.look_in(assigning.alarms.ring(store.now()));
+            trigger.add_groups(assigning.alarms.ring(store.now()));
             if let Err(error) = store.fresh_clock().await {
                 tracing::debug!(error = chain(&error), "cannot read the server's clock");
             }
@@ -64,13 +64,13 @@ impl Rounds<'_> {
                 }
             };
             if std::mem::take(&mut is_failing) {
-                tracing::info!("rounds work again");
+                tracing::info!("rounds succeed again");
             }
             log(&summary, began.elapsed());
             if is_full_scan {
                 every = scan_every(self.poll, hints.is_listening(), began.elapsed());
                 store.announce_hints_to(assigning.keep_alive.hints(every, Monotonic::now())).await;
-                // A little earlier than the keep-alives have promised, also while hints arrive without a pause.
+                // The keep-alives promise the next scan within `every`, so it is due a little earlier.
                 scan_at = Monotonic::now() + every.mul_f64(rand::random_range(0.85..0.95));
             }
             let until = scan_at.min(Monotonic::now() + self.watchdog.next_in());
@@ -107,11 +107,11 @@ async fn wait(
     let mut trigger = Trigger::default();
     // Hints that have already arrived are read even if there is no time to wait.
     while let Some(hint) = hints.try_next() {
-        trigger.hear(hint, &mut assigning.alarms);
+        trigger.add(hint, &mut assigning.alarms);
     }
     while trigger.is_empty() {
         let due = next_due.into_iter().chain(assigning.alarms.next()).min();
-        // One millisecond more, because the estimate is in whole milliseconds.
+        // One millisecond more, because the estimated server time is cut to whole milliseconds.
         let until_due = due.map_or(Duration::MAX, |due| (due - store.now()).to_std().unwrap_or_default() + Duration::from_millis(1));
         let until_scan = until.saturating_duration_since(Monotonic::now());
         let mut next = tokio::select! {
@@ -120,7 +120,7 @@ async fn wait(
             () = shutdown.requested() => return trigger,
         };
         while let Some(hint) = next {
-            trigger.hear(hint, &mut assigning.alarms);
+            trigger.add(hint, &mut assigning.alarms);
             next = hints.try_next();
         }
     }
@@ -135,7 +135,7 @@ mod tests {
     fn a_scan_that_takes_long_is_done_less_often() {
         let check = |is_listening, took| scan_every(Duration::from_millis(1_000), is_listening, Duration::from_millis(took)).as_millis();
         assert_eq!(check(true, 5), 1_000);
-        assert_eq!(check(false, 5), 500, "hints cannot be heard");
+        assert_eq!(check(false, 5), 500, "hints cannot be received");
         assert_eq!(check(true, 600), 1_800);
         assert_eq!(check(true, 60_000), 3_000, "with a limit");
         assert_eq!(check(false, 60_000), 3_000);

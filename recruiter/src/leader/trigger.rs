@@ -1,4 +1,4 @@
-//! Triggers of a round: hints, due dates, and the full scan, which finds what hints have missed.
+//! Triggers of a round: hints, due dates, and full scans, which find the jobs and workers of lost hints.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,30 +8,30 @@ use recruiter_common::{
     store::{EVERY_GROUP, Hint, ScheduledJob},
 };
 
-/// Limit of the groups with an alarm. The full scan finds the jobs of the others.
+/// Maximum number of groups in all alarms. The latest alarms are dropped, and a full scan finds their jobs.
 const ALARMS: usize = 10_000;
 
-/// What has changed since the last round.
+/// The changes since the last round, as far as hints and alarms report them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Trigger {
-    /// Everything may have changed.
+    /// Hints may have been missed, or a full scan is due.
     pub(crate) full_scan: bool,
-    /// A worker may have free slots: read the roster.
+    /// A worker may accept jobs again: read the roster.
     pub(crate) workers: bool,
     /// A worker did not start all of its jobs: search the lanes in which jobs were assigned lately.
     pub(crate) refused: bool,
-    /// These groups have due jobs.
+    /// Groups with due jobs.
     pub(crate) groups: BTreeSet<String>,
-    /// These jobs are due. Their inserts need not be visible yet; a worker that does not find one reports it.
+    /// Due jobs. Their inserts may not be visible yet. A worker that does not find one reports it.
     pub(crate) announced: Vec<ScheduledJob>,
-    /// These workers left the roster.
+    /// Workers that have left the roster.
     pub(crate) left: Vec<WorkerId>,
-    /// These workers have returned these jobs, which were assigned ahead.
+    /// Workers, and the jobs that they have returned. These jobs were assigned ahead.
     pub(crate) returned: Vec<(WorkerId, Vec<JobId>)>,
 }
 
 impl Trigger {
-    /// Whether nothing has changed.
+    /// Whether no change was reported.
     pub(crate) fn is_empty(&self) -> bool {
         !self.full_scan
             && !self.workers
@@ -42,17 +42,17 @@ impl Trigger {
             && self.returned.is_empty()
     }
 
-    /// Jobs of these groups are due.
-    pub(crate) fn look_in(&mut self, groups: impl IntoIterator<Item = String>) {
+    /// Adds groups with due jobs.
+    pub(crate) fn add_groups(&mut self, groups: impl IntoIterator<Item = String>) {
         self.groups.extend(groups);
         self.full_scan |= self.groups.remove(EVERY_GROUP);
     }
 
-    /// Adds a hint. Its due dates go to the alarms.
-    pub(crate) fn hear(&mut self, hint: Hint, alarms: &mut Alarms) {
+    /// Adds a hint. A date in the future sets an alarm.
+    pub(crate) fn add(&mut self, hint: Hint, alarms: &mut Alarms) {
         match hint {
             Hint::Jobs { groups, at: Some(at), .. } => alarms.set(at, groups),
-            Hint::Jobs { groups, at: None, jobs } if jobs.is_empty() => self.look_in(groups),
+            Hint::Jobs { groups, at: None, jobs } if jobs.is_empty() => self.add_groups(groups),
             Hint::Jobs { jobs, .. } => self.announced.extend(jobs),
             Hint::Left { worker } => self.left.push(worker),
             Hint::NotStarted => self.refused = true,
@@ -68,7 +68,7 @@ impl Trigger {
     }
 }
 
-/// Alarms: dates at which jobs of some groups become due, as announced by hints.
+/// Alarms: dates at which jobs of some groups become due, from hints.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Alarms {
     groups: BTreeMap<Instant, BTreeSet<String>>,
@@ -134,22 +134,22 @@ mod tests {
     }
 
     #[test]
-    fn each_hint_asks_for_what_it_makes_doubtful() {
-        let hear = |hint: Hint| {
+    fn each_hint_requests_the_reads_that_it_makes_necessary() {
+        let add = |hint: Hint| {
             let (mut trigger, mut alarms) = (Trigger::default(), Alarms::default());
-            trigger.hear(hint, &mut alarms);
+            trigger.add(hint, &mut alarms);
             (trigger, alarms)
         };
         let job = ScheduledJob { id: JobId::new(), group: "g".into(), class: "c".into(), gate: None, priority: 5, scheduled_at: date(1) };
-        assert!(hear(Hint::Seed).0.full_scan);
-        assert!(hear(Hint::Free).0.workers);
-        assert!(hear(Hint::NotStarted).0.refused);
-        assert_eq!(hear(Hint::jobs_in(["g"])).0.groups, ["g".to_owned()].into());
-        assert!(hear(Hint::jobs_in(["*"])).0.full_scan, "more groups than fit");
-        let announced = hear(Hint::Jobs { groups: vec!["g".into()], at: None, jobs: vec![job.clone()] }).0;
+        assert!(add(Hint::Seed).0.full_scan);
+        assert!(add(Hint::Free).0.workers);
+        assert!(add(Hint::NotStarted).0.refused);
+        assert_eq!(add(Hint::jobs_in(["g"])).0.groups, ["g".to_owned()].into());
+        assert!(add(Hint::jobs_in(["*"])).0.full_scan, "it stands for more groups than fit");
+        let announced = add(Hint::Jobs { groups: vec!["g".into()], at: None, jobs: vec![job.clone()] }).0;
         assert!(announced.announced == [job] && announced.groups.is_empty(), "it need not be searched for");
-        let (later, alarms) = hear(Hint::Jobs { groups: vec!["g".into()], at: Some(date(9)), jobs: vec![] });
+        let (later, alarms) = add(Hint::Jobs { groups: vec!["g".into()], at: Some(date(9)), jobs: vec![] });
         assert!(later.is_empty() && alarms.next() == Some(date(9)));
-        assert!(hear(Hint::KeepAlive { again_in: std::time::Duration::ZERO }).0.is_empty());
+        assert!(add(Hint::KeepAlive { again_in: std::time::Duration::ZERO }).0.is_empty());
     }
 }

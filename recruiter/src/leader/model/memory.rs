@@ -1,4 +1,4 @@
-//! The database of the model: jobs, the roster, and what the recruiter has had hints about. Checks property (b) of each plan.
+//! The database of the model: jobs, the roster, and which of them the recruiter knows. Checks property (b) of each plan.
 
 use std::{
     cell::RefCell,
@@ -16,7 +16,7 @@ use recruiter_common::{
 
 use crate::leader::database::Database;
 
-/// For so many milliseconds no other worker gets a job in flight.
+/// For this many milliseconds a job in flight must not be assigned to another worker.
 pub(super) const IN_FLIGHT_FOR: i64 = 4_000;
 
 /// Groups, classes and slots of a worker; group, class, gate and priority of a job.
@@ -37,14 +37,14 @@ pub(super) enum State {
 pub(super) struct Job {
     pub(super) job: ScheduledJob,
     pub(super) state: State,
-    /// It was never inserted.
+    /// It was not inserted yet.
     pub(super) is_new: bool,
     pub(super) is_known: bool,
-    /// The last round had a hint about it, or a full scan.
+    /// The last round had a full scan or a hint about it.
     pub(super) is_hinted: bool,
-    /// A worker has answered its assignment without starting it.
+    /// Its worker has answered the assignment, or has left, without starting it.
     pub(super) is_left: bool,
-    /// The caches may have an earlier date of it.
+    /// The caches may have it under an earlier date.
     pub(super) is_outdated: bool,
     pub(super) assigned_at: i64,
 }
@@ -78,10 +78,11 @@ pub(super) struct Worker {
     /// The assignment that it has not taken yet.
     pub(super) assigned: Vec<usize>,
     pub(super) assigned_at: i64,
-    /// Its known free slots.
+    /// Number of its known free slots.
     pub(super) known: u32,
-    /// What the present round gives to it, without what the caches may have under another date; and its known slots that stay free.
+    /// The jobs that the current round gives to it, except those that the caches may have under an earlier date.
     pub(super) given: Vec<usize>,
+    /// Number of its known slots that stay free.
     pub(super) spare: u32,
 }
 
@@ -110,17 +111,17 @@ impl Worker {
     }
 }
 
-/// What MongoDB has.
+/// The contents of MongoDB.
 #[derive(Clone, Debug)]
 pub(super) struct Data {
-    /// Milliseconds of both clocks.
+    /// The time of both clocks, in milliseconds.
     pub(super) now: i64,
     pub(super) jobs: Vec<Job>,
     pub(super) workers: Vec<Worker>,
 }
 
 impl Data {
-    /// A worker reports its free slots.
+    /// Lets a worker report its free slots. Returns its hint.
     pub(super) fn offer(&mut self, worker: usize) -> Option<Hint> {
         let running = self.jobs.iter().filter(|job| job.state == State::Locked(worker)).count();
         let worker = &mut self.workers[worker];
@@ -135,14 +136,14 @@ impl Data {
 pub(super) struct Memory {
     pub(super) start: Monotonic,
     pub(super) ahead: usize,
-    /// Windows that ended before their lane did.
+    /// Number of searches whose answer did not contain all jobs.
     pub(super) cut: RefCell<usize>,
     pub(super) data: RefCell<Data>,
     /// The first property that did not hold.
     pub(super) broken: RefCell<Option<String>>,
 }
 
-/// Ids are numbers.
+/// The id with this number.
 pub(super) fn id(number: usize) -> ObjectId {
     let mut bytes = [0; 12];
     bytes[4..].copy_from_slice(&(number as u64).to_be_bytes());
@@ -158,7 +159,7 @@ pub(super) fn date(ms: i64) -> Instant {
 }
 
 impl Memory {
-    /// The instant of this process at this date.
+    /// The instant of this process's clock at this date.
     pub(super) fn at(&self, ms: i64) -> Monotonic {
         self.start + Duration::from_millis(ms.unsigned_abs())
     }
@@ -174,7 +175,7 @@ impl Memory {
         lanes.into_iter()
     }
 
-    /// Notes the first broken property.
+    /// Records the first broken property.
     pub(super) fn broken(&self, what: &str) {
         self.broken.borrow_mut().get_or_insert(what.into());
     }

@@ -1,4 +1,4 @@
-//! The world of the model: what can happen in it, the loop of rounds, and the properties (a), (c), (d) and (e).
+//! The world of the model: its events, the loop of rounds, and the properties (a), (c), (d), (e) and (f).
 
 use std::{
     cell::RefCell,
@@ -23,42 +23,43 @@ use crate::leader::{
     trigger::Trigger,
 };
 
-/// The poll interval, and the milliseconds from one full scan to the next.
+/// The poll interval.
 const EVERY: Duration = Duration::from_millis(1_000);
+/// Milliseconds from one full scan to the next.
 const SCAN_AFTER: i64 = 900;
-/// How many milliseconds a job may be late after a fruitless search.
+/// Number of milliseconds that a job may be late after a fruitless search.
 const FRUITLESS_FOR: i64 = 100;
-/// More rounds at once would be a loop without end.
+/// Maximum number of rounds that follow each other at once. More would be an endless loop.
 const AT_ONCE: usize = 5;
 /// A date in the future, in milliseconds from now.
 const LATER: i64 = 60;
-/// The first full scan.
+/// The time of the first full scan, in milliseconds.
 const START: i64 = 1_000_000;
 
-/// What can happen to a job or a worker.
+/// An event of a job or a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Event {
     Insert(usize),
-    /// The hint carries the job.
+    /// An insert whose hint contains the job.
     InsertAnnounced(usize),
-    /// The hint comes first.
+    /// The hint of an insert, which contains the job. The job is not visible yet.
     Announce(usize),
     Appear(usize),
-    /// The hint of an insert arrives late. Not among `events`: it is no news.
+    /// The hint of an insert arrives late. Not among `events`, because it reports no change.
     AnnounceAgain(usize),
-    /// To a date so many milliseconds from now.
+    /// A job gets a date this many milliseconds from now.
     Move(usize, i64),
     Cancel(usize),
-    /// A worker takes its assignment, starts what can be started, and offers its slots.
+    /// A worker takes its assignment, starts all jobs that are due and unlocked, and offers its slots.
     Start(usize),
-    /// The same, but it starts nothing.
+    /// A worker takes its assignment, starts no job, and offers its slots.
     Refuse(usize),
     Archive(usize),
     Retry(usize, i64),
     Join(usize),
-    /// A worker leaves, and its jobs are retried.
+    /// A worker leaves, and its jobs are due again.
     Leave(usize),
-    /// The next round without a hint.
+    /// The next round begins without a hint.
     Wait,
 }
 
@@ -68,13 +69,13 @@ impl Event {
     }
 }
 
-/// What becomes of the hints of an event.
+/// What happens to the hints of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Hints {
     Lost,
-    /// They arrive before the next round.
+    /// They arrive before the next round, which another event causes.
     Heard,
-    /// A round follows.
+    /// They arrive, and a round follows.
     Round,
 }
 
@@ -109,7 +110,7 @@ impl World {
         let (mut events, mut new) = (vec![Event::Wait], HashSet::new());
         for (number, job) in data.jobs.iter().enumerate() {
             match job.state {
-                // Of equal jobs the first is the next.
+                // Of equal jobs only the first one can be inserted next.
                 State::Absent if job.is_new && new.insert((job.job.lane(), job.job.priority)) => {
                     events.extend([Event::Insert(number), Event::InsertAnnounced(number), Event::Announce(number)]);
                 }
@@ -132,11 +133,11 @@ impl World {
         events
     }
 
-    /// Lets an event happen.
+    /// Runs an event, and a round if its hints cause one.
     pub(super) fn step(&mut self, event: Event, hints: Hints) {
         let sent = self.happen(event);
         if hints != Hints::Lost {
-            sent.into_iter().for_each(|hint| self.trigger.hear(hint, &mut self.assigning.alarms));
+            sent.into_iter().for_each(|hint| self.trigger.add(hint, &mut self.assigning.alarms));
         }
         if hints == Hints::Round && !self.trigger.is_empty() {
             self.round();
@@ -147,7 +148,7 @@ impl World {
         assert!(broken.is_none(), "{}; the steps, with {} jobs ahead:\n{}", broken.as_deref().unwrap_or(""), self.memory.ahead, path());
     }
 
-    /// Changes the database. Returns the hints.
+    /// Changes the database as the event does. Returns its hints.
     fn happen(&mut self, event: Event) -> Vec<Hint> {
         if event == Event::Wait {
             self.wait();
@@ -234,7 +235,7 @@ impl World {
         self.memory.data.borrow().now
     }
 
-    /// When the next round begins without a hint, as in `rounds`.
+    /// When the next round begins without a hint, computed as in `rounds`.
     fn wakes_at(&self) -> i64 {
         let due = self.summary.next_due.into_iter().chain(self.assigning.alarms.next()).min().map(|due| due.timestamp_millis() + 1);
         let retry = self.summary.retry_at.map(|at| self.memory.milliseconds(at));
@@ -248,13 +249,13 @@ impl World {
         self.round();
     }
 
-    /// A round, and those that it asks for at once.
+    /// Runs a round, and further rounds as long as they are due at once. Checks the properties after the last one.
     fn round(&mut self) {
         for _ in 0..AT_ONCE {
             let now = self.now();
             let mut trigger = mem::take(&mut self.trigger);
             trigger.full_scan |= now >= self.scan_at;
-            trigger.look_in(self.assigning.alarms.ring(date(now)));
+            trigger.add_groups(self.assigning.alarms.ring(date(now)));
             if trigger.full_scan {
                 self.scan_at = now + SCAN_AFTER;
             }
@@ -264,15 +265,15 @@ impl World {
                 return self.check();
             }
         }
-        self.memory.broken("rounds follow each other without end");
+        self.memory.broken("(f) too many rounds follow each other at once");
     }
 
-    /// What the recruiter knows with these hints.
+    /// Updates which jobs and slots the recruiter knows after these hints.
     fn learn(&mut self, trigger: &Trigger) {
         let Data { jobs, workers, .. } = self.memory.data.get_mut();
         for job in jobs {
             let is_left = job.is_left && (trigger.refused || !trigger.left.is_empty());
-            // The first gated jobs of a group are found by a full scan.
+            // A full scan finds the first gated jobs of a group.
             let is_of_group = job.job.gate.is_none() && trigger.groups.contains(&job.job.group);
             let is_announced = is_of_group || trigger.announced.contains(&job.job);
             job.is_hinted = job.state == State::Due && (trigger.full_scan || is_announced || is_left);
@@ -288,10 +289,10 @@ impl World {
         }
     }
 
-    /// The properties (a), (c), (d) and (e).
+    /// Checks the properties (a), (c), (d) and (e).
     fn check(&self) {
         if self.assigning.lanes.has_job_behind_end() {
-            self.memory.broken("(d) a window has a job behind its end");
+            self.memory.broken("(d) a window has a job after its end");
         }
         let (now, wakes_at) = (self.now(), self.wakes_at());
         let mut past_assignments = self.assigning.past_assignments.clone();
@@ -302,10 +303,10 @@ impl World {
         }
         let waits = |job: &Job| job.is_known && job.state == State::Due && !in_flight(job);
         for (number, job) in jobs.iter().enumerate().filter(|(_, job)| waits(job)) {
-            let pause = past_assignments.found(&job.job, self.memory.at(now)).map(|until| self.memory.milliseconds(until));
+            let pause = past_assignments.pause(&job.job, self.memory.at(now)).map(|until| self.memory.milliseconds(until));
             let ready_at = pause.unwrap_or(job.job.scheduled_at.timestamp_millis());
             let late = if job.is_hinted && ready_at <= now { 0 } else { FRUITLESS_FOR };
-            // After a fruitless search another round is due.
+            // After a fruitless search the next round is due later.
             let idle_until = ready_at + if self.summary.retry_at.is_some() { late } else { 0 };
             for (index, worker) in workers.iter().enumerate().filter(|(_, worker)| worker.takes(&job.job)) {
                 let slots = if worker.is_available { worker.known } else { worker.spare };
@@ -323,12 +324,12 @@ impl World {
         }
     }
 
-    /// A fingerprint of everything that decides what happens next: `Debug` with the entries of sets and maps in order.
+    /// A hash of all state that later events depend on: of its `Debug` text, with the entries of sets and maps in order.
     pub(super) fn fingerprint(&self) -> u64 {
         let Self { memory, assigning, trigger, summary, scan_at, path: _ } = self;
         let data = &*memory.data.borrow();
         let mut text = format!("{data:?} {assigning:?} {trigger:?} {summary:?} {scan_at},");
-        // Rounds are only compared with the last one of a worker.
+        // A round id is only compared with the last round of a worker, so its value does not matter.
         for (number, round) in data.workers.iter().enumerate().filter_map(|(number, worker)| Some((number, worker.round?))) {
             text = text.replace(&round.to_string(), &format!("round {number}"));
         }
@@ -357,7 +358,7 @@ impl World {
     }
 }
 
-/// The result of a future that waits for nothing.
+/// The result of a future that never waits.
 fn at_once<T>(future: impl Future<Output = T>) -> T {
     match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(result) => result,
