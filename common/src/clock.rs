@@ -1,9 +1,9 @@
-//! The server's clock, the only wall clock whose time is written into documents, and [`Uptime`], this machine's own
-//! clock.
+//! The server's clock, the only wall clock whose time is written into documents, and [`Uptime`], a clock of this
+//! machine.
 //!
-//! Every process uses it through [`Store::now`](crate::store::Store::now). The estimate is a lower bound: a reading is
-//! assumed to be as old as its round trip. Therefore a job that is due by this estimate is also due by the server's own
-//! `$$NOW`. The estimate never decides whether a worker is dead: the cleaner measures silence by the monotonic clock,
+//! Every process uses the server's clock through [`Store::now`](crate::store::Store::now). The estimate is a lower bound: it counts a reading
+//! from the arrival of the reply, although the server's clock was read earlier. Therefore a job that is due by this estimate is also due by
+//! the server's own `$$NOW`. The estimate never decides whether a worker is dead: the cleaner measures silence by the monotonic clock,
 //! and a worker measures its lease by [`Uptime`].
 
 use std::{ops::Add, sync::RwLock, time::Duration};
@@ -59,9 +59,10 @@ impl Add<Duration> for Uptime {
     }
 }
 
-/// Maximum age of a reading that an enqueuer uses. In this time quartz drifts by much less than a millisecond.
+/// Maximum age of a reading before [`Store::fresh_clock`](crate::store::Store::fresh_clock) reads the clock again. In this time two clocks
+/// drift apart by about a millisecond.
 pub(crate) const FRESH_FOR: Duration = Duration::from_secs(30);
-/// The same for clients that are not notified of failovers. For this long a job may get the time of the former primary.
+/// Like [`FRESH_FOR`], for clients that are not notified of failovers. For this time a job may get the time of the former primary.
 const FRESH_WITHOUT_NOTICE_FOR: Duration = Duration::from_secs(5);
 
 /// An estimate of the server's clock. Between readings it is advanced by this machine's [`Uptime`].
@@ -74,9 +75,10 @@ pub(crate) struct ServerClock {
 #[derive(Clone, Copy, Debug)]
 struct Reading {
     server: Instant,
+    /// When the reply arrived.
     taken: Uptime,
-    /// Since when another server may be the primary.
-    doubtful: Option<Uptime>,
+    /// When a new primary was found, if the clock was not read since.
+    primary_changed_at: Option<Uptime>,
 }
 
 impl Default for ServerClock {
@@ -86,16 +88,15 @@ impl Default for ServerClock {
 }
 
 impl ServerClock {
-    /// For a client that does not call [`ServerClock::doubt`] when the primary changes.
+    /// For a client that does not call [`ServerClock::primary_changed`].
     pub(crate) fn without_notice_of_failovers() -> Self {
         Self { fresh_for: FRESH_WITHOUT_NOTICE_FOR, ..Self::default() }
     }
 
     /// Records the server's time from a reply that has just arrived, to a command that was sent at `asked`.
     ///
-    /// The reply may have been on its way for the whole round trip. An existing estimate that is compatible with it is
-    /// kept, because it is more exact. With the minimum from a slow reply, retries would be too early by the delay of
-    /// that reply.
+    /// The server may have read its clock at any time of the round trip. If the existing estimate agrees with that, it is kept, because it
+    /// is more exact. A slow reply alone would put the estimate back by its delay, and retries would be too early.
     pub(crate) fn observe(&self, server: Instant, asked: Uptime) {
         self.observe_at(server, asked, Uptime::now());
     }
@@ -105,15 +106,15 @@ impl ServerClock {
         let known = reading.map(|reading| reading.server + taken.since(reading.taken));
         let agrees = |known: &Instant| (server..=server + taken.since(asked)).contains(known);
         // A reply to a command sent before the failover was noticed may come from the former primary.
-        let doubtful = reading.and_then(|reading| reading.doubtful).filter(|since| asked < *since);
-        *reading = Some(Reading { server: known.filter(agrees).unwrap_or(server), taken, doubtful });
+        let primary_changed_at = reading.and_then(|reading| reading.primary_changed_at).filter(|changed_at| asked < *changed_at);
+        *reading = Some(Reading { server: known.filter(agrees).unwrap_or(server), taken, primary_changed_at });
     }
 
     /// Records that a new primary was found, whose clock may differ.
-    pub(crate) fn doubt(&self) {
+    pub(crate) fn primary_changed(&self) {
         let mut reading = self.reading.write().unwrap_or_else(std::sync::PoisonError::into_inner);
         if let Some(reading) = reading.as_mut() {
-            reading.doubtful = Some(Uptime::now());
+            reading.primary_changed_at = Some(Uptime::now());
         }
     }
 
@@ -126,20 +127,20 @@ impl ServerClock {
         let reading = *self.reading.read().unwrap_or_else(std::sync::PoisonError::into_inner);
         let estimate = match reading {
             Some(Reading { server, taken, .. }) => server + now.since(taken),
-            #[expect(clippy::disallowed_methods, reason = "nothing was heard from the server yet")]
+            #[expect(clippy::disallowed_methods, reason = "there is no reply of the server yet")]
             None => chrono::Utc::now(),
         };
         estimate.duration_trunc(chrono::TimeDelta::milliseconds(1)).unwrap_or(estimate)
     }
 
-    /// Whether the last reading is too old for enqueueing, or may come from another server.
+    /// Whether the last reading is too old, or may come from a former primary.
     pub(crate) fn is_stale(&self) -> bool {
         self.is_stale_at(Uptime::now())
     }
 
     fn is_stale_at(&self, now: Uptime) -> bool {
         let reading = *self.reading.read().unwrap_or_else(std::sync::PoisonError::into_inner);
-        reading.is_none_or(|reading| reading.doubtful.is_some() || now.since(reading.taken) > self.fresh_for)
+        reading.is_none_or(|reading| reading.primary_changed_at.is_some() || now.since(reading.taken) > self.fresh_for)
     }
 }
 
@@ -164,10 +165,10 @@ mod tests {
         assert!(!clock.is_stale());
         let now = clock.now();
         assert!(now >= server() && now < server() + 10 * SECOND);
-        clock.doubt();
-        assert!(clock.is_stale() && clock.now() >= server(), "the best there is, until the new primary was asked");
+        clock.primary_changed();
+        assert!(clock.is_stale() && clock.now() >= server(), "the old estimate is used until the new primary replies");
         clock.observe(server(), before);
-        assert!(clock.is_stale(), "it was asked before");
+        assert!(clock.is_stale(), "the command was sent before the change");
         clock.observe(server(), Uptime::now());
         assert!(!clock.is_stale());
         assert_eq!(now.timestamp_subsec_nanos() % 1_000_000, 0, "BSON dates are whole milliseconds");

@@ -1,8 +1,7 @@
 //! One worker process, as its roster document describes it.
 //!
-//! Used by the worker (registers itself), the recruiter (assigns to it) and the cleaner (retires it). The worker and
-//! the recruiter take turns to write the document: the worker while `available` is false, the recruiter's assignment
-//! while it is true.
+//! Used by the worker (registers itself), the recruiter (assigns to it) and the cleaner (retires it). The recruiter
+//! writes an assignment only while `available` is true, and thereby sets it to false. Only the worker sets it to true.
 
 use std::{fs, io, time::Duration};
 
@@ -14,7 +13,7 @@ use crate::{
     telemetry::of_bson,
 };
 
-/// The lease of a worker whose document does not contain it: the default of `--lease`.
+/// The lease of a worker whose document does not contain one: the default of `--lease`.
 const DEFAULT_LEASE: Duration = Duration::from_secs(20);
 
 /// Prefix of the names of the channels' collections.
@@ -36,7 +35,7 @@ impl Channel {
     }
 }
 
-/// The groups that a worker takes jobs of.
+/// The groups whose jobs a worker takes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum WorkOn {
     /// Every group: `"*"`.
@@ -80,7 +79,7 @@ impl TryFrom<Bson> for WorkOn {
     }
 }
 
-/// The identity of a worker process and its machine. It is enough to prove, on the same machine, that the process is
+/// The identity of a worker process and its machine. On the same machine it is sufficient to prove that the process is
 /// gone.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessIdentity {
@@ -133,11 +132,11 @@ fn start_ticks(stat: &str) -> Option<i64> {
 pub struct AvailableWorker {
     /// Its id.
     pub id: WorkerId,
-    /// Groups that it takes jobs of.
+    /// The groups whose jobs it takes.
     pub work_on: WorkOn,
-    /// Classes that it has.
+    /// The classes that it runs.
     pub classes: Vec<String>,
-    /// Number of free slots. It grows while the worker is available, and only an assignment reduces it.
+    /// Number of free slots.
     pub free: u32,
     /// How many jobs it accepts ahead, beyond the free slots.
     pub prefetch: u32,
@@ -150,7 +149,7 @@ pub struct AvailableWorker {
     /// Its last heartbeat. It is only compared with earlier values, never with a clock. `None` if the field is not a
     /// date.
     pub last_seen_at: Option<bson::DateTime>,
-    /// How long it trusts itself after a heartbeat. It sends at least three heartbeats in this time.
+    /// How long it starts jobs after an acknowledged heartbeat. It sends at least three heartbeats in this time.
     pub lease: Duration,
 }
 
@@ -171,7 +170,7 @@ pub struct RegisteredWorker {
     /// Its last heartbeat. It is only compared with earlier values, never with a clock. `None` if the field is not a
     /// date.
     pub last_seen_at: Option<bson::DateTime>,
-    /// How long it trusts itself after a heartbeat. A cleaner waits longer.
+    /// How long it starts jobs after an acknowledged heartbeat. A cleaner waits longer.
     pub lease: Duration,
     /// Its process and machine, if the document contains all fields.
     pub process: Option<ProcessIdentity>,
@@ -194,7 +193,7 @@ struct RosterDocument {
     classes: Option<Vec<String>>,
     free: Option<i64>,
     prefetch: Option<i64>,
-    #[expect(dead_code, reason = "read so that a document of another shape is noticed")]
+    #[expect(dead_code, reason = "decoded so that a wrong type is detected")]
     term: Option<LeaseTerm>,
     round: Option<RoundId>,
     channel: Option<i64>,
@@ -227,7 +226,7 @@ impl RegisteredWorker {
     /// Reads a roster document. Also returns the names of fields with a wrong type. Such fields are treated as missing,
     /// so that a worker with a damaged document is still observed and rescued.
     ///
-    /// `None` if `_id` is not an ObjectId: such a document is not a worker's, because no job can name it as its holder.
+    /// `None` if `_id` is not an ObjectId: such a document does not belong to a worker, because no job can name it as its holder.
     pub(crate) fn read(document: &RawDocument) -> Option<(Self, Vec<&'static str>)> {
         let stored = legible(document);
         let id = WorkerId::from(stored.get_object_id("_id").ok()?);
@@ -279,7 +278,7 @@ pub(crate) fn legible(document: &RawDocument) -> Document {
     document.iter_elements().filter_map(|element| field(element.ok()?)).collect()
 }
 
-/// The id of a session in the form that MongoDB requires: with other fields it would refuse the whole list.
+/// The id of a session in the form that MongoDB requires. If one id had other fields, MongoDB would refuse the whole list.
 fn session_id(stored: &Bson) -> Option<Document> {
     let id = stored.as_document()?.get("id")?;
     matches!(id, Bson::Binary(id) if id.subtype == BinarySubtype::Uuid).then(|| doc! { "id": id.clone() })
@@ -352,7 +351,7 @@ mod tests {
         assert_eq!((worker.jobs, worker.retired, worker.process), (vec![working], false, None));
         assert!(read(&doc! { "_id": id }).is_some());
         strange.insert("_id", "by hand");
-        assert!(read(&strange).is_none(), "no worker's");
+        assert!(read(&strange).is_none(), "not a worker");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Batches of documents that are sent to MongoDB together. A refused batch is halved until the refused document is alone.
+//! Batches of items that are sent to MongoDB together. A refused batch is halved until it has a single item.
 
 /// Divides items into batches of at most `most` items and `most_bytes` bytes; a larger item is a batch of its own.
 pub(crate) fn cut<T>(items: Vec<T>, most: usize, most_bytes: usize, size: impl Fn(&T) -> usize) -> Vec<Vec<T>> {
@@ -35,8 +35,8 @@ impl<T> Batches<T> {
         self.0.pop()
     }
 
-    /// Puts both halves of a refused batch in front of all other batches. If the batch has a single item, returns that item instead:
-    /// MongoDB refuses this one.
+    /// Puts both halves of a refused batch in front of all other batches. If the batch has a single item, returns that item, which MongoDB
+    /// refuses.
     pub(crate) fn halve(&mut self, mut refused: Vec<T>) -> Option<T> {
         if refused.len() <= 1 {
             return refused.pop();
@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_batch_is_halved_until_the_item_at_fault_stands_alone() {
+    fn a_refused_batch_is_halved_until_the_refused_item_is_alone() {
         for bad in 0..7 {
             let mut batches = Batches::new(vec![(0..4).collect(), (4..7).collect()]);
             let (mut sent, mut refused) = (Vec::new(), Vec::new());

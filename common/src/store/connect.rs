@@ -32,14 +32,14 @@ use crate::{
 pub const DEFAULT_DATABASE: &str = "recruiter";
 /// Oldest server the protocol was tested with.
 const OLDEST_SERVER: (i32, i32) = (6, 0);
-/// How long an operation waits for a primary. Most failovers are shorter, so callers do not notice them.
+/// How long an operation waits for a primary. Most failovers are shorter, so they cause no errors.
 const SELECTION_LIMIT: Duration = Duration::from_secs(8);
 /// Maximum duration of one connection attempt at the start, before its failure is logged.
 const ATTEMPT_LIMIT: Duration = Duration::from_secs(2);
 /// How often the driver checks each member. A member that hangs with open sockets is detected after this time plus
 /// [`ATTEMPT_LIMIT`], which is less than the limit of one call. The driver's default of 10 seconds is too long.
 const MONITOR_EVERY: Duration = Duration::from_secs(5);
-/// Maximum number of connections. A process has only a few calls in flight at any time, however many jobs it runs.
+/// Maximum number of connections. However many jobs a process runs, it has only a few calls in flight at any time.
 const MAX_POOL_SIZE: u32 = 20;
 /// Minimum that the protocol needs: one connection always listens for hints, and one carries a transaction.
 const LEAST_POOL_SIZE: u32 = 3;
@@ -446,7 +446,7 @@ fn is_resolver_fault(error: &Error) -> bool {
     matches!(error.kind.as_ref(), ErrorKind::DnsResolve { .. } | ErrorKind::Io(_))
 }
 
-/// The options of the connection string plus mandatory ones. Majority writes: an acknowledged job survives a failover.
+/// The options of the connection string, and mandatory ones. Majority writes: an acknowledged job survives a failover.
 /// Majority reads: no decision depends on data that a failover can roll back. Single operations may override them.
 fn with_our_settings(mut options: ClientOptions, args: &ConnectArgs, app_name: &str, clock: &Arc<ServerClock>) -> ClientOptions {
     options.app_name = Some(app_name.into());
@@ -457,7 +457,7 @@ fn with_our_settings(mut options: ClientOptions, args: &ConnectArgs, app_name: &
             && server.new_description.server_type() == ServerType::RsPrimary
             && server.previous_description.server_type() != ServerType::RsPrimary
         {
-            clock.doubt();
+            clock.primary_changed();
         }
     }));
     options.write_concern = Some(our_write_concern());
@@ -538,7 +538,7 @@ async fn wait_for_server(options: &ClientOptions, patience: &mut Patience) -> Re
     let database = Client::with_options(options.clone()).map_err(invalid)?.database("admin");
     loop {
         let database = database.clone();
-        // Runs at the same time, and its result is only used if the connection fails.
+        // Runs at the same time. Its result is used only if the connection fails.
         let alone = tokio::spawn(hello_alone(options.clone()));
         match call("hello", async move { database.run_command(doc! { "hello": 1 }).await }).await {
             Ok(hello) => return Ok(hello),

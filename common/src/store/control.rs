@@ -64,7 +64,7 @@ impl Store {
         Ok(self.cancel_requests(jobs).await?.into_iter().collect())
     }
 
-    /// Makes waiting jobs due at `at`, unless they are due earlier. Returns those that are waiting.
+    /// Makes waiting jobs due at `at`, unless they are due earlier. Returns the jobs that are waiting.
     ///
     /// Filter: ids, unlocked, due later. Index: `_id`. Invariant: none, a date changes.
     /// Loses for jobs that are running or archived.

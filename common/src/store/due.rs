@@ -1,7 +1,7 @@
 //! The first due jobs of some lanes.
 //!
-//! A search reads the primary as it is at the moment. The next search finds what this one misses, and the guard of the start decides about
-//! each job that was found. The indexes cover the search, so its cost does not depend on the size of the payloads.
+//! A search is a local read of the primary. If it misses a job, the next search finds it. If it finds a job that was started in the meantime,
+//! the guard of the start refuses it. The indexes cover the search, so its cost does not depend on the size of the parameters.
 
 use std::cmp::Reverse;
 
@@ -17,27 +17,27 @@ use super::{
 };
 use crate::{ids::JobId, instant::Instant};
 
-/// Lanes in one query. MongoDB merges one index scan for each of them.
+/// Maximum number of lanes in one query. MongoDB merges one index scan for each of them.
 const LANES_PER_QUERY: usize = 200;
 
-/// A job that is due, as far as matching needs it.
+/// The fields of an unlocked job that an assignment needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ScheduledJob {
-    /// Which.
+    /// The id of the job.
     pub id: JobId,
-    /// Group a worker must work on.
+    /// The group that a worker must work on.
     pub group: String,
-    /// Class a worker must have.
+    /// The class that a worker must have.
     pub class: String,
-    /// Gate of its lane.
+    /// The gate of its lane, if it has one.
     pub gate: Option<String>,
-    /// Higher first.
+    /// Jobs with a higher priority come first.
     pub priority: i64,
-    /// Older first.
+    /// The due date. Among jobs with the same priority, earlier ones come first.
     pub scheduled_at: Instant,
 }
 
-/// Where a job stands among all jobs: by priority, then by date, then by id.
+/// The position of a job in the order of all jobs: by priority, then by due date, then by id.
 pub type Position = (Reverse<i64>, Instant, JobId);
 
 impl ScheduledJob {
@@ -51,7 +51,7 @@ impl ScheduledJob {
         Lane { group: self.group.clone(), class: self.class.clone(), gate: self.gate.clone() }
     }
 
-    /// From a job's document, or from as much of it.
+    /// From a job's document, or from a document with these fields of it.
     pub(crate) fn of_document(document: &Document) -> Option<Self> {
         Self::of(&RawDocumentBuf::try_from(document).ok()?, document.get_document("workable").ok()?.get_str("class").ok()?)
     }
@@ -74,21 +74,21 @@ impl ScheduledJob {
     }
 }
 
-/// What a search for due jobs has found.
+/// The answer of a search for due jobs.
 #[derive(Clone, Debug)]
 pub struct DueJobs {
-    /// In their order.
+    /// The jobs, sorted by position.
     pub jobs: Vec<ScheduledJob>,
-    /// The last position up to which nothing is missing; none when these are all.
+    /// The position up to which no job is missing. `None`: no job is missing.
     pub end: Option<Position>,
 }
 
 impl Store {
-    /// The first unlocked jobs of these lanes that are due at `until`: at least `limit` if there are as many.
+    /// The first unlocked jobs of these lanes that are due at `until`, by position: at most `limit`.
     ///
-    /// Filter: group, class, gate, unlocked, due. MongoDB merges one scan for each lane, which is in this order and jumps over what is due
-    /// later, so that a search costs as much as it finds, however many jobs wait. Index: `due_jobs`, `gated_jobs`. Invariant: none, the
-    /// start decides.
+    /// Filter: group, class, gate, unlocked, due. MongoDB merges one index scan for each lane. Each scan is in the order of positions and
+    /// skips jobs that are due later. Therefore the cost of a search depends on the number of jobs that it finds, and not on the number of
+    /// waiting jobs. Index: `due_jobs`, `gated_jobs`. Invariant: none, the start repeats the conditions.
     pub async fn due_jobs(&self, lanes: &[Lane], until: Instant, limit: usize) -> Result<DueJobs, StoreError> {
         let mut jobs: Vec<ScheduledJob> = Vec::new();
         let mut end: Option<Position> = None;
@@ -112,7 +112,7 @@ impl Store {
         Ok(DueJobs { jobs, end })
     }
 
-    /// The first due jobs of a few lanes, `limit` if there are as many.
+    /// The first due jobs of at most [`LANES_PER_QUERY`] lanes: at least `limit`, if there are as many.
     async fn due_in_some(&self, lanes: &[&Lane], index: &str, until: Instant, limit: usize) -> Result<Vec<ScheduledJob>, StoreError> {
         let mut most = limit;
         loop {
@@ -126,7 +126,7 @@ impl Store {
                         .sort(doc! { "priority": -1, "scheduled_at": 1, "_id": 1 })
                         .limit(asked)
                         .batch_size(10_000)
-                        // No index of MongoDB 6 covers a search for a missing gate, unless the answer is the index entry itself.
+                        // In MongoDB 6 no index covers a search for a missing field, unless the answer is the index entry itself.
                         .projection(doc! { "_id": 1 })
                         .return_key(true)
                         .max_time(CALL_LIMIT / 2)
@@ -138,7 +138,7 @@ impl Store {
                 })
                 .await?;
             let jobs: Vec<ScheduledJob> = found.iter().filter_map(|entry| ScheduledJob::of_entry(entry)).collect();
-            // A document that is no job must not stand for the jobs behind it.
+            // Documents that are not jobs must not hide the jobs after them: ask for as many more.
             if found.len() < most || jobs.len() >= limit {
                 return Ok(jobs);
             }

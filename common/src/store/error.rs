@@ -45,7 +45,7 @@ pub enum StoreError {
         /// The error of the driver.
         source: DriverError,
     },
-    /// No reply in time. The outcome of the operation is unknown.
+    /// There was no reply in time. The outcome of the operation is unknown.
     #[error("MongoDB did not reply to `{operation}` within {} s", CALL_LIMIT.as_secs())]
     TimedOut {
         /// Name of the operation.
@@ -79,8 +79,9 @@ pub(crate) mod code {
     pub(crate) const DUPLICATE_KEY: i32 = 11_000;
 }
 
-/// Error codes that the document causes, not the connection or the server: invalid values, types, names and keys, nesting, sizes, the
-/// validator, a duplicate key. Each has MongoDB's name for it, or `Location` and the code; a test compares the names.
+/// Error codes whose cause is the document, not the connection or the server: invalid values, types, names and keys, nesting, sizes, the
+/// validator, a duplicate key. Each code has its name in MongoDB, or `Location` and the code. A test compares the
+/// names.
 #[doc(hidden)]
 pub const DOCUMENT_FAULTS: [(i32, &str); 21] = [
     (2, "BadValue"),
@@ -106,11 +107,11 @@ pub const DOCUMENT_FAULTS: [(i32, &str); 21] = [
     (51_108, "Location51108"),
 ];
 
-/// Part of MongoDB's message for a query whose hint names an index that does not exist. The error has no code of its own (it is a
-/// `BadValue`), so the text identifies it. A test drops an index and expects it to be created again.
+/// Part of MongoDB's message for a query that names a missing index. The error has no code of its own (it is a `BadValue`), so the text
+/// identifies it. A test drops an index and expects it to be created again.
 const UNKNOWN_HINT: &str = "hint provided does not correspond";
 
-/// The driver's error for the start of a transaction in a session that has one open. The driver has no other way to detect this. A test
+/// The driver's message when a transaction is started in a session that already has an open one. The driver has no other way to detect this. A test
 /// of [`Store::finish_in`](super::Store::finish_in) fails if the text changes.
 const TRANSACTION_IS_OPEN: &str = "transaction already in progress";
 
@@ -162,7 +163,7 @@ pub(super) fn code_of(error: &Error) -> Option<i32> {
     if let ErrorKind::Command(command) = error.kind.as_ref() {
         Some(command.code)
     } else if let ErrorKind::InsertMany(many) = error.kind.as_ref() {
-        // An unsatisfied write concern comes first: the call is then repeated, even if there are other errors.
+        // A write concern error comes first, so that the call is repeated even if there are other errors.
         if let Some(concern) = &many.write_concern_error {
             return Some(concern.code);
         }

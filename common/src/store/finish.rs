@@ -201,8 +201,8 @@ impl Store {
             tracing::error!(
                 job.id = %job,
                 error = chain(&reason),
-                "MongoDB refuses the outcome of a job also without its details: the job stays locked, and its outcome is written again \
-                 ever more rarely. Remove the cause, for instance a unique index on `archived`"
+                "MongoDB refuses the outcome of a job even without its details: the job stays locked, and the write is repeated at growing \
+                 intervals. Remove the cause, for example a unique index on `archived`"
             );
         }
         Ok(recorded)
@@ -351,7 +351,7 @@ impl Store {
         call("discard_if_claimed", async move { scheduled.delete_many(guarded).await }).await.map(drop)
     }
 
-    /// The current document of a job, regardless of its lock.
+    /// The current document of a job, locked or not.
     ///
     /// Filter: id. Index: `_id`. Invariant: none, the write that follows has a guard of its own.
     async fn document_of(&self, job: JobId) -> Result<Option<RawDocumentBuf>, StoreError> {

@@ -17,7 +17,7 @@ use crate::{
 
 /// Maximum size of the group names in one hint, in bytes.
 const GROUPS_BYTES: usize = 256 * 1024;
-/// In a hint it stands for more groups than fit, as it stands for every group in a worker's `work_on`.
+/// In a hint this name means every group. It is used if the names of the groups do not fit. In a worker's `work_on` it has the same meaning.
 pub const EVERY_GROUP: &str = "*";
 /// Maximum number of jobs that one hint assigns, about one megabyte.
 const ASSIGNED: usize = 50_000;
@@ -34,7 +34,7 @@ pub struct AssignedJobs {
 /// A hint about an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Hint {
-    /// Not an event. A reader gets it each time it starts to read: hints may have been missed, so it must read the
+    /// Not an event. Each time a reader opens its cursor, it gets this hint first. Hints may have been missed, so the reader must read the
     /// database.
     Seed,
     /// Jobs of these groups are due at once or at `at`.
@@ -43,13 +43,12 @@ pub enum Hint {
         groups: Vec<String>,
         /// When the earliest job is due; `None` if one is due now.
         at: Option<Instant>,
-        /// All the jobs, if they are few: they can be assigned without a search. The hint may arrive before the jobs
-        /// are visible.
+        /// All the jobs, if they are few. They can then be assigned without a search. The hint may arrive before the jobs are visible.
         jobs: Vec<ScheduledJob>,
     },
-    /// A worker has free slots again.
+    /// A worker accepts jobs again.
     Free,
-    /// A worker did not start all jobs of its last assignments.
+    /// A worker did not start all jobs of an assignment.
     NotStarted,
     /// A worker has returned jobs that were assigned ahead.
     Returned {
@@ -58,7 +57,7 @@ pub enum Hint {
         /// The ids of the jobs.
         jobs: Vec<JobId>,
     },
-    /// A worker has left. Jobs that were assigned to it and not started are free.
+    /// A worker has left. Jobs that were assigned to it and not started can be assigned to others.
     Left {
         /// The id of the worker.
         worker: WorkerId,
@@ -91,7 +90,7 @@ impl Hint {
     /// Splits a hint into parts that are small compared with the collection.
     pub(super) fn parts(&self) -> Vec<Cow<'_, Self>> {
         match self {
-            // The names of the groups are less important: it is enough that a job of some group is due.
+            // The names of the groups are not necessary: the recruiter then scans all groups.
             Self::Jobs { groups, at, .. } if groups.iter().map(String::len).sum::<usize>() > GROUPS_BYTES => {
                 vec![Cow::Owned(Self::Jobs { groups: vec![EVERY_GROUP.into()], at: *at, jobs: Vec::new() })]
             }

@@ -1,7 +1,7 @@
-//! Lanes, and which of them have jobs.
+//! Lanes, and lists of the lanes that have jobs.
 //!
-//! All but [`Store::waiting_lanes`] jump over an index from one value to the next, so their cost depends on the number of groups, classes and
-//! gates, and not on the number of jobs. Names that are not UTF-8 are left out.
+//! Except for [`Store::waiting_lanes`], the queries jump in an index from one value to the next. Their cost depends on the number of groups,
+//! classes and gates, and not on the number of jobs. Names that are not UTF-8 are left out.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,17 +18,17 @@ use super::{
 };
 use crate::instant::Instant;
 
-/// How long one walk over the whole index may take: about 250,000 waiting jobs.
+/// Maximum time of one walk over the whole index. It is enough for about 250,000 waiting jobs.
 const WALK_LIMIT: Duration = Duration::from_millis(250);
 
 /// The jobs of one group, one class and one gate, in the order of their start: exactly one range of an index.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Lane {
-    /// Group of the jobs.
+    /// The group of the jobs.
     pub group: String,
-    /// Class of their workable.
+    /// The class of their workable.
     pub class: String,
-    /// Their gate. `None`: the jobs without one.
+    /// Their gate. `None`: the jobs without a gate.
     pub gate: Option<String>,
 }
 
@@ -42,22 +42,22 @@ impl Lane {
 impl Store {
     /// The groups that have unlocked jobs without a gate.
     ///
-    /// Index: `due_jobs`. Invariant: I9, one document stops no other.
+    /// Index: `due_jobs`. Invariant: I9, an invalid document hides no other.
     pub async fn groups(&self) -> Result<BTreeSet<String>, StoreError> {
         self.values("groups", DUE_JOBS, doc! { "$sort": { "group": 1 } }, "$group").await
     }
 
     /// The groups that have unlocked jobs with a gate.
     ///
-    /// Index: `gated_jobs`. Invariant: I9, one document stops no other.
+    /// Index: `gated_jobs`. Invariant: I9, an invalid document hides no other.
     pub async fn gated_groups(&self) -> Result<BTreeSet<String>, StoreError> {
         self.values("gated_groups", GATED_JOBS, doc! { "$sort": { "group": 1 } }, "$group").await
     }
 
-    /// The lanes without a gate in this group that have unlocked jobs, in order, at most `most`; and whether these are all.
+    /// The lanes without a gate in this group that have unlocked jobs: the first `most`, by class. Also returns whether these are all.
     ///
-    /// Filter: group, the next class, no gate, unlocked. Index: `due_jobs`, one entry for each query. Invariant: I9, one document stops no
-    /// other.
+    /// Filter: group, a class after the last one, no gate, unlocked. Index: `due_jobs`, with one query for each class. Invariant: I9, an
+    /// invalid document hides no other.
     pub async fn lanes_of(&self, group: &str, most: usize) -> Result<(Vec<Lane>, bool), StoreError> {
         // The empty string sorts before every class.
         let (mut lanes, mut class) = (Vec::new(), String::new());
@@ -71,7 +71,7 @@ impl Store {
                 })
                 .await?;
             let Some(found) = found else { return Ok((lanes, true)) };
-            // A search for the classes after one that is not UTF-8 is not possible.
+            // A query cannot continue after a class that is not UTF-8.
             let Ok(next_class) = found.get_str("workable.class") else { return Ok((lanes, false)) };
             if lanes.len() >= most {
                 return Ok((lanes, false));
@@ -83,7 +83,7 @@ impl Store {
 
     /// The lanes with a gate in this group that have unlocked jobs.
     ///
-    /// Filter: group, class, any gate, unlocked. Index: `gated_jobs`. Invariant: I9, one document stops no other.
+    /// Filter: group, class, any gate, unlocked. Index: `gated_jobs`. Invariant: I9, an invalid document hides no other.
     pub async fn gated_lanes_of(&self, group: &str) -> Result<Vec<Lane>, StoreError> {
         let mut lanes = Vec::new();
         let filter = doc! { "group": group, "gate": any_gate(), "locked": false };
@@ -96,10 +96,10 @@ impl Store {
         Ok(lanes)
     }
 
-    /// Every lane without a gate that has unlocked jobs, with the date of the first of them.
+    /// Every lane without a gate that has unlocked jobs, with the earliest due date of its jobs.
     ///
-    /// One walk over the whole index, which ends with an error when it takes too long ([`StoreError::is_too_slow`]); see
-    /// [`Store::lanes_of`]. Index: `due_jobs`. Invariant: I9, one document stops no other.
+    /// This is one walk over the whole index. If it takes too long, it ends with an error ([`StoreError::is_too_slow`]), and the caller must
+    /// use [`Store::lanes_of`]. Filter: none. Index: `due_jobs`. Invariant: I9, an invalid document hides no other.
     pub async fn waiting_lanes(&self) -> Result<BTreeMap<Lane, Instant>, StoreError> {
         let scheduled = self.scheduled.clone();
         let lanes = doc! { "$group": { "_id": { "group": "$group", "class": "$workable.class" }, "first": { "$min": "$scheduled_at" } } };
@@ -127,7 +127,7 @@ impl Store {
 
     /// The values of a field in the part of an index that this stage selects.
     ///
-    /// Unlike MongoDB's command `distinct`, its answer has no limit of 16 MiB, and an invalid name does not spoil it.
+    /// In contrast to MongoDB's command `distinct`, the answer has no limit of 16 MiB, and a name that is not UTF-8 does not cause an error.
     async fn values(
         &self,
         operation: &'static str,

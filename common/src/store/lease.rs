@@ -48,7 +48,7 @@ impl Observed {
     }
 }
 
-/// Proof of a term: only its holder renews and releases.
+/// A held lease. Only its holder can renew and release it.
 #[derive(Clone, Debug)]
 pub struct Lease {
     holder: WorkerId,
@@ -68,7 +68,7 @@ impl Store {
                 .inspect_err(|error| {
                     tracing::warn!(
                         error = of_bson(error),
-                        "the lease cannot be understood: delete the document with the _id `recruiter` in `metadata`"
+                        "the lease cannot be decoded: delete the document with the _id `recruiter` in `metadata`"
                     )
                 })
                 .ok()
@@ -80,7 +80,7 @@ impl Store {
     /// Filter: still as observed. Update: holder, its `duration`, next term. Without a lease the next term follows the
     /// roster's highest, because workers with a later term would get no assignments. Index: `_id`. Invariant: one
     /// leader in each term.
-    /// Loses when the holder renewed or another standby was first.
+    /// Loses when the holder has renewed the lease, or another standby has acquired it.
     pub async fn acquire_if_unchanged(
         &self,
         observed: Option<&Observed>,

@@ -1,7 +1,7 @@
 //! Every MongoDB call of the system.
 //!
-//! Used by all processes and by enqueuers. An invariant is a property of *all* writers to a collection, so all of them are here. The
-//! filter of each write repeats the conditions of its caller's decision. The files are in the order of a job's life:
+//! Used by all processes and by enqueuers. An invariant is a property of *all* writers to a collection, so all writers are here. The filter
+//! of each write repeats the conditions of its caller's decision. The files:
 //!
 //! | file | operations |
 //! |---|---|
@@ -20,7 +20,7 @@
 //! | `session`, `batch`, `error` | transactions; batches; errors |
 //!
 //! Writers of a job: every enqueuer inserts. An unlocked job is written by a start, a change of its due date, a cancellation, or the
-//! archiving of an invalid document (each with `locked: false` in the filter). A locked job is written only by the holder of the start, or
+//! archiving of an invalid document. Each of these has `locked: false` in the filter. A locked job is written only by the holder of the start, or
 //! by a cleaner after the holder's death.
 //!
 //! Repetition of failed calls:
@@ -30,7 +30,7 @@
 //! | the driver | a read, or a write by its own methods, once, after a failover or a lost connection |
 //! | `write_repeatable` | a hint, or a worker's turn in the roster, once: the driver does not retry raw commands |
 //! | `transaction` | a transaction with a transient error, and a commit with an unknown outcome, a few times |
-//! | the caller | everything else: a worker until its outcomes are written, `control` for 75 s, the cleaner with its next round |
+//! | the caller | everything else: a worker until its outcomes are written, `control` for 75 s, the cleaner with its next poll |
 //!
 //! A batch that MongoDB *refuses* is never sent again unchanged: it is halved (`batch`), and a single refused end is stored in a reduced form
 //! (`finish`).
@@ -94,7 +94,7 @@ pub use crate::{
     roster::Channel,
 };
 
-/// A call without a reply after this time counts as lost. Longer than a failover, shorter than a lease.
+/// A call without a reply after this time has an unknown outcome. It is longer than most failovers, and shorter than a worker's default lease.
 const CALL_LIMIT: Duration = Duration::from_secs(10);
 /// Maximum time for MongoDB to wait for a majority. It is shorter than [`CALL_LIMIT`], so that no connection stays occupied.
 const MAJORITY_LIMIT: Duration = Duration::from_secs(9);
@@ -112,7 +112,7 @@ pub struct Store {
     pub(crate) clock: Arc<ServerClock>,
     /// The options of its client, for further clients with the same options; `None` if the application has created the client.
     options: Option<Arc<ClientOptions>>,
-    /// Whether a missing index is created again. A read-only store and a store on the application's own client do not create it.
+    /// Whether a missing index is created again. It is not for a read-only store, and for a store on the application's own client.
     may_mend: bool,
     /// Whether the schema is known to exist.
     is_set_up: Arc<AtomicBool>,
@@ -173,8 +173,8 @@ impl Store {
         result
     }
 
-    /// Drops the indexes of an earlier release that this one has replaced. Called by the leading recruiter: until it leads,
-    /// a recruiter of the earlier release may lead and need them.
+    /// Drops the indexes of an earlier release that this release has replaced. Called by the leading recruiter: before it leads, a recruiter
+    /// of the earlier release may lead and need them.
     ///
     /// # Errors
     /// When MongoDB refuses or cannot be reached.

@@ -39,7 +39,7 @@ impl Store {
 
     /// One step of the slow sweep: the locked documents among the next few thousand jobs after `after`, in order of their ids.
     ///
-    /// The locked jobs are read first and the roster second, from the same or a later state, also after a failover. A worker is in the
+    /// The locked jobs are read first, and then the roster, from the same or a later state, even after a failover. A worker is in the
     /// roster before it locks its first job and until it has released its last one.
     /// Index: `_id`, in steps with a bounded number of documents, locked or not. Invariant: I4 and I5, no live worker is treated as dead,
     /// even if its roster document is damaged.
@@ -87,7 +87,7 @@ impl Store {
         Ok(unlocked.modified_count == 1)
     }
 
-    /// Ends the transactions that a dead worker may have left open. They would delay the rescue of its jobs by up to a minute. MongoDB
+    /// Ends the transactions that a dead process may have left open. They would delay the rescue of its jobs by up to a minute. MongoDB
     /// ends only sessions of this process's MongoDB user, and reports no error for other sessions.
     ///
     /// Index: none. Invariant: none, MongoDB ends these transactions later by itself.

@@ -29,7 +29,7 @@ const AWAIT: Duration = Duration::from_secs(10);
 /// After this time without a hint the cursor is opened again, because a dead connection cannot be distinguished from a
 /// quiet one.
 const REOPEN_AFTER: Duration = Duration::from_secs(60);
-/// Wait between two attempts to open a cursor.
+/// Pause before a cursor is opened again.
 const REOPEN_PAUSE: Duration = Duration::from_millis(200);
 /// How long to wait for the acknowledgement of a hint. The hint may arrive even without it.
 const HINT_LIMIT: Duration = Duration::from_secs(1);
@@ -73,7 +73,7 @@ impl Listener {
     }
 }
 
-/// Why a cursor is no longer read.
+/// The reason why a cursor is no longer read.
 enum Ended {
     /// MongoDB has closed it.
     Closed,
@@ -149,17 +149,17 @@ impl Store {
         Ok(())
     }
 
-    /// Publishes a hint and waits a second at most. A failure is only logged.
+    /// Publishes a hint, and waits a second at most. A failure is only logged.
     pub async fn announce_hint(&self, hint: Hint) {
         let _ = within_a_second(self.publish(&hint)).await;
     }
 
-    /// Publishes hints on these channels in the same way. Returns whether all of them were acknowledged.
+    /// Publishes these hints on their channels at the same time, and waits a second at most. Returns whether all of them were acknowledged.
     ///
     /// Index: none. Invariant: none.
     pub async fn announce_hints_to(&self, hints: Vec<(Channel, Hint)>) -> bool {
-        let told = hints.iter().map(|(channel, hint)| within_a_second(self.publish_to(*channel, hint)));
-        futures_util::future::join_all(told).await.into_iter().all(|told| told)
+        let sent = hints.iter().map(|(channel, hint)| within_a_second(self.publish_to(*channel, hint)));
+        futures_util::future::join_all(sent).await.into_iter().all(|is_sent| is_sent)
     }
 
     /// Reads hints from now on. Reconnects automatically.
@@ -182,10 +182,10 @@ impl Store {
                 match ended {
                     Ok(_) => {}
                     Err(error) if error.is_unauthorized() => {
-                        tracing::warn!(error = chain(&error), "not listening for hints; the MongoDB user needs the role readWrite");
+                        tracing::warn!(error = chain(&error), "cannot listen for hints; the MongoDB user needs the role readWrite");
                         pause(REOPEN_AFTER).await;
                     }
-                    Err(error) => tracing::debug!(error = chain(&error), "not listening for hints; trying again"),
+                    Err(error) => tracing::debug!(error = chain(&error), "cannot listen for hints; trying again"),
                 }
                 pause(REOPEN_PAUSE).await;
             }
@@ -261,11 +261,13 @@ impl Store {
 }
 
 /// Returns whether the hint was acknowledged within a second. Logs a failure.
-async fn within_a_second(told: impl Future<Output = Result<(), StoreError>>) -> bool {
-    match tokio::time::timeout(HINT_LIMIT, told).await {
+async fn within_a_second(sent: impl Future<Output = Result<(), StoreError>>) -> bool {
+    match tokio::time::timeout(HINT_LIMIT, sent).await {
         Ok(Ok(())) => return true,
-        Ok(Err(error)) => tracing::debug!(error = chain(&error), "a hint was not sent; the poll fallback will do"),
-        Err(_) => tracing::debug!("a hint was not acknowledged in time; the poll fallback will do"),
+        Ok(Err(error)) => {
+            tracing::debug!(error = chain(&error), "a hint was not sent; its recipients find the change with their next poll")
+        }
+        Err(_) => tracing::debug!("a hint was not acknowledged in time; its recipients find the change with their next poll"),
     }
     false
 }

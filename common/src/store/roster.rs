@@ -47,8 +47,8 @@ const CHANNELS: i64 = 32;
 /// it were executed later, it could overtake heartbeats that are blocked too.
 const RETIRE_WITHIN: Duration = Duration::from_secs(1);
 
-/// Maximum number of documents remembered as warned about. When it is reached, the list is cleared, and the warnings
-/// repeat.
+/// Maximum number of documents in the list of documents with a warning. When it is reached, the list is cleared, and the warnings are logged
+/// again.
 const WARNED_OF: usize = 10_000;
 
 /// The data of a worker that registers.
@@ -56,15 +56,15 @@ const WARNED_OF: usize = 10_000;
 pub struct Announcement {
     /// Its id.
     pub id: WorkerId,
-    /// Groups that it takes jobs of.
+    /// The groups whose jobs it takes.
     pub work_on: WorkOn,
-    /// Classes that it has.
+    /// The classes that it runs.
     pub classes: Vec<String>,
-    /// Retry policies that it knows.
+    /// The retry policies that it knows.
     pub policies: Vec<String>,
     /// Number of jobs that it runs at a time.
     pub capacity: u32,
-    /// How long it trusts itself after a heartbeat, in milliseconds.
+    /// The length of its lease: how long it starts jobs after an acknowledged heartbeat, in milliseconds.
     pub lease_ms: i64,
     /// The channel that it reads hints from.
     pub channel: Channel,
@@ -83,7 +83,7 @@ pub struct Offer {
     pub prefetch: u32,
     /// Jobs that were assigned ahead and are not started yet.
     pub prefetched: Vec<JobId>,
-    /// Every job that it can have locked before it writes this again: those that run, are about to start, or were assigned ahead.
+    /// Every job that it can have locked before its next report: running jobs, starts without a reply, and jobs that were assigned ahead.
     pub working_on: Vec<JobId>,
 }
 
@@ -131,7 +131,7 @@ pub enum HeartbeatReply {
 }
 
 impl Store {
-    /// The roster as raw documents: one with invalid BSON does not hide the others.
+    /// The roster as raw documents. A document with invalid BSON does not hide the others.
     fn roster_as_it_is(&self) -> Collection<RawDocumentBuf> {
         self.roster.clone_with_type()
     }
@@ -184,7 +184,7 @@ impl Store {
 
     /// Registers a worker, not available yet.
     ///
-    /// Index: `_id`. Invariant: I1 of the worker's side: jobs are assigned only to registered workers.
+    /// Index: `_id`. Invariant: I4 and I5, a worker is in the roster before it locks its first job.
     pub async fn register(&self, worker: &Announcement) -> Result<(), StoreError> {
         let now = bson::DateTime::from_chrono(self.now());
         let mut document = doc! {
@@ -212,8 +212,8 @@ impl Store {
 
     /// Makes a registered worker available for the first time, in the recruiter's current term.
     ///
-    /// The term is read after the document exists, and is only ever raised: a leader that took over in between has
-    /// written its own.
+    /// The term is read after the document exists, and the update never lowers it: a leader that has taken over in between has written a
+    /// higher term.
     /// Filter: id, no round yet, not retired. Index: `_id`. Invariant: I7.
     pub async fn announce(&self, worker: WorkerId, slots: u32) -> Result<bool, StoreError> {
         let term = self.observe_lease().await?.map_or(LeaseTerm::default(), |lease| lease.term);
@@ -251,7 +251,7 @@ impl Store {
         Ok(found.iter().filter_map(term).max().map_or(LeaseTerm::default(), LeaseTerm))
     }
 
-    /// Workers that accept jobs, in this leader's term. The reply also carries the server's time.
+    /// Workers that accept jobs, in this leader's term. The reply also contains the server's time.
     ///
     /// Filter: available, free or prefetch, term. Index: none, the roster is small. Invariant: none, the assignment repeats it.
     pub async fn available_workers(&self, term: LeaseTerm) -> Result<Vec<AvailableWorker>, StoreError> {
@@ -276,8 +276,8 @@ impl Store {
 
     /// Assigns jobs to available workers in one command. Returns the workers whose assignment was written.
     ///
-    /// Acknowledged by the primary alone: if a failover rolls an assignment back, its jobs are still unlocked and due.
-    /// Filter: available, this leader's term, and room for the jobs: in free slots, and ahead. Update: `available: false`, the
+    /// Acknowledged by the primary only. If a failover rolls an assignment back, its jobs are still unlocked and due.
+    /// Filter: available, this leader's term, and room for the jobs, in free slots and ahead. Update: `available: false`, the
     /// map from workers to jobs, the round. Index: `_id`. Invariant: single writer by turn.
     /// Loses when the worker withdrew or was retired, or when a new leader took over.
     pub async fn assign_if_available(&self, term: LeaseTerm, round: RoundId, planned: &[Planned]) -> Result<Vec<WorkerId>, StoreError> {
@@ -308,16 +308,16 @@ impl Store {
         Ok(found.iter().filter_map(|document| worker_of(document)).collect())
     }
 
-    /// Takes an assignment. From now on it is the worker's turn, until the worker offers free slots again.
+    /// Takes an assignment, and reports free slots and jobs. If the worker accepts further jobs, it is available again.
     ///
-    /// Filter: not available, this round. Update: the jobs it works on, and whether slots remain. Index: `_id`.
+    /// Filter: not available, this round. Update: the free slots and the jobs of the worker. Index: `_id`.
     /// Invariant: single writer by turn; the roster names every job the worker can have locked.
     /// Loses when a failover rolled the assignment back, or the worker was retired.
     pub async fn take_if_assigned(&self, worker: WorkerId, round: RoundId, free: &Offer) -> Result<bool, StoreError> {
         self.write_own(worker, doc! { "available": false, "round": round }, free, "take_if_assigned").await
     }
 
-    /// Records the number of free slots and the jobs being worked on.
+    /// Reports free slots and jobs, without a new assignment.
     ///
     /// Filter: no assignment since `round`, the last that was taken. Index: `_id`. Invariant: single writer by turn.
     /// Loses when the recruiter has assigned in between: the worker must first read the new assignment.
@@ -440,7 +440,7 @@ impl Store {
         call("leave_if_alive", async move { roster.delete_one(filter).await }).await.map(drop)
     }
 
-    /// The round that each of these workers was assigned or took last. Workers that are not in the result have left.
+    /// The last round of each of these workers, taken or not. A worker that is not in the result has left or was retired.
     ///
     /// Filter: ids. Index: `_id`. Invariant: I7, the recruiter does not wait for a worker that has left.
     pub async fn rounds_of(&self, workers: &[WorkerId]) -> Result<HashMap<WorkerId, Option<RoundId>>, StoreError> {
@@ -458,7 +458,7 @@ impl Store {
 
     /// Assignments in the roster that are not taken yet, with their rounds, for a new leader.
     ///
-    /// Filter: not available, assigned. Index: none, the roster is small. Invariant: none, forgetting one is harmless.
+    /// Filter: not available, assigned. Index: none, the roster is small. Invariant: none, a missed assignment is harmless.
     pub async fn assigned_and_not_taken(&self) -> Result<Vec<(RoundId, AssignedJobs)>, StoreError> {
         let roster = self.roster_as_it_is();
         let filter = doc! { "available": false, "assigned_to": { "$exists": true }, "retired": { "$ne": true } };
@@ -572,7 +572,7 @@ fn worker_of(document: &RawDocument) -> Option<WorkerId> {
 fn understood(document: &RawDocument) -> Option<AvailableWorker> {
     let understood = AvailableWorker::try_from(roster::legible(document));
     understood
-        .inspect_err(|error| warn_once(document, error, "the roster document of a worker cannot be understood: it is given no jobs"))
+        .inspect_err(|error| warn_once(document, error, "the roster document of a worker cannot be decoded: the worker gets no jobs"))
         .ok()
 }
 
@@ -582,11 +582,11 @@ fn registered(document: &RawDocument) -> Option<RegisteredWorker> {
         Some((worker, unreadable)) if unreadable.is_empty() => Some(worker),
         Some((worker, unreadable)) => {
             let fields = unreadable.join(", ");
-            warn_once(document, &fields, "fields of a roster document cannot be read: its worker is watched without them");
+            warn_once(document, &fields, "fields of a roster document cannot be decoded: the cleaner watches the worker without them");
             Some(worker)
         }
         None => {
-            warn_once(document, "`_id` is no ObjectId", "a roster document is no worker's: leaving it alone; delete it");
+            warn_once(document, "`_id` is not an ObjectId", "a roster document does not belong to a worker and is skipped; delete it");
             None
         }
     }
@@ -605,7 +605,7 @@ fn warn_once(document: &RawDocument, what: &str, message: &'static str) {
     }
 }
 
-/// The condition that a worker still has room for its jobs.
+/// The condition that a worker has room for the jobs.
 fn has_room(worker: WorkerId, planned: &Planned) -> Document {
     let count = |count: usize| doc! { "$gte": i64::try_from(count).unwrap_or(i64::MAX) };
     let mut filter = doc! { "_id": worker, "free": count(planned.for_slots) };
@@ -616,7 +616,7 @@ fn has_room(worker: WorkerId, planned: &Planned) -> Document {
     filter
 }
 
-/// Cuts assignments into pieces of at most [`IDS_PER_PIECE`] job ids, and at least one worker each.
+/// Cuts assignments into pieces of at most [`IDS_PER_PIECE`] job ids. An assignment with more is a piece of its own.
 fn pieces(planned: &[Planned]) -> impl Iterator<Item = &[Planned]> {
     let mut rest = planned;
     std::iter::from_fn(move || {

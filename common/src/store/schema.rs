@@ -26,8 +26,8 @@ pub const LARGEST_WORKABLE: usize = 4 * 1024 * 1024;
 /// The jobs without a gate. Serves `due_jobs`, `groups`, `waiting_lanes` and `lanes_of`. A start removes the index entry, so the later delete
 /// changes less. The class precedes the dates, so a backlog that no worker can take is never scanned.
 pub const DUE_JOBS: &str = "due_jobs";
-/// The jobs with a gate. Serves `due_jobs`, `gated_groups` and `gated_lanes_of`. Two indexes, because one with the gate before the dates has
-/// no single range for the jobs without one: MongoDB keeps the entries of `null` and `undefined` apart.
+/// The jobs with a gate. Serves `due_jobs`, `gated_groups` and `gated_lanes_of`. There are two indexes, because in one index with the gate
+/// before the dates the jobs without a gate would not be a single range: MongoDB has separate entries for `null` and `undefined`.
 pub const GATED_JOBS: &str = "gated_jobs";
 /// Serves `prune_archived`, the statistics and the list of the newest finished jobs.
 pub const ARCHIVED_BY_END: &str = "archived_by_end";
@@ -42,7 +42,7 @@ struct Index {
     collection: &'static str,
     name: &'static str,
     keys: Document,
-    /// The partial filter, if there is one.
+    /// The filter of a partial index.
     only: Option<Document>,
 }
 
@@ -131,8 +131,8 @@ pub(super) async fn ensure(store: &Store) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Called while a process runs, when an error reports that something is missing. Does the same, and creates the
-/// collection of this channel.
+/// Called while a process runs, when an error reports that something is missing. Creates missing parts, including the collection of this
+/// channel, and replaces wrong ones.
 pub(super) async fn mend(store: &Store, channel: Option<Channel>) -> Result<(), StoreError> {
     let found = version(store).await?;
     ensure_collections(store, found, channel).await?;
@@ -230,7 +230,10 @@ async fn replace(store: &Store, name: &str) -> Result<(), StoreError> {
         Err(StoreError::Mongo { source, .. }) if code_of(&source) == Some(NAMESPACE_NOT_FOUND) => {}
         other => other?,
     }
-    tracing::warn!(collection = name, "hints were kept in an ordinary collection, which nobody can listen to; made it a capped one again");
+    tracing::warn!(
+        collection = name,
+        "replaced an ordinary collection of hints by a capped one, because an ordinary collection cannot be tailed"
+    );
     seed(store, name).await
 }
 
@@ -241,7 +244,7 @@ async fn change_validator(store: &Store, name: &str, kind: Kind) -> Result<(), S
         Err(error) if error.is_unauthorized() => {
             tracing::warn!(
                 collection = name,
-                "the validator is another release's and this MongoDB user may not change it; going on with it. Start any process once with a user that has the role dbAdmin"
+                "the validator belongs to another release, and this MongoDB user may not change it; continuing with it. Start any process once with a user that has the role dbAdmin"
             );
             Ok(())
         }
@@ -250,7 +253,7 @@ async fn change_validator(store: &Store, name: &str, kind: Kind) -> Result<(), S
 }
 
 /// The contract for enqueuers in other languages. It refuses every type that a worker cannot decode, so that no job is
-/// archived without a run if it could have been refused. Fields that Recruiter does not define are not checked.
+/// archived without a run although it could have been refused. Fields that Recruiter does not define are not checked.
 ///
 /// The rules for waiting jobs come first, because MongoDB reports a refusal in this order. Locked jobs are not checked:
 /// they were checked when they were inserted, a start changes no checked field, and checking costs time.

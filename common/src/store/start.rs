@@ -60,7 +60,7 @@ impl Start {
     fn stored_execution(&self, due: Instant, verdict: IfWorkerDies) -> Document {
         let raw = self.execution(due, verdict).to_raw();
         let mut execution = Document::try_from(&*raw).expect("an execution is made of dates, ids, texts and numbers");
-        // Earlier releases store 32 bits at the start and 64 bits at the end, too.
+        // As in earlier releases, the pid has 32 bits at the start and 64 bits at the end.
         execution.insert("pid", self.pid);
         execution
     }
@@ -87,10 +87,10 @@ pub struct ToStart {
 }
 
 impl Store {
-    /// Those of these jobs that are unlocked, complete, from the primary. A document that is not a valid job is returned with its
-    /// error. Over a slow connection only the jobs that arrive within half of the time limit of a call are returned; the others stay due.
+    /// The complete documents of those of these jobs that are unlocked, from the primary. A document that is not a valid job is returned with
+    /// its error. Over a slow connection, only the jobs that arrive within half of the time limit of a call are returned. The others stay due.
     ///
-    /// Index: `_id`. Invariant: I9, a malformed document does not stop other jobs. The read need not be a majority read: when the
+    /// Filter: id, unlocked. Index: `_id`. Invariant: I9, a malformed document does not stop other jobs. A local read is enough: when a
     /// majority has acknowledged the start, it also has the earlier writes.
     ///
     /// # Errors
@@ -103,7 +103,7 @@ impl Store {
             let until = Monotonic::now() + CALL_LIMIT / 2;
             let mut cursor = scheduled.find(filter).batch_size(10_000).read_concern(ReadConcern::local()).await?;
             let mut found = Vec::new();
-            // Documents that have arrived are taken without a wait. MongoDB sends 16 MB at a time.
+            // MongoDB sends 16 MB at a time. The documents that have arrived are read without a wait.
             while let Ok(next) = tokio::time::timeout(until.saturating_duration_since(Monotonic::now()), cursor.try_next()).await {
                 match next? {
                     Some(document) => found.push(document),
@@ -120,7 +120,8 @@ impl Store {
         Ok(found.into_iter().filter_map(decode).collect())
     }
 
-    /// Sizes in bytes of those of these jobs that are unlocked, smallest first, to read them in portions over a slow connection.
+    /// The sizes in bytes of those of these jobs that are unlocked, smallest first. They are needed to read jobs in portions over a slow
+    /// connection.
     ///
     /// Filter: id, unlocked. Index: `_id`. Invariant: none, [`Store::unlocked`] repeats the filter.
     pub async fn sizes_of_unlocked(&self, jobs: &[JobId]) -> Result<Vec<(JobId, usize)>, StoreError> {
@@ -150,19 +151,19 @@ impl Store {
         if self.write("start_if_unlocked", start_command(start, jobs)).await? == jobs.len() {
             return Ok(ids.into_iter().map(|job| Claim { job, start: start.id }).collect());
         }
-        // A majority has acknowledged the start, so every later primary has it: a local read is complete, and no failover undoes it.
+        // A majority has acknowledged the start, so no failover undoes it, and a local read of any later primary contains it.
         self.claims_of_starts(&HashMap::from([(start.id, ids)]), ReadConcern::local()).await
     }
 
-    /// Those of these jobs that are locked by these starts, from a majority read, because a failover may undo a start without a reply.
+    /// Those of these jobs that are locked by these starts. A majority read, because a failover may undo a start that got no reply.
     ///
-    /// Index: `_id`. Invariant: I3.
+    /// Filter: id, locked, this start. Index: `_id`. Invariant: I3.
     pub async fn claims_of_start(&self, starts: &HashMap<StartId, Vec<JobId>>) -> Result<Vec<Claim>, StoreError> {
         self.claims_of_starts(starts, ReadConcern::majority()).await
     }
 
-    /// Those of these jobs that are locked by these starts, in one query. The filter has the start, never the worker: with the worker,
-    /// a repeated hint would run a job twice.
+    /// Those of these jobs that are locked by these starts, in one query. The filter has the start and not the worker. With the worker, a
+    /// repeated hint would run a job twice.
     ///
     /// Filter: id, locked, this start. Index: `_id`. Invariant: I3.
     pub(super) async fn claims_of_starts(
@@ -210,7 +211,7 @@ fn start_command(start: &Start, jobs: &[ToStart]) -> Document {
             doc! { "$eq": attempts }
         };
         let date = |at: Instant| Bson::DateTime(bson::DateTime::from_chrono(at));
-        // With a single date, MongoDB compares it once and not for each job.
+        // If all jobs of the statement have the same date, MongoDB compares it once and not for each job.
         let scheduled_at = due.map_or_else(|| "$scheduled_at".into(), date);
         let mut filter = doc! {
             "_id": { "$in": ids },
@@ -221,7 +222,7 @@ fn start_command(start: &Start, jobs: &[ToStart]) -> Document {
         let execution = start.stored_execution(due.unwrap_or(start.now), verdict.clone());
         let set = |execution: Document| doc! { "$set": { "locked": true, "attempts": attempts + 1, "last_execution": execution } };
         let update = if let Some(due) = due {
-            // The update writes this date into `last_execution`: the document must still have it.
+            // The update writes this date into `last_execution`, so the document must still have this date.
             filter.insert("scheduled_at", date(due));
             Bson::Document(set(execution))
         } else {

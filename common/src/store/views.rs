@@ -113,9 +113,9 @@ impl Store {
         Ok(waiting)
     }
 
-    /// The first lanes of these groups that have waiting jobs, in order, at most `most`.
+    /// Lanes of these groups that have waiting jobs, at most `most`.
     ///
-    /// See [`Store::lanes_of`] and [`Store::gated_lanes_of`]. Index: `due_jobs`, `gated_jobs`. Invariant: none.
+    /// See [`Store::lanes_of`] and [`Store::gated_lanes_of`]. Filter: group. Index: `due_jobs`, `gated_jobs`. Invariant: none.
     pub async fn first_lanes(&self, groups: impl IntoIterator<Item = String>, most: usize) -> Result<Vec<Lane>, StoreError> {
         let mut lanes = Vec::new();
         for group in groups {
@@ -126,10 +126,10 @@ impl Store {
         Ok(lanes)
     }
 
-    /// Classes of the retry policies of the first due jobs of these lanes, for at least `most` jobs if there are as
-    /// many.
+    /// Classes of the retry policies of the first due jobs of these lanes, at most `most` jobs.
     ///
-    /// Filter: these ids. Index: `due_jobs`, then `_id`. Invariant: none; a job whose policy no worker knows stays in front of its lane.
+    /// Filter: these ids. Index: `due_jobs`, then `_id`. Invariant: none; a job whose policy no worker knows stays at the front
+    /// of its lane.
     pub async fn policies_of_due_jobs(&self, lanes: &[Lane], most: usize) -> Result<BTreeSet<String>, StoreError> {
         let due: Vec<JobId> = self.due_jobs(lanes, self.now(), most).await?.jobs.into_iter().map(|job| job.id).collect();
         let scheduled = self.scheduled.clone_with_type::<RawDocumentBuf>();
@@ -217,7 +217,7 @@ impl Store {
 
     /// Those of these jobs that are in the archive, as stored, in any order.
     ///
-    /// Filter: these ids. Index: `_id`. Invariant: I2, what is there is final.
+    /// Filter: these ids. Index: `_id`. Invariant: I2, an archived job does not run again.
     pub async fn archived_jobs(&self, jobs: &[JobId]) -> Result<Vec<Document>, StoreError> {
         let (archived, filter) = (self.archived.clone(), doc! { "_id": { "$in": jobs.to_vec() } });
         call("archived_jobs", async move { archived.find(filter).batch_size(10_000).await?.try_collect().await }).await
