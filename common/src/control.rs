@@ -1,8 +1,8 @@
-//! The operator's changes to jobs: retry, cancel and delete. The same rules apply to one job and to a hundred thousand.
+//! The operator's changes to jobs: retry, cancel and delete. The same rules apply to single jobs and to bulk changes.
 //!
-//! Used by `recruiter jobs` and by applications that offer the same changes. Each job is read, the change is decided by
-//! its current state, and the write repeats the decision's conditions in its filter. A job that changed in between is
-//! read again. Every call can be repeated: changes made by an interrupted call are recognised.
+//! Used by `recruiter jobs` and by applications that offer the same changes. Each job is read, and its current state decides the change. The
+//! filter of the write repeats the conditions of the decision. A job that changed in between is read again. Every call can be repeated:
+//! changes made by an interrupted call are recognised.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -31,12 +31,12 @@ use crate::{
 const BATCH: usize = 500;
 /// Maximum size of the documents that are read together, in bytes.
 const BATCH_BYTES: usize = 8 * 1024 * 1024;
-/// How many times a job is read, if it changes between the read and the write.
-const LOOKS: u32 = 3;
+/// Maximum number of reads of a job that changes between each read and write.
+const READS: u32 = 3;
 /// How long a batch is repeated after transient errors. It is longer than MongoDB keeps the open transaction of a
 /// killed process, which is one minute.
 const TRY_FOR: Duration = Duration::from_secs(75);
-/// Wait between two of these attempts.
+/// Pause between two of these attempts.
 const TRY_AGAIN_AFTER: Duration = Duration::from_secs(1);
 /// Maximum number of cancellations per batch that are sent as hints. Workers find the others with their next heartbeat.
 const ANNOUNCED: usize = 64;
@@ -47,7 +47,7 @@ pub enum Change {
     /// Enqueues a finished job again under another id, which its archived document stores as `retried_as`. Makes a
     /// waiting job due now.
     Retry {
-        /// Also jobs that were retried before.
+        /// Whether jobs that were retried before are retried as well.
         again: bool,
     },
     /// Archives a waiting job without running it. Asks the worker of a running job to end it.
@@ -73,7 +73,7 @@ pub enum Changed {
     },
     /// It is waiting and already due.
     AlreadyDue {
-        /// Since when it is due.
+        /// Its due date.
         since: Instant,
     },
     /// It was waiting and is archived now.
@@ -82,7 +82,7 @@ pub enum Changed {
     CancelRequested,
     /// It was archived and is deleted.
     Deleted,
-    /// It matched when it was searched for, but no longer when it was to be changed.
+    /// It matched the filter, but its state changed before the write.
     Meanwhile,
     /// It is unchanged.
     Refused(Refusal),
@@ -147,8 +147,8 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// Whether the job only changed its state after it matched: it has started, ended, or was deleted.
-    fn is_of_the_moment(&self) -> bool {
+    /// Whether the job changed its state after it matched: it has started or ended, or was deleted.
+    fn is_caused_by_a_change(&self) -> bool {
         matches!(self, Self::Unknown | Self::Running { .. } | Self::Archived { .. } | Self::NotArchived)
     }
 }
@@ -222,7 +222,7 @@ impl JobFilter {
 /// The progress of a change of many jobs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// Number of documents examined, matching or not.
+    /// Number of examined documents, matching or not.
     pub looked_at: u64,
     /// Estimated number of documents to examine.
     pub length: u64,
@@ -315,7 +315,7 @@ impl Control {
                 report.looked_at = before + ahead * through / all;
                 for (_, changed) in &mut changed {
                     if let Changed::Refused(refusal) = changed
-                        && refusal.is_of_the_moment()
+                        && refusal.is_caused_by_a_change()
                     {
                         *changed = Changed::Meanwhile;
                     }
@@ -330,9 +330,9 @@ impl Control {
     }
 
     async fn change_batch(&mut self, change: Change, batch: &[Match]) -> Result<Vec<(JobId, Changed)>, StoreError> {
-        let mut settled: HashMap<JobId, Changed> = HashMap::new();
+        let mut outcomes: HashMap<JobId, Changed> = HashMap::new();
         let mut left: Vec<JobId> = batch.iter().map(|found| found.job).collect();
-        for _ in 0..LOOKS {
+        for _ in 0..READS {
             let now = self.store.now();
             let patience = Patience::new();
             let mut found = loop {
@@ -346,26 +346,26 @@ impl Control {
                 None => (*job, Step::Nothing(Changed::Refused(Refusal::Unknown))),
             });
             let steps: Vec<(JobId, Step)> = steps.collect();
-            settled.extend(if self.dry_run { steps.into_iter().map(would_become).collect() } else { self.carry_out(steps, now).await? });
-            left.retain(|job| !settled.contains_key(job));
+            outcomes.extend(if self.dry_run { steps.into_iter().map(would_become).collect() } else { self.apply(steps, now).await? });
+            left.retain(|job| !outcomes.contains_key(job));
             if left.is_empty() {
                 break;
             }
         }
-        let outcome = |job: JobId| settled.get(&job).cloned().unwrap_or(Changed::Refused(Refusal::KeepsChanging));
+        let outcome = |job: JobId| outcomes.get(&job).cloned().unwrap_or(Changed::Refused(Refusal::KeepsChanging));
         Ok(batch.iter().map(|found| (found.job, outcome(found.job))).collect())
     }
 
-    /// Makes the decided changes, with one command or transaction per kind. The result does not contain jobs that have
-    /// changed since they were read.
-    async fn carry_out(&mut self, steps: Vec<(JobId, Step)>, now: Instant) -> Result<HashMap<JobId, Changed>, StoreError> {
-        let mut settled = HashMap::new();
+    /// Makes the decided changes, with one command or transaction for each kind of change. The result does not contain jobs
+    /// that have changed since they were read.
+    async fn apply(&mut self, steps: Vec<(JobId, Step)>, now: Instant) -> Result<HashMap<JobId, Changed>, StoreError> {
+        let mut outcomes = HashMap::new();
         let (mut retrials, mut archivals, mut hastened, mut asked, mut deleted) =
             (Vec::new(), Vec::new(), HashMap::new(), Vec::new(), Vec::new());
         let mut groups: BTreeSet<String> = BTreeSet::new();
         for (id, step) in steps {
             match step {
-                Step::Nothing(changed) => drop(settled.insert(id, changed)),
+                Step::Nothing(changed) => drop(outcomes.insert(id, changed)),
                 Step::Archive(archival) => archivals.push(archival),
                 Step::Ask => asked.push(id),
                 Step::Delete => deleted.push(id),
@@ -378,14 +378,14 @@ impl Control {
                     let new = again(*job).and_then(|new| new.into_document(now).map_err(|error| error.to_string()));
                     match new {
                         Ok((new, document)) => retrials.push((Retrial { job: id, retried_as, new, document: Arc::new(document) }, why)),
-                        Err(problem) => drop(settled.insert(id, Changed::Refused(Refusal::Unstorable(problem)))),
+                        Err(problem) => drop(outcomes.insert(id, Changed::Refused(Refusal::Unstorable(problem)))),
                     }
                 }
             }
         }
-        self.enqueue_again(retrials, &mut settled).await?;
-        self.archive(archivals, &mut settled).await?;
-        self.ask(&asked, &mut settled).await?;
+        self.enqueue_again(retrials, &mut outcomes).await?;
+        self.archive(archivals, &mut outcomes).await?;
+        self.ask(&asked, &mut outcomes).await?;
         if !hastened.is_empty() {
             let jobs: Vec<JobId> = hastened.keys().copied().collect();
             let patience = Patience::new();
@@ -395,7 +395,7 @@ impl Control {
                     due => break due?,
                 }
             };
-            settled.extend(due.into_iter().map(|job| (job, Changed::DueNow { instead_of: hastened[&job] })));
+            outcomes.extend(due.into_iter().map(|job| (job, Changed::DueNow { instead_of: hastened[&job] })));
         }
         if !deleted.is_empty() {
             let patience = Patience::new();
@@ -404,16 +404,16 @@ impl Control {
                     return Err(error);
                 }
             }
-            settled.extend(deleted.into_iter().map(|job| (job, Changed::Deleted)));
+            outcomes.extend(deleted.into_iter().map(|job| (job, Changed::Deleted)));
         }
         if !groups.is_empty() {
             self.store.announce_jobs(groups).await;
         }
-        Ok(settled)
+        Ok(outcomes)
     }
 
-    /// Enqueues jobs again. Divides a refused batch in two until the refused job is found.
-    async fn enqueue_again(&mut self, all: Vec<(Retrial, FinishReason)>, settled: &mut HashMap<JobId, Changed>) -> Result<(), StoreError> {
+    /// Enqueues jobs again. Halves a refused batch until the refused job is alone.
+    async fn enqueue_again(&mut self, all: Vec<(Retrial, FinishReason)>, outcomes: &mut HashMap<JobId, Changed>) -> Result<(), StoreError> {
         let mut batches = Batches::new(vec![all]);
         while let Some(batch) = batches.next().filter(|batch| !batch.is_empty()) {
             let retrials: Vec<Retrial> = batch.iter().map(|(retrial, _)| retrial.clone()).collect();
@@ -427,13 +427,13 @@ impl Control {
             match recorded {
                 Ok(recorded) => {
                     let enqueued = batch.into_iter().zip(recorded).filter(|(_, recorded)| *recorded == Recorded::Yes);
-                    settled
+                    outcomes
                         .extend(enqueued.map(|((retrial, why), _)| (retrial.job, Changed::EnqueuedAgain { new: Some(retrial.new), why })));
                 }
                 Err(error) if error.is_transient() => return Err(error),
                 Err(error) => {
                     if let Some((retrial, _)) = batches.halve(batch) {
-                        settled.insert(retrial.job, Changed::Refused(Refusal::Unstorable(chain(&error))));
+                        outcomes.insert(retrial.job, Changed::Refused(Refusal::Unstorable(chain(&error))));
                     }
                 }
             }
@@ -441,7 +441,7 @@ impl Control {
         Ok(())
     }
 
-    async fn archive(&mut self, archivals: Vec<Archival>, settled: &mut HashMap<JobId, Changed>) -> Result<(), StoreError> {
+    async fn archive(&mut self, archivals: Vec<Archival>, outcomes: &mut HashMap<JobId, Changed>) -> Result<(), StoreError> {
         let patience = Patience::new();
         let recorded = loop {
             match self.store.finish(&mut self.session, &archivals).await {
@@ -450,11 +450,11 @@ impl Control {
             }
         };
         let cancelled = archivals.iter().zip(recorded).filter(|(_, recorded)| *recorded == Recorded::Yes);
-        settled.extend(cancelled.map(|(archival, _)| (archival.job(), Changed::Cancelled)));
+        outcomes.extend(cancelled.map(|(archival, _)| (archival.job(), Changed::Cancelled)));
         Ok(())
     }
 
-    async fn ask(&self, jobs: &[JobId], settled: &mut HashMap<JobId, Changed>) -> Result<(), StoreError> {
+    async fn ask(&self, jobs: &[JobId], outcomes: &mut HashMap<JobId, Changed>) -> Result<(), StoreError> {
         if jobs.is_empty() {
             return Ok(());
         }
@@ -468,7 +468,7 @@ impl Control {
         for job in asked.iter().take(ANNOUNCED) {
             self.store.announce_hint(Hint::Cancel { job: *job }).await;
         }
-        settled.extend(asked.into_iter().map(|job| (job, Changed::CancelRequested)));
+        outcomes.extend(asked.into_iter().map(|job| (job, Changed::CancelRequested)));
         Ok(())
     }
 }
@@ -483,7 +483,7 @@ impl Patience {
         Self { since: Monotonic::now() }
     }
 
-    /// Whether the same call should be repeated. Waits a moment before it returns true.
+    /// Whether the same call should be repeated. Waits for [`TRY_AGAIN_AFTER`] before it returns true.
     async fn allows(&self, error: &StoreError) -> bool {
         let repeat = error.is_transient() && !error.is_unauthorized() && self.since.elapsed() < TRY_FOR;
         if repeat {
@@ -507,7 +507,7 @@ fn step(change: Change, id: JobId, stored: StoredJob, now: Instant) -> Step {
     }
 }
 
-/// Decided by single fields, so that a document that is not a valid job can be cancelled too.
+/// Decides by single fields, so that a document that is not a valid job can be cancelled as well.
 fn step_of_cancel(id: JobId, is_archived: bool, document: &RawDocument, now: Instant) -> Step {
     let refused = |refusal| Step::Nothing(Changed::Refused(refusal));
     if is_archived {
@@ -561,7 +561,7 @@ fn would_become((id, step): (JobId, Step)) -> (JobId, Changed) {
     (id, changed)
 }
 
-/// The same job under a new id. Of a bundle, only the items that are not done; all items if all are done.
+/// The same job under a new id. A bundle gets only the items that are not done, or all items if all are done.
 fn again(job: Job) -> Result<NewJob, String> {
     let document = |parameters: Bson| {
         let Bson::Document(parameters) = parameters else {
@@ -603,7 +603,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_bundle_only_what_is_not_done_is_done_again() {
+    fn only_the_items_of_a_bundle_that_are_not_done_are_enqueued_again() {
         let bundle = |outcomes: Vec<Bson>| {
             let items: Vec<Document> = (0..3).map(|n| doc! { "n": n }).collect();
             job(doc! { "workable": { "class": "c", "items": items }, "item_outcomes": outcomes })
@@ -612,11 +612,11 @@ mod tests {
         let done_again = |job: Job| format!("{:?}", again(job).expect("a bundle"));
         let rest = done_again(bundle(vec!["done".into(), failed]));
         assert!(!rest.contains("\"n\": Int32(0)") && rest.contains("\"n\": Int32(1)") && rest.contains("\"n\": Int32(2)"), "{rest}");
-        assert!(done_again(bundle(vec!["done".into(); 3])).contains("\"n\": Int32(0)"), "when all is done, all of it");
+        assert!(done_again(bundle(vec!["done".into(); 3])).contains("\"n\": Int32(0)"), "all items, if all are done");
     }
 
     #[test]
-    fn a_change_is_meant_for_the_jobs_that_it_is_possible_for() {
+    fn a_change_applies_to_the_states_in_which_it_is_possible() {
         let of = |state, why: Option<&str>| JobFilter { state, why: why.map(Into::into), ..JobFilter::default() };
         let retry = Change::Retry { again: false };
         let check = |filter: JobFilter, change, expected: Result<(Option<StateFilter>, bool), Contradiction>| {

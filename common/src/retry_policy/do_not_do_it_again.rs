@@ -1,4 +1,4 @@
-//! No retry: the policy of jobs without a policy.
+//! Never retries a job. It is the default: the policy of jobs without a stored policy.
 
 use bson::{Document, doc};
 

@@ -12,7 +12,7 @@ use crate::failure::LONGEST_CLASS;
 pub(super) struct ErrorClasses(Vec<String>);
 
 impl ErrorClasses {
-    /// Refuses an empty list, and classes that no failure can have.
+    /// Creates a list. Refuses an empty list, and classes that no failure can have.
     pub(super) fn new(parameter: &str, classes: impl IntoIterator<Item = impl Into<String>>) -> Result<Self, InvalidPolicy> {
         let classes: Vec<String> = classes.into_iter().map(Into::into).collect();
         let refused = |problem: String| Err(InvalidPolicy::parameter(parameter, problem));
@@ -26,7 +26,8 @@ impl ErrorClasses {
         }
     }
 
-    /// Whether the list matches this class. With a listed text of another list: whether this list covers it.
+    /// Whether the list matches this class. `class` may also be an entry of another list: then whether this list matches all classes that
+    /// the entry matches.
     pub(super) fn contain(&self, class: &str) -> bool {
         self.0.iter().any(|listed| listed == class || listed.strip_suffix('*').is_some_and(|prefix| class.starts_with(prefix)))
     }

@@ -75,9 +75,9 @@ impl ExponentialBackoff {
         Ok(Self { at_most: Some(at_most), ..self })
     }
 
-    /// Shortens each wait by up to this fraction of it: 0 is no jitter, with 1 a wait may become (nearly) zero. The
-    /// amount is computed from the job's id and the number of the attempt. The same attempt of the same job always
-    /// waits equally long, and different jobs are spread.
+    /// Shortens each wait by up to this fraction of it. 0 means no jitter; with 1 a wait may become nearly zero. The
+    /// amount is computed from the job's id and the number of the attempt. Therefore the same attempt of the same job
+    /// always gets the same wait, and the retries of different jobs are spread.
     ///
     /// # Errors
     /// When `fraction` is not between 0 and 1.

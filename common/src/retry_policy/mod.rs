@@ -1,7 +1,8 @@
-//! Retry policies: pure functions that decide when a failed job is retried, stored as `{class, parameters}`.
+//! Retry policies: pure functions that decide when a failed job is retried. They are stored as `{class, parameters}`.
 //!
-//! Enqueuers choose a policy. Workers call it after each failure, and also at each start in advance, so that a cleaner
-//! can end the jobs of a dead worker without any policy code. The policies and their names come from the PHP Recruiter;
+//! An enqueuer chooses the policy of a job. The worker calls it after each failure. The worker also calls it before
+//! each start and stores the verdict for a crash, so that a cleaner can end the jobs of a dead worker without any policy
+//! code. The policies and their names come from the PHP Recruiter;
 //! caps, jitter and the error classes of programs are new. A policy has no access to a clock, a database or random
 //! numbers: the same history gives the same decision, including jitter.
 //!
@@ -55,7 +56,8 @@ pub struct History<'a> {
     pub job: JobId,
     /// When the job was enqueued.
     pub created_at: Instant,
-    /// Number of starts including the current one: 1 in the first run. Interrupted starts do not count.
+    /// Number of counted starts, including the current one: 1 in the first run. Interrupted, snoozed and released starts
+    /// do not count.
     pub attempts: u32,
     /// Number of earlier starts that ended with the death of their worker. The job may be the cause.
     pub deaths: u32,
@@ -63,7 +65,7 @@ pub struct History<'a> {
     pub group: &'a str,
     /// The job's tags.
     pub tags: &'a [String],
-    /// Earlier executions, oldest first. Of a long history only the first and the newest.
+    /// Earlier executions, oldest first. A long history contains only the first and the newest ones.
     pub executions: &'a [Execution],
 }
 
@@ -77,7 +79,7 @@ pub enum Decision {
 }
 
 impl Job {
-    /// The input for a retry policy during the start that the document counts as number `attempts`.
+    /// The input for a retry policy in the current start of the job.
     pub fn history(&self) -> History<'_> {
         History {
             job: self.id,
@@ -92,8 +94,8 @@ impl Job {
 }
 
 impl From<Decision> for IfWorkerDies {
-    /// The verdict for a crash. If the policy does not retry the job, it is archived as [`FinishReason::WORKER_DIED`], whatever
-    /// reason the policy gives for an ordinary failure.
+    /// The verdict for a crash. If the policy does not retry the job, the job is archived as [`FinishReason::WORKER_DIED`]. The reason that
+    /// the policy gives for an ordinary failure is not used.
     fn from(decision: Decision) -> Self {
         match decision {
             Decision::RetryAfter(delay) => Self::RetryAfterMs(milliseconds(delay)),
@@ -110,7 +112,7 @@ fn milliseconds(delay: Duration) -> i64 {
 
 /// Decides when a failed job is retried.
 ///
-/// Implementations are values that were validated when they were created. They decide without side effects.
+/// An implementation is validated when it is created. It decides without side effects.
 pub trait RetryPolicy: fmt::Debug + Send + Sync {
     /// The class name under which the policy is stored and registered.
     fn class(&self) -> &str;

@@ -6,7 +6,7 @@ use std::{cell::RefCell, collections::BTreeSet, time::Duration};
 
 use bson::{Bson, Document};
 
-/// The longest wait and the longest age of any policy: a hundred years. Computed waits are cut to it.
+/// The longest wait and the longest age of any policy: a hundred years. A longer computed wait is cut to it.
 pub const LONGEST_WAIT: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 /// The shortest wait above zero: dates are stored in milliseconds.
 const SHORTEST_WAIT: Duration = Duration::from_millis(1);
@@ -70,7 +70,7 @@ impl InvalidPolicy {
     }
 }
 
-/// Minimum similarity of two names to suggest one as the correct spelling of the other, as clap does for flags.
+/// Minimum similarity of two names to suggest one as the correct spelling of the other. It is clap's value for flags.
 const ALIKE: f64 = 0.7;
 
 /// Stored parameters, read by name. A parameter with the value null counts as missing. A parameter that the policy does
@@ -79,15 +79,15 @@ const ALIKE: f64 = 0.7;
 #[derive(Debug)]
 pub struct Parameters<'a> {
     stored: Option<&'a Document>,
-    /// The names that were read, which are the names that the policy knows.
+    /// The names that the policy has read. They are the names that it knows.
     asked: RefCell<BTreeSet<String>>,
     /// Whether unknown parameters are refused.
     strict: bool,
 }
 
 impl<'a> Parameters<'a> {
-    /// Parameters from a stored document. A missing value, null and the empty array (PHP stores an empty document so)
-    /// have no fields.
+    /// Parameters from a stored document. A missing value, null and an empty array have no fields. (PHP stores an empty
+    /// document as an empty array.)
     fn of(stored: Option<&'a Bson>) -> Result<Self, InvalidPolicy> {
         match stored {
             None | Some(Bson::Null) => Ok(Self::within(None)),
@@ -119,7 +119,7 @@ impl<'a> Parameters<'a> {
         Self { strict: self.strict, ..Self::within(Some(stored)) }
     }
 
-    /// Refuses parameters that the policy has not read. Otherwise a misspelt name would be silently ignored.
+    /// If `strict`, refuses parameters that the policy has not read. Otherwise a misspelt name would be ignored.
     pub(super) fn no_others(&self) -> Result<(), InvalidPolicy> {
         if !self.strict {
             return Ok(());
@@ -184,7 +184,7 @@ impl<'a> Parameters<'a> {
         rows.into_iter().enumerate().map(read_row).collect()
     }
 
-    /// The value that `read` reads, or `None` if nothing is stored: `parameters.optional("jitter",
+    /// The value that `read` returns, or `None` if nothing is stored: `parameters.optional("jitter",
     /// Parameters::number)`.
     pub fn optional<T>(&self, name: &str, read: impl FnOnce(&Self, &str) -> Result<T, InvalidPolicy>) -> Result<Option<T>, InvalidPolicy> {
         self.get(name).map(|_| read(self, name)).transpose()

@@ -28,8 +28,8 @@ type Decode = dyn Fn(&Parameters<'_>, &RetryPolicies) -> Result<Arc<dyn RetryPol
 #[derive(Clone)]
 pub struct RetryPolicies {
     known: Arc<BTreeMap<String, Arc<Decode>>>,
-    /// How many levels of nested policies may still be decoded. A decoder of nested policies gets a registry with one
-    /// level less.
+    /// Number of levels of nested policies that may still be decoded. A decoder of a nested policy gets a registry with
+    /// one level less.
     levels: usize,
     /// Whether unknown parameters are refused.
     strict: bool,
@@ -192,7 +192,7 @@ mod tests {
         refused("", Bson::Null, "there is no retry policy ``");
     }
 
-    /// An enqueuer gets an error for a misspelt name; a stored job with the same name still runs.
+    /// An enqueuer gets an error for a misspelt name. A stored job with the same name still runs.
     #[test]
     fn unknown_parameters_are_refused_when_they_are_written_and_ignored_when_they_are_read() {
         #[track_caller]

@@ -31,8 +31,8 @@ impl RetryForever {
     /// `wait` is rounded to milliseconds.
     ///
     /// # Errors
-    /// When `wait` is less than a millisecond (an endless retry without a wait would use all the capacity) or more than
-    /// a hundred years.
+    /// When `wait` is less than a millisecond or more than a hundred years. Endless retries without a wait would use all
+    /// the capacity.
     pub fn new(wait: Duration) -> Result<Self, InvalidPolicy> {
         Ok(Self { wait: checked_wait("seconds_to_wait_before_retry", wait)? })
     }

@@ -60,7 +60,7 @@ impl SelectByException {
         let parameter = format!("cases[{}].when", self.cases.len());
         let when = ErrorClasses::new(&parameter, classes)?;
         if let Some((earlier, class)) = self.cases.iter().enumerate().find_map(|(at, case)| Some((at, when.covered_by(&case.when)?))) {
-            let problem = format!("lists `{class}`, which `cases[{earlier}]` takes already; put the narrower class first");
+            let problem = format!("lists `{class}`, which `cases[{earlier}]` already covers; put the narrower class first");
             return Err(InvalidPolicy::parameter(parameter, problem));
         }
         self.cases.push(Case { when, then: Arc::new(policy) });
@@ -158,6 +158,6 @@ mod tests {
         check(bson!([{ "when": ["timeout"], "then": { "class": "TimeTable" } }]), "cases[0]: then: TimeTable: `time_table` is missing");
         let shadowed =
             bson!([{ "when": ["panic"], "then": &never }, { "when": ["exit:*"], "then": &never }, { "when": ["exit:1"], "then": &never }]);
-        check(shadowed, "`cases[2].when` lists `exit:1`, which `cases[1]` takes already; put the narrower class first");
+        check(shadowed, "`cases[2].when` lists `exit:1`, which `cases[1]` already covers; put the narrower class first");
     }
 }

@@ -68,7 +68,7 @@ impl TimeTable {
     }
 
     fn row_for(&self, job: &History<'_>, now: Instant) -> Option<&Row> {
-        // If this clock is behind the enqueuer's, the age is negative: it counts as zero.
+        // The age is negative if `created_at` is in the future. It then counts as zero.
         let age = now.signed_duration_since(job.created_at).to_std().unwrap_or_default();
         self.rows.iter().find(|row| age < row.younger_than)
     }
