@@ -39,7 +39,7 @@ impl CleanerArgs {
         }
         if self.dead_after < self.every * 3 {
             return refuse(format!(
-                "--dead-after ({}) must be at least three polls of the roster (--every {}), so that a single missed poll is not a death",
+                "--dead-after ({}) must be at least three polls of the roster (--every {}), so that one late poll cannot declare a worker dead",
                 humantime::format_duration(self.dead_after),
                 humantime::format_duration(self.every)
             ));

@@ -1,8 +1,8 @@
 //! The cleaner: retires dead workers, rescues their jobs, and prunes the archive.
 //!
-//! The binary beside this file calls it. Several cleaners may run, on several machines: every write is guarded and can
-//! be repeated. The cleaner never decides the outcome of a job. The job's retry policy decided it when the job was
-//! started.
+//! `main.rs` calls it. Several cleaners may run, on several machines: every write is guarded and can be repeated. The
+//! cleaner never decides the outcome of a job: the worker stored the verdict of the job's retry policy when it started
+//! the job.
 
 pub mod config;
 mod liveness;
@@ -24,14 +24,13 @@ use crate::{config::CleanerArgs, rescue::Rescuer, retire::Observations};
 
 /// How often to check whether the workers on this machine still run. The check does not use MongoDB.
 const NEIGHBOURS_EVERY: Duration = Duration::from_millis(200);
-/// Minimum wait after a pass that failed in MongoDB.
+/// Minimum wait after a poll that failed in MongoDB.
 const RETRY: Duration = Duration::from_secs(1);
 
 /// Runs until a stop is requested.
 ///
 /// # Errors
-/// Fails when the arguments contradict each other, or when MongoDB cannot be used at the start. Later it waits for
-/// MongoDB.
+/// When the arguments contradict each other, or when MongoDB cannot be used at the start. Later it waits for MongoDB.
 pub async fn run(args: CleanerArgs, connect: &ConnectArgs, mut shutdown: Shutdown) -> anyhow::Result<()> {
     args.validate()?;
     let store = tokio::select! {
@@ -43,15 +42,15 @@ pub async fn run(args: CleanerArgs, connect: &ConnectArgs, mut shutdown: Shutdow
     let watchdog = Watchdog::of_this_process();
     let mut rescuer = Rescuer::new(store.clone(), watchdog.clone());
     let (mut sweep_at, mut prune_at) = (Monotonic::now(), Monotonic::now());
-    // The first pass, and each pass that retired a worker, is followed by half the interval: workers that have just
-    // registered or restarted are not observed yet.
+    // After the first poll, and after each poll that retired a worker, the next one follows after half the interval:
+    // workers that have just registered or restarted are not observed yet.
     let mut is_first = true;
     recruiter_common::service::ready("watching");
-    tracing::info!(dead_after_ms = milliseconds(args.dead_after), "watching over the workers");
+    tracing::info!(dead_after_ms = milliseconds(args.dead_after), "watching the heartbeats of the workers");
     while !shutdown.is_requested() {
         watchdog.progress();
-        let looked = retire::tick(&store, &mut rescuer, &mut observations, args.dead_after).await;
-        if let Err(error) = &looked {
+        let polled = retire::tick(&store, &mut rescuer, &mut observations, args.dead_after).await;
+        if let Err(error) = &polled {
             observations.clear();
             tracing::warn!(error = chain(error), "the poll of the roster failed; trying again");
         }
@@ -72,9 +71,9 @@ pub async fn run(args: CleanerArgs, connect: &ConnectArgs, mut shutdown: Shutdow
                 }
             }
         }
-        match looked {
-            Ok(died) => {
-                let every = if died || std::mem::take(&mut is_first) { args.every / 2 } else { args.every };
+        match polled {
+            Ok(has_retired) => {
+                let every = if has_retired || std::mem::take(&mut is_first) { args.every / 2 } else { args.every };
                 wait(every, &observations, &watchdog, &mut shutdown).await
             }
             Err(_) => drop(shutdown.sleep(args.every.min(watchdog.next_in()).max(RETRY)).await),
@@ -87,7 +86,7 @@ pub async fn run(args: CleanerArgs, connect: &ConnectArgs, mut shutdown: Shutdow
 /// Waits until the next poll of the roster. Ends early when the process of a worker on this machine is gone.
 async fn wait(every: Duration, observations: &Observations, watchdog: &Watchdog, shutdown: &mut Shutdown) {
     let until = Monotonic::now() + every;
-    while Monotonic::now() < until && !observations.somebody_is_gone() {
+    while Monotonic::now() < until && !observations.has_lost_a_neighbour() {
         watchdog.progress();
         let left = until.saturating_duration_since(Monotonic::now());
         if shutdown.sleep(left.min(NEIGHBOURS_EVERY)).await == Wake::Stop {
@@ -96,6 +95,7 @@ async fn wait(every: Duration, observations: &Observations, watchdog: &Watchdog,
     }
 }
 
+/// Deletes archived jobs that are older than the retention period. Returns whether none are left.
 async fn prune(store: &Store, keep: Duration, shutdown: &Shutdown) -> Result<bool, StoreError> {
     let before = chrono::TimeDelta::from_std(keep).ok().and_then(|keep| store.now().checked_sub_signed(keep));
     match before {

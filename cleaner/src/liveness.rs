@@ -1,17 +1,18 @@
-//! Proves that a process on this machine is gone. Proof needs the same boot and the same pid namespace, and either no
-//! process with this pid or one that started at another time. A process that cannot be inspected counts as alive.
+//! Proves that a process on this machine is gone. The proof needs the same boot and the same pid namespace, and that no
+//! process has this pid, or that the process with this pid is a zombie or started at another time. A process that cannot
+//! be inspected counts as alive.
 
 use nix::{errno::Errno, sys::signal::kill, unistd::Pid};
 use procfs::process::Process;
 use recruiter_common::roster::ProcessIdentity;
 
-/// Whether a process at `there` can be inspected from `here`: both have the same boot id and the same pid namespace.
+/// Whether the process `there` can be inspected by the process `here`: both have the same boot id and pid namespace.
 pub(crate) fn is_here(here: &ProcessIdentity, there: &ProcessIdentity) -> bool {
     let known = !there.boot_id.is_empty() && !there.pid_namespace.is_empty() && there.pid > 0;
     known && here.boot_id == there.boot_id && here.pid_namespace == there.pid_namespace
 }
 
-/// Whether the process that ran at `there` is proven to be gone, as observed from `here`.
+/// Whether the process `here` can prove that the process `there` is gone.
 pub(crate) fn is_gone(here: &ProcessIdentity, there: &ProcessIdentity) -> bool {
     if !is_here(here, there) {
         return false;
@@ -31,7 +32,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_proven_end_is_an_end() {
+    fn a_process_is_gone_only_if_that_is_proven() {
         let here = ProcessIdentity::of_this_process().expect("/proc");
         let mut child = Command::new("sleep").arg("60").spawn().expect("sleep");
         let pid = i32::try_from(child.id()).expect("a pid");

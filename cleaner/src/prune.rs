@@ -6,7 +6,7 @@ use recruiter_common::{
     store::{Store, StoreError},
 };
 
-/// Documents deleted by one command. The number is small, so that other operations do not wait for it.
+/// Maximum number of documents that one command deletes. It is small, so that other operations do not wait long.
 const BATCH: i64 = 1_000;
 
 /// Maximum number of batches in one pass. Between two passes the cleaner polls the roster.

@@ -1,4 +1,4 @@
-//! Ends the jobs of dead workers as crashed executions, each by the verdict that was stored when it was started.
+//! Ends the jobs of dead workers as crashed executions. The verdict for each job was stored when the job was started.
 
 use std::collections::HashSet;
 
@@ -14,26 +14,26 @@ use recruiter_common::{
     telemetry::chain,
 };
 
-/// Jobs read and ended in one step. All jobs of one step are in memory.
+/// Number of jobs that are read and ended in one step. All of them are in memory.
 const STEP: usize = 50;
 
 /// Ends jobs on behalf of dead workers.
 pub(crate) struct Rescuer {
     store: Store,
     session: CommitSession,
-    /// Ids of documents that cannot be repaired and were already warned about. Each sweep finds them again.
-    left_alone: HashSet<String>,
-    /// Receives a sign of progress in each step, because rescuing a large fleet takes minutes.
+    /// Ids of documents that cannot be unlocked and for which a warning was logged. Each sweep finds them again.
+    skipped: HashSet<String>,
+    /// Notified of progress in each step, because the rescue of a large fleet takes minutes.
     watchdog: Watchdog,
     /// The MongoDB user of this cleaner. Unset until it is first compared with a worker's.
     user: Option<String>,
     /// MongoDB users of workers that were already compared with this cleaner's.
     compared: HashSet<String>,
-    /// Dead workers whose jobs could not be rescued at the first try.
-    held_up: HashSet<WorkerId>,
+    /// Dead workers whose jobs could not be rescued yet.
+    failed: HashSet<WorkerId>,
 }
 
-/// Maximum number of ids in `left_alone`. When it is reached, the set is cleared, and the warnings repeat.
+/// Maximum number of ids in `skipped`. When it is reached, the set is cleared, and the warnings repeat.
 const REMEMBERED: usize = 10_000;
 
 impl Rescuer {
@@ -41,20 +41,20 @@ impl Rescuer {
         Self {
             store,
             session: CommitSession::default(),
-            left_alone: HashSet::new(),
+            skipped: HashSet::new(),
             watchdog,
             user: None,
             compared: HashSet::new(),
-            held_up: HashSet::new(),
+            failed: HashSet::new(),
         }
     }
 
-    /// The session that this cleaner archives jobs in, as stored in the roster.
+    /// The id of the session in which this cleaner archives jobs.
     pub(crate) async fn session(&mut self) -> Result<Document, StoreError> {
         self.store.open_session(&mut self.session).await
     }
 
-    /// Warns once per MongoDB user about workers whose user is not this cleaner's: it cannot end their transactions.
+    /// Warns about workers whose MongoDB user is not this cleaner's, once for each user: the cleaner cannot end their transactions.
     pub(crate) async fn compare_users(&mut self, workers: &[RegisteredWorker]) -> Result<(), StoreError> {
         for theirs in workers.iter().filter_map(|worker| worker.mongodb_user.as_ref()) {
             if self.compared.contains(theirs) {
@@ -68,7 +68,7 @@ impl Rescuer {
                 tracing::warn!(
                     mongodb.user = own,
                     worker.mongodb_user = theirs,
-                    "workers use another MongoDB user than this cleaner. MongoDB lets a user end its own transactions only: a job in the open transaction of a dead worker stays locked until MongoDB ends that, up to a minute later. Name one user in the MONGODB_URI of workers and cleaners"
+                    "workers use another MongoDB user than this cleaner. MongoDB lets a user end its own transactions only: a job in the open transaction of a dead worker stays locked for up to a minute, until MongoDB ends the transaction. Use one user in the MONGODB_URI of workers and cleaners"
                 );
             }
             self.user = Some(own);
@@ -79,26 +79,26 @@ impl Rescuer {
 
     /// Records that the jobs of a dead worker could not be rescued yet. Only the first call for a worker logs a
     /// warning.
-    pub(crate) fn is_held_up(&mut self, worker: &RegisteredWorker, error: &StoreError) {
-        let anothers = worker.mongodb_user.as_ref().is_some_and(|user| self.user.as_ref().is_some_and(|own| own != user));
-        let first = self.held_up.insert(worker.id);
+    pub(crate) fn record_failure(&mut self, worker: &RegisteredWorker, error: &StoreError) {
+        let is_other_user = worker.mongodb_user.as_ref().is_some_and(|user| self.user.as_ref().is_some_and(|own| own != user));
+        let first = self.failed.insert(worker.id);
         let error = chain(error);
-        match (first, anothers) {
+        match (first, is_other_user) {
             (true, true) => tracing::warn!(
                 worker.id = %worker.id,
                 error,
-                "the jobs of a dead worker could not be rescued yet, probably because of an open transaction of its MongoDB user, which is not this cleaner's; trying again"
+                "the jobs of a dead worker could not be rescued yet, probably because its MongoDB user, which is not this cleaner's, has an open transaction; trying again"
             ),
             (true, false) => {
                 tracing::warn!(worker.id = %worker.id, error, "the jobs of a dead worker could not be rescued yet; trying again")
             }
-            (false, _) => tracing::debug!(worker.id = %worker.id, error, "the jobs of a dead worker can still not be rescued"),
+            (false, _) => tracing::debug!(worker.id = %worker.id, error, "the jobs of a dead worker still cannot be rescued; trying again"),
         }
     }
 
-    /// Removes a dead worker from `held_up`, after its jobs were rescued.
-    pub(crate) fn is_done_with(&mut self, worker: WorkerId) {
-        self.held_up.remove(&worker);
+    /// Removes a dead worker from `failed`, after its jobs were rescued.
+    pub(crate) fn record_success(&mut self, worker: WorkerId) {
+        self.failed.remove(&worker);
     }
 
     /// Ends every job that a retired worker holds. Its roster document lists every job that it can have locked.
@@ -110,7 +110,7 @@ impl Rescuer {
         Ok(())
     }
 
-    /// Ends these jobs of dead workers.
+    /// Ends these jobs of dead workers, each by its stored verdict.
     async fn end_all(&mut self, held: Vec<Held>) -> Result<(), StoreError> {
         self.watchdog.progress();
         let (mut archivals, mut reschedulings, mut groups) = (Vec::new(), Vec::new(), HashSet::new());
@@ -168,10 +168,10 @@ impl Rescuer {
             Err(error) => error.to_string(),
         };
         let id = document.get("_id").ok().flatten().map_or_else(|| "none".into(), |id| format!("{id:?}"));
-        if self.left_alone.len() >= REMEMBERED {
-            self.left_alone.clear();
+        if self.skipped.len() >= REMEMBERED {
+            self.skipped.clear();
         }
-        if self.left_alone.insert(id.clone()) {
+        if self.skipped.insert(id.clone()) {
             tracing::warn!(
                 job.id = id,
                 reason,
@@ -188,11 +188,12 @@ fn verdict(job: &Job) -> IfWorkerDies {
     match stored {
         _ if job.cancel_requested => IfWorkerDies::Archive(FinishReason::CANCELLED),
         Some(verdict) => verdict,
-        // The program that started the job stored no verdict. Archive it, so that it does not run twice by mistake.
+        // The worker that started the job stored no verdict. The job is archived, so that it does not run twice by mistake.
         None => IfWorkerDies::Archive(FinishReason::WORKER_DIED),
     }
 }
 
+/// The execution of this job as ended by the death of its worker.
 fn crashed(job: &Job, now: recruiter_common::instant::Instant) -> recruiter_common::job::Execution {
     let execution = job.last_execution.clone().unwrap_or_default();
     let place = format!("{} (pid {})", execution.hostname.as_deref().unwrap_or("an unknown host"), execution.pid.unwrap_or_default());
@@ -202,8 +203,8 @@ fn crashed(job: &Job, now: recruiter_common::instant::Instant) -> recruiter_comm
     ended
 }
 
-/// The slow sweep over all locked jobs. It ends jobs whose holder is not in the roster (roster documents deleted by
-/// hand or rolled back), and unlocks jobs that have no holder. An error in one step does not stop the steps after it.
+/// The slow sweep over all locked jobs. It ends jobs whose holder is not in the roster: the roster document was deleted by hand or rolled
+/// back. It unlocks jobs that have no holder. If the jobs of one step cannot be ended, the sweep continues with the next step.
 pub(crate) async fn sweep(store: &Store, rescuer: &mut Rescuer, shutdown: &Shutdown) -> Result<(), StoreError> {
     let mut after: Option<JobId> = None;
     let mut failed = Ok(());

@@ -1,10 +1,10 @@
 //! Detects dead workers, retires them, and has their jobs rescued.
 //!
-//! A worker is dead when this cleaner has observed its last heartbeat unchanged for the whole period, on the cleaner's
-//! own monotonic clock and in successful reads without a gap. `last_seen_at` is never compared with any clock: after a
-//! failover to a member whose clock is ahead, after an outage, or after the suspend of a laptop, such a comparison
-//! would declare the whole living fleet dead. A cleaner that is suspended with its host, and resumes first, must not
-//! count the suspended time as silence either. Therefore one poll adds at most a third of the period.
+//! A worker is dead when this cleaner has observed its last heartbeat unchanged for the whole period. The period is
+//! measured by the cleaner's own monotonic clock, in successful reads without a gap. `last_seen_at` is never compared
+//! with a clock: after a failover to a member whose clock is ahead, after an outage, or after the suspend of a laptop,
+//! such a comparison would declare all live workers dead. If the cleaner is suspended together with the workers and
+//! resumes first, it must not count the suspended time as silence. Therefore one poll adds at most a third of the period.
 //!
 //! MongoDB can answer reads while writes are blocked (a lock for a backup, a disk that hangs). Then no heartbeat
 //! changes although every worker is alive. Therefore a worker that was silent for a third of the period is only
@@ -28,27 +28,27 @@ use crate::{
     rescue::Rescuer,
 };
 
-/// How long a retired worker is left to the cleaner that retired it. Finishing a retirement takes far less time. After
-/// this time that cleaner has died or is stalled.
+/// Time for a cleaner to finish a retirement before another cleaner takes it over. Usually it takes far less time, so
+/// the first cleaner has died or is stalled.
 const FINISHED_WITHIN: Duration = Duration::from_secs(2);
 
 /// Minimum number of polls that observe a worker as silent before it is declared dead, however far apart the polls are.
-/// `--every` is validated to allow this many. One poll adds at most `1 / LOOKS` of the period, and a worker is
-/// suspected after `1 / LOOKS` of the period.
-const LOOKS: u32 = 3;
+/// The period is validated to be at least this many times `--every`. One poll adds at most `1 / POLLS` of the period, and
+/// a worker is suspected after `1 / POLLS` of the period.
+const POLLS: u32 = 3;
 
-/// The heartbeats that this cleaner has observed, and how long each stayed unchanged.
+/// The heartbeats that this cleaner has observed, and how long each one has not changed.
 pub(crate) struct Observations {
     here: ProcessIdentity,
     /// When the last poll of the roster began.
     asked: Option<Monotonic>,
     /// For each worker its last heartbeat, and how long that was observed unchanged.
     last_seen: HashMap<WorkerId, (LastSeen, Duration)>,
-    /// Whether the last poll suspected a worker. If so, the next poll must write before its silence counts.
+    /// Whether the last poll suspected a worker. If so, the next poll begins with a write.
     suspects: bool,
-    /// Live workers on this machine.
+    /// The processes of live workers on this machine.
     neighbours: Vec<ProcessIdentity>,
-    /// Retired workers whose retirement another cleaner is finishing, and when this cleaner first read them as retired.
+    /// Retired workers in the roster, and when this cleaner first read them as retired.
     retired: HashMap<WorkerId, Monotonic>,
     /// Retired workers whose retirement this cleaner is finishing.
     finishing: HashSet<WorkerId>,
@@ -96,8 +96,8 @@ impl Observations {
         }
     }
 
-    /// Whether the process of a worker on this machine has gone since the last poll of the roster.
-    pub(crate) fn somebody_is_gone(&self) -> bool {
+    /// Whether the process of a worker on this machine has ended since the last poll of the roster.
+    pub(crate) fn has_lost_a_neighbour(&self) -> bool {
         self.neighbours.iter().any(|there| is_gone(&self.here, there))
     }
 
@@ -113,14 +113,14 @@ impl Observations {
     ) -> Vec<(WorkerId, LastSeen, Death)> {
         // A longer gap means that this cleaner was stalled, and perhaps the workers too. It counts as one third of the
         // period.
-        let watched = self.asked.replace(asked).map_or(Duration::ZERO, |before| asked.duration_since(before).min(dead_after / LOOKS));
+        let watched = self.asked.replace(asked).map_or(Duration::ZERO, |before| asked.duration_since(before).min(dead_after / POLLS));
         let before = std::mem::take(&mut self.last_seen);
         self.neighbours.clear();
         self.suspects = false;
         let mut dead = Vec::new();
         for worker in workers.iter().filter(|worker| !worker.retired) {
             let limit = dead_after.max(worker.lease + worker.lease / 2);
-            let suspected = |silence: Duration| silence >= limit / LOOKS;
+            let suspected = |silence: Duration| silence >= limit / POLLS;
             let silence = match before.get(&worker.id) {
                 Some((last_seen_at, silence)) if *last_seen_at == worker.last_seen_at => {
                     *silence + if written || !suspected(*silence) { watched } else { Duration::ZERO }
@@ -140,8 +140,8 @@ impl Observations {
         dead
     }
 
-    /// Returns the retired workers whose retirement this cleaner must finish: its own, and those that another cleaner
-    /// did not finish in time.
+    /// Returns the retired workers whose retirement this cleaner must finish: those that it began, and those that another
+    /// cleaner did not finish in time.
     fn unfinished<'a>(&mut self, workers: &'a [RegisteredWorker], now: Monotonic) -> Vec<&'a RegisteredWorker> {
         let before = std::mem::take(&mut self.retired);
         let mine = std::mem::take(&mut self.finishing);
@@ -168,16 +168,16 @@ pub(crate) async fn tick(
 ) -> Result<bool, StoreError> {
     // Taken before the reads, because this process may stall after them.
     let asked = Monotonic::now();
-    let written = observations.suspects && store.acknowledges_writes(dead_after / LOOKS).await?;
+    let written = observations.suspects && store.acknowledges_writes(dead_after / POLLS).await?;
     if observations.suspects && !written {
         observations.clear();
-        tracing::warn!("MongoDB answers reads but does not acknowledge a write in time: silence observed so far does not count");
+        tracing::warn!("MongoDB answers reads but does not acknowledge a write in time: the silence observed so far does not count");
     }
     let workers = store.registered_workers().await?;
     store.fresh_clock().await?;
     rescuer.compare_users(&workers).await?;
     let left = observations.unfinished(&workers, asked);
-    let mut died = false;
+    let mut has_retired = false;
     for (worker, last_seen_at, death) in observations.dead(&workers, asked, written, dead_after) {
         let retired = match store.retire_if_silent_since(worker, last_seen_at).await {
             Err(error) if !error.is_transient() => {
@@ -190,20 +190,20 @@ pub(crate) async fn tick(
             tracing::warn!(worker.id = %worker, death.cause = death.cause(), "a worker is dead: retiring it");
             observations.finishing.insert(worker);
             finish_retirement_or_leave(store, rescuer, &retired).await;
-            died = true;
+            has_retired = true;
         }
     }
     for retired in left {
         finish_retirement_or_leave(store, rescuer, retired).await;
     }
-    Ok(died)
+    Ok(has_retired)
 }
 
 /// Finishes a retirement. After an error the next poll tries again; other workers are not affected.
 async fn finish_retirement_or_leave(store: &Store, rescuer: &mut Rescuer, worker: &RegisteredWorker) {
     match finish_retirement(store, rescuer, worker).await {
-        Ok(()) => rescuer.is_done_with(worker.id),
-        Err(error) => rescuer.is_held_up(worker, &error),
+        Ok(()) => rescuer.record_success(worker.id),
+        Err(error) => rescuer.record_failure(worker, &error),
     }
 }
 
@@ -211,7 +211,7 @@ async fn finish_retirement_or_leave(store: &Store, rescuer: &mut Rescuer, worker
 /// continue.
 async fn finish_retirement(store: &Store, rescuer: &mut Rescuer, worker: &RegisteredWorker) -> Result<(), StoreError> {
     if let Err(error) = store.kill_sessions(&worker.sessions).await {
-        tracing::warn!(worker.id = %worker.id, error = chain(&error), "the sessions of a dead worker could not be ended; MongoDB does it within a minute");
+        tracing::warn!(worker.id = %worker.id, error = chain(&error), "the sessions of a dead worker could not be ended; MongoDB ends their transactions within a minute");
     }
     // This cleaner can also die during a transaction. The cleaner that continues finds its session in this document.
     store.rescue_in(worker.id, rescuer.session().await?).await?;
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn silence_while_no_write_is_acknowledged_is_nobodys() {
+    fn silence_does_not_count_while_no_write_is_acknowledged() {
         let seconds = |range: std::ops::Range<u64>, writes| range.map(move |at| (at, 1, writes));
         assert!(!observe(20, seconds(0..3_600, false)).0, "for an hour only reads were answered");
         assert!(!observe(20, seconds(0..600, false).chain(seconds(600..619, true))).0, "heartbeats were possible for less than its lease");
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn a_burial_is_left_to_who_began_it_for_a_while() {
+    fn another_cleaner_has_two_seconds_to_finish_a_retirement_that_it_began() {
         let mut observations = Observations::new(ProcessIdentity::of_this_process().expect("/proc"));
         let begin = Monotonic::now();
         let retired = [RegisteredWorker { retired: true, ..worker(WorkerId::new(), 1, 20) }];
@@ -287,12 +287,12 @@ mod tests {
         assert_eq!(check(&mut observations, 1_900), 0);
         assert_eq!(check(&mut observations, 2_000), 1, "the other cleaner did not finish it in time");
         observations.clear();
-        assert_eq!(check(&mut observations, 2_001), 1, "taken over, it is this cleaner's own");
+        assert_eq!(check(&mut observations, 2_001), 1, "this cleaner has taken the retirement over");
         assert!(observations.dead(&retired, begin + DEAD_AFTER * 2, true, DEAD_AFTER).is_empty(), "it is dead already");
     }
 
     #[test]
-    fn silence_is_what_was_watched() {
+    fn only_observed_silence_counts() {
         assert!(!check(20, &[(0, 1)]), "a first poll proves nothing, however old the heartbeat");
         assert!(!check(20, &[(0, 1), (29, 1)]));
         assert!(check(20, &[(0, 1), (30, 1)]));
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sleep_of_the_cleaner_is_no_silence_of_the_workers() {
+    fn the_suspended_time_of_the_cleaner_does_not_count_as_silence() {
         let night = 8 * 3_600;
         assert!(!look(20, [(0, 1), (night, 1)]), "the cleaner resumed before the worker");
         assert!(!look(20, (0..5).chain(night..night + 15).map(|at| (at, 1))), "the worker had less than the period to resume");
