@@ -54,7 +54,7 @@ async fn a_wrong_clock_kills_nobody_loses_no_lease_and_starts_nothing_early() {
 
 /// One process with a clock that is off by the first step, jumps by two hours, is right, and is wrong again.
 async fn wrong_process(wrong: Role, [first, second]: [&str; 2]) {
-    let case = format!("the clock of a {wrong:?} is off by {first}, then {second}").to_lowercase();
+    let case = format!("the clock of a {wrong:?} is wrong by {first}, then by {second}").to_lowercase();
     let clock = Clock::offset(first);
     let mut world = World::new().await;
     let environment = clock.environment();
@@ -209,7 +209,7 @@ async fn the_clock_of_an_enqueuer_makes_no_job_early_or_late() {
     world.start(Role::Recruiter, RECRUITER, &[]);
     world.start(Role::Cleaner, CLEANER, &[]);
     world.start(Role::Worker, WORKER, &[]);
-    let mut row = Row::new("the clock of an enqueuer is off by an hour, and jumps", SOON);
+    let mut row = Row::new("the clock of an enqueuer is wrong by 1 h, and jumps", SOON);
     let mut asked = Vec::new();
     for offset in ["+1h", "-1h"] {
         let clock = Clock::offset(offset);
@@ -296,7 +296,7 @@ async fn a_late_answer_makes_no_retry_early() {
     let wrong = not_in_time(&world).await;
     let mut findings = world.judge().await;
     findings.broken.extend(wrong);
-    let mut row = Row::new("an answer that tells the time is three seconds on its way", SOON);
+    let mut row = Row::new("a reply with the server's time is delayed by 3 s", SOON);
     row.add(findings, begin.elapsed());
     row.close();
 }
@@ -372,7 +372,7 @@ async fn a_failover_to_a_member_whose_clock_is_wrong_kills_nobody() {
         findings.broken.push(format!("I10: {} deaths, but no process died", findings.deaths));
     }
     println!("{recoveries:?}: {:?}", findings.all());
-    let mut row = Row::new("failover to a member whose clock is an hour ahead, or behind, and back", SOON);
+    let mut row = Row::new("failovers between members whose clocks differ by 1 h", SOON);
     for recovery in recoveries {
         row.add(std::mem::take(&mut findings), recovery);
     }

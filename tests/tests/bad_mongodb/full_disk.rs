@@ -107,6 +107,6 @@ async fn a_full_disk_loses_nothing_that_was_acknowledged() {
         };
         blows.push(stage.blow(blow).await);
     }
-    stage.close("the disk is full, then has room again, and mongod is restarted", &blows).await.without_deaths().end(WITHIN);
+    stage.close("the disk is full; space is freed; mongod is restarted", &blows).await.without_deaths().end(WITHIN);
     mongo.stop().await.unwrap();
 }

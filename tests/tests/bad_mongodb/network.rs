@@ -49,11 +49,11 @@ async fn a_broken_network_costs_nothing_but_time() {
     let _turn = SETS.acquire().await.unwrap();
     let set = ReplicaSet::start(3).await;
     join!(
-        for_everybody(&set, "all processes are cut off", Proxy::blackhole),
-        for_everybody(&set, "all connections are closed, and new ones refused", Proxy::sever),
-        for_everybody(&set, "requests arrive, answers do not, for all processes", Proxy::blackhole_replies),
-        for_one_worker(&set, "one worker is cut off", Proxy::blackhole),
-        for_one_worker(&set, "requests arrive, answers do not, for one worker", Proxy::blackhole_replies),
+        for_everybody(&set, "the network of all processes is cut", Proxy::blackhole),
+        for_everybody(&set, "all connections are closed, and new ones are refused", Proxy::sever),
+        for_everybody(&set, "requests of all processes arrive, replies do not", Proxy::blackhole_replies),
+        for_one_worker(&set, "the network of one worker is cut", Proxy::blackhole),
+        for_one_worker(&set, "requests of one worker arrive, replies do not", Proxy::blackhole_replies),
         slow_lines(&set),
     );
 }
@@ -127,7 +127,7 @@ async fn slow_lines(set: &ReplicaSet) {
         stage.world.enqueue(Entry::lasting(20), Policy::Never).await.unwrap();
     }
     let burst = stage.blow(pause(OUTAGE / 2)).await;
-    stage.close("lines are slow (50 ms, 64 kB/s)", &[blow, burst]).await.without_deaths().end(SOON);
+    stage.close("the network is slow (50 ms, 64 kB/s)", &[blow, burst]).await.without_deaths().end(SOON);
 }
 
 /// More than a line carries within the time of one call: it is read in portions, and a small job among the large ones does not wait for them.

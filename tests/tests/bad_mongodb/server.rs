@@ -75,7 +75,7 @@ async fn a_killed_primary_costs_nothing() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_frozen_primary_costs_nothing() {
-    strike("the primary is frozen, its sockets open (SIGSTOP)", 2, Duration::from_secs(20), async |set| {
+    strike("the primary is frozen with open sockets (SIGSTOP)", 2, Duration::from_secs(20), async |set| {
         let primary = set.primary().await;
         set.pause(primary);
         pause(OUTAGE).await;
@@ -86,7 +86,7 @@ async fn a_frozen_primary_costs_nothing() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_primary_that_is_cut_off_costs_nothing() {
-    strike("the primary is cut off from everybody", 2, Duration::from_secs(20), async |set| {
+    strike("the network of the primary is cut", 2, Duration::from_secs(20), async |set| {
         set.isolate(set.primary().await);
         pause(OUTAGE).await;
         set.heal();
@@ -96,5 +96,5 @@ async fn a_primary_that_is_cut_off_costs_nothing() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rolling_restart_costs_nothing() {
-    strike("every member is restarted, one after the other", 1, Duration::from_secs(12), async |set| set.restart_all().await).await;
+    strike("all members are restarted, one after the other", 1, Duration::from_secs(12), async |set| set.restart_all().await).await;
 }

@@ -148,10 +148,12 @@ impl Survey {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_lost_or_done_twice_when_a_process_breaks_at_any_step() {
-    let mut rows: BTreeMap<Blow, Row> =
-        [(Blow::Abort, "a process aborts at a step"), (Blow::Freeze, "a process freezes at a step, past its death")]
-            .map(|(blow, fault)| (blow, Row::new(fault, WITHIN)))
-            .into();
+    let mut rows: BTreeMap<Blow, Row> = [
+        (Blow::Abort, "a process aborts before or after a MongoDB call"),
+        (Blow::Freeze, "a process freezes before or after a MongoDB call, and resumes after it was declared dead"),
+    ]
+    .map(|(blow, fault)| (blow, Row::new(fault, WITHIN)))
+    .into();
     let mut survey = Survey::default();
     for _ in 0..GOOD_DAYS {
         let run = cycle::run_beside_others(World::new().await, Breaks::default()).await;
@@ -201,7 +203,7 @@ async fn a_new_database_is_set_up_whole_whoever_dies_in_the_middle() {
     let faults = steps.iter().flat_map(|step| {
         [Moment::Before, Moment::After].map(|moment| Fault { step: (*step).to_owned(), moment, blow: Blow::Abort, nth: 1 })
     });
-    let mut row = Row::new("a process aborts while it sets the database up", WITHIN);
+    let mut row = Row::new("a process aborts while it creates the collections and indexes", WITHIN);
     let mut runs = stream::iter(faults)
         .map(async |fault| {
             let (database, _) = first_on_a_new_database(Some(&fault)).await;

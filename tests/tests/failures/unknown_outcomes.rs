@@ -52,9 +52,9 @@ struct Call {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_call_whose_outcome_is_unknown_is_neither_lost_nor_done_twice() {
     let mut rows = [
-        (Action::LoseReply, "a reply is lost after the server has done it, and that of its repetition"),
-        (Action::Cut, "a connection is cut before the server sees the call, and before it sees its repetition"),
-        (Action::Stall, "a call is done and never answered"),
+        (Action::LoseReply, "the replies of an executed call and of its repetition are lost"),
+        (Action::Cut, "the connection is cut before a call and before its repetition"),
+        (Action::Stall, "a call is executed and gets no reply"),
     ]
     .map(|(action, fault)| (action, Row::new(fault, WITHIN)));
     let calls = all_calls(&mut rows[0].1).await;
@@ -202,7 +202,7 @@ fn is_retried(body: &Document) -> bool {
 async fn a_write_that_may_not_last_is_neither_lost_nor_done_twice() {
     let mongod = mongo::own_mongod().await;
     let new_world = async || World::on(TestDatabase::on(&mongod.uri()).await).await;
-    let mut row = Row::new("a write is done and may not last (writeConcernError)", WITHIN);
+    let mut row = Row::new("a write is executed and its majority is not confirmed (writeConcernError)", WITHIN);
     let whole = cycle::run(new_world().await, Breaks::default()).await;
     row.add_run(whole.findings.of("a good day"), 0, None);
     let writes: BTreeSet<(Role, String, Option<String>)> = whole

@@ -106,7 +106,7 @@ async fn a_job_that_always_takes_its_worker_to_the_memory_limit_ends_by_its_poli
     assert_eq!(end_of(&world, once).await, ("not-scheduled-by-retry-policy".into(), 1, vec![limit()]));
     assert!(world.ended.lock().unwrap().iter().all(|ended| ended.status.code() == Some(75)), "{}", world.logs());
     unharmed(&world, &innocents, 4).await;
-    close(world, "jobs that leak up to the worker's memory limit", 4, recovery).await;
+    close(world, "jobs that leak memory up to the worker's memory limit", 4, recovery).await;
 }
 
 /// With all threads of its runtime held a worker cannot even say that it lives: it is declared dead, and when its threads are free
@@ -114,7 +114,7 @@ async fn a_job_that_always_takes_its_worker_to_the_memory_limit_ends_by_its_poli
 #[tokio::test]
 async fn a_job_that_holds_the_runtime_ends_by_its_policy_and_those_beside_it_are_done() {
     let (for_a_while, for_good) = tokio::join!(held_for_a_while(), held_for_good());
-    let mut row = Row::new("jobs that hold the threads of their worker", GOES_ON_WITHIN);
+    let mut row = Row::new("jobs that block the threads of their worker", GOES_ON_WITHIN);
     [for_a_while, for_good].into_iter().for_each(|(findings, recovery)| row.add(findings, recovery));
     row.close();
 }
@@ -246,5 +246,5 @@ async fn a_death_is_no_failure() {
     assert_eq!((shown.matches(": its worker died").count(), shown.matches(": failed").count()), (1, 1), "{shown}");
     assert!(shown.contains("starts       3; 1 ended with the death of the worker\n"), "{shown}");
     assert_eq!(number(&world.archived(both).await.unwrap(), "deaths"), 1);
-    close(world, "deaths and failures of one job", 2, recovery).await;
+    close(world, "jobs that fail, and whose worker dies", 2, recovery).await;
 }

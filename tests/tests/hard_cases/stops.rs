@@ -57,7 +57,7 @@ struct Run {
 async fn a_stop_at_any_step_costs_no_attempt_and_leaves_no_lock() {
     let whole = cycle(Faults::default()).await;
     assert!(whole.findings.all().is_empty(), "{:#?}", whole.findings);
-    let mut row = Row::new("TERM at a step", GOES_ON_WITHIN);
+    let mut row = Row::new("TERM before or after a MongoDB call", GOES_ON_WITHIN);
     let stop = |step: &str, moment| fault(Blow::Terminate, moment, 1, step);
     let mut left: Vec<(Role, Fault)> =
         whole.steps.keys().flat_map(|(role, step)| [Moment::Before, Moment::After].map(|moment| (*role, stop(step, moment)))).collect();
@@ -137,7 +137,7 @@ fn unclean(ended: &Ended) -> Option<String> {
 /// The jobs that hear it are interrupted and the one that does not is left to the cleaner, however soon the second TERM comes.
 #[tokio::test]
 async fn a_second_term_ends_a_process_at_once_and_costs_no_attempt_of_a_job_that_hears_it() {
-    let mut row = Row::new("TERM twice", GOES_ON_WITHIN);
+    let mut row = Row::new("a second TERM during the stop", GOES_ON_WITHIN);
     let (at_once, soon, later) = tokio::join!(twice(Duration::ZERO), twice(Duration::from_millis(50)), twice(Duration::from_millis(700)));
     [at_once, soon, later].into_iter().for_each(|(findings, recovery)| row.add(findings, recovery));
     row.close();
@@ -230,7 +230,7 @@ async fn a_rolling_restart_under_load_costs_no_attempt() {
 #[tokio::test]
 async fn a_job_that_ignores_cancellation_is_cut_and_told_so_in_its_history() {
     let (deadline, cancelled, stopped) = tokio::join!(cut_at_the_deadline(), cut_when_cancelled(), cut_at_a_stop());
-    let mut row = Row::new("a job that ignores cancellation is cut", GOES_ON_WITHIN);
+    let mut row = Row::new("a job that ignores its cancellation is aborted", GOES_ON_WITHIN);
     [deadline, cancelled, stopped].into_iter().for_each(|(findings, recovery)| row.add(findings, recovery));
     row.close();
 }
@@ -295,7 +295,7 @@ async fn cut_at_a_stop() -> (Findings, Duration) {
 #[tokio::test]
 async fn a_thread_that_outlives_its_deadline_is_late_and_never_doubled() {
     let (late, endless) = tokio::join!(late_thread(), endless_thread());
-    let mut row = Row::new("a thread that outlives its deadline", GOES_ON_WITHIN);
+    let mut row = Row::new("a job whose thread does not end at its time limit", GOES_ON_WITHIN);
     [late, endless].into_iter().for_each(|(findings, recovery)| row.add(findings, recovery));
     row.close();
 }

@@ -85,7 +85,7 @@ async fn when_a_host_wakes_up_nobody_alive_is_declared_dead() {
         recovery = recovery.max(awake.elapsed());
         assert_eq!(ids(&world).await, before, "night {night}\n{}", world.logs());
     }
-    let mut row = Row::new("a whole host asleep and awake again", GOES_ON_WITHIN);
+    let mut row = Row::new("a host is suspended and resumes", GOES_ON_WITHIN);
     row.add(world.judge().await, recovery);
     row.injected = NIGHTS;
     assert_eq!(row.findings.deaths, 0, "{}", world.logs());
@@ -184,7 +184,7 @@ async fn a_place_that_is_elsewhere_or_unknown_is_never_gone() {
     let recovery = begin.elapsed();
     assert!(!world.logs().contains("a worker is dead"), "{}", world.logs());
     assert_eq!(roster(&world).await.len(), places.len());
-    close(world, "workers at places that nobody can see", places.len(), recovery).await;
+    close(world, "workers whose process no cleaner can inspect", places.len(), recovery).await;
 }
 
 /// A process that does nothing, and is killed when dropped.
@@ -269,7 +269,7 @@ async fn a_long_job_of_a_healthy_worker_is_left_alone() {
         assert_eq!(end_of(&world, id).await, ("done".into(), 1, vec!["none".into()]));
     }
     assert!(!world.logs().contains("a worker is dead"), "{}", world.logs());
-    close(world, "jobs six times as long as a death", jobs.len(), Duration::ZERO).await;
+    close(world, "jobs that run six times as long as --dead-after", jobs.len(), Duration::ZERO).await;
 }
 
 /// A worker whose main loop hangs runs no job to its end: it sends no heartbeats, although that task goes on.

@@ -116,13 +116,13 @@ async fn what_a_worker_says_after_its_death_is_refused_and_it_comes_back_as_anot
         let line = world.ledger().into_iter().find(|line| line.execution().0 == id).unwrap();
         assert_eq!(line.worker, world.members[*zombie].process.pid());
     }
-    close(world, "a worker goes on after its death", zombies.len(), recovery).await;
+    close(world, "a worker resumes after it was declared dead", zombies.len(), recovery).await;
 }
 
 /// A leader freezes in the middle of a round and is followed; when it goes on, it finishes that round.
 #[tokio::test]
 async fn a_leader_that_missed_the_end_of_its_term_assigns_nothing() {
-    let mut row = Row::new("two recruiters that both believe they lead: one frozen in a round", GOES_ON_WITHIN);
+    let mut row = Row::new("two leading recruiters: one was frozen in a round", GOES_ON_WITHIN);
     for (findings, recovery) in join_all([Moment::Before, Moment::After].map(frozen_in_a_round)).await {
         row.add(findings, recovery);
     }
@@ -180,7 +180,7 @@ async fn when_two_recruiters_lead_at_once_nothing_runs_twice_and_nothing_stops()
     assert!(led(&world).iter().all(|times| *times >= 3), "both led: {:?}\n{}", led(&world), world.logs());
     let deleted_last = Instant::now();
     wait(&world, "all is done", async || world.unfinished().await == 0).await;
-    close(world, "two recruiters that both lead: their lease deleted", deleted, deleted_last.elapsed()).await;
+    close(world, "two leading recruiters: the lease was deleted", deleted, deleted_last.elapsed()).await;
 }
 
 /// A command that locks a job is on its way for longer than its worker waits for the reply.
@@ -330,7 +330,7 @@ async fn a_hint_that_is_told_again_makes_nothing_run_twice() {
         assert!(number(&job, "interruptions") == 0, "{job}");
     }
     assert_eq!(end_of(&world, retried).await, ("done".into(), 2, vec!["not-yet".into(), "none".into()]));
-    close(world, "hints told again", hints.len(), recovery).await;
+    close(world, "repeated, wrong and malformed hints", hints.len(), recovery).await;
 }
 
 /// I2: the transaction of a killed process would keep its jobs locked for a minute if the cleaner did not end it.
@@ -344,8 +344,8 @@ async fn a_kill_in_the_middle_of_a_group_commit_frees_its_jobs_at_once() {
         (Role::Cleaner, Moment::After, "insert archived"),
         (Role::Cleaner, Moment::After, "commitTransaction"),
     ];
-    let mut rows = [Role::Worker, Role::Cleaner]
-        .map(|role| (role, Row::new(format!("kill -9 of a {role:?} in its transaction").to_lowercase(), AT_ONCE)));
+    let killed = |role: Role| format!("a {} is killed (SIGKILL) during its transaction", format!("{role:?}").to_lowercase());
+    let mut rows = [Role::Worker, Role::Cleaner].map(|role| (role, Row::new(killed(role), AT_ONCE)));
     let runs = moments.map(async |(role, moment, step)| (role, killed_in_a_commit(role, moment, step).await));
     let mut runs = stream::iter(runs).buffer_unordered(3);
     while let Some((role, (findings, recovery))) = runs.next().await {

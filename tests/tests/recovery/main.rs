@@ -47,7 +47,7 @@ async fn until_rescued(world: &mut World) -> Duration {
 #[tokio::test]
 async fn the_jobs_of_a_worker_killed_on_a_host_with_a_cleaner_are_ended_by_their_policies_within_a_second() {
     let _turn = one_at_a_time().await;
-    let mut row = Row::new("a worker is killed (SIGKILL), a cleaner on its host", Duration::from_secs(1));
+    let mut row = Row::new("a worker is killed (SIGKILL), with a cleaner on its host", Duration::from_secs(1));
     let mut world = World::new().await;
     world.start(Role::Recruiter, RECRUITER, &[]);
     world.start(Role::Cleaner, CLEANER, &[]);
@@ -78,7 +78,7 @@ async fn the_jobs_of_a_worker_killed_on_a_host_with_a_cleaner_are_ended_by_their
 #[tokio::test]
 async fn the_jobs_of_a_host_that_vanished_are_ended_within_two_seconds_of_dead_after() {
     let _turn = one_at_a_time().await;
-    let mut row = Row::new("a host vanishes, --dead-after 5s", Duration::from_secs(7));
+    let mut row = Row::new("a host disappears, --dead-after 5s", Duration::from_secs(7));
     let [cleaner, worker] = DEAD_AFTER_5S;
     for _ in 0..3 {
         let mut world = World::new().await;
@@ -127,7 +127,7 @@ async fn under_full_load_nobody_alive_is_declared_dead() {
     assert!(!world.logs().contains("a worker is dead"), "{}", world.logs());
     let findings = world.judge().await;
     assert_eq!(findings.deaths, 0);
-    let mut row = Row::new("both cores are busy, --dead-after 5s (false deaths: none)", Duration::ZERO);
+    let mut row = Row::new("both cores are busy, --dead-after 5s (no live worker is declared dead)", Duration::ZERO);
     row.add(findings, Duration::ZERO);
     row.close();
 }
@@ -196,7 +196,7 @@ async fn after_a_minute_without_mongodb_everything_flows_within_five_seconds() {
     assert!(recovery < Duration::from_secs(5), "after {recovery:?}:\n{}", world.logs());
     assert!(world.until_quiet(SOON * 4).await, "{}", world.logs());
     assert!(!world.logs().contains("a worker is dead"), "{}", world.logs());
-    let mut row = Row::new("MongoDB is away for 60 s", Duration::from_secs(5));
+    let mut row = Row::new("MongoDB is unreachable for 60 s", Duration::from_secs(5));
     row.add(world.judge().await, recovery);
     row.close();
     mongod.stop().await.unwrap();
