@@ -1,7 +1,7 @@
 //! The operator's changes to jobs: retry, cancel and delete. The same rules apply to single jobs and to bulk changes.
 //!
-//! Used by `recruiter jobs` and by applications that offer the same changes. Each job is read, and its current state decides the change. The
-//! filter of the write repeats the conditions of the decision. A job that changed in between is read again. Every call can be repeated:
+//! Used by `recruiter jobs` and by applications that offer the same changes. Each job is read, and its current state decides the change.
+//! The filter of the write repeats the conditions of the decision. A job that changed in between is read again. Every call can be repeated:
 //! changes made by an interrupted call are recognised.
 
 use std::{

@@ -312,8 +312,8 @@ impl Store {
         self.options.as_ref().is_some_and(|options| options.credential.is_none())
     }
 
-    /// A session of the store's client, for a transaction of the application: it commits at majority, journaled, and reads from the primary,
-    /// whatever the settings of the client are.
+    /// A session of the store's client, for a transaction of the application: it commits at majority, journaled, and reads from the
+    /// primary, whatever the settings of the client are.
     ///
     /// A session that the client itself starts uses the client's settings. With `w: 1` a commit, and a job in it, can be rolled back by a
     /// failover.

@@ -1,7 +1,7 @@
 //! The first due jobs of some lanes.
 //!
-//! A search is a local read of the primary. If it misses a job, the next search finds it. If it finds a job that was started in the meantime,
-//! the guard of the start refuses it. The indexes cover the search, so its cost does not depend on the size of the parameters.
+//! A search is a local read of the primary. If it misses a job, the next search finds it. If it finds a job that was started in the
+//! meantime, the guard of the start refuses it. The indexes cover the search, so its cost does not depend on the size of the parameters.
 
 use std::cmp::Reverse;
 

@@ -111,8 +111,8 @@ pub const DOCUMENT_FAULTS: [(i32, &str); 21] = [
 /// identifies it. A test drops an index and expects it to be created again.
 const UNKNOWN_HINT: &str = "hint provided does not correspond";
 
-/// The driver's message when a transaction is started in a session that already has an open one. The driver has no other way to detect this. A test
-/// of [`Store::finish_in`](super::Store::finish_in) fails if the text changes.
+/// The driver's message when a transaction is started in a session that already has an open one. The driver has no other way to detect
+/// this. A test of [`Store::finish_in`](super::Store::finish_in) fails if the text changes.
 const TRANSACTION_IS_OPEN: &str = "transaction already in progress";
 
 impl StoreError {

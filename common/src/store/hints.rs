@@ -17,7 +17,8 @@ use crate::{
 
 /// Maximum size of the group names in one hint, in bytes.
 const GROUPS_BYTES: usize = 256 * 1024;
-/// In a hint this name means every group. It is used if the names of the groups do not fit. In a worker's `work_on` it has the same meaning.
+/// In a hint this name means every group. It is used if the names of the groups do not fit. In a worker's `work_on` it has the same
+/// meaning.
 pub const EVERY_GROUP: &str = "*";
 /// Maximum number of jobs that one hint assigns, about one megabyte.
 const ASSIGNED: usize = 50_000;

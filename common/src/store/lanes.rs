@@ -1,7 +1,7 @@
 //! Lanes, and lists of the lanes that have jobs.
 //!
-//! Except for [`Store::waiting_lanes`], the queries jump in an index from one value to the next. Their cost depends on the number of groups,
-//! classes and gates, and not on the number of jobs. Names that are not UTF-8 are left out.
+//! Except for [`Store::waiting_lanes`], the queries jump in an index from one value to the next. Their cost depends on the number of
+//! groups, classes and gates, and not on the number of jobs. Names that are not UTF-8 are left out.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -98,8 +98,8 @@ impl Store {
 
     /// Every lane without a gate that has unlocked jobs, with the earliest due date of its jobs.
     ///
-    /// This is one walk over the whole index. If it takes too long, it ends with an error ([`StoreError::is_too_slow`]), and the caller must
-    /// use [`Store::lanes_of`]. Filter: none. Index: `due_jobs`. Invariant: I9, an invalid document hides no other.
+    /// This is one walk over the whole index. If it takes too long, it ends with an error ([`StoreError::is_too_slow`]), and the caller
+    /// must use [`Store::lanes_of`]. Filter: none. Index: `due_jobs`. Invariant: I9, an invalid document hides no other.
     pub async fn waiting_lanes(&self) -> Result<BTreeMap<Lane, Instant>, StoreError> {
         let scheduled = self.scheduled.clone();
         let lanes = doc! { "$group": { "_id": { "group": "$group", "class": "$workable.class" }, "first": { "$min": "$scheduled_at" } } };
@@ -127,7 +127,8 @@ impl Store {
 
     /// The values of a field in the part of an index that this stage selects.
     ///
-    /// In contrast to MongoDB's command `distinct`, the answer has no limit of 16 MiB, and a name that is not UTF-8 does not cause an error.
+    /// In contrast to MongoDB's command `distinct`, the answer has no limit of 16 MiB, and a name that is not UTF-8 does not cause an
+    /// error.
     async fn values(
         &self,
         operation: &'static str,

@@ -20,8 +20,8 @@
 //! | `session`, `batch`, `error` | transactions; batches; errors |
 //!
 //! Writers of a job: every enqueuer inserts. An unlocked job is written by a start, a change of its due date, a cancellation, or the
-//! archiving of an invalid document. Each of these has `locked: false` in the filter. A locked job is written only by the holder of the start, or
-//! by a cleaner after the holder's death.
+//! archiving of an invalid document. Each of these has `locked: false` in the filter. A locked job is written only by the holder of the
+//! start, or by a cleaner after the holder's death.
 //!
 //! Repetition of failed calls:
 //!
@@ -32,8 +32,8 @@
 //! | `transaction` | a transaction with a transient error, and a commit with an unknown outcome, a few times |
 //! | the caller | everything else: a worker until its outcomes are written, `control` for 75 s, the cleaner with its next poll |
 //!
-//! A batch that MongoDB *refuses* is never sent again unchanged: it is halved (`batch`), and a single refused end is stored in a reduced form
-//! (`finish`).
+//! A batch that MongoDB *refuses* is never sent again unchanged: it is halved (`batch`), and a single refused end is stored in a reduced
+//! form (`finish`).
 
 pub(crate) mod batch;
 mod connect;
@@ -94,7 +94,8 @@ pub use crate::{
     roster::Channel,
 };
 
-/// A call without a reply after this time has an unknown outcome. It is longer than most failovers, and shorter than a worker's default lease.
+/// A call without a reply after this time has an unknown outcome. It is longer than most failovers, and shorter than a worker's default
+/// lease.
 const CALL_LIMIT: Duration = Duration::from_secs(10);
 /// Maximum time for MongoDB to wait for a majority. It is shorter than [`CALL_LIMIT`], so that no connection stays occupied.
 const MAJORITY_LIMIT: Duration = Duration::from_secs(9);
@@ -173,8 +174,8 @@ impl Store {
         result
     }
 
-    /// Drops the indexes of an earlier release that this release has replaced. Called by the leading recruiter: before it leads, a recruiter
-    /// of the earlier release may lead and need them.
+    /// Drops the indexes of an earlier release that this release has replaced. Called by the leading recruiter: before it leads, a
+    /// recruiter of the earlier release may lead and need them.
     ///
     /// # Errors
     /// When MongoDB refuses or cannot be reached.

@@ -47,8 +47,8 @@ const CHANNELS: i64 = 32;
 /// it were executed later, it could overtake heartbeats that are blocked too.
 const RETIRE_WITHIN: Duration = Duration::from_secs(1);
 
-/// Maximum number of documents in the list of documents with a warning. When it is reached, the list is cleared, and the warnings are logged
-/// again.
+/// Maximum number of documents in the list of documents with a warning. When it is reached, the list is cleared, and the warnings are
+/// logged again.
 const WARNED_OF: usize = 10_000;
 
 /// The data of a worker that registers.
@@ -74,7 +74,7 @@ pub struct Announcement {
     pub process: ProcessIdentity,
 }
 
-/// What a worker offers and holds, as written into its document.
+/// A worker's report in its document: the jobs that it accepts and holds.
 #[derive(Clone, Debug, Default)]
 pub struct Offer {
     /// Number of free slots.
@@ -94,7 +94,7 @@ impl Offer {
     }
 }
 
-/// What one round assigns to one worker.
+/// The assignment of one round to one worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Planned {
     /// The worker and its jobs.

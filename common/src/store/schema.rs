@@ -23,8 +23,8 @@ const SCHEMA_VERSION: i32 = 6;
 /// of 16 MiB.
 pub const LARGEST_WORKABLE: usize = 4 * 1024 * 1024;
 
-/// The jobs without a gate. Serves `due_jobs`, `groups`, `waiting_lanes` and `lanes_of`. A start removes the index entry, so the later delete
-/// changes less. The class precedes the dates, so a backlog that no worker can take is never scanned.
+/// The jobs without a gate. Serves `due_jobs`, `groups`, `waiting_lanes` and `lanes_of`. A start removes the index entry, so the later
+/// delete changes less. The class precedes the dates, so a backlog that no worker can take is never scanned.
 pub const DUE_JOBS: &str = "due_jobs";
 /// The jobs with a gate. Serves `due_jobs`, `gated_groups` and `gated_lanes_of`. There are two indexes, because in one index with the gate
 /// before the dates the jobs without a gate would not be a single range: MongoDB has separate entries for `null` and `undefined`.

@@ -249,8 +249,8 @@ pub fn lossy(document: &RawDocument) -> Document {
 }
 
 impl Store {
-    /// One page of the jobs that match, newest first. If only the archive is searched, the order is that of the ends of the last executions;
-    /// otherwise that of `_id`, whose resolution is one second.
+    /// One page of the jobs that match, newest first. If only the archive is searched, the order is that of the ends of the last
+    /// executions; otherwise that of `_id`, whose resolution is one second.
     ///
     /// Filter: the given one; running jobs are those that the roster lists. Index: `_id` or `archived_by_end` in
     /// descending order up to the limit, or for [`LOOK_LIMIT`]. Invariant: I9, a document that cannot be decoded hides

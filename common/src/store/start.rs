@@ -87,8 +87,9 @@ pub struct ToStart {
 }
 
 impl Store {
-    /// The complete documents of those of these jobs that are unlocked, from the primary. A document that is not a valid job is returned with
-    /// its error. Over a slow connection, only the jobs that arrive within half of the time limit of a call are returned. The others stay due.
+    /// The complete documents of those of these jobs that are unlocked, from the primary. A document that is not a valid job is returned
+    /// with its error. Over a slow connection, only the jobs that arrive within half of the time limit of a call are returned. The others
+    /// stay due.
     ///
     /// Filter: id, unlocked. Index: `_id`. Invariant: I9, a malformed document does not stop other jobs. A local read is enough: when a
     /// majority has acknowledged the start, it also has the earlier writes.

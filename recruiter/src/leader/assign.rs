@@ -129,8 +129,8 @@ impl Assigning {
         Ok(Summary { assigned, slots: slots_before, next_due, retry_at })
     }
 
-    /// Ends the turns of workers that have answered, have left, or take too long. Marks lanes as stale in which jobs of these turns may wait
-    /// again.
+    /// Ends the turns of workers that have answered, have left, or take too long. Marks lanes as stale in which jobs of these turns may
+    /// wait again.
     async fn end_turns(&mut self, store: &impl Database, trigger: &Trigger, at: Monotonic) -> Result<(), StoreError> {
         for turn in self.in_flight.end_answered(self.fleet.workers()) {
             self.end_turn(&turn, false);

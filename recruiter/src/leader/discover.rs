@@ -157,7 +157,8 @@ impl Discovery {
     }
 }
 
-/// The lanes without a gate in these groups. In a group with more than [`MANY_CLASSES`] classes, every lane that workers of these kinds take.
+/// The lanes without a gate in these groups. In a group with more than [`MANY_CLASSES`] classes, every lane that workers of these kinds
+/// take.
 async fn lanes_without_gate(store: &impl Database, kinds: &[&Kind], groups: &BTreeSet<String>) -> Result<Vec<Lane>, StoreError> {
     let of = |group: String| async move {
         let (lanes, is_all) = store.lanes_of(&group, MANY_CLASSES).await?;

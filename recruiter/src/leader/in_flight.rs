@@ -90,7 +90,8 @@ impl InFlight {
         self.assignees.contains_key(&job.id) || self.is_ahead(job, at)
     }
 
-    /// Whether a worker holds the job ahead. After [`IN_FLIGHT_FOR`] it does not count: a live worker would have started or returned the job.
+    /// Whether a worker holds the job ahead. After [`IN_FLIGHT_FOR`] it does not count: a live worker would have started or returned the
+    /// job.
     fn is_ahead(&self, job: &ScheduledJob, at: Monotonic) -> bool {
         let ahead = self.holders.get(&job.id).and_then(|worker| self.ahead.get(worker)?.get(&job.id));
         ahead.is_some_and(|ahead| at.duration_since(ahead.since) < IN_FLIGHT_FOR && ahead.due.is_none_or(|due| due == job.scheduled_at))

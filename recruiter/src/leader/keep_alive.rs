@@ -38,7 +38,8 @@ impl KeepAlive {
         self.failed_at = Some(at);
     }
 
-    /// The keep-alives after a full scan. The next scan is due after `every`. Returns no keep-alives for two scan intervals after a failure.
+    /// The keep-alives after a full scan. The next scan is due after `every`. Returns no keep-alives for two scan intervals after a
+    /// failure.
     pub(crate) fn hints(&self, every: Duration, at: Monotonic) -> Vec<(Channel, Hint)> {
         if self.failed_at.is_some_and(|failed| at.duration_since(failed) <= every * 2) {
             return Vec::new();

@@ -1,7 +1,7 @@
 //! The cache of due jobs: one window per lane, and the rules that make a window stale.
 //!
-//! **A window** holds the first jobs of its lane. A search fills it with every job of the lane that is due at its `horizon` and is not after
-//! its `end`. Jobs that are in flight or paused are left out. A job leaves the window when it is assigned, and enters it when it is
+//! **A window** holds the first jobs of its lane. A search fills it with every job of the lane that is due at its `horizon` and is not
+//! after its `end`. Jobs that are in flight or paused are left out. A job leaves the window when it is assigned, and enters it when it is
 //! announced. A window is *stale*, and is filled again before the next plan, when
 //!
 //! 1. an event concerns the lane but is not in the window: a hint without the job itself, or an assignment whose jobs were not all started;
@@ -255,8 +255,8 @@ impl Lanes {
         }
     }
 
-    /// The stale lanes that workers of the kinds in `free` take, grouped by these kinds. `free` has the number of jobs that the workers of a
-    /// kind accept. The same workers take all lanes of one group, so one query over the group hides no job from a worker.
+    /// The stale lanes that workers of the kinds in `free` take, grouped by these kinds. `free` has the number of jobs that the workers of
+    /// a kind accept. The same workers take all lanes of one group, so one query over the group hides no job from a worker.
     pub(crate) fn stale(&self, free: &HashMap<KindId, usize>, now: Instant, at: Monotonic) -> HashMap<Vec<KindId>, Vec<Lane>> {
         let mut alike: HashMap<Vec<KindId>, Vec<(&Lane, &Window)>> = HashMap::new();
         for (lane, window) in &self.windows {

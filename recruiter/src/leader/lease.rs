@@ -89,8 +89,8 @@ impl Leadership {
     /// Renews the lease three times within its length, until another recruiter leads. A failed renewal is repeated.
     ///
     /// This runs at the same time as the rounds, so that the lease does not expire during a long round. After each renewal the term is
-    /// written into the roster again. If a worker's document has lost the term, by a failover or an edit by hand, the worker gets jobs again
-    /// soon.
+    /// written into the roster again. If a worker's document has lost the term, by a failover or an edit by hand, the worker gets jobs
+    /// again soon.
     pub(crate) async fn keep(&self, store: &Store) {
         loop {
             pause((self.duration / 3).saturating_sub(self.age())).await;

@@ -1,4 +1,4 @@
-//! The leader: what one recruiter does as long as it holds the lease.
+//! The leader: a recruiter while it holds the lease.
 //!
 //! A *term* begins when a recruiter acquires the lease. The leader then renews the lease and, at the same time, assigns jobs, until another
 //! recruiter leads or the process is asked to stop. `rounds` is the loop of assigning, and `assign` is one round.
@@ -8,7 +8,7 @@
 //! | `lease` | the recruiter's lease, and how long this process may trust it |
 //! | `rounds` | the loop of rounds: when the next round is due |
 //! | `assign` | one round |
-//! | `trigger` | what makes a round necessary |
+//! | `trigger` | hints and dates that make a round necessary |
 //! | `fleet` | workers that accept jobs |
 //! | `discover` | which lanes have jobs |
 //! | `lanes` | the known due jobs, and when that knowledge is stale |

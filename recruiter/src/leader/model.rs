@@ -9,9 +9,9 @@
 //! | search | asks for `ahead` jobs per free slot beyond the first (0 to 3), so that windows end before their lane does |
 //! | time | one millisecond per event; `Wait` advances to the next round that `rounds` would begin |
 //!
-//! A job is **known** if the recruiter had a full scan or a hint about it after the job was inserted, moved, unlocked or assigned. A slot is
-//! known if the recruiter had a full scan or a hint about it after it was offered. Jobs in flight and paused jobs (`past_assignments`) do not
-//! count as waiting.
+//! A job is **known** if the recruiter had a full scan or a hint about it after the job was inserted, moved, unlocked or assigned. A slot
+//! is known if the recruiter had a full scan or a hint about it after it was offered. Jobs in flight and paused jobs (`past_assignments`)
+//! do not count as waiting.
 //!
 //! | property, after each round | holds |
 //! |---|---|
@@ -23,9 +23,9 @@
 //! | (e) no job is in flight for longer than five seconds | exactly |
 //! | (f) at most five rounds follow each other at once | exactly |
 //!
-//! A job is *late* if it became due less than `FRUITLESS_FOR` (100 ms) ago and no hint reported it: after a fruitless search, its lane is not
-//! searched for this time. A slot counts as used if it gets a job that was cancelled, or of which the caches have an old date. If a worker
-//! refuses a job later than one scan interval after the assignment, its hint does not count: the next full scan finds the job.
+//! A job is *late* if it became due less than `FRUITLESS_FOR` (100 ms) ago and no hint reported it: after a fruitless search, its lane is
+//! not searched for this time. A slot counts as used if it gets a job that was cancelled, or of which the caches have an old date. If a
+//! worker refuses a job later than one scan interval after the assignment, its hint does not count: the next full scan finds the job.
 //!
 //! A hint about a group counts only for jobs without a gate: if a group had no gated lanes at the last full scan, the next full scan finds
 //! its new ones.

@@ -1,5 +1,5 @@
-//! Past assignments, and the jobs that were refused: assigned and not started. A refused job goes to other workers first, and gets a growing
-//! pause.
+//! Past assignments, and the jobs that were refused: assigned and not started. A refused job goes to other workers first, and gets a
+//! growing pause.
 //!
 //! A job was refused if a search finds it again with the due date at which it was assigned, because a retry or an interruption changes the
 //! date. The worker may not have seen the insert yet, may not know the retry policy, may be unable to lock the job, or may be dead. The

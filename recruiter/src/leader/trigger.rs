@@ -18,7 +18,7 @@ pub(crate) struct Trigger {
     pub(crate) full_scan: bool,
     /// A worker may accept jobs again: read the roster.
     pub(crate) workers: bool,
-    /// A worker did not start all of its jobs: search the lanes in which jobs were assigned lately.
+    /// A worker did not start all of its jobs: search the lanes in which jobs were assigned recently.
     pub(crate) refused: bool,
     /// Groups with due jobs.
     pub(crate) groups: BTreeSet<String>,
