@@ -112,7 +112,7 @@ async fn a_dead_worker_with_a_damaged_document_is_retired_and_its_jobs_are_rescu
     let freed = async || count(&database, "scheduled", doc! { "_id": { "$in": &jobs }, "locked": false, "deaths": 1 }).await == 3;
     wait_until(SOON, "its jobs are rescued", freed).await;
     wait_until(SOON, "it is retired", async || count(&database, "roster", doc! {}).await == 0).await;
-    assert_eq!(system.cleaner.stderr().matches("fields of a roster document cannot be read").count(), 1, "{}", system.cleaner.stderr());
+    assert_eq!(system.cleaner.stderr().matches("fields of a roster document cannot be decoded").count(), 1, "{}", system.cleaner.stderr());
     drop(frozen);
     system.stop().await;
 }
@@ -147,7 +147,7 @@ async fn a_cleaner_says_once_that_workers_have_another_mongodb_user() {
         |process: &Process, what: &str| process.stderr().lines().filter(|line| line.contains("WARN") && line.contains(what)).count();
     wait_until(SOON, "it has seen whose the worker is", async || warned(&other, "another MongoDB user") == 1).await;
     drop(worker);
-    wait_until(SOON, "it has tried again", async || other.stderr().contains("can still not be rescued")).await;
+    wait_until(SOON, "it has tried again", async || other.stderr().contains("still cannot be rescued")).await;
     wait_until(SOON, "MongoDB has ended it", async || count(&database, "archived", doc! { "_id": job }).await == 1).await;
     let said = other.stderr();
     assert_eq!((warned(&other, "another MongoDB user"), warned(&other, "could not be rescued yet, probably")), (1, 1), "{said}");
