@@ -140,8 +140,12 @@ impl Prefetch {
         if self.is_stalled {
             return 0;
         }
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "less than one job is none")]
-        let wanted = (self.rate.per_second() * self.horizon().as_secs_f64()) as u32;
+        let wanted = self.rate.per_second() * self.horizon().as_secs_f64();
+        if wanted < 1.0 {
+            return 0;
+        }
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a float becomes the nearest integer of the type")]
+        let wanted = wanted.round() as u32;
         wanted.min(MOST).min(u32::try_from(BYTES / self.mean_bytes.max(1)).unwrap_or(u32::MAX))
     }
 
