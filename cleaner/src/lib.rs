@@ -24,6 +24,8 @@ use crate::{config::CleanerArgs, rescue::Rescuer, retire::Observations};
 
 /// How often to check whether the workers on this machine still run. The check does not use MongoDB.
 const NEIGHBOURS_EVERY: Duration = Duration::from_millis(200);
+/// How long the counts of deleted successes stay: longer than the period of `recruiter stats`.
+const NOT_KEPT_FOR: chrono::TimeDelta = chrono::TimeDelta::minutes(10);
 /// Minimum wait after a poll that failed in MongoDB.
 const RETRY: Duration = Duration::from_secs(1);
 
@@ -97,6 +99,7 @@ async fn wait(every: Duration, observations: &Observations, watchdog: &Watchdog,
 
 /// Deletes archived jobs that are older than the retention period. Returns whether none are left.
 async fn prune(store: &Store, keep: Duration, shutdown: &Shutdown) -> Result<bool, StoreError> {
+    store.prune_not_kept(store.now() - NOT_KEPT_FOR).await?;
     let before = chrono::TimeDelta::from_std(keep).ok().and_then(|keep| store.now().checked_sub_signed(keep));
     match before {
         Some(before) => prune::tick(store, before, shutdown).await,

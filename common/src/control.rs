@@ -580,7 +580,7 @@ fn again(job: Job) -> Result<NewJob, String> {
         }
     };
     let new = new.with_id(JobId::new()).in_group(job.group).priority(job.priority);
-    let new = job.tags.into_iter().fold(new, NewJob::tag).retry_stored(job.retry_policy).recovered_from(job.id);
+    let new = job.tags.into_iter().fold(new, NewJob::tag).retry_stored(job.retry_policy).keep(job.keep).recovered_from(job.id);
     Ok(match job.urn {
         Some(urn) => new.urn(urn),
         None => new,

@@ -10,7 +10,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use crate::{
     ids::JobId,
     instant::{DUE_MS, Instant},
-    job::{DEFAULT_GROUP, Priority, StoredPolicy, bundle::MOST_ITEMS},
+    job::{DEFAULT_GROUP, Keep, Priority, StoredPolicy, bundle::MOST_ITEMS},
     retry_policy::{DoNotDoItAgain, InvalidPolicy, RetryPolicies, RetryPolicy},
     store::{Hint, ScheduledJob, Store, StoreError, schema::LARGEST_WORKABLE},
     telemetry::of_bson,
@@ -78,6 +78,7 @@ pub struct Defaults {
     group: Option<String>,
     priority: Option<Priority>,
     retry: Option<Retry>,
+    keep: Option<Keep>,
     time_limit: Option<Duration>,
 }
 
@@ -97,6 +98,12 @@ impl Defaults {
     /// Sets the retry policy, which decides what follows a failure.
     pub fn retry(mut self, policy: impl Into<Retry>) -> Self {
         self.retry = Some(policy.into());
+        self
+    }
+
+    /// Sets what is kept of a job after its end. With [`Keep::Failures`] nothing is kept of a success.
+    pub fn keep(mut self, keep: Keep) -> Self {
+        self.keep = Some(keep);
         self
     }
 
@@ -158,6 +165,7 @@ pub struct NewJob {
     urn: Option<String>,
     retry_policy: StoredPolicy,
     policy_problem: Option<InvalidPolicy>,
+    keep: Keep,
     recovered_from: Option<JobId>,
 }
 
@@ -291,6 +299,7 @@ impl NewJob {
             urn: None,
             retry_policy: StoredPolicy::from(&DoNotDoItAgain as &dyn RetryPolicy),
             policy_problem: None,
+            keep: Keep::default(),
             recovered_from: None,
         }
     }
@@ -302,6 +311,9 @@ impl NewJob {
         if let Some(priority) = defaults.priority {
             self.priority = priority;
         }
+        if let Some(keep) = defaults.keep {
+            self.keep = keep;
+        }
         match defaults.retry {
             Some(policy) => self.retry(policy),
             None => self,
@@ -309,7 +321,7 @@ impl NewJob {
     }
 
     /// Sets the id, so that a call with an unknown outcome can be repeated: a job whose id is already scheduled or
-    /// archived is not enqueued a second time.
+    /// archived is not enqueued a second time. Of a job with [`Keep::Failures`] that has succeeded, nothing remains: it is enqueued again.
     pub fn with_id(mut self, id: JobId) -> Self {
         self.id = Some(id);
         self
@@ -366,6 +378,13 @@ impl NewJob {
     pub fn retry_stored(mut self, policy: StoredPolicy) -> Self {
         self.policy_problem = RetryPolicies::default().check(&policy).err().filter(|problem| problem.unknown_class().is_none());
         self.retry_policy = policy;
+        self
+    }
+
+    /// Sets what is kept of the job after its end. Default: the choice of its class, or [`Keep::All`]. With [`Keep::Failures`] nothing is
+    /// kept of a success.
+    pub fn keep(mut self, keep: Keep) -> Self {
+        self.keep = keep;
         self
     }
 
@@ -444,6 +463,9 @@ impl NewJob {
         };
         if is_sent_once {
             document.insert("once", true);
+        }
+        if let Some(keep) = self.keep.stored() {
+            document.insert("keep", keep);
         }
         if let Some(outcomes) = outcomes {
             document.insert("item_outcomes", outcomes);
@@ -691,7 +713,7 @@ mod tests {
 
         fn defaults() -> Defaults {
             let retry = crate::retry_policy::RetryManyTimes::new(3, Duration::from_secs(1));
-            Defaults::default().group("invoices").priority(Priority::new(7).expect("in range")).retry(retry)
+            Defaults::default().group("invoices").priority(Priority::new(7).expect("in range")).retry(retry).keep(Keep::Failures)
         }
     }
 
@@ -699,13 +721,16 @@ mod tests {
     fn a_job_is_what_its_class_says_unless_it_says_otherwise() {
         let of = |document: Document| {
             let policy = document.get_document("retry_policy").and_then(|policy| policy.get_str("class")).map(str::to_owned);
-            let priority = document.get_i32("priority").ok();
-            (document.get_str("group").map(str::to_owned).ok(), priority, policy.ok())
+            let (priority, keep) = (document.get_i32("priority").ok(), document.get_str("keep").map(str::to_owned));
+            (document.get_str("group").map(str::to_owned).ok(), priority, policy.ok(), keep.ok())
         };
-        let expected = |group: &str, priority, policy: &str| (Some(group.to_owned()), Some(priority), Some(policy.to_owned()));
-        assert_eq!(of(check(Invoice {}.as_job()).expect("a job")), expected("invoices", 7, "RetryManyTimes"));
-        assert_eq!(of(check(NewJob::bundle([Invoice {}])).expect("a job")), expected("invoices", 7, "RetryManyTimes"));
-        let other = Invoice {}.as_job().in_group("x").priority(Priority::default()).retry(&DoNotDoItAgain);
-        assert_eq!(of(check(other).expect("a job")), expected("x", 5, "DoNotDoItAgain"));
+        let expected = |group: &str, priority, policy: &str, keep: Option<&str>| {
+            (Some(group.to_owned()), Some(priority), Some(policy.to_owned()), keep.map(str::to_owned))
+        };
+        let of_class = expected("invoices", 7, "RetryManyTimes", Some("failures"));
+        assert_eq!(of(check(Invoice {}.as_job()).expect("a job")), of_class);
+        assert_eq!(of(check(NewJob::bundle([Invoice {}])).expect("a job")), of_class);
+        let other = Invoice {}.as_job().in_group("x").priority(Priority::default()).retry(&DoNotDoItAgain).keep(Keep::All);
+        assert_eq!(of(check(other).expect("a job")), expected("x", 5, "DoNotDoItAgain", None));
     }
 }

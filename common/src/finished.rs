@@ -17,8 +17,8 @@ use crate::{
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum JobResult<T> {
-    /// No job has this id: it was never enqueued, its transaction is not committed, or the cleaner has deleted it from
-    /// the archive.
+    /// No job has this id: it was never enqueued, its transaction is not committed, the cleaner has deleted it from
+    /// the archive, or it succeeded and nothing is kept of a success ([`Keep::Failures`](crate::Keep::Failures)).
     Unknown,
     /// It is waiting or running.
     Unfinished,
@@ -66,7 +66,8 @@ pub enum ResultError {
 }
 
 impl Store {
-    /// Returns the outcome of a job of this class. [`Store::job`] describes the read.
+    /// Returns the outcome of a job of this class. [`Store::job`] describes the read. Of a job with
+    /// [`Keep::Failures`](crate::Keep::Failures) that has succeeded, nothing remains, and the outcome is [`JobResult::Unknown`].
     ///
     /// ```no_run
     /// # use recruiter_common::{JobId, JobResult, Store, Workable};

@@ -112,7 +112,7 @@ pub use crate::{
     finished::{JobResult, ResultError},
     ids::JobId,
     instant::Instant,
-    job::{FinishReason, Priority},
+    job::{FinishReason, Keep, Priority},
     retry_policy::{
         Decision, DoNotDoItAgain, ExponentialBackoff, History, InvalidPolicy, RetriableExceptionFilter, RetryForever, RetryManyTimes,
         RetryPolicy, SelectByException, TimeTable,

@@ -22,7 +22,7 @@ use crate::{
     enqueue::NewJob,
     ids::JobId,
     instant::Instant,
-    job::{Job, Priority, StoredPolicy},
+    job::{Job, Keep, Priority, StoredPolicy},
     retry_policy::RetryPolicies,
 };
 
@@ -65,6 +65,9 @@ pub struct JobSpec {
     /// Retry policy, `{"class": …, "parameters": …}`. Default: no retry.
     #[serde(default, deserialize_with = "policy", serialize_with = "stored_policy", skip_serializing_if = "Option::is_none")]
     pub retry_policy: Option<StoredPolicy>,
+    /// `failures`: of a job that succeeded nothing is kept ([`Keep`]). Default: `all`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keep: Option<Keep>,
     /// Id of the job, 24 hexadecimal digits. If a job with this id exists, nothing is enqueued.
     #[serde(default, deserialize_with = "id", serialize_with = "hex", skip_serializing_if = "Option::is_none")]
     pub id: Option<JobId>,
@@ -137,6 +140,7 @@ impl JobSpec {
             tags: job.tags.clone(),
             urn: job.urn.clone(),
             retry_policy: Some(job.retry_policy.clone()),
+            keep: Some(job.keep).filter(|keep| *keep != Keep::default()),
             ..Self::default()
         })
     }
@@ -174,6 +178,9 @@ impl JobSpec {
         }
         if let Some(urn) = self.urn {
             job = job.urn(urn);
+        }
+        if let Some(keep) = self.keep {
+            job = job.keep(keep);
         }
         if let Some(id) = self.id {
             job = job.with_id(id);
@@ -270,6 +277,14 @@ pub fn duration_of_text(text: &str) -> Result<Duration, InvalidSpec> {
 /// When the text is not one.
 pub fn id_of_text(text: &str) -> Result<JobId, InvalidSpec> {
     text.parse().map_err(|_| InvalidSpec::new(format!("`{text:.80}` is not a job id (24 hexadecimal digits)")))
+}
+
+/// What is kept of a job after its end.
+///
+/// # Errors
+/// When the text is not one.
+pub fn keep_of_text(text: &str) -> Result<Keep, InvalidSpec> {
+    serde_json::from_value(text.into()).map_err(|_| InvalidSpec::new(format!("`{text:.80}` is neither `all` nor `failures`")))
 }
 
 // From JSON.
@@ -455,6 +470,9 @@ mod tests {
             spec(|spec| (spec.group, spec.tags, spec.urn) = (Some("$where.a".into()), vec!["t".into(), "u".into()], Some("u".into())))
         });
         check(r#"{"class": "c", "priority": 9}"#, spec(|spec| spec.priority = Some(Priority::MAX)));
+        check(r#"{"class": "c", "keep": "failures"}"#, spec(|spec| spec.keep = Some(Keep::Failures)));
+        check(r#"{"class": "c", "keep": "all"}"#, spec(|spec| spec.keep = Some(Keep::All)));
+        check(r#"{"class": "c", "keep": "nothing"}"#, Err("unknown variant `nothing`, expected `all` or `failures`"));
         check(r#"{"class": "c", "items": [{"a": 1}, {}]}"#, spec(|spec| spec.items = Some(vec![doc! { "a": 1 }, doc! {}])));
         check(r#"{"class": "c", "after": "1h 30m"}"#, spec(|spec| spec.after = Some(Duration::from_secs(5_400))));
         let at = Instant::from_timestamp_millis(1_896_112_800_000);

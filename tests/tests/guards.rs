@@ -17,7 +17,7 @@ use recruiter_common::{
     failure::Failure,
     ids::{JobId, LeaseTerm, RoundId, WorkerId},
     instant::Instant,
-    job::{Claim, FinishReason, Job, StoredPolicy},
+    job::{Claim, FinishReason, Job, Keep, StoredPolicy},
     store::{
         Archival, AssignedJobs, Channel, CommitSession, HeartbeatReply, Hint, JobFilter, Lane, Listener, LockedJobs, Offer, Page, Planned,
         Progress, Recorded, Rescheduling, Retrial, Start, StateFilter, Store, Waiting, Walk,
@@ -51,6 +51,12 @@ impl Setting {
     /// Due jobs.
     async fn jobs<const COUNT: usize>(&self) -> [JobId; COUNT] {
         let jobs = (0..COUNT).map(|_| NewJob::of_class("x", doc! {}));
+        local::ids(self.store.enqueue_many(jobs).await.unwrap()).try_into().unwrap()
+    }
+
+    /// Due jobs of which nothing is kept if they succeed.
+    async fn fleeting<const COUNT: usize>(&self) -> [JobId; COUNT] {
+        let jobs = (0..COUNT).map(|_| NewJob::of_class("x", doc! {}).keep(Keep::Failures));
         local::ids(self.store.enqueue_many(jobs).await.unwrap()).try_into().unwrap()
     }
 
@@ -448,6 +454,79 @@ async fn a_job_is_archived_by_the_start_that_holds_it() {
     for job in [retried, started_anew, not_ended] {
         setting.scheduled(job).await;
     }
+}
+
+/// I3: a job of which nothing is kept is deleted by the start that holds it, alone and in one transaction with others.
+#[tokio::test]
+async fn a_job_of_which_nothing_is_kept_is_deleted_by_the_start_that_holds_it() {
+    for with_another in [false, true] {
+        let setting = Setting::new().await;
+        let worker = setting.worker(10).await;
+        let [held, retried, started_anew, not_ended] = setting.fleeting().await;
+        let mine = setting.start(worker, [held, retried, started_anew, not_ended]).await;
+        let now = setting.store.now();
+        assert_eq!(setting.reschedule(&[setting.retry(&mine[1], now), setting.retry(&mine[2], now)]).await, [Recorded::Yes; 2]);
+        setting.start(WorkerId::new(), [started_anew]).await;
+        let mut batch: Vec<Archival> = mine[..3].iter().map(|one| setting.done(one)).collect();
+        let mut expected = vec![Recorded::Yes, Recorded::ClaimLost, Recorded::ClaimLost];
+        if with_another {
+            let [another] = setting.jobs().await;
+            batch.push(setting.done(&setting.start(worker, [another]).await[0]));
+            expected.push(Recorded::Yes);
+        }
+        assert_eq!(setting.archive(&batch).await, expected);
+        assert_eq!((setting.found("scheduled", held).await, setting.count("archived", doc! {}).await), (None, with_another.into()));
+        for job in [retried, started_anew, not_ended] {
+            setting.scheduled(job).await;
+        }
+    }
+}
+
+/// I3: after a lost reply the deletion is sent again and finds nothing. It was made by the holder of the start, if the holder lives; after its
+/// death another start may have succeeded in the meantime.
+#[tokio::test]
+async fn a_deletion_is_recognised_while_the_holder_lives() {
+    let setting = Setting::new().await;
+    let (living, retired, gone) = (setting.worker(10).await, setting.worker(10).await, WorkerId::new());
+    for (worker, recorded) in [(living, Recorded::Yes), (retired, Recorded::ClaimLost), (gone, Recorded::ClaimLost)] {
+        let jobs: [JobId; 2] = setting.fleeting().await;
+        let ends = setting.start(worker, jobs).await.each_ref().map(|one| setting.done(one));
+        assert_eq!(setting.archive(&ends).await, [Recorded::Yes; 2]);
+        if worker == retired {
+            setting.set("roster", retired, doc! { "retired": true }).await;
+        }
+        assert_eq!(setting.archive(&ends).await, [recorded; 2]);
+        // With a job whose document is kept, in a transaction.
+        let [kept] = setting.jobs().await;
+        let kept = setting.done(&setting.start(worker, [kept]).await[0]);
+        assert_eq!(setting.archive(&[ends[0].clone(), kept]).await, [recorded, Recorded::Yes]);
+    }
+    // A hand has moved it to the archive.
+    let [moved] = setting.fleeting().await;
+    let end = setting.done(&setting.start(living, [moved]).await[0]);
+    setting.database.raw("archived").insert_one(setting.scheduled(moved).await).await.unwrap();
+    setting.database.raw("scheduled").delete_one(doc! { "_id": moved }).await.unwrap();
+    assert_eq!(setting.archive(&[end]).await, [Recorded::ClaimLost]);
+}
+
+/// The counts of this period and of later ones are read, those of earlier ones are pruned.
+#[tokio::test]
+async fn successes_of_which_nothing_is_kept_are_counted_by_period() {
+    let setting = Setting::new().await;
+    let jobs: [JobId; 3] = setting.fleeting().await;
+    let worker = setting.worker(10).await;
+    let ends = setting.start(worker, jobs).await.each_ref().map(|one| setting.done(one));
+    assert_eq!(setting.archive(&ends).await, [Recorded::Yes; 3]);
+    let now = setting.store.now();
+    let at = |seconds: i64| now - chrono::TimeDelta::seconds(seconds);
+    let old = doc! { "_id": { "not_kept_since": date(at(100)), "group": "generic" }, "count": 5 };
+    setting.database.raw("metadata").insert_one(old).await.unwrap();
+    let counted = async |seconds: i64| setting.store.not_kept(at(seconds)).await.unwrap().groups.get("generic").copied();
+    assert_eq!((counted(60).await, counted(200).await), (Some(3), Some(8)));
+    let others = setting.count("metadata", doc! { "count": { "$exists": false } }).await;
+    setting.store.prune_not_kept(at(60)).await.unwrap();
+    assert_eq!((counted(60).await, counted(200).await), (Some(3), Some(3)));
+    assert_eq!(setting.count("metadata", doc! { "count": { "$exists": false } }).await, others);
 }
 
 /// A cancellation, or the end of a document that is no job.

@@ -84,7 +84,7 @@ use recruiter_common::{
 
 pub use recruiter_common::{
     self as common, ConnectArgs, ConnectError, Decision, Defaults, DoNotDoItAgain, EnqueueError, Enqueued, ExponentialBackoff, Failure,
-    FinishReason, History, Instant, InvalidPolicy, JobId, JobResult, NewJob, Priority, ResultError, RetriableExceptionFilter, Retry,
+    FinishReason, History, Instant, InvalidPolicy, JobId, JobResult, Keep, NewJob, Priority, ResultError, RetriableExceptionFilter, Retry,
     RetryForever, RetryManyTimes, RetryPolicy, SelectByException, Store, StoreError, TimeTable, Workable, bson, mongodb,
     shutdown::{Shutdown, Trigger},
 };

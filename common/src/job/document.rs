@@ -8,6 +8,7 @@ use super::{
     bundle::{Bundle, InvalidBundle},
     execution::{Claim, Execution},
     finish_reason::FinishReason,
+    keep::Keep,
     priority::Priority,
     state::JobState,
 };
@@ -100,6 +101,7 @@ struct JobDocument {
     #[serde(deserialize_with = "instant::stored", default)]
     scheduled_at: Option<Instant>,
     retry_policy: Option<StoredPolicy>,
+    keep: Option<String>,
     tags: Option<Vec<String>>,
     urn: Option<String>,
     once: Option<bool>,
@@ -174,6 +176,7 @@ impl Job {
             },
             bundle: Bundle::of(document)?,
             retry_policy: stored.retry_policy.unwrap_or_else(|| StoredPolicy { class: DEFAULT_POLICY.into(), parameters: Bson::Null }),
+            keep: Keep::of_stored(stored.keep.as_deref()),
             tags: stored.tags.unwrap_or_default(),
             urn: stored.urn,
             is_sent_once: stored.once.unwrap_or(false),

@@ -1,4 +1,4 @@
-//! The end of a start, as a value: the writes that archive a started job, or reschedule it for another attempt.
+//! The end of a start, as a value: the writes that archive or delete a started job, or reschedule it for another attempt.
 //!
 //! Pure: this file has no database calls. The [`store`](crate::store) writes these values, each under its guard. For a document that
 //! MongoDB refuses, this file also creates reduced forms.
@@ -17,6 +17,7 @@ use super::{
     document::CorruptJob,
     execution::{Claim, Execution},
     finish_reason::FinishReason,
+    keep::Keep,
     priority::DEFAULT_PRIORITY,
     raw::{completed, replaced},
 };
@@ -37,15 +38,28 @@ const REDUCED: &str = "reduced";
 /// The field of a bundle that holds the outcomes of its items.
 const OUTCOMES: &str = "item_outcomes";
 
-/// A job on its way from `scheduled` to `archived`.
+/// The end of a job: it is moved from `scheduled` to `archived`, or deleted if it succeeded and nothing of a success is kept.
 #[derive(Clone, Debug)]
 pub struct Archival {
     pub(crate) guard: Guard,
-    /// Shared, because a batch is kept until its write is acknowledged.
-    pub(crate) document: Arc<RawDocumentBuf>,
+    pub(crate) kept: Kept,
 }
 
-/// The condition under which a job is archived.
+/// What is kept of a job that ends.
+#[derive(Clone, Debug)]
+pub(crate) enum Kept {
+    /// Its document, in this form. Shared, because a batch is kept until its write is acknowledged.
+    Document(Arc<RawDocumentBuf>),
+    /// Nothing.
+    Nothing {
+        /// The group in which it is counted.
+        group: String,
+        /// The holder of the start. As long as it lives, no other process deletes the job.
+        holder: Option<WorkerId>,
+    },
+}
+
+/// The condition under which a job is archived or deleted.
 #[derive(Clone, Debug)]
 pub(crate) enum Guard {
     /// Locked by this start.
@@ -65,11 +79,15 @@ impl Guard {
 
 impl Archival {
     fn new(guard: Guard, document: RawDocumentBuf) -> Self {
-        Self { guard, document: Arc::new(document) }
+        Self { guard, kept: Kept::Document(Arc::new(document)) }
     }
 
-    /// A started job that ended, with the finish reason `why`.
+    /// A started job that ended, with the finish reason `why`. It is deleted if it succeeded and nothing of a success is kept.
     pub fn ended(job: &Job, claim: Claim, execution: Execution, why: &FinishReason, result: Option<Bson>) -> Self {
+        if job.keep == Keep::Failures && *why == FinishReason::DONE {
+            let kept = Kept::Nothing { group: job.group.clone(), holder: execution.worker };
+            return Self { guard: Guard::Claimed(claim), kept };
+        }
         Self::new(Guard::Claimed(claim), archived_document(job, &execution, why, result))
     }
 
@@ -111,21 +129,22 @@ impl Archival {
         Self::new(Guard::Claimed(refused.claim), finished(document, refused.claim.job, &execution, &FinishReason::MALFORMED, &kept))
     }
 
-    /// Adds the outcomes of all items of the bundle.
+    /// Adds the outcomes of all items of the bundle, if the bundle is kept.
     #[must_use]
     pub fn with_items(mut self, outcomes: Vec<Bson>) -> Self {
+        let Some(document) = self.document() else { return self };
         // Each outcome is limited in size, so all of them can be stored.
-        let with_them = RawBson::try_from(Bson::Array(outcomes))
-            .and_then(|all| replaced(&self.document, &[(cstr!("item_outcomes"), all.as_raw_bson_ref())]));
+        let with_them =
+            RawBson::try_from(Bson::Array(outcomes)).and_then(|all| replaced(document, &[(cstr!("item_outcomes"), all.as_raw_bson_ref())]));
         if let Ok(document) = with_them {
-            self.document = Arc::new(document);
+            self.kept = Kept::Document(Arc::new(document));
         }
         self
     }
 
-    /// The same end with only the fields that identify the job, for an outcome that MongoDB refuses.
+    /// The same end with only the fields that identify the job, for an outcome that MongoDB refuses. A deletion has nothing to leave out.
     pub(crate) fn without_details(self) -> Option<Self> {
-        let whole: Document = (&**self.document).try_into().unwrap_or_else(|_| doc! { "_id": self.job() });
+        let whole: Document = (&***self.document()?).try_into().unwrap_or_else(|_| doc! { "_id": self.job() });
         let mut document = Document::new();
         for field in ["_id", "done", "created_at", "locked", "attempts", "interruptions", "deaths", "group", "priority", "why", OUTCOMES] {
             document.extend(whole.get(field).map(|value| (field.to_owned(), value.clone())));
@@ -144,6 +163,14 @@ impl Archival {
     /// The job.
     pub fn job(&self) -> JobId {
         self.guard.job()
+    }
+
+    /// The archived document; `None` if the job is deleted.
+    pub(crate) fn document(&self) -> Option<&Arc<RawDocumentBuf>> {
+        match &self.kept {
+            Kept::Document(document) => Some(document),
+            Kept::Nothing { .. } => None,
+        }
     }
 }
 

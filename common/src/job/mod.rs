@@ -8,6 +8,7 @@ mod document;
 pub(crate) mod ending;
 mod execution;
 mod finish_reason;
+mod keep;
 mod priority;
 pub(crate) mod raw;
 mod state;
@@ -21,6 +22,7 @@ pub use self::{
     ending::KEPT_EXECUTIONS,
     execution::{Claim, Execution, IfWorkerDies},
     finish_reason::FinishReason,
+    keep::Keep,
     priority::Priority,
     state::JobState,
 };
@@ -72,6 +74,8 @@ pub struct Job {
     pub bundle: Option<Bundle>,
     /// Its retry policy.
     pub retry_policy: StoredPolicy,
+    /// What is kept of it after its end.
+    pub keep: Keep,
     /// Labels for people.
     pub tags: Vec<String>,
     /// A name in the application's own terms; not unique.

@@ -1,4 +1,5 @@
-//! Writes the outcomes of starts: moves jobs to the archive, or reschedules them. No other file does this.
+//! Writes the outcomes of starts: moves jobs to the archive, deletes those of which nothing is kept, or reschedules them. No other file does
+//! this.
 //!
 //! [`Store::finish`] is the group commit: it writes many ends together, in batches of limited size. A batch that MongoDB refuses is halved
 //! until the refused end is alone. That end is stored in a reduced form ([`End::reduced`]). If MongoDB refuses this form too, the end is
@@ -29,16 +30,18 @@ use super::{
     start_of,
 };
 use crate::{
-    ids::{JobId, StartId},
+    ids::{JobId, StartId, WorkerId},
     job::{
         Claim,
-        ending::{Archival, Guard, LARGEST_DOCUMENT, Rescheduling},
+        ending::{Archival, Guard, Kept, LARGEST_DOCUMENT, Rescheduling},
     },
     telemetry::chain,
 };
 
 /// Maximum number of ends in one command or transaction. The cost of the round trip is then negligible.
 const BATCH: usize = 1_000;
+/// Approximate size of a deletion in a command, in bytes.
+const DELETION_BYTES: usize = 64;
 /// Maximum size of one command or transaction, in bytes. MongoDB accepts 48 MB, but a large command delays all others.
 pub const BATCH_BYTES: usize = 8 * 1024 * 1024;
 
@@ -106,7 +109,7 @@ impl End for Archival {
     }
 
     fn size(&self) -> usize {
-        self.document.as_bytes().len()
+        self.document().map_or(DELETION_BYTES, |document| document.as_bytes().len())
     }
 }
 
@@ -208,8 +211,9 @@ impl Store {
         Ok(recorded)
     }
 
-    /// Archives one started job as part of a transaction that the caller has started in `session`. If the caller commits, the job is
-    /// finished together with the caller's own writes. If the caller aborts, the job stays locked by its start.
+    /// Archives one started job, or deletes it if nothing of it is kept, as part of a transaction that the caller has started in `session`.
+    /// If the caller commits, the job is finished together with the caller's own writes. If the caller aborts, the job stays locked by its
+    /// start.
     ///
     /// This call does not repeat or reduce anything. After [`Recorded::ClaimLost`] nothing was written, and the caller must abort: the job
     /// was rescued, and another execution writes its outcome.
@@ -229,32 +233,92 @@ impl Store {
             if self.scheduled.delete_one(claimed).session(&mut *session).await?.deleted_count == 0 {
                 return Ok(Recorded::ClaimLost);
             }
-            let archived = self.archived.clone_with_type::<RawDocumentBuf>();
-            archived.insert_one(&*end.document).session(&mut *session).await.map(|_| Recorded::Yes)
+            match &end.kept {
+                Kept::Document(document) => {
+                    let archived = self.archived.clone_with_type::<RawDocumentBuf>();
+                    archived.insert_one(&**document).session(&mut *session).await?;
+                }
+                Kept::Nothing { group, .. } => self.count_not_kept_in(&mut *session, end.job(), group).await?,
+            }
+            Ok(Recorded::Yes)
         }
         .await;
         written.map_err(|source| StoreError::Mongo { operation, source: source.into() })
     }
 
-    /// Moves jobs from `scheduled` to `archived` in one transaction. Returns for each job, in order, whether it was recorded.
+    /// Moves jobs from `scheduled` to `archived`, and deletes those of which nothing is kept. Returns for each job, in order, whether it was
+    /// recorded. Counts the deleted jobs.
     ///
+    /// One transaction for all. A batch that has only deletions is one command instead, unless an earlier transaction of the session may keep
+    /// the jobs locked.
     /// Filter: each job's guard (its start, or that it is unlocked). The delete comes first: a job whose guard no longer holds is found
     /// before the insert, and left out. Index: `_id`.
     /// Invariant: I2, archived exactly once and never in both collections; I3. Harmless to repeat after an unknown outcome, because
-    /// a job that was archived by an earlier call has the same start id in the archive. Loses when the job was rescued in the
-    /// meantime.
+    /// a job that was archived by an earlier call has the same start id in the archive, and a deleted one is recognised by its living holder.
+    /// Loses when the job was rescued in the meantime.
     pub async fn archive(&self, session: &mut CommitSession, batch: &[Archival]) -> Result<Vec<Recorded>, StoreError> {
+        if batch.is_empty() {
+            return Ok(Vec::new());
+        }
+        let needs_transaction = session.may_hold_jobs() || batch.iter().any(|end| end.document().is_some());
+        let recorded =
+            if needs_transaction { self.archive_or_delete(session, batch).await? } else { self.delete_if_claimed(batch).await? };
+        self.count_not_kept(batch.iter().zip(&recorded).filter_map(|(end, recorded)| match &end.kept {
+            Kept::Nothing { group, .. } if *recorded == Recorded::Yes => Some(group.as_str()),
+            Kept::Nothing { .. } | Kept::Document(_) => None,
+        }))
+        .await;
+        Ok(recorded)
+    }
+
+    /// Deletes jobs of which nothing is kept, with one command, acknowledged by a majority.
+    async fn delete_if_claimed(&self, batch: &[Archival]) -> Result<Vec<Recorded>, StoreError> {
+        let (scheduled, claimed) = (self.scheduled.clone(), filter_of(batch));
+        let deleted = call("delete_if_claimed", async move { scheduled.delete_many(claimed).await }).await?.deleted_count;
+        if usize::try_from(deleted) == Ok(batch.len()) {
+            return Ok(vec![Recorded::Yes; batch.len()]);
+        }
+        let ours = self.deleted_by_us(batch).await?;
+        Ok(batch.iter().map(|end| if ours.contains(&end.job()) { Recorded::Yes } else { Recorded::ClaimLost }).collect())
+    }
+
+    /// Those of these jobs, none of which is locked by its start any more, that were deleted by this end: by this call, or by an earlier one
+    /// whose reply was lost.
+    ///
+    /// Only the holder of the start and, after the holder's death, a cleaner write a locked job. A job that is nowhere, whose holder lives
+    /// *afterwards*, was therefore deleted by its holder. If the holder was declared dead, the claim counts as lost: the job may have been
+    /// rescued, and another start may have succeeded.
+    async fn deleted_by_us(&self, gone: &[Archival]) -> Result<HashSet<JobId>, StoreError> {
+        let mut held_by: HashMap<WorkerId, Vec<JobId>> = HashMap::new();
+        for end in gone {
+            if let Kept::Nothing { holder: Some(holder), .. } = &end.kept {
+                held_by.entry(*holder).or_default().push(end.job());
+            }
+        }
+        let mut ours = HashSet::new();
+        for (holder, jobs) in held_by {
+            let elsewhere = self.known_among(&jobs).await?;
+            if self.is_alive(holder).await? {
+                ours.extend(jobs.into_iter().filter(|job| !elsewhere.contains(job)));
+            }
+        }
+        Ok(ours)
+    }
+
+    /// Archives and deletes jobs in one transaction, without those whose guard does not hold.
+    async fn archive_or_delete(&self, session: &mut CommitSession, batch: &[Archival]) -> Result<Vec<Recorded>, StoreError> {
         let mut recorded: HashMap<JobId, Recorded> = HashMap::new();
         let mut left = batch.to_vec();
         while !left.is_empty() {
             match self.archive_all_or_none(session, &left).await {
                 Ok(Attempted::All) => recorded.extend(left.drain(..).map(|archival| (archival.job(), Recorded::Yes))),
-                Ok(Attempted::None { held, known }) => {
+                Ok(Attempted::None { held, mut known }) => {
                     let (keep, gone): (Vec<_>, Vec<_>) = left.into_iter().partition(|archival| held.contains(&archival.job()));
                     if gone.is_empty() {
                         // An earlier commit has not reached a majority yet.
                         return Err(StoreError::TimedOut { operation: "archive" });
                     }
+                    known.extend(self.deleted_by_us(&gone).await?);
                     let outcome = |job| if known.contains(&job) { Recorded::Yes } else { Recorded::ClaimLost };
                     recorded.extend(gone.iter().map(|archival| (archival.job(), outcome(archival.job()))));
                     left = keep;
@@ -284,14 +348,17 @@ impl Store {
     async fn archive_all_or_none(&self, session: &mut CommitSession, batch: &[Archival]) -> Result<Attempted, StoreError> {
         let (scheduled, archived) = (self.scheduled.clone(), self.archived.clone());
         let (filter, before) = (filter_of(batch), archived_before(batch));
-        let documents: Arc<[Arc<RawDocumentBuf>]> = batch.iter().map(|archival| archival.document.clone()).collect();
+        let (count, documents): (usize, Arc<[Arc<RawDocumentBuf>]>) =
+            (batch.len(), batch.iter().filter_map(Archival::document).cloned().collect());
         self.transaction("archive", session, move |open| {
             let (scheduled, archived, documents) = (scheduled.clone(), archived.clone(), documents.clone());
             let (guarded, earlier) = (filter.clone(), before.clone());
             async move {
                 let deleted = scheduled.delete_many(guarded.clone()).session(&mut *open).await?.deleted_count;
-                if usize::try_from(deleted) == Ok(documents.len()) {
-                    archived.clone_with_type::<RawDocumentBuf>().insert_many(documents.iter().cloned()).session(&mut *open).await?;
+                if usize::try_from(deleted) == Ok(count) {
+                    if !documents.is_empty() {
+                        archived.clone_with_type::<RawDocumentBuf>().insert_many(documents.iter().cloned()).session(&mut *open).await?;
+                    }
                     return commit(open).await.map(|()| Attempted::All);
                 }
                 open.abort_transaction().await?;
@@ -390,6 +457,7 @@ fn filter_of(batch: &[Archival]) -> Document {
 /// A filter for those of these jobs that the same start has archived.
 fn archived_before(batch: &[Archival]) -> Option<Document> {
     let same = |archival: &Archival| match &archival.guard {
+        _ if archival.document().is_none() => None,
         Guard::Claimed(claim) => Some(doc! { "_id": claim.job, "last_execution.start": claim.start }),
         Guard::Unlocked { .. } => None,
     };

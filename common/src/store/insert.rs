@@ -80,7 +80,7 @@ impl Store {
     }
 
     /// Those of these ids that are scheduled or archived. `scheduled` is read first, because jobs move from there to the archive.
-    async fn known_among(&self, jobs: &[JobId]) -> Result<HashSet<JobId>, StoreError> {
+    pub(super) async fn known_among(&self, jobs: &[JobId]) -> Result<HashSet<JobId>, StoreError> {
         let scheduled = self.scheduled.clone();
         let filter = doc! { "_id": { "$in": jobs.to_vec() } };
         let found: Vec<Document> = call("known_among", async move {

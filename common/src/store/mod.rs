@@ -11,7 +11,8 @@
 //! | `lanes`, `due` | lanes that have jobs; due jobs, lane by lane |
 //! | `start` | read and lock jobs; the jobs that a start has locked |
 //! | `items` | outcomes of the items of a running bundle |
-//! | `finish` | the outcomes of starts: archive or reschedule |
+//! | `finish` | the outcomes of starts: archive, delete or reschedule |
+//! | `not_kept` | the number of jobs that were deleted after their success |
 //! | `rescue` | jobs of dead workers; the sweep |
 //! | `control` | cancel, hasten, retry, delete, prune |
 //! | `select`, `views` | lists, walks and statistics for people |
@@ -46,6 +47,7 @@ mod insert;
 mod items;
 mod lanes;
 mod lease;
+mod not_kept;
 mod rescue;
 mod ring;
 mod roster;
@@ -76,6 +78,7 @@ pub use self::{
     hints::{AssignedJobs, EVERY_GROUP, Hint},
     lanes::Lane,
     lease::{Lease, Observed},
+    not_kept::NotKept,
     rescue::LockedJobs,
     ring::{Hints, Listener},
     roster::{Announcement, HeartbeatReply, Offer, Planned},

@@ -430,6 +430,19 @@ impl Store {
         Ok(noted.matched_count == 1)
     }
 
+    /// Whether a worker is in the roster and was not declared dead: if so, no cleaner has rescued a job of it before this call.
+    ///
+    /// A linearizable read, so that no former primary answers it.
+    /// Filter: id, not retired. Index: `_id`. Invariant: I3, a job that is gone was ended by its living holder.
+    pub(super) async fn is_alive(&self, worker: WorkerId) -> Result<bool, StoreError> {
+        let roster = self.roster_as_it_is();
+        let filter = doc! { "_id": worker, "retired": { "$ne": true } };
+        let found = call("is_alive", async move {
+            roster.find_one(filter).projection(doc! { "_id": 1 }).read_concern(ReadConcern::linearizable()).await
+        });
+        Ok(found.await?.is_some())
+    }
+
     /// Deletes a worker's own document, as its last write.
     ///
     /// Filter: id, not retired. Index: `_id`. Invariant: I8; the document of a dead worker names the jobs that a

@@ -17,7 +17,7 @@ use super::{
 use crate::{instant::DUE_MS, job::bundle::MOST_ITEMS, roster::Channel};
 
 /// Version of the schema in this file. Every change to the schema increases it.
-const SCHEMA_VERSION: i32 = 6;
+const SCHEMA_VERSION: i32 = 7;
 
 /// Maximum size of a `workable`, in bytes of BSON. A job with its history and its result must fit into MongoDB's limit
 /// of 16 MiB.
@@ -280,6 +280,7 @@ fn waiting_job() -> Document {
                 "group": { "bsonType": "string", "minLength": 1, "maxLength": 256, "description": "a text of 1 to 256 characters" },
                 "priority": { "bsonType": ["int", "long"], "minimum": 0, "maximum": 9, "description": "an integer from 0 to 9" },
                 "scheduled_at": { "bsonType": "date", "description": "a date from the year 1 to the year 9999" },
+                "keep": { "enum": ["all", "failures", Bson::Null], "description": "`failures` or `all`" },
                 "gate": { "bsonType": ["string", "null"], "minLength": 1, "maxLength": 256, "description": "a text of 1 to 256 characters" },
                 "attempts": count(),
                 "interruptions": count(),

@@ -17,7 +17,11 @@ const TRIES: u32 = 5;
 /// A session for transactions that move jobs. A worker writes its id into the roster before it uses the session, so that a cleaner can end
 /// the transaction of a killed worker. After a call without a reply the next transaction uses another session.
 #[derive(Debug, Default)]
-pub struct CommitSession(Session);
+pub struct CommitSession {
+    session: Session,
+    /// Whether the last transaction failed. It may be open in MongoDB until the next one begins, and keep its jobs locked until then.
+    may_hold_jobs: bool,
+}
 
 #[derive(Debug, Default)]
 enum Session {
@@ -31,7 +35,12 @@ enum Session {
 impl CommitSession {
     /// Whether the next transaction needs another session, which must first be opened and written into the roster.
     pub fn is_closed(&self) -> bool {
-        !matches!(self.0, Session::Open(_))
+        !matches!(self.session, Session::Open(_))
+    }
+
+    /// Whether a write outside of a transaction may have to wait for the last transaction of this session.
+    pub(super) fn may_hold_jobs(&self) -> bool {
+        self.may_hold_jobs
     }
 }
 
@@ -43,16 +52,17 @@ impl Store {
     pub async fn open_session(&self, session: &mut CommitSession) -> Result<Document, StoreError> {
         let open = self.take_session(session).await?;
         let id = open.id().clone();
-        session.0 = Session::Open(open);
+        session.session = Session::Open(open);
         Ok(id)
     }
 
     /// The open session, or a new one. A session that was given up is ended first, so that its transaction keeps no job locked.
     async fn take_session(&self, session: &mut CommitSession) -> Result<Box<ClientSession>, StoreError> {
-        if let Session::GivenUp(id) = &session.0 {
+        if let Session::GivenUp(id) = &session.session {
             self.kill_sessions(std::slice::from_ref(id)).await?;
+            session.may_hold_jobs = false;
         }
-        match std::mem::take(&mut session.0) {
+        match std::mem::take(&mut session.session) {
             Session::Open(open) => Ok(open),
             Session::Closed | Session::GivenUp(_) => {
                 let store = self.clone();
@@ -75,7 +85,7 @@ impl Store {
         let mut tries = 0;
         loop {
             let mut open = self.take_session(session).await?;
-            session.0 = Session::GivenUp(open.id().clone());
+            *session = CommitSession { session: Session::GivenUp(open.id().clone()), may_hold_jobs: true };
             let body = Arc::clone(&body);
             let (open, outcome) = call(operation, async move {
                 let outcome = match open.start_transaction().await {
@@ -89,7 +99,7 @@ impl Store {
                 Ok((open, outcome))
             })
             .await?;
-            session.0 = Session::Open(open);
+            *session = CommitSession { session: Session::Open(open), may_hold_jobs: outcome.is_err() };
             match outcome {
                 Err(error) if error.contains_label(TRANSIENT_TRANSACTION_ERROR) && tries < TRIES => tries += 1,
                 outcome => return outcome.map_err(|source| StoreError::Mongo { operation, source: source.into() }),

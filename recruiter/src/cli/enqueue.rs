@@ -21,10 +21,10 @@ use recruiter_common::{
     exit::Exit,
     ids::JobId,
     instant::Instant,
-    job::{Priority, StoredPolicy},
+    job::{Keep, Priority, StoredPolicy},
     shutdown::{Shutdown, pause},
     spec::{
-        InvalidSpec, JobSpec, LONGEST_LINE, UnknownPolicies, duration_of_text, id_of_text, instant_of_text, items_of_text,
+        InvalidSpec, JobSpec, LONGEST_LINE, UnknownPolicies, duration_of_text, id_of_text, instant_of_text, items_of_text, keep_of_text,
         parameters_of_text, policy_of_text,
     },
     store::{ConnectArgs, Store},
@@ -106,6 +106,9 @@ struct Description {
     /// Retry policy after a failure: {"class": …, "parameters": …} [default: no retry]
     #[arg(long = "retry", env = "RECRUITER_ENQUEUE_RETRY", value_name = "JSON", value_parser = policy_of_text)]
     retry_policy: Option<StoredPolicy>,
+    /// What is kept of the finished job: `all`, or `failures`: a job that succeeded is deleted, with its result, and its id is free again [default: all]
+    #[arg(long, env = "RECRUITER_ENQUEUE_KEEP", value_name = "all|failures", value_parser = keep_of_text)]
+    keep: Option<Keep>,
     /// Id of the job, 24 hexadecimal digits; if a job with this id exists, nothing is enqueued
     #[arg(long, value_name = "ID", value_parser = id_of_text)]
     id: Option<JobId>,
@@ -132,6 +135,7 @@ impl From<Description> for JobSpec {
         spec.tags = flags.tags;
         spec.urn = flags.urn;
         spec.retry_policy = flags.retry_policy;
+        spec.keep = flags.keep;
         spec.id = flags.id;
         spec
     }

@@ -157,6 +157,7 @@ async fn a_bad_job_is_refused_with_what_is_wrong() {
     check(&["--items", "[]"], 2, "has no items");
     check(&["--tag", "", "--urn", "u"], 2, "the tag of a job is empty");
     check(&["--priority", "12"], 2, "12 is not in 0..=9");
+    check(&["--keep", "nothing"], 2, "`nothing` is neither `all` nor `failures`");
     check(&["--priority", "-1"], 2, "-1 is not in 0..=9");
     check(&["--parameters", "[1]"], 2, "must be a JSON object");
     check(&["--parameters", r#"{"a\u0000b": 1}"#], 2, "cannot be stored");
@@ -482,7 +483,7 @@ async fn statistics_count_what_is_there() {
 
     let stats = &recruiter(&database, &["stats", "--json", "--overdue-after", "10s"]).objects()[0];
     let generic = json!({
-        "group": "generic", "queued": 2, "overdue": 2, "postponed": 0, "running": 1, "done": 100, "failed": 0, "cancelled": 0, "done_per_second": 1.67,
+        "group": "generic", "queued": 2, "overdue": 2, "postponed": 0, "running": 1, "done": 100, "failed": 0, "cancelled": 0, "not_kept": 0, "done_per_second": 1.67,
         "latency_ms": { "avg": 50.5, "p50": 50, "p99": 99 }, "execution_ms": { "avg": 50.0, "p50": 50, "p99": 50 },
     });
     // The malformed job is one of those that wait.

@@ -17,6 +17,7 @@ mod events;
 mod examples;
 mod faults;
 mod harness;
+mod keep;
 mod library;
 mod library_own_client;
 mod mongo_shell;

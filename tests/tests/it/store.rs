@@ -538,12 +538,12 @@ async fn the_validator_refuses_what_no_recruiter_would_ever_see() {
     let scheduled = database.raw("scheduled");
     scheduled.insert_one(minimal_job("x")).await.expect("the contract for other languages");
     let mut extra = minimal_job("x");
-    extra.extend(doc! { "colour": "blue", "attempts": 0, "tags": ["a"] });
+    extra.extend(doc! { "colour": "blue", "attempts": 0, "tags": ["a"], "keep": "failures" });
     scheduled.insert_one(extra).await.expect("other fields are the enqueuer's own business");
     let mut empty = minimal_job("x");
     empty.extend(doc! {
         "created_at": null, "attempts": null, "interruptions": null, "deaths": null, "retry_policy": null, "tags": null, "urn": null,
-        "last_execution": null, "executions": null, "item_outcomes": null,
+        "last_execution": null, "executions": null, "item_outcomes": null, "keep": null,
     });
     scheduled.insert_one(empty).await.expect("a missing field may be null");
     let mut of_php = minimal_job("x");
@@ -592,6 +592,8 @@ async fn the_validator_refuses_what_no_recruiter_would_ever_see() {
         change(doc! { "urn": 7 }),
         change(doc! { "why": 7 }),
         change(doc! { "recovered_from": "a word" }),
+        change(doc! { "keep": "nothing" }),
+        change(doc! { "keep": true }),
         change(doc! { "gate": 5 }),
         change(doc! { "gate": "" }),
         change(doc! { "cancel_requested_at": true }),
@@ -669,5 +671,5 @@ async fn processes_that_start_together_make_the_schema_once() {
     assert_eq!(indexes("scheduled").await, ["_id_", "due_jobs", "gated_jobs"].map(str::to_owned).into());
     assert_eq!(indexes("archived").await, ["_id_", "archived_by_end"].map(str::to_owned).into());
     let schema = database.raw("metadata").find_one(doc! { "_id": "schema" }).await.unwrap().unwrap();
-    assert_eq!(schema.get("version"), Some(&Bson::Int32(6)));
+    assert_eq!(schema.get("version"), Some(&Bson::Int32(7)));
 }

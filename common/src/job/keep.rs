@@ -1,0 +1,56 @@
+//! What is kept of a finished job.
+
+use serde::{Deserialize, Serialize};
+
+/// What is kept of a job after its end.
+///
+/// With [`Keep::Failures`] a job that succeeded is deleted, and not moved to the archive. This saves the write of the archive and its disk
+/// space. A job that failed for the last time, that was cancelled, or whose worker died is archived as always. So is a bundle with an item
+/// that failed for the last time. Of a job that succeeded nothing remains:
+///
+/// - its result is lost: [`Store::result_of`](crate::store::Store::result_of) returns [`JobResult::Unknown`](crate::JobResult::Unknown);
+/// - its id is free again: a job that is enqueued once more under the same id ([`NewJob::with_id`](crate::enqueue::NewJob::with_id)) runs
+///   again. After an unknown outcome, repeat the call only if the job may run twice;
+/// - `recruiter jobs show` and the lists do not show it. `recruiter stats` counts it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum Keep {
+    /// Every finished job is archived.
+    #[default]
+    All,
+    /// A job that succeeded is deleted.
+    Failures,
+}
+
+impl Keep {
+    /// The value of the field `keep`, without which everything is kept.
+    pub(crate) fn stored(self) -> Option<&'static str> {
+        match self {
+            Self::All => None,
+            Self::Failures => Some(FAILURES),
+        }
+    }
+
+    /// The reverse. A value of a later release keeps everything.
+    pub(crate) fn of_stored(stored: Option<&str>) -> Self {
+        if stored == Some(FAILURES) { Self::Failures } else { Self::All }
+    }
+}
+
+const FAILURES: &str = "failures";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_later_release_may_have_written_keeps_everything() {
+        for keep in [Keep::All, Keep::Failures] {
+            assert_eq!(Keep::of_stored(keep.stored()), keep);
+        }
+        for stored in ["all", "nothing", "Failures", ""] {
+            assert_eq!(Keep::of_stored(Some(stored)), Keep::All);
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! The number of jobs that were deleted after their success, for statistics. One document in `metadata` for each group and period.
+//!
+//! Counted after the deletion, with a write that is not repeated and that only the primary acknowledges. The number is never too high. It
+//! lacks the jobs of a process that dies between the two writes, of a count whose reply was an error, and of a failover.
+
+use std::collections::BTreeMap;
+
+use bson::{Document, doc};
+use chrono::TimeDelta;
+use futures_util::TryStreamExt;
+use mongodb::{ClientSession, error::Error};
+
+use super::{Store, StoreError, call};
+use crate::{ids::JobId, instant::Instant, telemetry::chain};
+
+/// The length of a period, in milliseconds.
+const PERIOD_MS: i64 = 10_000;
+
+/// Jobs that succeeded, and of which nothing was kept.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NotKept {
+    /// Their number in each group.
+    pub groups: BTreeMap<String, u64>,
+    /// The date of the first counted one at the earliest: the begin of a period.
+    pub since: Instant,
+}
+
+/// The begin of the period of this instant.
+fn period_of(at: Instant) -> Instant {
+    at - TimeDelta::milliseconds(at.timestamp_millis().rem_euclid(PERIOD_MS))
+}
+
+/// The id of the count of a group in a period.
+fn count_of(group: &str, at: Instant) -> Document {
+    doc! { "not_kept_since": bson::DateTime::from_chrono(period_of(at)), "group": group }
+}
+
+impl Store {
+    /// Counts deleted jobs by their groups. A failure is only logged.
+    ///
+    /// Filter: group and period. Update: one more for each job; the first one inserts the count. Index: `_id`.
+    /// Invariant: none, the number is for people. Not repeated: the outcome may be unknown.
+    pub(super) async fn count_not_kept(&self, groups: impl Iterator<Item = &str>) {
+        let mut counts: BTreeMap<&str, i64> = BTreeMap::new();
+        groups.for_each(|group| *counts.entry(group).or_default() += 1);
+        if counts.is_empty() {
+            return;
+        }
+        let now = self.now();
+        let statement = |(group, count): (&str, i64)| {
+            let id = count_of(group, now);
+            doc! { "q": { "_id": id }, "u": { "$inc": { "count": count } }, "upsert": true }
+        };
+        let updates: Vec<Document> = counts.into_iter().map(statement).collect();
+        let command = doc! { "update": "metadata", "updates": updates, "ordered": false, "writeConcern": { "w": 1 } };
+        if let Err(error) = self.write("count_not_kept", command).await {
+            tracing::debug!(error = chain(&error), "successes of which nothing is kept were not counted");
+        }
+    }
+
+    /// Counts one deleted job as part of the caller's own transaction, exactly. In a document of its own, so that the transaction conflicts
+    /// with no other.
+    ///
+    /// Index: `_id`. Invariant: none, the number is for people.
+    pub(super) async fn count_not_kept_in(&self, session: &mut ClientSession, job: JobId, group: &str) -> Result<(), Error> {
+        let mut id = count_of(group, self.now());
+        id.insert("job", job);
+        self.metadata.insert_one(doc! { "_id": id, "count": 1 }).session(session).await.map(drop)
+    }
+
+    /// The jobs that were deleted after their success, since the begin of the period that has `since`.
+    ///
+    /// Filter: counts of this period and later ones. Index: `_id`. Invariant: none.
+    pub async fn not_kept(&self, since: Instant) -> Result<NotKept, StoreError> {
+        let since = period_of(since);
+        let (metadata, first) = (self.metadata.clone(), doc! { "not_kept_since": bson::DateTime::from_chrono(since) });
+        let counted: Vec<Document> =
+            call("not_kept", async move { metadata.find(doc! { "_id": { "$gte": first } }).batch_size(10_000).await?.try_collect().await })
+                .await?;
+        let mut groups = BTreeMap::new();
+        for counted in &counted {
+            let count = counted.get_i32("count").map(i64::from).or_else(|_| counted.get_i64("count"));
+            if let (Ok(Ok(group)), Ok(count)) = (counted.get_document("_id").map(|id| id.get_str("group")), count) {
+                *groups.entry(group.to_owned()).or_default() += u64::try_from(count).unwrap_or(0);
+            }
+        }
+        Ok(NotKept { groups, since })
+    }
+
+    /// Deletes the counts of the periods before the one that has `before`.
+    ///
+    /// Filter: counts of earlier periods. Index: `_id`. Invariant: none.
+    pub async fn prune_not_kept(&self, before: Instant) -> Result<(), StoreError> {
+        let (metadata, first) = (self.metadata.clone(), doc! { "not_kept_since": bson::DateTime::from_chrono(period_of(before)) });
+        call("prune_not_kept", async move { metadata.delete_many(doc! { "_id": { "$lt": first } }).await }).await.map(drop)
+    }
+}

@@ -1,0 +1,265 @@
+//! Nothing is kept of a success: the job is deleted and counted. Every other end is archived.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use bson::{Document, doc};
+use chrono::TimeDelta;
+use recruiter_common::{
+    Defaults, Keep,
+    enqueue::{NewJob, Workable},
+    finished::JobResult,
+    ids::{JobId, WorkerId},
+    job::FinishReason,
+    shutdown::pause,
+    store::{Archival, CommitSession, Recorded, Rescheduling, Store},
+};
+use recruiter_tests::{
+    factory::{again, announcement, minimal_job, started},
+    fail_points::FailPoint,
+    local::{Local, store},
+    mongo::{TestDatabase, own_mongod},
+    wait::wait_until,
+};
+use recruiter_worker::{Context, Executable, NotDone, Worker};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use super::cli::recruiter;
+
+const SOON: Duration = Duration::from_secs(30);
+
+async fn count(database: &TestDatabase, collection: &str, filter: Document) -> u64 {
+    database.raw(collection).count_documents(filter).await.unwrap()
+}
+
+/// The jobs that ended lately and of which nothing was kept.
+async fn not_kept(store: &Store, group: &str) -> u64 {
+    let counted = store.not_kept(store.now() - TimeDelta::minutes(10)).await.unwrap();
+    counted.groups.get(group).copied().unwrap_or(0)
+}
+
+async fn until_counted(store: &Store, group: &str, jobs: u64) {
+    wait_until(SOON, "they are deleted and counted", async || not_kept(store, group).await >= jobs).await;
+    assert_eq!(not_kept(store, group).await, jobs);
+}
+
+/// Fails as often as it says.
+#[derive(Serialize, Deserialize)]
+struct Fleeting {
+    failures: u32,
+}
+
+impl Workable for Fleeting {
+    const CLASS: &'static str = "Fleeting";
+    type Output = i64;
+
+    fn defaults() -> Defaults {
+        Defaults::default().keep(Keep::Failures)
+    }
+}
+
+#[derive(Default)]
+struct Counts {
+    executions: AtomicU64,
+    successes: AtomicU64,
+}
+
+impl Executable for Fleeting {
+    type State = Arc<Counts>;
+
+    async fn execute(&self, counts: &Arc<Counts>, job: &Context) -> Result<i64, NotDone> {
+        counts.executions.fetch_add(1, Ordering::SeqCst);
+        if job.attempt() <= self.failures { Err(NotDone::failed("broken", "as it was told")) } else { Ok(1) }
+    }
+
+    async fn after_success(&self, counts: &Arc<Counts>, _job: &Context) {
+        counts.successes.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+struct Setting {
+    database: TestDatabase,
+    store: Store,
+    counts: Arc<Counts>,
+    processes: [Local; 2],
+}
+
+impl Setting {
+    async fn on(database: TestDatabase) -> Self {
+        let (store, counts) = (store(&database).await, Arc::new(Counts::default()));
+        let worker = Worker::new().register_builtins().unwrap().register::<Fleeting>(counts.clone()).unwrap();
+        let processes = [Local::recruiter(&database, &[]), Local::worker(&database, worker, &[])];
+        Self { database, store, counts, processes }
+    }
+
+    async fn enqueue(&self, job: NewJob) -> JobId {
+        job.enqueue(&self.store).await.unwrap().id
+    }
+
+    async fn archived(&self, id: JobId) -> Document {
+        let archived = async || count(&self.database, "archived", doc! { "_id": id }).await == 1;
+        wait_until(SOON, "it is archived", archived).await;
+        self.database.raw("archived").find_one(doc! { "_id": id }).await.unwrap().unwrap()
+    }
+
+    async fn stop(self) {
+        for process in self.processes {
+            process.stop().await;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_success_leaves_nothing_and_is_counted_and_a_failure_is_archived() {
+    let setting = Setting::on(TestDatabase::new().await).await;
+    let (database, store) = (&setting.database, &setting.store);
+    let succeeds = setting.enqueue(Fleeting { failures: 0 }.as_job()).await;
+    // It is archived only if its last attempt fails, too.
+    setting.enqueue(Fleeting { failures: 1 }.as_job().retry(&again(1))).await;
+    let fails = setting.enqueue(Fleeting { failures: 9 }.as_job()).await;
+    let kept = setting.enqueue(Fleeting { failures: 0 }.as_job().keep(Keep::All)).await;
+    let mut of_another_language = minimal_job("noop");
+    of_another_language.extend(doc! { "keep": "failures", "group": "others" });
+    database.raw("scheduled").insert_one(of_another_language).await.unwrap();
+    assert_eq!(recruiter(database, &["enqueue", "--class", "noop", "--keep", "failures", "--group", "others"]).code, 0);
+    until_counted(store, "generic", 2).await;
+    until_counted(store, "others", 2).await;
+    assert_eq!(setting.archived(kept).await.get_i64("result").unwrap(), 1);
+    let failed = setting.archived(fails).await;
+    assert_eq!((failed.get_str("why").unwrap(), failed.get_str("keep").unwrap()), ("not-scheduled-by-retry-policy", "failures"));
+    assert_eq!((count(database, "scheduled", doc! {}).await, count(database, "archived", doc! {}).await), (0, 2));
+
+    assert_eq!(store.result_of::<Fleeting>(succeeds).await.unwrap(), JobResult::Unknown);
+    let stats = &recruiter(database, &["stats", "--json"]).objects()[0];
+    assert_eq!((&stats["total"]["not_kept"], &stats["total"]["done"], &stats["total"]["failed"]), (&json!(4), &json!(1), &json!(1)));
+    assert!(recruiter(database, &["stats"]).out.contains("done and not kept: about 4 in the last "));
+
+    // Its id is free: what is sent again late runs again.
+    let executions = setting.counts.executions.load(Ordering::SeqCst);
+    let again = Fleeting { failures: 0 }.as_job().with_id(succeeds).enqueue(store).await.unwrap();
+    assert!(again.is_new);
+    until_counted(store, "generic", 3).await;
+    assert_eq!(setting.counts.executions.load(Ordering::SeqCst), executions + 1);
+
+    // A dead letter that is retried is deleted once it has succeeded.
+    assert_eq!(recruiter(database, &["jobs", "retry", &fails.to_string(), "--yes"]).code, 0);
+    let retried = async || count(database, "archived", doc! { "recovered_from": fails, "keep": "failures" }).await == 1;
+    wait_until(SOON, "it fails again", retried).await;
+    setting.stop().await;
+}
+
+#[tokio::test]
+async fn a_bundle_leaves_nothing_if_every_item_has_succeeded() {
+    let setting = Setting::on(TestDatabase::new().await).await;
+    let bundle = |failures: &[u32]| NewJob::bundle(failures.iter().map(|failures| Fleeting { failures: *failures })).retry(&again(1));
+    setting.enqueue(bundle(&[0, 1, 0])).await;
+    until_counted(&setting.store, "generic", 1).await;
+    let failed = setting.enqueue(bundle(&[0, 9])).await;
+    let failed = setting.archived(failed).await;
+    assert_eq!(failed.get_str("why").unwrap(), "tried-too-many-times");
+    assert_eq!(failed.get_array("item_outcomes").unwrap()[0].as_document().map(|one| one.get_i64("result").unwrap()), Some(1));
+    assert_eq!((count(&setting.database, "scheduled", doc! {}).await, count(&setting.database, "archived", doc! {}).await), (0, 1));
+    assert_eq!(not_kept(&setting.store, "generic").await, 1);
+    setting.stop().await;
+}
+
+/// I3: the deletion was made and its reply was lost, or it was not made and nobody knows; alone, and in one transaction with other ends. No
+/// claim is taken for lost, and no job runs twice.
+#[tokio::test]
+async fn a_deletion_of_unknown_outcome_is_made_once_and_taken_for_no_lost_claim() {
+    let mongod = own_mongod().await;
+    let setting = Setting::on(TestDatabase::on(&mongod.uri()).await).await;
+    let fault = |command: &str| FailPoint::new("recruiter-worker", &[command]);
+    let on_deletes = || fault("delete").namespace(setting.database.name(), "scheduled");
+    let faults = [
+        ("deletions", on_deletes().times(1).write_concern_error(64)),
+        ("deletions", on_deletes().times(2).write_concern_error(91)),
+        ("deletions", on_deletes().times(1).close_connection()),
+        ("transactions", fault("commitTransaction").times(3).write_concern_error(64)),
+        ("transactions", fault("commitTransaction").times(2).close_connection()),
+    ];
+    const JOBS: u64 = 20;
+    let mut jobs = 0;
+    for (with, fault) in faults {
+        let armed = fault.arm(&mongod.uri()).await;
+        let others = if with == "transactions" { JOBS } else { 0 };
+        let other = |_| Fleeting { failures: 0 }.as_job().keep(Keep::All).in_group("kept");
+        let deleted = |_| Fleeting { failures: 0 }.as_job();
+        setting.store.enqueue_many((0..JOBS).map(deleted).chain((0..others).map(other))).await.unwrap();
+        jobs += JOBS + others;
+        wait_until(SOON, "all are done", async || count(&setting.database, "scheduled", doc! {}).await == 0).await;
+        wait_until(SOON, "the fault has struck", async || armed.struck().await > 0).await;
+    }
+    // The hook follows only if the end was recorded.
+    wait_until(SOON, "every success was recorded", async || setting.counts.successes.load(Ordering::SeqCst) == jobs).await;
+    assert_eq!(setting.counts.executions.load(Ordering::SeqCst), jobs);
+    until_counted(&setting.store, "generic", 5 * JOBS).await;
+    assert_eq!(count(&setting.database, "archived", doc! {}).await, 2 * JOBS);
+    setting.stop().await;
+    mongod.stop().await.unwrap();
+}
+
+/// I3: a worker that was frozen past its death deletes nothing, neither while the rescued job waits, nor while it runs, nor once it is done.
+#[tokio::test]
+async fn a_zombie_deletes_nothing_after_a_rescue() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    let frozen = announcement(1);
+    store.register(&frozen).await.unwrap();
+    let id = NewJob::of_class("x", doc! {}).keep(Keep::Failures).enqueue(&store).await.unwrap().id;
+    let end = async |worker: WorkerId| {
+        let (job, claim) = started(&store, worker, &[id]).await.remove(0);
+        let execution = job.last_execution.clone().unwrap().ended(store.now(), None);
+        (
+            Archival::ended(&job, claim, execution.clone(), &FinishReason::DONE, None),
+            Rescheduling::retry(&job, claim, &execution, store.now(), true),
+        )
+    };
+    let write = async |end: &Archival| store.archive(&mut CommitSession::default(), std::slice::from_ref(end)).await.unwrap()[0];
+    let (late, rescue) = end(frozen.id).await;
+    // As a cleaner does it.
+    database.raw("roster").update_one(doc! { "_id": frozen.id }, doc! { "$set": { "retired": true } }).await.unwrap();
+    assert_eq!(store.reschedule_if_claimed(&[rescue]).await.unwrap(), [Recorded::Yes]);
+    assert_eq!(write(&late).await, Recorded::ClaimLost);
+    pause(Duration::from_millis(1)).await;
+    let another = announcement(1);
+    store.register(&another).await.unwrap();
+    let (done, _) = end(another.id).await;
+    assert_eq!(write(&late).await, Recorded::ClaimLost);
+    assert_eq!(count(&database, "scheduled", doc! { "_id": id, "locked": true, "last_execution.worker": another.id }).await, 1);
+    assert_eq!(write(&done).await, Recorded::Yes);
+    assert_eq!(write(&late).await, Recorded::ClaimLost, "the other has deleted it");
+    assert_eq!(not_kept(&store, "generic").await, 1);
+}
+
+/// The caller's transaction deletes and counts the job, or does neither.
+#[tokio::test]
+async fn a_job_of_which_nothing_is_kept_ends_in_a_transaction_of_the_callers() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    let id = NewJob::of_class("x", doc! {}).keep(Keep::Failures).enqueue(&store).await.unwrap().id;
+    let (job, claim) = started(&store, WorkerId::new(), &[id]).await.remove(0);
+    let execution = job.last_execution.clone().unwrap().ended(store.now(), None);
+    let end = Archival::ended(&job, claim, execution, &FinishReason::DONE, None);
+    let mut session = store.start_session().await.unwrap();
+    for (commits, left) in [(false, 1), (true, 0)] {
+        session.start_transaction().await.unwrap();
+        assert_eq!(store.finish_in(&mut session, &end).await.unwrap(), Recorded::Yes);
+        if commits {
+            session.commit_transaction().await.unwrap()
+        } else {
+            session.abort_transaction().await.unwrap()
+        }
+        assert_eq!((count(&database, "scheduled", doc! {}).await, not_kept(&store, "generic").await), (left, 1 - left));
+    }
+    assert_eq!(count(&database, "archived", doc! {}).await, 0);
+    session.start_transaction().await.unwrap();
+    assert_eq!(store.finish_in(&mut session, &end).await.unwrap(), Recorded::ClaimLost);
+    session.abort_transaction().await.unwrap();
+}
