@@ -13,7 +13,7 @@ use hdrhistogram::Histogram;
 use recruiter_common::{
     instant::Instant,
     job::FinishReason,
-    store::{COUNTED, ConnectArgs, Finished, Lane, SAMPLED, Store, Waiting},
+    store::{COUNTED, ConnectArgs, Finished, Lane, NotKept, SAMPLED, Store, Waiting},
 };
 use serde_json::{Value, json};
 
@@ -53,6 +53,7 @@ pub(super) async fn run(args: StatsArgs, connect: &ConnectArgs, out: &mut impl W
     let waiting = store.waiting(now, overdue).await?;
     let running = store.running().await?;
     let finished = store.finished(now - WINDOW).await?;
+    let not_kept = store.not_kept(now - WINDOW).await?;
     let leader = Leader::find(&store).await?;
     let workers = Workers::find(&store).await?;
     let lanes = store.first_lanes(waiting.keys().cloned(), LANES).await?;
@@ -60,7 +61,7 @@ pub(super) async fn run(args: StatsArgs, connect: &ConnectArgs, out: &mut impl W
     let policies = workers.unknown_policies(store.policies_of_due_jobs(&lanes, SAMPLE).await?);
     let pairs: BTreeSet<(String, String)> = lanes.into_iter().map(|Lane { group, class, .. }| (group, class)).collect();
     let untaken: Vec<Untaken> = pairs.into_iter().filter_map(|pair| Untaken::of(pair, &workers)).collect();
-    let statistics = Statistics::of(now, &waiting, &running, &finished);
+    let statistics = Statistics::of(now, &waiting, &running, &finished, &not_kept);
     if args.format.json {
         let mut json = statistics.to_json();
         json["leader"] = leader.to_json();
@@ -113,6 +114,8 @@ struct Group {
     cancelled: u64,
     /// Ended, but neither done nor cancelled.
     failed: u64,
+    /// Done, and nothing of it was kept.
+    not_kept: u64,
     /// Time from due to started.
     latency: Times,
     /// Time from started to ended.
@@ -167,12 +170,20 @@ struct Statistics {
     window: TimeDelta,
     /// Whether the period was shortened, because too many jobs finished within a minute.
     cut: bool,
+    /// Period in which the jobs ended of which nothing was kept.
+    not_kept_window: TimeDelta,
     groups: BTreeMap<String, Group>,
     total: Group,
 }
 
 impl Statistics {
-    fn of(at: Instant, waiting: &BTreeMap<String, Waiting>, running: &BTreeMap<String, u64>, finished: &[Finished]) -> Self {
+    fn of(
+        at: Instant,
+        waiting: &BTreeMap<String, Waiting>,
+        running: &BTreeMap<String, u64>,
+        finished: &[Finished],
+        not_kept: &NotKept,
+    ) -> Self {
         let cut = finished.len() >= SAMPLED;
         let oldest = finished.iter().map(|job| job.ended_at).min().filter(|_| cut);
         let window = oldest.map_or(WINDOW, |oldest| (at - oldest).clamp(TimeDelta::milliseconds(1), WINDOW));
@@ -191,13 +202,21 @@ impl Statistics {
             groups.entry(job.group.clone()).or_default().add(job);
             total.add(job);
         }
-        Self { at, window, cut, groups, total }
+        for (name, count) in &not_kept.groups {
+            groups.entry(name.clone()).or_default().not_kept += count;
+            total.not_kept += count;
+        }
+        let not_kept_window = (at - not_kept.since).max(WINDOW);
+        Self { at, window, cut, not_kept_window, groups, total }
     }
 
+    /// Done jobs per second, also those of which nothing was kept.
     fn per_second(&self, group: &Group) -> f64 {
-        let milliseconds = u32::try_from(self.window.num_milliseconds()).unwrap_or(u32::MAX);
-        let done = u32::try_from(group.done).unwrap_or(u32::MAX);
-        (f64::from(done) * 100_000.0 / f64::from(milliseconds)).round() / 100.0
+        let rate = |count: u64, window: TimeDelta| {
+            let milliseconds = u32::try_from(window.num_milliseconds()).unwrap_or(u32::MAX);
+            f64::from(u32::try_from(count).unwrap_or(u32::MAX)) * 100_000.0 / f64::from(milliseconds)
+        };
+        (rate(group.done, self.window) + rate(group.not_kept, self.not_kept_window)).round() / 100.0
     }
 
     fn to_json(&self) -> Value {
@@ -207,7 +226,7 @@ impl Statistics {
             let Waiting { queued, overdue, postponed } = group.waiting;
             let mut value = json!({
                 "queued": queued, "overdue": overdue, "postponed": postponed, "running": group.running,
-                "done": group.done, "failed": group.failed, "cancelled": group.cancelled, "done_per_second": self.per_second(group),
+                "done": group.done, "failed": group.failed, "cancelled": group.cancelled, "not_kept": group.not_kept, "done_per_second": self.per_second(group),
                 "latency_ms": times(&group.latency), "execution_ms": times(&group.execution),
             });
             if let (Some(name), Some(fields)) = (name, value.as_object_mut()) {
@@ -218,7 +237,7 @@ impl Statistics {
         let groups: Vec<Value> = self.groups.iter().map(|(name, one)| group(Some(name), one)).collect();
         json!({
             "at": moment(self.at), "window_ms": self.window.num_milliseconds(), "newest_only": self.cut,
-            "counted_up_to": COUNTED, "total": group(None, &self.total), "groups": groups,
+            "not_kept_window_ms": self.not_kept_window.num_milliseconds(), "counted_up_to": COUNTED, "total": group(None, &self.total), "groups": groups,
         })
     }
 
@@ -243,14 +262,15 @@ impl Statistics {
             Some((_, p50, p99)) => format!("{p50} {p99}"),
             None => "-".into(),
         };
-        let ended = groups().filter(|(_, group)| group.done + group.failed + group.cancelled > 0).map(|(name, group)| {
+        let ended = groups().filter(|(_, group)| group.done + group.failed + group.cancelled + group.not_kept > 0).map(|(name, group)| {
             let counts = [group.done, group.failed, group.cancelled].map(|count| count.to_string());
             let [done, failed, cancelled] = counts;
             let per_second = format!("{:.2}", self.per_second(group));
             Row::from(vec![name, done, failed, cancelled, per_second, times(&group.latency), times(&group.execution)])
         });
         let ended: Vec<Row> = ended.collect();
-        let seconds = f64::from(u32::try_from(self.window.num_milliseconds()).unwrap_or(u32::MAX)) / 1_000.0;
+        let seconds = |window: TimeDelta| f64::from(u32::try_from(window.num_milliseconds()).unwrap_or(u32::MAX)) / 1_000.0;
+        let (seconds, not_kept_seconds) = (seconds(self.window), seconds(self.not_kept_window));
         let cut = if self.cut { format!(", only the newest {SAMPLED} jobs") } else { String::new() };
         if ended.is_empty() {
             return writeln!(out, "no job ended in the last {seconds:.1} s");
@@ -266,6 +286,10 @@ impl Statistics {
         ];
         table(out, screen, &columns, &ended)?;
         writeln!(out, "ended: in the last {seconds:.1} s{cut}")?;
+        for (name, group) in groups().filter(|(_, group)| group.not_kept > 0) {
+            let name = if name == "(all)" { "all groups".into() } else { format!("group {name}") };
+            writeln!(out, "done and not kept: about {} in the last {not_kept_seconds:.1} s, {name}", group.not_kept)?;
+        }
         writeln!(out, "latency (from due to started) and runtime: median and 99th percentile")
     }
 }
@@ -287,7 +311,7 @@ mod tests {
         ]);
         let running = BTreeMap::from([("a".to_owned(), 1), ("r".to_owned(), 2)]);
         let now = Instant::UNIX_EPOCH + TimeDelta::milliseconds(now);
-        Statistics::of(now, &waiting, &running, finished).to_json()
+        Statistics::of(now, &waiting, &running, finished, &NotKept::default()).to_json()
     }
 
     #[test]
@@ -319,7 +343,7 @@ mod tests {
         let (done, failed) = (job("g", [Some(0), Some(1)], 2), FinishReason::custom("not-scheduled-by-retry-policy"));
         let finished = [done.clone(), Finished { why: failed, ..done.clone() }, Finished { why: FinishReason::CANCELLED, ..done }];
         let waiting = BTreeMap::from([("x".repeat(100), Waiting { queued: COUNTED, overdue: COUNTED, postponed: COUNTED })]);
-        let statistics = Statistics::of(Instant::UNIX_EPOCH, &waiting, &BTreeMap::new(), &finished);
+        let statistics = Statistics::of(Instant::UNIX_EPOCH, &waiting, &BTreeMap::new(), &finished, &NotKept::default());
         assert_eq!(statistics.to_json()["groups"][0]["failed"], json!(1));
         let mut out = Vec::new();
         statistics.write(&mut out, Screen { width: 80, colours: false }).unwrap();
@@ -328,5 +352,20 @@ mod tests {
         let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
         assert!(shown.lines().any(|line| words(line) == ["g", "1", "1", "1", "0.02", "1", "1", "1", "1"]), "{shown}");
         assert!(shown.contains("ended: in the last 60.0 s"), "{shown}");
+    }
+    #[test]
+    fn successes_of_which_nothing_was_kept_are_counted_beside_those_in_the_archive() {
+        let now = Instant::UNIX_EPOCH + TimeDelta::milliseconds(64_000);
+        let not_kept = NotKept { groups: BTreeMap::from([("n".to_owned(), 640)]), since: Instant::UNIX_EPOCH };
+        let statistics = Statistics::of(now, &BTreeMap::new(), &BTreeMap::new(), &[job("f", [None, None], 10_000)], &not_kept);
+        let json = statistics.to_json();
+        let of = |group: &Value| ["done", "not_kept", "done_per_second"].map(|field| group[field].as_f64().unwrap());
+        assert_eq!(of(&json["groups"][1]), [0.0, 640.0, 10.0]);
+        assert_eq!(of(&json["total"]), [1.0, 640.0, 10.02]);
+        assert_eq!(json["not_kept_window_ms"], json!(64_000));
+        let mut out = Vec::new();
+        statistics.write(&mut out, Screen { width: 80, colours: false }).unwrap();
+        let shown = String::from_utf8(out).unwrap();
+        assert!(shown.contains("done and not kept: about 640 in the last 64.0 s, group n"), "{shown}");
     }
 }
