@@ -5,6 +5,7 @@ use std::{
     time::{Duration, Instant as Monotonic},
 };
 
+use chrono::TimeDelta;
 use recruiter_common::{
     ids::{JobId, LeaseTerm, RoundId, WorkerId},
     instant::Instant,
@@ -31,6 +32,8 @@ const HORIZON: Duration = Duration::from_secs(1);
 const NEWS: usize = 100;
 /// Minimum number of jobs that a search asks for, however slow MongoDB is.
 const FEWEST: usize = 10;
+/// Minimum time for which an unannounced job has been due when a scan finds it. The hint of an announced job arrives earlier.
+const ANNOUNCED_AFTER: TimeDelta = TimeDelta::milliseconds(20);
 /// A full scan sends the hint of an assignment again if the assignment has been in flight for longer than this: the first hint may be lost.
 const REMIND_AFTER: Duration = Duration::from_millis(100);
 
@@ -39,6 +42,8 @@ const REMIND_AFTER: Duration = Duration::from_millis(100);
 pub(crate) struct Summary {
     /// Number of assigned jobs.
     pub(crate) assigned: usize,
+    /// Number of assigned jobs that a scan has found, and that were due without a hint.
+    pub(crate) unannounced: usize,
     /// Number of jobs that the workers accepted before the round: in free slots and ahead.
     pub(crate) slots: usize,
     /// When the next known job becomes due, if a worker accepts it.
@@ -59,6 +64,10 @@ pub(crate) struct Assigning {
     pub(crate) alarms: Alarms,
     /// Groups that were announced and not searched yet, because no worker accepted jobs.
     news: BTreeSet<String>,
+    /// Groups that hints had named when the scan of this round began.
+    hinted: BTreeSet<String>,
+    /// Jobs that the searches of this round have found, and that were due without a hint.
+    unannounced: HashSet<JobId>,
     /// Maximum number of jobs in one search; `None` while MongoDB is fast enough.
     at_most: Option<usize>,
 }
@@ -76,6 +85,7 @@ impl Assigning {
     pub(crate) fn forget(&mut self) {
         self.fleet.forget();
         self.lanes.forget();
+        self.unannounced.clear();
         self.discovery.forget();
         // The failed round may have written an assignment without a hint.
         self.keep_alive.failed(Monotonic::now());
@@ -116,17 +126,24 @@ impl Assigning {
             self.announce(trigger.announced, at);
             return Ok(Summary::default());
         }
+        if trigger.unannounced && !trigger.full_scan && !self.discovery.is_incomplete() {
+            self.lanes.end_scan();
+        }
         self.discover(store, now, now + every * 2 + HORIZON).await?;
         self.fill(store, &slots, now, now + every * 2 + HORIZON, at).await?;
+        self.lanes.forget_before();
+        self.hinted.clear();
+        trigger.announced.iter().for_each(|job| _ = self.unannounced.remove(&job.id));
         self.announce(trigger.announced, at);
         self.lanes.learn_kinds(self.fleet.kinds());
         let plan = plan(self.fleet.workers(), self.lanes.waiting(), &self.past_assignments, now);
         let assigned = self.assign(store, term, plan).await?;
+        let unannounced = std::mem::take(&mut self.unannounced).intersection(&assigned).count();
         let slots_before = slots.values().sum();
         let (next_due, retry_at) = self.lanes.next_round(&self.fleet.slots(), now);
         // Another round follows at once if the cached roster was stale, or if some lanes are not listed yet.
         let retry_at = if self.fleet.is_unknown() || self.discovery.is_incomplete() { Some(at) } else { retry_at };
-        Ok(Summary { assigned, slots: slots_before, next_due, retry_at })
+        Ok(Summary { assigned: assigned.len(), unannounced, slots: slots_before, next_due, retry_at })
     }
 
     /// Ends the turns of workers that have answered, have left, or take too long. Marks lanes as stale in which jobs of these turns may
@@ -154,7 +171,7 @@ impl Assigning {
             self.past_assignments.drop_old(at);
             // A scan that takes several rounds is completed first.
             if !self.discovery.is_incomplete() {
-                self.lanes.forget_scan();
+                self.lanes.end_scan();
             }
         }
         for (worker, jobs) in &trigger.returned {
@@ -196,7 +213,7 @@ impl Assigning {
         } else if self.lanes.needs_scan(now) {
             let lanes = self.discovery.lanes_of_all(store, kinds, &all, until).await?;
             self.lanes.begin_scan(lanes, all.iter().copied(), until, |lane| self.discovery.will_list(lane));
-            self.news.clear();
+            self.hinted = std::mem::take(&mut self.news);
         } else {
             let unscanned = self.lanes.unscanned(all.iter().copied());
             if !unscanned.is_empty() {
@@ -303,6 +320,7 @@ impl Assigning {
         };
         self.at_most = self.at_most.map(|most| most * 2).filter(|most| *most < AHEAD_AT_MOST * 4);
         let mut search = Search { end: answer.end, horizon: until, found: HashMap::new(), next_due: None, is_fruitless: false };
+        let due_before = store.now() - ANNOUNCED_AFTER;
         for job in answer.jobs {
             let is_in_flight = self.in_flight.skip(&job, at);
             let pause_ends_at = if is_in_flight { None } else { self.past_assignments.pause(&job, at) };
@@ -310,16 +328,26 @@ impl Assigning {
             match pause_ends_at {
                 _ if is_in_flight => {}
                 Some(again) => found.pause_ends_at = found.pause_ends_at.into_iter().chain([again]).min(),
-                None => found.jobs.push_back(job),
+                None => {
+                    if job.scheduled_at <= due_before && self.is_unannounced(&job) {
+                        self.unannounced.insert(job.id);
+                    }
+                    found.jobs.push_back(job);
+                }
             }
         }
         Ok(Some(search))
     }
 
-    /// Writes a plan and notifies the workers. Returns the number of assigned jobs.
-    async fn assign(&mut self, store: &impl Database, term: LeaseTerm, plan: Plan) -> Result<usize, StoreError> {
+    /// Whether the scan of this round is the first that has found this job, and no hint has named the job's group since the last scan.
+    fn is_unannounced(&self, job: &ScheduledJob) -> bool {
+        self.lanes.had_missed(job, self.fleet.kinds()) && !self.hinted.contains(&job.group) && !self.past_assignments.was_refused(job)
+    }
+
+    /// Writes a plan and notifies the workers. Returns the assigned jobs.
+    async fn assign(&mut self, store: &impl Database, term: LeaseTerm, plan: Plan) -> Result<HashSet<JobId>, StoreError> {
         if plan.given.is_empty() {
-            return Ok(0);
+            return Ok(HashSet::new());
         }
         let round = RoundId::new();
         let workers = self.fleet.workers();
@@ -353,7 +381,7 @@ impl Assigning {
         if !store.announce_hints_to(hints).await {
             self.keep_alive.failed(Monotonic::now());
         }
-        Ok(assigned.len())
+        Ok(assigned)
     }
 
     /// Sends the hints of assignments in flight again. A worker takes each round only once.

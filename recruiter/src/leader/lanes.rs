@@ -142,11 +142,22 @@ struct Scan {
     horizon: Instant,
 }
 
+/// The last full scan and its windows, as they were when the current scan began.
+#[derive(Clone, Debug)]
+struct Before {
+    scan: Scan,
+    windows: HashMap<Lane, Window>,
+}
+
 /// All windows, and the last full scan.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Lanes {
     windows: HashMap<Lane, Window>,
     scan: Option<Scan>,
+    /// The last full scan, after the next one was requested and before it begins.
+    ended: Option<Scan>,
+    /// What was known before the current scan. `None` except while its windows are filled.
+    before: Option<Before>,
 }
 
 /// The known jobs of a lane and the kinds of workers that take it.
@@ -164,7 +175,33 @@ impl Lanes {
 
     /// Requests a full scan. The windows stay until then.
     pub(crate) fn forget_scan(&mut self) {
-        self.scan = None;
+        (self.scan, self.ended) = (None, None);
+    }
+
+    /// Requests a full scan after which [`had_missed`](Self::had_missed) finds the jobs that were not known before.
+    pub(crate) fn end_scan(&mut self) {
+        self.ended = self.scan.take().or(self.ended.take());
+    }
+
+    /// Whether this job was not known before the current scan, although all jobs of its lane up to its position should have been known.
+    pub(crate) fn had_missed(&self, job: &ScheduledJob, kinds: &[Kind]) -> bool {
+        let Some(Before { scan, windows }) = &self.before else { return false };
+        let lane = job.lane();
+        match windows.get(&lane) {
+            Some(window) => {
+                let is_complete = !window.is_stale && window.pause_ends_at.is_none() && job.scheduled_at <= window.horizon;
+                let is_within = window.end.is_none_or(|end| job.position() < end);
+                is_complete && is_within && window.jobs.binary_search_by_key(&job.position(), ScheduledJob::position).is_err()
+            }
+            None => {
+                job.scheduled_at <= scan.horizon && scan.kinds.iter().any(|kind| kinds.get(*kind).is_some_and(|kind| kind.takes(&lane)))
+            }
+        }
+    }
+
+    /// Drops what was known before the current scan.
+    pub(crate) fn forget_before(&mut self) {
+        self.before = None;
     }
 
     /// Whether a full scan is due.
@@ -186,7 +223,9 @@ impl Lanes {
         horizon: Instant,
         will_be_listed: impl Fn(&Lane) -> bool,
     ) {
-        self.windows.retain(|lane, _| will_be_listed(lane));
+        let (kept, windows) = std::mem::take(&mut self.windows).into_iter().partition(|(lane, _)| will_be_listed(lane));
+        self.windows = kept;
+        self.before = self.ended.take().map(|scan| Before { scan, windows });
         self.windows.extend(lanes.into_iter().map(|lane| (lane, Window::stale(horizon))));
         self.scan = Some(Scan { kinds: kinds.into_iter().collect(), horizon });
     }
@@ -436,6 +475,39 @@ mod tests {
         assert!(lanes.windows[&lane("a")].is_stale, "once it is listed");
         lanes.begin_scan([lane("b")], [0], date(NOW + 3_000), |_| false);
         assert!(!lanes.windows.contains_key(&lane("a")));
+    }
+
+    #[test]
+    fn a_scan_shows_which_jobs_nobody_has_announced() {
+        let (known, last) = (job("a", 5, NOW - 10), job("a", 5, NOW - 5));
+        let (between, behind, urgent, elsewhere) = (job("a", 5, NOW - 7), job("a", 5, NOW - 1), job("a", 9, NOW), job("b", 5, NOW - 1));
+        let fleet = fleet(vec![available(&["*"], &["a", "b"], 1)]);
+        let missed = |mut lanes: Lanes, job: &ScheduledJob| {
+            lanes.end_scan();
+            lanes.begin_scan([lane("a"), lane("b")], [0], date(NOW + 2_000), |_| false);
+            let missed = lanes.had_missed(job, fleet.kinds());
+            lanes.forget_before();
+            assert!(!lanes.had_missed(job, fleet.kinds()), "only during the scan");
+            missed
+        };
+        let whole = || scanned(&[&known, &last], None);
+        assert!([&between, &behind, &urgent, &elsewhere].into_iter().all(|job| missed(whole(), job)));
+        assert!(!missed(whole(), &known), "it was known");
+        assert!(!missed(whole(), &job("b", 5, NOW + 2_001)), "the last scan did not look so far ahead");
+        assert!(!missed(whole(), &job("c", 5, NOW)), "no worker takes it");
+        let part = || scanned(&[&known, &last], Some(&last));
+        assert!(missed(part(), &between) && missed(part(), &urgent));
+        assert!(!missed(part(), &behind) && !missed(part(), &last), "it may have been behind the end");
+        let mut announced = whole();
+        announced.announce([between.clone()]);
+        assert!(!missed(announced, &between));
+        let mut stale = whole();
+        stale.mark_stale(lane("a"));
+        stale.mark_stale(lane("b"));
+        assert!(!missed(stale.clone(), &between) && !missed(stale, &elsewhere), "an event concerned the lane");
+        let mut forgotten = whole();
+        forgotten.forget_scan();
+        assert!(!missed(forgotten, &between) && !missed(Lanes::default(), &between), "nothing was known");
     }
 
     #[test]

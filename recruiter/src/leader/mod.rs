@@ -9,6 +9,7 @@
 //! | `rounds` | the loop of rounds: when the next round is due |
 //! | `assign` | one round |
 //! | `trigger` | hints and dates that make a round necessary |
+//! | `unannounced` | when the next scan for jobs without a hint is due |
 //! | `fleet` | workers that accept jobs |
 //! | `discover` | which lanes have jobs |
 //! | `lanes` | the known due jobs, and when that knowledge is stale |
@@ -33,6 +34,7 @@ mod past_assignments;
 mod plan;
 mod rounds;
 mod trigger;
+mod unannounced;
 
 use std::time::Duration;
 

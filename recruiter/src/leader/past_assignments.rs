@@ -143,6 +143,11 @@ impl PastAssignments {
         self.refused.values_mut().for_each(|refused| refused.pause_ends_at = refused.pause_ends_at.min(at));
     }
 
+    /// Whether a worker has refused this job at its present date.
+    pub(crate) fn was_refused(&self, job: &ScheduledJob) -> bool {
+        self.refused.get(&job.id).is_some_and(|refused| refused.due == job.scheduled_at)
+    }
+
     /// Whether this worker has refused this job.
     pub(crate) fn was_refused_by(&self, job: JobId, worker: WorkerId) -> bool {
         self.refused.get(&job).is_some_and(|refused| refused.by.contains(&worker))

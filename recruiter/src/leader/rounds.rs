@@ -14,6 +14,7 @@ use super::{
     assign::{Assigning, Summary},
     lease::Leadership,
     trigger::Trigger,
+    unannounced::UnannouncedScans,
 };
 
 /// If a full scan takes long, the next one is due after this many times its duration, but after this many poll intervals at most.
@@ -38,6 +39,7 @@ impl Rounds<'_> {
         let mut trigger = Trigger::default();
         let mut is_failing = false;
         let (mut scan_at, mut every) = (Monotonic::now(), self.poll);
+        let mut unannounced = UnannouncedScans::default();
         while !shutdown.is_requested() {
             self.watchdog.progress();
             if !self.leadership.is_trusted() {
@@ -47,11 +49,12 @@ impl Rounds<'_> {
             }
             let began = Monotonic::now();
             trigger.full_scan |= began >= scan_at;
+            trigger.unannounced |= unannounced.is_due(began);
             trigger.add_groups(assigning.alarms.ring(store.now()));
             if let Err(error) = store.fresh_clock().await {
                 tracing::debug!(error = chain(&error), "cannot read the server's clock");
             }
-            let is_full_scan = trigger.full_scan;
+            let (is_full_scan, is_scan) = (trigger.full_scan, trigger.full_scan || trigger.unannounced);
             let summary = match assigning.tick(store, self.leadership.term(), std::mem::take(&mut trigger), every).await {
                 Ok(summary) => summary,
                 Err(error) => {
@@ -67,6 +70,9 @@ impl Rounds<'_> {
                 tracing::info!("rounds succeed again");
             }
             log(&summary, began.elapsed());
+            if is_scan {
+                unannounced.scanned(summary.unannounced > 0, began.elapsed(), Monotonic::now());
+            }
             if is_full_scan {
                 every = scan_every(self.poll, hints.is_listening(), began.elapsed());
                 store.announce_hints_to(assigning.keep_alive.hints(every, Monotonic::now())).await;
@@ -74,7 +80,7 @@ impl Rounds<'_> {
                 scan_at = Monotonic::now() + every.mul_f64(rand::random_range(0.85..0.95));
             }
             let until = scan_at.min(Monotonic::now() + self.watchdog.next_in());
-            let until = summary.retry_at.map_or(until, |again| until.min(again));
+            let until = summary.retry_at.into_iter().chain(unannounced.next()).fold(until, Monotonic::min);
             trigger = wait(store, &mut hints, &mut assigning, summary.next_due, until, shutdown).await;
         }
     }

@@ -16,6 +16,8 @@ const ALARMS: usize = 10_000;
 pub(crate) struct Trigger {
     /// Hints may have been missed, or a full scan is due.
     pub(crate) full_scan: bool,
+    /// Jobs may have arrived without a hint: list the lanes that have jobs.
+    pub(crate) unannounced: bool,
     /// A worker may accept jobs again: read the roster.
     pub(crate) workers: bool,
     /// A worker did not start all of its jobs: search the lanes in which jobs were assigned recently.
@@ -34,6 +36,7 @@ impl Trigger {
     /// Whether no change was reported.
     pub(crate) fn is_empty(&self) -> bool {
         !self.full_scan
+            && !self.unannounced
             && !self.workers
             && !self.refused
             && self.groups.is_empty()

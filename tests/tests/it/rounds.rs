@@ -17,6 +17,7 @@ use recruiter_tests::{
     fail_points::FailPoint,
     local::{Local, store},
     mongo::TestDatabase,
+    mongosh,
     wait::{wait_for, wait_until},
 };
 use recruiter_worker::Worker;
@@ -316,6 +317,108 @@ async fn a_name_that_is_not_utf8_stops_no_other_job() {
     store.lanes_of("generic", 9).await.unwrap();
     store.waiting_lanes().await.unwrap();
     for process in processes {
+        process.stop().await;
+    }
+}
+
+/// How long after their due dates these jobs started, in milliseconds, in the order of the dates.
+async fn latencies(database: &TestDatabase, filter: Document) -> Vec<i64> {
+    let found: Vec<Document> = database.raw("archived").find(filter).await.unwrap().try_collect().await.unwrap();
+    let at = |job: &Document, field| job.get_document("last_execution").unwrap().get_datetime(field).unwrap().timestamp_millis();
+    let mut found: Vec<(i64, i64)> = found.iter().map(|job| (at(job, "scheduled_at"), at(job, "started_at"))).collect();
+    found.sort_unstable();
+    found.into_iter().map(|(due, started)| started - due).collect()
+}
+
+/// A job of another language that is due now.
+fn plain_job() -> Document {
+    let mut job = minimal_job("noop");
+    job.insert("scheduled_at", bson::DateTime::now());
+    job
+}
+
+/// After the first job without a hint, frequent scans find the next ones.
+#[tokio::test]
+async fn jobs_that_keep_coming_without_a_hint_start_soon_after_the_first() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    let recruiter = Local::recruiter(&database, &["--poll", "2s", "--lease", "10s"]);
+    let worker = Local::worker(&database, Worker::new().register_builtins().unwrap(), &[]);
+    until_ready(&database, 1).await;
+    // Full scans have seen the worker idle.
+    pause(Duration::from_secs(3)).await;
+    database.raw("scheduled").insert_one(plain_job()).await.unwrap();
+    wait_until(SOON, "the first is found by a full scan", async || archived(&database).await == 1).await;
+    const JOBS: usize = 40;
+    for _ in 0..JOBS {
+        database.raw("scheduled").insert_one(plain_job()).await.unwrap();
+        pause(Duration::from_millis(70)).await;
+    }
+    wait_until(SOON, "all are done", async || archived(&database).await == 1 + JOBS as u64).await;
+    let mut late = latencies(&database, doc! {}).await.split_off(1);
+    late.sort_unstable();
+    // A busy machine may be late now and then.
+    assert!(late[JOBS / 2] <= 100 && late[JOBS * 3 / 4] <= 200, "{late:?}");
+
+    // After a while without such jobs the scans end.
+    pause(Duration::from_millis(5_500)).await;
+    profile(&database).await;
+    pause(Duration::from_secs(2)).await;
+    let idle = listings(&database).await;
+    assert!(idle <= 4, "{idle}");
+    // Jobs with a hint do not begin them again.
+    for _ in 0..20 {
+        NewJob::of_class("noop", doc! {}).enqueue(&store).await.unwrap();
+        pause(Duration::from_millis(100)).await;
+    }
+    let hinted = listings(&database).await - idle;
+    assert!(hinted <= 4, "{hinted}");
+    for process in [worker, recruiter] {
+        process.stop().await;
+    }
+}
+
+/// How many times the recruiter has listed the groups that have jobs since the profiler was turned on.
+async fn listings(database: &TestDatabase) -> u64 {
+    let listing = doc! { "appName": "recruiter", "command.aggregate": "scheduled", "command.hint": "gated_jobs" };
+    database.raw("system.profile").count_documents(listing).await.unwrap()
+}
+
+/// Tests the hints of the library guide as they are printed there.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_hint_of_another_language_starts_its_job_at_once() {
+    let database = TestDatabase::new().await;
+    let recruiter = Local::recruiter(&database, &["--poll", "20s", "--lease", "60s"]);
+    let worker = Local::worker(&database, Worker::new().register_builtins().unwrap(), &["--poll", "20s"]);
+    until_ready(&database, 1).await;
+    let guide = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/library.md")).unwrap();
+    let line = |begin: &str| guide.lines().find(|line| line.starts_with(begin)).unwrap().to_owned();
+    // Python: what pymongo sends for that line.
+    let python = r#"db.signals.insert_one({"at": Timestamp(0, 0), "kind": "jobs", "groups": ["generic"]})"#;
+    assert!(line("db.signals.insert_one").starts_with(python));
+    let hint = doc! { "at": bson::Timestamp { time: 0, increment: 0 }, "kind": "jobs", "groups": ["generic"] };
+    let started = async |count: u64| wait_until(Duration::from_secs(8), "it starts", async || archived(&database).await == count).await;
+    for number in 1..=5 {
+        database.raw("scheduled").insert_one(plain_job()).await.unwrap();
+        database.raw("signals").insert_one(hint.clone()).await.unwrap();
+        started(number).await;
+    }
+    let late = latencies(&database, doc! {}).await;
+    // A busy machine may be late now and then.
+    assert!(late.iter().filter(|ms| **ms <= 100).count() >= 4, "{late:?}");
+    // Node: the line itself, in the shell, whose database has the driver's collections under another name.
+    let node = line("await db.collection(\"signals\")").replace("await db.collection", "db.getCollection");
+    let job = plain_job();
+    let id = job.get_object_id("_id").unwrap();
+    let job = format!(
+        "db.scheduled.insertOne({{_id: ObjectId('{id}'), workable: {{class: 'noop'}}, locked: false, group: 'generic', \
+         priority: Int32(5), scheduled_at: new Date()}})"
+    );
+    mongosh::eval(database.uri(), &format!("{job}; {node}"));
+    started(6).await;
+    let late = latencies(&database, doc! { "_id": id }).await;
+    assert!(late[0] <= 200, "{late:?}");
+    for process in [worker, recruiter] {
         process.stop().await;
     }
 }
