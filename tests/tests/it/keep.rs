@@ -5,7 +5,7 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use bson::{Document, doc};
@@ -22,7 +22,7 @@ use recruiter_common::{
 use recruiter_tests::{
     factory::{again, announcement, minimal_job, started},
     fail_points::FailPoint,
-    local::{Local, store},
+    local::{Local, ids, store},
     mongo::{TestDatabase, own_mongod},
     wait::wait_until,
 };
@@ -186,7 +186,13 @@ async fn a_deletion_of_unknown_outcome_is_made_once_and_taken_for_no_lost_claim(
     ];
     const JOBS: u64 = 20;
     let mut jobs = 0;
+    let transactions = async || {
+        let status = setting.database.database().run_command(doc! { "serverStatus": 1 }).await.unwrap();
+        status.get_document("transactions").unwrap().get_i64("totalStarted").unwrap()
+    };
+    let before = transactions().await;
     for (with, fault) in faults {
+        assert!(with == "transactions" || transactions().await == before, "deletions alone need no transaction");
         let armed = fault.arm(&mongod.uri()).await;
         let others = if with == "transactions" { JOBS } else { 0 };
         let other = |_| Fleeting { failures: 0 }.as_job().keep(Keep::All).in_group("kept");
@@ -202,6 +208,33 @@ async fn a_deletion_of_unknown_outcome_is_made_once_and_taken_for_no_lost_claim(
     until_counted(&setting.store, "generic", 5 * JOBS).await;
     assert_eq!(count(&setting.database, "archived", doc! {}).await, 2 * JOBS);
     setting.stop().await;
+    mongod.stop().await.unwrap();
+}
+
+/// A transaction whose commit got no answer may be open, and keep its jobs locked: a deletion beside it would wait.
+#[tokio::test]
+async fn a_deletion_does_not_wait_for_an_earlier_transaction_of_its_session() {
+    let mongod = own_mongod().await;
+    let database = TestDatabase::on(&mongod.uri()).await;
+    let store = store(&database).await;
+    let worker = announcement(2);
+    store.register(&worker).await.unwrap();
+    let job = |keep| NewJob::of_class("x", doc! {}).keep(keep);
+    let ids = ids(store.enqueue_many([job(Keep::All), job(Keep::Failures)]).await.unwrap());
+    let held = started(&store, worker.id, &ids).await;
+    let end = |id: JobId| {
+        let (job, claim) = held.iter().find(|(job, _)| job.id == id).unwrap();
+        let execution = job.last_execution.clone().unwrap().ended(store.now(), None);
+        Archival::ended(job, *claim, execution, &FinishReason::DONE, None)
+    };
+    let (mut session, ends) = (CommitSession::default(), [end(ids[0]), end(ids[1])]);
+    let armed = FailPoint::new("test", &["commitTransaction", "abortTransaction"]).close_connection().arm(&mongod.uri()).await;
+    assert!(store.archive(&mut session, &ends).await.is_err());
+    drop(armed);
+    let began = Instant::now();
+    assert_eq!(store.archive(&mut session, &ends[1..]).await.unwrap(), [Recorded::Yes]);
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    assert_eq!(store.archive(&mut session, &ends).await.unwrap(), [Recorded::Yes; 2]);
     mongod.stop().await.unwrap();
 }
 
