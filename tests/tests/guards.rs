@@ -501,7 +501,7 @@ async fn a_deletion_is_recognised_while_the_holder_lives() {
         let kept = setting.done(&setting.start(worker, [kept]).await[0]);
         assert_eq!(setting.archive(&[ends[0].clone(), kept]).await, [recorded, Recorded::Yes]);
     }
-    // A hand has moved it to the archive.
+    // An operator has moved it to the archive.
     let [moved] = setting.fleeting().await;
     let end = setting.done(&setting.start(living, [moved]).await[0]);
     setting.database.raw("archived").insert_one(setting.scheduled(moved).await).await.unwrap();

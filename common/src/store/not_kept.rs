@@ -1,7 +1,7 @@
 //! The number of jobs that were deleted after their success, for statistics. One document in `metadata` for each group and period.
 //!
-//! Counted after the deletion, with a write that is not repeated and that only the primary acknowledges. The number is never too high. It
-//! lacks the jobs of a process that dies between the two writes, of a count whose reply was an error, and of a failover.
+//! Jobs are counted after their deletion, with a write that is not repeated and that only the primary acknowledges. The number is never too
+//! high. It is too low if a process dies between the two writes, if the write of a count fails, or after a failover.
 
 use std::collections::BTreeMap;
 
@@ -19,9 +19,9 @@ const PERIOD_MS: i64 = 10_000;
 /// Jobs that succeeded, and of which nothing was kept.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NotKept {
-    /// Their number in each group.
+    /// Number of these jobs in each group.
     pub groups: BTreeMap<String, u64>,
-    /// The date of the first counted one at the earliest: the begin of a period.
+    /// Begin of the first period that is counted.
     pub since: Instant,
 }
 
@@ -58,8 +58,8 @@ impl Store {
         }
     }
 
-    /// Counts one deleted job as part of the caller's own transaction, exactly. In a document of its own, so that the transaction conflicts
-    /// with no other.
+    /// Counts one deleted job as part of the caller's own transaction. This count is exact. It is a separate document, so the transaction
+    /// conflicts with no other.
     ///
     /// Index: `_id`. Invariant: none, the number is for people.
     pub(super) async fn count_not_kept_in(&self, session: &mut ClientSession, job: JobId, group: &str) -> Result<(), Error> {

@@ -430,10 +430,10 @@ impl Store {
         Ok(noted.matched_count == 1)
     }
 
-    /// Whether a worker is in the roster and was not declared dead: if so, no cleaner has rescued a job of it before this call.
+    /// Whether a worker is in the roster and was not declared dead. If so, no cleaner has rescued a job of this worker before this call.
     ///
     /// A linearizable read, so that no former primary answers it.
-    /// Filter: id, not retired. Index: `_id`. Invariant: I3, a job that is gone was ended by its living holder.
+    /// Filter: id, not retired. Index: `_id`. Invariant: I3: if the holder of a missing job lives, the holder has ended the job.
     pub(super) async fn is_alive(&self, worker: WorkerId) -> Result<bool, StoreError> {
         let roster = self.roster_as_it_is();
         let filter = doc! { "_id": worker, "retired": { "$ne": true } };
