@@ -244,17 +244,17 @@ impl Worker {
     pub(crate) async fn run_notifying(
         self,
         connect: ConnectArgs,
-        args: WorkerConfig,
+        config: WorkerConfig,
         mut shutdown: Shutdown,
         notifier: Notifier,
     ) -> Result<Ended, WorkerError> {
-        args.validate()?;
+        config.validate()?;
         if self.registry.classes().next().is_none() {
             return Err(WorkerError::NoClasses);
         }
         #[cfg(feature = "process")]
-        let args = if self.has_programs { programs::files::with_files_for(args) } else { args };
-        if args.memory_limit.is_some() {
+        let config = if self.has_programs { programs::files::with_files_for(config) } else { config };
+        if config.memory_limit.is_some() {
             // Opens the file that it reads, while there are free file descriptors.
             let _ = memory::resident();
         }
@@ -268,7 +268,7 @@ impl Worker {
             .then(|| tokio_util::task::AbortOnDropHandle::new(tokio::spawn(programs::orphans::reap())));
         let Self { registry, policies, listener, .. } = self;
         let (process, watchdog) = (ProcessIdentity::of_this_process().map_err(WorkerError::Process)?, notifier.watchdog());
-        let dependencies = Dependencies { store, heartbeat_store, args, process, registry, policies, listener, notifier, watchdog };
+        let dependencies = Dependencies { store, heartbeat_store, config, process, registry, policies, listener, notifier, watchdog };
         as_task(engine::run(Arc::new(dependencies), shutdown)).await
     }
 }

@@ -28,10 +28,10 @@ struct Abandoned {
     changed: Notify,
 }
 
-/// One end of a thread: its caller's or its own.
-struct End {
+/// One of the two sides of a thread: the caller, or the thread itself.
+struct Side {
     threads: Threads,
-    /// Whether the other end is gone.
+    /// Whether the other side is gone.
     is_alone: Arc<AtomicBool>,
     is_thread: bool,
 }
@@ -48,7 +48,7 @@ impl Threads {
     ) -> io::Result<thread::Result<T>> {
         let (sender, ended) = oneshot::channel();
         let (runtime, span) = (Handle::current(), tracing::Span::current());
-        let (caller, running) = self.ends();
+        let (caller, running) = self.sides();
         thread::Builder::new().name(name.to_owned()).spawn(move || {
             let _runtime = runtime.enter();
             let result = span.in_scope(|| catch_unwind(AssertUnwindSafe(work)));
@@ -71,10 +71,10 @@ impl Threads {
         self.0.changed.notified().await;
     }
 
-    fn ends(&self) -> (End, End) {
+    fn sides(&self) -> (Side, Side) {
         let is_alone = Arc::new(AtomicBool::new(false));
-        let end = |is_thread| End { threads: self.clone(), is_alone: is_alone.clone(), is_thread };
-        (end(false), end(true))
+        let side = |is_thread| Side { threads: self.clone(), is_alone: is_alone.clone(), is_thread };
+        (side(false), side(true))
     }
 
     fn count(&self) -> MutexGuard<'_, u32> {
@@ -82,9 +82,9 @@ impl Threads {
     }
 }
 
-impl Drop for End {
+impl Drop for Side {
     fn drop(&mut self) {
-        // First the lock, so that the two ends follow one another.
+        // First the lock, so that the two sides are dropped one after the other.
         let mut count = self.threads.count();
         match (self.is_thread, self.is_alone.swap(true, Ordering::Relaxed)) {
             (false, false) => *count += 1,

@@ -2,7 +2,7 @@
 //!
 //! In the document, `workable.items` has the parameters of the items, and `item_outcomes` has under the same index the outcome
 //! of each: null while nothing is recorded, `"done"` or `{done: true, result: …}`, or `{class, message, trace, why}` of a failure,
-//! with `why` once it is final. Used by the enqueuer (limits), the worker (the items that are left) and the command line.
+//! with `why` once it is final. Used by the enqueuer (limits), the worker (the pending items) and the command line.
 
 use bson::{Bson, RawBsonRef, RawDocument, doc};
 
@@ -73,7 +73,7 @@ fn is_flat(value: &Bson, deepest: usize) -> bool {
 }
 
 /// Whether an item with this stored outcome must still run.
-pub fn is_left(outcome: &Bson) -> bool {
+pub fn is_pending(outcome: &Bson) -> bool {
     match outcome.as_document() {
         Some(outcome) => !outcome.get_bool("done").unwrap_or(false) && !outcome.contains_key("why"),
         None => *outcome == Bson::Null,
@@ -82,7 +82,7 @@ pub fn is_left(outcome: &Bson) -> bool {
 
 /// Whether an item with this stored outcome is done.
 pub fn is_done(outcome: &Bson) -> bool {
-    !is_left(outcome) && failure_of(outcome).is_none()
+    !is_pending(outcome) && failure_of(outcome).is_none()
 }
 
 /// The stored failure of an item, and its finish reason if it is final; `None` if the item has not failed.
@@ -160,14 +160,14 @@ mod tests {
 
     #[test]
     fn done_and_given_up_is_done_with_and_a_failure_is_not() {
-        for (outcome, left) in [
+        for (outcome, pending) in [
             (Bson::Null, true),
             ("done".into(), false),
             (doc! { "done": true, "result": 1 }.into(), false),
             (doc! { "class": "c", "message": "m" }.into(), true),
             (doc! { "class": "c", "message": "m", "why": "gave-up" }.into(), false),
         ] {
-            assert_eq!(is_left(&outcome), left, "{outcome}");
+            assert_eq!(is_pending(&outcome), pending, "{outcome}");
         }
     }
 

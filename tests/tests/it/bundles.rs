@@ -13,7 +13,7 @@ use recruiter_common::{
     enqueue::{EnqueueError, NewJob, Workable},
     failure::Failure,
     ids::{JobId, StartId, WorkerId},
-    job::bundle::is_left,
+    job::bundle::is_pending,
     store::{Progress, Recorded, Store},
 };
 use recruiter_tests::{
@@ -277,7 +277,7 @@ async fn each_item_fails_alone_and_is_tried_again_alone() {
 
 /// I5: not again is not again for each item; what merely came too early is neither failed nor forgotten beside one that failed.
 #[tokio::test]
-async fn an_item_that_comes_too_early_is_left_for_the_next_run() {
+async fn an_item_that_comes_too_early_is_pending_for_the_next_run() {
     let setting = Setting::new().await;
     let id = steps(&[How::TryAgain, How::Fail, How::Succeed]).enqueue(&setting.store).await.unwrap().id;
     let job = archived(&setting.database, id).await;
@@ -356,7 +356,7 @@ async fn progress_is_written_as_it_goes_and_waits_for_mongodb() {
     setting.notes.gate.add_permits(1);
     let done = async |count: usize| {
         let job = setting.scheduled(id).await;
-        outcomes(&job).iter().filter(|outcome| !is_left(outcome)).count() == count
+        outcomes(&job).iter().filter(|outcome| !is_pending(outcome)).count() == count
     };
     wait_until(SOON, "the first outcome is written", async || done(1).await).await;
     let fault = FailPoint::new("recruiter-worker", &["update"]).namespace(setting.database.name(), "scheduled").close_connection();
@@ -387,7 +387,7 @@ async fn no_item_is_entered_while_the_lease_is_over() {
     // Half a second apart: the driver asks only once.
     wait_until(SOON, "the lease is over", async || armed.struck().await >= 3).await;
     notes.gate.add_permits(1);
-    let recorded = |outcomes: Vec<Bson>| outcomes.first().is_some_and(|outcome| !is_left(outcome));
+    let recorded = |outcomes: Vec<Bson>| outcomes.first().is_some_and(|outcome| !is_pending(outcome));
     wait_until(SOON, "its outcome is written", async || raw_outcomes(&database, id).await.is_none_or(recorded)).await;
     assert_eq!(notes.take(), ["enter 0"]);
     drop(armed);
@@ -416,7 +416,7 @@ async fn a_bundle_whose_claim_is_lost_stops_in_the_middle() {
 
 /// I9: an outcome that MongoDB refuses stops neither its bundle nor another.
 #[tokio::test]
-async fn an_outcome_that_mongodb_refuses_is_left_to_the_end() {
+async fn an_outcome_that_mongodb_refuses_is_pending_to_the_end() {
     let database = TestDatabase::new().await;
     let store = store(&database).await;
     let jobs = ids(store.enqueue_many([steps(&[How::Succeed]), steps(&[How::Succeed])]).await.unwrap());
@@ -527,7 +527,7 @@ async fn after_a_kill_what_is_recorded_is_not_done_again() {
         let job = programs.bundle(ITEMS, 0.03);
         let id = if retried { job.retry(&again(1)) } else { job }.enqueue(&store).await.unwrap().id;
         wait_until(SOON, "some are recorded", async || {
-            raw_outcomes(&database, id).await.is_some_and(|outcomes| outcomes.iter().filter(|outcome| !is_left(outcome)).count() >= 10)
+            raw_outcomes(&database, id).await.is_some_and(|outcomes| outcomes.iter().filter(|outcome| !is_pending(outcome)).count() >= 10)
         })
         .await;
         system.workers[0].kill();
@@ -537,12 +537,12 @@ async fn after_a_kill_what_is_recorded_is_not_done_again() {
             .await;
         let before = programs.entered();
         if retried {
-            let recorded = raw_outcomes(&database, id).await.unwrap().iter().filter(|outcome| !is_left(outcome)).count();
+            let recorded = raw_outcomes(&database, id).await.unwrap().iter().filter(|outcome| !is_pending(outcome)).count();
             assert!((10..usize::try_from(ITEMS).unwrap()).contains(&recorded), "{recorded} are recorded");
             system.workers.push(Process::on(&database, "recruiter-worker", &programs.worker_arguments()));
             let job = archived(&database, id).await;
             assert_eq!(outcomes(&job).len(), usize::try_from(ITEMS).unwrap());
-            assert!(outcomes(&job).iter().all(|outcome| !is_left(outcome)));
+            assert!(outcomes(&job).iter().all(|outcome| !is_pending(outcome)));
             assert_eq!((why(&job).0, job.get_array("executions").unwrap().len()), ("done", 2));
             for (item, times) in programs.entered() {
                 let expected = 1 + usize::from(item >= recorded && before.contains_key(&item));
@@ -552,7 +552,7 @@ async fn after_a_kill_what_is_recorded_is_not_done_again() {
         } else {
             let job = archived(&database, id).await;
             assert_eq!(why(&job).0, "worker-died");
-            let recorded = outcomes(&job).iter().filter(|outcome| !is_left(outcome)).count();
+            let recorded = outcomes(&job).iter().filter(|outcome| !is_pending(outcome)).count();
             assert!(recorded >= 10 && before.len() <= recorded + 2, "{recorded} of {} are recorded", before.len());
             assert!(before.values().all(|times| *times == 1), "{before:?}");
         }
@@ -589,7 +589,8 @@ async fn however_often_its_workers_end_a_bundle_goes_on_where_it_was() {
         })
         .await;
         let Some(outcomes) = raw_outcomes(&database, id).await else { break };
-        let recorded: Vec<usize> = outcomes.iter().enumerate().filter(|(_, outcome)| !is_left(outcome)).map(|(index, _)| index).collect();
+        let recorded: Vec<usize> =
+            outcomes.iter().enumerate().filter(|(_, outcome)| !is_pending(outcome)).map(|(index, _)| index).collect();
         let before = programs.lines().len();
         assert_eq!(recorded, (0..recorded.len()).collect::<Vec<_>>(), "in order");
         system.workers.push(Process::on(&database, "recruiter-worker", &programs.worker_arguments()));
@@ -600,7 +601,7 @@ async fn however_often_its_workers_end_a_bundle_goes_on_where_it_was() {
     }
     let job = archived(&database, id).await;
     assert_eq!(why(&job).0, "done", "{ends:?}");
-    assert!(outcomes(&job).iter().all(|outcome| !is_left(outcome)) && outcomes(&job).len() == ITEMS);
+    assert!(outcomes(&job).iter().all(|outcome| !is_pending(outcome)) && outcomes(&job).len() == ITEMS);
     assert_eq!(programs.entered().len(), ITEMS);
     let deaths = ends.iter().filter(|kill| **kill).count();
     assert!(programs.lines().len() <= ITEMS + 2 * deaths, "{} entries after {ends:?}", programs.lines().len());
@@ -624,13 +625,13 @@ async fn a_worker_that_is_frozen_past_its_death_leaves_its_bundle_to_the_next() 
         job.is_some_and(|job| !job.get_bool("locked").unwrap())
     })
     .await;
-    let recorded = raw_outcomes(&database, id).await.unwrap().iter().filter(|outcome| !is_left(outcome)).count();
+    let recorded = raw_outcomes(&database, id).await.unwrap().iter().filter(|outcome| !is_pending(outcome)).count();
     let before = programs.entered();
     system.workers[0].resume();
     wait_until(SOON, "it knows", async || system.workers[0].stderr().contains("declared dead")).await;
     let job = archived(&database, id).await;
     assert_eq!((why(&job).0, job.get_array("executions").unwrap().len()), ("done", 2));
-    assert!(recorded > 0 && outcomes(&job).iter().all(|outcome| !is_left(outcome)));
+    assert!(recorded > 0 && outcomes(&job).iter().all(|outcome| !is_pending(outcome)));
     let entered = programs.entered();
     assert_eq!(entered.len(), usize::try_from(ITEMS).unwrap());
     for (item, times) in entered {
@@ -651,7 +652,7 @@ async fn a_bundle_survives_the_rolling_restart_of_its_workers() {
     system.workers[0].terminate();
     assert!(system.workers[0].wait_exit(SOON).await.success());
     let job = database.raw("scheduled").find_one(doc! { "_id": id }).await.unwrap().unwrap();
-    assert!(!job.get_bool("locked").unwrap() && outcomes(&job).iter().any(is_left), "{job}");
+    assert!(!job.get_bool("locked").unwrap() && outcomes(&job).iter().any(is_pending), "{job}");
     system.workers.push(Process::on(&database, "recruiter-worker", &programs.worker_arguments()));
     let job = archived(&database, id).await;
     let entered = programs.entered();

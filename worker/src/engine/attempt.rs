@@ -20,8 +20,8 @@ use super::{
     bundle::Bundle,
     dependencies::Policy,
     environment::Environment,
+    events::{Events, log},
     recorder::JobEnd,
-    report::{Report, log},
     verdict::{Verdict, verdict},
 };
 use crate::{
@@ -46,7 +46,7 @@ pub(crate) async fn carry_out(environment: &Environment, mut attempt: Box<Attemp
     let job = attempt.job.id;
     let context = attempt.context(&environment.dependencies.store);
     let started = Monotonic::now();
-    let report = Report::of_start(environment, &context);
+    let events = Events::of_start(environment, &context);
     let span = attempt.span();
     let ended = attempt.execute(environment, &context).instrument(span).await;
     environment.table.note_ended(job);
@@ -71,7 +71,7 @@ pub(crate) async fn carry_out(environment: &Environment, mut attempt: Box<Attemp
     }
     environment.table.note_recorded(job);
     log(&attempt.job, duration_ms, &verdict);
-    report.end(&verdict);
+    events.end(&verdict);
     attempt.hooks(&context, &verdict).await;
     job
 }
@@ -83,13 +83,13 @@ pub(crate) struct Attempt {
     policy: Policy,
     /// Whether a failure of this attempt would be the last.
     is_last_attempt: bool,
-    work: Work,
+    payload: Payload,
     cancel: Arc<Cancel>,
     previous: Option<Arc<Execution>>,
 }
 
 /// What an attempt executes.
-enum Work {
+enum Payload {
     One {
         workable: Arc<dyn Ready>,
         limit: Option<Duration>,
@@ -114,16 +114,16 @@ impl Attempt {
         };
         // The stored document keeps the parameters; a running job needs no second copy.
         let parameters = std::mem::take(&mut Arc::make_mut(&mut job).parameters);
-        let work = match (&policy, dependencies.registry.handler(&job.class), &job.bundle) {
-            (Err(failure), ..) => Work::Unusable(failure.clone()),
-            (_, Err(failure), _) => Work::Unusable(failure),
-            (Ok(_), Ok(handler), Some(items)) => Work::Bundle(Box::new(Bundle::new(&job, items, claim, handler, &cancel))),
+        let payload = match (&policy, dependencies.registry.handler(&job.class), &job.bundle) {
+            (Err(failure), ..) => Payload::Unusable(failure.clone()),
+            (_, Err(failure), _) => Payload::Unusable(failure),
+            (Ok(_), Ok(handler), Some(items)) => Payload::Bundle(Box::new(Bundle::new(&job, items, claim, handler, &cancel))),
             (Ok(_), Ok(handler), None) => match decode(handler, parameters) {
-                Ok((workable, limit)) => Work::One { workable, limit: limit.or(dependencies.args.time_limit) },
-                Err(failure) => Work::Unusable(failure),
+                Ok((workable, limit)) => Payload::One { workable, limit: limit.or(dependencies.config.time_limit) },
+                Err(failure) => Payload::Unusable(failure),
             },
         };
-        Box::new(Self { job, claim, policy, is_last_attempt, work, cancel, previous })
+        Box::new(Self { job, claim, policy, is_last_attempt, payload, cancel, previous })
     }
 
     fn context(&self, store: &Arc<Store>) -> Arc<Context> {
@@ -161,19 +161,19 @@ impl Attempt {
             self.cancel.cancel(Cancellation::Requested);
             return Err(NotDone::Stopped(Failure::new(failure::CANCELLED, "cancelled before it was entered")));
         }
-        match &mut self.work {
-            Work::One { workable, limit } => environment.execute(workable.clone(), context, *limit).await,
-            Work::Bundle(bundle) => {
+        match &mut self.payload {
+            Payload::One { workable, limit } => environment.execute(workable.clone(), context, *limit).await,
+            Payload::Bundle(bundle) => {
                 bundle.execute(environment, policy, context).boxed().await;
                 Ok(Done::default())
             }
-            Work::Unusable(failure) => Err(NotDone::Failed(failure.clone())),
+            Payload::Unusable(failure) => Err(NotDone::Failed(failure.clone())),
         }
     }
 
     fn verdict(&self, ended: Result<Done, NotDone>, now: Instant) -> Verdict {
-        match (&self.policy, &self.work) {
-            (Ok(_), Work::Bundle(bundle)) if ended.is_ok() => bundle.verdict(self.cancel.why(), now),
+        match (&self.policy, &self.payload) {
+            (Ok(_), Payload::Bundle(bundle)) if ended.is_ok() => bundle.verdict(self.cancel.why(), now),
             (Ok(policy), _) => verdict(&self.job.history(), policy.as_ref(), ended, self.cancel.why(), now),
             (Err(failure), _) => Verdict::Archive { why: FinishReason::MALFORMED, failure: Some(failure.clone()), result: None },
         }
@@ -182,9 +182,9 @@ impl Attempt {
     /// The write that records the verdict; `None` when the claim is lost.
     fn end(&self, verdict: &Verdict, now: Instant) -> Option<JobEnd> {
         let execution = |failure: Option<&Failure>| self.job.last_execution.clone().unwrap_or_default().ended(now, failure);
-        let items = match &self.work {
-            Work::Bundle(bundle) => Some(bundle.outcomes()),
-            Work::One { .. } | Work::Unusable(_) => None,
+        let items = match &self.payload {
+            Payload::Bundle(bundle) => Some(bundle.outcomes()),
+            Payload::One { .. } | Payload::Unusable(_) => None,
         };
         match verdict {
             Verdict::Archive { why, failure, result } => {
@@ -208,10 +208,10 @@ impl Attempt {
 
     /// Calls the hooks: those of a job if it has succeeded or failed, those of a bundle for each item that has.
     async fn hooks(&mut self, context: &Context, verdict: &Verdict) {
-        match (&mut self.work, verdict.for_hooks()) {
-            (Work::One { workable, .. }, Some((failure, last))) => workable.after(context, failure, last).await,
-            (Work::Bundle(bundle), _) => bundle.after(context, matches!(verdict, Verdict::Archive { .. })).boxed().await,
-            (Work::One { .. }, None) | (Work::Unusable(_), _) => {}
+        match (&mut self.payload, verdict.for_hooks()) {
+            (Payload::One { workable, .. }, Some((failure, last))) => workable.after(context, failure, last).await,
+            (Payload::Bundle(bundle), _) => bundle.after(context, matches!(verdict, Verdict::Archive { .. })).boxed().await,
+            (Payload::One { .. }, None) | (Payload::Unusable(_), _) => {}
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The executor of a bundle: its items run one after the other, each with limits, a verdict and hooks of its own.
 //!
-//! An item gets the verdict that a job of its own would get. The bundle goes to the archive when no item is left to be done. Until then it is
+//! An item gets the verdict that a job of its own would get. The bundle goes to the archive when no item is pending. Until then it is
 //! rescheduled. A bundle uses the same parts as a single job: an attempt calls one or the other.
 
 use std::{sync::Arc, time::Duration};
@@ -12,7 +12,7 @@ use recruiter_common::{
     instant::Instant,
     job::{
         Claim, FinishReason, Job,
-        bundle::{self, ItemOutcome, failure_of, is_left},
+        bundle::{self, ItemOutcome, failure_of, is_pending},
     },
     retry_policy::RetryPolicy,
     shutdown::pause,
@@ -43,7 +43,7 @@ pub(crate) struct Bundle {
 /// What this run has made of the items.
 #[derive(Default)]
 struct Run {
-    ended: Vec<Ended>,
+    ended: Vec<EndedItem>,
     /// The delay until every item that runs again is due.
     pause: TimeDelta,
     /// Whether an item failed, so that this run counts.
@@ -53,7 +53,7 @@ struct Run {
 }
 
 /// An item that was executed, for the hooks.
-struct Ended {
+struct EndedItem {
     index: usize,
     workable: Arc<dyn Ready>,
     /// The failure, and whether it was the item's last.
@@ -66,9 +66,9 @@ impl Bundle {
         Self { parameters: job.items(), handler: handler.clone(), items, run: Run::default() }
     }
 
-    /// Executes the items that are left, until all have ended or the bundle is to stop.
+    /// Executes the pending items, until all have ended or the bundle is to stop.
     pub(crate) async fn execute(&mut self, environment: &Environment, policy: &dyn RetryPolicy, context: &Context) {
-        for index in self.items.left() {
+        for index in self.items.remaining() {
             if !may_go_on(environment, &context.cancel).await {
                 break;
             }
@@ -85,7 +85,7 @@ impl Bundle {
         let (workable, ended) = match decode(&self.handler, self.parameters[index].clone()) {
             Ok((workable, limit)) => {
                 let context = Arc::new(self.context_of(index, bundle, cancel.clone()));
-                let limit = limit.or(environment.dependencies.args.time_limit);
+                let limit = limit.or(environment.dependencies.config.time_limit);
                 let ended = environment.execute(workable.clone(), &context, limit).await;
                 (Some(workable), ended)
             }
@@ -116,7 +116,7 @@ impl Bundle {
             Verdict::ClaimLost => return,
         };
         if let Some(workable) = workable.filter(|_| has_hooks) {
-            run.ended.push(Ended { index, workable, failure: failed.map(Box::new) });
+            run.ended.push(EndedItem { index, workable, failure: failed.map(Box::new) });
         }
         environment.recorder.note(&self.items, index, outcome.into());
     }
@@ -133,7 +133,7 @@ impl Bundle {
 
     /// Calls the hooks of the items that were executed. `last` is true when the bundle failed and went to the archive.
     pub(crate) async fn after(&mut self, context: &Context, last: bool) {
-        for Ended { index, workable, failure } in std::mem::take(&mut self.run.ended) {
+        for EndedItem { index, workable, failure } in std::mem::take(&mut self.run.ended) {
             let context = self.context_of(index, context, context.cancel.clone());
             let (failure, is_last) = failure.map_or((None, false), |failed| (Some(failed.0), failed.1));
             workable.after(&context, failure.as_ref(), last || is_last).await;
@@ -158,7 +158,7 @@ async fn may_go_on(environment: &Environment, cancel: &Cancel) -> bool {
 
 /// The verdict on a bundle, from the outcomes of its items.
 fn conclude(outcomes: &[Bson], run: &Run, cancelled: Option<Cancellation>, now: Instant) -> Verdict {
-    let left = outcomes.iter().filter(|outcome| is_left(outcome)).count();
+    let pending = outcomes.iter().filter(|outcome| is_pending(outcome)).count();
     let archive = |why: FinishReason, failure: Option<Failure>| Verdict::Archive { why, failure, result: None };
     let mut failed = outcomes.iter().enumerate().filter_map(|(index, outcome)| Some((index, failure_of(outcome)?))).peekable();
     let first = failed.peek().cloned();
@@ -166,11 +166,13 @@ fn conclude(outcomes: &[Bson], run: &Run, cancelled: Option<Cancellation>, now: 
         let message = format!("{count} of {} items failed, the first of them item {index}: {}", outcomes.len(), failure.message);
         Failure::new(failure.class.clone(), message)
     };
-    let rest = |class: &str| Failure::new(class, format!("{left} of {} items are still to be done", outcomes.len()));
+    let rest = |class: &str| Failure::new(class, format!("{pending} of {} items are still to be done", outcomes.len()));
     match (cancelled, first) {
         (Some(Cancellation::ClaimLost), _) => Verdict::ClaimLost,
-        (_, None) if left == 0 => archive(FinishReason::DONE, None),
-        (_, Some(first)) if left == 0 => archive(first.1.1.clone().unwrap_or(FinishReason::GAVE_UP), Some(summary(&first, failed.count()))),
+        (_, None) if pending == 0 => archive(FinishReason::DONE, None),
+        (_, Some(first)) if pending == 0 => {
+            archive(first.1.1.clone().unwrap_or(FinishReason::GAVE_UP), Some(summary(&first, failed.count())))
+        }
         (Some(Cancellation::Requested), _) => archive(FinishReason::CANCELLED, Some(rest(failure::CANCELLED))),
         (cancelled, first) => {
             let (failure, again) = match (first, cancelled, &run.snoozed) {
@@ -199,7 +201,7 @@ mod tests {
         Instant::from_timestamp_millis(1_000_000).expect("a date")
     }
 
-    /// One letter for each item: done, left, failed, given up, tried too often.
+    /// One letter for each item: done, pending, failed, given up, tried too often.
     fn check(items: &str, run: Run, cancelled: Option<Cancellation>) -> String {
         let outcome = |item: char| match item {
             'd' => "done".into(),

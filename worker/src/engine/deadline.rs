@@ -30,7 +30,7 @@ use crate::{
 const CANCELLED_FOR: Duration = Duration::from_secs(2);
 
 /// How an execution ended: by itself, or in a panic.
-type Ended = std::thread::Result<Result<Done, NotDone>>;
+type Caught = std::thread::Result<Result<Done, NotDone>>;
 
 /// Executes a workable and waits for its end.
 ///
@@ -64,7 +64,7 @@ pub(crate) async fn execute(workable: Arc<dyn Ready>, context: &Arc<Context>, li
 
 /// Waits for the end of an execution. Cancels it when its time limit passes, and aborts it when it does not stop in time.
 async fn watch(
-    mut task: AbortOnDropHandle<Ended>,
+    mut task: AbortOnDropHandle<Caught>,
     cancel: &Cancel,
     limit: Option<Duration>,
     blocks: bool,
@@ -109,7 +109,7 @@ fn timed_out(limit: Duration) -> NotDone {
     NotDone::Failed(Failure::new(failure::TIMEOUT, message))
 }
 
-fn without_panic(joined: Result<Ended, JoinError>) -> Result<Done, NotDone> {
+fn without_panic(joined: Result<Caught, JoinError>) -> Result<Done, NotDone> {
     match joined {
         Ok(Ok(ended)) => ended,
         Ok(Err(panic)) => Err(NotDone::Failed(panics::failure_of(panic.as_ref()))),

@@ -18,7 +18,7 @@ pub(crate) struct Dependencies {
     pub(crate) store: Arc<Store>,
     /// The same database over connections of its own, which job traffic cannot exhaust.
     pub(crate) heartbeat_store: Store,
-    pub(crate) args: WorkerConfig,
+    pub(crate) config: WorkerConfig,
     pub(crate) process: ProcessIdentity,
     pub(crate) registry: Registry,
     pub(crate) policies: RetryPolicies,

@@ -15,12 +15,12 @@ use tokio::time::timeout;
 
 use super::{
     heartbeat::News,
-    session::{End, Session},
+    session::{Session, SessionEnd},
 };
 use crate::context::{Cancel, Cancellation};
 
 /// How long cancelled jobs may take to end.
-const CANCELLED_FOR: Duration = Duration::from_secs(5);
+const WAIT_AFTER_CANCEL: Duration = Duration::from_secs(5);
 /// The same after a second signal. Together with the last writes, it is shorter than the time that the stock worker leaves.
 const HURRIED_FOR: Duration = Duration::from_secs(1);
 /// How long the release of unconfirmed starts may take at the end. The cleaner releases the rest.
@@ -47,16 +47,16 @@ enum Waited {
 }
 
 /// Ends a session in the way that `end` demands. Returns how it ended, since it can be declared dead meanwhile.
-pub(crate) async fn drain(mut session: Session, mut end: End, shutdown: &mut Shutdown) -> End {
-    if matches!(end, End::Stopped | End::MemoryLimit) {
+pub(crate) async fn drain(mut session: Session, mut end: SessionEnd, shutdown: &mut Shutdown) -> SessionEnd {
+    if matches!(end, SessionEnd::Stopped | SessionEnd::MemoryLimit) {
         end = wait_for_jobs(&mut session, end, shutdown).await;
     }
-    if matches!(end, End::Retired | End::Broken) {
+    if matches!(end, SessionEnd::Retired | SessionEnd::Broken) {
         drop_jobs(&mut session, end).await;
     }
     session.progress();
     let now = session.store().now();
-    if end != End::Broken {
+    if end != SessionEnd::Broken {
         // MongoDB may be away. The roster names the jobs that are not released in time.
         let _ = timeout(LAST_RELEASE, session.work.intake.release_unconfirmed(now)).await;
     }
@@ -71,30 +71,30 @@ pub(crate) async fn drain(mut session: Session, mut end: End, shutdown: &mut Shu
 }
 
 /// Takes no more jobs and waits for those that run, at first for the grace period. Then it cancels them.
-async fn wait_for_jobs(session: &mut Session, end: End, shutdown: &mut Shutdown) -> End {
-    if end == End::MemoryLimit || shutdown.is_requested() {
+async fn wait_for_jobs(session: &mut Session, end: SessionEnd, shutdown: &mut Shutdown) -> SessionEnd {
+    if end == SessionEnd::MemoryLimit || shutdown.is_requested() {
         session.dependencies().notifier.stopping();
     }
-    let grace = session.args().grace.min(LONGEST_GRACE);
+    let grace = session.config().grace.min(LONGEST_GRACE);
     let until = Monotonic::now() + grace;
     session.work.turn.withdraw().await;
     session.work.return_all().await;
     if session.work.finish_starts().await.is_err() {
-        return End::Broken;
+        return SessionEnd::Broken;
     }
     tracing::info!(worker.id = %session.id, count = session.work.slots.running(), grace_ms = milliseconds(grace), "taking no more jobs");
-    session.work.slots.ask_all(Cancel::no_more_items);
+    session.work.slots.for_each_running(Cancel::no_more_items);
     let mut waited = wait(session, until, Duration::ZERO, shutdown).await;
     if waited == Waited::TimeOver {
-        let why = if end == End::MemoryLimit { Cancellation::MemoryLimit } else { Cancellation::WorkerStopping };
-        session.work.slots.ask_all(|cancel| cancel.cancel(why));
-        let cancelled_for = CANCELLED_FOR.max(session.dependencies().registry.stops_within());
+        let why = if end == SessionEnd::MemoryLimit { Cancellation::MemoryLimit } else { Cancellation::WorkerStopping };
+        session.work.slots.for_each_running(|cancel| cancel.cancel(why));
+        let cancelled_for = WAIT_AFTER_CANCEL.max(session.dependencies().registry.stops_within());
         waited = wait(session, Monotonic::now() + cancelled_for, HURRIED_FOR, shutdown).await;
     }
     match waited {
         Waited::AllEnded | Waited::TimeOver => end,
-        Waited::Retired => End::Retired,
-        Waited::Broken => End::Broken,
+        Waited::Retired => SessionEnd::Retired,
+        Waited::Broken => SessionEnd::Broken,
     }
 }
 
@@ -121,7 +121,7 @@ async fn wait(session: &mut Session, mut until: Monotonic, hurried: Duration, sh
             () = pause(session.environment.dependencies.watchdog.next_in()) => {}
             () = shutdown.aborted(), if !is_hurried => {
                 is_hurried = true;
-                session.work.slots.ask_all(Cancel::hurry);
+                session.work.slots.for_each_running(Cancel::hurry);
                 until = until.min(Monotonic::now() + hurried);
             }
         }
@@ -130,19 +130,19 @@ async fn wait(session: &mut Session, mut until: Monotonic, hurried: Duration, sh
 }
 
 /// Cancels the jobs of a session that must not record their ends, and waits for them a moment.
-async fn drop_jobs(session: &mut Session, end: End) {
+async fn drop_jobs(session: &mut Session, end: SessionEnd) {
     let count = session.work.slots.running();
-    if end == End::Retired {
+    if end == SessionEnd::Retired {
         tracing::warn!(worker.id = %session.id, count, "this worker was declared dead: dropping its running jobs");
     } else {
         tracing::error!(worker.id = %session.id, count, "a task of this worker has panicked: leaving its jobs to the cleaner");
     }
-    session.work.slots.ask_all(|cancel| cancel.cancel(Cancellation::ClaimLost));
-    if end == End::Retired {
+    session.work.slots.for_each_running(|cancel| cancel.cancel(Cancellation::ClaimLost));
+    if end == SessionEnd::Retired {
         // What they have locked is released, or left to the cleaner.
         let _ = session.work.drop_starts().await;
     }
-    let until = Monotonic::now() + CANCELLED_FOR;
+    let until = Monotonic::now() + WAIT_AFTER_CANCEL;
     while session.work.slots.running() > 0 && Monotonic::now() < until {
         session.progress();
         let _ = timeout(until.saturating_duration_since(Monotonic::now()), session.work.slots.ended()).await;
@@ -150,18 +150,18 @@ async fn drop_jobs(session: &mut Session, end: End) {
 }
 
 /// Waits for the last writes and leaves the roster, unless it must still name the jobs that are `left`.
-async fn leave(session: Session, end: End, left: &[JobId]) {
+async fn leave(session: Session, end: SessionEnd, left: &[JobId]) {
     let store = session.store().clone();
     let watchdog = session.dependencies().watchdog.clone();
     let Session { id, recording, beating, environment, work, .. } = session;
     // Jobs that still run are aborted. The recorder ends when its last user is gone.
     drop((environment, work));
     let abort = recording.abort_handle();
-    let is_recorded = end != End::Broken && timeout(LAST_RECORDS, recording).await.is_ok_and(|ended| ended.is_ok());
+    let is_recorded = end != SessionEnd::Broken && timeout(LAST_RECORDS, recording).await.is_ok_and(|ended| ended.is_ok());
     abort.abort();
     beating.abort();
     watchdog.progress();
-    if matches!(end, End::Retired | End::Broken) {
+    if matches!(end, SessionEnd::Retired | SessionEnd::Broken) {
         return;
     }
     if !is_recorded || !left.is_empty() {

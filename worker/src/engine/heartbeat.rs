@@ -93,7 +93,7 @@ impl Heartbeat {
             };
             // A doubted lease is renewed early, but not at once: each refused start doubts it again.
             let early = async {
-                tokio::join!(pause(RETRY), self.lease.doubted());
+                tokio::join!(pause(RETRY), self.lease.heartbeat_requested());
             };
             tokio::select! { () = pause(next) => {} () = early => {} }
         }

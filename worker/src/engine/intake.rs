@@ -51,10 +51,10 @@ pub(crate) struct Intake {
 }
 
 /// What has become of the jobs of one start.
-pub(crate) struct Intaken {
+pub(crate) struct StartResult {
     pub(crate) started: Vec<StartedJob>,
     /// Jobs whose slots are free again.
-    pub(crate) not_started: Vec<JobId>,
+    pub(crate) not_run: Vec<JobId>,
 }
 
 /// A job that may be started.
@@ -68,7 +68,7 @@ pub(crate) struct Startable {
 impl Intake {
     pub(crate) fn new(environment: Arc<Environment>, worker: WorkerId) -> Self {
         let dependencies = &environment.dependencies;
-        let work_on = dependencies.args.work_on();
+        let work_on = dependencies.config.work_on();
         let (reading, unconfirmed) = (Reading::new(dependencies.clone()), UnconfirmedStarts::new(dependencies.clone(), worker));
         Self { environment, work_on, reading, unconfirmed, unknown_policies: HashSet::new(), archiving: HashMap::new() }
     }
@@ -85,9 +85,9 @@ impl Intake {
     }
 
     /// Decides which jobs of an answered start are run. Deletes those that were archived before, and releases the others.
-    pub(crate) async fn confirm(&mut self, answered: Answered) -> Intaken {
+    pub(crate) async fn confirm(&mut self, answered: Answered) -> StartResult {
         if answered.is_fruitless() {
-            self.environment.lease.doubt();
+            self.environment.lease.request_heartbeat();
         }
         let Answered { start, mut startable, claims, refused, unanswered, archived } = answered;
         for Startable { job, .. } in refused.iter().filter_map(|id| startable.get(id)) {
@@ -110,7 +110,7 @@ impl Intake {
             self.release_unconfirmed(start.now).await;
         }
         let started = claims.into_iter().filter_map(|claim| Some(startable.remove(&claim.job())?.started(claim, &start))).collect();
-        Intaken { started, not_started: startable.into_keys().collect() }
+        StartResult { started, not_run: startable.into_keys().collect() }
     }
 
     /// Notes an answered start none of whose jobs is run: what it has locked is released.
@@ -147,7 +147,7 @@ impl Intake {
                 Ok(job) if self.dependencies().registry.has(&job.class) && self.work_on.includes(&job.group) => {
                     match self.dependencies().policy(&job) {
                         Ok(policy) => startable.push(Startable::new(job, policy, &died, now)),
-                        Err(unknown) => self.leave_unknown_policy(job.id, unknown),
+                        Err(unknown) => self.skip_unknown_policy(job.id, unknown),
                     }
                 }
                 Ok(job) => tracing::debug!(job.id = %job.id, "the job is not for this worker; leaving it to others"),
@@ -160,7 +160,7 @@ impl Intake {
     }
 
     /// Leaves a job to a worker that knows its policy: one of a newer release, or one with custom policies.
-    fn leave_unknown_policy(&mut self, job: JobId, class: String) {
+    fn skip_unknown_policy(&mut self, job: JobId, class: String) {
         tracing::debug!(job.id = %job, policy = class, "the job is not for this worker; leaving it to others");
         if self.unknown_policies.len() < UNKNOWN_POLICIES && !self.unknown_policies.contains(&class) {
             tracing::warn!(job.id = %job, policy = class, "this worker does not know the retry policy of a job; leaving such jobs to workers that know it");

@@ -12,7 +12,7 @@ use bson::Bson;
 use recruiter_common::{
     job::{
         Claim,
-        bundle::{Bundle, is_left},
+        bundle::{Bundle, is_pending},
     },
     store::{Progress, Recorded},
 };
@@ -59,8 +59,8 @@ impl Items {
     }
 
     /// The items that are still to be done.
-    pub(crate) fn left(&self) -> Vec<usize> {
-        self.known().outcomes.iter().enumerate().filter(|(_, outcome)| is_left(outcome)).map(|(index, _)| index).collect()
+    pub(crate) fn remaining(&self) -> Vec<usize> {
+        self.known().outcomes.iter().enumerate().filter(|(_, outcome)| is_pending(outcome)).map(|(index, _)| index).collect()
     }
 
     /// Reads all outcomes.

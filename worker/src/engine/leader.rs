@@ -14,7 +14,7 @@ const STALE_AFTER: Duration = Duration::from_secs(60);
 pub(crate) struct Leader {
     /// How long no hint arrives before the lease is read.
     silence: Duration,
-    heard_at: Monotonic,
+    last_hint_at: Monotonic,
     /// The lease as it was read last, and since when it has been so.
     lease: Option<(Observed, Monotonic)>,
     is_missing: bool,
@@ -22,18 +22,18 @@ pub(crate) struct Leader {
 
 impl Leader {
     pub(crate) fn new(heartbeat: Duration) -> Self {
-        Self { silence: heartbeat.saturating_mul(3), heard_at: Monotonic::now(), lease: None, is_missing: false }
+        Self { silence: heartbeat.saturating_mul(3), last_hint_at: Monotonic::now(), lease: None, is_missing: false }
     }
 
     /// Notes a hint of the recruiter.
-    pub(crate) fn heard(&mut self) {
-        self.heard_at = Monotonic::now();
+    pub(crate) fn note_hint(&mut self) {
+        self.last_hint_at = Monotonic::now();
         self.note(false);
     }
 
     /// Reads the lease, unless a hint arrived lately. A recruiter whose hints are lost still renews its lease.
     pub(crate) async fn check(&mut self, store: &Store) {
-        if self.heard_at.elapsed() < self.silence {
+        if self.last_hint_at.elapsed() < self.silence {
             return;
         }
         match store.observe_lease().await {

@@ -13,12 +13,12 @@ use tokio::sync::Notify;
 /// The lease of a session. There is none before the first acknowledged heartbeat.
 #[derive(Debug, Default)]
 pub(crate) struct Lease {
-    term: Mutex<Option<Term>>,
-    doubted: Notify,
+    validity: Mutex<Option<Validity>>,
+    heartbeat_requested: Notify,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Term {
+struct Validity {
     /// By the clock of this machine, which counts a sleep; from before the heartbeat was sent.
     until: Uptime,
     /// By the server's clock, from the time that the heartbeat wrote.
@@ -37,25 +37,25 @@ impl Lease {
 
     /// Renews the lease for `duration` after an acknowledged heartbeat that was sent at `sent` and written as `at`.
     pub(crate) fn renew(&self, sent: Uptime, at: Instant, duration: Duration) {
-        *self.term() = Some(Term { until: sent + duration, server_until: at + duration });
+        *self.validity() = Some(Validity { until: sent + duration, server_until: at + duration });
     }
 
     /// Asks for a heartbeat now: a start was refused, perhaps because the server's clock was put forward, beyond the end of the lease.
-    pub(crate) fn doubt(&self) {
-        self.doubted.notify_one();
+    pub(crate) fn request_heartbeat(&self) {
+        self.heartbeat_requested.notify_one();
     }
 
     /// Waits until the lease is doubted.
-    pub(crate) async fn doubted(&self) {
-        self.doubted.notified().await;
+    pub(crate) async fn heartbeat_requested(&self) {
+        self.heartbeat_requested.notified().await;
     }
 
     fn until_at(&self, now: Uptime) -> Option<Instant> {
-        self.term().filter(|term| now < term.until).map(|term| term.server_until)
+        self.validity().filter(|validity| now < validity.until).map(|validity| validity.server_until)
     }
 
-    fn term(&self) -> MutexGuard<'_, Option<Term>> {
-        self.term.lock().unwrap_or_else(PoisonError::into_inner)
+    fn validity(&self) -> MutexGuard<'_, Option<Validity>> {
+        self.validity.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -11,13 +11,13 @@
 //! | `starts` | starts on their way to MongoDB |
 //! | `reading`, `portion` | assigned jobs, read in portions over a slow line |
 //! | `unconfirmed` | starts whose reply was lost or late |
-//! | `left` | jobs that were assigned and not started |
+//! | `skipped` | jobs that were assigned and not run |
 //! | `turn` | what the roster is told, and when |
 //! | `attempt` | context, run, verdict, record, hooks |
 //! | `bundle`, `items` | many items in one job, on the same parts |
 //! | `deadline` | limits, cancellation, panics |
 //! | `verdict` | what is recorded about an end: pure |
-//! | `report` | what is reported about an attempt: events and log |
+//! | `events` | the events and the log line of an attempt |
 //! | `recorder` | one group commit of ends and item progress |
 //! | `drain` | the end of a session |
 //! | `heartbeat`, `lease` | how long this worker may trust that it is alive |
@@ -31,20 +31,20 @@ mod deadline;
 pub(crate) mod dependencies;
 mod drain;
 mod environment;
+mod events;
 mod heartbeat;
 mod intake;
 mod items;
 mod leader;
 mod lease;
-mod left;
 pub(crate) mod memory;
 mod portion;
 mod prefetch;
 mod reading;
 mod recorder;
-mod report;
 mod session;
 mod shortage;
+mod skipped;
 mod slots;
 mod starts;
 mod table;
@@ -63,7 +63,7 @@ use recruiter_common::{
 
 use self::{
     dependencies::Dependencies,
-    session::{End, Session},
+    session::{Session, SessionEnd},
 };
 use crate::{Ended, WorkerError};
 
@@ -78,11 +78,11 @@ pub(crate) async fn run(dependencies: Arc<Dependencies>, mut shutdown: Shutdown)
     loop {
         dependencies.watchdog.progress();
         match run_session(dependencies.clone(), &mut shutdown).await {
-            Ok(End::Stopped) => return Ok(Ended::Stopped),
-            Ok(End::MemoryLimit) => return Ok(Ended::MemoryLimit),
-            Ok(End::Broken) => return Err(WorkerError::Panicked("a task of this worker")),
-            Ok(End::Retired) if shutdown.is_requested() => return Ok(Ended::Stopped),
-            Ok(End::Retired) => {}
+            Ok(SessionEnd::Stopped) => return Ok(Ended::Stopped),
+            Ok(SessionEnd::MemoryLimit) => return Ok(Ended::MemoryLimit),
+            Ok(SessionEnd::Broken) => return Err(WorkerError::Panicked("a task of this worker")),
+            Ok(SessionEnd::Retired) if shutdown.is_requested() => return Ok(Ended::Stopped),
+            Ok(SessionEnd::Retired) => {}
             Err(error) => {
                 tracing::warn!(error = chain(&error), "failed to register; trying again");
                 if shutdown.is_requested() {
@@ -95,10 +95,10 @@ pub(crate) async fn run(dependencies: Arc<Dependencies>, mut shutdown: Shutdown)
 }
 
 /// Runs one session to its end. A worker that could not announce itself leaves the roster as after a stop.
-async fn run_session(dependencies: Arc<Dependencies>, shutdown: &mut Shutdown) -> Result<End, StoreError> {
+async fn run_session(dependencies: Arc<Dependencies>, shutdown: &mut Shutdown) -> Result<SessionEnd, StoreError> {
     let mut session = Session::register(dependencies).await?;
     let announced = session.announce().await;
-    let end = if announced.is_ok() { session.work(shutdown).await } else { End::Stopped };
+    let end = if announced.is_ok() { session.run_jobs(shutdown).await } else { SessionEnd::Stopped };
     let end = drain::drain(session, end, shutdown).await;
     announced.map(|()| end)
 }

@@ -28,7 +28,7 @@ use super::{items::Items, portion::Portion};
 /// The most entries in one batch. With so many, the time of a round trip no longer matters.
 const BATCH: usize = 1_000;
 /// After a batch of so many entries the next is written at once.
-const MANY: usize = 100;
+const NO_WAIT_FROM: usize = 100;
 /// The longest time in which a batch gathers after the last one was written.
 const LONGEST_REST: Duration = Duration::from_millis(5);
 /// The time between attempts while MongoDB cannot be reached.
@@ -87,8 +87,8 @@ impl Recorder {
     }
 }
 
-type Archivals = Vec<Waiting<Ended<Archival>>>;
-type Reschedulings = Vec<Waiting<Ended<Rescheduling>>>;
+type Archivals = Vec<Waiting<PendingEnd<Archival>>>;
+type Reschedulings = Vec<Waiting<PendingEnd<Rescheduling>>>;
 
 /// Entries that are still to be written.
 #[derive(Default)]
@@ -117,7 +117,7 @@ async fn run(mut ends: Writer, mut progress: Writer, mut queue: mpsc::UnboundedR
         let Pending { archivals, reschedulings, items } = pending;
         let ((archivals, reschedulings), items) = tokio::join!(ends.write_ends(archivals, reschedulings), progress.write(items));
         pending = Pending { archivals, reschedulings, items };
-        if written < MANY {
+        if written < NO_WAIT_FROM {
             rest_until = Monotonic::now() + began.elapsed().min(LONGEST_REST);
         }
     }
@@ -153,8 +153,10 @@ impl Pending {
     fn add(&mut self, entries: impl Iterator<Item = Entry>) {
         for entry in entries {
             match entry {
-                Entry::End(JobEnd::Archive(write), recorded) => self.archivals.push(Waiting::new(Ended { write: *write, recorded })),
-                Entry::End(JobEnd::Reschedule(write), recorded) => self.reschedulings.push(Waiting::new(Ended { write: *write, recorded })),
+                Entry::End(JobEnd::Archive(write), recorded) => self.archivals.push(Waiting::new(PendingEnd { write: *write, recorded })),
+                Entry::End(JobEnd::Reschedule(write), recorded) => {
+                    self.reschedulings.push(Waiting::new(PendingEnd { write: *write, recorded }))
+                }
                 Entry::Items(items) => self.items.push(Waiting::new(items)),
             }
         }
@@ -195,12 +197,12 @@ enum After<R> {
 }
 
 /// The end of a job, and the task that waits until it is recorded.
-struct Ended<T> {
+struct PendingEnd<T> {
     write: T,
     recorded: oneshot::Sender<Recorded>,
 }
 
-impl<T: End> Record for Ended<T> {
+impl<T: End> Record for PendingEnd<T> {
     type Write = T;
     const NAME: &'static str = "ends of jobs";
 

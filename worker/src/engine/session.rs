@@ -39,7 +39,7 @@ const YIELDS: usize = 4;
 
 /// How a session ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum End {
+pub(crate) enum SessionEnd {
     /// A stop was requested.
     Stopped,
     /// The memory limit was reached.
@@ -80,7 +80,7 @@ enum Event {
 impl Session {
     /// Registers this worker and starts its heartbeat and its recorder.
     pub(crate) async fn register(dependencies: Arc<Dependencies>) -> Result<Self, StoreError> {
-        let (store, args) = (&dependencies.store, &dependencies.args);
+        let (store, config) = (&dependencies.store, &dependencies.config);
         let id = WorkerId::new();
         let mut commits = CommitSession::default();
         let session = store.open_session(&mut commits).await?;
@@ -89,18 +89,18 @@ impl Session {
         let hints = store.hints(Listener::Worker(id, channel));
         let announcement = Announcement {
             id,
-            work_on: args.work_on(),
+            work_on: config.work_on(),
             classes: dependencies.registry.classes().map(str::to_owned).collect(),
             policies: dependencies.policies.classes().map(str::to_owned).collect(),
-            capacity: args.concurrency,
-            lease_ms: i64::try_from(args.lease.as_millis()).unwrap_or(i64::MAX),
+            capacity: config.concurrency,
+            lease_ms: i64::try_from(config.lease.as_millis()).unwrap_or(i64::MAX),
             channel,
             session: Some(session),
             process: dependencies.process.clone(),
         };
         store.register(&announcement).await?;
         let (recorder, recording) = Recorder::start(Store::clone(store), id, commits);
-        let slots = Slots::new(args.concurrency, dependencies.registry.threads().clone());
+        let slots = Slots::new(config.concurrency, dependencies.registry.threads().clone());
         let lease = Arc::new(Lease::default());
         dependencies.watchdog.progress();
         let heartbeat = Heartbeat {
@@ -108,13 +108,13 @@ impl Session {
             worker: id,
             table: slots.table(),
             lease: lease.clone(),
-            every: args.heartbeat,
-            lease_for: args.lease,
+            every: config.heartbeat,
+            lease_for: config.lease,
             watchdog: dependencies.watchdog.clone(),
         };
         let (sender, news) = mpsc::channel(4);
         let beating = tokio::spawn(heartbeat.run(sender));
-        let leader = Leader::new(args.heartbeat);
+        let leader = Leader::new(config.heartbeat);
         let environment = Arc::new(Environment { dependencies, table: slots.table(), lease, recorder });
         let work = Work::new(id, environment.clone(), slots);
         Ok(Self { id, environment, work, leader, hints, news, recording, beating })
@@ -122,7 +122,7 @@ impl Session {
 
     /// Offers the slots of this worker to the recruiter.
     pub(crate) async fn announce(&self) -> Result<(), StoreError> {
-        let capacity = self.args().concurrency;
+        let capacity = self.config().concurrency;
         self.store().announce(self.id, self.work.slots.count_free()).await?;
         self.store().announce_hint(Hint::Free).await;
         let classes = self.dependencies().registry.classes().collect::<Vec<_>>().join(",");
@@ -132,8 +132,8 @@ impl Session {
     }
 
     /// Takes and runs jobs until something ends the session.
-    pub(crate) async fn work(&mut self, shutdown: &mut Shutdown) -> End {
-        let half = (self.args().poll / 2).min(LONGEST_SILENCE);
+    pub(crate) async fn run_jobs(&mut self, shutdown: &mut Shutdown) -> SessionEnd {
+        let half = (self.config().poll / 2).min(LONGEST_SILENCE);
         let mut poll_at = Monotonic::now();
         loop {
             self.progress();
@@ -150,15 +150,15 @@ impl Session {
                 changed = self.work.slots.changed() => changed.map_or(Event::TaskPanicked, |()| Event::SlotsChanged),
             };
             match event {
-                Event::Stop => return End::Stopped,
+                Event::Stop => return SessionEnd::Stopped,
                 // The heartbeat ends without news only in a panic.
-                Event::TaskPanicked | Event::News(None) => return End::Broken,
-                Event::News(Some(News::Retired)) => return End::Retired,
+                Event::TaskPanicked | Event::News(None) => return SessionEnd::Broken,
+                Event::News(Some(News::Retired)) => return SessionEnd::Retired,
                 Event::Timer => {}
                 Event::News(Some(News::Alive { at, assignment, offered })) => {
-                    self.work.turn.compare(assignment.as_ref(), offered, self.work.free().slots);
+                    self.work.turn.compare(assignment.as_ref(), offered, self.work.offer().slots);
                     if self.work.intake.release_unconfirmed(at).await {
-                        self.work.turn.slots_changed();
+                        self.work.turn.mark_outdated();
                     }
                     self.progress();
                     self.read_cancellations().await;
@@ -167,14 +167,14 @@ impl Session {
                     self.leader.check(&self.environment.dependencies.store).await;
                 }
                 Event::Hint(Hint::Assigned { round, assignments }) => {
-                    self.leader.heard();
+                    self.leader.note_hint();
                     let own = assignments.into_iter().find(|given| given.worker == self.id);
                     self.work.take(own.map(|given| Assignment { round, jobs: given.jobs })).await;
                 }
                 Event::Hint(Hint::Cancel { job }) => self.cancel(job),
                 // The recruiter has sent every earlier assignment before this keep-alive.
                 Event::Hint(Hint::KeepAlive { again_in }) => {
-                    self.leader.heard();
+                    self.leader.note_hint();
                     poll_at = Monotonic::now() + again_in.min(LONGEST_SILENCE);
                 }
                 // Hints may have been missed.
@@ -194,9 +194,9 @@ impl Session {
                 }
             }
             self.work.report().await;
-            if let Some(limit) = self.args().memory_limit.filter(|limit| memory::resident() > *limit) {
+            if let Some(limit) = self.config().memory_limit.filter(|limit| memory::resident() > *limit) {
                 tracing::warn!(limit, resident = memory::resident(), "the memory limit is reached: taking no more jobs");
-                return End::MemoryLimit;
+                return SessionEnd::MemoryLimit;
             }
         }
     }
@@ -218,8 +218,8 @@ impl Session {
         &self.environment.dependencies.store
     }
 
-    pub(crate) fn args(&self) -> &WorkerConfig {
-        &self.environment.dependencies.args
+    pub(crate) fn config(&self) -> &WorkerConfig {
+        &self.environment.dependencies.config
     }
 
     /// Finds cancellations whose hint was lost.

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Instant as Monotonic};
 use recruiter_common::{ids::JobId, shutdown::pause};
 use tokio::task::{JoinError, JoinSet};
 
-use super::table::{Slot, Table};
+use super::table::{Phase, Table};
 use crate::{
     context::{Cancel, Cancellation},
     panics::failure_of,
@@ -48,12 +48,12 @@ impl Slots {
 
     /// Reserves slots for jobs that are about to be started.
     pub(crate) fn reserve(&self, jobs: impl IntoIterator<Item = JobId>) {
-        self.table.slots().extend(jobs.into_iter().map(|job| (job, Slot::Reserved(Arc::default()))));
+        self.table.entries().extend(jobs.into_iter().map(|job| (job, Phase::Reserved(Arc::default()))));
     }
 
     /// Frees the slots of jobs that were not started.
     pub(crate) fn release(&self, jobs: impl IntoIterator<Item = JobId>) {
-        let mut slots = self.table.slots();
+        let mut slots = self.table.entries();
         jobs.into_iter().for_each(|job| drop(slots.remove(&job)));
     }
 
@@ -87,7 +87,7 @@ impl Slots {
         let mut ended = Some(self.tasks.join_next().await?);
         while let Some(task) = ended {
             match task {
-                Ok(job) => drop(self.table.slots().remove(&job)),
+                Ok(job) => drop(self.table.entries().remove(&job)),
                 Err(error) => return Some(Err(error.into())),
             }
             ended = self.tasks.try_join_next();
@@ -102,7 +102,7 @@ impl Slots {
 
     /// Whether the job has a slot.
     pub(crate) fn holds(&self, job: JobId) -> bool {
-        self.table.slots().contains_key(&job)
+        self.table.entries().contains_key(&job)
     }
 
     /// The jobs that have a slot, without those that are recorded.
@@ -119,17 +119,17 @@ impl Slots {
 
     /// Cancels a job that runs, or is about to. Returns whether there is such a job.
     pub(crate) fn cancel(&self, job: JobId, why: Cancellation) -> bool {
-        let cancel = match self.table.slots().get(&job) {
-            Some(Slot::Reserved(cancel) | Slot::Running(cancel)) => cancel.clone(),
-            Some(Slot::Ended(_) | Slot::Recorded(_)) | None => return false,
+        let cancel = match self.table.entries().get(&job) {
+            Some(Phase::Reserved(cancel) | Phase::Running(cancel)) => cancel.clone(),
+            Some(Phase::Ended(_) | Phase::Recorded(_)) | None => return false,
         };
         cancel.cancel(why);
         true
     }
 
     /// Applies `ask` to the cancellation of every job that runs or is about to.
-    pub(crate) fn ask_all(&self, ask: impl Fn(&Cancel)) {
-        let running: Vec<Arc<Cancel>> = self.table.slots().values().map(Slot::cancel).cloned().collect();
+    pub(crate) fn for_each_running(&self, ask: impl Fn(&Cancel)) {
+        let running: Vec<Arc<Cancel>> = self.table.entries().values().map(Phase::cancel).cloned().collect();
         running.iter().for_each(|cancel| ask(cancel));
     }
 }

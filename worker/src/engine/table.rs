@@ -26,7 +26,7 @@ const UNRECORDED: u32 = 64;
 /// The table, as the heartbeat and the running jobs see it.
 #[derive(Debug, Default)]
 pub(crate) struct Table {
-    jobs: Mutex<HashMap<JobId, Slot>>,
+    jobs: Mutex<HashMap<JobId, Phase>>,
     /// Jobs of unconfirmed starts. They have no slot.
     unconfirmed: Mutex<HashSet<JobId>>,
     /// Jobs that were assigned ahead. They have no slot.
@@ -38,7 +38,7 @@ pub(crate) struct Table {
 }
 
 #[derive(Debug)]
-pub(crate) enum Slot {
+pub(crate) enum Phase {
     /// The job is about to be started. It can be cancelled before.
     Reserved(Arc<Cancel>),
     /// The job runs.
@@ -49,7 +49,7 @@ pub(crate) enum Slot {
     Recorded(Arc<Cancel>),
 }
 
-impl Slot {
+impl Phase {
     pub(crate) fn cancel(&self) -> &Arc<Cancel> {
         match self {
             Self::Reserved(cancel) | Self::Running(cancel) | Self::Ended(cancel) | Self::Recorded(cancel) => cancel,
@@ -81,26 +81,26 @@ impl Table {
 
     /// The jobs that have a slot, without those that are recorded.
     pub(crate) fn jobs(&self) -> Vec<JobId> {
-        self.slots().iter().filter(|(_, slot)| !matches!(slot, Slot::Recorded(_))).map(|(job, _)| *job).collect()
+        self.entries().iter().filter(|(_, slot)| !matches!(slot, Phase::Recorded(_))).map(|(job, _)| *job).collect()
     }
 
     /// The jobs that are about to be started.
     pub(crate) fn reserved(&self) -> Vec<JobId> {
-        self.slots().iter().filter(|(_, slot)| matches!(slot, Slot::Reserved(_))).map(|(job, _)| *job).collect()
+        self.entries().iter().filter(|(_, slot)| matches!(slot, Phase::Reserved(_))).map(|(job, _)| *job).collect()
     }
 
     /// Notes that a job runs, in the slot that was reserved for it. Returns its cancellation.
     pub(crate) fn fill(&self, job: JobId) -> Arc<Cancel> {
-        let mut slots = self.slots();
-        let cancel = slots.get(&job).map(Slot::cancel).cloned().unwrap_or_default();
-        slots.insert(job, Slot::Running(cancel.clone()));
+        let mut slots = self.entries();
+        let cancel = slots.get(&job).map(Phase::cancel).cloned().unwrap_or_default();
+        slots.insert(job, Phase::Running(cancel.clone()));
         cancel
     }
 
     /// Notes that a job was executed: its slot is free for another.
     pub(crate) fn note_ended(&self, job: JobId) {
-        if let Some(slot) = self.slots().get_mut(&job) {
-            *slot = Slot::Ended(slot.cancel().clone());
+        if let Some(slot) = self.entries().get_mut(&job) {
+            *slot = Phase::Ended(slot.cancel().clone());
             self.ended.fetch_add(1, Ordering::Relaxed);
             self.has_ended.notify_one();
         }
@@ -113,14 +113,14 @@ impl Table {
 
     /// Notes that the end of a job is recorded: the worker no longer holds the job, but its hooks still run.
     pub(crate) fn note_recorded(&self, job: JobId) {
-        if let Some(slot) = self.slots().get_mut(&job) {
-            *slot = Slot::Recorded(slot.cancel().clone());
+        if let Some(slot) = self.entries().get_mut(&job) {
+            *slot = Phase::Recorded(slot.cancel().clone());
         }
     }
 
     /// The number of jobs of which only the hooks still run.
     pub(crate) fn count_recorded(&self) -> usize {
-        self.slots().values().filter(|slot| matches!(slot, Slot::Recorded(_))).count()
+        self.entries().values().filter(|slot| matches!(slot, Phase::Recorded(_))).count()
     }
 
     /// Notes that the machine lacked a resource to start a job.
@@ -136,18 +136,18 @@ impl Table {
 
     /// The number of slots in use.
     pub(crate) fn count(&self) -> u32 {
-        let in_use = self.slots().values().filter(|slot| matches!(slot, Slot::Reserved(_) | Slot::Running(_))).count();
+        let in_use = self.entries().values().filter(|slot| matches!(slot, Phase::Reserved(_) | Phase::Running(_))).count();
         u32::try_from(in_use).unwrap_or(u32::MAX)
     }
 
     /// How many more jobs may be started with so many slots.
     pub(crate) fn count_free(&self, slots: u32) -> u32 {
-        let held = u32::try_from(self.slots().len()).unwrap_or(u32::MAX);
+        let held = u32::try_from(self.entries().len()).unwrap_or(u32::MAX);
         let unrecorded = slots.max(UNRECORDED);
         slots.saturating_sub(self.count()).min(slots.saturating_add(unrecorded).saturating_sub(held))
     }
 
-    pub(crate) fn slots(&self) -> MutexGuard<'_, HashMap<JobId, Slot>> {
+    pub(crate) fn entries(&self) -> MutexGuard<'_, HashMap<JobId, Phase>> {
         self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

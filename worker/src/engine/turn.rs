@@ -29,14 +29,14 @@ pub(crate) struct Turn {
     /// The duration of a report.
     pub(crate) round_trip: Option<Duration>,
     /// Whether the roster shows other slots than this worker has.
-    is_behind: bool,
+    is_outdated: bool,
     /// The free slots in the roster, if the recruiter may assign jobs to this worker.
     offered: Option<u32>,
 }
 
 impl Turn {
     pub(crate) fn new(store: Store, worker: WorkerId) -> Self {
-        Self { store, worker, round: None, seen: VecDeque::with_capacity(ROUNDS), round_trip: None, is_behind: false, offered: None }
+        Self { store, worker, round: None, seen: VecDeque::with_capacity(ROUNDS), round_trip: None, is_outdated: false, offered: None }
     }
 
     /// Begins a turn. `None` when the assignment was taken before.
@@ -51,7 +51,7 @@ impl Turn {
         self.round = Some(assignment.round);
         self.offered = None;
         // The slots that stay free are reported, whatever becomes of the jobs.
-        self.is_behind = true;
+        self.is_outdated = true;
         Some(assignment)
     }
 
@@ -61,28 +61,28 @@ impl Turn {
     }
 
     /// The roster no longer shows the slots and jobs.
-    pub(crate) fn slots_changed(&mut self) {
-        self.is_behind = true;
+    pub(crate) fn mark_outdated(&mut self) {
+        self.is_outdated = true;
     }
 
-    pub(crate) fn is_behind(&self) -> bool {
-        self.is_behind
+    pub(crate) fn is_outdated(&self) -> bool {
+        self.is_outdated
     }
 
     /// Compares the roster, as a heartbeat has found it, with the free slots. An earlier report may have been written after a later one.
     pub(crate) fn compare(&mut self, assignment: Option<&Assignment>, offered: u32, free: u32) {
-        self.is_behind |= assignment.is_none_or(|given| self.seen.contains(&given.round)) && offered != free;
+        self.is_outdated |= assignment.is_none_or(|given| self.seen.contains(&given.round)) && offered != free;
     }
 
     /// Reports the slots and ends the turn. Returns an assignment that the recruiter has written meanwhile: it comes first, and its own turn
     /// reports the slots.
-    pub(crate) async fn report(&mut self, free: &Offer) -> Option<Assignment> {
+    pub(crate) async fn report(&mut self, offer: &Offer) -> Option<Assignment> {
         let began = Monotonic::now();
-        match self.store.free_if_unassigned_since(self.worker, self.round, free).await {
+        match self.store.free_if_unassigned_since(self.worker, self.round, offer).await {
             Ok(true) => {
                 self.round_trip = Some(began.elapsed());
-                self.is_behind = false;
-                self.offered = free.accepts_jobs().then_some(free.slots);
+                self.is_outdated = false;
+                self.offered = offer.accepts_jobs().then_some(offer.slots);
                 if self.offered.is_some() {
                     self.store.announce_hint(Hint::Free).await;
                 }

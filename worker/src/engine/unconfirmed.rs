@@ -30,7 +30,7 @@ pub(crate) struct UnconfirmedStarts {
     worker: WorkerId,
     starts: HashMap<StartId, Unconfirmed>,
     /// Whether jobs that these starts have locked could not be released yet.
-    is_behind: bool,
+    has_unreleased: bool,
 }
 
 struct Unconfirmed {
@@ -41,7 +41,7 @@ struct Unconfirmed {
 
 impl UnconfirmedStarts {
     pub(crate) fn new(dependencies: Arc<Dependencies>, worker: WorkerId) -> Self {
-        Self { dependencies, worker, starts: HashMap::new(), is_behind: false }
+        Self { dependencies, worker, starts: HashMap::new(), has_unreleased: false }
     }
 
     /// Adds a start that can happen until `until`, with the jobs that are not run.
@@ -51,16 +51,16 @@ impl UnconfirmedStarts {
 
     /// The jobs that may be locked at `now` or later.
     pub(crate) fn jobs(&self, now: Instant) -> impl Iterator<Item = JobId> {
-        self.starts.values().filter(move |start| self.is_behind || start.until > now).flat_map(|start| start.jobs.iter().copied())
+        self.starts.values().filter(move |start| self.has_unreleased || start.until > now).flat_map(|start| start.jobs.iter().copied())
     }
 
     /// Releases the jobs that these starts have locked by now, and forgets the starts that can no longer happen.
     pub(crate) async fn release(&mut self, now: Instant) {
-        self.is_behind = true;
+        self.has_unreleased = true;
         match self.release_locked().await {
-            Ok(is_behind) => {
-                self.is_behind = is_behind;
-                self.starts.retain(|_, start| !start.jobs.is_empty() && (is_behind || now <= start.until + SEARCHED_FOR));
+            Ok(has_unreleased) => {
+                self.has_unreleased = has_unreleased;
+                self.starts.retain(|_, start| !start.jobs.is_empty() && (has_unreleased || now <= start.until + SEARCHED_FOR));
             }
             Err(error) => {
                 let count = self.starts.values().map(|start| start.jobs.len()).sum::<usize>();
@@ -74,7 +74,7 @@ impl UnconfirmedStarts {
         let store = self.dependencies.store.clone();
         let asked = self.starts.iter().map(|(start, Unconfirmed { jobs, .. })| (*start, jobs.iter().copied().collect()));
         let claims = store.claims_of_start(&asked.collect()).await?;
-        let mut is_behind = false;
+        let mut has_unreleased = false;
         for claims in claims.chunks(STEP) {
             self.dependencies.watchdog.progress();
             let jobs: Vec<JobId> = claims.iter().map(|claim| claim.job()).collect();
@@ -92,12 +92,12 @@ impl UnconfirmedStarts {
             tracing::info!(count = recorded.len(), "released jobs that were not started");
             store.announce_hint(Rescheduling::hint(released.iter(), store.now())).await;
             if recorded.contains(&Recorded::Refused) {
-                is_behind = true;
+                has_unreleased = true;
             } else {
                 claims.iter().for_each(|claim| self.forget(*claim));
             }
         }
-        Ok(is_behind)
+        Ok(has_unreleased)
     }
 
     fn forget(&mut self, claim: Claim) {

@@ -15,9 +15,9 @@ use recruiter_common::{
 use super::{
     attempt::{Attempt, carry_out},
     environment::Environment,
-    intake::{Intake, Intaken, Startable},
-    left::LeftJobs,
+    intake::{Intake, StartResult, Startable},
     prefetch::Prefetch,
+    skipped::SkippedJobs,
     slots::{Slots, TaskPanicked},
     starts::{Answered, Starts},
     turn::Turn,
@@ -34,9 +34,9 @@ pub(crate) struct Work {
     prefetch: Prefetch,
     /// Since when the worker has been busy, or when its ends were last counted.
     busy_since: Monotonic,
-    left: LeftJobs,
+    skipped: SkippedJobs,
     /// Whether the recruiter is to be notified of jobs that were not started.
-    has_left_jobs: bool,
+    has_skipped_jobs: bool,
     /// Jobs that were assigned ahead and are to be returned.
     returning: Vec<JobId>,
 }
@@ -52,15 +52,15 @@ impl Work {
             environment,
             prefetch: Prefetch::default(),
             busy_since: Monotonic::now(),
-            left: LeftJobs::default(),
-            has_left_jobs: false,
+            skipped: SkippedJobs::default(),
+            has_skipped_jobs: false,
             returning: Vec::new(),
         }
     }
 
     /// What this worker offers and holds, as the roster shows it. The jobs ahead use the free slots first. Jobs whose start is on its way count
     /// as ahead: until they are locked, the recruiter must not assign them to another worker.
-    pub(crate) fn free(&self) -> Offer {
+    pub(crate) fn offer(&self) -> Offer {
         let prefetched = self.prefetch.jobs().chain(self.slots.table().reserved()).collect();
         let working_on = self.slots.table().working_on();
         Offer { slots: self.free_slots(), prefetch: self.prefetch.room(self.slots.count_free()), prefetched, working_on }
@@ -90,7 +90,7 @@ impl Work {
             Err(error) => tracing::warn!(count = jobs.len(), error = chain(&error), "failed to read assigned jobs; they stay due"),
         }
         jobs.retain(|job| !self.prefetch.holds(*job));
-        self.leave(&jobs);
+        self.note_skipped(&jobs);
         self.start();
     }
 
@@ -108,12 +108,12 @@ impl Work {
         }
         let not_sent = self.starts.send(next, &self.slots);
         self.name_prefetched();
-        self.leave(&not_sent);
+        self.note_skipped(&not_sent);
     }
 
     /// Runs the jobs that a start has locked. Jobs that it could not lock, because others have taken them, make room for the next.
     pub(crate) async fn run(&mut self, answered: Answered) {
-        let Intaken { started, not_started } = self.intake.confirm(answered).await;
+        let StartResult { started, not_run } = self.intake.confirm(answered).await;
         for job in started {
             let environment = self.environment.clone();
             self.slots.run(job.job.id, |cancel| async move {
@@ -121,8 +121,8 @@ impl Work {
                 carry_out(&environment, attempt).await
             });
         }
-        self.slots.release(not_started.iter().copied());
-        self.leave(&not_started);
+        self.slots.release(not_run.iter().copied());
+        self.note_skipped(&not_run);
         self.start();
     }
 
@@ -151,10 +151,10 @@ impl Work {
     }
 
     /// Jobs of an assignment were not started.
-    fn leave(&mut self, jobs: &[JobId]) {
+    fn note_skipped(&mut self, jobs: &[JobId]) {
         if !jobs.is_empty() {
-            self.turn.slots_changed();
-            self.has_left_jobs |= self.left.note(jobs, Monotonic::now());
+            self.turn.mark_outdated();
+            self.has_skipped_jobs |= self.skipped.note(jobs, Monotonic::now());
         }
     }
 
@@ -165,7 +165,7 @@ impl Work {
         self.busy_since = now;
         self.start();
         if self.prefetch.is_low() && !self.turn.offers(self.free_slots()) {
-            self.turn.slots_changed();
+            self.turn.mark_outdated();
         }
     }
 
@@ -176,25 +176,25 @@ impl Work {
         }
         self.returning.extend(self.prefetch.overdue(Monotonic::now()));
         if !self.returning.is_empty() {
-            self.turn.slots_changed();
+            self.turn.mark_outdated();
         }
         // A worker without jobs ahead reports after its start: then the report need not name jobs that are about to be locked.
         let waits_for_start = !self.starts.is_empty() && self.prefetch.count() == 0;
-        if self.turn.is_behind() && !waits_for_start {
+        if self.turn.is_outdated() && !waits_for_start {
             self.environment.dependencies.watchdog.progress();
             self.name_prefetched();
-            let free = self.free();
-            let assignment = self.turn.report(&free).await;
+            let offer = self.offer();
+            let assignment = self.turn.report(&offer).await;
             self.take(assignment).await;
         }
-        if !self.turn.is_behind() {
+        if !self.turn.is_outdated() {
             // Not before the roster is told: until then these jobs count as assigned.
             if !self.returning.is_empty() {
                 let jobs = std::mem::take(&mut self.returning);
                 tracing::debug!(count = jobs.len(), "returning jobs that were assigned ahead");
                 self.environment.dependencies.store.announce_hint(Hint::Returned { worker: self.worker, jobs }).await;
             }
-            if std::mem::take(&mut self.has_left_jobs) {
+            if std::mem::take(&mut self.has_skipped_jobs) {
                 self.environment.dependencies.store.announce_hint(Hint::NotStarted).await;
             }
         }

@@ -11,13 +11,13 @@ use super::{
 use crate::{context::Context, event::WorkerEvent};
 
 /// The events of one attempt. If it is dropped before the end of the attempt is recorded, the claim is lost.
-pub(crate) struct Report<'a> {
+pub(crate) struct Events<'a> {
     environment: &'a Environment,
     context: &'a Arc<Context>,
     has_ended: bool,
 }
 
-impl<'a> Report<'a> {
+impl<'a> Events<'a> {
     /// Reports that the workable is about to be called.
     pub(crate) fn of_start(environment: &'a Environment, context: &'a Arc<Context>) -> Self {
         environment.emit(&WorkerEvent::Started { job: context });
@@ -31,7 +31,7 @@ impl<'a> Report<'a> {
     }
 }
 
-impl Drop for Report<'_> {
+impl Drop for Events<'_> {
     fn drop(&mut self) {
         if !self.has_ended {
             self.environment.emit(&WorkerEvent::ClaimLost { job: self.context });
