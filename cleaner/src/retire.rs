@@ -214,7 +214,7 @@ async fn finish_retirement(store: &Store, rescuer: &mut Rescuer, worker: &Regist
         tracing::warn!(worker.id = %worker.id, error = chain(&error), "the sessions of a dead worker could not be ended; MongoDB ends their transactions within a minute");
     }
     // This cleaner can also die during a transaction. The cleaner that continues finds its session in this document.
-    store.rescue_in(worker.id, rescuer.session().await?).await?;
+    store.record_rescue_session(worker.id, rescuer.session().await?).await?;
     rescuer.rescue_jobs_of(worker).await?;
     store.delete_if_retired(worker.id).await?;
     store.announce_hint(Hint::Left { worker: worker.id }).await;

@@ -9,7 +9,7 @@ use recruiter_common::{
     job::{Claim, FinishReason, IfWorkerDies, Job},
     retry_policy::RetryManyTimes,
     roster::{ProcessIdentity, WorkOn},
-    store::{Announcement, Channel, Start, Store, ToStart},
+    store::{Channel, Registration, Start, Store, ToStart},
 };
 
 use crate::mongo::TestDatabase;
@@ -38,8 +38,8 @@ pub async fn insert_unvalidated(database: &TestDatabase, documents: Vec<Document
 }
 
 /// The registration of a worker in this process.
-pub fn announcement(capacity: u32) -> Announcement {
-    Announcement {
+pub fn announcement(capacity: u32) -> Registration {
+    Registration {
         id: WorkerId::new(),
         work_on: WorkOn::All,
         classes: vec!["x".into()],

@@ -95,7 +95,7 @@ impl Setting {
     async fn worker(&self, slots: u32) -> WorkerId {
         let announcement = announcement(10);
         self.store.register(&announcement).await.unwrap();
-        assert!(self.store.announce(announcement.id, slots).await.unwrap());
+        assert!(self.store.make_available(announcement.id, slots).await.unwrap());
         announcement.id
     }
 
@@ -366,10 +366,10 @@ async fn a_start_claims_what_it_has_locked_and_still_holds() {
     let another = setting.start(WorkerId::new(), [of_another]).await;
     assert_eq!(setting.reschedule(&[setting.retry(&mine[1], setting.store.now())]).await, [Recorded::Yes]);
     let asked = HashMap::from([(mine[0].1.start(), vec![held, retried, of_another])]);
-    assert_eq!(setting.store.claims_of_start(&asked).await.unwrap(), [mine[0].1]);
+    assert_eq!(setting.store.claims_of_starts_at_majority(&asked).await.unwrap(), [mine[0].1]);
     // A job that was requested under one start, and is held by another requested start.
     let asked = HashMap::from([(mine[0].1.start(), vec![held, of_another]), (another[0].1.start(), vec![retried])]);
-    assert_eq!(setting.store.claims_of_start(&asked).await.unwrap(), [mine[0].1]);
+    assert_eq!(setting.store.claims_of_starts_at_majority(&asked).await.unwrap(), [mine[0].1]);
 }
 
 /// I2.
@@ -772,7 +772,7 @@ async fn a_new_term_shuts_the_old_leader_out() {
     let first = store.acquire_if_unchanged(None, "a:1", LEASE).await.unwrap().unwrap();
     let setting_worker = announcement(1);
     store.register(&setting_worker).await.unwrap();
-    assert!(store.announce(setting_worker.id, 1).await.unwrap());
+    assert!(store.make_available(setting_worker.id, 1).await.unwrap());
     let observed = store.observe_lease().await.unwrap();
     let second = store.acquire_if_unchanged(observed.as_ref(), "b:1", LEASE).await.unwrap().unwrap();
     assert_eq!(store.stamp_term(second.term).await.unwrap(), 1);
@@ -783,7 +783,7 @@ async fn a_new_term_shuts_the_old_leader_out() {
     // A worker that registers now has the second term.
     let late = announcement(1);
     store.register(&late).await.unwrap();
-    assert!(store.announce(late.id, 1).await.unwrap());
+    assert!(store.make_available(late.id, 1).await.unwrap());
     assert_eq!(store.available_workers(second.term).await.unwrap().len(), 1);
 }
 
@@ -797,7 +797,7 @@ async fn a_worker_is_announced_before_its_first_round_and_while_it_lives() {
     setting.set("roster", retired, doc! { "retired": true }).await;
     for worker in [assigned, retired] {
         let before = setting.found("roster", worker).await;
-        assert!(!setting.store.announce(worker, 7).await.unwrap());
+        assert!(!setting.store.make_available(worker, 7).await.unwrap());
         assert_eq!(setting.found("roster", worker).await, before);
     }
 }
@@ -848,36 +848,23 @@ async fn jobs_are_assigned_to_living_workers_of_this_term_that_have_the_slots_an
 }
 
 #[tokio::test]
-async fn an_assignment_is_taken_once_in_its_round_by_a_living_worker() {
-    let setting = Setting::new().await;
-    let worker = setting.worker(3).await;
-    let (round, jobs) = setting.assign(worker).await;
-    let take = async |round, slots| setting.store.take_if_assigned(worker, round, &free(slots, &jobs)).await.unwrap();
-    assert!(!take(RoundId::new(), 2).await, "another round");
-    assert!(take(round, 2).await);
-    assert!(!take(round, 1).await, "slots were announced: it is the recruiter's turn");
-    assert_eq!(setting.store.available_workers(TERM).await.unwrap()[0].free, 2);
-    let (round, _) = setting.assign(worker).await;
-    setting.set("roster", worker, doc! { "retired": true }).await;
-    assert!(!take(round, 2).await, "it was declared dead");
-}
-
-#[tokio::test]
-async fn a_worker_says_what_is_free_only_after_the_last_round() {
+async fn a_living_worker_reports_only_after_the_last_round() {
     let setting = Setting::new().await;
     let worker = setting.worker(3).await;
     let (first, jobs) = setting.assign(worker).await;
-    let say = async |round| setting.store.free_if_unassigned_since(worker, round, &free(2, &jobs)).await.unwrap();
-    assert!(!say(None).await, "it was assigned something since");
-    assert!(say(Some(first)).await);
+    let report = async |round| setting.store.report_if_unassigned_since(worker, round, &free(2, &jobs)).await.unwrap();
+    assert!(!report(None).await, "jobs were assigned since");
+    assert!(!report(Some(RoundId::new())).await, "another round");
+    assert!(report(Some(first)).await);
+    assert_eq!(setting.store.available_workers(TERM).await.unwrap()[0].free, 2);
     let (second, given) = setting.assign(worker).await;
-    assert!(!say(Some(first)).await && !setting.store.withdraw_if_unassigned_since(worker, Some(first)).await.unwrap());
+    assert!(!report(Some(first)).await && !setting.store.withdraw_if_unassigned_since(worker, Some(first)).await.unwrap());
     let registered = setting.store.registered_workers().await.unwrap();
     assert_eq!(set_of(registered[0].jobs.clone()), set_of([&jobs[..], &given].concat()), "all that it can have locked");
     assert!(setting.store.withdraw_if_unassigned_since(worker, Some(second)).await.unwrap());
     assert!(setting.store.available_workers(TERM).await.unwrap().is_empty());
     setting.set("roster", worker, doc! { "retired": true }).await;
-    assert!(!say(Some(second)).await, "it was declared dead");
+    assert!(!report(Some(second)).await, "it was declared dead");
 }
 
 /// I10: only silence that was seen is death, and the dead do not come back under the same name.
@@ -896,7 +883,7 @@ async fn a_sign_of_life_prevents_retirement_and_retirement_every_other_sign() {
     assert_eq!(retires(seen().await).await, Some(true));
     assert_eq!(retires(seen().await).await, None, "another cleaner was faster, and rescues its jobs");
     assert!(!beats().await);
-    assert!(!store.announce(worker, 1).await.unwrap());
+    assert!(!store.make_available(worker, 1).await.unwrap());
     store.delete_if_retired(worker).await.unwrap();
     assert!(!beats().await, "a heartbeat does not bring a retired worker back");
     assert!(store.registered_workers().await.unwrap().is_empty());
@@ -913,7 +900,7 @@ async fn a_worker_without_a_readable_heartbeat_is_retired_until_it_gives_one() {
         assert_eq!(registered.iter().find(|found| found.id == worker).unwrap().last_seen_at, None);
         assert!(setting.store.retire_if_silent_since(worker, None).await.unwrap().is_some_and(|worker| worker.retired));
         let session = setting.store.open_session(&mut CommitSession::default()).await.unwrap();
-        setting.store.rescue_in(worker, session.clone()).await.unwrap();
+        setting.store.record_rescue_session(worker, session.clone()).await.unwrap();
         assert!(setting.found("roster", worker).await.unwrap().get_array("sessions").unwrap().contains(&session.into()));
     }
     let worker = setting.worker(1).await;
@@ -929,8 +916,8 @@ async fn the_living_say_which_session_they_commit_in_and_the_retired_do_not() {
     let (living, retired) = (setting.worker(1).await, setting.worker(1).await);
     setting.set("roster", retired, doc! { "retired": true }).await;
     for session in 0..6 {
-        assert!(setting.store.commit_in(living, doc! { "id": session }).await.unwrap());
-        assert!(!setting.store.commit_in(retired, doc! { "id": session }).await.unwrap());
+        assert!(setting.store.record_commit_session(living, doc! { "id": session }).await.unwrap());
+        assert!(!setting.store.record_commit_session(retired, doc! { "id": session }).await.unwrap());
     }
     let sessions = async |worker: WorkerId| setting.found("roster", worker).await.unwrap().get_array("sessions").unwrap().clone();
     let last: Vec<Bson> = (2..6).map(|session| doc! { "id": session }.into()).collect();
@@ -958,7 +945,7 @@ async fn only_the_retired_are_buried() {
     setting.set("roster", retired, doc! { "retired": true }).await;
     let session = setting.store.open_session(&mut CommitSession::default()).await.unwrap();
     for (worker, sessions) in [(living, 0), (retired, 1)] {
-        setting.store.rescue_in(worker, session.clone()).await.unwrap();
+        setting.store.record_rescue_session(worker, session.clone()).await.unwrap();
         assert_eq!(setting.found("roster", worker).await.unwrap().get_array("sessions").unwrap().len(), sessions);
         setting.store.delete_if_retired(worker).await.unwrap();
         assert_eq!(setting.found("roster", worker).await.is_some(), worker == living);
@@ -1079,7 +1066,7 @@ async fn nothing_is_read_that_would_be_thrown_away() {
     assert_eq!(setting.reschedule(&[Rescheduling::release(&job, claim)]).await, [Recorded::Yes]);
     let (assigned, available, idle) = (setting.worker(2).await, setting.worker(2).await, setting.worker(2).await);
     let (round, jobs) = setting.assign(available).await;
-    assert!(store.take_if_assigned(available, round, &free(1, &jobs)).await.unwrap());
+    assert!(store.report_if_unassigned_since(available, Some(round), &free(1, &jobs)).await.unwrap());
     setting.assign(assigned).await;
     assert!(store.withdraw_if_unassigned_since(idle, None).await.unwrap());
 

@@ -101,14 +101,15 @@ impl Store {
         while !left.is_empty() {
             match self.retry_all_or_none(session, &left).await? {
                 Attempted::All => enqueued.extend(left.drain(..).map(|retrial| retrial.job)),
-                Attempted::None { held, known } => {
+                Attempted::NothingChanged { still_valid, done_before } => {
                     let before = left.len();
-                    left.retain(|retrial| held.contains(&retrial.job));
+                    left.retain(|retrial| still_valid.contains(&retrial.job));
                     if left.len() == before {
-                        // An earlier commit has not reached a majority yet.
+                        // The transaction found a changed document, and the majority read after it found none. So an earlier commit of
+                        // this batch, whose reply was lost, has not reached a majority yet. The caller repeats the call after a timeout.
                         return Err(StoreError::TimedOut { operation: "retry_if_archived" });
                     }
-                    enqueued.extend(known);
+                    enqueued.extend(done_before);
                 }
             }
         }
@@ -142,16 +143,16 @@ impl Store {
                 let found: Vec<Document> = found.stream(open).try_collect().await?;
                 let now: HashMap<JobId, Option<&Bson>> =
                     found.iter().filter_map(|job| Some((id_of(job)?, job.get("retried_as")))).collect();
-                let (mut held, mut known) = (HashSet::new(), HashSet::new());
+                let (mut still_valid, mut done_before) = (HashSet::new(), HashSet::new());
                 for retrial in batch.iter() {
                     let Some(retried_as) = now.get(&retrial.job) else { continue };
                     if *retried_as == Some(&retrial.new.into()) {
-                        known.insert(retrial.job);
+                        done_before.insert(retrial.job);
                     } else if *retried_as == retrial.retried_as.as_ref() {
-                        held.insert(retrial.job);
+                        still_valid.insert(retrial.job);
                     }
                 }
-                Ok(Attempted::None { held, known })
+                Ok(Attempted::NothingChanged { still_valid, done_before })
             }
             .boxed()
         })

@@ -1,9 +1,10 @@
-//! Writes the outcomes of starts: moves jobs to the archive, deletes those of which nothing is kept, or reschedules them. No other file does
-//! this.
+//! Writes the ends of jobs: moves jobs to the archive, deletes those of which nothing is kept, or unlocks started jobs. Most ends are those
+//! of starts; a cancelled or malformed job can be archived without a start. `items.rs` writes the outcomes of a bundle's items before its
+//! end.
 //!
 //! [`Store::finish`] is the group commit: it writes many ends together, in batches of limited size. A batch that MongoDB refuses is halved
-//! until the refused end is alone. That end is stored in a reduced form ([`End::reduced`]). If MongoDB refuses this form too, the end is
-//! reported as [`Recorded::Refused`]. [`Store::finish_in`] archives one job inside a transaction of the caller.
+//! until the refused end is alone. That end is stored in a reduced form ([`GuardedWrite::reduced`]). If MongoDB refuses this form too,
+//! the end is reported as [`Recorded::Refused`]. [`Store::finish_in`] archives one job inside a transaction of the caller.
 //!
 //! This file does not repeat calls while MongoDB is unreachable: the caller does. A repetition is harmless, because an end that is already
 //! written has the same start id.
@@ -59,8 +60,9 @@ pub enum Recorded {
     Refused,
 }
 
-/// An item of the batches of [`Store::finish`]: the end of a start, or outcomes of a bundle's items before its end.
-pub trait End: Clone + Send + Sync {
+/// An entry of the batches of [`Store::finish`]: the end of a job, or outcomes of a bundle's items before its end. The write of each entry
+/// has a guard.
+pub trait GuardedWrite: Clone + Send + Sync {
     /// Whether the batch is written in a transaction.
     const NEEDS_SESSION: bool;
 
@@ -88,7 +90,7 @@ pub trait End: Clone + Send + Sync {
     fn size(&self) -> usize;
 }
 
-impl End for Archival {
+impl GuardedWrite for Archival {
     const NEEDS_SESSION: bool = true;
 
     async fn write(store: &Store, session: &mut CommitSession, batch: &[Self]) -> Result<Vec<Recorded>, StoreError> {
@@ -113,7 +115,7 @@ impl End for Archival {
     }
 }
 
-impl End for Rescheduling {
+impl GuardedWrite for Rescheduling {
     const NEEDS_SESSION: bool = false;
 
     async fn write(store: &Store, _session: &mut CommitSession, batch: &[Self]) -> Result<Vec<Recorded>, StoreError> {
@@ -155,7 +157,7 @@ impl Store {
     /// # Errors
     /// When MongoDB is unreachable or its reply is lost. A part of the batch may have been recorded. A repeated call with the same batch
     /// recognises that part.
-    pub async fn finish<T: End>(&self, session: &mut CommitSession, batch: &[T]) -> Result<Vec<Recorded>, StoreError> {
+    pub async fn finish<T: GuardedWrite>(&self, session: &mut CommitSession, batch: &[T]) -> Result<Vec<Recorded>, StoreError> {
         self.finish_in_portions(session, batch, BATCH_BYTES).await
     }
 
@@ -165,7 +167,7 @@ impl Store {
     ///
     /// # Errors
     /// As above.
-    pub async fn finish_in_portions<T: End>(
+    pub async fn finish_in_portions<T: GuardedWrite>(
         &self,
         session: &mut CommitSession,
         batch: &[T],
@@ -188,7 +190,12 @@ impl Store {
     }
 
     /// Stores a refused end in its reduced form.
-    async fn finish_reduced<T: End>(&self, session: &mut CommitSession, whole: T, refusal: StoreError) -> Result<Recorded, StoreError> {
+    async fn finish_reduced<T: GuardedWrite>(
+        &self,
+        session: &mut CommitSession,
+        whole: T,
+        refusal: StoreError,
+    ) -> Result<Recorded, StoreError> {
         let job = whole.job();
         tracing::error!(job.id = %job, error = chain(&refusal), "MongoDB refuses an outcome; storing it in a reduced form");
         let mut reason = refusal;
@@ -312,14 +319,15 @@ impl Store {
         while !left.is_empty() {
             match self.archive_all_or_none(session, &left).await {
                 Ok(Attempted::All) => recorded.extend(left.drain(..).map(|archival| (archival.job(), Recorded::Yes))),
-                Ok(Attempted::None { held, mut known }) => {
-                    let (keep, gone): (Vec<_>, Vec<_>) = left.into_iter().partition(|archival| held.contains(&archival.job()));
+                Ok(Attempted::NothingChanged { still_valid, mut done_before }) => {
+                    let (keep, gone): (Vec<_>, Vec<_>) = left.into_iter().partition(|archival| still_valid.contains(&archival.job()));
                     if gone.is_empty() {
-                        // An earlier commit has not reached a majority yet.
+                        // The transaction found a job missing, and the majority read after it found every job. So an earlier commit of
+                        // this batch, whose reply was lost, has not reached a majority yet. The caller repeats the call after a timeout.
                         return Err(StoreError::TimedOut { operation: "archive" });
                     }
-                    known.extend(self.deleted_by_us(&gone).await?);
-                    let outcome = |job| if known.contains(&job) { Recorded::Yes } else { Recorded::ClaimLost };
+                    done_before.extend(self.deleted_by_us(&gone).await?);
+                    let outcome = |job| if done_before.contains(&job) { Recorded::Yes } else { Recorded::ClaimLost };
                     recorded.extend(gone.iter().map(|archival| (archival.job(), outcome(archival.job()))));
                     left = keep;
                 }
@@ -362,12 +370,12 @@ impl Store {
                     return commit(open).await.map(|()| Attempted::All);
                 }
                 open.abort_transaction().await?;
-                let held = ids_matching(&scheduled, guarded, open).await?;
-                let known = match earlier {
+                let still_valid = ids_matching(&scheduled, guarded, open).await?;
+                let done_before = match earlier {
                     Some(earlier) => ids_matching(&archived, earlier, open).await?,
                     None => HashSet::new(),
                 };
-                Ok(Attempted::None { held, known })
+                Ok(Attempted::NothingChanged { still_valid, done_before })
             }
             .boxed()
         })
@@ -432,11 +440,11 @@ pub(super) enum Attempted {
     /// The transaction was committed.
     All,
     /// A condition did not hold, and nothing was changed.
-    None {
+    NothingChanged {
         /// The jobs whose condition holds.
-        held: HashSet<JobId>,
+        still_valid: HashSet<JobId>,
         /// The jobs that an earlier transaction with the same content has changed.
-        known: HashSet<JobId>,
+        done_before: HashSet<JobId>,
     },
 }
 

@@ -58,7 +58,8 @@ pub enum Hint {
         /// The ids of the jobs.
         jobs: Vec<JobId>,
     },
-    /// A worker has left. Jobs that were assigned to it and not started can be assigned to others.
+    /// A worker takes no more jobs, or has left the roster. Jobs that were assigned to it and not started can be assigned to others. It may
+    /// still run jobs.
     Left {
         /// The id of the worker.
         worker: WorkerId,
@@ -121,7 +122,7 @@ impl Hint {
         document.extend(match self {
             Self::Seed => doc! { "kind": "seed" },
             Self::Jobs { groups, at, jobs } => {
-                let jobs: Vec<Document> = jobs.iter().map(due_job_to_document).collect();
+                let jobs: Vec<Document> = jobs.iter().map(scheduled_job_to_document).collect();
                 doc! { "kind": "jobs", "groups": groups.clone(), "due": at.map(bson::DateTime::from_chrono), "jobs": jobs }
             }
             Self::NotStarted => doc! { "kind": "not_started" },
@@ -172,7 +173,7 @@ impl Hint {
     }
 }
 
-fn due_job_to_document(job: &ScheduledJob) -> Document {
+fn scheduled_job_to_document(job: &ScheduledJob) -> Document {
     let mut document = doc! {
         "_id": job.id,
         "group": &job.group,

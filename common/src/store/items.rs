@@ -7,7 +7,7 @@ use mongodb::options::ReadConcern;
 
 use super::{
     Store, StoreError,
-    finish::{End, Recorded, size_of},
+    finish::{GuardedWrite, Recorded, size_of},
     session::CommitSession,
 };
 use crate::{
@@ -15,7 +15,7 @@ use crate::{
     job::{Claim, ending::Progress},
 };
 
-impl End for Progress {
+impl GuardedWrite for Progress {
     const NEEDS_SESSION: bool = false;
 
     async fn write(store: &Store, _session: &mut CommitSession, batch: &[Self]) -> Result<Vec<Recorded>, StoreError> {
@@ -76,7 +76,7 @@ impl Store {
         for Progress { claim, .. } in batch {
             starts.entry(claim.start).or_default().push(claim.job);
         }
-        let held: HashSet<Claim> = self.claims_of_starts(&starts, ReadConcern::local()).await?.into_iter().collect();
+        let held: HashSet<Claim> = self.claims_of_starts_with(&starts, ReadConcern::local()).await?.into_iter().collect();
         let recorded = |claim: Claim| if held.contains(&claim) { Recorded::Yes } else { Recorded::ClaimLost };
         Ok(batch.iter().map(|bundle| recorded(bundle.claim)).collect())
     }

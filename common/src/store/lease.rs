@@ -50,7 +50,7 @@ impl Observed {
 
 /// A held lease. Only its holder can renew and release it.
 #[derive(Clone, Debug)]
-pub struct Lease {
+pub struct LeaderLease {
     holder: WorkerId,
     /// The term.
     pub term: LeaseTerm,
@@ -86,7 +86,7 @@ impl Store {
         observed: Option<&Observed>,
         holder_at: &str,
         duration: Duration,
-    ) -> Result<Option<Lease>, StoreError> {
+    ) -> Result<Option<LeaderLease>, StoreError> {
         let holder = WorkerId::new();
         let last = match observed {
             Some(lease) => lease.term,
@@ -105,9 +105,8 @@ impl Store {
         let metadata = self.metadata.clone();
         let absent = observed.is_none();
         match call("acquire_if_unchanged", async move { metadata.update_one(filter, update).upsert(absent).await }).await {
-            Ok(written) => {
-                Ok((written.matched_count == 1 || written.upserted_id.is_some_and(|id| id != Bson::Null)).then_some(Lease { holder, term }))
-            }
+            Ok(written) => Ok((written.matched_count == 1 || written.upserted_id.is_some_and(|id| id != Bson::Null))
+                .then_some(LeaderLease { holder, term })),
             Err(failed) if failed.is_duplicate() => Ok(None),
             Err(failed) => Err(failed),
         }
@@ -117,7 +116,7 @@ impl Store {
     ///
     /// Filter: this holder, this term, not released. Index: `_id`. Invariant: one leader in each term.
     /// Loses when another recruiter has become the leader.
-    pub async fn renew_if_held(&self, lease: &Lease) -> Result<bool, StoreError> {
+    pub async fn renew_if_held(&self, lease: &LeaderLease) -> Result<bool, StoreError> {
         let metadata = self.metadata.clone();
         let filter = doc! { "_id": LEASE, "holder": lease.holder, "term": lease.term, "released": false };
         let renewed = call("renew_if_held", async move {
@@ -130,7 +129,7 @@ impl Store {
     /// Releases a held lease, so that a standby takes over at once.
     ///
     /// Filter: this holder, this term. Index: `_id`. Invariant: one leader in each term.
-    pub async fn release_if_held(&self, lease: &Lease) -> Result<(), StoreError> {
+    pub async fn release_if_held(&self, lease: &LeaderLease) -> Result<(), StoreError> {
         let metadata = self.metadata.clone();
         let filter = doc! { "_id": LEASE, "holder": lease.holder, "term": lease.term };
         call("release_if_held", async move { metadata.update_one(filter, doc! { "$set": { "released": true } }).await }).await.map(drop)

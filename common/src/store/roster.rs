@@ -1,5 +1,5 @@
-//! Every operation on `roster`, in the order of a worker's life: register, announce, assign, take, free, heartbeat,
-//! leave, retire.
+//! Every operation on `roster`, in the order of a worker's life: register, make available, assign, report,
+//! heartbeat, leave, retire.
 //!
 //! Recruiter and worker take turns to write a document. While it is `available: true`, only the recruiter may change
 //! its assignment; otherwise only its worker may. `round` distinguishes the turns: the recruiter writes a new round
@@ -53,7 +53,7 @@ const WARNED_OF: usize = 10_000;
 
 /// The data of a worker that registers.
 #[derive(Clone, Debug)]
-pub struct Announcement {
+pub struct Registration {
     /// Its id.
     pub id: WorkerId,
     /// The groups whose jobs it takes.
@@ -185,7 +185,7 @@ impl Store {
     /// Registers a worker, not available yet.
     ///
     /// Index: `_id`. Invariant: I4 and I5, a worker is in the roster before it locks its first job.
-    pub async fn register(&self, worker: &Announcement) -> Result<(), StoreError> {
+    pub async fn register(&self, worker: &Registration) -> Result<(), StoreError> {
         let now = bson::DateTime::from_chrono(self.now());
         let mut document = doc! {
             "_id": worker.id,
@@ -215,13 +215,13 @@ impl Store {
     /// The term is read after the document exists, and the update never lowers it: a leader that has taken over in between has written a
     /// higher term.
     /// Filter: id, no round yet, not retired. Index: `_id`. Invariant: I7.
-    pub async fn announce(&self, worker: WorkerId, slots: u32) -> Result<bool, StoreError> {
+    pub async fn make_available(&self, worker: WorkerId, slots: u32) -> Result<bool, StoreError> {
         let term = self.observe_lease().await?.map_or(LeaseTerm::default(), |lease| lease.term);
         let roster = self.roster.clone();
         let filter = doc! { "_id": worker, "round": null, "retired": { "$ne": true } };
         let now = bson::DateTime::from_chrono(self.now());
         let update = doc! { "$set": { "available": true, "available_since": now, "free": slots }, "$max": { "term": term } };
-        let written = call("announce", async move { roster.update_one(filter, update).await }).await?;
+        let written = call("make_available", async move { roster.update_one(filter, update).await }).await?;
         Ok(written.matched_count == 1)
     }
 
@@ -308,54 +308,43 @@ impl Store {
         Ok(found.iter().filter_map(|document| worker_of(document)).collect())
     }
 
-    /// Takes an assignment, and reports free slots and jobs. If the worker accepts further jobs, it is available again.
+    /// Reports the free slots and the jobs of a worker, and takes the assignment of `round` with the first report that names it. If the
+    /// worker accepts further jobs, it is available again.
     ///
-    /// Filter: not available, this round. Update: the free slots and the jobs of the worker. Index: `_id`.
-    /// Invariant: single writer by turn; the roster names every job the worker can have locked.
-    /// Loses when a failover rolled the assignment back, or the worker was retired.
-    pub async fn take_if_assigned(&self, worker: WorkerId, round: RoundId, free: &Offer) -> Result<bool, StoreError> {
-        self.write_own(worker, doc! { "available": false, "round": round }, free, "take_if_assigned").await
-    }
-
-    /// Reports free slots and jobs, without a new assignment.
-    ///
-    /// Filter: no assignment since `round`, the last that was taken. Index: `_id`. Invariant: single writer by turn.
-    /// Loses when the recruiter has assigned in between: the worker must first read the new assignment.
-    pub async fn free_if_unassigned_since(&self, worker: WorkerId, round: Option<RoundId>, free: &Offer) -> Result<bool, StoreError> {
-        self.write_own(worker, doc! { "round": round.map(Bson::from) }, free, "free_if_unassigned_since").await
-    }
-
-    async fn write_own(&self, worker: WorkerId, turn: Document, free: &Offer, operation: &'static str) -> Result<bool, StoreError> {
-        let mut filter = doc! { "_id": worker, "retired": { "$ne": true } };
-        filter.extend(turn);
+    /// Filter: not retired, no assignment since `round`, the last that was taken. Index: `_id`.
+    /// Invariant: single writer by turn; the roster names every job that the worker can have locked.
+    /// Loses when the recruiter has assigned in between: the worker must first read the new assignment. Also when a failover rolled the
+    /// assignment of `round` back, or when the worker was retired.
+    pub async fn report_if_unassigned_since(&self, worker: WorkerId, round: Option<RoundId>, offer: &Offer) -> Result<bool, StoreError> {
+        let filter = doc! { "_id": worker, "retired": { "$ne": true }, "round": round.map(Bson::from) };
         let now = bson::DateTime::from_chrono(self.now());
-        let is_available = free.accepts_jobs();
-        let mut set = doc! { "available": is_available, "free": free.slots, "working": !free.working_on.is_empty() };
+        let is_available = offer.accepts_jobs();
+        let mut set = doc! { "available": is_available, "free": offer.slots, "working": !offer.working_on.is_empty() };
         let mut unset = Document::new();
         if is_available {
             set.insert("available_since", now);
         }
-        if free.working_on.is_empty() {
+        if offer.working_on.is_empty() {
             unset.extend(doc! { "assigned_to": "", "assigned_since": "", "working_on": "", "working_since": "" });
         } else {
-            set.extend(doc! { "working_on": free.working_on.clone(), "working_since": now });
+            set.extend(doc! { "working_on": offer.working_on.clone(), "working_since": now });
         }
-        if free.prefetch > 0 {
-            set.insert("prefetch", free.prefetch);
+        if offer.prefetch > 0 {
+            set.insert("prefetch", offer.prefetch);
         } else {
             unset.insert("prefetch", "");
         }
-        if free.prefetched.is_empty() {
+        if offer.prefetched.is_empty() {
             unset.insert("prefetched", "");
         } else {
-            set.insert("prefetched", free.prefetched.clone());
+            set.insert("prefetched", offer.prefetched.clone());
         }
         let mut update = doc! { "$set": set };
         if !unset.is_empty() {
             update.insert("$unset", unset);
         }
         let command = || doc! { "update": "roster", "updates": [{ "q": filter.clone(), "u": update.clone() }], "writeConcern": { "w": 1 } };
-        Ok(self.write_repeatable(operation, command).await? == 1)
+        Ok(self.write_repeatable("report_if_unassigned_since", command).await? == 1)
     }
 
     /// Makes a worker unavailable, even while jobs are still running.
@@ -422,11 +411,11 @@ impl Store {
     /// few sessions are kept, because a cancelled call may still be in flight.
     ///
     /// Filter: id, not retired. Index: `_id`. Invariant: none, the cleaner ends the open sessions of a dead worker.
-    pub async fn commit_in(&self, worker: WorkerId, session: Document) -> Result<bool, StoreError> {
+    pub async fn record_commit_session(&self, worker: WorkerId, session: Document) -> Result<bool, StoreError> {
         let roster = self.roster.clone();
         let filter = doc! { "_id": worker, "retired": { "$ne": true } };
         let update = doc! { "$push": { "sessions": { "$each": [session], "$slice": -KEPT_SESSIONS } } };
-        let noted = call("commit_in", async move { roster.update_one(filter, update).await }).await?;
+        let noted = call("record_commit_session", async move { roster.update_one(filter, update).await }).await?;
         Ok(noted.matched_count == 1)
     }
 
@@ -560,12 +549,14 @@ impl Store {
     /// cleaner dies, the next one ends this session like those of the worker.
     ///
     /// Filter: id, retired. Index: `_id`. Invariant: another cleaner can continue after a cleaner's death.
-    pub async fn rescue_in(&self, worker: WorkerId, session: Document) -> Result<(), StoreError> {
+    pub async fn record_rescue_session(&self, worker: WorkerId, session: Document) -> Result<(), StoreError> {
         let roster = self.roster.clone();
         // `$addToSet` fails on a field that is not an array.
         let named = doc! { "$cond": [{ "$isArray": "$sessions" }, "$sessions", []] };
         let update = vec![doc! { "$set": { "sessions": { "$setUnion": [named, [{ "$literal": session }]] } } }];
-        call("rescue_in", async move { roster.update_one(doc! { "_id": worker, "retired": true }, update).await }).await.map(drop)
+        call("record_rescue_session", async move { roster.update_one(doc! { "_id": worker, "retired": true }, update).await })
+            .await
+            .map(drop)
     }
 
     /// Deletes the document of a retired worker, after all its jobs were rescued.

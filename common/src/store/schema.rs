@@ -256,7 +256,7 @@ async fn change_validator(store: &Store, name: &str, kind: Kind) -> Result<(), S
 /// archived without a run although it could have been refused. Fields that Recruiter does not define are not checked.
 ///
 /// The rules for waiting jobs come first, because MongoDB reports a refusal in this order. Locked jobs are not checked:
-/// they were checked when they were inserted, a start changes no checked field, and checking costs time.
+/// they were checked when they were inserted, a start writes only valid values, and checking costs time.
 fn scheduled_validator() -> Document {
     let held = doc! {
         "locked": true,

@@ -22,7 +22,7 @@ use crate::{
 
 /// Maximum number of due dates with one update statement each. Jobs with more dates share one statement with a pipeline that copies each
 /// job's date. It costs a third more per job, but less than many statements.
-const DATES: usize = 8;
+const MOST_DATES: usize = 8;
 
 /// One bulk start: the data that is written into every job that it locks.
 #[derive(Clone, Debug)]
@@ -142,32 +142,33 @@ impl Store {
     /// Locks those of these jobs that are still unlocked and due, and have as many starts as when they were read. Returns a claim
     /// for each job that this start has locked.
     ///
-    /// Filter: id, unlocked, same attempts, due by the server's clock, and before the end of the worker's lease by that clock.
+    /// Filter: id, unlocked, same attempts, the same `scheduled_at` (if the jobs have few dates), due by the server's clock, and before the
+    /// end of the worker's lease by that clock.
     /// Update: one command, acknowledged by a majority; jobs with the same verdict, attempts and date share a statement.
     /// Index: `_id`. Invariant: I3 and I5: each start has its own id, and MongoDB refuses a start after the end of the lease.
-    /// Loses when another worker started the job, or when it was archived. After an error the outcome is unknown: see
-    /// [`Store::claims_of_start`]. After a reply the outcome is final: this start locks no further jobs.
+    /// Loses when another start locked the job, or when it was archived. After an error the outcome is unknown: see
+    /// [`Store::claims_of_starts_at_majority`]. After a reply the outcome is final: this start locks no further jobs.
     pub async fn start_if_unlocked(&self, start: &Start, jobs: &[ToStart]) -> Result<Vec<Claim>, StoreError> {
         let ids: Vec<JobId> = jobs.iter().map(|job| job.job).collect();
         if self.write("start_if_unlocked", start_command(start, jobs)).await? == jobs.len() {
             return Ok(ids.into_iter().map(|job| Claim { job, start: start.id }).collect());
         }
         // A majority has acknowledged the start, so no failover undoes it, and a local read of any later primary contains it.
-        self.claims_of_starts(&HashMap::from([(start.id, ids)]), ReadConcern::local()).await
+        self.claims_of_starts_with(&HashMap::from([(start.id, ids)]), ReadConcern::local()).await
     }
 
     /// Those of these jobs that are locked by these starts. A majority read, because a failover may undo a start that got no reply.
     ///
     /// Filter: id, locked, this start. Index: `_id`. Invariant: I3.
-    pub async fn claims_of_start(&self, starts: &HashMap<StartId, Vec<JobId>>) -> Result<Vec<Claim>, StoreError> {
-        self.claims_of_starts(starts, ReadConcern::majority()).await
+    pub async fn claims_of_starts_at_majority(&self, starts: &HashMap<StartId, Vec<JobId>>) -> Result<Vec<Claim>, StoreError> {
+        self.claims_of_starts_with(starts, ReadConcern::majority()).await
     }
 
-    /// Those of these jobs that are locked by these starts, in one query. The filter has the start and not the worker. With the worker, a
-    /// repeated hint would run a job twice.
+    /// Those of these jobs that are locked by these starts, in one query. The filter has the start and not the worker. A filter by worker would
+    /// also match jobs that an earlier start of this worker has locked, and these would run twice.
     ///
     /// Filter: id, locked, this start. Index: `_id`. Invariant: I3.
-    pub(super) async fn claims_of_starts(
+    pub(super) async fn claims_of_starts_with(
         &self,
         starts: &HashMap<StartId, Vec<JobId>>,
         read_concern: ReadConcern,
@@ -180,7 +181,7 @@ impl Store {
             doc! { "_id": { "$in": jobs.clone() }, "locked": true, "last_execution.start": start }
         };
         let filter = doc! { "$or": starts.iter().map(of_one).collect::<Vec<_>>() };
-        let found: Vec<Document> = call("claims_of_start", async move {
+        let found: Vec<Document> = call("claims_of_starts", async move {
             scheduled.find(filter).projection(doc! { "last_execution.start": 1 }).read_concern(read_concern).await?.try_collect().await
         })
         .await?;
@@ -191,7 +192,7 @@ impl Store {
 /// One statement for each combination of verdict, number of earlier starts and, if there are few, due date. Usually there is only one.
 fn start_command(start: &Start, jobs: &[ToStart]) -> Document {
     let dates: BTreeSet<Instant> = jobs.iter().map(|job| job.due).collect();
-    let date = |job: &ToStart| (dates.len() <= DATES).then_some(job.due);
+    let date = |job: &ToStart| (dates.len() <= MOST_DATES).then_some(job.due);
     let mut alike: Vec<(u32, &IfWorkerDies, Option<Instant>, Vec<JobId>)> = Vec::new();
     for job in jobs {
         let due = date(job);

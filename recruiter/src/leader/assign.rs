@@ -25,7 +25,7 @@ use super::{
 };
 
 /// Maximum number of jobs that a search asks for beyond those that the workers accept now.
-const AHEAD_AT_MOST: usize = 5_000;
+const MOST_SURPLUS: usize = 5_000;
 /// A search finds jobs that become due within two scan intervals and this margin. Clocks differ by less than the margin.
 const HORIZON: Duration = Duration::from_secs(1);
 /// Maximum number of groups with news that are kept while no worker accepts jobs. If there are more, a full scan costs less.
@@ -307,7 +307,8 @@ impl Assigning {
         slots: usize,
         at: Monotonic,
     ) -> Result<Option<Search>, StoreError> {
-        let limit = slots + (slots * store.ahead()).min(AHEAD_AT_MOST) + self.in_flight.len() + self.past_assignments.refused_count();
+        let limit =
+            slots + (slots * store.surplus_per_slot()).min(MOST_SURPLUS) + self.in_flight.len() + self.past_assignments.refused_count();
         let limit = limit.min(self.at_most.unwrap_or(usize::MAX));
         let answer = match store.due_jobs(lanes, until, limit).await {
             Ok(answer) => answer,
@@ -318,7 +319,7 @@ impl Assigning {
             }
             Err(error) => return Err(error),
         };
-        self.at_most = self.at_most.map(|most| most * 2).filter(|most| *most < AHEAD_AT_MOST * 4);
+        self.at_most = self.at_most.map(|most| most * 2).filter(|most| *most < MOST_SURPLUS * 4);
         let mut search = Search { end: answer.end, horizon: until, found: HashMap::new(), next_due: None, is_fruitless: false };
         let due_before = store.now() - ANNOUNCED_AFTER;
         for job in answer.jobs {

@@ -13,7 +13,7 @@ use recruiter_common::{
 };
 
 /// Number of further jobs per slot that a search asks for, so that the next rounds need not search.
-const AHEAD: usize = 3;
+const SURPLUS_PER_SLOT: usize = 3;
 
 /// The operations of a round. Each is the operation of [`Store`] with this name.
 pub(crate) trait Database {
@@ -26,8 +26,8 @@ pub(crate) trait Database {
     }
 
     /// Number of further jobs per slot that a search asks for.
-    fn ahead(&self) -> usize {
-        AHEAD
+    fn surplus_per_slot(&self) -> usize {
+        SURPLUS_PER_SLOT
     }
 
     async fn available_workers(&self, term: LeaseTerm) -> Result<Vec<AvailableWorker>, StoreError>;

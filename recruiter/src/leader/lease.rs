@@ -20,7 +20,7 @@ use recruiter_common::{
     ids::LeaseTerm,
     service::Watchdog,
     shutdown::{Shutdown, Wake, pause},
-    store::{Lease, Observed, Store, StoreError},
+    store::{LeaderLease, Observed, Store, StoreError},
     telemetry::chain,
 };
 
@@ -30,7 +30,7 @@ const RETRY: Duration = Duration::from_millis(500);
 /// A held lease, and when it was renewed.
 #[derive(Debug)]
 pub(crate) struct Leadership {
-    lease: Lease,
+    lease: LeaderLease,
     duration: Duration,
     /// When the last successful renewal was sent.
     renewed: Mutex<Uptime>,
@@ -135,7 +135,7 @@ async fn try_acquire(
     duration: Duration,
     holder_at: &str,
     seen: &mut Option<(Option<Observed>, Monotonic)>,
-) -> Result<Option<Lease>, StoreError> {
+) -> Result<Option<LeaderLease>, StoreError> {
     let now = store.observe_lease().await?;
     let since = match seen {
         Some((before, since)) if *before == now => *since,

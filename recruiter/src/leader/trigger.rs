@@ -26,7 +26,7 @@ pub(crate) struct Trigger {
     pub(crate) groups: BTreeSet<String>,
     /// Due jobs. Their inserts may not be visible yet. A worker that does not find one reports it.
     pub(crate) announced: Vec<ScheduledJob>,
-    /// Workers that have left the roster.
+    /// Workers that take no more jobs, or have left the roster. They may still run jobs.
     pub(crate) left: Vec<WorkerId>,
     /// Workers, and the jobs that they have returned. These jobs were assigned ahead.
     pub(crate) returned: Vec<(WorkerId, Vec<JobId>)>,

@@ -6,7 +6,7 @@ use bson::doc;
 use recruiter_common::{
     ids::WorkerId,
     shutdown::pause,
-    store::{Announcement, HeartbeatReply, Store},
+    store::{HeartbeatReply, Registration, Store},
 };
 use recruiter_tests::{
     factory::announcement,
@@ -40,9 +40,9 @@ async fn beat_for(store: &Store, worker: WorkerId, time: Duration) {
 async fn nobody_is_declared_dead_while_writes_stand_still() {
     let mongod = own_mongod().await;
     let mut world = World::on(TestDatabase::on(&mongod.uri()).await).await;
-    let late = Announcement { lease_ms: 600, ..announcement(1) };
+    let late = Registration { lease_ms: 600, ..announcement(1) };
     // For a retirement in the middle; no cleaner would send it so soon.
-    let patient = Announcement { lease_ms: 600_000, ..announcement(1) };
+    let patient = Registration { lease_ms: 600_000, ..announcement(1) };
     for worker in [&late, &patient] {
         world.store.register(worker).await.unwrap();
     }

@@ -22,7 +22,7 @@ use recruiter_common::{
     retry_policy::{DoNotDoItAgain, Parameters, RetryManyTimes, RetryPolicies},
     roster::ProcessIdentity,
     shutdown::pause,
-    store::Announcement,
+    store::Registration,
 };
 use recruiter_tests::{
     factory::{self, again},
@@ -211,7 +211,7 @@ impl Drop for Idle {
 
 /// A worker of which there is only a document, with two jobs that it has started.
 async fn phantom(world: &World, identity: ProcessIdentity) -> [JobId; 2] {
-    let announcement = Announcement { process: identity, ..factory::announcement(2) };
+    let announcement = Registration { process: identity, ..factory::announcement(2) };
     world.store.register(&announcement).await.unwrap();
     let never = world.enqueue(Entry::lasting(0).in_group("phantoms"), Policy::Never).await.unwrap();
     let again = world.enqueue(Entry::lasting(0).in_group("phantoms").retry(&again(1)), Policy::Again(1)).await.unwrap();

@@ -10,7 +10,7 @@ use recruiter_common::{
     job::Priority,
     retry_policy::RetryManyTimes,
     shutdown::pause,
-    store::{Announcement, Channel, Hint, Listener, ScheduledJob, Store},
+    store::{Channel, Hint, Listener, Registration, ScheduledJob, Store},
 };
 use recruiter_tests::{
     factory::{announcement, minimal_job},
@@ -486,9 +486,9 @@ async fn a_job_that_its_worker_does_not_start_is_left_alone_for_a_growing_while(
 
 /// A worker of this process that is registered and does nothing.
 async fn ghost(store: &Store, capacity: u32, classes: &[String]) -> WorkerId {
-    let announcement = Announcement { classes: classes.to_vec(), ..announcement(capacity) };
+    let announcement = Registration { classes: classes.to_vec(), ..announcement(capacity) };
     store.register(&announcement).await.unwrap();
-    assert!(store.announce(announcement.id, capacity).await.unwrap());
+    assert!(store.make_available(announcement.id, capacity).await.unwrap());
     announcement.id
 }
 

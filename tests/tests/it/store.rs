@@ -129,7 +129,8 @@ async fn hot_operations_are_served_by_their_index() {
     )
     .await;
     let asked = std::collections::HashMap::from([(starting.id, ids.clone())]);
-    check("claims_of_start", 40, &mut Work(async || assert_eq!(store.claims_of_start(&asked).await.unwrap().len(), 10))).await;
+    check("claims_of_starts", 40, &mut Work(async || assert_eq!(store.claims_of_starts_at_majority(&asked).await.unwrap().len(), 10)))
+        .await;
     check("held_by", 40, &mut Work(async || assert_eq!(store.held_by(worker, &ids).await.unwrap().len(), 10))).await;
     check("cancel_requests", 40, &mut Work(async || assert!(store.cancel_requests(&ids).await.unwrap().is_empty()))).await;
     check("already_archived", 40, &mut Work(async || assert!(store.already_archived(&ids).await.unwrap().is_empty()))).await;
@@ -263,7 +264,7 @@ async fn what_wakes_others_is_said_once_more_when_it_failed() {
     drop(armed);
     let armed = cut("update", "roster").arm(database.uri()).await;
     let free = Offer { slots: 1, ..Offer::default() };
-    assert!(store.free_if_unassigned_since(worker.id, None, &free).await.unwrap());
+    assert!(store.report_if_unassigned_since(worker.id, None, &free).await.unwrap());
     assert_eq!(armed.struck().await, 1);
 }
 

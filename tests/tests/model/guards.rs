@@ -102,7 +102,7 @@ guards! {
     /// A start may be on its way when its worker is declared dead.
     StartLease "start_if_unlocked/lease_until" NotAfterDeath protocol(1, 0, 1, 1);
     /// What this worker has locked by another start it will hand back.
-    ClaimsStart "claims_of_start/start" I5 protocol(1, 1, 1, 1);
+    ClaimsStart "claims_of_starts/start" I5 protocol(1, 1, 1, 1);
     /// A copy of an archived job would run.
     ArchivedId "already_archived/_id" I2 protocol(1, 1, 1, 1);
     /// Whoever looks before the start may look before the job is archived and start its copy.
@@ -130,29 +130,25 @@ guards! {
     /// Whoever reads the roster before the locked jobs does not know who has come since.
     RegisteredAfterLocked "locked_jobs/registered is read after" I4 protocol(1, 0, 1, 1);
     /// A worker that was declared dead before it was ready would offer itself.
-    AnnounceRetired "announce/retired" RetiredForGood protocol(1, 0, 1, 1);
+    MakeAvailableRetired "make_available/retired" RetiredForGood protocol(1, 0, 1, 1);
     /// A leader that has stamped meanwhile would be shut out for an earlier one.
-    AnnounceMax "announce/$max" InOrderOfTerms protocol(1, 0, 1, 2);
+    MakeAvailableMax "make_available/$max" InOrderOfTerms protocol(1, 0, 1, 2);
     /// A leader may stamp the roster in between, and the document that comes then would get an older term.
-    AnnounceAfterRegister "announce/after register" InOrderOfTerms protocol(1, 0, 1, 2);
+    MakeAvailableAfterRegister "make_available/after register" InOrderOfTerms protocol(1, 0, 1, 2);
     /// An assignment that was not seen would be lost.
     AssignAvailable "assign_if_available/available" ByTurns protocol(1, 0, 1, 1);
     /// An earlier leader would go on assigning.
     AssignTerm "assign_if_available/term" InOrderOfTerms protocol(1, 0, 1, 2);
     /// The plan may be older than what the worker said last.
     AssignFree "assign_if_available/free" WithinSlots protocol(3, 0, 1, 1);
-    /// Redundant: who is retired is not available, by [`Guard::WriteOwnRetired`].
+    /// Redundant: who is retired is not available, by [`Guard::ReportRetired`].
     AssignRetired "assign_if_available/retired" Nothing protocol(1, 1, 1, 1);
     /// An earlier leader would put its own term back.
     StampTerm "stamp_term/term" InOrderOfTerms protocol(1, 0, 1, 2);
-    /// A late word from before an assignment would end the worker's turn before it has begun.
-    TakeRound "take_if_assigned/round" ByTurns protocol(3, 1, 2, 1);
-    /// Redundant: within a round slots only become free, so that a late word offers too few at worst.
-    TakeAvailable "take_if_assigned/available" Nothing protocol(1, 1, 2, 1);
-    /// An assignment that was not seen would be lost.
-    FreeRound "free_if_unassigned_since/round" ByTurns protocol(1, 0, 1, 1);
+    /// A late report from before an assignment would make the worker available before it has read the assignment, which would be lost.
+    ReportRound "report_if_unassigned_since/round" ByTurns protocol(1, 0, 1, 1);
     /// A worker that does not know of its death would offer itself.
-    WriteOwnRetired "write_own/retired" RetiredForGood protocol(1, 0, 1, 1);
+    ReportRetired "report_if_unassigned_since/retired" RetiredForGood protocol(1, 0, 1, 1);
     /// A worker that does not know of its death would trust itself on.
     HeartbeatRetired "heartbeat/retired" NotAfterDeath protocol(1, 0, 1, 1);
     /// A worker whose document is gone would be back under its old id.

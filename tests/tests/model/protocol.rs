@@ -43,12 +43,12 @@ struct Recruiter {
     begun: bool,
 }
 
-/// How far a worker has come, and the term it has read to announce itself in.
+/// How far a worker has come, and the term that it has read, in which it becomes available.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Arrival {
     Unregistered(Option<u8>),
     Registered(Option<u8>),
-    Announced,
+    Available,
 }
 
 /// A job in a worker's hands, as it was read before the start.
@@ -115,7 +115,7 @@ pub(crate) enum Action {
     Assign { recruiter: usize, worker: usize, jobs: u8 },
     Register { worker: usize },
     ReadTerm { worker: usize },
-    Announce { worker: usize },
+    MakeAvailable { worker: usize },
     Beat { worker: usize },
     // Takes what is assigned and reads it; or starts none of it, since the lease is over or the read failed.
     Take { worker: usize, starts: bool },
@@ -163,8 +163,7 @@ impl State {
         let late = self.database.late.iter().map(|request| match *request {
             Request::StartIfUnlocked { claim, read: job, .. } | Request::RescheduleIfClaimed { claim, job, .. } => [Some(claim), job.last],
             Request::Archive { claim, .. } | Request::DiscardIfClaimed { claim } => [Some(claim), None],
-            Request::TakeIfAssigned { .. }
-            | Request::FreeIfUnassignedSince { .. }
+            Request::ReportIfUnassignedSince { .. }
             | Request::RetireIfSilentSince { .. }
             | Request::DeleteIfRetired { .. }
             | Request::Insert { .. } => [None, None],
@@ -200,14 +199,14 @@ impl State {
         let Attempt { claim, read, phase } = self.workers[worker].remove(attempt);
         let next = match phase {
             Phase::Starting { in_lease } => match self.call(Request::StartIfUnlocked { claim, read, in_lease }, wire, guards) {
-                Some(started) => (started || self.database.claims_of_start(claim, guards)).then_some(Phase::Locked),
+                Some(started) => (started || self.database.claims_of_starts(claim, guards)).then_some(Phase::Locked),
                 None => Some(Phase::Asking),
             },
             Phase::Asking | Phase::Locked if wire != Wire::Answered => {
                 self.faults -= 1;
                 Some(Phase::Awaited)
             }
-            Phase::Asking => Some(if self.database.claims_of_start(claim, guards) { Phase::Locked } else { Phase::Awaited }),
+            Phase::Asking => Some(if self.database.claims_of_starts(claim, guards) { Phase::Locked } else { Phase::Awaited }),
             Phase::Locked => {
                 let archived = if guards.lack(Guard::ArchivedAfterStart) { read.copy } else { self.database.archived[claim.job] > 0 };
                 let discards = archived && !guards.lack(Guard::ArchivedId);
@@ -283,8 +282,7 @@ impl State {
             Request::Archive { claim, .. } | Request::RescheduleIfClaimed { claim, .. } | Request::DiscardIfClaimed { claim } => {
                 self.is_lost(claim)
             }
-            Request::TakeIfAssigned { worker, this_round: still, .. }
-            | Request::FreeIfUnassignedSince { worker, this_round: still, .. }
+            Request::ReportIfUnassignedSince { worker, this_round: still, .. }
             | Request::RetireIfSilentSince { worker, unchanged: still } => !still || self.database.is_dead(worker),
             Request::DeleteIfRetired { worker } => self.database.roster[worker].is_none(),
             Request::Insert { .. } => false,
@@ -358,7 +356,7 @@ impl Model for Protocol {
             database,
             lease: 1,
             recruiters: [Recruiter { term: 1, begun: true }, Recruiter { term: 0, begun: false }],
-            arrivals: [Arrival::Announced, Arrival::Unregistered(None)],
+            arrivals: [Arrival::Available, Arrival::Unregistered(None)],
             workers: Default::default(),
             cleaner: Cleaner::Idle,
             faults: self.faults,
@@ -410,10 +408,10 @@ impl Model for Protocol {
                 let (Arrival::Unregistered(read) | Arrival::Registered(read)) = &mut state.arrivals[worker] else { return None };
                 *read = Some(state.lease);
             }
-            Action::Announce { worker } => {
+            Action::MakeAvailable { worker } => {
                 let Arrival::Registered(Some(term)) = state.arrivals[worker] else { return None };
-                state.arrivals[worker] = Arrival::Announced;
-                state.database.announce(worker, self.slots, term, guards);
+                state.arrivals[worker] = Arrival::Available;
+                state.database.make_available(worker, self.slots, term, guards);
             }
             Action::Beat { worker } => state.beat(worker),
             Action::Take { worker, starts } => {
@@ -430,11 +428,7 @@ impl Model for Protocol {
             }
             Action::TellRoster { worker, wire } => {
                 let (free, this_round) = (self.slots(&state, worker), state.database.roster[worker]?.assigned == 0);
-                let request = if state.is_starting(worker) {
-                    Request::TakeIfAssigned { worker, free, this_round }
-                } else {
-                    Request::FreeIfUnassignedSince { worker, free, this_round }
-                };
+                let request = Request::ReportIfUnassignedSince { worker, free, this_round };
                 state.call(request, wire, guards);
             }
             Action::Proceed { worker, attempt, end, wire } => state.proceed(worker, attempt, end, wire, guards),
@@ -526,12 +520,12 @@ impl Protocol {
         match state.arrivals[worker] {
             Arrival::Unregistered(read) => {
                 actions.push(Action::Register { worker });
-                let early = read.is_none() && self.guards.lack(Guard::AnnounceAfterRegister);
+                let early = read.is_none() && self.guards.lack(Guard::MakeAvailableAfterRegister);
                 return actions.extend(early.then_some(Action::ReadTerm { worker }));
             }
             Arrival::Registered(None) => return actions.push(Action::ReadTerm { worker }),
-            Arrival::Registered(Some(_)) => return actions.push(Action::Announce { worker }),
-            Arrival::Announced => {}
+            Arrival::Registered(Some(_)) => return actions.push(Action::MakeAvailable { worker }),
+            Arrival::Available => {}
         }
         let (idle, trusts, free) = (!state.is_starting(worker), state.can_beat(worker, &self.guards), self.slots(state, worker));
         if trusts && (state.is_silent(worker) || state.database.roster[worker].is_none()) {
@@ -550,7 +544,7 @@ impl Protocol {
             actions.extend(others.map(|job| Action::HearAgain { worker, job }));
         }
         for (attempt, Attempt { claim, read, phase }) in state.workers[worker].iter().enumerate() {
-            if *phase == Phase::Awaited && !(idle && state.database.claims_of_start(*claim, &self.guards)) {
+            if *phase == Phase::Awaited && !(idle && state.database.claims_of_starts(*claim, &self.guards)) {
                 continue;
             }
             let wires = if matches!(phase, Phase::Asking | Phase::Locked) { READ.as_slice() } else { &CALL };

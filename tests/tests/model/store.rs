@@ -68,8 +68,7 @@ pub(crate) enum Request {
     Archive { claim: Claim, death: bool },
     RescheduleIfClaimed { claim: Claim, job: Job, death: bool },
     DiscardIfClaimed { claim: Claim },
-    TakeIfAssigned { worker: usize, free: u8, this_round: bool },
-    FreeIfUnassignedSince { worker: usize, free: u8, this_round: bool },
+    ReportIfUnassignedSince { worker: usize, free: u8, this_round: bool },
     RetireIfSilentSince { worker: usize, unchanged: bool },
     DeleteIfRetired { worker: usize },
     // The second half of an [`Request::Archive`] that is no transaction.
@@ -98,12 +97,8 @@ impl Database {
             Request::Archive { claim, death } => self.archive(claim, death, guards),
             Request::RescheduleIfClaimed { claim, job, death } => self.reschedule_if_claimed(claim, job, death, guards),
             Request::DiscardIfClaimed { claim } => self.discard_if_claimed(claim, guards),
-            Request::TakeIfAssigned { worker, free, this_round } => {
-                let assigned = self.roster[worker].is_some_and(|entry| guards.pass(Guard::TakeAvailable, !entry.available));
-                assigned && guards.pass(Guard::TakeRound, this_round) && self.write_own(worker, free, guards)
-            }
-            Request::FreeIfUnassignedSince { worker, free, this_round } => {
-                guards.pass(Guard::FreeRound, this_round) && self.write_own(worker, free, guards)
+            Request::ReportIfUnassignedSince { worker, free, this_round } => {
+                guards.pass(Guard::ReportRound, this_round) && self.report(worker, free, guards)
             }
             Request::RetireIfSilentSince { worker, unchanged } => guards.pass(Guard::RetireLastSeen, unchanged) && self.retire(worker),
             Request::DeleteIfRetired { worker } => {
@@ -138,7 +133,7 @@ impl Database {
     }
 
     /// Which of the jobs carry this very start.
-    pub(crate) fn claims_of_start(&self, claim: Claim, guards: &Guards) -> bool {
+    pub(crate) fn claims_of_starts(&self, claim: Claim, guards: &Guards) -> bool {
         self.scheduled[claim.job]
             .and_then(|job| job.last.filter(|_| job.locked))
             .is_some_and(|last| last.worker == claim.worker && guards.pass(Guard::ClaimsStart, last == claim))
@@ -184,10 +179,10 @@ impl Database {
         found
     }
 
-    /// What `take_if_assigned` and `free_if_unassigned_since` have in common.
-    fn write_own(&mut self, worker: usize, free: u8, guards: &Guards) -> bool {
+    /// The update of `report_if_unassigned_since`.
+    fn report(&mut self, worker: usize, free: u8, guards: &Guards) -> bool {
         match &mut self.roster[worker] {
-            Some(entry) if guards.pass(Guard::WriteOwnRetired, !entry.retired) => {
+            Some(entry) if guards.pass(Guard::ReportRetired, !entry.retired) => {
                 (entry.available, entry.free) = (free > 0, free);
                 true
             }
@@ -196,9 +191,9 @@ impl Database {
     }
 
     /// Makes a registered worker available in the term that it has read.
-    pub(crate) fn announce(&mut self, worker: usize, free: u8, term: u8, guards: &Guards) {
-        if let Some(entry) = self.roster[worker].as_mut().filter(|entry| guards.pass(Guard::AnnounceRetired, !entry.retired)) {
-            let term = if guards.lack(Guard::AnnounceMax) { term } else { entry.term.max(term) };
+    pub(crate) fn make_available(&mut self, worker: usize, free: u8, term: u8, guards: &Guards) {
+        if let Some(entry) = self.roster[worker].as_mut().filter(|entry| guards.pass(Guard::MakeAvailableRetired, !entry.retired)) {
+            let term = if guards.lack(Guard::MakeAvailableMax) { term } else { entry.term.max(term) };
             *entry = Entry { available: true, free, term, ..*entry };
         }
     }
@@ -217,9 +212,7 @@ impl Database {
         (entry.available, entry.assigned) = (false, jobs);
         self.breaks_if(unseen, Promise::ByTurns);
         for request in &mut self.late {
-            if let Request::TakeIfAssigned { worker: sender, this_round, .. }
-            | Request::FreeIfUnassignedSince { worker: sender, this_round, .. } = request
-            {
+            if let Request::ReportIfUnassignedSince { worker: sender, this_round, .. } = request {
                 *this_round &= *sender != worker;
             }
         }

@@ -97,8 +97,8 @@ pub(crate) async fn run(dependencies: Arc<Dependencies>, mut shutdown: Shutdown)
 /// Runs one session to its end. A worker that could not announce itself leaves the roster as after a stop.
 async fn run_session(dependencies: Arc<Dependencies>, shutdown: &mut Shutdown) -> Result<SessionEnd, StoreError> {
     let mut session = Session::register(dependencies).await?;
-    let announced = session.announce().await;
-    let end = if announced.is_ok() { session.run_jobs(shutdown).await } else { SessionEnd::Stopped };
+    let offered = session.offer_slots().await;
+    let end = if offered.is_ok() { session.run_jobs(shutdown).await } else { SessionEnd::Stopped };
     let end = drain::drain(session, end, shutdown).await;
-    announced.map(|()| end)
+    offered.map(|()| end)
 }

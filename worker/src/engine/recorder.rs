@@ -15,7 +15,7 @@ use bson::Bson;
 use recruiter_common::{
     ids::WorkerId,
     shutdown::pause,
-    store::{Archival, BATCH_BYTES, CommitSession, End, Progress, Recorded, Rescheduling, Store, StoreError},
+    store::{Archival, BATCH_BYTES, CommitSession, GuardedWrite, Progress, Recorded, Rescheduling, Store, StoreError},
     telemetry::chain,
 };
 use tokio::{
@@ -173,7 +173,7 @@ impl Pending {
 
 /// Something that is written in a batch with others of its kind.
 trait Record: Sized + Send {
-    type Write: End;
+    type Write: GuardedWrite;
     /// The name of such entries, for the log.
     const NAME: &'static str;
 
@@ -202,7 +202,7 @@ struct PendingEnd<T> {
     recorded: oneshot::Sender<Recorded>,
 }
 
-impl<T: End> Record for PendingEnd<T> {
+impl<T: GuardedWrite> Record for PendingEnd<T> {
     type Write = T;
     const NAME: &'static str = "ends of jobs";
 
@@ -346,10 +346,10 @@ impl Writer {
     }
 
     /// Opens another session after a call whose outcome is unknown, and writes once the roster names that session.
-    async fn try_write<T: End>(&mut self, batch: &[T]) -> Result<Vec<Recorded>, StoreError> {
+    async fn try_write<T: GuardedWrite>(&mut self, batch: &[T]) -> Result<Vec<Recorded>, StoreError> {
         if T::NEEDS_SESSION && self.session.is_closed() {
             let session = self.store.open_session(&mut self.session).await?;
-            if !self.store.commit_in(self.worker, session).await? {
+            if !self.store.record_commit_session(self.worker, session).await? {
                 // This worker was declared dead: other workers run its jobs.
                 return Ok(vec![Recorded::ClaimLost; batch.len()]);
             }

@@ -12,7 +12,7 @@ use recruiter_common::{
     ids::{JobId, WorkerId},
     roster::Assignment,
     shutdown::{Shutdown, pause},
-    store::{Announcement, CommitSession, Hint, Hints, Listener, Store, StoreError},
+    store::{CommitSession, Hint, Hints, Listener, Registration, Store, StoreError},
     telemetry::chain,
 };
 use tokio::{sync::mpsc, task::JoinHandle};
@@ -87,7 +87,7 @@ impl Session {
         let channel = store.join_channel().await?;
         // Listening begins before the registration, so that no assignment is missed.
         let hints = store.hints(Listener::Worker(id, channel));
-        let announcement = Announcement {
+        let registration = Registration {
             id,
             work_on: config.work_on(),
             classes: dependencies.registry.classes().map(str::to_owned).collect(),
@@ -98,7 +98,7 @@ impl Session {
             session: Some(session),
             process: dependencies.process.clone(),
         };
-        store.register(&announcement).await?;
+        store.register(&registration).await?;
         let (recorder, recording) = Recorder::start(Store::clone(store), id, commits);
         let slots = Slots::new(config.concurrency, dependencies.registry.threads().clone());
         let lease = Arc::new(Lease::default());
@@ -121,9 +121,9 @@ impl Session {
     }
 
     /// Offers the slots of this worker to the recruiter.
-    pub(crate) async fn announce(&self) -> Result<(), StoreError> {
+    pub(crate) async fn offer_slots(&self) -> Result<(), StoreError> {
         let capacity = self.config().concurrency;
-        self.store().announce(self.id, self.work.slots.count_free()).await?;
+        self.store().make_available(self.id, self.work.slots.count_free()).await?;
         self.store().announce_hint(Hint::Free).await;
         let classes = self.dependencies().registry.classes().collect::<Vec<_>>().join(",");
         tracing::info!(worker.id = %self.id, worker.capacity = capacity, classes, "ready for work");

@@ -114,7 +114,7 @@ impl Answered {
                 Err(error) if error.is_transient() => {
                     tracing::warn!(count = piece.len(), error = chain(&error), "the outcome of a start is unknown; searching for its jobs");
                     unanswered.extend(ids());
-                    let locked = store.claims_of_start(&HashMap::from([(start.id, ids())])).await.unwrap_or_default();
+                    let locked = store.claims_of_starts_at_majority(&HashMap::from([(start.id, ids())])).await.unwrap_or_default();
                     claims.extend(locked);
                 }
                 Err(_) if piece.len() > 1 => {

@@ -78,7 +78,7 @@ impl Turn {
     /// reports the slots.
     pub(crate) async fn report(&mut self, offer: &Offer) -> Option<Assignment> {
         let began = Monotonic::now();
-        match self.store.free_if_unassigned_since(self.worker, self.round, offer).await {
+        match self.store.report_if_unassigned_since(self.worker, self.round, offer).await {
             Ok(true) => {
                 self.round_trip = Some(began.elapsed());
                 self.is_outdated = false;

@@ -73,7 +73,7 @@ impl UnconfirmedStarts {
     async fn release_locked(&mut self) -> Result<bool, StoreError> {
         let store = self.dependencies.store.clone();
         let asked = self.starts.iter().map(|(start, Unconfirmed { jobs, .. })| (*start, jobs.iter().copied().collect()));
-        let claims = store.claims_of_start(&asked.collect()).await?;
+        let claims = store.claims_of_starts_at_majority(&asked.collect()).await?;
         let mut has_unreleased = false;
         for claims in claims.chunks(STEP) {
             self.dependencies.watchdog.progress();

@@ -10,7 +10,7 @@ use recruiter_common::{
     ids::{LeaseTerm, WorkerId},
     roster::{ProcessIdentity, WorkOn},
     shutdown::pause,
-    store::{Announcement, Channel, Hint, Store},
+    store::{Channel, Hint, Registration, Store},
     telemetry::chain,
 };
 use tokio::{task::JoinSet, time::timeout};
@@ -155,7 +155,7 @@ fn noop() -> NewJob {
 async fn roster(store: &Store, workers: u32, slots: u32) -> anyhow::Result<Vec<WorkerId>> {
     let mut roster = Vec::new();
     for _ in 0..workers {
-        let announcement = Announcement {
+        let announcement = Registration {
             id: WorkerId::new(),
             work_on: WorkOn::Groups([GROUP.to_owned()].into()),
             classes: vec!["noop".into()],
@@ -167,7 +167,7 @@ async fn roster(store: &Store, workers: u32, slots: u32) -> anyhow::Result<Vec<W
             process: ProcessIdentity::of_this_process()?,
         };
         store.register(&announcement).await?;
-        store.announce(announcement.id, slots).await?;
+        store.make_available(announcement.id, slots).await?;
         roster.push(announcement.id);
     }
     Ok(roster)

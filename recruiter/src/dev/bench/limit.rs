@@ -16,7 +16,7 @@ use recruiter_common::{
     ids::{JobId, LeaseTerm, RoundId, StartId, WorkerId},
     job::{Execution, FinishReason, IfWorkerDies},
     roster::{ProcessIdentity, WorkOn},
-    store::{Announcement, Archival, AssignedJobs, Channel, CommitSession, Hint, Lane, Offer, Planned, Start, Store, ToStart},
+    store::{Archival, AssignedJobs, Channel, CommitSession, Hint, Lane, Offer, Planned, Registration, Start, Store, ToStart},
 };
 
 use super::{Setting, rate, stage::Stage};
@@ -73,7 +73,7 @@ async fn burn_down(store: Store, group: String) -> anyhow::Result<u64> {
     let worker = WorkerId::new();
     let process = ProcessIdentity::of_this_process()?;
     let mut session = CommitSession::default();
-    let announcement = Announcement {
+    let announcement = Registration {
         id: worker,
         work_on: WorkOn::Groups([group.clone()].into()),
         classes: vec!["noop".into()],
@@ -85,7 +85,7 @@ async fn burn_down(store: Store, group: String) -> anyhow::Result<u64> {
         process: process.clone(),
     };
     store.register(&announcement).await?;
-    store.announce(worker, announcement.capacity).await?;
+    store.make_available(worker, announcement.capacity).await?;
     let lane = Lane::new(group, "noop");
     let mut done = 0;
     loop {
@@ -106,10 +106,11 @@ async fn burn_down(store: Store, group: String) -> anyhow::Result<u64> {
         let verdict = IfWorkerDies::Archive(FinishReason::WORKER_DIED);
         let planned = |job: &JobId| ToStart { job: *job, attempts: 0, due: dates[job], if_worker_dies: verdict.clone() };
         let to_start: Vec<ToStart> = jobs.iter().map(planned).collect();
-        let free = Offer { working_on: jobs.clone(), ..Offer::default() };
-        let (claims, taken) = tokio::join!(store.start_if_unlocked(&start, &to_start), store.take_if_assigned(worker, round, &free));
+        let taken = Offer { working_on: jobs.clone(), ..Offer::default() };
+        let (claims, is_taken) =
+            tokio::join!(store.start_if_unlocked(&start, &to_start), store.report_if_unassigned_since(worker, Some(round), &taken));
         let claims = claims?;
-        anyhow::ensure!(taken? && claims.len() == jobs.len(), "another process works on this database");
+        anyhow::ensure!(is_taken? && claims.len() == jobs.len(), "another process works on this database");
         store.already_archived(&jobs).await?;
         let read: HashMap<JobId, _> = read.into_iter().flatten().map(|job| (job.id, job)).collect();
         let ended = |claim: &recruiter_common::job::Claim| {
@@ -118,7 +119,7 @@ async fn burn_down(store: Store, group: String) -> anyhow::Result<u64> {
         };
         let batch: Vec<Archival> = claims.iter().map(ended).collect();
         let _ = store.archive(&mut session, &batch).await?;
-        store.free_if_unassigned_since(worker, Some(round), &Offer { slots: announcement.capacity, ..Offer::default() }).await?;
+        store.report_if_unassigned_since(worker, Some(round), &Offer { slots: announcement.capacity, ..Offer::default() }).await?;
         store.publish(&Hint::Free).await?;
         done += batch.len() as u64;
     }

@@ -135,7 +135,7 @@ impl Data {
 #[derive(Clone)]
 pub(super) struct Memory {
     pub(super) start: Monotonic,
-    pub(super) ahead: usize,
+    pub(super) surplus_per_slot: usize,
     /// Number of searches whose answer did not contain all jobs.
     pub(super) cut: RefCell<usize>,
     pub(super) data: RefCell<Data>,
@@ -190,8 +190,8 @@ impl Database for Memory {
         self.at(self.data.borrow().now)
     }
 
-    fn ahead(&self) -> usize {
-        self.ahead
+    fn surplus_per_slot(&self) -> usize {
+        self.surplus_per_slot
     }
 
     async fn available_workers(&self, _: LeaseTerm) -> Result<Vec<AvailableWorker>, StoreError> {

@@ -90,12 +90,12 @@ pub(super) struct World {
 }
 
 impl World {
-    pub(super) fn new(ahead: usize, workers: &[WorkerSpec<'_>], jobs: &[JobSpec<'_>]) -> Self {
+    pub(super) fn new(surplus_per_slot: usize, workers: &[WorkerSpec<'_>], jobs: &[JobSpec<'_>]) -> Self {
         let jobs = jobs.iter().enumerate().map(|(number, job)| Job::new(number, *job)).collect();
         let workers = workers.iter().map(|worker| Worker::new(*worker)).collect();
         let data = RefCell::new(Data { now: START, jobs, workers });
         Self {
-            memory: Memory { start: Monotonic::now(), ahead, cut: RefCell::default(), data, broken: RefCell::default() },
+            memory: Memory { start: Monotonic::now(), surplus_per_slot, cut: RefCell::default(), data, broken: RefCell::default() },
             assigning: Assigning::default(),
             trigger: Trigger::default(),
             summary: Summary::default(),
@@ -145,7 +145,13 @@ impl World {
         self.path.push((event, hints));
         let broken = self.memory.broken.borrow();
         let path = || self.path.iter().map(|(event, hints)| format!("  {event:?}, {hints:?}\n")).collect::<String>();
-        assert!(broken.is_none(), "{}; the steps, with {} jobs ahead:\n{}", broken.as_deref().unwrap_or(""), self.memory.ahead, path());
+        assert!(
+            broken.is_none(),
+            "{}; the steps, with a surplus of {} jobs per slot:\n{}",
+            broken.as_deref().unwrap_or(""),
+            self.memory.surplus_per_slot,
+            path()
+        );
     }
 
     /// Changes the database as the event does. Returns its hints.
