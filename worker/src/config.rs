@@ -142,8 +142,8 @@ impl WorkerConfig {
         self
     }
 
-    /// Sets the maximum delay of an assigned job if hints are lost. Default: [`DEFAULT_POLL`]. Without keep-alives the worker polls twice in
-    /// this time.
+    /// Sets the maximum delay of an assigned job if hints are lost. Default: [`DEFAULT_POLL`]. Without keep-alives the worker polls twice
+    /// in this time.
     #[must_use]
     pub fn poll(mut self, interval: Duration) -> Self {
         self.poll = interval;

@@ -137,8 +137,8 @@ impl Context {
         self.store.as_deref().expect("a worker has a store; in a unit test, give one by `ForTests::store`")
     }
 
-    /// The number of this start: 1 in the first run. Every start counts here. [`History::attempts`](recruiter_common::History::attempts), by
-    /// which retry policies decide, leaves out runs that were snoozed or interrupted.
+    /// The number of this start: 1 in the first run. Every start counts here. [`History::attempts`](recruiter_common::History::attempts),
+    /// by which retry policies decide, leaves out runs that were snoozed or interrupted.
     pub fn attempt(&self) -> u32 {
         self.job.attempts
     }

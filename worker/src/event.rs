@@ -59,8 +59,8 @@ pub enum WorkerEvent<'a> {
         /// What was missing.
         reason: &'a Failure,
     },
-    /// This worker does not record the end of this start. The worker was declared dead or ends before the job, and a cleaner decides about the
-    /// job; or an earlier write, whose reply was lost, has recorded the end.
+    /// This worker does not record the end of this start. The worker was declared dead or ends before the job, and a cleaner decides about
+    /// the job; or an earlier write, whose reply was lost, has recorded the end.
     ClaimLost {
         /// The job.
         job: &'a Context,

@@ -1,5 +1,4 @@
-//! Calls hooks, which are code of users: each with a limit of its own. What happens in a hook changes nothing, since the end of its job is
-//! recorded.
+//! Calls hooks, which are code of users, each with a time limit. The end of the job is recorded before, so a hook cannot change it.
 
 use std::{panic::AssertUnwindSafe, time::Duration};
 
@@ -7,7 +6,7 @@ use futures_util::FutureExt as _;
 
 use crate::{context::Context, panics::failure_of};
 
-/// How long one hook may take. Its job keeps its slot meanwhile.
+/// How long one hook may take. The slot of its job is free already. The table counts the job against its limit of unrecorded jobs.
 const MAY_TAKE: Duration = Duration::from_secs(60);
 
 /// Calls one hook.
@@ -16,13 +15,13 @@ pub(crate) async fn hook(name: &str, job: &Context, call: impl AsyncFnOnce()) {
 }
 
 async fn hook_within(limit: Duration, name: &str, job: &Context, call: impl AsyncFnOnce()) {
-    // Within a block, which catches a panic that comes before the first wait as well.
+    // The block also catches a panic before the first wait.
     let called = AssertUnwindSafe(async { call().await }).catch_unwind();
     let (id, item) = (job.job_id(), job.item().map(|item| item.index));
     match tokio::time::timeout(limit, called).await {
         Ok(Ok(())) => {}
         Ok(Err(panic)) => tracing::error!(job.id = %id, item, hook = name, error = failure_of(panic.as_ref()).message, "a hook panicked"),
-        Err(_) => tracing::error!(job.id = %id, item, hook = name, "a hook takes too long and is broken off"),
+        Err(_) => tracing::error!(job.id = %id, item, hook = name, "a hook took too long and was aborted"),
     }
 }
 

@@ -240,7 +240,7 @@ impl Worker {
         self.run_notifying(connect.into(), config.into(), shutdown, Notifier::Silent).await
     }
 
-    /// The same as [`Worker::run`], for a process that may be nothing but this worker.
+    /// The same as [`Worker::run`], with notifications to the service manager if the process is nothing but this worker.
     pub(crate) async fn run_notifying(
         self,
         connect: ConnectArgs,

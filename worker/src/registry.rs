@@ -56,7 +56,7 @@ pub(crate) trait Ready: Send + Sync {
 #[derive(Default)]
 pub(crate) struct Registry {
     handlers: BTreeMap<String, Arc<dyn Handler>>,
-    /// Those of all blocking classes.
+    /// The threads of all blocking classes.
     threads: Threads,
 }
 

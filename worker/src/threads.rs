@@ -1,6 +1,7 @@
-//! Threads of blocking workables. Each execution has a thread of its own, outside of the runtime's pools, which others use as well.
+//! Threads of blocking workables. Each execution has its own thread, outside of the runtime's pools, which other code uses too.
 //!
-//! A thread cannot be killed: it may outlive the session that started it. Such a thread is abandoned, and counts until it ends.
+//! A thread cannot be killed: it may outlive the session that started it. Such a thread is abandoned, and reduces the free slots until it
+//! ends.
 
 use std::{
     io,
@@ -21,7 +22,7 @@ use tokio::{
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Threads(Arc<Abandoned>);
 
-/// Threads whose caller does not wait for them any more.
+/// The threads that no caller waits for any more.
 #[derive(Debug, Default)]
 struct Abandoned {
     count: Mutex<u32>,
@@ -52,7 +53,7 @@ impl Threads {
         thread::Builder::new().name(name.to_owned()).spawn(move || {
             let _runtime = runtime.enter();
             let result = span.in_scope(|| catch_unwind(AssertUnwindSafe(work)));
-            // Before the result is sent: a thread that is waited for is never counted.
+            // Before the result is sent: a thread whose caller waits is never counted.
             drop(running);
             let _ = sender.send(result);
         })?;
@@ -61,12 +62,12 @@ impl Threads {
         result
     }
 
-    /// The number of threads that still run and that nothing waits for.
+    /// The number of threads that still run and that no caller waits for.
     pub(crate) fn abandoned(&self) -> u32 {
         *self.count()
     }
 
-    /// Waits until that number has changed.
+    /// Waits until the number of abandoned threads has changed.
     pub(crate) async fn changed(&self) {
         self.0.changed.notified().await;
     }

@@ -35,8 +35,8 @@ pub trait Executable: Workable {
 
     /// Called once the success is in the archive. The call is lost if the process dies before or during it.
     ///
-    /// Each hook is broken off after a minute. A job that was snoozed, interrupted, released or cancelled calls none. For a bundle, the hooks are
-    /// called for each item that has succeeded or failed, in order, once the end of the whole run is recorded.
+    /// Each hook is broken off after a minute. A job that was snoozed, interrupted, released or cancelled calls none. For a bundle, the
+    /// hooks are called for each item that has succeeded or failed, in order, once the end of the whole run is recorded.
     fn after_success(&self, _state: &Self::State, _job: &Context) -> impl Future<Output = ()> + Send {
         async {}
     }
@@ -53,12 +53,12 @@ pub trait Executable: Workable {
     }
 }
 
-/// A [`Workable`] that blocks its thread (computation, synchronous I/O). Each execution has a thread of its own, with the class as its name.
-/// The code may use the runtime of the worker, for example with `Handle::current`.
+/// A [`Workable`] that blocks its thread (computation, synchronous I/O). Each execution has a thread of its own, with the class as its
+/// name. The code may use the runtime of the worker, for example with `Handle::current`.
 ///
 /// A thread cannot be killed. A job that exceeds its time limit is cancelled, and its slot becomes free when `execute` returns.
-/// [`Worker::run`](crate::Worker::run) returns after the grace period even if threads still run: they end with `execute` or with the process.
-/// After a cleaner has declared the worker dead, threads that still run keep their slots until they end.
+/// [`Worker::run`](crate::Worker::run) returns after the grace period even if threads still run: they end with `execute` or with the
+/// process. After a cleaner has declared the worker dead, threads that still run keep their slots until they end.
 pub trait BlockingExecutable: Workable + Clone {
     /// The state that all executions share.
     type State: Send + Sync + 'static;
@@ -107,7 +107,8 @@ pub enum NotDone {
     Failed(Failure),
     /// The execution failed and another attempt is pointless. The retry policy is not called.
     GiveUp(Failure),
-    /// Snooze: the work cannot be done yet, which is not a failure. The job runs again, and this run does not count against the retry policy.
+    /// Snooze: the work cannot be done yet, which is not a failure. The job runs again, and this run does not count against the retry
+    /// policy.
     Snooze {
         /// How long to wait; `None` means the policy's delay, or 30 seconds if the policy has none.
         after: Option<Duration>,
@@ -137,8 +138,8 @@ impl NotDone {
         Self::Snooze { after: Some(after), reason: Failure::new(class, message) }
     }
 
-    /// Stopped early, as [`Context::cancelled`] had asked, for example: "7 of 9 files are done". The reason of the cancellation decides what
-    /// follows.
+    /// Stopped early, as [`Context::cancelled`] had asked, for example: "7 of 9 files are done". The reason of the cancellation decides
+    /// what follows.
     pub fn stopped(message: impl Into<String>) -> Self {
         Self::Stopped(Failure::new(failure::INTERRUPTED, message))
     }

@@ -253,15 +253,16 @@ impl Store {
         written.map_err(|source| StoreError::Mongo { operation, source: source.into() })
     }
 
-    /// Moves jobs from `scheduled` to `archived`, and deletes those of which nothing is kept. Returns for each job, in order, whether it was
-    /// recorded. Counts the deleted jobs.
+    /// Moves jobs from `scheduled` to `archived`, and deletes those of which nothing is kept. Returns for each job, in order, whether it
+    /// was recorded. Counts the deleted jobs.
     ///
     /// Uses one transaction for all jobs. A batch of deletions alone uses one command instead, unless an earlier transaction of the session
     /// may keep the jobs locked.
     /// Filter: each job's guard (its start, or that it is unlocked). The delete comes first: a job whose guard no longer holds is found
     /// before the insert, and left out. Index: `_id`.
-    /// Invariant: I2, archived exactly once and never in both collections; I3. Harmless to repeat after an unknown outcome, because
-    /// a job that was archived by an earlier call has the same start id in the archive, and a job counts as deleted by an earlier call if its holder lives.
+    /// Invariant: I2, archived exactly once and never in both collections; I3. Harmless to repeat after an unknown outcome, because a job
+    /// that was archived by an earlier call has the same start id in the archive, and a job counts as deleted by an earlier call if its
+    /// holder lives.
     /// Loses when the job was rescued in the meantime.
     pub async fn archive(&self, session: &mut CommitSession, batch: &[Archival]) -> Result<Vec<Recorded>, StoreError> {
         if batch.is_empty() {
@@ -289,12 +290,12 @@ impl Store {
         Ok(batch.iter().map(|end| if ours.contains(&end.job()) { Recorded::Yes } else { Recorded::ClaimLost }).collect())
     }
 
-    /// None of these jobs is locked by its start any more. Returns those that this end has deleted: in this call, or in an earlier call whose
-    /// reply was lost.
+    /// None of these jobs is locked by its start any more. Returns those that this end has deleted: in this call, or in an earlier call
+    /// whose reply was lost.
     ///
     /// Only the holder of the start and, after the holder's death, a cleaner write a locked job. So if a job is in neither collection, and
-    /// its holder is found alive *afterwards*, the holder has deleted the job. If the holder was declared dead, the claim counts as lost: the
-    /// job may have been rescued, and another start may have succeeded.
+    /// its holder is found alive *afterwards*, the holder has deleted the job. If the holder was declared dead, the claim counts as lost:
+    /// the job may have been rescued, and another start may have succeeded.
     async fn deleted_by_us(&self, gone: &[Archival]) -> Result<HashSet<JobId>, StoreError> {
         let mut held_by: HashMap<WorkerId, Vec<JobId>> = HashMap::new();
         for end in gone {

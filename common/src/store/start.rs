@@ -164,8 +164,8 @@ impl Store {
         self.claims_of_starts_with(starts, ReadConcern::majority()).await
     }
 
-    /// Those of these jobs that are locked by these starts, in one query. The filter has the start and not the worker. A filter by worker would
-    /// also match jobs that an earlier start of this worker has locked, and these would run twice.
+    /// Those of these jobs that are locked by these starts, in one query. The filter has the start and not the worker. A filter by worker
+    /// would also match jobs that an earlier start of this worker has locked, and these would run twice.
     ///
     /// Filter: id, locked, this start. Index: `_id`. Invariant: I3.
     pub(super) async fn claims_of_starts_with(

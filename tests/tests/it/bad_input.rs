@@ -609,7 +609,7 @@ async fn a_document_that_is_no_job_is_recorded_once() {
     wait_until(SOON, "its archive waits", async || slow.struck().await == 1).await;
     assert_eq!(why(&archived(&database, id).await), "malformed");
     let logged = system.workers[0].stderr();
-    assert_eq!(logged.matches("is no job; archiving it as malformed").count(), 1, "{logged}");
+    assert_eq!(logged.matches("is not a job; archiving it as malformed").count(), 1, "{logged}");
     drop(slow);
     system.stop().await;
     drop(database);

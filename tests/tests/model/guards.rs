@@ -101,8 +101,8 @@ guards! {
     StartDue "start_if_unlocked/scheduled_at" NotBeforeItsTime protocol(2, 0, 1, 1);
     /// A start may be on its way when its worker is declared dead.
     StartLease "start_if_unlocked/lease_until" NotAfterDeath protocol(1, 0, 1, 1);
-    /// What this worker has locked by another start it will hand back.
-    ClaimsStart "claims_of_starts/start" I5 protocol(1, 1, 1, 1);
+    /// A worker would run jobs that another start of it has locked, and that it releases.
+    ClaimsStart "claims_of_starts_at_majority/start" I5 protocol(1, 1, 1, 1);
     /// A copy of an archived job would run.
     ArchivedId "already_archived/_id" I2 protocol(1, 1, 1, 1);
     /// Whoever looks before the start may look before the job is archived and start its copy.

@@ -39,10 +39,11 @@ pub(crate) struct StartedJob {
     pub(crate) previous: Option<Arc<Execution>>,
 }
 
-/// Carries out one attempt, from its context to its hooks. Returns when the job's slot can be freed.
+/// Runs one attempt, from its context to its hooks. Returns after the hooks. [`Table::note_ended`](super::table::Table::note_ended) has
+/// freed the slot before.
 ///
-/// Every value that lives across a wait exists once for each running job. Therefore the attempt and the rarer waits are boxed.
-pub(crate) async fn carry_out(environment: &Environment, mut attempt: Box<Attempt>) -> JobId {
+/// This future exists once for each running job. Large and rarely used parts are boxed to keep it small.
+pub(crate) async fn run(environment: &Environment, mut attempt: Box<Attempt>) -> JobId {
     let job = attempt.job.id;
     let context = attempt.context(&environment.dependencies.store);
     let started = Monotonic::now();
@@ -60,7 +61,7 @@ pub(crate) async fn carry_out(environment: &Environment, mut attempt: Box<Attemp
     match recorded {
         Some(Recorded::Yes) => {}
         Some(Recorded::ClaimLost) => {
-            // A repeated write does not always find what the first one has written.
+            // The first write may have succeeded and lost its reply, and the job may have been started or deleted since.
             tracing::warn!(job.id = %job, "this start no longer holds the job: it was rescued, or an earlier write has recorded its end");
             return job;
         }
@@ -100,7 +101,7 @@ enum Payload {
 }
 
 impl Attempt {
-    /// Prepares an attempt. Decodes the workable and asks the policy, which are code of users.
+    /// Prepares an attempt. Decodes the workable and calls the retry policy: both are code of users.
     pub(crate) fn new(environment: &Environment, started: StartedJob, cancel: Arc<Cancel>) -> Box<Self> {
         let StartedJob { mut job, claim, policy, previous } = started;
         let dependencies = &environment.dependencies;
@@ -112,7 +113,7 @@ impl Attempt {
             Ok((policy, is_last)) => (Ok(policy), is_last),
             Err(failure) => (Err(failure), false),
         };
-        // The stored document keeps the parameters; a running job needs no second copy.
+        // The job's document has the parameters as well: one copy is enough.
         let parameters = std::mem::take(&mut Arc::make_mut(&mut job).parameters);
         let payload = match (&policy, dependencies.registry.handler(&job.class), &job.bundle) {
             (Err(failure), ..) => Payload::Unusable(failure.clone()),
@@ -139,7 +140,7 @@ impl Attempt {
         })
     }
 
-    /// Says in each line that a workable logs which job it belongs to.
+    /// The span of the job: its fields are in each line that the workable logs.
     fn span(&self) -> tracing::Span {
         let worker = self.job.last_execution.as_ref().and_then(|execution| execution.worker);
         tracing::info_span!(
@@ -151,7 +152,8 @@ impl Attempt {
         )
     }
 
-    /// Executes the workable, unless something forbids it. A bundle always ends with [`Done`]: its verdict follows from its items.
+    /// Executes the workable, unless its policy cannot be used or its cancellation was requested before. A bundle always ends with
+    /// [`Done`]: its verdict follows from its items.
     async fn execute(&mut self, environment: &Environment, context: &Arc<Context>) -> Result<Done, NotDone> {
         let policy = match &self.policy {
             Ok(policy) => policy.as_ref(),
@@ -206,7 +208,7 @@ impl Attempt {
         }
     }
 
-    /// Calls the hooks: those of a job if it has succeeded or failed, those of a bundle for each item that has.
+    /// Calls the hooks of a job that has succeeded or failed; of a bundle, those of each item that has.
     async fn hooks(&mut self, context: &Context, verdict: &Verdict) {
         match (&mut self.payload, verdict.for_hooks()) {
             (Payload::One { workable, .. }, Some((failure, last))) => workable.after(context, failure, last).await,

@@ -1,6 +1,6 @@
-//! The executor of a bundle: its items run one after the other, each with limits, a verdict and hooks of its own.
+//! Runs a bundle: its items run one after the other, each with its own limits, verdict and hooks.
 //!
-//! An item gets the verdict that a job of its own would get. The bundle goes to the archive when no item is pending. Until then it is
+//! An item gets the verdict that a single job would get. The bundle goes to the archive when no item is pending. Until then it is
 //! rescheduled. A bundle uses the same parts as a single job: an attempt calls one or the other.
 
 use std::{sync::Arc, time::Duration};
@@ -29,7 +29,7 @@ use crate::{
     workable::NotDone,
 };
 
-/// Between two checks of a lease that is over.
+/// Time between two checks of a lease that is over.
 const CHECK_LEASE_EVERY: Duration = Duration::from_millis(50);
 
 /// A started bundle.
@@ -40,13 +40,13 @@ pub(crate) struct Bundle {
     run: Run,
 }
 
-/// What this run has made of the items.
+/// The results of this run of the bundle.
 #[derive(Default)]
 struct Run {
     ended: Vec<EndedItem>,
-    /// The delay until every item that runs again is due.
+    /// The longest delay of the items that run again.
     pause: TimeDelta,
-    /// Whether an item failed, so that this run counts.
+    /// Whether an item failed and will be retried, so that this run counts.
     counts: bool,
     /// The first item that runs again without having failed, and the reason.
     snoozed: Option<(usize, Failure)>,
@@ -66,14 +66,14 @@ impl Bundle {
         Self { parameters: job.items(), handler: handler.clone(), items, run: Run::default() }
     }
 
-    /// Executes the pending items, until all have ended or the bundle is to stop.
+    /// Executes the pending items, until all have ended or the bundle must stop.
     pub(crate) async fn execute(&mut self, environment: &Environment, policy: &dyn RetryPolicy, context: &Context) {
         for index in self.items.remaining() {
-            if !may_go_on(environment, &context.cancel).await {
+            if !may_begin_item(environment, &context.cancel).await {
                 break;
             }
             self.execute_item(index, environment, policy, context).await;
-            // Items that never wait must leave other tasks a turn.
+            // Lets other tasks run, also if no item ever waits.
             tokio::task::coop::consume_budget().await;
         }
         self.items.close();
@@ -96,7 +96,7 @@ impl Bundle {
         let mut has_hooks = true;
         let (outcome, failed) = match verdict(&bundle.job.history(), policy, ended, cancel.why(), now) {
             Verdict::Archive { why, failure: None, result } => {
-                debug_assert_eq!(why, FinishReason::DONE, "everything else has a failure");
+                debug_assert_eq!(why, FinishReason::DONE, "every other reason has a failure");
                 (ItemOutcome::Done { result }, None)
             }
             Verdict::Archive { why, failure: Some(failure), .. } => {
@@ -145,8 +145,8 @@ impl Bundle {
     }
 }
 
-/// Waits until the next item may begin: like any job, it may do so only while the lease holds. False when the bundle is to stop.
-async fn may_go_on(environment: &Environment, cancel: &Cancel) -> bool {
+/// Waits until the next item may begin: like a job, it begins only while the lease holds. Returns false if the bundle must stop.
+async fn may_begin_item(environment: &Environment, cancel: &Cancel) -> bool {
     while cancel.allows_items() {
         if !environment.lease.is_over() {
             return true;
@@ -177,7 +177,7 @@ fn conclude(outcomes: &[Bson], run: &Run, cancelled: Option<Cancellation>, now: 
         (cancelled, first) => {
             let (failure, again) = match (first, cancelled, &run.snoozed) {
                 (Some(first), _, _) if run.counts => (summary(&first, failed.count()), Again::Failed),
-                // Otherwise a bundle that takes every worker to its memory limit would run for ever.
+                // Counts as a failure. Otherwise a bundle that exhausts the memory of each worker would run again without end.
                 (_, Some(Cancellation::MemoryLimit), _) => (rest(failure::MEMORY_LIMIT), Again::Failed),
                 (_, Some(_), _) | (_, None, None) => (rest(failure::INTERRUPTED), Again::Interrupted),
                 (_, None, Some((index, reason))) => {
@@ -235,7 +235,11 @@ mod tests {
         );
         assert_eq!(check("dfg", run(true, 60), None), "retry f +60 Failed: 2 of 3 items failed, the first of them item 1: m");
         assert_eq!(check("d.d", snoozed(), None), "retry exit:75 +30 Snoozed: item 1 is to be tried again: early");
-        assert_eq!(check("g.d", snoozed(), None), "retry exit:75 +30 Snoozed: item 1 is to be tried again: early", "the other has its end");
+        assert_eq!(
+            check("g.d", snoozed(), None),
+            "retry exit:75 +30 Snoozed: item 1 is to be tried again: early",
+            "the failed item is final"
+        );
         assert_eq!(
             check("f.d", Run { counts: true, ..snoozed() }, None),
             "retry f +30 Failed: 1 of 3 items failed, the first of them item 0: m"

@@ -26,15 +26,15 @@ use crate::{
     workable::{Done, NotDone},
 };
 
-/// How long a cancelled workable may take to stop, unless it has a time of its own.
-const CANCELLED_FOR: Duration = Duration::from_secs(2);
+/// How long a cancelled workable may take to stop, unless it sets another time.
+const STOPS_WITHIN: Duration = Duration::from_secs(2);
 
 /// How an execution ended: by itself, or in a panic.
 type Caught = std::thread::Result<Result<Done, NotDone>>;
 
 /// Executes a workable and waits for its end.
 ///
-/// An execution that never waits ends in this task. Every other one becomes a task of its own, which can be watched.
+/// An execution that never waits ends in this task. Every other execution gets its own task, so that it can be aborted.
 pub(crate) async fn execute(workable: Arc<dyn Ready>, context: &Arc<Context>, limit: Option<Duration>) -> Result<Done, NotDone> {
     if let Some(deadline) = limit.and_then(|limit| Monotonic::now().checked_add(limit)) {
         let _ = context.deadline.set(deadline);
@@ -50,7 +50,7 @@ pub(crate) async fn execute(workable: Arc<dyn Ready>, context: &Arc<Context>, li
                 _ => ended,
             }
         };
-        // Also in a task of its own an execution logs in the span of its job.
+        // An execution in its own task also logs in the span of its job.
         AssertUnwindSafe(in_time).catch_unwind().in_current_span().boxed()
     };
     match poll_fn(|task| Poll::Ready(execution.poll_unpin(task))).await {
@@ -86,7 +86,7 @@ async fn watch(
         // A thread cannot be killed, and its job must not run twice. When the worker stops, the process ends first.
         without_panic((&mut task).await)
     } else {
-        let by_reason = if cancel.why() == Some(Cancellation::TimeLimit) { Duration::ZERO } else { CANCELLED_FOR };
+        let by_reason = if cancel.why() == Some(Cancellation::TimeLimit) { Duration::ZERO } else { STOPS_WITHIN };
         let patience = stops_within.unwrap_or(by_reason);
         tokio::select! {
             ended = &mut task => without_panic(ended),

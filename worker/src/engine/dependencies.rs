@@ -24,7 +24,7 @@ pub(crate) struct Dependencies {
     pub(crate) policies: RetryPolicies,
     pub(crate) listener: Option<Arc<Listener>>,
     pub(crate) notifier: Notifier,
-    /// Notified by the session's loop.
+    /// The session loop notes its progress here.
     pub(crate) watchdog: Watchdog,
 }
 

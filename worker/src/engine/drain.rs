@@ -1,7 +1,8 @@
-//! The end of a session: after a request to stop, at the memory limit, or once a cleaner has declared the worker dead.
+//! The end of a session: after a stop request, at the memory limit, when a cleaner has declared the worker dead, or after a panic of a
+//! task.
 //!
-//! A session that is asked to stop takes no more jobs. Its jobs have a grace period to end; afterwards they are cancelled. Whatever has not ended
-//! then stays in the roster, where a cleaner finds it.
+//! After a stop request or at the memory limit the session takes no more jobs. Its jobs may continue for the grace period, and are
+//! cancelled then. The roster keeps naming the jobs that have not ended, so that a cleaner rescues them.
 
 use std::time::{Duration, Instant as Monotonic};
 
@@ -21,15 +22,15 @@ use crate::context::{Cancel, Cancellation};
 
 /// How long cancelled jobs may take to end.
 const WAIT_AFTER_CANCEL: Duration = Duration::from_secs(5);
-/// The same after a second signal. Together with the last writes, it is shorter than the time that the stock worker leaves.
+/// The same after a second signal. Together with the last writes it must fit into [`ABORT_WITHIN`](crate::ABORT_WITHIN).
 const HURRIED_FOR: Duration = Duration::from_secs(1);
-/// How long the release of unconfirmed starts may take at the end. The cleaner releases the rest.
+/// How long the release of unconfirmed starts may take at the end. A cleaner rescues the jobs that were not released.
 const LAST_RELEASE: Duration = Duration::from_secs(5);
-/// How long the last writes of the recorder may take: longer than most failovers. Together with the grace period, the times above and one call
-/// it must fit into systemd's TimeoutStopSec.
+/// How long the last writes of the recorder may take: longer than most failovers. Together with the grace period, the times above and one
+/// call it must fit into systemd's TimeoutStopSec.
 const LAST_RECORDS: Duration = Duration::from_secs(15);
 
-/// A grace period beyond this is the same as none: an instant cannot be as late as the longest duration.
+/// A longer grace period is cut to this: an instant plus the longest duration would overflow.
 const LONGEST_GRACE: Duration = Duration::from_secs(365 * 24 * 3_600);
 
 /// The result of a wait for the running jobs.
@@ -40,13 +41,13 @@ enum Waited {
     AllEnded,
     /// The time is over, and some jobs still run.
     TimeOver,
-    /// A cleaner has declared the worker dead meanwhile.
+    /// A cleaner has declared the worker dead in the meantime.
     Retired,
     /// A task of the session has panicked.
     Broken,
 }
 
-/// Ends a session in the way that `end` demands. Returns how it ended, since it can be declared dead meanwhile.
+/// Ends a session for the reason `end`. Returns another reason if the worker is declared dead, or a task panics, in the meantime.
 pub(crate) async fn drain(mut session: Session, mut end: SessionEnd, shutdown: &mut Shutdown) -> SessionEnd {
     if matches!(end, SessionEnd::Stopped | SessionEnd::MemoryLimit) {
         end = wait_for_jobs(&mut session, end, shutdown).await;
@@ -57,16 +58,16 @@ pub(crate) async fn drain(mut session: Session, mut end: SessionEnd, shutdown: &
     session.progress();
     let now = session.store().now();
     if end != SessionEnd::Broken {
-        // MongoDB may be away. The roster names the jobs that are not released in time.
+        // MongoDB may be unreachable. The roster names the jobs that are not released in time.
         let _ = timeout(LAST_RELEASE, session.work.intake.release_unconfirmed(now)).await;
     }
-    let mut left = session.work.slots.jobs();
-    left.extend(session.work.intake.unconfirmed(now));
+    let mut unended = session.work.slots.jobs();
+    unended.extend(session.work.intake.unconfirmed(now));
     let in_hooks = session.work.slots.table().count_recorded();
     if in_hooks > 0 {
-        tracing::warn!(worker.id = %session.id, count = in_hooks, "hooks are broken off; the ends of their jobs are recorded");
+        tracing::warn!(worker.id = %session.id, count = in_hooks, "aborting hooks; the ends of their jobs are recorded");
     }
-    leave(session, end, &left).await;
+    leave(session, end, &unended).await;
     end
 }
 
@@ -83,11 +84,11 @@ async fn wait_for_jobs(session: &mut Session, end: SessionEnd, shutdown: &mut Sh
         return SessionEnd::Broken;
     }
     tracing::info!(worker.id = %session.id, count = session.work.slots.running(), grace_ms = milliseconds(grace), "taking no more jobs");
-    session.work.slots.for_each_running(Cancel::no_more_items);
+    session.work.slots.for_each_job(Cancel::no_more_items);
     let mut waited = wait(session, until, Duration::ZERO, shutdown).await;
     if waited == Waited::TimeOver {
         let why = if end == SessionEnd::MemoryLimit { Cancellation::MemoryLimit } else { Cancellation::WorkerStopping };
-        session.work.slots.for_each_running(|cancel| cancel.cancel(why));
+        session.work.slots.for_each_job(|cancel| cancel.cancel(why));
         let cancelled_for = WAIT_AFTER_CANCEL.max(session.dependencies().registry.stops_within());
         waited = wait(session, Monotonic::now() + cancelled_for, HURRIED_FOR, shutdown).await;
     }
@@ -98,8 +99,8 @@ async fn wait_for_jobs(session: &mut Session, end: SessionEnd, shutdown: &mut Sh
     }
 }
 
-/// Waits until no job runs any more or `until` has passed; only for `hurried` once an immediate end is requested. Jobs can be cancelled
-/// meanwhile.
+/// Waits until no job runs any more or `until` has passed. After a second signal it waits for `hurried` at most. Jobs can still be
+/// cancelled.
 async fn wait(session: &mut Session, mut until: Monotonic, hurried: Duration, shutdown: &mut Shutdown) -> Waited {
     let mut is_hurried = false;
     while session.work.slots.running() > 0 {
@@ -121,7 +122,7 @@ async fn wait(session: &mut Session, mut until: Monotonic, hurried: Duration, sh
             () = pause(session.environment.dependencies.watchdog.next_in()) => {}
             () = shutdown.aborted(), if !is_hurried => {
                 is_hurried = true;
-                session.work.slots.for_each_running(Cancel::hurry);
+                session.work.slots.for_each_job(Cancel::hurry);
                 until = until.min(Monotonic::now() + hurried);
             }
         }
@@ -129,17 +130,17 @@ async fn wait(session: &mut Session, mut until: Monotonic, hurried: Duration, sh
     Waited::AllEnded
 }
 
-/// Cancels the jobs of a session that must not record their ends, and waits for them a moment.
+/// Cancels the jobs of a session that must not record their ends, and waits for them for `WAIT_AFTER_CANCEL` at most.
 async fn drop_jobs(session: &mut Session, end: SessionEnd) {
     let count = session.work.slots.running();
     if end == SessionEnd::Retired {
-        tracing::warn!(worker.id = %session.id, count, "this worker was declared dead: dropping its running jobs");
+        tracing::warn!(worker.id = %session.id, count, "this worker was declared dead: cancelling its jobs without recording them");
     } else {
-        tracing::error!(worker.id = %session.id, count, "a task of this worker has panicked: leaving its jobs to the cleaner");
+        tracing::error!(worker.id = %session.id, count, "a task of this worker has panicked: a cleaner will rescue its jobs");
     }
-    session.work.slots.for_each_running(|cancel| cancel.cancel(Cancellation::ClaimLost));
+    session.work.slots.for_each_job(|cancel| cancel.cancel(Cancellation::ClaimLost));
     if end == SessionEnd::Retired {
-        // What they have locked is released, or left to the cleaner.
+        // The jobs that they have locked are released, or rescued by a cleaner.
         let _ = session.work.drop_starts().await;
     }
     let until = Monotonic::now() + WAIT_AFTER_CANCEL;
@@ -149,12 +150,12 @@ async fn drop_jobs(session: &mut Session, end: SessionEnd) {
     }
 }
 
-/// Waits for the last writes and leaves the roster, unless it must still name the jobs that are `left`.
-async fn leave(session: Session, end: SessionEnd, left: &[JobId]) {
+/// Waits for the last writes and leaves the roster, unless the roster must still name the `unended` jobs.
+async fn leave(session: Session, end: SessionEnd, unended: &[JobId]) {
     let store = session.store().clone();
     let watchdog = session.dependencies().watchdog.clone();
     let Session { id, recording, beating, environment, work, .. } = session;
-    // Jobs that still run are aborted. The recorder ends when its last user is gone.
+    // Aborts the jobs that still run. The recorder ends when all references to it are dropped.
     drop((environment, work));
     let abort = recording.abort_handle();
     let is_recorded = end != SessionEnd::Broken && timeout(LAST_RECORDS, recording).await.is_ok_and(|ended| ended.is_ok());
@@ -164,8 +165,8 @@ async fn leave(session: Session, end: SessionEnd, left: &[JobId]) {
     if matches!(end, SessionEnd::Retired | SessionEnd::Broken) {
         return;
     }
-    if !is_recorded || !left.is_empty() {
-        let jobs: Vec<String> = left.iter().map(ToString::to_string).collect();
+    if !is_recorded || !unended.is_empty() {
+        let jobs: Vec<String> = unended.iter().map(ToString::to_string).collect();
         tracing::warn!(worker.id = %id, ?jobs, "not everything ended in time: a cleaner rescues the rest");
         return;
     }

@@ -15,7 +15,7 @@ use crate::{
 
 /// What the running jobs of one session share.
 ///
-/// No workable may hold it: the recorder ends when its last user is gone, and a workable that never returns must not keep it alive.
+/// No workable may hold it: the recorder ends when all references to it are dropped, and a workable may never return.
 pub(crate) struct Environment {
     pub(crate) dependencies: Arc<Dependencies>,
     pub(crate) table: Arc<Table>,
@@ -33,7 +33,7 @@ impl Environment {
         ended
     }
 
-    /// The time by the clock of the present primary, which schedules retries; an estimate when MongoDB does not answer.
+    /// The time by the clock of the current primary, which decides when retries are due. An estimate if MongoDB does not answer.
     pub(crate) async fn now(&self) -> Instant {
         let _ = self.dependencies.store.fresh_clock().await;
         self.dependencies.store.now()

@@ -1,4 +1,4 @@
-//! What is reported about an attempt: one event when it starts, one when it ends, and a line in the log.
+//! The events of an attempt for the application, one at the start and one at the end, and its line in the log.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{context::Context, event::WorkerEvent};
 
-/// The events of one attempt. If it is dropped before the end of the attempt is recorded, the claim is lost.
+/// The events of one attempt. If this value is dropped before [`Events::end`], it reports that the claim is lost.
 pub(crate) struct Events<'a> {
     environment: &'a Environment,
     context: &'a Arc<Context>,
@@ -71,9 +71,13 @@ pub(crate) fn log(job: &Job, duration_ms: u64, verdict: &Verdict) {
         Verdict::Archive { why, failure: Some(failure), .. } if *why == FinishReason::CANCELLED => ended!(info, failure, "job cancelled"),
         Verdict::Archive { failure: Some(failure), .. } => ended!(warn, failure, "job failed"),
         Verdict::Retry { failure, again: Again::Failed, .. } => ended!(info, failure, "job failed; retrying"),
-        Verdict::Retry { failure, again: Again::Snoozed, .. } => ended!(info, failure, "job snoozed: it runs again, uncounted"),
-        Verdict::Retry { failure, again: Again::Interrupted, .. } => ended!(info, failure, "job interrupted: it runs again, uncounted"),
-        Verdict::Release { failure, .. } => ended!(debug, failure, "job released: it was not started"),
+        Verdict::Retry { failure, again: Again::Snoozed, .. } => {
+            ended!(info, failure, "job snoozed: it runs again, and the attempt does not count")
+        }
+        Verdict::Retry { failure, again: Again::Interrupted, .. } => {
+            ended!(info, failure, "job interrupted: it runs again, and the attempt does not count")
+        }
+        Verdict::Release { failure, .. } => ended!(debug, failure, "job released: its workable did not run"),
         Verdict::Archive { failure: None, .. } => tracing::debug!(job.id = %job.id, job.class = job.class, duration_ms, "job done"),
         Verdict::ClaimLost => {}
     }

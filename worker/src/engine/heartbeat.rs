@@ -1,5 +1,5 @@
-//! The heartbeat: renews the lease of a session, whether the worker is busy or idle, on connections that job traffic cannot exhaust. Its reply
-//! tells when a cleaner has declared the worker dead.
+//! The heartbeat: renews the lease of a session, on connections that job traffic cannot exhaust. Its reply shows whether a cleaner has
+//! declared the worker dead.
 //!
 //! A worker whose session loop hangs sends no heartbeats, so that a cleaner rescues its jobs.
 
@@ -19,10 +19,10 @@ use tokio::sync::mpsc;
 
 use super::{lease::Lease, table::Table};
 
-/// Heartbeats are sent at multiples of this time, by MongoDB's clock. Heartbeats of one instant share a write to MongoDB's disk.
+/// Heartbeats are sent at multiples of this time, by MongoDB's clock. Heartbeats at the same instant share one journal write of MongoDB.
 const TOGETHER: Duration = Duration::from_millis(250);
-/// How long after its lease a worker without progress still sends heartbeats. Longer than a call to MongoDB, after each of which the session
-/// loop notes progress.
+/// How long a worker whose session loop makes no progress sends heartbeats, in addition to its lease. Longer than one call to MongoDB: the
+/// session loop notes progress after each call.
 const HANGS_AFTER: Duration = Duration::from_secs(20);
 /// The time between attempts after a heartbeat that was not acknowledged.
 const RETRY: Duration = Duration::from_millis(500);
@@ -30,7 +30,8 @@ const RETRY: Duration = Duration::from_millis(500);
 /// The result of a heartbeat.
 #[derive(Debug)]
 pub(crate) enum News {
-    /// MongoDB acknowledged it at this time. The roster shows this assignment, or offers so many slots.
+    /// MongoDB acknowledged the heartbeat at `at`. `assignment`: the assignment in the roster, if the worker is not available. `offered`:
+    /// the free slots in the roster, if it is.
     Alive { at: Instant, assignment: Option<Assignment>, offered: u32 },
     /// A cleaner has declared this worker dead.
     Retired,
@@ -45,7 +46,7 @@ pub(crate) struct Heartbeat {
     pub(crate) lease: Arc<Lease>,
     pub(crate) every: Duration,
     pub(crate) lease_for: Duration,
-    /// Notified by the session loop.
+    /// The session loop notes its progress here.
     pub(crate) watchdog: Watchdog,
 }
 
@@ -64,7 +65,7 @@ impl Heartbeat {
                         "the main loop of this worker hangs: no heartbeats are sent, so that a cleaner rescues its jobs"
                     );
                 }
-                // After a freeze of the process, the main loop needs a moment to continue.
+                // After a freeze of the process, the session loop needs a moment to continue.
                 pause(if hanging == 1 { RETRY / 10 } else { RETRY }).await;
                 continue;
             }
@@ -76,7 +77,7 @@ impl Heartbeat {
                     if std::mem::take(&mut is_failing) {
                         tracing::info!(worker.id = %self.worker, "heartbeats are acknowledged again");
                     }
-                    // A session that is busy gets the next one.
+                    // If the channel is full, this news is dropped. The next heartbeat brings the current state.
                     let _ = news.try_send(News::Alive { at, assignment, offered });
                     with_others(self.every, self.store.now())
                 }
@@ -91,7 +92,7 @@ impl Heartbeat {
                     RETRY
                 }
             };
-            // A doubted lease is renewed early, but not at once: each refused start doubts it again.
+            // A requested heartbeat is sent early, but not at once: each refused start requests one.
             let early = async {
                 tokio::join!(pause(RETRY), self.lease.heartbeat_requested());
             };
@@ -100,7 +101,7 @@ impl Heartbeat {
     }
 }
 
-/// How long to wait from `now` so that the workers of a fleet wake at the same instants: `every`, or a little less.
+/// The wait from `now`: `every`, or a little less, so that all workers send heartbeats at the same instants.
 fn with_others(every: Duration, now: Instant) -> Duration {
     if every < TOGETHER * 2 {
         return every;

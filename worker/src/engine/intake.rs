@@ -1,6 +1,7 @@
 //! The intake: decides which assigned jobs can be started, and which locked jobs are run.
 //!
-//! It reads the assigned jobs, and later takes the answer of their start. Jobs that were locked and are not run are released as they were.
+//! It reads the assigned jobs, and later handles the answer of their start. Jobs that were locked and are not run are released: unlocked as
+//! they were before the start.
 
 use std::{
     cmp::Reverse,
@@ -33,9 +34,10 @@ use super::{
 };
 use crate::panics::guarded;
 
-/// A job that is sent once and is younger than this is not looked up in the archive. Dumps that are restored are older.
+/// A job that its enqueuer never sends again, and that is younger than this, is not searched in the archive. The jobs of a restored dump
+/// are older.
 const YOUNG: TimeDelta = TimeDelta::minutes(10);
-/// Classes of unknown retry policies that are remembered, so that each is logged once.
+/// Maximum number of unknown retry policies in memory. Each of them is logged once.
 const UNKNOWN_POLICIES: usize = 100;
 
 /// Turns assignments into started jobs.
@@ -44,16 +46,18 @@ pub(crate) struct Intake {
     work_on: WorkOn,
     reading: Reading,
     unconfirmed: UnconfirmedStarts,
-    /// Classes of retry policies that jobs have and this worker does not know.
+    /// Classes of retry policies of jobs that this worker does not know.
     unknown_policies: HashSet<String>,
-    /// Documents that are no jobs, on their way to the archive. They hold no slot, and the recruiter assigns them again meanwhile.
+    /// Documents that are not jobs and whose move to the archive is not written yet. They have no slot. The recruiter may assign them again
+    /// until then.
     archiving: HashMap<JobId, oneshot::Receiver<Recorded>>,
 }
 
-/// What has become of the jobs of one start.
+/// Which jobs of an answered start are run.
 pub(crate) struct StartResult {
+    /// Jobs to run.
     pub(crate) started: Vec<StartedJob>,
-    /// Jobs whose slots are free again.
+    /// The other jobs, locked or not. Their slots become free.
     pub(crate) not_run: Vec<JobId>,
 }
 
@@ -84,7 +88,8 @@ impl Intake {
         Ok(self.startable(unlocked, now))
     }
 
-    /// Decides which jobs of an answered start are run. Deletes those that were archived before, and releases the others.
+    /// Decides which jobs of an answered start are run. Deletes locked jobs that were archived before, archives jobs whose start MongoDB
+    /// refused as malformed, and releases the other locked jobs.
     pub(crate) async fn confirm(&mut self, answered: Answered) -> StartResult {
         if answered.is_fruitless() {
             self.environment.lease.request_heartbeat();
@@ -93,7 +98,7 @@ impl Intake {
         for Startable { job, .. } in refused.iter().filter_map(|id| startable.get(id)) {
             self.archive_malformed(job.id, &job.document, &Failure::new(failure::MALFORMED, "MongoDB cannot start it"), start.now);
         }
-        // Jobs without an answer may still be locked by this start. All others are locked by now or never.
+        // This start may still lock jobs without an answer. It locks no other job later.
         let claimed: HashSet<JobId> = claims.iter().map(|claim| claim.job()).collect();
         let mut not_run: HashSet<JobId> = unanswered.into_iter().filter(|id| !claimed.contains(id)).collect();
         let (again, mut claims): (Vec<Claim>, Vec<Claim>) = match &archived {
@@ -113,19 +118,19 @@ impl Intake {
         StartResult { started, not_run: startable.into_keys().collect() }
     }
 
-    /// Notes an answered start none of whose jobs is run: what it has locked is released.
+    /// Notes an answered start whose jobs are not run. The jobs that it has locked are released later.
     pub(crate) fn drop_start(&mut self, answered: &Answered) {
         self.unconfirmed.add(answered.start.id, answered.may_be_locked(), answered.start.lease_until);
     }
 
-    /// Releases jobs that earlier starts have locked and that are not run; whether the roster is to list others than before. A cleaner finds
-    /// the listed jobs at once when this process is killed.
+    /// Releases jobs that unconfirmed starts have locked. Returns whether the set of jobs that may be locked has changed: the roster must
+    /// list them, because a cleaner rescues the listed jobs when this process dies.
     pub(crate) async fn release_unconfirmed(&mut self, now: Instant) -> bool {
         self.unconfirmed.release(now).await;
         self.environment.table.set_unconfirmed(self.unconfirmed.jobs(now).collect())
     }
 
-    /// Jobs that are not run and may be locked at `now` or later.
+    /// Jobs of unconfirmed starts that may be locked at `now` or later.
     pub(crate) fn unconfirmed(&self, now: Instant) -> impl Iterator<Item = JobId> {
         self.unconfirmed.jobs(now)
     }
@@ -138,7 +143,7 @@ impl Intake {
         &self.environment.dependencies.store
     }
 
-    /// The jobs that this worker can start, of its classes, groups and policies. A document that is no job is archived.
+    /// The jobs whose class, group and retry policy this worker serves. A document that is not a job is archived.
     fn startable(&mut self, unlocked: Vec<Unlocked>, now: Instant) -> Vec<Startable> {
         let mut startable = Vec::with_capacity(unlocked.len());
         let died = Failure::new(failure::WORKER_DIED, "the worker died");
@@ -150,7 +155,7 @@ impl Intake {
                         Err(unknown) => self.skip_unknown_policy(job.id, unknown),
                     }
                 }
-                Ok(job) => tracing::debug!(job.id = %job.id, "the job is not for this worker; leaving it to others"),
+                Ok(job) => tracing::debug!(job.id = %job.id, "this worker does not serve the job; skipping it"),
                 Err((id, document, error)) => {
                     self.archive_malformed(id, &document, &Failure::new(failure::MALFORMED, error.to_string()), now)
                 }
@@ -159,21 +164,21 @@ impl Intake {
         startable
     }
 
-    /// Leaves a job to a worker that knows its policy: one of a newer release, or one with custom policies.
+    /// Skips a job whose retry policy this worker does not know. A worker of a newer release, or with custom policies, can run it.
     fn skip_unknown_policy(&mut self, job: JobId, class: String) {
-        tracing::debug!(job.id = %job, policy = class, "the job is not for this worker; leaving it to others");
+        tracing::debug!(job.id = %job, policy = class, "this worker does not serve the job; skipping it");
         if self.unknown_policies.len() < UNKNOWN_POLICIES && !self.unknown_policies.contains(&class) {
-            tracing::warn!(job.id = %job, policy = class, "this worker does not know the retry policy of a job; leaving such jobs to workers that know it");
+            tracing::warn!(job.id = %job, policy = class, "this worker does not know the retry policy of a job; other workers must run such jobs");
             self.unknown_policies.insert(class);
         }
     }
 
-    /// Deletes jobs that were enqueued again after they had been archived; returns those that could not be deleted.
+    /// Deletes locked jobs that were enqueued again after they had been archived. Returns those that could not be deleted.
     async fn discard(&self, again: &[Claim]) -> Vec<JobId> {
         if again.is_empty() {
             return Vec::new();
         }
-        tracing::info!(count = again.len(), "jobs that were enqueued again after they were archived are not run again");
+        tracing::info!(count = again.len(), "deleting jobs that were enqueued again after they were archived");
         match self.store().discard_if_claimed(again).await {
             Ok(_) => Vec::new(),
             Err(error) => {
@@ -183,14 +188,14 @@ impl Intake {
         }
     }
 
-    /// Archives a document that is no job, without a start. Each is handed to the recorder once: a second copy in the same batch would find
-    /// the document deleted, and fail the whole batch.
+    /// Archives a document that is not a job, without a start. The recorder gets each document once: a second entry in the same batch would
+    /// find the document deleted, and the whole batch would fail.
     fn archive_malformed(&mut self, id: JobId, document: &RawDocument, failure: &Failure, now: Instant) {
         self.archiving.retain(|_, answer| matches!(answer.try_recv(), Err(TryRecvError::Empty)));
         if self.archiving.contains_key(&id) {
             return;
         }
-        tracing::warn!(job.id = %id, reason = failure.message, "a document in `scheduled` is no job; archiving it as malformed");
+        tracing::warn!(job.id = %id, reason = failure.message, "a document in `scheduled` is not a job; archiving it as malformed");
         let archival = Archival::unstarted(id, document, &FinishReason::MALFORMED, failure, now);
         self.archiving.insert(id, self.environment.recorder.record_later(JobEnd::Archive(Box::new(archival))));
     }
@@ -219,7 +224,7 @@ impl Startable {
         self.job.document.as_bytes().len()
     }
 
-    /// Whether the document may be a copy of a job that was archived: its enqueuer has sent it again, or an old dump was restored.
+    /// Whether the document may be a copy of an archived job: its enqueuer may have sent it again, or an old dump may have been restored.
     pub(crate) fn can_be_resent(&self, now: Instant) -> bool {
         !self.job.is_sent_once || now - self.job.created_at > YOUNG
     }
@@ -232,7 +237,7 @@ impl Startable {
     /// The job as the start has stored it.
     fn started(self, claim: Claim, start: &Start) -> StartedJob {
         let Self { mut job, policy, if_worker_dies } = self;
-        // No other holder exists yet, so that the job is not copied.
+        // This is the only reference to the job, so nothing is copied.
         let started = Arc::make_mut(&mut job);
         let previous = started.last_execution.take().map(Arc::new);
         start.mark_started(started, if_worker_dies);

@@ -1,7 +1,7 @@
-//! The outcomes of the items of a running bundle, and which of them are still to be written.
+//! The outcomes of the items of a running bundle, and which of them are not written yet.
 //!
-//! A bundle does not wait for its progress to be written. While MongoDB is away its items go on as long as the lease holds, and their outcomes
-//! are written when it is back, or with the end of the bundle, which contains all of them.
+//! A bundle does not wait until its progress is written. While MongoDB is unreachable, its items continue as long as the lease holds. Their
+//! outcomes are written later, or with the end of the bundle, which contains all outcomes.
 
 use std::{
     collections::BTreeSet,
@@ -19,8 +19,8 @@ use recruiter_common::{
 
 use crate::context::{Cancel, Cancellation};
 
-/// Outcomes are written by their index when fewer than one in so many items has a new one. More are written as a whole list, which then costs
-/// less.
+/// If fewer than one in this number of items has a new outcome, the outcomes are written one by one. Otherwise the whole list is written,
+/// which then costs less.
 const FEW: usize = 8;
 
 /// The outcomes of the items of a running bundle, shared by the bundle and the recorder.
@@ -35,13 +35,13 @@ struct Known {
     outcomes: Vec<Bson>,
     /// Whether the stored document has a list of this length.
     has_list: bool,
-    /// The items whose outcomes are not in any write yet.
+    /// The items with outcomes that no write contains yet.
     unwritten: BTreeSet<usize>,
-    /// The items of the write that has no answer yet.
+    /// The items of the write that is not answered yet.
     in_flight: BTreeSet<usize>,
     /// Whether the recorder has this bundle in its queue.
     is_queued: bool,
-    /// Whether the end of the bundle writes the rest.
+    /// Whether the end of the bundle writes all further outcomes.
     is_closed: bool,
 }
 
@@ -58,7 +58,7 @@ impl Items {
         Self { claim, cancel, known: Mutex::new(known) }
     }
 
-    /// The items that are still to be done.
+    /// The indexes of the pending items.
     pub(crate) fn remaining(&self) -> Vec<usize> {
         self.known().outcomes.iter().enumerate().filter(|(_, outcome)| is_pending(outcome)).map(|(index, _)| index).collect()
     }
@@ -68,7 +68,7 @@ impl Items {
         read(&self.known().outcomes)
     }
 
-    /// Notes the outcome of an item; whether the bundle is to be put into the recorder's queue.
+    /// Notes the outcome of an item. Returns whether the bundle must be put into the recorder's queue.
     pub(crate) fn note(&self, index: usize, outcome: Bson) -> bool {
         let mut known = self.known();
         known.outcomes[index] = outcome;
@@ -76,12 +76,12 @@ impl Items {
         !std::mem::replace(&mut known.is_queued, true)
     }
 
-    /// Leaves all outcomes that are not in a write yet to the end of the bundle.
+    /// Ends the progress writes: the end of the bundle writes all outcomes that no write contains yet.
     pub(crate) fn close(&self) {
         self.known().is_closed = true;
     }
 
-    /// Leaves the recorder's queue if there is nothing to write; whether it did.
+    /// Removes the bundle from the recorder's queue if there is nothing to write. Returns whether it was removed.
     pub(crate) fn leave_queue(&self) -> bool {
         let mut known = self.known();
         known.is_queued = !known.is_closed && !known.unwritten.is_empty();
@@ -100,8 +100,8 @@ impl Items {
         }
     }
 
-    /// Takes the answer to the last write. After a refusal its outcomes are left to the end of the bundle. A bundle that has lost its claim
-    /// is cancelled.
+    /// Handles the answer to the last write. If MongoDB refused it, the end of the bundle writes its outcomes. A bundle that has lost its
+    /// claim is cancelled.
     pub(crate) fn written(&self, recorded: Recorded) {
         let mut known = self.known();
         known.in_flight.clear();
@@ -115,7 +115,7 @@ impl Items {
         }
     }
 
-    /// The last write failed or has an unknown outcome: it is repeated.
+    /// Notes that the last write failed or has an unknown outcome. Its outcomes are written again.
     pub(crate) fn not_written(&self) {
         let mut known = self.known();
         let mut again = std::mem::take(&mut known.in_flight);

@@ -1,4 +1,4 @@
-//! Warns in the worker's log when no recruiter leads. Without the warning, a worker that gets no jobs would be silent.
+//! Logs a warning when no recruiter leads. Without it, nothing in the worker's log would explain why the worker gets no jobs.
 
 use std::time::{Duration, Instant as Monotonic};
 
@@ -7,15 +7,15 @@ use recruiter_common::{
     telemetry::chain,
 };
 
-/// A lease that was not renewed for so long, and for its own duration, is not held any more.
+/// A lease that was not renewed for this time, or for its own duration if that is longer, counts as not held.
 const STALE_AFTER: Duration = Duration::from_secs(60);
 
-/// What this worker knows about the leading recruiter.
+/// The lease of the recruiter, as far as this worker has observed it.
 pub(crate) struct Leader {
-    /// How long no hint arrives before the lease is read.
+    /// Time without a hint after which the lease is read.
     silence: Duration,
     last_hint_at: Monotonic,
-    /// The lease as it was read last, and since when it has been so.
+    /// The lease as it was read last, and when it was first read in this state.
     lease: Option<(Observed, Monotonic)>,
     is_missing: bool,
 }
@@ -31,7 +31,7 @@ impl Leader {
         self.note(false);
     }
 
-    /// Reads the lease, unless a hint arrived lately. A recruiter whose hints are lost still renews its lease.
+    /// Reads the lease if no hint has arrived for `silence`. A recruiter whose hints are lost still renews its lease.
     pub(crate) async fn check(&mut self, store: &Store) {
         if self.last_hint_at.elapsed() < self.silence {
             return;

@@ -1,4 +1,4 @@
-//! The lease of a session: until when the worker may trust that no cleaner has declared it dead.
+//! The lease of a session: until when the worker may start jobs. No cleaner declares it dead before.
 //!
 //! The heartbeat renews it. The intake reads it before a start, and a bundle before each item.
 
@@ -17,16 +17,17 @@ pub(crate) struct Lease {
     heartbeat_requested: Notify,
 }
 
+/// The end of the lease, by two clocks.
 #[derive(Clone, Copy, Debug)]
 struct Validity {
-    /// By the clock of this machine, which counts a sleep; from before the heartbeat was sent.
+    /// By the clock of this machine, which counts sleep. Measured from the instant before the heartbeat was sent.
     until: Uptime,
-    /// By the server's clock, from the time that the heartbeat wrote.
+    /// By the server's clock. Measured from the time that the heartbeat wrote.
     server_until: Instant,
 }
 
 impl Lease {
-    /// Until when, by the server's clock, a start may be carried out; `None` when the lease is over.
+    /// Until when MongoDB may begin a start, by the server's clock. `None` if the lease is over.
     pub(crate) fn until(&self) -> Option<Instant> {
         self.until_at(Uptime::now())
     }
@@ -40,12 +41,12 @@ impl Lease {
         *self.validity() = Some(Validity { until: sent + duration, server_until: at + duration });
     }
 
-    /// Asks for a heartbeat now: a start was refused, perhaps because the server's clock was put forward, beyond the end of the lease.
+    /// Requests an early heartbeat: a start locked no job, perhaps because the server's clock was set forward, beyond the end of the lease.
     pub(crate) fn request_heartbeat(&self) {
         self.heartbeat_requested.notify_one();
     }
 
-    /// Waits until the lease is doubted.
+    /// Waits until a heartbeat is requested.
     pub(crate) async fn heartbeat_requested(&self) {
         self.heartbeat_requested.notified().await;
     }

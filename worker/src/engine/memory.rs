@@ -16,7 +16,7 @@ pub(crate) fn resident() -> u64 {
     resident.unwrap_or(0) * rustix::param::page_size() as u64
 }
 
-/// Not known: [`WorkerConfig::validate`](crate::WorkerConfig::validate) refuses a limit here.
+/// Zero, because it cannot be read: [`WorkerConfig::validate`](crate::WorkerConfig::validate) refuses a limit here.
 #[cfg(not(target_os = "linux"))]
 pub(crate) fn resident() -> u64 {
     0

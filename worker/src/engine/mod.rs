@@ -1,29 +1,29 @@
-//! The engine of a worker: takes what the recruiter assigns, runs it, and records how it ended.
+//! The engine of a worker: takes assigned jobs, runs them, and records their ends.
 //!
 //! | module | what it is |
 //! |---|---|
 //! | `session` | one registration: the event loop |
-//! | `table` | the one table of what runs |
-//! | `work` | from an assignment to running jobs, and back to the roster |
-//! | `slots` | the tasks that run jobs, and free slots |
-//! | `prefetch` | jobs assigned ahead, beyond the free slots |
-//! | `intake` | which assigned jobs can be started, and which locked jobs are run |
-//! | `starts` | starts on their way to MongoDB |
-//! | `reading`, `portion` | assigned jobs, read in portions over a slow line |
+//! | `table` | the jobs that a session holds, and the phase of each |
+//! | `work` | takes assignments, starts and runs their jobs, and reports to the roster |
+//! | `slots` | the tasks that run jobs, and the number of free slots |
+//! | `prefetch` | the queue of jobs to start, and how many jobs are accepted ahead |
+//! | `intake` | decides which assigned jobs can be started, and which locked jobs are run |
+//! | `starts` | starts that MongoDB has not answered yet |
+//! | `reading`, `portion` | assigned jobs, read in portions over a slow connection |
 //! | `unconfirmed` | starts whose reply was lost or late |
 //! | `skipped` | jobs that were assigned and not run |
-//! | `turn` | what the roster is told, and when |
+//! | `turn` | the reports to the roster |
 //! | `attempt` | context, run, verdict, record, hooks |
 //! | `bundle`, `items` | many items in one job, on the same parts |
 //! | `deadline` | limits, cancellation, panics |
-//! | `verdict` | what is recorded about an end: pure |
+//! | `verdict` | what is recorded about an end: a pure function |
 //! | `events` | the events and the log line of an attempt |
-//! | `recorder` | one group commit of ends and item progress |
+//! | `recorder` | writes ends and item progress in batches |
 //! | `drain` | the end of a session |
-//! | `heartbeat`, `lease` | how long this worker may trust that it is alive |
+//! | `heartbeat`, `lease` | how long this worker may start jobs |
 //! | `leader` | a warning when no recruiter leads |
-//! | `shortage`, `memory` | what the machine can carry |
-//! | `dependencies`, `environment` | what the process shares, and what a session shares with its jobs |
+//! | `shortage`, `memory` | limits of the machine |
+//! | `dependencies`, `environment` | what all sessions of a process use; what all jobs of a session use |
 
 mod attempt;
 mod bundle;
@@ -84,7 +84,7 @@ pub(crate) async fn run(dependencies: Arc<Dependencies>, mut shutdown: Shutdown)
             Ok(SessionEnd::Retired) if shutdown.is_requested() => return Ok(Ended::Stopped),
             Ok(SessionEnd::Retired) => {}
             Err(error) => {
-                tracing::warn!(error = chain(&error), "failed to register; trying again");
+                tracing::warn!(error = chain(&error), "failed to register; trying again in a second");
                 if shutdown.is_requested() {
                     return Ok(Ended::Stopped);
                 }
@@ -94,7 +94,7 @@ pub(crate) async fn run(dependencies: Arc<Dependencies>, mut shutdown: Shutdown)
     }
 }
 
-/// Runs one session to its end. A worker that could not announce itself leaves the roster as after a stop.
+/// Runs one session to its end. If the first offer of slots fails, the worker leaves the roster as after a stop.
 async fn run_session(dependencies: Arc<Dependencies>, shutdown: &mut Shutdown) -> Result<SessionEnd, StoreError> {
     let mut session = Session::register(dependencies).await?;
     let offered = session.offer_slots().await;

@@ -1,8 +1,9 @@
-//! How many bytes one call reads or writes: half as many after a call that timed out, and slowly more again.
+//! The maximum number of bytes that one call reads or writes. It is halved after a call that timed out, and doubled each minute without
+//! one.
 
 use std::time::{Duration, Instant as Monotonic};
 
-/// The portion doubles after so long without a call that timed out.
+/// Time without a call that timed out, after which the portion is doubled.
 const DOUBLED_AFTER: Duration = Duration::from_secs(60);
 
 /// The size of one call, in bytes.
@@ -24,7 +25,7 @@ impl Portion {
         self.bytes_at(Monotonic::now())
     }
 
-    /// Whether no call timed out lately.
+    /// Whether the portion has its maximum size.
     pub(crate) fn is_whole(&mut self) -> bool {
         self.bytes() == self.most
     }

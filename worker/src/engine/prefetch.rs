@@ -1,9 +1,13 @@
-//! Prefetch: jobs that were assigned ahead, beyond the free slots, so that a slot that falls free need not wait for the recruiter.
+//! Prefetch: the queue of all jobs that were read and can be started, and how many jobs the worker accepts ahead.
 //!
-//! A worker accepts as many jobs ahead as it will start before the next assignment can arrive: its rate of ends, times a horizon that follows
-//! the round trip to MongoDB. So a worker of long jobs accepts none, and one of very short jobs hundreds. Jobs ahead stay unlocked and due. They
-//! are started in their order as slots fall free, and are returned when they have waited much longer than was meant: then other workers get
-//! them. The term is that of message brokers (AMQP's prefetch count).
+//! Every assigned job goes through this queue, also one for a free slot: the next start takes it out at once. The other queued jobs are the
+//! jobs *ahead*. A slot that becomes free then need not wait for the recruiter.
+//!
+//! A worker accepts as many jobs ahead as it will start before the next assignment can arrive: the rate at which its jobs end, times a
+//! horizon of 80 to 250 ms that follows the round trip to MongoDB. So a worker of long jobs accepts none, and one of very short jobs
+//! accepts hundreds. It accepts more only when two thirds of them are started, so that one round assigns many. Jobs ahead stay unlocked and
+//! due. They are started in their order as slots become free. A job that has waited for two horizons is returned, and the recruiter assigns
+//! it again. Message brokers use the same term (AMQP's prefetch count).
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -14,22 +18,22 @@ use recruiter_common::{ids::JobId, store::Position};
 
 use super::intake::Startable;
 
-/// The limit of jobs ahead.
+/// Maximum number of jobs ahead.
 const MOST: u32 = 1_000;
-/// The limit of bytes of jobs ahead.
+/// Maximum size of the queued jobs, in bytes. Jobs for free slots are queued even above it.
 const BYTES: usize = 16 * 1024 * 1024;
 /// The bounds of the horizon, and the round trips in it: a report, its hint, a round, and a reserve.
 const SHORTEST: Duration = Duration::from_millis(80);
 const LONGEST: Duration = Duration::from_millis(250);
 const ROUND_TRIPS: u32 = 12;
-/// A job is returned after so many horizons.
+/// A job is returned when it has waited for this number of horizons.
 const RETURN_AFTER: u32 = 2;
-/// Busy time in which the weight of an end falls to 37 %.
+/// Busy time after which an ended job has 37 % of its weight in the rate, in seconds.
 const FORGET_AFTER: f64 = 0.2;
-/// A measured round trip or size changes the mean by this part.
+/// A new measurement has this share of the mean: one eighth.
 const SMOOTHING: u32 = 8;
 
-/// Jobs ahead, and how many more are accepted.
+/// The queue of jobs to start, and how many more are accepted ahead.
 pub(crate) struct Prefetch {
     queue: BTreeMap<Position, Waiting>,
     jobs: HashSet<JobId>,
@@ -38,7 +42,7 @@ pub(crate) struct Prefetch {
     mean_bytes: usize,
     rate: Rate,
     round_trip: Duration,
-    /// Jobs were returned, and no job has ended since.
+    /// No job has ended since jobs were returned: the worker accepts none ahead.
     is_stalled: bool,
 }
 
@@ -55,7 +59,8 @@ impl Default for Prefetch {
 }
 
 impl Prefetch {
-    /// Adds jobs that can be started. Beyond the first for `free` slots, those for which there is no memory are left out and returned.
+    /// Adds jobs that can be started. The first `free` jobs are always added. Each further job is added if the queue stays within `BYTES`.
+    /// Returns the ids of the others.
     pub(crate) fn add(&mut self, mut jobs: Vec<Startable>, free: u32, now: Monotonic) -> Vec<JobId> {
         jobs.sort_by_key(Startable::position);
         let mut without_room = Vec::new();
@@ -99,7 +104,7 @@ impl Prefetch {
             .collect()
     }
 
-    /// When the first job will have waited too long.
+    /// When the job that has waited longest must be returned.
     pub(crate) fn overdue_at(&self) -> Option<Monotonic> {
         self.queue.values().map(|waiting| waiting.since).min().map(|since| since + self.horizon() * RETURN_AFTER)
     }
@@ -121,8 +126,7 @@ impl Prefetch {
         self.jobs.contains(&job)
     }
 
-    /// How many more jobs are accepted ahead while `free` slots are free: none until most of the jobs ahead are started, so that one round
-    /// assigns many of them.
+    /// How many more jobs are accepted ahead while `free` slots are free: none until two thirds of the jobs ahead are started.
     pub(crate) fn room(&self, free: u32) -> u32 {
         if !self.is_low() {
             return 0;
@@ -130,12 +134,12 @@ impl Prefetch {
         self.wanted().saturating_sub(self.count().saturating_sub(free))
     }
 
-    /// Whether it is time to accept more: two thirds of the jobs ahead are started.
+    /// Whether two thirds of the jobs ahead are started, so that more are accepted.
     pub(crate) fn is_low(&self) -> bool {
         self.count() <= self.wanted() / 3
     }
 
-    /// The number of jobs ahead that this worker needs.
+    /// How many jobs this worker would start within the horizon.
     fn wanted(&self) -> u32 {
         if self.is_stalled {
             return 0;
@@ -153,13 +157,13 @@ impl Prefetch {
         (self.round_trip * ROUND_TRIPS).clamp(SHORTEST, LONGEST)
     }
 
-    /// Jobs have ended at `now`. Between ends the worker is busy from `busy_since` on.
+    /// Notes that `count` jobs have ended at `now`. The worker has been busy since `busy_since`.
     pub(crate) fn ended(&mut self, count: usize, busy_since: Monotonic, now: Monotonic) {
         self.is_stalled &= count == 0;
         self.rate.ended(count, now.saturating_duration_since(busy_since));
     }
 
-    /// A write to MongoDB has taken so long.
+    /// Notes the duration of a report to MongoDB.
     pub(crate) fn round_trip(&mut self, took: Duration) {
         self.round_trip = match self.round_trip {
             Duration::ZERO => took,
@@ -172,7 +176,7 @@ fn smoothed(mean: usize, value: usize) -> usize {
     if mean == 0 { value } else { mean - mean / SMOOTHING as usize + value / SMOOTHING as usize }
 }
 
-/// The rate of ends while the worker is busy; older ends weigh less.
+/// The rate at which jobs end while the worker is busy. Older ends have less weight.
 #[derive(Debug, Default)]
 struct Rate {
     ends: f64,
@@ -196,7 +200,7 @@ impl Rate {
 mod tests {
     use super::*;
 
-    /// How many jobs a worker wants ahead whose slots have ended `count` jobs each `every` milliseconds.
+    /// How many jobs a worker wants ahead if `count` of its jobs end every `every` milliseconds.
     fn wanted(count: usize, every: u64, round_trip_us: u64) -> u32 {
         let (mut prefetch, start) = (Prefetch::default(), Monotonic::now());
         prefetch.round_trip(Duration::from_micros(round_trip_us));
@@ -208,11 +212,11 @@ mod tests {
     }
 
     #[test]
-    fn short_jobs_are_wanted_ahead_and_long_ones_are_not() {
+    fn short_jobs_are_accepted_ahead_and_long_ones_are_not() {
         assert_eq!(Prefetch::default().wanted(), 0, "nothing is known yet");
         assert_eq!([wanted(10, 5, 300), wanted(10, 100, 300), wanted(10, 2_000, 300)], [160, 8, 0]);
         assert_eq!(wanted(1_000, 5, 300), MOST);
-        assert_eq!([wanted(10, 100, 10_000), wanted(10, 100, 1_000_000)], [12, 25], "a slow line");
+        assert_eq!([wanted(10, 100, 10_000), wanted(10, 100, 1_000_000)], [12, 25], "a slow connection");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Reads assigned jobs, over a slow line in portions that arrive in time.
+//! Reads assigned jobs. Over a slow connection they are read in portions that arrive in time.
 
 use std::{
     sync::Arc,
@@ -15,12 +15,12 @@ use recruiter_common::{
 
 use super::{dependencies::Dependencies, portion::Portion};
 
-/// Bytes of jobs that are read without asking for their sizes first: as much as MongoDB sends in one reply.
+/// Maximum portion in bytes: as much as MongoDB sends in one reply. At this size the jobs are read without reading their sizes first.
 const READ_AT_ONCE: usize = 16 * 1024 * 1024;
-/// How long the jobs of one assignment are read in portions. Then those that were read are started.
+/// How long the jobs of one assignment are read in portions. The jobs that were read by then are started.
 const READ_FOR: Duration = Duration::from_secs(5);
 
-/// An unlocked job, or a document that is no job and the reason.
+/// An unlocked job; or a document that is not a job, and the reason.
 pub(crate) type Unlocked = Result<Arc<Job>, (JobId, RawDocumentBuf, CorruptJob)>;
 
 /// Reads assigned jobs.
@@ -34,8 +34,9 @@ impl Reading {
         Self { dependencies, portion: Portion::new(READ_AT_ONCE) }
     }
 
-    /// Reads those of these jobs that are unlocked. A job that does not arrive in time stays due, for a later assignment. While reads time
-    /// out, the sizes of the jobs are read first, and then the jobs in portions, the smallest first, so that a large job delays no small one.
+    /// Reads those of these jobs that are unlocked. A job that does not arrive in time stays due, for a later assignment. After a read has
+    /// timed out, the sizes of the jobs are read first, and then the jobs in portions, the smallest first. So a large job delays no small
+    /// one.
     pub(crate) async fn unlocked(&mut self, jobs: &[JobId]) -> Result<Vec<Unlocked>, StoreError> {
         if self.portion.is_whole() {
             return self.read(jobs).await;
@@ -44,9 +45,9 @@ impl Reading {
         let bytes = self.portion.bytes();
         let until = Monotonic::now() + READ_FOR;
         let mut found = Vec::with_capacity(sizes.len());
-        let mut left = sizes.as_slice();
-        while !left.is_empty() && (found.is_empty() || Monotonic::now() < until) {
-            let (now, later) = left.split_at(fitting(left, bytes));
+        let mut remaining = sizes.as_slice();
+        while !remaining.is_empty() && (found.is_empty() || Monotonic::now() < until) {
+            let (now, later) = remaining.split_at(fitting(remaining, bytes));
             let ids: Vec<JobId> = now.iter().map(|(id, _)| *id).collect();
             self.dependencies.watchdog.progress();
             match self.read(&ids).await {
@@ -58,12 +59,12 @@ impl Reading {
                 }
                 Err(error) => return Err(error),
             }
-            left = later;
+            remaining = later;
         }
         Ok(found)
     }
 
-    /// Reads jobs with one call, and fewer bytes in later calls if it times out.
+    /// Reads jobs with one call. If it times out, later calls read half as many bytes.
     async fn read(&mut self, jobs: &[JobId]) -> Result<Vec<Unlocked>, StoreError> {
         let read = self.dependencies.store.unlocked(jobs).await;
         if let Err(StoreError::TimedOut { .. }) = &read {
@@ -73,7 +74,7 @@ impl Reading {
     }
 }
 
-/// How many of these jobs are read with `bytes` bytes: one at least.
+/// How many of these jobs fit into `bytes` bytes: at least one.
 fn fitting(jobs: &[(JobId, usize)], bytes: usize) -> usize {
     let mut sum = 0_usize;
     let fits = jobs.iter().take_while(|(_, size)| {

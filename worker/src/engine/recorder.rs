@@ -1,10 +1,12 @@
-//! The recorder: one group commit for the ends of a session's jobs and for the progress of its bundles. While one batch is on its way to
-//! MongoDB, and for the same time after it, the next gathers. An end that comes later than that is not delayed.
+//! The recorder: writes the ends of a session's jobs and the progress of its bundles in batches.
 //!
-//! An end is kept until it is written or its claim is lost. The recorder waits for a MongoDB that cannot be reached. The store halves a batch
-//! that MongoDB refuses until the one bad end stands alone, and reduces that end until it fits. An end that fails again and again, or is
-//! refused even when reduced, is tried alone and ever more rarely, so that it delays no other. Its job stays in the table, so that the job is
-//! never locked without a holder.
+//! The recorder writes one batch at a time. After a batch of fewer than 100 entries it waits as long as the write took, at most 5 ms, so
+//! that entries gather. An entry that arrives after this wait is written at once.
+//!
+//! An end is kept until it is written or its claim is lost. While MongoDB is unreachable, the recorder repeats the write. The store halves
+//! a batch that MongoDB refuses until the refused end is alone, and reduces that end until it fits. An end that fails again and again, or
+//! is refused even when reduced, is written alone and at growing intervals, so that it delays no other. Its job stays in the table, so the
+//! roster names the holder of the locked job.
 
 use std::{
     sync::Arc,
@@ -25,20 +27,20 @@ use tokio::{
 
 use super::{items::Items, portion::Portion};
 
-/// The most entries in one batch. With so many, the time of a round trip no longer matters.
+/// Maximum number of entries in one batch. The cost of the round trip is then negligible.
 const BATCH: usize = 1_000;
-/// After a batch of so many entries the next is written at once.
+/// After a batch of this many entries the next is written without a wait.
 const NO_WAIT_FROM: usize = 100;
-/// The longest time in which a batch gathers after the last one was written.
+/// The longest wait after a batch.
 const LONGEST_REST: Duration = Duration::from_millis(5);
-/// The time between attempts while MongoDB cannot be reached.
+/// The time between attempts while MongoDB is unreachable.
 const PAUSE: Duration = Duration::from_millis(250);
-/// Attempts at an entry together with others. Later attempts are made alone, in case this entry is what fails.
+/// Number of failed attempts after which an entry is written alone, because it may be the cause.
 const TOGETHER: u32 = 8;
 /// The longest time between two attempts at one entry.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
-/// Where the jobs of a session hand over what is to be recorded.
+/// The sender of entries to the recorder's task.
 #[derive(Clone)]
 pub(crate) struct Recorder(mpsc::UnboundedSender<Entry>);
 
@@ -55,7 +57,8 @@ enum Entry {
 }
 
 impl Recorder {
-    /// Starts to record in `session`. The task ends when every clone of this recorder is dropped and everything is written.
+    /// Starts the recorder's task, which archives in `session`. The task ends when every clone of this recorder is dropped and every entry
+    /// is written.
     pub(crate) fn start(store: Store, worker: WorkerId, session: CommitSession) -> (Self, JoinHandle<()>) {
         let (sender, queue) = mpsc::unbounded_channel();
         let progress = Writer::new(store.clone(), worker, CommitSession::default());
@@ -63,7 +66,7 @@ impl Recorder {
         (Self(sender), tokio::spawn(run(ends, progress, queue)))
     }
 
-    /// Records the end of a job. `None` when the recorder is gone.
+    /// Records the end of a job. `None` if the recorder's task has ended.
     pub(crate) async fn record(&self, end: JobEnd) -> Option<Recorded> {
         let (recorded, answer) = oneshot::channel();
         self.0.send(Entry::End(end, recorded)).ok()?;
@@ -73,7 +76,7 @@ impl Recorder {
     /// Records an end without waiting for it. The answer arrives when it is written.
     pub(crate) fn record_later(&self, end: JobEnd) -> oneshot::Receiver<Recorded> {
         let (recorded, answer) = oneshot::channel();
-        // Without a recorder the document stays, and is read again.
+        // If the recorder's task has ended, the document stays unlocked and due.
         let _ = self.0.send(Entry::End(end, recorded));
         answer
     }
@@ -81,7 +84,7 @@ impl Recorder {
     /// Notes the outcome of an item of a bundle, to be written before the end of the bundle.
     pub(crate) fn note(&self, items: &Arc<Items>, index: usize, outcome: Bson) {
         if items.note(index, outcome) {
-            // Without a recorder the process is about to end.
+            // If the recorder's task has ended, the session ends too.
             let _ = self.0.send(Entry::Items(items.clone()));
         }
     }
@@ -90,7 +93,7 @@ impl Recorder {
 type Archivals = Vec<Waiting<PendingEnd<Archival>>>;
 type Reschedulings = Vec<Waiting<PendingEnd<Rescheduling>>>;
 
-/// Entries that are still to be written.
+/// Entries that are not written yet.
 #[derive(Default)]
 struct Pending {
     archivals: Archivals,
@@ -98,6 +101,8 @@ struct Pending {
     items: Vec<Waiting<Arc<Items>>>,
 }
 
+/// The recorder's task. A progress write and the end of the same bundle never overlap: both writers finish before the next batch, and
+/// `Items::close` precedes the end in the queue.
 async fn run(mut ends: Writer, mut progress: Writer, mut queue: mpsc::UnboundedReceiver<Entry>) {
     let mut pending = Pending::default();
     let mut batch = Vec::with_capacity(BATCH);
@@ -123,19 +128,20 @@ async fn run(mut ends: Writer, mut progress: Writer, mut queue: mpsc::UnboundedR
     }
 }
 
-/// Waits until something is to be written, and takes what has gathered in the queue. False when everything is written and nothing can come.
+/// Waits until an entry can be written, and takes the gathered entries from the queue. Returns false if every entry is written and all
+/// senders are dropped.
 async fn gather(pending: &Pending, queue: &mut mpsc::UnboundedReceiver<Entry>, batch: &mut Vec<Entry>) -> bool {
     let Some(next) = pending.next() else {
         return queue.recv_many(batch, BATCH).await > 0;
     };
     let wait = next.saturating_duration_since(Monotonic::now());
     if wait <= PAUSE || queue.is_closed() {
-        // MongoDB cannot be reached, or an entry is due.
+        // MongoDB is unreachable, or an entry is due.
         if !wait.is_zero() {
             pause(wait.min(PAUSE)).await;
         }
     } else {
-        // An entry that is tried rarely delays no other.
+        // An entry with a long pause delays no other.
         tokio::select! {
             _ = queue.recv_many(batch, BATCH) => {}
             () = pause(wait) => {}
@@ -171,17 +177,17 @@ impl Pending {
     }
 }
 
-/// Something that is written in a batch with others of its kind.
+/// An entry that is written in a batch with others of its kind.
 trait Record: Sized + Send {
     type Write: GuardedWrite;
     /// The name of such entries, for the log.
     const NAME: &'static str;
 
-    /// Whether nothing is to be written any more.
+    /// Whether the entry has nothing to write any more.
     fn is_finished(&self) -> bool;
-    /// What is to be written now.
+    /// The next write of the entry.
     fn to_write(&self) -> Self::Write;
-    /// Takes MongoDB's answer.
+    /// Handles MongoDB's answer.
     fn written(self, recorded: Recorded) -> After<Self>;
     /// Notes that the last write failed or has an unknown outcome.
     fn not_written(&self) {}
@@ -190,9 +196,9 @@ trait Record: Sized + Send {
 /// What is done with an entry after an answer.
 enum After<R> {
     Finished,
-    /// More may be to be written by now.
+    /// The entry may have more to write.
     Again(R),
-    /// MongoDB refuses it also when it is reduced.
+    /// MongoDB refuses the entry even in its reduced form.
     Refused(R),
 }
 
@@ -218,7 +224,7 @@ impl<T: GuardedWrite> Record for PendingEnd<T> {
         if recorded == Recorded::Refused {
             return After::Refused(self);
         }
-        // The task is gone when the session has given up its jobs.
+        // The task no longer waits if the session has dropped its jobs.
         let _ = self.recorded.send(recorded);
         After::Finished
     }
@@ -236,7 +242,7 @@ impl Record for Arc<Items> {
         Items::to_write(self)
     }
 
-    /// The end of the bundle repeats what was refused.
+    /// After a refusal, the end of the bundle writes the refused outcomes.
     fn written(self, recorded: Recorded) -> After<Self> {
         Items::written(&self, recorded);
         After::Again(self)
@@ -247,7 +253,7 @@ impl Record for Arc<Items> {
     }
 }
 
-/// An entry that is to be written at `due`.
+/// An entry that must be written at `due`.
 struct Waiting<R> {
     record: R,
     /// Failed attempts.
@@ -260,7 +266,7 @@ impl<R> Waiting<R> {
         Self { record, tries: 0, due: Monotonic::now() }
     }
 
-    /// Is tried alone from now on.
+    /// Notes a refusal: the entry is written alone from now on.
     fn refused(mut self) -> Self {
         self.tries = self.tries.max(TOGETHER);
         self.failed()
@@ -287,7 +293,7 @@ impl Writer {
         Self { store, worker, session, portion: Portion::new(BATCH_BYTES) }
     }
 
-    /// Writes ends; returns those that are still to be written. Announces the jobs that run again.
+    /// Writes ends. Returns those that are not written yet. Sends a hint about the jobs that run again.
     async fn write_ends(&mut self, archivals: Archivals, reschedulings: Reschedulings) -> (Archivals, Reschedulings) {
         let archivals = self.write(archivals).await;
         if reschedulings.is_empty() {
@@ -299,24 +305,24 @@ impl Writer {
         (archivals, reschedulings)
     }
 
-    /// Writes entries, first those that are tried together, then those that are tried alone and are due; returns those that are still to be
-    /// written.
+    /// Writes entries: first those that are written together, then each due entry that is written alone. Returns those that are not written
+    /// yet.
     async fn write<R: Record>(&mut self, mut waiting: Vec<Waiting<R>>) -> Vec<Waiting<R>> {
         waiting.retain(|waiting| !waiting.record.is_finished());
         let (mut together, alone): (Vec<_>, Vec<_>) = waiting.into_iter().partition(|waiting| waiting.tries < TOGETHER);
-        let mut left = Vec::new();
+        let mut unwritten = Vec::new();
         while !together.is_empty() {
             let batch = together.drain(..together.len().min(BATCH)).collect();
-            left.extend(self.write_batch(batch).await);
+            unwritten.extend(self.write_batch(batch).await);
         }
         for one in alone {
             if one.due <= Monotonic::now() {
-                left.extend(self.write_batch(vec![one]).await);
+                unwritten.extend(self.write_batch(vec![one]).await);
             } else {
-                left.push(one);
+                unwritten.push(one);
             }
         }
-        left
+        unwritten
     }
 
     async fn write_batch<R: Record>(&mut self, batch: Vec<Waiting<R>>) -> Vec<Waiting<R>> {
@@ -334,7 +340,7 @@ impl Writer {
                 answered.collect()
             }
             Err(error) => {
-                // Over a slow line, fewer bytes arrive in time.
+                // Over a slow connection, fewer bytes arrive in time.
                 if matches!(error, StoreError::TimedOut { .. }) {
                     self.portion.halve();
                 }
@@ -345,12 +351,13 @@ impl Writer {
         }
     }
 
-    /// Opens another session after a call whose outcome is unknown, and writes once the roster names that session.
+    /// Writes a batch. If the session was closed after a call with an unknown outcome, opens another one, and records it in the roster
+    /// before the write.
     async fn try_write<T: GuardedWrite>(&mut self, batch: &[T]) -> Result<Vec<Recorded>, StoreError> {
         if T::NEEDS_SESSION && self.session.is_closed() {
             let session = self.store.open_session(&mut self.session).await?;
             if !self.store.record_commit_session(self.worker, session).await? {
-                // This worker was declared dead: other workers run its jobs.
+                // This worker was declared dead: a cleaner rescues its jobs.
                 return Ok(vec![Recorded::ClaimLost; batch.len()]);
             }
         }

@@ -1,6 +1,6 @@
-//! A session: one registration of this worker in the roster. Its loop receives hints, heartbeats and ended jobs, and lets its parts act on them.
+//! A session: one registration of this worker in the roster. Its loop handles hints, heartbeats, answered starts and ended jobs.
 //!
-//! Everything that changes the roster document in the worker's turn happens in this one task. A restart, or a return after the worker was
+//! Only this task writes the worker's reports into the roster document. A restart, or a return after the worker was
 //! declared dead, is another session with another worker id.
 
 use std::{
@@ -34,7 +34,7 @@ use crate::{config::WorkerConfig, context::Cancellation};
 /// The longest time between two reads of the assignment, whatever a keep-alive says.
 const LONGEST_SILENCE: Duration = Duration::from_secs(60);
 
-/// How often the session yields before it replaces ended jobs. Measured: with fewer, a start often locks a single job.
+/// How often the session yields before it starts jobs in free slots. Measured: with fewer yields, a start often locks a single job.
 const YIELDS: usize = 4;
 
 /// How a session ended.
@@ -46,7 +46,7 @@ pub(crate) enum SessionEnd {
     MemoryLimit,
     /// A cleaner declared the worker dead.
     Retired,
-    /// A task of the session panicked. The session cannot go on, and leaves its jobs to the cleaner.
+    /// A task of the session panicked. The session cannot continue, and a cleaner rescues its jobs.
     Broken,
 }
 
@@ -58,7 +58,7 @@ pub(crate) struct Session {
     leader: Leader,
     pub(crate) hints: Hints,
     pub(crate) news: mpsc::Receiver<News>,
-    /// The recorder's task. It ends when nobody can send to it any more.
+    /// The recorder's task. It ends when all its senders are dropped.
     pub(crate) recording: JoinHandle<()>,
     pub(crate) beating: JoinHandle<()>,
 }
@@ -68,10 +68,10 @@ enum Event {
     Hint(Hint),
     News(Option<News>),
     SlotsChanged,
-    /// A start was answered.
+    /// A start was answered, or its answer was lost.
     Started(Box<Answered>),
     Poll,
-    /// The watchdog, or jobs ahead that have waited too long.
+    /// The watchdog is due, or jobs ahead have waited too long.
     Timer,
     Stop,
     TaskPanicked,
@@ -85,7 +85,7 @@ impl Session {
         let mut commits = CommitSession::default();
         let session = store.open_session(&mut commits).await?;
         let channel = store.join_channel().await?;
-        // Listening begins before the registration, so that no assignment is missed.
+        // Listening begins before the registration, so that no hint is missed.
         let hints = store.hints(Listener::Worker(id, channel));
         let registration = Registration {
             id,
@@ -242,7 +242,7 @@ impl Session {
     }
 }
 
-/// Lets other tasks go on for a moment, so that jobs that end at the same time are replaced by one start.
+/// Lets other tasks run for a moment. If several jobs end at the same time, one start then fills their slots.
 async fn gather() {
     for _ in 0..YIELDS {
         tokio::task::yield_now().await;

@@ -1,15 +1,15 @@
 //! Runs fewer jobs while the machine is short of files, processes or memory.
 //!
-//! A job that could not be started is released. Without a pause the worker would take and release it again and again. Therefore the worker
-//! takes no job for a second, then half as many as before, and doubles that number every 30 seconds.
+//! A job that could not be started is released. Without a pause the worker would start and release it again and again. Therefore the worker
+//! starts no job for a second. Then it runs half as many jobs as before, and doubles this number every 30 seconds.
 
 use std::time::{Duration, Instant as Monotonic};
 
-/// How long no job is taken after one could not be started.
+/// How long no job is started after the machine lacked a resource.
 const PAUSE: Duration = Duration::from_secs(1);
 /// How often the number of jobs doubles.
 const DOUBLE_EVERY: Duration = Duration::from_secs(30);
-/// A shortage that begins so long after the last one is a new one, and is logged again.
+/// Time after which another shortage is logged again.
 const OVER_AFTER: Duration = Duration::from_secs(300);
 
 /// The last shortage of this machine, if there was one.
@@ -24,10 +24,11 @@ struct Observed {
 }
 
 impl Shortage {
-    /// Notes that a job could not be started while the worker held `running` jobs, that one included; whether the shortage is a new one.
+    /// Notes that a job could not be started while `running` jobs used slots, this job included. Returns whether the shortage must be
+    /// logged.
     pub(crate) fn observe(&mut self, running: u32, now: Monotonic) -> bool {
         let allowed = match &self.0 {
-            // Jobs that were taken together fail together: they are one shortage.
+            // Jobs that were started together fail together: this is one shortage.
             Some(last) if now < last.at + PAUSE => last.allowed,
             _ => self.allowed(running, now) / 2,
         };

@@ -1,4 +1,4 @@
-//! The slots of a session: the tasks that run its jobs, and how many more it may take.
+//! The slots of a session: the tasks that run its jobs, and the number of free slots.
 
 use std::{sync::Arc, time::Instant as Monotonic};
 
@@ -17,12 +17,12 @@ pub(crate) struct Slots {
     capacity: u32,
     table: Arc<Table>,
     tasks: JoinSet<JobId>,
-    /// Those of the worker's blocking jobs.
+    /// The threads of the worker's blocking jobs.
     threads: Threads,
 }
 
-/// A task of the session has panicked. Code of users is guarded, so this is an error of this crate or of a policy's destructor. The job
-/// keeps its slot.
+/// A task of the session has panicked. Panics in code of users are caught, so this is an error of this crate or of a policy's destructor.
+/// The job keeps its entry in the table.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use]
 pub(crate) struct TaskPanicked;
@@ -51,10 +51,10 @@ impl Slots {
         self.table.entries().extend(jobs.into_iter().map(|job| (job, Phase::Reserved(Arc::default()))));
     }
 
-    /// Frees the slots of jobs that were not started.
+    /// Frees the slots of jobs that are not run.
     pub(crate) fn release(&self, jobs: impl IntoIterator<Item = JobId>) {
-        let mut slots = self.table.entries();
-        jobs.into_iter().for_each(|job| drop(slots.remove(&job)));
+        let mut entries = self.table.entries();
+        jobs.into_iter().for_each(|job| drop(entries.remove(&job)));
     }
 
     /// Runs a job in the slot that is reserved for it, in a task of its own.
@@ -63,7 +63,8 @@ impl Slots {
         self.tasks.spawn(attempt(cancel));
     }
 
-    /// Waits until the number of free slots may have changed: jobs have ended, a shortage eases, or a thread of an earlier session has ended.
+    /// Waits until the number of free slots may have changed: jobs have ended, a shortage eases, or a thread of an earlier session has
+    /// ended.
     pub(crate) async fn changed(&mut self) -> Result<(), TaskPanicked> {
         let now = Monotonic::now();
         let eases_at = self.table.shortage().eases_at(self.capacity, now);
@@ -82,7 +83,7 @@ impl Slots {
         }
     }
 
-    /// Waits for the end of a job's task and frees its slot, with those of all other tasks that have ended by then. `None` when no task runs.
+    /// Waits for the end of a job's task, and removes the entries of all tasks that have ended by then. `None` if no task runs.
     pub(crate) async fn ended(&mut self) -> Option<Result<(), TaskPanicked>> {
         let mut ended = Some(self.tasks.join_next().await?);
         while let Some(task) = ended {
@@ -100,24 +101,23 @@ impl Slots {
         self.tasks.len()
     }
 
-    /// Whether the job has a slot.
+    /// Whether the job has an entry in the table.
     pub(crate) fn holds(&self, job: JobId) -> bool {
         self.table.entries().contains_key(&job)
     }
 
-    /// The jobs that have a slot, without those that are recorded.
+    /// The jobs with an entry in the table, without those whose end is recorded.
     pub(crate) fn jobs(&self) -> Vec<JobId> {
         self.table.jobs()
     }
 
-    /// The number of free slots. It is below what the capacity leaves while the machine is short of a resource, and while threads of an
-    /// earlier session run.
+    /// The number of free slots. A shortage of a resource, threads of an earlier session, and too many unrecorded ends reduce it.
     pub(crate) fn count_free(&self) -> u32 {
         let allowed = self.table.shortage().allowed(self.capacity, Monotonic::now());
         self.table.count_free(allowed.saturating_sub(self.threads.abandoned()))
     }
 
-    /// Cancels a job that runs, or is about to. Returns whether there is such a job.
+    /// Cancels a job that runs or whose start is on its way. Returns whether there is such a job.
     pub(crate) fn cancel(&self, job: JobId, why: Cancellation) -> bool {
         let cancel = match self.table.entries().get(&job) {
             Some(Phase::Reserved(cancel) | Phase::Running(cancel)) => cancel.clone(),
@@ -127,10 +127,10 @@ impl Slots {
         true
     }
 
-    /// Applies `ask` to the cancellation of every job that runs or is about to.
-    pub(crate) fn for_each_running(&self, ask: impl Fn(&Cancel)) {
-        let running: Vec<Arc<Cancel>> = self.table.entries().values().map(Phase::cancel).cloned().collect();
-        running.iter().for_each(|cancel| ask(cancel));
+    /// Calls `apply` with the cancellation of every job in the table.
+    pub(crate) fn for_each_job(&self, apply: impl Fn(&Cancel)) {
+        let jobs: Vec<Arc<Cancel>> = self.table.entries().values().map(Phase::cancel).cloned().collect();
+        jobs.iter().for_each(|cancel| apply(cancel));
     }
 }
 

@@ -1,8 +1,8 @@
-//! Starts on their way to MongoDB.
+//! Starts on their way: starts that MongoDB has not answered yet.
 //!
-//! A start locks a batch of jobs with one guarded command, and then looks those of them up in the archive that may be copies of archived jobs.
-//! Several starts are on their way at once, so that a slot that falls free waits for its own start and not for an earlier one as well. Each
-//! has an id of its own and jobs of its own. Only the session runs what they have locked.
+//! A start locks a batch of jobs with one guarded command. Then it searches the archive for those that may be copies of archived jobs. Up
+//! to two starts are on their way at once, so that a free slot need not wait for the answer of an earlier start. Each start has its own id
+//! and its own jobs, and runs in a task of its own. The session gets the answers and runs the locked jobs.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -33,17 +33,17 @@ pub(crate) struct Starts {
     tasks: JoinSet<Answered>,
 }
 
-/// A start that was answered, or whose answer was lost.
+/// A start with its answer, or with the result of a search if the answer was lost.
 pub(crate) struct Answered {
     pub(crate) start: Start,
     pub(crate) startable: HashMap<JobId, Startable>,
     /// The jobs that it has locked.
     pub(crate) claims: Vec<Claim>,
-    /// Jobs that MongoDB cannot start.
+    /// Jobs whose start MongoDB refuses, because of an error of the document. They are archived as malformed.
     pub(crate) refused: Vec<JobId>,
-    /// Jobs whose start has an unknown outcome.
+    /// Jobs for which the answer was lost. The start may have locked them, or may still lock them.
     pub(crate) unanswered: Vec<JobId>,
-    /// Those of the locked jobs that are in the archive already.
+    /// The locked jobs that are already in the archive.
     pub(crate) archived: Result<HashSet<JobId>, StoreError>,
 }
 
@@ -62,11 +62,11 @@ impl Starts {
         self.tasks.is_empty()
     }
 
-    /// Reserves slots for these jobs and sends a start that locks them. Returns the ids of jobs that cannot be started now, because the
-    /// lease is over: they stay due.
+    /// Reserves slots for these jobs and sends a start that locks them. If the lease is over, nothing is sent, and the ids of the jobs are
+    /// returned: they stay due.
     pub(crate) fn send(&mut self, jobs: Vec<Startable>, slots: &Slots) -> Vec<JobId> {
         let Some(lease_until) = self.environment.lease.until() else {
-            tracing::warn!(count = jobs.len(), "not starting jobs: no heartbeat was acknowledged for too long");
+            tracing::warn!(count = jobs.len(), "not starting jobs: no heartbeat was acknowledged within the lease");
             return jobs.iter().map(Startable::id).collect();
         };
         let (process, now) = (&self.environment.dependencies.process, self.environment.dependencies.store.now());
@@ -85,10 +85,9 @@ impl Starts {
     }
 }
 
-/// Locks jobs, and looks up in the archive what may have been archived before.
+/// Locks jobs, and then searches the archive for those that may have been archived before.
 ///
-/// The archive is read after the start, not beside it: a job may have been archived and enqueued again after it was read and before it was
-/// locked.
+/// The archive is read after the start and not beside it, because a job can be archived and enqueued again until it is locked.
 async fn lock(store: &Store, start: Start, startable: HashMap<JobId, Startable>) -> Answered {
     let mut answered =
         Answered { start, startable, claims: Vec::new(), refused: Vec::new(), unanswered: Vec::new(), archived: Ok(HashSet::new()) };
@@ -102,7 +101,7 @@ async fn lock(store: &Store, start: Start, startable: HashMap<JobId, Startable>)
 }
 
 impl Answered {
-    /// Locks the jobs. Halves the batch around jobs that MongoDB refuses.
+    /// Locks the jobs. A batch that MongoDB refuses is halved until the refused job is alone.
     async fn lock(&mut self, store: &Store) {
         let Self { start, startable, claims, refused, unanswered, .. } = self;
         let to_start: Vec<ToStart> = startable.values().map(|startable| startable.to_start(start.now)).collect();
@@ -122,19 +121,19 @@ impl Answered {
                     pieces.extend([first, second]);
                 }
                 Err(error) => {
-                    tracing::error!(job.id = %piece[0].job, error = chain(&error), "a job cannot be started");
+                    tracing::error!(job.id = %piece[0].job, error = chain(&error), "MongoDB refuses the start of a job");
                     refused.extend(ids());
                 }
             }
         }
     }
 
-    /// Whether MongoDB has answered and locked none of the jobs.
+    /// Whether MongoDB has answered and locked no job.
     pub(crate) fn is_fruitless(&self) -> bool {
         self.claims.is_empty() && self.refused.is_empty() && self.unanswered.is_empty()
     }
 
-    /// The jobs that may be locked now or later, whether they are run or not.
+    /// The jobs that this start has locked or may still lock.
     pub(crate) fn may_be_locked(&self) -> HashSet<JobId> {
         self.unanswered.iter().copied().chain(self.claims.iter().map(|claim| claim.job())).collect()
     }

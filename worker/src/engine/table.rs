@@ -1,8 +1,8 @@
-//! The one table of the jobs that a session holds.
+//! The table of the jobs that a session holds: one entry for each job, with its phase.
 //!
-//! The session reserves a slot before it locks a job, and fills it when the job starts. Another job may use the slot once the first has been
-//! executed, also before its end is recorded. The number of such jobs is limited. The heartbeat writes the jobs
-//! of the table into the roster, where the cleaner finds them.
+//! The session reserves a slot before it locks a job. The slot is free for another job as soon as the first has been executed. Its entry
+//! stays until its end is recorded and its hooks have returned. The number of such entries is limited. Reports and heartbeats write the
+//! jobs of the table into the roster, where a cleaner finds them.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -19,27 +19,27 @@ use tokio::sync::Notify;
 use super::shortage::Shortage;
 use crate::context::Cancel;
 
-/// The number of jobs whose ends may be on their way to MongoDB, or whose hooks may run, while their slots are used again, unless there are
-/// more slots.
+/// Maximum number of jobs without a slot whose ends are not recorded yet or whose hooks still run; with more slots than this, their number.
 const UNRECORDED: u32 = 64;
 
-/// The table, as the heartbeat and the running jobs see it.
+/// The table. The session, its heartbeat and its running jobs share it.
 #[derive(Debug, Default)]
 pub(crate) struct Table {
     jobs: Mutex<HashMap<JobId, Phase>>,
     /// Jobs of unconfirmed starts. They have no slot.
     unconfirmed: Mutex<HashSet<JobId>>,
-    /// Jobs that were assigned ahead. They have no slot.
+    /// Queued jobs, which are not started yet. They have no slot.
     prefetched: Mutex<HashSet<JobId>>,
-    /// Executions that have ended since they were last counted.
+    /// Number of executions that have ended since [`Table::take_ended`] was called.
     ended: AtomicUsize,
     pub(crate) has_ended: Notify,
     shortage: Mutex<Shortage>,
 }
 
+/// The phase of a job. The first two phases use a slot.
 #[derive(Debug)]
 pub(crate) enum Phase {
-    /// The job is about to be started. It can be cancelled before.
+    /// The start of the job is on its way. The job can already be cancelled.
     Reserved(Arc<Cancel>),
     /// The job runs.
     Running(Arc<Cancel>),
@@ -58,7 +58,7 @@ impl Phase {
 }
 
 impl Table {
-    /// The jobs that this worker may have locked, for the roster.
+    /// The jobs that this worker may have locked before its next report, for the roster.
     pub(crate) fn working_on(&self) -> Vec<JobId> {
         let mut jobs: HashSet<JobId> = self.jobs().into_iter().collect();
         jobs.extend(self.unconfirmed().iter());
@@ -66,7 +66,7 @@ impl Table {
         jobs.into_iter().collect()
     }
 
-    /// Sets the jobs of unconfirmed starts; whether they have changed.
+    /// Sets the jobs of unconfirmed starts. Returns whether they have changed.
     pub(crate) fn set_unconfirmed(&self, jobs: HashSet<JobId>) -> bool {
         let mut unconfirmed = self.unconfirmed();
         let has_changed = *unconfirmed != jobs;
@@ -74,53 +74,53 @@ impl Table {
         has_changed
     }
 
-    /// Sets the jobs that were assigned ahead.
+    /// Sets the queued jobs.
     pub(crate) fn set_prefetched(&self, jobs: impl Iterator<Item = JobId>) {
         *self.prefetched.lock().unwrap_or_else(PoisonError::into_inner) = jobs.collect();
     }
 
-    /// The jobs that have a slot, without those that are recorded.
+    /// The jobs with an entry, without those whose end is recorded.
     pub(crate) fn jobs(&self) -> Vec<JobId> {
-        self.entries().iter().filter(|(_, slot)| !matches!(slot, Phase::Recorded(_))).map(|(job, _)| *job).collect()
+        self.entries().iter().filter(|(_, phase)| !matches!(phase, Phase::Recorded(_))).map(|(job, _)| *job).collect()
     }
 
-    /// The jobs that are about to be started.
+    /// The jobs whose start is on its way.
     pub(crate) fn reserved(&self) -> Vec<JobId> {
-        self.entries().iter().filter(|(_, slot)| matches!(slot, Phase::Reserved(_))).map(|(job, _)| *job).collect()
+        self.entries().iter().filter(|(_, phase)| matches!(phase, Phase::Reserved(_))).map(|(job, _)| *job).collect()
     }
 
     /// Notes that a job runs, in the slot that was reserved for it. Returns its cancellation.
     pub(crate) fn fill(&self, job: JobId) -> Arc<Cancel> {
-        let mut slots = self.entries();
-        let cancel = slots.get(&job).map(Phase::cancel).cloned().unwrap_or_default();
-        slots.insert(job, Phase::Running(cancel.clone()));
+        let mut entries = self.entries();
+        let cancel = entries.get(&job).map(Phase::cancel).cloned().unwrap_or_default();
+        entries.insert(job, Phase::Running(cancel.clone()));
         cancel
     }
 
-    /// Notes that a job was executed: its slot is free for another.
+    /// Notes that a job was executed: its slot is free for another job.
     pub(crate) fn note_ended(&self, job: JobId) {
-        if let Some(slot) = self.entries().get_mut(&job) {
-            *slot = Phase::Ended(slot.cancel().clone());
+        if let Some(phase) = self.entries().get_mut(&job) {
+            *phase = Phase::Ended(phase.cancel().clone());
             self.ended.fetch_add(1, Ordering::Relaxed);
             self.has_ended.notify_one();
         }
     }
 
-    /// The number of executions that have ended since the last call.
+    /// Returns the number of executions that have ended since the last call.
     pub(crate) fn take_ended(&self) -> usize {
         self.ended.swap(0, Ordering::Relaxed)
     }
 
     /// Notes that the end of a job is recorded: the worker no longer holds the job, but its hooks still run.
     pub(crate) fn note_recorded(&self, job: JobId) {
-        if let Some(slot) = self.entries().get_mut(&job) {
-            *slot = Phase::Recorded(slot.cancel().clone());
+        if let Some(phase) = self.entries().get_mut(&job) {
+            *phase = Phase::Recorded(phase.cancel().clone());
         }
     }
 
     /// The number of jobs of which only the hooks still run.
     pub(crate) fn count_recorded(&self) -> usize {
-        self.entries().values().filter(|slot| matches!(slot, Phase::Recorded(_))).count()
+        self.entries().values().filter(|phase| matches!(phase, Phase::Recorded(_))).count()
     }
 
     /// Notes that the machine lacked a resource to start a job.
@@ -129,18 +129,18 @@ impl Table {
         if is_new {
             tracing::warn!(
                 reason,
-                "the machine cannot start more jobs: they are released uncounted, and this worker runs fewer jobs for a while"
+                "the machine cannot start more jobs: they are released without counting, and this worker runs fewer jobs for a while"
             );
         }
     }
 
     /// The number of slots in use.
     pub(crate) fn count(&self) -> u32 {
-        let in_use = self.entries().values().filter(|slot| matches!(slot, Phase::Reserved(_) | Phase::Running(_))).count();
+        let in_use = self.entries().values().filter(|phase| matches!(phase, Phase::Reserved(_) | Phase::Running(_))).count();
         u32::try_from(in_use).unwrap_or(u32::MAX)
     }
 
-    /// How many more jobs may be started with so many slots.
+    /// How many more jobs may be started if the worker has `slots` slots.
     pub(crate) fn count_free(&self, slots: u32) -> u32 {
         let held = u32::try_from(self.entries().len()).unwrap_or(u32::MAX);
         let unrecorded = slots.max(UNRECORDED);

@@ -1,7 +1,9 @@
-//! The turn of a worker: what the roster is told, and when.
+//! The turn of a worker: its reports to the roster.
 //!
-//! A turn begins with an assignment and ends when the roster shows the free slots again. The recruiter assigns only to workers whose turn is
-//! over. One task makes all writes of the turn, so that turns cannot overlap.
+//! A turn begins when the recruiter assigns jobs to the worker, and ends with a report that offers slots or room ahead. Until then the
+//! recruiter assigns nothing more to the worker. Only the session writes reports, one after the other.
+//!
+//! A report that failed is repeated after the next event of the session: a hint, an ended job, a poll or a heartbeat.
 
 use std::{
     collections::VecDeque,
@@ -15,20 +17,20 @@ use recruiter_common::{
     telemetry::chain,
 };
 
-/// Rounds that are remembered, so that an assignment that arrives both as a hint and from the roster is taken once.
+/// Number of rounds in memory. An assignment can arrive both as a hint and from the roster, and is taken once.
 const ROUNDS: usize = 64;
 
 /// The turn of a session.
 pub(crate) struct Turn {
     store: Store,
     worker: WorkerId,
-    /// The last round that was taken: the turn began with it.
+    /// The last round that this worker took. Each report names it.
     round: Option<RoundId>,
-    /// Rounds seen lately.
+    /// The last rounds that this worker took.
     seen: VecDeque<RoundId>,
-    /// The duration of a report.
+    /// The duration of the last report.
     pub(crate) round_trip: Option<Duration>,
-    /// Whether the roster shows other slots than this worker has.
+    /// Whether the roster must get a report: slots or jobs have changed since the last one.
     is_outdated: bool,
     /// The free slots in the roster, if the recruiter may assign jobs to this worker.
     offered: Option<u32>,
@@ -39,7 +41,7 @@ impl Turn {
         Self { store, worker, round: None, seen: VecDeque::with_capacity(ROUNDS), round_trip: None, is_outdated: false, offered: None }
     }
 
-    /// Begins a turn. `None` when the assignment was taken before.
+    /// Takes an assignment. `None` if it was taken before.
     pub(crate) fn begin(&mut self, assignment: Assignment) -> Option<Assignment> {
         if self.seen.contains(&assignment.round) {
             return None;
@@ -50,17 +52,17 @@ impl Turn {
         self.seen.push_back(assignment.round);
         self.round = Some(assignment.round);
         self.offered = None;
-        // The slots that stay free are reported, whatever becomes of the jobs.
+        // A report is due even if no job of the assignment can be started.
         self.is_outdated = true;
         Some(assignment)
     }
 
-    /// Whether the recruiter may assign jobs to this worker, and knows of so many free slots.
+    /// Whether the recruiter may assign jobs to this worker, and the roster shows this number of free slots.
     pub(crate) fn offers(&self, slots: u32) -> bool {
         self.offered == Some(slots)
     }
 
-    /// The roster no longer shows the slots and jobs.
+    /// Notes that slots or jobs have changed since the last report.
     pub(crate) fn mark_outdated(&mut self) {
         self.is_outdated = true;
     }
@@ -69,13 +71,14 @@ impl Turn {
         self.is_outdated
     }
 
-    /// Compares the roster, as a heartbeat has found it, with the free slots. An earlier report may have been written after a later one.
+    /// Compares the free slots in the roster, as read by a heartbeat, with the actual ones. They differ if MongoDB has executed a delayed
+    /// report after a later one.
     pub(crate) fn compare(&mut self, assignment: Option<&Assignment>, offered: u32, free: u32) {
         self.is_outdated |= assignment.is_none_or(|given| self.seen.contains(&given.round)) && offered != free;
     }
 
-    /// Reports the slots and ends the turn. Returns an assignment that the recruiter has written meanwhile: it comes first, and its own turn
-    /// reports the slots.
+    /// Reports what this worker offers and holds. If the recruiter has assigned jobs in the meantime, nothing is written, and that
+    /// assignment is returned. The caller takes it, and then reports again.
     pub(crate) async fn report(&mut self, offer: &Offer) -> Option<Assignment> {
         let began = Monotonic::now();
         match self.store.report_if_unassigned_since(self.worker, self.round, offer).await {
@@ -93,12 +96,13 @@ impl Turn {
                 Ok(assignment) => return assignment,
                 Err(error) => tracing::debug!(error = chain(&error), "failed to read the assignment"),
             },
-            Err(error) => tracing::debug!(error = chain(&error), "failed to update the roster; trying again"),
+            Err(error) => tracing::debug!(error = chain(&error), "failed to update the roster; the next event of the session repeats it"),
         }
         None
     }
 
-    /// Offers no more slots. An assignment that was written meanwhile is not taken: the recruiter hears that it can assign those jobs elsewhere.
+    /// Withdraws the offer. An assignment that was written in the meantime is not taken. A hint then informs the recruiter that it can
+    /// assign those jobs to other workers.
     pub(crate) async fn withdraw(&self) {
         match self.store.withdraw_if_unassigned_since(self.worker, self.round).await {
             Ok(true) => {}

@@ -1,7 +1,8 @@
-//! Unconfirmed starts: starts of this session that may have locked jobs, or may lock them yet, which the session will not run.
+//! Unconfirmed starts: starts of this session that have locked jobs, or may still lock them, and whose jobs the session does not run.
 //!
-//! A start is unconfirmed when its reply was lost or arrived after the lease. Its jobs are released as they were. A start whose reply was lost
-//! may lock its jobs later: the session searches for them until the lease of the start forbids that.
+//! A start is unconfirmed if its reply was lost or arrived after the end of the lease, or if the archive could not be read. Its jobs are
+//! released: unlocked as they were before the start. A start whose reply was lost may lock its jobs later. Therefore the session searches
+//! for them until 30 s after the end of the start's lease.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -19,9 +20,9 @@ use recruiter_common::{
 
 use super::dependencies::Dependencies;
 
-/// How long after its lease a start is still searched for: it may have begun in time and be slow.
+/// How long after the end of its lease the jobs of a start are searched. A start that began in time may finish late.
 const SEARCHED_FOR: Duration = Duration::from_secs(30);
-/// Jobs that are released in one step: they are in memory as a whole.
+/// Number of jobs that are released in one step. The whole jobs are in memory then.
 const STEP: usize = 50;
 
 /// The unconfirmed starts of a session. Only ids are kept, since jobs may be large.
@@ -29,13 +30,13 @@ pub(crate) struct UnconfirmedStarts {
     dependencies: Arc<Dependencies>,
     worker: WorkerId,
     starts: HashMap<StartId, Unconfirmed>,
-    /// Whether jobs that these starts have locked could not be released yet.
+    /// Whether jobs that these starts have locked are not released yet, or may not be.
     has_unreleased: bool,
 }
 
 struct Unconfirmed {
     jobs: HashSet<JobId>,
-    /// By the server's clock: afterwards the start can no longer happen.
+    /// By the server's clock: MongoDB refuses the start if it begins after this date. A start that began earlier may still finish.
     until: Instant,
 }
 
@@ -44,7 +45,7 @@ impl UnconfirmedStarts {
         Self { dependencies, worker, starts: HashMap::new(), has_unreleased: false }
     }
 
-    /// Adds a start that can happen until `until`, with the jobs that are not run.
+    /// Adds a start that may begin until `until`, with the jobs that are not run.
     pub(crate) fn add(&mut self, start: StartId, jobs: HashSet<JobId>, until: Instant) {
         self.starts.insert(start, Unconfirmed { jobs, until });
     }
@@ -54,7 +55,7 @@ impl UnconfirmedStarts {
         self.starts.values().filter(move |start| self.has_unreleased || start.until > now).flat_map(|start| start.jobs.iter().copied())
     }
 
-    /// Releases the jobs that these starts have locked by now, and forgets the starts that can no longer happen.
+    /// Releases the jobs that these starts have locked by now, and removes the starts that can no longer lock jobs.
     pub(crate) async fn release(&mut self, now: Instant) {
         self.has_unreleased = true;
         match self.release_locked().await {
@@ -64,12 +65,16 @@ impl UnconfirmedStarts {
             }
             Err(error) => {
                 let count = self.starts.values().map(|start| start.jobs.len()).sum::<usize>();
-                tracing::warn!(count, error = chain(&error), "failed to release jobs that were not started; trying again");
+                tracing::warn!(
+                    count,
+                    error = chain(&error),
+                    "failed to release jobs that were locked and not run; the next heartbeat repeats it"
+                );
             }
         }
     }
 
-    /// Returns whether some are still to be released.
+    /// Releases the locked jobs. Returns whether MongoDB refused to release some of them.
     async fn release_locked(&mut self) -> Result<bool, StoreError> {
         let store = self.dependencies.store.clone();
         let asked = self.starts.iter().map(|(start, Unconfirmed { jobs, .. })| (*start, jobs.iter().copied().collect()));
@@ -89,7 +94,7 @@ impl UnconfirmedStarts {
             let mut session = CommitSession::default();
             let mut recorded = store.finish(&mut session, &released).await?;
             recorded.extend(store.finish(&mut session, &damaged).await?);
-            tracing::info!(count = recorded.len(), "released jobs that were not started");
+            tracing::info!(count = recorded.len(), "released jobs that were locked and not run");
             store.announce_hint(Rescheduling::hint(released.iter(), store.now())).await;
             if recorded.contains(&Recorded::Refused) {
                 has_unreleased = true;

@@ -1,4 +1,4 @@
-//! The verdict on an ended attempt, or on one ended item of a bundle: pure, from how it ended and the job's history alone.
+//! The verdict on an ended attempt, or on one ended item of a bundle. A pure function of the end and the job's history.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ pub(crate) enum Verdict {
     Archive { why: FinishReason, failure: Option<Failure>, result: Option<Bson> },
     /// The job runs again at `at`.
     Retry { failure: Failure, at: Instant, again: Again },
-    /// The job is put back as it was before this start, due at `at`: its workable did not run.
+    /// The job is unlocked as it was before this start, and is due at `at`: its workable did not run.
     Release { failure: Failure, at: Instant },
     /// Nothing is recorded: this worker was declared dead, and the claim is lost.
     ClaimLost,
@@ -51,7 +51,7 @@ impl Again {
 }
 
 impl Verdict {
-    /// What the hooks of a job are called with: the failure, if there is one, and whether it is the last. `None` when the job has neither
+    /// The arguments of a job's hooks: the failure, if there is one, and whether it is the last. `None` when the job has neither
     /// succeeded nor failed.
     pub(crate) fn for_hooks(&self) -> Option<(Option<&Failure>, bool)> {
         match self {

@@ -1,4 +1,8 @@
-//! From an assignment to running jobs: takes it, starts its jobs as slots fall free, and reports the slots to the roster.
+//! Takes assignments, starts their jobs as slots become free, runs them, and reports to the roster.
+//!
+//! Starts do not block the session: up to two are on their way while it reports, reads and receives hints. A worker without jobs ahead
+//! reports after its start is answered. A worker with jobs ahead reports beside its starts. The report then names the jobs that are about
+//! to be locked among `prefetched`.
 
 use std::{
     sync::Arc,
@@ -13,7 +17,7 @@ use recruiter_common::{
 };
 
 use super::{
-    attempt::{Attempt, carry_out},
+    attempt::{self, Attempt},
     environment::Environment,
     intake::{Intake, StartResult, Startable},
     prefetch::Prefetch,
@@ -32,12 +36,12 @@ pub(crate) struct Work {
     pub(crate) intake: Intake,
     pub(crate) starts: Starts,
     prefetch: Prefetch,
-    /// Since when the worker has been busy, or when its ends were last counted.
+    /// When the ended jobs were last counted, or when the worker became busy after that.
     busy_since: Monotonic,
     skipped: SkippedJobs,
-    /// Whether the recruiter is to be notified of jobs that were not started.
+    /// Whether the recruiter must be notified of skipped jobs.
     has_skipped_jobs: bool,
-    /// Jobs that were assigned ahead and are to be returned.
+    /// Jobs that were assigned ahead, and that the next hint returns.
     returning: Vec<JobId>,
 }
 
@@ -58,25 +62,26 @@ impl Work {
         }
     }
 
-    /// What this worker offers and holds, as the roster shows it. The jobs ahead use the free slots first. Jobs whose start is on its way count
-    /// as ahead: until they are locked, the recruiter must not assign them to another worker.
+    /// What this worker offers and holds, for the roster. Queued jobs get the free slots first, and only the remaining slots are offered.
+    /// Jobs whose start is on its way are listed as prefetched: until they are locked, the recruiter must not assign them to another
+    /// worker.
     pub(crate) fn offer(&self) -> Offer {
         let prefetched = self.prefetch.jobs().chain(self.slots.table().reserved()).collect();
         let working_on = self.slots.table().working_on();
         Offer { slots: self.free_slots(), prefetch: self.prefetch.room(self.slots.count_free()), prefetched, working_on }
     }
 
-    /// The free slots that the jobs ahead leave.
+    /// The free slots that remain after the queued jobs.
     fn free_slots(&self) -> u32 {
         self.slots.count_free().saturating_sub(self.prefetch.count())
     }
 
-    /// When the first job ahead is to be returned.
+    /// The time until the first queued job must be returned.
     pub(crate) fn returns_in(&self) -> Option<Duration> {
         self.prefetch.overdue_at().map(|at| at.saturating_duration_since(Monotonic::now()))
     }
 
-    /// Takes an assignment that was not taken before: reads its jobs, and starts as many as there are free slots.
+    /// Takes an assignment that was not taken before: reads its jobs, queues them, and starts as many as there are free slots.
     pub(crate) async fn take(&mut self, assignment: Option<Assignment>) {
         let Some(Assignment { mut jobs, .. }) = assignment.and_then(|assignment| self.turn.begin(assignment)) else { return };
         jobs.retain(|job| !self.slots.holds(*job) && !self.prefetch.holds(*job));
@@ -94,7 +99,7 @@ impl Work {
         self.start();
     }
 
-    /// Sends a start of the next jobs, if slots are free and few starts are on their way.
+    /// Sends a start of the next jobs, if slots are free and fewer than two starts are on their way.
     fn start(&mut self) {
         if !self.starts.has_room() {
             return;
@@ -111,14 +116,14 @@ impl Work {
         self.note_skipped(&not_sent);
     }
 
-    /// Runs the jobs that a start has locked. Jobs that it could not lock, because others have taken them, make room for the next.
+    /// Runs the jobs that a start has locked. Frees the slots of the others, and starts further jobs in them.
     pub(crate) async fn run(&mut self, answered: Answered) {
         let StartResult { started, not_run } = self.intake.confirm(answered).await;
         for job in started {
             let environment = self.environment.clone();
             self.slots.run(job.job.id, |cancel| async move {
                 let attempt = Attempt::new(&environment, job, cancel);
-                carry_out(&environment, attempt).await
+                attempt::run(&environment, attempt).await
             });
         }
         self.slots.release(not_run.iter().copied());
@@ -135,7 +140,7 @@ impl Work {
         Ok(())
     }
 
-    /// Waits for the answers of all starts on their way, and runs none of their jobs.
+    /// Waits for the answers of all starts on their way. Their jobs are not run, and are released later.
     pub(crate) async fn drop_starts(&mut self) -> Result<(), TaskPanicked> {
         while let Some(answered) = self.starts.next().await {
             let answered = answered?;
@@ -145,12 +150,12 @@ impl Work {
         Ok(())
     }
 
-    /// Names the jobs ahead to the heartbeat, which writes into the roster what this worker may have locked.
+    /// Copies the ids of the queued jobs into the table. Reports and heartbeats write them into the roster.
     fn name_prefetched(&self) {
         self.slots.table().set_prefetched(self.prefetch.jobs());
     }
 
-    /// Jobs of an assignment were not started.
+    /// Notes assigned jobs that this worker does not run.
     fn note_skipped(&mut self, jobs: &[JobId]) {
         if !jobs.is_empty() {
             self.turn.mark_outdated();
@@ -158,7 +163,7 @@ impl Work {
         }
     }
 
-    /// Slots have become free: starts jobs ahead, and asks for more when most of them are started.
+    /// Starts queued jobs in slots that have become free. Marks the roster as outdated once two thirds of the jobs ahead are started.
     pub(crate) fn slots_changed(&mut self) {
         let now = Monotonic::now();
         self.prefetch.ended(self.slots.table().take_ended(), self.busy_since, now);
@@ -169,7 +174,7 @@ impl Work {
         }
     }
 
-    /// Reports the slots to the roster, and to the recruiter which jobs were not started or have waited too long.
+    /// Reports to the roster if it is outdated. Then sends hints about jobs that were skipped or have waited too long.
     pub(crate) async fn report(&mut self) {
         if let Some(took) = self.turn.round_trip.take() {
             self.prefetch.round_trip(took);
@@ -178,7 +183,7 @@ impl Work {
         if !self.returning.is_empty() {
             self.turn.mark_outdated();
         }
-        // A worker without jobs ahead reports after its start: then the report need not name jobs that are about to be locked.
+        // Without jobs ahead, the report waits for the start. One report then follows the start, instead of one before and one after it.
         let waits_for_start = !self.starts.is_empty() && self.prefetch.count() == 0;
         if self.turn.is_outdated() && !waits_for_start {
             self.environment.dependencies.watchdog.progress();
@@ -188,7 +193,7 @@ impl Work {
             self.take(assignment).await;
         }
         if !self.turn.is_outdated() {
-            // Not before the roster is told: until then these jobs count as assigned.
+            // Only after the report: until then these jobs count as assigned to this worker.
             if !self.returning.is_empty() {
                 let jobs = std::mem::take(&mut self.returning);
                 tracing::debug!(count = jobs.len(), "returning jobs that were assigned ahead");
@@ -200,7 +205,7 @@ impl Work {
         }
     }
 
-    /// Returns every job that was assigned ahead. The roster offers nothing any more.
+    /// Returns every queued job. The caller has withdrawn the offer before.
     pub(crate) async fn return_all(&mut self) {
         let jobs: Vec<JobId> = self.returning.drain(..).chain(self.prefetch.next(usize::MAX).iter().map(Startable::id)).collect();
         self.name_prefetched();

@@ -22,7 +22,7 @@ fn raise_limit() {
         && soft < hard
         && let Err(error) = setrlimit(Resource::RLIMIT_NOFILE, hard, hard)
     {
-        tracing::warn!(limit = soft, %error, "could not raise the limit of open files");
+        tracing::warn!(limit = soft, %error, "failed to raise the limit of open files");
     }
 }
 

@@ -1,7 +1,7 @@
 //! Reaps orphaned processes when this process is process 1 of a container without an init.
 //!
-//! In such a container every process whose parent has ended becomes a child of the worker, and stays a zombie until the worker waits for it.
-//! This module does not reap the programs of jobs, nor children that other code in this process has started.
+//! In such a container every process whose parent has ended becomes a child of the worker, and stays a zombie until the worker waits for
+//! it. This module does not reap the programs of jobs, nor children that other code in this process has started.
 
 use std::{
     collections::BTreeSet,

@@ -463,7 +463,7 @@ pub(crate) mod tests {
         panic!("never: {what}");
     }
 
-    /// Whether a process of this id runs (a zombie that nobody reaps does not).
+    /// Whether a process with this id runs. A zombie does not.
     fn is_running(id: &str) -> bool {
         fs::read_to_string(format!("/proc/{}/stat", id.trim())).is_ok_and(|stat| !stat.contains(") Z"))
     }
