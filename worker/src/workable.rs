@@ -35,7 +35,7 @@ pub trait Executable: Workable {
 
     /// Called once the success is in the archive. The call is lost if the process dies before or during it.
     ///
-    /// Each hook is broken off after a minute. A job that was snoozed, interrupted, released or cancelled calls none. For a bundle, the
+    /// Each hook is aborted after a minute. A job that was snoozed, interrupted, released or cancelled calls none. For a bundle, the
     /// hooks are called for each item that has succeeded or failed, in order, once the end of the whole run is recorded.
     fn after_success(&self, _state: &Self::State, _job: &Context) -> impl Future<Output = ()> + Send {
         async {}
@@ -138,7 +138,7 @@ impl NotDone {
         Self::Snooze { after: Some(after), reason: Failure::new(class, message) }
     }
 
-    /// Stopped early, as [`Context::cancelled`] had asked, for example: "7 of 9 files are done". The reason of the cancellation decides
+    /// Stopped early, after [`Context::cancelled`] resolved, for example: "7 of 9 files are done". The reason of the cancellation decides
     /// what follows.
     pub fn stopped(message: impl Into<String>) -> Self {
         Self::Stopped(Failure::new(failure::INTERRUPTED, message))

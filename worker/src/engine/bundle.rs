@@ -1,7 +1,7 @@
 //! Runs a bundle: its items run one after the other, each with its own limits, verdict and hooks.
 //!
-//! An item gets the verdict that a single job would get. The bundle goes to the archive when no item is pending. Until then it is
-//! rescheduled. A bundle uses the same parts as a single job: an attempt calls one or the other.
+//! An item gets the verdict that a single job would get. A bundle with pending items is rescheduled, unless it was cancelled. A bundle uses
+//! the same parts as a single job: an attempt calls one or the other.
 
 use std::{sync::Arc, time::Duration};
 
