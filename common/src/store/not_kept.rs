@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use bson::{Document, doc};
+use bson::{Bson, Document, doc};
 use chrono::TimeDelta;
 use futures_util::TryStreamExt;
 use mongodb::{ClientSession, error::Error};
@@ -87,11 +87,22 @@ impl Store {
         Ok(NotKept { groups, since })
     }
 
-    /// Deletes the counts of the periods before the one that has `before`.
+    /// Deletes the counts of the periods before the one that has `before`. Writes only if there are some: while MongoDB blocks writes, a
+    /// cleaner must go on to read the roster.
     ///
     /// Filter: counts of earlier periods. Index: `_id`. Invariant: none.
     pub async fn prune_not_kept(&self, before: Instant) -> Result<(), StoreError> {
-        let (metadata, first) = (self.metadata.clone(), doc! { "not_kept_since": bson::DateTime::from_chrono(period_of(before)) });
-        call("prune_not_kept", async move { metadata.delete_many(doc! { "_id": { "$lt": first } }).await }).await.map(drop)
+        let first = doc! { "not_kept_since": bson::DateTime::from_chrono(period_of(before)) };
+        let metadata = self.metadata.clone();
+        let old = async move {
+            let found = metadata.find(doc! { "_id": { "$lt": first } }).projection(doc! { "_id": 1 }).await?;
+            found.map_ok(|count| count.get("_id").cloned().unwrap_or_default()).try_collect::<Vec<Bson>>().await
+        };
+        let old = call("prune_not_kept", old).await?;
+        if old.is_empty() {
+            return Ok(());
+        }
+        let metadata = self.metadata.clone();
+        call("prune_not_kept", async move { metadata.delete_many(doc! { "_id": { "$in": old } }).await }).await.map(drop)
     }
 }
