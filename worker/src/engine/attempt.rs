@@ -159,7 +159,7 @@ impl Attempt {
             Ok(policy) => policy.as_ref(),
             Err(failure) => return Err(NotDone::GiveUp(failure.clone())),
         };
-        if self.job.cancel_requested {
+        if self.job.cancel_requested || self.cancel.why() == Some(Cancellation::Requested) {
             self.cancel.cancel(Cancellation::Requested);
             return Err(NotDone::Stopped(Failure::new(failure::CANCELLED, "cancelled before it was entered")));
         }

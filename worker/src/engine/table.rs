@@ -60,9 +60,10 @@ impl Phase {
 impl Table {
     /// The jobs that this worker may have locked before its next report, for the roster.
     pub(crate) fn working_on(&self) -> Vec<JobId> {
-        let mut jobs: HashSet<JobId> = self.jobs().into_iter().collect();
+        // In the order in which a job moves, so that a job that moves meanwhile is not missed.
+        let mut jobs: HashSet<JobId> = self.prefetched.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        jobs.extend(self.jobs());
         jobs.extend(self.unconfirmed().iter());
-        jobs.extend(self.prefetched.lock().unwrap_or_else(PoisonError::into_inner).iter());
         jobs.into_iter().collect()
     }
 

@@ -129,6 +129,7 @@ impl Work {
         self.slots.release(not_run.iter().copied());
         self.note_skipped(&not_run);
         self.start();
+        self.note_free_slots();
     }
 
     /// Waits for the answers of all starts on their way, and runs their jobs.
@@ -169,7 +170,12 @@ impl Work {
         self.prefetch.ended(self.slots.table().take_ended(), self.busy_since, now);
         self.busy_since = now;
         self.start();
-        if self.prefetch.is_low() && !self.turn.offers(self.free_slots()) {
+        self.note_free_slots();
+    }
+
+    /// Marks the roster as outdated if this worker needs jobs and the recruiter does not know so.
+    fn note_free_slots(&mut self) {
+        if (self.prefetch.is_low() || self.free_slots() > 0) && !self.turn.offers(self.free_slots()) {
             self.turn.mark_outdated();
         }
     }
@@ -184,7 +190,9 @@ impl Work {
             self.turn.mark_outdated();
         }
         // Without jobs ahead, the report waits for the start. One report then follows the start, instead of one before and one after it.
-        let waits_for_start = !self.starts.is_empty() && self.prefetch.count() == 0;
+        // Jobs for other workers do not wait.
+        let is_urgent = !self.returning.is_empty() || self.has_skipped_jobs;
+        let waits_for_start = !self.starts.is_empty() && self.prefetch.count() == 0 && !is_urgent;
         if self.turn.is_outdated() && !waits_for_start {
             self.environment.dependencies.watchdog.progress();
             self.name_prefetched();
