@@ -156,7 +156,7 @@ pub(crate) struct Lanes {
     scan: Option<Scan>,
     /// The last full scan, after the next one was requested and before it begins.
     ended: Option<Scan>,
-    /// What was known before the current scan. `None` except while its windows are filled.
+    /// The windows from before the current scan. `None` except while its windows are filled.
     before: Option<Before>,
 }
 
@@ -199,7 +199,7 @@ impl Lanes {
         }
     }
 
-    /// Drops what was known before the current scan.
+    /// Drops the windows from before the current scan.
     pub(crate) fn forget_before(&mut self) {
         self.before = None;
     }
@@ -517,7 +517,7 @@ mod tests {
         assert!(!is_stale(&mut lanes, NOW, Duration::ZERO));
         let free = HashMap::from([(0, 1)]);
         assert_eq!(lanes.next_round(&free, date(NOW)), (Some(date(NOW + 500)), None));
-        assert_eq!(lanes.next_round(&HashMap::new(), date(NOW)), (None, None), "nobody could take it");
+        assert_eq!(lanes.next_round(&HashMap::new(), date(NOW)), (None, None), "no worker could take it");
         assert!(!is_stale(&mut lanes, NOW + 1_500, Duration::ZERO), "it is due, and nothing else can be");
         take(&mut lanes, &later);
         assert!(lanes.needs_scan(date(NOW + 2_001)) && !lanes.needs_scan(date(NOW + 2_000)), "the horizon");

@@ -169,7 +169,7 @@ async fn a_bundle_leaves_nothing_if_every_item_has_succeeded() {
     setting.stop().await;
 }
 
-/// I3: the deletion was made and its reply was lost, or it was not made and nobody knows; alone, and in one transaction with other ends. No
+/// I3: the deletion was made and its reply was lost, or it was not made and the worker cannot know; alone, and in one transaction with other ends. No
 /// claim is taken for lost, and no job runs twice.
 #[tokio::test]
 async fn a_deletion_of_unknown_outcome_is_made_once_and_taken_for_no_lost_claim() {

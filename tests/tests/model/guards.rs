@@ -27,7 +27,7 @@ promises! {
     NotBeforeItsTime "a retry is not started before its time";
     NotAfterDeath "a worker that was declared dead for its silence starts nothing";
     ByTurns "who is available has seen what was assigned last";
-    WithinSlots "nobody is given more jobs than it has slots";
+    WithinSlots "a worker is assigned no more jobs than it has slots";
     RetiredForGood "the retired are not available";
     InOrderOfTerms "once a leader has begun, no earlier one assigns";
     OneLeaderPerTerm "no two lead in one term";

@@ -4,39 +4,33 @@
 //! they were before the start.
 
 use std::{
-    cmp::Reverse,
     collections::{HashMap, HashSet},
     sync::Arc,
 };
 
 use bson::RawDocument;
-use chrono::TimeDelta;
 use recruiter_common::{
     failure::{self, Failure},
     ids::{JobId, WorkerId},
     instant::Instant,
-    job::{Claim, FinishReason, IfWorkerDies, Job},
-    retry_policy::Decision,
+    job::{Claim, FinishReason},
     roster::WorkOn,
-    store::{Archival, Position, Recorded, Start, Store, StoreError, ToStart},
+    store::{Archival, Recorded, Store, StoreError},
     telemetry::chain,
 };
 use tokio::sync::oneshot::{self, error::TryRecvError};
 
 use super::{
     attempt::StartedJob,
-    dependencies::{Dependencies, Policy},
+    dependencies::Dependencies,
     environment::Environment,
     reading::{Reading, Unlocked},
     recorder::JobEnd,
+    startable::Startable,
     starts::Answered,
     unconfirmed::UnconfirmedStarts,
 };
-use crate::panics::guarded;
 
-/// A job that its enqueuer never sends again, and that is younger than this, is not searched in the archive. The jobs of a restored dump
-/// are older.
-const YOUNG: TimeDelta = TimeDelta::minutes(10);
 /// Maximum number of unknown retry policies in memory. Each of them is logged once.
 const UNKNOWN_POLICIES: usize = 100;
 
@@ -59,14 +53,6 @@ pub(crate) struct StartResult {
     pub(crate) started: Vec<StartedJob>,
     /// The other jobs, locked or not. Their slots become free.
     pub(crate) not_run: Vec<JobId>,
-}
-
-/// A job that may be started.
-pub(crate) struct Startable {
-    job: Arc<Job>,
-    policy: Policy,
-    /// The policy's verdict for the case that this worker dies during this attempt.
-    if_worker_dies: IfWorkerDies,
 }
 
 impl Intake {
@@ -95,7 +81,7 @@ impl Intake {
             self.environment.lease.request_heartbeat();
         }
         let Answered { start, mut startable, claims, refused, unanswered, archived } = answered;
-        for Startable { job, .. } in refused.iter().filter_map(|id| startable.get(id)) {
+        for job in refused.iter().filter_map(|id| startable.get(id)).map(Startable::job) {
             self.archive_malformed(job.id, &job.document, &Failure::new(failure::MALFORMED, "MongoDB cannot start it"), start.now);
         }
         // This start may still lock jobs without an answer. It locks no other job later.
@@ -198,49 +184,5 @@ impl Intake {
         tracing::warn!(job.id = %id, reason = failure.message, "a document in `scheduled` is not a job; archiving it as malformed");
         let archival = Archival::unstarted(id, document, &FinishReason::MALFORMED, failure, now);
         self.archiving.insert(id, self.environment.recorder.record_later(JobEnd::Archive(Box::new(archival))));
-    }
-}
-
-impl Startable {
-    fn new(job: Arc<Job>, policy: Policy, died: &Failure, now: Instant) -> Self {
-        let mut history = job.history();
-        history.attempts += 1;
-        let decision = policy.as_ref().ok().and_then(|policy| guarded(|| policy.decide(&history, died, now)).ok());
-        let if_worker_dies = decision.unwrap_or(Decision::Archive(FinishReason::WORKER_DIED)).into();
-        Self { job, policy, if_worker_dies }
-    }
-
-    pub(crate) fn id(&self) -> JobId {
-        self.job.id
-    }
-
-    /// Its position in the order of jobs.
-    pub(crate) fn position(&self) -> Position {
-        (Reverse(self.job.priority.get().into()), self.job.due().unwrap_or_default(), self.job.id)
-    }
-
-    /// The size of its document.
-    pub(crate) fn bytes(&self) -> usize {
-        self.job.document.as_bytes().len()
-    }
-
-    /// Whether the document may be a copy of an archived job: its enqueuer may have sent it again, or an old dump may have been restored.
-    pub(crate) fn can_be_resent(&self, now: Instant) -> bool {
-        !self.job.is_sent_once || now - self.job.created_at > YOUNG
-    }
-
-    pub(crate) fn to_start(&self, now: Instant) -> ToStart {
-        let Self { job, if_worker_dies, .. } = self;
-        ToStart { job: job.id, attempts: job.attempts, due: job.due().unwrap_or(now), if_worker_dies: if_worker_dies.clone() }
-    }
-
-    /// The job as the start has stored it.
-    fn started(self, claim: Claim, start: &Start) -> StartedJob {
-        let Self { mut job, policy, if_worker_dies } = self;
-        // This is the only reference to the job, so nothing is copied.
-        let started = Arc::make_mut(&mut job);
-        let previous = started.last_execution.take().map(Arc::new);
-        start.mark_started(started, if_worker_dies);
-        StartedJob { job, claim, policy, previous }
     }
 }

@@ -8,6 +8,7 @@
 //! | `slots` | the tasks that run jobs, and the number of free slots |
 //! | `prefetch` | the queue of jobs to start, and how many jobs are accepted ahead |
 //! | `intake` | decides which assigned jobs can be started, and which locked jobs are run |
+//! | `startable` | a job that this worker can start |
 //! | `starts` | starts that MongoDB has not answered yet |
 //! | `reading`, `portion` | assigned jobs, read in portions over a slow connection |
 //! | `unconfirmed` | starts whose reply was lost or late |
@@ -46,6 +47,7 @@ mod session;
 mod shortage;
 mod skipped;
 mod slots;
+mod startable;
 mod starts;
 mod table;
 mod turn;

@@ -16,7 +16,7 @@ use std::{
 
 use recruiter_common::{ids::JobId, store::Position};
 
-use super::intake::Startable;
+use super::startable::Startable;
 
 /// Maximum number of jobs ahead.
 const MOST: u32 = 1_000;

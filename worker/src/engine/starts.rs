@@ -19,8 +19,8 @@ use tokio::task::JoinSet;
 
 use super::{
     environment::Environment,
-    intake::Startable,
     slots::{Slots, TaskPanicked},
+    startable::Startable,
 };
 
 /// The most starts on their way at once. With more, each would lock fewer jobs at a higher cost for each job.

@@ -19,10 +19,11 @@ use recruiter_common::{
 use super::{
     attempt::{self, Attempt},
     environment::Environment,
-    intake::{Intake, StartResult, Startable},
+    intake::{Intake, StartResult},
     prefetch::Prefetch,
     skipped::SkippedJobs,
     slots::{Slots, TaskPanicked},
+    startable::Startable,
     starts::{Answered, Starts},
     turn::Turn,
 };

@@ -1,0 +1,75 @@
+//! A job that this worker can start: read, of its classes and groups, with a policy that it knows.
+
+use std::{cmp::Reverse, sync::Arc};
+
+use chrono::TimeDelta;
+use recruiter_common::{
+    failure::Failure,
+    ids::JobId,
+    instant::Instant,
+    job::{Claim, FinishReason, IfWorkerDies, Job},
+    retry_policy::Decision,
+    store::{Position, Start, ToStart},
+};
+
+use super::{attempt::StartedJob, dependencies::Policy};
+use crate::panics::guarded;
+
+/// A job that its enqueuer never sends again, and that is younger than this, is not searched in the archive. The jobs of a restored dump
+/// are older.
+const YOUNG: TimeDelta = TimeDelta::minutes(10);
+/// A job that may be started.
+pub(crate) struct Startable {
+    job: Arc<Job>,
+    policy: Policy,
+    /// The policy's verdict for the case that this worker dies during this attempt.
+    if_worker_dies: IfWorkerDies,
+}
+
+impl Startable {
+    pub(crate) fn new(job: Arc<Job>, policy: Policy, died: &Failure, now: Instant) -> Self {
+        let mut history = job.history();
+        history.attempts += 1;
+        let decision = policy.as_ref().ok().and_then(|policy| guarded(|| policy.decide(&history, died, now)).ok());
+        let if_worker_dies = decision.unwrap_or(Decision::Archive(FinishReason::WORKER_DIED)).into();
+        Self { job, policy, if_worker_dies }
+    }
+
+    pub(crate) fn job(&self) -> &Job {
+        &self.job
+    }
+
+    pub(crate) fn id(&self) -> JobId {
+        self.job.id
+    }
+
+    /// Its position in the order of jobs.
+    pub(crate) fn position(&self) -> Position {
+        (Reverse(self.job.priority.get().into()), self.job.due().unwrap_or_default(), self.job.id)
+    }
+
+    /// The size of its document.
+    pub(crate) fn bytes(&self) -> usize {
+        self.job.document.as_bytes().len()
+    }
+
+    /// Whether the document may be a copy of an archived job: its enqueuer may have sent it again, or an old dump may have been restored.
+    pub(crate) fn can_be_resent(&self, now: Instant) -> bool {
+        !self.job.is_sent_once || now - self.job.created_at > YOUNG
+    }
+
+    pub(crate) fn to_start(&self, now: Instant) -> ToStart {
+        let Self { job, if_worker_dies, .. } = self;
+        ToStart { job: job.id, attempts: job.attempts, due: job.due().unwrap_or(now), if_worker_dies: if_worker_dies.clone() }
+    }
+
+    /// The job as the start has stored it.
+    pub(crate) fn started(self, claim: Claim, start: &Start) -> StartedJob {
+        let Self { mut job, policy, if_worker_dies } = self;
+        // This is the only reference to the job, so nothing is copied.
+        let started = Arc::make_mut(&mut job);
+        let previous = started.last_execution.take().map(Arc::new);
+        start.mark_started(started, if_worker_dies);
+        StartedJob { job, claim, policy, previous }
+    }
+}
