@@ -11,6 +11,7 @@ use crate::{
     ids::JobId,
     instant::{DUE_MS, Instant},
     job::{DEFAULT_GROUP, Keep, Priority, StoredPolicy, bundle::MOST_ITEMS},
+    limits::{InvalidSetting, LONGEST_GATE, check_resource, gate_of},
     retry_policy::{DoNotDoItAgain, InvalidPolicy, RetryPolicies, RetryPolicy},
     store::{Hint, ScheduledJob, Store, StoreError, schema::LARGEST_WORKABLE},
     telemetry::of_bson,
@@ -166,6 +167,7 @@ pub struct NewJob {
     retry_policy: StoredPolicy,
     policy_problem: Option<InvalidPolicy>,
     keep: Keep,
+    limits: Vec<String>,
     recovered_from: Option<JobId>,
 }
 
@@ -225,6 +227,12 @@ pub enum EnqueueError {
         what: &'static str,
         /// The problem with its value.
         problem: String,
+    },
+    /// An invalid resource.
+    #[error("the job cannot be limited: {problem}")]
+    Limit {
+        /// The problem with its name.
+        problem: InvalidSetting,
     },
     /// A date that some programming languages cannot read.
     #[error("the job would be due outside of the years 1 to 9999: give an earlier date or a shorter delay")]
@@ -300,6 +308,7 @@ impl NewJob {
             retry_policy: StoredPolicy::from(&DoNotDoItAgain as &dyn RetryPolicy),
             policy_problem: None,
             keep: Keep::default(),
+            limits: Vec::new(),
             recovered_from: None,
         }
     }
@@ -388,6 +397,13 @@ impl NewJob {
         self
     }
 
+    /// Adds a resource that the job needs, for example `printer` or `customer:17`. No more jobs with it run at a time, and they start no more
+    /// often, than its limit allows ([`limits`](crate::limits)). A job whose resource has no limit yet waits for one.
+    pub fn limit(mut self, resource: impl Into<String>) -> Self {
+        self.limits.push(resource.into());
+        self
+    }
+
     /// Sets the archived job that this one repeats. The new document names it. The retry policy is accepted without
     /// validation.
     pub fn recovered_from(mut self, job: JobId) -> Self {
@@ -424,6 +440,14 @@ impl NewJob {
         let names = names.into_iter().chain(self.tags.iter().map(|tag| ("tag", tag))).chain(self.urn.iter().map(|urn| ("urn", urn)));
         for (what, name) in names {
             check_name(name).map_err(|problem| EnqueueError::Name { what, problem })?;
+        }
+        let limit = |name: &String| check_resource(name).map_err(|problem| EnqueueError::Limit { problem });
+        self.limits.iter().try_for_each(limit)?;
+        let gate = gate_of(self.limits.iter().map(String::as_str));
+        if let Some(gate) = gate.as_ref().filter(|gate| gate.len() > LONGEST_GATE) {
+            let problem =
+                format!("the names of all resources of a job must have at most {LONGEST_GATE} bytes together, not {}", gate.len());
+            return Err(EnqueueError::Limit { problem: InvalidSetting(problem) });
         }
         if let (Some(problem), None) = (self.policy_problem, self.recovered_from) {
             return Err(EnqueueError::Policy { class: self.class, problem });
@@ -466,6 +490,9 @@ impl NewJob {
         }
         if let Some(keep) = self.keep.stored() {
             document.insert("keep", keep);
+        }
+        if let Some(gate) = gate {
+            document.insert("gate", gate);
         }
         if let Some(outcomes) = outcomes {
             document.insert("item_outcomes", outcomes);

@@ -66,6 +66,7 @@
 //! | [`control`] | retry, cancel and delete jobs | `recruiter jobs`, applications |
 //! | [`retry_policy`] | when a failed job is retried | applications, worker |
 //! | [`job`] | one job, its items and its history | all |
+//! | [`limits`] | limits of resources and groups, and pauses | recruiter, operators |
 //! | [`roster`] | one worker process | all |
 //! | [`failure`] | the failure of one execution | worker, cleaner, policies |
 //! | [`ids`] | ids of jobs, workers, starts and rounds | all |
@@ -90,6 +91,7 @@ pub mod finished;
 pub mod ids;
 pub mod instant;
 pub mod job;
+pub mod limits;
 #[cfg(feature = "process")]
 pub mod logging;
 pub mod retry_policy;
@@ -113,6 +115,7 @@ pub use crate::{
     ids::JobId,
     instant::Instant,
     job::{FinishReason, Keep, Priority},
+    limits::{Limit, Rate},
     retry_policy::{
         Decision, DoNotDoItAgain, ExponentialBackoff, History, InvalidPolicy, RetriableExceptionFilter, RetryForever, RetryManyTimes,
         RetryPolicy, SelectByException, TimeTable,

@@ -3,13 +3,14 @@
 //! Used by the worker (registers itself), the recruiter (assigns to it) and the cleaner (retires it). The recruiter
 //! writes an assignment only while `available` is true, and thereby sets it to false. Only the worker sets it to true.
 
-use std::{fs, io, time::Duration};
+use std::{collections::BTreeMap, fs, io, time::Duration};
 
 use bson::{Bson, Document, RawDocument, doc, spec::BinarySubtype};
 use serde::{Deserialize, Serialize};
 
 use crate::{
     ids::{JobId, LeaseTerm, RoundId, WorkerId},
+    limits::Permit,
     telemetry::of_bson,
 };
 
@@ -160,7 +161,12 @@ pub struct Assignment {
     pub round: RoundId,
     /// The jobs assigned to this worker.
     pub jobs: Vec<JobId>,
+    /// The permits of those that are limited.
+    pub permits: Permits,
 }
+
+/// The permits of limited jobs.
+pub type Permits = BTreeMap<JobId, Permit>;
 
 /// A worker as the cleaner reads it, with the fields of its document that are valid.
 #[derive(Clone, Debug)]
@@ -296,7 +302,40 @@ pub(crate) fn assignment_in(worker: WorkerId, document: &Document) -> Option<Ass
     }
     let round = document.get_object_id("round").ok()?.into();
     let jobs = ids_in(document.get_document("assigned_to").ok()?.get(worker.to_string()));
-    Some(Assignment { round, jobs })
+    let permits = permits_in(document.get("permits"), &jobs);
+    Some(Assignment { round, jobs, permits })
+}
+
+/// The stored form of permits: job id in hex → `{names, from, until}`. `None` if there are no permits.
+pub(crate) fn permits_to_document<'a>(permits: impl Iterator<Item = (&'a JobId, &'a Permit)>) -> Option<Document> {
+    let stored = |(job, permit): (&JobId, &Permit)| {
+        let mut stored = doc! { "names": permit.names.clone() };
+        if let Some((from, until)) = permit.between {
+            stored.extend(doc! { "from": bson::DateTime::from_chrono(from), "until": bson::DateTime::from_chrono(until) });
+        }
+        (job.to_string(), Bson::Document(stored))
+    };
+    let document: Document = permits.map(stored).collect();
+    (!document.is_empty()).then_some(document)
+}
+
+/// The permits of these jobs in a stored map. A permit that cannot be decoded is left out, so its job is not started.
+pub(crate) fn permits_in(stored: Option<&Bson>, jobs: &[JobId]) -> Permits {
+    let Some(stored) = stored.and_then(Bson::as_document) else { return Permits::new() };
+    let permit = |job: &JobId| {
+        let permit = stored.get_document(job.to_string()).ok()?;
+        let names: Option<Vec<String>> = permit.get_array("names").ok()?.iter().map(|name| name.as_str().map(str::to_owned)).collect();
+        let date = |field| permit.get_datetime(field).ok().map(|at| at.to_chrono());
+        let between =
+            if permit.contains_key("from") || permit.contains_key("until") { Some((date("from")?, date("until")?)) } else { None };
+        Some((*job, Permit { names: names?, between }))
+    };
+    jobs.iter().filter_map(permit).collect()
+}
+
+/// The number of free slots in a roster document, for display: 0 if the worker is not available.
+pub fn free_slots(document: &Document) -> i64 {
+    offered_in(document).into()
 }
 
 /// The number of slots that a worker's own roster document offers to the recruiter.

@@ -23,6 +23,7 @@ use crate::{
     ids::JobId,
     instant::Instant,
     job::{Job, Keep, Priority, StoredPolicy},
+    limits::resources_in,
     retry_policy::RetryPolicies,
 };
 
@@ -68,6 +69,9 @@ pub struct JobSpec {
     /// `failures`: of a job that succeeded nothing is kept ([`Keep`]). Default: `all`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keep: Option<Keep>,
+    /// Resources that the job needs, for example `printer` or `customer:17` ([`limits`](crate::limits)).
+    #[serde(default, deserialize_with = "tags", skip_serializing_if = "Vec::is_empty")]
+    pub limits: Vec<String>,
     /// Id of the job, 24 hexadecimal digits. If a job with this id exists, nothing is enqueued.
     #[serde(default, deserialize_with = "id", serialize_with = "hex", skip_serializing_if = "Option::is_none")]
     pub id: Option<JobId>,
@@ -141,6 +145,7 @@ impl JobSpec {
             urn: job.urn.clone(),
             retry_policy: Some(job.retry_policy.clone()),
             keep: Some(job.keep).filter(|keep| *keep != Keep::default()),
+            limits: job.gate.iter().flat_map(|gate| resources_in(gate)).map(str::to_owned).collect(),
             ..Self::default()
         })
     }
@@ -170,6 +175,7 @@ impl JobSpec {
             job = job.retry_stored(policy);
         }
         job = self.tags.into_iter().fold(job, NewJob::tag);
+        job = self.limits.into_iter().fold(job, NewJob::limit);
         if let Some(group) = self.group {
             job = job.in_group(group);
         }

@@ -77,6 +77,7 @@ pub fn to_start(jobs: &[Job]) -> Vec<ToStart> {
         attempts: job.attempts,
         due: job.due().expect("a job that waits"),
         if_worker_dies: IfWorkerDies::Archive(FinishReason::WORKER_DIED),
+        permit: None,
     };
     jobs.iter().map(decided).collect()
 }
@@ -89,7 +90,7 @@ pub async fn started(store: &Store, worker: WorkerId, ids: &[JobId]) -> Vec<(Job
     let verdict = IfWorkerDies::Archive(FinishReason::WORKER_DIED);
     let with_claim = |mut job: Job| {
         let claim = claims.iter().find(|claim| claim.job() == job.id).copied()?;
-        start.mark_started(&mut job, verdict.clone());
+        start.mark_started(&mut job, verdict.clone(), None);
         Some((job, claim))
     };
     jobs.into_iter().filter_map(with_claim).collect()

@@ -50,3 +50,8 @@ mod readme {}
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/library.md")]
 mod library_guide {}
+
+/// The examples of the page about limits, compiled.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/limits.md")]
+mod limits_page {}

@@ -127,7 +127,7 @@ impl Setting {
 }
 
 fn give(worker: WorkerId, count: usize) -> Planned {
-    Planned::for_slots(AssignedJobs { worker, jobs: (0..count).map(|_| JobId::new()).collect() })
+    Planned::for_slots(AssignedJobs::new(worker, (0..count).map(|_| JobId::new()).collect()))
 }
 
 fn free(slots: u32, working_on: &[JobId]) -> Offer {

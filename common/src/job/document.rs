@@ -104,6 +104,7 @@ struct JobDocument {
     keep: Option<String>,
     tags: Option<Vec<String>>,
     urn: Option<String>,
+    gate: Option<String>,
     once: Option<bool>,
     #[serde(deserialize_with = "instant::stored", default)]
     cancel_requested_at: Option<Instant>,
@@ -179,6 +180,7 @@ impl Job {
             keep: Keep::of_stored(stored.keep.as_deref()),
             tags: stored.tags.unwrap_or_default(),
             urn: stored.urn,
+            gate: stored.gate,
             is_sent_once: stored.once.unwrap_or(false),
             cancel_requested: stored.cancel_requested_at.is_some(),
             last_execution: stored.last_execution,

@@ -1,6 +1,6 @@
 //! One execution of a job: its start, its outcome, and the verdict for the death of its worker.
 
-use bson::{RawBsonRef, RawDocumentBuf, raw::cstr, rawdoc};
+use bson::{RawArrayBuf, RawBsonRef, RawDocumentBuf, raw::cstr, rawdoc};
 use serde::Deserialize;
 
 use super::{finish_reason::FinishReason, raw::roomy};
@@ -68,6 +68,8 @@ pub struct Execution {
     pub start: Option<StartId>,
     /// The crash verdict; removed once the execution has ended.
     pub if_worker_dies: Option<IfWorkerDies>,
+    /// The permits of its resources, for example `printer#0`. Absent if the job is not limited.
+    pub permits: Option<Vec<String>>,
     /// Machine of the worker.
     pub hostname: Option<String>,
     /// Process of the worker.
@@ -118,6 +120,9 @@ impl Execution {
         for (field, value) in fields {
             value.into_iter().for_each(|value| raw.append(field, value));
         }
+        if let Some(permits) = &self.permits {
+            raw.append(cstr!("permits"), RawArrayBuf::from_iter(permits.iter().map(String::as_str)));
+        }
         raw
     }
 }
@@ -142,6 +147,7 @@ mod tests {
             message: Some("m".into()),
             trace: Some("t".into()),
             crashed: Some(true),
+            permits: Some(vec!["printer#0".into(), "customer:1#7".into()]),
         };
         let archive = Execution { if_worker_dies: Some(IfWorkerDies::Archive(FinishReason::WORKER_DIED)), ..Execution::default() };
         for written in [whole, archive, Execution::default()] {

@@ -80,6 +80,8 @@ pub struct Job {
     pub tags: Vec<String>,
     /// A name in the application's own terms; not unique.
     pub urn: Option<String>,
+    /// The resources that it needs, as its lane: see [`limits`](crate::limits).
+    pub gate: Option<String>,
     /// Whether its enqueuer never sends it again: its id was made for one call.
     pub is_sent_once: bool,
     /// Whether its cancellation was requested while it was running.

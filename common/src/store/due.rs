@@ -10,7 +10,7 @@ use futures_util::TryStreamExt;
 use mongodb::options::{Hint as IndexHint, ReadConcern};
 
 use super::{
-    CALL_LIMIT, Store, StoreError,
+    CALL_LIMIT, Store, StoreError, call,
     lanes::Lane,
     raw_id_of,
     schema::{DUE_JOBS, GATED_JOBS},
@@ -19,6 +19,8 @@ use crate::{ids::JobId, instant::Instant};
 
 /// Maximum number of lanes in one query. MongoDB merges one index scan for each of them.
 const LANES_PER_QUERY: usize = 200;
+/// Maximum number of lanes in one query that searches each lane by itself.
+const LANES_PER_UNION: usize = 50;
 
 /// The fields of an unlocked job that an assignment needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -112,6 +114,56 @@ impl Store {
         Ok(DueJobs { jobs, end })
     }
 
+    /// The first unlocked jobs of each of these lanes that are due at `until`: at most as many as the lane's number. In contrast to
+    /// [`Store::due_jobs`], the backlog of one lane takes no room from another.
+    ///
+    /// Filter: group, class, gate, unlocked, due, with one range of an index for each lane. Index: `due_jobs`, `gated_jobs`. Invariant: none,
+    /// the start repeats the conditions.
+    pub async fn due_jobs_of_each(&self, lanes: &[(Lane, usize)], until: Instant) -> Result<Vec<DueJobs>, StoreError> {
+        let mut found = Vec::with_capacity(lanes.len());
+        for lanes in lanes.chunks(LANES_PER_UNION) {
+            found.extend(self.due_in_each(lanes, until).await?);
+        }
+        Ok(found)
+    }
+
+    async fn due_in_each(&self, lanes: &[(Lane, usize)], until: Instant) -> Result<Vec<DueJobs>, StoreError> {
+        let stages = |(number, (lane, limit)): (usize, &(Lane, usize))| {
+            let number = i64::try_from(number).unwrap_or(i64::MAX);
+            [
+                doc! { "$match": due_in_lane(lane, until) },
+                doc! { "$sort": { "priority": -1, "scheduled_at": 1, "_id": 1 } },
+                doc! { "$limit": i64::try_from(*limit).unwrap_or(i64::MAX) },
+                doc! { "$project": { "group": 1, "workable.class": 1, "gate": 1, "priority": 1, "scheduled_at": 1, "lane": { "$literal": number } } },
+            ]
+        };
+        let mut each = lanes.iter().enumerate().map(stages);
+        let Some(first) = each.next() else { return Ok(Vec::new()) };
+        let mut pipeline = Vec::from(first);
+        pipeline.extend(each.map(|stages| doc! { "$unionWith": { "coll": "scheduled", "pipeline": Vec::from(stages) } }));
+        let scheduled = self.scheduled.clone_with_type::<RawDocumentBuf>();
+        let entries: Vec<RawDocumentBuf> = call("due_jobs_of_each", async move {
+            let search = scheduled.aggregate(pipeline).with_type::<RawDocumentBuf>().batch_size(100_000).max_time(CALL_LIMIT / 2);
+            search.read_concern(ReadConcern::local()).await?.try_collect().await
+        })
+        .await?;
+        let mut counts = vec![0; lanes.len()];
+        let mut found = vec![DueJobs { jobs: Vec::new(), end: None }; lanes.len()];
+        for entry in &entries {
+            let Some(lane) = entry.get_i64("lane").ok().and_then(|lane| usize::try_from(lane).ok()).filter(|lane| *lane < lanes.len())
+            else {
+                continue;
+            };
+            counts[lane] += 1;
+            let class = entry.get_document("workable").and_then(|workable| workable.get_str("class"));
+            found[lane].jobs.extend(class.ok().and_then(|class| ScheduledJob::of(entry, class)));
+        }
+        for ((found, count), (_, limit)) in found.iter_mut().zip(counts).zip(lanes) {
+            found.end = found.jobs.last().map(ScheduledJob::position).filter(|_| count >= *limit);
+        }
+        Ok(found)
+    }
+
     /// The first due jobs of at most [`LANES_PER_QUERY`] lanes: at least `limit`, if there are as many.
     async fn due_in_some(&self, lanes: &[&Lane], index: &str, until: Instant, limit: usize) -> Result<Vec<ScheduledJob>, StoreError> {
         let mut most = limit;
@@ -148,10 +200,10 @@ impl Store {
 }
 
 fn due_in(lanes: &[&Lane], until: Instant) -> Document {
-    let until = bson::DateTime::from_chrono(until);
-    let lane = |lane: &&Lane| {
-        let gate = lane.gate.as_ref().map_or(Bson::Null, Bson::from);
-        doc! { "group": &lane.group, "workable.class": &lane.class, "gate": gate, "scheduled_at": { "$lte": until }, "locked": false }
-    };
-    doc! { "$or": lanes.iter().map(lane).collect::<Vec<_>>() }
+    doc! { "$or": lanes.iter().map(|lane| due_in_lane(lane, until)).collect::<Vec<_>>() }
+}
+
+fn due_in_lane(lane: &Lane, until: Instant) -> Document {
+    let (until, gate) = (bson::DateTime::from_chrono(until), lane.gate.as_ref().map_or(Bson::Null, Bson::from));
+    doc! { "group": &lane.group, "workable.class": &lane.class, "gate": gate, "scheduled_at": { "$lte": until }, "locked": false }
 }

@@ -179,8 +179,9 @@ pub(super) fn code_of(error: &Error) -> Option<i32> {
 pub(super) fn write_errors(reply: &Document) -> Result<(), Error> {
     let failed = |key: &str| reply.get_array(key).is_ok_and(|errors| !errors.is_empty());
     if failed("writeErrors") || reply.contains_key("writeConcernError") {
-        let first = reply.get_array("writeErrors").ok().and_then(|errors| errors.first()).and_then(bson::Bson::as_document);
-        let refusal = first.or_else(|| reply.get_document("writeConcernError").ok()).cloned().unwrap_or_default();
+        // A write concern error comes first: the outcome of every statement is then unknown.
+        let first = || reply.get_array("writeErrors").ok().and_then(|errors| errors.first()).and_then(bson::Bson::as_document);
+        let refusal = reply.get_document("writeConcernError").ok().or_else(first).cloned().unwrap_or_default();
         let command: mongodb::error::CommandError = bson::deserialize_from_document(doc! {
             "code": refusal.get_i32("code").unwrap_or(0),
             "codeName": refusal.get_str("codeName").unwrap_or("WriteError"),

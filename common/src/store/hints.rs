@@ -12,7 +12,7 @@ use crate::{
     ids::{JobId, RoundId, WorkerId},
     instant::Instant,
     job::ending::Rescheduling,
-    roster::ids_in,
+    roster::{Permits, ids_in, permits_in, permits_to_document},
 };
 
 /// Maximum size of the group names in one hint, in bytes.
@@ -30,6 +30,15 @@ pub struct AssignedJobs {
     pub worker: WorkerId,
     /// Its new jobs.
     pub jobs: Vec<JobId>,
+    /// The permits of those that are limited.
+    pub permits: Permits,
+}
+
+impl AssignedJobs {
+    /// An assignment of jobs that are not limited.
+    pub fn new(worker: WorkerId, jobs: Vec<JobId>) -> Self {
+        Self { worker, jobs, permits: Permits::new() }
+    }
 }
 
 /// A hint about an event.
@@ -71,6 +80,15 @@ pub enum Hint {
         /// Its assignments.
         assignments: Vec<AssignedJobs>,
     },
+    /// Jobs with these permits have ended.
+    Released {
+        /// The names of the permits.
+        permits: Vec<String>,
+    },
+    /// An operator has changed a limit, a group or a pause.
+    Settings,
+    /// Jobs that are assigned ahead should be returned, because a pause covers them.
+    Recall,
     /// A running job should be cancelled.
     Cancel {
         /// The id of the job.
@@ -109,6 +127,9 @@ impl Hint {
             | Self::Returned { .. }
             | Self::Left { .. }
             | Self::Assigned { .. }
+            | Self::Released { .. }
+            | Self::Settings
+            | Self::Recall
             | Self::Cancel { .. }
             | Self::KeepAlive { .. } => {
                 vec![Cow::Borrowed(self)]
@@ -131,8 +152,14 @@ impl Hint {
             Self::Left { worker } => doc! { "kind": "left", "worker": worker },
             Self::Assigned { round, assignments } => {
                 let pairs: Document = assignments.iter().map(|given| (given.worker.to_string(), Bson::from(given.jobs.clone()))).collect();
-                doc! { "kind": "assigned", "round": round, "pairs": pairs }
+                let mut assigned = doc! { "kind": "assigned", "round": round, "pairs": pairs };
+                let permits = permits_to_document(assignments.iter().flat_map(|given| &given.permits));
+                assigned.extend(permits.map(|permits| ("permits".to_owned(), permits.into())));
+                assigned
             }
+            Self::Released { permits } => doc! { "kind": "released", "permits": permits.clone() },
+            Self::Settings => doc! { "kind": "settings" },
+            Self::Recall => doc! { "kind": "recall" },
             Self::Cancel { job } => doc! { "kind": "cancel", "job": job },
             Self::KeepAlive { again_in } => {
                 doc! { "kind": "keep-alive", "again_in_ms": i64::try_from(again_in.as_millis()).unwrap_or(i64::MAX) }
@@ -159,13 +186,22 @@ impl Hint {
             "left" => Self::Left { worker: document.get_object_id("worker").ok()?.into() },
             "assigned" => {
                 let pairs = document.get_document("pairs").ok()?;
-                let given =
-                    |(worker, jobs): (&String, &Bson)| Some(AssignedJobs { worker: worker.parse().ok()?, jobs: ids_in(Some(jobs)) });
+                let given = |(worker, jobs): (&String, &Bson)| {
+                    let jobs = ids_in(Some(jobs));
+                    let permits = permits_in(document.get("permits"), &jobs);
+                    Some(AssignedJobs { worker: worker.parse().ok()?, jobs, permits })
+                };
                 Self::Assigned {
                     round: document.get_object_id("round").ok()?.into(),
                     assignments: pairs.iter().filter_map(given).collect(),
                 }
             }
+            "released" => {
+                let permits = document.get_array("permits").ok()?.iter().filter_map(Bson::as_str).map(str::to_owned).collect();
+                Self::Released { permits }
+            }
+            "settings" => Self::Settings,
+            "recall" => Self::Recall,
             "cancel" => Self::Cancel { job: document.get_object_id("job").ok()?.into() },
             "keep-alive" => Self::KeepAlive { again_in: Duration::from_millis(u64::try_from(document.get_i64("again_in_ms").ok()?).ok()?) },
             _ => return None,

@@ -54,6 +54,7 @@ mod roster;
 pub mod schema;
 mod select;
 mod session;
+mod settings;
 mod start;
 mod views;
 
@@ -112,6 +113,9 @@ pub struct Store {
     archived: Collection<Document>,
     roster: Collection<Document>,
     metadata: Collection<Document>,
+    limits: Collection<Document>,
+    groups: Collection<Document>,
+    pauses: Collection<Document>,
     signals: Collection<Document>,
     pub(crate) clock: Arc<ServerClock>,
     /// The options of its client, for further clients with the same options; `None` if the application has created the client.

@@ -58,7 +58,7 @@ impl Listener {
         match self {
             Self::Recruiter => doc! {},
             Self::Worker(worker, _) => {
-                doc! { "$or": [{ format!("pairs.{worker}"): { "$exists": true } }, { "kind": { "$in": ["cancel", "keep-alive"] } }] }
+                doc! { "$or": [{ format!("pairs.{worker}"): { "$exists": true } }, { "kind": { "$in": ["cancel", "recall", "keep-alive"] } }] }
             }
         }
     }
@@ -67,7 +67,7 @@ impl Listener {
         match self {
             Self::Recruiter => doc! { "_id": 0 },
             Self::Worker(worker, _) => {
-                doc! { "_id": 0, "at": 1, "kind": 1, "round": 1, "job": 1, "again_in_ms": 1, format!("pairs.{worker}"): 1 }
+                doc! { "_id": 0, "at": 1, "kind": 1, "round": 1, "job": 1, "permits": 1, "again_in_ms": 1, format!("pairs.{worker}"): 1 }
             }
         }
     }
@@ -122,10 +122,15 @@ impl Store {
     /// Index: none. Invariant: none.
     pub async fn publish(&self, hint: &Hint) -> Result<(), StoreError> {
         match hint {
-            Hint::Seed | Hint::Jobs { .. } | Hint::NotStarted | Hint::Free | Hint::Returned { .. } | Hint::Left { .. } => {
-                self.publish_in("signals", hint).await
-            }
-            Hint::Assigned { .. } | Hint::Cancel { .. } | Hint::KeepAlive { .. } => {
+            Hint::Seed
+            | Hint::Jobs { .. }
+            | Hint::NotStarted
+            | Hint::Free
+            | Hint::Returned { .. }
+            | Hint::Left { .. }
+            | Hint::Released { .. }
+            | Hint::Settings => self.publish_in("signals", hint).await,
+            Hint::Assigned { .. } | Hint::Recall | Hint::Cancel { .. } | Hint::KeepAlive { .. } => {
                 for channel in self.channels().await? {
                     self.publish_to(channel, hint).await?;
                 }

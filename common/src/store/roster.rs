@@ -285,9 +285,12 @@ impl Store {
         let statement = |piece: &[Planned]| {
             let map: Document = piece.iter().map(|given| (given.worker().to_string(), Bson::from(given.assignment.jobs.clone()))).collect();
             let any: Vec<Document> = piece.iter().map(|planned| has_room(planned.worker(), planned)).collect();
+            let mut set = doc! { "available": false, "assigned_to": map, "assigned_since": now, "round": round };
+            let permits = roster::permits_to_document(piece.iter().flat_map(|planned| &planned.assignment.permits));
+            set.extend(permits.map(|permits| ("permits".to_owned(), permits.into())));
             doc! {
                 "q": { "available": true, "term": term, "retired": { "$ne": true }, "$or": any },
-                "u": { "$set": { "available": false, "assigned_to": map, "assigned_since": now, "round": round } },
+                "u": { "$set": set },
                 "multi": true,
             }
         };
@@ -325,7 +328,7 @@ impl Store {
             set.insert("available_since", now);
         }
         if offer.working_on.is_empty() {
-            unset.extend(doc! { "assigned_to": "", "assigned_since": "", "working_on": "", "working_since": "" });
+            unset.extend(doc! { "assigned_to": "", "assigned_since": "", "permits": "", "working_on": "", "working_since": "" });
         } else {
             set.extend(doc! { "working_on": offer.working_on.clone(), "working_since": now });
         }
@@ -368,7 +371,7 @@ impl Store {
         let found = call("assignment", async move {
             roster
                 .find_one(doc! { "_id": worker, "available": false })
-                .projection(doc! { "available": 1, "round": 1, format!("assigned_to.{worker}"): 1 })
+                .projection(doc! { "available": 1, "round": 1, "permits": 1, format!("assigned_to.{worker}"): 1 })
                 .read_concern(ReadConcern::local())
                 .await
         })
@@ -392,7 +395,9 @@ impl Store {
         let found = call("heartbeat", async move {
             roster
                 .find_one_and_update(filter, vec![doc! { "$set": set }])
-                .projection(doc! { "last_seen_at": 1, "available": 1, "free": 1, "round": 1, format!("assigned_to.{worker}"): 1 })
+                .projection(
+                    doc! { "last_seen_at": 1, "available": 1, "free": 1, "round": 1, "permits": 1, format!("assigned_to.{worker}"): 1 },
+                )
                 .return_document(ReturnDocument::After)
                 .await
         })
@@ -475,7 +480,8 @@ impl Store {
             let assigned = roster::assignment_in(worker, &document)?;
             let working_on = roster::ids_in(document.get("working_on"));
             let jobs: Vec<JobId> = assigned.jobs.into_iter().filter(|job| !working_on.contains(job)).collect();
-            Some((assigned.round, AssignedJobs { worker, jobs }))
+            let permits = assigned.permits.into_iter().filter(|(job, _)| jobs.contains(job)).collect();
+            Some((assigned.round, AssignedJobs { worker, jobs, permits }))
         };
         Ok(found.iter().filter_map(not_taken).collect())
     }
@@ -646,7 +652,7 @@ mod tests {
     fn the_map_is_cut_by_the_number_of_job_ids() {
         let check = |sizes: &[usize], expected: &[usize]| {
             let jobs = |size: &usize| (0..*size).map(|_| JobId::new()).collect();
-            let given = |size| Planned::for_slots(AssignedJobs { worker: WorkerId::new(), jobs: jobs(size) });
+            let given = |size| Planned::for_slots(AssignedJobs::new(WorkerId::new(), jobs(size)));
             let given: Vec<Planned> = sizes.iter().map(given).collect();
             assert_eq!(pieces(&given).map(<[Planned]>::len).collect::<Vec<_>>(), expected, "{sizes:?}");
         };

@@ -14,10 +14,10 @@ use super::{
     Store, StoreError, call, code_of,
     error::code::{INDEX_KEY_SPECS_CONFLICT, INDEX_NOT_FOUND, NAMESPACE_EXISTS, NAMESPACE_NOT_FOUND},
 };
-use crate::{instant::DUE_MS, job::bundle::MOST_ITEMS, roster::Channel};
+use crate::{instant::DUE_MS, job::bundle::MOST_ITEMS, limits::LARGEST_CAPACITY, roster::Channel};
 
 /// Version of the schema in this file. Every change to the schema increases it.
-const SCHEMA_VERSION: i32 = 7;
+const SCHEMA_VERSION: i32 = 8;
 
 /// Maximum size of a `workable`, in bytes of BSON. A job with its history and its result must fit into MongoDB's limit
 /// of 16 MiB.
@@ -29,6 +29,8 @@ pub const DUE_JOBS: &str = "due_jobs";
 /// The jobs with a gate. Serves `due_jobs`, `gated_groups` and `gated_lanes_of`. There are two indexes, because in one index with the gate
 /// before the dates the jobs without a gate would not be a single range: MongoDB has separate entries for `null` and `undefined`.
 pub const GATED_JOBS: &str = "gated_jobs";
+/// The permits of running jobs: a second running job with the same permit is refused. Serves `held_permits`.
+pub const PERMITS: &str = "permits";
 /// Serves `prune_archived`, the statistics and the list of the newest finished jobs.
 pub const ARCHIVED_BY_END: &str = "archived_by_end";
 
@@ -44,12 +46,13 @@ struct Index {
     keys: Document,
     /// The filter of a partial index.
     only: Option<Document>,
+    is_unique: bool,
 }
 
 /// All indexes. Other keys under the same name replace the old index, and until the new one is built searches find
 /// nothing. With a number in the name (`due_jobs_2`), the old index serves the old release until a recruiter of this
 /// release leads ([`drop_outdated_indexes`]).
-fn indexes() -> [Index; 3] {
+fn indexes() -> [Index; 4] {
     [
         Index {
             collection: "scheduled",
@@ -57,14 +60,23 @@ fn indexes() -> [Index; 3] {
             // `locked` is false in every entry. With `_id`, `locked` and `gate` the index covers the searches.
             keys: doc! { "group": 1, "workable.class": 1, "priority": -1, "scheduled_at": 1, "_id": 1, "locked": 1, "gate": 1 },
             only: Some(doc! { "locked": false, "gate": Bson::Null }),
+            is_unique: false,
         },
         Index {
             collection: "scheduled",
             name: GATED_JOBS,
             keys: doc! { "group": 1, "workable.class": 1, "gate": 1, "priority": -1, "scheduled_at": 1, "_id": 1, "locked": 1 },
             only: Some(doc! { "locked": false, "gate": any_gate() }),
+            is_unique: false,
         },
-        Index { collection: "archived", name: ARCHIVED_BY_END, keys: doc! { "last_execution.ended_at": 1 }, only: None },
+        Index {
+            collection: "scheduled",
+            name: PERMITS,
+            keys: doc! { "last_execution.permits": 1 },
+            only: Some(doc! { "locked": true, "last_execution.permits": { "$exists": true } }),
+            is_unique: true,
+        },
+        Index { collection: "archived", name: ARCHIVED_BY_END, keys: doc! { "last_execution.ended_at": 1 }, only: None, is_unique: false },
     ]
 }
 
@@ -78,6 +90,12 @@ pub(super) fn any_gate() -> Document {
 enum Kind {
     /// Has [`scheduled_validator`].
     Jobs,
+    /// Has the validator of `limits`.
+    Limits,
+    /// Has the validator of `groups`.
+    Groups,
+    /// Has the validator of `pauses`.
+    Pauses,
     /// Is capped.
     Hints,
     Plain,
@@ -85,10 +103,20 @@ enum Kind {
 
 impl Kind {
     fn options(self) -> Document {
+        match (self, self.validator()) {
+            (_, Some(validator)) => doc! { "validator": validator, "validationLevel": "moderate", "validationAction": "error" },
+            (Self::Hints, None) => doc! { "capped": true, "size": SIGNALS_BYTES },
+            (_, None) => doc! {},
+        }
+    }
+
+    fn validator(self) -> Option<Document> {
         match self {
-            Self::Jobs => doc! { "validator": scheduled_validator(), "validationLevel": "moderate", "validationAction": "error" },
-            Self::Hints => doc! { "capped": true, "size": SIGNALS_BYTES },
-            Self::Plain => doc! {},
+            Self::Jobs => Some(scheduled_validator()),
+            Self::Limits => Some(limits_validator()),
+            Self::Groups => Some(groups_validator()),
+            Self::Pauses => Some(pauses_validator()),
+            Self::Hints | Self::Plain => None,
         }
     }
 
@@ -96,7 +124,7 @@ impl Kind {
     fn is_met_by(self, found: &CollectionSpecification) -> bool {
         let options = &found.options;
         match self {
-            Self::Jobs => options.validator.as_ref() == Some(&scheduled_validator()),
+            Self::Jobs | Self::Limits | Self::Groups | Self::Pauses => options.validator == self.validator(),
             Self::Hints => options.capped == Some(true) && options.size.is_some_and(|size| size >= SIGNALS_BYTES.unsigned_abs()),
             Self::Plain => true,
         }
@@ -167,6 +195,9 @@ async fn ensure_collections(store: &Store, version: i32, channel: Option<Channel
         ("archived", Kind::Plain),
         ("roster", Kind::Plain),
         ("metadata", Kind::Plain),
+        ("limits", Kind::Limits),
+        ("groups", Kind::Groups),
+        ("pauses", Kind::Pauses),
         ("signals", Kind::Hints),
     ];
     let channels = [Channel::default()].into_iter().chain(channel).map(Channel::collection);
@@ -336,6 +367,61 @@ fn waiting_job() -> Document {
     }
 }
 
+/// The fields of a limit, of a resource or of a group.
+fn limit() -> Document {
+    let whole =
+        |most: i64, description: &str| doc! { "bsonType": ["int", "long"], "minimum": 1, "maximum": most, "description": description };
+    doc! {
+        "capacity": {
+            "bsonType": ["int", "long", "null"],
+            "minimum": 1,
+            "maximum": i64::from(LARGEST_CAPACITY),
+            "description": "an integer from 1 to 100000",
+        },
+        "rate": {
+            "bsonType": ["object", "null"],
+            "description": "a document {starts, per_ms, burst}",
+            "required": ["starts", "per_ms"],
+            "properties": {
+                "starts": whole(1_000_000, "an integer from 1 to 1000000"),
+                "per_ms": whole(30 * 86_400_000, "an integer from 1 to the milliseconds of 30 days"),
+                "burst": whole(1_000_000, "an integer from 1 to 1000000"),
+            },
+        },
+    }
+}
+
+fn limits_validator() -> Document {
+    let name = doc! {
+        "bsonType": "string",
+        "minLength": 1,
+        "maxLength": 248,
+        "pattern": "^[^@,#*][^,#*]*\\*?$",
+        "description": "the name of a resource, or a prefix that ends in `*`",
+    };
+    let mut properties = doc! { "_id": name };
+    properties.extend(limit());
+    doc! { "$jsonSchema": { "required": ["_id"], "properties": properties } }
+}
+
+fn groups_validator() -> Document {
+    let mut properties = doc! {
+        "_id": { "bsonType": "string", "minLength": 1, "maxLength": 256, "description": "the name of a group" },
+        "weight": { "bsonType": ["int", "long", "double", "null"], "minimum": 0.001, "maximum": 1_000_000.0, "description": "a number from 0.001 to 1000000" },
+    };
+    properties.extend(limit());
+    doc! { "$jsonSchema": { "required": ["_id"], "properties": properties } }
+}
+
+fn pauses_validator() -> Document {
+    doc! { "$jsonSchema": { "required": ["_id"], "properties": {
+        "_id": { "bsonType": "string", "pattern": "^(everything|group:.+|class:.+)$", "description": "`everything`, `group:NAME` or `class:NAME`" },
+        "by": optional("string", "a text"),
+        "reason": optional("string", "a text"),
+        "at": optional("date", "a date"),
+    } } }
+}
+
 fn optional(of: &str, description: &str) -> Document {
     doc! { "bsonType": [of, "null"], "description": description }
 }
@@ -377,7 +463,8 @@ async fn ensure_indexes(store: &Store, version: i32) -> Result<(), StoreError> {
         let part = |key: &str| named.and_then(|named| named.get_document(key).ok());
         // The order of the keys matters.
         let same_keys = part("key").is_some_and(|keys| keys.iter().eq(index.keys.iter()));
-        if same_keys && part("partialFilterExpression") == index.only.as_ref() {
+        let same_uniqueness = named.is_some_and(|named| named.get_bool("unique").unwrap_or(false)) == index.is_unique;
+        if same_keys && same_uniqueness && part("partialFilterExpression") == index.only.as_ref() {
             continue;
         }
         if named.is_some() {
@@ -403,6 +490,9 @@ async fn indexes_of(store: &Store, collection: &'static str) -> Result<Vec<Docum
 async fn create_index(store: &Store, index: &Index) -> Result<(), StoreError> {
     let mut options = doc! { "key": &index.keys, "name": index.name };
     options.extend(index.only.clone().map(|only| ("partialFilterExpression".to_owned(), Bson::Document(only))));
+    if index.is_unique {
+        options.insert("unique", true);
+    }
     let command = doc! { "createIndexes": index.collection, "indexes": [options] };
     match run(store, "create_index", "", command.clone()).await {
         // Another process has just created it with other keys. It is replaced: of two releases, the older one keeps the

@@ -18,6 +18,7 @@ use crate::{
     ids::{JobId, StartId, WorkerId},
     instant::Instant,
     job::{Claim, CorruptJob, Execution, IfWorkerDies, Job, JobState},
+    limits::Permit,
 };
 
 /// Maximum number of due dates with one update statement each. Jobs with more dates share one statement with a pipeline that copies each
@@ -43,13 +44,14 @@ pub struct Start {
 
 impl Start {
     /// The execution that begins with this start, of a job that was due at `due`.
-    fn execution(&self, due: Instant, verdict: IfWorkerDies) -> Execution {
+    fn execution(&self, due: Instant, verdict: IfWorkerDies, permit: Option<&Permit>) -> Execution {
         Execution {
             scheduled_at: Some(due),
             started_at: Some(due.max(self.now)),
             worker: Some(self.worker),
             start: Some(self.id),
             if_worker_dies: Some(verdict),
+            permits: permit.map(|permit| permit.names.clone()).filter(|names| !names.is_empty()),
             hostname: Some(self.hostname.clone()),
             pid: Some(self.pid.into()),
             ..Execution::default()
@@ -57,8 +59,8 @@ impl Start {
     }
 
     /// The execution as stored.
-    fn stored_execution(&self, due: Instant, verdict: IfWorkerDies) -> Document {
-        let raw = self.execution(due, verdict).to_raw();
+    fn stored_execution(&self, due: Instant, verdict: IfWorkerDies, permit: Option<&Permit>) -> Document {
+        let raw = self.execution(due, verdict, permit).to_raw();
         let mut execution = Document::try_from(&*raw).expect("an execution is made of dates, ids, texts and numbers");
         // As in earlier releases, the pid has 32 bits at the start and 64 bits at the end.
         execution.insert("pid", self.pid);
@@ -66,10 +68,10 @@ impl Start {
     }
 
     /// Makes the changes in a job value that [`Store::start_if_unlocked`] has made in its document.
-    pub fn mark_started(&self, job: &mut Job, verdict: IfWorkerDies) {
+    pub fn mark_started(&self, job: &mut Job, verdict: IfWorkerDies, permit: Option<&Permit>) {
         let JobState::Scheduled { at } = job.state else { return };
         job.attempts += 1;
-        job.last_execution = Some(self.execution(at, verdict));
+        job.last_execution = Some(self.execution(at, verdict, permit));
     }
 }
 
@@ -84,6 +86,8 @@ pub struct ToStart {
     pub due: Instant,
     /// The retry policy's verdict for a death in this start.
     pub if_worker_dies: IfWorkerDies,
+    /// The permit of a limited job.
+    pub permit: Option<Permit>,
 }
 
 impl Store {
@@ -142,15 +146,22 @@ impl Store {
     /// Locks those of these jobs that are still unlocked and due, and have as many starts as when they were read. Returns a claim
     /// for each job that this start has locked.
     ///
-    /// Filter: id, unlocked, same attempts, the same `scheduled_at` (if the jobs have few dates), due by the server's clock, and before the
-    /// end of the worker's lease by that clock.
+    /// Filter: id, unlocked, same attempts, the same `scheduled_at` (if the jobs have few dates), due by the server's clock, before the end of
+    /// the worker's lease by that clock, and within the interval of the permit.
     /// Update: one command, acknowledged by a majority; jobs with the same verdict, attempts and date share a statement.
-    /// Index: `_id`. Invariant: I3 and I5: each start has its own id, and MongoDB refuses a start after the end of the lease.
+    /// Index: `_id`; `permits` refuses a permit that another running job has. Invariant: I3 and I5: each start has its own id, and MongoDB
+    /// refuses a start after the end of the lease.
     /// Loses when another start locked the job, or when it was archived. After an error the outcome is unknown: see
     /// [`Store::claims_of_starts_at_majority`]. After a reply the outcome is final: this start locks no further jobs.
     pub async fn start_if_unlocked(&self, start: &Start, jobs: &[ToStart]) -> Result<Vec<Claim>, StoreError> {
         let ids: Vec<JobId> = jobs.iter().map(|job| job.job).collect();
-        if self.write("start_if_unlocked", start_command(start, jobs)).await? == jobs.len() {
+        let is_limited = jobs.iter().any(|job| job.permit.is_some());
+        let locked = match self.write("start_if_unlocked", start_command(start, jobs)).await {
+            // Another running job has a permit of one of these jobs. The statements of the other jobs were executed.
+            Err(error) if is_limited && error.is_duplicate() => None,
+            written => Some(written?),
+        };
+        if locked == Some(jobs.len()) {
             return Ok(ids.into_iter().map(|job| Claim { job, start: start.id }).collect());
         }
         // A majority has acknowledged the start, so no failover undoes it, and a local read of any later primary contains it.
@@ -193,19 +204,22 @@ impl Store {
 fn start_command(start: &Start, jobs: &[ToStart]) -> Document {
     let dates: BTreeSet<Instant> = jobs.iter().map(|job| job.due).collect();
     let date = |job: &ToStart| (dates.len() <= MOST_DATES).then_some(job.due);
-    let mut alike: Vec<(u32, &IfWorkerDies, Option<Instant>, Vec<JobId>)> = Vec::new();
+    let mut alike: Vec<(&ToStart, Option<Instant>, Vec<JobId>)> = Vec::new();
     for job in jobs {
         let due = date(job);
-        match alike
-            .iter_mut()
-            .find(|(attempts, verdict, date, _)| (*attempts, *date) == (job.attempts, due) && **verdict == job.if_worker_dies)
-        {
+        let is_alike = |(other, date, _): &&mut (&ToStart, Option<Instant>, Vec<JobId>)| {
+            // A refused permit ends its statement, so a limited job has a statement of its own.
+            let is_limited = other.permit.is_some() || job.permit.is_some();
+            !is_limited && (other.attempts, *date) == (job.attempts, due) && other.if_worker_dies == job.if_worker_dies
+        };
+        match alike.iter_mut().find(is_alike) {
             Some((.., ids)) => ids.push(job.job),
-            None => alike.push((job.attempts, &job.if_worker_dies, due, vec![job.job])),
+            None => alike.push((job, due, vec![job.job])),
         }
     }
     let lease_until = bson::DateTime::from_chrono(start.lease_until);
-    let statement = |(attempts, verdict, due, ids): (u32, &IfWorkerDies, Option<Instant>, Vec<JobId>)| {
+    let statement = |(job, due, ids): (&ToStart, Option<Instant>, Vec<JobId>)| {
+        let (attempts, permit) = (job.attempts, job.permit.as_ref());
         // A job enqueued from another language may have no `attempts`.
         let attempts_read = if attempts == 0 {
             doc! { "$in": [0, Bson::Null] }
@@ -215,13 +229,17 @@ fn start_command(start: &Start, jobs: &[ToStart]) -> Document {
         let date = |at: Instant| Bson::DateTime(bson::DateTime::from_chrono(at));
         // If all jobs of the statement have the same date, MongoDB compares it once and not for each job.
         let scheduled_at = due.map_or_else(|| "$scheduled_at".into(), date);
+        let mut conditions = vec![doc! { "$lte": [scheduled_at, "$$NOW"] }, doc! { "$lt": ["$$NOW", lease_until] }];
+        if let Some((from, until)) = permit.and_then(|permit| permit.between) {
+            conditions.extend([doc! { "$gte": ["$$NOW", date(from)] }, doc! { "$lte": ["$$NOW", date(until)] }]);
+        }
         let mut filter = doc! {
             "_id": { "$in": ids },
             "locked": false,
             "attempts": attempts_read,
-            "$expr": { "$and": [{ "$lte": [scheduled_at, "$$NOW"] }, { "$lt": ["$$NOW", lease_until] }] },
+            "$expr": { "$and": conditions },
         };
-        let execution = start.stored_execution(due.unwrap_or(start.now), verdict.clone());
+        let execution = start.stored_execution(due.unwrap_or(start.now), job.if_worker_dies.clone(), permit);
         let set = |execution: Document| doc! { "$set": { "locked": true, "attempts": attempts + 1, "last_execution": execution } };
         let update = if let Some(due) = due {
             // The update writes this date into `last_execution`, so the document must still have this date.

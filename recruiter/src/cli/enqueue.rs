@@ -109,6 +109,9 @@ struct Description {
     /// What is kept of the finished job: `all`, or `failures`: a job that succeeded is deleted, with its result, and its id is free again [default: all]
     #[arg(long, env = "RECRUITER_ENQUEUE_KEEP", value_name = "all|failures", value_parser = keep_of_text)]
     keep: Option<Keep>,
+    /// Resource that the job needs, for example printer or customer:17; may be given several times
+    #[arg(long = "limit", env = "RECRUITER_ENQUEUE_LIMIT", value_name = "RESOURCE")]
+    limits: Vec<String>,
     /// Id of the job, 24 hexadecimal digits; if a job with this id exists, nothing is enqueued
     #[arg(long, value_name = "ID", value_parser = id_of_text)]
     id: Option<JobId>,
@@ -136,6 +139,7 @@ impl From<Description> for JobSpec {
         spec.urn = flags.urn;
         spec.retry_policy = flags.retry_policy;
         spec.keep = flags.keep;
+        spec.limits = flags.limits;
         spec.id = flags.id;
         spec
     }

@@ -65,6 +65,14 @@ enum JobsCommand {
         #[command(flatten)]
         format: Format,
     },
+    /// Say why a job does not run, and what to do about it
+    Why {
+        /// Id of the job
+        #[arg(value_parser = id_of_text)]
+        id: JobId,
+        #[command(flatten)]
+        format: Format,
+    },
     /// Retry jobs: make a waiting job due now, or enqueue a finished job again under a new id
     #[command(after_help = RETRY_EXAMPLES)]
     Retry {
@@ -105,6 +113,7 @@ pub(super) async fn run(args: JobsArgs, connect: &ConnectArgs, mut shutdown: Shu
     let (args, change) = match args.command {
         JobsCommand::List(args) => return or_stopped(shutdown, list(args, connect, out)).await,
         JobsCommand::Show { id, format } => return or_stopped(shutdown, show(id, format, connect, out)).await,
+        JobsCommand::Why { id, format } => return or_stopped(shutdown, super::why::run(id, format, connect, out)).await,
         JobsCommand::Retry { change, again } => (change, Change::Retry { again }),
         JobsCommand::Cancel(args) => (args, Change::Cancel),
         JobsCommand::Delete(args) => (args, Change::Delete),

@@ -7,6 +7,8 @@
 //! | `jobs` | `jobs list`, `jobs show` |
 //! | `change` | `jobs retry`, `cancel`, `delete` |
 //! | `filter` | which jobs a command is about |
+//! | `limits` | `limits`, `pause`, `resume`, `pauses` |
+//! | `why` | `jobs why`: why a job does not run |
 //! | `roster` | `roster`: workers |
 //! | `stats` | `stats`: queue depth, throughput, latency |
 //! | `presence` | the leading recruiter, and what the workers can do |
@@ -18,10 +20,12 @@ mod enqueue;
 mod exit;
 mod filter;
 mod jobs;
+mod limits;
 pub(crate) mod output;
 mod presence;
 mod roster;
 mod stats;
+mod why;
 
 use std::{ffi::OsString, io::Write};
 
@@ -112,6 +116,14 @@ enum Command {
     Enqueue(Box<enqueue::EnqueueArgs>),
     /// List, show, retry, cancel and delete jobs
     Jobs(Box<jobs::JobsArgs>),
+    /// List, set and remove the limits of resources: how many jobs run at a time, how often they start
+    Limits(limits::LimitsArgs),
+    /// Pause everything, a group or a class: its jobs wait, and running jobs continue
+    Pause(limits::PauseArgs),
+    /// End a pause
+    Resume(limits::ResumeArgs),
+    /// List what is paused, by whom and why
+    Pauses(limits::PausesArgs),
     /// List workers, and show which recruiter leads
     Roster(roster::RosterArgs),
     /// Show queue depth, throughput and latency
@@ -155,7 +167,14 @@ impl Config {
             Command::Dev(_) => self.log.clone(),
             #[cfg(feature = "dev")]
             Command::Demo(_) | Command::Bench(_) => self.log.clone().quietly(),
-            Command::Enqueue(_) | Command::Jobs(_) | Command::Roster(_) | Command::Stats(_) => self.log.clone().quietly(),
+            Command::Enqueue(_)
+            | Command::Jobs(_)
+            | Command::Limits(_)
+            | Command::Pause(_)
+            | Command::Resume(_)
+            | Command::Pauses(_)
+            | Command::Roster(_)
+            | Command::Stats(_) => self.log.clone().quietly(),
         }
     }
 
@@ -180,6 +199,10 @@ impl Config {
             Command::Run(args) => run::run(args, connect, shutdown).await,
             Command::Enqueue(args) => enqueue::run(*args, connect, shutdown, out).await,
             Command::Jobs(args) => jobs::run(*args, connect, shutdown, out).await,
+            Command::Limits(args) => or_stopped(shutdown, limits::run(args, connect, out)).await,
+            Command::Pause(args) => or_stopped(shutdown, limits::pause(args, connect, out)).await,
+            Command::Resume(args) => or_stopped(shutdown, limits::resume(args, connect, out)).await,
+            Command::Pauses(args) => or_stopped(shutdown, limits::pauses(args, connect, out)).await,
             Command::Roster(args) => or_stopped(shutdown, roster::run(args, connect, out)).await,
             Command::Stats(args) => or_stopped(shutdown, stats::run(args, connect, out)).await,
             #[cfg(feature = "dev")]

@@ -9,10 +9,11 @@ use chrono::TimeDelta;
 use recruiter_common::{
     ids::{JobId, LeaseTerm, RoundId, WorkerId},
     instant::Instant,
-    store::{AssignedJobs, Channel, Hint, Lane, Planned, ScheduledJob, StoreError},
+    store::{AssignedJobs, Channel, DueJobs, Hint, Lane, Planned, ScheduledJob, StoreError},
 };
 
 use super::{
+    admission::Admission,
     database::Database,
     discover::Discovery,
     fleet::{Fleet, FreeWorker, KindId},
@@ -34,6 +35,10 @@ const NEWS: usize = 100;
 const FEWEST: usize = 10;
 /// Minimum time for which an unannounced job has been due when a scan finds it. The hint of an announced job arrives earlier.
 const ANNOUNCED_AFTER: TimeDelta = TimeDelta::milliseconds(20);
+/// Number of jobs that a search of a limited lane asks for, for each job that may start now; and of limited lanes, for each slot.
+const SURPLUS_OF_EACH: usize = 4;
+/// Maximum number of limited lanes that are searched in one round.
+const MOST_LANES: usize = 500;
 /// A full scan sends the hint of an assignment again if the assignment has been in flight for longer than this: the first hint may be lost.
 const REMIND_AFTER: Duration = Duration::from_millis(100);
 
@@ -60,6 +65,11 @@ pub(crate) struct Assigning {
     pub(super) in_flight: InFlight,
     pub(super) past_assignments: PastAssignments,
     discovery: Discovery,
+    pub(crate) admission: Admission,
+    /// Whether permits may be in use or free that `admission` does not know of.
+    is_admission_unsure: bool,
+    /// Whether limited lanes with room are left to search.
+    has_unsearched: bool,
     pub(crate) keep_alive: KeepAlive,
     pub(crate) alarms: Alarms,
     /// Groups that were announced and not searched yet, because no worker accepted jobs.
@@ -79,6 +89,7 @@ impl Assigning {
         // The worker's channel is unknown, so its hint cannot be sent again. Without keep-alives the worker polls.
         self.keep_alive.failed(Monotonic::now());
         self.in_flight.begin(round, (assignment.worker, Channel::default()), jobs, Monotonic::now());
+        self.in_flight.add_permits(assignment.worker, assignment.permits);
     }
 
     /// Drops the caches that a failed round may have made wrong.
@@ -114,6 +125,7 @@ impl Assigning {
             self.keep_alive.read_channels(store, at).await;
         }
         self.end_turns(store, &trigger, at).await?;
+        self.read_settings(store, &trigger).await?;
         let now = store.now();
         let slots = self.fleet.slots();
         self.news.extend(trigger.groups);
@@ -136,13 +148,15 @@ impl Assigning {
         trigger.announced.iter().for_each(|job| _ = self.unannounced.remove(&job.id));
         self.announce(trigger.announced, at);
         self.lanes.learn_kinds(self.fleet.kinds());
-        let plan = plan(self.fleet.workers(), self.lanes.waiting(), &self.past_assignments, now);
+        let plan = plan(self.fleet.workers(), self.lanes.waiting(), &self.past_assignments, &mut self.admission, now);
         let assigned = self.assign(store, term, plan).await?;
         let unannounced = std::mem::take(&mut self.unannounced).intersection(&assigned).count();
         let slots_before = slots.values().sum();
-        let (next_due, retry_at) = self.lanes.next_round(&self.fleet.slots(), now);
-        // Another round follows at once if the cached roster was stale, or if some lanes are not listed yet.
-        let retry_at = if self.fleet.is_unknown() || self.discovery.is_incomplete() { Some(at) } else { retry_at };
+        let slots = self.fleet.slots();
+        let (next_due, retry_at) = self.lanes.next_round(&slots, |lane| self.admission.opens_at(lane, now), now);
+        // Another round follows at once if the cached roster was stale, or if some lanes are not listed or searched yet.
+        let is_incomplete = self.fleet.is_unknown() || self.discovery.is_incomplete() || (self.has_unsearched && !slots.is_empty());
+        let retry_at = if is_incomplete { Some(at) } else { retry_at };
         Ok(Summary { assigned: assigned.len(), unannounced, slots: slots_before, next_due, retry_at })
     }
 
@@ -174,6 +188,7 @@ impl Assigning {
                 self.lanes.end_scan();
             }
         }
+        self.is_admission_unsure |= trigger.refused || !trigger.left.is_empty() || !trigger.returned.is_empty();
         for (worker, jobs) in &trigger.returned {
             self.in_flight.returned(*worker, jobs);
             self.past_assignments.remove(jobs);
@@ -184,7 +199,30 @@ impl Assigning {
         Ok(())
     }
 
+    /// Reads the settings in a full scan and after a change of them, and the permits in use when they are unsure.
+    async fn read_settings(&mut self, store: &impl Database, trigger: &Trigger) -> Result<(), StoreError> {
+        self.admission.release(&trigger.released);
+        if trigger.full_scan || trigger.settings {
+            if self.admission.change(store.settings().await?) {
+                // Jobs ahead that the new pause covers must not start.
+                let recalls = self.keep_alive.channels.iter().map(|channel| (*channel, Hint::Recall)).collect();
+                store.announce_hints_to(recalls).await;
+            }
+            let groups: Vec<String> = self.admission.groups_with_capacity().cloned().collect();
+            for group in groups {
+                self.admission.set_without_permit(&group, store.running_without_permit(&group).await?);
+            }
+        }
+        if (trigger.full_scan || self.is_admission_unsure) && self.admission.holds_permits() {
+            let running = store.held_permits().await?;
+            self.admission.confirm(&running, |job| self.in_flight.holds(job));
+        }
+        self.is_admission_unsure = false;
+        Ok(())
+    }
+
     fn end_turn(&mut self, turn: &Turn, unanswered: bool) {
+        self.is_admission_unsure |= unanswered && !turn.permits.is_empty();
         self.past_assignments.add(turn, unanswered);
         // A search has skipped jobs of this turn in these lanes. A job that was not started is still due there.
         turn.skipped_in.iter().for_each(|lane| self.lanes.mark_stale(lane.clone()));
@@ -239,17 +277,46 @@ impl Assigning {
         until: Instant,
         at: Monotonic,
     ) -> Result<(), StoreError> {
-        let sets = self.lanes.stale(slots, now, at);
+        self.has_unsearched = false;
+        let sets = self.lanes.stale(slots, |lane| self.admission.room(lane, now), now, at);
         if sets.is_empty() {
             return Ok(());
         }
         let searched: HashSet<Lane> = sets.values().flatten().cloned().collect();
         self.search_sets(store, sets, slots, (now, until), at).await?;
         // The first searches may have removed jobs from windows, so that further lanes are needed to fill the slots.
-        let mut sets = self.lanes.stale(slots, now, at);
+        let mut sets = self.lanes.stale(slots, |lane| self.admission.room(lane, now), now, at);
         sets.values_mut().for_each(|lanes| lanes.retain(|lane| !searched.contains(lane)));
-        sets.retain(|_, lanes| !lanes.is_empty());
         self.search_sets(store, sets, slots, (now, until), at).await
+    }
+
+    /// Searches limited lanes, each by itself, so that a long backlog behind one limit hides no job. In one round only some of many lanes are
+    /// searched.
+    async fn search_each(
+        &mut self,
+        store: &impl Database,
+        mut lanes: Vec<(Lane, usize)>,
+        slots: &HashMap<KindId, usize>,
+        until: Instant,
+        at: Monotonic,
+    ) -> Result<(), StoreError> {
+        let slots: usize = slots.values().sum();
+        let most = (slots * SURPLUS_OF_EACH).clamp(FEWEST, MOST_LANES);
+        self.has_unsearched |= lanes.len() > most;
+        lanes.truncate(most);
+        for (_, limit) in &mut lanes {
+            // As many again may be in flight or paused.
+            *limit = (*limit).min(slots).max(1) * 2 * SURPLUS_OF_EACH;
+        }
+        let answers = store.due_jobs_of_each(&lanes, until).await?;
+        for ((lane, limit), answer) in lanes.into_iter().zip(answers) {
+            let was_full = answer.end.is_some();
+            let mut search = self.sort(store, answer, until, at);
+            search.is_fruitless = was_full && !search.fills(1, std::slice::from_ref(&lane), until);
+            debug_assert!(limit > 0, "a lane without room is not searched");
+            self.lanes.fill(&[lane], &mut search, at);
+        }
+        Ok(())
     }
 
     /// Searches lanes, by the kinds of workers that take them, and fills their windows.
@@ -260,11 +327,23 @@ impl Assigning {
     async fn search_sets(
         &mut self,
         store: &impl Database,
-        sets: HashMap<Vec<KindId>, Vec<Lane>>,
+        mut sets: HashMap<Vec<KindId>, Vec<Lane>>,
         slots: &HashMap<KindId, usize>,
         (now, until): (Instant, Instant),
         at: Monotonic,
     ) -> Result<(), StoreError> {
+        let mut limited = Vec::new();
+        for lanes in sets.values_mut() {
+            lanes.retain(|lane| {
+                let room = self.admission.room(lane, now);
+                if room < usize::MAX {
+                    limited.push((lane.clone(), room));
+                }
+                room == usize::MAX
+            });
+        }
+        self.search_each(store, limited, slots, until, at).await?;
+        sets.retain(|_, lanes| !lanes.is_empty());
         if sets.is_empty() {
             return Ok(());
         }
@@ -320,6 +399,11 @@ impl Assigning {
             Err(error) => return Err(error),
         };
         self.at_most = self.at_most.map(|most| most * 2).filter(|most| *most < MOST_SURPLUS * 4);
+        Ok(Some(self.sort(store, answer, until, at)))
+    }
+
+    /// Divides the jobs of an answer among their lanes, without those that are in flight or paused.
+    fn sort(&mut self, store: &impl Database, answer: DueJobs, until: Instant, at: Monotonic) -> Search {
         let mut search = Search { end: answer.end, horizon: until, found: HashMap::new(), next_due: None, is_fruitless: false };
         let due_before = store.now() - ANNOUNCED_AFTER;
         for job in answer.jobs {
@@ -337,7 +421,7 @@ impl Assigning {
                 }
             }
         }
-        Ok(Some(search))
+        search
     }
 
     /// Whether the scan of this round is the first that has found this job, and no hint has named the job's group since the last scan.
@@ -353,9 +437,13 @@ impl Assigning {
         let round = RoundId::new();
         let workers = self.fleet.workers();
         let ids = |jobs: &[(JobId, Instant)]| jobs.iter().map(|(job, _)| *job).collect();
+        let assigned_to = |worker: WorkerId, jobs: &[(JobId, Instant)]| {
+            let permits = jobs.iter().filter_map(|(job, _)| Some((*job, plan.permits.get(job)?.clone()))).collect();
+            AssignedJobs { worker, jobs: ids(jobs), permits }
+        };
         let planned = |(worker, jobs): (&usize, &Vec<(JobId, Instant)>)| {
             let FreeWorker { id, free, .. } = workers[*worker];
-            Planned { assignment: AssignedJobs { worker: id, jobs: ids(jobs) }, for_slots: jobs.len().min(free as usize) }
+            Planned { assignment: assigned_to(id, jobs), for_slots: jobs.len().min(free as usize) }
         };
         let planned: Vec<Planned> = plan.given.iter().map(planned).collect();
         let won: HashSet<WorkerId> = store.assign_if_available(term, round, &planned).await?.into_iter().collect();
@@ -367,7 +455,11 @@ impl Assigning {
             if won.contains(id) {
                 assigned.extend(jobs.iter().map(|(job, _)| *job));
                 self.in_flight.begin(round, (*id, *channel), jobs.iter().map(|(job, due)| (*job, Some(*due))).collect(), at);
-                by_channel.entry(*channel).or_default().push(AssignedJobs { worker: *id, jobs: ids(jobs) });
+                let assignment = assigned_to(*id, jobs);
+                self.in_flight.add_permits(*id, assignment.permits.clone());
+                by_channel.entry(*channel).or_default().push(assignment);
+            } else {
+                self.admission.release(jobs.iter().filter_map(|(job, _)| plan.permits.get(job)).flat_map(|permit| &permit.names));
             }
         }
         plan.lanes.iter().for_each(|lane| self.past_assignments.add_lane(lane));
@@ -390,7 +482,11 @@ impl Assigning {
         let mut by_round: BTreeMap<(Channel, RoundId), Vec<AssignedJobs>> = BTreeMap::new();
         for turn in self.in_flight.older_than(REMIND_AFTER, at) {
             let jobs = turn.jobs.iter().map(|(job, _)| *job).collect();
-            by_round.entry((turn.channel, turn.round)).or_default().push(AssignedJobs { worker: turn.worker, jobs });
+            by_round.entry((turn.channel, turn.round)).or_default().push(AssignedJobs {
+                worker: turn.worker,
+                jobs,
+                permits: turn.permits.clone(),
+            });
         }
         let hints = by_round.into_iter().map(|((channel, round), assignments)| (channel, Hint::Assigned { round, assignments }));
         store.announce_hints_to(hints.collect()).await;

@@ -8,6 +8,7 @@ use std::{
 use recruiter_common::{
     ids::{LeaseTerm, RoundId, WorkerId},
     instant::Instant,
+    limits::Settings,
     roster::AvailableWorker,
     store::{Channel, DueJobs, Hint, Lane, Planned, Store, StoreError},
 };
@@ -39,6 +40,10 @@ pub(crate) trait Database {
     async fn lanes_of(&self, group: &str, most: usize) -> Result<(Vec<Lane>, bool), StoreError>;
     async fn gated_lanes_of(&self, group: &str) -> Result<Vec<Lane>, StoreError>;
     async fn due_jobs(&self, lanes: &[Lane], until: Instant, limit: usize) -> Result<DueJobs, StoreError>;
+    async fn due_jobs_of_each(&self, lanes: &[(Lane, usize)], until: Instant) -> Result<Vec<DueJobs>, StoreError>;
+    async fn settings(&self) -> Result<Settings, StoreError>;
+    async fn held_permits(&self) -> Result<BTreeSet<String>, StoreError>;
+    async fn running_without_permit(&self, group: &str) -> Result<u64, StoreError>;
     async fn assign_if_available(&self, term: LeaseTerm, round: RoundId, planned: &[Planned]) -> Result<Vec<WorkerId>, StoreError>;
     async fn announce_hints_to(&self, hints: Vec<(Channel, Hint)>) -> bool;
 }
@@ -82,6 +87,22 @@ impl Database for Store {
 
     async fn due_jobs(&self, lanes: &[Lane], until: Instant, limit: usize) -> Result<DueJobs, StoreError> {
         self.due_jobs(lanes, until, limit).await
+    }
+
+    async fn due_jobs_of_each(&self, lanes: &[(Lane, usize)], until: Instant) -> Result<Vec<DueJobs>, StoreError> {
+        self.due_jobs_of_each(lanes, until).await
+    }
+
+    async fn settings(&self) -> Result<Settings, StoreError> {
+        self.settings().await
+    }
+
+    async fn held_permits(&self) -> Result<BTreeSet<String>, StoreError> {
+        self.held_permits().await
+    }
+
+    async fn running_without_permit(&self, group: &str) -> Result<u64, StoreError> {
+        self.running_without_permit(group).await
     }
 
     async fn assign_if_available(&self, term: LeaseTerm, round: RoundId, planned: &[Planned]) -> Result<Vec<WorkerId>, StoreError> {

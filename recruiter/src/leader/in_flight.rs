@@ -10,6 +10,7 @@ use std::{
 use recruiter_common::{
     ids::{JobId, RoundId, WorkerId},
     instant::Instant,
+    roster::Permits,
     store::{Channel, Lane, ScheduledJob},
 };
 
@@ -28,6 +29,8 @@ pub(crate) struct Turn {
     pub(crate) channel: Channel,
     /// The jobs, and their due dates if known.
     pub(crate) jobs: Vec<(JobId, Option<Instant>)>,
+    /// The permits of those that are limited.
+    pub(crate) permits: Permits,
     /// When the assignment was written.
     since: Monotonic,
     /// Lanes in which a search has skipped a job of this turn.
@@ -67,7 +70,19 @@ impl InFlight {
         // A worker has one turn at a time.
         self.end(worker);
         self.assignees.extend(jobs.iter().map(|(job, _)| (*job, worker)));
-        self.turns.insert(worker, Turn { worker, round, channel, jobs, since, skipped_in: BTreeSet::new() });
+        self.turns.insert(worker, Turn { worker, round, channel, jobs, permits: Permits::new(), since, skipped_in: BTreeSet::new() });
+    }
+
+    /// Adds the permits of the jobs of a turn.
+    pub(crate) fn add_permits(&mut self, worker: WorkerId, permits: Permits) {
+        if let Some(turn) = self.turns.get_mut(&worker) {
+            turn.permits = permits;
+        }
+    }
+
+    /// Whether this job is in a turn, or a worker holds it ahead.
+    pub(crate) fn holds(&self, job: JobId) -> bool {
+        self.assignees.contains_key(&job) || self.holders.contains_key(&job)
     }
 
     /// Ends the turn of a worker.

@@ -296,12 +296,24 @@ impl Lanes {
 
     /// The stale lanes that workers of the kinds in `free` take, grouped by these kinds. `free` has the number of jobs that the workers of
     /// a kind accept. The same workers take all lanes of one group, so one query over the group hides no job from a worker.
-    pub(crate) fn stale(&self, free: &HashMap<KindId, usize>, now: Instant, at: Monotonic) -> HashMap<Vec<KindId>, Vec<Lane>> {
-        let mut alike: HashMap<Vec<KindId>, Vec<(&Lane, &Window)>> = HashMap::new();
+    ///
+    /// `room` says how many jobs of a lane may start now. A lane without room is not searched, and its jobs fill no slots.
+    pub(crate) fn stale(
+        &self,
+        free: &HashMap<KindId, usize>,
+        room: impl Fn(&Lane) -> usize,
+        now: Instant,
+        at: Monotonic,
+    ) -> HashMap<Vec<KindId>, Vec<Lane>> {
+        let mut alike: HashMap<Vec<KindId>, Vec<(&Lane, &Window, usize)>> = HashMap::new();
         for (lane, window) in &self.windows {
             let able: Vec<KindId> = window.able.iter().copied().filter(|kind| free.contains_key(kind)).collect();
-            if !able.is_empty() {
-                alike.entry(able).or_default().push((lane, window));
+            if able.is_empty() {
+                continue;
+            }
+            let room = room(lane);
+            if room > 0 {
+                alike.entry(able).or_default().push((lane, window, room));
             }
         }
         let mut stale = HashMap::new();
@@ -309,7 +321,7 @@ impl Lanes {
             let slots = able.iter().map(|kind| free[kind]).sum();
             let more = more_is_needed(&lanes, slots, now, at);
             let is_stale = |window: &Window| window.is_stale(at) || (more && window.may_have_more(now, at));
-            let lanes: Vec<Lane> = lanes.into_iter().filter(|(_, window)| is_stale(window)).map(|(lane, _)| lane.clone()).collect();
+            let lanes: Vec<Lane> = lanes.into_iter().filter(|(_, window, _)| is_stale(window)).map(|(lane, ..)| lane.clone()).collect();
             if !lanes.is_empty() {
                 stale.insert(able, lanes);
             }
@@ -340,9 +352,18 @@ impl Lanes {
     }
 
     /// When the next round is due for workers of these kinds: a date of the server's clock, and an instant of this process's clock.
-    pub(crate) fn next_round(&self, free: &HashMap<KindId, usize>, now: Instant) -> (Option<Instant>, Option<Monotonic>) {
+    pub(crate) fn next_round(
+        &self,
+        free: &HashMap<KindId, usize>,
+        opens_at: impl Fn(&Lane) -> Option<Instant>,
+        now: Instant,
+    ) -> (Option<Instant>, Option<Monotonic>) {
         let (mut date, mut instant) = (None, None);
-        for window in self.windows.values().filter(|window| window.able.iter().any(|kind| free.contains_key(kind))) {
+        let is_taken = |window: &Window| window.able.iter().any(|kind| free.contains_key(kind));
+        for (lane, window) in self.windows.iter().filter(|(_, window)| is_taken(window)) {
+            if window.is_stale || window.jobs.front().is_some() {
+                date = date.into_iter().chain(opens_at(lane)).min();
+            }
             let later = window.jobs.iter().map(|job| job.scheduled_at).chain(window.next_due).filter(|at| *at > now).min();
             date = date.into_iter().chain(later).min();
             let search_again_at = window.search_again_at.filter(|_| window.end.is_some() || window.horizon <= now);
@@ -353,14 +374,17 @@ impl Lanes {
 }
 
 /// Rule 3 of staleness: whether the jobs before the first position at which one may be missing do not fill the slots.
-fn more_is_needed(lanes: &[(&Lane, &Window)], slots: usize, now: Instant, at: Monotonic) -> bool {
-    let unsure = || lanes.iter().filter(|(_, window)| window.may_have_more(now, at));
+fn more_is_needed(lanes: &[(&Lane, &Window, usize)], slots: usize, now: Instant, at: Monotonic) -> bool {
+    // A window with as many due jobs as its lane has room for is enough.
+    let has_enough = |window: &Window, room: usize| window.jobs.iter().filter(|job| job.scheduled_at <= now).take(room).count() >= room;
+    let unsure = || lanes.iter().filter(|(_, window, room)| window.may_have_more(now, at) && !has_enough(window, *room));
     // After the horizon of a window has passed, the first due job of the lane may be missing.
-    if unsure().any(|(_, window)| window.end.is_none()) {
+    if unsure().any(|(_, window, _)| window.end.is_none()) {
         return true;
     }
-    let Some(end) = unsure().filter_map(|(_, window)| window.end).min() else { return false };
-    let known = lanes.iter().flat_map(|(_, window)| &window.jobs).filter(|job| job.scheduled_at <= now && job.position() <= end);
+    let Some(end) = unsure().filter_map(|(_, window, _)| window.end).min() else { return false };
+    let is_before = |job: &&ScheduledJob| job.scheduled_at <= now && job.position() <= end;
+    let known = lanes.iter().flat_map(|(_, window, room)| window.jobs.iter().filter(is_before).take(*room));
     known.take(slots).count() < slots
 }
 
@@ -414,9 +438,13 @@ mod tests {
         lanes
     }
 
+    fn unlimited(_: &Lane) -> usize {
+        usize::MAX
+    }
+
     fn is_stale(lanes: &mut Lanes, now: i64, after: Duration) -> bool {
         lanes.learn_kinds(fleet(vec![available(&["*"], &["a", "b"], 1)]).kinds());
-        !lanes.stale(&HashMap::from([(0, 1)]), date(now), Monotonic::now() + after).is_empty()
+        !lanes.stale(&HashMap::from([(0, 1)]), unlimited, date(now), Monotonic::now() + after).is_empty()
     }
 
     fn take(lanes: &mut Lanes, job: &ScheduledJob) {
@@ -454,8 +482,9 @@ mod tests {
         fill(&mut lanes, "a", found(&[], Some(&end)));
         fill(&mut lanes, "b", found(&[&first, &second, &end], Some(&end)));
         lanes.learn_kinds(fleet(vec![available(&["*"], &["a", "b"], 1)]).kinds());
-        let stale =
-            |lanes: &Lanes, slots: usize| lanes.stale(&HashMap::from([(0, slots)]), date(NOW), Monotonic::now()).values().flatten().count();
+        let stale = |lanes: &Lanes, slots: usize| {
+            lanes.stale(&HashMap::from([(0, slots)]), unlimited, date(NOW), Monotonic::now()).values().flatten().count()
+        };
         assert_eq!((stale(&lanes, 3), stale(&lanes, 4)), (0, 2));
         take(&mut lanes, &first);
         assert_eq!((stale(&lanes, 2), stale(&lanes, 3)), (0, 2));
@@ -516,8 +545,8 @@ mod tests {
         let mut lanes = scanned(&[&later], None);
         assert!(!is_stale(&mut lanes, NOW, Duration::ZERO));
         let free = HashMap::from([(0, 1)]);
-        assert_eq!(lanes.next_round(&free, date(NOW)), (Some(date(NOW + 500)), None));
-        assert_eq!(lanes.next_round(&HashMap::new(), date(NOW)), (None, None), "no worker could take it");
+        assert_eq!(lanes.next_round(&free, |_| None, date(NOW)), (Some(date(NOW + 500)), None));
+        assert_eq!(lanes.next_round(&HashMap::new(), |_| None, date(NOW)), (None, None), "no worker could take it");
         assert!(!is_stale(&mut lanes, NOW + 1_500, Duration::ZERO), "it is due, and nothing else can be");
         take(&mut lanes, &later);
         assert!(lanes.needs_scan(date(NOW + 2_001)) && !lanes.needs_scan(date(NOW + 2_000)), "the horizon");
@@ -530,7 +559,7 @@ mod tests {
         fill(&mut lanes, "a", Search { is_fruitless: true, ..found(&[], Some(&last)) });
         assert!(!is_stale(&mut lanes, NOW, Duration::ZERO), "the same search would find the same");
         assert!(is_stale(&mut lanes, NOW, FRUITLESS_FOR));
-        assert!(lanes.next_round(&HashMap::from([(0, 1)]), date(NOW)).1.is_some());
+        assert!(lanes.next_round(&HashMap::from([(0, 1)]), |_| None, date(NOW)).1.is_some());
         let at = Monotonic::now();
         let mut again = found(&[&last], None);
         again.found.get_mut(&lane("a")).unwrap().pause_ends_at = Some(at + Duration::from_secs(60));
@@ -574,7 +603,7 @@ mod tests {
         lanes.learn_kinds(both.kinds());
         let stale = |free: &[KindId]| {
             let free = free.iter().map(|kind| (*kind, 1)).collect();
-            let mut stale: Vec<_> = lanes.stale(&free, date(NOW), Monotonic::now()).into_iter().collect();
+            let mut stale: Vec<_> = lanes.stale(&free, unlimited, date(NOW), Monotonic::now()).into_iter().collect();
             stale.sort();
             stale
         };

@@ -13,6 +13,7 @@
 //! | `fleet` | workers that accept jobs |
 //! | `discover` | which lanes have jobs |
 //! | `lanes` | the known due jobs, and when that knowledge is stale |
+//! | `admission` | may a job of a lane start now, and with which permit |
 //! | `in_flight` | assigned jobs whose worker has not answered yet, and jobs that workers hold ahead |
 //! | `past_assignments` | assignments that have ended, and jobs that were not started |
 //! | `plan` | which worker gets which job |
@@ -20,6 +21,7 @@
 //! | `database` | the MongoDB operations of a round |
 //! | `model` | tests: the rules of staleness for every order of events |
 
+pub(crate) mod admission;
 mod assign;
 mod database;
 mod discover;
@@ -47,7 +49,7 @@ use recruiter_common::{
 };
 
 pub(crate) use self::lease::Leadership;
-use self::{assign::Assigning, rounds::Rounds};
+use self::{admission::Admission, assign::Assigning, rounds::Rounds};
 
 /// Pause after a term that could not begin.
 const RETRY: Duration = Duration::from_millis(500);
@@ -82,7 +84,9 @@ async fn begin(store: &Store, term: LeaseTerm) -> Result<Assigning, StoreError> 
     if let Err(error) = store.drop_outdated_indexes().await {
         tracing::warn!(error = chain(&error), "cannot drop the indexes of an earlier release; the next term tries again");
     }
+    let (settings, held) = tokio::try_join!(store.settings(), store.held_permits())?;
     let mut assigning = Assigning::default();
+    assigning.admission = Admission::begin(settings, &held, store.now());
     for (round, assignment) in store.assigned_and_not_taken().await? {
         assigning.inherit(round, assignment);
     }

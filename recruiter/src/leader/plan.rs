@@ -9,10 +9,12 @@ use std::{
 use recruiter_common::{
     ids::JobId,
     instant::Instant,
+    roster::Permits,
     store::{Lane, ScheduledJob},
 };
 
 use super::{
+    admission::Admission,
     fleet::{FreeWorker, KindId},
     lanes::Waiting,
     past_assignments::PastAssignments,
@@ -23,6 +25,8 @@ use super::{
 pub(crate) struct Plan {
     /// For each worker, by its index: its jobs with their due dates, sorted by position.
     pub(crate) given: HashMap<usize, Vec<(JobId, Instant)>>,
+    /// The permits of those that are limited.
+    pub(crate) permits: Permits,
     /// The lanes of these jobs.
     pub(crate) lanes: HashSet<Lane>,
 }
@@ -46,12 +50,15 @@ struct Queue<'a, I: Iterator<Item = &'a ScheduledJob>> {
 /// 3. workers whose heartbeat is not overdue;
 /// 4. the worker with the most free slots, so that jobs are spread. If no worker has a free slot, the one that accepts the most jobs ahead.
 ///
+/// Limited jobs go to free slots only, with a permit. If admission refuses a job, all jobs of its lane wait.
+///
 /// A job is given once, even if its lane has it under two dates. This happens if a search has found the job, and an announcement with an
 /// earlier date arrives late.
 pub(crate) fn plan<'a>(
     workers: &[FreeWorker],
     lanes: impl Iterator<Item = Waiting<'a>>,
     past_assignments: &PastAssignments,
+    admission: &mut Admission,
     now: Instant,
 ) -> Plan {
     // Free slots come first, then the number of jobs that the worker accepts ahead.
@@ -72,7 +79,7 @@ pub(crate) fn plan<'a>(
         able.sort_unstable();
         able
     };
-    let mut queues: Vec<_> = lanes.map(queue).collect();
+    let mut queues: Vec<_> = lanes.filter(|waiting| admission.room(waiting.lane, now) > 0).map(queue).collect();
     let heads = queues.iter_mut().enumerate().filter_map(|(index, queue)| Some((Reverse(queue.due.peek()?.position()), index)));
     let mut heads: BinaryHeap<_> = heads.collect();
     let (mut plan, mut given) = (Plan::default(), HashSet::new());
@@ -88,6 +95,7 @@ pub(crate) fn plan<'a>(
         }
         let able = queue.able.get_or_insert_with(|| workers_of(queue.kinds));
         able.retain(|worker| room[*worker] != (0, 0));
+        let is_limited = admission.room(queue.lane, now) != usize::MAX;
         let unanswered = past_assignments.was_unanswered(job.id);
         let preference = |index: &usize| {
             let worker = &workers[*index];
@@ -95,7 +103,10 @@ pub(crate) fn plan<'a>(
             (is_willing, unanswered.then_some(worker.changed_at), !worker.is_overdue, room[*index])
         };
         // No worker accepts a job of this lane any more: the slots go to other lanes.
-        let Some(worker) = able.iter().copied().max_by_key(preference) else { continue };
+        let with_room = able.iter().copied().filter(|worker| !is_limited || room[*worker].0 > 0);
+        let Some(worker) = with_room.max_by_key(preference) else { continue };
+        let Ok(permit) = admission.admit(queue.lane, job.id, now) else { continue };
+        plan.permits.extend(permit.map(|permit| (job.id, permit)));
         let (free, ahead) = &mut room[worker];
         *(if *free > 0 { free } else { ahead }) -= 1;
         left -= 1;
@@ -148,7 +159,7 @@ mod tests {
         let able = |lane: &Lane| (0..fleet.kinds().len()).filter(|kind| fleet.kinds()[*kind].takes(lane)).collect::<Vec<_>>();
         let able: HashMap<&Lane, Vec<KindId>> = lanes.keys().map(|lane| (lane, able(lane))).collect();
         let waiting = lanes.iter().map(|(lane, jobs)| Waiting { lane, jobs, able: &able[lane] });
-        let plan = plan(fleet.workers(), waiting, past_assignments, NOW);
+        let plan = plan(fleet.workers(), waiting, past_assignments, &mut Admission::default(), NOW);
         let of = |worker| plan.given.get(&worker).into_iter().flatten().map(|(job, _)| *job).collect();
         (0..fleet.workers().len()).map(of).collect()
     }

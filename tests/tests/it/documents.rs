@@ -165,7 +165,11 @@ fn every_command_and_flag_of_the_documents_exists() {
                 for word in words.take_while(|word| word.chars().all(|c| c.is_ascii_lowercase() || c == '-') && !word.starts_with('-')) {
                     command.push(word.to_owned());
                 }
-                assert!(helps.contains_key(&command), "{} names {code}, and there is no {command:?}", page.display());
+                // Further words are arguments, if the command has no subcommands.
+                let has_subcommands = |command: &[String]| helps.get(command).is_none_or(|help| help.contains("Commands:\n"));
+                let known = (1..=command.len()).rev().map(|length| &command[..length]).find(|command| helps.contains_key(*command));
+                let is_known = known.is_some_and(|known| known.len() == command.len() || (known.len() > 1 && !has_subcommands(known)));
+                assert!(is_known, "{} names {code}, and there is no {command:?}", page.display());
                 commands += 1;
             }
         }

@@ -247,7 +247,7 @@ async fn a_worker_starts_nothing_that_is_not_for_it_whatever_a_hint_says() {
     let unknown = world.enqueue(NewJob::of_class("unknown", doc! {}).in_group("ours"), Policy::Never).await.unwrap();
     let ours = world.enqueue(Entry::lasting(0).in_group("ours"), Policy::Never).await.unwrap();
     let jobs = vec![JobId::new(), theirs, unknown, ours];
-    world.store.publish(&Hint::Assigned { round: RoundId::new(), assignments: vec![AssignedJobs { worker, jobs }] }).await.unwrap();
+    world.store.publish(&Hint::Assigned { round: RoundId::new(), assignments: vec![AssignedJobs::new(worker, jobs)] }).await.unwrap();
     wait(&world, "the job for it is done", async || world.archived(ours).await.is_some()).await;
     for left in [theirs, unknown] {
         assert_eq!(world.count("scheduled", doc! { "_id": left, "locked": false, "attempts": 0 }).await, 1);
@@ -288,7 +288,7 @@ async fn a_job_that_is_left_again_and_again_is_announced_once_and_warned_about()
     let theirs = world.enqueue(Entry::lasting(0).in_group("theirs"), Policy::Never).await.unwrap();
     for _ in 0..20 {
         wait(&world, "it is available", async || world.count("roster", doc! { "available": true }).await == 1).await;
-        let (round, planned) = (RoundId::new(), Planned::for_slots(AssignedJobs { worker, jobs: vec![theirs] }));
+        let (round, planned) = (RoundId::new(), Planned::for_slots(AssignedJobs::new(worker, vec![theirs])));
         assert_eq!(world.store.assign_if_available(LeaseTerm(0), round, std::slice::from_ref(&planned)).await.unwrap(), [worker]);
         world.store.publish(&Hint::Assigned { round, assignments: vec![planned.assignment] }).await.unwrap();
     }
@@ -309,7 +309,7 @@ async fn a_start_that_locks_nothing_renews_the_lease_early() {
     let worker = before.get_object_id("_id").unwrap().into();
     let job = NewJob::of_class("noop", doc! {}).after(Duration::from_secs(3_600)).enqueue(&world.store).await.unwrap().id;
     world.database.raw("scheduled").update_one(doc! { "_id": job }, doc! { "$set": { "workable.class": Entry::CLASS } }).await.unwrap();
-    let (round, planned) = (RoundId::new(), Planned::for_slots(AssignedJobs { worker, jobs: vec![job] }));
+    let (round, planned) = (RoundId::new(), Planned::for_slots(AssignedJobs::new(worker, vec![job])));
     assert_eq!(world.store.assign_if_available(LeaseTerm(0), round, std::slice::from_ref(&planned)).await.unwrap(), [worker]);
     world.store.publish(&Hint::Assigned { round, assignments: vec![planned.assignment] }).await.unwrap();
     let asked = Instant::now();

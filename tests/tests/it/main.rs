@@ -20,6 +20,7 @@ mod harness;
 mod keep;
 mod library;
 mod library_own_client;
+mod limits;
 mod mongo_shell;
 mod operator;
 mod prefetch;

@@ -217,7 +217,7 @@ async fn a_hint_that_would_be_too_large_is_told_in_parts_or_in_short() {
     let database = TestDatabase::new().await;
     let store = store(&database).await;
     let mut recruiter = store.hints(Listener::Recruiter);
-    let assigned = |jobs: usize| AssignedJobs { worker: WorkerId::new(), jobs: (0..jobs).map(|_| JobId::new()).collect() };
+    let assigned = |jobs: usize| AssignedJobs::new(WorkerId::new(), (0..jobs).map(|_| JobId::new()).collect());
     let assignments: Vec<AssignedJobs> = (0..80).map(|_| assigned(10_000)).collect();
     let last = assignments[79].clone();
     let mut worker = store.hints(Listener::Worker(last.worker, Channel(0)));
@@ -667,10 +667,13 @@ async fn processes_that_start_together_make_the_schema_once() {
     futures_util::future::join_all(connecting).await;
     let names: BTreeSet<String> =
         database.database().list_collection_names().await.unwrap().into_iter().filter(|name| !name.starts_with("system")).collect();
-    assert_eq!(names, ["archived", "metadata", "roster", "scheduled", "signals", "signals_0"].map(str::to_owned).into());
+    assert_eq!(
+        names,
+        ["archived", "groups", "limits", "metadata", "pauses", "roster", "scheduled", "signals", "signals_0"].map(str::to_owned).into()
+    );
     let indexes = async |collection: &str| database.raw(collection).list_index_names().await.unwrap().into_iter().collect::<BTreeSet<_>>();
-    assert_eq!(indexes("scheduled").await, ["_id_", "due_jobs", "gated_jobs"].map(str::to_owned).into());
+    assert_eq!(indexes("scheduled").await, ["_id_", "due_jobs", "gated_jobs", "permits"].map(str::to_owned).into());
     assert_eq!(indexes("archived").await, ["_id_", "archived_by_end"].map(str::to_owned).into());
     let schema = database.raw("metadata").find_one(doc! { "_id": "schema" }).await.unwrap().unwrap();
-    assert_eq!(schema.get("version"), Some(&Bson::Int32(7)));
+    assert_eq!(schema.get("version"), Some(&Bson::Int32(8)));
 }

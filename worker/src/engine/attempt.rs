@@ -58,6 +58,9 @@ pub(crate) async fn run(environment: &Environment, mut attempt: Box<Attempt>) ->
         Some(end) => environment.recorder.record(end).await,
         None => Some(Recorded::ClaimLost),
     };
+    if matches!(recorded, Some(Recorded::Yes | Recorded::ClaimLost)) {
+        environment.table.note_released(attempt.permits());
+    }
     match recorded {
         Some(Recorded::Yes) => {}
         Some(Recorded::ClaimLost) => {
@@ -125,6 +128,10 @@ impl Attempt {
             },
         };
         Box::new(Self { job, claim, policy, is_last_attempt, payload, cancel, previous })
+    }
+
+    fn permits(&self) -> &[String] {
+        self.job.last_execution.as_ref().and_then(|execution| execution.permits.as_deref()).unwrap_or_default()
     }
 
     fn context(&self, store: &Arc<Store>) -> Arc<Context> {

@@ -14,7 +14,7 @@ use recruiter_common::{
     ids::{JobId, WorkerId},
     instant::Instant,
     job::{Claim, FinishReason},
-    roster::WorkOn,
+    roster::{Permits, WorkOn},
     store::{Archival, Recorded, Store, StoreError},
     telemetry::chain,
 };
@@ -64,14 +64,14 @@ impl Intake {
     }
 
     /// Reads those of these jobs that this worker can start. The others stay due.
-    pub(crate) async fn read(&mut self, jobs: &[JobId]) -> Result<Vec<Startable>, StoreError> {
+    pub(crate) async fn read(&mut self, jobs: &[JobId], permits: Permits) -> Result<Vec<Startable>, StoreError> {
         if jobs.is_empty() {
             return Ok(Vec::new());
         }
         let now = self.store().now();
         let unlocked = self.reading.unlocked(jobs).await?;
         self.dependencies().watchdog.progress();
-        Ok(self.startable(unlocked, now))
+        Ok(self.startable(unlocked, permits, now))
     }
 
     /// Decides which jobs of an answered start are run. Deletes locked jobs that were archived before, archives jobs whose start MongoDB
@@ -130,14 +130,21 @@ impl Intake {
     }
 
     /// The jobs whose class, group and retry policy this worker serves. A document that is not a job is archived.
-    fn startable(&mut self, unlocked: Vec<Unlocked>, now: Instant) -> Vec<Startable> {
+    fn startable(&mut self, unlocked: Vec<Unlocked>, mut permits: Permits, now: Instant) -> Vec<Startable> {
         let mut startable = Vec::with_capacity(unlocked.len());
         let died = Failure::new(failure::WORKER_DIED, "the worker died");
         for found in unlocked {
             match found {
+                // A recruiter of an earlier release gives no permit.
+                Ok(job) if job.gate.is_some() && !permits.contains_key(&job.id) => {
+                    tracing::debug!(job.id = %job.id, "the job is limited, and was assigned without a permit; skipping it")
+                }
                 Ok(job) if self.dependencies().registry.has(&job.class) && self.work_on.includes(&job.group) => {
                     match self.dependencies().policy(&job) {
-                        Ok(policy) => startable.push(Startable::new(job, policy, &died, now)),
+                        Ok(policy) => {
+                            let permit = permits.remove(&job.id);
+                            startable.push(Startable::new(job, policy, permit, &died, now));
+                        }
                         Err(unknown) => self.skip_unknown_policy(job.id, unknown),
                     }
                 }

@@ -169,9 +169,10 @@ impl Session {
                 Event::Hint(Hint::Assigned { round, assignments }) => {
                     self.leader.note_hint();
                     let own = assignments.into_iter().find(|given| given.worker == self.id);
-                    self.work.take(own.map(|given| Assignment { round, jobs: given.jobs })).await;
+                    self.work.take(own.map(|given| Assignment { round, jobs: given.jobs, permits: given.permits })).await;
                 }
                 Event::Hint(Hint::Cancel { job }) => self.cancel(job),
+                Event::Hint(Hint::Recall) => self.work.recall(),
                 // The recruiter has sent every earlier assignment before this keep-alive.
                 Event::Hint(Hint::KeepAlive { again_in }) => {
                     self.leader.note_hint();
@@ -180,6 +181,7 @@ impl Session {
                 // Hints may have been missed.
                 Event::Hint(Hint::Seed) => poll_at = Monotonic::now(),
                 Event::Hint(Hint::Jobs { .. } | Hint::NotStarted | Hint::Free | Hint::Returned { .. } | Hint::Left { .. }) => {}
+                Event::Hint(Hint::Released { .. } | Hint::Settings) => {}
                 Event::Started(answered) => self.work.run(*answered).await,
                 Event::SlotsChanged => {
                     gather().await;

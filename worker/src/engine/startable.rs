@@ -8,6 +8,7 @@ use recruiter_common::{
     ids::JobId,
     instant::Instant,
     job::{Claim, FinishReason, IfWorkerDies, Job},
+    limits::Permit,
     retry_policy::Decision,
     store::{Position, Start, ToStart},
 };
@@ -24,15 +25,17 @@ pub(crate) struct Startable {
     policy: Policy,
     /// The policy's verdict for the case that this worker dies during this attempt.
     if_worker_dies: IfWorkerDies,
+    /// The permit of a limited job.
+    permit: Option<Permit>,
 }
 
 impl Startable {
-    pub(crate) fn new(job: Arc<Job>, policy: Policy, died: &Failure, now: Instant) -> Self {
+    pub(crate) fn new(job: Arc<Job>, policy: Policy, permit: Option<Permit>, died: &Failure, now: Instant) -> Self {
         let mut history = job.history();
         history.attempts += 1;
         let decision = policy.as_ref().ok().and_then(|policy| guarded(|| policy.decide(&history, died, now)).ok());
         let if_worker_dies = decision.unwrap_or(Decision::Archive(FinishReason::WORKER_DIED)).into();
-        Self { job, policy, if_worker_dies }
+        Self { job, policy, if_worker_dies, permit }
     }
 
     pub(crate) fn job(&self) -> &Job {
@@ -59,17 +62,18 @@ impl Startable {
     }
 
     pub(crate) fn to_start(&self, now: Instant) -> ToStart {
-        let Self { job, if_worker_dies, .. } = self;
-        ToStart { job: job.id, attempts: job.attempts, due: job.due().unwrap_or(now), if_worker_dies: if_worker_dies.clone() }
+        let Self { job, if_worker_dies, permit, .. } = self;
+        let (due, if_worker_dies, permit) = (job.due().unwrap_or(now), if_worker_dies.clone(), permit.clone());
+        ToStart { job: job.id, attempts: job.attempts, due, if_worker_dies, permit }
     }
 
     /// The job as the start has stored it.
     pub(crate) fn started(self, claim: Claim, start: &Start) -> StartedJob {
-        let Self { mut job, policy, if_worker_dies } = self;
+        let Self { mut job, policy, if_worker_dies, permit } = self;
         // This is the only reference to the job, so nothing is copied.
         let started = Arc::make_mut(&mut job);
         let previous = started.last_execution.take().map(Arc::new);
-        start.mark_started(started, if_worker_dies);
+        start.mark_started(started, if_worker_dies, permit.as_ref());
         StartedJob { job, claim, policy, previous }
     }
 }

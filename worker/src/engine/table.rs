@@ -33,6 +33,8 @@ pub(crate) struct Table {
     /// Number of executions that have ended since [`Table::take_ended`] was called.
     ended: AtomicUsize,
     pub(crate) has_ended: Notify,
+    /// The permits of jobs that have ended since [`Table::take_released`] was called.
+    released: Mutex<Vec<String>>,
     shortage: Mutex<Shortage>,
 }
 
@@ -105,6 +107,19 @@ impl Table {
             self.ended.fetch_add(1, Ordering::Relaxed);
             self.has_ended.notify_one();
         }
+    }
+
+    /// Notes that a limited job has ended, so that its permits are free.
+    pub(crate) fn note_released(&self, permits: &[String]) {
+        if !permits.is_empty() {
+            self.released.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(permits);
+            self.has_ended.notify_one();
+        }
+    }
+
+    /// Returns the permits that have become free since the last call.
+    pub(crate) fn take_released(&self) -> Vec<String> {
+        std::mem::take(&mut self.released.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Returns the number of executions that have ended since the last call.

@@ -84,10 +84,10 @@ impl Work {
 
     /// Takes an assignment that was not taken before: reads its jobs, queues them, and starts as many as there are free slots.
     pub(crate) async fn take(&mut self, assignment: Option<Assignment>) {
-        let Some(Assignment { mut jobs, .. }) = assignment.and_then(|assignment| self.turn.begin(assignment)) else { return };
+        let Some(Assignment { mut jobs, permits, .. }) = assignment.and_then(|assignment| self.turn.begin(assignment)) else { return };
         jobs.retain(|job| !self.slots.holds(*job) && !self.prefetch.holds(*job));
         self.environment.dependencies.watchdog.progress();
-        match self.intake.read(&jobs).await {
+        match self.intake.read(&jobs, permits).await {
             Ok(startable) => {
                 let without_room = self.prefetch.add(startable, self.slots.count_free(), Monotonic::now());
                 jobs.retain(|job| !without_room.contains(job));
@@ -201,6 +201,10 @@ impl Work {
             let assignment = self.turn.report(&offer).await;
             self.take(assignment).await;
         }
+        let permits = self.slots.table().take_released();
+        if !permits.is_empty() {
+            self.environment.dependencies.store.announce_hint(Hint::Released { permits }).await;
+        }
         if !self.turn.is_outdated() {
             // Only after the report: until then these jobs count as assigned to this worker.
             if !self.returning.is_empty() {
@@ -212,6 +216,13 @@ impl Work {
                 self.environment.dependencies.store.announce_hint(Hint::NotStarted).await;
             }
         }
+    }
+
+    /// Returns every queued job with the next report, because a pause covers some of them.
+    pub(crate) fn recall(&mut self) {
+        let queued = self.prefetch.next(usize::MAX);
+        self.returning.extend(queued.iter().map(Startable::id));
+        self.name_prefetched();
     }
 
     /// Returns every queued job. The caller has withdrawn the offer before.

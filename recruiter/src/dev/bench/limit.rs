@@ -96,7 +96,7 @@ async fn burn_down(store: Store, group: String) -> anyhow::Result<u64> {
         }
         let dates: HashMap<JobId, _> = due.iter().map(|job| (job.id, job.scheduled_at)).collect();
         let jobs: Vec<JobId> = due.into_iter().map(|job| job.id).collect();
-        let planned = Planned::for_slots(AssignedJobs { worker, jobs: jobs.clone() });
+        let planned = Planned::for_slots(AssignedJobs::new(worker, jobs.clone()));
         let round = RoundId::new();
         store.assign_if_available(LeaseTerm::default(), round, std::slice::from_ref(&planned)).await?;
         store.publish_to(Channel::default(), &Hint::Assigned { round, assignments: vec![planned.assignment] }).await?;
@@ -104,7 +104,7 @@ async fn burn_down(store: Store, group: String) -> anyhow::Result<u64> {
         let start =
             Start { id: StartId::new(), worker, hostname: process.hostname.clone(), pid: process.pid, lease_until: now + LEASE, now };
         let verdict = IfWorkerDies::Archive(FinishReason::WORKER_DIED);
-        let planned = |job: &JobId| ToStart { job: *job, attempts: 0, due: dates[job], if_worker_dies: verdict.clone() };
+        let planned = |job: &JobId| ToStart { job: *job, attempts: 0, due: dates[job], if_worker_dies: verdict.clone(), permit: None };
         let to_start: Vec<ToStart> = jobs.iter().map(planned).collect();
         let taken = Offer { working_on: jobs.clone(), ..Offer::default() };
         let (claims, is_taken) =

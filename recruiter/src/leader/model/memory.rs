@@ -10,6 +10,7 @@ use bson::oid::ObjectId;
 use recruiter_common::{
     ids::{LeaseTerm, RoundId, WorkerId},
     instant::Instant,
+    limits::{LARGEST_CAPACITY, Limit, Settings},
     roster::{AvailableWorker, WorkOn},
     store::{AssignedJobs, Channel, DueJobs, Hint, Lane, Planned, ScheduledJob, StoreError},
 };
@@ -257,11 +258,33 @@ impl Database for Memory {
         Ok(DueJobs { jobs, end })
     }
 
+    async fn due_jobs_of_each(&self, lanes: &[(Lane, usize)], until: Instant) -> Result<Vec<DueJobs>, StoreError> {
+        let mut found = Vec::new();
+        for (lane, limit) in lanes {
+            found.push(self.due_jobs(std::slice::from_ref(lane), until, *limit).await?);
+        }
+        Ok(found)
+    }
+
+    async fn settings(&self) -> Result<Settings, StoreError> {
+        let limit = Limit { capacity: Some(LARGEST_CAPACITY), rate: None };
+        let gates: BTreeSet<String> = self.data.borrow().jobs.iter().filter_map(|job| job.job.gate.clone()).collect();
+        Ok(Settings { limits: gates.into_iter().map(|gate| (gate, limit)).collect(), ..Settings::default() })
+    }
+
+    async fn held_permits(&self) -> Result<BTreeSet<String>, StoreError> {
+        Ok(BTreeSet::new())
+    }
+
+    async fn running_without_permit(&self, _: &str) -> Result<u64, StoreError> {
+        Ok(0)
+    }
+
     async fn assign_if_available(&self, _: LeaseTerm, round: RoundId, planned: &[Planned]) -> Result<Vec<WorkerId>, StoreError> {
         let mut data = self.data.borrow_mut();
         let Data { now, jobs, workers } = &mut *data;
         let (mut once, mut won) = (HashSet::new(), Vec::new());
-        for AssignedJobs { worker: id, jobs: given } in planned.iter().map(|planned| &planned.assignment) {
+        for AssignedJobs { worker: id, jobs: given, .. } in planned.iter().map(|planned| &planned.assignment) {
             let (this, given): (_, Vec<usize>) = (number(*id), given.iter().map(|job| number(*job)).collect());
             let is_elsewhere = |job: &usize| {
                 let has = |worker: &Worker| worker.assigned.contains(job) && *now - worker.assigned_at < IN_FLIGHT_FOR;

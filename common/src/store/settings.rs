@@ -1,0 +1,237 @@
+//! The settings that operators change at run time: `limits`, `groups` and `pauses`.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use bson::{Bson, Document, doc};
+use futures_util::TryStreamExt;
+use mongodb::{Collection, options::ReadConcern, results::DeleteResult};
+
+use super::{CALL_LIMIT, Hint, Store, StoreError, call, id_of, schema::PERMITS};
+use crate::{
+    ids::JobId,
+    limits::{GroupSettings, Limit, Pause, Paused, Rate, Settings, group_of_resource},
+    roster::integer,
+};
+
+impl Store {
+    /// All settings, with one query. A document that is not valid is listed as such.
+    ///
+    /// Filter: none. Index: none, the collections are small. Invariant: I9, an invalid document hides no other.
+    pub async fn settings(&self) -> Result<Settings, StoreError> {
+        let from = |collection: &str| doc! { "$set": { "from": collection } };
+        let union = |collection: &str| doc! { "$unionWith": { "coll": collection, "pipeline": [from(collection)] } };
+        let stages = [from("limits"), union("groups"), union("pauses")];
+        let limits = self.limits.clone();
+        let found: Vec<Document> = call("settings", async move {
+            limits.aggregate(stages).batch_size(100_000).read_concern(ReadConcern::local()).await?.try_collect().await
+        })
+        .await?;
+        let mut settings = Settings::default();
+        for document in &found {
+            let Some(name) = document.get("_id").and_then(Bson::as_str).map(str::to_owned) else { continue };
+            match document.get_str("from") {
+                Ok("limits") => match limit_in(document) {
+                    Some(limit) => _ = settings.limits.insert(name, limit),
+                    None => _ = settings.invalid.insert(name),
+                },
+                Ok("groups") => match group_in(document) {
+                    Some(group) => _ = settings.groups.insert(name, group),
+                    None => _ = settings.invalid.insert(format!("@{name}")),
+                },
+                _ => match name.parse() {
+                    Ok(paused) => _ = settings.pauses.insert(paused, pause_in(document)),
+                    Err(_) => _ = settings.invalid.insert(name),
+                },
+            }
+        }
+        Ok(settings)
+    }
+
+    /// Writes a limit, new or changed, and notifies the recruiter.
+    ///
+    /// Filter: id. Index: `_id`. Invariant: none.
+    pub(crate) async fn put_limit(&self, name: &str, limit: Limit) -> Result<(), StoreError> {
+        let mut update = doc! {};
+        let (mut set, mut unset) = (limit_to_document(limit), Document::new());
+        for field in ["capacity", "rate"] {
+            if !set.contains_key(field) {
+                unset.insert(field, "");
+            }
+        }
+        set.insert("changed_at", bson::DateTime::from_chrono(self.now()));
+        update.insert("$set", set);
+        if !unset.is_empty() {
+            update.insert("$unset", unset);
+        }
+        let (collection, id) = self.limit_document(name);
+        call("put_limit", async move { collection.update_one(id, update).upsert(true).await }).await?;
+        self.announce_hint(Hint::Settings).await;
+        Ok(())
+    }
+
+    /// Removes a limit, and notifies the recruiter. Returns whether there was one.
+    ///
+    /// Filter: id. Index: `_id`. Invariant: none.
+    pub(crate) async fn delete_limit(&self, name: &str) -> Result<bool, StoreError> {
+        if group_of_resource(name).is_none() {
+            return self.delete_setting(&self.limits, name).await;
+        }
+        // The document has other settings of the group.
+        let (groups, id) = self.limit_document(name);
+        let update = doc! { "$unset": { "capacity": "", "rate": "" } };
+        let changed = call("delete_limit", async move { groups.update_one(id, update).await }).await?;
+        self.announce_hint(Hint::Settings).await;
+        Ok(changed.modified_count > 0)
+    }
+
+    /// The collection and the filter of the document with a limit.
+    fn limit_document(&self, name: &str) -> (Collection<Document>, Document) {
+        match group_of_resource(name) {
+            Some(group) => (self.groups.clone(), doc! { "_id": group }),
+            None => (self.limits.clone(), doc! { "_id": name }),
+        }
+    }
+
+    /// Writes a pause. Returns false if there is one already, which stays as it is.
+    ///
+    /// Filter: id. Index: `_id`. Invariant: none.
+    pub(crate) async fn put_pause(&self, paused: &Paused, by: &str, reason: Option<&str>) -> Result<bool, StoreError> {
+        let pauses = self.pauses.clone();
+        let mut pause = doc! { "_id": paused.to_string(), "by": by, "at": bson::DateTime::from_chrono(self.now()) };
+        pause.extend(reason.map(|reason| ("reason".to_owned(), reason.into())));
+        match call("put_pause", async move { pauses.insert_one(pause).await }).await {
+            Err(error) if error.is_duplicate() => Ok(false),
+            other => {
+                other?;
+                self.announce_hint(Hint::Settings).await;
+                Ok(true)
+            }
+        }
+    }
+
+    /// Ends a pause. Returns whether there was one.
+    ///
+    /// Filter: id. Index: `_id`. Invariant: none.
+    pub(crate) async fn delete_pause(&self, paused: &Paused) -> Result<bool, StoreError> {
+        self.delete_setting(&self.pauses, &paused.to_string()).await
+    }
+
+    async fn delete_setting(&self, collection: &Collection<Document>, id: &str) -> Result<bool, StoreError> {
+        let (collection, id) = (collection.clone(), doc! { "_id": id });
+        let DeleteResult { deleted_count, .. } = call("delete_setting", async move { collection.delete_one(id).await }).await?;
+        self.announce_hint(Hint::Settings).await;
+        Ok(deleted_count > 0)
+    }
+
+    /// The names of all permits of running jobs.
+    ///
+    /// Filter: locked, with permits. Index: `permits`, which covers the query. Invariant: none, the same index refuses a second start with a
+    /// permit.
+    pub async fn held_permits(&self) -> Result<BTreeSet<String>, StoreError> {
+        let scheduled = self.scheduled.clone();
+        let filter = doc! { "locked": true, "last_execution.permits": { "$exists": true } };
+        let found: Vec<Document> = self
+            .indexed("held_permits", async move {
+                scheduled
+                    .find(filter)
+                    .projection(doc! { "_id": 0, "last_execution.permits": 1 })
+                    .hint(mongodb::options::Hint::Name(PERMITS.into()))
+                    .batch_size(100_000)
+                    .read_concern(ReadConcern::local())
+                    .await?
+                    .try_collect()
+                    .await
+            })
+            .await?;
+        let names =
+            |job: &Document| job.get_document("last_execution").and_then(|last| last.get_array("permits")).cloned().unwrap_or_default();
+        Ok(found.iter().flat_map(names).filter_map(|name| Some(name.as_str()?.to_owned())).collect())
+    }
+
+    /// The running jobs that hold permits of this resource, with their permits: at most `most`.
+    ///
+    /// Filter: locked, with a permit of the resource. Index: `permits`. Invariant: none.
+    pub async fn permit_holders(&self, resource: &str, most: usize) -> Result<Vec<(String, JobId)>, StoreError> {
+        let scheduled = self.scheduled.clone();
+        let prefix = format!("{resource}#");
+        // `$` follows `#`.
+        let range = doc! { "$gte": &prefix, "$lt": format!("{resource}$") };
+        let filter = doc! { "locked": true, "last_execution.permits": { "$exists": true, "$elemMatch": range } };
+        let most = i64::try_from(most).unwrap_or(i64::MAX);
+        let found: Vec<Document> = call("permit_holders", async move {
+            scheduled
+                .find(filter)
+                .projection(doc! { "last_execution.permits": 1 })
+                .limit(most)
+                .max_time(CALL_LIMIT / 2)
+                .await?
+                .try_collect()
+                .await
+        })
+        .await?;
+        let holder = |job: &Document| {
+            let permits = job.get_document("last_execution").ok()?.get_array("permits").ok()?;
+            let permit = permits.iter().filter_map(Bson::as_str).find(|permit| permit.starts_with(&prefix))?;
+            Some((permit.to_owned(), id_of(job)?))
+        };
+        Ok(found.iter().filter_map(holder).collect())
+    }
+
+    /// Number of running jobs of a group that have no permit of the group, because they were started before the group had a limit.
+    ///
+    /// Filter: locked, group, no such permit. Index: none of its own: it is called while the limit of a group is new. Invariant: none.
+    pub async fn running_without_permit(&self, group: &str) -> Result<u64, StoreError> {
+        let scheduled = self.scheduled.clone();
+        let filter = doc! { "locked": true, "group": group, "last_execution.permits": Bson::Null };
+        call("running_without_permit", async move {
+            scheduled.count_documents(filter).limit(100_000).max_time(Duration::from_secs(2)).read_concern(ReadConcern::local()).await
+        })
+        .await
+    }
+}
+
+fn limit_in(document: &Document) -> Option<Limit> {
+    let capacity = match document.get("capacity") {
+        None | Some(Bson::Null) => None,
+        some => Some(u32::try_from(integer(some)?).ok()?),
+    };
+    let rate = match document.get("rate") {
+        None | Some(Bson::Null) => None,
+        Some(rate) => {
+            let rate = rate.as_document()?;
+            let number = |field| u32::try_from(integer(rate.get(field))?).ok();
+            let per = Duration::from_millis(u64::try_from(integer(rate.get("per_ms"))?).ok()?);
+            let starts = number("starts")?;
+            let burst = if rate.contains_key("burst") { number("burst")? } else { starts };
+            Some(Rate::new(starts, per, burst).ok()?)
+        }
+    };
+    Some(Limit { capacity, rate })
+}
+
+fn limit_to_document(limit: Limit) -> Document {
+    let mut document = Document::new();
+    document.extend(limit.capacity.map(|capacity| ("capacity".to_owned(), Bson::from(i64::from(capacity)))));
+    document.extend(limit.rate.map(|rate| {
+        let per_ms = i64::try_from(rate.per.as_millis()).unwrap_or(i64::MAX);
+        let rate = doc! { "starts": i64::from(rate.starts), "per_ms": per_ms, "burst": i64::from(rate.burst) };
+        ("rate".to_owned(), rate.into())
+    }));
+    document
+}
+
+fn group_in(document: &Document) -> Option<GroupSettings> {
+    let weight = match document.get("weight") {
+        None | Some(Bson::Null) => None,
+        Some(weight) => {
+            let weight = weight.as_f64().or(integer(Some(weight)).map(|whole| whole as f64))?;
+            Some(weight).filter(|weight| (0.001..=1_000_000.0).contains(weight)).map(Some)?
+        }
+    };
+    Some(GroupSettings { limit: limit_in(document)?, weight })
+}
+
+fn pause_in(document: &Document) -> Pause {
+    let text = |field| document.get_str(field).ok().map(str::to_owned);
+    Pause { by: text("by").unwrap_or_default(), reason: text("reason"), at: document.get_datetime("at").ok().map(|at| at.to_chrono()) }
+}

@@ -1,0 +1,280 @@
+//! `recruiter limits`: lists, sets and removes the limits of resources. `recruiter pause`, `resume` and `pauses`: the pauses.
+
+use std::io::Write;
+
+use anyhow::anyhow;
+use bson::{Document, doc};
+use clap::{Args, Subcommand, builder::BoolishValueParser};
+use recruiter_common::{
+    ids::JobId,
+    limits::{self, Limit, Paused, Rate, SettingError, Settings, resource_and_number},
+    store::{ConnectArgs, Store},
+};
+
+use super::{
+    exit::usage,
+    output::{Column, Format, Row, Screen, briefly_apart, json_line, moment, printable, table},
+};
+
+/// Maximum number of holders shown.
+const HOLDERS: usize = 50;
+
+/// The arguments of `limits`.
+#[derive(Args, Clone, Debug)]
+pub(super) struct LimitsArgs {
+    #[command(subcommand)]
+    command: LimitsCommand,
+}
+
+#[derive(Subcommand, Clone, Debug)]
+enum LimitsCommand {
+    /// List the limits, with the number of permits in use
+    List {
+        #[command(flatten)]
+        format: Format,
+    },
+    /// Show a limit, and the jobs that hold its permits
+    Show {
+        /// Name of the resource or group, such as printer, customer:17 or @mail
+        name: String,
+        #[command(flatten)]
+        format: Format,
+    },
+    /// Set the limit of a resource, new or changed; it holds at once, and ends no running job
+    Set {
+        /// Name of the resource; a prefix that ends in *, such as customer:*, which limits each customer by itself; or @ and a group
+        name: String,
+        #[command(flatten)]
+        limit: LimitArgs,
+    },
+    /// Remove a limit: jobs that name the resource wait until it has a limit again
+    Remove {
+        /// Name or prefix of the limit
+        name: String,
+        /// Only show what would be removed
+        #[arg(long, env = "RECRUITER_DRY_RUN", value_parser = BoolishValueParser::new())]
+        dry_run: bool,
+    },
+}
+
+/// A limit, as flags.
+#[derive(Args, Clone, Copy, Debug)]
+#[group(required = true, multiple = true)]
+pub(super) struct LimitArgs {
+    /// How many jobs may run at a time
+    #[arg(long, env = "RECRUITER_LIMIT_CAPACITY", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(limits::LARGEST_CAPACITY)))]
+    capacity: Option<u32>,
+    /// How often jobs may start: 100/1s, or '100/1s burst 20'
+    #[arg(long, env = "RECRUITER_LIMIT_RATE", value_name = "RATE")]
+    rate: Option<Rate>,
+}
+
+/// The arguments of `pause`.
+#[derive(Args, Clone, Debug)]
+pub(super) struct PauseArgs {
+    /// What to pause: everything, group:NAME or class:NAME
+    #[arg(value_name = "WHAT")]
+    paused: Paused,
+    /// Why, for others
+    #[arg(long, env = "RECRUITER_PAUSE_REASON", value_name = "TEXT")]
+    reason: Option<String>,
+    /// Who pauses [default: the user and the host]
+    #[arg(long, env = "RECRUITER_PAUSE_BY", value_name = "NAME")]
+    by: Option<String>,
+}
+
+/// The arguments of `resume`.
+#[derive(Args, Clone, Debug)]
+pub(super) struct ResumeArgs {
+    /// What to resume: everything, group:NAME or class:NAME
+    #[arg(value_name = "WHAT")]
+    paused: Paused,
+}
+
+/// The arguments of `pauses`.
+#[derive(Args, Clone, Copy, Debug)]
+pub(super) struct PausesArgs {
+    #[command(flatten)]
+    format: Format,
+}
+
+/// Lists, shows, sets or removes limits.
+///
+/// # Errors
+/// When a name is not valid, or MongoDB cannot be used.
+pub(super) async fn run(args: LimitsArgs, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
+    match args.command {
+        LimitsCommand::List { format } => list(&asking(connect).await?, format, out).await,
+        LimitsCommand::Show { name, format } => show(&asking(connect).await?, &name, format, out).await,
+        LimitsCommand::Set { name, limit } => {
+            limits::check_limit_name(&name).map_err(usage)?;
+            let store = Store::connect(connect.clone(), "recruiter limits").await?;
+            let limit = Limit { capacity: limit.capacity, rate: limit.rate };
+            limits::set_limit(&store, &name, limit).await.map_err(refused)?;
+            Ok(writeln!(out, "{} has a limit: {}", printable(&name, 256), described(limit))?)
+        }
+        LimitsCommand::Remove { name, dry_run } => {
+            let store = if dry_run { asking(connect).await? } else { Store::connect(connect.clone(), "recruiter limits").await? };
+            let limit = all(&store.settings().await?).find(|(other, _)| *other == name).map(|(_, limit)| limit);
+            let Some(limit) = limit else { return Err(anyhow!("{} has no limit", printable(&name, 256))) };
+            if dry_run {
+                return Ok(writeln!(out, "would remove the limit of {}: {}", printable(&name, 256), described(limit))?);
+            }
+            limits::remove_limit(&store, &name).await.map_err(refused)?;
+            let effect = if limits::group_of_resource(&name).is_some() { "its jobs have no limit" } else { "jobs that name it wait" };
+            Ok(writeln!(out, "removed the limit of {}: {effect}", printable(&name, 256))?)
+        }
+    }
+}
+
+async fn asking(connect: &ConnectArgs) -> anyhow::Result<Store> {
+    Ok(Store::connect_to_ask(connect, "recruiter limits").await?)
+}
+
+fn refused(error: SettingError) -> anyhow::Error {
+    match error {
+        SettingError::Invalid(problem) => usage(problem),
+        other @ (SettingError::Store(_) | _) => other.into(),
+    }
+}
+
+/// A limit in words.
+pub(super) fn described(limit: Limit) -> String {
+    let capacity = limit.capacity.map(|capacity| format!("at most {capacity} at a time"));
+    let rate = limit.rate.map(|rate| format!("at most {rate}"));
+    capacity.into_iter().chain(rate).collect::<Vec<_>>().join(", ")
+}
+
+/// The limits of resources and of groups, by the name of their permits.
+fn all(settings: &Settings) -> impl Iterator<Item = (String, Limit)> {
+    let groups = settings.groups.iter().filter(|(_, group)| group.limit != Limit::default());
+    let groups = groups.map(|(name, group)| (limits::resource_of_group(name), group.limit));
+    settings.limits.iter().map(|(name, limit)| (name.clone(), *limit)).chain(groups)
+}
+
+async fn list(store: &Store, format: Format, out: &mut impl Write) -> anyhow::Result<()> {
+    let (settings, held) = (store.settings().await?, store.held_permits().await?);
+    let in_use = |name: &str| {
+        let is_of = |resource: &str| name.strip_suffix('*').map_or(resource == name, |prefix| resource.starts_with(prefix));
+        held.iter().filter_map(|permit| resource_and_number(permit)).filter(|(resource, _)| is_of(resource)).count()
+    };
+    let limits: Vec<(String, Limit)> = all(&settings).collect();
+    if format.json {
+        for (name, limit) in limits {
+            let in_use = i64::try_from(in_use(&name)).unwrap_or(i64::MAX);
+            json_line(
+                out,
+                doc! { "name": name, "capacity": limit.capacity, "rate": limit.rate.map(|rate| rate.to_string()), "in_use": in_use },
+            )?;
+        }
+        return Ok(());
+    }
+    for name in &settings.invalid {
+        writeln!(out, "the setting {} is not valid: what it would limit waits; correct or delete its document", printable(name, 256))?;
+    }
+    if limits.is_empty() {
+        return Ok(writeln!(out, "no resource has a limit")?);
+    }
+    let columns = [Column::left("NAME").cut_to(10), Column::right("CAPACITY"), Column::right("IN USE"), Column::left("RATE")];
+    let row = |(name, limit): &(String, Limit)| Row {
+        cells: vec![
+            printable(name, 80),
+            limit.capacity.map_or_else(|| "-".into(), |capacity| capacity.to_string()),
+            in_use(name).to_string(),
+            limit.rate.map_or_else(|| "-".into(), |rate| rate.to_string()),
+        ],
+        colour: None,
+        below: None,
+    };
+    Ok(table(out, Screen::of_stdout(), &columns, &limits.iter().map(row).collect::<Vec<_>>())?)
+}
+
+async fn show(store: &Store, name: &str, format: Format, out: &mut impl Write) -> anyhow::Result<()> {
+    let settings = store.settings().await?;
+    let limit = all(&settings).find(|(other, _)| other == name).map(|(_, limit)| limit).or_else(|| settings.limit_of(name));
+    let holders = store.permit_holders(name, HOLDERS).await?;
+    if format.json {
+        let holders: Vec<Document> = holders.iter().map(|(permit, job)| doc! { "permit": permit, "job": job }).collect();
+        let (capacity, rate) = limit.map_or((None, None), |limit| (limit.capacity, limit.rate.map(|rate| rate.to_string())));
+        return Ok(json_line(
+            out,
+            doc! { "name": name, "is_defined": limit.is_some(), "capacity": capacity, "rate": rate, "holders": holders },
+        )?);
+    }
+    match limit {
+        Some(limit) => writeln!(out, "{}: {}", printable(name, 256), described(limit))?,
+        None => writeln!(out, "{} has no limit: jobs that name it wait; see `recruiter limits set --help`", printable(name, 256))?,
+    }
+    write_holders(&holders, out)
+}
+
+/// Writes which jobs hold permits.
+pub(super) fn write_holders(holders: &[(String, JobId)], out: &mut impl Write) -> anyhow::Result<()> {
+    holders.iter().try_for_each(|(permit, job)| writeln!(out, "  {} is held by job {job}", printable(permit, 256)))?;
+    if holders.len() >= HOLDERS {
+        writeln!(out, "  (the first {HOLDERS} are shown)")?;
+    }
+    Ok(())
+}
+
+/// Pauses jobs.
+///
+/// # Errors
+/// When MongoDB cannot be used.
+pub(super) async fn pause(args: PauseArgs, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
+    let PauseArgs { paused, reason, by } = args;
+    let store = Store::connect(connect.clone(), "recruiter pause").await?;
+    let by = by.unwrap_or_else(|| {
+        let user = std::env::var("USER").or_else(|_| std::env::var("LOGNAME")).unwrap_or_else(|_| "unknown".into());
+        format!("{user}@{}", nix::unistd::gethostname().map_or_else(|_| "unknown".into(), |host| host.to_string_lossy().into_owned()))
+    });
+    if limits::pause(&store, &paused, &by, reason.as_deref()).await? {
+        Ok(writeln!(out, "paused {}: its jobs wait, and running jobs continue", printable(&paused.to_string(), 256))?)
+    } else {
+        Ok(writeln!(out, "{} was paused before; `recruiter pauses` shows by whom", printable(&paused.to_string(), 256))?)
+    }
+}
+
+/// Ends a pause.
+///
+/// # Errors
+/// When MongoDB cannot be used.
+pub(super) async fn resume(args: ResumeArgs, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
+    let store = Store::connect(connect.clone(), "recruiter resume").await?;
+    let paused = printable(&args.paused.to_string(), 256);
+    if limits::resume(&store, &args.paused).await? {
+        Ok(writeln!(out, "resumed {paused}")?)
+    } else {
+        Ok(writeln!(out, "{paused} was not paused")?)
+    }
+}
+
+/// Lists the pauses.
+///
+/// # Errors
+/// When MongoDB cannot be used.
+pub(super) async fn pauses(args: PausesArgs, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
+    let store = Store::connect_to_ask(connect, "recruiter pauses").await?;
+    let pauses = store.settings().await?.pauses;
+    if args.format.json {
+        for (paused, pause) in pauses {
+            let at = pause.at.map(bson::DateTime::from_chrono);
+            json_line(out, doc! { "paused": paused.to_string(), "by": pause.by, "reason": pause.reason, "at": at })?;
+        }
+        return Ok(());
+    }
+    if pauses.is_empty() {
+        return Ok(writeln!(out, "nothing is paused")?);
+    }
+    for (paused, pause) in &pauses {
+        writeln!(out, "{}: {}", printable(&paused.to_string(), 256), explained(pause, store.now()))?;
+    }
+    Ok(())
+}
+
+/// Who has paused, when and why.
+pub(super) fn explained(pause: &limits::Pause, now: recruiter_common::Instant) -> String {
+    let at = pause.at.map_or_else(String::new, |at| format!(" {} ago ({})", briefly_apart(at, now), moment(at)));
+    let why = pause.reason.as_ref().map_or_else(String::new, |reason| format!(": {}", printable(reason, 200)));
+    format!("paused by {}{at}{why}", printable(&pause.by, 80))
+}

@@ -1,0 +1,155 @@
+//! `recruiter jobs why`: why a job does not run, and what to do about it.
+//!
+//! The reasons come in the order in which the system would meet them, and only the first is shown. Limits and pauses are judged by the same
+//! function as in the recruiter.
+
+use std::io::Write;
+
+use anyhow::anyhow;
+use bson::{Document, doc};
+use recruiter_common::{
+    ids::JobId,
+    instant::Instant,
+    job::{Job, JobState},
+    store::{ConnectArgs, Lane, Store},
+};
+
+use super::{
+    limits::{described, explained, write_holders},
+    output::{Format, apart, json_line, moment, printable},
+    presence::{Leader, Workers},
+};
+use crate::leader::admission::{Admission, Reason};
+
+/// Maximum number of holders of a full resource that are named.
+const HOLDERS: usize = 10;
+
+/// Why a job does not run.
+struct Why {
+    /// A name for programs.
+    name: &'static str,
+    /// One or two sentences for people: the reason, and what to do.
+    text: String,
+    /// The jobs that hold the permits of a full resource.
+    holders: Vec<(String, JobId)>,
+}
+
+impl Why {
+    fn new(name: &'static str, text: impl Into<String>) -> Self {
+        Self { name, text: text.into(), holders: Vec::new() }
+    }
+}
+
+/// Writes why a job does not run.
+///
+/// # Errors
+/// When there is no such job, or MongoDB cannot be used.
+pub(super) async fn run(id: JobId, format: Format, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
+    let store = Store::connect_to_ask(connect, "recruiter jobs").await?;
+    let stored = store.job(id).await?.ok_or_else(|| anyhow!("no job has the id {id}, neither in `scheduled` nor in `archived`"))?;
+    let why = match Job::try_from(stored.document) {
+        Ok(job) => why(&store, &job).await?,
+        Err((_, error)) => {
+            let text = format!(
+                "the document is not a job, and a worker that gets it archives it as malformed: {}",
+                printable(&error.to_string(), 400)
+            );
+            Why::new("malformed", text)
+        }
+    };
+    if format.json {
+        let holders: Vec<Document> = why.holders.iter().map(|(permit, job)| doc! { "permit": permit, "job": job }).collect();
+        return Ok(json_line(out, doc! { "_id": id, "reason": why.name, "text": why.text, "holders": holders })?);
+    }
+    writeln!(out, "{}: {}", why.name, why.text)?;
+    write_holders(&why.holders, out)
+}
+
+async fn why(store: &Store, job: &Job) -> anyhow::Result<Why> {
+    let now = store.now();
+    match &job.state {
+        JobState::Archived { why } => Ok(Why::new("finished", format!("it is finished, with the reason `{why}`"))),
+        JobState::Started { worker, .. } => {
+            let Workers(workers) = Workers::find(store).await?;
+            let holder =
+                workers.iter().find(|other| other.document.get_object_id("_id").is_ok_and(|id| id == bson::oid::ObjectId::from(*worker)));
+            Ok(match holder {
+                Some(holder) if holder.is_alive() => Why::new("running", format!("it runs on worker {worker}")),
+                _ => Why::new(
+                    "dead-worker",
+                    format!("its worker {worker} seems to be dead; a cleaner ends the execution, so check that recruiter-cleaner runs"),
+                ),
+            })
+        }
+        JobState::Scheduled { at } if *at > now => Ok(Why::new(
+            "not-due",
+            format!("it is due in {} ({}); `recruiter jobs retry {}` makes it due now", apart(*at, now), moment(*at), job.id),
+        )),
+        JobState::Scheduled { at } => why_due(store, job, *at, now).await,
+    }
+}
+
+async fn why_due(store: &Store, job: &Job, at: Instant, now: Instant) -> anyhow::Result<Why> {
+    let leader = Leader::find(store).await?;
+    if leader.is_missing() {
+        return Ok(Why::new("no-recruiter", format!("{}; start `recruiter run`", leader.line())));
+    }
+    let workers = Workers::find(store).await?;
+    if let Some(reason) = workers.why_nobody_takes(&job.class, &job.group) {
+        return Ok(Why::new("no-worker", format!("{reason}; start one that does")));
+    }
+    let lane = Lane { gate: job.gate.clone(), ..Lane::new(&job.group, &job.class) };
+    let admission = Admission::seen_from_outside(store.settings().await?, &store.held_permits().await?);
+    if let Some(reason) = admission.why(&lane, now) {
+        return explain(store, &reason, now).await;
+    }
+    let takes = |worker: &&super::presence::Worker| {
+        let has_class = worker.classes.contains(&job.class);
+        worker.is_alive() && has_class && worker.work_on.as_ref().is_some_and(|work_on| work_on.includes(&job.group))
+    };
+    let free: i64 = workers.0.iter().filter(takes).map(|worker| recruiter_common::roster::free_slots(&worker.document)).sum();
+    let waiting = format!("it has been due for {}", apart(at, now));
+    Ok(if free == 0 {
+        Why::new(
+            "no-free-slot",
+            format!("{waiting}, and all slots of the workers that take it are in use; add workers, or raise its priority"),
+        )
+    } else if let Some(rate) = admission.rates(&lane).next() {
+        Why::new("rate", format!("{waiting}; it may wait for the rate of `{}`: {}", printable(&rate.0, 80), rate.1))
+    } else {
+        Why::new(
+            "assignable",
+            format!(
+                "{waiting}, and nothing keeps it from being assigned; if this lasts for seconds, see the logs of the recruiter and the workers"
+            ),
+        )
+    })
+}
+
+/// A refusal of admission in words.
+async fn explain(store: &Store, reason: &Reason, now: Instant) -> anyhow::Result<Why> {
+    let quoted = |name: &str| format!("`{}`", printable(name, 80));
+    Ok(match reason {
+        Reason::Paused(paused, pause) => {
+            let what = printable(&paused.to_string(), 80);
+            Why::new("paused", format!("{what} is {}; `recruiter resume {what}` ends the pause", explained(pause, now)))
+        }
+        Reason::Undefined(resource) => {
+            let text =
+                format!("it needs {}, which has no limit yet; set one with `recruiter limits set`, or cancel the job", quoted(resource));
+            Why::new("limit-undefined", text)
+        }
+        Reason::Invalid(resource) => Why::new(
+            "limit-invalid",
+            format!("the settings of {} are not valid; correct its document with `recruiter limits set`", quoted(resource)),
+        ),
+        Reason::Full { resource, capacity } => {
+            let limit = described(recruiter_common::Limit { capacity: Some(*capacity), rate: None });
+            let text = format!("{} is full: {limit}; it waits for one of these jobs to end", quoted(resource));
+            Why { holders: store.permit_holders(resource, HOLDERS).await?, ..Why::new("limit-full", text) }
+        }
+        Reason::Rate { resource, until } => {
+            Why::new("rate", format!("the rate of {} allows the next start in {}", quoted(resource), apart(now, *until)))
+        }
+    })
+}

@@ -1,0 +1,381 @@
+//! Limits and pauses: capacities and rates hold exactly, whoever dies; what waits says why; a full resource delays no other job.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    time::{Duration, Instant},
+};
+
+use bson::{Document, doc};
+use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
+use recruiter_common::{
+    enqueue::{EnqueueError, NewJob},
+    ids::{JobId, RoundId, StartId, WorkerId},
+    job::Priority,
+    limits::{self, Limit, Paused, Permit, Rate, SettingError},
+    retry_policy::RetryManyTimes,
+    shutdown::pause,
+    store::{AssignedJobs, Hint, ToStart},
+};
+use recruiter_tests::{
+    factory::{read, start, to_start},
+    ledger::{Entry, Event, Line, monotonic_ms},
+    local::store,
+    mongo::TestDatabase,
+    oracle::Policy,
+    world::{Role, World},
+};
+use serde_json::{Value, json};
+
+use super::cli::recruiter;
+
+const SOON: Duration = Duration::from_secs(30);
+
+fn capacity(capacity: u32) -> Limit {
+    Limit { capacity: Some(capacity), rate: None }
+}
+
+async fn world(workers: &[&str]) -> World {
+    let mut world = World::new().await;
+    world.start(Role::Recruiter, &[], &[]);
+    world.start(Role::Cleaner, &[], &[]);
+    for slots in workers {
+        world.start(Role::Worker, &["--concurrency", slots], &[]);
+    }
+    world
+}
+
+async fn wait(world: &World, what: &str, mut condition: impl AsyncFnMut() -> bool) {
+    let end = Instant::now() + SOON;
+    while !condition().await {
+        assert!(Instant::now() < end, "waited in vain: {what}\n{}", world.logs());
+        pause(Duration::from_millis(5)).await;
+    }
+}
+
+async fn close(mut world: World) {
+    assert!(world.until_quiet(SOON).await, "not quiet\n{}", world.logs());
+    let wrong = world.judge().await.all();
+    assert!(wrong.is_empty(), "{wrong:#?}\n{}", world.logs());
+}
+
+/// The most executions of these jobs at one instant. An execution without an end ended when its process was killed.
+fn most_at_once(ledger: &[Line], killed: &HashMap<u32, i64>, is_of: impl Fn(JobId) -> bool) -> usize {
+    let mut executions: BTreeMap<(JobId, StartId), (i64, i64)> = BTreeMap::new();
+    for line in ledger.iter().filter(|line| is_of(line.execution().0)) {
+        let times = executions.entry(line.execution()).or_insert((line.at_ms, killed.get(&line.worker).copied().unwrap_or(i64::MAX)));
+        if line.event == Event::Begin {
+            times.0 = line.at_ms;
+        } else {
+            times.1 = line.at_ms;
+        }
+    }
+    let ends = executions.values().map(|(_, end)| (*end, 0));
+    // At the same millisecond an end comes before a begin.
+    let mut events: Vec<(i64, i64)> = executions.values().map(|(begin, _)| (*begin, 1)).chain(ends).collect();
+    events.sort_unstable();
+    let (mut now, mut most) = (0_usize, 0);
+    for (_, is_begin) in events {
+        now = if is_begin == 1 { now + 1 } else { now.saturating_sub(1) };
+        most = most.max(now);
+    }
+    most
+}
+
+async fn begun(world: &World) -> usize {
+    world.ledger().iter().filter(|line| line.event == Event::Begin).count()
+}
+
+/// The exit code, the output and the errors of a command.
+fn cli(database: &TestDatabase, args: &[&str]) -> (Option<i32>, String, String) {
+    let said = recruiter(database, args);
+    (Some(said.code), said.out, said.err)
+}
+
+async fn why(world: &World, job: JobId) -> Value {
+    let (code, out, err) = cli(&world.database, &["jobs", "why", &job.to_string(), "--json"]);
+    assert_eq!(code, Some(0), "{err}");
+    serde_json::from_str(&out).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_more_jobs_run_than_a_capacity_allows_whoever_dies() {
+    let mut world = world(&["20", "20"]).await;
+    world.start(Role::Recruiter, &[], &[]);
+    limits::set_limit(&world.store, "printer", capacity(3)).await.unwrap();
+    limits::set_limit(&world.store, "customer:*", capacity(1)).await.unwrap();
+    let mut customers: HashMap<JobId, usize> = HashMap::new();
+    let policy = RetryManyTimes::new(30, Duration::from_millis(10)).unwrap();
+    for number in 0..240 {
+        let customer = number % 6;
+        let job = Entry::lasting(20).limit("printer").limit(format!("customer:{customer}")).retry(&policy);
+        customers.insert(world.enqueue(job, Policy::Again(30)).await.unwrap(), customer);
+    }
+    let (mut random, mut killed) = (StdRng::seed_from_u64(7), HashMap::new());
+    let end = Instant::now() + SOON;
+    while world.unfinished().await > 0 && Instant::now() < end {
+        world.tend();
+        pause(Duration::from_millis(random.random_range(100..700))).await;
+        let member = random.random_range(0..world.members.len());
+        let process = &world.members[member].process;
+        process.kill();
+        killed.insert(process.pid(), monotonic_ms() + 1);
+    }
+    assert!(world.until_quiet(SOON).await, "not quiet\n{}", world.logs());
+    let ledger = world.ledger();
+    assert_eq!(most_at_once(&ledger, &killed, |_| true), 3, "of the printer");
+    for customer in 0..6 {
+        assert_eq!(most_at_once(&ledger, &killed, |job| customers[&job] == customer), 1, "of customer {customer}");
+    }
+    close(world).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn starts_follow_a_rate_across_leaders() {
+    let mut world = world(&["50"]).await;
+    world.start(Role::Recruiter, &[], &[]);
+    let (starts, burst) = (50, 20);
+    let rate = Rate::new(starts, Duration::from_secs(1), burst).unwrap();
+    limits::set_limit(&world.store, "api", Limit { capacity: None, rate: Some(rate) }).await.unwrap();
+    for _ in 0..300 {
+        world.enqueue(Entry::lasting(0).limit("api"), Policy::Never).await.unwrap();
+    }
+    let began = Instant::now();
+    pause(Duration::from_secs(2)).await;
+    world.members[0].process.kill();
+    assert!(world.until_quiet(SOON).await, "not quiet\n{}", world.logs());
+    let took = began.elapsed();
+    let mut begins: Vec<i64> = world.ledger().iter().filter(|line| line.event == Event::Begin).map(|line| line.at_ms).collect();
+    begins.sort_unstable();
+    // A job enters up to this long after its start.
+    let late = 100;
+    for (index, first) in begins.iter().enumerate() {
+        for (more, last) in begins[index..].iter().enumerate() {
+            let allowed = i64::from(burst) + (last - first + late) * i64::from(starts) / 1_000;
+            assert!(i64::try_from(more).unwrap() < allowed + 1, "{} starts within {} ms", more + 1, last - first);
+        }
+    }
+    assert!(took < Duration::from_secs(15), "{took:?}: the rate alone takes 6 s");
+    close(world).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_backlog_behind_a_full_resource_delays_no_other_job() {
+    let world = world(&["10"]).await;
+    limits::set_limit(&world.store, "printer", capacity(1)).await.unwrap();
+    let long = world.enqueue(Entry::lasting(2_500).limit("printer"), Policy::Never).await.unwrap();
+    wait(&world, "the printer is in use", async || world.started().await == 1).await;
+    let behind: Vec<NewJob> = (0..5_000).map(|_| Entry::lasting(0).limit("printer").priority(Priority::new(9).unwrap())).collect();
+    let behind = world.store.enqueue_many(behind).await.unwrap();
+    let ordinary = world.enqueue(Entry::lasting(0), Policy::Never).await.unwrap();
+    let began = Instant::now();
+    wait(&world, "the ordinary job ends", async || world.archived(ordinary).await.is_some()).await;
+    assert!(began.elapsed() < Duration::from_secs(2) && world.archived(long).await.is_none(), "{:?}", began.elapsed());
+    let said = why(&world, behind[0].id).await;
+    assert_eq!((&said["reason"], &said["holders"][0]["job"]["$oid"]), (&json!("limit-full"), &json!(long.to_string())), "{said}");
+    wait(&world, "the next one gets the printer", async || begun(&world).await > 10).await;
+    world.database.raw("scheduled").delete_many(doc! { "locked": false }).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pause_holds_jobs_back_also_those_ahead_until_it_ends() {
+    let world = world(&["2"]).await;
+    let mut jobs = Vec::new();
+    for _ in 0..300 {
+        jobs.push(world.enqueue(Entry::lasting(10), Policy::Never).await.unwrap());
+    }
+    wait(&world, "some run", async || begun(&world).await > 20).await;
+    let paused: Paused = "group:generic".parse().unwrap();
+    let (code, out, err) = cli(&world.database, &["pause", "group:generic", "--reason", "the mail server is down", "--by", "ada"]);
+    assert!(code == Some(0) && out.contains("running jobs continue"), "{out}{err}");
+    pause(Duration::from_millis(300)).await;
+    let before = begun(&world).await;
+    pause(Duration::from_millis(1_000)).await;
+    assert_eq!(begun(&world).await, before, "jobs started in the pause");
+    assert!(before < 300);
+    let last = *jobs.last().unwrap();
+    let said = why(&world, last).await;
+    let text = said["text"].as_str().unwrap();
+    assert!(said["reason"] == "paused" && text.contains("ada") && text.contains("the mail server is down"), "{said}");
+    assert!(!limits::pause(&world.store, &paused, "bob", None).await.unwrap(), "the first pause stays");
+    let (_, out, _) = cli(&world.database, &["pauses", "--json"]);
+    assert!(out.contains(r#""paused":"group:generic""#) && out.contains(r#""by":"ada""#), "{out}");
+    assert!(cli(&world.database, &["resume", "group:generic"]).1.contains("resumed"));
+    let began = Instant::now();
+    wait(&world, "they go on", async || begun(&world).await > before).await;
+    assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+    close(world).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_class_and_everything_can_be_paused() {
+    let world = world(&["5"]).await;
+    for paused in ["class:entry", "everything"] {
+        let paused: Paused = paused.parse().unwrap();
+        assert!(limits::pause(&world.store, &paused, "ada", None).await.unwrap());
+        let before = begun(&world).await;
+        let job = world.enqueue(Entry::lasting(0), Policy::Never).await.unwrap();
+        pause(Duration::from_millis(900)).await;
+        assert_eq!((begun(&world).await, why(&world, job).await["reason"].as_str()), (before, Some("paused")));
+        assert!(limits::resume(&world.store, &paused).await.unwrap());
+        wait(&world, "it runs", async || world.archived(job).await.is_some()).await;
+        assert!(!limits::resume(&world.store, &paused).await.unwrap());
+    }
+    close(world).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_whose_resource_has_no_limit_waits_for_one_and_says_so() {
+    let world = world(&["5"]).await;
+    let job = world.enqueue(Entry::lasting(0).limit("scanner"), Policy::Never).await.unwrap();
+    pause(Duration::from_millis(900)).await;
+    let said = why(&world, job).await;
+    assert!(said["reason"] == "limit-undefined" && said["text"].as_str().unwrap().contains("recruiter limits set"), "{said}");
+    let (code, out, err) = cli(&world.database, &["limits", "set", "scanner", "--capacity", "2", "--rate", "100/1s burst 10"]);
+    assert!(code == Some(0) && out.contains("at most 2 at a time, at most 100/1s burst 10"), "{out}{err}");
+    wait(&world, "it runs", async || world.archived(job).await.is_some()).await;
+    let document = world.archived(job).await.unwrap();
+    assert_eq!(document.get_document("last_execution").unwrap().get_array("permits").unwrap().len(), 1, "{document}");
+    close(world).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_group_has_a_limit_from_a_plain_document() {
+    let world = world(&["20"]).await;
+    world.database.raw("groups").insert_one(doc! { "_id": "generic", "capacity": 2 }).await.unwrap();
+    pause(Duration::from_millis(900)).await;
+    for _ in 0..40 {
+        world.enqueue(Entry::lasting(10), Policy::Never).await.unwrap();
+    }
+    wait(&world, "all end", async || world.unfinished().await == 0).await;
+    assert_eq!(most_at_once(&world.ledger(), &HashMap::new(), |_| true), 2);
+    assert!(cli(&world.database, &["limits", "list"]).1.contains("@generic"));
+    assert!(cli(&world.database, &["limits", "set", "@generic", "--capacity", "1"]).1.contains("at most 1 at a time"));
+    let many: Vec<JobId> = world.ledger().iter().map(|line| line.execution().0).collect();
+    for _ in 0..10 {
+        world.enqueue(Entry::lasting(10), Policy::Never).await.unwrap();
+    }
+    wait(&world, "all end", async || world.unfinished().await == 0).await;
+    assert_eq!(most_at_once(&world.ledger(), &HashMap::new(), |job| !many.contains(&job)), 1);
+    assert!(cli(&world.database, &["limits", "remove", "@generic"]).1.contains("no limit"));
+    close(world).await;
+}
+
+/// A plain document, as another language writes it: the gate is the names of the resources.
+#[tokio::test(flavor = "multi_thread")]
+async fn documents_of_other_languages_are_limited_and_checked() {
+    let world = world(&["5"]).await;
+    let raw = async |collection: &str, document: Document| world.database.raw(collection).insert_one(document).await;
+    raw("limits", doc! { "_id": "printer", "capacity": 1_i64, "rate": { "starts": 10, "per_ms": 100 } }).await.unwrap();
+    for (collection, wrong) in [
+        ("limits", doc! { "_id": "printer2", "capacity": 0 }),
+        ("limits", doc! { "_id": "printer2", "capacity": -1 }),
+        ("limits", doc! { "_id": "printer2", "capacity": "many" }),
+        ("limits", doc! { "_id": "a,b", "capacity": 1 }),
+        ("limits", doc! { "_id": "@mail", "capacity": 1 }),
+        ("limits", doc! { "_id": 7, "capacity": 1 }),
+        ("limits", doc! { "_id": "printer2", "rate": { "starts": 0, "per_ms": 100 } }),
+        ("limits", doc! { "_id": "printer2", "rate": { "starts": 1 } }),
+        ("groups", doc! { "_id": "mail", "weight": 0 }),
+        ("groups", doc! { "_id": "", "capacity": 1 }),
+        ("pauses", doc! { "_id": "all" }),
+        ("pauses", doc! { "_id": "group:" }),
+    ] {
+        assert!(raw(collection, wrong.clone()).await.is_err(), "{collection}: {wrong}");
+    }
+    let job = doc! {
+        "_id": JobId::new(), "locked": false, "group": "generic", "priority": 5, "gate": "printer",
+        "scheduled_at": bson::DateTime::from_chrono(world.store.now()), "workable": { "class": "entry", "parameters": { "ms": 0 } },
+    };
+    let id: JobId = job.get_object_id("_id").unwrap().into();
+    raw("scheduled", job).await.unwrap();
+    wait(&world, "it runs", async || world.archived(id).await.is_some()).await;
+}
+
+#[tokio::test]
+async fn wrong_limits_are_refused_with_the_reason() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    let enqueue = async |job: NewJob| {
+        let Err(EnqueueError::Limit { problem }) = job.enqueue(&store).await else { panic!("it is not refused") };
+        problem.to_string()
+    };
+    assert!(enqueue(Entry::lasting(0).limit("")).await.contains("is empty"));
+    assert!(enqueue(Entry::lasting(0).limit("a,b")).await.contains("must not contain"));
+    assert!(enqueue(Entry::lasting(0).limit("@mail")).await.contains("must not begin"));
+    let long = "x".repeat(200);
+    assert!(enqueue(Entry::lasting(0).limit(format!("{long}1")).limit(format!("{long}2"))).await.contains("together"));
+    let set = async |name: &str, limit| {
+        let Err(SettingError::Invalid(problem)) = limits::set_limit(&store, name, limit).await else { panic!("it is not refused") };
+        problem.to_string()
+    };
+    assert!(set("printer", Limit::default()).await.contains("a capacity, a rate, or both"));
+    assert!(set("printer", capacity(0)).await.contains("pause them"));
+    assert!(set("*", capacity(1)).await.contains("at least one character"));
+    for args in [
+        &["limits", "set", "printer"][..],
+        &["limits", "set", "printer", "--capacity", "0"],
+        &["limits", "set", "printer", "--capacity", "-1"],
+        &["limits", "set", "printer", "--rate", "0/1s"],
+        &["limits", "set", "printer", "--rate", "fast"],
+        &["limits", "set", "a,b", "--capacity", "1"],
+        &["pause", "mail"],
+        &["pause", "group:"],
+    ] {
+        let (code, _, err) = cli(&database, args);
+        assert_eq!(code, Some(2), "{args:?}: {err}");
+    }
+    let (code, _, err) = cli(&database, &["limits", "remove", "printer"]);
+    assert!(code == Some(1) && err.contains("has no limit"), "{err}");
+    limits::set_limit(&store, "printer", capacity(4)).await.unwrap();
+    assert!(cli(&database, &["limits", "remove", "printer", "--dry-run"]).1.contains("would remove"));
+    assert!(cli(&database, &["limits", "list"]).1.contains("printer"));
+    assert!(cli(&database, &["limits", "show", "printer", "--json"]).1.contains(r#""capacity":4"#));
+    assert!(cli(&database, &["limits", "remove", "printer"]).1.contains("removed"));
+}
+
+/// The guards of MongoDB, below the recruiter: two leaders that both believe to lead may give one permit twice.
+#[tokio::test]
+async fn mongodb_refuses_a_second_start_with_a_permit_and_a_start_outside_of_its_interval() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    let enqueued = store.enqueue_many((0..5).map(|_| Entry::lasting(0).limit("printer"))).await.unwrap();
+    let ids: Vec<JobId> = enqueued.iter().map(|job| job.id).collect();
+    let jobs = read(&store, &ids).await;
+    let now = store.now();
+    let minute = chrono::TimeDelta::minutes(1);
+    let with = |index: usize, names: &[&str], between| ToStart {
+        permit: Some(Permit { names: names.iter().map(|name| (*name).to_owned()).collect(), between }),
+        ..to_start(&jobs[index..=index]).remove(0)
+    };
+    let locked = async |jobs: &[ToStart]| {
+        let claims = store.start_if_unlocked(&start(&store, WorkerId::new()), jobs).await.unwrap();
+        claims.iter().map(|claim| claim.job()).collect::<Vec<JobId>>()
+    };
+    assert_eq!(locked(&[with(0, &["printer#0"], None)]).await, [ids[0]]);
+    let among_others = [with(1, &["customer:1#0", "printer#0"], None), with(2, &["printer#1"], None)];
+    assert_eq!(locked(&among_others).await, [ids[2]], "a refused permit stops no other job");
+    assert!(locked(&[with(3, &["printer#2"], Some((now - minute, now - minute / 60)))]).await.is_empty(), "too late");
+    assert!(locked(&[with(3, &["printer#2"], Some((now + minute, now + minute * 2)))]).await.is_empty(), "too early");
+    assert_eq!(locked(&[with(3, &["printer#2"], Some((now - minute, now + minute)))]).await, [ids[3]]);
+    assert_eq!(store.held_permits().await.unwrap(), ["printer#0", "printer#1", "printer#2"].map(str::to_owned).into());
+}
+
+/// A recruiter of an earlier release assigns without a permit.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_leaves_a_limited_job_without_a_permit() {
+    let mut world = World::new().await;
+    world.start(Role::Worker, &["--concurrency", "5"], &[]);
+    let job = world.enqueue(Entry::lasting(0).limit("printer"), Policy::Never).await.unwrap();
+    wait(&world, "the worker is there", async || world.count("roster", doc! { "available": true }).await == 1).await;
+    let worker: WorkerId = world.database.raw("roster").find_one(doc! {}).await.unwrap().unwrap().get_object_id("_id").unwrap().into();
+    let assign = async |permit: Option<Permit>| {
+        let mut assignment = AssignedJobs::new(worker, vec![job]);
+        assignment.permits.extend(permit.map(|permit| (job, permit)));
+        world.store.publish(&Hint::Assigned { round: RoundId::new(), assignments: vec![assignment] }).await.unwrap();
+    };
+    assign(None).await;
+    pause(Duration::from_millis(500)).await;
+    assert_eq!(begun(&world).await, 0);
+    assign(Some(Permit { names: vec!["printer#0".into()], between: None })).await;
+    wait(&world, "it runs", async || world.archived(job).await.is_some()).await;
+}
