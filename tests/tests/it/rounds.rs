@@ -8,6 +8,7 @@ use recruiter_common::{
     enqueue::NewJob,
     ids::{JobId, WorkerId},
     job::Priority,
+    limits::{Limit, set_limit},
     retry_policy::RetryManyTimes,
     shutdown::pause,
     store::{Channel, Hint, Listener, Registration, ScheduledJob, Store},
@@ -437,6 +438,9 @@ async fn jobs_with_a_gate_are_assigned_like_any_other() {
         job.extend(doc! { "group": group, "gate": gate });
         job
     };
+    let ample = Limit { capacity: Some(100), rate: None };
+    set_limit(&store, "customer:*", ample).await.unwrap();
+    set_limit(&store, "printer", ample).await.unwrap();
     // One group with many gates; many groups with a gate; both have jobs without one.
     let one_group = (0..300).map(|number| gated("generic".into(), format!("customer:{}", number % 60)));
     let many_groups = (0..40).map(|number| gated(format!("group-{number}"), "printer".into()));
@@ -587,11 +591,14 @@ async fn a_search_that_takes_too_long_asks_for_fewer_jobs() {
     let database = TestDatabase::new().await;
     let store = store(&database).await;
     profile(&database).await;
+    let recruiter = Local::recruiter(&database, &["--poll", "400ms"]);
+    // A new leader reads the permits in use once.
+    wait_until(SOON, "it leads", async || store.observe_lease().await.unwrap().is_some()).await;
+    pause(Duration::from_millis(300)).await;
     let slow =
         FailPoint::new("recruiter", &["find"]).namespace(database.name(), "scheduled").times(2).error_code(50).arm(database.uri()).await;
     ghost(&store, 100, &["x".to_owned()]).await;
     NewJob::of_class("x", doc! {}).enqueue(&store).await.unwrap();
-    let recruiter = Local::recruiter(&database, &["--poll", "400ms"]);
     let limits = async || {
         let filter = doc! { "command.find": "scheduled", "command.filter.$or": { "$exists": true } };
         let found: Vec<Document> = database.raw("system.profile").find(filter).await.unwrap().try_collect().await.unwrap();
