@@ -21,6 +21,8 @@ use recruiter_common::{
     store::Lane,
 };
 
+use super::shares::{Pass, Shares};
+
 /// How long before its cell a start is assigned at the latest: an assignment travels to a worker and is started within this time.
 const TRAVEL: TimeDelta = TimeDelta::milliseconds(100);
 /// Clocks differ by less than this.
@@ -55,12 +57,16 @@ pub(crate) struct Admission {
     without_permit: HashMap<String, u32>,
     /// The first cell of each resource that no start has taken.
     cells: HashMap<String, Instant>,
+    shares: Shares,
+    /// Whether groups share the slots by weights.
+    has_weights: bool,
 }
 
 impl Admission {
     /// The state at the beginning of a term.
     pub(crate) fn begin(settings: Settings, held: &BTreeSet<String>, now: Instant) -> Self {
-        let mut admission = Self { settings, began: Some(now), ..Self::default() };
+        let mut admission = Self { began: Some(now), ..Self::default() };
+        admission.change(settings);
         admission.confirm(held, |_| false);
         admission
     }
@@ -78,9 +84,20 @@ impl Admission {
         limits.into_iter().filter_map(|(resource, limit)| Some((resource, limit.rate?)))
     }
 
+    /// Whether groups share the slots by weights.
+    pub(crate) fn has_weights(&self) -> bool {
+        self.has_weights
+    }
+
+    /// The position of a group among the others: the lowest comes first.
+    pub(crate) fn pass(&self, group: &str) -> Pass {
+        if self.has_weights { self.shares.pass(group) } else { 0 }
+    }
+
     /// Replaces the settings. Returns whether there is a pause that was not there before.
     pub(crate) fn change(&mut self, settings: Settings) -> bool {
         let is_paused = settings.pauses.keys().any(|paused| !self.settings.pauses.contains_key(paused));
+        self.has_weights = settings.has_weights();
         self.settings = settings;
         is_paused
     }
@@ -149,6 +166,10 @@ impl Admission {
     /// Takes a permit for a job of this lane: `None` if the lane has no limit.
     pub(crate) fn admit(&mut self, lane: &Lane, job: JobId, now: Instant) -> Result<Option<Permit>, Reason> {
         let (room, resources) = self.check(lane, now)?;
+        if self.has_weights {
+            let weight = self.settings.groups.get(&lane.group).and_then(|group| group.weight);
+            self.shares.serve(&lane.group, weight.unwrap_or(1.0));
+        }
         if room == usize::MAX {
             return Ok(None);
         }

@@ -19,7 +19,7 @@ use super::{
     fleet::{Fleet, FreeWorker, KindId},
     in_flight::{InFlight, Turn},
     keep_alive::KeepAlive,
-    lanes::{Lanes, Search},
+    lanes::{Lanes, Search, StaleLanes},
     past_assignments::PastAssignments,
     plan::{Plan, plan},
     trigger::{Alarms, Trigger},
@@ -278,15 +278,15 @@ impl Assigning {
         at: Monotonic,
     ) -> Result<(), StoreError> {
         self.has_unsearched = false;
-        let sets = self.lanes.stale(slots, |lane| self.admission.room(lane, now), now, at);
+        let sets = self.lanes.stale(slots, &self.admission, now, at);
         if sets.is_empty() {
             return Ok(());
         }
-        let searched: HashSet<Lane> = sets.values().flatten().cloned().collect();
+        let searched: HashSet<Lane> = sets.iter().flat_map(|(_, lanes)| lanes).cloned().collect();
         self.search_sets(store, sets, slots, (now, until), at).await?;
         // The first searches may have removed jobs from windows, so that further lanes are needed to fill the slots.
-        let mut sets = self.lanes.stale(slots, |lane| self.admission.room(lane, now), now, at);
-        sets.values_mut().for_each(|lanes| lanes.retain(|lane| !searched.contains(lane)));
+        let mut sets = self.lanes.stale(slots, &self.admission, now, at);
+        sets.iter_mut().for_each(|(_, lanes)| lanes.retain(|lane| !searched.contains(lane)));
         self.search_sets(store, sets, slots, (now, until), at).await
     }
 
@@ -327,13 +327,13 @@ impl Assigning {
     async fn search_sets(
         &mut self,
         store: &impl Database,
-        mut sets: HashMap<Vec<KindId>, Vec<Lane>>,
+        mut sets: StaleLanes,
         slots: &HashMap<KindId, usize>,
         (now, until): (Instant, Instant),
         at: Monotonic,
     ) -> Result<(), StoreError> {
         let mut limited = Vec::new();
-        for lanes in sets.values_mut() {
+        for (_, lanes) in &mut sets {
             lanes.retain(|lane| {
                 let room = self.admission.room(lane, now);
                 if room < usize::MAX {
@@ -343,13 +343,13 @@ impl Assigning {
             });
         }
         self.search_each(store, limited, slots, until, at).await?;
-        sets.retain(|_, lanes| !lanes.is_empty());
+        sets.retain(|(_, lanes)| !lanes.is_empty());
         if sets.is_empty() {
             return Ok(());
         }
         let slots_of = |kinds: &mut dyn Iterator<Item = &KindId>| kinds.map(|kind| slots[kind]).sum::<usize>();
-        let all: HashSet<KindId> = sets.keys().flatten().copied().collect();
-        let lanes: Vec<Lane> = sets.values().flatten().cloned().collect();
+        let all: HashSet<KindId> = sets.iter().flat_map(|(able, _)| able).copied().collect();
+        let lanes: Vec<Lane> = sets.iter().flat_map(|(_, lanes)| lanes).cloned().collect();
         let Some(mut together) = self.search(store, &lanes, until, slots_of(&mut all.iter()), at).await? else { return Ok(()) };
         let is_one = sets.len() == 1;
         for (able, lanes) in sets {

@@ -26,7 +26,10 @@ use recruiter_common::{
     store::{Lane, Position, ScheduledJob},
 };
 
-use super::fleet::{Kind, KindId};
+use super::{
+    admission::Admission,
+    fleet::{Kind, KindId},
+};
 
 /// Maximum number of jobs in all windows while jobs are announced. It is above the number of slots of a large fleet.
 const REMEMBERED: usize = 100_000;
@@ -159,6 +162,9 @@ pub(crate) struct Lanes {
     /// The windows from before the current scan. `None` except while its windows are filled.
     before: Option<Before>,
 }
+
+/// Sets of lanes to search, each with the kinds of workers that take them.
+pub(crate) type StaleLanes = Vec<(Vec<KindId>, Vec<Lane>)>;
 
 /// The known jobs of a lane and the kinds of workers that take it.
 pub(crate) struct Waiting<'a> {
@@ -297,33 +303,29 @@ impl Lanes {
     /// The stale lanes that workers of the kinds in `free` take, grouped by these kinds. `free` has the number of jobs that the workers of
     /// a kind accept. The same workers take all lanes of one group, so one query over the group hides no job from a worker.
     ///
-    /// `room` says how many jobs of a lane may start now. A lane without room is not searched, and its jobs fill no slots.
-    pub(crate) fn stale(
-        &self,
-        free: &HashMap<KindId, usize>,
-        room: impl Fn(&Lane) -> usize,
-        now: Instant,
-        at: Monotonic,
-    ) -> HashMap<Vec<KindId>, Vec<Lane>> {
-        let mut alike: HashMap<Vec<KindId>, Vec<(&Lane, &Window, usize)>> = HashMap::new();
+    /// Admission says how many jobs of a lane may start now. A lane without room is not searched, and its jobs fill no slots. If groups have
+    /// weights, the jobs of one group hide no job of another.
+    pub(crate) fn stale(&self, free: &HashMap<KindId, usize>, admission: &Admission, now: Instant, at: Monotonic) -> StaleLanes {
+        let mut alike: HashMap<(Vec<KindId>, Option<&str>), Vec<Candidate<'_>>> = HashMap::new();
         for (lane, window) in &self.windows {
             let able: Vec<KindId> = window.able.iter().copied().filter(|kind| free.contains_key(kind)).collect();
             if able.is_empty() {
                 continue;
             }
-            let room = room(lane);
+            let room = admission.room(lane, now);
             if room > 0 {
-                alike.entry(able).or_default().push((lane, window, room));
+                let group = admission.has_weights().then_some(lane.group.as_str());
+                alike.entry((able, group)).or_default().push(Candidate { lane, window, room });
             }
         }
-        let mut stale = HashMap::new();
-        for (able, lanes) in alike {
+        let mut stale = StaleLanes::new();
+        for ((able, _), lanes) in alike {
             let slots = able.iter().map(|kind| free[kind]).sum();
             let more = more_is_needed(&lanes, slots, now, at);
             let is_stale = |window: &Window| window.is_stale(at) || (more && window.may_have_more(now, at));
-            let lanes: Vec<Lane> = lanes.into_iter().filter(|(_, window, _)| is_stale(window)).map(|(lane, ..)| lane.clone()).collect();
+            let lanes: Vec<Lane> = lanes.iter().filter(|lane| is_stale(lane.window)).map(|lane| lane.lane.clone()).collect();
             if !lanes.is_empty() {
-                stale.insert(able, lanes);
+                stale.push((able, lanes));
             }
         }
         stale
@@ -373,19 +375,35 @@ impl Lanes {
     }
 }
 
+/// A lane that may be searched, and how many of its jobs may start now.
+#[derive(Clone, Copy)]
+struct Candidate<'a> {
+    lane: &'a Lane,
+    window: &'a Window,
+    room: usize,
+}
+
+impl<'a> Candidate<'a> {
+    /// The known due jobs that may start now.
+    fn due(self, now: Instant) -> impl Iterator<Item = &'a ScheduledJob> {
+        self.window.jobs.iter().filter(move |job| job.scheduled_at <= now).take(self.room)
+    }
+
+    /// Whether a search may find further due jobs that may start now.
+    fn is_unsure(self, now: Instant, at: Monotonic) -> bool {
+        self.window.may_have_more(now, at) && self.due(now).count() < self.room
+    }
+}
+
 /// Rule 3 of staleness: whether the jobs before the first position at which one may be missing do not fill the slots.
-fn more_is_needed(lanes: &[(&Lane, &Window, usize)], slots: usize, now: Instant, at: Monotonic) -> bool {
-    // A window with as many due jobs as its lane has room for is enough.
-    let has_enough = |window: &Window, room: usize| window.jobs.iter().filter(|job| job.scheduled_at <= now).take(room).count() >= room;
-    let unsure = || lanes.iter().filter(|(_, window, room)| window.may_have_more(now, at) && !has_enough(window, *room));
+fn more_is_needed(lanes: &[Candidate<'_>], slots: usize, now: Instant, at: Monotonic) -> bool {
+    let unsure = || lanes.iter().filter(|lane| lane.is_unsure(now, at)).map(|lane| lane.window);
     // After the horizon of a window has passed, the first due job of the lane may be missing.
-    if unsure().any(|(_, window, _)| window.end.is_none()) {
+    if unsure().any(|window| window.end.is_none()) {
         return true;
     }
-    let Some(end) = unsure().filter_map(|(_, window, _)| window.end).min() else { return false };
-    let is_before = |job: &&ScheduledJob| job.scheduled_at <= now && job.position() <= end;
-    let known = lanes.iter().flat_map(|(_, window, room)| window.jobs.iter().filter(is_before).take(*room));
-    known.take(slots).count() < slots
+    let Some(end) = unsure().filter_map(|window| window.end).min() else { return false };
+    lanes.iter().flat_map(|lane| lane.due(now)).filter(|job| job.position() <= end).take(slots).count() < slots
 }
 
 #[cfg(test)]
@@ -438,13 +456,9 @@ mod tests {
         lanes
     }
 
-    fn unlimited(_: &Lane) -> usize {
-        usize::MAX
-    }
-
     fn is_stale(lanes: &mut Lanes, now: i64, after: Duration) -> bool {
         lanes.learn_kinds(fleet(vec![available(&["*"], &["a", "b"], 1)]).kinds());
-        !lanes.stale(&HashMap::from([(0, 1)]), unlimited, date(now), Monotonic::now() + after).is_empty()
+        !lanes.stale(&HashMap::from([(0, 1)]), &Admission::default(), date(now), Monotonic::now() + after).is_empty()
     }
 
     fn take(lanes: &mut Lanes, job: &ScheduledJob) {
@@ -483,7 +497,11 @@ mod tests {
         fill(&mut lanes, "b", found(&[&first, &second, &end], Some(&end)));
         lanes.learn_kinds(fleet(vec![available(&["*"], &["a", "b"], 1)]).kinds());
         let stale = |lanes: &Lanes, slots: usize| {
-            lanes.stale(&HashMap::from([(0, slots)]), unlimited, date(NOW), Monotonic::now()).values().flatten().count()
+            lanes
+                .stale(&HashMap::from([(0, slots)]), &Admission::default(), date(NOW), Monotonic::now())
+                .iter()
+                .flat_map(|(_, lanes)| lanes)
+                .count()
         };
         assert_eq!((stale(&lanes, 3), stale(&lanes, 4)), (0, 2));
         take(&mut lanes, &first);
@@ -603,7 +621,7 @@ mod tests {
         lanes.learn_kinds(both.kinds());
         let stale = |free: &[KindId]| {
             let free = free.iter().map(|kind| (*kind, 1)).collect();
-            let mut stale: Vec<_> = lanes.stale(&free, unlimited, date(NOW), Monotonic::now()).into_iter().collect();
+            let mut stale: Vec<_> = lanes.stale(&free, &Admission::default(), date(NOW), Monotonic::now()).into_iter().collect();
             stale.sort();
             stale
         };

@@ -14,6 +14,7 @@
 //! | `discover` | which lanes have jobs |
 //! | `lanes` | the known due jobs, and when that knowledge is stale |
 //! | `admission` | may a job of a lane start now, and with which permit |
+//! | `shares` | which group gets the next start, if groups have weights |
 //! | `in_flight` | assigned jobs whose worker has not answered yet, and jobs that workers hold ahead |
 //! | `past_assignments` | assignments that have ended, and jobs that were not started |
 //! | `plan` | which worker gets which job |
@@ -35,6 +36,7 @@ mod model;
 mod past_assignments;
 mod plan;
 mod rounds;
+mod shares;
 mod trigger;
 mod unannounced;
 

@@ -10,7 +10,7 @@ use recruiter_common::{
     ids::JobId,
     instant::Instant,
     roster::Permits,
-    store::{Lane, ScheduledJob},
+    store::{Lane, Position, ScheduledJob},
 };
 
 use super::{
@@ -18,6 +18,7 @@ use super::{
     fleet::{FreeWorker, KindId},
     lanes::Waiting,
     past_assignments::PastAssignments,
+    shares::Pass,
 };
 
 /// The jobs of each worker.
@@ -40,8 +41,15 @@ struct Queue<'a, I: Iterator<Item = &'a ScheduledJob>> {
     able: Option<Vec<usize>>,
 }
 
-/// Gives the jobs that are due at `now`, in the order of their positions across all lanes, to workers that take the lane and accept another
-/// job.
+impl<'a, I: Iterator<Item = &'a ScheduledJob>> Queue<'a, I> {
+    /// The place of the next job among those of all lanes, and the index of this queue.
+    fn head(&mut self, index: usize, admission: &Admission) -> Option<(Reverse<Pass>, Reverse<Position>, usize)> {
+        Some((Reverse(admission.pass(&self.lane.group)), Reverse(self.due.peek()?.position()), index))
+    }
+}
+
+/// Gives the jobs that are due at `now` to workers that take the lane and accept another job: in the order of their positions across all
+/// lanes, or if groups have weights, first of the group that is furthest behind its share.
 ///
 /// Among the workers that accept a job, these are preferred, in this order:
 ///
@@ -80,17 +88,20 @@ pub(crate) fn plan<'a>(
         able
     };
     let mut queues: Vec<_> = lanes.filter(|waiting| admission.room(waiting.lane, now) > 0).map(queue).collect();
-    let heads = queues.iter_mut().enumerate().filter_map(|(index, queue)| Some((Reverse(queue.due.peek()?.position()), index)));
-    let mut heads: BinaryHeap<_> = heads.collect();
+    let mut heads: BinaryHeap<_> = queues.iter_mut().enumerate().filter_map(|(index, queue)| queue.head(index, admission)).collect();
     let (mut plan, mut given) = (Plan::default(), HashSet::new());
     while left > 0
-        && let Some((_, index)) = heads.pop()
+        && let Some((Reverse(pass), _, index)) = heads.pop()
     {
         let queue = &mut queues[index];
+        if pass < admission.pass(&queue.lane.group) {
+            // Another lane of the group was served in the meantime.
+            heads.extend(queue.head(index, admission));
+            continue;
+        }
         let Some(job) = queue.due.next() else { continue };
-        let next = queue.due.peek().map(|next| (Reverse(next.position()), index));
         if !given.insert(job.id) {
-            heads.extend(next);
+            heads.extend(queue.head(index, admission));
             continue;
         }
         let able = queue.able.get_or_insert_with(|| workers_of(queue.kinds));
@@ -114,7 +125,7 @@ pub(crate) fn plan<'a>(
         if !plan.lanes.contains(queue.lane) {
             plan.lanes.insert(queue.lane.clone());
         }
-        heads.extend(next);
+        heads.extend(queue.head(index, admission));
     }
     plan
 }

@@ -379,3 +379,28 @@ async fn a_worker_leaves_a_limited_job_without_a_permit() {
     assign(Some(Permit { names: vec!["printer#0".into()], between: None })).await;
     wait(&world, "it runs", async || world.archived(job).await.is_some()).await;
 }
+
+/// A noisy group with older jobs, and a group with three times its weight.
+#[tokio::test(flavor = "multi_thread")]
+async fn groups_with_weights_get_their_shares() {
+    let mut world = World::new().await;
+    for (group, weight) in [("noisy", 1.0), ("quiet", 3.0)] {
+        world.database.raw("groups").insert_one(doc! { "_id": group, "weight": weight }).await.unwrap();
+    }
+    let (jobs, mut quiet) = (400, Vec::new());
+    for group in ["noisy", "quiet"] {
+        for _ in 0..jobs {
+            let job = world.enqueue(Entry::lasting(3).in_group(group), Policy::Never).await.unwrap();
+            quiet.extend((group == "quiet").then_some(job));
+        }
+    }
+    world.start(Role::Recruiter, &[], &[]);
+    world.start(Role::Cleaner, &[], &[]);
+    world.start(Role::Worker, &["--concurrency", "4"], &[]);
+    wait(&world, "all end", async || world.unfinished().await == 0).await;
+    let begins = world.ledger().into_iter().filter(|line| line.event == Event::Begin);
+    // As long as both groups have jobs.
+    let of_quiet = begins.take(jobs).filter(|line| quiet.contains(&line.execution().0)).count();
+    assert!(of_quiet.abs_diff(jobs * 3 / 4) <= jobs / 20, "{of_quiet} of {jobs} starts");
+    close(world).await;
+}

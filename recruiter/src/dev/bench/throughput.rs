@@ -4,7 +4,11 @@ use std::time::Instant as Monotonic;
 
 use bson::{Document, doc};
 use clap::Args;
-use recruiter_common::{enqueue::NewJob, job::bundle::MOST_ITEMS};
+use recruiter_common::{
+    enqueue::NewJob,
+    job::bundle::MOST_ITEMS,
+    limits::{Limit, set_limit},
+};
 
 use super::{Setting, rate, stage::Stage};
 
@@ -20,6 +24,12 @@ pub(super) struct BurnDown {
     /// Make each job a bundle of N empty items
     #[arg(long, env = "RECRUITER_BENCH_ITEMS", value_name = "N", value_parser = clap::value_parser!(u64).range(1..=MOST_ITEMS as u64))]
     items: Option<u64>,
+    /// Limit all jobs together: at most N run at a time
+    #[arg(long, env = "RECRUITER_BENCH_CAPACITY", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    capacity: Option<u32>,
+    /// Give each job one of N keys, and run one job of each key at a time
+    #[arg(long, env = "RECRUITER_BENCH_KEYS", value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    keys: Option<u64>,
 }
 
 impl BurnDown {
@@ -29,7 +39,16 @@ impl BurnDown {
             None => NewJob::of_class("noop", doc! {}),
             Some(items) => NewJob::bundle_of_class("noop", (0..items).map(|_| doc! {})),
         };
-        let job = |number: u64| noops().in_group(format!("group-{}", number % self.groups));
+        for (name, capacity) in [("all", self.capacity), ("key:*", self.keys.map(|_| 1))] {
+            if capacity.is_some() {
+                set_limit(&stage.store, name, Limit { capacity, rate: None }).await?;
+            }
+        }
+        let job = |number: u64| {
+            let resources = [self.capacity.map(|_| "all".to_owned()), self.keys.map(|keys| format!("key:{}", number % keys))];
+            let job = noops().in_group(format!("group-{}", number % self.groups));
+            resources.into_iter().flatten().fold(job, NewJob::limit)
+        };
         let enqueued = stage.enqueue(self.jobs, job).await?;
         let begun = Monotonic::now();
         fleet.add_workers(setting.workers)?;
@@ -43,6 +62,10 @@ impl BurnDown {
             "seconds": time.as_secs_f64(),
             "enqueued_per_second": rate(self.jobs, enqueued),
         };
+        measured.extend(self.capacity.map(|capacity| ("capacity".to_owned(), i64::from(capacity).into())));
+        if let Some(keys) = self.keys {
+            measured.insert("keys", i64::try_from(keys)?);
+        }
         if let Some(items) = self.items {
             measured.extend(doc! { "items_per_job": i64::try_from(items)?, "items_per_second": rate(self.jobs * items, time) });
         }
