@@ -169,6 +169,7 @@ pub struct NewJob {
     keep: Keep,
     limits: Vec<String>,
     recovered_from: Option<JobId>,
+    schedule: Option<Document>,
 }
 
 /// The content of the workable.
@@ -310,6 +311,7 @@ impl NewJob {
             keep: Keep::default(),
             limits: Vec::new(),
             recovered_from: None,
+            schedule: None,
         }
     }
 
@@ -411,6 +413,22 @@ impl NewJob {
         self
     }
 
+    /// Sets the run of a schedule that this job is. The document names it.
+    pub(crate) fn of_schedule(mut self, run: Document) -> Self {
+        self.schedule = Some(run);
+        self
+    }
+
+    /// Whether it has no id and no date of its own, so that a schedule can enqueue it again and again.
+    pub(crate) fn is_repeatable(&self) -> bool {
+        self.id.is_none() && self.recovered_from.is_none() && matches!(self.scheduled, Scheduled::Now)
+    }
+
+    /// What is kept of it after its end.
+    pub(crate) fn kept(&self) -> Keep {
+        self.keep
+    }
+
     /// The class and the group, which decide which workers get the job.
     pub fn class_and_group(&self) -> (&str, &str) {
         (&self.class, &self.group)
@@ -505,6 +523,9 @@ impl NewJob {
         }
         if let Some(job) = self.recovered_from {
             document.insert("recovered_from", job);
+        }
+        if let Some(run) = self.schedule {
+            document.insert("schedule", run);
         }
         // The size includes tags and policy: the rest of the document needs room for the history and the result.
         match document.to_vec().map_err(|error| EnqueueError::Parameters { class: class.clone(), reason: of_bson(&error) })?.len() {

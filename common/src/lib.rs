@@ -64,6 +64,7 @@
 //! | [`spec`] | a job as JSON, read and written | `recruiter enqueue`, other programs |
 //! | [`finished`] | the outcome of a job, and its result | applications |
 //! | [`control`] | retry, cancel and delete jobs | `recruiter jobs`, applications |
+//! | [`schedules`] | periodic jobs | applications, `recruiter schedules`, recruiter |
 //! | [`retry_policy`] | when a failed job is retried | applications, worker |
 //! | [`job`] | one job, its items and its history | all |
 //! | [`limits`] | limits of resources and groups, and pauses | recruiter, operators |
@@ -96,6 +97,7 @@ pub mod limits;
 pub mod logging;
 pub mod retry_policy;
 pub mod roster;
+pub mod schedules;
 #[cfg(feature = "process")]
 pub mod secrets;
 pub mod service;

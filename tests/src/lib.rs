@@ -55,3 +55,8 @@ mod library_guide {}
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/limits.md")]
 mod limits_page {}
+
+/// The example of the page on schedules, compiled.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/schedules.md")]
+mod schedules {}

@@ -85,7 +85,7 @@ use recruiter_common::{
 pub use recruiter_common::{
     self as common, ConnectArgs, ConnectError, Decision, Defaults, DoNotDoItAgain, EnqueueError, Enqueued, ExponentialBackoff, Failure,
     FinishReason, History, Instant, InvalidPolicy, JobId, JobResult, Keep, NewJob, Priority, ResultError, RetriableExceptionFilter, Retry,
-    RetryForever, RetryManyTimes, RetryPolicy, SelectByException, Store, StoreError, TimeTable, Workable, bson, mongodb,
+    RetryForever, RetryManyTimes, RetryPolicy, SelectByException, Store, StoreError, TimeTable, Workable, bson, mongodb, schedules,
     shutdown::{Shutdown, Trigger},
 };
 

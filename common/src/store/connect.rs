@@ -393,6 +393,7 @@ impl Store {
             limits: database.collection("limits"),
             groups: database.collection("groups"),
             pauses: database.collection("pauses"),
+            schedulers: database.collection("schedulers"),
             signals: database.collection("signals"),
             clock,
             options,

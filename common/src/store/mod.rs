@@ -16,6 +16,7 @@
 //! | `rescue` | jobs of dead workers; the sweep |
 //! | `control` | cancel, hasten, retry, delete, prune |
 //! | `select`, `views` | lists, walks and statistics for people |
+//! | `schedulers` | schedules of periodic jobs |
 //! | `roster`, `lease` | one document for each worker; the recruiter's lease |
 //! | `hints`, `ring` | the contents of hints; their publication and reading |
 //! | `session`, `batch`, `error` | transactions; batches; errors |
@@ -51,6 +52,7 @@ mod not_kept;
 mod rescue;
 mod ring;
 mod roster;
+mod schedulers;
 pub mod schema;
 mod select;
 mod session;
@@ -83,6 +85,7 @@ pub use self::{
     rescue::LockedJobs,
     ring::{Hints, Listener},
     roster::{HeartbeatReply, Offer, Planned, Registration},
+    schedulers::Advance,
     select::{JobFilter, LOOK_LIMIT, Listed, Match, Page, StateFilter, Walk, lossy},
     session::CommitSession,
     start::{Start, ToStart},
@@ -116,6 +119,7 @@ pub struct Store {
     limits: Collection<Document>,
     groups: Collection<Document>,
     pauses: Collection<Document>,
+    schedulers: Collection<Document>,
     signals: Collection<Document>,
     pub(crate) clock: Arc<ServerClock>,
     /// The options of its client, for further clients with the same options; `None` if the application has created the client.

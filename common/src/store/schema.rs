@@ -14,10 +14,10 @@ use super::{
     Store, StoreError, call, code_of,
     error::code::{INDEX_KEY_SPECS_CONFLICT, INDEX_NOT_FOUND, NAMESPACE_EXISTS, NAMESPACE_NOT_FOUND},
 };
-use crate::{instant::DUE_MS, job::bundle::MOST_ITEMS, limits::LARGEST_CAPACITY, roster::Channel};
+use crate::{instant::DUE_MS, job::bundle::MOST_ITEMS, limits::LARGEST_CAPACITY, roster::Channel, schedules::MOST_MISSED};
 
 /// Version of the schema in this file. Every change to the schema increases it.
-const SCHEMA_VERSION: i32 = 8;
+const SCHEMA_VERSION: i32 = 9;
 
 /// Maximum size of a `workable`, in bytes of BSON. A job with its history and its result must fit into MongoDB's limit
 /// of 16 MiB.
@@ -33,6 +33,9 @@ pub const GATED_JOBS: &str = "gated_jobs";
 pub const PERMITS: &str = "permits";
 /// Serves `prune_archived`, the statistics and the list of the newest finished jobs.
 pub const ARCHIVED_BY_END: &str = "archived_by_end";
+
+/// Serves `schedule_revisions`, in each poll of the leading recruiter.
+pub const SCHEDULE_REVISIONS: &str = "schedule_revisions";
 
 /// Size of a collection of hints: some minutes of hints on a busy system. A hint is useless after a second.
 const SIGNALS_BYTES: i64 = 16 * 1024 * 1024;
@@ -52,7 +55,7 @@ struct Index {
 /// All indexes. Other keys under the same name replace the old index, and until the new one is built searches find
 /// nothing. With a number in the name (`due_jobs_2`), the old index serves the old release until a recruiter of this
 /// release leads ([`drop_outdated_indexes`]).
-fn indexes() -> [Index; 4] {
+fn indexes() -> [Index; 5] {
     [
         Index {
             collection: "scheduled",
@@ -77,6 +80,7 @@ fn indexes() -> [Index; 4] {
             is_unique: true,
         },
         Index { collection: "archived", name: ARCHIVED_BY_END, keys: doc! { "last_execution.ended_at": 1 }, only: None, is_unique: false },
+        Index { collection: "schedulers", name: SCHEDULE_REVISIONS, keys: doc! { "_id": 1, "revision": 1 }, only: None, is_unique: false },
     ]
 }
 
@@ -96,6 +100,8 @@ enum Kind {
     Groups,
     /// Has the validator of `pauses`.
     Pauses,
+    /// Has [`schedulers_validator`].
+    Schedules,
     /// Is capped.
     Hints,
     Plain,
@@ -116,6 +122,7 @@ impl Kind {
             Self::Limits => Some(limits_validator()),
             Self::Groups => Some(groups_validator()),
             Self::Pauses => Some(pauses_validator()),
+            Self::Schedules => Some(schedulers_validator()),
             Self::Hints | Self::Plain => None,
         }
     }
@@ -124,7 +131,7 @@ impl Kind {
     fn is_met_by(self, found: &CollectionSpecification) -> bool {
         let options = &found.options;
         match self {
-            Self::Jobs | Self::Limits | Self::Groups | Self::Pauses => options.validator == self.validator(),
+            Self::Jobs | Self::Limits | Self::Groups | Self::Pauses | Self::Schedules => options.validator == self.validator(),
             Self::Hints => options.capped == Some(true) && options.size.is_some_and(|size| size >= SIGNALS_BYTES.unsigned_abs()),
             Self::Plain => true,
         }
@@ -198,6 +205,7 @@ async fn ensure_collections(store: &Store, version: i32, channel: Option<Channel
         ("limits", Kind::Limits),
         ("groups", Kind::Groups),
         ("pauses", Kind::Pauses),
+        ("schedulers", Kind::Schedules),
         ("signals", Kind::Hints),
     ];
     let channels = [Channel::default()].into_iter().chain(channel).map(Channel::collection);
@@ -325,13 +333,7 @@ fn waiting_job() -> Document {
                         "class": { "bsonType": "string", "minLength": 1, "maxLength": 256, "description": "a text of 1 to 256 characters" },
                         "parameters": parameters(),
                         "method": optional("string", "a text"),
-                        "items": {
-                            "bsonType": ["array", "null"],
-                            "minItems": 1,
-                            "maxItems": i64::try_from(MOST_ITEMS).unwrap_or(i64::MAX),
-                            "items": parameters(),
-                            "description": "an array of 1 to 1000 documents",
-                        },
+                        "items": items(),
                     },
                 },
                 "item_outcomes": {
@@ -340,19 +342,12 @@ fn waiting_job() -> Document {
                     "items": { "bsonType": ["string", "object", "null"] },
                     "description": "an array with one outcome for each item at most",
                 },
-                "retry_policy": {
-                    "bsonType": ["object", "null"],
-                    "description": "a document {class, parameters}",
-                    "required": ["class"],
-                    "properties": {
-                        "class": { "bsonType": "string", "description": "the name of a retry policy" },
-                        "parameters": parameters(),
-                    },
-                },
-                "tags": { "bsonType": ["array", "null"], "items": { "bsonType": "string" }, "description": "an array of texts" },
+                "retry_policy": retry_policy(),
+                "tags": tags(),
                 "urn": optional("string", "a text"),
                 "once": optional("bool", "true or false"),
                 "recovered_from": optional("objectId", "the id of a job"),
+                "schedule": optional("object", "the run of a schedule: {name, slot}"),
                 "cancel_requested_at": optional("date", "a date"),
                 "why": optional("string", "a text"),
                 "last_execution": execution(),
@@ -422,6 +417,78 @@ fn pauses_validator() -> Document {
     } } }
 }
 
+/// The contract for people who write schedules by hand. It refuses wrong types and missing fields. Expressions, zones and policies are checked
+/// by the library at a declaration, and by the recruiter when it reads the document.
+fn schedulers_validator() -> Document {
+    let name = |description: &str| doc! { "bsonType": "string", "minLength": 1, "maxLength": 256, "description": description };
+    let milliseconds = |least: i64| {
+        doc! { "bsonType": ["int", "long", "null"], "minimum": least, "maximum": 31_536_000_000_000_i64, "description": format!("milliseconds, an integer from {least}") }
+    };
+    let run = doc! {
+        "bsonType": "object",
+        "required": ["job", "at"],
+        "properties": {
+            "slot": optional("date", "a date"),
+            "job": { "bsonType": "objectId", "description": "the id of a job" },
+            "at": { "bsonType": "date", "description": "a date" },
+            "manual": optional("bool", "true or false"),
+        },
+    };
+    doc! {
+        "$jsonSchema": {
+            "required": ["_id", "job"],
+            "properties": {
+                "_id": name("the name of the schedule: a text of 1 to 256 characters"),
+                "cron": { "bsonType": ["string", "null"], "maxLength": 256, "pattern": r"^\s*(@[A-Za-z]+|\S+(\s+\S+){4,5})\s*$", "description": "a cron expression of 5 or 6 fields" },
+                "zone": optional("string", "the IANA name of a zone"),
+                "every_ms": milliseconds(1_000),
+                "jitter_ms": milliseconds(0),
+                "overlap": { "enum": ["allow", "skip", Bson::Null], "description": "`allow` or `skip`" },
+                "missed": { "enum": ["skip", "one", "all", Bson::Null], "description": "`skip`, `one` or `all`" },
+                "missed_limit": { "bsonType": ["int", "long", "null"], "minimum": 1, "maximum": i64::from(MOST_MISSED), "description": "an integer from 1 to 1000" },
+                "job": {
+                    "bsonType": "object",
+                    "description": "what each run enqueues: {class, parameters} or {class, items}, and the settings of a job, with at most 4 MiB",
+                    "required": ["class"],
+                    "properties": {
+                        "class": name("a text of 1 to 256 characters"),
+                        "parameters": parameters(),
+                        "items": items(),
+                        "group": { "bsonType": ["string", "null"], "minLength": 1, "maxLength": 256, "description": "a text of 1 to 256 characters" },
+                        "priority": { "bsonType": ["int", "long", "null"], "minimum": 0, "maximum": 9, "description": "an integer from 0 to 9" },
+                        "retry_policy": retry_policy(),
+                        "limits": tags(),
+                        "tags": tags(),
+                        "urn": optional("string", "a text"),
+                        "keep": { "enum": ["all", "failures", Bson::Null], "description": "`failures` or `all`" },
+                    },
+                },
+                "source": { "bsonType": ["string", "null"], "minLength": 1, "maxLength": 256, "description": "a text of 1 to 256 characters" },
+                "paused": {
+                    "bsonType": ["object", "null"],
+                    "description": "a document {by, reason, at}",
+                    "properties": { "by": optional("string", "a text"), "reason": optional("string", "a text"), "at": optional("date", "a date") },
+                },
+                "created_at": optional("date", "a date"),
+                "last_slot": optional("date", "a date"),
+                "next_run": optional("date", "a date"),
+                "runs": { "bsonType": ["array", "null"], "items": run, "description": "an array of runs" },
+                "skipped": optional("object", "counts of slots without a run"),
+                "revision": { "bsonType": ["int", "long", "null"], "description": "an integer" },
+            },
+            // Exactly one of them.
+            "oneOf": [
+                { "required": ["cron"], "properties": { "cron": { "bsonType": "string" }, "every_ms": { "bsonType": "null" } } },
+                { "required": ["every_ms"], "properties": { "every_ms": { "bsonType": ["int", "long"] }, "cron": { "bsonType": "null" } } },
+            ],
+        },
+        "$expr": { "$or": [
+            { "$ne": [{ "$type": "$job" }, "object"] },
+            { "$lte": [{ "$bsonSize": "$job" }, i64::try_from(LARGEST_WORKABLE).unwrap_or(i64::MAX)] },
+        ] },
+    }
+}
+
 fn optional(of: &str, description: &str) -> Document {
     doc! { "bsonType": [of, "null"], "description": description }
 }
@@ -429,6 +496,32 @@ fn optional(of: &str, description: &str) -> Document {
 /// A document, or an empty array, because PHP stores an empty document as one.
 fn parameters() -> Document {
     doc! { "bsonType": ["object", "array", "null"], "maxItems": 0, "description": "a document" }
+}
+
+fn items() -> Document {
+    doc! {
+        "bsonType": ["array", "null"],
+        "minItems": 1,
+        "maxItems": i64::try_from(MOST_ITEMS).unwrap_or(i64::MAX),
+        "items": parameters(),
+        "description": "an array of 1 to 1000 documents",
+    }
+}
+
+fn retry_policy() -> Document {
+    doc! {
+        "bsonType": ["object", "null"],
+        "description": "a document {class, parameters}",
+        "required": ["class"],
+        "properties": {
+            "class": { "bsonType": "string", "description": "the name of a retry policy" },
+            "parameters": parameters(),
+        },
+    }
+}
+
+fn tags() -> Document {
+    doc! { "bsonType": ["array", "null"], "items": { "bsonType": "string" }, "description": "an array of texts" }
 }
 
 fn count() -> Document {

@@ -213,7 +213,7 @@ async fn enqueue_one(
 }
 
 /// Class and group of a job.
-type Kind = (String, String);
+pub(super) type Kind = (String, String);
 
 fn kind_of(job: &NewJob) -> Kind {
     let (class, group) = job.class_and_group();
@@ -222,7 +222,7 @@ fn kind_of(job: &NewJob) -> Kind {
 
 /// Warns about jobs whose class and group no running worker takes. This is not an error: the jobs wait for such a
 /// worker. Without permission to read the roster there is no warning.
-async fn warn_of_untaken(store: &Store, kinds: &BTreeSet<Kind>) {
+pub(super) async fn warn_of_untaken(store: &Store, kinds: &BTreeSet<Kind>) {
     let Ok(workers) = Workers::find(store).await else { return };
     let reasons: BTreeSet<String> = kinds.iter().filter_map(|(class, group)| workers.why_nobody_takes(class, group)).collect();
     for reason in reasons.iter().take(WARNINGS) {

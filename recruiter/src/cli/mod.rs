@@ -11,6 +11,8 @@
 //! | `why` | `jobs why`: why a job does not run |
 //! | `roster` | `roster`: workers |
 //! | `stats` | `stats`: queue depth, throughput, latency |
+//! | `schedules` | `schedules list`, `show`, `apply`, `pause`, `resume`, `run`, `remove` |
+//! | `schedules_file` | the file of `schedules apply` |
 //! | `presence` | the leading recruiter, and what the workers can do |
 //! | `output` | tables, JSON lines, safe text |
 //! | `exit` | how a command ends |
@@ -24,6 +26,8 @@ mod limits;
 pub(crate) mod output;
 mod presence;
 mod roster;
+mod schedules;
+mod schedules_file;
 mod stats;
 mod why;
 
@@ -67,6 +71,8 @@ const EXAMPLES: &str = "  recruiter run
       find a failed job, show its history, and retry it
   recruiter jobs retry --error-class SmtpDown --since 2h --dry-run
       count the jobs that would be retried; with --yes in place of --dry-run, retry them
+  recruiter schedules apply schedules.toml --dry-run
+      show what a file of periodic jobs would change
   recruiter roster
       list workers: state, free slots, jobs, last heartbeat, classes
   recruiter stats --json
@@ -124,6 +130,8 @@ enum Command {
     Resume(limits::ResumeArgs),
     /// List what is paused, by whom and why
     Pauses(limits::PausesArgs),
+    /// List, show, change, run and remove schedules of periodic jobs
+    Schedules(Box<schedules::SchedulesArgs>),
     /// List workers, and show which recruiter leads
     Roster(roster::RosterArgs),
     /// Show queue depth, throughput and latency
@@ -173,6 +181,7 @@ impl Config {
             | Command::Pause(_)
             | Command::Resume(_)
             | Command::Pauses(_)
+            | Command::Schedules(_)
             | Command::Roster(_)
             | Command::Stats(_) => self.log.clone().quietly(),
         }
@@ -203,6 +212,7 @@ impl Config {
             Command::Pause(args) => or_stopped(shutdown, limits::pause(args, connect, out)).await,
             Command::Resume(args) => or_stopped(shutdown, limits::resume(args, connect, out)).await,
             Command::Pauses(args) => or_stopped(shutdown, limits::pauses(args, connect, out)).await,
+            Command::Schedules(args) => schedules::run(*args, connect, shutdown, out).await,
             Command::Roster(args) => or_stopped(shutdown, roster::run(args, connect, out)).await,
             Command::Stats(args) => or_stopped(shutdown, stats::run(args, connect, out)).await,
             #[cfg(feature = "dev")]

@@ -1,7 +1,7 @@
 //! The leader: a recruiter while it holds the lease.
 //!
-//! A *term* begins when a recruiter acquires the lease. The leader then renews the lease and, at the same time, assigns jobs, until another
-//! recruiter leads or the process is asked to stop. `rounds` is the loop of assigning, and `assign` is one round.
+//! A *term* begins when a recruiter acquires the lease. The leader then renews the lease and, at the same time, assigns jobs and enqueues the
+//! jobs of schedules, until another recruiter leads or the process is asked to stop. `rounds` is the loop of assigning, and `assign` is one round.
 //!
 //! | module | content |
 //! |---|---|
@@ -18,6 +18,7 @@
 //! | `in_flight` | assigned jobs whose worker has not answered yet, and jobs that workers hold ahead |
 //! | `past_assignments` | assignments that have ended, and jobs that were not started |
 //! | `plan` | which worker gets which job |
+//! | `schedules` | the jobs of schedules, beside the rounds |
 //! | `keep_alive` | the message after which idle workers need not poll |
 //! | `database` | the MongoDB operations of a round |
 //! | `model` | tests: the rules of staleness for every order of events |
@@ -36,6 +37,7 @@ mod model;
 mod past_assignments;
 mod plan;
 mod rounds;
+mod schedules;
 mod shares;
 mod trigger;
 mod unannounced;
@@ -51,7 +53,7 @@ use recruiter_common::{
 };
 
 pub(crate) use self::lease::Leadership;
-use self::{admission::Admission, assign::Assigning, rounds::Rounds};
+use self::{admission::Admission, assign::Assigning, rounds::Rounds, schedules::Schedules};
 
 /// Pause after a term that could not begin.
 const RETRY: Duration = Duration::from_millis(500);
@@ -70,8 +72,10 @@ pub(crate) async fn lead(store: &Store, poll: Duration, leadership: Leadership, 
     };
     recruiter_common::service::ready("leading");
     let rounds = Rounds { store, poll, leadership: &leadership, watchdog };
+    let mut schedules = Schedules::new(store, poll, &leadership);
+    let mut stopping = shutdown.clone();
     let is_asked_to_stop = tokio::select! {
-        () = rounds.run(assigning, shutdown) => true,
+        ((), ()) = async { tokio::join!(rounds.run(assigning, shutdown), schedules.run(&mut stopping)) } => true,
         // If the lease is lost during a round, the round is dropped. Its term matches no worker any more.
         () = leadership.keep(store) => false,
     };

@@ -26,6 +26,7 @@ mod operator;
 mod prefetch;
 mod programs;
 mod rounds;
+mod schedules;
 mod schema;
 mod service;
 mod signals;

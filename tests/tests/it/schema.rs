@@ -53,11 +53,13 @@ async fn drop_index(database: &TestDatabase, collection: &str, name: &str) {
 
 async fn is_as_it_should_be(database: &TestDatabase) -> bool {
     let capped = is_capped(database, "signals").await && is_capped(database, "signals_0").await;
-    let validated = options(database, "scheduled").await.is_some_and(|options| options.contains_key("validator"));
+    let has_validator = async |name| options(database, name).await.is_some_and(|options| options.contains_key("validator"));
+    let validated = has_validator("scheduled").await && has_validator("schedulers").await;
     capped
         && validated
         && indexes(database, "scheduled").await == ["_id_", "due_jobs", "gated_jobs", "permits"]
         && indexes(database, "archived").await == ["_id_", "archived_by_end"]
+        && indexes(database, "schedulers").await == ["_id_", "schedule_revisions"]
 }
 
 async fn is_done(database: &TestDatabase, store: &Store) {

@@ -1,0 +1,389 @@
+//! A schedule: when it runs and what it enqueues. Its declaration.
+
+use std::{fmt, time::Duration};
+
+use bson::{Bson, Document, doc, oid::ObjectId};
+use chrono::TimeDelta;
+use sha2::{Digest, Sha256};
+
+use super::{InvalidSchedule, MOST_MISSED, Missed, Overlap, ScheduleError, Timing, document};
+use crate::{
+    enqueue::{LONGEST_NAME, NewJob},
+    ids::JobId,
+    instant::Instant,
+    job::Keep,
+    store::Store,
+};
+
+/// Maximum number of attempts to change a schedule that others change at the same time.
+const TRIES: u32 = 5;
+
+/// What a declaration has changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Declared {
+    /// There was no schedule with this name.
+    Created,
+    /// The schedule was different.
+    Changed,
+    /// The schedule is as it was.
+    Unchanged,
+}
+
+impl Declared {
+    /// The outcome as one word, for programs and for counts.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Created => "created",
+            Self::Changed => "changed",
+            Self::Unchanged => "unchanged",
+        }
+    }
+}
+
+/// A schedule: when it runs, and the job that each run enqueues.
+#[derive(Clone, Debug)]
+#[must_use = "a schedule does nothing until it is declared"]
+pub struct Schedule {
+    timing: Timing,
+    pub(super) jitter: Duration,
+    pub(super) job: Option<NewJob>,
+    pub(super) overlap: Overlap,
+    pub(super) missed: Missed,
+    pub(super) namespace: Option<String>,
+}
+
+impl Schedule {
+    /// Runs at the times of a cron expression, in the zone with this IANA name. See [`Timing::cron`].
+    ///
+    /// # Errors
+    /// When the expression is invalid or has no run, or the zone is unknown.
+    pub fn cron(expression: &str, zone: &str) -> Result<Self, InvalidSchedule> {
+        Timing::cron(expression, zone).map(Self::at)
+    }
+
+    /// Runs at the multiples of an interval since 1970 in UTC. See [`Timing::every`].
+    ///
+    /// # Errors
+    /// When the interval is shorter than a second or too long.
+    pub fn every(interval: Duration) -> Result<Self, InvalidSchedule> {
+        Timing::every(interval).map(Self::at)
+    }
+
+    /// Runs at these times.
+    pub fn at(timing: Timing) -> Self {
+        Self { timing, jitter: Duration::ZERO, job: None, overlap: Overlap::default(), missed: Missed::default(), namespace: None }
+    }
+
+    /// Sets the job that each run enqueues. It has neither an id nor a date of its own.
+    pub fn job(mut self, job: NewJob) -> Self {
+        self.job = Some(job);
+        self
+    }
+
+    /// Delays each run by a part of this time, which depends only on the name and the slot. Many schedules with the same expression then
+    /// do not run at the same instant. At most the shortest time between two runs. Default: no delay.
+    pub fn jitter(mut self, jitter: Duration) -> Self {
+        self.jitter = jitter;
+        self
+    }
+
+    /// Sets what follows when the job of the previous run is not finished. Default: [`Overlap::Allow`].
+    pub fn overlap(mut self, overlap: Overlap) -> Self {
+        self.overlap = overlap;
+        self
+    }
+
+    /// Sets what follows when slots were missed. Default: [`Missed::One`].
+    pub fn missed(mut self, missed: Missed) -> Self {
+        self.missed = missed;
+        self
+    }
+
+    /// Sets the namespace: who may change the schedule. Only a declaration with the same namespace changes it. Default: none.
+    pub fn in_namespace(mut self, namespace: impl Into<String>) -> Self {
+        self.namespace = Some(namespace.into());
+        self
+    }
+
+    /// When it runs.
+    pub fn timing(&self) -> &Timing {
+        &self.timing
+    }
+
+    /// What follows when the job of the previous run is not finished.
+    pub fn overlap_policy(&self) -> Overlap {
+        self.overlap
+    }
+
+    /// What follows when slots were missed.
+    pub fn missed_policy(&self) -> Missed {
+        self.missed
+    }
+
+    /// The class and the group of its jobs, which decide which workers get them.
+    pub fn class_and_group(&self) -> Option<(&str, &str)> {
+        self.job.as_ref().map(NewJob::class_and_group)
+    }
+
+    /// Whether a job that succeeded leaves nothing, by which a second insert for its slot would be noticed.
+    pub fn leaves_nothing(&self) -> bool {
+        self.job.as_ref().is_some_and(|job| job.kept() == Keep::Failures)
+    }
+
+    /// When the run of this slot is due: at the slot, or a little later by the jitter.
+    pub fn due(&self, name: &str, slot: Instant) -> Instant {
+        let digest = digest(name, slot);
+        let jitter = u64::try_from(self.jitter.as_millis()).unwrap_or(u64::MAX);
+        let delay = u64::from_be_bytes(std::array::from_fn(|index| digest[8 + index])).checked_rem(jitter).unwrap_or(0);
+        slot + TimeDelta::milliseconds(i64::try_from(delay).unwrap_or(i64::MAX))
+    }
+
+    /// When its next runs are due, after this instant.
+    pub fn next_runs(&self, name: &str, after: Instant) -> impl Iterator<Item = Instant> {
+        self.timing.slots_after(after).map(|slot| self.due(name, slot))
+    }
+
+    /// The job of a slot.
+    ///
+    /// # Errors
+    /// When the schedule has no job.
+    pub fn job_of_slot(&self, name: &str, slot: Instant) -> Result<NewJob, InvalidSchedule> {
+        let run = doc! { "name": name, "slot": bson::DateTime::from_chrono(slot) };
+        let job = self.job.clone().ok_or(InvalidSchedule::NoJob)?;
+        Ok(job.with_id(id_of_slot(name, slot)).at(self.due(name, slot)).of_schedule(run))
+    }
+
+    /// Checks everything that can be checked without MongoDB.
+    ///
+    /// # Errors
+    /// When the schedule or its name is invalid.
+    pub fn check(&self, name: &str) -> Result<(), InvalidSchedule> {
+        self.stored(name).map(drop)
+    }
+
+    /// Validates the schedule and returns the fields of its definition. A field that it does not have is null.
+    fn stored(&self, name: &str) -> Result<Document, InvalidSchedule> {
+        check_name("name", name)?;
+        if let Some(namespace) = &self.namespace {
+            check_name("namespace", namespace)?;
+        }
+        if !self.jitter.is_zero() {
+            let shortest = self.timing.shortest_gap().to_std().unwrap_or_default();
+            if self.jitter > shortest || !self.jitter.subsec_nanos().is_multiple_of(1_000_000) {
+                return Err(InvalidSchedule::Jitter { jitter: self.jitter, shortest });
+            }
+        }
+        match self.missed {
+            Missed::All(_) if self.overlap == Overlap::Skip => return Err(InvalidSchedule::Contradiction),
+            Missed::All(limit) if !(1..=MOST_MISSED).contains(&limit) => return Err(InvalidSchedule::Limit { limit }),
+            Missed::All(_) | Missed::One | Missed::Skip => {}
+        }
+        let job = self.job.clone().ok_or(InvalidSchedule::NoJob)?;
+        let mut stored = self.timing.stored();
+        let jitter = i64::try_from(self.jitter.as_millis()).ok().filter(|jitter| *jitter > 0);
+        stored.extend(doc! {
+            "jitter_ms": jitter,
+            "overlap": self.overlap.word(),
+            "missed": self.missed.word(),
+            "missed_limit": self.missed.limit().map(i32::from),
+            "job": document::template_of(job)?,
+            "source": self.namespace.clone(),
+        });
+        Ok(stored)
+    }
+
+    /// Declares the schedule under this name: creates it, or changes what is different. The first run is the first slot after the
+    /// declaration, also after a change of the expression, the zone or the interval. A paused schedule stays paused.
+    ///
+    /// Call it at each start of an application: without a difference it only reads.
+    ///
+    /// # Errors
+    /// [`ScheduleError`]. Nothing is written if the schedule is invalid or belongs to another namespace.
+    pub async fn declare(&self, store: &Store, name: &str) -> Result<Declared, ScheduleError> {
+        self.declare_or_compare(store, name, false).await
+    }
+
+    /// What [`declare`](Self::declare) would change. It writes nothing.
+    ///
+    /// # Errors
+    /// [`ScheduleError`], as `declare`.
+    pub async fn compare(&self, store: &Store, name: &str) -> Result<Declared, ScheduleError> {
+        self.declare_or_compare(store, name, true).await
+    }
+
+    async fn declare_or_compare(&self, store: &Store, name: &str, is_dry_run: bool) -> Result<Declared, ScheduleError> {
+        let wanted = self.stored(name)?;
+        if !is_dry_run {
+            ready(store).await?;
+        }
+        for _ in 0..TRIES {
+            let Some(found) = store.schedules_by_name(&[name.to_owned()]).await?.pop() else {
+                if is_dry_run || store.insert_schedule(name, self.created(name, &wanted, store.now())).await? {
+                    return Ok(Declared::Created);
+                }
+                continue;
+            };
+            let owner = found.get_str("source").ok();
+            if owner != self.namespace.as_deref() {
+                return Err(ScheduleError::Owned { name: name.into(), owner: owner.map(str::to_owned) });
+            }
+            let Some(change) = self.change(name, &wanted, &found, store.now()) else { return Ok(Declared::Unchanged) };
+            if is_dry_run || store.change_schedule_if_unchanged(name, found.get("revision").cloned(), change).await? {
+                return Ok(Declared::Changed);
+            }
+        }
+        Err(ScheduleError::KeepsChanging { name: name.into() })
+    }
+
+    /// The document of a new schedule, without its name.
+    fn created(&self, name: &str, wanted: &Document, now: Instant) -> Document {
+        let mut document: Document = wanted.clone().into_iter().filter(|(_, value)| *value != Bson::Null).collect();
+        document.extend(self.counting_from(name, now));
+        document.extend(doc! { "created_at": bson::DateTime::from_chrono(now), "runs": [], "revision": 1_i64 });
+        document
+    }
+
+    /// The slots up to `now` are none of this schedule's.
+    pub(super) fn counting_from(&self, name: &str, now: Instant) -> Document {
+        let next = self.next_runs(name, now).next().map(bson::DateTime::from_chrono);
+        doc! { "last_slot": bson::DateTime::from_chrono(now), "next_run": next }
+    }
+
+    /// The update that makes the found document the wanted one; `None` if it is that already.
+    fn change(&self, name: &str, wanted: &Document, found: &Document, now: Instant) -> Option<Document> {
+        let differs = |field: &str| found.get(field).unwrap_or(&Bson::Null) != wanted.get(field).unwrap_or(&Bson::Null);
+        let (mut set, mut unset) = (Document::new(), Document::new());
+        for (field, value) in wanted.iter().filter(|(field, _)| differs(field)) {
+            if *value == Bson::Null {
+                unset.insert(field, "")
+            } else {
+                set.insert(field, value.clone())
+            };
+        }
+        if set.is_empty() && unset.is_empty() {
+            return None;
+        }
+        if ["cron", "zone", "every_ms"].into_iter().any(differs) {
+            set.extend(self.counting_from(name, now));
+        }
+        let mut update = doc! { "$inc": { "revision": 1_i64 } };
+        update.extend(
+            [("$set", set), ("$unset", unset)].into_iter().filter(|(_, of)| !of.is_empty()).map(|(on, of)| (on.to_owned(), of.into())),
+        );
+        Some(update)
+    }
+}
+
+impl fmt::Display for Schedule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.timing.fmt(f)
+    }
+}
+
+fn check_name(what: &'static str, name: &str) -> Result<(), InvalidSchedule> {
+    let problem = match name {
+        "" => "is empty".to_owned(),
+        name if name.len() > LONGEST_NAME => format!("has {} bytes, and {LONGEST_NAME} is the limit", name.len()),
+        name if name.chars().any(char::is_control) => format!("contains a control character: {name:?}"),
+        _ => return Ok(()),
+    };
+    Err(InvalidSchedule::Name { what, problem })
+}
+
+fn digest(name: &str, slot: Instant) -> [u8; 32] {
+    Sha256::new().chain_update(name).chain_update([0]).chain_update(slot.timestamp_millis().to_be_bytes()).finalize().into()
+}
+
+/// The id of the job of a slot. It is the same for every recruiter and every attempt. Its timestamp is the slot.
+pub fn id_of_slot(name: &str, slot: Instant) -> JobId {
+    let [.., a, b, c, d] = slot.timestamp().to_be_bytes();
+    let digest = digest(name, slot);
+    let bytes = [a, b, c, d, digest[0], digest[1], digest[2], digest[3], digest[4], digest[5], digest[6], digest[7]];
+    ObjectId::from_bytes(bytes).into()
+}
+
+/// Checks before a write that the schema exists: an insert would create a missing collection without a validator.
+async fn ready(store: &Store) -> Result<(), ScheduleError> {
+    if !store.is_set_up().await? {
+        return Err(ScheduleError::NotSetUp { database: store.database().name().into() });
+    }
+    Ok(store.fresh_clock().await?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn slot(ms: i64) -> Instant {
+        Instant::from_timestamp_millis(ms).expect("a date")
+    }
+
+    fn every(seconds: u64) -> Schedule {
+        Schedule::every(Duration::from_secs(seconds)).expect("an interval").job(NewJob::of_class("c", doc! {}))
+    }
+
+    /// A later release must make the same ids: two releases may lead in turns.
+    #[test]
+    fn the_job_of_a_slot_has_the_same_id_for_ever() {
+        let id = id_of_slot("nightly-report", slot(1_772_330_400_000));
+        assert_eq!((id.to_string().as_str(), id.made_at()), ("69a39da006b7ef1b1fa0d38f", slot(1_772_330_400_000)));
+        assert_ne!(id, id_of_slot("nightly-report", slot(1_772_330_400_001)));
+        assert_ne!(id, id_of_slot("nightly-repor", slot(1_772_330_400_000)));
+    }
+
+    #[test]
+    fn jitter_delays_each_slot_by_less_than_it_and_always_by_the_same() {
+        let schedule = every(60).jitter(Duration::from_secs(60));
+        let delays: Vec<i64> = (0..1_000).map(|n| (schedule.due("a", slot(n * 60_000)) - slot(n * 60_000)).num_milliseconds()).collect();
+        assert!(delays.iter().all(|delay| (0..60_000).contains(delay)));
+        let mean = delays.iter().sum::<i64>() / 1_000;
+        assert!((27_000..33_000).contains(&mean), "{mean}");
+        assert_eq!(schedule.due("a", slot(0)), schedule.due("a", slot(0)));
+        assert_ne!(schedule.due("a", slot(0)), schedule.due("b", slot(0)));
+        assert_eq!(every(60).due("a", slot(0)), slot(0));
+    }
+
+    #[test]
+    fn a_schedule_that_cannot_be_is_refused_with_the_reason() {
+        let check = |schedule: Schedule, name: &str, expected: &str| {
+            let problem = schedule.check(name).expect_err(expected).to_string();
+            assert!(problem.contains(expected), "{problem}");
+        };
+        let minute = || every(60);
+        check(minute().jitter(Duration::from_secs(61)), "a", "a jitter of 1m 1s is not possible");
+        let cron = Schedule::cron("0,30 * * * *", "UTC").expect("an expression").job(NewJob::of_class("c", doc! {}));
+        check(cron.clone().jitter(Duration::from_secs(1_801)), "a", "the shortest time between two runs, 30m");
+        assert!(cron.jitter(Duration::from_secs(1_800)).check("a").is_ok());
+        check(minute().jitter(Duration::from_micros(1)), "a", "whole milliseconds");
+        check(minute().missed(Missed::All(0)), "a", "give 1 to 1000");
+        check(minute().missed(Missed::All(1_001)), "a", "give 1 to 1000");
+        check(minute().missed(Missed::All(1)).overlap(Overlap::Skip), "a", "exclude each other");
+        check(minute(), "", "the name of a schedule is empty");
+        check(minute(), &"x".repeat(257), "has 257 bytes");
+        check(minute(), "a\nb", "control character");
+        check(minute().in_namespace(""), "a", "the namespace of a schedule is empty");
+        check(minute().job(NewJob::of_class("", doc! {})), "a", "the class of a job is empty");
+        check(minute().job(NewJob::of_class("c", doc! { "d": "x".repeat(5 << 20) })), "a", "store the data elsewhere");
+        check(minute().job(NewJob::of_class("c", doc! {}).with_id(JobId::new())), "a", "neither an id nor a date");
+        check(minute().job(NewJob::of_class("c", doc! {}).after(Duration::ZERO)), "a", "neither an id nor a date");
+        check(Schedule::every(Duration::from_secs(1)).expect("an interval"), "a", "has no job");
+    }
+
+    #[test]
+    fn a_declaration_changes_only_what_is_different() {
+        let (now, later) = (slot(90_000), slot(200_500));
+        let wanted = |schedule: &Schedule| schedule.stored("a").expect("valid");
+        let schedule = every(60).jitter(Duration::from_secs(1)).in_namespace("shop");
+        let document = schedule.created("a", &wanted(&schedule), now);
+        assert_eq!(document.get("last_slot"), Some(&bson::DateTime::from_chrono(now).into()));
+        let change = |to: &Schedule| to.change("a", &wanted(to), &document, later);
+        assert_eq!(change(&schedule), None);
+        let other_job = change(&schedule.clone().job(NewJob::of_class("d", doc! {}))).expect("a change");
+        assert!(other_job.get_document("$set").is_ok_and(|set| set.keys().eq(["job"])), "{other_job}");
+        let other_time = change(&Schedule { timing: Timing::every(Duration::from_secs(7)).expect("an interval"), ..schedule.clone() });
+        let set = other_time.as_ref().and_then(|change| change.get_document("$set").ok()).expect("a change");
+        assert_eq!(set.get("last_slot"), Some(&bson::DateTime::from_chrono(later).into()), "old slots of the new interval are not its own");
+        let plain = change(&schedule.jitter(Duration::ZERO)).expect("a change");
+        assert_eq!(plain, doc! { "$inc": { "revision": 1_i64 }, "$unset": { "jitter_ms": "" } });
+    }
+}

@@ -1,0 +1,325 @@
+//! The stored form of a schedule, written by this library, by people and by other languages.
+
+use std::time::Duration;
+
+use bson::{Bson, Document, doc};
+
+use super::{InvalidSchedule, Missed, Overlap, Schedule, Timing};
+use crate::{
+    enqueue::NewJob,
+    ids::JobId,
+    instant::{DUE_MS, Instant},
+    job::{Keep, Priority, StoredPolicy},
+    limits::resources_in,
+    spec::{JobSpec, UnknownPolicies},
+};
+
+/// Fields of a job that a template has as well.
+const SHARED: [&str; 6] = ["group", "priority", "retry_policy", "tags", "urn", "keep"];
+
+/// A schedule as it is stored.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct StoredSchedule {
+    /// Its name.
+    pub name: String,
+    /// When it runs, and the job that it enqueues.
+    pub schedule: Schedule,
+    /// Its namespace: who may change it.
+    pub namespace: Option<String>,
+    /// Who has paused it, and why.
+    pub paused: Option<Paused>,
+    /// The slots up to this instant are handled. `None` until a recruiter has seen it, if it was written by hand.
+    pub last_slot: Option<Instant>,
+    /// Its newest runs, oldest first.
+    pub runs: Vec<Run>,
+    /// Number of slots without a run.
+    pub skipped: Skipped,
+    /// Grows with each change by this library.
+    pub revision: i64,
+    /// The document.
+    pub document: Document,
+}
+
+/// A pause.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Paused {
+    /// Who has paused it.
+    pub by: Option<String>,
+    /// Why.
+    pub reason: Option<String>,
+    /// Since when.
+    pub at: Option<Instant>,
+}
+
+/// A run of a schedule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Run {
+    /// Its slot; `None` for a manual run.
+    pub slot: Option<Instant>,
+    /// The job that it has enqueued.
+    pub job: JobId,
+    /// When the job was enqueued.
+    pub at: Instant,
+}
+
+/// How many slots had no run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Skipped {
+    /// Because the job of an earlier run was not finished.
+    pub overlap: i64,
+    /// Because they were missed. After a very long time it is a lower bound.
+    pub missed: i64,
+}
+
+impl Run {
+    /// A run of a slot.
+    pub fn of_slot(slot: Instant, job: JobId, at: Instant) -> Self {
+        Self { slot: Some(slot), job, at }
+    }
+
+    /// The entry in the history.
+    pub fn stored(&self) -> Document {
+        let at = bson::DateTime::from_chrono(self.at);
+        match self.slot {
+            Some(slot) => doc! { "slot": bson::DateTime::from_chrono(slot), "job": self.job, "at": at },
+            None => doc! { "job": self.job, "at": at, "manual": true },
+        }
+    }
+
+    fn of_document(run: &Document) -> Option<Self> {
+        let date = |field: &str| run.get_datetime(field).ok().map(|at| at.to_chrono());
+        Some(Self { slot: date("slot"), job: run.get_object_id("job").ok()?.into(), at: date("at")? })
+    }
+}
+
+impl StoredSchedule {
+    /// When its next run is due; `None` while it is paused or not seen by a recruiter.
+    pub fn next_run(&self) -> Option<Instant> {
+        let last = self.last_slot.filter(|_| self.paused.is_none())?;
+        self.schedule.next_runs(&self.name, last).next()
+    }
+
+    /// Its next runs after this instant. None while it is paused.
+    pub fn next_runs(&self, now: Instant, count: usize) -> Vec<Instant> {
+        let after = self.last_slot.map_or(now, |last| last.max(now));
+        if self.paused.is_some() { Vec::new() } else { self.schedule.next_runs(&self.name, after).take(count).collect() }
+    }
+}
+
+impl TryFrom<Document> for StoredSchedule {
+    type Error = InvalidSchedule;
+
+    fn try_from(document: Document) -> Result<Self, InvalidSchedule> {
+        let fields = Fields { document: &document, within: "" };
+        let name = fields.text("_id")?.unwrap_or_default().to_owned();
+        let namespace = fields.text("source")?.map(str::to_owned);
+        let mut schedule = Schedule::at(timing_of(&fields)?);
+        schedule.namespace.clone_from(&namespace);
+        schedule.jitter = Duration::from_millis(fields.count("jitter_ms")?.unwrap_or(0));
+        schedule.overlap = fields.text("overlap")?.map_or(Ok(Overlap::default()), str::parse)?;
+        let limit = fields.count("missed_limit")?.map(|limit| u16::try_from(limit).unwrap_or(u16::MAX));
+        schedule.missed = match (fields.text("missed")?, limit) {
+            (Some(word), limit) => Missed::of_word(word, limit)?,
+            (None, None) => Missed::default(),
+            (None, Some(_)) => return Err(InvalidSchedule::LimitWithoutAll),
+        };
+        if let Some(template) = fields.document("job")? {
+            schedule.job = Some(job_of(template)?);
+        }
+        schedule.check(&name)?;
+        let paused = fields.document("paused")?.map(|paused| {
+            let fields = Fields { document: paused, within: "paused." };
+            Ok(Paused {
+                by: fields.text("by")?.map(str::to_owned),
+                reason: fields.text("reason")?.map(str::to_owned),
+                at: fields.date("at")?,
+            })
+        });
+        let skipped = |why: &str| document.get_document("skipped").ok().and_then(|skipped| integer(skipped.get(why)?)).unwrap_or(0);
+        Ok(Self {
+            name,
+            schedule,
+            namespace,
+            paused: paused.transpose()?,
+            last_slot: fields.date("last_slot")?,
+            runs: document.get_array("runs").into_iter().flatten().filter_map(|run| Run::of_document(run.as_document()?)).collect(),
+            skipped: Skipped { overlap: skipped("overlap"), missed: skipped("missed") },
+            revision: document.get("revision").and_then(integer).unwrap_or(0),
+            document,
+        })
+    }
+}
+
+fn timing_of(fields: &Fields<'_>) -> Result<Timing, InvalidSchedule> {
+    match (fields.text("cron")?, fields.count("every_ms")?) {
+        (Some(expression), None) => Timing::cron(expression, fields.text("zone")?.unwrap_or("UTC")),
+        (None, Some(every)) => Timing::every(Duration::from_millis(every)),
+        (Some(_), Some(_)) | (None, None) => Err(InvalidSchedule::NoTiming),
+    }
+}
+
+/// The name of a stored schedule, for people, whatever its type is.
+pub(super) fn name_of(document: &Document) -> String {
+    document.get("_id").map_or_else(String::new, |id| id.as_str().map_or_else(|| id.to_string(), str::to_owned))
+}
+
+/// Whole numbers, as documents have them.
+fn integer(value: &Bson) -> Option<i64> {
+    value.as_i64().or(value.as_i32().map(i64::from))
+}
+
+/// The fields of a document. A missing field is null.
+struct Fields<'a> {
+    document: &'a Document,
+    /// The path of the document, for messages.
+    within: &'static str,
+}
+
+impl<'a> Fields<'a> {
+    fn get<T>(&self, field: &str, expected: &'static str, read: impl Fn(&'a Bson) -> Option<T>) -> Result<Option<T>, InvalidSchedule> {
+        match self.document.get(field) {
+            None | Some(Bson::Null) => Ok(None),
+            Some(value) => {
+                read(value).map(Some).ok_or_else(|| InvalidSchedule::Field { field: format!("{}{field}", self.within), expected })
+            }
+        }
+    }
+
+    fn text(&self, field: &str) -> Result<Option<&'a str>, InvalidSchedule> {
+        self.get(field, "a text", Bson::as_str)
+    }
+
+    fn count(&self, field: &str) -> Result<Option<u64>, InvalidSchedule> {
+        self.get(field, "an integer from 0", |value| u64::try_from(integer(value)?).ok())
+    }
+
+    fn document(&self, field: &str) -> Result<Option<&'a Document>, InvalidSchedule> {
+        self.get(field, "a document", Bson::as_document)
+    }
+
+    fn date(&self, field: &str) -> Result<Option<Instant>, InvalidSchedule> {
+        let valid = |at: &&bson::DateTime| DUE_MS.contains(&at.timestamp_millis());
+        self.get(field, "a date from the year 1 to the year 9999", |value| value.as_datetime().filter(valid).map(|at| at.to_chrono()))
+    }
+}
+
+/// The template that a schedule stores: all that a job has besides its id, its dates and its state.
+pub(super) fn template_of(job: NewJob) -> Result<Document, InvalidSchedule> {
+    if !job.is_repeatable() {
+        return Err(InvalidSchedule::NotRepeatable);
+    }
+    let (_, mut job) = job.into_document(Instant::UNIX_EPOCH).map_err(|error| InvalidSchedule::Job { reason: error.to_string() })?;
+    let mut template = Document::new();
+    if let Some(Bson::Document(workable)) = job.remove("workable") {
+        template.extend(workable.into_iter().filter(|(field, _)| field != "method"));
+    }
+    if let Ok(gate) = job.get_str("gate") {
+        template.insert("limits", resources_in(gate).map(Bson::from).collect::<Vec<_>>());
+    }
+    template.extend(SHARED.into_iter().filter_map(|field| Some((field.to_owned(), job.remove(field)?))));
+    Ok(template)
+}
+
+/// The job of a template. A field that this release does not know is refused: without it the job would be another one.
+fn job_of(template: &Document) -> Result<NewJob, InvalidSchedule> {
+    let fields = Fields { document: template, within: "job." };
+    let known = ["class", "parameters", "items", "limits"];
+    if let Some(field) = template.keys().find(|field| !known.contains(&field.as_str()) && !SHARED.contains(&field.as_str())) {
+        return Err(InvalidSchedule::Job { reason: format!("this release does not know its field `{field}`") });
+    }
+    spec_of(&fields)?.into_job(UnknownPolicies::Accept).map_err(|problem| InvalidSchedule::Job { reason: problem.to_string() })
+}
+
+fn spec_of(fields: &Fields<'_>) -> Result<JobSpec, InvalidSchedule> {
+    // PHP stores an empty document as an empty array.
+    let document = |value: &Bson| {
+        let is_empty_array = value.as_array().is_some_and(Vec::is_empty);
+        if is_empty_array { Some(Document::new()) } else { value.as_document().cloned() }
+    };
+    let policy = |value: &Bson| {
+        let policy = value.as_document()?;
+        let parameters = policy.get("parameters").cloned().unwrap_or_else(|| doc! {}.into());
+        Some(StoredPolicy { class: policy.get_str("class").ok()?.to_owned(), parameters })
+    };
+    let texts = |value: &Bson| value.as_array()?.iter().map(|text| text.as_str().map(str::to_owned)).collect::<Option<Vec<_>>>();
+    Ok(JobSpec {
+        class: fields.text("class")?.unwrap_or_default().to_owned(),
+        parameters: fields.get("parameters", "a document", document)?,
+        items: fields.get("items", "an array of documents", |value| value.as_array()?.iter().map(document).collect())?,
+        group: fields.text("group")?.map(str::to_owned),
+        priority: fields.get("priority", "an integer from 0 to 9", |value| Priority::new(u8::try_from(integer(value)?).ok()?))?,
+        limits: fields.get("limits", "an array of texts", texts)?.unwrap_or_default(),
+        tags: fields.get("tags", "an array of texts", texts)?.unwrap_or_default(),
+        urn: fields.text("urn")?.map(str::to_owned),
+        retry_policy: fields.get("retry_policy", "a document {class, parameters}", policy)?,
+        keep: fields.text("keep")?.map(|keep| Keep::of_stored(Some(keep))),
+        ..JobSpec::default()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::retry_policy::RetryForever;
+
+    fn problem(of: Document) -> String {
+        let mut document = doc! { "_id": "a", "every_ms": 60_000, "job": { "class": "c" } };
+        document.extend(of);
+        let document: Document = document.into_iter().filter(|(_, value)| *value != Bson::Null).collect();
+        StoredSchedule::try_from(document).map_or_else(|problem| problem.to_string(), |_| "valid".into())
+    }
+
+    #[test]
+    fn a_job_survives_being_stored() {
+        let policy = RetryForever::new(Duration::from_secs(1)).expect("a policy");
+        let jobs = [
+            NewJob::of_class("c", doc! { "a": 5_i64 }),
+            NewJob::bundle_of_class("c", [doc! { "n": 1 }, doc! {}]).keep(Keep::Failures),
+            NewJob::of_class("c", doc! {})
+                .in_group("g")
+                .priority(Priority::MAX)
+                .limit("printer")
+                .limit("customer:17")
+                .tag("t")
+                .urn("u")
+                .retry(&policy),
+        ];
+        for job in jobs {
+            let again = job_of(&template_of(job.clone()).expect("a template")).expect("a job");
+            let id = JobId::new();
+            let document = |job: NewJob| job.with_id(id).into_document(Instant::UNIX_EPOCH).expect("a job").1;
+            assert_eq!(document(again), document(job));
+        }
+    }
+
+    #[test]
+    fn a_document_written_by_hand_needs_little_and_its_problem_has_a_name() {
+        let check = |of: Document, expected: &str| {
+            let problem = problem(of.clone());
+            assert!(problem.contains(expected), "{of}: {problem}");
+        };
+        check(doc! {}, "valid");
+        check(doc! { "every_ms": null, "cron": "0 3 * * *" }, "valid");
+        check(doc! { "job": { "class": "c", "parameters": [], "priority": 9_i64 } }, "valid");
+        check(doc! { "cron": "0 3 * * *" }, "either `cron` or `every`");
+        check(doc! { "every_ms": null }, "either `cron` or `every`");
+        check(doc! { "every_ms": 10 }, "an interval of 10ms is not possible");
+        check(doc! { "every_ms": "60" }, "its field `every_ms` is not valid: it must be an integer from 0");
+        check(doc! { "zone": 5, "cron": "0 3 * * *", "every_ms": null }, "`zone` is not valid");
+        check(doc! { "overlap": "maybe" }, "`overlap` is `maybe`; it must be `allow` or `skip`");
+        check(doc! { "missed": "some" }, "must be `skip`, `one` or `all`");
+        check(doc! { "missed_limit": 5 }, "needs `missed = \"all\"`");
+        check(doc! { "job": null }, "has no job");
+        check(doc! { "job": {} }, "`class` is missing");
+        check(doc! { "job": { "class": "c", "priority": 10 } }, "`job.priority` is not valid");
+        check(doc! { "job": { "class": "c", "parameters": 5 } }, "`job.parameters` is not valid: it must be a document");
+        check(doc! { "job": { "class": "c", "after": "5m" } }, "does not know its field `after`");
+        check(doc! { "job": { "class": "c", "retry_policy": { "class": "RetryForever" } } }, "`seconds_to_wait_before_retry` is missing");
+        check(doc! { "paused": true }, "`paused` is not valid");
+        check(doc! { "last_slot": bson::DateTime::MAX }, "`last_slot` is not valid: it must be a date from the year 1");
+    }
+}

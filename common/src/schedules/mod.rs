@@ -1,0 +1,58 @@
+//! Periodic jobs: declare, list, pause, resume and remove schedules, and run one at once.
+//!
+//! ```no_run
+//! use recruiter_common::{Store, Workable, schedules::{Missed, Overlap, Schedule}};
+//!
+//! #[derive(serde::Serialize, serde::Deserialize)]
+//! struct Report {
+//!     kind: String,
+//! }
+//!
+//! impl Workable for Report {
+//!     const CLASS: &'static str = "Report";
+//!     type Output = ();
+//! }
+//!
+//! # async fn example(store: &Store) -> Result<(), Box<dyn std::error::Error>> {
+//! Schedule::cron("0 3 * * *", "Europe/Berlin")?
+//!     .job(Report { kind: "daily".into() }.as_job())
+//!     .overlap(Overlap::Skip)
+//!     .missed(Missed::One)
+//!     .declare(store, "nightly-report")
+//!     .await?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! A schedule is a document in `schedulers`. The leading recruiter reads it and enqueues a job for each slot. The `_id` of that job is
+//! derived from the name and the slot, so a repeated insert is the same job.
+//!
+//! | file | content |
+//! |---|---|
+//! | `definition` | a schedule, and its declaration |
+//! | `operations` | list, pause, resume, run, remove |
+//! | `timing` | slots: cron expressions and intervals |
+//! | `policy` | overlapping and missed runs |
+//! | `error` | invalid schedules, failed changes |
+//! | `document` | the stored form |
+
+mod definition;
+mod document;
+mod error;
+mod operations;
+mod policy;
+mod timing;
+
+pub use self::{
+    definition::{Declared, Schedule, id_of_slot},
+    document::{Paused, Run, Skipped, StoredSchedule},
+    error::{InvalidSchedule, ScheduleError},
+    operations::{enqueue_and_advance, find, list, names_in, pause, remove, resume, run_now},
+    policy::{Missed, Overlap},
+    timing::Timing,
+};
+
+/// Maximum number of missed runs that [`Missed::All`] makes up for.
+pub const MOST_MISSED: u16 = 1_000;
+/// Number of newest runs in the history of a schedule.
+pub const KEPT_RUNS: usize = 20;

@@ -1,0 +1,333 @@
+//! `recruiter schedules`: lists, shows, applies, pauses, resumes, runs and removes schedules of periodic jobs.
+
+use std::{collections::BTreeSet, io::Write, path::PathBuf};
+
+use anstyle::AnsiColor;
+use anyhow::{Context, anyhow, bail};
+use bson::{Bson, Document, doc};
+use clap::{Args, Subcommand, builder::BoolishValueParser};
+use recruiter_common::{
+    exit::Exit,
+    instant::Instant,
+    roster::ProcessIdentity,
+    schedules::{self, InvalidSchedule, Run, ScheduleError, StoredSchedule},
+    shutdown::Shutdown,
+    spec::UnknownPolicies,
+    store::{ConnectArgs, Store},
+};
+
+use super::{
+    enqueue::warn_of_untaken,
+    exit::{or_stopped, usage},
+    output::{Column, Format, Row, Screen, briefly_apart, json_line, moment, printable, table},
+    schedules_file,
+};
+
+/// Number of next runs that are shown.
+const SHOWN_NEXT: usize = 5;
+/// Index of the column with the state.
+const STATE: usize = 1;
+
+pub(super) const APPLY_EXAMPLES: &str = "\
+Creates and changes the schedules in the file, and removes those that an earlier file of the same
+namespace has created and that are no longer in it. All other schedules are left alone. The whole
+file is checked before anything is written.
+
+  namespace = \"shop\"
+
+  [schedules.nightly-report]
+  cron = \"0 3 * * *\"            # minute, hour, day of month, month, day of week; or with a second in front
+  zone = \"Europe/Berlin\"        # default: UTC
+  overlap = \"skip\"              # no new run while the previous one is not finished; default: allow
+  missed = \"one\"                # missed runs: one (the default), skip, or all up to missed_limit
+  job = { class = \"report\", parameters = { kind = \"daily\" }, group = \"reports\" }
+
+  [schedules.ping]
+  every = \"30s\"
+  jitter = \"10s\"                # each run is late by up to this time
+  job = { class = \"ping\" }
+
+Examples:
+  recruiter schedules apply schedules.toml --dry-run
+  recruiter schedules apply schedules.toml";
+
+/// The arguments of `schedules`.
+#[derive(Args, Clone, Debug)]
+#[command(arg_required_else_help = true)]
+pub(super) struct SchedulesArgs {
+    #[command(subcommand)]
+    command: SchedulesCommand,
+}
+
+#[derive(Subcommand, Clone, Debug)]
+enum SchedulesCommand {
+    /// List schedules with their next and last runs
+    List {
+        #[command(flatten)]
+        format: Format,
+    },
+    /// Show a schedule, its next runs and its last ones
+    Show {
+        /// Name of the schedule
+        name: String,
+        #[command(flatten)]
+        format: Format,
+    },
+    /// Make the schedules of a namespace those of a file
+    #[command(after_help = APPLY_EXAMPLES)]
+    Apply(ApplyArgs),
+    /// Pause a schedule: its runs are left out until it is resumed
+    Pause {
+        /// Name of the schedule
+        name: String,
+        /// Why it is paused, for the people who list it
+        #[arg(long, env = "RECRUITER_PAUSE_REASON", value_name = "TEXT", default_value = "", hide_default_value = true)]
+        reason: String,
+        #[command(flatten)]
+        format: Format,
+    },
+    /// Resume a paused schedule with its next run
+    Resume {
+        /// Name of the schedule
+        name: String,
+        #[command(flatten)]
+        format: Format,
+    },
+    /// Run a schedule once, now, and write the id of the job
+    Run {
+        /// Name of the schedule
+        name: String,
+        #[command(flatten)]
+        format: Format,
+    },
+    /// Remove schedules; jobs that they have enqueued stay
+    Remove {
+        /// Names of the schedules
+        #[arg(required = true, value_name = "NAME")]
+        names: Vec<String>,
+        /// Dry run: report the changes without making them
+        #[arg(long, env = "RECRUITER_DRY_RUN", value_parser = BoolishValueParser::new())]
+        dry_run: bool,
+        #[command(flatten)]
+        format: Format,
+    },
+}
+
+#[derive(Args, Clone, Debug)]
+struct ApplyArgs {
+    /// The file
+    file: PathBuf,
+    /// Dry run: report the changes without making them
+    #[arg(long, env = "RECRUITER_DRY_RUN", value_parser = BoolishValueParser::new())]
+    dry_run: bool,
+    /// Accept retry policies that only your workers know, not this program
+    #[arg(long, env = "RECRUITER_SCHEDULES_CUSTOM_POLICY", value_parser = BoolishValueParser::new())]
+    custom_policy: bool,
+    #[command(flatten)]
+    format: Format,
+}
+
+/// Runs the subcommand that the arguments name.
+///
+/// # Errors
+/// When MongoDB cannot be used, when a schedule does not exist, or when the file is invalid.
+pub(super) async fn run(args: SchedulesArgs, connect: &ConnectArgs, shutdown: Shutdown, out: &mut impl Write) -> anyhow::Result<()> {
+    match args.command {
+        SchedulesCommand::List { format } => or_stopped(shutdown, list(format, connect, out)).await,
+        SchedulesCommand::Show { name, format } => or_stopped(shutdown, show(&name, format, connect, out)).await,
+        SchedulesCommand::Apply(args) => apply(args, connect, out).await,
+        SchedulesCommand::Pause { name, reason, format } => {
+            let changed = schedules::pause(&connected(false, connect).await?, &name, &who()?, &reason).await.map_err(refused)?;
+            report(out, format, &name, if changed { "paused" } else { "paused-before" }, false)
+        }
+        SchedulesCommand::Resume { name, format } => {
+            let changed = schedules::resume(&connected(false, connect).await?, &name).await.map_err(refused)?;
+            report(out, format, &name, if changed { "resumed" } else { "not-paused" }, false)
+        }
+        SchedulesCommand::Run { name, format } => run_now(&name, format, connect, out).await,
+        SchedulesCommand::Remove { names, dry_run, format } => remove(&names, dry_run, format, connect, out).await,
+    }
+}
+
+/// Who pauses a schedule: the user and the machine.
+fn who() -> anyhow::Result<String> {
+    let user = ["USER", "LOGNAME"].into_iter().find_map(|name| std::env::var(name).ok()).unwrap_or_else(|| "unknown".into());
+    Ok(format!("{user}@{}", ProcessIdentity::of_this_process()?.hostname))
+}
+
+async fn connected(dry_run: bool, connect: &ConnectArgs) -> anyhow::Result<Store> {
+    let name = "recruiter schedules";
+    Ok(if dry_run { Store::connect_to_ask(connect, name).await? } else { Store::connect(connect, name).await? })
+}
+
+/// An invalid value is an error of the user.
+fn refused(error: ScheduleError) -> anyhow::Error {
+    if let ScheduleError::Invalid(problem) = error { usage(problem) } else { error.into() }
+}
+
+fn report(out: &mut impl Write, format: Format, name: &str, outcome: &str, dry_run: bool) -> anyhow::Result<()> {
+    if format.json {
+        return Ok(json_line(out, doc! { "name": name, "outcome": outcome, "dry_run": dry_run })?);
+    }
+    Ok(writeln!(out, "{}{}: {outcome}", if dry_run { "(dry run) " } else { "" }, printable(name, 256))?)
+}
+
+async fn list(format: Format, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
+    let store = connected(true, connect).await?;
+    let (listed, now) = (schedules::list(&store).await?, store.now());
+    if format.json {
+        return Ok(listed.into_iter().try_for_each(|(name, schedule)| json_line(out, to_json(&name, schedule.as_ref(), now)))?);
+    }
+    if listed.is_empty() {
+        return Ok(writeln!(out, "there are no schedules")?);
+    }
+    let columns = [
+        Column::left("NAME").cut_to(12),
+        Column::left("STATE"),
+        Column::left("SCHEDULE").cut_to(12),
+        Column::left("NEXT"),
+        Column::right("LAST"),
+    ];
+    let rows: Vec<Row> = listed.iter().map(|(name, schedule)| row(name, schedule.as_ref(), now)).collect();
+    Ok(table(out, Screen::of_stdout(), &columns, &rows)?)
+}
+
+fn row(name: &str, schedule: Result<&StoredSchedule, &InvalidSchedule>, now: Instant) -> Row {
+    let name = printable(name, 256);
+    let schedule = match schedule {
+        Ok(schedule) => schedule,
+        Err(problem) => {
+            let cells = vec![name, "invalid".into(), "-".into(), "-".into(), "-".into()];
+            return Row { cells, colour: Some((STATE, AnsiColor::Red)), below: Some(printable(&problem.to_string(), 1_000)) };
+        }
+    };
+    let (state, colour) = if schedule.paused.is_some() { ("paused", AnsiColor::Yellow) } else { ("active", AnsiColor::Green) };
+    let next = schedule.next_runs(now, 1).first().map_or_else(|| "-".into(), |next| moment(*next));
+    let last = schedule.runs.last().map_or_else(|| "never".into(), |run| format!("{} ago", briefly_apart(run.at, now)));
+    let cells = vec![name, state.into(), printable(&schedule.schedule.to_string(), 256), next, last];
+    Row { cells, colour: Some((STATE, colour)), below: Some(below(schedule)) }
+}
+
+/// The second line of a row.
+fn below(schedule: &StoredSchedule) -> String {
+    let (class, group) = schedule.schedule.class_and_group().unwrap_or_default();
+    let mut parts = vec![format!("class {}, group {}", printable(class, 80), printable(group, 80))];
+    parts.extend(schedule.namespace.as_ref().map(|namespace| format!("namespace {}", printable(namespace, 80))));
+    parts.extend(pause_of(schedule));
+    parts.extend(skipped_of(schedule));
+    parts.join("; ")
+}
+
+fn pause_of(schedule: &StoredSchedule) -> Option<String> {
+    let paused = schedule.paused.as_ref()?;
+    let by = paused.by.as_deref().map(|by| format!(" by {}", printable(by, 80))).unwrap_or_default();
+    let reason = paused.reason.as_deref().filter(|reason| !reason.is_empty());
+    Some(format!("paused{by}{}", reason.map(|reason| format!(": {}", printable(reason, 200))).unwrap_or_default()))
+}
+
+fn skipped_of(schedule: &StoredSchedule) -> Option<String> {
+    let skipped = schedule.skipped;
+    (skipped.overlap + skipped.missed > 0).then(|| format!("skipped: {} overlapping, {} missed", skipped.overlap, skipped.missed))
+}
+
+/// The document, with what is computed from it.
+fn to_json(name: &str, schedule: Result<&StoredSchedule, &InvalidSchedule>, now: Instant) -> Document {
+    match schedule {
+        Ok(schedule) => {
+            let next = schedule.next_runs(now, SHOWN_NEXT).into_iter().map(|at| Bson::from(bson::DateTime::from_chrono(at)));
+            let mut document = schedule.document.clone();
+            document.insert("state", if schedule.paused.is_some() { "paused" } else { "active" });
+            document.insert("next_runs", next.collect::<Vec<_>>());
+            document
+        }
+        Err(problem) => doc! { "_id": name, "state": "invalid", "problem": problem.to_string() },
+    }
+}
+
+async fn show(name: &str, format: Format, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
+    let store = connected(true, connect).await?;
+    let (schedule, now) = (schedules::find(&store, name).await?, store.now());
+    if format.json {
+        return Ok(json_line(out, to_json(name, Ok(&schedule), now))?);
+    }
+    let mut line = |what: &str, text: String| writeln!(out, "{what:<10} {}", printable(&text, 4_000));
+    line("name", schedule.name.clone())?;
+    line("schedule", schedule.schedule.to_string())?;
+    if let Some(jitter) = schedule.document.get("jitter_ms") {
+        line("jitter", format!("{jitter} ms"))?;
+    }
+    let (overlap, missed) = (schedule.schedule.overlap_policy(), schedule.schedule.missed_policy());
+    line("overlap", overlap.word().into())?;
+    line("missed", missed.word().into())?;
+    if let Some(job) = schedule.document.get("job") {
+        line("job", job.clone().into_relaxed_extjson().to_string())?;
+    }
+    if let Some(namespace) = &schedule.namespace {
+        line("namespace", namespace.clone())?;
+    }
+    if let Some(paused) = pause_of(&schedule) {
+        line("state", paused)?;
+    }
+    if let Some(skipped) = skipped_of(&schedule) {
+        line("skipped", skipped)?;
+    }
+    for next in schedule.next_runs(now, SHOWN_NEXT) {
+        line("next run", moment(next))?;
+    }
+    for run in schedule.runs.iter().rev() {
+        line("run", run_of(run))?;
+    }
+    Ok(())
+}
+
+fn run_of(run: &Run) -> String {
+    let slot = run.slot.map_or_else(|| "manual".into(), |slot| format!("of {}", moment(slot)));
+    format!("{}, job {}, enqueued {}", slot, run.job, moment(run.at))
+}
+
+async fn run_now(name: &str, format: Format, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
+    let job = schedules::run_now(&connected(false, connect).await?, name).await.map_err(refused)?;
+    if format.json {
+        return Ok(json_line(out, doc! { "id": job.to_string() })?);
+    }
+    Ok(writeln!(out, "{job}")?)
+}
+
+async fn remove(names: &[String], dry_run: bool, format: Format, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
+    let store = connected(dry_run, connect).await?;
+    let known: BTreeSet<String> = schedules::list(&store).await?.into_iter().map(|(name, _)| name).collect();
+    let unknown: Vec<&String> = names.iter().filter(|name| !known.contains(*name)).collect();
+    if let Some(name) = unknown.first() {
+        bail!("there is no schedule `{}`; nothing was removed", printable(name, 80));
+    }
+    for name in names {
+        let is_removed = dry_run || schedules::remove(&store, name, None).await?;
+        report(out, format, name, if is_removed { "removed" } else { "removed-before" }, dry_run)?;
+    }
+    Ok(())
+}
+
+async fn apply(args: ApplyArgs, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
+    let unknown = if args.custom_policy { UnknownPolicies::Accept } else { UnknownPolicies::Refuse };
+    let wanted = schedules_file::load(&args.file, unknown).map_err(|error| anyhow!(error).context(Exit::Config))?;
+    let store = connected(args.dry_run, connect).await?;
+    // Every conflict is found before the first change.
+    for (name, schedule) in &wanted.schedules {
+        schedule.compare(&store, name).await.with_context(|| format!("{}: nothing was changed", args.file.display()))?;
+    }
+    let names: BTreeSet<&String> = wanted.schedules.iter().map(|(name, _)| name).collect();
+    let outdated = schedules::names_in(&store, &wanted.name).await?.into_iter().filter(|name| !names.contains(name));
+    for (name, schedule) in &wanted.schedules {
+        let declared = if args.dry_run { schedule.compare(&store, name).await? } else { schedule.declare(&store, name).await? };
+        report(out, args.format, name, declared.word(), args.dry_run)?;
+    }
+    for name in outdated {
+        if args.dry_run || schedules::remove(&store, &name, Some(&wanted.name)).await? {
+            report(out, args.format, &name, "removed", args.dry_run)?;
+        }
+    }
+    out.flush()?;
+    let kinds = wanted.schedules.iter().filter_map(|(_, schedule)| schedule.class_and_group());
+    warn_of_untaken(&store, &kinds.map(|(class, group)| (class.to_owned(), group.to_owned())).collect()).await;
+    Ok(())
+}
