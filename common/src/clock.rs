@@ -6,7 +6,14 @@
 //! also due by the server's own `$$NOW`. The estimate never decides whether a worker is dead: the cleaner measures silence by the monotonic
 //! clock, and a worker measures its lease by [`Uptime`].
 
-use std::{ops::Add, sync::RwLock, time::Duration};
+use std::{
+    ops::Add,
+    sync::{
+        RwLock,
+        atomic::{AtomicI64, Ordering},
+    },
+    time::Duration,
+};
 
 use chrono::DurationRound;
 #[cfg(unix)]
@@ -70,7 +77,12 @@ const FRESH_WITHOUT_NOTICE_FOR: Duration = Duration::from_secs(5);
 pub(crate) struct ServerClock {
     fresh_for: Duration,
     reading: RwLock<Option<Reading>>,
+    /// The last result of [`ServerClock::now_in_order`], in milliseconds.
+    last: AtomicI64,
 }
+
+/// A better estimate may be behind an earlier one by less than this.
+const CORRECTED_BY: i64 = 1_000;
 
 #[derive(Clone, Copy, Debug)]
 struct Reading {
@@ -83,7 +95,7 @@ struct Reading {
 
 impl Default for ServerClock {
     fn default() -> Self {
-        Self { fresh_for: FRESH_FOR, reading: RwLock::default() }
+        Self { fresh_for: FRESH_FOR, reading: RwLock::default(), last: AtomicI64::default() }
     }
 }
 
@@ -121,6 +133,23 @@ impl ServerClock {
     /// The server's time in whole milliseconds. Before the first reading it is this machine's time.
     pub(crate) fn now(&self) -> Instant {
         self.now_at(Uptime::now())
+    }
+
+    /// Like [`ServerClock::now`], but not before an earlier result if a better estimate is slightly behind it. So jobs that one process
+    /// enqueues one after the other have dates in this order.
+    pub(crate) fn now_in_order(&self) -> Instant {
+        let now = self.now();
+        let ms = now.timestamp_millis();
+        let last = self.last.fetch_max(ms, Ordering::Relaxed);
+        if last <= ms {
+            return now;
+        }
+        if last - ms > CORRECTED_BY {
+            // The estimate was wrong before.
+            self.last.store(ms, Ordering::Relaxed);
+            return now;
+        }
+        Instant::from_timestamp_millis(last).unwrap_or(now)
     }
 
     fn now_at(&self, now: Uptime) -> Instant {
@@ -172,6 +201,18 @@ mod tests {
         clock.observe(server(), Uptime::now());
         assert!(!clock.is_stale());
         assert_eq!(now.timestamp_subsec_nanos() % 1_000_000, 0, "BSON dates are whole milliseconds");
+    }
+
+    #[test]
+    fn dates_in_order_do_not_go_back_a_little_and_do_after_an_error() {
+        let clock = ServerClock::default();
+        let asked = Uptime::now();
+        clock.observe(server() + SECOND, asked);
+        let first = clock.now_in_order();
+        clock.observe_at(server() + SECOND / 2, Uptime::now(), Uptime::now());
+        assert!(clock.now() < first && clock.now_in_order() == first);
+        clock.observe_at(server() - 60 * SECOND, Uptime::now(), Uptime::now());
+        assert!(clock.now_in_order() < server() - 50 * SECOND);
     }
 
     #[test]

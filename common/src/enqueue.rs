@@ -11,7 +11,7 @@ use crate::{
     ids::JobId,
     instant::{DUE_MS, Instant},
     job::{DEFAULT_GROUP, Keep, Priority, StoredPolicy, bundle::MOST_ITEMS},
-    limits::{InvalidSetting, LONGEST_GATE, check_resource, gate_of},
+    limits::{InvalidSetting, LONGEST_GATE, check_resource, gate_of, gate_of_line},
     retry_policy::{DoNotDoItAgain, InvalidPolicy, RetryPolicies, RetryPolicy},
     store::{Hint, ScheduledJob, Store, StoreError, schema::LARGEST_WORKABLE},
     telemetry::of_bson,
@@ -168,6 +168,7 @@ pub struct NewJob {
     policy_problem: Option<InvalidPolicy>,
     keep: Keep,
     limits: Vec<String>,
+    line: Option<String>,
     recovered_from: Option<JobId>,
     schedule: Option<Document>,
 }
@@ -310,6 +311,7 @@ impl NewJob {
             policy_problem: None,
             keep: Keep::default(),
             limits: Vec::new(),
+            line: None,
             recovered_from: None,
             schedule: None,
         }
@@ -406,6 +408,14 @@ impl NewJob {
         self
     }
 
+    /// Puts the job into a line: jobs with the same key run one after the other, in the order in which they were enqueued. A job that is
+    /// delayed or retried keeps its place, and those behind it wait until it is finished. A job in a line cannot have other limits, except
+    /// that of its group.
+    pub fn in_line(mut self, key: impl Into<String>) -> Self {
+        self.line = Some(key.into());
+        self
+    }
+
     /// Sets the archived job that this one repeats. The new document names it. The retry policy is accepted without
     /// validation.
     pub fn recovered_from(mut self, job: JobId) -> Self {
@@ -461,7 +471,17 @@ impl NewJob {
         }
         let limit = |name: &String| check_resource(name).map_err(|problem| EnqueueError::Limit { problem });
         self.limits.iter().try_for_each(limit)?;
-        let gate = gate_of(self.limits.iter().map(String::as_str));
+        let gate = match &self.line {
+            Some(_) if !self.limits.is_empty() => {
+                let problem = "a job in a line cannot name resources as well: limit its group, or leave the line out";
+                return Err(EnqueueError::Limit { problem: InvalidSetting(problem.into()) });
+            }
+            Some(key) => {
+                check_resource(key).map_err(|problem| EnqueueError::Limit { problem })?;
+                Some(gate_of_line(key))
+            }
+            None => gate_of(self.limits.iter().map(String::as_str)),
+        };
         if let Some(gate) = gate.as_ref().filter(|gate| gate.len() > LONGEST_GATE) {
             let problem =
                 format!("the names of all resources of a job must have at most {LONGEST_GATE} bytes together, not {}", gate.len());
@@ -568,7 +588,7 @@ impl Store {
     /// [`NewJob::with_id`].
     pub async fn enqueue_many(&self, jobs: impl IntoIterator<Item = NewJob>) -> Result<Vec<Enqueued>, EnqueueError> {
         self.ready_to_enqueue().await?;
-        let prepared = Prepared::from_jobs(jobs, self.now())?;
+        let prepared = Prepared::from_jobs(jobs, self.clock.now_in_order())?;
         let mut documents = prepared.documents;
         let mut known = HashSet::new();
         if !prepared.resent.is_empty() {
@@ -614,7 +634,7 @@ impl Store {
         jobs: impl IntoIterator<Item = NewJob>,
     ) -> Result<Vec<Enqueued>, EnqueueError> {
         self.ready_to_enqueue().await?;
-        let prepared = Prepared::from_jobs(jobs, self.now())?;
+        let prepared = Prepared::from_jobs(jobs, self.clock.now_in_order())?;
         let known = self.insert_jobs_in(session, prepared.documents, &prepared.resent).await?;
         Ok(prepared.ids.into_iter().map(|id| Enqueued { id, is_new: !known.contains(&id) }).collect())
     }

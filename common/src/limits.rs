@@ -7,6 +7,9 @@
 //! A *capacity* is exact, because MongoDB enforces it: a job starts with one numbered [`Permit`] of each of its resources, for example
 //! `printer#0`, and a unique index refuses a second running job with the same permit. The recruiter only chooses numbers that are free.
 //!
+//! Jobs in a *line* run one after the other in the order of enqueueing. A line is a resource with a capacity of one (`>invoice-7`), whose
+//! next job is the one with the earliest `created_at`, and by `_id` among equals: whether it waits, runs, or is due later.
+//!
 //! A *rate* is exact too: each start has an interval of the server's clock in which it is allowed (see [`Rate`]).
 
 use std::{
@@ -28,6 +31,8 @@ pub const LARGEST_CAPACITY: u32 = 100_000;
 pub const LONGEST_GATE: usize = LONGEST_NAME;
 /// Separates the resources in a gate.
 const SEPARATOR: char = ',';
+/// The first character in the gate of a line.
+const LINE: char = '>';
 
 /// A limit of a resource or of a group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -177,6 +182,9 @@ pub struct Settings {
 impl Settings {
     /// The limit of a resource: the one under its name, or else the one under the longest prefix. `None`: nobody has defined one.
     pub fn limit_of(&self, resource: &str) -> Option<Limit> {
+        if line_of_gate(resource).is_some() {
+            return Some(Limit { capacity: Some(1), rate: None });
+        }
         if let Some(limit) = self.limits.get(resource) {
             return Some(*limit);
         }
@@ -234,6 +242,16 @@ pub fn resource_of_group(group: &str) -> String {
 /// The group whose limit a resource stands for.
 pub fn group_of_resource(resource: &str) -> Option<&str> {
     resource.strip_prefix('@')
+}
+
+/// The gate of the jobs in a line. It is a resource of its own, with a capacity of one.
+pub fn gate_of_line(key: &str) -> String {
+    format!("{LINE}{key}")
+}
+
+/// The key of the line, if this is the gate of one.
+pub fn line_of_gate(gate: &str) -> Option<&str> {
+    gate.strip_prefix(LINE)
 }
 
 /// The resources in a gate.
@@ -318,8 +336,8 @@ pub fn check_resource(name: &str) -> Result<(), InvalidSetting> {
     if name.len() > LONGEST_NAME - 8 {
         return refused("has more than 248 bytes");
     }
-    if name.starts_with('@') || name.contains([SEPARATOR, '#', '*']) || name.chars().any(char::is_control) {
-        return refused("must not begin with `@`, and must not contain `,`, `#`, `*` or control characters");
+    if name.starts_with(['@', LINE]) || name.contains([SEPARATOR, '#', '*']) || name.chars().any(char::is_control) {
+        return refused("must not begin with `@` or `>`, and must not contain `,`, `#`, `*` or control characters");
     }
     Ok(())
 }

@@ -23,7 +23,7 @@ use crate::{
     ids::JobId,
     instant::Instant,
     job::{Job, Keep, Priority, StoredPolicy},
-    limits::resources_in,
+    limits::{line_of_gate, resources_in},
     retry_policy::RetryPolicies,
 };
 
@@ -72,6 +72,9 @@ pub struct JobSpec {
     /// Resources that the job needs, for example `printer` or `customer:17` ([`limits`](crate::limits)).
     #[serde(default, deserialize_with = "tags", skip_serializing_if = "Vec::is_empty")]
     pub limits: Vec<String>,
+    /// Key of a line: jobs with the same key run one after the other, in the order of enqueueing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub line: Option<String>,
     /// Id of the job, 24 hexadecimal digits. If a job with this id exists, nothing is enqueued.
     #[serde(default, deserialize_with = "id", serialize_with = "hex", skip_serializing_if = "Option::is_none")]
     pub id: Option<JobId>,
@@ -145,7 +148,14 @@ impl JobSpec {
             urn: job.urn.clone(),
             retry_policy: Some(job.retry_policy.clone()),
             keep: Some(job.keep).filter(|keep| *keep != Keep::default()),
-            limits: job.gate.iter().flat_map(|gate| resources_in(gate)).map(str::to_owned).collect(),
+            limits: job
+                .gate
+                .iter()
+                .filter(|gate| line_of_gate(gate).is_none())
+                .flat_map(|gate| resources_in(gate))
+                .map(str::to_owned)
+                .collect(),
+            line: job.gate.as_deref().and_then(line_of_gate).map(str::to_owned),
             ..Self::default()
         })
     }
@@ -187,6 +197,9 @@ impl JobSpec {
         }
         if let Some(keep) = self.keep {
             job = job.keep(keep);
+        }
+        if let Some(line) = self.line {
+            job = job.in_line(line);
         }
         if let Some(id) = self.id {
             job = job.with_id(id);

@@ -3,7 +3,7 @@
 //! A search is a local read of the primary. If it misses a job, the next search finds it. If it finds a job that was started in the
 //! meantime, the guard of the start refuses it. The indexes cover the search, so its cost does not depend on the size of the parameters.
 
-use std::cmp::Reverse;
+use std::{cmp::Reverse, collections::HashMap};
 
 use bson::{Bson, Document, RawDocument, RawDocumentBuf, doc};
 use futures_util::TryStreamExt;
@@ -127,6 +127,49 @@ impl Store {
         Ok(found)
     }
 
+    /// The head of each of these lines: its first unfinished job, locked or not, due or not. Also returns whether it is locked.
+    ///
+    /// Filter: gate. Index: `lines`. Invariant: the order of a line. A failover may undo the end of an earlier head, but the unique index
+    /// `permits` lets one job of the line run at a time.
+    pub async fn heads_of_lines(&self, gates: &[&str]) -> Result<HashMap<String, (ScheduledJob, bool)>, StoreError> {
+        let mut heads = HashMap::with_capacity(gates.len());
+        for gates in gates.chunks(LANES_PER_UNION) {
+            let stages = |gate: &&str| {
+                [
+                    doc! { "$match": { "gate": gate } },
+                    doc! { "$sort": { "created_at": 1, "_id": 1 } },
+                    doc! { "$limit": 1 },
+                    doc! { "$project": { "group": 1, "workable.class": 1, "gate": 1, "priority": 1, "scheduled_at": 1, "locked": 1 } },
+                ]
+            };
+            let found = self.union("heads_of_lines", gates.iter().map(stages)).await?;
+            for job in &found {
+                let class = job.get_document("workable").and_then(|workable| workable.get_str("class"));
+                if let Some(head) = class.ok().and_then(|class| ScheduledJob::of(job, class)) {
+                    heads.extend(head.gate.clone().map(|gate| (gate, (head, job.get_bool("locked").unwrap_or(false)))));
+                }
+            }
+        }
+        Ok(heads)
+    }
+
+    /// One query for several parts of `scheduled`.
+    async fn union<const N: usize>(
+        &self,
+        operation: &'static str,
+        mut parts: impl Iterator<Item = [Document; N]>,
+    ) -> Result<Vec<RawDocumentBuf>, StoreError> {
+        let Some(first) = parts.next() else { return Ok(Vec::new()) };
+        let mut pipeline = Vec::from(first);
+        pipeline.extend(parts.map(|stages| doc! { "$unionWith": { "coll": "scheduled", "pipeline": Vec::from(stages) } }));
+        let scheduled = self.scheduled.clone_with_type::<RawDocumentBuf>();
+        call(operation, async move {
+            let search = scheduled.aggregate(pipeline).with_type::<RawDocumentBuf>().batch_size(100_000).max_time(CALL_LIMIT / 2);
+            search.read_concern(ReadConcern::local()).await?.try_collect().await
+        })
+        .await
+    }
+
     async fn due_in_each(&self, lanes: &[(Lane, usize)], until: Instant) -> Result<Vec<DueJobs>, StoreError> {
         let stages = |(number, (lane, limit)): (usize, &(Lane, usize))| {
             let number = i64::try_from(number).unwrap_or(i64::MAX);
@@ -137,16 +180,7 @@ impl Store {
                 doc! { "$project": { "group": 1, "workable.class": 1, "gate": 1, "priority": 1, "scheduled_at": 1, "lane": { "$literal": number } } },
             ]
         };
-        let mut each = lanes.iter().enumerate().map(stages);
-        let Some(first) = each.next() else { return Ok(Vec::new()) };
-        let mut pipeline = Vec::from(first);
-        pipeline.extend(each.map(|stages| doc! { "$unionWith": { "coll": "scheduled", "pipeline": Vec::from(stages) } }));
-        let scheduled = self.scheduled.clone_with_type::<RawDocumentBuf>();
-        let entries: Vec<RawDocumentBuf> = call("due_jobs_of_each", async move {
-            let search = scheduled.aggregate(pipeline).with_type::<RawDocumentBuf>().batch_size(100_000).max_time(CALL_LIMIT / 2);
-            search.read_concern(ReadConcern::local()).await?.try_collect().await
-        })
-        .await?;
+        let entries = self.union("due_jobs_of_each", lanes.iter().enumerate().map(stages)).await?;
         let mut counts = vec![0; lanes.len()];
         let mut found = vec![DueJobs { jobs: Vec::new(), end: None }; lanes.len()];
         for entry in &entries {

@@ -17,7 +17,7 @@ use super::{
 use crate::{instant::DUE_MS, job::bundle::MOST_ITEMS, limits::LARGEST_CAPACITY, roster::Channel, schedules::MOST_MISSED};
 
 /// Version of the schema in this file. Every change to the schema increases it.
-const SCHEMA_VERSION: i32 = 9;
+const SCHEMA_VERSION: i32 = 10;
 
 /// Maximum size of a `workable`, in bytes of BSON. A job with its history and its result must fit into MongoDB's limit
 /// of 16 MiB.
@@ -29,6 +29,8 @@ pub const DUE_JOBS: &str = "due_jobs";
 /// The jobs with a gate. Serves `due_jobs`, `gated_groups` and `gated_lanes_of`. There are two indexes, because in one index with the gate
 /// before the dates the jobs without a gate would not be a single range: MongoDB has separate entries for `null` and `undefined`.
 pub const GATED_JOBS: &str = "gated_jobs";
+/// The jobs in lines, locked or not, in their order. Serves `heads_of_lines`.
+pub const LINES: &str = "lines";
 /// The permits of running jobs: a second running job with the same permit is refused. Serves `held_permits`.
 pub const PERMITS: &str = "permits";
 /// Serves `prune_archived`, the statistics and the list of the newest finished jobs.
@@ -55,7 +57,7 @@ struct Index {
 /// All indexes. Other keys under the same name replace the old index, and until the new one is built searches find
 /// nothing. With a number in the name (`due_jobs_2`), the old index serves the old release until a recruiter of this
 /// release leads ([`drop_outdated_indexes`]).
-fn indexes() -> [Index; 5] {
+fn indexes() -> [Index; 6] {
     [
         Index {
             collection: "scheduled",
@@ -74,6 +76,13 @@ fn indexes() -> [Index; 5] {
         },
         Index {
             collection: "scheduled",
+            name: LINES,
+            keys: doc! { "gate": 1, "created_at": 1, "_id": 1 },
+            only: Some(doc! { "gate": any_line() }),
+            is_unique: false,
+        },
+        Index {
+            collection: "scheduled",
             name: PERMITS,
             keys: doc! { "last_execution.permits": 1 },
             only: Some(doc! { "locked": true, "last_execution.permits": { "$exists": true } }),
@@ -87,6 +96,11 @@ fn indexes() -> [Index; 5] {
 /// The predicate of the jobs in the index `gated_jobs`.
 pub(super) fn any_gate() -> Document {
     doc! { "$gte": "" }
+}
+
+/// The predicate of the gates of lines: those that begin with `>`.
+fn any_line() -> Document {
+    doc! { "$gte": ">", "$lt": "?" }
 }
 
 /// The kind of a collection, which decides its options.
@@ -354,6 +368,8 @@ fn waiting_job() -> Document {
                 "executions": { "bsonType": ["array", "null"], "items": execution(), "description": "an array of executions" },
             },
         },
+        // The place in a line.
+        "$or": [{ "gate": { "$not": any_line() } }, { "created_at": { "$type": "date" } }],
         "scheduled_at": { "$gte": bson::DateTime::from_millis(*DUE_MS.start()), "$lte": bson::DateTime::from_millis(*DUE_MS.end()) },
         "$expr": { "$or": [
             { "$ne": [{ "$type": "$workable" }, "object"] },

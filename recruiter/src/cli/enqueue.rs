@@ -112,6 +112,9 @@ struct Description {
     /// Resource that the job needs, for example printer or customer:17; may be given several times
     #[arg(long = "limit", env = "RECRUITER_ENQUEUE_LIMIT", value_name = "RESOURCE")]
     limits: Vec<String>,
+    /// Key of a line: jobs with the same key run one after the other, in the order of enqueueing
+    #[arg(long, env = "RECRUITER_ENQUEUE_LINE", value_name = "KEY", conflicts_with = "limits")]
+    line: Option<String>,
     /// Id of the job, 24 hexadecimal digits; if a job with this id exists, nothing is enqueued
     #[arg(long, value_name = "ID", value_parser = id_of_text)]
     id: Option<JobId>,
@@ -140,6 +143,7 @@ impl From<Description> for JobSpec {
         spec.retry_policy = flags.retry_policy;
         spec.keep = flags.keep;
         spec.limits = flags.limits;
+        spec.line = flags.line;
         spec.id = flags.id;
         spec
     }

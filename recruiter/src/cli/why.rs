@@ -11,6 +11,7 @@ use recruiter_common::{
     ids::JobId,
     instant::Instant,
     job::{Job, JobState},
+    limits::line_of_gate,
     store::{ConnectArgs, Lane, Store},
 };
 
@@ -99,6 +100,14 @@ async fn why_due(store: &Store, job: &Job, at: Instant, now: Instant) -> anyhow:
         return Ok(Why::new("no-worker", format!("{reason}; start one that does")));
     }
     let lane = Lane { gate: job.gate.clone(), ..Lane::new(&job.group, &job.class) };
+    if let Some(head) = head_of_line(store, job).await? {
+        let key = job.gate.as_deref().and_then(line_of_gate).unwrap_or_default();
+        let text = format!(
+            "it is in the line `{}` behind job {head}, which must be finished first; `recruiter jobs why {head}` says more",
+            printable(key, 80)
+        );
+        return Ok(Why::new("behind", text));
+    }
     let admission = Admission::seen_from_outside(store.settings().await?, &store.held_permits().await?);
     if let Some(reason) = admission.why(&lane, now) {
         return explain(store, &reason, now).await;
@@ -124,6 +133,13 @@ async fn why_due(store: &Store, job: &Job, at: Instant, now: Instant) -> anyhow:
             ),
         )
     })
+}
+
+/// The head of the line of this job, if it is another job.
+async fn head_of_line(store: &Store, job: &Job) -> anyhow::Result<Option<JobId>> {
+    let Some(gate) = job.gate.as_deref().filter(|gate| line_of_gate(gate).is_some()) else { return Ok(None) };
+    let heads = store.heads_of_lines(&[gate]).await?;
+    Ok(heads.get(gate).map(|(head, _)| head.id).filter(|head| *head != job.id))
 }
 
 /// A refusal of admission in words.

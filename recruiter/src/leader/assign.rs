@@ -19,7 +19,7 @@ use super::{
     fleet::{Fleet, FreeWorker, KindId},
     in_flight::{InFlight, Turn},
     keep_alive::KeepAlive,
-    lanes::{Lanes, Search, StaleLanes},
+    lanes::{Lanes, Search, StaleLanes, is_of_line},
     past_assignments::PastAssignments,
     plan::{Plan, plan},
     trigger::{Alarms, Trigger},
@@ -153,7 +153,7 @@ impl Assigning {
         let unannounced = std::mem::take(&mut self.unannounced).intersection(&assigned).count();
         let slots_before = slots.values().sum();
         let slots = self.fleet.slots();
-        let (next_due, retry_at) = self.lanes.next_round(&slots, |lane| self.admission.opens_at(lane, now), now);
+        let (next_due, retry_at) = self.lanes.next_round(&slots, &self.admission, now);
         // Another round follows at once if the cached roster was stale, or if some lanes are not listed or searched yet.
         let is_incomplete = self.fleet.is_unknown() || self.discovery.is_incomplete() || (self.has_unsearched && !slots.is_empty());
         let retry_at = if is_incomplete { Some(at) } else { retry_at };
@@ -308,12 +308,35 @@ impl Assigning {
             // As many again may be in flight or paused.
             *limit = (*limit).min(slots).max(1) * 2 * SURPLUS_OF_EACH;
         }
+        let (lines, lanes): (Vec<_>, Vec<_>) = lanes.into_iter().partition(|(lane, _)| is_of_line(lane));
+        self.search_lines(store, lines.into_iter().map(|(lane, _)| lane).collect(), until, at).await?;
         let answers = store.due_jobs_of_each(&lanes, until).await?;
         for ((lane, limit), answer) in lanes.into_iter().zip(answers) {
             let was_full = answer.end.is_some();
             let mut search = self.sort(store, answer, until, at);
             search.is_fruitless = was_full && !search.fills(1, std::slice::from_ref(&lane), until);
             debug_assert!(limit > 0, "a lane without room is not searched");
+            self.lanes.fill(&[lane], &mut search, at);
+        }
+        Ok(())
+    }
+
+    /// Finds the heads of lines. The window of a line has at most one job: its head, if that is in this lane and does not run. Nothing behind
+    /// it may start, even if it is due later.
+    async fn search_lines(&mut self, store: &impl Database, lanes: Vec<Lane>, until: Instant, at: Monotonic) -> Result<(), StoreError> {
+        if lanes.is_empty() {
+            return Ok(());
+        }
+        let gates: BTreeSet<&str> = lanes.iter().filter_map(|lane| lane.gate.as_deref()).collect();
+        let heads = store.heads_of_lines(&gates.into_iter().collect::<Vec<_>>()).await?;
+        for lane in lanes {
+            let head = lane.gate.as_ref().and_then(|gate| heads.get(gate));
+            let jobs: Vec<ScheduledJob> =
+                head.filter(|(head, is_locked)| !is_locked && head.lane() == lane).map(|(head, _)| head.clone()).into_iter().collect();
+            // Behind the head there may be others.
+            let end = head.map(|(head, _)| head.position());
+            let mut search = self.sort(store, DueJobs { jobs, end }, until, at);
+            search.is_fruitless = search.found.values().all(|found| found.jobs.is_empty());
             self.lanes.fill(&[lane], &mut search, at);
         }
         Ok(())

@@ -10,7 +10,7 @@ use recruiter_common::{
     instant::Instant,
     limits::Settings,
     roster::AvailableWorker,
-    store::{Channel, DueJobs, Hint, Lane, Planned, Store, StoreError},
+    store::{Channel, DueJobs, Hint, Lane, Planned, ScheduledJob, Store, StoreError},
 };
 
 /// Number of further jobs per slot that a search asks for, so that the next rounds need not search.
@@ -41,6 +41,7 @@ pub(crate) trait Database {
     async fn gated_lanes_of(&self, group: &str) -> Result<Vec<Lane>, StoreError>;
     async fn due_jobs(&self, lanes: &[Lane], until: Instant, limit: usize) -> Result<DueJobs, StoreError>;
     async fn due_jobs_of_each(&self, lanes: &[(Lane, usize)], until: Instant) -> Result<Vec<DueJobs>, StoreError>;
+    async fn heads_of_lines(&self, gates: &[&str]) -> Result<HashMap<String, (ScheduledJob, bool)>, StoreError>;
     async fn settings(&self) -> Result<Settings, StoreError>;
     async fn held_permits(&self) -> Result<BTreeSet<String>, StoreError>;
     async fn running_without_permit(&self, group: &str) -> Result<u64, StoreError>;
@@ -91,6 +92,10 @@ impl Database for Store {
 
     async fn due_jobs_of_each(&self, lanes: &[(Lane, usize)], until: Instant) -> Result<Vec<DueJobs>, StoreError> {
         self.due_jobs_of_each(lanes, until).await
+    }
+
+    async fn heads_of_lines(&self, gates: &[&str]) -> Result<HashMap<String, (ScheduledJob, bool)>, StoreError> {
+        self.heads_of_lines(gates).await
     }
 
     async fn settings(&self) -> Result<Settings, StoreError> {

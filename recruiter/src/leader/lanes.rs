@@ -23,6 +23,7 @@ use std::{
 use recruiter_common::{
     ids::JobId,
     instant::Instant,
+    limits::line_of_gate,
     store::{Lane, Position, ScheduledJob},
 };
 
@@ -269,7 +270,8 @@ impl Lanes {
                 continue;
             }
             let window = self.windows.entry(job.lane()).or_insert_with(|| Window { is_stale: !is_scanned, ..Window::stale(horizon) });
-            if known >= REMEMBERED {
+            if known >= REMEMBERED || is_of_line(&job.lane()) {
+                // Another job may be before it in its line.
                 window.is_stale = true;
             } else if window.end.is_none_or(|end| job.position() < end)
                 && let Err(index) = window.jobs.binary_search_by_key(&job.position(), ScheduledJob::position)
@@ -354,17 +356,20 @@ impl Lanes {
     }
 
     /// When the next round is due for workers of these kinds: a date of the server's clock, and an instant of this process's clock.
+    ///
+    /// A lane without room needs no round, unless a rate gives it room at a known date.
     pub(crate) fn next_round(
         &self,
         free: &HashMap<KindId, usize>,
-        opens_at: impl Fn(&Lane) -> Option<Instant>,
+        admission: &Admission,
         now: Instant,
     ) -> (Option<Instant>, Option<Monotonic>) {
         let (mut date, mut instant) = (None, None);
         let is_taken = |window: &Window| window.able.iter().any(|kind| free.contains_key(kind));
         for (lane, window) in self.windows.iter().filter(|(_, window)| is_taken(window)) {
-            if window.is_stale || window.jobs.front().is_some() {
-                date = date.into_iter().chain(opens_at(lane)).min();
+            if admission.room(lane, now) == 0 {
+                date = date.into_iter().chain(admission.opens_at(lane, now)).min();
+                continue;
             }
             let later = window.jobs.iter().map(|job| job.scheduled_at).chain(window.next_due).filter(|at| *at > now).min();
             date = date.into_iter().chain(later).min();
@@ -373,6 +378,11 @@ impl Lanes {
         }
         (date, instant)
     }
+}
+
+/// Whether the jobs of this lane are in a line.
+pub(crate) fn is_of_line(lane: &Lane) -> bool {
+    lane.gate.as_deref().is_some_and(|gate| line_of_gate(gate).is_some())
 }
 
 /// A lane that may be searched, and how many of its jobs may start now.
@@ -391,7 +401,9 @@ impl<'a> Candidate<'a> {
 
     /// Whether a search may find further due jobs that may start now.
     fn is_unsure(self, now: Instant, at: Monotonic) -> bool {
-        self.window.may_have_more(now, at) && self.due(now).count() < self.room
+        // Behind the head of a line no job may start.
+        let has_head = self.room == 1 && is_of_line(self.lane) && !self.window.jobs.is_empty();
+        self.window.may_have_more(now, at) && !has_head && self.due(now).count() < self.room
     }
 }
 
@@ -563,8 +575,8 @@ mod tests {
         let mut lanes = scanned(&[&later], None);
         assert!(!is_stale(&mut lanes, NOW, Duration::ZERO));
         let free = HashMap::from([(0, 1)]);
-        assert_eq!(lanes.next_round(&free, |_| None, date(NOW)), (Some(date(NOW + 500)), None));
-        assert_eq!(lanes.next_round(&HashMap::new(), |_| None, date(NOW)), (None, None), "no worker could take it");
+        assert_eq!(lanes.next_round(&free, &Admission::default(), date(NOW)), (Some(date(NOW + 500)), None));
+        assert_eq!(lanes.next_round(&HashMap::new(), &Admission::default(), date(NOW)), (None, None), "no worker could take it");
         assert!(!is_stale(&mut lanes, NOW + 1_500, Duration::ZERO), "it is due, and nothing else can be");
         take(&mut lanes, &later);
         assert!(lanes.needs_scan(date(NOW + 2_001)) && !lanes.needs_scan(date(NOW + 2_000)), "the horizon");
@@ -577,7 +589,7 @@ mod tests {
         fill(&mut lanes, "a", Search { is_fruitless: true, ..found(&[], Some(&last)) });
         assert!(!is_stale(&mut lanes, NOW, Duration::ZERO), "the same search would find the same");
         assert!(is_stale(&mut lanes, NOW, FRUITLESS_FOR));
-        assert!(lanes.next_round(&HashMap::from([(0, 1)]), |_| None, date(NOW)).1.is_some());
+        assert!(lanes.next_round(&HashMap::from([(0, 1)]), &Admission::default(), date(NOW)).1.is_some());
         let at = Monotonic::now();
         let mut again = found(&[&last], None);
         again.found.get_mut(&lane("a")).unwrap().pause_ends_at = Some(at + Duration::from_secs(60));

@@ -8,7 +8,7 @@ use std::{
 use bson::{Document, doc};
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 use recruiter_common::{
-    enqueue::{EnqueueError, NewJob},
+    enqueue::{EnqueueError, NewJob, Workable as _},
     ids::{JobId, RoundId, StartId, WorkerId},
     job::Priority,
     limits::{self, Limit, Paused, Permit, Rate, SettingError},
@@ -402,5 +402,63 @@ async fn groups_with_weights_get_their_shares() {
     // As long as both groups have jobs.
     let of_quiet = begins.take(jobs).filter(|line| quiet.contains(&line.execution().0)).count();
     assert!(of_quiet.abs_diff(jobs * 3 / 4) <= jobs / 20, "{of_quiet} of {jobs} starts");
+    close(world).await;
+}
+
+/// Delays, failures that are retried, and killed workers: the order of each line is that of enqueueing, and one job runs at a time.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_line_keeps_its_order_through_delays_retries_and_kills() {
+    let mut world = world(&["10", "10"]).await;
+    world.start(Role::Recruiter, &[], &[]);
+    let policy = RetryManyTimes::new(30, Duration::from_millis(50)).unwrap();
+    let mut lines: Vec<Vec<JobId>> = vec![Vec::new(); 4];
+    for number in 0..60_u32 {
+        let line = number as usize % lines.len();
+        let entry = Entry { ms: 5, failures: u32::from(number % 7 == 0), ..Entry::default() };
+        let job = entry.as_job().in_line(format!("line-{line}")).retry(&policy).priority(Priority::new((number % 10) as u8).unwrap());
+        let job = if number % 11 == 0 { job.after(Duration::from_millis(300)) } else { job };
+        lines[line].push(world.enqueue(job, Policy::Again(30)).await.unwrap());
+    }
+    let (mut random, mut killed) = (StdRng::seed_from_u64(11), HashMap::new());
+    let end = Instant::now() + SOON;
+    while world.unfinished().await > 0 && Instant::now() < end {
+        world.tend();
+        pause(Duration::from_millis(random.random_range(300..900))).await;
+        let process = &world.members[random.random_range(0..world.members.len())].process;
+        process.kill();
+        killed.insert(process.pid(), monotonic_ms() + 1);
+    }
+    assert!(world.until_quiet(SOON).await, "not quiet\n{}", world.logs());
+    let ledger = world.ledger();
+    for line in &lines {
+        assert_eq!(most_at_once(&ledger, &killed, |job| line.contains(&job)), 1);
+        let mut entered: Vec<usize> = Vec::new();
+        for event in ledger.iter().filter(|event| event.event == Event::Begin) {
+            entered.extend(line.iter().position(|job| *job == event.execution().0));
+        }
+        assert!(entered.is_sorted() && entered.last() == Some(&(line.len() - 1)), "{entered:?}");
+    }
+    close(world).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_in_a_line_says_what_it_is_behind_and_others_pass() {
+    let world = world(&["5"]).await;
+    let head = world.enqueue(Entry::lasting(0).in_line("invoice").after(Duration::from_secs(4)), Policy::Never).await.unwrap();
+    let second = world.enqueue(Entry::lasting(0).in_line("invoice").priority(Priority::new(9).unwrap()), Policy::Never).await.unwrap();
+    let other = world.enqueue(Entry::lasting(0).in_line("order"), Policy::Never).await.unwrap();
+    wait(&world, "another line goes on", async || world.archived(other).await.is_some()).await;
+    let said = why(&world, second).await;
+    assert!(said["reason"] == "behind" && said["text"].as_str().unwrap().contains(&head.to_string()), "{said}");
+    assert!(world.archived(second).await.is_none());
+    assert!(cli(&world.database, &["jobs", "cancel", &head.to_string()]).0 == Some(0));
+    wait(&world, "the second is the head", async || world.archived(second).await.is_some()).await;
+    let problem = Entry::lasting(0).in_line("a").limit("b").enqueue(&world.store).await.unwrap_err();
+    assert!(problem.to_string().contains("cannot name resources as well"), "{problem}");
+    let (code, _, err) = cli(&world.database, &["enqueue", "--class", "entry", "--line", "a,b"]);
+    assert!(code == Some(2) && err.contains("must not contain"), "{code:?} {err}");
+    let mut without_date = recruiter_tests::factory::minimal_job("entry");
+    without_date.extend(doc! { "gate": ">invoice" });
+    assert!(world.database.raw("scheduled").insert_one(without_date).await.is_err(), "a job in a line has a place");
     close(world).await;
 }

@@ -57,7 +57,7 @@ async fn is_as_it_should_be(database: &TestDatabase) -> bool {
     let validated = has_validator("scheduled").await && has_validator("schedulers").await;
     capped
         && validated
-        && indexes(database, "scheduled").await == ["_id_", "due_jobs", "gated_jobs", "permits"]
+        && indexes(database, "scheduled").await == ["_id_", "due_jobs", "gated_jobs", "lines", "permits"]
         && indexes(database, "archived").await == ["_id_", "archived_by_end"]
         && indexes(database, "schedulers").await == ["_id_", "schedule_revisions"]
 }
@@ -166,10 +166,10 @@ async fn an_index_of_an_earlier_release_serves_it_until_the_new_one_leads() {
     let own = mongodb::IndexModel::builder().keys(doc! { "urn": 1 }).options(named("by_urn")).build();
     database.raw("scheduled").create_indexes([earlier, own]).await.unwrap();
     store(&database).await;
-    assert_eq!(indexes(&database, "scheduled").await, ["_id_", "by_urn", "due_jobs", "due_jobs_0", "gated_jobs", "permits"]);
+    assert_eq!(indexes(&database, "scheduled").await, ["_id_", "by_urn", "due_jobs", "due_jobs_0", "gated_jobs", "lines", "permits"]);
     let recruiter = Process::on(&database, "recruiter", &["run"]);
     wait_until(SOON, "it is dropped", async || {
-        indexes(&database, "scheduled").await == ["_id_", "by_urn", "due_jobs", "gated_jobs", "permits"]
+        indexes(&database, "scheduled").await == ["_id_", "by_urn", "due_jobs", "gated_jobs", "lines", "permits"]
     })
     .await;
     drop(recruiter);

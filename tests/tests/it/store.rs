@@ -674,8 +674,8 @@ async fn processes_that_start_together_make_the_schema_once() {
             .into()
     );
     let indexes = async |collection: &str| database.raw(collection).list_index_names().await.unwrap().into_iter().collect::<BTreeSet<_>>();
-    assert_eq!(indexes("scheduled").await, ["_id_", "due_jobs", "gated_jobs", "permits"].map(str::to_owned).into());
+    assert_eq!(indexes("scheduled").await, ["_id_", "due_jobs", "gated_jobs", "lines", "permits"].map(str::to_owned).into());
     assert_eq!(indexes("archived").await, ["_id_", "archived_by_end"].map(str::to_owned).into());
     let schema = database.raw("metadata").find_one(doc! { "_id": "schema" }).await.unwrap().unwrap();
-    assert_eq!(schema.get("version"), Some(&Bson::Int32(9)));
+    assert_eq!(schema.get("version"), Some(&Bson::Int32(10)));
 }

@@ -266,6 +266,10 @@ impl Database for Memory {
         Ok(found)
     }
 
+    async fn heads_of_lines(&self, _: &[&str]) -> Result<HashMap<String, (ScheduledJob, bool)>, StoreError> {
+        Ok(HashMap::new())
+    }
+
     async fn settings(&self) -> Result<Settings, StoreError> {
         let limit = Limit { capacity: Some(LARGEST_CAPACITY), rate: None };
         let gates: BTreeSet<String> = self.data.borrow().jobs.iter().filter_map(|job| job.job.gate.clone()).collect();
