@@ -10,7 +10,7 @@ use crate::{
     ids::JobId,
     instant::{DUE_MS, Instant},
     job::{Keep, Priority, StoredPolicy},
-    limits::resources_in,
+    limits::{line_of_gate, resources_in},
     spec::{JobSpec, UnknownPolicies},
 };
 
@@ -218,7 +218,10 @@ pub(super) fn template_of(job: NewJob) -> Result<Document, InvalidSchedule> {
         template.extend(workable.into_iter().filter(|(field, _)| field != "method"));
     }
     if let Ok(gate) = job.get_str("gate") {
-        template.insert("limits", resources_in(gate).map(Bson::from).collect::<Vec<_>>());
+        match line_of_gate(gate) {
+            Some(line) => _ = template.insert("line", line),
+            None => _ = template.insert("limits", resources_in(gate).map(Bson::from).collect::<Vec<_>>()),
+        }
     }
     template.extend(SHARED.into_iter().filter_map(|field| Some((field.to_owned(), job.remove(field)?))));
     Ok(template)
@@ -227,7 +230,7 @@ pub(super) fn template_of(job: NewJob) -> Result<Document, InvalidSchedule> {
 /// The job of a template. A field that this release does not know is refused: without it the job would be another one.
 fn job_of(template: &Document) -> Result<NewJob, InvalidSchedule> {
     let fields = Fields { document: template, within: "job." };
-    let known = ["class", "parameters", "items", "limits"];
+    let known = ["class", "parameters", "items", "limits", "line"];
     if let Some(field) = template.keys().find(|field| !known.contains(&field.as_str()) && !SHARED.contains(&field.as_str())) {
         return Err(InvalidSchedule::Job { reason: format!("this release does not know its field `{field}`") });
     }
@@ -253,6 +256,7 @@ fn spec_of(fields: &Fields<'_>) -> Result<JobSpec, InvalidSchedule> {
         group: fields.text("group")?.map(str::to_owned),
         priority: fields.get("priority", "an integer from 0 to 9", |value| Priority::new(u8::try_from(integer(value)?).ok()?))?,
         limits: fields.get("limits", "an array of texts", texts)?.unwrap_or_default(),
+        line: fields.text("line")?.map(str::to_owned),
         tags: fields.get("tags", "an array of texts", texts)?.unwrap_or_default(),
         urn: fields.text("urn")?.map(str::to_owned),
         retry_policy: fields.get("retry_policy", "a document {class, parameters}", policy)?,
@@ -278,7 +282,7 @@ mod tests {
         let policy = RetryForever::new(Duration::from_secs(1)).expect("a policy");
         let jobs = [
             NewJob::of_class("c", doc! { "a": 5_i64 }),
-            NewJob::bundle_of_class("c", [doc! { "n": 1 }, doc! {}]).keep(Keep::Failures),
+            NewJob::bundle_of_class("c", [doc! { "n": 1 }, doc! {}]).keep(Keep::Failures).in_line("a"),
             NewJob::of_class("c", doc! {})
                 .in_group("g")
                 .priority(Priority::MAX)

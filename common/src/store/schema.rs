@@ -474,6 +474,7 @@ fn schedulers_validator() -> Document {
                         "priority": { "bsonType": ["int", "long", "null"], "minimum": 0, "maximum": 9, "description": "an integer from 0 to 9" },
                         "retry_policy": retry_policy(),
                         "limits": tags(),
+                        "line": optional("string", "a text"),
                         "tags": tags(),
                         "urn": optional("string", "a text"),
                         "keep": { "enum": ["all", "failures", Bson::Null], "description": "`failures` or `all`" },

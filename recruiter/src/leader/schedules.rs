@@ -9,9 +9,9 @@
 //!
 //! A leader that dies after step 2 leaves the slot to the next one, which inserts the same job and advances. A job with `keep: "failures"`
 //! could be gone by then, and run again: for such a schedule steps 2 and 3 are one transaction.
-//! A job is inserted at its slot and
-//! not ahead of it, so that a pause, a removal and `overlap: "skip"` hold until the slot. A timer waits for the slot; each poll only
-//! looks for changed schedules, with one covered query.
+//!
+//! A job is inserted at its slot and not ahead of it, so that a pause, a removal and `overlap: "skip"` hold until the slot. A timer waits for
+//! the slot. Each poll only looks for changed schedules, with one covered query.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
