@@ -1,10 +1,11 @@
-//! The cleaner: retires dead workers, rescues their jobs, and prunes the archive.
+//! The cleaner: retires dead workers, rescues their jobs, archives expired jobs, and prunes the archive.
 //!
 //! `main.rs` calls it. Several cleaners may run, on several machines: every write is guarded and can be repeated. The
 //! cleaner never decides the outcome of a job: the worker stored the verdict of the job's retry policy when it started
 //! the job.
 
 pub mod config;
+mod expire;
 mod liveness;
 mod prune;
 mod rescue;
@@ -16,7 +17,7 @@ use recruiter_common::{
     roster::ProcessIdentity,
     service::Watchdog,
     shutdown::{Shutdown, Wake},
-    store::{ConnectArgs, Store, StoreError},
+    store::{CommitSession, ConnectArgs, Store, StoreError},
     telemetry::{chain, milliseconds},
 };
 
@@ -26,6 +27,8 @@ use crate::{config::CleanerArgs, rescue::Rescuer, retire::Observations};
 const NEIGHBOURS_EVERY: Duration = Duration::from_millis(200);
 /// How long the counts of deleted successes stay: longer than the period of `recruiter stats`.
 const NOT_KEPT_FOR: chrono::TimeDelta = chrono::TimeDelta::minutes(10);
+/// Maximum interval between searches for expired jobs.
+const EXPIRE_EVERY: Duration = Duration::from_secs(5);
 /// Minimum wait after a poll that failed in MongoDB.
 const RETRY: Duration = Duration::from_secs(1);
 
@@ -43,7 +46,8 @@ pub async fn run(args: CleanerArgs, connect: &ConnectArgs, mut shutdown: Shutdow
     let mut observations = Observations::new(here);
     let watchdog = Watchdog::of_this_process();
     let mut rescuer = Rescuer::new(store.clone(), watchdog.clone());
-    let (mut sweep_at, mut prune_at) = (Monotonic::now(), Monotonic::now());
+    let (mut sweep_at, mut prune_at, mut expire_at) = (Monotonic::now(), Monotonic::now(), Monotonic::now());
+    let mut session = CommitSession::default();
     // After the first poll, and after each poll that retired a worker, the next one follows after half the interval:
     // workers that have just registered or restarted are not observed yet.
     let mut is_first = true;
@@ -60,6 +64,13 @@ pub async fn run(args: CleanerArgs, connect: &ConnectArgs, mut shutdown: Shutdow
             sweep_at = Monotonic::now() + args.sweep_every;
             if let Err(error) = rescue::sweep(&store, &mut rescuer, &shutdown).await {
                 tracing::warn!(error = chain(&error), "the sweep failed; trying again later");
+            }
+        }
+        watchdog.progress();
+        if Monotonic::now() >= expire_at {
+            expire_at = Monotonic::now() + args.sweep_every.min(EXPIRE_EVERY);
+            if let Err(error) = expire::tick(&store, &mut session, &shutdown).await {
+                tracing::warn!(error = chain(&error), "expired jobs were not archived; trying again later");
             }
         }
         watchdog.progress();

@@ -20,6 +20,7 @@ use crate::{
     instant::Instant,
     job::{FinishReason, Job, JobState, bundle::is_done},
     shutdown::pause,
+    spec::unique_again,
     store::{
         Archival, CommitSession, Hint, JobFilter, Match, Recorded, Retrial, StateFilter, Store, StoreError, StoredJob, Walk,
         batch::{Batches, cut},
@@ -135,6 +136,15 @@ pub enum Refusal {
     /// Its document is not a valid job.
     #[error("{0}")]
     Malformed(String),
+    /// A job with its unique key is waiting or running.
+    #[error("another job with its unique key is waiting or running; cancel that one first, or wait until it is finished")]
+    KeyIsTaken,
+    /// It waits until another job is finished.
+    #[error("it waits until the running job with the unique key `{key}` is finished")]
+    WaitsForAnother {
+        /// The key.
+        key: String,
+    },
     /// It cannot be enqueued again.
     #[error("it cannot be enqueued again: {0}")]
     Unstorable(String),
@@ -433,7 +443,9 @@ impl Control {
                 Err(error) if error.is_transient() => return Err(error),
                 Err(error) => {
                     if let Some((retrial, _)) = batches.halve(batch) {
-                        outcomes.insert(retrial.job, Changed::Refused(Refusal::Unstorable(chain(&error))));
+                        let is_taken = error.is_duplicate() && unique_fields(&retrial.document);
+                        let refusal = if is_taken { Refusal::KeyIsTaken } else { Refusal::Unstorable(chain(&error)) };
+                        outcomes.insert(retrial.job, Changed::Refused(refusal));
                     }
                 }
             }
@@ -538,6 +550,10 @@ fn step_of_retry(again: bool, is_archived: bool, document: RawDocumentBuf, now: 
         }
         (JobState::Started { worker, .. }, false) => return Err(Refusal::Running { worker: *worker }),
         (JobState::Scheduled { at }, false) if *at <= now => Step::Nothing(Changed::AlreadyDue { since: *at }),
+        (JobState::Scheduled { .. }, false) if job.field("unique_after").is_some_and(|key| key.as_str().is_some()) => {
+            let key = job.field("unique_after").and_then(|key| key.as_str().map(str::to_owned)).unwrap_or_default();
+            return Err(Refusal::WaitsForAnother { key });
+        }
         (JobState::Scheduled { at }, false) => Step::Hasten { at: *at, group: job.group },
         (_, true) => return Err(Refusal::Malformed("it is in the archive, but its document is not in a finished state".into())),
         (JobState::Archived { .. }, false) => {
@@ -561,7 +577,11 @@ fn would_become((id, step): (JobId, Step)) -> (JobId, Changed) {
     (id, changed)
 }
 
-/// The same job under a new id. A bundle gets only the items that are not done, or all items if all are done.
+fn unique_fields(document: &Document) -> bool {
+    ["unique", "unique_while_waiting"].iter().any(|field| document.contains_key(*field))
+}
+
+/// The same job under a new id, with its unique key. A bundle gets only the items that are not done, or all items if all are done.
 fn again(job: Job) -> Result<NewJob, String> {
     let document = |parameters: Bson| {
         let Bson::Document(parameters) = parameters else {
@@ -569,6 +589,7 @@ fn again(job: Job) -> Result<NewJob, String> {
         };
         Ok(parameters)
     };
+    let unique = unique_again(&job);
     let new = match &job.bundle {
         None => NewJob::of_class(job.class, document(job.parameters)?),
         Some(bundle) => {
@@ -581,6 +602,10 @@ fn again(job: Job) -> Result<NewJob, String> {
     };
     let new = new.with_id(JobId::new()).in_group(job.group).priority(job.priority);
     let new = job.tags.into_iter().fold(new, NewJob::tag).retry_stored(job.retry_policy).keep(job.keep).recovered_from(job.id);
+    let new = match unique {
+        Some(unique) => new.unique(unique),
+        None => new,
+    };
     Ok(match job.urn {
         Some(urn) => new.urn(urn),
         None => new,

@@ -1,12 +1,20 @@
 //! The public interface for applications: describe a job and enqueue it now, at a later time, together with other jobs,
 //! or in the application's own transaction.
 
-use std::{collections::HashSet, time::Duration};
+mod backlog;
+mod conflicts;
+
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    time::Duration,
+};
 
 use bson::{Bson, Document, doc};
 use mongodb::ClientSession;
 use serde::{Serialize, de::DeserializeOwned};
 
+pub(crate) use self::backlog::Caps;
+use self::backlog::Patience;
 use crate::{
     ids::JobId,
     instant::{DUE_MS, Instant},
@@ -15,6 +23,7 @@ use crate::{
     retry_policy::{DoNotDoItAgain, InvalidPolicy, RetryPolicies, RetryPolicy},
     store::{Hint, ScheduledJob, Store, StoreError, schema::LARGEST_WORKABLE},
     telemetry::of_bson,
+    unique::{Content, InvalidUnique, Keyed, Unique},
 };
 
 /// Maximum length of a class, group, tag or urn, in bytes.
@@ -145,11 +154,54 @@ impl<P: RetryPolicy> From<Result<P, InvalidPolicy>> for Retry {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Enqueued {
-    /// The id of the job.
+    /// The id of the job. If nothing was enqueued, the id of the existing job.
     pub id: JobId,
-    /// Whether this call has enqueued the job. If not, a scheduled or archived job already had its id
-    /// ([`NewJob::with_id`]).
+    /// Whether this call has enqueued the job. If not, a scheduled or archived job already had its id ([`NewJob::with_id`]) or its unique
+    /// key ([`NewJob::unique`]).
     pub is_new: bool,
+    /// What has happened.
+    pub outcome: Outcome,
+}
+
+impl Enqueued {
+    fn new(id: JobId, outcome: Outcome) -> Self {
+        Self { id, is_new: matches!(outcome, Outcome::New | Outcome::RunsOnceMore), outcome }
+    }
+}
+
+/// What has happened to a job that was to be enqueued.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Outcome {
+    /// It is enqueued.
+    New,
+    /// A job with its id is scheduled or archived.
+    KnownId,
+    /// A job has its unique key. Nothing was changed.
+    Duplicate,
+    /// The waiting job that has its unique key has its content now.
+    Replaced,
+    /// The waiting job that has its unique key has its date now, or the latest possible one.
+    Postponed,
+    /// The job that has its unique key was to be replaced or postponed, and has started. Nothing was changed.
+    AlreadyStarted,
+    /// It is enqueued and waits until the running job with its unique key is finished.
+    RunsOnceMore,
+}
+
+impl Outcome {
+    /// The outcome as one word, for programs.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::New => "new",
+            Self::KnownId => "known-id",
+            Self::Duplicate => "duplicate",
+            Self::Replaced => "replaced",
+            Self::Postponed => "postponed",
+            Self::AlreadyStarted => "already-started",
+            Self::RunsOnceMore => "runs-once-more",
+        }
+    }
 }
 
 /// A job that is not enqueued yet. The enqueueing call reports every invalid setting before it sends anything.
@@ -169,8 +221,16 @@ pub struct NewJob {
     keep: Keep,
     limits: Vec<String>,
     line: Option<String>,
+    unique: Option<Unique>,
+    expires: Option<Expires>,
     recovered_from: Option<JobId>,
     schedule: Option<Document>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Expires {
+    At(Instant),
+    After(Duration),
 }
 
 /// The content of the workable.
@@ -239,6 +299,44 @@ pub enum EnqueueError {
     /// A date that some programming languages cannot read.
     #[error("the job would be due outside of the years 1 to 9999: give an earlier date or a shorter delay")]
     Date,
+    /// The job would expire before it is due.
+    #[error("the job would expire before it is due: give a later `expires_at`, or an earlier due date")]
+    ExpiresTooEarly,
+    /// An expiry that some programming languages cannot read.
+    #[error("the job would expire outside of the years 1 to 9999: give an earlier date or a shorter time")]
+    ExpiryDate,
+    /// The job cannot be unique in this way.
+    #[error("a `{class}` job cannot be unique: {problem}")]
+    Unique {
+        /// Class of the job.
+        class: String,
+        /// The problem.
+        problem: InvalidUnique,
+    },
+    /// Whenever the job was to be enqueued, another one had its unique key, and that one was finished when it was looked up.
+    #[error("the unique key `{key}` was taken and freed again at each attempt: repeat the call")]
+    KeyKeepsChanging {
+        /// The key.
+        key: String,
+    },
+    /// The group has as many waiting jobs as it may have.
+    #[error(
+        "group `{group}` accepts at most {most_waiting} waiting jobs: wait until workers have run some, enqueue fewer at once, or raise the limit with `recruiter groups set`"
+    )]
+    BacklogFull {
+        /// The group.
+        group: String,
+        /// Its limit.
+        most_waiting: u64,
+    },
+    /// The database has the schema of an earlier release, whose indexes do not make jobs unique.
+    #[error(
+        "database `{database}` is set up by an earlier release, which cannot make jobs unique: start a process of this release on it once"
+    )]
+    NotSetUpForUnique {
+        /// The database.
+        database: String,
+    },
     /// The parameters of a built-in retry policy are invalid or unknown.
     #[error("the retry policy of a `{class}` job cannot be used: {problem}")]
     Policy {
@@ -312,6 +410,8 @@ impl NewJob {
             keep: Keep::default(),
             limits: Vec::new(),
             line: None,
+            unique: None,
+            expires: None,
             recovered_from: None,
             schedule: None,
         }
@@ -416,6 +516,26 @@ impl NewJob {
         self
     }
 
+    /// Makes the job unique: while a job with the same key exists, another one is not enqueued.
+    pub fn unique(mut self, unique: Unique) -> Self {
+        self.unique = Some(unique);
+        self
+    }
+
+    /// Sets when the job expires, by the server's clock. A job that has not started by then is archived as `expired`. It must be later than
+    /// the due date.
+    pub fn expires_at(mut self, at: Instant) -> Self {
+        self.expires = Some(Expires::At(at));
+        self
+    }
+
+    /// Sets how long after it is enqueued the job expires. A job that has not started by then is archived as `expired`. It must be longer
+    /// than the delay of the job.
+    pub fn expires_after(mut self, time: Duration) -> Self {
+        self.expires = Some(Expires::After(time));
+        self
+    }
+
     /// Sets the archived job that this one repeats. The new document names it. The retry policy is accepted without
     /// validation.
     pub fn recovered_from(mut self, job: JobId) -> Self {
@@ -464,6 +584,11 @@ impl NewJob {
 
     /// Validates the job and returns its document.
     pub(crate) fn into_document(self, now: Instant) -> Result<(JobId, Document), EnqueueError> {
+        self.into_keyed_document(now).map(|(id, document, _)| (id, document))
+    }
+
+    /// Validates the job and returns its document, and its key if it is unique.
+    fn into_keyed_document(self, now: Instant) -> Result<(JobId, Document, Option<Keyed>), EnqueueError> {
         let names = [("class", &self.class), ("group", &self.group)];
         let names = names.into_iter().chain(self.tags.iter().map(|tag| ("tag", tag))).chain(self.urn.iter().map(|urn| ("urn", urn)));
         for (what, name) in names {
@@ -491,13 +616,33 @@ impl NewJob {
             return Err(EnqueueError::Policy { class: self.class, problem });
         }
         let unstorable = |reason: String| EnqueueError::Parameters { class: self.class.clone(), reason };
+        let later = |delay: Duration| chrono::TimeDelta::from_std(delay).ok().and_then(|delay| now.checked_add_signed(delay));
         let at = match self.scheduled {
             Scheduled::Now => Some(now),
             Scheduled::At(at) => Some(at),
-            Scheduled::After(delay) => chrono::TimeDelta::from_std(delay).ok().and_then(|delay| now.checked_add_signed(delay)),
+            Scheduled::After(delay) => later(delay),
         };
         let at = at.filter(|at| DUE_MS.contains(&at.timestamp_millis())).ok_or(EnqueueError::Date)?;
-        let (workable, outcomes) = match self.given.map_err(unstorable)? {
+        let expires_at = match self.expires {
+            None => None,
+            Some(Expires::At(at)) => Some(Some(at)),
+            Some(Expires::After(time)) => Some(later(time)),
+        };
+        let expires_at = expires_at.map(|at| at.filter(|at| DUE_MS.contains(&at.timestamp_millis())).ok_or(EnqueueError::ExpiryDate));
+        let expires_at = expires_at.transpose()?;
+        if expires_at.is_some_and(|expires_at| expires_at.timestamp_millis() <= at.timestamp_millis()) {
+            return Err(EnqueueError::ExpiresTooEarly);
+        }
+        let given = self.given.map_err(unstorable)?;
+        let keyed = self.unique.map(|unique| {
+            let content = match &given {
+                Given::Parameters(parameters) => Content::Parameters(parameters),
+                Given::Items(items) => Content::Items(items),
+            };
+            unique.validated(&self.class, &content, (at - now).to_std().unwrap_or_default())
+        });
+        let keyed = keyed.transpose().map_err(|problem| EnqueueError::Unique { class: self.class.clone(), problem })?;
+        let (workable, outcomes) = match given {
             Given::Parameters(parameters) => {
                 let parameters = document_or_nothing(parameters).map_err(unstorable)?;
                 (doc! { "class": &self.class, "parameters": parameters, "method": "execute" }, None)
@@ -526,6 +671,12 @@ impl NewJob {
         if is_sent_once {
             document.insert("once", true);
         }
+        if let Some(keyed) = &keyed {
+            document.insert(keyed.scope.field(), &keyed.key);
+        }
+        if let Some(expires_at) = expires_at {
+            document.insert("expires_at", bson::DateTime::from_chrono(expires_at));
+        }
         if let Some(keep) = self.keep.stored() {
             document.insert("keep", keep);
         }
@@ -550,7 +701,7 @@ impl NewJob {
         // The size includes tags and policy: the rest of the document needs room for the history and the result.
         match document.to_vec().map_err(|error| EnqueueError::Parameters { class: class.clone(), reason: of_bson(&error) })?.len() {
             bytes if bytes > LARGEST_WORKABLE + ROOM_FOR_THE_REST => Err(EnqueueError::TooLarge { class, bytes }),
-            _ => Ok((id, document)),
+            _ => Ok((id, document, keyed)),
         }
     }
 }
@@ -566,7 +717,7 @@ fn document_or_nothing(parameters: Bson) -> Result<Bson, String> {
     }
 }
 
-fn check_name(name: &str) -> Result<(), String> {
+pub(crate) fn check_name(name: &str) -> Result<(), String> {
     if name.is_empty() {
         Err("is empty".into())
     } else if name.len() > LONGEST_NAME {
@@ -589,6 +740,14 @@ impl Store {
     pub async fn enqueue_many(&self, jobs: impl IntoIterator<Item = NewJob>) -> Result<Vec<Enqueued>, EnqueueError> {
         self.ready_to_enqueue().await?;
         let prepared = Prepared::from_jobs(jobs, self.clock.now_in_order())?;
+        self.admit(&prepared.groups).await?;
+        if prepared.expires {
+            self.prepare_expiring_jobs().await?;
+        }
+        if !prepared.keyed.is_empty() {
+            return self.enqueue_keyed(prepared).await;
+        }
+        let groups: Vec<String> = prepared.groups.into_keys().collect();
         let mut documents = prepared.documents;
         let mut known = HashSet::new();
         if !prepared.resent.is_empty() {
@@ -599,8 +758,8 @@ impl Store {
         }
         let early = documents.len() <= ANNOUNCED_EARLY;
         let jobs = documents.iter().filter(|_| early && prepared.at.is_none()).filter_map(ScheduledJob::of_document).collect();
-        let again = Hint::Jobs { groups: prepared.groups.clone(), at: prepared.at, jobs: Vec::new() };
-        let hint = Hint::Jobs { groups: prepared.groups, at: prepared.at, jobs };
+        let again = Hint::Jobs { groups: groups.clone(), at: prepared.at, jobs: Vec::new() };
+        let hint = Hint::Jobs { groups, at: prepared.at, jobs };
         let insert = async {
             known.extend(self.insert_jobs(documents).await?);
             Ok::<_, StoreError>(known)
@@ -620,8 +779,33 @@ impl Store {
             known = insert.await?;
             self.announce_hint(hint).await;
         }
-        // Only a job with an id given by the application can exist already.
-        Ok(prepared.ids.into_iter().map(|id| Enqueued { id, is_new: known.is_empty() || !known.contains(&id) }).collect())
+        Ok(prepared.ids.into_iter().map(|id| enqueued(id, &known)).collect())
+    }
+
+    /// Like [`enqueue_many`](Self::enqueue_many), but waits while a group has as many waiting jobs as it may have
+    /// ([`set_most_waiting`](Self::set_most_waiting)). The jobs are enqueued together, so there must be room for all of them.
+    ///
+    /// # Errors
+    /// [`EnqueueError`]; [`EnqueueError::BacklogFull`] if there is no room within the timeout, or if the limit is lower than the number of
+    /// jobs.
+    pub async fn enqueue_when_room(
+        &self,
+        jobs: impl IntoIterator<Item = NewJob>,
+        timeout: Duration,
+    ) -> Result<Vec<Enqueued>, EnqueueError> {
+        let jobs: Vec<NewJob> = jobs.into_iter().collect();
+        let mut patience = Patience::new(timeout);
+        loop {
+            match self.enqueue_many(jobs.iter().cloned()).await {
+                Err(EnqueueError::BacklogFull { group, most_waiting }) => {
+                    let of_group = jobs.iter().filter(|job| job.group == group).count() as u64;
+                    if of_group > most_waiting || !patience.wait().await {
+                        return Err(EnqueueError::BacklogFull { group, most_waiting });
+                    }
+                }
+                done => return done,
+            }
+        }
     }
 
     /// Enqueues many jobs in the caller's session and transaction. See [`NewJob::enqueue_in`].
@@ -635,8 +819,12 @@ impl Store {
     ) -> Result<Vec<Enqueued>, EnqueueError> {
         self.ready_to_enqueue().await?;
         let prepared = Prepared::from_jobs(jobs, self.clock.now_in_order())?;
+        self.admit(&prepared.groups).await?;
+        if !prepared.keyed.is_empty() {
+            return self.enqueue_keyed_in(session, prepared).await;
+        }
         let known = self.insert_jobs_in(session, prepared.documents, &prepared.resent).await?;
-        Ok(prepared.ids.into_iter().map(|id| Enqueued { id, is_new: !known.contains(&id) }).collect())
+        Ok(prepared.ids.into_iter().map(|id| enqueued(id, &known)).collect())
     }
 
     /// Checks before an insert that the schema exists: an insert would create a missing collection without a validator.
@@ -654,13 +842,23 @@ impl Store {
     }
 }
 
+fn enqueued(id: JobId, known: &HashSet<JobId>) -> Enqueued {
+    // Only a job with an id given by the application can exist already.
+    Enqueued::new(id, if !known.is_empty() && known.contains(&id) { Outcome::KnownId } else { Outcome::New })
+}
+
 /// Validated jobs, ready to be sent.
 struct Prepared {
     ids: Vec<JobId>,
     documents: Vec<Document>,
     /// Ids that the application has given.
     resent: Vec<JobId>,
-    groups: Vec<String>,
+    /// The unique keys, by the index of their job.
+    keyed: HashMap<usize, Keyed>,
+    /// Whether one of them expires.
+    expires: bool,
+    /// The number of jobs in each group.
+    groups: BTreeMap<String, u64>,
     /// When the earliest job is due; `None` if one is due now.
     at: Option<Instant>,
 }
@@ -668,18 +866,23 @@ struct Prepared {
 impl Prepared {
     fn from_jobs(jobs: impl IntoIterator<Item = NewJob>, now: Instant) -> Result<Self, EnqueueError> {
         let (mut ids, mut documents, mut resent) = (Vec::new(), Vec::new(), Vec::new());
-        let mut groups = std::collections::BTreeSet::new();
-        let mut first: Option<Instant> = None;
+        let (mut keyed, mut groups) = (HashMap::new(), BTreeMap::new());
+        let (mut first, mut expires): (Option<Instant>, bool) = (None, false);
         for job in jobs {
+            expires |= job.expires.is_some();
             resent.extend(job.id);
-            groups.insert(job.group.clone());
-            let (id, document) = job.into_document(now)?;
+            match groups.get_mut(&job.group) {
+                Some(count) => *count += 1,
+                None => drop(groups.insert(job.group.clone(), 1)),
+            }
+            let (id, document, key) = job.into_keyed_document(now)?;
+            keyed.extend(key.map(|key| (ids.len(), key)));
             let at = document.get_datetime("scheduled_at").map_or(now, |at| at.to_chrono());
             first = Some(first.map_or(at, |first| first.min(at)));
             ids.push(id);
             documents.push(document);
         }
-        Ok(Self { ids, documents, resent, groups: groups.into_iter().collect(), at: first.filter(|at| *at > now) })
+        Ok(Self { ids, documents, resent, keyed, expires, groups, at: first.filter(|at| *at > now) })
     }
 }
 

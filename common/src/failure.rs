@@ -28,6 +28,8 @@ pub const MEMORY_LIMIT: &str = "memory-limit";
 pub const MALFORMED: &str = "malformed";
 /// The error class of an execution that a person cancelled.
 pub const CANCELLED: &str = "cancelled";
+/// The error class of a job that was not started before its `expires_at`.
+pub const EXPIRED: &str = "expired";
 
 /// Why an execution did not succeed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,6 +47,11 @@ impl Failure {
     /// A failure of this class. Texts that are too long are cut and marked with an ellipsis.
     pub fn new(class: impl Into<String>, message: impl Into<String>) -> Self {
         Self { class: keep_start(class.into(), LONGEST_CLASS), message: keep_start(message.into(), LONGEST_MESSAGE), trace: None }
+    }
+
+    /// A job that was not started before its `expires_at`.
+    pub fn expired() -> Self {
+        Self::new(EXPIRED, "it was not started before it expired")
     }
 
     /// Adds a trace, of which the last [`LONGEST_TRACE`] bytes are kept.

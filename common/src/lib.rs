@@ -61,6 +61,7 @@
 //! | module | content | used by |
 //! |---|---|---|
 //! | [`enqueue`] | describe a job and enqueue it | applications, `recruiter enqueue` |
+//! | [`unique`] | the key of a unique job | applications |
 //! | [`spec`] | a job as JSON, read and written | `recruiter enqueue`, other programs |
 //! | [`finished`] | the outcome of a job, and its result | applications |
 //! | [`control`] | retry, cancel and delete jobs | `recruiter jobs`, applications |
@@ -106,12 +107,13 @@ pub mod spec;
 pub mod store;
 pub mod task;
 pub mod telemetry;
+pub mod unique;
 
 pub use bson;
 pub use mongodb;
 
 pub use crate::{
-    enqueue::{Defaults, EnqueueError, Enqueued, NewJob, Retry, Workable},
+    enqueue::{Defaults, EnqueueError, Enqueued, NewJob, Outcome, Retry, Workable},
     failure::Failure,
     finished::{JobResult, ResultError},
     ids::JobId,
@@ -123,4 +125,5 @@ pub use crate::{
         RetryPolicy, SelectByException, TimeTable,
     },
     store::{ConnectArgs, ConnectError, Store, StoreError},
+    unique::{InvalidUnique, OnConflict, Unique, UniqueScope},
 };

@@ -25,6 +25,7 @@ use crate::{
     job::{Job, Keep, Priority, StoredPolicy},
     limits::{line_of_gate, resources_in},
     retry_policy::RetryPolicies,
+    unique::{OnConflict, Unique},
 };
 
 /// Maximum length of a line of JSON, in bytes. A job of the maximum size fits, even if JSON needs four bytes for one byte of BSON.
@@ -57,6 +58,15 @@ pub struct JobSpec {
     /// Delay from the enqueueing until the job is due, for example `1h 30m`.
     #[serde(default, deserialize_with = "duration", serialize_with = "humane", skip_serializing_if = "Option::is_none")]
     pub after: Option<Duration>,
+    /// Instant at which the job expires if it has not started.
+    #[serde(default, deserialize_with = "instant", serialize_with = "rfc3339", skip_serializing_if = "Option::is_none")]
+    pub expires_at: Option<Instant>,
+    /// Time from the enqueueing until the job expires if it has not started, for example `2h`.
+    #[serde(default, deserialize_with = "duration", serialize_with = "humane", skip_serializing_if = "Option::is_none")]
+    pub expires_after: Option<Duration>,
+    /// What makes the job unique.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unique: Option<UniqueSpec>,
     /// Labels.
     #[serde(default, deserialize_with = "tags", skip_serializing_if = "Vec::is_empty")]
     pub tags: Vec<String>,
@@ -78,6 +88,97 @@ pub struct JobSpec {
     /// Id of the job, 24 hexadecimal digits. If a job with this id exists, nothing is enqueued.
     #[serde(default, deserialize_with = "id", serialize_with = "hex", skip_serializing_if = "Option::is_none")]
     pub id: Option<JobId>,
+}
+
+/// What makes a job unique, as a JSON object: `{"key": "invoice-17"}`, `{"parameters": ["customer", "month"], "period": "1h"}`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[non_exhaustive]
+pub struct UniqueSpec {
+    /// The key.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<String>,
+    /// In place of `key`: the names of the parameters that make the key together with the class. An empty array stands for all parameters.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parameters: Option<Vec<String>>,
+    /// How long the key is taken: `finished` (the default) or `started`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub until: Option<Until>,
+    /// In place of `until`: the key is taken for this time, for example `1h`.
+    #[serde(default, deserialize_with = "duration", serialize_with = "humane", skip_serializing_if = "Option::is_none")]
+    pub period: Option<Duration>,
+    /// What happens if the key is taken: `ignore` (the default), `replace`, `postpone` or `run-once-more`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub on_conflict: Option<Reaction>,
+    /// With `postpone`: the job is not postponed beyond this time after it was enqueued.
+    #[serde(default, deserialize_with = "duration", serialize_with = "humane", skip_serializing_if = "Option::is_none")]
+    pub at_most: Option<Duration>,
+}
+
+/// How long a key is taken, in [`UniqueSpec`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "process", derive(clap::ValueEnum))]
+#[serde(rename_all = "kebab-case")]
+pub enum Until {
+    /// Until the first start of the job.
+    Started,
+    /// Until the job is finished.
+    Finished,
+}
+
+/// What happens if a key is taken, in [`UniqueSpec`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "process", derive(clap::ValueEnum))]
+#[serde(rename_all = "kebab-case")]
+pub enum Reaction {
+    /// Nothing is enqueued.
+    Ignore,
+    /// The waiting job gets the content of the new one.
+    Replace,
+    /// The waiting job gets the later date of the new one.
+    Postpone,
+    /// One further job runs after the running one.
+    RunOnceMore,
+}
+
+impl UniqueSpec {
+    fn into_unique(self) -> Result<Unique, InvalidSpec> {
+        let refused = |problem: &str| Err(InvalidSpec::new(problem));
+        let unique = match (self.key, self.parameters) {
+            (Some(_), Some(_)) => return refused("`key` and `parameters` of `unique` exclude each other; give only one of them"),
+            (None, None) => return refused("`unique` needs a `key` or `parameters`"),
+            (Some(key), None) => Unique::by_key(key),
+            (None, Some(names)) if names.is_empty() => Unique::by_all_parameters(),
+            (None, Some(names)) => Unique::by_parameters(names),
+        };
+        let unique = match (self.until, self.period) {
+            (Some(_), Some(_)) => return refused("`until` and `period` of `unique` exclude each other; give only one of them"),
+            (_, Some(period)) => unique.for_period(period),
+            (Some(Until::Started), None) => unique.while_waiting(),
+            (Some(Until::Finished) | None, None) => unique.until_finished(),
+        };
+        Ok(unique.on_conflict(match (self.on_conflict, self.at_most) {
+            (Some(Reaction::Postpone), Some(at_most)) => OnConflict::Postpone { at_most },
+            (Some(Reaction::Postpone), None) => return refused("`postpone` needs `at_most`, the maximum wait, for example `10m`"),
+            (_, Some(_)) => return refused("`at_most` is for `postpone` only"),
+            (Some(Reaction::Ignore) | None, None) => OnConflict::Ignore,
+            (Some(Reaction::Replace), None) => OnConflict::Replace,
+            (Some(Reaction::RunOnceMore), None) => OnConflict::RunOnceMore,
+        }))
+    }
+
+    /// The key of a stored job, and how long it is taken. A period is left out: it began when that job was enqueued.
+    fn of_job(job: &Job) -> Option<Self> {
+        let key_in = |field| job.field(field).and_then(|key| key.as_str().map(str::to_owned));
+        let spec = |key, until| Self { key: Some(key), until, ..Self::default() };
+        let until_finished = key_in("unique").or_else(|| key_in("unique_after"));
+        until_finished.map(|key| spec(key, None)).or_else(|| Some(spec(key_in("unique_while_waiting")?, Some(Until::Started))))
+    }
+}
+
+/// The key of a job that repeats this one.
+pub(crate) fn unique_again(job: &Job) -> Option<Unique> {
+    UniqueSpec::of_job(job).and_then(|spec| spec.into_unique().ok())
 }
 
 /// Why a text or a job cannot become a [`JobSpec`], or a `JobSpec` cannot become a job. One sentence, for people.
@@ -123,7 +224,7 @@ impl JobSpec {
         if text.is_empty() { Ok(None) } else { text.parse().map(Some) }
     }
 
-    /// A specification that enqueues this job once more under another id: without its id, its date and its history.
+    /// A specification that enqueues this job once more under another id: without its id, its dates and its history.
     ///
     /// # Errors
     /// When its parameters are not a document: the JSON form allows only documents.
@@ -147,6 +248,7 @@ impl JobSpec {
             tags: job.tags.clone(),
             urn: job.urn.clone(),
             retry_policy: Some(job.retry_policy.clone()),
+            unique: UniqueSpec::of_job(job),
             keep: Some(job.keep).filter(|keep| *keep != Keep::default()),
             limits: job
                 .gate
@@ -180,6 +282,15 @@ impl JobSpec {
             (None, Some(delay)) => job.after(delay),
             (None, None) => job,
         };
+        job = match (self.expires_at, self.expires_after) {
+            (Some(_), Some(_)) => return refused("`expires_at` and `expires_after` exclude each other; give only one of them"),
+            (Some(at), None) => job.expires_at(at),
+            (None, Some(time)) => job.expires_after(time),
+            (None, None) => job,
+        };
+        if let Some(unique) = self.unique {
+            job = job.unique(unique.into_unique()?);
+        }
         if let Some(policy) = self.retry_policy {
             check_policy(&policy, unknown_policies)?;
             job = job.retry_stored(policy);
@@ -490,6 +601,24 @@ mod tests {
         });
         check(r#"{"class": "c", "priority": 9}"#, spec(|spec| spec.priority = Some(Priority::MAX)));
         check(r#"{"class": "c", "keep": "failures"}"#, spec(|spec| spec.keep = Some(Keep::Failures)));
+        check(r#"{"class": "c", "expires_after": "2h"}"#, spec(|spec| spec.expires_after = Some(Duration::from_secs(7_200))));
+        let unique = |change: fn(&mut UniqueSpec)| {
+            let mut unique = UniqueSpec::default();
+            change(&mut unique);
+            spec(|spec| spec.unique = Some(unique))
+        };
+        check(r#"{"class": "c", "unique": {"key": "k"}}"#, unique(|unique| unique.key = Some("k".into())));
+        check(r#"{"class": "c", "unique": {"parameters": [], "until": "started", "on_conflict": "replace"}}"#, {
+            unique(|unique| {
+                (unique.parameters, unique.until, unique.on_conflict) = (Some(Vec::new()), Some(Until::Started), Some(Reaction::Replace));
+            })
+        });
+        check(r#"{"class": "c", "unique": {"key": "k", "period": "1h", "on_conflict": "postpone", "at_most": "5m"}}"#, {
+            unique(|unique| {
+                (unique.key, unique.on_conflict) = (Some("k".into()), Some(Reaction::Postpone));
+                (unique.period, unique.at_most) = (Some(Duration::from_secs(3_600)), Some(Duration::from_secs(300)));
+            })
+        });
         check(r#"{"class": "c", "keep": "all"}"#, spec(|spec| spec.keep = Some(Keep::All)));
         check(r#"{"class": "c", "keep": "nothing"}"#, Err("unknown variant `nothing`, expected `all` or `failures`"));
         check(r#"{"class": "c", "items": [{"a": 1}, {}]}"#, spec(|spec| spec.items = Some(vec![doc! { "a": 1 }, doc! {}])));
@@ -544,6 +673,19 @@ mod tests {
         check(r#"{"class": "c", "scheduled_at": 5}"#, Err("`5` is not an instant"));
         check(r#"{"class": "c", "after": 5}"#, Err("`5` is not a duration"));
         check(r#"{"class": "c", "after": "5m", "scheduled_at": "2030-01-31T18:00:00Z"}"#, Err("exclude each other"));
+        check(r#"{"class": "c", "expires_at": "2030-01-31T18:00:00Z", "expires_after": "5m"}"#, Err("exclude each other"));
+        for (unique, problem) in [
+            (r#"{}"#, "needs a `key` or `parameters`"),
+            (r#"{"key": "k", "parameters": ["a"]}"#, "exclude each other"),
+            (r#"{"key": "k", "until": "finished", "period": "1h"}"#, "exclude each other"),
+            (r#"{"key": "k", "until": "done"}"#, "unknown variant `done`"),
+            (r#"{"key": 5}"#, "invalid type: integer `5`, expected a string"),
+            (r#"{"key": "k", "on_conflict": "postpone"}"#, "needs `at_most`"),
+            (r#"{"key": "k", "at_most": "1m"}"#, "is for `postpone` only"),
+            (r#"{"key": "k", "scope": "x"}"#, "unknown field `scope`"),
+        ] {
+            check(format!(r#"{{"class": "c", "unique": {unique}}}"#), Err(problem));
+        }
         check(r#"{"class": "c", "id": "x"}"#, Err("`x` is not a job id"));
     }
 
@@ -611,6 +753,20 @@ mod tests {
         assert_eq!(job(doc! { "class": "c", "parameters": { "a": 1 } }), Ok(single));
         let bundle = format!(r#"{{"class":"c","items":[{{"a":1}},{{}}],{rest}"#);
         assert_eq!(job(doc! { "class": "c", "items": [{ "a": 1 }, {}] }), Ok(bundle));
+        let key_of = |more: Document| {
+            let mut document = doc! {
+                "_id": bson::oid::ObjectId::from_bytes([7; 12]), "locked": false, "group": "g", "workable": { "class": "c" }, "why": "gave-up",
+                "expires_at": bson::DateTime::from_millis(0),
+            };
+            document.extend(more);
+            let spec = JobSpec::of_job(&Job::try_from(document).expect("a job")).expect("a specification");
+            assert_eq!(spec.expires_at, None, "it would have expired");
+            spec.unique.map(|unique| (unique.key.expect("a key"), unique.until))
+        };
+        assert_eq!(key_of(doc! { "unique": "k" }), Some(("k".into(), None)));
+        assert_eq!(key_of(doc! { "unique_after": "k" }), Some(("k".into(), None)));
+        assert_eq!(key_of(doc! { "unique_while_waiting": "k" }), Some(("k".into(), Some(Until::Started))));
+        assert_eq!(key_of(doc! { "unique_for_period": "k" }), None);
         assert!(job(doc! { "class": "c", "parameters": 5 }).is_err_and(|problem| problem.to_string().contains("not a document")));
     }
 }

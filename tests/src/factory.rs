@@ -78,6 +78,7 @@ pub fn to_start(jobs: &[Job]) -> Vec<ToStart> {
         due: job.due().expect("a job that waits"),
         if_worker_dies: IfWorkerDies::Archive(FinishReason::WORKER_DIED),
         permit: None,
+        conditions: job.into(),
     };
     jobs.iter().map(decided).collect()
 }

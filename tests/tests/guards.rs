@@ -13,7 +13,7 @@ use std::{
 use bson::{Bson, Document, RawDocumentBuf, doc};
 use futures_util::TryStreamExt;
 use recruiter_common::{
-    enqueue::NewJob,
+    enqueue::{NewJob, Outcome},
     failure::Failure,
     ids::{JobId, LeaseTerm, RoundId, WorkerId},
     instant::Instant,
@@ -23,6 +23,7 @@ use recruiter_common::{
         Planned, Progress, Recorded, Rescheduling, Retrial, Start, StateFilter, Store, Waiting, Walk,
     },
     telemetry::chain,
+    unique::{OnConflict, Unique},
 };
 use recruiter_tests::{
     factory::{announcement, in_ms, insert_unvalidated, minimal_job, read, start, started, to_start},
@@ -1183,4 +1184,176 @@ async fn nothing_is_read_that_would_be_thrown_away() {
     let reads: Vec<Document> = setting.database.raw("system.profile").find(reads).await.unwrap().try_collect().await.unwrap();
     let returned: Vec<i32> = reads.iter().map(|read| read.get_i32("nreturned").unwrap()).collect();
     assert_eq!(returned, [1, 0, 0, 1, 0, 0, 0], "{reads:?}");
+}
+
+fn keyed(unique: Unique) -> NewJob {
+    NewJob::of_class("x", doc! {}).unique(unique)
+}
+
+const HOUR: Duration = Duration::from_secs(3_600);
+
+/// A job that is to be replaced: locked, or started before.
+#[tokio::test]
+async fn only_a_job_that_has_never_started_is_replaced() {
+    let setting = Setting::new().await;
+    let unique = || Unique::by_key("k").for_period(HOUR).on_conflict(OnConflict::Replace);
+    let id = keyed(unique()).enqueue(&setting.store).await.unwrap().id;
+    for (change, outcome) in [
+        (doc! { "locked": true, "attempts": 0 }, Outcome::AlreadyStarted),
+        (doc! { "locked": false, "attempts": 1 }, Outcome::AlreadyStarted),
+        (doc! { "locked": false, "attempts": 0 }, Outcome::Replaced),
+        (doc! { "attempts": Bson::Null }, Outcome::Replaced),
+    ] {
+        setting.set("scheduled", id, change.clone()).await;
+        let enqueued = keyed(unique()).enqueue(&setting.store).await.unwrap();
+        assert_eq!((enqueued.id, enqueued.outcome), (id, outcome), "{change}");
+    }
+}
+
+/// Of several jobs with one key, the one that waits has it.
+#[tokio::test]
+async fn the_holder_of_a_key_is_the_job_that_excludes_others() {
+    let setting = Setting::new().await;
+    let waiting = || Unique::by_key("w").while_waiting();
+    let mut ids = Vec::new();
+    for change in [doc! { "attempts": 1 }, doc! { "locked": true }, doc! {}] {
+        let id = keyed(waiting()).enqueue(&setting.store).await.unwrap().id;
+        if !change.is_empty() {
+            setting.set("scheduled", id, change).await;
+        }
+        ids.push(id);
+    }
+    keyed(Unique::by_key("other").while_waiting()).enqueue(&setting.store).await.unwrap();
+    assert_eq!(keyed(waiting()).enqueue(&setting.store).await.unwrap().id, ids[2]);
+    let in_transaction = async |unique: Unique| {
+        let mut session = setting.store.start_session().await.unwrap();
+        session.start_transaction().await.unwrap();
+        let enqueued = keyed(unique).enqueue_in(&setting.store, &mut session).await.unwrap();
+        session.abort_transaction().await.unwrap();
+        enqueued
+    };
+    assert_eq!(in_transaction(waiting()).await.id, ids[2]);
+    let finished = |key: &str| Unique::by_key(key).on_conflict(OnConflict::RunOnceMore);
+    for key in ["f", "g"] {
+        let id = keyed(finished(key)).enqueue(&setting.store).await.unwrap().id;
+        assert_eq!(in_transaction(finished(key)).await.id, id);
+        setting.set("scheduled", id, doc! { "locked": true }).await;
+        let successor = keyed(finished(key)).enqueue(&setting.store).await.unwrap().id;
+        assert_eq!(in_transaction(finished(key)).await.id, successor);
+    }
+}
+
+/// A start repeats what it has read of an expiry and of a content.
+#[tokio::test]
+async fn a_start_has_the_conditions_of_the_job() {
+    let setting = Setting::new().await;
+    let expiring = || NewJob::of_class("x", doc! {}).expires_after(HOUR);
+    let mut jobs = local::ids(setting.store.enqueue_many([expiring(), expiring()]).await.unwrap());
+    for key in ["a", "b", "c"] {
+        jobs.push(keyed(Unique::by_key(key)).enqueue(&setting.store).await.unwrap().id);
+    }
+    setting.set("scheduled", jobs[4], doc! { "replaced": 1 }).await;
+    let read = read(&setting.store, &jobs).await;
+    setting.set("scheduled", jobs[0], doc! { "expires_at": date(setting.store.now()) }).await;
+    setting.set("scheduled", jobs[2], doc! { "replaced": 1 }).await;
+    setting.set("scheduled", jobs[4], doc! { "replaced": 2 }).await;
+    let claims = setting.store.start_if_unlocked(&start(&setting.store, WorkerId::new()), &to_start(&read)).await.unwrap();
+    let started: BTreeSet<JobId> = claims.iter().map(|claim| claim.job()).collect();
+    assert_eq!(started, BTreeSet::from([jobs[1], jobs[3]]));
+}
+
+#[tokio::test]
+async fn an_unstarted_job_is_archived_with_the_content_and_expiry_that_were_read() {
+    let setting = Setting::new().await;
+    let [same, replaced, later] = setting.jobs().await;
+    let end = async |id: JobId| {
+        let job = read(&setting.store, &[id]).await.remove(0);
+        Archival::unstarted(id, &job.document, &FinishReason::EXPIRED, &Failure::expired(), setting.store.now())
+    };
+    let batch = [end(same).await, end(replaced).await, end(later).await];
+    setting.set("scheduled", replaced, doc! { "replaced": 1 }).await;
+    setting.set("scheduled", later, doc! { "expires_at": date(in_ms(&setting.store, 60_000)) }).await;
+    assert_eq!(setting.archive(&batch).await, [Recorded::Yes, Recorded::ClaimLost, Recorded::ClaimLost]);
+}
+
+#[tokio::test]
+async fn expired_jobs_are_unlocked_and_their_time_is_over() {
+    let setting = Setting::new().await;
+    setting.store.prepare_expiring_jobs().await.unwrap();
+    let [expired, locked, later, never] = setting.jobs().await;
+    let over = date(in_ms(&setting.store, -1_000));
+    for id in [expired, locked] {
+        setting.set("scheduled", id, doc! { "expires_at": over }).await;
+    }
+    setting.set("scheduled", locked, doc! { "locked": true }).await;
+    setting.set("scheduled", later, doc! { "expires_at": date(in_ms(&setting.store, 60_000)) }).await;
+    setting.set("scheduled", never, doc! { "expires_at": Bson::Null }).await;
+    let found = setting.store.expired_jobs(setting.store.now(), 10).await.unwrap();
+    assert_eq!(found.iter().map(|found| found.job).collect::<Vec<_>>(), [expired]);
+}
+
+/// A job that waits for the end of another one: for that of this key, and while it is not running itself.
+#[tokio::test]
+async fn a_successor_is_released_by_the_end_of_its_key() {
+    let setting = Setting::new().await;
+    let due = async |id: JobId| setting.scheduled(id).await.get_datetime("scheduled_at").unwrap().to_chrono() <= setting.store.now();
+    setting.store.prepare_unique_jobs().await.unwrap();
+    let [ours, other, running] = setting.jobs().await;
+    let end_of_time = bson::DateTime::from_millis(253_402_300_799_999);
+    for (id, key) in [(ours, "ours"), (other, "other"), (running, "running")] {
+        setting.set("scheduled", id, doc! { "unique_after": key, "scheduled_at": end_of_time }).await;
+    }
+    setting.set("scheduled", running, doc! { "locked": true }).await;
+    let held = keyed(Unique::by_key("other")).enqueue(&setting.store).await.unwrap().id;
+    assert_eq!(setting.store.release_successors(&["nobody".into(), "running".into(), "other".into()]).await.unwrap(), 0);
+    assert!(!due(ours).await && !due(other).await && !due(running).await);
+    assert_eq!(setting.store.release_orphaned_successors().await.unwrap(), 1);
+    assert!(due(ours).await && !due(other).await && !due(running).await);
+    assert_eq!(setting.scheduled(ours).await.get_str("unique").unwrap(), "ours");
+    // In a caller's transaction.
+    let [mine, locked] = setting.jobs().await;
+    for id in [mine, locked] {
+        setting.set("scheduled", id, doc! { "scheduled_at": end_of_time }).await;
+    }
+    setting.set("scheduled", mine, doc! { "unique_after": "m" }).await;
+    setting.set("scheduled", locked, doc! { "unique_after": "l", "locked": true }).await;
+    for key in ["l", "m"] {
+        let [id] = setting.jobs().await;
+        setting.set("scheduled", id, doc! { "unique": key }).await;
+        let [held] = setting.start(WorkerId::new(), [id]).await;
+        let mut session = setting.store.start_session().await.unwrap();
+        session.start_transaction().await.unwrap();
+        assert_eq!(setting.store.finish_in(&mut session, &setting.done(&held)).await.unwrap(), Recorded::Yes);
+        session.commit_transaction().await.unwrap();
+        assert_eq!((due(mine).await, due(locked).await), (key == "m", false));
+    }
+    assert!(setting.found("scheduled", held).await.is_some());
+}
+
+/// A job that ended without a start gives back its key; a job that has run keeps it for the period.
+#[tokio::test]
+async fn a_period_is_given_back_only_without_a_start() {
+    let setting = Setting::new().await;
+    for (attempts, is_new) in [(1, false), (0, true)] {
+        let unique = || keyed(Unique::by_key(format!("{attempts}")).for_period(HOUR));
+        let id = unique().enqueue(&setting.store).await.unwrap().id;
+        setting.set("scheduled", id, doc! { "attempts": attempts }).await;
+        let job = setting.scheduled(id).await;
+        let document = RawDocumentBuf::try_from(&job).unwrap();
+        let end = Archival::unstarted(id, &document, &FinishReason::CANCELLED, &Failure::new("x", ""), setting.store.now());
+        assert_eq!(setting.archive(&[end]).await, [Recorded::Yes]);
+        assert_eq!(unique().enqueue(&setting.store).await.unwrap().is_new, is_new, "{attempts} starts");
+    }
+}
+
+#[tokio::test]
+async fn the_waiting_jobs_of_a_group_are_counted() {
+    let setting = Setting::new().await;
+    let [_, gated, locked, locked_gated, _] = setting.jobs().await;
+    setting.set("scheduled", gated, doc! { "gate": "g" }).await;
+    setting.set("scheduled", locked, doc! { "locked": true }).await;
+    setting.set("scheduled", locked_gated, doc! { "locked": true, "gate": "g" }).await;
+    NewJob::of_class("x", doc! {}).in_group("other").enqueue(&setting.store).await.unwrap();
+    let counted = async |most| setting.store.waiting_in("generic", most).await.unwrap();
+    assert_eq!((counted(10).await, counted(3).await, counted(2).await, counted(1).await), (3, 3, 2, 1));
 }

@@ -84,8 +84,9 @@ use recruiter_common::{
 
 pub use recruiter_common::{
     self as common, ConnectArgs, ConnectError, Decision, Defaults, DoNotDoItAgain, EnqueueError, Enqueued, ExponentialBackoff, Failure,
-    FinishReason, History, Instant, InvalidPolicy, JobId, JobResult, Keep, NewJob, Priority, ResultError, RetriableExceptionFilter, Retry,
-    RetryForever, RetryManyTimes, RetryPolicy, SelectByException, Store, StoreError, TimeTable, Workable, bson, mongodb, schedules,
+    FinishReason, History, Instant, InvalidPolicy, InvalidUnique, JobId, JobResult, Keep, NewJob, OnConflict, Outcome, Priority,
+    ResultError, RetriableExceptionFilter, Retry, RetryForever, RetryManyTimes, RetryPolicy, SelectByException, Store, StoreError,
+    TimeTable, Unique, UniqueScope, Workable, bson, mongodb, schedules,
     shutdown::{Shutdown, Trigger},
 };
 

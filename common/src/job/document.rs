@@ -105,6 +105,12 @@ struct JobDocument {
     tags: Option<Vec<String>>,
     urn: Option<String>,
     gate: Option<String>,
+    unique: Option<String>,
+    unique_while_waiting: Option<String>,
+    unique_for_period: Option<String>,
+    replaced: Option<i64>,
+    #[serde(deserialize_with = "instant::stored", default)]
+    expires_at: Option<Instant>,
     once: Option<bool>,
     #[serde(deserialize_with = "instant::stored", default)]
     cancel_requested_at: Option<Instant>,
@@ -160,6 +166,7 @@ impl Job {
             None => Priority::default(),
             Some(value) => u8::try_from(value).ok().and_then(Priority::new).ok_or(CorruptJob::Priority(value))?,
         };
+        let is_unique = stored.unique.is_some() || stored.unique_while_waiting.is_some() || stored.unique_for_period.is_some();
         Ok(Self {
             id: stored.id,
             created_at: stored.created_at.unwrap_or_else(|| stored.id.made_at()),
@@ -181,6 +188,9 @@ impl Job {
             tags: stored.tags.unwrap_or_default(),
             urn: stored.urn,
             gate: stored.gate,
+            unique: stored.unique,
+            replaced: if is_unique { Some(count("replaced", stored.replaced)?) } else { None },
+            expires_at: stored.expires_at,
             is_sent_once: stored.once.unwrap_or(false),
             cancel_requested: stored.cancel_requested_at.is_some(),
             last_execution: stored.last_execution,

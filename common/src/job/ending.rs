@@ -43,6 +43,8 @@ const OUTCOMES: &str = "item_outcomes";
 pub struct Archival {
     pub(crate) guard: Guard,
     pub(crate) kept: Kept,
+    /// The unique key that its end frees, if that was taken until the job is finished.
+    pub(crate) frees: Option<String>,
 }
 
 /// What is kept of a job that ends.
@@ -64,39 +66,51 @@ pub(crate) enum Kept {
 pub(crate) enum Guard {
     /// Locked by this start.
     Claimed(Claim),
-    /// Unlocked, with the same number of starts as when it was read.
-    Unlocked { job: JobId, attempts: Option<Bson> },
+    /// Unlocked, with the same number of starts, the same content and the same expiry as when it was read.
+    Unlocked(Box<Unlocked>),
+}
+
+/// An unlocked job, as it was read.
+#[derive(Clone, Debug)]
+pub(crate) struct Unlocked {
+    pub(crate) job: JobId,
+    pub(crate) attempts: Option<Bson>,
+    pub(crate) replaced: Option<Bson>,
+    pub(crate) expires_at: Option<Bson>,
 }
 
 impl Guard {
     pub(crate) fn job(&self) -> JobId {
         match self {
             Self::Claimed(claim) => claim.job,
-            Self::Unlocked { job, .. } => *job,
+            Self::Unlocked(unlocked) => unlocked.job,
         }
     }
 }
 
 impl Archival {
     fn new(guard: Guard, document: RawDocumentBuf) -> Self {
-        Self { guard, kept: Kept::Document(Arc::new(document)) }
+        let frees = document.get_str("unique").ok().map(str::to_owned);
+        Self { guard, kept: Kept::Document(Arc::new(document)), frees }
     }
 
     /// A started job that ended, with the finish reason `why`. It is deleted if it succeeded and nothing of a success is kept.
     pub fn ended(job: &Job, claim: Claim, execution: Execution, why: &FinishReason, result: Option<Bson>) -> Self {
         if job.keep == Keep::Failures && *why == FinishReason::DONE {
             let kept = Kept::Nothing { group: job.group.clone(), holder: execution.worker };
-            return Self { guard: Guard::Claimed(claim), kept };
+            return Self { guard: Guard::Claimed(claim), kept, frees: job.unique.clone() };
         }
-        Self::new(Guard::Claimed(claim), archived_document(job, &execution, why, result))
+        let document = Arc::new(archived_document(job, &execution, why, result));
+        Self { guard: Guard::Claimed(claim), kept: Kept::Document(document), frees: job.unique.clone() }
     }
 
-    /// An unlocked job that is archived without being started: it was cancelled, or its document is not a job.
+    /// An unlocked job that is archived without being started: it was cancelled or has expired, or its document is not a job.
     pub fn unstarted(job: JobId, document: &RawDocument, why: &FinishReason, failure: &Failure, now: Instant) -> Self {
-        let attempts = document.get("attempts").ok().flatten().and_then(|attempts| attempts.try_into().ok());
+        let as_read = |field: &str| document.get(field).ok().flatten().and_then(|value| value.try_into().ok());
+        let unlocked = Unlocked { job, attempts: as_read("attempts"), replaced: as_read("replaced"), expires_at: as_read("expires_at") };
         let scheduled_at = document.get_datetime("scheduled_at").ok().map(|at| at.to_chrono());
         let execution = Execution { scheduled_at, ..Execution::default() }.ended(now, Some(failure));
-        Self::new(Guard::Unlocked { job, attempts }, finished(document, job, &execution, why, &[]))
+        Self::new(Guard::Unlocked(Box::new(unlocked)), finished(document, job, &execution, why, &[]))
     }
 
     /// A document that a dead worker has locked and that is not a valid job, so its history and policy cannot be read.
@@ -157,7 +171,7 @@ impl Archival {
             document.insert("last_execution", kept.map(|(field, value)| (field.clone(), value.clone())).collect::<Document>());
         }
         document.insert(REDUCED, "MongoDB refused the whole document");
-        Some(Self::new(self.guard, RawDocumentBuf::try_from(&document).ok()?))
+        Some(Self { kept: Kept::Document(Arc::new(RawDocumentBuf::try_from(&document).ok()?)), ..self })
     }
 
     /// The job.

@@ -30,8 +30,11 @@ impl FinishReason {
     /// Its document is not a valid job.
     pub const MALFORMED: FinishReason = FinishReason(Cow::Borrowed("malformed"));
 
+    /// It was not started before its `expires_at`.
+    pub const EXPIRED: FinishReason = FinishReason(Cow::Borrowed("expired"));
+
     /// The built-in reasons.
-    pub const BUILT_IN: [FinishReason; 9] = [
+    pub const BUILT_IN: [FinishReason; 10] = [
         FinishReason::DONE,
         FinishReason::NOT_SCHEDULED_BY_RETRY_POLICY,
         FinishReason::TRIED_TOO_MANY_TIMES,
@@ -41,6 +44,7 @@ impl FinishReason {
         FinishReason::CANCELLED,
         FinishReason::GAVE_UP,
         FinishReason::MALFORMED,
+        FinishReason::EXPIRED,
     ];
 
     /// A reason of a custom policy.

@@ -82,6 +82,12 @@ pub struct Job {
     pub urn: Option<String>,
     /// The resources that it needs, as its lane: see [`limits`](crate::limits).
     pub gate: Option<String>,
+    /// Its unique key, if that is taken until the job is finished.
+    pub unique: Option<String>,
+    /// How often an enqueueing call has replaced its content; `None` for a job without a unique key, whose content never changes.
+    pub replaced: Option<u32>,
+    /// It is not started at this instant or later.
+    pub expires_at: Option<Instant>,
     /// Whether its enqueuer never sends it again: its id was made for one call.
     pub is_sent_once: bool,
     /// Whether its cancellation was requested while it was running.
@@ -105,6 +111,11 @@ impl Job {
             JobState::Scheduled { at } => Some(at),
             JobState::Started { .. } | JobState::Archived { .. } => None,
         }
+    }
+
+    /// Whether it can no longer be started at `now`.
+    pub fn is_expired(&self, now: Instant) -> bool {
+        self.expires_at.is_some_and(|expires_at| expires_at <= now)
     }
 
     /// A stored field; `None` if it is missing or not valid BSON.

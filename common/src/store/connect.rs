@@ -4,7 +4,7 @@
 
 use std::{
     sync::{
-        Arc,
+        Arc, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant as Monotonic},
@@ -308,6 +308,47 @@ impl Store {
         Ok(self.is_set_up.load(Ordering::Relaxed))
     }
 
+    /// Makes the indexes of unique jobs, unless they exist. An enqueueing call does it by itself, but not in a transaction of the caller
+    /// ([`NewJob::enqueue_in`](crate::enqueue::NewJob::enqueue_in)), and other languages do not. The indexes are not there from the
+    /// beginning, because they cost every job some microseconds.
+    ///
+    /// # Errors
+    /// When MongoDB refuses or cannot be reached.
+    pub async fn prepare_unique_jobs(&self) -> Result<(), StoreError> {
+        self.prepare(schema::Feature::Unique).await
+    }
+
+    /// Makes the index by which a cleaner finds expired jobs, unless it exists. An enqueueing call does it by itself, but not in a
+    /// transaction of the caller. Without it, an expired job is archived when a worker gets it.
+    ///
+    /// # Errors
+    /// When MongoDB refuses or cannot be reached.
+    pub async fn prepare_expiring_jobs(&self) -> Result<(), StoreError> {
+        self.prepare(schema::Feature::Expiry).await
+    }
+
+    async fn prepare(&self, feature: schema::Feature) -> Result<(), StoreError> {
+        if !self.is_in_use(feature).await? {
+            schema::begin_to_use(self, feature).await?;
+            self.note_in_use(feature);
+        }
+        Ok(())
+    }
+
+    /// Whether this database has the indexes of the feature. Once it does, the answer is cached.
+    pub(crate) async fn is_in_use(&self, feature: schema::Feature) -> Result<bool, StoreError> {
+        if !self.features.lock().unwrap_or_else(PoisonError::into_inner).contains(&feature) {
+            for feature in schema::features_in_use(self).await? {
+                self.note_in_use(feature);
+            }
+        }
+        Ok(self.features.lock().unwrap_or_else(PoisonError::into_inner).contains(&feature))
+    }
+
+    fn note_in_use(&self, feature: schema::Feature) {
+        self.features.lock().unwrap_or_else(PoisonError::into_inner).insert(feature);
+    }
+
     fn has_no_user(&self) -> bool {
         self.options.as_ref().is_some_and(|options| options.credential.is_none())
     }
@@ -395,10 +436,13 @@ impl Store {
             pauses: database.collection("pauses"),
             schedulers: database.collection("schedulers"),
             signals: database.collection("signals"),
+            unique_periods: database.collection("unique_periods"),
             clock,
             options,
             may_mend: true,
             is_set_up: Arc::new(AtomicBool::new(false)),
+            features: Arc::default(),
+            caps: Arc::default(),
             client,
             database,
         }

@@ -127,7 +127,7 @@ impl StoreError {
     }
 
     /// Whether a unique index already contains a key of the document.
-    pub(super) fn is_duplicate(&self) -> bool {
+    pub(crate) fn is_duplicate(&self) -> bool {
         matches!(self, Self::Mongo { source, .. } if code_of(source) == Some(code::DUPLICATE_KEY))
     }
 

@@ -247,6 +247,9 @@ impl Store {
                 }
                 Kept::Nothing { group, .. } => self.count_not_kept_in(&mut *session, end.job(), group).await?,
             }
+            if let Some(key) = &end.frees {
+                self.release_successor_in(&mut *session, key).await?;
+            }
             Ok(Recorded::Yes)
         }
         .await;
@@ -276,6 +279,7 @@ impl Store {
             Kept::Nothing { .. } | Kept::Document(_) => None,
         }))
         .await;
+        self.release_successors_soon(batch.iter().filter_map(|end| end.frees.clone()).collect()).await;
         Ok(recorded)
     }
 
@@ -456,7 +460,13 @@ fn filter_of(batch: &[Archival]) -> Document {
     for archival in batch {
         match &archival.guard {
             Guard::Claimed(claim) => claimed.entry(claim.start).or_default().push(claim.job),
-            Guard::Unlocked { job, attempts } => any.push(doc! { "_id": job, "locked": false, "attempts": attempts.clone() }),
+            Guard::Unlocked(read) => any.push(doc! {
+                "_id": read.job,
+                "locked": false,
+                "attempts": read.attempts.clone(),
+                "replaced": read.replaced.clone(),
+                "expires_at": read.expires_at.clone(),
+            }),
         }
     }
     any.extend(claimed.into_iter().map(|(start, jobs)| doc! { "_id": { "$in": jobs }, "locked": true, "last_execution.start": start }));
@@ -468,7 +478,7 @@ fn archived_before(batch: &[Archival]) -> Option<Document> {
     let same = |archival: &Archival| match &archival.guard {
         _ if archival.document().is_none() => None,
         Guard::Claimed(claim) => Some(doc! { "_id": claim.job, "last_execution.start": claim.start }),
-        Guard::Unlocked { .. } => None,
+        Guard::Unlocked(_) => None,
     };
     let any: Vec<Document> = batch.iter().filter_map(same).collect();
     (!any.is_empty()).then(|| doc! { "$or": any })

@@ -6,11 +6,19 @@ use bson::{Document, doc};
 use futures_util::TryStreamExt;
 use mongodb::{
     ClientSession,
-    error::{Error, ErrorKind},
+    error::{Error, ErrorKind, IndexedWriteError},
     options::ReadConcern,
 };
 
-use super::{Store, StoreError, batch::cut, call, error::code, id_of, session::require_transaction};
+use super::{
+    Store, StoreError,
+    batch::cut,
+    call,
+    error::code,
+    id_of,
+    schema::{UNIQUE, UNIQUE_AFTER, UNIQUE_WHILE_WAITING},
+    session::require_transaction,
+};
 use crate::ids::JobId;
 
 /// Maximum number of documents in one `insert` command. It is below MongoDB's limit, so that a large import shows progress.
@@ -44,6 +52,28 @@ impl Store {
         Ok(already_there)
     }
 
+    /// Inserts new jobs, of which some have unique keys. Returns those that were not inserted, by their index in `jobs`, each with the key
+    /// that exists already.
+    ///
+    /// Acknowledged by a majority, unordered. Index: `_id` and the unique indexes. Invariant: I1; of the jobs with one key only one is
+    /// inserted.
+    pub(crate) async fn insert_keyed_jobs(&self, jobs: Vec<Document>) -> Result<Vec<(usize, Duplicate)>, StoreError> {
+        let (mut refused, mut before) = (Vec::new(), 0);
+        for batch in batches(jobs) {
+            let (scheduled, count) = (self.scheduled.clone(), batch.len());
+            match call("insert_keyed_jobs", async move { scheduled.insert_many(batch).ordered(false).await }).await {
+                Ok(_) => {}
+                Err(error) => {
+                    let StoreError::Mongo { source, .. } = &error else { return Err(error) };
+                    let Some(duplicates) = known_duplicates(source) else { return Err(error) };
+                    refused.extend(duplicates.into_iter().map(|(at, duplicate)| (before + at, duplicate)));
+                }
+            }
+            before += count;
+        }
+        Ok(refused)
+    }
+
     /// Inserts new jobs as part of the caller's own transaction. Those of `resent` that exist already are not inserted; returns their ids.
     ///
     /// Index: `_id`. Invariant: I1, once the caller's commit is acknowledged by a majority; I2, an archived job is not inserted again.
@@ -59,16 +89,7 @@ impl Store {
         let operation = "insert_jobs_in";
         require_transaction(session, operation).await?;
         let inserted: Result<HashSet<JobId>, Error> = async {
-            let mut known = HashSet::new();
-            for some in resent.chunks(BATCH) {
-                for collection in [&self.scheduled, &self.archived] {
-                    let ids = doc! { "_id": { "$in": some.to_vec() } };
-                    let mut found = collection.find(ids).projection(doc! { "_id": 1 }).session(&mut *session).await?;
-                    while let Some(job) = found.next(&mut *session).await.transpose()? {
-                        known.extend(id_of(&job));
-                    }
-                }
-            }
+            let known = self.known_in(session, resent).await?;
             jobs.retain(|job| id_of(job).is_none_or(|id| !known.contains(&id)));
             for batch in batches(jobs) {
                 self.scheduled.insert_many(batch).session(&mut *session).await?;
@@ -79,8 +100,27 @@ impl Store {
         inserted.map_err(|source| StoreError::Mongo { operation, source: source.into() })
     }
 
+    /// Those of these ids that are scheduled or archived, in the caller's transaction.
+    ///
+    /// Index: `_id`. Invariant: I2, an archived job is not inserted again.
+    pub(crate) async fn known_in(&self, session: &mut ClientSession, ids: &[JobId]) -> Result<HashSet<JobId>, Error> {
+        let mut known = HashSet::new();
+        for some in ids.chunks(BATCH) {
+            for collection in [&self.scheduled, &self.archived] {
+                let these = doc! { "_id": { "$in": some.to_vec() } };
+                let mut found = collection.find(these).projection(doc! { "_id": 1 }).session(&mut *session).await?;
+                while let Some(job) = found.next(&mut *session).await.transpose()? {
+                    known.extend(id_of(&job));
+                }
+            }
+        }
+        Ok(known)
+    }
+
     /// Those of these ids that are scheduled or archived. `scheduled` is read first, because jobs move from there to the archive.
-    pub(super) async fn known_among(&self, jobs: &[JobId]) -> Result<HashSet<JobId>, StoreError> {
+    ///
+    /// Filter: these ids. Index: `_id`. Invariant: I2, a job that an application sends again late does not run again.
+    pub(crate) async fn known_among(&self, jobs: &[JobId]) -> Result<HashSet<JobId>, StoreError> {
         let scheduled = self.scheduled.clone();
         let filter = doc! { "_id": { "$in": jobs.to_vec() } };
         let found: Vec<Document> = call("known_among", async move {
@@ -119,4 +159,59 @@ fn only_duplicates(error: &Error) -> Option<Vec<usize>> {
     let ErrorKind::InsertMany(many) = error.kind.as_ref() else { return None };
     let errors = many.write_errors.as_ref().filter(|_| many.write_concern_error.is_none())?;
     errors.iter().map(|error| (error.code == code::DUPLICATE_KEY).then_some(error.index)).collect()
+}
+
+/// The key that a refused job has in common with an existing one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Duplicate {
+    Id,
+    /// The key of one of the unique indexes.
+    Key,
+}
+
+impl Duplicate {
+    /// `None` for an index that is none of ours.
+    fn of_index(name: &str) -> Option<Self> {
+        match name {
+            "_id_" => Some(Self::Id),
+            UNIQUE | UNIQUE_WHILE_WAITING | UNIQUE_AFTER => Some(Self::Key),
+            _ => None,
+        }
+    }
+}
+
+/// The refused documents, by their index in the batch, if all were refused because of a key of a known index.
+fn known_duplicates(error: &Error) -> Option<Vec<(usize, Duplicate)>> {
+    let ErrorKind::InsertMany(many) = error.kind.as_ref() else { return None };
+    let errors = many.write_errors.as_ref().filter(|_| many.write_concern_error.is_none())?;
+    let known = |error: &IndexedWriteError| {
+        let index = (error.code == code::DUPLICATE_KEY).then(|| index_in(&error.message)).flatten()?;
+        Some((error.index, Duplicate::of_index(index)?))
+    };
+    errors.iter().map(known).collect()
+}
+
+/// The name of the index in the message of a duplicate key: the driver drops the field that has it. No text of a user precedes it.
+fn index_in(message: &str) -> Option<&str> {
+    let (_, rest) = message.split_once(" index: ")?;
+    rest.split_once(" dup key: ").map(|(index, _)| index)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_index_of_a_duplicate_key_is_in_the_message() {
+        let of = |message: &str| index_in(message).and_then(Duplicate::of_index);
+        let message = |index: &str| {
+            format!("E11000 duplicate key error collection: db.scheduled index: {index} dup key: {{ unique: \" index: _id_ dup key: \" }}")
+        };
+        assert_eq!(of(&message("_id_")), Some(Duplicate::Id));
+        for ours in ["unique", "unique_while_waiting", "unique_after"] {
+            assert_eq!(of(&message(ours)), Some(Duplicate::Key));
+        }
+        assert_eq!(of(&message("urn_1")), None);
+        assert_eq!(of("E11000 duplicate key error"), None);
+    }
 }

@@ -8,12 +8,15 @@
 //! | `connect` | checks of the server; read and write concerns |
 //! | `schema` | collections, validator, indexes |
 //! | `insert` | new jobs |
+//! | `unique` | jobs with a unique key: who has a key; replace, postpone, run once more, periods |
+//! | `groups` | how many jobs wait in a group, and may wait |
 //! | `lanes`, `due` | lanes that have jobs; due jobs, lane by lane |
 //! | `start` | read and lock jobs; the jobs that a start has locked |
 //! | `items` | outcomes of the items of a running bundle |
 //! | `finish` | the outcomes of starts: archive, delete or reschedule |
 //! | `not_kept` | the number of jobs that were deleted after their success |
 //! | `rescue` | jobs of dead workers; the sweep |
+//! | `expiry` | jobs that were not started in time |
 //! | `control` | cancel, hasten, retry, delete, prune |
 //! | `select`, `views` | lists, walks and statistics for people |
 //! | `schedulers` | schedules of periodic jobs |
@@ -21,8 +24,8 @@
 //! | `hints`, `ring` | the contents of hints; their publication and reading |
 //! | `session`, `batch`, `error` | transactions; batches; errors |
 //!
-//! Writers of a job: every enqueuer inserts. An unlocked job is written by a start, a change of its due date, a cancellation, or the
-//! archiving of an invalid document. Each of these has `locked: false` in the filter. A locked job is written only by the holder of the
+//! Writers of a job: every enqueuer inserts. An unlocked job is written by a start, a change of its due date, a cancellation, its
+//! expiry, an enqueuer that replaces it, or the archiving of an invalid document. Each of these has `locked: false` in the filter. A locked job is written only by the holder of the
 //! start, or by a cleaner after the holder's death.
 //!
 //! Repetition of failed calls:
@@ -42,7 +45,9 @@ mod connect;
 mod control;
 mod due;
 mod error;
+mod expiry;
 mod finish;
+mod groups;
 mod hints;
 mod insert;
 mod items;
@@ -58,11 +63,13 @@ mod select;
 mod session;
 mod settings;
 mod start;
+mod unique;
 mod views;
 
 use std::{
+    collections::HashSet,
     future::Future,
-    sync::{Arc, atomic::AtomicBool},
+    sync::{Arc, Mutex, atomic::AtomicBool},
     time::Duration,
 };
 
@@ -78,6 +85,7 @@ pub use self::{
     due::{DueJobs, Position, ScheduledJob},
     error::{DriverError, StoreError},
     finish::{BATCH_BYTES, GuardedWrite, Recorded},
+    groups::{GroupBacklog, InvalidSetting},
     hints::{AssignedJobs, EVERY_GROUP, Hint},
     lanes::Lane,
     lease::{LeaderLease, Observed},
@@ -88,11 +96,17 @@ pub use self::{
     schedulers::Advance,
     select::{JobFilter, LOOK_LIMIT, Listed, Match, Page, StateFilter, Walk, lossy},
     session::CommitSession,
-    start::{Start, ToStart},
+    start::{Conditions, Start, ToStart},
     views::{COUNTED, Finished, SAMPLED, StoredJob, Waiting},
+};
+pub(crate) use self::{
+    insert::Duplicate,
+    session::require_transaction,
+    unique::{Holder, Taken, successor},
 };
 use crate::{
     clock::{ServerClock, Uptime},
+    enqueue::Caps,
     ids::{JobId, StartId},
     instant::Instant,
 };
@@ -121,6 +135,7 @@ pub struct Store {
     pauses: Collection<Document>,
     schedulers: Collection<Document>,
     signals: Collection<Document>,
+    unique_periods: Collection<Document>,
     pub(crate) clock: Arc<ServerClock>,
     /// The options of its client, for further clients with the same options; `None` if the application has created the client.
     options: Option<Arc<ClientOptions>>,
@@ -128,6 +143,10 @@ pub struct Store {
     may_mend: bool,
     /// Whether the schema is known to exist.
     is_set_up: Arc<AtomicBool>,
+    /// The features whose indexes are known to exist.
+    features: Arc<Mutex<HashSet<schema::Feature>>>,
+    /// The settings of groups that limit how many jobs wait.
+    pub(crate) caps: Arc<Caps>,
 }
 
 impl Store {

@@ -4,7 +4,10 @@
 //! unchanged, others are created again. The role `readWrite` is enough for this, with one exception: changing an
 //! existing validator needs `dbAdmin`.
 
-use std::time::{Duration, Instant as Monotonic};
+use std::{
+    sync::PoisonError,
+    time::{Duration, Instant as Monotonic},
+};
 
 use bson::{Bson, Document, Timestamp, doc};
 use futures_util::TryStreamExt;
@@ -14,10 +17,12 @@ use super::{
     Store, StoreError, call, code_of,
     error::code::{INDEX_KEY_SPECS_CONFLICT, INDEX_NOT_FOUND, NAMESPACE_EXISTS, NAMESPACE_NOT_FOUND},
 };
-use crate::{instant::DUE_MS, job::bundle::MOST_ITEMS, limits::LARGEST_CAPACITY, roster::Channel, schedules::MOST_MISSED};
+use crate::{
+    instant::DUE_MS, job::bundle::MOST_ITEMS, limits::LARGEST_CAPACITY, roster::Channel, schedules::MOST_MISSED, telemetry::chain,
+};
 
 /// Version of the schema in this file. Every change to the schema increases it.
-const SCHEMA_VERSION: i32 = 10;
+const SCHEMA_VERSION: i32 = 11;
 
 /// Maximum size of a `workable`, in bytes of BSON. A job with its history and its result must fit into MongoDB's limit
 /// of 16 MiB.
@@ -33,6 +38,17 @@ pub const GATED_JOBS: &str = "gated_jobs";
 pub const LINES: &str = "lines";
 /// The permits of running jobs: a second running job with the same permit is refused. Serves `held_permits`.
 pub const PERMITS: &str = "permits";
+/// Makes jobs unique until they are finished: a finished job leaves `scheduled`.
+pub const UNIQUE: &str = "unique";
+/// Makes jobs unique until their first start. A start counts in `attempts`, which never decreases, so it removes the index entry for good:
+/// a retry cannot collide.
+pub const UNIQUE_WHILE_WAITING: &str = "unique_while_waiting";
+/// Makes the job unique that waits for the end of another one.
+pub const UNIQUE_AFTER: &str = "unique_after";
+/// Serves `expired_jobs`.
+pub const EXPIRING_JOBS: &str = "expiring_jobs";
+/// Deletes the keys whose period is over.
+const EXPIRED_PERIODS: &str = "expired_periods";
 /// Serves `prune_archived`, the statistics and the list of the newest finished jobs.
 pub const ARCHIVED_BY_END: &str = "archived_by_end";
 
@@ -51,13 +67,68 @@ struct Index {
     keys: Document,
     /// The filter of a partial index.
     only: Option<Document>,
-    is_unique: bool,
+    kind: IndexKind,
+    /// The index is made when the feature is used for the first time.
+    feature: Option<Feature>,
+}
+
+/// A feature with indexes of its own. Each index of `scheduled` costs every archival some microseconds, whether the job is in the index or
+/// not. So these indexes are made only where jobs use them, and `metadata` notes that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Feature {
+    /// Jobs with unique keys.
+    Unique,
+    /// Jobs with an expiry.
+    Expiry,
+}
+
+impl Feature {
+    /// The field in `metadata`.
+    fn field(self) -> &'static str {
+        match self {
+            Self::Unique => "unique",
+            Self::Expiry => "expiry",
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum IndexKind {
+    Ordinary,
+    Unique,
+    /// MongoDB deletes a document at the date of its key.
+    Expiry,
+}
+
+impl IndexKind {
+    fn options(self) -> Document {
+        match self {
+            Self::Ordinary => doc! {},
+            Self::Unique => doc! { "unique": true },
+            Self::Expiry => doc! { "expireAfterSeconds": 0 },
+        }
+    }
+
+    /// Whether an existing index is of this kind.
+    fn is_met_by(self, found: &Document) -> bool {
+        let is_unique = found.get_bool("unique").unwrap_or(false);
+        let expires = found.contains_key("expireAfterSeconds");
+        (is_unique, expires) == (self == Self::Unique, self == Self::Expiry)
+    }
 }
 
 /// All indexes. Other keys under the same name replace the old index, and until the new one is built searches find
 /// nothing. With a number in the name (`due_jobs_2`), the old index serves the old release until a recruiter of this
 /// release leads ([`drop_outdated_indexes`]).
-fn indexes() -> [Index; 6] {
+fn indexes() -> [Index; 11] {
+    let unique = |name, only: Document| Index {
+        collection: "scheduled",
+        name,
+        keys: doc! { name: 1 },
+        only: Some(only),
+        kind: IndexKind::Unique,
+        feature: Some(Feature::Unique),
+    };
     [
         Index {
             collection: "scheduled",
@@ -65,42 +136,94 @@ fn indexes() -> [Index; 6] {
             // `locked` is false in every entry. With `_id`, `locked` and `gate` the index covers the searches.
             keys: doc! { "group": 1, "workable.class": 1, "priority": -1, "scheduled_at": 1, "_id": 1, "locked": 1, "gate": 1 },
             only: Some(doc! { "locked": false, "gate": Bson::Null }),
-            is_unique: false,
+            kind: IndexKind::Ordinary,
+            feature: None,
         },
         Index {
             collection: "scheduled",
             name: GATED_JOBS,
             keys: doc! { "group": 1, "workable.class": 1, "gate": 1, "priority": -1, "scheduled_at": 1, "_id": 1, "locked": 1 },
             only: Some(doc! { "locked": false, "gate": any_gate() }),
-            is_unique: false,
+            kind: IndexKind::Ordinary,
+            feature: None,
         },
         Index {
             collection: "scheduled",
             name: LINES,
             keys: doc! { "gate": 1, "created_at": 1, "_id": 1 },
             only: Some(doc! { "gate": any_line() }),
-            is_unique: false,
+            kind: IndexKind::Ordinary,
+            feature: None,
         },
         Index {
             collection: "scheduled",
             name: PERMITS,
             keys: doc! { "last_execution.permits": 1 },
             only: Some(doc! { "locked": true, "last_execution.permits": { "$exists": true } }),
-            is_unique: true,
+            kind: IndexKind::Unique,
+            feature: None,
         },
-        Index { collection: "archived", name: ARCHIVED_BY_END, keys: doc! { "last_execution.ended_at": 1 }, only: None, is_unique: false },
-        Index { collection: "schedulers", name: SCHEDULE_REVISIONS, keys: doc! { "_id": 1, "revision": 1 }, only: None, is_unique: false },
+        Index {
+            collection: "schedulers",
+            name: SCHEDULE_REVISIONS,
+            keys: doc! { "_id": 1, "revision": 1 },
+            only: None,
+            kind: IndexKind::Ordinary,
+            feature: None,
+        },
+        Index {
+            collection: "archived",
+            name: ARCHIVED_BY_END,
+            keys: doc! { "last_execution.ended_at": 1 },
+            only: None,
+            kind: IndexKind::Ordinary,
+            feature: None,
+        },
+        unique(UNIQUE, doc! { UNIQUE: any_text() }),
+        unique(UNIQUE_WHILE_WAITING, doc! { UNIQUE_WHILE_WAITING: any_text(), "locked": false, "attempts": never_started() }),
+        unique(UNIQUE_AFTER, doc! { UNIQUE_AFTER: any_text() }),
+        Index {
+            collection: "scheduled",
+            name: EXPIRING_JOBS,
+            keys: doc! { "expires_at": 1 },
+            only: Some(doc! { "locked": false, "expires_at": any_date() }),
+            kind: IndexKind::Ordinary,
+            feature: Some(Feature::Expiry),
+        },
+        Index {
+            collection: "unique_periods",
+            name: EXPIRED_PERIODS,
+            keys: doc! { "expires_at": 1 },
+            only: None,
+            kind: IndexKind::Expiry,
+            feature: None,
+        },
     ]
 }
 
 /// The predicate of the jobs in the index `gated_jobs`.
 pub(super) fn any_gate() -> Document {
+    any_text()
+}
+
+/// The predicate of the jobs in the unique indexes. It does not include null.
+fn any_text() -> Document {
     doc! { "$gte": "" }
 }
 
 /// The predicate of the gates of lines: those that begin with `>`.
 fn any_line() -> Document {
     doc! { "$gte": ">", "$lt": "?" }
+}
+
+/// The predicate of the jobs that have never started. A job from another language may have no `attempts`.
+pub(super) fn never_started() -> Document {
+    doc! { "$in": [0, Bson::Null] }
+}
+
+/// The predicate of the jobs in the index `expiring_jobs`. It does not include null.
+pub(super) fn any_date() -> Document {
+    doc! { "$gte": bson::DateTime::from_millis(*DUE_MS.start()) }
 }
 
 /// The kind of a collection, which decides its options.
@@ -220,6 +343,7 @@ async fn ensure_collections(store: &Store, version: i32, channel: Option<Channel
         ("groups", Kind::Groups),
         ("pauses", Kind::Pauses),
         ("schedulers", Kind::Schedules),
+        ("unique_periods", Kind::Plain),
         ("signals", Kind::Hints),
     ];
     let channels = [Channel::default()].into_iter().chain(channel).map(Channel::collection);
@@ -335,6 +459,13 @@ fn waiting_job() -> Document {
                 "scheduled_at": { "bsonType": "date", "description": "a date from the year 1 to the year 9999" },
                 "keep": { "enum": ["all", "failures", Bson::Null], "description": "`failures` or `all`" },
                 "gate": { "bsonType": ["string", "null"], "minLength": 1, "maxLength": 256, "description": "a text of 1 to 256 characters" },
+                "unique": key(),
+                "unique_while_waiting": key(),
+                "unique_after": key(),
+                "unique_for_period": key(),
+                "replaced": count(),
+                "due_after": optional("date", "a date"),
+                "expires_at": optional("date", "a date"),
                 "attempts": count(),
                 "interruptions": count(),
                 "deaths": count(),
@@ -419,6 +550,7 @@ fn groups_validator() -> Document {
     let mut properties = doc! {
         "_id": { "bsonType": "string", "minLength": 1, "maxLength": 256, "description": "the name of a group" },
         "weight": { "bsonType": ["int", "long", "double", "null"], "minimum": 0.001, "maximum": 1_000_000.0, "description": "a number from 0.001 to 1000000" },
+        "most_waiting": { "bsonType": ["int", "long", "null"], "minimum": 1, "description": "an integer from 1" },
     };
     properties.extend(limit());
     doc! { "$jsonSchema": { "required": ["_id"], "properties": properties } }
@@ -506,6 +638,11 @@ fn schedulers_validator() -> Document {
     }
 }
 
+/// A unique key. A key that is made of parameters is the class with a text or a hash.
+fn key() -> Document {
+    doc! { "bsonType": ["string", "null"], "minLength": 1, "maxLength": 512, "description": "a text of 1 to 512 characters" }
+}
+
 fn optional(of: &str, description: &str) -> Document {
     doc! { "bsonType": [of, "null"], "description": description }
 }
@@ -566,15 +703,46 @@ fn execution() -> Document {
     }
 }
 
+/// The features that were used in this database.
+pub(super) async fn features_in_use(store: &Store) -> Result<Vec<Feature>, StoreError> {
+    let metadata = store.metadata.clone();
+    let found = call("features", async move { metadata.find_one(doc! { "_id": "features" }).await }).await?.unwrap_or_default();
+    Ok([Feature::Unique, Feature::Expiry].into_iter().filter(|feature| found.get_bool(feature.field()).unwrap_or(false)).collect())
+}
+
+/// Called when a feature is used for the first time: makes its indexes, and notes that it is in use.
+pub(super) async fn begin_to_use(store: &Store, feature: Feature) -> Result<(), StoreError> {
+    ensure_these_indexes(store, version(store).await?, &[feature]).await?;
+    note_in_use(store, feature).await
+}
+
+async fn note_in_use(store: &Store, feature: Feature) -> Result<(), StoreError> {
+    let (metadata, noted) = (store.metadata.clone(), doc! { "$set": { feature.field(): true } });
+    call("note_in_use", async move { metadata.update_one(doc! { "_id": "features" }, noted).upsert(true).await }).await.map(drop)
+}
+
 async fn ensure_indexes(store: &Store, version: i32) -> Result<(), StoreError> {
-    for index in indexes() {
+    let mut features = features_in_use(store).await?;
+    // The database may have been dropped since.
+    let known: Vec<Feature> = store.features.lock().unwrap_or_else(PoisonError::into_inner).iter().copied().collect();
+    for feature in known {
+        if !features.contains(&feature) {
+            features.push(feature);
+            note_in_use(store, feature).await?;
+        }
+    }
+    ensure_these_indexes(store, version, &features).await
+}
+
+async fn ensure_these_indexes(store: &Store, version: i32, features: &[Feature]) -> Result<(), StoreError> {
+    for index in indexes().into_iter().filter(|index| index.feature.is_none_or(|feature| features.contains(&feature))) {
         let found = indexes_of(store, index.collection).await?;
         let named = found.iter().find(|found| found.get_str("name").is_ok_and(|name| name == index.name));
         let part = |key: &str| named.and_then(|named| named.get_document(key).ok());
         // The order of the keys matters.
         let same_keys = part("key").is_some_and(|keys| keys.iter().eq(index.keys.iter()));
-        let same_uniqueness = named.is_some_and(|named| named.get_bool("unique").unwrap_or(false)) == index.is_unique;
-        if same_keys && same_uniqueness && part("partialFilterExpression") == index.only.as_ref() {
+        let same_kind = named.is_some_and(|named| index.kind.is_met_by(named));
+        if same_keys && same_kind && part("partialFilterExpression") == index.only.as_ref() {
             continue;
         }
         if named.is_some() {
@@ -599,10 +767,8 @@ async fn indexes_of(store: &Store, collection: &'static str) -> Result<Vec<Docum
 
 async fn create_index(store: &Store, index: &Index) -> Result<(), StoreError> {
     let mut options = doc! { "key": &index.keys, "name": index.name };
+    options.extend(index.kind.options());
     options.extend(index.only.clone().map(|only| ("partialFilterExpression".to_owned(), Bson::Document(only))));
-    if index.is_unique {
-        options.insert("unique", true);
-    }
     let command = doc! { "createIndexes": index.collection, "indexes": [options] };
     match run(store, "create_index", "", command.clone()).await {
         // Another process has just created it with other keys. It is replaced: of two releases, the older one keeps the
@@ -610,6 +776,16 @@ async fn create_index(store: &Store, index: &Index) -> Result<(), StoreError> {
         Err(StoreError::Mongo { source, .. }) if code_of(&source) == Some(INDEX_KEY_SPECS_CONFLICT) => {
             drop_index(store, index.collection, index.name).await?;
             run(store, "create_index", "", command).await
+        }
+        Err(error) if index.kind == IndexKind::Unique && error.is_duplicate() => {
+            // Documents that were inserted while the index was missing. A process that does not start would run no job at all.
+            tracing::error!(
+                collection = index.collection,
+                index = index.name,
+                error = chain(&error),
+                "jobs are not unique: two documents have the same unique key. Cancel one of them, and start any process again"
+            );
+            Ok(())
         }
         other => other,
     }

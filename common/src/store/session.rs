@@ -120,7 +120,9 @@ pub(super) async fn commit(session: &mut ClientSession) -> Result<(), Error> {
 }
 
 /// Checks that the caller has started a transaction: without one, writes that belong together could be made in part.
-pub(super) async fn require_transaction(session: &mut ClientSession, operation: &'static str) -> Result<(), StoreError> {
+///
+/// Index: none. Invariant: none, it sends nothing.
+pub(crate) async fn require_transaction(session: &mut ClientSession, operation: &'static str) -> Result<(), StoreError> {
     match session.start_transaction().await {
         Err(error) if is_transaction_open(&error) => Ok(()),
         Err(source) => Err(StoreError::Mongo { operation, source: source.into() }),

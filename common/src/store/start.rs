@@ -88,6 +88,23 @@ pub struct ToStart {
     pub if_worker_dies: IfWorkerDies,
     /// The permit of a limited job.
     pub permit: Option<Permit>,
+    /// Further conditions, for the few jobs that have them.
+    pub conditions: Conditions,
+}
+
+/// The conditions of a start that only some jobs have. A statement for other jobs does not contain them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Conditions {
+    /// The job has an `expires_at`, which must not be over.
+    expires: bool,
+    /// How often the content of a unique job was replaced before it was read.
+    replaced: Option<u32>,
+}
+
+impl From<&Job> for Conditions {
+    fn from(job: &Job) -> Self {
+        Self { expires: job.expires_at.is_some(), replaced: job.replaced }
+    }
 }
 
 impl Store {
@@ -147,8 +164,9 @@ impl Store {
     /// for each job that this start has locked.
     ///
     /// Filter: id, unlocked, same attempts, the same `scheduled_at` (if the jobs have few dates), due by the server's clock, before the end of
-    /// the worker's lease by that clock, and within the interval of the permit.
-    /// Update: one command, acknowledged by a majority; jobs with the same verdict, attempts and date share a statement.
+    /// the worker's lease by that clock, and within the interval of the permit. Of a job that expires: before its `expires_at`. Of a unique
+    /// job: its content was not replaced since it was read.
+    /// Update: one command, acknowledged by a majority; jobs with the same verdict, attempts, date and conditions share a statement.
     /// Index: `_id`; `permits` refuses a permit that another running job has. Invariant: I3 and I5: each start has its own id, and MongoDB
     /// refuses a start after the end of the lease.
     /// Loses when another start locked the job, or when it was archived. After an error the outcome is unknown: see
@@ -200,7 +218,8 @@ impl Store {
     }
 }
 
-/// One statement for each combination of verdict, number of earlier starts and, if there are few, due date. Usually there is only one.
+/// One statement for each combination of verdict, number of earlier starts, conditions and, if there are few, due date. Usually there is
+/// only one.
 fn start_command(start: &Start, jobs: &[ToStart]) -> Document {
     let dates: BTreeSet<Instant> = jobs.iter().map(|job| job.due).collect();
     let date = |job: &ToStart| (dates.len() <= MOST_DATES).then_some(job.due);
@@ -210,7 +229,9 @@ fn start_command(start: &Start, jobs: &[ToStart]) -> Document {
         let is_alike = |(other, date, _): &&mut (&ToStart, Option<Instant>, Vec<JobId>)| {
             // A refused permit ends its statement, so a limited job has a statement of its own.
             let is_limited = other.permit.is_some() || job.permit.is_some();
-            !is_limited && (other.attempts, *date) == (job.attempts, due) && other.if_worker_dies == job.if_worker_dies
+            !is_limited
+                && (other.attempts, *date, other.conditions) == (job.attempts, due, job.conditions)
+                && other.if_worker_dies == job.if_worker_dies
         };
         match alike.iter_mut().find(is_alike) {
             Some((.., ids)) => ids.push(job.job),
@@ -233,12 +254,26 @@ fn start_command(start: &Start, jobs: &[ToStart]) -> Document {
         if let Some((from, until)) = permit.and_then(|permit| permit.between) {
             conditions.extend([doc! { "$gte": ["$$NOW", date(from)] }, doc! { "$lte": ["$$NOW", date(until)] }]);
         }
+        if job.conditions.expires {
+            conditions.extend([doc! { "$lt": ["$$NOW", "$expires_at"] }]);
+        }
         let mut filter = doc! {
             "_id": { "$in": ids },
             "locked": false,
             "attempts": attempts_read,
             "$expr": { "$and": conditions },
         };
+        if let Some(replaced) = job.conditions.replaced {
+            // Like `attempts`, it is missing until the first replacement.
+            filter.insert(
+                "replaced",
+                if replaced == 0 {
+                    doc! { "$in": [0, Bson::Null] }
+                } else {
+                    doc! { "$eq": replaced }
+                },
+            );
+        }
         let execution = start.stored_execution(due.unwrap_or(start.now), job.if_worker_dies.clone(), permit);
         let set = |execution: Document| doc! { "$set": { "locked": true, "attempts": attempts + 1, "last_execution": execution } };
         let update = if let Some(due) = due {

@@ -17,15 +17,15 @@ use bson::{Document, doc};
 use clap::{Args, builder::BoolishValueParser};
 use indicatif::{ProgressBar, ProgressStyle};
 use recruiter_common::{
-    enqueue::{EnqueueError, NewJob},
+    enqueue::{EnqueueError, Enqueued, NewJob, Outcome},
     exit::Exit,
     ids::JobId,
     instant::Instant,
     job::{Keep, Priority, StoredPolicy},
     shutdown::{Shutdown, pause},
     spec::{
-        InvalidSpec, JobSpec, LONGEST_LINE, UnknownPolicies, duration_of_text, id_of_text, instant_of_text, items_of_text, keep_of_text,
-        parameters_of_text, policy_of_text,
+        InvalidSpec, JobSpec, LONGEST_LINE, Reaction, UniqueSpec, UnknownPolicies, Until, duration_of_text, id_of_text, instant_of_text,
+        items_of_text, keep_of_text, parameters_of_text, policy_of_text,
     },
     store::{ConnectArgs, Store},
     telemetry::chain,
@@ -66,6 +66,9 @@ pub(super) struct EnqueueArgs {
     /// Skip the first N lines of the file, which were enqueued before
     #[arg(long, value_name = "N", requires = "from", conflicts_with = "Description", default_value_t = 0)]
     skip: u64,
+    /// Wait for this long if a group has as many waiting jobs as it may have (`recruiter groups set`) [default: fail at once]
+    #[arg(long, env = "RECRUITER_ENQUEUE_WAIT_FOR_ROOM", value_name = "DURATION", value_parser = duration_of_text)]
+    wait_for_room: Option<Duration>,
     /// Accept retry policies that only your workers know, not this program
     #[arg(long, env = "RECRUITER_ENQUEUE_CUSTOM_POLICY", value_parser = BoolishValueParser::new())]
     custom_policy: bool,
@@ -97,6 +100,30 @@ struct Description {
     /// Delay after which the job is due, for example 5m or 1h 30m
     #[arg(long, env = "RECRUITER_ENQUEUE_AFTER", value_name = "DURATION", value_parser = duration_of_text)]
     after: Option<Duration>,
+    /// Instant at which the job expires: if it has not started by then, it is archived as `expired`
+    #[arg(long, env = "RECRUITER_ENQUEUE_EXPIRES_AT", value_name = "INSTANT", value_parser = instant_of_text, conflicts_with = "expires_after")]
+    expires_at: Option<Instant>,
+    /// Time after which the job expires, counted from now, for example 2h
+    #[arg(long, env = "RECRUITER_ENQUEUE_EXPIRES_AFTER", value_name = "DURATION", value_parser = duration_of_text)]
+    expires_after: Option<Duration>,
+    /// Unique key: while a job with this key exists, nothing is enqueued
+    #[arg(long, env = "RECRUITER_ENQUEUE_UNIQUE", value_name = "KEY", conflicts_with = "unique_by")]
+    unique: Option<String>,
+    /// Make the key of the class and these parameters, separated by commas; `*` for all parameters
+    #[arg(long, env = "RECRUITER_ENQUEUE_UNIQUE_BY", value_name = "NAMES", value_delimiter = ',')]
+    unique_by: Option<Vec<String>>,
+    /// How long the key is taken [default: finished]
+    #[arg(long, env = "RECRUITER_ENQUEUE_UNIQUE_UNTIL", value_name = "EVENT", conflicts_with = "unique_for")]
+    unique_until: Option<Until>,
+    /// The key is taken for this time, for example 1h, whether the job is finished or not
+    #[arg(long, env = "RECRUITER_ENQUEUE_UNIQUE_FOR", value_name = "DURATION", value_parser = duration_of_text)]
+    unique_for: Option<Duration>,
+    /// What happens if the key is taken [default: ignore]
+    #[arg(long, env = "RECRUITER_ENQUEUE_ON_CONFLICT", value_name = "REACTION")]
+    on_conflict: Option<Reaction>,
+    /// With `--on-conflict postpone`: the job is not postponed beyond this time after it was enqueued
+    #[arg(long, env = "RECRUITER_ENQUEUE_POSTPONE_AT_MOST", value_name = "DURATION", value_parser = duration_of_text)]
+    postpone_at_most: Option<Duration>,
     /// Label of the job, for filters; may be given several times
     #[arg(long = "tag", env = "RECRUITER_ENQUEUE_TAG", value_name = "TAG")]
     tags: Vec<String>,
@@ -128,9 +155,25 @@ fn items(text: &str) -> Result<Items, InvalidSpec> {
     items_of_text(text).map(Items)
 }
 
+impl Description {
+    /// What makes the job unique; `None` if no flag is about that.
+    fn unique(&self) -> Option<UniqueSpec> {
+        let mut unique = UniqueSpec::default();
+        unique.key.clone_from(&self.unique);
+        // All parameters.
+        let is_all = |names: &[String]| matches!(names, [name] if name == "*");
+        unique.parameters = self.unique_by.clone().map(|names| if is_all(&names) { Vec::new() } else { names });
+        (unique.until, unique.period) = (self.unique_until, self.unique_for);
+        (unique.on_conflict, unique.at_most) = (self.on_conflict, self.postpone_at_most);
+        Some(unique).filter(|unique| *unique != UniqueSpec::default())
+    }
+}
+
 impl From<Description> for JobSpec {
     fn from(flags: Description) -> Self {
         let mut spec = Self::default();
+        spec.unique = flags.unique();
+        (spec.expires_at, spec.expires_after) = (flags.expires_at, flags.expires_after);
         spec.class = flags.class.unwrap_or_default();
         spec.parameters = flags.parameters;
         spec.items = flags.items.map(|Items(items)| items);
@@ -171,13 +214,14 @@ fn job_of_line(line: &[u8], custom_policy: bool) -> Result<Option<(JobId, NewJob
 /// When a job is invalid (no job after it is enqueued), or MongoDB cannot be used.
 pub(super) async fn run(args: EnqueueArgs, connect: &ConnectArgs, mut shutdown: Shutdown, out: &mut impl Write) -> anyhow::Result<()> {
     match &args.from {
-        None => enqueue_one(args.job, args.custom_policy, args.format, connect, out).await,
+        None => enqueue_one(args, connect, out).await,
         Some(path) => {
             let mut lines = Lines::open(path).await?;
             let store = Store::connect(connect, "recruiter enqueue").await?;
             let mut import = Import {
                 store: &store,
                 json: args.format.json,
+                wait_for_room: args.wait_for_room.unwrap_or_default(),
                 out,
                 enqueued: 0,
                 done: args.skip,
@@ -192,27 +236,40 @@ pub(super) async fn run(args: EnqueueArgs, connect: &ConnectArgs, mut shutdown: 
     }
 }
 
-async fn enqueue_one(
-    job: Description,
-    custom_policy: bool,
-    format: Format,
-    connect: &ConnectArgs,
-    out: &mut impl Write,
-) -> anyhow::Result<()> {
-    let (id, job) = job_of(job.into(), custom_policy).map_err(|problem| anyhow!(problem).context(Exit::Usage))?;
+async fn enqueue_one(args: EnqueueArgs, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
+    let (id, job) = job_of(args.job.into(), args.custom_policy).map_err(|problem| anyhow!(problem).context(Exit::Usage))?;
     let store = Store::connect(connect, "recruiter enqueue").await?;
     let kind = kind_of(&job);
-    match job.enqueue(&store).await {
-        Ok(_) => {
-            write_id(out, format.json, id)?;
+    match store.enqueue_when_room([job], args.wait_for_room.unwrap_or_default()).await {
+        Ok(enqueued) => {
+            write_ids(out, args.format.json, &enqueued)?;
             out.flush()?;
-            warn_of_untaken(&store, &BTreeSet::from([kind])).await;
+            for enqueued in enqueued.iter().filter(|enqueued| !enqueued.is_new) {
+                // Standard error is closed: the note is not needed.
+                let _ = writeln!(std::io::stderr(), "nothing was enqueued: {}", reason(enqueued.outcome));
+            }
+            if enqueued.iter().any(|enqueued| enqueued.is_new) {
+                warn_of_untaken(&store, &BTreeSet::from([kind])).await;
+            }
             Ok(())
         }
         Err(EnqueueError::Store(error)) if error.is_transient() => {
             Err(anyhow!(error).context(format!("the job may have been enqueued; repeat the command with --id {id}")))
         }
+        Err(full @ (EnqueueError::BacklogFull { .. } | EnqueueError::KeyKeepsChanging { .. })) => Err(full.into()),
         Err(refused) => Err(anyhow!(refused).context(Exit::Usage)),
+    }
+}
+
+/// Why nothing was enqueued.
+fn reason(outcome: Outcome) -> &'static str {
+    match outcome {
+        Outcome::KnownId => "a job with this id exists",
+        Outcome::Duplicate => "a job with this unique key exists",
+        Outcome::Replaced => "the waiting job with this unique key has the new content",
+        Outcome::Postponed => "the waiting job with this unique key has the later date",
+        Outcome::AlreadyStarted => "the job with this unique key has started, so it was not changed",
+        Outcome::New | Outcome::RunsOnceMore | _ => "a job exists already",
     }
 }
 
@@ -238,8 +295,11 @@ pub(super) async fn warn_of_untaken(store: &Store, kinds: &BTreeSet<Kind>) {
     }
 }
 
-fn write_id(out: &mut impl Write, json: bool, id: JobId) -> std::io::Result<()> {
-    if json { json_line(out, doc! { "id": id.to_string() }) } else { writeln!(out, "{id}") }
+/// Writes the ids of the jobs: of a job that was not enqueued, the id of the existing one.
+fn write_ids(out: &mut impl Write, json: bool, enqueued: &[Enqueued]) -> std::io::Result<()> {
+    enqueued.iter().try_for_each(|Enqueued { id, outcome, .. }| {
+        if json { json_line(out, doc! { "id": id.to_string(), "outcome": outcome.word() }) } else { writeln!(out, "{id}") }
+    })
 }
 
 /// A reader of a file, line by line.
@@ -298,6 +358,7 @@ impl Lines {
 struct Import<'a, W> {
     store: &'a Store,
     json: bool,
+    wait_for_room: Duration,
     out: &'a mut W,
     /// Number of jobs enqueued so far.
     enqueued: u64,
@@ -363,29 +424,33 @@ impl<W: Write> Import<'_, W> {
     async fn deliver(&mut self, batch: &[Numbered]) -> anyhow::Result<Option<String>> {
         let ([(first, ..), ..], [.., (last, ..)]) = (batch, batch) else { return Ok(None) };
         let mut tries = 0;
-        let unknown = loop {
-            match self.store.enqueue_many(batch.iter().map(|(.., job)| job.clone())).await {
-                Ok(_) => break None,
+        let sent = loop {
+            match self.store.enqueue_when_room(batch.iter().map(|(.., job)| job.clone()), self.wait_for_room).await {
+                Ok(enqueued) => break Ok(enqueued),
                 Err(EnqueueError::Store(error)) if error.is_transient() && !error.is_unauthorized() && tries < TRIES => {
                     tries += 1;
                     tracing::warn!(error = chain(&error), "a batch may not have arrived; sending it again");
                     pause(TRY_AGAIN_AFTER).await;
                 }
-                Err(EnqueueError::Store(error)) if error.is_transient() => break Some(error),
+                Err(EnqueueError::Store(error)) if error.is_transient() => break Err(error),
                 Err(refused) => return Ok(Some(chain(&refused))),
             }
         };
-        if let Some(error) = unknown {
-            return Err(self.stopped(
-                Exit::Unavailable,
-                &format!("lines {first} to {last} may have been enqueued; --skip {last} skips them: {}", chain(&error)),
-            ));
-        }
+        let enqueued = match sent {
+            Ok(enqueued) => enqueued,
+            Err(error) => {
+                return Err(self.stopped(
+                    Exit::Unavailable,
+                    &format!("lines {first} to {last} may have been enqueued; --skip {last} skips them: {}", chain(&error)),
+                ));
+            }
+        };
         self.done = *last;
-        self.enqueued += u64::try_from(batch.len())?;
+        // A known id may be of an earlier attempt to send this batch.
+        self.enqueued += enqueued.iter().filter(|job| job.is_new || job.outcome == Outcome::KnownId).count() as u64;
         self.kinds.extend(batch.iter().map(|(.., job)| kind_of(job)).take(KINDS.saturating_sub(self.kinds.len())));
         self.shown.set_message(self.enqueued.to_string());
-        let written = batch.iter().try_for_each(|(_, id, _)| write_id(self.out, self.json, *id)).and_then(|()| self.out.flush());
+        let written = write_ids(self.out, self.json, &enqueued).and_then(|()| self.out.flush());
         written.map(|()| None).map_err(|error| self.stopped(Exit::Failure, &format!("cannot write the ids: {error}")))
     }
 

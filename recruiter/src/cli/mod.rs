@@ -6,6 +6,7 @@
 //! | `enqueue` | `enqueue`: one job, or a file of jobs |
 //! | `jobs` | `jobs list`, `jobs show` |
 //! | `change` | `jobs retry`, `cancel`, `delete` |
+//! | `groups` | `groups list`, `groups set`: the settings of groups |
 //! | `filter` | which jobs a command is about |
 //! | `limits` | `limits`, `pause`, `resume`, `pauses` |
 //! | `why` | `jobs why`: why a job does not run |
@@ -21,6 +22,7 @@ mod change;
 mod enqueue;
 mod exit;
 mod filter;
+mod groups;
 mod jobs;
 mod limits;
 pub(crate) mod output;
@@ -84,6 +86,8 @@ Examples:
   recruiter enqueue --class mail --group mail --priority 9 --at 2030-01-31T18:00:00Z --tag welcome
   recruiter enqueue --class mail --retry '{\"class\": \"RetryManyTimes\",
       \"parameters\": {\"retry_how_many_times\": 3, \"seconds_to_wait_before_retry\": 10}}'
+  recruiter enqueue --class report --parameters '{\"customer\": 17}' --unique-by customer --after 1m \\
+      --on-conflict postpone --postpone-at-most 10m
   recruiter enqueue --from jobs.ndjson --json | tail -n 1
   generate-jobs | recruiter enqueue --from -
 
@@ -92,7 +96,10 @@ Each line of a file is one job. Only `class` is required. Blank lines are skippe
    \"after\": \"5m\", \"tags\": [\"welcome\"], \"urn\": \"user:17\", \"retry_policy\": {\"class\": \"RetryForever\",
    \"parameters\": {\"seconds_to_wait_before_retry\": 60}}, \"id\": \"65a1b2c3d4e5f60718293a4b\"}
 `scheduled_at` (2030-01-31T18:00:00Z) may replace `after`, and `items` (an array, for a bundle) may
-replace `parameters`. An invalid line ends the import: the lines before it are enqueued, and the
+replace `parameters`. Further fields: `expires_at` or `expires_after`, `keep`, and `unique`:
+  {\"key\": \"invoice-17\", \"until\": \"started\", \"on_conflict\": \"postpone\", \"at_most\": \"1h\"}
+with `parameters` (an array of names, [] for all) in place of `key`, and `period` in place of `until`.
+An invalid line ends the import: the lines before it are enqueued, and the
 error message names the --skip to continue with.";
 
 fn examples() -> String {
@@ -132,6 +139,8 @@ enum Command {
     Pauses(limits::PausesArgs),
     /// List, show, change, run and remove schedules of periodic jobs
     Schedules(Box<schedules::SchedulesArgs>),
+    /// List and change the settings of groups
+    Groups(groups::GroupsArgs),
     /// List workers, and show which recruiter leads
     Roster(roster::RosterArgs),
     /// Show queue depth, throughput and latency
@@ -177,6 +186,7 @@ impl Config {
             Command::Demo(_) | Command::Bench(_) => self.log.clone().quietly(),
             Command::Enqueue(_)
             | Command::Jobs(_)
+            | Command::Groups(_)
             | Command::Limits(_)
             | Command::Pause(_)
             | Command::Resume(_)
@@ -213,6 +223,7 @@ impl Config {
             Command::Resume(args) => or_stopped(shutdown, limits::resume(args, connect, out)).await,
             Command::Pauses(args) => or_stopped(shutdown, limits::pauses(args, connect, out)).await,
             Command::Schedules(args) => schedules::run(*args, connect, shutdown, out).await,
+            Command::Groups(args) => or_stopped(shutdown, groups::run(args, connect, out)).await,
             Command::Roster(args) => or_stopped(shutdown, roster::run(args, connect, out)).await,
             Command::Stats(args) => or_stopped(shutdown, stats::run(args, connect, out)).await,
             #[cfg(feature = "dev")]

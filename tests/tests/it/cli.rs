@@ -109,8 +109,8 @@ async fn one_job_is_stored_as_its_flags_say() {
     let args = ["enqueue", "--class", "$c.d", "--parameters", parameters, "--group", "a.$b", "--priority", "7", "--id", id];
     let more = ["--at", "2030-01-31T19:00:00+01:00", "--tag", "t1", "--tag", "t2", "--urn", "u", "--retry", policy, "--json"];
     // The second time it is left alone.
-    for _ in 0..2 {
-        assert_eq!(recruiter(&database, &[args.as_slice(), &more].concat()).objects(), [json!({ "id": id })]);
+    for outcome in ["new", "known-id"] {
+        assert_eq!(recruiter(&database, &[args.as_slice(), &more].concat()).objects(), [json!({ "id": id, "outcome": outcome })]);
     }
     let mut job = only(&database, "scheduled", doc! {}).await;
     job.remove("created_at").unwrap();

@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "in a test it says where it failed")]
 
+mod backlog;
 mod bad_input;
 mod bench;
 mod builtins;
@@ -15,6 +16,7 @@ mod documents;
 mod embedded;
 mod events;
 mod examples;
+mod expiry;
 mod faults;
 mod harness;
 mod keep;
@@ -32,3 +34,4 @@ mod service;
 mod signals;
 mod store;
 mod tidy;
+mod unique;

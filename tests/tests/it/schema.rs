@@ -6,8 +6,9 @@ use std::time::Duration;
 use bson::{Document, doc};
 use futures_util::TryStreamExt;
 use recruiter_common::{
-    enqueue::NewJob,
+    enqueue::{EnqueueError, NewJob},
     store::{Channel, Store, StoreError},
+    unique::Unique,
 };
 use recruiter_tests::{
     factory::minimal_job,
@@ -18,6 +19,8 @@ use recruiter_tests::{
 };
 
 const SOON: Duration = Duration::from_secs(20);
+/// The indexes of `scheduled` that every database has.
+const INDEXES: [&str; 5] = ["_id_", "due_jobs", "gated_jobs", "lines", "permits"];
 
 async fn options(database: &TestDatabase, collection: &str) -> Option<Document> {
     let listed: Vec<Document> = database
@@ -57,8 +60,9 @@ async fn is_as_it_should_be(database: &TestDatabase) -> bool {
     let validated = has_validator("scheduled").await && has_validator("schedulers").await;
     capped
         && validated
-        && indexes(database, "scheduled").await == ["_id_", "due_jobs", "gated_jobs", "lines", "permits"]
+        && indexes(database, "scheduled").await == INDEXES
         && indexes(database, "archived").await == ["_id_", "archived_by_end"]
+        && indexes(database, "unique_periods").await == ["_id_", "expired_periods"]
         && indexes(database, "schedulers").await == ["_id_", "schedule_revisions"]
 }
 
@@ -78,9 +82,14 @@ async fn a_start_makes_again_what_was_dropped_or_changed() {
     make_ordinary(&database, "signals_3").await;
     database.raw("signals_0").drop().await.unwrap();
     drop_index(&database, "scheduled", "due_jobs").await;
+    drop_index(&database, "unique_periods", "expired_periods").await;
+    let wrong = mongodb::IndexModel::builder().keys(doc! { "expires_at": 1 }).options(named("expired_periods")).build();
+    database.raw("unique_periods").create_index(wrong).await.unwrap();
     database.raw("archived").drop().await.unwrap();
+    database.raw("groups").drop().await.unwrap();
     database.database().run_command(doc! { "collMod": "scheduled", "validator": {} }).await.unwrap();
     store(&database).await;
+    assert!(options(&database, "groups").await.unwrap().contains_key("validator"));
     assert!(is_as_it_should_be(&database).await);
     assert!(is_capped(&database, "signals_3").await);
     database.raw("scheduled").insert_one(doc! { "no": "job" }).await.expect_err("the validator is back");
@@ -111,6 +120,46 @@ fn number(value: &bson::Bson) -> Option<i64> {
 
 fn named(name: &str) -> mongodb::options::IndexOptions {
     mongodb::options::IndexOptions::builder().name(name.to_owned()).build()
+}
+
+/// They cost every job some microseconds. Once they are there, they are kept.
+#[tokio::test]
+async fn the_indexes_of_a_feature_are_made_when_it_is_used() {
+    let database = TestDatabase::new().await;
+    let own = store(&database).await;
+    let unique = || NewJob::of_class("x", doc! {}).unique(Unique::by_key("k"));
+    let of_scheduled = async || indexes(&database, "scheduled").await;
+    let with = |more: &[&'static str]| {
+        let mut all = [&INDEXES, more].concat();
+        all.sort_unstable();
+        all
+    };
+    assert_eq!(of_scheduled().await, INDEXES);
+    let mut session = own.start_session().await.unwrap();
+    session.start_transaction().await.unwrap();
+    let refused = unique().enqueue_in(&own, &mut session).await.unwrap_err();
+    assert!(matches!(refused, EnqueueError::NotSetUpForUnique { .. }), "{refused}");
+    session.abort_transaction().await.unwrap();
+    unique().enqueue(&own).await.unwrap();
+    let of_unique = ["unique", "unique_after", "unique_while_waiting"];
+    assert_eq!(of_scheduled().await, with(&of_unique));
+    NewJob::of_class("x", doc! {}).expires_after(SOON).enqueue(&own).await.unwrap();
+    let all = with(&["expiring_jobs", "unique", "unique_after", "unique_while_waiting"]);
+    assert_eq!(of_scheduled().await, all);
+    // The same keys, but not unique.
+    drop_index(&database, "scheduled", "unique").await;
+    let wrong = mongodb::IndexModel::builder().keys(doc! { "unique": 1 }).options(named("unique")).build();
+    database.raw("scheduled").create_index(wrong).await.unwrap();
+    drop_index(&database, "scheduled", "expiring_jobs").await;
+    store(&database).await;
+    assert_eq!(of_scheduled().await, all);
+    assert!(!unique().enqueue(&own).await.unwrap().is_new);
+    // The database is dropped while a process uses it.
+    database.database().drop().await.unwrap();
+    database.raw("scheduled").insert_one(minimal_job("x")).await.unwrap();
+    own.expired_jobs(own.now(), 1).await.unwrap_err();
+    assert_eq!(of_scheduled().await, all);
+    assert_eq!(database.raw("metadata").count_documents(doc! { "unique": true, "expiry": true }).await.unwrap(), 1);
 }
 
 /// A restore, a script that cleans up, a test suite with the wrong URI.
@@ -166,12 +215,14 @@ async fn an_index_of_an_earlier_release_serves_it_until_the_new_one_leads() {
     let own = mongodb::IndexModel::builder().keys(doc! { "urn": 1 }).options(named("by_urn")).build();
     database.raw("scheduled").create_indexes([earlier, own]).await.unwrap();
     store(&database).await;
-    assert_eq!(indexes(&database, "scheduled").await, ["_id_", "by_urn", "due_jobs", "due_jobs_0", "gated_jobs", "lines", "permits"]);
+    let with = |more: &[&'static str]| {
+        let mut all = [&INDEXES, more].concat();
+        all.sort_unstable();
+        all
+    };
+    assert_eq!(indexes(&database, "scheduled").await, with(&["by_urn", "due_jobs_0"]));
     let recruiter = Process::on(&database, "recruiter", &["run"]);
-    wait_until(SOON, "it is dropped", async || {
-        indexes(&database, "scheduled").await == ["_id_", "by_urn", "due_jobs", "gated_jobs", "lines", "permits"]
-    })
-    .await;
+    wait_until(SOON, "it is dropped", async || indexes(&database, "scheduled").await == with(&["by_urn"])).await;
     drop(recruiter);
 }
 

@@ -7,7 +7,7 @@ use bson::{Bson, Document, doc};
 use futures_util::TryStreamExt;
 use mongodb::{IndexModel, error::ErrorKind};
 use recruiter_common::{
-    enqueue::NewJob,
+    enqueue::{NewJob, Outcome},
     failure::Failure,
     ids::{JobId, RoundId, StartId, WorkerId},
     job::{Execution, FinishReason, Job, Priority},
@@ -15,6 +15,7 @@ use recruiter_common::{
         Archival, AssignedJobs, Channel, CommitSession, DOCUMENT_FAULTS, EVERY_GROUP, Hint, Lane, Listener, Offer, Recorded, Rescheduling,
         ScheduledJob, Store, StoreError,
     },
+    unique::{OnConflict, Unique},
 };
 use recruiter_tests::{
     factory::{announcement, in_ms, insert_unvalidated, minimal_job, read, start, started, to_start},
@@ -103,6 +104,20 @@ async fn hot_operations_are_served_by_their_index() {
     let entry = profiled(&database, async { assert_eq!(due(10).await, 10) }).await.remove(0);
     assert_eq!(number(&entry, "docsExamined"), 0, "the index covers it, however large the payloads are: {entry}");
     check("groups", 40, &mut Work(async || assert_eq!(store.groups().await.unwrap().len(), 6))).await;
+    let unique = |key: &str| NewJob::of_class("x", doc! {}).unique(Unique::by_key(key)).at(later);
+    for key in ["a", "b", "c"] {
+        unique(key).expires_at(in_ms(&store, 7_200_000)).enqueue(&store).await.unwrap();
+    }
+    check("a taken key", 2, &mut Work(async || assert!(!unique("b").enqueue(&store).await.unwrap().is_new))).await;
+    let replace = async || {
+        let job = unique("b").unique(Unique::by_key("b").on_conflict(OnConflict::Replace));
+        assert_eq!(job.enqueue(&store).await.unwrap().outcome, Outcome::Replaced);
+    };
+    check("replace", 2, &mut Work(replace)).await;
+    check("expired_jobs", 2, &mut Work(async || assert!(store.expired_jobs(store.now(), 10).await.unwrap().is_empty()))).await;
+    let orphans = async || assert_eq!(store.release_orphaned_successors().await.unwrap(), 0);
+    check("release_orphaned_successors", 0, &mut Work(orphans)).await;
+    check("waiting_in", 12, &mut Work(async || assert_eq!(store.waiting_in("generic", 10).await.unwrap(), 10))).await;
     let lanes_of = async || assert_eq!(store.lanes_of("other-1", 9).await.unwrap(), (vec![lanes[2].clone()], true));
     check("lanes_of", 40, &mut Work(lanes_of)).await;
     let gated = (0..2_000).map(|number| {
@@ -656,7 +671,8 @@ async fn an_outdated_index_is_replaced() {
         indexes.into_iter().map(|index| index.keys.keys().cloned().collect::<Vec<_>>()).collect::<Vec<_>>()
     };
     let gated = vec!["group", "workable.class", "gate", "priority", "scheduled_at", "_id", "locked"];
-    assert_eq!(keys().await, [vec!["_id"], vec!["group", "workable.class", "priority", "scheduled_at", "_id", "locked", "gate"], gated]);
+    let due = vec!["group", "workable.class", "priority", "scheduled_at", "_id", "locked", "gate"];
+    assert_eq!(keys().await, [vec!["_id"], due, gated]);
 }
 
 /// The schema is made once and left alone afterwards, by ever so many processes at a time.
@@ -669,13 +685,26 @@ async fn processes_that_start_together_make_the_schema_once() {
         database.database().list_collection_names().await.unwrap().into_iter().filter(|name| !name.starts_with("system")).collect();
     assert_eq!(
         names,
-        ["archived", "groups", "limits", "metadata", "pauses", "roster", "scheduled", "schedulers", "signals", "signals_0"]
-            .map(str::to_owned)
-            .into()
+        [
+            "archived",
+            "groups",
+            "limits",
+            "metadata",
+            "pauses",
+            "roster",
+            "scheduled",
+            "schedulers",
+            "signals",
+            "signals_0",
+            "unique_periods"
+        ]
+        .map(str::to_owned)
+        .into()
     );
     let indexes = async |collection: &str| database.raw(collection).list_index_names().await.unwrap().into_iter().collect::<BTreeSet<_>>();
     assert_eq!(indexes("scheduled").await, ["_id_", "due_jobs", "gated_jobs", "lines", "permits"].map(str::to_owned).into());
+    assert_eq!(indexes("unique_periods").await, ["_id_", "expired_periods"].map(str::to_owned).into());
     assert_eq!(indexes("archived").await, ["_id_", "archived_by_end"].map(str::to_owned).into());
     let schema = database.raw("metadata").find_one(doc! { "_id": "schema" }).await.unwrap().unwrap();
-    assert_eq!(schema.get("version"), Some(&Bson::Int32(10)));
+    assert_eq!(schema.get("version"), Some(&Bson::Int32(11)));
 }

@@ -13,7 +13,7 @@ use recruiter_common::{
     failure::{self, Failure},
     ids::{JobId, WorkerId},
     instant::Instant,
-    job::{Claim, FinishReason},
+    job::{Claim, FinishReason, Job},
     roster::{Permits, WorkOn},
     store::{Archival, Recorded, Store, StoreError},
     telemetry::chain,
@@ -42,7 +42,7 @@ pub(crate) struct Intake {
     unconfirmed: UnconfirmedStarts,
     /// Classes of retry policies of jobs that this worker does not know.
     unknown_policies: HashSet<String>,
-    /// Documents that are not jobs and whose move to the archive is not written yet. They have no slot. The recruiter may assign them again
+    /// Documents that are not jobs, or have expired, and whose move to the archive is not written yet. They have no slot. The recruiter may assign them again
     /// until then.
     archiving: HashMap<JobId, oneshot::Receiver<Recorded>>,
 }
@@ -101,6 +101,9 @@ impl Intake {
             self.release_unconfirmed(start.now).await;
         }
         let started = claims.into_iter().filter_map(|claim| Some(startable.remove(&claim.job())?.started(claim, &start))).collect();
+        // They expired between the read and the start. The archival changes nothing if the job is locked.
+        let now = self.store().now();
+        startable.values().map(Startable::job).filter(|job| job.is_expired(now)).for_each(|job| self.archive_expired(job, now));
         StartResult { started, not_run: startable.into_keys().collect() }
     }
 
@@ -135,6 +138,7 @@ impl Intake {
         let died = Failure::new(failure::WORKER_DIED, "the worker died");
         for found in unlocked {
             match found {
+                Ok(job) if job.is_expired(now) => self.archive_expired(&job, now),
                 // A recruiter of an earlier release gives no permit.
                 Ok(job) if job.gate.is_some() && !permits.contains_key(&job.id) => {
                     tracing::debug!(job.id = %job.id, "the job is limited, and was assigned without a permit; skipping it")
@@ -181,15 +185,29 @@ impl Intake {
         }
     }
 
-    /// Archives a document that is not a job, without a start. The recorder gets each document once: a second entry in the same batch would
-    /// find the document deleted, and the whole batch would fail.
+    /// Archives a document that is not a job, without a start.
     fn archive_malformed(&mut self, id: JobId, document: &RawDocument, failure: &Failure, now: Instant) {
+        if self.archive_unstarted(id, document, &FinishReason::MALFORMED, failure, now) {
+            tracing::warn!(job.id = %id, reason = failure.message, "a document in `scheduled` is not a job; archiving it as malformed");
+        }
+    }
+
+    /// Archives a job that was not started in time.
+    fn archive_expired(&mut self, job: &Job, now: Instant) {
+        if self.archive_unstarted(job.id, &job.document, &FinishReason::EXPIRED, &Failure::expired(), now) {
+            tracing::info!(job.id = %job.id, job.class, "a job was not started before it expired; archiving it");
+        }
+    }
+
+    /// Archives a document without a start. The recorder gets each document once: a second entry in the same batch would find the document
+    /// deleted, and the whole batch would fail. Returns whether this is the first entry.
+    fn archive_unstarted(&mut self, id: JobId, document: &RawDocument, why: &FinishReason, failure: &Failure, now: Instant) -> bool {
         self.archiving.retain(|_, answer| matches!(answer.try_recv(), Err(TryRecvError::Empty)));
         if self.archiving.contains_key(&id) {
-            return;
+            return false;
         }
-        tracing::warn!(job.id = %id, reason = failure.message, "a document in `scheduled` is not a job; archiving it as malformed");
-        let archival = Archival::unstarted(id, document, &FinishReason::MALFORMED, failure, now);
+        let archival = Archival::unstarted(id, document, why, failure, now);
         self.archiving.insert(id, self.environment.recorder.record_later(JobEnd::Archive(Box::new(archival))));
+        true
     }
 }

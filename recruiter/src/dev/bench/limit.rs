@@ -16,7 +16,7 @@ use recruiter_common::{
     ids::{JobId, LeaseTerm, RoundId, StartId, WorkerId},
     job::{Execution, FinishReason, IfWorkerDies},
     roster::{ProcessIdentity, WorkOn},
-    store::{Archival, AssignedJobs, Channel, CommitSession, Hint, Lane, Offer, Planned, Registration, Start, Store, ToStart},
+    store::{Archival, AssignedJobs, Channel, CommitSession, Conditions, Hint, Lane, Offer, Planned, Registration, Start, Store, ToStart},
 };
 
 use super::{Setting, rate, stage::Stage};
@@ -104,7 +104,14 @@ async fn burn_down(store: Store, group: String) -> anyhow::Result<u64> {
         let start =
             Start { id: StartId::new(), worker, hostname: process.hostname.clone(), pid: process.pid, lease_until: now + LEASE, now };
         let verdict = IfWorkerDies::Archive(FinishReason::WORKER_DIED);
-        let planned = |job: &JobId| ToStart { job: *job, attempts: 0, due: dates[job], if_worker_dies: verdict.clone(), permit: None };
+        let planned = |job: &JobId| ToStart {
+            job: *job,
+            attempts: 0,
+            due: dates[job],
+            if_worker_dies: verdict.clone(),
+            permit: None,
+            conditions: Conditions::default(),
+        };
         let to_start: Vec<ToStart> = jobs.iter().map(planned).collect();
         let taken = Offer { working_on: jobs.clone(), ..Offer::default() };
         let (claims, is_taken) =

@@ -1,0 +1,211 @@
+//! Backlog caps: a group with as many waiting jobs as it may have accepts no further ones.
+
+use std::time::{Duration, Instant as Monotonic};
+
+use bson::doc;
+use mongodb::ClientSession;
+use recruiter_common::{EnqueueError, NewJob, Store, ids::WorkerId, shutdown::pause, store::InvalidSetting};
+use recruiter_tests::{
+    factory::{minimal_job, started},
+    local::{ids, store},
+    mongo::TestDatabase,
+    processes::{Setup, System},
+    steps::step,
+};
+use serde_json::json;
+
+use super::cli::{count, only, recruiter};
+
+const SOON: Duration = Duration::from_secs(20);
+
+fn jobs(count: usize) -> impl Iterator<Item = NewJob> {
+    (0..count).map(|_| NewJob::of_class("noop", doc! {}))
+}
+
+async fn is_full(store: &Store, count: usize) -> bool {
+    match store.enqueue_many(jobs(count)).await {
+        Ok(_) => false,
+        Err(EnqueueError::BacklogFull { group, .. }) => group == "generic",
+        Err(error) => panic!("{error}"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_full_group_accepts_no_job_until_one_has_started() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    store.set_most_waiting("generic", Some(10)).await.unwrap();
+    assert!(is_full(&store, 11).await, "more than there can ever be");
+    assert!(!is_full(&store, 8).await && is_full(&store, 3).await && !is_full(&store, 2).await && is_full(&store, 1).await);
+    assert_eq!(count(&database, "scheduled", doc! {}).await, 10);
+    assert!(store.enqueue_many(jobs(5).map(|job| job.in_group("other"))).await.is_ok());
+    assert!(store.enqueue_many(jobs(5).map(|job| job.in_group("other")).chain(jobs(1))).await.is_err());
+    // Jobs of a lane of their own wait as well.
+    let mut gated = minimal_job("noop");
+    gated.insert("gate", "g");
+    database.raw("scheduled").insert_one(gated).await.unwrap();
+    assert_eq!(store.waiting_in("generic", 100).await.unwrap(), 11);
+    assert_eq!(store.waiting_in("generic", 5).await.unwrap(), 5);
+    database.raw("scheduled").delete_one(doc! { "gate": "g" }).await.unwrap();
+    // In a transaction of the caller.
+    let enqueue = async |session: &mut ClientSession| Ok(jobs(1).next().unwrap().enqueue_in(&store, session).await?);
+    let refused = store.start_session().await.unwrap().start_transaction().and_run2(enqueue).await.unwrap_err();
+    assert!(matches!(refused.get_custom::<EnqueueError>(), Some(EnqueueError::BacklogFull { most_waiting: 10, .. })), "{refused}");
+    let some = doc! { "group": "generic" };
+    let id = only_one(&database, some).await;
+    assert_eq!(started(&store, WorkerId::new(), &[id]).await.len(), 1);
+    pause(Duration::from_millis(100)).await;
+    assert!(!is_full(&store, 1).await && is_full(&store, 1).await);
+    store.set_most_waiting("generic", None).await.unwrap();
+    assert!(!is_full(&store, 100).await);
+}
+
+async fn only_one(database: &TestDatabase, filter: bson::Document) -> recruiter_common::JobId {
+    database.raw("scheduled").find_one(filter).await.unwrap().unwrap().get_object_id("_id").unwrap().into()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn another_process_notices_a_cap_within_about_a_second() {
+    let database = TestDatabase::new().await;
+    let (store, other) = (store(&database).await, store(&database).await);
+    assert!(!is_full(&other, 5).await);
+    store.set_most_waiting("generic", Some(5)).await.unwrap();
+    let began = Monotonic::now();
+    while !is_full(&other, 1).await {
+        assert!(began.elapsed() < Duration::from_secs(3));
+        pause(Duration::from_millis(50)).await;
+    }
+    assert!(began.elapsed() < Duration::from_millis(1_500), "{:?}", began.elapsed());
+}
+
+/// At the same time, from several processes: by no more than what they count at the same time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cap_is_approximate_and_by_how_much() {
+    let database = TestDatabase::new().await;
+    let mut stores = Vec::new();
+    for _ in 0..4 {
+        stores.push(store(&database).await);
+    }
+    stores[0].set_most_waiting("generic", Some(500)).await.unwrap();
+    let tasks: Vec<_> = stores
+        .into_iter()
+        .map(|store| {
+            tokio::spawn(async move {
+                let mut enqueued = 0;
+                while !is_full(&store, 1).await {
+                    enqueued += 1;
+                }
+                enqueued
+            })
+        })
+        .collect();
+    let mut all = 0;
+    for task in tasks {
+        all += task.await.unwrap();
+    }
+    // Four callers, one job each.
+    assert!((500..=504).contains(&all), "{all}");
+    assert_eq!(count(&database, "scheduled", doc! {}).await, all);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_caller_can_wait_for_room() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    store.set_most_waiting("generic", Some(3)).await.unwrap();
+    let first = ids(store.enqueue_when_room(jobs(3), Duration::ZERO).await.unwrap());
+    let began = Monotonic::now();
+    let full = store.enqueue_when_room(jobs(1), Duration::from_millis(300)).await;
+    assert!(matches!(full, Err(EnqueueError::BacklogFull { .. })));
+    assert!((Duration::from_millis(300)..Duration::from_secs(3)).contains(&began.elapsed()));
+    let began = Monotonic::now();
+    let never = store.enqueue_when_room(jobs(4), SOON).await;
+    assert!(matches!(never, Err(EnqueueError::BacklogFull { .. })) && began.elapsed() < Duration::from_secs(5), "it would wait in vain");
+    let waiting = {
+        let store = store.clone();
+        tokio::spawn(async move { store.enqueue_when_room(jobs(1), SOON).await.map(ids) })
+    };
+    pause(Duration::from_millis(200)).await;
+    assert_eq!(started(&store, WorkerId::new(), &first[..1]).await.len(), 1);
+    assert_eq!(waiting.await.unwrap().unwrap().len(), 1);
+    // A file of more jobs than may wait, while workers run them.
+    let system = System::start(&database, Setup::default());
+    let lines = "{\"class\": \"noop\"}\n".repeat(20);
+    let mut child = super::cli::spawn(&database, &["enqueue", "--from", "-", "--wait-for-room", "20s", "--json"]);
+    std::io::Write::write_all(&mut child.stdin.take().unwrap(), lines.as_bytes()).unwrap();
+    let said = tokio::task::spawn_blocking(move || super::cli::Said::of(child.wait_with_output().unwrap())).await.unwrap();
+    assert_eq!(said.objects().last().unwrap(), &json!({ "enqueued": 20 }));
+    system.stop().await;
+}
+
+/// A group without a cap costs no query, but for one in a second.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn without_a_cap_enqueueing_asks_for_settings_once_in_a_second() {
+    use std::sync::{Arc, Mutex};
+
+    use mongodb::event::{EventHandler, command::CommandEvent};
+    use recruiter_common::store::ConnectArgs;
+
+    let database = TestDatabase::new().await;
+    let sent: Arc<Mutex<Vec<String>>> = Arc::default();
+    let note = sent.clone();
+    let commands = EventHandler::callback(move |event: CommandEvent| {
+        if let CommandEvent::Started(started) = event {
+            note.lock().unwrap().extend(step(&started.command));
+        }
+    });
+    let store = Store::connect(ConnectArgs { commands: Some(commands), ..ConnectArgs::to(database.uri()) }, "test").await.unwrap();
+    let began = Monotonic::now();
+    sent.lock().unwrap().clear();
+    for _ in 0..200 {
+        store.enqueue_many(jobs(1)).await.unwrap();
+    }
+    let most = began.elapsed().as_secs() + 1;
+    let sent = std::mem::take(&mut *sent.lock().unwrap());
+    let number = |of: &str| sent.iter().filter(|step| step.starts_with(of)).count() as u64;
+    assert!(number("find groups") <= most && number("aggregate") == 0 && number("insert scheduled") == 200, "{sent:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn caps_are_set_and_listed_by_hand() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    let set = |group: &str, most: &str| recruiter(&database, &["groups", "set", group, "--most-waiting", most, "--json"]);
+    assert_eq!(set("mail", "2").objects(), [json!({ "group": "mail", "most_waiting": 2 })]);
+    assert_eq!(set("$a.b", "1000000000").objects(), [json!({ "group": "$a.b", "most_waiting": 1_000_000_000 })]);
+    // Another setting of the same group stays.
+    database.raw("groups").update_one(doc! { "_id": "mail" }, doc! { "$set": { "weight": 3 } }).await.unwrap();
+    assert_eq!(set("mail", "1").objects(), [json!({ "group": "mail", "most_waiting": 1 })]);
+    assert_eq!(only(&database, "groups", doc! { "_id": "mail" }).await, doc! { "_id": "mail", "most_waiting": 1_i64, "weight": 3 });
+    let enqueue = || recruiter(&database, &["enqueue", "--class", "c", "--group", "mail"]);
+    assert_eq!(enqueue().code, 0);
+    let said = enqueue();
+    assert!(said.code == 1 && said.err.contains("group `mail` accepts at most 1 waiting jobs"), "{}", said.err);
+    let listed = recruiter(&database, &["groups", "list", "--json"]).objects();
+    let both = [
+        json!({ "group": "$a.b", "most_waiting": 1_000_000_000, "waiting": 0 }),
+        json!({ "group": "mail", "most_waiting": 1, "waiting": 1 }),
+    ];
+    assert_eq!(listed, both);
+    assert!(recruiter(&database, &["groups", "list"]).out.contains("mail"));
+    assert_eq!(set("mail", "unset").objects(), [json!({ "group": "mail", "most_waiting": null })]);
+    assert_eq!(set("never", "unset").objects(), [json!({ "group": "never" })]);
+    assert_eq!(enqueue().code, 0);
+
+    for (args, part) in [
+        (["mail", "--most-waiting", "0"], "neither a number from 1"),
+        (["mail", "--most-waiting", "-1"], "neither a number from 1"),
+        (["mail", "--most-waiting", "2000000000"], "from 1 to 1000000000"),
+        (["", "--most-waiting", "1"], "the name of a group is empty"),
+    ] {
+        let said = recruiter(&database, &[&["groups", "set"], args.as_slice()].concat());
+        assert!(said.code == 2 && said.err.contains(part), "{args:?}: {}", said.err);
+    }
+    assert_eq!(recruiter(&database, &["groups", "set", "mail"]).code, 2, "it needs a setting");
+    assert!(matches!(store.set_most_waiting("g", Some(0)).await, Err(InvalidSetting::MostWaiting(0))));
+    // From the shell.
+    for wrong in [doc! { "_id": "x", "most_waiting": 0 }, doc! { "_id": "x", "most_waiting": "many" }, doc! { "_id": 5, "most_waiting": 1 }]
+    {
+        database.raw("groups").insert_one(wrong).await.unwrap_err();
+    }
+}
