@@ -52,7 +52,7 @@ UNKNOWN_ASKS = "aggregate bulk_write find_one_and_delete find_one_and_replace re
 WHOLE = {
     '.aggregate([doc! { "$sort": { "group": 1, "workable.class": 1 } }, lanes])': "every lane there is",
     '.aggregate([selection, doc! { "$group": { "_id": field } }])': "the groups; classes and gates: guards::jobs_with_a_gate…",
-    '.distinct("channel", doc! {})': "the channels of everybody in the roster",
+    '.distinct("channel", doc! { "_id": { "$nin": connected } })': "the channels of all who are not connected: it::relay",
 }
 UNKNOWN_KEYS = "deletes filter findAndModify pipeline query".split()
 # What may be done with a part of a filter without changing it.
@@ -212,7 +212,7 @@ class Filters:
     """Everything in the store that says which documents are meant, and its conditions."""
 
     def __init__(self):
-        self.sources = [Source(path.relative_to(ROOT)) for path in sorted((ROOT / STORE).glob("*.rs"))]
+        self.sources = [Source(path.relative_to(ROOT)) for path in sorted((ROOT / STORE).rglob("*.rs"))]
         self.conditions, self.seen = [], set()
         for source in self.sources:
             for span in self.asked(source):

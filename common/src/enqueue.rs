@@ -551,7 +551,8 @@ impl NewJob {
 
     /// Whether it has no id and no date of its own, so that a schedule can enqueue it again and again.
     pub(crate) fn is_repeatable(&self) -> bool {
-        self.id.is_none() && self.recovered_from.is_none() && matches!(self.scheduled, Scheduled::Now)
+        let is_plain = self.unique.is_none() && self.expires.is_none();
+        is_plain && self.id.is_none() && self.recovered_from.is_none() && matches!(self.scheduled, Scheduled::Now)
     }
 
     /// What is kept of it after its end.

@@ -1,6 +1,6 @@
 //! The recruiter process: wait for the lease, lead as long as it is held, stand by again.
 
-use std::time::Duration;
+use std::{env, path::PathBuf, time::Duration};
 
 use clap::Args;
 use recruiter_common::{
@@ -23,6 +23,10 @@ pub struct RunArgs {
     /// Interval of full scans; a due job starts within two intervals even if hints are lost
     #[arg(long, env = "RECRUITER_POLL", value_name = "DURATION", default_value = "1s", value_parser = humantime::parse_duration)]
     pub poll: Duration,
+    /// Directory of a Unix socket over which processes of this machine exchange hints. Without a directory all hints go through MongoDB
+    /// [default: $RUNTIME_DIRECTORY of the service manager]
+    #[arg(long, env = "RECRUITER_HINTS_DIRECTORY", value_name = "DIR")]
+    pub hints_directory: Option<PathBuf>,
 }
 
 impl RunArgs {
@@ -51,9 +55,10 @@ pub async fn run(args: RunArgs, connect: &ConnectArgs, mut shutdown: Shutdown) -
     let here = ProcessIdentity::of_this_process()?;
     let holder_at = format!("{}:{}", here.hostname, here.pid);
     let watchdog = Watchdog::of_this_process();
+    let directory = args.hints_directory.or_else(|| env::split_paths(&env::var_os("RUNTIME_DIRECTORY")?).next());
     as_task(async move {
         while let Some(leadership) = Leadership::acquire(&store, args.lease, &holder_at, &watchdog, &mut shutdown).await {
-            lead(&store, args.poll, leadership, &watchdog, &mut shutdown).await;
+            lead(&store, args.poll, directory.as_deref(), leadership, &watchdog, &mut shutdown).await;
         }
     })
     .await;

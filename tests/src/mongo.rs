@@ -11,6 +11,7 @@ use std::{
 };
 
 use bson::{Document, doc, oid::ObjectId};
+use futures_util::TryStreamExt as _;
 use mongodb::{Client, Collection, Database, options::ClientOptions};
 use recruiter::dev::embedded::{self, EmbeddedMongo, Options};
 use tokio::sync::OnceCell;
@@ -108,6 +109,17 @@ impl TestDatabase {
     #[expect(clippy::disallowed_methods, reason = "tests look beneath the operations of common::store")]
     pub fn raw(&self, collection: &str) -> Collection<Document> {
         self.database.collection(collection)
+    }
+
+    /// The number of open cursors on the collections of hints to workers.
+    ///
+    /// # Panics
+    /// When MongoDB does not answer.
+    pub async fn tails(&self) -> usize {
+        let operations = doc! { "$currentOp": { "allUsers": true, "idleCursors": true } };
+        let tails = doc! { "$match": { "ns": { "$regex": format!("^{}\\.signals_", self.name()) } } };
+        let found = self.database.client().database("admin").aggregate([operations, tails]).await.expect("MongoDB answers");
+        found.try_collect::<Vec<_>>().await.expect("MongoDB answers").len()
     }
 }
 

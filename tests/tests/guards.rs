@@ -1089,6 +1089,28 @@ async fn hears(listener: Listener, concerning: &[Hint], others: &[Hint]) {
 }
 
 #[tokio::test]
+async fn a_worker_connects_to_the_latest_leader_if_that_is_on_its_machine() {
+    let (setting, directory) = (Setting::new().await, tempfile::tempdir().unwrap());
+    let leader = &setting.store;
+    let hints = leader.hints(Listener::Recruiter);
+    let _hub = leader.serve_hints(directory.path(), LeaseTerm(2), &hints).await.unwrap();
+    let earlier = store(&setting.database).await;
+    let _earlier_hub = earlier.serve_hints(directory.path(), LeaseTerm(1), &hints).await.unwrap();
+    let metadata = setting.database.raw("metadata");
+    let announced = metadata.find_one(doc! { "_id": "relay" }).await.unwrap().unwrap();
+    assert_eq!(announced.get_i64("term").unwrap(), 2, "an earlier leader does not overwrite it");
+    let is_connected = async || {
+        let (worker, other) = (WorkerId::new(), store(&setting.database).await);
+        let listening = other.hints(Listener::Worker(worker, Channel::default()));
+        wait_until(SOON, "it listens", async || listening.is_listening()).await;
+        leader.is_linked(worker)
+    };
+    assert!(is_connected().await);
+    metadata.update_one(doc! { "_id": "relay" }, doc! { "$set": { "boot_id": "another machine" } }).await.unwrap();
+    assert!(!is_connected().await);
+}
+
+#[tokio::test]
 async fn a_worker_hears_of_its_jobs_from_now_on() {
     let worker = WorkerId::new();
     let assigned = |worker| Hint::Assigned { round: RoundId::new(), assignments: vec![give(worker, 1).assignment] };

@@ -79,6 +79,8 @@ async fn installed_services_work_come_back_and_stop_cleanly() {
 
     enqueue(&database, "checksum", r#"{"path": "/etc/passwd"}"#).await;
     assert_eq!(archived(&database, "checksum").await, "done");
+    machine.run("test -S /run/recruiter/hints-*.sock");
+    wait_until(PATIENCE, "the worker is connected to the recruiter", async || database.tails().await == 0).await;
 
     // Relative paths start at the file, and a home to write to is there all the same.
     for class in ["here", "files"] {

@@ -443,6 +443,7 @@ impl Store {
             is_set_up: Arc::new(AtomicBool::new(false)),
             features: Arc::default(),
             caps: Arc::default(),
+            relay: Arc::default(),
             client,
             database,
         }

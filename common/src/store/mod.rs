@@ -54,6 +54,7 @@ mod items;
 mod lanes;
 mod lease;
 mod not_kept;
+mod relay;
 mod rescue;
 mod ring;
 mod roster;
@@ -79,6 +80,9 @@ use mongodb::{Client, Collection, Database, error::Error, options::ClientOptions
 #[doc(hidden)]
 pub use self::error::DOCUMENT_FAULTS;
 use self::error::{code_of, write_errors};
+#[cfg(unix)]
+pub use self::relay::Hub;
+use self::relay::Relay;
 pub use self::{
     connect::{ConnectArgs, ConnectError, DEFAULT_DATABASE},
     control::Retrial,
@@ -147,6 +151,8 @@ pub struct Store {
     features: Arc<Mutex<HashSet<schema::Feature>>>,
     /// The settings of groups that limit how many jobs wait.
     pub(crate) caps: Arc<Caps>,
+    /// Hints past the database.
+    relay: Arc<Relay>,
 }
 
 impl Store {

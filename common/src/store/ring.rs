@@ -3,6 +3,8 @@
 //! An insert into a capped collection wakes every reader that tails it. Therefore only the recruiter reads `signals`,
 //! and the workers are spread over channels, `signals_0` and so on, with a few dozen workers on each. The recruiter's
 //! keep-alive there means that all earlier hints were sent, so an idle worker need not poll.
+//!
+//! A process with a connection to the recruiter ([`relay`](super::relay)) uses that one in place of the capped collections.
 
 use std::{
     sync::{
@@ -20,7 +22,7 @@ use mongodb::{
 };
 use tokio::sync::mpsc;
 
-use super::{Store, StoreError, call, hints::Hint, schema};
+use super::{Store, StoreError, call, hints::Hint, relay::Link, schema};
 use crate::{ids::WorkerId, roster::Channel, shutdown::pause, telemetry::chain};
 
 /// How long the server holds a tailing read open before it returns an empty reply. Only that reply reports that the
@@ -79,12 +81,15 @@ enum Ended {
     Closed,
     /// No hint has arrived for a long time.
     Silent,
+    /// The worker is connected to the leader.
+    Linked(Link),
 }
 
 /// A stream of hints. Dropping it ends its tailing task.
 #[derive(Debug)]
 pub struct Hints {
     queue: mpsc::Receiver<Hint>,
+    sender: mpsc::Sender<Hint>,
     is_listening: Arc<AtomicBool>,
     tail: tokio::task::JoinHandle<()>,
 }
@@ -101,6 +106,12 @@ impl Hints {
     /// Whether a cursor is open, as far as this process can detect.
     pub fn is_listening(&self) -> bool {
         self.is_listening.load(Ordering::Relaxed)
+    }
+
+    /// Where further hints can be put.
+    #[cfg(unix)]
+    pub(super) fn sender(&self) -> mpsc::Sender<Hint> {
+        self.sender.clone()
     }
 
     /// A hint that has already arrived.
@@ -129,8 +140,13 @@ impl Store {
             | Hint::Returned { .. }
             | Hint::Left { .. }
             | Hint::Released { .. }
-            | Hint::Settings => self.publish_in("signals", hint).await,
+            | Hint::Settings => self.publish_to_leader(hint).await,
             Hint::Assigned { .. } | Hint::Recall | Hint::Cancel { .. } | Hint::KeepAlive { .. } => {
+                if matches!(hint, Hint::Cancel { .. }) {
+                    // The leader passes it on to the workers that are connected to it. It must come from the database: who can only read
+                    // the secret must not cancel jobs.
+                    self.publish_in("signals", hint).await?;
+                }
                 for channel in self.channels().await? {
                     self.publish_to(channel, hint).await?;
                 }
@@ -144,6 +160,15 @@ impl Store {
     /// Index: none. Invariant: none.
     pub async fn publish_to(&self, channel: Channel, hint: &Hint) -> Result<(), StoreError> {
         self.publish_in(&channel.collection(), hint).await
+    }
+
+    /// Sends a hint to the leader: over the connection if there is one, otherwise through the database.
+    async fn publish_to_leader(&self, hint: &Hint) -> Result<(), StoreError> {
+        if self.relay.send(hint) {
+            return Ok(());
+        }
+        self.link_later();
+        self.publish_in("signals", hint).await
     }
 
     async fn publish_in(&self, signals: &str, hint: &Hint) -> Result<(), StoreError> {
@@ -163,8 +188,14 @@ impl Store {
     ///
     /// Index: none. Invariant: none.
     pub async fn announce_hints_to(&self, hints: Vec<(Channel, Hint)>) -> bool {
+        let hints = self.relay.send_to_workers(hints);
         let sent = hints.iter().map(|(channel, hint)| within_a_second(self.publish_to(*channel, hint)));
         futures_util::future::join_all(sent).await.into_iter().all(|is_sent| is_sent)
+    }
+
+    /// Whether this worker is connected to this leader: it listens on no channel.
+    pub fn is_linked(&self, worker: WorkerId) -> bool {
+        self.relay.is_linked(worker)
     }
 
     /// Reads hints from now on. Reconnects automatically.
@@ -172,13 +203,27 @@ impl Store {
     /// Index: none, a capped collection is read in its own order. Invariant: none.
     pub fn hints(&self, listener: Listener) -> Hints {
         let (sender, queue) = mpsc::channel(QUEUE);
+        let own = sender.clone();
         let (store, is_listening) = (self.clone(), Arc::new(AtomicBool::new(false)));
         let listening = is_listening.clone();
         let tail = tokio::spawn(async move {
-            let mut seen = None;
+            let (mut seen, mut link) = (None, store.link_of(listener).await);
             while !sender.is_closed() {
+                if let Some(link) = link.take() {
+                    listening.store(true, Ordering::Relaxed);
+                    // Hints may have been missed before the connection was open.
+                    let _ = sender.send(Hint::Seed).await;
+                    link.run(&Arc::downgrade(&store.relay), Some(&sender)).await;
+                    tracing::debug!("the connection to the recruiter has ended; listening for hints in MongoDB");
+                    listening.store(false, Ordering::Relaxed);
+                    seen = None;
+                }
                 let mut ended = store.tail(listener, &mut seen, &sender, &listening).await;
                 listening.store(false, Ordering::Relaxed);
+                if let Ok(Ended::Linked(linked)) = ended {
+                    link = Some(linked);
+                    continue;
+                }
                 if !matches!(ended, Ok(Ended::Silent)) {
                     // The collection may have been dropped. The next insert would then create an ordinary one, which
                     // cannot be tailed.
@@ -195,7 +240,7 @@ impl Store {
                 pause(REOPEN_PAUSE).await;
             }
         });
-        Hints { queue, is_listening, tail }
+        Hints { queue, sender: own, is_listening, tail }
     }
 
     /// Passes hints on until the cursor ends. Skips hints that are older than the first read, and hints that were read
@@ -218,8 +263,16 @@ impl Store {
                     let document = Document::try_from(&*document).unwrap_or_default();
                     *seen = document.get_timestamp("at").ok().or(*seen);
                     if let Some(hint) = Hint::from_document(&document) {
+                        if matches!((listener, &hint), (Listener::Recruiter, Hint::Cancel { .. })) {
+                            self.relay.pass_on(&hint);
+                            continue;
+                        }
+                        let is_keep_alive = matches!(hint, Hint::KeepAlive { .. });
                         // Without a receiver the task ends soon.
                         let _ = to.send(hint).await;
+                        if is_keep_alive && let Some(link) = self.link_again(listener).await {
+                            return Ok(Ended::Linked(link));
+                        }
                     }
                 }
                 Ok(Err(source)) => return Err(StoreError::Mongo { operation: "tail", source: source.into() }),

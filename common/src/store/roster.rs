@@ -176,8 +176,8 @@ impl Store {
     ///
     /// Filter: none. Index: none, the roster is small. Invariant: none.
     pub async fn channels(&self) -> Result<BTreeSet<Channel>, StoreError> {
-        let roster = self.roster.clone();
-        let found = call("channels", async move { roster.distinct("channel", doc! {}).await }).await?;
+        let (roster, connected) = (self.roster.clone(), self.relay.workers());
+        let found = call("channels", async move { roster.distinct("channel", doc! { "_id": { "$nin": connected } }).await }).await?;
         let number = |found: &Bson| found.as_i64().or(found.as_i32().map(i64::from)).and_then(|number| u32::try_from(number).ok());
         Ok(found.iter().filter_map(number).map(Channel).chain([Channel::default()]).collect())
     }

@@ -10,7 +10,7 @@ use std::{
     ffi::OsString,
     fs::File,
     io::{self, Write},
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Command, ExitStatus, Stdio},
     time::{Duration, Instant as Monotonic},
 };
@@ -23,6 +23,8 @@ use recruiter_common::{
     store::{ConnectArgs, DEFAULT_DATABASE, Store, StoreError},
     telemetry::chain,
 };
+
+use tempfile::TempDir;
 
 use super::{
     embedded::{EmbeddedMongo, Options, find_or_fetch},
@@ -104,12 +106,12 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    fn spawn(&self, role: Role, uri: &str) -> anyhow::Result<Member> {
+    fn spawn(&self, role: Role, uri: &str, runtime: &Path) -> anyhow::Result<Member> {
         let mut command = Command::new(self.programs.path(role));
         match role {
             Role::Worker => drop(command.arg(WORKER_GRACE).args(&self.worker_arguments)),
             Role::Cleaner => {}
-            Role::Recruiter => drop(command.arg("run").args(&self.recruiter_arguments)),
+            Role::Recruiter => drop(command.arg("run").args(&self.recruiter_arguments).env("RUNTIME_DIRECTORY", runtime)),
         }
         command.args(&self.log_arguments).env("MONGODB_URI", uri);
         // The service manager of this process, if there is one, must not receive the readiness of child processes.
@@ -137,6 +139,8 @@ struct Member {
 pub(crate) struct Fleet {
     plan: Plan,
     uri: String,
+    /// Where the recruiter's socket is.
+    runtime: TempDir,
     members: Vec<Member>,
 }
 
@@ -144,9 +148,10 @@ impl Fleet {
     /// Starts a recruiter, a cleaner and the workers of the plan, with the MongoDB at `uri`.
     pub(crate) fn start(plan: Plan, uri: String) -> anyhow::Result<Self> {
         let workers = plan.workers;
-        let mut fleet = Self { plan, uri, members: Vec::new() };
+        let runtime = tempfile::tempdir().context("cannot create a temporary directory")?;
+        let mut fleet = Self { plan, uri, runtime, members: Vec::new() };
         for role in [Role::Recruiter, Role::Cleaner] {
-            fleet.members.push(fleet.plan.spawn(role, &fleet.uri)?);
+            fleet.members.push(fleet.plan.spawn(role, &fleet.uri, fleet.runtime.path())?);
         }
         fleet.add_workers(workers)?;
         Ok(fleet)
@@ -155,7 +160,7 @@ impl Fleet {
     /// Starts `count` more workers.
     pub(crate) fn add_workers(&mut self, count: u32) -> anyhow::Result<()> {
         for _ in 0..count {
-            self.members.push(self.plan.spawn(Role::Worker, &self.uri)?);
+            self.members.push(self.plan.spawn(Role::Worker, &self.uri, self.runtime.path())?);
         }
         Ok(())
     }
@@ -199,7 +204,7 @@ impl Fleet {
         for member in &mut self.members {
             let Some(status) = member.process.exit().filter(|_| member.started.elapsed() >= RESTART_AFTER) else { continue };
             let ended = format!("{} (pid {}) {}", member.role.program(), member.process.pid(), how(status));
-            *member = self.plan.spawn(member.role, &self.uri)?;
+            *member = self.plan.spawn(member.role, &self.uri, self.runtime.path())?;
             told.push(format!("{ended}; restarted (pid {})", member.process.pid()));
         }
         Ok(told)

@@ -119,7 +119,8 @@ impl Assigning {
                 self.lanes.end_pauses();
                 self.mark_recent_lanes();
             }
-            self.keep_alive.channels.extend(self.fleet.workers().iter().map(|worker| worker.channel));
+            let unlinked = self.fleet.workers().iter().filter(|worker| !store.is_linked(worker.id));
+            self.keep_alive.channels.extend(unlinked.map(|worker| worker.channel));
         }
         if trigger.full_scan {
             self.keep_alive.read_channels(store, at).await;

@@ -31,6 +31,11 @@ pub(crate) trait Database {
         SURPLUS_PER_SLOT
     }
 
+    /// Whether this worker gets its hints without a channel.
+    fn is_linked(&self, _worker: WorkerId) -> bool {
+        false
+    }
+
     async fn available_workers(&self, term: LeaseTerm) -> Result<Vec<AvailableWorker>, StoreError>;
     async fn rounds_of(&self, workers: &[WorkerId]) -> Result<HashMap<WorkerId, Option<RoundId>>, StoreError>;
     async fn channels(&self) -> Result<BTreeSet<Channel>, StoreError>;
@@ -52,6 +57,10 @@ pub(crate) trait Database {
 impl Database for Store {
     fn now(&self) -> Instant {
         self.now()
+    }
+
+    fn is_linked(&self, worker: WorkerId) -> bool {
+        self.is_linked(worker)
     }
 
     async fn available_workers(&self, term: LeaseTerm) -> Result<Vec<AvailableWorker>, StoreError> {

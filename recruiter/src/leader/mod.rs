@@ -42,7 +42,7 @@ mod shares;
 mod trigger;
 mod unannounced;
 
-use std::time::Duration;
+use std::{path::Path, time::Duration};
 
 use recruiter_common::{
     ids::LeaseTerm,
@@ -58,8 +58,16 @@ use self::{admission::Admission, assign::Assigning, rounds::Rounds, schedules::S
 /// Pause after a term that could not begin.
 const RETRY: Duration = Duration::from_millis(500);
 
-/// Leads until the process is asked to stop or another recruiter leads. A full scan is due after each `poll`.
-pub(crate) async fn lead(store: &Store, poll: Duration, leadership: Leadership, watchdog: &Watchdog, shutdown: &mut Shutdown) {
+/// Leads until the process is asked to stop or another recruiter leads. A full scan is due after each `poll`. Processes of this machine
+/// exchange hints over a socket in `hints_directory`.
+pub(crate) async fn lead(
+    store: &Store,
+    poll: Duration,
+    hints_directory: Option<&Path>,
+    leadership: Leadership,
+    watchdog: &Watchdog,
+    shutdown: &mut Shutdown,
+) {
     tracing::info!(lease.term = leadership.term().0, "leading");
     let assigning = match begin(store, leadership.term()).await {
         Ok(assigning) => assigning,
@@ -71,7 +79,7 @@ pub(crate) async fn lead(store: &Store, poll: Duration, leadership: Leadership, 
         }
     };
     recruiter_common::service::ready("leading");
-    let rounds = Rounds { store, poll, leadership: &leadership, watchdog };
+    let rounds = Rounds { store, poll, hints_directory, leadership: &leadership, watchdog };
     let mut schedules = Schedules::new(store, poll, &leadership);
     let mut stopping = shutdown.clone();
     let is_asked_to_stop = tokio::select! {

@@ -1,12 +1,15 @@
 //! The loop of rounds: runs a round, and then waits for the next trigger.
 
-use std::time::{Duration, Instant as Monotonic};
+use std::{
+    path::Path,
+    time::{Duration, Instant as Monotonic},
+};
 
 use recruiter_common::{
     instant::Instant,
     service::Watchdog,
     shutdown::{Shutdown, pause},
-    store::{Hints, Listener, Store},
+    store::{Hints, Hub, Listener, Store},
     telemetry::{chain, milliseconds},
 };
 
@@ -27,6 +30,8 @@ pub(crate) struct Rounds<'a> {
     pub(crate) store: &'a Store,
     /// A full scan is due after each of these intervals.
     pub(crate) poll: Duration,
+    /// The directory of the socket for hints.
+    pub(crate) hints_directory: Option<&'a Path>,
     pub(crate) leadership: &'a Leadership,
     pub(crate) watchdog: &'a Watchdog,
 }
@@ -36,6 +41,8 @@ impl Rounds<'_> {
     pub(crate) async fn run(&self, mut assigning: Assigning, shutdown: &mut Shutdown) {
         let store = self.store;
         let mut hints = store.hints(Listener::Recruiter);
+        // Closed with the end of the term.
+        let _hub = self.serve_hints(&hints).await;
         let mut trigger = Trigger::default();
         let mut is_failing = false;
         let (mut scan_at, mut every) = (Monotonic::now(), self.poll);
@@ -82,6 +89,18 @@ impl Rounds<'_> {
             let until = scan_at.min(Monotonic::now() + self.watchdog.next_in());
             let until = summary.retry_at.into_iter().chain(unannounced.next()).fold(until, Monotonic::min);
             trigger = wait(store, &mut hints, &mut assigning, summary.next_due, until, shutdown).await;
+        }
+    }
+
+    /// Listens for hints of processes on this machine. Without a socket all hints go through the database.
+    async fn serve_hints(&self, hints: &Hints) -> Option<Hub> {
+        let directory = self.hints_directory?;
+        match self.store.serve_hints(directory, self.leadership.term(), hints).await {
+            Ok(hub) => Some(hub),
+            Err(error) => {
+                tracing::warn!(directory = %directory.display(), %error, "cannot listen for hints on a socket; all hints go through MongoDB");
+                None
+            }
         }
     }
 }

@@ -27,6 +27,7 @@ mod mongo_shell;
 mod operator;
 mod prefetch;
 mod programs;
+mod relay;
 mod rounds;
 mod schedules;
 mod schema;

@@ -1,0 +1,221 @@
+//! A client's end of the relay.
+
+use std::{
+    io::Error,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant as Monotonic},
+};
+
+use bson::{Document, doc};
+use tokio::{sync::mpsc, time::timeout};
+
+#[cfg(unix)]
+use super::hub::Connected;
+use super::{HANDSHAKE, LARGEST, Rendezvous, SILENT_FOR, receive, send};
+use crate::{
+    ids::WorkerId,
+    store::{Channel, Hint, Listener, Store},
+};
+
+#[cfg(unix)]
+type Stream = tokio::net::UnixStream;
+#[cfg(not(unix))]
+type Stream = tokio::io::DuplexStream;
+
+/// Maximum number of hints that wait for the leader. Further hints go through the database.
+const QUEUE: usize = 1_024;
+/// After an attempt that failed, a process that sends hints waits this long before the next.
+const SENDER_RETRIES_AFTER: Duration = Duration::from_secs(10);
+/// The same for a worker that receives keep-alives. They may come from a leader on another machine.
+const LISTENER_RETRIES_AFTER: Duration = Duration::from_mins(1);
+
+/// The part of a store that knows the relay: its own connection to the leader, and, in the leader, the connected workers.
+#[derive(Debug, Default)]
+pub(in crate::store) struct Relay {
+    link: Mutex<Outgoing>,
+    /// Whether a worker listens with this store. Its connection is used for its own hints as well.
+    is_worker: AtomicBool,
+    #[cfg(unix)]
+    connected: Mutex<Option<Arc<Connected>>>,
+}
+
+#[derive(Debug, Default)]
+struct Outgoing {
+    queue: Option<mpsc::Sender<Document>>,
+    has_sent: bool,
+    /// When this process last tried to connect, after its last connection.
+    tried_at: Option<Monotonic>,
+}
+
+/// A connection to the leader.
+#[derive(Debug)]
+pub(in crate::store) struct Link(Stream);
+
+impl Relay {
+    /// Sends a hint to the leader. Returns false if there is no connection, or too many hints wait for it.
+    pub(in crate::store) fn send(&self, hint: &Hint) -> bool {
+        let link = self.link();
+        link.queue.as_ref().is_some_and(|queue| hint.parts().iter().all(|part| queue.try_send(part.to_document()).is_ok()))
+    }
+
+    /// Sends what concerns connected workers to them, and returns the hints for the others.
+    pub(in crate::store) fn send_to_workers(&self, hints: Vec<(Channel, Hint)>) -> Vec<(Channel, Hint)> {
+        #[cfg(unix)]
+        if let Some(connected) = self.connected() {
+            return connected.send_all(hints);
+        }
+        hints
+    }
+
+    /// Passes a hint from the database on to all connected workers.
+    pub(in crate::store) fn pass_on(&self, hint: &Hint) {
+        #[cfg(unix)]
+        if let Some(connected) = self.connected() {
+            connected.broadcast(hint);
+        }
+    }
+
+    /// The workers that are connected to this leader.
+    pub(in crate::store) fn workers(&self) -> Vec<WorkerId> {
+        #[cfg(unix)]
+        if let Some(connected) = self.connected() {
+            return connected.workers().keys().copied().collect();
+        }
+        Vec::new()
+    }
+
+    /// Whether this worker is connected to this leader.
+    pub(in crate::store) fn is_linked(&self, worker: WorkerId) -> bool {
+        #[cfg(unix)]
+        return self.connected().is_some_and(|connected| connected.workers().contains_key(&worker));
+        #[cfg(not(unix))]
+        return false;
+    }
+
+    /// Whether to try to connect now. The time of the last attempt is then now.
+    fn is_due(&self, retry_after: Duration) -> bool {
+        let mut link = self.link();
+        let is_open = link.queue.as_ref().is_some_and(|queue| !queue.is_closed());
+        let is_due = !is_open && link.tried_at.is_none_or(|tried| tried.elapsed() >= retry_after);
+        if is_due {
+            link.tried_at = Some(Monotonic::now());
+        }
+        is_due
+    }
+
+    fn link(&self) -> MutexGuard<'_, Outgoing> {
+        self.link.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(unix)]
+impl Relay {
+    /// Sets the workers that are connected to this leader; `None` when it does not lead any more.
+    pub(super) fn serve(&self, connected: Option<Arc<Connected>>) {
+        *self.connected.lock().unwrap_or_else(PoisonError::into_inner) = connected;
+    }
+
+    fn connected(&self) -> Option<Arc<Connected>> {
+        self.connected.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl Store {
+    /// Connects a worker that begins to listen. `None` if there is no leader on this machine that can be reached.
+    pub(in crate::store) async fn link_of(&self, listener: Listener) -> Option<Link> {
+        let Listener::Worker(worker, _) = listener else { return None };
+        self.relay.is_worker.store(true, Ordering::Relaxed);
+        self.link(Some(worker)).await
+    }
+
+    /// Connects a worker that has received a keep-alive from the database, unless the last attempt was recently.
+    pub(in crate::store) async fn link_again(&self, listener: Listener) -> Option<Link> {
+        if !self.relay.is_due(LISTENER_RETRIES_AFTER) {
+            return None;
+        }
+        self.link_of(listener).await
+    }
+
+    /// Connects in the background, if this process sends hints and has no connection. Not after its first hint: a process that sends only
+    /// one need not connect.
+    pub(in crate::store) fn link_later(&self) {
+        let has_sent = std::mem::replace(&mut self.relay.link().has_sent, true);
+        if !has_sent || self.relay.is_worker.load(Ordering::Relaxed) || !self.relay.is_due(SENDER_RETRIES_AFTER) {
+            return;
+        }
+        let (store, relay) = (self.clone(), Arc::downgrade(&self.relay));
+        tokio::spawn(async move {
+            let link = store.link(None).await;
+            // The connection ends with the last clone of the store.
+            drop(store);
+            if let Some(link) = link {
+                link.run(&relay, None).await;
+            }
+        });
+    }
+
+    /// Connects as a worker, or as a process that only sends hints.
+    async fn link(&self, worker: Option<WorkerId>) -> Option<Link> {
+        let at = self.rendezvous().await.ok()??;
+        match timeout(HANDSHAKE, connect(&at, worker)).await.unwrap_or_else(|limit| Err(limit.into())) {
+            Ok(link) => {
+                tracing::debug!(socket = %at.socket.display(), "connected to the recruiter");
+                Some(link)
+            }
+            Err(error) => {
+                tracing::debug!(%error, socket = %at.socket.display(), "cannot reach the recruiter; hints go through MongoDB");
+                None
+            }
+        }
+    }
+}
+
+async fn connect(at: &Rendezvous, worker: Option<WorkerId>) -> Result<Link, Error> {
+    let mut stream = open(at).await?;
+    let mut hello = doc! { "secret": &at.secret };
+    hello.extend(worker.map(|worker| ("worker".to_owned(), worker.into())));
+    send(&mut stream, &hello.to_vec().map_err(Error::other)?).await?;
+    receive(&mut stream, LARGEST).await?;
+    Ok(Link(stream))
+}
+
+#[cfg(unix)]
+async fn open(at: &Rendezvous) -> Result<Stream, Error> {
+    Stream::connect(&at.socket).await
+}
+
+#[cfg(not(unix))]
+async fn open(_: &Rendezvous) -> Result<Stream, Error> {
+    Err(std::io::ErrorKind::Unsupported.into())
+}
+
+impl Link {
+    /// Exchanges hints until the connection ends, the leader is silent for [`SILENT_FOR`], or the store is dropped.
+    pub(in crate::store) async fn run(self, relay: &Weak<Relay>, heard: Option<&mpsc::Sender<Hint>>) {
+        let (mut from, mut to) = tokio::io::split(self.0);
+        let (sender, mut queue) = mpsc::channel::<Document>(QUEUE);
+        if let Some(relay) = relay.upgrade() {
+            *relay.link() = Outgoing { queue: Some(sender), has_sent: true, tried_at: None };
+        }
+        let reads = async {
+            while let Ok(Ok(document)) = timeout(SILENT_FOR, receive(&mut from, LARGEST)).await {
+                if let (Some(hint), Some(heard)) = (Hint::from_document(&document), heard) {
+                    // Without a receiver the task ends soon.
+                    let _ = heard.send(hint).await;
+                }
+            }
+        };
+        let writes = async {
+            while let Some(document) = queue.recv().await {
+                let Ok(bytes) = document.to_vec() else { continue };
+                if send(&mut to, &bytes).await.is_err() {
+                    break;
+                }
+            }
+        };
+        tokio::select! { () = reads => {} () = writes => {} }
+    }
+}

@@ -1,0 +1,175 @@
+//! The relay: hints past the database, between the leading recruiter and the processes on its machine.
+//!
+//! The leader listens on a Unix socket and writes its path and a new secret into `metadata` (the document `relay`). Workers and enqueuers
+//! connect, show the secret, and then exchange the hints of [`Hint`](super::Hint) as BSON documents, which carry their own length. A
+//! connected worker does not tail a capped collection, and a connected process does not insert its hints to the leader. So hundreds of idle
+//! processes cost MongoDB nothing.
+//!
+//! Hints stay hints: each may be lost, and no decision relies on one. A process without a connection uses the capped collections. A worker
+//! that loses its connection tails its capped collection again, and first reads its assignment. A leader that is silent for [`SILENT_FOR`]
+//! counts as gone. A new leader has a new socket, and a worker connects to it after the first keep-alive that it receives from it.
+//!
+//! | file | what it is |
+//! |---|---|
+//! | `hub` | the leader's end of all connections |
+//! | `link` | a client's end of its connection |
+
+#[cfg(unix)]
+mod hub;
+mod link;
+
+use std::{
+    io::{Error, ErrorKind},
+    path::PathBuf,
+    time::Duration,
+};
+
+use bson::{Document, RawBsonRef, RawDocumentBuf, doc};
+use mongodb::options::ReadConcern;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+
+#[cfg(unix)]
+pub use self::hub::Hub;
+pub(super) use self::link::{Link, Relay};
+use super::{Store, StoreError, call};
+use crate::{ids::LeaseTerm, roster::ProcessIdentity};
+
+/// The document in `metadata` that states where the leader listens.
+const RELAY: &str = "relay";
+/// The leader sends a sign of life on a connection that had no hint for this time.
+#[cfg(unix)]
+const SIGN_OF_LIFE_EVERY: Duration = Duration::from_secs(2);
+/// A connection is closed when it receives nothing, or accepts nothing, for this time: the other process is frozen or gone.
+const SILENT_FOR: Duration = Duration::from_secs(6);
+/// Maximum duration of a handshake.
+const HANDSHAKE: Duration = Duration::from_secs(2);
+/// Maximum size of a hint in bytes. An assignment of 50,000 jobs has about one million.
+const LARGEST: usize = 2 * 1024 * 1024;
+/// Maximum depth of a hint. Its conversion is recursive, and a deeper document could exhaust the stack.
+const DEEPEST: u32 = 8;
+
+/// Where the leader listens, and the secret that a client must show.
+#[derive(Clone, Debug)]
+struct Rendezvous {
+    socket: PathBuf,
+    secret: String,
+}
+
+impl Store {
+    /// Where the leader listens; `None` if it does not listen, or is on another machine.
+    ///
+    /// Filter: the relay, of a leader on this machine. Index: `_id`. Invariant: none.
+    async fn rendezvous(&self) -> Result<Option<Rendezvous>, StoreError> {
+        let Some(boot_id) = this_boot() else { return Ok(None) };
+        let metadata = self.metadata.clone();
+        let filter = doc! { "_id": RELAY, "boot_id": boot_id };
+        let found = call("rendezvous", async move { metadata.find_one(filter).read_concern(ReadConcern::local()).await }).await?;
+        let of = |found: Document| {
+            Some(Rendezvous { socket: found.get_str("socket").ok()?.into(), secret: found.get_str("secret").ok()?.into() })
+        };
+        Ok(found.and_then(of))
+    }
+
+    /// Announces where the leader of this term listens, unless a later leader has done so.
+    ///
+    /// Filter: the relay, of no later term. Index: `_id`. Invariant: none.
+    #[cfg(unix)]
+    async fn announce_relay(&self, term: LeaseTerm, boot_id: String, at: &Rendezvous) -> Result<(), StoreError> {
+        let metadata = self.metadata.clone();
+        let filter = doc! { "_id": RELAY, "term": { "$not": { "$gt": term } } };
+        let socket = at.socket.to_string_lossy().into_owned();
+        let update = doc! { "$set": { "term": term, "boot_id": boot_id, "socket": socket, "secret": &at.secret } };
+        match call("announce_relay", async move { metadata.update_one(filter, update).upsert(true).await }).await {
+            // A later leader listens.
+            Err(error) if error.is_duplicate() => Ok(()),
+            written => written.map(drop),
+        }
+    }
+}
+
+/// Identifies this boot of this machine; `None` where the system has no such id.
+fn this_boot() -> Option<String> {
+    Some(ProcessIdentity::of_this_process().ok()?.boot_id).filter(|boot_id| !boot_id.is_empty())
+}
+
+/// Sends one document.
+async fn send(to: &mut (impl AsyncWrite + Unpin), document: &[u8]) -> Result<(), Error> {
+    tokio::time::timeout(SILENT_FOR, to.write_all(document)).await?
+}
+
+/// Receives one document of at most `largest` bytes. Memory grows only as bytes arrive.
+///
+/// # Errors
+/// When the other end is gone, or sends something else.
+async fn receive(from: &mut (impl AsyncRead + Unpin), largest: usize) -> Result<Document, Error> {
+    let invalid = || Error::new(ErrorKind::InvalidData, "not a hint");
+    let mut head = [0; 4];
+    from.read_exact(&mut head).await?;
+    let length = u32::from_le_bytes(head) as usize;
+    if length > largest {
+        return Err(invalid());
+    }
+    let mut bytes = head.to_vec();
+    from.take((length as u64).saturating_sub(4)).read_to_end(&mut bytes).await?;
+    let document = RawDocumentBuf::from_bytes(bytes).map_err(|_| invalid())?;
+    if !is_flat(RawBsonRef::Document(&document), DEEPEST) {
+        return Err(invalid());
+    }
+    Document::try_from(&*document).map_err(|_| invalid())
+}
+
+/// Whether a document has no more than this many levels.
+fn is_flat(value: RawBsonRef<'_>, levels: u32) -> bool {
+    if let Some(document) = value.as_document() {
+        levels > 0 && document.iter().all(|element| element.is_ok_and(|(_, inner)| is_flat(inner, levels - 1)))
+    } else if let Some(array) = value.as_array() {
+        levels > 0 && array.into_iter().all(|element| element.is_ok_and(|inner| is_flat(inner, levels - 1)))
+    } else {
+        // Code with a scope contains another document.
+        value.as_javascript_with_scope().is_none()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn received(bytes: &[u8]) -> Result<Document, ErrorKind> {
+        receive(&mut &*bytes, LARGEST).await.map_err(|error| error.kind())
+    }
+
+    #[tokio::test]
+    async fn documents_arrive_as_they_were_sent() {
+        let documents =
+            [doc! { "kind": "free", "text": "x".repeat(100_000) }, doc! { "jobs": [{ "workable": { "class": "c" } }] }, doc! {}];
+        let (mut ours, mut theirs) = tokio::io::duplex(64);
+        for document in documents {
+            let bytes = document.to_vec().expect("a document");
+            let (sent, received) = tokio::join!(send(&mut ours, &bytes), receive(&mut theirs, LARGEST));
+            assert_eq!((sent.ok(), received.ok()), (Some(()), Some(document)));
+        }
+    }
+
+    #[tokio::test]
+    async fn everything_else_is_refused() {
+        for garbage in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0xff; 8], &[0; 8], &[4, 0, 0, 0, 0], &[7, 0, 0, 0, 9, 9, 9]] {
+            assert_eq!(received(garbage).await, Err(ErrorKind::InvalidData), "{garbage:?}");
+        }
+        assert_eq!(received(&[9, 0]).await, Err(ErrorKind::UnexpectedEof));
+        let whole = doc! { "kind": "free" }.to_vec().expect("a document");
+        assert_eq!(received(&whole[..whole.len() - 1]).await, Err(ErrorKind::InvalidData), "it ends too early");
+        let large = doc! { "text": "x".repeat(LARGEST) }.to_vec().expect("a document");
+        assert_eq!(received(&large[..4]).await, Err(ErrorKind::InvalidData), "refused before it arrives");
+    }
+
+    #[tokio::test]
+    async fn a_deep_document_is_refused_and_does_not_exhaust_the_stack() {
+        // The innermost levels first: each is a document with one element, named "".
+        let mut bytes = vec![5, 0, 0, 0, 0];
+        while bytes.len() < LARGEST / 64 {
+            let length = u32::try_from(bytes.len() + 7).expect("it is small").to_le_bytes();
+            bytes = [&length[..], &[3, 0], &bytes, &[0]].concat();
+        }
+        assert_eq!(received(&bytes).await, Err(ErrorKind::InvalidData));
+    }
+}

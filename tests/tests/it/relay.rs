@@ -1,0 +1,280 @@
+//! The relay: hints over the recruiter's socket. Connected processes neither tail nor insert, and a lost connection costs a poll at most.
+//!
+//! Polls and heartbeats are so rare here that only hints can be as quick as the tests demand.
+
+use std::{
+    io::{ErrorKind, Read as _, Write as _},
+    os::unix::{fs::PermissionsExt as _, net::UnixStream},
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use bson::{Document, Timestamp, doc};
+use recruiter_common::{
+    enqueue::NewJob,
+    ids::{JobId, WorkerId},
+    store::{Hint, Store},
+};
+use recruiter_tests::{
+    local::store,
+    mongo::TestDatabase,
+    processes::{Process, is_alive},
+    wait::{wait_for, wait_until},
+};
+use tempfile::TempDir;
+
+const SOON: Duration = Duration::from_secs(30);
+/// Less than any poll, scan or heartbeat of these tests.
+const AT_ONCE: Duration = Duration::from_secs(10);
+const WORKER: [&str; 6] = ["--builtins", "--log=debug", "--poll=20s", "--heartbeat=20s", "--lease=90s", "--work-on"];
+
+const CONNECTED: &str = "connected to the recruiter";
+
+struct Setting {
+    database: TestDatabase,
+    store: Store,
+    directory: TempDir,
+}
+
+impl Setting {
+    async fn new() -> Self {
+        let database = TestDatabase::new().await;
+        Self { store: store(&database).await, database, directory: tempfile::tempdir().unwrap() }
+    }
+
+    fn recruiter(&self, flags: &[&str]) -> Process {
+        let environment = [("MONGODB_URI", self.database.uri()), ("RUNTIME_DIRECTORY", self.directory.path().to_str().unwrap())];
+        Process::start("recruiter", &[&["run"], flags].concat(), &environment)
+    }
+
+    /// A recruiter that leads and listens.
+    async fn leader(&self, flags: &[&str]) -> Process {
+        let recruiter = self.recruiter(flags);
+        wait_until(SOON, "the recruiter listens", async || self.relay().await.is_some_and(|at| Path::new(socket(&at)).exists())).await;
+        recruiter
+    }
+
+    /// A worker for this group.
+    async fn worker(&self, group: &str) -> Process {
+        let worker = Process::on(&self.database, "recruiter-worker", &[&WORKER[..], &[group]].concat());
+        wait_until(SOON, "the worker is ready", async || worker.stderr().contains("ready for work")).await;
+        worker
+    }
+
+    /// A worker for this group that is connected to the recruiter.
+    async fn connected_worker(&self, group: &str) -> Process {
+        let worker = self.worker(group).await;
+        wait_until(SOON, "the worker is connected", async || worker.stderr().contains(CONNECTED)).await;
+        self.until_tails(0).await;
+        worker
+    }
+
+    async fn relay(&self) -> Option<Document> {
+        self.database.raw("metadata").find_one(doc! { "_id": "relay" }).await.unwrap()
+    }
+
+    async fn until_tails(&self, count: usize) {
+        wait_until(SOON, &format!("{count} workers tail"), async || self.database.tails().await == count).await;
+    }
+
+    async fn enqueue(&self, class: &str, parameters: Document, group: &str) -> JobId {
+        NewJob::of_class(class, parameters).in_group(group).enqueue(&self.store).await.unwrap().id
+    }
+
+    async fn archived(&self, job: JobId) -> String {
+        let find = async || self.database.raw("archived").find_one(doc! { "_id": job }).await.unwrap();
+        wait_for(SOON, "the job is archived", find).await.get_str("why").unwrap().to_owned()
+    }
+
+    /// Does a few jobs, one after the other.
+    async fn does_jobs(&self, group: &str) {
+        let begun = Instant::now();
+        for _ in 0..5 {
+            let job = self.enqueue("noop", doc! {}, group).await;
+            assert_eq!(self.archived(job).await, "done");
+        }
+        assert!(begun.elapsed() < AT_ONCE, "{group}: hints were lost, the jobs took {:?}", begun.elapsed());
+    }
+}
+
+fn socket(relay: &Document) -> &str {
+    relay.get_str("socket").unwrap()
+}
+
+/// Waits until the other end closes this connection. Returns how much it has sent before.
+fn closed(mut peer: UnixStream) -> usize {
+    peer.set_read_timeout(Some(SOON)).unwrap();
+    let (begun, mut sent) = (Instant::now(), 0);
+    loop {
+        assert!(begun.elapsed() < SOON, "the connection was not closed");
+        match peer.read(&mut [0; 4096]) {
+            Ok(0) => return sent,
+            Ok(bytes) => sent += bytes,
+            Err(error) if error.kind() == ErrorKind::ConnectionReset => return sent,
+            Err(error) => panic!("the connection was not closed: {error}"),
+        }
+    }
+}
+
+async fn ends(mut process: Process) {
+    process.terminate();
+    assert_eq!(process.wait_exit(SOON).await.code(), Some(0), "{}", process.stderr());
+}
+
+#[tokio::test]
+async fn a_connected_worker_gets_jobs_and_cancellations_without_tailing_and_others_beside_it() {
+    let setting = Setting::new().await;
+    let recruiter = setting.leader(&["--poll=20s", "--lease=60s"]).await;
+    let at = setting.relay().await.unwrap();
+    assert_eq!(std::fs::metadata(socket(&at)).unwrap().permissions().mode() & 0o777, 0o660);
+    let near = setting.connected_worker("near").await;
+    // Whoever comes later does not find the socket. Open connections stay.
+    std::fs::remove_file(socket(&at)).unwrap();
+    let far = setting.worker("far").await;
+    setting.until_tails(1).await;
+    setting.does_jobs("near").await;
+    setting.does_jobs("far").await;
+    assert_eq!(setting.database.tails().await, 1);
+    for group in ["near", "far"] {
+        let job = setting.enqueue("sleep", doc! { "ms": 60_000 }, group).await;
+        let is_running =
+            async || setting.database.raw("scheduled").count_documents(doc! { "_id": job, "locked": true }).await.unwrap() == 1;
+        wait_until(SOON, "the job runs", is_running).await;
+        let begun = Instant::now();
+        let mut cancel = Process::on(&setting.database, "recruiter", &["jobs", "cancel", "--yes", &job.to_string()]);
+        assert!(cancel.wait_exit(SOON).await.success(), "{}", cancel.stderr());
+        assert_eq!(setting.archived(job).await, "cancelled");
+        assert!(begun.elapsed() < AT_ONCE, "{group}: the cancellation took {:?}", begun.elapsed());
+    }
+    for process in [near, far, recruiter] {
+        ends(process).await;
+    }
+}
+
+#[tokio::test]
+async fn a_process_that_enqueues_again_and_again_inserts_no_hints() {
+    let setting = Setting::new().await;
+    let recruiter = setting.leader(&["--poll=20s", "--lease=60s"]).await;
+    let worker = setting.connected_worker("g").await;
+    let hints = async || setting.database.raw("signals").count_documents(doc! {}).await.unwrap();
+    let enqueued_unseen = async || {
+        let before = hints().await;
+        setting.does_jobs("g").await;
+        hints().await == before
+    };
+    wait_until(SOON, "hints go past the database", enqueued_unseen).await;
+    ends(worker).await;
+    ends(recruiter).await;
+    assert!(std::fs::read_dir(setting.directory.path()).unwrap().next().is_none(), "the socket is removed");
+}
+
+#[tokio::test]
+async fn after_the_death_of_the_leader_workers_tail_until_the_next_one_listens() {
+    let setting = Setting::new().await;
+    let flags = ["--poll=500ms", "--lease=4s"];
+    let mut leader = setting.leader(&flags).await;
+    let worker = setting.connected_worker("g").await;
+    let dead_socket = socket(&setting.relay().await.unwrap()).to_owned();
+    leader.kill();
+    leader.wait_exit(SOON).await;
+    setting.until_tails(1).await;
+    // Its socket file is still there. The next leader removes it.
+    assert!(Path::new(&dead_socket).exists());
+    let job = setting.enqueue("noop", doc! {}, "g").await;
+    let standby = setting.recruiter(&flags);
+    assert_eq!(setting.archived(job).await, "done");
+    setting.until_tails(0).await;
+    assert!(!Path::new(&dead_socket).exists());
+    setting.does_jobs("g").await;
+    for process in [worker, standby] {
+        ends(process).await;
+    }
+}
+
+#[tokio::test]
+async fn a_frozen_leader_does_not_make_a_worker_deaf() {
+    let setting = Setting::new().await;
+    let flags = ["--poll=500ms", "--lease=2s"];
+    let leader = setting.leader(&flags).await;
+    let worker = setting.connected_worker("g").await;
+    let standby = setting.recruiter(&flags);
+    wait_until(SOON, "it stands by", async || standby.stderr().contains("standing by")).await;
+    leader.pause();
+    let job = setting.enqueue("noop", doc! {}, "g").await;
+    assert_eq!(setting.archived(job).await, "done");
+    let is_connected = async || setting.database.tails().await == 0 && worker.stderr().matches(CONNECTED).count() == 2;
+    wait_until(SOON, "the worker is connected to the standby", is_connected).await;
+    setting.does_jobs("g").await;
+    leader.resume();
+    setting.does_jobs("g").await;
+    assert_eq!(setting.database.tails().await, 0);
+    for process in [worker, standby, leader] {
+        ends(process).await;
+    }
+}
+
+#[tokio::test]
+async fn hostile_peers_are_disconnected_and_delay_nobody() {
+    let setting = Setting::new().await;
+    let recruiter = setting.leader(&["--poll=20s", "--lease=60s"]).await;
+    let worker = setting.connected_worker("g").await;
+    let at = setting.relay().await.unwrap();
+    let connect = || UnixStream::connect(socket(&at)).unwrap();
+    let peer = |document: Document| {
+        let mut peer = connect();
+        peer.write_all(&document.to_vec().unwrap()).unwrap();
+        peer
+    };
+    let hello = doc! { "secret": at.get_str("secret").unwrap() };
+    // Strangers: nothing at all, another secret, no secret, a large document, no document.
+    let mut strangers = vec![connect(), peer(doc! { "secret": "0".repeat(64) }), peer(doc! { "secret": "" }), peer(doc! {})];
+    let mut large = hello.clone();
+    large.insert("more", "x".repeat(10_000));
+    strangers.extend([peer(large), connect()]);
+    strangers.last_mut().unwrap().write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+    for stranger in strangers {
+        assert_eq!(closed(stranger), 0, "a stranger learns nothing");
+    }
+    assert_eq!(recruiter.stderr().matches("without the secret").count(), 1, "{}", recruiter.stderr());
+    // Clients that send garbage.
+    for garbage in [&[0xff; 64][..], &[0; 64]] {
+        let mut client = peer(hello.clone());
+        client.write_all(garbage).unwrap();
+        closed(client);
+    }
+    // A worker that does not read.
+    let mut slow = hello.clone();
+    slow.insert("worker", WorkerId::new());
+    let slow = peer(slow);
+    // The server fills it in.
+    let now = Timestamp { time: 0, increment: 0 };
+    for _ in 0..10 {
+        let cancellations: Vec<Document> = (0..500).map(|_| doc! { "at": now, "kind": "cancel", "job": JobId::new() }).collect();
+        setting.database.raw("signals").insert_many(cancellations).await.unwrap();
+        // Its worker has read them all by then.
+        let job = setting.enqueue("noop", doc! {}, "g").await;
+        assert_eq!(setting.archived(job).await, "done");
+    }
+    assert!(closed(slow) < 1_000_000, "its hints did not pile up");
+    setting.does_jobs("g").await;
+    assert_eq!(setting.database.tails().await, 0, "the worker is still connected");
+    assert!(is_alive(recruiter.pid()));
+    for process in [worker, recruiter] {
+        ends(process).await;
+    }
+}
+
+/// Without the directory, or where it cannot be used, nothing changes.
+#[tokio::test]
+async fn without_a_socket_hints_go_through_the_database() {
+    let setting = Setting::new().await;
+    let recruiter = setting.recruiter(&["--hints-directory=/proc/nowhere"]);
+    wait_until(SOON, "it says so", async || recruiter.stderr().contains("cannot listen for hints")).await;
+    let worker = setting.worker("g").await;
+    setting.until_tails(1).await;
+    setting.does_jobs("g").await;
+    setting.store.publish(&Hint::Free).await.unwrap();
+    for process in [worker, recruiter] {
+        ends(process).await;
+    }
+}
