@@ -549,7 +549,7 @@ impl NewJob {
         self
     }
 
-    /// Whether it has no id and no date of its own, so that a schedule can enqueue it again and again.
+    /// Whether it has no id, no date, no unique key and no expiry of its own, so that a schedule can enqueue it again and again.
     pub(crate) fn is_repeatable(&self) -> bool {
         let is_plain = self.unique.is_none() && self.expires.is_none();
         is_plain && self.id.is_none() && self.recovered_from.is_none() && matches!(self.scheduled, Scheduled::Now)

@@ -78,8 +78,10 @@ pub enum InvalidSchedule {
     /// The schedule has no job.
     #[error("the schedule has no job: say what it enqueues")]
     NoJob,
-    /// The job has an id or a date of its own.
-    #[error("the job of a schedule has neither an id nor a date of its own: leave out `id`, `scheduled_at` and `after`")]
+    /// The job has an id, a date, a unique key or an expiry of its own.
+    #[error(
+        "the job of a schedule cannot have an id, a date, a unique key or an expiry of its own: leave out `id`, `scheduled_at`, `after`, `unique`, `expires_at` and `expires_after`"
+    )]
     NotRepeatable,
     /// The job cannot be enqueued.
     #[error("the job of the schedule cannot be enqueued: {reason}")]
