@@ -27,6 +27,12 @@ use crate::{
 
 /// Maximum number of running jobs of one resource.
 pub const LARGEST_CAPACITY: u32 = 100_000;
+/// Without a burst, starts are at least this far apart: an assignment takes some milliseconds to become a start.
+const SLOWEST_WITHOUT_BURST: Duration = Duration::from_millis(100);
+/// A burst covers at least this time at its rate.
+const SHORTEST_BURST: Duration = Duration::from_millis(20);
+/// A burst covers at most this time at its rate.
+const LONGEST_BURST: Duration = Duration::from_secs(366 * 86_400);
 /// Maximum length of a gate, in bytes.
 pub const LONGEST_GATE: usize = LONGEST_NAME;
 /// Separates the resources in a gate.
@@ -73,7 +79,8 @@ impl Rate {
     /// A rate.
     ///
     /// # Errors
-    /// When a number is zero, the period is not between 1 ms and 30 days, or starts are less than a microsecond apart.
+    /// When a number is zero or too large, the period is not between 1 ms and 30 days, or the burst covers less than 20 ms or more than a year
+    /// at this rate. Without a burst, starts must be at least 100 ms apart.
     pub fn new(starts: u32, per: Duration, burst: u32) -> Result<Self, InvalidSetting> {
         let refused = |problem: String| Err(InvalidSetting(problem));
         if starts == 0 || burst == 0 {
@@ -85,7 +92,22 @@ impl Rate {
         if starts > 1_000_000 || burst > 1_000_000 || per / starts < Duration::from_micros(1) {
             return refused("a rate and its burst must be at most 1000000, and a rate at most one start in a microsecond".into());
         }
-        Ok(Self { starts, per, burst })
+        let rate = Self { starts, per, burst };
+        if burst == 1 && rate.interval() < SLOWEST_WITHOUT_BURST {
+            return refused(format!(
+                "a rate of more than one start in 100ms needs a burst of at least 2: `{starts}/{}`",
+                humantime::format_duration(per)
+            ));
+        }
+        let covered = rate.interval() * (burst - 1);
+        if burst > 1 && covered < SHORTEST_BURST {
+            let needed = SHORTEST_BURST.as_nanos().div_ceil(rate.interval().as_nanos()) + 1;
+            return refused(format!("a burst of {burst} is over before an assignment arrives; use a burst of at least {needed}"));
+        }
+        if covered > LONGEST_BURST {
+            return refused("a burst must not cover more than a year at its rate".into());
+        }
+        Ok(rate)
     }
 }
 
@@ -217,10 +239,20 @@ impl Settings {
 /// The right to start a limited job.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Permit {
+    /// The gate of the job for which it was given.
+    pub gate: Option<String>,
     /// One number of each resource with a capacity, for example `printer#0`. MongoDB refuses a second running job with the same one.
     pub names: Vec<String>,
     /// A start under a rate is allowed in this interval of the server's clock.
     pub between: Option<(Instant, Instant)>,
+}
+
+impl Permit {
+    /// Whether this is a permit for a job of this group and gate: the job may have been replaced since.
+    pub fn is_for(&self, group: &str, gate: Option<&str>) -> bool {
+        let mut groups = self.names.iter().filter_map(|name| group_of_resource(resource_and_number(name)?.0));
+        self.gate.as_deref() == gate && groups.all(|other| other == group)
+    }
 }
 
 /// The name of the permit `number` of a resource.
@@ -256,7 +288,9 @@ pub fn line_of_gate(gate: &str) -> Option<&str> {
 
 /// The resources in a gate.
 pub fn resources_in(gate: &str) -> impl Iterator<Item = &str> {
-    gate.split(SEPARATOR)
+    // A line is one resource, whatever its key.
+    let (line, resources) = if line_of_gate(gate).is_some() { (Some(gate), "") } else { (None, gate) };
+    line.into_iter().chain(resources.split(SEPARATOR).filter(|resource| !resource.is_empty()))
 }
 
 /// The gate of a job that needs these resources: sorted, each once.
@@ -364,11 +398,25 @@ mod tests {
 
     #[test]
     fn a_rate_is_read_as_it_is_written() {
-        for text in ["100/1s burst 20", "1/1m burst 1", "5/1h 30m burst 7"] {
+        for text in ["100/1s burst 20", "1/1m burst 1", "5/1h 30m burst 7", "10/1s burst 1", "1000/1s burst 21"] {
             assert_eq!(text.parse::<Rate>().unwrap().to_string(), text);
         }
         assert_eq!("100/1s".parse::<Rate>().unwrap(), Rate { starts: 100, per: Duration::from_secs(1), burst: 100 });
-        for wrong in ["", "100", "0/1s", "1/0s", "1/1s burst 0", "-1/1s", "1/31days", "2000000/1s", "1/1s burst", "x/1s"] {
+        for wrong in [
+            "",
+            "100",
+            "0/1s",
+            "1/0s",
+            "1/1s burst 0",
+            "-1/1s",
+            "1/31days",
+            "2000000/1s",
+            "1/1s burst",
+            "x/1s",
+            "11/1s burst 1",
+            "1000/1s burst 20",
+            "1/30days burst 14",
+        ] {
             assert!(wrong.parse::<Rate>().is_err(), "{wrong}");
         }
         assert_eq!("100/1s".parse::<Rate>().unwrap().interval(), Duration::from_millis(10));
@@ -404,6 +452,14 @@ mod tests {
         assert_eq!(resources_in("customer:17,printer").collect::<Vec<_>>(), ["customer:17", "printer"]);
         assert_eq!(resource_and_number(&permit_name("customer:17", 3)), Some(("customer:17", 3)));
         assert_eq!(resource_and_number("x#y"), None);
+        assert_eq!(resources_in(">Smith, John").collect::<Vec<_>>(), [">Smith, John"]);
+        let permit = Permit { gate: Some("a".into()), names: vec!["@mail#0".into(), "a#1".into()], between: None };
+        assert!(
+            permit.is_for("mail", Some("a"))
+                && !permit.is_for("post", Some("a"))
+                && !permit.is_for("mail", Some("b"))
+                && !permit.is_for("mail", None)
+        );
         for wrong in ["", "a,b", "a#1", "@mail", "a*", "a\nb"] {
             assert!(check_resource(wrong).is_err(), "{wrong}");
         }

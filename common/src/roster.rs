@@ -310,6 +310,7 @@ pub(crate) fn assignment_in(worker: WorkerId, document: &Document) -> Option<Ass
 pub(crate) fn permits_to_document<'a>(permits: impl Iterator<Item = (&'a JobId, &'a Permit)>) -> Option<Document> {
     let stored = |(job, permit): (&JobId, &Permit)| {
         let mut stored = doc! { "names": permit.names.clone() };
+        stored.extend(permit.gate.as_ref().map(|gate| ("gate".to_owned(), gate.into())));
         if let Some((from, until)) = permit.between {
             stored.extend(doc! { "from": bson::DateTime::from_chrono(from), "until": bson::DateTime::from_chrono(until) });
         }
@@ -328,7 +329,8 @@ pub(crate) fn permits_in(stored: Option<&Bson>, jobs: &[JobId]) -> Permits {
         let date = |field| permit.get_datetime(field).ok().map(|at| at.to_chrono());
         let between =
             if permit.contains_key("from") || permit.contains_key("until") { Some((date("from")?, date("until")?)) } else { None };
-        Some((*job, Permit { names: names?, between }))
+        let gate = permit.get_str("gate").ok().map(str::to_owned);
+        Some((*job, Permit { gate, names: names?, between }))
     };
     jobs.iter().filter_map(permit).collect()
 }

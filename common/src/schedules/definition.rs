@@ -74,7 +74,7 @@ impl Schedule {
         Self { timing, jitter: Duration::ZERO, job: None, overlap: Overlap::default(), missed: Missed::default(), namespace: None }
     }
 
-    /// Sets the job that each run enqueues. It has neither an id nor a date of its own.
+    /// Sets the job that each run enqueues. It has no id, date, unique key or expiry of its own.
     pub fn job(mut self, job: NewJob) -> Self {
         self.job = Some(job);
         self
@@ -364,8 +364,8 @@ mod tests {
         check(minute().in_namespace(""), "a", "the namespace of a schedule is empty");
         check(minute().job(NewJob::of_class("", doc! {})), "a", "the class of a job is empty");
         check(minute().job(NewJob::of_class("c", doc! { "d": "x".repeat(5 << 20) })), "a", "store the data elsewhere");
-        check(minute().job(NewJob::of_class("c", doc! {}).with_id(JobId::new())), "a", "neither an id nor a date");
-        check(minute().job(NewJob::of_class("c", doc! {}).after(Duration::ZERO)), "a", "neither an id nor a date");
+        check(minute().job(NewJob::of_class("c", doc! {}).with_id(JobId::new())), "a", "cannot have an id, a date");
+        check(minute().job(NewJob::of_class("c", doc! {}).after(Duration::ZERO)), "a", "cannot have an id, a date");
         check(Schedule::every(Duration::from_secs(1)).expect("an interval"), "a", "has no job");
     }
 

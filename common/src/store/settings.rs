@@ -9,9 +9,12 @@ use mongodb::{Collection, options::ReadConcern, results::DeleteResult};
 use super::{CALL_LIMIT, Hint, Store, StoreError, call, id_of, schema::PERMITS};
 use crate::{
     ids::JobId,
-    limits::{GroupSettings, Limit, Pause, Paused, Rate, Settings, group_of_resource},
-    roster::integer,
+    limits::{GroupSettings, Limit, Pause, Paused, Rate, Settings, group_of_resource, resource_of_group},
+    roster::{ids_in, integer, legible},
 };
+
+/// Maximum number of ids in one query.
+const IDS_PER_QUERY: usize = 10_000;
 
 impl Store {
     /// All settings, with one query. A document that is not valid is listed as such.
@@ -30,7 +33,7 @@ impl Store {
         for document in &found {
             let Some(name) = document.get("_id").and_then(Bson::as_str).map(str::to_owned) else { continue };
             match document.get_str("from") {
-                Ok("limits") => match limit_in(document) {
+                Ok("limits") => match limit_in(document).filter(|limit| *limit != Limit::default()) {
                     Some(limit) => _ = settings.limits.insert(name, limit),
                     None => _ = settings.invalid.insert(name),
                 },
@@ -143,9 +146,7 @@ impl Store {
                     .await
             })
             .await?;
-        let names =
-            |job: &Document| job.get_document("last_execution").and_then(|last| last.get_array("permits")).cloned().unwrap_or_default();
-        Ok(found.iter().flat_map(names).filter_map(|name| Some(name.as_str()?.to_owned())).collect())
+        Ok(found.iter().flat_map(permits_of).map(str::to_owned).collect())
     }
 
     /// The running jobs that hold permits of this resource, with their permits: at most `most`.
@@ -169,25 +170,35 @@ impl Store {
                 .await
         })
         .await?;
-        let holder = |job: &Document| {
-            let permits = job.get_document("last_execution").ok()?.get_array("permits").ok()?;
-            let permit = permits.iter().filter_map(Bson::as_str).find(|permit| permit.starts_with(&prefix))?;
-            Some((permit.to_owned(), id_of(job)?))
-        };
+        let holder = |job: &Document| Some((permits_of(job).find(|permit| permit.starts_with(&prefix))?.to_owned(), id_of(job)?));
         Ok(found.iter().filter_map(holder).collect())
     }
 
-    /// Number of running jobs of a group that have no permit of the group, because they were started before the group had a limit.
+    /// Number of running jobs of a group that have no permit of the group, because they were started before it had a capacity.
     ///
-    /// Filter: locked, group, no such permit. Index: none of its own: it is called while the limit of a group is new. Invariant: none.
+    /// Filter: the jobs that the roster lists, locked, group. Index: `_id`. Invariant: none.
     pub async fn running_without_permit(&self, group: &str) -> Result<u64, StoreError> {
-        let scheduled = self.scheduled.clone();
-        let filter = doc! { "locked": true, "group": group, "last_execution.permits": Bson::Null };
-        call("running_without_permit", async move {
-            scheduled.count_documents(filter).limit(100_000).max_time(Duration::from_secs(2)).read_concern(ReadConcern::local()).await
-        })
-        .await
+        let documents = self.roster_documents().await?;
+        let listed: Vec<JobId> = documents.iter().flat_map(|worker| ids_in(legible(worker).get("working_on"))).collect();
+        let permit = format!("{}#", resource_of_group(group));
+        let mut count = 0;
+        for some in listed.chunks(IDS_PER_QUERY) {
+            let (scheduled, filter) = (self.scheduled.clone(), doc! { "_id": { "$in": some.to_vec() }, "locked": true, "group": group });
+            let found: Vec<Document> = call("running_without_permit", async move {
+                let running = scheduled.find(filter).projection(doc! { "last_execution.permits": 1 });
+                running.batch_size(100_000).read_concern(ReadConcern::local()).await?.try_collect().await
+            })
+            .await?;
+            count += found.iter().filter(|job| !permits_of(job).any(|name| name.starts_with(&permit))).count();
+        }
+        Ok(count as u64)
     }
+}
+
+/// The permits of a running job.
+fn permits_of(job: &Document) -> impl Iterator<Item = &str> {
+    let permits = job.get_document("last_execution").ok().and_then(|last| last.get_array("permits").ok());
+    permits.into_iter().flatten().filter_map(Bson::as_str)
 }
 
 fn limit_in(document: &Document) -> Option<Limit> {

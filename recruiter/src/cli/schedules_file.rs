@@ -247,7 +247,7 @@ mod tests {
         check("every = \"1m\"", "[schedules.a]", "missing key `job`");
         check("every = \"1m\"\njob = { class = \"\" }", "{ class", "`class` is missing");
         check("every = \"1m\"\njob = { class = \"c\", clas = 1 }", "{ class", "unknown key `clas`");
-        check("every = \"1m\"\njob = { class = \"c\", after = \"5m\" }", "a]", "neither an id nor a date");
+        check("every = \"1m\"\njob = { class = \"c\", after = \"5m\" }", "a]", "cannot have an id, a date");
         check("every = \"1m\"\njob = { class = \"c\", parameters = { d = 1979-05-27 } }", "{ class", "add the offset");
         check("every = \"1m\"\njob = { class = \"c\", retry_policy = { class = \"Mine\" } }", "{ class", "add --custom-policy");
         assert!(namespace("", UnknownPolicies::Refuse).is_err_and(|Problem(_, problem)| problem.contains("missing key `namespace`")));

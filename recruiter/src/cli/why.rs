@@ -108,7 +108,10 @@ async fn why_due(store: &Store, job: &Job, at: Instant, now: Instant) -> anyhow:
         );
         return Ok(Why::new("behind", text));
     }
-    let admission = Admission::seen_from_outside(store.settings().await?, &store.held_permits().await?);
+    let mut admission = Admission::seen_from_outside(store.settings().await?, &store.held_permits().await?);
+    if admission.groups_to_count().contains(&job.group) {
+        admission.set_without_permit(&job.group, store.running_without_permit(&job.group).await?);
+    }
     if let Some(reason) = admission.why(&lane, now) {
         return explain(store, &reason, now).await;
     }

@@ -17,7 +17,9 @@ use chrono::{SubsecRound as _, TimeDelta};
 use recruiter_common::{
     ids::JobId,
     instant::Instant,
-    limits::{Limit, Pause, Paused, Permit, Rate, Settings, permit_name, resource_and_number, resource_of_group, resources_in},
+    limits::{
+        Limit, Pause, Paused, Permit, Rate, Settings, group_of_resource, permit_name, resource_and_number, resource_of_group, resources_in,
+    },
     store::Lane,
 };
 
@@ -53,7 +55,7 @@ pub(crate) struct Admission {
     began: Option<Instant>,
     /// The permits of running and assigned jobs: the numbers of each resource. The job is known if this leader has assigned it.
     held: HashMap<String, BTreeMap<u32, Option<JobId>>>,
-    /// Running jobs without a permit, in groups whose limit is newer than their start.
+    /// Running jobs without a permit, in groups whose limit may be newer than their start. A group leaves when there are none.
     without_permit: HashMap<String, u32>,
     /// The first cell of each resource that no start has taken.
     cells: HashMap<String, Instant>,
@@ -66,14 +68,15 @@ impl Admission {
     /// The state at the beginning of a term.
     pub(crate) fn begin(settings: Settings, held: &BTreeSet<String>, now: Instant) -> Self {
         let mut admission = Self { began: Some(now), ..Self::default() };
-        admission.change(settings);
+        admission.change(settings, now);
         admission.confirm(held, |_| false);
         admission
     }
 
     /// The state as another process sees it: it does not know which cells were taken.
     pub(crate) fn seen_from_outside(settings: Settings, held: &BTreeSet<String>) -> Self {
-        let mut admission = Self { settings, ..Self::default() };
+        let mut admission = Self::default();
+        admission.change(settings, Instant::UNIX_EPOCH);
         admission.confirm(held, |_| false);
         admission
     }
@@ -94,12 +97,29 @@ impl Admission {
         if self.has_weights { self.shares.pass(group) } else { 0 }
     }
 
-    /// Replaces the settings. Returns whether there is a pause that was not there before.
-    pub(crate) fn change(&mut self, settings: Settings) -> bool {
+    /// Replaces the settings. Returns whether jobs that are assigned ahead may have to wait now: there is a new pause, or a group that had no
+    /// capacity has one.
+    pub(crate) fn change(&mut self, settings: Settings, now: Instant) -> bool {
         let is_paused = settings.pauses.keys().any(|paused| !self.settings.pauses.contains_key(paused));
+        let has_capacity =
+            |settings: &Settings, group: &String| settings.groups.get(group).is_some_and(|group| group.limit.capacity.is_some());
+        let limited: Vec<&String> =
+            settings.groups.keys().filter(|group| has_capacity(&settings, group) && !has_capacity(&self.settings, group)).collect();
+        let is_limited = !limited.is_empty();
+        // Until they are counted, the group counts as full.
+        self.without_permit.extend(limited.into_iter().map(|group| (resource_of_group(group), u32::MAX)));
+        self.without_permit
+            .retain(|resource, _| group_of_resource(resource).is_some_and(|group| has_capacity(&settings, &group.to_owned())));
+        for (resource, cell) in &mut self.cells {
+            let limit = settings.limit_of(resource).or_else(|| Some(settings.groups.get(group_of_resource(resource)?)?.limit));
+            if let Some(rate) = limit.and_then(|limit| limit.rate) {
+                // If the rate was slower before, the cell may be far away.
+                *cell = (*cell).min(now + tolerance(rate) + interval(rate));
+            }
+        }
         self.has_weights = settings.has_weights();
         self.settings = settings;
-        is_paused
+        is_paused || is_limited
     }
 
     /// Whether any permit is held.
@@ -107,9 +127,9 @@ impl Admission {
         !self.held.is_empty()
     }
 
-    /// The groups with a capacity: jobs that were started before may have no permit.
-    pub(crate) fn groups_with_capacity(&self) -> impl Iterator<Item = &String> {
-        self.settings.groups.iter().filter(|(_, group)| group.limit.capacity.is_some()).map(|(name, _)| name)
+    /// Groups with a capacity whose running jobs may have no permit.
+    pub(crate) fn groups_to_count(&self) -> Vec<String> {
+        self.without_permit.keys().filter_map(|resource| group_of_resource(resource)).map(str::to_owned).collect()
     }
 
     /// Sets the number of running jobs of a group that have no permit.
@@ -145,6 +165,12 @@ impl Admission {
         }
     }
 
+    /// How many permits of the lane's resources are in use: as many of its first jobs may be in flight.
+    pub(crate) fn held(&self, lane: &Lane) -> usize {
+        let limits = self.limits_of(lane).unwrap_or_default();
+        limits.iter().filter_map(|(resource, _)| self.held.get(resource)).map(BTreeMap::len).max().unwrap_or(0)
+    }
+
     /// How many jobs of this lane may start now: `usize::MAX` if it has no limit.
     pub(crate) fn room(&self, lane: &Lane, now: Instant) -> usize {
         self.check(lane, now).map_or(0, |(room, _)| room)
@@ -173,7 +199,7 @@ impl Admission {
         if room == usize::MAX {
             return Ok(None);
         }
-        let mut permit = Permit::default();
+        let mut permit = Permit { gate: lane.gate.clone(), ..Permit::default() };
         for (resource, limit) in resources {
             if limit.capacity.is_some() {
                 let numbers = self.held.entry(resource.clone()).or_default();
@@ -227,10 +253,10 @@ impl Admission {
     fn limits_of(&self, lane: &Lane) -> Result<Vec<(String, Limit)>, Reason> {
         let mut limits = Vec::new();
         for resource in lane.gate.iter().flat_map(|gate| resources_in(gate)) {
-            let Some(limit) = self.settings.limit_of(resource) else {
-                let is_invalid = self.settings.invalid.contains(resource);
-                return Err(if is_invalid { Reason::Invalid(resource.to_owned()) } else { Reason::Undefined(resource.to_owned()) });
-            };
+            if self.settings.invalid.contains(resource) {
+                return Err(Reason::Invalid(resource.to_owned()));
+            }
+            let Some(limit) = self.settings.limit_of(resource) else { return Err(Reason::Undefined(resource.to_owned())) };
             limits.push((resource.to_owned(), limit));
         }
         if self.settings.groups.is_empty() && self.settings.invalid.is_empty() {
@@ -249,7 +275,8 @@ impl Admission {
     /// The next cell of this resource that a start can take.
     fn next_cell(&self, resource: &str, rate: Rate, now: Instant) -> Instant {
         let tolerance = tolerance(rate);
-        let soon = now + tolerance.min(TRAVEL);
+        // A later first cell leaves more time to travel, and an earlier one leaves more cells for this round.
+        let soon = now + if rate.burst > 1 { (tolerance / 2).min(TRAVEL) } else { tolerance };
         // An earlier leader has taken no cell less than an interval before this one.
         let after_others = || self.began.map(|began| began + tolerance + interval(rate) + CLOCK_MARGIN);
         let first = self.cells.get(resource).copied().or_else(after_others);
@@ -347,7 +374,7 @@ mod tests {
         let mut admission = limited([("printer", capacity(3))]);
         (0..3).for_each(|_| _ = admission.admit(&lane("printer"), JobId::new(), at(0)).unwrap());
         let settings = Settings { limits: [("printer".into(), capacity(2))].into(), ..Settings::default() };
-        assert!(!admission.change(settings));
+        assert!(!admission.change(settings, at(0)));
         admission.release(&["printer#0".to_owned()]);
         assert_eq!(admission.room(&lane("printer"), at(0)), 0);
         admission.release(&["printer#2".to_owned()]);
@@ -359,16 +386,17 @@ mod tests {
         let group = GroupSettings { limit: capacity(2), weight: None };
         let settings = Settings { groups: [("mail".into(), group)].into(), ..Settings::default() };
         let mut admission = Admission::begin(settings.clone(), &BTreeSet::new(), at(0));
+        assert_eq!((admission.groups_to_count(), admission.room(&lane(""), at(0))), (vec!["mail".to_owned()], 0));
         admission.set_without_permit("mail", 1);
         assert_eq!(names(admission.admit(&lane(""), JobId::new(), at(0))), "@mail#0");
         assert_eq!(admission.room(&lane(""), at(0)), 0, "one was started before there was a limit");
         admission.set_without_permit("mail", 0);
         assert_eq!((admission.room(&lane(""), at(0)), admission.room(&Lane::new("other", "Send"), at(0))), (1, usize::MAX));
         let pause = Pause { by: "ada".into(), reason: None, at: None };
-        assert!(admission.change(Settings { pauses: [(Paused::Everything, pause.clone())].into(), ..settings.clone() }));
+        assert!(admission.change(Settings { pauses: [(Paused::Everything, pause.clone())].into(), ..settings.clone() }, at(0)));
         assert_eq!(admission.why(&lane(""), at(0)), Some(Reason::Paused(Paused::Everything, pause)));
         let invalid = Settings { invalid: ["@mail".into(), "printer".into()].into(), ..Settings::default() };
-        admission.change(invalid);
+        admission.change(invalid, at(0));
         assert_eq!(admission.why(&lane(""), at(0)), Some(Reason::Invalid("@mail".into())));
         assert_eq!(
             admission.why(&Lane { gate: Some("printer".into()), ..Lane::new("a", "b") }, at(0)),
@@ -376,11 +404,21 @@ mod tests {
         );
     }
 
+    #[test]
+    fn a_faster_rate_holds_at_once() {
+        let rate = |starts, per| Limit { capacity: None, rate: Some(Rate::new(starts, Duration::from_secs(per), starts).unwrap()) };
+        let mut admission = limited([("api", rate(1, 3_600))]);
+        admission.admit(&lane("api"), JobId::new(), at(0)).unwrap();
+        assert!(matches!(admission.why(&lane("api"), at(10)), Some(Reason::Rate { until, .. }) if until > at(3_000_000)));
+        admission.change(Settings { limits: [("api".into(), rate(100, 1))].into(), ..Settings::default() }, at(10));
+        assert!(admission.room(&lane("api"), at(30)) > 0);
+    }
+
     /// Starts are late by chance, and leaders change. In no period are there more than the rate allows, and in the long run about as many.
     #[test]
     fn no_period_has_more_starts_than_the_rate_allows() {
         for (seed, (starts, per, burst)) in
-            [(100, 1_000, 100), (10, 1_000, 3), (5, 1_000, 1), (7, 60_000, 7), (1, 100, 2)].into_iter().enumerate()
+            [(100, 1_000, 100), (10, 1_000, 3), (5, 1_000, 1), (7, 60_000, 7), (1, 100, 2), (1_000, 1_000, 21)].into_iter().enumerate()
         {
             let rate = Rate::new(starts, Duration::from_millis(per), burst).unwrap();
             let mut random = StdRng::seed_from_u64(seed as u64);

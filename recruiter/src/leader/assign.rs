@@ -9,6 +9,7 @@ use chrono::TimeDelta;
 use recruiter_common::{
     ids::{JobId, LeaseTerm, RoundId, WorkerId},
     instant::Instant,
+    limits::resource_and_number,
     store::{AssignedJobs, Channel, DueJobs, Hint, Lane, Planned, ScheduledJob, StoreError},
 };
 
@@ -35,10 +36,13 @@ const NEWS: usize = 100;
 const FEWEST: usize = 10;
 /// Minimum time for which an unannounced job has been due when a scan finds it. The hint of an announced job arrives earlier.
 const ANNOUNCED_AFTER: TimeDelta = TimeDelta::milliseconds(20);
-/// Number of jobs that a search of a limited lane asks for, for each job that may start now; and of limited lanes, for each slot.
-const SURPLUS_OF_EACH: usize = 4;
-/// Maximum number of limited lanes that are searched in one round.
+/// Number of jobs that a search of a limited lane asks for, for each job that may start now.
+const SURPLUS_OF_EACH: usize = 8;
+/// Number of limited lanes that are searched in one round, for each slot, and their maximum.
+const LANES_PER_SLOT: usize = 4;
 const MOST_LANES: usize = 500;
+/// Maximum number of jobs that one search of limited lanes asks for.
+const MOST_ENTRIES: usize = 20_000;
 /// A full scan sends the hint of an assignment again if the assignment has been in flight for longer than this: the first hint may be lost.
 const REMIND_AFTER: Duration = Duration::from_millis(100);
 
@@ -126,7 +130,7 @@ impl Assigning {
             self.keep_alive.read_channels(store, at).await;
         }
         self.end_turns(store, &trigger, at).await?;
-        self.read_settings(store, &trigger).await?;
+        self.read_settings(store, &trigger, at).await?;
         let now = store.now();
         let slots = self.fleet.slots();
         self.news.extend(trigger.groups);
@@ -201,22 +205,23 @@ impl Assigning {
     }
 
     /// Reads the settings in a full scan and after a change of them, and the permits in use when they are unsure.
-    async fn read_settings(&mut self, store: &impl Database, trigger: &Trigger) -> Result<(), StoreError> {
+    async fn read_settings(&mut self, store: &impl Database, trigger: &Trigger, at: Monotonic) -> Result<(), StoreError> {
         self.admission.release(&trigger.released);
+        let ended = trigger.released.iter().filter_map(|permit| resource_and_number(permit)).map(|(resource, _)| resource).collect();
+        self.lanes.mark_lines_stale(&ended);
         if trigger.full_scan || trigger.settings {
-            if self.admission.change(store.settings().await?) {
-                // Jobs ahead that the new pause covers must not start.
+            if self.admission.change(store.settings().await?, store.now()) {
+                // Jobs ahead that a new pause or limit covers must not start.
                 let recalls = self.keep_alive.channels.iter().map(|channel| (*channel, Hint::Recall)).collect();
                 store.announce_hints_to(recalls).await;
             }
-            let groups: Vec<String> = self.admission.groups_with_capacity().cloned().collect();
-            for group in groups {
+            for group in self.admission.groups_to_count() {
                 self.admission.set_without_permit(&group, store.running_without_permit(&group).await?);
             }
         }
         if (trigger.full_scan || self.is_admission_unsure) && self.admission.holds_permits() {
             let running = store.held_permits().await?;
-            self.admission.confirm(&running, |job| self.in_flight.holds(job));
+            self.admission.confirm(&running, |job| self.in_flight.holds(job, at));
         }
         self.is_admission_unsure = false;
         Ok(())
@@ -291,35 +296,63 @@ impl Assigning {
         self.search_sets(store, sets, slots, (now, until), at).await
     }
 
-    /// Searches limited lanes, each by itself, so that a long backlog behind one limit hides no job. In one round only some of many lanes are
+    /// Searches limited lanes, and all lanes if groups have weights, each by itself, so that a long backlog behind one limit hides no job. In one round only some of many lanes are
     /// searched.
     async fn search_each(
         &mut self,
         store: &impl Database,
         mut lanes: Vec<(Lane, usize)>,
         slots: &HashMap<KindId, usize>,
-        until: Instant,
+        (now, until): (Instant, Instant),
         at: Monotonic,
     ) -> Result<(), StoreError> {
         let slots: usize = slots.values().sum();
-        let most = (slots * SURPLUS_OF_EACH).clamp(FEWEST, MOST_LANES);
+        let most = (slots * LANES_PER_SLOT).clamp(FEWEST, MOST_LANES);
         self.has_unsearched |= lanes.len() > most;
         lanes.truncate(most);
-        for (_, limit) in &mut lanes {
-            // As many again may be in flight or paused.
-            *limit = (*limit).min(slots).max(1) * 2 * SURPLUS_OF_EACH;
-        }
-        let (lines, lanes): (Vec<_>, Vec<_>) = lanes.into_iter().partition(|(lane, _)| is_of_line(lane));
+        let (lines, mut lanes): (Vec<_>, Vec<_>) = lanes.into_iter().partition(|(lane, _)| is_of_line(lane));
         self.search_lines(store, lines.into_iter().map(|(lane, _)| lane).collect(), until, at).await?;
-        let answers = store.due_jobs_of_each(&lanes, until).await?;
+        let (refused, share) = (self.past_assignments.refused_count(), (MOST_ENTRIES / lanes.len().max(1)).max(FEWEST));
+        for (lane, limit) in &mut lanes {
+            // The first jobs of the lane may be in flight or paused.
+            *limit = ((*limit).min(slots).max(1) * SURPLUS_OF_EACH + self.admission.held(lane) + refused).min(share);
+        }
+        let Some(full) = self.fill_each(store, lanes, until, now, at).await? else { return Ok(()) };
+        // Their answers were full of jobs that are due later, in flight or paused.
+        self.fill_each(store, full, now, now, at).await.map(drop)
+    }
+
+    /// Searches each of these lanes for its number of jobs. Returns those whose answer is full and has no job that can start now; `None` if
+    /// MongoDB takes too long.
+    async fn fill_each(
+        &mut self,
+        store: &impl Database,
+        lanes: Vec<(Lane, usize)>,
+        until: Instant,
+        now: Instant,
+        at: Monotonic,
+    ) -> Result<Option<Vec<(Lane, usize)>>, StoreError> {
+        let answers = match store.due_jobs_of_each(&lanes, until).await {
+            Ok(answers) => answers,
+            Err(error) if error.is_too_slow() => {
+                tracing::warn!(lanes = lanes.len(), "a search for due jobs of limited lanes took too long; the next full scan repeats it");
+                self.has_unsearched = false;
+                return Ok(None);
+            }
+            Err(error) => return Err(error),
+        };
+        let mut full = Vec::new();
         for ((lane, limit), answer) in lanes.into_iter().zip(answers) {
             let was_full = answer.end.is_some();
             let mut search = self.sort(store, answer, until, at);
-            search.is_fruitless = was_full && !search.fills(1, std::slice::from_ref(&lane), until);
-            debug_assert!(limit > 0, "a lane without room is not searched");
+            search.is_fruitless = was_full && !search.fills(1, std::slice::from_ref(&lane), now);
+            if search.is_fruitless && until > now {
+                full.push((lane.clone(), limit));
+            }
+            search.next_due = search.first_after(now);
             self.lanes.fill(&[lane], &mut search, at);
         }
-        Ok(())
+        Ok(Some(full))
     }
 
     /// Finds the heads of lines. The window of a line has at most one job: its head, if that is in this lane and does not run. Nothing behind
@@ -334,10 +367,9 @@ impl Assigning {
             let head = lane.gate.as_ref().and_then(|gate| heads.get(gate));
             let jobs: Vec<ScheduledJob> =
                 head.filter(|(head, is_locked)| !is_locked && head.lane() == lane).map(|(head, _)| head.clone()).into_iter().collect();
-            // Behind the head there may be others.
-            let end = head.map(|(head, _)| head.position());
+            // Behind the head there may be others. If the head is elsewhere, its end marks this lane as stale.
+            let end = jobs.first().map(ScheduledJob::position);
             let mut search = self.sort(store, DueJobs { jobs, end }, until, at);
-            search.is_fruitless = search.found.values().all(|found| found.jobs.is_empty());
             self.lanes.fill(&[lane], &mut search, at);
         }
         Ok(())
@@ -360,13 +392,14 @@ impl Assigning {
         for (_, lanes) in &mut sets {
             lanes.retain(|lane| {
                 let room = self.admission.room(lane, now);
-                if room < usize::MAX {
+                let is_alone = room < usize::MAX || self.admission.has_weights();
+                if is_alone {
                     limited.push((lane.clone(), room));
                 }
-                room == usize::MAX
+                !is_alone
             });
         }
-        self.search_each(store, limited, slots, until, at).await?;
+        self.search_each(store, limited, slots, (now, until), at).await?;
         sets.retain(|(_, lanes)| !lanes.is_empty());
         if sets.is_empty() {
             return Ok(());

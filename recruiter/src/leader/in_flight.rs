@@ -81,8 +81,9 @@ impl InFlight {
     }
 
     /// Whether this job is in a turn, or a worker holds it ahead.
-    pub(crate) fn holds(&self, job: JobId) -> bool {
-        self.assignees.contains_key(&job) || self.holders.contains_key(&job)
+    pub(crate) fn holds(&self, job: JobId, at: Monotonic) -> bool {
+        let ahead = self.holders.get(&job).and_then(|worker| self.ahead.get(worker)?.get(&job));
+        self.assignees.contains_key(&job) || ahead.is_some_and(|ahead| at.duration_since(ahead.since) < IN_FLIGHT_FOR)
     }
 
     /// Ends the turn of a worker.

@@ -6,8 +6,11 @@
 //!
 //! 1. an event concerns the lane but is not in the window: a hint without the job itself, or an assignment whose jobs were not all started;
 //! 2. the pause of a refused job is over;
-//! 3. it may be incomplete (it has an end, or its horizon has passed), and the known due jobs of all lanes of the same workers, up to the
-//!    first such end, are fewer than these workers accept. After a fruitless search this rule does not apply for 100 ms.
+//! 3. it may be incomplete (it has an end, or its horizon has passed) and has fewer due jobs than its lane has room for, and the known due
+//!    jobs of all lanes of the same workers, up to the first such end, are fewer than these workers accept. After a fruitless search this
+//!    rule does not apply for 100 ms. The window of a line has its head only, and is complete while it has one.
+//!
+//! A lane without room is not searched at all.
 //!
 //! **A lane without a window** had no jobs that are due at the horizon of the last full scan, if the scan covered the kinds of workers that
 //! take the lane. A full scan drops all windows and lists all lanes that have jobs.
@@ -250,6 +253,12 @@ impl Lanes {
         self.windows.entry(lane).or_insert_with(|| Window::stale(horizon)).is_stale = true;
     }
 
+    /// Marks the lanes of these lines as stale: their heads have ended.
+    pub(crate) fn mark_lines_stale(&mut self, gates: &HashSet<&str>) {
+        let lines = self.windows.iter_mut().filter(|(lane, _)| lane.gate.as_deref().is_some_and(|gate| gates.contains(gate)));
+        lines.for_each(|(_, window)| window.is_stale = true);
+    }
+
     /// Ends all pauses of refused jobs: their windows are stale.
     pub(crate) fn end_pauses(&mut self) {
         self.windows.values_mut().for_each(|window| window.is_stale |= window.pause_ends_at.is_some());
@@ -273,6 +282,7 @@ impl Lanes {
             if known >= REMEMBERED || is_of_line(&job.lane()) {
                 // Another job may be before it in its line.
                 window.is_stale = true;
+                known += 1;
             } else if window.end.is_none_or(|end| job.position() < end)
                 && let Err(index) = window.jobs.binary_search_by_key(&job.position(), ScheduledJob::position)
             {
@@ -324,8 +334,11 @@ impl Lanes {
         for ((able, _), lanes) in alike {
             let slots = able.iter().map(|kind| free[kind]).sum();
             let more = more_is_needed(&lanes, slots, now, at);
-            let is_stale = |window: &Window| window.is_stale(at) || (more && window.may_have_more(now, at));
-            let lanes: Vec<Lane> = lanes.iter().filter(|lane| is_stale(lane.window)).map(|lane| lane.lane.clone()).collect();
+            let must_be_searched = |lane: &&Candidate<'_>| lane.window.is_stale(at) || (more && lane.is_unsure(now, at));
+            let mut searched: Vec<&Candidate<'_>> = lanes.iter().filter(must_be_searched).collect();
+            // An event concerns these: they come first if there are too many.
+            searched.sort_by_key(|lane| !lane.window.is_stale(at));
+            let lanes: Vec<Lane> = searched.into_iter().map(|lane| lane.lane.clone()).collect();
             if !lanes.is_empty() {
                 stale.push((able, lanes));
             }

@@ -344,7 +344,7 @@ async fn mongodb_refuses_a_second_start_with_a_permit_and_a_start_outside_of_its
     let now = store.now();
     let minute = chrono::TimeDelta::minutes(1);
     let with = |index: usize, names: &[&str], between| ToStart {
-        permit: Some(Permit { names: names.iter().map(|name| (*name).to_owned()).collect(), between }),
+        permit: Some(Permit { gate: Some("printer".into()), names: names.iter().map(|name| (*name).to_owned()).collect(), between }),
         ..to_start(&jobs[index..=index]).remove(0)
     };
     let locked = async |jobs: &[ToStart]| {
@@ -376,7 +376,10 @@ async fn a_worker_leaves_a_limited_job_without_a_permit() {
     assign(None).await;
     pause(Duration::from_millis(500)).await;
     assert_eq!(begun(&world).await, 0);
-    assign(Some(Permit { names: vec!["printer#0".into()], between: None })).await;
+    assign(Some(Permit { gate: Some("scanner".into()), names: vec!["scanner#0".into()], between: None })).await;
+    pause(Duration::from_millis(300)).await;
+    assert_eq!(begun(&world).await, 0, "it was replaced since the permit was given");
+    assign(Some(Permit { gate: Some("printer".into()), names: vec!["printer#0".into()], between: None })).await;
     wait(&world, "it runs", async || world.archived(job).await.is_some()).await;
 }
 

@@ -558,7 +558,7 @@ async fn bad_declarations_are_refused_and_write_nothing() {
     check(every_second(), "", "the name of a schedule is empty").await;
     check(every_second().job(NewJob::of_class("", doc! {})), "a", "the class of a job is empty").await;
     check(every_second().job(NewJob::of_class("c", doc! { "d": "x".repeat(5 << 20) })), "a", "store the data elsewhere").await;
-    check(every_second().job(noop().after(SECOND)), "a", "neither an id nor a date").await;
+    check(every_second().job(noop().after(SECOND)), "a", "cannot have an id, a date").await;
     check(Schedule::every(SECOND).unwrap(), "a", "has no job").await;
     assert_eq!(count(&database, "schedulers", doc! {}).await, 0);
     // The largest job that can be enqueued can be repeated.

@@ -139,9 +139,9 @@ impl Intake {
         for found in unlocked {
             match found {
                 Ok(job) if job.is_expired(now) => self.archive_expired(&job, now),
-                // A recruiter of an earlier release gives no permit.
-                Ok(job) if job.gate.is_some() && !permits.contains_key(&job.id) => {
-                    tracing::debug!(job.id = %job.id, "the job is limited, and was assigned without a permit; skipping it")
+                // A recruiter of an earlier release gives no permit, and the job may have been replaced since it was assigned.
+                Ok(job) if !permits.get(&job.id).map_or(job.gate.is_none(), |permit| permit.is_for(&job.group, job.gate.as_deref())) => {
+                    tracing::debug!(job.id = %job.id, "the job was assigned without a permit for its limits; skipping it")
                 }
                 Ok(job) if self.dependencies().registry.has(&job.class) && self.work_on.includes(&job.group) => {
                     match self.dependencies().policy(&job) {
