@@ -1,4 +1,4 @@
-//! The operator's changes to jobs: retry, cancel and delete. The same rules apply to single jobs and to bulk changes.
+//! The operator's changes to jobs: retry, change, cancel and delete. The same rules apply to single jobs and to bulk changes.
 //!
 //! Used by `recruiter jobs` and by applications that offer the same changes. Each job is read, and its current state decides the change.
 //! The filter of the write repeats the conditions of the decision. A job that changed in between is read again. Every call can be repeated:
@@ -14,11 +14,11 @@ use std::{
 use bson::{Bson, Document, RawDocument, RawDocumentBuf};
 
 use crate::{
-    enqueue::NewJob,
+    enqueue::{NewJob, check_name},
     failure::{CANCELLED, Failure},
     ids::{JobId, WorkerId},
-    instant::Instant,
-    job::{FinishReason, Job, JobState, bundle::is_done},
+    instant::{DUE_MS, Instant},
+    job::{FinishReason, Job, JobState, Priority, bundle::is_done},
     shutdown::pause,
     spec::unique_again,
     store::{
@@ -43,7 +43,7 @@ const TRY_AGAIN_AFTER: Duration = Duration::from_secs(1);
 const ANNOUNCED: usize = 64;
 
 /// A change to jobs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
     /// Enqueues a finished job again under another id, which its archived document stores as `retried_as`. Makes a
     /// waiting job due now.
@@ -51,10 +51,67 @@ pub enum Change {
         /// Whether jobs that were retried before are retried as well.
         again: bool,
     },
+    /// Gives waiting jobs another priority, group or date.
+    Alter(Alteration),
     /// Archives a waiting job without running it. Asks the worker of a running job to end it.
     Cancel,
     /// Deletes an archived job permanently.
     Delete,
+}
+
+/// New values for fields of waiting jobs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Alteration {
+    priority: Option<Priority>,
+    group: Option<String>,
+    at: Option<Instant>,
+}
+
+/// Why new values cannot be given to any job.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidAlteration {
+    /// No value is given.
+    #[error("nothing is to be changed: give a priority, a group or a due date")]
+    Nothing,
+    /// The name of the group is not valid.
+    #[error("the name of the new group {0}")]
+    Group(String),
+    /// Some programming languages cannot read the date.
+    #[error("the jobs would be due outside of the years 1 to 9999: give an earlier date or a shorter delay")]
+    Date,
+}
+
+impl Alteration {
+    /// New values. A job keeps its own value where `None` is given.
+    ///
+    /// # Errors
+    /// When no value is given, or one of them is not valid.
+    pub fn new(priority: Option<Priority>, group: Option<String>, at: Option<Instant>) -> Result<Self, InvalidAlteration> {
+        if let Some(group) = &group {
+            check_name(group).map_err(InvalidAlteration::Group)?;
+        }
+        if at.is_some_and(|at| !DUE_MS.contains(&at.timestamp_millis())) {
+            return Err(InvalidAlteration::Date);
+        }
+        let alteration = Self { priority, group, at };
+        if alteration == Self::default() { Err(InvalidAlteration::Nothing) } else { Ok(alteration) }
+    }
+
+    fn to_document(&self) -> Document {
+        let mut set = Document::new();
+        set.extend(self.priority.map(|priority| ("priority".to_owned(), priority.into())));
+        set.extend(self.group.as_ref().map(|group| ("group".to_owned(), group.into())));
+        set.extend(self.at.map(|at| ("scheduled_at".to_owned(), bson::DateTime::from_chrono(at).into())));
+        set
+    }
+
+    /// Whether a job that is due at `at` has these values.
+    fn is_in(&self, job: &Job, at: Instant) -> bool {
+        let stored = |instant: Instant| instant.timestamp_millis();
+        self.priority.is_none_or(|priority| priority == job.priority)
+            && self.group.as_ref().is_none_or(|group| *group == job.group)
+            && self.at.is_none_or(|wanted| stored(wanted) == stored(at))
+    }
 }
 
 /// The outcome of a change for one job. In a dry run, the outcome that the change would have.
@@ -77,6 +134,10 @@ pub enum Changed {
         /// Its due date.
         since: Instant,
     },
+    /// It is waiting and has the new values.
+    Altered,
+    /// It is waiting, and had these values before.
+    Unchanged,
     /// It was waiting and is archived now.
     Cancelled,
     /// It is running. Its cancellation was requested.
@@ -96,6 +157,8 @@ impl Changed {
             Self::EnqueuedAgain { .. } => "enqueued-again",
             Self::DueNow { .. } => "due-now",
             Self::AlreadyDue { .. } => "already-due",
+            Self::Altered => "changed",
+            Self::Unchanged => "unchanged",
             Self::Cancelled => "cancelled",
             Self::CancelRequested => "asked",
             Self::Deleted => "deleted",
@@ -124,7 +187,13 @@ pub enum Refusal {
         /// The worker that runs it.
         worker: WorkerId,
     },
-    /// An archived job cannot be cancelled.
+    /// A running job keeps its priority, its group and its date.
+    #[error("it has started: worker {worker} runs it, and only waiting jobs are changed")]
+    Started {
+        /// The worker that runs it.
+        worker: WorkerId,
+    },
+    /// An archived job can be neither changed nor cancelled.
     #[error("it is archived already, as {why}")]
     Archived {
         /// The reason why it was archived.
@@ -159,7 +228,7 @@ pub enum Refusal {
 impl Refusal {
     /// Whether the job changed its state after it matched: it has started or ended, or was deleted.
     fn is_caused_by_a_change(&self) -> bool {
-        matches!(self, Self::Unknown | Self::Running { .. } | Self::Archived { .. } | Self::NotArchived)
+        matches!(self, Self::Unknown | Self::Running { .. } | Self::Started { .. } | Self::Archived { .. } | Self::NotArchived)
     }
 }
 
@@ -178,6 +247,9 @@ pub enum Contradiction {
     /// A running job cannot be retried.
     #[error("a running job cannot be retried; its retry policy decides when it ends")]
     RetryOfRunning,
+    /// Only waiting jobs can be changed.
+    #[error("only waiting jobs are changed: select the state `scheduled`, or no state")]
+    AlterOfStarted,
     /// An archived job cannot be cancelled.
     #[error("an archived job cannot be cancelled: it has ended")]
     CancelOfArchived,
@@ -208,13 +280,16 @@ impl JobFilter {
     /// The jobs of this filter that the change applies to.
     ///
     /// A retry applies to archived jobs unless another state is given, and to failed ones (neither done nor cancelled)
-    /// unless a reason is given. A deletion applies to archived jobs, a cancellation to all others.
+    /// unless a reason is given. New values apply to waiting jobs, a deletion to archived jobs, a cancellation to all others.
     ///
     /// # Errors
     /// When the change is not possible in the given state, or parts of the filter exclude each other.
-    pub fn narrowed_to(mut self, change: Change) -> Result<Self, Contradiction> {
+    pub fn narrowed_to(mut self, change: &Change) -> Result<Self, Contradiction> {
         match (change, self.state) {
             (Change::Retry { .. }, Some(StateFilter::Running)) => return Err(Contradiction::RetryOfRunning),
+            (Change::Alter(_), Some(StateFilter::Running | StateFilter::Archived)) => return Err(Contradiction::AlterOfStarted),
+            (Change::Alter(_), _) if self.why.is_some() => return Err(Contradiction::AlterOfStarted),
+            (Change::Alter(_), Some(StateFilter::Scheduled) | None) => self.state = Some(StateFilter::Scheduled),
             (Change::Cancel, Some(StateFilter::Archived)) => return Err(Contradiction::CancelOfArchived),
             (Change::Cancel, _) if self.why.is_some() => return Err(Contradiction::CancelOfArchived),
             (Change::Delete, Some(StateFilter::Scheduled | StateFilter::Running)) => return Err(Contradiction::DeleteOfUnfinished),
@@ -256,8 +331,19 @@ impl Report {
 
 /// The next step for one job, decided by its document.
 enum Step {
-    Enqueue { retried_as: Option<Bson>, job: Box<Job>, why: FinishReason },
-    Hasten { at: Instant, group: String },
+    Enqueue {
+        retried_as: Option<Bson>,
+        job: Box<Job>,
+        why: FinishReason,
+    },
+    Hasten {
+        at: Instant,
+        group: String,
+    },
+    /// A waiting job of this group gets other values.
+    Alter {
+        group: String,
+    },
     Archive(Archival),
     Ask,
     Delete,
@@ -282,7 +368,7 @@ impl Control {
     ///
     /// # Errors
     /// When MongoDB cannot be used. Some of the jobs may have been changed. A repeated call recognises them.
-    pub async fn change(&mut self, change: Change, jobs: &[JobId]) -> Result<Vec<(JobId, Changed)>, StoreError> {
+    pub async fn change(&mut self, change: &Change, jobs: &[JobId]) -> Result<Vec<(JobId, Changed)>, StoreError> {
         let sizes: Vec<Match> = jobs.iter().map(|job| Match { job: *job, bytes: BATCH_BYTES / BATCH }).collect();
         let mut all = Vec::with_capacity(jobs.len());
         for batch in cut(sizes, BATCH, BATCH_BYTES, |found| found.bytes) {
@@ -298,7 +384,7 @@ impl Control {
     /// When MongoDB cannot be used. Reported changes were made. A repeated call continues with the rest.
     pub async fn change_all(
         &mut self,
-        change: Change,
+        change: &Change,
         filter: &JobFilter,
         mut each: impl FnMut(&Report, &[(JobId, Changed)]) -> ControlFlow<()>,
     ) -> Result<Report, StoreError> {
@@ -339,7 +425,7 @@ impl Control {
         }
     }
 
-    async fn change_batch(&mut self, change: Change, batch: &[Match]) -> Result<Vec<(JobId, Changed)>, StoreError> {
+    async fn change_batch(&mut self, change: &Change, batch: &[Match]) -> Result<Vec<(JobId, Changed)>, StoreError> {
         let mut outcomes: HashMap<JobId, Changed> = HashMap::new();
         let mut left: Vec<JobId> = batch.iter().map(|found| found.job).collect();
         for _ in 0..READS {
@@ -356,7 +442,11 @@ impl Control {
                 None => (*job, Step::Nothing(Changed::Refused(Refusal::Unknown))),
             });
             let steps: Vec<(JobId, Step)> = steps.collect();
-            outcomes.extend(if self.dry_run { steps.into_iter().map(would_become).collect() } else { self.apply(steps, now).await? });
+            outcomes.extend(if self.dry_run {
+                steps.into_iter().map(would_become).collect()
+            } else {
+                self.apply(change, steps, now).await?
+            });
             left.retain(|job| !outcomes.contains_key(job));
             if left.is_empty() {
                 break;
@@ -368,17 +458,21 @@ impl Control {
 
     /// Makes the decided changes, with one command or transaction for each kind of change. The result does not contain jobs
     /// that have changed since they were read.
-    async fn apply(&mut self, steps: Vec<(JobId, Step)>, now: Instant) -> Result<HashMap<JobId, Changed>, StoreError> {
+    async fn apply(&mut self, change: &Change, steps: Vec<(JobId, Step)>, now: Instant) -> Result<HashMap<JobId, Changed>, StoreError> {
         let mut outcomes = HashMap::new();
         let (mut retrials, mut archivals, mut hastened, mut asked, mut deleted) =
             (Vec::new(), Vec::new(), HashMap::new(), Vec::new(), Vec::new());
-        let mut groups: BTreeSet<String> = BTreeSet::new();
+        let (mut groups, mut altered): (BTreeSet<String>, Vec<JobId>) = Default::default();
         for (id, step) in steps {
             match step {
                 Step::Nothing(changed) => drop(outcomes.insert(id, changed)),
                 Step::Archive(archival) => archivals.push(archival),
                 Step::Ask => asked.push(id),
                 Step::Delete => deleted.push(id),
+                Step::Alter { group } => {
+                    groups.insert(group);
+                    altered.push(id);
+                }
                 Step::Hasten { at, group } => {
                     groups.insert(group);
                     hastened.insert(id, at);
@@ -406,6 +500,9 @@ impl Control {
                 }
             };
             outcomes.extend(due.into_iter().map(|job| (job, Changed::DueNow { instead_of: hastened[&job] })));
+        }
+        if let Change::Alter(alteration) = change {
+            self.alter(alteration, &altered, &mut groups, now, &mut outcomes).await?;
         }
         if !deleted.is_empty() {
             let patience = Patience::new();
@@ -466,6 +563,34 @@ impl Control {
         Ok(())
     }
 
+    /// Gives waiting jobs their new values. Their old and new lanes are searched at once, and again when they are due.
+    async fn alter(
+        &self,
+        alteration: &Alteration,
+        jobs: &[JobId],
+        groups: &mut BTreeSet<String>,
+        now: Instant,
+        outcomes: &mut HashMap<JobId, Changed>,
+    ) -> Result<(), StoreError> {
+        if jobs.is_empty() {
+            return Ok(());
+        }
+        let patience = Patience::new();
+        let altered = loop {
+            match self.store.alter_if_unlocked(jobs, alteration.to_document()).await {
+                Err(error) if patience.allows(&error).await => {}
+                altered => break altered?,
+            }
+        };
+        outcomes.extend(altered.into_iter().map(|job| (job, Changed::Altered)));
+        groups.extend(alteration.group.clone());
+        if let Some(at) = alteration.at.filter(|at| *at > now) {
+            let groups = groups.iter().cloned().collect();
+            self.store.announce_hint(Hint::Jobs { groups, at: Some(at), jobs: Vec::new() }).await;
+        }
+        Ok(())
+    }
+
     async fn ask(&self, jobs: &[JobId], outcomes: &mut HashMap<JobId, Changed>) -> Result<(), StoreError> {
         if jobs.is_empty() {
             return Ok(());
@@ -507,16 +632,41 @@ impl Patience {
 }
 
 /// Decides the step for a job from its document.
-fn step(change: Change, id: JobId, stored: StoredJob, now: Instant) -> Step {
+fn step(change: &Change, id: JobId, stored: StoredJob, now: Instant) -> Step {
     let StoredJob { is_archived, document } = stored;
     match change {
         Change::Delete if is_archived => Step::Delete,
         Change::Delete => Step::Nothing(Changed::Refused(Refusal::NotArchived)),
+        Change::Alter(alteration) => {
+            step_of_alteration(alteration, is_archived, document).unwrap_or_else(|refusal| Step::Nothing(Changed::Refused(refusal)))
+        }
         Change::Cancel => step_of_cancel(id, is_archived, &document, now),
         Change::Retry { again } => {
-            step_of_retry(again, is_archived, document, now).unwrap_or_else(|refusal| Step::Nothing(Changed::Refused(refusal)))
+            step_of_retry(*again, is_archived, document, now).unwrap_or_else(|refusal| Step::Nothing(Changed::Refused(refusal)))
         }
     }
+}
+
+fn step_of_alteration(alteration: &Alteration, is_archived: bool, document: RawDocumentBuf) -> Result<Step, Refusal> {
+    if is_archived {
+        return Err(Refusal::Archived { why: document.get_str("why").unwrap_or("an unknown reason").to_owned() });
+    }
+    let job = Job::try_from(document).map_err(|(_, error)| Refusal::Malformed(error.to_string()))?;
+    match job.state {
+        JobState::Started { worker, .. } => Err(Refusal::Started { worker }),
+        JobState::Scheduled { at } if alteration.is_in(&job, at) => Ok(Step::Nothing(Changed::Unchanged)),
+        JobState::Scheduled { .. } => match waits_for(&job).filter(|_| alteration.at.is_some()) {
+            // It has no date of its own until that job ends.
+            Some(key) => Err(Refusal::WaitsForAnother { key }),
+            None => Ok(Step::Alter { group: job.group }),
+        },
+        JobState::Archived { .. } => Err(Refusal::Malformed("it is in `scheduled`, but its document is in a finished state".into())),
+    }
+}
+
+/// The key of the job whose end this job waits for.
+fn waits_for(job: &Job) -> Option<String> {
+    job.field("unique_after").and_then(|key| key.as_str().map(str::to_owned))
 }
 
 /// Decides by single fields, so that a document that is not a valid job can be cancelled as well.
@@ -550,9 +700,8 @@ fn step_of_retry(again: bool, is_archived: bool, document: RawDocumentBuf, now: 
         }
         (JobState::Started { worker, .. }, false) => return Err(Refusal::Running { worker: *worker }),
         (JobState::Scheduled { at }, false) if *at <= now => Step::Nothing(Changed::AlreadyDue { since: *at }),
-        (JobState::Scheduled { .. }, false) if job.field("unique_after").is_some_and(|key| key.as_str().is_some()) => {
-            let key = job.field("unique_after").and_then(|key| key.as_str().map(str::to_owned)).unwrap_or_default();
-            return Err(Refusal::WaitsForAnother { key });
+        (JobState::Scheduled { .. }, false) if waits_for(&job).is_some() => {
+            return Err(Refusal::WaitsForAnother { key: waits_for(&job).unwrap_or_default() });
         }
         (JobState::Scheduled { at }, false) => Step::Hasten { at: *at, group: job.group },
         (_, true) => return Err(Refusal::Malformed("it is in the archive, but its document is not in a finished state".into())),
@@ -567,6 +716,7 @@ fn would_become((id, step): (JobId, Step)) -> (JobId, Changed) {
         Step::Nothing(changed) => changed,
         Step::Archive(_) => Changed::Cancelled,
         Step::Ask => Changed::CancelRequested,
+        Step::Alter { .. } => Changed::Altered,
         Step::Delete => Changed::Deleted,
         Step::Hasten { at, .. } => Changed::DueNow { instead_of: at },
         Step::Enqueue { job, why, .. } => match again(*job) {
@@ -644,21 +794,51 @@ mod tests {
     fn a_change_applies_to_the_states_in_which_it_is_possible() {
         let of = |state, why: Option<&str>| JobFilter { state, why: why.map(Into::into), ..JobFilter::default() };
         let retry = Change::Retry { again: false };
-        let check = |filter: JobFilter, change, expected: Result<(Option<StateFilter>, bool), Contradiction>| {
-            assert_eq!(filter.clone().narrowed_to(change).map(|filter| (filter.state, filter.failed)), expected, "{change:?} {filter:?}");
+        let alter = Change::Alter(Alteration::default());
+        let check = |filter: JobFilter, change: Change, expected: Result<(Option<StateFilter>, bool), Contradiction>| {
+            assert_eq!(filter.clone().narrowed_to(&change).map(|filter| (filter.state, filter.failed)), expected, "{change:?} {filter:?}");
         };
         let (scheduled, running, archived) = (Some(StateFilter::Scheduled), Some(StateFilter::Running), Some(StateFilter::Archived));
-        check(of(None, None), retry, Ok((archived, true)));
-        check(of(None, Some("done")), retry, Ok((archived, false)));
-        check(of(scheduled, None), retry, Ok((scheduled, false)));
-        check(of(running, None), retry, Err(Contradiction::RetryOfRunning));
+        check(of(None, None), retry.clone(), Ok((archived, true)));
+        check(of(None, Some("done")), retry.clone(), Ok((archived, false)));
+        check(of(scheduled, None), retry.clone(), Ok((scheduled, false)));
+        check(of(running, None), retry.clone(), Err(Contradiction::RetryOfRunning));
         check(of(scheduled, Some("done")), retry, Err(Contradiction::WhyOutsideOfTheArchive));
+        check(of(None, None), alter.clone(), Ok((scheduled, false)));
+        check(of(scheduled, None), alter.clone(), Ok((scheduled, false)));
+        for filter in [of(running, None), of(archived, None), of(None, Some("done"))] {
+            check(filter, alter.clone(), Err(Contradiction::AlterOfStarted));
+        }
         check(of(None, None), Change::Cancel, Ok((None, false)));
         check(of(running, None), Change::Cancel, Ok((running, false)));
         check(of(archived, None), Change::Cancel, Err(Contradiction::CancelOfArchived));
         check(of(None, Some("done")), Change::Cancel, Err(Contradiction::CancelOfArchived));
         check(of(None, None), Change::Delete, Ok((archived, false)));
         check(of(scheduled, None), Change::Delete, Err(Contradiction::DeleteOfUnfinished));
+    }
+
+    #[test]
+    fn a_job_that_waits_for_another_one_keeps_its_date() {
+        let step = |at| {
+            let document = doc! {
+                "_id": bson::oid::ObjectId::new(), "locked": false, "group": "g", "workable": { "class": "c" }, "unique_after": "k",
+                "scheduled_at": bson::DateTime::from_millis(*DUE_MS.end()),
+            };
+            let document = RawDocumentBuf::try_from(&document).expect("a document");
+            let priority = Priority::new(9);
+            step_of_alteration(&Alteration::new(priority, None, at).expect("valid"), false, document).map(drop)
+        };
+        assert_eq!(step(Some(Instant::UNIX_EPOCH)), Err(Refusal::WaitsForAnother { key: "k".into() }));
+        assert_eq!(step(None), Ok(()));
+    }
+
+    #[test]
+    fn new_values_are_checked_before_a_job_is_read() {
+        let new = |group: Option<&str>, at| Alteration::new(None, group.map(Into::into), at).map(drop);
+        assert_eq!(new(None, None), Err(InvalidAlteration::Nothing));
+        assert_eq!(new(Some(""), None), Err(InvalidAlteration::Group("is empty".into())));
+        assert_eq!(new(None, Some(Instant::MAX_UTC)), Err(InvalidAlteration::Date));
+        assert_eq!((new(Some("g"), None), new(None, Some(Instant::UNIX_EPOCH))), (Ok(()), Ok(())));
     }
 
     #[test]

@@ -64,12 +64,13 @@
 //! | [`unique`] | the key of a unique job | applications |
 //! | [`spec`] | a job as JSON, read and written | `recruiter enqueue`, other programs |
 //! | [`finished`] | the outcome of a job, and its result | applications |
-//! | [`control`] | retry, cancel and delete jobs | `recruiter jobs`, applications |
+//! | [`control`] | retry, change, cancel and delete jobs | `recruiter jobs`, applications |
 //! | [`schedules`] | periodic jobs | applications, `recruiter schedules`, recruiter |
 //! | [`retry_policy`] | when a failed job is retried | applications, worker |
 //! | [`job`] | one job, its items and its history | all |
 //! | [`limits`] | limits of resources and groups, and pauses | recruiter, operators |
 //! | [`roster`] | one worker process | all |
+//! | [`workers`] | quiet, resume and stop workers | worker, `recruiter workers`, applications |
 //! | [`failure`] | the failure of one execution | worker, cleaner, policies |
 //! | [`ids`] | ids of jobs, workers, starts and rounds | all |
 //! | [`instant`] | instants in documents | all |
@@ -108,6 +109,7 @@ pub mod store;
 pub mod task;
 pub mod telemetry;
 pub mod unique;
+pub mod workers;
 
 pub use bson;
 pub use mongodb;

@@ -24,6 +24,7 @@ use recruiter_common::{
     },
     telemetry::chain,
     unique::{OnConflict, Unique},
+    workers::Wanted,
 };
 use recruiter_tests::{
     factory::{announcement, in_ms, insert_unvalidated, minimal_job, read, start, started, to_start},
@@ -300,12 +301,13 @@ async fn a_decision_to_start_is_made_on_those_that_are_meant_and_wait() {
 async fn a_start_is_refused_when_anything_it_relied_on_has_changed() {
     let setting = Setting::new().await;
     let worker = WorkerId::new();
-    let [good, locked, attempted, postponed, moved, gone, not_meant] = setting.jobs().await;
+    let [good, locked, attempted, postponed, moved, gone, regrouped, not_meant] = setting.jobs().await;
     setting.set("scheduled", postponed, doc! { "scheduled_at": date(in_ms(&setting.store, 60_000)) }).await;
-    let jobs = read(&setting.store, &[good, locked, attempted, postponed, moved, gone]).await;
+    let jobs = read(&setting.store, &[good, locked, attempted, postponed, moved, gone, regrouped]).await;
     setting.set("scheduled", locked, doc! { "locked": true }).await;
     setting.set("scheduled", attempted, doc! { "attempts": 1 }).await;
     setting.set("scheduled", moved, doc! { "scheduled_at": date(in_ms(&setting.store, -60_000)) }).await;
+    setting.set("scheduled", regrouped, doc! { "group": "other" }).await;
     setting.database.raw("scheduled").delete_one(doc! { "_id": gone }).await.unwrap();
     let claims = setting.store.start_if_unlocked(&start(&setting.store, worker), &to_start(&jobs)).await.unwrap();
     assert_eq!(claimed(&claims), set_of([good]));
@@ -664,6 +666,47 @@ async fn what_runs_can_be_asked_to_stop_and_what_waits_be_due_at_once() {
     setting.set("scheduled", waiting, doc! { "scheduled_at": date(in_ms(&setting.store, -1_000)) }).await;
     setting.start(WorkerId::new(), [waiting]).await;
     assert_eq!(setting.store.hasten_if_unlocked(&[running, waiting], now).await.unwrap(), [].into());
+}
+
+#[tokio::test]
+async fn what_waits_gets_other_values_and_what_runs_keeps_its_own() {
+    let setting = Setting::new().await;
+    let [running, waiting, other] = setting.jobs().await;
+    setting.start(WorkerId::new(), [running]).await;
+    let before = (setting.scheduled(running).await, setting.scheduled(other).await);
+    let set = doc! { "priority": 9, "group": "g", "scheduled_at": date(in_ms(&setting.store, 60_000)) };
+    assert_eq!(setting.store.alter_if_unlocked(&[running, waiting], set.clone()).await.unwrap(), [waiting].into());
+    assert_eq!((setting.scheduled(running).await, setting.scheduled(other).await), before);
+    let altered = setting.scheduled(waiting).await;
+    assert!(set.iter().all(|(field, value)| altered.get(field) == Some(value)), "{altered}");
+    // What has the values but was started meanwhile is not told, and neither is what waits without them.
+    setting.set("scheduled", running, set.clone()).await;
+    assert_eq!(setting.store.alter_if_unlocked(&[running, waiting], set).await.unwrap(), [waiting].into());
+}
+
+#[tokio::test]
+async fn workers_are_asked_while_they_live_and_not_after_a_stop() {
+    let setting = Setting::new().await;
+    let store = &setting.store;
+    let [worker, other, dead] = [setting.worker(1).await, setting.worker(1).await, setting.worker(1).await];
+    setting.set("roster", dead, doc! { "retired": true }).await;
+    let untouched = setting.found("roster", other).await;
+    let quiet = async |worker| store.ask_worker(worker, Wanted::Quiet, "ada").await.unwrap();
+    let stop = async |worker| store.ask_worker(worker, Wanted::Stop, "bob").await.unwrap();
+    let resume = async |worker| store.resume_if_quiet(worker).await.unwrap();
+    let wanted = async |worker| store.wanted(worker).await.unwrap().map(|request| (request.wanted, request.by));
+    assert!(!resume(worker).await, "it is not quiet");
+    assert!(quiet(worker).await && !quiet(worker).await, "once");
+    assert_eq!(wanted(worker).await, Some((Wanted::Quiet, "ada".into())));
+    assert!(resume(worker).await && wanted(worker).await.is_none());
+    assert!(quiet(worker).await && stop(worker).await && !stop(worker).await);
+    assert!(!resume(worker).await && !quiet(worker).await, "a stop is final");
+    let seen = store.heartbeat(worker, &[]).await.unwrap();
+    assert!(matches!(seen, HeartbeatReply::Seen { request: Some(request), .. } if request.wanted == Wanted::Stop && request.by == "bob"));
+    assert!(!quiet(dead).await && !stop(dead).await);
+    setting.set("roster", dead, doc! { "wanted": "quiet" }).await;
+    assert!(!resume(dead).await);
+    assert_eq!((setting.found("roster", other).await, wanted(other).await), (untouched, None));
 }
 
 /// I1.
@@ -1114,7 +1157,8 @@ async fn a_worker_connects_to_the_latest_leader_if_that_is_on_its_machine() {
 async fn a_worker_hears_of_its_jobs_from_now_on() {
     let worker = WorkerId::new();
     let assigned = |worker| Hint::Assigned { round: RoundId::new(), assignments: vec![give(worker, 1).assignment] };
-    let concerning = [assigned(worker), Hint::Cancel { job: JobId::new() }, Hint::KeepAlive { again_in: Duration::from_secs(1) }];
+    let concerning =
+        [assigned(worker), Hint::Cancel { job: JobId::new() }, Hint::Control, Hint::KeepAlive { again_in: Duration::from_secs(1) }];
     hears(Listener::Worker(worker, Channel::default()), &concerning, &[Hint::Free, assigned(WorkerId::new())]).await;
 }
 

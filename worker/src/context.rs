@@ -3,16 +3,17 @@
 use std::{
     fmt,
     sync::{
-        Arc, OnceLock,
+        Arc, Mutex, OnceLock, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use bson::doc;
 use recruiter_common::{
     ids::{JobId, StartId},
     job::{Execution, Job},
+    shutdown::pause,
     store::Store,
 };
 use tokio_util::sync::CancellationToken;
@@ -44,6 +45,62 @@ pub struct Item {
     pub of: usize,
 }
 
+/// The longest time until a deadline that was extended: an instant plus the longest duration would overflow.
+const LONGEST_EXTENSION: Duration = Duration::from_secs(365 * 24 * 3_600);
+
+/// When the time limit of an execution passes. Once it has passed, it cannot be extended.
+#[derive(Debug, Default)]
+pub(crate) struct Deadline(Mutex<Option<Limit>>);
+
+#[derive(Clone, Copy, Debug)]
+struct Limit {
+    at: Instant,
+    /// The time limit with all extensions.
+    time: Duration,
+}
+
+impl Deadline {
+    /// Begins a time limit, unless it is too long to ever pass.
+    pub(crate) fn begin(&self, time: Duration) {
+        *self.limit() = Instant::now().checked_add(time).map(|at| Limit { at, time });
+    }
+
+    pub(crate) fn at(&self) -> Option<Instant> {
+        self.limit().map(|limit| limit.at)
+    }
+
+    /// The time limit with all extensions, if it has passed.
+    pub(crate) fn passed(&self) -> Option<Duration> {
+        self.limit().filter(|limit| Instant::now() >= limit.at).map(|limit| limit.time)
+    }
+
+    /// Resolves when the time limit has passed.
+    pub(crate) async fn pass(&self) {
+        loop {
+            match self.at() {
+                Some(at) if Instant::now() >= at => return,
+                // An extension during this wait is noticed after it.
+                Some(at) => pause(at.saturating_duration_since(Instant::now())).await,
+                None => std::future::pending().await,
+            }
+        }
+    }
+
+    fn extend(&self, by: Duration) -> Option<Instant> {
+        let (mut limit, now) = (self.limit(), Instant::now());
+        let limit = limit.as_mut().filter(|limit| now < limit.at)?;
+        let longest = now + LONGEST_EXTENSION;
+        let at = limit.at.checked_add(by).map_or(longest, |at| at.min(longest)).max(limit.at);
+        limit.time = limit.time.saturating_add(at - limit.at);
+        limit.at = at;
+        Some(at)
+    }
+
+    fn limit(&self) -> std::sync::MutexGuard<'_, Option<Limit>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// The information that an execution has about its job.
 pub struct Context {
     pub(crate) job: Arc<Job>,
@@ -53,7 +110,7 @@ pub struct Context {
     pub(crate) is_last_attempt: bool,
     pub(crate) last_execution: Option<Arc<Execution>>,
     pub(crate) item: Option<Item>,
-    pub(crate) deadline: OnceLock<Instant>,
+    pub(crate) deadline: Deadline,
     pub(crate) cancel: Arc<Cancel>,
 }
 
@@ -67,7 +124,7 @@ impl Context {
             is_last_attempt: self.is_last_attempt,
             last_execution: self.last_execution.clone(),
             item: Some(item),
-            deadline: OnceLock::new(),
+            deadline: Deadline::default(),
             cancel,
         }
     }
@@ -160,7 +217,23 @@ impl Context {
 
     /// When the time limit passes.
     pub fn deadline(&self) -> Option<Instant> {
-        self.deadline.get().copied()
+        self.deadline.at()
+    }
+
+    /// Extends the time limit of this execution, and returns the new deadline. `None` if there is no time limit, or if this execution must
+    /// stop already: then nothing changes.
+    ///
+    /// A deadline is moved to a year from now at most. In a bundle this is about the present item.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use recruiter_worker::Context;
+    /// let job = Context::for_tests().time_limit(Duration::from_secs(60)).build();
+    /// let first = job.deadline().unwrap();
+    /// assert_eq!(job.extend(Duration::from_secs(30)), Some(first + Duration::from_secs(30)));
+    /// ```
+    pub fn extend(&self, by: Duration) -> Option<Instant> {
+        if self.is_cancelled() { None } else { self.deadline.extend(by) }
     }
 
     /// Resolves when this execution should stop. [`Context::cancellation`] then returns the reason.
@@ -180,7 +253,7 @@ impl Context {
 
     /// Whether the time limit has passed. True also in code that never yields, where no timer runs.
     pub(crate) fn is_late(&self) -> bool {
-        self.deadline().is_some_and(|deadline| Instant::now() >= deadline)
+        self.deadline.passed().is_some()
     }
 
     /// Whether the worker has lost the job, see [`Cancellation::ClaimLost`]. Side effects should then be left to the next run.
@@ -209,6 +282,7 @@ pub struct ForTests {
     is_last_attempt: bool,
     item: Option<Item>,
     cancelled: Option<Cancellation>,
+    time_limit: Option<Duration>,
     tags: Vec<String>,
     urn: Option<String>,
     store: Option<Arc<Store>>,
@@ -263,6 +337,12 @@ impl ForTests {
         self
     }
 
+    /// Sets a time limit, which begins with [`ForTests::build`].
+    pub fn time_limit(mut self, limit: Duration) -> Self {
+        self.time_limit = Some(limit);
+        self
+    }
+
     /// The execution is already cancelled, for this reason.
     pub fn cancelled(mut self, why: Cancellation) -> Self {
         self.cancelled = Some(why);
@@ -288,6 +368,10 @@ impl ForTests {
         if let Some(why) = self.cancelled {
             cancel.cancel(why);
         }
+        let deadline = Deadline::default();
+        if let Some(limit) = self.time_limit {
+            deadline.begin(limit);
+        }
         Context {
             job: Arc::new(Job::try_from(job).expect("all that a job must have")),
             store: self.store,
@@ -295,7 +379,7 @@ impl ForTests {
             is_last_attempt: self.is_last_attempt,
             last_execution: None,
             item: self.item,
-            deadline: OnceLock::new(),
+            deadline,
             cancel,
         }
     }
@@ -383,5 +467,20 @@ mod tests {
         let job = Context::for_tests().tag("x").tag("y").urn("urn:z").build();
         assert_eq!((job.tags(), job.urn()), (["x".to_owned(), "y".to_owned()].as_slice(), Some("urn:z")));
         assert!(!Context::for_tests().build().is_cancelled());
+    }
+
+    #[test]
+    fn a_time_limit_is_extended_until_it_has_passed_and_never_overflows() {
+        let (second, job) = (Duration::from_secs(1), |limit| Context::for_tests().time_limit(limit).build());
+        let long = job(second * 60);
+        let begun = long.deadline().unwrap();
+        assert_eq!((long.extend(second), long.extend(second)), (Some(begun + second), Some(begun + second * 2)));
+        let latest = long.extend(Duration::MAX).expect("it is moved as far as possible");
+        assert!(latest > begun + LONGEST_EXTENSION / 2 && latest <= Instant::now() + LONGEST_EXTENSION);
+        assert!(long.extend(Duration::MAX).is_some_and(|at| at >= latest), "never earlier");
+        assert_eq!(job(Duration::ZERO).extend(second), None, "it has passed");
+        assert_eq!(job(Duration::MAX).extend(second), None, "it never passes");
+        assert_eq!(Context::for_tests().build().extend(second), None, "there is none");
+        assert_eq!(Context::for_tests().time_limit(second).cancelled(Cancellation::Requested).build().extend(second), None);
     }
 }

@@ -129,7 +129,7 @@ pub struct Worker {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Ended {
-    /// A stop was requested.
+    /// A stop was requested, by the caller or by an operator (`recruiter workers stop`).
     Stopped,
     /// The memory limit was reached, and the running jobs have ended. Start the process again.
     MemoryLimit,
@@ -224,7 +224,7 @@ impl Worker {
         self
     }
 
-    /// Runs jobs until a stop is requested or the memory limit is reached.
+    /// Runs jobs until a stop is requested, also from afar ([`common::workers`]), or the memory limit is reached.
     ///
     /// While MongoDB is away, the worker waits for it. It makes connections of its own, so that no traffic of the application delays its
     /// heartbeats. It sends nothing to the service manager of the process (`NOTIFY_SOCKET`).

@@ -114,6 +114,8 @@ pub enum NotDone {
         after: Option<Duration>,
         /// The reason, for the history.
         reason: Failure,
+        /// How often a job may be snoozed with this error class. The next time is a failure. `None` means without limit.
+        at_most: Option<u32>,
     },
     /// The execution could not begin, because the machine lacks a resource: open files, processes, memory. The job is released. The start
     /// does not count and has no entry in the history. The worker runs fewer jobs for a while.
@@ -135,7 +137,26 @@ impl NotDone {
 
     /// Snoozes the job: it runs again after this time, and this run does not count against the retry policy.
     pub fn snooze(after: Duration, class: impl Into<String>, message: impl Into<String>) -> Self {
-        Self::Snooze { after: Some(after), reason: Failure::new(class, message) }
+        Self::Snooze { after: Some(after), reason: Failure::new(class, message), at_most: None }
+    }
+
+    /// Limits how often a job may be snoozed: after so many executions that ended with the same error class, this one is a failure, and
+    /// the retry policy decides. It changes snoozes only.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use recruiter_worker::NotDone;
+    /// fn too_early() -> NotDone {
+    ///     NotDone::snooze(Duration::from_secs(60), "NotReady", "the report is not ready").at_most(20)
+    /// }
+    /// # assert_eq!(too_early().failure().class, "NotReady");
+    /// ```
+    #[must_use]
+    pub fn at_most(mut self, times: u32) -> Self {
+        if let Self::Snooze { at_most, .. } = &mut self {
+            *at_most = Some(times);
+        }
+        self
     }
 
     /// Stopped early, after [`Context::cancelled`] resolved, for example: "7 of 9 files are done". The reason of the cancellation decides

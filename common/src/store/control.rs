@@ -79,6 +79,26 @@ impl Store {
         self.still_waiting(jobs).await
     }
 
+    /// Changes waiting jobs: sets these fields. Returns the jobs that are waiting and have the new values.
+    ///
+    /// Filter: ids, unlocked. Index: `_id`. Invariant: I3, a started job is left to its holder; the start of a job that was read before
+    /// the change is refused if its date or its group has changed.
+    /// Loses for jobs that are running or archived.
+    pub async fn alter_if_unlocked(&self, jobs: &[JobId], set: Document) -> Result<HashSet<JobId>, StoreError> {
+        let scheduled = self.scheduled.clone();
+        let (unlocked, update) = (doc! { "_id": { "$in": jobs.to_vec() }, "locked": false }, doc! { "$set": set.clone() });
+        let altered = call("alter_if_unlocked", async move { scheduled.update_many(unlocked, update).await }).await?;
+        if altered.matched_count == jobs.len() as u64 {
+            return Ok(jobs.iter().copied().collect());
+        }
+        let scheduled = self.scheduled.clone();
+        let mut with_values = doc! { "_id": { "$in": jobs.to_vec() }, "locked": false };
+        with_values.extend(set);
+        let found: Vec<Document> =
+            call("altered", async move { scheduled.find(with_values).projection(doc! { "_id": 1 }).await?.try_collect().await }).await?;
+        Ok(found.iter().filter_map(id_of).collect())
+    }
+
     async fn still_waiting(&self, jobs: &[JobId]) -> Result<HashSet<JobId>, StoreError> {
         let scheduled = self.scheduled.clone();
         let unlocked = doc! { "_id": { "$in": jobs.to_vec() }, "locked": false };

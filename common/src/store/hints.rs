@@ -89,6 +89,8 @@ pub enum Hint {
     Settings,
     /// Jobs that are assigned ahead should be returned, because a pause covers them.
     Recall,
+    /// An operator has changed what is wanted of workers. Each worker reads its own document.
+    Control,
     /// A running job should be cancelled.
     Cancel {
         /// The id of the job.
@@ -130,6 +132,7 @@ impl Hint {
             | Self::Released { .. }
             | Self::Settings
             | Self::Recall
+            | Self::Control
             | Self::Cancel { .. }
             | Self::KeepAlive { .. } => {
                 vec![Cow::Borrowed(self)]
@@ -160,6 +163,7 @@ impl Hint {
             Self::Released { permits } => doc! { "kind": "released", "permits": permits.clone() },
             Self::Settings => doc! { "kind": "settings" },
             Self::Recall => doc! { "kind": "recall" },
+            Self::Control => doc! { "kind": "control" },
             Self::Cancel { job } => doc! { "kind": "cancel", "job": job },
             Self::KeepAlive { again_in } => {
                 doc! { "kind": "keep-alive", "again_in_ms": i64::try_from(again_in.as_millis()).unwrap_or(i64::MAX) }
@@ -202,6 +206,7 @@ impl Hint {
             }
             "settings" => Self::Settings,
             "recall" => Self::Recall,
+            "control" => Self::Control,
             "cancel" => Self::Cancel { job: document.get_object_id("job").ok()?.into() },
             "keep-alive" => Self::KeepAlive { again_in: Duration::from_millis(u64::try_from(document.get_i64("again_in_ms").ok()?).ok()?) },
             _ => return None,

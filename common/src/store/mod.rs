@@ -17,15 +17,17 @@
 //! | `not_kept` | the number of jobs that were deleted after their success |
 //! | `rescue` | jobs of dead workers; the sweep |
 //! | `expiry` | jobs that were not started in time |
-//! | `control` | cancel, hasten, retry, delete, prune |
+//! | `control` | cancel, hasten, change, retry, delete, prune |
 //! | `select`, `views` | lists, walks and statistics for people |
 //! | `schedulers` | schedules of periodic jobs |
 //! | `roster`, `lease` | one document for each worker; the recruiter's lease |
+//! | `wanted` | what operators want of workers |
 //! | `hints`, `ring` | the contents of hints; their publication and reading |
 //! | `session`, `batch`, `error` | transactions; batches; errors |
 //!
-//! Writers of a job: every enqueuer inserts. An unlocked job is written by a start, a change of its due date, a cancellation, its
-//! expiry, an enqueuer that replaces it, or the archiving of an invalid document. Each of these has `locked: false` in the filter. A locked job is written only by the holder of the
+//! Writers of a job: every enqueuer inserts. An unlocked job is written by a start, a change of its due date, priority or group, a
+//! cancellation, its expiry, an enqueuer that replaces it, or the archiving of an invalid document. Each of these has `locked: false` in
+//! the filter. A locked job is written only by the holder of the
 //! start, or by a cleaner after the holder's death.
 //!
 //! Repetition of failed calls:
@@ -66,6 +68,7 @@ mod settings;
 mod start;
 mod unique;
 mod views;
+mod wanted;
 
 use std::{
     collections::HashSet,

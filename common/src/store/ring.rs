@@ -60,7 +60,7 @@ impl Listener {
         match self {
             Self::Recruiter => doc! {},
             Self::Worker(worker, _) => {
-                doc! { "$or": [{ format!("pairs.{worker}"): { "$exists": true } }, { "kind": { "$in": ["cancel", "recall", "keep-alive"] } }] }
+                doc! { "$or": [{ format!("pairs.{worker}"): { "$exists": true } }, { "kind": { "$in": ["cancel", "control", "recall", "keep-alive"] } }] }
             }
         }
     }
@@ -141,8 +141,8 @@ impl Store {
             | Hint::Left { .. }
             | Hint::Released { .. }
             | Hint::Settings => self.publish_to_leader(hint).await,
-            Hint::Assigned { .. } | Hint::Recall | Hint::Cancel { .. } | Hint::KeepAlive { .. } => {
-                if matches!(hint, Hint::Cancel { .. }) {
+            Hint::Assigned { .. } | Hint::Recall | Hint::Control | Hint::Cancel { .. } | Hint::KeepAlive { .. } => {
+                if matches!(hint, Hint::Cancel { .. } | Hint::Control) {
                     // The leader passes it on to the workers that are connected to it. It must come from the database: who can only read
                     // the secret must not cancel jobs.
                     self.publish_in("signals", hint).await?;
@@ -263,7 +263,7 @@ impl Store {
                     let document = Document::try_from(&*document).unwrap_or_default();
                     *seen = document.get_timestamp("at").ok().or(*seen);
                     if let Some(hint) = Hint::from_document(&document) {
-                        if matches!((listener, &hint), (Listener::Recruiter, Hint::Cancel { .. })) {
+                        if matches!((listener, &hint), (Listener::Recruiter, Hint::Cancel { .. } | Hint::Control)) {
                             self.relay.pass_on(&hint);
                             continue;
                         }

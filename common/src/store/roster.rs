@@ -28,6 +28,7 @@ use crate::{
     ids::{JobId, LeaseTerm, RoundId, WorkerId},
     instant::Instant,
     roster::{self, AvailableWorker, Channel, ProcessIdentity, RegisteredWorker, WorkOn},
+    workers::Request,
 };
 
 /// Maximum number of job ids in one piece of the assignment map. A single map for all workers would be written into
@@ -125,6 +126,8 @@ pub enum HeartbeatReply {
         assignment: Option<roster::Assignment>,
         /// Number of free slots that the document offers.
         offered: u32,
+        /// What an operator wants of the worker.
+        request: Option<Request>,
     },
     /// The document is deleted or being retired: this worker was declared dead.
     Retired,
@@ -396,7 +399,8 @@ impl Store {
             roster
                 .find_one_and_update(filter, vec![doc! { "$set": set }])
                 .projection(
-                    doc! { "last_seen_at": 1, "available": 1, "free": 1, "round": 1, "permits": 1, format!("assigned_to.{worker}"): 1 },
+                    doc! { "last_seen_at": 1, "available": 1, "free": 1, "round": 1, "permits": 1, "wanted": 1, "wanted_by": 1, "wanted_at": 1,
+                    format!("assigned_to.{worker}"): 1 },
                 )
                 .return_document(ReturnDocument::After)
                 .await
@@ -406,7 +410,8 @@ impl Store {
             Some(document) => {
                 let at = document.get_datetime("last_seen_at").map_or_else(|_| self.now(), |at| at.to_chrono());
                 self.clock.observe(at, asked);
-                HeartbeatReply::Seen { at, assignment: roster::assignment_in(worker, &document), offered: roster::offered_in(&document) }
+                let (assignment, offered) = (roster::assignment_in(worker, &document), roster::offered_in(&document));
+                HeartbeatReply::Seen { at, assignment, offered, request: Request::of(&document) }
             }
             None => HeartbeatReply::Retired,
         })

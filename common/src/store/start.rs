@@ -80,6 +80,8 @@ impl Start {
 pub struct ToStart {
     /// The job.
     pub job: JobId,
+    /// Its group when it was read: the limit of the group admitted it.
+    pub group: String,
     /// Its number of starts when it was read.
     pub attempts: u32,
     /// Its due date when it was read.
@@ -163,8 +165,8 @@ impl Store {
     /// Locks those of these jobs that are still unlocked and due, and have as many starts as when they were read. Returns a claim
     /// for each job that this start has locked.
     ///
-    /// Filter: id, unlocked, same attempts, the same `scheduled_at` (if the jobs have few dates), due by the server's clock, before the end of
-    /// the worker's lease by that clock, and within the interval of the permit. Of a job that expires: before its `expires_at`. Of a unique
+    /// Filter: id, unlocked, same attempts, one of the groups that these jobs had, the same `scheduled_at` (if the jobs have few dates), due by
+    /// the server's clock, before the end of the worker's lease by that clock, and within the interval of the permit. Of a job that expires: before its `expires_at`. Of a unique
     /// job: its content was not replaced since it was read.
     /// Update: one command, acknowledged by a majority; jobs with the same verdict, attempts, date and conditions share a statement.
     /// Index: `_id`; `permits` refuses a permit that another running job has. Invariant: I3 and I5: each start has its own id, and MongoDB
@@ -218,28 +220,40 @@ impl Store {
     }
 }
 
+/// Jobs that share a statement: they are like the first of them.
+struct Alike<'a> {
+    first: &'a ToStart,
+    due: Option<Instant>,
+    ids: Vec<JobId>,
+    groups: BTreeSet<&'a str>,
+}
+
 /// One statement for each combination of verdict, number of earlier starts, conditions and, if there are few, due date. Usually there is
 /// only one.
 fn start_command(start: &Start, jobs: &[ToStart]) -> Document {
     let dates: BTreeSet<Instant> = jobs.iter().map(|job| job.due).collect();
     let date = |job: &ToStart| (dates.len() <= MOST_DATES).then_some(job.due);
-    let mut alike: Vec<(&ToStart, Option<Instant>, Vec<JobId>)> = Vec::new();
+    let mut alike: Vec<Alike<'_>> = Vec::new();
     for job in jobs {
         let due = date(job);
-        let is_alike = |(other, date, _): &&mut (&ToStart, Option<Instant>, Vec<JobId>)| {
+        let is_alike = |alike: &&mut Alike<'_>| {
+            let (other, date) = (alike.first, alike.due);
             // A refused permit ends its statement, so a limited job has a statement of its own.
             let is_limited = other.permit.is_some() || job.permit.is_some();
             !is_limited
-                && (other.attempts, *date, other.conditions) == (job.attempts, due, job.conditions)
+                && (other.attempts, date, other.conditions) == (job.attempts, due, job.conditions)
                 && other.if_worker_dies == job.if_worker_dies
         };
         match alike.iter_mut().find(is_alike) {
-            Some((.., ids)) => ids.push(job.job),
-            None => alike.push((job, due, vec![job.job])),
+            Some(alike) => {
+                alike.ids.push(job.job);
+                alike.groups.insert(&job.group);
+            }
+            None => alike.push(Alike { first: job, due, ids: vec![job.job], groups: BTreeSet::from([job.group.as_str()]) }),
         }
     }
     let lease_until = bson::DateTime::from_chrono(start.lease_until);
-    let statement = |(job, due, ids): (&ToStart, Option<Instant>, Vec<JobId>)| {
+    let statement = |Alike { first: job, due, ids, groups }: Alike<'_>| {
         let (attempts, permit) = (job.attempts, job.permit.as_ref());
         // A job enqueued from another language may have no `attempts`.
         let attempts_read = if attempts == 0 {
@@ -261,6 +275,7 @@ fn start_command(start: &Start, jobs: &[ToStart]) -> Document {
             "_id": { "$in": ids },
             "locked": false,
             "attempts": attempts_read,
+            "group": { "$in": groups.into_iter().collect::<Vec<_>>() },
             "$expr": { "$and": conditions },
         };
         if let Some(replaced) = job.conditions.replaced {

@@ -1,4 +1,4 @@
-//! `recruiter jobs retry`, `cancel` and `delete`, for jobs given by id and for all jobs that match a filter.
+//! `recruiter jobs retry`, `change`, `cancel` and `delete`, for jobs given by id and for all jobs that match a filter.
 //!
 //! The library has the rules of each change ([`recruiter_common::control`]). This file has the arguments and the
 //! output.
@@ -6,6 +6,7 @@
 use std::{
     io::{IsTerminal, Write},
     ops::ControlFlow,
+    time::Duration,
 };
 
 use anyhow::{anyhow, bail};
@@ -13,12 +14,13 @@ use bson::doc;
 use clap::{Args, builder::BoolishValueParser};
 use indicatif::{ProgressBar, ProgressStyle};
 use recruiter_common::{
-    control::{Change, Changed, Control, Refusal, Report},
+    control::{Alteration, Change, Changed, Control, Refusal, Report},
     exit::Exit,
     ids::JobId,
     instant::Instant,
+    job::Priority,
     shutdown::Shutdown,
-    spec::id_of_text,
+    spec::{duration_of_text, id_of_text, instant_of_text},
     store::{ConnectArgs, ConnectError, JobFilter, Store},
 };
 
@@ -43,6 +45,16 @@ Examples:
       make jobs that wait for a later date due now
   recruiter jobs retry --all --yes
       retry all failed jobs; after an interruption, repeat the command to continue";
+
+pub(crate) const ALTER_EXAMPLES: &str = "\
+Changes the waiting jobs with these ids, or all waiting jobs that match the filters. A job that has
+started meanwhile is left to its worker.
+
+Examples:
+  recruiter jobs change --class mail --group bulk --priority 9 --dry-run
+  recruiter jobs change --group mail --to-group mail-slow --yes
+  recruiter jobs change --tag import --after 2h --yes
+  recruiter jobs change 65a1b2c3d4e5f60718293a4b --at 2030-01-31T18:00:00Z";
 
 pub(crate) const CANCEL_EXAMPLES: &str = "\
 Cancels the jobs with these ids, or all unfinished jobs that match the filters.
@@ -83,25 +95,73 @@ pub(crate) struct ChangeArgs {
     filter: FilterArgs,
 }
 
+/// The new values of waiting jobs.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "New values")]
+pub(crate) struct NewValues {
+    /// New priority from 0 to 9, higher first
+    #[arg(long, env = "RECRUITER_JOBS_CHANGE_PRIORITY", value_name = "0-9", allow_negative_numbers = true, value_parser = clap::value_parser!(u8).range(0..=9))]
+    priority: Option<u8>,
+    /// New group
+    #[arg(long, env = "RECRUITER_JOBS_CHANGE_TO_GROUP", value_name = "GROUP")]
+    to_group: Option<String>,
+    /// New instant at which the jobs are due, for example 2030-01-31T18:00:00Z
+    #[arg(long, env = "RECRUITER_JOBS_CHANGE_AT", value_name = "INSTANT", value_parser = instant_of_text, conflicts_with = "after")]
+    at: Option<Instant>,
+    /// New delay from now on, for example 5m or 1h 30m
+    #[arg(long, env = "RECRUITER_JOBS_CHANGE_AFTER", value_name = "DURATION", value_parser = duration_of_text)]
+    after: Option<Duration>,
+}
+
+impl NewValues {
+    fn alteration(&self, now: Instant) -> anyhow::Result<Alteration> {
+        let later = |delay| {
+            let later = chrono::TimeDelta::from_std(delay).ok().and_then(|delay| now.checked_add_signed(delay));
+            // A date that cannot be stored is refused with the reason.
+            later.unwrap_or(Instant::MAX_UTC)
+        };
+        let at = self.at.or_else(|| self.after.map(later));
+        Alteration::new(self.priority.and_then(Priority::new), self.to_group.clone(), at).map_err(usage)
+    }
+}
+
+/// A change that may depend on the present time.
+pub(crate) enum Intent {
+    /// This change.
+    Plain(Change),
+    /// New values, with a date or a delay.
+    NewValues(NewValues),
+}
+
+impl Intent {
+    fn at(&self, now: Instant) -> anyhow::Result<Change> {
+        match self {
+            Self::Plain(change) => Ok(change.clone()),
+            Self::NewValues(values) => values.alteration(now).map(Change::Alter),
+        }
+    }
+}
+
 /// Changes the jobs given by id, or all that match.
 ///
 /// # Errors
 /// When the arguments contradict each other, MongoDB cannot be used, or a job cannot be changed.
 pub(crate) async fn run(
     args: ChangeArgs,
-    change: Change,
+    intent: Intent,
     connect: &ConnectArgs,
     shutdown: &mut Shutdown,
     out: &mut impl Write,
 ) -> anyhow::Result<()> {
     let said = args.filter.clone().at(Instant::UNIX_EPOCH);
+    let change = &intent.at(Instant::UNIX_EPOCH)?;
     let filtered = !said.is_empty();
     if !args.ids.is_empty() {
         if args.all || filtered || said.state.is_some() {
             return Err(usage("job ids cannot be combined with filters or --all; use one of them"));
         }
         let store = connected(args.dry_run, connect).await?;
-        return change_named(&args, change, &store, out).await;
+        return change_named(&args, &intent.at(store.now())?, &store, out).await;
     }
     if args.all && filtered {
         return Err(usage("--all cannot be combined with filters, except --state"));
@@ -115,6 +175,7 @@ pub(crate) async fn run(
         return Err(usage("no terminal to ask for confirmation on: add --yes to make the changes, or --dry-run to report them"));
     }
     let store = connected(args.dry_run, connect).await?;
+    let change = &intent.at(store.now())?;
     let filter = args.filter.clone().at(store.now()).narrowed_to(change).map_err(usage)?;
     if asks {
         let counted = walk(&store, change, true, &filter, shutdown, |_, _| Ok(())).await?;
@@ -171,7 +232,7 @@ async fn connected(dry_run: bool, connect: &ConnectArgs) -> Result<Store, Connec
 }
 
 /// Changes each job separately. A failed job does not stop the others.
-async fn change_named(args: &ChangeArgs, change: Change, store: &Store, out: &mut impl Write) -> anyhow::Result<()> {
+async fn change_named(args: &ChangeArgs, change: &Change, store: &Store, out: &mut impl Write) -> anyhow::Result<()> {
     let mut refused = 0;
     for (job, changed) in Control::new(store, args.dry_run).change(change, &args.ids).await? {
         let failed = matches!(changed, Changed::Refused(_));
@@ -195,7 +256,7 @@ async fn change_named(args: &ChangeArgs, change: Change, store: &Store, out: &mu
 /// batch.
 async fn walk(
     store: &Store,
-    change: Change,
+    change: &Change,
     dry_run: bool,
     filter: &JobFilter,
     shutdown: &Shutdown,
@@ -244,17 +305,19 @@ async fn is_confirmed(question: String, shutdown: &mut Shutdown) -> anyhow::Resu
     }
 }
 
-fn imperative(change: Change) -> &'static str {
+fn imperative(change: &Change) -> &'static str {
     match change {
         Change::Retry { .. } => "Retry",
+        Change::Alter(_) => "Change",
         Change::Cancel => "Cancel",
         Change::Delete => "Delete",
     }
 }
 
-fn participle(change: Change) -> &'static str {
+fn participle(change: &Change) -> &'static str {
     match change {
         Change::Retry { .. } => "retried",
+        Change::Alter(_) => "changed",
         Change::Cancel => "cancelled",
         Change::Delete => "deleted",
     }
@@ -267,15 +330,17 @@ fn is_failure(changed: &Changed) -> bool {
 
 /// Number of jobs that matched but were not changed.
 fn left_alone(report: &Report) -> u64 {
-    ["already-due", "retried-before", "changed-meanwhile", "refused"].into_iter().map(|word| report.count(word)).sum()
+    ["already-due", "unchanged", "retried-before", "changed-meanwhile", "refused"].into_iter().map(|word| report.count(word)).sum()
 }
 
 /// Counts of the outcomes, as text.
-fn summary(change: Change, report: &Report) -> String {
+fn summary(change: &Change, report: &Report) -> String {
     let said = [
         ("enqueued-again", "enqueued again"),
         ("due-now", "due now"),
         ("already-due", "due already"),
+        ("changed", "changed"),
+        ("unchanged", "unchanged, because they have these values"),
         ("cancelled", "cancelled"),
         ("asked", "running, cancellation requested"),
         ("deleted", "deleted"),
@@ -310,6 +375,8 @@ fn message(changed: &Changed, dry_run: bool) -> String {
         Changed::EnqueuedAgain { new: None, why } => format!("was archived as {}, would be enqueued again", printable(why.as_str(), 80)),
         Changed::DueNow { instead_of } => format!("{} now instead of {}", by("due", "would be due"), moment(*instead_of)),
         Changed::AlreadyDue { since } => format!("has already been due since {}", moment(*since)),
+        Changed::Altered => by("changed", "would be changed"),
+        Changed::Unchanged => "has these values already".into(),
         Changed::Cancelled => by("was not running; archived as cancelled", "is not running; would be archived as cancelled"),
         Changed::CancelRequested => by("is running; cancellation requested", "is running; its cancellation would be requested"),
         Changed::Deleted => by("deleted", "would be deleted"),

@@ -1,4 +1,4 @@
-//! `recruiter jobs`: lists jobs, shows one with its history, and retries, cancels or deletes jobs. The changes are in
+//! `recruiter jobs`: lists jobs, shows one with its history, and retries, changes, cancels or deletes jobs. The changes are in
 //! `change`.
 
 use std::io::Write;
@@ -23,7 +23,7 @@ use recruiter_common::{
 };
 
 use super::{
-    change::{self, CANCEL_EXAMPLES, ChangeArgs, DELETE_EXAMPLES, RETRY_EXAMPLES},
+    change::{self, ALTER_EXAMPLES, CANCEL_EXAMPLES, ChangeArgs, DELETE_EXAMPLES, Intent, NewValues, RETRY_EXAMPLES},
     exit::{or_stopped, usage},
     filter::{FilterArgs, check_reason},
     output::{Column, Format, Row, Screen, apart, briefly_apart, json_line, moment, printable, table},
@@ -82,6 +82,15 @@ enum JobsCommand {
         #[arg(long)]
         again: bool,
     },
+    /// Change waiting jobs: another priority, group or due date
+    #[command(after_help = ALTER_EXAMPLES)]
+    Change {
+        // Before the filters, whose heading applies to all arguments after them.
+        #[command(flatten)]
+        values: NewValues,
+        #[command(flatten)]
+        change: ChangeArgs,
+    },
     /// Cancel jobs: archive a waiting job without running it, or stop a running job
     #[command(after_help = CANCEL_EXAMPLES)]
     Cancel(ChangeArgs),
@@ -110,13 +119,14 @@ struct ListArgs {
 /// # Errors
 /// When MongoDB cannot be used, when a job does not exist, or when its state does not allow the change.
 pub(super) async fn run(args: JobsArgs, connect: &ConnectArgs, mut shutdown: Shutdown, out: &mut impl Write) -> anyhow::Result<()> {
-    let (args, change) = match args.command {
+    let (args, change): (ChangeArgs, Intent) = match args.command {
         JobsCommand::List(args) => return or_stopped(shutdown, list(args, connect, out)).await,
         JobsCommand::Show { id, format } => return or_stopped(shutdown, show(id, format, connect, out)).await,
         JobsCommand::Why { id, format } => return or_stopped(shutdown, super::why::run(id, format, connect, out)).await,
-        JobsCommand::Retry { change, again } => (change, Change::Retry { again }),
-        JobsCommand::Cancel(args) => (args, Change::Cancel),
-        JobsCommand::Delete(args) => (args, Change::Delete),
+        JobsCommand::Retry { change, again } => (change, Intent::Plain(Change::Retry { again })),
+        JobsCommand::Change { values, change } => (change, Intent::NewValues(values)),
+        JobsCommand::Cancel(args) => (args, Intent::Plain(Change::Cancel)),
+        JobsCommand::Delete(args) => (args, Intent::Plain(Change::Delete)),
     };
     change::run(args, change, connect, &mut shutdown, out).await
 }

@@ -224,15 +224,18 @@ pub(super) fn write_holders(holders: &[(String, JobId)], out: &mut impl Write) -
 pub(super) async fn pause(args: PauseArgs, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
     let PauseArgs { paused, reason, by } = args;
     let store = Store::connect(connect.clone(), "recruiter pause").await?;
-    let by = by.unwrap_or_else(|| {
-        let user = std::env::var("USER").or_else(|_| std::env::var("LOGNAME")).unwrap_or_else(|_| "unknown".into());
-        format!("{user}@{}", nix::unistd::gethostname().map_or_else(|_| "unknown".into(), |host| host.to_string_lossy().into_owned()))
-    });
+    let by = by.unwrap_or_else(this_operator);
     if limits::pause(&store, &paused, &by, reason.as_deref()).await? {
         Ok(writeln!(out, "paused {}: its jobs wait, and running jobs continue", printable(&paused.to_string(), 256))?)
     } else {
         Ok(writeln!(out, "{} was paused before; `recruiter pauses` shows by whom", printable(&paused.to_string(), 256))?)
     }
+}
+
+/// The user and the host.
+pub(super) fn this_operator() -> String {
+    let user = std::env::var("USER").or_else(|_| std::env::var("LOGNAME")).unwrap_or_else(|_| "unknown".into());
+    format!("{user}@{}", nix::unistd::gethostname().map_or_else(|_| "unknown".into(), |host| host.to_string_lossy().into_owned()))
 }
 
 /// Ends a pause.

@@ -5,12 +5,13 @@
 //! |---|---|
 //! | `enqueue` | `enqueue`: one job, or a file of jobs |
 //! | `jobs` | `jobs list`, `jobs show` |
-//! | `change` | `jobs retry`, `cancel`, `delete` |
+//! | `change` | `jobs retry`, `change`, `cancel`, `delete` |
 //! | `groups` | `groups list`, `groups set`: the settings of groups |
 //! | `filter` | which jobs a command is about |
 //! | `limits` | `limits`, `pause`, `resume`, `pauses` |
 //! | `why` | `jobs why`: why a job does not run |
 //! | `roster` | `roster`: workers |
+//! | `workers` | `workers quiet`, `resume`, `stop` |
 //! | `stats` | `stats`: queue depth, throughput, latency |
 //! | `schedules` | `schedules list`, `show`, `apply`, `pause`, `resume`, `run`, `remove` |
 //! | `schedules_file` | the file of `schedules apply` |
@@ -32,6 +33,7 @@ mod schedules;
 mod schedules_file;
 mod stats;
 mod why;
+mod workers;
 
 use std::{ffi::OsString, io::Write};
 
@@ -127,7 +129,7 @@ enum Command {
     /// Enqueue one job, or many from a file, and write their ids
     #[command(after_help = ENQUEUE_EXAMPLES)]
     Enqueue(Box<enqueue::EnqueueArgs>),
-    /// List, show, retry, cancel and delete jobs
+    /// List, show, retry, change, cancel and delete jobs
     Jobs(Box<jobs::JobsArgs>),
     /// List, set and remove the limits of resources: how many jobs run at a time, how often they start
     Limits(limits::LimitsArgs),
@@ -143,6 +145,8 @@ enum Command {
     Groups(groups::GroupsArgs),
     /// List workers, and show which recruiter leads
     Roster(roster::RosterArgs),
+    /// Quiet, resume and stop workers, on any machine
+    Workers(workers::WorkersArgs),
     /// Show queue depth, throughput and latency
     Stats(stats::StatsArgs),
     /// Run MongoDB and a complete Recruiter on this machine, for development
@@ -193,6 +197,7 @@ impl Config {
             | Command::Pauses(_)
             | Command::Schedules(_)
             | Command::Roster(_)
+            | Command::Workers(_)
             | Command::Stats(_) => self.log.clone().quietly(),
         }
     }
@@ -225,6 +230,7 @@ impl Config {
             Command::Schedules(args) => schedules::run(*args, connect, shutdown, out).await,
             Command::Groups(args) => or_stopped(shutdown, groups::run(args, connect, out)).await,
             Command::Roster(args) => or_stopped(shutdown, roster::run(args, connect, out)).await,
+            Command::Workers(args) => or_stopped(shutdown, workers::run(args, connect, out)).await,
             Command::Stats(args) => or_stopped(shutdown, stats::run(args, connect, out)).await,
             #[cfg(feature = "dev")]
             Command::Dev(args) => dev::run(args, &self.log, shutdown, out).await,

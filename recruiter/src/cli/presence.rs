@@ -12,6 +12,7 @@ use recruiter_common::{
     instant::Instant,
     roster::WorkOn,
     store::{Store, StoreError, lossy},
+    workers::Request,
 };
 use serde_json::{Value, json};
 
@@ -85,6 +86,8 @@ pub(crate) struct Worker {
     pub(crate) is_retired: bool,
     /// Time since its last heartbeat, if that is longer than its lease.
     pub(crate) silent_for: Option<TimeDelta>,
+    /// What an operator wants of it.
+    pub(crate) request: Option<Request>,
     /// Its lease: the longest expected time between two heartbeats.
     pub(crate) lease: TimeDelta,
 }
@@ -104,6 +107,7 @@ impl Worker {
             policies: texts("policies"),
             is_retired: document.get_bool("retired").unwrap_or(false),
             silent_for,
+            request: Request::of(&document),
             lease,
             document,
         }
@@ -147,12 +151,19 @@ impl Workers {
             return Some("no worker is running".into());
         }
         let with_class: Vec<&Worker> = living.filter(|worker| worker.classes.iter().any(|known| known == class)).collect();
+        let able: Vec<&&Worker> = with_class.iter().filter(|worker| worker.works_on(group)).collect();
+        let (class, group) = (printable(class, 80), printable(group, 80));
         if with_class.is_empty() {
-            Some(format!("no running worker has the class `{}`", printable(class, 80)))
-        } else if with_class.iter().any(|worker| worker.works_on(group)) {
-            None
+            Some(format!("no running worker has the class `{class}`"))
+        } else if able.is_empty() {
+            Some(format!("no running worker that has the class `{class}` works on the group `{group}`"))
+        } else if able.iter().all(|worker| worker.request.is_some()) {
+            Some(format!(
+                "every running worker that has the class `{class}` and works on the group `{group}` is quiet or stops \
+                 (`recruiter workers resume` ends the quiet)"
+            ))
         } else {
-            Some(format!("no running worker that has the class `{}` works on the group `{}`", printable(class, 80), printable(group, 80)))
+            None
         }
     }
 }
@@ -179,6 +190,11 @@ mod tests {
         let dead = workers(vec![doc! { "classes": ["a"], "work_on": "*", "last_seen_at": seen(1), "retired": true }]);
         check(&dead, "a", "g", Some("no worker is running"));
         check(&Workers::default(), "a", "g", Some("no worker is running"));
+        let quiet = doc! { "classes": ["a"], "work_on": "*", "last_seen_at": seen(1), "lease_ms": 20_000, "wanted": "quiet" };
+        let reason = workers(vec![quiet.clone()]).why_nobody_takes("a", "g").unwrap();
+        assert!(reason.contains("is quiet or stops"), "{reason}");
+        let other = Document::from_iter(quiet.clone().into_iter().filter(|(field, _)| field != "wanted"));
+        check(&workers(vec![quiet, other]), "a", "g", None);
         check(&workers(vec![doc! {}]), "a", "g", Some("no running worker has the class `a`"));
     }
 

@@ -8,6 +8,7 @@ use clap::Args;
 use recruiter_common::{
     instant::Instant,
     store::{ConnectArgs, Store},
+    workers::Wanted,
 };
 
 use super::{
@@ -83,6 +84,8 @@ fn row(worker: &Worker, now: Instant) -> Row {
         _ if !is_worker => ("malformed", Some(AnsiColor::Red)),
         _ if worker.is_retired => ("dead", Some(AnsiColor::Red)),
         _ if worker.silent_for.is_some() => ("silent", Some(AnsiColor::Yellow)),
+        _ if worker.request.as_ref().is_some_and(|request| request.wanted == Wanted::Stop) => ("stopping", Some(AnsiColor::Yellow)),
+        _ if worker.request.is_some() => ("quiet", Some(AnsiColor::Yellow)),
         Ok(true) => ("available", Some(AnsiColor::Green)),
         _ => ("busy", Some(AnsiColor::Cyan)),
     };
@@ -109,7 +112,12 @@ fn row(worker: &Worker, now: Instant) -> Row {
     let listed = |names: &[String]| printable(&names.join(", "), 1_000);
     let classes = if worker.classes.is_empty() { "no classes".into() } else { format!("classes {}", listed(&worker.classes)) };
     let policies = worker.policies.as_deref().map(|policies| format!("; retry policies {}", listed(policies))).unwrap_or_default();
-    let below = format!("on {}; {}; {classes}{policies}", printable(&works_on, 200), text("version", 16));
+    let request = worker.request.as_ref().map(|request| {
+        let since = request.at.map_or_else(String::new, |at| format!(", {} ago", briefly_apart(at, now)));
+        format!("{} wanted by {}{since}; ", request.wanted.as_str(), printable(&request.by, 80))
+    });
+    let request = request.unwrap_or_default();
+    let below = format!("{request}on {}; {}; {classes}{policies}", printable(&works_on, 200), text("version", 16));
     Row { cells, colour: colour.map(|colour| (STATE, colour)), below: Some(below) }
 }
 
@@ -154,6 +162,13 @@ mod tests {
             ["silent", "-:-", "-/-", "0", "21s ago"],
             "on all groups; -; no classes",
         );
+        let asked = |wanted: &str| {
+            doc! { "available": false, "work_on": "*", "last_seen_at": seen(1), "lease_ms": 20_000, "wanted": wanted, "wanted_by": "ada",
+            "wanted_at": seen(60) }
+        };
+        check(asked("quiet"), ["quiet", "-:-", "-/-", "0", "1s ago"], "quiet wanted by ada, 1m ago; on all groups; -; no classes");
+        check(asked("stop"), ["stopping", "-:-", "-/-", "0", "1s ago"], "stop wanted by ada, 1m ago; on all groups; -; no classes");
+        check(asked("rest"), ["busy", "-:-", "-/-", "0", "1s ago"], "on all groups; -; no classes");
     }
 
     #[test]

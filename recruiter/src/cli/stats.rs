@@ -20,7 +20,9 @@ use serde_json::{Value, json};
 use super::{
     output::{Column, Format, Row, Screen, moment, printable, table},
     presence::{Leader, Workers},
+    why::{Why, explain},
 };
+use crate::leader::admission::Admission;
 
 /// Period for which finished jobs are read.
 const WINDOW: TimeDelta = TimeDelta::minutes(1);
@@ -59,6 +61,8 @@ pub(super) async fn run(args: StatsArgs, connect: &ConnectArgs, out: &mut impl W
     let lanes = store.first_lanes(waiting.keys().cloned(), LANES).await?;
     let are_all = lanes.len() < LANES;
     let policies = workers.unknown_policies(store.policies_of_due_jobs(&lanes, SAMPLE).await?);
+    let admission = Admission::seen_from_outside(store.settings().await?, &store.held_permits().await?);
+    let held: Vec<Held> = lanes.iter().filter_map(|lane| Held::of(lane, &admission, now)).collect();
     let pairs: BTreeSet<(String, String)> = lanes.into_iter().map(|Lane { group, class, .. }| (group, class)).collect();
     let untaken: Vec<Untaken> = pairs.into_iter().filter_map(|pair| Untaken::of(pair, &workers)).collect();
     let statistics = Statistics::of(now, &waiting, &running, &finished, &not_kept);
@@ -66,10 +70,12 @@ pub(super) async fn run(args: StatsArgs, connect: &ConnectArgs, out: &mut impl W
         let mut json = statistics.to_json();
         json["leader"] = leader.to_json();
         json["untaken"] = untaken.iter().map(|kind| json!({ "group": kind.group, "class": kind.class, "reason": kind.reason })).collect();
+        json["held"] = held.iter().map(Held::to_json).collect();
         json["unknown_policies"] = json!(policies);
         return Ok(writeln!(out, "{json}")?);
     }
     statistics.write(out, Screen::of_stdout())?;
+    write_held(out, &held)?;
     write_untaken(out, &untaken, &policies, are_all)?;
     Ok(writeln!(out, "{}", leader.line())?)
 }
@@ -87,6 +93,42 @@ impl Untaken {
         let reason = workers.why_nobody_takes(&class, &group)?;
         Some(Self { group, class, reason })
     }
+}
+
+/// A lane whose due jobs a pause or a limit holds back.
+#[derive(Clone, Debug)]
+struct Held {
+    lane: Lane,
+    name: &'static str,
+    text: String,
+}
+
+impl Held {
+    fn of(lane: &Lane, admission: &Admission, now: Instant) -> Option<Self> {
+        let Why { name, text, .. } = explain(&admission.why(lane, now)?, now);
+        Some(Self { lane: lane.clone(), name, text })
+    }
+
+    fn to_json(&self) -> Value {
+        let Lane { group, class, gate, .. } = &self.lane;
+        json!({ "group": group, "class": class, "gate": gate, "reason": self.name, "text": self.text })
+    }
+}
+
+/// Writes each reason once, with the groups of the jobs that wait for it.
+fn write_held(out: &mut impl Write, held: &[Held]) -> std::io::Result<()> {
+    let mut reasons: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+    for held in held {
+        reasons.entry(&held.text).or_default().insert(&held.lane.group);
+    }
+    for (text, groups) in reasons.iter().take(REASONS) {
+        let groups: Vec<&str> = groups.iter().copied().collect();
+        writeln!(out, "jobs wait in {}: {text}", printable(&groups.join(", "), 80))?;
+    }
+    if let Some(more @ 1..) = reasons.len().checked_sub(REASONS) {
+        writeln!(out, "jobs wait: {more} more pauses or limits; --json lists them")?;
+    }
+    Ok(())
 }
 
 /// Writes each reason once.

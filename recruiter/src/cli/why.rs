@@ -26,11 +26,11 @@ use crate::leader::admission::{Admission, Reason};
 const HOLDERS: usize = 10;
 
 /// Why a job does not run.
-struct Why {
+pub(super) struct Why {
     /// A name for programs.
-    name: &'static str,
+    pub(super) name: &'static str,
     /// One or two sentences for people: the reason, and what to do.
-    text: String,
+    pub(super) text: String,
     /// The jobs that hold the permits of a full resource.
     holders: Vec<(String, JobId)>,
 }
@@ -113,7 +113,11 @@ async fn why_due(store: &Store, job: &Job, at: Instant, now: Instant) -> anyhow:
         admission.set_without_permit(&job.group, store.running_without_permit(&job.group).await?);
     }
     if let Some(reason) = admission.why(&lane, now) {
-        return explain(store, &reason, now).await;
+        let why = explain(&reason, now);
+        return Ok(match &reason {
+            Reason::Full { resource, .. } => Why { holders: store.permit_holders(resource, HOLDERS).await?, ..why },
+            Reason::Paused(..) | Reason::Undefined(_) | Reason::Invalid(_) | Reason::Rate { .. } => why,
+        });
     }
     let takes = |worker: &&super::presence::Worker| {
         let has_class = worker.classes.contains(&job.class);
@@ -146,9 +150,9 @@ async fn head_of_line(store: &Store, job: &Job) -> anyhow::Result<Option<JobId>>
 }
 
 /// A refusal of admission in words.
-async fn explain(store: &Store, reason: &Reason, now: Instant) -> anyhow::Result<Why> {
+pub(super) fn explain(reason: &Reason, now: Instant) -> Why {
     let quoted = |name: &str| format!("`{}`", printable(name, 80));
-    Ok(match reason {
+    match reason {
         Reason::Paused(paused, pause) => {
             let what = printable(&paused.to_string(), 80);
             Why::new("paused", format!("{what} is {}; `recruiter resume {what}` ends the pause", explained(pause, now)))
@@ -165,10 +169,10 @@ async fn explain(store: &Store, reason: &Reason, now: Instant) -> anyhow::Result
         Reason::Full { resource, capacity } => {
             let limit = described(recruiter_common::Limit { capacity: Some(*capacity), rate: None });
             let text = format!("{} is full: {limit}; it waits for one of these jobs to end", quoted(resource));
-            Why { holders: store.permit_holders(resource, HOLDERS).await?, ..Why::new("limit-full", text) }
+            Why::new("limit-full", text)
         }
         Reason::Rate { resource, until } => {
             Why::new("rate", format!("the rate of {} allows the next start in {}", quoted(resource), apart(now, *until)))
         }
-    })
+    }
 }

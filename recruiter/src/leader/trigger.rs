@@ -74,7 +74,7 @@ impl Trigger {
             Hint::Seed => self.full_scan = true,
             Hint::Released { permits } => self.released.extend(permits),
             Hint::Settings => self.settings = true,
-            Hint::Assigned { .. } | Hint::Recall | Hint::Cancel { .. } | Hint::KeepAlive { .. } => {}
+            Hint::Assigned { .. } | Hint::Recall | Hint::Control | Hint::Cancel { .. } | Hint::KeepAlive { .. } => {}
         }
     }
 }

@@ -96,7 +96,7 @@ impl Executable for Step {
             How::Fail => Err(NotDone::failed("broken", "as it was told")),
             How::FailOnce if job.attempt() == 1 => Err(NotDone::failed("broken", "as it was told")),
             How::TryAgain if job.attempt() == 1 => {
-                Err(NotDone::Snooze { after: Some(Duration::from_millis(50)), reason: Failure::new("early", "not yet") })
+                Err(NotDone::Snooze { after: Some(Duration::from_millis(50)), reason: Failure::new("early", "not yet"), at_most: None })
             }
             How::FailOnce | How::TryAgain => Ok(None),
             How::GiveUp => Err(NotDone::GiveUp(Failure::new("hopeless", "for ever"))),

@@ -9,6 +9,7 @@ mod builtins;
 mod bundles;
 mod cleaner;
 mod cli;
+mod control;
 mod demo;
 mod dev;
 mod distribution;

@@ -139,7 +139,7 @@ async fn a_key_is_free_when_its_scope_ends() {
     finish(&store, &start_one(&store, first.id).await).await;
     let second = enqueue(&store, finished()).await;
     assert!(second.is_new);
-    assert_eq!(Control::new(&store, false).change(Change::Cancel, &[second.id]).await.unwrap()[0].1, Changed::Cancelled);
+    assert_eq!(Control::new(&store, false).change(&Change::Cancel, &[second.id]).await.unwrap()[0].1, Changed::Cancelled);
     let third = enqueue(&store, finished().keep(Keep::Failures)).await;
     assert!(third.is_new);
     finish(&store, &start_one(&store, third.id).await).await;
@@ -174,15 +174,15 @@ async fn a_period_ends_by_its_date_and_not_with_its_job() {
     let indexes: Vec<Document> = indexes.try_collect().await.unwrap();
     assert!(indexes.iter().any(|index| index.contains_key("expireAfterSeconds")), "MongoDB deletes them");
     // A job that never started does not keep its key.
-    assert_eq!(Control::new(&store, false).change(Change::Cancel, &[second.id]).await.unwrap()[0].1, Changed::Cancelled);
+    assert_eq!(Control::new(&store, false).change(&Change::Cancel, &[second.id]).await.unwrap()[0].1, Changed::Cancelled);
     let third = enqueue(&store, of_period()).await;
     assert!(third.is_new);
     // A job that was cancelled after a start does.
     reschedule(&store, &start_one(&store, third.id).await).await;
-    Control::new(&store, false).change(Change::Cancel, &[third.id]).await.unwrap();
+    Control::new(&store, false).change(&Change::Cancel, &[third.id]).await.unwrap();
     assert_eq!(enqueue(&store, of_period()).await, duplicate_of(third));
     // Deletion from the archive changes nothing.
-    Control::new(&store, false).change(Change::Delete, &[third.id]).await.unwrap();
+    Control::new(&store, false).change(&Change::Delete, &[third.id]).await.unwrap();
     assert_eq!(enqueue(&store, of_period()).await, duplicate_of(third));
 }
 
@@ -333,7 +333,7 @@ async fn a_running_job_has_one_successor_that_starts_after_its_end() {
     assert_eq!(count(&database, "scheduled", doc! {}).await, 2);
     // It is not due, and an operator does not make it so by mistake.
     assert!(read(store, &[successor]).await[0].due().unwrap() > store.now() + TimeDelta::days(365));
-    let changed = Control::new(store, false).change(Change::Retry { again: false }, &[successor]).await.unwrap();
+    let changed = Control::new(store, false).change(&Change::Retry { again: false }, &[successor]).await.unwrap();
     assert!(matches!(&changed[0].1, Changed::Refused(Refusal::WaitsForAnother { key }) if key == "k"), "{changed:?}");
     assert_eq!(store.release_successors(&["k".into()]).await.unwrap(), 0, "the other one has not ended");
     assert_eq!(store.release_orphaned_successors().await.unwrap(), 0);
@@ -606,7 +606,7 @@ async fn a_dead_letter_keeps_its_key_when_it_is_retried() {
         assert_eq!(store.archive(&mut CommitSession::default(), &[end]).await.unwrap(), [Recorded::Yes]);
         held.0.id
     };
-    let retry = async |id: JobId| Control::new(&store, false).change(Change::Retry { again: true }, &[id]).await.unwrap().remove(0).1;
+    let retry = async |id: JobId| Control::new(&store, false).change(&Change::Retry { again: true }, &[id]).await.unwrap().remove(0).1;
     let finished = failed(Unique::by_key("f")).await;
     let other = enqueue(&store, keyed(1, Unique::by_key("f"))).await.id;
     assert_eq!(retry(finished).await, Changed::Refused(Refusal::KeyIsTaken));

@@ -1,7 +1,7 @@
 //! One attempt at a job: context, run, verdict, record, hooks.
 
 use std::{
-    sync::{Arc, OnceLock},
+    sync::Arc,
     time::{Duration, Instant as Monotonic},
 };
 
@@ -25,7 +25,7 @@ use super::{
     verdict::{Verdict, verdict},
 };
 use crate::{
-    context::{Cancel, Cancellation, Context},
+    context::{Cancel, Cancellation, Context, Deadline},
     panics::guarded,
     registry::{Ready, decode},
     workable::{Done, NotDone},
@@ -142,7 +142,7 @@ impl Attempt {
             is_last_attempt: self.is_last_attempt,
             last_execution: self.previous.clone(),
             item: None,
-            deadline: OnceLock::new(),
+            deadline: Deadline::default(),
             cancel: self.cancel.clone(),
         })
     }

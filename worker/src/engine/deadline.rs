@@ -2,13 +2,7 @@
 //!
 //! A panic of a workable is caught here. Code of users that runs outside of a workable goes through [`panics`](crate::panics).
 
-use std::{
-    future::poll_fn,
-    panic::AssertUnwindSafe,
-    sync::Arc,
-    task::Poll,
-    time::{Duration, Instant as Monotonic},
-};
+use std::{future::poll_fn, panic::AssertUnwindSafe, sync::Arc, task::Poll, time::Duration};
 
 use futures_util::FutureExt as _;
 use recruiter_common::{
@@ -20,7 +14,7 @@ use tokio_util::task::AbortOnDropHandle;
 use tracing::Instrument as _;
 
 use crate::{
-    context::{Cancel, Cancellation, Context},
+    context::{Cancellation, Context},
     panics,
     registry::Ready,
     workable::{Done, NotDone},
@@ -36,17 +30,17 @@ type Caught = std::thread::Result<Result<Done, NotDone>>;
 ///
 /// An execution that never waits ends in this task. Every other execution gets its own task, so that it can be aborted.
 pub(crate) async fn execute(workable: Arc<dyn Ready>, context: &Arc<Context>, limit: Option<Duration>) -> Result<Done, NotDone> {
-    if let Some(deadline) = limit.and_then(|limit| Monotonic::now().checked_add(limit)) {
-        let _ = context.deadline.set(deadline);
+    if let Some(limit) = limit {
+        context.deadline.begin(limit);
     }
     let (blocks, stops_within) = (workable.blocks(), workable.stops_within());
     let mut execution = {
         let context = context.clone();
         let in_time = async move {
             let ended = workable.execute(&context).await;
-            match limit {
+            match context.deadline.passed() {
                 // The workable returned after its deadline without yielding, so that no timer ran.
-                Some(limit) if context.is_late() && context.cancel.why().is_none() => Err(timed_out(limit)),
+                Some(limit) if context.cancel.why().is_none() => Err(timed_out(limit)),
                 _ => ended,
             }
         };
@@ -57,7 +51,7 @@ pub(crate) async fn execute(workable: Arc<dyn Ready>, context: &Arc<Context>, li
         Poll::Ready(ended) => without_panic(Ok(ended)),
         Poll::Pending => {
             let task = AbortOnDropHandle::new(tokio::spawn(execution));
-            watch(task, &context.cancel, limit, blocks, stops_within).boxed().await
+            watch(task, context, blocks, stops_within).boxed().await
         }
     }
 }
@@ -65,21 +59,15 @@ pub(crate) async fn execute(workable: Arc<dyn Ready>, context: &Arc<Context>, li
 /// Waits for the end of an execution. Cancels it when its time limit passes, and aborts it when it does not stop in time.
 async fn watch(
     mut task: AbortOnDropHandle<Caught>,
-    cancel: &Cancel,
-    limit: Option<Duration>,
+    context: &Context,
     blocks: bool,
     stops_within: Option<Duration>,
 ) -> Result<Done, NotDone> {
-    let limit_passed = async {
-        match limit {
-            Some(limit) => pause(limit).await,
-            None => std::future::pending().await,
-        }
-    };
+    let cancel = &context.cancel;
     tokio::select! {
         biased;
         ended = &mut task => return without_panic(ended),
-        () = limit_passed => cancel.cancel(Cancellation::TimeLimit),
+        () = context.deadline.pass() => cancel.cancel(Cancellation::TimeLimit),
         () = cancel.cancelled() => {}
     }
     let ended = if blocks {
@@ -98,7 +86,7 @@ async fn watch(
             }
         }
     };
-    match (cancel.why(), limit) {
+    match (cancel.why(), context.deadline.passed()) {
         (Some(Cancellation::TimeLimit), Some(limit)) => Err(timed_out(limit)),
         _ => ended,
     }

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use recruiter_common::instant::Instant;
 
-use super::{deadline, dependencies::Dependencies, lease::Lease, recorder::Recorder, table::Table};
+use super::{deadline, dependencies::Dependencies, lease::Lease, recorder::Recorder, snooze, table::Table};
 use crate::{
     context::Context,
     event::WorkerEvent,
@@ -26,7 +26,7 @@ pub(crate) struct Environment {
 impl Environment {
     /// Executes a job or an item within its limits.
     pub(crate) async fn execute(&self, workable: Arc<dyn Ready>, context: &Arc<Context>, limit: Option<Duration>) -> Result<Done, NotDone> {
-        let ended = deadline::execute(workable, context, limit).await;
+        let ended = snooze::capped(deadline::execute(workable, context, limit).await, &context.job);
         if let Err(NotDone::NoResources(failure)) = &ended {
             self.table.note_shortage(&failure.message);
         }

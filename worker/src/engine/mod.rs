@@ -17,6 +17,7 @@
 //! | `attempt` | context, run, verdict, record, hooks |
 //! | `bundle`, `items` | many items in one job, on the same parts |
 //! | `deadline` | limits, cancellation, panics |
+//! | `snooze` | the cap of snoozes |
 //! | `verdict` | what is recorded about an end: a pure function |
 //! | `events` | the events and the log line of an attempt |
 //! | `recorder` | writes ends and item progress in batches |
@@ -47,6 +48,7 @@ mod session;
 mod shortage;
 mod skipped;
 mod slots;
+mod snooze;
 mod startable;
 mod starts;
 mod table;
@@ -61,6 +63,7 @@ use recruiter_common::{
     shutdown::{Shutdown, pause},
     store::StoreError,
     telemetry::chain,
+    workers::Request,
 };
 
 use self::{
@@ -77,9 +80,10 @@ const REGISTER_AGAIN_AFTER: Duration = Duration::from_secs(1);
 /// # Errors
 /// When a task of a session panics.
 pub(crate) async fn run(dependencies: Arc<Dependencies>, mut shutdown: Shutdown) -> Result<Ended, WorkerError> {
+    let mut request = None;
     loop {
         dependencies.watchdog.progress();
-        match run_session(dependencies.clone(), &mut shutdown).await {
+        match run_session(dependencies.clone(), &mut request, &mut shutdown).await {
             Ok(SessionEnd::Stopped) => return Ok(Ended::Stopped),
             Ok(SessionEnd::MemoryLimit) => return Ok(Ended::MemoryLimit),
             Ok(SessionEnd::Broken) => return Err(WorkerError::Panicked("a task of this worker")),
@@ -96,11 +100,27 @@ pub(crate) async fn run(dependencies: Arc<Dependencies>, mut shutdown: Shutdown)
     }
 }
 
-/// Runs one session to its end. If the first offer of slots fails, the worker leaves the roster as after a stop.
-async fn run_session(dependencies: Arc<Dependencies>, shutdown: &mut Shutdown) -> Result<SessionEnd, StoreError> {
+/// Runs one session to its end. If the first offer of slots fails, the worker leaves the roster as after a stop. `request` is what an
+/// operator wanted of the last session. A worker that was declared dead and returns stays quiet.
+async fn run_session(
+    dependencies: Arc<Dependencies>,
+    request: &mut Option<Request>,
+    shutdown: &mut Shutdown,
+) -> Result<SessionEnd, StoreError> {
     let mut session = Session::register(dependencies).await?;
-    let offered = session.offer_slots().await;
-    let end = if offered.is_ok() { session.run_jobs(shutdown).await } else { SessionEnd::Stopped };
-    let end = drain::drain(session, end, shutdown).await;
+    let offered = async {
+        if let Some(request) = request.clone() {
+            session.stay_quiet(request).await?;
+        }
+        session.offer_slots().await
+    };
+    let offered = offered.await;
+    let wanted = if offered.is_ok() { session.run_jobs(shutdown).await } else { SessionEnd::Stopped };
+    if offered.is_ok() {
+        request.clone_from(&session.request);
+    }
+    let end = drain::drain(session, wanted, shutdown).await;
+    // A worker that was to stop does not return.
+    let end = if (wanted, end) == (SessionEnd::Stopped, SessionEnd::Retired) { SessionEnd::Stopped } else { end };
     offered.map(|()| end)
 }

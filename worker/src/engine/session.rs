@@ -14,6 +14,7 @@ use recruiter_common::{
     shutdown::{Shutdown, pause},
     store::{CommitSession, Hint, Hints, Listener, Registration, Store, StoreError},
     telemetry::chain,
+    workers::{Request, Wanted},
 };
 use tokio::{sync::mpsc, task::JoinHandle};
 
@@ -61,6 +62,8 @@ pub(crate) struct Session {
     /// The recorder's task. It ends when all its senders are dropped.
     pub(crate) recording: JoinHandle<()>,
     pub(crate) beating: JoinHandle<()>,
+    /// The last request of an operator that was obeyed.
+    pub(crate) request: Option<Request>,
 }
 
 /// What wakes the session.
@@ -117,13 +120,13 @@ impl Session {
         let leader = Leader::new(config.heartbeat);
         let environment = Arc::new(Environment { dependencies, table: slots.table(), lease, recorder });
         let work = Work::new(id, environment.clone(), slots);
-        Ok(Self { id, environment, work, leader, hints, news, recording, beating })
+        Ok(Self { id, environment, work, leader, hints, news, recording, beating, request: None })
     }
 
     /// Offers the slots of this worker to the recruiter.
     pub(crate) async fn offer_slots(&self) -> Result<(), StoreError> {
         let capacity = self.config().concurrency;
-        self.store().make_available(self.id, self.work.slots.count_free()).await?;
+        self.store().make_available(self.id, self.work.offer().slots).await?;
         self.store().announce_hint(Hint::Free).await;
         let classes = self.dependencies().registry.classes().collect::<Vec<_>>().join(",");
         tracing::info!(worker.id = %self.id, worker.capacity = capacity, classes, "ready for work");
@@ -155,7 +158,11 @@ impl Session {
                 Event::TaskPanicked | Event::News(None) => return SessionEnd::Broken,
                 Event::News(Some(News::Retired)) => return SessionEnd::Retired,
                 Event::Timer => {}
-                Event::News(Some(News::Alive { at, assignment, offered })) => {
+                Event::News(Some(News::Alive { at, assignment, offered, request })) => {
+                    // The heartbeat may be older than the last read.
+                    if wanted(&request) != wanted(&self.request) {
+                        self.read_request().await;
+                    }
                     self.work.turn.compare(assignment.as_ref(), offered, self.work.offer().slots);
                     if self.work.intake.release_unconfirmed(at).await {
                         self.work.turn.mark_outdated();
@@ -173,6 +180,7 @@ impl Session {
                 }
                 Event::Hint(Hint::Cancel { job }) => self.cancel(job),
                 Event::Hint(Hint::Recall) => self.work.recall(),
+                Event::Hint(Hint::Control) => self.read_request().await,
                 // The recruiter has sent every earlier assignment before this keep-alive.
                 Event::Hint(Hint::KeepAlive { again_in }) => {
                     self.leader.note_hint();
@@ -195,12 +203,54 @@ impl Session {
                     }
                 }
             }
+            if self.is_stopped_by_operator() {
+                return SessionEnd::Stopped;
+            }
             self.work.report().await;
             if let Some(limit) = self.config().memory_limit.filter(|limit| memory::resident() > *limit) {
                 tracing::warn!(limit, resident = memory::resident(), "the memory limit is reached: taking no more jobs");
                 return SessionEnd::MemoryLimit;
             }
         }
+    }
+
+    /// Reads what an operator wants, and does it.
+    async fn read_request(&mut self) {
+        match self.store().wanted(self.id).await {
+            Ok(request) => self.obey(request),
+            Err(error) => tracing::debug!(error = chain(&error), "failed to read what an operator wants"),
+        }
+        self.progress();
+    }
+
+    /// Does what an operator wants, if it is not what was wanted before.
+    fn obey(&mut self, request: Option<Request>) {
+        if wanted(&self.request) == wanted(&request) {
+            return;
+        }
+        match &request {
+            None => tracing::info!(worker.id = %self.id, "an operator has resumed this worker: taking jobs again"),
+            Some(Request { wanted: Wanted::Quiet, by, .. }) => {
+                tracing::info!(worker.id = %self.id, by, "an operator has made this worker quiet: taking no jobs until it is resumed");
+            }
+            Some(Request { wanted: Wanted::Stop, by, .. }) => {
+                tracing::info!(worker.id = %self.id, by, "an operator has stopped this worker");
+                self.dependencies().notifier.stopping();
+            }
+        }
+        self.work.set_quiet(request.is_some());
+        self.request = request;
+    }
+
+    fn is_stopped_by_operator(&self) -> bool {
+        self.request.as_ref().is_some_and(|request| request.wanted == Wanted::Stop)
+    }
+
+    /// Makes a new session quiet, as the last one of this process was.
+    pub(crate) async fn stay_quiet(&mut self, request: Request) -> Result<(), StoreError> {
+        self.store().ask_worker(self.id, request.wanted, &request.by).await?;
+        self.obey(Some(request));
+        Ok(())
     }
 
     fn wakes_in(&self) -> Duration {
@@ -242,6 +292,10 @@ impl Session {
             tracing::info!(job.id = %job, "cancelling a running job");
         }
     }
+}
+
+fn wanted(request: &Option<Request>) -> Option<Wanted> {
+    request.as_ref().map(|request| request.wanted)
 }
 
 /// Lets other tasks run for a moment. If several jobs end at the same time, one start then fills their slots.

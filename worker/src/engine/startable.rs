@@ -64,7 +64,15 @@ impl Startable {
     pub(crate) fn to_start(&self, now: Instant) -> ToStart {
         let Self { job, if_worker_dies, permit, .. } = self;
         let (due, if_worker_dies, permit) = (job.due().unwrap_or(now), if_worker_dies.clone(), permit.clone());
-        ToStart { job: job.id, attempts: job.attempts, due, if_worker_dies, permit, conditions: job.as_ref().into() }
+        ToStart {
+            job: job.id,
+            group: job.group.clone(),
+            attempts: job.attempts,
+            due,
+            if_worker_dies,
+            permit,
+            conditions: job.as_ref().into(),
+        }
     }
 
     /// The job as the start has stored it.

@@ -97,7 +97,7 @@ pub(crate) fn verdict(
         (Err(not_done), Some(Cancellation::MemoryLimit)) => {
             by_policy(Failure { class: failure::MEMORY_LIMIT.into(), ..not_done.failure().clone() })
         }
-        (Err(NotDone::Snooze { after, reason }), _) => {
+        (Err(NotDone::Snooze { after, reason, .. }), _) => {
             let delay = || match policy.decide(&uncounted(history), &reason, now) {
                 Decision::RetryAfter(delay) => delay,
                 Decision::Archive(_) => SNOOZED_FOR,
@@ -144,8 +144,10 @@ mod tests {
         let once = RetryManyTimes::new(1, Duration::from_secs(60)).expect("valid");
         let failed = || Err(NotDone::failed("exit:1", ""));
         let stopped = || Err(NotDone::Stopped(Failure::new("x", "")));
-        let snoozed =
-            |after: Option<u64>| Err(NotDone::Snooze { after: after.map(Duration::from_secs), reason: Failure::new("exit:75", "") });
+        let snoozed = |after: Option<u64>| {
+            let reason = Failure::new("exit:75", "");
+            Err(NotDone::Snooze { after: after.map(Duration::from_secs), reason, at_most: None })
+        };
         assert_eq!(check(1, &never, Ok(Done::default()), None), "archive done ");
         assert_eq!(check(1, &never, failed(), None), "archive not-scheduled-by-retry-policy exit:1");
         assert_eq!(check(1, &once, failed(), None), "retry exit:1 +60 Failed");

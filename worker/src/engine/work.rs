@@ -28,6 +28,9 @@ use super::{
     turn::Turn,
 };
 
+/// Time after which a report is repeated that must precede a hint about returned jobs.
+const RETURN_AGAIN_AFTER: Duration = Duration::from_millis(50);
+
 /// The jobs of a session, from their assignment on.
 pub(crate) struct Work {
     worker: WorkerId,
@@ -44,6 +47,8 @@ pub(crate) struct Work {
     has_skipped_jobs: bool,
     /// Jobs that were assigned ahead, and that the next hint returns.
     returning: Vec<JobId>,
+    /// An operator wants this worker to take no jobs. Running jobs continue.
+    is_quiet: bool,
 }
 
 impl Work {
@@ -60,6 +65,7 @@ impl Work {
             skipped: SkippedJobs::default(),
             has_skipped_jobs: false,
             returning: Vec::new(),
+            is_quiet: false,
         }
     }
 
@@ -69,16 +75,23 @@ impl Work {
     pub(crate) fn offer(&self) -> Offer {
         let prefetched = self.prefetch.jobs().chain(self.slots.table().reserved()).collect();
         let working_on = self.slots.table().working_on();
-        Offer { slots: self.free_slots(), prefetch: self.prefetch.room(self.slots.count_free()), prefetched, working_on }
+        let prefetch = if self.is_quiet { 0 } else { self.prefetch.room(self.slots.count_free()) };
+        Offer { slots: self.free_slots(), prefetch, prefetched, working_on }
     }
 
-    /// The free slots that remain after the queued jobs.
+    /// The free slots that remain after the queued jobs. A quiet worker has none.
     fn free_slots(&self) -> u32 {
+        if self.is_quiet {
+            return 0;
+        }
         self.slots.count_free().saturating_sub(self.prefetch.count())
     }
 
-    /// The time until the first queued job must be returned.
+    /// The time until the first queued job must be returned, or until the report that precedes a return is repeated.
     pub(crate) fn returns_in(&self) -> Option<Duration> {
+        if !self.returning.is_empty() {
+            return Some(RETURN_AGAIN_AFTER);
+        }
         self.prefetch.overdue_at().map(|at| at.saturating_duration_since(Monotonic::now()))
     }
 
@@ -86,6 +99,11 @@ impl Work {
     pub(crate) async fn take(&mut self, assignment: Option<Assignment>) {
         let Some(Assignment { mut jobs, permits, .. }) = assignment.and_then(|assignment| self.turn.begin(assignment)) else { return };
         jobs.retain(|job| !self.slots.holds(*job) && !self.prefetch.holds(*job));
+        if self.is_quiet {
+            // They were assigned before the recruiter could know.
+            self.returning.extend(jobs);
+            return;
+        }
         self.environment.dependencies.watchdog.progress();
         match self.intake.read(&jobs, permits).await {
             Ok(startable) => {
@@ -223,6 +241,17 @@ impl Work {
         let queued = self.prefetch.next(usize::MAX);
         self.returning.extend(queued.iter().map(Startable::id));
         self.name_prefetched();
+    }
+
+    /// Sets whether this worker takes jobs. A quiet worker offers nothing and returns its queued jobs. Starts on their way continue.
+    pub(crate) fn set_quiet(&mut self, is_quiet: bool) {
+        if self.is_quiet != is_quiet {
+            self.is_quiet = is_quiet;
+            self.turn.mark_outdated();
+            if is_quiet {
+                self.recall();
+            }
+        }
     }
 
     /// Returns every queued job. The caller has withdrawn the offer before.

@@ -31,7 +31,6 @@ use nix::{
 };
 use recruiter_common::{
     failure::{self, Failure},
-    job::{Execution, Job},
     shutdown::pause,
 };
 use tokio::{
@@ -154,7 +153,7 @@ impl Invocation {
         let status = group.leader.wait().await?;
         match status.code() {
             Some(0) => Ok(Done { result: output.into_result() }),
-            Some(TRY_AGAIN) => Err(self.try_again(job, errors.into_failure(&self.settings.path, status))),
+            Some(TRY_AGAIN) => Err(self.try_again(errors.into_failure(&self.settings.path, status))),
             _ => Err(NotDone::Failed(errors.into_failure(&self.settings.path, status))),
         }
     }
@@ -187,18 +186,10 @@ impl Invocation {
         group.kill();
     }
 
-    /// The outcome of exit code 75: a snooze, or a failure when the job has reached the limit of the class.
-    fn try_again(&self, job: &Context, reason: Failure) -> NotDone {
-        let limit = self.settings.try_again_limit;
-        if times_tried_again(&job.job) < u64::from(limit) {
-            return NotDone::Snooze { after: self.settings.try_again_after, reason };
-        }
-        let message = format!("{} (snoozed {limit} times, the limit of this class)", reason.message);
-        let failure = Failure::new(reason.class, message);
-        NotDone::Failed(match reason.trace {
-            Some(trace) => failure.with_trace(trace),
-            None => failure,
-        })
+    /// The outcome of exit code 75: a snooze, up to the limit of the class.
+    fn try_again(&self, reason: Failure) -> NotDone {
+        let Settings { try_again_after, try_again_limit, .. } = *self.settings;
+        NotDone::Snooze { after: try_again_after, reason, at_most: Some(try_again_limit) }
     }
 
     fn command(&self, job: &Context) -> Command {
@@ -249,16 +240,6 @@ impl Invocation {
         };
         NotDone::failed("spawn", format!("cannot start `{program}`: {error}; {advice}, or correct the workables file"))
     }
-}
-
-/// How often this job has exited with 75. Executions that the history has dropped are assumed to have the same share of them as those
-/// that it kept.
-fn times_tried_again(job: &Job) -> u64 {
-    let class = format!("exit:{TRY_AGAIN}");
-    let asked = |execution: &&Execution| execution.class.as_ref() == Some(&class);
-    let count = |number: usize| u64::try_from(number).unwrap_or(u64::MAX);
-    let (asked, kept) = (count(job.executions.iter().filter(asked).count()), count(job.executions.len()));
-    asked + (u64::from(job.executions_dropped) * asked).checked_div(kept).unwrap_or(0)
 }
 
 /// Whether a program could not be started because the machine lacks a resource.
@@ -366,26 +347,20 @@ async fn drain(from: Option<impl AsyncRead + Unpin>, mut keep: impl FnMut(&[u8])
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use std::{fs, os::unix::ffi::OsStringExt, path::Path, sync::OnceLock};
+    use std::{fs, os::unix::ffi::OsStringExt, path::Path};
 
     use bson::{Binary, doc, spec::BinarySubtype};
     use recruiter_common::{ids::JobId, job::Job};
 
     use super::*;
+    use crate::context::Deadline;
 
     pub(crate) fn context() -> Arc<Context> {
         context_of_attempt(1)
     }
 
     pub(crate) fn context_of_attempt(attempt: u32) -> Arc<Context> {
-        context_of(attempt, &[], 0)
-    }
-
-    /// Of a job whose earlier executions ended with these error classes.
-    fn context_of(attempt: u32, ended_with: &[&str], dropped: u32) -> Arc<Context> {
         let job = doc! {
-            "executions": ended_with.iter().map(|class| doc! { "class": class }).collect::<Vec<_>>(),
-            "executions_dropped": dropped,
             "_id": JobId::new(),
             "locked": false,
             "group": "generic",
@@ -400,7 +375,7 @@ pub(crate) mod tests {
             is_last_attempt: false,
             last_execution: None,
             item: None,
-            deadline: OnceLock::new(),
+            deadline: Deadline::default(),
             cancel: Arc::default(),
         })
     }
@@ -519,7 +494,9 @@ pub(crate) mod tests {
         check(sh("kill -KILL $$").await, "signal:SIGKILL", "`/bin/sh` was killed by SIGKILL without output on standard error", None);
         check(sh("echo >&2 dying; kill -TERM $$").await, "signal:SIGTERM", "`/bin/sh` was killed by SIGTERM: dying", Some("dying\n"));
         check(sh("kill -40 $$").await, "signal:40", "`/bin/sh` was killed by 40 without output on standard error", None);
-        let Err(NotDone::Snooze { after, reason }) = sh("echo busy >&2; exit 75").await else { panic!("not to be tried again") };
+        let Err(NotDone::Snooze { after, reason, at_most: Some(3) }) = sh("echo busy >&2; exit 75").await else {
+            panic!("not to be tried again")
+        };
         assert_eq!(
             (after, reason.class.as_str(), reason.message.as_str()),
             (Some(Duration::from_secs(60)), "exit:75", "`/bin/sh` exited with 75: busy")
@@ -631,7 +608,7 @@ pub(crate) mod tests {
         assert!(has("RECRUITER_JOB_CLASS=test") && has("RECRUITER_JOB_GROUP=generic"), "{variables}");
         assert!(has("RECRUITER_ATTEMPT=1") && has("RECRUITER_IS_LAST_ATTEMPT=false"), "{variables}");
         assert!(!variables.contains("RECRUITER_TIME_LIMIT_MS"), "{variables}");
-        job.deadline.set(Instant::now() + Duration::from_secs(60)).unwrap();
+        job.deadline.begin(Duration::from_secs(60));
         let variables = text(environment.decode(Bson::Null).unwrap().execute(&job).await);
         let left = variables.lines().find_map(|line| line.strip_prefix("RECRUITER_TIME_LIMIT_MS=")).unwrap();
         assert!((50_000..=60_000).contains(&left.parse().unwrap()), "{left}");
@@ -735,31 +712,6 @@ pub(crate) mod tests {
         let directory = tempfile::tempdir().unwrap();
         ended_by(HOUR, HEARS, directory.path(), |job| job.cancel.cancel(Cancellation::ClaimLost)).await;
         assert!(!directory.path().join("heard").exists(), "the job may run elsewhere: no TERM that it could take its time for");
-    }
-
-    #[tokio::test]
-    async fn a_program_may_ask_to_be_tried_again_only_so_often() {
-        let check = async |ended_with: &[&str], dropped: u32, again: bool| {
-            let invocation = program(&["sh", "-c", "echo busy >&2; exit 75"]).decode(Bson::Null).unwrap();
-            match invocation.execute(&context_of(9, ended_with, dropped)).await {
-                Err(NotDone::Snooze { .. }) => assert!(again, "{ended_with:?} {dropped}"),
-                Err(NotDone::Failed(failure)) => {
-                    assert!(!again, "{ended_with:?} {dropped}");
-                    let expected = "`/bin/sh` exited with 75: busy (snoozed 3 times, the limit of this class)";
-                    assert_eq!((failure.class.as_str(), failure.message.as_str()), ("exit:75", expected));
-                    assert_eq!(failure.trace.as_deref(), Some("busy\n"));
-                }
-                other => panic!("{other:?}"),
-            }
-        };
-        check(&[], 0, true).await;
-        check(&["exit:75", "exit:75"], 0, true).await;
-        check(&["exit:75", "interrupted", "exit:75", "exit:1"], 0, true).await;
-        check(&["exit:75", "exit:75", "exit:75"], 0, false).await;
-        check(&["exit:75", "exit:75"], 1, false).await;
-        check(&["exit:75", "exit:1"], 3, true).await;
-        check(&["exit:75", "exit:1"], 4, false).await;
-        check(&["exit:1", "exit:1"], 400, true).await;
     }
 
     #[tokio::test]

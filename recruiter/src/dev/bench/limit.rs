@@ -106,6 +106,7 @@ async fn burn_down(store: Store, group: String) -> anyhow::Result<u64> {
         let verdict = IfWorkerDies::Archive(FinishReason::WORKER_DIED);
         let planned = |job: &JobId| ToStart {
             job: *job,
+            group: lane.group.clone(),
             attempts: 0,
             due: dates[job],
             if_worker_dies: verdict.clone(),

@@ -1,0 +1,155 @@
+//! `recruiter workers`: quiets, resumes and stops workers from afar.
+//!
+//! The library has the rules ([`recruiter_common::workers`]). This file has the arguments and the output.
+
+use std::io::Write;
+
+use anyhow::{anyhow, bail};
+use bson::doc;
+use clap::{Args, Subcommand, builder::BoolishValueParser};
+use recruiter_common::{
+    ids::WorkerId,
+    store::{ConnectArgs, Store},
+    workers::{self, Answer, Asked, Chosen, WorkerChange},
+};
+
+use super::{
+    exit::usage,
+    limits::this_operator,
+    output::{Format, json_line, printable},
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  recruiter workers quiet --host web-3
+      workers on this machine take no more jobs; running jobs continue
+  recruiter workers resume --host web-3
+  recruiter workers stop 65a1b2c3d4e5f60718293a4b
+      this worker drains as after TERM, and exits with code 0
+  recruiter workers stop --all --dry-run";
+
+/// The arguments of `workers`.
+#[derive(Args, Clone, Debug)]
+#[command(arg_required_else_help = true, after_help = EXAMPLES)]
+pub(super) struct WorkersArgs {
+    #[command(subcommand)]
+    command: WorkersCommand,
+}
+
+#[derive(Subcommand, Clone, Debug)]
+enum WorkersCommand {
+    /// Take no more jobs until a resume: running jobs continue, and jobs that were assigned ahead are returned
+    Quiet(ChosenArgs),
+    /// Let quiet workers take jobs again
+    Resume(ChosenArgs),
+    /// Drain as after TERM, and end
+    Stop(ChosenArgs),
+}
+
+/// The workers, and how to change them.
+#[derive(Args, Clone, Debug)]
+struct ChosenArgs {
+    /// Ids of the workers, from `recruiter roster`
+    #[arg(value_name = "ID", value_parser = worker_of_text)]
+    ids: Vec<WorkerId>,
+    /// All workers on the machine with this name
+    #[arg(long, env = "RECRUITER_WORKERS_HOST", value_name = "HOST", conflicts_with = "all")]
+    host: Option<String>,
+    /// All workers
+    #[arg(long)]
+    all: bool,
+    /// Who makes the request [default: the user and the host]
+    #[arg(long, env = "RECRUITER_WORKERS_BY", value_name = "NAME")]
+    by: Option<String>,
+    /// Dry run: report the changes without making them
+    #[arg(long, env = "RECRUITER_DRY_RUN", value_parser = BoolishValueParser::new())]
+    dry_run: bool,
+    #[command(flatten)]
+    format: Format,
+}
+
+fn worker_of_text(text: &str) -> Result<WorkerId, String> {
+    text.parse().map_err(|_| format!("`{text:.80}` is not the id of a worker (24 hexadecimal digits); `recruiter roster` lists them"))
+}
+
+impl ChosenArgs {
+    fn chosen(&self) -> anyhow::Result<Chosen> {
+        match (self.ids.is_empty(), &self.host, self.all) {
+            (false, None, false) => Ok(Chosen::Ids(self.ids.clone())),
+            (true, Some(host), false) => Ok(Chosen::Host(host.clone())),
+            (true, None, true) => Ok(Chosen::All),
+            (true, None, false) => Err(usage("name the workers: by ids, by --host, or by --all")),
+            _ => Err(usage("ids, --host and --all cannot be combined; use one of them")),
+        }
+    }
+}
+
+/// Quiets, resumes or stops workers.
+///
+/// # Errors
+/// When no worker is chosen, a worker cannot be changed, or MongoDB cannot be used.
+pub(super) async fn run(args: WorkersArgs, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
+    let (change, args) = match args.command {
+        WorkersCommand::Quiet(args) => (WorkerChange::Quiet, args),
+        WorkersCommand::Resume(args) => (WorkerChange::Resume, args),
+        WorkersCommand::Stop(args) => (WorkerChange::Stop, args),
+    };
+    let chosen = args.chosen()?;
+    let name = "recruiter workers";
+    // A database that is not set up has no workers, and stays as it is.
+    let asking = Store::connect_to_ask(connect, name).await?;
+    let store = if args.dry_run { asking } else { Store::connect(connect, name).await? };
+    let by = args.by.clone().unwrap_or_else(this_operator);
+    let answers = workers::change(&store, change, &chosen, &by, args.dry_run).await?;
+    let mut refused = 0;
+    for answer in &answers {
+        let text = message(change, answer, args.dry_run);
+        refused += usize::from(answer.asked.is_refused());
+        if args.format.json {
+            let (host, asked) = (&answer.hostname, answer.asked.word());
+            let line = doc! { "id": answer.worker.to_string(), "hostname": host, "pid": answer.pid, "outcome": asked, "message": text, "dry_run": args.dry_run };
+            json_line(out, line)?;
+        } else if answer.asked.is_refused() {
+            out.flush()?;
+            writeln!(std::io::stderr(), "{}: {text}", answer.worker)?;
+        } else {
+            let pid = answer.pid.map_or_else(|| "-".into(), |pid| pid.to_string());
+            let dry = if args.dry_run { "(dry run) " } else { "" };
+            writeln!(out, "{} ({}:{pid}): {dry}{text}", answer.worker, printable(&answer.hostname, 64))?;
+        }
+    }
+    out.flush()?;
+    match (&chosen, refused) {
+        (Chosen::Host(host), _) if answers.is_empty() => {
+            Err(anyhow!("the roster has no worker on the host `{}`; `recruiter roster` lists the hosts", printable(host, 80)))
+        }
+        (Chosen::All, _) if answers.is_empty() && !args.format.json => Ok(writeln!(out, "no worker is registered")?),
+        (_, 0) => Ok(()),
+        (_, refused) => bail!("{refused} of {} workers could not be {}", answers.len(), participle(change)),
+    }
+}
+
+fn participle(change: WorkerChange) -> &'static str {
+    match change {
+        WorkerChange::Quiet => "made quiet",
+        WorkerChange::Resume => "resumed",
+        WorkerChange::Stop => "stopped",
+    }
+}
+
+/// The outcome for one worker, as a sentence.
+fn message(change: WorkerChange, answer: &Answer, dry_run: bool) -> String {
+    let text = match (answer.asked, change) {
+        (Asked::Done, _) if dry_run => return format!("would be {}", participle(change)),
+        (Asked::Done, WorkerChange::Quiet) => "takes no more jobs; running jobs continue",
+        (Asked::Done, WorkerChange::Resume) => "takes jobs again",
+        (Asked::Done, WorkerChange::Stop) => "drains and ends",
+        (Asked::Already, WorkerChange::Quiet) => "is quiet already",
+        (Asked::Already, WorkerChange::Resume) => "is not quiet",
+        (Asked::Already, WorkerChange::Stop) => "is stopped already",
+        (Asked::Stops, _) => "was stopped before, which cannot be undone; start it again",
+        (Asked::Gone, _) => "no living worker has this id; `recruiter roster` lists them",
+        (Asked::Meanwhile, _) => "changed in the meantime; try again",
+    };
+    text.into()
+}
