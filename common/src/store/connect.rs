@@ -327,7 +327,15 @@ impl Store {
         self.prepare(schema::Feature::Expiry).await
     }
 
-    async fn prepare(&self, feature: schema::Feature) -> Result<(), StoreError> {
+    /// Makes the index that refuses a permit twice, unless it exists. The leading recruiter does it before it gives the first permit.
+    ///
+    /// # Errors
+    /// When MongoDB refuses or cannot be reached.
+    pub async fn prepare_limited_jobs(&self) -> Result<(), StoreError> {
+        self.prepare(schema::Feature::Limits).await
+    }
+
+    pub(super) async fn prepare(&self, feature: schema::Feature) -> Result<(), StoreError> {
         if !self.is_in_use(feature).await? {
             schema::begin_to_use(self, feature).await?;
             self.note_in_use(feature);

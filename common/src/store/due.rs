@@ -13,7 +13,7 @@ use super::{
     CALL_LIMIT, Store, StoreError, call,
     lanes::Lane,
     raw_id_of,
-    schema::{DUE_JOBS, GATED_JOBS},
+    schema::{DUE_JOBS, Feature, GATED_JOBS},
 };
 use crate::{ids::JobId, instant::Instant};
 
@@ -129,9 +129,12 @@ impl Store {
 
     /// The head of each of these lines: its first unfinished job, locked or not, due or not. Also returns whether it is locked.
     ///
-    /// Filter: gate. Index: `lines`. Invariant: the order of a line. A failover may undo the end of an earlier head, but the unique index
+    /// Filter: gate. Index: `lines`, which the first call makes. Invariant: the order of a line. A failover may undo the end of an earlier head, but the unique index
     /// `permits` lets one job of the line run at a time.
     pub async fn heads_of_lines(&self, gates: &[&str]) -> Result<HashMap<String, (ScheduledJob, bool)>, StoreError> {
+        if self.may_mend {
+            self.prepare(Feature::Lines).await?;
+        }
         let mut heads = HashMap::with_capacity(gates.len());
         for gates in gates.chunks(LANES_PER_UNION) {
             let stages = |gate: &&str| {

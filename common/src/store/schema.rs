@@ -80,14 +80,22 @@ pub(crate) enum Feature {
     Unique,
     /// Jobs with an expiry.
     Expiry,
+    /// Jobs with limits.
+    Limits,
+    /// Jobs in lines.
+    Lines,
 }
 
 impl Feature {
+    const ALL: [Self; 4] = [Self::Unique, Self::Expiry, Self::Limits, Self::Lines];
+
     /// The field in `metadata`.
     fn field(self) -> &'static str {
         match self {
             Self::Unique => "unique",
             Self::Expiry => "expiry",
+            Self::Limits => "limits",
+            Self::Lines => "lines",
         }
     }
 }
@@ -153,7 +161,7 @@ fn indexes() -> [Index; 11] {
             keys: doc! { "gate": 1, "created_at": 1, "_id": 1 },
             only: Some(doc! { "gate": any_line() }),
             kind: IndexKind::Ordinary,
-            feature: None,
+            feature: Some(Feature::Lines),
         },
         Index {
             collection: "scheduled",
@@ -161,7 +169,7 @@ fn indexes() -> [Index; 11] {
             keys: doc! { "last_execution.permits": 1 },
             only: Some(doc! { "locked": true, "last_execution.permits": { "$exists": true } }),
             kind: IndexKind::Unique,
-            feature: None,
+            feature: Some(Feature::Limits),
         },
         Index {
             collection: "schedulers",
@@ -707,7 +715,7 @@ fn execution() -> Document {
 pub(super) async fn features_in_use(store: &Store) -> Result<Vec<Feature>, StoreError> {
     let metadata = store.metadata.clone();
     let found = call("features", async move { metadata.find_one(doc! { "_id": "features" }).await }).await?.unwrap_or_default();
-    Ok([Feature::Unique, Feature::Expiry].into_iter().filter(|feature| found.get_bool(feature.field()).unwrap_or(false)).collect())
+    Ok(Feature::ALL.into_iter().filter(|feature| found.get_bool(feature.field()).unwrap_or(false)).collect())
 }
 
 /// Called when a feature is used for the first time: makes its indexes, and notes that it is in use.

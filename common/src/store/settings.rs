@@ -6,7 +6,10 @@ use bson::{Bson, Document, doc};
 use futures_util::TryStreamExt;
 use mongodb::{Collection, options::ReadConcern, results::DeleteResult};
 
-use super::{CALL_LIMIT, Hint, Store, StoreError, call, id_of, schema::PERMITS};
+use super::{
+    CALL_LIMIT, Hint, Store, StoreError, call, id_of,
+    schema::{Feature, PERMITS},
+};
 use crate::{
     ids::JobId,
     limits::{GroupSettings, Limit, Pause, Paused, Rate, Settings, group_of_resource, resource_of_group},
@@ -131,6 +134,9 @@ impl Store {
     /// Filter: locked, with permits. Index: `permits`, which covers the query. Invariant: none, the same index refuses a second start with a
     /// permit.
     pub async fn held_permits(&self) -> Result<BTreeSet<String>, StoreError> {
+        if !self.is_in_use(Feature::Limits).await? {
+            return Ok(BTreeSet::new());
+        }
         let scheduled = self.scheduled.clone();
         let filter = doc! { "locked": true, "last_execution.permits": { "$exists": true } };
         let found: Vec<Document> = self
@@ -153,6 +159,9 @@ impl Store {
     ///
     /// Filter: locked, with a permit of the resource. Index: `permits`. Invariant: none.
     pub async fn permit_holders(&self, resource: &str, most: usize) -> Result<Vec<(String, JobId)>, StoreError> {
+        if !self.is_in_use(Feature::Limits).await? {
+            return Ok(Vec::new());
+        }
         let scheduled = self.scheduled.clone();
         let prefix = format!("{resource}#");
         // `$` follows `#`.

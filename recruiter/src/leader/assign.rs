@@ -491,6 +491,10 @@ impl Assigning {
         if plan.given.is_empty() {
             return Ok(HashSet::new());
         }
+        if !plan.permits.is_empty() {
+            // Without its index MongoDB would not refuse a permit twice.
+            store.prepare_limited_jobs().await?;
+        }
         let round = RoundId::new();
         let workers = self.fleet.workers();
         let ids = |jobs: &[(JobId, Instant)]| jobs.iter().map(|(job, _)| *job).collect();

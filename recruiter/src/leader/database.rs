@@ -48,6 +48,7 @@ pub(crate) trait Database {
     async fn due_jobs_of_each(&self, lanes: &[(Lane, usize)], until: Instant) -> Result<Vec<DueJobs>, StoreError>;
     async fn heads_of_lines(&self, gates: &[&str]) -> Result<HashMap<String, (ScheduledJob, bool)>, StoreError>;
     async fn settings(&self) -> Result<Settings, StoreError>;
+    async fn prepare_limited_jobs(&self) -> Result<(), StoreError>;
     async fn held_permits(&self) -> Result<BTreeSet<String>, StoreError>;
     async fn running_without_permit(&self, group: &str) -> Result<u64, StoreError>;
     async fn assign_if_available(&self, term: LeaseTerm, round: RoundId, planned: &[Planned]) -> Result<Vec<WorkerId>, StoreError>;
@@ -109,6 +110,10 @@ impl Database for Store {
 
     async fn settings(&self) -> Result<Settings, StoreError> {
         self.settings().await
+    }
+
+    async fn prepare_limited_jobs(&self) -> Result<(), StoreError> {
+        self.prepare_limited_jobs().await
     }
 
     async fn held_permits(&self) -> Result<BTreeSet<String>, StoreError> {

@@ -289,6 +289,8 @@ async fn documents_of_other_languages_are_limited_and_checked() {
     let id: JobId = job.get_object_id("_id").unwrap().into();
     raw("scheduled", job).await.unwrap();
     wait(&world, "it runs", async || world.archived(id).await.is_some()).await;
+    let names = world.database.raw("scheduled").list_index_names().await.unwrap();
+    assert!(names.contains(&"permits".to_owned()) && !names.contains(&"lines".to_owned()), "made at the first use: {names:?}");
 }
 
 #[tokio::test]
@@ -338,6 +340,7 @@ async fn wrong_limits_are_refused_with_the_reason() {
 async fn mongodb_refuses_a_second_start_with_a_permit_and_a_start_outside_of_its_interval() {
     let database = TestDatabase::new().await;
     let store = store(&database).await;
+    store.prepare_limited_jobs().await.unwrap();
     let enqueued = store.enqueue_many((0..5).map(|_| Entry::lasting(0).limit("printer"))).await.unwrap();
     let ids: Vec<JobId> = enqueued.iter().map(|job| job.id).collect();
     let jobs = read(&store, &ids).await;

@@ -20,7 +20,7 @@ use recruiter_tests::{
 
 const SOON: Duration = Duration::from_secs(20);
 /// The indexes of `scheduled` that every database has.
-const INDEXES: [&str; 5] = ["_id_", "due_jobs", "gated_jobs", "lines", "permits"];
+const INDEXES: [&str; 3] = ["_id_", "due_jobs", "gated_jobs"];
 
 async fn options(database: &TestDatabase, collection: &str) -> Option<Document> {
     let listed: Vec<Document> = database

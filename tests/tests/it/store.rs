@@ -702,7 +702,7 @@ async fn processes_that_start_together_make_the_schema_once() {
         .into()
     );
     let indexes = async |collection: &str| database.raw(collection).list_index_names().await.unwrap().into_iter().collect::<BTreeSet<_>>();
-    assert_eq!(indexes("scheduled").await, ["_id_", "due_jobs", "gated_jobs", "lines", "permits"].map(str::to_owned).into());
+    assert_eq!(indexes("scheduled").await, ["_id_", "due_jobs", "gated_jobs"].map(str::to_owned).into());
     assert_eq!(indexes("unique_periods").await, ["_id_", "expired_periods"].map(str::to_owned).into());
     assert_eq!(indexes("archived").await, ["_id_", "archived_by_end"].map(str::to_owned).into());
     let schema = database.raw("metadata").find_one(doc! { "_id": "schema" }).await.unwrap().unwrap();

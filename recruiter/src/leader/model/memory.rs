@@ -276,6 +276,10 @@ impl Database for Memory {
         Ok(Settings { limits: gates.into_iter().map(|gate| (gate, limit)).collect(), ..Settings::default() })
     }
 
+    async fn prepare_limited_jobs(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
+
     async fn held_permits(&self) -> Result<BTreeSet<String>, StoreError> {
         Ok(BTreeSet::new())
     }
