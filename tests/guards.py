@@ -52,8 +52,12 @@ UNKNOWN_ASKS = "aggregate bulk_write find_one_and_delete find_one_and_replace re
 WHOLE = {
     '.aggregate([doc! { "$sort": { "group": 1, "workable.class": 1 } }, lanes])': "every lane there is",
     '.aggregate([selection, doc! { "$group": { "_id": field } }])': "the groups; classes and gates: guards::jobs_with_a_gate…",
+    ".aggregate(pipeline)": "the jobs of each lane, and the heads of lines: it::limits and rounds",
+    ".aggregate(stages)": "every setting",
     '.distinct("channel", doc! { "_id": { "$nin": connected } })': "the channels of all who are not connected: it::relay",
 }
+# The other parts of the whole queries above.
+UNIONS = ('"pipeline": Vec::from(stages)', '"pipeline": [from(collection)]')
 UNKNOWN_KEYS = "deletes filter findAndModify pipeline query".split()
 # What may be done with a part of a filter without changing it.
 HARMLESS = "clone is_empty iter into_iter len map".split()
@@ -226,14 +230,14 @@ class Filters:
             if found[1] in UNKNOWN_ASKS and not source.text.startswith(tuple(WHOLE), found.start()):
                 raise source.lost(found.start(), "a way to ask that this script does not know")
             arguments = split(source.code, found.end())
-            # Iterators have a `find`, too.
-            if found[1] in ASKS and arguments and source.code[arguments[0][0]] != "|":
+            # Iterators have a `find`, too: of a closure, written there or named like a predicate.
+            if found[1] in ASKS and arguments and not re.match(r"\||is_\w+$", source.code[slice(*arguments[0])]):
                 yield arguments[0]
             if found[1] == "distinct" and not source.text.startswith(tuple(WHOLE), found.start()):
                 yield arguments[1]
         for found in re.finditer(r'"[^"]*"(?=(\s*):[^:])', source.code):
             key = source.text[found.start() + 1 : found.end() - 1]
-            if key in UNKNOWN_KEYS:
+            if key in UNKNOWN_KEYS and not source.text.startswith(UNIONS, found.start()):
                 raise source.lost(found.start(), "a command that this script does not know")
             if key == "q":
                 yield split(source.code, found.end(1) + 1)[0]

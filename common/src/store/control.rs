@@ -91,11 +91,18 @@ impl Store {
         if altered.matched_count == jobs.len() as u64 {
             return Ok(jobs.iter().copied().collect());
         }
+        self.waiting_with(jobs, set).await
+    }
+
+    /// Those of these jobs that are waiting and have these values.
+    ///
+    /// Filter: ids, unlocked, the values. Index: `_id`. Invariant: none.
+    async fn waiting_with(&self, jobs: &[JobId], values: impl IntoIterator<Item = (String, Bson)>) -> Result<HashSet<JobId>, StoreError> {
         let scheduled = self.scheduled.clone();
-        let mut with_values = doc! { "_id": { "$in": jobs.to_vec() }, "locked": false };
-        with_values.extend(set);
+        let mut unlocked = doc! { "_id": { "$in": jobs.to_vec() }, "locked": false };
+        unlocked.extend(values);
         let found: Vec<Document> =
-            call("altered", async move { scheduled.find(with_values).projection(doc! { "_id": 1 }).await?.try_collect().await }).await?;
+            call("waiting_with", async move { scheduled.find(unlocked).projection(doc! { "_id": 1 }).await?.try_collect().await }).await?;
         Ok(found.iter().filter_map(id_of).collect())
     }
 

@@ -164,10 +164,10 @@ mod tests {
         );
         let asked = |wanted: &str| {
             doc! { "available": false, "work_on": "*", "last_seen_at": seen(1), "lease_ms": 20_000, "wanted": wanted, "wanted_by": "ada",
-            "wanted_at": seen(60) }
+            "wanted_at": seen(605) }
         };
-        check(asked("quiet"), ["quiet", "-:-", "-/-", "0", "1s ago"], "quiet wanted by ada, 1m ago; on all groups; -; no classes");
-        check(asked("stop"), ["stopping", "-:-", "-/-", "0", "1s ago"], "stop wanted by ada, 1m ago; on all groups; -; no classes");
+        check(asked("quiet"), ["quiet", "-:-", "-/-", "0", "1s ago"], "quiet wanted by ada, 10m ago; on all groups; -; no classes");
+        check(asked("stop"), ["stopping", "-:-", "-/-", "0", "1s ago"], "stop wanted by ada, 10m ago; on all groups; -; no classes");
         check(asked("rest"), ["busy", "-:-", "-/-", "0", "1s ago"], "on all groups; -; no classes");
     }
 
