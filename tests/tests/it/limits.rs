@@ -243,8 +243,8 @@ async fn a_group_has_a_limit_from_a_plain_document() {
     let world = world(&["20"]).await;
     world.database.raw("groups").insert_one(doc! { "_id": "generic", "capacity": 2 }).await.unwrap();
     pause(Duration::from_millis(900)).await;
-    for _ in 0..40 {
-        world.enqueue(Entry::lasting(10), Policy::Never).await.unwrap();
+    for _ in 0..15 {
+        world.enqueue(Entry::lasting(60), Policy::Never).await.unwrap();
     }
     wait(&world, "all end", async || world.unfinished().await == 0).await;
     assert_eq!(most_at_once(&world.ledger(), &HashMap::new(), |_| true), 2);
@@ -252,7 +252,7 @@ async fn a_group_has_a_limit_from_a_plain_document() {
     assert!(cli(&world.database, &["limits", "set", "@generic", "--capacity", "1"]).1.contains("at most 1 at a time"));
     let many: Vec<JobId> = world.ledger().iter().map(|line| line.execution().0).collect();
     for _ in 0..10 {
-        world.enqueue(Entry::lasting(10), Policy::Never).await.unwrap();
+        world.enqueue(Entry::lasting(60), Policy::Never).await.unwrap();
     }
     wait(&world, "all end", async || world.unfinished().await == 0).await;
     assert_eq!(most_at_once(&world.ledger(), &HashMap::new(), |job| !many.contains(&job)), 1);
