@@ -128,7 +128,7 @@ async fn workers_are_stopped_by_host_with_code_0_once_their_jobs_end() {
     world.start(Role::Recruiter, &[], &[]);
     let mut stopped: Vec<_> = (0..2).map(|_| world.beside(&[], Role::Worker, &["--grace", "20s"])).collect();
     wait(&world, "both are there", async || world.count("roster", doc! { "available": true }).await == 2).await;
-    let job = world.enqueue(Entry::lasting(1_000), Policy::Never).await.unwrap();
+    let job = world.enqueue(Entry::lasting(5_000), Policy::Never).await.unwrap();
     wait(&world, "it runs", async || begun(&world) == 1).await;
     let host = host(&world).await;
     let (code, out, err) = cli(&world.database, &["workers", "stop", "--host", &host]);
