@@ -25,7 +25,7 @@ use recruiter_tests::{
 use crate::{AT_ONCE, GOES_ON_WITHIN, PATIENT, SOON, close, end_of, fault, roster, tended, until_available, wait, world, world_with};
 
 /// A start, an outcome that goes to the archive, one that is to be retried, and an assignment, as steps.
-const START: &str = "update scheduled _id,locked,attempts,$expr,scheduled_at";
+const START: &str = "update scheduled _id,locked,attempts,group,$expr,scheduled_at";
 const ARCHIVE: &str = "delete scheduled _id,locked,last_execution.start";
 const RESCHEDULE: &str = "update scheduled _id,locked,last_execution.start";
 const ASSIGN: &str = "update roster available,term,retired,_id,free";
