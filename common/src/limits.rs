@@ -202,7 +202,7 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// The limit of a resource: the one under its name, or else the one under the longest prefix. `None`: nobody has defined one.
+    /// The limit of a resource: the one under its name, or else the one under the longest prefix. `None`: the resource has no limit.
     pub fn limit_of(&self, resource: &str) -> Option<Limit> {
         if line_of_gate(resource).is_some() {
             return Some(Limit { capacity: Some(1), rate: None });

@@ -132,7 +132,7 @@ impl Store {
         Ok(())
     }
 
-    /// Does what was asked for in a conflict. `None` if the holder has ended, so that the key is free.
+    /// Handles a conflict as the job's reaction says. `None` if the holder of the key has ended, so that the key is free.
     async fn settle(&self, keyed: &Keyed, holder: Holder, new: &Document) -> Result<Option<Enqueued>, StoreError> {
         let taken = keyed.taken();
         match keyed.on_conflict {

@@ -90,7 +90,7 @@ impl Store {
     /// Changes the definition of a schedule.
     ///
     /// Filter: name, and the revision as it was read. Index: `_id`. Invariant: none; two people who change it do not mix their changes.
-    /// Loses when somebody else has changed it.
+    /// Loses when another process or an operator has changed the schedule.
     pub async fn change_schedule_if_unchanged(&self, name: &str, revision: Option<Bson>, update: Document) -> Result<bool, StoreError> {
         let (schedulers, as_read) = (self.schedulers.clone(), doc! { "_id": name, "revision": revision });
         let changed = call("change_schedule_if_unchanged", async move { schedulers.update_one(as_read, update).await }).await?;
@@ -150,7 +150,7 @@ impl Store {
             .boxed()
         });
         match inserted.await {
-            // Somebody has put the last slot back, and a job of these slots waits.
+            // An operator has put the last slot back, and a job of these slots waits.
             Err(failed) if failed.is_duplicate() && count == 1 => self.advance_schedules(batch).await,
             other => other,
         }

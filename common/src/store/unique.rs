@@ -343,7 +343,7 @@ fn release() -> Vec<Document> {
     ]
 }
 
-/// The document of a job that waits for the end of the job with its key. It is due at the end of time, so no process searches it.
+/// The document of a job that waits for the end of the job with its key. It is due in the year 9999, so no search finds it.
 pub(crate) fn successor(mut job: Document, now: Instant) -> Document {
     let due = job.get_datetime("scheduled_at").ok().copied();
     if let Some(due) = due.filter(|due| due.to_chrono() > now) {
