@@ -4,6 +4,8 @@
 //! The filter of the write repeats the conditions of the decision. A job that changed in between is read again. Every call can be repeated:
 //! changes made by an interrupted call are recognised.
 
+mod graph;
+
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     ops::ControlFlow,
@@ -214,6 +216,9 @@ pub enum Refusal {
         /// The key.
         key: String,
     },
+    /// It waits for other jobs.
+    #[error("it waits for other jobs, and has no date of its own until they end; `recruiter jobs why` names them")]
+    WaitsForJobs,
     /// It cannot be enqueued again.
     #[error("it cannot be enqueued again: {0}")]
     Unstorable(String),
@@ -655,6 +660,7 @@ fn step_of_alteration(alteration: &Alteration, is_archived: bool, document: RawD
     match job.state {
         JobState::Started { worker, .. } => Err(Refusal::Started { worker }),
         JobState::Scheduled { at } if alteration.is_in(&job, at) => Ok(Step::Nothing(Changed::Unchanged)),
+        JobState::Scheduled { .. } if job.is_waiting && alteration.at.is_some() => Err(Refusal::WaitsForJobs),
         JobState::Scheduled { .. } => match waits_for(&job).filter(|_| alteration.at.is_some()) {
             // It has no date of its own until that job ends.
             Some(key) => Err(Refusal::WaitsForAnother { key }),
@@ -700,6 +706,7 @@ fn step_of_retry(again: bool, is_archived: bool, document: RawDocumentBuf, now: 
         }
         (JobState::Started { worker, .. }, false) => return Err(Refusal::Running { worker: *worker }),
         (JobState::Scheduled { at }, false) if *at <= now => Step::Nothing(Changed::AlreadyDue { since: *at }),
+        (JobState::Scheduled { .. }, false) if job.is_waiting => return Err(Refusal::WaitsForJobs),
         (JobState::Scheduled { .. }, false) if waits_for(&job).is_some() => {
             return Err(Refusal::WaitsForAnother { key: waits_for(&job).unwrap_or_default() });
         }

@@ -3,6 +3,7 @@
 
 mod backlog;
 mod conflicts;
+mod graph;
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -16,7 +17,8 @@ use serde::{Serialize, de::DeserializeOwned};
 pub(crate) use self::backlog::Caps;
 use self::backlog::Patience;
 use crate::{
-    ids::JobId,
+    graphs::{self, Edge, InvalidGraph, When},
+    ids::{GraphId, JobId},
     instant::{DUE_MS, Instant},
     job::{DEFAULT_GROUP, Keep, Priority, StoredPolicy, bundle::MOST_ITEMS},
     limits::{InvalidSetting, LONGEST_GATE, check_resource, gate_of, gate_of_line},
@@ -225,6 +227,10 @@ pub struct NewJob {
     expires: Option<Expires>,
     recovered_from: Option<JobId>,
     schedule: Option<Document>,
+    waits_for: Vec<Edge>,
+    graph: Option<GraphId>,
+    /// The id that the job gets if the application gives none.
+    made_id: Option<JobId>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -351,6 +357,18 @@ pub enum EnqueueError {
         /// The database.
         database: String,
     },
+    /// The database has the schema of an earlier release, or no job has waited for another one yet: its indexes are missing, and cannot be
+    /// made in a transaction.
+    #[error(
+        "database `{database}` has no indexes for jobs that wait for others yet: call Store::prepare_graphs once, outside of a transaction"
+    )]
+    NotSetUpForGraphs {
+        /// The database.
+        database: String,
+    },
+    /// The jobs cannot wait for each other in this way.
+    #[error(transparent)]
+    Graph(#[from] InvalidGraph),
     /// An error of MongoDB.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -414,6 +432,9 @@ impl NewJob {
             expires: None,
             recovered_from: None,
             schedule: None,
+            waits_for: Vec::new(),
+            graph: None,
+            made_id: None,
         }
     }
 
@@ -543,6 +564,33 @@ impl NewJob {
         self
     }
 
+    /// Makes the job wait until another one is done. If that one ends in any other way, this job is cancelled
+    /// ([`graphs`](crate::graphs)).
+    pub fn waits_for(self, job: JobId) -> Self {
+        self.waits_for_all([Edge { job, when: When::Done }])
+    }
+
+    /// Makes the job wait for the ends of other jobs. The results of those jobs are its inputs, in this order.
+    pub fn waits_for_all(mut self, jobs: impl IntoIterator<Item = impl Into<Edge>>) -> Self {
+        self.waits_for.extend(jobs.into_iter().map(Into::into));
+        self
+    }
+
+    /// Makes the job part of a graph, for example that of the job that enqueues it.
+    pub fn in_graph(mut self, graph: GraphId) -> Self {
+        self.graph = Some(graph);
+        self
+    }
+
+    pub(crate) fn is_unique(&self) -> bool {
+        self.unique.is_some()
+    }
+
+    /// The id that the job will have.
+    pub(crate) fn fix_id(&mut self) -> JobId {
+        self.id.unwrap_or_else(|| *self.made_id.get_or_insert_with(JobId::new))
+    }
+
     /// Sets the run of a schedule that this job is. The document names it.
     pub(crate) fn of_schedule(mut self, run: Document) -> Self {
         self.schedule = Some(run);
@@ -551,7 +599,7 @@ impl NewJob {
 
     /// Whether it has no id, no date, no unique key and no expiry of its own, so that a schedule can enqueue it again and again.
     pub(crate) fn is_repeatable(&self) -> bool {
-        let is_plain = self.unique.is_none() && self.expires.is_none();
+        let is_plain = self.unique.is_none() && self.expires.is_none() && self.waits_for.is_empty() && self.graph.is_none();
         is_plain && self.id.is_none() && self.recovered_from.is_none() && matches!(self.scheduled, Scheduled::Now)
     }
 
@@ -656,7 +704,7 @@ impl NewJob {
         if bytes > LARGEST_WORKABLE {
             return Err(EnqueueError::TooLarge { class: self.class, bytes });
         }
-        let (is_sent_once, id, class) = (self.id.is_none(), self.id.unwrap_or_else(JobId::new), self.class);
+        let (is_sent_once, id, class) = (self.id.is_none(), self.id.or(self.made_id).unwrap_or_else(JobId::new), self.class);
         let mut document = doc! {
             "_id": id,
             "done": false,
@@ -698,6 +746,12 @@ impl NewJob {
         }
         if let Some(run) = self.schedule {
             document.insert("schedule", run);
+        }
+        if let Some(graph) = self.graph {
+            document.insert("graph", graph);
+        }
+        if !self.waits_for.is_empty() {
+            graphs::make_wait(&mut document, &self.waits_for, at, now);
         }
         // The size includes tags and policy: the rest of the document needs room for the history and the result.
         match document.to_vec().map_err(|error| EnqueueError::Parameters { class: class.clone(), reason: of_bson(&error) })?.len() {
@@ -744,6 +798,9 @@ impl Store {
         self.admit(&prepared.groups).await?;
         if prepared.expires {
             self.prepare_expiring_jobs().await?;
+        }
+        if prepared.is_graph {
+            return self.enqueue_graph(prepared).await;
         }
         if !prepared.keyed.is_empty() {
             return self.enqueue_keyed(prepared).await;
@@ -821,6 +878,9 @@ impl Store {
         self.ready_to_enqueue().await?;
         let prepared = Prepared::from_jobs(jobs, self.clock.now_in_order())?;
         self.admit(&prepared.groups).await?;
+        if prepared.is_graph {
+            return self.enqueue_graph_in(session, prepared).await;
+        }
         if !prepared.keyed.is_empty() {
             return self.enqueue_keyed_in(session, prepared).await;
         }
@@ -858,6 +918,8 @@ struct Prepared {
     keyed: HashMap<usize, Keyed>,
     /// Whether one of them expires.
     expires: bool,
+    /// Whether one of them waits for another job, or is part of a graph.
+    is_graph: bool,
     /// The number of jobs in each group.
     groups: BTreeMap<String, u64>,
     /// When the earliest job is due; `None` if one is due now.
@@ -868,9 +930,10 @@ impl Prepared {
     fn from_jobs(jobs: impl IntoIterator<Item = NewJob>, now: Instant) -> Result<Self, EnqueueError> {
         let (mut ids, mut documents, mut resent) = (Vec::new(), Vec::new(), Vec::new());
         let (mut keyed, mut groups) = (HashMap::new(), BTreeMap::new());
-        let (mut first, mut expires): (Option<Instant>, bool) = (None, false);
+        let (mut first, mut expires, mut is_graph): (Option<Instant>, bool, bool) = (None, false, false);
         for job in jobs {
             expires |= job.expires.is_some();
+            is_graph |= !job.waits_for.is_empty() || job.graph.is_some();
             resent.extend(job.id);
             match groups.get_mut(&job.group) {
                 Some(count) => *count += 1,
@@ -883,7 +946,10 @@ impl Prepared {
             ids.push(id);
             documents.push(document);
         }
-        Ok(Self { ids, documents, resent, keyed, expires, groups, at: first.filter(|at| *at > now) })
+        if is_graph {
+            graphs::connect(&mut documents)?;
+        }
+        Ok(Self { ids, documents, resent, keyed, expires, is_graph, groups, at: first.filter(|at| *at > now) })
     }
 }
 

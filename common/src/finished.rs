@@ -24,6 +24,8 @@ pub enum JobResult<T> {
     Unfinished,
     /// It was successful, with this result.
     Done(T),
+    /// It has become these jobs ([`graphs`](crate::graphs)).
+    ContinuedAs(Vec<JobId>),
     /// It ended without success.
     Failed {
         /// The reason why it was archived.
@@ -101,6 +103,10 @@ impl Store {
         let why = FinishReason::custom(text(&stored.document, "why"));
         if why != FinishReason::DONE {
             return Ok(JobResult::Failed { why, failure: last_failure(&stored.document) });
+        }
+        if let Ok(jobs) = stored.document.get_array("continued_as") {
+            let ids = jobs.into_iter().filter_map(|job| job.ok()?.as_object_id());
+            return Ok(JobResult::ContinuedAs(ids.map(JobId::from).collect()));
         }
         let undecodable = |error: bson::error::Error| ResultError::Undecodable { class: W::CLASS, reason: of_bson(&error) };
         let result = stored.document.get("result").map_err(undecodable)?.map_or(Ok(Bson::Null), Bson::try_from).map_err(undecodable)?;

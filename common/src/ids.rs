@@ -82,6 +82,10 @@ object_id! {
     /// One round of assignments.
     RoundId
 }
+object_id! {
+    /// One graph of jobs.
+    GraphId
+}
 
 /// The term of a recruiter's lease. It grows by one with each new leader; zero before the first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]

@@ -62,6 +62,7 @@
 //! |---|---|---|
 //! | [`enqueue`] | describe a job and enqueue it | applications, `recruiter enqueue` |
 //! | [`unique`] | the key of a unique job | applications |
+//! | [`graphs`] | jobs that wait for other jobs |
 //! | [`spec`] | a job as JSON, read and written | `recruiter enqueue`, other programs |
 //! | [`finished`] | the outcome of a job, and its result | applications |
 //! | [`control`] | retry, change, cancel and delete jobs | `recruiter jobs`, applications |
@@ -91,6 +92,7 @@ pub mod enqueue;
 pub mod exit;
 pub mod failure;
 pub mod finished;
+pub mod graphs;
 pub mod ids;
 pub mod instant;
 pub mod job;
@@ -118,7 +120,8 @@ pub use crate::{
     enqueue::{Defaults, EnqueueError, Enqueued, NewJob, Outcome, Retry, Workable},
     failure::Failure,
     finished::{JobResult, ResultError},
-    ids::JobId,
+    graphs::{Edge, Graph, When},
+    ids::{GraphId, JobId},
     instant::Instant,
     job::{FinishReason, Keep, Priority},
     limits::{Limit, Rate},

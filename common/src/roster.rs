@@ -245,8 +245,9 @@ impl RegisteredWorker {
         if lease.is_none() {
             unreadable.push("lease_ms");
         }
+        let of_workables = stored.get_array("transaction_sessions").into_iter().flatten();
         let sessions = match stored.get("sessions") {
-            Some(Bson::Array(sessions)) => sessions.iter().filter_map(session_id).collect(),
+            Some(Bson::Array(sessions)) => sessions.iter().chain(of_workables).filter_map(session_id).collect(),
             _ => {
                 unreadable.push("sessions");
                 Vec::new()

@@ -20,6 +20,7 @@ use serde_json::{Value, json};
 
 use crate::{
     enqueue::NewJob,
+    graphs::{Edge, When},
     ids::JobId,
     instant::Instant,
     job::{Job, Keep, Priority, StoredPolicy},
@@ -85,6 +86,10 @@ pub struct JobSpec {
     /// Key of a line: jobs with the same key run one after the other, in the order of enqueueing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub line: Option<String>,
+    /// The jobs that it waits for: ids, or objects `{"job": "…", "when": "ended"}` with `done` (the default), `ended` or `failed`
+    /// ([`graphs`](crate::graphs)).
+    #[serde(default, deserialize_with = "edges", serialize_with = "edges_to_json", skip_serializing_if = "Vec::is_empty")]
+    pub waits_for: Vec<Edge>,
     /// Id of the job, 24 hexadecimal digits. If a job with this id exists, nothing is enqueued.
     #[serde(default, deserialize_with = "id", serialize_with = "hex", skip_serializing_if = "Option::is_none")]
     pub id: Option<JobId>,
@@ -312,6 +317,7 @@ impl JobSpec {
         if let Some(line) = self.line {
             job = job.in_line(line);
         }
+        job = job.waits_for_all(self.waits_for);
         if let Some(id) = self.id {
             job = job.with_id(id);
         }
@@ -466,6 +472,19 @@ fn id_of_json(value: Value) -> Result<JobId, InvalidSpec> {
     value.as_object_id().map_or_else(|| id_of_text(&text_in(&value)), |id| Ok(id.into()))
 }
 
+fn edge_of_json(value: Value) -> Result<Edge, InvalidSpec> {
+    let Value::Object(mut edge) = value else { return id_of_json(value).map(Edge::done) };
+    if edge.contains_key("$oid") {
+        return id_of_json(Value::Object(edge)).map(Edge::done);
+    }
+    let example = r#"an edge is the id of a job, or {"job": "…", "when": "done"} with `done`, `ended` or `failed`"#;
+    let when = edge.remove("when").map_or(Some(When::Done), |when| When::of_word(when.as_str()?));
+    match (edge.remove("job"), when, edge.is_empty()) {
+        (Some(job), Some(when), true) => Ok(Edge { job: id_of_json(job)?, when }),
+        _ => Err(InvalidSpec::new(example)),
+    }
+}
+
 fn text_in(value: &Bson) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
@@ -514,6 +533,11 @@ fn tags<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
     Ok(Option::deserialize(from)?.unwrap_or_default())
 }
 
+fn edges<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Edge>, D::Error> {
+    let edges: Vec<Value> = Option::deserialize(from)?.unwrap_or_default();
+    edges.into_iter().map(|edge| edge_of_json(edge).map_err(D::Error::custom)).collect()
+}
+
 // To JSON.
 
 /// Relaxed extended JSON, except for integers that would be read back with fewer bits.
@@ -553,6 +577,14 @@ fn rfc3339<S: Serializer>(at: &Option<Instant>, to: S) -> Result<S::Ok, S::Error
 
 fn humane<S: Serializer>(duration: &Option<Duration>, to: S) -> Result<S::Ok, S::Error> {
     duration.map(|duration| humantime::format_duration(duration).to_string()).serialize(to)
+}
+
+fn edges_to_json<S: Serializer>(edges: &[Edge], to: S) -> Result<S::Ok, S::Error> {
+    let json = |edge: &Edge| match edge.when {
+        When::Done => json!(edge.job.to_string()),
+        When::Ended | When::Failed => json!({ "job": edge.job.to_string(), "when": edge.when.word() }),
+    };
+    edges.iter().map(json).collect::<Vec<_>>().serialize(to)
 }
 
 fn hex<S: Serializer>(id: &Option<JobId>, to: S) -> Result<S::Ok, S::Error> {

@@ -11,12 +11,16 @@ use std::{
 
 use bson::doc;
 use recruiter_common::{
-    ids::{JobId, StartId},
-    job::{Execution, Job},
+    graphs::InputError,
+    ids::{GraphId, JobId, StartId},
+    job::{Claim, Execution, Job},
     shutdown::pause,
     store::Store,
 };
+use serde::de::DeserializeOwned;
 use tokio_util::sync::CancellationToken;
+
+use crate::{transaction::Transactions, workable::Done};
 
 /// Why a running job should stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,6 +116,10 @@ pub struct Context {
     pub(crate) item: Option<Item>,
     pub(crate) deadline: Deadline,
     pub(crate) cancel: Arc<Cancel>,
+    /// How this execution ends its job in a transaction of its own; `None` for an item of a bundle, and in a unit test.
+    pub(crate) ends: Option<(Claim, Arc<Transactions>)>,
+    /// The result with which it has done so.
+    pub(crate) committed: OnceLock<Done>,
 }
 
 impl Context {
@@ -126,6 +134,8 @@ impl Context {
             item: Some(item),
             deadline: Deadline::default(),
             cancel,
+            ends: None,
+            committed: OnceLock::new(),
         }
     }
 
@@ -208,6 +218,39 @@ impl Context {
     /// The execution before this one.
     pub fn last_execution(&self) -> Option<&Execution> {
         self.last_execution.as_deref()
+    }
+
+    /// The graph that the job is part of. Jobs that this execution enqueues [in it](recruiter_common::NewJob::in_graph) are shown and
+    /// cancelled with it.
+    pub fn graph(&self) -> Option<GraphId> {
+        self.job.graph
+    }
+
+    /// The results of the jobs that this one waited for, in the order of its edges. A job without a result has null, which `Option` and `()`
+    /// accept.
+    ///
+    /// # Errors
+    /// [`InputError`]: a result was deleted, has another type, or MongoDB cannot be reached.
+    ///
+    /// # Panics
+    /// As for [`Context::store`].
+    pub async fn inputs<T: DeserializeOwned>(&self) -> Result<Vec<T>, InputError> {
+        self.store().results(&self.job.parents()).await
+    }
+
+    /// The result of the only job that this one waited for, as in a pipeline.
+    ///
+    /// # Errors
+    /// As for [`Context::inputs`]; also if it waited for none or for several jobs.
+    ///
+    /// # Panics
+    /// As for [`Context::store`].
+    pub async fn input<T: DeserializeOwned>(&self) -> Result<T, InputError> {
+        let mut inputs = self.inputs().await?;
+        match (inputs.pop(), inputs.len()) {
+            (Some(input), 0) => Ok(input),
+            (last, others) => Err(InputError::NotOne { count: others + usize::from(last.is_some()) }),
+        }
     }
 
     /// The item that is executed; `None` if the job is not a bundle.
@@ -381,6 +424,8 @@ impl ForTests {
             item: self.item,
             deadline,
             cancel,
+            ends: None,
+            committed: OnceLock::new(),
         }
     }
 }

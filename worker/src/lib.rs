@@ -71,6 +71,7 @@ mod process;
 mod programs;
 mod registry;
 mod threads;
+mod transaction;
 mod workable;
 
 use std::sync::Arc;
@@ -83,10 +84,10 @@ use recruiter_common::{
 };
 
 pub use recruiter_common::{
-    self as common, ConnectArgs, ConnectError, Decision, Defaults, DoNotDoItAgain, EnqueueError, Enqueued, ExponentialBackoff, Failure,
-    FinishReason, History, Instant, InvalidPolicy, InvalidUnique, JobId, JobResult, Keep, NewJob, OnConflict, Outcome, Priority,
-    ResultError, RetriableExceptionFilter, Retry, RetryForever, RetryManyTimes, RetryPolicy, SelectByException, Store, StoreError,
-    TimeTable, Unique, UniqueScope, Workable, bson, mongodb, schedules,
+    self as common, ConnectArgs, ConnectError, Decision, Defaults, DoNotDoItAgain, Edge, EnqueueError, Enqueued, ExponentialBackoff,
+    Failure, FinishReason, Graph, GraphId, History, Instant, InvalidPolicy, InvalidUnique, JobId, JobResult, Keep, NewJob, OnConflict,
+    Outcome, Priority, ResultError, RetriableExceptionFilter, Retry, RetryForever, RetryManyTimes, RetryPolicy, SelectByException, Store,
+    StoreError, TimeTable, Unique, UniqueScope, When, Workable, bson, mongodb, schedules,
     shutdown::{Shutdown, Trigger},
 };
 
@@ -97,7 +98,8 @@ pub use crate::{
     context::{Cancellation, Context, ForTests, Item},
     event::WorkerEvent,
     registry::DuplicateClass,
-    workable::{BlockingExecutable, Executable, NotDone, OrNotDone},
+    transaction::Abort,
+    workable::{BlockingExecutable, Continuation, Executable, MOST_CONTINUATIONS, NotDone, OrNotDone},
 };
 use crate::{
     engine::{dependencies::Dependencies, memory},

@@ -4,7 +4,7 @@ use std::{error::Error, future::Future, time::Duration};
 
 use bson::Bson;
 use recruiter_common::{
-    enqueue::Workable,
+    enqueue::{NewJob, Workable},
     failure::{self, Failure},
 };
 use serde::Serialize;
@@ -96,6 +96,9 @@ impl Done {
     }
 }
 
+/// Maximum number of jobs that one job becomes. For more, it enqueues a graph.
+pub const MOST_CONTINUATIONS: usize = 1_000;
+
 /// The error class of an error whose type is not specific: a text, or a boxed error.
 const UNNAMED: &str = "error";
 
@@ -122,6 +125,22 @@ pub enum NotDone {
     NoResources(Failure),
     /// The execution stopped early, after [`Context::cancelled`] resolved.
     Stopped(Failure),
+    /// The job becomes other jobs, in one transaction. It ends as done, and the jobs that wait for it wait for those.
+    ContinueAs(Continuation),
+}
+
+/// The jobs that a job becomes.
+#[derive(Clone, Debug)]
+pub struct Continuation {
+    pub(crate) jobs: Vec<NewJob>,
+    note: Failure,
+}
+
+/// No two of them are equal, because each has new jobs.
+impl PartialEq for Continuation {
+    fn eq(&self, _other: &Self) -> bool {
+        false
+    }
 }
 
 impl NotDone {
@@ -159,10 +178,32 @@ impl NotDone {
         self
     }
 
+    /// Ends the job by making it other jobs: of another class, in another group, with other parameters, one or several. The end and the
+    /// insert of the new jobs are one transaction, whatever dies. Jobs that wait for this one wait for the new ones instead, and a graph
+    /// keeps them. At most [`MOST_CONTINUATIONS`] jobs.
+    ///
+    /// ```
+    /// # use recruiter_worker::{NewJob, NotDone, bson::doc};
+    /// fn translate_first(text: &str) -> NotDone {
+    ///     NotDone::continue_as([NewJob::of_class("translate", doc! { "text": text }).in_group("slow")])
+    /// }
+    /// # assert_eq!(translate_first("x").failure().class, "continued");
+    /// ```
+    pub fn continue_as(jobs: impl IntoIterator<Item = NewJob>) -> Self {
+        let jobs: Vec<NewJob> = jobs.into_iter().collect();
+        let note = Failure::new("continued", format!("it became {} jobs", jobs.len()));
+        Self::ContinueAs(Continuation { jobs, note })
+    }
+
     /// Stopped early, after [`Context::cancelled`] resolved, for example: "7 of 9 files are done". The reason of the cancellation decides
     /// what follows.
     pub fn stopped(message: impl Into<String>) -> Self {
         Self::Stopped(Failure::new(failure::INTERRUPTED, message))
+    }
+
+    /// The failure that `?` makes of an error of type `E`.
+    pub(crate) fn of<E>(error: &(dyn Error + 'static)) -> Self {
+        Self::Failed(failure_of(class_of::<E>(), error))
     }
 
     /// The failure that goes into the history.
@@ -170,6 +211,7 @@ impl NotDone {
         match self {
             Self::Failed(failure) | Self::GiveUp(failure) | Self::NoResources(failure) | Self::Stopped(failure) => failure,
             Self::Snooze { reason, .. } => reason,
+            Self::ContinueAs(continuation) => &continuation.note,
         }
     }
 }
@@ -178,7 +220,7 @@ impl NotDone {
 /// the crate: `mongodb::Error`. A text or a boxed error has the class `error`. The causes of the error become the trace.
 impl<E: Into<Box<dyn Error + Send + Sync>>> From<E> for NotDone {
     fn from(error: E) -> Self {
-        Self::Failed(failure_of(class_of::<E>(), &*error.into()))
+        Self::of::<E>(&*error.into())
     }
 }
 

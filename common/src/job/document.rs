@@ -13,7 +13,7 @@ use super::{
     state::JobState,
 };
 use crate::{
-    ids::{JobId, WorkerId},
+    ids::{GraphId, JobId, WorkerId},
     instant::{self, Instant},
     telemetry::of_bson,
 };
@@ -112,6 +112,9 @@ struct JobDocument {
     #[serde(deserialize_with = "instant::stored", default)]
     expires_at: Option<Instant>,
     once: Option<bool>,
+    graph: Option<GraphId>,
+    followed: Option<bool>,
+    waiting: Option<bool>,
     #[serde(deserialize_with = "instant::stored", default)]
     cancel_requested_at: Option<Instant>,
     last_execution: Option<Execution>,
@@ -191,6 +194,9 @@ impl Job {
             unique: stored.unique,
             replaced: if is_unique { Some(count("replaced", stored.replaced)?) } else { None },
             expires_at: stored.expires_at,
+            graph: stored.graph,
+            is_followed: stored.followed == Some(true),
+            is_waiting: stored.waiting == Some(true),
             is_sent_once: stored.once.unwrap_or(false),
             cancel_requested: stored.cancel_requested_at.is_some(),
             last_execution: stored.last_execution,

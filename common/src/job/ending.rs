@@ -45,6 +45,10 @@ pub struct Archival {
     pub(crate) kept: Kept,
     /// The unique key that its end frees, if that was taken until the job is finished.
     pub(crate) frees: Option<String>,
+    /// Whether other jobs are known to wait for its end.
+    pub(crate) is_followed: bool,
+    /// The jobs that it becomes, which are inserted in the same transaction.
+    pub(crate) continuation: Arc<[Document]>,
 }
 
 /// What is kept of a job that ends.
@@ -91,17 +95,34 @@ impl Guard {
 impl Archival {
     fn new(guard: Guard, document: RawDocumentBuf) -> Self {
         let frees = document.get_str("unique").ok().map(str::to_owned);
-        Self { guard, kept: Kept::Document(Arc::new(document)), frees }
+        let is_followed = document.get_bool("followed").unwrap_or(false);
+        Self { guard, kept: Kept::Document(Arc::new(document)), frees, is_followed, continuation: Arc::default() }
     }
 
-    /// A started job that ended, with the finish reason `why`. It is deleted if it succeeded and nothing of a success is kept.
+    /// A started job that ended, with the finish reason `why`. It is deleted if it succeeded and nothing of a success is kept, unless other
+    /// jobs wait for it.
     pub fn ended(job: &Job, claim: Claim, execution: Execution, why: &FinishReason, result: Option<Bson>) -> Self {
-        if job.keep == Keep::Failures && *why == FinishReason::DONE {
-            let kept = Kept::Nothing { group: job.group.clone(), holder: execution.worker };
-            return Self { guard: Guard::Claimed(claim), kept, frees: job.unique.clone() };
+        let kept = if job.keep == Keep::Failures && *why == FinishReason::DONE && !job.is_followed {
+            Kept::Nothing { group: job.group.clone(), holder: execution.worker }
+        } else {
+            Kept::Document(Arc::new(archived_document(job, &execution, why, result)))
+        };
+        let (frees, is_followed) = (job.unique.clone(), job.is_followed);
+        Self { guard: Guard::Claimed(claim), kept, frees, is_followed, continuation: Arc::default() }
+    }
+
+    /// Adds the jobs that it becomes. The archived document names them.
+    #[must_use]
+    pub fn continued_as(mut self, jobs: Vec<Document>) -> Self {
+        let ids: Vec<Bson> = jobs.iter().filter_map(|job| job.get("_id").cloned()).collect();
+        if let Some(document) = self.document()
+            && let Ok(ids) = RawBson::try_from(Bson::Array(ids))
+            && let Ok(document) = replaced(document, &[(cstr!("continued_as"), ids.as_raw_bson_ref())])
+        {
+            self.kept = Kept::Document(Arc::new(document));
         }
-        let document = Arc::new(archived_document(job, &execution, why, result));
-        Self { guard: Guard::Claimed(claim), kept: Kept::Document(document), frees: job.unique.clone() }
+        self.continuation = jobs.into();
+        self
     }
 
     /// An unlocked job that is archived without being started: it was cancelled or has expired, or its document is not a job.
@@ -160,7 +181,21 @@ impl Archival {
     pub(crate) fn without_details(self) -> Option<Self> {
         let whole: Document = (&***self.document()?).try_into().unwrap_or_else(|_| doc! { "_id": self.job() });
         let mut document = Document::new();
-        for field in ["_id", "done", "created_at", "locked", "attempts", "interruptions", "deaths", "group", "priority", "why", OUTCOMES] {
+        for field in [
+            "_id",
+            "done",
+            "created_at",
+            "locked",
+            "attempts",
+            "interruptions",
+            "deaths",
+            "group",
+            "priority",
+            "why",
+            "graph",
+            "continued_as",
+            OUTCOMES,
+        ] {
             document.extend(whole.get(field).map(|value| (field.to_owned(), value.clone())));
         }
         if let Ok(class) = whole.get_document("workable").and_then(|workable| workable.get_str("class")) {

@@ -26,7 +26,11 @@ pub use self::{
     priority::Priority,
     state::JobState,
 };
-use crate::{ids::JobId, instant::Instant};
+use crate::{
+    graphs::edges_of,
+    ids::{GraphId, JobId},
+    instant::Instant,
+};
 
 /// Group of a job without a group.
 pub const DEFAULT_GROUP: &str = "generic";
@@ -88,6 +92,12 @@ pub struct Job {
     pub replaced: Option<u32>,
     /// It is not started at this instant or later.
     pub expires_at: Option<Instant>,
+    /// The graph that it is part of.
+    pub graph: Option<GraphId>,
+    /// Whether other jobs are known to wait for it.
+    pub is_followed: bool,
+    /// Whether it waits for other jobs.
+    pub is_waiting: bool,
     /// Whether its enqueuer never sends it again: its id was made for one call.
     pub is_sent_once: bool,
     /// Whether its cancellation was requested while it was running.
@@ -127,6 +137,12 @@ impl Job {
     pub fn items(&self) -> Vec<Bson> {
         let items = self.document.get_document("workable").and_then(|workable| workable.get_array("items"));
         items.ok().and_then(|items| items.try_into().ok()).unwrap_or_default()
+    }
+
+    /// The jobs that it waits for, or has waited for, in the order of its edges.
+    pub fn parents(&self) -> Vec<JobId> {
+        let edges = edges_of(self.field("waits_for").as_ref()).unwrap_or_default();
+        edges.into_iter().map(|edge| edge.job).collect()
     }
 
     /// Every stored execution, oldest first, each once: the last one is stored in two places once it has ended.

@@ -10,7 +10,7 @@
 //! written has the same start id.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeSet, HashMap, HashSet},
     sync::Arc,
 };
 
@@ -23,7 +23,7 @@ use mongodb::{
 };
 
 use super::{
-    Store, StoreError,
+    Hint, ScheduledJob, Store, StoreError,
     batch::{Batches, cut},
     call, id_of,
     session::require_transaction,
@@ -32,6 +32,7 @@ use super::{
 };
 use crate::{
     ids::{JobId, StartId, WorkerId},
+    instant::Instant,
     job::{
         Claim,
         ending::{Archival, Guard, Kept, LARGEST_DOCUMENT, Rescheduling},
@@ -41,6 +42,8 @@ use crate::{
 
 /// Maximum number of ends in one command or transaction. The cost of the round trip is then negligible.
 const BATCH: usize = 1_000;
+/// Maximum number of new jobs that a hint describes.
+const ANNOUNCED: usize = 16;
 /// Approximate size of a deletion in a command, in bytes.
 const DELETION_BYTES: usize = 64;
 /// Maximum size of one command or transaction, in bytes. MongoDB accepts 48 MB, but a large command delays all others.
@@ -111,7 +114,8 @@ impl GuardedWrite for Archival {
     }
 
     fn size(&self) -> usize {
-        self.document().map_or(DELETION_BYTES, |document| document.as_bytes().len())
+        let continuation: usize = self.continuation.iter().map(size_of).sum();
+        continuation + self.document().map_or(DELETION_BYTES, |document| document.as_bytes().len())
     }
 }
 
@@ -250,6 +254,9 @@ impl Store {
             if let Some(key) = &end.frees {
                 self.release_successor_in(&mut *session, key).await?;
             }
+            if !end.continuation.is_empty() {
+                self.scheduled.insert_many(end.continuation.iter()).session(&mut *session).await?;
+            }
             Ok(Recorded::Yes)
         }
         .await;
@@ -271,7 +278,7 @@ impl Store {
         if batch.is_empty() {
             return Ok(Vec::new());
         }
-        let needs_transaction = session.may_hold_jobs() || batch.iter().any(|end| end.document().is_some());
+        let needs_transaction = session.may_hold_jobs() || batch.iter().any(|end| end.document().is_some() || !end.continuation.is_empty());
         let recorded =
             if needs_transaction { self.archive_or_delete(session, batch).await? } else { self.delete_if_claimed(batch).await? };
         self.count_not_kept(batch.iter().zip(&recorded).filter_map(|(end, recorded)| match &end.kept {
@@ -280,7 +287,25 @@ impl Store {
         }))
         .await;
         self.release_successors_soon(batch.iter().filter_map(|end| end.frees.clone()).collect()).await;
+        self.announce_ends(batch.iter().zip(&recorded).filter(|(_, recorded)| **recorded == Recorded::Yes).map(|(end, _)| end)).await;
         Ok(recorded)
+    }
+
+    /// Notifies the recruiter of ended jobs that others wait for, and of the jobs that ended jobs have become.
+    ///
+    /// Index: none. Invariant: none, the recruiter looks them up if the hints are lost.
+    pub async fn announce_ends(&self, ends: impl Iterator<Item = &Archival> + Clone + Send) {
+        let jobs: Vec<JobId> = ends.clone().filter(|end| end.is_followed).map(Archival::job).collect();
+        let new: Vec<&Document> = ends.flat_map(|end| end.continuation.iter()).collect();
+        if !new.is_empty() {
+            self.announce_hint(new_jobs_hint(&new, self.now())).await;
+        }
+        if new.iter().any(|job| job.contains_key("waiting")) {
+            self.announce_hint(Hint::Waiting).await;
+        }
+        if !jobs.is_empty() {
+            self.announce_hint(Hint::Ended { jobs }).await;
+        }
     }
 
     /// Deletes jobs of which nothing is kept, with one command, acknowledged by a majority.
@@ -363,14 +388,20 @@ impl Store {
         let (filter, before) = (filter_of(batch), archived_before(batch));
         let (count, documents): (usize, Arc<[Arc<RawDocumentBuf>]>) =
             (batch.len(), batch.iter().filter_map(Archival::document).cloned().collect());
+        let continuations: Arc<[Arc<[Document]>]> =
+            batch.iter().map(|end| &end.continuation).filter(|jobs| !jobs.is_empty()).cloned().collect();
         self.transaction("archive", session, move |open| {
             let (scheduled, archived, documents) = (scheduled.clone(), archived.clone(), documents.clone());
+            let continuations = continuations.clone();
             let (guarded, earlier) = (filter.clone(), before.clone());
             async move {
                 let deleted = scheduled.delete_many(guarded.clone()).session(&mut *open).await?.deleted_count;
                 if usize::try_from(deleted) == Ok(count) {
                     if !documents.is_empty() {
                         archived.clone_with_type::<RawDocumentBuf>().insert_many(documents.iter().cloned()).session(&mut *open).await?;
+                    }
+                    if !continuations.is_empty() {
+                        scheduled.insert_many(continuations.iter().flat_map(|jobs| jobs.iter())).session(&mut *open).await?;
                     }
                     return commit(open).await.map(|()| Attempted::All);
                 }
@@ -438,6 +469,17 @@ impl Store {
         let scheduled = self.scheduled.clone_with_type::<RawDocumentBuf>();
         call("document_of", async move { scheduled.find_one(doc! { "_id": job }).read_concern(ReadConcern::local()).await }).await
     }
+}
+
+/// The hint about new jobs.
+fn new_jobs_hint(jobs: &[&Document], now: Instant) -> Hint {
+    let groups: BTreeSet<String> = jobs.iter().filter_map(|job| job.get_str("group").ok().map(str::to_owned)).collect();
+    let due = jobs.iter().filter_map(|job| Some(job.get_datetime("scheduled_at").ok()?.to_chrono())).min();
+    let at = due.filter(|due| *due > now);
+    let few = jobs.len() <= ANNOUNCED && at.is_none();
+    let all: Option<Vec<ScheduledJob>> =
+        jobs.iter().filter(|job| !job.contains_key("waiting")).map(|job| ScheduledJob::of_document(job)).collect();
+    Hint::Jobs { groups: groups.into_iter().collect(), at, jobs: all.filter(|_| few).unwrap_or_default() }
 }
 
 /// The outcome of a transaction on many jobs.

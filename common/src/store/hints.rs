@@ -85,6 +85,13 @@ pub enum Hint {
         /// The names of the permits.
         permits: Vec<String>,
     },
+    /// Jobs have ended for which others wait.
+    Ended {
+        /// The ids of the jobs.
+        jobs: Vec<JobId>,
+    },
+    /// Jobs that wait for others were enqueued.
+    Waiting,
     /// An operator has changed a limit, a group or a pause.
     Settings,
     /// Jobs that are assigned ahead should be returned, because a pause covers them.
@@ -130,6 +137,8 @@ impl Hint {
             | Self::Left { .. }
             | Self::Assigned { .. }
             | Self::Released { .. }
+            | Self::Ended { .. }
+            | Self::Waiting
             | Self::Settings
             | Self::Recall
             | Self::Control
@@ -161,6 +170,8 @@ impl Hint {
                 assigned
             }
             Self::Released { permits } => doc! { "kind": "released", "permits": permits.clone() },
+            Self::Ended { jobs } => doc! { "kind": "ended", "jobs": jobs.clone() },
+            Self::Waiting => doc! { "kind": "waiting" },
             Self::Settings => doc! { "kind": "settings" },
             Self::Recall => doc! { "kind": "recall" },
             Self::Control => doc! { "kind": "control" },
@@ -204,6 +215,8 @@ impl Hint {
                 let permits = document.get_array("permits").ok()?.iter().filter_map(Bson::as_str).map(str::to_owned).collect();
                 Self::Released { permits }
             }
+            "ended" => Self::Ended { jobs: ids_in(document.get("jobs")) },
+            "waiting" => Self::Waiting,
             "settings" => Self::Settings,
             "recall" => Self::Recall,
             "control" => Self::Control,

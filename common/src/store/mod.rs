@@ -14,6 +14,7 @@
 //! | `start` | read and lock jobs; the jobs that a start has locked |
 //! | `items` | outcomes of the items of a running bundle |
 //! | `finish` | the outcomes of starts: archive, delete or reschedule |
+//! | `graphs` | jobs that wait for others: their insert, the ends of those, their release |
 //! | `not_kept` | the number of jobs that were deleted after their success |
 //! | `rescue` | jobs of dead workers; the sweep |
 //! | `expiry` | jobs that were not started in time |
@@ -49,6 +50,7 @@ mod due;
 mod error;
 mod expiry;
 mod finish;
+mod graphs;
 mod groups;
 mod hints;
 mod insert;
@@ -107,6 +109,7 @@ pub use self::{
     views::{COUNTED, Finished, SAMPLED, StoredJob, Waiting},
 };
 pub(crate) use self::{
+    graphs::{Inserted, StoredResult},
     insert::Duplicate,
     session::require_transaction,
     unique::{Holder, Taken, successor},

@@ -39,6 +39,10 @@ const IDS_PER_PIECE: usize = 64;
 /// Number of commit sessions of a worker in its roster document: the current one and the last ones before it.
 const KEPT_SESSIONS: i32 = 4;
 
+/// Maximum number of sessions of workables' own transactions in the roster document. The transactions of further ones end by themselves after
+/// a minute.
+const TRANSACTION_SESSIONS: i32 = 512;
+
 /// Approximate number of workers that read one channel.
 const WORKERS_PER_CHANNEL: i64 = 32;
 /// Maximum number of channels.
@@ -426,6 +430,18 @@ impl Store {
         let filter = doc! { "_id": worker, "retired": { "$ne": true } };
         let update = doc! { "$push": { "sessions": { "$each": [session], "$slice": -KEPT_SESSIONS } } };
         let noted = call("record_commit_session", async move { roster.update_one(filter, update).await }).await?;
+        Ok(noted.matched_count == 1)
+    }
+
+    /// Records a session before a workable's own transaction uses it. Returns false when the worker was declared dead. They are used again
+    /// and again, so there are as many as such transactions at a time; the newest are kept.
+    ///
+    /// Filter: id, not retired. Index: `_id`. Invariant: none, as above.
+    pub async fn record_transaction_session(&self, worker: WorkerId, session: Document) -> Result<bool, StoreError> {
+        let roster = self.roster.clone();
+        let filter = doc! { "_id": worker, "retired": { "$ne": true } };
+        let update = doc! { "$push": { "transaction_sessions": { "$each": [session], "$slice": -TRANSACTION_SESSIONS } } };
+        let noted = call("record_transaction_session", async move { roster.update_one(filter, update).await }).await?;
         Ok(noted.matched_count == 1)
     }
 

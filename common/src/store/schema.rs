@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// Version of the schema in this file. Every change to the schema increases it.
-const SCHEMA_VERSION: i32 = 11;
+const SCHEMA_VERSION: i32 = 12;
 
 /// Maximum size of a `workable`, in bytes of BSON. A job with its history and its result must fit into MongoDB's limit
 /// of 16 MiB.
@@ -45,6 +45,10 @@ pub const UNIQUE: &str = "unique";
 pub const UNIQUE_WHILE_WAITING: &str = "unique_while_waiting";
 /// Makes the job unique that waits for the end of another one.
 pub const UNIQUE_AFTER: &str = "unique_after";
+/// The jobs that wait for others. Serves `waiting_jobs`.
+pub const WAITING_JOBS: &str = "waiting_jobs";
+/// The jobs of a graph, in `scheduled` and in `archived`. Serves `jobs_of_graph`.
+pub const GRAPH_JOBS: &str = "graph_jobs";
 /// Serves `expired_jobs`.
 pub const EXPIRING_JOBS: &str = "expiring_jobs";
 /// Deletes the keys whose period is over.
@@ -84,10 +88,12 @@ pub(crate) enum Feature {
     Limits,
     /// Jobs in lines.
     Lines,
+    /// Jobs that wait for others.
+    Graphs,
 }
 
 impl Feature {
-    const ALL: [Self; 4] = [Self::Unique, Self::Expiry, Self::Limits, Self::Lines];
+    const ALL: [Self; 5] = [Self::Unique, Self::Expiry, Self::Limits, Self::Lines, Self::Graphs];
 
     /// The field in `metadata`.
     fn field(self) -> &'static str {
@@ -96,6 +102,7 @@ impl Feature {
             Self::Expiry => "expiry",
             Self::Limits => "limits",
             Self::Lines => "lines",
+            Self::Graphs => "graphs",
         }
     }
 }
@@ -128,7 +135,7 @@ impl IndexKind {
 /// All indexes. Other keys under the same name replace the old index, and until the new one is built searches find
 /// nothing. With a number in the name (`due_jobs_2`), the old index serves the old release until a recruiter of this
 /// release leads ([`drop_outdated_indexes`]).
-fn indexes() -> [Index; 11] {
+fn indexes() -> [Index; 14] {
     let unique = |name, only: Document| Index {
         collection: "scheduled",
         name,
@@ -136,6 +143,14 @@ fn indexes() -> [Index; 11] {
         only: Some(only),
         kind: IndexKind::Unique,
         feature: Some(Feature::Unique),
+    };
+    let graph_jobs = |collection| Index {
+        collection,
+        name: GRAPH_JOBS,
+        keys: doc! { "graph": 1 },
+        only: Some(doc! { "graph": { "$exists": true } }),
+        kind: IndexKind::Ordinary,
+        feature: Some(Feature::Graphs),
     };
     [
         Index {
@@ -190,6 +205,16 @@ fn indexes() -> [Index; 11] {
         unique(UNIQUE, doc! { UNIQUE: any_text() }),
         unique(UNIQUE_WHILE_WAITING, doc! { UNIQUE_WHILE_WAITING: any_text(), "locked": false, "attempts": never_started() }),
         unique(UNIQUE_AFTER, doc! { UNIQUE_AFTER: any_text() }),
+        graph_jobs("scheduled"),
+        graph_jobs("archived"),
+        Index {
+            collection: "scheduled",
+            name: WAITING_JOBS,
+            keys: doc! { "waiting": 1, "_id": 1 },
+            only: Some(doc! { "waiting": true }),
+            kind: IndexKind::Ordinary,
+            feature: Some(Feature::Graphs),
+        },
         Index {
             collection: "scheduled",
             name: EXPIRING_JOBS,
@@ -457,64 +482,80 @@ fn waiting_job() -> Document {
         "locked": { "$ne": true },
         "$jsonSchema": {
             "required": ["_id", "locked", "group", "priority", "scheduled_at", "workable"],
-            "properties": {
-                "_id": { "bsonType": "objectId", "description": "an ObjectId" },
-                "locked": { "bsonType": "bool", "description": "false; only a worker sets it to true" },
-                "done": optional("bool", "true or false"),
-                "created_at": optional("date", "a date"),
-                "group": { "bsonType": "string", "minLength": 1, "maxLength": 256, "description": "a text of 1 to 256 characters" },
-                "priority": { "bsonType": ["int", "long"], "minimum": 0, "maximum": 9, "description": "an integer from 0 to 9" },
-                "scheduled_at": { "bsonType": "date", "description": "a date from the year 1 to the year 9999" },
-                "keep": { "enum": ["all", "failures", Bson::Null], "description": "`failures` or `all`" },
-                "gate": { "bsonType": ["string", "null"], "minLength": 1, "maxLength": 256, "description": "a text of 1 to 256 characters" },
-                "unique": key(),
-                "unique_while_waiting": key(),
-                "unique_after": key(),
-                "unique_for_period": key(),
-                "replaced": count(),
-                "due_after": optional("date", "a date"),
-                "expires_at": optional("date", "a date"),
-                "attempts": count(),
-                "interruptions": count(),
-                "deaths": count(),
-                "executions_dropped": count(),
-                "workable": {
-                    "bsonType": "object",
-                    "description": "a document {class, parameters} or {class, items}, with at most 4 MiB",
-                    "required": ["class"],
-                    "properties": {
-                        "class": { "bsonType": "string", "minLength": 1, "maxLength": 256, "description": "a text of 1 to 256 characters" },
-                        "parameters": parameters(),
-                        "method": optional("string", "a text"),
-                        "items": items(),
-                    },
-                },
-                "item_outcomes": {
-                    "bsonType": ["array", "null"],
-                    "maxItems": i64::try_from(MOST_ITEMS).unwrap_or(i64::MAX),
-                    "items": { "bsonType": ["string", "object", "null"] },
-                    "description": "an array with one outcome for each item at most",
-                },
-                "retry_policy": retry_policy(),
-                "tags": tags(),
-                "urn": optional("string", "a text"),
-                "once": optional("bool", "true or false"),
-                "recovered_from": optional("objectId", "the id of a job"),
-                "schedule": optional("object", "the run of a schedule: {name, slot}"),
-                "cancel_requested_at": optional("date", "a date"),
-                "why": optional("string", "a text"),
-                "last_execution": execution(),
-                "executions": { "bsonType": ["array", "null"], "items": execution(), "description": "an array of executions" },
-            },
+            "properties": job_properties(),
         },
-        // The place in a line.
-        "$or": [{ "gate": { "$not": any_line() } }, { "created_at": { "$type": "date" } }],
+        "$and": [
+            // The place in a line.
+            { "$or": [{ "gate": { "$not": any_line() } }, { "created_at": { "$type": "date" } }] },
+            // A job that waits is not due.
+            { "$or": [{ "waiting": Bson::Null }, { "scheduled_at": bson::DateTime::from_millis(*DUE_MS.end()) }] },
+        ],
         "scheduled_at": { "$gte": bson::DateTime::from_millis(*DUE_MS.start()), "$lte": bson::DateTime::from_millis(*DUE_MS.end()) },
         "$expr": { "$or": [
             { "$ne": [{ "$type": "$workable" }, "object"] },
             { "$lte": [{ "$bsonSize": "$workable" }, i64::try_from(LARGEST_WORKABLE).unwrap_or(i64::MAX)] },
         ] },
     }
+}
+
+/// The fields of a job, in two parts, because the macro nests once for each value.
+fn job_properties() -> Document {
+    let mut properties = doc! {
+        "_id": { "bsonType": "objectId", "description": "an ObjectId" },
+        "locked": { "bsonType": "bool", "description": "false; only a worker sets it to true" },
+        "done": optional("bool", "true or false"),
+        "created_at": optional("date", "a date"),
+        "group": { "bsonType": "string", "minLength": 1, "maxLength": 256, "description": "a text of 1 to 256 characters" },
+        "priority": { "bsonType": ["int", "long"], "minimum": 0, "maximum": 9, "description": "an integer from 0 to 9" },
+        "scheduled_at": { "bsonType": "date", "description": "a date from the year 1 to the year 9999" },
+        "keep": { "enum": ["all", "failures", Bson::Null], "description": "`failures` or `all`" },
+        "gate": { "bsonType": ["string", "null"], "minLength": 1, "maxLength": 256, "description": "a text of 1 to 256 characters" },
+        "unique": key(),
+        "unique_while_waiting": key(),
+        "unique_after": key(),
+        "unique_for_period": key(),
+        "replaced": count(),
+        "due_after": optional("date", "a date"),
+        "expires_at": optional("date", "a date"),
+        "attempts": count(),
+        "interruptions": count(),
+        "deaths": count(),
+        "executions_dropped": count(),
+        "workable": {
+            "bsonType": "object",
+            "description": "a document {class, parameters} or {class, items}, with at most 4 MiB",
+            "required": ["class"],
+            "properties": {
+                "class": { "bsonType": "string", "minLength": 1, "maxLength": 256, "description": "a text of 1 to 256 characters" },
+                "parameters": parameters(),
+                "method": optional("string", "a text"),
+                "items": items(),
+            },
+        },
+        "item_outcomes": {
+            "bsonType": ["array", "null"],
+            "maxItems": i64::try_from(MOST_ITEMS).unwrap_or(i64::MAX),
+            "items": { "bsonType": ["string", "object", "null"] },
+            "description": "an array with one outcome for each item at most",
+        },
+        "retry_policy": retry_policy(),
+        "tags": tags(),
+        "urn": optional("string", "a text"),
+        "once": optional("bool", "true or false"),
+        "recovered_from": optional("objectId", "the id of a job"),
+        "schedule": optional("object", "the run of a schedule: {name, slot}"),
+        "cancel_requested_at": optional("date", "a date"),
+        "why": optional("string", "a text"),
+        "last_execution": execution(),
+        "executions": { "bsonType": ["array", "null"], "items": execution(), "description": "an array of executions" },
+    };
+    properties.extend(doc! {
+        "graph": optional("objectId", "the id of a graph"),
+        "waiting": { "enum": [true, Bson::Null], "description": "true while it waits for other jobs" },
+        "waits_for": edges(),
+        "followed": optional("bool", "true or false"),
+    });
+    properties
 }
 
 /// The fields of a limit, of a resource or of a group.
@@ -684,6 +725,18 @@ fn retry_policy() -> Document {
 
 fn tags() -> Document {
     doc! { "bsonType": ["array", "null"], "items": { "bsonType": "string" }, "description": "an array of texts" }
+}
+
+fn edges() -> Document {
+    let edge = doc! {
+        "bsonType": ["objectId", "object"],
+        "required": ["job"],
+        "properties": {
+            "job": { "bsonType": "objectId", "description": "the id of a job" },
+            "when": { "enum": ["done", "ended", "failed"], "description": "`done`, `ended` or `failed`" },
+        },
+    };
+    doc! { "bsonType": ["array", "null"], "items": edge, "description": "an array of ids of jobs, or of documents {job, when}" }
 }
 
 fn count() -> Document {

@@ -19,6 +19,8 @@
 //! | `past_assignments` | assignments that have ended, and jobs that were not started |
 //! | `plan` | which worker gets which job |
 //! | `schedules` | the jobs of schedules, beside the rounds |
+//! | `dependencies` | jobs that wait for others are released or cancelled, beside the rounds |
+//! | `waiting` | the jobs that wait, and what follows from the end of a job |
 //! | `keep_alive` | the message after which idle workers need not poll |
 //! | `database` | the MongoDB operations of a round |
 //! | `model` | tests: the rules of staleness for every order of events |
@@ -26,6 +28,7 @@
 pub(crate) mod admission;
 mod assign;
 mod database;
+mod dependencies;
 mod discover;
 mod fleet;
 mod in_flight;
@@ -41,6 +44,7 @@ mod schedules;
 mod shares;
 mod trigger;
 mod unannounced;
+mod waiting;
 
 use std::{path::Path, time::Duration};
 
@@ -53,7 +57,9 @@ use recruiter_common::{
 };
 
 pub(crate) use self::lease::Leadership;
-use self::{admission::Admission, assign::Assigning, rounds::Rounds, schedules::Schedules};
+use tokio::sync::mpsc;
+
+use self::{admission::Admission, assign::Assigning, dependencies::Dependencies, rounds::Rounds, schedules::Schedules};
 
 /// Pause after a term that could not begin.
 const RETRY: Duration = Duration::from_millis(500);
@@ -79,11 +85,14 @@ pub(crate) async fn lead(
         }
     };
     recruiter_common::service::ready("leading");
-    let rounds = Rounds { store, poll, hints_directory, leadership: &leadership, watchdog };
+    let ((ends, news), (release, released)) = (mpsc::unbounded_channel(), mpsc::unbounded_channel());
+    let mut rounds = Rounds { store, poll, hints_directory, leadership: &leadership, watchdog, ends, released };
     let mut schedules = Schedules::new(store, poll, &leadership);
-    let mut stopping = shutdown.clone();
+    let mut dependencies = Dependencies::new(store, poll, news, release);
+    let (mut stopping, mut ending) = (shutdown.clone(), shutdown.clone());
+    let duties = async { tokio::join!(rounds.run(assigning, shutdown), schedules.run(&mut stopping), dependencies.run(&mut ending)) };
     let is_asked_to_stop = tokio::select! {
-        ((), ()) = async { tokio::join!(rounds.run(assigning, shutdown), schedules.run(&mut stopping)) } => true,
+        ((), (), ()) = duties => true,
         // If the lease is lost during a round, the round is dropped. Its term matches no worker any more.
         () = leadership.keep(store) => false,
     };

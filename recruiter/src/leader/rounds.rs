@@ -9,9 +9,10 @@ use recruiter_common::{
     instant::Instant,
     service::Watchdog,
     shutdown::{Shutdown, pause},
-    store::{Hints, Hub, Listener, Store},
+    store::{Hint, Hints, Hub, Listener, ScheduledJob, Store},
     telemetry::{chain, milliseconds},
 };
+use tokio::sync::mpsc;
 
 use super::{
     assign::{Assigning, Summary},
@@ -34,11 +35,15 @@ pub(crate) struct Rounds<'a> {
     pub(crate) hints_directory: Option<&'a Path>,
     pub(crate) leadership: &'a Leadership,
     pub(crate) watchdog: &'a Watchdog,
+    /// Where hints about ends go, to the duty of dependencies.
+    pub(crate) ends: mpsc::UnboundedSender<Hint>,
+    /// The jobs that this duty has released.
+    pub(crate) released: mpsc::UnboundedReceiver<Vec<ScheduledJob>>,
 }
 
 impl Rounds<'_> {
     /// Assigns until a stop is requested. The stop waits for the end of the round.
-    pub(crate) async fn run(&self, mut assigning: Assigning, shutdown: &mut Shutdown) {
+    pub(crate) async fn run(&mut self, mut assigning: Assigning, shutdown: &mut Shutdown) {
         let store = self.store;
         let mut hints = store.hints(Listener::Recruiter);
         // Closed with the end of the term.
@@ -88,7 +93,7 @@ impl Rounds<'_> {
             }
             let until = scan_at.min(Monotonic::now() + self.watchdog.next_in());
             let until = summary.retry_at.into_iter().chain(unannounced.next()).fold(until, Monotonic::min);
-            trigger = wait(store, &mut hints, &mut assigning, summary.next_due, until, shutdown).await;
+            trigger = self.wait(&mut hints, &mut assigning, summary.next_due, until, shutdown).await;
         }
     }
 
@@ -102,6 +107,55 @@ impl Rounds<'_> {
                 None
             }
         }
+    }
+
+    /// Sleeps until a hint arrives, a job becomes due, or `until`.
+    async fn wait(
+        &mut self,
+        hints: &mut Hints,
+        assigning: &mut Assigning,
+        next_due: Option<Instant>,
+        until: Monotonic,
+        shutdown: &mut Shutdown,
+    ) -> Trigger {
+        let mut trigger = Trigger::default();
+        // Hints that have already arrived are read even if there is no time to wait.
+        while let Some(hint) = hints.try_next() {
+            self.note(hint, &mut trigger, assigning);
+        }
+        while let Ok(jobs) = self.released.try_recv() {
+            trigger.announced.extend(jobs);
+        }
+        while trigger.is_empty() {
+            let due = next_due.into_iter().chain(assigning.alarms.next()).min();
+            // One millisecond more, because the estimated server time is cut to whole milliseconds.
+            let until_due =
+                due.map_or(Duration::MAX, |due| (due - self.store.now()).to_std().unwrap_or_default() + Duration::from_millis(1));
+            let until_scan = until.saturating_duration_since(Monotonic::now());
+            let mut next = tokio::select! {
+                hint = hints.next() => Some(hint),
+                Some(jobs) = self.released.recv() => {
+                    trigger.announced.extend(jobs);
+                    hints.try_next()
+                }
+                () = pause(until_due.min(until_scan)) => return trigger,
+                () = shutdown.requested() => return trigger,
+            };
+            while let Some(hint) = next {
+                self.note(hint, &mut trigger, assigning);
+                next = hints.try_next();
+            }
+        }
+        trigger
+    }
+
+    /// Adds a hint to the trigger, or passes it on to the duty of dependencies.
+    fn note(&self, hint: Hint, trigger: &mut Trigger, assigning: &mut Assigning) {
+        if matches!(hint, Hint::Ended { .. } | Hint::Waiting | Hint::Seed) {
+            // That duty ends together with the rounds.
+            let _ = self.ends.send(hint.clone());
+        }
+        trigger.add(hint, &mut assigning.alarms);
     }
 }
 
@@ -118,38 +172,6 @@ fn scan_every(poll: Duration, is_listening: bool, took: Duration) -> Duration {
     // While hints cannot be received, scans replace them.
     let wanted = if is_listening { poll } else { poll / 2 };
     wanted.max((took * RARER).min(poll * RARER))
-}
-
-/// Sleeps until a hint arrives, a job becomes due, or `until`.
-async fn wait(
-    store: &Store,
-    hints: &mut Hints,
-    assigning: &mut Assigning,
-    next_due: Option<Instant>,
-    until: Monotonic,
-    shutdown: &mut Shutdown,
-) -> Trigger {
-    let mut trigger = Trigger::default();
-    // Hints that have already arrived are read even if there is no time to wait.
-    while let Some(hint) = hints.try_next() {
-        trigger.add(hint, &mut assigning.alarms);
-    }
-    while trigger.is_empty() {
-        let due = next_due.into_iter().chain(assigning.alarms.next()).min();
-        // One millisecond more, because the estimated server time is cut to whole milliseconds.
-        let until_due = due.map_or(Duration::MAX, |due| (due - store.now()).to_std().unwrap_or_default() + Duration::from_millis(1));
-        let until_scan = until.saturating_duration_since(Monotonic::now());
-        let mut next = tokio::select! {
-            hint = hints.next() => Some(hint),
-            () = pause(until_due.min(until_scan)) => return trigger,
-            () = shutdown.requested() => return trigger,
-        };
-        while let Some(hint) = next {
-            trigger.add(hint, &mut assigning.alarms);
-            next = hints.try_next();
-        }
-    }
-    trigger
 }
 
 #[cfg(test)]

@@ -74,6 +74,8 @@ impl Trigger {
             Hint::Seed => self.full_scan = true,
             Hint::Released { permits } => self.released.extend(permits),
             Hint::Settings => self.settings = true,
+            // The duty of dependencies gets these.
+            Hint::Ended { .. } | Hint::Waiting => {}
             Hint::Assigned { .. } | Hint::Recall | Hint::Control | Hint::Cancel { .. } | Hint::KeepAlive { .. } => {}
         }
     }

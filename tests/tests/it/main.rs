@@ -19,6 +19,7 @@ mod events;
 mod examples;
 mod expiry;
 mod faults;
+mod graphs;
 mod harness;
 mod keep;
 mod library;

@@ -1,7 +1,7 @@
 //! One attempt at a job: context, run, verdict, record, hooks.
 
 use std::{
-    sync::Arc,
+    sync::{Arc, OnceLock},
     time::{Duration, Instant as Monotonic},
 };
 
@@ -11,13 +11,14 @@ use recruiter_common::{
     ids::JobId,
     instant::Instant,
     job::{Claim, Execution, FinishReason, Job},
-    store::{Archival, Recorded, Rescheduling, Store},
+    store::{Archival, Recorded, Rescheduling},
     telemetry::milliseconds,
 };
 use tracing::Instrument as _;
 
 use super::{
     bundle::Bundle,
+    continuation::{self, Ended},
     dependencies::Policy,
     environment::Environment,
     events::{Events, log},
@@ -45,16 +46,21 @@ pub(crate) struct StartedJob {
 /// This future exists once for each running job. Large and rarely used parts are boxed to keep it small.
 pub(crate) async fn run(environment: &Environment, mut attempt: Box<Attempt>) -> JobId {
     let job = attempt.job.id;
-    let context = attempt.context(&environment.dependencies.store);
+    let context = attempt.context(environment);
     let started = Monotonic::now();
     let events = Events::of_start(environment, &context);
     let span = attempt.span();
     let ended = attempt.execute(environment, &context).instrument(span).await;
     environment.table.note_ended(job);
     let now = environment.now().await;
-    let verdict = attempt.verdict(ended, now);
+    let committed = context.committed();
+    let verdict = match &committed {
+        Some(done) => Verdict::Archive { why: FinishReason::DONE, failure: None, result: done.result.clone() },
+        None => attempt.verdict(continuation::prepared(ended, &attempt.job, &environment.dependencies.store, now).await, now),
+    };
     let duration_ms = milliseconds(started.elapsed());
     let recorded = match attempt.end(&verdict, now) {
+        _ if committed.is_some() => Some(Recorded::Yes),
         Some(end) => environment.recorder.record(end).await,
         None => Some(Recorded::ClaimLost),
     };
@@ -134,10 +140,12 @@ impl Attempt {
         self.job.last_execution.as_ref().and_then(|execution| execution.permits.as_deref()).unwrap_or_default()
     }
 
-    fn context(&self, store: &Arc<Store>) -> Arc<Context> {
+    fn context(&self, environment: &Environment) -> Arc<Context> {
         Arc::new(Context {
             job: self.job.clone(),
-            store: Some(store.clone()),
+            store: Some(environment.dependencies.store.clone()),
+            ends: Some((self.claim, environment.transactions.clone())),
+            committed: OnceLock::new(),
             start: self.claim.start(),
             is_last_attempt: self.is_last_attempt,
             last_execution: self.previous.clone(),
@@ -180,7 +188,13 @@ impl Attempt {
         }
     }
 
-    fn verdict(&self, ended: Result<Done, NotDone>, now: Instant) -> Verdict {
+    fn verdict(&self, ended: Result<Ended, NotDone>, now: Instant) -> Verdict {
+        let ended = match ended {
+            Ok(Ended::Become(_)) if self.cancel.why() == Some(Cancellation::ClaimLost) => return Verdict::ClaimLost,
+            Ok(Ended::Become(jobs)) => return Verdict::Become { jobs },
+            Ok(Ended::Done(done)) => Ok(done),
+            Err(not_done) => Err(not_done),
+        };
         match (&self.policy, &self.payload) {
             (Ok(_), Payload::Bundle(bundle)) if ended.is_ok() => bundle.verdict(self.cancel.why(), now),
             (Ok(policy), _) => verdict(&self.job.history(), policy.as_ref(), ended, self.cancel.why(), now),
@@ -202,6 +216,10 @@ impl Attempt {
                     Some(outcomes) => archival.with_items(outcomes),
                     None => archival,
                 })))
+            }
+            Verdict::Become { jobs } => {
+                let archival = Archival::ended(&self.job, self.claim, execution(None), &FinishReason::DONE, None);
+                Some(JobEnd::Archive(Box::new(archival.continued_as(jobs.clone()))))
             }
             Verdict::Retry { failure, at, again } => {
                 let rescheduling = Rescheduling::retry(&self.job, self.claim, &execution(Some(failure)), *at, again.counts());

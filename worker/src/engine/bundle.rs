@@ -113,7 +113,8 @@ impl Bundle {
                 run.snoozed.get_or_insert((index, failure));
                 return;
             }
-            Verdict::ClaimLost => return,
+            // No item becomes other jobs.
+            Verdict::Become { .. } | Verdict::ClaimLost => return,
         };
         if let Some(workable) = workable.filter(|_| has_hooks) {
             run.ended.push(EndedItem { index, workable, failure: failed.map(Box::new) });
@@ -218,7 +219,7 @@ mod tests {
             Verdict::Retry { failure, at, again } => {
                 format!("retry {} +{} {again:?}: {}", failure.class, (at - now()).num_seconds(), failure.message)
             }
-            Verdict::Release { .. } | Verdict::ClaimLost => "nothing".into(),
+            Verdict::Become { .. } | Verdict::Release { .. } | Verdict::ClaimLost => "nothing".into(),
         }
     }
 

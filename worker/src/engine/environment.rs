@@ -10,6 +10,7 @@ use crate::{
     event::WorkerEvent,
     panics::guarded,
     registry::Ready,
+    transaction::Transactions,
     workable::{Done, NotDone},
 };
 
@@ -21,6 +22,8 @@ pub(crate) struct Environment {
     pub(crate) table: Arc<Table>,
     pub(crate) lease: Arc<Lease>,
     pub(crate) recorder: Recorder,
+    /// The sessions of transactions in which workables end their jobs.
+    pub(crate) transactions: Arc<Transactions>,
 }
 
 impl Environment {

@@ -41,7 +41,7 @@ impl Drop for Events<'_> {
 
 fn event<'a>(job: &'a Context, verdict: &'a Verdict) -> WorkerEvent<'a> {
     match verdict {
-        Verdict::Archive { failure: None, .. } => WorkerEvent::Done { job },
+        Verdict::Archive { failure: None, .. } | Verdict::Become { .. } => WorkerEvent::Done { job },
         Verdict::Archive { why, failure: Some(reason), .. } if *why == FinishReason::CANCELLED => WorkerEvent::Cancelled { job, reason },
         Verdict::Archive { failure: Some(failure), .. } => WorkerEvent::Failed { job, failure, last: true },
         Verdict::Retry { failure, again: Again::Failed, .. } => WorkerEvent::Failed { job, failure, last: false },
@@ -79,6 +79,9 @@ pub(crate) fn log(job: &Job, duration_ms: u64, verdict: &Verdict) {
         }
         Verdict::Release { failure, .. } => ended!(debug, failure, "job released: its workable did not run"),
         Verdict::Archive { failure: None, .. } => tracing::debug!(job.id = %job.id, job.class = job.class, duration_ms, "job done"),
+        Verdict::Become { jobs } => {
+            tracing::debug!(job.id = %job.id, job.class = job.class, duration_ms, count = jobs.len(), "job became others");
+        }
         Verdict::ClaimLost => {}
     }
 }

@@ -29,6 +29,7 @@
 
 mod attempt;
 mod bundle;
+mod continuation;
 mod deadline;
 pub(crate) mod dependencies;
 mod drain;

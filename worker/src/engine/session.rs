@@ -30,7 +30,7 @@ use super::{
     starts::Answered,
     work::Work,
 };
-use crate::{config::WorkerConfig, context::Cancellation};
+use crate::{config::WorkerConfig, context::Cancellation, transaction::Transactions};
 
 /// The longest time between two reads of the assignment, whatever a keep-alive says.
 const LONGEST_SILENCE: Duration = Duration::from_secs(60);
@@ -118,7 +118,8 @@ impl Session {
         let (sender, news) = mpsc::channel(4);
         let beating = tokio::spawn(heartbeat.run(sender));
         let leader = Leader::new(config.heartbeat);
-        let environment = Arc::new(Environment { dependencies, table: slots.table(), lease, recorder });
+        let transactions = Arc::new(Transactions::new(dependencies.store.clone(), id));
+        let environment = Arc::new(Environment { dependencies, table: slots.table(), lease, recorder, transactions });
         let work = Work::new(id, environment.clone(), slots);
         Ok(Self { id, environment, work, leader, hints, news, recording, beating, request: None })
     }
@@ -189,7 +190,7 @@ impl Session {
                 // Hints may have been missed.
                 Event::Hint(Hint::Seed) => poll_at = Monotonic::now(),
                 Event::Hint(Hint::Jobs { .. } | Hint::NotStarted | Hint::Free | Hint::Returned { .. } | Hint::Left { .. }) => {}
-                Event::Hint(Hint::Released { .. } | Hint::Settings) => {}
+                Event::Hint(Hint::Released { .. } | Hint::Ended { .. } | Hint::Waiting | Hint::Settings) => {}
                 Event::Started(answered) => self.work.run(*answered).await,
                 Event::SlotsChanged => {
                     gather().await;

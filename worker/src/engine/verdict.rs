@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use bson::Bson;
+use bson::{Bson, Document};
 use recruiter_common::{
     failure::{self, Failure},
     instant::Instant,
@@ -26,6 +26,8 @@ const RELEASED_FOR: Duration = Duration::from_secs(2);
 pub(crate) enum Verdict {
     /// The job goes to the archive.
     Archive { why: FinishReason, failure: Option<Failure>, result: Option<Bson> },
+    /// The job goes to the archive as done, and these jobs take its place.
+    Become { jobs: Vec<Document> },
     /// The job runs again at `at`.
     Retry { failure: Failure, at: Instant, again: Again },
     /// The job is unlocked as it was before this start, and is due at `at`: its workable did not run.
@@ -58,7 +60,7 @@ impl Verdict {
             Self::Archive { failure: None, .. } => Some((None, false)),
             Self::Archive { why, failure, .. } => Some((failure.as_ref(), true)).filter(|_| *why != FinishReason::CANCELLED),
             Self::Retry { failure, again, .. } => Some((Some(failure), false)).filter(|_| again.counts()),
-            Self::Release { .. } | Self::ClaimLost => None,
+            Self::Become { .. } | Self::Release { .. } | Self::ClaimLost => None,
         }
     }
 }
@@ -106,6 +108,10 @@ pub(crate) fn verdict(
             Verdict::Retry { failure: reason, at, again: Again::Snoozed }
         }
         (Err(NotDone::Failed(failure) | NotDone::Stopped(failure)), _) => by_policy(failure),
+        // The attempt makes a job become others. Only the items of bundles get here.
+        (Err(NotDone::ContinueAs(_)), _) => {
+            archive(FinishReason::GAVE_UP, Failure::new("continuation", "an item of a bundle cannot become other jobs"))
+        }
     });
     decided.unwrap_or_else(|failure| archive(FinishReason::MALFORMED, failure))
 }
@@ -134,6 +140,7 @@ mod tests {
             Verdict::Archive { why, failure, .. } => format!("archive {why} {}", failure.map_or_else(String::new, |failure| failure.class)),
             Verdict::Retry { failure, at, again } => format!("retry {} +{} {again:?}", failure.class, (at - now()).num_seconds()),
             Verdict::Release { failure, at } => format!("release {} +{}", failure.class, (at - now()).num_seconds()),
+            Verdict::Become { jobs } => format!("become {}", jobs.len()),
             Verdict::ClaimLost => "nothing".into(),
         }
     }

@@ -1,0 +1,179 @@
+//! Reads of graphs: the jobs of a graph with their states, and the results of the jobs that a job waited for.
+
+use std::collections::HashMap;
+
+use bson::{Bson, Document};
+use serde::de::DeserializeOwned;
+
+use super::{Edge, InputError, edges_of};
+use crate::{
+    ids::{GraphId, JobId},
+    store::{Store, StoreError, StoredResult},
+};
+
+/// Maximum number of jobs that are read of one graph, in each collection.
+const MOST_SHOWN: i64 = 100_000;
+/// Maximum length of a chain of jobs of which each has become the next.
+const LONGEST_CHAIN: usize = 100_000;
+
+/// The state of one job of a graph.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum GraphState {
+    /// It waits for other jobs of the graph.
+    Waits,
+    /// It can start.
+    Scheduled,
+    /// It runs.
+    Running,
+    /// It is done.
+    Done,
+    /// It has become other jobs.
+    Continued,
+    /// It failed for this reason, and was enqueued again.
+    Retried {
+        /// Its finish reason.
+        why: String,
+    },
+    /// It was cancelled, by hand or because of the end of a job that it waited for.
+    Cancelled,
+    /// It failed for the last time, for this reason.
+    Failed {
+        /// Its finish reason.
+        why: String,
+    },
+}
+
+impl GraphState {
+    /// The state as one word.
+    pub fn word(&self) -> &str {
+        match self {
+            Self::Waits => "waits",
+            Self::Scheduled => "scheduled",
+            Self::Running => "running",
+            Self::Done => "done",
+            Self::Continued => "continued",
+            Self::Retried { .. } => "retried",
+            Self::Cancelled => "cancelled",
+            Self::Failed { why } => why,
+        }
+    }
+
+    /// Whether the job is still to be run.
+    pub fn is_open(&self) -> bool {
+        matches!(self, Self::Waits | Self::Scheduled | Self::Running)
+    }
+}
+
+/// One job of a graph.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct GraphJob {
+    /// Its id.
+    pub id: JobId,
+    /// Its class.
+    pub class: String,
+    /// Its group.
+    pub group: String,
+    /// Its state.
+    pub state: GraphState,
+    /// The jobs that it waits for, or has waited for.
+    pub waits_for: Vec<Edge>,
+    /// The jobs that it has become.
+    pub continued_as: Vec<JobId>,
+    /// The job that it repeats.
+    pub recovered_from: Option<JobId>,
+    /// The error class and message of its last execution.
+    pub failure: Option<(String, String)>,
+}
+
+impl GraphJob {
+    /// From a document of either collection. Fields that cannot be read are left out.
+    fn of_document(job: &Document) -> Option<Self> {
+        let text = |of: &Document, field: &str| of.get_str(field).ok().map(str::to_owned);
+        let execution = job.get_document("last_execution").ok();
+        let failure = execution.and_then(|execution| Some((text(execution, "class")?, text(execution, "message").unwrap_or_default())));
+        let continued_as = job.get_array("continued_as").ok();
+        let id = |field: &str| job.get_object_id(field).ok().map(JobId::from);
+        Some(Self {
+            id: id("_id")?,
+            class: job.get_document("workable").ok().and_then(|workable| text(workable, "class")).unwrap_or_default(),
+            group: text(job, "group").unwrap_or_default(),
+            state: state_of(job),
+            waits_for: edges_of(job.get("waits_for")).unwrap_or_default(),
+            continued_as: continued_as.into_iter().flatten().filter_map(Bson::as_object_id).map(JobId::from).collect(),
+            recovered_from: id("recovered_from"),
+            failure,
+        })
+    }
+}
+
+fn state_of(job: &Document) -> GraphState {
+    let is = |field| job.get_bool(field).unwrap_or(false);
+    if is("locked") {
+        return GraphState::Running;
+    }
+    if job.contains_key("scheduled_at") {
+        return if is("waiting") { GraphState::Waits } else { GraphState::Scheduled };
+    }
+    let why = job.get_str("why").unwrap_or("unknown").to_owned();
+    match why.as_str() {
+        "done" if job.contains_key("continued_as") => GraphState::Continued,
+        "done" => GraphState::Done,
+        _ if job.get_object_id("retried_as").is_ok() => GraphState::Retried { why },
+        "cancelled" => GraphState::Cancelled,
+        _ => GraphState::Failed { why },
+    }
+}
+
+impl Store {
+    /// The jobs of a graph, by their ids; empty if no job has this graph.
+    ///
+    /// # Errors
+    /// When MongoDB cannot be reached.
+    pub async fn graph(&self, graph: GraphId) -> Result<Vec<GraphJob>, StoreError> {
+        let jobs = self.jobs_of_graph(graph, MOST_SHOWN).await?;
+        Ok(jobs.iter().filter_map(GraphJob::of_document).collect())
+    }
+
+    /// The results of these archived jobs, in this order. The result of a job that became others is the result of that job, or an array of
+    /// the results of those jobs. A job without a result has null.
+    ///
+    /// # Errors
+    /// [`InputError`].
+    pub async fn results<T: DeserializeOwned>(&self, jobs: &[JobId]) -> Result<Vec<T>, InputError> {
+        let mut known: HashMap<JobId, StoredResult> = HashMap::new();
+        let mut unread: Vec<JobId> = jobs.to_vec();
+        for _ in 0..LONGEST_CHAIN {
+            if unread.is_empty() {
+                break;
+            }
+            let found = self.results_of(&unread).await?;
+            if let Some(gone) = unread.iter().find(|job| !found.contains_key(job)) {
+                return Err(InputError::Gone { job: *gone });
+            }
+            let next = |result: &StoredResult| match result {
+                StoredResult::ContinuedAs(jobs) => jobs.clone(),
+                StoredResult::Value(_) => Vec::new(),
+            };
+            unread = found.values().flat_map(next).filter(|job| !known.contains_key(job)).collect();
+            known.extend(found);
+        }
+        let result = |job: &JobId| bson::deserialize_from_bson(value_of(*job, &known)).map_err(|error| InputError::of_type(*job, &error));
+        jobs.iter().map(result).collect()
+    }
+}
+
+/// The result of a job, from the results of all jobs that continue it. Without recursion, because a chain may be long.
+fn value_of(job: JobId, known: &HashMap<JobId, StoredResult>) -> Bson {
+    let mut job = job;
+    for _ in 0..LONGEST_CHAIN {
+        match known.get(&job) {
+            Some(StoredResult::Value(value)) => return value.clone(),
+            Some(StoredResult::ContinuedAs(jobs)) if jobs.len() == 1 => job = jobs[0],
+            Some(StoredResult::ContinuedAs(jobs)) => return jobs.iter().map(|job| value_of(*job, known)).collect(),
+            None => return Bson::Null,
+        }
+    }
+    Bson::Null
+}

@@ -1,0 +1,325 @@
+//! Jobs that wait for other jobs: their insert, the ends of those jobs, and their release.
+//!
+//! A job that waits is unlocked, has `waiting: true`, and is due in the year 9999. The leading recruiter releases it with one write when all
+//! of its edges are satisfied, however many there are. No end of a job writes to the jobs that wait for it.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
+
+use bson::{Bson, Document, RawDocumentBuf, doc};
+use futures_util::{FutureExt as _, TryStreamExt};
+use mongodb::{
+    ClientSession,
+    error::Error,
+    options::{Hint as IndexHint, ReadConcern},
+};
+
+use super::{
+    CommitSession, Store, StoreError,
+    batch::cut,
+    call, id_of,
+    schema::{Feature, GRAPH_JOBS, WAITING_JOBS},
+    session::{commit, require_transaction},
+};
+use crate::{
+    graphs::{End, InvalidGraph, NOT_NEEDED, Waiting},
+    ids::{GraphId, JobId},
+    instant::Instant,
+    job::FinishReason,
+};
+
+/// Maximum number of documents in one `insert` command of a transaction.
+const BATCH: usize = 1_000;
+/// Maximum size of one `insert` command, in bytes.
+const BATCH_BYTES: usize = 8 * 1024 * 1024;
+/// Maximum number of ids in one query.
+const IDS: usize = 10_000;
+
+/// The outcome of the insert of a graph.
+#[derive(Debug)]
+pub(crate) enum Inserted {
+    /// All jobs are inserted.
+    New,
+    /// All jobs exist already, by an earlier call.
+    Known,
+    /// Nothing is inserted.
+    Refused(InvalidGraph),
+}
+
+impl Store {
+    /// Makes the indexes for jobs that wait for others, unless they exist. An enqueueing call does it by itself, but not in a transaction of
+    /// the caller.
+    ///
+    /// Index: none. Invariant: none.
+    ///
+    /// # Errors
+    /// When MongoDB refuses or cannot be reached.
+    pub async fn prepare_graphs(&self) -> Result<(), StoreError> {
+        self.prepare(Feature::Graphs).await
+    }
+
+    /// Whether any job of this database has ever waited for another one.
+    ///
+    /// Index: `_id`. Invariant: none.
+    ///
+    /// # Errors
+    /// When MongoDB cannot be reached.
+    pub async fn has_graphs(&self) -> Result<bool, StoreError> {
+        self.is_in_use(Feature::Graphs).await
+    }
+
+    /// Inserts the jobs of a graph, unless it exists, if these other jobs exist that its jobs wait for.
+    ///
+    /// One transaction at majority. Index: `_id`. Invariant: I1, and the graph is inserted whole or not at all.
+    pub(crate) async fn insert_graph(&self, jobs: Vec<Document>, parents: Vec<JobId>) -> Result<Inserted, StoreError> {
+        let (store, jobs, parents): (_, Arc<[Document]>, Arc<[JobId]>) = (self.clone(), jobs.into(), parents.into());
+        let (sent, mut session) = (jobs.clone(), CommitSession::default());
+        let inserted = self.transaction("insert_graph", &mut session, move |open| {
+            let (store, jobs, parents) = (store.clone(), sent.clone(), parents.clone());
+            async move {
+                let inserted = store.insert_graph_into(open, &jobs, &parents).await?;
+                match inserted {
+                    Inserted::New => commit(open).await?,
+                    Inserted::Known | Inserted::Refused(_) => open.abort_transaction().await?,
+                }
+                Ok(inserted)
+            }
+            .boxed()
+        });
+        match inserted.await {
+            // One of them is in `scheduled`: by an earlier call, or under an id of the application.
+            Err(error) if error.is_duplicate() => {
+                let ids: Vec<JobId> = jobs.iter().filter_map(id_of).collect();
+                let known = self.known_among(&ids).await?;
+                match ids.iter().find(|id| known.contains(id)) {
+                    Some(_) if known.len() == ids.len() => Ok(Inserted::Known),
+                    Some(job) => Ok(Inserted::Refused(InvalidGraph::PartlyKnown { job: *job })),
+                    // A foreign unique index.
+                    None => Err(error),
+                }
+            }
+            other => other,
+        }
+    }
+
+    /// The same in the caller's transaction.
+    ///
+    /// Index: `_id`. Invariant: as above, once the caller's commit is acknowledged by a majority.
+    ///
+    /// # Errors
+    /// The caller must then abort the transaction. [`StoreError::NoTransaction`] if the caller has not started one.
+    pub(crate) async fn insert_graph_in(
+        &self,
+        session: &mut ClientSession,
+        jobs: Vec<Document>,
+        parents: Vec<JobId>,
+    ) -> Result<Inserted, StoreError> {
+        let operation = "insert_graph_in";
+        require_transaction(session, operation).await?;
+        let inserted = self.insert_graph_into(session, &jobs, &parents).await;
+        inserted.map_err(|source| StoreError::Mongo { operation, source: source.into() })
+    }
+
+    async fn insert_graph_into(&self, session: &mut ClientSession, jobs: &[Document], parents: &[JobId]) -> Result<Inserted, Error> {
+        let known = self.known_in(session, parents).await?;
+        if let Some(job) = parents.iter().find(|parent| !known.contains(parent)) {
+            return Ok(Inserted::Refused(InvalidGraph::UnknownJob { job: *job }));
+        }
+        let ids: Vec<JobId> = jobs.iter().filter_map(id_of).collect();
+        let mut archived = 0;
+        for some in ids.chunks(IDS) {
+            let these = doc! { "_id": { "$in": some.to_vec() } };
+            archived += self.archived.count_documents(these).session(&mut *session).await?;
+        }
+        if archived > 0 {
+            // The others may be in `scheduled`.
+            let known = self.known_in(session, &ids).await?;
+            let some = ids.iter().find(|id| known.contains(id));
+            return Ok(match some {
+                Some(job) if known.len() < ids.len() => Inserted::Refused(InvalidGraph::PartlyKnown { job: *job }),
+                Some(_) | None => Inserted::Known,
+            });
+        }
+        for batch in cut(jobs.to_vec(), BATCH, BATCH_BYTES, |job| job.to_vec().map_or(BATCH_BYTES, |bytes| bytes.len())) {
+            self.scheduled.insert_many(batch).session(&mut *session).await?;
+        }
+        Ok(Inserted::New)
+    }
+
+    /// Notes that other jobs wait for these, so that their ends are announced. The recruiter looks up the ends of jobs without this mark,
+    /// for example of running ones.
+    ///
+    /// Filter: ids, unlocked. Index: `_id`. Invariant: none.
+    pub(crate) async fn note_followed(&self, jobs: &[JobId]) -> Result<(), StoreError> {
+        if jobs.is_empty() {
+            return Ok(());
+        }
+        let (scheduled, waiting) = (self.scheduled.clone(), doc! { "_id": { "$in": jobs.to_vec() }, "locked": false });
+        let followed = doc! { "$set": { "followed": true } };
+        call("note_followed", async move { scheduled.update_many(waiting, followed).await }).await.map(drop)
+    }
+
+    /// The ids of all jobs that wait for others.
+    ///
+    /// Filter: waiting. Index: `waiting_jobs`, which covers the query. Invariant: I7, for jobs that wait.
+    pub async fn waiting_jobs(&self) -> Result<Vec<JobId>, StoreError> {
+        let scheduled = self.scheduled.clone_with_type::<RawDocumentBuf>();
+        let found: Vec<RawDocumentBuf> = self
+            .indexed("waiting_jobs", async move {
+                let found = scheduled.find(doc! { "waiting": true }).projection(doc! { "_id": 1 }).read_concern(ReadConcern::local());
+                found.hint(IndexHint::Name(WAITING_JOBS.into())).await?.try_collect().await
+            })
+            .await?;
+        Ok(found.iter().filter_map(|job| super::raw_id_of(job)).collect())
+    }
+
+    /// Those of these jobs that wait for others, with their edges, and the ids of those whose documents are not jobs.
+    ///
+    /// Filter: ids, waiting. Index: `_id`. Invariant: none, the release has a guard.
+    pub async fn waiting_among(&self, jobs: &[JobId]) -> Result<(Vec<Waiting>, Vec<JobId>), StoreError> {
+        let (scheduled, filter) = (self.scheduled.clone(), doc! { "_id": { "$in": jobs.to_vec() }, "waiting": true });
+        let fields = doc! { "waits_for": 1, "due_after": 1, "group": 1, "workable.class": 1, "gate": 1, "priority": 1, "scheduled_at": 1 };
+        let found: Vec<Document> = call("waiting_among", async move {
+            scheduled.find(filter).projection(fields).read_concern(ReadConcern::local()).await?.try_collect().await
+        })
+        .await?;
+        let (mut waiting, mut invalid) = (Vec::with_capacity(found.len()), Vec::new());
+        for job in &found {
+            match Waiting::of_document(job) {
+                Some(job) => waiting.push(job),
+                None => invalid.extend(id_of(job)),
+            }
+        }
+        Ok((waiting, invalid))
+    }
+
+    /// The ends of those of these jobs that are archived.
+    ///
+    /// Filter: ids. Index: `_id`. Invariant: none, an end never changes.
+    pub async fn ends_of(&self, jobs: &[JobId]) -> Result<HashMap<JobId, End>, StoreError> {
+        let mut ends = HashMap::new();
+        for some in jobs.chunks(IDS) {
+            let (archived, filter) = (self.archived.clone(), doc! { "_id": { "$in": some.to_vec() } });
+            let fields = doc! { "why": 1, "continued_as": 1, "last_execution.class": 1 };
+            let found: Vec<Document> =
+                call("ends_of", async move { archived.find(filter).projection(fields).await?.try_collect().await }).await?;
+            ends.extend(found.iter().filter_map(|job| Some((id_of(job)?, end_of(job)))));
+        }
+        Ok(ends)
+    }
+
+    /// Those of these jobs that are in neither collection. `scheduled` is read first, because jobs move from there to the archive.
+    ///
+    /// Filter: ids. Index: `_id`. Invariant: none, a job that is gone never comes back.
+    pub async fn gone_among(&self, jobs: &[JobId]) -> Result<HashSet<JobId>, StoreError> {
+        let mut gone: HashSet<JobId> = HashSet::new();
+        for some in jobs.chunks(IDS) {
+            let known = self.known_among(some).await?;
+            gone.extend(some.iter().copied().filter(|job| !known.contains(job)));
+        }
+        Ok(gone)
+    }
+
+    /// Releases jobs that wait no longer: makes the jobs of each list due at its date.
+    ///
+    /// Filter: ids, unlocked, waiting. Acknowledged by the primary only: if a failover undoes it, the jobs wait again, and the recruiter finds
+    /// them. Index: `_id`. Invariant: I7. Harmless to repeat.
+    /// Loses for jobs that were cancelled.
+    pub async fn release_if_waiting(&self, due: &[(Instant, Vec<JobId>)]) -> Result<usize, StoreError> {
+        let statement = |(at, jobs): &(Instant, Vec<JobId>)| {
+            let waiting = doc! { "_id": { "$in": jobs.clone() }, "locked": false, "waiting": true };
+            let release =
+                doc! { "$set": { "scheduled_at": bson::DateTime::from_chrono(*at) }, "$unset": { "waiting": "", "due_after": "" } };
+            doc! { "q": waiting, "u": release, "multi": true }
+        };
+        let updates: Vec<Document> = due.iter().map(statement).collect();
+        let command =
+            || doc! { "update": "scheduled", "updates": updates.clone(), "ordered": false, "writeConcern": { "w": 1, "j": false } };
+        self.write_repeatable("release_if_waiting", command).await
+    }
+
+    /// The documents of those of these jobs that wait for others.
+    ///
+    /// Filter: ids, unlocked, waiting. Index: `_id`. Invariant: none, the archival has a guard.
+    pub async fn waiting_documents(&self, jobs: &[JobId]) -> Result<Vec<(JobId, RawDocumentBuf)>, StoreError> {
+        let scheduled = self.scheduled.clone_with_type::<RawDocumentBuf>();
+        let filter = doc! { "_id": { "$in": jobs.to_vec() }, "locked": false, "waiting": true };
+        let found: Vec<RawDocumentBuf> =
+            call("waiting_documents", async move { scheduled.find(filter).await?.try_collect().await }).await?;
+        Ok(found.into_iter().filter_map(|job| Some((super::raw_id_of(&job)?, job))).collect())
+    }
+
+    /// The jobs of a graph, from both collections, without their parameters. `scheduled` is read first.
+    ///
+    /// Filter: the graph. Index: `graph_jobs`. Invariant: none.
+    pub(crate) async fn jobs_of_graph(&self, graph: GraphId, most: i64) -> Result<Vec<Document>, StoreError> {
+        let mut jobs: HashMap<JobId, Document> = HashMap::new();
+        if !self.has_graphs().await? {
+            return Ok(Vec::new());
+        }
+        for collection in [&self.scheduled, &self.archived] {
+            let collection = collection.clone();
+            let fields = doc! { "workable.parameters": 0, "workable.items": 0, "executions": 0, "item_outcomes": 0, "result": 0 };
+            let found: Vec<Document> = self
+                .indexed("jobs_of_graph", async move {
+                    let found = collection.find(doc! { "graph": graph }).projection(fields).sort(doc! { "_id": 1 }).limit(most);
+                    found.hint(IndexHint::Name(GRAPH_JOBS.into())).await?.try_collect().await
+                })
+                .await?;
+            // A job that moved in between is read twice: the archive is right.
+            jobs.extend(found.into_iter().filter_map(|job| Some((id_of(&job)?, job))));
+        }
+        let mut jobs: Vec<(JobId, Document)> = jobs.into_iter().collect();
+        jobs.sort_unstable_by_key(|(id, _)| *id);
+        Ok(jobs.into_iter().map(|(_, job)| job).collect())
+    }
+
+    /// The results of archived jobs: those that are there, and the jobs that others continue.
+    ///
+    /// Filter: ids. Index: `_id`. Invariant: none.
+    pub(crate) async fn results_of(&self, jobs: &[JobId]) -> Result<HashMap<JobId, StoredResult>, StoreError> {
+        let mut results = HashMap::new();
+        for some in jobs.chunks(IDS) {
+            let (archived, filter) = (self.archived.clone(), doc! { "_id": { "$in": some.to_vec() } });
+            let fields = doc! { "result": 1, "why": 1, "continued_as": 1 };
+            let found: Vec<Document> =
+                call("results_of", async move { archived.find(filter).projection(fields).await?.try_collect().await }).await?;
+            results.extend(found.into_iter().filter_map(|mut job| {
+                let id = id_of(&job)?;
+                let stored = match end_of(&job) {
+                    End::ContinuedAs(jobs) => StoredResult::ContinuedAs(jobs),
+                    End::Done | End::Failed(_) | End::NotNeeded | End::Gone => {
+                        StoredResult::Value(job.remove("result").unwrap_or(Bson::Null))
+                    }
+                };
+                Some((id, stored))
+            }));
+        }
+        Ok(results)
+    }
+}
+
+/// What an archived job has in place of a result, or its result.
+#[derive(Clone, Debug)]
+pub(crate) enum StoredResult {
+    /// Its result; null if it has none.
+    Value(Bson),
+    /// It has become these jobs.
+    ContinuedAs(Vec<JobId>),
+}
+
+fn end_of(archived: &Document) -> End {
+    if let Ok(jobs) = archived.get_array("continued_as") {
+        return End::ContinuedAs(jobs.iter().filter_map(Bson::as_object_id).map(JobId::from).collect());
+    }
+    let class = archived.get_document("last_execution").ok().and_then(|execution| execution.get_str("class").ok());
+    match archived.get_str("why") {
+        Ok("done") => End::Done,
+        Ok("cancelled") if class == Some(NOT_NEEDED) => End::NotNeeded,
+        Ok(why) => End::Failed(FinishReason::custom(why)),
+        // Only a document that was inserted by hand has no reason.
+        Err(_) => End::Failed(FinishReason::MALFORMED),
+    }
+}

@@ -1,0 +1,332 @@
+//! Jobs that wait for other jobs: order, inputs, failures, continuations, and refusals.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use bson::{Document, doc};
+use recruiter_common::{
+    Edge, EnqueueError, Graph, JobId, JobResult, Keep, NewJob, RetryManyTimes, Store, Unique, Workable,
+    control::{Change, Changed, Control, Refusal},
+    graphs::{GraphState, InvalidGraph},
+    shutdown::pause,
+    spec::{JobSpec, UnknownPolicies},
+};
+use recruiter_tests::{
+    local::{Local, store},
+    mongo::TestDatabase,
+    wait::{wait_for, wait_until},
+};
+use recruiter_worker::{Context, Executable, NotDone, Worker};
+use serde::{Deserialize, Serialize};
+
+const SOON: Duration = Duration::from_secs(30);
+
+/// The executions, in order.
+#[derive(Debug, Default)]
+struct Diary(Mutex<Vec<String>>);
+
+impl Diary {
+    fn lines(&self) -> Vec<String> {
+        self.0.lock().unwrap().clone()
+    }
+
+    fn position(&self, name: &str) -> usize {
+        self.lines().iter().position(|line| line == name).unwrap_or_else(|| panic!("`{name}` was not executed: {:?}", self.lines()))
+    }
+}
+
+/// A job that returns its number plus the numbers of its inputs, or does what its script says.
+#[derive(Clone, Serialize, Deserialize)]
+struct Step {
+    name: String,
+    number: i64,
+    script: String,
+}
+
+impl Workable for Step {
+    const CLASS: &'static str = "Step";
+    type Output = i64;
+}
+
+impl Executable for Step {
+    type State = Diary;
+
+    async fn execute(&self, diary: &Diary, job: &Context) -> Result<i64, NotDone> {
+        diary.0.lock().unwrap().push(self.name.clone());
+        match self.script.split_once(' ').unwrap_or((&self.script, "")) {
+            ("fail", _) => Err(NotDone::give_up("Broken", "as told")),
+            ("fail-once", _) if job.attempt() == 1 => Err(NotDone::failed("Broken", "once")),
+            ("become", depth) => {
+                let depth: i64 = depth.parse().unwrap();
+                let script = if depth > 1 { format!("become {}", depth - 1) } else { String::new() };
+                Err(NotDone::continue_as([step(&format!("{}'", self.name), self.number + 1, &script)]))
+            }
+            ("split", _) => Err(NotDone::continue_as((0..3).map(|number| step(&format!("{}.{number}", self.name), number, "")))),
+            ("unique", _) => Err(NotDone::continue_as([step("x", 1, "").unique(Unique::by_key("k"))])),
+            ("add", _) => {
+                let added = step("added", 5, "").in_graph(job.graph().unwrap()).waits_for(job.job_id());
+                added.enqueue(job.store()).await.or_else(|error| Err(NotDone::failed("enqueue", error.to_string())))?;
+                Ok(self.number)
+            }
+            _ => Ok(self.number + job.inputs::<Option<i64>>().await?.iter().flatten().sum::<i64>()),
+        }
+    }
+}
+
+fn step(name: &str, number: i64, script: &str) -> NewJob {
+    Step { name: name.into(), number, script: script.into() }.as_job()
+}
+
+struct Stage {
+    database: TestDatabase,
+    store: Store,
+    diary: Arc<Diary>,
+    recruiter: Local,
+    worker: Local,
+}
+
+impl Stage {
+    async fn new() -> Self {
+        let (database, diary) = (TestDatabase::new().await, Arc::new(Diary::default()));
+        let recruiter = Local::recruiter(&database, &[]);
+        let worker = Local::worker(&database, Worker::new().register::<Step>(diary.clone()).unwrap(), &[]);
+        let store = store(&database).await;
+        Self { database, store, diary, recruiter, worker }
+    }
+
+    async fn result(&self, job: JobId) -> JobResult<i64> {
+        let ended = async || {
+            let result = self.store.result_of::<Step>(job).await.unwrap();
+            (!matches!(result, JobResult::Unfinished)).then_some(result)
+        };
+        wait_for(SOON, "the job has ended", ended).await
+    }
+
+    async fn archived(&self, job: JobId) -> Document {
+        self.result(job).await;
+        self.database.raw("archived").find_one(doc! { "_id": job }).await.unwrap().unwrap()
+    }
+
+    /// Why the job was archived, with the error class.
+    async fn end(&self, job: JobId) -> String {
+        let archived = self.archived(job).await;
+        let class = archived.get_document("last_execution").and_then(|execution| execution.get_str("class")).unwrap_or_default();
+        format!("{} {class}", archived.get_str("why").unwrap()).trim_end().to_owned()
+    }
+
+    async fn close(self) {
+        assert_eq!(self.database.raw("scheduled").count_documents(doc! {}).await.unwrap(), 0, "nothing is left");
+        self.worker.stop().await;
+        self.recruiter.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn jobs_run_after_those_that_they_wait_for_with_their_results_as_inputs() {
+    let stage = Stage::new().await;
+    let mut graph = Graph::new();
+    let parts = graph.group((0..5).map(|n| step(&format!("part {n}"), 10_i64.pow(n), "")));
+    let sum = graph.when_all(parts.clone(), step("sum", 0, "").keep(Keep::Failures));
+    let patient = RetryManyTimes::new(3, Duration::ZERO);
+    let stages = graph.pipeline([step("first", 1, "").waits_for(sum), step("second", 1, ""), step("third", 1, "fail-once").retry(patient)]);
+    let reduced = graph.map_reduce(1..=3, |n| step(&format!("map {n}"), n, "").waits_for(stages[2]), step("reduce", 0, ""));
+    let repeated = graph.clone();
+    let enqueued = graph.enqueue(&stage.store).await.unwrap();
+    assert!(enqueued.len() == 13 && enqueued.iter().all(|job| job.is_new));
+    assert_eq!(stage.result(reduced).await, JobResult::Done(3 * 11_114 + 6));
+    assert_eq!(stage.result(sum).await, JobResult::Done(11_111), "it is kept, because a job waits for it");
+    for n in 0..5 {
+        assert!(stage.diary.position(&format!("part {n}")) < stage.diary.position("sum"));
+    }
+    let order = ["sum", "first", "second", "third", "reduce"].map(|name| stage.diary.position(name));
+    assert!(order.is_sorted(), "{:?}", stage.diary.lines());
+    let again = repeated.enqueue(&stage.store).await.unwrap();
+    assert!(again.iter().all(|job| !job.is_new), "a repetition enqueues nothing, also when all jobs are archived");
+    pause(Duration::from_millis(300)).await;
+    assert_eq!(stage.diary.lines().len(), 14, "each job ran once, and one twice: {:?}", stage.diary.lines());
+    stage.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_failure_cancels_what_follows_runs_a_fallback_or_is_ignored() {
+    let stage = Stage::new().await;
+    let mut graph = Graph::new();
+    let (good, bad) = (graph.add(step("good", 1, "")), graph.add(step("bad", 1, "fail")));
+    let next = graph.when_all([good, bad], step("next", 0, ""));
+    let after_next = graph.add(step("after next", 0, "").waits_for(next));
+    let clean_up = graph.add(step("clean up", 0, "").waits_for_all([Edge::ended(after_next)]));
+    let alarm = graph.add(step("alarm", 7, "").waits_for_all([Edge::failed(next)]));
+    let all_is_well = graph.add(step("all is well", 0, "").waits_for_all([Edge::failed(good)]));
+    let and_so_on = graph.add(step("and so on", 0, "").waits_for_all([Edge::failed(all_is_well)]));
+    let id = graph.id();
+    graph.enqueue(&stage.store).await.unwrap();
+    assert_eq!(stage.end(bad).await, "gave-up Broken");
+    assert_eq!(stage.end(next).await, "cancelled parent-failed");
+    assert_eq!(stage.end(after_next).await, "cancelled parent-failed");
+    assert_eq!(stage.end(clean_up).await, "done");
+    assert_eq!(stage.result(alarm).await, JobResult::Done(7));
+    assert_eq!(stage.end(all_is_well).await, "cancelled not-needed");
+    assert_eq!(stage.end(and_so_on).await, "cancelled not-needed");
+    let archived = stage.archived(next).await;
+    let message = archived.get_document("last_execution").unwrap().get_str("message").unwrap();
+    assert!(message.contains(&bad.to_string()) && message.contains("gave-up"), "{message}");
+
+    // Retried from the failed ones: `bad` fails again, and its followers with it.
+    let outcomes: BTreeMap<JobId, Changed> = Control::new(&stage.store, false).retry_graph(id).await.unwrap().into_iter().collect();
+    assert_eq!(outcomes.keys().copied().collect::<Vec<_>>(), sorted([bad, next, after_next]), "{outcomes:?}");
+    let new = |job| match &outcomes[&job] {
+        Changed::EnqueuedAgain { new: Some(new), .. } => *new,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(stage.end(new(next)).await, "cancelled parent-failed");
+    let edges = stage.archived(new(next)).await.get_array("waits_for").unwrap().clone();
+    assert_eq!(edges, [good.into(), new(bad).into()], "with edges to the new jobs, and to those that are done");
+    let second: Vec<Changed> = Control::new(&stage.store, true).retry_graph(id).await.unwrap().into_iter().map(|(_, it)| it).collect();
+    assert_eq!(second.len(), 3, "those of the first retry are left alone");
+    let states: Vec<GraphState> = stage.store.graph(id).await.unwrap().into_iter().map(|job| job.state).collect();
+    assert_eq!(states.iter().filter(|state| matches!(state, GraphState::Retried { .. })).count(), 3);
+    stage.close().await;
+}
+
+fn sorted<const N: usize>(mut jobs: [JobId; N]) -> Vec<JobId> {
+    jobs.sort_unstable();
+    jobs.to_vec()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_job_becomes_others_in_one_step_and_its_followers_wait_for_those() {
+    let stage = Stage::new().await;
+    let mut graph = Graph::new();
+    let chain = graph.add(step("chain", 0, "become 20"));
+    let split = graph.add(step("split", 0, "split").keep(Keep::Failures));
+    let after_chain = graph.add(step("after chain", 1, "").waits_for(chain));
+    let after_split = graph.add(step("after split", 0, "").waits_for_all([Edge::ended(split)]));
+    let adds = graph.add(step("adds", 0, "add"));
+    let id = graph.id();
+    graph.enqueue(&stage.store).await.unwrap();
+    assert_eq!(stage.result(after_chain).await, JobResult::Done(21), "the input is the result of the last job of the chain");
+    assert!(stage.diary.position(&format!("chain{}", "'".repeat(20))) < stage.diary.position("after chain"));
+    stage.result(adds).await;
+    wait_until(SOON, "the added job runs", async || stage.diary.lines().iter().any(|line| line == "added")).await;
+    let JobResult::ContinuedAs(next) = stage.result(chain).await else { panic!("not continued") };
+    assert_eq!(next.len(), 1);
+    // The inputs of `after split` are an array, and it wants numbers.
+    assert_eq!(stage.end(after_split).await, "not-scheduled-by-retry-policy InputError");
+    assert!((0..3).all(|n| stage.diary.position(&format!("split.{n}")) < stage.diary.position("after split")));
+    wait_until(SOON, "all have ended", async || stage.store.graph(id).await.unwrap().iter().all(|job| !job.state.is_open())).await;
+    let jobs = stage.store.graph(id).await.unwrap();
+    assert_eq!(jobs.len(), 5 + 20 + 3 + 1, "the new jobs are in the graph");
+
+    // Outside of a graph as well; an invalid continuation is a failure that names the reason.
+    let alone = step("alone", 0, "become 1").enqueue(&stage.store).await.unwrap().id;
+    let JobResult::ContinuedAs(next) = stage.result(alone).await else { panic!("not continued") };
+    assert_eq!(stage.result(next[0]).await, JobResult::Done(1));
+    let refused = step("refused", 0, "unique").enqueue(&stage.store).await.unwrap().id;
+    assert_eq!(stage.end(refused).await, "gave-up continuation");
+    stage.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn an_impossible_graph_is_refused_whole() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    let refused = async |graph: Graph| match graph.enqueue(&store).await {
+        Err(EnqueueError::Graph(problem)) => problem,
+        other => panic!("{other:?}"),
+    };
+    let (a, b) = (JobId::new(), JobId::new());
+    let mut circle = Graph::new();
+    circle.add(step("a", 0, "").with_id(a).waits_for(b));
+    circle.add(step("b", 0, "").with_id(b).waits_for(a));
+    assert!(matches!(refused(circle).await, InvalidGraph::Cycle { .. }));
+    let mut unknown = Graph::new();
+    unknown.add(step("a", 0, ""));
+    unknown.add(step("b", 0, "").waits_for(a));
+    assert_eq!(refused(unknown).await, InvalidGraph::UnknownJob { job: a });
+    let mut twice = Graph::new();
+    let first = twice.add(step("a", 0, ""));
+    twice.add(step("b", 0, "").waits_for_all([Edge::done(first), Edge::failed(first)]));
+    assert!(matches!(refused(twice).await, InvalidGraph::TwoEdges { .. }));
+    let mut unique = Graph::new();
+    unique.add(step("a", 0, "").unique(Unique::by_key("k")));
+    assert_eq!(refused(unique).await, InvalidGraph::Unique);
+    let mut large = Graph::new();
+    large.group((0..20_001).map(|_| step("a", 0, "")));
+    assert_eq!(refused(large).await, InvalidGraph::TooManyJobs { jobs: 20_001 });
+    assert_eq!(database.raw("scheduled").count_documents(doc! {}).await.unwrap(), 0, "nothing of them is enqueued");
+
+    let known = step("a", 0, "").with_id(a).enqueue(&store).await.unwrap();
+    let mut partly = Graph::new();
+    partly.add(step("a", 0, "").with_id(known.id));
+    partly.add(step("b", 0, "").waits_for(known.id));
+    assert_eq!(refused(partly).await, InvalidGraph::PartlyKnown { job: a });
+    assert_eq!(database.raw("scheduled").count_documents(doc! {}).await.unwrap(), 1);
+
+    // By hand: a job that waits is not due, and its edges are checked.
+    let mut spec: Document = doc! { "_id": JobId::new(), "locked": false, "group": "g", "priority": 5, "workable": { "class": "c" } };
+    spec.insert("scheduled_at", bson::DateTime::now());
+    spec.insert("waiting", true);
+    assert!(database.raw("scheduled").insert_one(&spec).await.is_err(), "due while it waits");
+    spec.insert("scheduled_at", bson::DateTime::from_millis(253_402_300_799_999));
+    spec.insert("waits_for", vec![doc! { "job": a, "when": "later" }]);
+    assert!(database.raw("scheduled").insert_one(&spec).await.is_err(), "an unknown end");
+    spec.insert("waits_for", vec![doc! { "job": a, "when": "failed" }]);
+    database.raw("scheduled").insert_one(&spec).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn finished_running_deleted_and_unannounced_parents() {
+    let stage = Stage::new().await;
+    let finished = step("finished", 4, "").enqueue(&stage.store).await.unwrap().id;
+    stage.result(finished).await;
+    let child = step("child", 1, "").waits_for(finished).enqueue(&stage.store).await.unwrap().id;
+    assert_eq!(stage.result(child).await, JobResult::Done(5), "a finished job counts");
+    // As JSON.
+    let spec: JobSpec =
+        format!(r#"{{"class": "Step", "parameters": {{"name": "spec", "number": 1, "script": ""}}, "waits_for": ["{child}"]}}"#)
+            .parse()
+            .unwrap();
+    let spec = spec.into_job(UnknownPolicies::Refuse).unwrap().enqueue(&stage.store).await.unwrap().id;
+    assert_eq!(stage.result(spec).await, JobResult::Done(6));
+
+    // A job that is inserted by hand and not announced, with a parent that is not marked.
+    let parent = step("parent", 2, "").after(Duration::from_secs(1)).enqueue(&stage.store).await.unwrap().id;
+    let by_hand = JobId::new();
+    let parameters = doc! { "name": "by hand", "number": 3_i64, "script": "" };
+    let document = doc! {
+        "_id": by_hand, "locked": false, "group": "generic", "priority": 5, "workable": { "class": "Step", "parameters": parameters },
+        "waits_for": [parent], "waiting": true, "scheduled_at": bson::DateTime::from_millis(253_402_300_799_999),
+    };
+    stage.database.raw("scheduled").insert_one(document).await.unwrap();
+    let waiting = stage.database.raw("scheduled").find_one(doc! { "_id": by_hand }).await.unwrap().unwrap();
+    assert!(!waiting.contains_key("followed"));
+    let mut control = Control::new(&stage.store, false);
+    let refused = control.change(&Change::Retry { again: false }, &[by_hand]).await.unwrap();
+    assert_eq!(refused, [(by_hand, Changed::Refused(Refusal::WaitsForJobs))], "it is not made due by hand");
+    assert_eq!(stage.result(by_hand).await, JobResult::Done(5));
+
+    // A parent that is deleted before its end is seen, and one that is cancelled.
+    let later = || step("later", 0, "").after(Duration::from_secs(3_600));
+    let [gone, cancelled] = [later().enqueue(&stage.store).await.unwrap().id, later().enqueue(&stage.store).await.unwrap().id];
+    let [of_gone, of_cancelled] = [
+        step("of gone", 0, "").waits_for(gone).enqueue(&stage.store).await.unwrap().id,
+        step("of cancelled", 0, "").waits_for(cancelled).enqueue(&stage.store).await.unwrap().id,
+    ];
+    stage.database.raw("scheduled").delete_one(doc! { "_id": gone }).await.unwrap();
+    assert_eq!(stage.end(of_gone).await, "cancelled parent-gone");
+    control.change(&Change::Cancel, &[cancelled]).await.unwrap();
+    assert_eq!(stage.end(of_cancelled).await, "cancelled parent-failed");
+
+    // A whole graph.
+    let mut graph = Graph::new();
+    let root = graph.add(later());
+    let child = graph.add(step("never", 0, "").waits_for_all([Edge::failed(root)]));
+    let id = graph.id();
+    graph.enqueue(&stage.store).await.unwrap();
+    control.cancel_graph(id).await.unwrap();
+    assert_eq!((stage.end(root).await, stage.end(child).await), ("cancelled cancelled".into(), "cancelled cancelled".into()));
+    stage.close().await;
+}

@@ -1,0 +1,44 @@
+//! The jobs that a job becomes: validated before its end is written.
+
+use std::sync::Arc;
+
+use bson::Document;
+use recruiter_common::{failure::Failure, graphs::InvalidGraph, instant::Instant, job::Job, store::Store};
+
+use crate::workable::{Continuation, Done, MOST_CONTINUATIONS, NotDone};
+
+/// The error class of a job that cannot become the jobs that its workable has named.
+const CONTINUATION: &str = "continuation";
+
+/// The end of an execution that needs no retry policy.
+pub(crate) enum Ended {
+    Done(Done),
+    /// The documents of the jobs that the job becomes.
+    Become(Vec<Document>),
+}
+
+/// Prepares the jobs that the job becomes, if it does. If one of them is invalid, the job gives up: another attempt would name the same jobs.
+pub(crate) async fn prepared(ended: Result<Done, NotDone>, job: &Arc<Job>, store: &Store, now: Instant) -> Result<Ended, NotDone> {
+    match ended {
+        Ok(done) => Ok(Ended::Done(done)),
+        Err(NotDone::ContinueAs(continuation)) if job.bundle.is_none() => documents(continuation, job, store, now).await.map(Ended::Become),
+        Err(not_done) => Err(not_done),
+    }
+}
+
+async fn documents(continuation: Continuation, job: &Job, store: &Store, now: Instant) -> Result<Vec<Document>, NotDone> {
+    let refused = |problem: String| NotDone::GiveUp(Failure::new(CONTINUATION, problem));
+    let count = continuation.jobs.len();
+    if !(1..=MOST_CONTINUATIONS).contains(&count) {
+        return Err(refused(format!("a job cannot become {count} jobs: name 1 to {MOST_CONTINUATIONS}, or enqueue a graph")));
+    }
+    let documents = recruiter_common::graphs::continuation(continuation.jobs, job, now).map_err(|problem| refused(problem.to_string()))?;
+    if documents.iter().any(|job| job.contains_key("waiting")) {
+        // In a graph the indexes exist already, so this reads nothing.
+        store
+            .prepare_graphs()
+            .await
+            .map_err(|error| NotDone::failed(CONTINUATION, InvalidGraph::NoIndexes(error.to_string()).to_string()))?;
+    }
+    Ok(documents)
+}

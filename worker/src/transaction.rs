@@ -1,0 +1,244 @@
+//! A workable's own transaction: its writes, the jobs that it enqueues, and the end of its job are committed as one.
+//!
+//! Whatever dies, at whatever point: either all of it is there or nothing. A worker that was declared dead cannot commit, because its job
+//! is not locked by its start any more. So the effects of a job inside the database happen exactly once for each job that is done.
+//!
+//! The delete of the started job is the last write of the transaction, so MongoDB keeps the job locked for the time of the commit only. The
+//! sessions are written into the roster before they are used: a cleaner ends them together with the other sessions of a dead worker.
+
+use std::{
+    error::Error,
+    fmt,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use bson::Bson;
+use recruiter_common::{
+    failure::{self, Failure},
+    ids::WorkerId,
+    job::{Claim, FinishReason},
+    mongodb::{
+        ClientSession,
+        error::{Error as MongoError, TRANSIENT_TRANSACTION_ERROR, UNKNOWN_TRANSACTION_COMMIT_RESULT},
+    },
+    shutdown::pause,
+    store::{Archival, DriverError, Recorded, Store},
+    telemetry::chain,
+};
+use serde::Serialize;
+
+use crate::{
+    context::{Cancellation, Context},
+    workable::{Done, NotDone},
+};
+
+/// The first pause before a transaction is repeated. It doubles with each repetition.
+const FIRST_PAUSE: Duration = Duration::from_millis(5);
+/// The longest pause before a transaction is repeated.
+const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+/// The error class of a transaction that cannot be used here.
+const TRANSACTION: &str = "transaction";
+
+/// Why the body of a transaction ends without success. `?` converts any error, and [`NotDone`].
+///
+/// A transaction whose error MongoDB calls transient, such as a write conflict, is repeated.
+#[derive(Debug)]
+pub struct Abort {
+    not_done: NotDone,
+    is_transient: bool,
+}
+
+impl fmt::Display for Abort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let failure = self.not_done.failure();
+        write!(f, "{}: {}", failure.class, failure.message)
+    }
+}
+
+impl From<NotDone> for Abort {
+    fn from(not_done: NotDone) -> Self {
+        Self { not_done, is_transient: false }
+    }
+}
+
+impl<E: Into<Box<dyn Error + Send + Sync>>> From<E> for Abort {
+    fn from(error: E) -> Self {
+        let error = error.into();
+        let (mut is_transient, mut next) = (false, Some(&*error as &(dyn Error + 'static)));
+        while let Some(cause) = next {
+            let driver = cause.downcast_ref::<MongoError>().or_else(|| cause.downcast_ref::<DriverError>().map(|error| &**error));
+            is_transient |= driver.is_some_and(|error| error.contains_label(TRANSIENT_TRANSACTION_ERROR));
+            next = cause.source();
+        }
+        Self { not_done: NotDone::of::<E>(&*error), is_transient }
+    }
+}
+
+/// The sessions of one worker for such transactions.
+#[derive(Debug)]
+pub(crate) struct Transactions {
+    store: Arc<Store>,
+    worker: WorkerId,
+    free: Mutex<Vec<ClientSession>>,
+}
+
+impl Transactions {
+    pub(crate) fn new(store: Arc<Store>, worker: WorkerId) -> Self {
+        Self { store, worker, free: Mutex::default() }
+    }
+
+    /// A session that is in the roster. `None` if the worker was declared dead.
+    async fn take(&self) -> Result<Option<ClientSession>, NotDone> {
+        if let Some(session) = self.free().pop() {
+            return Ok(Some(session));
+        }
+        let session = self.store.start_session().await?;
+        let is_known = self.store.record_transaction_session(self.worker, session.id().clone()).await?;
+        Ok(is_known.then_some(session))
+    }
+
+    fn give_back(&self, session: ClientSession) {
+        self.free().push(session);
+    }
+
+    fn free(&self) -> std::sync::MutexGuard<'_, Vec<ClientSession>> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Context {
+    /// Runs a transaction that also ends the job: the writes of `body` in its session, the jobs that it enqueues there, and the end of the
+    /// job as done, with the result of `body`, are committed as one, or not at all. So the effects happen exactly once, also if the worker is
+    /// killed at any point, or wakes up after it was declared dead.
+    ///
+    /// The collections must be on the client of the worker's store: `job.store().client()`. `body` runs again after a write conflict or a
+    /// failover, so it should have no effects outside of the session. Return the value of this call from `execute`: after the commit the
+    /// job has ended, and nothing that follows changes its end.
+    ///
+    /// ```no_run
+    /// # use recruiter_worker::{bson::doc, Context, Executable, NotDone, Workable};
+    /// # #[derive(serde::Serialize, serde::Deserialize)]
+    /// # struct Transfer { from: String, to: String, cents: i64 }
+    /// # impl Workable for Transfer { const CLASS: &'static str = "Transfer"; type Output = (); }
+    /// impl Executable for Transfer {
+    ///     type State = ();
+    ///
+    ///     async fn execute(&self, (): &(), job: &Context) -> Result<(), NotDone> {
+    ///         let accounts = job.store().client().database("bank").collection::<recruiter_worker::bson::Document>("accounts");
+    ///         job.transaction(async |session| {
+    ///             for (account, cents) in [(&self.from, -self.cents), (&self.to, self.cents)] {
+    ///                 let change = doc! { "$inc": { "cents": cents } };
+    ///                 accounts.update_one(doc! { "_id": account }, change).session(&mut *session).await?;
+    ///             }
+    ///             Ok(())
+    ///         })
+    ///         .await
+    ///     }
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// The error of `body`; nothing is written then, and the retry policy decides as usual. [`NotDone::Stopped`] if the execution was cancelled
+    /// or its worker has lost the job. For an item of a bundle, and after a commit, [`NotDone::GiveUp`].
+    ///
+    /// # Panics
+    /// In a unit test without [`ForTests::store`](crate::context::ForTests::store). With it, the writes of `body` are committed, and there is no job
+    /// to end.
+    pub async fn transaction<T: Serialize>(&self, mut body: impl AsyncFnMut(&mut ClientSession) -> Result<T, Abort>) -> Result<T, NotDone> {
+        if self.item.is_some() || self.committed.get().is_some() {
+            return Err(NotDone::give_up(TRANSACTION, "a job can end in one transaction only, and an item of a bundle in none"));
+        }
+        let mut wait = FIRST_PAUSE;
+        loop {
+            if let Some(why) = self.cancellation() {
+                return Err(NotDone::stopped(format!("the transaction was not begun: {why:?}")));
+            }
+            let mut session = self.take_session().await?;
+            session.start_transaction().await?;
+            let ended = match body(&mut session).await {
+                Ok(value) => self.end_in(&mut session, value).await,
+                Err(abort) => Err(abort),
+            };
+            if ended.is_err() {
+                // MongoDB may have aborted it already.
+                let _ = session.abort_transaction().await;
+            }
+            self.give_back(session);
+            match ended {
+                Ok(value) => return Ok(value),
+                Err(Abort { is_transient: true, not_done }) => {
+                    tracing::debug!(job.id = %self.job.id, error = not_done.failure().message, "a transaction is repeated");
+                    pause(wait).await;
+                    wait = (wait * 2).min(LONGEST_PAUSE);
+                }
+                Err(Abort { not_done, .. }) => return Err(not_done),
+            }
+        }
+    }
+
+    async fn take_session(&self) -> Result<ClientSession, NotDone> {
+        match &self.ends {
+            Some((_, transactions)) => transactions.take().await?.ok_or_else(|| self.lost()),
+            None => Ok(self.store().start_session().await?),
+        }
+    }
+
+    fn give_back(&self, session: ClientSession) {
+        if let Some((_, transactions)) = &self.ends {
+            transactions.give_back(session);
+        }
+    }
+
+    /// The job is not locked by this start any more.
+    fn lost(&self) -> NotDone {
+        self.cancel.cancel(Cancellation::ClaimLost);
+        NotDone::Stopped(Failure::new(failure::INTERRUPTED, "the worker has lost the job; the transaction was aborted"))
+    }
+
+    /// Ends the job in the open transaction, and commits it.
+    async fn end_in<T: Serialize>(&self, session: &mut ClientSession, value: T) -> Result<T, Abort> {
+        let Some((claim, _)) = &self.ends else {
+            commit(session).await?;
+            return Ok(value);
+        };
+        let done = Done::with(&value)?;
+        let store = self.store();
+        let _ = store.fresh_clock().await;
+        let archival = self.archival(*claim, done.result.clone());
+        match store.finish_in(session, &archival).await? {
+            Recorded::Yes => {}
+            Recorded::ClaimLost | Recorded::Refused => return Err(self.lost().into()),
+        }
+        commit(session).await?;
+        let _ = self.committed.set(done);
+        store.announce_ends(std::iter::once(&archival)).await;
+        Ok(value)
+    }
+
+    fn archival(&self, claim: Claim, result: Option<Bson>) -> Archival {
+        let execution = self.job.last_execution.clone().unwrap_or_default().ended(self.store().now(), None);
+        Archival::ended(&self.job, claim, execution, &FinishReason::DONE, result)
+    }
+
+    /// The result with which the job has ended in a transaction of its own.
+    pub(crate) fn committed(&self) -> Option<Done> {
+        self.committed.get().cloned()
+    }
+}
+
+/// Commits, and sends the commit again while its outcome is unknown: MongoDB then answers with the first outcome. If the job is broken off
+/// meanwhile, the guards of all later writes find out what happened.
+async fn commit(session: &mut ClientSession) -> Result<(), MongoError> {
+    let mut wait = FIRST_PAUSE;
+    loop {
+        match session.commit_transaction().await {
+            Err(error) if error.contains_label(UNKNOWN_TRANSACTION_COMMIT_RESULT) => {
+                tracing::debug!(error = chain(&error), "the outcome of a commit is unknown; asking again");
+                pause(wait).await;
+                wait = (wait * 2).min(LONGEST_PAUSE);
+            }
+            other => return other,
+        }
+    }
+}
