@@ -98,7 +98,7 @@ pub use crate::{
     context::{Cancellation, Context, ForTests, Item},
     event::WorkerEvent,
     registry::DuplicateClass,
-    transaction::Abort,
+    transaction::{Abort, TransactionSession},
     workable::{BlockingExecutable, Continuation, Executable, MOST_CONTINUATIONS, NotDone, OrNotDone},
 };
 use crate::{

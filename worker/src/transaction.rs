@@ -9,6 +9,7 @@
 use std::{
     error::Error,
     fmt,
+    ops::{Deref, DerefMut},
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -75,6 +76,44 @@ impl<E: Into<Box<dyn Error + Send + Sync>>> From<E> for Abort {
     }
 }
 
+/// The session of an open transaction. It is a [`ClientSession`], for `.session(&mut *session)`.
+///
+/// It is a value of its own and not a reference, because the compiler cannot prove yet that a future with a reference of any lifetime may
+/// move between threads.
+#[derive(Debug)]
+pub struct TransactionSession {
+    session: Option<ClientSession>,
+    owner: Arc<Mutex<Option<ClientSession>>>,
+}
+
+impl TransactionSession {
+    fn new(session: ClientSession) -> (Self, Arc<Mutex<Option<ClientSession>>>) {
+        let owner = Arc::new(Mutex::new(None));
+        (Self { session: Some(session), owner: owner.clone() }, owner)
+    }
+}
+
+impl Deref for TransactionSession {
+    type Target = ClientSession;
+
+    fn deref(&self) -> &ClientSession {
+        self.session.as_ref().expect("it is given back when it is dropped")
+    }
+}
+
+impl DerefMut for TransactionSession {
+    fn deref_mut(&mut self) -> &mut ClientSession {
+        self.session.as_mut().expect("it is given back when it is dropped")
+    }
+}
+
+/// Gives the session back, for the end of the transaction.
+impl Drop for TransactionSession {
+    fn drop(&mut self) {
+        *self.owner.lock().unwrap_or_else(PoisonError::into_inner) = self.session.take();
+    }
+}
+
 /// The sessions of one worker for such transactions.
 #[derive(Debug)]
 pub(crate) struct Transactions {
@@ -113,7 +152,7 @@ impl Context {
     /// killed at any point, or wakes up after it was declared dead.
     ///
     /// The collections must be on the client of the worker's store: `job.store().client()`. `body` runs again after a write conflict or a
-    /// failover, so it should have no effects outside of the session. Return the value of this call from `execute`: after the commit the
+    /// failover, so it should have no effects outside of the session. Its future owns the session (`async move`), and must not keep it. Return the value of this call from `execute`: after the commit the
     /// job has ended, and nothing that follows changes its end.
     ///
     /// ```no_run
@@ -125,8 +164,8 @@ impl Context {
     ///     type State = ();
     ///
     ///     async fn execute(&self, (): &(), job: &Context) -> Result<(), NotDone> {
-    ///         let accounts = job.store().client().database("bank").collection::<recruiter_worker::bson::Document>("accounts");
-    ///         job.transaction(async |session| {
+    ///         let accounts = &job.store().client().database("bank").collection::<recruiter_worker::bson::Document>("accounts");
+    ///         job.transaction(|mut session| async move {
     ///             for (account, cents) in [(&self.from, -self.cents), (&self.to, self.cents)] {
     ///                 let change = doc! { "$inc": { "cents": cents } };
     ///                 accounts.update_one(doc! { "_id": account }, change).session(&mut *session).await?;
@@ -145,7 +184,11 @@ impl Context {
     /// # Panics
     /// In a unit test without [`ForTests::store`](crate::context::ForTests::store). With it, the writes of `body` are committed, and there is no job
     /// to end.
-    pub async fn transaction<T: Serialize>(&self, mut body: impl AsyncFnMut(&mut ClientSession) -> Result<T, Abort>) -> Result<T, NotDone> {
+    pub async fn transaction<T, F>(&self, mut body: impl FnMut(TransactionSession) -> F) -> Result<T, NotDone>
+    where
+        T: Serialize,
+        F: Future<Output = Result<T, Abort>>,
+    {
         if self.item.is_some() || self.committed.get().is_some() {
             return Err(NotDone::give_up(TRANSACTION, "a job can end in one transaction only, and an item of a bundle in none"));
         }
@@ -156,7 +199,13 @@ impl Context {
             }
             let mut session = self.take_session().await?;
             session.start_transaction().await?;
-            let ended = match body(&mut session).await {
+            let (lent, owner) = TransactionSession::new(session);
+            let ended = body(lent).await;
+            let back = owner.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let Some(mut session) = back else {
+                return Err(NotDone::give_up(TRANSACTION, "the body of a transaction has kept its session"));
+            };
+            let ended = match ended {
                 Ok(value) => self.end_in(&mut session, value).await,
                 Err(abort) => Err(abort),
             };

@@ -37,4 +37,5 @@ mod service;
 mod signals;
 mod store;
 mod tidy;
+mod transactions;
 mod unique;
