@@ -582,6 +582,12 @@ impl NewJob {
         self
     }
 
+    /// Sets the id that the job gets if the application has given none.
+    pub(crate) fn made_as(mut self, id: JobId) -> Self {
+        self.made_id = Some(id);
+        self
+    }
+
     pub(crate) fn is_unique(&self) -> bool {
         self.unique.is_some()
     }

@@ -199,6 +199,11 @@ impl InvalidSpec {
         Self { problem: problem.into(), is_unknown_policy: false }
     }
 
+    /// A problem that is found by whoever reads a text with specifications in it.
+    pub fn of_text(problem: impl Into<String>) -> Self {
+        Self::new(problem)
+    }
+
     /// Whether the only problem is a retry policy that this program does not know: see [`UnknownPolicies::Accept`].
     pub fn is_unknown_policy(&self) -> bool {
         self.is_unknown_policy

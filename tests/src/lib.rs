@@ -56,6 +56,11 @@ mod library_guide {}
 #[doc = include_str!("../../docs/limits.md")]
 mod limits_page {}
 
+/// The examples of the page on graphs, compiled.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/graphs.md")]
+mod graphs {}
+
 /// The example of the page on schedules, compiled.
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/schedules.md")]

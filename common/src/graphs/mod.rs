@@ -25,11 +25,13 @@
 //! | `edge` | an edge, and whether the end of a job satisfies it |
 //! | `connect` | the edges among new jobs: no cycles |
 //! | `builder` | [`Graph`] |
+//! | `file` | a graph as JSON |
 //! | `operations` | the jobs of a graph and their states; the inputs of a job |
 
 mod builder;
 mod connect;
 mod edge;
+mod file;
 mod operations;
 
 use bson::Document;

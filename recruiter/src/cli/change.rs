@@ -366,7 +366,7 @@ fn write_json(out: &mut impl Write, job: JobId, changed: &Changed, dry_run: bool
 }
 
 /// The outcome of one job, as a sentence.
-fn message(changed: &Changed, dry_run: bool) -> String {
+pub(super) fn message(changed: &Changed, dry_run: bool) -> String {
     let by = |done: &str, would: &str| if dry_run { would.to_owned() } else { done.to_owned() };
     match changed {
         Changed::EnqueuedAgain { new: Some(new), why } => {

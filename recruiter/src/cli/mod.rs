@@ -6,6 +6,7 @@
 //! | `enqueue` | `enqueue`: one job, or a file of jobs |
 //! | `jobs` | `jobs list`, `jobs show` |
 //! | `change` | `jobs retry`, `change`, `cancel`, `delete` |
+//! | `graph` | `graph enqueue`, `show`, `cancel`, `retry`: jobs that wait for each other |
 //! | `groups` | `groups list`, `groups set`: the settings of groups |
 //! | `filter` | which jobs a command is about |
 //! | `limits` | `limits`, `pause`, `resume`, `pauses` |
@@ -23,6 +24,7 @@ mod change;
 mod enqueue;
 mod exit;
 mod filter;
+mod graph;
 mod groups;
 mod jobs;
 mod limits;
@@ -141,6 +143,8 @@ enum Command {
     Pauses(limits::PausesArgs),
     /// List, show, change, run and remove schedules of periodic jobs
     Schedules(Box<schedules::SchedulesArgs>),
+    /// Enqueue, show, cancel and retry jobs that wait for each other
+    Graph(graph::GraphArgs),
     /// List and change the settings of groups
     Groups(groups::GroupsArgs),
     /// List workers, and show which recruiter leads
@@ -190,6 +194,7 @@ impl Config {
             Command::Demo(_) | Command::Bench(_) => self.log.clone().quietly(),
             Command::Enqueue(_)
             | Command::Jobs(_)
+            | Command::Graph(_)
             | Command::Groups(_)
             | Command::Limits(_)
             | Command::Pause(_)
@@ -228,6 +233,7 @@ impl Config {
             Command::Resume(args) => or_stopped(shutdown, limits::resume(args, connect, out)).await,
             Command::Pauses(args) => or_stopped(shutdown, limits::pauses(args, connect, out)).await,
             Command::Schedules(args) => schedules::run(*args, connect, shutdown, out).await,
+            Command::Graph(args) => or_stopped(shutdown, graph::run(args, connect, out)).await,
             Command::Groups(args) => or_stopped(shutdown, groups::run(args, connect, out)).await,
             Command::Roster(args) => or_stopped(shutdown, roster::run(args, connect, out)).await,
             Command::Workers(args) => or_stopped(shutdown, workers::run(args, connect, out)).await,

@@ -82,6 +82,7 @@ async fn why(store: &Store, job: &Job) -> anyhow::Result<Why> {
                 ),
             })
         }
+        JobState::Scheduled { .. } if job.is_waiting => waits_for(store, job).await,
         JobState::Scheduled { at } if *at > now => Ok(Why::new(
             "not-due",
             format!("it is due in {} ({}); `recruiter jobs retry {}` makes it due now", apart(*at, now), moment(*at), job.id),
@@ -140,6 +141,27 @@ async fn why_due(store: &Store, job: &Job, at: Instant, now: Instant) -> anyhow:
             ),
         )
     })
+}
+
+/// Maximum number of jobs that are named for which a job waits.
+const NAMED: usize = 5;
+
+async fn waits_for(store: &Store, job: &Job) -> anyhow::Result<Why> {
+    let ends = store.ends_of(&job.parents()).await?;
+    let open: Vec<JobId> = job.parents().into_iter().filter(|parent| !ends.contains_key(parent)).collect();
+    if open.is_empty() {
+        let text =
+            "all jobs that it waited for have ended; the leading recruiter releases it within a poll interval, so check that one leads";
+        return Ok(Why::new("released-soon", text));
+    }
+    let named: Vec<String> = open.iter().take(NAMED).map(ToString::to_string).collect();
+    let more = if open.len() > NAMED { format!(" and {} more", open.len() - NAMED) } else { String::new() };
+    let text = format!(
+        "it waits for the end of {}{more}; `recruiter jobs why {}` says more",
+        named.join(", "),
+        named.first().map_or_else(String::new, Clone::clone)
+    );
+    Ok(Why::new("waits-for-jobs", text))
 }
 
 /// The head of the line of this job, if it is another job.

@@ -1,9 +1,9 @@
-//! A worker whose jobs move money in transactions of their own, for tests that kill it.
+//! A worker for tests that kill it: its jobs move money in transactions of their own, or become other jobs.
 
 use std::time::Duration;
 
 use bson::{Document, doc};
-use recruiter_worker::{Context, Executable, NewJob, NotDone, Workable, Worker, mongodb::Collection};
+use recruiter_worker::{Context, Executable, NewJob, NotDone, RetryManyTimes, Workable, Worker, mongodb::Collection};
 use serde::{Deserialize, Serialize};
 
 /// Moves a cent from one account to another, and enqueues a receipt.
@@ -44,6 +44,32 @@ fn collection(job: &Context, name: &str) -> Collection<Document> {
     job.store().database().collection(name)
 }
 
+/// Becomes the next job of a chain, until none is left.
+#[derive(Serialize, Deserialize)]
+struct Chain {
+    left: i32,
+}
+
+impl Workable for Chain {
+    const CLASS: &'static str = "Chain";
+    type Output = i32;
+}
+
+impl Executable for Chain {
+    type State = ();
+
+    async fn execute(&self, (): &(), job: &Context) -> Result<i32, NotDone> {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+        match self.left {
+            0 => Ok(i32::try_from(job.inputs::<Option<i32>>().await?.len()).unwrap_or(i32::MAX)),
+            left => {
+                let retry = RetryManyTimes::new(1_000_000, Duration::ZERO);
+                Err(NotDone::continue_as([Chain { left: left - 1 }.as_job().retry(retry)]))
+            }
+        }
+    }
+}
+
 /// Written once for each transfer.
 #[derive(Serialize, Deserialize)]
 struct Receipt {
@@ -65,5 +91,5 @@ impl Executable for Receipt {
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
-    Worker::new().about("Moves money.").register::<Transfer>(())?.register::<Receipt>(())?.main().await
+    Worker::new().about("Moves money.").register::<Transfer>(())?.register::<Receipt>(())?.register::<Chain>(())?.main().await
 }

@@ -7,6 +7,8 @@ use std::{
 };
 
 use bson::{Document, doc};
+use futures_util::TryStreamExt;
+use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 use recruiter_common::{
     Edge, EnqueueError, Graph, JobId, JobResult, Keep, NewJob, RetryManyTimes, Store, Unique, Workable,
     control::{Change, Changed, Control, Refusal},
@@ -17,7 +19,9 @@ use recruiter_common::{
 use recruiter_tests::{
     local::{Local, store},
     mongo::TestDatabase,
+    processes::Process,
     wait::{wait_for, wait_until},
+    world::Role,
 };
 use recruiter_worker::{Context, Executable, NotDone, Worker};
 use serde::{Deserialize, Serialize};
@@ -329,4 +333,51 @@ async fn finished_running_deleted_and_unannounced_parents() {
     control.cancel_graph(id).await.unwrap();
     assert_eq!((stage.end(root).await, stage.end(child).await), ("cancelled cancelled".into(), "cancelled cancelled".into()));
     stage.close().await;
+}
+
+/// Graphs of four layers of four jobs, in which each job waits for all of the layer before it, and each becomes others twice.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn graphs_advance_once_and_in_order_whatever_is_killed() {
+    const GRAPHS: usize = 12;
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    let recruiter = || Process::on(&database, "recruiter", &[&["run"], Role::Recruiter.quick()].concat());
+    let worker = || Process::on(&database, "teller", &[Role::Worker.quick(), &["--concurrency", "8"]].concat());
+    let (mut leaders, mut workers) = (vec![recruiter(), recruiter()], vec![worker(), worker()]);
+    let cleaner = Process::on(&database, "recruiter-cleaner", Role::Cleaner.quick());
+    let retry = RetryManyTimes::new(1_000_000, Duration::ZERO).unwrap();
+    let job = || NewJob::of_class("Chain", doc! { "left": 2 }).retry(&retry);
+    let mut random = StdRng::seed_from_u64(16);
+    for _ in 0..GRAPHS {
+        let mut graph = Graph::new();
+        let mut layer: Vec<JobId> = Vec::new();
+        for _ in 0..4 {
+            layer = graph.group((0..4).map(|_| job().waits_for_all(layer.clone())));
+        }
+        graph.enqueue(&store).await.unwrap();
+        pause(Duration::from_millis(random.random_range(0..500))).await;
+        let (some, again): (_, &dyn Fn() -> Process) =
+            if random.random_bool(0.4) { (&mut leaders, &recruiter) } else { (&mut workers, &worker) };
+        let at = random.random_range(0..2);
+        some[at].kill();
+        some[at].wait_exit(SOON).await;
+        some[at] = again();
+    }
+    wait_until(SOON * 4, "all graphs are done", async || database.raw("scheduled").count_documents(doc! {}).await.unwrap() == 0).await;
+    let jobs: Vec<Document> = database.raw("archived").find(doc! {}).await.unwrap().try_collect().await.unwrap();
+    assert_eq!(jobs.len(), GRAPHS * 16 * 3, "each job became another one twice, and never two");
+    assert!(jobs.iter().all(|job| job.get_str("why").unwrap() == "done"));
+    let by_id: BTreeMap<JobId, &Document> = jobs.iter().map(|job| (job.get_object_id("_id").unwrap().into(), job)).collect();
+    let time = |job: &Document, field: &str| *job.get_document("last_execution").unwrap().get_datetime(field).unwrap();
+    let next = |job: &Document| Some(JobId::from(job.get_array("continued_as").ok()?[0].as_object_id()?));
+    for job in &jobs {
+        for parent in job.get_array("waits_for").into_iter().flatten() {
+            let mut parent = by_id[&JobId::from(parent.as_object_id().unwrap())];
+            while let Some(continued) = next(parent) {
+                parent = by_id[&continued];
+            }
+            assert!(time(parent, "ended_at") <= time(job, "started_at"), "{parent} ended after {job} was started");
+        }
+    }
+    leaders.iter().chain(&workers).chain([&cleaner]).for_each(Process::terminate);
 }

@@ -1,0 +1,93 @@
+//! A graph as JSON, with names in place of ids.
+//!
+//! ```
+//! # use recruiter_common::{graphs::Graph, spec::UnknownPolicies};
+//! let text = r#"{"jobs": {
+//!     "fetch":   {"class": "fetch", "parameters": {"url": "a"}},
+//!     "index":   {"class": "index", "waits_for": ["fetch"]},
+//!     "clean up": {"class": "clean-up", "waits_for": [{"job": "index", "when": "ended"}]}
+//! }}"#;
+//! let (graph, names) = Graph::of_json(text, UnknownPolicies::Refuse)?;
+//! assert_eq!((graph.len(), names[1].0.as_str()), (3, "fetch"));
+//! # Ok::<(), recruiter_common::spec::InvalidSpec>(())
+//! ```
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::Graph;
+use crate::{
+    ids::JobId,
+    spec::{InvalidSpec, JobSpec, UnknownPolicies},
+};
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    /// By name, in the order of names.
+    jobs: BTreeMap<String, Value>,
+}
+
+impl Graph {
+    /// The graph in a JSON text: `{"jobs": {name: job}}`. In `waits_for` a job names other jobs of the text, or has their ids. Returns the
+    /// graph, and the names of its jobs with their ids.
+    ///
+    /// # Errors
+    /// When the text is not a graph. The message names the job.
+    pub fn of_json(text: &str, unknown_policies: UnknownPolicies) -> Result<(Self, Vec<(String, JobId)>), InvalidSpec> {
+        let file: File = serde_json::from_str(text).map_err(|error| {
+            InvalidSpec::of_text(format!(r#"a graph is a JSON object like {{"jobs": {{"a": {{"class": "c"}}}}}}: {error}"#))
+        })?;
+        let ids: BTreeMap<&str, JobId> = file.jobs.keys().map(|name| (name.as_str(), JobId::new())).collect();
+        let mut graph = Self::new();
+        for (name, job) in &file.jobs {
+            let of_job = |problem: &dyn std::fmt::Display| InvalidSpec::of_text(format!("job `{name:.80}`: {problem}"));
+            let spec: JobSpec = serde_json::from_value(with_ids(job.clone(), &ids)).map_err(|error| of_job(&error))?;
+            let job = spec.into_job(unknown_policies).map_err(|problem| of_job(&problem))?;
+            graph.add(job.made_as(ids[name.as_str()]));
+        }
+        Ok((graph, ids.iter().map(|(name, id)| ((*name).to_owned(), *id)).collect()))
+    }
+}
+
+/// The job with ids in place of the names in `waits_for`.
+fn with_ids(mut job: Value, ids: &BTreeMap<&str, JobId>) -> Value {
+    let id = |name: &Value| name.as_str().and_then(|name| ids.get(name)).map(|id| json!(id.to_string()));
+    for edge in job.get_mut("waits_for").and_then(Value::as_array_mut).into_iter().flatten() {
+        if let Some(id) = id(edge) {
+            *edge = id;
+        } else if let Some(parent) = edge.get_mut("job")
+            && let Some(id) = id(parent)
+        {
+            *parent = id;
+        }
+    }
+    job
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_become_ids_and_a_problem_names_its_job() {
+        let check =
+            |text: &str| Graph::of_json(text, UnknownPolicies::Refuse).map(|(graph, _)| graph.len()).map_err(|error| error.to_string());
+        assert_eq!(
+            check(r#"{"jobs": {"a": {"class": "c"}, "b": {"class": "c", "waits_for": ["a", {"job": "a", "when": "failed"}]}}}"#),
+            Ok(2)
+        );
+        assert_eq!(check(r#"{"jobs": {}}"#), Ok(0));
+        for (wrong, part) in [
+            ("[]", "a graph is a JSON object"),
+            (r#"{"jobs": {"a": {}}}"#, "job `a`: `class` is missing"),
+            (r#"{"jobs": {"a": {"class": "c", "waits_for": ["b"]}}}"#, "job `a`: `b` is not a job id"),
+            (r#"{"jobs": {"a": {"class": "c", "waits_for": [{"job": "a", "when": "never"}]}}}"#, "`done`, `ended` or `failed`"),
+            (r#"{"jobs": {"a": {"class": "c", "wait": 1}}}"#, "job `a`: unknown field `wait`"),
+        ] {
+            assert!(check(wrong).is_err_and(|problem| problem.contains(part)), "{wrong}: {:?}", check(wrong));
+        }
+    }
+}

@@ -1,0 +1,292 @@
+//! `recruiter graph`: enqueues, shows, cancels and retries graphs of jobs.
+
+use std::{collections::BTreeMap, io::Read as _, io::Write, path::PathBuf};
+
+use anyhow::{Context as _, anyhow};
+use bson::{Bson, Document, doc};
+use clap::{Args, Subcommand, ValueEnum, builder::BoolishValueParser};
+use recruiter_common::{
+    JobId,
+    control::{Changed, Control},
+    graphs::{Graph, GraphJob, GraphState, When},
+    ids::GraphId,
+    spec::{InvalidSpec, UnknownPolicies},
+    store::{ConnectArgs, Store},
+};
+
+use super::{
+    change::message,
+    exit::usage,
+    output::{Column, Format, Row, Screen, json_line, printable, table},
+};
+
+pub(super) const ENQUEUE_EXAMPLES: &str = "\
+The file is one JSON object. Each job has a name, by which the others wait for it:
+
+  {\"jobs\": {
+    \"fetch\":    {\"class\": \"fetch\", \"parameters\": {\"url\": \"a\"}},
+    \"index\":    {\"class\": \"index\", \"waits_for\": [\"fetch\"]},
+    \"alarm\":    {\"class\": \"mail\", \"waits_for\": [{\"job\": \"index\", \"when\": \"failed\"}]},
+    \"clean up\": {\"class\": \"clean-up\", \"waits_for\": [{\"job\": \"index\", \"when\": \"ended\"}]}
+  }}
+
+All jobs are enqueued, or none. A job that waits for a job that fails is cancelled, unless it waits for
+its failure or for any end.
+
+Examples:
+  recruiter graph enqueue nightly.json
+  generate-graph | recruiter graph enqueue - --json";
+
+pub(super) const SHOW_EXAMPLES: &str = "\
+Examples:
+  recruiter graph show 65a1b2c3d4e5f60718293a4b
+  recruiter graph show 65a1b2c3d4e5f60718293a4b --draw dot | dot -Tsvg > graph.svg";
+
+/// The arguments of `graph`.
+#[derive(Args, Clone, Debug)]
+#[command(arg_required_else_help = true)]
+pub(super) struct GraphArgs {
+    #[command(subcommand)]
+    command: GraphCommand,
+}
+
+#[derive(Subcommand, Clone, Debug)]
+enum GraphCommand {
+    /// Enqueue the jobs of a file, all or none, and write the id of the graph
+    #[command(after_help = ENQUEUE_EXAMPLES)]
+    Enqueue {
+        /// A JSON file; `-` is standard input
+        file: PathBuf,
+        /// Accept retry policies that only your workers know, not this program
+        #[arg(long, env = "RECRUITER_ENQUEUE_CUSTOM_POLICY", value_parser = BoolishValueParser::new())]
+        custom_policy: bool,
+        #[command(flatten)]
+        format: Format,
+    },
+    /// Show the jobs of a graph with their states
+    #[command(after_help = SHOW_EXAMPLES)]
+    Show {
+        /// Id of the graph
+        #[arg(value_parser = graph_of_text)]
+        id: GraphId,
+        /// Write the graph in a language for drawings
+        #[arg(long, env = "RECRUITER_GRAPH_DRAW", value_name = "LANGUAGE", conflicts_with = "json")]
+        draw: Option<Language>,
+        #[command(flatten)]
+        format: Format,
+    },
+    /// Cancel all jobs of a graph that are not finished
+    Cancel(ChangeArgs),
+    /// Enqueue again the jobs of a graph that failed or were cancelled, with edges between the new jobs
+    Retry(ChangeArgs),
+}
+
+#[derive(Args, Clone, Debug)]
+struct ChangeArgs {
+    /// Id of the graph
+    #[arg(value_parser = graph_of_text)]
+    id: GraphId,
+    /// Only report the jobs that would be changed
+    #[arg(long, env = "RECRUITER_DRY_RUN", value_parser = BoolishValueParser::new())]
+    dry_run: bool,
+    #[command(flatten)]
+    format: Format,
+}
+
+/// A language for drawings of graphs.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Language {
+    /// Graphviz
+    Dot,
+    /// Mermaid, which many wikis and code hosts draw
+    Mermaid,
+}
+
+fn graph_of_text(text: &str) -> Result<GraphId, InvalidSpec> {
+    text.parse().map_err(|_| InvalidSpec::of_text(format!("`{text:.80}` is not the id of a graph (24 hexadecimal digits)")))
+}
+
+/// Enqueues, shows or changes a graph.
+///
+/// # Errors
+/// When there is no such graph, the file is not a graph, or MongoDB cannot be used.
+pub(super) async fn run(args: GraphArgs, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
+    match args.command {
+        GraphCommand::Enqueue { file, custom_policy, format } => enqueue(file, custom_policy, format, connect, out).await,
+        GraphCommand::Show { id, draw, format } => show(id, draw, format, connect, out).await,
+        GraphCommand::Cancel(args) => change(args, true, connect, out).await,
+        GraphCommand::Retry(args) => change(args, false, connect, out).await,
+    }
+}
+
+async fn enqueue(file: PathBuf, custom_policy: bool, format: Format, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
+    let mut bytes = Vec::new();
+    if file.as_os_str() == "-" {
+        std::io::stdin().read_to_end(&mut bytes).context("cannot read standard input")?;
+    } else {
+        bytes = std::fs::read(&file).with_context(|| format!("cannot read {}", file.display()))?;
+    }
+    let text = String::from_utf8(bytes).map_err(|error| usage(format!("{} is not UTF-8: {error}", file.display())))?;
+    let unknown = if custom_policy { UnknownPolicies::Accept } else { UnknownPolicies::Refuse };
+    let (graph, names) = Graph::of_json(&text, unknown).map_err(|problem| usage(format!("{}: {problem}", file.display())))?;
+    if graph.is_empty() {
+        return Err(usage(format!("{} has no jobs", file.display())));
+    }
+    let id = graph.id();
+    graph.enqueue(&Store::connect(connect, "recruiter graph").await?).await?;
+    if format.json {
+        let jobs: Document = names.into_iter().map(|(name, job)| (name, job.into())).collect();
+        return Ok(json_line(out, doc! { "graph": id, "jobs": jobs })?);
+    }
+    Ok(writeln!(out, "{id}")?)
+}
+
+async fn jobs_of(store: &Store, id: GraphId) -> anyhow::Result<Vec<GraphJob>> {
+    match store.graph(id).await? {
+        jobs if jobs.is_empty() => Err(anyhow!("no job is part of the graph {id}, neither in `scheduled` nor in `archived`")),
+        jobs => Ok(jobs),
+    }
+}
+
+async fn show(id: GraphId, draw: Option<Language>, format: Format, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
+    let jobs = jobs_of(&Store::connect_to_ask(connect, "recruiter graph").await?, id).await?;
+    match draw {
+        Some(Language::Dot) => return Ok(dot(&jobs, out)?),
+        Some(Language::Mermaid) => return Ok(mermaid(&jobs, out)?),
+        None if format.json => return Ok(jobs.iter().try_for_each(|job| json_line(out, document(job)))?),
+        None => {}
+    }
+    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+    for job in &jobs {
+        *counts.entry(job.state.word()).or_default() += 1;
+    }
+    let counts: Vec<String> = counts.into_iter().map(|(state, count)| format!("{count} {}", printable(state, 40))).collect();
+    writeln!(out, "{} jobs: {}", jobs.len(), counts.join(", "))?;
+    let columns = [Column::left("JOB"), Column::left("STATE"), Column::left("CLASS"), Column::left("WAITS FOR"), Column::left("REMARK")];
+    Ok(table(out, Screen::of_stdout(), &columns, &jobs.iter().map(row).collect::<Vec<_>>())?)
+}
+
+/// Maximum number of parents that are named in a line.
+const NAMED: usize = 3;
+
+fn row(job: &GraphJob) -> Row {
+    let parents: Vec<String> = job
+        .waits_for
+        .iter()
+        .take(NAMED)
+        .map(|edge| if edge.when == When::Done { edge.job.to_string() } else { format!("{} {}", edge.job, edge.when.word()) })
+        .collect();
+    let more = job.waits_for.len().saturating_sub(NAMED);
+    let parents = if more > 0 { format!("{} and {more} more", parents.join(", ")) } else { parents.join(", ") };
+    let remark = match (&job.failure, job.continued_as.as_slice()) {
+        (_, [one]) => format!("became {one}"),
+        (_, several @ [_, ..]) => format!("became {} jobs", several.len()),
+        (Some((class, message)), []) => format!("{class}: {message}"),
+        (None, []) => String::new(),
+    };
+    Row::from(vec![
+        job.id.to_string(),
+        printable(job.state.word(), 40),
+        printable(&job.class, 60),
+        if parents.is_empty() { "-".into() } else { parents },
+        printable(&remark, 200),
+    ])
+}
+
+fn document(job: &GraphJob) -> Document {
+    let mut document = doc! {
+        "_id": job.id,
+        "class": &job.class,
+        "group": &job.group,
+        "state": job.state.word(),
+        "waits_for": job.waits_for.iter().copied().map(Bson::from).collect::<Vec<_>>(),
+    };
+    if !job.continued_as.is_empty() {
+        document.insert("continued_as", job.continued_as.clone());
+    }
+    if let Some(old) = job.recovered_from {
+        document.insert("recovered_from", old);
+    }
+    if let Some((class, message)) = &job.failure {
+        document.insert("error", doc! { "class": class, "message": message });
+    }
+    document
+}
+
+fn color(state: &GraphState) -> &'static str {
+    match state {
+        GraphState::Done | GraphState::Continued => "palegreen",
+        GraphState::Running => "lightblue",
+        GraphState::Scheduled => "lightyellow",
+        GraphState::Waits => "white",
+        GraphState::Cancelled | GraphState::Retried { .. } => "lightgrey",
+        _ => "salmon",
+    }
+}
+
+/// Edges with their labels: from a job to those that wait for it, and to those that it became.
+fn edges(jobs: &[GraphJob]) -> Vec<(JobId, JobId, &'static str)> {
+    let mut edges = Vec::new();
+    for job in jobs {
+        let label = |when: When| if when == When::Done { "" } else { when.word() };
+        edges.extend(job.waits_for.iter().map(|edge| (edge.job, job.id, label(edge.when))));
+        edges.extend(job.continued_as.iter().map(|next| (job.id, *next, "became")));
+        edges.extend(job.recovered_from.map(|old| (old, job.id, "retried")));
+    }
+    edges
+}
+
+/// Text inside of quotation marks, in both languages.
+fn quoted(text: &str) -> String {
+    printable(text, 60).replace(['"', '\\'], "'")
+}
+
+fn dot(jobs: &[GraphJob], out: &mut impl Write) -> std::io::Result<()> {
+    writeln!(out, "digraph jobs {{\n  node [shape=box, style=filled];")?;
+    for job in jobs {
+        let (class, state) = (quoted(&job.class), quoted(job.state.word()));
+        writeln!(out, "  \"{}\" [label=\"{class}\\n{state}\", fillcolor={}];", job.id, color(&job.state))?;
+    }
+    for (from, to, label) in edges(jobs) {
+        writeln!(out, "  \"{from}\" -> \"{to}\" [label=\"{label}\"];")?;
+    }
+    writeln!(out, "}}")
+}
+
+fn mermaid(jobs: &[GraphJob], out: &mut impl Write) -> std::io::Result<()> {
+    writeln!(out, "flowchart LR")?;
+    for job in jobs {
+        writeln!(out, "  j{}[\"{}<br/>{}\"]", job.id, quoted(&job.class), quoted(job.state.word()))?;
+    }
+    for (from, to, label) in edges(jobs) {
+        let arrow = if label.is_empty() { "-->".to_owned() } else { format!("-- {label} -->") };
+        writeln!(out, "  j{from} {arrow} j{to}")?;
+    }
+    Ok(())
+}
+
+async fn change(args: ChangeArgs, is_cancel: bool, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
+    let store = Store::connect(connect, "recruiter graph").await?;
+    jobs_of(&store, args.id).await?;
+    let mut control = Control::new(&store, args.dry_run);
+    let changed = if is_cancel { control.cancel_graph(args.id).await? } else { control.retry_graph(args.id).await? };
+    for (job, change) in &changed {
+        if args.format.json {
+            let mut line = doc! { "_id": job, "outcome": change.word() };
+            if let Changed::EnqueuedAgain { new: Some(new), .. } = change {
+                line.insert("new", new);
+            }
+            json_line(out, line)?;
+        } else {
+            writeln!(out, "{job}: {}", message(change, args.dry_run))?;
+        }
+    }
+    if changed.is_empty() && !args.format.json {
+        writeln!(
+            out,
+            "nothing to {}",
+            if is_cancel { "cancel: all jobs are finished" } else { "retry: no job has failed, or it was retried before" }
+        )?;
+    }
+    Ok(())
+}
