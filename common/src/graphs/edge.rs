@@ -93,19 +93,17 @@ pub struct InvalidEdge {
 /// When one of them is neither an id nor a document `{job, when}`.
 pub fn edges_of(stored: Option<&Bson>) -> Result<Vec<Edge>, InvalidEdge> {
     let invalid = |found: &Bson| InvalidEdge { found: found.to_string() };
-    let edge = |stored: &Bson| match stored {
-        Bson::ObjectId(job) => Some(Edge::done((*job).into())),
-        Bson::Document(edge) => {
-            let when = edge.get_str("when").map_or(Some(When::Done), When::of_word)?;
-            Some(Edge { job: edge.get_object_id("job").ok()?.into(), when })
+    let edge = |stored: &Bson| {
+        if let Some(job) = stored.as_object_id() {
+            return Some(Edge::done(job.into()));
         }
-        _ => None,
+        let edge = stored.as_document()?;
+        let when = edge.get_str("when").map_or(Some(When::Done), When::of_word)?;
+        Some(Edge { job: edge.get_object_id("job").ok()?.into(), when })
     };
-    match stored {
-        None | Some(Bson::Null) => Ok(Vec::new()),
-        Some(Bson::Array(edges)) => edges.iter().map(|stored| edge(stored).ok_or_else(|| invalid(stored))).collect(),
-        Some(other) => Err(invalid(other)),
-    }
+    let Some(stored) = stored.filter(|stored| **stored != Bson::Null) else { return Ok(Vec::new()) };
+    let edges = stored.as_array().ok_or_else(|| invalid(stored))?;
+    edges.iter().map(|stored| edge(stored).ok_or_else(|| invalid(stored))).collect()
 }
 
 /// How a job has ended, as far as jobs that wait for it are concerned.

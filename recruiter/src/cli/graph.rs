@@ -220,7 +220,7 @@ fn color(state: &GraphState) -> &'static str {
         GraphState::Scheduled => "lightyellow",
         GraphState::Waits => "white",
         GraphState::Cancelled | GraphState::Retried { .. } => "lightgrey",
-        _ => "salmon",
+        GraphState::Failed { .. } | _ => "salmon",
     }
 }
 

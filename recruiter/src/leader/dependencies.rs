@@ -74,9 +74,10 @@ impl<'a> Dependencies<'a> {
                 () = shutdown.requested() => return,
             };
             while let Some(hint) = news {
-                match hint {
-                    Hint::Ended { jobs } => ended.extend(jobs.into_iter().filter(|job| self.table.is_awaited(*job))),
-                    _ => self.scan_at = Monotonic::now(),
+                if let Hint::Ended { jobs } = hint {
+                    ended.extend(jobs.into_iter().filter(|job| self.table.is_awaited(*job)));
+                } else {
+                    self.scan_at = Monotonic::now();
                 }
                 news = self.news.try_recv().ok();
             }

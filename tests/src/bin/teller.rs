@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use bson::{Document, doc};
+use recruiter_common::shutdown::pause as sleep;
 use recruiter_worker::{Context, Executable, NewJob, NotDone, RetryManyTimes, Workable, Worker, mongodb::Collection};
 use serde::{Deserialize, Serialize};
 
@@ -24,7 +25,7 @@ impl Executable for Transfer {
 
     async fn execute(&self, (): &(), job: &Context) -> Result<String, NotDone> {
         let [accounts, effects] = &["accounts", "effects"].map(|name| collection(job, name));
-        let pause = &|| tokio::time::sleep(Duration::from_millis(self.ms));
+        let pause = &|| sleep(Duration::from_millis(self.ms));
         job.transaction(|mut session| async move {
             effects.insert_one(doc! { "job": job.job_id(), "start": job.start_id().to_string() }).session(&mut *session).await?;
             pause().await;
@@ -59,7 +60,7 @@ impl Executable for Chain {
     type State = ();
 
     async fn execute(&self, (): &(), job: &Context) -> Result<i32, NotDone> {
-        tokio::time::sleep(Duration::from_millis(2)).await;
+        sleep(Duration::from_millis(2)).await;
         match self.left {
             0 => Ok(i32::try_from(job.inputs::<Option<i32>>().await?.len()).unwrap_or(i32::MAX)),
             left => {

@@ -72,7 +72,7 @@ impl Executable for Step {
             ("unique", _) => Err(NotDone::continue_as([step("x", 1, "").unique(Unique::by_key("k"))])),
             ("add", _) => {
                 let added = step("added", 5, "").in_graph(job.graph().unwrap()).waits_for(job.job_id());
-                added.enqueue(job.store()).await.or_else(|error| Err(NotDone::failed("enqueue", error.to_string())))?;
+                added.enqueue(job.store()).await.map_err(|error| NotDone::failed("enqueue", error.to_string()))?;
                 Ok(self.number)
             }
             _ => Ok(self.number + job.inputs::<Option<i64>>().await?.iter().flatten().sum::<i64>()),
@@ -181,9 +181,9 @@ async fn a_failure_cancels_what_follows_runs_a_fallback_or_is_ignored() {
     // Retried from the failed ones: `bad` fails again, and its followers with it.
     let outcomes: BTreeMap<JobId, Changed> = Control::new(&stage.store, false).retry_graph(id).await.unwrap().into_iter().collect();
     assert_eq!(outcomes.keys().copied().collect::<Vec<_>>(), sorted([bad, next, after_next]), "{outcomes:?}");
-    let new = |job| match &outcomes[&job] {
-        Changed::EnqueuedAgain { new: Some(new), .. } => *new,
-        other => panic!("{other:?}"),
+    let new = |job| {
+        let Changed::EnqueuedAgain { new: Some(new), .. } = &outcomes[&job] else { panic!("{:?}", outcomes[&job]) };
+        *new
     };
     assert_eq!(stage.end(new(next)).await, "cancelled parent-failed");
     let edges = stage.archived(new(next)).await.get_array("waits_for").unwrap().clone();

@@ -377,6 +377,8 @@ pub(crate) mod tests {
             item: None,
             deadline: Deadline::default(),
             cancel: Arc::default(),
+            ends: None,
+            committed: std::sync::OnceLock::new(),
         })
     }
 
