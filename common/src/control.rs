@@ -21,6 +21,7 @@ use crate::{
     ids::{JobId, WorkerId},
     instant::{DUE_MS, Instant},
     job::{FinishReason, Job, JobState, Priority, bundle::is_done},
+    limits::{line_of_gate, resources_in},
     shutdown::pause,
     spec::unique_again,
     store::{
@@ -484,7 +485,13 @@ impl Control {
                 }
                 Step::Enqueue { retried_as, job, why } => {
                     groups.insert(job.group.clone());
+                    // A job that has halted its line runs before the others of the line.
+                    let place = job.halt_on_failure.then(|| bson::DateTime::from_chrono(job.created_at));
                     let new = again(*job).and_then(|new| new.into_document(now).map_err(|error| error.to_string()));
+                    let new = new.map(|(id, mut document)| {
+                        document.extend(place.map(|place| ("created_at".to_owned(), place.into())));
+                        (id, document)
+                    });
                     match new {
                         Ok((new, document)) => retrials.push((Retrial { job: id, retried_as, new, document: Arc::new(document) }, why)),
                         Err(problem) => drop(outcomes.insert(id, Changed::Refused(Refusal::Unstorable(problem)))),
@@ -759,6 +766,12 @@ fn again(job: Job) -> Result<NewJob, String> {
     };
     let new = new.with_id(JobId::new()).in_group(job.group).priority(job.priority);
     let new = job.tags.into_iter().fold(new, NewJob::tag).retry_stored(job.retry_policy).keep(job.keep).recovered_from(job.id);
+    let gate = job.gate.unwrap_or_default();
+    let new = match line_of_gate(&gate) {
+        Some(line) => new.in_line(line),
+        None => resources_in(&gate).fold(new, NewJob::limit),
+    };
+    let new = if job.halt_on_failure { new.halt_on_failure() } else { new };
     let new = match unique {
         Some(unique) => new.unique(unique),
         None => new,

@@ -223,6 +223,7 @@ pub struct NewJob {
     keep: Keep,
     limits: Vec<String>,
     line: Option<String>,
+    halt_on_failure: bool,
     unique: Option<Unique>,
     expires: Option<Expires>,
     recovered_from: Option<JobId>,
@@ -428,6 +429,7 @@ impl NewJob {
             keep: Keep::default(),
             limits: Vec::new(),
             line: None,
+            halt_on_failure: false,
             unique: None,
             expires: None,
             recovered_from: None,
@@ -534,6 +536,13 @@ impl NewJob {
     /// that of its group.
     pub fn in_line(mut self, key: impl Into<String>) -> Self {
         self.line = Some(key.into());
+        self
+    }
+
+    /// Halts the line of the job if the job fails for the last time: the jobs behind it wait until somebody resumes the line. By default the
+    /// line goes on.
+    pub fn halt_on_failure(mut self) -> Self {
+        self.halt_on_failure = true;
         self
     }
 
@@ -660,6 +669,9 @@ impl NewJob {
                 check_resource(key).map_err(|problem| EnqueueError::Limit { problem })?;
                 Some(gate_of_line(key))
             }
+            None if self.halt_on_failure => {
+                return Err(EnqueueError::Limit { problem: InvalidSetting("only a job in a line can halt one: name its line".into()) });
+            }
             None => gate_of(self.limits.iter().map(String::as_str)),
         };
         if let Some(gate) = gate.as_ref().filter(|gate| gate.len() > LONGEST_GATE) {
@@ -737,6 +749,9 @@ impl NewJob {
         }
         if let Some(gate) = gate {
             document.insert("gate", gate);
+        }
+        if self.halt_on_failure {
+            document.insert("halt_on_failure", true);
         }
         if let Some(outcomes) = outcomes {
             document.insert("item_outcomes", outcomes);

@@ -90,6 +90,9 @@ pub struct JobSpec {
     /// ([`graphs`](crate::graphs)).
     #[serde(default, deserialize_with = "edges", serialize_with = "edges_to_json", skip_serializing_if = "Vec::is_empty")]
     pub waits_for: Vec<Edge>,
+    /// Whether its line halts if it fails for the last time, until somebody resumes the line. Default: the line goes on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub halt_on_failure: Option<bool>,
     /// Id of the job, 24 hexadecimal digits. If a job with this id exists, nothing is enqueued.
     #[serde(default, deserialize_with = "id", serialize_with = "hex", skip_serializing_if = "Option::is_none")]
     pub id: Option<JobId>,
@@ -268,6 +271,7 @@ impl JobSpec {
                 .map(str::to_owned)
                 .collect(),
             line: job.gate.as_deref().and_then(line_of_gate).map(str::to_owned),
+            halt_on_failure: job.halt_on_failure.then_some(true),
             ..Self::default()
         })
     }
@@ -323,6 +327,9 @@ impl JobSpec {
             job = job.in_line(line);
         }
         job = job.waits_for_all(self.waits_for);
+        if self.halt_on_failure == Some(true) {
+            job = job.halt_on_failure();
+        }
         if let Some(id) = self.id {
             job = job.with_id(id);
         }

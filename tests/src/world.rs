@@ -71,6 +71,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// Log messages of a worker that leaves work to the cleaner: a thread of a job did not end, MongoDB did not delete its
 /// document, or it had been declared dead before.
 const EXCUSES: [&str; 3] = ["not everything ended in time", "could not leave the roster", "declared dead"];
+/// Maximum duration of a wait for a condition.
+const SOON: Duration = Duration::from_secs(30);
 /// Maximum duration of a stop.
 const STOP_WITHIN: Duration = Duration::from_secs(60);
 
@@ -360,6 +362,28 @@ impl World {
     /// Supervises the processes until every acknowledged job is archived.
     pub async fn until_quiet(&mut self, deadline: Duration) -> bool {
         self.until(deadline, async |world| world.unfinished().await == 0).await
+    }
+
+    /// Waits for a condition, for half a minute at most.
+    ///
+    /// # Panics
+    /// When the condition does not become true.
+    pub async fn wait_for(&self, what: &str, mut condition: impl AsyncFnMut() -> bool) {
+        let end = Instant::now() + SOON;
+        while !condition().await {
+            assert!(Instant::now() < end, "waited in vain: {what}\n{}", self.logs());
+            pause(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// Waits until every job is finished, stops everything and checks the rest.
+    ///
+    /// # Panics
+    /// When a job is not finished after half a minute, or something is wrong.
+    pub async fn close(mut self) {
+        assert!(self.until_quiet(SOON).await, "not quiet\n{}", self.logs());
+        let wrong = self.judge().await.all();
+        assert!(wrong.is_empty(), "{wrong:#?}\n{}", self.logs());
     }
 
     /// Stops everything and checks the rest. Cleaners stop first, so that they do not clean up after workers that stop.

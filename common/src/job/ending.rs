@@ -25,6 +25,7 @@ use crate::{
     failure::{self, Failure},
     ids::{JobId, WorkerId},
     instant::Instant,
+    limits::line_of_gate,
 };
 
 /// Maximum number of executions in a job's history: the first and the newest. Dropped ones are counted.
@@ -49,6 +50,26 @@ pub struct Archival {
     pub(crate) is_followed: bool,
     /// The jobs that it becomes, which are inserted in the same transaction.
     pub(crate) continuation: Arc<[Document]>,
+    /// The line that halts with its end.
+    pub(crate) halts: Option<Halt>,
+}
+
+/// A line that halts, because one of its jobs has failed for the last time.
+#[derive(Clone, Debug)]
+pub(crate) struct Halt {
+    pub(crate) line: String,
+    pub(crate) job: JobId,
+    pub(crate) why: FinishReason,
+}
+
+impl Halt {
+    /// The halt that follows the end of a job with `halt_on_failure`. A cancellation is no failure.
+    fn after(gate: Option<&str>, job: JobId, why: &FinishReason) -> Option<Self> {
+        if *why == FinishReason::DONE || *why == FinishReason::CANCELLED {
+            return None;
+        }
+        Some(Self { line: line_of_gate(gate?)?.to_owned(), job, why: why.clone() })
+    }
 }
 
 /// What is kept of a job that ends.
@@ -93,10 +114,12 @@ impl Guard {
 }
 
 impl Archival {
-    fn new(guard: Guard, document: RawDocumentBuf) -> Self {
+    fn new(guard: Guard, document: RawDocumentBuf, why: &FinishReason) -> Self {
         let frees = document.get_str("unique").ok().map(str::to_owned);
         let is_followed = document.get_bool("followed").unwrap_or(false);
-        Self { guard, kept: Kept::Document(Arc::new(document)), frees, is_followed, continuation: Arc::default() }
+        let may_halt = document.get_bool("halt_on_failure").unwrap_or(false);
+        let halts = if may_halt { Halt::after(document.get_str("gate").ok(), guard.job(), why) } else { None };
+        Self { guard, kept: Kept::Document(Arc::new(document)), frees, is_followed, continuation: Arc::default(), halts }
     }
 
     /// A started job that ended, with the finish reason `why`. It is deleted if it succeeded and nothing of a success is kept, unless other
@@ -108,7 +131,8 @@ impl Archival {
             Kept::Document(Arc::new(archived_document(job, &execution, why, result)))
         };
         let (frees, is_followed) = (job.unique.clone(), job.is_followed);
-        Self { guard: Guard::Claimed(claim), kept, frees, is_followed, continuation: Arc::default() }
+        let halts = if job.halt_on_failure { Halt::after(job.gate.as_deref(), job.id, why) } else { None };
+        Self { guard: Guard::Claimed(claim), kept, frees, is_followed, continuation: Arc::default(), halts }
     }
 
     /// Adds the jobs that it becomes. The archived document names them.
@@ -131,14 +155,15 @@ impl Archival {
         let unlocked = Unlocked { job, attempts: as_read("attempts"), replaced: as_read("replaced"), expires_at: as_read("expires_at") };
         let scheduled_at = document.get_datetime("scheduled_at").ok().map(|at| at.to_chrono());
         let execution = Execution { scheduled_at, ..Execution::default() }.ended(now, Some(failure));
-        Self::new(Guard::Unlocked(Box::new(unlocked)), finished(document, job, &execution, why, &[]))
+        Self::new(Guard::Unlocked(Box::new(unlocked)), finished(document, job, &execution, why, &[]), why)
     }
 
     /// A document that a dead worker has locked and that is not a valid job, so its history and policy cannot be read.
     pub fn undecodable(claim: Claim, holder: WorkerId, document: &RawDocument, error: &CorruptJob, now: Instant) -> Self {
         let execution = Execution { worker: Some(holder), start: Some(claim.start), crashed: Some(true), ..Execution::default() };
         let execution = execution.ended(now, Some(&Failure::new(failure::MALFORMED, error.to_string())));
-        Self::new(Guard::Claimed(claim), finished(document, claim.job, &execution, &FinishReason::MALFORMED, &[]))
+        let why = &FinishReason::MALFORMED;
+        Self::new(Guard::Claimed(claim), finished(document, claim.job, &execution, why, &[]), why)
     }
 
     /// A started job that cannot be unlocked, because MongoDB refuses every change of its document, which may be older than the
@@ -161,7 +186,8 @@ impl Archival {
                 .filter_map(|field| Some((field, RawBson::try_from(set.remove(field.as_str())?).ok()?)))
                 .collect();
         let kept: Vec<(&CStr, RawBsonRef<'_>)> = kept.iter().map(|(field, value)| (*field, value.as_raw_bson_ref())).collect();
-        Self::new(Guard::Claimed(refused.claim), finished(document, refused.claim.job, &execution, &FinishReason::MALFORMED, &kept))
+        let why = &FinishReason::MALFORMED;
+        Self::new(Guard::Claimed(refused.claim), finished(document, refused.claim.job, &execution, why, &kept), why)
     }
 
     /// Adds the outcomes of all items of the bundle, if the bundle is kept.

@@ -86,6 +86,8 @@ pub struct Job {
     pub urn: Option<String>,
     /// The resources that it needs, as its lane: see [`limits`](crate::limits).
     pub gate: Option<String>,
+    /// Whether its line halts if it fails for the last time.
+    pub halt_on_failure: bool,
     /// Its unique key, if that is taken until the job is finished.
     pub unique: Option<String>,
     /// How often an enqueueing call has replaced its content; `None` for a job without a unique key, whose content never changes.

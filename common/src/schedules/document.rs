@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// Fields of a job that a template has as well.
-const SHARED: [&str; 6] = ["group", "priority", "retry_policy", "tags", "urn", "keep"];
+const SHARED: [&str; 7] = ["group", "priority", "retry_policy", "tags", "urn", "keep", "halt_on_failure"];
 
 /// A schedule as it is stored.
 #[derive(Clone, Debug)]
@@ -257,6 +257,7 @@ fn spec_of(fields: &Fields<'_>) -> Result<JobSpec, InvalidSchedule> {
         priority: fields.get("priority", "an integer from 0 to 9", |value| Priority::new(u8::try_from(integer(value)?).ok()?))?,
         limits: fields.get("limits", "an array of texts", texts)?.unwrap_or_default(),
         line: fields.text("line")?.map(str::to_owned),
+        halt_on_failure: fields.get("halt_on_failure", "true or false", Bson::as_bool)?,
         tags: fields.get("tags", "an array of texts", texts)?.unwrap_or_default(),
         urn: fields.text("urn")?.map(str::to_owned),
         retry_policy: fields.get("retry_policy", "a document {class, parameters}", policy)?,
@@ -282,7 +283,7 @@ mod tests {
         let policy = RetryForever::new(Duration::from_secs(1)).expect("a policy");
         let jobs = [
             NewJob::of_class("c", doc! { "a": 5_i64 }),
-            NewJob::bundle_of_class("c", [doc! { "n": 1 }, doc! {}]).keep(Keep::Failures).in_line("a"),
+            NewJob::bundle_of_class("c", [doc! { "n": 1 }, doc! {}]).keep(Keep::Failures).in_line("a").halt_on_failure(),
             NewJob::of_class("c", doc! {})
                 .in_group("g")
                 .priority(Priority::MAX)

@@ -3,7 +3,7 @@
 //! A search is a local read of the primary. If it misses a job, the next search finds it. If it finds a job that was started in the
 //! meantime, the guard of the start refuses it. The indexes cover the search, so its cost does not depend on the size of the parameters.
 
-use std::{cmp::Reverse, collections::HashMap};
+use std::cmp::Reverse;
 
 use bson::{Bson, Document, RawDocument, RawDocumentBuf, doc};
 use futures_util::TryStreamExt;
@@ -13,14 +13,14 @@ use super::{
     CALL_LIMIT, Store, StoreError, call,
     lanes::Lane,
     raw_id_of,
-    schema::{DUE_JOBS, Feature, GATED_JOBS},
+    schema::{DUE_JOBS, GATED_JOBS},
 };
 use crate::{ids::JobId, instant::Instant};
 
 /// Maximum number of lanes in one query. MongoDB merges one index scan for each of them.
 const LANES_PER_QUERY: usize = 200;
 /// Maximum number of lanes in one query that searches each lane by itself.
-const LANES_PER_UNION: usize = 50;
+pub(super) const LANES_PER_UNION: usize = 50;
 
 /// The fields of an unlocked job that an assignment needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,7 +50,7 @@ impl ScheduledJob {
 
     /// The lane it waits in.
     pub fn lane(&self) -> Lane {
-        Lane { group: self.group.clone(), class: self.class.clone(), gate: self.gate.clone() }
+        Lane { group: self.group.clone(), class: self.class.clone(), gate: self.gate.clone(), priority: None }
     }
 
     /// From a job's document, or from a document with these fields of it.
@@ -63,7 +63,7 @@ impl ScheduledJob {
         Self::of(entry, entry.get_str("workable.class").ok()?)
     }
 
-    fn of(fields: &RawDocument, class: &str) -> Option<Self> {
+    pub(super) fn of(fields: &RawDocument, class: &str) -> Option<Self> {
         let priority = fields.get("priority").ok()??;
         Some(Self {
             id: raw_id_of(fields)?,
@@ -127,37 +127,8 @@ impl Store {
         Ok(found)
     }
 
-    /// The head of each of these lines: its first unfinished job, locked or not, due or not. Also returns whether it is locked.
-    ///
-    /// Filter: gate. Index: `lines`, which the first call makes. Invariant: the order of a line. A failover may undo the end of an earlier head, but the unique index
-    /// `permits` lets one job of the line run at a time.
-    pub async fn heads_of_lines(&self, gates: &[&str]) -> Result<HashMap<String, (ScheduledJob, bool)>, StoreError> {
-        if self.may_mend {
-            self.prepare(Feature::Lines).await?;
-        }
-        let mut heads = HashMap::with_capacity(gates.len());
-        for gates in gates.chunks(LANES_PER_UNION) {
-            let stages = |gate: &&str| {
-                [
-                    doc! { "$match": { "gate": gate } },
-                    doc! { "$sort": { "created_at": 1, "_id": 1 } },
-                    doc! { "$limit": 1 },
-                    doc! { "$project": { "group": 1, "workable.class": 1, "gate": 1, "priority": 1, "scheduled_at": 1, "locked": 1 } },
-                ]
-            };
-            let found = self.union("heads_of_lines", gates.iter().map(stages)).await?;
-            for job in &found {
-                let class = job.get_document("workable").and_then(|workable| workable.get_str("class"));
-                if let Some(head) = class.ok().and_then(|class| ScheduledJob::of(job, class)) {
-                    heads.extend(head.gate.clone().map(|gate| (gate, (head, job.get_bool("locked").unwrap_or(false)))));
-                }
-            }
-        }
-        Ok(heads)
-    }
-
     /// One query for several parts of `scheduled`.
-    async fn union<const N: usize>(
+    pub(super) async fn union<const N: usize>(
         &self,
         operation: &'static str,
         mut parts: impl Iterator<Item = [Document; N]>,
@@ -242,5 +213,8 @@ fn due_in(lanes: &[&Lane], until: Instant) -> Document {
 
 fn due_in_lane(lane: &Lane, until: Instant) -> Document {
     let (until, gate) = (bson::DateTime::from_chrono(until), lane.gate.as_ref().map_or(Bson::Null, Bson::from));
-    doc! { "group": &lane.group, "workable.class": &lane.class, "gate": gate, "scheduled_at": { "$lte": until }, "locked": false }
+    let mut due =
+        doc! { "group": &lane.group, "workable.class": &lane.class, "gate": gate, "scheduled_at": { "$lte": until }, "locked": false };
+    due.extend(lane.priority.map(|priority| ("priority".to_owned(), priority.into())));
+    due
 }

@@ -26,6 +26,7 @@ use super::{
     Hint, ScheduledJob, Store, StoreError,
     batch::{Batches, cut},
     call, id_of,
+    lines::halt_lines_in,
     session::require_transaction,
     session::{CommitSession, commit},
     start_of,
@@ -35,7 +36,7 @@ use crate::{
     instant::Instant,
     job::{
         Claim,
-        ending::{Archival, Guard, Kept, LARGEST_DOCUMENT, Rescheduling},
+        ending::{Archival, Guard, Halt, Kept, LARGEST_DOCUMENT, Rescheduling},
     },
     telemetry::chain,
 };
@@ -251,6 +252,7 @@ impl Store {
                 }
                 Kept::Nothing { group, .. } => self.count_not_kept_in(&mut *session, end.job(), group).await?,
             }
+            halt_lines_in(&mut *session, &self.pauses, end.halts.as_slice(), self.now()).await?;
             if let Some(key) = &end.frees {
                 self.release_successor_in(&mut *session, key).await?;
             }
@@ -265,6 +267,8 @@ impl Store {
 
     /// Moves jobs from `scheduled` to `archived`, and deletes those of which nothing is kept. Returns for each job, in order, whether it
     /// was recorded. Counts the deleted jobs.
+    ///
+    /// A job of a line that halts also writes the pause of its line ([`Store::heads_of_lines`] reads it).
     ///
     /// Uses one transaction for all jobs. A batch of deletions alone uses one command instead, unless an earlier transaction of the session
     /// may keep the jobs locked.
@@ -390,9 +394,12 @@ impl Store {
             (batch.len(), batch.iter().filter_map(Archival::document).cloned().collect());
         let continuations: Arc<[Arc<[Document]>]> =
             batch.iter().map(|end| &end.continuation).filter(|jobs| !jobs.is_empty()).cloned().collect();
+        let halts: Arc<[Halt]> = batch.iter().filter_map(|end| end.halts.clone()).collect();
+        let (pauses, now) = (self.pauses.clone(), self.now());
         self.transaction("archive", session, move |open| {
             let (scheduled, archived, documents) = (scheduled.clone(), archived.clone(), documents.clone());
             let continuations = continuations.clone();
+            let (pauses, halts) = (pauses.clone(), halts.clone());
             let (guarded, earlier) = (filter.clone(), before.clone());
             async move {
                 let deleted = scheduled.delete_many(guarded.clone()).session(&mut *open).await?.deleted_count;
@@ -403,6 +410,7 @@ impl Store {
                     if !continuations.is_empty() {
                         scheduled.insert_many(continuations.iter().flat_map(|jobs| jobs.iter())).session(&mut *open).await?;
                     }
+                    halt_lines_in(&mut *open, &pauses, &halts, now).await?;
                     return commit(open).await.map(|()| Attempted::All);
                 }
                 open.abort_transaction().await?;

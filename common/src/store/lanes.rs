@@ -21,7 +21,7 @@ use crate::instant::Instant;
 /// Maximum time of one walk over the whole index. It is enough for about 250,000 waiting jobs.
 const WALK_LIMIT: Duration = Duration::from_millis(250);
 
-/// The jobs of one group, one class and one gate, in the order of their start: exactly one range of an index.
+/// The jobs of one group, one class and one gate, and perhaps one priority, in the order of their start: exactly one range of an index.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Lane {
     /// The group of the jobs.
@@ -30,12 +30,14 @@ pub struct Lane {
     pub class: String,
     /// Their gate. `None`: the jobs without a gate.
     pub gate: Option<String>,
+    /// Their priority. `None`: the jobs of every priority.
+    pub priority: Option<i64>,
 }
 
 impl Lane {
     /// The lane of the jobs without a gate.
     pub fn new(group: impl Into<String>, class: impl Into<String>) -> Self {
-        Self { group: group.into(), class: class.into(), gate: None }
+        Self { group: group.into(), class: class.into(), gate: None, priority: None }
     }
 }
 

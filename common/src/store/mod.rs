@@ -11,6 +11,7 @@
 //! | `unique` | jobs with a unique key: who has a key; replace, postpone, run once more, periods |
 //! | `groups` | how many jobs wait in a group, and may wait |
 //! | `lanes`, `due` | lanes that have jobs; due jobs, lane by lane |
+//! | `lines` | the heads of lines, and their halts |
 //! | `start` | read and lock jobs; the jobs that a start has locked |
 //! | `items` | outcomes of the items of a running bundle |
 //! | `finish` | the outcomes of starts: archive, delete or reschedule |
@@ -57,6 +58,7 @@ mod insert;
 mod items;
 mod lanes;
 mod lease;
+mod lines;
 mod not_kept;
 mod relay;
 mod rescue;
@@ -98,6 +100,7 @@ pub use self::{
     hints::{AssignedJobs, EVERY_GROUP, Hint},
     lanes::Lane,
     lease::{LeaderLease, Observed},
+    lines::Head,
     not_kept::NotKept,
     rescue::LockedJobs,
     ring::{Hints, Listener},

@@ -18,7 +18,12 @@ use super::{
     error::code::{INDEX_KEY_SPECS_CONFLICT, INDEX_NOT_FOUND, NAMESPACE_EXISTS, NAMESPACE_NOT_FOUND},
 };
 use crate::{
-    instant::DUE_MS, job::bundle::MOST_ITEMS, limits::LARGEST_CAPACITY, roster::Channel, schedules::MOST_MISSED, telemetry::chain,
+    instant::DUE_MS,
+    job::bundle::MOST_ITEMS,
+    limits::{LARGEST_CAPACITY, MOST_WINDOWS},
+    roster::Channel,
+    schedules::MOST_MISSED,
+    telemetry::chain,
 };
 
 /// Version of the schema in this file. Every change to the schema increases it.
@@ -540,6 +545,7 @@ fn job_properties() -> Document {
         },
         "retry_policy": retry_policy(),
         "tags": tags(),
+        "halt_on_failure": optional("bool", "true or false"),
         "urn": optional("string", "a text"),
         "once": optional("bool", "true or false"),
         "recovered_from": optional("objectId", "the id of a job"),
@@ -599,18 +605,37 @@ fn groups_validator() -> Document {
     let mut properties = doc! {
         "_id": { "bsonType": "string", "minLength": 1, "maxLength": 256, "description": "the name of a group" },
         "weight": { "bsonType": ["int", "long", "double", "null"], "minimum": 0.001, "maximum": 1_000_000.0, "description": "a number from 0.001 to 1000000" },
+        "ageing_ms": { "bsonType": ["int", "long", "null"], "minimum": 10, "maximum": 366_i64 * 86_400_000, "description": "an integer from 10 to the milliseconds of 366 days" },
+        "maintenance": { "bsonType": ["array", "null"], "maxItems": i64::try_from(MOST_WINDOWS).unwrap_or(i64::MAX), "items": window(), "description": "an array of documents {from, until, zone, days}" },
         "most_waiting": { "bsonType": ["int", "long", "null"], "minimum": 1, "description": "an integer from 1" },
     };
     properties.extend(limit());
     doc! { "$jsonSchema": { "required": ["_id"], "properties": properties } }
 }
 
+/// A maintenance window. The recruiter checks the zone.
+fn window() -> Document {
+    let time = doc! { "bsonType": "string", "pattern": "^[0-2][0-9]:[0-5][0-9](:[0-5][0-9])?$", "description": "a time of the day, such as 02:00" };
+    let day = doc! { "enum": ["mon", "tue", "wed", "thu", "fri", "sat", "sun"] };
+    doc! {
+        "bsonType": "object",
+        "required": ["from", "until"],
+        "properties": {
+            "from": time.clone(),
+            "until": time,
+            "zone": optional("string", "the IANA name of a zone"),
+            "days": { "bsonType": ["array", "null"], "items": day, "description": "an array of the names of days, such as mon" },
+        },
+    }
+}
+
 fn pauses_validator() -> Document {
     doc! { "$jsonSchema": { "required": ["_id"], "properties": {
-        "_id": { "bsonType": "string", "pattern": "^(everything|group:.+|class:.+)$", "description": "`everything`, `group:NAME` or `class:NAME`" },
+        "_id": { "bsonType": "string", "pattern": "^(everything|group:.+|class:.+|line:.+)$", "description": "`everything`, `group:NAME`, `class:NAME` or `line:KEY`" },
         "by": optional("string", "a text"),
         "reason": optional("string", "a text"),
         "at": optional("date", "a date"),
+        "job": optional("objectId", "the id of a job"),
     } } }
 }
 
@@ -656,6 +681,7 @@ fn schedulers_validator() -> Document {
                         "retry_policy": retry_policy(),
                         "limits": tags(),
                         "line": optional("string", "a text"),
+                        "halt_on_failure": optional("bool", "true or false"),
                         "tags": tags(),
                         "urn": optional("string", "a text"),
                         "keep": { "enum": ["all", "failures", Bson::Null], "description": "`failures` or `all`" },

@@ -12,7 +12,10 @@ use super::{
 };
 use crate::{
     ids::JobId,
-    limits::{GroupSettings, Limit, Pause, Paused, Rate, Settings, group_of_resource, resource_of_group},
+    limits::{
+        AGEING, GroupSettings, Limit, MaintenanceWindow, Pause, Paused, Rate, Settings, WEIGHTS, group_of_resource, line_of_gate,
+        resource_of_group,
+    },
     roster::{ids_in, integer, legible},
 };
 
@@ -20,13 +23,17 @@ use crate::{
 const IDS_PER_QUERY: usize = 10_000;
 
 impl Store {
-    /// All settings, with one query. A document that is not valid is listed as such.
+    /// All settings except the pauses of lines, with one query. A document that is not valid is listed as such.
     ///
     /// Filter: none. Index: none, the collections are small. Invariant: I9, an invalid document hides no other.
     pub async fn settings(&self) -> Result<Settings, StoreError> {
         let from = |collection: &str| doc! { "$set": { "from": collection } };
-        let union = |collection: &str| doc! { "$unionWith": { "coll": collection, "pipeline": [from(collection)] } };
-        let stages = [from("limits"), union("groups"), union("pauses")];
+        let union = |collection: &str, only: Document| {
+            doc! { "$unionWith": { "coll": collection, "pipeline": [{ "$match": only }, from(collection)] } }
+        };
+        // Every failed job of a line may leave a pause.
+        let not_lines = doc! { "$or": [{ "_id": { "$lt": "line:" } }, { "_id": { "$gte": "line;" } }] };
+        let stages = [from("limits"), union("groups", doc! {}), union("pauses", not_lines)];
         let limits = self.limits.clone();
         let found: Vec<Document> = call("settings", async move {
             limits.aggregate(stages).batch_size(100_000).read_concern(ReadConcern::local()).await?.try_collect().await
@@ -71,6 +78,42 @@ impl Store {
         }
         let (collection, id) = self.limit_document(name);
         call("put_limit", async move { collection.update_one(id, update).upsert(true).await }).await?;
+        self.announce_hint(Hint::Settings).await;
+        Ok(())
+    }
+
+    /// Writes the weight of a group.
+    ///
+    /// Filter: id. Index: `_id`. Invariant: none.
+    pub(crate) async fn put_weight(&self, group: &str, weight: Option<f64>) -> Result<(), StoreError> {
+        self.put_of_group(group, "weight", weight.map(Bson::from)).await
+    }
+
+    /// Writes the ageing of a group.
+    ///
+    /// Filter: id. Index: `_id`. Invariant: none.
+    pub(crate) async fn put_ageing(&self, group: &str, ageing: Option<Duration>) -> Result<(), StoreError> {
+        let ms = ageing.map(|ageing| i64::try_from(ageing.as_millis()).unwrap_or(i64::MAX));
+        self.put_of_group(group, "ageing_ms", ms.map(Bson::from)).await
+    }
+
+    /// Writes the maintenance windows of a group.
+    ///
+    /// Filter: id. Index: `_id`. Invariant: none.
+    pub(crate) async fn put_maintenance(&self, group: &str, windows: &[MaintenanceWindow]) -> Result<(), StoreError> {
+        let windows: Vec<Document> = windows.iter().map(window_to_document).collect();
+        self.put_of_group(group, "maintenance", (!windows.is_empty()).then(|| windows.into())).await
+    }
+
+    /// Writes one setting of a group, or removes it, and notifies the recruiter. Other settings stay as they are.
+    async fn put_of_group(&self, group: &str, field: &str, value: Option<Bson>) -> Result<(), StoreError> {
+        let is_set = value.is_some();
+        let change = match value {
+            Some(value) => doc! { "$set": { field: value } },
+            None => doc! { "$unset": { field: "" } },
+        };
+        let (groups, id) = (self.groups.clone(), doc! { "_id": group });
+        call("put_of_group", async move { groups.update_one(id, change).upsert(is_set).await }).await?;
         self.announce_hint(Hint::Settings).await;
         Ok(())
     }
@@ -245,13 +288,46 @@ fn group_in(document: &Document) -> Option<GroupSettings> {
         None | Some(Bson::Null) => None,
         Some(weight) => {
             let weight = weight.as_f64().or(integer(Some(weight)).map(|whole| whole as f64))?;
-            Some(weight).filter(|weight| (0.001..=1_000_000.0).contains(weight)).map(Some)?
+            Some(Some(weight).filter(|weight| WEIGHTS.contains(weight))?)
         }
     };
-    Some(GroupSettings { limit: limit_in(document)?, weight })
+    let ageing = match document.get("ageing_ms") {
+        None | Some(Bson::Null) => None,
+        some => Some(Duration::from_millis(u64::try_from(integer(some)?).ok()?)).filter(|ageing| AGEING.contains(ageing)).map(Some)?,
+    };
+    let maintenance = match document.get("maintenance") {
+        None | Some(Bson::Null) => Vec::new(),
+        Some(windows) => windows.as_array()?.iter().map(|window| window_in(window.as_document()?)).collect::<Option<Vec<_>>>()?,
+    };
+    Some(GroupSettings { limit: limit_in(document)?, weight, ageing, maintenance })
 }
 
-fn pause_in(document: &Document) -> Pause {
+fn window_to_document(window: &MaintenanceWindow) -> Document {
+    let (from, until, zone) = window.texts();
+    let mut document = doc! { "from": from, "until": until, "zone": zone };
+    let days = window.days();
+    if !days.is_empty() {
+        document.insert("days", days);
+    }
+    document
+}
+
+fn window_in(document: &Document) -> Option<MaintenanceWindow> {
+    let text = |field| document.get_str(field).ok();
+    let days = match document.get("days") {
+        None | Some(Bson::Null) => Vec::new(),
+        Some(days) => days.as_array()?.iter().map(Bson::as_str).collect::<Option<Vec<_>>>()?,
+    };
+    let zone = if document.contains_key("zone") { text("zone")? } else { "UTC" };
+    MaintenanceWindow::new(text("from")?, text("until")?, zone, days).ok()
+}
+
+/// The `_id` of the pause of a line.
+pub(super) fn id_of_pause(gate: &str) -> String {
+    Paused::Line(line_of_gate(gate).unwrap_or_default().to_owned()).to_string()
+}
+
+pub(super) fn pause_in(document: &Document) -> Pause {
     let text = |field| document.get_str(field).ok().map(str::to_owned);
     Pause { by: text("by").unwrap_or_default(), reason: text("reason"), at: document.get_datetime("at").ok().map(|at| at.to_chrono()) }
 }

@@ -142,6 +142,9 @@ struct Description {
     /// Key of a line: jobs with the same key run one after the other, in the order of enqueueing
     #[arg(long, env = "RECRUITER_ENQUEUE_LINE", value_name = "KEY", conflicts_with = "limits")]
     line: Option<String>,
+    /// Halt the line if the job fails for the last time, until `recruiter resume line:KEY`
+    #[arg(long, env = "RECRUITER_ENQUEUE_HALT_ON_FAILURE", requires = "line", value_parser = BoolishValueParser::new())]
+    halt_on_failure: bool,
     /// Id of the job, 24 hexadecimal digits; if a job with this id exists, nothing is enqueued
     #[arg(long, value_name = "ID", value_parser = id_of_text)]
     id: Option<JobId>,
@@ -187,6 +190,7 @@ impl From<Description> for JobSpec {
         spec.keep = flags.keep;
         spec.limits = flags.limits;
         spec.line = flags.line;
+        spec.halt_on_failure = flags.halt_on_failure.then_some(true);
         spec.id = flags.id;
         spec
     }

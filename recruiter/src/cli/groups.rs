@@ -1,13 +1,17 @@
 //! `recruiter groups`: lists and changes the settings of groups.
 
-use std::io::Write;
+use std::{collections::BTreeMap, io::Write, str::FromStr, time::Duration};
 
-use bson::{Bson, doc};
+use bson::{Bson, Document, doc};
 use clap::{ArgGroup, Args, Subcommand};
-use recruiter_common::store::{ConnectArgs, GroupBacklog, InvalidSetting, Store};
+use recruiter_common::{
+    limits::{self, GroupSettings, MaintenanceWindow},
+    store::{ConnectArgs, InvalidSetting, Store},
+};
 
 use super::{
     exit::usage,
+    limits::refused as refused_setting,
     output::{Column, Format, Row, Screen, json_line, printable, table},
 };
 
@@ -20,8 +24,14 @@ pub(super) const SET_EXAMPLES: &str = "\
 Examples:
   recruiter groups set mail --most-waiting 10000
       refuse further jobs while 10,000 jobs of the group wait
-  recruiter groups set mail --most-waiting unset
-      accept any number of jobs again";
+  recruiter groups set mail --weight 3
+      three starts for each one of a group with weight 1
+  recruiter groups set mail --ageing 10m
+      a job counts as one priority higher for each 10 minutes that it has waited
+  recruiter groups set mail --maintenance '02:00-03:00 Europe/Berlin' --maintenance '22:00-06:00 UTC sat,sun'
+      start no job in these times
+  recruiter groups set mail --weight unset
+      remove a setting";
 
 /// The arguments of `groups`.
 #[derive(Args, Clone, Debug)]
@@ -52,15 +62,24 @@ struct SetArgs {
     group: String,
     /// With this many waiting jobs the group accepts no further ones; `unset` for any number
     #[arg(long, env = "RECRUITER_GROUPS_MOST_WAITING", value_name = "N|unset", group = "settings", allow_negative_numbers = true, value_parser = number)]
-    most_waiting: Option<Setting>,
+    most_waiting: Option<Setting<u64>>,
+    /// Share of the group in the starts, if any group has a weight; `unset` for 1
+    #[arg(long, env = "RECRUITER_GROUPS_WEIGHT", value_name = "WEIGHT|unset", group = "settings", allow_negative_numbers = true, value_parser = weight)]
+    weight: Option<Setting<f64>>,
+    /// A job counts as one priority higher for each of these times that it has waited, such as 10m; `unset`: priorities stay as they are
+    #[arg(long, env = "RECRUITER_GROUPS_AGEING", value_name = "TIME|unset", group = "settings", value_parser = ageing)]
+    ageing: Option<Setting<Duration>>,
+    /// Start no job in this time: '02:00-03:00 Europe/Berlin', or '22:00-06:00 UTC sat,sun'; may be given several times, and replaces all windows; `unset` removes them
+    #[arg(long, env = "RECRUITER_GROUPS_MAINTENANCE", value_name = "WINDOW|unset", group = "settings", value_parser = maintenance)]
+    maintenance: Vec<Setting<MaintenanceWindow>>,
     #[command(flatten)]
     format: Format,
 }
 
-/// A number, or no setting.
-type Setting = Option<u64>;
+/// A value, or no setting.
+type Setting<T> = Option<T>;
 
-fn number(text: &str) -> Result<Setting, String> {
+fn number(text: &str) -> Result<Setting<u64>, String> {
     match text {
         UNSET => Ok(None),
         text => match text.parse() {
@@ -68,6 +87,30 @@ fn number(text: &str) -> Result<Setting, String> {
             _ => Err(format!("`{text:.80}` is neither a number from 1 nor `{UNSET}`")),
         },
     }
+}
+
+fn weight(text: &str) -> Result<Setting<f64>, String> {
+    let is_weight = |weight: &f64| limits::WEIGHTS.contains(weight);
+    match (text, text.parse().ok().filter(is_weight)) {
+        (UNSET, _) => Ok(None),
+        (_, Some(weight)) => Ok(Some(weight)),
+        (text, None) => {
+            Err(format!("`{text:.80}` is neither a weight from {} to {} nor `{UNSET}`", limits::WEIGHTS.start(), limits::WEIGHTS.end()))
+        }
+    }
+}
+
+fn ageing(text: &str) -> Result<Setting<Duration>, String> {
+    let is_ageing = |ageing: &Duration| limits::AGEING.contains(ageing);
+    match (text, humantime::parse_duration(text).ok().filter(is_ageing)) {
+        (UNSET, _) => Ok(None),
+        (_, Some(ageing)) => Ok(Some(ageing)),
+        (text, None) => Err(format!("`{text:.80}` is neither a time from 10ms to 366days, such as 10m, nor `{UNSET}`")),
+    }
+}
+
+fn maintenance(text: &str) -> Result<Setting<MaintenanceWindow>, String> {
+    if text == UNSET { Ok(None) } else { MaintenanceWindow::from_str(text).map(Some).map_err(|problem| problem.to_string()) }
 }
 
 /// Lists or changes the settings of groups.
@@ -81,46 +124,133 @@ pub(super) async fn run(args: GroupsArgs, connect: &ConnectArgs, out: &mut impl 
     }
 }
 
+/// All settings of a group.
+#[derive(Clone, Debug, Default)]
+struct Group {
+    most_waiting: Option<u64>,
+    settings: GroupSettings,
+}
+
+impl Group {
+    /// The groups that have settings.
+    async fn all(store: &Store) -> anyhow::Result<BTreeMap<String, Self>> {
+        let mut groups: BTreeMap<String, Self> = BTreeMap::new();
+        for backlog in store.group_backlogs().await? {
+            groups.entry(backlog.group).or_default().most_waiting = backlog.most_waiting;
+        }
+        for (name, settings) in store.settings().await?.groups {
+            groups.entry(name).or_default().settings = settings;
+        }
+        groups.retain(|_, group| group.most_waiting.is_some() || group.settings != GroupSettings::default());
+        Ok(groups)
+    }
+
+    /// The texts of the maintenance windows.
+    fn windows(&self) -> Vec<String> {
+        self.settings.maintenance.iter().map(ToString::to_string).collect()
+    }
+
+    fn to_document(&self, name: &str, waiting: Option<u64>) -> Document {
+        let number = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
+        let GroupSettings { limit, weight, ageing, .. } = &self.settings;
+        let windows = Some(self.windows()).filter(|windows| !windows.is_empty());
+        let optional = [
+            ("capacity", limit.capacity.map(Bson::from)),
+            ("rate", limit.rate.map(|rate| rate.to_string().into())),
+            ("weight", weight.map(Bson::from)),
+            ("ageing", ageing.map(|ageing| humantime::format_duration(ageing).to_string().into())),
+            ("maintenance", windows.map(Bson::from)),
+            ("waiting", waiting.map(|waiting| number(waiting).into())),
+        ];
+        let mut document = doc! { "group": name, "most_waiting": self.most_waiting.map_or(Bson::Null, |most| number(most).into()) };
+        document.extend(optional.into_iter().filter_map(|(field, value)| Some((field.to_owned(), value?))));
+        document
+    }
+}
+
 async fn list(args: ListArgs, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
     let store = Store::connect_to_ask(connect, "recruiter groups").await?;
     let mut groups = Vec::new();
-    for settings in store.group_backlogs().await?.into_iter().filter(has_settings) {
-        let counted = settings.most_waiting.map_or(COUNTED, |most| most.saturating_add(1));
-        groups.push((store.waiting_in(&settings.group, counted).await?, settings));
+    for (name, group) in Group::all(&store).await? {
+        let counted = group.most_waiting.map_or(COUNTED, |most| most.saturating_add(1));
+        groups.push((store.waiting_in(&name, counted).await?, name, group));
     }
     if args.format.json {
-        return Ok(groups.into_iter().try_for_each(|(waiting, settings)| json_line(out, document(&settings, Some(waiting))))?);
+        return Ok(groups.into_iter().try_for_each(|(waiting, name, group)| json_line(out, group.to_document(&name, Some(waiting))))?);
     }
     if groups.is_empty() {
         return Ok(writeln!(out, "no group has settings")?);
     }
-    let columns = [Column::left("GROUP"), Column::right("WAITING"), Column::right("MOST WAITING")];
-    let row = |(waiting, settings): &(u64, GroupBacklog)| {
-        let most = settings.most_waiting.map_or_else(|| "-".into(), |most| most.to_string());
-        Row::from(vec![printable(&settings.group, 60), waiting.to_string(), most])
+    let columns = [
+        Column::left("GROUP"),
+        Column::right("WAITING"),
+        Column::right("MOST WAITING"),
+        Column::right("CAPACITY"),
+        Column::right("WEIGHT"),
+        Column::right("AGEING"),
+        Column::left("MAINTENANCE"),
+    ];
+    let row = |(waiting, name, group): &(u64, String, Group)| {
+        let or_none = |text: Option<String>| text.unwrap_or_else(|| "-".into());
+        let GroupSettings { limit, weight, ageing, .. } = &group.settings;
+        Row::from(vec![
+            printable(name, 60),
+            waiting.to_string(),
+            or_none(group.most_waiting.map(|most| most.to_string())),
+            or_none(limit.capacity.map(|capacity| capacity.to_string())),
+            or_none(weight.map(|weight| weight.to_string())),
+            or_none(ageing.map(|ageing| humantime::format_duration(ageing).to_string())),
+            or_none(Some(group.windows().join("; ")).filter(|windows| !windows.is_empty())),
+        ])
     };
     Ok(table(out, Screen::of_stdout(), &columns, &groups.iter().map(row).collect::<Vec<_>>())?)
 }
 
-fn has_settings(settings: &GroupBacklog) -> bool {
-    settings.most_waiting.is_some()
-}
-
 async fn set(args: SetArgs, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
+    if args.maintenance.len() > 1 && args.maintenance.contains(&None) {
+        return Err(usage(format!("give either `{UNSET}` or maintenance windows")));
+    }
     let store = Store::connect(connect, "recruiter groups").await?;
+    let name = printable(&args.group, 60);
+    let mut changed = Vec::new();
     if let Some(most) = args.most_waiting {
         store.set_most_waiting(&args.group, most).await.map_err(refused)?;
+        changed.push(match most {
+            Some(most) => format!("{name} accepts further jobs while fewer than {most} wait"),
+            None => format!("{name} accepts any number of jobs"),
+        });
     }
-    let settings = store.group_backlogs().await?.into_iter().find(|settings| settings.group == args.group);
-    match (args.format.json, settings) {
-        (true, Some(settings)) => json_line(out, document(&settings, None))?,
-        (true, None) => json_line(out, doc! { "group": args.group })?,
-        (false, Some(GroupBacklog { most_waiting: Some(most), .. })) => {
-            writeln!(out, "{} accepts further jobs while fewer than {most} wait", printable(&args.group, 60))?;
-        }
-        (false, _) => writeln!(out, "{} accepts any number of jobs", printable(&args.group, 60))?,
+    if let Some(weight) = args.weight {
+        limits::set_weight(&store, &args.group, weight).await.map_err(refused_setting)?;
+        changed.push(match weight {
+            Some(weight) => format!("{name} has the weight {weight}"),
+            None => format!("{name} has no weight"),
+        });
     }
-    Ok(())
+    if let Some(ageing) = args.ageing {
+        limits::set_ageing(&store, &args.group, ageing).await.map_err(refused_setting)?;
+        changed.push(match ageing {
+            Some(ageing) => {
+                format!("a job of {name} counts as one priority higher for each {} that it has waited", humantime::format_duration(ageing))
+            }
+            None => format!("the jobs of {name} keep their priorities"),
+        });
+    }
+    if !args.maintenance.is_empty() {
+        let windows: Vec<MaintenanceWindow> = args.maintenance.into_iter().flatten().collect();
+        limits::set_maintenance(&store, &args.group, &windows).await.map_err(refused_setting)?;
+        let texts: Vec<String> = windows.iter().map(ToString::to_string).collect();
+        changed.push(if texts.is_empty() {
+            format!("{name} has no maintenance window")
+        } else {
+            format!("no job of {name} starts in {}", texts.join("; "))
+        });
+    }
+    if args.format.json {
+        let group = Group::all(&store).await?.remove(&args.group);
+        return Ok(json_line(out, group.map_or_else(|| doc! { "group": &args.group }, |group| group.to_document(&args.group, None)))?);
+    }
+    Ok(changed.into_iter().try_for_each(|line| writeln!(out, "{line}"))?)
 }
 
 fn refused(problem: InvalidSetting) -> anyhow::Error {
@@ -128,16 +258,6 @@ fn refused(problem: InvalidSetting) -> anyhow::Error {
         InvalidSetting::Store(error) => error.into(),
         other @ (InvalidSetting::Group(_) | InvalidSetting::MostWaiting(_) | _) => usage(other.to_string()),
     }
-}
-
-fn document(settings: &GroupBacklog, waiting: Option<u64>) -> bson::Document {
-    let number = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
-    let mut document =
-        doc! { "group": &settings.group, "most_waiting": settings.most_waiting.map_or(Bson::Null, |most| number(most).into()) };
-    if let Some(waiting) = waiting {
-        document.insert("waiting", number(waiting));
-    }
-    document
 }
 
 #[cfg(test)]
@@ -150,5 +270,15 @@ mod tests {
         for bad in ["0", "-1", "", "1.5", "many", "99999999999999999999"] {
             assert!(number(bad).is_err_and(|problem| problem.contains("neither a number from 1 nor `unset`")), "{bad}");
         }
+    }
+
+    #[test]
+    fn other_settings_are_values_in_their_ranges_or_unset() {
+        assert_eq!((weight("0.5"), weight("unset")), (Ok(Some(0.5)), Ok(None)));
+        assert!(["0", "-1", "", "NaN", "inf", "1e9", "many"].iter().all(|bad| weight(bad).is_err_and(|problem| problem.contains("unset"))));
+        assert_eq!((ageing("10m"), ageing("unset")), (Ok(Some(Duration::from_secs(600))), Ok(None)));
+        assert!(["0s", "1ms", "-1s", "", "9999days", "soon"].iter().all(|bad| ageing(bad).is_err_and(|problem| problem.contains("unset"))));
+        assert!(maintenance("02:00-03:00 UTC").is_ok_and(|window| window.is_some()) && maintenance("unset") == Ok(None));
+        assert!(["", "02:00", "02:00-03:00"].iter().all(|bad| maintenance(bad).is_err()));
     }
 }

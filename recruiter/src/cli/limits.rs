@@ -7,7 +7,7 @@ use bson::{Document, doc};
 use clap::{Args, Subcommand, builder::BoolishValueParser};
 use recruiter_common::{
     ids::JobId,
-    limits::{self, Limit, Paused, Rate, SettingError, Settings, resource_and_number},
+    limits::{self, Limit, Pause, Paused, Rate, SettingError, Settings, resource_and_number},
     store::{ConnectArgs, Store},
 };
 
@@ -18,6 +18,8 @@ use super::{
 
 /// Maximum number of holders shown.
 const HOLDERS: usize = 50;
+/// Maximum number of paused lines shown.
+const LINES: i64 = 1_000;
 
 /// The arguments of `limits`.
 #[derive(Args, Clone, Debug)]
@@ -72,7 +74,7 @@ pub(super) struct LimitArgs {
 /// The arguments of `pause`.
 #[derive(Args, Clone, Debug)]
 pub(super) struct PauseArgs {
-    /// What to pause: everything, group:NAME or class:NAME
+    /// What to pause: everything, group:NAME, class:NAME or line:KEY
     #[arg(value_name = "WHAT")]
     paused: Paused,
     /// Why, for others
@@ -86,7 +88,7 @@ pub(super) struct PauseArgs {
 /// The arguments of `resume`.
 #[derive(Args, Clone, Debug)]
 pub(super) struct ResumeArgs {
-    /// What to resume: everything, group:NAME or class:NAME
+    /// What to resume: everything, group:NAME, class:NAME or line:KEY
     #[arg(value_name = "WHAT")]
     paused: Paused,
 }
@@ -131,7 +133,7 @@ async fn asking(connect: &ConnectArgs) -> anyhow::Result<Store> {
     Ok(Store::connect_to_ask(connect, "recruiter limits").await?)
 }
 
-fn refused(error: SettingError) -> anyhow::Error {
+pub(super) fn refused(error: SettingError) -> anyhow::Error {
     match error {
         SettingError::Invalid(problem) => usage(problem),
         other @ (SettingError::Store(_) | _) => other.into(),
@@ -258,7 +260,8 @@ pub(super) async fn resume(args: ResumeArgs, connect: &ConnectArgs, out: &mut im
 /// When MongoDB cannot be used.
 pub(super) async fn pauses(args: PausesArgs, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
     let store = Store::connect_to_ask(connect, "recruiter pauses").await?;
-    let pauses = store.settings().await?.pauses;
+    let pauses = store.settings().await?.pauses.into_iter();
+    let pauses: Vec<(Paused, Pause)> = pauses.chain(store.pauses_of_lines(LINES).await?).collect();
     if args.format.json {
         for (paused, pause) in pauses {
             let at = pause.at.map(bson::DateTime::from_chrono);
@@ -272,11 +275,14 @@ pub(super) async fn pauses(args: PausesArgs, connect: &ConnectArgs, out: &mut im
     for (paused, pause) in &pauses {
         writeln!(out, "{}: {}", printable(&paused.to_string(), 256), explained(pause, store.now()))?;
     }
+    if pauses.len() >= usize::try_from(LINES)? {
+        writeln!(out, "(of the lines, the first {LINES} are shown)")?;
+    }
     Ok(())
 }
 
 /// Who has paused, when and why.
-pub(super) fn explained(pause: &limits::Pause, now: recruiter_common::Instant) -> String {
+pub(super) fn explained(pause: &Pause, now: recruiter_common::Instant) -> String {
     let at = pause.at.map_or_else(String::new, |at| format!(" {} ago ({})", briefly_apart(at, now), moment(at)));
     let why = pause.reason.as_ref().map_or_else(String::new, |reason| format!(": {}", printable(reason, 200)));
     format!("paused by {}{at}{why}", printable(&pause.by, 80))

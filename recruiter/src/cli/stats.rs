@@ -13,6 +13,7 @@ use hdrhistogram::Histogram;
 use recruiter_common::{
     instant::Instant,
     job::FinishReason,
+    limits::line_of_gate,
     store::{COUNTED, ConnectArgs, Finished, Lane, NotKept, SAMPLED, Store, Waiting},
 };
 use serde_json::{Value, json};
@@ -61,7 +62,9 @@ pub(super) async fn run(args: StatsArgs, connect: &ConnectArgs, out: &mut impl W
     let lanes = store.first_lanes(waiting.keys().cloned(), LANES).await?;
     let are_all = lanes.len() < LANES;
     let policies = workers.unknown_policies(store.policies_of_due_jobs(&lanes, SAMPLE).await?);
-    let admission = Admission::seen_from_outside(store.settings().await?, &store.held_permits().await?);
+    let mut admission = Admission::seen_from_outside(store.settings().await?, &store.held_permits().await?, now);
+    let lines: Vec<&str> = lanes.iter().filter_map(|lane| lane.gate.as_deref()).filter(|gate| line_of_gate(gate).is_some()).collect();
+    store.halted_lines(&lines).await?.into_iter().for_each(|(gate, pause)| admission.halt(&gate, pause));
     let held: Vec<Held> = lanes.iter().filter_map(|lane| Held::of(lane, &admission, now)).collect();
     let pairs: BTreeSet<(String, String)> = lanes.into_iter().map(|Lane { group, class, .. }| (group, class)).collect();
     let untaken: Vec<Untaken> = pairs.into_iter().filter_map(|pair| Untaken::of(pair, &workers)).collect();

@@ -12,7 +12,7 @@ use recruiter_common::{
     instant::Instant,
     job::{Job, JobState},
     limits::line_of_gate,
-    store::{ConnectArgs, Lane, Store},
+    store::{ConnectArgs, Head, Lane, Store},
 };
 
 use super::{
@@ -101,7 +101,8 @@ async fn why_due(store: &Store, job: &Job, at: Instant, now: Instant) -> anyhow:
         return Ok(Why::new("no-worker", format!("{reason}; start one that does")));
     }
     let lane = Lane { gate: job.gate.clone(), ..Lane::new(&job.group, &job.class) };
-    if let Some(head) = head_of_line(store, job).await? {
+    let line = head_of_line(store, job).await?;
+    if let Some(head) = line.as_ref().map(|line| line.job.id).filter(|head| *head != job.id) {
         let key = job.gate.as_deref().and_then(line_of_gate).unwrap_or_default();
         let text = format!(
             "it is in the line `{}` behind job {head}, which must be finished first; `recruiter jobs why {head}` says more",
@@ -109,15 +110,18 @@ async fn why_due(store: &Store, job: &Job, at: Instant, now: Instant) -> anyhow:
         );
         return Ok(Why::new("behind", text));
     }
-    let mut admission = Admission::seen_from_outside(store.settings().await?, &store.held_permits().await?);
+    let mut admission = Admission::seen_from_outside(store.settings().await?, &store.held_permits().await?, now);
     if admission.groups_to_count().contains(&job.group) {
         admission.set_without_permit(&job.group, store.running_without_permit(&job.group).await?);
+    }
+    if let (Some(gate), Some(pause)) = (&job.gate, line.and_then(|line| line.halt)) {
+        admission.halt(gate, pause);
     }
     if let Some(reason) = admission.why(&lane, now) {
         let why = explain(&reason, now);
         return Ok(match &reason {
             Reason::Full { resource, .. } => Why { holders: store.permit_holders(resource, HOLDERS).await?, ..why },
-            Reason::Paused(..) | Reason::Undefined(_) | Reason::Invalid(_) | Reason::Rate { .. } => why,
+            Reason::Paused(..) | Reason::Undefined(_) | Reason::Invalid(_) | Reason::Maintenance { .. } | Reason::Rate { .. } => why,
         });
     }
     let takes = |worker: &&super::presence::Worker| {
@@ -164,11 +168,10 @@ async fn waits_for(store: &Store, job: &Job) -> anyhow::Result<Why> {
     Ok(Why::new("waits-for-jobs", text))
 }
 
-/// The head of the line of this job, if it is another job.
-async fn head_of_line(store: &Store, job: &Job) -> anyhow::Result<Option<JobId>> {
+/// The head of the line of this job.
+async fn head_of_line(store: &Store, job: &Job) -> anyhow::Result<Option<Head>> {
     let Some(gate) = job.gate.as_deref().filter(|gate| line_of_gate(gate).is_some()) else { return Ok(None) };
-    let heads = store.heads_of_lines(&[gate]).await?;
-    Ok(heads.get(gate).map(|(head, _)| head.id).filter(|head| *head != job.id))
+    Ok(store.heads_of_lines(&[gate]).await?.remove(gate))
 }
 
 /// A refusal of admission in words.
@@ -192,6 +195,10 @@ pub(super) fn explain(reason: &Reason, now: Instant) -> Why {
             let limit = described(recruiter_common::Limit { capacity: Some(*capacity), rate: None });
             let text = format!("{} is full: {limit}; it waits for one of these jobs to end", quoted(resource));
             Why::new("limit-full", text)
+        }
+        Reason::Maintenance { group, until } => {
+            let text = format!("the maintenance window of group {} ends in {} ({})", quoted(group), apart(*until, now), moment(*until));
+            Why::new("maintenance", text)
         }
         Reason::Rate { resource, until } => {
             Why::new("rate", format!("the rate of {} allows the next start in {}", quoted(resource), apart(now, *until)))

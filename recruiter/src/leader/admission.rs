@@ -1,6 +1,6 @@
 //! Admission: may a job of this lane start now, and with which permit?
 //!
-//! The settings decide: pauses, and the limits of the lane's resources and of its group. Every refusal has a [`Reason`]. The plan asks here
+//! The settings decide: pauses, maintenance windows, and the limits of the lane's resources and of its group. Every refusal has a [`Reason`]. The plan asks here
 //! before it gives a job to a worker, and `recruiter jobs why` asks the same functions.
 //!
 //! **Capacity.** This state only chooses permits that are probably free. If it is wrong, MongoDB refuses the start, because a unique index has
@@ -18,12 +18,17 @@ use recruiter_common::{
     ids::JobId,
     instant::Instant,
     limits::{
-        Limit, Pause, Paused, Permit, Rate, Settings, group_of_resource, permit_name, resource_and_number, resource_of_group, resources_in,
+        Limit, Pause, Paused, Permit, Rate, Settings, group_of_resource, line_of_gate, permit_name, resource_and_number, resource_of_group,
+        resources_in,
     },
-    store::Lane,
+    store::{Lane, ScheduledJob},
 };
 
-use super::shares::{Pass, Shares};
+use super::{
+    ageing::Ageing,
+    closures::Closures,
+    shares::{Pass, Shares},
+};
 
 /// How long before its cell a start is assigned at the latest: an assignment travels to a worker and is started within this time.
 const TRAVEL: TimeDelta = TimeDelta::milliseconds(100);
@@ -31,6 +36,8 @@ const TRAVEL: TimeDelta = TimeDelta::milliseconds(100);
 const CLOCK_MARGIN: TimeDelta = TimeDelta::seconds(1);
 /// Maximum number of resources with a known cell. Above it, those whose cell has passed are dropped.
 const RATES: usize = 10_000;
+/// Maximum number of known paused lines. Each search finds the others again.
+const HALTED: usize = 10_000;
 
 /// Why a job of a lane may not start now.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,6 +50,8 @@ pub(crate) enum Reason {
     Invalid(String),
     /// As many jobs as a resource allows are running or assigned.
     Full { resource: String, capacity: u32 },
+    /// The group is in a maintenance window until `until`.
+    Maintenance { group: String, until: Instant },
     /// The rate of a resource allows the next start at `until`.
     Rate { resource: String, until: Instant },
 }
@@ -55,10 +64,14 @@ pub(crate) struct Admission {
     began: Option<Instant>,
     /// The permits of running and assigned jobs: the numbers of each resource. The job is known if this leader has assigned it.
     held: HashMap<String, BTreeMap<u32, Option<JobId>>>,
+    /// Paused lines, by their gates: those that a search has found.
+    halted: HashMap<String, Pause>,
     /// Running jobs without a permit, in groups whose limit may be newer than their start. A group leaves when there are none.
     without_permit: HashMap<String, u32>,
     /// The first cell of each resource that no start has taken.
     cells: HashMap<String, Instant>,
+    closures: Closures,
+    ageing: Ageing,
     shares: Shares,
     /// Whether groups share the slots by weights.
     has_weights: bool,
@@ -74,9 +87,9 @@ impl Admission {
     }
 
     /// The state as another process sees it: it does not know which cells were taken.
-    pub(crate) fn seen_from_outside(settings: Settings, held: &BTreeSet<String>) -> Self {
+    pub(crate) fn seen_from_outside(settings: Settings, held: &BTreeSet<String>, now: Instant) -> Self {
         let mut admission = Self::default();
-        admission.change(settings, Instant::UNIX_EPOCH);
+        admission.change(settings, now);
         admission.confirm(held, |_| false);
         admission
     }
@@ -97,8 +110,29 @@ impl Admission {
         if self.has_weights { self.shares.pass(group) } else { 0 }
     }
 
-    /// Replaces the settings. Returns whether jobs that are assigned ahead may have to wait now: there is a new pause, or a group that had no
-    /// capacity has one.
+    /// The ageing of groups.
+    pub(crate) fn ageing(&self) -> &Ageing {
+        &self.ageing
+    }
+
+    /// Updates which groups are in a maintenance window. Returns whether a window has begun: jobs that are assigned ahead must wait.
+    pub(crate) fn refresh(&mut self, now: Instant) -> bool {
+        self.closures.refresh(now)
+    }
+
+    /// When the next maintenance window begins or ends.
+    pub(crate) fn next_change(&self) -> Option<Instant> {
+        self.closures.next_change()
+    }
+
+    /// Whether this job may only go to a free slot, and not ahead: it must start at once or not at all, or it was overtaken for long.
+    pub(crate) fn needs_free_slot(&self, lane: &Lane, job: &ScheduledJob, now: Instant) -> bool {
+        let is_limited = self.room(lane, now) != usize::MAX;
+        is_limited || self.closures.closes_soon(&lane.group, now).is_some() || self.ageing.bonus(job, now) > 0
+    }
+
+    /// Replaces the settings. Returns whether jobs that are assigned ahead may have to wait now: there is a new pause or maintenance window,
+    /// or a group that had no capacity has one.
     pub(crate) fn change(&mut self, settings: Settings, now: Instant) -> bool {
         let is_paused = settings.pauses.keys().any(|paused| !self.settings.pauses.contains_key(paused));
         let has_capacity =
@@ -118,8 +152,29 @@ impl Admission {
             }
         }
         self.has_weights = settings.has_weights();
+        self.ageing = Ageing::of(&settings);
+        let is_closed = self.closures.change(&settings, now);
         self.settings = settings;
-        is_paused || is_limited
+        is_paused || is_limited || is_closed
+    }
+
+    /// Notes that a line is paused: its lanes have no room.
+    pub(crate) fn halt(&mut self, gate: &str, pause: Pause) {
+        if self.halted.len() < HALTED {
+            self.halted.insert(gate.to_owned(), pause);
+        }
+    }
+
+    /// The gates of the known paused lines.
+    pub(crate) fn halted(&self) -> Vec<&str> {
+        self.halted.keys().map(String::as_str).collect()
+    }
+
+    /// Replaces the known paused lines by those that still are. Returns whether others were resumed.
+    pub(crate) fn set_halted(&mut self, halted: HashMap<String, Pause>) -> bool {
+        let are_fewer = halted.len() < self.halted.len();
+        self.halted = halted;
+        are_fewer
     }
 
     /// Whether any permit is held.
@@ -181,11 +236,11 @@ impl Admission {
         self.check(lane, now).err()
     }
 
-    /// When a rate allows the next job of this lane, if nothing else refuses it.
+    /// When a rate allows the next job of this lane, or its maintenance window ends, if nothing else refuses it.
     pub(crate) fn opens_at(&self, lane: &Lane, now: Instant) -> Option<Instant> {
-        match self.why(lane, now) {
-            Some(Reason::Rate { until, .. }) => Some(until),
-            _ => None,
+        match self.why(lane, now)? {
+            Reason::Rate { until, .. } | Reason::Maintenance { until, .. } => Some(until),
+            Reason::Paused(..) | Reason::Undefined(_) | Reason::Invalid(_) | Reason::Full { .. } => None,
         }
     }
 
@@ -196,10 +251,13 @@ impl Admission {
             let weight = self.settings.groups.get(&lane.group).and_then(|group| group.weight);
             self.shares.serve(&lane.group, weight.unwrap_or(1.0));
         }
-        if room == usize::MAX {
+        let closes_at = self.closures.closes_soon(&lane.group, now);
+        if room == usize::MAX && closes_at.is_none() {
             return Ok(None);
         }
-        let mut permit = Permit { gate: lane.gate.clone(), ..Permit::default() };
+        // The last millisecond before the window.
+        let between = closes_at.map(|at| (Instant::UNIX_EPOCH, at - TimeDelta::milliseconds(1)));
+        let mut permit = Permit { gate: lane.gate.clone(), names: Vec::new(), between };
         for (resource, limit) in resources {
             if limit.capacity.is_some() {
                 let numbers = self.held.entry(resource.clone()).or_default();
@@ -225,6 +283,12 @@ impl Admission {
     fn check(&self, lane: &Lane, now: Instant) -> Result<(usize, Vec<(String, Limit)>), Reason> {
         if let Some((paused, pause)) = self.settings.pause_of(&lane.group, &lane.class) {
             return Err(Reason::Paused(paused.clone(), pause.clone()));
+        }
+        if let Some((line, pause)) = lane.gate.as_ref().and_then(|gate| Some((line_of_gate(gate)?, self.halted.get(gate)?))) {
+            return Err(Reason::Paused(Paused::Line(line.to_owned()), pause.clone()));
+        }
+        if let Some(until) = self.closures.closed_until(&lane.group) {
+            return Err(Reason::Maintenance { group: lane.group.clone(), until });
         }
         let limits = self.limits_of(lane)?;
         let mut room = usize::MAX;
@@ -383,7 +447,7 @@ mod tests {
 
     #[test]
     fn a_group_has_a_limit_of_its_own_and_pauses_come_first() {
-        let group = GroupSettings { limit: capacity(2), weight: None };
+        let group = GroupSettings { limit: capacity(2), ..GroupSettings::default() };
         let settings = Settings { groups: [("mail".into(), group)].into(), ..Settings::default() };
         let mut admission = Admission::begin(settings.clone(), &BTreeSet::new(), at(0));
         assert_eq!((admission.groups_to_count(), admission.room(&lane(""), at(0))), (vec!["mail".to_owned()], 0));

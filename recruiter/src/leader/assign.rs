@@ -1,6 +1,7 @@
 //! One round: read the workers with free slots, fill the stale windows, plan, assign with one command, notify the workers.
 
 use std::{
+    cmp::Reverse,
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     time::{Duration, Instant as Monotonic},
 };
@@ -38,8 +39,9 @@ const FEWEST: usize = 10;
 const ANNOUNCED_AFTER: TimeDelta = TimeDelta::milliseconds(20);
 /// Number of jobs that a search of a limited lane asks for, for each job that may start now.
 const SURPLUS_OF_EACH: usize = 8;
-/// Number of limited lanes that are searched in one round, for each slot, and their maximum.
+/// Number of limited lanes that are searched in one round: for each slot, and the bounds.
 const LANES_PER_SLOT: usize = 4;
+const FEWEST_LANES: usize = 20;
 const MOST_LANES: usize = 500;
 /// Maximum number of jobs that one search of limited lanes asks for.
 const MOST_ENTRIES: usize = 20_000;
@@ -141,7 +143,7 @@ impl Assigning {
                 self.news.clear();
             }
             self.announce(trigger.announced, at);
-            return Ok(Summary::default());
+            return Ok(Summary { next_due: self.admission.next_change(), ..Summary::default() });
         }
         if trigger.unannounced && !trigger.full_scan && !self.discovery.is_incomplete() {
             self.lanes.end_scan();
@@ -159,6 +161,7 @@ impl Assigning {
         let slots_before = slots.values().sum();
         let slots = self.fleet.slots();
         let (next_due, retry_at) = self.lanes.next_round(&slots, &self.admission, now);
+        let next_due = next_due.into_iter().chain(self.admission.next_change()).min();
         // Another round follows at once if the cached roster was stale, or if some lanes are not listed or searched yet.
         let is_incomplete = self.fleet.is_unknown() || self.discovery.is_incomplete() || (self.has_unsearched && !slots.is_empty());
         let retry_at = if is_incomplete { Some(at) } else { retry_at };
@@ -209,21 +212,40 @@ impl Assigning {
         self.admission.release(&trigger.released);
         let ended = trigger.released.iter().filter_map(|permit| resource_and_number(permit)).map(|(resource, _)| resource).collect();
         self.lanes.mark_lines_stale(&ended);
+        let mut must_recall = self.admission.refresh(store.now());
         if trigger.full_scan || trigger.settings {
-            if self.admission.change(store.settings().await?, store.now()) {
-                // Jobs ahead that a new pause or limit covers must not start.
-                let recalls = self.keep_alive.channels.iter().map(|channel| (*channel, Hint::Recall)).collect();
-                store.announce_hints_to(recalls).await;
+            must_recall |= self.admission.change(store.settings().await?, store.now());
+            if self.lanes.set_ageing(self.admission.ageing().groups()) {
+                self.discovery.forget();
             }
+            self.read_halted_lines(store).await?;
             for group in self.admission.groups_to_count() {
                 self.admission.set_without_permit(&group, store.running_without_permit(&group).await?);
             }
+        }
+        if must_recall {
+            // Jobs ahead that a new pause, maintenance window or limit covers must not start.
+            let recalls = self.keep_alive.channels.iter().map(|channel| (*channel, Hint::Recall)).collect();
+            store.announce_hints_to(recalls).await;
         }
         if (trigger.full_scan || self.is_admission_unsure) && self.admission.holds_permits() {
             let running = store.held_permits().await?;
             self.admission.confirm(&running, |job| self.in_flight.holds(job, at));
         }
         self.is_admission_unsure = false;
+        Ok(())
+    }
+
+    /// Reads which of the paused lines still are. All lanes of the others are listed.
+    async fn read_halted_lines(&mut self, store: &impl Database) -> Result<(), StoreError> {
+        self.lanes.mark_every_line_stale();
+        let halted = self.admission.halted();
+        if !halted.is_empty() {
+            let still = store.halted_lines(&halted).await?;
+            if self.admission.set_halted(still) && !self.discovery.is_incomplete() {
+                self.lanes.forget_scan();
+            }
+        }
         Ok(())
     }
 
@@ -307,7 +329,9 @@ impl Assigning {
         at: Monotonic,
     ) -> Result<(), StoreError> {
         let slots: usize = slots.values().sum();
-        let most = (slots * LANES_PER_SLOT).clamp(FEWEST, MOST_LANES);
+        let most = (slots * LANES_PER_SLOT).clamp(FEWEST_LANES, MOST_LANES);
+        // If only some are searched, the most urgent ones come first.
+        lanes.sort_by_key(|(lane, _)| Reverse(lane.priority));
         self.has_unsearched |= lanes.len() > most;
         lanes.truncate(most);
         let (lines, mut lanes): (Vec<_>, Vec<_>) = lanes.into_iter().partition(|(lane, _)| is_of_line(lane));
@@ -355,18 +379,23 @@ impl Assigning {
         Ok(Some(full))
     }
 
-    /// Finds the heads of lines. The window of a line has at most one job: its head, if that is in this lane and does not run. Nothing behind
-    /// it may start, even if it is due later.
+    /// Finds the heads of lines. The window of a line has at most one job: its head, if that is in this lane and does not run, and the line is
+    /// not paused. Nothing behind it may start, even if it is due later.
     async fn search_lines(&mut self, store: &impl Database, lanes: Vec<Lane>, until: Instant, at: Monotonic) -> Result<(), StoreError> {
         if lanes.is_empty() {
             return Ok(());
         }
         let gates: BTreeSet<&str> = lanes.iter().filter_map(|lane| lane.gate.as_deref()).collect();
         let heads = store.heads_of_lines(&gates.into_iter().collect::<Vec<_>>()).await?;
+        for (gate, head) in &heads {
+            if let Some(pause) = &head.halt {
+                self.admission.halt(gate, pause.clone());
+            }
+        }
         for lane in lanes {
             let head = lane.gate.as_ref().and_then(|gate| heads.get(gate));
-            let jobs: Vec<ScheduledJob> =
-                head.filter(|(head, is_locked)| !is_locked && head.lane() == lane).map(|(head, _)| head.clone()).into_iter().collect();
+            let head = head.filter(|head| !head.is_locked && head.halt.is_none() && head.job.lane() == lane);
+            let jobs: Vec<ScheduledJob> = head.map(|head| head.job.clone()).into_iter().collect();
             // Behind the head there may be others. If the head is elsewhere, its end marks this lane as stale.
             let end = jobs.first().map(ScheduledJob::position);
             let mut search = self.sort(store, DueJobs { jobs, end }, until, at);
@@ -392,7 +421,7 @@ impl Assigning {
         for (_, lanes) in &mut sets {
             lanes.retain(|lane| {
                 let room = self.admission.room(lane, now);
-                let is_alone = room < usize::MAX || self.admission.has_weights();
+                let is_alone = room < usize::MAX || self.admission.has_weights() || lane.priority.is_some();
                 if is_alone {
                     limited.push((lane.clone(), room));
                 }
@@ -466,7 +495,7 @@ impl Assigning {
         for job in answer.jobs {
             let is_in_flight = self.in_flight.skip(&job, at);
             let pause_ends_at = if is_in_flight { None } else { self.past_assignments.pause(&job, at) };
-            let found = search.found.entry(job.lane()).or_default();
+            let found = search.found.entry(self.lanes.lane_of(&job)).or_default();
             match pause_ends_at {
                 _ if is_in_flight => {}
                 Some(again) => found.pause_ends_at = found.pause_ends_at.into_iter().chain([again]).min(),
@@ -491,7 +520,7 @@ impl Assigning {
         if plan.given.is_empty() {
             return Ok(HashSet::new());
         }
-        if !plan.permits.is_empty() {
+        if plan.permits.values().any(|permit| !permit.names.is_empty()) {
             // Without its index MongoDB would not refuse a permit twice.
             store.prepare_limited_jobs().await?;
         }

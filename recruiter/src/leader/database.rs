@@ -8,9 +8,9 @@ use std::{
 use recruiter_common::{
     ids::{LeaseTerm, RoundId, WorkerId},
     instant::Instant,
-    limits::Settings,
+    limits::{Pause, Settings},
     roster::AvailableWorker,
-    store::{Channel, DueJobs, Hint, Lane, Planned, ScheduledJob, Store, StoreError},
+    store::{Channel, DueJobs, Head, Hint, Lane, Planned, Store, StoreError},
 };
 
 /// Number of further jobs per slot that a search asks for, so that the next rounds need not search.
@@ -46,7 +46,8 @@ pub(crate) trait Database {
     async fn gated_lanes_of(&self, group: &str) -> Result<Vec<Lane>, StoreError>;
     async fn due_jobs(&self, lanes: &[Lane], until: Instant, limit: usize) -> Result<DueJobs, StoreError>;
     async fn due_jobs_of_each(&self, lanes: &[(Lane, usize)], until: Instant) -> Result<Vec<DueJobs>, StoreError>;
-    async fn heads_of_lines(&self, gates: &[&str]) -> Result<HashMap<String, (ScheduledJob, bool)>, StoreError>;
+    async fn heads_of_lines(&self, gates: &[&str]) -> Result<HashMap<String, Head>, StoreError>;
+    async fn halted_lines(&self, gates: &[&str]) -> Result<HashMap<String, Pause>, StoreError>;
     async fn settings(&self) -> Result<Settings, StoreError>;
     async fn prepare_limited_jobs(&self) -> Result<(), StoreError>;
     async fn held_permits(&self) -> Result<BTreeSet<String>, StoreError>;
@@ -104,8 +105,12 @@ impl Database for Store {
         self.due_jobs_of_each(lanes, until).await
     }
 
-    async fn heads_of_lines(&self, gates: &[&str]) -> Result<HashMap<String, (ScheduledJob, bool)>, StoreError> {
+    async fn heads_of_lines(&self, gates: &[&str]) -> Result<HashMap<String, Head>, StoreError> {
         self.heads_of_lines(gates).await
+    }
+
+    async fn halted_lines(&self, gates: &[&str]) -> Result<HashMap<String, Pause>, StoreError> {
+        self.halted_lines(gates).await
     }
 
     async fn settings(&self) -> Result<Settings, StoreError> {

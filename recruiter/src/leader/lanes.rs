@@ -19,7 +19,7 @@
 //! missing in the cache, the next full scan finds it.
 
 use std::{
-    collections::{HashMap, HashSet, VecDeque},
+    collections::{BTreeSet, HashMap, HashSet, VecDeque},
     time::{Duration, Instant as Monotonic},
 };
 
@@ -32,6 +32,7 @@ use recruiter_common::{
 
 use super::{
     admission::Admission,
+    ageing::by_priority,
     fleet::{Kind, KindId},
 };
 
@@ -165,6 +166,8 @@ pub(crate) struct Lanes {
     ended: Option<Scan>,
     /// The windows from before the current scan. `None` except while its windows are filled.
     before: Option<Before>,
+    /// The groups whose lanes are divided by priority.
+    ageing: BTreeSet<String>,
 }
 
 /// Sets of lanes to search, each with the kinds of workers that take them.
@@ -180,7 +183,34 @@ pub(crate) struct Waiting<'a> {
 impl Lanes {
     /// Drops all windows and the last full scan. The next round that can assign jobs begins with a full scan.
     pub(crate) fn forget(&mut self) {
-        *self = Self::default();
+        *self = Self { ageing: std::mem::take(&mut self.ageing), ..Self::default() };
+    }
+
+    /// Sets the groups whose lanes are divided by priority. Returns whether they have changed: the next round begins with a full scan.
+    pub(crate) fn set_ageing(&mut self, groups: BTreeSet<String>) -> bool {
+        let has_changed = self.ageing != groups;
+        if has_changed {
+            self.ageing = groups;
+            self.forget();
+        }
+        has_changed
+    }
+
+    /// The lane of a job, as it is divided here.
+    pub(crate) fn lane_of(&self, job: &ScheduledJob) -> Lane {
+        let lane = job.lane();
+        let priority = self.is_divided(&lane).then_some(job.priority);
+        Lane { priority, ..lane }
+    }
+
+    /// Whether this lane is divided by priority. The place of a job in a line does not depend on its priority.
+    fn is_divided(&self, lane: &Lane) -> bool {
+        !self.ageing.is_empty() && lane.priority.is_none() && self.ageing.contains(&lane.group) && !is_of_line(lane)
+    }
+
+    /// The parts of a lane.
+    fn parts(&self, lane: Lane) -> Vec<Lane> {
+        if self.is_divided(&lane) { by_priority(&lane).collect() } else { vec![lane] }
     }
 
     /// Requests a full scan. The windows stay until then.
@@ -196,7 +226,7 @@ impl Lanes {
     /// Whether this job was not known before the current scan, although all jobs of its lane up to its position should have been known.
     pub(crate) fn had_missed(&self, job: &ScheduledJob, kinds: &[Kind]) -> bool {
         let Some(Before { scan, windows }) = &self.before else { return false };
-        let lane = job.lane();
+        let lane = self.lane_of(job);
         match windows.get(&lane) {
             Some(window) => {
                 let is_complete = !window.is_stale && window.pause_ends_at.is_none() && job.scheduled_at <= window.horizon;
@@ -236,7 +266,8 @@ impl Lanes {
         let (kept, windows) = std::mem::take(&mut self.windows).into_iter().partition(|(lane, _)| will_be_listed(lane));
         self.windows = kept;
         self.before = self.ended.take().map(|scan| Before { scan, windows });
-        self.windows.extend(lanes.into_iter().map(|lane| (lane, Window::stale(horizon))));
+        let parts: Vec<Lane> = lanes.into_iter().flat_map(|lane| self.parts(lane)).collect();
+        self.windows.extend(parts.into_iter().map(|lane| (lane, Window::stale(horizon))));
         self.scan = Some(Scan { kinds: kinds.into_iter().collect(), horizon });
     }
 
@@ -250,12 +281,20 @@ impl Lanes {
     /// Rule 1 of staleness: an event concerns this lane.
     pub(crate) fn mark_stale(&mut self, lane: Lane) {
         let horizon = self.horizon();
-        self.windows.entry(lane).or_insert_with(|| Window::stale(horizon)).is_stale = true;
+        for part in self.parts(lane) {
+            self.windows.entry(part).or_insert_with(|| Window::stale(horizon)).is_stale = true;
+        }
     }
 
     /// Marks the lanes of these lines as stale: their heads have ended.
     pub(crate) fn mark_lines_stale(&mut self, gates: &HashSet<&str>) {
         let lines = self.windows.iter_mut().filter(|(lane, _)| lane.gate.as_deref().is_some_and(|gate| gates.contains(gate)));
+        lines.for_each(|(_, window)| window.is_stale = true);
+    }
+
+    /// Marks the lanes of all lines as stale: a pause may cover their heads.
+    pub(crate) fn mark_every_line_stale(&mut self) {
+        let lines = self.windows.iter_mut().filter(|(lane, _)| is_of_line(lane));
         lines.for_each(|(_, window)| window.is_stale = true);
     }
 
@@ -274,12 +313,14 @@ impl Lanes {
         let mut known: usize = self.windows.values().map(|window| window.jobs.len()).sum();
         let (horizon, is_scanned) = (self.horizon(), self.scan.is_some());
         for job in jobs {
-            if known >= REMEMBERED && !self.windows.contains_key(&job.lane()) {
+            let lane = self.lane_of(&job);
+            if known >= REMEMBERED && !self.windows.contains_key(&lane) {
                 // The next full scan finds it.
                 continue;
             }
-            let window = self.windows.entry(job.lane()).or_insert_with(|| Window { is_stale: !is_scanned, ..Window::stale(horizon) });
-            if known >= REMEMBERED || is_of_line(&job.lane()) {
+            let is_in_line = is_of_line(&lane);
+            let window = self.windows.entry(lane).or_insert_with(|| Window { is_stale: !is_scanned, ..Window::stale(horizon) });
+            if known >= REMEMBERED || is_in_line {
                 // Another job may be before it in its line.
                 window.is_stale = true;
                 known += 1;
@@ -316,9 +357,9 @@ impl Lanes {
     /// a kind accept. The same workers take all lanes of one group, so one query over the group hides no job from a worker.
     ///
     /// Admission says how many jobs of a lane may start now. A lane without room is not searched, and its jobs fill no slots. If groups have
-    /// weights, the jobs of one group hide no job of another.
+    /// weights, the jobs of one group hide no job of another. If the jobs of a group age, those of one priority hide no other.
     pub(crate) fn stale(&self, free: &HashMap<KindId, usize>, admission: &Admission, now: Instant, at: Monotonic) -> StaleLanes {
-        let mut alike: HashMap<(Vec<KindId>, Option<&str>), Vec<Candidate<'_>>> = HashMap::new();
+        let mut alike: HashMap<(Vec<KindId>, Option<&str>, Option<&Lane>), Vec<Candidate<'_>>> = HashMap::new();
         for (lane, window) in &self.windows {
             let able: Vec<KindId> = window.able.iter().copied().filter(|kind| free.contains_key(kind)).collect();
             if able.is_empty() {
@@ -327,11 +368,12 @@ impl Lanes {
             let room = admission.room(lane, now);
             if room > 0 {
                 let group = admission.has_weights().then_some(lane.group.as_str());
-                alike.entry((able, group)).or_default().push(Candidate { lane, window, room });
+                let divided = lane.priority.is_some().then_some(lane);
+                alike.entry((able, group, divided)).or_default().push(Candidate { lane, window, room });
             }
         }
         let mut stale = StaleLanes::new();
-        for ((able, _), lanes) in alike {
+        for ((able, ..), lanes) in alike {
             let slots = able.iter().map(|kind| free[kind]).sum();
             let more = more_is_needed(&lanes, slots, now, at);
             let must_be_searched = |lane: &&Candidate<'_>| lane.window.is_stale(at) || (more && lane.is_unsure(now, at));

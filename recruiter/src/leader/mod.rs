@@ -14,6 +14,8 @@
 //! | `discover` | which lanes have jobs |
 //! | `lanes` | the known due jobs, and when that knowledge is stale |
 //! | `admission` | may a job of a lane start now, and with which permit |
+//! | `closures` | which groups are in a maintenance window |
+//! | `ageing` | jobs that count as more urgent the longer they wait |
 //! | `shares` | which group gets the next start, if groups have weights |
 //! | `in_flight` | assigned jobs whose worker has not answered yet, and jobs that workers hold ahead |
 //! | `past_assignments` | assignments that have ended, and jobs that were not started |
@@ -26,7 +28,9 @@
 //! | `model` | tests: the rules of staleness for every order of events |
 
 pub(crate) mod admission;
+mod ageing;
 mod assign;
+mod closures;
 mod database;
 mod dependencies;
 mod discover;

@@ -43,8 +43,9 @@ struct Queue<'a, I: Iterator<Item = &'a ScheduledJob>> {
 
 impl<'a, I: Iterator<Item = &'a ScheduledJob>> Queue<'a, I> {
     /// The place of the next job among those of all lanes, and the index of this queue.
-    fn head(&mut self, index: usize, admission: &Admission) -> Option<(Reverse<Pass>, Reverse<Position>, usize)> {
-        Some((Reverse(admission.pass(&self.lane.group)), Reverse(self.due.peek()?.position()), index))
+    fn head(&mut self, index: usize, admission: &Admission, now: Instant) -> Option<(Reverse<Pass>, Reverse<Position>, usize)> {
+        let position = admission.ageing().position(self.due.peek()?, now);
+        Some((Reverse(admission.pass(&self.lane.group)), Reverse(position), index))
     }
 }
 
@@ -58,7 +59,8 @@ impl<'a, I: Iterator<Item = &'a ScheduledJob>> Queue<'a, I> {
 /// 3. workers whose heartbeat is not overdue;
 /// 4. the worker with the most free slots, so that jobs are spread. If no worker has a free slot, the one that accepts the most jobs ahead.
 ///
-/// Limited jobs go to free slots only, with a permit. If admission refuses a job, all jobs of its lane wait.
+/// Limited jobs go to free slots only, with a permit; so do jobs that age. If no worker has a free slot for such a job, one of them gets no
+/// later jobs ahead. If admission refuses a job, all jobs of its lane wait.
 ///
 /// A job is given once, even if its lane has it under two dates. This happens if a search has found the job, and an announcement with an
 /// earlier date arrives late.
@@ -88,7 +90,7 @@ pub(crate) fn plan<'a>(
         able
     };
     let mut queues: Vec<_> = lanes.filter(|waiting| admission.room(waiting.lane, now) > 0).map(queue).collect();
-    let mut heads: BinaryHeap<_> = queues.iter_mut().enumerate().filter_map(|(index, queue)| queue.head(index, admission)).collect();
+    let mut heads: BinaryHeap<_> = queues.iter_mut().enumerate().filter_map(|(index, queue)| queue.head(index, admission, now)).collect();
     let (mut plan, mut given) = (Plan::default(), HashSet::new());
     while left > 0
         && let Some((Reverse(pass), _, index)) = heads.pop()
@@ -96,17 +98,17 @@ pub(crate) fn plan<'a>(
         let queue = &mut queues[index];
         if pass < admission.pass(&queue.lane.group) {
             // Another lane of the group was served in the meantime.
-            heads.extend(queue.head(index, admission));
+            heads.extend(queue.head(index, admission, now));
             continue;
         }
         let Some(job) = queue.due.next() else { continue };
         if !given.insert(job.id) {
-            heads.extend(queue.head(index, admission));
+            heads.extend(queue.head(index, admission, now));
             continue;
         }
         let able = queue.able.get_or_insert_with(|| workers_of(queue.kinds));
         able.retain(|worker| room[*worker] != (0, 0));
-        let is_limited = admission.room(queue.lane, now) != usize::MAX;
+        let needs_free_slot = admission.needs_free_slot(queue.lane, job, now);
         let unanswered = past_assignments.was_unanswered(job.id);
         let preference = |index: &usize| {
             let worker = &workers[*index];
@@ -114,8 +116,14 @@ pub(crate) fn plan<'a>(
             (is_willing, unanswered.then_some(worker.changed_at), !worker.is_overdue, room[*index])
         };
         // No worker accepts a job of this lane any more: the slots go to other lanes.
-        let with_room = able.iter().copied().filter(|worker| !is_limited || room[*worker].0 > 0);
-        let Some(worker) = with_room.max_by_key(preference) else { continue };
+        let with_room = able.iter().copied().filter(|worker| !needs_free_slot || room[*worker].0 > 0);
+        let Some(worker) = with_room.max_by_key(preference) else {
+            if let Some(worker) = able.iter().copied().max_by_key(preference) {
+                // It gets no jobs ahead that come later than this one, so that its next free slot is offered.
+                left -= u64::from(std::mem::take(&mut room[worker].1));
+            }
+            continue;
+        };
         let Ok(permit) = admission.admit(queue.lane, job.id, now) else { continue };
         plan.permits.extend(permit.map(|permit| (job.id, permit)));
         let (free, ahead) = &mut room[worker];
@@ -125,7 +133,7 @@ pub(crate) fn plan<'a>(
         if !plan.lanes.contains(queue.lane) {
             plan.lanes.insert(queue.lane.clone());
         }
-        heads.extend(queue.head(index, admission));
+        heads.extend(queue.head(index, admission, now));
     }
     plan
 }

@@ -175,7 +175,7 @@ async fn caps_are_set_and_listed_by_hand() {
     assert_eq!(set("$a.b", "1000000000").objects(), [json!({ "group": "$a.b", "most_waiting": 1_000_000_000 })]);
     // Another setting of the same group stays.
     database.raw("groups").update_one(doc! { "_id": "mail" }, doc! { "$set": { "weight": 3 } }).await.unwrap();
-    assert_eq!(set("mail", "1").objects(), [json!({ "group": "mail", "most_waiting": 1 })]);
+    assert_eq!(set("mail", "1").objects(), [json!({ "group": "mail", "most_waiting": 1, "weight": 3.0 })]);
     assert_eq!(only(&database, "groups", doc! { "_id": "mail" }).await, doc! { "_id": "mail", "most_waiting": 1_i64, "weight": 3 });
     let enqueue = || recruiter(&database, &["enqueue", "--class", "c", "--group", "mail"]);
     assert_eq!(enqueue().code, 0);
@@ -184,11 +184,11 @@ async fn caps_are_set_and_listed_by_hand() {
     let listed = recruiter(&database, &["groups", "list", "--json"]).objects();
     let both = [
         json!({ "group": "$a.b", "most_waiting": 1_000_000_000, "waiting": 0 }),
-        json!({ "group": "mail", "most_waiting": 1, "waiting": 1 }),
+        json!({ "group": "mail", "most_waiting": 1, "weight": 3.0, "waiting": 1 }),
     ];
     assert_eq!(listed, both);
     assert!(recruiter(&database, &["groups", "list"]).out.contains("mail"));
-    assert_eq!(set("mail", "unset").objects(), [json!({ "group": "mail", "most_waiting": null })]);
+    assert_eq!(set("mail", "unset").objects(), [json!({ "group": "mail", "most_waiting": null, "weight": 3.0 })]);
     assert_eq!(set("never", "unset").objects(), [json!({ "group": "never" })]);
     assert_eq!(enqueue().code, 0);
 

@@ -8,7 +8,7 @@ use std::{
 use bson::{Document, doc};
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 use recruiter_common::{
-    enqueue::{EnqueueError, NewJob, Workable as _},
+    enqueue::{EnqueueError, NewJob},
     ids::{JobId, RoundId, StartId, WorkerId},
     job::Priority,
     limits::{self, Limit, Paused, Permit, Rate, SettingError},
@@ -34,7 +34,7 @@ fn capacity(capacity: u32) -> Limit {
     Limit { capacity: Some(capacity), rate: None }
 }
 
-async fn world(workers: &[&str]) -> World {
+pub(super) async fn world(workers: &[&str]) -> World {
     let mut world = World::new().await;
     world.start(Role::Recruiter, &[], &[]);
     world.start(Role::Cleaner, &[], &[]);
@@ -44,22 +44,8 @@ async fn world(workers: &[&str]) -> World {
     world
 }
 
-async fn wait(world: &World, what: &str, mut condition: impl AsyncFnMut() -> bool) {
-    let end = Instant::now() + SOON;
-    while !condition().await {
-        assert!(Instant::now() < end, "waited in vain: {what}\n{}", world.logs());
-        pause(Duration::from_millis(5)).await;
-    }
-}
-
-async fn close(mut world: World) {
-    assert!(world.until_quiet(SOON).await, "not quiet\n{}", world.logs());
-    let wrong = world.judge().await.all();
-    assert!(wrong.is_empty(), "{wrong:#?}\n{}", world.logs());
-}
-
 /// The most executions of these jobs at one instant. An execution without an end ended when its process was killed.
-fn most_at_once(ledger: &[Line], killed: &HashMap<u32, i64>, is_of: impl Fn(JobId) -> bool) -> usize {
+pub(super) fn most_at_once(ledger: &[Line], killed: &HashMap<u32, i64>, is_of: impl Fn(JobId) -> bool) -> usize {
     let mut executions: BTreeMap<(JobId, StartId), (i64, i64)> = BTreeMap::new();
     for line in ledger.iter().filter(|line| is_of(line.execution().0)) {
         let times = executions.entry(line.execution()).or_insert((line.at_ms, killed.get(&line.worker).copied().unwrap_or(i64::MAX)));
@@ -86,12 +72,12 @@ async fn begun(world: &World) -> usize {
 }
 
 /// The exit code, the output and the errors of a command.
-fn cli(database: &TestDatabase, args: &[&str]) -> (Option<i32>, String, String) {
+pub(super) fn cli(database: &TestDatabase, args: &[&str]) -> (Option<i32>, String, String) {
     let said = recruiter(database, args);
     (Some(said.code), said.out, said.err)
 }
 
-async fn why(world: &World, job: JobId) -> Value {
+pub(super) async fn why(world: &World, job: JobId) -> Value {
     let (code, out, err) = cli(&world.database, &["jobs", "why", &job.to_string(), "--json"]);
     assert_eq!(code, Some(0), "{err}");
     serde_json::from_str(&out).unwrap()
@@ -126,7 +112,7 @@ async fn no_more_jobs_run_than_a_capacity_allows_whoever_dies() {
     for customer in 0..6 {
         assert_eq!(most_at_once(&ledger, &killed, |job| customers[&job] == customer), 1, "of customer {customer}");
     }
-    close(world).await;
+    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -155,7 +141,7 @@ async fn starts_follow_a_rate_across_leaders() {
         }
     }
     assert!(took < Duration::from_secs(15), "{took:?}: the rate alone takes 6 s");
-    close(world).await;
+    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -163,16 +149,16 @@ async fn a_backlog_behind_a_full_resource_delays_no_other_job() {
     let world = world(&["10"]).await;
     limits::set_limit(&world.store, "printer", capacity(1)).await.unwrap();
     let long = world.enqueue(Entry::lasting(2_500).limit("printer"), Policy::Never).await.unwrap();
-    wait(&world, "the printer is in use", async || world.started().await == 1).await;
+    world.wait_for("the printer is in use", async || world.started().await == 1).await;
     let behind: Vec<NewJob> = (0..5_000).map(|_| Entry::lasting(0).limit("printer").priority(Priority::new(9).unwrap())).collect();
     let behind = world.store.enqueue_many(behind).await.unwrap();
     let ordinary = world.enqueue(Entry::lasting(0), Policy::Never).await.unwrap();
     let began = Instant::now();
-    wait(&world, "the ordinary job ends", async || world.archived(ordinary).await.is_some()).await;
+    world.wait_for("the ordinary job ends", async || world.archived(ordinary).await.is_some()).await;
     assert!(began.elapsed() < Duration::from_secs(2) && world.archived(long).await.is_none(), "{:?}", began.elapsed());
     let said = why(&world, behind[0].id).await;
     assert_eq!((&said["reason"], &said["holders"][0]["job"]["$oid"]), (&json!("limit-full"), &json!(long.to_string())), "{said}");
-    wait(&world, "the next one gets the printer", async || begun(&world).await > 10).await;
+    world.wait_for("the next one gets the printer", async || begun(&world).await > 10).await;
     world.database.raw("scheduled").delete_many(doc! { "locked": false }).await.unwrap();
 }
 
@@ -183,7 +169,7 @@ async fn a_pause_holds_jobs_back_also_those_ahead_until_it_ends() {
     for _ in 0..300 {
         jobs.push(world.enqueue(Entry::lasting(10), Policy::Never).await.unwrap());
     }
-    wait(&world, "some run", async || begun(&world).await > 20).await;
+    world.wait_for("some run", async || begun(&world).await > 20).await;
     let paused: Paused = "group:generic".parse().unwrap();
     let (code, out, err) = cli(&world.database, &["pause", "group:generic", "--reason", "the mail server is down", "--by", "ada"]);
     assert!(code == Some(0) && out.contains("running jobs continue"), "{out}{err}");
@@ -201,9 +187,9 @@ async fn a_pause_holds_jobs_back_also_those_ahead_until_it_ends() {
     assert!(out.contains(r#""paused":"group:generic""#) && out.contains(r#""by":"ada""#), "{out}");
     assert!(cli(&world.database, &["resume", "group:generic"]).1.contains("resumed"));
     let began = Instant::now();
-    wait(&world, "they go on", async || begun(&world).await > before).await;
+    world.wait_for("they go on", async || begun(&world).await > before).await;
     assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
-    close(world).await;
+    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -217,10 +203,10 @@ async fn a_class_and_everything_can_be_paused() {
         pause(Duration::from_millis(900)).await;
         assert_eq!((begun(&world).await, why(&world, job).await["reason"].as_str()), (before, Some("paused")));
         assert!(limits::resume(&world.store, &paused).await.unwrap());
-        wait(&world, "it runs", async || world.archived(job).await.is_some()).await;
+        world.wait_for("it runs", async || world.archived(job).await.is_some()).await;
         assert!(!limits::resume(&world.store, &paused).await.unwrap());
     }
-    close(world).await;
+    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -232,10 +218,10 @@ async fn a_job_whose_resource_has_no_limit_waits_for_one_and_says_so() {
     assert!(said["reason"] == "limit-undefined" && said["text"].as_str().unwrap().contains("recruiter limits set"), "{said}");
     let (code, out, err) = cli(&world.database, &["limits", "set", "scanner", "--capacity", "2", "--rate", "100/1s burst 10"]);
     assert!(code == Some(0) && out.contains("at most 2 at a time, at most 100/1s burst 10"), "{out}{err}");
-    wait(&world, "it runs", async || world.archived(job).await.is_some()).await;
+    world.wait_for("it runs", async || world.archived(job).await.is_some()).await;
     let document = world.archived(job).await.unwrap();
     assert_eq!(document.get_document("last_execution").unwrap().get_array("permits").unwrap().len(), 1, "{document}");
-    close(world).await;
+    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -246,7 +232,7 @@ async fn a_group_has_a_limit_from_a_plain_document() {
     for _ in 0..15 {
         world.enqueue(Entry::lasting(60), Policy::Never).await.unwrap();
     }
-    wait(&world, "all end", async || world.unfinished().await == 0).await;
+    world.wait_for("all end", async || world.unfinished().await == 0).await;
     assert_eq!(most_at_once(&world.ledger(), &HashMap::new(), |_| true), 2);
     assert!(cli(&world.database, &["limits", "list"]).1.contains("@generic"));
     assert!(cli(&world.database, &["limits", "set", "@generic", "--capacity", "1"]).1.contains("at most 1 at a time"));
@@ -254,10 +240,10 @@ async fn a_group_has_a_limit_from_a_plain_document() {
     for _ in 0..10 {
         world.enqueue(Entry::lasting(60), Policy::Never).await.unwrap();
     }
-    wait(&world, "all end", async || world.unfinished().await == 0).await;
+    world.wait_for("all end", async || world.unfinished().await == 0).await;
     assert_eq!(most_at_once(&world.ledger(), &HashMap::new(), |job| !many.contains(&job)), 1);
     assert!(cli(&world.database, &["limits", "remove", "@generic"]).1.contains("no limit"));
-    close(world).await;
+    world.close().await;
 }
 
 /// A plain document, as another language writes it: the gate is the names of the resources.
@@ -288,7 +274,7 @@ async fn documents_of_other_languages_are_limited_and_checked() {
     };
     let id: JobId = job.get_object_id("_id").unwrap().into();
     raw("scheduled", job).await.unwrap();
-    wait(&world, "it runs", async || world.archived(id).await.is_some()).await;
+    world.wait_for("it runs", async || world.archived(id).await.is_some()).await;
     let names = world.database.raw("scheduled").list_index_names().await.unwrap();
     assert!(names.contains(&"permits".to_owned()) && !names.contains(&"lines".to_owned()), "made at the first use: {names:?}");
 }
@@ -369,7 +355,7 @@ async fn a_worker_leaves_a_limited_job_without_a_permit() {
     let mut world = World::new().await;
     world.start(Role::Worker, &["--concurrency", "5"], &[]);
     let job = world.enqueue(Entry::lasting(0).limit("printer"), Policy::Never).await.unwrap();
-    wait(&world, "the worker is there", async || world.count("roster", doc! { "available": true }).await == 1).await;
+    world.wait_for("the worker is there", async || world.count("roster", doc! { "available": true }).await == 1).await;
     let worker: WorkerId = world.database.raw("roster").find_one(doc! {}).await.unwrap().unwrap().get_object_id("_id").unwrap().into();
     let assign = async |permit: Option<Permit>| {
         let mut assignment = AssignedJobs::new(worker, vec![job]);
@@ -383,7 +369,7 @@ async fn a_worker_leaves_a_limited_job_without_a_permit() {
     pause(Duration::from_millis(300)).await;
     assert_eq!(begun(&world).await, 0, "it was replaced since the permit was given");
     assign(Some(Permit { gate: Some("printer".into()), names: vec!["printer#0".into()], between: None })).await;
-    wait(&world, "it runs", async || world.archived(job).await.is_some()).await;
+    world.wait_for("it runs", async || world.archived(job).await.is_some()).await;
 }
 
 /// A noisy group with older jobs, and a group with three times its weight.
@@ -403,68 +389,10 @@ async fn groups_with_weights_get_their_shares() {
     world.start(Role::Recruiter, &[], &[]);
     world.start(Role::Cleaner, &[], &[]);
     world.start(Role::Worker, &["--concurrency", "4"], &[]);
-    wait(&world, "all end", async || world.unfinished().await == 0).await;
+    world.wait_for("all end", async || world.unfinished().await == 0).await;
     let begins = world.ledger().into_iter().filter(|line| line.event == Event::Begin);
     // As long as both groups have jobs.
     let of_quiet = begins.take(jobs).filter(|line| quiet.contains(&line.execution().0)).count();
     assert!(of_quiet.abs_diff(jobs * 3 / 4) <= jobs / 20, "{of_quiet} of {jobs} starts");
-    close(world).await;
-}
-
-/// Delays, failures that are retried, and killed workers: the order of each line is that of enqueueing, and one job runs at a time.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_line_keeps_its_order_through_delays_retries_and_kills() {
-    let mut world = world(&["10", "10"]).await;
-    world.start(Role::Recruiter, &[], &[]);
-    let policy = RetryManyTimes::new(30, Duration::from_millis(50)).unwrap();
-    let mut lines: Vec<Vec<JobId>> = vec![Vec::new(); 4];
-    for number in 0..60_u32 {
-        let line = number as usize % lines.len();
-        let entry = Entry { ms: 5, failures: u32::from(number % 7 == 0), ..Entry::default() };
-        let job = entry.as_job().in_line(format!("line-{line}")).retry(&policy).priority(Priority::new((number % 10) as u8).unwrap());
-        let job = if number % 11 == 0 { job.after(Duration::from_millis(300)) } else { job };
-        lines[line].push(world.enqueue(job, Policy::Again(30)).await.unwrap());
-    }
-    let (mut random, mut killed) = (StdRng::seed_from_u64(11), HashMap::new());
-    let end = Instant::now() + SOON;
-    while world.unfinished().await > 0 && Instant::now() < end {
-        world.tend();
-        pause(Duration::from_millis(random.random_range(300..900))).await;
-        let process = &world.members[random.random_range(0..world.members.len())].process;
-        process.kill();
-        killed.insert(process.pid(), monotonic_ms() + 1);
-    }
-    assert!(world.until_quiet(SOON).await, "not quiet\n{}", world.logs());
-    let ledger = world.ledger();
-    for line in &lines {
-        assert_eq!(most_at_once(&ledger, &killed, |job| line.contains(&job)), 1);
-        let mut entered: Vec<usize> = Vec::new();
-        for event in ledger.iter().filter(|event| event.event == Event::Begin) {
-            entered.extend(line.iter().position(|job| *job == event.execution().0));
-        }
-        assert!(entered.is_sorted() && entered.last() == Some(&(line.len() - 1)), "{entered:?}");
-    }
-    close(world).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_job_in_a_line_says_what_it_is_behind_and_others_pass() {
-    let world = world(&["5"]).await;
-    let head = world.enqueue(Entry::lasting(0).in_line("invoice").after(Duration::from_secs(4)), Policy::Never).await.unwrap();
-    let second = world.enqueue(Entry::lasting(0).in_line("invoice").priority(Priority::new(9).unwrap()), Policy::Never).await.unwrap();
-    let other = world.enqueue(Entry::lasting(0).in_line("order"), Policy::Never).await.unwrap();
-    wait(&world, "another line goes on", async || world.archived(other).await.is_some()).await;
-    let said = why(&world, second).await;
-    assert!(said["reason"] == "behind" && said["text"].as_str().unwrap().contains(&head.to_string()), "{said}");
-    assert!(world.archived(second).await.is_none());
-    assert!(cli(&world.database, &["jobs", "cancel", &head.to_string()]).0 == Some(0));
-    wait(&world, "the second is the head", async || world.archived(second).await.is_some()).await;
-    let problem = Entry::lasting(0).in_line("a").limit("b").enqueue(&world.store).await.unwrap_err();
-    assert!(problem.to_string().contains("cannot name resources as well"), "{problem}");
-    let (code, _, err) = cli(&world.database, &["enqueue", "--class", "entry", "--line", "a,b"]);
-    assert!(code == Some(2) && err.contains("must not contain"), "{code:?} {err}");
-    let mut without_date = recruiter_tests::factory::minimal_job("entry");
-    without_date.extend(doc! { "gate": ">invoice" });
-    assert!(world.database.raw("scheduled").insert_one(without_date).await.is_err(), "a job in a line has a place");
-    close(world).await;
+    world.close().await;
 }

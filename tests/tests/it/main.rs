@@ -25,6 +25,7 @@ mod keep;
 mod library;
 mod library_own_client;
 mod limits;
+mod lines;
 mod mongo_shell;
 mod operator;
 mod prefetch;

@@ -25,14 +25,6 @@ async fn world() -> World {
     world
 }
 
-async fn wait(world: &World, what: &str, mut condition: impl AsyncFnMut() -> bool) {
-    let end = Instant::now() + SOON;
-    while !condition().await {
-        assert!(Instant::now() < end, "waited in vain: {what}\n{}", world.logs());
-        pause(Duration::from_millis(5)).await;
-    }
-}
-
 async fn enqueue(world: &mut World, count: usize, entry: impl Fn() -> NewJob) -> Vec<JobId> {
     let mut jobs = Vec::new();
     for _ in 0..count {
@@ -46,13 +38,9 @@ fn short() -> NewJob {
 }
 
 async fn until_jobs_are_ahead(world: &World) {
-    wait(world, "jobs are assigned ahead", async || world.count("roster", doc! { "prefetched.1": { "$exists": true } }).await == 1).await;
-}
-
-async fn close(mut world: World) {
-    assert!(world.until_quiet(SOON).await, "not quiet\n{}", world.logs());
-    let wrong = world.judge().await.all();
-    assert!(wrong.is_empty(), "{wrong:#?}\n{}", world.logs());
+    world
+        .wait_for("jobs are assigned ahead", async || world.count("roster", doc! { "prefetched.1": { "$exists": true } }).await == 1)
+        .await;
 }
 
 /// I5: jobs that are not to be done again. At most the two in the slots, and those whose ends were on their way, are lost to the kill.
@@ -65,11 +53,11 @@ async fn a_killed_worker_costs_none_of_the_jobs_that_it_held_ahead() {
     let ahead = world.database.raw("roster").find_one(doc! {}).await.unwrap().unwrap().get_array("prefetched").unwrap().len();
     world.members[worker].process.kill();
     world.start(Role::Worker, &[], &[]);
-    wait(&world, "all are archived", async || world.count("archived", doc! {}).await == jobs.len() as u64).await;
+    world.wait_for("all are archived", async || world.count("archived", doc! {}).await == jobs.len() as u64).await;
     assert_eq!(world.count("archived", doc! { "attempts": { "$ne": 1 } }).await, 0, "{ahead} were ahead");
     let died = world.count("archived", doc! { "why": "worker-died" }).await;
     assert!(died <= 10, "{died} died, {ahead} were ahead");
-    close(world).await;
+    world.close().await;
 }
 
 #[tokio::test]
@@ -79,10 +67,12 @@ async fn a_worker_that_stops_returns_the_jobs_that_it_holds_ahead() {
     let worker = world.start(Role::Worker, &["--concurrency", "2"], &[]);
     until_jobs_are_ahead(&world).await;
     world.members[worker].process.terminate();
-    wait(&world, "they are returned", async || world.count("signals", doc! { "kind": "returned" }).await > 0).await;
+    world.wait_for("they are returned", async || world.count("signals", doc! { "kind": "returned" }).await > 0).await;
     world.start(Role::Worker, &[], &[]);
-    wait(&world, "all are done", async || world.count("archived", doc! { "why": "done", "attempts": 1 }).await == jobs.len() as u64).await;
-    close(world).await;
+    world
+        .wait_for("all are done", async || world.count("archived", doc! { "why": "done", "attempts": 1 }).await == jobs.len() as u64)
+        .await;
+    world.close().await;
 }
 
 #[tokio::test]
@@ -94,11 +84,13 @@ async fn no_job_ahead_waits_for_a_long_job_while_another_worker_is_idle() {
     let long = enqueue(&mut world, 2, || Entry::lasting(20_000).priority(Priority::new(8).unwrap())).await;
     shorts.extend(enqueue(&mut world, 40, short).await);
     world.start(Role::Worker, &["--concurrency", "2"], &[]);
-    wait(&world, "the long jobs run", async || world.count("scheduled", doc! { "_id": { "$in": &long }, "locked": true }).await == 2).await;
-    wait(&world, "jobs are returned", async || world.count("signals", doc! { "kind": "returned" }).await > 0).await;
+    world
+        .wait_for("the long jobs run", async || world.count("scheduled", doc! { "_id": { "$in": &long }, "locked": true }).await == 2)
+        .await;
+    world.wait_for("jobs are returned", async || world.count("signals", doc! { "kind": "returned" }).await > 0).await;
     let idle = Instant::now();
     world.start(Role::Worker, &[], &[]);
-    wait(&world, "the short ones are done", async || world.count("archived", doc! {}).await == shorts.len() as u64).await;
+    world.wait_for("the short ones are done", async || world.count("archived", doc! {}).await == shorts.len() as u64).await;
     // The jobs that were returned are free at once, and not only when they have been in flight for too long.
     assert!(idle.elapsed() < Duration::from_millis(3_500), "{:?}", idle.elapsed());
     assert_eq!(world.count("roster", doc! { "prefetched": { "$exists": true } }).await, 0);
@@ -115,13 +107,13 @@ async fn an_urgent_job_overtakes_the_jobs_ahead() {
     world.start(Role::Worker, &["--concurrency", "1"], &[]);
     until_jobs_are_ahead(&world).await;
     let urgent = world.enqueue(short().priority(Priority::new(9).unwrap()), Policy::Never).await.unwrap();
-    wait(&world, "the urgent one is done", async || world.archived(urgent).await.is_some()).await;
+    world.wait_for("the urgent one is done", async || world.archived(urgent).await.is_some()).await;
     let job = world.archived(urgent).await.unwrap();
     let execution = job.get_document("last_execution").unwrap();
     let at = |field: &str| execution.get_datetime(field).unwrap().timestamp_millis();
     assert!(at("started_at") - at("scheduled_at") < 500, "{execution}");
     assert!(world.count("archived", doc! {}).await < 390, "most of the others still wait");
-    close(world).await;
+    world.close().await;
 }
 
 #[tokio::test]
@@ -133,7 +125,7 @@ async fn long_jobs_are_not_assigned_ahead() {
         assert_eq!(world.count("roster", doc! { "prefetched": { "$exists": true } }).await, 0, "{}", world.logs());
         pause(Duration::from_millis(20)).await;
     }
-    close(world).await;
+    world.close().await;
 }
 
 /// The limit of memory for jobs ahead is none for the jobs of free slots.

@@ -10,9 +10,9 @@ use bson::oid::ObjectId;
 use recruiter_common::{
     ids::{LeaseTerm, RoundId, WorkerId},
     instant::Instant,
-    limits::{LARGEST_CAPACITY, Limit, Settings},
+    limits::{LARGEST_CAPACITY, Limit, Pause, Settings},
     roster::{AvailableWorker, WorkOn},
-    store::{AssignedJobs, Channel, DueJobs, Hint, Lane, Planned, ScheduledJob, StoreError},
+    store::{AssignedJobs, Channel, DueJobs, Head, Hint, Lane, Planned, ScheduledJob, StoreError},
 };
 
 use crate::leader::database::Database;
@@ -266,7 +266,11 @@ impl Database for Memory {
         Ok(found)
     }
 
-    async fn heads_of_lines(&self, _: &[&str]) -> Result<HashMap<String, (ScheduledJob, bool)>, StoreError> {
+    async fn heads_of_lines(&self, _: &[&str]) -> Result<HashMap<String, Head>, StoreError> {
+        Ok(HashMap::new())
+    }
+
+    async fn halted_lines(&self, _: &[&str]) -> Result<HashMap<String, Pause>, StoreError> {
         Ok(HashMap::new())
     }
 

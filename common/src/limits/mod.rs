@@ -12,29 +12,32 @@
 //!
 //! A *rate* is exact too: each start has an interval of the server's clock in which it is allowed (see [`Rate`]).
 
+mod operations;
+mod pause;
+mod rate;
+mod window;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt,
-    str::FromStr,
     time::Duration,
 };
 
-use crate::{
-    enqueue::LONGEST_NAME,
-    instant::Instant,
-    store::{Store, StoreError},
+pub use self::{
+    operations::{SettingError, pause, remove_limit, resume, set_ageing, set_limit, set_maintenance, set_weight},
+    pause::{Pause, Paused},
+    rate::Rate,
+    window::{MOST_WINDOWS, Maintenance, MaintenanceWindow},
 };
+use crate::instant::Instant;
 
 /// Maximum number of running jobs of one resource.
 pub const LARGEST_CAPACITY: u32 = 100_000;
-/// Without a burst, starts are at least this far apart: an assignment takes some milliseconds to become a start.
-const SLOWEST_WITHOUT_BURST: Duration = Duration::from_millis(100);
-/// A burst covers at least this time at its rate.
-const SHORTEST_BURST: Duration = Duration::from_millis(20);
-/// A burst covers at most this time at its rate.
-const LONGEST_BURST: Duration = Duration::from_secs(366 * 86_400);
+/// The weights that a group can have.
+pub const WEIGHTS: std::ops::RangeInclusive<f64> = 0.001..=1_000_000.0;
+/// The shortest and the longest time of [`GroupSettings::ageing`].
+pub const AGEING: std::ops::RangeInclusive<Duration> = Duration::from_millis(10)..=Duration::from_secs(366 * 86_400);
 /// Maximum length of a gate, in bytes.
-pub const LONGEST_GATE: usize = LONGEST_NAME;
+pub const LONGEST_GATE: usize = 256;
 /// Separates the resources in a gate.
 const SEPARATOR: char = ',';
 /// The first character in the gate of a line.
@@ -49,143 +52,23 @@ pub struct Limit {
     pub rate: Option<Rate>,
 }
 
-/// At most `burst + starts / per · T` starts in any period of length T.
-///
-/// This is the generic cell rate algorithm (ITU-T I.371): each start takes the next *cell* of a clock that ticks every `per / starts`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rate {
-    /// Number of starts in each period.
-    pub starts: u32,
-    /// The period.
-    pub per: Duration,
-    /// How many starts may follow each other at once.
-    pub burst: u32,
-}
-
-impl Rate {
-    /// The time between two starts at this rate, rounded up to nanoseconds.
-    pub fn interval(self) -> Duration {
-        let nanos = self.per.as_nanos().div_ceil(u128::from(self.starts.max(1)));
-        u64::try_from(nanos).map_or(Duration::MAX, Duration::from_nanos)
-    }
-}
-
 /// Why a text or a value is not a setting. One sentence, for people.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct InvalidSetting(pub(crate) String);
 
-impl Rate {
-    /// A rate.
-    ///
-    /// # Errors
-    /// When a number is zero or too large, the period is not between 1 ms and 30 days, or the burst covers less than 20 ms or more than a year
-    /// at this rate. Without a burst, starts must be at least 100 ms apart.
-    pub fn new(starts: u32, per: Duration, burst: u32) -> Result<Self, InvalidSetting> {
-        let refused = |problem: String| Err(InvalidSetting(problem));
-        if starts == 0 || burst == 0 {
-            return refused("a rate and its burst must be at least 1".into());
-        }
-        if per < Duration::from_millis(1) || per > Duration::from_secs(30 * 86_400) {
-            return refused(format!("the period of a rate must be from 1ms to 30days, not {}", humantime::format_duration(per)));
-        }
-        if starts > 1_000_000 || burst > 1_000_000 || per / starts < Duration::from_micros(1) {
-            return refused("a rate and its burst must be at most 1000000, and a rate at most one start in a microsecond".into());
-        }
-        let rate = Self { starts, per, burst };
-        if burst == 1 && rate.interval() < SLOWEST_WITHOUT_BURST {
-            return refused(format!(
-                "a rate of more than one start in 100ms needs a burst of at least 2: `{starts}/{}`",
-                humantime::format_duration(per)
-            ));
-        }
-        let covered = rate.interval() * (burst - 1);
-        if burst > 1 && covered < SHORTEST_BURST {
-            let needed = SHORTEST_BURST.as_nanos().div_ceil(rate.interval().as_nanos()) + 1;
-            return refused(format!("a burst of {burst} is over before an assignment arrives; use a burst of at least {needed}"));
-        }
-        if covered > LONGEST_BURST {
-            return refused("a burst must not cover more than a year at its rate".into());
-        }
-        Ok(rate)
-    }
-}
-
-/// `100/1s`, or `100/1s burst 20`. Without `burst`, the burst is the number of starts in a period.
-impl FromStr for Rate {
-    type Err = InvalidSetting;
-
-    fn from_str(text: &str) -> Result<Self, InvalidSetting> {
-        let example = || InvalidSetting(format!("`{text:.80}` is not a rate; write it like `100/1s`, or `100/1s burst 20`"));
-        let (starts, rest) = text.split_once('/').ok_or_else(example)?;
-        let (per, burst) = rest.split_once(" burst ").map_or((rest, None), |(per, burst)| (per, Some(burst)));
-        let number = |text: &str| text.trim().parse().map_err(|_| example());
-        let starts = number(starts)?;
-        let per = humantime::parse_duration(per.trim()).map_err(|_| example())?;
-        Self::new(starts, per, burst.map_or(Ok(starts), number)?)
-    }
-}
-
-impl fmt::Display for Rate {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{} burst {}", self.starts, humantime::format_duration(self.per), self.burst)
-    }
-}
-
-/// What one pause covers.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Paused {
-    /// Every job.
-    Everything,
-    /// The jobs of one group.
-    Group(String),
-    /// The jobs of one class.
-    Class(String),
-}
-
-impl fmt::Display for Paused {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Everything => f.write_str("everything"),
-            Self::Group(group) => write!(f, "group:{group}"),
-            Self::Class(class) => write!(f, "class:{class}"),
-        }
-    }
-}
-
-/// `everything`, `group:NAME` or `class:NAME`: the `_id` of a pause.
-impl FromStr for Paused {
-    type Err = InvalidSetting;
-
-    fn from_str(text: &str) -> Result<Self, InvalidSetting> {
-        match text.split_once(':') {
-            None if text == "everything" => Ok(Self::Everything),
-            Some(("group", group)) if !group.is_empty() => Ok(Self::Group(group.into())),
-            Some(("class", class)) if !class.is_empty() => Ok(Self::Class(class.into())),
-            _ => Err(InvalidSetting(format!("`{text:.80}` cannot be paused; write `everything`, `group:NAME` or `class:NAME`"))),
-        }
-    }
-}
-
-/// A pause: no job that it covers is assigned. Running jobs continue.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Pause {
-    /// Who has paused.
-    pub by: String,
-    /// Why.
-    pub reason: Option<String>,
-    /// When, by the server's clock.
-    pub at: Option<Instant>,
-}
-
 /// The settings of a group that decide when its jobs start.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct GroupSettings {
     /// The limit of the group.
     pub limit: Limit,
     /// The share of the group among groups with waiting jobs: a group with weight 2 gets twice as many starts as one with weight 1, the
     /// default. `None` for all groups: priorities and dates alone decide.
     pub weight: Option<f64>,
+    /// A job that has waited for N times this time counts as N priorities higher, up to the highest one. `None`: priorities stay as they are.
+    pub ageing: Option<Duration>,
+    /// The times in which no job starts.
+    pub maintenance: Vec<MaintenanceWindow>,
 }
 
 /// All settings, as the recruiter reads them.
@@ -195,7 +78,7 @@ pub struct Settings {
     pub limits: BTreeMap<String, Limit>,
     /// The settings of groups.
     pub groups: BTreeMap<String, GroupSettings>,
-    /// The present pauses.
+    /// The present pauses, except those of lines: these are read with the head of the line.
     pub pauses: BTreeMap<Paused, Pause>,
     /// The ids of documents that are not valid settings. What they would limit waits.
     pub invalid: BTreeSet<String>,
@@ -226,6 +109,7 @@ impl Settings {
             Paused::Everything => true,
             Paused::Group(paused) => paused == group,
             Paused::Class(paused) => paused == class,
+            Paused::Line(_) => false,
         };
         self.pauses.iter().find(|(paused, _)| covers(paused))
     }
@@ -299,55 +183,7 @@ pub fn gate_of<'a>(resources: impl IntoIterator<Item = &'a str>) -> Option<Strin
     (!sorted.is_empty()).then(|| sorted.into_iter().collect::<Vec<_>>().join(","))
 }
 
-/// Why a setting was not changed.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum SettingError {
-    /// The name or the value is not valid.
-    #[error(transparent)]
-    Invalid(#[from] InvalidSetting),
-    /// An error of MongoDB.
-    #[error(transparent)]
-    Store(#[from] StoreError),
-}
-
-/// Sets the limit of a resource, of each resource with a prefix (`customer:*`), or of a group (`@mail`). It holds from now on: a lower
-/// capacity ends no running job.
-///
-/// # Errors
-/// When the name is not one, the limit is empty, or the capacity is not from 1 to [`LARGEST_CAPACITY`]; or an error of MongoDB.
-pub async fn set_limit(store: &Store, name: &str, limit: Limit) -> Result<(), SettingError> {
-    check_limit_name(name)?;
-    check_limit(limit)?;
-    Ok(store.put_limit(name, limit).await?)
-}
-
-/// Removes a limit. Jobs that name the resource wait until it has a limit again; a group has no limit then. Returns whether there was one.
-///
-/// # Errors
-/// An error of MongoDB.
-pub async fn remove_limit(store: &Store, name: &str) -> Result<bool, SettingError> {
-    Ok(store.delete_limit(name).await?)
-}
-
-/// Pauses jobs: they are not assigned until [`resume`]. Running jobs continue. Returns false if the same was paused before: that pause
-/// stays.
-///
-/// # Errors
-/// An error of MongoDB.
-pub async fn pause(store: &Store, paused: &Paused, by: &str, reason: Option<&str>) -> Result<bool, SettingError> {
-    Ok(store.put_pause(paused, by, reason).await?)
-}
-
-/// Ends a pause. Returns whether there was one.
-///
-/// # Errors
-/// An error of MongoDB.
-pub async fn resume(store: &Store, paused: &Paused) -> Result<bool, SettingError> {
-    Ok(store.delete_pause(paused).await?)
-}
-
-fn check_limit(limit: Limit) -> Result<(), InvalidSetting> {
+pub(crate) fn check_limit(limit: Limit) -> Result<(), InvalidSetting> {
     let refused = |problem: String| Err(InvalidSetting(problem));
     match limit {
         Limit { capacity: None, rate: None } => refused("a limit has a capacity, a rate, or both".into()),
@@ -367,7 +203,7 @@ pub fn check_resource(name: &str) -> Result<(), InvalidSetting> {
     if name.is_empty() {
         return refused("is empty");
     }
-    if name.len() > LONGEST_NAME - 8 {
+    if name.len() > LONGEST_GATE - 8 {
         return refused("has more than 248 bytes");
     }
     if name.starts_with(['@', LINE]) || name.contains([SEPARATOR, '#', '*']) || name.chars().any(char::is_control) {
@@ -376,13 +212,18 @@ pub fn check_resource(name: &str) -> Result<(), InvalidSetting> {
     Ok(())
 }
 
+fn check_group(group: &str) -> Result<(), InvalidSetting> {
+    let is_group = !group.is_empty() && group.len() <= LONGEST_GATE && !group.chars().any(char::is_control);
+    if is_group { Ok(()) } else { Err(InvalidSetting(format!("`{group:.80}` is not the name of a group"))) }
+}
+
 /// Checks the name of a limit: a resource, a prefix that ends in `*`, or a group after an `@`.
 ///
 /// # Errors
 /// When it is none of them.
 pub fn check_limit_name(name: &str) -> Result<(), InvalidSetting> {
     if let Some(group) = group_of_resource(name) {
-        let is_group = !group.is_empty() && group.len() <= LONGEST_NAME && !group.chars().any(char::is_control);
+        let is_group = !group.is_empty() && group.len() <= LONGEST_GATE && !group.chars().any(char::is_control);
         return if is_group { Ok(()) } else { Err(InvalidSetting(format!("`{name:.80}` does not name a group after the `@`"))) };
     }
     match name.strip_suffix('*') {
@@ -395,32 +236,6 @@ pub fn check_limit_name(name: &str) -> Result<(), InvalidSetting> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_rate_is_read_as_it_is_written() {
-        for text in ["100/1s burst 20", "1/1m burst 1", "5/1h 30m burst 7", "10/1s burst 1", "1000/1s burst 21"] {
-            assert_eq!(text.parse::<Rate>().unwrap().to_string(), text);
-        }
-        assert_eq!("100/1s".parse::<Rate>().unwrap(), Rate { starts: 100, per: Duration::from_secs(1), burst: 100 });
-        for wrong in [
-            "",
-            "100",
-            "0/1s",
-            "1/0s",
-            "1/1s burst 0",
-            "-1/1s",
-            "1/31days",
-            "2000000/1s",
-            "1/1s burst",
-            "x/1s",
-            "11/1s burst 1",
-            "1000/1s burst 20",
-            "1/30days burst 14",
-        ] {
-            assert!(wrong.parse::<Rate>().is_err(), "{wrong}");
-        }
-        assert_eq!("100/1s".parse::<Rate>().unwrap().interval(), Duration::from_millis(10));
-    }
 
     #[test]
     fn a_limit_is_found_by_name_and_else_by_the_longest_prefix() {
