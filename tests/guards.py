@@ -57,7 +57,7 @@ WHOLE = {
     '.distinct("channel", doc! { "_id": { "$nin": connected } })': "the channels of all who are not connected: it::relay",
 }
 # The other parts of the whole queries above.
-UNIONS = ('"pipeline": Vec::from(stages)', '"pipeline": [from(collection)]')
+UNIONS = ('"pipeline": Vec::from(stages)', '"pipeline": [{ "$match": only }, from(collection)]', '"pipeline": [this]')
 UNKNOWN_KEYS = "deletes filter findAndModify pipeline query".split()
 # What may be done with a part of a filter without changing it.
 HARMLESS = "clone is_empty iter into_iter len map".split()

@@ -12,6 +12,7 @@
 //! | `groups` | how many jobs wait in a group, and may wait |
 //! | `lanes`, `due` | lanes that have jobs; due jobs, lane by lane |
 //! | `lines` | the heads of lines, and their halts |
+//! | `rates` | the cells of slow rates, for the next leader |
 //! | `start` | read and lock jobs; the jobs that a start has locked |
 //! | `items` | outcomes of the items of a running bundle |
 //! | `finish` | the outcomes of starts: archive, delete or reschedule |
@@ -60,6 +61,7 @@ mod lanes;
 mod lease;
 mod lines;
 mod not_kept;
+mod rates;
 mod relay;
 mod rescue;
 mod ring;
@@ -102,6 +104,7 @@ pub use self::{
     lease::{LeaderLease, Observed},
     lines::Head,
     not_kept::NotKept,
+    rates::KeptCells,
     rescue::LockedJobs,
     ring::{Hints, Listener},
     roster::{HeartbeatReply, Offer, Planned, Registration},

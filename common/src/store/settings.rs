@@ -9,6 +9,7 @@ use mongodb::{Collection, options::ReadConcern, results::DeleteResult};
 use super::{
     CALL_LIMIT, Hint, Store, StoreError, call, id_of,
     schema::{Feature, PERMITS},
+    select::IDS_PER_QUERY,
 };
 use crate::{
     ids::JobId,
@@ -18,9 +19,6 @@ use crate::{
     },
     roster::{ids_in, integer, legible},
 };
-
-/// Maximum number of ids in one query.
-const IDS_PER_QUERY: usize = 10_000;
 
 impl Store {
     /// All settings except the pauses of lines, with one query. A document that is not valid is listed as such.
@@ -106,6 +104,8 @@ impl Store {
     }
 
     /// Writes one setting of a group, or removes it, and notifies the recruiter. Other settings stay as they are.
+    ///
+    /// Filter: id. Index: `_id`. Invariant: none.
     async fn put_of_group(&self, group: &str, field: &str, value: Option<Bson>) -> Result<(), StoreError> {
         let is_set = value.is_some();
         let change = match value {

@@ -144,6 +144,19 @@ impl Store {
         Ok(classes)
     }
 
+    /// The numbers of waiting jobs of a lane that are due, and due later: each counted up to [`COUNTED`].
+    ///
+    /// Filter: group, class, gate, due before or after. Index: `due_jobs`, `gated_jobs`. Invariant: none, for people.
+    pub async fn waiting_in_lane(&self, lane: &Lane, now: Instant) -> Result<(u64, u64), StoreError> {
+        let index = if lane.gate.is_some() { GATED_JOBS } else { DUE_JOBS };
+        let of = |scheduled_at: Document| {
+            let gate = lane.gate.as_ref().map_or(Bson::Null, Bson::from);
+            doc! { "group": &lane.group, "workable.class": &lane.class, "gate": gate, "locked": false, "scheduled_at": scheduled_at }
+        };
+        let now = bson::DateTime::from_chrono(now);
+        Ok((self.count_waiting(of(doc! { "$lte": now }), index).await?, self.count_waiting(of(doc! { "$gt": now }), index).await?))
+    }
+
     async fn count_waiting(&self, filter: Document, index: &str) -> Result<u64, StoreError> {
         let (scheduled, index) = (self.scheduled.clone(), IndexHint::Name(index.into()));
         let counted = async move { scheduled.count_documents(filter).limit(COUNTED).hint(index).await };

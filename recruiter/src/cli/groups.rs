@@ -11,6 +11,7 @@ use recruiter_common::{
 
 use super::{
     exit::usage,
+    groups_why,
     limits::refused as refused_setting,
     output::{Column, Format, Row, Screen, json_line, printable, table},
 };
@@ -47,6 +48,13 @@ enum GroupsCommand {
     /// Change the settings of a group
     #[command(after_help = SET_EXAMPLES)]
     Set(SetArgs),
+    /// Show why the waiting jobs of a group do not run, with the number of jobs for each reason
+    Why {
+        /// Name of the group
+        group: String,
+        #[command(flatten)]
+        format: Format,
+    },
 }
 
 #[derive(Args, Clone, Debug)]
@@ -121,6 +129,7 @@ pub(super) async fn run(args: GroupsArgs, connect: &ConnectArgs, out: &mut impl 
     match args.command {
         GroupsCommand::List(args) => list(args, connect, out).await,
         GroupsCommand::Set(args) => set(args, connect, out).await,
+        GroupsCommand::Why { group, format } => groups_why::run(&group, format, connect, out).await,
     }
 }
 

@@ -26,6 +26,7 @@ mod exit;
 mod filter;
 mod graph;
 mod groups;
+mod groups_why;
 mod jobs;
 mod limits;
 pub(crate) mod output;

@@ -36,7 +36,7 @@ pub(super) struct Why {
 }
 
 impl Why {
-    fn new(name: &'static str, text: impl Into<String>) -> Self {
+    pub(super) fn new(name: &'static str, text: impl Into<String>) -> Self {
         Self { name, text: text.into(), holders: Vec::new() }
     }
 }
@@ -92,59 +92,88 @@ async fn why(store: &Store, job: &Job) -> anyhow::Result<Why> {
 }
 
 async fn why_due(store: &Store, job: &Job, at: Instant, now: Instant) -> anyhow::Result<Why> {
-    let leader = Leader::find(store).await?;
-    if leader.is_missing() {
-        return Ok(Why::new("no-recruiter", format!("{}; start `recruiter run`", leader.line())));
-    }
-    let workers = Workers::find(store).await?;
-    if let Some(reason) = workers.why_nobody_takes(&job.class, &job.group) {
-        return Ok(Why::new("no-worker", format!("{reason}; start one that does")));
-    }
     let lane = Lane { gate: job.gate.clone(), ..Lane::new(&job.group, &job.class) };
+    let mut facts = Facts::find(store, &job.group, now).await?;
+    if let Some(why) = facts.why_nobody(&lane) {
+        return Ok(why);
+    }
     let line = head_of_line(store, job).await?;
     if let Some(head) = line.as_ref().map(|line| line.job.id).filter(|head| *head != job.id) {
         let key = job.gate.as_deref().and_then(line_of_gate).unwrap_or_default();
-        let text = format!(
-            "it is in the line `{}` behind job {head}, which must be finished first; `recruiter jobs why {head}` says more",
-            printable(key, 80)
-        );
-        return Ok(Why::new("behind", text));
-    }
-    let mut admission = Admission::seen_from_outside(store.settings().await?, &store.held_permits().await?, now);
-    if admission.groups_to_count().contains(&job.group) {
-        admission.set_without_permit(&job.group, store.running_without_permit(&job.group).await?);
+        return Ok(behind(key, head));
     }
     if let (Some(gate), Some(pause)) = (&job.gate, line.and_then(|line| line.halt)) {
-        admission.halt(gate, pause);
+        facts.admission.halt(gate, pause);
     }
-    if let Some(reason) = admission.why(&lane, now) {
-        let why = explain(&reason, now);
-        return Ok(match &reason {
-            Reason::Full { resource, .. } => Why { holders: store.permit_holders(resource, HOLDERS).await?, ..why },
-            Reason::Paused(..) | Reason::Undefined(_) | Reason::Invalid(_) | Reason::Maintenance { .. } | Reason::Rate { .. } => why,
-        });
+    facts.why_not_now(store, &lane, &format!("it has been due for {}", apart(at, now))).await
+}
+
+/// A job that waits for an earlier one of its line.
+pub(super) fn behind(key: &str, head: JobId) -> Why {
+    let text = format!(
+        "it is in the line `{}` behind job {head}, which must be finished first; `recruiter jobs why {head}` says more",
+        printable(key, 80)
+    );
+    Why::new("behind", text)
+}
+
+/// What decides whether the jobs of a group may start.
+pub(super) struct Facts {
+    leader: Leader,
+    workers: Workers,
+    pub(super) admission: Admission,
+    now: Instant,
+}
+
+impl Facts {
+    pub(super) async fn find(store: &Store, group: &str, now: Instant) -> anyhow::Result<Self> {
+        let (leader, workers) = (Leader::find(store).await?, Workers::find(store).await?);
+        let mut admission = Admission::seen_from_outside(store.settings().await?, &store.held_permits().await?, now);
+        if admission.groups_to_count().iter().any(|limited| limited == group) {
+            admission.set_without_permit(group, store.running_without_permit(group).await?);
+        }
+        Ok(Self { leader, workers, admission, now })
     }
-    let takes = |worker: &&super::presence::Worker| {
-        let has_class = worker.classes.contains(&job.class);
-        worker.is_alive() && has_class && worker.work_on.as_ref().is_some_and(|work_on| work_on.includes(&job.group))
-    };
-    let free: i64 = workers.0.iter().filter(takes).map(|worker| recruiter_common::roster::free_slots(&worker.document)).sum();
-    let waiting = format!("it has been due for {}", apart(at, now));
-    Ok(if free == 0 {
-        Why::new(
-            "no-free-slot",
-            format!("{waiting}, and all slots of the workers that take it are in use; add workers, or raise its priority"),
-        )
-    } else if let Some(rate) = admission.rates(&lane).next() {
-        Why::new("rate", format!("{waiting}; it may wait for the rate of `{}`: {}", printable(&rate.0, 80), rate.1))
-    } else {
-        Why::new(
-            "assignable",
-            format!(
-                "{waiting}, and nothing keeps it from being assigned; if this lasts for seconds, see the logs of the recruiter and the workers"
-            ),
-        )
-    })
+
+    /// Why no process assigns or takes jobs of this lane.
+    pub(super) fn why_nobody(&self, lane: &Lane) -> Option<Why> {
+        if self.leader.is_missing() {
+            return Some(Why::new("no-recruiter", format!("{}; start `recruiter run`", self.leader.line())));
+        }
+        let reason = self.workers.why_nobody_takes(&lane.class, &lane.group)?;
+        Some(Why::new("no-worker", format!("{reason}; start one that does")))
+    }
+
+    /// Why the next due job of this lane does not run. `waiting` says how long it has been due.
+    pub(super) async fn why_not_now(&self, store: &Store, lane: &Lane, waiting: &str) -> anyhow::Result<Why> {
+        if let Some(reason) = self.admission.why(lane, self.now) {
+            let why = explain(&reason, self.now);
+            return Ok(match &reason {
+                Reason::Full { resource, .. } => Why { holders: store.permit_holders(resource, HOLDERS).await?, ..why },
+                Reason::Paused(..) | Reason::Undefined(_) | Reason::Invalid(_) | Reason::Maintenance { .. } | Reason::Rate { .. } => why,
+            });
+        }
+        let takes = |worker: &&super::presence::Worker| {
+            let has_class = worker.classes.contains(&lane.class);
+            worker.is_alive() && has_class && worker.work_on.as_ref().is_some_and(|work_on| work_on.includes(&lane.group))
+        };
+        let free: i64 = self.workers.0.iter().filter(takes).map(|worker| recruiter_common::roster::free_slots(&worker.document)).sum();
+        Ok(if free == 0 {
+            Why::new(
+                "no-free-slot",
+                format!("{waiting}, and all slots of the workers that take it are in use; add workers, or raise its priority"),
+            )
+        } else if let Some(rate) = self.admission.rates(lane).next() {
+            Why::new("rate", format!("{waiting}; it may wait for the rate of `{}`: {}", printable(&rate.0, 80), rate.1))
+        } else {
+            Why::new(
+                "assignable",
+                format!(
+                    "{waiting}, and nothing keeps it from being assigned; if this lasts for seconds, see the logs of the recruiter and the workers"
+                ),
+            )
+        })
+    }
 }
 
 /// Maximum number of jobs that are named for which a job waits.

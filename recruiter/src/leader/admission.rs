@@ -9,7 +9,7 @@
 //! **Rates.** The starts of a resource with a rate take the *cells* of a clock, one after the other. A start that takes the cell at `c` is
 //! allowed from `c - tolerance` to `c` by the server's clock, and MongoDB refuses it outside of this interval. A period of length T overlaps
 //! the intervals of at most `(T + tolerance) / interval + 1` cells. With a tolerance of `burst - 1` intervals this is the burst and what the
-//! rate allows in T. A new leader takes no cell that an earlier leader can have taken.
+//! rate allows in T. A new leader takes no cell that an earlier leader can have taken. For slow rates the next free cell is kept in the database.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -21,7 +21,7 @@ use recruiter_common::{
         Limit, Pause, Paused, Permit, Rate, Settings, group_of_resource, line_of_gate, permit_name, resource_and_number, resource_of_group,
         resources_in,
     },
-    store::{Lane, ScheduledJob},
+    store::{KeptCells, Lane, ScheduledJob},
 };
 
 use super::{
@@ -34,6 +34,8 @@ use super::{
 const TRAVEL: TimeDelta = TimeDelta::milliseconds(100);
 /// Clocks differ by less than this.
 const CLOCK_MARGIN: TimeDelta = TimeDelta::seconds(1);
+/// If starts are further apart, the next free cell is kept for the next leader.
+const SLOW: TimeDelta = TimeDelta::seconds(5);
 /// Maximum number of resources with a known cell. Above it, those whose cell has passed are dropped.
 const RATES: usize = 10_000;
 /// Maximum number of known paused lines. Each search finds the others again.
@@ -70,6 +72,10 @@ pub(crate) struct Admission {
     without_permit: HashMap<String, u32>,
     /// The first cell of each resource that no start has taken.
     cells: HashMap<String, Instant>,
+    /// Earlier leaders have kept the cells of slow rates since this instant. `None`: there was no leader before.
+    kept_since: Option<Instant>,
+    /// The resources with slow rates of which a cell was taken and is not kept yet.
+    to_keep: BTreeSet<String>,
     closures: Closures,
     ageing: Ageing,
     shares: Shares,
@@ -79,8 +85,8 @@ pub(crate) struct Admission {
 
 impl Admission {
     /// The state at the beginning of a term.
-    pub(crate) fn begin(settings: Settings, held: &BTreeSet<String>, now: Instant) -> Self {
-        let mut admission = Self { began: Some(now), ..Self::default() };
+    pub(crate) fn begin(settings: Settings, held: &BTreeSet<String>, kept: KeptCells, now: Instant) -> Self {
+        let mut admission = Self { began: Some(now), kept_since: kept.since, cells: kept.cells, ..Self::default() };
         admission.change(settings, now);
         admission.confirm(held, |_| false);
         admission
@@ -270,6 +276,9 @@ impl Admission {
                 // Rounded so that the interval becomes shorter.
                 let (from, until) = ((cell - tolerance(rate) + TimeDelta::nanoseconds(999_999)).trunc_subsecs(3), cell.trunc_subsecs(3));
                 permit.between = Some(permit.between.map_or((from, until), |(after, before)| (after.max(from), before.min(until))));
+                if interval(rate) > SLOW {
+                    self.to_keep.insert(resource.clone());
+                }
                 self.cells.insert(resource, cell + interval(rate));
             }
         }
@@ -277,6 +286,17 @@ impl Admission {
             self.cells.retain(|_, cell| *cell > now);
         }
         Ok(Some(permit))
+    }
+
+    /// The next free cells of slow rates, to keep them before the assignments that take the cells before them. If that fails, they are
+    /// returned again.
+    pub(crate) fn cells_to_keep(&self) -> Vec<(String, Instant)> {
+        self.to_keep.iter().filter_map(|resource| Some((resource.clone(), *self.cells.get(resource)?))).collect()
+    }
+
+    /// Notes that these cells are kept.
+    pub(crate) fn cells_are_kept(&mut self) {
+        self.to_keep.clear();
     }
 
     /// How many jobs of this lane may start, and the limits that apply to it.
@@ -341,8 +361,9 @@ impl Admission {
         let tolerance = tolerance(rate);
         // A later first cell leaves more time to travel, and an earlier one leaves more cells for this round.
         let soon = now + if rate.burst > 1 { (tolerance / 2).min(TRAVEL) } else { tolerance };
-        // An earlier leader has taken no cell less than an interval before this one.
-        let after_others = || self.began.map(|began| began + tolerance + interval(rate) + CLOCK_MARGIN);
+        // An earlier leader has taken no cell less than an interval before this one, except cells that it has kept.
+        let others_until = if interval(rate) > SLOW { self.kept_since } else { self.began };
+        let after_others = || others_until.map(|until| until + tolerance + interval(rate) + CLOCK_MARGIN);
         let first = self.cells.get(resource).copied().or_else(after_others);
         first.map_or(soon, |first| first.max(soon))
     }
@@ -391,7 +412,7 @@ mod tests {
 
     fn limited<const N: usize>(limits: [(&str, Limit); N]) -> Admission {
         let limits = limits.map(|(name, limit)| (name.to_owned(), limit)).into();
-        Admission::begin(Settings { limits, ..Settings::default() }, &BTreeSet::new(), at(-1_000_000_000))
+        Admission::begin(Settings { limits, ..Settings::default() }, &BTreeSet::new(), KeptCells::default(), at(-1_000_000_000))
     }
 
     fn names(admitted: Result<Option<Permit>, Reason>) -> String {
@@ -449,7 +470,7 @@ mod tests {
     fn a_group_has_a_limit_of_its_own_and_pauses_come_first() {
         let group = GroupSettings { limit: capacity(2), ..GroupSettings::default() };
         let settings = Settings { groups: [("mail".into(), group)].into(), ..Settings::default() };
-        let mut admission = Admission::begin(settings.clone(), &BTreeSet::new(), at(0));
+        let mut admission = Admission::begin(settings.clone(), &BTreeSet::new(), KeptCells::default(), at(0));
         assert_eq!((admission.groups_to_count(), admission.room(&lane(""), at(0))), (vec!["mail".to_owned()], 0));
         admission.set_without_permit("mail", 1);
         assert_eq!(names(admission.admit(&lane(""), JobId::new(), at(0))), "@mail#0");
@@ -466,6 +487,30 @@ mod tests {
             admission.why(&Lane { gate: Some("printer".into()), ..Lane::new("a", "b") }, at(0)),
             Some(Reason::Invalid("printer".into()))
         );
+    }
+
+    #[test]
+    fn a_new_leader_goes_on_with_a_slow_rate_where_the_last_one_was() {
+        let hourly = Limit { capacity: None, rate: Some(Rate::new(1, Duration::from_secs(3_600), 1).unwrap()) };
+        let settings = Settings { limits: [("api".into(), hourly)].into(), ..Settings::default() };
+        let begin = |kept: KeptCells, ms: i64| Admission::begin(settings.clone(), &BTreeSet::new(), kept, at(ms));
+        let mut first = begin(KeptCells::default(), 0);
+        let permit = first.admit(&lane("api"), JobId::new(), at(0)).unwrap().unwrap();
+        let kept: HashMap<String, Instant> = first.cells_to_keep().into_iter().collect();
+        assert!(first.cells_to_keep().len() == 1, "until they are kept");
+        first.cells_are_kept();
+        assert!(first.cells_to_keep().is_empty());
+        let next = |admission: &Admission, ms: i64| match admission.why(&lane("api"), at(ms)) {
+            Some(Reason::Rate { until, .. }) => (until - at(0)).num_seconds(),
+            other => panic!("{other:?}"),
+        };
+        let second = begin(KeptCells { cells: kept, since: Some(at(-9_000_000)) }, 1_800_000);
+        let hour = 3_600..=3_603;
+        assert!(permit.between.unwrap().1 < at(2_000) && hour.contains(&next(&second, 1_800_000)), "{}", next(&second, 1_800_000));
+        let new = begin(KeptCells { since: Some(at(-9_000_000)), ..KeptCells::default() }, 0);
+        assert_eq!(new.why(&lane("api"), at(0)), None, "no leader has taken one");
+        let upgraded = begin(KeptCells { since: Some(at(0)), ..KeptCells::default() }, 0);
+        assert!(next(&upgraded, 0) > 3_600, "a leader of an earlier release may have");
     }
 
     #[test]
@@ -487,17 +532,19 @@ mod tests {
             let rate = Rate::new(starts, Duration::from_millis(per), burst).unwrap();
             let mut random = StdRng::seed_from_u64(seed as u64);
             let settings = Settings { limits: [("api".into(), Limit { capacity: None, rate: Some(rate) })].into(), ..Settings::default() };
-            let mut admission = Admission::begin(settings.clone(), &BTreeSet::new(), at(0));
+            let mut kept = KeptCells::default();
+            let mut admission = Admission::begin(settings.clone(), &BTreeSet::new(), kept.clone(), at(0));
             let mut started: Vec<Instant> = Vec::new();
             let length = i64::try_from(per).unwrap() * 200;
             let mut now = 0;
             while now < length {
                 if random.random_range(0..2_000) == 0 {
-                    admission = Admission::begin(settings.clone(), &BTreeSet::new(), at(now));
+                    admission = Admission::begin(settings.clone(), &BTreeSet::new(), kept.clone(), at(now));
                 }
                 while random.random_range(0..50) > 0
                     && let Ok(Some(permit)) = admission.admit(&lane("api"), JobId::new(), at(now))
                 {
+                    kept.cells.extend(admission.cells_to_keep());
                     let (from, until) = permit.between.unwrap();
                     let late =
                         at(now + if random.random_range(0..20) == 0 { random.random_range(0..5_000) } else { random.random_range(1..8) });

@@ -341,22 +341,27 @@ impl Assigning {
             // The first jobs of the lane may be in flight or paused.
             *limit = ((*limit).min(slots).max(1) * SURPLUS_OF_EACH + self.admission.held(lane) + refused).min(share);
         }
+        let lanes = lanes.into_iter().map(|(lane, limit)| (lane, limit, None)).collect();
         let Some(full) = self.fill_each(store, lanes, until, now, at).await? else { return Ok(()) };
         // Their answers were full of jobs that are due later, in flight or paused.
         self.fill_each(store, full, now, now, at).await.map(drop)
     }
 
     /// Searches each of these lanes for its number of jobs. Returns those whose answer is full and has no job that can start now; `None` if
-    /// MongoDB takes too long.
+    /// MongoDB takes too long. The date of a lane is that of the next job that an earlier search has found.
     async fn fill_each(
         &mut self,
         store: &impl Database,
-        lanes: Vec<(Lane, usize)>,
+        lanes: Vec<(Lane, usize, Option<Instant>)>,
         until: Instant,
         now: Instant,
         at: Monotonic,
-    ) -> Result<Option<Vec<(Lane, usize)>>, StoreError> {
-        let answers = match store.due_jobs_of_each(&lanes, until).await {
+    ) -> Result<Option<Vec<(Lane, usize, Option<Instant>)>>, StoreError> {
+        if lanes.is_empty() {
+            return Ok(Some(Vec::new()));
+        }
+        let asked: Vec<(Lane, usize)> = lanes.iter().map(|(lane, limit, _)| (lane.clone(), *limit)).collect();
+        let answers = match store.due_jobs_of_each(&asked, until).await {
             Ok(answers) => answers,
             Err(error) if error.is_too_slow() => {
                 tracing::warn!(lanes = lanes.len(), "a search for due jobs of limited lanes took too long; the next full scan repeats it");
@@ -366,14 +371,14 @@ impl Assigning {
             Err(error) => return Err(error),
         };
         let mut full = Vec::new();
-        for ((lane, limit), answer) in lanes.into_iter().zip(answers) {
+        for ((lane, limit, next_due), answer) in lanes.into_iter().zip(answers) {
             let was_full = answer.end.is_some();
             let mut search = self.sort(store, answer, until, at);
             search.is_fruitless = was_full && !search.fills(1, std::slice::from_ref(&lane), now);
+            search.next_due = next_due.into_iter().chain(search.first_after(now)).min();
             if search.is_fruitless && until > now {
-                full.push((lane.clone(), limit));
+                full.push((lane.clone(), limit, search.next_due));
             }
-            search.next_due = search.first_after(now);
             self.lanes.fill(&[lane], &mut search, at);
         }
         Ok(Some(full))
@@ -523,6 +528,12 @@ impl Assigning {
         if plan.permits.values().any(|permit| !permit.names.is_empty()) {
             // Without its index MongoDB would not refuse a permit twice.
             store.prepare_limited_jobs().await?;
+        }
+        let slow = self.admission.cells_to_keep();
+        if !slow.is_empty() {
+            // Before the assignment: the next leader must not take these cells again.
+            store.keep_cells(&slow).await?;
+            self.admission.cells_are_kept();
         }
         let round = RoundId::new();
         let workers = self.fleet.workers();

@@ -50,6 +50,7 @@ pub(crate) trait Database {
     async fn halted_lines(&self, gates: &[&str]) -> Result<HashMap<String, Pause>, StoreError>;
     async fn settings(&self) -> Result<Settings, StoreError>;
     async fn prepare_limited_jobs(&self) -> Result<(), StoreError>;
+    async fn keep_cells(&self, cells: &[(String, Instant)]) -> Result<(), StoreError>;
     async fn held_permits(&self) -> Result<BTreeSet<String>, StoreError>;
     async fn running_without_permit(&self, group: &str) -> Result<u64, StoreError>;
     async fn assign_if_available(&self, term: LeaseTerm, round: RoundId, planned: &[Planned]) -> Result<Vec<WorkerId>, StoreError>;
@@ -119,6 +120,10 @@ impl Database for Store {
 
     async fn prepare_limited_jobs(&self) -> Result<(), StoreError> {
         self.prepare_limited_jobs().await
+    }
+
+    async fn keep_cells(&self, cells: &[(String, Instant)]) -> Result<(), StoreError> {
+        self.keep_cells(cells).await
     }
 
     async fn held_permits(&self) -> Result<BTreeSet<String>, StoreError> {

@@ -475,6 +475,8 @@ fn more_is_needed(lanes: &[Candidate<'_>], slots: usize, now: Instant, at: Monot
 
 #[cfg(test)]
 mod tests {
+    use recruiter_common::limits::gate_of_line;
+
     use super::*;
     use crate::leader::fleet::tests::{available, fleet};
 
@@ -622,6 +624,38 @@ mod tests {
         let mut forgotten = whole();
         forgotten.forget_scan();
         assert!(!missed(forgotten, &between) && !missed(Lanes::default(), &between), "nothing was known");
+    }
+
+    #[test]
+    fn the_lane_of_a_line_is_searched_again_when_its_head_has_ended() {
+        let line = |key: &str| Lane { gate: Some(gate_of_line(key)), ..lane("a") };
+        let mut lanes = Lanes::default();
+        let is_stale = |lanes: &Lanes, key: &str| lanes.windows[&line(key)].is_stale;
+        lanes.begin_scan([line("x"), line("y")], [0], date(NOW + 2_000), |_| false);
+        let searched = |lanes: &mut Lanes| lanes.windows.values_mut().for_each(|window| window.is_stale = false);
+        searched(&mut lanes);
+        lanes.mark_lines_stale(&HashSet::from([gate_of_line("x").as_str()]));
+        assert!(is_stale(&lanes, "x") && !is_stale(&lanes, "y"));
+        searched(&mut lanes);
+        lanes.mark_every_line_stale();
+        assert!(is_stale(&lanes, "x") && is_stale(&lanes, "y"));
+    }
+
+    #[test]
+    fn the_lanes_of_a_group_that_ages_are_divided_by_priority() {
+        let mut lanes = Lanes::default();
+        assert!(lanes.set_ageing(["g".to_owned()].into()) && !lanes.set_ageing(["g".to_owned()].into()));
+        let part = |priority| Lane { priority: Some(priority), ..lane("a") };
+        assert_eq!(lanes.lane_of(&job("a", 7, NOW)), part(7));
+        lanes.begin_scan([lane("a"), Lane::new("other", "a")], [0], date(NOW + 2_000), |_| false);
+        assert_eq!(lanes.windows.len(), 11);
+        lanes.windows.clear();
+        lanes.announce([job("a", 7, NOW)]);
+        lanes.mark_stale(lane("a"));
+        assert!(lanes.windows.len() == 10 && lanes.windows[&part(7)].jobs.len() == 1);
+        assert!(lanes.set_ageing(BTreeSet::new()) && lanes.windows.is_empty() && lanes.scan.is_none());
+        let line = Lane { gate: Some(gate_of_line("x")), ..lane("a") };
+        assert_eq!(lanes.parts(line.clone()), [line]);
     }
 
     #[test]

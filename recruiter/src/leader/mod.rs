@@ -111,9 +111,9 @@ async fn begin(store: &Store, term: LeaseTerm) -> Result<Assigning, StoreError> 
     if let Err(error) = store.drop_outdated_indexes().await {
         tracing::warn!(error = chain(&error), "cannot drop the indexes of an earlier release; the next term tries again");
     }
-    let (settings, held) = tokio::try_join!(store.settings(), store.held_permits())?;
+    let (settings, held, kept) = tokio::try_join!(store.settings(), store.held_permits(), store.kept_cells(term))?;
     let mut assigning = Assigning::default();
-    assigning.admission = Admission::begin(settings, &held, store.now());
+    assigning.admission = Admission::begin(settings, &held, kept, store.now());
     for (round, assignment) in store.assigned_and_not_taken().await? {
         assigning.inherit(round, assignment);
     }

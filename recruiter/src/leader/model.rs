@@ -143,6 +143,22 @@ fn a_fruitless_search_is_repeated() {
 }
 
 #[test]
+fn jobs_behind_a_limit_that_are_due_later_are_waited_for() {
+    let mut jobs = vec![("g", "a", Some("x"), 9); 12];
+    jobs.push(("g", "a", Some("x"), 5));
+    let mut world = World::new(0, &[(&["*"], &["a"], 1), (&["*"], &["a"], 1)], &jobs);
+    (0..2).for_each(|worker| world.step(Event::Join(worker), Hints::Round));
+    for job in 0..12 {
+        world.step(Event::Insert(job), Hints::Lost);
+        world.step(Event::Move(job, 60), Hints::Lost);
+    }
+    // The first answer is full of jobs that are due later, so a second search asks for due ones only.
+    world.step(Event::Insert(12), Hints::Round);
+    world.step(Event::Wait, Hints::Round);
+    assert!((0..2).all(|worker| world.events().contains(&Event::Start(worker))), "when the first of the others becomes due");
+}
+
+#[test]
 fn jobs_get_the_free_slots_in_long_random_walks() {
     let mut cut = 0;
     for seed in 0..60 {

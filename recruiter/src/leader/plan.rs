@@ -143,7 +143,12 @@ mod tests {
     use std::{collections::VecDeque, time::Duration};
 
     use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
-    use recruiter_common::{ids::RoundId, roster::AvailableWorker, store::Channel};
+    use recruiter_common::{
+        ids::RoundId,
+        limits::{GroupSettings, Settings},
+        roster::AvailableWorker,
+        store::Channel,
+    };
 
     use super::*;
     use crate::leader::{
@@ -210,6 +215,26 @@ mod tests {
         check(vec![ahead(0, 3), ahead(0, 7)], &jobs(6), &[1, 5]);
         let given = check(vec![ahead(1, 3)], &[job("a", "x", 1, 0), job("a", "x", 9, 0)], &[2]);
         assert_eq!(given[0].len(), 2);
+    }
+
+    /// A job that needs a free slot is not overtaken for ever by jobs that are given ahead.
+    #[test]
+    fn a_job_that_needs_a_free_slot_keeps_later_ones_from_going_ahead() {
+        let ages = GroupSettings { ageing: Some(Duration::from_millis(10)), ..GroupSettings::default() };
+        let settings = Settings { groups: [("a".into(), ages)].into(), ..Settings::default() };
+        let workers = |free| fleet(vec![AvailableWorker { prefetch: 9, ..available(&["*"], &["x"], free) }]);
+        let (old, urgent, other) = (job("a", "x", 0, 85), job("b", "x", 9, 0), job("b", "x", 1, 0));
+        let given = |free: u32, jobs: &[&ScheduledJob]| {
+            let mut admission = Admission::seen_from_outside(settings.clone(), &std::collections::BTreeSet::new(), NOW);
+            let lanes: Vec<(Lane, VecDeque<ScheduledJob>)> = jobs.iter().map(|job| (job.lane(), [(*job).clone()].into())).collect();
+            let waiting = lanes.iter().map(|(lane, jobs)| Waiting { lane, jobs, able: &[0] });
+            let plan = plan(workers(free).workers(), waiting, &PastAssignments::default(), &mut admission, NOW);
+            plan.given.get(&0).into_iter().flatten().map(|(job, _)| *job).collect::<Vec<_>>()
+        };
+        assert_eq!(given(0, &[&old, &urgent]), [urgent.id], "a more urgent one goes ahead");
+        assert_eq!(given(0, &[&old, &other]), [], "a less urgent one does not");
+        assert_eq!(given(1, &[&old, &urgent]), [urgent.id], "the slot is taken");
+        assert_eq!(given(1, &[&old, &other]), [old.id, other.id]);
     }
 
     #[test]

@@ -144,6 +144,27 @@ async fn starts_follow_a_rate_across_leaders() {
     world.close().await;
 }
 
+/// One start in six seconds. The second leader neither waits for longer than the interval after the first start, nor for less.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_new_leader_goes_on_with_a_slow_rate() {
+    let mut world = world(&["5"]).await;
+    world.start(Role::Recruiter, &[], &[]);
+    let rate = Rate::new(1, Duration::from_secs(8), 1).unwrap();
+    limits::set_limit(&world.store, "api", Limit { capacity: None, rate: Some(rate) }).await.unwrap();
+    for _ in 0..2 {
+        world.enqueue(Entry::lasting(0).limit("api"), Policy::Never).await.unwrap();
+    }
+    world.wait_for("the first starts at once, because there was no leader before", async || begun(&world).await == 1).await;
+    pause(Duration::from_secs(4)).await;
+    world.members[0].process.kill();
+    world.wait_for("the second starts", async || begun(&world).await == 2).await;
+    let begins: Vec<i64> = world.ledger().iter().filter(|line| line.event == Event::Begin).map(|line| line.at_ms).collect();
+    let apart = begins[1] - begins[0];
+    // Without the kept cell: four seconds, and one more interval than this from the beginning of the second term.
+    assert!((7_900..13_000).contains(&apart), "{apart} ms");
+    world.close().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_backlog_behind_a_full_resource_delays_no_other_job() {
     let world = world(&["10"]).await;
@@ -368,6 +389,10 @@ async fn a_worker_leaves_a_limited_job_without_a_permit() {
     assign(Some(Permit { gate: Some("scanner".into()), names: vec!["scanner#0".into()], between: None })).await;
     pause(Duration::from_millis(300)).await;
     assert_eq!(begun(&world).await, 0, "it was replaced since the permit was given");
+    let of_another_group = Permit { gate: Some("printer".into()), names: vec!["@other#0".into(), "printer#0".into()], between: None };
+    assign(Some(of_another_group)).await;
+    pause(Duration::from_millis(300)).await;
+    assert_eq!(begun(&world).await, 0, "it was moved to another group since then");
     assign(Some(Permit { gate: Some("printer".into()), names: vec!["printer#0".into()], between: None })).await;
     world.wait_for("it runs", async || world.archived(job).await.is_some()).await;
 }

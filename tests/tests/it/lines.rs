@@ -8,13 +8,14 @@ use std::{
 use bson::doc;
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 use recruiter_common::{
-    enqueue::Workable as _,
+    enqueue::{NewJob, Outcome, Workable as _},
     ids::{JobId, WorkerId},
     job::{FinishReason, Priority},
     limits::{self, Paused, gate_of_line},
     retry_policy::RetryManyTimes,
     shutdown::pause,
     store::{Archival, CommitSession, Recorded},
+    unique::{OnConflict, Unique},
 };
 use recruiter_tests::{
     factory::{read, started},
@@ -164,6 +165,8 @@ async fn the_halt_and_the_end_of_the_job_are_one_transaction() {
         let head = store.heads_of_lines(&[&gate]).await.unwrap().remove(&gate).unwrap();
         (head.job.id, head.is_locked, head.halt.is_some())
     };
+    // This makes the index, which must not wait for the transaction.
+    assert_eq!(head().await, (ids[0], true, false));
     let mut session = store.start_session().await.unwrap();
     session.start_transaction().await.unwrap();
     assert_eq!(store.finish_in(&mut session, &end(&FinishReason::GAVE_UP)).await.unwrap(), Recorded::Yes);
@@ -197,6 +200,7 @@ async fn a_failed_job_is_retried_in_its_place_before_its_line_goes_on() {
     );
     let enqueued: Value = serde_json::from_str(&said.1).unwrap_or_else(|_| panic!("{said:?}"));
     let first: JobId = enqueued["id"].as_str().unwrap().parse().unwrap();
+    world.asked.will_send(first, Policy::Never);
     let second = world.enqueue(Entry::lasting(0).in_line("a"), Policy::Never).await.unwrap();
     world.wait_for("the first fails", async || world.archived(first).await.is_some()).await;
     let said = why(&world, second).await;
@@ -210,6 +214,7 @@ async fn a_failed_job_is_retried_in_its_place_before_its_line_goes_on() {
     let (code, out, err) = cli(&world.database, &["jobs", "retry", &first.to_string()]);
     assert_eq!(code, Some(0), "{out}{err}");
     let again: JobId = world.archived(first).await.unwrap().get_object_id("retried_as").unwrap().into();
+    world.asked.will_send(again, Policy::Never);
     assert_eq!(why(&world, second).await["reason"], "behind");
     assert!(cli(&world.database, &["resume", "line:a"]).1.contains("resumed"));
     world.wait_for("it fails again", async || world.archived(again).await.is_some()).await;
@@ -238,5 +243,26 @@ async fn a_line_can_be_paused_by_hand() {
     assert_eq!((world.archived(held).await, why(&world, held).await["reason"].as_str()), (None, Some("paused")));
     assert!(cli(&world.database, &["resume", "line:a"]).1.contains("resumed"));
     world.wait_for("it runs", async || world.archived(held).await.is_some()).await;
+    world.close().await;
+}
+
+/// A unique key and a line do not disturb each other: a duplicate takes no place, and a replacement keeps its place.
+#[tokio::test(flavor = "multi_thread")]
+async fn unique_jobs_can_be_in_a_line() {
+    let mut world = World::new().await;
+    let unique = |job: NewJob| job.in_line("a").unique(Unique::by_key("k").while_waiting().on_conflict(OnConflict::Replace));
+    let first = world.enqueue(Entry::lasting(300).in_line("a"), Policy::Never).await.unwrap();
+    let second = unique(Entry::lasting(5_000)).enqueue(&world.store).await.unwrap();
+    world.asked.will_send(second.id, Policy::Never);
+    let third = world.enqueue(Entry::lasting(0).in_line("a"), Policy::Never).await.unwrap();
+    let again = unique(Entry::lasting(1)).enqueue(&world.store).await.unwrap();
+    assert_eq!((again.id, again.outcome), (second.id, Outcome::Replaced));
+    world.start(Role::Recruiter, &[], &[]);
+    world.start(Role::Cleaner, &[], &[]);
+    world.start(Role::Worker, &["--concurrency", "5"], &[]);
+    world.wait_for("all are done", async || world.unfinished().await == 0).await;
+    let ledger = world.ledger();
+    let begins: Vec<JobId> = ledger.iter().filter(|line| line.event == Event::Begin).map(|line| line.execution().0).collect();
+    assert_eq!(begins, [first, second.id, third]);
     world.close().await;
 }

@@ -20,6 +20,7 @@ mod examples;
 mod expiry;
 mod faults;
 mod graphs;
+mod groups;
 mod harness;
 mod keep;
 mod library;

@@ -284,6 +284,10 @@ impl Database for Memory {
         Ok(())
     }
 
+    async fn keep_cells(&self, _: &[(String, Instant)]) -> Result<(), StoreError> {
+        Ok(())
+    }
+
     async fn held_permits(&self) -> Result<BTreeSet<String>, StoreError> {
         Ok(BTreeSet::new())
     }
