@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use bson::{Bson, Document, doc};
+use bson::{Document, doc};
 use chrono::TimeDelta;
 use futures_util::TryStreamExt;
 use mongodb::options::ReadConcern;
@@ -13,6 +13,8 @@ use mongodb::options::ReadConcern;
 use super::{Store, StoreError, call};
 use crate::{ids::LeaseTerm, instant::Instant};
 
+/// The begin of the `_id` of a cell.
+const CELL: &str = "rate:";
 /// Cells that have passed for this time are deleted.
 const PASSED: TimeDelta = TimeDelta::minutes(10);
 
@@ -25,8 +27,14 @@ pub struct KeptCells {
     pub since: Option<Instant>,
 }
 
+/// The `_id` of a cell: a text, because documents as ids are counts, which cleaners delete when they are old.
+fn id_of_cell(resource: &str) -> String {
+    format!("{CELL}{resource}")
+}
+
 fn any_cell() -> Document {
-    doc! { "$gte": { "rate": "" }, "$lt": { "rate": Bson::MaxKey } }
+    // `;` follows `:`.
+    doc! { "$gte": CELL, "$lt": "rate;" }
 }
 
 impl Store {
@@ -42,9 +50,7 @@ impl Store {
         })
         .await?
         .unwrap_or_default();
-        let (metadata, passed) = (self.metadata.clone(), bson::DateTime::from_chrono(now - PASSED));
-        call("delete_passed_cells", async move { metadata.delete_many(doc! { "_id": any_cell(), "cell": { "$lt": passed } }).await })
-            .await?;
+        self.delete_passed_cells(now - PASSED).await?;
         let metadata = self.metadata.clone();
         let found: Vec<Document> = call("kept_cells", async move {
             let found = metadata.find(doc! { "_id": any_cell() }).batch_size(100_000).read_concern(ReadConcern::local());
@@ -52,13 +58,22 @@ impl Store {
         })
         .await?;
         let cell = |document: &Document| {
-            let resource = document.get_document("_id").ok()?.get_str("rate").ok()?;
+            let resource = document.get_str("_id").ok()?.strip_prefix(CELL)?;
             Some((resource.to_owned(), document.get_datetime("cell").ok()?.to_chrono()))
         };
         // The first term of a database has no leader before it.
         let is_first = noted.get_i64("term").is_ok_and(|term| term <= 1);
         let since = noted.get_datetime("kept_since").map_or(now, |since| since.to_chrono());
         Ok(KeptCells { cells: found.iter().filter_map(cell).collect(), since: (!is_first).then_some(since) })
+    }
+
+    /// Deletes cells that have passed at `before`.
+    ///
+    /// Filter: ids of cells, passed. Index: `_id`. Invariant: none, no start can take such a cell.
+    async fn delete_passed_cells(&self, before: Instant) -> Result<(), StoreError> {
+        let (metadata, before) = (self.metadata.clone(), bson::DateTime::from_chrono(before));
+        let passed = doc! { "_id": any_cell(), "cell": { "$lt": before } };
+        call("delete_passed_cells", async move { metadata.delete_many(passed).await }).await.map(drop)
     }
 
     /// Keeps the next free cells of slow rates, acknowledged by a majority.
@@ -69,7 +84,7 @@ impl Store {
         for (resource, cell) in cells {
             // Rounded up.
             let cell = bson::DateTime::from_chrono(*cell + TimeDelta::nanoseconds(999_999));
-            let (metadata, id) = (self.metadata.clone(), doc! { "_id": { "rate": resource } });
+            let (metadata, id) = (self.metadata.clone(), doc! { "_id": id_of_cell(resource) });
             call("keep_cells", async move { metadata.update_one(id, doc! { "$max": { "cell": cell } }).upsert(true).await }).await?;
         }
         Ok(())

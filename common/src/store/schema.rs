@@ -27,7 +27,7 @@ use crate::{
 };
 
 /// Version of the schema in this file. Every change to the schema increases it.
-const SCHEMA_VERSION: i32 = 12;
+const SCHEMA_VERSION: i32 = 13;
 
 /// Maximum size of a `workable`, in bytes of BSON. A job with its history and its result must fit into MongoDB's limit
 /// of 16 MiB.
