@@ -89,7 +89,7 @@ impl MaintenanceWindow {
         changes
     }
 
-    /// The changes of the clock in the next days.
+    /// The first change of the clock in the next days.
     fn clock_changes_after(&self, at: Instant) -> Option<Instant> {
         let offset = |at: Instant| at.with_timezone(&self.zone).naive_local() - at.naive_utc();
         let end = at + AHEAD;
@@ -97,14 +97,10 @@ impl MaintenanceWindow {
             return None;
         }
         let begin = at.timestamp().div_euclid(STEP.num_seconds()) * STEP.num_seconds();
-        let steps = (1..).map_while(|step| DateTime::from_timestamp(begin + step * STEP.num_seconds(), 0)).take_while(|step| *step <= end);
-        let mut before = offset(at);
-        for step in steps {
-            if std::mem::replace(&mut before, offset(step)) != offset(step) {
-                return Some(step);
-            }
-        }
-        None
+        let mut steps =
+            (1..).map_while(|step| DateTime::from_timestamp(begin + step * STEP.num_seconds(), 0)).take_while(|step| *step <= end);
+        let now = offset(at);
+        steps.find(|step| offset(*step) != now)
     }
 
     /// The names of the days, if it is not on all days.

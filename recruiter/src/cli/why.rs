@@ -218,7 +218,10 @@ pub(super) fn explain(reason: &Reason, now: Instant) -> Why {
         }
         Reason::Invalid(resource) => Why::new(
             "limit-invalid",
-            format!("the settings of {} are not valid; correct its document with `recruiter limits set`", quoted(resource)),
+            format!(
+                "the settings of {} are not valid; correct its document, for example with `recruiter limits set` or `recruiter groups set`",
+                quoted(resource)
+            ),
         ),
         Reason::Full { resource, capacity } => {
             let limit = described(recruiter_common::Limit { capacity: Some(*capacity), rate: None });

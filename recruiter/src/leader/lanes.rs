@@ -170,6 +170,10 @@ pub(crate) struct Lanes {
     ageing: BTreeSet<String>,
 }
 
+/// What lanes that are compared with each other have in common: the kinds of workers that take them; their group, if groups have weights; and
+/// a lane that is divided by priority is compared with no other.
+type Alike<'a> = (Vec<KindId>, Option<&'a str>, Option<&'a Lane>);
+
 /// Sets of lanes to search, each with the kinds of workers that take them.
 pub(crate) type StaleLanes = Vec<(Vec<KindId>, Vec<Lane>)>;
 
@@ -359,7 +363,7 @@ impl Lanes {
     /// Admission says how many jobs of a lane may start now. A lane without room is not searched, and its jobs fill no slots. If groups have
     /// weights, the jobs of one group hide no job of another. If the jobs of a group age, those of one priority hide no other.
     pub(crate) fn stale(&self, free: &HashMap<KindId, usize>, admission: &Admission, now: Instant, at: Monotonic) -> StaleLanes {
-        let mut alike: HashMap<(Vec<KindId>, Option<&str>, Option<&Lane>), Vec<Candidate<'_>>> = HashMap::new();
+        let mut alike: HashMap<Alike<'_>, Vec<Candidate<'_>>> = HashMap::new();
         for (lane, window) in &self.windows {
             let able: Vec<KindId> = window.able.iter().copied().filter(|kind| free.contains_key(kind)).collect();
             if able.is_empty() {
