@@ -36,6 +36,13 @@ async fn a_backlog_is_burnt_down_and_counted() {
 }
 
 #[tokio::test]
+async fn pipelines_are_compared_with_independent_jobs() {
+    let measured = bench(&["graphs", "-n", "300", "--stages", "3", "--alone", "5", "--concurrency", "50"]).await;
+    assert_eq!((&measured["jobs"], &measured["stages"]), (&300.into(), &3.into()));
+    assert!(number(&measured["ratio"]) > 0.01 && p50(&measured, "entered_to_next_entered_ms") > 0.1, "{measured}");
+}
+
+#[tokio::test]
 async fn items_of_bundles_are_counted() {
     let measured = bench(&["burn-down", "-n", "30", "--items", "1000", "--concurrency", "10"]).await;
     assert_eq!((&measured["jobs"], &measured["items_per_job"]), (&30.into(), &1_000.into()));

@@ -5,6 +5,7 @@
 
 mod fleets;
 mod footprint;
+mod graphs;
 mod herd;
 mod limit;
 mod observer;
@@ -70,6 +71,11 @@ enum What {
     Ordinary(ordinary::Ordinary),
     /// Measure latency on an idle system: one job at a time, until it is entered
     Latency(timing::Latency),
+    /// Measure pipelines: throughput beside that of independent jobs, and how fast a job follows the one before it
+    ///
+    /// The last figure is the time from the entry of a job that does nothing to the entry of the next one. Most of it is the write of
+    /// the first job's end.
+    Graphs(graphs::Graphs),
     /// Measure latency at a constant rate of enqueueing
     ///
     /// A job counts as archived when a change stream reports it. The delay of the change stream is measured in advance on an
@@ -130,6 +136,7 @@ pub async fn run(args: BenchArgs, shutdown: Shutdown, out: &mut impl Write) -> a
         What::BurnDown(what) => what.measure(&stage, setting).await,
         What::Ordinary(what) => what.measure(&stage, setting).await,
         What::Latency(what) => what.measure(&stage, setting).await,
+        What::Graphs(what) => what.measure(&stage, setting).await,
         What::Steady(what) => what.measure(&stage, setting).await,
         What::Herd(what) => what.measure(&stage, setting).await,
         What::Mixed(what) => what.measure(&stage, setting).await,
