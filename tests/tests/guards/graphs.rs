@@ -1,0 +1,68 @@
+//! Jobs that wait for others.
+
+use std::collections::BTreeSet;
+
+use bson::doc;
+use recruiter_common::{Graph, JobId, NewJob, instant::Instant};
+
+use super::Setting;
+
+fn ids(jobs: impl IntoIterator<Item = JobId>) -> BTreeSet<JobId> {
+    jobs.into_iter().collect()
+}
+
+impl Setting {
+    /// A job, two that wait for it, and the same two of which one is locked by hand.
+    async fn waiting(&self) -> [JobId; 3] {
+        let mut graph = Graph::new();
+        let parent = graph.add(NewJob::of_class("x", doc! {}));
+        let children = graph.group((0..2).map(|_| NewJob::of_class("x", doc! {}).waits_for(parent)));
+        graph.enqueue(&self.store).await.unwrap();
+        [parent, children[0], children[1]]
+    }
+
+    async fn field(&self, job: JobId, field: &str) -> Option<bson::Bson> {
+        self.database.raw("scheduled").find_one(doc! { "_id": job }).await.unwrap().unwrap().remove(field)
+    }
+}
+
+#[tokio::test]
+async fn only_jobs_that_wait_are_listed_and_read() {
+    let s = Setting::new().await;
+    let [parent, one, other] = s.waiting().await;
+    assert_eq!(ids(s.store.waiting_jobs().await.unwrap()), ids([one, other]));
+    let (waiting, invalid) = s.store.waiting_among(&[parent, one]).await.unwrap();
+    assert_eq!((ids(waiting.iter().map(|job| job.id)), invalid), (ids([one]), vec![]));
+    s.database.raw("scheduled").update_one(doc! { "_id": other }, doc! { "$set": { "locked": true } }).await.unwrap();
+    let documents = s.store.waiting_documents(&[parent, one, other]).await.unwrap();
+    assert_eq!(ids(documents.into_iter().map(|(job, _)| job)), ids([one]), "not one that runs, whatever it says");
+}
+
+#[tokio::test]
+async fn only_the_named_jobs_that_wait_are_released() {
+    let s = Setting::new().await;
+    let ([parent, one, other], [_, locked, _]) = (s.waiting().await, s.waiting().await);
+    s.database.raw("scheduled").update_one(doc! { "_id": locked }, doc! { "$set": { "locked": true } }).await.unwrap();
+    let before = s.field(parent, "scheduled_at").await;
+    let at = Instant::from_timestamp_millis(1_000).unwrap();
+    assert_eq!(s.store.release_if_waiting(&[(at, vec![parent, one, locked])]).await.unwrap(), 1);
+    assert_eq!(s.field(parent, "scheduled_at").await, before, "it does not wait");
+    assert_eq!((s.field(one, "scheduled_at").await, s.field(one, "waiting").await), (Some(bson::DateTime::from_millis(1_000).into()), None));
+    assert_eq!(s.field(other, "waiting").await, Some(true.into()), "it was not named");
+    assert_eq!(s.field(locked, "waiting").await, Some(true.into()), "it is left to its holder");
+}
+
+#[tokio::test]
+async fn a_job_that_runs_is_not_marked_as_followed_and_a_graph_has_its_own_jobs() {
+    let s = Setting::new().await;
+    let [idle, runs, alone] = s.jobs().await;
+    s.database.raw("scheduled").update_one(doc! { "_id": runs }, doc! { "$set": { "locked": true } }).await.unwrap();
+    let mut graph = Graph::new();
+    let child = graph.add(NewJob::of_class("x", doc! {}).waits_for(idle).waits_for(runs));
+    let id = graph.id();
+    graph.enqueue(&s.store).await.unwrap();
+    assert_eq!((s.field(idle, "followed").await, s.field(runs, "followed").await), (Some(true.into()), None));
+    assert_eq!(s.field(alone, "followed").await, None);
+    s.waiting().await;
+    assert_eq!(s.store.graph(id).await.unwrap().iter().map(|job| job.id).collect::<Vec<_>>(), [child]);
+}
