@@ -68,7 +68,7 @@ impl Failure {
     }
 }
 
-fn keep_start(mut text: String, bytes: usize) -> String {
+pub(crate) fn keep_start(mut text: String, bytes: usize) -> String {
     if text.len() > bytes {
         let end = text.floor_char_boundary(bytes - '…'.len_utf8());
         text.truncate(end);

@@ -21,6 +21,7 @@ use serde::de::DeserializeOwned;
 use tokio_util::sync::CancellationToken;
 
 use crate::{transaction::Transactions, workable::Done};
+use crate::notes::NotesCell;
 
 /// Why a running job should stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,6 +121,7 @@ pub struct Context {
     pub(crate) ends: Option<(Claim, Arc<Transactions>)>,
     /// The result with which it has done so.
     pub(crate) committed: OnceLock<Done>,
+    pub(crate) notes: NotesCell,
 }
 
 impl Context {
@@ -136,6 +138,7 @@ impl Context {
             cancel,
             ends: None,
             committed: OnceLock::new(),
+            notes: NotesCell::of_item(self.notes()),
         }
     }
 
@@ -329,6 +332,7 @@ pub struct ForTests {
     tags: Vec<String>,
     urn: Option<String>,
     store: Option<Arc<Store>>,
+    checkpoint: Option<bson::Bson>,
 }
 
 impl ForTests {
@@ -392,6 +396,15 @@ impl ForTests {
         self
     }
 
+    /// Sets the checkpoint of an earlier attempt.
+    ///
+    /// # Panics
+    /// When it cannot be expressed in BSON.
+    pub fn checkpoint(mut self, value: impl serde::Serialize) -> Self {
+        self.checkpoint = Some(bson::serialize_to_bson(&value).expect("a checkpoint that BSON can express"));
+        self
+    }
+
     /// The context.
     ///
     /// # Panics
@@ -406,6 +419,7 @@ impl ForTests {
             "attempts": self.attempt.unwrap_or(1),
             "tags": self.tags,
             "urn": self.urn,
+            "checkpoint": self.checkpoint,
         };
         let cancel = Arc::new(Cancel::default());
         if let Some(why) = self.cancelled {
@@ -426,6 +440,7 @@ impl ForTests {
             cancel,
             ends: None,
             committed: OnceLock::new(),
+            notes: NotesCell::default(),
         }
     }
 }

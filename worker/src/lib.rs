@@ -57,6 +57,7 @@
 //! | `programs` | the stock worker's workables |
 //! | `panics` | calls into code of users |
 //! | `hooks` | calls of hooks |
+//! | `notes` | progress, checkpoint and log of a running job |
 //! | `threads` | threads of blocking workables |
 
 mod config;
@@ -64,6 +65,7 @@ mod context;
 mod engine;
 mod event;
 mod hooks;
+mod notes;
 mod panics;
 #[cfg(feature = "process")]
 mod process;
@@ -87,7 +89,7 @@ pub use recruiter_common::{
     self as common, ConnectArgs, ConnectError, Decision, Defaults, DoNotDoItAgain, Edge, EnqueueError, Enqueued, ExponentialBackoff,
     Failure, FinishReason, Graph, GraphId, History, Instant, InvalidPolicy, InvalidUnique, JobId, JobResult, Keep, NewJob, OnConflict,
     Outcome, Priority, ResultError, RetriableExceptionFilter, Retry, RetryForever, RetryManyTimes, RetryPolicy, SelectByException, Store,
-    StoreError, TimeTable, Unique, UniqueScope, When, Workable, bson, mongodb, schedules,
+    StoreError, TimeTable, Unique, UniqueScope, When, Workable, bson, job::JobProgress, mongodb, schedules,
     shutdown::{Shutdown, Trigger},
 };
 
@@ -97,6 +99,7 @@ pub use crate::{
     },
     context::{Cancellation, Context, ForTests, Item},
     event::WorkerEvent,
+    notes::CheckpointError,
     registry::DuplicateClass,
     transaction::{Abort, TransactionSession},
     workable::{BlockingExecutable, Continuation, Executable, MOST_CONTINUATIONS, NotDone, OrNotDone},
@@ -196,7 +199,7 @@ impl Worker {
         Ok(self)
     }
 
-    /// Adds the test classes: `noop`, `sleep`, `fail`, `panic`, `exit-abruptly`, `leak`.
+    /// Adds the test classes: `noop`, `sleep`, `fail`, `panic`, `exit-abruptly`, `leak`, `count`.
     ///
     /// # Errors
     /// When the worker has one of the classes already.

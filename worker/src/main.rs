@@ -14,7 +14,7 @@ struct Cli {
     /// Workables file, which names the program of each class
     #[arg(long, env = "RECRUITER_WORKER_CONFIG", value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Register the test classes too: noop, sleep, fail, panic, exit-abruptly, leak
+    /// Register the test classes too: noop, sleep, fail, panic, exit-abruptly, leak, count
     #[arg(long, env = "RECRUITER_BUILTINS")]
     builtins: bool,
     #[command(flatten)]

@@ -18,6 +18,7 @@ use super::{
     execution::{Claim, Execution},
     finish_reason::FinishReason,
     keep::Keep,
+    notes::{CHECKPOINT, LOG, PROGRESS, with_notes},
     priority::DEFAULT_PRIORITY,
     raw::{completed, replaced},
 };
@@ -198,6 +199,15 @@ impl Archival {
         let with_them =
             RawBson::try_from(Bson::Array(outcomes)).and_then(|all| replaced(document, &[(cstr!("item_outcomes"), all.as_raw_bson_ref())]));
         if let Ok(document) = with_them {
+            self.kept = Kept::Document(Arc::new(document));
+        }
+        self
+    }
+
+    /// Adds the notes of the job, if it is kept and they fit. A job that succeeded has no checkpoint any more.
+    #[must_use]
+    pub fn with_notes(mut self, notes: Document) -> Self {
+        if let Some(document) = self.document().and_then(|document| with_notes(document, notes)) {
             self.kept = Kept::Document(Arc::new(document));
         }
         self
@@ -386,11 +396,21 @@ impl Rescheduling {
         self
     }
 
-    /// The same without the history, for an outcome that MongoDB refuses.
+    /// Adds the notes of the job.
+    #[must_use]
+    pub fn with_notes(mut self, notes: Document) -> Self {
+        if let Ok(set) = self.update.get_document_mut("$set") {
+            set.extend(notes);
+        }
+        self
+    }
+
+    /// The same without the history and the notes, for an outcome that MongoDB refuses.
     pub(crate) fn without_history(mut self) -> Option<Self> {
         let set = self.update.get_document_mut("$set").ok()?;
         set.remove("executions");
         set.remove("last_execution");
+        [PROGRESS, CHECKPOINT, LOG].into_iter().for_each(|field| drop(set.remove(field)));
         set.insert(REDUCED, "MongoDB refused the whole history");
         Some(self)
     }

@@ -9,6 +9,7 @@ pub(crate) mod ending;
 mod execution;
 mod finish_reason;
 mod keep;
+pub mod notes;
 mod priority;
 pub(crate) mod raw;
 mod state;
@@ -23,6 +24,7 @@ pub use self::{
     execution::{Claim, Execution, IfWorkerDies},
     finish_reason::FinishReason,
     keep::Keep,
+    notes::JobProgress,
     priority::Priority,
     state::JobState,
 };

@@ -1,6 +1,6 @@
 //! Writes the ends of jobs: moves jobs to the archive, deletes those of which nothing is kept, or unlocks started jobs. Most ends are those
 //! of starts; a cancelled or malformed job can be archived without a start. `items.rs` writes the outcomes of a bundle's items before its
-//! end.
+//! end, and `notes.rs` the notes of a running job.
 //!
 //! [`Store::finish`] is the group commit: it writes many ends together, in batches of limited size. A batch that MongoDB refuses is halved
 //! until the refused end is alone. That end is stored in a reduced form ([`GuardedWrite::reduced`]). If MongoDB refuses this form too,
@@ -69,6 +69,8 @@ pub enum Recorded {
 pub trait GuardedWrite: Clone + Send + Sync {
     /// Whether the batch is written in a transaction.
     const NEEDS_SESSION: bool;
+    /// Whether it ends a start. Without such an entry the job stays locked.
+    const IS_END: bool = true;
 
     /// Writes a batch of allowed size. Returns for each entry, in order, whether it was recorded.
     fn write(store: &Store, session: &mut CommitSession, batch: &[Self]) -> impl Future<Output = Result<Vec<Recorded>, StoreError>> + Send;
@@ -212,7 +214,7 @@ impl Store {
             }
         }
         let recorded = whole.refused(self, session, &reason).await?;
-        if recorded == Recorded::Refused {
+        if T::IS_END && recorded == Recorded::Refused {
             tracing::error!(
                 job.id = %job,
                 error = chain(&reason),

@@ -17,6 +17,7 @@ use crate::{
 
 impl GuardedWrite for Progress {
     const NEEDS_SESSION: bool = false;
+    const IS_END: bool = false;
 
     async fn write(store: &Store, _session: &mut CommitSession, batch: &[Self]) -> Result<Vec<Recorded>, StoreError> {
         store.record_items_if_claimed(batch).await

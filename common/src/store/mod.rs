@@ -14,7 +14,7 @@
 //! | `lines` | the heads of lines, and their halts |
 //! | `rates` | the cells of slow rates, for the next leader |
 //! | `start` | read and lock jobs; the jobs that a start has locked |
-//! | `items` | outcomes of the items of a running bundle |
+//! | `items`, `notes` | outcomes of the items of a running bundle; progress, checkpoint and log of a running job |
 //! | `finish` | the outcomes of starts: archive, delete or reschedule |
 //! | `graphs` | jobs that wait for others: their insert, the ends of those, their release |
 //! | `not_kept` | the number of jobs that were deleted after their success |
@@ -61,6 +61,7 @@ mod lanes;
 mod lease;
 mod lines;
 mod not_kept;
+mod notes;
 mod rates;
 mod relay;
 mod rescue;

@@ -203,7 +203,7 @@ fn columns(page: Page) -> Document {
     if page.whole {
         doc! {}
     } else {
-        doc! { "workable.parameters": 0, "workable.items": 0, "item_outcomes": 0, "result": 0, "executions": 0, "last_execution.trace": 0 }
+        doc! { "workable.parameters": 0, "workable.items": 0, "item_outcomes": 0, "result": 0, "executions": 0, "last_execution.trace": 0, "checkpoint": 0, "log": 0 }
     }
 }
 

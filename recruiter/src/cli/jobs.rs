@@ -13,8 +13,9 @@ use recruiter_common::{
     ids::JobId,
     instant::Instant,
     job::{
-        Execution, FinishReason, Job, JobState, StoredPolicy,
+        Execution, FinishReason, Job, JobProgress, JobState, StoredPolicy,
         bundle::{failure_of, is_done},
+        notes::{CHECKPOINT, Log, LogLine},
     },
     retry_policy::RetryPolicies,
     shutdown::Shutdown,
@@ -244,7 +245,7 @@ fn row_of_job(job: &Job, now: Instant) -> Row {
         (JobState::Archived { why }, Some(failure)) if failure.starts_with(&format!("{why}: ")) => Some(failure),
         (JobState::Archived { why }, Some(failure)) => Some(format!("{}; {failure}", printable(why.as_str(), 80))),
         (JobState::Scheduled { .. }, failure) => failure.map(|failure| format!("failed before; {failure}")),
-        (JobState::Started { .. }, _) => None,
+        (JobState::Started { .. }, _) => JobProgress::of_job(job).map(|progress| printable(&progress.to_string(), 400)),
     };
     let cells = vec![
         job.id.to_string(),
@@ -330,7 +331,14 @@ fn describe(job: &Job, now: Instant, out: &mut impl Write) -> std::io::Result<()
     line("starts", format!("{}{}{}", job.attempts, uncounted.unwrap_or_default(), deaths.unwrap_or_default()))?;
     line("retry of", job.field("recovered_from").as_ref().map(id_in).unwrap_or_default())?;
     line("retried as", job.field("retried_as").as_ref().map(id_in).unwrap_or_default())?;
+    line("progress", JobProgress::of_job(job).map(|progress| printable(&progress.to_string(), 400)).unwrap_or_default())?;
+    line("checkpoint", job.field(CHECKPOINT).as_ref().map(json).unwrap_or_default())?;
     line("result", job.field("result").as_ref().map(json).unwrap_or_default())?;
+    let log = Log::of_job(job);
+    if log.lines().next().is_some() {
+        writeln!(out, "log")?;
+        log.lines().try_for_each(|line| writeln!(out, "  {}", log_line(line)))?;
+    }
     let history: Vec<&Execution> = history(job).collect();
     if history.is_empty() {
         return writeln!(out, "never started");
@@ -343,6 +351,11 @@ fn describe(job: &Job, now: Instant, out: &mut impl Write) -> std::io::Result<()
         describe_execution(execution, now, out)?;
     }
     Ok(())
+}
+
+fn log_line(line: &LogLine) -> String {
+    let item = line.item.map(|item| format!(" item {item}")).unwrap_or_default();
+    format!("{} attempt {}{item}: {}", moment(line.at), line.attempt, printable(&line.line, 1_024))
 }
 
 /// The policy, with any error in its parameters: a worker ignores an unknown parameter.
@@ -459,6 +472,21 @@ mod tests {
             shown.contains("items        1 of 3 done, 1 failed, the first of them item 1: too hot\n") && !shown.contains("parameters"),
             "{shown}"
         );
+    }
+
+    #[test]
+    fn a_running_job_is_shown_with_its_notes() {
+        let at = bson::DateTime::from_millis(7);
+        let started = doc! { "worker": bson::oid::ObjectId::new(), "start": bson::oid::ObjectId::new(), "started_at": at };
+        let running = job(doc! {
+            "locked": true, "last_execution": started, "checkpoint": { "row": 17 }, "progress": { "done": 3, "of": 12, "percent": 25.0, "text": "page\u{7} 3" },
+            "log": [{ "at": at, "attempt": 1, "line": "a\u{1b}[31m" }, { "at": at, "attempt": 2, "item": 4, "line": "b" }, 5],
+        });
+        let shown = described(&running);
+        assert!(shown.contains("progress     3 of 12 (25 %), page\\u{7} 3\ncheckpoint   {\"row\":17}\nlog\n"), "{shown}");
+        assert!(shown.contains(" attempt 1: a\\u{1b}[31m\n") && shown.contains(" attempt 2 item 4: b\n"), "{shown}");
+        let row = listed(120, vec![running.document.try_into().unwrap()]);
+        assert!(row.ends_with("\n    3 of 12 (25 %), page\\u{7} 3\n"), "{row}");
     }
 
     #[test]

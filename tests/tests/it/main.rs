@@ -28,6 +28,7 @@ mod library_own_client;
 mod limits;
 mod lines;
 mod mongo_shell;
+mod notes;
 mod operator;
 mod prefetch;
 mod programs;

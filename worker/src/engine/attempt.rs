@@ -5,6 +5,7 @@ use std::{
     time::{Duration, Instant as Monotonic},
 };
 
+use bson::{Document, doc};
 use futures_util::FutureExt as _;
 use recruiter_common::{
     failure::{self, Failure},
@@ -27,6 +28,7 @@ use super::{
 };
 use crate::{
     context::{Cancel, Cancellation, Context, Deadline},
+    notes::{self, NotesCell},
     panics::guarded,
     registry::{Ready, decode},
     workable::{Done, NotDone},
@@ -59,7 +61,8 @@ pub(crate) async fn run(environment: &Environment, mut attempt: Box<Attempt>) ->
         None => attempt.verdict(continuation::prepared(ended, &attempt.job, &environment.dependencies.store, now).await, now),
     };
     let duration_ms = milliseconds(started.elapsed());
-    let recorded = match attempt.end(&verdict, now) {
+    let notes = notes::at_the_end(&context);
+    let recorded = match attempt.end(&verdict, now, notes) {
         _ if committed.is_some() => Some(Recorded::Yes),
         Some(end) => environment.recorder.record(end).await,
         None => Some(Recorded::ClaimLost),
@@ -152,6 +155,7 @@ impl Attempt {
             item: None,
             deadline: Deadline::default(),
             cancel: self.cancel.clone(),
+            notes: NotesCell::new(self.claim, environment.recorder.downgrade()),
         })
     }
 
@@ -203,7 +207,7 @@ impl Attempt {
     }
 
     /// The write that records the verdict; `None` when the claim is lost.
-    fn end(&self, verdict: &Verdict, now: Instant) -> Option<JobEnd> {
+    fn end(&self, verdict: &Verdict, now: Instant, notes: Option<Document>) -> Option<JobEnd> {
         let execution = |failure: Option<&Failure>| self.job.last_execution.clone().unwrap_or_default().ended(now, failure);
         let items = match &self.payload {
             Payload::Bundle(bundle) => Some(bundle.outcomes()),
@@ -212,23 +216,33 @@ impl Attempt {
         match verdict {
             Verdict::Archive { why, failure, result } => {
                 let archival = Archival::ended(&self.job, self.claim, execution(failure.as_ref()), why, result.clone());
-                Some(JobEnd::Archive(Box::new(match items {
+                let archival = match items {
                     Some(outcomes) => archival.with_items(outcomes),
+                    None => archival,
+                };
+                Some(JobEnd::Archive(Box::new(match notes {
+                    Some(notes) => archival.with_notes(notes),
+                    None if notes::has_checkpoint(&self.job) => archival.with_notes(doc! {}),
                     None => archival,
                 })))
             }
             Verdict::Become { jobs } => {
                 let archival = Archival::ended(&self.job, self.claim, execution(None), &FinishReason::DONE, None);
-                Some(JobEnd::Archive(Box::new(archival.continued_as(jobs.clone()))))
+                let archival = archival.continued_as(jobs.clone());
+                Some(JobEnd::Archive(Box::new(archival.with_notes(notes.unwrap_or_default()))))
             }
             Verdict::Retry { failure, at, again } => {
                 let rescheduling = Rescheduling::retry(&self.job, self.claim, &execution(Some(failure)), *at, again.counts());
-                Some(JobEnd::Reschedule(Box::new(match items {
+                let rescheduling = match items {
                     Some(outcomes) => rescheduling.with_items(outcomes),
                     None => rescheduling,
-                })))
+                };
+                Some(JobEnd::Reschedule(Box::new(rescheduling.with_notes(notes.unwrap_or_default()))))
             }
-            Verdict::Release { at, .. } => Some(JobEnd::Reschedule(Box::new(Rescheduling::release_until(&self.job, self.claim, *at)))),
+            Verdict::Release { at, .. } => {
+                let released = Rescheduling::release_until(&self.job, self.claim, *at);
+                Some(JobEnd::Reschedule(Box::new(released.with_notes(notes.unwrap_or_default()))))
+            }
             Verdict::ClaimLost => None,
         }
     }

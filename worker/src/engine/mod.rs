@@ -44,7 +44,7 @@ pub(crate) mod memory;
 mod portion;
 mod prefetch;
 mod reading;
-mod recorder;
+pub(crate) mod recorder;
 mod session;
 mod shortage;
 mod skipped;

@@ -1,4 +1,4 @@
-//! The recorder: writes the ends of a session's jobs and the progress of its bundles in batches.
+//! The recorder: writes the ends of a session's jobs, the progress of its bundles and the notes of its jobs in batches.
 //!
 //! The recorder writes one batch at a time. After a batch of fewer than 100 entries it waits as long as the write took, at most 5 ms, so
 //! that entries gather. An entry that arrives after this wait is written at once.
@@ -17,6 +17,7 @@ use bson::Bson;
 use recruiter_common::{
     ids::WorkerId,
     shutdown::pause,
+    job::notes::Notes as NotesWrite,
     store::{Archival, BATCH_BYTES, CommitSession, GuardedWrite, Progress, Recorded, Rescheduling, Store, StoreError},
     telemetry::chain,
 };
@@ -26,6 +27,7 @@ use tokio::{
 };
 
 use super::{items::Items, portion::Portion};
+use crate::notes::Notes;
 
 /// Maximum number of entries in one batch. The cost of the round trip is then negligible.
 const BATCH: usize = 1_000;
@@ -44,6 +46,20 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 #[derive(Clone)]
 pub(crate) struct Recorder(mpsc::UnboundedSender<Entry>);
 
+/// A sender that does not keep the recorder's task alive: a workable may hold it and never return.
+#[derive(Clone)]
+pub(crate) struct WeakRecorder(mpsc::WeakUnboundedSender<Entry>);
+
+impl WeakRecorder {
+    /// Queues notes. Without any, the notes that are queued already have become urgent.
+    pub(crate) fn note(&self, notes: Option<Arc<Notes>>) {
+        // If the recorder's task has ended, the session has ended too.
+        if let Some(sender) = self.0.upgrade() {
+            let _ = sender.send(notes.map_or(Entry::Urgent, Entry::Notes));
+        }
+    }
+}
+
 /// The end of a job, as a write.
 #[derive(Clone, Debug)]
 pub(crate) enum JobEnd {
@@ -54,6 +70,9 @@ pub(crate) enum JobEnd {
 enum Entry {
     End(JobEnd, oneshot::Sender<Recorded>),
     Items(Arc<Items>),
+    Notes(Arc<Notes>),
+    /// Notes that are queued have become due.
+    Urgent,
 }
 
 impl Recorder {
@@ -64,6 +83,10 @@ impl Recorder {
         let progress = Writer::new(store.clone(), worker, CommitSession::default());
         let ends = Writer::new(store, worker, session);
         (Self(sender), tokio::spawn(run(ends, progress, queue)))
+    }
+
+    pub(crate) fn downgrade(&self) -> WeakRecorder {
+        WeakRecorder(self.0.downgrade())
     }
 
     /// Records the end of a job. `None` if the recorder's task has ended.
@@ -99,10 +122,11 @@ struct Pending {
     archivals: Archivals,
     reschedulings: Reschedulings,
     items: Vec<Waiting<Arc<Items>>>,
+    notes: Vec<Waiting<Arc<Notes>>>,
 }
 
-/// The recorder's task. A progress write and the end of the same bundle never overlap: both writers finish before the next batch, and
-/// `Items::close` precedes the end in the queue.
+/// The recorder's task. A progress write and the end of the same job never overlap: both writers finish before the next batch, and
+/// `Items::close` and `Notes::close` precede the end in the queue.
 async fn run(mut ends: Writer, mut progress: Writer, mut queue: mpsc::UnboundedReceiver<Entry>) {
     let mut pending = Pending::default();
     let mut batch = Vec::with_capacity(BATCH);
@@ -119,9 +143,12 @@ async fn run(mut ends: Writer, mut progress: Writer, mut queue: mpsc::UnboundedR
         }
         let (written, began) = (batch.len(), Monotonic::now());
         pending.add(batch.drain(..));
-        let Pending { archivals, reschedulings, items } = pending;
-        let ((archivals, reschedulings), items) = tokio::join!(ends.write_ends(archivals, reschedulings), progress.write(items));
-        pending = Pending { archivals, reschedulings, items };
+        let due = pending.take_due_notes();
+        let Pending { archivals, reschedulings, items, mut notes } = pending;
+        let in_progress = async { (progress.write(items).await, progress.write(due).await) };
+        let ((archivals, reschedulings), (items, unwritten)) = tokio::join!(ends.write_ends(archivals, reschedulings), in_progress);
+        notes.extend(unwritten.into_iter().filter(|waiting| !waiting.record.is_finished()));
+        pending = Pending { archivals, reschedulings, items, notes };
         if written < NO_WAIT_FROM {
             rest_until = Monotonic::now() + began.elapsed().min(LONGEST_REST);
         }
@@ -131,8 +158,15 @@ async fn run(mut ends: Writer, mut progress: Writer, mut queue: mpsc::UnboundedR
 /// Waits until an entry can be written, and takes the gathered entries from the queue. Returns false if every entry is written and all
 /// senders are dropped.
 async fn gather(pending: &Pending, queue: &mut mpsc::UnboundedReceiver<Entry>, batch: &mut Vec<Entry>) -> bool {
+    let notes_wait = pending.notes_due().map(|due| due.saturating_duration_since(Monotonic::now()));
     let Some(next) = pending.next() else {
-        return queue.recv_many(batch, BATCH).await > 0;
+        // When all senders are dropped, no job is left whose end would write its notes: nobody would read them.
+        let Some(wait) = notes_wait.filter(|_| !queue.is_closed()) else { return queue.recv_many(batch, BATCH).await > 0 };
+        tokio::select! {
+            _ = queue.recv_many(batch, BATCH) => {}
+            () = pause(wait) => {}
+        }
+        return true;
     };
     let wait = next.saturating_duration_since(Monotonic::now());
     if wait <= PAUSE || queue.is_closed() {
@@ -144,7 +178,7 @@ async fn gather(pending: &Pending, queue: &mut mpsc::UnboundedReceiver<Entry>, b
         // An entry with a long pause delays no other.
         tokio::select! {
             _ = queue.recv_many(batch, BATCH) => {}
-            () = pause(wait) => {}
+            () = pause(wait.min(notes_wait.unwrap_or(wait))) => {}
         }
     }
     while batch.len() < BATCH
@@ -164,11 +198,25 @@ impl Pending {
                     self.reschedulings.push(Waiting::new(PendingEnd { write: *write, recorded }))
                 }
                 Entry::Items(items) => self.items.push(Waiting::new(items)),
+                Entry::Notes(notes) => self.notes.push(Waiting::new(notes)),
+                Entry::Urgent => {}
             }
         }
     }
 
-    /// When the next entry is due.
+    /// Removes the notes that may be written now.
+    fn take_due_notes(&mut self) -> Vec<Waiting<Arc<Notes>>> {
+        let now = Monotonic::now();
+        self.notes.extract_if(.., |waiting| waiting.notes_due(now) <= now).collect()
+    }
+
+    /// When the next notes may be written.
+    fn notes_due(&self) -> Option<Monotonic> {
+        let now = Monotonic::now();
+        self.notes.iter().map(|waiting| waiting.notes_due(now)).min()
+    }
+
+    /// When the next entry is due, apart from notes.
     fn next(&self) -> Option<Monotonic> {
         fn first<T>(waiting: &[Waiting<T>]) -> Option<Monotonic> {
             waiting.iter().map(|waiting| waiting.due).min()
@@ -250,6 +298,35 @@ impl Record for Arc<Items> {
 
     fn not_written(&self) {
         Items::not_written(self);
+    }
+}
+
+impl Record for Arc<Notes> {
+    type Write = NotesWrite;
+    const NAME: &'static str = "notes of jobs";
+
+    fn is_finished(&self) -> bool {
+        self.leave_queue()
+    }
+
+    fn to_write(&self) -> NotesWrite {
+        Notes::to_write(self)
+    }
+
+    fn written(self, recorded: Recorded) -> After<Self> {
+        Notes::written(&self, recorded);
+        After::Again(self)
+    }
+
+    fn not_written(&self) {
+        Notes::not_written(self);
+    }
+}
+
+impl Waiting<Arc<Notes>> {
+    /// When they may be written: after a failed attempt, and for the rate.
+    fn notes_due(&self, now: Monotonic) -> Monotonic {
+        if self.tries > 0 { self.due } else { self.record.due(now) }
     }
 }
 

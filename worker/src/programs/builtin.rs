@@ -21,7 +21,7 @@ use crate::{
 /// When the worker has one of the classes already.
 pub(crate) fn register(worker: Worker) -> Result<Worker, DuplicateClass> {
     let worker = worker.register::<Noop>(())?.register::<Sleep>(())?.register::<Fail>(())?.register::<Panic>(())?;
-    worker.register::<ExitAbruptly>(())?.register_blocking::<Leak>(())
+    worker.register::<ExitAbruptly>(())?.register_blocking::<Leak>(())?.register::<Count>(())
 }
 
 /// Does nothing. With `tell` its result is the time of the call, in nanoseconds of this machine's monotonic clock.
@@ -186,6 +186,44 @@ impl BlockingExecutable for Leak {
             memory.leak();
         }
         Ok(())
+    }
+}
+
+/// Counts to `to`, one number in `ms` milliseconds. It reports its progress, and continues at the checkpoint of an earlier attempt. Its
+/// result says where it began.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+struct Count {
+    to: u64,
+    ms: u64,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Counted {
+    from: u64,
+    to: u64,
+}
+
+impl Workable for Count {
+    const CLASS: &'static str = "count";
+    type Output = Counted;
+}
+
+impl Executable for Count {
+    type State = ();
+
+    async fn execute(&self, (): &(), job: &Context) -> Result<Counted, NotDone> {
+        let from = job.last_checkpoint()?.unwrap_or(0);
+        job.log(format!("attempt {} begins at {from}", job.attempt()));
+        for next in from..self.to {
+            job.progress((next, self.to));
+            if tokio::time::timeout(Duration::from_millis(self.ms), job.cancelled()).await.is_ok() {
+                return Err(stopped_by(job));
+            }
+            job.save_checkpoint(next + 1).await?;
+        }
+        job.progress((self.to, self.to));
+        Ok(Counted { from, to: self.to })
     }
 }
 

@@ -379,6 +379,7 @@ pub(crate) mod tests {
             cancel: Arc::default(),
             ends: None,
             committed: std::sync::OnceLock::new(),
+            notes: crate::notes::NotesCell::default(),
         })
     }
 
