@@ -106,6 +106,20 @@ impl Deadline {
     }
 }
 
+/// The time until the next attempt that an execution has asked for.
+#[derive(Debug, Default)]
+pub(crate) struct RetryAfter(Mutex<Option<Duration>>);
+
+impl RetryAfter {
+    fn set(&self, delay: Duration) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(delay);
+    }
+
+    pub(crate) fn get(&self) -> Option<Duration> {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// The information that an execution has about its job.
 pub struct Context {
     pub(crate) job: Arc<Job>,
@@ -122,6 +136,7 @@ pub struct Context {
     /// The result with which it has done so.
     pub(crate) committed: OnceLock<Done>,
     pub(crate) notes: NotesCell,
+    pub(crate) retry_after: RetryAfter,
 }
 
 impl Context {
@@ -139,6 +154,7 @@ impl Context {
             ends: None,
             committed: OnceLock::new(),
             notes: NotesCell::of_item(self.notes()),
+            retry_after: RetryAfter::default(),
         }
     }
 
@@ -280,6 +296,13 @@ impl Context {
     /// ```
     pub fn extend(&self, by: Duration) -> Option<Instant> {
         if self.is_cancelled() { None } else { self.deadline.extend(by) }
+    }
+
+    /// Sets the time until the next attempt, in place of the delay of the retry policy: for example what a server has asked for.
+    ///
+    /// It holds if this execution fails and the policy allows another attempt. A snooze has its own time.
+    pub fn retry_after(&self, delay: Duration) {
+        self.retry_after.set(delay);
     }
 
     /// Resolves when this execution should stop. [`Context::cancellation`] then returns the reason.
@@ -441,6 +464,7 @@ impl ForTests {
             ends: None,
             committed: OnceLock::new(),
             notes: NotesCell::default(),
+            retry_after: RetryAfter::default(),
         }
     }
 }

@@ -124,8 +124,11 @@ pub struct Worker {
     registry: Registry,
     policies: RetryPolicies,
     listener: Option<Arc<Listener>>,
+    /// Files of a running program; 0 if there are no programs.
     #[cfg(feature = "process")]
-    has_programs: bool,
+    files_of_a_program: u64,
+    #[cfg(feature = "process")]
+    pools: Vec<Arc<programs::long_lived::Pool>>,
     #[cfg(feature = "process")]
     about: Option<String>,
 }
@@ -192,8 +195,9 @@ impl Worker {
     /// When the worker has one of the classes already.
     #[cfg(feature = "process")]
     pub fn register_programs(mut self, programs: stock::Programs) -> Result<Self, DuplicateClass> {
-        self.has_programs = true;
+        self.files_of_a_program = self.files_of_a_program.max(programs.files());
         for (class, program) in programs.0 {
+            self.pools.extend(program.pool.clone());
             self.registry.add(&class, Arc::new(program))?;
         }
         Ok(self)
@@ -259,7 +263,7 @@ impl Worker {
             return Err(WorkerError::NoClasses);
         }
         #[cfg(feature = "process")]
-        let config = if self.has_programs { programs::files::with_files_for(config) } else { config };
+        let config = if self.files_of_a_program > 0 { programs::files::with_files_for(config, self.files_of_a_program) } else { config };
         if config.memory_limit.is_some() {
             // Opens the file that it reads, while there are free file descriptors.
             let _ = memory::resident();
@@ -270,11 +274,16 @@ impl Worker {
         };
         let heartbeat_store = store.with_own_connections("recruiter-worker-heartbeat")?;
         #[cfg(feature = "process")]
-        let _reaping = (self.has_programs && programs::orphans::are_inherited())
+        let _reaping = (self.files_of_a_program > 0 && programs::orphans::are_inherited())
             .then(|| tokio_util::task::AbortOnDropHandle::new(tokio::spawn(programs::orphans::reap())));
+        #[cfg(feature = "process")]
+        let pools = self.pools;
         let Self { registry, policies, listener, .. } = self;
         let (process, watchdog) = (ProcessIdentity::of_this_process().map_err(WorkerError::Process)?, notifier.watchdog());
         let dependencies = Dependencies { store, heartbeat_store, config, process, registry, policies, listener, notifier, watchdog };
-        as_task(engine::run(Arc::new(dependencies), shutdown)).await
+        let ended = as_task(engine::run(Arc::new(dependencies), shutdown)).await;
+        #[cfg(feature = "process")]
+        futures_util::future::join_all(pools.iter().map(|pool| pool.close())).await;
+        ended
     }
 }

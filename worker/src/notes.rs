@@ -224,11 +224,8 @@ impl Known {
         let progress = || self.progress.as_ref().map(|(_, stored)| (PROGRESS, stored.clone().into()));
         let checkpoint = || Some((CHECKPOINT, self.checkpoint.clone().unwrap_or(Bson::Null)));
         let log = || Some((LOG, self.log.to_bson()));
-        let chosen = [
-            fields.progress.then(progress).flatten(),
-            fields.checkpoint.then(checkpoint).flatten(),
-            fields.log.then(log).flatten(),
-        ];
+        let chosen =
+            [fields.progress.then(progress).flatten(), fields.checkpoint.then(checkpoint).flatten(), fields.log.then(log).flatten()];
         chosen.into_iter().flatten().map(|(field, value)| (field.to_owned(), value)).collect()
     }
 }

@@ -281,7 +281,8 @@ mod tests {
     #[test]
     fn an_archived_document_gets_the_notes_that_fit() {
         let archived = |done: bool, ballast: usize| {
-            RawDocumentBuf::try_from(&doc! { "_id": 1, "done": done, "checkpoint": 4, "progress": 1, "ballast": "x".repeat(ballast) }).unwrap()
+            RawDocumentBuf::try_from(&doc! { "_id": 1, "done": done, "checkpoint": 4, "progress": 1, "ballast": "x".repeat(ballast) })
+                .unwrap()
         };
         let notes = || doc! { PROGRESS: 2, CHECKPOINT: 5, LOG: ["a"] };
         let read = |document: Option<RawDocumentBuf>| document.map(|document| Document::try_from(&*document).unwrap());

@@ -27,6 +27,7 @@ mod library;
 mod library_own_client;
 mod limits;
 mod lines;
+mod long_lived;
 mod mongo_shell;
 mod notes;
 mod operator;

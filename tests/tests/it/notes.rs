@@ -86,7 +86,11 @@ impl Executable for Noting {
             How::SaveWhatIsRefused => {
                 let deep = (0..250).fold(Bson::Null, |inner, _| Bson::Array(vec![inner]));
                 let refused = job.save_checkpoint(deep).await;
-                return if refused == Err(CheckpointError::Refused) { Ok(Some(1)) } else { Err(NotDone::failed("no", format!("{refused:?}"))) };
+                return if refused == Err(CheckpointError::Refused) {
+                    Ok(Some(1))
+                } else {
+                    Err(NotDone::failed("no", format!("{refused:?}")))
+                };
             }
             How::SaveUntilLost => {
                 for n in 0.. {

@@ -27,7 +27,7 @@ use super::{
     verdict::{Verdict, verdict},
 };
 use crate::{
-    context::{Cancel, Cancellation, Context, Deadline},
+    context::{Cancel, Cancellation, Context, Deadline, RetryAfter},
     notes::{self, NotesCell},
     panics::guarded,
     registry::{Ready, decode},
@@ -60,6 +60,7 @@ pub(crate) async fn run(environment: &Environment, mut attempt: Box<Attempt>) ->
         Some(done) => Verdict::Archive { why: FinishReason::DONE, failure: None, result: done.result.clone() },
         None => attempt.verdict(continuation::prepared(ended, &attempt.job, &environment.dependencies.store, now).await, now),
     };
+    let verdict = verdict.put_off(context.retry_after.get(), now);
     let duration_ms = milliseconds(started.elapsed());
     let notes = notes::at_the_end(&context);
     let recorded = match attempt.end(&verdict, now, notes) {
@@ -156,6 +157,7 @@ impl Attempt {
             deadline: Deadline::default(),
             cancel: self.cancel.clone(),
             notes: NotesCell::new(self.claim, environment.recorder.downgrade()),
+            retry_after: RetryAfter::default(),
         })
     }
 

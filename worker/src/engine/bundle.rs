@@ -82,19 +82,19 @@ impl Bundle {
     /// Executes one item and notes its outcome.
     async fn execute_item(&mut self, index: usize, environment: &Environment, policy: &dyn RetryPolicy, bundle: &Context) {
         let cancel = Arc::new(Cancel::of_item(&bundle.cancel));
-        let (workable, ended) = match decode(&self.handler, self.parameters[index].clone()) {
+        let (workable, ended, delay) = match decode(&self.handler, self.parameters[index].clone()) {
             Ok((workable, limit)) => {
                 let context = Arc::new(self.context_of(index, bundle, cancel.clone()));
                 let limit = limit.or(environment.dependencies.config.time_limit);
                 let ended = environment.execute(workable.clone(), &context, limit).await;
-                (Some(workable), ended)
+                (Some(workable), ended, context.retry_after.get())
             }
-            Err(failure) => (None, Err(NotDone::Failed(failure))),
+            Err(failure) => (None, Err(NotDone::Failed(failure)), None),
         };
         let now = environment.dependencies.store.now();
         let run = &mut self.run;
         let mut has_hooks = true;
-        let (outcome, failed) = match verdict(&bundle.job.history(), policy, ended, cancel.why(), now) {
+        let (outcome, failed) = match verdict(&bundle.job.history(), policy, ended, cancel.why(), now).put_off(delay, now) {
             Verdict::Archive { why, failure: None, result } => {
                 debug_assert_eq!(why, FinishReason::DONE, "every other reason has a failure");
                 (ItemOutcome::Done { result }, None)

@@ -16,8 +16,8 @@ use std::{
 use bson::Bson;
 use recruiter_common::{
     ids::WorkerId,
-    shutdown::pause,
     job::notes::Notes as NotesWrite,
+    shutdown::pause,
     store::{Archival, BATCH_BYTES, CommitSession, GuardedWrite, Progress, Recorded, Rescheduling, Store, StoreError},
     telemetry::chain,
 };

@@ -53,6 +53,16 @@ impl Again {
 }
 
 impl Verdict {
+    /// The same with the delay that the execution has asked for, if it failed and runs again.
+    pub(crate) fn put_off(self, delay: Option<Duration>, now: Instant) -> Self {
+        match (self, delay) {
+            (Self::Retry { failure, again: Again::Failed, .. }, Some(delay)) => {
+                Self::Retry { failure, at: later(now, delay), again: Again::Failed }
+            }
+            (verdict, _) => verdict,
+        }
+    }
+
     /// The arguments of a job's hooks: the failure, if there is one, and whether it is the last. `None` when the job has neither
     /// succeeded nor failed.
     pub(crate) fn for_hooks(&self) -> Option<(Option<&Failure>, bool)> {
@@ -74,9 +84,7 @@ pub(crate) fn verdict(
     now: Instant,
 ) -> Verdict {
     let archive = |why: FinishReason, failure: Failure| Verdict::Archive { why, failure: Some(failure), result: None };
-    let later = |delay: Duration| {
-        chrono::TimeDelta::from_std(delay).ok().and_then(|delay| now.checked_add_signed(delay)).unwrap_or(Instant::MAX_UTC)
-    };
+    let later = |delay: Duration| later(now, delay);
     let by_policy = |failure: Failure| match policy.decide(history, &failure, now) {
         Decision::RetryAfter(delay) => Verdict::Retry { failure, at: later(delay), again: Again::Failed },
         Decision::Archive(why) => archive(why, failure),
@@ -114,6 +122,10 @@ pub(crate) fn verdict(
         }
     });
     decided.unwrap_or_else(|failure| archive(FinishReason::MALFORMED, failure))
+}
+
+fn later(now: Instant, delay: Duration) -> Instant {
+    chrono::TimeDelta::from_std(delay).ok().and_then(|delay| now.checked_add_signed(delay)).unwrap_or(Instant::MAX_UTC)
 }
 
 /// The history as if the present start did not count. A policy that allows any attempt but the first then allows this attempt again.
@@ -178,5 +190,22 @@ mod tests {
         assert_eq!(check(1, &never, short(), Some(Cancellation::MemoryLimit)), "release spawn +2");
         assert_eq!(check(1, &once, short(), Some(Cancellation::Requested)), "archive cancelled cancelled");
         assert_eq!(check(1, &once, short(), Some(Cancellation::ClaimLost)), "nothing");
+    }
+
+    #[test]
+    fn a_failure_that_runs_again_can_choose_when() {
+        let second = Duration::from_secs(1);
+        let at = |again: Again, delay: Option<Duration>| {
+            let verdict = Verdict::Retry { failure: Failure::new("x", ""), at: later(now(), second * 60), again };
+            match verdict.put_off(delay, now()) {
+                Verdict::Retry { at, .. } => at,
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(at(Again::Failed, None), later(now(), second * 60));
+        assert_eq!(at(Again::Failed, Some(second * 7)), later(now(), second * 7));
+        assert_eq!(at(Again::Failed, Some(Duration::MAX)), Instant::MAX_UTC);
+        assert_eq!(at(Again::Interrupted, Some(second * 7)), later(now(), second * 60));
+        assert_eq!(at(Again::Snoozed, Some(second * 7)), later(now(), second * 60));
     }
 }

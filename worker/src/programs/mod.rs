@@ -4,6 +4,8 @@
 //! |---|---|
 //! | [`stock`] | the workables file |
 //! | [`program`] | one execution of a program |
+//! | [`long_lived`] | programs whose processes run many jobs |
+//! | [`messages`] | what a program reports while it runs |
 //! | [`template`] | its arguments |
 //! | [`output`] | its output |
 //! | [`orphans`] | the orphaned processes that it leaves in a container |
@@ -12,6 +14,8 @@
 
 pub(crate) mod builtin;
 pub(crate) mod files;
+pub(crate) mod long_lived;
+mod messages;
 pub(crate) mod orphans;
 mod output;
 mod program;

@@ -1,10 +1,13 @@
 //! The output of a program: the beginning of its standard output is the job's result, the end of its standard error the failure's trace.
+//! An output that is an object or an array of JSON is stored as such, so that queries see its fields.
 
 use std::{os::unix::process::ExitStatusExt, path::Path, process::ExitStatus};
 
 use bson::{Binary, Bson, spec::BinarySubtype};
 use nix::sys::signal::Signal;
 use recruiter_common::failure::{self, Failure};
+
+use super::messages::{self, Message};
 
 /// The exit code by which a program snoozes its job: `EX_TEMPFAIL` of sysexits.
 pub(super) const TRY_AGAIN: i32 = 75;
@@ -29,7 +32,13 @@ impl Output {
         self.kept.extend_from_slice(&chunk[..chunk.len().min(room)]);
     }
 
-    pub(super) fn into_result(mut self) -> Option<Bson> {
+    /// The result. With `as_text`, JSON stays text.
+    pub(super) fn into_result(self, as_text: bool) -> Option<Bson> {
+        let json = if as_text || self.is_cut { None } else { json(&self.kept) };
+        json.or_else(|| self.into_text())
+    }
+
+    fn into_text(mut self) -> Option<Bson> {
         if self.is_cut {
             if let Err(error) = str::from_utf8(&self.kept)
                 && error.error_len().is_none()
@@ -50,12 +59,21 @@ impl Output {
     }
 }
 
+/// An object or an array. Other values would make the type of a result depend on its content: `007` is no number.
+fn json(output: &[u8]) -> Option<Bson> {
+    let text = str::from_utf8(output).ok()?.trim();
+    let is_compound = (text.starts_with('{') && text.ends_with('}')) || (text.starts_with('[') && text.ends_with(']'));
+    is_compound.then(|| messages::json(text).ok()).flatten()
+}
+
 /// The end of standard error, and the error class that the program named anywhere in it.
 #[derive(Default)]
 pub(super) struct Errors {
     end: Vec<u8>,
     line: Vec<u8>,
     class: Option<String>,
+    /// Whether some lines are messages, which are no description of an error.
+    pub(super) has_messages: bool,
 }
 
 impl Errors {
@@ -63,6 +81,10 @@ impl Errors {
     const LONGEST_LINE: usize = 2 * failure::LONGEST_CLASS;
     /// Enough for the trace, whatever the encoding.
     const KEPT: usize = 2 * failure::LONGEST_TRACE;
+
+    pub(super) fn with_messages(has_messages: bool) -> Self {
+        Self { has_messages, ..Self::default() }
+    }
 
     pub(super) fn push(&mut self, chunk: &[u8]) {
         self.end.extend_from_slice(chunk);
@@ -98,7 +120,9 @@ impl Errors {
         let class = self.class.filter(|_| status.code() != Some(TRY_AGAIN)).unwrap_or(class);
         let program = program.display();
         let trace = String::from_utf8_lossy(&self.end);
-        let last = trace.lines().map(str::trim).rfind(|line| !line.is_empty() && error_class(line.as_bytes()).is_none());
+        let is_message =
+            |line: &str| error_class(line.as_bytes()).is_some() || (self.has_messages && Message::parse(line.as_bytes()).is_some());
+        let last = trace.lines().map(str::trim).rfind(|line| !line.is_empty() && !is_message(line));
         let message = match last {
             Some(line) => format!("`{program}` {what}: {line}"),
             None => format!("`{program}` {what} without output on standard error"),

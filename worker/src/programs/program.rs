@@ -9,17 +9,18 @@ use std::{
     ffi::{OsStr, OsString},
     io,
     os::unix::ffi::OsStrExt,
-    path::PathBuf,
+    path::{Path, PathBuf},
     pin::{Pin, pin},
     process::Stdio,
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
 use bson::Bson;
+use command_fds::{CommandFdExt as _, FdMapping};
 use futures_util::{
     FutureExt,
-    future::{BoxFuture, Either, FusedFuture, join3, select},
+    future::{BoxFuture, Either, FusedFuture, join4, select},
 };
 use nix::{
     errno::Errno,
@@ -31,16 +32,20 @@ use nix::{
 };
 use recruiter_common::{
     failure::{self, Failure},
+    job::notes,
     shutdown::pause,
 };
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWriteExt},
+    net::unix::pipe,
     process::{Child, ChildStdin, Command},
     signal::unix::{SignalKind, signal},
     time::timeout,
 };
 
 use super::{
+    long_lived::Pool,
+    messages::{Lines, Obeyed},
     orphans,
     output::{Errors, Output, TRY_AGAIN},
     template::Template,
@@ -52,7 +57,9 @@ use crate::{
 };
 
 /// How long descendants may keep the pipes of an ended program open, and how long a killed program may take to disappear.
-const LINGER: Duration = Duration::from_secs(1);
+pub(super) const LINGER: Duration = Duration::from_secs(1);
+/// The file descriptor on which a program writes messages, if its class wants that.
+const MESSAGES: i32 = 3;
 /// Bytes in one read from a pipe.
 const CHUNK: usize = 16 * 1024;
 
@@ -60,6 +67,18 @@ const CHUNK: usize = 16 * 1024;
 pub(crate) struct Program {
     pub(crate) arguments: Vec<Template>,
     pub(crate) settings: Arc<Settings>,
+    /// The processes of a long-lived program.
+    pub(crate) pool: Option<Arc<Pool>>,
+}
+
+/// Where a program writes messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MessagesOn {
+    Nothing,
+    /// File descriptor 3, which `RECRUITER_FD` names.
+    Descriptor,
+    /// Standard error, among other lines.
+    StandardError,
 }
 
 /// The settings that all executions of a program share.
@@ -77,10 +96,19 @@ pub(crate) struct Settings {
     /// The working directory: absolute.
     pub(crate) directory: PathBuf,
     pub(crate) environment: BTreeMap<String, String>,
+    pub(crate) messages: MessagesOn,
+    /// Whether standard error goes into the log of the job and of the worker.
+    pub(crate) log_stderr: bool,
+    /// Whether a result that is JSON stays text.
+    pub(crate) keeps_text: bool,
 }
 
 impl Handler for Program {
     fn decode(&self, parameters: Bson) -> Result<Arc<dyn Ready>, Failure> {
+        if let Some(pool) = &self.pool {
+            let parameters = parameters.into_relaxed_extjson();
+            return Ok(Arc::new(Line { parameters, pool: pool.clone(), settings: self.settings.clone() }));
+        }
         let arguments = self.arguments.iter().map(|argument| argument.render(&parameters)).collect::<Result<_, _>>()?;
         let input = format!("{}\n", parameters.into_relaxed_extjson()).into_bytes();
         Ok(Arc::new(Invocation { arguments, input, settings: self.settings.clone() }))
@@ -94,7 +122,28 @@ impl Handler for Program {
 impl Settings {
     /// The longest time between TERM and the known end of a program.
     fn stops_within(&self) -> Duration {
-        self.kill_after.saturating_add(LINGER * 2)
+        self.kill_after.saturating_add(LINGER * 3)
+    }
+}
+
+/// One execution by a long-lived program.
+struct Line {
+    parameters: serde_json::Value,
+    pool: Arc<Pool>,
+    settings: Arc<Settings>,
+}
+
+impl Ready for Line {
+    fn time_limit(&self) -> Option<Duration> {
+        self.settings.time_limit
+    }
+
+    fn stops_within(&self) -> Option<Duration> {
+        Some(self.settings.stops_within())
+    }
+
+    fn execute<'a>(&'a self, job: &'a Arc<Context>) -> BoxFuture<'a, Result<Done, NotDone>> {
+        self.pool.run(&self.parameters, &self.settings, job).boxed()
     }
 }
 
@@ -121,16 +170,20 @@ impl Ready for Invocation {
 
 impl Invocation {
     async fn run(&self, job: &Context) -> Result<Done, NotDone> {
-        let mut group = Group::spawn(&mut self.command(job)).map_err(|error| self.not_started(&error))?;
+        let (mut group, messages) = self.start(job).map_err(|error| self.settings.not_started(&error))?;
         let ended = group.ended()?;
-        let (mut output, mut errors) = (Output::up_to(self.settings.result_limit), Errors::default());
+        let mut output = Output::up_to(self.settings.result_limit);
+        let obeyed = Mutex::new(Obeyed::default());
+        let obeyed = || obeyed.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut errors = StandardError::of(&self.settings, job);
         let stopped = {
             let child = &mut group.leader;
             let (input, from_output, from_errors) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
-            let streams = join3(
+            let streams = join4(
                 feed(input, &self.input),
                 drain(from_output, |chunk| output.push(chunk)),
-                drain(from_errors, |chunk| errors.push(chunk)),
+                drain(from_errors, |chunk| errors.push(chunk, &mut obeyed())),
+                drain(messages, |chunk| obeyed().push(chunk, job)),
             );
             let (mut streams, mut ended) = (pin!(streams.fuse()), pin!(ended));
             let stopped = tokio::select! {
@@ -151,11 +204,40 @@ impl Invocation {
             return Err(stopped_by(job));
         }
         let status = group.leader.wait().await?;
-        match status.code() {
-            Some(0) => Ok(Done { result: output.into_result() }),
-            Some(TRY_AGAIN) => Err(self.try_again(errors.into_failure(&self.settings.path, status))),
-            _ => Err(NotDone::Failed(errors.into_failure(&self.settings.path, status))),
+        obeyed().finish(job);
+        errors.finish(&mut obeyed());
+        let Obeyed { class, give_up, retry_after, .. } = std::mem::take(&mut *obeyed());
+        if status.code() == Some(0) {
+            return Ok(Done { result: output.into_result(self.settings.keeps_text) });
         }
+        let mut failure = errors.errors.into_failure(&self.settings.path, status);
+        if let Some(class) = class.filter(|_| status.code() != Some(TRY_AGAIN)) {
+            failure.class = class;
+        }
+        if let Some(reason) = give_up {
+            return Err(NotDone::GiveUp(Failure { trace: failure.trace, ..Failure::new(failure.class, reason) }));
+        }
+        if status.code() == Some(TRY_AGAIN) {
+            return Err(self.try_again(failure, retry_after));
+        }
+        retry_after.into_iter().for_each(|delay| job.retry_after(delay));
+        Err(NotDone::Failed(failure))
+    }
+
+    /// Starts the program. Also returns the pipe with its messages, if its class wants one.
+    fn start(&self, job: &Context) -> io::Result<(Group, Option<pipe::Receiver>)> {
+        let mut command = self.command(job);
+        let messages = match self.settings.messages {
+            MessagesOn::Descriptor => {
+                let (sender, receiver) = pipe::pipe()?;
+                let mapping = FdMapping { parent_fd: sender.into_blocking_fd()?, child_fd: MESSAGES };
+                command.fd_mappings(vec![mapping]).map_err(io::Error::other)?;
+                command.env("RECRUITER_FD", MESSAGES.to_string());
+                Some(receiver)
+            }
+            MessagesOn::Nothing | MessagesOn::StandardError => None,
+        };
+        Ok((Group::spawn(&mut command)?, messages))
     }
 
     /// Ends the program and all its descendants by TERM, and by KILL after `kill_after`.
@@ -187,20 +269,16 @@ impl Invocation {
     }
 
     /// The outcome of exit code 75: a snooze, up to the limit of the class.
-    fn try_again(&self, reason: Failure) -> NotDone {
+    fn try_again(&self, reason: Failure, asked: Option<Duration>) -> NotDone {
         let Settings { try_again_after, try_again_limit, .. } = *self.settings;
-        NotDone::Snooze { after: try_again_after, reason, at_most: Some(try_again_limit) }
+        NotDone::Snooze { after: asked.or(try_again_after), reason, at_most: Some(try_again_limit) }
     }
 
     fn command(&self, job: &Context) -> Command {
         let mut command = Command::new(&self.settings.path);
         command.args(&self.arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        command.process_group(0).kill_on_drop(true);
-        for (name, _) in std::env::vars_os().filter(|(name, _)| is_withheld(name)) {
-            command.env_remove(name);
-        }
+        prepare(&mut command, &self.settings.directory, &self.settings.environment);
         command
-            .envs(&self.settings.environment)
             .env("RECRUITER_JOB_ID", job.job_id().to_string())
             .env("RECRUITER_JOB_CLASS", job.class())
             .env("RECRUITER_JOB_GROUP", job.group())
@@ -213,12 +291,79 @@ impl Invocation {
             let left = deadline.saturating_duration_since(Instant::now());
             command.env("RECRUITER_TIME_LIMIT_MS", left.as_millis().to_string());
         }
-        command.current_dir(&self.settings.directory);
+        if let Ok(Some(checkpoint)) = job.last_checkpoint::<Bson>() {
+            command.env("RECRUITER_CHECKPOINT", checkpoint.into_relaxed_extjson().to_string());
+        }
         command
     }
+}
 
-    fn not_started(&self, error: &io::Error) -> NotDone {
-        let program = self.settings.path.display();
+/// Settings of every program: a process group of its own, its directory, and the environment of the worker without its secrets.
+pub(super) fn prepare(command: &mut Command, directory: &Path, environment: &BTreeMap<String, String>) {
+    command.process_group(0).kill_on_drop(true);
+    for (name, _) in std::env::vars_os().filter(|(name, _)| is_withheld(name)) {
+        command.env_remove(name);
+    }
+    command.envs(environment).current_dir(directory);
+}
+
+/// The standard error of one execution.
+struct StandardError<'a> {
+    errors: Errors,
+    lines: Lines,
+    settings: &'a Settings,
+    job: &'a Context,
+}
+
+impl<'a> StandardError<'a> {
+    fn of(settings: &'a Settings, job: &'a Context) -> Self {
+        let errors = Errors::with_messages(settings.messages == MessagesOn::StandardError);
+        Self { errors, lines: Lines::default(), settings, job }
+    }
+
+    fn push(&mut self, chunk: &[u8], obeyed: &mut Obeyed) {
+        self.errors.push(chunk);
+        if self.errors.has_messages || self.settings.log_stderr {
+            let mut lines = std::mem::take(&mut self.lines);
+            lines.push(chunk, |line, _| self.take(line, obeyed));
+            self.lines = lines;
+        }
+    }
+
+    fn finish(&mut self, obeyed: &mut Obeyed) {
+        let mut lines = std::mem::take(&mut self.lines);
+        lines.finish(|line, _| self.take(line, obeyed));
+    }
+
+    fn take(&self, line: &[u8], obeyed: &mut Obeyed) {
+        let is_message = self.errors.has_messages && obeyed.obey(line, self.job);
+        if self.settings.log_stderr && !is_message {
+            log_line(line, Some(self.job));
+        }
+    }
+}
+
+/// Puts a line of standard error into the logs of the worker and of the job.
+pub(super) fn log_line(line: &[u8], job: Option<&Context>) {
+    let line = String::from_utf8_lossy(&line[..line.len().min(notes::LONGEST_LINE)]);
+    let line = line.trim_end();
+    if line.is_empty() {
+        return;
+    }
+    tracing::info!(
+        job.id = job.map(|job| tracing::field::display(job.job_id())),
+        job.class = job.map(Context::class),
+        line,
+        "standard error"
+    );
+    if let Some(job) = job {
+        job.log(line);
+    }
+}
+
+impl Settings {
+    pub(super) fn not_started(&self, error: &io::Error) -> NotDone {
+        let program = self.path.display();
         if error.kind() == io::ErrorKind::ArgumentListTooLong {
             let message =
                 format!("the arguments for `{program}` are longer than the system allows: let it read the parameters from standard input");
@@ -228,7 +373,7 @@ impl Invocation {
             let message = format!("cannot start `{program}`: {error}; this machine is short of files, processes or memory");
             return NotDone::NoResources(Failure::new("spawn", message));
         }
-        let directory = &self.settings.directory;
+        let directory = &self.directory;
         let advice = if !directory.is_dir() {
             format!("create its directory `{}`", directory.display())
         } else if error.kind() == io::ErrorKind::NotFound {
@@ -269,14 +414,14 @@ pub(crate) fn stopped_by(job: &Context) -> NotDone {
 ///
 /// The process id stays reserved until the leader is reaped. Reaping is therefore the last step: afterwards the id may
 /// already be the group of another job.
-struct Group {
-    leader: Child,
+pub(super) struct Group {
+    pub(super) leader: Child,
     /// Kept also after the leader was reaped.
-    pid: Option<u32>,
+    pub(super) pid: Option<u32>,
 }
 
 impl Group {
-    fn spawn(command: &mut Command) -> io::Result<Self> {
+    pub(super) fn spawn(command: &mut Command) -> io::Result<Self> {
         let leader = orphans::spawn(command)?;
         let pid = leader.id();
         Ok(Self { leader, pid })
@@ -287,14 +432,14 @@ impl Group {
     }
 
     /// Sends a signal to the group, unless the leader is reaped.
-    fn signal(&self, signal: Signal) {
+    pub(super) fn signal(&self, signal: Signal) {
         if let Some(id) = self.id() {
             // Fails only when no process is left.
             let _ = killpg(id, signal);
         }
     }
 
-    fn kill(&self) {
+    pub(super) fn kill(&self) {
         self.signal(Signal::SIGKILL);
     }
 
@@ -337,7 +482,7 @@ async fn feed(to: Option<ChildStdin>, input: &[u8]) {
     }
 }
 
-async fn drain(from: Option<impl AsyncRead + Unpin>, mut keep: impl FnMut(&[u8])) {
+pub(super) async fn drain(from: Option<impl AsyncRead + Unpin>, mut keep: impl FnMut(&[u8])) {
     let Some(mut from) = from else { return };
     let mut chunk = vec![0; CHUNK];
     while let Ok(length @ 1..) = from.read(&mut chunk).await {
@@ -347,7 +492,7 @@ async fn drain(from: Option<impl AsyncRead + Unpin>, mut keep: impl FnMut(&[u8])
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use std::{fs, os::unix::ffi::OsStringExt, path::Path};
+    use std::{fs, os::unix::ffi::OsStringExt};
 
     use bson::{Binary, doc, spec::BinarySubtype};
     use recruiter_common::{ids::JobId, job::Job};
@@ -380,6 +525,7 @@ pub(crate) mod tests {
             ends: None,
             committed: std::sync::OnceLock::new(),
             notes: crate::notes::NotesCell::default(),
+            retry_after: crate::context::RetryAfter::default(),
         })
     }
 
@@ -393,9 +539,12 @@ pub(crate) mod tests {
             result_limit: 1024 * 1024,
             directory: "/".into(),
             environment: BTreeMap::new(),
+            messages: MessagesOn::Nothing,
+            log_stderr: false,
+            keeps_text: false,
         };
         let arguments = command[1..].iter().map(|argument| Template::parse(argument).unwrap()).collect();
-        Program { arguments, settings: Arc::new(settings) }
+        Program { arguments, settings: Arc::new(settings), pool: None }
     }
 
     fn with(command: &[&str], change: impl FnOnce(&mut Settings)) -> Program {
@@ -468,7 +617,7 @@ pub(crate) mod tests {
     #[tokio::test]
     async fn standard_input_is_one_line_of_extended_json() {
         let parameters = doc! { "n": i64::MAX, "at": bson::DateTime::from_millis(0), "text": "two\nlines" };
-        let input = text(run(program(&["cat"]), parameters.clone()).await);
+        let input = text(run(with(&["cat"], |settings| settings.keeps_text = true), parameters.clone()).await);
         assert_eq!(input, r#"{"n":9223372036854775807,"at":{"$date":"1970-01-01T00:00:00Z"},"text":"two\nlines"}"#);
         let back = Bson::try_from(serde_json::from_str::<serde_json::Value>(&input).unwrap()).unwrap();
         assert_eq!(back.as_document().unwrap().get("at"), parameters.get("at"));
@@ -528,6 +677,84 @@ pub(crate) mod tests {
         assert_eq!((failure.class.as_str(), failure.message.as_str()), ("absent", "`/bin/sh` exited with 2: no such thing"));
     }
 
+    /// Runs a script whose messages are read from here, and returns its end and its job.
+    async fn reporting(messages: MessagesOn, log_stderr: bool, script: &str) -> (Result<Done, NotDone>, Arc<Context>) {
+        let change = |settings: &mut Settings| (settings.messages, settings.log_stderr) = (messages, log_stderr);
+        let program = with(&["sh", "-c", "{script}"], change);
+        let (invocation, job) = (program.decode(bson::bson!({ "script": script })).unwrap(), context());
+        let ended = timeout(Duration::from_secs(20), invocation.execute(&job)).await.expect("it ends");
+        (ended, job)
+    }
+
+    #[tokio::test]
+    async fn a_program_reports_on_a_descriptor_of_its_own() {
+        let script = "test \"$RECRUITER_FD\" = 3 || exit 9; echo 'progress: 1/4 page 1' >&3; echo 'checkpoint: {\"row\": 7}' >&3
+            echo 'log: hello' >&3; echo 'retry-after: 7s' >&3; echo 'error-class: SmtpDown' >&3; echo 'progress: 9/9'; echo 'log: no' >&2; exit 4";
+        let (ended, job) = reporting(MessagesOn::Descriptor, false, script).await;
+        let failure = failed(ended);
+        assert_eq!((failure.class.as_str(), failure.message.as_str()), ("SmtpDown", "`/bin/sh` exited with 4: log: no"));
+        assert_eq!(job.last_progress().unwrap().to_string(), "1 of 4 (25 %), page 1");
+        assert_eq!((job.last_checkpoint().unwrap(), job.log_lines()), (Some(doc! { "row": 7 }), vec!["hello".to_owned()]));
+        assert_eq!(job.retry_after.get(), Some(Duration::from_secs(7)));
+        let (ended, _) = reporting(MessagesOn::Descriptor, false, "echo 'retry-after: 7s' >&3; exit 75").await;
+        assert!(matches!(ended, Err(NotDone::Snooze { after: Some(after), .. }) if after == Duration::from_secs(7)));
+        let (ended, _) = reporting(MessagesOn::Descriptor, false, "printf 'give-up: no such file' >&3; exit 2").await;
+        assert!(matches!(&ended, Err(NotDone::GiveUp(why)) if why.message == "no such file" && why.class == "exit:2"), "{ended:?}");
+        let (ended, _) = reporting(MessagesOn::Descriptor, false, "echo 'give-up: x' >&3; echo done").await;
+        assert_eq!(text(ended), "done", "messages about a failure do not matter to a success");
+        let (ended, _) = reporting(MessagesOn::Nothing, false, "test -z \"$RECRUITER_FD\" && ! echo x 2> /dev/null >&3").await;
+        assert_eq!(ended, Ok(Done::default()), "only if its class wants that");
+    }
+
+    #[tokio::test]
+    async fn a_program_can_report_on_standard_error() {
+        let script = "echo 'a warning: x' >&2; echo 'progress: 50%' >&2; echo 'no such thing' >&2; echo 'log: last' >&2; exit 1";
+        let (ended, job) = reporting(MessagesOn::StandardError, true, script).await;
+        assert_eq!(failed(ended).message, "`/bin/sh` exited with 1: no such thing", "a message describes no error");
+        assert_eq!(job.last_progress().unwrap().to_string(), "50 %");
+        assert_eq!(job.log_lines(), ["a warning: x", "no such thing", "last"]);
+        let (ended, job) = reporting(MessagesOn::Nothing, true, "echo one >&2; printf two >&2").await;
+        assert_eq!((ended, job.log_lines()), (Ok(Done::default()), vec!["one".to_owned(), "two".to_owned()]), "also of a success");
+        let (ended, job) = reporting(MessagesOn::Nothing, false, "echo one >&2").await;
+        assert_eq!((ended, job.log_lines().len()), (Ok(Done::default()), 0));
+    }
+
+    #[tokio::test]
+    async fn messages_of_any_content_neither_block_nor_harm() {
+        let script = "head -c 3000000 /dev/zero >&3; echo >&3; printf '\\377\\376\\n' >&3; yes rubbish | head -c 100000 >&3
+            echo 'checkpoint: {' >&3; echo 'progress: 1/2' >&3; exec 3>&-; echo done";
+        let (ended, job) = reporting(MessagesOn::Descriptor, false, script).await;
+        assert_eq!((text(ended).as_str(), job.last_progress()), ("done", Some((1, 2).into())));
+        let log = job.log_lines();
+        assert!(log.len() <= 100 && log.last().unwrap().starts_with("ignored a message: it is not JSON"), "{log:?}");
+    }
+
+    #[tokio::test]
+    async fn a_program_gets_the_checkpoint_and_no_shell_reads_it() {
+        let job = Arc::new(Context::for_tests().checkpoint(doc! { "row": 7, "text": "$(id) `id`" }).build());
+        let program = program(&["sh", "-c", "{script}"]);
+        let invocation = program.decode(bson::bson!({ "script": "printf %s \"$RECRUITER_CHECKPOINT\"" })).unwrap();
+        let ended = invocation.execute(&job).await.unwrap();
+        assert_eq!(ended.result, Some(doc! { "row": 7, "text": "$(id) `id`" }.into()), "JSON is stored as such");
+    }
+
+    #[tokio::test]
+    async fn a_result_that_is_json_is_stored_as_such() {
+        let result = async |script: &str| sh(script).await.unwrap().result;
+        assert_eq!(
+            result("echo '{\"a\": [1, 2.5, null], \"at\": {\"$date\": \"1970-01-01T00:00:01Z\"}}'").await,
+            Some(doc! { "a": [1, 2.5, Bson::Null], "at": bson::DateTime::from_millis(1_000) }.into())
+        );
+        assert_eq!(result("echo '[1, \"two\"]'").await, Some(vec![Bson::from(1), "two".into()].into()));
+        for text in ["007", "true", "null", "\"x\"", "{a}", "[1", "{} {}", "{\"$oid\": 5}"] {
+            assert_eq!(result(&format!("echo '{text}'")).await, Some(text.into()), "{text}");
+        }
+        let deep = format!("{}{}", "[".repeat(5_000), "]".repeat(5_000));
+        assert_eq!(result(&format!("echo '{deep}'")).await, Some(deep.into()), "nested too deeply");
+        let kept = run(with(&["sh", "-c", "{script}"], |settings| settings.keeps_text = true), doc! { "script": "echo {}" }).await;
+        assert_eq!(text(kept), "{}");
+    }
+
     #[tokio::test]
     async fn long_output_is_cut_and_never_blocks() {
         let limited = |limit| with(&["sh", "-c", "{script}"], |settings| settings.result_limit = limit);
@@ -556,7 +783,8 @@ pub(crate) mod tests {
             text(run(program(&["sh", "-c", "{script}"]), script(late)).await)
                 .ends_with(&format!("x{}", script(late).get_str("ballast").unwrap().len() + late.len() + 28))
         );
-        let echoed = run(with(&["cat"], |settings| settings.result_limit = 4_000_000), script("")).await;
+        let echo = with(&["cat"], |settings| (settings.result_limit, settings.keeps_text) = (4_000_000, true));
+        let echoed = run(echo, script("")).await;
         assert_eq!(text(echoed).len(), 3_000_000 + 26);
     }
 
@@ -579,12 +807,11 @@ pub(crate) mod tests {
     #[test]
     fn a_shortage_of_the_machine_is_not_the_jobs_fault() {
         let settings = program(&["true"]).settings;
-        let invocation = Invocation { arguments: Vec::new(), input: Vec::new(), settings };
         for errno in [Errno::EMFILE, Errno::ENFILE, Errno::EAGAIN, Errno::ENOMEM] {
-            let not_done = invocation.not_started(&errno.into());
+            let not_done = settings.not_started(&errno.into());
             assert!(matches!(&not_done, NotDone::NoResources(failure) if failure.message.contains("short of files")), "{not_done:?}");
         }
-        assert!(matches!(invocation.not_started(&Errno::EACCES.into()), NotDone::Failed(_)));
+        assert!(matches!(settings.not_started(&Errno::EACCES.into()), NotDone::Failed(_)));
     }
 
     /// Starts itself again with credentials in its environment: a test must not change its own.

@@ -20,7 +20,9 @@ use serde::Deserialize;
 use toml::Spanned;
 
 use super::{
-    program::{Program, Settings},
+    files::OF_A_PROGRAM,
+    long_lived::{HowToStart, Pool},
+    program::{MessagesOn, Program, Settings},
     template::Template,
 };
 
@@ -34,6 +36,10 @@ const TRY_AGAIN_LIMIT: u32 = 25;
 const KILL_AFTER: Duration = Duration::from_secs(5);
 /// Maximum of `kill_after`: a worker that stops waits for it.
 const LONGEST_KILL_AFTER: Duration = Duration::from_secs(600);
+/// Default of `idle_timeout`.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(300);
+/// Default of `jobs_per_process`.
+const JOBS_PER_PROCESS: u32 = 10_000;
 
 /// The workables file cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -63,6 +69,14 @@ pub enum ConfigError {
 /// Classes and their programs.
 pub struct Programs(pub(crate) Vec<(String, Program)>);
 
+impl Programs {
+    /// The most open files that one running program needs.
+    pub(crate) fn files(&self) -> u64 {
+        let has_pipe = self.0.iter().any(|(_, program)| program.settings.messages == MessagesOn::Descriptor);
+        OF_A_PROGRAM + u64::from(has_pipe)
+    }
+}
+
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
@@ -80,6 +94,13 @@ struct Workable {
     kill_after: Option<Spanned<String>>,
     result_limit: Option<Spanned<String>>,
     directory: Option<Spanned<PathBuf>>,
+    mode: Option<Spanned<String>>,
+    idle_timeout: Option<Spanned<String>>,
+    jobs_per_process: Option<Spanned<u32>>,
+    messages: Option<Spanned<String>>,
+    #[serde(default)]
+    log_stderr: bool,
+    result: Option<Spanned<String>>,
     #[serde(default)]
     env: BTreeMap<Spanned<String>, Spanned<String>>,
 }
@@ -115,7 +136,8 @@ fn programs(text: &str, home: &Path) -> Result<Vec<(String, Program)>, Problem> 
     if file.workables.is_empty() {
         return Err(Problem(0..0, "no workables: add a table `[workables.<class>]` with `command = [\"program\", \"argument\"]`".into()));
     }
-    file.workables.into_iter().map(|(class, workable)| Ok((checked_class(class)?, program(workable, home)?))).collect()
+    let mut pools = Vec::new();
+    file.workables.into_iter().map(|(class, workable)| Ok((checked_class(class)?, program(workable, home, &mut pools)?))).collect()
 }
 
 fn checked_class(class: Spanned<String>) -> Result<String, Problem> {
@@ -128,7 +150,7 @@ fn checked_class(class: Spanned<String>) -> Result<String, Problem> {
     Err(Problem(class.span(), problem))
 }
 
-fn program(workable: Workable, home: &Path) -> Result<Program, Problem> {
+fn program(mut workable: Workable, home: &Path, pools: &mut Vec<Arc<Pool>>) -> Result<Program, Problem> {
     let command = workable.command.as_ref().iter().map(|argument| match Template::parse(argument.as_ref()) {
         Ok(template) => Ok((argument, template)),
         Err(problem) => Err(wrong(argument, problem)),
@@ -140,7 +162,7 @@ fn program(workable: Workable, home: &Path) -> Result<Program, Problem> {
     let Some(name) = name.literal() else {
         return Err(wrong(argument, "a job cannot choose the program: name it without a placeholder"));
     };
-    let environment = workable.env.into_iter().map(variable).collect::<Result<BTreeMap<_, _>, _>>()?;
+    let environment = std::mem::take(&mut workable.env).into_iter().map(variable).collect::<Result<BTreeMap<_, _>, _>>()?;
     let path = find(name, home, environment.get("PATH")).map_err(|problem| wrong(argument, problem))?;
     let settings = Settings {
         path,
@@ -151,8 +173,84 @@ fn program(workable: Workable, home: &Path) -> Result<Program, Problem> {
         result_limit: workable.result_limit.as_ref().map_or(Ok(RESULT_LIMIT), size)?,
         directory: workable.directory.as_ref().map_or_else(|| Ok(home.to_owned()), |name| directory(name, home))?,
         environment,
+        messages: workable.messages.as_ref().map_or(Ok(MessagesOn::Nothing), messages)?,
+        log_stderr: workable.log_stderr,
+        keeps_text: workable.result.as_ref().map_or(Ok(false), keeps_text)?,
     };
-    Ok(Program { arguments: command.map(|(_, template)| template).collect(), settings: Arc::new(settings) })
+    let command: Vec<(&Spanned<String>, Template)> = command.collect();
+    let pool = if is_long_lived(&workable)? {
+        let literal = |(argument, template): &(&Spanned<String>, Template)| match template.literal() {
+            Some(text) => Ok(OsString::from(text)),
+            None => Err(wrong(argument, "a long-lived program runs many jobs: it reads their parameters from standard input")),
+        };
+        let arguments = command.iter().map(literal).collect::<Result<_, _>>()?;
+        Some(pool(start(&workable, &settings, arguments)?, pools))
+    } else {
+        None
+    };
+    Ok(Program { arguments: command.into_iter().map(|(_, template)| template).collect(), settings: Arc::new(settings), pool })
+}
+
+/// Whether the processes of a class run many jobs. Refuses keys that have no effect in its mode.
+fn is_long_lived(workable: &Workable) -> Result<bool, Problem> {
+    let is_long_lived = match workable.mode.as_ref().map(|mode| (mode, mode.as_ref().as_str())) {
+        None | Some((_, "per-job")) => false,
+        Some((_, "long-lived")) => true,
+        Some((mode, _)) => return Err(wrong(mode, "a mode is \"per-job\" or \"long-lived\"")),
+    };
+    let only_long_lived = [&workable.idle_timeout.as_ref().map(Spanned::span), &workable.jobs_per_process.as_ref().map(Spanned::span)];
+    if let Some(place) = only_long_lived.into_iter().flatten().next().filter(|_| !is_long_lived) {
+        return Err(Problem(place.clone(), "this key is for long-lived programs: add `mode = \"long-lived\"`".into()));
+    }
+    let only_per_job = [&workable.messages, &workable.result, &workable.try_again_after].map(|key| key.as_ref().map(Spanned::span));
+    if let Some(place) = only_per_job.into_iter().flatten().next().filter(|_| is_long_lived) {
+        return Err(Problem(place, "this key has no effect with `mode = \"long-lived\"`: the protocol has messages for it".into()));
+    }
+    Ok(is_long_lived)
+}
+
+fn start(workable: &Workable, settings: &Settings, arguments: Vec<OsString>) -> Result<HowToStart, Problem> {
+    let jobs_per_process = match &workable.jobs_per_process {
+        Some(jobs) if *jobs.as_ref() == 0 => return Err(wrong(jobs, "a process runs at least one job")),
+        Some(jobs) => *jobs.as_ref(),
+        None => JOBS_PER_PROCESS,
+    };
+    Ok(HowToStart {
+        path: settings.path.clone(),
+        arguments,
+        directory: settings.directory.clone(),
+        environment: settings.environment.clone(),
+        idle_timeout: workable.idle_timeout.as_ref().map_or(Ok(IDLE_TIMEOUT), duration)?,
+        jobs_per_process,
+        kill_after: settings.kill_after,
+        log_stderr: settings.log_stderr,
+    })
+}
+
+/// The pool of processes that are started in this way. Classes share it.
+fn pool(start: HowToStart, pools: &mut Vec<Arc<Pool>>) -> Arc<Pool> {
+    if let Some(pool) = pools.iter().find(|pool| pool.start == start) {
+        return pool.clone();
+    }
+    let pool = Arc::new(Pool::new(start));
+    pools.push(pool.clone());
+    pool
+}
+
+fn messages(text: &Spanned<String>) -> Result<MessagesOn, Problem> {
+    match text.as_ref().as_str() {
+        "fd" => Ok(MessagesOn::Descriptor),
+        "stderr" => Ok(MessagesOn::StandardError),
+        _ => Err(wrong(text, "messages come from \"fd\" (file descriptor 3) or from \"stderr\"")),
+    }
+}
+
+fn keeps_text(text: &Spanned<String>) -> Result<bool, Problem> {
+    match text.as_ref().as_str() {
+        "text" => Ok(true),
+        "json" => Ok(false),
+        _ => Err(wrong(text, "a result is \"json\" (an object or an array is stored as such) or \"text\"")),
+    }
 }
 
 fn wrong<T>(place: &Spanned<T>, problem: impl Into<String>) -> Problem {
@@ -272,12 +370,31 @@ mod tests {
     }
 
     #[test]
+    fn classes_with_the_same_command_share_processes() {
+        let class = |name: &str, more: &str| format!("[workables.{name}]\ncommand = [\"./run\", \"x\"]\nmode = \"long-lived\"\n{more}\n");
+        let text = [class("a", ""), class("b", "timeout = \"1s\""), class("c", "idle_timeout = \"1s\""), class("d", "env = { A = \"1\" }")];
+        let programs = loaded(&text.concat()).1.unwrap();
+        let pool = |class: usize| programs[class].1.pool.clone().unwrap();
+        assert!(Arc::ptr_eq(&pool(0), &pool(1)) && !Arc::ptr_eq(&pool(0), &pool(2)) && !Arc::ptr_eq(&pool(0), &pool(3)));
+    }
+
+    #[test]
     fn a_wrong_file_says_where_and_what_to_do() {
         let check = |text: &str, expected: &str| {
             let problem = loaded(text).1.err().expect(text).to_string();
             let (_, place_and_problem) = problem.split_once("workables.toml:").expect(&problem);
             assert!(place_and_problem.starts_with(expected), "{text}\ngives   {place_and_problem}\ninstead {expected}");
         };
+        let long = "[workables.x]\ncommand = [\"true\"]\nmode = \"long-lived\"\n";
+        check("[workables.x]\ncommand = [\"true\"]\nmode = \"daemon\"", "3:8: a mode is \"per-job\" or \"long-lived\"");
+        check("[workables.x]\nmode = \"long-lived\"\ncommand = [\"true\", \"{a}\"]", "3:20: a long-lived program runs many jobs");
+        check("[workables.x]\ncommand = [\"true\"]\njobs_per_process = 3", "3:20: this key is for long-lived programs");
+        check(&format!("{long}messages = \"fd\""), "4:12: this key has no effect with `mode");
+        check(&format!("{long}jobs_per_process = 0"), "4:20: a process runs at least one job");
+        check(&format!("{long}jobs_per_process = -1"), "4:20: ");
+        check(&format!("{long}idle_timeout = \"0s\""), "4:16: must be longer than zero");
+        check("[workables.x]\ncommand = [\"true\"]\nmessages = \"stdout\"", "3:12: messages come from \"fd\"");
+        check("[workables.x]\ncommand = [\"true\"]\nresult = \"xml\"", "3:10: a result is \"json\"");
         check("", "1:1: no workables: add a table");
         check("[workables]", "1:1: no workables: add a table");
         check("[workable.x]\ncommand = [\"true\"]", "1:2: unknown key `workable`, expected `workables`");

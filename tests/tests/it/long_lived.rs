@@ -1,0 +1,351 @@
+//! Long-lived programs: processes that run one job after the other, by the clients for Python and Node and without them.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    io::Write as _,
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
+
+use bson::{Document, doc};
+use futures_util::TryStreamExt as _;
+use recruiter_common::{enqueue::NewJob, ids::JobId, store::Store};
+use recruiter_tests::{
+    factory::again,
+    local::store,
+    mongo::TestDatabase,
+    oracle::number,
+    processes::{Process, is_alive},
+    wait::{wait_for, wait_until},
+};
+use tempfile::TempDir;
+
+const SOON: Duration = Duration::from_secs(30);
+
+/// Handlers of every kind, by the client for Python.
+const PYTHON: &str = r#"
+import os, sys, time
+from recruiter_jobs import Cancelled, Failed, GiveUp, Snooze, job, run
+
+@job("echo")
+def echo(parameters, job):
+    print("noise on standard output")
+    return {"parameters": parameters, "pid": os.getpid(), "attempt": job.attempt, "group": job.group}
+
+@job("fails")
+def fails(parameters, job):
+    job.progress(job.attempt, of=4, text="page")
+    job.log(f"attempt {job.attempt} after {job.last_checkpoint}")
+    if job.attempt == 1:
+        job.checkpoint({"row": 17})
+        raise Failed("no answer", "SmtpDown", retry_after=0.05)
+    return job.last_checkpoint
+
+@job("raises")
+def raises(parameters, job):
+    return parameters["absent"]
+
+@job("gives-up")
+def gives_up(parameters, job):
+    raise GiveUp("no such customer", "NoCustomer")
+
+@job("snoozes")
+def snoozes(parameters, job):
+    if job.attempt == 1:
+        raise Snooze(0.05, "too early")
+
+@job("no-json")
+def no_json(parameters, job):
+    return float("nan")
+
+@job("dies")
+def dies(parameters, job):
+    print("out of cheese", file=sys.stderr, flush=True)
+    os._exit(3)
+
+@job("waits")
+def waits(parameters, job):
+    job.progress(50)
+    while True:
+        job.check()
+        time.sleep(0.01)
+
+@job("deaf")
+def deaf(parameters, job):
+    job.progress(50)
+    time.sleep(600)
+
+run()
+"#;
+
+/// The same for Node, as far as it differs.
+const NODE: &str = r"
+const { Failed, GiveUp, Snooze, job, run } = require('recruiter-jobs');
+
+job('echo', async (parameters, job) => {
+  console.log('noise on standard output');
+  return { parameters, pid: process.pid, attempt: job.attempt, group: job.group };
+});
+job('fails', async (parameters, job) => {
+  job.progress(job.attempt, { of: 4, text: 'page' });
+  job.log(`attempt ${job.attempt} after ${JSON.stringify(job.lastCheckpoint)}`);
+  if (job.attempt === 1) {
+    job.checkpoint({ row: 17 });
+    throw new Failed('no answer', { errorClass: 'SmtpDown', retryAfter: 0.05 });
+  }
+  return job.lastCheckpoint;
+});
+job('gives-up', () => { throw new GiveUp('no such customer', { errorClass: 'NoCustomer' }); });
+job('snoozes', (parameters, job) => { if (job.attempt === 1) throw new Snooze(0.05); });
+job('raises', () => undefined.absent);
+job('waits', (parameters, job) => new Promise((_, reject) => {
+  job.progress(50);
+  job.signal.addEventListener('abort', () => reject(job.signal.reason));
+}));
+run();
+";
+
+/// A program without a client: it does what the parameters say.
+const RAW: &str = r#"
+import json, os, sys, time
+for line in sys.stdin:
+    job = json.loads(line)
+    what = job["parameters"]["do"]
+    say = lambda more: print(json.dumps({"id": job["id"], **more}), flush=True)
+    if what == "garbage":
+        print("Traceback (most recent call last):", flush=True)
+    elif what == "endless":
+        while True: sys.stdout.write("x" * 65536)
+    elif what == "not-utf8":
+        os.write(1, b"\xff\xfe\n")
+    elif what == "close":
+        os.close(1)
+    elif what == "leave":
+        say({"result": os.getpid()})
+        sys.exit(0)
+    elif what == "other-id":
+        print(json.dumps({"id": job["id"] + 1, "result": "wrong"}), flush=True)
+        say({"result": "right"})
+        continue
+    elif what == "odd-messages":
+        say({"progress": {}, "checkpoint": {"$oid": 5}, "extend_ms": 10**15, "unknown": [1]})
+        say({"error": {}})
+        continue
+    time.sleep(600)
+"#;
+
+struct Setting {
+    database: TestDatabase,
+    store: Store,
+    directory: TempDir,
+    _recruiter: Process,
+}
+
+impl Setting {
+    async fn new() -> Self {
+        let database = TestDatabase::new().await;
+        let directory = tempfile::tempdir().unwrap();
+        let _recruiter = Process::on(&database, "recruiter", &["run"]);
+        Self { store: store(&database).await, database, directory, _recruiter }
+    }
+
+    fn clients() -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../worker/clients").canonicalize().unwrap()
+    }
+
+    /// A worker with these classes of a program.
+    fn worker(&self, command: &str, text: &str, file: &str, classes: &[&str], more: &str, flags: &[&str]) -> Process {
+        fs::write(self.directory.path().join(file), text).unwrap();
+        let python = Self::clients().join("python");
+        let tables = classes.iter().map(|class| {
+            format!(
+                "[workables.{class}]\ncommand = [\"{command}\", \"{file}\"]\nmode = \"long-lived\"\n{more}\nenv = {{ PYTHONPATH = '{}' }}\n",
+                python.display()
+            )
+        });
+        let config = self.directory.path().join("workables.toml");
+        fs::write(&config, tables.collect::<String>()).unwrap();
+        let flags = [&["--config", config.to_str().unwrap()], flags].concat();
+        Process::on(&self.database, "recruiter-worker", &flags)
+    }
+
+    fn python(&self, classes: &[&str], more: &str, flags: &[&str]) -> Process {
+        self.worker("python3", PYTHON, "app.py", classes, more, flags)
+    }
+
+    async fn enqueue(&self, class: &str, parameters: Document) -> JobId {
+        NewJob::of_class(class, parameters).retry(&again(1)).enqueue(&self.store).await.unwrap().id
+    }
+
+    async fn archived(&self, job: JobId) -> Document {
+        wait_for(SOON, "it is archived", async || self.database.raw("archived").find_one(doc! { "_id": job }).await.unwrap()).await
+    }
+
+    async fn run(&self, class: &str, parameters: Document) -> Document {
+        self.archived(self.enqueue(class, parameters).await).await
+    }
+
+    /// Waits until the job reports that it runs, and cancels it.
+    async fn cancel(&self, job: JobId) -> Document {
+        let runs = doc! { "_id": job, "progress.percent": 50.0 };
+        let runs = async || self.database.raw("scheduled").count_documents(runs.clone()).await.unwrap() == 1;
+        wait_until(SOON, "it runs", runs).await;
+        let cancelled = Process::on(&self.database, "recruiter", &["jobs", "cancel", "--yes", &job.to_string()]);
+        let ended = self.archived(job).await;
+        drop(cancelled);
+        ended
+    }
+}
+
+fn end_of(job: &Document) -> (&str, &str, &str) {
+    let last = job.get_document("last_execution").unwrap();
+    (job.get_str("why").unwrap(), last.get_str("class").unwrap_or_default(), last.get_str("message").unwrap_or_default())
+}
+
+fn pid(job: &Document) -> u32 {
+    u32::try_from(number(job.get_document("result").unwrap(), "pid")).unwrap()
+}
+
+/// What the clients for both languages do in the same way.
+async fn the_client_does_what_its_documentation_says(setting: &Setting) {
+    let done = setting.run("echo", doc! { "text": "é\n\"", "list": [1, { "x": 2.5 }] }).await;
+    let result = done.get_document("result").unwrap();
+    assert_eq!(result.get_document("parameters").unwrap(), &doc! { "text": "é\n\"", "list": [1, { "x": 2.5 }] });
+    assert_eq!((number(result, "attempt"), result.get_str("group").unwrap()), (1, "generic"));
+    let failed = setting.run("fails", doc! {}).await;
+    assert_eq!(failed.get_document("result").unwrap(), &doc! { "row": 17 }, "the checkpoint of the first attempt: {failed}");
+    let first = failed.get_array("executions").unwrap()[0].as_document().unwrap();
+    assert_eq!((first.get_str("class").unwrap(), first.get_str("message").unwrap()), ("SmtpDown", "no answer"));
+    let progress = failed.get_document("progress").unwrap();
+    assert_eq!((number(progress, "done"), number(progress, "of"), progress.get_str("text").unwrap()), (2, 4, "page"));
+    assert_eq!(failed.get_array("log").unwrap().len(), 2);
+    assert_eq!(end_of(&setting.run("gives-up", doc! {}).await), ("gave-up", "NoCustomer", "no such customer"));
+    let snoozed = setting.run("snoozes", doc! {}).await;
+    assert_eq!((snoozed.get_str("why").unwrap(), number(&snoozed, "interruptions")), ("done", 1));
+    // The policy's delay is longer than the test.
+    let raises = setting.enqueue("raises", doc! {}).await;
+    let retried = async || {
+        let waiting = setting.database.raw("archived").find_one(doc! { "_id": raises }).await.unwrap();
+        waiting.filter(|job| job.get_str("why").unwrap() == "tried-too-many-times")
+    };
+    let raised = wait_for(SOON, "it has failed twice", retried).await;
+    let last = raised.get_document("last_execution").unwrap();
+    assert!(["KeyError", "TypeError"].contains(&last.get_str("class").unwrap()), "{last}");
+    assert!(last.get_str("trace").unwrap().contains("app."), "{last}");
+    let waits = setting.enqueue("waits", doc! {}).await;
+    assert_eq!(end_of(&setting.cancel(waits).await).0, "cancelled");
+}
+
+#[tokio::test]
+async fn the_python_client_does_what_its_documentation_says() {
+    let setting = Setting::new().await;
+    let worker = setting.python(&["echo", "fails", "raises", "gives-up", "snoozes", "waits", "no-json", "dies"], "", &[]);
+    the_client_does_what_its_documentation_says(&setting).await;
+    assert_eq!(end_of(&setting.run("no-json", doc! {}).await).1, "ValueError");
+    let died = setting.run("dies", doc! {}).await;
+    let (why, class, message) = end_of(&died);
+    assert_eq!((why, class), ("tried-too-many-times", "exit:3"));
+    assert!(message.ends_with("exited with 3: out of cheese"), "{message}");
+    assert_eq!(setting.run("echo", doc! {}).await.get_str("why").unwrap(), "done", "in another process");
+    drop(worker);
+}
+
+#[tokio::test]
+async fn the_node_client_does_what_its_documentation_says() {
+    if Command::new("node").arg("--version").output().is_err() {
+        // Not by a macro, whose output the test runner hides.
+        let said = b"SKIPPED: the_node_client_does_what_its_documentation_says: `node` is not on the PATH\n";
+        return std::io::stderr().write_all(said).unwrap();
+    }
+    let setting = Setting::new().await;
+    let modules = setting.directory.path().join("node_modules");
+    fs::create_dir(&modules).unwrap();
+    std::os::unix::fs::symlink(Setting::clients().join("node"), modules.join("recruiter-jobs")).unwrap();
+    let classes = ["echo", "fails", "raises", "gives-up", "snoozes", "waits"];
+    let worker = setting.worker("node", NODE, "app.js", &classes, "", &[]);
+    the_client_does_what_its_documentation_says(&setting).await;
+    drop(worker);
+}
+
+#[tokio::test]
+async fn a_few_processes_run_many_jobs_of_many_classes() {
+    let setting = Setting::new().await;
+    let mut worker = setting.python(&["echo", "snoozes"], "jobs_per_process = 60", &["--concurrency", "2"]);
+    let jobs = (0..200).map(|n| NewJob::of_class("echo", doc! { "n": n }));
+    setting.store.enqueue_many(jobs).await.unwrap();
+    let bundle = NewJob::bundle_of_class("echo", (0..20).map(|n| doc! { "n": n })).enqueue(&setting.store).await.unwrap().id;
+    let of_class = async || setting.database.raw("archived").count_documents(doc! {}).await.unwrap() == 201;
+    wait_until(SOON, "all are done", of_class).await;
+    let done: Vec<Document> =
+        setting.database.raw("archived").find(doc! { "_id": { "$ne": bundle } }).await.unwrap().try_collect().await.unwrap();
+    assert!(done.iter().all(|job| job.get_str("why").unwrap() == "done" && number(job, "attempts") == 1));
+    let pids: BTreeSet<u32> = done.iter().map(pid).collect();
+    assert!((4..=6).contains(&pids.len()), "{pids:?}: 60 jobs for each process");
+    let bundle = setting.archived(bundle).await;
+    let outcomes = bundle.get_array("item_outcomes").unwrap();
+    assert!(outcomes.iter().all(|outcome| outcome.as_document().unwrap().get_bool("done").unwrap()), "{bundle}");
+    let last = pid(&setting.run("echo", doc! {}).await);
+    assert!(is_alive(last), "it waits for more");
+    worker.terminate();
+    assert!(worker.wait_exit(SOON).await.success());
+    wait_until(SOON, "its processes have ended", async || !pids.iter().chain([&last]).any(|pid| is_alive(*pid))).await;
+}
+
+#[tokio::test]
+async fn a_cancelled_job_leaves_its_process_to_the_next_or_is_killed_with_it() {
+    let setting = Setting::new().await;
+    let worker = setting.python(&["echo", "waits", "deaf"], "kill_after = \"300ms\"", &["--concurrency", "1"]);
+    let before = pid(&setting.run("echo", doc! {}).await);
+    let waits = setting.enqueue("waits", doc! {}).await;
+    assert_eq!(end_of(&setting.cancel(waits).await).0, "cancelled");
+    assert_eq!(pid(&setting.run("echo", doc! {}).await), before, "the same process");
+    let deaf = setting.enqueue("deaf", doc! {}).await;
+    assert_eq!(end_of(&setting.cancel(deaf).await).0, "cancelled");
+    assert!(!is_alive(before));
+    assert_ne!(pid(&setting.run("echo", doc! {}).await), before);
+    drop(worker);
+}
+
+#[tokio::test]
+async fn idle_processes_end_and_so_do_those_of_a_killed_worker() {
+    let setting = Setting::new().await;
+    let worker = setting.python(&["echo"], "idle_timeout = \"300ms\"", &[]);
+    let idle = pid(&setting.run("echo", doc! {}).await);
+    wait_until(SOON, "it has ended", async || !is_alive(idle)).await;
+    let other = pid(&setting.run("echo", doc! {}).await);
+    assert_ne!(other, idle);
+    worker.kill();
+    wait_until(SOON, "it sees the end of its worker", async || !is_alive(other)).await;
+}
+
+/// Whatever a process does, its job has a defined end, and the next job another process.
+#[tokio::test]
+async fn a_process_that_breaks_the_protocol_fails_its_job_only() {
+    let setting = Setting::new().await;
+    let more = "timeout = \"2s\"\nkill_after = \"100ms\"\nresult_limit = \"1KiB\"";
+    let worker = setting.worker("python3", RAW, "raw.py", &["raw"], more, &[]);
+    let run = async |what: &str| {
+        let job = NewJob::of_class("raw", doc! { "do": what }).enqueue(&setting.store).await.unwrap().id;
+        setting.archived(job).await
+    };
+    for (what, class, message) in [
+        ("garbage", "protocol", "it wrote `Traceback (most recent call last):"),
+        ("endless", "protocol", "it wrote a line of more than 132096 bytes"),
+        ("not-utf8", "protocol", "it wrote `"),
+        ("close", "signal:SIGKILL", "was killed by SIGKILL"),
+        ("nothing", "timeout", "it took longer than its time limit of 2s"),
+        ("odd-messages", "error", "the program gave no message"),
+    ] {
+        let ended = run(what).await;
+        let (why, found, said) = end_of(&ended);
+        assert_eq!((why, found), ("not-scheduled-by-retry-policy", class), "{what}: {said}");
+        assert!(said.contains(message), "{what}: {said}");
+    }
+    assert_eq!(run("other-id").await.get_str("result").unwrap(), "right");
+    let left = u32::try_from(number(&run("leave").await, "result")).unwrap();
+    wait_until(SOON, "it has left", async || !is_alive(left)).await;
+    assert_ne!(number(&run("leave").await, "result"), i64::from(left), "another process");
+    drop(worker);
+}

@@ -1,0 +1,246 @@
+//! The messages of a program: lines by which it reports about its job while it runs.
+//!
+//! A class chooses where its program writes them: to a file descriptor of its own, or to standard error. A line that is no message, or a
+//! wrong one, changes nothing: it is ignored with a warning, on standard error without one.
+
+use std::time::Duration;
+
+use bson::Bson;
+use recruiter_common::{failure, job::JobProgress};
+
+use crate::context::Context;
+
+/// Maximum length of a message, in bytes: enough for the largest checkpoint.
+const LONGEST: usize = 128 * 1024;
+/// Maximum length of a line that a warning quotes, in bytes.
+const QUOTED: usize = 200;
+
+/// Cuts a stream into lines of limited length.
+#[derive(Default)]
+pub(super) struct Lines {
+    line: Vec<u8>,
+    is_too_long: bool,
+}
+
+impl Lines {
+    /// Calls `take` with each complete line, and whether its end is missing because it was too long.
+    pub(super) fn push(&mut self, chunk: &[u8], mut take: impl FnMut(&[u8], bool)) {
+        for part in chunk.split_inclusive(|byte| *byte == b'\n') {
+            let (text, ends) = part.strip_suffix(b"\n").map_or((part, false), |text| (text, true));
+            let room = LONGEST - self.line.len();
+            self.is_too_long |= text.len() > room;
+            self.line.extend_from_slice(&text[..text.len().min(room)]);
+            if ends {
+                self.end(&mut take);
+            }
+        }
+    }
+
+    /// The same for the last line, which has no newline.
+    pub(super) fn finish(&mut self, mut take: impl FnMut(&[u8], bool)) {
+        if !self.line.is_empty() {
+            self.end(&mut take);
+        }
+    }
+
+    fn end(&mut self, take: &mut impl FnMut(&[u8], bool)) {
+        take(&self.line, std::mem::take(&mut self.is_too_long));
+        self.line.clear();
+    }
+}
+
+/// One message.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Message {
+    Progress(JobProgress),
+    Checkpoint(Bson),
+    Log(String),
+    Extend(Duration),
+    RetryAfter(Duration),
+    GiveUp(String),
+    ErrorClass(String),
+}
+
+impl Message {
+    /// `None` if the line is no message.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub(super) fn parse(line: &[u8]) -> Option<Result<Self, String>> {
+        let (keyword, rest) = str::from_utf8(line).ok()?.split_once(": ")?;
+        let rest = rest.trim();
+        Some(match keyword {
+            "progress" => progress(rest).map(Self::Progress),
+            "checkpoint" => json(rest).map(Self::Checkpoint),
+            "log" => Ok(Self::Log(rest.to_owned())),
+            "extend" => duration(rest).map(Self::Extend),
+            "retry-after" => duration(rest).map(Self::RetryAfter),
+            "give-up" => Ok(Self::GiveUp(rest.to_owned())),
+            "error-class" => class(rest).map(Self::ErrorClass),
+            _ => return None,
+        })
+    }
+}
+
+/// `40%`, `40.5% text`, `3/10`, `3/10 text`.
+fn progress(text: &str) -> Result<JobProgress, String> {
+    let (number, text) = text.split_once(' ').map_or((text, ""), |(number, text)| (number, text.trim()));
+    let number: Option<JobProgress> = match (number.strip_suffix('%'), number.split_once('/')) {
+        (Some(percent), _) => percent.parse::<f64>().ok().filter(|percent| percent.is_finite()).map(JobProgress::from),
+        (None, Some((done, of))) => done.parse().ok().zip(of.parse().ok()).map(|done_of: (u64, u64)| done_of.into()),
+        (None, None) => None,
+    };
+    let progress = number.ok_or("a progress is written like `40%` or `3/10`, with a text after it")?;
+    Ok(if text.is_empty() { progress } else { progress.text(text) })
+}
+
+/// A value in extended JSON.
+pub(super) fn json(text: &str) -> Result<Bson, String> {
+    let value: serde_json::Value = serde_json::from_str(text).map_err(|error| format!("it is not JSON: {error}"))?;
+    Bson::try_from(value).map_err(|error| format!("it cannot be stored: {error}"))
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    humantime::parse_duration(text).map_err(|error| format!("not a duration ({error}): write it like `30s`"))
+}
+
+fn class(text: &str) -> Result<String, String> {
+    if text.is_empty() || text.len() > failure::LONGEST_CLASS || text.contains(char::is_control) {
+        return Err(format!("an error class has 1 to {} bytes without control characters", failure::LONGEST_CLASS));
+    }
+    Ok(text.to_owned())
+}
+
+/// Does what the messages of one execution say, and remembers what they say about its end.
+#[derive(Default)]
+pub(super) struct Obeyed {
+    lines: Lines,
+    pub(super) class: Option<String>,
+    pub(super) give_up: Option<String>,
+    pub(super) retry_after: Option<Duration>,
+    has_warned: bool,
+}
+
+impl Obeyed {
+    /// The next bytes of a stream that has nothing but messages.
+    pub(super) fn push(&mut self, chunk: &[u8], job: &Context) {
+        let mut lines = std::mem::take(&mut self.lines);
+        lines.push(chunk, |line, is_cut| self.obey_only(line, is_cut, job));
+        self.lines = lines;
+    }
+
+    /// The end of that stream.
+    pub(super) fn finish(&mut self, job: &Context) {
+        let mut lines = std::mem::take(&mut self.lines);
+        lines.finish(|line, is_cut| self.obey_only(line, is_cut, job));
+    }
+
+    fn obey_only(&mut self, line: &[u8], is_cut: bool, job: &Context) {
+        if is_cut {
+            self.warn(line, &format!("it is longer than {LONGEST} bytes"), job);
+        } else if !self.obey(line, job) && !line.trim_ascii().is_empty() {
+            self.warn(line, "it is no message", job);
+        }
+    }
+
+    /// Does what a line says. Returns whether it is a message.
+    pub(super) fn obey(&mut self, line: &[u8], job: &Context) -> bool {
+        let Some(message) = Message::parse(line) else { return false };
+        let done = message.and_then(|message| self.do_as_told(message, job));
+        if let Err(problem) = done {
+            self.warn(line, &problem, job);
+        }
+        true
+    }
+
+    fn do_as_told(&mut self, message: Message, job: &Context) -> Result<(), String> {
+        match message {
+            Message::Progress(progress) => job.progress(progress),
+            Message::Checkpoint(value) => job.checkpoint(value).map_err(|error| error.to_string())?,
+            Message::Log(line) => job.log(line),
+            Message::Extend(by) => drop(job.extend(by)),
+            Message::RetryAfter(delay) => self.retry_after = Some(delay),
+            Message::GiveUp(reason) => self.give_up = Some(reason),
+            Message::ErrorClass(class) => self.class = Some(class),
+        }
+        Ok(())
+    }
+
+    /// Warns in the log of the worker about the first such line of the execution, and in the log of the job about each.
+    fn warn(&mut self, line: &[u8], problem: &str, job: &Context) {
+        let quoted = String::from_utf8_lossy(&line[..line.len().min(QUOTED)]).into_owned();
+        if !std::mem::replace(&mut self.has_warned, true) {
+            tracing::warn!(job.id = %job.job_id(), job.class = job.class(), line = quoted, "ignoring a message of a program: {problem}");
+        }
+        job.log(format!("ignored a message: {problem}: {quoted}"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bson::doc;
+
+    use super::*;
+
+    #[test]
+    fn a_message_is_understood_or_says_what_is_wrong() {
+        let parse = |line: &str| Message::parse(line.as_bytes());
+        let progress = |line: &str| match parse(line) {
+            Some(Ok(Message::Progress(progress))) => progress.to_string(),
+            other => panic!("{line}: {other:?}"),
+        };
+        assert_eq!(progress("progress: 40%"), "40 %");
+        assert_eq!(progress("progress: 40.5% nearly  there "), "40.5 %, nearly  there");
+        assert_eq!(progress("progress: 3/10 page 3"), "3 of 10 (30 %), page 3");
+        assert_eq!(progress("progress: 140%"), "100 %");
+        assert_eq!(parse(r#"checkpoint: {"row": 7}"#), Some(Ok(Message::Checkpoint(doc! { "row": 7 }.into()))));
+        assert_eq!(parse("checkpoint: null"), Some(Ok(Message::Checkpoint(Bson::Null))));
+        assert_eq!(parse("log: a: b"), Some(Ok(Message::Log("a: b".into()))));
+        assert_eq!(parse("extend: 1m 30s"), Some(Ok(Message::Extend(Duration::from_secs(90)))));
+        assert_eq!(parse("retry-after: 30s"), Some(Ok(Message::RetryAfter(Duration::from_secs(30)))));
+        assert_eq!(parse("give-up: no such customer"), Some(Ok(Message::GiveUp("no such customer".into()))));
+        assert_eq!(parse("error-class: SmtpDown"), Some(Ok(Message::ErrorClass("SmtpDown".into()))));
+        for no_message in ["", "progress", "progress:40%", "Progress: 40%", " progress: 40%", "in progress: 40%", "warning: 40%"] {
+            assert_eq!(parse(no_message), None, "{no_message}");
+        }
+        assert_eq!(Message::parse(b"log: \xff"), None, "not UTF-8");
+        for wrong in [
+            "progress: most",
+            "progress: NaN%",
+            "progress: -1/10",
+            "progress: 1/",
+            "checkpoint: {",
+            "checkpoint: {\"$oid\": 5}",
+            "extend: soon",
+            "error-class: a\tb",
+            "retry-after: -1s",
+        ] {
+            assert!(matches!(parse(wrong), Some(Err(_))), "{wrong}: {:?}", parse(wrong));
+        }
+    }
+
+    #[test]
+    fn lines_of_any_length_and_content_are_cut() {
+        let (mut lines, mut taken) = (Lines::default(), Vec::new());
+        let endless = vec![b'x'; LONGEST];
+        for chunk in [b"a\nb".as_slice(), b"c\n\n", &endless, b"yz", b"\nd\xff\ne"] {
+            lines.push(chunk, |line, is_cut| taken.push((line.len(), is_cut)));
+        }
+        lines.finish(|line, is_cut| taken.push((line.len(), is_cut)));
+        assert_eq!(taken, [(1, false), (2, false), (0, false), (LONGEST, true), (2, false), (1, false)]);
+    }
+
+    #[test]
+    fn what_cannot_be_obeyed_is_logged_and_changes_nothing() {
+        let (mut obeyed, job) = (Obeyed::default(), Context::for_tests().build());
+        obeyed.push(b"progress: 1/2\nrubbish\n\xff\xfe\nprogress: much\n\n", &job);
+        obeyed.push(&vec![b'x'; 3 * LONGEST], &job);
+        obeyed.push(b"\ngive-up: because", &job);
+        obeyed.finish(&job);
+        assert_eq!((job.last_progress(), obeyed.give_up.as_deref()), (Some((1, 2).into()), Some("because")));
+        let log = job.log_lines();
+        assert_eq!(log.len(), 4, "{log:?}");
+        assert_eq!(log[0], "ignored a message: it is no message: rubbish");
+        assert!(log[3].starts_with("ignored a message: it is longer than 131072 bytes: xxx"), "{}", log[3]);
+    }
+}
