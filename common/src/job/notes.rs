@@ -85,10 +85,9 @@ impl JobProgress {
     /// The stored progress of a job; `None` if there is none that can be read.
     pub fn of_job(job: &Job) -> Option<Self> {
         let Bson::Document(stored) = job.field(PROGRESS)? else { return None };
-        let count = |field: &str| match stored.get(field)? {
-            Bson::Int32(count) => u64::try_from(*count).ok(),
-            Bson::Int64(count) => u64::try_from(*count).ok(),
-            _ => None,
+        let count = |field: &str| {
+            let count = stored.get(field)?;
+            count.as_i64().or(count.as_i32().map(i64::from)).and_then(|count| u64::try_from(count).ok())
         };
         let percent = stored.get_f64("percent").ok();
         Some(Self { percent, done_of: count("done").zip(count("of")), text: stored.get_str("text").ok().map(str::to_owned) })
@@ -210,7 +209,8 @@ pub(crate) fn with_notes(document: &RawDocumentBuf, notes: Document) -> Option<R
     let mut copy = RawDocumentBuf::new();
     for element in document {
         let (key, value) = element.ok()?;
-        if !notes.contains_key(key.as_str()) && !(is_done && key.as_str() == CHECKPOINT) {
+        let is_left_out = notes.contains_key(key.as_str()) || (is_done && key.as_str() == CHECKPOINT);
+        if !is_left_out {
             copy.append(key, value);
         }
     }

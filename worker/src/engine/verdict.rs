@@ -197,10 +197,8 @@ mod tests {
         let second = Duration::from_secs(1);
         let at = |again: Again, delay: Option<Duration>| {
             let verdict = Verdict::Retry { failure: Failure::new("x", ""), at: later(now(), second * 60), again };
-            match verdict.put_off(delay, now()) {
-                Verdict::Retry { at, .. } => at,
-                other => panic!("{other:?}"),
-            }
+            let Verdict::Retry { at, .. } = verdict.put_off(delay, now()) else { panic!("it runs again") };
+            at
         };
         assert_eq!(at(Again::Failed, None), later(now(), second * 60));
         assert_eq!(at(Again::Failed, Some(second * 7)), later(now(), second * 7));
