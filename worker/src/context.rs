@@ -20,8 +20,8 @@ use recruiter_common::{
 use serde::de::DeserializeOwned;
 use tokio_util::sync::CancellationToken;
 
-use crate::{transaction::Transactions, workable::Done};
 use crate::notes::NotesCell;
+use crate::{transaction::Transactions, workable::Done};
 
 /// Why a running job should stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -134,6 +134,8 @@ struct Known {
     /// Whether the end of the execution writes all further notes.
     is_closed: bool,
     is_claim_lost: bool,
+    /// A transaction of the execution may have ended the job: then a lost claim is no reason to stop.
+    may_have_ended: bool,
 }
 
 impl Notes {
@@ -190,7 +192,9 @@ impl Notes {
             Recorded::Yes => Ok(()),
             Recorded::ClaimLost => {
                 (known.is_closed, known.is_claim_lost) = (true, true);
-                self.cancel.cancel(Cancellation::ClaimLost);
+                if !known.may_have_ended {
+                    self.cancel.cancel(Cancellation::ClaimLost);
+                }
                 Err(CheckpointError::ClaimLost)
             }
             Recorded::Refused => {
@@ -236,6 +240,21 @@ pub(crate) fn at_the_end(context: &Context) -> Option<Document> {
     notes.close();
     let known = notes.known();
     Some(known.fields(known.noted)).filter(|fields| !fields.is_empty())
+}
+
+/// The notes for an end of the job in a transaction of its execution. If the transaction is aborted, the execution goes on. `None` if there
+/// are none.
+pub(crate) fn in_a_transaction(context: &Context) -> Option<Document> {
+    let notes = context.notes.made.get();
+    let mut fields = notes.map(|notes| {
+        let mut known = notes.known();
+        known.may_have_ended = true;
+        known.fields(known.noted)
+    });
+    if has_checkpoint(&context.job) {
+        fields.get_or_insert_default();
+    }
+    fields
 }
 
 /// Whether the document of a job has a checkpoint, which its success removes. Only an attempt after the first can find one.

@@ -31,6 +31,7 @@ use serde::Serialize;
 
 use crate::{
     context::{Cancellation, Context},
+    notes,
     workable::{Done, NotDone},
 };
 
@@ -267,7 +268,11 @@ impl Context {
 
     fn archival(&self, claim: Claim, result: Option<Bson>) -> Archival {
         let execution = self.job.last_execution.clone().unwrap_or_default().ended(self.store().now(), None);
-        Archival::ended(&self.job, claim, execution, &FinishReason::DONE, result)
+        let archival = Archival::ended(&self.job, claim, execution, &FinishReason::DONE, result);
+        match notes::in_a_transaction(self) {
+            Some(notes) => archival.with_notes(notes),
+            None => archival,
+        }
     }
 
     /// The result with which the job has ended in a transaction of its own.
