@@ -54,6 +54,7 @@ WHOLE = {
     '.aggregate([selection, doc! { "$group": { "_id": field } }])': "the groups; classes and gates: guards::jobs_with_a_gate…",
     ".aggregate(pipeline)": "the jobs of each lane, and the heads of lines: it::limits and rounds",
     ".aggregate(stages)": "every setting",
+    ".watch().pipeline([wanted])": "the topics of a subscriber: it::messages",
     '.distinct("channel", doc! { "_id": { "$nin": connected } })': "the channels of all who are not connected: it::relay",
 }
 # The other parts of the whole queries above.

@@ -619,7 +619,7 @@ impl NewJob {
     }
 
     /// What is kept of it after its end.
-    pub(crate) fn kept(&self) -> Keep {
+    pub fn kept(&self) -> Keep {
         self.keep
     }
 

@@ -21,6 +21,8 @@ pub enum Exit {
     Failure = 1,
     /// Wrong flags or values (clap's own code).
     Usage = 2,
+    /// The job that was waited for did not succeed.
+    JobFailed = 3,
     /// MongoDB cannot be reached.
     Unavailable = 69,
     /// The memory limit was reached, and the running jobs have ended. The service manager should start the process
@@ -30,6 +32,8 @@ pub enum Exit {
     Refused = 77,
     /// A configuration file is invalid.
     Config = 78,
+    /// The job that was waited for has not ended in time.
+    TimedOut = 124,
     /// Stopped at once by a second signal.
     Aborted = 130,
 }

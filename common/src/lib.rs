@@ -65,6 +65,10 @@
 //! | [`graphs`] | jobs that wait for other jobs |
 //! | [`spec`] | a job as JSON, read and written | `recruiter enqueue`, other programs |
 //! | [`finished`] | the outcome of a job, and its result | applications |
+//! | [`wait`] | wait for the result of a job | applications, `recruiter enqueue` |
+//! | [`events`] | what happens to jobs and workers | all |
+//! | [`messages`] | publish and subscribe to messages | applications, `recruiter publish` |
+//! | [`topics`] | topics and patterns of events and messages | applications, `recruiter events` |
 //! | [`control`] | retry, change, cancel and delete jobs | `recruiter jobs`, applications |
 //! | [`schedules`] | periodic jobs | applications, `recruiter schedules`, recruiter |
 //! | [`retry_policy`] | when a failed job is retried | applications, worker |
@@ -88,6 +92,7 @@
 pub mod clock;
 pub mod control;
 pub mod enqueue;
+pub mod events;
 #[cfg(feature = "process")]
 pub mod exit;
 pub mod failure;
@@ -99,6 +104,7 @@ pub mod job;
 pub mod limits;
 #[cfg(feature = "process")]
 pub mod logging;
+pub mod messages;
 pub mod retry_policy;
 pub mod roster;
 pub mod schedules;
@@ -110,7 +116,9 @@ pub mod spec;
 pub mod store;
 pub mod task;
 pub mod telemetry;
+pub mod topics;
 pub mod unique;
+pub mod wait;
 pub mod workers;
 
 pub use bson;
@@ -118,6 +126,7 @@ pub use mongodb;
 
 pub use crate::{
     enqueue::{Defaults, EnqueueError, Enqueued, NewJob, Outcome, Retry, Workable},
+    events::{Event, Events, EventsError, Received},
     failure::Failure,
     finished::{JobResult, ResultError},
     graphs::{Edge, Graph, When},
@@ -130,5 +139,7 @@ pub use crate::{
         RetryPolicy, SelectByException, TimeTable,
     },
     store::{ConnectArgs, ConnectError, Store, StoreError},
+    topics::{InvalidTopic, Pattern},
     unique::{InvalidUnique, OnConflict, Unique, UniqueScope},
+    wait::WaitError,
 };

@@ -65,3 +65,13 @@ mod graphs {}
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/schedules.md")]
 mod schedules {}
+
+/// The example of the page on events, compiled.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/events.md")]
+mod events_page {}
+
+/// The example of the page on messages, compiled.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/pubsub.md")]
+mod messages_page {}

@@ -14,6 +14,7 @@ use bson::{Bson, Document, RawDocumentBuf, doc};
 use futures_util::TryStreamExt;
 use recruiter_common::{
     enqueue::{NewJob, Outcome},
+    events::Received,
     failure::Failure,
     ids::{JobId, LeaseTerm, RoundId, WorkerId},
     instant::Instant,
@@ -23,6 +24,7 @@ use recruiter_common::{
         Offer, Page, Planned, Progress, Recorded, Rescheduling, Retrial, Start, StateFilter, Store, Waiting, Walk,
     },
     telemetry::chain,
+    topics::Pattern,
     unique::{OnConflict, Unique},
     workers::Wanted,
 };
@@ -1493,4 +1495,30 @@ async fn the_jobs_of_one_priority_are_found_alone() {
         let found = setting.store.due_jobs_of_each(&[(lane.clone(), 9)], setting.store.now()).await.unwrap();
         assert_eq!(found[0].jobs.iter().map(|job| job.id).collect::<Vec<_>>(), expected, "{lane:?}");
     }
+}
+
+#[tokio::test]
+async fn events_are_read_from_a_time_on() {
+    let setting = Setting::new().await;
+    setting.store.prepare_events(None).await.unwrap();
+    let ring = setting.database.raw("events");
+    let publish = async |topic: &str| {
+        let event = doc! { "topic": topic, "at": bson::DateTime::now() };
+        let by = bson::oid::ObjectId::new();
+        let document = doc! { "at": bson::Timestamp { time: 0, increment: 0 }, "by": by, "first": 0_i64, "events": [event] };
+        ring.insert_one(document).await.unwrap();
+    };
+    publish("before").await;
+    let mut events = setting.store.events([Pattern::everything()], None).await.unwrap();
+    publish("after").await;
+    let Ok(Received::Event(event)) = timeout(SOON, events.next()).await else { panic!("an event was published") };
+    assert_eq!(event.topic, "after");
+    let of = |at: bson::DateTime| bson::Timestamp { time: u32::try_from(at.timestamp_millis() / 1_000 - 60).unwrap(), increment: 0 };
+    ring.insert_one(doc! { "at": of(bson::DateTime::now()), "by": bson::oid::ObjectId::new(), "first": 0_i64, "events": [{ "topic": "old", "at": bson::DateTime::now() }] })
+        .await
+        .unwrap();
+    let since = setting.store.now() - chrono::TimeDelta::seconds(30);
+    let past: Vec<String> =
+        setting.store.past_events([Pattern::everything()], Some(since)).await.unwrap().into_iter().map(|event| event.topic).collect();
+    assert_eq!(past, ["before", "after"]);
 }

@@ -89,7 +89,7 @@ pub use recruiter_common::{
     self as common, ConnectArgs, ConnectError, Decision, Defaults, DoNotDoItAgain, Edge, EnqueueError, Enqueued, ExponentialBackoff,
     Failure, FinishReason, Graph, GraphId, History, Instant, InvalidPolicy, InvalidUnique, JobId, JobResult, Keep, NewJob, OnConflict,
     Outcome, Priority, ResultError, RetriableExceptionFilter, Retry, RetryForever, RetryManyTimes, RetryPolicy, SelectByException, Store,
-    StoreError, TimeTable, Unique, UniqueScope, When, Workable, bson,
+    StoreError, TimeTable, Unique, UniqueScope, WaitError, When, Workable, bson,
     job::JobProgress,
     mongodb, schedules,
     shutdown::{Shutdown, Trigger},

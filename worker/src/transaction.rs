@@ -262,6 +262,7 @@ impl Context {
         }
         commit(session).await?;
         let _ = self.committed.set(done);
+        store.tell_ended([&archival]);
         store.announce_ends(std::iter::once(&archival)).await;
         Ok(value)
     }

@@ -80,6 +80,8 @@ pub(crate) enum Kept {
     Document(Arc<RawDocumentBuf>),
     /// Nothing.
     Nothing {
+        /// Its class, for its event.
+        class: String,
         /// The group in which it is counted.
         group: String,
         /// The holder of the start. As long as it lives, no other process deletes the job.
@@ -127,7 +129,7 @@ impl Archival {
     /// jobs wait for it.
     pub fn ended(job: &Job, claim: Claim, execution: Execution, why: &FinishReason, result: Option<Bson>) -> Self {
         let kept = if job.keep == Keep::Failures && *why == FinishReason::DONE && !job.is_followed {
-            Kept::Nothing { group: job.group.clone(), holder: execution.worker }
+            Kept::Nothing { class: job.class.clone(), group: job.group.clone(), holder: execution.worker }
         } else {
             Kept::Document(Arc::new(archived_document(job, &execution, why, result)))
         };
@@ -344,6 +346,8 @@ pub struct Rescheduling {
     pub(crate) claim: Claim,
     pub(crate) update: Document,
     pub(crate) group: String,
+    /// For its event.
+    pub(crate) class: String,
     pub(crate) due: Instant,
 }
 
@@ -360,7 +364,7 @@ impl Rescheduling {
             "interruptions": job.interruptions + u32::from(!counts),
             "deaths": deaths_with(job, execution),
         };
-        Self { claim, update: doc! { "$set": set }, group: job.group.clone(), due: at }
+        Self { claim, update: doc! { "$set": set }, group: job.group.clone(), class: job.class.clone(), due: at }
     }
 
     /// Releases a job whose workable was not entered: the same due date as before, and the start does not count. The newest execution in
@@ -375,7 +379,7 @@ impl Rescheduling {
         update.insert("$set", set);
         let was_due = job.last_execution.as_ref().and_then(|execution| execution.scheduled_at);
         let due = job.due().or(was_due).unwrap_or_default();
-        Self { claim, update, group: job.group.clone(), due }
+        Self { claim, update, group: job.group.clone(), class: job.class.clone(), due }
     }
 
     /// Like a release, but due at `at`, when the obstacle may be gone.
@@ -385,6 +389,11 @@ impl Rescheduling {
             set.insert("scheduled_at", bson::DateTime::from_chrono(at));
         }
         Self { due: at, ..released }
+    }
+
+    /// Whether its workable was entered.
+    pub(crate) fn has_run(&self) -> bool {
+        self.update.get_document("$set").is_ok_and(|set| set.contains_key("executions"))
     }
 
     /// Adds the outcomes of all items of the bundle.

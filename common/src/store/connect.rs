@@ -445,6 +445,8 @@ impl Store {
             schedulers: database.collection("schedulers"),
             signals: database.collection("signals"),
             unique_periods: database.collection("unique_periods"),
+            events: database.collection("events"),
+            messages: database.collection("messages"),
             clock,
             options,
             may_mend: true,
@@ -452,6 +454,8 @@ impl Store {
             features: Arc::default(),
             caps: Arc::default(),
             relay: Arc::default(),
+            publisher: Arc::default(),
+            waiters: Arc::default(),
             client,
             database,
         }

@@ -76,6 +76,14 @@ pub(crate) mod code {
     pub(crate) const MAX_TIME_EXPIRED: i32 = 50;
     /// An index of this name has other keys.
     pub(crate) const INDEX_KEY_SPECS_CONFLICT: i32 = 86;
+    /// A tailing cursor has fallen behind: the documents after its position were overwritten.
+    pub(crate) const CAPPED_POSITION_LOST: i32 = 136;
+    /// A member is no primary any more, not yet, or is shutting down.
+    pub(crate) const NO_PRIMARY: [i32; 8] = [91, 189, 10_107, 11_600, 11_602, 13_435, 13_436, 133];
+    /// The change stream cannot continue: its event is not in the oplog.
+    pub(crate) const CHANGE_STREAM_FATAL: i32 = 280;
+    /// The change stream cannot continue: the oplog no longer holds its position.
+    pub(crate) const CHANGE_STREAM_HISTORY_LOST: i32 = 286;
     pub(crate) const DUPLICATE_KEY: i32 = 11_000;
 }
 
@@ -129,6 +137,32 @@ impl StoreError {
     /// Whether a unique index already contains a key of the document.
     pub(crate) fn is_duplicate(&self) -> bool {
         matches!(self, Self::Mongo { source, .. } if code_of(source) == Some(code::DUPLICATE_KEY))
+    }
+
+    /// The error of a tailing cursor.
+    pub(crate) fn of_tail(source: Error) -> Self {
+        Self::Mongo { operation: "tail", source: source.into() }
+    }
+
+    /// Whether a tailing cursor has fallen so far behind that documents were overwritten before it read them.
+    pub(crate) fn is_position_lost(&self) -> bool {
+        matches!(self, Self::Mongo { source, .. } if code_of(source) == Some(code::CAPPED_POSITION_LOST))
+    }
+
+    /// The error of a change stream over messages.
+    pub(crate) fn of_messages(source: Error) -> Self {
+        Self::Mongo { operation: "read_messages", source: source.into() }
+    }
+
+    /// Whether MongoDB has refused a command, and not because its primary changes.
+    pub(crate) fn is_refusal(&self) -> bool {
+        matches!(self, Self::Mongo { source, .. }
+            if matches!(source.kind.as_ref(), ErrorKind::Command(refusal) if !code::NO_PRIMARY.contains(&refusal.code)))
+    }
+
+    /// Whether MongoDB no longer holds the history from which a change stream was to continue.
+    pub(crate) fn is_history_lost(&self) -> bool {
+        matches!(self, Self::Mongo { source, .. } if matches!(code_of(source), Some(code::CHANGE_STREAM_HISTORY_LOST | code::CHANGE_STREAM_FATAL)))
     }
 
     /// Whether MongoDB aborted a read because it took too long.

@@ -292,6 +292,7 @@ impl Store {
             Kept::Nothing { .. } | Kept::Document(_) => None,
         }))
         .await;
+        self.tell_recorded(batch, &recorded);
         self.release_successors_soon(batch.iter().filter_map(|end| end.frees.clone()).collect()).await;
         self.announce_ends(batch.iter().zip(&recorded).filter(|(_, recorded)| **recorded == Recorded::Yes).map(|(end, _)| end)).await;
         Ok(recorded)
@@ -445,7 +446,9 @@ impl Store {
             "writeConcern": { "w": "majority", "j": true },
         };
         if self.write("reschedule_if_claimed", command).await? == batch.len() {
-            return Ok(vec![Recorded::Yes; batch.len()]);
+            let recorded = vec![Recorded::Yes; batch.len()];
+            self.tell_rescheduled(batch, &recorded);
+            return Ok(recorded);
         }
         let scheduled = self.scheduled.clone();
         let jobs: Vec<JobId> = batch.iter().map(|job| job.claim.job).collect();
@@ -456,7 +459,9 @@ impl Store {
         .await?;
         let unlocked: HashSet<(JobId, StartId)> = found.iter().filter_map(|job| Some((id_of(job)?, start_of(job)?))).collect();
         let recorded = |claim: Claim| if unlocked.contains(&(claim.job, claim.start)) { Recorded::Yes } else { Recorded::ClaimLost };
-        Ok(batch.iter().map(|job| recorded(job.claim)).collect())
+        let recorded: Vec<Recorded> = batch.iter().map(|job| recorded(job.claim)).collect();
+        self.tell_rescheduled(batch, &recorded);
+        Ok(recorded)
     }
 
     /// Deletes started jobs that are already in the archive.

@@ -84,6 +84,7 @@ impl Store {
         let is_set = most.is_some();
         call("set_most_waiting", async move { groups.update_one(id, change).upsert(is_set).await }).await?;
         self.caps.forget();
+        self.tell_plain("group.changed", doc! { "name": group });
         Ok(())
     }
 

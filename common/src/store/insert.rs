@@ -19,7 +19,7 @@ use super::{
     schema::{UNIQUE, UNIQUE_AFTER, UNIQUE_WHILE_WAITING},
     session::require_transaction,
 };
-use crate::ids::JobId;
+use crate::{events::ToldJob, ids::JobId};
 
 /// Maximum number of documents in one `insert` command. It is below MongoDB's limit, so that a large import shows progress.
 const BATCH: usize = 1_000;
@@ -35,6 +35,7 @@ impl Store {
         let mut already_there = Vec::new();
         for batch in batches(jobs) {
             let (scheduled, sent) = (self.scheduled.clone(), batch.clone());
+            let mut told = self.to_tell(&batch);
             match call("insert_jobs", async move { scheduled.insert_many(sent).ordered(false).await }).await {
                 Ok(_) => {}
                 Err(error) => {
@@ -45,9 +46,12 @@ impl Store {
                     if ids.len() != duplicates.len() || self.known_among(&ids).await? != ids.iter().copied().collect() {
                         return Err(error);
                     }
+                    let known: HashSet<usize> = duplicates.into_iter().collect();
+                    told = told.into_iter().enumerate().filter(|(at, _)| !known.contains(at)).map(|(_, job)| job).collect();
                     already_there.extend(ids);
                 }
             }
+            self.tell_enqueued(&told);
         }
         Ok(already_there)
     }
@@ -61,17 +65,29 @@ impl Store {
         let (mut refused, mut before) = (Vec::new(), 0);
         for batch in batches(jobs) {
             let (scheduled, count) = (self.scheduled.clone(), batch.len());
+            let mut told = self.to_tell(&batch);
             match call("insert_keyed_jobs", async move { scheduled.insert_many(batch).ordered(false).await }).await {
                 Ok(_) => {}
                 Err(error) => {
                     let StoreError::Mongo { source, .. } = &error else { return Err(error) };
                     let Some(duplicates) = known_duplicates(source) else { return Err(error) };
+                    let known: HashSet<usize> = duplicates.iter().map(|(at, _)| *at).collect();
+                    told = told.into_iter().enumerate().filter(|(at, _)| !known.contains(at)).map(|(_, job)| job).collect();
                     refused.extend(duplicates.into_iter().map(|(at, duplicate)| (before + at, duplicate)));
                 }
             }
+            self.tell_enqueued(&told);
             before += count;
         }
         Ok(refused)
+    }
+
+    /// What the events of these jobs need, if somebody may ask for them.
+    fn to_tell(&self, jobs: &[Document]) -> Vec<ToldJob> {
+        if self.publisher.wanted().is_none() {
+            return Vec::new();
+        }
+        jobs.iter().filter_map(ToldJob::of).collect()
     }
 
     /// Inserts new jobs as part of the caller's own transaction. Those of `resent` that exist already are not inserted; returns their ids.

@@ -105,8 +105,13 @@ impl Store {
         let metadata = self.metadata.clone();
         let absent = observed.is_none();
         match call("acquire_if_unchanged", async move { metadata.update_one(filter, update).upsert(absent).await }).await {
-            Ok(written) => Ok((written.matched_count == 1 || written.upserted_id.is_some_and(|id| id != Bson::Null))
-                .then_some(LeaderLease { holder, term })),
+            Ok(written) => {
+                let is_acquired = written.matched_count == 1 || written.upserted_id.is_some_and(|id| id != Bson::Null);
+                if is_acquired {
+                    self.tell_plain("leader.changed", doc! { "leader": holder_at, "term": term });
+                }
+                Ok(is_acquired.then_some(LeaderLease { holder, term }))
+            }
             Err(failed) if failed.is_duplicate() => Ok(None),
             Err(failed) => Err(failed),
         }

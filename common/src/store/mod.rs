@@ -25,6 +25,8 @@
 //! | `schedulers` | schedules of periodic jobs |
 //! | `roster`, `lease` | one document for each worker; the recruiter's lease |
 //! | `wanted` | what operators want of workers |
+//! | `events` | the ring of events, and who subscribes to them |
+//! | `messages` | messages of applications |
 //! | `hints`, `ring` | the contents of hints; their publication and reading |
 //! | `session`, `batch`, `error` | transactions; batches; errors |
 //!
@@ -50,6 +52,7 @@ mod connect;
 mod control;
 mod due;
 mod error;
+mod events;
 mod expiry;
 mod finish;
 mod graphs;
@@ -60,6 +63,7 @@ mod items;
 mod lanes;
 mod lease;
 mod lines;
+mod messages;
 mod not_kept;
 mod notes;
 mod rates;
@@ -93,11 +97,20 @@ use self::error::{code_of, write_errors};
 #[cfg(unix)]
 pub use self::relay::Hub;
 use self::relay::Relay;
+pub(crate) use self::{
+    batch::cut,
+    graphs::{Inserted, StoredResult},
+    insert::Duplicate,
+    messages::{MessageStart, MessageStream},
+    session::require_transaction,
+    unique::{Holder, Taken, successor},
+};
 pub use self::{
     connect::{ConnectArgs, ConnectError, DEFAULT_DATABASE},
     control::Retrial,
     due::{DueJobs, Position, ScheduledJob},
     error::{DriverError, StoreError},
+    events::RingPart,
     finish::{BATCH_BYTES, GuardedWrite, Recorded},
     groups::{GroupBacklog, InvalidSetting},
     hints::{AssignedJobs, EVERY_GROUP, Hint},
@@ -115,17 +128,13 @@ pub use self::{
     start::{Conditions, Start, ToStart},
     views::{COUNTED, Finished, SAMPLED, StoredJob, Waiting},
 };
-pub(crate) use self::{
-    graphs::{Inserted, StoredResult},
-    insert::Duplicate,
-    session::require_transaction,
-    unique::{Holder, Taken, successor},
-};
 use crate::{
     clock::{ServerClock, Uptime},
     enqueue::Caps,
+    events::Publisher,
     ids::{JobId, StartId},
     instant::Instant,
+    wait::Waiters,
 };
 pub use crate::{
     job::ending::{Archival, Progress, Rescheduling},
@@ -153,6 +162,8 @@ pub struct Store {
     schedulers: Collection<Document>,
     signals: Collection<Document>,
     unique_periods: Collection<Document>,
+    events: Collection<Document>,
+    messages: Collection<Document>,
     pub(crate) clock: Arc<ServerClock>,
     /// The options of its client, for further clients with the same options; `None` if the application has created the client.
     options: Option<Arc<ClientOptions>>,
@@ -166,6 +177,10 @@ pub struct Store {
     pub(crate) caps: Arc<Caps>,
     /// Hints past the database.
     relay: Arc<Relay>,
+    /// Events that are not written yet.
+    pub(crate) publisher: Arc<Publisher>,
+    /// Those who wait for jobs in this process.
+    pub(crate) waiters: Arc<Waiters>,
 }
 
 impl Store {

@@ -214,7 +214,9 @@ impl Store {
         };
         document.extend(bson::serialize_to_document(&worker.process).expect("an identity is made of texts and numbers"));
         let roster = self.roster.clone();
-        call("register", async move { roster.insert_one(document).await }).await.map(drop)
+        call("register", async move { roster.insert_one(document).await }).await?;
+        self.tell_of_worker("joined", worker.id);
+        Ok(())
     }
 
     /// Makes a registered worker available for the first time, in the recruiter's current term.
@@ -465,7 +467,11 @@ impl Store {
     pub async fn leave_if_alive(&self, worker: WorkerId) -> Result<(), StoreError> {
         let roster = self.roster.clone();
         let filter = doc! { "_id": worker, "retired": { "$ne": true } };
-        call("leave_if_alive", async move { roster.delete_one(filter).await }).await.map(drop)
+        call("leave_if_alive", async move { roster.delete_one(filter).await }).await?;
+        self.tell_of_worker("left", worker);
+        // The process ends now.
+        self.flush_events().await;
+        Ok(())
     }
 
     /// The last round of each of these workers, taken or not. A worker that is not in the result has left or was retired.
@@ -569,6 +575,9 @@ impl Store {
             roster.find_one_and_update(filter, update).return_document(ReturnDocument::After).max_time(RETIRE_WITHIN).await
         })
         .await?;
+        if retired.is_some() {
+            self.tell_of_worker("died", worker);
+        }
         Ok(retired.and_then(|document| registered(&document)))
     }
 

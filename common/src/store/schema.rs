@@ -58,6 +58,8 @@ pub const GRAPH_JOBS: &str = "graph_jobs";
 pub const EXPIRING_JOBS: &str = "expiring_jobs";
 /// Deletes the keys whose period is over.
 const EXPIRED_PERIODS: &str = "expired_periods";
+/// Deletes messages whose time is over.
+const EXPIRED_MESSAGES: &str = "expired_messages";
 /// Serves `prune_archived`, the statistics and the list of the newest finished jobs.
 pub const ARCHIVED_BY_END: &str = "archived_by_end";
 
@@ -95,10 +97,12 @@ pub(crate) enum Feature {
     Lines,
     /// Jobs that wait for others.
     Graphs,
+    /// Messages of applications.
+    Messages,
 }
 
 impl Feature {
-    const ALL: [Self; 5] = [Self::Unique, Self::Expiry, Self::Limits, Self::Lines, Self::Graphs];
+    const ALL: [Self; 6] = [Self::Unique, Self::Expiry, Self::Limits, Self::Lines, Self::Graphs, Self::Messages];
 
     /// The field in `metadata`.
     fn field(self) -> &'static str {
@@ -108,6 +112,7 @@ impl Feature {
             Self::Limits => "limits",
             Self::Lines => "lines",
             Self::Graphs => "graphs",
+            Self::Messages => "messages",
         }
     }
 }
@@ -140,7 +145,7 @@ impl IndexKind {
 /// All indexes. Other keys under the same name replace the old index, and until the new one is built searches find
 /// nothing. With a number in the name (`due_jobs_2`), the old index serves the old release until a recruiter of this
 /// release leads ([`drop_outdated_indexes`]).
-fn indexes() -> [Index; 14] {
+fn indexes() -> [Index; 15] {
     let unique = |name, only: Document| Index {
         collection: "scheduled",
         name,
@@ -235,6 +240,14 @@ fn indexes() -> [Index; 14] {
             only: None,
             kind: IndexKind::Expiry,
             feature: None,
+        },
+        Index {
+            collection: "messages",
+            name: EXPIRED_MESSAGES,
+            keys: doc! { "expires_at": 1 },
+            only: None,
+            kind: IndexKind::Expiry,
+            feature: Some(Feature::Messages),
         },
     ]
 }
@@ -418,6 +431,24 @@ async fn create(store: &Store, name: &str, kind: Kind) -> Result<(), StoreError>
         other => other?,
     }
     if kind == Kind::Hints { seed(store, name).await } else { Ok(()) }
+}
+
+/// Creates a ring that features use, with this size in bytes, unless it exists. Replaces an ordinary collection.
+pub(super) async fn ensure_ring(store: &Store, name: &str, size: Option<i64>) -> Result<(), StoreError> {
+    let (database, named) = (store.database.clone(), doc! { "name": name });
+    let found: Vec<CollectionSpecification> =
+        call("collections", async move { database.list_collections().filter(named).await?.try_collect().await }).await?;
+    match found.first() {
+        Some(found) if found.options.capped == Some(true) => return Ok(()),
+        Some(_) => return replace(store, name).await,
+        None => {}
+    }
+    let command = doc! { "create": name, "capped": true, "size": size.unwrap_or(SIGNALS_BYTES) };
+    match run(store, "create_collection", "", command).await {
+        Err(StoreError::Mongo { source, .. }) if code_of(&source) == Some(NAMESPACE_EXISTS) => {}
+        other => other?,
+    }
+    seed(store, name).await
 }
 
 /// Inserts a first document, because a tailing cursor on an empty collection ends at once.

@@ -77,6 +77,7 @@ impl Store {
         let (collection, id) = self.limit_document(name);
         call("put_limit", async move { collection.update_one(id, update).upsert(true).await }).await?;
         self.announce_hint(Hint::Settings).await;
+        self.tell_plain("limit.changed", doc! { "name": name });
         Ok(())
     }
 
@@ -123,13 +124,16 @@ impl Store {
     /// Filter: id. Index: `_id`. Invariant: none.
     pub(crate) async fn delete_limit(&self, name: &str) -> Result<bool, StoreError> {
         if group_of_resource(name).is_none() {
-            return self.delete_setting(&self.limits, name).await;
+            let is_removed = self.delete_setting(&self.limits, name).await?;
+            self.tell_plain("limit.removed", doc! { "name": name });
+            return Ok(is_removed);
         }
         // The document has other settings of the group.
         let (groups, id) = self.limit_document(name);
         let update = doc! { "$unset": { "capacity": "", "rate": "" } };
         let changed = call("delete_limit", async move { groups.update_one(id, update).await }).await?;
         self.announce_hint(Hint::Settings).await;
+        self.tell_plain("limit.removed", doc! { "name": name });
         Ok(changed.modified_count > 0)
     }
 
@@ -153,6 +157,7 @@ impl Store {
             other => {
                 other?;
                 self.announce_hint(Hint::Settings).await;
+                self.tell_plain("pause.added", doc! { "name": paused.to_string(), "by": by });
                 Ok(true)
             }
         }
@@ -162,7 +167,11 @@ impl Store {
     ///
     /// Filter: id. Index: `_id`. Invariant: none.
     pub(crate) async fn delete_pause(&self, paused: &Paused) -> Result<bool, StoreError> {
-        self.delete_setting(&self.pauses, &paused.to_string()).await
+        let is_removed = self.delete_setting(&self.pauses, &paused.to_string()).await?;
+        if is_removed {
+            self.tell_plain("pause.removed", doc! { "name": paused.to_string() });
+        }
+        Ok(is_removed)
     }
 
     async fn delete_setting(&self, collection: &Collection<Document>, id: &str) -> Result<bool, StoreError> {

@@ -36,8 +36,10 @@ use tokio::{
 };
 
 use super::{
+    exit::or_stopped,
     output::{Format, json_line},
     presence::Workers,
+    wait::until_ended,
 };
 
 /// Maximum number of jobs sent together.
@@ -69,6 +71,12 @@ pub(super) struct EnqueueArgs {
     /// Wait for this long if a group has as many waiting jobs as it may have (`recruiter groups set`) [default: fail at once]
     #[arg(long, env = "RECRUITER_ENQUEUE_WAIT_FOR_ROOM", value_name = "DURATION", value_parser = duration_of_text)]
     wait_for_room: Option<Duration>,
+    /// Wait until the job has ended, and write its result
+    #[arg(long, env = "RECRUITER_ENQUEUE_WAIT", conflicts_with = "from", value_parser = BoolishValueParser::new())]
+    wait: bool,
+    /// With `--wait`: maximum time to wait, after which the command ends with code 124 [default: no limit]
+    #[arg(long, env = "RECRUITER_ENQUEUE_TIMEOUT", value_name = "DURATION", value_parser = duration_of_text, conflicts_with = "from")]
+    timeout: Option<Duration>,
     /// Accept retry policies that only your workers know, not this program
     #[arg(long, env = "RECRUITER_ENQUEUE_CUSTOM_POLICY", value_parser = BoolishValueParser::new())]
     custom_policy: bool,
@@ -218,6 +226,7 @@ fn job_of_line(line: &[u8], custom_policy: bool) -> Result<Option<(JobId, NewJob
 /// When a job is invalid (no job after it is enqueued), or MongoDB cannot be used.
 pub(super) async fn run(args: EnqueueArgs, connect: &ConnectArgs, mut shutdown: Shutdown, out: &mut impl Write) -> anyhow::Result<()> {
     match &args.from {
+        None if args.wait => or_stopped(shutdown, enqueue_one(args, connect, out)).await,
         None => enqueue_one(args, connect, out).await,
         Some(path) => {
             let mut lines = Lines::open(path).await?;
@@ -244,10 +253,14 @@ async fn enqueue_one(args: EnqueueArgs, connect: &ConnectArgs, out: &mut impl Wr
     let (id, job) = job_of(args.job.into(), args.custom_policy).map_err(|problem| anyhow!(problem).context(Exit::Usage))?;
     let store = Store::connect(connect, "recruiter enqueue").await?;
     let kind = kind_of(&job);
+    let is_deleted_after_success = job.kept() == Keep::Failures;
     match store.enqueue_when_room([job], args.wait_for_room.unwrap_or_default()).await {
         Ok(enqueued) => {
-            write_ids(out, args.format.json, &enqueued)?;
-            out.flush()?;
+            // Whoever waits for the result wants nothing else on standard output.
+            if !args.wait {
+                write_ids(out, args.format.json, &enqueued)?;
+                out.flush()?;
+            }
             for enqueued in enqueued.iter().filter(|enqueued| !enqueued.is_new) {
                 // Standard error is closed: the note is not needed.
                 let _ = writeln!(std::io::stderr(), "nothing was enqueued: {}", reason(enqueued.outcome));
@@ -255,7 +268,11 @@ async fn enqueue_one(args: EnqueueArgs, connect: &ConnectArgs, out: &mut impl Wr
             if enqueued.iter().any(|enqueued| enqueued.is_new) {
                 warn_of_untaken(&store, &BTreeSet::from([kind])).await;
             }
-            Ok(())
+            store.flush_events().await;
+            match enqueued.first() {
+                Some(job) if args.wait => until_ended(&store, job.id, args.timeout, is_deleted_after_success, args.format, out).await,
+                Some(_) | None => Ok(()),
+            }
         }
         Err(EnqueueError::Store(error)) if error.is_transient() => {
             Err(anyhow!(error).context(format!("the job may have been enqueued; repeat the command with --id {id}")))

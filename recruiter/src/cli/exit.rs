@@ -22,10 +22,12 @@ pub(super) fn exit_codes() -> String {
         (Exit::Success, "success"),
         (Exit::Failure, "failure; the message names it and its cause"),
         (Exit::Usage, "wrong flags or values"),
+        (Exit::JobFailed, "the job that was waited for did not succeed"),
         (Exit::Unavailable, "MongoDB cannot be reached"),
         (Exit::MemoryLimit, "a worker reached its memory limit; start it again"),
         (Exit::Refused, "MongoDB refuses the process: credentials, rights, a standalone or too old server"),
         (Exit::Config, "a configuration file is invalid"),
+        (Exit::TimedOut, "the job that was waited for has not ended in time"),
         (Exit::Aborted, "stopped by a signal before the end"),
     ];
     let lines: Vec<String> = meanings.iter().map(|(exit, meaning)| format!("  {:>3}  {meaning}", *exit as u8)).collect();

@@ -53,13 +53,13 @@ pub(crate) struct FilterArgs {
 
 /// An instant, given as a date or as an age.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum When {
+pub(crate) enum When {
     At(Instant),
     Ago(Duration),
 }
 
 impl When {
-    fn by(self, now: Instant) -> Instant {
+    pub(crate) fn by(self, now: Instant) -> Instant {
         match self {
             Self::At(at) => at,
             Self::Ago(ago) => chrono::TimeDelta::from_std(ago).ok().and_then(|ago| now.checked_sub_signed(ago)).unwrap_or_default(),
@@ -67,7 +67,7 @@ impl When {
     }
 }
 
-fn when_of_text(text: &str) -> Result<When, String> {
+pub(crate) fn when_of_text(text: &str) -> Result<When, String> {
     let instant = instant_of_text(text).map(When::At);
     instant.or_else(|_| duration_of_text(text).map(When::Ago)).map_err(|_| {
         format!(

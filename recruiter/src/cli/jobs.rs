@@ -1,7 +1,7 @@
 //! `recruiter jobs`: lists jobs, shows one with its history, and retries, changes, cancels or deletes jobs. The changes are in
 //! `change`.
 
-use std::io::Write;
+use std::{io::Write, time::Duration};
 
 use anstyle::AnsiColor;
 use anyhow::anyhow;
@@ -19,7 +19,7 @@ use recruiter_common::{
     },
     retry_policy::RetryPolicies,
     shutdown::Shutdown,
-    spec::id_of_text,
+    spec::{duration_of_text, id_of_text},
     store::{ConnectArgs, JobFilter, LOOK_LIMIT, Page, Store, lossy},
 };
 
@@ -74,6 +74,17 @@ enum JobsCommand {
         #[command(flatten)]
         format: Format,
     },
+    /// Wait until a job has ended, and write its result
+    Wait {
+        /// Id of the job
+        #[arg(value_parser = id_of_text)]
+        id: JobId,
+        /// Maximum time to wait, after which the command ends with code 124 [default: no limit]
+        #[arg(long, env = "RECRUITER_JOBS_WAIT_TIMEOUT", value_name = "DURATION", value_parser = duration_of_text)]
+        timeout: Option<Duration>,
+        #[command(flatten)]
+        format: Format,
+    },
     /// Retry jobs: make a waiting job due now, or enqueue a finished job again under a new id
     #[command(after_help = RETRY_EXAMPLES)]
     Retry {
@@ -124,6 +135,9 @@ pub(super) async fn run(args: JobsArgs, connect: &ConnectArgs, mut shutdown: Shu
         JobsCommand::List(args) => return or_stopped(shutdown, list(args, connect, out)).await,
         JobsCommand::Show { id, format } => return or_stopped(shutdown, show(id, format, connect, out)).await,
         JobsCommand::Why { id, format } => return or_stopped(shutdown, super::why::run(id, format, connect, out)).await,
+        JobsCommand::Wait { id, timeout, format } => {
+            return or_stopped(shutdown, super::wait::run(id, timeout, format, connect, out)).await;
+        }
         JobsCommand::Retry { change, again } => (change, Intent::Plain(Change::Retry { again })),
         JobsCommand::Change { values, change } => (change, Intent::NewValues(values)),
         JobsCommand::Cancel(args) => (args, Intent::Plain(Change::Cancel)),

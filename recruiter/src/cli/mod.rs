@@ -9,6 +9,9 @@
 //! | `graph` | `graph enqueue`, `show`, `cancel`, `retry`: jobs that wait for each other |
 //! | `groups` | `groups list`, `groups set`: the settings of groups |
 //! | `filter` | which jobs a command is about |
+//! | `events` | `events`: what happens to jobs and workers |
+//! | `messages` | `publish`, `subscribe`: messages of applications |
+//! | `wait` | `jobs wait`, `enqueue --wait`: the result of a job |
 //! | `limits` | `limits`, `pause`, `resume`, `pauses` |
 //! | `why` | `jobs why`: why a job does not run |
 //! | `roster` | `roster`: workers |
@@ -22,6 +25,7 @@
 
 mod change;
 mod enqueue;
+mod events;
 mod exit;
 mod filter;
 mod graph;
@@ -29,12 +33,14 @@ mod groups;
 mod groups_why;
 mod jobs;
 mod limits;
+mod messages;
 pub(crate) mod output;
 mod presence;
 mod roster;
 mod schedules;
 mod schedules_file;
 mod stats;
+mod wait;
 mod why;
 mod workers;
 
@@ -154,6 +160,14 @@ enum Command {
     Workers(workers::WorkersArgs),
     /// Show queue depth, throughput and latency
     Stats(stats::StatsArgs),
+    /// Write what happens to jobs and workers
+    #[command(after_help = events::EXAMPLES)]
+    Events(events::EventsArgs),
+    /// Publish a message of an application
+    Publish(messages::PublishArgs),
+    /// Write the messages of applications, in order
+    #[command(after_help = messages::EXAMPLES)]
+    Subscribe(messages::SubscribeArgs),
     /// Run MongoDB and a complete Recruiter on this machine, for development
     #[cfg(feature = "dev")]
     Dev(dev::DevArgs),
@@ -204,7 +218,10 @@ impl Config {
             | Command::Schedules(_)
             | Command::Roster(_)
             | Command::Workers(_)
-            | Command::Stats(_) => self.log.clone().quietly(),
+            | Command::Stats(_)
+            | Command::Events(_)
+            | Command::Publish(_)
+            | Command::Subscribe(_) => self.log.clone().quietly(),
         }
     }
 
@@ -239,6 +256,9 @@ impl Config {
             Command::Roster(args) => or_stopped(shutdown, roster::run(args, connect, out)).await,
             Command::Workers(args) => or_stopped(shutdown, workers::run(args, connect, out)).await,
             Command::Stats(args) => or_stopped(shutdown, stats::run(args, connect, out)).await,
+            Command::Publish(args) => messages::publish(args, connect).await,
+            Command::Subscribe(args) => messages::subscribe(args, connect, shutdown, out).await,
+            Command::Events(args) => events::run(args, connect, shutdown, out).await,
             #[cfg(feature = "dev")]
             Command::Dev(args) => dev::run(args, &self.log, shutdown, out).await,
             #[cfg(feature = "dev")]
@@ -286,7 +306,7 @@ mod tests {
     #[test]
     fn the_help_lists_every_exit_code() {
         let help = Config::command().render_long_help().to_string();
-        for code in ["  0  ", "  1  ", "  2  ", " 69  ", " 75  ", " 77  ", " 78  ", "130  "] {
+        for code in ["  0  ", "  1  ", "  2  ", "  3  ", "124  ", " 69  ", " 75  ", " 77  ", " 78  ", "130  "] {
             assert!(help.contains(code), "{code:?} is missing in\n{help}");
         }
     }

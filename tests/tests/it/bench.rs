@@ -164,3 +164,16 @@ async fn a_benchmark_that_is_stopped_says_so_and_cleans_up() {
     assert_eq!(process.wait_exit(SOON).await.code(), Some(130), "{}", process.stderr());
     assert!(process.stdout().is_empty() && process.stderr().contains("stopped by a signal"), "{}", process.stderr());
 }
+
+#[tokio::test]
+async fn messages_arrive_and_waits_return() {
+    let messages = bench(&["pubsub", "-n", "30", "--batches", "4", "--batch", "10", "--subscribers", "2"]).await;
+    assert_eq!((&messages["one_by_one"]["messages"], &messages["in_batches"]["messages"]), (&30.into(), &40.into()));
+    assert!(p50(&messages["in_batches"], "received_ms") > 0.0, "{messages}");
+    let wait = bench(&["wait", "-n", "5", "--workers", "1"]).await;
+    assert!(p50(&wait, "returned_ms") > p50(&wait, "after_archive_ms"), "{wait}");
+    for watcher in ["waiter", "events", "change-stream"] {
+        let watched = bench(&["burn-down", "-n", "300", "--watcher", watcher]).await;
+        assert_eq!(watched["jobs"], 300);
+    }
+}

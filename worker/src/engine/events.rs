@@ -21,6 +21,7 @@ impl<'a> Events<'a> {
     /// Reports that the workable is about to be called.
     pub(crate) fn of_start(environment: &'a Environment, context: &'a Arc<Context>) -> Self {
         environment.emit(&WorkerEvent::Started { job: context });
+        environment.dependencies.store.tell_started(&context.job);
         Self { environment, context, has_ended: false }
     }
 

@@ -10,12 +10,14 @@ mod herd;
 mod limit;
 mod observer;
 mod ordinary;
+mod pubsub;
 mod scale;
 mod slow_line;
 mod stage;
 mod throughput;
 mod timing;
 mod usage;
+mod wait;
 
 use std::{io::Write, path::PathBuf, time::Duration};
 
@@ -121,6 +123,17 @@ enum What {
     /// The worker runs --concurrency jobs that sleep. The recruiter's roster has --slots free slots of real workers. It assigns
     /// two jobs to each slot, the first jobs to all slots in one round. --workers is ignored.
     Memory(footprint::Memory),
+    /// Measure a wait for the result of a job, on an idle system
+    ///
+    /// returned_ms is the time from the acknowledged enqueue until the wait returns, after_archive_ms the time from the moment at which a
+    /// reader finds the job in the archive.
+    Wait(wait::Wait),
+    /// Measure messages of applications: from the call of the publisher until a subscriber has them
+    ///
+    /// First one by one, each after the acknowledgement of the one before, then in batches. Every message is checked: none is missing, none
+    /// is repeated, and all are in order.
+    #[command(name = "pubsub")]
+    PubSub(pubsub::PubSub),
     /// Measure the raw database operations alone: the upper limit of throughput
     Limit(limit::Limit),
 }
@@ -145,6 +158,8 @@ pub async fn run(args: BenchArgs, shutdown: Shutdown, out: &mut impl Write) -> a
         What::ScaleArchive(what) => what.measure(&stage, setting).await,
         What::Idle(what) => what.measure(&stage, setting).await,
         What::Memory(what) => what.measure(&stage, setting).await,
+        What::Wait(what) => what.measure(&stage, setting).await,
+        What::PubSub(what) => what.measure(&stage, setting).await,
         What::Limit(what) => what.measure(&stage, setting).await,
     };
     // Also after an error.

@@ -1,14 +1,16 @@
 //! Measures throughput: jobs per second.
 
-use std::time::Instant as Monotonic;
+use std::time::{Duration, Instant as Monotonic};
 
 use bson::{Document, doc};
-use clap::Args;
+use clap::{Args, ValueEnum};
 use recruiter_common::{
     enqueue::NewJob,
     job::bundle::MOST_ITEMS,
     limits::{Limit, set_limit},
+    topics::Pattern,
 };
+use tokio::task::JoinSet;
 
 use super::{Setting, rate, stage::Stage};
 
@@ -30,6 +32,46 @@ pub(super) struct BurnDown {
     /// Give each job one of N keys, and run one job of each key at a time
     #[arg(long, env = "RECRUITER_BENCH_KEYS", value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     keys: Option<u64>,
+    /// Who wants to know of each job that ends, during the measurement
+    #[arg(long, env = "RECRUITER_BENCH_WATCHER", value_name = "WATCHER")]
+    watcher: Option<Watcher>,
+}
+
+/// One who wants to know of ended jobs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum Watcher {
+    /// Waits for one job that never ends: the ids of all jobs are published.
+    Waiter,
+    /// Subscribes to all events.
+    Events,
+    /// Reads a change stream over the archive.
+    ChangeStream,
+}
+
+impl Watcher {
+    /// Watches until it is dropped.
+    async fn start(self, stage: &Stage) -> anyhow::Result<JoinSet<()>> {
+        let (mut watching, store) = (JoinSet::new(), stage.store.clone());
+        match self {
+            Self::Waiter => {
+                let never = NewJob::of_class("never", doc! {}).in_group("never").enqueue(&store).await?;
+                watching.spawn(async move { drop(store.wait_for_end(never.id, Duration::MAX).await) });
+            }
+            Self::Events => {
+                let mut events = store.events([Pattern::everything()], None).await?;
+                watching.spawn(async move {
+                    loop {
+                        events.next().await;
+                    }
+                });
+            }
+            Self::ChangeStream => {
+                let mut stream = stage.watch().await?;
+                watching.spawn(async move { while stream.next_if_any().await.is_ok() {} });
+            }
+        }
+        Ok(watching)
+    }
 }
 
 impl BurnDown {
@@ -50,9 +92,14 @@ impl BurnDown {
             resources.into_iter().flatten().fold(job, NewJob::limit)
         };
         let enqueued = stage.enqueue(self.jobs, job).await?;
+        let watching = match self.watcher {
+            Some(watcher) => Some(watcher.start(stage).await?),
+            None => None,
+        };
         let begun = Monotonic::now();
         fleet.add_workers(setting.workers)?;
         let time = stage.until_archived(&mut fleet, self.jobs).await? - begun;
+        drop(watching);
         fleet.stop().await;
         let mut measured = doc! {
             "benchmark": "burn-down",

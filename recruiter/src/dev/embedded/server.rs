@@ -28,6 +28,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 const PORT_ATTEMPTS: u32 = 5;
 /// The option of mongod for the size of its cache, in GB.
 const CACHE: &str = "--wiredTigerCacheSizeGB";
+/// The option of mongod for the size of its oplog, in MB.
+const OPLOG: &str = "--oplogSize";
 
 /// How to run the mongod. [`Options::new`] has the defaults of a development database.
 #[derive(Clone, Debug)]
@@ -99,7 +101,10 @@ impl Options {
             arguments.extend([CACHE, "0.25"].map(str::to_owned));
         }
         if !self.standalone {
-            arguments.extend(["--replSet=rs0".into(), "--oplogSize=256".into()]);
+            arguments.push("--replSet=rs0".into());
+            if !self.arguments.iter().any(|given| given.starts_with(OPLOG)) {
+                arguments.push(format!("{OPLOG}=256"));
+            }
         }
         arguments.extend_from_slice(&self.arguments);
         let mut mongod = Command::new(&self.mongod);

@@ -1,0 +1,297 @@
+//! The reader of messages, and its position.
+
+use std::{
+    fmt,
+    pin::Pin,
+    str::FromStr,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use bson::{Bson, Document, Timestamp, doc, oid::ObjectId};
+use futures_util::Stream;
+use mongodb::change_stream::event::{OperationType, ResumeToken};
+use tokio::{sync::mpsc, task::JoinHandle};
+
+use super::Message;
+use crate::{
+    instant::Instant,
+    shutdown::pause,
+    store::{MessageStart, MessageStream, Store, StoreError},
+    telemetry::chain,
+    topics::Pattern,
+};
+
+/// Messages that wait for the application. Further ones stay in MongoDB.
+const QUEUE: usize = 1_024;
+/// Pause before the change stream is opened again.
+const AGAIN_AFTER: Duration = Duration::from_millis(100);
+
+/// A place in the order of all messages: after one message and before the next. Its text form can be stored.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Position {
+    /// The change stream continues after this event.
+    token: String,
+    /// Of the next envelope, if it has this id, so many messages were received already.
+    within: Option<(ObjectId, usize)>,
+}
+
+impl fmt::Display for Position {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.token)?;
+        match &self.within {
+            Some((envelope, received)) => write!(f, "-{envelope}-{received}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A text that is not a position.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{0:.80}` is not the position of a message")]
+pub struct InvalidPosition(String);
+
+impl FromStr for Position {
+    type Err = InvalidPosition;
+
+    fn from_str(text: &str) -> Result<Self, InvalidPosition> {
+        let invalid = || InvalidPosition(text.chars().take(80).collect());
+        let mut parts = text.split('-');
+        let token = parts.next().filter(|token| !token.is_empty() && token.chars().all(|c| c.is_ascii_hexdigit())).ok_or_else(invalid)?;
+        let within = match (parts.next(), parts.next(), parts.next()) {
+            (None, None, None) => None,
+            (Some(envelope), Some(received), None) => {
+                Some((ObjectId::parse_str(envelope).map_err(|_| invalid())?, received.parse().map_err(|_| invalid())?))
+            }
+            _ => return Err(invalid()),
+        };
+        Ok(Self { token: token.to_owned(), within })
+    }
+}
+
+impl Position {
+    fn token_of(token: &ResumeToken) -> Option<String> {
+        let token = bson::serialize_to_bson(token).ok()?;
+        Some(token.as_document()?.get_str("_data").ok()?.to_owned())
+    }
+
+    fn resume_token(&self) -> Result<ResumeToken, SubscribeError> {
+        let token = Bson::Document(doc! { "_data": &self.token });
+        bson::deserialize_from_bson(token).map_err(|_| SubscribeError::NoPosition)
+    }
+}
+
+/// Where a subscriber begins.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum From {
+    /// With the messages that are published from now on.
+    Now,
+    /// With the messages since this instant.
+    Since(Instant),
+    /// After a message that was received before, by this subscriber or another one.
+    After(Position),
+}
+
+/// Why there are no more messages.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SubscribeError {
+    /// MongoDB no longer holds the messages after the position. Some may be lost for this subscriber.
+    #[error(
+        "MongoDB no longer holds the messages after this position: subscribe from now or from a later instant, and enlarge the oplog if subscribers are away for so long"
+    )]
+    HistoryLost,
+    /// No topic was given.
+    #[error("no topic was given: name at least one pattern, `*` for all messages")]
+    NoTopic,
+    /// The position is not one of this MongoDB.
+    #[error("the position is not one that this MongoDB has given")]
+    NoPosition,
+    /// An error of MongoDB.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// A stream of messages. It ends after an error, or when it is dropped.
+#[derive(Debug)]
+pub struct Messages {
+    queue: mpsc::Receiver<Result<Message, SubscribeError>>,
+    reader: JoinHandle<()>,
+}
+
+impl Messages {
+    /// Waits for the next message. The wait can be cancelled safely.
+    ///
+    /// # Errors
+    /// [`SubscribeError`]. Connections and failovers are no errors: the stream continues where it was. After an error there are no more
+    /// messages.
+    pub async fn next(&mut self) -> Result<Message, SubscribeError> {
+        match self.queue.recv().await {
+            Some(received) => received,
+            None => std::future::pending().await,
+        }
+    }
+}
+
+impl Stream for Messages {
+    type Item = Result<Message, SubscribeError>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.queue.poll_recv(context)
+    }
+}
+
+impl Drop for Messages {
+    fn drop(&mut self) {
+        self.reader.abort();
+    }
+}
+
+impl Store {
+    /// Subscribes to the messages whose topics match one of these patterns. Each subscriber has a change stream of its own.
+    ///
+    /// Nothing is stored about a subscriber. To continue after a restart without a gap and without a repetition, store the
+    /// [`position`](Message::position) of the last message that was handled, and begin with [`From::After`].
+    ///
+    /// # Errors
+    /// [`SubscribeError`].
+    pub async fn subscribe_to(&self, patterns: impl IntoIterator<Item = Pattern>, from: From) -> Result<Messages, SubscribeError> {
+        let patterns: Vec<Pattern> = patterns.into_iter().collect();
+        if patterns.is_empty() {
+            return Err(SubscribeError::NoTopic);
+        }
+        self.prepare_messages().await?;
+        let (start, within) = match from {
+            From::Now => (MessageStart::Now, None),
+            From::Since(at) => {
+                (MessageStart::At(Timestamp { time: u32::try_from(at.timestamp()).unwrap_or_default(), increment: 0 }), None)
+            }
+            From::After(position) => (MessageStart::After(position.resume_token()?), position.within),
+        };
+        let is_after = matches!(start, MessageStart::After(_));
+        let stream = match self.watch_messages(&patterns, start.clone()).await.map_err(understood) {
+            Err(SubscribeError::Store(error)) if is_after && error.is_refusal() && !error.is_unauthorized() => {
+                tracing::debug!(error = chain(&error), "MongoDB refuses the position of a message");
+                return Err(SubscribeError::NoPosition);
+            }
+            other => other?,
+        };
+        // From here on nothing is missed.
+        let start = stream.resume_token().map_or(start, MessageStart::After);
+        let (sender, queue) = mpsc::channel(QUEUE);
+        let reader = Reader { store: self.clone(), patterns, start, within, to: sender };
+        Ok(Messages { queue, reader: tokio::spawn(reader.run(stream)) })
+    }
+}
+
+/// The error of a change stream, for the application.
+fn understood(error: StoreError) -> SubscribeError {
+    if error.is_history_lost() { SubscribeError::HistoryLost } else { SubscribeError::Store(error) }
+}
+
+struct Reader {
+    store: Store,
+    patterns: Vec<Pattern>,
+    /// After the last envelope that was passed on as a whole.
+    start: MessageStart,
+    within: Option<(ObjectId, usize)>,
+    to: mpsc::Sender<Result<Message, SubscribeError>>,
+}
+
+impl Reader {
+    async fn run(mut self, first: MessageStream) {
+        let mut stream = Some(first);
+        while !self.to.is_closed() {
+            let opened = match stream.take() {
+                Some(stream) => Ok(stream),
+                None => self.store.watch_messages(&self.patterns, self.start.clone()).await,
+            };
+            let read = match opened {
+                Ok(stream) => self.read(stream).await,
+                Err(error) => Err(error),
+            };
+            match read.map_err(understood) {
+                Ok(()) => {}
+                Err(SubscribeError::Store(error)) if error.is_transient() && !error.is_unauthorized() => {
+                    tracing::debug!(error = chain(&error), "cannot read messages; trying again");
+                }
+                Err(error) => {
+                    let _ = self.to.send(Err(error)).await;
+                    return;
+                }
+            }
+            pause(AGAIN_AFTER).await;
+        }
+    }
+
+    /// Passes messages on until the stream ends.
+    async fn read(&mut self, mut stream: MessageStream) -> Result<(), StoreError> {
+        while stream.is_alive() && !self.to.is_closed() {
+            let Some(event) = stream.next_if_any().await.map_err(StoreError::of_messages)? else {
+                // The position follows the oplog while there are no messages.
+                if let Some(token) = stream.resume_token() {
+                    self.advance(token);
+                }
+                continue;
+            };
+            if matches!(event.operation_type, OperationType::Invalidate) {
+                // The collection was dropped. The stream continues with the next one of that name.
+                self.start = MessageStart::AfterDrop(event.id);
+                return Ok(());
+            }
+            if let Some(envelope) = event.full_document {
+                self.pass_on(envelope, &event.id).await;
+            }
+            self.advance(event.id);
+            self.within = None;
+        }
+        Ok(())
+    }
+
+    /// Between two envelopes.
+    fn advance(&mut self, token: ResumeToken) {
+        self.start = MessageStart::After(token);
+    }
+
+    async fn pass_on(&mut self, mut envelope: Document, token: &ResumeToken) {
+        let id = envelope.get_object_id("_id").ok();
+        let at = envelope.get_datetime("at").ok().map(|at| at.to_chrono());
+        let Some(Bson::Array(messages)) = envelope.remove("messages") else { return };
+        let received = self.within.filter(|(envelope, _)| Some(*envelope) == id).map_or(0, |(_, received)| received);
+        let before = match &self.start {
+            MessageStart::After(token) => Position::token_of(token),
+            MessageStart::Now | MessageStart::At(_) | MessageStart::AfterDrop(_) => None,
+        };
+        let (after, last) = (Position::token_of(token).unwrap_or_default(), messages.len().saturating_sub(1));
+        for (index, message) in messages.into_iter().enumerate().skip(received) {
+            let Bson::Document(mut message) = message else { continue };
+            let (Some(Bson::String(topic)), Some(Bson::Document(body))) = (message.remove("topic"), message.remove("body")) else {
+                continue;
+            };
+            if !self.patterns.iter().any(|pattern| pattern.matches(&topic)) {
+                continue;
+            }
+            let position = match (&before, id) {
+                (Some(before), Some(id)) if index < last => Position { token: before.clone(), within: Some((id, index + 1)) },
+                _ => Position { token: after.clone(), within: None },
+            };
+            // Without a receiver the task ends soon.
+            let _ = self.to.send(Ok(Message { topic, body, at, position })).await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_position_is_a_text() {
+        for text in ["8265A1", "8265A1-65a1b2c3d4e5f60718293a4b-7"] {
+            assert_eq!(text.parse::<Position>().expect("a position").to_string(), text);
+        }
+        for text in ["", "x", "82-", "82-65a1b2c3d4e5f60718293a4b", "82-65a1b2c3d4e5f60718293a4b--1", "82-65a1b2c3d4e5f60718293a4b-1-2"] {
+            assert!(text.parse::<Position>().is_err(), "{text}");
+        }
+    }
+}

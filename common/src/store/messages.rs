@@ -1,0 +1,76 @@
+//! Messages of applications (`messages`): envelopes are inserted, and change streams read them.
+
+use std::time::Duration;
+
+use bson::{Document, Timestamp, doc};
+use mongodb::{
+    change_stream::{
+        ChangeStream,
+        event::{ChangeStreamEvent, ResumeToken},
+    },
+    options::ReadConcern,
+};
+
+use super::{Store, StoreError, call, schema::Feature};
+use crate::topics::Pattern;
+
+/// How long the server holds a read open before it returns an empty reply, which has the present position.
+const AWAIT: Duration = Duration::from_secs(1);
+/// Number of events in one reply.
+const BATCH: u32 = 1_000;
+
+/// A change stream over the envelopes.
+pub(crate) type MessageStream = ChangeStream<ChangeStreamEvent<Document>>;
+
+/// Where a change stream begins.
+#[derive(Clone, Debug)]
+pub(crate) enum MessageStart {
+    Now,
+    At(Timestamp),
+    After(ResumeToken),
+    /// After the collection was dropped.
+    AfterDrop(ResumeToken),
+}
+
+impl Store {
+    /// Makes the index by which MongoDB deletes old messages, unless it exists. Publishers and subscribers do it by themselves.
+    ///
+    /// Index: `expired_messages`. Invariant: none.
+    ///
+    /// # Errors
+    /// When MongoDB refuses or cannot be reached.
+    pub async fn prepare_messages(&self) -> Result<(), StoreError> {
+        self.prepare(Feature::Messages).await
+    }
+
+    /// Inserts an envelope, acknowledged by a majority. Harmless to repeat: an id is inserted once.
+    ///
+    /// Index: `_id`. Invariant: none of jobs; an acknowledged message is never lost.
+    pub(crate) async fn insert_envelope(&self, document: Document) -> Result<(), StoreError> {
+        let messages = self.messages.clone();
+        call("insert_envelope", async move { messages.insert_one(document).await }).await.map(drop)
+    }
+
+    /// Opens a change stream over the envelopes with messages of these topics.
+    ///
+    /// Index: none, the oplog is read in its own order. Invariant: none of jobs; every envelope once, in the order of commits.
+    pub(crate) async fn watch_messages(&self, patterns: &[Pattern], start: MessageStart) -> Result<MessageStream, StoreError> {
+        let topics: Vec<Document> =
+            patterns.iter().map(|pattern| doc! { "fullDocument.messages.topic": { "$regex": pattern.to_regex() } }).collect();
+        let wanted = doc! { "$match": { "$or": [
+            { "operationType": "insert", "$or": topics },
+            { "operationType": "invalidate" },
+        ] } };
+        let messages = self.messages.clone();
+        call("watch_messages", async move {
+            let watch = messages.watch().pipeline([wanted]).max_await_time(AWAIT).batch_size(BATCH).read_concern(ReadConcern::majority());
+            match start {
+                MessageStart::Now => watch.await,
+                MessageStart::At(at) => watch.start_at_operation_time(at).await,
+                MessageStart::After(token) => watch.resume_after(token).await,
+                MessageStart::AfterDrop(token) => watch.start_after(token).await,
+            }
+        })
+        .await
+    }
+}

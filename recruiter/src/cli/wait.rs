@@ -1,0 +1,94 @@
+//! `recruiter jobs wait` and `recruiter enqueue --wait`: waits for the end of a job and writes its result.
+
+use std::{io::Write, time::Duration};
+
+use anyhow::anyhow;
+use bson::{Bson, Document, doc};
+use recruiter_common::{
+    exit::Exit,
+    ids::JobId,
+    job::FinishReason,
+    store::{ConnectArgs, Store, StoredJob, lossy},
+    wait::WaitError,
+};
+
+use super::output::{Format, json_line, printable};
+
+/// Waits for a job by its id.
+///
+/// # Errors
+/// As [`until_ended`].
+pub(super) async fn run(
+    id: JobId,
+    timeout: Option<Duration>,
+    format: Format,
+    connect: &ConnectArgs,
+    out: &mut impl Write,
+) -> anyhow::Result<()> {
+    let store = Store::connect_to_ask(connect, "recruiter jobs").await?;
+    until_ended(&store, id, timeout, false, format, out).await
+}
+
+/// Waits until a job has ended, and writes its result.
+///
+/// # Errors
+/// With [`Exit::JobFailed`] if the job did not succeed, with [`Exit::TimedOut`] if it has not ended in time. When the job is unknown, and
+/// when MongoDB cannot be used.
+pub(super) async fn until_ended(
+    store: &Store,
+    id: JobId,
+    timeout: Option<Duration>,
+    is_deleted_after_success: bool,
+    format: Format,
+    out: &mut impl Write,
+) -> anyhow::Result<()> {
+    match store.wait_for_end(id, timeout.unwrap_or(Duration::MAX)).await {
+        Ok(stored) => write_end(id, &stored, format, out),
+        Err(gone @ (WaitError::NotKept { .. } | WaitError::Unknown { .. })) => {
+            if !is_deleted_after_success && matches!(gone, WaitError::Unknown { .. }) {
+                return Err(gone.into());
+            }
+            if format.json {
+                json_line(out, doc! { "id": id.to_string(), "why": FinishReason::DONE.as_str(), "result": Bson::Null, "kept": false })?;
+            } else {
+                writeln!(std::io::stderr(), "{id} succeeded; nothing of it is kept")?;
+            }
+            Ok(())
+        }
+        Err(late @ WaitError::TimedOut { .. }) => Err(anyhow!(late).context(Exit::TimedOut)),
+        Err(other) => Err(other.into()),
+    }
+}
+
+fn write_end(id: JobId, stored: &StoredJob, format: Format, out: &mut impl Write) -> anyhow::Result<()> {
+    let document = lossy(&stored.document);
+    let why = document.get_str("why").unwrap_or_default();
+    let is_done = why == FinishReason::DONE.as_str();
+    let result = document.get("result").cloned().unwrap_or(Bson::Null);
+    let failure = if is_done { None } else { failure_in(&document) };
+    if format.json {
+        let mut line = doc! { "id": id.to_string(), "why": why };
+        match &failure {
+            None => drop(line.insert("result", result)),
+            Some(failure) => drop(line.insert("failure", failure.clone())),
+        }
+        json_line(out, line)?;
+    } else if is_done && result != Bson::Null {
+        writeln!(out, "{}", result.into_relaxed_extjson())?;
+    }
+    out.flush()?;
+    if is_done {
+        return Ok(());
+    }
+    let text = |field: &str| failure.as_ref().and_then(|failure| failure.get_str(field).ok()).unwrap_or_default().to_owned();
+    let (class, message) = (text("class"), text("message"));
+    let said = if class.is_empty() { String::new() } else { format!(": {}: {}", printable(&class, 80), printable(&message, 400)) };
+    Err(anyhow!("job {id} ended as `{}`{said}", printable(why, 80)).context(Exit::JobFailed))
+}
+
+/// The failure of the last execution: its class, message and trace.
+fn failure_in(job: &Document) -> Option<Document> {
+    let execution = job.get_document("last_execution").ok()?;
+    let fields = ["class", "message", "trace"];
+    Some(fields.iter().filter_map(|field| Some(((*field).to_owned(), execution.get(*field)?.clone()))).collect())
+}

@@ -1,0 +1,270 @@
+//! Messages of applications: each subscriber gets every message once and in order.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use bson::doc;
+use recruiter::dev::embedded::{EmbeddedMongo, Options};
+use recruiter_common::{
+    Pattern, Store,
+    messages::{From, Message, Messages, Position, PublishError, SubscribeError},
+    shutdown::pause,
+};
+use recruiter_tests::{
+    local::store,
+    mongo::{TestDatabase, temporary},
+    replica_set::ReplicaSet,
+    wait::wait_until,
+};
+
+use super::cli::{Said, recruiter as command, spawn};
+
+const SOON: Duration = Duration::from_secs(30);
+
+fn pattern(text: &str) -> Pattern {
+    Pattern::new(text).unwrap()
+}
+
+async fn next(messages: &mut Messages) -> Message {
+    tokio::time::timeout(SOON, messages.next()).await.expect("a message arrives").unwrap()
+}
+
+async fn numbers(messages: &mut Messages, count: usize) -> Vec<i64> {
+    let mut found = Vec::new();
+    for _ in 0..count {
+        found.push(next(messages).await.body.get_i64("n").unwrap());
+    }
+    found
+}
+
+async fn publish(store: &Store, topic: &str, n: i64) {
+    store.publish_message(topic, &doc! { "n": n }).await.unwrap();
+}
+
+#[tokio::test]
+async fn each_subscriber_gets_what_matches_once_and_in_order() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    publish(&store, "news.sports.ski", 0).await;
+    let mut sports = store.subscribe_to([pattern("news.sports.*")], From::Now).await.unwrap();
+    let mut everything = store.subscribe_to([pattern("*")], From::Now).await.unwrap();
+    for n in 1..=3 {
+        publish(&store, if n == 2 { "news.arts" } else { "news.sports.ski" }, n).await;
+    }
+    let mixed = (4..=9_i64).map(|n| (if n % 2 == 0 { "news.sports.ski.jump" } else { r"strange \E[ topic" }, doc! { "n": n }));
+    store.publish_messages(mixed).await.unwrap();
+    assert_eq!(numbers(&mut sports, 5).await, [1, 3, 4, 6, 8]);
+    assert_eq!(numbers(&mut everything, 9).await, [1, 2, 3, 4, 5, 6, 7, 8, 9]);
+    let mut strange =
+        store.subscribe_to([pattern(r"strange \E[ topic")], From::Since(store.now() - chrono::TimeDelta::minutes(5))).await.unwrap();
+    assert_eq!(numbers(&mut strange, 3).await, [5, 7, 9], "a replay");
+}
+
+/// Positions between envelopes and within them, through their text form.
+#[tokio::test]
+async fn a_subscriber_continues_after_any_message() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    let mut first = store.subscribe_to([pattern("a.*")], From::Now).await.unwrap();
+    store.publish_messages((0..5).map(|n: i64| ("a.b", doc! { "n": n }))).await.unwrap();
+    publish(&store, "a.c", 5).await;
+    store.publish_messages((6..9).map(|n: i64| ("a.b", doc! { "n": n }))).await.unwrap();
+    let mut positions = Vec::new();
+    for n in 0..9 {
+        let message = next(&mut first).await;
+        assert_eq!(message.body.get_i64("n").unwrap(), n);
+        positions.push(message.position.to_string().parse::<Position>().unwrap());
+    }
+    publish(&store, "a.b", 9).await;
+    for (received, position) in positions.into_iter().enumerate() {
+        let mut again = store.subscribe_to([pattern("a.*")], From::After(position)).await.unwrap();
+        let expected: Vec<i64> = (i64::try_from(received).unwrap() + 1..10).collect();
+        assert_eq!(numbers(&mut again, expected.len()).await, expected, "after message {received}");
+    }
+}
+
+#[tokio::test]
+async fn what_is_not_possible_is_refused() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    for topic in ["", "a..b", "a.*", "a\0b", "x".repeat(257).as_str()] {
+        assert!(matches!(store.publish_message(topic, &doc! {}).await, Err(PublishError::Topic(_))), "{topic:?}");
+    }
+    assert!(matches!(store.publish_message("a", &7).await, Err(PublishError::Body { .. })));
+    let large = doc! { "x": "x".repeat(1024 * 1024) };
+    assert!(matches!(store.publish_messages([("a", doc! {}), ("a", large)]).await, Err(PublishError::TooLarge { .. })));
+    assert_eq!(database.raw("messages").count_documents(doc! {}).await.unwrap(), 0, "nothing was published");
+    assert!(matches!(store.subscribe_to([], From::Now).await, Err(SubscribeError::NoTopic)));
+    let nonsense = "00".parse::<Position>().unwrap();
+    let refused = store.subscribe_to([pattern("a")], From::After(nonsense)).await.unwrap_err();
+    assert!(matches!(refused, SubscribeError::NoPosition), "{refused:?}");
+    // Documents that others have inserted stop nobody.
+    let mut messages = store.subscribe_to([pattern("*")], From::Now).await.unwrap();
+    for strange in [
+        doc! { "messages": [{ "topic": "a" }] },
+        doc! { "messages": [{ "topic": 7, "body": {} }, 5] },
+        doc! {},
+        doc! { "messages": { "topic": "a" } },
+    ] {
+        database.raw("messages").insert_one(strange).await.unwrap();
+    }
+    database.raw("messages").insert_one(doc! { "messages": [{ "topic": "a.plain", "body": { "n": 1_i64 } }] }).await.unwrap();
+    assert_eq!(numbers(&mut messages, 1).await, [1]);
+    database.raw("messages").drop().await.unwrap();
+    pause(Duration::from_millis(300)).await;
+    publish(&store, "a", 2).await;
+    assert_eq!(numbers(&mut messages, 1).await, [2], "the collection was dropped");
+}
+
+/// The oplog has overtaken a subscriber that was away.
+#[tokio::test]
+async fn a_lost_history_is_an_error() {
+    let options = Options { arguments: vec!["--oplogSize=1".to_owned()], ..temporary() };
+    let Ok(mongo) = EmbeddedMongo::start(options).await else { panic!("mongod starts") };
+    let database = TestDatabase::on(&mongo.uri()).await;
+    let store = store(&database).await;
+    let mut messages = store.subscribe_to([pattern("a")], From::Now).await.unwrap();
+    publish(&store, "a", 1).await;
+    let position = next(&mut messages).await.position;
+    drop(messages);
+    let filler = doc! { "x": "x".repeat(1024 * 1024) };
+    let lost = async || {
+        for _ in 0..30 {
+            database.raw("filler").insert_one(filler.clone()).await.unwrap();
+        }
+        matches!(store.subscribe_to([pattern("a")], From::After(position.clone())).await, Err(SubscribeError::HistoryLost))
+    };
+    wait_until(Duration::from_secs(120), "the history is lost", lost).await;
+    let since = store.now() - chrono::TimeDelta::hours(1);
+    assert!(matches!(store.subscribe_to([pattern("a")], From::Since(since)).await, Err(SubscribeError::HistoryLost)));
+    publish(&store, "a", 2).await;
+}
+
+/// Many publishers at a time: one order for all subscribers, and the order of each publisher in it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn all_subscribers_see_one_order() {
+    const PUBLISHERS: i64 = 16;
+    const EACH: i64 = 60;
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    store.prepare_messages().await.unwrap();
+    let mut subscribers = Vec::new();
+    for _ in 0..2 {
+        subscribers.push(store.subscribe_to([pattern("p.*")], From::Now).await.unwrap());
+    }
+    let publishers = (0..PUBLISHERS).map(|publisher| {
+        let store = store.clone();
+        tokio::spawn(async move {
+            for n in 0..EACH {
+                publish(&store, &format!("p.{publisher}"), n).await;
+            }
+        })
+    });
+    let publishers: Vec<_> = publishers.collect();
+    let mut orders = Vec::new();
+    for subscriber in &mut subscribers {
+        let mut order = Vec::new();
+        for _ in 0..PUBLISHERS * EACH {
+            let message = next(subscriber).await;
+            order.push((message.topic, message.body.get_i64("n").unwrap()));
+        }
+        orders.push(order);
+    }
+    for publisher in publishers {
+        publisher.await.unwrap();
+    }
+    assert_eq!(orders[0], orders[1]);
+    check_order(orders.remove(0).into_iter(), EACH);
+}
+
+/// Every message of every publisher once and in order.
+fn check_order(received: impl Iterator<Item = (String, i64)>, each: i64) {
+    let mut expected: BTreeMap<String, i64> = BTreeMap::new();
+    let mut wrong = 0;
+    for (topic, n) in received {
+        let next = expected.entry(topic).or_default();
+        wrong += u32::from(*next != n);
+        *next = n + 1;
+    }
+    assert!(wrong == 0 && expected.values().all(|count| *count == each), "{wrong} lost, repeated or out of order: {expected:?}");
+}
+
+/// Step-downs, and a primary that is killed, while messages are published and read.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_failover_loses_repeats_or_reorders_a_message() {
+    const PUBLISHERS: i64 = 4;
+    let mut set = ReplicaSet::start(3).await;
+    let database = TestDatabase::on(&set.uri()).await;
+    let store = store(&database).await;
+    let mut messages = store.subscribe_to([pattern("p.*")], From::Now).await.unwrap();
+    let (stop, stopped) = tokio::sync::watch::channel(false);
+    let publishers: Vec<_> = (0..PUBLISHERS)
+        .map(|publisher| {
+            let (store, stopped) = (store.clone(), stopped.clone());
+            tokio::spawn(async move {
+                let mut n = 0;
+                while !*stopped.borrow() {
+                    if n % 10 == 9 {
+                        let topic = format!("p.{publisher}");
+                        store.publish_messages((n..n + 5).map(|n| (topic.clone(), doc! { "n": n }))).await.unwrap();
+                        n += 5;
+                    } else {
+                        publish(&store, &format!("p.{publisher}"), n).await;
+                        n += 1;
+                    }
+                }
+                n
+            })
+        })
+        .collect();
+    let reader = tokio::spawn(async move {
+        let mut received = Vec::new();
+        while let Ok(Ok(message)) = tokio::time::timeout(Duration::from_secs(20), messages.next()).await {
+            received.push((message.topic, message.body.get_i64("n").unwrap()));
+        }
+        received
+    });
+    pause(Duration::from_secs(2)).await;
+    set.step_down().await;
+    pause(Duration::from_secs(2)).await;
+    let primary = set.primary().await;
+    set.kill(primary).await;
+    set.primary_other_than(primary).await;
+    pause(Duration::from_secs(3)).await;
+    stop.send_replace(true);
+    let mut sent = BTreeMap::new();
+    for (number, publisher) in publishers.into_iter().enumerate() {
+        sent.insert(format!("p.{number}"), publisher.await.unwrap());
+    }
+    let received = reader.await.unwrap();
+    let mut next: BTreeMap<String, i64> = BTreeMap::new();
+    let mut wrong = Vec::new();
+    for (topic, n) in received {
+        let expected = next.entry(topic.clone()).or_default();
+        if *expected != n {
+            wrong.push((topic, *expected, n));
+        }
+        *expected = n + 1;
+    }
+    let total: i64 = sent.values().sum();
+    println!("{total} messages through a step-down and a kill; wrong: {wrong:?}");
+    assert!(wrong.is_empty() && next == sent && total > 50, "{wrong:?} {next:?} {sent:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_commands_publish_and_subscribe() {
+    let database = TestDatabase::new().await;
+    store(&database).await;
+    let subscriber = spawn(&database, &["subscribe", "news.*", "--json"]);
+    pause(Duration::from_secs(3)).await;
+    assert_eq!(command(&database, &["publish", "news.ski", r#"{"title": "Snow"}"#]).code, 0);
+    assert_eq!(command(&database, &["publish", "other", "{}"]).code, 0);
+    for bad in [["publish", "news.*", "{}"], ["publish", "news", "7"]] {
+        assert_eq!(command(&database, &bad).code, 2);
+    }
+    pause(Duration::from_secs(1)).await;
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(i32::try_from(subscriber.id()).unwrap()), nix::sys::signal::Signal::SIGINT).unwrap();
+    let said = tokio::task::spawn_blocking(move || Said::of(subscriber.wait_with_output().unwrap())).await.unwrap();
+    let lines = said.objects();
+    assert!(lines.len() == 1 && lines[0]["topic"] == "news.ski" && lines[0]["body"]["title"] == "Snow", "{}", said.out);
+    assert!(lines[0]["position"].as_str().unwrap().parse::<Position>().is_ok());
+}
