@@ -5,6 +5,9 @@
 
 #![expect(clippy::unwrap_used, reason = "in a test it says where it failed")]
 
+#[path = "guards/graphs.rs"]
+mod graphs;
+
 use std::{
     collections::{BTreeSet, HashMap},
     time::Duration,

@@ -1,14 +1,19 @@
 //! Reads of graphs: the jobs of a graph with their states, and the results of the jobs that a job waited for.
 
-use std::collections::HashMap;
+use std::{
+    collections::HashMap,
+    time::{Duration, Instant as Monotonic},
+};
 
 use bson::{Bson, Document};
 use serde::de::DeserializeOwned;
 
 use super::{Edge, InputError, edges_of};
 use crate::{
+    finished::ResultError,
     ids::{GraphId, JobId},
     store::{Store, StoreError, StoredResult},
+    wait::WaitError,
 };
 
 /// Maximum number of jobs that are read of one graph, in each collection.
@@ -134,6 +139,24 @@ impl Store {
     pub async fn graph(&self, graph: GraphId) -> Result<Vec<GraphJob>, StoreError> {
         let jobs = self.jobs_of_graph(graph, MOST_SHOWN).await?;
         Ok(jobs.iter().filter_map(GraphJob::of_document).collect())
+    }
+
+    /// Waits until no job of a graph waits or runs. Returns its jobs.
+    ///
+    /// # Errors
+    /// [`WaitError::TimedOut`] with one of the jobs that have not ended; an error of MongoDB.
+    pub async fn wait_for_graph(&self, graph: GraphId, timeout: Duration) -> Result<Vec<GraphJob>, WaitError> {
+        let begun = Monotonic::now();
+        loop {
+            let jobs = self.graph(graph).await.map_err(ResultError::from)?;
+            // A later job is more probably the last one.
+            let Some(open) = jobs.iter().rev().find(|job| job.state.is_open()) else { return Ok(jobs) };
+            match self.wait_for_end(open.id, timeout.saturating_sub(begun.elapsed())).await {
+                Ok(_) | Err(WaitError::NotKept { .. } | WaitError::Unknown { .. }) => {}
+                Err(WaitError::TimedOut { job, .. }) => return Err(WaitError::TimedOut { job, waited: timeout }),
+                Err(other) => return Err(other),
+            }
+        }
     }
 
     /// The results of these archived jobs, in this order. The result of a job that became others is the result of that job, or an array of

@@ -1,6 +1,11 @@
 //! `recruiter graph`: enqueues, shows, cancels and retries graphs of jobs.
 
-use std::{collections::BTreeMap, io::Read as _, io::Write, path::PathBuf};
+use std::{
+    collections::BTreeMap,
+    io::{Read as _, Write},
+    path::PathBuf,
+    time::Duration,
+};
 
 use anyhow::{Context as _, anyhow};
 use bson::{Bson, Document, doc};
@@ -8,10 +13,12 @@ use clap::{Args, Subcommand, ValueEnum, builder::BoolishValueParser};
 use recruiter_common::{
     JobId,
     control::{Changed, Control},
+    exit::Exit,
     graphs::{Graph, GraphJob, GraphState, When},
     ids::GraphId,
-    spec::{InvalidSpec, UnknownPolicies},
+    spec::{InvalidSpec, UnknownPolicies, duration_of_text},
     store::{ConnectArgs, Store},
+    wait::WaitError,
 };
 
 use super::{
@@ -75,6 +82,17 @@ enum GraphCommand {
         #[command(flatten)]
         format: Format,
     },
+    /// Wait until all jobs of a graph are finished, and show them
+    Wait {
+        /// Id of the graph
+        #[arg(value_parser = graph_of_text)]
+        id: GraphId,
+        /// Maximum time to wait, after which the command ends with code 124 [default: no limit]
+        #[arg(long, env = "RECRUITER_WAIT_TIMEOUT", value_name = "DURATION", value_parser = duration_of_text)]
+        timeout: Option<Duration>,
+        #[command(flatten)]
+        format: Format,
+    },
     /// Cancel all jobs of a graph that are not finished
     Cancel(ChangeArgs),
     /// Enqueue again the jobs of a graph that failed or were cancelled, with edges between the new jobs
@@ -114,6 +132,7 @@ pub(super) async fn run(args: GraphArgs, connect: &ConnectArgs, out: &mut impl W
     match args.command {
         GraphCommand::Enqueue { file, custom_policy, format } => enqueue(file, custom_policy, format, connect, out).await,
         GraphCommand::Show { id, draw, format } => show(id, draw, format, connect, out).await,
+        GraphCommand::Wait { id, timeout, format } => wait(id, timeout, format, connect, out).await,
         GraphCommand::Cancel(args) => change(args, true, connect, out).await,
         GraphCommand::Retry(args) => change(args, false, connect, out).await,
     }
@@ -151,13 +170,33 @@ async fn jobs_of(store: &Store, id: GraphId) -> anyhow::Result<Vec<GraphJob>> {
 async fn show(id: GraphId, draw: Option<Language>, format: Format, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
     let jobs = jobs_of(&Store::connect_to_ask(connect, "recruiter graph").await?, id).await?;
     match draw {
-        Some(Language::Dot) => return Ok(dot(&jobs, out)?),
-        Some(Language::Mermaid) => return Ok(mermaid(&jobs, out)?),
-        None if format.json => return Ok(jobs.iter().try_for_each(|job| json_line(out, document(job)))?),
-        None => {}
+        Some(Language::Dot) => Ok(dot(&jobs, out)?),
+        Some(Language::Mermaid) => Ok(mermaid(&jobs, out)?),
+        None => list(&jobs, format, out),
+    }
+}
+
+async fn wait(id: GraphId, timeout: Option<Duration>, format: Format, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
+    let store = Store::connect_to_ask(connect, "recruiter graph").await?;
+    jobs_of(&store, id).await?;
+    let jobs = match store.wait_for_graph(id, timeout.unwrap_or(Duration::MAX)).await {
+        Err(late @ WaitError::TimedOut { .. }) => return Err(anyhow!(late).context(Exit::TimedOut)),
+        waited => waited?,
+    };
+    list(&jobs, format, out)?;
+    let failed = jobs.iter().filter(|job| matches!(job.state, GraphState::Failed { .. })).count();
+    if failed > 0 {
+        return Err(anyhow!("{failed} jobs of the graph failed").context(Exit::JobFailed));
+    }
+    Ok(())
+}
+
+fn list(jobs: &[GraphJob], format: Format, out: &mut impl Write) -> anyhow::Result<()> {
+    if format.json {
+        return Ok(jobs.iter().try_for_each(|job| json_line(out, document(job)))?);
     }
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
-    for job in &jobs {
+    for job in jobs {
         *counts.entry(job.state.word()).or_default() += 1;
     }
     let counts: Vec<String> = counts.into_iter().map(|(state, count)| format!("{count} {}", printable(state, 40))).collect();

@@ -1,6 +1,9 @@
 //! `recruiter jobs wait` and `recruiter enqueue --wait`: waits for the end of a job and writes its result.
 
-use std::{io::Write, time::Duration};
+use std::{
+    io::Write,
+    time::{Duration, Instant as Monotonic},
+};
 
 use anyhow::anyhow;
 use bson::{Bson, Document, doc};
@@ -42,8 +45,8 @@ pub(super) async fn until_ended(
     format: Format,
     out: &mut impl Write,
 ) -> anyhow::Result<()> {
-    match store.wait_for_end(id, timeout.unwrap_or(Duration::MAX)).await {
-        Ok(stored) => write_end(id, &stored, format, out),
+    match last_of_chain(store, id, timeout.unwrap_or(Duration::MAX)).await {
+        Ok((id, stored)) => write_end(id, &stored, format, out),
         Err(gone @ (WaitError::NotKept { .. } | WaitError::Unknown { .. })) => {
             if !is_deleted_after_success && matches!(gone, WaitError::Unknown { .. }) {
                 return Err(gone.into());
@@ -57,6 +60,19 @@ pub(super) async fn until_ended(
         }
         Err(late @ WaitError::TimedOut { .. }) => Err(anyhow!(late).context(Exit::TimedOut)),
         Err(other) => Err(other.into()),
+    }
+}
+
+/// Waits for a job, or for the job that it has become, and so on. A job that became several jobs has ended.
+async fn last_of_chain(store: &Store, mut id: JobId, timeout: Duration) -> Result<(JobId, StoredJob), WaitError> {
+    let begun = Monotonic::now();
+    loop {
+        let stored = store.wait_for_end(id, timeout.saturating_sub(begun.elapsed())).await?;
+        let next = stored.document.get_array("continued_as").ok().map(|jobs| jobs.into_iter().flatten().collect::<Vec<_>>());
+        match next.as_deref() {
+            Some([next]) if next.as_object_id().is_some() => id = next.as_object_id().map_or(id, JobId::from),
+            Some(_) | None => return Ok((id, stored)),
+        }
     }
 }
 

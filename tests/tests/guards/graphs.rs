@@ -47,7 +47,10 @@ async fn only_the_named_jobs_that_wait_are_released() {
     let at = Instant::from_timestamp_millis(1_000).unwrap();
     assert_eq!(s.store.release_if_waiting(&[(at, vec![parent, one, locked])]).await.unwrap(), 1);
     assert_eq!(s.field(parent, "scheduled_at").await, before, "it does not wait");
-    assert_eq!((s.field(one, "scheduled_at").await, s.field(one, "waiting").await), (Some(bson::DateTime::from_millis(1_000).into()), None));
+    assert_eq!(
+        (s.field(one, "scheduled_at").await, s.field(one, "waiting").await),
+        (Some(bson::DateTime::from_millis(1_000).into()), None)
+    );
     assert_eq!(s.field(other, "waiting").await, Some(true.into()), "it was not named");
     assert_eq!(s.field(locked, "waiting").await, Some(true.into()), "it is left to its holder");
 }

@@ -26,6 +26,8 @@ use recruiter_tests::{
 use recruiter_worker::{Context, Executable, NotDone, Worker};
 use serde::{Deserialize, Serialize};
 
+use super::cli::recruiter;
+
 const SOON: Duration = Duration::from_secs(30);
 
 /// The executions, in order.
@@ -220,8 +222,8 @@ async fn a_job_becomes_others_in_one_step_and_its_followers_wait_for_those() {
     // The inputs of `after split` are an array, and it wants numbers.
     assert_eq!(stage.end(after_split).await, "not-scheduled-by-retry-policy InputError");
     assert!((0..3).all(|n| stage.diary.position(&format!("split.{n}")) < stage.diary.position("after split")));
-    wait_until(SOON, "all have ended", async || stage.store.graph(id).await.unwrap().iter().all(|job| !job.state.is_open())).await;
-    let jobs = stage.store.graph(id).await.unwrap();
+    let jobs = stage.store.wait_for_graph(id, SOON).await.unwrap();
+    assert!(jobs.iter().all(|job| !job.state.is_open()));
     assert_eq!(jobs.len(), 5 + 20 + 3 + 1, "the new jobs are in the graph");
 
     // Outside of a graph as well; an invalid continuation is a failure that names the reason.
@@ -332,6 +334,49 @@ async fn finished_running_deleted_and_unannounced_parents() {
     graph.enqueue(&stage.store).await.unwrap();
     control.cancel_graph(id).await.unwrap();
     assert_eq!((stage.end(root).await, stage.end(child).await), ("cancelled cancelled".into(), "cancelled cancelled".into()));
+    stage.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_command_line_enqueues_shows_waits_cancels_and_retries() {
+    let stage = Stage::new().await;
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let job = |name: &str, script: &str, waits_for: &str| {
+        format!(
+            r#""{name}": {{"class": "Step", "parameters": {{"name": "{name}", "number": 1, "script": "{script}"}}, "waits_for": {waits_for}}}"#
+        )
+    };
+    let text = format!(
+        r#"{{"jobs": {{{}, {}, {}}}}}"#,
+        job("a", "", "[]"),
+        job("b", "fail", r#"["a"]"#),
+        job("c", "", r#"["b", {"job": "a", "when": "ended"}]"#)
+    );
+    std::fs::write(file.path(), text).unwrap();
+    let said = recruiter(&stage.database, &["graph", "enqueue", file.path().to_str().unwrap()]);
+    let id = said.out.trim().to_owned();
+    assert_eq!((said.code, id.len()), (0, 24), "{}", said.err);
+    let waited = recruiter(&stage.database, &["graph", "wait", &id, "--timeout", "30s"]);
+    assert_eq!(waited.code, 3, "{}{}", waited.out, waited.err);
+    assert!(waited.out.starts_with("3 jobs: 1 cancelled, 1 done, 1 gave-up"), "{}", waited.out);
+    let shown = |draw: &[&str]| recruiter(&stage.database, &[&["graph", "show", &id], draw].concat()).out;
+    assert_eq!(shown(&["--json"]).lines().count(), 3);
+    assert!(shown(&["--draw", "dot"]).contains("[label=\"Step\\ngave-up\", fillcolor=salmon]"), "{}", shown(&["--draw", "dot"]));
+    assert!(shown(&["--draw", "mermaid"]).contains("-- ended -->"));
+    assert_eq!(recruiter(&stage.database, &["graph", "cancel", &id]).out, "nothing to cancel: all jobs are finished\n");
+    let would = recruiter(&stage.database, &["graph", "retry", &id, "--dry-run"]);
+    assert_eq!((would.code, would.out.lines().count()), (0, 2), "{}", would.out);
+    assert_eq!(recruiter(&stage.database, &["graph", "retry", &id]).out.lines().count(), 2);
+    assert_eq!(recruiter(&stage.database, &["graph", "wait", &id]).code, 3);
+    for (bad, part) in
+        [(vec!["graph", "show", "x"], "is not the id of a graph"), (vec!["graph", "show", &"0".repeat(24)], "no job is part of")]
+    {
+        let said = recruiter(&stage.database, &bad);
+        assert!(said.code != 0 && said.err.contains(part), "{}", said.err);
+    }
+    std::fs::write(file.path(), b"{\"jobs\": {\"a\": {\"class\": \"c\", \"waits_for\": [\"b\"]}}}").unwrap();
+    let said = recruiter(&stage.database, &["graph", "enqueue", file.path().to_str().unwrap()]);
+    assert!(said.code == 2 && said.err.contains("job `a`: `b` is not a job id"), "{}", said.err);
     stage.close().await;
 }
 
