@@ -218,7 +218,7 @@ pub enum Refusal {
         key: String,
     },
     /// It waits for other jobs.
-    #[error("it waits for other jobs, and has no date of its own until they end; `recruiter jobs why` names them")]
+    #[error("it waits for other jobs, and cannot be changed until they end; `recruiter jobs why` names them")]
     WaitsForJobs,
     /// It cannot be enqueued again.
     #[error("it cannot be enqueued again: {0}")]
@@ -667,7 +667,8 @@ fn step_of_alteration(alteration: &Alteration, is_archived: bool, document: RawD
     match job.state {
         JobState::Started { worker, .. } => Err(Refusal::Started { worker }),
         JobState::Scheduled { at } if alteration.is_in(&job, at) => Ok(Step::Nothing(Changed::Unchanged)),
-        JobState::Scheduled { .. } if job.is_waiting && alteration.at.is_some() => Err(Refusal::WaitsForJobs),
+        // The recruiter has read what it needs of such a job.
+        JobState::Scheduled { .. } if job.is_waiting => Err(Refusal::WaitsForJobs),
         JobState::Scheduled { .. } => match waits_for(&job).filter(|_| alteration.at.is_some()) {
             // It has no date of its own until that job ends.
             Some(key) => Err(Refusal::WaitsForAnother { key }),

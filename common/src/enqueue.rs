@@ -597,6 +597,10 @@ impl NewJob {
         self
     }
 
+    pub(crate) fn has_own_id(&self) -> bool {
+        self.id.is_some()
+    }
+
     pub(crate) fn is_unique(&self) -> bool {
         self.unique.is_some()
     }

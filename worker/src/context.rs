@@ -21,7 +21,7 @@ use serde::de::DeserializeOwned;
 use tokio_util::sync::CancellationToken;
 
 use crate::notes::NotesCell;
-use crate::{transaction::Transactions, workable::Done};
+use crate::transaction::{OwnEnd, Transactions};
 
 /// Why a running job should stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -133,8 +133,8 @@ pub struct Context {
     pub(crate) cancel: Arc<Cancel>,
     /// How this execution ends its job in a transaction of its own; `None` for an item of a bundle, and in a unit test.
     pub(crate) ends: Option<(Claim, Arc<Transactions>)>,
-    /// The result with which it has done so.
-    pub(crate) committed: OnceLock<Done>,
+    /// Whether it has done so.
+    pub(crate) own_end: Arc<OwnEnd>,
     pub(crate) notes: NotesCell,
     pub(crate) retry_after: RetryAfter,
 }
@@ -152,7 +152,7 @@ impl Context {
             deadline: Deadline::default(),
             cancel,
             ends: None,
-            committed: OnceLock::new(),
+            own_end: Arc::default(),
             notes: NotesCell::of_item(self.notes()),
             retry_after: RetryAfter::default(),
         }
@@ -462,7 +462,7 @@ impl ForTests {
             deadline,
             cancel,
             ends: None,
-            committed: OnceLock::new(),
+            own_end: Arc::default(),
             notes: NotesCell::default(),
             retry_after: RetryAfter::default(),
         }

@@ -3,6 +3,9 @@
 //! Whatever dies, at whatever point: either all of it is there or nothing. A worker that was declared dead cannot commit, because its job
 //! is not locked by its start any more. So the effects of a job inside the database happen exactly once for each job that is done.
 //!
+//! The end and the commit run in a task of their own. So they are not broken off half-way when the execution is (at its time limit, by a
+//! cancellation), and the attempt waits for them before it decides how the job has ended.
+//!
 //! The delete of the started job is the last write of the transaction, so MongoDB keeps the job locked for the time of the commit only. The
 //! sessions are written into the roster before they are used: a cleaner ends them together with the other sessions of a dead worker.
 
@@ -10,8 +13,8 @@ use std::{
     error::Error,
     fmt,
     ops::{Deref, DerefMut},
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
+    sync::{Arc, Mutex, OnceLock, PoisonError},
+    time::{Duration, Instant as Monotonic},
 };
 
 use bson::Bson;
@@ -24,7 +27,7 @@ use recruiter_common::{
         error::{Error as MongoError, TRANSIENT_TRANSACTION_ERROR, UNKNOWN_TRANSACTION_COMMIT_RESULT},
     },
     shutdown::pause,
-    store::{Archival, DriverError, Recorded, Store},
+    store::{Archival, DriverError, Recorded, Store, StoreError},
     telemetry::chain,
 };
 use serde::Serialize;
@@ -39,6 +42,8 @@ use crate::{
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 /// The longest pause before a transaction is repeated.
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+/// A transaction is not repeated after this time, like the driver's own: MongoDB ends each attempt after a minute.
+const REPEATED_FOR: Duration = Duration::from_secs(120);
 /// The error class of a transaction that cannot be used here.
 const TRANSACTION: &str = "transaction";
 
@@ -115,6 +120,22 @@ impl Drop for TransactionSession {
     }
 }
 
+/// The end of a job in a transaction of its own.
+#[derive(Debug, Default)]
+pub(crate) struct OwnEnd {
+    done: OnceLock<Done>,
+    /// Locked while the end and the commit are on their way.
+    commit: Arc<tokio::sync::Mutex<()>>,
+}
+
+impl OwnEnd {
+    /// The result with which the job has ended, once no commit is on its way.
+    pub(crate) async fn settled(&self) -> Option<Done> {
+        let _no_commit = self.commit.lock().await;
+        self.done.get().cloned()
+    }
+}
+
 /// The sessions of one worker for such transactions.
 #[derive(Debug)]
 pub(crate) struct Transactions {
@@ -153,8 +174,9 @@ impl Context {
     /// killed at any point, or wakes up after it was declared dead.
     ///
     /// The collections must be on the client of the worker's store: `job.store().client()`. `body` runs again after a write conflict or a
-    /// failover, so it should have no effects outside of the session. Its future owns the session (`async move`), and must not keep it. Return the value of this call from `execute`: after the commit the
-    /// job has ended, and nothing that follows changes its end.
+    /// failover, so it should have no effects outside of the session. Its future owns the session (`async move`), must not keep it, and must not
+    /// end the transaction. Return the value of this call from `execute`: after the commit the job has ended, and nothing that follows
+    /// changes its end. [`Store::announce_jobs`] after this call notifies the recruiter of the jobs that `body` has enqueued.
     ///
     /// ```no_run
     /// # use recruiter_worker::{bson::doc, Context, Executable, NotDone, Workable};
@@ -190,10 +212,10 @@ impl Context {
         T: Serialize,
         F: Future<Output = Result<T, Abort>>,
     {
-        if self.item.is_some() || self.committed.get().is_some() {
+        if self.item.is_some() || self.own_end.done.get().is_some() {
             return Err(NotDone::give_up(TRANSACTION, "a job can end in one transaction only, and an item of a bundle in none"));
         }
-        let mut wait = FIRST_PAUSE;
+        let (mut wait, begun) = (FIRST_PAUSE, Monotonic::now());
         loop {
             if let Some(why) = self.cancellation() {
                 return Err(NotDone::stopped(format!("the transaction was not begun: {why:?}")));
@@ -207,8 +229,14 @@ impl Context {
                 return Err(NotDone::give_up(TRANSACTION, "the body of a transaction has kept its session"));
             };
             let ended = match ended {
-                Ok(value) => self.end_in(&mut session, value).await,
-                Err(abort) => Err(abort),
+                Ok(value) => {
+                    let committed = self.end_in(session, &value).await?;
+                    session = committed.0;
+                    committed.1.map(|()| value)
+                }
+                // The error may be wrapped, so MongoDB is asked.
+                Err(abort) if abort.is_transient => Err(abort),
+                Err(abort) => Err(Abort { is_transient: self.store().is_transaction_aborted(&mut session).await, ..abort }),
             };
             if ended.is_err() {
                 // MongoDB may have aborted it already.
@@ -217,7 +245,7 @@ impl Context {
             self.give_back(session);
             match ended {
                 Ok(value) => return Ok(value),
-                Err(Abort { is_transient: true, not_done }) => {
+                Err(Abort { is_transient: true, not_done }) if begun.elapsed() < REPEATED_FOR => {
                     tracing::debug!(job.id = %self.job.id, error = not_done.failure().message, "a transaction is repeated");
                     pause(wait).await;
                     wait = (wait * 2).min(LONGEST_PAUSE);
@@ -246,25 +274,39 @@ impl Context {
         NotDone::Stopped(Failure::new(failure::INTERRUPTED, "the worker has lost the job; the transaction was aborted"))
     }
 
-    /// Ends the job in the open transaction, and commits it.
-    async fn end_in<T: Serialize>(&self, session: &mut ClientSession, value: T) -> Result<T, Abort> {
+    /// Ends the job in the open transaction, and commits it, in a task of its own. Returns the session.
+    async fn end_in(&self, mut session: ClientSession, value: &impl Serialize) -> Result<(ClientSession, Result<(), Abort>), NotDone> {
         let Some((claim, _)) = &self.ends else {
-            commit(session).await?;
-            return Ok(value);
+            let committed = commit(&mut session).await;
+            return Ok((session, committed.map_err(Abort::from)));
         };
-        let done = Done::with(&value)?;
-        let store = self.store();
+        let done = match Done::with(value) {
+            Ok(done) => done,
+            Err(not_done) => return Ok((session, Err(not_done.into()))),
+        };
+        let store = self.store().clone();
         let _ = store.fresh_clock().await;
         let archival = self.archival(*claim, done.result.clone());
-        match store.finish_in(session, &archival).await? {
-            Recorded::Yes => {}
-            Recorded::ClaimLost | Recorded::Refused => return Err(self.lost().into()),
-        }
-        commit(session).await?;
-        let _ = self.committed.set(done);
-        store.tell_ended([&archival]);
-        store.announce_ends(std::iter::once(&archival)).await;
-        Ok(value)
+        let (own_end, on_its_way) = (self.own_end.clone(), self.own_end.commit.clone().lock_owned().await);
+        let task = tokio::spawn(async move {
+            let ended = end_and_commit(&store, &mut session, &archival).await;
+            if ended.as_ref().is_ok_and(|recorded| *recorded == Recorded::Yes) {
+                let _ = own_end.done.set(done);
+                store.tell_ended([&archival]);
+                store.announce_ends(std::iter::once(&archival)).await;
+            }
+            drop(on_its_way);
+            (session, ended)
+        });
+        let (session, ended) = task.await.map_err(|error| NotDone::failed(TRANSACTION, format!("the commit was broken off: {error}")))?;
+        Ok((
+            session,
+            match ended {
+                Ok(Recorded::Yes) => Ok(()),
+                Ok(Recorded::ClaimLost | Recorded::Refused) => Err(self.lost().into()),
+                Err(abort) => Err(abort),
+            },
+        ))
     }
 
     fn archival(&self, claim: Claim, result: Option<Bson>) -> Archival {
@@ -275,10 +317,18 @@ impl Context {
             None => archival,
         }
     }
+}
 
-    /// The result with which the job has ended in a transaction of its own.
-    pub(crate) fn committed(&self) -> Option<Done> {
-        self.committed.get().cloned()
+async fn end_and_commit(store: &Store, session: &mut ClientSession, archival: &Archival) -> Result<Recorded, Abort> {
+    match store.finish_in(session, archival).await {
+        Ok(Recorded::Yes) => commit(session).await.map(|()| Recorded::Yes).map_err(Abort::from),
+        Ok(lost) => Ok(lost),
+        Err(StoreError::NoTransaction { .. }) => Err(NotDone::give_up(
+            TRANSACTION,
+            "the body has ended the transaction itself, so its writes may be there without the end of the job",
+        )
+        .into()),
+        Err(error) => Err(error.into()),
     }
 }
 

@@ -10,7 +10,7 @@ use bson::Document;
 use super::{Change, Changed, Control, Refusal, again};
 use crate::{
     enqueue::NewJob,
-    graphs::{self, Edge, GraphState, NOT_NEEDED, edges_of},
+    graphs::{self, Edge, GraphJob, GraphState, NOT_NEEDED, edges_of},
     ids::{GraphId, JobId},
     job::Job,
     store::{Hint, Recorded, Retrial, StoreError, StoredJob},
@@ -56,8 +56,9 @@ impl Control {
         let new: HashMap<JobId, JobId> = failed.map(|job| (job.id, JobId::new())).collect();
         let ids: Vec<JobId> = new.keys().copied().collect();
         let (mut retrials, mut outcomes, mut documents) = (Vec::new(), Vec::new(), Vec::new());
+        let known: HashMap<JobId, &GraphJob> = jobs.iter().map(|job| (job.id, job)).collect();
         for (id, stored) in self.store.jobs_by_id(&ids).await? {
-            match repeated(stored, graph, &new, self.store.now()) {
+            match repeated(stored, graph, &new, &known, self.store.now()) {
                 Ok((why, document)) => {
                     retrials.push((id, why));
                     documents.push(document);
@@ -87,9 +88,26 @@ impl Control {
             Recorded::ClaimLost | Recorded::Refused => (id, Changed::Refused(Refusal::KeepsChanging)),
         }));
         self.store.announce_jobs(groups).await;
-        self.store.announce_hint(Hint::Waiting).await;
+        self.store.announce_hint(Hint::waiting(new.into_values().collect())).await;
         Ok(outcomes)
     }
+}
+
+/// The jobs that stand for a job now: its repetition, or the jobs that it became, or itself.
+fn present(job: JobId, new: &HashMap<JobId, JobId>, known: &HashMap<JobId, &GraphJob>) -> Vec<JobId> {
+    let (mut present, mut left, mut seen) = (Vec::new(), vec![job], HashSet::new());
+    while let Some(job) = left.pop() {
+        if !seen.insert(job) {
+            continue;
+        }
+        match (new.get(&job), known.get(&job)) {
+            (Some(new), _) => present.push(*new),
+            (None, Some(GraphJob { retried_as: Some(next), .. })) => left.push(*next),
+            (None, Some(GraphJob { continued_as, .. })) if !continued_as.is_empty() => left.extend(continued_as.iter().rev()),
+            (None, _) => present.push(job),
+        }
+    }
+    present
 }
 
 /// The new document of a job, with its edges to the new jobs, and the finish reason of the old one.
@@ -97,11 +115,17 @@ fn repeated(
     stored: StoredJob,
     graph: GraphId,
     new: &HashMap<JobId, JobId>,
+    known: &HashMap<JobId, &GraphJob>,
     now: crate::Instant,
 ) -> Result<(crate::FinishReason, Document), String> {
     let edges = stored.document.get("waits_for").ok().flatten().and_then(|edges| edges.try_into().ok());
     let edges = edges_of(edges.as_ref()).map_err(|problem| problem.to_string())?;
-    let edges: Vec<Edge> = edges.into_iter().map(|edge| Edge { job: new.get(&edge.job).copied().unwrap_or(edge.job), ..edge }).collect();
+    let mut seen = HashSet::new();
+    let edges: Vec<Edge> = edges
+        .into_iter()
+        .flat_map(|edge| present(edge.job, new, known).into_iter().map(move |job| Edge { job, ..edge }))
+        .filter(|edge| seen.insert(edge.job))
+        .collect();
     let job = Job::try_from(stored.document).map_err(|(_, error)| error.to_string())?;
     let why = match &job.state {
         crate::job::JobState::Archived { why } => why.clone(),

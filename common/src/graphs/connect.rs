@@ -1,11 +1,11 @@
 //! The edges among new jobs: checked, and noted at the jobs that others wait for.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use bson::Document;
 
 use super::{Edge, InvalidGraph, MOST_EDGES, MOST_JOBS, edges_of};
-use crate::{ids::JobId, store::id_of};
+use crate::{ids::JobId, limits::line_of_gate, store::id_of};
 
 /// Checks the edges of new jobs. A job that others wait for gets the field `followed`, so that its end is announced.
 ///
@@ -31,8 +31,22 @@ pub(crate) fn connect(jobs: &mut [Document]) -> Result<(), InvalidGraph> {
     Ok(())
 }
 
+/// The jobs that these jobs wait for and that are not among them.
+pub(crate) fn outside(jobs: &[Document]) -> Result<Vec<JobId>, InvalidGraph> {
+    let ids: HashSet<JobId> = jobs.iter().filter_map(id_of).collect();
+    let mut outside = BTreeSet::new();
+    for job in jobs {
+        let edges = edges_of(job.get("waits_for"))?;
+        outside.extend(edges.into_iter().map(|edge| edge.job).filter(|parent| !ids.contains(parent)));
+    }
+    Ok(outside.into_iter().collect())
+}
+
 fn check_edges(job: &Document, edges: &[Edge]) -> Result<(), InvalidGraph> {
     let id = || id_of(job).unwrap_or_else(JobId::new);
+    if !edges.is_empty() && job.get_str("gate").is_ok_and(|gate| line_of_gate(gate).is_some()) {
+        return Err(InvalidGraph::Line);
+    }
     if edges.len() > MOST_EDGES {
         return Err(InvalidGraph::TooManyEdges { job: id(), edges: edges.len() });
     }

@@ -36,7 +36,7 @@ mod operations;
 
 use bson::Document;
 
-pub(crate) use self::connect::connect;
+pub(crate) use self::connect::{connect, outside};
 pub use self::{
     builder::Graph,
     edge::{Edge, End, InvalidEdge, NOT_NEEDED, PARENT_FAILED, PARENT_GONE, Unsatisfiable, When, edges_of},
@@ -54,6 +54,9 @@ use crate::{
 pub const MOST_JOBS: usize = 20_000;
 /// Maximum number of edges of one job. They are stored in its document.
 pub const MOST_EDGES: usize = 20_000;
+
+/// Maximum size of the jobs that one job becomes, in bytes: they are written together with ends of other jobs.
+pub const MOST_CONTINUATION_BYTES: usize = 4 * 1024 * 1024;
 
 /// Why jobs cannot wait for each other.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -84,6 +87,34 @@ pub enum InvalidGraph {
         "a job of a graph cannot be unique, because a graph is enqueued whole or not at all: make the job unique that enqueues the graph"
     )]
     Unique,
+    /// A job of which nothing would be left after its success.
+    #[error(
+        "a job would wait for job {job}, of which nothing is kept after a success, so its end would not be seen: enqueue both in one graph, or leave out its `keep`"
+    )]
+    NotKept {
+        /// The job.
+        job: JobId,
+    },
+    /// A job in a line.
+    #[error("a job that waits for others cannot be in a line: its place could be in front of a job that it waits for")]
+    Line,
+    /// A job that continues another one and waits for a job that is not part of the continuation.
+    #[error("the jobs that a job becomes can wait for each other only, not for job {job}")]
+    OutsideOfContinuation {
+        /// The job that is waited for.
+        job: JobId,
+    },
+    /// A job that continues another one under an id of the application.
+    #[error("the jobs that a job becomes get new ids: leave out `with_id`")]
+    ContinuationWithId,
+    /// Jobs that are too large for one transaction with the end of the job that becomes them.
+    #[error(
+        "the jobs that a job becomes would have {bytes} bytes together, {MOST_CONTINUATION_BYTES} is the limit: enqueue a graph, or references to the data"
+    )]
+    ContinuationTooLarge {
+        /// Their size.
+        bytes: usize,
+    },
     /// More jobs than fit into a transaction.
     #[error("a graph of {jobs} jobs is too large, {MOST_JOBS} is the limit: let one of its jobs add further jobs")]
     TooManyJobs {
@@ -132,6 +163,9 @@ pub fn continuation(jobs: Vec<NewJob>, job: &Job, now: Instant) -> Result<Vec<Do
         if new.is_unique() {
             return Err(InvalidGraph::Unique.into());
         }
+        if new.has_own_id() {
+            return Err(InvalidGraph::ContinuationWithId.into());
+        }
         let (_, mut document) = new.into_document(now)?;
         if let Some(graph) = job.graph
             && !document.contains_key("graph")
@@ -144,7 +178,14 @@ pub fn continuation(jobs: Vec<NewJob>, job: &Job, now: Instant) -> Result<Vec<Do
         documents.push(document);
     }
     connect(&mut documents)?;
-    Ok(documents)
+    // A job outside could wait for `job`, and so for these jobs: they would wait for each other.
+    if let Some(job) = outside(&documents)?.first() {
+        return Err(InvalidGraph::OutsideOfContinuation { job: *job }.into());
+    }
+    match documents.iter().map(|job| job.to_vec().map_or(MOST_CONTINUATION_BYTES, |bytes| bytes.len())).sum() {
+        bytes if bytes > MOST_CONTINUATION_BYTES => Err(InvalidGraph::ContinuationTooLarge { bytes }.into()),
+        _ => Ok(documents),
+    }
 }
 
 /// A job that waits for others, as the recruiter reads it.
@@ -166,7 +207,11 @@ impl Waiting {
         Some(Self {
             id: document.get_object_id("_id").ok()?.into(),
             edges: edges_of(document.get("waits_for")),
-            due_after: document.get_datetime("due_after").ok().map(|at| at.to_chrono()),
+            due_after: document
+                .get_datetime("due_after")
+                .ok()
+                .filter(|at| DUE_MS.contains(&at.timestamp_millis()))
+                .map(|at| at.to_chrono()),
             job: crate::store::ScheduledJob::of_document(document)?,
         })
     }

@@ -25,7 +25,7 @@ const LONGEST_CHAIN: usize = 100_000;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum GraphState {
-    /// It waits for other jobs of the graph.
+    /// It waits for other jobs.
     Waits,
     /// It can start.
     Scheduled,
@@ -88,6 +88,8 @@ pub struct GraphJob {
     pub continued_as: Vec<JobId>,
     /// The job that it repeats.
     pub recovered_from: Option<JobId>,
+    /// The job that repeats it.
+    pub retried_as: Option<JobId>,
     /// The error class and message of its last execution.
     pub failure: Option<(String, String)>,
 }
@@ -108,6 +110,7 @@ impl GraphJob {
             waits_for: edges_of(job.get("waits_for")).unwrap_or_default(),
             continued_as: continued_as.into_iter().flatten().filter_map(Bson::as_object_id).map(JobId::from).collect(),
             recovered_from: id("recovered_from"),
+            retried_as: id("retried_as"),
             failure,
         })
     }
@@ -182,20 +185,26 @@ impl Store {
             unread = found.values().flat_map(next).filter(|job| !known.contains_key(job)).collect();
             known.extend(found);
         }
-        let result = |job: &JobId| bson::deserialize_from_bson(value_of(*job, &known)).map_err(|error| InputError::of_type(*job, &error));
+        let result =
+            |job: &JobId| bson::deserialize_from_bson(value_of(*job, &known, 0)).map_err(|error| InputError::of_type(*job, &error));
         jobs.iter().map(result).collect()
     }
 }
 
-/// The result of a job, from the results of all jobs that continue it. Without recursion, because a chain may be long.
-fn value_of(job: JobId, known: &HashMap<JobId, StoredResult>) -> Bson {
-    let mut job = job;
-    for _ in 0..LONGEST_CHAIN {
+/// Maximum number of times that a job became several jobs, one within the other. Further results are null.
+const DEEPEST: usize = 100;
+
+/// The result of a job, from the results of all jobs that continue it. A chain may be long, so only jobs that became several are followed by
+/// recursion.
+fn value_of(mut job: JobId, known: &HashMap<JobId, StoredResult>, depth: usize) -> Bson {
+    for _ in 0..=known.len() {
         match known.get(&job) {
             Some(StoredResult::Value(value)) => return value.clone(),
             Some(StoredResult::ContinuedAs(jobs)) if jobs.len() == 1 => job = jobs[0],
-            Some(StoredResult::ContinuedAs(jobs)) => return jobs.iter().map(|job| value_of(*job, known)).collect(),
-            None => return Bson::Null,
+            Some(StoredResult::ContinuedAs(jobs)) if depth < DEEPEST => {
+                return jobs.iter().map(|job| value_of(*job, known, depth + 1)).collect();
+            }
+            Some(StoredResult::ContinuedAs(_)) | None => break,
         }
     }
     Bson::Null

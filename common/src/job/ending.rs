@@ -105,6 +105,8 @@ pub(crate) struct Unlocked {
     pub(crate) attempts: Option<Bson>,
     pub(crate) replaced: Option<Bson>,
     pub(crate) expires_at: Option<Bson>,
+    /// A job that waits for others may have been released since.
+    pub(crate) waiting: Option<Bson>,
 }
 
 impl Guard {
@@ -155,7 +157,13 @@ impl Archival {
     /// An unlocked job that is archived without being started: it was cancelled or has expired, or its document is not a job.
     pub fn unstarted(job: JobId, document: &RawDocument, why: &FinishReason, failure: &Failure, now: Instant) -> Self {
         let as_read = |field: &str| document.get(field).ok().flatten().and_then(|value| value.try_into().ok());
-        let unlocked = Unlocked { job, attempts: as_read("attempts"), replaced: as_read("replaced"), expires_at: as_read("expires_at") };
+        let unlocked = Unlocked {
+            job,
+            attempts: as_read("attempts"),
+            replaced: as_read("replaced"),
+            expires_at: as_read("expires_at"),
+            waiting: as_read("waiting"),
+        };
         let scheduled_at = document.get_datetime("scheduled_at").ok().map(|at| at.to_chrono());
         let execution = Execution { scheduled_at, ..Execution::default() }.ended(now, Some(failure));
         Self::new(Guard::Unlocked(Box::new(unlocked)), finished(document, job, &execution, why, &[]), why)

@@ -307,8 +307,9 @@ impl Store {
         if !new.is_empty() {
             self.announce_hint(new_jobs_hint(&new, self.now())).await;
         }
-        if new.iter().any(|job| job.contains_key("waiting")) {
-            self.announce_hint(Hint::Waiting).await;
+        let waiting: Vec<JobId> = new.iter().filter(|job| job.contains_key("waiting")).filter_map(|job| id_of(job)).collect();
+        if !waiting.is_empty() {
+            self.announce_hint(Hint::waiting(waiting)).await;
         }
         if !jobs.is_empty() {
             self.announce_hint(Hint::Ended { jobs }).await;
@@ -523,6 +524,7 @@ fn filter_of(batch: &[Archival]) -> Document {
                 "attempts": read.attempts.clone(),
                 "replaced": read.replaced.clone(),
                 "expires_at": read.expires_at.clone(),
+                "waiting": read.waiting.clone(),
             }),
         }
     }

@@ -123,9 +123,8 @@ impl Store {
     }
 
     async fn insert_graph_into(&self, session: &mut ClientSession, jobs: &[Document], parents: &[JobId]) -> Result<Inserted, Error> {
-        let known = self.known_in(session, parents).await?;
-        if let Some(job) = parents.iter().find(|parent| !known.contains(parent)) {
-            return Ok(Inserted::Refused(InvalidGraph::UnknownJob { job: *job }));
+        if let Some(problem) = self.problem_with_parents(session, parents).await? {
+            return Ok(Inserted::Refused(problem));
         }
         let ids: Vec<JobId> = jobs.iter().filter_map(id_of).collect();
         let mut archived = 0;
@@ -148,15 +147,31 @@ impl Store {
         Ok(Inserted::New)
     }
 
+    /// Why jobs cannot wait for these: one does not exist, or nothing would be left of it.
+    async fn problem_with_parents(&self, session: &mut ClientSession, parents: &[JobId]) -> Result<Option<InvalidGraph>, Error> {
+        if parents.is_empty() {
+            return Ok(None);
+        }
+        let known = self.known_in(session, parents).await?;
+        if let Some(job) = parents.iter().find(|parent| !known.contains(parent)) {
+            return Ok(Some(InvalidGraph::UnknownJob { job: *job }));
+        }
+        // Its worker may not know that others wait for it.
+        let fleeting = doc! { "_id": { "$in": parents.to_vec() }, "keep": "failures", "followed": { "$ne": true } };
+        let found = self.scheduled.find_one(fleeting).projection(doc! { "_id": 1 }).session(session).await?;
+        Ok(found.and_then(|job| id_of(&job)).map(|job| InvalidGraph::NotKept { job }))
+    }
+
     /// Notes that other jobs wait for these, so that their ends are announced. The recruiter looks up the ends of jobs without this mark,
     /// for example of running ones.
     ///
-    /// Filter: ids, unlocked. Index: `_id`. Invariant: none.
+    /// Filter: ids, unlocked, not one of which nothing would be left: its worker may have read it already. Index: `_id`. Invariant: none.
     pub(crate) async fn note_followed(&self, jobs: &[JobId]) -> Result<(), StoreError> {
         if jobs.is_empty() {
             return Ok(());
         }
-        let (scheduled, waiting) = (self.scheduled.clone(), doc! { "_id": { "$in": jobs.to_vec() }, "locked": false });
+        let waiting = doc! { "_id": { "$in": jobs.to_vec() }, "locked": false, "keep": { "$ne": "failures" } };
+        let scheduled = self.scheduled.clone();
         let followed = doc! { "$set": { "followed": true } };
         call("note_followed", async move { scheduled.update_many(waiting, followed).await }).await.map(drop)
     }
@@ -179,17 +194,19 @@ impl Store {
     ///
     /// Filter: ids, waiting. Index: `_id`. Invariant: none, the release has a guard.
     pub async fn waiting_among(&self, jobs: &[JobId]) -> Result<(Vec<Waiting>, Vec<JobId>), StoreError> {
-        let (scheduled, filter) = (self.scheduled.clone(), doc! { "_id": { "$in": jobs.to_vec() }, "waiting": true });
+        let (scheduled, filter) =
+            (self.scheduled.clone_with_type::<RawDocumentBuf>(), doc! { "_id": { "$in": jobs.to_vec() }, "waiting": true });
         let fields = doc! { "waits_for": 1, "due_after": 1, "group": 1, "workable.class": 1, "gate": 1, "priority": 1, "scheduled_at": 1 };
-        let found: Vec<Document> = call("waiting_among", async move {
+        // Raw, so that a text that is not UTF-8 concerns one job only.
+        let found: Vec<RawDocumentBuf> = call("waiting_among", async move {
             scheduled.find(filter).projection(fields).read_concern(ReadConcern::local()).await?.try_collect().await
         })
         .await?;
         let (mut waiting, mut invalid) = (Vec::with_capacity(found.len()), Vec::new());
         for job in &found {
-            match Waiting::of_document(job) {
+            match Document::try_from(&**job).ok().and_then(|job| Waiting::of_document(&job)) {
                 Some(job) => waiting.push(job),
-                None => invalid.extend(id_of(job)),
+                None => invalid.extend(super::raw_id_of(job)),
             }
         }
         Ok((waiting, invalid))
@@ -311,7 +328,8 @@ pub(crate) enum StoredResult {
 }
 
 fn end_of(archived: &Document) -> End {
-    if let Ok(jobs) = archived.get_array("continued_as") {
+    let is_done = archived.get_str("why").is_ok_and(|why| why == "done");
+    if let (true, Ok(jobs)) = (is_done, archived.get_array("continued_as")) {
         return End::ContinuedAs(jobs.iter().filter_map(Bson::as_object_id).map(JobId::from).collect());
     }
     let class = archived.get_document("last_execution").ok().and_then(|execution| execution.get_str("class").ok());

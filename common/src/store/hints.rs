@@ -23,6 +23,9 @@ pub const EVERY_GROUP: &str = "*";
 /// Maximum number of jobs that one hint assigns, about one megabyte.
 const ASSIGNED: usize = 50_000;
 
+/// Maximum number of jobs that one hint names that wait for others.
+const NAMED_WAITING: usize = 1_000;
+
 /// Jobs that the recruiter assigns to one worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AssignedJobs {
@@ -91,7 +94,10 @@ pub enum Hint {
         jobs: Vec<JobId>,
     },
     /// Jobs that wait for others were enqueued.
-    Waiting,
+    Waiting {
+        /// Their ids, and perhaps those of other jobs of their graph; empty if there are many.
+        jobs: Vec<JobId>,
+    },
     /// An operator has changed a limit, a group or a pause.
     Settings,
     /// Jobs that are assigned ahead should be returned, because a pause covers them.
@@ -116,6 +122,11 @@ impl Hint {
         Self::Jobs { groups: groups.into_iter().map(Into::into).collect(), at: None, jobs: Vec::new() }
     }
 
+    /// Jobs that wait for others were enqueued, among these jobs.
+    pub fn waiting(jobs: Vec<JobId>) -> Self {
+        Self::Waiting { jobs: if jobs.len() > NAMED_WAITING { Vec::new() } else { jobs } }
+    }
+
     /// Splits a hint into parts that are small compared with the collection.
     pub(super) fn parts(&self) -> Vec<Cow<'_, Self>> {
         match self {
@@ -138,7 +149,7 @@ impl Hint {
             | Self::Assigned { .. }
             | Self::Released { .. }
             | Self::Ended { .. }
-            | Self::Waiting
+            | Self::Waiting { .. }
             | Self::Settings
             | Self::Recall
             | Self::Control
@@ -171,7 +182,7 @@ impl Hint {
             }
             Self::Released { permits } => doc! { "kind": "released", "permits": permits.clone() },
             Self::Ended { jobs } => doc! { "kind": "ended", "jobs": jobs.clone() },
-            Self::Waiting => doc! { "kind": "waiting" },
+            Self::Waiting { jobs } => doc! { "kind": "waiting", "jobs": jobs.clone() },
             Self::Settings => doc! { "kind": "settings" },
             Self::Recall => doc! { "kind": "recall" },
             Self::Control => doc! { "kind": "control" },
@@ -216,7 +227,7 @@ impl Hint {
                 Self::Released { permits }
             }
             "ended" => Self::Ended { jobs: ids_in(document.get("jobs")) },
-            "waiting" => Self::Waiting,
+            "waiting" => Self::Waiting { jobs: ids_in(document.get("jobs")) },
             "settings" => Self::Settings,
             "recall" => Self::Recall,
             "control" => Self::Control,

@@ -141,7 +141,7 @@ impl Store {
             | Hint::Left { .. }
             | Hint::Released { .. }
             | Hint::Ended { .. }
-            | Hint::Waiting
+            | Hint::Waiting { .. }
             | Hint::Settings => self.publish_to_leader(hint).await,
             Hint::Assigned { .. } | Hint::Recall | Hint::Control | Hint::Cancel { .. } | Hint::KeepAlive { .. } => {
                 if matches!(hint, Hint::Cancel { .. } | Hint::Control) {

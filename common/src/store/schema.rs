@@ -524,7 +524,10 @@ fn waiting_job() -> Document {
             // The place in a line.
             { "$or": [{ "gate": { "$not": any_line() } }, { "created_at": { "$type": "date" } }] },
             // A job that waits is not due.
-            { "$or": [{ "waiting": Bson::Null }, { "scheduled_at": bson::DateTime::from_millis(*DUE_MS.end()) }] },
+            { "$or": [
+                { "waiting": Bson::Null },
+                { "scheduled_at": bson::DateTime::from_millis(*DUE_MS.end()), "gate": { "$not": any_line() }, "unique_after": Bson::Null },
+            ] },
         ],
         "scheduled_at": { "$gte": bson::DateTime::from_millis(*DUE_MS.start()), "$lte": bson::DateTime::from_millis(*DUE_MS.end()) },
         "$expr": { "$or": [
@@ -591,6 +594,7 @@ fn job_properties() -> Document {
         "waiting": { "enum": [true, Bson::Null], "description": "true while it waits for other jobs" },
         "waits_for": edges(),
         "followed": optional("bool", "true or false"),
+        "continued_as": { "enum": [Bson::Null], "description": "only in the archive" },
     });
     properties
 }

@@ -108,6 +108,17 @@ impl Store {
     }
 }
 
+impl Store {
+    /// Whether MongoDB has aborted the transaction that is open in this session, for example after a write conflict. An error that says so may
+    /// be hidden in an error of the application.
+    ///
+    /// Index: `_id`. Invariant: none, it reads one document in the transaction.
+    pub async fn is_transaction_aborted(&self, session: &mut ClientSession) -> bool {
+        let asked = self.metadata.find_one(bson::doc! { "_id": "schema" }).session(session).await;
+        asked.is_err_and(|error| error.contains_label(TRANSIENT_TRANSACTION_ERROR))
+    }
+}
+
 /// Commits. While MongoDB labels the outcome of the commit as unknown, the commit is sent again, which is safe.
 pub(super) async fn commit(session: &mut ClientSession) -> Result<(), Error> {
     let mut tries = 0;

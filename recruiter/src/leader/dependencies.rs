@@ -4,11 +4,11 @@
 //! releases each job with one write, however many jobs it waited for. No process writes to a job because one of those has ended, so no two
 //! writers meet there. Ends never change. So a decision that is made twice, by two leaders or after a crash, is the same.
 //!
-//! A scan finds what hints have missed: it lists the jobs that wait, and looks up the jobs that they wait for. If a scan takes long, the next
-//! one is due after [`RARER`] times its duration.
+//! A hint about new jobs that wait names them, and only these are read. A scan finds what hints have missed: it lists the jobs that wait, and
+//! looks up the jobs that they wait for. If a scan takes long, the next one is due after [`RARER`] times its duration.
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     time::{Duration, Instant as Monotonic},
 };
 
@@ -19,7 +19,7 @@ use recruiter_common::{
     instant::Instant,
     job::FinishReason,
     shutdown::{Shutdown, pause},
-    store::{Archival, CommitSession, Hint, ScheduledJob, Store, StoreError},
+    store::{Archival, CommitSession, Hint, Recorded, ScheduledJob, Store, StoreError},
     telemetry::chain,
 };
 use tokio::sync::mpsc;
@@ -32,6 +32,8 @@ const RARER: u32 = 20;
 const RETRY: Duration = Duration::from_millis(500);
 /// Maximum number of jobs that are read together.
 const BATCH: usize = 1_000;
+/// Maximum number of jobs that are released together.
+const RELEASED_TOGETHER: usize = 10_000;
 /// Maximum number of jobs that are cancelled together. Their whole documents are read.
 const CANCELLED_TOGETHER: usize = 100;
 
@@ -51,6 +53,13 @@ pub(crate) struct Dependencies<'a> {
     session: CommitSession,
 }
 
+/// What hints have reported and is not taken in yet.
+#[derive(Debug, Default)]
+struct Pending {
+    ended: HashSet<JobId>,
+    new: HashSet<JobId>,
+}
+
 impl<'a> Dependencies<'a> {
     pub(crate) fn new(store: &'a Store, poll: Duration, news: News, released: mpsc::UnboundedSender<Vec<ScheduledJob>>) -> Self {
         let (table, left_alone, session) = (Table::default(), HashSet::new(), CommitSession::default());
@@ -59,9 +68,15 @@ impl<'a> Dependencies<'a> {
 
     /// Releases and cancels until a stop is requested.
     pub(crate) async fn run(&mut self, shutdown: &mut Shutdown) {
-        let mut ended: HashSet<JobId> = HashSet::new();
+        let mut pending = Pending::default();
+        let mut stopping = shutdown.clone();
         while !shutdown.is_requested() {
-            if let Err(error) = self.step(&mut ended).await {
+            // A step may be dropped at any point: the next leader decides the same.
+            let step = tokio::select! {
+                step = self.step(&mut pending) => step,
+                () = stopping.requested() => return,
+            };
+            if let Err(error) = step {
                 tracing::warn!(error = chain(&error), "cannot release jobs that wait for others; retrying");
                 self.scan_at = Monotonic::now();
                 shutdown.sleep(RETRY).await;
@@ -75,8 +90,13 @@ impl<'a> Dependencies<'a> {
             };
             while let Some(hint) = news {
                 if let Hint::Ended { jobs } = hint {
-                    ended.extend(jobs.into_iter().filter(|job| self.table.is_awaited(*job)));
+                    pending.ended.extend(jobs.into_iter().filter(|job| self.table.is_awaited(*job)));
+                } else if let Hint::Waiting { jobs } = hint
+                    && !jobs.is_empty()
+                {
+                    pending.new.extend(jobs);
                 } else {
+                    // Hints may have been missed, or there are too many jobs to be named.
                     self.scan_at = Monotonic::now();
                 }
                 news = self.news.try_recv().ok();
@@ -84,12 +104,18 @@ impl<'a> Dependencies<'a> {
         }
     }
 
-    /// Takes in the jobs that are said to have ended, and scans if that is due.
-    async fn step(&mut self, ended: &mut HashSet<JobId>) -> Result<(), StoreError> {
-        if !ended.is_empty() {
-            let ends = self.store.ends_of(&ended.iter().copied().collect::<Vec<_>>()).await?;
+    /// Takes in the jobs that are said to have ended and the new ones, and scans if that is due.
+    async fn step(&mut self, pending: &mut Pending) -> Result<(), StoreError> {
+        if !pending.new.is_empty() {
+            let new: Vec<JobId> = pending.new.iter().copied().collect();
+            let awaited = self.learn(&new).await?;
+            self.look_up(awaited).await?;
+            pending.new.clear();
+        }
+        if !pending.ended.is_empty() {
+            let ends = self.store.ends_of(&pending.ended.iter().copied().collect::<Vec<_>>()).await?;
             self.follow(ends).await?;
-            ended.clear();
+            pending.ended.clear();
         }
         let began = Monotonic::now();
         if began >= self.scan_at {
@@ -104,15 +130,26 @@ impl<'a> Dependencies<'a> {
     /// Reads the jobs that wait and are not known yet, and looks up all jobs whose ends are not known.
     async fn scan(&mut self) -> Result<(), StoreError> {
         let waiting = self.store.waiting_jobs().await?;
-        let new: Vec<JobId> = waiting.iter().copied().filter(|job| !self.table.contains(*job) && !self.left_alone.contains(job)).collect();
+        let new: Vec<JobId> = waiting.clone();
         self.table.retain(&waiting.into_iter().collect());
+        self.learn(&new).await?;
+        self.look_up(self.table.awaited()).await
+    }
+
+    /// Reads those of these jobs that wait and are not known yet. Returns the jobs that they wait for.
+    async fn learn(&mut self, jobs: &[JobId]) -> Result<Vec<JobId>, StoreError> {
+        let new: Vec<JobId> = jobs.iter().copied().filter(|job| !self.table.contains(*job) && !self.left_alone.contains(job)).collect();
+        let mut awaited = Vec::new();
         for some in new.chunks(BATCH) {
             let (jobs, invalid) = self.store.waiting_among(some).await?;
             let mut refused: Vec<(JobId, Failure)> = Vec::new();
             refused.extend(invalid.into_iter().map(|job| (job, Failure::new(failure::MALFORMED, "the document is not a job"))));
             for job in jobs {
                 match job.edges.clone() {
-                    Ok(edges) => self.table.add(job, &edges),
+                    Ok(edges) => {
+                        awaited.extend(edges.iter().map(|edge| edge.job));
+                        self.table.add(job, &edges);
+                    }
                     Err(problem) => refused.push((job.id, Failure::new(failure::MALFORMED, problem.to_string()))),
                 }
             }
@@ -120,7 +157,11 @@ impl<'a> Dependencies<'a> {
         }
         let free = self.table.free();
         self.carry_out(free).await?;
-        let awaited = self.table.awaited();
+        Ok(awaited)
+    }
+
+    /// Looks up whether these jobs have ended, or are gone.
+    async fn look_up(&mut self, awaited: Vec<JobId>) -> Result<(), StoreError> {
         let ends = self.store.ends_of(&awaited).await?;
         let open: Vec<JobId> = awaited.into_iter().filter(|job| !ends.contains_key(job)).collect();
         self.follow(ends).await?;
@@ -130,7 +171,9 @@ impl<'a> Dependencies<'a> {
 
     /// Carries out what follows from these ends, and from the ends that follow from that: of jobs that became others, of cancelled jobs.
     async fn follow(&mut self, mut ends: HashMap<JobId, End>) -> Result<(), StoreError> {
+        let mut seen: HashSet<JobId> = HashSet::new();
         while !ends.is_empty() {
+            seen.extend(ends.keys());
             let continued: Vec<JobId> = ends
                 .values()
                 .filter_map(|end| if let End::ContinuedAs(jobs) = end { Some(jobs.clone()) } else { None })
@@ -139,7 +182,8 @@ impl<'a> Dependencies<'a> {
             let decisions = self.table.decide(&ends);
             let mut next: Vec<JobId> = self.carry_out(decisions).await?;
             next.extend(continued);
-            next.retain(|job| self.table.is_awaited(*job));
+            // No job becomes itself, whatever a document says.
+            next.retain(|job| self.table.is_awaited(*job) && !seen.contains(job));
             ends = if next.is_empty() { HashMap::new() } else { self.store.ends_of(&next).await? };
         }
         Ok(())
@@ -162,27 +206,40 @@ impl<'a> Dependencies<'a> {
 
     /// Makes jobs due, at once or at the date that they were enqueued with, and passes them on to the rounds.
     async fn release(&mut self, jobs: Vec<Waiting>) -> Result<(), StoreError> {
-        if jobs.is_empty() {
-            return Ok(());
+        let mut left = jobs;
+        while !left.is_empty() {
+            let rest = left.split_off(left.len().min(RELEASED_TOGETHER));
+            self.release_some(std::mem::replace(&mut left, rest)).await?;
         }
+        Ok(())
+    }
+
+    async fn release_some(&mut self, jobs: Vec<Waiting>) -> Result<(), StoreError> {
         self.store.fresh_clock().await?;
         let now = self.store.now();
-        let mut due: BTreeMap<Instant, Vec<JobId>> = BTreeMap::new();
+        let (mut due, mut alarms): (BTreeMap<Instant, Vec<JobId>>, BTreeMap<Instant, BTreeSet<String>>) = Default::default();
         for job in &jobs {
-            due.entry(job.due_after.unwrap_or(now).max(now)).or_default().push(job.id);
+            let at = job.due_after.unwrap_or(now).max(now);
+            due.entry(at).or_default().push(job.id);
+            if at > now {
+                alarms.entry(at).or_default().insert(job.job.group.clone());
+            }
         }
-        let later: Vec<Hint> = jobs
-            .iter()
-            .filter_map(|job| Some((job.due_after.filter(|at| *at > now)?, &job.job.group)))
-            .map(|(at, group)| Hint::Jobs { groups: vec![group.clone()], at: Some(at), jobs: Vec::new() })
-            .collect();
-        self.store.release_if_waiting(&due.into_iter().collect::<Vec<_>>()).await?;
+        match self.store.release_if_waiting(&due.into_iter().collect::<Vec<_>>()).await {
+            Ok(_) => {}
+            Err(error) if error.is_transient() => return Err(error),
+            Err(error) => {
+                tracing::error!(error = chain(&error), count = jobs.len(), "jobs that wait for others cannot be released; leaving them");
+                self.left_alone.extend(jobs.iter().map(|job| job.id));
+                return Ok(());
+            }
+        }
         let is_due = |job: &Waiting| job.due_after.is_none_or(|at| at <= now);
         let released = jobs.into_iter().filter(is_due).map(|job| ScheduledJob { scheduled_at: now, ..job.job }).collect();
         // The rounds end together with this duty.
         let _ = self.released.send(released);
-        for hint in later {
-            self.store.announce_hint(hint).await;
+        for (at, groups) in alarms {
+            self.store.announce_hint(Hint::Jobs { groups: groups.into_iter().collect(), at: Some(at), jobs: Vec::new() }).await;
         }
         Ok(())
     }
@@ -196,7 +253,10 @@ impl<'a> Dependencies<'a> {
             let archivals: Vec<Archival> =
                 documents.iter().map(|(job, document)| Archival::unstarted(*job, document, why, failures[job], now)).collect();
             match self.store.finish(&mut self.session, &archivals).await {
-                Ok(_) => {}
+                // The store has logged what MongoDB refuses.
+                Ok(recorded) => self.left_alone.extend(
+                    archivals.iter().zip(recorded).filter(|(_, recorded)| *recorded == Recorded::Refused).map(|(end, _)| end.job()),
+                ),
                 Err(error) if error.is_transient() => return Err(error),
                 Err(error) => {
                     tracing::error!(

@@ -151,7 +151,7 @@ impl Rounds<'_> {
 
     /// Adds a hint to the trigger, or passes it on to the duty of dependencies.
     fn note(&self, hint: Hint, trigger: &mut Trigger, assigning: &mut Assigning) {
-        if matches!(hint, Hint::Ended { .. } | Hint::Waiting | Hint::Seed) {
+        if matches!(hint, Hint::Ended { .. } | Hint::Waiting { .. } | Hint::Seed) {
             // That duty ends together with the rounds.
             let _ = self.ends.send(hint.clone());
         }

@@ -75,7 +75,7 @@ impl Trigger {
             Hint::Released { permits } => self.released.extend(permits),
             Hint::Settings => self.settings = true,
             // The duty of dependencies gets these.
-            Hint::Ended { .. } | Hint::Waiting => {}
+            Hint::Ended { .. } | Hint::Waiting { .. } => {}
             Hint::Assigned { .. } | Hint::Recall | Hint::Control | Hint::Cancel { .. } | Hint::KeepAlive { .. } => {}
         }
     }

@@ -24,14 +24,22 @@ pub(crate) enum Decision {
 #[derive(Debug, Default)]
 pub(crate) struct Table {
     jobs: HashMap<JobId, Entry>,
-    children: HashMap<JobId, Vec<JobId>>,
+    children: HashMap<JobId, HashSet<JobId>>,
 }
 
 #[derive(Debug)]
 struct Entry {
     job: Waiting,
     /// The jobs whose ends are not known yet.
-    open: HashMap<JobId, When>,
+    open: HashMap<JobId, Open>,
+}
+
+/// An edge to a job whose end is not known yet.
+#[derive(Clone, Copy, Debug)]
+struct Open {
+    when: When,
+    /// The job in the document, which has become this one.
+    of: JobId,
 }
 
 impl Table {
@@ -50,13 +58,13 @@ impl Table {
         self.children.keys().copied().collect()
     }
 
-    /// Adds a job that waits. Its edges must be readable. A job without edges is released with the next call of [`decide`](Self::decide).
+    /// Adds a job that waits. A job without edges is returned by [`free`](Self::free).
     pub(crate) fn add(&mut self, job: Waiting, edges: &[Edge]) {
         let id = job.id;
         for edge in edges {
-            self.children.entry(edge.job).or_default().push(id);
+            self.children.entry(edge.job).or_default().insert(id);
         }
-        let open = edges.iter().map(|edge| (edge.job, edge.when)).collect();
+        let open = edges.iter().map(|edge| (edge.job, Open { when: edge.when, of: edge.job })).collect();
         self.jobs.insert(id, Entry { job, open });
     }
 
@@ -89,21 +97,30 @@ impl Table {
 
     fn take_in(&mut self, parent: JobId, end: &End, child: JobId) -> Option<Decision> {
         let entry = self.jobs.get_mut(&child)?;
-        let when = entry.open.remove(&parent)?;
+        let Open { when, of } = entry.open.remove(&parent)?;
         match (Edge { job: parent, when }.is_satisfied_by(end), end) {
+            // Another job that it became can still fail.
+            (Err(_), _) if when == When::Failed && entry.open.values().any(|open| open.of == of) => None,
             (Err(failure), _) => {
                 self.jobs.remove(&child);
                 Some(Decision::Cancel(child, failure))
             }
             (Ok(false), End::ContinuedAs(jobs)) => {
                 for job in jobs {
-                    entry.open.insert(*job, when);
-                    self.children.entry(*job).or_default().push(child);
+                    entry.open.insert(*job, Open { when, of });
+                    self.children.entry(*job).or_default().insert(child);
                 }
                 None
             }
-            (Ok(_), _) if entry.open.is_empty() => self.jobs.remove(&child).map(|entry| Decision::Release(entry.job)),
-            (Ok(_), _) => None,
+            (Ok(_), _) => {
+                if when == When::Failed {
+                    entry.open.retain(|_, open| open.of != of);
+                }
+                if !entry.open.is_empty() {
+                    return None;
+                }
+                self.jobs.remove(&child).map(|entry| Decision::Release(entry.job))
+            }
         }
     }
 }
@@ -167,6 +184,24 @@ mod tests {
         expected.sort_unstable();
         assert_eq!(told(&second), expected);
         assert!(table.decide(&HashMap::from([(other, End::Done)])).is_empty(), "its child was cancelled");
+    }
+
+    #[test]
+    fn one_failure_among_the_jobs_that_a_job_became_is_a_failure() {
+        let (parent, next, fallback) = (JobId::new(), [JobId::new(), JobId::new()], JobId::new());
+        let failed = || End::Failed(FinishReason::GAVE_UP);
+        for (ends, expected) in
+            [([End::Done, failed()], "release"), ([failed(), End::Done], "release"), ([End::Done, End::Done], "not-needed")]
+        {
+            let mut table = Table::default();
+            table.add(job(fallback), &[Edge::failed(parent)]);
+            table.decide(&HashMap::from([(parent, End::ContinuedAs(next.to_vec()))]));
+            let mut decisions = Vec::new();
+            for (job, end) in next.iter().zip(ends) {
+                decisions.extend(table.decide(&HashMap::from([(*job, end)])));
+            }
+            assert_eq!(told(&decisions), [(fallback, expected)]);
+        }
     }
 
     #[test]

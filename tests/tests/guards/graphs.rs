@@ -1,9 +1,18 @@
 //! Jobs that wait for others.
 
-use std::collections::BTreeSet;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
-use bson::doc;
-use recruiter_common::{Graph, JobId, NewJob, instant::Instant};
+use bson::{RawDocumentBuf, doc};
+use recruiter_common::{
+    Failure, FinishReason, Graph, JobId, Keep, NewJob,
+    ids::{StartId, WorkerId},
+    instant::Instant,
+    shutdown::pause,
+    store::{Archival, CommitSession, Recorded},
+};
 
 use super::Setting;
 
@@ -21,6 +30,13 @@ impl Setting {
         [parent, children[0], children[1]]
     }
 
+    /// Locks a job by hand.
+    async fn lock(&self, job: JobId) {
+        let execution = doc! { "worker": WorkerId::new(), "start": StartId::new() };
+        let locked = doc! { "$set": { "locked": true, "last_execution": execution } };
+        self.database.raw("scheduled").update_one(doc! { "_id": job }, locked).await.unwrap();
+    }
+
     async fn field(&self, job: JobId, field: &str) -> Option<bson::Bson> {
         self.database.raw("scheduled").find_one(doc! { "_id": job }).await.unwrap().unwrap().remove(field)
     }
@@ -33,7 +49,7 @@ async fn only_jobs_that_wait_are_listed_and_read() {
     assert_eq!(ids(s.store.waiting_jobs().await.unwrap()), ids([one, other]));
     let (waiting, invalid) = s.store.waiting_among(&[parent, one]).await.unwrap();
     assert_eq!((ids(waiting.iter().map(|job| job.id)), invalid), (ids([one]), vec![]));
-    s.database.raw("scheduled").update_one(doc! { "_id": other }, doc! { "$set": { "locked": true } }).await.unwrap();
+    s.lock(other).await;
     let documents = s.store.waiting_documents(&[parent, one, other]).await.unwrap();
     assert_eq!(ids(documents.into_iter().map(|(job, _)| job)), ids([one]), "not one that runs, whatever it says");
 }
@@ -42,7 +58,7 @@ async fn only_jobs_that_wait_are_listed_and_read() {
 async fn only_the_named_jobs_that_wait_are_released() {
     let s = Setting::new().await;
     let ([parent, one, other], [_, locked, _]) = (s.waiting().await, s.waiting().await);
-    s.database.raw("scheduled").update_one(doc! { "_id": locked }, doc! { "$set": { "locked": true } }).await.unwrap();
+    s.lock(locked).await;
     let before = s.field(parent, "scheduled_at").await;
     let at = Instant::from_timestamp_millis(1_000).unwrap();
     assert_eq!(s.store.release_if_waiting(&[(at, vec![parent, one, locked])]).await.unwrap(), 1);
@@ -59,13 +75,33 @@ async fn only_the_named_jobs_that_wait_are_released() {
 async fn a_job_that_runs_is_not_marked_as_followed_and_a_graph_has_its_own_jobs() {
     let s = Setting::new().await;
     let [idle, runs, alone] = s.jobs().await;
-    s.database.raw("scheduled").update_one(doc! { "_id": runs }, doc! { "$set": { "locked": true } }).await.unwrap();
+    s.lock(runs).await;
     let mut graph = Graph::new();
     let child = graph.add(NewJob::of_class("x", doc! {}).waits_for(idle).waits_for(runs));
     let id = graph.id();
     graph.enqueue(&s.store).await.unwrap();
     assert_eq!((s.field(idle, "followed").await, s.field(runs, "followed").await), (Some(true.into()), None));
     assert_eq!(s.field(alone, "followed").await, None);
+    let fleeting = NewJob::of_class("x", doc! {}).keep(Keep::Failures).enqueue(&s.store).await.unwrap().id;
+    assert!(NewJob::of_class("x", doc! {}).waits_for(fleeting).enqueue(&s.store).await.is_err(), "nothing would be left of it");
+    assert_eq!(s.field(fleeting, "followed").await, None);
     s.waiting().await;
     assert_eq!(s.store.graph(id).await.unwrap().iter().map(|job| job.id).collect::<Vec<_>>(), [child]);
+}
+
+#[tokio::test]
+async fn a_released_job_is_not_archived_by_an_older_decision() {
+    let s = Setting::new().await;
+    let [_, one, other] = s.waiting().await;
+    let decided: Vec<Archival> = s.store.waiting_documents(&[one, other]).await.unwrap().iter().map(cancelled).collect();
+    s.store.release_if_waiting(&[(s.store.now(), vec![one])]).await.unwrap();
+    // A majority must have the release, or the archival is to be repeated.
+    pause(Duration::from_millis(300)).await;
+    let recorded = s.store.archive(&mut CommitSession::default(), &decided).await.unwrap();
+    let of: BTreeMap<JobId, Recorded> = decided.iter().map(Archival::job).zip(recorded).collect();
+    assert_eq!((of[&one], of[&other]), (Recorded::ClaimLost, Recorded::Yes));
+}
+
+fn cancelled((job, document): &(JobId, RawDocumentBuf)) -> Archival {
+    Archival::unstarted(*job, document, &FinishReason::CANCELLED, &Failure::new("parent-gone", ""), Instant::default())
 }

@@ -71,6 +71,10 @@ impl Executable for Step {
                 Err(NotDone::continue_as([step(&format!("{}'", self.name), self.number + 1, &script)]))
             }
             ("split", _) => Err(NotDone::continue_as((0..3).map(|number| step(&format!("{}.{number}", self.name), number, "")))),
+            ("itself", _) => Err(NotDone::continue_as([step("x", 1, "").waits_for(job.job_id())])),
+            ("named", _) => Err(NotDone::continue_as([step("x", 1, "").with_id(JobId::new())])),
+            ("fail-next", _) => Err(NotDone::continue_as([step("next", 1, "fail"), step("good next", 1, "")])),
+            ("plain", _) => Ok(self.number),
             ("unique", _) => Err(NotDone::continue_as([step("x", 1, "").unique(Unique::by_key("k"))])),
             ("add", _) => {
                 let added = step("added", 5, "").in_graph(job.graph().unwrap()).waits_for(job.job_id());
@@ -188,6 +192,7 @@ async fn a_failure_cancels_what_follows_runs_a_fallback_or_is_ignored() {
         *new
     };
     assert_eq!(stage.end(new(next)).await, "cancelled parent-failed");
+    assert_eq!(stage.end(new(after_next)).await, "cancelled parent-failed");
     let edges = stage.archived(new(next)).await.get_array("waits_for").unwrap().clone();
     assert_eq!(edges, [good.into(), new(bad).into()], "with edges to the new jobs, and to those that are done");
     let second: Vec<Changed> = Control::new(&stage.store, true).retry_graph(id).await.unwrap().into_iter().map(|(_, it)| it).collect();
@@ -230,8 +235,29 @@ async fn a_job_becomes_others_in_one_step_and_its_followers_wait_for_those() {
     let alone = step("alone", 0, "become 1").enqueue(&stage.store).await.unwrap().id;
     let JobResult::ContinuedAs(next) = stage.result(alone).await else { panic!("not continued") };
     assert_eq!(stage.result(next[0]).await, JobResult::Done(1));
-    let refused = step("refused", 0, "unique").enqueue(&stage.store).await.unwrap().id;
-    assert_eq!(stage.end(refused).await, "gave-up continuation");
+    for impossible in ["unique", "itself", "named"] {
+        let refused = step("refused", 0, impossible).enqueue(&stage.store).await.unwrap().id;
+        assert_eq!(stage.end(refused).await, "gave-up continuation", "{impossible}");
+    }
+
+    // The failure of one of the jobs that it became; the repetition follows the jobs as they are now.
+    let mut graph = Graph::new();
+    let becomes = graph.add(step("becomes", 0, "fail-next"));
+    let next = graph.add(step("after", 0, "").waits_for(becomes));
+    let alarm = graph.add(step("alarm", 0, "plain").waits_for_all([Edge::failed(becomes)]));
+    let id = graph.id();
+    graph.enqueue(&stage.store).await.unwrap();
+    assert_eq!((stage.end(next).await, stage.end(alarm).await), ("cancelled parent-failed".into(), "done".into()));
+    stage.store.wait_for_graph(id, SOON).await.unwrap();
+    let JobResult::ContinuedAs(became) = stage.result(becomes).await else { panic!("not continued") };
+    let outcomes: BTreeMap<JobId, Changed> = Control::new(&stage.store, false).retry_graph(id).await.unwrap().into_iter().collect();
+    let new = |job: JobId| {
+        let Changed::EnqueuedAgain { new: Some(new), .. } = &outcomes[&job] else { panic!("{:?}", outcomes[&job]) };
+        *new
+    };
+    stage.result(new(next)).await;
+    let edges = stage.archived(new(next)).await.get_array("waits_for").unwrap().clone();
+    assert_eq!(edges, [new(became[0]).into(), became[1].into()], "not to the job that became others");
     stage.close().await;
 }
 
@@ -262,7 +288,16 @@ async fn an_impossible_graph_is_refused_whole() {
     let mut large = Graph::new();
     large.group((0..20_001).map(|_| step("a", 0, "")));
     assert_eq!(refused(large).await, InvalidGraph::TooManyJobs { jobs: 20_001 });
+    let mut line = Graph::new();
+    let first = line.add(step("a", 0, ""));
+    line.add(step("b", 0, "").in_line("l").waits_for(first));
+    assert_eq!(refused(line).await, InvalidGraph::Line);
     assert_eq!(database.raw("scheduled").count_documents(doc! {}).await.unwrap(), 0, "nothing of them is enqueued");
+    let fleeting = step("f", 0, "").keep(Keep::Failures).enqueue(&store).await.unwrap().id;
+    let mut unseen = Graph::new();
+    unseen.add(step("a", 0, "").waits_for(fleeting));
+    assert_eq!(refused(unseen).await, InvalidGraph::NotKept { job: fleeting });
+    database.raw("scheduled").delete_one(doc! { "_id": fleeting }).await.unwrap();
 
     let known = step("a", 0, "").with_id(a).enqueue(&store).await.unwrap();
     let mut partly = Graph::new();
@@ -280,6 +315,11 @@ async fn an_impossible_graph_is_refused_whole() {
     spec.insert("waits_for", vec![doc! { "job": a, "when": "later" }]);
     assert!(database.raw("scheduled").insert_one(&spec).await.is_err(), "an unknown end");
     spec.insert("waits_for", vec![doc! { "job": a, "when": "failed" }]);
+    for (field, value) in [("gate", ">l".into()), ("unique_after", "k".into()), ("continued_as", bson::Bson::Array(vec![a.into()]))] {
+        let mut wrong = spec.clone();
+        wrong.insert(field, value);
+        assert!(database.raw("scheduled").insert_one(&wrong).await.is_err(), "{field}");
+    }
     database.raw("scheduled").insert_one(&spec).await.unwrap();
 }
 
@@ -325,6 +365,16 @@ async fn finished_running_deleted_and_unannounced_parents() {
     assert_eq!(stage.end(of_gone).await, "cancelled parent-gone");
     control.change(&Change::Cancel, &[cancelled]).await.unwrap();
     assert_eq!(stage.end(of_cancelled).await, "cancelled parent-failed");
+
+    // A date that no language can read stops nothing.
+    let strange = JobId::new();
+    let document = doc! {
+        "_id": strange, "locked": false, "group": "generic", "priority": 5, "workable": { "class": "Step", "parameters": doc! { "name": "strange", "number": 3_i64, "script": "" } },
+        "waits_for": [], "waiting": true, "scheduled_at": bson::DateTime::from_millis(253_402_300_799_999),
+        "due_after": bson::DateTime::from_millis(400_000_000_000_000),
+    };
+    stage.database.raw("scheduled").insert_one(document).await.unwrap();
+    assert_eq!(stage.result(strange).await, JobResult::Done(3));
 
     // A whole graph.
     let mut graph = Graph::new();

@@ -166,6 +166,15 @@ impl Executable for Note {
                         }
                         conflicts.update_one(doc! { "_id": 1 }, doc! { "$inc": { "n": 1 } }).session(&mut *session).await?;
                     }
+                    "wrapped conflict" => {
+                        // The same, and the error's type is lost on its way.
+                        if conflicts.count_documents(doc! { "_id": 2 }).await? == 0 {
+                            conflicts.insert_one(doc! { "_id": 2 }).await?;
+                        }
+                        let updated = conflicts.update_one(doc! { "_id": 2 }, doc! { "$inc": { "n": 1 } }).session(&mut *session).await;
+                        updated.map_err(|error| error.to_string())?;
+                    }
+                    "commits" => session.commit_transaction().await?,
                     "dead" => {
                         // What a rescue does after the death of the worker.
                         let unlock = doc! { "$set": { "last_execution.start": WorkerId::new() } };
@@ -211,6 +220,8 @@ async fn a_transaction_is_all_or_nothing_and_the_job_ends_with_it() {
     assert_eq!(run("panic afterwards").await, ("done panic afterwards".into(), 1));
     assert_eq!(run("twice").await, ("done twice".into(), 1));
     assert_eq!(run("conflict").await, ("done conflict".into(), 1), "it is repeated");
+    assert_eq!(run("wrapped conflict").await, ("done wrapped conflict".into(), 1), "it is repeated as well");
+    assert!(run("commits").await.0.starts_with("transaction the body has ended the transaction itself"));
 
     let id = Note { script: "dead".into() }.as_job().enqueue(&store).await.unwrap().id;
     let stolen = doc! { "_id": id, "locked": true, "attempts": 1 };

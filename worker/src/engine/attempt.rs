@@ -1,7 +1,7 @@
 //! One attempt at a job: context, run, verdict, record, hooks.
 
 use std::{
-    sync::{Arc, OnceLock},
+    sync::Arc,
     time::{Duration, Instant as Monotonic},
 };
 
@@ -55,7 +55,7 @@ pub(crate) async fn run(environment: &Environment, mut attempt: Box<Attempt>) ->
     let ended = attempt.execute(environment, &context).instrument(span).await;
     environment.table.note_ended(job);
     let now = environment.now().await;
-    let committed = context.committed();
+    let committed = context.own_end.settled().await;
     let verdict = match &committed {
         Some(done) => Verdict::Archive { why: FinishReason::DONE, failure: None, result: done.result.clone() },
         None => attempt.verdict(continuation::prepared(ended, &attempt.job, &environment.dependencies.store, now).await, now),
@@ -149,7 +149,7 @@ impl Attempt {
             job: self.job.clone(),
             store: Some(environment.dependencies.store.clone()),
             ends: Some((self.claim, environment.transactions.clone())),
-            committed: OnceLock::new(),
+            own_end: Arc::default(),
             start: self.claim.start(),
             is_last_attempt: self.is_last_attempt,
             last_execution: self.previous.clone(),
@@ -197,6 +197,9 @@ impl Attempt {
     fn verdict(&self, ended: Result<Ended, NotDone>, now: Instant) -> Verdict {
         let ended = match ended {
             Ok(Ended::Become(_)) if self.cancel.why() == Some(Cancellation::ClaimLost) => return Verdict::ClaimLost,
+            Ok(Ended::Become(_)) if self.cancel.why() == Some(Cancellation::Requested) => {
+                Err(NotDone::Stopped(Failure::new(failure::CANCELLED, "cancelled before it became other jobs")))
+            }
             Ok(Ended::Become(jobs)) => return Verdict::Become { jobs },
             Ok(Ended::Done(done)) => Ok(done),
             Err(not_done) => Err(not_done),

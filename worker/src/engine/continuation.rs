@@ -33,8 +33,8 @@ async fn documents(continuation: Continuation, job: &Job, store: &Store, now: In
         return Err(refused(format!("a job cannot become {count} jobs: name 1 to {MOST_CONTINUATIONS}, or enqueue a graph")));
     }
     let documents = recruiter_common::graphs::continuation(continuation.jobs, job, now).map_err(|problem| refused(problem.to_string()))?;
-    if documents.iter().any(|job| job.contains_key("waiting")) {
-        // In a graph the indexes exist already, so this reads nothing.
+    if documents.iter().any(|job| job.contains_key("waiting") || job.contains_key("graph")) {
+        // Once the indexes exist, this reads nothing.
         store
             .prepare_graphs()
             .await

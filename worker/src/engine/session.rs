@@ -190,7 +190,7 @@ impl Session {
                 // Hints may have been missed.
                 Event::Hint(Hint::Seed) => poll_at = Monotonic::now(),
                 Event::Hint(Hint::Jobs { .. } | Hint::NotStarted | Hint::Free | Hint::Returned { .. } | Hint::Left { .. }) => {}
-                Event::Hint(Hint::Released { .. } | Hint::Ended { .. } | Hint::Waiting | Hint::Settings) => {}
+                Event::Hint(Hint::Released { .. } | Hint::Ended { .. } | Hint::Waiting { .. } | Hint::Settings) => {}
                 Event::Started(answered) => self.work.run(*answered).await,
                 Event::SlotsChanged => {
                     gather().await;

@@ -523,7 +523,7 @@ pub(crate) mod tests {
             deadline: Deadline::default(),
             cancel: Arc::default(),
             ends: None,
-            committed: std::sync::OnceLock::new(),
+            own_end: Arc::default(),
             notes: crate::notes::NotesCell::default(),
             retry_after: crate::context::RetryAfter::default(),
         })
