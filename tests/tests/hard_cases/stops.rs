@@ -204,6 +204,9 @@ async fn a_rolling_restart_under_load_costs_no_attempt() {
             }
             world.enqueue(Entry::lasting(5_000).retry(&again(1)), Policy::Again(1)).await.unwrap();
             tended(&mut world, "work goes on", async |world| world.started().await > 0).await;
+            // A signal that arrives before a process listens for signals kills it.
+            let is_up = async |world: &World| world.members[member].process.stderr().contains("connected to MongoDB");
+            tended(&mut world, "it listens for signals", is_up).await;
             let ended = world.ended.lock().unwrap().len();
             world.members[member].process.terminate();
             let asked = Instant::now();
