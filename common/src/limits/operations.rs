@@ -21,7 +21,7 @@ pub enum SettingError {
 /// capacity ends no running job.
 ///
 /// # Errors
-/// When the name is not one, the limit is empty, or the capacity is not from 1 to [`LARGEST_CAPACITY`]; or an error of MongoDB.
+/// When the name is not one, the limit is empty, or the capacity is not from 1 to [`LARGEST_CAPACITY`](super::LARGEST_CAPACITY); or an error of MongoDB.
 pub async fn set_limit(store: &Store, name: &str, limit: Limit) -> Result<(), SettingError> {
     check_limit_name(name)?;
     check_limit(limit)?;
