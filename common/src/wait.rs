@@ -310,8 +310,12 @@ async fn listen(store: Store) {
 async fn subscribe(store: &Store, id: ObjectId) {
     let wanted = Wanted { ends: true, ..Wanted::default() };
     loop {
-        let asked = store.subscribe(id, &wanted, RENEW_EVERY * 3).await;
-        match asked {
+        // Without a ring nobody may publish: `events` may be a collection of the application.
+        let asked = async {
+            store.prepare_events(None).await?;
+            store.subscribe(id, &wanted, RENEW_EVERY * 3).await
+        };
+        match asked.await {
             Ok(()) => {
                 store.waiters.state().subscribed_at.get_or_insert_with(Monotonic::now);
                 pause(RENEW_EVERY).await;
@@ -319,10 +323,15 @@ async fn subscribe(store: &Store, id: ObjectId) {
             Err(error) => {
                 tracing::debug!(error = chain(&error), "cannot ask for the ends of jobs; looking at the jobs instead");
                 store.waiters.state().subscribed_at = None;
-                pause(if error.is_unauthorized() { LINGER } else { AGAIN_AFTER }).await;
+                pause(if is_lasting(&error) { LINGER } else { AGAIN_AFTER }).await;
             }
         }
     }
+}
+
+/// Whether the same call is useless for a while: a user who may only read cannot create the ring, and looks are enough.
+fn is_lasting(error: &StoreError) -> bool {
+    error.is_unauthorized() || !error.is_transient()
 }
 
 /// Reads the ids of ended jobs.
@@ -333,9 +342,12 @@ async fn hear(store: &Store) {
         // Hints may have been missed.
         store.waiters.arrived.notify_one();
         if let Err(error) = heard {
-            tracing::debug!(error = chain(&error), "cannot read the ends of jobs; trying again");
-            // A user who may only read cannot create the ring, and looks are enough.
-            pause(if error.is_unauthorized() { RENEW_EVERY } else { AGAIN_AFTER }).await;
+            if matches!(error, StoreError::Foreign { .. }) {
+                tracing::warn!(error = chain(&error), "cannot read the ends of jobs; looking at the jobs instead");
+            } else {
+                tracing::debug!(error = chain(&error), "cannot read the ends of jobs; trying again");
+            }
+            pause(if is_lasting(&error) { RENEW_EVERY } else { AGAIN_AFTER }).await;
         } else {
             pause(AGAIN_AFTER).await;
         }

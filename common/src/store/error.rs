@@ -57,6 +57,12 @@ pub enum StoreError {
         /// Name of the operation.
         operation: &'static str,
     },
+    /// A collection that Recruiter needs has documents of an application. Nothing in it was changed.
+    #[error("the collection `{collection}` has documents that are not of Recruiter: rename it, or let Recruiter use another database")]
+    Foreign {
+        /// Name of the collection.
+        collection: String,
+    },
     /// A document is not valid in its collection.
     #[error("`{operation}` read an invalid document")]
     Corrupt {
@@ -129,7 +135,7 @@ impl StoreError {
     pub fn is_transient(&self) -> bool {
         match self {
             Self::TimedOut { .. } => true,
-            Self::Corrupt { .. } | Self::NoTransaction { .. } => false,
+            Self::Corrupt { .. } | Self::NoTransaction { .. } | Self::Foreign { .. } => false,
             Self::Mongo { source, .. } => !is_document_fault(source),
         }
     }

@@ -49,7 +49,7 @@ impl Store {
     /// # Errors
     /// When MongoDB refuses or cannot be reached.
     pub async fn prepare_events(&self, size: Option<i64>) -> Result<(), StoreError> {
-        schema::ensure_ring(self, "events", size).await
+        schema::ensure_events(self, size).await
     }
 
     /// Adds a document to the ring, acknowledged by the primary only.

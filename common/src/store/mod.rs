@@ -55,6 +55,7 @@ mod error;
 mod events;
 mod expiry;
 mod finish;
+mod foreign;
 mod graphs;
 mod groups;
 mod hints;

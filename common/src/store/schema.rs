@@ -433,14 +433,18 @@ async fn create(store: &Store, name: &str, kind: Kind) -> Result<(), StoreError>
     if kind == Kind::Hints { seed(store, name).await } else { Ok(()) }
 }
 
-/// Creates a ring that features use, with this size in bytes, unless it exists. Replaces an ordinary collection.
-pub(super) async fn ensure_ring(store: &Store, name: &str, size: Option<i64>) -> Result<(), StoreError> {
+/// Creates the ring of events, with this size in bytes, unless it exists. Replaces an ordinary collection, but not one of an application.
+pub(super) async fn ensure_events(store: &Store, size: Option<i64>) -> Result<(), StoreError> {
+    let name = store.events.name();
     let (database, named) = (store.database.clone(), doc! { "name": name });
     let found: Vec<CollectionSpecification> =
         call("collections", async move { database.list_collections().filter(named).await?.try_collect().await }).await?;
     match found.first() {
         Some(found) if found.options.capped == Some(true) => return Ok(()),
-        Some(_) => return replace(store, name).await,
+        Some(_) => {
+            store.refuse_foreign_events().await?;
+            return replace(store, name).await;
+        }
         None => {}
     }
     let command = doc! { "create": name, "capped": true, "size": size.unwrap_or(SIGNALS_BYTES) };
@@ -853,10 +857,19 @@ async fn ensure_indexes(store: &Store, version: i32) -> Result<(), StoreError> {
             note_in_use(store, feature).await?;
         }
     }
-    ensure_these_indexes(store, version, &features).await
+    match ensure_these_indexes(store, version, &features).await {
+        Err(error @ StoreError::Foreign { .. }) => {
+            // A process that does not start would run no job at all.
+            tracing::error!(error = chain(&error), "an index is missing");
+            Ok(())
+        }
+        other => other,
+    }
 }
 
+/// A foreign collection is an error after the other indexes are there.
 async fn ensure_these_indexes(store: &Store, version: i32, features: &[Feature]) -> Result<(), StoreError> {
+    let mut refused = None;
     for index in indexes().into_iter().filter(|index| index.feature.is_none_or(|feature| features.contains(&feature))) {
         let found = indexes_of(store, index.collection).await?;
         let named = found.iter().find(|found| found.get_str("name").is_ok_and(|name| name == index.name));
@@ -873,9 +886,15 @@ async fn ensure_these_indexes(store: &Store, version: i32, features: &[Feature])
             }
             drop_index(store, index.collection, index.name).await?;
         }
+        if index.name == EXPIRED_MESSAGES
+            && let Err(error) = store.refuse_foreign_messages().await
+        {
+            refused = Some(error);
+            continue;
+        }
         create_index(store, &index).await?;
     }
-    Ok(())
+    refused.map_or(Ok(()), Err)
 }
 
 async fn indexes_of(store: &Store, collection: &'static str) -> Result<Vec<Document>, StoreError> {

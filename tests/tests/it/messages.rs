@@ -115,6 +115,22 @@ async fn what_is_not_possible_is_refused() {
     assert_eq!(numbers(&mut messages, 1).await, [2], "the collection was dropped");
 }
 
+/// MongoDB would delete the documents of an application that has a collection of this name.
+#[tokio::test]
+async fn a_collection_of_the_application_gets_no_expiry() {
+    let database = TestDatabase::new().await;
+    let first = store(&database).await;
+    let messages = database.raw("messages");
+    messages.insert_one(doc! { "text": "hello", "expires_at": bson::DateTime::now() }).await.unwrap();
+    let refused = first.publish_message("a", &doc! {}).await.unwrap_err();
+    assert!(refused.to_string().contains("`messages`"), "{refused}");
+    assert!(first.subscribe_to([pattern("a")], From::Now).await.is_err());
+    database.raw("metadata").insert_one(doc! { "_id": "features", "messages": true }).await.unwrap();
+    store(&database).await;
+    assert_eq!(messages.list_index_names().await.unwrap(), ["_id_"], "also after another start");
+    assert_eq!(messages.count_documents(doc! {}).await.unwrap(), 1);
+}
+
 /// The oplog has overtaken a subscriber that was away.
 #[tokio::test]
 async fn a_lost_history_is_an_error() {

@@ -148,10 +148,31 @@ async fn a_dropped_ring_loses_no_wait() {
     assert_eq!(double(1).enqueue(store).await.unwrap().wait::<Double>(store, SOON).await.unwrap(), 2);
     for number in 0..3 {
         running.database.raw("events").drop().await.unwrap();
-        running.database.raw("events").insert_one(doc! { "strange": true }).await.unwrap();
+        running
+            .database
+            .raw("events")
+            .insert_one(doc! { "at": bson::Timestamp { time: 0, increment: 0 }, "by": bson::oid::ObjectId::new() })
+            .await
+            .unwrap();
         let job = Double { number, failures: 0, takes_ms: 500 }.as_job().enqueue(store).await.unwrap();
         assert_eq!(job.wait::<Double>(store, SOON).await.unwrap(), number * 2);
     }
+    running.stop().await;
+}
+
+/// The application has a collection of its own under the name of the ring.
+#[tokio::test]
+async fn a_collection_of_the_application_is_left_alone() {
+    let running = Running::new().await;
+    let (store, events) = (&running.store, running.database.raw("events"));
+    events.insert_one(doc! { "title": "Concert" }).await.unwrap();
+    assert_eq!(double(1).enqueue(store).await.unwrap().wait::<Double>(store, SOON).await.unwrap(), 2);
+    let refused = store.events([recruiter_common::Pattern::new("*").unwrap()], None).await.unwrap_err();
+    assert!(refused.to_string().contains("`events`"), "{refused}");
+    recruiter_common::shutdown::pause(Duration::from_millis(1_500)).await;
+    assert_eq!(double(2).enqueue(store).await.unwrap().wait::<Double>(store, SOON).await.unwrap(), 4);
+    assert_eq!(events.count_documents(doc! {}).await.unwrap(), 1, "nothing was added");
+    assert_eq!(events.count_documents(doc! { "title": "Concert" }).await.unwrap(), 1);
     running.stop().await;
 }
 

@@ -1,0 +1,35 @@
+//! Collections of an application that have our names: they are neither replaced nor emptied.
+
+use bson::{Document, doc};
+use mongodb::{Collection, options::ReadConcern};
+
+use super::{Store, StoreError, call};
+
+impl Store {
+    /// Refuses an ordinary collection `events` with documents that no publisher has inserted.
+    ///
+    /// Filter: documents that are neither of a publisher nor the first one. Index: none, the first foreign document ends the read.
+    /// Invariant: none of jobs; documents of an application are never dropped.
+    pub(super) async fn refuse_foreign_events(&self) -> Result<(), StoreError> {
+        let ours = [doc! { "kind": "seed" }, doc! { "at": { "$type": "timestamp" }, "by": { "$type": "objectId" } }];
+        refuse(self.events.clone(), doc! { "$nor": ours.to_vec() }).await
+    }
+
+    /// Refuses a collection `messages` with documents that are no envelopes. MongoDB would delete those with an `expires_at`.
+    ///
+    /// Filter: documents without the fields of an envelope. Index: none, the first foreign document ends the read. Invariant: none of jobs;
+    /// documents of an application are never deleted.
+    pub(super) async fn refuse_foreign_messages(&self) -> Result<(), StoreError> {
+        let envelope = doc! { "at": { "$type": "date" }, "expires_at": { "$type": "date" }, "messages": { "$type": "array" } };
+        refuse(self.messages.clone(), doc! { "$nor": [envelope] }).await
+    }
+}
+
+async fn refuse(collection: Collection<Document>, foreign: Document) -> Result<(), StoreError> {
+    let name = collection.name().to_owned();
+    let found = call("foreign_documents", async move {
+        collection.find_one(foreign).projection(doc! { "_id": 1 }).read_concern(ReadConcern::local()).await
+    })
+    .await?;
+    found.map_or(Ok(()), |_| Err(StoreError::Foreign { collection: name }))
+}
