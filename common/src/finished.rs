@@ -9,7 +9,7 @@ use crate::{
     failure::Failure,
     ids::JobId,
     job::FinishReason,
-    store::{Store, StoreError, lossy},
+    store::{Store, StoreError, StoredJob, lossy},
     telemetry::of_bson,
 };
 
@@ -92,26 +92,30 @@ impl Store {
     /// # Errors
     /// [`ResultError`].
     pub async fn result_of<W: Workable>(&self, job: JobId) -> Result<JobResult<W::Output>, ResultError> {
-        let Some(stored) = self.job(job).await? else { return Ok(JobResult::Unknown) };
-        let class = class_of(&stored.document);
-        if class != W::CLASS {
-            return Err(ResultError::OtherClass { found: class, asked: W::CLASS });
-        }
-        if !stored.is_archived {
-            return Ok(JobResult::Unfinished);
-        }
-        let why = FinishReason::custom(text(&stored.document, "why"));
-        if why != FinishReason::DONE {
-            return Ok(JobResult::Failed { why, failure: last_failure(&stored.document) });
-        }
-        if let Ok(jobs) = stored.document.get_array("continued_as") {
-            let ids = jobs.into_iter().filter_map(|job| job.ok()?.as_object_id());
-            return Ok(JobResult::ContinuedAs(ids.map(JobId::from).collect()));
-        }
-        let undecodable = |error: bson::error::Error| ResultError::Undecodable { class: W::CLASS, reason: of_bson(&error) };
-        let result = stored.document.get("result").map_err(undecodable)?.map_or(Ok(Bson::Null), Bson::try_from).map_err(undecodable)?;
-        bson::deserialize_from_bson(result).map(JobResult::Done).map_err(undecodable)
+        self.job(job).await?.map_or(Ok(JobResult::Unknown), |stored| result_in::<W>(&stored))
     }
+}
+
+/// The outcome of a job that was read.
+pub(crate) fn result_in<W: Workable>(stored: &StoredJob) -> Result<JobResult<W::Output>, ResultError> {
+    let class = class_of(&stored.document);
+    if class != W::CLASS {
+        return Err(ResultError::OtherClass { found: class, asked: W::CLASS });
+    }
+    if !stored.is_archived {
+        return Ok(JobResult::Unfinished);
+    }
+    let why = FinishReason::custom(text(&stored.document, "why"));
+    if why != FinishReason::DONE {
+        return Ok(JobResult::Failed { why, failure: last_failure(&stored.document) });
+    }
+    if let Ok(jobs) = stored.document.get_array("continued_as") {
+        let ids = jobs.into_iter().filter_map(|job| job.ok()?.as_object_id());
+        return Ok(JobResult::ContinuedAs(ids.map(JobId::from).collect()));
+    }
+    let undecodable = |error: bson::error::Error| ResultError::Undecodable { class: W::CLASS, reason: of_bson(&error) };
+    let result = stored.document.get("result").map_err(undecodable)?.map_or(Ok(Bson::Null), Bson::try_from).map_err(undecodable)?;
+    bson::deserialize_from_bson(result).map(JobResult::Done).map_err(undecodable)
 }
 
 fn class_of(job: &RawDocument) -> String {

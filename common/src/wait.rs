@@ -27,11 +27,11 @@ use crate::{
     enqueue::{Enqueued, Workable},
     events::{RENEW_EVERY, Wanted},
     failure::Failure,
-    finished::{JobResult, ResultError},
+    finished::{JobResult, ResultError, result_in},
     ids::JobId,
-    job::FinishReason,
+    job::{FinishReason, Keep},
     shutdown::pause,
-    store::{RingPart, Store, StoreError},
+    store::{RingPart, Store, StoreError, StoredJob},
     telemetry::chain,
 };
 
@@ -71,6 +71,12 @@ pub enum WaitError {
     /// The job was there and is gone: it succeeded and nothing is kept of a success ([`Keep::Failures`](crate::Keep::Failures)).
     #[error("job {job} has ended, and nothing of it is kept: it succeeded with `keep: failures`")]
     NotKept {
+        /// The job.
+        job: JobId,
+    },
+    /// The job was there and is gone, although it should be in the archive: somebody has deleted it. How it has ended is unknown.
+    #[error("job {job} is gone and is not in the archive: somebody has deleted it, and how it has ended is unknown")]
+    Gone {
         /// The job.
         job: JobId,
     },
@@ -223,12 +229,15 @@ impl Store {
     /// # Errors
     /// [`WaitError`]. An unknown id is an error, so a job of a transaction can be waited for after the commit.
     pub async fn wait_for<W: Workable>(&self, job: JobId, timeout: Duration) -> Result<W::Output, WaitError> {
-        let read = async move || match self.result_of::<W>(job).await? {
-            JobResult::Unknown => Ok(Seen::Nowhere),
-            JobResult::Unfinished => Ok(Seen::Unfinished),
-            JobResult::Done(result) => Ok(Seen::Ended(result)),
-            JobResult::ContinuedAs(jobs) => Err(WaitError::ContinuedAs { job, jobs }),
-            JobResult::Failed { why, failure } => Err(WaitError::Failed { job, why, failure }),
+        let read = async move || {
+            let Some(stored) = self.job(job).await.map_err(ResultError::from)? else { return Ok(Seen::Nowhere) };
+            match result_in::<W>(&stored)? {
+                JobResult::Unknown => Ok(Seen::Nowhere),
+                JobResult::Unfinished => Ok(Seen::unfinished(&stored)),
+                JobResult::Done(result) => Ok(Seen::Ended(result)),
+                JobResult::ContinuedAs(jobs) => Err(WaitError::ContinuedAs { job, jobs }),
+                JobResult::Failed { why, failure } => Err(WaitError::Failed { job, why, failure }),
+            }
         };
         self.wait_until(job, timeout, || read().boxed()).await
     }
@@ -237,11 +246,11 @@ impl Store {
     ///
     /// # Errors
     /// [`WaitError`], but not [`WaitError::Failed`]: the document says how the job has ended.
-    pub async fn wait_for_end(&self, job: JobId, timeout: Duration) -> Result<crate::store::StoredJob, WaitError> {
+    pub async fn wait_for_end(&self, job: JobId, timeout: Duration) -> Result<StoredJob, WaitError> {
         let read = async move || match self.job(job).await.map_err(ResultError::from)? {
             None => Ok(Seen::Nowhere),
             Some(stored) if stored.is_archived => Ok(Seen::Ended(stored)),
-            Some(_) => Ok(Seen::Unfinished),
+            Some(stored) => Ok(Seen::unfinished(&stored)),
         };
         self.wait_until(job, timeout, || read().boxed()).await
     }
@@ -258,13 +267,18 @@ impl Store {
             if must_start {
                 tokio::spawn(listen(self.clone()));
             }
-            let mut was_there = false;
+            let mut last_seen = None;
             loop {
                 match read().await {
                     Ok(Seen::Ended(result)) => return Ok(result),
-                    Ok(Seen::Unfinished) => was_there = true,
-                    Ok(Seen::Nowhere) if was_there => return Err(WaitError::NotKept { job }),
-                    Ok(Seen::Nowhere) => return Err(WaitError::Unknown { job }),
+                    Ok(Seen::Unfinished { is_deleted_after_success }) => last_seen = Some(is_deleted_after_success),
+                    Ok(Seen::Nowhere) => {
+                        return Err(match last_seen {
+                            Some(true) => WaitError::NotKept { job },
+                            Some(false) => WaitError::Gone { job },
+                            None => WaitError::Unknown { job },
+                        });
+                    }
                     Err(WaitError::Result(ResultError::Store(error))) if error.is_transient() && !error.is_unauthorized() => {
                         tracing::debug!(job.id = %job, error = chain(&error), "cannot read the job that is waited for; trying again");
                         pause(AGAIN_AFTER).await;
@@ -282,8 +296,17 @@ impl Store {
 /// Where a job was seen.
 enum Seen<T> {
     Nowhere,
-    Unfinished,
+    Unfinished { is_deleted_after_success: bool },
     Ended(T),
+}
+
+impl<T> Seen<T> {
+    /// With `keep: failures` a job that succeeds is deleted, unless another job waits for it.
+    fn unfinished(stored: &StoredJob) -> Self {
+        let keep = Keep::of_stored(stored.document.get_str("keep").ok());
+        let is_followed = stored.document.get_bool("followed").unwrap_or(false);
+        Self::Unfinished { is_deleted_after_success: keep == Keep::Failures && !is_followed }
+    }
 }
 
 /// The listener of a process. It ends when nobody has waited for a while.

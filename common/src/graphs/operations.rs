@@ -155,7 +155,7 @@ impl Store {
             // A later job is more probably the last one.
             let Some(open) = jobs.iter().rev().find(|job| job.state.is_open()) else { return Ok(jobs) };
             match self.wait_for_end(open.id, timeout.saturating_sub(begun.elapsed())).await {
-                Ok(_) | Err(WaitError::NotKept { .. } | WaitError::Unknown { .. }) => {}
+                Ok(_) | Err(WaitError::NotKept { .. } | WaitError::Gone { .. } | WaitError::Unknown { .. }) => {}
                 Err(WaitError::TimedOut { job, .. }) => return Err(WaitError::TimedOut { job, waited: timeout }),
                 Err(other) => return Err(other),
             }

@@ -253,7 +253,7 @@ async fn enqueue_one(args: EnqueueArgs, connect: &ConnectArgs, out: &mut impl Wr
     let (id, job) = job_of(args.job.into(), args.custom_policy).map_err(|problem| anyhow!(problem).context(Exit::Usage))?;
     let store = Store::connect(connect, "recruiter enqueue").await?;
     let kind = kind_of(&job);
-    let is_deleted_after_success = job.kept() == Keep::Failures;
+    let kept = job.kept();
     match store.enqueue_when_room([job], args.wait_for_room.unwrap_or_default()).await {
         Ok(enqueued) => {
             // Whoever waits for the result wants nothing else on standard output.
@@ -270,7 +270,11 @@ async fn enqueue_one(args: EnqueueArgs, connect: &ConnectArgs, out: &mut impl Wr
             }
             store.flush_events().await;
             match enqueued.first() {
-                Some(job) if args.wait => until_ended(&store, job.id, args.timeout, is_deleted_after_success, args.format, out).await,
+                Some(job) if args.wait => {
+                    // What is kept of a job that was there already is not known.
+                    let is_deleted_after_success = kept == Keep::Failures && matches!(job.outcome, Outcome::New);
+                    until_ended(&store, job.id, args.timeout, is_deleted_after_success, args.format, out).await
+                }
                 Some(_) | None => Ok(()),
             }
         }

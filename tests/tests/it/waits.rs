@@ -88,6 +88,17 @@ async fn a_wait_returns_the_result_or_names_the_end() {
     let fleeting = double(1).keep(Keep::Failures).after(Duration::from_millis(300)).enqueue(store).await.unwrap();
     let gone = fleeting.wait::<Double>(store, SOON).await.unwrap_err();
     assert!(matches!(gone, WaitError::NotKept { job } if job == fleeting.id), "{gone:?}");
+    for (keep, is_followed) in [(Keep::All, false), (Keep::Failures, true)] {
+        let deleted = double(1).keep(keep).after(Duration::from_secs(3_600)).enqueue(store).await.unwrap();
+        let (scheduled, this) = (running.database.raw("scheduled"), doc! { "_id": deleted.id });
+        scheduled.update_one(this.clone(), doc! { "$set": { "followed": is_followed } }).await.unwrap();
+        let deletes = async {
+            recruiter_common::shutdown::pause(Duration::from_millis(500)).await;
+            scheduled.delete_one(this).await.unwrap();
+        };
+        let (gone, ()) = tokio::join!(deleted.wait::<Double>(store, SOON), deletes);
+        assert!(matches!(gone, Err(WaitError::Gone { job }) if job == deleted.id), "{gone:?}");
+    }
     let unknown = store.wait_for::<Double>(JobId::new(), SOON).await.unwrap_err();
     assert!(matches!(unknown, WaitError::Unknown { .. }), "{unknown:?}");
     let later = double(1).after(Duration::from_secs(3_600)).enqueue(store).await.unwrap();
