@@ -43,12 +43,13 @@ impl Store {
         self.prepare(Feature::Messages).await
     }
 
-    /// Inserts an envelope, acknowledged by a majority. Harmless to repeat: an id is inserted once.
+    /// Inserts an envelope, acknowledged by a majority. Harmless to repeat: an id is inserted once. A duplicate key is reported only if a
+    /// majority has the first copy: of one document, the driver does not tell a write concern error that comes with a duplicate key.
     ///
     /// Index: `_id`. Invariant: none of jobs; an acknowledged message is never lost.
     pub(crate) async fn insert_envelope(&self, document: Document) -> Result<(), StoreError> {
         let messages = self.messages.clone();
-        call("insert_envelope", async move { messages.insert_one(document).await }).await.map(drop)
+        call("insert_envelope", async move { messages.insert_many([document]).await }).await.map(drop)
     }
 
     /// Opens a change stream over the envelopes with messages of these topics.
