@@ -161,14 +161,16 @@ impl Store {
             return Err(SubscribeError::NoTopic);
         }
         self.prepare_messages().await?;
+        let is_after = matches!(from, From::After(_));
         let (start, within) = match from {
             From::Now => (MessageStart::Now, None),
             From::Since(at) => {
-                (MessageStart::At(Timestamp { time: u32::try_from(at.timestamp()).unwrap_or_default(), increment: 0 }), None)
+                let at = Timestamp { time: u32::try_from(at.timestamp()).unwrap_or_default(), increment: 0 };
+                let position = self.message_position_at(at).await.map_err(understood)?;
+                (position.map_or(MessageStart::At(at), MessageStart::After), None)
             }
             From::After(position) => (MessageStart::After(position.resume_token()?), position.within),
         };
-        let is_after = matches!(start, MessageStart::After(_));
         let stream = match self.watch_messages(&patterns, start.clone()).await.map_err(understood) {
             Err(SubscribeError::Store(error)) if is_after && error.is_refusal() && !error.is_unauthorized() => {
                 tracing::debug!(error = chain(&error), "MongoDB refuses the position of a message");

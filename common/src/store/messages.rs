@@ -52,6 +52,16 @@ impl Store {
         call("insert_envelope", async move { messages.insert_many([document]).await }).await.map(drop)
     }
 
+    /// The position at this time: before the first event since then. A stream that is opened by a time has none until its first event was
+    /// read, and then a place within that envelope could not be named.
+    ///
+    /// Index: none, nothing is read. Invariant: none.
+    pub(crate) async fn message_position_at(&self, at: Timestamp) -> Result<Option<ResumeToken>, StoreError> {
+        let messages = self.messages.clone();
+        let opened = async move { messages.watch().batch_size(0).start_at_operation_time(at).read_concern(ReadConcern::majority()).await };
+        Ok(call("message_position_at", opened).await?.resume_token())
+    }
+
     /// Opens a change stream over the envelopes with messages of these topics.
     ///
     /// Index: none, the oplog is read in its own order. Invariant: none of jobs; every envelope once, in the order of commits.

@@ -75,6 +75,16 @@ async fn a_subscriber_continues_after_any_message() {
         positions.push(message.position.to_string().parse::<Position>().unwrap());
     }
     publish(&store, "a.b", 9).await;
+    // Positions within the first envelope of a stream that begins with a time.
+    for received in 1..5 {
+        let mut since = store.subscribe_to([pattern("a.*")], From::Since(store.now() - chrono::TimeDelta::minutes(5))).await.unwrap();
+        for _ in 1..received {
+            next(&mut since).await;
+        }
+        let position = next(&mut since).await.position;
+        let mut again = store.subscribe_to([pattern("a.*")], From::After(position)).await.unwrap();
+        assert_eq!(numbers(&mut again, 1).await, [received], "the rest of the envelope");
+    }
     for (received, position) in positions.into_iter().enumerate() {
         let mut again = store.subscribe_to([pattern("a.*")], From::After(position)).await.unwrap();
         let expected: Vec<i64> = (i64::try_from(received).unwrap() + 1..10).collect();
