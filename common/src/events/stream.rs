@@ -22,6 +22,8 @@ use crate::{
 
 /// How often a subscription is renewed. It expires after three times as long.
 pub(crate) const RENEW_EVERY: Duration = Duration::from_secs(20);
+/// After this time without an event the cursor is opened again, because a dead connection cannot be distinguished from a quiet one.
+const REOPEN_AFTER: Duration = Duration::from_secs(60);
 /// Pause before the events are read again after an error.
 const AGAIN_AFTER: Duration = Duration::from_millis(200);
 /// After an error the reader begins this long before the last event that it has read. The server gives the times before it orders the
@@ -182,10 +184,11 @@ impl Reader {
         }
     }
 
-    /// Reads until the cursor ends.
+    /// Reads until the cursor ends, or is silent for a long time.
     async fn read(&mut self) -> Result<(), StoreError> {
         let mut cursor = self.store.tail_events(self.from, RingPart::Events).await?;
-        while let Some(document) = cursor.try_next().await.map_err(StoreError::of_tail)? {
+        while let Ok(read) = tokio::time::timeout(REOPEN_AFTER, cursor.try_next()).await {
+            let Some(document) = read.map_err(StoreError::of_tail)? else { break };
             let document = Document::try_from(&*document).unwrap_or_default();
             let at = document.get_timestamp("at").ok();
             for received in self.understood(document) {

@@ -24,6 +24,9 @@ use crate::{
 
 /// Messages that wait for the application. Further ones stay in MongoDB.
 const QUEUE: usize = 1_024;
+/// After this time without a reply the change stream is opened again, because a dead connection cannot be distinguished from a slow one. The
+/// server replies every second.
+const REOPEN_AFTER: Duration = Duration::from_secs(60);
 /// Pause before the change stream is opened again.
 const AGAIN_AFTER: Duration = Duration::from_millis(100);
 
@@ -229,7 +232,11 @@ impl Reader {
     /// Passes messages on until the stream ends.
     async fn read(&mut self, mut stream: MessageStream) -> Result<(), StoreError> {
         while stream.is_alive() && !self.to.is_closed() {
-            let Some(event) = stream.next_if_any().await.map_err(StoreError::of_messages)? else {
+            let Ok(read) = tokio::time::timeout(REOPEN_AFTER, stream.next_if_any()).await else {
+                tracing::debug!("MongoDB has not replied for a minute; reading the messages with a new cursor");
+                return Ok(());
+            };
+            let Some(event) = read.map_err(StoreError::of_messages)? else {
                 // The position follows the oplog while there are no messages.
                 if let Some(token) = stream.resume_token() {
                     self.advance(token);
