@@ -8,9 +8,9 @@ use std::{
     time::Duration,
 };
 
-use bson::{Bson, Document, Timestamp, doc, oid::ObjectId};
+use bson::{Bson, Document, RawBsonRef, RawDocument, Timestamp, doc, oid::ObjectId};
 use futures_util::Stream;
-use mongodb::change_stream::event::{OperationType, ResumeToken};
+use mongodb::change_stream::event::ResumeToken;
 use tokio::{sync::mpsc, task::JoinHandle};
 
 use super::Message;
@@ -243,15 +243,16 @@ impl Reader {
                 }
                 continue;
             };
-            if matches!(event.operation_type, OperationType::Invalidate) {
+            let Some(token) = token_of(&event).or_else(|| stream.resume_token()) else { continue };
+            if event.get_str("operationType").is_ok_and(|operation| operation == "invalidate") {
                 // The collection was dropped. The stream continues with the next one of that name.
-                self.start = MessageStart::AfterDrop(event.id);
+                self.start = MessageStart::AfterDrop(token);
                 return Ok(());
             }
-            if let Some(envelope) = event.full_document {
-                self.pass_on(envelope, &event.id).await;
+            if let Ok(envelope) = event.get_document("fullDocument") {
+                self.pass_on(envelope, &token).await;
             }
-            self.advance(event.id);
+            self.advance(token);
             self.within = None;
         }
         Ok(())
@@ -262,10 +263,11 @@ impl Reader {
         self.start = MessageStart::After(token);
     }
 
-    async fn pass_on(&mut self, mut envelope: Document, token: &ResumeToken) {
+    async fn pass_on(&mut self, envelope: &RawDocument, token: &ResumeToken) {
         let id = envelope.get_object_id("_id").ok();
         let at = envelope.get_datetime("at").ok().map(|at| at.to_chrono());
-        let Some(Bson::Array(messages)) = envelope.remove("messages") else { return };
+        let Ok(messages) = envelope.get_array("messages") else { return };
+        let messages: Vec<Option<Document>> = messages.into_iter().map(decoded).collect();
         let received = self.within.filter(|(envelope, _)| Some(*envelope) == id).map_or(0, |(_, received)| received);
         let before = match &self.start {
             MessageStart::After(token) => Position::token_of(token),
@@ -273,7 +275,10 @@ impl Reader {
         };
         let (after, last) = (Position::token_of(token).unwrap_or_default(), messages.len().saturating_sub(1));
         for (index, message) in messages.into_iter().enumerate().skip(received) {
-            let Bson::Document(mut message) = message else { continue };
+            let Some(mut message) = message else {
+                tracing::warn!(envelope = ?id, index, "a message cannot be decoded and was skipped");
+                continue;
+            };
             let (Some(Bson::String(topic)), Some(Bson::Document(body))) = (message.remove("topic"), message.remove("body")) else {
                 continue;
             };
@@ -288,6 +293,17 @@ impl Reader {
             let _ = self.to.send(Ok(Message { topic, body, at, position })).await;
         }
     }
+}
+
+/// The position after an event.
+fn token_of(event: &RawDocument) -> Option<ResumeToken> {
+    let token = Document::try_from(event.get_document("_id").ok()?).ok()?;
+    bson::deserialize_from_document(token).ok()
+}
+
+/// A message, unless it has invalid bytes or is no document.
+fn decoded(message: Result<RawBsonRef<'_>, bson::error::Error>) -> Option<Document> {
+    Document::try_from(message.ok()?.as_document()?).ok()
 }
 
 #[cfg(test)]

@@ -115,19 +115,24 @@ impl Store {
     ///
     /// Index: none, a capped collection is read in its own order. Invariant: none.
     pub(crate) async fn newest_event(&self) -> Result<Option<Timestamp>, StoreError> {
-        let events = self.events.clone();
+        let events = self.events.clone_with_type::<RawDocumentBuf>();
         let newest = async move { events.find_one(doc! {}).sort(doc! { "$natural": -1 }).read_concern(ReadConcern::local()).await };
         Ok(call("newest_event", newest).await?.and_then(|document| document.get_timestamp("at").ok()))
     }
 
-    /// The documents with events since a time, the oldest first.
+    /// The documents with events since a time, the oldest first. Those that cannot be decoded are left out.
     ///
     /// Index: none, a capped collection is read in its own order. Invariant: none.
     pub(crate) async fn events_since(&self, from: Timestamp) -> Result<Vec<Document>, StoreError> {
-        let events = self.events.clone();
+        let events = self.events.clone_with_type::<RawDocumentBuf>();
         let filter = doc! { "at": { "$gte": from } };
-        call("events_since", async move { events.find(filter).limit(PAST).read_concern(ReadConcern::local()).await?.try_collect().await })
-            .await
+        let found: Vec<RawDocumentBuf> =
+            call(
+                "events_since",
+                async move { events.find(filter).limit(PAST).read_concern(ReadConcern::local()).await?.try_collect().await },
+            )
+            .await?;
+        Ok(found.iter().filter_map(|document| Document::try_from(&**document).ok()).collect())
     }
 
     /// Opens a tailing cursor on one part of the ring.

@@ -2,12 +2,9 @@
 
 use std::time::Duration;
 
-use bson::{Document, Timestamp, doc};
+use bson::{Document, RawDocumentBuf, Timestamp, doc};
 use mongodb::{
-    change_stream::{
-        ChangeStream,
-        event::{ChangeStreamEvent, ResumeToken},
-    },
+    change_stream::{ChangeStream, event::ResumeToken},
     options::ReadConcern,
 };
 
@@ -19,8 +16,8 @@ const AWAIT: Duration = Duration::from_secs(1);
 /// Number of events in one reply.
 const BATCH: u32 = 1_000;
 
-/// A change stream over the envelopes.
-pub(crate) type MessageStream = ChangeStream<ChangeStreamEvent<Document>>;
+/// A change stream over the envelopes. Its events are not decoded, so one that cannot be decoded does not end it.
+pub(crate) type MessageStream = ChangeStream<RawDocumentBuf>;
 
 /// Where a change stream begins.
 #[derive(Clone, Debug)]
@@ -75,12 +72,13 @@ impl Store {
         let messages = self.messages.clone();
         call("watch_messages", async move {
             let watch = messages.watch().pipeline([wanted]).max_await_time(AWAIT).batch_size(BATCH).read_concern(ReadConcern::majority());
-            match start {
+            let opened = match start {
                 MessageStart::Now => watch.await,
                 MessageStart::At(at) => watch.start_at_operation_time(at).await,
                 MessageStart::After(token) => watch.resume_after(token).await,
                 MessageStart::AfterDrop(token) => watch.start_after(token).await,
-            }
+            };
+            opened.map(ChangeStream::with_type)
         })
         .await
     }

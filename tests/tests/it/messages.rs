@@ -117,6 +117,11 @@ async fn what_is_not_possible_is_refused() {
     ] {
         database.raw("messages").insert_one(strange).await.unwrap();
     }
+    // A text that is no UTF-8.
+    let invalid = doc! { "messages": [{ "topic": "a", "body": { "x": "QQQQ" } }] }.to_vec().unwrap();
+    let invalid = invalid.into_iter().map(|byte| if byte == b'Q' { 0xff } else { byte }).collect();
+    let invalid = bson::RawDocumentBuf::from_bytes(invalid).unwrap();
+    database.raw("messages").clone_with_type::<bson::RawDocumentBuf>().insert_one(invalid).await.unwrap();
     database.raw("messages").insert_one(doc! { "messages": [{ "topic": "a.plain", "body": { "n": 1_i64 } }] }).await.unwrap();
     assert_eq!(numbers(&mut messages, 1).await, [1]);
     database.raw("messages").drop().await.unwrap();
