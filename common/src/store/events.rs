@@ -86,11 +86,15 @@ impl Store {
         let until = now + TimeDelta::from_std(lasts).unwrap_or_default();
         let topics: Vec<&str> = wanted.patterns.iter().map(Pattern::as_str).collect();
         let entry = doc! { "topics": topics, "ends": wanted.ends, "until": bson::DateTime::from_chrono(until) };
-        let mut update = doc! { "$set": { format!("by.{id}"): entry } };
+        let update = doc! { "$set": { format!("by.{id}"): entry } };
         let over = known.iter().filter(|(_, entry)| is_over(entry, bson::DateTime::from_chrono(now)));
-        let over: Document = over.filter(|(name, _)| **name != id.to_hex()).map(|(name, _)| (format!("by.{name}"), "".into())).collect();
-        if !over.is_empty() {
-            update.insert("$unset", over);
+        // Names of others are no paths: they may have dots.
+        for (name, entry) in over.filter(|(name, _)| **name != id.to_hex() && ObjectId::parse_str(name).is_ok()) {
+            // Unless it was renewed in the meantime.
+            let until = entry.as_document().and_then(|entry| entry.get("until").cloned()).unwrap_or(Bson::Null);
+            let (metadata, filter) = (self.metadata.clone(), doc! { "_id": SUBSCRIBERS, format!("by.{name}.until"): until });
+            let removed = doc! { "$unset": { format!("by.{name}"): "" } };
+            call("remove_subscription", async move { metadata.update_one(filter, removed).await }).await?;
         }
         let metadata = self.metadata.clone();
         call("subscribe", async move { metadata.update_one(doc! { "_id": SUBSCRIBERS }, update).upsert(true).await }).await.map(drop)
