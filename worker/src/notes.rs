@@ -19,7 +19,7 @@ use recruiter_common::{
     telemetry::of_bson,
 };
 use serde::{Serialize, de::DeserializeOwned};
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 
 use crate::{
     context::{Cancel, Cancellation, Context},
@@ -51,6 +51,12 @@ pub enum CheckpointError {
     /// MongoDB refuses the checkpoint.
     #[error("MongoDB refuses the checkpoint: the document of the job would be too large, or the value too deeply nested")]
     Refused,
+    /// A transaction of this execution is open.
+    #[error(
+        "a checkpoint cannot be saved while a transaction of the job is open, because the transaction would conflict with it: save it before, \
+         or note it with `checkpoint`"
+    )]
+    InTransaction,
     /// The execution has ended.
     #[error("the execution has ended before its checkpoint was stored")]
     Ended,
@@ -77,7 +83,7 @@ impl NotesCell {
     fn made(&self, job: &Job, cancel: &Arc<Cancel>) -> &Arc<Notes> {
         self.made.get_or_init(|| {
             let known = Known { checkpoint: stored_checkpoint(job), log: Log::of_job(job), ..Known::default() };
-            Arc::new(Notes { destination: self.destination.clone(), cancel: cancel.clone(), known: Mutex::new(known) })
+            Arc::new(Notes { destination: self.destination.clone(), cancel: cancel.clone(), known: Mutex::new(known), settled: Notify::new() })
         })
     }
 }
@@ -112,7 +118,13 @@ pub(crate) struct Notes {
     destination: Option<(Claim, WeakRecorder)>,
     cancel: Arc<Cancel>,
     known: Mutex<Known>,
+    /// Notified when a write is answered or has failed.
+    settled: Notify,
 }
+
+/// Holds back the writes of notes while a transaction of the job is open: each would change the job's document, and the transaction could
+/// not end the job. Dropping it lets them go on.
+pub(crate) struct Held(Arc<Notes>);
 
 #[derive(Default)]
 struct Known {
@@ -131,6 +143,8 @@ struct Known {
     awaiting: Vec<oneshot::Sender<Result<(), CheckpointError>>>,
     last_write: Option<Monotonic>,
     is_queued: bool,
+    /// Whether an open transaction of the execution holds the writes back.
+    is_held: bool,
     /// Whether the end of the execution writes all further notes.
     is_closed: bool,
     is_claim_lost: bool,
@@ -144,6 +158,9 @@ impl Notes {
         change(&mut known);
         known.noted.add(fields);
         known.unwritten.add(fields);
+        if known.is_held {
+            return;
+        }
         let is_new = !std::mem::replace(&mut known.is_queued, true);
         let is_urgent = !known.waiting.is_empty();
         if let Some((_, recorder)) = self.destination.as_ref().filter(|_| !known.is_closed && (is_new || is_urgent)) {
@@ -158,6 +175,31 @@ impl Notes {
         known.waiting.clear();
     }
 
+    /// Holds back all writes, once none is on its way and nobody waits for one.
+    pub(crate) async fn hold(self: &Arc<Self>) -> Held {
+        loop {
+            let settled = self.settled.notified();
+            {
+                let mut known = self.known();
+                if known.is_closed || (!known.in_flight.any() && known.waiting.is_empty()) {
+                    known.is_held = true;
+                    return Held(self.clone());
+                }
+            }
+            settled.await;
+        }
+    }
+
+    /// Lets the writes go on.
+    fn release(self: &Arc<Self>) {
+        let mut known = self.known();
+        known.is_held = false;
+        if let Some((_, recorder)) = self.destination.as_ref().filter(|_| !known.is_closed && !known.is_queued && known.unwritten.any()) {
+            known.is_queued = true;
+            recorder.note(Some(self.clone()));
+        }
+    }
+
     /// When the next write may happen: `now`, or later.
     pub(crate) fn due(&self, now: Monotonic) -> Monotonic {
         let known = self.known();
@@ -167,17 +209,20 @@ impl Notes {
     /// Removes the notes from the recorder's queue if there is nothing to write. Returns whether they were removed.
     pub(crate) fn leave_queue(&self) -> bool {
         let mut known = self.known();
-        known.is_queued = !known.is_closed && known.unwritten.any();
+        known.is_queued = !known.is_closed && !known.is_held && known.unwritten.any();
         !known.is_queued
     }
 
-    /// The next write.
+    /// The next write. It is empty if a transaction began meanwhile.
     ///
     /// # Panics
     /// Without a claim, which only a unit test does not have.
     pub(crate) fn to_write(&self) -> Write {
         let (claim, _) = self.destination.as_ref().expect("the recorder has only notes with a claim");
         let mut known = self.known();
+        if known.is_held {
+            return Write::new(*claim, Document::new());
+        }
         known.last_write = Some(Monotonic::now());
         known.in_flight = std::mem::take(&mut known.unwritten);
         known.awaiting = std::mem::take(&mut known.waiting);
@@ -207,6 +252,7 @@ impl Notes {
         };
         // Its receiver may be gone: the caller no longer waits.
         known.awaiting.drain(..).for_each(|waiting| drop(waiting.send(answer.clone())));
+        self.settled.notify_waiters();
     }
 
     /// Notes that the last write failed or has an unknown outcome. It is repeated.
@@ -215,10 +261,24 @@ impl Notes {
         let (again, mut awaiting) = (std::mem::take(&mut known.in_flight), std::mem::take(&mut known.awaiting));
         known.unwritten.add(again);
         known.waiting.append(&mut awaiting);
+        self.settled.notify_waiters();
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Held {
+    /// The transaction has ended the job: nothing is written any more.
+    pub(crate) fn close(&self) {
+        self.0.close();
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.0.release();
     }
 }
 
@@ -246,11 +306,12 @@ pub(crate) fn at_the_end(context: &Context) -> Option<Document> {
 /// are none.
 pub(crate) fn in_a_transaction(context: &Context) -> Option<Document> {
     let notes = context.notes.made.get();
-    let mut fields = notes.map(|notes| {
+    let fields = notes.map(|notes| {
         let mut known = notes.known();
         known.may_have_ended = true;
         known.fields(known.noted)
     });
+    let mut fields = fields.filter(|fields| !fields.is_empty());
     if has_checkpoint(&context.job) {
         fields.get_or_insert_default();
     }
@@ -329,7 +390,8 @@ impl Context {
     /// Each call is a write of its own, which waits for a majority.
     ///
     /// # Errors
-    /// As [`Context::checkpoint`]. Also [`CheckpointError::ClaimLost`] when the job may already run elsewhere: the execution should stop.
+    /// As [`Context::checkpoint`]. Also [`CheckpointError::ClaimLost`] when the job may already run elsewhere: the execution should stop; and
+    /// [`CheckpointError::InTransaction`] while a [transaction](Context::transaction) of the job is open.
     pub async fn save_checkpoint(&self, value: impl Serialize) -> Result<(), CheckpointError> {
         let (stored, answer) = oneshot::channel();
         self.note_checkpoint(value, Some(stored))?;
@@ -352,6 +414,9 @@ impl Context {
         let notes = self.notes();
         if notes.known().is_claim_lost {
             return Err(CheckpointError::ClaimLost);
+        }
+        if waiting.is_some() && notes.known().is_held {
+            return Err(CheckpointError::InTransaction);
         }
         notes.note(Fields { checkpoint: true, ..Fields::default() }, |known| {
             known.checkpoint = Some(value).filter(|value| *value != Bson::Null);

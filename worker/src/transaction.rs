@@ -6,6 +6,8 @@
 //! The end and the commit run in a task of their own. So they are not broken off half-way when the execution is (at its time limit, by a
 //! cancellation), and the attempt waits for them before it decides how the job has ended.
 //!
+//! The notes of the job are held back until the outcome is known, because the transaction would conflict with each write of them.
+//!
 //! The delete of the started job is the last write of the transaction, so MongoDB keeps the job locked for the time of the commit only. The
 //! sessions are written into the roster before they are used: a cleaner ends them together with the other sessions of a dead worker.
 
@@ -175,7 +177,8 @@ impl Context {
     ///
     /// The collections must be on the client of the worker's store: `job.store().client()`. `body` runs again after a write conflict or a
     /// failover, so it should have no effects outside of the session. Its future owns the session (`async move`), must not keep it, and must not
-    /// end the transaction. Return the value of this call from `execute`: after the commit the job has ended, and nothing that follows
+    /// end the transaction. Progress, checkpoints and log lines of `body` are written after it; it cannot
+    /// [wait](Context::save_checkpoint) for them. Return the value of this call from `execute`: after the commit the job has ended, and nothing that follows
     /// changes its end. [`Store::announce_jobs`] after this call notifies the recruiter of the jobs that `body` has enqueued.
     ///
     /// ```no_run
@@ -220,6 +223,10 @@ impl Context {
             if let Some(why) = self.cancellation() {
                 return Err(NotDone::stopped(format!("the transaction was not begun: {why:?}")));
             }
+            let held = tokio::select! {
+                held = self.notes().hold() => Arc::new(held),
+                () = self.cancelled() => continue,
+            };
             let mut session = self.take_session().await?;
             session.start_transaction().await?;
             let (lent, owner) = TransactionSession::new(session);
@@ -230,7 +237,7 @@ impl Context {
             };
             let ended = match ended {
                 Ok(value) => {
-                    let committed = self.end_in(session, &value).await?;
+                    let committed = self.end_in(session, &value, held.clone()).await?;
                     session = committed.0;
                     committed.1.map(|()| value)
                 }
@@ -243,6 +250,7 @@ impl Context {
                 let _ = session.abort_transaction().await;
             }
             self.give_back(session);
+            drop(held);
             match ended {
                 Ok(value) => return Ok(value),
                 Err(Abort { is_transient: true, not_done }) if begun.elapsed() < REPEATED_FOR => {
@@ -275,7 +283,12 @@ impl Context {
     }
 
     /// Ends the job in the open transaction, and commits it, in a task of its own. Returns the session.
-    async fn end_in(&self, mut session: ClientSession, value: &impl Serialize) -> Result<(ClientSession, Result<(), Abort>), NotDone> {
+    async fn end_in(
+        &self,
+        mut session: ClientSession,
+        value: &impl Serialize,
+        held: Arc<notes::Held>,
+    ) -> Result<(ClientSession, Result<(), Abort>), NotDone> {
         let Some((claim, _)) = &self.ends else {
             let committed = commit(&mut session).await;
             return Ok((session, committed.map_err(Abort::from)));
@@ -292,10 +305,11 @@ impl Context {
             let ended = end_and_commit(&store, &mut session, &archival).await;
             if ended.as_ref().is_ok_and(|recorded| *recorded == Recorded::Yes) {
                 let _ = own_end.done.set(done);
+                held.close();
                 store.tell_ended([&archival]);
                 store.announce_ends(std::iter::once(&archival)).await;
             }
-            drop(on_its_way);
+            drop((on_its_way, held));
             (session, ended)
         });
         let (session, ended) = task.await.map_err(|error| NotDone::failed(TRANSACTION, format!("the commit was broken off: {error}")))?;

@@ -15,7 +15,7 @@ use recruiter_tests::{
     wait::wait_until,
     world::{FROZEN_FOR, Role},
 };
-use recruiter_worker::{Context, Executable, NotDone, Worker};
+use recruiter_worker::{CheckpointError, Context, Executable, NotDone, Worker};
 use serde::{Deserialize, Serialize};
 
 const SOON: Duration = Duration::from_secs(30);
@@ -174,6 +174,17 @@ impl Executable for Note {
                         let updated = conflicts.update_one(doc! { "_id": 2 }, doc! { "$inc": { "n": 1 } }).session(&mut *session).await;
                         updated.map_err(|error| error.to_string())?;
                     }
+                    "reports" => {
+                        // Each second of it would be a write to the document of the job.
+                        conflicts.insert_one(doc! { "body of": job.job_id() }).await?;
+                        for step in 1..=20 {
+                            job.progress((step, 20));
+                            job.checkpoint(step)?;
+                            job.log(format!("step {step}"));
+                            pause(Duration::from_millis(100)).await;
+                        }
+                        assert_eq!(job.save_checkpoint(21).await, Err(CheckpointError::InTransaction));
+                    }
                     "commits" => session.commit_transaction().await?,
                     "dead" => {
                         // What a rescue does after the death of the worker.
@@ -221,6 +232,11 @@ async fn a_transaction_is_all_or_nothing_and_the_job_ends_with_it() {
     assert_eq!(run("twice").await, ("done twice".into(), 1));
     assert_eq!(run("conflict").await, ("done conflict".into(), 1), "it is repeated");
     assert_eq!(run("wrapped conflict").await, ("done wrapped conflict".into(), 1), "it is repeated as well");
+    assert_eq!(run("reports").await, ("done reports".into(), 1));
+    assert_eq!(database.raw("conflicts").count_documents(doc! { "body of": { "$exists": true } }).await.unwrap(), 1, "at the first attempt");
+    let reported = database.raw("archived").find_one(doc! { "result": "reports" }).await.unwrap().unwrap();
+    assert_eq!(number(reported.get_document("progress").unwrap(), "done"), 20);
+    assert_eq!((reported.get_array("log").unwrap().len(), reported.get("checkpoint")), (20, None));
     assert!(run("commits").await.0.starts_with("transaction the body has ended the transaction itself"));
 
     let id = Note { script: "dead".into() }.as_job().enqueue(&store).await.unwrap().id;
