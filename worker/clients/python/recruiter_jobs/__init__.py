@@ -14,7 +14,8 @@ the other, as lines of JSON on standard input. The answers are lines of JSON on 
 
     run()
 
-What a handler prints goes to standard error, because standard output belongs to the protocol.
+Import this module first. From then on, what the program prints goes to standard error, and its standard input is empty, also
+in the processes that it starts, because both belong to the protocol.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ import json
 import os
 import select
 import sys
+import threading
 import traceback
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable, Dict, Optional, Tuple
 
 __all__ = ["Cancelled", "Failed", "GiveUp", "Job", "Snooze", "job", "run"]
 
@@ -132,25 +134,33 @@ class _Channel:
         self._buffer = bytearray()
         self._cancelled: Dict[int, str] = {}
         self._waiting: list = []
+        # Threads of a handler may report at the same time.
+        self._writing = threading.Lock()
+        self._reading = threading.Lock()
 
     def write(self, message: Dict[str, Any]) -> None:
         line = memoryview(json.dumps(message, separators=(",", ":"), allow_nan=False).encode() + b"\n")
-        while line:
-            line = line[os.write(self._writes, line) :]
+        with self._writing:
+            while line:
+                line = line[os.write(self._writes, line) :]
 
     def next(self) -> Optional[Dict[str, Any]]:
         """The next job; None at the end."""
-        while True:
-            if self._waiting:
-                return self._waiting.pop(0)
-            if not self._read():
-                return None
+        with self._reading:
+            while not self._waiting:
+                if not self._read():
+                    return None
+            return self._waiting.pop(0)
 
     def cancellation(self, number: int) -> Optional[str]:
         """Why this job should stop, if the worker has said so."""
-        while number not in self._cancelled and select.select([self._reads], [], [], 0)[0]:
-            if not self._read():
-                return "worker-stopping"
+        if self._reading.acquire(blocking=False):
+            try:
+                while number not in self._cancelled and select.select([self._reads], [], [], 0)[0]:
+                    if not self._read():
+                        return "worker-stopping"
+            finally:
+                self._reading.release()
         return self._cancelled.get(number)
 
     def _read(self) -> bool:
@@ -169,6 +179,26 @@ class _Channel:
         return True
 
 
+_pipes: Optional[Tuple[int, int]] = None
+
+
+def _redirect() -> Tuple[int, int]:
+    """Takes both pipes of the protocol away from the handlers, the libraries and the processes that they start."""
+    global _pipes
+    if _pipes is None:
+        _pipes = (os.dup(0), os.dup(1))
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.close(nothing)
+        os.dup2(2, 1)
+    return _pipes
+
+
+# Only in the process that the worker has started, and in none of its children.
+if os.environ.pop("RECRUITER_LONG_LIVED", None) == "1":
+    _redirect()
+
+
 def job(class_name: str) -> Callable[[Handler], Handler]:
     """Registers a function that runs jobs of this class."""
 
@@ -183,10 +213,7 @@ def job(class_name: str) -> Callable[[Handler], Handler]:
 
 def run() -> None:
     """Runs jobs until the worker ends this program, and then returns."""
-    # What a handler or a library prints must not mix with the answers.
-    writes = os.dup(1)
-    os.dup2(2, 1)
-    channel = _Channel(0, writes)
+    channel = _Channel(*_redirect())
     while True:
         line = channel.next()
         if line is None:
