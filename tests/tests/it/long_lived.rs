@@ -26,12 +26,18 @@ const SOON: Duration = Duration::from_secs(30);
 
 /// Handlers of every kind, by the client for Python.
 const PYTHON: &str = r#"
-import os, sys, time
+import os, subprocess, sys, threading, time
 from recruiter_jobs import Cancelled, Failed, GiveUp, Snooze, job, run
 
 @job("echo")
 def echo(parameters, job):
     print("noise on standard output")
+    subprocess.run(["sh", "-c", "cat; echo noise of a child"], check=True)
+    threads = [threading.Thread(target=job.log, args=("x" * 900,)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     return {"parameters": parameters, "pid": os.getpid(), "attempt": job.attempt, "group": job.group}
 
 @job("fails")
@@ -86,6 +92,8 @@ const { Failed, GiveUp, Snooze, job, run } = require('recruiter-jobs');
 
 job('echo', async (parameters, job) => {
   console.log('noise on standard output');
+  process.stdout.write('more of it\n');
+  setInterval(() => {}, 1000);
   return { parameters, pid: process.pid, attempt: job.attempt, group: job.group };
 });
 job('fails', async (parameters, job) => {

@@ -3,8 +3,8 @@
 // Runs jobs of Recruiter in Node.js.
 //
 // A worker starts this program as a long-lived program (`mode = "long-lived"` in its workables file) and gives it one job after the other,
-// as lines of JSON on standard input. The answers are lines of JSON on standard output. What a handler prints with `console` goes to
-// standard error, because standard output belongs to the protocol.
+// as lines of JSON on standard input. The answers are lines of JSON on standard output. What a handler prints with `console` or
+// `process.stdout` goes to standard error, because standard output belongs to the protocol.
 
 const { Console } = require('node:console');
 const readline = require('node:readline');
@@ -123,13 +123,16 @@ async function answer(line, current) {
 
 /** Runs jobs until the worker ends this program. */
 function run() {
-  const output = process.stdout;
+  const write = process.stdout.write.bind(process.stdout);
   // What a handler prints must not mix with the answers.
+  process.stdout.write = process.stderr.write.bind(process.stderr);
   globalThis.console = new Console(process.stderr, process.stderr);
-  const say = (message) => output.write(`${JSON.stringify(message)}\n`);
+  const say = (message) => write(`${JSON.stringify(message)}\n`);
+  const work = async (line, own) => say({ id: line.id, ...(await answer(line, own)) });
   let current;
+  let working;
   const lines = readline.createInterface({ input: process.stdin, crlfDelay: Infinity });
-  lines.on('line', async (text) => {
+  lines.on('line', (text) => {
     const line = JSON.parse(text);
     if (line.cancel !== undefined) {
       if (current?.number === line.cancel) current.stop(line.why);
@@ -137,11 +140,12 @@ function run() {
     }
     const own = new Job(line, say);
     current = own;
-    say({ id: line.id, ...(await answer(line, own)) });
+    working = work(line, own);
   });
-  // The worker has closed standard input. A handler that still runs ends first.
-  lines.on('close', () => {
-    process.stdin.destroy();
+  // The worker has closed standard input. A handler that still runs ends first; timers and connections that it left open do not count.
+  lines.on('close', async () => {
+    await working;
+    process.exit(0);
   });
 }
 
