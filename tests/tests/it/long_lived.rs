@@ -117,7 +117,7 @@ run();
 
 /// A program without a client: it does what the parameters say.
 const RAW: &str = r#"
-import json, os, sys, time
+import json, os, subprocess, sys, time
 for line in sys.stdin:
     job = json.loads(line)
     what = job["parameters"]["do"]
@@ -130,6 +130,10 @@ for line in sys.stdin:
         os.write(1, b"\xff\xfe\n")
     elif what == "close":
         os.close(1)
+    elif what == "orphan":
+        child = subprocess.Popen(["sleep", "600"])
+        say({"checkpoint": child.pid})
+        os._exit(3)
     elif what == "leave":
         say({"result": os.getpid()})
         sys.exit(0)
@@ -352,6 +356,10 @@ async fn a_process_that_breaks_the_protocol_fails_its_job_only() {
         assert!(said.contains(message), "{what}: {said}");
     }
     assert_eq!(run("other-id").await.get_str("result").unwrap(), "right");
+    let orphan = run("orphan").await;
+    assert_eq!(end_of(&orphan).1, "exit:3", "its child keeps its output open");
+    let child = u32::try_from(number(&orphan, "checkpoint")).unwrap();
+    wait_until(SOON, "the child is killed", async || !is_alive(child)).await;
     let left = u32::try_from(number(&run("leave").await, "result")).unwrap();
     wait_until(SOON, "it has left", async || !is_alive(left)).await;
     assert_ne!(number(&run("leave").await, "result"), i64::from(left), "another process");

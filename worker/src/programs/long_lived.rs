@@ -5,6 +5,8 @@
 //! dies, or writes anything else, fails the job that it has, and the next job gets another process. The worker ends a process by closing
 //! its standard input: when it was idle for a while, has run its maximum number of jobs, or when the worker stops. If the worker is killed,
 //! its processes see that end as well.
+//!
+//! When a process has ended, its descendants are killed before it is reaped: its id is that of their group, and could be another's then.
 
 use std::{
     collections::BTreeMap,
@@ -164,8 +166,8 @@ impl Pool {
     /// The process that was idle for the shortest time: the others may be ended.
     fn take(&self) -> Option<Process> {
         loop {
-            let mut process = self.idle().pop()?.process;
-            if matches!(process.group.leader.try_wait(), Ok(None)) {
+            let process = self.idle().pop()?.process;
+            if !process.group.has_ended() {
                 return Some(process);
             }
         }
@@ -292,6 +294,7 @@ impl Process {
             tokio::select! {
                 biased;
                 end = answer(&mut self.output, self.jobs, longest, job) => return Some(end),
+                () = self.group.leader_ended() => return Some(self.last_words(longest, job).await),
                 () = job.cancelled() => {}
                 () = send => {}
             }
@@ -313,9 +316,16 @@ impl Process {
         };
         tokio::select! {
             end = answered => Some(end),
+            () = self.group.leader_ended() => Some(self.last_words(longest, job).await),
             () = pause(kill_after) => None,
             () = job.cancel.at_once() => None,
         }
+    }
+
+    /// What a process that has ended wrote before. Its descendants are killed: they may keep its output open.
+    async fn last_words(&mut self, longest: usize, job: &Context) -> End {
+        self.group.kill();
+        timeout(LINGER, answer(&mut self.output, self.jobs, longest, job)).await.unwrap_or(End::Gone)
     }
 
     /// Ends a process that has a job: by TERM, and by KILL a moment later. At once when the job may already run elsewhere.
@@ -323,7 +333,7 @@ impl Process {
         if job.cancellation() != Some(Cancellation::ClaimLost) {
             self.group.signal(Signal::SIGTERM);
             tokio::select! {
-                _ = timeout(LINGER, self.group.leader.wait()) => {}
+                _ = timeout(LINGER, self.group.leader_ended()) => {}
                 () = job.cancel.at_once() => {}
             }
         }
@@ -336,22 +346,20 @@ impl Process {
     async fn end(self, kill_after: Duration) {
         let Self { mut group, input, hearing, .. } = self;
         drop(input);
-        if timeout(kill_after, group.leader.wait()).await.is_err() {
+        if timeout(kill_after, group.leader_ended()).await.is_err() {
             group.signal(Signal::SIGTERM);
-            let _ = timeout(LINGER, group.leader.wait()).await;
+            let _ = timeout(LINGER, group.leader_ended()).await;
         }
+        group.kill();
+        let _ = timeout(LINGER, group.leader.wait()).await;
         drop(hearing);
     }
 
     /// The failure of a job whose process has closed its output.
     async fn gone(mut self, settings: &Settings) -> Failure {
-        let status = match timeout(LINGER, self.group.leader.wait()).await {
-            Ok(status) => status,
-            Err(_) => {
-                self.group.kill();
-                self.group.leader.wait().await
-            }
-        };
+        let _ = timeout(LINGER, self.group.leader_ended()).await;
+        self.group.kill();
+        let status = self.group.leader.wait().await;
         // Its descendants may keep standard error open.
         let _ = timeout(LINGER, &mut self.hearing).await;
         let errors = std::mem::take(&mut self.heard().errors);

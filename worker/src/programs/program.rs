@@ -443,6 +443,19 @@ impl Group {
         self.signal(Signal::SIGKILL);
     }
 
+    /// Resolves when the leader has ended, or nothing can be learned about it. Does not reap it.
+    pub(super) async fn leader_ended(&self) {
+        if let Ok(ended) = self.ended() {
+            drop(ended.await);
+        }
+    }
+
+    /// Whether the leader has ended. Does not reap it.
+    pub(super) fn has_ended(&self) -> bool {
+        let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT | WaitPidFlag::WNOHANG;
+        self.id().is_none_or(|id| !matches!(waitid(Id::Pid(id), flags), Ok(WaitStatus::StillAlive)))
+    }
+
     /// Resolves when the leader has ended. Does not reap it.
     fn ended(&self) -> io::Result<impl Future<Output = io::Result<()>> + use<>> {
         let id = self.id().ok_or(Errno::ECHILD)?;
