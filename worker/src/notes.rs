@@ -155,6 +155,7 @@ struct Known {
 impl Notes {
     fn note(self: &Arc<Self>, fields: Fields, change: impl FnOnce(&mut Known)) {
         let mut known = self.known();
+        let somebody_waited = !known.waiting.is_empty();
         change(&mut known);
         known.noted.add(fields);
         known.unwritten.add(fields);
@@ -162,7 +163,7 @@ impl Notes {
             return;
         }
         let is_new = !std::mem::replace(&mut known.is_queued, true);
-        let is_urgent = !known.waiting.is_empty();
+        let is_urgent = !somebody_waited && !known.waiting.is_empty();
         if let Some((_, recorder)) = self.destination.as_ref().filter(|_| !known.is_closed && (is_new || is_urgent)) {
             recorder.note(is_new.then(|| self.clone()));
         }
@@ -243,10 +244,11 @@ impl Notes {
                 Err(CheckpointError::ClaimLost)
             }
             Recorded::Refused => {
-                let Known { noted, .. } = &mut *known;
-                noted.progress &= !fields.progress;
-                noted.checkpoint &= !fields.checkpoint;
-                noted.log &= !fields.log;
+                let Known { noted, unwritten, .. } = &mut *known;
+                // What was noted again meanwhile is another value.
+                noted.progress &= !fields.progress || unwritten.progress;
+                noted.checkpoint &= !fields.checkpoint || unwritten.checkpoint;
+                noted.log &= !fields.log || unwritten.log;
                 Err(CheckpointError::Refused)
             }
         };
@@ -515,6 +517,18 @@ mod tests {
         assert_eq!(job.checkpoint(1), Err(CheckpointError::Bundle));
         job.log("a line");
         assert_eq!((job.last_progress(), job.log_lines()), (None, vec!["a line".to_owned()]));
+    }
+
+    #[test]
+    fn a_refusal_takes_back_nothing_that_was_noted_after_it() {
+        let job = Context::for_tests().build();
+        job.checkpoint(1).unwrap();
+        job.log("a line");
+        let unwritten = std::mem::take(&mut job.notes().known().unwritten);
+        job.notes().known().in_flight = unwritten;
+        job.checkpoint(2).unwrap();
+        job.notes().written(Recorded::Refused);
+        assert_eq!(at_the_end(&job), Some(doc! { "checkpoint": 2 }));
     }
 
     #[test]
