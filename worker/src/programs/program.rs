@@ -2,7 +2,7 @@
 //!
 //! A job chooses arguments, never the program, and one placeholder never becomes two arguments. Every program leads a process group of
 //! its own. When an execution must end early, the whole group gets TERM, and KILL after `kill_after`. If the worker itself is killed,
-//! only its supervisor can end the group; systemd's default `KillMode=control-group` does.
+//! only its supervisor can end the group; systemd does, with `KillMode=mixed` as in our unit and with its default `control-group`.
 
 use std::{
     collections::BTreeMap,
