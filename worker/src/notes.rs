@@ -83,7 +83,12 @@ impl NotesCell {
     fn made(&self, job: &Job, cancel: &Arc<Cancel>) -> &Arc<Notes> {
         self.made.get_or_init(|| {
             let known = Known { checkpoint: stored_checkpoint(job), log: Log::of_job(job), ..Known::default() };
-            Arc::new(Notes { destination: self.destination.clone(), cancel: cancel.clone(), known: Mutex::new(known), settled: Notify::new() })
+            Arc::new(Notes {
+                destination: self.destination.clone(),
+                cancel: cancel.clone(),
+                known: Mutex::new(known),
+                settled: Notify::new(),
+            })
         })
     }
 }

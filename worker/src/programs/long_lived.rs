@@ -1,10 +1,9 @@
 //! Long-lived programs: a process runs one job after the other, which saves the start of a process for each job.
 //!
-//! A worker starts a process when a job finds none idle, so there are never more processes than jobs that run at the same time. It writes
-//! each job as one line of JSON to standard input, and reads messages and the answer as lines of JSON from standard output. A process that
-//! dies, or writes anything else, fails the job that it has, and the next job gets another process. The worker ends a process by closing
-//! its standard input: when it was idle for a while, has run its maximum number of jobs, or when the worker stops. If the worker is killed,
-//! its processes see that end as well.
+//! A worker starts a process when a job finds none idle. It writes each job as one line of JSON to standard input, and reads messages and
+//! the answer as lines of JSON from standard output. A process that dies, or writes anything else, fails the job that it has, and the next
+//! job gets another process. The worker ends a process by closing its standard input: when it was idle for a while, has run its maximum
+//! number of jobs, or when the worker stops. If the worker is killed, its processes see that end as well.
 //!
 //! When a process has ended, its descendants are killed before it is reaped: its id is that of their group, and could be another's then.
 
