@@ -946,7 +946,9 @@ pub(super) async fn drop_outdated_indexes(store: &Store) -> Result<(), StoreErro
     if version(store).await? > SCHEMA_VERSION {
         return Ok(());
     }
-    for index in indexes() {
+    let features = features_in_use(store).await?;
+    // The collection of a feature that is not in use may not exist.
+    for index in indexes().into_iter().filter(|index| index.feature.is_none_or(|feature| features.contains(&feature))) {
         for found in indexes_of(store, index.collection).await? {
             let name = found.get_str("name").unwrap_or_default();
             if name != index.name && without_number(name) == without_number(index.name) {
