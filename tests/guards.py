@@ -41,6 +41,8 @@ TESTS_MAY_TAKE = 600
 # Functions that make a filter without writing it out, each with the reason why its conditions need not be found.
 OPAQUE = {
     "has_room": "the slots and the room ahead of each worker: guards::jobs_are_assigned…",
+    "no_envelope": "documents of an application: it::messages::a_collection_of_the_application…",
+    "no_event": "documents of an application: it::waits::a_collection_of_the_application…",
     "fields": "what a person asks to see in a list: tests/tests/it/cli.rs and operator.rs",
     "range": "where a walk over many jobs goes on: tests/tests/it/operator.rs",
 }
@@ -54,6 +56,7 @@ WHOLE = {
     '.aggregate([selection, doc! { "$group": { "_id": field } }])': "the groups; classes and gates: guards::jobs_with_a_gate…",
     ".aggregate(pipeline)": "the jobs of each lane, and the heads of lines: it::limits and rounds",
     ".aggregate(stages)": "every setting",
+    ".watch().batch_size(0)": "a position, without an event: it::messages",
     ".watch().pipeline([wanted])": "the topics of a subscriber: it::messages",
     '.distinct("channel", doc! { "_id": { "$nin": connected } })': "the channels of all who are not connected: it::relay",
 }

@@ -11,8 +11,7 @@ impl Store {
     /// Filter: documents that are neither of a publisher nor the first one. Index: none, the first foreign document ends the read.
     /// Invariant: none of jobs; documents of an application are never dropped.
     pub(super) async fn refuse_foreign_events(&self) -> Result<(), StoreError> {
-        let ours = [doc! { "kind": "seed" }, doc! { "at": { "$type": "timestamp" }, "by": { "$type": "objectId" } }];
-        refuse(self.events.clone(), doc! { "$nor": ours.to_vec() }).await
+        refuse(self.events.clone(), no_event()).await
     }
 
     /// Refuses a collection `messages` with documents that are no envelopes. MongoDB would delete those with an `expires_at`.
@@ -20,9 +19,18 @@ impl Store {
     /// Filter: documents without the fields of an envelope. Index: none, the first foreign document ends the read. Invariant: none of jobs;
     /// documents of an application are never deleted.
     pub(super) async fn refuse_foreign_messages(&self) -> Result<(), StoreError> {
-        let envelope = doc! { "at": { "$type": "date" }, "expires_at": { "$type": "date" }, "messages": { "$type": "array" } };
-        refuse(self.messages.clone(), doc! { "$nor": [envelope] }).await
+        refuse(self.messages.clone(), no_envelope()).await
     }
+}
+
+fn no_event() -> Document {
+    let (seed, event) = (doc! { "kind": "seed" }, doc! { "at": { "$type": "timestamp" }, "by": { "$type": "objectId" } });
+    doc! { "$nor": [seed, event] }
+}
+
+fn no_envelope() -> Document {
+    let envelope = doc! { "at": { "$type": "date" }, "expires_at": { "$type": "date" }, "messages": { "$type": "array" } };
+    doc! { "$nor": [envelope] }
 }
 
 async fn refuse(collection: Collection<Document>, foreign: Document) -> Result<(), StoreError> {
