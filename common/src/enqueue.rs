@@ -539,7 +539,7 @@ impl NewJob {
         self
     }
 
-    /// Halts the line of the job if the job fails for the last time: the jobs behind it wait until somebody resumes the line. By default the
+    /// Halts the line of the job if the job fails for the last time: the jobs behind it wait until an operator resumes the line. By default the
     /// line goes on.
     pub fn halt_on_failure(mut self) -> Self {
         self.halt_on_failure = true;

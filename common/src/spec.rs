@@ -90,7 +90,7 @@ pub struct JobSpec {
     /// ([`graphs`](crate::graphs)).
     #[serde(default, deserialize_with = "edges", serialize_with = "edges_to_json", skip_serializing_if = "Vec::is_empty")]
     pub waits_for: Vec<Edge>,
-    /// Whether its line halts if it fails for the last time, until somebody resumes the line. Default: the line goes on.
+    /// Whether its line halts if it fails for the last time, until an operator resumes the line. Default: the line goes on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub halt_on_failure: Option<bool>,
     /// Id of the job, 24 hexadecimal digits. If a job with this id exists, nothing is enqueued.

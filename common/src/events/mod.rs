@@ -1,6 +1,6 @@
 //! Events: what happens to jobs and workers, for those who ask.
 //!
-//! The processes publish an event only if somebody has asked for its topic. A subscriber keeps an entry in `metadata` (the document
+//! The processes publish an event only if a subscriber has asked for its topic. A subscriber keeps an entry in `metadata` (the document
 //! `subscribers`) that names its topics and expires if it is not renewed. A process that has something to tell reads this document once a
 //! second at most, and keeps what it tells until it has read it. So a subscriber gets events within a second after it has subscribed, and
 //! where nobody subscribes the processes write nothing.
@@ -63,7 +63,7 @@ impl Event {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Wanted {
     pub(crate) patterns: BTreeSet<Pattern>,
-    /// Whether somebody waits for jobs.
+    /// Whether a process waits for the ends of jobs.
     pub(crate) ends: bool,
 }
 

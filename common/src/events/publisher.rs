@@ -106,7 +106,7 @@ impl Publisher {
         Some(document)
     }
 
-    /// Drops what waits: nobody knows who wants it.
+    /// Drops the events in the queue: the subscribers are not known.
     fn give_up(&self) {
         let mut state = self.state();
         state.next += i64::try_from(state.waiting.len()).unwrap_or(i64::MAX);

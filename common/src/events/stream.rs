@@ -27,7 +27,7 @@ const REOPEN_AFTER: Duration = Duration::from_secs(60);
 /// Pause before the events are read again after an error.
 const AGAIN_AFTER: Duration = Duration::from_millis(200);
 /// After an error the reader begins this long before the last event that it has read. The server gives the times before it orders the
-/// documents. What was read before is recognised by its number.
+/// documents. An event that was read before is recognised by its number.
 const OVERLAP_S: u32 = 10;
 /// Events that wait for the application. Further ones stay in the collection.
 const QUEUE: usize = 1_024;
@@ -102,7 +102,7 @@ impl Drop for Events {
 
 impl Store {
     /// Subscribes to events whose topics match one of these patterns. With `since` it begins with the events since then that the ring still
-    /// holds. Other subscribers may have asked for other topics, so older events are there only if somebody had subscribed to them.
+    /// holds. Other subscribers may have asked for other topics, so older events are there only if a subscriber had asked for them.
     ///
     /// The processes publish the events from about a second after the call.
     ///

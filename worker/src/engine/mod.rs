@@ -18,6 +18,7 @@
 //! | `bundle`, `items` | many items in one job, on the same parts |
 //! | `deadline` | limits, cancellation, panics |
 //! | `snooze` | the cap of snoozes |
+//! | `continuation` | the jobs that a job becomes |
 //! | `verdict` | what is recorded about an end: a pure function |
 //! | `events` | the events and the log line of an attempt |
 //! | `recorder` | writes ends and item progress in batches |
