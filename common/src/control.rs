@@ -16,12 +16,13 @@ use std::{
 use bson::{Bson, Document, RawDocument, RawDocumentBuf};
 
 use crate::{
-    enqueue::{NewJob, check_name},
+    enqueue::NewJob,
     failure::{CANCELLED, Failure},
     ids::{JobId, WorkerId},
     instant::{DUE_MS, Instant},
     job::{FinishReason, Job, JobState, Priority, bundle::is_done},
     limits::{line_of_gate, resources_in},
+    names::check_name,
     shutdown::pause,
     spec::unique_again,
     store::{

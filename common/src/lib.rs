@@ -62,7 +62,7 @@
 //! |---|---|---|
 //! | [`enqueue`] | describe a job and enqueue it | applications, `recruiter enqueue` |
 //! | [`unique`] | the key of a unique job | applications |
-//! | [`graphs`] | jobs that wait for other jobs |
+//! | [`graphs`] | jobs that wait for other jobs | applications, recruiter |
 //! | [`spec`] | a job as JSON, read and written | `recruiter enqueue`, other programs |
 //! | [`finished`] | the outcome of a job, and its result | applications |
 //! | [`wait`] | wait for the result of a job | applications, `recruiter enqueue` |
@@ -89,6 +89,7 @@
 //! | [`exit`] | exit codes | the three processes |
 //! | [`secrets`] | hiding credentials from other processes of the user | the three processes |
 
+mod backlog;
 pub mod clock;
 pub mod control;
 pub mod enqueue;
@@ -105,6 +106,7 @@ pub mod limits;
 #[cfg(feature = "process")]
 pub mod logging;
 pub mod messages;
+mod names;
 pub mod retry_policy;
 pub mod roster;
 pub mod schedules;

@@ -10,7 +10,11 @@ use bson::Document;
 use chrono::TimeDelta;
 use mongodb::{ClientSession, error::Error};
 
-use super::{ANNOUNCED_EARLY, EnqueueError, Enqueued, IDS_PER_QUERY, Outcome, Prepared};
+use super::{
+    error::EnqueueError,
+    insert::{ANNOUNCED_EARLY, IDS_PER_QUERY, Prepared},
+    outcome::{Enqueued, Outcome},
+};
 use crate::{
     ids::JobId,
     instant::Instant,

@@ -2,7 +2,11 @@
 
 use mongodb::ClientSession;
 
-use super::{EnqueueError, Enqueued, Outcome, Prepared};
+use super::{
+    error::EnqueueError,
+    insert::Prepared,
+    outcome::{Enqueued, Outcome},
+};
 use crate::{
     graphs::{InvalidGraph, outside},
     ids::JobId,

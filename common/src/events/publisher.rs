@@ -1,7 +1,4 @@
-//! The publisher: keeps events until they are written, and drops them when too many wait.
-//!
-//! A task writes what waits, as one document, and ends when nothing waits. So a process without events has no task, and a busy one writes
-//! large documents.
+//! The publisher: keeps events until they are written, and drops them when too many wait. Pure.
 
 use std::{
     collections::VecDeque,
@@ -12,8 +9,8 @@ use std::{
 use bson::{Document, Timestamp, doc, oid::ObjectId};
 use tokio::sync::Notify;
 
-use super::{Event, Wanted};
-use crate::{ids::JobId, store::Store, telemetry::chain};
+use super::event::{Event, Wanted};
+use crate::ids::JobId;
 
 /// How long the topics that subscribers ask for are cached.
 pub(crate) const FRESH: Duration = Duration::from_secs(1);
@@ -25,8 +22,6 @@ const WAITING_ENDS: usize = 100_000;
 const EVENTS: usize = 1_000;
 /// Maximum number of ids in one document.
 const ENDS: usize = 10_000;
-/// How long to wait for the acknowledgement of a document. Events are not worth more.
-const WITHIN: Duration = Duration::from_secs(1);
 
 /// The events of one process that are not written yet.
 #[derive(Debug, Default)]
@@ -58,12 +53,12 @@ impl Publisher {
         }
     }
 
-    fn fresh(&self) -> Option<Arc<Wanted>> {
+    pub(super) fn fresh(&self) -> Option<Arc<Wanted>> {
         self.state().known.as_ref().filter(|(read_at, _)| read_at.elapsed() < FRESH).map(|(_, wanted)| wanted.clone())
     }
 
     /// Adds events. Returns whether the caller must start the task that writes them.
-    fn add(&self, events: Vec<Event>, mut ends: Vec<JobId>) -> bool {
+    pub(super) fn add(&self, events: Vec<Event>, mut ends: Vec<JobId>) -> bool {
         let mut state = self.state();
         for event in events {
             if state.waiting.len() < WAITING {
@@ -78,7 +73,7 @@ impl Publisher {
     }
 
     /// The next document; `None` if nothing that is wanted waits. Then the task must end.
-    fn next_document(&self, wanted: &Wanted) -> Option<Document> {
+    pub(super) fn next_document(&self, wanted: &Wanted) -> Option<Document> {
         let mut state = self.state();
         state.waiting.retain(|event| wanted.has(&event.topic));
         if !wanted.ends {
@@ -107,7 +102,7 @@ impl Publisher {
     }
 
     /// Drops the events in the queue: the subscribers are not known.
-    fn give_up(&self) {
+    pub(super) fn give_up(&self) {
         let mut state = self.state();
         state.next += i64::try_from(state.waiting.len()).unwrap_or(i64::MAX);
         state.waiting.clear();
@@ -115,66 +110,30 @@ impl Publisher {
         self.end(&mut state);
     }
 
+    /// Waits until nothing waits any more.
+    pub(super) async fn flushed(&self) {
+        loop {
+            let idle = self.idle.notified();
+            tokio::pin!(idle);
+            idle.as_mut().enable();
+            if !self.state().is_running {
+                return;
+            }
+            idle.await;
+        }
+    }
+
     fn end(&self, state: &mut State) {
         state.is_running = false;
         self.idle.notify_waiters();
     }
 
-    fn know(&self, wanted: Arc<Wanted>) {
+    pub(super) fn know(&self, wanted: Arc<Wanted>) {
         self.state().known = Some((Monotonic::now(), wanted));
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Store {
-    /// Hands events and ids of ended jobs to the publisher.
-    pub(super) fn tell(&self, events: Vec<Event>, ends: Vec<JobId>) {
-        if (!events.is_empty() || !ends.is_empty()) && self.publisher.add(events, ends) {
-            tokio::spawn(publish(self.clone()));
-        }
-    }
-
-    /// Waits until the events of this process are written or dropped, for a second at most. A process that ends calls it.
-    pub async fn flush_events(&self) {
-        let flushed = async {
-            loop {
-                let idle = self.publisher.idle.notified();
-                tokio::pin!(idle);
-                idle.as_mut().enable();
-                if !self.publisher.state().is_running {
-                    return;
-                }
-                idle.await;
-            }
-        };
-        let _ = tokio::time::timeout(WITHIN, flushed).await;
-    }
-}
-
-async fn publish(store: Store) {
-    loop {
-        let wanted = match store.publisher.fresh() {
-            Some(wanted) => wanted,
-            None => match store.wanted_events().await {
-                Ok(wanted) => {
-                    let wanted = Arc::new(wanted);
-                    store.publisher.know(wanted.clone());
-                    wanted
-                }
-                Err(error) => {
-                    tracing::debug!(error = chain(&error), "events were dropped");
-                    return store.publisher.give_up();
-                }
-            },
-        };
-        let Some(document) = store.publisher.next_document(&wanted) else { return };
-        let written = tokio::time::timeout(WITHIN, store.insert_events(document)).await;
-        if let Ok(Err(error)) = written {
-            tracing::debug!(error = chain(&error), "events were dropped");
-        }
     }
 }
 

@@ -11,7 +11,7 @@ use bson::{Document, Timestamp, oid::ObjectId};
 use futures_util::{Stream, TryStreamExt};
 use tokio::{sync::mpsc, task::JoinHandle};
 
-use super::{Event, Wanted};
+use super::event::{Event, Wanted};
 use crate::{
     instant::Instant,
     shutdown::pause,

@@ -20,7 +20,7 @@ use super::{
     keep::Keep,
     notes::{CHECKPOINT, LOG, PROGRESS, with_notes},
     priority::DEFAULT_PRIORITY,
-    raw::{completed, replaced},
+    raw::{LARGEST_DOCUMENT, completed, replaced},
 };
 use crate::{
     failure::{self, Failure},
@@ -31,8 +31,6 @@ use crate::{
 
 /// Maximum number of executions in a job's history: the first and the newest. Dropped ones are counted.
 pub const KEPT_EXECUTIONS: usize = 20;
-/// Maximum size of one document in bytes of BSON, minus room for fields that MongoDB adds.
-pub(crate) const LARGEST_DOCUMENT: usize = 16 * 1024 * 1024 - 64 * 1024;
 /// Stored in place of a result that was dropped.
 const NO_RESULT: &str = "the result did not fit into the document or cannot be stored";
 /// The field that marks a document of which a part could not be stored.

@@ -7,7 +7,7 @@ use std::{collections::VecDeque, fmt};
 
 use bson::{Bson, Document, RawBson, RawDocumentBuf, doc, raw::cstr};
 
-use super::{Job, ending::LARGEST_DOCUMENT, execution::Claim};
+use super::{Job, execution::Claim, raw::LARGEST_DOCUMENT};
 use crate::{failure::keep_start, instant::Instant};
 
 /// The field with the progress of a job.

@@ -5,6 +5,8 @@ use bson::{
     raw::{CStr, cstr},
 };
 
+/// Maximum size of one document in bytes of BSON, minus room for fields that MongoDB adds.
+pub(crate) const LARGEST_DOCUMENT: usize = 16 * 1024 * 1024 - 64 * 1024;
 /// A document without fields, as BSON: its length and its terminator.
 const EMPTY: [u8; 5] = [5, 0, 0, 0, 0];
 

@@ -6,7 +6,7 @@ use bson::{Bson, Document, doc, oid::ObjectId};
 use chrono::TimeDelta;
 use sha2::{Digest, Sha256};
 
-use super::{InvalidSchedule, MOST_MISSED, Missed, Overlap, ScheduleError, Timing, document};
+use super::{InvalidSchedule, MOST_MISSED, Missed, Overlap, ScheduleError, Timing, template::template_of};
 use crate::{
     enqueue::{LONGEST_NAME, NewJob},
     ids::JobId,
@@ -186,7 +186,7 @@ impl Schedule {
             "overlap": self.overlap.word(),
             "missed": self.missed.word(),
             "missed_limit": self.missed.limit().map(i32::from),
-            "job": document::template_of(job)?,
+            "job": template_of(job)?,
             "source": self.namespace.clone(),
         });
         Ok(stored)

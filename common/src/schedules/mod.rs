@@ -34,13 +34,15 @@
 //! | `timing` | slots: cron expressions and intervals |
 //! | `policy` | overlapping and missed runs |
 //! | `error` | invalid schedules, failed changes |
-//! | `document` | the stored form |
+//! | `document`, `template`, `fields` | the stored form |
 
 mod definition;
 mod document;
 mod error;
+mod fields;
 mod operations;
 mod policy;
+mod template;
 mod timing;
 
 pub use self::{

@@ -27,8 +27,7 @@ use super::{
     batch::{Batches, cut},
     call, id_of,
     lines::halt_lines_in,
-    session::require_transaction,
-    session::{CommitSession, commit},
+    session::{CommitSession, commit, require_transaction},
     start_of,
 };
 use crate::{
@@ -36,7 +35,8 @@ use crate::{
     instant::Instant,
     job::{
         Claim,
-        ending::{Archival, Guard, Halt, Kept, LARGEST_DOCUMENT, Rescheduling},
+        ending::{Archival, Guard, Halt, Kept, Rescheduling},
+        raw::LARGEST_DOCUMENT,
     },
     telemetry::chain,
 };

@@ -10,7 +10,7 @@ use super::{
     Store, StoreError, call,
     schema::{DUE_JOBS, GATED_JOBS, any_gate},
 };
-use crate::enqueue::check_name;
+use crate::names::check_name;
 
 /// Maximum number of groups with settings that are read.
 const GROUPS: i64 = 10_000;

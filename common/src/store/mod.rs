@@ -27,7 +27,8 @@
 //! | `wanted` | what operators want of workers |
 //! | `events` | the ring of events, and who subscribes to them |
 //! | `messages` | messages of applications |
-//! | `hints`, `ring` | the contents of hints; their publication and reading |
+//! | `hints`, `listener`, `ring` | the contents of hints; who reads them; their publication and reading |
+//! | `relay` | hints past the database |
 //! | `session`, `batch`, `error` | transactions; batches; errors |
 //!
 //! Writers of a job: every enqueuer inserts. An unlocked job is written by a start, a change of its due date, priority or group, a
@@ -64,6 +65,7 @@ mod items;
 mod lanes;
 mod lease;
 mod lines;
+mod listener;
 mod messages;
 mod not_kept;
 mod notes;
@@ -118,10 +120,10 @@ pub use self::{
     lanes::Lane,
     lease::{LeaderLease, Observed},
     lines::Head,
+    listener::{Hints, Listener},
     not_kept::NotKept,
     rates::KeptCells,
     rescue::LockedJobs,
-    ring::{Hints, Listener},
     roster::{HeartbeatReply, Offer, Planned, Registration},
     schedulers::Advance,
     select::{JobFilter, LOOK_LIMIT, Listed, Match, Page, StateFilter, Walk, lossy},
@@ -130,8 +132,8 @@ pub use self::{
     views::{COUNTED, Finished, SAMPLED, StoredJob, Waiting},
 };
 use crate::{
+    backlog::Caps,
     clock::{ServerClock, Uptime},
-    enqueue::Caps,
     events::Publisher,
     ids::{JobId, StartId},
     instant::Instant,

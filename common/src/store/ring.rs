@@ -22,7 +22,13 @@ use mongodb::{
 };
 use tokio::sync::mpsc;
 
-use super::{Store, StoreError, call, hints::Hint, relay::Link, schema};
+use super::{
+    Store, StoreError, call,
+    hints::Hint,
+    listener::{Hints, Listener},
+    relay::Link,
+    schema,
+};
 use crate::{ids::WorkerId, roster::Channel, shutdown::pause, telemetry::chain};
 
 /// How long the server holds a tailing read open before it returns an empty reply. Only that reply reports that the
@@ -38,43 +44,6 @@ const HINT_LIMIT: Duration = Duration::from_secs(1);
 /// Maximum number of hints in the queue. Further hints stay in the collection.
 const QUEUE: usize = 1_024;
 
-/// The reader of hints, which decides the collection and the kinds of hints.
-#[derive(Clone, Copy, Debug)]
-pub enum Listener {
-    /// The recruiter reads hints about jobs and free slots.
-    Recruiter,
-    /// A worker reads its assignments and cancellations.
-    Worker(WorkerId, Channel),
-}
-
-impl Listener {
-    /// The channel that is read; `None` for the recruiter.
-    fn channel(self) -> Option<Channel> {
-        match self {
-            Self::Recruiter => None,
-            Self::Worker(_, channel) => Some(channel),
-        }
-    }
-
-    fn filter(self) -> Document {
-        match self {
-            Self::Recruiter => doc! {},
-            Self::Worker(worker, _) => {
-                doc! { "$or": [{ format!("pairs.{worker}"): { "$exists": true } }, { "kind": { "$in": ["cancel", "control", "recall", "keep-alive"] } }] }
-            }
-        }
-    }
-
-    fn projection(self) -> Document {
-        match self {
-            Self::Recruiter => doc! { "_id": 0 },
-            Self::Worker(worker, _) => {
-                doc! { "_id": 0, "at": 1, "kind": 1, "round": 1, "job": 1, "permits": 1, "again_in_ms": 1, format!("pairs.{worker}"): 1 }
-            }
-        }
-    }
-}
-
 /// The reason why a cursor is no longer read.
 enum Ended {
     /// MongoDB has closed it.
@@ -83,47 +52,6 @@ enum Ended {
     Silent,
     /// The worker is connected to the leader.
     Linked(Link),
-}
-
-/// A stream of hints. Dropping it ends its tailing task.
-#[derive(Debug)]
-pub struct Hints {
-    queue: mpsc::Receiver<Hint>,
-    sender: mpsc::Sender<Hint>,
-    is_listening: Arc<AtomicBool>,
-    tail: tokio::task::JoinHandle<()>,
-}
-
-impl Hints {
-    /// Waits for the next hint. The wait can be cancelled safely.
-    pub async fn next(&mut self) -> Hint {
-        match self.queue.recv().await {
-            Some(hint) => hint,
-            None => std::future::pending().await,
-        }
-    }
-
-    /// Whether a cursor is open, as far as this process can detect.
-    pub fn is_listening(&self) -> bool {
-        self.is_listening.load(Ordering::Relaxed)
-    }
-
-    /// Where further hints can be put.
-    #[cfg(unix)]
-    pub(super) fn sender(&self) -> mpsc::Sender<Hint> {
-        self.sender.clone()
-    }
-
-    /// A hint that has already arrived.
-    pub fn try_next(&mut self) -> Option<Hint> {
-        self.queue.try_recv().ok()
-    }
-}
-
-impl Drop for Hints {
-    fn drop(&mut self) {
-        self.tail.abort();
-    }
 }
 
 impl Store {

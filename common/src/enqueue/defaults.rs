@@ -1,0 +1,77 @@
+//! The default settings of a class.
+
+use std::time::Duration;
+
+use crate::{
+    job::{Keep, Priority, StoredPolicy},
+    retry_policy::{InvalidPolicy, RetryPolicy},
+};
+
+/// Default settings of the jobs of a class. A setting that is missing here too has the default of all jobs.
+#[derive(Clone, Debug, Default)]
+#[must_use = "these are the defaults of a class only when `Workable::defaults` returns them"]
+pub struct Defaults {
+    pub(super) group: Option<String>,
+    pub(super) priority: Option<Priority>,
+    pub(super) retry: Option<Retry>,
+    pub(super) keep: Option<Keep>,
+    pub(super) time_limit: Option<Duration>,
+}
+
+impl Defaults {
+    /// Sets the group: only workers that work on it get these jobs.
+    pub fn group(mut self, group: impl Into<String>) -> Self {
+        self.group = Some(group.into());
+        self
+    }
+
+    /// Sets the priority.
+    pub fn priority(mut self, priority: Priority) -> Self {
+        self.priority = Some(priority);
+        self
+    }
+
+    /// Sets the retry policy, which decides what follows a failure.
+    pub fn retry(mut self, policy: impl Into<Retry>) -> Self {
+        self.retry = Some(policy.into());
+        self
+    }
+
+    /// Sets what is kept of a job after its end. With [`Keep::Failures`] nothing is kept of a success.
+    pub fn keep(mut self, keep: Keep) -> Self {
+        self.keep = Some(keep);
+        self
+    }
+
+    /// Sets the time limit of one execution. A worker asks the workable for the limit, and the workable returns this
+    /// one by default.
+    pub fn time_limit(mut self, limit: Duration) -> Self {
+        self.time_limit = Some(limit);
+        self
+    }
+
+    /// The time limit of one execution, if one was set.
+    pub fn given_time_limit(&self) -> Option<Duration> {
+        self.time_limit
+    }
+}
+
+/// A retry policy for a job: a reference to a policy, or the result of a policy's constructor. If the constructor
+/// failed, the enqueueing call returns its error.
+#[derive(Clone, Debug)]
+pub struct Retry(pub(super) Result<StoredPolicy, InvalidPolicy>);
+
+impl<P: RetryPolicy + ?Sized> From<&P> for Retry {
+    fn from(policy: &P) -> Self {
+        Self(Ok(StoredPolicy::from(policy)))
+    }
+}
+
+impl<P: RetryPolicy> From<Result<P, InvalidPolicy>> for Retry {
+    fn from(made: Result<P, InvalidPolicy>) -> Self {
+        match made {
+            Ok(policy) => Self::from(&policy),
+            Err(problem) => Self(Err(problem)),
+        }
+    }
+}

@@ -1,0 +1,281 @@
+//! The document of a new job: every setting is validated before anything is sent.
+
+use std::time::Duration;
+
+use bson::{Bson, Document, doc};
+
+use super::{
+    error::EnqueueError,
+    new_job::{Expires, Given, NewJob, Scheduled, document_or_nothing},
+};
+use crate::{
+    graphs::make_wait,
+    ids::JobId,
+    instant::{DUE_MS, Instant},
+    job::bundle::MOST_ITEMS,
+    limits::{InvalidSetting, LONGEST_GATE, check_resource, gate_of, gate_of_line},
+    names::check_name,
+    store::schema::LARGEST_WORKABLE,
+    telemetry::of_bson,
+    unique::{Content, Keyed},
+};
+
+/// Bytes reserved in a job's document for tags, retry policy and all other fields except the workable.
+const ROOM_FOR_THE_REST: usize = 64 * 1024;
+
+impl NewJob {
+    /// Validates the job and returns its document.
+    pub(crate) fn into_document(self, now: Instant) -> Result<(JobId, Document), EnqueueError> {
+        self.into_keyed_document(now).map(|(id, document, _)| (id, document))
+    }
+
+    /// Validates the job and returns its document, and its key if it is unique.
+    pub(super) fn into_keyed_document(self, now: Instant) -> Result<(JobId, Document, Option<Keyed>), EnqueueError> {
+        let names = [("class", &self.class), ("group", &self.group)];
+        let names = names.into_iter().chain(self.tags.iter().map(|tag| ("tag", tag))).chain(self.urn.iter().map(|urn| ("urn", urn)));
+        for (what, name) in names {
+            check_name(name).map_err(|problem| EnqueueError::Name { what, problem })?;
+        }
+        let limit = |name: &String| check_resource(name).map_err(|problem| EnqueueError::Limit { problem });
+        self.limits.iter().try_for_each(limit)?;
+        let gate = match &self.line {
+            Some(_) if !self.limits.is_empty() => {
+                let problem = "a job in a line cannot name resources as well: limit its group, or leave the line out";
+                return Err(EnqueueError::Limit { problem: InvalidSetting(problem.into()) });
+            }
+            Some(key) => {
+                check_resource(key).map_err(|problem| EnqueueError::Limit { problem })?;
+                Some(gate_of_line(key))
+            }
+            None if self.halt_on_failure => {
+                return Err(EnqueueError::Limit { problem: InvalidSetting("only a job in a line can halt one: name its line".into()) });
+            }
+            None => gate_of(self.limits.iter().map(String::as_str)),
+        };
+        if let Some(gate) = gate.as_ref().filter(|gate| gate.len() > LONGEST_GATE) {
+            let problem =
+                format!("the names of all resources of a job must have at most {LONGEST_GATE} bytes together, not {}", gate.len());
+            return Err(EnqueueError::Limit { problem: InvalidSetting(problem) });
+        }
+        if let (Some(problem), None) = (self.policy_problem, self.recovered_from) {
+            return Err(EnqueueError::Policy { class: self.class, problem });
+        }
+        let unstorable = |reason: String| EnqueueError::Parameters { class: self.class.clone(), reason };
+        let later = |delay: Duration| chrono::TimeDelta::from_std(delay).ok().and_then(|delay| now.checked_add_signed(delay));
+        let at = match self.scheduled {
+            Scheduled::Now => Some(now),
+            Scheduled::At(at) => Some(at),
+            Scheduled::After(delay) => later(delay),
+        };
+        let at = at.filter(|at| DUE_MS.contains(&at.timestamp_millis())).ok_or(EnqueueError::Date)?;
+        let expires_at = match self.expires {
+            None => None,
+            Some(Expires::At(at)) => Some(Some(at)),
+            Some(Expires::After(time)) => Some(later(time)),
+        };
+        let expires_at = expires_at.map(|at| at.filter(|at| DUE_MS.contains(&at.timestamp_millis())).ok_or(EnqueueError::ExpiryDate));
+        let expires_at = expires_at.transpose()?;
+        if expires_at.is_some_and(|expires_at| expires_at.timestamp_millis() <= at.timestamp_millis()) {
+            return Err(EnqueueError::ExpiresTooEarly);
+        }
+        let given = self.given.map_err(unstorable)?;
+        let keyed = self.unique.map(|unique| {
+            let content = match &given {
+                Given::Parameters(parameters) => Content::Parameters(parameters),
+                Given::Items(items) => Content::Items(items),
+            };
+            unique.validated(&self.class, &content, (at - now).to_std().unwrap_or_default())
+        });
+        let keyed = keyed.transpose().map_err(|problem| EnqueueError::Unique { class: self.class.clone(), problem })?;
+        let (workable, outcomes) = match given {
+            Given::Parameters(parameters) => {
+                let parameters = document_or_nothing(parameters).map_err(unstorable)?;
+                (doc! { "class": &self.class, "parameters": parameters, "method": "execute" }, None)
+            }
+            Given::Items(items) if items.is_empty() => return Err(EnqueueError::NoItems { class: self.class }),
+            Given::Items(items) if items.len() > MOST_ITEMS => return Err(EnqueueError::TooManyItems { class: self.class }),
+            Given::Items(items) => (doc! { "class": &self.class, "items": items, "method": "execute" }, Some(Bson::Array(Vec::new()))),
+        };
+        let bytes = workable.to_vec().map_err(|error| unstorable(of_bson(&error)))?.len();
+        if bytes > LARGEST_WORKABLE {
+            return Err(EnqueueError::TooLarge { class: self.class, bytes });
+        }
+        let (is_sent_once, id, class) = (self.id.is_none(), self.id.or(self.made_id).unwrap_or_else(JobId::new), self.class);
+        let mut document = doc! {
+            "_id": id,
+            "done": false,
+            "created_at": bson::DateTime::from_chrono(now),
+            "locked": false,
+            "attempts": 0,
+            "group": self.group,
+            "priority": self.priority,
+            "workable": workable,
+            "scheduled_at": bson::DateTime::from_chrono(at),
+            "retry_policy": { "class": self.retry_policy.class, "parameters": self.retry_policy.parameters },
+        };
+        if is_sent_once {
+            document.insert("once", true);
+        }
+        if let Some(keyed) = &keyed {
+            document.insert(keyed.scope.field(), &keyed.key);
+        }
+        if let Some(expires_at) = expires_at {
+            document.insert("expires_at", bson::DateTime::from_chrono(expires_at));
+        }
+        if let Some(keep) = self.keep.stored() {
+            document.insert("keep", keep);
+        }
+        if let Some(gate) = gate {
+            document.insert("gate", gate);
+        }
+        if self.halt_on_failure {
+            document.insert("halt_on_failure", true);
+        }
+        if let Some(outcomes) = outcomes {
+            document.insert("item_outcomes", outcomes);
+        }
+        if !self.tags.is_empty() {
+            document.insert("tags", self.tags);
+        }
+        if let Some(urn) = self.urn {
+            document.insert("urn", urn);
+        }
+        if let Some(job) = self.recovered_from {
+            document.insert("recovered_from", job);
+        }
+        if let Some(run) = self.schedule {
+            document.insert("schedule", run);
+        }
+        if let Some(graph) = self.graph {
+            document.insert("graph", graph);
+        }
+        if !self.waits_for.is_empty() {
+            make_wait(&mut document, &self.waits_for, at, now);
+        }
+        // The size includes tags and policy: the rest of the document needs room for the history and the result.
+        match document.to_vec().map_err(|error| EnqueueError::Parameters { class: class.clone(), reason: of_bson(&error) })?.len() {
+            bytes if bytes > LARGEST_WORKABLE + ROOM_FOR_THE_REST => Err(EnqueueError::TooLarge { class, bytes }),
+            _ => Ok((id, document, keyed)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(job: NewJob) -> Result<Document, String> {
+        job.into_document(Instant::default()).map(|(_, document)| document).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn hostile_names_are_stored_or_refused_and_never_cut() {
+        for name in ["$where", "a.b", "ünï", "'; drop", "x".repeat(LONGEST_NAME).as_str()] {
+            let document = check(NewJob::of_class(name, doc! {}).in_group(name).tag(name).urn(name)).expect("a name as good as any");
+            assert_eq!(document.get_str("group").expect("a text"), name);
+        }
+        for (name, problem) in [("", "is empty"), ("a\0b", "contains a NUL"), ("x".repeat(10_000).as_str(), "has 10000 bytes")] {
+            for job in
+                [NewJob::of_class(name, doc! {}), NewJob::of_class("a", doc! {}).in_group(name), NewJob::of_class("a", doc! {}).tag(name)]
+            {
+                assert!(check(job).is_err_and(|error| error.contains(problem)), "{problem}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_payload_over_the_limit_is_refused_before_it_is_sent() {
+        let of = |bytes: usize| check(NewJob::of_class("a", doc! { "data": "x".repeat(bytes) }));
+        assert!(of(LARGEST_WORKABLE - 200).is_ok());
+        assert!(of(LARGEST_WORKABLE).is_err_and(|error| error.contains("store the data elsewhere")));
+    }
+
+    #[test]
+    fn so_is_whatever_else_is_too_large() {
+        let tags =
+            |count: usize| check((0..count).fold(NewJob::of_class("a", doc! {}), |job, n| job.tag(format!("{n}{}", "x".repeat(200)))));
+        assert!(tags(100).is_ok());
+        assert!(tags(30_000).is_err_and(|error| error.contains("store the data elsewhere")));
+    }
+
+    #[test]
+    fn a_job_is_due_in_a_year_of_four_digits() {
+        let at = |ms: i64| check(NewJob::of_class("a", doc! {}).at(Instant::from_timestamp_millis(ms).expect("a date")));
+        for ms in [*DUE_MS.start(), *DUE_MS.end()] {
+            assert!(at(ms).is_ok());
+        }
+        for ms in [DUE_MS.start() - 1, DUE_MS.end() + 1] {
+            assert!(at(ms).is_err_and(|error| error.contains("years 1 to 9999")));
+        }
+        assert!(check(NewJob::of_class("a", doc! {}).after(Duration::MAX)).is_err_and(|error| error.contains("years 1 to 9999")));
+    }
+
+    #[test]
+    fn a_misspelt_parameter_of_a_policy_is_refused_but_for_a_job_that_had_it_before() {
+        let policy =
+            |class: &str| StoredPolicy { class: class.into(), parameters: doc! { "seconds_to_wait_before_retry": 1, "jiter": 0.1 }.into() };
+        let job = |class: &str| NewJob::of_class("a", doc! {}).retry_stored(policy(class));
+        assert!(check(job("RetryForever")).is_err_and(|error| error.contains("`jiter` is unknown")));
+        assert!(check(job("RetryForever").recovered_from(JobId::new())).is_ok());
+        assert!(check(job("OneOfTheirOwn")).is_ok());
+        assert!(check(job("RetryForever").retry(&DoNotDoItAgain)).is_ok());
+        let impossible = crate::retry_policy::ExponentialBackoff::new(0, Duration::ZERO);
+        assert!(impossible.is_err() && check(NewJob::of_class("a", doc! {}).retry(impossible)).is_err());
+    }
+
+    #[test]
+    fn parameters_must_be_a_document() {
+        let of = |parameters: Bson| check(NewJob::of("a", Ok(parameters)));
+        assert!(of(Bson::Null).is_ok());
+        assert!(of(Bson::Int32(1)).is_err_and(|error| error.contains("must be a struct or a map")));
+    }
+
+    #[test]
+    fn a_bundle_has_some_items_and_not_too_many_or_too_large_ones() {
+        let of = |count: usize, bytes: usize| check(NewJob::bundle_of_class("a", (0..count).map(|_| doc! { "data": "x".repeat(bytes) })));
+        for count in [1, MOST_ITEMS] {
+            let document = of(count, 10).expect("a bundle");
+            let workable = document.get_document("workable").expect("a document");
+            assert!(workable.get_array("items").is_ok_and(|items| items.len() == count));
+            assert!(!workable.contains_key("parameters") && document.get_array("item_outcomes").is_ok_and(Vec::is_empty));
+        }
+        assert!(of(0, 10).is_err_and(|error| error.contains("no items")));
+        assert!(of(MOST_ITEMS + 1, 10).is_err_and(|error| error.contains("more than 1000 items")));
+        assert!(of(MOST_ITEMS, LARGEST_WORKABLE / MOST_ITEMS).is_err_and(|error| error.contains("store the data elsewhere")));
+        let unsized_items = NewJob::of_items("a", std::iter::repeat_with(|| Ok(Bson::Document(doc! {}))));
+        assert!(check(unsized_items).is_err_and(|error| error.contains("more than 1000 items")), "it does not look for the end");
+        let number = NewJob::of_items("a", [Ok(Bson::Null), Ok(Bson::Int32(1))].into_iter());
+        assert!(check(number).is_err_and(|error| error.contains("item 1: they must be a struct or a map")));
+    }
+
+    /// A class with default settings for its jobs.
+    #[derive(Serialize, serde::Deserialize)]
+    struct Invoice {}
+
+    impl Workable for Invoice {
+        const CLASS: &'static str = "Invoice";
+        type Output = ();
+
+        fn defaults() -> Defaults {
+            let retry = crate::retry_policy::RetryManyTimes::new(3, Duration::from_secs(1));
+            Defaults::default().group("invoices").priority(Priority::new(7).expect("in range")).retry(retry).keep(Keep::Failures)
+        }
+    }
+
+    #[test]
+    fn a_job_is_what_its_class_says_unless_it_says_otherwise() {
+        let of = |document: Document| {
+            let policy = document.get_document("retry_policy").and_then(|policy| policy.get_str("class")).map(str::to_owned);
+            let (priority, keep) = (document.get_i32("priority").ok(), document.get_str("keep").map(str::to_owned));
+            (document.get_str("group").map(str::to_owned).ok(), priority, policy.ok(), keep.ok())
+        };
+        let expected = |group: &str, priority, policy: &str, keep: Option<&str>| {
+            (Some(group.to_owned()), Some(priority), Some(policy.to_owned()), keep.map(str::to_owned))
+        };
+        let of_class = expected("invoices", 7, "RetryManyTimes", Some("failures"));
+        assert_eq!(of(check(Invoice {}.as_job()).expect("a job")), of_class);
+        assert_eq!(of(check(NewJob::bundle([Invoice {}])).expect("a job")), of_class);
+        let other = Invoice {}.as_job().in_group("x").priority(Priority::default()).retry(&DoNotDoItAgain).keep(Keep::All);
+        assert_eq!(of(check(other).expect("a job")), expected("x", 5, "DoNotDoItAgain", None));
+    }
+}

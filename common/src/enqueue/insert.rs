@@ -1,0 +1,223 @@
+//! Enqueues jobs, now or in the caller's transaction.
+
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    time::Duration,
+};
+
+use bson::Document;
+use mongodb::ClientSession;
+
+use super::{
+    error::EnqueueError,
+    new_job::NewJob,
+    outcome::{Enqueued, Outcome},
+    patience::Patience,
+};
+use crate::{
+    graphs::connect,
+    ids::JobId,
+    instant::Instant,
+    store::{Hint, ScheduledJob, Store, StoreError},
+    unique::Keyed,
+};
+
+/// Maximum number of jobs in one call for which the notification is sent together with the insert. So few jobs are
+/// inserted before a recipient of the notification can read them.
+pub(super) const ANNOUNCED_EARLY: usize = 16;
+
+/// If the insert ends this much later than the notification, recipients may have read before the insert. Then the
+/// notification is sent again.
+const TOO_EARLY: Duration = Duration::from_millis(5);
+
+/// Maximum number of ids in one query. MongoDB does not accept 700,000 ids in one query.
+pub(super) const IDS_PER_QUERY: usize = 10_000;
+
+impl NewJob {
+    /// Enqueues the job. Returns when a majority of the replica set has it.
+    ///
+    /// # Errors
+    /// [`EnqueueError`]. After a [`StoreError`] the outcome may be unknown: repeat the call under [`NewJob::with_id`].
+    pub async fn enqueue(self, store: &Store) -> Result<Enqueued, EnqueueError> {
+        Ok(store.enqueue_many([self]).await?[0])
+    }
+
+    /// Enqueues the job in the caller's transaction, in a session of [`Store::start_session`]. Call [`Store::announce_jobs`] after the
+    /// commit to notify the workers. Without that call the job is found by polling.
+    ///
+    /// # Errors
+    /// [`EnqueueError`]. The caller must then abort the transaction. In `and_run2` the driver wraps the error: `get_custom::<EnqueueError>()`
+    /// of the driver's error returns it. [`StoreError::NoTransaction`] if the session has no transaction open.
+    pub async fn enqueue_in(self, store: &Store, session: &mut ClientSession) -> Result<Enqueued, EnqueueError> {
+        Ok(store.enqueue_many_in(session, [self]).await?[0])
+    }
+}
+
+impl Store {
+    /// Enqueues many jobs. Returns when a majority has all of them, with one result per job in the same order.
+    ///
+    /// All jobs are validated before the first is sent. A job whose id exists already is left unchanged.
+    ///
+    /// # Errors
+    /// [`EnqueueError`]. After a [`StoreError`] some jobs may have been enqueued: repeat all of them under
+    /// [`NewJob::with_id`].
+    pub async fn enqueue_many(&self, jobs: impl IntoIterator<Item = NewJob>) -> Result<Vec<Enqueued>, EnqueueError> {
+        self.ready_to_enqueue().await?;
+        let prepared = Prepared::from_jobs(jobs, self.clock.now_in_order())?;
+        self.admit(&prepared.groups).await?;
+        if prepared.expires {
+            self.prepare_expiring_jobs().await?;
+        }
+        if prepared.is_graph {
+            return self.enqueue_graph(prepared).await;
+        }
+        if !prepared.keyed.is_empty() {
+            return self.enqueue_keyed(prepared).await;
+        }
+        let groups: Vec<String> = prepared.groups.into_keys().collect();
+        let mut documents = prepared.documents;
+        let mut known = HashSet::new();
+        if !prepared.resent.is_empty() {
+            for some in prepared.resent.chunks(IDS_PER_QUERY) {
+                known.extend(self.already_archived(some).await?);
+            }
+            documents.retain(|document| !crate::store::id_of(document).is_some_and(|id| known.contains(&id)));
+        }
+        let early = documents.len() <= ANNOUNCED_EARLY;
+        let jobs = documents.iter().filter(|_| early && prepared.at.is_none()).filter_map(ScheduledJob::of_document).collect();
+        let again = Hint::Jobs { groups: groups.clone(), at: prepared.at, jobs: Vec::new() };
+        let hint = Hint::Jobs { groups, at: prepared.at, jobs };
+        let insert = async {
+            known.extend(self.insert_jobs(documents).await?);
+            Ok::<_, StoreError>(known)
+        };
+        if early {
+            // The notification reaches the workers while MongoDB waits for its journal.
+            let announce = async {
+                self.announce_hint(hint).await;
+                std::time::Instant::now()
+            };
+            let (inserted, announced) = tokio::join!(insert, announce);
+            known = inserted?;
+            if announced.elapsed() > TOO_EARLY {
+                self.announce_hint(again).await;
+            }
+        } else {
+            known = insert.await?;
+            self.announce_hint(hint).await;
+        }
+        Ok(prepared.ids.into_iter().map(|id| enqueued(id, &known)).collect())
+    }
+
+    /// Like [`enqueue_many`](Self::enqueue_many), but waits while a group has as many waiting jobs as it may have
+    /// ([`set_most_waiting`](Self::set_most_waiting)). The jobs are enqueued together, so there must be room for all of them.
+    ///
+    /// # Errors
+    /// [`EnqueueError`]; [`EnqueueError::BacklogFull`] if there is no room within the timeout, or if the limit is lower than the number of
+    /// jobs.
+    pub async fn enqueue_when_room(
+        &self,
+        jobs: impl IntoIterator<Item = NewJob>,
+        timeout: Duration,
+    ) -> Result<Vec<Enqueued>, EnqueueError> {
+        let jobs: Vec<NewJob> = jobs.into_iter().collect();
+        let mut patience = Patience::new(timeout);
+        loop {
+            match self.enqueue_many(jobs.iter().cloned()).await {
+                Err(EnqueueError::BacklogFull { group, most_waiting }) => {
+                    let of_group = jobs.iter().filter(|job| job.group == group).count() as u64;
+                    if of_group > most_waiting || !patience.wait().await {
+                        return Err(EnqueueError::BacklogFull { group, most_waiting });
+                    }
+                }
+                done => return done,
+            }
+        }
+    }
+
+    /// Enqueues many jobs in the caller's session and transaction. See [`NewJob::enqueue_in`].
+    ///
+    /// # Errors
+    /// See [`NewJob::enqueue_in`].
+    pub async fn enqueue_many_in(
+        &self,
+        session: &mut ClientSession,
+        jobs: impl IntoIterator<Item = NewJob>,
+    ) -> Result<Vec<Enqueued>, EnqueueError> {
+        self.ready_to_enqueue().await?;
+        let prepared = Prepared::from_jobs(jobs, self.clock.now_in_order())?;
+        self.admit(&prepared.groups).await?;
+        if prepared.is_graph {
+            return self.enqueue_graph_in(session, prepared).await;
+        }
+        if !prepared.keyed.is_empty() {
+            return self.enqueue_keyed_in(session, prepared).await;
+        }
+        let known = self.insert_jobs_in(session, prepared.documents, &prepared.resent).await?;
+        Ok(prepared.ids.into_iter().map(|id| enqueued(id, &known)).collect())
+    }
+
+    /// Checks before an insert that the schema exists: an insert would create a missing collection without a validator.
+    async fn ready_to_enqueue(&self) -> Result<(), EnqueueError> {
+        if !self.is_set_up().await? {
+            return Err(EnqueueError::NotSetUp { database: self.database().name().into() });
+        }
+        Ok(self.fresh_clock().await?)
+    }
+
+    /// Notifies the recruiter that jobs of these groups were committed. Without this call the jobs are found by
+    /// polling.
+    pub async fn announce_jobs(&self, groups: impl IntoIterator<Item = impl Into<String>>) {
+        self.announce_hint(Hint::jobs_in(groups)).await;
+    }
+}
+
+fn enqueued(id: JobId, known: &HashSet<JobId>) -> Enqueued {
+    // Only a job with an id given by the application can exist already.
+    Enqueued::new(id, if !known.is_empty() && known.contains(&id) { Outcome::KnownId } else { Outcome::New })
+}
+
+/// Validated jobs, ready to be sent.
+pub(super) struct Prepared {
+    pub(super) ids: Vec<JobId>,
+    pub(super) documents: Vec<Document>,
+    /// Ids that the application has given.
+    pub(super) resent: Vec<JobId>,
+    /// The unique keys, by the index of their job.
+    pub(super) keyed: HashMap<usize, Keyed>,
+    /// Whether one of them expires.
+    pub(super) expires: bool,
+    /// Whether one of them waits for another job, or is part of a graph.
+    pub(super) is_graph: bool,
+    /// The number of jobs in each group.
+    pub(super) groups: BTreeMap<String, u64>,
+    /// When the earliest job is due; `None` if one is due now.
+    pub(super) at: Option<Instant>,
+}
+
+impl Prepared {
+    fn from_jobs(jobs: impl IntoIterator<Item = NewJob>, now: Instant) -> Result<Self, EnqueueError> {
+        let (mut ids, mut documents, mut resent) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut keyed, mut groups) = (HashMap::new(), BTreeMap::new());
+        let (mut first, mut expires, mut is_graph): (Option<Instant>, bool, bool) = (None, false, false);
+        for job in jobs {
+            expires |= job.expires.is_some();
+            is_graph |= !job.waits_for.is_empty() || job.graph.is_some();
+            resent.extend(job.id);
+            match groups.get_mut(&job.group) {
+                Some(count) => *count += 1,
+                None => drop(groups.insert(job.group.clone(), 1)),
+            }
+            let (id, document, key) = job.into_keyed_document(now)?;
+            keyed.extend(key.map(|key| (ids.len(), key)));
+            let at = document.get_datetime("scheduled_at").map_or(now, |at| at.to_chrono());
+            first = Some(first.map_or(at, |first| first.min(at)));
+            ids.push(id);
+            documents.push(document);
+        }
+        if is_graph {
+            connect(&mut documents)?;
+        }
+        Ok(Self { ids, documents, resent, keyed, expires, is_graph, groups, at: first.filter(|at| *at > now) })
+    }
+}

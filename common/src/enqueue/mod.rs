@@ -1,0 +1,36 @@
+//! The public interface for applications: describe a job and enqueue it now, at a later time, together with other jobs,
+//! or in the application's own transaction.
+//!
+//! | file | content |
+//! |---|---|
+//! | `workable` | kinds of work that are Rust types |
+//! | `defaults` | the default settings of a class |
+//! | `new_job` | a job that is not enqueued yet, and its settings |
+//! | `document` | its document: every setting is validated |
+//! | `error` | why a job was not enqueued |
+//! | `outcome` | what a call has done with a job |
+//! | `insert` | enqueues jobs |
+//! | `conflicts` | jobs with unique keys |
+//! | `graph` | jobs that wait for others |
+//! | `backlog`, `patience` | groups in which a limited number of jobs may wait |
+
+mod backlog;
+mod conflicts;
+mod defaults;
+mod document;
+mod error;
+mod graph;
+mod insert;
+mod new_job;
+mod outcome;
+mod patience;
+mod workable;
+
+pub use self::{
+    defaults::{Defaults, Retry},
+    error::EnqueueError,
+    new_job::NewJob,
+    outcome::{Enqueued, Outcome},
+    workable::Workable,
+};
+pub use crate::names::LONGEST_NAME;

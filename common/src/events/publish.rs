@@ -1,0 +1,50 @@
+//! Writes the events of this process.
+//!
+//! A task writes what waits, as one document, and ends when nothing waits. So a process without events has no task, and a busy one writes
+//! large documents.
+
+use std::{sync::Arc, time::Duration};
+
+use super::event::Event;
+use crate::{ids::JobId, store::Store, telemetry::chain};
+
+/// How long to wait for the acknowledgement of a document. Events are not worth more.
+const WITHIN: Duration = Duration::from_secs(1);
+
+impl Store {
+    /// Hands events and ids of ended jobs to the publisher.
+    pub(super) fn tell(&self, events: Vec<Event>, ends: Vec<JobId>) {
+        if (!events.is_empty() || !ends.is_empty()) && self.publisher.add(events, ends) {
+            tokio::spawn(publish(self.clone()));
+        }
+    }
+
+    /// Waits until the events of this process are written or dropped, for a second at most. A process that ends calls it.
+    pub async fn flush_events(&self) {
+        let _ = tokio::time::timeout(WITHIN, self.publisher.flushed()).await;
+    }
+}
+
+async fn publish(store: Store) {
+    loop {
+        let wanted = match store.publisher.fresh() {
+            Some(wanted) => wanted,
+            None => match store.wanted_events().await {
+                Ok(wanted) => {
+                    let wanted = Arc::new(wanted);
+                    store.publisher.know(wanted.clone());
+                    wanted
+                }
+                Err(error) => {
+                    tracing::debug!(error = chain(&error), "events were dropped");
+                    return store.publisher.give_up();
+                }
+            },
+        };
+        let Some(document) = store.publisher.next_document(&wanted) else { return };
+        let written = tokio::time::timeout(WITHIN, store.insert_events(document)).await;
+        if let Ok(Err(error)) = written {
+            tracing::debug!(error = chain(&error), "events were dropped");
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! What becomes an event.
+
+use bson::{Bson, Document, doc};
+
+use super::event::{Event, Wanted};
+use crate::{
+    ids::{JobId, WorkerId},
+    job::{FinishReason, ending::Archival, ending::Kept, ending::Rescheduling},
+    store::{Recorded, Store},
+};
+
+/// An enqueued job, as far as its event needs it.
+#[derive(Clone, Debug)]
+pub(crate) struct ToldJob {
+    id: JobId,
+    class: String,
+    group: String,
+}
+
+impl ToldJob {
+    pub(crate) fn of(document: &Document) -> Option<Self> {
+        let class = document.get_document("workable").ok()?.get_str("class").ok()?;
+        Some(Self { id: crate::store::id_of(document)?, class: class.into(), group: document.get_str("group").ok()?.into() })
+    }
+}
+
+impl Store {
+    /// Tells that these jobs were enqueued.
+    pub(crate) fn tell_enqueued(&self, jobs: &[ToldJob]) {
+        let Some(wanted) = self.publisher.wanted() else { return };
+        let events = jobs.iter().filter_map(|job| self.job_event(&wanted, "enqueued", job.id, &job.class, &job.group, doc! {}));
+        self.tell(events.collect(), Vec::new());
+    }
+
+    /// Tells that a job was started.
+    pub fn tell_started(&self, job: &crate::job::Job) {
+        let Some(wanted) = self.publisher.wanted() else { return };
+        let worker = job.last_execution.as_ref().and_then(|execution| execution.worker);
+        let details = doc! { "attempt": job.attempts, "worker": worker.map_or(Bson::Null, Bson::from) };
+        let event = self.job_event(&wanted, "started", job.id, &job.class, &job.group, details);
+        self.tell(event.into_iter().collect(), Vec::new());
+    }
+
+    /// Tells that jobs have ended, and which. A caller that ends jobs in its own transaction ([`Store::finish_in`]) calls it after the
+    /// commit, so that those who wait for the jobs learn it at once.
+    pub fn tell_ended<'a>(&self, ends: impl IntoIterator<Item = &'a Archival>) {
+        let Some(wanted) = self.publisher.wanted() else { return };
+        let (mut events, mut ended) = (Vec::new(), Vec::new());
+        for end in ends {
+            if wanted.ends {
+                ended.push(end.job());
+            }
+            if wanted.patterns.is_empty() {
+                continue;
+            }
+            let (class, group, why, error) = match &end.kept {
+                Kept::Document(document) => {
+                    let workable = document.get_document("workable").ok();
+                    let class = workable.and_then(|workable| workable.get_str("class").ok()).unwrap_or_default();
+                    let execution = document.get_document("last_execution").ok();
+                    let error = execution.and_then(|execution| execution.get_str("class").ok());
+                    let why = document.get_str("why").unwrap_or_default();
+                    (class, document.get_str("group").unwrap_or_default(), why, error)
+                }
+                Kept::Nothing { class, group, .. } => (class.as_str(), group.as_str(), FinishReason::DONE.as_str(), None),
+            };
+            let how = match why {
+                "done" => "done",
+                "cancelled" => "cancelled",
+                "expired" => "expired",
+                _ => "failed",
+            };
+            let mut details = doc! { "why": why };
+            details.extend(error.map(|error| ("error".to_owned(), error.into())));
+            events.extend(self.job_event(&wanted, how, end.job(), class, group, details));
+        }
+        self.tell(events, ended);
+    }
+
+    /// Tells which ends of a batch were recorded.
+    pub(crate) fn tell_recorded(&self, batch: &[Archival], recorded: &[Recorded]) {
+        let recorded = batch.iter().zip(recorded).filter(|(_, recorded)| **recorded == Recorded::Yes);
+        self.tell_ended(recorded.map(|(end, _)| end));
+    }
+
+    /// Tells that jobs will be retried.
+    pub(crate) fn tell_rescheduled(&self, batch: &[Rescheduling], recorded: &[Recorded]) {
+        let Some(wanted) = self.publisher.wanted() else { return };
+        let retried = batch.iter().zip(recorded).filter(|(job, recorded)| **recorded == Recorded::Yes && job.has_run());
+        let events = retried.filter_map(|(job, _)| {
+            let details = doc! { "due": bson::DateTime::from_chrono(job.due) };
+            self.job_event(&wanted, "retried", job.claim.job(), &job.class, &job.group, details)
+        });
+        self.tell(events.collect(), Vec::new());
+    }
+
+    /// Tells what has happened to a worker.
+    pub(crate) fn tell_of_worker(&self, what: &str, worker: WorkerId) {
+        self.tell_plain(&format!("worker.{what}"), doc! { "worker": worker });
+    }
+
+    /// Tells something that happens seldom.
+    pub(crate) fn tell_plain(&self, topic: &str, details: Document) {
+        let Some(wanted) = self.publisher.wanted() else { return };
+        if wanted.has(topic) {
+            self.tell(vec![Event { topic: topic.into(), at: self.now(), details }], Vec::new());
+        }
+    }
+
+    fn job_event(&self, wanted: &Wanted, how: &str, job: JobId, class: &str, group: &str, more: Document) -> Option<Event> {
+        let topic = format!("job.{how}.{class}");
+        wanted.has(&topic).then(|| {
+            let mut details = doc! { "job": job, "class": class, "group": group };
+            details.extend(more);
+            Event { topic, at: self.now(), details }
+        })
+    }
+}

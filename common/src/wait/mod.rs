@@ -1,0 +1,159 @@
+//! Waits for the result of a job.
+//!
+//! All waits of a process share one listener. It asks the other processes to publish the ids of the jobs that end
+//! ([`events`](crate::events)), and reads them. Each process publishes one small document for a batch of jobs that it has archived, and only
+//! while somebody waits. A job needs no mark for this, so any job can be waited for, also one that runs already.
+//!
+//! A change stream over `archived` would need no other process. But for each stream MongoDB unwinds every transaction of up to 1,000 jobs:
+//! one stream cost it a fifth more processor time, the ring a twentieth at most (docs/performance.md). The ring is written once for all
+//! who wait, whatever their number.
+//!
+//! An id that is published is a hint. After it, and at the beginning, the job itself is read. If a hint is lost, the job is found by a look:
+//! one query for all jobs that this process waits for. The looks are 2 s apart. In the first second after the first wait, when other
+//! processes may not know of it yet, they begin with 10 ms and double. The listener ends a minute after the last wait, so an application
+//! that waits again and again does not begin anew.
+//!
+//! | file | content |
+//! |---|---|
+//! | `waiters` | those who wait in this process |
+//! | `listener` | reads the ids of ended jobs, and looks at jobs |
+//! | `error` | why a wait has no result |
+
+mod error;
+mod listener;
+mod waiters;
+
+use std::time::Duration;
+
+use futures_util::{FutureExt as _, future::BoxFuture};
+
+pub use self::error::WaitError;
+use self::listener::{AGAIN_AFTER, listen};
+pub(crate) use self::waiters::Waiters;
+use crate::{
+    enqueue::{Enqueued, Workable},
+    finished::{JobResult, ResultError, result_in},
+    ids::JobId,
+    job::Keep,
+    shutdown::pause,
+    store::{Store, StoredJob},
+    telemetry::chain,
+};
+
+impl Enqueued {
+    /// Waits for the result of the job.
+    ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// # use recruiter_common::{Store, WaitError, Workable};
+    /// # #[derive(serde::Serialize, serde::Deserialize)]
+    /// # struct Sum { numbers: Vec<i64> }
+    /// impl Workable for Sum {
+    ///     const CLASS: &'static str = "Sum";
+    ///     type Output = i64;
+    /// }
+    ///
+    /// # async fn example(store: Store) -> Result<(), Box<dyn std::error::Error>> {
+    /// let enqueued = Sum { numbers: vec![1, 2, 3] }.as_job().enqueue(&store).await?;
+    /// match enqueued.wait::<Sum>(&store, Duration::from_secs(30)).await {
+    ///     Ok(sum) => println!("it is {sum}"),
+    ///     Err(WaitError::TimedOut { job, .. }) => println!("{job} still runs"),
+    ///     Err(other) => return Err(other.into()),
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`WaitError`].
+    pub async fn wait<W: Workable>(&self, store: &Store, timeout: Duration) -> Result<W::Output, WaitError> {
+        store.wait_for::<W>(self.id, timeout).await
+    }
+}
+
+impl Store {
+    /// Waits for the result of a job of this class, by its id. Through retries, failovers and restarts of all processes: only the timeout
+    /// and the end of the job end the wait. Dropping the future ends it as well.
+    ///
+    /// # Errors
+    /// [`WaitError`]. An unknown id is an error, so a job of a transaction can be waited for after the commit.
+    pub async fn wait_for<W: Workable>(&self, job: JobId, timeout: Duration) -> Result<W::Output, WaitError> {
+        let read = async move || {
+            let Some(stored) = self.job(job).await.map_err(ResultError::from)? else { return Ok(Seen::Nowhere) };
+            match result_in::<W>(&stored)? {
+                JobResult::Unknown => Ok(Seen::Nowhere),
+                JobResult::Unfinished => Ok(Seen::unfinished(&stored)),
+                JobResult::Done(result) => Ok(Seen::Ended(result)),
+                JobResult::ContinuedAs(jobs) => Err(WaitError::ContinuedAs { job, jobs }),
+                JobResult::Failed { why, failure } => Err(WaitError::Failed { job, why, failure }),
+            }
+        };
+        self.wait_until(job, timeout, || read().boxed()).await
+    }
+
+    /// Waits until a job of any class is archived, and returns its document. For programs that know no Rust type of its class.
+    ///
+    /// # Errors
+    /// [`WaitError`], but not [`WaitError::Failed`]: the document says how the job has ended.
+    pub async fn wait_for_end(&self, job: JobId, timeout: Duration) -> Result<StoredJob, WaitError> {
+        let read = async move || match self.job(job).await.map_err(ResultError::from)? {
+            None => Ok(Seen::Nowhere),
+            Some(stored) if stored.is_archived => Ok(Seen::Ended(stored)),
+            Some(stored) => Ok(Seen::unfinished(&stored)),
+        };
+        self.wait_until(job, timeout, || read().boxed()).await
+    }
+
+    async fn wait_until<'a, T>(
+        &'a self,
+        job: JobId,
+        timeout: Duration,
+        read: impl Fn() -> BoxFuture<'a, Result<Seen<T>, WaitError>>,
+    ) -> Result<T, WaitError> {
+        let waited = async {
+            // Before the first read, so that no end is missed.
+            let (mut place, must_start) = self.waiters.place(job);
+            if must_start {
+                tokio::spawn(listen(self.clone()));
+            }
+            let mut last_seen = None;
+            loop {
+                match read().await {
+                    Ok(Seen::Ended(result)) => return Ok(result),
+                    Ok(Seen::Unfinished { is_deleted_after_success }) => last_seen = Some(is_deleted_after_success),
+                    Ok(Seen::Nowhere) => {
+                        return Err(match last_seen {
+                            Some(true) => WaitError::NotKept { job },
+                            Some(false) => WaitError::Gone { job },
+                            None => WaitError::Unknown { job },
+                        });
+                    }
+                    Err(WaitError::Result(ResultError::Store(error))) if error.is_transient() && !error.is_unauthorized() => {
+                        tracing::debug!(job.id = %job, error = chain(&error), "cannot read the job that is waited for; trying again");
+                        pause(AGAIN_AFTER).await;
+                        continue;
+                    }
+                    Err(other) => return Err(other),
+                }
+                place.changed().await;
+            }
+        };
+        tokio::time::timeout(timeout, waited).await.unwrap_or(Err(WaitError::TimedOut { job, waited: timeout }))
+    }
+}
+
+/// Where a job was seen.
+enum Seen<T> {
+    Nowhere,
+    Unfinished { is_deleted_after_success: bool },
+    Ended(T),
+}
+
+impl<T> Seen<T> {
+    /// With `keep: failures` a job that succeeds is deleted, unless another job waits for it.
+    fn unfinished(stored: &StoredJob) -> Self {
+        let keep = Keep::of_stored(stored.document.get_str("keep").ok());
+        let is_followed = stored.document.get_bool("followed").unwrap_or(false);
+        Self::Unfinished { is_deleted_after_success: keep == Keep::Failures && !is_followed }
+    }
+}
