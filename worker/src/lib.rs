@@ -49,7 +49,9 @@
 //!
 //! | module | what it is |
 //! |---|---|
-//! | `workable`, `context`, `event` | what an application implements and receives |
+//! | `workable`, `outcome`, `context`, `event` | what an application implements, returns and receives |
+//! | `cancellation`, `deadline` | why and when an execution should stop |
+//! | `transaction` | a workable's own transaction, which ends its job |
 //! | `registry` | the classes of a worker |
 //! | `config` | settings |
 //! | `process` | flags, and a worker as a process |
@@ -60,12 +62,15 @@
 //! | `notes` | progress, checkpoint and log of a running job |
 //! | `threads` | threads of blocking workables |
 
+mod cancellation;
 mod config;
 mod context;
+mod deadline;
 mod engine;
 mod event;
 mod hooks;
 mod notes;
+mod outcome;
 mod panics;
 #[cfg(feature = "process")]
 mod process;
@@ -96,15 +101,17 @@ pub use recruiter_common::{
 };
 
 pub use crate::{
+    cancellation::Cancellation,
     config::{
         DEFAULT_CONCURRENCY, DEFAULT_GRACE, DEFAULT_HEARTBEAT, DEFAULT_LEASE, DEFAULT_POLL, InvalidConfig, MOST_CONCURRENCY, WorkerConfig,
     },
-    context::{Cancellation, Context, ForTests, Item},
+    context::{Context, ForTests, Item},
     event::WorkerEvent,
     notes::CheckpointError,
+    outcome::{Continuation, MOST_CONTINUATIONS, NotDone, OrNotDone},
     registry::DuplicateClass,
     transaction::{Abort, TransactionSession},
-    workable::{BlockingExecutable, Continuation, Executable, MOST_CONTINUATIONS, NotDone, OrNotDone},
+    workable::{BlockingExecutable, Executable},
 };
 use crate::{
     engine::{dependencies::Dependencies, memory},

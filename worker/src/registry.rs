@@ -16,9 +16,10 @@ use recruiter_common::{
 use crate::{
     context::Context,
     hooks::hook,
+    outcome::{Done, NotDone},
     panics::{GuardedDrop, guarded},
     threads::Threads,
-    workable::{BlockingExecutable, Done, Executable, NotDone},
+    workable::{BlockingExecutable, Executable},
 };
 
 /// Makes executable values of one class from stored parameters.

@@ -162,7 +162,14 @@ impl NewJob {
 
 #[cfg(test)]
 mod tests {
+    use serde::Serialize;
+
     use super::*;
+    use crate::{
+        enqueue::{Defaults, LONGEST_NAME, Workable},
+        job::{Keep, Priority, StoredPolicy},
+        retry_policy::DoNotDoItAgain,
+    };
 
     fn check(job: NewJob) -> Result<Document, String> {
         job.into_document(Instant::default()).map(|(_, document)| document).map_err(|error| error.to_string())

@@ -163,6 +163,8 @@ pub(super) fn name_of(document: &Document) -> String {
 
 #[cfg(test)]
 mod tests {
+    use bson::Bson;
+
     use super::*;
 
     fn problem(of: Document) -> String {

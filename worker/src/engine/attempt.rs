@@ -27,11 +27,13 @@ use super::{
     verdict::{Verdict, verdict},
 };
 use crate::{
-    context::{Cancel, Cancellation, Context, Deadline, RetryAfter},
+    cancellation::{Cancel, Cancellation},
+    context::{Context, RetryAfter},
+    deadline::Deadline,
     notes::{self, NotesCell},
+    outcome::{Done, NotDone},
     panics::guarded,
     registry::{Ready, decode},
-    workable::{Done, NotDone},
 };
 
 /// A job that this worker has started.
@@ -156,7 +158,7 @@ impl Attempt {
             item: None,
             deadline: Deadline::default(),
             cancel: self.cancel.clone(),
-            notes: NotesCell::new(self.claim, environment.recorder.downgrade()),
+            notes: NotesCell::new(self.claim, environment.recorder.notes_queue()),
             retry_after: RetryAfter::default(),
         })
     }

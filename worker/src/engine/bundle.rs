@@ -24,9 +24,10 @@ use super::{
     verdict::{Again, Verdict, verdict},
 };
 use crate::{
-    context::{Cancel, Cancellation, Context, Item},
+    cancellation::{Cancel, Cancellation},
+    context::{Context, Item},
+    outcome::NotDone,
     registry::{Handler, Ready, decode},
-    workable::NotDone,
 };
 
 /// Time between two checks of a lease that is over.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bson::Document;
 use recruiter_common::{failure::Failure, graphs::InvalidGraph, instant::Instant, job::Job, store::Store};
 
-use crate::workable::{Continuation, Done, MOST_CONTINUATIONS, NotDone};
+use crate::outcome::{Continuation, Done, MOST_CONTINUATIONS, NotDone};
 
 /// The error class of a job that cannot become the jobs that its workable has named.
 const CONTINUATION: &str = "continuation";

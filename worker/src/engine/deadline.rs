@@ -14,10 +14,11 @@ use tokio_util::task::AbortOnDropHandle;
 use tracing::Instrument as _;
 
 use crate::{
-    context::{Cancellation, Context},
+    cancellation::Cancellation,
+    context::Context,
+    outcome::{Done, NotDone},
     panics,
     registry::Ready,
-    workable::{Done, NotDone},
 };
 
 /// How long a cancelled workable may take to stop, unless it sets another time.

@@ -18,7 +18,7 @@ use super::{
     heartbeat::News,
     session::{Session, SessionEnd},
 };
-use crate::context::{Cancel, Cancellation};
+use crate::cancellation::{Cancel, Cancellation};
 
 /// How long cancelled jobs may take to end.
 const WAIT_AFTER_CANCEL: Duration = Duration::from_secs(5);

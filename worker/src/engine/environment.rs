@@ -8,10 +8,10 @@ use super::{deadline, dependencies::Dependencies, lease::Lease, recorder::Record
 use crate::{
     context::Context,
     event::WorkerEvent,
+    outcome::{Done, NotDone},
     panics::guarded,
     registry::Ready,
     transaction::Transactions,
-    workable::{Done, NotDone},
 };
 
 /// What the running jobs of one session share.

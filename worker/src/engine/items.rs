@@ -17,7 +17,7 @@ use recruiter_common::{
     store::{Progress, Recorded},
 };
 
-use crate::context::{Cancel, Cancellation};
+use crate::cancellation::{Cancel, Cancellation};
 
 /// If fewer than one in this number of items has a new outcome, the outcomes are written one by one. Otherwise the whole list is written,
 /// which then costs less.

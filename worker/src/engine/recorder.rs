@@ -27,7 +27,7 @@ use tokio::{
 };
 
 use super::{items::Items, portion::Portion};
-use crate::notes::Notes;
+use crate::notes::{Notes, NotesQueue};
 
 /// Maximum number of entries in one batch. The cost of the round trip is then negligible.
 const BATCH: usize = 1_000;
@@ -47,12 +47,10 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 pub(crate) struct Recorder(mpsc::UnboundedSender<Entry>);
 
 /// A sender that does not keep the recorder's task alive: a workable may hold it and never return.
-#[derive(Clone)]
-pub(crate) struct WeakRecorder(mpsc::WeakUnboundedSender<Entry>);
+struct WeakRecorder(mpsc::WeakUnboundedSender<Entry>);
 
-impl WeakRecorder {
-    /// Queues notes. Without any, the notes that are queued already have become urgent.
-    pub(crate) fn note(&self, notes: Option<Arc<Notes>>) {
+impl NotesQueue for WeakRecorder {
+    fn queue(&self, notes: Option<Arc<Notes>>) {
         // If the recorder's task has ended, the session has ended too.
         if let Some(sender) = self.0.upgrade() {
             let _ = sender.send(notes.map_or(Entry::Urgent, Entry::Notes));
@@ -85,8 +83,9 @@ impl Recorder {
         (Self(sender), tokio::spawn(run(ends, progress, queue)))
     }
 
-    pub(crate) fn downgrade(&self) -> WeakRecorder {
-        WeakRecorder(self.0.downgrade())
+    /// Where the notes of a job are queued.
+    pub(crate) fn notes_queue(&self) -> Arc<dyn NotesQueue> {
+        Arc::new(WeakRecorder(self.0.downgrade()))
     }
 
     /// Records the end of a job. `None` if the recorder's task has ended.

@@ -7,7 +7,7 @@ use tokio::task::{JoinError, JoinSet};
 
 use super::table::{Phase, Table};
 use crate::{
-    context::{Cancel, Cancellation},
+    cancellation::{Cancel, Cancellation},
     panics::failure_of,
     threads::Threads,
 };

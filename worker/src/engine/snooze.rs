@@ -5,7 +5,7 @@ use recruiter_common::{
     job::{Execution, Job},
 };
 
-use crate::workable::{Done, NotDone};
+use crate::outcome::{Done, NotDone};
 
 /// Turns a snooze of a job that has reached its cap into a failure, which the retry policy decides about.
 pub(crate) fn capped(ended: Result<Done, NotDone>, job: &Job) -> Result<Done, NotDone> {

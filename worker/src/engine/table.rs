@@ -17,7 +17,7 @@ use recruiter_common::ids::JobId;
 use tokio::sync::Notify;
 
 use super::shortage::Shortage;
-use crate::context::Cancel;
+use crate::cancellation::Cancel;
 
 /// Maximum number of jobs without a slot whose ends are not recorded yet or whose hooks still run; with more slots than this, their number.
 const UNRECORDED: u32 = 64;

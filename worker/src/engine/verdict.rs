@@ -11,9 +11,9 @@ use recruiter_common::{
 };
 
 use crate::{
-    context::Cancellation,
+    cancellation::Cancellation,
+    outcome::{Done, NotDone},
     panics::guarded,
-    workable::{Done, NotDone},
 };
 
 /// The delay of a snooze when neither the workable nor the policy gives one.

@@ -7,12 +7,13 @@ use std::{hint::black_box, time::Duration};
 use recruiter_common::{enqueue::Workable, instant::monotonic_ns};
 use serde::{Deserialize, Serialize};
 
-use super::program::stopped_by;
+use super::stopped_by;
 use crate::{
     Worker,
     context::Context,
+    outcome::NotDone,
     registry::DuplicateClass,
-    workable::{BlockingExecutable, Executable, NotDone},
+    workable::{BlockingExecutable, Executable},
 };
 
 /// Adds these workables to a worker.
@@ -236,9 +237,9 @@ mod tests {
 
     use super::*;
     use crate::{
-        context::Cancellation,
+        cancellation::Cancellation,
+        outcome::Done,
         programs::program::tests::{context, context_of_attempt},
-        workable::Done,
     };
 
     async fn run(class: &str, parameters: bson::Document, job: &Arc<Context>) -> Result<Done, NotDone> {

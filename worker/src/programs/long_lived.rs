@@ -33,13 +33,17 @@ use tokio::{
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
 use super::{
+    group::{Group, LINGER},
     messages::Lines,
     output::Errors,
-    program::{Group, LINGER, Settings, drain, stopped_by},
+    settings::{Settings, prepare},
+    stopped_by,
+    streams::{drain, log_line},
 };
 use crate::{
-    context::{Cancellation, Context},
-    workable::{Done, NotDone},
+    cancellation::Cancellation,
+    context::Context,
+    outcome::{Done, NotDone},
 };
 
 /// The error class of a process that writes something else than the protocol to standard output.
@@ -219,7 +223,7 @@ impl Pool {
         let start = &self.start;
         let mut command = Command::new(&start.path);
         command.args(&start.arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        super::program::prepare(&mut command, &start.directory, &start.environment);
+        prepare(&mut command, &start.directory, &start.environment);
         command.env("RECRUITER_LONG_LIVED", "1");
         let mut group = Group::spawn(&mut command)?;
         let leader = &mut group.leader;
@@ -242,7 +246,7 @@ fn hear(heard: &Mutex<Heard>, chunk: &[u8], logs: bool) {
     heard.errors.push(chunk);
     if logs {
         let job = heard.job.as_ref();
-        heard.lines.push(chunk, |line, _| super::program::log_line(line, job.map(AsRef::as_ref)));
+        heard.lines.push(chunk, |line, _| log_line(line, job.map(AsRef::as_ref)));
     }
 }
 

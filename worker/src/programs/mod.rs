@@ -3,7 +3,9 @@
 //! | module | what it is |
 //! |---|---|
 //! | [`stock`] | the workables file |
+//! | [`settings`] | the settings of a program |
 //! | [`program`] | one execution of a program |
+//! | [`group`], [`streams`] | its processes and their standard streams |
 //! | [`long_lived`] | programs whose processes run many jobs |
 //! | [`messages`] | what a program reports while it runs |
 //! | [`template`] | its arguments |
@@ -14,10 +16,28 @@
 
 pub(crate) mod builtin;
 pub(crate) mod files;
+mod group;
 pub(crate) mod long_lived;
 mod messages;
 pub(crate) mod orphans;
 mod output;
 mod program;
+mod settings;
 pub mod stock;
+mod streams;
 mod template;
+
+use recruiter_common::failure::{self, Failure};
+
+use crate::{cancellation::Cancellation, context::Context, outcome::NotDone};
+
+/// The outcome of an execution that stopped because it was cancelled.
+fn stopped_by(job: &Context) -> NotDone {
+    NotDone::Stopped(match job.cancellation() {
+        Some(Cancellation::Requested) => Failure::new(failure::CANCELLED, "the job was cancelled while it ran"),
+        Some(Cancellation::TimeLimit) => Failure::new(failure::TIMEOUT, "the time limit passed"),
+        Some(Cancellation::MemoryLimit) => Failure::new(failure::MEMORY_LIMIT, "the worker reached its memory limit while the job ran"),
+        Some(Cancellation::ClaimLost) => Failure::new(failure::INTERRUPTED, "the worker was declared dead"),
+        Some(Cancellation::WorkerStopping) | None => Failure::new(failure::INTERRUPTED, "the worker stopped while the job ran"),
+    })
+}

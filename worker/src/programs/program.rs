@@ -5,11 +5,8 @@
 //! only its supervisor can end the group; systemd does, with `KillMode=mixed` as in our unit and with its default `control-group`.
 
 use std::{
-    collections::BTreeMap,
-    ffi::{OsStr, OsString},
+    ffi::OsString,
     io,
-    os::unix::ffi::OsStrExt,
-    path::{Path, PathBuf},
     pin::{Pin, pin},
     process::Stdio,
     sync::{Arc, Mutex, PoisonError},
@@ -20,87 +17,37 @@ use bson::Bson;
 use command_fds::{CommandFdExt as _, FdMapping};
 use futures_util::{
     FutureExt,
-    future::{BoxFuture, Either, FusedFuture, join4, select},
+    future::{BoxFuture, FusedFuture, join4},
 };
-use nix::{
-    errno::Errno,
-    sys::{
-        signal::{Signal, killpg},
-        wait::{Id, WaitPidFlag, WaitStatus, waitid},
-    },
-    unistd::Pid,
-};
-use recruiter_common::{
-    failure::{self, Failure},
-    job::notes,
-    shutdown::pause,
-};
-use tokio::{
-    io::{AsyncRead, AsyncReadExt, AsyncWriteExt},
-    net::unix::pipe,
-    process::{Child, ChildStdin, Command},
-    signal::unix::{SignalKind, signal},
-    time::timeout,
-};
+use nix::sys::signal::Signal;
+use recruiter_common::{failure::Failure, shutdown::pause};
+use tokio::{net::unix::pipe, process::Command, time::timeout};
 
 use super::{
+    group::{Group, LINGER},
     long_lived::Pool,
-    messages::{Lines, Obeyed},
-    orphans,
-    output::{Errors, Output, TRY_AGAIN},
+    messages::Obeyed,
+    output::{Output, TRY_AGAIN},
+    settings::{MessagesOn, Settings, prepare},
+    stopped_by,
+    streams::{StandardError, drain, feed, with_streams},
     template::Template,
 };
 use crate::{
-    context::{Cancellation, Context},
+    cancellation::Cancellation,
+    context::Context,
+    outcome::{Done, NotDone},
     registry::{Handler, Ready},
-    workable::{Done, NotDone},
 };
 
-/// How long descendants may keep the pipes of an ended program open, and how long a killed program may take to disappear.
-pub(super) const LINGER: Duration = Duration::from_secs(1);
 /// The file descriptor on which a program writes messages, if its class wants that.
 const MESSAGES: i32 = 3;
-/// Bytes in one read from a pipe.
-const CHUNK: usize = 16 * 1024;
-
 /// The program of one class.
 pub(crate) struct Program {
     pub(crate) arguments: Vec<Template>,
     pub(crate) settings: Arc<Settings>,
     /// The processes of a long-lived program.
     pub(crate) pool: Option<Arc<Pool>>,
-}
-
-/// Where a program writes messages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum MessagesOn {
-    Nothing,
-    /// File descriptor 3, which `RECRUITER_FD` names.
-    Descriptor,
-    /// Standard error, among other lines.
-    StandardError,
-}
-
-/// The settings that all executions of a program share.
-pub(crate) struct Settings {
-    /// The program: absolute, found when the file was loaded.
-    pub(crate) path: PathBuf,
-    pub(crate) time_limit: Option<Duration>,
-    pub(crate) try_again_after: Option<Duration>,
-    /// How many times a job may exit with 75; the next time is a failure.
-    pub(crate) try_again_limit: u32,
-    /// Time between TERM and KILL.
-    pub(crate) kill_after: Duration,
-    /// Longest result that is kept, in bytes.
-    pub(crate) result_limit: usize,
-    /// The working directory: absolute.
-    pub(crate) directory: PathBuf,
-    pub(crate) environment: BTreeMap<String, String>,
-    pub(crate) messages: MessagesOn,
-    /// Whether standard error goes into the log of the job and of the worker.
-    pub(crate) log_stderr: bool,
-    /// Whether a result that is JSON stays text.
-    pub(crate) keeps_text: bool,
 }
 
 impl Handler for Program {
@@ -116,13 +63,6 @@ impl Handler for Program {
 
     fn stops_within(&self) -> Option<Duration> {
         Some(self.settings.stops_within())
-    }
-}
-
-impl Settings {
-    /// The longest time between TERM and the known end of a program.
-    fn stops_within(&self) -> Duration {
-        self.kill_after.saturating_add(LINGER * 3)
     }
 }
 
@@ -298,220 +238,22 @@ impl Invocation {
     }
 }
 
-/// Settings of every program: a process group of its own, its directory, and the environment of the worker without its secrets.
-pub(super) fn prepare(command: &mut Command, directory: &Path, environment: &BTreeMap<String, String>) {
-    command.process_group(0).kill_on_drop(true);
-    for (name, _) in std::env::vars_os().filter(|(name, _)| is_withheld(name)) {
-        command.env_remove(name);
-    }
-    command.envs(environment).current_dir(directory);
-}
-
-/// The standard error of one execution.
-struct StandardError<'a> {
-    errors: Errors,
-    lines: Lines,
-    settings: &'a Settings,
-    job: &'a Context,
-}
-
-impl<'a> StandardError<'a> {
-    fn of(settings: &'a Settings, job: &'a Context) -> Self {
-        let errors = Errors::with_messages(settings.messages == MessagesOn::StandardError);
-        Self { errors, lines: Lines::default(), settings, job }
-    }
-
-    fn push(&mut self, chunk: &[u8], obeyed: &mut Obeyed) {
-        self.errors.push(chunk);
-        if self.errors.has_messages || self.settings.log_stderr {
-            let mut lines = std::mem::take(&mut self.lines);
-            lines.push(chunk, |line, _| self.take(line, obeyed));
-            self.lines = lines;
-        }
-    }
-
-    fn finish(&mut self, obeyed: &mut Obeyed) {
-        let mut lines = std::mem::take(&mut self.lines);
-        lines.finish(|line, _| self.take(line, obeyed));
-    }
-
-    fn take(&self, line: &[u8], obeyed: &mut Obeyed) {
-        let is_message = self.errors.has_messages && obeyed.obey(line, self.job);
-        if self.settings.log_stderr && !is_message {
-            log_line(line, Some(self.job));
-        }
-    }
-}
-
-/// Puts a line of standard error into the logs of the worker and of the job.
-pub(super) fn log_line(line: &[u8], job: Option<&Context>) {
-    let line = String::from_utf8_lossy(&line[..line.len().min(notes::LONGEST_LINE)]);
-    let line = line.trim_end();
-    if line.is_empty() {
-        return;
-    }
-    tracing::info!(
-        job.id = job.map(|job| tracing::field::display(job.job_id())),
-        job.class = job.map(Context::class),
-        line,
-        "standard error"
-    );
-    if let Some(job) = job {
-        job.log(line);
-    }
-}
-
-impl Settings {
-    pub(super) fn not_started(&self, error: &io::Error) -> NotDone {
-        let program = self.path.display();
-        if error.kind() == io::ErrorKind::ArgumentListTooLong {
-            let message =
-                format!("the arguments for `{program}` are longer than the system allows: let it read the parameters from standard input");
-            return NotDone::failed(failure::PARAMETERS, message);
-        }
-        if is_shortage(error) {
-            let message = format!("cannot start `{program}`: {error}; this machine is short of files, processes or memory");
-            return NotDone::NoResources(Failure::new("spawn", message));
-        }
-        let directory = &self.directory;
-        let advice = if !directory.is_dir() {
-            format!("create its directory `{}`", directory.display())
-        } else if error.kind() == io::ErrorKind::NotFound {
-            "install it, or the interpreter that its first line names".into()
-        } else if error.kind() == io::ErrorKind::PermissionDenied {
-            format!("allow the worker's user to execute it, and to enter `{}`", directory.display())
-        } else {
-            "check it".into()
-        };
-        NotDone::failed("spawn", format!("cannot start `{program}`: {error}; {advice}, or correct the workables file"))
-    }
-}
-
-/// Whether a program could not be started because the machine lacks a resource.
-fn is_shortage(error: &io::Error) -> bool {
-    let errno = error.raw_os_error().map(Errno::from_raw);
-    matches!(errno, Some(Errno::EMFILE | Errno::ENFILE | Errno::EAGAIN | Errno::ENOMEM))
-}
-
-/// Variables of the worker that a program must not inherit: credentials, settings, systemd's watchdog.
-fn is_withheld(name: &OsStr) -> bool {
-    let starts_with = |prefix: &str| name.as_bytes().starts_with(prefix.as_bytes());
-    name == "MONGODB_URI" || name == "NOTIFY_SOCKET" || starts_with("RECRUITER_") || starts_with("WATCHDOG_")
-}
-
-/// The outcome of an execution that stopped because it was cancelled.
-pub(crate) fn stopped_by(job: &Context) -> NotDone {
-    NotDone::Stopped(match job.cancellation() {
-        Some(Cancellation::Requested) => Failure::new(failure::CANCELLED, "the job was cancelled while it ran"),
-        Some(Cancellation::TimeLimit) => Failure::new(failure::TIMEOUT, "the time limit passed"),
-        Some(Cancellation::MemoryLimit) => Failure::new(failure::MEMORY_LIMIT, "the worker reached its memory limit while the job ran"),
-        Some(Cancellation::ClaimLost) => Failure::new(failure::INTERRUPTED, "the worker was declared dead"),
-        Some(Cancellation::WorkerStopping) | None => Failure::new(failure::INTERRUPTED, "the worker stopped while the job ran"),
-    })
-}
-
-/// A program and its descendants. They are killed on drop, unless the leader has been reaped.
-///
-/// The process id stays reserved until the leader is reaped. Reaping is therefore the last step: afterwards the id may
-/// already be the group of another job.
-pub(super) struct Group {
-    pub(super) leader: Child,
-    /// Kept also after the leader was reaped.
-    pub(super) pid: Option<u32>,
-}
-
-impl Group {
-    pub(super) fn spawn(command: &mut Command) -> io::Result<Self> {
-        let leader = orphans::spawn(command)?;
-        let pid = leader.id();
-        Ok(Self { leader, pid })
-    }
-
-    fn id(&self) -> Option<Pid> {
-        self.leader.id().and_then(|id| i32::try_from(id).ok()).map(Pid::from_raw)
-    }
-
-    /// Sends a signal to the group, unless the leader is reaped.
-    pub(super) fn signal(&self, signal: Signal) {
-        if let Some(id) = self.id() {
-            // Fails only when no process is left.
-            let _ = killpg(id, signal);
-        }
-    }
-
-    pub(super) fn kill(&self) {
-        self.signal(Signal::SIGKILL);
-    }
-
-    /// Resolves when the leader has ended, or nothing can be learned about it. Does not reap it.
-    pub(super) async fn leader_ended(&self) {
-        if let Ok(ended) = self.ended() {
-            drop(ended.await);
-        }
-    }
-
-    /// Whether the leader has ended. Does not reap it.
-    pub(super) fn has_ended(&self) -> bool {
-        let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT | WaitPidFlag::WNOHANG;
-        self.id().is_none_or(|id| !matches!(waitid(Id::Pid(id), flags), Ok(WaitStatus::StillAlive)))
-    }
-
-    /// Resolves when the leader has ended. Does not reap it.
-    fn ended(&self) -> io::Result<impl Future<Output = io::Result<()>> + use<>> {
-        let id = self.id().ok_or(Errno::ECHILD)?;
-        let mut children = signal(SignalKind::child())?;
-        Ok(async move {
-            loop {
-                match waitid(Id::Pid(id), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT | WaitPidFlag::WNOHANG) {
-                    Ok(WaitStatus::StillAlive) => children.recv().await,
-                    // EINVAL is an end as well: by a real-time signal, which `nix` cannot represent.
-                    Ok(_) | Err(Errno::EINVAL) => return Ok(()),
-                    Err(error) => return Err(error.into()),
-                };
-            }
-        })
-    }
-}
-
-impl Drop for Group {
-    fn drop(&mut self) {
-        self.kill();
-        self.pid.into_iter().for_each(orphans::forget);
-    }
-}
-
-/// Waits for the end of the leader and serves its streams meanwhile.
-async fn with_streams(ended: Pin<&mut impl Future<Output = io::Result<()>>>, streams: Pin<&mut impl FusedFuture>) -> io::Result<()> {
-    match select(ended, streams).await {
-        Either::Left((ended, _)) => ended,
-        Either::Right((_, ended)) => ended.await,
-    }
-}
-
-async fn feed(to: Option<ChildStdin>, input: &[u8]) {
-    if let Some(mut to) = to {
-        // A program need not read its input.
-        let _ = to.write_all(input).await;
-    }
-}
-
-pub(super) async fn drain(from: Option<impl AsyncRead + Unpin>, mut keep: impl FnMut(&[u8])) {
-    let Some(mut from) = from else { return };
-    let mut chunk = vec![0; CHUNK];
-    while let Ok(length @ 1..) = from.read(&mut chunk).await {
-        keep(&chunk[..length]);
-    }
-}
-
 #[cfg(test)]
 pub(crate) mod tests {
-    use std::{fs, os::unix::ffi::OsStringExt};
+    use std::{
+        collections::BTreeMap,
+        ffi::OsStr,
+        fs,
+        os::unix::ffi::{OsStrExt as _, OsStringExt as _},
+        path::Path,
+    };
 
     use bson::{Binary, doc, spec::BinarySubtype};
-    use recruiter_common::{ids::JobId, job::Job};
+    use nix::{errno::Errno, unistd::Pid};
+    use recruiter_common::{failure, ids::JobId, job::Job};
 
     use super::*;
-    use crate::context::Deadline;
+    use crate::deadline::Deadline;
 
     pub(crate) fn context() -> Arc<Context> {
         context_of_attempt(1)

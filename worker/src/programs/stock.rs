@@ -22,7 +22,8 @@ use toml::Spanned;
 use super::{
     files::OF_A_PROGRAM,
     long_lived::{HowToStart, Pool},
-    program::{MessagesOn, Program, Settings},
+    program::Program,
+    settings::{MessagesOn, Settings},
     template::Template,
 };
 

@@ -11,33 +11,36 @@
 //! The delete of the started job is the last write of the transaction, so MongoDB keeps the job locked for the time of the commit only. The
 //! sessions are written into the roster before they are used: a cleaner ends them together with the other sessions of a dead worker.
 
+mod abort;
+mod own_end;
+mod session;
+
 use std::{
-    error::Error,
-    fmt,
-    ops::{Deref, DerefMut},
-    sync::{Arc, Mutex, OnceLock, PoisonError},
+    sync::{Arc, PoisonError},
     time::{Duration, Instant as Monotonic},
 };
 
 use bson::Bson;
 use recruiter_common::{
     failure::{self, Failure},
-    ids::WorkerId,
     job::{Claim, FinishReason},
     mongodb::{
         ClientSession,
-        error::{Error as MongoError, TRANSIENT_TRANSACTION_ERROR, UNKNOWN_TRANSACTION_COMMIT_RESULT},
+        error::{Error as MongoError, UNKNOWN_TRANSACTION_COMMIT_RESULT},
     },
     shutdown::pause,
-    store::{Archival, DriverError, Recorded, Store, StoreError},
+    store::{Archival, Recorded, Store, StoreError},
     telemetry::chain,
 };
 use serde::Serialize;
 
+pub(crate) use self::own_end::{OwnEnd, Transactions};
+pub use self::{abort::Abort, session::TransactionSession};
 use crate::{
-    context::{Cancellation, Context},
+    cancellation::Cancellation,
+    context::Context,
     notes,
-    workable::{Done, NotDone},
+    outcome::{Done, NotDone},
 };
 
 /// The first pause before a transaction is repeated. It doubles with each repetition.
@@ -48,127 +51,6 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 const REPEATED_FOR: Duration = Duration::from_secs(120);
 /// The error class of a transaction that cannot be used here.
 const TRANSACTION: &str = "transaction";
-
-/// Why the body of a transaction ends without success. `?` converts any error, and [`NotDone`].
-///
-/// A transaction whose error MongoDB calls transient, such as a write conflict, is repeated.
-#[derive(Debug)]
-pub struct Abort {
-    not_done: NotDone,
-    is_transient: bool,
-}
-
-impl fmt::Display for Abort {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let failure = self.not_done.failure();
-        write!(f, "{}: {}", failure.class, failure.message)
-    }
-}
-
-impl From<NotDone> for Abort {
-    fn from(not_done: NotDone) -> Self {
-        Self { not_done, is_transient: false }
-    }
-}
-
-impl<E: Into<Box<dyn Error + Send + Sync>>> From<E> for Abort {
-    fn from(error: E) -> Self {
-        let error = error.into();
-        let (mut is_transient, mut next) = (false, Some(&*error as &(dyn Error + 'static)));
-        while let Some(cause) = next {
-            let driver = cause.downcast_ref::<MongoError>().or_else(|| cause.downcast_ref::<DriverError>().map(|error| &**error));
-            is_transient |= driver.is_some_and(|error| error.contains_label(TRANSIENT_TRANSACTION_ERROR));
-            next = cause.source();
-        }
-        Self { not_done: NotDone::of::<E>(&*error), is_transient }
-    }
-}
-
-/// The session of an open transaction. It is a [`ClientSession`], for `.session(&mut *session)`.
-///
-/// It is a value of its own and not a reference, because the compiler cannot prove yet that a future with a reference of any lifetime may
-/// move between threads.
-#[derive(Debug)]
-pub struct TransactionSession {
-    session: Option<ClientSession>,
-    owner: Arc<Mutex<Option<ClientSession>>>,
-}
-
-impl TransactionSession {
-    fn new(session: ClientSession) -> (Self, Arc<Mutex<Option<ClientSession>>>) {
-        let owner = Arc::new(Mutex::new(None));
-        (Self { session: Some(session), owner: owner.clone() }, owner)
-    }
-}
-
-impl Deref for TransactionSession {
-    type Target = ClientSession;
-
-    fn deref(&self) -> &ClientSession {
-        self.session.as_ref().expect("it is given back when it is dropped")
-    }
-}
-
-impl DerefMut for TransactionSession {
-    fn deref_mut(&mut self) -> &mut ClientSession {
-        self.session.as_mut().expect("it is given back when it is dropped")
-    }
-}
-
-/// Gives the session back, for the end of the transaction.
-impl Drop for TransactionSession {
-    fn drop(&mut self) {
-        *self.owner.lock().unwrap_or_else(PoisonError::into_inner) = self.session.take();
-    }
-}
-
-/// The end of a job in a transaction of its own.
-#[derive(Debug, Default)]
-pub(crate) struct OwnEnd {
-    done: OnceLock<Done>,
-    /// Locked while the end and the commit are on their way.
-    commit: Arc<tokio::sync::Mutex<()>>,
-}
-
-impl OwnEnd {
-    /// The result with which the job has ended, once no commit is on its way.
-    pub(crate) async fn settled(&self) -> Option<Done> {
-        let _no_commit = self.commit.lock().await;
-        self.done.get().cloned()
-    }
-}
-
-/// The sessions of one worker for such transactions.
-#[derive(Debug)]
-pub(crate) struct Transactions {
-    store: Arc<Store>,
-    worker: WorkerId,
-    free: Mutex<Vec<ClientSession>>,
-}
-
-impl Transactions {
-    pub(crate) fn new(store: Arc<Store>, worker: WorkerId) -> Self {
-        Self { store, worker, free: Mutex::default() }
-    }
-
-    /// A session that is in the roster. `None` if the worker was declared dead.
-    async fn take(&self) -> Result<Option<ClientSession>, NotDone> {
-        if let Some(session) = self.free().pop() {
-            return Ok(Some(session));
-        }
-        let session = self.store.start_session().await?;
-        let is_known = self.store.record_transaction_session(self.worker, session.id().clone()).await?;
-        Ok(is_known.then_some(session))
-    }
-
-    fn give_back(&self, session: ClientSession) {
-        self.free().push(session);
-    }
-
-    fn free(&self) -> std::sync::MutexGuard<'_, Vec<ClientSession>> {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
 
 impl Context {
     /// Runs a transaction that also ends the job: the writes of `body` in its session, the jobs that it enqueues there, and the end of the

@@ -1,0 +1,64 @@
+//! When the time limit of an execution passes.
+
+use std::{
+    sync::{Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use recruiter_common::shutdown::pause;
+
+/// The longest time until a deadline that was extended: an instant plus the longest duration would overflow.
+pub(crate) const LONGEST_EXTENSION: Duration = Duration::from_secs(365 * 24 * 3_600);
+
+/// When the time limit of an execution passes. Once it has passed, it cannot be extended.
+#[derive(Debug, Default)]
+pub(crate) struct Deadline(Mutex<Option<Limit>>);
+
+#[derive(Clone, Copy, Debug)]
+struct Limit {
+    at: Instant,
+    /// The time limit with all extensions.
+    time: Duration,
+}
+
+impl Deadline {
+    /// Begins a time limit, unless it is too long to ever pass.
+    pub(crate) fn begin(&self, time: Duration) {
+        *self.limit() = Instant::now().checked_add(time).map(|at| Limit { at, time });
+    }
+
+    pub(crate) fn at(&self) -> Option<Instant> {
+        self.limit().map(|limit| limit.at)
+    }
+
+    /// The time limit with all extensions, if it has passed.
+    pub(crate) fn passed(&self) -> Option<Duration> {
+        self.limit().filter(|limit| Instant::now() >= limit.at).map(|limit| limit.time)
+    }
+
+    /// Resolves when the time limit has passed.
+    pub(crate) async fn pass(&self) {
+        loop {
+            match self.at() {
+                Some(at) if Instant::now() >= at => return,
+                // An extension during this wait is noticed after it.
+                Some(at) => pause(at.saturating_duration_since(Instant::now())).await,
+                None => std::future::pending().await,
+            }
+        }
+    }
+
+    pub(crate) fn extend(&self, by: Duration) -> Option<Instant> {
+        let (mut limit, now) = (self.limit(), Instant::now());
+        let limit = limit.as_mut().filter(|limit| now < limit.at)?;
+        let longest = now + LONGEST_EXTENSION;
+        let at = limit.at.checked_add(by).map_or(longest, |at| at.min(longest)).max(limit.at);
+        limit.time = limit.time.saturating_add(at - limit.at);
+        limit.at = at;
+        Some(at)
+    }
+
+    fn limit(&self) -> std::sync::MutexGuard<'_, Option<Limit>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
