@@ -1,0 +1,124 @@
+//! The only list of collections, validators and indexes, named after the operations they serve.
+//!
+//! Checked when a process starts, and when an error reports that something is missing. Correct parts are left
+//! unchanged, others are created again. The role `readWrite` is enough for this, with one exception: changing an
+//! existing validator needs `dbAdmin`.
+//!
+//! | file | content |
+//! |---|---|
+//! | `collections` | the collections and their kinds |
+//! | `validators` | what documents of other programs must look like |
+//! | `indexes` | the indexes, and the features that have their own |
+//! | `make` | makes and replaces indexes |
+
+mod collections;
+mod indexes;
+mod make;
+mod validators;
+
+use std::time::{Duration, Instant as Monotonic};
+
+use bson::{Document, doc};
+
+pub(crate) use self::indexes::Feature;
+pub use self::indexes::{
+    ARCHIVED_BY_END, DUE_JOBS, EXPIRING_JOBS, GATED_JOBS, GRAPH_JOBS, LINES, PERMITS, SCHEDULE_REVISIONS, UNIQUE, UNIQUE_AFTER,
+    UNIQUE_WHILE_WAITING, WAITING_JOBS,
+};
+use self::{
+    collections::ensure_collections,
+    make::{ensure_indexes, ensure_these_indexes},
+};
+pub(super) use self::{
+    collections::ensure_events,
+    indexes::{any_date, any_gate, never_started},
+    make::drop_outdated_indexes,
+};
+use super::{Store, StoreError, call};
+use crate::roster::Channel;
+
+/// Version of the schema in this file. Every change to the schema increases it.
+const SCHEMA_VERSION: i32 = 13;
+/// Maximum size of a `workable`, in bytes of BSON. A job with its history and its result must fit into MongoDB's limit
+/// of 16 MiB.
+pub const LARGEST_WORKABLE: usize = 4 * 1024 * 1024;
+/// How long a start waits for an index build. With a million waiting jobs a build takes seconds.
+const BUILT_WITHIN: Duration = Duration::from_secs(600);
+
+/// Called at a start: creates missing parts and replaces wrong ones.
+///
+/// # Errors
+/// When MongoDB refuses or cannot be reached.
+pub(super) async fn ensure(store: &Store) -> Result<(), StoreError> {
+    let found = version(store).await?;
+    if found > SCHEMA_VERSION {
+        tracing::warn!(found, known = SCHEMA_VERSION, "the database was set up by a newer release; leaving its schema as it is");
+    }
+    ensure_collections(store, found, None).await?;
+    let began = Monotonic::now();
+    loop {
+        match ensure_indexes(store, found).await {
+            Err(StoreError::TimedOut { .. }) if began.elapsed() < BUILT_WITHIN => {
+                tracing::info!("an index is being built; waiting for it");
+            }
+            other => break other?,
+        }
+    }
+    // This write also proves that the user may write.
+    let metadata = store.metadata.clone();
+    call("ensure_schema", async move {
+        metadata.update_one(doc! { "_id": "schema" }, doc! { "$max": { "version": SCHEMA_VERSION } }).upsert(true).await
+    })
+    .await?;
+    Ok(())
+}
+
+/// Called while a process runs, when an error reports that something is missing. Creates missing parts, including the collection of this
+/// channel, and replaces wrong ones.
+pub(super) async fn mend(store: &Store, channel: Option<Channel>) -> Result<(), StoreError> {
+    let found = version(store).await?;
+    ensure_collections(store, found, channel).await?;
+    ensure_indexes(store, found).await
+}
+
+/// Creates the collection of a channel if it is missing.
+pub(super) async fn ensure_channel(store: &Store, channel: Channel) -> Result<(), StoreError> {
+    ensure_collections(store, version(store).await?, Some(channel)).await
+}
+
+/// Whether the database has at least one of the collections for jobs and workers. Needs the role `read`.
+pub(super) async fn is_set_up(store: &Store) -> Result<bool, StoreError> {
+    let database = store.database.clone();
+    let names = call("collections", async move { database.list_collection_names().await }).await?;
+    Ok(names.iter().any(|name| ["scheduled", "archived", "roster"].contains(&name.as_str())))
+}
+
+/// The version of the database's schema; 0 without a schema.
+pub(super) async fn version(store: &Store) -> Result<i32, StoreError> {
+    let metadata = store.metadata.clone();
+    let found = call("schema_version", async move { metadata.find_one(doc! { "_id": "schema" }).await }).await?;
+    Ok(found.and_then(|schema| schema.get_i32("version").ok()).unwrap_or(0))
+}
+
+/// The features that were used in this database.
+pub(super) async fn features_in_use(store: &Store) -> Result<Vec<Feature>, StoreError> {
+    let metadata = store.metadata.clone();
+    let found = call("features", async move { metadata.find_one(doc! { "_id": "features" }).await }).await?.unwrap_or_default();
+    Ok(Feature::ALL.into_iter().filter(|feature| found.get_bool(feature.field()).unwrap_or(false)).collect())
+}
+
+/// Called when a feature is used for the first time: makes its indexes, and notes that it is in use.
+pub(super) async fn begin_to_use(store: &Store, feature: Feature) -> Result<(), StoreError> {
+    ensure_these_indexes(store, version(store).await?, &[feature]).await?;
+    note_in_use(store, feature).await
+}
+
+async fn note_in_use(store: &Store, feature: Feature) -> Result<(), StoreError> {
+    let (metadata, noted) = (store.metadata.clone(), doc! { "$set": { feature.field(): true } });
+    call("note_in_use", async move { metadata.update_one(doc! { "_id": "features" }, noted).upsert(true).await }).await.map(drop)
+}
+
+async fn run(store: &Store, operation: &'static str, on: &str, command: Document) -> Result<(), StoreError> {
+    let database = if on == "admin" { store.client.database(on) } else { store.database.clone() };
+    call(operation, async move { database.run_command(command).await }).await.map(drop)
+}
