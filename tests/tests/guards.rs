@@ -21,7 +21,7 @@ use recruiter_common::{
     failure::Failure,
     ids::{JobId, LeaseTerm, RoundId, WorkerId},
     instant::Instant,
-    job::{Claim, FinishReason, Job, Keep, StoredPolicy},
+    job::{Claim, FinishReason, Job, Keep, StoredPolicy, notes::Notes},
     store::{
         Advance, Archival, AssignedJobs, Channel, CommitSession, HeartbeatReply, Hint, JobFilter, KeptCells, Lane, Listener, LockedJobs,
         Offer, Page, Planned, Progress, Recorded, Rescheduling, Retrial, Start, StateFilter, Store, Waiting, Walk,
@@ -444,6 +444,26 @@ async fn items_are_recorded_by_the_start_that_holds_their_bundle() {
     }
     for (claim, expected) in [(held, ["done".into(), "done".into()]), (retried, before.clone()), (started_anew, before)] {
         assert_eq!(setting.scheduled(claim.job()).await.get_array("item_outcomes").unwrap()[..], expected);
+    }
+}
+
+/// I3: notes of a lost claim change nothing, and neither does a write that arrives after a later one.
+#[tokio::test]
+async fn notes_are_recorded_by_the_start_that_holds_their_job_in_their_order() {
+    let setting = Setting::new().await;
+    let [held, retried, started_anew] = setting.jobs().await;
+    let mine = setting.start(WorkerId::new(), [held, retried, started_anew]).await;
+    let notes = |number: i64| mine.each_ref().map(|(_, claim)| Notes::new(*claim, number, doc! { "checkpoint": number }));
+    assert_eq!(setting.store.record_notes_if_claimed(&notes(2)).await.unwrap(), [Recorded::Yes; 3]);
+    let now = setting.store.now();
+    assert_eq!(setting.reschedule(&[setting.retry(&mine[1], now), setting.retry(&mine[2], now)]).await, [Recorded::Yes; 2]);
+    setting.start(WorkerId::new(), [started_anew]).await;
+    for (number, expected) in [(1, 2), (2, 2), (3, 3), (2, 3)] {
+        let recorded = setting.store.record_notes_if_claimed(&notes(number)).await.unwrap();
+        assert_eq!(recorded, [Recorded::Yes, Recorded::ClaimLost, Recorded::ClaimLost]);
+        for (job, expected) in [(held, expected), (retried, 2), (started_anew, 2)] {
+            assert_eq!(setting.scheduled(job).await.get_i64("checkpoint").ok(), Some(expected), "after write {number}");
+        }
     }
 }
 

@@ -32,13 +32,15 @@ pub const LOG_BYTES: usize = 32 * 1024;
 #[derive(Clone, Debug)]
 pub struct Notes {
     pub(crate) claim: Claim,
+    /// The writes of one start are numbered in their order.
+    pub(crate) number: i64,
     pub(crate) set: Document,
 }
 
 impl Notes {
-    /// These fields of the job with this claim.
-    pub fn new(claim: Claim, set: Document) -> Self {
-        Self { claim, set }
+    /// These fields of the job with this claim. A write with a lower number than one that MongoDB has changes nothing.
+    pub fn new(claim: Claim, number: i64, set: Document) -> Self {
+        Self { claim, number, set }
     }
 }
 

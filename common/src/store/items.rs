@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use bson::doc;
+use bson::{Document, doc};
 use mongodb::options::ReadConcern;
 
 use super::{
@@ -64,21 +64,28 @@ impl Store {
             let filter = doc! { "_id": bundle.claim.job, "locked": true, "last_execution.start": bundle.claim.start };
             doc! { "q": filter, "u": { "$set": bundle.set.clone() } }
         };
-        let command = doc! {
-            "update": "scheduled",
-            "updates": batch.iter().map(statement).collect::<Vec<_>>(),
-            "ordered": false,
-            "writeConcern": { "w": "majority", "j": true },
-        };
-        if self.write("record_items_if_claimed", command).await? == batch.len() {
-            return Ok(vec![Recorded::Yes; batch.len()]);
+        let statements = batch.iter().map(statement).collect();
+        self.record_if_claimed("record_items_if_claimed", statements, batch.iter().map(|bundle| bundle.claim)).await
+    }
+
+    /// Runs updates of started jobs as one command, acknowledged by a majority. An update that meets no document loses if its claim does
+    /// not hold.
+    pub(super) async fn record_if_claimed(
+        &self,
+        operation: &'static str,
+        updates: Vec<Document>,
+        claims: impl Iterator<Item = Claim> + Clone,
+    ) -> Result<Vec<Recorded>, StoreError> {
+        let count = updates.len();
+        let command = doc! { "update": "scheduled", "updates": updates, "ordered": false, "writeConcern": { "w": "majority", "j": true } };
+        if self.write(operation, command).await? == count {
+            return Ok(vec![Recorded::Yes; count]);
         }
         let mut starts: HashMap<StartId, Vec<JobId>> = HashMap::new();
-        for Progress { claim, .. } in batch {
+        for claim in claims.clone() {
             starts.entry(claim.start).or_default().push(claim.job);
         }
         let held: HashSet<Claim> = self.claims_of_starts_with(&starts, ReadConcern::local()).await?.into_iter().collect();
-        let recorded = |claim: Claim| if held.contains(&claim) { Recorded::Yes } else { Recorded::ClaimLost };
-        Ok(batch.iter().map(|bundle| recorded(bundle.claim)).collect())
+        Ok(claims.map(|claim| if held.contains(&claim) { Recorded::Yes } else { Recorded::ClaimLost }).collect())
     }
 }

@@ -113,6 +113,8 @@ pub(super) struct Known {
     pub(super) waiting: Vec<oneshot::Sender<Result<(), CheckpointError>>>,
     awaiting: Vec<oneshot::Sender<Result<(), CheckpointError>>>,
     last_write: Option<Monotonic>,
+    /// The number of writes so far.
+    writes: i64,
     is_queued: bool,
     /// Whether an open transaction of the execution holds the writes back.
     pub(super) is_held: bool,
@@ -192,13 +194,14 @@ impl Notes {
     pub(crate) fn to_write(&self) -> Write {
         let (claim, _) = self.destination.as_ref().expect("the recorder has only notes with a claim");
         let mut known = self.known();
+        known.writes += 1;
         if known.is_held {
-            return Write::new(*claim, Document::new());
+            return Write::new(*claim, known.writes, Document::new());
         }
         known.last_write = Some(Monotonic::now());
         known.in_flight = std::mem::take(&mut known.unwritten);
         known.awaiting = std::mem::take(&mut known.waiting);
-        Write::new(*claim, known.fields(known.in_flight))
+        Write::new(*claim, known.writes, known.fields(known.in_flight))
     }
 
     /// Handles the answer to the last write. Refused notes are given up: they would also make the end of the job too large.
