@@ -98,6 +98,12 @@ impl Watched {
         if self.is_running() { kill(self.program, signal).map_err(io::Error::from) } else { Err(Errno::ESRCH.into()) }
     }
 
+    /// Whether SIGSTOP has taken effect. On a busy machine the program continues for some milliseconds after the signal.
+    pub(crate) fn is_stopped(&self) -> bool {
+        let stat = procfs::process::Process::new(self.program.as_raw()).and_then(|process| process.stat());
+        stat.is_ok_and(|stat| stat.state == 'T')
+    }
+
     /// Closes the pipe, as the death of this process would: the script then ends the program. Returns at once.
     pub(crate) fn let_go(&mut self) {
         drop(self.shell.stdin.take());

@@ -1,6 +1,9 @@
 //! Measures larger and larger fleets: more slots, workers and processes.
 
-use std::time::{Duration, Instant as Monotonic};
+use std::{
+    io,
+    time::{Duration, Instant as Monotonic},
+};
 
 use bson::{Bson, Document, doc};
 use clap::Args;
@@ -243,16 +246,23 @@ async fn run_all(stage: &Stage, fleet: &mut Fleet, slots: u32) -> anyhow::Result
 async fn round_of_real(stage: &Stage, fleet: &mut Fleet, slots: u32) -> anyhow::Result<Duration> {
     let term = until_idle(stage, slots).await?;
     let before = stage.store.archived_count().await?;
-    let mut signal = |signal: Signal| fleet.recruiter().map_or(Ok(()), |recruiter| recruiter.signal(signal));
-    signal(Signal::SIGSTOP)?;
+    send(fleet, Signal::SIGSTOP)?;
+    while fleet.recruiter().is_some_and(|recruiter| !recruiter.is_stopped()) {
+        pause(Duration::from_millis(1)).await;
+    }
     let measured = async {
         stage.store.enqueue_many((0..slots).map(|_| noop())).await?;
         one_round(&stage.store, term, slots).await
     };
     let measured = measured.await;
-    signal(Signal::SIGCONT)?;
+    send(fleet, Signal::SIGCONT)?;
     stage.until_archived(fleet, before + u64::from(slots)).await?;
     measured
+}
+
+/// Sends a signal to the recruiter.
+fn send(fleet: &mut Fleet, signal: Signal) -> io::Result<()> {
+    fleet.recruiter().map_or(Ok(()), |recruiter| recruiter.signal(signal))
 }
 
 /// Measures mongod's processor time with idle processes: without hints, and with many hints for another group.
