@@ -243,7 +243,7 @@ impl NewJob {
     }
 
     /// Makes the job wait until another one is done. If that one ends in any other way, this job is cancelled
-    /// ([`graphs`]).
+    /// ([`graphs`](crate::graphs)).
     pub fn waits_for(self, job: JobId) -> Self {
         self.waits_for_all([Edge { job, when: When::Done }])
     }

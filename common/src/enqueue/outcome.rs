@@ -8,8 +8,8 @@ use crate::ids::JobId;
 pub struct Enqueued {
     /// The id of the job. If nothing was enqueued, the id of the existing job.
     pub id: JobId,
-    /// Whether this call has enqueued the job. If not, a scheduled or archived job already had its id ([`NewJob::with_id`]) or its unique
-    /// key ([`NewJob::unique`]).
+    /// Whether this call has enqueued the job. If not, a scheduled or archived job already had its id ([`NewJob::with_id`](crate::NewJob::with_id)) or its unique
+    /// key ([`NewJob::unique`](crate::NewJob::unique)).
     pub is_new: bool,
     /// What has happened.
     pub outcome: Outcome,

@@ -33,7 +33,7 @@ pub trait Workable: Serialize + DeserializeOwned + Send + Sync + 'static {
     const CLASS: &'static str;
 
     /// The result type of this kind of job, `()` for no result. The result is stored in the archive and read with
-    /// [`Store::result_of`].
+    /// [`Store::result_of`](crate::Store::result_of).
     type Output: Serialize + DeserializeOwned + Send + 'static;
 
     /// Default settings of jobs of this kind. A job can override each of them.
@@ -48,7 +48,7 @@ pub trait Workable: Serialize + DeserializeOwned + Send + Sync + 'static {
 }
 
 impl NewJob {
-    /// One job with many small items of one class, at most [`MOST_ITEMS`]. One worker executes the items one after the
+    /// One job with many small items of one class, at most [`MOST_ITEMS`](crate::job::bundle::MOST_ITEMS). One worker executes the items one after the
     /// other. The outcome of each item is stored separately, and an item whose outcome is stored is not run again after
     /// a crash. Only failed items are retried, as the retry policy decides for their failures.
     pub fn bundle<W: Workable>(items: impl IntoIterator<Item = W>) -> Self {

@@ -1,6 +1,6 @@
 //! Jobs that wait for other jobs.
 //!
-//! The one primitive is an *edge*: a job waits for another one ([`NewJob::waits_for`]). Groups, barriers, pipelines and maps are made of edges,
+//! The one primitive is an *edge*: a job waits for another one ([`NewJob::waits_for`](crate::NewJob::waits_for)). Groups, barriers, pipelines and maps are made of edges,
 //! and nest. A [`Graph`] is a set of new jobs with edges, which is enqueued whole or not at all.
 //!
 //! ```

@@ -24,7 +24,7 @@ pub enum WaitError {
         /// The id.
         job: JobId,
     },
-    /// The job was there and is gone: it succeeded and nothing is kept of a success ([`Keep::Failures`]).
+    /// The job was there and is gone: it succeeded and nothing is kept of a success ([`Keep::Failures`](crate::Keep::Failures)).
     #[error("job {job} has ended, and nothing of it is kept: it succeeded with `keep: failures`")]
     NotKept {
         /// The job.
