@@ -43,6 +43,7 @@ OPAQUE = {
     "has_room": "the slots and the room ahead of each worker: guards::jobs_are_assigned…",
     "no_envelope": "documents of an application: it::messages::a_collection_of_the_application…",
     "no_event": "documents of an application: it::waits::a_collection_of_the_application…",
+    "condition": "which classes and outcomes a period of retention covers: guards::retention_by_class…",
     "fields": "what a person asks to see in a list: tests/tests/it/cli.rs and operator.rs",
     "range": "where a walk over many jobs goes on: tests/tests/it/operator.rs",
 }

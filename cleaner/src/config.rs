@@ -1,9 +1,11 @@
 //! The command-line arguments of the cleaner.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use clap::Args;
 use recruiter_common::exit::Exit;
+
+use crate::retention::Periods;
 
 /// The settings of the cleaner.
 #[derive(Args, Clone, Debug)]
@@ -22,9 +24,24 @@ pub struct CleanerArgs {
     /// Time for which finished jobs stay in the archive
     #[arg(long, env = "RECRUITER_KEEP_ARCHIVED", value_name = "DURATION", default_value = "5d", value_parser = humantime::parse_duration)]
     pub keep_archived: Duration,
+    /// Time for which failed jobs (neither done nor cancelled) stay in the archive [default: as --keep-archived]
+    #[arg(long, env = "RECRUITER_KEEP_FAILURES", value_name = "DURATION", value_parser = humantime::parse_duration)]
+    pub keep_failures: Option<Duration>,
+    /// Time for which finished jobs of a class stay in the archive, failed or not, for example mail=1d; may be given several times
+    #[arg(long, env = "RECRUITER_KEEP", value_name = "CLASS=DURATION", value_delimiter = ',', value_parser = keep_of_text)]
+    pub keep: Vec<(String, Duration)>,
     /// Interval between deletions of old jobs from the archive
     #[arg(long, env = "RECRUITER_PRUNE_EVERY", value_name = "DURATION", default_value = "1m", value_parser = humantime::parse_duration)]
     pub prune_every: Duration,
+}
+
+fn keep_of_text(text: &str) -> Result<(String, Duration), String> {
+    let (class, duration) = text.split_once('=').ok_or("write it like mail=1d: a class, and how long its finished jobs are kept")?;
+    let duration = humantime::parse_duration(duration.trim()).map_err(|error| format!("`{duration:.80}` is not a duration ({error})"))?;
+    match class.trim() {
+        "" => Err("the class before `=` is missing".into()),
+        class => Ok((class.to_owned(), duration)),
+    }
 }
 
 impl CleanerArgs {
@@ -44,6 +61,28 @@ impl CleanerArgs {
                 humantime::format_duration(self.every)
             ));
         }
+        let mut classes = BTreeSet::new();
+        if let Some((class, _)) = self.keep.iter().find(|(class, _)| !classes.insert(class)) {
+            return refuse(format!("--keep is given twice for the class `{class:.80}`: give it once"));
+        }
         Ok(())
+    }
+
+    pub(crate) fn periods(&self) -> Periods {
+        Periods { all: self.keep_archived, failures: self.keep_failures, classes: self.keep.iter().cloned().collect() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_class_is_kept_for_a_duration() {
+        assert_eq!(keep_of_text("mail=1d"), Ok(("mail".into(), Duration::from_secs(86_400))));
+        assert_eq!(keep_of_text(" mail = 1h 30m"), Ok(("mail".into(), Duration::from_secs(5_400))));
+        for (text, problem) in [("mail", "write it like mail=1d"), ("=1d", "is missing"), ("mail=soon", "`soon` is not a duration")] {
+            assert!(keep_of_text(text).is_err_and(|said| said.contains(problem)), "{text}");
+        }
     }
 }

@@ -9,6 +9,7 @@ mod expire;
 mod liveness;
 mod prune;
 mod rescue;
+mod retention;
 mod retire;
 
 use std::time::{Duration, Instant as Monotonic};
@@ -21,7 +22,7 @@ use recruiter_common::{
     telemetry::{chain, milliseconds},
 };
 
-use crate::{config::CleanerArgs, rescue::Rescuer, retire::Observations};
+use crate::{config::CleanerArgs, rescue::Rescuer, retention::Retention, retire::Observations};
 
 /// How often to check whether the workers on this machine still run. The check does not use MongoDB.
 const NEIGHBOURS_EVERY: Duration = Duration::from_millis(200);
@@ -47,6 +48,7 @@ pub async fn run(args: CleanerArgs, connect: &ConnectArgs, mut shutdown: Shutdow
     let watchdog = Watchdog::of_this_process();
     let mut rescuer = Rescuer::new(store.clone(), watchdog.clone());
     let (mut sweep_at, mut prune_at, mut expire_at) = (Monotonic::now(), Monotonic::now(), Monotonic::now());
+    let mut retention = Retention::new(&args.periods());
     let mut session = CommitSession::default();
     // After the first poll, and after each poll that retired a worker, the next one follows after half the interval:
     // workers that have just registered or restarted are not observed yet.
@@ -75,7 +77,7 @@ pub async fn run(args: CleanerArgs, connect: &ConnectArgs, mut shutdown: Shutdow
         }
         watchdog.progress();
         if Monotonic::now() >= prune_at {
-            match prune(&store, args.keep_archived, &shutdown).await {
+            match prune(&store, &mut retention, &shutdown).await {
                 Ok(true) => prune_at = Monotonic::now() + args.prune_every,
                 Ok(false) => {}
                 Err(error) => {
@@ -108,13 +110,8 @@ async fn wait(every: Duration, observations: &Observations, watchdog: &Watchdog,
     }
 }
 
-/// Deletes archived jobs that are older than the retention period. Returns whether none are left.
-async fn prune(store: &Store, keep: Duration, shutdown: &Shutdown) -> Result<bool, StoreError> {
+/// Deletes archived jobs whose period of retention has passed. Returns whether none are left.
+async fn prune(store: &Store, retention: &mut Retention, shutdown: &Shutdown) -> Result<bool, StoreError> {
     store.prune_not_kept(store.now() - NOT_KEPT_FOR).await?;
-    let before = chrono::TimeDelta::from_std(keep).ok().and_then(|keep| store.now().checked_sub_signed(keep));
-    match before {
-        Some(before) => prune::tick(store, before, shutdown).await,
-        // The retention period is longer than dates can express: prune nothing.
-        None => Ok(true),
-    }
+    retention.tick(store, shutdown).await
 }

@@ -4,17 +4,23 @@
 //! The filter of the write repeats the conditions of the decision. A job that changed in between is read again. Every call can be repeated:
 //! changes made by an interrupted call are recognised.
 
+mod export;
 mod graph;
+mod revision;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     ops::ControlFlow,
-    sync::Arc,
+    sync::{Arc, LazyLock},
     time::{Duration, Instant as Monotonic},
 };
 
 use bson::{Bson, Document, RawDocument, RawDocumentBuf};
 
+pub use self::{
+    export::{Exported, export},
+    revision::{InvalidRevision, Revision},
+};
 use crate::{
     enqueue::NewJob,
     failure::{CANCELLED, Failure},
@@ -47,13 +53,15 @@ const TRY_AGAIN_AFTER: Duration = Duration::from_secs(1);
 const ANNOUNCED: usize = 64;
 
 /// A change to jobs.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Change {
     /// Enqueues a finished job again under another id, which its archived document stores as `retried_as`. Makes a
     /// waiting job due now.
     Retry {
         /// Whether jobs that were retried before are retried as well.
         again: bool,
+        /// What the new job has in place of the former content. A job that is not finished is refused unless this is empty.
+        with: Revision,
     },
     /// Gives waiting jobs another priority, group or date.
     Alter(Alteration),
@@ -218,6 +226,9 @@ pub enum Refusal {
         /// The key.
         key: String,
     },
+    /// Only finished jobs are retried with new content.
+    #[error("it is not finished, and only finished jobs are retried with new content: use `recruiter jobs change`, or cancel it first")]
+    NotFinished,
     /// It waits for other jobs.
     #[error("it waits for other jobs, and cannot be changed until they end; `recruiter jobs why` names them")]
     WaitsForJobs,
@@ -235,7 +246,10 @@ pub enum Refusal {
 impl Refusal {
     /// Whether the job changed its state after it matched: it has started or ended, or was deleted.
     fn is_caused_by_a_change(&self) -> bool {
-        matches!(self, Self::Unknown | Self::Running { .. } | Self::Started { .. } | Self::Archived { .. } | Self::NotArchived)
+        matches!(
+            self,
+            Self::Unknown | Self::Running { .. } | Self::Started { .. } | Self::Archived { .. } | Self::NotArchived | Self::NotFinished
+        )
     }
 }
 
@@ -254,6 +268,12 @@ pub enum Contradiction {
     /// A running job cannot be retried.
     #[error("a running job cannot be retried; its retry policy decides when it ends")]
     RetryOfRunning,
+    /// A job that is not finished cannot be retried with new content.
+    #[error("only finished jobs are retried with new content: use `recruiter jobs change` for waiting ones")]
+    RevisionOfWaiting,
+    /// A running job cannot be exported.
+    #[error("a running job cannot be exported, because it would run twice: select the state `scheduled` or `archived`")]
+    ExportOfRunning,
     /// Only waiting jobs can be changed.
     #[error("only waiting jobs are changed: select the state `scheduled`, or no state")]
     AlterOfStarted,
@@ -300,6 +320,7 @@ impl JobFilter {
             (Change::Cancel, Some(StateFilter::Archived)) => return Err(Contradiction::CancelOfArchived),
             (Change::Cancel, _) if self.why.is_some() => return Err(Contradiction::CancelOfArchived),
             (Change::Delete, Some(StateFilter::Scheduled | StateFilter::Running)) => return Err(Contradiction::DeleteOfUnfinished),
+            (Change::Retry { with, .. }, Some(StateFilter::Scheduled)) if !with.is_empty() => return Err(Contradiction::RevisionOfWaiting),
             (Change::Retry { .. }, Some(StateFilter::Scheduled)) | (Change::Cancel, _) => {}
             (Change::Retry { .. }, Some(StateFilter::Archived) | None) => {
                 self.state = Some(StateFilter::Archived);
@@ -450,7 +471,7 @@ impl Control {
             });
             let steps: Vec<(JobId, Step)> = steps.collect();
             outcomes.extend(if self.dry_run {
-                steps.into_iter().map(would_become).collect()
+                steps.into_iter().map(|step| would_become(change, step)).collect()
             } else {
                 self.apply(change, steps, now).await?
             });
@@ -485,10 +506,11 @@ impl Control {
                     hastened.insert(id, at);
                 }
                 Step::Enqueue { retried_as, job, why } => {
-                    groups.insert(job.group.clone());
+                    let revision = revision(change);
+                    groups.insert(revision.group_of(&job.group));
                     // A job that has halted its line runs before the others of the line.
                     let place = job.halt_on_failure.then(|| bson::DateTime::from_chrono(job.created_at));
-                    let new = again(*job).and_then(|new| new.into_document(now).map_err(|error| error.to_string()));
+                    let new = again(*job, revision).and_then(|new| new.into_document(now).map_err(|error| error.to_string()));
                     let new = new.map(|(id, mut document)| {
                         document.extend(place.map(|place| ("created_at".to_owned(), place.into())));
                         (id, document)
@@ -654,9 +676,8 @@ fn step(change: &Change, id: JobId, stored: StoredJob, now: Instant) -> Step {
             step_of_alteration(alteration, is_archived, document).unwrap_or_else(|refusal| Step::Nothing(Changed::Refused(refusal)))
         }
         Change::Cancel => step_of_cancel(id, is_archived, &document, now),
-        Change::Retry { again } => {
-            step_of_retry(*again, is_archived, document, now).unwrap_or_else(|refusal| Step::Nothing(Changed::Refused(refusal)))
-        }
+        Change::Retry { again, with } => step_of_retry(*again, !with.is_empty(), is_archived, document, now)
+            .unwrap_or_else(|refusal| Step::Nothing(Changed::Refused(refusal))),
     }
 }
 
@@ -700,7 +721,7 @@ fn step_of_cancel(id: JobId, is_archived: bool, document: &RawDocument, now: Ins
     }
 }
 
-fn step_of_retry(again: bool, is_archived: bool, document: RawDocumentBuf, now: Instant) -> Result<Step, Refusal> {
+fn step_of_retry(again: bool, is_revised: bool, is_archived: bool, document: RawDocumentBuf, now: Instant) -> Result<Step, Refusal> {
     let job = Job::try_from(document).map_err(|(_, error)| Refusal::Malformed(error.to_string()))?;
     Ok(match (&job.state, is_archived) {
         (JobState::Archived { why }, true) => {
@@ -714,6 +735,7 @@ fn step_of_retry(again: bool, is_archived: bool, document: RawDocumentBuf, now: 
             }
         }
         (JobState::Started { worker, .. }, false) => return Err(Refusal::Running { worker: *worker }),
+        (JobState::Scheduled { .. }, false) if is_revised => return Err(Refusal::NotFinished),
         (JobState::Scheduled { at }, false) if *at <= now => Step::Nothing(Changed::AlreadyDue { since: *at }),
         (JobState::Scheduled { .. }, false) if job.is_waiting => return Err(Refusal::WaitsForJobs),
         (JobState::Scheduled { .. }, false) if waits_for(&job).is_some() => {
@@ -727,7 +749,7 @@ fn step_of_retry(again: bool, is_archived: bool, document: RawDocumentBuf, now: 
     })
 }
 
-fn would_become((id, step): (JobId, Step)) -> (JobId, Changed) {
+fn would_become(change: &Change, (id, step): (JobId, Step)) -> (JobId, Changed) {
     let changed = match step {
         Step::Nothing(changed) => changed,
         Step::Archive(_) => Changed::Cancelled,
@@ -735,7 +757,7 @@ fn would_become((id, step): (JobId, Step)) -> (JobId, Changed) {
         Step::Alter { .. } => Changed::Altered,
         Step::Delete => Changed::Deleted,
         Step::Hasten { at, .. } => Changed::DueNow { instead_of: at },
-        Step::Enqueue { job, why, .. } => match again(*job) {
+        Step::Enqueue { job, why, .. } => match again(*job, revision(change)) {
             Ok(_) => Changed::EnqueuedAgain { new: None, why },
             Err(problem) => Changed::Refused(Refusal::Unstorable(problem)),
         },
@@ -747,13 +769,22 @@ fn unique_fields(document: &Document) -> bool {
     ["unique", "unique_while_waiting"].iter().any(|field| document.contains_key(*field))
 }
 
-/// The same job under a new id, with its unique key. A bundle gets only the items that are not done, or all items if all are done.
-fn again(job: Job) -> Result<NewJob, String> {
+/// What retried jobs have in place of their former content.
+fn revision(change: &Change) -> &Revision {
+    static NONE: LazyLock<Revision> = LazyLock::new(Revision::default);
+    match change {
+        Change::Retry { with, .. } => with,
+        Change::Alter(_) | Change::Cancel | Change::Delete => &NONE,
+    }
+}
+
+/// The same job under a new id, with its unique key and its limits. A bundle gets only the items that are not done, or all items if all are done.
+fn again(job: Job, with: &Revision) -> Result<NewJob, String> {
     let document = |parameters: Bson| {
         let Bson::Document(parameters) = parameters else {
             return Err("its parameters are not a document; enqueue it by hand".to_owned());
         };
-        Ok(parameters)
+        Ok(with.parameters(parameters))
     };
     let unique = unique_again(&job);
     let new = match &job.bundle {
@@ -778,10 +809,10 @@ fn again(job: Job) -> Result<NewJob, String> {
         Some(unique) => new.unique(unique),
         None => new,
     };
-    Ok(match job.urn {
+    Ok(with.apply(match job.urn {
         Some(urn) => new.urn(urn),
         None => new,
-    })
+    }))
 }
 
 #[cfg(test)]
@@ -806,16 +837,24 @@ mod tests {
             job(doc! { "workable": { "class": "c", "items": items }, "item_outcomes": outcomes })
         };
         let failed = Bson::from(doc! { "class": "x", "message": "too hot", "why": "gave-up" });
-        let done_again = |job: Job| format!("{:?}", again(job).expect("a bundle"));
+        let done_again = |job: Job| format!("{:?}", again(job, &Revision::default()).expect("a bundle"));
         let rest = done_again(bundle(vec!["done".into(), failed]));
         assert!(!rest.contains("\"n\": Int32(0)") && rest.contains("\"n\": Int32(1)") && rest.contains("\"n\": Int32(2)"), "{rest}");
         assert!(done_again(bundle(vec!["done".into(); 3])).contains("\"n\": Int32(0)"), "all items, if all are done");
     }
 
     #[test]
+    fn a_retried_job_keeps_its_limits_or_its_line() {
+        let again = |gate: &str| format!("{:?}", again(job(doc! { "gate": gate }), &Revision::default()).expect("a job"));
+        assert!(again("customer:17,printer").contains(r#"limits: ["customer:17", "printer"]"#), "{}", again("customer:17,printer"));
+        let line = crate::limits::gate_of_line("k");
+        assert!(again(&line).contains(r#"line: Some("k")"#), "{}", again(&line));
+    }
+
+    #[test]
     fn a_change_applies_to_the_states_in_which_it_is_possible() {
         let of = |state, why: Option<&str>| JobFilter { state, why: why.map(Into::into), ..JobFilter::default() };
-        let retry = Change::Retry { again: false };
+        let retry = Change::Retry { again: false, with: Revision::default() };
         let alter = Change::Alter(Alteration::default());
         let check = |filter: JobFilter, change: Change, expected: Result<(Option<StateFilter>, bool), Contradiction>| {
             assert_eq!(filter.clone().narrowed_to(&change).map(|filter| (filter.state, filter.failed)), expected, "{change:?} {filter:?}");
@@ -823,6 +862,9 @@ mod tests {
         let (scheduled, running, archived) = (Some(StateFilter::Scheduled), Some(StateFilter::Running), Some(StateFilter::Archived));
         check(of(None, None), retry.clone(), Ok((archived, true)));
         check(of(None, Some("done")), retry.clone(), Ok((archived, false)));
+        let revised = Change::Retry { again: false, with: Revision::default().set(doc! { "a": 1 }) };
+        check(of(None, None), revised.clone(), Ok((archived, true)));
+        check(of(scheduled, None), revised, Err(Contradiction::RevisionOfWaiting));
         check(of(scheduled, None), retry.clone(), Ok((scheduled, false)));
         check(of(running, None), retry.clone(), Err(Contradiction::RetryOfRunning));
         check(of(scheduled, Some("done")), retry, Err(Contradiction::WhyOutsideOfTheArchive));

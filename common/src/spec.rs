@@ -361,7 +361,7 @@ impl fmt::Display for JobSpec {
     }
 }
 
-fn check_policy(policy: &StoredPolicy, unknown: UnknownPolicies) -> Result<(), InvalidSpec> {
+pub(crate) fn check_policy(policy: &StoredPolicy, unknown: UnknownPolicies) -> Result<(), InvalidSpec> {
     match RetryPolicies::default().check(policy) {
         Err(problem) if problem.unknown_class().is_some() => match unknown {
             UnknownPolicies::Accept => Ok(()),

@@ -7,7 +7,7 @@ use std::{
 
 use bson::Document;
 
-use super::{Change, Changed, Control, Refusal, again};
+use super::{Change, Changed, Control, Refusal, Revision, again};
 use crate::{
     enqueue::NewJob,
     graphs::{self, Edge, GraphJob, GraphState, NOT_NEEDED, edges_of},
@@ -132,6 +132,6 @@ fn repeated(
         crate::job::JobState::Scheduled { .. } | crate::job::JobState::Started { .. } => return Err("it is not finished any more".into()),
     };
     let id = new[&job.id];
-    let job: NewJob = again(job)?.with_id(id).in_graph(graph).waits_for_all(edges);
+    let job: NewJob = again(job, &Revision::default())?.with_id(id).in_graph(graph).waits_for_all(edges);
     job.into_document(now).map(|(_, document)| (why, document)).map_err(|error| error.to_string())
 }

@@ -21,6 +21,7 @@
 //! | `rescue` | jobs of dead workers; the sweep |
 //! | `expiry` | jobs that were not started in time |
 //! | `control` | cancel, hasten, change, retry, delete, prune |
+//! | `retention` | prune by class and outcome |
 //! | `select`, `views` | lists, walks and statistics for people |
 //! | `schedulers` | schedules of periodic jobs |
 //! | `roster`, `lease` | one document for each worker; the recruiter's lease |
@@ -72,6 +73,7 @@ mod notes;
 mod rates;
 mod relay;
 mod rescue;
+mod retention;
 mod ring;
 mod roster;
 mod schedulers;
@@ -124,6 +126,7 @@ pub use self::{
     not_kept::NotKept,
     rates::KeptCells,
     rescue::LockedJobs,
+    retention::{Covered, OtherClasses, RetentionPosition, RetentionStep},
     roster::{HeartbeatReply, Offer, Planned, Registration},
     schedulers::Advance,
     select::{JobFilter, LOOK_LIMIT, Listed, Match, Page, StateFilter, Walk, lossy},

@@ -36,11 +36,14 @@ const NAMED: u64 = 20;
 pub(crate) const RETRY_EXAMPLES: &str = "\
 Retries the jobs with these ids, or all jobs that match the filters. Without --why and --state,
 filters match only failed jobs (neither done nor cancelled). A job that was retried before is
-skipped: its document names the new job (retried_as). With --again it is enqueued once more.
+skipped: its document names the new job (retried_as). With --again it is enqueued once more. The new
+job has the content of the old one, unless you give it new parameters, another policy, group or
+priority.
 
 Examples:
   recruiter jobs retry 65a1b2c3d4e5f60718293a4b
   recruiter jobs retry --error-class SmtpDown --since 2030-01-31T12:00:00Z --dry-run
+  recruiter jobs retry --class mail --message 'no such host' --set '{\"host\": \"mx2\"}' --to-group slow --dry-run
   recruiter jobs retry --class mail --state scheduled
       make jobs that wait for a later date due now
   recruiter jobs retry --all --yes

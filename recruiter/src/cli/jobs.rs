@@ -26,9 +26,11 @@ use recruiter_common::{
 use super::{
     change::{self, ALTER_EXAMPLES, CANCEL_EXAMPLES, ChangeArgs, DELETE_EXAMPLES, Intent, NewValues, RETRY_EXAMPLES},
     exit::{or_stopped, usage},
+    export::{self, EXPORT_EXAMPLES, ExportArgs},
     filter::{FilterArgs, check_reason},
     output::{Column, Format, Row, Screen, apart, briefly_apart, json_line, moment, printable, table},
     presence::Leader,
+    revise::NewContent,
 };
 
 /// Minimum width, in characters, of a screen that shows the priority.
@@ -88,11 +90,14 @@ enum JobsCommand {
     /// Retry jobs: make a waiting job due now, or enqueue a finished job again under a new id
     #[command(after_help = RETRY_EXAMPLES)]
     Retry {
-        #[command(flatten)]
-        change: ChangeArgs,
         /// Include jobs that were retried before
         #[arg(long)]
         again: bool,
+        // Before the filters, whose heading applies to all arguments after them.
+        #[command(flatten)]
+        content: Box<NewContent>,
+        #[command(flatten)]
+        change: ChangeArgs,
     },
     /// Change waiting jobs: another priority, group or due date
     #[command(after_help = ALTER_EXAMPLES)]
@@ -103,6 +108,9 @@ enum JobsCommand {
         #[command(flatten)]
         change: ChangeArgs,
     },
+    /// Export jobs as lines of JSON that `recruiter enqueue --from` reads
+    #[command(after_help = EXPORT_EXAMPLES)]
+    Export(ExportArgs),
     /// Cancel jobs: archive a waiting job without running it, or stop a running job
     #[command(after_help = CANCEL_EXAMPLES)]
     Cancel(ChangeArgs),
@@ -138,7 +146,8 @@ pub(super) async fn run(args: JobsArgs, connect: &ConnectArgs, mut shutdown: Shu
         JobsCommand::Wait { id, timeout, format } => {
             return or_stopped(shutdown, super::wait::run(id, timeout, format, connect, out)).await;
         }
-        JobsCommand::Retry { change, again } => (change, Intent::Plain(Change::Retry { again })),
+        JobsCommand::Export(args) => return export::run(args, connect, shutdown, out).await,
+        JobsCommand::Retry { change, again, content } => (change, Intent::Plain(Change::Retry { again, with: content.revision()? })),
         JobsCommand::Change { values, change } => (change, Intent::NewValues(values)),
         JobsCommand::Cancel(args) => (args, Intent::Plain(Change::Cancel)),
         JobsCommand::Delete(args) => (args, Intent::Plain(Change::Delete)),

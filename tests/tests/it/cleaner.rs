@@ -94,6 +94,52 @@ async fn retention_deletes_documents_whatever_their_ids_are() {
     wait_until(SOON, "jobs older than five days are deleted", async || count(&database, "archived", doc! {}).await == 0).await;
 }
 
+/// Failures stay longer than successes, and classes have periods of their own.
+#[tokio::test]
+async fn retention_has_periods_for_failures_and_for_classes() {
+    let database = TestDatabase::new().await;
+    store(&database).await;
+    let ended = |id: &str, class: &str, why: &str, days_ago: i64| {
+        let ended = bson::DateTime::from_millis(bson::DateTime::now().timestamp_millis() - days_ago * 86_400_000);
+        doc! { "_id": id, "workable": { "class": class }, "why": why, "last_execution": { "ended_at": ended } }
+    };
+    let documents = [
+        ended("done, old", "import", "done", 6),
+        ended("done, new", "import", "done", 4),
+        ended("failed, older than all periods", "import", "gave-up", 31),
+        ended("failed, old", "import", "gave-up", 29),
+        ended("mail, old", "mail", "gave-up", 2),
+        ended("mail, new", "mail", "done", 0),
+        ended("audit, old", "audit", "done", 91),
+        ended("audit, new", "audit", "done", 89),
+    ];
+    // More than one step of the walk, of which nothing is deleted.
+    let many = (0..2_500).map(|number| ended(&format!("failed {number}"), "import", "gave-up", 7));
+    database.raw("archived").insert_many(documents.into_iter().chain(many)).await.unwrap();
+    let flags =
+        ["--prune-every", "100ms", "--keep-failures", "30d", "--keep", "mail=1d,audit=90d", "--every", "50ms", "--dead-after", "1s"];
+    let cleaner = Process::on(&database, "recruiter-cleaner", &flags);
+    let kept = ["audit, new", "done, new", "failed, old", "mail, new"];
+    let others =
+        || doc! { "_id": { "$not": bson::Regex { pattern: "^failed [0-9]".try_into().unwrap(), options: "".try_into().unwrap() } } };
+    wait_until(SOON, "what is kept no longer is deleted", async || {
+        database.raw("archived").distinct("_id", others()).await.unwrap() == kept.map(Bson::from)
+    })
+    .await;
+    // A job that ends later is met by a walk that goes on.
+    database.raw("archived").insert_one(ended("mail, later", "mail", "done", 1)).await.unwrap();
+    wait_until(SOON, "it is deleted as well", async || count(&database, "archived", doc! { "_id": "mail, later" }).await == 0).await;
+    assert_eq!(count(&database, "archived", doc! {}).await, 2_504, "{}", cleaner.stderr());
+}
+
+#[tokio::test]
+async fn a_class_has_one_period() {
+    let database = TestDatabase::new().await;
+    let mut cleaner = Process::on(&database, "recruiter-cleaner", &["--keep", "mail=1d", "--keep", "mail=2d"]);
+    wait_until(SOON, "it ends", async || cleaner.try_exit().is_some()).await;
+    assert!(cleaner.stderr().contains("--keep is given twice for the class `mail`"), "{}", cleaner.stderr());
+}
+
 /// I9: a worker's document is damaged; the worker runs, dies and is rescued like the others.
 #[tokio::test]
 async fn a_dead_worker_with_a_damaged_document_is_retired_and_its_jobs_are_rescued() {

@@ -8,14 +8,14 @@ use std::{
     time::Duration,
 };
 
-use bson::{Document, RawDocumentBuf, doc, oid::ObjectId};
+use bson::{Bson, Document, RawDocumentBuf, doc, oid::ObjectId};
 use futures_util::TryStreamExt as _;
 use nix::{
     pty::openpty,
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
-use recruiter_common::{ids::JobId, store::Store};
+use recruiter_common::{ids::JobId, job::Priority, store::Store};
 use recruiter_tests::{
     factory::{announcement, insert_unvalidated, minimal_job, started},
     fail_points::FailPoint,
@@ -123,6 +123,96 @@ async fn what_no_job_can_match_is_refused_and_a_misspelt_reason_is_corrected() {
     check(&["cancel", "--all", "--yes", "--state", "archived"], 2, "an archived job cannot be cancelled");
     check(&["delete", "--all", "--yes", "--state", "scheduled"], 2, "only archived jobs are deleted");
     assert_eq!(count(&database, "archived", doc! { "retried_as": null }).await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_failed_job_is_retried_with_new_content() {
+    let database = TestDatabase::new().await;
+    let _store = store(&database).await;
+    let mut failed = archived("mail", "gave-up", 60);
+    failed.extend(doc! { "group": "mail", "gate": "customer:17,printer" });
+    failed.get_document_mut("workable").unwrap().insert("parameters", doc! { "to": "a", "mail": { "subject": "s", "bcc": "x" } });
+    let bundle = {
+        let mut bundle = archived("bundle", "gave-up", 60);
+        bundle.insert("workable", doc! { "class": "bundle", "items": [{ "n": 1 }, { "n": 2 }] });
+        let failed = doc! { "class": "x", "message": "y", "why": "gave-up" };
+        bundle.insert("item_outcomes", vec![Bson::from("done"), failed.into()]);
+        bundle
+    };
+    let old = insert(&database, "archived", vec![failed, bundle]).await;
+    let waiting = insert(&database, "scheduled", vec![minimal_job("mail")]).await.remove(0);
+    let retry = |args: &[&str]| recruiter(&database, &[&["jobs", "retry", "--json", "--yes"], args].concat());
+    let set = r#"{"to": "b", "mail": {"bcc": null}}"#;
+
+    let check = |args: &[&str], expected: &str| {
+        let said = retry(args);
+        assert!(said.code == 2 && said.err.contains(expected), "{args:?}: {} {}", said.code, said.err);
+    };
+    check(&["--all", "--set", "[1]"], "parameters must be a JSON object");
+    check(&["--all", "--to-group", ""], "the name of the new group is empty");
+    check(&["--all", "--retry-policy", r#"{"class": "Mine"}"#], "if your workers know it, add --custom-policy");
+    check(&["--all", "--retry-policy", r#"{"class": "RetryForever"}"#], "`seconds_to_wait_before_retry` is missing");
+    check(&["--all", "--state", "scheduled", "--set", set], "only finished jobs are retried with new content");
+    let refused = recruiter(&database, &["jobs", "retry", &waiting, "--set", set]);
+    assert!(refused.code == 1 && refused.err.contains("only finished jobs are retried with new content"), "{}", refused.err);
+    let dry = summary(&retry(&["--class", "mail", "--set", set, "--dry-run"]));
+    assert!(dry["outcomes"]["enqueued-again"] == 1 && count(&database, "scheduled", doc! {}).await == 1, "{dry}");
+
+    let mine = r#"{"class": "Mine"}"#;
+    let changes = ["--set", set, "--to-group", "slow", "--priority", "9", "--retry-policy", mine, "--custom-policy"];
+    assert_eq!(summary(&retry(&[&["--class", "mail"], &changes[..]].concat()))["outcomes"], json!({ "enqueued-again": 1 }));
+    let id = |hex: &str| ObjectId::parse_str(hex).unwrap();
+    let new = only(&database, "scheduled", doc! { "recovered_from": id(&old[0]) }).await;
+    let parameters = new.get_document("workable").unwrap().get_document("parameters").unwrap();
+    assert_eq!(*parameters, doc! { "to": "b", "mail": { "subject": "s" } });
+    assert_eq!((new.get_str("group").unwrap(), new.get_str("gate").unwrap()), ("slow", "customer:17,printer"));
+    assert_eq!(Priority::new(9).map(Bson::from).as_ref(), new.get("priority"));
+    assert_eq!(new.get_document("retry_policy").unwrap().get_str("class").unwrap(), "Mine");
+    let old_job = only(&database, "archived", doc! { "_id": id(&old[0]) }).await;
+    assert_eq!(old_job.get("retried_as"), new.get("_id"));
+    assert_eq!(old_job.get_document("workable").unwrap().get_document("parameters").unwrap().get_str("to").unwrap(), "a", "history stays");
+    assert_eq!(summary(&retry(&["--class", "mail", "--set", set]))["outcomes"], json!({ "retried-before": 1 }));
+    assert_eq!(summary(&retry(&["--class", "bundle", "--set", r#"{"m": 3}"#]))["outcomes"], json!({ "enqueued-again": 1 }));
+    let new = only(&database, "scheduled", doc! { "recovered_from": id(&old[1]) }).await;
+    assert_eq!(new.get_document("workable").unwrap().get_array("items").unwrap(), &[Bson::from(doc! { "n": 2, "m": 3 })]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn exported_jobs_are_enqueued_again() {
+    let database = TestDatabase::new().await;
+    let _store = store(&database).await;
+    let mut failed = archived("mail", "gave-up", 60);
+    let date = bson::DateTime::from_millis(5);
+    failed.get_document_mut("workable").unwrap().insert("parameters", doc! { "to": "a", "count": 3_i64, "date": date });
+    failed.extend(doc! { "tags": ["t"], "gate": "printer" });
+    let mut unreadable = archived("mail", "malformed", 60);
+    unreadable.get_document_mut("workable").unwrap().insert("parameters", 5);
+    insert(&database, "archived", vec![failed.clone(), unreadable, archived("mail", "done", 60), archived("sms", "gave-up", 7_200)]).await;
+    let later = bson::DateTime::from_millis(bson::DateTime::now().timestamp_millis() + 3_600_000);
+    let mut waiting = minimal_job("later");
+    waiting.insert("scheduled_at", later);
+    insert(&database, "scheduled", vec![waiting]).await;
+    let export = |args: &[&str]| recruiter(&database, &[&["jobs", "export"], args].concat());
+
+    let said = export(&["--class", "mail"]);
+    assert!(said.code == 1 && said.err.contains("1 of 2 jobs have no form"), "{} {}", said.code, said.err);
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), &said.out).unwrap();
+    assert_eq!(recruiter(&database, &["enqueue", "--from", file.path().to_str().unwrap()]).code, 0);
+    let new = only(&database, "scheduled", doc! { "workable.class": "mail" }).await;
+    let parameters = |job: &Document| job.get_document("workable").unwrap().get_document("parameters").unwrap().clone();
+    assert_eq!(parameters(&new), parameters(&failed));
+    assert_eq!((new.get("tags"), new.get("gate"), new.get("attempts")), (failed.get("tags"), failed.get("gate"), Some(&0.into())));
+    assert_ne!(new.get("_id"), failed.get("_id"));
+
+    assert_eq!(export(&["--since", "1h", "--class", "sms"]).objects().len(), 0);
+    assert_eq!(export(&["--class", "sms"]).objects().len(), 1);
+    assert_eq!(export(&["--why", "done"]).objects().len(), 1);
+    let waiting = export(&["--state", "scheduled", "--class", "later"]).objects();
+    let at = waiting[0]["scheduled_at"].as_str().unwrap();
+    assert_eq!(recruiter_common::spec::instant_of_text(at).unwrap().timestamp_millis(), later.timestamp_millis());
+    assert!(export(&["--state", "running"]).err.contains("would run twice"));
+    assert!(export(&["--state", "scheduled", "--why", "done"]).err.contains("only archived jobs have a finish reason"));
 }
 
 /// Many of them ended in the same millisecond, as those of one batch do.

@@ -12,8 +12,8 @@ use recruiter_common::{
     ids::{JobId, RoundId, StartId, WorkerId},
     job::{Execution, FinishReason, Job, Priority},
     store::{
-        Archival, AssignedJobs, Channel, CommitSession, DOCUMENT_FAULTS, EVERY_GROUP, Hint, Lane, Listener, Offer, Recorded, Rescheduling,
-        ScheduledJob, Store, StoreError,
+        Archival, AssignedJobs, Channel, CommitSession, Covered, DOCUMENT_FAULTS, EVERY_GROUP, Hint, Lane, Listener, Offer, Recorded,
+        Rescheduling, ScheduledJob, Store, StoreError,
     },
     unique::{OnConflict, Unique},
 };
@@ -161,6 +161,9 @@ async fn hot_operations_are_served_by_their_index() {
     .await;
     let ended: Vec<Archival> = held[5..].iter().map(|(job, claim)| done(job, *claim, &store)).collect();
     check("archive", 60, &mut Work(async || assert_eq!(archive(&store, &ended).await, [Recorded::Yes; 5]))).await;
+    let covered = Covered { classes: vec!["nosuch".into()], others: None };
+    let prune = async || assert!(store.prune_covered(&covered, None, in_ms(&store, 60_000), 20).await.unwrap().next.is_some());
+    check("prune_covered", 40, &mut Work(prune)).await;
     check("prune_archived", 120, &mut Work(async || assert_eq!(store.prune_archived(in_ms(&store, 60_000), 100).await.unwrap(), 100)))
         .await;
 }

@@ -1,0 +1,79 @@
+//! `recruiter jobs export`: jobs as lines of JSON that `recruiter enqueue --from` reads.
+
+use std::{io::Write, ops::ControlFlow};
+
+use anyhow::{anyhow, bail};
+use clap::Args;
+use recruiter_common::{
+    control::export,
+    exit::Exit,
+    instant::Instant,
+    shutdown::Shutdown,
+    store::{ConnectArgs, JobFilter, Store},
+};
+
+use super::{
+    exit::usage,
+    filter::{FilterArgs, check_reason},
+    output::printable,
+};
+
+/// Maximum number of jobs without a line that are named. All of them are counted.
+const NAMED: u64 = 20;
+
+pub(super) const EXPORT_EXAMPLES: &str = "\
+Writes jobs to standard output, one line of JSON each, as `recruiter enqueue --from` reads them:
+without id and history, so that they are enqueued as new jobs. Nothing is changed. Without --why and
+--state, it exports failed jobs (neither done nor cancelled).
+
+Examples:
+  recruiter jobs export --class mail --since 2h > failed.ndjson
+  recruiter enqueue --from failed.ndjson
+  recruiter jobs export --state scheduled > waiting.ndjson
+      waiting jobs, with the due dates that are to come
+  recruiter jobs export --error-class SmtpDown | jq -c '.parameters.host = \"mx2\"' | recruiter enqueue --from -";
+
+#[derive(Args, Clone, Debug)]
+pub(super) struct ExportArgs {
+    #[command(flatten)]
+    filter: FilterArgs,
+}
+
+/// Writes the jobs that match.
+///
+/// # Errors
+/// When the filters contradict each other, MongoDB cannot be used, or a job has no such form. The others are written.
+pub(super) async fn run(args: ExportArgs, connect: &ConnectArgs, shutdown: Shutdown, out: &mut impl Write) -> anyhow::Result<()> {
+    let given = args.filter.clone().at(Instant::UNIX_EPOCH);
+    JobFilter { since: None, until: None, ..given }.narrowed_to_export().map_err(usage)?;
+    let store = Store::connect_to_ask(connect, "recruiter jobs").await?;
+    let filter = args.filter.at(store.now()).narrowed_to_export().map_err(usage)?;
+    let (mut count, mut without, mut written) = (0_u64, 0_u64, Ok(()));
+    let exported = export(&store, &filter, |job, line| {
+        written = match line {
+            Ok(spec) => {
+                count += 1;
+                writeln!(out, "{spec}")
+            }
+            Err(problem) => {
+                without += 1;
+                if without <= NAMED { writeln!(std::io::stderr(), "{job}: {}", printable(&problem, 400)) } else { Ok(()) }
+            }
+        };
+        if written.is_err() || shutdown.is_requested() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    })
+    .await;
+    written?;
+    out.flush()?;
+    if exported?.is_break() {
+        return Err(anyhow!("stopped by a signal after {count} jobs").context(Exit::Aborted));
+    }
+    if count + without == 0 {
+        check_reason(&filter)?;
+    }
+    if without > 0 {
+        bail!("{without} of {} jobs have no form that could be enqueued again", count + without);
+    }
+    writeln!(std::io::stderr(), "{count} jobs exported")?;
+    Ok(())
+}

@@ -1,0 +1,56 @@
+//! The flags of `recruiter jobs retry` that give the retried jobs new content.
+
+use bson::Document;
+use clap::{Args, builder::BoolishValueParser};
+use recruiter_common::{
+    control::{InvalidRevision, Revision},
+    job::{Priority, StoredPolicy},
+    spec::{UnknownPolicies, parameters_of_text, policy_of_text},
+};
+
+use super::exit::usage;
+
+/// The new content of retried jobs.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "New content")]
+pub(crate) struct NewContent {
+    /// Merge this JSON object into the parameters (of each item of a bundle); null removes a field
+    #[arg(long, env = "RECRUITER_JOBS_RETRY_SET", value_name = "JSON", value_parser = parameters_of_text)]
+    set: Option<Document>,
+    /// New retry policy, as for `recruiter enqueue`
+    #[arg(long, env = "RECRUITER_JOBS_RETRY_POLICY", value_name = "JSON", value_parser = policy_of_text)]
+    retry_policy: Option<StoredPolicy>,
+    /// Accept a retry policy that only your workers know, not this program
+    #[arg(long, env = "RECRUITER_JOBS_RETRY_CUSTOM_POLICY", value_parser = BoolishValueParser::new())]
+    custom_policy: bool,
+    /// New group
+    #[arg(long, env = "RECRUITER_JOBS_RETRY_TO_GROUP", value_name = "GROUP")]
+    to_group: Option<String>,
+    /// New priority from 0 to 9, higher first
+    #[arg(long, env = "RECRUITER_JOBS_RETRY_PRIORITY", value_name = "0-9", allow_negative_numbers = true, value_parser = clap::value_parser!(u8).range(0..=9))]
+    priority: Option<u8>,
+}
+
+impl NewContent {
+    /// # Errors
+    /// When a value is not valid.
+    pub(crate) fn revision(self) -> anyhow::Result<Revision> {
+        let mut revision = Revision::default().set(self.set.unwrap_or_default());
+        if let Some(policy) = self.retry_policy {
+            let unknown = if self.custom_policy { UnknownPolicies::Accept } else { UnknownPolicies::Refuse };
+            revision = revision.retry_policy(policy, unknown).map_err(|problem| match &problem {
+                InvalidRevision::Policy(policy) if policy.is_unknown_policy() => {
+                    usage(format!("{problem}; if your workers know it, add --custom-policy"))
+                }
+                InvalidRevision::Policy(_) | InvalidRevision::Group(_) => usage(problem),
+            })?;
+        }
+        if let Some(group) = self.to_group {
+            revision = revision.group(group).map_err(usage)?;
+        }
+        Ok(match self.priority.and_then(Priority::new) {
+            Some(priority) => revision.priority(priority),
+            None => revision,
+        })
+    }
+}
