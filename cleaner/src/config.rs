@@ -24,7 +24,7 @@ pub struct CleanerArgs {
     /// Time for which finished jobs stay in the archive
     #[arg(long, env = "RECRUITER_KEEP_ARCHIVED", value_name = "DURATION", default_value = "5d", value_parser = humantime::parse_duration)]
     pub keep_archived: Duration,
-    /// Time for which failed jobs (neither done nor cancelled) stay in the archive [default: as --keep-archived]
+    /// Time for which failed jobs (neither done nor cancelled) stay in the archive, if not as long as others
     #[arg(long, env = "RECRUITER_KEEP_FAILURES", value_name = "DURATION", value_parser = humantime::parse_duration)]
     pub keep_failures: Option<Duration>,
     /// Time for which finished jobs of a class stay in the archive, failed or not, for example mail=1d; may be given several times

@@ -120,7 +120,10 @@ mod tests {
 
     const DAY: Duration = Duration::from_secs(86_400);
 
-    fn check(failures: Option<u32>, classes: &[(&str, u32)], expected: &[(u32, &[&str], Option<(bool, bool)>)]) {
+    /// The days of a period, the classes that it covers, and whether it covers successes and failures of all others.
+    type Expected<'a> = (u32, &'a [&'a str], Option<(bool, bool)>);
+
+    fn check(failures: Option<u32>, classes: &[(&str, u32)], expected: &[Expected<'_>]) {
         let classes: BTreeMap<String, Duration> = classes.iter().map(|(class, days)| ((*class).to_owned(), DAY * *days)).collect();
         let periods = Periods { all: DAY * 5, failures: failures.map(|days| DAY * days), classes: classes.clone() };
         let except: Vec<String> = classes.into_keys().collect();

@@ -61,7 +61,7 @@ pub enum Change {
         /// Whether jobs that were retried before are retried as well.
         again: bool,
         /// What the new job has in place of the former content. A job that is not finished is refused unless this is empty.
-        with: Revision,
+        with: Box<Revision>,
     },
     /// Gives waiting jobs another priority, group or date.
     Alter(Alteration),
@@ -854,7 +854,7 @@ mod tests {
     #[test]
     fn a_change_applies_to_the_states_in_which_it_is_possible() {
         let of = |state, why: Option<&str>| JobFilter { state, why: why.map(Into::into), ..JobFilter::default() };
-        let retry = Change::Retry { again: false, with: Revision::default() };
+        let retry = Change::Retry { again: false, with: Box::default() };
         let alter = Change::Alter(Alteration::default());
         let check = |filter: JobFilter, change: Change, expected: Result<(Option<StateFilter>, bool), Contradiction>| {
             assert_eq!(filter.clone().narrowed_to(&change).map(|filter| (filter.state, filter.failed)), expected, "{change:?} {filter:?}");
@@ -862,7 +862,7 @@ mod tests {
         let (scheduled, running, archived) = (Some(StateFilter::Scheduled), Some(StateFilter::Running), Some(StateFilter::Archived));
         check(of(None, None), retry.clone(), Ok((archived, true)));
         check(of(None, Some("done")), retry.clone(), Ok((archived, false)));
-        let revised = Change::Retry { again: false, with: Revision::default().set(doc! { "a": 1 }) };
+        let revised = Change::Retry { again: false, with: Revision::default().set(doc! { "a": 1 }).into() };
         check(of(None, None), revised.clone(), Ok((archived, true)));
         check(of(scheduled, None), revised, Err(Contradiction::RevisionOfWaiting));
         check(of(scheduled, None), retry.clone(), Ok((scheduled, false)));

@@ -23,9 +23,9 @@ use recruiter_common::{
     instant::Instant,
     job::{Claim, FinishReason, Job, Keep, StoredPolicy, notes::Notes},
     store::{
-        Advance, Archival, AssignedJobs, Channel, CommitSession, Covered, HeartbeatReply, Hint, JobFilter, KeptCells, Lane, Listener, LockedJobs,
-        Offer, OtherClasses, Page, Planned, Progress, Recorded, Rescheduling, RetentionStep, Retrial, Start, StateFilter, Store, Waiting,
-        Walk,
+        Advance, Archival, AssignedJobs, Channel, CommitSession, Covered, HeartbeatReply, Hint, JobFilter, KeptCells, Lane, Listener,
+        LockedJobs, Offer, OtherClasses, Page, Planned, Progress, Recorded, Rescheduling, RetentionStep, Retrial, Start, StateFilter,
+        Store, ToStart, Waiting, Walk,
     },
     telemetry::chain,
     topics::Pattern,
@@ -341,6 +341,40 @@ async fn jobs_of_many_dates_are_started_together_each_with_its_own() {
         let execution = job.get_document("last_execution").unwrap();
         assert_eq!(execution.get("scheduled_at"), job.get("scheduled_at"));
         assert_eq!(execution.get_document("if_worker_dies").unwrap(), &doc! { "archive": "worker-died" });
+    }
+}
+
+/// A job that its enqueuer executes: its date must still be the one that was read, even among many jobs.
+#[tokio::test]
+async fn a_start_before_the_date_repeats_the_date() {
+    let setting = Setting::new().await;
+    let jobs: [JobId; 20] = setting.jobs().await;
+    for (job, seconds) in jobs.iter().zip(1..) {
+        setting.set("scheduled", *job, doc! { "scheduled_at": date(in_ms(&setting.store, 60_000 * seconds)) }).await;
+    }
+    let waiting = read(&setting.store, &jobs).await;
+    let [moved, hastened, locked, attempted] = [jobs[0], jobs[1], jobs[2], jobs[3]];
+    setting.set("scheduled", moved, doc! { "scheduled_at": date(in_ms(&setting.store, 600_000_000)) }).await;
+    setting.set("scheduled", hastened, doc! { "scheduled_at": date(in_ms(&setting.store, -1_000)) }).await;
+    setting.set("scheduled", locked, doc! { "locked": true }).await;
+    setting.set("scheduled", attempted, doc! { "attempts": 1 }).await;
+    let early =
+        |jobs: &[Job]| to_start(jobs).into_iter().map(|job| ToStart { conditions: job.conditions.early(), ..job }).collect::<Vec<_>>();
+    let mine = start(&setting.store, WorkerId::new());
+    let late = Start { lease_until: in_ms(&setting.store, -1_000), ..mine.clone() };
+    assert_eq!(setting.store.start_if_unlocked(&late, &early(&waiting)).await.unwrap(), []);
+    assert_eq!(setting.store.start_if_unlocked(&mine, &to_start(&waiting[4..])).await.unwrap(), []);
+    let first = setting.store.start_if_unlocked(&mine, &early(&waiting[4..5])).await.unwrap();
+    assert_eq!(claimed(&first), set_of([waiting[4].id]));
+    let others: Vec<Job> = waiting.iter().filter(|job| job.id != waiting[4].id).cloned().collect();
+    let claims = setting.store.start_if_unlocked(&mine, &early(&others)).await.unwrap();
+    let refused = [moved, hastened, locked, attempted];
+    assert_eq!(claimed(&claims), others.iter().map(|job| job.id).filter(|job| !refused.contains(job)).collect());
+    for claim in claims {
+        let job = setting.scheduled(claim.job()).await;
+        let execution = job.get_document("last_execution").unwrap();
+        assert_eq!(execution.get("started_at"), Some(&date(mine.now).into()));
+        assert_eq!(execution.get("scheduled_at"), execution.get("started_at"), "it was due when it started");
     }
 }
 

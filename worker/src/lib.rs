@@ -58,8 +58,10 @@
 //! | `engine` | takes jobs, runs them, records their outcomes |
 //! | `programs` | the stock worker's workables |
 //! | `panics` | calls into code of users |
-//! | `hooks` | calls of hooks |
+//! | `hooks`, `layer` | calls of hooks; code around executions |
 //! | `notes` | progress, checkpoint and log of a running job |
+//! | `optimistic` | executes jobs in the process that enqueues them |
+//! | `testing` | a test kit, with the feature `testing` |
 //! | `threads` | threads of blocking workables |
 
 mod cancellation;
@@ -69,7 +71,9 @@ mod deadline;
 mod engine;
 mod event;
 mod hooks;
+mod layer;
 mod notes;
+mod optimistic;
 mod outcome;
 mod panics;
 #[cfg(feature = "process")]
@@ -77,6 +81,8 @@ mod process;
 #[cfg(feature = "process")]
 mod programs;
 mod registry;
+#[cfg(feature = "testing")]
+pub mod testing;
 mod threads;
 mod transaction;
 mod workable;
@@ -106,16 +112,20 @@ pub use crate::{
         DEFAULT_CONCURRENCY, DEFAULT_GRACE, DEFAULT_HEARTBEAT, DEFAULT_LEASE, DEFAULT_POLL, InvalidConfig, MOST_CONCURRENCY, WorkerConfig,
     },
     context::{Context, ForTests, Item},
+    engine::ran::Ran,
     event::WorkerEvent,
+    layer::{Layer, Next, Success},
     notes::CheckpointError,
+    optimistic::{Attempted, Optimistic},
     outcome::{Continuation, MOST_CONTINUATIONS, NotDone, OrNotDone},
     registry::DuplicateClass,
     transaction::{Abort, TransactionSession},
     workable::{BlockingExecutable, Executable},
 };
 use crate::{
-    engine::{dependencies::Dependencies, memory},
+    engine::{dependencies::Dependencies, memory, own::OwnJobs},
     event::Listener,
+    layer::Layers,
     registry::{Asynchronous, Blocking, Registry},
 };
 #[cfg(feature = "process")]
@@ -132,6 +142,7 @@ pub const ABORT_WITHIN: std::time::Duration = std::time::Duration::from_secs(2);
 pub struct Worker {
     registry: Registry,
     policies: RetryPolicies,
+    layers: Layers,
     listener: Option<Arc<Listener>>,
     /// Files of a running program; 0 if there are no programs.
     #[cfg(feature = "process")]
@@ -235,6 +246,13 @@ impl Worker {
         Ok(self)
     }
 
+    /// Adds code around the execution of every job. The layer that is added first is the outermost.
+    #[must_use]
+    pub fn layer(mut self, layer: impl Layer) -> Self {
+        self.layers.add(layer);
+        self
+    }
+
     /// Calls `listener` with every event of a job in this worker. It should be quick and must not panic.
     #[must_use]
     pub fn listen(mut self, listener: impl Fn(&WorkerEvent<'_>) + Send + Sync + 'static) -> Self {
@@ -259,6 +277,14 @@ impl Worker {
         self.run_notifying(connect.into(), config.into(), shutdown, Notifier::Silent).await
     }
 
+    fn validate(&self, config: &WorkerConfig) -> Result<(), WorkerError> {
+        config.validate()?;
+        if self.registry.classes().next().is_none() {
+            return Err(WorkerError::NoClasses);
+        }
+        Ok(())
+    }
+
     /// The same as [`Worker::run`], with notifications to the service manager if the process is nothing but this worker.
     pub(crate) async fn run_notifying(
         self,
@@ -267,29 +293,40 @@ impl Worker {
         mut shutdown: Shutdown,
         notifier: Notifier,
     ) -> Result<Ended, WorkerError> {
-        config.validate()?;
-        if self.registry.classes().next().is_none() {
-            return Err(WorkerError::NoClasses);
-        }
+        self.validate(&config)?;
+        let store = tokio::select! {
+            connected = Store::connect(connect, "recruiter-worker") => Arc::new(connected?),
+            () = shutdown.requested() => return Ok(Ended::Stopped),
+        };
+        self.run_over(store, config, shutdown, notifier, None).await
+    }
+
+    /// Runs sessions over this store: for the recruiter, or for `own` jobs alone.
+    pub(crate) async fn run_over(
+        self,
+        store: Arc<Store>,
+        config: WorkerConfig,
+        shutdown: Shutdown,
+        notifier: Notifier,
+        own: Option<Arc<OwnJobs>>,
+    ) -> Result<Ended, WorkerError> {
+        self.validate(&config)?;
         #[cfg(feature = "process")]
         let config = if self.files_of_a_program > 0 { programs::files::with_files_for(config, self.files_of_a_program) } else { config };
         if config.memory_limit.is_some() {
             // Opens the file that it reads, while there are free file descriptors.
             let _ = memory::resident();
         }
-        let store = tokio::select! {
-            connected = Store::connect(connect, "recruiter-worker") => Arc::new(connected?),
-            () = shutdown.requested() => return Ok(Ended::Stopped),
-        };
         let heartbeat_store = store.with_own_connections("recruiter-worker-heartbeat")?;
         #[cfg(feature = "process")]
         let _reaping = (self.files_of_a_program > 0 && programs::orphans::are_inherited())
             .then(|| tokio_util::task::AbortOnDropHandle::new(tokio::spawn(programs::orphans::reap())));
         #[cfg(feature = "process")]
         let pools = self.pools;
-        let Self { registry, policies, listener, .. } = self;
+        let Self { registry, policies, layers, listener, .. } = self;
         let (process, watchdog) = (ProcessIdentity::of_this_process().map_err(WorkerError::Process)?, notifier.watchdog());
-        let dependencies = Dependencies { store, heartbeat_store, config, process, registry, policies, listener, notifier, watchdog };
+        let dependencies =
+            Dependencies { store, heartbeat_store, config, process, registry, policies, layers, listener, own, notifier, watchdog };
         let ended = as_task(engine::run(Arc::new(dependencies), shutdown)).await;
         #[cfg(feature = "process")]
         futures_util::future::join_all(pools.iter().map(|pool| pool.close())).await;

@@ -10,7 +10,7 @@ use bson::Bson;
 use futures_util::{FutureExt, future::BoxFuture};
 use recruiter_common::{
     failure::{self, Failure},
-    telemetry::of_bson,
+    telemetry::{chain, of_bson},
 };
 
 use crate::{
@@ -48,7 +48,7 @@ pub(crate) trait Ready: Send + Sync {
         false
     }
     /// The hooks, called once the end is recorded. `last` is true when the failure moved the job to the archive.
-    fn after<'a>(&'a self, _job: &'a Context, _failure: Option<&'a Failure>, _last: bool) -> BoxFuture<'a, ()> {
+    fn after<'a>(&'a self, _job: &'a Arc<Context>, _failure: Option<&'a Failure>, _last: bool) -> BoxFuture<'a, ()> {
         async {}.boxed()
     }
 }
@@ -144,7 +144,7 @@ impl<W: Executable> Ready for ReadyAsynchronous<W> {
         async { Done::with(self.workable.execute(&self.state, job).await?) }.boxed()
     }
 
-    fn after<'a>(&'a self, job: &'a Context, failure: Option<&'a Failure>, last: bool) -> BoxFuture<'a, ()> {
+    fn after<'a>(&'a self, job: &'a Arc<Context>, failure: Option<&'a Failure>, last: bool) -> BoxFuture<'a, ()> {
         async move {
             let (workable, state) = (&self.workable, &self.state);
             match failure {
@@ -199,5 +199,27 @@ impl<W: BlockingExecutable> Ready for ReadyBlocking<W> {
 
     fn blocks(&self) -> bool {
         true
+    }
+
+    fn after<'a>(&'a self, job: &'a Arc<Context>, failure: Option<&'a Failure>, last: bool) -> BoxFuture<'a, ()> {
+        if !W::HAS_HOOKS {
+            return async {}.boxed();
+        }
+        let (workable, state, context, failed) = (W::clone(&self.workable), self.state.clone(), job.clone(), failure.cloned());
+        let hooks = move || match failed {
+            None => workable.after_success(&state, &context),
+            Some(failure) => {
+                workable.after_failure(&state, &context, &failure);
+                if last {
+                    workable.after_last_failure(&state, &context, &failure);
+                }
+            }
+        };
+        let in_thread = async move || match self.threads.run(W::CLASS, hooks).await {
+            Ok(Ok(())) => {}
+            Ok(Err(panic)) => std::panic::resume_unwind(panic),
+            Err(error) => tracing::error!(job.id = %job.job_id(), error = chain(&error), "no thread can be started for the hooks"),
+        };
+        hook(if failure.is_none() { "after_success" } else { "after_failure" }, job, in_thread).boxed()
     }
 }

@@ -69,4 +69,18 @@ pub trait BlockingExecutable: Workable + Clone {
     fn time_limit(&self) -> Option<Duration> {
         Self::defaults().given_time_limit()
     }
+
+    /// Whether the hooks are called, each time in a thread of its own. Set it to true where you write one of them: a class without hooks
+    /// should not pay for threads.
+    const HAS_HOOKS: bool = false;
+
+    /// Called once the success is in the archive, as [`Executable::after_success`] is, if [`Self::HAS_HOOKS`]. It may block. After a
+    /// minute nothing waits for it any more.
+    fn after_success(&self, _state: &Self::State, _job: &Context) {}
+
+    /// Called once a failure is recorded, whether or not the job will be retried.
+    fn after_failure(&self, _state: &Self::State, _job: &Context, _failure: &Failure) {}
+
+    /// Called after `after_failure` when the failure moved the job to the archive.
+    fn after_last_failure(&self, _state: &Self::State, _job: &Context, _failure: &Failure) {}
 }

@@ -12,7 +12,7 @@ use crate::{
     graphs::make_wait,
     ids::JobId,
     instant::{DUE_MS, Instant},
-    job::bundle::MOST_ITEMS,
+    job::{Job, bundle::MOST_ITEMS},
     limits::{InvalidSetting, LONGEST_GATE, check_resource, gate_of, gate_of_line},
     names::check_name,
     store::schema::LARGEST_WORKABLE,
@@ -24,6 +24,18 @@ use crate::{
 const ROOM_FOR_THE_REST: usize = 64 * 1024;
 
 impl NewJob {
+    /// The job as it would be stored now. Nothing is enqueued.
+    ///
+    /// # Errors
+    /// Those of enqueueing that need no database.
+    ///
+    /// # Panics
+    /// Never: a new job is a valid one.
+    pub fn to_job(&self, now: Instant) -> Result<Job, EnqueueError> {
+        let (_, document) = self.clone().into_document(now)?;
+        Ok(Job::try_from(document).expect("a new job has all that a job must have"))
+    }
+
     /// Validates the job and returns its document.
     pub(crate) fn into_document(self, now: Instant) -> Result<(JobId, Document), EnqueueError> {
         self.into_keyed_document(now).map(|(id, document, _)| (id, document))

@@ -101,11 +101,21 @@ pub struct Conditions {
     expires: bool,
     /// How often the content of a unique job was replaced before it was read.
     replaced: Option<u32>,
+    /// The job is started although it is not due yet.
+    early: bool,
+}
+
+impl Conditions {
+    /// For a job that may be started before its date. The start still repeats that date. In its execution, the job was due at the start.
+    #[must_use]
+    pub fn early(self) -> Self {
+        Self { early: true, ..self }
+    }
 }
 
 impl From<&Job> for Conditions {
     fn from(job: &Job) -> Self {
-        Self { expires: job.expires_at.is_some(), replaced: job.replaced }
+        Self { expires: job.expires_at.is_some(), replaced: job.replaced, early: false }
     }
 }
 
@@ -232,7 +242,8 @@ struct Alike<'a> {
 /// only one.
 fn start_command(start: &Start, jobs: &[ToStart]) -> Document {
     let dates: BTreeSet<Instant> = jobs.iter().map(|job| job.due).collect();
-    let date = |job: &ToStart| (dates.len() <= MOST_DATES).then_some(job.due);
+    // The filter of a job that is started before its date has that date in place of a comparison with the server's clock.
+    let date = |job: &ToStart| (dates.len() <= MOST_DATES || job.conditions.early).then_some(job.due);
     let mut alike: Vec<Alike<'_>> = Vec::new();
     for job in jobs {
         let due = date(job);
@@ -264,7 +275,10 @@ fn start_command(start: &Start, jobs: &[ToStart]) -> Document {
         let date = |at: Instant| Bson::DateTime(bson::DateTime::from_chrono(at));
         // If all jobs of the statement have the same date, MongoDB compares it once and not for each job.
         let scheduled_at = due.map_or_else(|| "$scheduled_at".into(), date);
-        let mut conditions = vec![doc! { "$lte": [scheduled_at, "$$NOW"] }, doc! { "$lt": ["$$NOW", lease_until] }];
+        let mut conditions = vec![doc! { "$lt": ["$$NOW", lease_until] }];
+        if !job.conditions.early {
+            conditions.extend([doc! { "$lte": [scheduled_at, "$$NOW"] }]);
+        }
         if let Some((from, until)) = permit.and_then(|permit| permit.between) {
             conditions.extend([doc! { "$gte": ["$$NOW", date(from)] }, doc! { "$lte": ["$$NOW", date(until)] }]);
         }
@@ -289,7 +303,9 @@ fn start_command(start: &Start, jobs: &[ToStart]) -> Document {
                 },
             );
         }
-        let execution = start.stored_execution(due.unwrap_or(start.now), job.if_worker_dies.clone(), permit);
+        let was_due = due.unwrap_or(start.now);
+        let was_due = if job.conditions.early { was_due.min(start.now) } else { was_due };
+        let execution = start.stored_execution(was_due, job.if_worker_dies.clone(), permit);
         let set = |execution: Document| doc! { "$set": { "locked": true, "attempts": attempts + 1, "last_execution": execution } };
         let update = if let Some(due) = due {
             // The update writes this date into `last_execution`, so the document must still have this date.

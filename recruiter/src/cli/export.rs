@@ -43,7 +43,7 @@ pub(super) struct ExportArgs {
 ///
 /// # Errors
 /// When the filters contradict each other, MongoDB cannot be used, or a job has no such form. The others are written.
-pub(super) async fn run(args: ExportArgs, connect: &ConnectArgs, shutdown: Shutdown, out: &mut impl Write) -> anyhow::Result<()> {
+pub(super) async fn run(args: ExportArgs, connect: &ConnectArgs, shutdown: &Shutdown, out: &mut impl Write) -> anyhow::Result<()> {
     let given = args.filter.clone().at(Instant::UNIX_EPOCH);
     JobFilter { since: None, until: None, ..given }.narrowed_to_export().map_err(usage)?;
     let store = Store::connect_to_ask(connect, "recruiter jobs").await?;

@@ -146,8 +146,8 @@ pub(super) async fn run(args: JobsArgs, connect: &ConnectArgs, mut shutdown: Shu
         JobsCommand::Wait { id, timeout, format } => {
             return or_stopped(shutdown, super::wait::run(id, timeout, format, connect, out)).await;
         }
-        JobsCommand::Export(args) => return export::run(args, connect, shutdown, out).await,
-        JobsCommand::Retry { change, again, content } => (change, Intent::Plain(Change::Retry { again, with: content.revision()? })),
+        JobsCommand::Export(args) => return export::run(args, connect, &shutdown, out).await,
+        JobsCommand::Retry { change, again, content } => (change, Intent::Plain(Change::Retry { again, with: content.revision()?.into() })),
         JobsCommand::Change { values, change } => (change, Intent::NewValues(values)),
         JobsCommand::Cancel(args) => (args, Intent::Plain(Change::Cancel)),
         JobsCommand::Delete(args) => (args, Intent::Plain(Change::Delete)),

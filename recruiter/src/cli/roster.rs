@@ -90,6 +90,7 @@ fn row(worker: &Worker, now: Instant) -> Row {
         _ => ("busy", Some(AnsiColor::Cyan)),
     };
     let works_on = match document.get("work_on") {
+        Some(Bson::Array(groups)) if groups.is_empty() => "the jobs that it enqueues itself".into(),
         Some(Bson::Array(groups)) => groups.iter().map(|group| group.as_str().unwrap_or("?")).collect::<Vec<_>>().join(", "),
         Some(Bson::String(group)) if group == "*" => "all groups".into(),
         Some(Bson::String(group)) => group.clone(),
@@ -146,6 +147,8 @@ mod tests {
             assert_eq!((row.cells[1..].to_vec(), row.below.as_deref()), (expected.map(str::to_owned).to_vec(), Some(below)));
         };
         check(doc! {}, ["malformed", "-:-", "-/-", "0", "never"], "on nothing; -; no classes");
+        let own = doc! { "available": false, "work_on": [], "last_seen_at": seen(1) };
+        check(own, ["busy", "-:-", "-/-", "0", "1s ago"], "on the jobs that it enqueues itself; -; no classes");
         check(
             doc! { "available": true, "hostname": "h", "pid": 7, "work_on": ["a", "b"], "free": 3, "capacity": 4_i64, "working_on": [id],
             "last_seen_at": seen(5), "version": "0.1.0", "classes": ["x", "y"], "policies": ["Mine"], "lease_ms": 20_000 },

@@ -11,7 +11,7 @@ use futures_util::TryStreamExt;
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 use recruiter_common::{
     Edge, EnqueueError, Graph, JobId, JobResult, Keep, NewJob, RetryManyTimes, Store, Unique, Workable,
-    control::{Change, Changed, Control, Refusal, Revision},
+    control::{Change, Changed, Control, Refusal},
     graphs::{GraphState, InvalidGraph},
     shutdown::pause,
     spec::{JobSpec, UnknownPolicies},
@@ -350,7 +350,7 @@ async fn finished_running_deleted_and_unannounced_parents() {
     let waiting = stage.database.raw("scheduled").find_one(doc! { "_id": by_hand }).await.unwrap().unwrap();
     assert!(!waiting.contains_key("followed"));
     let mut control = Control::new(&stage.store, false);
-    let refused = control.change(&Change::Retry { again: false, with: Revision::default() }, &[by_hand]).await.unwrap();
+    let refused = control.change(&Change::Retry { again: false, with: Box::default() }, &[by_hand]).await.unwrap();
     assert_eq!(refused, [(by_hand, Changed::Refused(Refusal::WaitsForJobs))], "it is not made due by hand");
     assert_eq!(stage.result(by_hand).await, JobResult::Done(5));
 

@@ -72,8 +72,9 @@ async fn hot_operations_are_served_by_their_index() {
     store.enqueue_many((0..10_000).map(|_| NewJob::of_class("x", doc! {}).at(later))).await.unwrap();
     store.enqueue_many((0..10_000).map(|n| NewJob::of_class("x", doc! {}).in_group(format!("other-{}", n % 5)))).await.unwrap();
     let mut old: Vec<Document> = (0..5_000).map(|_| minimal_job("x")).collect();
-    for document in &mut old {
-        document.insert("last_execution", doc! { "ended_at": bson::DateTime::now() });
+    let now = bson::DateTime::now().timestamp_millis();
+    for (document, ms) in old.iter_mut().zip(1..) {
+        document.insert("last_execution", doc! { "ended_at": bson::DateTime::from_millis(now - ms) });
     }
     database.raw("archived").insert_many(old).await.unwrap();
     let ids = enqueued(&store, 10).await;

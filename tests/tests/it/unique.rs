@@ -15,7 +15,7 @@ use futures_util::TryStreamExt;
 use mongodb::ClientSession;
 use recruiter_common::{
     EnqueueError, Enqueued, Keep, NewJob, OnConflict, Outcome, Priority, Store, Unique, Workable,
-    control::{Change, Changed, Control, Refusal, Revision},
+    control::{Change, Changed, Control, Refusal},
     failure::Failure,
     ids::{JobId, WorkerId},
     job::{Claim, FinishReason, Job},
@@ -333,8 +333,7 @@ async fn a_running_job_has_one_successor_that_starts_after_its_end() {
     assert_eq!(count(&database, "scheduled", doc! {}).await, 2);
     // It is not due, and an operator does not make it so by mistake.
     assert!(read(store, &[successor]).await[0].due().unwrap() > store.now() + TimeDelta::days(365));
-    let changed =
-        Control::new(store, false).change(&Change::Retry { again: false, with: Revision::default() }, &[successor]).await.unwrap();
+    let changed = Control::new(store, false).change(&Change::Retry { again: false, with: Box::default() }, &[successor]).await.unwrap();
     assert!(matches!(&changed[0].1, Changed::Refused(Refusal::WaitsForAnother { key }) if key == "k"), "{changed:?}");
     assert_eq!(store.release_successors(&["k".into()]).await.unwrap(), 0, "the other one has not ended");
     assert_eq!(store.release_orphaned_successors().await.unwrap(), 0);
@@ -608,7 +607,7 @@ async fn a_dead_letter_keeps_its_key_when_it_is_retried() {
         held.0.id
     };
     let retry = async |id: JobId| {
-        Control::new(&store, false).change(&Change::Retry { again: true, with: Revision::default() }, &[id]).await.unwrap().remove(0).1
+        Control::new(&store, false).change(&Change::Retry { again: true, with: Box::default() }, &[id]).await.unwrap().remove(0).1
     };
     let finished = failed(Unique::by_key("f")).await;
     let other = enqueue(&store, keyed(1, Unique::by_key("f"))).await.id;

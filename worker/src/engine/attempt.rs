@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant as Monotonic},
 };
 
-use bson::{Document, doc};
+use bson::{Bson, Document, doc};
 use futures_util::FutureExt as _;
 use recruiter_common::{
     failure::{self, Failure},
@@ -23,6 +23,7 @@ use super::{
     dependencies::Policy,
     environment::Environment,
     events::{Events, log},
+    ran::Ran,
     recorder::JobEnd,
     verdict::{Verdict, verdict},
 };
@@ -53,14 +54,14 @@ pub(crate) async fn run(environment: &Environment, mut attempt: Box<Attempt>) ->
     let context = attempt.context(environment);
     let started = Monotonic::now();
     let events = Events::of_start(environment, &context);
-    let span = attempt.span();
+    let span = span_of(&attempt.job);
     let ended = attempt.execute(environment, &context).instrument(span).await;
     environment.table.note_ended(job);
     let now = environment.now().await;
     let committed = context.own_end.settled().await;
     let verdict = match &committed {
         Some(done) => Verdict::Archive { why: FinishReason::DONE, failure: None, result: done.result.clone() },
-        None => attempt.verdict(continuation::prepared(ended, &attempt.job, &environment.dependencies.store, now).await, now),
+        None => attempt.verdict(continuation::prepared(ended, &attempt.job, Some(&environment.dependencies.store), now).await, now),
     };
     let verdict = verdict.put_off(context.retry_after.get(), now);
     let duration_ms = milliseconds(started.elapsed());
@@ -72,6 +73,9 @@ pub(crate) async fn run(environment: &Environment, mut attempt: Box<Attempt>) ->
     };
     if matches!(recorded, Some(Recorded::Yes | Recorded::ClaimLost)) {
         environment.table.note_released(attempt.permits());
+    }
+    if let Some(own) = &environment.dependencies.own {
+        own.note_ended(job, recorded.filter(|recorded| *recorded == Recorded::Yes).and_then(|_| Ran::of(&verdict)));
     }
     match recorded {
         Some(Recorded::Yes) => {}
@@ -163,18 +167,6 @@ impl Attempt {
         })
     }
 
-    /// The span of the job: its fields are in each line that the workable logs.
-    fn span(&self) -> tracing::Span {
-        let worker = self.job.last_execution.as_ref().and_then(|execution| execution.worker);
-        tracing::info_span!(
-            "job",
-            job.id = %self.job.id,
-            job.class = self.job.class,
-            job.attempt = self.job.attempts,
-            worker.id = worker.map(tracing::field::display),
-        )
-    }
-
     /// Executes the workable, unless its policy cannot be used or its cancellation was requested before. A bundle always ends with
     /// [`Done`]: its verdict follows from its items.
     async fn execute(&mut self, environment: &Environment, context: &Arc<Context>) -> Result<Done, NotDone> {
@@ -215,51 +207,77 @@ impl Attempt {
 
     /// The write that records the verdict; `None` when the claim is lost.
     fn end(&self, verdict: &Verdict, now: Instant, notes: Option<Document>) -> Option<JobEnd> {
-        let execution = |failure: Option<&Failure>| self.job.last_execution.clone().unwrap_or_default().ended(now, failure);
         let items = match &self.payload {
             Payload::Bundle(bundle) => Some(bundle.outcomes()),
             Payload::One { .. } | Payload::Unusable(_) => None,
         };
-        match verdict {
-            Verdict::Archive { why, failure, result } => {
-                let archival = Archival::ended(&self.job, self.claim, execution(failure.as_ref()), why, result.clone());
-                let archival = match items {
-                    Some(outcomes) => archival.with_items(outcomes),
-                    None => archival,
-                };
-                Some(JobEnd::Archive(Box::new(match notes {
-                    Some(notes) => archival.with_notes(notes),
-                    None if notes::has_checkpoint(&self.job) => archival.with_notes(doc! {}),
-                    None => archival,
-                })))
-            }
-            Verdict::Become { jobs } => {
-                let archival = Archival::ended(&self.job, self.claim, execution(None), &FinishReason::DONE, None);
-                let archival = archival.continued_as(jobs.clone());
-                Some(JobEnd::Archive(Box::new(archival.with_notes(notes.unwrap_or_default()))))
-            }
-            Verdict::Retry { failure, at, again } => {
-                let rescheduling = Rescheduling::retry(&self.job, self.claim, &execution(Some(failure)), *at, again.counts());
-                let rescheduling = match items {
-                    Some(outcomes) => rescheduling.with_items(outcomes),
-                    None => rescheduling,
-                };
-                Some(JobEnd::Reschedule(Box::new(rescheduling.with_notes(notes.unwrap_or_default()))))
-            }
-            Verdict::Release { at, .. } => {
-                let released = Rescheduling::release_until(&self.job, self.claim, *at);
-                Some(JobEnd::Reschedule(Box::new(released.with_notes(notes.unwrap_or_default()))))
-            }
-            Verdict::ClaimLost => None,
-        }
+        end_of(verdict, &self.job, self.claim, Kept { items, notes }, now)
     }
 
     /// Calls the hooks of a job that has succeeded or failed; of a bundle, those of each item that has.
-    async fn hooks(&mut self, context: &Context, verdict: &Verdict) {
+    async fn hooks(&mut self, context: &Arc<Context>, verdict: &Verdict) {
         match (&mut self.payload, verdict.for_hooks()) {
             (Payload::One { workable, .. }, Some((failure, last))) => workable.after(context, failure, last).await,
             (Payload::Bundle(bundle), _) => bundle.after(context, matches!(verdict, Verdict::Archive { .. })).boxed().await,
             (Payload::One { .. }, None) | (Payload::Unusable(_), _) => {}
         }
+    }
+}
+
+/// The span of the job: its fields are in each line that the workable logs.
+pub(super) fn span_of(job: &Job) -> tracing::Span {
+    let worker = job.last_execution.as_ref().and_then(|execution| execution.worker);
+    tracing::info_span!(
+        "job",
+        job.id = %job.id,
+        job.class = job.class,
+        job.attempt = job.attempts,
+        worker.id = worker.map(tracing::field::display),
+    )
+}
+
+/// What an end keeps besides the verdict.
+#[derive(Default)]
+pub(super) struct Kept {
+    /// The outcomes of the items of a bundle.
+    pub(super) items: Option<Vec<Bson>>,
+    pub(super) notes: Option<Document>,
+}
+
+/// The write that records the verdict; `None` when the claim is lost.
+pub(super) fn end_of(verdict: &Verdict, job: &Job, claim: Claim, kept: Kept, now: Instant) -> Option<JobEnd> {
+    let Kept { items, notes } = kept;
+    let execution = |failure: Option<&Failure>| job.last_execution.clone().unwrap_or_default().ended(now, failure);
+    match verdict {
+        Verdict::Archive { why, failure, result } => {
+            let archival = Archival::ended(job, claim, execution(failure.as_ref()), why, result.clone());
+            let archival = match items {
+                Some(outcomes) => archival.with_items(outcomes),
+                None => archival,
+            };
+            Some(JobEnd::Archive(Box::new(match notes {
+                Some(notes) => archival.with_notes(notes),
+                None if notes::has_checkpoint(job) => archival.with_notes(doc! {}),
+                None => archival,
+            })))
+        }
+        Verdict::Become { jobs } => {
+            let archival = Archival::ended(job, claim, execution(None), &FinishReason::DONE, None);
+            let archival = archival.continued_as(jobs.clone());
+            Some(JobEnd::Archive(Box::new(archival.with_notes(notes.unwrap_or_default()))))
+        }
+        Verdict::Retry { failure, at, again } => {
+            let rescheduling = Rescheduling::retry(job, claim, &execution(Some(failure)), *at, again.counts());
+            let rescheduling = match items {
+                Some(outcomes) => rescheduling.with_items(outcomes),
+                None => rescheduling,
+            };
+            Some(JobEnd::Reschedule(Box::new(rescheduling.with_notes(notes.unwrap_or_default()))))
+        }
+        Verdict::Release { at, .. } => {
+            let released = Rescheduling::release_until(job, claim, *at);
+            Some(JobEnd::Reschedule(Box::new(released.with_notes(notes.unwrap_or_default()))))
+        }
+        Verdict::ClaimLost => None,
     }
 }

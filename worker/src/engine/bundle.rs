@@ -136,7 +136,7 @@ impl Bundle {
     /// Calls the hooks of the items that were executed. `last` is true when the bundle failed and went to the archive.
     pub(crate) async fn after(&mut self, context: &Context, last: bool) {
         for EndedItem { index, workable, failure } in std::mem::take(&mut self.run.ended) {
-            let context = self.context_of(index, context, context.cancel.clone());
+            let context = Arc::new(self.context_of(index, context, context.cancel.clone()));
             let (failure, is_last) = failure.map_or((None, false), |failed| (Some(failed.0), failed.1));
             workable.after(&context, failure.as_ref(), last || is_last).await;
         }

@@ -18,7 +18,7 @@ pub(crate) enum Ended {
 }
 
 /// Prepares the jobs that the job becomes, if it does. If one of them is invalid, the job gives up: another attempt would name the same jobs.
-pub(crate) async fn prepared(ended: Result<Done, NotDone>, job: &Arc<Job>, store: &Store, now: Instant) -> Result<Ended, NotDone> {
+pub(crate) async fn prepared(ended: Result<Done, NotDone>, job: &Arc<Job>, store: Option<&Store>, now: Instant) -> Result<Ended, NotDone> {
     match ended {
         Ok(done) => Ok(Ended::Done(done)),
         Err(NotDone::ContinueAs(continuation)) if job.bundle.is_none() => documents(continuation, job, store, now).await.map(Ended::Become),
@@ -26,14 +26,15 @@ pub(crate) async fn prepared(ended: Result<Done, NotDone>, job: &Arc<Job>, store
     }
 }
 
-async fn documents(continuation: Continuation, job: &Job, store: &Store, now: Instant) -> Result<Vec<Document>, NotDone> {
+async fn documents(continuation: Continuation, job: &Job, store: Option<&Store>, now: Instant) -> Result<Vec<Document>, NotDone> {
     let refused = |problem: String| NotDone::GiveUp(Failure::new(CONTINUATION, problem));
     let count = continuation.jobs.len();
     if !(1..=MOST_CONTINUATIONS).contains(&count) {
         return Err(refused(format!("a job cannot become {count} jobs: name 1 to {MOST_CONTINUATIONS}, or enqueue a graph")));
     }
     let documents = recruiter_common::graphs::continuation(continuation.jobs, job, now).map_err(|problem| refused(problem.to_string()))?;
-    if documents.iter().any(|job| job.contains_key("waiting") || job.contains_key("graph")) {
+    let need_indexes = documents.iter().any(|job| job.contains_key("waiting") || job.contains_key("graph"));
+    if let Some(store) = store.filter(|_| need_indexes) {
         // Once the indexes exist, this reads nothing.
         store
             .prepare_graphs()

@@ -16,6 +16,7 @@ use tracing::Instrument as _;
 use crate::{
     cancellation::Cancellation,
     context::Context,
+    layer::Layers,
     outcome::{Done, NotDone},
     panics,
     registry::Ready,
@@ -30,15 +31,20 @@ type Caught = std::thread::Result<Result<Done, NotDone>>;
 /// Executes a workable and waits for its end.
 ///
 /// An execution that never waits ends in this task. Every other execution gets its own task, so that it can be aborted.
-pub(crate) async fn execute(workable: Arc<dyn Ready>, context: &Arc<Context>, limit: Option<Duration>) -> Result<Done, NotDone> {
+pub(crate) async fn execute(
+    workable: Arc<dyn Ready>,
+    context: &Arc<Context>,
+    limit: Option<Duration>,
+    layers: &Layers,
+) -> Result<Done, NotDone> {
     if let Some(limit) = limit {
         context.deadline.begin(limit);
     }
     let (blocks, stops_within) = (workable.blocks(), workable.stops_within());
     let mut execution = {
-        let context = context.clone();
+        let (context, layers) = (context.clone(), layers.clone());
         let in_time = async move {
-            let ended = workable.execute(&context).await;
+            let ended = layers.execute(&*workable, &context).await;
             match context.deadline.passed() {
                 // The workable returned after its deadline without yielding, so that no timer ran.
                 Some(limit) if context.cancel.why().is_none() => Err(timed_out(limit)),

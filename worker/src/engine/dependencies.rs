@@ -11,7 +11,8 @@ use recruiter_common::{
     store::Store,
 };
 
-use crate::{config::WorkerConfig, event::Listener, panics::guarded, registry::Registry};
+use super::own::OwnJobs;
+use crate::{config::WorkerConfig, event::Listener, layer::Layers, panics::guarded, registry::Registry};
 
 /// What all sessions of a worker process use.
 pub(crate) struct Dependencies {
@@ -22,7 +23,10 @@ pub(crate) struct Dependencies {
     pub(crate) process: ProcessIdentity,
     pub(crate) registry: Registry,
     pub(crate) policies: RetryPolicies,
+    pub(crate) layers: Layers,
     pub(crate) listener: Option<Arc<Listener>>,
+    /// For a process that executes the jobs that it enqueues, and no others.
+    pub(crate) own: Option<Arc<OwnJobs>>,
     pub(crate) notifier: Notifier,
     /// The session loop notes its progress here.
     pub(crate) watchdog: Watchdog,
@@ -37,14 +41,22 @@ impl Dependencies {
     /// # Errors
     /// The class of the policy when this worker does not know it.
     pub(crate) fn policy(&self, job: &Job) -> Result<Policy, String> {
-        let unusable = |error: &dyn std::fmt::Display| Failure::new("retry-policy", format!("the retry policy cannot be used: {error}"));
-        match guarded(|| self.policies.decode(&job.retry_policy)) {
-            Ok(Ok(policy)) => Ok(Ok(policy)),
-            Ok(Err(error)) => match error.unknown_class() {
-                Some(class) => Err(class.to_owned()),
-                None => Ok(Err(unusable(&error))),
-            },
-            Err(panicked) => Ok(Err(panicked)),
-        }
+        policy_of(&self.policies, job)
+    }
+}
+
+/// Decodes the retry policy of a job, which is code of users.
+///
+/// # Errors
+/// The class of the policy if it is unknown.
+pub(crate) fn policy_of(policies: &RetryPolicies, job: &Job) -> Result<Policy, String> {
+    let unusable = |error: &dyn std::fmt::Display| Failure::new("retry-policy", format!("the retry policy cannot be used: {error}"));
+    match guarded(|| policies.decode(&job.retry_policy)) {
+        Ok(Ok(policy)) => Ok(Ok(policy)),
+        Ok(Err(error)) => match error.unknown_class() {
+            Some(class) => Err(class.to_owned()),
+            None => Ok(Err(unusable(&error))),
+        },
+        Err(panicked) => Ok(Err(panicked)),
     }
 }

@@ -29,7 +29,7 @@ pub(crate) struct Environment {
 impl Environment {
     /// Executes a job or an item within its limits.
     pub(crate) async fn execute(&self, workable: Arc<dyn Ready>, context: &Arc<Context>, limit: Option<Duration>) -> Result<Done, NotDone> {
-        let ended = snooze::capped(deadline::execute(workable, context, limit).await, &context.job);
+        let ended = snooze::capped(deadline::execute(workable, context, limit, &self.dependencies.layers).await, &context.job);
         if let Err(NotDone::NoResources(failure)) = &ended {
             self.table.note_shortage(&failure.message);
         }

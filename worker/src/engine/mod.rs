@@ -3,6 +3,7 @@
 //! | module | what it is |
 //! |---|---|
 //! | `session` | one registration: the event loop |
+//! | `own` | jobs that this process has enqueued and executes itself |
 //! | `table` | the jobs that a session holds, and the phase of each |
 //! | `work` | takes assignments, starts and runs their jobs, and reports to the roster |
 //! | `slots` | the tasks that run jobs, and the number of free slots |
@@ -21,6 +22,8 @@
 //! | `continuation` | the jobs that a job becomes |
 //! | `verdict` | what is recorded about an end: a pure function |
 //! | `events` | the events and the log line of an attempt |
+//! | `ran` | the end of an execution, for a caller |
+//! | `solo` | executes a job without a session, for tests of applications |
 //! | `recorder` | writes ends and item progress in batches |
 //! | `drain` | the end of a session |
 //! | `heartbeat`, `lease` | how long this worker may start jobs |
@@ -42,8 +45,10 @@ mod items;
 mod leader;
 mod lease;
 pub(crate) mod memory;
+pub(crate) mod own;
 mod portion;
 mod prefetch;
+pub(crate) mod ran;
 mod reading;
 pub(crate) mod recorder;
 mod session;
@@ -51,6 +56,8 @@ mod shortage;
 mod skipped;
 mod slots;
 mod snooze;
+#[cfg(feature = "testing")]
+pub(crate) mod solo;
 mod startable;
 mod starts;
 mod table;
@@ -109,6 +116,7 @@ async fn run_session(
     request: &mut Option<Request>,
     shutdown: &mut Shutdown,
 ) -> Result<SessionEnd, StoreError> {
+    let own = dependencies.own.clone();
     let mut session = Session::register(dependencies).await?;
     let offered = async {
         if let Some(request) = request.clone() {
@@ -118,10 +126,16 @@ async fn run_session(
     };
     let offered = offered.await;
     let wanted = if offered.is_ok() { session.run_jobs(shutdown).await } else { SessionEnd::Stopped };
+    if let Some(own) = &own {
+        own.close();
+    }
     if offered.is_ok() {
         request.clone_from(&session.request);
     }
     let end = drain::drain(session, wanted, shutdown).await;
+    if let Some(own) = &own {
+        own.clear();
+    }
     // A worker that was to stop does not return.
     let end = if (wanted, end) == (SessionEnd::Stopped, SessionEnd::Retired) { SessionEnd::Stopped } else { end };
     offered.map(|()| end)

@@ -10,7 +10,7 @@ use std::{
 
 use recruiter_common::{
     ids::{JobId, WorkerId},
-    roster::Assignment,
+    roster::{Assignment, WorkOn},
     shutdown::{Shutdown, pause},
     store::{CommitSession, Hint, Hints, Listener, Registration, Store, StoreError},
     telemetry::chain,
@@ -69,6 +69,8 @@ pub(crate) struct Session {
 /// What wakes the session.
 enum Event {
     Hint(Hint),
+    /// Jobs that this process has enqueued to execute them itself.
+    Own(Vec<JobId>),
     News(Option<News>),
     SlotsChanged,
     /// A start was answered, or its answer was lost.
@@ -90,10 +92,15 @@ impl Session {
         let channel = store.join_channel().await?;
         // Listening begins before the registration, so that no hint is missed.
         let hints = store.hints(Listener::Worker(id, channel));
+        // In the roster, a process with own jobs serves no class: it takes no jobs of others.
+        let (work_on, classes) = match &dependencies.own {
+            Some(_) => (WorkOn::Groups(Vec::new()), Vec::new()),
+            None => (config.work_on(), dependencies.registry.classes().map(str::to_owned).collect()),
+        };
         let registration = Registration {
             id,
-            work_on: config.work_on(),
-            classes: dependencies.registry.classes().map(str::to_owned).collect(),
+            work_on,
+            classes,
             policies: dependencies.policies.classes().map(str::to_owned).collect(),
             capacity: config.concurrency,
             lease_ms: i64::try_from(config.lease.as_millis()).unwrap_or(i64::MAX),
@@ -124,8 +131,11 @@ impl Session {
         Ok(Self { id, environment, work, leader, hints, news, recording, beating, request: None })
     }
 
-    /// Offers the slots of this worker to the recruiter.
+    /// Offers the slots of this worker to the recruiter, unless they are for own jobs.
     pub(crate) async fn offer_slots(&self) -> Result<(), StoreError> {
+        if self.dependencies().own.is_some() {
+            return Ok(());
+        }
         let capacity = self.config().concurrency;
         self.store().make_available(self.id, self.work.offer().slots).await?;
         self.store().announce_hint(Hint::Free).await;
@@ -151,6 +161,7 @@ impl Session {
                 () = pause(wakes_in) => Event::Timer,
                 hint = self.hints.next() => Event::Hint(hint),
                 Some(answered) = self.work.starts.next() => answered.map_or(Event::TaskPanicked, |answered| Event::Started(Box::new(answered))),
+                jobs = next_own(&self.environment) => Event::Own(jobs),
                 changed = self.work.slots.changed() => changed.map_or(Event::TaskPanicked, |()| Event::SlotsChanged),
             };
             match event {
@@ -170,6 +181,7 @@ impl Session {
                     }
                     self.progress();
                     self.read_cancellations().await;
+                    self.open_for_own_jobs().await;
                     self.progress();
                     self.work.take(assignment).await;
                     self.leader.check(&self.environment.dependencies.store).await;
@@ -179,6 +191,7 @@ impl Session {
                     let own = assignments.into_iter().find(|given| given.worker == self.id);
                     self.work.take(own.map(|given| Assignment { round, jobs: given.jobs, permits: given.permits })).await;
                 }
+                Event::Own(jobs) => self.work.take_own(&jobs).await,
                 Event::Hint(Hint::Cancel { job }) => self.cancel(job),
                 Event::Hint(Hint::Recall) => self.work.recall(),
                 Event::Hint(Hint::Control) => self.read_request().await,
@@ -211,6 +224,25 @@ impl Session {
             if let Some(limit) = self.config().memory_limit.filter(|limit| memory::resident() > *limit) {
                 tracing::warn!(limit, resident = memory::resident(), "the memory limit is reached: taking no more jobs");
                 return SessionEnd::MemoryLimit;
+            }
+        }
+    }
+
+    /// Takes own jobs under the present settings, unless an operator wants this process to take none.
+    async fn open_for_own_jobs(&self) {
+        let Some(own) = &self.dependencies().own else { return };
+        if self.request.is_some() {
+            own.close();
+            return;
+        }
+        match self.store().settings().await {
+            Ok(settings) => own.open(settings),
+            Err(error) => {
+                tracing::debug!(
+                    error = chain(&error),
+                    "failed to read the settings of groups; taking no own jobs until the next heartbeat"
+                );
+                own.close();
             }
         }
     }
@@ -297,6 +329,14 @@ impl Session {
 
 fn wanted(request: &Option<Request>) -> Option<Wanted> {
     request.as_ref().map(|request| request.wanted)
+}
+
+/// The next own jobs. It never returns if the session has none.
+async fn next_own(environment: &Environment) -> Vec<JobId> {
+    match &environment.dependencies.own {
+        Some(own) => own.next().await,
+        None => std::future::pending().await,
+    }
 }
 
 /// Lets other tasks run for a moment. If several jobs end at the same time, one start then fills their slots.

@@ -7,10 +7,10 @@ use recruiter_common::{
     failure::Failure,
     ids::JobId,
     instant::Instant,
-    job::{Claim, FinishReason, IfWorkerDies, Job},
+    job::{Claim, Execution, FinishReason, IfWorkerDies, Job, JobState},
     limits::Permit,
     retry_policy::Decision,
-    store::{Position, Start, ToStart},
+    store::{Conditions, Position, Start, ToStart},
 };
 
 use super::{attempt::StartedJob, dependencies::Policy};
@@ -27,6 +27,8 @@ pub(crate) struct Startable {
     if_worker_dies: IfWorkerDies,
     /// The permit of a limited job.
     permit: Option<Permit>,
+    /// The date of a job that is started before it.
+    early: Option<Instant>,
 }
 
 impl Startable {
@@ -35,7 +37,16 @@ impl Startable {
         history.attempts += 1;
         let decision = policy.as_ref().ok().and_then(|policy| guarded(|| policy.decide(&history, died, now)).ok());
         let if_worker_dies = decision.unwrap_or(Decision::Archive(FinishReason::WORKER_DIED)).into();
-        Self { job, policy, if_worker_dies, permit }
+        Self { job, policy, if_worker_dies, permit, early: None }
+    }
+
+    /// The same, to be started even before its date. The start repeats that date; for everything else the job is due at `now`.
+    pub(crate) fn early(mut self, now: Instant) -> Self {
+        if let Some(due) = self.job.due().filter(|due| *due > now) {
+            self.early = Some(due);
+            Arc::make_mut(&mut self.job).state = JobState::Scheduled { at: now };
+        }
+        self
     }
 
     pub(crate) fn job(&self) -> &Job {
@@ -62,8 +73,9 @@ impl Startable {
     }
 
     pub(crate) fn to_start(&self, now: Instant) -> ToStart {
-        let Self { job, if_worker_dies, permit, .. } = self;
-        let (due, if_worker_dies, permit) = (job.due().unwrap_or(now), if_worker_dies.clone(), permit.clone());
+        let Self { job, if_worker_dies, permit, early, .. } = self;
+        let (due, if_worker_dies, permit) = (early.or(job.due()).unwrap_or(now), if_worker_dies.clone(), permit.clone());
+        let conditions = Conditions::from(job.as_ref());
         ToStart {
             job: job.id,
             group: job.group.clone(),
@@ -71,17 +83,23 @@ impl Startable {
             due,
             if_worker_dies,
             permit,
-            conditions: job.as_ref().into(),
+            conditions: if early.is_some() { conditions.early() } else { conditions },
         }
+    }
+
+    /// The job as this start stores it, its policy, and its execution before.
+    pub(crate) fn marked(self, start: &Start) -> (Arc<Job>, Policy, Option<Arc<Execution>>) {
+        let Self { mut job, policy, if_worker_dies, permit, .. } = self;
+        // In a worker this is the only reference to the job, so nothing is copied.
+        let started = Arc::make_mut(&mut job);
+        let previous = started.last_execution.take().map(Arc::new);
+        start.mark_started(started, if_worker_dies, permit.as_ref());
+        (job, policy, previous)
     }
 
     /// The job as the start has stored it.
     pub(crate) fn started(self, claim: Claim, start: &Start) -> StartedJob {
-        let Self { mut job, policy, if_worker_dies, permit } = self;
-        // This is the only reference to the job, so nothing is copied.
-        let started = Arc::make_mut(&mut job);
-        let previous = started.last_execution.take().map(Arc::new);
-        start.mark_started(started, if_worker_dies, permit.as_ref());
+        let (job, policy, previous) = self.marked(start);
         StartedJob { job, claim, policy, previous }
     }
 }

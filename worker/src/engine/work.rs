@@ -11,7 +11,7 @@ use std::{
 
 use recruiter_common::{
     ids::{JobId, WorkerId},
-    roster::Assignment,
+    roster::{Assignment, Permits},
     store::{Hint, Offer, Store},
     telemetry::chain,
 };
@@ -75,16 +75,20 @@ impl Work {
     pub(crate) fn offer(&self) -> Offer {
         let prefetched = self.prefetch.jobs().chain(self.slots.table().reserved()).collect();
         let working_on = self.slots.table().working_on();
-        let prefetch = if self.is_quiet { 0 } else { self.prefetch.room(self.slots.count_free()) };
+        let prefetch = if self.accepts_assignments() { self.prefetch.room(self.slots.count_free()) } else { 0 };
         Offer { slots: self.free_slots(), prefetch, prefetched, working_on }
     }
 
-    /// The free slots that remain after the queued jobs. A quiet worker has none.
+    /// The free slots that remain after the queued jobs. A quiet worker has none, nor has a process whose slots are for own jobs.
     fn free_slots(&self) -> u32 {
-        if self.is_quiet {
+        if !self.accepts_assignments() {
             return 0;
         }
         self.slots.count_free().saturating_sub(self.prefetch.count())
+    }
+
+    fn accepts_assignments(&self) -> bool {
+        !self.is_quiet && self.environment.dependencies.own.is_none()
     }
 
     /// The time until the first queued job must be returned, or until the report that precedes a return is repeated.
@@ -118,6 +122,34 @@ impl Work {
         self.start();
     }
 
+    /// Takes own jobs: reads them, reports them to the roster, and starts as many as there are free slots. Those that are not queued stay in
+    /// MongoDB, for the workers.
+    pub(crate) async fn take_own(&mut self, jobs: &[JobId]) {
+        let now = self.environment.dependencies.store.now();
+        let wanted = if self.is_quiet { &[] } else { jobs };
+        match self.intake.read(wanted, Permits::default()).await {
+            Ok(startable) => {
+                let startable = startable.into_iter().map(|job| job.early(now)).collect();
+                self.prefetch.add(startable, self.slots.count_free(), Monotonic::now());
+            }
+            Err(error) => tracing::warn!(count = jobs.len(), error = chain(&error), "failed to read own jobs; they are for the workers"),
+        }
+        self.give_up(jobs.iter().filter(|job| !self.prefetch.holds(**job)));
+        self.name_prefetched();
+        let offer = self.offer();
+        // The recruiter assigns nothing to this process.
+        let _none = self.turn.report(&offer).await;
+        self.environment.dependencies.watchdog.progress();
+        self.start();
+    }
+
+    /// Answers the callers of own jobs that are not run.
+    fn give_up<'a>(&self, jobs: impl IntoIterator<Item = &'a JobId>) {
+        if let Some(own) = &self.environment.dependencies.own {
+            own.give_up(jobs);
+        }
+    }
+
     /// Sends a start of the next jobs, if slots are free and fewer than two starts are on their way.
     fn start(&mut self) {
         if !self.starts.has_room() {
@@ -132,6 +164,7 @@ impl Work {
         }
         let not_sent = self.starts.send(next, &self.slots);
         self.name_prefetched();
+        self.give_up(&not_sent);
         self.note_skipped(&not_sent);
     }
 
@@ -146,6 +179,7 @@ impl Work {
             });
         }
         self.slots.release(not_run.iter().copied());
+        self.give_up(&not_run);
         self.note_skipped(&not_run);
         self.start();
         self.note_free_slots();
@@ -227,6 +261,7 @@ impl Work {
             // Only after the report: until then these jobs count as assigned to this worker.
             if !self.returning.is_empty() {
                 let jobs = std::mem::take(&mut self.returning);
+                self.give_up(&jobs);
                 tracing::debug!(count = jobs.len(), "returning jobs that were assigned ahead");
                 self.environment.dependencies.store.announce_hint(Hint::Returned { worker: self.worker, jobs }).await;
             }
@@ -258,6 +293,7 @@ impl Work {
     pub(crate) async fn return_all(&mut self) {
         let jobs: Vec<JobId> = self.returning.drain(..).chain(self.prefetch.next(usize::MAX).iter().map(Startable::id)).collect();
         self.name_prefetched();
+        self.give_up(&jobs);
         if !jobs.is_empty() {
             self.environment.dependencies.store.announce_hint(Hint::Returned { worker: self.worker, jobs }).await;
         }

@@ -1,0 +1,129 @@
+//! Executes a job without MongoDB.
+
+use std::sync::Arc;
+
+use recruiter_common::{NewJob, Store, enqueue::EnqueueError, instant::Instant, job::Job};
+
+use crate::{
+    Worker,
+    engine::{
+        ran::Ran,
+        solo::{NotAlone, Solo, start},
+    },
+};
+
+/// How a job is executed inline: [`Inline::new`] has the values of a first attempt.
+#[must_use = "nothing happens until `run` is called"]
+pub struct Inline<'a> {
+    worker: &'a Worker,
+    attempt: u32,
+    now: Option<Instant>,
+    store: Option<Store>,
+}
+
+/// Why a job was not executed inline.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum InlineError {
+    /// No database would accept the job.
+    #[error(transparent)]
+    Invalid(#[from] EnqueueError),
+    /// This worker cannot execute the job alone.
+    #[error(transparent)]
+    NotAlone(#[from] NotAlone),
+}
+
+/// Executes a job as a worker would: its parameters are stored and decoded again, its workable runs within the layers and the time limit of
+/// the class, its retry policy decides about a failure, and the hooks are called. Nothing is written, and no MongoDB is needed.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use recruiter_worker::{
+///     Context, Defaults, Executable, NotDone, RetryManyTimes, Workable, Worker,
+///     testing::{Ran, run_inline},
+/// };
+///
+/// #[derive(serde::Serialize, serde::Deserialize)]
+/// struct Divide {
+///     by: i32,
+/// }
+///
+/// impl Workable for Divide {
+///     const CLASS: &'static str = "Divide";
+///     type Output = i32;
+///
+///     fn defaults() -> Defaults {
+///         Defaults::default().retry(RetryManyTimes::new(3, Duration::from_secs(60)))
+///     }
+/// }
+///
+/// impl Executable for Divide {
+///     type State = ();
+///
+///     async fn execute(&self, (): &(), _: &Context) -> Result<i32, NotDone> {
+///         Ok(84_i32.checked_div(self.by).ok_or("it cannot be divided")?)
+///     }
+/// }
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let worker = Worker::new().register::<Divide>(())?;
+/// let ran = run_inline(&worker, Divide { by: 2 }.as_job()).await?;
+/// assert_eq!(ran.result::<i32>(), Some(42));
+/// let ran = run_inline(&worker, Divide { by: 0 }.as_job()).await?;
+/// assert!(matches!(ran, Ran::Again { failure, .. } if failure.message == "it cannot be divided"));
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+/// When the job is invalid, or this worker cannot execute it.
+pub async fn run_inline(worker: &Worker, job: NewJob) -> Result<Ran, InlineError> {
+    Inline::new(worker).run(job).await
+}
+
+impl<'a> Inline<'a> {
+    /// A first attempt now, without a store.
+    pub fn new(worker: &'a Worker) -> Self {
+        Self { worker, attempt: 1, now: None, store: None }
+    }
+
+    /// Sets the number of the attempt, from 1: the retry policy decides as after so many attempts.
+    pub fn attempt(mut self, number: u32) -> Self {
+        self.attempt = number.max(1);
+        self
+    }
+
+    /// Sets the time of the execution.
+    pub fn now(mut self, now: Instant) -> Self {
+        self.now = Some(now);
+        self
+    }
+
+    /// Sets the store of the worker, for workables that enqueue jobs.
+    pub fn store(mut self, store: &Store) -> Self {
+        self.store = Some(store.clone());
+        self
+    }
+
+    /// Executes the job, as [`run_inline`] does.
+    ///
+    /// # Errors
+    /// When the job is invalid, or this worker cannot execute it.
+    pub async fn run(self, job: NewJob) -> Result<Ran, InlineError> {
+        let Self { worker, attempt, now: given, store } = self;
+        let now = || given.unwrap_or_else(|| bson::DateTime::now().to_chrono());
+        let job = Job { attempts: attempt - 1, ..job.to_job(now())? };
+        let solo = Solo::new(worker, store.map(Arc::new), Arc::new(job))?;
+        let execution = solo.execute(&start(now(), now()), now).await;
+        execution.hooks().await;
+        Ok(execution.ran())
+    }
+}
+
+impl std::fmt::Debug for Inline<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Inline").field("attempt", &self.attempt).field("now", &self.now).finish_non_exhaustive()
+    }
+}
