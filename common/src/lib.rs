@@ -80,6 +80,8 @@
 //! | [`ids`] | ids of jobs, workers, starts and rounds | all |
 //! | [`instant`] | instants in documents | all |
 //! | [`store`] | every MongoDB call | all |
+//! | `backlog` | how many jobs may wait in a group | enqueue, store |
+//! | `names` | names of classes, groups and keys | enqueue |
 //! | [`clock`] | the server's clock, and this machine's | store, worker |
 //! | [`shutdown`] | stop requests, and sleeping | the three processes |
 //! | [`service`] | notifications to the service manager | the three processes |
