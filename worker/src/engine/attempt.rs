@@ -281,3 +281,18 @@ pub(super) fn end_of(verdict: &Verdict, job: &Job, claim: Claim, kept: Kept, now
         Verdict::ClaimLost => None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn size_of_future<'a, F: Future>(_: impl FnOnce(&'a Environment, Box<Attempt>) -> F) -> usize {
+        size_of::<F>()
+    }
+
+    /// The future is moved when its task begins, so each part that is not boxed costs every job.
+    #[test]
+    fn the_future_of_an_attempt_is_small() {
+        assert!(size_of_future(run) <= 1_024, "{}", size_of_future(run));
+    }
+}

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use bson::Document;
+use futures_util::FutureExt as _;
 use recruiter_common::{failure::Failure, graphs::InvalidGraph, instant::Instant, job::Job, store::Store};
 
 use crate::outcome::{Continuation, Done, MOST_CONTINUATIONS, NotDone};
@@ -21,7 +22,9 @@ pub(crate) enum Ended {
 pub(crate) async fn prepared(ended: Result<Done, NotDone>, job: &Arc<Job>, store: Option<&Store>, now: Instant) -> Result<Ended, NotDone> {
     match ended {
         Ok(done) => Ok(Ended::Done(done)),
-        Err(NotDone::ContinueAs(continuation)) if job.bundle.is_none() => documents(continuation, job, store, now).await.map(Ended::Become),
+        Err(NotDone::ContinueAs(continuation)) if job.bundle.is_none() => {
+            documents(continuation, job, store, now).boxed().await.map(Ended::Become)
+        }
         Err(not_done) => Err(not_done),
     }
 }
