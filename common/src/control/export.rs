@@ -3,7 +3,7 @@
 
 use std::ops::ControlFlow;
 
-use super::{BATCH, BATCH_BYTES, Contradiction, Patience, waits_for};
+use super::{BATCH, BATCH_BYTES, filter::Contradiction, patience::Patience, step::waits_for};
 use crate::{
     ids::JobId,
     instant::Instant,

@@ -7,7 +7,12 @@ use std::{
 
 use bson::Document;
 
-use super::{Change, Changed, Control, Refusal, Revision, again};
+use super::{
+    Control,
+    again::again,
+    change::{Change, Changed, Refusal},
+    revision::Revision,
+};
 use crate::{
     enqueue::NewJob,
     graphs::{self, Edge, GraphJob, GraphState, NOT_NEEDED, edges_of},

@@ -2,7 +2,7 @@
 
 use bson::{Bson, Document};
 
-use super::{Alteration, InvalidAlteration};
+use super::alteration::{Alteration, InvalidAlteration};
 use crate::{
     enqueue::NewJob,
     job::{Priority, StoredPolicy},

@@ -1,0 +1,86 @@
+//! A finished job as a new one. Pure.
+
+use bson::{Bson, Document};
+
+use super::revision::Revision;
+use crate::{
+    enqueue::NewJob,
+    ids::JobId,
+    job::{Job, bundle::is_done},
+    limits::{line_of_gate, resources_in},
+    spec::unique_again,
+};
+
+/// The same job under a new id, with its unique key and its limits. A bundle gets only the items that are not done, or all items if all are done.
+pub(super) fn again(job: Job, with: &Revision) -> Result<NewJob, String> {
+    let document = |parameters: Bson| {
+        let Bson::Document(parameters) = parameters else {
+            return Err("its parameters are not a document; enqueue it by hand".to_owned());
+        };
+        Ok(with.parameters(parameters))
+    };
+    let unique = unique_again(&job);
+    let new = match &job.bundle {
+        None => NewJob::of_class(job.class, document(job.parameters)?),
+        Some(bundle) => {
+            let all_done = bundle.outcomes.iter().all(is_done);
+            let items = job.items();
+            let wanted = items.iter().zip(&bundle.outcomes).filter(|(_, outcome)| all_done || !is_done(outcome));
+            let items: Vec<Document> = wanted.map(|(item, _)| document(item.clone())).collect::<Result<_, _>>()?;
+            NewJob::bundle_of_class(job.class, items)
+        }
+    };
+    let new = new.with_id(JobId::new()).in_group(job.group).priority(job.priority);
+    let new = job.tags.into_iter().fold(new, NewJob::tag).retry_stored(job.retry_policy).keep(job.keep).recovered_from(job.id);
+    let gate = job.gate.unwrap_or_default();
+    let new = match line_of_gate(&gate) {
+        Some(line) => new.in_line(line),
+        None => resources_in(&gate).fold(new, NewJob::limit),
+    };
+    let new = if job.halt_on_failure { new.halt_on_failure() } else { new };
+    let new = match unique {
+        Some(unique) => new.unique(unique),
+        None => new,
+    };
+    Ok(with.apply(match job.urn {
+        Some(urn) => new.urn(urn),
+        None => new,
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use bson::doc;
+
+    use super::*;
+
+    fn job(more: Document) -> Job {
+        let mut document = doc! {
+            "_id": bson::oid::ObjectId::from_bytes([7; 12]), "locked": false, "group": "g", "priority": 3, "why": "gave-up",
+            "workable": { "class": "c", "parameters": { "a": 1 } }, "retry_policy": { "class": "Mine", "parameters": {} },
+        };
+        document.extend(more);
+        Job::try_from(document).expect("a job")
+    }
+
+    #[test]
+    fn only_the_items_of_a_bundle_that_are_not_done_are_enqueued_again() {
+        let bundle = |outcomes: Vec<Bson>| {
+            let items: Vec<Document> = (0..3).map(|n| doc! { "n": n }).collect();
+            job(doc! { "workable": { "class": "c", "items": items }, "item_outcomes": outcomes })
+        };
+        let failed = Bson::from(doc! { "class": "x", "message": "too hot", "why": "gave-up" });
+        let done_again = |job: Job| format!("{:?}", again(job, &Revision::default()).expect("a bundle"));
+        let rest = done_again(bundle(vec!["done".into(), failed]));
+        assert!(!rest.contains("\"n\": Int32(0)") && rest.contains("\"n\": Int32(1)") && rest.contains("\"n\": Int32(2)"), "{rest}");
+        assert!(done_again(bundle(vec!["done".into(); 3])).contains("\"n\": Int32(0)"), "all items, if all are done");
+    }
+
+    #[test]
+    fn a_retried_job_keeps_its_limits_or_its_line() {
+        let again = |gate: &str| format!("{:?}", again(job(doc! { "gate": gate }), &Revision::default()).expect("a job"));
+        assert!(again("customer:17,printer").contains(r#"limits: ["customer:17", "printer"]"#), "{}", again("customer:17,printer"));
+        let line = crate::limits::gate_of_line("k");
+        assert!(again(&line).contains(r#"line: Some("k")"#), "{}", again(&line));
+    }
+}
