@@ -36,12 +36,10 @@ pub struct CleanerArgs {
 }
 
 fn keep_of_text(text: &str) -> Result<(String, Duration), String> {
-    let (class, duration) = text.split_once('=').ok_or("write it like mail=1d: a class, and how long its finished jobs are kept")?;
+    // A class may contain `=`, a duration does not.
+    let (class, duration) = text.rsplit_once('=').ok_or("write it like mail=1d: a class, and how long its finished jobs are kept")?;
     let duration = humantime::parse_duration(duration.trim()).map_err(|error| format!("`{duration:.80}` is not a duration ({error})"))?;
-    match class.trim() {
-        "" => Err("the class before `=` is missing".into()),
-        class => Ok((class.to_owned(), duration)),
-    }
+    if class.is_empty() { Err("the class before `=` is missing".into()) } else { Ok((class.to_owned(), duration)) }
 }
 
 impl CleanerArgs {

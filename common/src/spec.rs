@@ -237,7 +237,8 @@ impl JobSpec {
         if text.is_empty() { Ok(None) } else { text.parse().map(Some) }
     }
 
-    /// A specification that enqueues this job once more under another id: without its id, its dates and its history.
+    /// A specification that enqueues this job once more under another id: without its id, its dates and its history. Of a bundle: with the
+    /// items that are not done, or with all items if all are done.
     ///
     /// # Errors
     /// When its parameters are not a document: the JSON form allows only documents.
@@ -250,7 +251,7 @@ impl JobSpec {
         };
         let (parameters, items) = match job.bundle {
             None => (Some(document(job.parameters.clone())?), None),
-            Some(_) => (None, Some(job.items().into_iter().map(document).collect::<Result<_, _>>()?)),
+            Some(_) => (None, Some(job.items_to_repeat().into_iter().map(document).collect::<Result<_, _>>()?)),
         };
         Ok(Self {
             class: job.class.clone(),

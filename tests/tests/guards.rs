@@ -482,6 +482,23 @@ async fn items_are_recorded_by_the_start_that_holds_their_bundle() {
     }
 }
 
+/// A job that its process does not execute becomes due, unless it was started or changed since.
+#[tokio::test]
+async fn a_job_is_handed_to_the_workers_only_as_it_was_enqueued() {
+    let setting = Setting::new().await;
+    let [kept, locked, moved, retried] = setting.jobs().await;
+    let (due, now) = (in_ms(&setting.store, 60_000), setting.store.now());
+    for job in [kept, locked, moved, retried] {
+        setting.set("scheduled", job, doc! { "scheduled_at": date(due) }).await;
+    }
+    setting.set("scheduled", locked, doc! { "locked": true }).await;
+    setting.set("scheduled", moved, doc! { "scheduled_at": date(in_ms(&setting.store, 90_000)) }).await;
+    setting.set("scheduled", retried, doc! { "attempts": 1 }).await;
+    for (job, expected) in [(kept, true), (locked, false), (moved, false), (retried, false), (JobId::new(), false)] {
+        assert_eq!(setting.store.hasten_if_never_started(job, due, now).await.unwrap(), expected);
+    }
+}
+
 /// I3: notes of a lost claim change nothing, and neither does a write that arrives after a later one.
 #[tokio::test]
 async fn notes_are_recorded_by_the_start_that_holds_their_job_in_their_order() {

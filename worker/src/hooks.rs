@@ -21,7 +21,7 @@ async fn hook_within(limit: Duration, name: &str, job: &Context, call: impl Asyn
     match tokio::time::timeout(limit, called).await {
         Ok(Ok(())) => {}
         Ok(Err(panic)) => tracing::error!(job.id = %id, item, hook = name, error = failure_of(panic.as_ref()).message, "a hook panicked"),
-        Err(_) => tracing::error!(job.id = %id, item, hook = name, "a hook took too long and was aborted"),
+        Err(_) => tracing::error!(job.id = %id, item, hook = name, "a hook took too long: nothing waits for it any more"),
     }
 }
 

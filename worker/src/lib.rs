@@ -127,6 +127,7 @@ use crate::{
     event::Listener,
     layer::Layers,
     registry::{Asynchronous, Blocking, Registry},
+    threads::Threads,
 };
 #[cfg(feature = "process")]
 pub use crate::{
@@ -205,7 +206,7 @@ impl Worker {
     /// When the worker has the class already.
     pub fn register_blocking<W: BlockingExecutable>(mut self, state: impl Into<Arc<W::State>>) -> Result<Self, DuplicateClass> {
         let threads = self.registry.threads().clone();
-        self.registry.add(W::CLASS, Arc::new(Blocking::<W>(state.into(), threads)))?;
+        self.registry.add(W::CLASS, Arc::new(Blocking::<W> { state: state.into(), threads, hook_threads: Threads::default() }))?;
         Ok(self)
     }
 

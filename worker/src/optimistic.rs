@@ -62,7 +62,7 @@ pub struct Optimistic {
     store: Store,
     own: Arc<OwnJobs>,
     /// As many as jobs may run at a time.
-    places: Semaphore,
+    slots: Semaphore,
     trigger: Trigger,
     task: Option<JoinHandle<Result<Ended, WorkerError>>>,
 }
@@ -79,7 +79,8 @@ pub enum Attempted {
     },
     /// It was not executed in this process: it is for the workers, or a job with its id exists.
     Queued(Enqueued),
-    /// It was executed in this process, which was declared dead meanwhile. The retry policy decides whether workers run it again.
+    /// It was executed in this process, which does not know its recorded end: the process was declared dead or has stopped meanwhile, or the
+    /// reply to the record was lost. The job shows its end ([`Store::job`]). The retry policy decides whether workers run it again.
     NotRecorded {
         /// The id of the job.
         id: JobId,
@@ -98,7 +99,7 @@ impl Worker {
     pub async fn optimistic(self, store: &Store, config: impl Into<WorkerConfig>) -> Result<Optimistic, WorkerError> {
         let config = config.into();
         let own = OwnJobs::new(self.registry.classes());
-        let places = Semaphore::new(config.concurrency as usize);
+        let slots = Semaphore::new(config.concurrency as usize);
         let (trigger, shutdown) = Shutdown::manual();
         let (running, ending) =
             (self.run_over(Arc::new(store.clone()), config, shutdown, Notifier::Silent, Some(own.clone())), Ending(own.clone()));
@@ -107,7 +108,7 @@ impl Worker {
             running.await
         });
         // From here on, a caller that drops this future stops the task.
-        let mut here = Optimistic { store: store.clone(), own: own.clone(), places, trigger, task: Some(task) };
+        let mut here = Optimistic { store: store.clone(), own: own.clone(), slots, trigger, task: Some(task) };
         tokio::select! {
             ended = here.ended() => ended?,
             () = own.opened() => {}
@@ -120,19 +121,20 @@ impl Worker {
 impl Optimistic {
     /// Enqueues the job, executes it in this process, and returns once its end is recorded; or enqueues it for the workers.
     ///
-    /// A caller that drops this future does not end the execution. [`Self::stop`] does.
+    /// While MongoDB is away, this waits. A caller that drops this future does not end the execution. [`Self::stop`] does.
     ///
     /// # Errors
-    /// When the job cannot be enqueued. It is not executed then.
+    /// When the job cannot be enqueued. It is not executed here then.
     pub async fn execute(&self, job: NewJob) -> Result<Attempted, EnqueueError> {
         let now = self.store.now();
         let given = job.to_job(now)?;
-        let Some(_place) = self.place_for(&given, now) else { return Ok(Attempted::Queued(job.enqueue(&self.store).await?)) };
-        let enqueued = job.at(now + KEPT_FOR).enqueue(&self.store).await?;
+        let Some(_slot) = self.reserve_slot(&given, now) else { return Ok(Attempted::Queued(job.enqueue(&self.store).await?)) };
+        let due = now + KEPT_FOR;
+        let enqueued = job.at(due).enqueue(&self.store).await?;
         if !enqueued.is_new {
             return Ok(Attempted::Queued(enqueued));
         }
-        let ended = match self.own.submit(enqueued.id) {
+        let ended = match self.own.submit(enqueued.id, due) {
             Some(answer) => answer.await.ok(),
             None => None,
         };
@@ -140,7 +142,7 @@ impl Optimistic {
             Some(Some(ran)) => Attempted::Here { id: enqueued.id, ran },
             Some(None) => Attempted::NotRecorded { id: enqueued.id },
             None => {
-                self.hand_over(enqueued.id, given.group).await;
+                self.hand_over(enqueued.id, due, given.group).await;
                 Attempted::Queued(enqueued)
             }
         })
@@ -163,17 +165,18 @@ impl Optimistic {
         ended.unwrap_or(Err(WorkerError::Panicked("the worker"))).map(drop)
     }
 
-    /// A place for this job; `None` if it is for the workers.
-    fn place_for(&self, job: &Job, now: Instant) -> Option<SemaphorePermit<'_>> {
+    /// A slot for this job; `None` if it is for the workers.
+    fn reserve_slot(&self, job: &Job, now: Instant) -> Option<SemaphorePermit<'_>> {
         let is_due = job.due().is_some_and(|due| due <= now);
-        self.places.try_acquire().ok().filter(|_| is_due && self.own.may_take(job))
+        self.slots.try_acquire().ok().filter(|_| is_due && self.own.may_take(job))
     }
 
     /// Makes a job due that this process does not execute. If that fails, it is due a few seconds later.
-    async fn hand_over(&self, job: JobId, group: String) {
+    async fn hand_over(&self, job: JobId, due: Instant, group: String) {
         let now = self.store.now();
-        match self.store.hasten_if_unlocked(&[job], now).await {
-            Ok(_) => self.store.announce_hint(Hint::Jobs { groups: vec![group], at: Some(now), jobs: Vec::new() }).await,
+        match self.store.hasten_if_never_started(job, due, now).await {
+            Ok(false) => {}
+            Ok(true) => self.store.announce_hint(Hint::Jobs { groups: vec![group], at: Some(now), jobs: Vec::new() }).await,
             Err(error) => tracing::debug!(job.id = %job, error = chain(&error), "a job for the workers is due in a few seconds"),
         }
     }
@@ -187,7 +190,7 @@ impl Drop for Optimistic {
 
 impl std::fmt::Debug for Optimistic {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Optimistic").field("free", &self.places.available_permits()).finish_non_exhaustive()
+        f.debug_struct("Optimistic").field("free", &self.slots.available_permits()).finish_non_exhaustive()
     }
 }
 

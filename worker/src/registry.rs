@@ -162,20 +162,27 @@ impl<W: Executable> Ready for ReadyAsynchronous<W> {
 }
 
 /// A blocking workable with its shared state, and the threads of its worker.
-pub(crate) struct Blocking<W: BlockingExecutable>(pub(crate) Arc<W::State>, pub(crate) Threads);
+pub(crate) struct Blocking<W: BlockingExecutable> {
+    pub(crate) state: Arc<W::State>,
+    pub(crate) threads: Threads,
+    /// The threads of hooks. A hook that hangs takes no slot.
+    pub(crate) hook_threads: Threads,
+}
 
 struct ReadyBlocking<W: BlockingExecutable> {
     workable: GuardedDrop<W>,
     state: Arc<W::State>,
     threads: Threads,
+    hook_threads: Threads,
 }
 
 impl<W: BlockingExecutable> Handler for Blocking<W> {
     fn decode(&self, parameters: Bson) -> Result<Arc<dyn Ready>, Failure> {
         Ok(Arc::new(ReadyBlocking::<W> {
             workable: GuardedDrop::new(deserialize(parameters)?),
-            state: self.0.clone(),
-            threads: self.1.clone(),
+            state: self.state.clone(),
+            threads: self.threads.clone(),
+            hook_threads: self.hook_threads.clone(),
         }))
     }
 }
@@ -205,21 +212,35 @@ impl<W: BlockingExecutable> Ready for ReadyBlocking<W> {
         if !W::HAS_HOOKS {
             return async {}.boxed();
         }
-        let (workable, state, context, failed) = (W::clone(&self.workable), self.state.clone(), job.clone(), failure.cloned());
-        let hooks = move || match failed {
-            None => workable.after_success(&state, &context),
-            Some(failure) => {
-                workable.after_failure(&state, &context, &failure);
-                if last {
-                    workable.after_last_failure(&state, &context, &failure);
+        async move {
+            match failure.cloned() {
+                None => self.call("after_success", job, |workable, state, job| workable.after_success(state, job)).await,
+                Some(failure) => {
+                    let failed = failure.clone();
+                    self.call("after_failure", job, move |workable, state, job| workable.after_failure(state, job, &failed)).await;
+                    if last {
+                        let call = move |workable: &W, state: &W::State, job: &Context| workable.after_last_failure(state, job, &failure);
+                        self.call("after_last_failure", job, call).await;
+                    }
                 }
             }
+        }
+        .boxed()
+    }
+}
+
+impl<W: BlockingExecutable> ReadyBlocking<W> {
+    /// Calls one hook in a thread of its own.
+    async fn call(&self, name: &str, job: &Arc<Context>, call: impl FnOnce(&W, &W::State, &Context) + Send + 'static) {
+        let in_thread = async || {
+            // A panic of `clone` is one of the hook.
+            let (workable, state, context) = (W::clone(&self.workable), self.state.clone(), job.clone());
+            match self.hook_threads.run(W::CLASS, move || call(&workable, &state, &context)).await {
+                Ok(Ok(())) => {}
+                Ok(Err(panic)) => std::panic::resume_unwind(panic),
+                Err(error) => tracing::error!(job.id = %job.job_id(), error = chain(&error), "no thread can be started for a hook"),
+            }
         };
-        let in_thread = async move || match self.threads.run(W::CLASS, hooks).await {
-            Ok(Ok(())) => {}
-            Ok(Err(panic)) => std::panic::resume_unwind(panic),
-            Err(error) => tracing::error!(job.id = %job.job_id(), error = chain(&error), "no thread can be started for the hooks"),
-        };
-        hook(if failure.is_none() { "after_success" } else { "after_failure" }, job, in_thread).boxed()
+        hook(name, job, in_thread).await;
     }
 }

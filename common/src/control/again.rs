@@ -6,7 +6,7 @@ use super::revision::Revision;
 use crate::{
     enqueue::NewJob,
     ids::JobId,
-    job::{Job, bundle::is_done},
+    job::Job,
     limits::{line_of_gate, resources_in},
     spec::unique_again,
 };
@@ -22,11 +22,8 @@ pub(super) fn again(job: Job, with: &Revision) -> Result<NewJob, String> {
     let unique = unique_again(&job);
     let new = match &job.bundle {
         None => NewJob::of_class(job.class, document(job.parameters)?),
-        Some(bundle) => {
-            let all_done = bundle.outcomes.iter().all(is_done);
-            let items = job.items();
-            let wanted = items.iter().zip(&bundle.outcomes).filter(|(_, outcome)| all_done || !is_done(outcome));
-            let items: Vec<Document> = wanted.map(|(item, _)| document(item.clone())).collect::<Result<_, _>>()?;
+        Some(_) => {
+            let items: Vec<Document> = job.items_to_repeat().into_iter().map(document).collect::<Result<_, _>>()?;
             NewJob::bundle_of_class(job.class, items)
         }
     };

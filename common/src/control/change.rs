@@ -127,7 +127,7 @@ pub enum Refusal {
         key: String,
     },
     /// Only finished jobs are retried with new content.
-    #[error("it is not finished, and only finished jobs are retried with new content: use `recruiter jobs change`, or cancel it first")]
+    #[error("it is not finished, and only finished jobs are retried with new content: cancel it first")]
     NotFinished,
     /// It waits for other jobs.
     #[error("it waits for other jobs, and cannot be changed until they end; `recruiter jobs why` names them")]

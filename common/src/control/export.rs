@@ -89,10 +89,13 @@ fn specification(stored: StoredJob, now: Instant) -> Option<Exported> {
         JobState::Scheduled { .. } if job.is_waiting => {
             return Some(Err("it waits for other jobs, whose ids a line for another database cannot name".into()));
         }
+        JobState::Scheduled { .. } if job.is_expired(now) => return Some(Err("it has expired".into())),
         JobState::Scheduled { at } => Some(*at).filter(|at| *at > now && waits_for(&job).is_none()),
         JobState::Archived { .. } => None,
     };
-    Some(JobSpec::of_job(&job).map(|spec| JobSpec { scheduled_at: at, ..spec }).map_err(|problem| problem.to_string()))
+    // The expiry of an archived job has passed, or did not matter.
+    let expires_at = job.expires_at.filter(|_| !matches!(job.state, JobState::Archived { .. }));
+    Some(JobSpec::of_job(&job).map(|spec| JobSpec { scheduled_at: at, expires_at, ..spec }).map_err(|problem| problem.to_string()))
 }
 
 #[cfg(test)]
@@ -111,11 +114,18 @@ mod tests {
             };
             document.extend(more);
             let document = RawDocumentBuf::try_from(&document).expect("a document");
-            specification(StoredJob { is_archived: false, document }, at(1_000)).map(|spec| spec.map(|spec| spec.scheduled_at))
+            specification(StoredJob { is_archived: false, document }, at(1_000))
         };
-        assert_eq!(line(doc! { "workable": { "class": "c", "parameters": {} } }), Some(Ok(Some(at(5_000)))));
+        let date = |line: Option<Exported>| line.map(|line| line.map(|spec| spec.scheduled_at));
+        assert_eq!(date(line(doc! { "workable": { "class": "c", "parameters": {} } })), Some(Ok(Some(at(5_000)))));
+        let expires = |ms: i64| doc! { "workable": { "class": "c", "parameters": {} }, "expires_at": bson::DateTime::from_millis(ms) };
+        assert_eq!(line(expires(9_000)).map(|line| line.map(|spec| spec.expires_at)), Some(Ok(Some(at(9_000)))));
+        assert_eq!(line(expires(500)), Some(Err("it has expired".into())));
+        let items = doc! { "class": "c", "items": [{ "n": 0 }, { "n": 1 }] };
+        let rest = line(doc! { "workable": items, "item_outcomes": ["done", null] });
+        assert_eq!(rest.map(|line| line.map(|spec| spec.items)), Some(Ok(Some(vec![doc! { "n": 1 }]))), "one item is done");
         let due = doc! { "workable": { "class": "c", "parameters": {} }, "scheduled_at": bson::DateTime::from_millis(500) };
-        assert_eq!(line(due), Some(Ok(None)));
+        assert_eq!(date(line(due)), Some(Ok(None)));
         assert!(line(doc! { "workable": { "class": "c", "parameters": 5 } }).is_some_and(|line| line.is_err()));
         assert!(line(doc! { "group": 5 }).is_some_and(|line| line.is_err()));
     }

@@ -182,7 +182,7 @@ impl Control {
             });
             let steps: Vec<(JobId, Step)> = steps.collect();
             outcomes.extend(if self.dry_run {
-                steps.into_iter().map(|step| would_become(change, step)).collect()
+                steps.into_iter().map(|step| would_become(change, step, now)).collect()
             } else {
                 self.apply(change, steps, now).await?
             });

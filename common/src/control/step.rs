@@ -122,7 +122,7 @@ fn step_of_retry(again: bool, is_revised: bool, is_archived: bool, document: Raw
     })
 }
 
-pub(super) fn would_become(change: &Change, (id, step): (JobId, Step)) -> (JobId, Changed) {
+pub(super) fn would_become(change: &Change, (id, step): (JobId, Step), now: Instant) -> (JobId, Changed) {
     let changed = match step {
         Step::Nothing(changed) => changed,
         Step::Archive(_) => Changed::Cancelled,
@@ -130,10 +130,12 @@ pub(super) fn would_become(change: &Change, (id, step): (JobId, Step)) -> (JobId
         Step::Alter { .. } => Changed::Altered,
         Step::Delete => Changed::Deleted,
         Step::Hasten { at, .. } => Changed::DueNow { instead_of: at },
-        Step::Enqueue { job, why, .. } => match again(*job, revision(change)) {
-            Ok(_) => Changed::EnqueuedAgain { new: None, why },
-            Err(problem) => Changed::Refused(Refusal::Unstorable(problem)),
-        },
+        Step::Enqueue { job, why, .. } => {
+            match again(*job, revision(change)).and_then(|new| new.into_document(now).map_err(|error| error.to_string())) {
+                Ok(_) => Changed::EnqueuedAgain { new: None, why },
+                Err(problem) => Changed::Refused(Refusal::Unstorable(problem)),
+            }
+        }
     };
     (id, changed)
 }

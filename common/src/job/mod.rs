@@ -143,6 +143,14 @@ impl Job {
         items.ok().and_then(|items| items.try_into().ok()).unwrap_or_default()
     }
 
+    /// The items of a bundle that a repetition of the job has: those that are not done, or all items if all are done.
+    pub(crate) fn items_to_repeat(&self) -> Vec<Bson> {
+        let Some(bundle) = &self.bundle else { return Vec::new() };
+        let all_done = bundle.outcomes.iter().all(bundle::is_done);
+        let items = self.items().into_iter().zip(&bundle.outcomes);
+        items.filter(|(_, outcome)| all_done || !bundle::is_done(outcome)).map(|(item, _)| item).collect()
+    }
+
     /// The jobs that it waits for, or has waited for, in the order of its edges.
     pub fn parents(&self) -> Vec<JobId> {
         let edges = edges_of(self.field("waits_for").as_ref()).unwrap_or_default();

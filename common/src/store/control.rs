@@ -17,7 +17,7 @@ use super::{
     error::write_errors,
     finish::{Attempted, Recorded},
     id_of,
-    schema::ARCHIVED_BY_END,
+    schema::{ARCHIVED_BY_END, never_started},
     session::{CommitSession, commit},
 };
 use crate::{ids::JobId, instant::Instant};
@@ -77,6 +77,20 @@ impl Store {
             return Ok(jobs.iter().copied().collect());
         }
         self.still_waiting(jobs).await
+    }
+
+    /// Makes a job that was enqueued for `due` due at `at`. Returns whether it is now.
+    ///
+    /// Filter: id, unlocked, that date, never started. Index: `_id`. Invariant: none, a date changes.
+    /// Loses if the job was started or has got another date since.
+    ///
+    /// # Errors
+    /// When MongoDB refuses or cannot be reached.
+    pub async fn hasten_if_never_started(&self, job: JobId, due: Instant, at: Instant) -> Result<bool, StoreError> {
+        let (scheduled, due, at) = (self.scheduled.clone(), bson::DateTime::from_chrono(due), bson::DateTime::from_chrono(at));
+        let kept = doc! { "_id": job, "locked": false, "scheduled_at": due, "attempts": never_started() };
+        let moved = async move { scheduled.update_one(kept, doc! { "$set": { "scheduled_at": at } }).await };
+        Ok(call("hasten_if_never_started", moved).await?.matched_count == 1)
     }
 
     /// Changes waiting jobs: sets these fields. Returns the jobs that are waiting and have the new values.

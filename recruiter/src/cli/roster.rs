@@ -87,6 +87,12 @@ fn row(worker: &Worker, now: Instant) -> Row {
         _ if worker.request.as_ref().is_some_and(|request| request.wanted == Wanted::Stop) => ("stopping", Some(AnsiColor::Yellow)),
         _ if worker.request.is_some() => ("quiet", Some(AnsiColor::Yellow)),
         Ok(true) => ("available", Some(AnsiColor::Green)),
+        // A process that executes its own jobs is never available for others.
+        _ if document.get_array("work_on").is_ok_and(Vec::is_empty)
+            && !document.get_array("working_on").is_ok_and(|jobs| !jobs.is_empty()) =>
+        {
+            ("idle", None)
+        }
         _ => ("busy", Some(AnsiColor::Cyan)),
     };
     let works_on = match document.get("work_on") {
@@ -148,7 +154,7 @@ mod tests {
         };
         check(doc! {}, ["malformed", "-:-", "-/-", "0", "never"], "on nothing; -; no classes");
         let own = doc! { "available": false, "work_on": [], "last_seen_at": seen(1) };
-        check(own, ["busy", "-:-", "-/-", "0", "1s ago"], "on the jobs that it enqueues itself; -; no classes");
+        check(own, ["idle", "-:-", "-/-", "0", "1s ago"], "on the jobs that it enqueues itself; -; no classes");
         check(
             doc! { "available": true, "hostname": "h", "pid": 7, "work_on": ["a", "b"], "free": 3, "capacity": 4_i64, "working_on": [id],
             "last_seen_at": seen(5), "version": "0.1.0", "classes": ["x", "y"], "policies": ["Mine"], "lease_ms": 20_000 },

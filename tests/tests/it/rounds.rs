@@ -192,7 +192,10 @@ async fn what_a_worker_did_not_find_is_looked_for_once_it_has_said_so() {
     // A hint that arrives before the offers of the workers assigns nothing.
     let not_found = async || {
         store.publish(&hint).await.unwrap();
-        pause(Duration::from_secs(1)).await;
+        let published = std::time::Instant::now();
+        while armed.struck().await == 0 && published.elapsed() < Duration::from_secs(1) {
+            pause(Duration::from_millis(10)).await;
+        }
         armed.struck().await > 0
     };
     wait_until(SOON, "the worker has not found it", not_found).await;

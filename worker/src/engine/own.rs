@@ -10,6 +10,7 @@ use std::{
 
 use recruiter_common::{
     ids::JobId,
+    instant::Instant,
     job::Job,
     limits::{Limit, Settings},
 };
@@ -20,7 +21,7 @@ use super::ran::Ran;
 /// Maximum number of own jobs that one start locks.
 const AT_ONCE: usize = 100;
 
-/// The end of an own job: `None` if this process has executed it and could not record its end.
+/// The end of an own job: `None` if this process has executed it and does not know its recorded end.
 pub(crate) type OwnEnd = Option<Ran>;
 
 /// The own jobs of a process: a queue from its callers to the present session, and the callers that wait.
@@ -36,7 +37,16 @@ pub(crate) struct OwnJobs {
 struct State {
     /// The settings of groups and the pauses at the last heartbeat. `None` while no session takes own jobs.
     settings: Option<Settings>,
-    waiting: HashMap<JobId, oneshot::Sender<OwnEnd>>,
+    waiting: HashMap<JobId, Caller>,
+}
+
+/// A caller that waits for the end of its job.
+struct Caller {
+    answer: oneshot::Sender<OwnEnd>,
+    /// The date under which the job was enqueued.
+    due: Instant,
+    /// Whether the job is executed here. Then it is not for the workers, whatever becomes of the session.
+    is_entered: bool,
 }
 
 impl OwnJobs {
@@ -56,11 +66,11 @@ impl OwnJobs {
     }
 
     /// Gives an enqueued job to the session. The answer is dropped if the session does not execute it. `None` if no session takes jobs.
-    pub(crate) fn submit(&self, job: JobId) -> Option<oneshot::Receiver<OwnEnd>> {
+    pub(crate) fn submit(&self, job: JobId, due: Instant) -> Option<oneshot::Receiver<OwnEnd>> {
         let mut state = self.state();
         state.settings.as_ref()?;
         let (sender, answer) = oneshot::channel();
-        state.waiting.insert(job, sender);
+        state.waiting.insert(job, Caller { answer: sender, due, is_entered: false });
         self.sender.send(job).ok()?;
         Some(answer)
     }
@@ -78,11 +88,23 @@ impl OwnJobs {
         jobs
     }
 
+    /// Whether the job is as its caller has enqueued it: neither started nor given another date since.
+    pub(crate) fn is_unchanged(&self, job: &Job) -> bool {
+        job.attempts == 0 && self.state().waiting.get(&job.id).is_some_and(|caller| job.due() == Some(caller.due))
+    }
+
+    /// Notes that the job is executed now.
+    pub(crate) fn note_entered(&self, job: JobId) {
+        if let Some(caller) = self.state().waiting.get_mut(&job) {
+            caller.is_entered = true;
+        }
+    }
+
     /// Answers the caller: its job was executed.
     pub(crate) fn note_ended(&self, job: JobId, end: OwnEnd) {
-        if let Some(answer) = self.state().waiting.remove(&job) {
+        if let Some(caller) = self.state().waiting.remove(&job) {
             // The caller may have gone.
-            let _ = answer.send(end);
+            let _ = caller.answer.send(end);
         }
     }
 
@@ -113,11 +135,13 @@ impl OwnJobs {
         }
     }
 
-    /// The session has ended: no job that has no end yet is executed here.
+    /// The session has ended. The ends of jobs that were executed are not known here, and the others are for the workers.
     pub(crate) fn clear(&self) {
         let mut state = self.state();
         state.settings = None;
-        state.waiting.clear();
+        for (_, caller) in state.waiting.drain().filter(|(_, caller)| caller.is_entered) {
+            let _ = caller.answer.send(None);
+        }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -127,35 +151,75 @@ impl OwnJobs {
 
 #[cfg(test)]
 mod tests {
+    use bson::{Document, doc};
+
     use super::*;
 
     #[tokio::test]
     async fn every_caller_is_answered_whatever_becomes_of_the_session() {
         let own = OwnJobs::new(["x"].into_iter());
         let [first, second, third] = [JobId::new(), JobId::new(), JobId::new()];
-        assert!(own.submit(first).is_none(), "no session takes jobs");
+        assert!(own.submit(first, Instant::default()).is_none(), "no session takes jobs");
         own.open(Settings::default());
         own.opened().await;
-        let [mut executed, skipped] = [first, second].map(|job| own.submit(job).expect("it is open"));
+        let [mut executed, skipped] = [first, second].map(|job| own.submit(job, Instant::default()).expect("it is open"));
         assert_eq!(own.next().await, [first, second]);
         own.give_up(&[second]);
         assert!(skipped.await.is_err());
         // A job that the session has not got is not executed, one that it has got may still end.
-        let left = own.submit(third).expect("it is open");
+        let left = own.submit(third, Instant::default()).expect("it is open");
         own.close();
-        assert!(left.await.is_err() && own.submit(third).is_none());
+        assert!(left.await.is_err() && own.submit(third, Instant::default()).is_none());
         assert!(executed.try_recv().is_err());
         own.note_ended(first, Some(Ran::Done { result: None }));
         assert_eq!(executed.await, Ok(Some(Ran::Done { result: None })));
         // A later session does not execute a job of a caller that was answered.
         own.open(Settings::default());
-        let lost = own.submit(second).expect("it is open");
+        let lost = own.submit(second, Instant::default()).expect("it is open");
+        let entered = own.submit(third, Instant::default()).expect("it is open");
+        own.note_entered(third);
         own.clear();
-        assert!(lost.await.is_err());
+        assert!(lost.await.is_err(), "it is for the workers");
+        assert_eq!(entered.await, Ok(None), "it is not");
         own.open(Settings::default());
-        let next = own.submit(third).expect("it is open");
+        let next = own.submit(third, Instant::default()).expect("it is open");
         assert_eq!(own.next().await, [third]);
         drop(own);
         assert!(next.await.is_err());
+    }
+
+    /// A process takes only what no recruiter must admit, under its own classes, and as it was enqueued.
+    #[test]
+    fn a_job_that_only_a_recruiter_can_admit_is_not_taken() {
+        let own = OwnJobs::new(["x"].into_iter());
+        let job = |more: Document| {
+            let mut document = doc! { "_id": JobId::new(), "locked": false, "group": "g", "workable": { "class": "x" },
+            "scheduled_at": bson::DateTime::from_millis(5_000) };
+            document.extend(more);
+            Job::try_from(document).expect("a job")
+        };
+        assert!(!own.may_take(&job(doc! {})), "no session takes jobs");
+        own.open(Settings::default());
+        assert!(own.may_take(&job(doc! {})));
+        let date = bson::DateTime::from_millis(9_000);
+        for more in [
+            doc! { "workable": { "class": "y" } },
+            doc! { "gate": "printer" },
+            doc! { "gate": ">line" },
+            doc! { "expires_at": date },
+            doc! { "graph": bson::oid::ObjectId::new() },
+            doc! { "waiting": true, "waits_for": [bson::oid::ObjectId::new()] },
+        ] {
+            assert!(!own.may_take(&job(more.clone())), "{more}");
+        }
+        let (enqueued, due) = (job(doc! {}), Instant::from_timestamp_millis(5_000).expect("a date"));
+        let _answer = own.submit(enqueued.id, due).expect("it is open");
+        assert!(own.is_unchanged(&enqueued));
+        for more in [doc! { "scheduled_at": date }, doc! { "attempts": 1 }] {
+            let mut changed = job(more.clone());
+            changed.id = enqueued.id;
+            assert!(!own.is_unchanged(&changed), "{more}");
+        }
+        assert!(!own.is_unchanged(&job(doc! {})), "nobody waits for it");
     }
 }

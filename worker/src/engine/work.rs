@@ -129,7 +129,9 @@ impl Work {
         let wanted = if self.is_quiet { &[] } else { jobs };
         match self.intake.read(wanted, Permits::default()).await {
             Ok(startable) => {
-                let startable = startable.into_iter().map(|job| job.early(now)).collect();
+                let own = self.environment.dependencies.own.as_ref();
+                let unchanged = startable.into_iter().filter(|job| own.is_some_and(|own| own.is_unchanged(job.job())));
+                let startable = unchanged.map(|job| job.early(now)).collect();
                 self.prefetch.add(startable, self.slots.count_free(), Monotonic::now());
             }
             Err(error) => tracing::warn!(count = jobs.len(), error = chain(&error), "failed to read own jobs; they are for the workers"),
@@ -172,6 +174,9 @@ impl Work {
     pub(crate) async fn run(&mut self, answered: Answered) {
         let StartResult { started, not_run } = self.intake.confirm(answered).await;
         for job in started {
+            if let Some(own) = &self.environment.dependencies.own {
+                own.note_entered(job.job.id);
+            }
             let environment = self.environment.clone();
             self.slots.run(job.job.id, |cancel| async move {
                 let attempt = Attempt::new(&environment, job, cancel);

@@ -90,6 +90,9 @@ pub enum DrainError {
     /// A job was started or changed by something else.
     #[error("the job {0} was started or changed by something else: drain a database on which nothing else runs")]
     Overtaken(JobId),
+    /// A due job has expired. A worker would archive it as `expired`.
+    #[error("the job {0} has expired: a worker would archive it and not execute it")]
+    Expired(JobId),
     /// The jobs do not end.
     #[error("after {MOST} executions there are still due jobs: they may enqueue each other without an end")]
     Endless,
@@ -120,6 +123,9 @@ impl<'a> Drain<'a> {
                 return Err(DrainError::Endless);
             }
             let id = job.id;
+            if job.is_expired(clock()) {
+                return Err(DrainError::Expired(id));
+            }
             let solo =
                 Solo::new(self.worker, Some(Arc::new(self.store.clone())), job).map_err(|source| DrainError::NotAlone { id, source })?;
             let execution = solo.execute(&start(clock(), self.store.now()), clock).await;
