@@ -59,6 +59,11 @@ impl CleanerArgs {
                 humantime::format_duration(self.every)
             ));
         }
+        let periods = [("--keep-archived", Some(self.keep_archived)), ("--keep-failures", self.keep_failures)];
+        let periods = periods.into_iter().chain(self.keep.iter().map(|(_, period)| ("--keep", Some(*period))));
+        if let Some((flag, _)) = periods.into_iter().find(|(_, period)| period.is_some_and(|period| period.is_zero())) {
+            return refuse(format!("{flag} is zero, so finished jobs would be deleted at once: give a period, or leave the flag out"));
+        }
         let mut classes = BTreeSet::new();
         if let Some((class, _)) = self.keep.iter().find(|(class, _)| !classes.insert(class)) {
             return refuse(format!("--keep is given twice for the class `{class:.80}`: give it once"));

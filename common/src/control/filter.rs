@@ -12,6 +12,9 @@ pub enum Contradiction {
     /// Only archived jobs have a reason.
     #[error("only archived jobs have a finish reason (`why`): select the state `archived`, or no state")]
     WhyOutsideOfTheArchive,
+    /// An empty text is part of every message.
+    #[error("the text of the failure message is empty, so every failure would match: give some text, or leave it out")]
+    EmptyMessage,
     /// The period is empty.
     #[error("the period is empty: `since` must be before `until`")]
     EmptyPeriod,
@@ -22,7 +25,7 @@ pub enum Contradiction {
     #[error("a running job cannot be retried; its retry policy decides when it ends")]
     RetryOfRunning,
     /// A job that is not finished cannot be retried with new content.
-    #[error("only finished jobs are retried with new content: use `recruiter jobs change` for waiting ones")]
+    #[error("only finished jobs are retried with new content: `recruiter jobs change` gives waiting ones another priority, group or date")]
     RevisionOfWaiting,
     /// A running job cannot be exported.
     #[error("a running job cannot be exported, because it would run twice: select the state `scheduled` or `archived`")]
@@ -48,6 +51,8 @@ impl JobFilter {
         let of_failure = self.error_class.is_some() || self.message.is_some();
         if unfinished && (self.why.is_some() || self.failed) {
             Err(Contradiction::WhyOutsideOfTheArchive)
+        } else if self.message.as_ref().is_some_and(String::is_empty) {
+            Err(Contradiction::EmptyMessage)
         } else if self.since.is_some() && self.until.is_some() && self.since >= self.until {
             Err(Contradiction::EmptyPeriod)
         } else if of_failure && self.why.as_deref() == Some(FinishReason::DONE.as_str()) {
@@ -130,6 +135,8 @@ mod tests {
         let at = |ms| Instant::from_timestamp_millis(ms);
         let period = |since, until| JobFilter { since, until, ..JobFilter::default() }.check();
         assert_eq!(period(at(2), at(2)), Err(Contradiction::EmptyPeriod));
+        let message = |text: &str| JobFilter { message: Some(text.into()), ..JobFilter::default() }.check();
+        assert_eq!((message(""), message("x")), (Err(Contradiction::EmptyMessage), Ok(())));
         assert_eq!((period(at(1), at(2)), period(at(2), None), period(None, at(1))), (Ok(()), Ok(()), Ok(())));
         let done = JobFilter { why: Some("done".into()), message: Some("x".into()), ..JobFilter::default() };
         assert_eq!(done.check(), Err(Contradiction::DoneAndFailed));

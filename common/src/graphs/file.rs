@@ -12,9 +12,12 @@
 //! # Ok::<(), recruiter_common::spec::InvalidSpec>(())
 //! ```
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fmt};
 
-use serde::Deserialize;
+use serde::{
+    Deserialize,
+    de::{Deserializer, Error, MapAccess, Visitor},
+};
 use serde_json::{Value, json};
 
 use super::Graph;
@@ -27,7 +30,34 @@ use crate::{
 #[serde(deny_unknown_fields)]
 struct File {
     /// By name, in the order of names.
+    #[serde(deserialize_with = "distinct")]
     jobs: BTreeMap<String, Value>,
+}
+
+/// The jobs by name. A name that occurs twice is refused: one of the two jobs would be lost.
+fn distinct<'de, D: Deserializer<'de>>(from: D) -> Result<BTreeMap<String, Value>, D::Error> {
+    struct Jobs;
+
+    impl<'de> Visitor<'de> for Jobs {
+        type Value = BTreeMap<String, Value>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("an object of jobs, by their names")
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+            let mut jobs = BTreeMap::new();
+            while let Some((name, job)) = map.next_entry::<String, Value>()? {
+                if jobs.contains_key(&name) {
+                    return Err(A::Error::custom(format!("the job {name:.80?} occurs twice: give each job a name of its own")));
+                }
+                jobs.insert(name, job);
+            }
+            Ok(jobs)
+        }
+    }
+
+    from.deserialize_map(Jobs)
 }
 
 impl Graph {
@@ -43,13 +73,26 @@ impl Graph {
         let ids: BTreeMap<&str, JobId> = file.jobs.keys().map(|name| (name.as_str(), JobId::new())).collect();
         let mut graph = Self::new();
         for (name, job) in &file.jobs {
-            let of_job = |problem: &dyn std::fmt::Display| InvalidSpec::of_text(format!("job `{name:.80}`: {problem}"));
+            let of_job = |problem: &dyn fmt::Display| InvalidSpec::of_text(format!("job {name:.80?}: {problem}"));
+            if job.get("id").is_some_and(|id| !id.is_null()) {
+                return Err(of_job(&"leave out its `id`: the jobs of a graph get their ids when it is enqueued"));
+            }
+            if let Some(unknown) = unknown_parent(job, &ids) {
+                return Err(of_job(&format!("it waits for {unknown:.80?}, which is neither a job of this graph nor the id of a job")));
+            }
             let spec: JobSpec = serde_json::from_value(with_ids(job.clone(), &ids)).map_err(|error| of_job(&error))?;
             let job = spec.into_job(unknown_policies).map_err(|problem| of_job(&problem))?;
             graph.add(job.made_as(ids[name.as_str()]));
         }
         Ok((graph, ids.iter().map(|(name, id)| ((*name).to_owned(), *id)).collect()))
     }
+}
+
+/// A name in `waits_for` that no job of the file has.
+fn unknown_parent<'a>(job: &'a Value, ids: &BTreeMap<&str, JobId>) -> Option<&'a str> {
+    let edges = job.get("waits_for").and_then(Value::as_array).into_iter().flatten();
+    let mut parents = edges.filter_map(|edge| edge.as_str().or_else(|| edge.get("job")?.as_str()));
+    parents.find(|parent| !ids.contains_key(parent) && parent.parse::<JobId>().is_err())
 }
 
 /// The job with ids in place of the names in `waits_for`.
@@ -82,10 +125,16 @@ mod tests {
         assert_eq!(check(r#"{"jobs": {}}"#), Ok(0));
         for (wrong, part) in [
             ("[]", "a graph is a JSON object"),
-            (r#"{"jobs": {"a": {}}}"#, "job `a`: `class` is missing"),
-            (r#"{"jobs": {"a": {"class": "c", "waits_for": ["b"]}}}"#, "job `a`: `b` is not a job id"),
+            (r#"{"jobs": []}"#, "an object of jobs, by their names"),
+            (r#"{"jobs": {"a": {"class": "c"}, "a": {"class": "d"}}}"#, "the job \"a\" occurs twice"),
+            (r#"{"jobs": {"a": {}}}"#, "job \"a\": `class` is missing"),
+            (r#"{"jobs": {"a": {"class": "c", "id": "65a1b2c3d4e5f60718293a4b"}}}"#, "job \"a\": leave out its `id`"),
+            (
+                r#"{"jobs": {"a": {"class": "c", "waits_for": ["b"]}}}"#,
+                "job \"a\": it waits for \"b\", which is neither a job of this graph",
+            ),
             (r#"{"jobs": {"a": {"class": "c", "waits_for": [{"job": "a", "when": "never"}]}}}"#, "`done`, `ended` or `failed`"),
-            (r#"{"jobs": {"a": {"class": "c", "wait": 1}}}"#, "job `a`: unknown field `wait`"),
+            (r#"{"jobs": {"a": {"class": "c", "wait": 1}}}"#, "job \"a\": unknown field `wait`"),
         ] {
             assert!(check(wrong).is_err_and(|problem| problem.contains(part)), "{wrong}: {:?}", check(wrong));
         }

@@ -35,7 +35,7 @@ pub enum InvalidSetting {
     #[error("the name of a group {0}")]
     Group(String),
     /// The number is not possible.
-    #[error("a group can have at most {0} waiting jobs: give a number from 1 to {LARGEST_CAP}, or remove the setting")]
+    #[error("{0} is no possible number of waiting jobs of a group: give a number from 1 to {LARGEST_CAP}, or remove the setting")]
     MostWaiting(u64),
     /// An error of MongoDB.
     #[error(transparent)]

@@ -75,7 +75,7 @@ pub(super) struct EnqueueArgs {
     #[arg(long, env = "RECRUITER_ENQUEUE_WAIT", conflicts_with = "from", value_parser = BoolishValueParser::new())]
     wait: bool,
     /// With `--wait`: maximum time to wait, after which the command ends with code 124 [default: no limit]
-    #[arg(long, env = "RECRUITER_ENQUEUE_TIMEOUT", value_name = "DURATION", value_parser = duration_of_text, conflicts_with = "from")]
+    #[arg(long, env = "RECRUITER_ENQUEUE_TIMEOUT", value_name = "DURATION", value_parser = duration_of_text, conflicts_with = "from", requires = "wait")]
     timeout: Option<Duration>,
     /// Accept retry policies that only your workers know, not this program
     #[arg(long, env = "RECRUITER_ENQUEUE_CUSTOM_POLICY", value_parser = BoolishValueParser::new())]

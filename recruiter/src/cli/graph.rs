@@ -305,7 +305,11 @@ fn mermaid(jobs: &[GraphJob], out: &mut impl Write) -> std::io::Result<()> {
 }
 
 async fn change(args: ChangeArgs, is_cancel: bool, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
-    let store = Store::connect(connect, "recruiter graph").await?;
+    // A dry run needs the right to read only, and creates nothing.
+    let store = match args.dry_run {
+        true => Store::connect_to_ask(connect, "recruiter graph").await?,
+        false => Store::connect(connect, "recruiter graph").await?,
+    };
     jobs_of(&store, args.id).await?;
     let mut control = Control::new(&store, args.dry_run);
     let changed = if is_cancel { control.cancel_graph(args.id).await? } else { control.retry_graph(args.id).await? };
