@@ -175,9 +175,11 @@ mod tests {
         assert_eq!(executed.await, Ok(Some(Ran::Done { result: None })));
         // A later session does not execute a job of a caller that was answered.
         own.open(Settings::default());
+        let running = JobId::new();
+        let entered = own.submit(running, Instant::default()).expect("it is open");
+        assert_eq!(own.next().await, [running]);
+        own.note_entered(running);
         let lost = own.submit(second, Instant::default()).expect("it is open");
-        let entered = own.submit(third, Instant::default()).expect("it is open");
-        own.note_entered(third);
         own.clear();
         assert!(lost.await.is_err(), "it is for the workers");
         assert_eq!(entered.await, Ok(None), "it is not");
