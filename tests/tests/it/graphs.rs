@@ -426,7 +426,7 @@ async fn the_command_line_enqueues_shows_waits_cancels_and_retries() {
     }
     std::fs::write(file.path(), b"{\"jobs\": {\"a\": {\"class\": \"c\", \"waits_for\": [\"b\"]}}}").unwrap();
     let said = recruiter(&stage.database, &["graph", "enqueue", file.path().to_str().unwrap()]);
-    assert!(said.code == 2 && said.err.contains("job `a`: `b` is not a job id"), "{}", said.err);
+    assert!(said.code == 2 && said.err.contains("job \"a\": it waits for \"b\", which is neither"), "{}", said.err);
     stage.close().await;
 }
 
