@@ -213,6 +213,13 @@ pub fn is_alive(pid: u32) -> bool {
     stat.rsplit_once(") ").is_some_and(|(_, state)| !state.starts_with(['Z', 'X']))
 }
 
+/// Whether a process handles SIGTERM. Before it does, the signal kills it.
+pub fn handles_term(pid: u32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let caught = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("SigCgt:")?.trim(), 16).ok());
+    caught.is_some_and(|caught| caught & (1 << (Signal::SIGTERM as u64 - 1)) != 0)
+}
+
 /// The command lines of all processes with this text in their arguments or their environment. Descendants of a process
 /// inherit its environment, so they are found as well.
 pub fn mentioning(text: &str) -> Vec<String> {

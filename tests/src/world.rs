@@ -26,7 +26,7 @@ use crate::{
     local,
     mongo::TestDatabase,
     oracle::{self, Asked, Findings, Policy, Watch},
-    processes::{Process, binary},
+    processes::{Process, binary, handles_term},
 };
 
 /// One of the three programs.
@@ -393,6 +393,9 @@ impl World {
         self.tend();
         let mut stop = async |world: &mut Self, role: Role| {
             let stops = |member: &Member| member.role == role && member.ended.is_none();
+            // One that has just been started would be killed by the signal.
+            let listens = |member: &Member| member.frozen.is_some() || handles_term(member.process.pid());
+            world.until(STOP_WITHIN, async |world| world.members.iter().filter(|member| stops(member)).all(listens)).await;
             world.members.iter().filter(|member| stops(member)).for_each(|member| member.process.terminate());
             if !world.until(STOP_WITHIN, async |world| !world.members.iter().any(stops)).await {
                 findings.broken.push(format!("I8: a {role:?} did not stop:\n{}", world.logs()));
