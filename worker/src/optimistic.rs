@@ -52,7 +52,7 @@ const OPENS_WITHIN: Duration = Duration::from_secs(5);
 ///     Attempted::Here { ran: Ran::Done { .. }, .. } => println!("done"),
 ///     Attempted::Here { ran, .. } => println!("not done: {ran:?}"),
 ///     Attempted::Queued(queued) => println!("{} is for the workers", queued.id),
-///     Attempted::NotRecorded { id } => println!("this process has lost {id}, because MongoDB got no heartbeats of it"),
+///     Attempted::NotRecorded { id } => println!("it ran, and its end is not known here: look up {id}"),
 /// }
 /// here.stop().await?;
 /// # Ok(())

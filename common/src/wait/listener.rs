@@ -124,7 +124,7 @@ async fn look(store: &Store) {
             continue;
         }
         match store.unfinished_among(&jobs).await {
-            // Whatever is not scheduled has ended or is unknown.
+            // A job that is not scheduled has ended or is unknown.
             Ok(unfinished) => jobs.into_iter().filter(|job| !unfinished.contains(job)).for_each(|job| store.waiters.wake(job)),
             Err(error) => tracing::debug!(error = chain(&error), "cannot look at the jobs that are waited for; trying again"),
         }
