@@ -1,6 +1,7 @@
 //! The whole cycle in a few seconds: a run that takes every step of the protocol at least once, so that each step can
-//! be broken. It has jobs that succeed, fail, are retried, are due later, are cancelled, and were done before; a
-//! document that is not a job; a worker that dies, a lock without a holder, and an archive to prune.
+//! be broken. It has jobs that succeed, fail, are retried, are due later, are cancelled, and were done before; jobs with a
+//! capacity and a rate, in a line, in a pipeline and of a schedule; a document that is not a job; a worker that dies, a
+//! lock without a holder, and an archive to prune.
 
 use std::{
     collections::BTreeMap,
@@ -10,7 +11,13 @@ use std::{
 };
 
 use bson::{doc, oid::ObjectId};
-use recruiter_common::{enqueue::Workable, ids::JobId, shutdown::pause};
+use recruiter_common::{
+    enqueue::Workable,
+    ids::JobId,
+    limits::{Limit, Rate, gate_of_line},
+    schedules::{self, Missed, Schedule},
+    shutdown::pause,
+};
 use tokio::{runtime::Handle, sync::Semaphore, task::spawn_blocking};
 
 use crate::{
@@ -82,6 +89,7 @@ pub async fn run_beside_others(world: World, breaks: Breaks) -> Run {
 
 /// One run of the cycle in a new world.
 pub async fn run(mut world: World, breaks: Breaks) -> Run {
+    prepare(&mut world).await;
     let start = |world: &mut World, role: Role| {
         let uri = breaks.lines.iter().find(|(of, _)| *of == role).map_or(world.database.uri(), |(_, uri)| uri).to_owned();
         world.start_at(&uri, role, &[], &breaks.faults_of(role))
@@ -122,6 +130,15 @@ pub async fn run(mut world: World, breaks: Breaks) -> Run {
     Run { findings, struck, recovery, steps: world.steps() }
 }
 
+/// Sets the limits, and makes the indexes of features: MongoDB builds an index only between transactions, and a fault may leave one open.
+pub async fn prepare(world: &mut World) {
+    let rate = Rate::new(5, Duration::from_secs(1), 1).expect("a valid rate");
+    world.limit("printer", Limit { capacity: Some(1), rate: Some(rate) }).await;
+    world.store.prepare_limited_jobs().await.expect("MongoDB is there");
+    world.store.prepare_graphs().await.expect("MongoDB is there");
+    world.store.heads_of_lines(&[&gate_of_line(LINE)]).await.expect("MongoDB is there");
+}
+
 /// The planned events in the jobs of a run, in addition to its faults.
 #[derive(Debug, Default)]
 pub struct Story {
@@ -131,7 +148,13 @@ pub struct Story {
     /// A job that is cancelled while it runs.
     cancelled: Option<JobId>,
     asked_to_cancel: bool,
+    schedule_removed: bool,
 }
+
+/// A schedule whose second run ends it.
+const SCHEDULE: &str = "tick";
+/// The key of the line.
+const LINE: &str = "order";
 
 impl Story {
     /// Creates the jobs for the worker that dies, and the documents from earlier runs.
@@ -146,6 +169,8 @@ impl Story {
 
     /// Creates all other jobs, after that worker has died.
     pub async fn enqueue(&mut self, world: &World) {
+        let tick = Schedule::every(Duration::from_secs(1)).expect("a second is allowed").job(Entry::lasting(0)).missed(Missed::All(100));
+        tick.declare(&world.store, SCHEDULE).await.expect("MongoDB is there");
         self.first = Some(world.enqueue(Entry::lasting(0), Policy::Never).await.expect("MongoDB is there"));
         self.cancelled =
             Some(world.enqueue(Entry::lasting(20_000).retry(&again(AGAIN)), Policy::Again(AGAIN)).await.expect("MongoDB is there"));
@@ -160,6 +185,14 @@ impl Story {
             .enqueue(Entry::lasting(0).in_group("later").after(Duration::from_millis(700)), Policy::Never)
             .await
             .expect("MongoDB is there");
+        let again = (again(AGAIN), Policy::Again(AGAIN));
+        for constrained in [Entry::lasting(10).limit("printer"), Entry::lasting(10).in_line(LINE)] {
+            for _ in 0..2 {
+                world.enqueue(constrained.clone().retry(&again.0), again.1).await.expect("MongoDB is there");
+            }
+        }
+        let first = world.enqueue(Entry::lasting(0).retry(&again.0), again.1).await.expect("MongoDB is there");
+        world.enqueue(Entry::lasting(0).waits_for(first).retry(&again.0), again.1).await.expect("MongoDB is there");
         let mut no_job = minimal_job("entry");
         no_job.insert("retry_policy", "whatever");
         let id = JobId::from(no_job.get_object_id("_id").expect("a minimal job has an id"));
@@ -193,8 +226,13 @@ impl Story {
             world.database.raw("scheduled").insert_one(copy).await.expect("MongoDB is there");
             self.sent_again = true;
         }
+        let of_schedule = doc! { "schedule.name": SCHEDULE };
+        if !self.schedule_removed && world.count("archived", of_schedule).await >= 2 {
+            self.schedule_removed = schedules::remove(&world.store, SCHEDULE, None).await.expect("MongoDB is there");
+        }
         self.asked_to_cancel
             && self.sent_again
+            && self.schedule_removed
             && world.unfinished().await == 0
             && world.count("scheduled", doc! {}).await == 0
             && world.count("archived", doc! { "created_at": { "$exists": false }, "group": { "$exists": false } }).await == 0

@@ -1,5 +1,5 @@
-//! Random faults from a seed: a whole fleet on a replica set of three, jobs of every policy and group, and continuous
-//! faults. At the end every execution is accounted for.
+//! Random faults from a seed: a whole fleet on a replica set of three, jobs of every policy and group, with limits, in lines, behind
+//! other jobs and of a schedule, and continuous faults. At the end every execution is accounted for.
 
 use std::{
     collections::BTreeMap,
@@ -9,9 +9,13 @@ use std::{
 use futures_util::future::join_all;
 use rand::{RngExt as _, SeedableRng, rngs::StdRng, seq::IndexedRandom as _};
 use recruiter_common::{
+    Edge,
     enqueue::{NewJob, Workable as _},
+    ids::JobId,
     job::Priority,
+    limits::{Limit, Rate},
     retry_policy::{ExponentialBackoff, RetriableExceptionFilter, RetryForever, RetryManyTimes, RetryPolicy, SelectByException, TimeTable},
+    schedules::{self, Missed, Schedule},
     shutdown::pause,
     store::Store,
 };
@@ -30,6 +34,8 @@ const QUIET_WITHIN: Duration = Duration::from_secs(120);
 const AGAIN: u32 = 30;
 /// Number of jobs that are enqueued together.
 const BATCH: usize = 50;
+/// A schedule that runs as long as faults are injected.
+const SCHEDULE: &str = "tick";
 /// Interval between two reports of the counts.
 const SAY_EVERY: Duration = Duration::from_secs(10);
 
@@ -67,6 +73,12 @@ pub async fn endure(day: BadDay, say: impl Fn(&str)) -> Outcome {
             world.start(role, flags, &[]);
         }
     }
+    let rate = Rate::new(20, Duration::from_secs(1), 10).expect("a valid rate");
+    world.limit("printer", Limit { capacity: Some(3), rate: None }).await;
+    world.limit("customer:*", Limit { capacity: Some(1), rate: None }).await;
+    world.limit("api", Limit { capacity: None, rate: Some(rate) }).await;
+    let tick = Schedule::every(Duration::from_secs(1)).expect("a second is allowed").job(Entry::lasting(5)).missed(Missed::All(1_000));
+    tick.declare(&world.store, SCHEDULE).await.expect("MongoDB is there");
     let mut done: BTreeMap<&'static str, usize> = BTreeMap::new();
     let (begin, mut said) = (Instant::now(), Instant::now());
     let enqueuer = Enqueuer { store: world.store.clone(), asked: world.asked.clone(), random: StdRng::seed_from_u64(!day.seed) };
@@ -90,6 +102,7 @@ pub async fn endure(day: BadDay, say: impl Fn(&str)) -> Outcome {
     }
     let refused = enqueuing.await.expect("it does not panic");
     mongo.whole().await;
+    schedules::remove(&world.store, SCHEDULE, None).await.expect("all members are there");
     let last = Instant::now();
     let quiet = world.until_quiet(QUIET_WITHIN.max(day.duration)).await;
     let recovery = last.elapsed();
@@ -151,17 +164,37 @@ impl Enqueuer {
     async fn enqueue_all(mut self, day: BadDay) -> usize {
         let begin = Instant::now();
         let (mut enqueued, mut refused) = (0, 0);
+        let mut before = Vec::new();
         while enqueued < day.jobs {
-            let jobs: Vec<(NewJob, Policy)> = (0..BATCH.min(day.jobs - enqueued)).map(|_| job(&mut self.random)).collect();
+            let random = &mut self.random;
+            let jobs: Vec<(NewJob, Policy)> = (0..BATCH.min(day.jobs - enqueued))
+                .map(|_| {
+                    let (job, policy) = job(random);
+                    (constrained(job, &before, random), policy)
+                })
+                .collect();
             enqueued += jobs.len();
             let (store, asked) = (&self.store, &self.asked);
             let done = join_all(jobs.into_iter().map(|(job, policy)| asked.enqueue(store, job, policy))).await;
             refused += done.iter().filter(|done| done.is_err()).count();
+            before = done.into_iter().filter_map(Result::ok).collect();
             let share = u32::try_from(enqueued).unwrap_or(u32::MAX);
             let next = day.duration * share / u32::try_from(day.jobs).unwrap_or(u32::MAX);
             pause(next.saturating_sub(begin.elapsed())).await;
         }
         refused
+    }
+}
+
+/// The same job, perhaps with limits, in a line, or after the end of one of the jobs `before`.
+fn constrained(job: NewJob, before: &[JobId], random: &mut StdRng) -> NewJob {
+    match (random.random_range(0..10), before.choose(random)) {
+        (0, _) => job.limit("printer"),
+        (1, _) => job.limit(format!("customer:{}", random.random_range(0..5))).limit("printer"),
+        (2, _) => job.limit("api"),
+        (3, _) => job.in_line(format!("order-{}", random.random_range(0..10))),
+        (4, Some(parent)) => job.waits_for_all([Edge::ended(*parent)]),
+        _ => job,
     }
 }
 

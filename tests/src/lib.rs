@@ -8,6 +8,7 @@
 //! - [`local`]: a recruiter and workers inside the test's own process
 //! - [`steps`], [`faults`]: the commands that a process sends to MongoDB, and the faults at each of these steps
 //! - [`ledger`]: jobs that record their own executions
+//! - [`constraints`]: limits, lines, edges and schedules, checked from the ledger
 //! - [`oracle`]: compares the ledger, the documents and the enqueued jobs
 //! - [`report`]: the results of the failure tests, as one table
 //! - [`cycle`]: every step of the protocol in a few seconds, so that each can be broken
@@ -23,6 +24,7 @@
 
 pub mod cache;
 pub mod clocks;
+pub mod constraints;
 pub mod cycle;
 pub mod endurance;
 pub mod factory;

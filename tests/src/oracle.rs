@@ -4,7 +4,10 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -19,12 +22,14 @@ use recruiter_common::{
     enqueue::{EnqueueError, NewJob, Workable},
     failure,
     ids::{JobId, StartId},
+    limits::Settings,
     shutdown::pause,
     store::Store,
 };
 use tokio::task::JoinHandle;
 
 use crate::{
+    constraints::Finished,
     ledger::{BlockingPoison, Entry, Event, Line, Longer, Poison},
     mongo::TestDatabase,
 };
@@ -34,7 +39,7 @@ use crate::{
 pub enum Policy {
     /// No retries.
     Never,
-    /// No retries. The application sends the job again when it is done, so it may be in both collections.
+    /// No retries. The application, or the leader for a schedule, sends the job again when it is done, so it may be in both collections.
     SentAgain,
     /// This many retries.
     Again(u32),
@@ -51,20 +56,37 @@ pub struct Asked(Arc<Mutex<HashMap<JobId, Sent>>>);
 struct Sent {
     /// The policy by which it is checked, whether or not its enqueue was acknowledged.
     policy: Policy,
-    acknowledged: bool,
+    /// When it was sent, as a count of such events.
+    sent: u64,
+    /// When it was acknowledged.
+    acknowledged: Option<u64>,
+}
+
+/// The number of the next event of all applications.
+fn next_event() -> u64 {
+    static EVENTS: AtomicU64 = AtomicU64::new(0);
+    EVENTS.fetch_add(1, Ordering::SeqCst)
 }
 
 impl Asked {
     /// Records that a job is about to be sent, for the first time or again. From now on it is checked by this policy.
     pub fn will_send(&self, job: JobId, policy: Policy) {
         let mut sent = self.sent();
-        let acknowledged = sent.get(&job).is_some_and(|sent| sent.acknowledged);
-        sent.insert(job, Sent { policy, acknowledged });
+        let acknowledged = sent.get(&job).and_then(|sent| sent.acknowledged);
+        sent.insert(job, Sent { policy, sent: next_event(), acknowledged });
     }
 
     /// Records that the job was acknowledged.
     pub fn was_acknowledged(&self, job: JobId) {
-        self.sent().get_mut(&job).expect("it was noted before it was sent").acknowledged = true;
+        self.sent().get_mut(&job).expect("it was noted before it was sent").acknowledged = Some(next_event());
+    }
+
+    /// Whether the first of these jobs was acknowledged before the second one was sent.
+    pub fn in_order(&self, earlier: JobId, later: JobId) -> bool {
+        let sent = self.sent();
+        let acknowledged = sent.get(&earlier).and_then(|earlier| earlier.acknowledged);
+        let later = sent.get(&later).filter(|later| later.acknowledged.is_some());
+        acknowledged.zip(later).is_some_and(|(acknowledged, later)| acknowledged < later.sent)
     }
 
     /// Enqueues a job. Records it before it is sent, and again when it is acknowledged.
@@ -81,7 +103,7 @@ impl Asked {
 
     /// The acknowledged jobs.
     pub fn acknowledged(&self) -> Vec<JobId> {
-        self.sent().iter().filter(|(_, sent)| sent.acknowledged).map(|(id, _)| *id).collect()
+        self.sent().iter().filter(|(_, sent)| sent.acknowledged.is_some()).map(|(id, _)| *id).collect()
     }
 
     fn sent(&self) -> MutexGuard<'_, HashMap<JobId, Sent>> {
@@ -130,8 +152,8 @@ impl Findings {
     }
 }
 
-/// Checks an idle system: no job is enqueued or runs any more.
-pub async fn examine(database: &TestDatabase, lines: &[Line], asked: &Asked) -> Findings {
+/// Checks an idle system: no job is enqueued or runs any more. `clock` is the server's clock minus the monotonic one, in milliseconds.
+pub async fn examine(database: &TestDatabase, lines: &[Line], asked: &Asked, settings: &Settings, clock: i64) -> Findings {
     let mut findings = Findings::default();
     let all = async |name: &str| database.raw(name).find(doc! {}).await.expect("MongoDB is there").try_collect::<Vec<Document>>().await;
     let scheduled = all("scheduled").await.expect("MongoDB is there");
@@ -154,13 +176,15 @@ pub async fn examine(database: &TestDatabase, lines: &[Line], asked: &Asked) -> 
         entered.entry(line.execution().0).or_default().push(line);
     }
     findings.executions = lines.iter().filter(|line| line.event == Event::Begin).count();
+    // A leader that resumes may send the job of a slot again.
+    archived.iter().filter(|(_, job)| job.contains_key("schedule")).for_each(|(id, _)| asked.will_send(*id, Policy::SentAgain));
     let known = asked.sent().clone();
     for (id, sent) in &known {
         let lines = entered.get(id).map_or(&[][..], Vec::as_slice);
         match archived.get(id) {
             Some(job) => judge(job, sent.policy, lines, &mut findings),
             None if waiting.contains(id) => findings.broken.push(format!("never finished: {id}")),
-            None if sent.acknowledged => findings.lost.push(format!("I1: lost: {id}")),
+            None if sent.acknowledged.is_some() => findings.lost.push(format!("I1: lost: {id}")),
             None if !lines.is_empty() => findings.unexplained.push(format!("executed and nowhere: {id}")),
             // Refused, without a trace in the database.
             None => {}
@@ -172,6 +196,7 @@ pub async fn examine(database: &TestDatabase, lines: &[Line], asked: &Asked) -> 
     for job in scheduled.iter().chain(archived.values()).filter(|job| keeps_a_ledger(job) && !known.contains_key(&id_of(job))) {
         findings.unexplained.push(format!("stored, but never enqueued: {job}"));
     }
+    findings.broken.extend(Finished::new(&archived, lines, clock).violations(settings, asked));
     findings
 }
 
@@ -190,11 +215,16 @@ pub fn executions_before_the_last(job: &Document) -> Vec<&Document> {
     all
 }
 
+/// The executions of a job that were started, as far as its document has them.
+pub fn history(job: &Document) -> Vec<&Document> {
+    let last = job.get_document("last_execution").ok();
+    executions_before_the_last(job).into_iter().chain(last).filter(|execution| execution.contains_key("start")).collect()
+}
+
 /// Compares the history of an archived job with its lines in the ledger.
 fn judge(job: &Document, policy: Policy, lines: &[&Line], findings: &mut Findings) {
     let earlier = executions_before_the_last(job);
-    let last = job.get_document("last_execution").ok();
-    let history: Vec<&Document> = earlier.iter().copied().chain(last).filter(|execution| execution.contains_key("start")).collect();
+    let history = history(job);
     let mut wrong: Vec<&str> = Vec::new();
 
     // I4, I6: every start is in the history, or was released before its execution began and is counted in
@@ -277,7 +307,8 @@ fn class(execution: &Document) -> Option<&str> {
     execution.get_str("class").ok()
 }
 
-fn crashed(execution: &Document) -> bool {
+/// Whether an execution ended with the death of its worker.
+pub fn crashed(execution: &Document) -> bool {
     execution.get_bool("crashed").unwrap_or(false)
 }
 
@@ -285,7 +316,8 @@ fn count<T>(of: impl Iterator<Item = T>) -> i64 {
     i64::try_from(of.count()).unwrap_or(i64::MAX)
 }
 
-fn start_of(execution: &Document) -> StartId {
+/// The id of the start of an execution.
+pub fn start_of(execution: &Document) -> StartId {
     execution.get_object_id("start").expect("it was looked for").into()
 }
 

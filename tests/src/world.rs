@@ -15,6 +15,7 @@ use futures_util::TryStreamExt;
 use recruiter_common::{
     enqueue::{EnqueueError, NewJob},
     ids::JobId,
+    limits::{self, Limit, Settings},
     shutdown::pause,
     store::Store,
 };
@@ -143,6 +144,8 @@ pub struct World {
     /// Whether frozen processes get a substitute.
     substitutes: bool,
     watch: Option<Watch>,
+    /// The limits that hold all the time.
+    settings: Settings,
 }
 
 impl World {
@@ -160,7 +163,18 @@ impl World {
         fs::create_dir(directory.path().join("ledger")).expect("the directory is new");
         let asked = Asked::default();
         let watch = Some(Watch::begin(&database, &asked));
-        Self { database, store, asked, members: Vec::new(), ended: Arc::default(), directory, supervised: true, substitutes: true, watch }
+        Self {
+            database,
+            store,
+            asked,
+            members: Vec::new(),
+            ended: Arc::default(),
+            directory,
+            supervised: true,
+            substitutes: true,
+            watch,
+            settings: Settings::default(),
+        }
     }
 
     /// The same world without substitutes for frozen processes.
@@ -253,6 +267,17 @@ impl World {
     /// As [`NewJob::enqueue`].
     pub async fn enqueue(&self, job: NewJob, policy: Policy) -> Result<JobId, EnqueueError> {
         self.asked.enqueue(&self.store, job, policy).await
+    }
+
+    /// Sets a limit that does not change any more: in the end no execution may have violated it.
+    pub async fn limit(&mut self, resource: &str, limit: Limit) {
+        limits::set_limit(&self.store, resource, limit).await.expect("MongoDB is there");
+        self.settings.limits.insert(resource.to_owned(), limit);
+    }
+
+    /// The server's clock minus the clock of the ledger, in milliseconds.
+    fn clock(&self) -> i64 {
+        self.store.now().timestamp_millis() - ledger::monotonic_ms()
     }
 
     /// Estimated number of jobs that are scheduled, or acknowledged and not in the archive yet.
@@ -425,7 +450,8 @@ impl World {
         if !empty {
             findings.broken.push(format!("I8: the roster is not empty:\n{}", self.logs()));
         }
-        findings.add(oracle::examine(&self.database, &self.ledger(), &self.asked).await);
+        let clock = self.clock();
+        findings.add(oracle::examine(&self.database, &self.ledger(), &self.asked, &self.settings, clock).await);
         findings.add(self.watch.take().expect("it is ended once").end());
         findings
     }

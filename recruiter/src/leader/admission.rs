@@ -6,14 +6,11 @@
 //! **Capacity.** This state only chooses permits that are probably free. If it is wrong, MongoDB refuses the start, because a unique index has
 //! the permits of all running jobs. So the state may forget a permit too early, and two leaders can both believe that they lead.
 //!
-//! **Rates.** The starts of a resource with a rate take the *cells* of a clock, one after the other. A start that takes the cell at `c` is
-//! allowed from `c - tolerance` to `c` by the server's clock, and MongoDB refuses it outside of this interval. A period of length T overlaps
-//! the intervals of at most `(T + tolerance) / interval + 1` cells. With a tolerance of `burst - 1` intervals this is the burst and what the
-//! rate allows in T. A new leader takes no cell that an earlier leader can have taken. For slow rates the next free cell is kept in the database.
+//! **Rates.** [`Cells`] has the interval in which a rate allows the next start.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use chrono::{SubsecRound as _, TimeDelta};
+use chrono::TimeDelta;
 use recruiter_common::{
     ids::JobId,
     instant::Instant,
@@ -26,18 +23,11 @@ use recruiter_common::{
 
 use super::{
     ageing::Ageing,
+    cells::Cells,
     closures::Closures,
     shares::{Pass, Shares},
 };
 
-/// How long before its cell a start is assigned at the latest: an assignment travels to a worker and is started within this time.
-const TRAVEL: TimeDelta = TimeDelta::milliseconds(100);
-/// Clocks differ by less than this.
-const CLOCK_MARGIN: TimeDelta = TimeDelta::seconds(1);
-/// If starts are further apart, the next free cell is kept for the next leader.
-const SLOW: TimeDelta = TimeDelta::seconds(5);
-/// Maximum number of resources with a known cell. Above it, those whose cell has passed are dropped.
-const RATES: usize = 10_000;
 /// Maximum number of known paused lines. Each search finds the others again.
 const HALTED: usize = 10_000;
 
@@ -62,20 +52,13 @@ pub(crate) enum Reason {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Admission {
     settings: Settings,
-    /// When the term began. Earlier leaders may have taken cells before it.
-    began: Option<Instant>,
     /// The permits of running and assigned jobs: the numbers of each resource. The job is known if this leader has assigned it.
     held: HashMap<String, BTreeMap<u32, Option<JobId>>>,
     /// Paused lines, by their gates: those that a search has found.
     halted: HashMap<String, Pause>,
     /// Running jobs without a permit, in groups whose limit may be newer than their start. A group leaves when there are none.
     without_permit: HashMap<String, u32>,
-    /// The first cell of each resource that no start has taken.
-    cells: HashMap<String, Instant>,
-    /// Earlier leaders have kept the cells of slow rates since this instant. `None`: there was no leader before.
-    kept_since: Option<Instant>,
-    /// The resources with slow rates of which a cell was taken and is not kept yet.
-    to_keep: BTreeSet<String>,
+    cells: Cells,
     closures: Closures,
     ageing: Ageing,
     shares: Shares,
@@ -86,7 +69,7 @@ pub(crate) struct Admission {
 impl Admission {
     /// The state at the beginning of a term.
     pub(crate) fn begin(settings: Settings, held: &BTreeSet<String>, kept: KeptCells, now: Instant) -> Self {
-        let mut admission = Self { began: Some(now), kept_since: kept.since, cells: kept.cells, ..Self::default() };
+        let mut admission = Self { cells: Cells::begin(kept, now), ..Self::default() };
         admission.change(settings, now);
         admission.confirm(held, |_| false);
         admission
@@ -150,13 +133,8 @@ impl Admission {
         self.without_permit.extend(limited.into_iter().map(|group| (resource_of_group(group), u32::MAX)));
         self.without_permit
             .retain(|resource, _| group_of_resource(resource).is_some_and(|group| has_capacity(&settings, &group.to_owned())));
-        for (resource, cell) in &mut self.cells {
-            let limit = settings.limit_of(resource).or_else(|| Some(settings.groups.get(group_of_resource(resource)?)?.limit));
-            if let Some(rate) = limit.and_then(|limit| limit.rate) {
-                // If the rate was slower before, the cell may be far away.
-                *cell = (*cell).min(now + tolerance(rate) + interval(rate));
-            }
-        }
+        let limit = |resource: &str| settings.limit_of(resource).or_else(|| Some(settings.groups.get(group_of_resource(resource)?)?.limit));
+        self.cells.change(|resource| limit(resource)?.rate, now);
         self.has_weights = settings.has_weights();
         self.ageing = Ageing::of(&settings);
         let is_closed = self.closures.change(&settings, now);
@@ -251,7 +229,7 @@ impl Admission {
     }
 
     /// Takes a permit for a job of this lane: `None` if the lane has no limit.
-    pub(crate) fn admit(&mut self, lane: &Lane, job: JobId, now: Instant) -> Result<Option<Permit>, Reason> {
+    pub(crate) fn admit(&mut self, lane: &Lane, job: &ScheduledJob, now: Instant) -> Result<Option<Permit>, Reason> {
         let (room, resources) = self.check(lane, now)?;
         if self.has_weights {
             let weight = self.settings.groups.get(&lane.group).and_then(|group| group.weight);
@@ -268,35 +246,26 @@ impl Admission {
             if limit.capacity.is_some() {
                 let numbers = self.held.entry(resource.clone()).or_default();
                 let number = (0..).find(|number| !numbers.contains_key(number)).unwrap_or_default();
-                numbers.insert(number, Some(job));
+                numbers.insert(number, Some(job.id));
                 permit.names.push(permit_name(&resource, number));
             }
             if let Some(rate) = limit.rate {
-                let cell = self.next_cell(&resource, rate, now);
-                // Rounded so that the interval becomes shorter.
-                let (from, until) = ((cell - tolerance(rate) + TimeDelta::nanoseconds(999_999)).trunc_subsecs(3), cell.trunc_subsecs(3));
+                let (from, until) = self.cells.take(&resource, rate, job, now);
                 permit.between = Some(permit.between.map_or((from, until), |(after, before)| (after.max(from), before.min(until))));
-                if interval(rate) > SLOW {
-                    self.to_keep.insert(resource.clone());
-                }
-                self.cells.insert(resource, cell + interval(rate));
             }
-        }
-        if self.cells.len() > RATES {
-            self.cells.retain(|_, cell| *cell > now);
         }
         Ok(Some(permit))
     }
 
-    /// The next free cells of slow rates, to keep them before the assignments that take the cells before them. If that fails, they are
-    /// returned again.
-    pub(crate) fn cells_to_keep(&self) -> Vec<(String, Instant)> {
-        self.to_keep.iter().filter_map(|resource| Some((resource.clone(), *self.cells.get(resource)?))).collect()
+    /// Takes the permit of a job back that was not assigned.
+    pub(crate) fn take_back(&mut self, job: JobId, permit: &Permit) {
+        self.release(&permit.names);
+        self.cells.was_not_assigned(job);
     }
 
-    /// Notes that these cells are kept.
-    pub(crate) fn cells_are_kept(&mut self) {
-        self.to_keep.clear();
+    /// The cells of rates.
+    pub(crate) fn cells(&mut self) -> &mut Cells {
+        &mut self.cells
     }
 
     /// How many jobs of this lane may start, and the limits that apply to it.
@@ -322,12 +291,8 @@ impl Admission {
                 }
             }
             if let Some(rate) = limit.rate {
-                let early = self.next_cell(resource, rate, now) - tolerance(rate) - now;
-                if early > TimeDelta::zero() {
-                    return Err(Reason::Rate { resource: resource.clone(), until: now + early });
-                }
-                let (early, interval) = (early.num_nanoseconds().unwrap_or(i64::MIN), interval(rate).num_nanoseconds().unwrap_or(i64::MAX));
-                room = room.min(usize::try_from(-early / interval.max(1)).unwrap_or(usize::MAX).saturating_add(1));
+                let allowed = self.cells.room(resource, rate, now);
+                room = room.min(allowed.map_err(|until| Reason::Rate { resource: resource.clone(), until })?);
             }
         }
         Ok((room, limits))
@@ -355,45 +320,12 @@ impl Admission {
         }
         Ok(limits)
     }
-
-    /// The next cell of this resource that a start can take.
-    fn next_cell(&self, resource: &str, rate: Rate, now: Instant) -> Instant {
-        let tolerance = tolerance(rate);
-        // A later first cell leaves more time to travel, and an earlier one leaves more cells for this round.
-        let soon = now + if rate.burst > 1 { (tolerance / 2).min(TRAVEL) } else { tolerance };
-        // An earlier leader has taken no cell less than an interval before this one, except cells that it has kept.
-        let others_until = if interval(rate) > SLOW { self.kept_since } else { self.began };
-        let after_others = || others_until.map(|until| until + tolerance + interval(rate) + CLOCK_MARGIN);
-        let first = self.cells.get(resource).copied().or_else(after_others);
-        first.map_or(soon, |first| first.max(soon))
-    }
-}
-
-/// How long before its cell a start is allowed.
-fn tolerance(rate: Rate) -> TimeDelta {
-    let interval = delta(rate.interval());
-    if rate.burst > 1 { interval * i32::try_from(rate.burst - 1).unwrap_or(i32::MAX) } else { travel(interval) }
-}
-
-/// The time from one cell to the next. Without a burst it is longer than the interval of the rate, by the time in which a start is allowed.
-fn interval(rate: Rate) -> TimeDelta {
-    let interval = delta(rate.interval());
-    if rate.burst > 1 { interval } else { interval + travel(interval) }
-}
-
-fn travel(interval: TimeDelta) -> TimeDelta {
-    (interval / 10).clamp(TRAVEL / 5, TRAVEL * 10)
-}
-
-fn delta(duration: std::time::Duration) -> TimeDelta {
-    TimeDelta::from_std(duration).unwrap_or(TimeDelta::MAX)
 }
 
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
 
-    use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
     use recruiter_common::limits::GroupSettings;
 
     use super::*;
@@ -404,6 +336,11 @@ mod tests {
 
     fn lane(gate: &str) -> Lane {
         Lane { gate: (!gate.is_empty()).then(|| gate.into()), ..Lane::new("mail", "Send") }
+    }
+
+    fn job() -> ScheduledJob {
+        let [group, class] = ["mail", "Send"].map(str::to_owned);
+        ScheduledJob { id: JobId::new(), group, class, gate: None, priority: 5, scheduled_at: at(0) }
     }
 
     fn capacity(capacity: u32) -> Limit {
@@ -426,7 +363,7 @@ mod tests {
     #[test]
     fn a_capacity_gives_each_number_once_until_it_is_released() {
         let mut admission = limited([("printer", capacity(2)), ("customer:*", capacity(1))]);
-        let mut admit = |gate: &str| names(admission.admit(&lane(gate), JobId::new(), at(0)));
+        let mut admit = |gate: &str| names(admission.admit(&lane(gate), &job(), at(0)));
         assert_eq!(admit(""), "unlimited");
         assert_eq!(admit("customer:1,printer"), "customer:1#0 printer#0");
         assert_eq!(admit("customer:1,printer"), r#"Full { resource: "customer:1", capacity: 1 }"#);
@@ -436,20 +373,20 @@ mod tests {
         assert_eq!(admission.room(&lane("printer"), at(0)), 0);
         admission.release(&["printer#0".to_owned(), "printer#7".to_owned()]);
         assert_eq!((admission.room(&lane("printer"), at(0)), admission.room(&lane(""), at(0))), (1, usize::MAX));
-        assert_eq!(names(admission.admit(&lane("printer"), JobId::new(), at(0))), "printer#0");
+        assert_eq!(names(admission.admit(&lane("printer"), &job(), at(0))), "printer#0");
     }
 
     #[test]
     fn what_runs_and_what_is_in_flight_is_held() {
         let mut admission = limited([("printer", capacity(9))]);
-        let jobs = [JobId::new(), JobId::new()];
-        for job in jobs {
+        let jobs = [job(), job()];
+        for job in &jobs {
             admission.admit(&lane("printer"), job, at(0)).unwrap();
         }
         let running = ["printer#5".to_owned(), "elsewhere#1".to_owned(), "not a permit".to_owned()].into();
-        admission.confirm(&running, |job| job == jobs[1]);
+        admission.confirm(&running, |job| job == jobs[1].id);
         assert_eq!(admission.room(&lane("printer"), at(0)), 7);
-        assert_eq!(names(admission.admit(&lane("printer"), JobId::new(), at(0))), "printer#0");
+        assert_eq!(names(admission.admit(&lane("printer"), &job(), at(0))), "printer#0");
         admission.confirm(&BTreeSet::new(), |_| false);
         assert!(!admission.holds_permits());
     }
@@ -457,13 +394,13 @@ mod tests {
     #[test]
     fn a_lowered_capacity_takes_nothing_away_and_admits_nobody() {
         let mut admission = limited([("printer", capacity(3))]);
-        (0..3).for_each(|_| _ = admission.admit(&lane("printer"), JobId::new(), at(0)).unwrap());
+        (0..3).for_each(|_| _ = admission.admit(&lane("printer"), &job(), at(0)).unwrap());
         let settings = Settings { limits: [("printer".into(), capacity(2))].into(), ..Settings::default() };
         assert!(!admission.change(settings, at(0)));
         admission.release(&["printer#0".to_owned()]);
         assert_eq!(admission.room(&lane("printer"), at(0)), 0);
         admission.release(&["printer#2".to_owned()]);
-        assert_eq!(names(admission.admit(&lane("printer"), JobId::new(), at(0))), "printer#0");
+        assert_eq!(names(admission.admit(&lane("printer"), &job(), at(0))), "printer#0");
     }
 
     #[test]
@@ -473,7 +410,7 @@ mod tests {
         let mut admission = Admission::begin(settings.clone(), &BTreeSet::new(), KeptCells::default(), at(0));
         assert_eq!((admission.groups_to_count(), admission.room(&lane(""), at(0))), (vec!["mail".to_owned()], 0));
         admission.set_without_permit("mail", 1);
-        assert_eq!(names(admission.admit(&lane(""), JobId::new(), at(0))), "@mail#0");
+        assert_eq!(names(admission.admit(&lane(""), &job(), at(0))), "@mail#0");
         assert_eq!(admission.room(&lane(""), at(0)), 0, "one was started before there was a limit");
         admission.set_without_permit("mail", 0);
         assert_eq!((admission.room(&lane(""), at(0)), admission.room(&Lane::new("other", "Send"), at(0))), (1, usize::MAX));
@@ -495,11 +432,11 @@ mod tests {
         let settings = Settings { limits: [("api".into(), hourly)].into(), ..Settings::default() };
         let begin = |kept: KeptCells, ms: i64| Admission::begin(settings.clone(), &BTreeSet::new(), kept, at(ms));
         let mut first = begin(KeptCells::default(), 0);
-        let permit = first.admit(&lane("api"), JobId::new(), at(0)).unwrap().unwrap();
-        let kept: HashMap<String, Instant> = first.cells_to_keep().into_iter().collect();
-        assert!(first.cells_to_keep().len() == 1, "until they are kept");
-        first.cells_are_kept();
-        assert!(first.cells_to_keep().is_empty());
+        let permit = first.admit(&lane("api"), &job(), at(0)).unwrap().unwrap();
+        let kept: HashMap<String, Instant> = first.cells.to_keep().into_iter().collect();
+        assert!(first.cells.to_keep().len() == 1, "until they are kept");
+        first.cells.are_kept();
+        assert!(first.cells.to_keep().is_empty());
         let next = |admission: &Admission, ms: i64| match admission.why(&lane("api"), at(ms)) {
             Some(Reason::Rate { until, .. }) => (until - at(0)).num_seconds(),
             other => panic!("{other:?}"),
@@ -517,52 +454,9 @@ mod tests {
     fn a_faster_rate_holds_at_once() {
         let rate = |starts, per| Limit { capacity: None, rate: Some(Rate::new(starts, Duration::from_secs(per), starts).unwrap()) };
         let mut admission = limited([("api", rate(1, 3_600))]);
-        admission.admit(&lane("api"), JobId::new(), at(0)).unwrap();
+        admission.admit(&lane("api"), &job(), at(0)).unwrap();
         assert!(matches!(admission.why(&lane("api"), at(10)), Some(Reason::Rate { until, .. }) if until > at(3_000_000)));
         admission.change(Settings { limits: [("api".into(), rate(100, 1))].into(), ..Settings::default() }, at(10));
         assert!(admission.room(&lane("api"), at(30)) > 0);
-    }
-
-    /// Starts are late by chance, and leaders change. In no period are there more than the rate allows, and in the long run about as many.
-    #[test]
-    fn no_period_has_more_starts_than_the_rate_allows() {
-        for (seed, (starts, per, burst)) in
-            [(100, 1_000, 100), (10, 1_000, 3), (5, 1_000, 1), (7, 60_000, 7), (1, 100, 2), (1_000, 1_000, 21)].into_iter().enumerate()
-        {
-            let rate = Rate::new(starts, Duration::from_millis(per), burst).unwrap();
-            let mut random = StdRng::seed_from_u64(seed as u64);
-            let settings = Settings { limits: [("api".into(), Limit { capacity: None, rate: Some(rate) })].into(), ..Settings::default() };
-            let mut kept = KeptCells::default();
-            let mut admission = Admission::begin(settings.clone(), &BTreeSet::new(), kept.clone(), at(0));
-            let mut started: Vec<Instant> = Vec::new();
-            let length = i64::try_from(per).unwrap() * 200;
-            let mut now = 0;
-            while now < length {
-                if random.random_range(0..2_000) == 0 {
-                    admission = Admission::begin(settings.clone(), &BTreeSet::new(), kept.clone(), at(now));
-                }
-                while random.random_range(0..50) > 0
-                    && let Ok(Some(permit)) = admission.admit(&lane("api"), JobId::new(), at(now))
-                {
-                    kept.cells.extend(admission.cells_to_keep());
-                    let (from, until) = permit.between.unwrap();
-                    let late =
-                        at(now + if random.random_range(0..20) == 0 { random.random_range(0..5_000) } else { random.random_range(1..8) });
-                    if (from..=until).contains(&late) {
-                        started.push(late);
-                    }
-                }
-                now += random.random_range(1..10);
-            }
-            started.sort();
-            for (index, first) in started.iter().enumerate() {
-                for (more, last) in started[index..].iter().enumerate().take(3 * burst as usize + 50) {
-                    let allowed = f64::from(burst) + (*last - *first).num_milliseconds() as f64 * f64::from(starts) / per as f64;
-                    assert!((more + 1) as f64 <= allowed + 1e-6, "{rate}: {} starts within {}", more + 1, *last - *first);
-                }
-            }
-            let wanted = length as f64 * f64::from(starts) / per as f64;
-            assert!(started.len() as f64 > wanted * 0.5, "{rate}: {} of {wanted} starts", started.len());
-        }
     }
 }

@@ -172,6 +172,9 @@ impl Assigning {
     /// wait again.
     async fn end_turns(&mut self, store: &impl Database, trigger: &Trigger, at: Monotonic) -> Result<(), StoreError> {
         for turn in self.in_flight.end_answered(self.fleet.workers()) {
+            if turn.permits.values().any(|permit| permit.between.is_some()) {
+                self.admission.cells().observe(turn.age(at));
+            }
             self.end_turn(&turn, false);
         }
         if !trigger.left.is_empty() {
@@ -529,11 +532,11 @@ impl Assigning {
             // Without its index MongoDB would not refuse a permit twice.
             store.prepare_limited_jobs().await?;
         }
-        let slow = self.admission.cells_to_keep();
-        if !slow.is_empty() {
+        let cells = self.admission.cells().to_keep();
+        if !cells.is_empty() {
             // Before the assignment: the next leader must not take these cells again.
-            store.keep_cells(&slow).await?;
-            self.admission.cells_are_kept();
+            store.keep_cells(&cells).await?;
+            self.admission.cells().are_kept();
         }
         let round = RoundId::new();
         let workers = self.fleet.workers();
@@ -560,7 +563,8 @@ impl Assigning {
                 self.in_flight.add_permits(*id, assignment.permits.clone());
                 by_channel.entry(*channel).or_default().push(assignment);
             } else {
-                self.admission.release(jobs.iter().filter_map(|(job, _)| plan.permits.get(job)).flat_map(|permit| &permit.names));
+                let permits = jobs.iter().filter_map(|(job, _)| Some((*job, plan.permits.get(job)?)));
+                permits.for_each(|(job, permit)| self.admission.take_back(job, permit));
             }
         }
         plan.lanes.iter().for_each(|lane| self.past_assignments.add_lane(lane));

@@ -37,6 +37,13 @@ pub(crate) struct Turn {
     pub(crate) skipped_in: BTreeSet<Lane>,
 }
 
+impl Turn {
+    /// The time since the assignment was written.
+    pub(crate) fn age(&self, at: Monotonic) -> Duration {
+        at.duration_since(self.since)
+    }
+}
+
 /// A job that a worker holds ahead.
 #[derive(Clone, Copy, Debug)]
 struct Ahead {
@@ -188,13 +195,13 @@ impl InFlight {
 
     /// The turns that are older than `age`.
     pub(crate) fn older_than(&self, age: Duration, at: Monotonic) -> impl Iterator<Item = &Turn> {
-        self.turns.values().filter(move |turn| at.duration_since(turn.since) > age)
+        self.turns.values().filter(move |turn| turn.age(at) > age)
     }
 
     /// Ends and returns the turns of workers that have left the roster, have another round, or take too long. `rounds` has the registered
     /// workers.
     pub(crate) fn expire(&mut self, rounds: &HashMap<WorkerId, Option<RoundId>>, at: Monotonic) -> Vec<Turn> {
-        let is_over = |turn: &&Turn| at.duration_since(turn.since) >= IN_FLIGHT_FOR || rounds.get(&turn.worker) != Some(&Some(turn.round));
+        let is_over = |turn: &&Turn| turn.age(at) >= IN_FLIGHT_FOR || rounds.get(&turn.worker) != Some(&Some(turn.round));
         let over: Vec<WorkerId> = self.turns.values().filter(is_over).map(|turn| turn.worker).collect();
         let gone: Vec<WorkerId> = self.ahead.keys().filter(|worker| !rounds.contains_key(worker)).copied().collect();
         gone.into_iter().for_each(|worker| self.set_ahead(worker, &[], at));

@@ -14,6 +14,7 @@
 //! | `discover` | which lanes have jobs |
 //! | `lanes` | the known due jobs, and when that knowledge is stale |
 //! | `admission` | may a job of a lane start now, and with which permit |
+//! | `cells` | when the rate of a resource allows the next start |
 //! | `closures` | which groups are in a maintenance window |
 //! | `ageing` | jobs that count as more urgent the longer they wait |
 //! | `shares` | which group gets the next start, if groups have weights |
@@ -30,6 +31,7 @@
 pub(crate) mod admission;
 mod ageing;
 mod assign;
+mod cells;
 mod closures;
 mod database;
 mod dependencies;

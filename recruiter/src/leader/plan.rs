@@ -124,7 +124,7 @@ pub(crate) fn plan<'a>(
             }
             continue;
         };
-        let Ok(permit) = admission.admit(queue.lane, job.id, now) else { continue };
+        let Ok(permit) = admission.admit(queue.lane, job, now) else { continue };
         plan.permits.extend(permit.map(|permit| (job.id, permit)));
         let (free, ahead) = &mut room[worker];
         *(if *free > 0 { free } else { ahead }) -= 1;

@@ -11,7 +11,7 @@ use bson::{Document, doc};
 use futures_util::{StreamExt, TryStreamExt, stream};
 use recruiter_common::{enqueue::Workable, shutdown::pause, store::Hint};
 use recruiter_tests::{
-    cycle::{AT_A_TIME, Step, Story},
+    cycle::{AT_A_TIME, Step, Story, prepare},
     factory::again,
     fail_points::FailPoint,
     faults::{Blow, Fault, Moment},
@@ -95,6 +95,7 @@ async fn cycle(faults: Faults) -> Run {
 
 async fn cycle_here(faults: Faults) -> Run {
     let mut world = World::new().await;
+    prepare(&mut world).await;
     let of = |role| faults.get(&role).map_or(&[][..], std::slice::from_ref);
     world.start(Role::Recruiter, &[], of(Role::Recruiter));
     world.start(Role::Cleaner, &["--dead-after", PATIENT], of(Role::Cleaner));

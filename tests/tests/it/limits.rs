@@ -22,6 +22,7 @@ use recruiter_tests::{
     local::store,
     mongo::TestDatabase,
     oracle::Policy,
+    proxy::Proxy,
     world::{Role, World},
 };
 use serde_json::{Value, json};
@@ -141,6 +142,22 @@ async fn starts_follow_a_rate_across_leaders() {
         }
     }
     assert!(took < Duration::from_secs(15), "{took:?}: the rate alone takes 6 s");
+    world.close().await;
+}
+
+/// The permit of a job without a burst lasts for 20 ms at first, and a start takes several round trips of the worker.
+#[tokio::test(flavor = "multi_thread")]
+async fn jobs_with_a_rate_start_over_a_slow_network() {
+    let mut world = world(&[]).await;
+    let line = Proxy::before(world.database.uri()).await;
+    line.slow(Duration::from_millis(80), 10_000_000);
+    world.start_at(&line.uri(world.database.name()), Role::Worker, &["--lease", "20s"], &[]);
+    let rate = Rate::new(10, Duration::from_secs(1), 1).unwrap();
+    world.limit("api", Limit { capacity: None, rate: Some(rate) }).await;
+    for _ in 0..5 {
+        world.enqueue(Entry::lasting(0).limit("api"), Policy::Never).await.unwrap();
+    }
+    assert!(world.until_quiet(SOON).await, "not quiet\n{}", world.logs());
     world.close().await;
 }
 

@@ -1,0 +1,315 @@
+//! Rates: when the next start of a resource is allowed.
+//!
+//! The generic cell rate algorithm (ITU-T I.371), for starts of which the leader knows only the interval: MongoDB refuses a start before
+//! `from` and after `until` by the server's clock. Each start moves the *cell* of its resource to `until + interval`, and the next one is
+//! allowed from `cell - tolerance`, with a tolerance of `burst - 1` intervals. So the `n`th start after another one is at least
+//! `n × interval - tolerance` later, wherever in their intervals the two are: in any period of length T there are at most
+//! `burst + T / interval` starts.
+//!
+//! **Lead.** An assignment travels to a worker before its job starts, so an interval lasts for some time after the assignment: the *lead* of
+//! the resource. It is at least twice the time in which workers have answered their assignments lately. If it is too short all the same, the
+//! job comes back unstarted, and the lead is doubled. With each other assignment it decreases again. A long lead costs starts, but no rate is
+//! exceeded, and no job waits for ever.
+//!
+//! A new leader takes no cell that an earlier leader can have taken. It knows those of slow rates, and of long leads, from the database.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    time::Duration,
+};
+
+use chrono::{SubsecRound as _, TimeDelta};
+use recruiter_common::{
+    ids::JobId,
+    instant::Instant,
+    limits::Rate,
+    store::{KeptCells, ScheduledJob},
+};
+
+/// The longest lead of a rate with a burst at the beginning.
+const LEAD: TimeDelta = TimeDelta::milliseconds(100);
+/// The longest lead: a worker starts a job within this time after its assignment, or MongoDB does not answer.
+const LONGEST_LEAD: TimeDelta = TimeDelta::seconds(20);
+/// Clocks differ by less than this.
+const CLOCK_MARGIN: TimeDelta = TimeDelta::seconds(1);
+/// If starts are further apart, the next free cell is kept for the next leader.
+const SLOW: TimeDelta = TimeDelta::seconds(5);
+/// Maximum number of resources with a known cell. Above it, those whose cell has passed are dropped. And of jobs with a known lead.
+const MOST: usize = 10_000;
+
+/// The cells of all resources with a rate.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Cells {
+    /// When the term began. Earlier leaders may have taken cells before it.
+    began: Option<Instant>,
+    /// The first cell of each resource that no start has taken.
+    cells: HashMap<String, Instant>,
+    /// Earlier leaders have kept the cells of slow rates since this instant. `None`: there was no leader before.
+    kept_since: Option<Instant>,
+    /// The cells of which the next leader must know before the assignment.
+    to_keep: BTreeSet<String>,
+    /// Leads that are longer than needed for the usual travel.
+    leads: HashMap<String, TimeDelta>,
+    /// The time in which workers have answered lately.
+    travel: TimeDelta,
+    /// The due date and the lead of each assigned job.
+    assigned: HashMap<JobId, (Instant, TimeDelta)>,
+}
+
+impl Cells {
+    /// The cells at the beginning of a term.
+    pub(super) fn begin(kept: KeptCells, now: Instant) -> Self {
+        Self { began: Some(now), kept_since: kept.since, cells: kept.cells, ..Self::default() }
+    }
+
+    /// Notes that a worker has answered an assignment within this time.
+    pub(super) fn observe(&mut self, travel: Duration) {
+        let travel = TimeDelta::from_std(travel).unwrap_or(LONGEST_LEAD).min(LONGEST_LEAD / 2);
+        self.travel = travel.max(self.travel - self.travel / 8);
+    }
+
+    /// How many starts of this resource may be assigned now, or when the next one may be.
+    pub(super) fn room(&self, resource: &str, rate: Rate, now: Instant) -> Result<usize, Instant> {
+        let opens = self.cell(resource, rate) - tolerance(rate);
+        if opens > now {
+            return Err(opens);
+        }
+        let more = (now + tolerance(rate) - self.until(resource, rate, now)).num_nanoseconds().unwrap_or(i64::MAX);
+        let interval = interval(rate).num_nanoseconds().unwrap_or(i64::MAX).max(1);
+        Ok(usize::try_from(more.max(0) / interval).unwrap_or(usize::MAX).saturating_add(1))
+    }
+
+    /// Takes the next cell for the start of this job. Returns when the start is allowed.
+    pub(super) fn take(&mut self, resource: &str, rate: Rate, job: &ScheduledJob, now: Instant) -> (Instant, Instant) {
+        let lead = self.learn(resource, rate, job);
+        let (from, until) = (self.cell(resource, rate) - tolerance(rate), self.until(resource, rate, now));
+        if interval(rate) > SLOW || lead > shortest_lead(rate) {
+            self.to_keep.insert(resource.to_owned());
+        }
+        self.cells.insert(resource.to_owned(), until + interval(rate));
+        if self.cells.len() > MOST {
+            self.cells.retain(|_, cell| *cell > now);
+        }
+        // Rounded so that the interval becomes shorter.
+        ((from.max(Instant::UNIX_EPOCH) + TimeDelta::nanoseconds(999_999)).trunc_subsecs(3), until.trunc_subsecs(3))
+    }
+
+    /// Adjusts the lead of the resource. The job comes back with the same due date if it was not started.
+    fn learn(&mut self, resource: &str, rate: Rate, job: &ScheduledJob) -> TimeDelta {
+        let before = self.lead(resource, rate);
+        let lead = match self.assigned.get(&job.id) {
+            Some((due, lead)) if *due == job.scheduled_at => before.max(*lead * 2).min(LONGEST_LEAD),
+            _ => (before - before / 8).max(self.shortest_lead(rate)),
+        };
+        if lead > self.shortest_lead(rate) {
+            self.leads.insert(resource.to_owned(), lead);
+        } else {
+            self.leads.remove(resource);
+        }
+        if self.assigned.len() >= MOST {
+            self.assigned.clear();
+        }
+        self.assigned.insert(job.id, (job.scheduled_at, lead));
+        lead
+    }
+
+    /// A start that was not assigned says nothing about the lead.
+    pub(super) fn was_not_assigned(&mut self, job: JobId) {
+        self.assigned.remove(&job);
+    }
+
+    /// Applies a new rate of this resource. If it was slower before, the cell may be far away.
+    pub(super) fn change(&mut self, rate_of: impl Fn(&str) -> Option<Rate>, now: Instant) {
+        for (resource, cell) in &mut self.cells {
+            if let Some(rate) = rate_of(resource) {
+                let lead = self.leads.get(resource).copied().unwrap_or_default().max(self.travel * 2).max(shortest_lead(rate));
+                *cell = (*cell).min(now + tolerance(rate).max(lead) + interval(rate));
+            }
+        }
+    }
+
+    /// The cells that the next leader must know, to keep them before the assignments that take the cells before them. If that fails, they are
+    /// returned again.
+    pub(super) fn to_keep(&self) -> Vec<(String, Instant)> {
+        self.to_keep.iter().filter_map(|resource| Some((resource.clone(), *self.cells.get(resource)?))).collect()
+    }
+
+    /// Notes that these cells are kept.
+    pub(super) fn are_kept(&mut self) {
+        self.to_keep.clear();
+    }
+
+    /// The first cell of this resource that no start can have taken.
+    fn cell(&self, resource: &str, rate: Rate) -> Instant {
+        // An earlier leader has taken no later cell, except cells that it has kept.
+        let others_until = if interval(rate) > SLOW { self.kept_since } else { self.began };
+        let after_others = others_until.map(|until| until + tolerance(rate).max(shortest_lead(rate)) + interval(rate) + CLOCK_MARGIN);
+        // A kept cell of a rate that is no longer kept may be older.
+        self.cells.get(resource).copied().into_iter().chain(after_others).max().unwrap_or(Instant::UNIX_EPOCH)
+    }
+
+    /// The end of the interval of the next start.
+    fn until(&self, resource: &str, rate: Rate, now: Instant) -> Instant {
+        self.cell(resource, rate).max(now + self.lead(resource, rate))
+    }
+
+    fn lead(&self, resource: &str, rate: Rate) -> TimeDelta {
+        self.leads.get(resource).copied().unwrap_or_default().max(self.shortest_lead(rate))
+    }
+
+    fn shortest_lead(&self, rate: Rate) -> TimeDelta {
+        shortest_lead(rate).max(self.travel * 2)
+    }
+}
+
+/// How much earlier than its cell a start is allowed.
+fn tolerance(rate: Rate) -> TimeDelta {
+    interval(rate) * i32::try_from(rate.burst - 1).unwrap_or(i32::MAX)
+}
+
+/// The time from one cell to the next.
+fn interval(rate: Rate) -> TimeDelta {
+    TimeDelta::from_std(rate.interval()).unwrap_or(TimeDelta::MAX)
+}
+
+/// The lead at the beginning. With a burst a longer one leaves fewer starts to a round; without a burst it delays the next start.
+fn shortest_lead(rate: Rate) -> TimeDelta {
+    if rate.burst > 1 { (tolerance(rate) / 2).min(LEAD) } else { (interval(rate) / 10).clamp(LEAD / 5, LEAD * 10) }
+}
+
+#[cfg(test)]
+mod tests {
+    use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
+
+    use super::*;
+
+    fn at(ms: i64) -> Instant {
+        Instant::from_timestamp_millis(1_700_000_000_000 + ms).expect("a date")
+    }
+
+    fn job() -> ScheduledJob {
+        let [group, class] = ["mail", "Send"].map(str::to_owned);
+        ScheduledJob { id: JobId::new(), group, class, gate: None, priority: 5, scheduled_at: at(0) }
+    }
+
+    fn rate(starts: u32, per_ms: u64, burst: u32) -> Rate {
+        Rate::new(starts, Duration::from_millis(per_ms), burst).unwrap()
+    }
+
+    /// In no period are there more starts than the rate allows.
+    fn check(rate: Rate, mut started: Vec<Instant>) {
+        started.sort();
+        for (index, first) in started.iter().enumerate() {
+            for (more, last) in started[index..].iter().enumerate().take(3 * rate.burst as usize + 50) {
+                let time = (*last - *first).num_milliseconds() as f64;
+                let allowed = f64::from(rate.burst) + time * f64::from(rate.starts) / rate.per.as_millis() as f64;
+                assert!((more + 1) as f64 <= allowed + 1e-6, "{rate}: {} starts within {time} ms", more + 1);
+            }
+        }
+    }
+
+    /// Starts are late by chance, and leaders change: the rate holds, and in the long run there are about as many starts as it allows.
+    #[test]
+    fn no_period_has_more_starts_than_the_rate_allows() {
+        let rates = [(100, 1_000, 100), (10, 1_000, 3), (5, 1_000, 1), (7, 60_000, 7), (1, 100, 2), (1_000, 1_000, 21)];
+        for (seed, (starts, per, burst)) in rates.into_iter().enumerate() {
+            let rate = rate(starts, per, burst);
+            let mut random = StdRng::seed_from_u64(seed as u64);
+            let mut kept = KeptCells::default();
+            let mut cells = Cells::begin(kept.clone(), at(0));
+            let (mut started, mut back) = (Vec::new(), Vec::new());
+            let length = i64::try_from(per).unwrap() * 200;
+            let mut now = 0;
+            while now < length {
+                if random.random_range(0..2_000) == 0 {
+                    cells = Cells::begin(kept.clone(), at(now));
+                }
+                while random.random_range(0..50) > 0 && cells.room("api", rate, at(now)).is_ok() {
+                    let job = if random.random_range(0..9) == 0 { back.pop() } else { None }.unwrap_or_else(job);
+                    let (from, until) = cells.take("api", rate, &job, at(now));
+                    kept.cells.extend(cells.to_keep());
+                    cells.are_kept();
+                    let late = if random.random_range(0..20) == 0 { random.random_range(0..5_000) } else { random.random_range(1..8) };
+                    if (from..=until).contains(&at(now + late)) {
+                        started.push(at(now + late));
+                    } else {
+                        back.push(job);
+                    }
+                }
+                now += random.random_range(1..10);
+            }
+            let wanted = length as f64 * f64::from(starts) / per as f64;
+            assert!(started.len() as f64 > wanted * 0.3, "{rate}: {} of {wanted} starts", started.len());
+            check(rate, started);
+        }
+    }
+
+    /// Each start arrives far later than the first leads. The jobs start all the same, also under a new leader, and the rate holds.
+    #[test]
+    fn jobs_start_over_a_slow_network() {
+        for (starts, per, burst, travel) in [(5, 1_000, 1, 700), (1_000, 1_000, 21, 300), (10, 1_000, 3, 4_000), (1, 8_000, 1, 3_000)] {
+            let rate = rate(starts, per, burst);
+            let mut kept = KeptCells::default();
+            let mut cells = Cells::begin(kept.clone(), at(0));
+            let (mut started, mut now) = (Vec::new(), 0);
+            let mut waiting = [job(), job()];
+            while started.len() < 40 {
+                assert!(now < 2_000_000, "{rate}: {} starts", started.len());
+                if now % 100_000 == 99_990 {
+                    cells = Cells::begin(kept.clone(), at(now));
+                }
+                if cells.room("api", rate, at(now)).is_ok() {
+                    let (from, until) = cells.take("api", rate, &waiting[0], at(now));
+                    kept.cells.extend(cells.to_keep());
+                    cells.are_kept();
+                    if (from..=until).contains(&at(now + travel)) {
+                        started.push(at(now + travel));
+                        waiting[0] = job();
+                    }
+                    waiting.swap(0, 1);
+                }
+                now += 10;
+            }
+            check(rate, started);
+        }
+    }
+
+    #[test]
+    fn a_lead_covers_the_time_in_which_workers_answer() {
+        let rate = rate(5, 1_000, 1);
+        let mut cells = Cells::begin(KeptCells::default(), at(-10_000));
+        let lead = |cells: &Cells| cells.lead("api", rate).num_milliseconds();
+        cells.observe(Duration::from_millis(3));
+        assert_eq!(lead(&cells), 20);
+        cells.observe(Duration::from_millis(400));
+        assert_eq!(lead(&cells), 800);
+        cells.take("api", rate, &job(), at(0));
+        assert_eq!(cells.to_keep().len(), 1, "the next leader does not know this lead");
+        cells.observe(Duration::from_millis(3));
+        assert_eq!(lead(&cells), 700);
+        cells.observe(Duration::from_secs(3_600));
+        assert_eq!(lead(&cells), 20_000);
+    }
+
+    #[test]
+    fn a_lead_grows_when_a_job_comes_back_and_shrinks_again() {
+        let rate = rate(5, 1_000, 1);
+        let mut cells = Cells::begin(KeptCells::default(), at(-10_000));
+        let mut now = 0;
+        let mut lead = |cells: &mut Cells, job: &ScheduledJob| {
+            now += 100_000;
+            (cells.take("api", rate, job, at(now)).1 - at(now)).num_milliseconds()
+        };
+        let late = job();
+        assert_eq!([lead(&mut cells, &late), lead(&mut cells, &late), lead(&mut cells, &late)], [20, 40, 80]);
+        assert!(cells.to_keep().len() == 1, "the next leader does not know this lead");
+        cells.was_not_assigned(late.id);
+        assert_eq!(lead(&mut cells, &late), 70, "it was not on its way");
+        let again = ScheduledJob { scheduled_at: at(1), ..late };
+        assert_eq!(lead(&mut cells, &again), 61, "it was started, and is retried");
+        assert_eq!((0..40).map(|_| lead(&mut cells, &job())).last(), Some(20));
+        let other = job();
+        let longest = (0..40).map(|_| lead(&mut cells, &other)).last();
+        assert_eq!(longest, Some(LONGEST_LEAD.num_milliseconds()));
+    }
+}
