@@ -1,4 +1,6 @@
 //! What a process knows of the backlog caps: the settings, and the room that its counts have granted. Pure.
+//!
+//! A backlog is the waiting jobs of a group, under the name `@mail`, or of a gate, under its text.
 
 use std::{
     collections::HashMap,
@@ -6,14 +8,16 @@ use std::{
     time::{Duration, Instant as Monotonic},
 };
 
+use crate::limits::resources_in;
+
 /// How long the settings are cached, and how long a count grants room.
 const FRESH: Duration = Duration::from_secs(1);
 /// A count grants this fraction of the free room.
 const PART: u64 = 16;
-/// How long a group counts as full after a count.
+/// How long a backlog counts as full after a count.
 const FULL_FOR: Duration = Duration::from_millis(50);
 
-/// The caps of all groups, as this process knows them.
+/// All caps, as this process knows them.
 #[derive(Debug, Default)]
 pub(crate) struct Caps(Mutex<Known>);
 
@@ -34,9 +38,20 @@ struct Room {
 }
 
 impl Known {
+    /// The cap of the jobs with this gate: the lowest of its resources, with its name or prefix.
+    pub(crate) fn of_gate(&self, gate: &str) -> Option<(&str, u64)> {
+        let of_resource = |resource: &str| {
+            let prefix = |name: &str| name.strip_suffix('*').is_some_and(|prefix| resource.starts_with(prefix));
+            let caps = self.caps.iter().filter(|(name, _)| *name == resource || prefix(name));
+            // The name itself, or the longest prefix.
+            caps.max_by_key(|(name, _)| (*name == resource, name.len()))
+        };
+        resources_in(gate).filter_map(of_resource).map(|(name, cap)| (name.as_str(), *cap)).min_by_key(|(_, cap)| *cap)
+    }
+
     /// Takes room for these jobs that an earlier count has granted. `None`: a new count is needed.
-    pub(crate) fn take(&mut self, group: &str, jobs: u64, now: Monotonic) -> Option<bool> {
-        let room = self.rooms.get_mut(group).filter(|room| now < room.until)?;
+    pub(crate) fn take(&mut self, backlog: &str, jobs: u64, now: Monotonic) -> Option<bool> {
+        let room = self.rooms.get_mut(backlog).filter(|room| now < room.until)?;
         if room.left >= jobs {
             room.left -= jobs;
             return Some(true);
@@ -45,12 +60,12 @@ impl Known {
     }
 
     /// Notes a count. Returns whether the jobs may be enqueued.
-    pub(crate) fn note(&mut self, group: &str, jobs: u64, free: u64, now: Monotonic) -> bool {
+    pub(crate) fn note(&mut self, backlog: &str, jobs: u64, free: u64, now: Monotonic) -> bool {
         let fits = jobs <= free;
         let left = if fits { (free / PART).max(jobs) - jobs } else { 0 };
         let is_full = free == 0;
         let until = now + if is_full { FULL_FOR } else { FRESH };
-        self.rooms.insert(group.to_owned(), Room { left, is_full, until });
+        self.rooms.insert(backlog.to_owned(), Room { left, is_full, until });
         fits
     }
 }
@@ -100,6 +115,16 @@ mod tests {
         assert_eq!(known.take("other", 1, now), None);
         assert_eq!(known.take("g", 1, now + FRESH), None, "it is too old");
         assert_eq!(known.take("g", 1, now), None, "that count is used up");
+    }
+
+    #[test]
+    fn the_lowest_cap_of_the_resources_of_a_gate_counts() {
+        let caps = [("customer:*", 5), ("customer:7", 9), ("cust*", 1), ("printer", 7), ("@mail", 2)];
+        let known = Known { caps: caps.map(|(name, cap)| (name.to_owned(), cap)).into(), ..Known::default() };
+        assert_eq!(known.of_gate("customer:1"), Some(("customer:*", 5)));
+        assert_eq!(known.of_gate("customer:7"), Some(("customer:7", 9)));
+        assert_eq!(known.of_gate("customer:7,printer,scanner"), Some(("printer", 7)));
+        assert_eq!((known.of_gate("scanner"), known.of_gate(">order-7")), (None, None));
     }
 
     #[test]

@@ -1546,6 +1546,16 @@ async fn the_waiting_jobs_of_a_group_are_counted() {
 }
 
 #[tokio::test]
+async fn the_waiting_jobs_with_a_gate_are_counted() {
+    let setting = Setting::new().await;
+    let [_, gated, other, locked, _] = setting.jobs().await;
+    setting.set("scheduled", gated, doc! { "gate": "g" }).await;
+    setting.set("scheduled", other, doc! { "gate": "h" }).await;
+    setting.set("scheduled", locked, doc! { "locked": true, "gate": "g" }).await;
+    assert_eq!(setting.store.waiting_at("g", 10).await.unwrap(), 1);
+}
+
+#[tokio::test]
 async fn the_pause_of_a_line_is_read_with_the_head_of_this_line() {
     let setting = Setting::new().await;
     let in_line = |key: &str| NewJob::of_class("x", doc! {}).in_line(key);

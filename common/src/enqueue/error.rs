@@ -90,6 +90,18 @@ pub enum EnqueueError {
         /// Its limit.
         most_waiting: u64,
     },
+    /// As many jobs wait for the resources as one of their limits allows.
+    #[error(
+        "at most {most_waiting} jobs may wait for `{gate}` by the limit `{limit}`: wait until workers have run some, enqueue fewer at once, or raise it with `recruiter limits set --most-waiting`"
+    )]
+    GateFull {
+        /// The gate: the resources that the jobs need.
+        gate: String,
+        /// The name of the limit, or its prefix.
+        limit: String,
+        /// How many jobs may wait.
+        most_waiting: u64,
+    },
     /// The database has the schema of an earlier release, whose indexes do not make jobs unique.
     #[error(
         "database `{database}` is set up by an earlier release, which cannot make jobs unique: start a process of this release on it once"

@@ -64,7 +64,7 @@ impl Store {
     pub async fn enqueue_many(&self, jobs: impl IntoIterator<Item = NewJob>) -> Result<Vec<Enqueued>, EnqueueError> {
         self.ready_to_enqueue().await?;
         let prepared = Prepared::from_jobs(jobs, self.clock.now_in_order())?;
-        self.admit(&prepared.groups).await?;
+        self.admit(&prepared).await?;
         if prepared.expires {
             self.prepare_expiring_jobs().await?;
         }
@@ -109,11 +109,11 @@ impl Store {
         Ok(prepared.ids.into_iter().map(|id| enqueued(id, &known)).collect())
     }
 
-    /// Like [`enqueue_many`](Self::enqueue_many), but waits while a group has as many waiting jobs as it may have
-    /// ([`set_most_waiting`](Self::set_most_waiting)). The jobs are enqueued together, so there must be room for all of them.
+    /// Like [`enqueue_many`](Self::enqueue_many), but waits while a group or a resource has as many waiting jobs as it may have
+    /// ([`set_most_waiting`](Self::set_most_waiting), [`limits::set_most_waiting`](crate::limits::set_most_waiting)). The jobs are enqueued together, so there must be room for all of them.
     ///
     /// # Errors
-    /// [`EnqueueError`]; [`EnqueueError::BacklogFull`] if there is no room within the timeout, or if the limit is lower than the number of
+    /// [`EnqueueError`]; [`EnqueueError::BacklogFull`] or [`EnqueueError::GateFull`] if there is no room within the timeout, or if the limit is lower than the number of
     /// jobs.
     pub async fn enqueue_when_room(
         &self,
@@ -123,14 +123,15 @@ impl Store {
         let jobs: Vec<NewJob> = jobs.into_iter().collect();
         let mut patience = Patience::new(timeout);
         loop {
-            match self.enqueue_many(jobs.iter().cloned()).await {
-                Err(EnqueueError::BacklogFull { group, most_waiting }) => {
-                    let of_group = jobs.iter().filter(|job| job.group == group).count() as u64;
-                    if of_group > most_waiting || !patience.wait().await {
-                        return Err(EnqueueError::BacklogFull { group, most_waiting });
-                    }
-                }
-                done => return done,
+            let done = self.enqueue_many(jobs.iter().cloned()).await;
+            let in_backlog = |is_in: &dyn Fn(&NewJob) -> bool| jobs.iter().filter(|job| is_in(job)).count() as u64;
+            let (most_waiting, together) = match &done {
+                Err(EnqueueError::BacklogFull { group, most_waiting }) => (*most_waiting, in_backlog(&|job| job.group == *group)),
+                Err(EnqueueError::GateFull { gate, most_waiting, .. }) => (*most_waiting, in_backlog(&|job| job.needs_only(gate))),
+                Ok(_) | Err(_) => return done,
+            };
+            if together > most_waiting || !patience.wait().await {
+                return done;
             }
         }
     }
@@ -146,7 +147,7 @@ impl Store {
     ) -> Result<Vec<Enqueued>, EnqueueError> {
         self.ready_to_enqueue().await?;
         let prepared = Prepared::from_jobs(jobs, self.clock.now_in_order())?;
-        self.admit(&prepared.groups).await?;
+        self.admit(&prepared).await?;
         if prepared.is_graph {
             return self.enqueue_graph_in(session, prepared).await;
         }
@@ -177,6 +178,13 @@ fn enqueued(id: JobId, known: &HashSet<JobId>) -> Enqueued {
     Enqueued::new(id, if !known.is_empty() && known.contains(&id) { Outcome::KnownId } else { Outcome::New })
 }
 
+fn add_one(counts: &mut BTreeMap<String, u64>, name: &str) {
+    match counts.get_mut(name) {
+        Some(count) => *count += 1,
+        None => drop(counts.insert(name.to_owned(), 1)),
+    }
+}
+
 /// Validated jobs, ready to be sent.
 pub(super) struct Prepared {
     pub(super) ids: Vec<JobId>,
@@ -191,6 +199,8 @@ pub(super) struct Prepared {
     pub(super) is_graph: bool,
     /// The number of jobs in each group.
     pub(super) groups: BTreeMap<String, u64>,
+    /// The number of jobs with each gate.
+    pub(super) gates: BTreeMap<String, u64>,
     /// When the earliest job is due; `None` if one is due now.
     pub(super) at: Option<Instant>,
 }
@@ -198,17 +208,17 @@ pub(super) struct Prepared {
 impl Prepared {
     fn from_jobs(jobs: impl IntoIterator<Item = NewJob>, now: Instant) -> Result<Self, EnqueueError> {
         let (mut ids, mut documents, mut resent) = (Vec::new(), Vec::new(), Vec::new());
-        let (mut keyed, mut groups) = (HashMap::new(), BTreeMap::new());
+        let (mut keyed, mut groups, mut gates) = (HashMap::new(), BTreeMap::new(), BTreeMap::new());
         let (mut first, mut expires, mut is_graph): (Option<Instant>, bool, bool) = (None, false, false);
         for job in jobs {
             expires |= job.expires.is_some();
             is_graph |= !job.waits_for.is_empty() || job.graph.is_some();
             resent.extend(job.id);
-            match groups.get_mut(&job.group) {
-                Some(count) => *count += 1,
-                None => drop(groups.insert(job.group.clone(), 1)),
-            }
+            add_one(&mut groups, &job.group);
             let (id, document, key) = job.into_keyed_document(now)?;
+            if let Ok(gate) = document.get_str("gate") {
+                add_one(&mut gates, gate);
+            }
             keyed.extend(key.map(|key| (ids.len(), key)));
             let at = document.get_datetime("scheduled_at").map_or(now, |at| at.to_chrono());
             first = Some(first.map_or(at, |first| first.min(at)));
@@ -218,6 +228,6 @@ impl Prepared {
         if is_graph {
             connect(&mut documents)?;
         }
-        Ok(Self { ids, documents, resent, keyed, expires, is_graph, groups, at: first.filter(|at| *at > now) })
+        Ok(Self { ids, documents, resent, keyed, expires, is_graph, groups, gates, at: first.filter(|at| *at > now) })
     }
 }

@@ -10,6 +10,7 @@ use crate::{
     ids::{GraphId, JobId},
     instant::Instant,
     job::{DEFAULT_GROUP, Keep, Priority, StoredPolicy, bundle::MOST_ITEMS},
+    limits::gate_of,
     retry_policy::{DoNotDoItAgain, InvalidPolicy, RetryPolicies, RetryPolicy},
     unique::Unique,
 };
@@ -198,6 +199,11 @@ impl NewJob {
     pub fn limit(mut self, resource: impl Into<String>) -> Self {
         self.limits.push(resource.into());
         self
+    }
+
+    /// Whether this is the gate of the job.
+    pub(super) fn needs_only(&self, gate: &str) -> bool {
+        gate_of(self.limits.iter().map(String::as_str)).is_some_and(|own| own == gate)
     }
 
     /// Puts the job into a line: jobs with the same key run one after the other, in the order in which they were enqueued. A job that is

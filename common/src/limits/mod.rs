@@ -23,7 +23,7 @@ use std::{
 };
 
 pub use self::{
-    operations::{SettingError, pause, remove_limit, resume, set_ageing, set_limit, set_maintenance, set_weight},
+    operations::{SettingError, pause, remove_limit, resume, set_ageing, set_limit, set_maintenance, set_most_waiting, set_weight},
     pause::{Pause, Paused},
     rate::Rate,
     window::{MOST_WINDOWS, Maintenance, MaintenanceWindow},

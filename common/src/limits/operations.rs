@@ -2,8 +2,11 @@
 
 use std::time::Duration;
 
-use super::{AGEING, InvalidSetting, Limit, MOST_WINDOWS, MaintenanceWindow, Paused, WEIGHTS, check_group, check_limit, check_limit_name};
-use crate::store::{Store, StoreError};
+use super::{
+    AGEING, InvalidSetting, Limit, MOST_WINDOWS, MaintenanceWindow, Paused, WEIGHTS, check_group, check_limit, check_limit_name,
+    group_of_resource,
+};
+use crate::store::{InvalidSetting as InvalidBacklog, Store, StoreError};
 
 /// Why a setting was not changed.
 #[derive(Debug, thiserror::Error)]
@@ -26,6 +29,26 @@ pub async fn set_limit(store: &Store, name: &str, limit: Limit) -> Result<(), Se
     check_limit_name(name)?;
     check_limit(limit)?;
     Ok(store.put_limit(name, limit).await?)
+}
+
+/// Sets how many jobs may wait for a resource with this limit; `None` removes the setting. Under a prefix (`customer:*`) this holds for each
+/// resource by itself. Jobs that need the same resources are counted together. A further enqueueing call is refused
+/// ([`EnqueueError::GateFull`](crate::EnqueueError::GateFull)). Processes that enqueue notice the change within about a second.
+///
+/// # Errors
+/// When there is no such limit or the number is not possible, or an error of MongoDB.
+pub async fn set_most_waiting(store: &Store, name: &str, most: Option<u64>) -> Result<(), SettingError> {
+    check_limit_name(name)?;
+    let refused = |problem: String| SettingError::Invalid(InvalidSetting(problem));
+    if let Some(group) = group_of_resource(name) {
+        return Err(refused(format!("set how many jobs may wait in the group with `recruiter groups set --most-waiting N {group}`")));
+    }
+    match store.put_most_waiting(name, most).await {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(refused(format!("{name} has no limit: give it a capacity or a rate first"))),
+        Err(InvalidBacklog::Store(error)) => Err(error.into()),
+        Err(problem) => Err(refused(problem.to_string())),
+    }
 }
 
 /// Removes a limit. Jobs that name the resource wait until it has a limit again; a group has no limit then. Returns whether there was one.

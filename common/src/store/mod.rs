@@ -117,7 +117,7 @@ pub use self::{
     error::{DriverError, StoreError},
     events::RingPart,
     finish::{BATCH_BYTES, GuardedWrite, Recorded},
-    groups::{GroupBacklog, InvalidSetting},
+    groups::{GroupBacklog, InvalidSetting, LARGEST_CAP},
     hints::{AssignedJobs, EVERY_GROUP, Hint},
     lanes::Lane,
     lease::{LeaderLease, Observed},

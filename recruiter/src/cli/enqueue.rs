@@ -281,7 +281,9 @@ async fn enqueue_one(args: EnqueueArgs, connect: &ConnectArgs, out: &mut impl Wr
         Err(EnqueueError::Store(error)) if error.is_transient() => {
             Err(anyhow!(error).context(format!("the job may have been enqueued; repeat the command with --id {id}")))
         }
-        Err(full @ (EnqueueError::BacklogFull { .. } | EnqueueError::KeyKeepsChanging { .. })) => Err(full.into()),
+        Err(full @ (EnqueueError::BacklogFull { .. } | EnqueueError::GateFull { .. } | EnqueueError::KeyKeepsChanging { .. })) => {
+            Err(full.into())
+        }
         Err(refused) => Err(anyhow!(refused).context(Exit::Usage)),
     }
 }

@@ -1,6 +1,6 @@
 //! `recruiter limits`: lists, sets and removes the limits of resources. `recruiter pause`, `resume` and `pauses`: the pauses.
 
-use std::io::Write;
+use std::{collections::HashMap, io::Write};
 
 use anyhow::anyhow;
 use bson::{Document, doc};
@@ -8,7 +8,7 @@ use clap::{Args, Subcommand, builder::BoolishValueParser};
 use recruiter_common::{
     ids::JobId,
     limits::{self, Limit, Pause, Paused, Rate, SettingError, Settings, resource_and_number},
-    store::{ConnectArgs, Store},
+    store::{ConnectArgs, LARGEST_CAP, Store},
 };
 
 use super::{
@@ -48,6 +48,9 @@ enum LimitsCommand {
         name: String,
         #[command(flatten)]
         limit: LimitArgs,
+        /// How many jobs may wait for the resource: further ones are refused when they are enqueued [default: any number]
+        #[arg(long, env = "RECRUITER_LIMIT_MOST_WAITING", value_name = "N", value_parser = clap::value_parser!(u64).range(1..=LARGEST_CAP))]
+        most_waiting: Option<u64>,
     },
     /// Remove a limit: jobs that name the resource wait until it has a limit again
     Remove {
@@ -108,12 +111,20 @@ pub(super) async fn run(args: LimitsArgs, connect: &ConnectArgs, out: &mut impl 
     match args.command {
         LimitsCommand::List { format } => list(&asking(connect).await?, format, out).await,
         LimitsCommand::Show { name, format } => show(&asking(connect).await?, &name, format, out).await,
-        LimitsCommand::Set { name, limit } => {
+        LimitsCommand::Set { name, limit, most_waiting } => {
             limits::check_limit_name(&name).map_err(usage)?;
+            if most_waiting.is_some()
+                && let Some(group) = limits::group_of_resource(&name)
+            {
+                return Err(usage(anyhow!("`recruiter groups set --most-waiting N {group}` sets how many jobs may wait in a group")));
+            }
             let store = Store::connect(connect.clone(), "recruiter limits").await?;
             let limit = Limit { capacity: limit.capacity, rate: limit.rate };
             limits::set_limit(&store, &name, limit).await.map_err(refused)?;
-            Ok(writeln!(out, "{} has a limit: {}", printable(&name, 256), described(limit))?)
+            if limits::group_of_resource(&name).is_none() {
+                limits::set_most_waiting(&store, &name, most_waiting).await.map_err(refused)?;
+            }
+            Ok(writeln!(out, "{} has a limit: {}{}", printable(&name, 256), described(limit), and_waiting(most_waiting))?)
         }
         LimitsCommand::Remove { name, dry_run } => {
             let store = if dry_run { asking(connect).await? } else { Store::connect(connect.clone(), "recruiter limits").await? };
@@ -147,6 +158,10 @@ pub(super) fn described(limit: Limit) -> String {
     capacity.into_iter().chain(rate).collect::<Vec<_>>().join(", ")
 }
 
+fn and_waiting(most: Option<u64>) -> String {
+    most.map_or_else(String::new, |most| format!(", and at most {most} jobs may wait"))
+}
+
 /// The limits of resources and of groups, by the name of their permits.
 fn all(settings: &Settings) -> impl Iterator<Item = (String, Limit)> {
     let groups = settings.groups.iter().filter(|(_, group)| group.limit != Limit::default());
@@ -156,6 +171,7 @@ fn all(settings: &Settings) -> impl Iterator<Item = (String, Limit)> {
 
 async fn list(store: &Store, format: Format, out: &mut impl Write) -> anyhow::Result<()> {
     let (settings, held) = (store.settings().await?, store.held_permits().await?);
+    let waiting: HashMap<String, u64> = store.limit_backlogs().await?.into_iter().collect();
     let in_use = |name: &str| {
         let is_of = |resource: &str| name.strip_suffix('*').map_or(resource == name, |prefix| resource.starts_with(prefix));
         held.iter().filter_map(|permit| resource_and_number(permit)).filter(|(resource, _)| is_of(resource)).count()
@@ -164,9 +180,11 @@ async fn list(store: &Store, format: Format, out: &mut impl Write) -> anyhow::Re
     if format.json {
         for (name, limit) in limits {
             let in_use = i64::try_from(in_use(&name)).unwrap_or(i64::MAX);
+            let most_waiting = waiting.get(&name).and_then(|most| i64::try_from(*most).ok());
+            let rate = limit.rate.map(|rate| rate.to_string());
             json_line(
                 out,
-                doc! { "name": name, "capacity": limit.capacity, "rate": limit.rate.map(|rate| rate.to_string()), "in_use": in_use },
+                doc! { "name": name, "capacity": limit.capacity, "rate": rate, "in_use": in_use, "most_waiting": most_waiting },
             )?;
         }
         return Ok(());
@@ -177,13 +195,20 @@ async fn list(store: &Store, format: Format, out: &mut impl Write) -> anyhow::Re
     if limits.is_empty() {
         return Ok(writeln!(out, "no resource has a limit")?);
     }
-    let columns = [Column::left("NAME").cut_to(10), Column::right("CAPACITY"), Column::right("IN USE"), Column::left("RATE")];
+    let columns = [
+        Column::left("NAME").cut_to(10),
+        Column::right("CAPACITY"),
+        Column::right("IN USE"),
+        Column::left("RATE"),
+        Column::right("MOST WAITING"),
+    ];
     let row = |(name, limit): &(String, Limit)| Row {
         cells: vec![
             printable(name, 80),
             limit.capacity.map_or_else(|| "-".into(), |capacity| capacity.to_string()),
             in_use(name).to_string(),
             limit.rate.map_or_else(|| "-".into(), |rate| rate.to_string()),
+            waiting.get(name).map_or_else(|| "-".into(), u64::to_string),
         ],
         colour: None,
         below: None,
@@ -195,16 +220,17 @@ async fn show(store: &Store, name: &str, format: Format, out: &mut impl Write) -
     let settings = store.settings().await?;
     let limit = all(&settings).find(|(other, _)| other == name).map(|(_, limit)| limit).or_else(|| settings.limit_of(name));
     let holders = store.permit_holders(name, HOLDERS).await?;
+    let most_waiting = store.limit_backlogs().await?.into_iter().find(|(other, _)| other == name).map(|(_, most)| most);
     if format.json {
         let holders: Vec<Document> = holders.iter().map(|(permit, job)| doc! { "permit": permit, "job": job }).collect();
         let (capacity, rate) = limit.map_or((None, None), |limit| (limit.capacity, limit.rate.map(|rate| rate.to_string())));
         return Ok(json_line(
             out,
-            doc! { "name": name, "is_defined": limit.is_some(), "capacity": capacity, "rate": rate, "holders": holders },
+            doc! { "name": name, "is_defined": limit.is_some(), "capacity": capacity, "rate": rate, "most_waiting": most_waiting.and_then(|most| i64::try_from(most).ok()), "holders": holders },
         )?);
     }
     match limit {
-        Some(limit) => writeln!(out, "{}: {}", printable(name, 256), described(limit))?,
+        Some(limit) => writeln!(out, "{}: {}{}", printable(name, 256), described(limit), and_waiting(most_waiting))?,
         None => writeln!(out, "{} has no limit: jobs that name it wait; see `recruiter limits set --help`", printable(name, 256))?,
     }
     write_holders(&holders, out)

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant as Monotonic};
 
 use bson::doc;
 use mongodb::ClientSession;
-use recruiter_common::{EnqueueError, NewJob, Store, ids::WorkerId, shutdown::pause, store::InvalidSetting};
+use recruiter_common::{EnqueueError, NewJob, Store, ids::WorkerId, limits::set_most_waiting, shutdown::pause, store::InvalidSetting};
 use recruiter_tests::{
     factory::{minimal_job, started},
     local::{ids, store},
@@ -58,6 +58,70 @@ async fn a_full_group_accepts_no_job_until_one_has_started() {
     assert!(!is_full(&store, 1).await && is_full(&store, 1).await);
     store.set_most_waiting("generic", None).await.unwrap();
     assert!(!is_full(&store, 100).await);
+}
+
+/// Each key by itself, whatever the group; the lowest cap of several resources.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn as_many_jobs_wait_for_a_key_as_its_limit_allows() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    let job =
+        |limits: &[&str], group: &str| limits.iter().fold(NewJob::of_class("noop", doc! {}), |job, name| job.limit(*name)).in_group(group);
+    let set = |name: &str, most: &str| recruiter(&database, &["limits", "set", name, "--capacity", "1", "--most-waiting", most]);
+    assert!(set("customer:*", "3").out.contains("at most 3 jobs may wait"));
+    assert_eq!(set("printer", "2").code, 0);
+    let enqueue = async |limits: &[&str], group: &str, count: usize| match store.enqueue_many(vec![job(limits, group); count]).await {
+        Ok(_) => String::new(),
+        Err(EnqueueError::GateFull { limit, most_waiting, .. }) => format!("{limit} {most_waiting}"),
+        Err(error) => panic!("{error}"),
+    };
+    assert_eq!(enqueue(&["customer:1"], "a", 4).await, "customer:* 3");
+    assert_eq!(enqueue(&["customer:1"], "a", 2).await, "");
+    assert_eq!(enqueue(&["customer:1"], "b", 2).await, "customer:* 3", "the group does not matter");
+    assert_eq!(enqueue(&["customer:1"], "b", 1).await, "");
+    assert_eq!(enqueue(&["customer:2"], "a", 3).await, "", "another key");
+    assert_eq!(enqueue(&["customer:1", "printer"], "a", 3).await, "printer 2");
+    assert_eq!(enqueue(&["customer:1", "printer"], "a", 2).await, "");
+    assert_eq!(store.waiting_at("customer:1", 100).await.unwrap(), 3);
+    assert_eq!(store.waiting_at("customer:1", 2).await.unwrap(), 2);
+    let listed: Vec<String> = recruiter(&database, &["limits", "list"]).out.lines().map(str::to_owned).collect();
+    assert!(listed.iter().any(|line| line.starts_with("customer:*") && line.trim_end().ends_with('3')), "{listed:?}");
+    assert!(recruiter(&database, &["limits", "show", "printer", "--json"]).out.contains(r#""most_waiting":2"#));
+    // A start makes room, and a caller may wait for that.
+    let waiting = store.enqueue_when_room([job(&["customer:1"], "a")], Duration::from_secs(20));
+    let start = async {
+        pause(Duration::from_millis(200)).await;
+        let id = only_one(&database, doc! { "gate": "customer:1" }).await;
+        started(&store, WorkerId::new(), &[id]).await.len()
+    };
+    let (waited, started) = tokio::join!(waiting, start);
+    assert_eq!((waited.unwrap().len(), started), (1, 1));
+    let together = store.enqueue_when_room(vec![job(&["printer"], "a"); 3], SOON).await;
+    assert!(matches!(together, Err(EnqueueError::GateFull { .. })), "there can never be room");
+    // Without the setting there is no cap.
+    assert_eq!(recruiter(&database, &["limits", "set", "customer:*", "--capacity", "1"]).code, 0);
+    pause(Duration::from_millis(1_200)).await;
+    assert_eq!(enqueue(&["customer:1"], "a", 9).await, "");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn wrong_caps_of_resources_are_refused_with_the_reason() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    for (args, said) in [
+        (["limits", "set", "@mail", "--capacity", "1", "--most-waiting", "5"], "recruiter groups set"),
+        (["limits", "set", "printer", "--capacity", "1", "--most-waiting", "0"], "--most-waiting"),
+        (["limits", "set", "printer", "--capacity", "1", "--most-waiting", "9999999999"], "--most-waiting"),
+    ] {
+        let said_it = recruiter(&database, &args);
+        assert!(said_it.code == 2 && said_it.err.contains(said), "{args:?}: {}", said_it.err);
+    }
+    for (name, most, said) in [("scanner", 5, "has no limit"), ("@mail", 5, "recruiter groups set"), ("a,b", 5, "must not contain")] {
+        let problem = set_most_waiting(&store, name, Some(most)).await.unwrap_err().to_string();
+        assert!(problem.contains(said), "{problem}");
+    }
+    let wrong = doc! { "_id": "plotter", "capacity": 1, "most_waiting": "many" };
+    assert!(database.raw("limits").insert_one(wrong).await.is_err());
 }
 
 async fn only_one(database: &TestDatabase, filter: bson::Document) -> recruiter_common::JobId {

@@ -135,6 +135,10 @@ fn limit() -> Document {
     }
 }
 
+fn most_waiting() -> Document {
+    doc! { "bsonType": ["int", "long", "null"], "minimum": 1, "description": "an integer from 1" }
+}
+
 pub(super) fn limits_validator() -> Document {
     let name = doc! {
         "bsonType": "string",
@@ -143,7 +147,7 @@ pub(super) fn limits_validator() -> Document {
         "pattern": "^[^@,#*][^,#*]*\\*?$",
         "description": "the name of a resource, or a prefix that ends in `*`",
     };
-    let mut properties = doc! { "_id": name };
+    let mut properties = doc! { "_id": name, "most_waiting": most_waiting() };
     properties.extend(limit());
     doc! { "$jsonSchema": { "required": ["_id"], "properties": properties } }
 }
@@ -154,7 +158,7 @@ pub(super) fn groups_validator() -> Document {
         "weight": { "bsonType": ["int", "long", "double", "null"], "minimum": 0.001, "maximum": 1_000_000.0, "description": "a number from 0.001 to 1000000" },
         "ageing_ms": { "bsonType": ["int", "long", "null"], "minimum": 10, "maximum": 366_i64 * 86_400_000, "description": "an integer from 10 to the milliseconds of 366 days" },
         "maintenance": { "bsonType": ["array", "null"], "maxItems": i64::try_from(MOST_WINDOWS).unwrap_or(i64::MAX), "items": window(), "description": "an array of documents {from, until, zone, days}" },
-        "most_waiting": { "bsonType": ["int", "long", "null"], "minimum": 1, "description": "an integer from 1" },
+        "most_waiting": most_waiting(),
     };
     properties.extend(limit());
     doc! { "$jsonSchema": { "required": ["_id"], "properties": properties } }
