@@ -68,6 +68,7 @@
 //! | [`wait`] | wait for the result of a job | applications, `recruiter enqueue` |
 //! | [`events`] | what happens to jobs and workers | all |
 //! | [`messages`] | publish and subscribe to messages | applications, `recruiter publish` |
+//! | [`consumers`] | messages that become jobs | applications, `recruiter consumers`, recruiter |
 //! | [`topics`] | topics and patterns of events and messages | applications, `recruiter events` |
 //! | [`control`] | retry, change, cancel and delete jobs | `recruiter jobs`, applications |
 //! | [`schedules`] | periodic jobs | applications, `recruiter schedules`, recruiter |
@@ -93,6 +94,7 @@
 
 mod backlog;
 pub mod clock;
+pub mod consumers;
 pub mod control;
 pub mod enqueue;
 pub mod events;

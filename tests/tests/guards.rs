@@ -16,12 +16,14 @@ use std::{
 use bson::{Bson, Document, RawDocumentBuf, doc};
 use futures_util::TryStreamExt;
 use recruiter_common::{
+    consumers::{self, ConsumerGroup},
     enqueue::{NewJob, Outcome},
     events::Received,
     failure::Failure,
     ids::{JobId, LeaseTerm, RoundId, WorkerId},
     instant::Instant,
     job::{Claim, FinishReason, Job, Keep, StoredPolicy, notes::Notes},
+    messages::{Message, Position},
     store::{
         Advance, Archival, AssignedJobs, Channel, CommitSession, Covered, HeartbeatReply, Hint, JobFilter, KeptCells, Lane, Listener,
         LockedJobs, Offer, OtherClasses, Page, Planned, Progress, Recorded, Rescheduling, RetentionStep, Retrial, Start, StateFilter,
@@ -1553,6 +1555,37 @@ async fn the_waiting_jobs_with_a_gate_are_counted() {
     setting.set("scheduled", other, doc! { "gate": "h" }).await;
     setting.set("scheduled", locked, doc! { "locked": true, "gate": "g" }).await;
     assert_eq!(setting.store.waiting_at("g", 10).await.unwrap(), 1);
+}
+
+#[tokio::test]
+async fn messages_become_jobs_only_if_their_group_is_as_it_was_read() {
+    let setting = Setting::new().await;
+    let declare = async || {
+        let topics = [Pattern::new("a").unwrap()];
+        consumers::declare(&setting.store, "g", topics, NewJob::of_class("x", doc! {}), None).await.unwrap();
+    };
+    declare().await;
+    let read = async || consumers::list(&setting.store).await.unwrap().remove(0).1.unwrap();
+    let stale = read().await;
+    let position = |text: &str| text.parse::<Position>().unwrap();
+    let message = |at: &str| Message { topic: "a".into(), body: doc! {}, at: None, position: position(at) };
+    let mut session = CommitSession::default();
+    let mut forward = async |mut group: ConsumerGroup, at: &str| {
+        consumers::forward(&setting.store, &mut session, &mut group, vec![message(at)]).await.unwrap()
+    };
+    assert!(forward(stale.clone(), "82aa").await);
+    assert!(!forward(stale, "82bb").await, "another leader has moved its position");
+    let changed = read().await;
+    declare().await;
+    assert!(!forward(changed.clone(), "82bb").await, "its job was changed");
+    setting.store.note_consumer_problem("g", changed.revision, "old").await.unwrap();
+    let now = read().await;
+    assert_eq!((now.problem.clone(), now.forwarded, &now.position), (None, 1, &position("82aa")));
+    assert_eq!(setting.database.raw("scheduled").count_documents(doc! {}).await.unwrap(), 1);
+    setting.store.note_consumer_problem("g", now.revision, "new").await.unwrap();
+    assert_eq!(read().await.problem.as_deref(), Some("new"));
+    assert!(forward(now, "82cc").await);
+    assert_eq!(read().await.problem, None, "it goes on");
 }
 
 #[tokio::test]

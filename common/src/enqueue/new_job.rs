@@ -297,6 +297,17 @@ impl NewJob {
         is_plain && self.id.is_none() && self.recovered_from.is_none() && matches!(self.scheduled, Scheduled::Now)
     }
 
+    /// Adds parameters, and replaces those of the same name.
+    pub(crate) fn with_parameters(mut self, more: Document) -> Self {
+        if let Ok(Given::Parameters(parameters)) = &mut self.given {
+            match parameters.as_document_mut() {
+                Some(parameters) => parameters.extend(more),
+                None => *parameters = more.into(),
+            }
+        }
+        self
+    }
+
     /// What is kept of it after its end.
     pub fn kept(&self) -> Keep {
         self.keep

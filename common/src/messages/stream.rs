@@ -163,6 +163,23 @@ impl Store {
         if patterns.is_empty() {
             return Err(SubscribeError::NoTopic);
         }
+        let Opened { stream, start, within } = self.open_messages(&patterns, from).await?;
+        let (sender, queue) = mpsc::channel(QUEUE);
+        let reader = Reader { store: self.clone(), patterns, start, within, to: sender };
+        Ok(Messages { queue, reader: tokio::spawn(reader.run(stream)) })
+    }
+
+    /// The position of a subscriber that begins there, before it has received a message.
+    pub(crate) async fn position_of_messages(&self, from: From) -> Result<Position, SubscribeError> {
+        let Opened { start, within, .. } = self.open_messages(&[Pattern::everything()], from).await?;
+        let token = match &start {
+            MessageStart::After(token) | MessageStart::AfterDrop(token) => Position::token_of(token),
+            MessageStart::Now | MessageStart::At(_) => None,
+        };
+        Ok(Position { token: token.ok_or(SubscribeError::NoPosition)?, within })
+    }
+
+    async fn open_messages(&self, patterns: &[Pattern], from: From) -> Result<Opened, SubscribeError> {
         self.prepare_messages().await?;
         let is_after = matches!(from, From::After(_));
         let (start, within) = match from {
@@ -174,7 +191,7 @@ impl Store {
             }
             From::After(position) => (MessageStart::After(position.resume_token()?), position.within),
         };
-        let stream = match self.watch_messages(&patterns, start.clone()).await.map_err(understood) {
+        let stream = match self.watch_messages(patterns, start.clone()).await.map_err(understood) {
             Err(SubscribeError::Store(error)) if is_after && error.is_refusal() && !error.is_unauthorized() => {
                 tracing::debug!(error = chain(&error), "MongoDB refuses the position of a message");
                 return Err(SubscribeError::NoPosition);
@@ -183,10 +200,15 @@ impl Store {
         };
         // From here on nothing is missed.
         let start = stream.resume_token().map_or(start, MessageStart::After);
-        let (sender, queue) = mpsc::channel(QUEUE);
-        let reader = Reader { store: self.clone(), patterns, start, within, to: sender };
-        Ok(Messages { queue, reader: tokio::spawn(reader.run(stream)) })
+        Ok(Opened { stream, start, within })
     }
+}
+
+/// A change stream, and what a reader of it has received so far.
+struct Opened {
+    stream: MessageStream,
+    start: MessageStart,
+    within: Option<(ObjectId, usize)>,
 }
 
 /// The error of a change stream, for the application.

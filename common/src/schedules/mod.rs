@@ -45,6 +45,7 @@ mod policy;
 mod template;
 mod timing;
 
+pub(crate) use self::template::{job_of as job_of_template, template_of as template_of_job};
 pub use self::{
     definition::{Declared, Schedule, id_of_slot},
     document::{Paused, Run, Skipped, StoredSchedule},

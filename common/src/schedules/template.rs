@@ -18,7 +18,7 @@ use crate::{
 const SHARED: [&str; 7] = ["group", "priority", "retry_policy", "tags", "urn", "keep", "halt_on_failure"];
 
 /// The template that a schedule stores: all that a job has besides its id, its dates and its state.
-pub(super) fn template_of(job: NewJob) -> Result<Document, InvalidSchedule> {
+pub(crate) fn template_of(job: NewJob) -> Result<Document, InvalidSchedule> {
     if !job.is_repeatable() {
         return Err(InvalidSchedule::NotRepeatable);
     }
@@ -38,7 +38,7 @@ pub(super) fn template_of(job: NewJob) -> Result<Document, InvalidSchedule> {
 }
 
 /// The job of a template. A field that this release does not know is refused: without it the job would be another one.
-pub(super) fn job_of(template: &Document) -> Result<NewJob, InvalidSchedule> {
+pub(crate) fn job_of(template: &Document) -> Result<NewJob, InvalidSchedule> {
     let fields = Fields { document: template, within: "job." };
     let known = ["class", "parameters", "items", "limits", "line"];
     if let Some(field) = template.keys().find(|field| !known.contains(&field.as_str()) && !SHARED.contains(&field.as_str())) {

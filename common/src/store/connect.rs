@@ -447,6 +447,7 @@ impl Store {
             unique_periods: database.collection("unique_periods"),
             events: database.collection("events"),
             messages: database.collection("messages"),
+            consumers: database.collection("consumers"),
             clock,
             options,
             may_mend: true,

@@ -27,7 +27,7 @@
 //! | `roster`, `lease` | one document for each worker; the recruiter's lease |
 //! | `wanted` | what operators want of workers |
 //! | `events` | the ring of events, and who subscribes to them |
-//! | `messages` | messages of applications |
+//! | `messages`, `consumers` | messages of applications; consumer groups, whose messages become jobs |
 //! | `hints`, `listener`, `ring` | the contents of hints; who reads them; their publication and reading |
 //! | `relay` | hints past the database |
 //! | `session`, `batch`, `error` | transactions; batches; errors |
@@ -51,6 +51,7 @@
 
 pub(crate) mod batch;
 mod connect;
+mod consumers;
 mod control;
 mod due;
 mod error;
@@ -170,6 +171,7 @@ pub struct Store {
     unique_periods: Collection<Document>,
     events: Collection<Document>,
     messages: Collection<Document>,
+    consumers: Collection<Document>,
     pub(crate) clock: Arc<ServerClock>,
     /// The options of its client, for further clients with the same options; `None` if the application has created the client.
     options: Option<Arc<ClientOptions>>,

@@ -24,6 +24,7 @@
 //! | `exit` | how a command ends |
 
 mod change;
+mod consumers;
 mod enqueue;
 mod events;
 mod exit;
@@ -170,6 +171,8 @@ enum Command {
     /// Write the messages of applications, in order
     #[command(after_help = messages::EXAMPLES)]
     Subscribe(messages::SubscribeArgs),
+    /// List, set, reset and remove consumer groups, whose messages become jobs
+    Consumers(consumers::ConsumersArgs),
     /// Run MongoDB and a complete Recruiter on this machine, for development
     #[cfg(feature = "dev")]
     Dev(dev::DevArgs),
@@ -223,7 +226,8 @@ impl Config {
             | Command::Stats(_)
             | Command::Events(_)
             | Command::Publish(_)
-            | Command::Subscribe(_) => self.log.clone().quietly(),
+            | Command::Subscribe(_)
+            | Command::Consumers(_) => self.log.clone().quietly(),
         }
     }
 
@@ -258,6 +262,7 @@ impl Config {
             Command::Roster(args) => or_stopped(shutdown, roster::run(args, connect, out)).await,
             Command::Workers(args) => or_stopped(shutdown, workers::run(args, connect, out)).await,
             Command::Stats(args) => or_stopped(shutdown, stats::run(args, connect, out)).await,
+            Command::Consumers(args) => or_stopped(shutdown, consumers::run(args, connect, out)).await,
             Command::Publish(args) => messages::publish(args, connect).await,
             Command::Subscribe(args) => messages::subscribe(args, connect, shutdown, out).await,
             Command::Events(args) => events::run(args, connect, shutdown, out).await,

@@ -22,6 +22,7 @@
 //! | `past_assignments` | assignments that have ended, and jobs that were not started |
 //! | `plan` | which worker gets which job |
 //! | `schedules` | the jobs of schedules, beside the rounds |
+//! | `consumers` | messages of consumer groups become jobs, beside the rounds |
 //! | `dependencies` | jobs that wait for others are released or cancelled, beside the rounds |
 //! | `waiting` | the jobs that wait, and what follows from the end of a job |
 //! | `keep_alive` | the message after which idle workers need not poll |
@@ -33,6 +34,7 @@ mod ageing;
 mod assign;
 mod cells;
 mod closures;
+mod consumers;
 mod database;
 mod dependencies;
 mod discover;
@@ -65,7 +67,9 @@ use recruiter_common::{
 pub(crate) use self::lease::Leadership;
 use tokio::sync::mpsc;
 
-use self::{admission::Admission, assign::Assigning, dependencies::Dependencies, rounds::Rounds, schedules::Schedules};
+use self::{
+    admission::Admission, assign::Assigning, consumers::Consumers, dependencies::Dependencies, rounds::Rounds, schedules::Schedules,
+};
 
 /// Pause after a term that could not begin.
 const RETRY: Duration = Duration::from_millis(500);
@@ -95,13 +99,22 @@ pub(crate) async fn lead(
     let mut rounds = Rounds { store, poll, hints_directory, leadership: &leadership, watchdog, ends, released };
     let mut schedules = Schedules::new(store, poll, &leadership);
     let mut dependencies = Dependencies::new(store, poll, news, release);
-    let (mut stopping, mut ending) = (shutdown.clone(), shutdown.clone());
-    let duties = async { tokio::join!(rounds.run(assigning, shutdown), schedules.run(&mut stopping), dependencies.run(&mut ending)) };
+    let mut consumers = Consumers::new(store, &leadership);
+    let [mut stopping, mut ending, mut finishing] = [shutdown.clone(), shutdown.clone(), shutdown.clone()];
+    let duties = async {
+        tokio::join!(
+            rounds.run(assigning, shutdown),
+            schedules.run(&mut stopping),
+            dependencies.run(&mut ending),
+            consumers.run(&mut finishing)
+        )
+    };
     let is_asked_to_stop = tokio::select! {
-        ((), (), ()) = duties => true,
+        ((), (), (), ()) = duties => true,
         // If the lease is lost during a round, the round is dropped. Its term matches no worker any more.
         () = leadership.keep(store) => false,
     };
+    drop(consumers);
     if is_asked_to_stop {
         leadership.release(store).await;
     }

@@ -1,0 +1,120 @@
+//! Consumer groups: documents in `consumers`.
+//!
+//! The leading recruiter moves the position of a group. All others change its definition, and each such change has a new revision. A move
+//! has the position and the revision in its filter.
+
+use std::sync::Arc;
+
+use bson::{Document, doc};
+use futures_util::{FutureExt as _, TryStreamExt};
+use mongodb::options::ReadConcern;
+
+use super::{
+    Store, StoreError, call,
+    error::write_errors,
+    schema::Feature,
+    session::{CommitSession, commit},
+};
+
+/// Maximum number of consumer groups that are read.
+const CONSUMERS: i64 = 1_000;
+
+impl Store {
+    /// All consumer groups, by name. None, if the database has no messages.
+    ///
+    /// Filter: none. Index: `_id`. Invariant: none, a move repeats what was read.
+    pub async fn consumers(&self) -> Result<Vec<Document>, StoreError> {
+        if !self.is_in_use(Feature::Messages).await? {
+            return Ok(Vec::new());
+        }
+        let consumers = self.consumers.clone();
+        call("consumers", async move {
+            consumers.find(doc! {}).sort(doc! { "_id": 1 }).limit(CONSUMERS).read_concern(ReadConcern::local()).await?.try_collect().await
+        })
+        .await
+    }
+
+    /// Writes the definition of a consumer group. The position of a known group is moved only if `is_moved`.
+    ///
+    /// Filter: name. Index: `_id`. Invariant: each message becomes one job: a change of the definition alone keeps the position.
+    pub(crate) async fn put_consumer(
+        &self,
+        name: &str,
+        mut definition: Document,
+        position: &str,
+        is_moved: bool,
+    ) -> Result<(), StoreError> {
+        let mut new = doc! { "created_at": bson::DateTime::from_chrono(self.now()), "forwarded": 0_i64 };
+        (if is_moved { &mut definition } else { &mut new }).insert("position", position);
+        let mut update = doc! { "$set": definition, "$setOnInsert": new, "$inc": { "revision": 1_i64 } };
+        if is_moved {
+            update.insert("$unset", doc! { "problem": "" });
+        }
+        let (consumers, id) = (self.consumers.clone(), doc! { "_id": name });
+        call("put_consumer", async move { consumers.update_one(id, update).upsert(true).await }).await.map(drop)
+    }
+
+    /// Moves the position of a consumer group. Returns false if there is none.
+    ///
+    /// Filter: name. Index: `_id`. Invariant: none, an operator decides it.
+    pub(crate) async fn move_consumer(&self, name: &str, position: &str) -> Result<bool, StoreError> {
+        let (consumers, id) = (self.consumers.clone(), doc! { "_id": name });
+        let update = doc! { "$set": { "position": position }, "$unset": { "problem": "" }, "$inc": { "revision": 1_i64 } };
+        Ok(call("move_consumer", async move { consumers.update_one(id, update).await }).await?.matched_count == 1)
+    }
+
+    /// Removes a consumer group.
+    ///
+    /// Filter: name. Index: `_id`. Invariant: none.
+    pub(crate) async fn remove_consumer(&self, name: &str) -> Result<bool, StoreError> {
+        let (consumers, id) = (self.consumers.clone(), doc! { "_id": name });
+        Ok(call("remove_consumer", async move { consumers.delete_one(id).await }).await?.deleted_count == 1)
+    }
+
+    /// Notes why a consumer group has stopped, for people.
+    ///
+    /// Filter: name, and the revision as it was read. Index: `_id`. Invariant: none.
+    /// Loses when the group was changed or moved: the problem may be over.
+    pub async fn note_consumer_problem(&self, name: &str, revision: i64, problem: &str) -> Result<(), StoreError> {
+        let (consumers, as_read) = (self.consumers.clone(), doc! { "_id": name, "revision": revision });
+        let problem = doc! { "text": problem, "at": bson::DateTime::from_chrono(self.now()) };
+        let update = doc! { "$set": { "problem": problem } };
+        call("note_consumer_problem", async move { consumers.update_one(as_read, update).await }).await.map(drop)
+    }
+
+    /// Inserts the jobs of messages and moves the position of their consumer group, in one transaction. Returns whether the group was as it
+    /// was read; if not, nothing is changed.
+    ///
+    /// Filter: name, position and revision as they were read. Index: `_id`. Invariant: one job for each message. Harmless to repeat: after an
+    /// unknown outcome it matches nothing.
+    /// Loses when another leader has made these messages jobs, or the group was changed, moved or removed.
+    pub(crate) async fn forward_messages(
+        &self,
+        session: &mut CommitSession,
+        name: &str,
+        (position, revision): (String, i64),
+        to: &str,
+        jobs: Vec<Document>,
+    ) -> Result<bool, StoreError> {
+        let as_read = doc! { "_id": name, "position": position, "revision": revision };
+        let count = i64::try_from(jobs.len()).unwrap_or(i64::MAX);
+        let update = doc! { "$set": { "position": to }, "$inc": { "forwarded": count }, "$unset": { "problem": "" } };
+        let command = doc! { "update": "consumers", "updates": [{ "q": as_read, "u": update }] };
+        let (database, scheduled, jobs) = (self.database.clone(), self.scheduled.clone(), Arc::<[Document]>::from(jobs));
+        self.transaction("forward_messages", session, move |open| {
+            let (database, scheduled, jobs, command) = (database.clone(), scheduled.clone(), jobs.clone(), command.clone());
+            async move {
+                let reply = database.run_command(command).session(&mut *open).await?;
+                write_errors(&reply)?;
+                if reply.get_i32("n").ok() != Some(1) {
+                    open.abort_transaction().await?;
+                    return Ok(false);
+                }
+                scheduled.insert_many(jobs.iter()).session(&mut *open).await?;
+                commit(open).await.map(|()| true)
+            }
+            .boxed()
+        })
+        .await
+    }
+}

@@ -1,0 +1,182 @@
+//! `recruiter consumers`: lists, sets, moves and removes consumer groups, whose messages become jobs.
+
+use std::{collections::BTreeSet, io::Write};
+
+use anyhow::anyhow;
+use bson::{Document, doc};
+use clap::{Args, Subcommand, builder::BoolishValueParser};
+use recruiter_common::{
+    consumers::{self, ConsumerError, ConsumerGroup, InvalidConsumer},
+    messages::{From, SubscribeError},
+    spec::{InvalidSpec, JobSpec, UnknownPolicies},
+    store::{ConnectArgs, Store},
+    topics::Pattern,
+};
+
+use super::{
+    enqueue::warn_of_untaken,
+    exit::usage,
+    filter::{When, when_of_text},
+    output::{Column, Format, Row, Screen, json_line, printable, table},
+};
+
+pub(super) const EXAMPLES: &str = "\
+Each message becomes one job, which one worker runs. Its parameters are those of the job, and
+`topic` and `body` of the message.
+
+Examples:
+  recruiter consumers set billing --topic 'orders.*' --job '{\"class\": \"bill\", \"group\": \"billing\"}'
+  recruiter consumers set billing --topic 'orders.*' --job '{\"class\": \"bill\"}' --since 1h
+      with the messages of the last hour, as far as MongoDB has them
+  recruiter consumers reset billing --since 10m
+      get the messages of the last ten minutes again";
+
+/// The arguments of `consumers`.
+#[derive(Args, Clone, Debug)]
+#[command(arg_required_else_help = true)]
+pub(super) struct ConsumersArgs {
+    #[command(subcommand)]
+    command: ConsumersCommand,
+}
+
+#[derive(Subcommand, Clone, Debug)]
+enum ConsumersCommand {
+    /// List consumer groups: their topics, the class of their jobs, and how many messages have become jobs
+    List {
+        #[command(flatten)]
+        format: Format,
+    },
+    /// Create a consumer group, or change its topics and its job; a known group continues where it is
+    #[command(after_help = EXAMPLES)]
+    Set {
+        /// Name of the consumer group
+        name: String,
+        /// Pattern of topics, for example orders.*; may be repeated
+        #[arg(long = "topic", env = "RECRUITER_CONSUMER_TOPIC", value_name = "PATTERN", required = true, value_delimiter = ',')]
+        topics: Vec<Pattern>,
+        /// The job of each message, as in `recruiter enqueue --from`: {"class": …}
+        #[arg(long, env = "RECRUITER_CONSUMER_JOB", value_name = "JSON", value_parser = job_of_text)]
+        job: Box<JobSpec>,
+        /// Begin with the messages since this instant, or since this long ago [default: from now on]
+        #[arg(long, env = "RECRUITER_CONSUMER_SINCE", value_name = "WHEN", value_parser = when_of_text)]
+        since: Option<When>,
+    },
+    /// Move a consumer group: it gets the messages from there on, also those that it has had before
+    Reset {
+        /// Name of the consumer group
+        name: String,
+        /// Continue with the messages since this instant, or since this long ago [default: from now on]
+        #[arg(long, env = "RECRUITER_CONSUMER_SINCE", value_name = "WHEN", value_parser = when_of_text)]
+        since: Option<When>,
+        /// Only show where the group would continue
+        #[arg(long, env = "RECRUITER_DRY_RUN", value_parser = BoolishValueParser::new())]
+        dry_run: bool,
+    },
+    /// Remove a consumer group; its jobs stay
+    Remove {
+        /// Name of the consumer group
+        name: String,
+        /// Only show what would be removed
+        #[arg(long, env = "RECRUITER_DRY_RUN", value_parser = BoolishValueParser::new())]
+        dry_run: bool,
+    },
+}
+
+fn job_of_text(text: &str) -> Result<Box<JobSpec>, InvalidSpec> {
+    text.parse().map(Box::new)
+}
+
+/// Lists, sets, moves or removes consumer groups.
+///
+/// # Errors
+/// When an argument is not valid, there is no such group, or MongoDB cannot be used.
+pub(super) async fn run(args: ConsumersArgs, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
+    match args.command {
+        ConsumersCommand::List { format } => list(&asking(connect).await?, format, out).await,
+        ConsumersCommand::Set { name, topics, job, since } => {
+            let job = job.into_job(UnknownPolicies::Accept).map_err(usage)?;
+            let (class, group) = job.class_and_group();
+            let kind = (class.to_owned(), group.to_owned());
+            let store = Store::connect(connect, "recruiter consumers").await?;
+            let from = since.map(|when| From::Since(when.by(store.now())));
+            consumers::declare(&store, &name, topics, job, from).await.map_err(refused)?;
+            warn_of_untaken(&store, &BTreeSet::from([kind])).await;
+            Ok(writeln!(out, "the messages of {} become jobs", printable(&name, 256))?)
+        }
+        ConsumersCommand::Reset { name, since, dry_run } => {
+            let store = if dry_run { asking(connect).await? } else { Store::connect(connect, "recruiter consumers").await? };
+            let at = since.map(|when| when.by(store.now()));
+            let whence = at.map_or_else(|| "now".into(), super::output::moment);
+            if dry_run {
+                find(&store, &name).await?;
+                return Ok(writeln!(out, "{} would continue with the messages since {whence}", printable(&name, 256))?);
+            }
+            consumers::reset(&store, &name, at.map_or(From::Now, From::Since)).await.map_err(refused)?;
+            Ok(writeln!(out, "{} continues with the messages since {whence}", printable(&name, 256))?)
+        }
+        ConsumersCommand::Remove { name, dry_run } => {
+            let store = if dry_run { asking(connect).await? } else { Store::connect(connect, "recruiter consumers").await? };
+            find(&store, &name).await?;
+            if dry_run {
+                return Ok(writeln!(out, "would remove the consumer group {}", printable(&name, 256))?);
+            }
+            consumers::remove(&store, &name).await?;
+            Ok(writeln!(out, "removed the consumer group {}; its jobs stay", printable(&name, 256))?)
+        }
+    }
+}
+
+async fn asking(connect: &ConnectArgs) -> anyhow::Result<Store> {
+    Ok(Store::connect_to_ask(connect, "recruiter consumers").await?)
+}
+
+async fn find(store: &Store, name: &str) -> anyhow::Result<()> {
+    let known = consumers::list(store).await?.into_iter().any(|(other, _)| other == name);
+    if known { Ok(()) } else { Err(anyhow!("there is no consumer group `{}`", printable(name, 256))) }
+}
+
+fn refused(error: ConsumerError) -> anyhow::Error {
+    match error {
+        ConsumerError::Store(error) | ConsumerError::Subscribe(SubscribeError::Store(error)) => error.into(),
+        other @ (ConsumerError::Unknown(_) | ConsumerError::Subscribe(SubscribeError::HistoryLost)) => other.into(),
+        other @ (ConsumerError::Name(_) | ConsumerError::Job(_) | ConsumerError::Subscribe(_) | _) => usage(other),
+    }
+}
+
+async fn list(store: &Store, format: Format, out: &mut impl Write) -> anyhow::Result<()> {
+    let groups = consumers::list(store).await?;
+    if format.json {
+        return Ok(groups.iter().try_for_each(|(name, group)| json_line(out, document(name, group)))?);
+    }
+    if groups.is_empty() {
+        return Ok(writeln!(out, "there is no consumer group")?);
+    }
+    let columns =
+        [Column::left("NAME").cut_to(10), Column::left("TOPICS").cut_to(10), Column::left("CLASS").cut_to(10), Column::right("MESSAGES")];
+    let row = |(name, group): &(String, Result<ConsumerGroup, InvalidConsumer>)| {
+        let (topics, class, messages, problem) = match group {
+            Ok(group) => (topics(group).join(", "), group.job.class_and_group().0, group.forwarded.to_string(), group.problem.clone()),
+            Err(problem) => (String::new(), "", String::new(), Some(format!("not valid: {problem}"))),
+        };
+        let below = problem.map(|problem| format!("has stopped: {}", printable(&problem, 400)));
+        Row { cells: vec![printable(name, 80), printable(&topics, 120), printable(class, 80), messages], colour: None, below }
+    };
+    Ok(table(out, Screen::of_stdout(), &columns, &groups.iter().map(row).collect::<Vec<_>>())?)
+}
+
+fn topics(group: &ConsumerGroup) -> Vec<String> {
+    group.patterns.iter().map(ToString::to_string).collect()
+}
+
+fn document(name: &str, group: &Result<ConsumerGroup, InvalidConsumer>) -> Document {
+    match group {
+        Ok(group) => {
+            let (class, job_group) = group.job.class_and_group();
+            doc! {
+                "name": name, "topics": topics(group), "class": class, "group": job_group, "messages": group.forwarded,
+                "position": group.position.to_string(), "problem": group.problem.clone(),
+            }
+        }
+        Err(problem) => doc! { "name": name, "problem": format!("not valid: {problem}") },
+    }
+}

@@ -1,0 +1,279 @@
+//! Consumer groups: each message becomes exactly one job, whoever leads and whatever dies.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use bson::{Document, doc};
+use rand::RngExt as _;
+use recruiter_common::{
+    Pattern,
+    consumers::{self, ConsumerError},
+    enqueue::{NewJob, Workable},
+    messages::From,
+    shutdown::pause,
+    store::Store,
+    unique::Unique,
+};
+use recruiter_tests::{
+    local::{Local, store},
+    mongo::{TestDatabase, own_mongod},
+    processes::Process,
+    wait::wait_until,
+};
+use recruiter_worker::{Context, Executable, NotDone, Worker};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::cli::{count, only, recruiter};
+
+const SOON: Duration = Duration::from_secs(30);
+
+/// Counts the executions for each message.
+#[derive(Serialize, Deserialize)]
+struct Handle {
+    topic: String,
+    body: Numbered,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Numbered {
+    n: i32,
+}
+
+impl Workable for Handle {
+    const CLASS: &'static str = "Handle";
+    type Output = ();
+}
+
+type Handled = Arc<Mutex<HashMap<(String, i32), u32>>>;
+
+impl Executable for Handle {
+    type State = Handled;
+
+    async fn execute(&self, handled: &Handled, _: &Context) -> Result<(), NotDone> {
+        *handled.lock().unwrap().entry((self.topic.clone(), self.body.n)).or_default() += 1;
+        Ok(())
+    }
+}
+
+fn handle() -> NewJob {
+    NewJob::of_class(Handle::CLASS, doc! {})
+}
+
+fn patterns<const N: usize>(patterns: [&str; N]) -> [Pattern; N] {
+    patterns.map(|pattern| Pattern::new(pattern).unwrap())
+}
+
+fn worker(database: &TestDatabase) -> (Handled, Local) {
+    let handled = Handled::default();
+    let worker = Worker::new().register::<Handle>(handled.clone()).unwrap();
+    (handled, Local::worker(database, worker, &[]))
+}
+
+fn leader(database: &TestDatabase) -> Process {
+    Process::on(database, "recruiter", &["run", "--lease", "1s", "--poll", "300ms"])
+}
+
+async fn publish(store: &Store, topic: &str, numbers: impl IntoIterator<Item = i32>) {
+    store.publish_messages(numbers.into_iter().map(|n| (topic, doc! { "n": n }))).await.unwrap();
+}
+
+/// Messages are published one by one and in batches while the leader is killed again and again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_message_becomes_one_job_whoever_leads() {
+    let mongod = own_mongod().await;
+    let database = TestDatabase::on(&mongod.uri()).await;
+    let store = store(&database).await;
+    // The limit of an open transaction, instead of a minute.
+    let limit = doc! { "setParameter": 1, "transactionLifetimeLimitSeconds": 3 };
+    database.database().client().database("admin").run_command(limit).await.unwrap();
+    consumers::declare(&store, "all", patterns(["orders.*"]), handle(), None).await.unwrap();
+    let (handled, worker) = worker(&database);
+    let mut recruiters = [leader(&database), leader(&database)];
+    let publishing = {
+        let store = store.clone();
+        tokio::spawn(async move {
+            let mut n = 0;
+            let began = Instant::now();
+            while began.elapsed() < Duration::from_secs(20) {
+                let together = if n % 3 == 0 { 1 } else { 40 };
+                publish(&store, "orders.placed", n..n + together).await;
+                publish(&store, "elsewhere", [n]).await;
+                n += together;
+                pause(Duration::from_millis(20)).await;
+            }
+            n
+        })
+    };
+    let mut kills = 0;
+    while !publishing.is_finished() {
+        pause(Duration::from_millis(rand::rng().random_range(900..2_200))).await;
+        let lease = only(&database, "metadata", doc! { "_id": "recruiter" }).await;
+        let pid = lease.get_str("holder_at").unwrap().rsplit_once(':').unwrap().1.parse::<u32>().unwrap();
+        let Some(dead) = recruiters.iter_mut().find(|process| process.pid() == pid) else { continue };
+        dead.kill();
+        *dead = leader(&database);
+        kills += 1;
+    }
+    let published = publishing.await.unwrap();
+    let all = usize::try_from(published).unwrap();
+    wait_until(SOON, "every message was handled", async || handled.lock().unwrap().len() >= all).await;
+    wait_until(SOON, "no job waits", async || count(&database, "scheduled", doc! {}).await == 0).await;
+    println!("{kills} kills, {published} messages");
+    assert!(kills >= 5 && published > 500, "{kills} kills, {published} messages");
+    let handled = handled.lock().unwrap().clone();
+    assert_eq!(handled.len(), all);
+    assert!(handled.values().all(|times| *times == 1), "a message became several jobs");
+    assert!((0..published).all(|n| handled.contains_key(&("orders.placed".to_owned(), n))));
+    assert_eq!(only(&database, "consumers", doc! {}).await.get_i64("forwarded").unwrap(), i64::from(published));
+    drop(recruiters);
+    worker.stop().await;
+    mongod.stop().await.unwrap();
+}
+
+/// Each group gets every message of its topics, also those that were published before a recruiter ran; a change keeps the position.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn groups_are_independent_and_continue_where_they_were() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    publish(&store, "a.x", [0]).await;
+    consumers::declare(&store, "one", patterns(["a.*"]), handle().in_group("one"), None).await.unwrap();
+    consumers::declare(&store, "two", patterns(["*.x", "c"]), handle().in_group("two").tag("t"), None).await.unwrap();
+    publish(&store, "a.x", [1, 2]).await;
+    publish(&store, "b.x", [3]).await;
+    let running = Local::recruiter(&database, &[]);
+    let jobs = async |group: &str| count(&database, "scheduled", doc! { "group": group }).await;
+    wait_until(SOON, "all have become jobs", async || (jobs("one").await, jobs("two").await) == (2, 3)).await;
+    let job = only(&database, "scheduled", doc! { "workable.parameters.topic": "b.x" }).await;
+    assert_eq!(job.get_document("workable").unwrap().get_document("parameters").unwrap(), &doc! { "topic": "b.x", "body": { "n": 3 } });
+    assert_eq!(job.get_array("tags").unwrap().len(), 1);
+    // A change of the job and of the topics holds for later messages, and no message comes twice.
+    consumers::declare(&store, "one", patterns(["c"]), handle().in_group("changed"), None).await.unwrap();
+    wait_until(SOON, "the change is known", async || {
+        publish(&store, "c", [4]).await;
+        jobs("changed").await > 0
+    })
+    .await;
+    assert_eq!(jobs("one").await, 2);
+    running.stop().await;
+    // A graceful stop and a new leader: nothing twice, nothing lost.
+    let two = jobs("two").await;
+    publish(&store, "z.x", [5]).await;
+    let running = Local::recruiter(&database, &[]);
+    wait_until(SOON, "it continues", async || jobs("two").await > two).await;
+    pause(Duration::from_millis(500)).await;
+    let all: Vec<i32> = numbers(&database, "two").await;
+    assert_eq!(all.iter().filter(|n| **n == 5).count(), 1, "{all:?}");
+    running.stop().await;
+}
+
+async fn numbers(database: &TestDatabase, group: &str) -> Vec<i32> {
+    use futures_util::TryStreamExt as _;
+    let found: Vec<Document> = database.raw("scheduled").find(doc! { "group": group }).await.unwrap().try_collect().await.unwrap();
+    let number = |job: &Document| job.get_document("workable")?.get_document("parameters")?.get_document("body")?.get_i32("n");
+    found.iter().map(|job| number(job).unwrap()).collect()
+}
+
+/// The command line: set, list, reset with the messages of before, and remove.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn operators_set_list_reset_and_remove_groups() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    publish(&store, "orders.placed", [1]).await;
+    let set = ["consumers", "set", "billing", "--topic", "orders.*", "--job", r#"{"class": "Handle", "group": "billing"}"#];
+    assert_eq!(recruiter(&database, &set).code, 0);
+    let running = Local::recruiter(&database, &[]);
+    let listed = || serde_json::from_str::<Value>(&recruiter(&database, &["consumers", "list", "--json"]).out).unwrap();
+    assert_eq!(
+        (listed()["name"].as_str(), listed()["messages"].as_i64(), listed()["topics"][0].as_str()),
+        (Some("billing"), Some(0), Some("orders.*"))
+    );
+    publish(&store, "orders.placed", [2]).await;
+    wait_until(SOON, "it has become a job", async || listed()["messages"] == 1).await;
+    let dry = recruiter(&database, &["consumers", "reset", "billing", "--since", "1h", "--dry-run"]);
+    assert!(dry.code == 0 && dry.out.contains("would continue"), "{}{}", dry.out, dry.err);
+    assert_eq!(listed()["messages"], 1);
+    assert_eq!(recruiter(&database, &["consumers", "reset", "billing", "--since", "1h"]).code, 0);
+    wait_until(SOON, "both are there again", async || listed()["messages"] == 3).await;
+    assert_eq!(numbers(&database, "billing").await.len(), 3);
+    assert!(recruiter(&database, &["consumers", "list"]).out.contains("orders.*"));
+    assert!(recruiter(&database, &["consumers", "remove", "billing", "--dry-run"]).out.contains("would remove"));
+    assert_eq!(recruiter(&database, &["consumers", "remove", "billing"]).code, 0);
+    for args in [["consumers", "remove", "billing"], ["consumers", "reset", "billing"]] {
+        let said = recruiter(&database, &args);
+        assert!(said.code == 1 && said.err.contains("there is no consumer group"), "{}", said.err);
+    }
+    assert!(recruiter(&database, &["consumers", "list"]).out.contains("there is no consumer group"));
+    running.stop().await;
+}
+
+/// A group that cannot continue says why, and the others go on; so do they beside documents that are not groups.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_group_that_cannot_continue_says_why_and_stops_no_other() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    consumers::declare(&store, "good", patterns(["a"]), handle(), None).await.unwrap();
+    consumers::declare(&store, "gone", patterns(["a"]), handle(), None).await.unwrap();
+    let position = only(&database, "consumers", doc! { "_id": "gone" }).await.get_str("position").unwrap().to_owned();
+    // A position that no MongoDB has given.
+    database.raw("consumers").update_one(doc! { "_id": "gone" }, doc! { "$set": { "position": "8265" } }).await.unwrap();
+    for wrong in [
+        doc! { "_id": "empty" },
+        doc! { "_id": "topics", "topics": ["a..b"], "job": { "class": "x" }, "position": &position, "revision": 1_i64 },
+        doc! { "_id": "job", "topics": ["a"], "job": { "class": "x", "colour": 1 }, "position": &position, "revision": 1_i64 },
+        doc! { "_id": "position", "topics": ["a"], "job": { "class": "x" }, "position": "here", "revision": 1_i64 },
+        doc! { "_id": 7 },
+    ] {
+        database.raw("consumers").insert_one(wrong).await.unwrap();
+    }
+    let running = Local::recruiter(&database, &[]);
+    publish(&store, "a", [1]).await;
+    wait_until(SOON, "the good one goes on", async || count(&database, "scheduled", doc! {}).await == 1).await;
+    let problem = async || only(&database, "consumers", doc! { "_id": "gone" }).await.get_document("problem").cloned();
+    wait_until(SOON, "the problem is noted", async || problem().await.is_ok()).await;
+    let listed = recruiter(&database, &["consumers", "list"]).out;
+    assert!(listed.contains("has stopped") && listed.contains("not valid"), "{listed}");
+    consumers::reset(&store, "gone", From::Now).await.unwrap();
+    wait_until(SOON, "it goes on", async || {
+        publish(&store, "a", [2]).await;
+        only(&database, "consumers", doc! { "_id": "gone" }).await.get_i64("forwarded").unwrap() > 0
+    })
+    .await;
+    assert!(problem().await.is_err());
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn wrong_groups_are_refused_with_the_reason() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    let wrong: [(&str, NewJob, &str); 5] = [
+        ("", handle(), "is empty"),
+        ("a\0b", handle(), "NUL"),
+        ("a", handle().unique(Unique::by_key("k")), "not the job"),
+        ("a", handle().after(Duration::from_secs(1)), "not the job"),
+        ("a", NewJob::bundle_of_class("x", [doc! {}]), "bundle"),
+    ];
+    for (name, job, said) in wrong {
+        let problem = consumers::declare(&store, name, patterns(["a"]), job, None).await.unwrap_err().to_string();
+        assert!(problem.contains(said), "{problem}");
+    }
+    let no_topic = consumers::declare(&store, "a", [], handle(), None).await;
+    assert!(no_topic.unwrap_err().to_string().contains("no topic"));
+    assert!(matches!(consumers::reset(&store, "nobody", From::Now).await, Err(ConsumerError::Unknown(_))));
+    for (args, said) in [
+        (["consumers", "set", "a", "--topic", "a..b", "--job", r#"{"class": "x"}"#], "topic"),
+        (["consumers", "set", "a", "--topic", "a", "--job", "{}"], "class"),
+        (["consumers", "set", "a", "--topic", "a", "--job", "nonsense"], "--job"),
+        (["consumers", "set", "a", "--topic", "a", "--job", r#"{"class": "x", "colour": 1}"#], "colour"),
+        (["consumers", "set", "", "--topic", "a", "--job", r#"{"class": "x"}"#], "is empty"),
+        (["consumers", "set", "a", "--topic", "a", "--job", r#"{"class": "x", "after": "5m"}"#], "not the job"),
+    ] {
+        let refused = recruiter(&database, &args);
+        assert!(refused.code == 2 && refused.err.contains(said), "{args:?}: {}", refused.err);
+    }
+    assert_eq!(count(&database, "consumers", doc! {}).await, 0);
+}
