@@ -5,7 +5,11 @@ use bson::{Bson, Document, doc};
 use super::event::{Event, Wanted};
 use crate::{
     ids::{JobId, WorkerId},
-    job::{FinishReason, ending::Archival, ending::Kept, ending::Rescheduling},
+    job::{
+        FinishReason,
+        ending::{Archival, Kept, Rescheduling},
+        notes::{Notes, PROGRESS},
+    },
     store::{Recorded, Store},
 };
 
@@ -90,6 +94,18 @@ impl Store {
         let events = retried.filter_map(|(job, _)| {
             let details = doc! { "due": bson::DateTime::from_chrono(job.due) };
             self.job_event(&wanted, "retried", job.claim.job(), &job.class, &job.group, details)
+        });
+        self.tell(events.collect(), Vec::new());
+    }
+
+    /// Tells which progress was recorded.
+    pub(crate) fn tell_progress(&self, batch: &[Notes], recorded: &[Recorded]) {
+        let Some(wanted) = self.publisher.wanted() else { return };
+        let recorded = batch.iter().zip(recorded).filter(|(_, recorded)| **recorded == Recorded::Yes);
+        let events = recorded.filter_map(|(notes, _)| {
+            let (job, progress) = (notes.job.as_ref()?, notes.set.get_document(PROGRESS).ok()?);
+            let details = doc! { "attempt": job.attempts, "progress": progress.clone() };
+            self.job_event(&wanted, "progress", job.id, &job.class, &job.group, details)
         });
         self.tell(events.collect(), Vec::new());
     }

@@ -3,7 +3,7 @@
 //! A checkpoint is a cursor that the next attempt continues from. Pure: [`store`](crate::store) writes the notes, under the guard of the
 //! start.
 
-use std::{collections::VecDeque, fmt};
+use std::{collections::VecDeque, fmt, sync::Arc};
 
 use bson::{Bson, Document, RawBson, RawDocumentBuf, doc, raw::cstr};
 
@@ -35,12 +35,20 @@ pub struct Notes {
     /// The writes of one start are numbered in their order.
     pub(crate) number: i64,
     pub(crate) set: Document,
+    /// The job, for events.
+    pub(crate) job: Option<Arc<Job>>,
 }
 
 impl Notes {
     /// These fields of the job with this claim. A write with a lower number than one that MongoDB has changes nothing.
     pub fn new(claim: Claim, number: i64, set: Document) -> Self {
-        Self { claim, number, set }
+        Self { claim, number, set, job: None }
+    }
+
+    /// The same write. Subscribers learn of the progress in it.
+    #[must_use]
+    pub fn of_job(self, job: &Arc<Job>) -> Self {
+        Self { job: Some(job.clone()), ..self }
     }
 }
 

@@ -62,6 +62,8 @@ impl Store {
             doc! { "q": filter, "u": { "$set": set } }
         };
         let statements = batch.iter().map(statement).collect();
-        self.record_if_claimed("record_notes_if_claimed", statements, batch.iter().map(|notes| notes.claim)).await
+        let recorded = self.record_if_claimed("record_notes_if_claimed", statements, batch.iter().map(|notes| notes.claim)).await?;
+        self.tell_progress(batch, &recorded);
+        Ok(recorded)
     }
 }

@@ -34,8 +34,14 @@ impl Workable for Act {
 impl Executable for Act {
     type State = ();
 
-    async fn execute(&self, (): &(), _: &Context) -> Result<(), NotDone> {
-        if self.fails { Err(NotDone::failed("planned", "as planned")) } else { Ok(()) }
+    async fn execute(&self, (): &(), job: &Context) -> Result<(), NotDone> {
+        if self.fails {
+            return Err(NotDone::failed("planned", "as planned"));
+        }
+        job.progress(50);
+        // The progress is written with it.
+        job.save_checkpoint(1).await?;
+        Ok(())
     }
 }
 
@@ -79,6 +85,8 @@ async fn the_life_of_jobs_and_workers_can_be_followed() {
     let done = Act { fails: false }.as_job().enqueue(&store).await.unwrap().id;
     let seen = until(&mut events, "job.done.Act").await;
     assert_eq!(topics(&seen, done).last(), Some(&"job.done.Act"));
+    let progress = seen.iter().find(|event| event.topic == "job.progress.Act").expect("it has reported progress");
+    assert_eq!(progress.details.get_document("progress").unwrap().get_f64("percent").unwrap(), 50.0);
     let retry = recruiter_common::RetryManyTimes::new(1, Duration::from_millis(100)).unwrap();
     let failed = Act { fails: true }.as_job().retry(&retry).enqueue(&store).await.unwrap().id;
     let seen = until(&mut events, "job.failed.Act").await;

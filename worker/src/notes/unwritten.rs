@@ -46,10 +46,11 @@ impl NotesCell {
         Self { made: OnceLock::from(bundle.clone()), destination: None }
     }
 
-    pub(super) fn made(&self, job: &Job, cancel: &Arc<Cancel>) -> &Arc<Notes> {
+    pub(super) fn made(&self, job: &Arc<Job>, cancel: &Arc<Cancel>) -> &Arc<Notes> {
         self.made.get_or_init(|| {
             let known = Known { checkpoint: stored_checkpoint(job), log: Log::of_job(job), ..Known::default() };
             Arc::new(Notes {
+                job: job.clone(),
                 destination: self.destination.clone(),
                 cancel: cancel.clone(),
                 known: Mutex::new(known),
@@ -85,6 +86,7 @@ impl Fields {
 
 /// The notes of a running job, shared by its execution and the recorder.
 pub(crate) struct Notes {
+    job: Arc<Job>,
     /// `None` in a unit test.
     pub(super) destination: Option<(Claim, Arc<dyn NotesQueue>)>,
     cancel: Arc<Cancel>,
@@ -201,7 +203,7 @@ impl Notes {
         known.last_write = Some(Monotonic::now());
         known.in_flight = std::mem::take(&mut known.unwritten);
         known.awaiting = std::mem::take(&mut known.waiting);
-        Write::new(*claim, known.writes, known.fields(known.in_flight))
+        Write::new(*claim, known.writes, known.fields(known.in_flight)).of_job(&self.job)
     }
 
     /// Handles the answer to the last write. Refused notes are given up: they would also make the end of the job too large.
