@@ -14,6 +14,8 @@ use crate::limits::resources_in;
 const FRESH: Duration = Duration::from_secs(1);
 /// A count grants this fraction of the free room.
 const PART: u64 = 16;
+/// With more backlogs than this, those whose counts are too old are dropped.
+const ROOMS: usize = 10_000;
 /// How long a backlog counts as full after a count.
 const FULL_FOR: Duration = Duration::from_millis(50);
 
@@ -24,7 +26,8 @@ pub(crate) struct Caps(Mutex<Known>);
 #[derive(Debug, Default)]
 pub(crate) struct Known {
     pub(crate) read_at: Option<Monotonic>,
-    pub(crate) caps: HashMap<String, u64>,
+    /// The caps of groups, and of limits: a limit without a cap is here as well, because it hides those with a shorter name.
+    pub(crate) caps: HashMap<String, Option<u64>>,
     rooms: HashMap<String, Room>,
 }
 
@@ -46,7 +49,7 @@ impl Known {
             // The name itself, or the longest prefix.
             caps.max_by_key(|(name, _)| (*name == resource, name.len()))
         };
-        resources_in(gate).filter_map(of_resource).map(|(name, cap)| (name.as_str(), *cap)).min_by_key(|(_, cap)| *cap)
+        resources_in(gate).filter_map(of_resource).filter_map(|(name, cap)| Some((name.as_str(), (*cap)?))).min_by_key(|(_, cap)| *cap)
     }
 
     /// Takes room for these jobs that an earlier count has granted. `None`: a new count is needed.
@@ -65,6 +68,9 @@ impl Known {
         let left = if fits { (free / PART).max(jobs) - jobs } else { 0 };
         let is_full = free == 0;
         let until = now + if is_full { FULL_FOR } else { FRESH };
+        if self.rooms.len() >= ROOMS {
+            self.rooms.retain(|_, room| now < room.until);
+        }
         self.rooms.insert(backlog.to_owned(), Room { left, is_full, until });
         fits
     }
@@ -88,7 +94,7 @@ impl Caps {
         }
     }
 
-    pub(crate) fn set(&self, caps: HashMap<String, u64>, now: Monotonic) {
+    pub(crate) fn set(&self, caps: HashMap<String, Option<u64>>, now: Monotonic) {
         let mut known = self.known();
         if known.caps != caps {
             known.rooms.clear();
@@ -119,10 +125,18 @@ mod tests {
 
     #[test]
     fn the_lowest_cap_of_the_resources_of_a_gate_counts() {
-        let caps = [("customer:*", 5), ("customer:7", 9), ("cust*", 1), ("printer", 7), ("@mail", 2)];
+        let caps = [
+            ("customer:*", Some(5)),
+            ("customer:7", Some(9)),
+            ("customer:8", None),
+            ("cust*", Some(1)),
+            ("printer", Some(7)),
+            ("@mail", Some(2)),
+        ];
         let known = Known { caps: caps.map(|(name, cap)| (name.to_owned(), cap)).into(), ..Known::default() };
         assert_eq!(known.of_gate("customer:1"), Some(("customer:*", 5)));
         assert_eq!(known.of_gate("customer:7"), Some(("customer:7", 9)));
+        assert_eq!(known.of_gate("customer:8"), None, "its own limit has no cap");
         assert_eq!(known.of_gate("customer:7,printer,scanner"), Some(("printer", 7)));
         assert_eq!((known.of_gate("scanner"), known.of_gate(">order-7")), (None, None));
     }

@@ -1,12 +1,13 @@
 //! Consumer groups: messages become jobs.
 //!
 //! The workers of a consumer group share the messages of some topics: each message becomes a job, which one worker runs. So a message is
-//! acknowledged by the end of its job, is redelivered by the retry policy or after the death of a worker, and ends in the archive.
+//! acknowledged by the end of its job, and is delivered again if the retry policy says so.
 //!
 //! The document of a group in `consumers` has the position up to which messages have become jobs. The leading recruiter reads the messages
 //! after it, and inserts their jobs and moves the position in one transaction, if the position is still the one that it has read. So each
-//! message becomes exactly one job, whoever leads and whatever dies. The history is MongoDB's oplog: a group whose position it no longer
-//! holds stops with a problem, and goes on after [`reset`].
+//! message becomes exactly one job, also if a recruiter dies or two of them lead. The history is MongoDB's oplog: a group whose position it
+//! no longer holds stops with a problem, and goes on after [`reset`]. The leader moves the position also while there is no message, so that
+//! only a group that nobody reads falls behind.
 
 use bson::{Bson, Document, doc};
 
@@ -16,7 +17,8 @@ use crate::{
     messages::{From, Message, Position, SubscribeError},
     names::check_name,
     schedules::{job_of_template, template_of_job},
-    store::{CommitSession, Store, StoreError, cut},
+    store::{CommitSession, MOST_CONSUMERS, Store, StoreError, cut},
+    telemetry::chain,
     topics::{InvalidTopic, Pattern},
 };
 
@@ -35,12 +37,16 @@ pub struct ConsumerGroup {
     pub job: NewJob,
     /// The messages up to here have become jobs.
     pub position: Position,
-    /// How many have.
+    /// How many messages have become jobs.
     pub forwarded: i64,
+    /// How many messages could not become jobs, because they are too large.
+    pub skipped: i64,
     /// Why it has stopped.
     pub problem: Option<String>,
     /// Changes with each change of the definition.
     pub revision: i64,
+    /// When it was declared for the first time.
+    pub created_at: Option<Instant>,
 }
 
 /// Why a consumer group was not declared or changed.
@@ -53,6 +59,9 @@ pub enum ConsumerError {
     /// The job cannot be the job of each message.
     #[error("not the job of a consumer group: {0}")]
     Job(String),
+    /// There are as many groups as there may be.
+    #[error("there are {MOST_CONSUMERS} consumer groups already: remove one, or let one group have more topics")]
+    TooMany,
     /// There is no such group.
     #[error("there is no consumer group `{0}`")]
     Unknown(String),
@@ -69,14 +78,14 @@ pub enum ConsumerError {
 #[error("{0}")]
 pub struct InvalidConsumer(String);
 
-/// Declares a consumer group, or changes its topics and its job. A new group gets the messages from `from` on, which is now by default. A
-/// known group continues where it is, unless `from` is given.
+/// Declares a consumer group, or changes its topics and its job. A new group gets the messages from `from` on. A known group continues where
+/// it is: [`reset`] moves it.
 ///
 /// ```no_run
-/// # use recruiter_common::{NewJob, Pattern, Store, consumers};
+/// # use recruiter_common::{NewJob, Pattern, Store, consumers, messages::From};
 /// # async fn example(store: Store) -> Result<(), Box<dyn std::error::Error>> {
 /// let bill = NewJob::of_class("Bill", bson::doc! {}).in_group("billing");
-/// consumers::declare(&store, "billing", [Pattern::new("orders.*")?], bill, None).await?;
+/// consumers::declare(&store, "billing", [Pattern::new("orders.*")?], bill, From::Now).await?;
 /// # Ok(())
 /// # }
 /// ```
@@ -88,7 +97,7 @@ pub async fn declare(
     name: &str,
     patterns: impl IntoIterator<Item = Pattern>,
     job: NewJob,
-    from: Option<From>,
+    from: From,
 ) -> Result<(), ConsumerError> {
     check_name(name).map_err(ConsumerError::Name)?;
     let topics: Vec<Bson> = patterns.into_iter().map(|pattern| pattern.to_string().into()).collect();
@@ -100,9 +109,12 @@ pub async fn declare(
         return Err(ConsumerError::Job("a bundle has items of its own".into()));
     }
     store.fresh_clock().await?;
-    let is_moved = from.is_some();
-    let position = store.position_of_messages(from.unwrap_or(From::Now)).await?.to_string();
-    Ok(store.put_consumer(name, doc! { "topics": topics, "job": template }, &position, is_moved).await?)
+    let position = store.position_of_messages(from).await?.to_string();
+    let known = store.consumers().await?;
+    if known.len() >= MOST_CONSUMERS as usize && known.iter().all(|group| name_of(group) != name) {
+        return Err(ConsumerError::TooMany);
+    }
+    Ok(store.put_consumer(name, doc! { "topics": topics, "job": template }, &position).await?)
 }
 
 /// All consumer groups, by name. Invalid ones are listed with their problem.
@@ -143,29 +155,68 @@ pub async fn forward(
     group: &mut ConsumerGroup,
     messages: Vec<Message>,
 ) -> Result<bool, ConsumerError> {
-    let now = store.now();
-    let jobs = messages.into_iter().map(|message| forwarded(&group.job, message, now)).collect::<Result<Vec<_>, _>>()?;
-    for some in cut(jobs, TOGETHER.0, TOGETHER.1, |(_, _, bytes)| *bytes) {
-        let Some(position) = some.last().map(|(position, _, _)| position.clone()) else { continue };
-        let jobs: Vec<Document> = some.into_iter().map(|(_, job, _)| job).collect();
-        let count = i64::try_from(jobs.len()).unwrap_or(i64::MAX);
-        let (as_read, to) = ((group.position.to_string(), group.revision), position.to_string());
-        if !store.forward_messages(session, &group.name, as_read, &to, jobs).await? {
+    // In the order of the messages, so that jobs in a line keep it.
+    let now = store.clock.now_in_order();
+    let jobs = messages.into_iter().map(|message| forwarded(group, message, now)).collect();
+    for some in cut(jobs, TOGETHER.0, TOGETHER.1, |forwarded: &Forwarded| forwarded.bytes) {
+        let Some(position) = some.last().map(|forwarded| forwarded.position.clone()) else { continue };
+        let all = some.len();
+        let jobs: Vec<Document> = some.into_iter().filter_map(|forwarded| forwarded.job).collect();
+        let count = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
+        let (forwarded, skipped) = (count(jobs.len()), count(all - jobs.len()));
+        if !store.forward_messages(session, &group.name, group.as_read(), &position.to_string(), jobs, skipped).await? {
             return Ok(false);
         }
         group.position = position;
-        group.forwarded += count;
+        group.forwarded += forwarded;
+        group.skipped += skipped;
         store.announce_jobs([group.job.class_and_group().1]).await;
+        // Documents of some MiB were made and sent.
+        tokio::task::yield_now().await;
     }
     Ok(true)
 }
 
-/// The position after a message, the document of its job, and the size of its content.
-fn forwarded(template: &NewJob, message: Message, now: Instant) -> Result<(Position, Document, usize), ConsumerError> {
-    let bytes = message.body.to_vec().map_or(0, |body| body.len()) + message.topic.len();
-    let job = template.clone().with_parameters(doc! { "topic": message.topic, "body": message.body });
-    let (_, document) = job.into_document(now).map_err(|problem| ConsumerError::Job(problem.to_string()))?;
-    Ok((message.position, document, bytes))
+/// Moves the position past messages of other topics, and past an idle time. Moves the position of `group`. Returns false if the group is no
+/// longer as it was read.
+///
+/// # Errors
+/// When MongoDB cannot be used.
+pub async fn pass(store: &Store, group: &mut ConsumerGroup, to: Position) -> Result<bool, StoreError> {
+    let is_passed = store.pass_messages(&group.name, group.as_read(), &to.to_string()).await?;
+    if is_passed {
+        group.position = to;
+    }
+    Ok(is_passed)
+}
+
+/// A message, and its job.
+struct Forwarded {
+    /// The position after the message.
+    position: Position,
+    /// `None` if there can be no such job.
+    job: Option<Document>,
+    /// The size of the job.
+    bytes: usize,
+}
+
+fn forwarded(group: &ConsumerGroup, message: Message, now: Instant) -> Forwarded {
+    let Message { topic, body, position, .. } = message;
+    let job = group.job.clone().with_parameters(doc! { "topic": &topic, "body": body });
+    match job.into_document(now) {
+        Ok((_, job)) => Forwarded { position, bytes: job.to_vec().map_or(0, |job| job.len()), job: Some(job) },
+        Err(problem) => {
+            // One message must not stop the others.
+            tracing::error!(consumer = group.name, topic, %position, error = chain(&problem), "a message cannot become a job; skipping it");
+            Forwarded { position, bytes: 0, job: None }
+        }
+    }
+}
+
+impl ConsumerGroup {
+    fn as_read(&self) -> (String, i64) {
+        (self.position.to_string(), self.revision)
+    }
 }
 
 fn name_of(document: &Document) -> String {
@@ -188,6 +239,8 @@ impl TryFrom<&Document> for ConsumerGroup {
             job: job_of_template(job).map_err(|problem| InvalidConsumer(problem.to_string()))?,
             position: position.parse().map_err(|_| invalid("`position` is not the position of a message"))?,
             forwarded: document.get_i64("forwarded").unwrap_or_default(),
+            skipped: document.get_i64("skipped").unwrap_or_default(),
+            created_at: document.get_datetime("created_at").ok().map(|at| at.to_chrono()),
             problem: document.get_document("problem").ok().and_then(|problem| Some(problem.get_str("text").ok()?.to_owned())),
             revision: document.get_i64("revision").map_err(|_| invalid("`revision` is not an integer of 64 bits"))?,
         })

@@ -3,6 +3,23 @@
 /// Maximum length of a class, group, tag or urn, in bytes.
 pub const LONGEST_NAME: usize = 256;
 
+/// Checks a `traceparent` of the W3C Trace Context: version, trace, parent and flags in lower-case hexadecimal digits. A later version may
+/// have more parts.
+///
+/// # Errors
+/// What is wrong, as the end of a sentence.
+pub(crate) fn check_traceparent(text: &str) -> Result<(), String> {
+    let is_hex = |part: &&str| part.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+    let parts: Vec<&str> = text.split('-').take_while(is_hex).collect();
+    let lengths: Vec<usize> = parts.iter().take(4).map(|part| part.len()).collect();
+    let is_known_version = parts.first().is_some_and(|version| *version == "00");
+    if lengths == [2, 32, 16, 2] && text.len() <= LONGEST_NAME && !(is_known_version && text.len() > 55) {
+        Ok(())
+    } else {
+        Err(format!("is not a W3C `traceparent` such as 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01: {text:.80?}"))
+    }
+}
+
 /// Checks a name that is stored and indexed.
 ///
 /// # Errors
@@ -16,5 +33,23 @@ pub(crate) fn check_name(name: &str) -> Result<(), String> {
         Err(format!("contains a NUL character: {name:?}"))
     } else {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_traceparent_has_four_parts_of_hexadecimal_digits() {
+        let good = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+        for text in [good.to_owned(), format!("01{}-more", &good[2..])] {
+            assert_eq!(check_traceparent(&text), Ok(()), "{text}");
+        }
+        for text in
+            [String::new(), good.to_uppercase(), good[..54].to_owned(), format!("{good}-more"), format!("{good}0"), good.replace('-', "_")]
+        {
+            assert!(check_traceparent(&text).is_err(), "{text}");
+        }
     }
 }

@@ -74,6 +74,9 @@ pub struct JobSpec {
     /// Name of the job in the application's own terms.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub urn: Option<String>,
+    /// Trace that the job belongs to: a W3C `traceparent`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub traceparent: Option<String>,
     /// Retry policy, `{"class": …, "parameters": …}`. Default: no retry.
     #[serde(default, deserialize_with = "policy", serialize_with = "stored_policy", skip_serializing_if = "Option::is_none")]
     pub retry_policy: Option<StoredPolicy>,
@@ -320,6 +323,9 @@ impl JobSpec {
         }
         if let Some(urn) = self.urn {
             job = job.urn(urn);
+        }
+        if let Some(traceparent) = self.traceparent {
+            job = job.traceparent(traceparent);
         }
         if let Some(keep) = self.keep {
             job = job.keep(keep);

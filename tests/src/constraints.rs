@@ -18,6 +18,8 @@ use crate::{
 
 /// The clock of the server is known with this accuracy, in milliseconds.
 const CLOCK: i64 = 100;
+/// A worker notes when it sends a start, which MongoDB executes within this time on a machine that is not overloaded, in milliseconds.
+const LATE: i64 = 250;
 /// The first character in the gate of a line.
 const LINE: char = '>';
 
@@ -116,10 +118,10 @@ impl<'a> Finished<'a> {
             starts.sort_unstable();
             for (index, first) in starts.iter().enumerate() {
                 for (more, last) in starts[index..].iter().enumerate() {
-                    let time = i128::from(last - first + CLOCK);
+                    let time = i128::from(last - first + LATE);
                     let per = i128::try_from(rate.per.as_millis()).unwrap_or(i128::MAX);
                     let allowed = i128::from(rate.burst) + time * i128::from(rate.starts) / per;
-                    if more as i128 > allowed {
+                    if more as i128 + 1 > allowed {
                         violations.push(format!("rates: {} starts of {resource} in {} ms", more + 1, last - first));
                     }
                 }
@@ -254,7 +256,7 @@ mod tests {
     fn starts_beyond_a_rate_are_found() {
         let gate = doc! { "gate": "api" };
         assert!(found(&[(0, 1, gate.clone()), (1_000, 1_001, gate.clone()), (2_000, 2_001, gate.clone())]).is_empty());
-        assert_eq!(found(&[(0, 1, gate.clone()), (100, 101, gate.clone()), (200, 201, gate)]).len(), 1);
+        assert_eq!(found(&[(0, 1, gate.clone()), (100, 101, gate)]).len(), 1);
     }
 
     #[test]

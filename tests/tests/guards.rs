@@ -23,7 +23,7 @@ use recruiter_common::{
     ids::{JobId, LeaseTerm, RoundId, WorkerId},
     instant::Instant,
     job::{Claim, FinishReason, Job, Keep, StoredPolicy, notes::Notes},
-    messages::{Message, Position},
+    messages::{From, Message, Position},
     store::{
         Advance, Archival, AssignedJobs, Channel, CommitSession, Covered, HeartbeatReply, Hint, JobFilter, KeptCells, Lane, Listener,
         LockedJobs, Offer, OtherClasses, Page, Planned, Progress, Recorded, Rescheduling, RetentionStep, Retrial, Start, StateFilter,
@@ -1562,7 +1562,7 @@ async fn messages_become_jobs_only_if_their_group_is_as_it_was_read() {
     let setting = Setting::new().await;
     let declare = async || {
         let topics = [Pattern::new("a").unwrap()];
-        consumers::declare(&setting.store, "g", topics, NewJob::of_class("x", doc! {}), None).await.unwrap();
+        consumers::declare(&setting.store, "g", topics, NewJob::of_class("x", doc! {}), From::Now).await.unwrap();
     };
     declare().await;
     let read = async || consumers::list(&setting.store).await.unwrap().remove(0).1.unwrap();
@@ -1578,14 +1578,20 @@ async fn messages_become_jobs_only_if_their_group_is_as_it_was_read() {
     let changed = read().await;
     declare().await;
     assert!(!forward(changed.clone(), "82bb").await, "its job was changed");
+    let pass = async |mut group: ConsumerGroup| consumers::pass(&setting.store, &mut group, position("82dd")).await.unwrap();
+    assert!(!pass(changed.clone()).await);
     setting.store.note_consumer_problem("g", changed.revision, "old").await.unwrap();
     let now = read().await;
     assert_eq!((now.problem.clone(), now.forwarded, &now.position), (None, 1, &position("82aa")));
     assert_eq!(setting.database.raw("scheduled").count_documents(doc! {}).await.unwrap(), 1);
     setting.store.note_consumer_problem("g", now.revision, "new").await.unwrap();
     assert_eq!(read().await.problem.as_deref(), Some("new"));
-    assert!(forward(now, "82cc").await);
-    assert_eq!(read().await.problem, None, "it goes on");
+    assert!(forward(now.clone(), "82cc").await);
+    assert!(!pass(now).await, "messages have become jobs");
+    let now = read().await;
+    assert_eq!(now.problem, None, "it goes on");
+    assert!(pass(now).await);
+    assert_eq!((read().await.position, read().await.forwarded), (position("82dd"), 2));
 }
 
 #[tokio::test]

@@ -106,6 +106,11 @@ impl Context {
         &self.job.group
     }
 
+    /// The trace that the job belongs to, as its enqueuer has set it ([`NewJob::traceparent`](recruiter_common::NewJob::traceparent)).
+    pub fn traceparent(&self) -> Option<String> {
+        self.job.field("traceparent")?.as_str().map(str::to_owned)
+    }
+
     /// The tags of the job.
     pub fn tags(&self) -> &[String] {
         &self.job.tags

@@ -7,7 +7,7 @@
 //! - Of several processes, each uses at most a sixteenth of the room that it has counted (or what one call needs) before it counts again,
 //!   for a second at most. Up to sixteen processes exceed the cap only by the jobs of calls that count at the same time.
 //! - A new or lower cap takes effect within about a second.
-//! - Retries, rescues and inserts of other programs are not limited.
+//! - Retries, rescues, the jobs of schedules and consumer groups, and inserts of other programs are not limited.
 
 use std::time::Instant as Monotonic;
 
@@ -26,7 +26,7 @@ impl Store {
         }
         for (group, jobs) in groups {
             let backlog = resource_of_group(group);
-            let Some(most_waiting) = self.caps.known().caps.get(&backlog).copied() else { continue };
+            let Some(most_waiting) = self.caps.known().caps.get(&backlog).copied().flatten() else { continue };
             if !self.has_room(&backlog, *jobs, most_waiting, self.waiting_in(group, most_waiting + 1)).await? {
                 return Err(EnqueueError::BacklogFull { group: group.clone(), most_waiting });
             }
@@ -60,7 +60,7 @@ impl Store {
     async fn read_caps(&self, now: Monotonic) -> Result<(), StoreError> {
         match tokio::try_join!(self.group_backlogs(), self.limit_backlogs()) {
             Ok((groups, limits)) => {
-                let groups = groups.into_iter().filter_map(|group| Some((resource_of_group(&group.group), group.most_waiting?)));
+                let groups = groups.into_iter().map(|group| (resource_of_group(&group.group), group.most_waiting));
                 self.caps.set(groups.chain(limits).collect(), now);
                 Ok(())
             }

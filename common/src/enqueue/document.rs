@@ -14,7 +14,7 @@ use crate::{
     instant::{DUE_MS, Instant},
     job::{Job, bundle::MOST_ITEMS},
     limits::{InvalidSetting, LONGEST_GATE, check_resource, gate_of, gate_of_line},
-    names::check_name,
+    names::{check_name, check_traceparent},
     store::schema::LARGEST_WORKABLE,
     telemetry::of_bson,
     unique::{Content, Keyed},
@@ -47,6 +47,9 @@ impl NewJob {
         let names = names.into_iter().chain(self.tags.iter().map(|tag| ("tag", tag))).chain(self.urn.iter().map(|urn| ("urn", urn)));
         for (what, name) in names {
             check_name(name).map_err(|problem| EnqueueError::Name { what, problem })?;
+        }
+        if let Some(problem) = self.traceparent.as_deref().and_then(|text| check_traceparent(text).err()) {
+            return Err(EnqueueError::Name { what: "trace", problem });
         }
         let limit = |name: &String| check_resource(name).map_err(|problem| EnqueueError::Limit { problem });
         self.limits.iter().try_for_each(limit)?;
@@ -151,6 +154,9 @@ impl NewJob {
         }
         if let Some(urn) = self.urn {
             document.insert("urn", urn);
+        }
+        if let Some(traceparent) = self.traceparent {
+            document.insert("traceparent", traceparent);
         }
         if let Some(job) = self.recovered_from {
             document.insert("recovered_from", job);

@@ -27,6 +27,7 @@ pub struct NewJob {
     pub(super) scheduled: Scheduled,
     pub(super) tags: Vec<String>,
     pub(super) urn: Option<String>,
+    pub(super) traceparent: Option<String>,
     pub(super) retry_policy: StoredPolicy,
     pub(super) policy_problem: Option<InvalidPolicy>,
     pub(super) keep: Keep,
@@ -94,6 +95,7 @@ impl NewJob {
             scheduled: Scheduled::Now,
             tags: Vec::new(),
             urn: None,
+            traceparent: None,
             retry_policy: StoredPolicy::from(&DoNotDoItAgain as &dyn RetryPolicy),
             policy_problem: None,
             keep: Keep::default(),
@@ -191,6 +193,14 @@ impl NewJob {
     /// kept of a success.
     pub fn keep(mut self, keep: Keep) -> Self {
         self.keep = keep;
+        self
+    }
+
+    /// The trace that the job belongs to: a `traceparent` of the [W3C Trace Context](https://www.w3.org/TR/trace-context/), for example
+    /// `00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01`. The workable reads it as `Context::traceparent`, and a program as
+    /// `TRACEPARENT`.
+    pub fn traceparent(mut self, traceparent: impl Into<String>) -> Self {
+        self.traceparent = Some(traceparent.into());
         self
     }
 

@@ -32,7 +32,7 @@ pub async fn set_limit(store: &Store, name: &str, limit: Limit) -> Result<(), Se
 }
 
 /// Sets how many jobs may wait for a resource with this limit; `None` removes the setting. Under a prefix (`customer:*`) this holds for each
-/// resource by itself. Jobs that need the same resources are counted together. A further enqueueing call is refused
+/// resource by itself. Jobs that need exactly the same resources are counted together. A further enqueueing call is refused
 /// ([`EnqueueError::GateFull`](crate::EnqueueError::GateFull)). Processes that enqueue notice the change within about a second.
 ///
 /// # Errors

@@ -20,7 +20,7 @@ use bson::{Bson, Document, doc, oid::ObjectId};
 use chrono::TimeDelta;
 use serde::{Serialize, de::DeserializeOwned};
 
-pub use self::stream::{From, Messages, Position, SubscribeError};
+pub use self::stream::{Arrival, From, Messages, Position, SubscribeError};
 use crate::{
     instant::Instant,
     shutdown::pause,

@@ -23,7 +23,9 @@ use crate::{
 };
 
 /// Messages that wait for the application. Further ones stay in MongoDB.
-const QUEUE: usize = 1_024;
+const QUEUE: usize = 256;
+/// Interval of the positions while no message arrives.
+const IDLE_EVERY: Duration = Duration::from_secs(5);
 /// After this time without a reply the change stream is opened again, because a dead connection cannot be distinguished from a slow one. The
 /// server replies every second.
 const REOPEN_AFTER: Duration = Duration::from_secs(60);
@@ -115,10 +117,20 @@ pub enum SubscribeError {
     Store(#[from] StoreError),
 }
 
+/// What a subscriber receives.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Arrival {
+    /// A message.
+    Message(Message),
+    /// There was no message for some seconds: where to continue. A subscriber that stores this position now and then can be away for as long as
+    /// the oplog reaches back, however long ago its last message was.
+    Idle(Position),
+}
+
 /// A stream of messages. It ends after an error, or when it is dropped.
 #[derive(Debug)]
 pub struct Messages {
-    queue: mpsc::Receiver<Result<Message, SubscribeError>>,
+    queue: mpsc::Receiver<Result<Arrival, SubscribeError>>,
     reader: JoinHandle<()>,
 }
 
@@ -129,6 +141,18 @@ impl Messages {
     /// [`SubscribeError`]. Connections and failovers are no errors: the stream continues where it was. After an error there are no more
     /// messages.
     pub async fn next(&mut self) -> Result<Message, SubscribeError> {
+        loop {
+            if let Arrival::Message(message) = self.next_arrival().await? {
+                return Ok(message);
+            }
+        }
+    }
+
+    /// Like [`next`](Self::next), and also the position while no message arrives.
+    ///
+    /// # Errors
+    /// As [`next`](Self::next).
+    pub async fn next_arrival(&mut self) -> Result<Arrival, SubscribeError> {
         match self.queue.recv().await {
             Some(received) => received,
             None => std::future::pending().await,
@@ -140,7 +164,14 @@ impl Stream for Messages {
     type Item = Result<Message, SubscribeError>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        self.queue.poll_recv(context)
+        loop {
+            return Poll::Ready(match std::task::ready!(self.queue.poll_recv(context)) {
+                Some(Ok(Arrival::Message(message))) => Some(Ok(message)),
+                Some(Ok(Arrival::Idle(_))) => continue,
+                Some(Err(error)) => Some(Err(error)),
+                None => None,
+            });
+        }
     }
 }
 
@@ -165,7 +196,7 @@ impl Store {
         }
         let Opened { stream, start, within } = self.open_messages(&patterns, from).await?;
         let (sender, queue) = mpsc::channel(QUEUE);
-        let reader = Reader { store: self.clone(), patterns, start, within, to: sender };
+        let reader = Reader { store: self.clone(), patterns, start, within, to: sender, told_at: Instant::UNIX_EPOCH };
         Ok(Messages { queue, reader: tokio::spawn(reader.run(stream)) })
     }
 
@@ -192,7 +223,7 @@ impl Store {
             From::After(position) => (MessageStart::After(position.resume_token()?), position.within),
         };
         let stream = match self.watch_messages(patterns, start.clone()).await.map_err(understood) {
-            Err(SubscribeError::Store(error)) if is_after && error.is_refusal() && !error.is_unauthorized() => {
+            Err(SubscribeError::Store(error)) if is_after && error.is_refusal() && !error.is_unauthorized() && !error.is_temporary() => {
                 tracing::debug!(error = chain(&error), "MongoDB refuses the position of a message");
                 return Err(SubscribeError::NoPosition);
             }
@@ -222,7 +253,9 @@ struct Reader {
     /// After the last envelope that was passed on as a whole.
     start: MessageStart,
     within: Option<(ObjectId, usize)>,
-    to: mpsc::Sender<Result<Message, SubscribeError>>,
+    to: mpsc::Sender<Result<Arrival, SubscribeError>>,
+    /// When it has passed something on.
+    told_at: Instant,
 }
 
 impl Reader {
@@ -261,6 +294,7 @@ impl Reader {
             let Some(event) = read.map_err(StoreError::of_messages)? else {
                 // The position follows the oplog while there are no messages.
                 if let Some(token) = stream.resume_token() {
+                    self.tell_idle(&token);
                     self.advance(token);
                 }
                 continue;
@@ -278,6 +312,17 @@ impl Reader {
             self.within = None;
         }
         Ok(())
+    }
+
+    /// Passes the position on, if nothing was for a while and the application does not lag behind.
+    fn tell_idle(&mut self, token: &ResumeToken) {
+        let now = self.store.now();
+        if (now - self.told_at).to_std().is_ok_and(|since| since >= IDLE_EVERY)
+            && let Some(token) = Position::token_of(token)
+            && self.to.try_send(Ok(Arrival::Idle(Position { token, within: self.within }))).is_ok()
+        {
+            self.told_at = now;
+        }
     }
 
     /// Between two envelopes.
@@ -312,7 +357,8 @@ impl Reader {
                 _ => Position { token: after.clone(), within: None },
             };
             // Without a receiver the task ends soon.
-            let _ = self.to.send(Ok(Message { topic, body, at, position })).await;
+            let _ = self.to.send(Ok(Arrival::Message(Message { topic, body, at, position }))).await;
+            self.told_at = self.store.now();
         }
     }
 }

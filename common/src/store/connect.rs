@@ -421,9 +421,17 @@ impl Store {
     /// # Errors
     /// When the driver refuses its options, and for a store on the application's own client.
     pub fn with_own_connections(&self, app_name: &str) -> Result<Self, ConnectError> {
+        self.with_connections(app_name, 2)
+    }
+
+    /// Like [`with_own_connections`](Self::with_own_connections), with at most so many of them.
+    ///
+    /// # Errors
+    /// As [`with_own_connections`](Self::with_own_connections).
+    pub fn with_connections(&self, app_name: &str, most: u32) -> Result<Self, ConnectError> {
         let mut options = self.options.as_deref().cloned().ok_or(ConnectError::ForeignClient)?;
         options.app_name = Some(app_name.into());
-        options.max_pool_size = Some(2);
+        options.max_pool_size = Some(most);
         options.retry_writes = Some(false);
         let client = Client::with_options(options).map_err(invalid)?;
         let is_set_up = self.is_set_up.clone();

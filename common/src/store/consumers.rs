@@ -16,8 +16,8 @@ use super::{
     session::{CommitSession, commit},
 };
 
-/// Maximum number of consumer groups that are read.
-const CONSUMERS: i64 = 1_000;
+/// Maximum number of consumer groups.
+pub const MOST_CONSUMERS: u32 = 100;
 
 impl Store {
     /// All consumer groups, by name. None, if the database has no messages.
@@ -29,27 +29,24 @@ impl Store {
         }
         let consumers = self.consumers.clone();
         call("consumers", async move {
-            consumers.find(doc! {}).sort(doc! { "_id": 1 }).limit(CONSUMERS).read_concern(ReadConcern::local()).await?.try_collect().await
+            consumers
+                .find(doc! {})
+                .sort(doc! { "_id": 1 })
+                .limit(MOST_CONSUMERS.into())
+                .read_concern(ReadConcern::local())
+                .await?
+                .try_collect()
+                .await
         })
         .await
     }
 
-    /// Writes the definition of a consumer group. The position of a known group is moved only if `is_moved`.
+    /// Writes the definition of a consumer group. Only a new group gets the position.
     ///
-    /// Filter: name. Index: `_id`. Invariant: each message becomes one job: a change of the definition alone keeps the position.
-    pub(crate) async fn put_consumer(
-        &self,
-        name: &str,
-        mut definition: Document,
-        position: &str,
-        is_moved: bool,
-    ) -> Result<(), StoreError> {
-        let mut new = doc! { "created_at": bson::DateTime::from_chrono(self.now()), "forwarded": 0_i64 };
-        (if is_moved { &mut definition } else { &mut new }).insert("position", position);
-        let mut update = doc! { "$set": definition, "$setOnInsert": new, "$inc": { "revision": 1_i64 } };
-        if is_moved {
-            update.insert("$unset", doc! { "problem": "" });
-        }
+    /// Filter: name. Index: `_id`. Invariant: each message becomes one job: a change of the definition keeps the position.
+    pub(crate) async fn put_consumer(&self, name: &str, definition: Document, position: &str) -> Result<(), StoreError> {
+        let new = doc! { "created_at": bson::DateTime::from_chrono(self.now()), "forwarded": 0_i64, "position": position };
+        let update = doc! { "$set": definition, "$setOnInsert": new, "$unset": { "problem": "" }, "$inc": { "revision": 1_i64 } };
         let (consumers, id) = (self.consumers.clone(), doc! { "_id": name });
         call("put_consumer", async move { consumers.update_one(id, update).upsert(true).await }).await.map(drop)
     }
@@ -82,6 +79,17 @@ impl Store {
         call("note_consumer_problem", async move { consumers.update_one(as_read, update).await }).await.map(drop)
     }
 
+    /// Moves the position of a consumer group past messages of which none becomes a job. Returns whether the group was as it was read.
+    ///
+    /// Filter: name, position and revision as they were read. Index: `_id`. Invariant: one job for each message.
+    /// Loses when another leader has moved it, or the group was changed, reset or removed.
+    pub(crate) async fn pass_messages(&self, name: &str, (position, revision): (String, i64), to: &str) -> Result<bool, StoreError> {
+        let consumers = self.consumers.clone();
+        let as_read = doc! { "_id": name, "position": position, "revision": revision };
+        let update = doc! { "$set": { "position": to } };
+        Ok(call("pass_messages", async move { consumers.update_one(as_read, update).await }).await?.matched_count == 1)
+    }
+
     /// Inserts the jobs of messages and moves the position of their consumer group, in one transaction. Returns whether the group was as it
     /// was read; if not, nothing is changed.
     ///
@@ -95,10 +103,12 @@ impl Store {
         (position, revision): (String, i64),
         to: &str,
         jobs: Vec<Document>,
+        skipped: i64,
     ) -> Result<bool, StoreError> {
         let as_read = doc! { "_id": name, "position": position, "revision": revision };
         let count = i64::try_from(jobs.len()).unwrap_or(i64::MAX);
-        let update = doc! { "$set": { "position": to }, "$inc": { "forwarded": count }, "$unset": { "problem": "" } };
+        let counts = doc! { "forwarded": count, "skipped": skipped };
+        let update = doc! { "$set": { "position": to }, "$inc": counts, "$unset": { "problem": "" } };
         let command = doc! { "update": "consumers", "updates": [{ "q": as_read, "u": update }] };
         let (database, scheduled, jobs) = (self.database.clone(), self.scheduled.clone(), Arc::<[Document]>::from(jobs));
         self.transaction("forward_messages", session, move |open| {
@@ -110,7 +120,9 @@ impl Store {
                     open.abort_transaction().await?;
                     return Ok(false);
                 }
-                scheduled.insert_many(jobs.iter()).session(&mut *open).await?;
+                if !jobs.is_empty() {
+                    scheduled.insert_many(jobs.iter()).session(&mut *open).await?;
+                }
                 commit(open).await.map(|()| true)
             }
             .boxed()

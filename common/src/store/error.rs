@@ -91,6 +91,8 @@ pub(crate) mod code {
     /// The change stream cannot continue: the oplog no longer holds its position.
     pub(crate) const CHANGE_STREAM_HISTORY_LOST: i32 = 286;
     pub(crate) const DUPLICATE_KEY: i32 = 11_000;
+    /// Took too long, interrupted, exceeded time limit, cursor not found, cursor killed, no majority snapshot yet.
+    pub(crate) const TEMPORARY: [i32; 6] = [50, 11_601, 262, 43, 237, 134];
 }
 
 /// Error codes whose cause is the document, not the connection or the server: invalid values, types, names and keys, nesting, sizes, the
@@ -164,6 +166,11 @@ impl StoreError {
     pub(crate) fn is_refusal(&self) -> bool {
         matches!(self, Self::Mongo { source, .. }
             if matches!(source.kind.as_ref(), ErrorKind::Command(refusal) if !code::NO_PRIMARY.contains(&refusal.code)))
+    }
+
+    /// Whether MongoDB has refused a read for now: it took too long, was interrupted, or a majority is not known yet.
+    pub fn is_temporary(&self) -> bool {
+        matches!(self, Self::Mongo { source, .. } if code_of(source).is_some_and(|code| code::TEMPORARY.contains(&code)))
     }
 
     /// Whether MongoDB no longer holds the history from which a change stream was to continue.

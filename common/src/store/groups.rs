@@ -76,16 +76,24 @@ impl Store {
         Ok(found.iter().filter_map(backlog).collect())
     }
 
-    /// The limits that also say how many jobs may wait, by their name or prefix.
+    /// How many jobs may wait by each limit, by its name or prefix; `None`: any number.
     ///
     /// Filter: none. Index: none, the collection is small. Invariant: I9, an invalid document hides no other.
-    pub async fn limit_backlogs(&self) -> Result<Vec<(String, u64)>, StoreError> {
+    pub async fn limit_backlogs(&self) -> Result<Vec<(String, Option<u64>)>, StoreError> {
         let limits = self.limits.clone();
         let found: Vec<Document> = call("limit_backlogs", async move {
-            limits.find(doc! {}).limit(GROUPS).read_concern(ReadConcern::local()).await?.try_collect().await
+            limits
+                .find(doc! {})
+                .projection(doc! { "most_waiting": 1 })
+                .sort(doc! { "_id": 1 })
+                .limit(GROUPS)
+                .read_concern(ReadConcern::local())
+                .await?
+                .try_collect()
+                .await
         })
         .await?;
-        let backlog = |document: &Document| Some((document.get_str("_id").ok()?.to_owned(), most_waiting_in(document)?));
+        let backlog = |document: &Document| Some((document.get_str("_id").ok()?.to_owned(), most_waiting_in(document)));
         Ok(found.iter().filter_map(backlog).collect())
     }
 

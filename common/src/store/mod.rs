@@ -113,6 +113,7 @@ pub(crate) use self::{
 };
 pub use self::{
     connect::{ConnectArgs, ConnectError, DEFAULT_DATABASE},
+    consumers::MOST_CONSUMERS,
     control::Retrial,
     due::{DueJobs, Position, ScheduledJob},
     error::{DriverError, StoreError},

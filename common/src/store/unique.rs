@@ -39,7 +39,7 @@ const SUCCESSORS: i64 = 10_000;
 /// The fields that a replacement leaves as they are: what identifies the job, and what has happened to it.
 const KEPT: [&str; 8] = ["_id", "done", "created_at", "locked", "attempts", "once", "recovered_from", "replaced"];
 /// The fields that a replacement removes if the new job does not have them.
-const OPTIONAL: [&str; 8] = ["item_outcomes", "tags", "urn", "keep", "expires_at", "gate", "limits", "halt_on_failure"];
+const OPTIONAL: [&str; 9] = ["item_outcomes", "tags", "urn", "traceparent", "keep", "expires_at", "gate", "limits", "halt_on_failure"];
 
 /// A job that has a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -57,7 +57,7 @@ enum ConsumersCommand {
         /// The job of each message, as in `recruiter enqueue --from`: {"class": …}
         #[arg(long, env = "RECRUITER_CONSUMER_JOB", value_name = "JSON", value_parser = job_of_text)]
         job: Box<JobSpec>,
-        /// Begin with the messages since this instant, or since this long ago [default: from now on]
+        /// A new group begins with the messages since this instant, or since this long ago [default: from now on]
         #[arg(long, env = "RECRUITER_CONSUMER_SINCE", value_name = "WHEN", value_parser = when_of_text)]
         since: Option<When>,
     },
@@ -98,7 +98,7 @@ pub(super) async fn run(args: ConsumersArgs, connect: &ConnectArgs, out: &mut im
             let (class, group) = job.class_and_group();
             let kind = (class.to_owned(), group.to_owned());
             let store = Store::connect(connect, "recruiter consumers").await?;
-            let from = since.map(|when| From::Since(when.by(store.now())));
+            let from = since.map_or(From::Now, |when| From::Since(when.by(store.now())));
             consumers::declare(&store, &name, topics, job, from).await.map_err(refused)?;
             warn_of_untaken(&store, &BTreeSet::from([kind])).await;
             Ok(writeln!(out, "the messages of {} become jobs", printable(&name, 256))?)
@@ -139,7 +139,7 @@ fn refused(error: ConsumerError) -> anyhow::Error {
     match error {
         ConsumerError::Store(error) | ConsumerError::Subscribe(SubscribeError::Store(error)) => error.into(),
         other @ (ConsumerError::Unknown(_) | ConsumerError::Subscribe(SubscribeError::HistoryLost)) => other.into(),
-        other @ (ConsumerError::Name(_) | ConsumerError::Job(_) | ConsumerError::Subscribe(_) | _) => usage(other),
+        other @ (ConsumerError::Name(_) | ConsumerError::Job(_) | ConsumerError::TooMany | ConsumerError::Subscribe(_) | _) => usage(other),
     }
 }
 
@@ -151,15 +151,23 @@ async fn list(store: &Store, format: Format, out: &mut impl Write) -> anyhow::Re
     if groups.is_empty() {
         return Ok(writeln!(out, "there is no consumer group")?);
     }
-    let columns =
-        [Column::left("NAME").cut_to(10), Column::left("TOPICS").cut_to(10), Column::left("CLASS").cut_to(10), Column::right("MESSAGES")];
+    let columns = [
+        Column::left("NAME").cut_to(10),
+        Column::left("TOPICS").cut_to(10),
+        Column::left("CLASS").cut_to(10),
+        Column::right("MESSAGES"),
+        Column::right("SKIPPED"),
+    ];
     let row = |(name, group): &(String, Result<ConsumerGroup, InvalidConsumer>)| {
-        let (topics, class, messages, problem) = match group {
-            Ok(group) => (topics(group).join(", "), group.job.class_and_group().0, group.forwarded.to_string(), group.problem.clone()),
-            Err(problem) => (String::new(), "", String::new(), Some(format!("not valid: {problem}"))),
+        let (topics, class, [messages, skipped], problem) = match group {
+            Ok(group) => {
+                let counts = [group.forwarded, group.skipped].map(|count| count.to_string());
+                (topics(group).join(", "), group.job.class_and_group().0, counts, group.problem.clone())
+            }
+            Err(problem) => (String::new(), "", [String::new(), String::new()], Some(format!("not valid: {problem}"))),
         };
         let below = problem.map(|problem| format!("has stopped: {}", printable(&problem, 400)));
-        Row { cells: vec![printable(name, 80), printable(&topics, 120), printable(class, 80), messages], colour: None, below }
+        Row { cells: vec![printable(name, 80), printable(&topics, 120), printable(class, 80), messages, skipped], colour: None, below }
     };
     Ok(table(out, Screen::of_stdout(), &columns, &groups.iter().map(row).collect::<Vec<_>>())?)
 }
@@ -173,7 +181,7 @@ fn document(name: &str, group: &Result<ConsumerGroup, InvalidConsumer>) -> Docum
         Ok(group) => {
             let (class, job_group) = group.job.class_and_group();
             doc! {
-                "name": name, "topics": topics(group), "class": class, "group": job_group, "messages": group.forwarded,
+                "name": name, "topics": topics(group), "class": class, "group": job_group, "messages": group.forwarded, "skipped": group.skipped,
                 "position": group.position.to_string(), "problem": group.problem.clone(),
             }
         }

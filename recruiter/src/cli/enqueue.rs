@@ -138,6 +138,9 @@ struct Description {
     /// Name of the job in your own terms; need not be unique
     #[arg(long, env = "RECRUITER_ENQUEUE_URN", value_name = "URN")]
     urn: Option<String>,
+    /// Trace that the job belongs to: a traceparent of the W3C Trace Context
+    #[arg(long, env = "RECRUITER_ENQUEUE_TRACEPARENT", value_name = "TRACEPARENT")]
+    traceparent: Option<String>,
     /// Retry policy after a failure: {"class": …, "parameters": …} [default: no retry]
     #[arg(long = "retry", env = "RECRUITER_ENQUEUE_RETRY", value_name = "JSON", value_parser = policy_of_text)]
     retry_policy: Option<StoredPolicy>,
@@ -194,6 +197,7 @@ impl From<Description> for JobSpec {
         spec.after = flags.after;
         spec.tags = flags.tags;
         spec.urn = flags.urn;
+        spec.traceparent = flags.traceparent;
         spec.retry_policy = flags.retry_policy;
         spec.keep = flags.keep;
         spec.limits = flags.limits;

@@ -48,7 +48,7 @@ enum LimitsCommand {
         name: String,
         #[command(flatten)]
         limit: LimitArgs,
-        /// How many jobs may wait for the resource: further ones are refused when they are enqueued [default: any number]
+        /// How many jobs that need the same resources may wait: further ones are refused when they are enqueued [default: any number]
         #[arg(long, env = "RECRUITER_LIMIT_MOST_WAITING", value_name = "N", value_parser = clap::value_parser!(u64).range(1..=LARGEST_CAP))]
         most_waiting: Option<u64>,
     },
@@ -171,7 +171,8 @@ fn all(settings: &Settings) -> impl Iterator<Item = (String, Limit)> {
 
 async fn list(store: &Store, format: Format, out: &mut impl Write) -> anyhow::Result<()> {
     let (settings, held) = (store.settings().await?, store.held_permits().await?);
-    let waiting: HashMap<String, u64> = store.limit_backlogs().await?.into_iter().collect();
+    let waiting = store.limit_backlogs().await?.into_iter().filter_map(|(name, most)| Some((name, most?)));
+    let waiting: HashMap<String, u64> = waiting.collect();
     let in_use = |name: &str| {
         let is_of = |resource: &str| name.strip_suffix('*').map_or(resource == name, |prefix| resource.starts_with(prefix));
         held.iter().filter_map(|permit| resource_and_number(permit)).filter(|(resource, _)| is_of(resource)).count()
@@ -220,7 +221,7 @@ async fn show(store: &Store, name: &str, format: Format, out: &mut impl Write) -
     let settings = store.settings().await?;
     let limit = all(&settings).find(|(other, _)| other == name).map(|(_, limit)| limit).or_else(|| settings.limit_of(name));
     let holders = store.permit_holders(name, HOLDERS).await?;
-    let most_waiting = store.limit_backlogs().await?.into_iter().find(|(other, _)| other == name).map(|(_, most)| most);
+    let most_waiting = store.limit_backlogs().await?.into_iter().find(|(other, _)| other == name).and_then(|(_, most)| most);
     if format.json {
         let holders: Vec<Document> = holders.iter().map(|(permit, job)| doc! { "permit": permit, "job": job }).collect();
         let (capacity, rate) = limit.map_or((None, None), |limit| (limit.capacity, limit.rate.map(|rate| rate.to_string())));

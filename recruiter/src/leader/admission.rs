@@ -70,6 +70,7 @@ impl Admission {
     /// The state at the beginning of a term.
     pub(crate) fn begin(settings: Settings, held: &BTreeSet<String>, kept: KeptCells, now: Instant) -> Self {
         let mut admission = Self { cells: Cells::begin(kept, now), ..Self::default() };
+        admission.cells.limit_to(|resource| rate_of(&settings, resource), now);
         admission.change(settings, now);
         admission.confirm(held, |_| false);
         admission
@@ -133,8 +134,7 @@ impl Admission {
         self.without_permit.extend(limited.into_iter().map(|group| (resource_of_group(group), u32::MAX)));
         self.without_permit
             .retain(|resource, _| group_of_resource(resource).is_some_and(|group| has_capacity(&settings, &group.to_owned())));
-        let limit = |resource: &str| settings.limit_of(resource).or_else(|| Some(settings.groups.get(group_of_resource(resource)?)?.limit));
-        self.cells.change(|resource| limit(resource)?.rate, now);
+        self.cells.change(|resource| rate_of(&self.settings, resource), |resource| rate_of(&settings, resource));
         self.has_weights = settings.has_weights();
         self.ageing = Ageing::of(&settings);
         let is_closed = self.closures.change(&settings, now);
@@ -320,6 +320,11 @@ impl Admission {
         }
         Ok(limits)
     }
+}
+
+/// The rate of a resource or group.
+fn rate_of(settings: &Settings, resource: &str) -> Option<Rate> {
+    settings.limit_of(resource).or_else(|| Some(settings.groups.get(group_of_resource(resource)?)?.limit))?.rate
 }
 
 #[cfg(test)]

@@ -95,7 +95,7 @@ impl Assigning {
         // The worker's channel is unknown, so its hint cannot be sent again. Without keep-alives the worker polls.
         self.keep_alive.failed(Monotonic::now());
         self.in_flight.begin(round, (assignment.worker, Channel::default()), jobs, Monotonic::now());
-        self.in_flight.add_permits(assignment.worker, assignment.permits);
+        self.in_flight.add_permits(assignment.worker, assignment.permits, false);
     }
 
     /// Drops the caches that a failed round may have made wrong.
@@ -104,6 +104,7 @@ impl Assigning {
         self.lanes.forget();
         self.unannounced.clear();
         self.discovery.forget();
+        self.admission.cells().forget();
         // The failed round may have written an assignment without a hint.
         self.keep_alive.failed(Monotonic::now());
     }
@@ -172,8 +173,8 @@ impl Assigning {
     /// wait again.
     async fn end_turns(&mut self, store: &impl Database, trigger: &Trigger, at: Monotonic) -> Result<(), StoreError> {
         for turn in self.in_flight.end_answered(self.fleet.workers()) {
-            if turn.permits.values().any(|permit| permit.between.is_some()) {
-                self.admission.cells().observe(turn.age(at));
+            if let Some(travel) = turn.travel(at) {
+                self.admission.cells().observe(travel);
             }
             self.end_turn(&turn, false);
         }
@@ -202,6 +203,7 @@ impl Assigning {
         self.is_admission_unsure |= trigger.refused || !trigger.left.is_empty() || !trigger.returned.is_empty();
         for (worker, jobs) in &trigger.returned {
             self.in_flight.returned(*worker, jobs);
+            jobs.iter().for_each(|job| self.admission.cells().was_not_assigned(*job));
             self.past_assignments.remove(jobs);
         }
         if trigger.refused || !trigger.returned.is_empty() {
@@ -555,12 +557,12 @@ impl Assigning {
         let mut by_channel: BTreeMap<Channel, Vec<AssignedJobs>> = BTreeMap::new();
         let mut assigned = HashSet::new();
         for (worker, jobs) in &plan.given {
-            let FreeWorker { id, channel, .. } = &workers[*worker];
+            let FreeWorker { id, channel, free, .. } = &workers[*worker];
             if won.contains(id) {
                 assigned.extend(jobs.iter().map(|(job, _)| *job));
                 self.in_flight.begin(round, (*id, *channel), jobs.iter().map(|(job, due)| (*job, Some(*due))).collect(), at);
                 let assignment = assigned_to(*id, jobs);
-                self.in_flight.add_permits(*id, assignment.permits.clone());
+                self.in_flight.add_permits(*id, assignment.permits.clone(), jobs.len() < *free as usize);
                 by_channel.entry(*channel).or_default().push(assignment);
             } else {
                 let permits = jobs.iter().filter_map(|(job, _)| Some((*job, plan.permits.get(job)?)));

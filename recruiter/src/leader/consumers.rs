@@ -5,16 +5,17 @@
 //! others, because a change stream can only continue with the filter that it had before: the topics of a group may change.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
-    time::Duration,
+    collections::{BTreeMap, BTreeSet, HashMap},
+    time::{Duration, Instant as Monotonic},
 };
 
 use futures_util::{FutureExt as _, StreamExt as _, future::BoxFuture, stream::FuturesUnordered};
 use recruiter_common::{
     consumers::{self, ConsumerError, ConsumerGroup},
-    messages::{From, SubscribeError},
+    instant::Instant,
+    messages::{Arrival, From, Message, Position, SubscribeError},
     shutdown::Shutdown,
-    store::{CommitSession, Store, StoreError},
+    store::{CommitSession, MOST_CONSUMERS, Store, StoreError},
     telemetry::chain,
     topics::Pattern,
 };
@@ -25,25 +26,36 @@ use super::lease::Leadership;
 /// Interval between two searches for new, changed and removed groups.
 const SEARCH_EVERY: Duration = Duration::from_secs(3);
 /// Maximum number of messages that are handled together.
-const BATCH: usize = 1_000;
+const BATCH: usize = 256;
+/// While no message becomes a job, the position is moved after this time.
+const PASS_EVERY: Duration = Duration::from_secs(10);
+/// Each group has a cursor and a transaction.
+const CONNECTIONS: u32 = 2 * MOST_CONSUMERS + 8;
 
-/// The name and the revision of a group.
-type Version = (String, i64);
+/// The name and the revision of a group, and when it was declared: one that was removed and declared again is another one.
+type Version = (String, i64, Option<Instant>);
+/// The end of a reader.
+type Ended = (Version, CommitSession, Result<(), ConsumerError>);
 
 /// The readers of all consumer groups.
 pub(crate) struct Consumers<'a> {
     store: &'a Store,
     leadership: &'a Leadership,
-    readers: FuturesUnordered<BoxFuture<'a, (Version, Result<(), ConsumerError>)>>,
-    /// What ends each reader.
+    /// The same database with connections of its own, because each group occupies some.
+    own: Option<Store>,
+    readers: FuturesUnordered<BoxFuture<'a, Ended>>,
+    /// Ends each reader.
     running: BTreeMap<Version, CancellationToken>,
+    /// The sessions of groups that nobody reads now. The next transaction of a group ends one that is still open.
+    sessions: HashMap<String, CommitSession>,
     /// Groups that cannot continue until somebody changes them, and invalid documents.
     stopped: BTreeSet<Version>,
 }
 
 impl<'a> Consumers<'a> {
     pub(crate) fn new(store: &'a Store, leadership: &'a Leadership) -> Self {
-        Self { store, leadership, readers: FuturesUnordered::new(), running: BTreeMap::new(), stopped: BTreeSet::new() }
+        let (readers, running, sessions) = (FuturesUnordered::new(), BTreeMap::new(), HashMap::new());
+        Self { store, leadership, own: None, readers, running, sessions, stopped: BTreeSet::new() }
     }
 
     /// Makes messages jobs until a stop is requested. The stop waits for the transactions. If the lease is lost, this is dropped: the next
@@ -59,7 +71,10 @@ impl<'a> Consumers<'a> {
                         tracing::warn!(error = chain(&error), "cannot read the consumer groups; retrying");
                     }
                 }
-                Some((version, ended)) = self.readers.next() => self.ended(version, ended).await,
+                Some((version, session, ended)) = self.readers.next() => {
+                    self.sessions.insert(version.0.clone(), session);
+                    self.ended(version, ended).await;
+                }
             }
         }
         self.running.values().for_each(CancellationToken::cancel);
@@ -71,9 +86,9 @@ impl<'a> Consumers<'a> {
         let (mut found, mut invalid) = (BTreeMap::new(), BTreeSet::new());
         for (name, group) in consumers::list(self.store).await? {
             match group {
-                Ok(group) => _ = found.insert((name, group.revision), group),
+                Ok(group) => _ = found.insert((name, group.revision, group.created_at), group),
                 Err(problem) => {
-                    let version = (name, i64::MIN);
+                    let version = (name, i64::MIN, None);
                     if !self.stopped.contains(&version) {
                         tracing::warn!(consumer = version.0, %problem, "a consumer group is not valid; declare it again");
                     }
@@ -93,10 +108,25 @@ impl<'a> Consumers<'a> {
             }
             let end = CancellationToken::new();
             self.running.insert(version.clone(), end.clone());
-            let reader = Reader { store: self.store, leadership: self.leadership, group, end };
-            self.readers.push(reader.run().map(|ended| (version, ended)).boxed());
+            let session = self.sessions.remove(&version.0).unwrap_or_default();
+            let reader = Reader { store: self.own_store(), leadership: self.leadership, group, end, moved_at: Monotonic::now() };
+            self.readers.push(reader.run(session).map(|(session, ended)| (version, session, ended)).boxed());
         }
         Ok(())
+    }
+
+    /// The store of all readers. It is made for the first group.
+    fn own_store(&mut self) -> Store {
+        if self.own.is_none() {
+            self.own = match self.store.with_connections("recruiter-consumers", CONNECTIONS) {
+                Ok(own) => Some(own),
+                Err(error) => {
+                    tracing::warn!(error = chain(&error), "consumer groups share the connections of the recruiter");
+                    None
+                }
+            };
+        }
+        self.own.clone().unwrap_or_else(|| self.store.clone())
     }
 
     /// A reader has ended: the next search begins another one, unless the group cannot continue.
@@ -104,7 +134,9 @@ impl<'a> Consumers<'a> {
         self.running.remove(&version);
         let error = match ended {
             Ok(()) => return,
-            Err(ConsumerError::Store(error) | ConsumerError::Subscribe(SubscribeError::Store(error))) if error.is_transient() => {
+            Err(ConsumerError::Store(error) | ConsumerError::Subscribe(SubscribeError::Store(error)))
+                if error.is_transient() || error.is_temporary() =>
+            {
                 tracing::warn!(consumer = version.0, error = chain(&error), "cannot make messages jobs; retrying");
                 return;
             }
@@ -113,7 +145,7 @@ impl<'a> Consumers<'a> {
         tracing::error!(
             consumer = version.0,
             error = chain(&error),
-            "a consumer group has stopped; `recruiter consumers reset` continues from now on, and with --since from an earlier instant"
+            "a consumer group has stopped: mend its job with `recruiter consumers set`, or continue without the messages that are lost with `recruiter consumers reset`"
         );
         if let Err(error) = self.store.note_consumer_problem(&version.0, version.1, &chain(&error)).await {
             tracing::debug!(error = chain(&error), "the problem of a consumer group is not noted");
@@ -123,37 +155,68 @@ impl<'a> Consumers<'a> {
 }
 
 struct Reader<'a> {
-    store: &'a Store,
+    store: Store,
     leadership: &'a Leadership,
     group: ConsumerGroup,
     end: CancellationToken,
+    /// When the position was moved.
+    moved_at: Monotonic,
 }
 
 impl Reader<'_> {
+    async fn run(mut self, mut session: CommitSession) -> (CommitSession, Result<(), ConsumerError>) {
+        let ended = self.read(&mut session).await;
+        (session, ended)
+    }
+
     /// Makes messages jobs until the group has changed.
-    async fn run(mut self) -> Result<(), ConsumerError> {
+    async fn read(&mut self, session: &mut CommitSession) -> Result<(), ConsumerError> {
         let from = From::After(self.group.position.clone());
-        let mut messages = self.store.subscribe_to([Pattern::everything()], from).await?.ready_chunks(BATCH);
-        let mut session = CommitSession::default();
+        let mut messages = self.store.subscribe_to([Pattern::everything()], from).await?;
         loop {
-            let batch = tokio::select! {
+            let mut arrived = vec![tokio::select! {
                 () = self.end.cancelled() => return Ok(()),
-                batch = messages.next() => batch.unwrap_or_default(),
-            };
-            let (mut readable, mut problem) = (Vec::with_capacity(batch.len()), None);
-            for received in batch {
-                match received {
-                    Ok(message) if self.group.patterns.iter().any(|pattern| pattern.matches(&message.topic)) => readable.push(message),
-                    Ok(_) => {}
+                arrival = messages.next_arrival() => arrival,
+            }];
+            while arrived.len() < BATCH
+                && let Some(more) = messages.next_arrival().now_or_never()
+            {
+                arrived.push(more);
+            }
+            let (mut readable, mut last, mut problem) = (Vec::with_capacity(arrived.len()), None, None);
+            for arrival in arrived {
+                match arrival {
+                    Ok(Arrival::Message(message)) => {
+                        last = Some(message.position.clone());
+                        if self.group.patterns.iter().any(|pattern| pattern.matches(&message.topic)) {
+                            readable.push(message);
+                        }
+                    }
+                    Ok(Arrival::Idle(position)) => last = Some(position),
                     Err(error) => problem = Some(error),
                 }
             }
-            if !self.leadership.is_trusted() || !consumers::forward(self.store, &mut session, &mut self.group, readable).await? {
+            if !self.leadership.is_trusted() || !self.handle(session, readable, last).await? {
                 return Ok(());
             }
             if let Some(problem) = problem {
                 return Err(problem.into());
             }
+        }
+    }
+
+    /// Makes these messages jobs, or moves the position now and then if there are none. Returns whether the group was as it was read.
+    async fn handle(&mut self, session: &mut CommitSession, messages: Vec<Message>, last: Option<Position>) -> Result<bool, ConsumerError> {
+        if !messages.is_empty() {
+            self.moved_at = Monotonic::now();
+            return consumers::forward(&self.store, session, &mut self.group, messages).await;
+        }
+        match last {
+            Some(last) if self.moved_at.elapsed() >= PASS_EVERY => {
+                self.moved_at = Monotonic::now();
+                Ok(consumers::pass(&self.store, &mut self.group, last).await?)
+            }
+            Some(_) | None => Ok(true),
         }
     }
 }

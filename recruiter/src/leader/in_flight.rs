@@ -31,6 +31,8 @@ pub(crate) struct Turn {
     pub(crate) jobs: Vec<(JobId, Option<Instant>)>,
     /// The permits of those that are limited.
     pub(crate) permits: Permits,
+    /// Whether the worker had more free slots than jobs: then it answers when it has started them, and not when one of its jobs ends.
+    leaves_slots: bool,
     /// When the assignment was written.
     since: Monotonic,
     /// Lanes in which a search has skipped a job of this turn.
@@ -39,8 +41,15 @@ pub(crate) struct Turn {
 
 impl Turn {
     /// The time since the assignment was written.
-    pub(crate) fn age(&self, at: Monotonic) -> Duration {
+    fn age(&self, at: Monotonic) -> Duration {
         at.duration_since(self.since)
+    }
+
+    /// The time until the worker had started the jobs, if it was answered at `at`. Unknown for a worker whose slots were all filled: it
+    /// answers when a job ends.
+    pub(crate) fn travel(&self, at: Monotonic) -> Option<Duration> {
+        let has_interval = self.permits.values().any(|permit| permit.between.is_some());
+        (self.leaves_slots && has_interval).then(|| self.age(at))
     }
 }
 
@@ -77,13 +86,16 @@ impl InFlight {
         // A worker has one turn at a time.
         self.end(worker);
         self.assignees.extend(jobs.iter().map(|(job, _)| (*job, worker)));
-        self.turns.insert(worker, Turn { worker, round, channel, jobs, permits: Permits::new(), since, skipped_in: BTreeSet::new() });
+        self.turns.insert(
+            worker,
+            Turn { worker, round, channel, jobs, permits: Permits::new(), leaves_slots: false, since, skipped_in: BTreeSet::new() },
+        );
     }
 
-    /// Adds the permits of the jobs of a turn.
-    pub(crate) fn add_permits(&mut self, worker: WorkerId, permits: Permits) {
+    /// Adds the permits of the jobs of a turn, and whether the worker has more free slots than these jobs.
+    pub(crate) fn add_permits(&mut self, worker: WorkerId, permits: Permits, leaves_slots: bool) {
         if let Some(turn) = self.turns.get_mut(&worker) {
-            turn.permits = permits;
+            (turn.permits, turn.leaves_slots) = (permits, leaves_slots);
         }
     }
 

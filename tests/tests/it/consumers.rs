@@ -90,7 +90,7 @@ async fn each_message_becomes_one_job_whoever_leads() {
     // The limit of an open transaction, instead of a minute.
     let limit = doc! { "setParameter": 1, "transactionLifetimeLimitSeconds": 3 };
     database.database().client().database("admin").run_command(limit).await.unwrap();
-    consumers::declare(&store, "all", patterns(["orders.*"]), handle(), None).await.unwrap();
+    consumers::declare(&store, "all", patterns(["orders.*"]), handle(), From::Now).await.unwrap();
     let (handled, worker) = worker(&database);
     let mut recruiters = [leader(&database), leader(&database)];
     let publishing = {
@@ -109,7 +109,7 @@ async fn each_message_becomes_one_job_whoever_leads() {
         })
     };
     let mut kills = 0;
-    while !publishing.is_finished() {
+    while !publishing.is_finished() || kills < 5 {
         pause(Duration::from_millis(rand::rng().random_range(900..2_200))).await;
         let lease = only(&database, "metadata", doc! { "_id": "recruiter" }).await;
         let pid = lease.get_str("holder_at").unwrap().rsplit_once(':').unwrap().1.parse::<u32>().unwrap();
@@ -123,7 +123,7 @@ async fn each_message_becomes_one_job_whoever_leads() {
     wait_until(SOON, "every message was handled", async || handled.lock().unwrap().len() >= all).await;
     wait_until(SOON, "no job waits", async || count(&database, "scheduled", doc! {}).await == 0).await;
     println!("{kills} kills, {published} messages");
-    assert!(kills >= 5 && published > 500, "{kills} kills, {published} messages");
+    assert!(published > 500, "{published} messages");
     let handled = handled.lock().unwrap().clone();
     assert_eq!(handled.len(), all);
     assert!(handled.values().all(|times| *times == 1), "a message became several jobs");
@@ -140,8 +140,8 @@ async fn groups_are_independent_and_continue_where_they_were() {
     let database = TestDatabase::new().await;
     let store = store(&database).await;
     publish(&store, "a.x", [0]).await;
-    consumers::declare(&store, "one", patterns(["a.*"]), handle().in_group("one"), None).await.unwrap();
-    consumers::declare(&store, "two", patterns(["*.x", "c"]), handle().in_group("two").tag("t"), None).await.unwrap();
+    consumers::declare(&store, "one", patterns(["a.*"]), handle().in_group("one"), From::Now).await.unwrap();
+    consumers::declare(&store, "two", patterns(["*.x", "c"]), handle().in_group("two").tag("t"), From::Now).await.unwrap();
     publish(&store, "a.x", [1, 2]).await;
     publish(&store, "b.x", [3]).await;
     let running = Local::recruiter(&database, &[]);
@@ -151,7 +151,7 @@ async fn groups_are_independent_and_continue_where_they_were() {
     assert_eq!(job.get_document("workable").unwrap().get_document("parameters").unwrap(), &doc! { "topic": "b.x", "body": { "n": 3 } });
     assert_eq!(job.get_array("tags").unwrap().len(), 1);
     // A change of the job and of the topics holds for later messages, and no message comes twice.
-    consumers::declare(&store, "one", patterns(["c"]), handle().in_group("changed"), None).await.unwrap();
+    consumers::declare(&store, "one", patterns(["c"]), handle().in_group("changed"), From::Now).await.unwrap();
     wait_until(SOON, "the change is known", async || {
         publish(&store, "c", [4]).await;
         jobs("changed").await > 0
@@ -215,8 +215,8 @@ async fn operators_set_list_reset_and_remove_groups() {
 async fn a_group_that_cannot_continue_says_why_and_stops_no_other() {
     let database = TestDatabase::new().await;
     let store = store(&database).await;
-    consumers::declare(&store, "good", patterns(["a"]), handle(), None).await.unwrap();
-    consumers::declare(&store, "gone", patterns(["a"]), handle(), None).await.unwrap();
+    consumers::declare(&store, "good", patterns(["a"]), handle(), From::Now).await.unwrap();
+    consumers::declare(&store, "gone", patterns(["a"]), handle(), From::Now).await.unwrap();
     let position = only(&database, "consumers", doc! { "_id": "gone" }).await.get_str("position").unwrap().to_owned();
     // A position that no MongoDB has given.
     database.raw("consumers").update_one(doc! { "_id": "gone" }, doc! { "$set": { "position": "8265" } }).await.unwrap();
@@ -246,6 +246,35 @@ async fn a_group_that_cannot_continue_says_why_and_stops_no_other() {
     running.stop().await;
 }
 
+/// A message that is too large for a job stops nothing; and the position follows the oplog while there is no message.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_message_that_cannot_be_a_job_is_skipped_and_an_idle_group_keeps_up() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    consumers::declare(&store, "g", patterns(["a"]), handle(), From::Now).await.unwrap();
+    let running = Local::recruiter(&database, &[]);
+    let body = doc! { "text": "x".repeat(4_500_000) };
+    let messages = [doc! { "topic": "a", "body": body }, doc! { "topic": "a", "body": { "n": 1 } }];
+    database.raw("messages").insert_one(doc! { "at": bson::DateTime::now(), "messages": messages.to_vec() }).await.unwrap();
+    wait_until(SOON, "the next message is a job", async || count(&database, "scheduled", doc! {}).await == 1).await;
+    let group = async || consumers::list(&store).await.unwrap().remove(0).1.unwrap();
+    assert_eq!((group().await.forwarded, group().await.skipped), (1, 1));
+    let before = group().await.position;
+    wait_until(SOON * 2, "the position moves without a message", async || {
+        database.raw("elsewhere").insert_one(doc! {}).await.unwrap();
+        group().await.position != before
+    })
+    .await;
+    publish(&store, "a", [2]).await;
+    wait_until(SOON, "the message after that", async || numbers(&database, "generic").await.len() == 2).await;
+    // Removed and declared again: another group, whatever its revision is.
+    assert!(consumers::remove(&store, "g").await.unwrap());
+    consumers::declare(&store, "g", patterns(["a"]), handle(), From::Now).await.unwrap();
+    publish(&store, "a", [3]).await;
+    wait_until(SOON, "the message of the new group", async || numbers(&database, "generic").await.contains(&3)).await;
+    running.stop().await;
+}
+
 #[tokio::test]
 async fn wrong_groups_are_refused_with_the_reason() {
     let database = TestDatabase::new().await;
@@ -258,10 +287,10 @@ async fn wrong_groups_are_refused_with_the_reason() {
         ("a", NewJob::bundle_of_class("x", [doc! {}]), "bundle"),
     ];
     for (name, job, said) in wrong {
-        let problem = consumers::declare(&store, name, patterns(["a"]), job, None).await.unwrap_err().to_string();
+        let problem = consumers::declare(&store, name, patterns(["a"]), job, From::Now).await.unwrap_err().to_string();
         assert!(problem.contains(said), "{problem}");
     }
-    let no_topic = consumers::declare(&store, "a", [], handle(), None).await;
+    let no_topic = consumers::declare(&store, "a", [], handle(), From::Now).await;
     assert!(no_topic.unwrap_err().to_string().contains("no topic"));
     assert!(matches!(consumers::reset(&store, "nobody", From::Now).await, Err(ConsumerError::Unknown(_))));
     for (args, said) in [

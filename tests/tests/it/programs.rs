@@ -64,6 +64,24 @@ async fn until_ready(worker: &Process) {
     wait_until(SOON, "the worker is ready", async || worker.stderr().contains("ready for work")).await;
 }
 
+/// From the command line to a program, for each job or long-lived; what is no trace is refused.
+#[tokio::test]
+async fn a_trace_goes_from_the_enqueuer_to_the_program() {
+    let database = TestDatabase::new().await;
+    let directory = tempfile::tempdir().unwrap();
+    let config = workables(directory.path(), "[workables.trace]\ncommand = [\"printenv\", \"TRACEPARENT\"]\n");
+    let (_recruiter, _worker) = (recruiter(&database), worker(&database, &["--config", &config]));
+    let trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+    let said = super::cli::recruiter(&database, &["enqueue", "--class", "trace", "--traceparent", trace]);
+    assert_eq!(said.code, 0, "{}", said.err);
+    let job = until_archived(&database, 1).await.remove(0);
+    assert_eq!((job.get_str("result").unwrap(), job.get_str("traceparent").unwrap()), (trace, trace), "{job}");
+    let refused = super::cli::recruiter(&database, &["enqueue", "--class", "trace", "--traceparent", "00-short"]);
+    assert!(refused.code == 2 && refused.err.contains("traceparent"), "{}", refused.err);
+    let refused = NewJob::of_class("trace", doc! {}).traceparent("").enqueue(&store(&database).await).await.unwrap_err();
+    assert!(refused.to_string().contains("W3C"), "{refused}");
+}
+
 /// I5, I6: jobs do not pay for a worker that was given more of them than it can open files for.
 #[tokio::test]
 async fn a_worker_runs_no_more_programs_than_its_files_are_enough_for() {

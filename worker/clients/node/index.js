@@ -49,6 +49,7 @@ class Job {
     this.isLastAttempt = line.is_last_attempt;
     this.item = line.item;
     this.items = line.items;
+    this.traceparent = line.traceparent;
     this.timeLimit = line.time_limit_ms === undefined ? undefined : line.time_limit_ms / 1000;
     this.lastCheckpoint = line.checkpoint;
   }

@@ -273,6 +273,9 @@ impl Process {
         if let Some(item) = job.item() {
             (line["item"], line["items"]) = (item.index.into(), item.of.into());
         }
+        if let Some(traceparent) = job.traceparent() {
+            line["traceparent"] = traceparent.into();
+        }
         if let Some(deadline) = job.deadline() {
             let left = deadline.saturating_duration_since(Instant::now()).as_millis();
             line["time_limit_ms"] = u64::try_from(left).unwrap_or(u64::MAX).into();

@@ -224,6 +224,9 @@ impl Invocation {
             .env("RECRUITER_JOB_GROUP", job.group())
             .env("RECRUITER_ATTEMPT", job.attempt().to_string())
             .env("RECRUITER_IS_LAST_ATTEMPT", job.is_last_attempt().to_string());
+        if let Some(traceparent) = job.traceparent() {
+            command.env("TRACEPARENT", traceparent);
+        }
         if let Some(item) = job.item() {
             command.env("RECRUITER_ITEM", item.index.to_string()).env("RECRUITER_ITEMS", item.of.to_string());
         }

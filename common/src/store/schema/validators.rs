@@ -93,6 +93,7 @@ fn job_properties() -> Document {
         "tags": tags(),
         "halt_on_failure": optional("bool", "true or false"),
         "urn": optional("string", "a text"),
+        "traceparent": optional("string", "a text"),
         "once": optional("bool", "true or false"),
         "recovered_from": optional("objectId", "the id of a job"),
         "schedule": optional("object", "the run of a schedule: {name, slot}"),

@@ -84,6 +84,8 @@ class Job:
         #: The index of the item of a bundle, from 0, and the number of items.
         self.item: Optional[int] = line.get("item")
         self.items: Optional[int] = line.get("items")
+        #: The trace that the job belongs to, a W3C traceparent, or None.
+        self.traceparent: Optional[str] = line.get("traceparent")
         #: The time limit in seconds, when the job began.
         limit = line.get("time_limit_ms")
         self.time_limit: Optional[float] = None if limit is None else limit / 1000
