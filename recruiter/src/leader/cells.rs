@@ -8,8 +8,8 @@
 //!
 //! **Lead.** An assignment travels to a worker before its job starts, so an interval lasts for some time after the assignment: the *lead* of
 //! the resource. It is at least twice the time in which workers have answered their assignments lately. If it is too short all the same, the
-//! job comes back unstarted, and the lead is doubled. With each other assignment it decreases again. A long lead costs starts, but no rate is
-//! exceeded, and no job waits for ever.
+//! job comes back unstarted, and the lead is doubled. With each other assignment it is halved again, so that it does not outlive its cause. A
+//! long lead costs starts, but no rate is exceeded, and no job waits for ever.
 //!
 //! A new leader takes no cell that an earlier leader can have taken. It knows those of slow rates, and of leads of more than two seconds, from
 //! the database.
@@ -32,7 +32,7 @@ const LEAD: TimeDelta = TimeDelta::milliseconds(100);
 /// Longer leads are kept for the next leader.
 const USUAL_LEAD: TimeDelta = TimeDelta::seconds(2);
 /// The longest lead: a worker starts a job within this time after its assignment, or MongoDB does not answer.
-const LONGEST_LEAD: TimeDelta = TimeDelta::seconds(20);
+const LONGEST_LEAD: TimeDelta = TimeDelta::seconds(10);
 /// Clocks differ by less than this.
 const CLOCK_MARGIN: TimeDelta = TimeDelta::seconds(1);
 /// If starts are further apart, the next free cell is kept for the next leader.
@@ -68,7 +68,7 @@ impl Cells {
     /// Notes that a worker has answered an assignment within this time.
     pub(super) fn observe(&mut self, travel: Duration) {
         let travel = TimeDelta::from_std(travel).unwrap_or(LONGEST_LEAD).min(LONGEST_LEAD / 2);
-        self.travel = travel.max(self.travel - self.travel / 8);
+        self.travel = travel.max(self.travel / 2);
     }
 
     /// How many starts of this resource may be assigned now, or when the next one may be.
@@ -111,7 +111,7 @@ impl Cells {
         let last = leads.iter().position(|(other, _)| other == resource).map(|index| leads.swap_remove(index).1);
         let lead = match last {
             Some(last) => before.max(last * 2).min(LONGEST_LEAD),
-            None => (before - before / 8).max(shortest_lead(rate)).max(self.travel * 2),
+            None => (before / 2).max(shortest_lead(rate)).max(self.travel * 2),
         };
         leads.push((resource.to_owned(), lead));
         if lead > shortest_lead(rate).max(self.travel * 2) {
@@ -306,11 +306,11 @@ mod tests {
         cells.observe(Duration::from_millis(400));
         assert_eq!(lead(&cells), 800);
         cells.observe(Duration::from_millis(3));
-        assert_eq!(lead(&cells), 700);
+        assert_eq!(lead(&cells), 400);
         cells.take("api", rate, &job(), at(0));
         assert!(cells.to_keep().is_empty());
         cells.observe(Duration::from_secs(3_600));
-        assert_eq!(lead(&cells), 20_000);
+        assert_eq!(lead(&cells), 10_000);
         cells.take("api", rate, &job(), at(100_000));
         assert_eq!(cells.to_keep().len(), 1, "the next leader does not know this lead");
     }
@@ -328,9 +328,9 @@ mod tests {
         assert_eq!([lead(&mut cells, &late), lead(&mut cells, &late), lead(&mut cells, &late)], [20, 40, 80]);
         assert!(cells.to_keep().is_empty(), "the next leader waits for as long");
         cells.was_not_assigned(late.id);
-        assert_eq!(lead(&mut cells, &late), 70, "it was not on its way");
+        assert_eq!(lead(&mut cells, &late), 40, "it was not on its way");
         let again = ScheduledJob { scheduled_at: at(1), ..late };
-        assert_eq!(lead(&mut cells, &again), 61, "it was started, and is retried");
+        assert_eq!(lead(&mut cells, &again), 20, "it was started, and is retried");
         assert_eq!((0..40).map(|_| lead(&mut cells, &job())).last(), Some(20));
         let other = job();
         let longest = (0..40).map(|_| lead(&mut cells, &other)).last();
