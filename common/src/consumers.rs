@@ -7,7 +7,7 @@
 //! after it, and inserts their jobs and moves the position in one transaction, if the position is still the one that it has read. So each
 //! message becomes exactly one job, also if a recruiter dies or two of them lead. The history is MongoDB's oplog: a group whose position it
 //! no longer holds stops with a problem, and goes on after [`reset`]. The leader moves the position also while there is no message, so that
-//! only a group that nobody reads falls behind.
+//! a group falls behind only while no recruiter leads.
 
 use bson::{Bson, Document, doc};
 

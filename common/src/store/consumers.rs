@@ -22,7 +22,7 @@ pub const MOST_CONSUMERS: u32 = 100;
 impl Store {
     /// All consumer groups, by name. None, if the database has no messages.
     ///
-    /// Filter: none. Index: `_id`. Invariant: none, a move repeats what was read.
+    /// Filter: none. Index: `_id`. Invariant: none, the filter of each move has the position that was read.
     pub async fn consumers(&self) -> Result<Vec<Document>, StoreError> {
         if !self.is_in_use(Feature::Messages).await? {
             return Ok(Vec::new());

@@ -99,7 +99,7 @@ impl Cells {
 
     /// Adjusts the lead of the resource. The job comes back with the same due date if it was not started.
     fn learn(&mut self, resource: &str, rate: Rate, job: &ScheduledJob) -> TimeDelta {
-        let before = self.lead(resource, rate);
+        let (before, shortest) = (self.lead(resource, rate), self.shortest_lead(rate));
         if self.assigned.len() >= MOST {
             self.assigned.clear();
         }
@@ -111,10 +111,10 @@ impl Cells {
         let last = leads.iter().position(|(other, _)| other == resource).map(|index| leads.swap_remove(index).1);
         let lead = match last {
             Some(last) => before.max(last * 2).min(LONGEST_LEAD),
-            None => (before / 2).max(shortest_lead(rate)).max(self.travel * 2),
+            None => (before / 2).max(shortest),
         };
         leads.push((resource.to_owned(), lead));
-        if lead > shortest_lead(rate).max(self.travel * 2) {
+        if lead > shortest {
             self.leads.insert(resource.to_owned(), lead);
         } else {
             self.leads.remove(resource);
@@ -127,7 +127,7 @@ impl Cells {
         self.assigned.remove(&job);
     }
 
-    /// Forgets which jobs were assigned: nobody knows what became of them.
+    /// Forgets which jobs were assigned: the leader does not know whether they were started.
     pub(super) fn forget(&mut self) {
         self.assigned.clear();
     }

@@ -1,4 +1,4 @@
-//! The duty of consumer groups: makes each message of their topics a job. It runs beside the rounds, and never delays them.
+//! The duty of consumer groups: makes each message of their topics a job. It runs beside the rounds, in batches that are small enough not to delay them.
 //!
 //! Each group has a reader of its own, which begins at the group's position. When the group is changed, or another leader has moved its
 //! position, the reader ends, and the next search begins another one. A reader gets the messages of all topics and leaves out those of
@@ -46,9 +46,9 @@ pub(crate) struct Consumers<'a> {
     readers: FuturesUnordered<BoxFuture<'a, Ended>>,
     /// Ends each reader.
     running: BTreeMap<Version, CancellationToken>,
-    /// The sessions of groups that nobody reads now. The next transaction of a group ends one that is still open.
+    /// The sessions of groups without a reader. The next transaction of a group ends one that is still open.
     sessions: HashMap<String, CommitSession>,
-    /// Groups that cannot continue until somebody changes them, and invalid documents.
+    /// Groups that cannot continue until an operator changes them, and invalid documents.
     stopped: BTreeSet<Version>,
 }
 

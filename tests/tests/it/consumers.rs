@@ -1,4 +1,4 @@
-//! Consumer groups: each message becomes exactly one job, whoever leads and whatever dies.
+//! Consumer groups: each message becomes exactly one job, also if recruiters die.
 
 use std::{
     collections::HashMap,
