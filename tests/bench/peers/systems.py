@@ -66,6 +66,7 @@ class Recruiter(System):
     ]
     ordinary_sweep = [{"workers": ordinary.PROCESSES, "slots": ordinary.SLOTS_EACH}]
     load = ("--jobs", "jobs_per_second")
+    ordinary_flags: tuple[str, ...] = ()
 
     def set_up(self, _cache):
         self.program = install.recruiter()
@@ -96,6 +97,7 @@ class Recruiter(System):
         plain = [str(load.ms) for load in loads if not load.long_ms]
         long = max(load.long_ms for load in loads)
         arguments = ["--durations", ",".join(plain), "--long", str(long), "--jobs", str(max(jobs)), *flags(settings[0])]
+        arguments += self.ordinary_flags
         told = self.bench(server.fresh("ordinary"), "ordinary", *arguments)
         if len(told["rows"]) != len(loads):
             raise RuntimeError(f"`recruiter bench ordinary` has {len(told['rows'])} rows instead of {len(loads)}")
@@ -106,6 +108,14 @@ class Recruiter(System):
         # `recruiter bench` takes the address by a variable of its own, so that nobody measures on a database in use.
         uri = {"MONGODB_URI": address, "RECRUITER_BENCH_ON": address}
         return json.loads(command([self.program, "bench", "--json", *arguments], uri).splitlines()[-1])
+
+
+class RecruiterRepeatable(Recruiter):
+    """Jobs that are run again after the death of their worker, as those of all the others are; by default they are not."""
+
+    name, title = "recruiter-repeatable", "Recruiter, repeatable jobs"
+    sweep = None
+    ordinary_flags = ("--repeatable",)
 
 
 class RecruiterBundles(Recruiter):
@@ -339,6 +349,7 @@ class Agenda(NodeSystem):
 
 ALL = [
     Recruiter,
+    RecruiterRepeatable,
     RecruiterBundles,
     River,
     BullMq,

@@ -29,6 +29,7 @@ mod library;
 mod library_own_client;
 mod limits;
 mod lines;
+mod locked_ahead;
 mod long_lived;
 mod messages;
 mod mongo_shell;

@@ -80,7 +80,7 @@ impl Intake {
         if answered.is_fruitless() {
             self.environment.lease.request_heartbeat();
         }
-        let Answered { start, mut startable, claims, refused, unanswered, archived } = answered;
+        let Answered { start, mut startable, claims, refused, unanswered, archived, took: _ } = answered;
         for job in refused.iter().filter_map(|id| startable.get(id)).map(Startable::job) {
             self.archive_malformed(job.id, &job.document, &Failure::new(failure::MALFORMED, "MongoDB cannot start it"), start.now);
         }

@@ -4,13 +4,14 @@
 //! |---|---|
 //! | `session` | one registration: the event loop |
 //! | `own` | jobs that this process has enqueued and executes itself |
-//! | `table` | the jobs that a session holds, and the phase of each |
+//! | `table`, `phases` | the jobs that a session holds, and the phase of each |
 //! | `work` | takes assignments, starts and runs their jobs, and reports to the roster |
 //! | `slots` | the tasks that run jobs, and the number of free slots |
 //! | `prefetch` | the queue of jobs to start, and how many jobs are accepted ahead |
 //! | `intake` | decides which assigned jobs can be started, and which locked jobs are run |
 //! | `startable` | a job that this worker can start |
 //! | `starts` | starts that MongoDB has not answered yet |
+//! | `locked_ahead` | jobs that are started before a slot is free |
 //! | `reading`, `portion` | assigned jobs, read in portions over a slow connection |
 //! | `unconfirmed` | starts whose reply was lost or late |
 //! | `skipped` | jobs that were assigned and not run |
@@ -44,8 +45,10 @@ mod intake;
 mod items;
 mod leader;
 mod lease;
+mod locked_ahead;
 pub(crate) mod memory;
 pub(crate) mod own;
+mod phases;
 mod portion;
 mod prefetch;
 pub(crate) mod ran;

@@ -26,6 +26,11 @@ const BYTES: usize = 16 * 1024 * 1024;
 const SHORTEST: Duration = Duration::from_millis(80);
 const LONGEST: Duration = Duration::from_millis(250);
 const ROUND_TRIPS: u32 = 12;
+/// The same for jobs that are locked ahead, in starts; and the maximum number of these jobs.
+const SHORTEST_LOCK: Duration = Duration::from_millis(5);
+const LONGEST_LOCK: Duration = Duration::from_millis(50);
+const STARTS: u32 = 3;
+const MOST_LOCKED: u32 = 250;
 /// A job is returned when it has waited for this number of horizons.
 const RETURN_AFTER: u32 = 2;
 /// Busy time after which an ended job has 37 % of its weight in the rate, in seconds.
@@ -42,8 +47,18 @@ pub(crate) struct Prefetch {
     mean_bytes: usize,
     rate: Rate,
     round_trip: Duration,
+    start_took: Duration,
     /// No job has ended since jobs were returned: the worker accepts none ahead.
     is_stalled: bool,
+}
+
+/// The jobs of the next start.
+#[derive(Default)]
+pub(crate) struct Next {
+    /// Jobs for free slots.
+    pub(crate) jobs: Vec<Startable>,
+    /// Jobs to be locked ahead.
+    pub(crate) ahead: Vec<Startable>,
 }
 
 struct Waiting {
@@ -54,7 +69,8 @@ struct Waiting {
 impl Default for Prefetch {
     fn default() -> Self {
         let (queue, jobs) = (BTreeMap::new(), HashSet::new());
-        Self { queue, jobs, bytes: 0, mean_bytes: 0, rate: Rate::default(), round_trip: Duration::ZERO, is_stalled: false }
+        let (round_trip, start_took) = (Duration::ZERO, Duration::ZERO);
+        Self { queue, jobs, bytes: 0, mean_bytes: 0, rate: Rate::default(), round_trip, start_took, is_stalled: false }
     }
 }
 
@@ -77,16 +93,29 @@ impl Prefetch {
         without_room
     }
 
-    /// Removes the first jobs in their order.
-    pub(crate) fn next(&mut self, count: usize) -> Vec<Startable> {
-        let mut next = Vec::with_capacity(count.min(self.queue.len()));
-        while next.len() < count
+    /// Removes the first jobs in their order: `free` of them for free slots, and up to `ahead` more, as long as they may be locked ahead.
+    pub(crate) fn next(&mut self, free: usize, ahead: usize) -> Next {
+        let mut next = Next::default();
+        while next.jobs.len() < free
             && let Some((_, Waiting { job, .. })) = self.queue.pop_first()
         {
             self.forget(&job);
-            next.push(job);
+            next.jobs.push(job);
+        }
+        while next.ahead.len() < ahead
+            && let Some(first) = self.queue.first_entry().filter(|first| first.get().job.may_be_locked_ahead())
+        {
+            let Waiting { job, .. } = first.remove();
+            self.forget(&job);
+            next.ahead.push(job);
         }
         next
+    }
+
+    /// Removes all jobs. Returns their ids.
+    pub(crate) fn clear(&mut self) -> Vec<JobId> {
+        (self.bytes, self.queue) = (0, BTreeMap::new());
+        self.jobs.drain().collect()
     }
 
     /// Removes the jobs that have waited too long.
@@ -141,16 +170,24 @@ impl Prefetch {
 
     /// How many jobs this worker would start within the horizon.
     fn wanted(&self) -> u32 {
-        if self.is_stalled {
-            return 0;
-        }
-        let wanted = self.rate.per_second() * self.horizon().as_secs_f64();
-        if wanted < 1.0 {
+        self.rate_within(self.horizon()).min(MOST).min(u32::try_from(BYTES / self.mean_bytes.max(1)).unwrap_or(u32::MAX))
+    }
+
+    /// How many jobs end within this time.
+    fn rate_within(&self, time: Duration) -> u32 {
+        let ends = self.rate.per_second() * time.as_secs_f64();
+        if self.is_stalled || ends < 1.0 {
             return 0;
         }
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a float becomes the nearest integer of the type")]
-        let wanted = wanted.round() as u32;
-        wanted.min(MOST).min(u32::try_from(BYTES / self.mean_bytes.max(1)).unwrap_or(u32::MAX))
+        let ends = ends.round() as u32;
+        ends
+    }
+
+    /// How many jobs are locked ahead: as many as end while the answer of a start is awaited, with a reserve.
+    pub(crate) fn to_lock_ahead(&self) -> u32 {
+        let during = (self.start_took * STARTS).clamp(SHORTEST_LOCK, LONGEST_LOCK);
+        self.rate_within(during).min(MOST_LOCKED)
     }
 
     fn horizon(&self) -> Duration {
@@ -163,13 +200,24 @@ impl Prefetch {
         self.rate.ended(count, now.saturating_duration_since(busy_since));
     }
 
+    /// No jobs are accepted or locked ahead until one ends.
+    pub(crate) fn stall(&mut self) {
+        self.is_stalled = true;
+    }
+
+    /// Notes the duration of a start.
+    pub(crate) fn start_took(&mut self, took: Duration) {
+        self.start_took = smoothed_time(self.start_took, took);
+    }
+
     /// Notes the duration of a report to MongoDB.
     pub(crate) fn round_trip(&mut self, took: Duration) {
-        self.round_trip = match self.round_trip {
-            Duration::ZERO => took,
-            mean => mean - mean / SMOOTHING + took / SMOOTHING,
-        };
+        self.round_trip = smoothed_time(self.round_trip, took);
     }
+}
+
+fn smoothed_time(mean: Duration, value: Duration) -> Duration {
+    if mean.is_zero() { value } else { mean - mean / SMOOTHING + value / SMOOTHING }
 }
 
 fn smoothed(mean: usize, value: usize) -> usize {

@@ -2,10 +2,13 @@
 
 use std::{sync::Arc, time::Instant as Monotonic};
 
-use recruiter_common::{ids::JobId, shutdown::pause};
-use tokio::task::{JoinError, JoinSet};
+use recruiter_common::{ids::JobId, shutdown::pause, store::Position};
+use tokio::{
+    sync::oneshot,
+    task::{JoinError, JoinSet},
+};
 
-use super::table::{Phase, Table};
+use super::{phases::Phase, table::Table};
 use crate::{
     cancellation::{Cancel, Cancellation},
     panics::failure_of,
@@ -39,7 +42,7 @@ impl From<JoinError> for TaskPanicked {
 
 impl Slots {
     pub(crate) fn new(capacity: u32, threads: Threads) -> Self {
-        Self { capacity, table: Arc::default(), tasks: JoinSet::new(), threads }
+        Self { capacity, table: Arc::new(Table::new(capacity, threads.clone())), tasks: JoinSet::new(), threads }
     }
 
     pub(crate) fn table(&self) -> Arc<Table> {
@@ -48,19 +51,31 @@ impl Slots {
 
     /// Reserves slots for jobs that are about to be started.
     pub(crate) fn reserve(&self, jobs: impl IntoIterator<Item = JobId>) {
-        self.table.entries().extend(jobs.into_iter().map(|job| (job, Phase::Reserved(Arc::default()))));
+        let mut phases = self.table.phases();
+        jobs.into_iter().for_each(|job| drop(phases.set(job, Phase::Reserved)));
+    }
+
+    /// Adds jobs that are about to be started before slots are free.
+    pub(crate) fn lock_ahead(&self, positions: impl IntoIterator<Item = Position>) {
+        let mut phases = self.table.phases();
+        positions.into_iter().for_each(|position| drop(phases.set(position.2, Phase::LockedAhead(position))));
     }
 
     /// Frees the slots of jobs that are not run.
     pub(crate) fn release(&self, jobs: impl IntoIterator<Item = JobId>) {
-        let mut entries = self.table.entries();
-        jobs.into_iter().for_each(|job| drop(entries.remove(&job)));
+        let mut phases = self.table.phases();
+        jobs.into_iter().for_each(|job| drop(phases.remove(job)));
     }
 
-    /// Runs a job in the slot that is reserved for it, in a task of its own.
-    pub(crate) fn run<A: Future<Output = JobId> + Send + 'static>(&mut self, job: JobId, attempt: impl FnOnce(Arc<Cancel>) -> A) {
-        let cancel = self.table.fill(job);
-        self.tasks.spawn(attempt(cancel));
+    /// Runs a started job in a task of its own: in the slot that is reserved for it, or as soon as the job gets a slot if it is locked
+    /// ahead.
+    pub(crate) fn run<A: Future<Output = JobId> + Send + 'static>(
+        &mut self,
+        job: JobId,
+        attempt: impl FnOnce(Arc<Cancel>, Option<oneshot::Receiver<()>>) -> A,
+    ) {
+        let (cancel, slot) = self.table.fill(job);
+        self.tasks.spawn(attempt(cancel, slot));
     }
 
     /// Waits until the number of free slots may have changed: jobs have ended, a shortage eases, or a thread of an earlier session has
@@ -88,7 +103,7 @@ impl Slots {
         let mut ended = Some(self.tasks.join_next().await?);
         while let Some(task) = ended {
             match task {
-                Ok(job) => drop(self.table.entries().remove(&job)),
+                Ok(job) => drop(self.table.phases().remove(job)),
                 Err(error) => return Some(Err(error.into())),
             }
             ended = self.tasks.try_join_next();
@@ -103,7 +118,7 @@ impl Slots {
 
     /// Whether the job has an entry in the table.
     pub(crate) fn holds(&self, job: JobId) -> bool {
-        self.table.entries().contains_key(&job)
+        self.table.phases().get(job).is_some()
     }
 
     /// The jobs with an entry in the table, without those whose end is recorded.
@@ -111,17 +126,21 @@ impl Slots {
         self.table.jobs()
     }
 
-    /// The number of free slots. A shortage of a resource, threads of an earlier session, and too many unrecorded ends reduce it.
+    /// The number of free slots.
     pub(crate) fn count_free(&self) -> u32 {
-        let allowed = self.table.shortage().allowed(self.capacity, Monotonic::now());
-        self.table.count_free(allowed.saturating_sub(self.threads.abandoned()))
+        self.table.count_free()
     }
 
-    /// Cancels a job that runs or whose start is on its way. Returns whether there is such a job.
+    /// The number of jobs that are locked ahead. They get free slots before other jobs.
+    pub(crate) fn locked_ahead(&self) -> u32 {
+        self.table.phases().locked_ahead()
+    }
+
+    /// Cancels a job that runs, waits for its slot, or whose start is on its way. Returns whether there is such a job.
     pub(crate) fn cancel(&self, job: JobId, why: Cancellation) -> bool {
-        let cancel = match self.table.entries().get(&job) {
-            Some(Phase::Reserved(cancel) | Phase::Running(cancel)) => cancel.clone(),
-            Some(Phase::Ended(_) | Phase::Recorded(_)) | None => return false,
+        let cancel = match self.table.phases().get(job) {
+            Some((Phase::Reserved | Phase::LockedAhead(_) | Phase::Recalled | Phase::Running, cancel)) => cancel.clone(),
+            Some((Phase::Ended | Phase::Recorded, _)) | None => return false,
         };
         cancel.cancel(why);
         true
@@ -129,7 +148,7 @@ impl Slots {
 
     /// Calls `apply` with the cancellation of every job in the table.
     pub(crate) fn for_each_job(&self, apply: impl Fn(&Cancel)) {
-        let jobs: Vec<Arc<Cancel>> = self.table.entries().values().map(Phase::cancel).cloned().collect();
+        let jobs: Vec<Arc<Cancel>> = self.table.phases().iter().map(|(.., cancel)| cancel.clone()).collect();
         jobs.iter().for_each(|cancel| apply(cancel));
     }
 }
@@ -145,7 +164,7 @@ mod tests {
         slots.reserve([first, second]);
         assert_eq!((slots.count_free(), slots.holds(first), slots.running()), (1, true, 0));
         assert!(slots.cancel(first, Cancellation::Requested), "it is about to run");
-        slots.run(first, |cancel| async move {
+        slots.run(first, |cancel, _| async move {
             cancel.cancelled().await;
             first
         });
@@ -159,7 +178,7 @@ mod tests {
     async fn a_task_that_panics_is_an_answer() {
         let mut slots = Slots::new(1, Threads::default());
         let job = JobId::new();
-        slots.run(job, |_| async { panic!("a panic that this test wants") });
+        slots.run(job, |_, _| async { panic!("a panic that this test wants") });
         assert_eq!((slots.changed().await, slots.holds(job)), (Err(TaskPanicked), true));
     }
 

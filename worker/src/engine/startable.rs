@@ -62,6 +62,13 @@ impl Startable {
         (Reverse(self.job.priority.get().into()), self.job.due().unwrap_or_default(), self.job.id)
     }
 
+    /// Whether it may be [locked ahead](super::locked_ahead). A job that others wait for, or that may no longer start later, may not.
+    pub(crate) fn may_be_locked_ahead(&self) -> bool {
+        let Job { attempts, gate, unique, expires_at, bundle, .. } = self.job.as_ref();
+        let is_plain = gate.is_none() && unique.is_none() && expires_at.is_none() && bundle.is_none() && self.early.is_none();
+        is_plain && *attempts == 0 && matches!(self.if_worker_dies, IfWorkerDies::RetryAfterMs(_))
+    }
+
     /// The size of its document.
     pub(crate) fn bytes(&self) -> usize {
         self.job.document.as_bytes().len()

@@ -7,6 +7,7 @@
 use std::{
     collections::{HashMap, HashSet},
     sync::Arc,
+    time::{Duration, Instant as Monotonic},
 };
 
 use recruiter_common::{
@@ -19,6 +20,7 @@ use tokio::task::JoinSet;
 
 use super::{
     environment::Environment,
+    prefetch::Next,
     slots::{Slots, TaskPanicked},
     startable::Startable,
 };
@@ -45,6 +47,8 @@ pub(crate) struct Answered {
     pub(crate) unanswered: Vec<JobId>,
     /// The locked jobs that are already in the archive.
     pub(crate) archived: Result<HashSet<JobId>, StoreError>,
+    /// How long the answer took.
+    pub(crate) took: Duration,
 }
 
 impl Starts {
@@ -62,18 +66,20 @@ impl Starts {
         self.tasks.is_empty()
     }
 
-    /// Reserves slots for these jobs and sends a start that locks them. If the lease is over, nothing is sent, and the ids of the jobs are
-    /// returned: they stay due.
-    pub(crate) fn send(&mut self, jobs: Vec<Startable>, slots: &Slots) -> Vec<JobId> {
+    /// Sends a start that locks these jobs: reserves slots for the first, and locks the others ahead. If the lease is over, nothing is sent,
+    /// and the ids of the jobs are returned: they stay due.
+    pub(crate) fn send(&mut self, next: Next, slots: &Slots) -> Vec<JobId> {
+        let Next { jobs, ahead } = next;
         let Some(lease_until) = self.environment.lease.until() else {
             tracing::warn!(count = jobs.len(), "not starting jobs: no heartbeat was acknowledged within the lease");
-            return jobs.iter().map(Startable::id).collect();
+            return jobs.iter().chain(&ahead).map(Startable::id).collect();
         };
         let (process, now) = (&self.environment.dependencies.process, self.environment.dependencies.store.now());
         let start =
             Start { id: StartId::new(), worker: self.worker, hostname: process.hostname.clone(), pid: process.pid, lease_until, now };
-        let startable: HashMap<JobId, Startable> = jobs.into_iter().map(|job| (job.id(), job)).collect();
-        slots.reserve(startable.keys().copied());
+        slots.reserve(jobs.iter().map(Startable::id));
+        slots.lock_ahead(ahead.iter().map(Startable::position));
+        let startable: HashMap<JobId, Startable> = jobs.into_iter().chain(ahead).map(|job| (job.id(), job)).collect();
         let store = Store::clone(&self.environment.dependencies.store);
         self.tasks.spawn(async move { lock(&store, start, startable).await });
         Vec::new()
@@ -89,14 +95,16 @@ impl Starts {
 ///
 /// The archive is read after the start and not beside it, because a job can be archived and enqueued again until it is locked.
 async fn lock(store: &Store, start: Start, startable: HashMap<JobId, Startable>) -> Answered {
-    let mut answered =
-        Answered { start, startable, claims: Vec::new(), refused: Vec::new(), unanswered: Vec::new(), archived: Ok(HashSet::new()) };
+    let sent = Monotonic::now();
+    let (claims, refused, unanswered) = (Vec::new(), Vec::new(), Vec::new());
+    let mut answered = Answered { start, startable, claims, refused, unanswered, archived: Ok(HashSet::new()), took: Duration::ZERO };
     answered.lock(store).await;
     let can_be_resent = |id: &JobId| answered.startable.get(id).is_none_or(|startable| startable.can_be_resent(answered.start.now));
     let resendable: Vec<JobId> = answered.claims.iter().map(|claim| claim.job()).filter(can_be_resent).collect();
     if !resendable.is_empty() {
         answered.archived = store.already_archived(&resendable).await;
     }
+    answered.took = sent.elapsed();
     answered
 }
 

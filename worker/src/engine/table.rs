@@ -1,11 +1,12 @@
 //! The table of the jobs that a session holds: one entry for each job, with its phase.
 //!
-//! The session reserves a slot before it locks a job. The slot is free for another job as soon as the first has been executed. Its entry
-//! stays until its end is recorded and its hooks have returned. The number of such entries is limited. Reports and heartbeats write the
-//! jobs of the table into the roster, where a cleaner finds them.
+//! The session reserves a slot before it locks a job, unless it locks the job ahead. The slot is free for another job as soon as the first
+//! has been executed: a job that is locked ahead gets it at once. The entry of a job stays until its end is recorded and its hooks have
+//! returned. The number of such entries is limited. Reports and heartbeats write the jobs of the table into the roster, where a cleaner
+//! finds them.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::HashSet,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicUsize, Ordering},
@@ -14,10 +15,13 @@ use std::{
 };
 
 use recruiter_common::ids::JobId;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, oneshot};
 
-use super::shortage::Shortage;
-use crate::cancellation::Cancel;
+use super::{
+    phases::{Phase, Phases},
+    shortage::Shortage,
+};
+use crate::{cancellation::Cancel, threads::Threads};
 
 /// Maximum number of jobs without a slot whose ends are not recorded yet or whose hooks still run; with more slots than this, their number.
 const UNRECORDED: u32 = 64;
@@ -25,7 +29,11 @@ const UNRECORDED: u32 = 64;
 /// The table. The session, its heartbeat and its running jobs share it.
 #[derive(Debug, Default)]
 pub(crate) struct Table {
-    jobs: Mutex<HashMap<JobId, Phase>>,
+    /// The number of slots.
+    capacity: u32,
+    /// The threads of the worker's blocking jobs.
+    threads: Threads,
+    phases: Mutex<Phases>,
     /// Jobs of unconfirmed starts. They have no slot.
     unconfirmed: Mutex<HashSet<JobId>>,
     /// Queued jobs, which are not started yet. They have no slot.
@@ -36,30 +44,15 @@ pub(crate) struct Table {
     /// The permits of jobs that have ended since [`Table::take_released`] was called.
     released: Mutex<Vec<String>>,
     shortage: Mutex<Shortage>,
-}
-
-/// The phase of a job. The first two phases use a slot.
-#[derive(Debug)]
-pub(crate) enum Phase {
-    /// The start of the job is on its way. The job can already be cancelled.
-    Reserved(Arc<Cancel>),
-    /// The job runs.
-    Running(Arc<Cancel>),
-    /// The job was executed, and its end is being recorded.
-    Ended(Arc<Cancel>),
-    /// The end of the job is recorded, and its hooks run.
-    Recorded(Arc<Cancel>),
-}
-
-impl Phase {
-    pub(crate) fn cancel(&self) -> &Arc<Cancel> {
-        match self {
-            Self::Reserved(cancel) | Self::Running(cancel) | Self::Ended(cancel) | Self::Recorded(cancel) => cancel,
-        }
-    }
+    /// Jobs that were locked ahead and are released, since [`Table::take_unlocked`] was called.
+    unlocked: Mutex<Vec<JobId>>,
 }
 
 impl Table {
+    pub(crate) fn new(capacity: u32, threads: Threads) -> Self {
+        Self { capacity, threads, ..Self::default() }
+    }
+
     /// The jobs that this worker may have locked before its next report, for the roster.
     pub(crate) fn working_on(&self) -> Vec<JobId> {
         // In the order in which a job moves, so that a job that moves meanwhile is not missed.
@@ -84,27 +77,77 @@ impl Table {
 
     /// The jobs with an entry, without those whose end is recorded.
     pub(crate) fn jobs(&self) -> Vec<JobId> {
-        self.entries().iter().filter(|(_, phase)| !matches!(phase, Phase::Recorded(_))).map(|(job, _)| *job).collect()
+        self.phases().iter().filter(|(_, phase, _)| *phase != Phase::Recorded).map(|(job, ..)| job).collect()
     }
 
-    /// The jobs whose start is on its way.
+    /// The jobs whose start may be on its way.
     pub(crate) fn reserved(&self) -> Vec<JobId> {
-        self.entries().iter().filter(|(_, phase)| matches!(phase, Phase::Reserved(_))).map(|(job, _)| *job).collect()
+        let is_reserved = |phase| matches!(phase, Phase::Reserved | Phase::LockedAhead(_) | Phase::Recalled);
+        self.phases().iter().filter(|(_, phase, _)| is_reserved(*phase)).map(|(job, ..)| job).collect()
     }
 
-    /// Notes that a job runs, in the slot that was reserved for it. Returns its cancellation.
-    pub(crate) fn fill(&self, job: JobId) -> Arc<Cancel> {
-        let mut entries = self.entries();
-        let cancel = entries.get(&job).map(Phase::cancel).cloned().unwrap_or_default();
-        entries.insert(job, Phase::Running(cancel.clone()));
-        cancel
+    /// Notes that a job is started. It runs in the slot that was reserved for it, or waits for a slot if it is locked ahead. Returns its
+    /// cancellation, and where the slot arrives that it waits for.
+    pub(crate) fn fill(&self, job: JobId) -> (Arc<Cancel>, Option<oneshot::Receiver<()>>) {
+        let mut phases = self.phases();
+        match phases.get(job).map(|(phase, cancel)| (phase, cancel.clone())) {
+            Some((Phase::LockedAhead(_) | Phase::Recalled, cancel)) => {
+                let slot = phases.wait(job);
+                self.give_slots(&mut phases);
+                (cancel, Some(slot))
+            }
+            Some((Phase::Reserved | Phase::Running | Phase::Ended | Phase::Recorded, _)) | None => (phases.set(job, Phase::Running), None),
+        }
+    }
+
+    /// Gives free slots to jobs that are locked ahead.
+    pub(crate) fn fill_slots(&self) {
+        self.give_slots(&mut self.phases());
+    }
+
+    fn give_slots(&self, phases: &mut Phases) {
+        while phases.is_waiting() && self.count_free_of(phases) > 0 {
+            phases.give_slot();
+        }
+    }
+
+    /// A job that is locked ahead no longer waits for a slot. Returns whether it has got one.
+    pub(crate) fn stop_waiting(&self, job: JobId) -> bool {
+        let mut phases = self.phases();
+        let has_slot = phases.recall(job);
+        self.give_slots(&mut phases);
+        has_slot
+    }
+
+    /// Releases all jobs that are locked ahead.
+    pub(crate) fn recall(&self) {
+        self.phases().recall_all();
+    }
+
+    /// Notes that a started job is not executed: its slot is free for another job.
+    pub(crate) fn note_not_executed(&self, job: JobId) {
+        let mut phases = self.phases();
+        phases.change(job, Phase::Ended);
+        self.give_slots(&mut phases);
+    }
+
+    /// Notes that a job that was locked ahead is released.
+    pub(crate) fn note_unlocked(&self, job: JobId) {
+        self.unlocked.lock().unwrap_or_else(PoisonError::into_inner).push(job);
+        self.has_ended.notify_one();
+    }
+
+    /// Returns the jobs that were locked ahead and have been released since the last call.
+    pub(crate) fn take_unlocked(&self) -> Vec<JobId> {
+        std::mem::take(&mut self.unlocked.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Notes that a job was executed: its slot is free for another job.
     pub(crate) fn note_ended(&self, job: JobId) {
-        if let Some(phase) = self.entries().get_mut(&job) {
-            *phase = Phase::Ended(phase.cancel().clone());
+        let mut phases = self.phases();
+        if phases.change(job, Phase::Ended) {
             self.ended.fetch_add(1, Ordering::Relaxed);
+            self.give_slots(&mut phases);
             self.has_ended.notify_one();
         }
     }
@@ -129,19 +172,18 @@ impl Table {
 
     /// Notes that the end of a job is recorded: the worker no longer holds the job, but its hooks still run.
     pub(crate) fn note_recorded(&self, job: JobId) {
-        if let Some(phase) = self.entries().get_mut(&job) {
-            *phase = Phase::Recorded(phase.cancel().clone());
-        }
+        self.phases().change(job, Phase::Recorded);
     }
 
     /// The number of jobs of which only the hooks still run.
     pub(crate) fn count_recorded(&self) -> usize {
-        self.entries().values().filter(|phase| matches!(phase, Phase::Recorded(_))).count()
+        self.phases().iter().filter(|(_, phase, _)| *phase == Phase::Recorded).count()
     }
 
     /// Notes that the machine lacked a resource to start a job.
     pub(crate) fn note_shortage(&self, reason: &str) {
-        let is_new = self.shortage().observe(self.count(), Monotonic::now());
+        let in_use = self.count();
+        let is_new = self.shortage().observe(in_use, Monotonic::now());
         if is_new {
             tracing::warn!(
                 reason,
@@ -152,19 +194,22 @@ impl Table {
 
     /// The number of slots in use.
     pub(crate) fn count(&self) -> u32 {
-        let in_use = self.entries().values().filter(|phase| matches!(phase, Phase::Reserved(_) | Phase::Running(_))).count();
-        u32::try_from(in_use).unwrap_or(u32::MAX)
+        self.phases().in_slots()
     }
 
-    /// How many more jobs may be started if the worker has `slots` slots.
-    pub(crate) fn count_free(&self, slots: u32) -> u32 {
-        let held = u32::try_from(self.entries().len()).unwrap_or(u32::MAX);
-        let unrecorded = slots.max(UNRECORDED);
-        slots.saturating_sub(self.count()).min(slots.saturating_add(unrecorded).saturating_sub(held))
+    /// The number of free slots. A shortage of a resource, threads of an earlier session, and too many unrecorded ends reduce it.
+    pub(crate) fn count_free(&self) -> u32 {
+        self.count_free_of(&self.phases())
     }
 
-    pub(crate) fn entries(&self) -> MutexGuard<'_, HashMap<JobId, Phase>> {
-        self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
+    fn count_free_of(&self, phases: &Phases) -> u32 {
+        let slots = self.shortage().allowed(self.capacity, Monotonic::now()).saturating_sub(self.threads.abandoned());
+        let unrecorded = slots.saturating_add(slots.max(UNRECORDED)).saturating_sub(phases.in_slots() + phases.ending());
+        slots.saturating_sub(phases.in_slots()).min(unrecorded)
+    }
+
+    pub(crate) fn phases(&self) -> MutexGuard<'_, Phases> {
+        self.phases.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn unconfirmed(&self) -> MutexGuard<'_, HashSet<JobId>> {
@@ -173,5 +218,72 @@ impl Table {
 
     pub(crate) fn shortage(&self) -> MutexGuard<'_, Shortage> {
         self.shortage.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cmp::Reverse;
+
+    use recruiter_common::{instant::Instant, store::Position};
+
+    use super::*;
+
+    /// A table with this number of slots, and jobs that are locked ahead, in their order.
+    fn table<const COUNT: usize>(slots: u32) -> (Table, [JobId; COUNT]) {
+        let (table, jobs) = (Table::new(slots, Threads::default()), std::array::from_fn(|_| JobId::new()));
+        // The later ids are the more urgent ones.
+        let position = |(urgency, job): (i64, &JobId)| -> Position { (Reverse(urgency), Instant::default(), *job) };
+        (0..).zip(&jobs).map(position).for_each(|position| drop(table.phases().set(position.2, Phase::LockedAhead(position))));
+        (table, jobs)
+    }
+
+    fn runs(table: &Table, job: JobId) -> bool {
+        table.phases().get(job).is_some_and(|(phase, _)| phase == Phase::Running)
+    }
+
+    #[test]
+    fn slots_are_given_in_the_order_of_jobs_also_if_their_starts_are_answered_in_another() {
+        let (table, [last, second, first]) = table(1);
+        let slots = [last, second].map(|job| table.fill(job).1.expect("it waits"));
+        assert_eq!((table.count_free(), table.phases().locked_ahead()), (1, 3), "the start of the first is not answered");
+        let mut slot = table.fill(first).1.expect("it waits");
+        assert!(slot.try_recv().is_ok() && runs(&table, first) && table.count_free() == 0);
+        table.note_ended(first);
+        assert!(runs(&table, second) && !runs(&table, last));
+        table.phases().remove(second);
+        table.fill_slots();
+        assert!(runs(&table, last) && slots.into_iter().all(|mut slot| slot.try_recv().is_ok()));
+    }
+
+    #[test]
+    fn a_start_that_locked_nothing_lets_the_others_pass() {
+        let (table, [second, first]) = table(1);
+        let mut slot = table.fill(second).1.expect("it waits");
+        table.phases().remove(first);
+        table.fill_slots();
+        assert!(slot.try_recv().is_ok() && runs(&table, second));
+    }
+
+    #[test]
+    fn a_recall_covers_jobs_that_wait_and_jobs_whose_start_is_on_its_way_and_none_with_a_slot() {
+        let (table, [on_its_way, waits, has_slot]) = table(1);
+        let (mut runs_already, mut waiting) = (table.fill(has_slot).1.expect("a slot"), table.fill(waits).1.expect("it waits"));
+        table.recall();
+        assert!(runs_already.try_recv().is_ok() && table.stop_waiting(has_slot));
+        let mut later = table.fill(on_its_way).1.expect("it waits");
+        table.note_ended(has_slot);
+        assert!([&mut waiting, &mut later].into_iter().all(|slot| slot.try_recv().is_err()));
+        assert!([waits, on_its_way].into_iter().all(|job| !table.stop_waiting(job)) && table.count_free() == 1);
+    }
+
+    #[test]
+    fn a_job_that_stops_waiting_gets_no_slot_and_one_that_is_not_executed_passes_it_on() {
+        let (table, [third, second, first]) = table(1);
+        let slots = [first, second, third].map(|job| table.fill(job).1.expect("it waits"));
+        assert!(!table.stop_waiting(second) && table.stop_waiting(first));
+        table.note_not_executed(first);
+        assert!(runs(&table, third) && !runs(&table, second) && table.take_ended() == 0);
+        drop(slots);
     }
 }

@@ -20,10 +20,10 @@ use super::{
     attempt::{self, Attempt},
     environment::Environment,
     intake::{Intake, StartResult},
+    locked_ahead,
     prefetch::Prefetch,
     skipped::SkippedJobs,
     slots::{Slots, TaskPanicked},
-    startable::Startable,
     starts::{Answered, Starts},
     turn::Turn,
 };
@@ -84,7 +84,7 @@ impl Work {
         if !self.accepts_assignments() {
             return 0;
         }
-        self.slots.count_free().saturating_sub(self.prefetch.count())
+        self.slots.count_free().saturating_sub(self.slots.locked_ahead()).saturating_sub(self.prefetch.count())
     }
 
     fn accepts_assignments(&self) -> bool {
@@ -152,13 +152,18 @@ impl Work {
         }
     }
 
-    /// Sends a start of the next jobs, if slots are free and fewer than two starts are on their way.
+    /// Sends a start of the next jobs, if fewer than two starts are on their way. Slots must be free, or half of the jobs that were locked
+    /// ahead must have got one.
     fn start(&mut self) {
         if !self.starts.has_room() {
             return;
         }
-        let next = self.prefetch.next(self.slots.count_free() as usize);
-        if next.is_empty() {
+        let (free, locked, to_lock) = (self.slots.count_free(), self.slots.locked_ahead(), self.to_lock_ahead());
+        if free <= locked && locked > to_lock / 2 {
+            return;
+        }
+        let next = self.prefetch.next(free.saturating_sub(locked) as usize, to_lock.saturating_sub(locked.saturating_sub(free)) as usize);
+        if next.jobs.is_empty() && next.ahead.is_empty() {
             return;
         }
         if self.slots.running() == 0 && self.starts.is_empty() {
@@ -170,20 +175,29 @@ impl Work {
         self.note_skipped(&not_sent);
     }
 
+    /// How many jobs are locked before a slot is free. Own jobs are not.
+    fn to_lock_ahead(&self) -> u32 {
+        if self.accepts_assignments() { self.prefetch.to_lock_ahead() } else { 0 }
+    }
+
     /// Runs the jobs that a start has locked. Frees the slots of the others, and starts further jobs in them.
     pub(crate) async fn run(&mut self, answered: Answered) {
+        self.prefetch.start_took(answered.took);
         let StartResult { started, not_run } = self.intake.confirm(answered).await;
         for job in started {
             if let Some(own) = &self.environment.dependencies.own {
                 own.note_entered(job.job.id);
             }
             let environment = self.environment.clone();
-            self.slots.run(job.job.id, |cancel| async move {
-                let attempt = Attempt::new(&environment, job, cancel);
-                attempt::run(&environment, attempt).await
+            self.slots.run(job.job.id, |cancel, slot| async move {
+                match slot {
+                    Some(slot) => locked_ahead::run(&environment, job, cancel, slot).await,
+                    None => attempt::run(&environment, Attempt::new(&environment, job, cancel)).await,
+                }
             });
         }
         self.slots.release(not_run.iter().copied());
+        self.slots.table().fill_slots();
         self.give_up(&not_run);
         self.note_skipped(&not_run);
         self.start();
@@ -225,6 +239,13 @@ impl Work {
     /// Starts queued jobs in slots that have become free. Marks the roster as outdated once two thirds of the jobs ahead are started.
     pub(crate) fn slots_changed(&mut self) {
         let now = Monotonic::now();
+        self.slots.table().fill_slots();
+        let unlocked = self.slots.table().take_unlocked();
+        if !unlocked.is_empty() {
+            // In the recruiter's view the worker still holds them.
+            self.returning.extend(unlocked);
+            self.prefetch.stall();
+        }
         self.prefetch.ended(self.slots.table().take_ended(), self.busy_since, now);
         self.busy_since = now;
         self.start();
@@ -276,10 +297,10 @@ impl Work {
         }
     }
 
-    /// Returns every queued job with the next report, because a pause covers some of them.
+    /// Returns every queued job with the next report, because a pause covers some of them. Releases the jobs that are locked ahead.
     pub(crate) fn recall(&mut self) {
-        let queued = self.prefetch.next(usize::MAX);
-        self.returning.extend(queued.iter().map(Startable::id));
+        self.slots.table().recall();
+        self.returning.extend(self.prefetch.clear());
         self.name_prefetched();
     }
 
@@ -294,9 +315,10 @@ impl Work {
         }
     }
 
-    /// Returns every queued job. The caller has withdrawn the offer before.
+    /// Returns every queued job, and releases the jobs that are locked ahead. The caller has withdrawn the offer before.
     pub(crate) async fn return_all(&mut self) {
-        let jobs: Vec<JobId> = self.returning.drain(..).chain(self.prefetch.next(usize::MAX).iter().map(Startable::id)).collect();
+        self.slots.table().recall();
+        let jobs: Vec<JobId> = self.returning.drain(..).chain(self.prefetch.clear()).collect();
         self.name_prefetched();
         self.give_up(&jobs);
         if !jobs.is_empty() {

@@ -6,8 +6,8 @@ use std::{
 };
 
 use bson::{Bson, Document, doc};
-use clap::Args;
-use recruiter_common::{enqueue::NewJob, shutdown::pause};
+use clap::{Args, builder::BoolishValueParser};
+use recruiter_common::{RetryManyTimes, enqueue::NewJob, shutdown::pause};
 
 use super::{Setting, footprint::MONITORING, rate, stage::Stage};
 use crate::dev::fleet::Fleet;
@@ -30,6 +30,9 @@ pub(super) struct Ordinary {
     /// Maximum number of jobs in one row
     #[arg(long, short = 'n', env = "RECRUITER_BENCH_JOBS", value_name = "N", default_value_t = 20_000, value_parser = clap::value_parser!(u64).range(100..=50_000_000))]
     jobs: u64,
+    /// Jobs that may be repeated: retried after a failure and after the death of their worker, as in most other systems
+    #[arg(long, env = "RECRUITER_BENCH_REPEATABLE", value_parser = BoolishValueParser::new())]
+    repeatable: bool,
     /// Duration of the long jobs in the mixed row, in milliseconds; 0 leaves the row out
     #[arg(long, env = "RECRUITER_BENCH_LONG_MS", value_name = "MS", default_value_t = 2_000)]
     long: u32,
@@ -37,18 +40,23 @@ pub(super) struct Ordinary {
 
 /// The jobs of one row.
 #[derive(Clone, Copy)]
-struct Load {
+struct Load<'a> {
     ms: u32,
     /// One job in a hundred takes this long instead.
     long_ms: Option<u32>,
+    retry: Option<&'a RetryManyTimes>,
 }
 
-impl Load {
+impl Load<'_> {
     fn job(self, number: u64) -> NewJob {
-        match (self.long_ms, self.ms) {
+        let job = match (self.long_ms, self.ms) {
             (Some(long), _) if number % 100 == 99 => NewJob::of_class("sleep", doc! { "ms": long }),
             (_, 0) => NewJob::of_class("noop", doc! {}),
             (_, ms) => NewJob::of_class("sleep", doc! { "ms": ms }),
+        };
+        match self.retry {
+            Some(policy) => job.retry(policy),
+            None => job,
         }
     }
 
@@ -60,9 +68,11 @@ impl Load {
 
 impl Ordinary {
     pub(super) async fn measure(self, stage: &Stage, setting: &Setting) -> anyhow::Result<Document> {
-        let plain = self.durations.iter().map(|ms| Load { ms: *ms, long_ms: None });
-        let mixed = (self.long > 0).then_some(Load { ms: 5, long_ms: Some(self.long) });
-        let loads: Vec<Load> = plain.chain(mixed).collect();
+        let policy = RetryManyTimes::new(25, Duration::from_secs(1))?;
+        let retry = self.repeatable.then_some(&policy);
+        let plain = self.durations.iter().map(|ms| Load { ms: *ms, long_ms: None, retry });
+        let mixed = (self.long > 0).then_some(Load { ms: 5, long_ms: Some(self.long), retry });
+        let loads: Vec<Load<'_>> = plain.chain(mixed).collect();
         let mut rows = Vec::new();
         for slots in &self.slots {
             let setting = &Setting { concurrency: *slots, ..setting.clone() };
@@ -75,10 +85,10 @@ impl Ordinary {
             }
             fleet.stop().await;
         }
-        Ok(doc! { "benchmark": "ordinary", "rows": rows, "conditions": stage.conditions(setting).await? })
+        Ok(doc! { "benchmark": "ordinary", "repeatable": self.repeatable, "rows": rows, "conditions": stage.conditions(setting).await? })
     }
 
-    async fn row(&self, stage: &Stage, fleet: &mut Fleet, setting: &Setting, load: Load) -> anyhow::Result<Document> {
+    async fn row(&self, stage: &Stage, fleet: &mut Fleet, setting: &Setting, load: Load<'_>) -> anyhow::Result<Document> {
         let slots = f64::from(setting.workers * setting.concurrency);
         let ideal = (load.mean() > Duration::ZERO).then(|| slots / load.mean().as_secs_f64());
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a count of jobs")]

@@ -1,0 +1,166 @@
+//! Jobs that are locked before a slot is free: they are run in their order, cost at most one attempt, and wait for nothing long.
+
+use std::{
+    collections::HashSet,
+    time::{Duration, Instant},
+};
+
+use bson::doc;
+use recruiter_common::{enqueue::NewJob, ids::JobId, job::Priority, limits, shutdown::pause};
+use recruiter_tests::{
+    factory::again,
+    ledger::{Entry, Event},
+    oracle::Policy,
+    world::{Role, World},
+};
+
+const PATIENT: &str = "10m";
+const RETRIES: u32 = 3;
+const SOON: Duration = Duration::from_secs(30);
+
+async fn world() -> World {
+    let mut world = World::new().await;
+    world.start(Role::Recruiter, &[], &[]);
+    world.start(Role::Cleaner, &["--dead-after", PATIENT], &[]);
+    world
+}
+
+/// A job that a death of its worker reschedules at once.
+fn repeatable(ms: i64) -> NewJob {
+    Entry::lasting(ms).retry(&again(RETRIES))
+}
+
+async fn enqueue(world: &World, count: usize, job: impl Fn() -> NewJob) -> Vec<JobId> {
+    let mut jobs = Vec::new();
+    for _ in 0..count {
+        jobs.push(world.enqueue(job(), Policy::Again(RETRIES)).await.unwrap());
+    }
+    jobs
+}
+
+/// The jobs that were entered, in this order.
+fn entered(world: &World) -> Vec<JobId> {
+    world.ledger().iter().filter(|line| line.event == Event::Begin).map(|line| line.execution().0).collect()
+}
+
+async fn until_done(world: &World, jobs: &[JobId]) {
+    let filter = doc! { "_id": { "$in": jobs }, "why": "done" };
+    world.wait_for("all are done", async || world.count("archived", filter.clone()).await == jobs.len() as u64).await;
+}
+
+/// The starts of these jobs that count, beyond the first of each.
+async fn further_starts(world: &World, jobs: &[JobId]) -> u64 {
+    let counted = doc! { "$subtract": ["$attempts", { "$ifNull": ["$interruptions", 0] }] };
+    world.count("archived", doc! { "_id": { "$in": jobs }, "$expr": { "$gt": [counted, 1] } }).await
+}
+
+/// Its two slots are full, so whatever else it holds is locked ahead or on its way to the archive.
+async fn until_some_are_locked_ahead(world: &World) {
+    world.wait_for("jobs are locked ahead", async || world.count("scheduled", doc! { "locked": true }).await > 6).await;
+}
+
+#[tokio::test]
+async fn a_death_costs_a_job_that_was_locked_ahead_one_attempt() {
+    let mut world = world().await;
+    let jobs = enqueue(&world, 500, || repeatable(1)).await;
+    let worker = world.start(Role::Worker, &["--concurrency", "2"], &[]);
+    until_some_are_locked_ahead(&world).await;
+    world.members[worker].process.kill();
+    let entered: HashSet<JobId> = entered(&world).into_iter().collect();
+    let locked = world.database.raw("scheduled").distinct("_id", doc! { "locked": true }).await.unwrap();
+    let not_entered = locked.iter().filter(|id| !entered.contains(&JobId::from(id.as_object_id().unwrap()))).count();
+    assert!(not_entered > 0, "{} were locked", locked.len());
+    world.start(Role::Worker, &[], &[]);
+    until_done(&world, &jobs).await;
+    assert!(further_starts(&world, &jobs).await >= not_entered as u64);
+    assert_eq!(world.count("archived", doc! { "attempts": { "$gt": 2 } }).await, 0, "none is locked ahead again");
+    world.close().await;
+}
+
+#[tokio::test]
+async fn a_stop_releases_the_jobs_that_are_locked_ahead() {
+    let mut world = world().await;
+    let jobs = enqueue(&world, 500, || repeatable(1)).await;
+    let worker = world.start(Role::Worker, &["--concurrency", "2"], &[]);
+    until_some_are_locked_ahead(&world).await;
+    world.members[worker].process.terminate();
+    world.members[worker].process.wait_exit(SOON).await;
+    assert_eq!(world.count("scheduled", doc! { "locked": true }).await, 0);
+    assert!(world.count("scheduled", doc! { "interruptions": 1 }).await > 0, "{}", world.logs());
+    world.start(Role::Worker, &[], &[]);
+    until_done(&world, &jobs).await;
+    assert_eq!((further_starts(&world, &jobs).await, entered(&world).len()), (0, jobs.len()));
+    world.close().await;
+}
+
+#[tokio::test]
+async fn no_job_that_is_locked_ahead_waits_for_a_long_job_while_another_worker_is_idle() {
+    let mut world = world().await;
+    let of = |priority: u8, ms: i64| move || repeatable(ms).priority(Priority::new(priority).unwrap());
+    let mut shorts = enqueue(&world, 200, of(9, 1)).await;
+    // Both slots are occupied for long once the worker has learnt that its jobs are short.
+    enqueue(&world, 2, of(8, 20_000)).await;
+    shorts.extend(enqueue(&world, 100, of(5, 1)).await);
+    world.start(Role::Worker, &["--concurrency", "2"], &[]);
+    world.wait_for("jobs are released", async || world.count("scheduled", doc! { "interruptions": 1 }).await > 0).await;
+    let idle = Instant::now();
+    world.start(Role::Worker, &[], &[]);
+    until_done(&world, &shorts).await;
+    assert!(idle.elapsed() < Duration::from_millis(3_500), "{:?}", idle.elapsed());
+    assert_eq!(further_starts(&world, &shorts).await, 0);
+    for worker in &world.members {
+        worker.process.kill();
+    }
+}
+
+#[tokio::test]
+async fn a_pause_releases_the_jobs_that_are_locked_ahead() {
+    let mut world = world().await;
+    let jobs = enqueue(&world, 500, || repeatable(1)).await;
+    world.start(Role::Worker, &["--concurrency", "2"], &[]);
+    until_some_are_locked_ahead(&world).await;
+    let paused = "group:generic".parse().unwrap();
+    limits::pause(&world.store, &paused, "ada", None).await.unwrap();
+    world.wait_for("nothing is locked", async || world.count("scheduled", doc! { "locked": true }).await == 0).await;
+    let before = entered(&world).len();
+    pause(Duration::from_millis(500)).await;
+    assert_eq!(entered(&world).len(), before);
+    assert!(before < jobs.len());
+    limits::resume(&world.store, &paused).await.unwrap();
+    until_done(&world, &jobs).await;
+    assert_eq!(further_starts(&world, &jobs).await, 0);
+    world.close().await;
+}
+
+/// A job that has waited too long, as on a busy machine, loses its place.
+#[tokio::test]
+async fn one_slot_runs_them_in_their_order() {
+    let mut world = world().await;
+    let jobs = enqueue(&world, 300, || repeatable(0)).await;
+    world.start(Role::Worker, &["--concurrency", "1"], &[]);
+    until_done(&world, &jobs).await;
+    let released = world.database.raw("archived").distinct("_id", doc! { "interruptions": { "$gt": 0 } }).await.unwrap();
+    let returned = world.count("signals", doc! { "kind": "returned" }).await;
+    let kept = |ids: Vec<JobId>| ids.into_iter().filter(|job| !released.contains(&(*job).into())).collect::<Vec<_>>();
+    let (asked, ran) = (kept(jobs), kept(entered(&world)));
+    assert!(asked == ran || returned > 0, "{asked:?}\n{ran:?}");
+    world.close().await;
+}
+
+/// They are locked only in slots: at most those in the slots, and those whose ends were on their way, are lost.
+#[tokio::test]
+async fn jobs_that_are_not_to_be_done_again_are_not_locked_ahead() {
+    let mut world = world().await;
+    let once = |_| world.enqueue(Entry::lasting(1), Policy::Never);
+    futures_util::future::join_all((0..500).map(once)).await;
+    let worker = world.start(Role::Worker, &["--concurrency", "2"], &[]);
+    world.wait_for("it is busy", async || entered(&world).len() > 200).await;
+    world.members[worker].process.kill();
+    let entered: HashSet<JobId> = entered(&world).into_iter().collect();
+    let locked = world.database.raw("scheduled").distinct("_id", doc! { "locked": true }).await.unwrap();
+    let not_entered = locked.iter().filter(|id| !entered.contains(&JobId::from(id.as_object_id().unwrap()))).count();
+    assert!(not_entered <= 2, "{not_entered} of {} locked jobs were not entered", locked.len());
+    for member in &world.members {
+        member.process.kill();
+    }
+}
