@@ -132,6 +132,27 @@ async fn a_pause_releases_the_jobs_that_are_locked_ahead() {
     world.close().await;
 }
 
+/// Its lease is over when it resumes, so others have the jobs.
+#[tokio::test]
+async fn a_worker_that_was_declared_dead_enters_none_of_them() {
+    let mut world = World::new().await;
+    world.start(Role::Recruiter, &[], &[]);
+    world.start(Role::Cleaner, &["--dead-after", "2s"], &[]);
+    let jobs = enqueue(&world, 500, || repeatable(1)).await;
+    let frozen = world.start(Role::Worker, &["--concurrency", "2"], &[]);
+    until_some_are_locked_ahead(&world).await;
+    world.members[frozen].process.pause();
+    world.start(Role::Worker, &[], &[]);
+    until_done(&world, &jobs).await;
+    let pid = world.members[frozen].process.pid();
+    let entered_there = || world.ledger().iter().filter(|line| line.worker == pid && line.event == Event::Begin).count();
+    let before = entered_there();
+    world.members[frozen].process.resume();
+    world.wait_for("it registers again", async || world.count("roster", doc! { "pid": pid }).await == 1).await;
+    assert_eq!(entered_there(), before);
+    world.close().await;
+}
+
 /// A job that has waited too long, as on a busy machine, loses its place.
 #[tokio::test]
 async fn one_slot_runs_them_in_their_order() {
