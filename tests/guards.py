@@ -40,10 +40,10 @@ TESTS_MAY_TAKE = 600
 
 # Functions that make a filter without writing it out, each with the reason why its conditions need not be found.
 OPAQUE = {
-    "has_room": "the slots and the room ahead of each worker: guards::jobs_are_assigned…",
+    "has_room": "the slots and the room ahead of each worker: guards::roster::jobs_are_assigned…",
     "no_envelope": "documents of an application: it::messages::a_collection_of_the_application…",
     "no_event": "documents of an application: it::waits::a_collection_of_the_application…",
-    "condition": "which classes and outcomes a period of retention covers: guards::retention_by_class…",
+    "condition": "which classes and outcomes a period of retention covers: guards::retention::retention_by_class…",
     "fields": "what a person asks to see in a list: tests/tests/it/cli.rs and operator.rs",
     "range": "where a walk over many jobs goes on: tests/tests/it/operator.rs",
 }
@@ -54,7 +54,7 @@ UNKNOWN_ASKS = "aggregate bulk_write find_one_and_delete find_one_and_replace re
 # What asks without any condition, each with the reason.
 WHOLE = {
     '.aggregate([doc! { "$sort": { "group": 1, "workable.class": 1 } }, lanes])': "every lane there is",
-    '.aggregate([selection, doc! { "$group": { "_id": field } }])': "the groups; classes and gates: guards::jobs_with_a_gate…",
+    '.aggregate([selection, doc! { "$group": { "_id": field } }])': "the groups; classes and gates: guards::due::jobs_with_a_gate…",
     ".aggregate(pipeline)": "the jobs of each lane, and the heads of lines: it::limits and rounds",
     ".aggregate(stages)": "every setting",
     ".watch().batch_size(0)": "a position, without an event: it::messages",

@@ -1,9 +1,6 @@
 //! Jobs that wait for others.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    time::Duration,
-};
+use std::{collections::BTreeMap, time::Duration};
 
 use bson::{RawDocumentBuf, doc};
 use recruiter_common::{
@@ -14,11 +11,7 @@ use recruiter_common::{
     store::{Archival, CommitSession, Recorded},
 };
 
-use super::Setting;
-
-fn ids(jobs: impl IntoIterator<Item = JobId>) -> BTreeSet<JobId> {
-    jobs.into_iter().collect()
-}
+use crate::setting::{Setting, set_of};
 
 impl Setting {
     /// A job, two that wait for it, and the same two of which one is locked by hand.
@@ -46,12 +39,12 @@ impl Setting {
 async fn only_jobs_that_wait_are_listed_and_read() {
     let s = Setting::new().await;
     let [parent, one, other] = s.waiting().await;
-    assert_eq!(ids(s.store.waiting_jobs().await.unwrap()), ids([one, other]));
+    assert_eq!(set_of(s.store.waiting_jobs().await.unwrap()), set_of([one, other]));
     let (waiting, invalid) = s.store.waiting_among(&[parent, one]).await.unwrap();
-    assert_eq!((ids(waiting.iter().map(|job| job.id)), invalid), (ids([one]), vec![]));
+    assert_eq!((set_of(waiting.iter().map(|job| job.id)), invalid), (set_of([one]), vec![]));
     s.lock(other).await;
     let documents = s.store.waiting_documents(&[parent, one, other]).await.unwrap();
-    assert_eq!(ids(documents.into_iter().map(|(job, _)| job)), ids([one]), "not one that runs, whatever it says");
+    assert_eq!(set_of(documents.into_iter().map(|(job, _)| job)), set_of([one]), "not one that runs, whatever it says");
 }
 
 #[tokio::test]

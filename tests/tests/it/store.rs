@@ -1,5 +1,5 @@
 //! The operations of the store: the indexes they are served by, and what they make of jobs together. Their guards, one by
-//! one, are in `tests/tests/guards.rs`.
+//! one, are in `tests/tests/guards/`.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 

@@ -1,0 +1,164 @@
+//! Which jobs are due, lane by lane, and which lanes have jobs.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use bson::doc;
+use recruiter_common::{
+    enqueue::NewJob,
+    ids::{JobId, WorkerId},
+    job::StoredPolicy,
+    store::{Lane, Waiting},
+};
+use recruiter_tests::{
+    factory::{in_ms, minimal_job},
+    local,
+};
+use tokio::time::timeout;
+
+use crate::setting::{SOON, Setting, date, set_of};
+
+#[tokio::test]
+async fn groups_are_named_once_and_while_jobs_wait_in_them() {
+    let setting = Setting::new().await;
+    let jobs = ["a", "a", "b", "c"].map(|group| NewJob::of_class("x", doc! {}).in_group(group));
+    let jobs = local::ids(setting.store.enqueue_many(jobs).await.unwrap());
+    setting.start(WorkerId::new(), [jobs[3]]).await;
+    let groups = timeout(SOON, setting.store.groups()).await.expect("there is an end to them");
+    assert_eq!(groups.unwrap(), set_of(["a", "b"].map(str::to_owned)));
+}
+
+#[tokio::test]
+async fn lanes_are_named_once_while_jobs_wait_in_them() {
+    let setting = Setting::new().await;
+    let job = |group: &str, class: &str| NewJob::of_class(class, doc! {}).in_group(group);
+    let jobs = [job("a", "x"), job("a", "x"), job("a", "y"), job("b", "x"), job("b", "z"), job("c", "w")];
+    let jobs = local::ids(setting.store.enqueue_many(jobs).await.unwrap());
+    setting.start(WorkerId::new(), [jobs[4]]).await;
+    let lanes = async |most| {
+        let lanes = timeout(SOON, setting.store.first_lanes(["a".into(), "b".into()], most)).await.expect("there is an end to them");
+        lanes.unwrap().into_iter().map(|lane| lane.group + &lane.class).collect::<Vec<_>>()
+    };
+    assert_eq!(lanes(9).await, ["ax", "ay", "bx"]);
+    assert_eq!(lanes(2).await, ["ax", "ay"]);
+}
+
+#[tokio::test]
+async fn due_is_what_waits_in_the_group_for_one_of_the_classes_since_now() {
+    let setting = Setting::new().await;
+    let (later, sooner) = (in_ms(&setting.store, 60_000), in_ms(&setting.store, 30_000));
+    let job = |class: &str| NewJob::of_class(class, doc! {}).in_group("a");
+    let elsewhere = [job("x").in_group("other").at(sooner), job("x").in_group("other"), job("other").at(sooner)];
+    let jobs = [job("x"), job("other"), job("x").at(later), job("x")].into_iter().chain(elsewhere);
+    let jobs = local::ids(setting.store.enqueue_many(jobs).await.unwrap());
+    setting.start(WorkerId::new(), [jobs[3]]).await;
+    let now = setting.store.now();
+    let due = async |group: &str, classes: &[&str]| -> BTreeSet<JobId> {
+        let lanes: Vec<Lane> = classes.iter().map(|class| Lane::new(group, *class)).collect();
+        setting.store.due_jobs(&lanes, now, 10).await.unwrap().jobs.into_iter().map(|job| job.id).collect()
+    };
+    assert_eq!(due("a", &["x"]).await, set_of([jobs[0]]));
+    assert_eq!(due("a", &["x", "other"]).await, set_of([jobs[0], jobs[1]]));
+}
+
+#[tokio::test]
+async fn the_policies_of_due_jobs_are_named_and_no_others() {
+    let setting = Setting::new().await;
+    let job = |class: &str, policy: &str| {
+        NewJob::of_class(class, doc! {}).in_group("a").retry_stored(StoredPolicy { class: policy.into(), parameters: doc! {}.into() })
+    };
+    setting.store.enqueue_many([job("x", "Mine"), job("y", "Theirs")]).await.unwrap();
+    let policies = setting.store.policies_of_due_jobs(&[Lane::new("a", "x")], 9).await.unwrap();
+    assert_eq!(policies, set_of(["Mine".to_owned()]));
+}
+
+#[tokio::test]
+async fn a_lane_is_listed_while_jobs_wait_in_it_with_the_date_of_the_first() {
+    let setting = Setting::new().await;
+    let (later, sooner) = (in_ms(&setting.store, 60_000), in_ms(&setting.store, 30_000));
+    let job = |group: &str, class: &str| NewJob::of_class(class, doc! {}).in_group(group);
+    let jobs = [job("a", "x").at(later), job("a", "x").at(sooner), job("a", "y").at(later), job("b", "x").at(later), job("b", "z")];
+    let jobs = local::ids(setting.store.enqueue_many(jobs).await.unwrap());
+    setting.start(WorkerId::new(), [jobs[4]]).await;
+    let lane = |group: &str, class: &str| Lane::new(group, class);
+    let all = [(lane("a", "x"), sooner), (lane("a", "y"), later), (lane("b", "x"), later)];
+    assert_eq!(setting.store.waiting_lanes().await.unwrap(), all.into());
+    let of = async |group: &str, most: usize| timeout(SOON, setting.store.lanes_of(group, most)).await.expect("an end").unwrap();
+    assert_eq!(of("a", 2).await, (vec![lane("a", "x"), lane("a", "y")], true));
+    assert_eq!(of("a", 1).await, (vec![lane("a", "x")], false));
+    assert_eq!(of("b", 2).await, (vec![lane("b", "x")], true));
+    assert_eq!(of("c", 2).await, (vec![], true));
+}
+
+/// A gate makes a lane of its own: its jobs are found there and nowhere else.
+#[tokio::test]
+async fn jobs_with_a_gate_are_in_lanes_of_their_own() {
+    let setting = Setting::new().await;
+    let at = |seconds| date(in_ms(&setting.store, seconds * 1_000));
+    let job = |group: &str, class: &str, gate: Option<&str>, due: i64| {
+        let mut job = minimal_job(class);
+        job.extend(doc! { "group": group, "gate": gate, "scheduled_at": at(due) });
+        job
+    };
+    let jobs = [
+        job("a", "x", None, -9),
+        job("a", "x", Some("one"), -8),
+        job("a", "x", Some("two"), -7),
+        job("a", "x", Some("two"), 60),
+        job("a", "y", Some("one"), -6),
+        job("b", "x", Some("one"), -5),
+    ];
+    let ids: Vec<JobId> = jobs.iter().map(|job| job.get_object_id("_id").unwrap().into()).collect();
+    setting.database.raw("scheduled").insert_many(&jobs).await.unwrap();
+    setting.database.raw("scheduled").insert_one(job("c", "x", None, -5)).await.unwrap();
+    let gated = |group: &str, class: &str, gate: &str| Lane { gate: Some(gate.into()), ..Lane::new(group, class) };
+    let due = async |lanes: &[Lane]| -> Vec<(JobId, Lane)> {
+        let found = setting.store.due_jobs(lanes, setting.store.now(), 10).await.unwrap();
+        found.jobs.into_iter().map(|job| (job.id, job.lane())).collect()
+    };
+    let (none, one, two) = (Lane::new("a", "x"), gated("a", "x", "one"), gated("a", "x", "two"));
+    assert_eq!(due(std::slice::from_ref(&none)).await, [(ids[0], none.clone())]);
+    assert_eq!(due(std::slice::from_ref(&two)).await, [(ids[2], two.clone())]);
+    let all = [two.clone(), none.clone(), one.clone()];
+    assert_eq!(due(&all).await, [(ids[0], none.clone()), (ids[1], one.clone()), (ids[2], two.clone())], "in their order");
+    let groups = (setting.store.groups().await.unwrap(), setting.store.gated_groups().await.unwrap());
+    assert_eq!(groups, (set_of(["a", "c"].map(str::to_owned)), set_of(["a", "b"].map(str::to_owned))));
+    assert_eq!(setting.store.gated_lanes_of("a").await.unwrap(), [one.clone(), two.clone(), gated("a", "y", "one")]);
+    assert_eq!(setting.store.gated_lanes_of("c").await.unwrap(), []);
+    assert_eq!(setting.store.lanes_of("a", 9).await.unwrap(), (vec![none], true));
+    setting.start(WorkerId::new(), [ids[1], ids[5]]).await;
+    assert_eq!(setting.store.gated_lanes_of("a").await.unwrap(), [two, gated("a", "y", "one")]);
+    assert_eq!(setting.store.gated_groups().await.unwrap(), set_of(["a".to_owned()]));
+    let now = setting.store.now();
+    let counts = setting.store.waiting(now, now - Duration::from_millis(6_500)).await.unwrap();
+    assert_eq!(counts["a"], Waiting { queued: 3, overdue: 2, postponed: 1 });
+    assert_eq!((counts["c"], counts.len()), (Waiting { queued: 1, ..Waiting::default() }, 2));
+}
+
+#[tokio::test]
+async fn the_jobs_of_one_priority_are_found_alone() {
+    let setting = Setting::new().await;
+    let [low, high] = setting.jobs().await;
+    setting.set("scheduled", high, doc! { "priority": 9 }).await;
+    let of = |priority| Lane { priority: Some(priority), ..Lane::new("generic", "x") };
+    for (lane, expected) in [(of(5), vec![low]), (of(9), vec![high]), (of(1), vec![]), (Lane::new("generic", "x"), vec![high, low])] {
+        let found = setting.store.due_jobs_of_each(&[(lane.clone(), 9)], setting.store.now()).await.unwrap();
+        assert_eq!(found[0].jobs.iter().map(|job| job.id).collect::<Vec<_>>(), expected, "{lane:?}");
+    }
+}
+
+#[tokio::test]
+async fn the_waiting_jobs_of_a_lane_are_counted() {
+    let setting = Setting::new().await;
+    let now = setting.store.now();
+    let [due, later, locked, gated, of_class] = setting.jobs().await;
+    setting.set("scheduled", later, doc! { "scheduled_at": bson::DateTime::from_chrono(now + Duration::from_secs(60)) }).await;
+    setting.set("scheduled", locked, doc! { "locked": true }).await;
+    setting.set("scheduled", gated, doc! { "gate": "g" }).await;
+    setting.set("scheduled", of_class, doc! { "workable.class": "y" }).await;
+    setting.set("scheduled", due, doc! { "scheduled_at": bson::DateTime::from_chrono(now - Duration::from_secs(1)) }).await;
+    NewJob::of_class("x", doc! {}).in_group("other").enqueue(&setting.store).await.unwrap();
+    let lane = Lane::new("generic", "x");
+    assert_eq!(setting.store.waiting_in_lane(&lane, setting.store.now()).await.unwrap(), (1, 1));
+    let gated = Lane { gate: Some("g".into()), ..lane };
+    assert_eq!(setting.store.waiting_in_lane(&gated, setting.store.now()).await.unwrap(), (1, 0));
+}

@@ -1,0 +1,68 @@
+//! Limits: full groups, gates, the pauses of lines, and the cells of slow rates.
+
+use std::time::Duration;
+
+use bson::doc;
+use recruiter_common::{enqueue::NewJob, ids::LeaseTerm, instant::Instant, store::KeptCells};
+
+use crate::setting::Setting;
+
+#[tokio::test]
+async fn the_waiting_jobs_of_a_group_are_counted() {
+    let setting = Setting::new().await;
+    let [_, gated, locked, locked_gated, _] = setting.jobs().await;
+    setting.set("scheduled", gated, doc! { "gate": "g" }).await;
+    setting.set("scheduled", locked, doc! { "locked": true }).await;
+    setting.set("scheduled", locked_gated, doc! { "locked": true, "gate": "g" }).await;
+    NewJob::of_class("x", doc! {}).in_group("other").enqueue(&setting.store).await.unwrap();
+    let counted = async |most| setting.store.waiting_in("generic", most).await.unwrap();
+    assert_eq!((counted(10).await, counted(3).await, counted(2).await, counted(1).await), (3, 3, 2, 1));
+}
+
+#[tokio::test]
+async fn the_waiting_jobs_with_a_gate_are_counted() {
+    let setting = Setting::new().await;
+    let [_, gated, other, locked, _] = setting.jobs().await;
+    setting.set("scheduled", gated, doc! { "gate": "g" }).await;
+    setting.set("scheduled", other, doc! { "gate": "h" }).await;
+    setting.set("scheduled", locked, doc! { "locked": true, "gate": "g" }).await;
+    assert_eq!(setting.store.waiting_at("g", 10).await.unwrap(), 1);
+}
+
+#[tokio::test]
+async fn the_pause_of_a_line_is_read_with_the_head_of_this_line() {
+    let setting = Setting::new().await;
+    let in_line = |key: &str| NewJob::of_class("x", doc! {}).in_line(key);
+    let heads = [in_line("a").enqueue(&setting.store).await.unwrap().id, in_line("b").enqueue(&setting.store).await.unwrap().id];
+    in_line("a").enqueue(&setting.store).await.unwrap();
+    let pauses = ["line:a", "line:c", "group:a", "everything"].map(|id| doc! { "_id": id, "by": "ada" });
+    setting.database.raw("pauses").insert_many(pauses).await.unwrap();
+    let found = setting.store.heads_of_lines(&[">a", ">b"]).await.unwrap();
+    let head = |gate: &str| (found[gate].job.id, found[gate].halt.is_some());
+    assert_eq!((head(">a"), head(">b"), found.len()), ((heads[0], true), (heads[1], false), 2));
+    let halted = setting.store.halted_lines(&[">a", ">b"]).await.unwrap();
+    assert_eq!(halted.into_keys().collect::<Vec<_>>(), [">a"]);
+    let lines: Vec<String> = setting.store.pauses_of_lines(9).await.unwrap().iter().map(|(paused, _)| paused.to_string()).collect();
+    assert_eq!(lines, ["line:a", "line:c"]);
+    let others: Vec<String> = setting.store.settings().await.unwrap().pauses.keys().map(ToString::to_string).collect();
+    assert_eq!(others, ["everything", "group:a"]);
+}
+
+#[tokio::test]
+async fn the_cells_of_slow_rates_outlive_their_leader_and_only_grow() {
+    let setting = Setting::new().await;
+    let (now, hour) = (setting.store.now(), Duration::from_secs(3_600));
+    assert_eq!(setting.store.kept_cells(LeaseTerm(1)).await.unwrap(), KeptCells::default());
+    let keep = async |name: &str, at: Instant| setting.store.keep_cells(&[(name.to_owned(), at)]).await.unwrap();
+    keep("api", now + hour).await;
+    keep("api", now).await;
+    keep("@mail", now - hour).await;
+    let kept = setting.store.kept_cells(LeaseTerm(2)).await.unwrap();
+    assert_eq!(kept.cells.keys().collect::<Vec<_>>(), ["api"]);
+    assert!(kept.cells["api"] >= now + hour - Duration::from_millis(1) && kept.since.is_none(), "{kept:?}");
+    assert_eq!(setting.count("metadata", doc! { "_id": { "$regex": "^rate:" } }).await, 1, "the other has passed");
+    setting.store.prune_not_kept(now + hour).await.unwrap();
+    assert_eq!(setting.store.kept_cells(LeaseTerm(2)).await.unwrap(), kept, "counts are deleted, and not cells");
+    setting.set("metadata", "rates", doc! { "term": 7_i64 }).await;
+    assert!(setting.store.kept_cells(LeaseTerm(8)).await.unwrap().since.is_some(), "others have led before");
+}
