@@ -1,7 +1,7 @@
 //! The harness of the tests: real MongoDB, real processes, real faults.
 //!
 //! - [`mongo`]: one embedded mongod per test process, one database per test; further servers where a test needs its own
-//! - [`processes`]: the three binaries: start, signals and output
+//! - [`processes`]: the three binaries: start, signals and output; recruiters whose leader is killed
 //! - [`fail_points`]: errors, lost connections and slow replies, by `appName`
 //! - [`wait`]: waits for a condition, never for a fixed time
 //! - [`factory`]: documents of any age and shape

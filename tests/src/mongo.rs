@@ -111,6 +111,16 @@ impl TestDatabase {
         self.database.collection(collection)
     }
 
+    /// Limits the duration of a transaction on this MongoDB, a test's [`own_mongod`]. The transaction that a killed process has left open
+    /// keeps its locks until then, by default for a minute.
+    ///
+    /// # Panics
+    /// When MongoDB does not answer.
+    pub async fn limit_transactions(&self, seconds: i32) {
+        let limit = doc! { "setParameter": 1, "transactionLifetimeLimitSeconds": seconds };
+        self.database.client().database("admin").run_command(limit).await.expect("MongoDB answers");
+    }
+
     /// The number of open cursors on the collections of hints to workers.
     ///
     /// # Panics

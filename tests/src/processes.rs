@@ -15,6 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use bson::doc;
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
@@ -204,6 +205,39 @@ impl System {
             let status = process.wait_exit(STOP_WITHIN).await;
             assert!(status.success(), "{} ended with {status}", process.name);
         }
+    }
+}
+
+/// Two `recruiter run` processes: the leader, which a test kills again and again, and its standby.
+#[derive(Debug)]
+pub struct Recruiters<'a> {
+    database: &'a TestDatabase,
+    processes: [Process; 2],
+}
+
+impl<'a> Recruiters<'a> {
+    /// Starts both, with a lease of one second.
+    pub fn start(database: &'a TestDatabase) -> Self {
+        Self { database, processes: [Self::recruiter(database), Self::recruiter(database)] }
+    }
+
+    /// Kills the leader and starts a new standby. Returns `false` and does nothing if the lease still names a leader that was killed before.
+    ///
+    /// # Panics
+    /// When no recruiter has led yet.
+    pub async fn kill_leader(&mut self) -> bool {
+        let lease = self.database.raw("metadata").find_one(doc! { "_id": "recruiter" }).await.expect("MongoDB answers");
+        let lease = lease.expect("a recruiter has led");
+        let (_, pid) = lease.get_str("holder_at").ok().and_then(|holder| holder.rsplit_once(':')).expect("the lease names its holder");
+        let pid: u32 = pid.parse().expect("the holder is named by its host and process id");
+        let Some(leader) = self.processes.iter_mut().find(|process| process.pid() == pid) else { return false };
+        leader.kill();
+        *leader = Self::recruiter(self.database);
+        true
+    }
+
+    fn recruiter(database: &TestDatabase) -> Process {
+        Process::on(database, "recruiter", &["run", "--lease", "1s", "--poll", "300ms"])
     }
 }
 

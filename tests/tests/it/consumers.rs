@@ -20,7 +20,7 @@ use recruiter_common::{
 use recruiter_tests::{
     local::{Local, store},
     mongo::{TestDatabase, own_mongod},
-    processes::Process,
+    processes::Recruiters,
     wait::wait_until,
 };
 use recruiter_worker::{Context, Executable, NotDone, Worker};
@@ -73,10 +73,6 @@ fn worker(database: &TestDatabase) -> (Handled, Local) {
     (handled, Local::worker(database, worker, &[]))
 }
 
-fn leader(database: &TestDatabase) -> Process {
-    Process::on(database, "recruiter", &["run", "--lease", "1s", "--poll", "300ms"])
-}
-
 async fn publish(store: &Store, topic: &str, numbers: impl IntoIterator<Item = i32>) {
     store.publish_messages(numbers.into_iter().map(|n| (topic, doc! { "n": n }))).await.unwrap();
 }
@@ -87,12 +83,10 @@ async fn each_message_becomes_one_job_whoever_leads() {
     let mongod = own_mongod().await;
     let database = TestDatabase::on(&mongod.uri()).await;
     let store = store(&database).await;
-    // The limit of an open transaction, instead of a minute.
-    let limit = doc! { "setParameter": 1, "transactionLifetimeLimitSeconds": 3 };
-    database.database().client().database("admin").run_command(limit).await.unwrap();
+    database.limit_transactions(3).await;
     consumers::declare(&store, "all", patterns(["orders.*"]), handle(), From::Now).await.unwrap();
     let (handled, worker) = worker(&database);
-    let mut recruiters = [leader(&database), leader(&database)];
+    let mut recruiters = Recruiters::start(&database);
     let publishing = {
         let store = store.clone();
         tokio::spawn(async move {
@@ -111,12 +105,7 @@ async fn each_message_becomes_one_job_whoever_leads() {
     let mut kills = 0;
     while !publishing.is_finished() || kills < 5 {
         pause(Duration::from_millis(rand::rng().random_range(900..2_200))).await;
-        let lease = only(&database, "metadata", doc! { "_id": "recruiter" }).await;
-        let pid = lease.get_str("holder_at").unwrap().rsplit_once(':').unwrap().1.parse::<u32>().unwrap();
-        let Some(dead) = recruiters.iter_mut().find(|process| process.pid() == pid) else { continue };
-        dead.kill();
-        *dead = leader(&database);
-        kills += 1;
+        kills += u32::from(recruiters.kill_leader().await);
     }
     let published = publishing.await.unwrap();
     let all = usize::try_from(published).unwrap();

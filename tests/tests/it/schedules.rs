@@ -23,7 +23,7 @@ use recruiter_tests::{
     fail_points::FailPoint,
     local::{Local, store},
     mongo::{TestDatabase, own_mongod},
-    processes::{Process, Setup, System},
+    processes::{Process, Recruiters, Setup, System},
     wait::wait_until,
 };
 use recruiter_worker::{Context, Executable, NotDone, Worker};
@@ -143,14 +143,11 @@ async fn killed_leaders_miss_no_slot_and_repeat_none() {
     let mongod = own_mongod().await;
     let database = TestDatabase::on(&mongod.uri()).await;
     let store = store(&database).await;
-    // The limit of an open transaction, instead of a minute.
-    let limit = doc! { "setParameter": 1, "transactionLifetimeLimitSeconds": 3 };
-    database.database().client().database("admin").run_command(limit).await.unwrap();
+    database.limit_transactions(3).await;
     let executions = Executions::default();
     let worker = Worker::new().register::<Counted>(executions.clone()).unwrap();
     let worker = Local::worker(&database, worker, &[]);
-    let start = || Process::on(&database, "recruiter", &["run", "--lease", "1s", "--poll", "300ms"]);
-    let mut recruiters = [start(), start()];
+    let mut recruiters = Recruiters::start(&database);
     let names: Vec<String> = (0..20).map(|n| format!("s{n}")).collect();
     for (n, name) in names.iter().enumerate() {
         let keep = if n % 2 == 0 { Keep::All } else { Keep::Failures };
@@ -164,12 +161,7 @@ async fn killed_leaders_miss_no_slot_and_repeat_none() {
         let near = i64::from(1_000 - now.timestamp_subsec_millis()) + rand::rng().random_range(-10..60);
         let wait = near + 1_000 * rand::rng().random_range(0..3);
         pause(Duration::from_millis(u64::try_from(wait.max(1)).unwrap())).await;
-        let lease = only(&database, "metadata", doc! { "_id": "recruiter" }).await;
-        let leader = lease.get_str("holder_at").unwrap().rsplit_once(':').unwrap().1.parse::<u32>().unwrap();
-        let Some(leader) = recruiters.iter_mut().find(|process| process.pid() == leader) else { continue };
-        leader.kill();
-        *leader = start();
-        kills += 1;
+        kills += u32::from(recruiters.kill_leader().await);
     }
     let last = store.now();
     let caught_up = async || {
