@@ -8,6 +8,7 @@
 //! - [`local`]: a recruiter and workers inside the test's own process
 //! - [`steps`], [`faults`]: the commands that a process sends to MongoDB, and the faults at each of these steps
 //! - [`ledger`]: jobs that record their own executions
+//! - [`diary`]: the executions and hooks of workables in the test's own process
 //! - [`constraints`]: limits, lines, edges and schedules, checked from the ledger
 //! - [`oracle`]: compares the ledger, the documents and the enqueued jobs
 //! - [`report`]: the results of the failure tests, as one table
@@ -26,6 +27,7 @@ pub mod cache;
 pub mod clocks;
 pub mod constraints;
 pub mod cycle;
+pub mod diary;
 pub mod endurance;
 pub mod factory;
 pub mod fail_points;

@@ -1,10 +1,6 @@
 //! Jobs that wait for other jobs: order, inputs, failures, continuations, and refusals.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use bson::{Document, doc};
 use futures_util::TryStreamExt;
@@ -17,6 +13,7 @@ use recruiter_common::{
     spec::{JobSpec, UnknownPolicies},
 };
 use recruiter_tests::{
+    diary::Diary,
     local::{Local, store},
     mongo::TestDatabase,
     processes::Process,
@@ -29,20 +26,6 @@ use serde::{Deserialize, Serialize};
 use super::cli::recruiter;
 
 const SOON: Duration = Duration::from_secs(30);
-
-/// The executions, in order.
-#[derive(Debug, Default)]
-struct Diary(Mutex<Vec<String>>);
-
-impl Diary {
-    fn lines(&self) -> Vec<String> {
-        self.0.lock().unwrap().clone()
-    }
-
-    fn position(&self, name: &str) -> usize {
-        self.lines().iter().position(|line| line == name).unwrap_or_else(|| panic!("`{name}` was not executed: {:?}", self.lines()))
-    }
-}
 
 /// A job that returns its number plus the numbers of its inputs, or does what its script says.
 #[derive(Clone, Serialize, Deserialize)]
@@ -61,7 +44,7 @@ impl Executable for Step {
     type State = Diary;
 
     async fn execute(&self, diary: &Diary, job: &Context) -> Result<i64, NotDone> {
-        diary.0.lock().unwrap().push(self.name.clone());
+        diary.write(&self.name);
         match self.script.split_once(' ').unwrap_or((&self.script, "")) {
             ("fail", _) => Err(NotDone::give_up("Broken", "as told")),
             ("fail-once", _) if job.attempt() == 1 => Err(NotDone::failed("Broken", "once")),
@@ -107,6 +90,12 @@ impl Stage {
         Self { database, store, diary, recruiter, worker }
     }
 
+    /// The place of a job in the order of executions.
+    fn position(&self, name: &str) -> usize {
+        let lines = self.diary.lines();
+        lines.iter().position(|line| line == name).unwrap_or_else(|| panic!("`{name}` was not executed: {lines:?}"))
+    }
+
     async fn result(&self, job: JobId) -> JobResult<i64> {
         let ended = async || {
             let result = self.store.result_of::<Step>(job).await.unwrap();
@@ -149,9 +138,9 @@ async fn jobs_run_after_those_that_they_wait_for_with_their_results_as_inputs() 
     assert_eq!(stage.result(reduced).await, JobResult::Done(3 * 11_114 + 6));
     assert_eq!(stage.result(sum).await, JobResult::Done(11_111), "it is kept, because a job waits for it");
     for n in 0..5 {
-        assert!(stage.diary.position(&format!("part {n}")) < stage.diary.position("sum"));
+        assert!(stage.position(&format!("part {n}")) < stage.position("sum"));
     }
-    let order = ["sum", "first", "second", "third", "reduce"].map(|name| stage.diary.position(name));
+    let order = ["sum", "first", "second", "third", "reduce"].map(|name| stage.position(name));
     assert!(order.is_sorted(), "{:?}", stage.diary.lines());
     let again = repeated.enqueue(&stage.store).await.unwrap();
     assert!(again.iter().all(|job| !job.is_new), "a repetition enqueues nothing, also when all jobs are archived");
@@ -219,14 +208,14 @@ async fn a_job_becomes_others_in_one_step_and_its_followers_wait_for_those() {
     let id = graph.id();
     graph.enqueue(&stage.store).await.unwrap();
     assert_eq!(stage.result(after_chain).await, JobResult::Done(21), "the input is the result of the last job of the chain");
-    assert!(stage.diary.position(&format!("chain{}", "'".repeat(20))) < stage.diary.position("after chain"));
+    assert!(stage.position(&format!("chain{}", "'".repeat(20))) < stage.position("after chain"));
     stage.result(adds).await;
     wait_until(SOON, "the added job runs", async || stage.diary.lines().iter().any(|line| line == "added")).await;
     let JobResult::ContinuedAs(next) = stage.result(chain).await else { panic!("not continued") };
     assert_eq!(next.len(), 1);
     // The inputs of `after split` are an array, and it wants numbers.
     assert_eq!(stage.end(after_split).await, "not-scheduled-by-retry-policy InputError");
-    assert!((0..3).all(|n| stage.diary.position(&format!("split.{n}")) < stage.diary.position("after split")));
+    assert!((0..3).all(|n| stage.position(&format!("split.{n}")) < stage.position("after split")));
     let jobs = stage.store.wait_for_graph(id, SOON).await.unwrap();
     assert!(jobs.iter().all(|job| !job.state.is_open()));
     assert_eq!(jobs.len(), 5 + 20 + 3 + 1, "the new jobs are in the graph");

@@ -1,13 +1,11 @@
 //! What surrounds workables in an application: layers, hooks of blocking workables, the test kit.
 
-use std::{
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use bson::doc;
 use recruiter_common::{NewJob, RetryManyTimes, Workable, store::JobFilter};
 use recruiter_tests::{
+    diary::Diary,
     local::{Local, store},
     mongo::TestDatabase,
     wait::wait_until,
@@ -19,19 +17,6 @@ use recruiter_worker::{
 use serde::{Deserialize, Serialize};
 
 const SOON: Duration = Duration::from_secs(10);
-
-#[derive(Default)]
-struct Diary(Mutex<Vec<String>>);
-
-impl Diary {
-    fn write(&self, line: impl Into<String>) {
-        self.0.lock().unwrap().push(line.into());
-    }
-
-    fn lines(&self) -> Vec<String> {
-        std::mem::take(&mut *self.0.lock().unwrap())
-    }
-}
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Step {
@@ -138,7 +123,7 @@ async fn a_job_is_executed_inline_as_by_a_worker() {
     let ran = run_inline(&worker, step("a", 0).as_job()).await.unwrap();
     assert_eq!(ran.result::<String>().as_deref(), Some("A"));
     let around = ["outer before Step", "inner before Step", "a 1", "inner after Ok(true)", "outer after Ok(true)", "success"];
-    assert_eq!(diary.lines(), around);
+    assert_eq!(diary.take(), around);
 
     let now = bson::DateTime::from_millis(1_000_000).to_chrono();
     let run = async |attempt, job: NewJob| Inline::new(&worker).now(now).attempt(attempt).run(job).await.unwrap();
@@ -146,19 +131,19 @@ async fn a_job_is_executed_inline_as_by_a_worker() {
     assert_eq!(run(1, step("b", 9).as_job()).await, again);
     let last = run(3, step("b", 9).as_job()).await;
     assert!(matches!(last, Ran::Archived { why, .. } if why == FinishReason::TRIED_TOO_MANY_TIMES));
-    assert_eq!(diary.lines().last().map(String::as_str), Some("last failure too-early"));
+    assert_eq!(diary.take().last().map(String::as_str), Some("last failure too-early"));
 
     let blocked = run(1, step("c", 0).as_job().tag("inner")).await;
     assert!(matches!(&blocked, Ran::Archived { failure, .. } if failure.class == "Blocked"), "{blocked:?}");
-    assert_eq!(diary.lines(), ["outer before Step", "inner before Step", "outer after Err(\"Blocked\")", "last failure Blocked"]);
+    assert_eq!(diary.take(), ["outer before Step", "inner before Step", "outer after Err(\"Blocked\")", "last failure Blocked"]);
     let panicked = run(1, step("panic", 0).as_job()).await;
     assert!(matches!(&panicked, Ran::Again { failure, .. } if failure.class == "panic"), "{panicked:?}");
 
-    diary.lines();
+    diary.take();
     run(1, Compute { fails: false }.as_job()).await;
-    assert!(diary.lines().contains(&"success in a thread named Compute".to_owned()));
+    assert!(diary.take().contains(&"success in a thread named Compute".to_owned()));
     run(1, Compute { fails: true }.as_job()).await;
-    assert!(diary.lines().ends_with(&["failure x".into(), "last failure".into()]));
+    assert!(diary.take().ends_with(&["failure x".into(), "last failure".into()]));
 
     let refused = async |job: NewJob| run_inline(&worker, job).await.unwrap_err();
     assert!(matches!(refused(NewJob::of_class("Other", doc! {})).await, InlineError::NotAlone(NotAlone::UnknownClass(_))));
@@ -178,7 +163,7 @@ async fn a_running_worker_has_layers_and_blocking_hooks() {
     let seen = async |expected: &[&str]| {
         let mut lines: Vec<String> = Vec::new();
         wait_until(SOON, &format!("{expected:?}"), async || {
-            lines.extend(diary.lines());
+            lines.extend(diary.take());
             lines == expected
         })
         .await;
@@ -214,12 +199,12 @@ async fn what_is_due_is_drained_in_order_and_what_was_enqueued_is_listed() {
     let drained = Drain::new(&worker, &store).run().await.unwrap();
     assert_eq!(drained.iter().filter(|job| matches!(job.ran, Ran::Done { .. })).count(), 3, "{drained:?}");
     let entered = |lines: Vec<String>| lines.into_iter().filter(|line| line != "success").collect::<Vec<_>>();
-    assert_eq!(entered(diary.lines()), ["next 1", "fails 1", "follower 1", "low 1"]);
+    assert_eq!(entered(diary.take()), ["next 1", "fails 1", "follower 1", "low 1"]);
     assert_eq!(counts(&database).await, [3, 3]);
     assert_eq!(Drain::new(&worker, &store).run().await.unwrap(), []);
     // By the clock of the drain, the retry is an hour after its first attempt.
     let ahead = Drain::new(&worker, &store).ahead(Duration::from_secs(3_700)).run().await.unwrap();
-    assert_eq!((ahead.len(), entered(diary.lines())), (2, vec!["later 1".to_owned(), "fails 2".to_owned()]));
+    assert_eq!((ahead.len(), entered(diary.take())), (2, vec!["later 1".to_owned(), "fails 2".to_owned()]));
     let retried = database.raw("archived").find_one(doc! { "tags": "t" }).await.unwrap().unwrap();
     assert_eq!((retried.get_i32("attempts").unwrap(), retried.get_str("why").unwrap()), (2, "done"));
     assert_eq!(retried.get_array("executions").unwrap().len(), 2);

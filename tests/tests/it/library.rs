@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicU32, Ordering},
     },
     time::{Duration, Instant},
@@ -14,6 +14,7 @@ use recruiter_common::{
     ConnectArgs, Decision, Failure, FinishReason, History, JobId, JobResult, NewJob, RetryManyTimes, RetryPolicy, Store, Workable,
 };
 use recruiter_tests::{
+    diary::Diary,
     factory::minimal_job,
     local::{Local, connect_args, store},
     mongo::TestDatabase,
@@ -23,25 +24,6 @@ use recruiter_worker::{BlockingExecutable, Context, Executable, NotDone, Worker}
 use serde::{Deserialize, Serialize};
 
 const SOON: Duration = Duration::from_secs(10);
-
-/// Says what happened to it, in order.
-#[derive(Debug, Default)]
-struct Diary(Mutex<Vec<String>>);
-
-impl Diary {
-    fn write(&self, line: impl Into<String>) {
-        self.0.lock().unwrap().push(line.into());
-    }
-
-    fn lines(&self) -> Vec<String> {
-        self.0.lock().unwrap().clone()
-    }
-
-    /// How often the workable was entered.
-    fn attempts(&self) -> usize {
-        self.lines().iter().filter(|line| line.starts_with("attempt")).count()
-    }
-}
 
 #[derive(Serialize, Deserialize)]
 struct Greet {
@@ -77,6 +59,11 @@ impl Executable for Greet {
     async fn after_last_failure(&self, diary: &Diary, _job: &Context, failure: &Failure) {
         diary.write(format!("last failure {}", failure.class));
     }
+}
+
+/// The number of executions.
+fn attempts(diary: &Diary) -> usize {
+    diary.lines().iter().filter(|line| line.starts_with("attempt")).count()
 }
 
 /// Waits for a job in the archive.
@@ -133,7 +120,7 @@ async fn a_failed_job_is_tried_again_as_its_policy_says_and_keeps_its_history() 
     assert_eq!(executions.len(), 2, "both attempts");
     assert_eq!(executions[0].as_document().unwrap().get_str("class").unwrap(), "too-early");
     assert_eq!(executions[1].as_document().unwrap(), done.get_document("last_execution").unwrap());
-    diary.0.lock().unwrap().clear();
+    diary.take();
     let id = greet(9).enqueue(&store).await.unwrap().id;
     let failed = archived(&database, id).await;
     assert_eq!(failed.get_str("why").unwrap(), FinishReason::TRIED_TOO_MANY_TIMES.as_str());
@@ -258,7 +245,7 @@ async fn a_policy_of_ones_own_decides_and_a_job_with_an_unknown_one_waits_for_wh
     let ended = archived(&database, id).await;
     assert_eq!(ended.get_str("why").unwrap(), "not-friday");
     assert_eq!(ended.get_array("executions").unwrap().len(), 3);
-    assert_eq!(diary.attempts(), 3);
+    assert_eq!(attempts(&diary), 3);
     let mut unusable = minimal_job(Greet::CLASS);
     unusable.insert("retry_policy", doc! { "class": "RetryManyTimes" });
     let id: JobId = unusable.get_object_id("_id").unwrap().into();
@@ -267,7 +254,7 @@ async fn a_policy_of_ones_own_decides_and_a_job_with_an_unknown_one_waits_for_wh
     assert_eq!(ended.get_str("why").unwrap(), "malformed");
     let message = ended.get_document("last_execution").unwrap().get_str("message").unwrap().to_owned();
     assert!(message.contains("RetryManyTimes") && message.contains("retry_how_many_times"), "{message}");
-    assert_eq!(diary.attempts(), 3, "it was not entered");
+    assert_eq!(attempts(&diary), 3, "it was not entered");
     // Alone and nested: a newer worker may know a policy that this worker does not.
     let newer = recruiter_common::job::StoredPolicy { class: "OnlyOnSunday".into(), parameters: bson::Bson::Null };
     let within = doc! { "retriable_exceptions": ["x"], "filtered_retry_policy": { "class": "OnlyOnSunday", "parameters": {} } };
@@ -337,7 +324,7 @@ async fn a_job_sent_again_under_its_id_is_enqueued_and_executed_once() {
     store.announce_jobs(["generic"]).await;
     wait_until(SOON, "the copy is gone", async || database.raw("scheduled").find_one(doc! {}).await.unwrap().is_none()).await;
     assert_eq!(database.raw("archived").find_one(doc! { "_id": id }).await.unwrap(), Some(first), "the archive is untouched");
-    assert_eq!(diary.attempts(), 1);
+    assert_eq!(attempts(&diary), 1);
     worker.stop().await;
     recruiter.stop().await;
 }

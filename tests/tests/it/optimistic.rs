@@ -1,9 +1,6 @@
 //! Optimistic execution: the process that enqueues a job executes it. Its jobs have the guarantees of all jobs, whatever becomes of it.
 
-use std::{
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use bson::{Document, doc};
 use recruiter_common::{
@@ -15,6 +12,7 @@ use recruiter_common::{
     workers::Wanted,
 };
 use recruiter_tests::{
+    diary::Diary,
     fail_points::FailPoint,
     local::{Local, connect_args, store},
     mongo::TestDatabase,
@@ -31,19 +29,6 @@ use serde::{Deserialize, Serialize};
 const SOON: Duration = Duration::from_secs(30);
 /// How soon the cleaners of these tests declare a process dead.
 const CLEANER: [&str; 6] = ["--dead-after", "1500ms", "--every", "150ms", "--sweep-every", "500ms"];
-
-#[derive(Default)]
-struct Diary(Mutex<Vec<String>>);
-
-impl Diary {
-    fn write(&self, line: impl Into<String>) {
-        self.0.lock().unwrap().push(line.into());
-    }
-
-    fn lines(&self) -> Vec<String> {
-        self.0.lock().unwrap().clone()
-    }
-}
 
 /// Its first attempts fail, and its first takes some time.
 #[derive(Clone, Debug, Serialize, Deserialize)]
