@@ -170,7 +170,12 @@ impl Prefetch {
 
     /// How many jobs this worker would start within the horizon.
     fn wanted(&self) -> u32 {
-        self.rate_within(self.horizon()).min(MOST).min(u32::try_from(BYTES / self.mean_bytes.max(1)).unwrap_or(u32::MAX))
+        self.rate_within(self.horizon()).min(MOST).min(self.most_of_this_size())
+    }
+
+    /// How many jobs of the mean size are at most in memory.
+    fn most_of_this_size(&self) -> u32 {
+        u32::try_from(BYTES / self.mean_bytes.max(1)).unwrap_or(u32::MAX)
     }
 
     /// How many jobs end within this time.
@@ -187,7 +192,7 @@ impl Prefetch {
     /// How many jobs are locked ahead: as many as end while the answer of a start is awaited, with a reserve.
     pub(crate) fn to_lock_ahead(&self) -> u32 {
         let during = (self.start_took * STARTS).clamp(SHORTEST_LOCK, LONGEST_LOCK);
-        self.rate_within(during).min(MOST_LOCKED)
+        self.rate_within(during).min(MOST_LOCKED).min(self.most_of_this_size())
     }
 
     fn horizon(&self) -> Duration {
@@ -265,6 +270,34 @@ mod tests {
         assert_eq!([wanted(10, 5, 300), wanted(10, 100, 300), wanted(10, 2_000, 300)], [160, 8, 0]);
         assert_eq!(wanted(1_000, 5, 300), MOST);
         assert_eq!([wanted(10, 100, 10_000), wanted(10, 100, 1_000_000)], [12, 25], "a slow connection");
+    }
+
+    #[test]
+    fn as_many_are_locked_ahead_as_end_while_a_start_is_answered() {
+        let to_lock = |count: usize, every: u64, start_ms: u64| {
+            let (mut prefetch, start) = (Prefetch::default(), Monotonic::now());
+            prefetch.start_took(Duration::from_millis(start_ms));
+            for turn in 0..100 {
+                let at = |turn: u64| start + Duration::from_millis(every * turn);
+                prefetch.ended(count, at(turn), at(turn + 1));
+            }
+            let locked = prefetch.to_lock_ahead();
+            prefetch.stall();
+            assert_eq!((prefetch.to_lock_ahead(), prefetch.wanted()), (0, 0));
+            prefetch.ended(1, start, start);
+            assert_eq!(prefetch.to_lock_ahead(), locked, "one has ended");
+            locked
+        };
+        assert_eq!([to_lock(10, 5, 0), to_lock(10, 5, 4), to_lock(10, 5, 100)], [10, 24, 100]);
+        assert_eq!([to_lock(10, 20, 4), to_lock(10, 100, 4), to_lock(10, 1_000, 4)], [6, 1, 0]);
+        assert_eq!(to_lock(1_000, 5, 4), MOST_LOCKED);
+    }
+
+    #[test]
+    fn large_jobs_are_few_in_memory() {
+        let (mut prefetch, start) = (Prefetch { mean_bytes: BYTES / 3, ..Prefetch::default() }, Monotonic::now());
+        prefetch.ended(1_000, start, start + Duration::from_millis(100));
+        assert_eq!((prefetch.wanted(), prefetch.to_lock_ahead()), (3, 3));
     }
 
     #[test]

@@ -110,3 +110,42 @@ impl Startable {
         StartedJob { job, claim, policy, previous }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use bson::{Document, doc};
+    use recruiter_common::{DoNotDoItAgain, RetryManyTimes, failure, retry_policy::RetryPolicy};
+
+    use super::*;
+
+    fn startable(fields: Document, policy: Arc<dyn RetryPolicy>) -> Startable {
+        let mut job = doc! {
+            "_id": JobId::new(), "locked": false, "group": "generic", "workable": { "class": "test" }, "scheduled_at": bson::DateTime::now(),
+        };
+        job.extend(fields);
+        let died = Failure::new(failure::WORKER_DIED, "the worker died");
+        Startable::new(Arc::new(Job::try_from(job).expect("a job")), Ok(policy), None, &died, bson::DateTime::now().to_chrono())
+    }
+
+    #[test]
+    fn only_plain_jobs_that_may_be_repeated_are_locked_ahead_and_only_at_their_first_start() {
+        let again = |times: u32| Arc::new(RetryManyTimes::new(times, Duration::ZERO).expect("a policy"));
+        let may = |fields: Document| startable(fields, again(3)).may_be_locked_ahead();
+        assert!(may(doc! {}) && startable(doc! {}, again(1)).may_be_locked_ahead());
+        assert!(!startable(doc! {}, Arc::new(DoNotDoItAgain)).may_be_locked_ahead());
+        let tomorrow = bson::DateTime::from_chrono(bson::DateTime::now().to_chrono() + TimeDelta::days(1));
+        for fields in [
+            doc! { "attempts": 1 },
+            doc! { "gate": "printer" },
+            doc! { "unique": "key" },
+            doc! { "expires_at": tomorrow },
+            doc! { "workable": { "class": "test", "items": [{}, {}] } },
+        ] {
+            assert!(!may(fields.clone()), "{fields}");
+        }
+        let later = startable(doc! { "scheduled_at": tomorrow }, again(3));
+        assert!(!later.early(bson::DateTime::now().to_chrono()).may_be_locked_ahead());
+    }
+}
