@@ -56,11 +56,12 @@
 //! # Modules
 //!
 //! The items for applications are also exported at the root. Without the feature `process`, which is for programs on Linux, this crate is
-//! portable.
+//! portable. With the feature `opentelemetry`, a job that is enqueued in a span of OpenTelemetry belongs to the trace of that span.
 //!
 //! | module | content | used by |
 //! |---|---|---|
 //! | [`enqueue`] | describe a job and enqueue it | applications, `recruiter enqueue` |
+//! | `traces` | the trace of a job, with the feature `opentelemetry` | applications, worker |
 //! | [`unique`] | the key of a unique job | applications |
 //! | [`graphs`] | jobs that wait for other jobs | applications, recruiter |
 //! | [`spec`] | a job as JSON, read and written | `recruiter enqueue`, other programs |
@@ -123,6 +124,8 @@ pub mod store;
 pub mod task;
 pub mod telemetry;
 pub mod topics;
+#[cfg(feature = "opentelemetry")]
+pub mod traces;
 pub mod unique;
 pub mod wait;
 pub mod workers;

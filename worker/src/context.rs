@@ -108,7 +108,17 @@ impl Context {
 
     /// The trace that the job belongs to, as its enqueuer has set it ([`NewJob::traceparent`](recruiter_common::NewJob::traceparent)).
     pub fn traceparent(&self) -> Option<String> {
-        self.job.field("traceparent")?.as_str().map(str::to_owned)
+        self.job.traceparent()
+    }
+
+    /// The trace for the processes that this execution starts: with the feature `opentelemetry` that of the current span.
+    #[cfg(feature = "process")]
+    pub(crate) fn traceparent_of_span(&self) -> Option<String> {
+        #[cfg(feature = "opentelemetry")]
+        if let Some(current) = recruiter_common::traces::current() {
+            return Some(current);
+        }
+        self.traceparent()
     }
 
     /// The tags of the job.

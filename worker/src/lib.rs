@@ -46,6 +46,8 @@
 //! - [`Context::for_tests`] makes unit tests of a workable that need no MongoDB.
 //! - With the feature `process`, for Linux, a worker is a complete program: `Worker::main` reads flags, logs, handles signals and ends
 //!   with an exit code. The stock worker, `recruiter-worker`, is such a program. Its classes are programs that a file names.
+//! - With the feature `opentelemetry`, each execution is a span of OpenTelemetry in the trace of its enqueuer.
+//! - The feature `testing` is a test kit, a dev-dependency.
 //!
 //! | module | what it is |
 //! |---|---|

@@ -123,7 +123,11 @@ impl NotDone {
     /// # assert_eq!(translate_first("x").failure().class, "continued");
     /// ```
     pub fn continue_as(jobs: impl IntoIterator<Item = NewJob>) -> Self {
-        let jobs: Vec<NewJob> = jobs.into_iter().collect();
+        let jobs = jobs.into_iter();
+        // They are enqueued after the span of the execution.
+        #[cfg(feature = "opentelemetry")]
+        let jobs = jobs.map(NewJob::traced);
+        let jobs: Vec<NewJob> = jobs.collect();
         let note = Failure::new("continued", format!("it became {} jobs", jobs.len()));
         Self::ContinueAs(Continuation { jobs, note })
     }

@@ -155,7 +155,10 @@ impl NewJob {
         if let Some(urn) = self.urn {
             document.insert("urn", urn);
         }
-        if let Some(traceparent) = self.traceparent {
+        let traceparent = self.traceparent;
+        #[cfg(feature = "opentelemetry")]
+        let traceparent = traceparent.or_else(crate::traces::current);
+        if let Some(traceparent) = traceparent {
             document.insert("traceparent", traceparent);
         }
         if let Some(job) = self.recovered_from {

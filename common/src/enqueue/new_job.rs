@@ -199,8 +199,21 @@ impl NewJob {
     /// The trace that the job belongs to: a `traceparent` of the [W3C Trace Context](https://www.w3.org/TR/trace-context/), for example
     /// `00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01`. The workable reads it as `Context::traceparent`, and a program as
     /// `TRACEPARENT`.
+    ///
+    /// With the feature `opentelemetry`, a job without it gets that of the OpenTelemetry context in which it is enqueued.
     pub fn traceparent(mut self, traceparent: impl Into<String>) -> Self {
         self.traceparent = Some(traceparent.into());
+        self
+    }
+
+    /// Puts the job into the trace of the current OpenTelemetry context now. A [`traceparent`](Self::traceparent) that is set stays.
+    ///
+    /// Enqueueing does the same, so that all jobs of an application are traced without a change of its code, as by the instrumentations of
+    /// other job systems. Call this where a job is described in one span and enqueued outside of it, for example by a task that collects
+    /// jobs. To begin a new trace, enqueue the job in an empty context.
+    #[cfg(feature = "opentelemetry")]
+    pub fn traced(mut self) -> Self {
+        self.traceparent = self.traceparent.or_else(crate::traces::current);
         self
     }
 

@@ -137,6 +137,11 @@ impl Job {
         self.document.get(name).ok().flatten()?.try_into().ok()
     }
 
+    /// The trace that it belongs to: a W3C `traceparent`, as its enqueuer has set it. It may be malformed.
+    pub fn traceparent(&self) -> Option<String> {
+        self.field("traceparent")?.as_str().map(str::to_owned)
+    }
+
     /// Parameters of the items of a bundle; empty for any other job.
     pub fn items(&self) -> Vec<Bson> {
         let items = self.document.get_document("workable").and_then(|workable| workable.get_array("items"));

@@ -55,6 +55,8 @@ pub(crate) async fn run(environment: &Environment, mut attempt: Box<Attempt>) ->
     let started = Monotonic::now();
     let events = Events::of_start(environment, &context);
     let span = span_of(&attempt.job);
+    #[cfg(feature = "opentelemetry")]
+    let traced = span.clone();
     let ended = attempt.execute(environment, &context).instrument(span).await;
     environment.table.note_ended(job);
     let now = environment.now().await;
@@ -64,6 +66,8 @@ pub(crate) async fn run(environment: &Environment, mut attempt: Box<Attempt>) ->
         None => attempt.verdict(continuation::prepared(ended, &attempt.job, Some(&environment.dependencies.store), now).await, now),
     };
     let verdict = verdict.put_off(context.retry_after.get(), now);
+    #[cfg(feature = "opentelemetry")]
+    super::traces::end(traced, &verdict);
     let duration_ms = milliseconds(started.elapsed());
     let notes = notes::at_the_end(&context);
     let recorded = match attempt.end(&verdict, now, notes) {
@@ -227,13 +231,17 @@ impl Attempt {
 /// The span of the job: its fields are in each line that the workable logs.
 pub(super) fn span_of(job: &Job) -> tracing::Span {
     let worker = job.last_execution.as_ref().and_then(|execution| execution.worker);
-    tracing::info_span!(
+    let span = tracing::info_span!(
         "job",
         job.id = %job.id,
         job.class = job.class,
         job.attempt = job.attempts,
         worker.id = worker.map(tracing::field::display),
-    )
+        otel.kind = tracing::field::Empty,
+    );
+    #[cfg(feature = "opentelemetry")]
+    super::traces::begin(&span, job);
+    span
 }
 
 /// What an end keeps besides the verdict.

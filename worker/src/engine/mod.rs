@@ -19,6 +19,7 @@
 //! | `attempt` | context, run, verdict, record, hooks |
 //! | `bundle`, `items` | many items in one job, on the same parts |
 //! | `deadline` | limits, cancellation, panics |
+//! | `traces` | the span of an execution in OpenTelemetry |
 //! | `snooze` | the cap of snoozes |
 //! | `continuation` | the jobs that a job becomes |
 //! | `verdict` | what is recorded about an end: a pure function |
@@ -64,6 +65,8 @@ pub(crate) mod solo;
 mod startable;
 mod starts;
 mod table;
+#[cfg(feature = "opentelemetry")]
+mod traces;
 mod turn;
 mod unconfirmed;
 mod verdict;

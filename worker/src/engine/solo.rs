@@ -113,6 +113,7 @@ impl<'a> Solo<'a> {
             retry_after: RetryAfter::default(),
         });
         let mut workable = None;
+        let span = span_of(&job);
         let (at, verdict) = match asked {
             Err(failure) => (now, Verdict::Archive { why: FinishReason::MALFORMED, failure: Some(failure), result: None }),
             Ok((policy, _)) => {
@@ -120,7 +121,7 @@ impl<'a> Solo<'a> {
                 let ended = match decoded {
                     Ok((ready, limit)) => {
                         workable = Some(ready.clone());
-                        let executed = deadline::execute(ready, &context, limit, &self.worker.layers).instrument(span_of(&job));
+                        let executed = deadline::execute(ready, &context, limit, &self.worker.layers).instrument(span.clone());
                         snooze::capped(executed.await, &job)
                     }
                     Err(failure) => Err(NotDone::Failed(failure)),
@@ -138,6 +139,8 @@ impl<'a> Solo<'a> {
             }
         };
         let verdict = verdict.put_off(context.retry_after.get(), at);
+        #[cfg(feature = "opentelemetry")]
+        super::traces::end(span, &verdict);
         Execution { job, verdict, at, start: start.clone(), context, workable }
     }
 }

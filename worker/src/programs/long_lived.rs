@@ -273,7 +273,7 @@ impl Process {
         if let Some(item) = job.item() {
             (line["item"], line["items"]) = (item.index.into(), item.of.into());
         }
-        if let Some(traceparent) = job.traceparent() {
+        if let Some(traceparent) = job.traceparent_of_span() {
             line["traceparent"] = traceparent.into();
         }
         if let Some(deadline) = job.deadline() {

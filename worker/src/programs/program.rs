@@ -224,7 +224,7 @@ impl Invocation {
             .env("RECRUITER_JOB_GROUP", job.group())
             .env("RECRUITER_ATTEMPT", job.attempt().to_string())
             .env("RECRUITER_IS_LAST_ATTEMPT", job.is_last_attempt().to_string());
-        if let Some(traceparent) = job.traceparent() {
+        if let Some(traceparent) = job.traceparent_of_span() {
             command.env("TRACEPARENT", traceparent);
         }
         if let Some(item) = job.item() {
