@@ -11,7 +11,7 @@ use crate::names::check_traceparent;
 
 /// The `traceparent` of the current OpenTelemetry context. `None` if it has no valid span.
 ///
-/// With `tracing-opentelemetry`, the span of the current context is that of the current `tracing` span.
+/// With `tracing-opentelemetry`, this is the current `tracing` span, unless the application has switched context activation off.
 pub fn current() -> Option<String> {
     Context::map_current(|context| {
         let span = context.span();
