@@ -3,7 +3,7 @@
 //! A search is a local read of the primary. If it misses a job, the next search finds it. If it finds a job that was started in the
 //! meantime, the guard of the start refuses it. The indexes cover the search, so its cost does not depend on the size of the parameters.
 
-use std::cmp::Reverse;
+use std::{cmp::Reverse, collections::HashSet};
 
 use bson::{Bson, Document, RawDocument, RawDocumentBuf, doc};
 use futures_util::TryStreamExt;
@@ -11,7 +11,7 @@ use mongodb::options::{Hint as IndexHint, ReadConcern};
 
 use super::{
     CALL_LIMIT, Store, StoreError, call,
-    lanes::Lane,
+    lanes::{Lane, WALK_LIMIT},
     raw_id_of,
     schema::{DUE_JOBS, GATED_JOBS},
 };
@@ -19,6 +19,10 @@ use crate::{ids::JobId, instant::Instant};
 
 /// Maximum number of lanes in one query. MongoDB merges one index scan for each of them.
 const LANES_PER_QUERY: usize = 200;
+/// Number of lanes from which on a walk over the index is tried first, and the number of entries for each lane that it reads at most. The
+/// merge of many scans costs about as much for each lane as a walk over twenty entries.
+const WALK_FROM: usize = 3 * LANES_PER_QUERY;
+const WALKED_PER_LANE: usize = 10;
 /// Maximum number of lanes in one query that searches each lane by itself.
 pub(super) const LANES_PER_UNION: usize = 50;
 
@@ -90,11 +94,18 @@ impl Store {
     ///
     /// Filter: group, class, gate, unlocked, due. MongoDB merges one index scan for each lane. Each scan is in the order of positions and
     /// skips jobs that are due later. Therefore the cost of a search depends on the number of jobs that it finds, and not on the number of
-    /// waiting jobs. Index: `due_jobs`, `gated_jobs`. Invariant: none, the start repeats the conditions.
+    /// waiting jobs. For very many lanes with few jobs each, one walk over the index costs less. Index: `due_jobs`, `gated_jobs`. Invariant:
+    /// none, the start repeats the conditions.
     pub async fn due_jobs(&self, lanes: &[Lane], until: Instant, limit: usize) -> Result<DueJobs, StoreError> {
+        let (gated, mut ordinary): (Vec<&Lane>, Vec<&Lane>) = lanes.iter().partition(|lane| lane.gate.is_some());
         let mut jobs: Vec<ScheduledJob> = Vec::new();
-        let mut end: Option<Position> = None;
-        let (gated, ordinary): (Vec<&Lane>, Vec<&Lane>) = lanes.iter().partition(|lane| lane.gate.is_some());
+        if let Some(walked) = self.due_in_walk(&ordinary, until).await? {
+            jobs = walked;
+            jobs.sort_by_key(ScheduledJob::position);
+            ordinary.clear();
+        }
+        let mut end = jobs.get(limit).map(|_| jobs[limit - 1].position());
+        jobs.truncate(limit);
         let queries = ordinary.chunks(LANES_PER_QUERY).map(|lanes| (lanes, DUE_JOBS));
         for (lanes, index) in queries.chain(gated.chunks(LANES_PER_QUERY).map(|lanes| (lanes, GATED_JOBS))) {
             let found = self.due_in_some(lanes, index, until, limit).await?;
@@ -170,6 +181,33 @@ impl Store {
             found.end = found.jobs.last().map(ScheduledJob::position).filter(|_| count >= *limit);
         }
         Ok(found)
+    }
+
+    /// All due jobs of these lanes, which have no gate, by one walk over the index. `None` if the lanes are few, or too many jobs wait.
+    async fn due_in_walk(&self, lanes: &[&Lane], until: Instant) -> Result<Option<Vec<ScheduledJob>>, StoreError> {
+        if lanes.len() < WALK_FROM || lanes.iter().any(|lane| lane.priority.is_some()) {
+            return Ok(None);
+        }
+        let most = lanes.len() * WALKED_PER_LANE;
+        let asked = i64::try_from(most).unwrap_or(i64::MAX);
+        let scheduled = self.scheduled.clone_with_type::<RawDocumentBuf>();
+        let found = self
+            .indexed("due_jobs", async move {
+                let due = scheduled.find(doc! { "scheduled_at": { "$lte": bson::DateTime::from_chrono(until) }, "locked": false });
+                let entries = due.projection(doc! { "_id": 1 }).return_key(true).hint(IndexHint::Name(DUE_JOBS.into()));
+                let walk = entries.limit(asked).batch_size(100_000).max_time(WALK_LIMIT).read_concern(ReadConcern::local());
+                walk.await?.try_collect::<Vec<_>>().await
+            })
+            .await;
+        let entries = match found {
+            Ok(entries) if entries.len() < most => entries,
+            Ok(_) => return Ok(None),
+            Err(error) if error.is_too_slow() => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let wanted: HashSet<&Lane> = lanes.iter().copied().collect();
+        let jobs = entries.iter().filter_map(|entry| ScheduledJob::of_entry(entry));
+        Ok(Some(jobs.filter(|job| wanted.contains(&job.lane())).collect()))
     }
 
     /// The first due jobs of at most [`LANES_PER_QUERY`] lanes: at least `limit`, if there are as many.

@@ -19,7 +19,7 @@ use super::{
 use crate::instant::Instant;
 
 /// Maximum time of one walk over the whole index. It is enough for about 250,000 waiting jobs.
-const WALK_LIMIT: Duration = Duration::from_millis(250);
+pub(super) const WALK_LIMIT: Duration = Duration::from_millis(250);
 
 /// The jobs of one group, one class and one gate, and perhaps one priority, in the order of their start: exactly one range of an index.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -6,7 +6,7 @@ use bson::doc;
 use recruiter_common::{
     enqueue::NewJob,
     ids::{JobId, WorkerId},
-    job::StoredPolicy,
+    job::{Priority, StoredPolicy},
     store::{Lane, Waiting},
 };
 use recruiter_tests::{
@@ -58,6 +58,27 @@ async fn due_is_what_waits_in_the_group_for_one_of_the_classes_since_now() {
     };
     assert_eq!(due("a", &["x"]).await, set_of([jobs[0]]));
     assert_eq!(due("a", &["x", "other"]).await, set_of([jobs[0], jobs[1]]));
+}
+
+/// One walk over the index answers for them.
+#[tokio::test]
+async fn due_in_very_many_lanes_is_what_waits_there_since_now() {
+    let setting = Setting::new().await;
+    let groups: Vec<String> = (0..700).map(|number| format!("group-{number:03}")).collect();
+    let job = |group: &str| NewJob::of_class("x", doc! {}).in_group(group);
+    let mut jobs: Vec<NewJob> = groups.iter().map(|group| job(group)).collect();
+    let urgent = job(&groups[600]).priority(Priority::new(9).unwrap());
+    let elsewhere = [job("other"), NewJob::of_class("y", doc! {}).in_group(&groups[0]), job(&groups[0]).limit("printer")];
+    jobs.extend([urgent, job(&groups[1]).at(in_ms(&setting.store, 60_000)), job(&groups[2])].into_iter().chain(elsewhere));
+    let ids = local::ids(setting.store.enqueue_many(jobs).await.unwrap());
+    setting.start(WorkerId::new(), [ids[702]]).await;
+    let lanes: Vec<Lane> = groups.iter().map(|group| Lane::new(group, "x")).collect();
+    let now = setting.store.now();
+    let found = setting.store.due_jobs(&lanes, now, 1_000).await.unwrap();
+    assert_eq!((set_of(found.jobs.iter().map(|job| job.id)), found.end), (set_of(ids[..=700].iter().copied()), None));
+    let first = setting.store.due_jobs(&lanes, now, 3).await.unwrap();
+    let asked = [ids[700], ids[0], ids[1]];
+    assert!(first.jobs.iter().map(|job| job.id).eq(asked) && first.end == Some(first.jobs[2].position()), "{first:?}");
 }
 
 #[tokio::test]
