@@ -14,6 +14,7 @@ use bson::{Document, doc, oid::ObjectId};
 use futures_util::TryStreamExt as _;
 use mongodb::{Client, Collection, Database, options::ClientOptions};
 use recruiter::dev::embedded::{self, EmbeddedMongo, Options};
+use recruiter_common::ConnectArgs;
 use tokio::sync::OnceCell;
 
 /// Names the variable with the connection string of a replica set for the tests, instead of the embedded mongod. It
@@ -39,8 +40,7 @@ pub fn mongod() -> PathBuf {
 
 /// Options of a mongod with test commands, whose data directory is deleted when it ends.
 pub fn temporary() -> Options {
-    let dir = tempfile::Builder::new().prefix("recruiter-tests-").tempdir().expect("the temporary directory is writable");
-    Options { test_commands: true, temporary: true, ..Options::new(mongod(), dir.keep()) }
+    Options { test_commands: true, ..Options::temporary(mongod()).expect("the temporary directory is writable") }
 }
 
 /// A separate mongod for a test that kills, freezes or restarts it, or that needs fail points of its own.
@@ -85,7 +85,7 @@ impl TestDatabase {
     /// Creates a database on another MongoDB, for example a test's [`own_mongod`].
     pub async fn on(server: &str) -> Self {
         let name = format!("{PREFIX}{}", ObjectId::new());
-        let uri = with_database(server, &name);
+        let uri = ConnectArgs::to(server).database(&name).uri;
         let database = client(&uri).await.database(&name);
         Self { uri, database }
     }
@@ -169,13 +169,6 @@ async fn sweep(uri: &str) {
             client.database(&name).drop().await.expect("a leftover can be dropped");
         }
     }
-}
-
-fn with_database(uri: &str, name: &str) -> String {
-    let (scheme, rest) = uri.split_once("://").expect("a MongoDB URI has a scheme");
-    let (hosts_and_path, query) = rest.split_once('?').unwrap_or((rest, ""));
-    let (hosts, _) = hosts_and_path.split_once('/').unwrap_or((hosts_and_path, ""));
-    format!("{scheme}://{hosts}/{name}?{query}")
 }
 
 async fn client(uri: &str) -> Client {

@@ -93,6 +93,13 @@ impl ConnectArgs {
         self.connect_timeout = Some(timeout);
         self
     }
+
+    /// Sets the database, in place of the one that the connection string names. The database of the user stays the same.
+    #[must_use]
+    pub fn database(mut self, name: &str) -> Self {
+        self.uri = with_database(&self.uri, name);
+        self
+    }
 }
 
 impl From<&str> for ConnectArgs {
@@ -117,6 +124,19 @@ impl std::fmt::Debug for ConnectArgs {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("ConnectArgs").field("connect_timeout", &self.connect_timeout).finish_non_exhaustive()
     }
+}
+
+/// The connection string with another database, and with the same authentication database.
+fn with_database(uri: &str, name: &str) -> String {
+    let (address, options) = uri.split_once('?').unwrap_or((uri, ""));
+    let (scheme, address) = address.split_once("://").unwrap_or(("", address));
+    let (hosts, database) = address.split_once('/').unwrap_or((address, ""));
+    let mut options: Vec<String> = options.split('&').filter(|option| !option.is_empty()).map(str::to_owned).collect();
+    if !database.is_empty() && hosts.contains('@') && !options.iter().any(|option| option.to_lowercase().starts_with("authsource=")) {
+        options.push(format!("authSource={database}"));
+    }
+    let options = if options.is_empty() { String::new() } else { format!("?{}", options.join("&")) };
+    format!("{scheme}://{hosts}/{name}{options}")
 }
 
 /// Why a process cannot work with this MongoDB.
@@ -679,6 +699,17 @@ fn check_server(hello: &Document, build: &Document, hosts: &str) -> Result<(), C
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_database_is_another_one_and_the_user_the_same() {
+        let check = |uri: &str, expected: &str| assert_eq!(ConnectArgs::to(uri).database("b").uri, expected);
+        check("mongodb://h:1", "mongodb://h:1/b");
+        check("mongodb://h:1/", "mongodb://h:1/b");
+        check("mongodb://h:1/a?replicaSet=rs0", "mongodb://h:1/b?replicaSet=rs0");
+        check("mongodb://u:p@h:1,i:2/a?tls=true", "mongodb://u:p@h:1,i:2/b?tls=true&authSource=a");
+        check("mongodb://u:p@h/a?authSource=admin", "mongodb://u:p@h/b?authSource=admin");
+        check("mongodb://u:p@h", "mongodb://u:p@h/b");
+    }
 
     #[test]
     fn servers_that_cannot_run_the_protocol_are_refused() {

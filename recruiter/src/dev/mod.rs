@@ -1,5 +1,5 @@
-//! Commands for development, trials and measurements, with a MongoDB of their own. They need the feature `dev`, which
-//! production packages disable.
+//! Commands for development, trials and measurements, with a MongoDB of their own. They need the feature `dev`, and
+//! the MongoDB alone needs `embedded`. Production packages disable both.
 //!
 //! | module | what it is |
 //! |---|---|
@@ -10,9 +10,13 @@
 //! | `fleet` | the programs as child processes |
 //! | `watchdog` | ends child processes when their parent ends |
 
+#[cfg(feature = "dev")]
 pub mod bench;
+#[cfg(feature = "dev")]
 pub mod command;
+#[cfg(feature = "dev")]
 pub mod demo;
 pub mod embedded;
+#[cfg(feature = "dev")]
 mod fleet;
 mod watchdog;

@@ -61,7 +61,7 @@ impl Stage {
         shown.set_message("starting MongoDB");
         let name = format!("recruiter_bench_{}", ObjectId::new());
         let (uri, mongo) = match &setting.on {
-            Some(uri) => (with_database(uri, &name), None),
+            Some(uri) => (ConnectArgs::to(uri).database(&name).uri, None),
             None => {
                 let given = setting.mongod.clone();
                 let mongod = tokio::task::spawn_blocking(move || find_or_fetch(given.as_deref(), &tell)).await??;
@@ -303,37 +303,5 @@ impl Stage {
             None => self.store.database().drop().await?,
         }
         Ok(())
-    }
-}
-
-/// The connection string with another database, and with the same authentication database.
-fn with_database(uri: &str, name: &str) -> String {
-    let (address, options) = uri.split_once('?').unwrap_or((uri, ""));
-    let hosts = address.find("://").map_or(0, |at| at + 3);
-    let (hosts, database) = match address[hosts..].find('/') {
-        Some(slash) => (&address[..hosts + slash], &address[hosts + slash + 1..]),
-        None => (address, ""),
-    };
-    let mut options: Vec<String> = options.split('&').filter(|option| !option.is_empty()).map(str::to_owned).collect();
-    if !database.is_empty() && hosts.contains('@') && !options.iter().any(|option| option.to_lowercase().starts_with("authsource=")) {
-        options.push(format!("authSource={database}"));
-    }
-    let options = if options.is_empty() { String::new() } else { format!("?{}", options.join("&")) };
-    format!("{hosts}/{name}{options}")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_database_is_our_own_and_the_user_the_same() {
-        let check = |uri: &str, expected: &str| assert_eq!(with_database(uri, "b"), expected);
-        check("mongodb://h:1", "mongodb://h:1/b");
-        check("mongodb://h:1/", "mongodb://h:1/b");
-        check("mongodb://h:1/a?replicaSet=rs0", "mongodb://h:1/b?replicaSet=rs0");
-        check("mongodb://u:p@h:1,i:2/a?tls=true", "mongodb://u:p@h:1,i:2/b?tls=true&authSource=a");
-        check("mongodb://u:p@h/a?authSource=admin", "mongodb://u:p@h/b?authSource=admin");
-        check("mongodb://u:p@h", "mongodb://u:p@h/b");
     }
 }

@@ -1,7 +1,8 @@
 //! An embedded MongoDB for development, the demonstration and the tests. A mongod is found or downloaded once, runs as
 //! a single-node replica set on a loopback port, and always ends with the process that started it.
 //!
-//! The subcommands of `recruiter` that need no MongoDB of the user call it, and so does the harness in `tests/`.
+//! The subcommands of `recruiter` that need no MongoDB of the user call it, and so do the test kit of `recruiter-worker`
+//! and the harness in `tests/`.
 //! Production never uses it: there `MONGODB_URI` names the replica set.
 
 mod fetch;
@@ -10,18 +11,20 @@ mod server;
 use std::{io, path::PathBuf, time::Duration};
 
 pub use fetch::find_or_fetch;
+#[cfg(feature = "dev")]
 pub(crate) use fetch::on_path;
 pub use server::{EmbeddedMongo, Options};
 
 /// Advice for errors where no mongod can be found or downloaded.
-const INSTEAD: &str = "install MongoDB 6.0 or newer and point --mongod at its mongod, or point MONGODB_URI at a running replica set";
+const INSTEAD: &str =
+    "install MongoDB 6.0 or newer and point --mongod or RECRUITER_MONGOD at its mongod, or point MONGODB_URI at a running replica set";
 
 /// Why there is no embedded MongoDB. `Display` describes the error and its remedy; the cause is the `source`.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EmbeddedError {
-    /// `--mongod` names no program.
-    #[error("--mongod: {} is not an executable program", .0.display())]
+    /// The given mongod is no program.
+    #[error("{} is not an executable program: correct --mongod or RECRUITER_MONGOD", .0.display())]
     NotAProgram(PathBuf),
     /// No mongod can be downloaded for this kind of machine.
     #[error("MongoDB can be downloaded for x86-64 Linux only; {INSTEAD}")]

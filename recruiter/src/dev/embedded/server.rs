@@ -73,6 +73,13 @@ impl Options {
         }
     }
 
+    /// The same in a new temporary directory, which is deleted when the mongod ends.
+    pub fn temporary(mongod: impl Into<PathBuf>) -> Result<Self, EmbeddedError> {
+        let made = tempfile::Builder::new().prefix("recruiter-mongod-").tempdir();
+        let dir = made.map_err(|source| EmbeddedError::DataDir { path: std::env::temp_dir(), source })?;
+        Ok(Self { temporary: true, ..Self::new(mongod, dir.keep()) })
+    }
+
     fn log(&self) -> PathBuf {
         self.data_dir.join("mongod.log")
     }
