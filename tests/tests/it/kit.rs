@@ -212,3 +212,22 @@ async fn what_is_due_is_drained_in_order_and_what_was_enqueued_is_listed() {
     let refused = Drain::new(&worker, &store).run().await.unwrap_err();
     assert!(matches!(refused, DrainError::NotAlone { source: NotAlone::Bundle, .. }), "{refused:?}");
 }
+
+#[tokio::test]
+async fn the_clock_of_a_drain_stands_at_an_instant() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    let worker = worker(&Arc::new(Diary::default()));
+    let due = bson::DateTime::from_millis(4_000_000_000_000).to_chrono();
+    step("fails", 1).as_job().at(due).enqueue(&store).await.unwrap();
+    let at = async |instant| Drain::new(&worker, &store).at(instant).run().await.unwrap();
+    let millisecond = Duration::from_millis(1);
+    assert_eq!(at(due - millisecond).await, []);
+    let drained = at(due + millisecond).await;
+    let retry = due + millisecond + Duration::from_secs(3_600);
+    assert!(matches!(&drained[..], [job] if matches!(job.ran, Ran::Again { at, .. } if at == retry)), "{drained:?}");
+    assert_eq!(at(retry - millisecond).await, []);
+    assert!(matches!(&at(retry).await[..], [job] if matches!(job.ran, Ran::Done { .. })));
+    let archived = database.raw("archived").find_one(doc! {}).await.unwrap().unwrap();
+    assert_eq!(archived.get_document("last_execution").unwrap().get_datetime("ended_at").unwrap().to_chrono(), retry);
+}

@@ -49,7 +49,28 @@ const CLASSES: usize = 10_000;
 pub struct Drain<'a> {
     worker: &'a Worker,
     store: &'a Store,
-    ahead: Duration,
+    clock: Clock,
+}
+
+/// The clock of a drain.
+#[derive(Clone, Copy, Debug)]
+enum Clock {
+    /// It goes on, so far ahead of the server's.
+    Ahead(Duration),
+    /// It stands.
+    At(Instant),
+}
+
+impl Clock {
+    fn now(self, server: Instant) -> Instant {
+        match self {
+            Self::Ahead(time) => {
+                let ahead = chrono::TimeDelta::from_std(time).unwrap_or(chrono::TimeDelta::MAX);
+                server.checked_add_signed(ahead).unwrap_or(Instant::MAX_UTC)
+            }
+            Self::At(instant) => instant,
+        }
+    }
 }
 
 /// A job that was executed.
@@ -101,12 +122,18 @@ pub enum DrainError {
 impl<'a> Drain<'a> {
     /// What is due now.
     pub fn new(worker: &'a Worker, store: &'a Store) -> Self {
-        Self { worker, store, ahead: Duration::ZERO }
+        Self { worker, store, clock: Clock::Ahead(Duration::ZERO) }
     }
 
     /// Sets how far the clock of the drain is ahead: what is due until then is executed, and retries count from there.
     pub fn ahead(mut self, time: Duration) -> Self {
-        self.ahead = time;
+        self.clock = Clock::Ahead(time);
+        self
+    }
+
+    /// Sets the clock of the drain to this instant, where it stands: what is due then is executed, and retries count exactly from there.
+    pub fn at(mut self, instant: Instant) -> Self {
+        self.clock = Clock::At(instant);
         self
     }
 
@@ -115,8 +142,7 @@ impl<'a> Drain<'a> {
     /// # Errors
     /// When MongoDB cannot be used, or a due job cannot be executed alone.
     pub async fn run(self) -> Result<Vec<Drained>, DrainError> {
-        let ahead = chrono::TimeDelta::from_std(self.ahead).unwrap_or(chrono::TimeDelta::MAX);
-        let clock = || self.store.now().checked_add_signed(ahead).unwrap_or(Instant::MAX_UTC);
+        let clock = || self.clock.now(self.store.now());
         let (mut drained, mut session) = (Vec::new(), CommitSession::default());
         while let Some(job) = self.next(clock()).await? {
             if drained.len() == MOST {
@@ -161,6 +187,6 @@ impl<'a> Drain<'a> {
 
 impl std::fmt::Debug for Drain<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Drain").field("ahead", &self.ahead).finish_non_exhaustive()
+        f.debug_struct("Drain").field("clock", &self.clock).finish_non_exhaustive()
     }
 }
