@@ -63,7 +63,7 @@
 //! | `hooks`, `layer` | calls of hooks; code around executions |
 //! | `notes` | progress, checkpoint and log of a running job |
 //! | `optimistic` | executes jobs in the process that enqueues them |
-//! | `testing` | a test kit, with the feature `testing` |
+//! | `testing` | a test kit, with the features `testing` and `testing-system` |
 //! | `threads` | threads of blocking workables |
 
 mod cancellation;

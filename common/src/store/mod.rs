@@ -134,7 +134,7 @@ pub use self::{
     select::{JobFilter, LOOK_LIMIT, Listed, Match, Page, StateFilter, Walk, lossy},
     session::CommitSession,
     start::{Conditions, Start, ToStart},
-    views::{COUNTED, Finished, SAMPLED, StoredJob, Waiting},
+    views::{COUNTED, Finished, SAMPLED, StoredJob, Unfinished, Waiting},
 };
 use crate::{
     backlog::Caps,

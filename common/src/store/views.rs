@@ -14,7 +14,7 @@ use super::{
     schema::{ARCHIVED_BY_END, DUE_JOBS, GATED_JOBS},
     select::{IDS_PER_QUERY, lossy},
 };
-use crate::{ids::JobId, instant::Instant, job::FinishReason, retry_policy::RetryPolicies};
+use crate::{graphs::edges_of, ids::JobId, instant::Instant, job::FinishReason, retry_policy::RetryPolicies};
 
 /// Maximum number of waiting jobs counted per group, which takes about a second.
 pub const COUNTED: u64 = 1_000_000;
@@ -48,6 +48,19 @@ pub struct Finished {
     pub started_at: Option<Instant>,
     /// When it ended.
     pub ended_at: Instant,
+}
+
+/// A job of `scheduled` that runs, is due, or waits for others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unfinished {
+    /// The id of the job.
+    pub job: JobId,
+    /// Class of its workable.
+    pub class: String,
+    /// Whether a start has locked it.
+    pub is_locked: bool,
+    /// The jobs that it waits for; empty if it waits no longer.
+    pub waits_for: Vec<JobId>,
 }
 
 /// A job's document and its collection.
@@ -181,6 +194,35 @@ impl Store {
             }
         }
         Ok(running)
+    }
+
+    /// Jobs that run, are due at `now`, or wait for others. For tests: it reads all jobs of `scheduled`.
+    ///
+    /// The jobs are read in the order of their inserts. So a job that another one enqueues while it runs is found, even if that one ends
+    /// during the read.
+    /// Filter: locked, due or waiting. Index: none, a scan. Invariant: none.
+    pub async fn unfinished_jobs(&self, now: Instant) -> Result<Vec<Unfinished>, StoreError> {
+        let scheduled = self.scheduled.clone_with_type::<RawDocumentBuf>();
+        let filter = doc! { "$or": [
+            { "locked": true }, { "scheduled_at": { "$lte": bson::DateTime::from_chrono(now) } }, { "waiting": true },
+        ] };
+        let fields = doc! { "workable.class": 1, "locked": 1, "waiting": 1, "waits_for": 1 };
+        let found: Vec<RawDocumentBuf> = call("unfinished_jobs", async move {
+            scheduled.find(filter).projection(fields).hint(IndexHint::Keys(doc! { "$natural": 1 })).await?.try_collect().await
+        })
+        .await?;
+        let unfinished = |job: &RawDocumentBuf| {
+            let document = lossy(job);
+            let is = |field| document.get_bool(field).unwrap_or_default();
+            let edges = if is("waiting") { edges_of(document.get("waits_for")).unwrap_or_default() } else { Vec::new() };
+            Some(Unfinished {
+                job: raw_id_of(job)?,
+                class: document.get_document("workable").and_then(|workable| workable.get_str("class")).unwrap_or_default().to_owned(),
+                is_locked: is("locked"),
+                waits_for: edges.into_iter().map(|edge| edge.job).collect(),
+            })
+        };
+        Ok(found.iter().filter_map(unfinished).collect())
     }
 
     /// Jobs that ended after `since`, newest first, at most [`SAMPLED`].

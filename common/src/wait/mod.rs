@@ -26,6 +26,7 @@ mod waiters;
 use std::time::Duration;
 
 use futures_util::{FutureExt as _, future::BoxFuture};
+use tokio::task::JoinHandle;
 
 pub use self::error::WaitError;
 use self::listener::{AGAIN_AFTER, listen};
@@ -104,6 +105,13 @@ impl Store {
         self.wait_until(job, timeout, || read().boxed()).await
     }
 
+    /// Ends the task that listens for the ends of jobs, and returns it. It would go on for a minute after the last wait, and restore what it
+    /// needs in a database that is removed. For tests.
+    #[doc(hidden)]
+    pub fn end_listener(&self) -> Option<JoinHandle<()>> {
+        self.waiters.end_listener()
+    }
+
     async fn wait_until<'a, T>(
         &'a self,
         job: JobId,
@@ -114,7 +122,8 @@ impl Store {
             // Before the first read, so that no end is missed.
             let (mut place, must_start) = self.waiters.place(job);
             if must_start {
-                tokio::spawn(listen(self.clone()));
+                let listener = tokio::spawn(listen(self.clone()));
+                self.waiters.state().listener = Some(listener);
             }
             let mut last_seen = None;
             loop {

@@ -6,7 +6,10 @@ use std::{
     time::{Duration, Instant as Monotonic},
 };
 
-use tokio::sync::{Notify, watch};
+use tokio::{
+    sync::{Notify, watch},
+    task::JoinHandle,
+};
 
 use crate::ids::JobId;
 
@@ -31,6 +34,8 @@ pub(crate) struct Waiters {
 pub(super) struct State {
     pub(super) waiting: HashMap<JobId, watch::Sender<()>>,
     pub(super) is_listening: bool,
+    /// The task of the last listener.
+    pub(super) listener: Option<JoinHandle<()>>,
     /// Since when the other processes can know that somebody waits.
     pub(super) subscribed_at: Option<Monotonic>,
     /// Whether the ids of ended jobs are read at the moment.
@@ -80,6 +85,14 @@ impl Waiters {
         drop(state);
         self.arrived.notify_one();
         (Place { waiters: self.clone(), job, ended: Some(ended) }, must_start)
+    }
+
+    /// Ends the listener. The next wait starts another one.
+    pub(super) fn end_listener(&self) -> Option<JoinHandle<()>> {
+        let mut state = self.state();
+        let listener = state.listener.take().inspect(JoinHandle::abort);
+        (state.is_listening, state.subscribed_at, state.hears) = (false, None, false);
+        listener
     }
 
     /// Lets those who wait for this job read it.

@@ -25,6 +25,7 @@ mod groups;
 mod harness;
 mod keep;
 mod kit;
+mod kit_system;
 mod library;
 mod library_own_client;
 mod limits;

@@ -712,3 +712,30 @@ async fn processes_that_start_together_make_the_schema_once() {
     let schema = database.raw("metadata").find_one(doc! { "_id": "schema" }).await.unwrap().unwrap();
     assert_eq!(schema.get("version"), Some(&Bson::Int32(14)));
 }
+
+#[tokio::test]
+async fn unfinished_jobs_run_are_due_or_wait_for_others() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    let later = bson::DateTime::from_chrono(in_ms(&store, 3_600_000));
+    let job = |class: &str, fields: Document| {
+        let mut job = minimal_job(class);
+        job.extend(fields);
+        job
+    };
+    let other = JobId::new();
+    insert_unvalidated(
+        &database,
+        vec![
+            job("due", doc! {}),
+            job("later", doc! { "scheduled_at": later }),
+            job("runs", doc! { "scheduled_at": later, "locked": true }),
+            job("waits", doc! { "scheduled_at": later, "waiting": true, "waits_for": [{ "job": other, "when": "done" }] }),
+            job("waited", doc! { "waits_for": [{ "job": other, "when": "done" }] }),
+        ],
+    )
+    .await;
+    let found = store.unfinished_jobs(store.now()).await.unwrap();
+    let found: Vec<_> = found.iter().map(|job| (job.class.as_str(), job.is_locked, job.waits_for.as_slice())).collect();
+    assert_eq!(found, [("due", false, &[][..]), ("runs", true, &[]), ("waits", false, &[other]), ("waited", false, &[])]);
+}
