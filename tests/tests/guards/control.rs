@@ -75,8 +75,10 @@ async fn what_waits_gets_other_values_and_what_runs_keeps_its_own() {
     assert_eq!((setting.scheduled(running).await, setting.scheduled(other).await), before);
     let altered = setting.scheduled(waiting).await;
     assert!(set.iter().all(|(field, value)| altered.get(field) == Some(value)), "{altered}");
-    // What has the values but was started meanwhile is not told, and neither is what waits without them.
-    setting.set("scheduled", running, set.clone()).await;
+    // What has the values but was started meanwhile is not told, and neither is what nobody asked about.
+    for job in [running, other] {
+        setting.set("scheduled", job, set.clone()).await;
+    }
     assert_eq!(setting.store.alter_if_unlocked(&[running, waiting], set).await.unwrap(), [waiting].into());
 }
 
