@@ -19,8 +19,8 @@ use crate::{ids::JobId, instant::Instant};
 
 /// Maximum number of lanes in one query. MongoDB merges one index scan for each of them.
 const LANES_PER_QUERY: usize = 200;
-/// Number of lanes from which on a walk over the index is tried first, and the number of entries for each lane that it reads at most. The
-/// merge of many scans costs about as much for each lane as a walk over twenty entries.
+/// Number of lanes from which on a walk over the index is tried first, and the number of entries for each lane that it reads at most. With
+/// more entries the merge of many scans, which reads no more of a lane than is asked for, may cost less.
 const WALK_FROM: usize = 3 * LANES_PER_QUERY;
 const WALKED_PER_LANE: usize = 10;
 /// Maximum number of lanes in one query that searches each lane by itself.
@@ -98,14 +98,16 @@ impl Store {
     /// none, the start repeats the conditions.
     pub async fn due_jobs(&self, lanes: &[Lane], until: Instant, limit: usize) -> Result<DueJobs, StoreError> {
         let (gated, mut ordinary): (Vec<&Lane>, Vec<&Lane>) = lanes.iter().partition(|lane| lane.gate.is_some());
-        let mut jobs: Vec<ScheduledJob> = Vec::new();
+        let (mut jobs, mut end): (Vec<ScheduledJob>, Option<Position>) = (Vec::new(), None);
         if let Some(walked) = self.due_in_walk(&ordinary, until).await? {
             jobs = walked;
             jobs.sort_by_key(ScheduledJob::position);
             ordinary.clear();
         }
-        let mut end = jobs.get(limit).map(|_| jobs[limit - 1].position());
-        jobs.truncate(limit);
+        if jobs.len() > limit {
+            jobs.truncate(limit);
+            end = jobs.last().map(ScheduledJob::position);
+        }
         let queries = ordinary.chunks(LANES_PER_QUERY).map(|lanes| (lanes, DUE_JOBS));
         for (lanes, index) in queries.chain(gated.chunks(LANES_PER_QUERY).map(|lanes| (lanes, GATED_JOBS))) {
             let found = self.due_in_some(lanes, index, until, limit).await?;

@@ -75,7 +75,7 @@ async fn what_waits_gets_other_values_and_what_runs_keeps_its_own() {
     assert_eq!((setting.scheduled(running).await, setting.scheduled(other).await), before);
     let altered = setting.scheduled(waiting).await;
     assert!(set.iter().all(|(field, value)| altered.get(field) == Some(value)), "{altered}");
-    // What has the values but was started meanwhile is not told, and neither is what nobody asked about.
+    // The answer names neither a job that has the values and was started meanwhile, nor one that the caller did not ask about.
     for job in [running, other] {
         setting.set("scheduled", job, set.clone()).await;
     }

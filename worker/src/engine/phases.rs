@@ -115,7 +115,7 @@ impl Phases {
     pub(crate) fn give_slot(&mut self) {
         if let Some(((_, _, job), slot)) = self.ahead.pop_first() {
             self.set(job, Phase::Running);
-            // If nobody receives this, the job reads its phase.
+            // The task of the job may have stopped waiting. It then reads the phase.
             let _ = slot.map(|slot| slot.send(()));
         }
     }
