@@ -284,17 +284,17 @@ async fn the_node_client_does_what_its_documentation_says() {
 #[tokio::test]
 async fn a_few_processes_run_many_jobs_of_many_classes() {
     let setting = Setting::new().await;
-    let mut worker = setting.python(&["echo", "snoozes"], "jobs_per_process = 60", &["--concurrency", "2"]);
-    let jobs = (0..200).map(|n| NewJob::of_class("echo", doc! { "n": n }));
+    let mut worker = setting.python(&["echo", "snoozes"], "jobs_per_process = 15", &["--concurrency", "2"]);
+    let jobs = (0..50).map(|n| NewJob::of_class("echo", doc! { "n": n }));
     setting.store.enqueue_many(jobs).await.unwrap();
     let bundle = NewJob::bundle_of_class("echo", (0..20).map(|n| doc! { "n": n })).enqueue(&setting.store).await.unwrap().id;
-    let of_class = async || setting.database.raw("archived").count_documents(doc! {}).await.unwrap() == 201;
+    let of_class = async || setting.database.raw("archived").count_documents(doc! {}).await.unwrap() == 51;
     wait_until(SOON, "all are done", of_class).await;
     let done: Vec<Document> =
         setting.database.raw("archived").find(doc! { "_id": { "$ne": bundle } }).await.unwrap().try_collect().await.unwrap();
     assert!(done.iter().all(|job| job.get_str("why").unwrap() == "done" && number(job, "attempts") == 1));
     let pids: BTreeSet<u32> = done.iter().map(pid).collect();
-    assert!((4..=6).contains(&pids.len()), "{pids:?}: 60 jobs for each process");
+    assert!((4..=6).contains(&pids.len()), "{pids:?}: 15 jobs for each process");
     let bundle = setting.archived(bundle).await;
     let outcomes = bundle.get_array("item_outcomes").unwrap();
     assert!(outcomes.iter().all(|outcome| outcome.as_document().unwrap().get_bool("done").unwrap()), "{bundle}");
