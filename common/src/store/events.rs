@@ -81,22 +81,18 @@ impl Store {
     ///
     /// Filter: the subscribers. Index: `_id`. Invariant: none.
     pub(crate) async fn subscribe(&self, id: ObjectId, wanted: &Wanted, lasts: Duration) -> Result<(), StoreError> {
-        let known = self.subscribers().await?;
         let now = self.now();
         let until = now + TimeDelta::from_std(lasts).unwrap_or_default();
         let topics: Vec<&str> = wanted.patterns.iter().map(Pattern::as_str).collect();
         let entry = doc! { "topics": topics, "ends": wanted.ends, "until": bson::DateTime::from_chrono(until) };
-        let update = doc! { "$set": { format!("by.{id}"): entry } };
-        let over = known.iter().filter(|(_, entry)| is_over(entry, bson::DateTime::from_chrono(now)));
-        // Names of others are no paths: they may have dots.
-        for (name, entry) in over.filter(|(name, _)| **name != id.to_hex() && ObjectId::parse_str(name).is_ok()) {
-            // Unless it was renewed in the meantime.
-            let until = entry.as_document().and_then(|entry| entry.get("until").cloned()).unwrap_or(Bson::Null);
-            let (metadata, filter) = (self.metadata.clone(), doc! { "_id": SUBSCRIBERS, format!("by.{name}.until"): until });
-            let removed = doc! { "$unset": { format!("by.{name}"): "" } };
-            call("remove_subscription", async move { metadata.update_one(filter, removed).await }).await?;
-        }
-        let metadata = self.metadata.clone();
+        let lasting = doc! { "$and": [
+            { "$eq": [{ "$type": "$$this.v.until" }, "date"] },
+            { "$gt": ["$$this.v.until", bson::DateTime::from_chrono(now)] },
+        ] };
+        let known = doc! { "$objectToArray": { "$ifNull": ["$by", {}] } };
+        let others = doc! { "$arrayToObject": { "$filter": { "input": known, "cond": lasting } } };
+        let by = doc! { "$mergeObjects": [others, { id.to_hex(): { "$literal": entry } }] };
+        let (metadata, update) = (self.metadata.clone(), vec![doc! { "$set": { "by": by } }]);
         call("subscribe", async move { metadata.update_one(doc! { "_id": SUBSCRIBERS }, update).upsert(true).await }).await.map(drop)
     }
 

@@ -31,3 +31,20 @@ async fn events_are_read_from_a_time_on() {
         setting.store.past_events([Pattern::everything()], Some(since)).await.unwrap().into_iter().map(|event| event.topic).collect();
     assert_eq!(past, ["before", "after"]);
 }
+
+#[tokio::test]
+async fn whoever_subscribes_removes_the_subscriptions_that_are_over() {
+    let setting = Setting::new().await;
+    setting.store.prepare_events(None).await.unwrap();
+    let metadata = setting.database.raw("metadata");
+    let until = |seconds: i64| bson::DateTime::from_chrono(setting.store.now() + chrono::TimeDelta::seconds(seconds));
+    let by = doc! { "lasts": { "until": until(60) }, "is over": { "until": until(-60) }, "has.dots": { "until": until(-60) }, "odd": 5 };
+    metadata.update_one(doc! { "_id": "subscribers" }, doc! { "$set": { "by": by } }).upsert(true).await.unwrap();
+    let _events = setting.store.events([Pattern::new("job.*").unwrap()], None).await.unwrap();
+    let found = metadata.find_one(doc! { "_id": "subscribers" }).await.unwrap().unwrap();
+    let by = found.get_document("by").unwrap();
+    assert_eq!(by.len(), 2, "{by}");
+    assert!(by.contains_key("lasts"));
+    let (_, mine) = by.iter().find(|(name, _)| *name != "lasts").unwrap();
+    assert_eq!(mine.as_document().unwrap().get_array("topics").unwrap(), &[bson::Bson::from("job.*")]);
+}
