@@ -49,8 +49,17 @@ OPAQUE = {
 }
 
 # Conditions whose loss no test can see, each with the reason.
+PARTIAL = "the index that the query names has no other jobs; the query says so for whoever reads it"
 IMPLIED = {
-    "expired_jobs/locked": "the index that the query names has unlocked jobs only; the query says so for whoever reads it",
+    "due_in_walk/locked": PARTIAL,
+    "expired_jobs/locked": PARTIAL,
+    "waiting_at/locked": PARTIAL,
+    "waiting_in/gate": PARTIAL,
+    "waiting_in/locked": PARTIAL,
+    "waiting_jobs/waiting": PARTIAL,
+    "kept_cells/_id": "without it the answer is the same: the caller leaves out what is no cell",
+    "halted_lines/_id": "without it the answer is the same: the caller leaves out what it has not asked for",
+    "results_of/_id": "without it the answer is the same: the caller looks up what it has asked for",
 }
 
 ASKS = "update_one update_many delete_one delete_many find find_one find_one_and_update count_documents".split()

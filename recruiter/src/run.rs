@@ -8,7 +8,7 @@ use recruiter_common::{
     roster::ProcessIdentity,
     service::Watchdog,
     shutdown::Shutdown,
-    store::{ConnectArgs, Store},
+    store::{ConnectArgs, HintsAddress, HintsAt, Store},
     task::as_task,
 };
 
@@ -27,6 +27,10 @@ pub struct RunArgs {
     /// [default: $RUNTIME_DIRECTORY of the service manager]
     #[arg(long, env = "RECRUITER_HINTS_DIRECTORY", value_name = "DIR")]
     pub hints_directory: Option<PathBuf>,
+    /// Address at which processes of other machines exchange hints over TCP, in a network that you trust: hints are not encrypted. If the
+    /// host stands for every address (0.0.0.0), others connect to this machine's name
+    #[arg(long, env = "RECRUITER_HINTS_ADDRESS", value_name = "HOST:PORT")]
+    pub hints_address: Option<HintsAddress>,
 }
 
 impl RunArgs {
@@ -56,9 +60,10 @@ pub async fn run(args: RunArgs, connect: &ConnectArgs, mut shutdown: Shutdown) -
     let holder_at = format!("{}:{}", here.hostname, here.pid);
     let watchdog = Watchdog::of_this_process();
     let directory = args.hints_directory.or_else(|| env::split_paths(&env::var_os("RUNTIME_DIRECTORY")?).next());
+    let hints_at = HintsAt { directory, address: args.hints_address };
     as_task(async move {
         while let Some(leadership) = Leadership::acquire(&store, args.lease, &holder_at, &watchdog, &mut shutdown).await {
-            lead(&store, args.poll, directory.as_deref(), leadership, &watchdog, &mut shutdown).await;
+            lead(&store, args.poll, &hints_at, leadership, &watchdog, &mut shutdown).await;
         }
     })
     .await;

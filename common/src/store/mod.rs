@@ -100,9 +100,8 @@ use mongodb::{Client, Collection, Database, error::Error, options::ClientOptions
 #[doc(hidden)]
 pub use self::error::DOCUMENT_FAULTS;
 use self::error::{code_of, write_errors};
-#[cfg(unix)]
-pub use self::relay::Hub;
 use self::relay::Relay;
+pub use self::relay::{HintsAddress, HintsAt, Hub, InvalidHintsAddress};
 pub(crate) use self::{
     batch::cut,
     graphs::{Inserted, StoredResult},

@@ -26,7 +26,7 @@ use super::{
     Store, StoreError, call,
     hints::Hint,
     listener::{Hints, Listener},
-    relay::Link,
+    relay::{Link, Linking},
     schema,
 };
 use crate::{ids::WorkerId, roster::Channel, shutdown::pause, telemetry::chain};
@@ -39,6 +39,8 @@ const AWAIT: Duration = Duration::from_secs(10);
 const REOPEN_AFTER: Duration = Duration::from_secs(60);
 /// Pause before a cursor is opened again.
 const REOPEN_PAUSE: Duration = Duration::from_millis(200);
+/// A worker that begins to listen waits this long for its connection to the recruiter. Then it tails until it is connected.
+const LINKS_WITHIN: Duration = Duration::from_millis(100);
 /// How long to wait for the acknowledgement of a hint. The hint may arrive even without it.
 const HINT_LIMIT: Duration = Duration::from_secs(1);
 /// Maximum number of hints in the queue. Further hints stay in the collection.
@@ -137,7 +139,8 @@ impl Store {
         let (store, is_listening) = (self.clone(), Arc::new(AtomicBool::new(false)));
         let listening = is_listening.clone();
         let tail = tokio::spawn(async move {
-            let (mut seen, mut link) = (None, store.link_of(listener).await);
+            let (mut seen, mut linking) = (None, store.link_worker(listener));
+            let mut link = tokio::time::timeout(LINKS_WITHIN, linking.done()).await.ok().flatten();
             while !sender.is_closed() {
                 if let Some(link) = link.take() {
                     listening.store(true, Ordering::Relaxed);
@@ -148,7 +151,7 @@ impl Store {
                     listening.store(false, Ordering::Relaxed);
                     seen = None;
                 }
-                let mut ended = store.tail(listener, &mut seen, &sender, &listening).await;
+                let mut ended = store.tail(listener, &mut seen, &mut linking, &sender, &listening).await;
                 listening.store(false, Ordering::Relaxed);
                 if let Ok(Ended::Linked(linked)) = ended {
                     link = Some(linked);
@@ -179,6 +182,7 @@ impl Store {
         &self,
         listener: Listener,
         seen: &mut Option<Timestamp>,
+        linking: &mut Linking,
         to: &mpsc::Sender<Hint>,
         listening: &AtomicBool,
     ) -> Result<Ended, StoreError> {
@@ -187,7 +191,11 @@ impl Store {
         // Hints may have been missed before the cursor was open.
         let _ = to.send(Hint::Seed).await;
         loop {
-            match tokio::time::timeout(REOPEN_AFTER, cursor.try_next()).await {
+            let next = tokio::select! {
+                next = tokio::time::timeout(REOPEN_AFTER, cursor.try_next()) => next,
+                Some(link) = linking.done() => return Ok(Ended::Linked(link)),
+            };
+            match next {
                 Ok(Ok(Some(document))) => {
                     // Converted here, because the driver's own conversion to a document goes through text.
                     let document = Document::try_from(&*document).unwrap_or_default();
@@ -200,8 +208,8 @@ impl Store {
                         let is_keep_alive = matches!(hint, Hint::KeepAlive { .. });
                         // Without a receiver the task ends soon.
                         let _ = to.send(hint).await;
-                        if is_keep_alive && let Some(link) = self.link_again(listener).await {
-                            return Ok(Ended::Linked(link));
+                        if is_keep_alive {
+                            self.link_worker_again(listener, linking);
                         }
                     }
                 }

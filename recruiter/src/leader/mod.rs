@@ -54,13 +54,13 @@ mod trigger;
 mod unannounced;
 mod waiting;
 
-use std::{path::Path, time::Duration};
+use std::time::Duration;
 
 use recruiter_common::{
     ids::LeaseTerm,
     service::Watchdog,
     shutdown::Shutdown,
-    store::{Store, StoreError},
+    store::{HintsAt, Store, StoreError},
     telemetry::chain,
 };
 
@@ -75,11 +75,11 @@ use self::{
 const RETRY: Duration = Duration::from_millis(500);
 
 /// Leads until the process is asked to stop or another recruiter leads. A full scan is due after each `poll`. Processes of this machine
-/// exchange hints over a socket in `hints_directory`.
+/// exchange hints at `hints_at`.
 pub(crate) async fn lead(
     store: &Store,
     poll: Duration,
-    hints_directory: Option<&Path>,
+    hints_at: &HintsAt,
     leadership: Leadership,
     watchdog: &Watchdog,
     shutdown: &mut Shutdown,
@@ -96,7 +96,7 @@ pub(crate) async fn lead(
     };
     recruiter_common::service::ready("leading");
     let ((ends, news), (release, released)) = (mpsc::unbounded_channel(), mpsc::unbounded_channel());
-    let mut rounds = Rounds { store, poll, hints_directory, leadership: &leadership, watchdog, ends, released };
+    let mut rounds = Rounds { store, poll, hints_at, leadership: &leadership, watchdog, ends, released };
     let mut schedules = Schedules::new(store, poll, &leadership);
     let mut dependencies = Dependencies::new(store, poll, news, release);
     let mut consumers = Consumers::new(store, &leadership);

@@ -1,15 +1,12 @@
 //! The loop of rounds: runs a round, and then waits for the next trigger.
 
-use std::{
-    path::Path,
-    time::{Duration, Instant as Monotonic},
-};
+use std::time::{Duration, Instant as Monotonic};
 
 use recruiter_common::{
     instant::Instant,
     service::Watchdog,
     shutdown::{Shutdown, pause},
-    store::{Hint, Hints, Hub, Listener, ScheduledJob, Store},
+    store::{Hint, Hints, HintsAt, Hub, Listener, ScheduledJob, Store},
     telemetry::{chain, milliseconds},
 };
 use tokio::sync::mpsc;
@@ -31,8 +28,8 @@ pub(crate) struct Rounds<'a> {
     pub(crate) store: &'a Store,
     /// A full scan is due after each of these intervals.
     pub(crate) poll: Duration,
-    /// The directory of the socket for hints.
-    pub(crate) hints_directory: Option<&'a Path>,
+    /// Where to listen for hints.
+    pub(crate) hints_at: &'a HintsAt,
     pub(crate) leadership: &'a Leadership,
     pub(crate) watchdog: &'a Watchdog,
     /// Where hints about ends go, to the duty of dependencies.
@@ -97,13 +94,12 @@ impl Rounds<'_> {
         }
     }
 
-    /// Listens for hints of processes on this machine. Without a socket all hints go through the database.
+    /// Listens for the hints of processes that connect.
     async fn serve_hints(&self, hints: &Hints) -> Option<Hub> {
-        let directory = self.hints_directory?;
-        match self.store.serve_hints(directory, self.leadership.term(), hints).await {
-            Ok(hub) => Some(hub),
+        match self.store.serve_hints(self.hints_at, self.leadership.term(), hints).await {
+            Ok(hub) => hub,
             Err(error) => {
-                tracing::warn!(directory = %directory.display(), %error, "cannot listen for hints on a socket; all hints go through MongoDB");
+                tracing::warn!(error = chain(&error), "cannot announce where to connect for hints; all hints go through MongoDB");
                 None
             }
         }

@@ -42,6 +42,8 @@ async fn only_jobs_that_wait_are_listed_and_read() {
     assert_eq!(set_of(s.store.waiting_jobs().await.unwrap()), set_of([one, other]));
     let (waiting, invalid) = s.store.waiting_among(&[parent, one]).await.unwrap();
     assert_eq!((set_of(waiting.iter().map(|job| job.id)), invalid), (set_of([one]), vec![]));
+    let documents = s.store.waiting_documents(&[parent, one]).await.unwrap();
+    assert_eq!(set_of(documents.into_iter().map(|(job, _)| job)), set_of([one]), "not one that was not asked for");
     s.lock(other).await;
     let documents = s.store.waiting_documents(&[parent, one, other]).await.unwrap();
     assert_eq!(set_of(documents.into_iter().map(|(job, _)| job)), set_of([one]), "not one that runs, whatever it says");
@@ -80,6 +82,35 @@ async fn a_job_that_runs_is_not_marked_as_followed_and_a_graph_has_its_own_jobs(
     assert_eq!(s.field(fleeting, "followed").await, None);
     s.waiting().await;
     assert_eq!(s.store.graph(id).await.unwrap().iter().map(|job| job.id).collect::<Vec<_>>(), [child]);
+}
+
+#[tokio::test]
+async fn the_ends_and_results_of_the_named_jobs_are_read() {
+    let s = Setting::new().await;
+    let [one, other] = [JobId::new(), JobId::new()];
+    let archived = |job| doc! { "_id": job, "why": "done", "result": 7 };
+    s.database.raw("archived").insert_many([archived(one), archived(other)]).await.unwrap();
+    assert_eq!(s.store.ends_of(&[one]).await.unwrap().into_keys().collect::<Vec<_>>(), [one]);
+    assert_eq!(s.store.gone_among(&[one, JobId::new()]).await.unwrap().len(), 1);
+}
+
+/// Other jobs, finished or fleeting, do not matter to a graph.
+#[tokio::test]
+async fn a_graph_is_refused_for_its_own_jobs_only() {
+    let s = Setting::new().await;
+    let [parent] = s.jobs().await;
+    s.database.raw("archived").insert_one(doc! { "_id": JobId::new(), "why": "done" }).await.unwrap();
+    let fleeting = |class: &str| NewJob::of_class(class, doc! {}).keep(Keep::Failures);
+    let alone = fleeting("x").enqueue(&s.store).await.unwrap().id;
+    let mut graph = Graph::new();
+    let first = graph.add(fleeting("x"));
+    graph.add(NewJob::of_class("x", doc! {}).waits_for(first).waits_for(parent));
+    let id = graph.id();
+    graph.enqueue(&s.store).await.unwrap();
+    assert_eq!(s.store.graph(id).await.unwrap().len(), 2);
+    let after = |parent| NewJob::of_class("x", doc! {}).waits_for(parent);
+    after(first).enqueue(&s.store).await.expect("its end is announced, because another job waits for it");
+    assert!(after(alone).enqueue(&s.store).await.is_err(), "its worker may not know that others wait for it");
 }
 
 #[tokio::test]

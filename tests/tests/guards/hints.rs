@@ -5,7 +5,7 @@ use std::time::Duration;
 use bson::doc;
 use recruiter_common::{
     ids::{JobId, LeaseTerm, RoundId, WorkerId},
-    store::{Channel, Hint, Listener},
+    store::{Channel, Hint, HintsAt, Listener},
 };
 use recruiter_tests::{local::store, wait::wait_until};
 
@@ -39,9 +39,10 @@ async fn a_worker_connects_to_the_latest_leader_if_that_is_on_its_machine() {
     let (setting, directory) = (Setting::new().await, tempfile::tempdir().unwrap());
     let leader = &setting.store;
     let hints = leader.hints(Listener::Recruiter);
-    let _hub = leader.serve_hints(directory.path(), LeaseTerm(2), &hints).await.unwrap();
+    let at = HintsAt { directory: Some(directory.path().to_owned()), address: None };
+    let _hub = leader.serve_hints(&at, LeaseTerm(2), &hints).await.unwrap();
     let earlier = store(&setting.database).await;
-    let _earlier_hub = earlier.serve_hints(directory.path(), LeaseTerm(1), &hints).await.unwrap();
+    let _earlier_hub = earlier.serve_hints(&at, LeaseTerm(1), &hints).await.unwrap();
     let metadata = setting.database.raw("metadata");
     let announced = metadata.find_one(doc! { "_id": "relay" }).await.unwrap().unwrap();
     assert_eq!(announced.get_i64("term").unwrap(), 2, "an earlier leader does not overwrite it");

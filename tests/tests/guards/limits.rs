@@ -57,7 +57,10 @@ async fn the_cells_of_slow_rates_outlive_their_leader_and_only_grow() {
     keep("api", now + hour).await;
     keep("api", now).await;
     keep("@mail", now - hour).await;
+    let long_ago = doc! { "_id": "not a cell", "cell": bson::DateTime::from_millis(0) };
+    setting.database.raw("metadata").insert_one(long_ago).await.unwrap();
     let kept = setting.store.kept_cells(LeaseTerm(2)).await.unwrap();
+    assert_eq!(setting.count("metadata", doc! { "_id": "not a cell" }).await, 1);
     assert_eq!(kept.cells.keys().collect::<Vec<_>>(), ["api"]);
     assert!(kept.cells["api"] >= now + hour - Duration::from_millis(1) && kept.since.is_none(), "{kept:?}");
     assert_eq!(setting.count("metadata", doc! { "_id": { "$regex": "^rate:" } }).await, 1, "the other has passed");

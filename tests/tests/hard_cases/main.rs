@@ -3,6 +3,7 @@
 
 #![expect(clippy::unwrap_used, reason = "in a test it says where it failed")]
 
+mod ahead;
 mod poison;
 mod stops;
 mod who_is_dead;

@@ -1,15 +1,17 @@
-//! The relay: hints over the recruiter's socket. Connected processes neither tail nor insert, and a lost connection costs a poll at most.
+//! The relay: hints over the recruiter's socket, or over TCP. Connected processes neither tail nor insert, and a lost connection costs a poll at most.
 //!
 //! Polls and heartbeats are so rare here that only hints can be as quick as the tests demand.
 
 use std::{
-    io::{ErrorKind, Read as _, Write as _},
+    io::{ErrorKind, Read, Write as _},
+    net::{TcpListener, TcpStream},
     os::unix::{fs::PermissionsExt as _, net::UnixStream},
     path::Path,
     time::{Duration, Instant},
 };
 
-use bson::{Document, Timestamp, doc};
+use bson::{Binary, Document, Timestamp, doc, spec::BinarySubtype};
+use hmac::{Hmac, KeyInit as _, Mac as _};
 use recruiter_common::{
     enqueue::NewJob,
     ids::{JobId, WorkerId},
@@ -21,6 +23,7 @@ use recruiter_tests::{
     processes::{Process, is_alive},
     wait::{wait_for, wait_until},
 };
+use sha2::Sha256;
 use tempfile::TempDir;
 
 const SOON: Duration = Duration::from_secs(30);
@@ -29,6 +32,8 @@ const AT_ONCE: Duration = Duration::from_secs(10);
 const WORKER: [&str; 6] = ["--builtins", "--log=debug", "--poll=20s", "--heartbeat=20s", "--lease=90s", "--work-on"];
 
 const CONNECTED: &str = "connected to the recruiter";
+/// The size of the leader's challenge, the only thing that a stranger receives.
+const CHALLENGE: usize = 53;
 
 struct Setting {
     database: TestDatabase,
@@ -45,6 +50,14 @@ impl Setting {
     fn recruiter(&self, flags: &[&str]) -> Process {
         let environment = [("MONGODB_URI", self.database.uri()), ("RUNTIME_DIRECTORY", self.directory.path().to_str().unwrap())];
         Process::start("recruiter", &[&["run"], flags].concat(), &environment)
+    }
+
+    /// A recruiter that leads, has no socket and listens at a TCP address.
+    async fn remote_leader(&self, address: &str, flags: &[&str]) -> Process {
+        let address = format!("--hints-address={address}");
+        let recruiter = Process::on(&self.database, "recruiter", &[&["run", &address], flags].concat());
+        wait_until(SOON, "the recruiter listens", async || self.relay().await.is_some_and(|at| at.get_str("address").is_ok())).await;
+        recruiter
     }
 
     /// A recruiter that leads and listens.
@@ -101,9 +114,23 @@ fn socket(relay: &Document) -> &str {
     relay.get_str("socket").unwrap()
 }
 
+fn binary(bytes: &[u8]) -> Binary {
+    Binary { subtype: BinarySubtype::Generic, bytes: bytes.to_vec() }
+}
+
+/// What a client that knows the secret answers to the leader's challenge.
+fn hello(peer: &mut UnixStream, secret: &str) -> Document {
+    let mut challenge = [0; CHALLENGE];
+    peer.read_exact(&mut challenge).unwrap();
+    let challenge = Document::from_reader(&challenge[..]).unwrap();
+    let (theirs, ours) = (challenge.get_binary_generic("challenge").unwrap(), [7; 32]);
+    let mut code = Hmac::<Sha256>::new_from_slice(secret.as_bytes()).unwrap();
+    [&b"client"[..], theirs, &ours].iter().for_each(|part| code.update(part));
+    doc! { "challenge": binary(&ours), "code": binary(&code.finalize().into_bytes()) }
+}
+
 /// Waits until the other end closes this connection. Returns how much it has sent before.
-fn closed(mut peer: UnixStream) -> usize {
-    peer.set_read_timeout(Some(SOON)).unwrap();
+fn closed(mut peer: impl Read) -> usize {
     let (begun, mut sent) = (Instant::now(), 0);
     loop {
         assert!(begun.elapsed() < SOON, "the connection was not closed");
@@ -111,6 +138,7 @@ fn closed(mut peer: UnixStream) -> usize {
             Ok(0) => return sent,
             Ok(bytes) => sent += bytes,
             Err(error) if error.kind() == ErrorKind::ConnectionReset => return sent,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
             Err(error) => panic!("the connection was not closed: {error}"),
         }
     }
@@ -219,33 +247,41 @@ async fn hostile_peers_are_disconnected_and_delay_nobody() {
     let recruiter = setting.leader(&["--poll=20s", "--lease=60s"]).await;
     let worker = setting.connected_worker("g").await;
     let at = setting.relay().await.unwrap();
-    let connect = || UnixStream::connect(socket(&at)).unwrap();
+    let connect = || {
+        let peer = UnixStream::connect(socket(&at)).unwrap();
+        peer.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+        peer
+    };
     let peer = |document: Document| {
         let mut peer = connect();
         peer.write_all(&document.to_vec().unwrap()).unwrap();
         peer
     };
-    let hello = doc! { "secret": at.get_str("secret").unwrap() };
-    // Strangers: nothing at all, another secret, no secret, a large document, no document.
-    let mut strangers = vec![connect(), peer(doc! { "secret": "0".repeat(64) }), peer(doc! { "secret": "" }), peer(doc! {})];
-    let mut large = hello.clone();
-    large.insert("more", "x".repeat(10_000));
-    strangers.extend([peer(large), connect()]);
+    let client = |more: Document| {
+        let mut peer = connect();
+        let mut hello = hello(&mut peer, at.get_str("secret").unwrap());
+        hello.extend(more);
+        peer.write_all(&hello.to_vec().unwrap()).unwrap();
+        peer
+    };
+    // Strangers: nothing at all, no proof, the secret itself, no document.
+    let wrong = doc! { "challenge": binary(&[1; 32]), "code": binary(&[1; 32]) };
+    let mut strangers = vec![connect(), peer(wrong), peer(doc! { "secret": at.get_str("secret").unwrap() }), peer(doc! {}), connect()];
     strangers.last_mut().unwrap().write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
     for stranger in strangers {
-        assert_eq!(closed(stranger), 0, "a stranger learns nothing");
+        assert_eq!(closed(stranger), CHALLENGE, "a stranger learns nothing");
     }
+    // A large document, although the proof in it is right.
+    assert_eq!(closed(client(doc! { "more": "x".repeat(10_000) })), 0);
     assert_eq!(recruiter.stderr().matches("without the secret").count(), 1, "{}", recruiter.stderr());
     // Clients that send garbage.
     for garbage in [&[0xff; 64][..], &[0; 64]] {
-        let mut client = peer(hello.clone());
+        let mut client = client(doc! {});
         client.write_all(garbage).unwrap();
         closed(client);
     }
     // A worker that does not read.
-    let mut slow = hello.clone();
-    slow.insert("worker", WorkerId::new());
-    let slow = peer(slow);
+    let slow = client(doc! { "worker": WorkerId::new() });
     // The server fills it in.
     let now = Timestamp { time: 0, increment: 0 };
     for _ in 0..10 {
@@ -262,6 +298,65 @@ async fn hostile_peers_are_disconnected_and_delay_nobody() {
     for process in [worker, recruiter] {
         ends(process).await;
     }
+}
+
+#[tokio::test]
+async fn processes_without_the_socket_connect_over_tcp() {
+    let setting = Setting::new().await;
+    let recruiter = setting.remote_leader("127.0.0.1:0", &["--poll=20s", "--lease=60s"]).await;
+    let worker = setting.connected_worker("g").await;
+    let hints = async || setting.database.raw("signals").count_documents(doc! {}).await.unwrap();
+    let enqueued_unseen = async || {
+        let before = hints().await;
+        setting.does_jobs("g").await;
+        hints().await == before
+    };
+    wait_until(SOON, "hints go past the database", enqueued_unseen).await;
+    let relay = setting.relay().await.unwrap();
+    let mut stranger = TcpStream::connect(relay.get_str("address").unwrap()).unwrap();
+    stranger.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+    stranger.write_all(&doc! { "secret": relay.get_str("secret").unwrap() }.to_vec().unwrap()).unwrap();
+    assert_eq!(closed(stranger), CHALLENGE);
+    assert_eq!(setting.database.tails().await, 0);
+    ends(worker).await;
+    ends(recruiter).await;
+}
+
+/// Behind a firewall that drops packets, a connection neither opens nor fails.
+#[tokio::test]
+async fn an_address_that_does_not_answer_delays_no_hint() {
+    let setting = Setting::new().await;
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let recruiter = setting.remote_leader("127.0.0.1:0", &["--poll=1s", "--lease=60s"]).await;
+    let address = silent.local_addr().unwrap().to_string();
+    setting.database.raw("metadata").update_one(doc! { "_id": "relay" }, doc! { "$set": { "address": address } }).await.unwrap();
+    let worker = setting.worker("g").await;
+    setting.until_tails(1).await;
+    let begun = Instant::now();
+    for _ in 0..20 {
+        let job = setting.enqueue("noop", doc! {}, "g").await;
+        assert_eq!(setting.archived(job).await, "done");
+    }
+    assert!(begun.elapsed() < AT_ONCE);
+    assert!(!worker.stderr().contains(CONNECTED));
+    ends(worker).await;
+    ends(recruiter).await;
+}
+
+#[tokio::test]
+async fn an_address_in_use_is_reported_and_hints_go_through_the_database() {
+    let setting = Setting::new().await;
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = format!("--hints-address={}", taken.local_addr().unwrap());
+    let recruiter = Process::on(&setting.database, "recruiter", &["run", &address]);
+    wait_until(SOON, "it says so", async || recruiter.stderr().contains("cannot listen for hints at this address")).await;
+    let worker = setting.worker("g").await;
+    setting.does_jobs("g").await;
+    ends(worker).await;
+    ends(recruiter).await;
+    let mut refused = Process::on(&setting.database, "recruiter", &["run", "--hints-address=nowhere"]);
+    assert_eq!(refused.wait_exit(SOON).await.code(), Some(2));
+    assert!(refused.stderr().contains("is not a host and a port such as"), "{}", refused.stderr());
 }
 
 /// Without the directory, or where it cannot be used, nothing changes.

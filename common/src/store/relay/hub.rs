@@ -2,9 +2,8 @@
 
 use std::{
     collections::HashMap,
-    fs::Permissions,
+    future::pending,
     io::{Error, ErrorKind},
-    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -13,35 +12,49 @@ use std::{
     time::Duration,
 };
 
-use bson::{doc, oid::ObjectId};
-use rand::RngExt as _;
+use bson::doc;
+#[cfg(unix)]
+use bson::oid::ObjectId;
+#[cfg(unix)]
+use tokio::net::{UnixListener, UnixStream};
 use tokio::{
-    net::{UnixListener, UnixStream},
+    net::TcpListener,
     sync::mpsc,
     task::{AbortHandle, JoinSet},
     time::timeout,
 };
 
-use super::{HANDSHAKE, LARGEST, Rendezvous, SIGN_OF_LIFE_EVERY, receive, send, this_boot};
+use super::{
+    HANDSHAKE, HintsAddress, LARGEST, Rendezvous, SIGN_OF_LIFE_EVERY, Stream,
+    handshake::{Client, challenge},
+    receive, send, this_boot,
+};
 use crate::{
     ids::{LeaseTerm, WorkerId},
     shutdown::pause,
-    store::{Channel, Hint, Hints, Store},
+    store::{Channel, Hint, Hints, Store, StoreError},
 };
 
 /// Maximum number of connections: half of the files that a process may usually open. Further processes use the capped collections.
 const CONNECTIONS: usize = 500;
-/// Maximum size of the first document of a client, which has not shown the secret yet.
-const LARGEST_HELLO: usize = 1_024;
 /// Maximum number of hints that wait for a slow worker. With more, its connection is closed.
 const QUEUE: usize = 1_024;
 /// Pause after a connection could not be accepted, for example because the process has too many open files.
 const ACCEPT_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
+/// Where a leader listens for hints. Without either all hints go through the database.
+#[derive(Clone, Debug, Default)]
+pub struct HintsAt {
+    /// The directory of a Unix socket, for the processes of this machine.
+    pub directory: Option<PathBuf>,
+    /// A TCP address, for those that cannot reach the socket.
+    pub address: Option<HintsAddress>,
+}
+
 /// The relay of one term. Dropping it closes all connections.
 #[derive(Debug)]
 pub struct Hub {
-    socket: PathBuf,
+    socket: Option<PathBuf>,
     accepting: AbortHandle,
     store: Store,
 }
@@ -62,28 +75,27 @@ struct Gate {
 }
 
 impl Store {
-    /// Listens for hints on a new socket in `directory`, for the leader of this term. What arrives joins `hints`. From now on this store
-    /// sends hints to connected workers directly.
+    /// Listens for hints, for the leader of this term. What arrives joins `hints`. From now on this store sends hints to connected workers
+    /// directly. Where it cannot listen, it logs a warning. `None` if it listens nowhere.
     ///
     /// Index: `_id`. Invariant: none.
     ///
     /// # Errors
-    /// When the socket cannot be created or announced. Hints then go through the database.
-    pub async fn serve_hints(&self, directory: &Path, term: LeaseTerm, hints: &Hints) -> Result<Hub, Error> {
-        let boot_id = this_boot().ok_or(ErrorKind::Unsupported)?;
-        std::fs::create_dir_all(directory)?;
-        remove_dead_sockets(directory).await;
-        let socket = std::path::absolute(directory)?.join(format!("hints-{}.sock", ObjectId::new()));
-        let listener = UnixListener::bind(&socket)?;
-        let secret = format!("{:032x}{:032x}", rand::rng().random::<u128>(), rand::rng().random::<u128>());
+    /// When it cannot be announced where the leader listens. Hints then go through the database.
+    pub async fn serve_hints(&self, at: &HintsAt, term: LeaseTerm, hints: &Hints) -> Result<Option<Hub>, StoreError> {
+        let mut listeners = Listeners::default();
+        let socket = listeners.listen_in(at.directory.as_deref()).await;
+        let address = listeners.listen_at(at.address.as_ref()).await;
+        if socket.is_none() && address.is_none() {
+            return Ok(None);
+        }
+        let secret = format!("{:032x}{:032x}", rand::random::<u128>(), rand::random::<u128>());
         let gate = Gate { secret: secret.clone(), connected: Arc::default(), hints: hints.sender(), has_warned: AtomicBool::new(false) };
         self.relay.serve(Some(gate.connected.clone()));
-        let accepting = tokio::spawn(accept(listener, Arc::new(gate))).abort_handle();
+        let accepting = tokio::spawn(accept(listeners, Arc::new(gate))).abort_handle();
         let hub = Hub { socket: socket.clone(), accepting, store: self.clone() };
-        // The directory and the secret decide who of the group may connect.
-        std::fs::set_permissions(&socket, Permissions::from_mode(0o660))?;
-        self.announce_relay(term, boot_id, &Rendezvous { socket, secret }).await.map_err(Error::other)?;
-        Ok(hub)
+        self.announce_relay(term, &Rendezvous { socket, address, secret }).await?;
+        Ok(Some(hub))
     }
 }
 
@@ -91,7 +103,88 @@ impl Drop for Hub {
     fn drop(&mut self) {
         self.store.relay.serve(None);
         self.accepting.abort();
-        let _ = std::fs::remove_file(&self.socket);
+        if let Some(socket) = &self.socket {
+            let _ = std::fs::remove_file(socket);
+        }
+    }
+}
+
+/// The open ends at which clients connect.
+#[derive(Default)]
+struct Listeners {
+    #[cfg(unix)]
+    socket: Option<UnixListener>,
+    tcp: Option<TcpListener>,
+}
+
+impl Listeners {
+    /// Opens a new socket in this directory and returns its path.
+    async fn listen_in(&mut self, directory: Option<&Path>) -> Option<PathBuf> {
+        let directory = directory?;
+        match self.open_socket(directory).await {
+            Ok(socket) => Some(socket),
+            Err(error) => {
+                tracing::warn!(directory = %directory.display(), %error, "cannot listen for hints on a socket; other ways remain");
+                None
+            }
+        }
+    }
+
+    #[cfg(unix)]
+    async fn open_socket(&mut self, directory: &Path) -> Result<PathBuf, Error> {
+        use std::{fs::Permissions, os::unix::fs::PermissionsExt as _};
+
+        // Clients tell by it that the socket is on their machine.
+        this_boot().ok_or(ErrorKind::Unsupported)?;
+        std::fs::create_dir_all(directory)?;
+        remove_dead_sockets(directory).await;
+        let socket = std::path::absolute(directory)?.join(format!("hints-{}.sock", ObjectId::new()));
+        let listener = UnixListener::bind(&socket)?;
+        // The directory and the secret decide who of the group may connect.
+        std::fs::set_permissions(&socket, Permissions::from_mode(0o660))?;
+        self.socket = Some(listener);
+        Ok(socket)
+    }
+
+    #[cfg(not(unix))]
+    async fn open_socket(&mut self, _: &Path) -> Result<PathBuf, Error> {
+        Err(ErrorKind::Unsupported.into())
+    }
+
+    /// Listens at this address. Returns the one at which clients connect.
+    async fn listen_at(&mut self, address: Option<&HintsAddress>) -> Option<HintsAddress> {
+        let address = address?;
+        match address.listen().await {
+            Ok((listener, reached_at)) => {
+                tracing::info!(address = %reached_at, "listening for hints");
+                self.tcp = Some(listener);
+                Some(reached_at)
+            }
+            Err(error) => {
+                tracing::warn!(%address, %error, "cannot listen for hints at this address; other ways remain");
+                None
+            }
+        }
+    }
+
+    /// The next connection, and who has made it.
+    async fn accept(&self) -> Result<(Box<dyn Stream>, String), Error> {
+        #[cfg(unix)]
+        let local = async {
+            let Some(socket) = &self.socket else { return pending().await };
+            let (stream, _) = socket.accept().await?;
+            let pid = stream.peer_cred()?.pid().map_or_else(|| "a process".into(), |pid| format!("process {pid}"));
+            Ok::<_, Error>((Box::new(stream) as Box<dyn Stream>, pid))
+        };
+        #[cfg(not(unix))]
+        let local = pending::<Result<_, Error>>();
+        let remote = async {
+            let Some(tcp) = &self.tcp else { return pending().await };
+            let (stream, from) = tcp.accept().await?;
+            stream.set_nodelay(true)?;
+            Ok::<_, Error>((Box::new(stream) as Box<dyn Stream>, from.to_string()))
+        };
+        tokio::select! { accepted = local => accepted, accepted = remote => accepted }
     }
 }
 
@@ -139,6 +232,7 @@ fn encoded(hint: &Hint) -> Arc<[u8]> {
 }
 
 /// Removes the sockets of processes that were killed.
+#[cfg(unix)]
 async fn remove_dead_sockets(directory: &Path) {
     let paths = std::fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path());
     let is_ours = |name: &str| name.starts_with("hints-") && name.ends_with(".sock");
@@ -150,11 +244,11 @@ async fn remove_dead_sockets(directory: &Path) {
     }
 }
 
-async fn accept(listener: UnixListener, gate: Arc<Gate>) {
+async fn accept(listeners: Listeners, gate: Arc<Gate>) {
     let mut connections = JoinSet::new();
     loop {
-        match listener.accept().await {
-            Ok((stream, _)) if connections.len() < CONNECTIONS => _ = connections.spawn(serve(stream, gate.clone())),
+        match listeners.accept().await {
+            Ok((stream, peer)) if connections.len() < CONNECTIONS => _ = connections.spawn(serve(stream, peer, gate.clone())),
             Ok(_) => {}
             Err(error) => {
                 tracing::debug!(%error, "a process could not connect; its hints go through MongoDB");
@@ -166,16 +260,15 @@ async fn accept(listener: UnixListener, gate: Arc<Gate>) {
 }
 
 /// Serves one connection until one side ends it.
-async fn serve(mut stream: UnixStream, gate: Arc<Gate>) {
-    let Ok(Ok(hello)) = timeout(HANDSHAKE, receive(&mut stream, LARGEST_HELLO)).await else { return };
-    if !hello.get_str("secret").is_ok_and(|secret| is_same(secret, &gate.secret)) {
-        if !gate.has_warned.swap(true, Ordering::Relaxed) {
-            let pid = stream.peer_cred().ok().and_then(|peer| peer.pid());
-            tracing::warn!(pid, "a process connected to the socket for hints without the secret in this database and was refused");
+async fn serve(mut stream: Box<dyn Stream>, peer: String, gate: Arc<Gate>) {
+    let Client { worker, answer } = match timeout(HANDSHAKE, challenge(&mut *stream, &gate.secret)).await {
+        Ok(Ok(client)) => client,
+        Ok(Err(error)) if error.kind() == ErrorKind::PermissionDenied && !gate.has_warned.swap(true, Ordering::Relaxed) => {
+            tracing::warn!(peer, "a process connected for hints without the secret in this database and was refused");
+            return;
         }
-        return;
-    }
-    let worker = hello.get_object_id("worker").ok().map(WorkerId::from);
+        Ok(Err(_)) | Err(_) => return,
+    };
     let (outgoing, mut queue) = mpsc::channel(QUEUE);
     // Only a worker is sent hints. It is entered before the answer, because it stops tailing when it has the answer.
     let _never_used = match worker {
@@ -187,7 +280,7 @@ async fn serve(mut stream: UnixStream, gate: Arc<Gate>) {
     };
     // A kind of hint that no process knows.
     let sign_of_life: Arc<[u8]> = doc! { "kind": "alive" }.to_vec().expect("a document").into();
-    let (mut from, mut to) = stream.split();
+    let (mut from, mut to) = tokio::io::split(stream);
     let reads = async {
         while let Ok(document) = receive(&mut from, LARGEST).await {
             if let Some(hint) = Hint::from_document(&document)
@@ -198,7 +291,7 @@ async fn serve(mut stream: UnixStream, gate: Arc<Gate>) {
         }
     };
     let writes = async {
-        let mut next = Some(sign_of_life.clone());
+        let mut next: Option<Arc<[u8]>> = Some(answer.into());
         // Without a next hint the worker was removed, because it reads too slowly or has connected again.
         while let Some(bytes) = next
             && send(&mut to, &bytes).await.is_ok()
@@ -212,9 +305,4 @@ async fn serve(mut stream: UnixStream, gate: Arc<Gate>) {
         // The worker may have connected again in the meantime.
         gate.connected.workers().retain(|id, outgoing| *id != worker || !outgoing.is_closed());
     }
-}
-
-/// Compares two secrets in a time that does not depend on how much of them is the same.
-fn is_same(given: &str, secret: &str) -> bool {
-    given.len() == secret.len() && given.bytes().zip(secret.bytes()).fold(0, |difference, (a, b)| difference | (a ^ b)) == 0
 }

@@ -1,7 +1,7 @@
 //! A client's end of the relay.
 
 use std::{
-    io::Error,
+    io::{Error, ErrorKind},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicBool, Ordering},
@@ -9,27 +9,21 @@ use std::{
     time::{Duration, Instant as Monotonic},
 };
 
-use bson::{Document, doc};
+use bson::Document;
 use tokio::{sync::mpsc, time::timeout};
+use tokio_util::task::AbortOnDropHandle;
 
-#[cfg(unix)]
-use super::hub::Connected;
-use super::{HANDSHAKE, LARGEST, Rendezvous, SILENT_FOR, receive, send};
+use super::{HANDSHAKE, LARGEST, Rendezvous, SILENT_FOR, Stream, handshake::answer, hub::Connected, receive, send};
 use crate::{
     ids::WorkerId,
     store::{Channel, Hint, Listener, Store},
 };
 
-#[cfg(unix)]
-type Stream = tokio::net::UnixStream;
-#[cfg(not(unix))]
-type Stream = tokio::io::DuplexStream;
-
 /// Maximum number of hints that wait for the leader. Further hints go through the database.
 const QUEUE: usize = 1_024;
 /// After an attempt that failed, a process that sends hints waits this long before the next.
 const SENDER_RETRIES_AFTER: Duration = Duration::from_secs(10);
-/// The same for a worker that receives keep-alives. They may come from a leader on another machine.
+/// The same for a worker that receives keep-alives. They may come from a leader that it cannot reach.
 const LISTENER_RETRIES_AFTER: Duration = Duration::from_mins(1);
 
 /// The part of a store that knows the relay: its own connection to the leader, and, in the leader, the connected workers.
@@ -38,7 +32,6 @@ pub(in crate::store) struct Relay {
     link: Mutex<Outgoing>,
     /// Whether a worker listens with this store. Its connection is used for its own hints as well.
     is_worker: AtomicBool,
-    #[cfg(unix)]
     connected: Mutex<Option<Arc<Connected>>>,
 }
 
@@ -52,7 +45,11 @@ struct Outgoing {
 
 /// A connection to the leader.
 #[derive(Debug)]
-pub(in crate::store) struct Link(Stream);
+pub(in crate::store) struct Link(Box<dyn Stream>);
+
+/// A worker's attempt to connect, if there is one.
+#[derive(Debug, Default)]
+pub(in crate::store) struct Linking(Option<AbortOnDropHandle<Option<Link>>>);
 
 impl Relay {
     /// Sends a hint to the leader. Returns false if there is no connection, or too many hints wait for it.
@@ -63,16 +60,14 @@ impl Relay {
 
     /// Sends what concerns connected workers to them, and returns the hints for the others.
     pub(in crate::store) fn send_to_workers(&self, hints: Vec<(Channel, Hint)>) -> Vec<(Channel, Hint)> {
-        #[cfg(unix)]
-        if let Some(connected) = self.connected() {
-            return connected.send_all(hints);
+        match self.connected() {
+            Some(connected) => connected.send_all(hints),
+            None => hints,
         }
-        hints
     }
 
     /// Passes a hint from the database on to all connected workers.
     pub(in crate::store) fn pass_on(&self, hint: &Hint) {
-        #[cfg(unix)]
         if let Some(connected) = self.connected() {
             connected.broadcast(hint);
         }
@@ -80,19 +75,21 @@ impl Relay {
 
     /// The workers that are connected to this leader.
     pub(in crate::store) fn workers(&self) -> Vec<WorkerId> {
-        #[cfg(unix)]
-        if let Some(connected) = self.connected() {
-            return connected.workers().keys().copied().collect();
-        }
-        Vec::new()
+        self.connected().map(|connected| connected.workers().keys().copied().collect()).unwrap_or_default()
     }
 
     /// Whether this worker is connected to this leader.
     pub(in crate::store) fn is_linked(&self, worker: WorkerId) -> bool {
-        #[cfg(unix)]
-        return self.connected().is_some_and(|connected| connected.workers().contains_key(&worker));
-        #[cfg(not(unix))]
-        return false;
+        self.connected().is_some_and(|connected| connected.workers().contains_key(&worker))
+    }
+
+    /// Sets the workers that are connected to this leader; `None` when it does not lead any more.
+    pub(super) fn serve(&self, connected: Option<Arc<Connected>>) {
+        *self.connected.lock().unwrap_or_else(PoisonError::into_inner) = connected;
+    }
+
+    fn connected(&self) -> Option<Arc<Connected>> {
+        self.connected.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Whether to try to connect now. The time of the last attempt is then now.
@@ -111,32 +108,29 @@ impl Relay {
     }
 }
 
-#[cfg(unix)]
-impl Relay {
-    /// Sets the workers that are connected to this leader; `None` when it does not lead any more.
-    pub(super) fn serve(&self, connected: Option<Arc<Connected>>) {
-        *self.connected.lock().unwrap_or_else(PoisonError::into_inner) = connected;
-    }
-
-    fn connected(&self) -> Option<Arc<Connected>> {
-        self.connected.lock().unwrap_or_else(PoisonError::into_inner).clone()
+impl Linking {
+    /// The connection; `None` when the attempt has failed, or if there is none.
+    pub(in crate::store) async fn done(&mut self) -> Option<Link> {
+        let link = self.0.as_mut()?.await;
+        self.0 = None;
+        link.ok().flatten()
     }
 }
 
 impl Store {
-    /// Connects a worker that begins to listen. `None` if there is no leader on this machine that can be reached.
-    pub(in crate::store) async fn link_of(&self, listener: Listener) -> Option<Link> {
-        let Listener::Worker(worker, _) = listener else { return None };
+    /// Begins to connect a worker that begins to listen.
+    pub(in crate::store) fn link_worker(&self, listener: Listener) -> Linking {
+        let Listener::Worker(worker, _) = listener else { return Linking::default() };
         self.relay.is_worker.store(true, Ordering::Relaxed);
-        self.link(Some(worker)).await
+        let store = self.clone();
+        Linking(Some(AbortOnDropHandle::new(tokio::spawn(async move { store.link(Some(worker)).await }))))
     }
 
-    /// Connects a worker that has received a keep-alive from the database, unless the last attempt was recently.
-    pub(in crate::store) async fn link_again(&self, listener: Listener) -> Option<Link> {
-        if !self.relay.is_due(LISTENER_RETRIES_AFTER) {
-            return None;
+    /// Begins to connect a worker that has received a keep-alive from the database, unless the last attempt was recently.
+    pub(in crate::store) fn link_worker_again(&self, listener: Listener, linking: &mut Linking) {
+        if linking.0.is_none() && self.relay.is_due(LISTENER_RETRIES_AFTER) {
+            *linking = self.link_worker(listener);
         }
-        self.link_of(listener).await
     }
 
     /// Connects in the background, if this process sends hints and has no connection. Not after its first hint: a process that sends only
@@ -160,36 +154,43 @@ impl Store {
     /// Connects as a worker, or as a process that only sends hints.
     async fn link(&self, worker: Option<WorkerId>) -> Option<Link> {
         let at = self.rendezvous().await.ok()??;
-        match timeout(HANDSHAKE, connect(&at, worker)).await.unwrap_or_else(|limit| Err(limit.into())) {
+        let linked = timeout(HANDSHAKE, connect(&at, worker)).await.unwrap_or_else(|limit| Err(limit.into()));
+        let address = at.address.map(|address| address.to_string());
+        match linked {
             Ok(link) => {
-                tracing::debug!(socket = %at.socket.display(), "connected to the recruiter");
+                tracing::debug!(socket = ?at.socket, address, "connected to the recruiter");
                 Some(link)
             }
             Err(error) => {
-                tracing::debug!(%error, socket = %at.socket.display(), "cannot reach the recruiter; hints go through MongoDB");
+                tracing::debug!(%error, socket = ?at.socket, address, "cannot reach the recruiter; hints go through MongoDB");
                 None
             }
         }
     }
 }
 
+/// Connects to the socket, and if that fails, to the address: a container has the boot id of its machine, but not every directory.
 async fn connect(at: &Rendezvous, worker: Option<WorkerId>) -> Result<Link, Error> {
-    let mut stream = open(at).await?;
-    let mut hello = doc! { "secret": &at.secret };
-    hello.extend(worker.map(|worker| ("worker".to_owned(), worker.into())));
-    send(&mut stream, &hello.to_vec().map_err(Error::other)?).await?;
-    receive(&mut stream, LARGEST).await?;
+    let mut stream = match open_socket(at).await {
+        Ok(stream) => stream,
+        Err(error) => match &at.address {
+            Some(address) => Box::new(address.connect().await?),
+            None => return Err(error),
+        },
+    };
+    answer(&mut *stream, &at.secret, worker).await?;
     Ok(Link(stream))
 }
 
 #[cfg(unix)]
-async fn open(at: &Rendezvous) -> Result<Stream, Error> {
-    Stream::connect(&at.socket).await
+async fn open_socket(at: &Rendezvous) -> Result<Box<dyn Stream>, Error> {
+    let socket = at.socket.as_ref().ok_or(ErrorKind::AddrNotAvailable)?;
+    Ok(Box::new(tokio::net::UnixStream::connect(socket).await?))
 }
 
 #[cfg(not(unix))]
-async fn open(_: &Rendezvous) -> Result<Stream, Error> {
-    Err(std::io::ErrorKind::Unsupported.into())
+async fn open_socket(_: &Rendezvous) -> Result<Box<dyn Stream>, Error> {
+    Err(ErrorKind::Unsupported.into())
 }
 
 impl Link {

@@ -1,9 +1,9 @@
-//! The relay: hints past the database, between the leading recruiter and the processes on its machine.
+//! The relay: hints past the database, between the leading recruiter and the processes that can reach it.
 //!
-//! The leader listens on a Unix socket and writes its path and a new secret into `metadata` (the document `relay`). Workers and enqueuers
-//! connect, show the secret, and then exchange the hints of [`Hint`](super::Hint) as BSON documents, which carry their own length. A
-//! connected worker does not tail a capped collection, and a connected process does not insert its hints to the leader. So hundreds of idle
-//! processes cost MongoDB nothing.
+//! The leader listens on a Unix socket, for the processes of its machine, and on a TCP address if it is told to. It writes both and a new
+//! secret into `metadata` (the document `relay`). Workers and enqueuers connect, prove that they know the secret, and then exchange the hints
+//! of [`Hint`](super::Hint) as BSON documents, which carry their own length. A connected worker does not tail a capped collection, and a
+//! connected process does not insert its hints to the leader. So hundreds of idle processes cost MongoDB nothing.
 //!
 //! Hints stay hints: each may be lost, and no decision relies on one. A process without a connection uses the capped collections. A worker
 //! that loses its connection tails its capped collection again, and first reads its assignment. A leader that is silent for [`SILENT_FOR`]
@@ -11,14 +11,18 @@
 //!
 //! | file | what it is |
 //! |---|---|
+//! | `address` | TCP addresses |
+//! | `handshake` | how both ends prove that they know the secret |
 //! | `hub` | the leader's end of all connections |
 //! | `link` | a client's end of its connection |
 
-#[cfg(unix)]
+mod address;
+mod handshake;
 mod hub;
 mod link;
 
 use std::{
+    fmt::Debug,
     io::{Error, ErrorKind},
     path::PathBuf,
     time::Duration,
@@ -28,16 +32,17 @@ use bson::{Document, RawBsonRef, RawDocumentBuf, doc};
 use mongodb::options::ReadConcern;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-#[cfg(unix)]
-pub use self::hub::Hub;
-pub(super) use self::link::{Link, Relay};
+pub(super) use self::link::{Link, Linking, Relay};
+pub use self::{
+    address::{HintsAddress, InvalidHintsAddress},
+    hub::{HintsAt, Hub},
+};
 use super::{Store, StoreError, call};
 use crate::{ids::LeaseTerm, roster::ProcessIdentity};
 
 /// The document in `metadata` that states where the leader listens.
 const RELAY: &str = "relay";
 /// The leader sends a sign of life on a connection that had no hint for this time.
-#[cfg(unix)]
 const SIGN_OF_LIFE_EVERY: Duration = Duration::from_secs(2);
 /// A connection is closed when it receives nothing, or accepts nothing, for this time: the other process is frozen or gone.
 const SILENT_FOR: Duration = Duration::from_secs(6);
@@ -48,38 +53,46 @@ const LARGEST: usize = 2 * 1024 * 1024;
 /// Maximum depth of a hint. Its conversion is recursive, and a deeper document could exhaust the stack.
 const DEEPEST: u32 = 8;
 
-/// Where the leader listens, and the secret that a client must show.
-#[derive(Clone, Debug)]
+/// Where the leader listens, and the secret that a client must know.
+#[derive(Clone)]
 struct Rendezvous {
-    socket: PathBuf,
+    /// Its socket, for the processes of its machine.
+    socket: Option<PathBuf>,
+    /// Its TCP address.
+    address: Option<HintsAddress>,
     secret: String,
 }
 
+/// A connection.
+trait Stream: AsyncRead + AsyncWrite + Debug + Send + Sync + Unpin {}
+
+impl<S: AsyncRead + AsyncWrite + Debug + Send + Sync + Unpin> Stream for S {}
+
 impl Store {
-    /// Where the leader listens; `None` if it does not listen, or is on another machine.
+    /// Where this process may reach the leader: a socket only if the leader is on this machine.
     ///
-    /// Filter: the relay, of a leader on this machine. Index: `_id`. Invariant: none.
+    /// Filter: the relay. Index: `_id`. Invariant: none.
     async fn rendezvous(&self) -> Result<Option<Rendezvous>, StoreError> {
-        let Some(boot_id) = this_boot() else { return Ok(None) };
         let metadata = self.metadata.clone();
-        let filter = doc! { "_id": RELAY, "boot_id": boot_id };
-        let found = call("rendezvous", async move { metadata.find_one(filter).read_concern(ReadConcern::local()).await }).await?;
-        let of = |found: Document| {
-            Some(Rendezvous { socket: found.get_str("socket").ok()?.into(), secret: found.get_str("secret").ok()?.into() })
-        };
-        Ok(found.and_then(of))
+        let read = async move { metadata.find_one(doc! { "_id": RELAY }).read_concern(ReadConcern::local()).await };
+        let Some(found) = call("rendezvous", read).await? else { return Ok(None) };
+        let Ok(secret) = found.get_str("secret") else { return Ok(None) };
+        let is_here = this_boot().is_some_and(|here| found.get_str("boot_id").is_ok_and(|there| there == here));
+        let socket = found.get_str("socket").ok().filter(|_| is_here).map(PathBuf::from);
+        let address = found.get_str("address").ok().and_then(|address| address.parse().ok());
+        Ok(Some(Rendezvous { socket, address, secret: secret.to_owned() }))
     }
 
     /// Announces where the leader of this term listens, unless a later leader has done so.
     ///
     /// Filter: the relay, of no later term. Index: `_id`. Invariant: none.
-    #[cfg(unix)]
-    async fn announce_relay(&self, term: LeaseTerm, boot_id: String, at: &Rendezvous) -> Result<(), StoreError> {
+    async fn announce_relay(&self, term: LeaseTerm, at: &Rendezvous) -> Result<(), StoreError> {
         let metadata = self.metadata.clone();
         let filter = doc! { "_id": RELAY, "term": { "$not": { "$gt": term } } };
-        let socket = at.socket.to_string_lossy().into_owned();
-        let update = doc! { "$set": { "term": term, "boot_id": boot_id, "socket": socket, "secret": &at.secret } };
-        match call("announce_relay", async move { metadata.update_one(filter, update).upsert(true).await }).await {
+        let socket = at.socket.as_ref().map(|socket| socket.to_string_lossy().into_owned());
+        let address = at.address.as_ref().map(ToString::to_string);
+        let relay = doc! { "term": term, "boot_id": this_boot(), "socket": socket, "address": address, "secret": &at.secret };
+        match call("announce_relay", async move { metadata.update_one(filter, doc! { "$set": relay }).upsert(true).await }).await {
             // A later leader listens.
             Err(error) if error.is_duplicate() => Ok(()),
             written => written.map(drop),
@@ -93,7 +106,7 @@ fn this_boot() -> Option<String> {
 }
 
 /// Sends one document.
-async fn send(to: &mut (impl AsyncWrite + Unpin), document: &[u8]) -> Result<(), Error> {
+async fn send(to: &mut (impl AsyncWrite + Unpin + ?Sized), document: &[u8]) -> Result<(), Error> {
     tokio::time::timeout(SILENT_FOR, to.write_all(document)).await?
 }
 
@@ -101,7 +114,7 @@ async fn send(to: &mut (impl AsyncWrite + Unpin), document: &[u8]) -> Result<(),
 ///
 /// # Errors
 /// When the other end is gone, or sends something else.
-async fn receive(from: &mut (impl AsyncRead + Unpin), largest: usize) -> Result<Document, Error> {
+async fn receive(from: &mut (impl AsyncRead + Unpin + ?Sized), largest: usize) -> Result<Document, Error> {
     let invalid = || Error::new(ErrorKind::InvalidData, "not a hint");
     let mut head = [0; 4];
     from.read_exact(&mut head).await?;

@@ -1,0 +1,204 @@
+//! Jobs that workers hold ahead, and connections for hints: what becomes of them when a worker dies, a leader changes, or the network is cut.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use bson::{Document, doc};
+use futures_util::{TryStreamExt, future::try_join_all};
+use recruiter_common::{ids::JobId, shutdown::pause};
+use recruiter_tests::{
+    factory::again,
+    ledger::Entry,
+    oracle::{Findings, Policy},
+    report::Row,
+    world::{Role, World},
+};
+use tokio::{
+    io::copy_bidirectional,
+    net::{TcpListener, TcpStream},
+    sync::watch,
+};
+
+use crate::{GOES_ON_WITHIN, PATIENT, SOON, close, end_of, roster, tended, until_available, wait, world};
+
+/// Short enough that workers ask for jobs ahead.
+const SHORT_MS: i64 = 3;
+
+/// Many short jobs: of every two, one that may be done again.
+async fn enqueue_short(world: &World, pairs: usize) {
+    let pair = || {
+        [(Entry::lasting(SHORT_MS), Policy::Never), (Entry::lasting(SHORT_MS).retry(&again(50)), Policy::Again(50))]
+            .map(|(job, policy)| world.enqueue(job, policy))
+    };
+    let enqueued = try_join_all((0..pairs).flat_map(|_| pair())).await;
+    enqueued.unwrap();
+}
+
+fn ids(worker: &Document, field: &str) -> Vec<JobId> {
+    worker.get_array(field).into_iter().flatten().filter_map(|id| id.as_object_id()).map(JobId::from).collect()
+}
+
+/// The unlocked ones among these jobs.
+async fn unlocked(world: &World, jobs: &[JobId]) -> Vec<JobId> {
+    let filter = doc! { "_id": { "$in": jobs.to_vec() }, "locked": false };
+    let found: Vec<Document> = world.database.raw("scheduled").find(filter).await.unwrap().try_collect().await.unwrap();
+    found.iter().filter_map(|job| job.get_object_id("_id").ok()).map(JobId::from).collect()
+}
+
+/// A worker is killed while it holds jobs ahead. Those that it had not locked have lost nothing, and no attempt.
+#[tokio::test(flavor = "multi_thread")]
+async fn jobs_ahead_of_a_worker_that_is_killed_are_neither_lost_nor_counted() {
+    let mut row = Row::new("a worker is killed (SIGKILL) with jobs ahead", GOES_ON_WITHIN);
+    let mut ahead_of_all = 0;
+    for _ in 0..3 {
+        let mut world = world().await;
+        enqueue_short(&world, 1_000).await;
+        // Killed and not restarted: whoever runs its jobs then was not killed.
+        let worker = world.start(Role::Worker, &["--concurrency", "2"], &[]);
+        let mut held = Vec::new();
+        wait(&world, "the worker holds jobs ahead", async || {
+            held = roster(&world).await.iter().flat_map(|worker| ids(worker, "prefetched")).collect();
+            held.len() >= 4
+        })
+        .await;
+        // What it has sent may still arrive.
+        world.members[worker].process.pause();
+        pause(Duration::from_millis(200)).await;
+        let ahead = unlocked(&world, &held).await;
+        ahead_of_all += ahead.len();
+        world.members[worker].process.kill();
+        let killed = Instant::now();
+        drop(world.members.pop());
+        world.start(Role::Worker, &[], &[]);
+        assert!(world.until_quiet(SOON).await, "{}", world.logs());
+        let recovery = killed.elapsed();
+        for job in ahead {
+            let (why, attempts, classes) = end_of(&world, job).await;
+            assert_eq!((why.as_str(), attempts, classes), ("done", 1, vec!["none".to_owned()]), "{job}");
+        }
+        row.add(world.judge().await, recovery);
+    }
+    assert!(ahead_of_all > 0, "no worker was killed with jobs ahead that it had not locked");
+    row.close();
+}
+
+/// The next jobs turn out to be long, while another worker is idle. Each long job blocks a slot, and none of them waits behind another.
+#[tokio::test(flavor = "multi_thread")]
+async fn jobs_ahead_are_returned_when_the_others_turn_out_to_be_long() {
+    let mut world = World::new().await;
+    world.start(Role::Recruiter, &[], &[]);
+    world.start(Role::Cleaner, &["--dead-after", PATIENT], &[]);
+    for _ in 0..2 {
+        world.start_with(Role::Worker, &["--concurrency", "2"], &[("RECRUITER_LOG", "info,recruiter_worker=debug")]);
+    }
+    until_available(&world, 2).await;
+    let begun = Instant::now();
+    for _ in 0..4 {
+        enqueue_short(&world, 100).await;
+        for _ in 0..6 {
+            world.enqueue(Entry::lasting(700), Policy::Never).await.unwrap();
+        }
+    }
+    assert!(world.until_quiet(SOON).await, "{}", world.logs());
+    let returned = world.logs().matches("returning jobs that were assigned ahead").count();
+    assert!(returned > 0, "no job was returned:\n{}", world.logs());
+    close(world, "jobs ahead are returned, because others turn out to be long", returned, begun.elapsed()).await;
+}
+
+/// Each leader dies while workers are connected to its socket.
+#[tokio::test(flavor = "multi_thread")]
+async fn leaders_are_killed_while_workers_are_connected() {
+    let mut row = Row::new("a leader is killed while workers are connected to its socket", GOES_ON_WITHIN);
+    let sockets = tempfile::tempdir().unwrap();
+    let mut world = World::new().await;
+    for _ in 0..2 {
+        world.start_with(Role::Recruiter, &[], &[("RECRUITER_HINTS_DIRECTORY", sockets.path().to_str().unwrap())]);
+    }
+    world.start(Role::Cleaner, &["--dead-after", PATIENT], &[]);
+    for _ in 0..2 {
+        world.start(Role::Worker, &["--concurrency", "4"], &[]);
+    }
+    for _ in 0..4 {
+        tended(&mut world, "both workers are connected", async |world| {
+            world.count("metadata", doc! { "_id": "relay" }).await == 1
+                && world.count("roster", doc! {}).await == 2
+                && world.database.tails().await == 0
+        })
+        .await;
+        enqueue_short(&world, 100).await;
+        let leader = world.database.raw("metadata").find_one(doc! { "_id": "recruiter" }).await.unwrap().unwrap();
+        let at = leader.get_str("holder_at").unwrap_or_default().to_owned();
+        let leads = |pid: u32| at.ends_with(&format!(":{pid}"));
+        let leader = world.members.iter_mut().find(|member| leads(member.process.pid())).expect("one of the recruiters leads");
+        leader.process.kill();
+        let killed = Instant::now();
+        assert!(world.until_quiet(SOON).await, "{}", world.logs());
+        row.add(Findings::default(), killed.elapsed());
+    }
+    row.findings.add(world.judge().await);
+    row.close();
+}
+
+/// A wire to the recruiter's address for hints, which can be cut.
+struct Wire {
+    address: String,
+    cut: watch::Sender<()>,
+    connections: Arc<AtomicUsize>,
+}
+
+impl Wire {
+    async fn to(address: String) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let own = listener.local_addr().unwrap().to_string();
+        let (cut, cuts) = watch::channel(());
+        let connections = Arc::new(AtomicUsize::new(0));
+        let open = connections.clone();
+        tokio::spawn(async move {
+            while let Ok((mut near, _)) = listener.accept().await {
+                let (mut cuts, address, open) = (cuts.clone(), address.clone(), open.clone());
+                cuts.mark_unchanged();
+                tokio::spawn(async move {
+                    let Ok(mut far) = TcpStream::connect(address).await else { return };
+                    open.fetch_add(1, Ordering::SeqCst);
+                    tokio::select! { _ = cuts.changed() => {} _ = copy_bidirectional(&mut near, &mut far) => {} }
+                    open.fetch_sub(1, Ordering::SeqCst);
+                });
+            }
+        });
+        Self { address: own, cut, connections }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_for_hints_are_cut() {
+    let mut row = Row::new("all TCP connections for hints are cut", GOES_ON_WITHIN);
+    let mut world = World::new().await;
+    world.start(Role::Recruiter, &["--hints-address", "127.0.0.1:0"], &[]);
+    world.start(Role::Cleaner, &["--dead-after", PATIENT], &[]);
+    let relay = world.database.raw("metadata");
+    let find = async || relay.find_one(doc! { "_id": "relay" }).await.unwrap();
+    wait(&world, "the recruiter listens", async || find().await.is_some()).await;
+    let wire = Wire::to(find().await.unwrap().get_str("address").unwrap().to_owned()).await;
+    relay.update_one(doc! { "_id": "relay" }, doc! { "$set": { "address": &wire.address } }).await.unwrap();
+    for _ in 0..2 {
+        world.start(Role::Worker, &["--concurrency", "4"], &[]);
+    }
+    for _ in 0..5 {
+        tended(&mut world, "both workers are connected", async |world| {
+            wire.connections.load(Ordering::SeqCst) >= 2 && world.database.tails().await == 0
+        })
+        .await;
+        enqueue_short(&world, 100).await;
+        wire.cut.send(()).unwrap();
+        let cut = Instant::now();
+        assert!(world.until_quiet(SOON).await, "{}", world.logs());
+        row.add(Findings::default(), cut.elapsed());
+    }
+    row.findings.add(world.judge().await);
+    row.close();
+}
