@@ -53,6 +53,8 @@ PARTIAL = "the index that the query names has no other jobs; the query says so f
 IMPLIED = {
     "due_in_walk/locked": PARTIAL,
     "expired_jobs/locked": PARTIAL,
+    "held_permits/last_execution.permits": PARTIAL,
+    "held_permits/locked": PARTIAL,
     "waiting_at/locked": PARTIAL,
     "waiting_in/gate": PARTIAL,
     "waiting_in/locked": PARTIAL,

@@ -3,7 +3,12 @@
 use std::time::Duration;
 
 use bson::doc;
-use recruiter_common::{enqueue::NewJob, ids::LeaseTerm, instant::Instant, store::KeptCells};
+use recruiter_common::{
+    enqueue::NewJob,
+    ids::{LeaseTerm, StartId, WorkerId},
+    instant::Instant,
+    store::KeptCells,
+};
 
 use crate::setting::Setting;
 
@@ -46,6 +51,34 @@ async fn the_pause_of_a_line_is_read_with_the_head_of_this_line() {
     assert_eq!(lines, ["line:a", "line:c"]);
     let others: Vec<String> = setting.store.settings().await.unwrap().pauses.keys().map(ToString::to_string).collect();
     assert_eq!(others, ["everything", "group:a"]);
+}
+
+#[tokio::test]
+async fn the_holders_of_a_resource_are_running_jobs_with_its_permits() {
+    let setting = Setting::new().await;
+    setting.store.prepare_limited_jobs().await.unwrap();
+    let [plain, other, ended, holder] = setting.jobs().await;
+    let execution = |permits: &[&str]| doc! { "worker": WorkerId::new(), "start": StartId::new(), "permits": permits.to_vec() };
+    setting.set("scheduled", plain, doc! { "locked": true }).await;
+    setting.set("scheduled", other, doc! { "locked": true, "last_execution": execution(&["print#0", "printer2#0"]) }).await;
+    setting.set("scheduled", ended, doc! { "last_execution": execution(&["printer#1"]) }).await;
+    setting.set("scheduled", holder, doc! { "locked": true, "last_execution": execution(&["a#0", "printer#7"]) }).await;
+    let holders = [("printer#7".to_owned(), holder)];
+    assert_eq!(setting.store.permit_holders("printer", 9).await.unwrap(), holders);
+    assert_eq!(setting.store.permit_holders("printer", 1).await.unwrap(), holders, "others take no room");
+}
+
+#[tokio::test]
+async fn running_jobs_of_a_group_without_its_permit_are_counted() {
+    let setting = Setting::new().await;
+    let [counted, permitted, elsewhere, ended, not_listed] = setting.jobs().await;
+    let worker = setting.worker(5).await;
+    setting.set("roster", worker, doc! { "working_on": [counted, permitted, elsewhere, ended] }).await;
+    for (job, group) in [(counted, "mail"), (permitted, "mail"), (elsewhere, "other"), (ended, "mail"), (not_listed, "mail")] {
+        setting.set("scheduled", job, doc! { "group": group, "locked": job != ended }).await;
+    }
+    setting.set("scheduled", permitted, doc! { "last_execution.permits": ["@mail#0"] }).await;
+    assert_eq!(setting.store.running_without_permit("mail").await.unwrap(), 1);
 }
 
 #[tokio::test]

@@ -138,6 +138,8 @@ async fn the_living_say_which_session_they_commit_in_and_the_retired_do_not() {
     for session in 0..6 {
         assert!(setting.store.record_commit_session(living, doc! { "id": session }).await.unwrap());
         assert!(!setting.store.record_commit_session(retired, doc! { "id": session }).await.unwrap());
+        assert!(setting.store.record_transaction_session(living, doc! { "id": session }).await.unwrap());
+        assert!(!setting.store.record_transaction_session(retired, doc! { "id": session }).await.unwrap());
     }
     let sessions = async |worker: WorkerId| setting.found("roster", worker).await.unwrap().get_array("sessions").unwrap().clone();
     let last: Vec<Bson> = (2..6).map(|session| doc! { "id": session }.into()).collect();

@@ -7,6 +7,7 @@ use recruiter_common::{
     enqueue::NewJob,
     ids::{JobId, WorkerId},
     job::{Claim, Job},
+    limits::Permit,
     store::{Recorded, Start, ToStart},
     unique::Unique,
 };
@@ -62,6 +63,20 @@ async fn a_start_has_the_conditions_of_the_job() {
     let claims = setting.store.start_if_unlocked(&start(&setting.store, WorkerId::new()), &to_start(&read)).await.unwrap();
     let started: BTreeSet<JobId> = claims.iter().map(|claim| claim.job()).collect();
     assert_eq!(started, BTreeSet::from([jobs[1], jobs[3]]));
+}
+
+/// The interval of a rate.
+#[tokio::test]
+async fn a_start_with_a_permit_is_refused_before_and_after_its_interval() {
+    let setting = Setting::new().await;
+    let jobs = read(&setting.store, &setting.jobs::<3>().await).await;
+    let at = |ms| in_ms(&setting.store, ms);
+    let intervals = [(at(-60_000), at(60_000)), (at(60_000), at(120_000)), (at(-120_000), at(-60_000))];
+    let permit = |between| Some(Permit { between: Some(between), ..Permit::default() });
+    let to_start: Vec<ToStart> =
+        to_start(&jobs).into_iter().zip(intervals).map(|(job, between)| ToStart { permit: permit(between), ..job }).collect();
+    let claims = setting.store.start_if_unlocked(&start(&setting.store, WorkerId::new()), &to_start).await.unwrap();
+    assert_eq!(claimed(&claims), set_of([jobs[0].id]));
 }
 
 /// More dates than there are statements for: each job keeps its own, and the same conditions hold.
