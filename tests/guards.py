@@ -55,6 +55,7 @@ IMPLIED = {
     "expired_jobs/locked": PARTIAL,
     "held_permits/last_execution.permits": PARTIAL,
     "held_permits/locked": PARTIAL,
+    "release_orphaned_successors/unique_after": PARTIAL,
     "waiting_at/locked": PARTIAL,
     "waiting_in/gate": PARTIAL,
     "waiting_in/locked": PARTIAL,

@@ -36,6 +36,7 @@ async fn only_a_job_that_has_never_started_is_replaced() {
 async fn the_holder_of_a_key_is_the_job_that_excludes_others() {
     let setting = Setting::new().await;
     let waiting = || Unique::by_key("w").while_waiting();
+    keyed(Unique::by_key("other").while_waiting()).enqueue(&setting.store).await.unwrap();
     let mut ids = Vec::new();
     for change in [doc! { "attempts": 1 }, doc! { "locked": true }, doc! {}] {
         let id = keyed(waiting()).enqueue(&setting.store).await.unwrap().id;
@@ -44,7 +45,6 @@ async fn the_holder_of_a_key_is_the_job_that_excludes_others() {
         }
         ids.push(id);
     }
-    keyed(Unique::by_key("other").while_waiting()).enqueue(&setting.store).await.unwrap();
     assert_eq!(keyed(waiting()).enqueue(&setting.store).await.unwrap().id, ids[2]);
     let in_transaction = async |unique: Unique| {
         let mut session = setting.store.start_session().await.unwrap();
