@@ -37,7 +37,7 @@ const NEWS: usize = 100;
 const FEWEST: usize = 10;
 /// Minimum time for which an unannounced job has been due when a scan finds it. The hint of an announced job arrives earlier.
 const ANNOUNCED_AFTER: TimeDelta = TimeDelta::milliseconds(20);
-/// Number of jobs that a search of a limited lane asks for, for each job that may start now.
+/// Number of jobs that a search of a limited lane asks for, for each job that may start now or runs already.
 const SURPLUS_OF_EACH: usize = 8;
 /// Number of limited lanes that are searched in one round: for each slot, and the bounds.
 const LANES_PER_SLOT: usize = 4;
@@ -176,7 +176,9 @@ impl Assigning {
             if let Some(travel) = turn.travel(at) {
                 self.admission.cells().observe(travel);
             }
-            self.end_turn(&turn, false);
+            self.past_assignments.add(&turn, false);
+            // A search has skipped jobs of this turn in these lanes. If the worker did not start one of them, the hint about it follows.
+            turn.skipped_in.iter().for_each(|lane| self.past_assignments.add_lane(lane));
         }
         if !trigger.left.is_empty() {
             self.fleet.remove(&trigger.left.iter().copied().collect());
@@ -343,8 +345,9 @@ impl Assigning {
         self.search_lines(store, lines.into_iter().map(|(lane, _)| lane).collect(), until, at).await?;
         let (refused, share) = (self.past_assignments.refused_count(), (MOST_ENTRIES / lanes.len().max(1)).max(FEWEST));
         for (lane, limit) in &mut lanes {
-            // The first jobs of the lane may be in flight or paused.
-            *limit = ((*limit).min(slots).max(1) * SURPLUS_OF_EACH + self.admission.held(lane) + refused).min(share);
+            // The first jobs of the lane may be in flight or paused. A permit in use will be free for another job soon.
+            let held = self.admission.held(lane);
+            *limit = (((*limit).min(slots).max(1) + held) * SURPLUS_OF_EACH + held + refused).min(share);
         }
         let lanes = lanes.into_iter().map(|(lane, limit)| (lane, limit, None)).collect();
         let Some(full) = self.fill_each(store, lanes, until, now, at).await? else { return Ok(()) };

@@ -292,7 +292,8 @@ impl Lanes {
 
     /// Marks the lanes of these lines as stale: their heads have ended.
     pub(crate) fn mark_lines_stale(&mut self, gates: &HashSet<&str>) {
-        let lines = self.windows.iter_mut().filter(|(lane, _)| lane.gate.as_deref().is_some_and(|gate| gates.contains(gate)));
+        let has_ended = |lane: &Lane| lane.gate.as_deref().is_some_and(|gate| gates.contains(gate));
+        let lines = self.windows.iter_mut().filter(|(lane, _)| is_of_line(lane) && has_ended(lane));
         lines.for_each(|(_, window)| window.is_stale = true);
     }
 
@@ -635,11 +636,13 @@ mod tests {
         let line = |key: &str| Lane { gate: Some(gate_of_line(key)), ..lane("a") };
         let mut lanes = Lanes::default();
         let is_stale = |lanes: &Lanes, key: &str| lanes.windows[&line(key)].is_stale;
-        lanes.begin_scan([line("x"), line("y")], [0], date(NOW + 2_000), |_| false);
+        let limited = Lane { gate: Some("printer".into()), ..lane("a") };
+        lanes.begin_scan([line("x"), line("y"), limited.clone()], [0], date(NOW + 2_000), |_| false);
         let searched = |lanes: &mut Lanes| lanes.windows.values_mut().for_each(|window| window.is_stale = false);
         searched(&mut lanes);
-        lanes.mark_lines_stale(&HashSet::from([gate_of_line("x").as_str()]));
+        lanes.mark_lines_stale(&HashSet::from([gate_of_line("x").as_str(), "printer"]));
         assert!(is_stale(&lanes, "x") && !is_stale(&lanes, "y"));
+        assert!(!lanes.windows[&limited].is_stale, "a free permit changes nothing about which jobs are due");
         searched(&mut lanes);
         lanes.mark_every_line_stale();
         assert!(is_stale(&lanes, "x") && is_stale(&lanes, "y"));

@@ -118,6 +118,14 @@ class RecruiterRepeatable(Recruiter):
     ordinary_flags = ("--repeatable",)
 
 
+class RecruiterFailures(RecruiterRepeatable):
+    """Of those that succeed nothing is kept, as with graphile-worker."""
+
+    name, title = "recruiter-failures", "Recruiter, repeatable jobs, failures kept"
+    kept = "deleted"
+    ordinary_flags = ("--repeatable", "--keep-failures")
+
+
 class RecruiterBundles(Recruiter):
     """Many small pieces of work in one job, which is what one does with pieces that are too small for a job each."""
 
@@ -350,6 +358,7 @@ class Agenda(NodeSystem):
 ALL = [
     Recruiter,
     RecruiterRepeatable,
+    RecruiterFailures,
     RecruiterBundles,
     River,
     BullMq,

@@ -36,6 +36,15 @@ async fn a_backlog_is_burnt_down_and_counted() {
 }
 
 #[tokio::test]
+async fn jobs_of_which_nothing_is_kept_are_counted() {
+    let all = bench(&["burn-down", "-n", "700", "--keep-failures", "--concurrency", "50"]).await;
+    assert!(all["keep_failures"] == true && number(&all["jobs_per_second"]) > 1.0, "{all}");
+    let flags = ["--keep-failures", "--durations", "5", "--slots", "5", "-n", "300", "--long", "0"];
+    let few = bench(&[&["ordinary"], &flags[..]].concat()).await;
+    assert!(few["keep_failures"] == true && number(&few["rows"][0]["jobs_per_second"]) > 1.0, "{few}");
+}
+
+#[tokio::test]
 async fn pipelines_are_compared_with_independent_jobs() {
     let measured = bench(&["graphs", "-n", "300", "--stages", "3", "--alone", "5", "--concurrency", "50"]).await;
     assert_eq!((&measured["jobs"], &measured["stages"]), (&300.into(), &3.into()));

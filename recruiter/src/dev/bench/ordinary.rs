@@ -7,9 +7,14 @@ use std::{
 
 use bson::{Bson, Document, doc};
 use clap::{Args, builder::BoolishValueParser};
-use recruiter_common::{RetryManyTimes, enqueue::NewJob, shutdown::pause};
+use recruiter_common::{Keep, RetryManyTimes, enqueue::NewJob, shutdown::pause};
 
-use super::{Setting, footprint::MONITORING, rate, stage::Stage};
+use super::{
+    Setting,
+    footprint::MONITORING,
+    rate,
+    stage::{Ends, Stage},
+};
 use crate::dev::fleet::Fleet;
 
 /// How long the jobs of one row take at least, if no slot is ever idle.
@@ -33,6 +38,9 @@ pub(super) struct Ordinary {
     /// Jobs that may be repeated: retried after a failure and after the death of their worker, as in most other systems
     #[arg(long, env = "RECRUITER_BENCH_REPEATABLE", value_parser = BoolishValueParser::new())]
     repeatable: bool,
+    /// Keep failures only: a job that succeeds is deleted, and not archived
+    #[arg(long, env = "RECRUITER_BENCH_KEEP_FAILURES", value_parser = BoolishValueParser::new())]
+    keep_failures: bool,
     /// Duration of the long jobs in the mixed row, in milliseconds; 0 leaves the row out
     #[arg(long, env = "RECRUITER_BENCH_LONG_MS", value_name = "MS", default_value_t = 2_000)]
     long: u32,
@@ -45,6 +53,7 @@ struct Load<'a> {
     /// One job in a hundred takes this long instead.
     long_ms: Option<u32>,
     retry: Option<&'a RetryManyTimes>,
+    keep_failures: bool,
 }
 
 impl Load<'_> {
@@ -54,6 +63,7 @@ impl Load<'_> {
             (_, 0) => NewJob::of_class("noop", doc! {}),
             (_, ms) => NewJob::of_class("sleep", doc! { "ms": ms }),
         };
+        let job = job.keep(if self.keep_failures { Keep::Failures } else { Keep::All });
         match self.retry {
             Some(policy) => job.retry(policy),
             None => job,
@@ -69,9 +79,9 @@ impl Load<'_> {
 impl Ordinary {
     pub(super) async fn measure(self, stage: &Stage, setting: &Setting) -> anyhow::Result<Document> {
         let policy = RetryManyTimes::new(25, Duration::from_secs(1))?;
-        let retry = self.repeatable.then_some(&policy);
-        let plain = self.durations.iter().map(|ms| Load { ms: *ms, long_ms: None, retry });
-        let mixed = (self.long > 0).then_some(Load { ms: 5, long_ms: Some(self.long), retry });
+        let (retry, keep_failures) = (self.repeatable.then_some(&policy), self.keep_failures);
+        let plain = self.durations.iter().map(|ms| Load { ms: *ms, long_ms: None, retry, keep_failures });
+        let mixed = (self.long > 0).then_some(Load { ms: 5, long_ms: Some(self.long), retry, keep_failures });
         let loads: Vec<Load<'_>> = plain.chain(mixed).collect();
         let mut rows = Vec::new();
         for slots in &self.slots {
@@ -85,7 +95,9 @@ impl Ordinary {
             }
             fleet.stop().await;
         }
-        Ok(doc! { "benchmark": "ordinary", "repeatable": self.repeatable, "rows": rows, "conditions": stage.conditions(setting).await? })
+        Ok(
+            doc! { "benchmark": "ordinary", "repeatable": self.repeatable, "keep_failures": self.keep_failures, "rows": rows, "conditions": stage.conditions(setting).await? },
+        )
     }
 
     async fn row(&self, stage: &Stage, fleet: &mut Fleet, setting: &Setting, load: Load<'_>) -> anyhow::Result<Document> {
@@ -109,9 +121,10 @@ impl Ordinary {
         }
         let before = stage.commands().await?;
         let short = if load.long_ms.is_some() { jobs - jobs / 100 } else { jobs };
-        let time = stage.until_archived(fleet, short).await? - begun;
+        let ends = Ends::of(jobs, load.keep_failures);
+        let time = stage.until_ended(fleet, short, ends).await? - begun;
         let commands = per_job(&before, &stage.commands().await?, short);
-        stage.until_archived(fleet, jobs).await?;
+        stage.until_ended(fleet, jobs, ends).await?;
         let total: f64 = commands.values().sum();
         let per_second = rate(short, time);
         Ok(doc! {

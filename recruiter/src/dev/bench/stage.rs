@@ -13,6 +13,7 @@ use bson::{Bson, Document, doc, oid::ObjectId};
 use indicatif::{ProgressBar, ProgressStyle};
 use mongodb::{Collection, change_stream::ChangeStream};
 use recruiter_common::{
+    Keep,
     enqueue::NewJob,
     exit::Exit,
     shutdown::{Shutdown, pause},
@@ -40,6 +41,30 @@ const LOG: &str = "processes.log";
 const PROBES: &str = "probes";
 /// How long the server waits for a change before it returns an empty reply.
 const AWAIT: Duration = Duration::from_secs(1);
+
+/// What becomes of the jobs of a benchmark.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ends {
+    /// They are archived.
+    Archived,
+    /// They are deleted, and these were all jobs.
+    Deleted { of: u64 },
+}
+
+impl Ends {
+    /// Those of `jobs` jobs, if nothing is kept of a success or all is.
+    pub(super) fn of(jobs: u64, keep_failures: bool) -> Self {
+        if keep_failures { Self::Deleted { of: jobs } } else { Self::Archived }
+    }
+
+    /// What such a job keeps.
+    pub(super) fn keep(self) -> Keep {
+        match self {
+            Self::Archived => Keep::All,
+            Self::Deleted { .. } => Keep::Failures,
+        }
+    }
+}
 
 /// A MongoDB with a database of its own, on which processes can be started.
 pub(super) struct Stage {
@@ -124,38 +149,50 @@ impl Stage {
 
     /// Waits until a majority has at least `jobs` archived jobs. Returns the time.
     pub(super) async fn until_archived(&self, fleet: &mut Fleet, jobs: u64) -> anyhow::Result<Monotonic> {
-        self.progress("archived", jobs);
+        self.until_ended(fleet, jobs, Ends::Archived).await
+    }
+
+    /// Waits until at least `jobs` jobs have ended, and a majority knows it. Returns the time.
+    pub(super) async fn until_ended(&self, fleet: &mut Fleet, jobs: u64, ends: Ends) -> anyhow::Result<Monotonic> {
+        self.progress("ended", jobs);
         let mut moved = (0, Monotonic::now());
         loop {
             self.go_on()?;
-            let archived = self.store.archived_count().await?;
-            self.shown.set_position(archived);
-            if archived >= jobs {
+            let ended = self.estimated(ends).await?;
+            self.shown.set_position(ended);
+            if ended >= jobs {
                 // When a majority has this write, it has all earlier writes as well. The time of counting must not be
                 // included.
                 self.insert_probe().await?;
                 let at = Monotonic::now();
-                if self.archived_by_majority().await? >= jobs {
+                if self.ended_by_majority(ends).await? >= jobs {
                     return Ok(at);
                 }
             }
-            if archived != moved.0 {
-                moved = (archived, Monotonic::now());
+            if ended != moved.0 {
+                moved = (ended, Monotonic::now());
             }
             if let Some(ended) = fleet.tend()?.first() {
                 anyhow::bail!("{ended}\n{}", self.log());
             }
-            anyhow::ensure!(
-                moved.1.elapsed() < STALLED_AFTER,
-                "{archived} of {jobs} jobs are archived, and no more follow\n{}",
-                self.log()
-            );
+            anyhow::ensure!(moved.1.elapsed() < STALLED_AFTER, "{ended} of {jobs} jobs have ended, and no more follow\n{}", self.log());
             pause(LOOK_EVERY).await;
         }
     }
 
-    async fn archived_by_majority(&self) -> anyhow::Result<u64> {
-        Ok(self.collection("archived").count_documents(doc! {}).await?)
+    /// The number of ended jobs by the counts that MongoDB keeps.
+    async fn estimated(&self, ends: Ends) -> anyhow::Result<u64> {
+        Ok(match ends {
+            Ends::Archived => self.store.archived_count().await?,
+            Ends::Deleted { of } => of.saturating_sub(self.collection("scheduled").estimated_document_count().await?),
+        })
+    }
+
+    async fn ended_by_majority(&self, ends: Ends) -> anyhow::Result<u64> {
+        Ok(match ends {
+            Ends::Archived => self.collection("archived").count_documents(doc! {}).await?,
+            Ends::Deleted { of } => of.saturating_sub(self.collection("scheduled").count_documents(doc! {}).await?),
+        })
     }
 
     #[expect(clippy::disallowed_methods, reason = "a benchmark's operations on its own database are not operations of a process")]

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant as Monotonic};
 
 use bson::{Document, doc};
-use clap::{Args, ValueEnum};
+use clap::{Args, ValueEnum, builder::BoolishValueParser};
 use recruiter_common::{
     enqueue::NewJob,
     job::bundle::MOST_ITEMS,
@@ -12,7 +12,10 @@ use recruiter_common::{
 };
 use tokio::task::JoinSet;
 
-use super::{Setting, rate, stage::Stage};
+use super::{
+    Setting, rate,
+    stage::{Ends, Stage},
+};
 
 /// The arguments of `burn-down`: all jobs are enqueued before the first worker starts, as in River's benchmark.
 #[derive(Args, Clone, Copy, Debug)]
@@ -32,6 +35,9 @@ pub(super) struct BurnDown {
     /// Give each job one of N keys, and run one job of each key at a time
     #[arg(long, env = "RECRUITER_BENCH_KEYS", value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     keys: Option<u64>,
+    /// Keep failures only: a job that succeeds is deleted, and not archived
+    #[arg(long, env = "RECRUITER_BENCH_KEEP_FAILURES", value_parser = BoolishValueParser::new())]
+    keep_failures: bool,
     /// Who wants to know of each job that ends, during the measurement
     #[arg(long, env = "RECRUITER_BENCH_WATCHER", value_name = "WATCHER")]
     watcher: Option<Watcher>,
@@ -86,9 +92,10 @@ impl BurnDown {
                 set_limit(&stage.store, name, Limit { capacity, rate: None }).await?;
             }
         }
+        let ends = Ends::of(self.jobs, self.keep_failures);
         let job = |number: u64| {
             let resources = [self.capacity.map(|_| "all".to_owned()), self.keys.map(|keys| format!("key:{}", number % keys))];
-            let job = noops().in_group(format!("group-{}", number % self.groups));
+            let job = noops().in_group(format!("group-{}", number % self.groups)).keep(ends.keep());
             resources.into_iter().flatten().fold(job, NewJob::limit)
         };
         let enqueued = stage.enqueue(self.jobs, job).await?;
@@ -98,13 +105,14 @@ impl BurnDown {
         };
         let begun = Monotonic::now();
         fleet.add_workers(setting.workers)?;
-        let time = stage.until_archived(&mut fleet, self.jobs).await? - begun;
+        let time = stage.until_ended(&mut fleet, self.jobs, ends).await? - begun;
         drop(watching);
         fleet.stop().await;
         let mut measured = doc! {
             "benchmark": "burn-down",
             "jobs": i64::try_from(self.jobs)?,
             "groups": i64::try_from(self.groups)?,
+            "keep_failures": self.keep_failures,
             "jobs_per_second": rate(self.jobs, time),
             "seconds": time.as_secs_f64(),
             "enqueued_per_second": rate(self.jobs, enqueued),
