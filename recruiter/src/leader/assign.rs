@@ -177,8 +177,9 @@ impl Assigning {
                 self.admission.cells().observe(travel);
             }
             self.past_assignments.add(&turn, false);
-            // A search has skipped jobs of this turn in these lanes. If the worker did not start one of them, the hint about it follows.
+            // If the worker did not start one of the jobs that a search has skipped, the hint about it follows.
             turn.skipped_in.iter().for_each(|lane| self.past_assignments.add_lane(lane));
+            turn.due_again_in.iter().for_each(|lane| self.lanes.mark_stale(lane.clone()));
         }
         if !trigger.left.is_empty() {
             self.fleet.remove(&trigger.left.iter().copied().collect());
@@ -260,7 +261,7 @@ impl Assigning {
         self.is_admission_unsure |= unanswered && !turn.permits.is_empty();
         self.past_assignments.add(turn, unanswered);
         // A search has skipped jobs of this turn in these lanes. A job that was not started is still due there.
-        turn.skipped_in.iter().for_each(|lane| self.lanes.mark_stale(lane.clone()));
+        turn.skipped_in.iter().chain(&turn.due_again_in).for_each(|lane| self.lanes.mark_stale(lane.clone()));
     }
 
     /// Marks the lanes as stale in which jobs were assigned recently.

@@ -35,8 +35,10 @@ pub(crate) struct Turn {
     leaves_slots: bool,
     /// When the assignment was written.
     since: Monotonic,
-    /// Lanes in which a search has skipped a job of this turn.
+    /// Lanes in which a search has skipped a job of this turn that is as it was assigned. If the worker does not start it, a hint says so.
     pub(crate) skipped_in: BTreeSet<Lane>,
+    /// Lanes in which a search has skipped a job of this turn that has another date by now: it has run, and is due again.
+    pub(crate) due_again_in: BTreeSet<Lane>,
 }
 
 impl Turn {
@@ -66,8 +68,8 @@ struct Ahead {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct InFlight {
     turns: HashMap<WorkerId, Turn>,
-    /// The worker of each job in a turn.
-    assignees: HashMap<JobId, WorkerId>,
+    /// The worker of each job in a turn, and the date at which the job was assigned, if known.
+    assignees: HashMap<JobId, (WorkerId, Option<Instant>)>,
     /// The jobs that each worker holds ahead, from its last report in the roster.
     ahead: HashMap<WorkerId, HashMap<JobId, Ahead>>,
     /// The worker of each job that is held ahead.
@@ -85,10 +87,20 @@ impl InFlight {
     ) {
         // A worker has one turn at a time.
         self.end(worker);
-        self.assignees.extend(jobs.iter().map(|(job, _)| (*job, worker)));
+        self.assignees.extend(jobs.iter().map(|(job, due)| (*job, (worker, *due))));
         self.turns.insert(
             worker,
-            Turn { worker, round, channel, jobs, permits: Permits::new(), leaves_slots: false, since, skipped_in: BTreeSet::new() },
+            Turn {
+                worker,
+                round,
+                channel,
+                jobs,
+                permits: Permits::new(),
+                leaves_slots: false,
+                since,
+                skipped_in: BTreeSet::new(),
+                due_again_in: BTreeSet::new(),
+            },
         );
     }
 
@@ -109,7 +121,7 @@ impl InFlight {
     pub(crate) fn end(&mut self, worker: WorkerId) -> Option<Turn> {
         let turn = self.turns.remove(&worker)?;
         for (job, _) in &turn.jobs {
-            if self.assignees.get(job) == Some(&worker) {
+            if self.assignees.get(job).is_some_and(|(assignee, _)| *assignee == worker) {
                 self.assignees.remove(job);
             }
         }
@@ -165,7 +177,7 @@ impl InFlight {
         let jobs: HashSet<JobId> = jobs.iter().copied().collect();
         for job in &jobs {
             self.drop_holder(*job, worker);
-            if self.assignees.get(job) == Some(&worker) {
+            if self.assignees.get(job).is_some_and(|(assignee, _)| *assignee == worker) {
                 self.assignees.remove(job);
             }
         }
@@ -188,8 +200,11 @@ impl InFlight {
 
     /// Returns whether a search must skip this job, because it is in flight. If it is in a turn, the turn records the lane.
     pub(crate) fn skip(&mut self, job: &ScheduledJob, at: Monotonic) -> bool {
-        let turn = self.assignees.get(&job.id).and_then(|worker| self.turns.get_mut(worker));
-        turn.map(|turn| turn.skipped_in.insert(job.lane())).is_some() || self.is_ahead(job, at)
+        let Some((worker, due)) = self.assignees.get(&job.id) else { return self.is_ahead(job, at) };
+        let Some(turn) = self.turns.get_mut(worker) else { return self.is_ahead(job, at) };
+        let lanes = if *due == Some(job.scheduled_at) { &mut turn.skipped_in } else { &mut turn.due_again_in };
+        lanes.insert(job.lane());
+        true
     }
 
     /// Ends and returns the turns of workers that accept jobs again. The jobs that these workers hold ahead stay in flight.
@@ -271,6 +286,20 @@ mod tests {
     fn found(id: JobId, due: i64) -> ScheduledJob {
         let scheduled_at = Instant::from_timestamp_millis(due).expect("a date");
         ScheduledJob { id, group: "g".into(), class: "c".into(), gate: None, priority: 5, scheduled_at }
+    }
+
+    #[test]
+    fn a_search_that_skips_a_job_tells_whether_it_is_due_again() {
+        let (worker, job, start) = (WorkerId::new(), JobId::new(), Monotonic::now());
+        let mut flight = InFlight::default();
+        let mut skipped = |due: Option<i64>, found_at: i64| {
+            let due = due.map(|due| found(job, due).scheduled_at);
+            flight.begin(RoundId::new(), (worker, Channel(0)), vec![(job, due)], start);
+            assert!(flight.skip(&found(job, found_at), start));
+            let turn = flight.end(worker).expect("it has a turn");
+            (turn.skipped_in.len(), turn.due_again_in.len())
+        };
+        assert_eq!([skipped(Some(7), 7), skipped(Some(7), 8), skipped(None, 7)], [(1, 0), (0, 1), (0, 1)]);
     }
 
     #[test]
