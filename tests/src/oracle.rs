@@ -292,8 +292,9 @@ fn agree(class: Option<&str>, crashed: bool, events: &[Event]) -> bool {
         _ if crashed => matches!(events, [] | [Begin] | [Begin, Done | Failed | Stopped]),
         None => events == [Begin, Done],
         Some("not-yet") => events == [Begin, Failed],
-        // Asked to stop before its execution began, or while it ran, or interrupted.
-        Some(failure::INTERRUPTED | failure::CANCELLED) => matches!(events, [] | [Begin] | [Begin, Stopped]),
+        // Asked to stop before its execution began, or while it ran, or interrupted. A failure of one that ignores the request counts as
+        // the same.
+        Some(failure::INTERRUPTED | failure::CANCELLED) => matches!(events, [] | [Begin] | [Begin, Stopped | Failed]),
         Some(failure::MEMORY_LIMIT) => matches!(events, [Begin] | [Begin, Stopped]),
         // A thread cannot be interrupted: it may end successfully, and late.
         Some(failure::TIMEOUT) => matches!(events, [Begin] | [Begin, Stopped | Done]),

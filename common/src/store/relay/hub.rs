@@ -27,7 +27,7 @@ use tokio::{
 use super::{
     HANDSHAKE, HintsAddress, LARGEST, Rendezvous, SIGN_OF_LIFE_EVERY, Stream,
     handshake::{Client, challenge},
-    receive, send, this_boot,
+    receive, send,
 };
 use crate::{
     ids::{LeaseTerm, WorkerId},
@@ -135,7 +135,7 @@ impl Listeners {
         use std::{fs::Permissions, os::unix::fs::PermissionsExt as _};
 
         // Clients tell by it that the socket is on their machine.
-        this_boot().ok_or(ErrorKind::Unsupported)?;
+        super::this_boot().ok_or(ErrorKind::Unsupported)?;
         std::fs::create_dir_all(directory)?;
         remove_dead_sockets(directory).await;
         let socket = std::path::absolute(directory)?.join(format!("hints-{}.sock", ObjectId::new()));
