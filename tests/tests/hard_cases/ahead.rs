@@ -58,7 +58,7 @@ async fn jobs_ahead_of_a_worker_that_is_killed_are_neither_lost_nor_counted() {
     for _ in 0..3 {
         let mut world = world().await;
         enqueue_short(&world, 1_000).await;
-        // Killed and not restarted: whoever runs its jobs then was not killed.
+        // It is killed and not restarted: another worker runs its jobs then.
         let worker = world.start(Role::Worker, &["--concurrency", "2"], &[]);
         let mut held = Vec::new();
         wait(&world, "the worker holds jobs ahead", async || {
