@@ -61,7 +61,7 @@ app.conf.update(task_ignore_result=True, task_acks_late=True, worker_prefetch_mu
 def nothing():
     pass
 """
-# As often as not, more tasks ahead are faster: the best of these counts.
+# How many tasks each process takes ahead: Celery's default, and many.
 PREFETCHES = (4, 64)
 
 

@@ -74,8 +74,8 @@ use self::{
 /// Pause after a term that could not begin.
 const RETRY: Duration = Duration::from_millis(500);
 
-/// Leads until the process is asked to stop or another recruiter leads. A full scan is due after each `poll`. Processes of this machine
-/// exchange hints at `hints_at`.
+/// Leads until the process is asked to stop or another recruiter leads. A full scan is due after each `poll`. Other processes
+/// exchange hints with the leader at `hints_at`.
 pub(crate) async fn lead(
     store: &Store,
     poll: Duration,

@@ -108,6 +108,17 @@ impl Setting {
         }
         assert!(begun.elapsed() < AT_ONCE, "{group}: hints were lost, the jobs took {:?}", begun.elapsed());
     }
+
+    /// Does jobs until those of a round have left no hint in MongoDB.
+    async fn until_hints_go_past_the_database(&self, group: &str) {
+        let hints = async || self.database.raw("signals").count_documents(doc! {}).await.unwrap();
+        let enqueued_unseen = async || {
+            let before = hints().await;
+            self.does_jobs(group).await;
+            hints().await == before
+        };
+        wait_until(SOON, "hints go past the database", enqueued_unseen).await;
+    }
 }
 
 fn socket(relay: &Document) -> &str {
@@ -184,13 +195,7 @@ async fn a_process_that_enqueues_again_and_again_inserts_no_hints() {
     let setting = Setting::new().await;
     let recruiter = setting.leader(&["--poll=20s", "--lease=60s"]).await;
     let worker = setting.connected_worker("g").await;
-    let hints = async || setting.database.raw("signals").count_documents(doc! {}).await.unwrap();
-    let enqueued_unseen = async || {
-        let before = hints().await;
-        setting.does_jobs("g").await;
-        hints().await == before
-    };
-    wait_until(SOON, "hints go past the database", enqueued_unseen).await;
+    setting.until_hints_go_past_the_database("g").await;
     ends(worker).await;
     ends(recruiter).await;
     assert!(std::fs::read_dir(setting.directory.path()).unwrap().next().is_none(), "the socket is removed");
@@ -305,13 +310,7 @@ async fn processes_without_the_socket_connect_over_tcp() {
     let setting = Setting::new().await;
     let recruiter = setting.remote_leader("127.0.0.1:0", &["--poll=20s", "--lease=60s"]).await;
     let worker = setting.connected_worker("g").await;
-    let hints = async || setting.database.raw("signals").count_documents(doc! {}).await.unwrap();
-    let enqueued_unseen = async || {
-        let before = hints().await;
-        setting.does_jobs("g").await;
-        hints().await == before
-    };
-    wait_until(SOON, "hints go past the database", enqueued_unseen).await;
+    setting.until_hints_go_past_the_database("g").await;
     let relay = setting.relay().await.unwrap();
     let mut stranger = TcpStream::connect(relay.get_str("address").unwrap()).unwrap();
     stranger.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
