@@ -53,23 +53,27 @@ PARTIAL = "the index that the query names has no other jobs; the query says so f
 IMPLIED = {
     "due_in_walk/locked": PARTIAL,
     "expired_jobs/locked": PARTIAL,
-    "held_permits/last_execution.permits": PARTIAL,
-    "held_permits/locked": PARTIAL,
+    "permit_holders/held_permits.0": "without it the answer is the same: the caller leaves out who holds none",
     "release_orphaned_successors/unique_after": PARTIAL,
     "waiting_at/locked": PARTIAL,
     "waiting_in/gate": PARTIAL,
     "waiting_in/locked": PARTIAL,
     "waiting_jobs/waiting": PARTIAL,
+    "prune_files/_id=$in : jobs_of_files": "without it the answer is the same: the caller looks up what it has asked for",
+    "prune_chunks/_id": "without it the answer is the same: the caller looks up what it has asked for",
+    "prune_chunks/n": "without it each chunk of a file is read, and the answer is the same",
+    "class_defaults/_id": "without it the answer is the same: the caller leaves out what is no class",
     "kept_cells/_id": "without it the answer is the same: the caller leaves out what is no cell",
     "halted_lines/_id": "without it the answer is the same: the caller leaves out what it has not asked for",
     "results_of/_id": "without it the answer is the same: the caller looks up what it has asked for",
 }
 
-ASKS = "update_one update_many delete_one delete_many find find_one find_one_and_update count_documents".split()
+ASKS = "update_one update_many replace_one delete_one delete_many find find_one find_one_and_update count_documents".split()
 # Ways to ask that nobody uses: whoever is the first says here where their filter is.
-UNKNOWN_ASKS = "aggregate bulk_write find_one_and_delete find_one_and_replace replace_one watch".split()
+UNKNOWN_ASKS = "aggregate bulk_write find_one_and_delete find_one_and_replace watch".split()
 # What asks without any condition, each with the reason.
 WHOLE = {
+    ".aggregate(copies)": "the chunks of one file, in parts: `files::a_job_that_is_enqueued_again…` compares the copy",
     '.aggregate([doc! { "$sort": { "group": 1, "workable.class": 1 } }, lanes])': "every lane there is",
     '.aggregate([selection, doc! { "$group": { "_id": field } }])': "the groups; classes and gates: guards::due::jobs_with_a_gate…",
     ".aggregate(pipeline)": "the jobs of each lane, and the heads of lines: it::limits and rounds",

@@ -6,6 +6,7 @@
 
 pub mod config;
 mod expire;
+mod files;
 mod liveness;
 mod prune;
 mod rescue;
@@ -22,7 +23,7 @@ use recruiter_common::{
     telemetry::{chain, milliseconds},
 };
 
-use crate::{config::CleanerArgs, rescue::Rescuer, retention::Retention, retire::Observations};
+use crate::{config::CleanerArgs, files::Files, rescue::Rescuer, retention::Retention, retire::Observations};
 
 /// How often to check whether the workers on this machine still run. The check does not use MongoDB.
 const NEIGHBOURS_EVERY: Duration = Duration::from_millis(200);
@@ -48,7 +49,7 @@ pub async fn run(args: CleanerArgs, connect: &ConnectArgs, mut shutdown: Shutdow
     let watchdog = Watchdog::of_this_process();
     let mut rescuer = Rescuer::new(store.clone(), watchdog.clone());
     let (mut sweep_at, mut prune_at, mut expire_at) = (Monotonic::now(), Monotonic::now(), Monotonic::now());
-    let mut retention = Retention::new(&args.periods());
+    let (mut retention, mut files) = (Retention::new(&args.periods()), Files::default());
     let mut session = CommitSession::default();
     // After the first poll, and after each poll that retired a worker, the next one follows after half the interval:
     // workers that have just registered or restarted are not observed yet.
@@ -77,7 +78,7 @@ pub async fn run(args: CleanerArgs, connect: &ConnectArgs, mut shutdown: Shutdow
         }
         watchdog.progress();
         if Monotonic::now() >= prune_at {
-            match prune(&store, &mut retention, &shutdown).await {
+            match prune(&store, &mut retention, &mut files, &shutdown).await {
                 Ok(true) => prune_at = Monotonic::now() + args.prune_every,
                 Ok(false) => {}
                 Err(error) => {
@@ -110,8 +111,9 @@ async fn wait(every: Duration, observations: &Observations, watchdog: &Watchdog,
     }
 }
 
-/// Deletes archived jobs whose period of retention has passed. Returns whether none are left.
-async fn prune(store: &Store, retention: &mut Retention, shutdown: &Shutdown) -> Result<bool, StoreError> {
+/// Deletes archived jobs whose period of retention has passed, and files without a job. Returns whether none are left.
+async fn prune(store: &Store, retention: &mut Retention, files: &mut Files, shutdown: &Shutdown) -> Result<bool, StoreError> {
     store.prune_not_kept(store.now() - NOT_KEPT_FOR).await?;
-    retention.tick(store, shutdown).await
+    let all = retention.tick(store, shutdown).await?;
+    Ok(files.tick(store, shutdown).await? && all)
 }

@@ -74,6 +74,7 @@
 //! | [`control`] | retry, change, cancel and delete jobs | `recruiter jobs`, applications |
 //! | [`schedules`] | periodic jobs | applications, `recruiter schedules`, recruiter |
 //! | [`retry_policy`] | when a failed job is retried | applications, worker |
+//! | [`files`] | payloads and results that are too large for a document | applications, `recruiter files` |
 //! | [`job`] | one job, its items and its history | all |
 //! | [`limits`] | limits of resources and groups, and pauses | recruiter, operators |
 //! | [`roster`] | one worker process | all |
@@ -102,6 +103,7 @@ pub mod events;
 #[cfg(feature = "process")]
 pub mod exit;
 pub mod failure;
+pub mod files;
 pub mod finished;
 pub mod graphs;
 pub mod ids;

@@ -17,6 +17,8 @@ use crate::{
 /// The lease of a worker whose document does not contain one: the default of `--lease`.
 const DEFAULT_LEASE: Duration = Duration::from_secs(20);
 
+/// The field with the permits of an assignment, by job. Earlier releases have another field with permits of another meaning.
+pub(crate) const GRANTS: &str = "grants";
 /// Prefix of the names of the channels' collections.
 const CHANNEL: &str = "signals_";
 
@@ -128,21 +130,43 @@ fn start_ticks(stat: &str) -> Option<i64> {
     behind_the_name.split_whitespace().nth(19)?.parse().ok()
 }
 
-/// A worker that can receive jobs.
+/// How many more jobs of a class a worker accepts, if the class has a limit in its process.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClassSlots {
+    /// The class.
+    pub class: String,
+    /// Number of further jobs.
+    pub free: u32,
+}
+
+/// The free slots of a worker, as its roster document offers them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Offered {
+    /// Number of free slots.
+    pub slots: u32,
+    /// How many more jobs of the classes that have a limit.
+    pub class_slots: Vec<ClassSlots>,
+}
+
+/// A worker that can receive jobs. One that only holds permits accepts none.
 #[derive(Clone, Debug)]
 pub struct AvailableWorker {
     /// Its id.
     pub id: WorkerId,
     /// The groups whose jobs it takes.
     pub work_on: WorkOn,
-    /// The classes that it runs.
+    /// The classes that it runs, without those of which it runs as many jobs as it may.
     pub classes: Vec<String>,
+    /// How many more jobs it accepts of the classes that have a limit.
+    pub class_slots: Vec<ClassSlots>,
     /// Number of free slots.
     pub free: u32,
     /// How many jobs it accepts ahead, beyond the free slots.
     pub prefetch: u32,
     /// Jobs that were assigned to it ahead and are not started yet.
     pub prefetched: Vec<JobId>,
+    /// The names of the permits that it holds. `None` for a worker of an earlier release, which gets no limited jobs.
+    pub held_permits: Option<Vec<String>>,
     /// The last round whose assignment it took.
     pub round: Option<RoundId>,
     /// The channel that it reads hints from.
@@ -195,10 +219,14 @@ pub struct RegisteredWorker {
 struct RosterDocument {
     #[serde(rename = "_id")]
     id: WorkerId,
+    available: Option<bool>,
     work_on: Option<Bson>,
     classes: Option<Vec<String>>,
+    #[serde(default)]
+    class_slots: Vec<ClassSlots>,
     free: Option<i64>,
     prefetch: Option<i64>,
+    held_permits: Option<Vec<String>>,
     #[expect(dead_code, reason = "decoded so that a wrong type is detected")]
     term: Option<LeaseTerm>,
     round: Option<RoundId>,
@@ -213,18 +241,45 @@ impl TryFrom<Document> for AvailableWorker {
         let lease = lease_in(&document).unwrap_or(DEFAULT_LEASE);
         let prefetched = ids_in(document.get("prefetched"));
         let stored: RosterDocument = bson::deserialize_from_document(document).map_err(|error| of_bson(&error))?;
+        let (full, class_slots): (Vec<ClassSlots>, Vec<ClassSlots>) = stored.class_slots.into_iter().partition(|slots| slots.free == 0);
+        let mut classes = stored.classes.ok_or("`classes` is missing")?;
+        classes.retain(|class| full.iter().all(|slots| slots.class != *class));
+        let offered = |count: Option<i64>| count.filter(|_| stored.available != Some(false)).unwrap_or(0);
         Ok(Self {
             id: stored.id,
             work_on: stored.work_on.ok_or("`work_on` is missing")?.try_into()?,
-            classes: stored.classes.ok_or("`classes` is missing")?,
-            free: u32::try_from(stored.free.unwrap_or(0)).map_err(|error| format!("`free`: {error}"))?,
-            prefetch: u32::try_from(stored.prefetch.unwrap_or(0)).map_err(|error| format!("`prefetch`: {error}"))?,
+            classes,
+            class_slots,
+            free: u32::try_from(offered(stored.free)).map_err(|error| format!("`free`: {error}"))?,
+            prefetch: u32::try_from(offered(stored.prefetch)).map_err(|error| format!("`prefetch`: {error}"))?,
             prefetched,
+            held_permits: stored.held_permits,
             round: stored.round,
             channel: Channel(stored.channel.and_then(|channel| u32::try_from(channel).ok()).unwrap_or_default()),
             last_seen_at,
             lease,
         })
+    }
+}
+
+/// A worker that holds permits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PermitHolder {
+    /// Its id.
+    pub worker: WorkerId,
+    /// The names of the permits, for example `printer#0`.
+    pub permits: Vec<String>,
+    /// The jobs that it may be running.
+    pub jobs: Vec<JobId>,
+}
+
+impl PermitHolder {
+    /// Reads a roster document. `None` if it names no worker, or no permits.
+    pub(crate) fn read(document: &RawDocument) -> Option<Self> {
+        let stored = legible(document);
+        let permits = held_permits_in(&stored);
+        let worker = WorkerId::from(stored.get_object_id("_id").ok()?);
+        (!permits.is_empty()).then(|| Self { worker, permits, jobs: ids_in(stored.get("working_on")) })
     }
 }
 
@@ -303,14 +358,15 @@ pub(crate) fn assignment_in(worker: WorkerId, document: &Document) -> Option<Ass
     }
     let round = document.get_object_id("round").ok()?.into();
     let jobs = ids_in(document.get_document("assigned_to").ok()?.get(worker.to_string()));
-    let permits = permits_in(document.get("permits"), &jobs);
+    let permits = permits_in(document.get(GRANTS), &jobs);
     Some(Assignment { round, jobs, permits })
 }
 
-/// The stored form of permits: job id in hex → `{names, from, until}`. `None` if there are no permits.
+/// The stored form of permits: job id in hex → `{gate, names, ahead, from, until}`. `None` if there are no permits.
 pub(crate) fn permits_to_document<'a>(permits: impl Iterator<Item = (&'a JobId, &'a Permit)>) -> Option<Document> {
     let stored = |(job, permit): (&JobId, &Permit)| {
         let mut stored = doc! { "names": permit.names.clone() };
+        stored.extend(permit.is_ahead.then(|| ("ahead".to_owned(), true.into())));
         stored.extend(permit.gate.as_ref().map(|gate| ("gate".to_owned(), gate.into())));
         if let Some((from, until)) = permit.between {
             stored.extend(doc! { "from": bson::DateTime::from_chrono(from), "until": bson::DateTime::from_chrono(until) });
@@ -331,20 +387,38 @@ pub(crate) fn permits_in(stored: Option<&Bson>, jobs: &[JobId]) -> Permits {
         let between =
             if permit.contains_key("from") || permit.contains_key("until") { Some((date("from")?, date("until")?)) } else { None };
         let gate = permit.get_str("gate").ok().map(str::to_owned);
-        Some((*job, Permit { gate, names: names?, between }))
+        Some((*job, Permit { gate, names: names?, is_ahead: permit.get_bool("ahead").unwrap_or(false), between }))
     };
     jobs.iter().filter_map(permit).collect()
 }
 
+/// The names of the permits that a worker holds.
+pub(crate) fn held_permits_in(document: &Document) -> Vec<String> {
+    document.get_array("held_permits").into_iter().flatten().filter_map(Bson::as_str).map(str::to_owned).collect()
+}
+
 /// The number of free slots in a roster document, for display: 0 if the worker is not available.
 pub fn free_slots(document: &Document) -> i64 {
-    offered_in(document).into()
+    offered_in(document).slots.into()
 }
 
 /// The number of slots that a worker's own roster document offers to the recruiter.
-pub(crate) fn offered_in(document: &Document) -> u32 {
-    let offered = integer(document.get("free")).filter(|_| document.get_bool("available").unwrap_or(false));
-    offered.and_then(|free| u32::try_from(free).ok()).unwrap_or(0)
+pub(crate) fn offered_in(document: &Document) -> Offered {
+    let slots = integer(document.get("free")).filter(|_| document.get_bool("available").unwrap_or(false));
+    let slots = slots.and_then(|free| u32::try_from(free).ok()).unwrap_or(0);
+    Offered { slots, class_slots: class_slots_in(document) }
+}
+
+/// How many more jobs a worker accepts of the classes that have a limit. A value that cannot be decoded counts as no limit.
+fn class_slots_in(document: &Document) -> Vec<ClassSlots> {
+    document.get("class_slots").and_then(|slots| bson::deserialize_from_bson(slots.clone()).ok()).unwrap_or_default()
+}
+
+/// The number of free slots in a roster document for jobs of this class, for display.
+pub fn free_slots_of(document: &Document, class: &str) -> i64 {
+    let Offered { slots, class_slots } = offered_in(document);
+    let of_class = class_slots.iter().find(|of| of.class == class).map_or(slots, |of| of.free.min(slots));
+    of_class.into()
 }
 
 /// Job ids from a list or a single id. Other values are skipped.
@@ -394,6 +468,20 @@ mod tests {
         assert!(read(&doc! { "_id": id }).is_some());
         strange.insert("_id", "by hand");
         assert!(read(&strange).is_none(), "not a worker");
+    }
+
+    /// The recruiter does not search for jobs that no worker accepts.
+    #[test]
+    fn a_class_of_which_a_worker_accepts_no_more_jobs_is_not_among_its_classes() {
+        let worker = |slots: Bson| {
+            let document = doc! { "_id": WorkerId::new(), "work_on": "*", "classes": ["a", "b", "c"], "free": 5, "class_slots": slots };
+            AvailableWorker::try_from(document)
+        };
+        let slots = bson::bson!([{ "class": "a", "free": 0_i64 }, { "class": "c", "free": 2 }]);
+        let (read, document) = (worker(slots.clone()).expect("a worker"), doc! { "available": true, "free": 5, "class_slots": slots });
+        assert_eq!((read.classes, read.class_slots), (vec!["b".into(), "c".into()], vec![ClassSlots { class: "c".into(), free: 2 }]));
+        assert_eq!(["a", "b", "c"].map(|class| free_slots_of(&document, class)), [0, 5, 2]);
+        assert!(worker(5.into()).is_err(), "it is not guessed");
     }
 
     #[test]

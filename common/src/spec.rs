@@ -11,6 +11,8 @@
 //! # Ok::<(), InvalidSpec>(())
 //! ```
 
+mod class_defaults;
+
 use std::{fmt, str::FromStr, time::Duration};
 
 use bson::{Bson, Document};
@@ -18,6 +20,7 @@ use chrono::{DateTime, SecondsFormat, Utc};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 use serde_json::{Value, json};
 
+pub use self::class_defaults::{ClassDefaults, Classes};
 use crate::{
     enqueue::NewJob,
     graphs::{Edge, When},

@@ -139,7 +139,9 @@ impl<'a> Finished<'a> {
                 for later in jobs.iter().filter(|later| asked.in_order(*earlier, **later)) {
                     let began = self.executions[later].iter().map(|span| span.begin).min();
                     if ended.zip(began).is_some_and(|(ended, began)| began < ended) {
-                        violations.push(format!("order: {later} of the line {line} ran before the end of {earlier}"));
+                        let (second, first) = (&self.executions[later], &self.executions[earlier]);
+                        violations
+                            .push(format!("order: {later} of the line {line} ran before the end of {earlier}: {second:?}, {first:?}"));
                     }
                 }
             }

@@ -1,5 +1,5 @@
 //! Random faults from a seed: a whole fleet on a replica set of three, jobs of every policy and group, with limits, in lines, behind
-//! other jobs and of a schedule, and continuous faults. At the end every execution is accounted for.
+//! other jobs and of a schedule, some with effects in transactions, and continuous faults. At the end every execution is accounted for.
 
 use std::{
     collections::BTreeMap,
@@ -21,6 +21,7 @@ use recruiter_common::{
 };
 
 use crate::{
+    effects::{self, Settle},
     ledger::Entry,
     mongo::TestDatabase,
     oracle::{Asked, Findings, Policy},
@@ -73,6 +74,7 @@ pub async fn endure(day: BadDay, say: impl Fn(&str)) -> Outcome {
             world.start(role, flags, &[]);
         }
     }
+    effects::prepare(&world.database).await;
     let rate = Rate::new(20, Duration::from_secs(1), 10).expect("a valid rate");
     world.limit("printer", Limit { capacity: Some(3), rate: None }).await;
     world.limit("customer:*", Limit { capacity: Some(1), rate: None }).await;
@@ -217,8 +219,11 @@ fn job(random: &mut StdRng) -> (NewJob, Policy) {
     ];
     let (policy, judged) = &policies[random.random_range(0..policies.len())];
     let group = ["generic", "mail", "reports", "fast-lane"].choose(random).expect("there are some");
-    let mut job = Entry { ms, failures: if policy.is_some() { failures } else { 0 }, deaf }.as_job().in_group(*group);
-    job = job.priority(Priority::new(random.random_range(0..10)).expect("there are ten"));
+    let mut job = Entry { ms, failures: if policy.is_some() { failures } else { 0 }, deaf }.as_job();
+    if policy.is_some() && random.random_bool(0.1) {
+        job = Settle { ms: random.random_range(0..30) }.as_job();
+    }
+    job = job.in_group(*group).priority(Priority::new(random.random_range(0..10)).expect("there are ten"));
     if random.random_bool(0.1) {
         job = job.after(Duration::from_millis(random.random_range(0..3_000)));
     }

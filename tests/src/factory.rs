@@ -44,6 +44,7 @@ pub fn announcement(capacity: u32) -> Registration {
         work_on: WorkOn::All,
         classes: vec!["x".into()],
         policies: vec!["DoNotDoItAgain".into()],
+        class_slots: Vec::new(),
         capacity,
         lease_ms: 20_000,
         channel: Channel::default(),

@@ -21,6 +21,8 @@ use recruiter_common::{
 use recruiter_worker::{BlockingExecutable, Context, DuplicateClass, Executable, NotDone, Worker};
 use serde::{Deserialize, Serialize};
 
+use crate::effects::Settle;
+
 /// Names the variable with the directory of the ledger.
 pub const LEDGER: &str = "RECRUITER_TEST_LEDGER";
 
@@ -293,7 +295,7 @@ impl Ledger {
 pub fn worker() -> Result<Worker, DuplicateClass> {
     let ledger = Arc::new(Ledger::of_this_process());
     let worker = Worker::new().register::<Entry>(ledger.clone())?.register::<Longer>(ledger.clone())?;
-    worker.register::<Poison>(ledger.clone())?.register_blocking::<BlockingPoison>(ledger)
+    worker.register::<Poison>(ledger.clone())?.register_blocking::<BlockingPoison>(ledger.clone())?.register::<Settle>(ledger)
 }
 
 /// All lines of all processes, ordered by time. No line is incomplete, even if its process died: a line is one write.

@@ -18,6 +18,7 @@
 //! - [`replica_set`]: three real members, elections, and the network between them
 //! - [`clocks`]: wall clocks that are wrong or jump
 //! - [`endurance`]: random faults from a seed
+//! - [`effects`]: jobs that end in transactions of their own, compared with their effects
 //! - [`mongosh`]: the real shell, to show that the documents are readable in it
 //! - [`cache`]: tools that are downloaded once
 //!
@@ -28,6 +29,7 @@ pub mod clocks;
 pub mod constraints;
 pub mod cycle;
 pub mod diary;
+pub mod effects;
 pub mod endurance;
 pub mod factory;
 pub mod fail_points;

@@ -53,9 +53,13 @@ pub struct Local {
 impl Local {
     /// Starts a recruiter.
     pub fn recruiter(database: &TestDatabase, flags: &[&str]) -> Self {
+        Self::recruiter_over(connect_args(database), flags)
+    }
+
+    /// Starts a recruiter over a connection that the test has prepared.
+    pub fn recruiter_over(connect: ConnectArgs, flags: &[&str]) -> Self {
         let args = RecruiterFlags::parse_from([&["recruiter"], flags].concat()).run;
         let (trigger, shutdown) = Shutdown::manual();
-        let connect = connect_args(database);
         let task = tokio::spawn(async move { recruiter::run::run(args, &connect, shutdown).await.map(|()| Exit::Success) });
         Self { trigger, task }
     }

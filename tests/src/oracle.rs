@@ -30,6 +30,7 @@ use tokio::task::JoinHandle;
 
 use crate::{
     constraints::Finished,
+    effects::{self, EFFECTS, Settle},
     ledger::{BlockingPoison, Entry, Event, Line, Longer, Poison},
     mongo::TestDatabase,
 };
@@ -178,6 +179,13 @@ pub async fn examine(database: &TestDatabase, lines: &[Line], asked: &Asked, set
     findings.executions = lines.iter().filter(|line| line.event == Event::Begin).count();
     // A leader that resumes may send the job of a slot again.
     archived.iter().filter(|(_, job)| job.contains_key("schedule")).for_each(|(id, _)| asked.will_send(*id, Policy::SentAgain));
+    // A job that was enqueued in a transaction is acknowledged by the commit, which its effect proves.
+    let effects = all(EFFECTS).await.expect("MongoDB is there");
+    for child in effects.iter().filter_map(|effect| effect.get_object_id("child").ok()) {
+        asked.will_send(child.into(), effects::POLICY);
+        asked.was_acknowledged(child.into());
+    }
+    effects::compare(&archived, &effects, &mut findings);
     let known = asked.sent().clone();
     for (id, sent) in &known {
         let lines = entered.get(id).map_or(&[][..], Vec::as_slice);
@@ -203,7 +211,7 @@ pub async fn examine(database: &TestDatabase, lines: &[Line], asked: &Asked, set
 /// Whether a job's class is one of [`ledger`](crate::ledger).
 fn keeps_a_ledger(job: &Document) -> bool {
     let class = job.get_document("workable").and_then(|workable| workable.get_str("class"));
-    class.is_ok_and(|class| [Entry::CLASS, Longer::CLASS, Poison::CLASS, BlockingPoison::CLASS].contains(&class))
+    class.is_ok_and(|class| [Entry::CLASS, Longer::CLASS, Poison::CLASS, BlockingPoison::CLASS, Settle::CLASS].contains(&class))
 }
 
 /// The executions of a job before the last. The last one is `last_execution`; after it has ended, it is in the history
@@ -256,7 +264,8 @@ fn judge(job: &Document, policy: Policy, lines: &[&Line], findings: &mut Finding
     }
     for execution in &history {
         let events: Vec<Event> = of(execution).iter().map(|line| line.event).collect();
-        if !agree(class(execution), crashed(execution), &events) {
+        let agrees = if effects::is_settle(job) { agree_in_a_transaction } else { agree };
+        if !agrees(class(execution), crashed(execution), &events) {
             wrong.push("I3: the history does not tell what happened");
         }
     }
@@ -301,6 +310,18 @@ fn agree(class: Option<&str>, crashed: bool, events: &[Event]) -> bool {
         Some(failure::MALFORMED | failure::PARAMETERS | failure::UNKNOWN_CLASS) => events.is_empty(),
         // No job in the tests ends in another way.
         Some(_) => false,
+    }
+}
+
+/// The same for an execution that ends its job in a transaction of its own.
+fn agree_in_a_transaction(class: Option<&str>, crashed: bool, events: &[Event]) -> bool {
+    use Event::{Begin, Done, Failed};
+    match class {
+        // The commit is the end. Its worker may have died before it recorded the reply.
+        None if !crashed => matches!(events, [Begin] | [Begin, Done]),
+        // An error of MongoDB.
+        Some(_) if !crashed && matches!(events, [Begin, Failed]) => true,
+        _ => agree(class, crashed, events),
     }
 }
 

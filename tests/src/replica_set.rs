@@ -15,11 +15,11 @@ use tokio::time::timeout;
 use crate::{
     mongo::temporary,
     proxy::{Member, Proxy},
-    wait::{wait_for, wait_until},
+    wait::{wait_for, wait_until, within},
 };
 
 /// Maximum time until all members follow one primary, or there is another primary.
-const SETTLES_WITHIN: Duration = Duration::from_secs(60);
+const SETTLES_WITHIN: Duration = Duration::from_secs(120);
 /// How long to wait for a member's reply before it counts as silent.
 const ANSWERS_WITHIN: Duration = Duration::from_millis(500);
 /// How long a primary that stepped down does not stand for election, in seconds.
@@ -27,7 +27,6 @@ const STANDS_BACK: i32 = 5;
 
 /// The replica set `rs0` on loopback, with test commands, quick elections and temporary data. It ends with its owner,
 /// as [`EmbeddedMongo`] does.
-/// [`EmbeddedMongo`] does.
 #[derive(Debug)]
 pub struct ReplicaSet {
     members: Vec<EmbeddedMongo>,
@@ -119,7 +118,10 @@ impl ReplicaSet {
             let agreed = known(&states[0]).is_some() && states.iter().all(|hello| known(hello) == known(&states[0]));
             primaries == 1 && agreed && states.iter().all(|hello| is(hello, "isWritablePrimary") || is(hello, "secondary"))
         };
-        wait_until(SETTLES_WITHIN, "the replica set is whole", whole).await;
+        if !within(SETTLES_WITHIN, whole).await {
+            let states = join_all((0..self.members.len()).map(|member| self.command(member, doc! { "replSetGetStatus": 1 }))).await;
+            panic!("the replica set is not whole after {SETTLES_WITHIN:?}; each member says: {states:#?}");
+        }
     }
 
     /// Makes the primary step down. Returns the next one.

@@ -18,15 +18,22 @@ pub fn wait_until(deadline: Duration, what: &str, mut condition: impl AsyncFnMut
 pub fn wait_for<T>(deadline: Duration, what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> impl Future<Output = T> {
     let caller = Location::caller();
     async move {
-        let looking = pin!(async {
-            let mut ticks = interval(LOOK_EVERY);
-            loop {
-                ticks.tick().await;
-                if let Some(found) = look().await {
-                    return found;
-                }
-            }
-        });
+        let looking = pin!(repeat(&mut look));
         timeout(deadline, looking).await.unwrap_or_else(|_| panic!("{caller}: waited {deadline:?} in vain: {what}"))
+    }
+}
+
+/// Whether `condition` becomes true before the deadline, for a caller that has more to say when it does not.
+pub async fn within(deadline: Duration, mut condition: impl AsyncFnMut() -> bool) -> bool {
+    timeout(deadline, repeat(&mut async || condition().await.then_some(()))).await.is_ok()
+}
+
+async fn repeat<T>(look: &mut impl AsyncFnMut() -> Option<T>) -> T {
+    let mut ticks = interval(LOOK_EVERY);
+    loop {
+        ticks.tick().await;
+        if let Some(found) = look().await {
+            return found;
+        }
     }
 }

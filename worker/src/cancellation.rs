@@ -87,7 +87,7 @@ impl Cancel {
         self.no_more_items.store(true, Ordering::Relaxed);
     }
 
-    /// Whether a bundle may begin another item.
+    /// Whether a bundle may begin another item, and a started job may still wait for the lease.
     pub(crate) fn allows_items(&self) -> bool {
         !self.is_cancelled() && !self.no_more_items.load(Ordering::Relaxed)
     }

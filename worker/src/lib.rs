@@ -89,7 +89,7 @@ mod threads;
 mod transaction;
 mod workable;
 
-use std::sync::Arc;
+use std::{num::NonZeroU32, sync::Arc};
 
 use recruiter_common::{
     retry_policy::{Parameters, RetryPolicies},
@@ -120,7 +120,7 @@ pub use crate::{
     notes::CheckpointError,
     optimistic::{Attempted, Optimistic},
     outcome::{Continuation, MOST_CONTINUATIONS, NotDone, OrNotDone},
-    registry::DuplicateClass,
+    registry::{DuplicateClass, UnknownClass},
     transaction::{Abort, TransactionSession},
     workable::{BlockingExecutable, Executable},
 };
@@ -212,6 +212,17 @@ impl Worker {
         Ok(self)
     }
 
+    /// Runs at most this many jobs of a class at a time in this process, whatever its slots are. The other slots are for other classes.
+    ///
+    /// A limit over all processes is a resource: see [`common::limits`].
+    ///
+    /// # Errors
+    /// When the class is not registered.
+    pub fn class_concurrency(mut self, class: &str, jobs: NonZeroU32) -> Result<Self, UnknownClass> {
+        self.registry.limit(class, jobs)?;
+        Ok(self)
+    }
+
     /// Adds the programs of a workables file, each as a class.
     ///
     /// # Errors
@@ -221,7 +232,12 @@ impl Worker {
         self.files_of_a_program = self.files_of_a_program.max(programs.files());
         for (class, program) in programs.0 {
             self.pools.extend(program.pool.clone());
+            let (concurrency, defaults) = (program.concurrency, program.defaults.clone());
             self.registry.add(&class, Arc::new(program))?;
+            self.registry.set_defaults(&class, defaults);
+            if let Some(jobs) = concurrency {
+                self.registry.limit(&class, jobs).expect("it was registered just now");
+            }
         }
         Ok(self)
     }

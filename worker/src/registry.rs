@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, btree_map::Entry},
+    num::NonZeroU32,
     sync::Arc,
     time::Duration,
 };
@@ -10,6 +11,8 @@ use bson::Bson;
 use futures_util::{FutureExt, future::BoxFuture};
 use recruiter_common::{
     failure::{self, Failure},
+    roster::ClassSlots,
+    spec::ClassDefaults,
     telemetry::{chain, of_bson},
 };
 
@@ -57,6 +60,10 @@ pub(crate) trait Ready: Send + Sync {
 #[derive(Default)]
 pub(crate) struct Registry {
     handlers: BTreeMap<String, Arc<dyn Handler>>,
+    /// How many jobs run at a time of the classes that have a limit.
+    concurrency: BTreeMap<String, NonZeroU32>,
+    /// The defaults of the classes of a workables file.
+    defaults: BTreeMap<String, ClassDefaults>,
     /// The threads of all blocking classes.
     threads: Threads,
 }
@@ -65,6 +72,11 @@ pub(crate) struct Registry {
 #[derive(Debug, thiserror::Error)]
 #[error("class `{0}` is registered twice: remove one, since a worker has one workable per class")]
 pub struct DuplicateClass(pub String);
+
+/// A limit was set for a class that is not registered.
+#[derive(Debug, thiserror::Error)]
+#[error("the class `{0}` is not registered: register it before its concurrency is set")]
+pub struct UnknownClass(pub String);
 
 impl Registry {
     pub(crate) fn add(&mut self, class: &str, handler: Arc<dyn Handler>) -> Result<(), DuplicateClass> {
@@ -75,6 +87,36 @@ impl Registry {
             }
             Entry::Occupied(_) => Err(DuplicateClass(class.to_owned())),
         }
+    }
+
+    /// Sets how many jobs of a class run at a time.
+    pub(crate) fn limit(&mut self, class: &str, jobs: NonZeroU32) -> Result<(), UnknownClass> {
+        if !self.has(class) {
+            return Err(UnknownClass(class.to_owned()));
+        }
+        self.concurrency.insert(class.to_owned(), jobs);
+        Ok(())
+    }
+
+    /// Sets the defaults of a class, which the worker declares when it registers.
+    #[cfg(feature = "process")]
+    pub(crate) fn set_defaults(&mut self, class: &str, defaults: ClassDefaults) {
+        self.defaults.insert(class.to_owned(), defaults);
+    }
+
+    /// The defaults of the classes of a workables file.
+    pub(crate) fn defaults(&self) -> &BTreeMap<String, ClassDefaults> {
+        &self.defaults
+    }
+
+    /// How many jobs run at a time of this class, if it has a limit.
+    pub(crate) fn limit_of(&self, class: &str) -> Option<u32> {
+        self.concurrency.get(class).map(|jobs| jobs.get())
+    }
+
+    /// The limits of the classes, as long as none of their jobs is here.
+    pub(crate) fn class_slots(&self) -> Vec<ClassSlots> {
+        self.concurrency.iter().map(|(class, jobs)| ClassSlots { class: class.clone(), free: jobs.get() }).collect()
     }
 
     pub(crate) fn threads(&self) -> &Threads {

@@ -23,7 +23,7 @@ pub enum EnqueueError {
     },
     /// The job is larger than the limit.
     #[error(
-        "a `{class}` job would have {bytes} bytes, more than the maximum of {LARGEST_WORKABLE}: store the data elsewhere and enqueue a reference to it"
+        "a `{class}` job would have {bytes} bytes, more than the maximum of {LARGEST_WORKABLE}: store the data elsewhere, for example in a file of the job (`Store::put_file`, `recruiter enqueue --file`), and enqueue a reference to it"
     )]
     TooLarge {
         /// Class of the job.

@@ -1,13 +1,13 @@
 //! A graph as JSON, with names in place of ids.
 //!
 //! ```
-//! # use recruiter_common::{graphs::Graph, spec::UnknownPolicies};
+//! # use recruiter_common::{graphs::Graph, spec::{Classes, UnknownPolicies}};
 //! let text = r#"{"jobs": {
 //!     "fetch":   {"class": "fetch", "parameters": {"url": "a"}},
 //!     "index":   {"class": "index", "waits_for": ["fetch"]},
 //!     "clean up": {"class": "clean-up", "waits_for": [{"job": "index", "when": "ended"}]}
 //! }}"#;
-//! let (graph, names) = Graph::of_json(text, UnknownPolicies::Refuse)?;
+//! let (graph, names) = Graph::of_json(text, &Classes::new(), UnknownPolicies::Refuse)?;
 //! assert_eq!((graph.len(), names[1].0.as_str()), (3, "fetch"));
 //! # Ok::<(), recruiter_common::spec::InvalidSpec>(())
 //! ```
@@ -23,7 +23,7 @@ use serde_json::{Value, json};
 use super::Graph;
 use crate::{
     ids::JobId,
-    spec::{InvalidSpec, JobSpec, UnknownPolicies},
+    spec::{Classes, InvalidSpec, JobSpec, UnknownPolicies},
 };
 
 #[derive(Deserialize)]
@@ -61,12 +61,12 @@ fn distinct<'de, D: Deserializer<'de>>(from: D) -> Result<BTreeMap<String, Value
 }
 
 impl Graph {
-    /// The graph in a JSON text: `{"jobs": {name: job}}`. In `waits_for` a job names other jobs of the text, or has their ids. Returns the
-    /// graph, and the names of its jobs with their ids.
+    /// The graph in a JSON text: `{"jobs": {name: job}}`. In `waits_for` a job names other jobs of the text, or has their ids. Jobs get
+    /// the defaults of their classes. Returns the graph, and the names of its jobs with their ids.
     ///
     /// # Errors
     /// When the text is not a graph. The message names the job.
-    pub fn of_json(text: &str, unknown_policies: UnknownPolicies) -> Result<(Self, Vec<(String, JobId)>), InvalidSpec> {
+    pub fn of_json(text: &str, classes: &Classes, unknown_policies: UnknownPolicies) -> Result<(Self, Vec<(String, JobId)>), InvalidSpec> {
         let file: File = serde_json::from_str(text).map_err(|error| {
             InvalidSpec::of_text(format!(r#"a graph is a JSON object like {{"jobs": {{"a": {{"class": "c"}}}}}}: {error}"#))
         })?;
@@ -81,7 +81,7 @@ impl Graph {
                 return Err(of_job(&format!("it waits for {unknown:.80?}, which is neither a job of this graph nor the id of a job")));
             }
             let spec: JobSpec = serde_json::from_value(with_ids(job.clone(), &ids)).map_err(|error| of_job(&error))?;
-            let job = spec.into_job(unknown_policies).map_err(|problem| of_job(&problem))?;
+            let job = spec.with_defaults(classes).into_job(unknown_policies).map_err(|problem| of_job(&problem))?;
             graph.add(job.made_as(ids[name.as_str()]));
         }
         Ok((graph, ids.iter().map(|(name, id)| ((*name).to_owned(), *id)).collect()))
@@ -116,8 +116,9 @@ mod tests {
 
     #[test]
     fn names_become_ids_and_a_problem_names_its_job() {
-        let check =
-            |text: &str| Graph::of_json(text, UnknownPolicies::Refuse).map(|(graph, _)| graph.len()).map_err(|error| error.to_string());
+        let check = |text: &str| {
+            Graph::of_json(text, &Classes::new(), UnknownPolicies::Refuse).map(|(graph, _)| graph.len()).map_err(|error| error.to_string())
+        };
         assert_eq!(
             check(r#"{"jobs": {"a": {"class": "c"}, "b": {"class": "c", "waits_for": ["a", {"job": "a", "when": "failed"}]}}}"#),
             Ok(2)

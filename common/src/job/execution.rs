@@ -1,6 +1,6 @@
 //! One execution of a job: its start, its outcome, and the verdict for the death of its worker.
 
-use bson::{RawArrayBuf, RawBsonRef, RawDocumentBuf, raw::cstr, rawdoc};
+use bson::{RawBsonRef, RawDocumentBuf, raw::cstr, rawdoc};
 use serde::Deserialize;
 
 use super::{finish_reason::FinishReason, raw::roomy};
@@ -68,8 +68,8 @@ pub struct Execution {
     pub start: Option<StartId>,
     /// The crash verdict; removed once the execution has ended.
     pub if_worker_dies: Option<IfWorkerDies>,
-    /// The permits of its resources, for example `printer#0`. Absent if the job is not limited.
-    pub permits: Option<Vec<String>>,
+    /// Whether the limit of its group admitted it. Absent if the group had none.
+    pub group_permit: Option<bool>,
     /// Machine of the worker.
     pub hostname: Option<String>,
     /// Process of the worker.
@@ -115,13 +115,11 @@ impl Execution {
             (cstr!("message"), self.message.as_deref().map(RawBsonRef::String)),
             (cstr!("trace"), self.trace.as_deref().map(RawBsonRef::String)),
             (cstr!("crashed"), self.crashed.map(RawBsonRef::Boolean)),
+            (cstr!("group_permit"), self.group_permit.map(RawBsonRef::Boolean)),
         ];
         let mut raw = roomy(256);
         for (field, value) in fields {
             value.into_iter().for_each(|value| raw.append(field, value));
-        }
-        if let Some(permits) = &self.permits {
-            raw.append(cstr!("permits"), RawArrayBuf::from_iter(permits.iter().map(String::as_str)));
         }
         raw
     }
@@ -147,7 +145,7 @@ mod tests {
             message: Some("m".into()),
             trace: Some("t".into()),
             crashed: Some(true),
-            permits: Some(vec!["printer#0".into(), "customer:1#7".into()]),
+            group_permit: Some(true),
         };
         let archive = Execution { if_worker_dies: Some(IfWorkerDies::Archive(FinishReason::WORKER_DIED)), ..Execution::default() };
         for written in [whole, archive, Execution::default()] {

@@ -4,8 +4,10 @@
 //! in the collection `limits`: under its own name, or under a prefix that ends in `*`. A limit under a prefix holds for each resource with
 //! that prefix by itself, so `customer:*` limits each customer. A group has its limit in the collection `groups`.
 //!
-//! A *capacity* is exact, because MongoDB enforces it: a job starts with one numbered [`Permit`] of each of its resources, for example
-//! `printer#0`, and a unique index refuses a second running job with the same permit. The recruiter only chooses numbers that are free.
+//! A *capacity* is exact, because MongoDB enforces it: a worker holds one numbered permit of each resource for each limited job that it runs,
+//! for example `printer#0`, and a unique index refuses a second worker with the same permit. The recruiter chooses numbers that are free,
+//! and grants them with the assignment. When a job returns, its worker passes the permits on to the next job of the same group and gate, or
+//! returns them with its next report. So a permit that stays with a worker costs nothing.
 //!
 //! Jobs in a *line* run one after the other in the order of enqueueing. A line is a resource with a capacity of one (`>invoice-7`), whose
 //! next job is the one with the earliest `created_at`, and by `_id` among equals: whether it waits, runs, or is due later.
@@ -125,13 +127,20 @@ impl Settings {
 pub struct Permit {
     /// The gate of the job for which it was given.
     pub gate: Option<String>,
-    /// One number of each resource with a capacity, for example `printer#0`. MongoDB refuses a second running job with the same one.
+    /// One number of each resource with a capacity, for example `printer#0`. MongoDB refuses a second worker with the same one.
     pub names: Vec<String>,
+    /// The job is assigned ahead. It gets the names of another job of its group and gate in the same worker, when that job returns.
+    pub is_ahead: bool,
     /// A start under a rate is allowed in this interval of the server's clock.
     pub between: Option<(Instant, Instant)>,
 }
 
 impl Permit {
+    /// Whether the limit of the group itself is among its resources.
+    pub fn is_of_group(&self) -> bool {
+        self.names.iter().any(|name| group_of_resource(name).is_some())
+    }
+
     /// Whether this is a permit for a job of this group and gate: the job may have been replaced since.
     pub fn is_for(&self, group: &str, gate: Option<&str>) -> bool {
         let mut groups = self.names.iter().filter_map(|name| group_of_resource(resource_and_number(name)?.0));
@@ -268,7 +277,7 @@ mod tests {
         assert_eq!(resource_and_number(&permit_name("customer:17", 3)), Some(("customer:17", 3)));
         assert_eq!(resource_and_number("x#y"), None);
         assert_eq!(resources_in(">Smith, John").collect::<Vec<_>>(), [">Smith, John"]);
-        let permit = Permit { gate: Some("a".into()), names: vec!["@mail#0".into(), "a#1".into()], between: None };
+        let permit = Permit { gate: Some("a".into()), names: vec!["@mail#0".into(), "a#1".into()], ..Permit::default() };
         assert!(
             permit.is_for("mail", Some("a"))
                 && !permit.is_for("post", Some("a"))

@@ -16,12 +16,12 @@ use mongodb::{
     error::{Error, ErrorKind},
     event::{EventHandler, command::CommandEvent, sdam::SdamEvent},
     options::{
-        Acknowledgment, ClientOptions, ConnectionString, DatabaseOptions, HostInfo, ReadConcern, ReadPreference, SelectionCriteria,
-        ServerAddress, TransactionOptions, WriteConcern,
+        Acknowledgment, ClientOptions, ConnectionString, DatabaseOptions, GridFsBucketOptions, HostInfo, ReadConcern, ReadPreference,
+        SelectionCriteria, ServerAddress, TransactionOptions, WriteConcern,
     },
 };
 
-use super::{DriverError, MAJORITY_LIMIT, Store, StoreError, call, code_of, schema};
+use super::{DriverError, MAJORITY_LIMIT, Store, StoreError, call, code_of, files::BUCKET, schema};
 use crate::{
     clock::{ServerClock, Uptime},
     shutdown::pause,
@@ -347,7 +347,8 @@ impl Store {
         self.prepare(schema::Feature::Expiry).await
     }
 
-    /// Makes the index that refuses a permit twice, unless it exists. The leading recruiter does it before it gives the first permit.
+    /// Makes the index that refuses a permit to a second worker, unless it exists. The leading recruiter does it before it gives the first
+    /// permit.
     ///
     /// # Errors
     /// When MongoDB refuses or cannot be reached.
@@ -476,6 +477,9 @@ impl Store {
             events: database.collection("events"),
             messages: database.collection("messages"),
             consumers: database.collection("consumers"),
+            payloads: database.gridfs_bucket(GridFsBucketOptions::builder().bucket_name(BUCKET.to_owned()).build()),
+            payload_files: database.collection("payloads.files"),
+            payload_chunks: database.collection("payloads.chunks"),
             clock,
             options,
             may_mend: true,

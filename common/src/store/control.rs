@@ -139,6 +139,7 @@ impl Store {
     pub async fn retry_if_archived(&self, session: &mut CommitSession, batch: &[Retrial]) -> Result<Vec<Recorded>, StoreError> {
         let mut enqueued: HashSet<JobId> = HashSet::new();
         let mut left = batch.to_vec();
+        self.copy_files(&batch.iter().map(|retrial| (retrial.job, retrial.new)).collect()).await?;
         while !left.is_empty() {
             match self.retry_all_or_none(session, &left).await? {
                 Attempted::All => enqueued.extend(left.drain(..).map(|retrial| retrial.job)),

@@ -12,7 +12,7 @@ use crate::{
     ids::{JobId, RoundId, WorkerId},
     instant::Instant,
     job::ending::Rescheduling,
-    roster::{Permits, ids_in, permits_in, permits_to_document},
+    roster::{GRANTS, Permits, ids_in, permits_in, permits_to_document},
 };
 
 /// Maximum size of the group names in one hint, in bytes.
@@ -83,11 +83,6 @@ pub enum Hint {
         /// Its assignments.
         assignments: Vec<AssignedJobs>,
     },
-    /// Jobs with these permits have ended.
-    Released {
-        /// The names of the permits.
-        permits: Vec<String>,
-    },
     /// Jobs have ended for which others wait.
     Ended {
         /// The ids of the jobs.
@@ -147,7 +142,6 @@ impl Hint {
             | Self::Returned { .. }
             | Self::Left { .. }
             | Self::Assigned { .. }
-            | Self::Released { .. }
             | Self::Ended { .. }
             | Self::Waiting { .. }
             | Self::Settings
@@ -177,10 +171,9 @@ impl Hint {
                 let pairs: Document = assignments.iter().map(|given| (given.worker.to_string(), Bson::from(given.jobs.clone()))).collect();
                 let mut assigned = doc! { "kind": "assigned", "round": round, "pairs": pairs };
                 let permits = permits_to_document(assignments.iter().flat_map(|given| &given.permits));
-                assigned.extend(permits.map(|permits| ("permits".to_owned(), permits.into())));
+                assigned.extend(permits.map(|permits| (GRANTS.to_owned(), permits.into())));
                 assigned
             }
-            Self::Released { permits } => doc! { "kind": "released", "permits": permits.clone() },
             Self::Ended { jobs } => doc! { "kind": "ended", "jobs": jobs.clone() },
             Self::Waiting { jobs } => doc! { "kind": "waiting", "jobs": jobs.clone() },
             Self::Settings => doc! { "kind": "settings" },
@@ -214,17 +207,13 @@ impl Hint {
                 let pairs = document.get_document("pairs").ok()?;
                 let given = |(worker, jobs): (&String, &Bson)| {
                     let jobs = ids_in(Some(jobs));
-                    let permits = permits_in(document.get("permits"), &jobs);
+                    let permits = permits_in(document.get(GRANTS), &jobs);
                     Some(AssignedJobs { worker: worker.parse().ok()?, jobs, permits })
                 };
                 Self::Assigned {
                     round: document.get_object_id("round").ok()?.into(),
                     assignments: pairs.iter().filter_map(given).collect(),
                 }
-            }
-            "released" => {
-                let permits = document.get_array("permits").ok()?.iter().filter_map(Bson::as_str).map(str::to_owned).collect();
-                Self::Released { permits }
             }
             "ended" => Self::Ended { jobs: ids_in(document.get("jobs")) },
             "waiting" => Self::Waiting { jobs: ids_in(document.get("jobs")) },

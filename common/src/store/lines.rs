@@ -37,8 +37,8 @@ impl Store {
     /// The head of each of these lines: its first unfinished job, locked or not, due or not; and the pause of the line.
     ///
     /// Filter: gate; the `_id` of the pause. Index: `lines`, which the first call makes. Invariant: the order of a line. The pause is read
-    /// after the head, so a halt that was written with the end of the job before it is found. A failover may undo the end of an earlier
-    /// head, but the unique index `permits` lets one job of the line run at a time.
+    /// after the head, so a halt that was written with the end of the job before it is found. A worker
+    /// holds the permit of the line until a majority has the end of its head, so no failover undoes that end while another job runs.
     pub async fn heads_of_lines(&self, gates: &[&str]) -> Result<HashMap<String, Head>, StoreError> {
         if self.may_mend {
             self.prepare(Feature::Lines).await?;

@@ -42,7 +42,7 @@ impl Listener {
         match self {
             Self::Recruiter => doc! { "_id": 0 },
             Self::Worker(worker, _) => {
-                doc! { "_id": 0, "at": 1, "kind": 1, "round": 1, "job": 1, "permits": 1, "again_in_ms": 1, format!("pairs.{worker}"): 1 }
+                doc! { "_id": 0, "at": 1, "kind": 1, "round": 1, "job": 1, "grants": 1, "again_in_ms": 1, format!("pairs.{worker}"): 1 }
             }
         }
     }

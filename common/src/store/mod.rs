@@ -25,8 +25,11 @@
 //! | `select`, `views` | lists, walks and statistics for people |
 //! | `schedulers` | schedules of periodic jobs |
 //! | `roster`, `lease` | one document for each worker; the recruiter's lease |
+//! | `assignments` | jobs and permits of workers, in their documents |
 //! | `wanted` | what operators want of workers |
+//! | `classes` | the defaults of classes, which workers declare |
 //! | `events` | the ring of events, and who subscribes to them |
+//! | `files` | files of jobs, in GridFS |
 //! | `messages`, `consumers` | messages of applications; consumer groups, whose messages become jobs |
 //! | `hints`, `listener`, `ring` | the contents of hints; who reads them; their publication and reading |
 //! | `relay` | hints past the database |
@@ -49,7 +52,9 @@
 //! A batch that MongoDB *refuses* is never sent again unchanged: it is halved (`batch`), and a single refused end is stored in a reduced
 //! form (`finish`).
 
+mod assignments;
 pub(crate) mod batch;
+mod classes;
 mod connect;
 mod consumers;
 mod control;
@@ -57,6 +62,7 @@ mod due;
 mod error;
 mod events;
 mod expiry;
+mod files;
 mod finish;
 mod foreign;
 mod graphs;
@@ -95,28 +101,22 @@ use std::{
 };
 
 use bson::{Document, RawDocument, doc};
-use mongodb::{Client, Collection, Database, error::Error, options::ClientOptions};
+use mongodb::{Client, Collection, Database, error::Error, gridfs::GridFsBucket, options::ClientOptions};
 
 #[doc(hidden)]
 pub use self::error::DOCUMENT_FAULTS;
 use self::error::{code_of, write_errors};
 use self::relay::Relay;
 pub use self::relay::{HintsAddress, HintsAt, Hub, InvalidHintsAddress};
-pub(crate) use self::{
-    batch::cut,
-    graphs::{Inserted, StoredResult},
-    insert::Duplicate,
-    messages::{MessageStart, MessageStream},
-    session::require_transaction,
-    unique::{Holder, Taken, successor},
-};
 pub use self::{
+    assignments::Planned,
     connect::{ConnectArgs, ConnectError, DEFAULT_DATABASE},
     consumers::MOST_CONSUMERS,
     control::Retrial,
     due::{DueJobs, Position, ScheduledJob},
     error::{DriverError, StoreError},
     events::RingPart,
+    files::FilesStep,
     finish::{BATCH_BYTES, GuardedWrite, Recorded},
     groups::{GroupBacklog, InvalidSetting, LARGEST_CAP},
     hints::{AssignedJobs, EVERY_GROUP, Hint},
@@ -128,12 +128,20 @@ pub use self::{
     rates::KeptCells,
     rescue::LockedJobs,
     retention::{Covered, OtherClasses, RetentionPosition, RetentionStep},
-    roster::{HeartbeatReply, Offer, Planned, Registration},
+    roster::{HeartbeatReply, Offer, Registration},
     schedulers::Advance,
     select::{JobFilter, LOOK_LIMIT, Listed, Match, Page, StateFilter, Walk, lossy},
     session::CommitSession,
     start::{Conditions, Start, ToStart},
     views::{COUNTED, Finished, SAMPLED, StoredJob, Unfinished, Waiting},
+};
+pub(crate) use self::{
+    batch::cut,
+    graphs::{Inserted, StoredResult},
+    insert::Duplicate,
+    messages::{MessageStart, MessageStream},
+    session::require_transaction,
+    unique::{Holder, Taken, successor},
 };
 use crate::{
     backlog::Caps,
@@ -172,6 +180,9 @@ pub struct Store {
     events: Collection<Document>,
     messages: Collection<Document>,
     consumers: Collection<Document>,
+    payloads: GridFsBucket,
+    payload_files: Collection<Document>,
+    payload_chunks: Collection<Document>,
     pub(crate) clock: Arc<ServerClock>,
     /// The options of its client, for further clients with the same options; `None` if the application has created the client.
     options: Option<Arc<ClientOptions>>,

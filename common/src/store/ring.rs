@@ -69,7 +69,6 @@ impl Store {
             | Hint::Free
             | Hint::Returned { .. }
             | Hint::Left { .. }
-            | Hint::Released { .. }
             | Hint::Ended { .. }
             | Hint::Waiting { .. }
             | Hint::Settings => self.publish_to_leader(hint).await,

@@ -1,5 +1,5 @@
-//! Every operation on `roster`, in the order of a worker's life: register, make available, assign, report,
-//! heartbeat, leave, retire.
+//! The roster, in the order of a worker's life: register, make available, report, heartbeat, leave, retire. What the recruiter assigns is in
+//! `assignments`.
 //!
 //! Recruiter and worker take turns to write a document. While it is `available: true`, only the recruiter may change
 //! its assignment; otherwise only its worker may. `round` distinguishes the turns: the recruiter writes a new round
@@ -22,19 +22,14 @@ use mongodb::{
     options::{ReadConcern, ReturnDocument},
 };
 
-use super::{Store, StoreError, call, hints::AssignedJobs, schema};
+use super::{Store, StoreError, call, schema};
 use crate::{
     clock::Uptime,
     ids::{JobId, LeaseTerm, RoundId, WorkerId},
     instant::Instant,
-    roster::{self, AvailableWorker, Channel, ProcessIdentity, RegisteredWorker, WorkOn},
+    roster::{self, AvailableWorker, Channel, ClassSlots, Offered, ProcessIdentity, RegisteredWorker, WorkOn},
     workers::Request,
 };
-
-/// Maximum number of job ids in one piece of the assignment map. A single map for all workers would be written into
-/// each of their documents, which is quadratic. One map per worker would need one statement per worker. Measured: 64
-/// avoids both costs.
-const IDS_PER_PIECE: usize = 64;
 
 /// Number of commit sessions of a worker in its roster document: the current one and the last ones before it.
 const KEPT_SESSIONS: i32 = 4;
@@ -67,6 +62,8 @@ pub struct Registration {
     pub classes: Vec<String>,
     /// The retry policies that it knows.
     pub policies: Vec<String>,
+    /// How many jobs it runs at a time of the classes that have a limit in its process.
+    pub class_slots: Vec<ClassSlots>,
     /// Number of jobs that it runs at a time.
     pub capacity: u32,
     /// The length of its lease: how long it starts jobs after an acknowledged heartbeat, in milliseconds.
@@ -86,36 +83,25 @@ pub struct Offer {
     pub slots: u32,
     /// How many jobs it accepts ahead, beyond the free slots.
     pub prefetch: u32,
+    /// How many more jobs it accepts of the classes that have a limit in its process.
+    pub class_slots: Vec<ClassSlots>,
     /// Jobs that were assigned ahead and are not started yet.
     pub prefetched: Vec<JobId>,
+    /// The names of the permits that it still holds.
+    pub held_permits: Vec<String>,
     /// Every job that it can have locked before its next report: running jobs, starts without a reply, and jobs that were assigned ahead.
     pub working_on: Vec<JobId>,
 }
 
 impl Offer {
+    /// The free slots.
+    pub fn offered(&self) -> Offered {
+        Offered { slots: self.slots, class_slots: self.class_slots.clone() }
+    }
+
     /// Whether the recruiter may assign jobs.
     pub fn accepts_jobs(&self) -> bool {
         self.slots > 0 || self.prefetch > 0
-    }
-}
-
-/// The assignment of one round to one worker.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Planned {
-    /// The worker and its jobs.
-    pub assignment: AssignedJobs,
-    /// How many of the jobs are for free slots. The others are ahead.
-    pub for_slots: usize,
-}
-
-impl Planned {
-    /// An assignment to free slots alone.
-    pub fn for_slots(assignment: AssignedJobs) -> Self {
-        Self { for_slots: assignment.jobs.len(), assignment }
-    }
-
-    fn worker(&self) -> WorkerId {
-        self.assignment.worker
     }
 }
 
@@ -128,8 +114,10 @@ pub enum HeartbeatReply {
         at: Instant,
         /// The assignment in the document, taken or not.
         assignment: Option<roster::Assignment>,
-        /// Number of free slots that the document offers.
-        offered: u32,
+        /// The free slots that the document offers.
+        offered: Offered,
+        /// The names of the permits that the document says the worker holds.
+        held_permits: Vec<String>,
         /// What an operator wants of the worker.
         request: Option<Request>,
     },
@@ -137,9 +125,13 @@ pub enum HeartbeatReply {
     Retired,
 }
 
+fn stored_class_slots(slots: &[ClassSlots]) -> Vec<Document> {
+    slots.iter().map(|ClassSlots { class, free }| doc! { "class": class, "free": *free }).collect()
+}
+
 impl Store {
     /// The roster as raw documents. A document with invalid BSON does not hide the others.
-    fn roster_as_it_is(&self) -> Collection<RawDocumentBuf> {
+    pub(super) fn roster_as_it_is(&self) -> Collection<RawDocumentBuf> {
         self.roster.clone_with_type()
     }
 
@@ -208,10 +200,14 @@ impl Store {
             "policies": worker.policies.clone(),
             "lease_ms": worker.lease_ms,
             "channel": worker.channel.0,
+            "held_permits": [],
             "sessions": worker.session.iter().collect::<Vec<_>>(),
             "version": env!("CARGO_PKG_VERSION"),
             "mongodb_user": self.user().await?,
         };
+        if !worker.class_slots.is_empty() {
+            document.insert("class_slots", stored_class_slots(&worker.class_slots));
+        }
         document.extend(bson::serialize_to_document(&worker.process).expect("an identity is made of texts and numbers"));
         let roster = self.roster.clone();
         call("register", async move { roster.insert_one(document).await }).await?;
@@ -260,16 +256,24 @@ impl Store {
         Ok(found.iter().filter_map(term).max().map_or(LeaseTerm::default(), LeaseTerm))
     }
 
-    /// Workers that accept jobs, in this leader's term. The reply also contains the server's time.
+    /// Workers that accept jobs, in this leader's term, and those that hold permits: they may accept none. The reply also contains the
+    /// server's time.
     ///
-    /// Filter: available, free or prefetch, term. Index: none, the roster is small. Invariant: none, the assignment repeats it.
+    /// Filter: term; available with free or prefetch, or any permit. Index: none, the roster is small. Invariant: none, the assignment
+    /// repeats it.
     pub async fn available_workers(&self, term: LeaseTerm) -> Result<Vec<AvailableWorker>, StoreError> {
         let roster = self.roster_as_it_is();
         let accepts = doc! { "$gt": 0 };
-        let filter =
-            doc! { "available": true, "$or": [{ "free": &accepts }, { "prefetch": accepts }], "term": term, "retired": { "$ne": true } };
+        let filter = doc! {
+            "$or": [
+                { "available": true, "free": &accepts },
+                { "available": { "$eq": true }, "prefetch": accepts },
+                { "held_permits.0": { "$exists": true } },
+            ],
+            "term": term, "retired": { "$ne": true },
+        };
         let projection = doc! {
-            "work_on": 1, "classes": 1, "free": 1, "prefetch": 1, "prefetched": 1, "round": 1, "channel": 1, "last_seen_at": 1, "lease_ms": 1,
+            "available": 1, "work_on": 1, "classes": 1, "class_slots": 1, "free": 1, "prefetch": 1, "prefetched": 1, "held_permits": 1, "round": 1, "channel": 1, "last_seen_at": 1, "lease_ms": 1,
             "now": "$$NOW",
         };
         let asked = Uptime::now();
@@ -283,45 +287,8 @@ impl Store {
         Ok(found.iter().filter_map(|document| understood(document)).collect())
     }
 
-    /// Assigns jobs to available workers in one command. Returns the workers whose assignment was written.
-    ///
-    /// Acknowledged by the primary only. If a failover rolls an assignment back, its jobs are still unlocked and due.
-    /// Filter: available, this leader's term, and room for the jobs, in free slots and ahead. Update: `available: false`, the
-    /// map from workers to jobs, the round. Index: `_id`. Invariant: single writer by turn.
-    /// Loses when the worker withdrew or was retired, or when a new leader took over.
-    pub async fn assign_if_available(&self, term: LeaseTerm, round: RoundId, planned: &[Planned]) -> Result<Vec<WorkerId>, StoreError> {
-        let now = bson::DateTime::from_chrono(self.now());
-        let statement = |piece: &[Planned]| {
-            let map: Document = piece.iter().map(|given| (given.worker().to_string(), Bson::from(given.assignment.jobs.clone()))).collect();
-            let any: Vec<Document> = piece.iter().map(|planned| has_room(planned.worker(), planned)).collect();
-            let mut set = doc! { "available": false, "assigned_to": map, "assigned_since": now, "round": round };
-            let permits = roster::permits_to_document(piece.iter().flat_map(|planned| &planned.assignment.permits));
-            set.extend(permits.map(|permits| ("permits".to_owned(), permits.into())));
-            doc! {
-                "q": { "available": true, "term": term, "retired": { "$ne": true }, "$or": any },
-                "u": { "$set": set },
-                "multi": true,
-            }
-        };
-        let command = doc! {
-            "update": "roster",
-            "updates": pieces(planned).map(statement).collect::<Vec<_>>(),
-            "ordered": false,
-            "writeConcern": { "w": 1 },
-        };
-        if self.write("assign_if_available", command).await? == planned.len() {
-            return Ok(planned.iter().map(Planned::worker).collect());
-        }
-        let roster = self.roster_as_it_is();
-        let found: Vec<RawDocumentBuf> = call("assigned_in", async move {
-            roster.find(doc! { "round": round }).projection(doc! { "_id": 1 }).read_concern(ReadConcern::local()).await?.try_collect().await
-        })
-        .await?;
-        Ok(found.iter().filter_map(|document| worker_of(document)).collect())
-    }
-
-    /// Reports the free slots and the jobs of a worker, and takes the assignment of `round` with the first report that names it. If the
-    /// worker accepts further jobs, it is available again.
+    /// Reports the free slots, the jobs and the permits of a worker, and takes the assignment of `round` with the first report that names it.
+    /// If the worker accepts further jobs, it is available again. Permits that it no longer holds are free for other workers.
     ///
     /// Filter: not retired, no assignment since `round`, the last that was taken. Index: `_id`.
     /// Invariant: single writer by turn; the roster names every job that the worker can have locked.
@@ -331,13 +298,15 @@ impl Store {
         let filter = doc! { "_id": worker, "retired": { "$ne": true }, "round": round.map(Bson::from) };
         let now = bson::DateTime::from_chrono(self.now());
         let is_available = offer.accepts_jobs();
-        let mut set = doc! { "available": is_available, "free": offer.slots, "working": !offer.working_on.is_empty() };
+        let mut set = doc! {
+            "available": is_available, "free": offer.slots, "working": !offer.working_on.is_empty(), "held_permits": offer.held_permits.clone(),
+        };
         let mut unset = Document::new();
         if is_available {
             set.insert("available_since", now);
         }
         if offer.working_on.is_empty() {
-            unset.extend(doc! { "assigned_to": "", "assigned_since": "", "permits": "", "working_on": "", "working_since": "" });
+            unset.extend(doc! { "assigned_to": "", "assigned_since": "", "grants": "", "working_on": "", "working_since": "" });
         } else {
             set.extend(doc! { "working_on": offer.working_on.clone(), "working_since": now });
         }
@@ -345,6 +314,9 @@ impl Store {
             set.insert("prefetch", offer.prefetch);
         } else {
             unset.insert("prefetch", "");
+        }
+        if !offer.class_slots.is_empty() {
+            set.insert("class_slots", stored_class_slots(&offer.class_slots));
         }
         if offer.prefetched.is_empty() {
             unset.insert("prefetched", "");
@@ -372,16 +344,30 @@ impl Store {
         Ok(written.matched_count == 1)
     }
 
-    /// The assignment in a worker's own document, taken or not. The fallback for a lost hint.
+    /// The assignment in a worker's own document, taken or not. The fallback for a lost hint. An assignment that grants permits is returned
+    /// only once a majority has it: after a failover another worker might get the same permits.
     ///
-    /// Filter: id. Index: `_id`. Invariant: I7.
+    /// Filter: as below. Index: `_id`. Invariant: I7.
     pub async fn assignment(&self, worker: WorkerId) -> Result<Option<roster::Assignment>, StoreError> {
+        match self.assignment_at(worker, ReadConcern::local()).await? {
+            Some(found) if found.permits.values().any(|permit| !permit.names.is_empty()) => {
+                let at_majority = self.assignment_at(worker, ReadConcern::majority()).await?;
+                Ok(at_majority.filter(|assignment| assignment.round == found.round))
+            }
+            other => Ok(other),
+        }
+    }
+
+    /// The assignment in a worker's own document, as a read with this concern sees it.
+    ///
+    /// Filter: id, not available. Index: `_id`. Invariant: I7.
+    async fn assignment_at(&self, worker: WorkerId, concern: ReadConcern) -> Result<Option<roster::Assignment>, StoreError> {
         let roster = self.roster.clone_with_type::<RawDocumentBuf>();
         let found = call("assignment", async move {
             roster
                 .find_one(doc! { "_id": worker, "available": false })
-                .projection(doc! { "available": 1, "round": 1, "permits": 1, format!("assigned_to.{worker}"): 1 })
-                .read_concern(ReadConcern::local())
+                .projection(doc! { "available": 1, "round": 1, "grants": 1, format!("assigned_to.{worker}"): 1 })
+                .read_concern(concern)
                 .await
         })
         .await?;
@@ -405,7 +391,7 @@ impl Store {
             roster
                 .find_one_and_update(filter, vec![doc! { "$set": set }])
                 .projection(
-                    doc! { "last_seen_at": 1, "available": 1, "free": 1, "round": 1, "permits": 1, "wanted": 1, "wanted_by": 1, "wanted_at": 1,
+                    doc! { "last_seen_at": 1, "available": 1, "free": 1, "class_slots": 1, "held_permits": 1, "round": 1, "grants": 1, "wanted": 1, "wanted_by": 1, "wanted_at": 1,
                     format!("assigned_to.{worker}"): 1 },
                 )
                 .return_document(ReturnDocument::After)
@@ -417,7 +403,8 @@ impl Store {
                 let at = document.get_datetime("last_seen_at").map_or_else(|_| self.now(), |at| at.to_chrono());
                 self.clock.observe(at, asked);
                 let (assignment, offered) = (roster::assignment_in(worker, &document), roster::offered_in(&document));
-                HeartbeatReply::Seen { at, assignment, offered, request: Request::of(&document) }
+                let held_permits = roster::held_permits_in(&document);
+                HeartbeatReply::Seen { at, assignment, offered, held_permits, request: Request::of(&document) }
             }
             None => HeartbeatReply::Retired,
         })
@@ -488,29 +475,6 @@ impl Store {
             .iter()
             .filter_map(|document| Some((worker_of(document)?, document.get_object_id("round").ok().map(RoundId::from))))
             .collect())
-    }
-
-    /// Assignments in the roster that are not taken yet, with their rounds, for a new leader.
-    ///
-    /// Filter: not available, assigned. Index: none, the roster is small. Invariant: none, a missed assignment is harmless.
-    pub async fn assigned_and_not_taken(&self) -> Result<Vec<(RoundId, AssignedJobs)>, StoreError> {
-        let roster = self.roster_as_it_is();
-        let filter = doc! { "available": false, "assigned_to": { "$exists": true }, "retired": { "$ne": true } };
-        let found: Vec<RawDocumentBuf> =
-            call(
-                "assigned_and_not_taken",
-                async move { roster.find(filter).read_concern(ReadConcern::local()).await?.try_collect().await },
-            )
-            .await?;
-        let not_taken = |document: &RawDocumentBuf| {
-            let (worker, document) = (worker_of(document)?, roster::legible(document));
-            let assigned = roster::assignment_in(worker, &document)?;
-            let working_on = roster::ids_in(document.get("working_on"));
-            let jobs: Vec<JobId> = assigned.jobs.into_iter().filter(|job| !working_on.contains(job)).collect();
-            let permits = assigned.permits.into_iter().filter(|(job, _)| jobs.contains(job)).collect();
-            Some((assigned.round, AssignedJobs { worker, jobs, permits }))
-        };
-        Ok(found.iter().filter_map(not_taken).collect())
     }
 
     /// Every registered worker, from a majority read, with the fields of its document that can be decoded.
@@ -604,7 +568,7 @@ impl Store {
     }
 }
 
-fn worker_of(document: &RawDocument) -> Option<WorkerId> {
+pub(super) fn worker_of(document: &RawDocument) -> Option<WorkerId> {
     document.get_object_id("_id").ok().map(WorkerId::from)
 }
 
@@ -642,54 +606,5 @@ fn warn_once(document: &RawDocument, what: &str, message: &'static str) {
     }
     if warned.insert((id.clone(), message)) {
         tracing::warn!(worker.id = id, what, "{message}");
-    }
-}
-
-/// The condition that a worker has room for the jobs.
-fn has_room(worker: WorkerId, planned: &Planned) -> Document {
-    let count = |count: usize| doc! { "$gte": i64::try_from(count).unwrap_or(i64::MAX) };
-    let mut filter = doc! { "_id": worker, "free": count(planned.for_slots) };
-    let ahead = planned.assignment.jobs.len() - planned.for_slots;
-    if ahead > 0 {
-        filter.insert("prefetch", count(ahead));
-    }
-    filter
-}
-
-/// Cuts assignments into pieces of at most [`IDS_PER_PIECE`] job ids. An assignment with more is a piece of its own.
-fn pieces(planned: &[Planned]) -> impl Iterator<Item = &[Planned]> {
-    let mut rest = planned;
-    std::iter::from_fn(move || {
-        let mut ids = 0;
-        let fits = rest
-            .iter()
-            .take_while(|given| {
-                ids += given.assignment.jobs.len();
-                ids <= IDS_PER_PIECE
-            })
-            .count();
-        let (piece, left) = rest.split_at(fits.max(1).min(rest.len()));
-        rest = left;
-        (!piece.is_empty()).then_some(piece)
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_map_is_cut_by_the_number_of_job_ids() {
-        let check = |sizes: &[usize], expected: &[usize]| {
-            let jobs = |size: &usize| (0..*size).map(|_| JobId::new()).collect();
-            let given = |size| Planned::for_slots(AssignedJobs::new(WorkerId::new(), jobs(size)));
-            let given: Vec<Planned> = sizes.iter().map(given).collect();
-            assert_eq!(pieces(&given).map(<[Planned]>::len).collect::<Vec<_>>(), expected, "{sizes:?}");
-        };
-        check(&[], &[]);
-        check(&[1; 64], &[64]);
-        check(&[1; 130], &[64, 64, 2]);
-        check(&[1000, 1000], &[1, 1]);
-        check(&[40, 40, 24, 1], &[1, 2, 1]);
     }
 }

@@ -1,23 +1,19 @@
 //! The settings that operators change at run time: `limits`, `groups` and `pauses`.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::time::Duration;
 
 use bson::{Bson, Document, doc};
 use futures_util::TryStreamExt;
 use mongodb::{Collection, options::ReadConcern, results::DeleteResult};
 
-use super::{
-    CALL_LIMIT, Hint, Store, StoreError, call, id_of,
-    schema::{Feature, PERMITS},
-    select::IDS_PER_QUERY,
-};
+use super::{Hint, Store, StoreError, call, id_of, select::IDS_PER_QUERY};
 use crate::{
     ids::JobId,
     limits::{
         AGEING, GroupSettings, Limit, MaintenanceWindow, Pause, Paused, Rate, Settings, WEIGHTS, group_of_resource, line_of_gate,
-        resource_of_group,
+        resource_and_number, resources_in,
     },
-    roster::{ids_in, integer, legible},
+    roster::{PermitHolder, ids_in, integer, legible},
 };
 
 impl Store {
@@ -181,85 +177,56 @@ impl Store {
         Ok(deleted_count > 0)
     }
 
-    /// The names of all permits of running jobs.
+    /// The workers that hold permits of a resource, with these permits, and with their running jobs that need the resource: at most `most`
+    /// jobs.
     ///
-    /// Filter: locked, with permits. Index: `permits`, which covers the query. Invariant: none, the same index refuses a second start with a
-    /// permit.
-    pub async fn held_permits(&self) -> Result<BTreeSet<String>, StoreError> {
-        if !self.is_in_use(Feature::Limits).await? {
-            return Ok(BTreeSet::new());
+    /// Filter: the jobs that the roster lists, locked. Index: `_id`. Invariant: none.
+    pub async fn holders_of_resource(&self, resource: &str, most: usize) -> Result<Vec<PermitHolder>, StoreError> {
+        let mut holders = self.permit_holders().await?;
+        for holder in &mut holders {
+            holder.permits.retain(|name| resource_and_number(name).is_some_and(|(of, _)| of == resource));
         }
-        let scheduled = self.scheduled.clone();
-        let filter = doc! { "locked": true, "last_execution.permits": { "$exists": true } };
-        let found: Vec<Document> = self
-            .indexed("held_permits", async move {
-                scheduled
-                    .find(filter)
-                    .projection(doc! { "_id": 0, "last_execution.permits": 1 })
-                    .hint(mongodb::options::Hint::Name(PERMITS.into()))
-                    .batch_size(100_000)
-                    .read_concern(ReadConcern::local())
-                    .await?
-                    .try_collect()
-                    .await
-            })
-            .await?;
-        Ok(found.iter().flat_map(permits_of).map(str::to_owned).collect())
-    }
-
-    /// The running jobs that hold permits of this resource, with their permits: at most `most`.
-    ///
-    /// Filter: locked, with a permit of the resource. Index: `permits`. Invariant: none.
-    pub async fn permit_holders(&self, resource: &str, most: usize) -> Result<Vec<(String, JobId)>, StoreError> {
-        if !self.is_in_use(Feature::Limits).await? {
-            return Ok(Vec::new());
+        holders.retain(|holder| !holder.permits.is_empty());
+        let mut left = most;
+        for holder in &mut holders {
+            let listed = std::mem::take(&mut holder.jobs);
+            for some in listed.chunks(IDS_PER_QUERY) {
+                if left == 0 {
+                    break;
+                }
+                let (scheduled, filter) = (self.scheduled.clone(), doc! { "_id": { "$in": some.to_vec() }, "locked": true });
+                let found: Vec<Document> = call("holders_of_resource", async move {
+                    scheduled.find(filter).projection(doc! { "gate": 1, "group": 1 }).batch_size(100_000).await?.try_collect().await
+                })
+                .await?;
+                let needs_it = |job: &&Document| {
+                    let of_gate = job.get_str("gate").is_ok_and(|gate| resources_in(gate).any(|of| of == resource));
+                    of_gate || job.get_str("group").is_ok_and(|group| group_of_resource(resource) == Some(group))
+                };
+                let before = holder.jobs.len();
+                holder.jobs.extend(found.iter().filter(needs_it).filter_map(id_of).take(left));
+                left -= holder.jobs.len() - before;
+            }
         }
-        let scheduled = self.scheduled.clone();
-        let prefix = format!("{resource}#");
-        // `$` follows `#`.
-        let range = doc! { "$gte": &prefix, "$lt": format!("{resource}$") };
-        let filter = doc! { "locked": true, "last_execution.permits": { "$exists": true, "$elemMatch": range } };
-        let most = i64::try_from(most).unwrap_or(i64::MAX);
-        let found: Vec<Document> = call("permit_holders", async move {
-            scheduled
-                .find(filter)
-                .projection(doc! { "last_execution.permits": 1 })
-                .limit(most)
-                .max_time(CALL_LIMIT / 2)
-                .await?
-                .try_collect()
-                .await
-        })
-        .await?;
-        let holder = |job: &Document| Some((permits_of(job).find(|permit| permit.starts_with(&prefix))?.to_owned(), id_of(job)?));
-        Ok(found.iter().filter_map(holder).collect())
+        Ok(holders)
     }
 
     /// Number of running jobs of a group that have no permit of the group, because they were started before it had a capacity.
     ///
-    /// Filter: the jobs that the roster lists, locked, group. Index: `_id`. Invariant: none.
+    /// Filter: the jobs that the roster lists, locked, group, without a permit of the group. Index: `_id`. Invariant: none.
     pub async fn running_without_permit(&self, group: &str) -> Result<u64, StoreError> {
         let documents = self.roster_documents().await?;
         let listed: Vec<JobId> = documents.iter().flat_map(|worker| ids_in(legible(worker).get("working_on"))).collect();
-        let permit = format!("{}#", resource_of_group(group));
         let mut count = 0;
         for some in listed.chunks(IDS_PER_QUERY) {
-            let (scheduled, filter) = (self.scheduled.clone(), doc! { "_id": { "$in": some.to_vec() }, "locked": true, "group": group });
-            let found: Vec<Document> = call("running_without_permit", async move {
-                let running = scheduled.find(filter).projection(doc! { "last_execution.permits": 1 });
-                running.batch_size(100_000).read_concern(ReadConcern::local()).await?.try_collect().await
-            })
-            .await?;
-            count += found.iter().filter(|job| !permits_of(job).any(|name| name.starts_with(&permit))).count();
+            let filter = doc! {
+                "_id": { "$in": some.to_vec() }, "locked": true, "group": group, "last_execution.group_permit": { "$ne": true },
+            };
+            let scheduled = self.scheduled.clone();
+            count += call("running_without_permit", async move { scheduled.count_documents(filter).await }).await?;
         }
-        Ok(count as u64)
+        Ok(count)
     }
-}
-
-/// The permits of a running job.
-fn permits_of(job: &Document) -> impl Iterator<Item = &str> {
-    let permits = job.get_document("last_execution").ok().and_then(|last| last.get_array("permits").ok());
-    permits.into_iter().flatten().filter_map(Bson::as_str)
 }
 
 fn limit_in(document: &Document) -> Option<Limit> {

@@ -51,7 +51,7 @@ impl Start {
             worker: Some(self.worker),
             start: Some(self.id),
             if_worker_dies: Some(verdict),
-            permits: permit.map(|permit| permit.names.clone()).filter(|names| !names.is_empty()),
+            group_permit: permit.filter(|permit| permit.is_of_group()).map(|_| true),
             hostname: Some(self.hostname.clone()),
             pid: Some(self.pid.into()),
             ..Execution::default()
@@ -179,19 +179,13 @@ impl Store {
     /// the server's clock, before the end of the worker's lease by that clock, and within the interval of the permit. Of a job that expires: before its `expires_at`. Of a unique
     /// job: its content was not replaced since it was read.
     /// Update: one command, acknowledged by a majority; jobs with the same verdict, attempts, date and conditions share a statement.
-    /// Index: `_id`; `permits` refuses a permit that another running job has. Invariant: I3 and I5: each start has its own id, and MongoDB
-    /// refuses a start after the end of the lease.
+    /// Index: `_id`. Invariant: I3 and I5: each start has its own id, and MongoDB refuses a start after the end of the lease. The roster holds
+    /// the permits of the worker until it has left or is rescued, so a limited job needs no further condition.
     /// Loses when another start locked the job, or when it was archived. After an error the outcome is unknown: see
     /// [`Store::claims_of_starts_at_majority`]. After a reply the outcome is final: this start locks no further jobs.
     pub async fn start_if_unlocked(&self, start: &Start, jobs: &[ToStart]) -> Result<Vec<Claim>, StoreError> {
         let ids: Vec<JobId> = jobs.iter().map(|job| job.job).collect();
-        let is_limited = jobs.iter().any(|job| job.permit.is_some());
-        let locked = match self.write("start_if_unlocked", start_command(start, jobs)).await {
-            // Another running job has a permit of one of these jobs. The statements of the other jobs were executed.
-            Err(error) if is_limited && error.is_duplicate() => None,
-            written => Some(written?),
-        };
-        if locked == Some(jobs.len()) {
+        if self.write("start_if_unlocked", start_command(start, jobs)).await? == jobs.len() {
             return Ok(ids.into_iter().map(|job| Claim { job, start: start.id }).collect());
         }
         // A majority has acknowledged the start, so no failover undoes it, and a local read of any later primary contains it.
@@ -238,8 +232,13 @@ struct Alike<'a> {
     groups: BTreeSet<&'a str>,
 }
 
-/// One statement for each combination of verdict, number of earlier starts, conditions and, if there are few, due date. Usually there is
-/// only one.
+/// What a statement contains of the permit of its jobs: its interval, and whether it is one of the group.
+fn of_permit(job: &ToStart) -> (Option<(Instant, Instant)>, bool) {
+    job.permit.as_ref().map_or((None, false), |permit| (permit.between, permit.is_of_group()))
+}
+
+/// One statement for each combination of verdict, number of earlier starts, conditions, interval of a permit and, if there are few, due date.
+/// Usually there is only one.
 fn start_command(start: &Start, jobs: &[ToStart]) -> Document {
     let dates: BTreeSet<Instant> = jobs.iter().map(|job| job.due).collect();
     // The filter of a job that is started before its date has that date in place of a comparison with the server's clock.
@@ -249,11 +248,9 @@ fn start_command(start: &Start, jobs: &[ToStart]) -> Document {
         let due = date(job);
         let is_alike = |alike: &&mut Alike<'_>| {
             let (other, date) = (alike.first, alike.due);
-            // A refused permit ends its statement, so a limited job has a statement of its own.
-            let is_limited = other.permit.is_some() || job.permit.is_some();
-            !is_limited
-                && (other.attempts, date, other.conditions) == (job.attempts, due, job.conditions)
+            (other.attempts, date, other.conditions) == (job.attempts, due, job.conditions)
                 && other.if_worker_dies == job.if_worker_dies
+                && of_permit(other) == of_permit(job)
         };
         match alike.iter_mut().find(is_alike) {
             Some(alike) => {

@@ -8,16 +8,16 @@ use clap::{Args, Subcommand, builder::BoolishValueParser};
 use recruiter_common::{
     consumers::{self, ConsumerError, ConsumerGroup, InvalidConsumer},
     messages::{From, SubscribeError},
-    spec::{InvalidSpec, JobSpec, UnknownPolicies},
+    spec::{Classes, InvalidSpec, JobSpec, UnknownPolicies},
     store::{ConnectArgs, Store},
     topics::Pattern,
 };
 
 use super::{
-    enqueue::warn_of_untaken,
     exit::usage,
     filter::{When, when_of_text},
     output::{Column, Format, Row, Screen, json_line, printable, table},
+    presence::{kind_of, warn_of_untaken},
 };
 
 pub(super) const EXAMPLES: &str = "\
@@ -94,10 +94,12 @@ pub(super) async fn run(args: ConsumersArgs, connect: &ConnectArgs, out: &mut im
     match args.command {
         ConsumersCommand::List { format } => list(&asking(connect).await?, format, out).await,
         ConsumersCommand::Set { name, topics, job, since } => {
-            let job = job.into_job(UnknownPolicies::Accept).map_err(usage)?;
-            let (class, group) = job.class_and_group();
-            let kind = (class.to_owned(), group.to_owned());
+            let job_of = |classes: &Classes| job.clone().with_defaults(classes).into_job(UnknownPolicies::Accept).map_err(usage);
+            // A wrong job is an error even without MongoDB.
+            job_of(&Classes::new()).map(drop)?;
             let store = Store::connect(connect, "recruiter consumers").await?;
+            let job = job_of(&store.class_defaults().await?)?;
+            let kind = kind_of(&job);
             let from = since.map_or(From::Now, |when| From::Since(when.by(store.now())));
             consumers::declare(&store, &name, topics, job, from).await.map_err(refused)?;
             warn_of_untaken(&store, &BTreeSet::from([kind])).await;

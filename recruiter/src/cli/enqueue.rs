@@ -1,61 +1,32 @@
-//! `recruiter enqueue`: one job described by flags, or many jobs described by lines of JSON.
-//!
-//! A file is read as a stream. A batch contains the lines that can be read without waiting. Therefore a large file
-//! needs little memory, and a slow pipe does not delay its jobs. Each job gets its id before the first attempt to send
-//! it, so a repetition after a lost reply does not enqueue it twice.
+//! `recruiter enqueue`: one job described by flags, or many jobs described by lines of a file.
 
-use std::{
-    collections::BTreeSet,
-    io::{IsTerminal, Write},
-    os::fd::AsFd,
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{collections::BTreeSet, io::Write, path::PathBuf, time::Duration};
 
-use anyhow::{Context, anyhow};
-use bson::{Document, doc};
+use anyhow::anyhow;
+use bson::Document;
 use clap::{Args, builder::BoolishValueParser};
-use indicatif::{ProgressBar, ProgressStyle};
 use recruiter_common::{
-    enqueue::{EnqueueError, Enqueued, NewJob, Outcome},
+    enqueue::{EnqueueError, Outcome},
     exit::Exit,
     ids::JobId,
     instant::Instant,
     job::{Keep, Priority, StoredPolicy},
-    shutdown::{Shutdown, pause},
+    shutdown::Shutdown,
     spec::{
-        InvalidSpec, JobSpec, LONGEST_LINE, Reaction, UniqueSpec, UnknownPolicies, Until, duration_of_text, id_of_text, instant_of_text,
-        items_of_text, keep_of_text, parameters_of_text, policy_of_text,
+        Classes, InvalidSpec, JobSpec, Reaction, UniqueSpec, Until, duration_of_text, id_of_text, instant_of_text, items_of_text,
+        keep_of_text, parameters_of_text, policy_of_text,
     },
     store::{ConnectArgs, Store},
-    telemetry::chain,
-};
-use tokio::{
-    fs::File,
-    io::{AsyncBufReadExt, AsyncReadExt, BufReader},
 };
 
 use super::{
     exit::or_stopped,
-    output::{Format, json_line},
-    presence::Workers,
+    files::{NewFile, delete_all, put_all},
+    import::{Import, Lines, job_of, write_ids},
+    output::Format,
+    presence::{kind_of, warn_of_untaken},
     wait::until_ended,
 };
-
-/// Maximum number of jobs sent together.
-const BATCH: usize = 1_000;
-/// Size of the read buffer in bytes. A batch has at most this many bytes plus one line.
-const READ_AHEAD: usize = 1024 * 1024;
-/// How many times a batch is sent again when MongoDB does not answer. Enough for a failover.
-const TRIES: u32 = 10;
-/// Wait between two of these tries.
-const TRY_AGAIN_AFTER: Duration = Duration::from_secs(1);
-
-/// Maximum number of (class, group) pairs of a file that are compared with the workers in the roster.
-const KINDS: usize = 1_000;
-
-/// Maximum number of warnings about pairs without a worker.
-const WARNINGS: usize = 5;
 
 /// The arguments of `enqueue`. `--id`, `--from` and `--skip` belong to a single call and have no environment variable.
 #[derive(Args, Clone, Debug)]
@@ -157,8 +128,11 @@ struct Description {
     #[arg(long, env = "RECRUITER_ENQUEUE_HALT_ON_FAILURE", requires = "line", value_parser = BoolishValueParser::new())]
     halt_on_failure: bool,
     /// Id of the job, 24 hexadecimal digits; if a job with this id exists, nothing is enqueued
-    #[arg(long, value_name = "ID", value_parser = id_of_text)]
+    #[arg(long, value_name = "ID", value_parser = id_of_text, conflicts_with = "files")]
     id: Option<JobId>,
+    /// File that is stored with the job, for content that is too large for parameters (`recruiter files`); may be given several times
+    #[arg(long = "file", env = "RECRUITER_ENQUEUE_FILE", value_name = "[NAME=]PATH", conflicts_with = "on_conflict")]
+    files: Vec<NewFile>,
 }
 
 /// Parameters of the items of a bundle. The type makes clap treat the list as one value of one flag.
@@ -208,22 +182,6 @@ impl From<Description> for JobSpec {
     }
 }
 
-/// The job and its id, validated as far as this program can.
-fn job_of(mut spec: JobSpec, custom_policy: bool) -> Result<(JobId, NewJob), String> {
-    let id = *spec.id.get_or_insert_with(JobId::new);
-    let unknown = if custom_policy { UnknownPolicies::Accept } else { UnknownPolicies::Refuse };
-    match spec.into_job(unknown) {
-        Ok(job) => Ok((id, job)),
-        Err(problem) if problem.is_unknown_policy() => Err(format!("{problem}; if your workers know it, add --custom-policy")),
-        Err(problem) => Err(problem.to_string()),
-    }
-}
-
-/// The job on one line of a file; `None` for a blank line.
-fn job_of_line(line: &[u8], custom_policy: bool) -> Result<Option<(JobId, NewJob)>, String> {
-    JobSpec::of_line(line).map_err(|problem| problem.to_string())?.map(|spec| job_of(spec, custom_policy)).transpose()
-}
-
 /// Enqueues the jobs that the arguments describe, and writes their ids.
 ///
 /// # Errors
@@ -235,17 +193,9 @@ pub(super) async fn run(args: EnqueueArgs, connect: &ConnectArgs, mut shutdown: 
         Some(path) => {
             let mut lines = Lines::open(path).await?;
             let store = Store::connect(connect, "recruiter enqueue").await?;
-            let mut import = Import {
-                store: &store,
-                json: args.format.json,
-                wait_for_room: args.wait_for_room.unwrap_or_default(),
-                out,
-                enqueued: 0,
-                done: args.skip,
-                shown: lines.progress(),
-                kinds: BTreeSet::new(),
-            };
-            let imported = import.run(&mut lines, args.custom_policy, &mut shutdown).await;
+            let classes = store.class_defaults().await?;
+            let mut import = Import::new(&store, &lines, args.skip, args.wait_for_room.unwrap_or_default(), args.format, out);
+            let imported = import.run(&mut lines, &classes, args.custom_policy, &mut shutdown).await;
             let kinds = import.kinds;
             warn_of_untaken(&store, &kinds).await;
             imported
@@ -254,11 +204,28 @@ pub(super) async fn run(args: EnqueueArgs, connect: &ConnectArgs, mut shutdown: 
 }
 
 async fn enqueue_one(args: EnqueueArgs, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
-    let (id, job) = job_of(args.job.into(), args.custom_policy).map_err(|problem| anyhow!(problem).context(Exit::Usage))?;
+    let files = args.job.files.clone();
+    let mut spec = JobSpec::from(args.job);
+    spec.id.get_or_insert_with(JobId::new);
+    let job_of =
+        |classes: &Classes| job_of(spec.clone(), classes, args.custom_policy).map_err(|problem| anyhow!(problem).context(Exit::Usage));
+    // A wrong flag is an error even without MongoDB.
+    job_of(&Classes::new()).map(drop)?;
     let store = Store::connect(connect, "recruiter enqueue").await?;
+    let (id, job) = job_of(&store.class_defaults().await?)?;
     let kind = kind_of(&job);
     let kept = job.kept();
-    match store.enqueue_when_room([job], args.wait_for_room.unwrap_or_default()).await {
+    put_all(&store, id, &files).await?;
+    let enqueued = store.enqueue_when_room([job], args.wait_for_room.unwrap_or_default()).await;
+    let may_be_there = match &enqueued {
+        Ok(enqueued) => enqueued.iter().any(|enqueued| enqueued.id == id),
+        Err(EnqueueError::Store(error)) => error.is_transient(),
+        Err(_) => false,
+    };
+    if !may_be_there {
+        delete_all(&store, id, &files).await?;
+    }
+    match enqueued {
         Ok(enqueued) => {
             // Whoever waits for the result wants nothing else on standard output.
             if !args.wait {
@@ -283,7 +250,8 @@ async fn enqueue_one(args: EnqueueArgs, connect: &ConnectArgs, out: &mut impl Wr
             }
         }
         Err(EnqueueError::Store(error)) if error.is_transient() => {
-            Err(anyhow!(error).context(format!("the job may have been enqueued; repeat the command with --id {id}")))
+            let what_to_do = if files.is_empty() { "repeat the command with --id" } else { "look for it with `recruiter jobs show`:" };
+            Err(anyhow!(error).context(format!("the job may have been enqueued; {what_to_do} {id}")))
         }
         Err(full @ (EnqueueError::BacklogFull { .. } | EnqueueError::GateFull { .. } | EnqueueError::KeyKeepsChanging { .. })) => {
             Err(full.into())
@@ -301,223 +269,5 @@ fn reason(outcome: Outcome) -> &'static str {
         Outcome::Postponed => "the waiting job with this unique key has the later date",
         Outcome::AlreadyStarted => "the job with this unique key has started, so it was not changed",
         Outcome::New | Outcome::RunsOnceMore | _ => "a job exists already",
-    }
-}
-
-/// Class and group of a job.
-pub(super) type Kind = (String, String);
-
-fn kind_of(job: &NewJob) -> Kind {
-    let (class, group) = job.class_and_group();
-    (class.to_owned(), group.to_owned())
-}
-
-/// Warns about jobs whose class and group no running worker takes. This is not an error: the jobs wait for such a
-/// worker. Without permission to read the roster there is no warning.
-pub(super) async fn warn_of_untaken(store: &Store, kinds: &BTreeSet<Kind>) {
-    let Ok(workers) = Workers::find(store).await else { return };
-    let reasons: BTreeSet<String> = kinds.iter().filter_map(|(class, group)| workers.why_nobody_takes(class, group)).collect();
-    for reason in reasons.iter().take(WARNINGS) {
-        // Standard error is closed: the warning is not needed.
-        let _ = writeln!(std::io::stderr(), "warning: {reason}; the job waits until there is one");
-    }
-    if let Some(more @ 1..) = reasons.len().checked_sub(WARNINGS) {
-        let _ = writeln!(std::io::stderr(), "warning: {more} more classes or groups have no worker");
-    }
-}
-
-/// Writes the ids of the jobs: of a job that was not enqueued, the id of the existing one.
-fn write_ids(out: &mut impl Write, json: bool, enqueued: &[Enqueued]) -> std::io::Result<()> {
-    enqueued.iter().try_for_each(|Enqueued { id, outcome, .. }| {
-        if json { json_line(out, doc! { "id": id.to_string(), "outcome": outcome.word() }) } else { writeln!(out, "{id}") }
-    })
-}
-
-/// A reader of a file, line by line.
-struct Lines {
-    name: String,
-    reader: BufReader<File>,
-    /// Size of the file in bytes, if known.
-    size: Option<u64>,
-    /// Number of the current line.
-    number: u64,
-    line: Vec<u8>,
-}
-
-impl Lines {
-    async fn open(path: &Path) -> anyhow::Result<Self> {
-        let (name, file) = if path == Path::new("-") {
-            let stdin = std::io::stdin().as_fd().try_clone_to_owned().context("cannot read standard input")?;
-            ("standard input".to_owned(), File::from_std(stdin.into()))
-        } else {
-            let name = path.display().to_string();
-            let file = File::open(path).await.with_context(|| format!("cannot open {name}"))?;
-            (name, file)
-        };
-        let size = file.metadata().await.ok().filter(std::fs::Metadata::is_file).map(|file| file.len());
-        Ok(Self { name, reader: BufReader::with_capacity(READ_AHEAD, file), size, number: 0, line: Vec::new() })
-    }
-
-    /// Reads the next line, cut after [`LONGEST_LINE`] bytes. Returns whether there was one.
-    async fn advance(&mut self) -> Result<bool, String> {
-        self.line.clear();
-        self.number += 1;
-        let limit = LONGEST_LINE as u64 + 1;
-        let read = (&mut self.reader).take(limit).read_until(b'\n', &mut self.line).await;
-        read.map(|bytes| bytes > 0).map_err(|error| format!("cannot be read: {error}"))
-    }
-
-    /// Whether the next line is in the buffer already, so that reading it does not wait.
-    fn has_next(&self) -> bool {
-        self.reader.buffer().contains(&b'\n')
-    }
-
-    /// Progress bar, on a terminal only.
-    fn progress(&self) -> ProgressBar {
-        if !std::io::stderr().is_terminal() {
-            return ProgressBar::hidden();
-        }
-        let (bar, style) = match self.size {
-            Some(size) => (ProgressBar::new(size), "{bar:40} {percent:>3} %  {msg} enqueued  {eta} left"),
-            None => (ProgressBar::no_length(), "{spinner} {msg} enqueued  {elapsed}"),
-        };
-        bar.with_style(ProgressStyle::with_template(style).unwrap_or_else(|_| ProgressStyle::default_bar())).with_message("0")
-    }
-}
-
-/// A file that is being enqueued.
-struct Import<'a, W> {
-    store: &'a Store,
-    json: bool,
-    wait_for_room: Duration,
-    out: &'a mut W,
-    /// Number of jobs enqueued so far.
-    enqueued: u64,
-    /// All lines up to this number are enqueued.
-    done: u64,
-    shown: ProgressBar,
-    /// Classes and groups of the jobs enqueued so far, at most [`KINDS`].
-    kinds: BTreeSet<Kind>,
-}
-
-/// Line number, id and job.
-type Numbered = (u64, JobId, NewJob);
-
-impl<W: Write> Import<'_, W> {
-    async fn run(&mut self, lines: &mut Lines, custom_policy: bool, shutdown: &mut Shutdown) -> anyhow::Result<()> {
-        let skip = self.done;
-        let mut batch: Vec<Numbered> = Vec::new();
-        loop {
-            // Cancelling this read is safe: after a stop no more lines are read.
-            let advanced = tokio::select! {
-                advanced = lines.advance() => advanced,
-                () = shutdown.requested() => return Err(self.stopped(Exit::Aborted, "stopped by a signal")),
-            };
-            self.shown.inc(lines.line.len() as u64);
-            let ended = advanced == Ok(false);
-            let job = match advanced {
-                Ok(true) if lines.number <= skip => continue,
-                Ok(true) => job_of_line(&lines.line, custom_policy),
-                Ok(false) => Ok(None),
-                Err(problem) => Err(problem),
-            };
-            let (job, bad) = match job {
-                Ok(job) => (job, None),
-                Err(problem) => (None, Some(problem)),
-            };
-            batch.extend(job.map(|(id, job)| (lines.number, id, job)));
-            if ended || bad.is_some() || batch.len() >= BATCH || !lines.has_next() {
-                self.send(std::mem::take(&mut batch), &lines.name).await?;
-            }
-            match bad {
-                Some(problem) => return Err(self.stopped(Exit::Failure, &format!("{}:{}: {problem}", lines.name, lines.number))),
-                None if ended => return self.finish(),
-                None => {}
-            }
-        }
-    }
-
-    /// Sends the jobs together. If one is refused, sends them one by one to find out which.
-    async fn send(&mut self, batch: Vec<Numbered>, name: &str) -> anyhow::Result<()> {
-        let refused = self.deliver(&batch).await?;
-        if refused.is_some() {
-            for one in &batch {
-                if let Some(refused) = self.deliver(std::slice::from_ref(one)).await? {
-                    return Err(self.stopped(Exit::Failure, &format!("{name}:{}: {refused}", one.0)));
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Enqueues all of these jobs and writes their ids. Returns the reason if MongoDB or the library refuses one of
-    /// them.
-    async fn deliver(&mut self, batch: &[Numbered]) -> anyhow::Result<Option<String>> {
-        let ([(first, ..), ..], [.., (last, ..)]) = (batch, batch) else { return Ok(None) };
-        let mut tries = 0;
-        let sent = loop {
-            match self.store.enqueue_when_room(batch.iter().map(|(.., job)| job.clone()), self.wait_for_room).await {
-                Ok(enqueued) => break Ok(enqueued),
-                Err(EnqueueError::Store(error)) if error.is_transient() && !error.is_unauthorized() && tries < TRIES => {
-                    tries += 1;
-                    tracing::warn!(error = chain(&error), "a batch may not have arrived; sending it again");
-                    pause(TRY_AGAIN_AFTER).await;
-                }
-                Err(EnqueueError::Store(error)) if error.is_transient() => break Err(error),
-                Err(refused) => return Ok(Some(chain(&refused))),
-            }
-        };
-        let enqueued = match sent {
-            Ok(enqueued) => enqueued,
-            Err(error) => {
-                return Err(self.stopped(
-                    Exit::Unavailable,
-                    &format!("lines {first} to {last} may have been enqueued; --skip {last} skips them: {}", chain(&error)),
-                ));
-            }
-        };
-        self.done = *last;
-        // A known id may be of an earlier attempt to send this batch.
-        self.enqueued += enqueued.iter().filter(|job| job.is_new || job.outcome == Outcome::KnownId).count() as u64;
-        self.kinds.extend(batch.iter().map(|(.., job)| kind_of(job)).take(KINDS.saturating_sub(self.kinds.len())));
-        self.shown.set_message(self.enqueued.to_string());
-        let written = write_ids(self.out, self.json, &enqueued).and_then(|()| self.out.flush());
-        written.map(|()| None).map_err(|error| self.stopped(Exit::Failure, &format!("cannot write the ids: {error}")))
-    }
-
-    /// The error of an import that stopped, with the line to continue at.
-    fn stopped(&self, exit: Exit, why: &str) -> anyhow::Error {
-        self.shown.finish_and_clear();
-        let (enqueued, done) = (self.enqueued, self.done);
-        let so_far = match enqueued {
-            0 => "nothing was enqueued".to_owned(),
-            _ => format!("{enqueued} jobs were enqueued, up to line {done}; continue with --skip {done}"),
-        };
-        anyhow!("{why}; {so_far}").context(exit)
-    }
-
-    fn finish(&mut self) -> anyhow::Result<()> {
-        self.shown.finish_and_clear();
-        if self.json {
-            json_line(self.out, doc! { "enqueued": i64::try_from(self.enqueued)? })?;
-        } else {
-            writeln!(std::io::stderr(), "enqueued: {}", self.enqueued)?;
-        }
-        Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_policy_that_this_program_does_not_know_needs_a_flag() {
-        let line = br#"{"class": "c", "retry_policy": {"class": "Mine"}}"#;
-        assert!(job_of_line(line, false).is_err_and(|problem| problem.ends_with("if your workers know it, add --custom-policy")));
-        assert!(job_of_line(line, true).is_ok_and(|job| job.is_some()));
-        let same_id = br#"{"class": "c", "id": "65a1b2c3d4e5f60718293a4b"}"#;
-        let (id, job) = job_of_line(same_id, false).expect("a job").expect("a job");
-        assert!(id.to_string() == "65a1b2c3d4e5f60718293a4b" && format!("{job:?}").contains("65a1b2c3d4e5f60718293a4b"));
     }
 }

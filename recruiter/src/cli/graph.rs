@@ -16,7 +16,7 @@ use recruiter_common::{
     exit::Exit,
     graphs::{Graph, GraphJob, GraphState, When},
     ids::GraphId,
-    spec::{InvalidSpec, UnknownPolicies, duration_of_text},
+    spec::{Classes, InvalidSpec, UnknownPolicies, duration_of_text},
     store::{ConnectArgs, Store},
     wait::WaitError,
 };
@@ -147,12 +147,16 @@ async fn enqueue(file: PathBuf, custom_policy: bool, format: Format, connect: &C
     }
     let text = String::from_utf8(bytes).map_err(|error| usage(format!("{} is not UTF-8: {error}", file.display())))?;
     let unknown = if custom_policy { UnknownPolicies::Accept } else { UnknownPolicies::Refuse };
-    let (graph, names) = Graph::of_json(&text, unknown).map_err(|problem| usage(format!("{}: {problem}", file.display())))?;
-    if graph.is_empty() {
+    let graph_of =
+        |classes: &Classes| Graph::of_json(&text, classes, unknown).map_err(|problem| usage(format!("{}: {problem}", file.display())));
+    // A wrong file is an error even without MongoDB.
+    if graph_of(&Classes::new())?.0.is_empty() {
         return Err(usage(format!("{} has no jobs", file.display())));
     }
+    let store = Store::connect(connect, "recruiter graph").await?;
+    let (graph, names) = graph_of(&store.class_defaults().await?)?;
     let id = graph.id();
-    graph.enqueue(&Store::connect(connect, "recruiter graph").await?).await?;
+    graph.enqueue(&store).await?;
     if format.json {
         let jobs: Document = names.into_iter().map(|(name, job)| (name, job.into())).collect();
         return Ok(json_line(out, doc! { "graph": id, "jobs": jobs })?);

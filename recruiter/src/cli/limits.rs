@@ -6,8 +6,8 @@ use anyhow::anyhow;
 use bson::{Document, doc};
 use clap::{Args, Subcommand, builder::BoolishValueParser};
 use recruiter_common::{
-    ids::JobId,
     limits::{self, Limit, Pause, Paused, Rate, SettingError, Settings, resource_and_number},
+    roster::PermitHolder,
     store::{ConnectArgs, LARGEST_CAP, Store},
 };
 
@@ -16,7 +16,7 @@ use super::{
     output::{Column, Format, Row, Screen, briefly_apart, json_line, moment, printable, table},
 };
 
-/// Maximum number of holders shown.
+/// Maximum number of jobs, and of permits of each worker, that are shown.
 const HOLDERS: usize = 50;
 /// Maximum number of paused lines shown.
 const LINES: i64 = 1_000;
@@ -35,7 +35,7 @@ enum LimitsCommand {
         #[command(flatten)]
         format: Format,
     },
-    /// Show a limit, and the jobs that hold its permits
+    /// Show a limit, and the workers and jobs that hold its permits
     Show {
         /// Name of the resource or group, such as printer, customer:17 or @mail
         name: String,
@@ -170,12 +170,13 @@ fn all(settings: &Settings) -> impl Iterator<Item = (String, Limit)> {
 }
 
 async fn list(store: &Store, format: Format, out: &mut impl Write) -> anyhow::Result<()> {
-    let (settings, held) = (store.settings().await?, store.held_permits().await?);
+    let (settings, held) = (store.settings().await?, store.permit_holders().await?);
     let waiting = store.limit_backlogs().await?.into_iter().filter_map(|(name, most)| Some((name, most?)));
     let waiting: HashMap<String, u64> = waiting.collect();
     let in_use = |name: &str| {
         let is_of = |resource: &str| name.strip_suffix('*').map_or(resource == name, |prefix| resource.starts_with(prefix));
-        held.iter().filter_map(|permit| resource_and_number(permit)).filter(|(resource, _)| is_of(resource)).count()
+        let names = held.iter().flat_map(|holder| &holder.permits);
+        names.filter_map(|permit| resource_and_number(permit)).filter(|(resource, _)| is_of(resource)).count()
     };
     let limits: Vec<(String, Limit)> = all(&settings).collect();
     if format.json {
@@ -220,10 +221,10 @@ async fn list(store: &Store, format: Format, out: &mut impl Write) -> anyhow::Re
 async fn show(store: &Store, name: &str, format: Format, out: &mut impl Write) -> anyhow::Result<()> {
     let settings = store.settings().await?;
     let limit = all(&settings).find(|(other, _)| other == name).map(|(_, limit)| limit).or_else(|| settings.limit_of(name));
-    let holders = store.permit_holders(name, HOLDERS).await?;
+    let holders = store.holders_of_resource(name, HOLDERS).await?;
     let most_waiting = store.limit_backlogs().await?.into_iter().find(|(other, _)| other == name).and_then(|(_, most)| most);
     if format.json {
-        let holders: Vec<Document> = holders.iter().map(|(permit, job)| doc! { "permit": permit, "job": job }).collect();
+        let holders: Vec<Document> = holders.iter().map(holder_to_document).collect();
         let (capacity, rate) = limit.map_or((None, None), |limit| (limit.capacity, limit.rate.map(|rate| rate.to_string())));
         return Ok(json_line(
             out,
@@ -237,13 +238,26 @@ async fn show(store: &Store, name: &str, format: Format, out: &mut impl Write) -
     write_holders(&holders, out)
 }
 
-/// Writes which jobs hold permits.
-pub(super) fn write_holders(holders: &[(String, JobId)], out: &mut impl Write) -> anyhow::Result<()> {
-    holders.iter().try_for_each(|(permit, job)| writeln!(out, "  {} is held by job {job}", printable(permit, 256)))?;
-    if holders.len() >= HOLDERS {
-        writeln!(out, "  (the first {HOLDERS} are shown)")?;
+/// A worker that holds permits, for programs.
+pub(super) fn holder_to_document(holder: &PermitHolder) -> Document {
+    doc! { "worker": holder.worker, "permits": holder.permits.clone(), "jobs": holder.jobs.clone() }
+}
+
+/// Writes which workers hold permits, and for which jobs.
+pub(super) fn write_holders(holders: &[PermitHolder], out: &mut impl Write) -> anyhow::Result<()> {
+    for PermitHolder { worker, permits, jobs } in holders {
+        let (permits, jobs) = (printable(&listed(permits), 1_000), listed(jobs));
+        let of = if jobs.is_empty() { String::new() } else { format!(" for {jobs}") };
+        writeln!(out, "  worker {worker} holds {permits}{of}")?;
     }
     Ok(())
+}
+
+/// The first of these, separated by commas.
+fn listed(all: &[impl ToString]) -> String {
+    let named: Vec<String> = all.iter().take(HOLDERS).map(ToString::to_string).collect();
+    let more = if all.len() > HOLDERS { format!(" and {} more", all.len() - HOLDERS) } else { String::new() };
+    named.join(", ") + &more
 }
 
 /// Pauses jobs.

@@ -3,11 +3,13 @@
 //!
 //! | module | what it is |
 //! |---|---|
-//! | `enqueue` | `enqueue`: one job, or a file of jobs |
+//! | `enqueue` | `enqueue`: one job |
+//! | `import` | `enqueue --from`: a file of jobs |
 //! | `jobs` | `jobs list`, `jobs show` |
 //! | `change` | `jobs retry`, `change`, `cancel`, `delete` |
 //! | `graph` | `graph enqueue`, `show`, `cancel`, `retry`: jobs that wait for each other |
 //! | `groups` | `groups list`, `groups set`: the settings of groups |
+//! | `files` | `files list`, `get`, `put`, `delete`: the files of jobs |
 //! | `filter` | which jobs a command is about |
 //! | `events` | `events`: what happens to jobs and workers |
 //! | `messages` | `publish`, `subscribe`: messages of applications |
@@ -29,10 +31,12 @@ mod enqueue;
 mod events;
 mod exit;
 mod export;
+mod files;
 mod filter;
 mod graph;
 mod groups;
 mod groups_why;
+mod import;
 mod jobs;
 mod limits;
 mod messages;
@@ -143,6 +147,8 @@ enum Command {
     Enqueue(Box<enqueue::EnqueueArgs>),
     /// List, show, retry, change, cancel and delete jobs
     Jobs(Box<jobs::JobsArgs>),
+    /// List, get, put and delete the files of jobs, which are too large for a document
+    Files(files::FilesArgs),
     /// List, set and remove the limits of resources: how many jobs run at a time, how often they start
     Limits(limits::LimitsArgs),
     /// Pause everything, a group or a class: its jobs wait, and running jobs continue
@@ -227,6 +233,7 @@ impl Config {
             | Command::Events(_)
             | Command::Publish(_)
             | Command::Subscribe(_)
+            | Command::Files(_)
             | Command::Consumers(_) => self.log.clone().quietly(),
         }
     }
@@ -252,6 +259,7 @@ impl Config {
             Command::Run(args) => run::run(args, connect, shutdown).await,
             Command::Enqueue(args) => enqueue::run(*args, connect, shutdown, out).await,
             Command::Jobs(args) => jobs::run(*args, connect, shutdown, out).await,
+            Command::Files(args) => or_stopped(shutdown, files::run(args, connect, out)).await,
             Command::Limits(args) => or_stopped(shutdown, limits::run(args, connect, out)).await,
             Command::Pause(args) => or_stopped(shutdown, limits::pause(args, connect, out)).await,
             Command::Resume(args) => or_stopped(shutdown, limits::resume(args, connect, out)).await,

@@ -4,11 +4,12 @@
 //! Ages are computed with the server's clock, which wrote the dates. Only the cleaner and the standby recruiters detect
 //! deaths, and they use other means.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, io::Write};
 
 use bson::{Bson, Document};
 use chrono::TimeDelta;
 use recruiter_common::{
+    enqueue::NewJob,
     instant::Instant,
     roster::WorkOn,
     store::{Store, StoreError, lossy},
@@ -22,6 +23,8 @@ use super::output::{apart, printable};
 const USUAL_LEADERS_LEASE_MS: u32 = 30_000;
 /// Lease in milliseconds of a worker whose document does not contain its lease.
 const USUAL_LEASE_MS: i64 = 20_000;
+/// Maximum number of warnings about pairs without a worker.
+const WARNINGS: usize = 5;
 
 /// Whether there is a leading recruiter.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -165,6 +168,28 @@ impl Workers {
         } else {
             None
         }
+    }
+}
+
+/// Class and group of a job.
+pub(super) type Kind = (String, String);
+
+pub(super) fn kind_of(job: &NewJob) -> Kind {
+    let (class, group) = job.class_and_group();
+    (class.to_owned(), group.to_owned())
+}
+
+/// Warns about jobs whose class and group no running worker takes. This is not an error: the jobs wait for such a
+/// worker. Without permission to read the roster there is no warning.
+pub(super) async fn warn_of_untaken(store: &Store, kinds: &BTreeSet<Kind>) {
+    let Ok(workers) = Workers::find(store).await else { return };
+    let reasons: BTreeSet<String> = kinds.iter().filter_map(|(class, group)| workers.why_nobody_takes(class, group)).collect();
+    for reason in reasons.iter().take(WARNINGS) {
+        // Standard error is closed: the warning is not needed.
+        let _ = writeln!(std::io::stderr(), "warning: {reason}; the job waits until there is one");
+    }
+    if let Some(more @ 1..) = reasons.len().checked_sub(WARNINGS) {
+        let _ = writeln!(std::io::stderr(), "warning: {more} more classes or groups have no worker");
     }
 }
 

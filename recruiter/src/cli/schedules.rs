@@ -17,9 +17,9 @@ use recruiter_common::{
 };
 
 use super::{
-    enqueue::warn_of_untaken,
     exit::{or_stopped, usage},
     output::{Column, Format, Row, Screen, briefly_apart, json_line, moment, printable, table},
+    presence::warn_of_untaken,
     schedules_file,
 };
 
@@ -311,6 +311,7 @@ async fn apply(args: ApplyArgs, connect: &ConnectArgs, out: &mut impl Write) -> 
     let unknown = if args.custom_policy { UnknownPolicies::Accept } else { UnknownPolicies::Refuse };
     let wanted = schedules_file::load(&args.file, unknown).map_err(|error| anyhow!(error).context(Exit::Config))?;
     let store = connected(args.dry_run, connect).await?;
+    let wanted = wanted.with_defaults(&store.class_defaults().await?, unknown).map_err(|error| anyhow!(error).context(Exit::Config))?;
     // Every conflict is found before the first change.
     for (name, schedule) in &wanted.schedules {
         schedule.compare(&store, name).await.with_context(|| format!("{}: nothing was changed", args.file.display()))?;

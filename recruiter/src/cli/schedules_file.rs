@@ -11,7 +11,7 @@ use std::{
 
 use recruiter_common::{
     schedules::{InvalidSchedule, Missed, Schedule},
-    spec::{JobSpec, UnknownPolicies, duration_of_text},
+    spec::{Classes, InvalidSpec, JobSpec, UnknownPolicies, duration_of_text},
 };
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -49,6 +49,22 @@ impl std::error::Error for FileError {
 pub(super) struct Namespace {
     pub(super) name: String,
     pub(super) schedules: Vec<(String, Schedule)>,
+    /// The jobs of these schedules as the file has them.
+    jobs: Vec<JobSpec>,
+}
+
+impl Namespace {
+    /// Gives the jobs the defaults of their classes.
+    ///
+    /// # Errors
+    /// When a job cannot have the defaults of its class.
+    pub(super) fn with_defaults(mut self, classes: &Classes, unknown_policies: UnknownPolicies) -> Result<Self, InvalidSpec> {
+        for ((_, schedule), job) in self.schedules.iter_mut().zip(&self.jobs) {
+            let job = job.clone().with_defaults(classes).into_job(unknown_policies)?;
+            *schedule = schedule.clone().job(job);
+        }
+        Ok(self)
+    }
 }
 
 #[derive(Deserialize)]
@@ -100,23 +116,25 @@ fn namespace(text: &str, unknown_policies: UnknownPolicies) -> Result<Namespace,
         Problem(error.span().unwrap_or_default(), format!("{problem}{hint}"))
     })?;
     let (at, name) = (file.namespace.span(), file.namespace.into_inner());
-    let mut schedules = Vec::with_capacity(file.schedules.len());
+    let (mut schedules, mut jobs) = (Vec::with_capacity(file.schedules.len()), Vec::new());
     for (key, entry) in file.schedules {
-        let schedule = schedule(entry, &key, unknown_policies)?.in_namespace(&name);
+        let (schedule, job) = schedule(entry, &key, unknown_policies)?;
+        let schedule = schedule.in_namespace(&name);
         schedule.check(key.as_ref()).map_err(|problem| {
             // The namespace is the only problem that is not the schedule's own.
             let is_of_namespace = matches!(problem, InvalidSchedule::Name { what: "namespace", .. });
             Problem(if is_of_namespace { at.clone() } else { key.span() }, format!("`{}`: {problem}", key.as_ref()))
         })?;
         schedules.push((key.into_inner(), schedule));
+        jobs.push(job);
     }
     if name.is_empty() {
         return Err(Problem(at, "the namespace is empty: give it a name, like the name of your application".into()));
     }
-    Ok(Namespace { name, schedules })
+    Ok(Namespace { name, schedules, jobs })
 }
 
-fn schedule(entry: Entry, key: &Spanned<String>, unknown_policies: UnknownPolicies) -> Result<Schedule, Problem> {
+fn schedule(entry: Entry, key: &Spanned<String>, unknown_policies: UnknownPolicies) -> Result<(Schedule, JobSpec), Problem> {
     let duration = |text: &Spanned<String>| duration_of_text(text.as_ref()).map_err(|problem| wrong(text, problem));
     let schedule = match (&entry.cron, &entry.every, &entry.zone) {
         (Some(cron), None, zone) => {
@@ -150,11 +168,11 @@ fn schedule(entry: Entry, key: &Spanned<String>, unknown_policies: UnknownPolici
     let within = |problem: String| Problem(at.clone(), format!("`job`: {problem}"));
     let spec = json(toml::Value::Table(entry.job.into_inner())).map_err(within)?;
     let spec: JobSpec = serde_json::from_value(spec).map_err(|error| within(error.to_string().replace("unknown field", "unknown key")))?;
-    let job = spec.into_job(unknown_policies).map_err(|problem| {
+    let job = spec.clone().into_job(unknown_policies).map_err(|problem| {
         let hint = if problem.is_unknown_policy() { "; if your workers know it, add --custom-policy" } else { "" };
         within(format!("{problem}{hint}"))
     })?;
-    Ok(schedule.job(job))
+    Ok((schedule.job(job), spec))
 }
 
 fn wrong<T>(at: &Spanned<T>, problem: impl ToString) -> Problem {

@@ -62,7 +62,7 @@ pub(super) async fn run(args: StatsArgs, connect: &ConnectArgs, out: &mut impl W
     let lanes = store.first_lanes(waiting.keys().cloned(), LANES).await?;
     let are_all = lanes.len() < LANES;
     let policies = workers.unknown_policies(store.policies_of_due_jobs(&lanes, SAMPLE).await?);
-    let mut admission = Admission::seen_from_outside(store.settings().await?, &store.held_permits().await?, now);
+    let mut admission = Admission::seen_from_outside(store.settings().await?, &store.permit_holders().await?, now);
     let lines: Vec<&str> = lanes.iter().filter_map(|lane| lane.gate.as_deref()).filter(|gate| line_of_gate(gate).is_some()).collect();
     store.halted_lines(&lines).await?.into_iter().for_each(|(gate, pause)| admission.halt(&gate, pause));
     let held: Vec<Held> = lanes.iter().filter_map(|lane| Held::of(lane, &admission, now)).collect();

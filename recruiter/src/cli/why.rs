@@ -12,17 +12,18 @@ use recruiter_common::{
     instant::Instant,
     job::{Job, JobState},
     limits::line_of_gate,
+    roster::PermitHolder,
     store::{ConnectArgs, Head, Lane, Store},
 };
 
 use super::{
-    limits::{described, explained, write_holders},
+    limits::{described, explained, holder_to_document, write_holders},
     output::{Format, apart, json_line, moment, printable},
     presence::{Leader, Workers},
 };
 use crate::leader::admission::{Admission, Reason};
 
-/// Maximum number of holders of a full resource that are named.
+/// Maximum number of jobs that are named of a full resource.
 const HOLDERS: usize = 10;
 
 /// Why a job does not run.
@@ -31,8 +32,8 @@ pub(super) struct Why {
     pub(super) name: &'static str,
     /// One or two sentences for people: the reason, and what to do.
     pub(super) text: String,
-    /// The jobs that hold the permits of a full resource.
-    holders: Vec<(String, JobId)>,
+    /// The workers that hold the permits of a full resource, and their jobs.
+    holders: Vec<PermitHolder>,
 }
 
 impl Why {
@@ -59,7 +60,7 @@ pub(super) async fn run(id: JobId, format: Format, connect: &ConnectArgs, out: &
         }
     };
     if format.json {
-        let holders: Vec<Document> = why.holders.iter().map(|(permit, job)| doc! { "permit": permit, "job": job }).collect();
+        let holders: Vec<Document> = why.holders.iter().map(holder_to_document).collect();
         return Ok(json_line(out, doc! { "_id": id, "reason": why.name, "text": why.text, "holders": holders })?);
     }
     writeln!(out, "{}: {}", why.name, why.text)?;
@@ -128,7 +129,7 @@ pub(super) struct Facts {
 impl Facts {
     pub(super) async fn find(store: &Store, group: &str, now: Instant) -> anyhow::Result<Self> {
         let (leader, workers) = (Leader::find(store).await?, Workers::find(store).await?);
-        let mut admission = Admission::seen_from_outside(store.settings().await?, &store.held_permits().await?, now);
+        let mut admission = Admission::seen_from_outside(store.settings().await?, &store.permit_holders().await?, now);
         if admission.groups_to_count().iter().any(|limited| limited == group) {
             admission.set_without_permit(group, store.running_without_permit(group).await?);
         }
@@ -149,7 +150,7 @@ impl Facts {
         if let Some(reason) = self.admission.why(lane, self.now) {
             let why = explain(&reason, self.now);
             return Ok(match &reason {
-                Reason::Full { resource, .. } => Why { holders: store.permit_holders(resource, HOLDERS).await?, ..why },
+                Reason::Full { resource, .. } => Why { holders: store.holders_of_resource(resource, HOLDERS).await?, ..why },
                 Reason::Paused(..) | Reason::Undefined(_) | Reason::Invalid(_) | Reason::Maintenance { .. } | Reason::Rate { .. } => why,
             });
         }
@@ -157,11 +158,15 @@ impl Facts {
             let has_class = worker.classes.contains(&lane.class);
             worker.is_alive() && has_class && worker.work_on.as_ref().is_some_and(|work_on| work_on.includes(&lane.group))
         };
-        let free: i64 = self.workers.0.iter().filter(takes).map(|worker| recruiter_common::roster::free_slots(&worker.document)).sum();
+        let free: i64 =
+            self.workers.0.iter().filter(takes).map(|worker| recruiter_common::roster::free_slots_of(&worker.document, &lane.class)).sum();
         Ok(if free == 0 {
             Why::new(
                 "no-free-slot",
-                format!("{waiting}, and all slots of the workers that take it are in use; add workers, or raise its priority"),
+                format!(
+                    "{waiting}, and all slots of the workers that take it are in use, or all that they have for its class; add workers, or raise \
+                     its priority"
+                ),
             )
         } else if let Some(rate) = self.admission.rates(lane).next() {
             Why::new("rate", format!("{waiting}; it may wait for the rate of `{}`: {}", printable(&rate.0, 80), rate.1))

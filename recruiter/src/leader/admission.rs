@@ -3,21 +3,20 @@
 //! The settings decide: pauses, maintenance windows, and the limits of the lane's resources and of its group. Every refusal has a [`Reason`]. The plan asks here
 //! before it gives a job to a worker, and `recruiter jobs why` asks the same functions.
 //!
-//! **Capacity.** This state only chooses permits that are probably free. If it is wrong, MongoDB refuses the start, because a unique index has
-//! the permits of all running jobs. So the state may forget a permit too early, and two leaders can both believe that they lead.
+//! **Capacity.** [`Holders`] has the permits that workers hold, and this state chooses others. If it is wrong, MongoDB refuses the assignment,
+//! because a unique index has the permits of all workers. So two leaders can both believe that they lead. While all permits of a resource are
+//! held, its jobs go ahead to workers that hold some: a job that returns there passes its permits on.
 //!
 //! **Rates.** [`Cells`] has the interval in which a rate allows the next start.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{HashMap, HashSet};
 
 use chrono::TimeDelta;
 use recruiter_common::{
-    ids::JobId,
+    ids::{JobId, WorkerId},
     instant::Instant,
-    limits::{
-        Limit, Pause, Paused, Permit, Rate, Settings, group_of_resource, line_of_gate, permit_name, resource_and_number, resource_of_group,
-        resources_in,
-    },
+    limits::{Limit, Pause, Paused, Permit, Rate, Settings, group_of_resource, line_of_gate, permit_name, resource_of_group, resources_in},
+    roster::{AvailableWorker, PermitHolder},
     store::{KeptCells, Lane, ScheduledJob},
 };
 
@@ -25,6 +24,7 @@ use super::{
     ageing::Ageing,
     cells::Cells,
     closures::Closures,
+    holders::{Holders, PermitLane},
     shares::{Pass, Shares},
 };
 
@@ -40,7 +40,7 @@ pub(crate) enum Reason {
     Undefined(String),
     /// The document of a limit or group is not valid.
     Invalid(String),
-    /// As many jobs as a resource allows are running or assigned.
+    /// As many permits of a resource are held as there are.
     Full { resource: String, capacity: u32 },
     /// The group is in a maintenance window until `until`.
     Maintenance { group: String, until: Instant },
@@ -48,12 +48,22 @@ pub(crate) enum Reason {
     Rate { resource: String, until: Instant },
 }
 
+/// How a job can be assigned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// To a free slot, or ahead.
+    Unlimited,
+    /// To a free slot, with permits.
+    Permits,
+    /// All permits are held: ahead, to a worker that holds some.
+    PermitsOfOthers,
+}
+
 /// The settings, the permits in use, and the cells that were taken.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Admission {
     settings: Settings,
-    /// The permits of running and assigned jobs: the numbers of each resource. The job is known if this leader has assigned it.
-    held: HashMap<String, BTreeMap<u32, Option<JobId>>>,
+    holders: Holders,
     /// Paused lines, by their gates: those that a search has found.
     halted: HashMap<String, Pause>,
     /// Running jobs without a permit, in groups whose limit may be newer than their start. A group leaves when there are none.
@@ -68,19 +78,19 @@ pub(crate) struct Admission {
 
 impl Admission {
     /// The state at the beginning of a term.
-    pub(crate) fn begin(settings: Settings, held: &BTreeSet<String>, kept: KeptCells, now: Instant) -> Self {
+    pub(crate) fn begin(settings: Settings, holders: &[PermitHolder], kept: KeptCells, now: Instant) -> Self {
         let mut admission = Self { cells: Cells::begin(kept, now), ..Self::default() };
         admission.cells.limit_to(|resource| rate_of(&settings, resource), now);
         admission.change(settings, now);
-        admission.confirm(held, |_| false);
+        admission.confirm(holders);
         admission
     }
 
     /// The state as another process sees it: it does not know which cells were taken.
-    pub(crate) fn seen_from_outside(settings: Settings, held: &BTreeSet<String>, now: Instant) -> Self {
+    pub(crate) fn seen_from_outside(settings: Settings, holders: &[PermitHolder], now: Instant) -> Self {
         let mut admission = Self::default();
         admission.change(settings, now);
-        admission.confirm(held, |_| false);
+        admission.confirm(holders);
         admission
     }
 
@@ -115,10 +125,21 @@ impl Admission {
         self.closures.next_change()
     }
 
+    /// How a job of this lane can be assigned now; `None` if it must wait.
+    pub(crate) fn way(&self, lane: &Lane, now: Instant) -> Option<Way> {
+        match self.check(lane, now) {
+            Ok((usize::MAX, _)) => Some(Way::Unlimited),
+            Ok(_) => Some(Way::Permits),
+            Err(Reason::Full { .. }) => Some(Way::PermitsOfOthers),
+            Err(_) => None,
+        }
+    }
+
     /// Whether this job may only go to a free slot, and not ahead: it must start at once or not at all, or it was overtaken for long.
     pub(crate) fn needs_free_slot(&self, lane: &Lane, job: &ScheduledJob, now: Instant) -> bool {
-        let is_limited = self.room(lane, now) != usize::MAX;
-        is_limited || self.closures.closes_soon(&lane.group, now).is_some() || self.ageing.bonus(job, now) > 0
+        self.way(lane, now) == Some(Way::Permits)
+            || self.closures.closes_soon(&lane.group, now).is_some()
+            || self.ageing.bonus(job, now) > 0
     }
 
     /// Replaces the settings. Returns whether jobs that are assigned ahead may have to wait now: there is a new pause or maintenance window,
@@ -163,7 +184,7 @@ impl Admission {
 
     /// Whether any permit is held.
     pub(crate) fn holds_permits(&self) -> bool {
-        !self.held.is_empty()
+        !self.holders.is_empty()
     }
 
     /// Groups with a capacity whose running jobs may have no permit.
@@ -181,38 +202,88 @@ impl Admission {
         }
     }
 
-    /// Replaces the permits in use by those of running jobs, and those of jobs that are in flight.
-    pub(crate) fn confirm(&mut self, running: &BTreeSet<String>, is_in_flight: impl Fn(JobId) -> bool) {
-        for numbers in self.held.values_mut() {
-            numbers.retain(|_, job| job.is_some_and(&is_in_flight));
-        }
-        for (resource, number) in running.iter().filter_map(|permit| resource_and_number(permit)) {
-            self.held.entry(resource.to_owned()).or_default().entry(number).or_insert(None);
-        }
-        self.held.retain(|_, numbers| !numbers.is_empty());
+    /// Replaces all known permits by those of a complete read. Returns the permits that are free since then.
+    pub(crate) fn confirm(&mut self, holders: &[PermitHolder]) -> Vec<String> {
+        let listed: HashSet<WorkerId> = holders.iter().map(|holder| holder.worker).collect();
+        let mut returned = self.holders.retain(|worker| listed.contains(&worker));
+        returned.extend(holders.iter().flat_map(|holder| self.holders.replace(holder.worker, &holder.permits, &holder.jobs)));
+        returned
     }
 
-    /// Notes permits of ended jobs.
-    pub(crate) fn release<'a>(&mut self, permits: impl IntoIterator<Item = &'a String>) {
-        for (resource, number) in permits.into_iter().filter_map(|permit| resource_and_number(permit)) {
-            if let Some(numbers) = self.held.get_mut(resource) {
-                numbers.remove(&number);
-                if numbers.is_empty() {
-                    self.held.remove(resource);
-                }
-            }
-        }
+    /// Updates the permits of these workers from a read of the roster. Returns the permits that they have returned.
+    pub(crate) fn read(&mut self, workers: &[AvailableWorker]) -> Vec<String> {
+        let read = |worker: &AvailableWorker| {
+            self.holders.replace(worker.id, worker.held_permits.as_deref().unwrap_or_default(), &worker.prefetched)
+        };
+        workers.iter().flat_map(read).collect()
     }
 
-    /// How many permits of the lane's resources are in use: as many of its first jobs may be in flight.
+    /// How many permits of the lane's resources are held: as many of its first jobs may be in flight.
     pub(crate) fn held(&self, lane: &Lane) -> usize {
         let limits = self.limits_of(lane).unwrap_or_default();
-        limits.iter().filter_map(|(resource, _)| self.held.get(resource)).map(BTreeMap::len).max().unwrap_or(0)
+        limits.iter().map(|(resource, _)| self.holders.count(resource)).max().unwrap_or(0)
     }
 
-    /// How many jobs of this lane may start now: `usize::MAX` if it has no limit.
+    /// How many jobs of this lane can be assigned now: `usize::MAX` if it has no limit. While a resource is full, some can wait for the permits
+    /// of others.
     pub(crate) fn room(&self, lane: &Lane, now: Instant) -> usize {
-        self.check(lane, now).map_or(0, |(room, _)| room)
+        match self.check(lane, now) {
+            Ok((room, _)) => room,
+            Err(Reason::Full { .. }) => {
+                let Some(resource) = self.passes_on(lane, now) else { return 0 };
+                let lane = permit_lane(lane);
+                self.holders.of(&resource).into_iter().map(|worker| self.holders.room_ahead(worker, &lane) as usize).sum()
+            }
+            Err(_) => 0,
+        }
+    }
+
+    /// The first resource of a full lane, if a worker may pass the permits of its jobs on: the lane is not a line, it has no rate, and no
+    /// resource has more jobs than its capacity allows.
+    fn passes_on(&self, lane: &Lane, now: Instant) -> Option<String> {
+        if lane.gate.as_deref().is_some_and(|gate| line_of_gate(gate).is_some()) || self.closures.closes_soon(&lane.group, now).is_some() {
+            return None;
+        }
+        let limits = self.limits_of(lane).ok()?;
+        let may_go_on = |(resource, limit): &(String, Limit)| {
+            limit.rate.is_none() && limit.capacity.is_none_or(|capacity| self.used(resource) <= capacity as usize)
+        };
+        let has_capacity = |(_, limit): &&(String, Limit)| limit.capacity.is_some();
+        let first = limits.iter().find(has_capacity).map(|(resource, _)| resource.clone())?;
+        limits.iter().all(may_go_on).then_some(first)
+    }
+
+    /// Number of jobs that use a resource.
+    fn used(&self, resource: &str) -> usize {
+        self.holders.count(resource) + self.without_permit.get(resource).map_or(0, |count| *count as usize)
+    }
+
+    /// The limited resources of a lane.
+    pub(crate) fn resources(&self, lane: &Lane) -> impl Iterator<Item = String> {
+        self.limits_of(lane).unwrap_or_default().into_iter().map(|(resource, _)| resource)
+    }
+
+    /// The workers in which a further job of this full lane can wait for permits.
+    pub(crate) fn can_wait_in(&self, lane: &Lane, now: Instant) -> HashSet<WorkerId> {
+        let Some(resource) = self.passes_on(lane, now) else { return HashSet::new() };
+        let lane = permit_lane(lane);
+        let has_room = |worker: &WorkerId| self.holders.room_ahead(*worker, &lane) > 0;
+        self.holders.of(&resource).into_iter().filter(has_room).collect()
+    }
+
+    /// Lets a job of a full lane wait in this worker.
+    pub(crate) fn wait_in(&mut self, worker: WorkerId, lane: &Lane, job: &ScheduledJob) -> Permit {
+        self.holders.add_ahead(worker, job.id, permit_lane(lane));
+        self.serve(&lane.group);
+        Permit { gate: lane.gate.clone(), is_ahead: true, ..Permit::default() }
+    }
+
+    /// Counts a start of this group, if groups have weights.
+    fn serve(&mut self, group: &str) {
+        if self.has_weights {
+            let weight = self.settings.groups.get(group).and_then(|group| group.weight);
+            self.shares.serve(group, weight.unwrap_or(1.0));
+        }
     }
 
     /// Why no job of this lane may start now.
@@ -228,26 +299,23 @@ impl Admission {
         }
     }
 
-    /// Takes a permit for a job of this lane: `None` if the lane has no limit.
-    pub(crate) fn admit(&mut self, lane: &Lane, job: &ScheduledJob, now: Instant) -> Result<Option<Permit>, Reason> {
+    /// Takes permits for a job of this lane and this worker: `None` if the lane has no limit.
+    pub(crate) fn admit(&mut self, worker: WorkerId, lane: &Lane, job: &ScheduledJob, now: Instant) -> Result<Option<Permit>, Reason> {
         let (room, resources) = self.check(lane, now)?;
-        if self.has_weights {
-            let weight = self.settings.groups.get(&lane.group).and_then(|group| group.weight);
-            self.shares.serve(&lane.group, weight.unwrap_or(1.0));
-        }
+        self.serve(&lane.group);
         let closes_at = self.closures.closes_soon(&lane.group, now);
         if room == usize::MAX && closes_at.is_none() {
             return Ok(None);
         }
         // The last millisecond before the window.
         let between = closes_at.map(|at| (Instant::UNIX_EPOCH, at - TimeDelta::milliseconds(1)));
-        let mut permit = Permit { gate: lane.gate.clone(), names: Vec::new(), between };
+        let mut permit = Permit { gate: lane.gate.clone(), between, ..Permit::default() };
         for (resource, limit) in resources {
             if limit.capacity.is_some() {
-                let numbers = self.held.entry(resource.clone()).or_default();
-                let number = (0..).find(|number| !numbers.contains_key(number)).unwrap_or_default();
-                numbers.insert(number, Some(job.id));
-                permit.names.push(permit_name(&resource, number));
+                let name = permit_name(&resource, self.holders.free_number(&resource));
+                let is_first = permit.names.is_empty();
+                self.holders.add(worker, &name, is_first.then(|| permit_lane(lane)).as_ref());
+                permit.names.push(name);
             }
             if let Some(rate) = limit.rate {
                 let (from, until) = self.cells.take(&resource, rate, job, now);
@@ -257,9 +325,10 @@ impl Admission {
         Ok(Some(permit))
     }
 
-    /// Takes the permit of a job back that was not assigned.
-    pub(crate) fn take_back(&mut self, job: JobId, permit: &Permit) {
-        self.release(&permit.names);
+    /// Takes the permits of a job back that was not assigned to this worker.
+    pub(crate) fn take_back(&mut self, worker: WorkerId, job: JobId, permit: &Permit) {
+        permit.names.iter().for_each(|name| self.holders.remove(worker, name));
+        self.holders.remove_ahead(worker, job);
         self.cells.was_not_assigned(job);
     }
 
@@ -283,9 +352,7 @@ impl Admission {
         let mut room = usize::MAX;
         for (resource, limit) in &limits {
             if let Some(capacity) = limit.capacity {
-                let without_permit = self.without_permit.get(resource).map_or(0, |count| *count as usize);
-                let used = self.held.get(resource).map_or(0, BTreeMap::len) + without_permit;
-                room = room.min((capacity as usize).saturating_sub(used));
+                room = room.min((capacity as usize).saturating_sub(self.used(resource)));
                 if room == 0 {
                     return Err(Reason::Full { resource: resource.clone(), capacity });
                 }
@@ -322,6 +389,10 @@ impl Admission {
     }
 }
 
+fn permit_lane(lane: &Lane) -> PermitLane {
+    (lane.group.clone(), lane.gate.clone())
+}
+
 /// The rate of a resource or group.
 fn rate_of(settings: &Settings, resource: &str) -> Option<Rate> {
     settings.limit_of(resource).or_else(|| Some(settings.groups.get(group_of_resource(resource)?)?.limit))?.rate
@@ -354,7 +425,7 @@ mod tests {
 
     fn limited<const N: usize>(limits: [(&str, Limit); N]) -> Admission {
         let limits = limits.map(|(name, limit)| (name.to_owned(), limit)).into();
-        Admission::begin(Settings { limits, ..Settings::default() }, &BTreeSet::new(), KeptCells::default(), at(-1_000_000_000))
+        Admission::begin(Settings { limits, ..Settings::default() }, &[], KeptCells::default(), at(-1_000_000_000))
     }
 
     fn names(admitted: Result<Option<Permit>, Reason>) -> String {
@@ -365,58 +436,74 @@ mod tests {
         }
     }
 
+    fn holder(worker: WorkerId, permits: &[&str]) -> PermitHolder {
+        PermitHolder { worker, permits: permits.iter().map(|name| (*name).to_owned()).collect(), jobs: Vec::new() }
+    }
+
     #[test]
-    fn a_capacity_gives_each_number_once_until_it_is_released() {
-        let mut admission = limited([("printer", capacity(2)), ("customer:*", capacity(1))]);
-        let mut admit = |gate: &str| names(admission.admit(&lane(gate), &job(), at(0)));
+    fn a_capacity_gives_each_number_once_until_it_is_returned() {
+        let (mut admission, worker) = (limited([("printer", capacity(2)), ("customer:*", capacity(1))]), WorkerId::new());
+        let mut admit = |gate: &str| names(admission.admit(worker, &lane(gate), &job(), at(0)));
         assert_eq!(admit(""), "unlimited");
         assert_eq!(admit("customer:1,printer"), "customer:1#0 printer#0");
         assert_eq!(admit("customer:1,printer"), r#"Full { resource: "customer:1", capacity: 1 }"#);
         assert_eq!(admit("customer:2,printer"), "customer:2#0 printer#1");
         assert_eq!(admit("customer:3,printer"), r#"Full { resource: "printer", capacity: 2 }"#);
         assert_eq!(admit("scanner"), r#"Undefined("scanner")"#);
-        assert_eq!(admission.room(&lane("printer"), at(0)), 0);
-        admission.release(&["printer#0".to_owned(), "printer#7".to_owned()]);
+        assert_eq!(admission.way(&lane("printer"), at(0)), Some(Way::PermitsOfOthers));
+        assert_eq!(admission.confirm(&[holder(worker, &["printer#1"])]).len(), 3);
         assert_eq!((admission.room(&lane("printer"), at(0)), admission.room(&lane(""), at(0))), (1, usize::MAX));
-        assert_eq!(names(admission.admit(&lane("printer"), &job(), at(0))), "printer#0");
-    }
-
-    #[test]
-    fn what_runs_and_what_is_in_flight_is_held() {
-        let mut admission = limited([("printer", capacity(9))]);
-        let jobs = [job(), job()];
-        for job in &jobs {
-            admission.admit(&lane("printer"), job, at(0)).unwrap();
-        }
-        let running = ["printer#5".to_owned(), "elsewhere#1".to_owned(), "not a permit".to_owned()].into();
-        admission.confirm(&running, |job| job == jobs[1].id);
-        assert_eq!(admission.room(&lane("printer"), at(0)), 7);
-        assert_eq!(names(admission.admit(&lane("printer"), &job(), at(0))), "printer#0");
-        admission.confirm(&BTreeSet::new(), |_| false);
-        assert!(!admission.holds_permits());
+        assert_eq!(names(admission.admit(worker, &lane("printer"), &job(), at(0))), "printer#0");
+        assert!(admission.confirm(&[]).len() == 2 && !admission.holds_permits());
     }
 
     #[test]
     fn a_lowered_capacity_takes_nothing_away_and_admits_nobody() {
-        let mut admission = limited([("printer", capacity(3))]);
-        (0..3).for_each(|_| _ = admission.admit(&lane("printer"), &job(), at(0)).unwrap());
+        let (mut admission, worker) = (limited([("printer", capacity(3))]), WorkerId::new());
+        (0..3).for_each(|_| _ = admission.admit(worker, &lane("printer"), &job(), at(0)).unwrap());
+        assert_eq!(admission.can_wait_in(&lane("printer"), at(0)), [worker].into());
         let settings = Settings { limits: [("printer".into(), capacity(2))].into(), ..Settings::default() };
         assert!(!admission.change(settings, at(0)));
-        admission.release(&["printer#0".to_owned()]);
-        assert_eq!(admission.room(&lane("printer"), at(0)), 0);
-        admission.release(&["printer#2".to_owned()]);
-        assert_eq!(names(admission.admit(&lane("printer"), &job(), at(0))), "printer#0");
+        assert!(admission.can_wait_in(&lane("printer"), at(0)).is_empty(), "no permit is passed on");
+        admission.confirm(&[holder(worker, &["printer#1", "printer#2"])]);
+        assert_eq!(admission.way(&lane("printer"), at(0)), Some(Way::PermitsOfOthers));
+        admission.confirm(&[holder(worker, &["printer#1"])]);
+        assert_eq!(names(admission.admit(worker, &lane("printer"), &job(), at(0))), "printer#0");
+    }
+
+    #[test]
+    fn jobs_of_a_full_resource_wait_in_the_workers_that_hold_its_permits() {
+        let rate = Limit { rate: Some(Rate::new(1, Duration::from_secs(1), 1).unwrap()), ..capacity(1) };
+        let (mut admission, worker) = (limited([("printer", capacity(1)), ("api", rate), ("customer:*", capacity(1))]), WorkerId::new());
+        admission.confirm(&[holder(worker, &["printer#0"])]);
+        assert_eq!(admission.room(&lane("printer"), at(0)), 0, "an earlier leader has granted it");
+        admission.confirm(&[]);
+        for gate in ["printer", "api", ">line"] {
+            admission.admit(worker, &lane(gate), &job(), at(0)).unwrap();
+        }
+        assert_eq!(admission.room(&lane("printer"), at(0)), 4);
+        let permit = admission.wait_in(worker, &lane("printer"), &job());
+        assert_eq!(permit, Permit { gate: Some("printer".into()), is_ahead: true, ..Permit::default() });
+        assert_eq!(admission.room(&lane("printer"), at(0)), 3);
+        for other in ["api", ">line", "customer:1,printer"] {
+            assert!(admission.can_wait_in(&lane(other), at(0)).is_empty(), "{other}");
+        }
+        assert!(admission.can_wait_in(&Lane { gate: Some("printer".into()), ..Lane::new("mail", "Other") }, at(0)).contains(&worker));
+        let pause = Pause { by: "ada".into(), reason: None, at: None };
+        let limits = [("printer".into(), capacity(1))].into();
+        admission.change(Settings { limits, pauses: [(Paused::Everything, pause)].into(), ..Settings::default() }, at(0));
+        assert_eq!((admission.way(&lane("printer"), at(0)), admission.room(&lane("printer"), at(0))), (None, 0));
     }
 
     #[test]
     fn a_group_has_a_limit_of_its_own_and_pauses_come_first() {
         let group = GroupSettings { limit: capacity(2), ..GroupSettings::default() };
         let settings = Settings { groups: [("mail".into(), group)].into(), ..Settings::default() };
-        let mut admission = Admission::begin(settings.clone(), &BTreeSet::new(), KeptCells::default(), at(0));
+        let mut admission = Admission::begin(settings.clone(), &[], KeptCells::default(), at(0));
         assert_eq!((admission.groups_to_count(), admission.room(&lane(""), at(0))), (vec!["mail".to_owned()], 0));
         admission.set_without_permit("mail", 1);
-        assert_eq!(names(admission.admit(&lane(""), &job(), at(0))), "@mail#0");
-        assert_eq!(admission.room(&lane(""), at(0)), 0, "one was started before there was a limit");
+        assert_eq!(names(admission.admit(WorkerId::new(), &lane(""), &job(), at(0))), "@mail#0");
+        assert_eq!(admission.way(&lane(""), at(0)), Some(Way::PermitsOfOthers), "one was started before there was a limit");
         admission.set_without_permit("mail", 0);
         assert_eq!((admission.room(&lane(""), at(0)), admission.room(&Lane::new("other", "Send"), at(0))), (1, usize::MAX));
         let pause = Pause { by: "ada".into(), reason: None, at: None };
@@ -435,9 +522,9 @@ mod tests {
     fn a_new_leader_goes_on_with_a_slow_rate_where_the_last_one_was() {
         let hourly = Limit { capacity: None, rate: Some(Rate::new(1, Duration::from_secs(3_600), 1).unwrap()) };
         let settings = Settings { limits: [("api".into(), hourly)].into(), ..Settings::default() };
-        let begin = |kept: KeptCells, ms: i64| Admission::begin(settings.clone(), &BTreeSet::new(), kept, at(ms));
+        let begin = |kept: KeptCells, ms: i64| Admission::begin(settings.clone(), &[], kept, at(ms));
         let mut first = begin(KeptCells::default(), 0);
-        let permit = first.admit(&lane("api"), &job(), at(0)).unwrap().unwrap();
+        let permit = first.admit(WorkerId::new(), &lane("api"), &job(), at(0)).unwrap().unwrap();
         let kept: HashMap<String, Instant> = first.cells.to_keep().into_iter().collect();
         assert!(first.cells.to_keep().len() == 1, "until they are kept");
         first.cells.are_kept();
@@ -459,7 +546,7 @@ mod tests {
     fn a_faster_rate_holds_at_once() {
         let rate = |starts, per| Limit { capacity: None, rate: Some(Rate::new(starts, Duration::from_secs(per), starts).unwrap()) };
         let mut admission = limited([("api", rate(1, 3_600))]);
-        admission.admit(&lane("api"), &job(), at(0)).unwrap();
+        admission.admit(WorkerId::new(), &lane("api"), &job(), at(0)).unwrap();
         assert!(matches!(admission.why(&lane("api"), at(10)), Some(Reason::Rate { until, .. }) if until > at(3_000_000)));
         admission.change(Settings { limits: [("api".into(), rate(100, 1))].into(), ..Settings::default() }, at(10));
         assert!(admission.room(&lane("api"), at(30)) > 0);

@@ -1,17 +1,15 @@
 //! One round: read the workers with free slots, fill the stale windows, plan, assign with one command, notify the workers.
 
 use std::{
-    cmp::Reverse,
-    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashSet},
     time::{Duration, Instant as Monotonic},
 };
 
-use chrono::TimeDelta;
 use recruiter_common::{
     ids::{JobId, LeaseTerm, RoundId, WorkerId},
     instant::Instant,
-    limits::resource_and_number,
-    store::{AssignedJobs, Channel, DueJobs, Hint, Lane, Planned, ScheduledJob, StoreError},
+    limits::{line_of_gate, resource_and_number},
+    store::{AssignedJobs, Channel, Hint, Planned, ScheduledJob, StoreError},
 };
 
 use super::{
@@ -21,30 +19,17 @@ use super::{
     fleet::{Fleet, FreeWorker, KindId},
     in_flight::{InFlight, Turn},
     keep_alive::KeepAlive,
-    lanes::{Lanes, Search, StaleLanes, is_of_line},
+    lanes::Lanes,
     past_assignments::PastAssignments,
     plan::{Plan, plan},
+    search::{Searches, Searching},
     trigger::{Alarms, Trigger},
 };
 
-/// Maximum number of jobs that a search asks for beyond those that the workers accept now.
-const MOST_SURPLUS: usize = 5_000;
 /// A search finds jobs that become due within two scan intervals and this margin. Clocks differ by less than the margin.
 const HORIZON: Duration = Duration::from_secs(1);
 /// Maximum number of groups with news that are kept while no worker accepts jobs. If there are more, a full scan costs less.
 const NEWS: usize = 100;
-/// Minimum number of jobs that a search asks for, however slow MongoDB is.
-const FEWEST: usize = 10;
-/// Minimum time for which an unannounced job has been due when a scan finds it. The hint of an announced job arrives earlier.
-const ANNOUNCED_AFTER: TimeDelta = TimeDelta::milliseconds(20);
-/// Number of jobs that a search of a limited lane asks for, for each job that may start now or runs already.
-const SURPLUS_OF_EACH: usize = 8;
-/// Number of limited lanes that are searched in one round: for each slot, and the bounds.
-const LANES_PER_SLOT: usize = 4;
-const FEWEST_LANES: usize = 20;
-const MOST_LANES: usize = 500;
-/// Maximum number of jobs that one search of limited lanes asks for.
-const MOST_ENTRIES: usize = 20_000;
 /// A full scan sends the hint of an assignment again if the assignment has been in flight for longer than this: the first hint may be lost.
 const REMIND_AFTER: Duration = Duration::from_millis(100);
 
@@ -72,20 +57,13 @@ pub(crate) struct Assigning {
     pub(super) past_assignments: PastAssignments,
     discovery: Discovery,
     pub(crate) admission: Admission,
-    /// Whether permits may be in use or free that `admission` does not know of.
+    /// Whether permits may be held or free that `admission` does not know of.
     is_admission_unsure: bool,
-    /// Whether limited lanes with room are left to search.
-    has_unsearched: bool,
     pub(crate) keep_alive: KeepAlive,
     pub(crate) alarms: Alarms,
     /// Groups that were announced and not searched yet, because no worker accepted jobs.
     news: BTreeSet<String>,
-    /// Groups that hints had named when the scan of this round began.
-    hinted: BTreeSet<String>,
-    /// Jobs that the searches of this round have found, and that were due without a hint.
-    unannounced: HashSet<JobId>,
-    /// Maximum number of jobs in one search; `None` while MongoDB is fast enough.
-    at_most: Option<usize>,
+    searches: Searches,
 }
 
 impl Assigning {
@@ -102,7 +80,7 @@ impl Assigning {
     pub(crate) fn forget(&mut self) {
         self.fleet.forget();
         self.lanes.forget();
-        self.unannounced.clear();
+        self.searches.unannounced.clear();
         self.discovery.forget();
         self.admission.cells().forget();
         // The failed round may have written an assignment without a hint.
@@ -119,7 +97,10 @@ impl Assigning {
     ) -> Result<Summary, StoreError> {
         let at = store.monotonic();
         if trigger.full_scan || trigger.workers || self.fleet.is_unknown() {
-            let has_new_worker = self.fleet.read(store.available_workers(term).await?, at);
+            let workers = store.available_workers(term).await?;
+            let returned = self.admission.read(&workers);
+            self.note_returned(&returned);
+            let has_new_worker = self.fleet.read(workers, at);
             self.in_flight.read_ahead(self.fleet.workers(), at);
             if has_new_worker {
                 self.past_assignments.end_pauses(at);
@@ -133,7 +114,7 @@ impl Assigning {
             self.keep_alive.read_channels(store, at).await;
         }
         self.end_turns(store, &trigger, at).await?;
-        self.read_settings(store, &trigger, at).await?;
+        self.read_settings(store, &trigger).await?;
         let now = store.now();
         let slots = self.fleet.slots();
         self.news.extend(trigger.groups);
@@ -150,21 +131,35 @@ impl Assigning {
             self.lanes.end_scan();
         }
         self.discover(store, now, now + every * 2 + HORIZON).await?;
-        self.fill(store, &slots, now, now + every * 2 + HORIZON, at).await?;
+        let mut searching = Searching {
+            store,
+            slots: &slots,
+            kinds: self.fleet.kinds(),
+            lanes: &mut self.lanes,
+            admission: &mut self.admission,
+            in_flight: &mut self.in_flight,
+            past_assignments: &mut self.past_assignments,
+            searches: &mut self.searches,
+            now,
+            until: now + every * 2 + HORIZON,
+            at,
+        };
+        searching.fill().await?;
         self.lanes.forget_before();
-        self.hinted.clear();
-        trigger.announced.iter().for_each(|job| _ = self.unannounced.remove(&job.id));
+        self.searches.hinted.clear();
+        trigger.announced.iter().for_each(|job| _ = self.searches.unannounced.remove(&job.id));
         self.announce(trigger.announced, at);
         self.lanes.learn_kinds(self.fleet.kinds());
         let plan = plan(self.fleet.workers(), self.lanes.waiting(), &self.past_assignments, &mut self.admission, now);
         let assigned = self.assign(store, term, plan).await?;
-        let unannounced = std::mem::take(&mut self.unannounced).intersection(&assigned).count();
+        let unannounced = std::mem::take(&mut self.searches.unannounced).intersection(&assigned).count();
         let slots_before = slots.values().sum();
         let slots = self.fleet.slots();
         let (next_due, retry_at) = self.lanes.next_round(&slots, &self.admission, now);
         let next_due = next_due.into_iter().chain(self.admission.next_change()).min();
         // Another round follows at once if the cached roster was stale, or if some lanes are not listed or searched yet.
-        let is_incomplete = self.fleet.is_unknown() || self.discovery.is_incomplete() || (self.has_unsearched && !slots.is_empty());
+        let is_incomplete =
+            self.fleet.is_unknown() || self.discovery.is_incomplete() || (self.searches.has_unsearched && !slots.is_empty());
         let retry_at = if is_incomplete { Some(at) } else { retry_at };
         Ok(Summary { assigned: assigned.len(), unannounced, slots: slots_before, next_due, retry_at })
     }
@@ -203,7 +198,7 @@ impl Assigning {
                 self.lanes.end_scan();
             }
         }
-        self.is_admission_unsure |= trigger.refused || !trigger.left.is_empty() || !trigger.returned.is_empty();
+        self.is_admission_unsure |= !trigger.left.is_empty();
         for (worker, jobs) in &trigger.returned {
             self.in_flight.returned(*worker, jobs);
             jobs.iter().for_each(|job| self.admission.cells().was_not_assigned(*job));
@@ -216,10 +211,7 @@ impl Assigning {
     }
 
     /// Reads the settings in a full scan and after a change of them, and the permits in use when they are unsure.
-    async fn read_settings(&mut self, store: &impl Database, trigger: &Trigger, at: Monotonic) -> Result<(), StoreError> {
-        self.admission.release(&trigger.released);
-        let ended = trigger.released.iter().filter_map(|permit| resource_and_number(permit)).map(|(resource, _)| resource).collect();
-        self.lanes.mark_lines_stale(&ended);
+    async fn read_settings(&mut self, store: &impl Database, trigger: &Trigger) -> Result<(), StoreError> {
         let mut must_recall = self.admission.refresh(store.now());
         if trigger.full_scan || trigger.settings {
             must_recall |= self.admission.change(store.settings().await?, store.now());
@@ -237,11 +229,17 @@ impl Assigning {
             store.announce_hints_to(recalls).await;
         }
         if (trigger.full_scan || self.is_admission_unsure) && self.admission.holds_permits() {
-            let running = store.held_permits().await?;
-            self.admission.confirm(&running, |job| self.in_flight.holds(job, at));
+            let returned = self.admission.confirm(&store.permit_holders().await?);
+            self.note_returned(&returned);
         }
         self.is_admission_unsure = false;
         Ok(())
+    }
+
+    /// Notes that workers have returned these permits: the first jobs of their lines may have ended.
+    fn note_returned(&mut self, permits: &[String]) {
+        let resources = permits.iter().filter_map(|permit| resource_and_number(permit)).map(|(resource, _)| resource);
+        self.lanes.mark_lines_stale(&resources.filter(|resource| line_of_gate(resource).is_some()).collect());
     }
 
     /// Reads which of the paused lines still are. All lanes of the others are listed.
@@ -258,7 +256,6 @@ impl Assigning {
     }
 
     fn end_turn(&mut self, turn: &Turn, unanswered: bool) {
-        self.is_admission_unsure |= unanswered && !turn.permits.is_empty();
         self.past_assignments.add(turn, unanswered);
         // A search has skipped jobs of this turn in these lanes. A job that was not started is still due there.
         turn.skipped_in.iter().chain(&turn.due_again_in).for_each(|lane| self.lanes.mark_stale(lane.clone()));
@@ -287,7 +284,7 @@ impl Assigning {
         } else if self.lanes.needs_scan(now) {
             let lanes = self.discovery.lanes_of_all(store, kinds, &all, until).await?;
             self.lanes.begin_scan(lanes, all.iter().copied(), until, |lane| self.discovery.will_list(lane));
-            self.hinted = std::mem::take(&mut self.news);
+            self.searches.hinted = std::mem::take(&mut self.news);
         } else {
             let unscanned = self.lanes.unscanned(all.iter().copied());
             if !unscanned.is_empty() {
@@ -304,238 +301,13 @@ impl Assigning {
         Ok(())
     }
 
-    /// Fills the stale windows of lanes that workers which accept jobs take.
-    async fn fill(
-        &mut self,
-        store: &impl Database,
-        slots: &HashMap<KindId, usize>,
-        now: Instant,
-        until: Instant,
-        at: Monotonic,
-    ) -> Result<(), StoreError> {
-        self.has_unsearched = false;
-        let sets = self.lanes.stale(slots, &self.admission, now, at);
-        if sets.is_empty() {
-            return Ok(());
-        }
-        let searched: HashSet<Lane> = sets.iter().flat_map(|(_, lanes)| lanes).cloned().collect();
-        self.search_sets(store, sets, slots, (now, until), at).await?;
-        // The first searches may have removed jobs from windows, so that further lanes are needed to fill the slots.
-        let mut sets = self.lanes.stale(slots, &self.admission, now, at);
-        sets.iter_mut().for_each(|(_, lanes)| lanes.retain(|lane| !searched.contains(lane)));
-        self.search_sets(store, sets, slots, (now, until), at).await
-    }
-
-    /// Searches limited lanes, and all lanes if groups have weights, each by itself, so that a long backlog behind one limit hides no job. In one round only some of many lanes are
-    /// searched.
-    async fn search_each(
-        &mut self,
-        store: &impl Database,
-        mut lanes: Vec<(Lane, usize)>,
-        slots: &HashMap<KindId, usize>,
-        (now, until): (Instant, Instant),
-        at: Monotonic,
-    ) -> Result<(), StoreError> {
-        let slots: usize = slots.values().sum();
-        let most = (slots * LANES_PER_SLOT).clamp(FEWEST_LANES, MOST_LANES);
-        // If only some are searched, the most urgent ones come first.
-        lanes.sort_by_key(|(lane, _)| Reverse(lane.priority));
-        self.has_unsearched |= lanes.len() > most;
-        lanes.truncate(most);
-        let (lines, mut lanes): (Vec<_>, Vec<_>) = lanes.into_iter().partition(|(lane, _)| is_of_line(lane));
-        self.search_lines(store, lines.into_iter().map(|(lane, _)| lane).collect(), until, at).await?;
-        let (refused, share) = (self.past_assignments.refused_count(), (MOST_ENTRIES / lanes.len().max(1)).max(FEWEST));
-        for (lane, limit) in &mut lanes {
-            // The first jobs of the lane may be in flight or paused. A permit in use will be free for another job soon.
-            let held = self.admission.held(lane);
-            *limit = (((*limit).min(slots).max(1) + held) * SURPLUS_OF_EACH + held + refused).min(share);
-        }
-        let lanes = lanes.into_iter().map(|(lane, limit)| (lane, limit, None)).collect();
-        let Some(full) = self.fill_each(store, lanes, until, now, at).await? else { return Ok(()) };
-        // Their answers were full of jobs that are due later, in flight or paused.
-        self.fill_each(store, full, now, now, at).await.map(drop)
-    }
-
-    /// Searches each of these lanes for its number of jobs. Returns those whose answer is full and has no job that can start now; `None` if
-    /// MongoDB takes too long. The date of a lane is that of the next job that an earlier search has found.
-    async fn fill_each(
-        &mut self,
-        store: &impl Database,
-        lanes: Vec<(Lane, usize, Option<Instant>)>,
-        until: Instant,
-        now: Instant,
-        at: Monotonic,
-    ) -> Result<Option<Vec<(Lane, usize, Option<Instant>)>>, StoreError> {
-        if lanes.is_empty() {
-            return Ok(Some(Vec::new()));
-        }
-        let asked: Vec<(Lane, usize)> = lanes.iter().map(|(lane, limit, _)| (lane.clone(), *limit)).collect();
-        let answers = match store.due_jobs_of_each(&asked, until).await {
-            Ok(answers) => answers,
-            Err(error) if error.is_too_slow() => {
-                tracing::warn!(lanes = lanes.len(), "a search for due jobs of limited lanes took too long; the next full scan repeats it");
-                self.has_unsearched = false;
-                return Ok(None);
-            }
-            Err(error) => return Err(error),
-        };
-        let mut full = Vec::new();
-        for ((lane, limit, next_due), answer) in lanes.into_iter().zip(answers) {
-            let was_full = answer.end.is_some();
-            let mut search = self.sort(store, answer, until, at);
-            search.is_fruitless = was_full && !search.fills(1, std::slice::from_ref(&lane), now);
-            search.next_due = next_due.into_iter().chain(search.first_after(now)).min();
-            if search.is_fruitless && until > now {
-                full.push((lane.clone(), limit, search.next_due));
-            }
-            self.lanes.fill(&[lane], &mut search, at);
-        }
-        Ok(Some(full))
-    }
-
-    /// Finds the heads of lines. The window of a line has at most one job: its head, if that is in this lane and does not run, and the line is
-    /// not paused. Nothing behind it may start, even if it is due later.
-    async fn search_lines(&mut self, store: &impl Database, lanes: Vec<Lane>, until: Instant, at: Monotonic) -> Result<(), StoreError> {
-        if lanes.is_empty() {
-            return Ok(());
-        }
-        let gates: BTreeSet<&str> = lanes.iter().filter_map(|lane| lane.gate.as_deref()).collect();
-        let heads = store.heads_of_lines(&gates.into_iter().collect::<Vec<_>>()).await?;
-        for (gate, head) in &heads {
-            if let Some(pause) = &head.halt {
-                self.admission.halt(gate, pause.clone());
-            }
-        }
-        for lane in lanes {
-            let head = lane.gate.as_ref().and_then(|gate| heads.get(gate));
-            let head = head.filter(|head| !head.is_locked && head.halt.is_none() && head.job.lane() == lane);
-            let jobs: Vec<ScheduledJob> = head.map(|head| head.job.clone()).into_iter().collect();
-            // Behind the head there may be others. If the head is elsewhere, its end marks this lane as stale.
-            let end = jobs.first().map(ScheduledJob::position);
-            let mut search = self.sort(store, DueJobs { jobs, end }, until, at);
-            self.lanes.fill(&[lane], &mut search, at);
-        }
-        Ok(())
-    }
-
-    /// Searches lanes, by the kinds of workers that take them, and fills their windows.
-    ///
-    /// The first query covers all these lanes. If its answer is full and has too few due jobs for some workers, the lanes of these workers
-    /// are searched alone, so that a long backlog in other lanes hides no job. If that answer is full of jobs that are due later, a third
-    /// query asks for due jobs only.
-    async fn search_sets(
-        &mut self,
-        store: &impl Database,
-        mut sets: StaleLanes,
-        slots: &HashMap<KindId, usize>,
-        (now, until): (Instant, Instant),
-        at: Monotonic,
-    ) -> Result<(), StoreError> {
-        let mut limited = Vec::new();
-        for (_, lanes) in &mut sets {
-            lanes.retain(|lane| {
-                let room = self.admission.room(lane, now);
-                let is_alone = room < usize::MAX || self.admission.has_weights() || lane.priority.is_some();
-                if is_alone {
-                    limited.push((lane.clone(), room));
-                }
-                !is_alone
-            });
-        }
-        self.search_each(store, limited, slots, (now, until), at).await?;
-        sets.retain(|(_, lanes)| !lanes.is_empty());
-        if sets.is_empty() {
-            return Ok(());
-        }
-        let slots_of = |kinds: &mut dyn Iterator<Item = &KindId>| kinds.map(|kind| slots[kind]).sum::<usize>();
-        let all: HashSet<KindId> = sets.iter().flat_map(|(able, _)| able).copied().collect();
-        let lanes: Vec<Lane> = sets.iter().flat_map(|(_, lanes)| lanes).cloned().collect();
-        let Some(mut together) = self.search(store, &lanes, until, slots_of(&mut all.iter()), at).await? else { return Ok(()) };
-        let is_one = sets.len() == 1;
-        for (able, lanes) in sets {
-            let wanted = slots_of(&mut able.iter());
-            if together.is_enough(wanted, &lanes, now) {
-                self.lanes.fill(&lanes, &mut together, at);
-                continue;
-            }
-            let mut search = if is_one {
-                std::mem::take(&mut together)
-            } else {
-                let Some(alone) = self.search(store, &lanes, until, wanted, at).await? else { return Ok(()) };
-                alone
-            };
-            if !search.is_enough(wanted, &lanes, now) {
-                // The answer is full, but many of its jobs are due later, in flight or paused.
-                let next_due = search.first_after(now);
-                let Some(due) = self.search(store, &lanes, now, wanted, at).await? else { return Ok(()) };
-                let is_fruitless = !due.fills(wanted, &lanes, now);
-                search = Search { next_due, is_fruitless, ..due };
-            }
-            self.lanes.fill(&lanes, &mut search, at);
-        }
-        Ok(())
-    }
-
-    /// Searches these lanes for enough jobs to fill `slots`. Returns `None` if MongoDB takes too long. The next search then asks for fewer
-    /// jobs.
-    async fn search(
-        &mut self,
-        store: &impl Database,
-        lanes: &[Lane],
-        until: Instant,
-        slots: usize,
-        at: Monotonic,
-    ) -> Result<Option<Search>, StoreError> {
-        let limit =
-            slots + (slots * store.surplus_per_slot()).min(MOST_SURPLUS) + self.in_flight.len() + self.past_assignments.refused_count();
-        let limit = limit.min(self.at_most.unwrap_or(usize::MAX));
-        let answer = match store.due_jobs(lanes, until, limit).await {
-            Ok(answer) => answer,
-            Err(error) if error.is_too_slow() => {
-                self.at_most = Some((limit / 2).max(FEWEST));
-                tracing::warn!(limit, lanes = lanes.len(), "a search for due jobs took too long; the next search asks for fewer jobs");
-                return Ok(None);
-            }
-            Err(error) => return Err(error),
-        };
-        self.at_most = self.at_most.map(|most| most * 2).filter(|most| *most < MOST_SURPLUS * 4);
-        Ok(Some(self.sort(store, answer, until, at)))
-    }
-
-    /// Divides the jobs of an answer among their lanes, without those that are in flight or paused.
-    fn sort(&mut self, store: &impl Database, answer: DueJobs, until: Instant, at: Monotonic) -> Search {
-        let mut search = Search { end: answer.end, horizon: until, found: HashMap::new(), next_due: None, is_fruitless: false };
-        let due_before = store.now() - ANNOUNCED_AFTER;
-        for job in answer.jobs {
-            let is_in_flight = self.in_flight.skip(&job, at);
-            let pause_ends_at = if is_in_flight { None } else { self.past_assignments.pause(&job, at) };
-            let found = search.found.entry(self.lanes.lane_of(&job)).or_default();
-            match pause_ends_at {
-                _ if is_in_flight => {}
-                Some(again) => found.pause_ends_at = found.pause_ends_at.into_iter().chain([again]).min(),
-                None => {
-                    if job.scheduled_at <= due_before && self.is_unannounced(&job) {
-                        self.unannounced.insert(job.id);
-                    }
-                    found.jobs.push_back(job);
-                }
-            }
-        }
-        search
-    }
-
-    /// Whether the scan of this round is the first that has found this job, and no hint has named the job's group since the last scan.
-    fn is_unannounced(&self, job: &ScheduledJob) -> bool {
-        self.lanes.had_missed(job, self.fleet.kinds()) && !self.hinted.contains(&job.group) && !self.past_assignments.was_refused(job)
-    }
-
     /// Writes a plan and notifies the workers. Returns the assigned jobs.
     async fn assign(&mut self, store: &impl Database, term: LeaseTerm, plan: Plan) -> Result<HashSet<JobId>, StoreError> {
         if plan.given.is_empty() {
             return Ok(HashSet::new());
         }
         if plan.permits.values().any(|permit| !permit.names.is_empty()) {
-            // Without its index MongoDB would not refuse a permit twice.
+            // Without its index MongoDB would not refuse a permit to a second worker.
             store.prepare_limited_jobs().await?;
         }
         let cells = self.admission.cells().to_keep();
@@ -553,7 +325,8 @@ impl Assigning {
         };
         let planned = |(worker, jobs): (&usize, &Vec<(JobId, Instant)>)| {
             let FreeWorker { id, free, .. } = workers[*worker];
-            Planned { assignment: assigned_to(id, jobs), for_slots: jobs.len().min(free as usize) }
+            let wait_for_permits = jobs.iter().filter(|(job, _)| plan.permits.get(job).is_some_and(|permit| permit.is_ahead)).count();
+            Planned { assignment: assigned_to(id, jobs), for_slots: (jobs.len() - wait_for_permits).min(free as usize) }
         };
         let planned: Vec<Planned> = plan.given.iter().map(planned).collect();
         let won: HashSet<WorkerId> = store.assign_if_available(term, round, &planned).await?.into_iter().collect();
@@ -570,7 +343,8 @@ impl Assigning {
                 by_channel.entry(*channel).or_default().push(assignment);
             } else {
                 let permits = jobs.iter().filter_map(|(job, _)| Some((*job, plan.permits.get(job)?)));
-                permits.for_each(|(job, permit)| self.admission.take_back(job, permit));
+                permits.for_each(|(job, permit)| self.admission.take_back(*id, job, permit));
+                self.is_admission_unsure = true;
             }
         }
         plan.lanes.iter().for_each(|lane| self.past_assignments.add_lane(lane));

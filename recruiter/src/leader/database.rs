@@ -9,7 +9,7 @@ use recruiter_common::{
     ids::{LeaseTerm, RoundId, WorkerId},
     instant::Instant,
     limits::{Pause, Settings},
-    roster::AvailableWorker,
+    roster::{AvailableWorker, PermitHolder},
     store::{Channel, DueJobs, Head, Hint, Lane, Planned, Store, StoreError},
 };
 
@@ -51,7 +51,7 @@ pub(crate) trait Database {
     async fn settings(&self) -> Result<Settings, StoreError>;
     async fn prepare_limited_jobs(&self) -> Result<(), StoreError>;
     async fn keep_cells(&self, cells: &[(String, Instant)]) -> Result<(), StoreError>;
-    async fn held_permits(&self) -> Result<BTreeSet<String>, StoreError>;
+    async fn permit_holders(&self) -> Result<Vec<PermitHolder>, StoreError>;
     async fn running_without_permit(&self, group: &str) -> Result<u64, StoreError>;
     async fn assign_if_available(&self, term: LeaseTerm, round: RoundId, planned: &[Planned]) -> Result<Vec<WorkerId>, StoreError>;
     async fn announce_hints_to(&self, hints: Vec<(Channel, Hint)>) -> bool;
@@ -126,8 +126,8 @@ impl Database for Store {
         self.keep_cells(cells).await
     }
 
-    async fn held_permits(&self) -> Result<BTreeSet<String>, StoreError> {
-        self.held_permits().await
+    async fn permit_holders(&self) -> Result<Vec<PermitHolder>, StoreError> {
+        self.permit_holders().await
     }
 
     async fn running_without_permit(&self, group: &str) -> Result<u64, StoreError> {

@@ -9,7 +9,7 @@ use std::{
 
 use recruiter_common::{
     ids::{JobId, RoundId, WorkerId},
-    roster::{AvailableWorker, WorkOn},
+    roster::{AvailableWorker, ClassSlots, WorkOn},
     store::{Channel, Lane},
 };
 
@@ -43,8 +43,12 @@ pub(crate) struct FreeWorker {
     pub(crate) free: u32,
     /// How many jobs it accepts ahead, beyond the free slots.
     pub(crate) prefetch: u32,
+    /// How many more jobs it accepts of the classes that have a limit.
+    pub(crate) class_slots: Vec<ClassSlots>,
     /// Jobs that were assigned to it ahead and are not started yet.
     pub(crate) prefetched: Vec<JobId>,
+    /// Whether it gets limited jobs: it is of a release that returns their permits.
+    pub(crate) takes_limited: bool,
     /// The last round that it took.
     pub(crate) round: Option<RoundId>,
     pub(crate) channel: Channel,
@@ -78,13 +82,28 @@ impl Fleet {
             self.observed.clear();
         }
         let before = self.observed.len();
-        let workers = available.into_iter().map(|worker| self.free_worker(worker, at)).collect();
+        let accepts = |worker: &AvailableWorker| worker.free > 0 || worker.prefetch > 0;
+        let workers = available.into_iter().filter(accepts).map(|worker| self.free_worker(worker, at)).collect();
         self.workers = Some(workers);
         self.observed.len() > before
     }
 
     fn free_worker(&mut self, worker: AvailableWorker, at: Monotonic) -> FreeWorker {
-        let AvailableWorker { id, work_on, classes, free, prefetch, prefetched, round, channel, last_seen_at, lease } = worker;
+        let AvailableWorker {
+            id,
+            work_on,
+            classes,
+            class_slots,
+            free,
+            prefetch,
+            prefetched,
+            held_permits,
+            round,
+            channel,
+            last_seen_at,
+            lease,
+        } = worker;
+        let takes_limited = held_permits.is_some();
         let observed = self.observed.entry(id).or_insert(Observed { last_seen_at, round, at });
         if observed.last_seen_at != last_seen_at || observed.round != round {
             *observed = Observed { last_seen_at, round, at };
@@ -97,7 +116,7 @@ impl Fleet {
             self.kinds.push(Kind { work_on: work_on.clone(), classes: classes.iter().cloned().collect() });
             next
         });
-        FreeWorker { id, kind, free, prefetch, prefetched, round, channel, changed_at, is_overdue }
+        FreeWorker { id, kind, free, prefetch, class_slots, prefetched, takes_limited, round, channel, changed_at, is_overdue }
     }
 
     /// Whether the cache was dropped: the roster must be read before a plan is made.
@@ -155,7 +174,9 @@ pub(crate) mod tests {
             classes: classes.iter().map(ToString::to_string).collect(),
             free,
             prefetch: 0,
+            class_slots: Vec::new(),
             prefetched: Vec::new(),
+            held_permits: Some(Vec::new()),
             round: None,
             channel: Channel::default(),
             last_seen_at: None,

@@ -111,12 +111,6 @@ impl InFlight {
         }
     }
 
-    /// Whether this job is in a turn, or a worker holds it ahead.
-    pub(crate) fn holds(&self, job: JobId, at: Monotonic) -> bool {
-        let ahead = self.holders.get(&job).and_then(|worker| self.ahead.get(worker)?.get(&job));
-        self.assignees.contains_key(&job) || ahead.is_some_and(|ahead| at.duration_since(ahead.since) < IN_FLIGHT_FOR)
-    }
-
     /// Ends the turn of a worker.
     pub(crate) fn end(&mut self, worker: WorkerId) -> Option<Turn> {
         let turn = self.turns.remove(&worker)?;
@@ -246,7 +240,9 @@ mod tests {
             kind: 0,
             free: 1,
             prefetch: 0,
+            class_slots: Vec::new(),
             prefetched: Vec::new(),
+            takes_limited: true,
             round,
             channel: Channel::default(),
             changed_at: Monotonic::now(),

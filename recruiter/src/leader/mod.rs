@@ -12,8 +12,10 @@
 //! | `unannounced` | when the next scan for jobs without a hint is due |
 //! | `fleet` | workers that accept jobs |
 //! | `discover` | which lanes have jobs |
+//! | `search` | finds the due jobs of lanes |
 //! | `lanes` | the known due jobs, and when that knowledge is stale |
 //! | `admission` | may a job of a lane start now, and with which permit |
+//! | `holders` | which worker holds which permit |
 //! | `cells` | when the rate of a resource allows the next start |
 //! | `closures` | which groups are in a maintenance window |
 //! | `ageing` | jobs that count as more urgent the longer they wait |
@@ -39,6 +41,7 @@ mod database;
 mod dependencies;
 mod discover;
 mod fleet;
+mod holders;
 mod in_flight;
 mod keep_alive;
 mod lanes;
@@ -49,6 +52,7 @@ mod past_assignments;
 mod plan;
 mod rounds;
 mod schedules;
+mod search;
 mod shares;
 mod trigger;
 mod unannounced;
@@ -126,7 +130,7 @@ async fn begin(store: &Store, term: LeaseTerm) -> Result<Assigning, StoreError> 
     if let Err(error) = store.drop_outdated_indexes().await {
         tracing::warn!(error = chain(&error), "cannot drop the indexes of an earlier release; the next term tries again");
     }
-    let (settings, held, kept) = tokio::try_join!(store.settings(), store.held_permits(), store.kept_cells(term))?;
+    let (settings, held, kept) = tokio::try_join!(store.settings(), store.permit_holders(), store.kept_cells(term))?;
     let mut assigning = Assigning::default();
     assigning.admission = Admission::begin(settings, &held, kept, store.now());
     for (round, assignment) in store.assigned_and_not_taken().await? {

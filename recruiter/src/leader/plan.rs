@@ -7,14 +7,14 @@ use std::{
 };
 
 use recruiter_common::{
-    ids::JobId,
+    ids::{JobId, WorkerId},
     instant::Instant,
     roster::Permits,
     store::{Lane, Position, ScheduledJob},
 };
 
 use super::{
-    admission::Admission,
+    admission::{Admission, Way},
     fleet::{FreeWorker, KindId},
     lanes::Waiting,
     past_assignments::PastAssignments,
@@ -59,8 +59,11 @@ impl<'a, I: Iterator<Item = &'a ScheduledJob>> Queue<'a, I> {
 /// 3. workers whose heartbeat is not overdue;
 /// 4. the worker with the most free slots, so that jobs are spread. If no worker has a free slot, the one that accepts the most jobs ahead.
 ///
-/// Limited jobs go to free slots only, with a permit; so do jobs that age. If no worker has a free slot for such a job, one of them gets no
-/// later jobs ahead. If admission refuses a job, all jobs of its lane wait.
+/// A worker gets no more jobs of a class than it accepts of that class.
+///
+/// Limited jobs go to free slots only, with permits; so do jobs that age. If no worker has a free slot for such a job, one of them gets no
+/// later jobs ahead. While all permits of a resource are held, its jobs go ahead to workers that hold some, unless an earlier job waits for
+/// the same resource. If admission refuses a job, all jobs of its lane wait.
 ///
 /// A job is given once, even if its lane has it under two dates. This happens if a search has found the job, and an announcement with an
 /// earlier date arrives late.
@@ -73,6 +76,8 @@ pub(crate) fn plan<'a>(
 ) -> Plan {
     // Free slots come first, then the number of jobs that the worker accepts ahead.
     let mut room: Vec<(u32, u32)> = workers.iter().map(|worker| (worker.free, worker.prefetch)).collect();
+    let mut of_classes: Vec<HashMap<&str, u32>> =
+        workers.iter().map(|worker| worker.class_slots.iter().map(|slots| (slots.class.as_str(), slots.free)).collect()).collect();
     let mut left: u64 = room.iter().map(|(free, ahead)| u64::from(*free) + u64::from(*ahead)).sum();
     let mut by_kind: HashMap<KindId, Vec<usize>> = HashMap::new();
     for (index, worker) in workers.iter().enumerate() {
@@ -89,9 +94,12 @@ pub(crate) fn plan<'a>(
         able.sort_unstable();
         able
     };
-    let mut queues: Vec<_> = lanes.filter(|waiting| admission.room(waiting.lane, now) > 0).map(queue).collect();
+    let mut queues: Vec<_> = lanes.filter(|waiting| admission.way(waiting.lane, now).is_some()).map(queue).collect();
+    let index_of: HashMap<WorkerId, usize> = workers.iter().enumerate().map(|(index, worker)| (worker.id, index)).collect();
     let mut heads: BinaryHeap<_> = queues.iter_mut().enumerate().filter_map(|(index, queue)| queue.head(index, admission, now)).collect();
     let (mut plan, mut given) = (Plan::default(), HashSet::new());
+    // The full resources for which a job waits that could not be given.
+    let mut wanted: HashSet<String> = HashSet::new();
     while left > 0
         && let Some((Reverse(pass), _, index)) = heads.pop()
     {
@@ -107,7 +115,8 @@ pub(crate) fn plan<'a>(
             continue;
         }
         let able = queue.able.get_or_insert_with(|| workers_of(queue.kinds));
-        able.retain(|worker| room[*worker] != (0, 0));
+        able.retain(|worker| room[*worker] != (0, 0) && of_classes[*worker].get(queue.lane.class.as_str()) != Some(&0));
+        let way = admission.way(queue.lane, now);
         let needs_free_slot = admission.needs_free_slot(queue.lane, job, now);
         let unanswered = past_assignments.was_unanswered(job.id);
         let preference = |index: &usize| {
@@ -115,8 +124,25 @@ pub(crate) fn plan<'a>(
             let is_willing = !past_assignments.was_refused_by(job.id, worker.id);
             (is_willing, unanswered.then_some(worker.changed_at), !worker.is_overdue, room[*index])
         };
+        if way == Some(Way::PermitsOfOthers) {
+            let is_wanted = admission.resources(queue.lane).any(|resource| wanted.contains(&resource));
+            let holders = if is_wanted { HashSet::new() } else { admission.can_wait_in(queue.lane, now) };
+            let able = holders.iter().filter_map(|worker| index_of.get(worker)).copied().filter(|worker| able.contains(worker));
+            let Some(worker) = able.filter(|worker| room[*worker].1 > 0).max_by_key(|worker| room[*worker].1) else {
+                wanted.extend(admission.resources(queue.lane));
+                continue;
+            };
+            plan.permits.insert(job.id, admission.wait_in(workers[worker].id, queue.lane, job));
+            room[worker].1 -= 1;
+            left -= 1;
+            give(&mut plan, &mut of_classes[worker], worker, queue.lane, job);
+            heads.extend(queue.head(index, admission, now));
+            continue;
+        }
         // No worker accepts a job of this lane any more: the slots go to other lanes.
-        let with_room = able.iter().copied().filter(|worker| !needs_free_slot || room[*worker].0 > 0);
+        let is_limited = way != Some(Way::Unlimited);
+        let has_room = |worker: &usize| (!needs_free_slot || room[*worker].0 > 0) && (!is_limited || workers[*worker].takes_limited);
+        let with_room = able.iter().copied().filter(has_room);
         let Some(worker) = with_room.max_by_key(preference) else {
             if let Some(worker) = able.iter().copied().max_by_key(preference) {
                 // It gets no jobs ahead that come later than this one, so that its next free slot is offered.
@@ -124,18 +150,26 @@ pub(crate) fn plan<'a>(
             }
             continue;
         };
-        let Ok(permit) = admission.admit(queue.lane, job, now) else { continue };
+        let Ok(permit) = admission.admit(workers[worker].id, queue.lane, job, now) else { continue };
         plan.permits.extend(permit.map(|permit| (job.id, permit)));
         let (free, ahead) = &mut room[worker];
         *(if *free > 0 { free } else { ahead }) -= 1;
         left -= 1;
-        plan.given.entry(worker).or_default().push((job.id, job.scheduled_at));
-        if !plan.lanes.contains(queue.lane) {
-            plan.lanes.insert(queue.lane.clone());
-        }
+        give(&mut plan, &mut of_classes[worker], worker, queue.lane, job);
         heads.extend(queue.head(index, admission, now));
     }
     plan
+}
+
+/// Gives a job to a worker, which accepts one job less of its class.
+fn give(plan: &mut Plan, of_classes: &mut HashMap<&str, u32>, worker: usize, lane: &Lane, job: &ScheduledJob) {
+    if let Some(free) = of_classes.get_mut(lane.class.as_str()) {
+        *free -= 1;
+    }
+    plan.given.entry(worker).or_default().push((job.id, job.scheduled_at));
+    if !plan.lanes.contains(lane) {
+        plan.lanes.insert(lane.clone());
+    }
 }
 
 #[cfg(test)]
@@ -145,8 +179,8 @@ mod tests {
     use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
     use recruiter_common::{
         ids::RoundId,
-        limits::{GroupSettings, Settings},
-        roster::AvailableWorker,
+        limits::{GroupSettings, Limit, Settings},
+        roster::{AvailableWorker, ClassSlots},
         store::Channel,
     };
 
@@ -217,6 +251,20 @@ mod tests {
         assert_eq!(given[0].len(), 2);
     }
 
+    /// In free slots and ahead. The other slots are for other classes.
+    #[test]
+    fn a_worker_gets_no_more_jobs_of_a_class_than_it_accepts_of_it() {
+        let of = |class: &str, count: usize| (0..count).map(|_| job("a", class, 5, 0)).collect::<Vec<_>>();
+        let limited = |free| AvailableWorker {
+            prefetch: 9,
+            class_slots: vec![ClassSlots { class: "x".into(), free }],
+            ..available(&["*"], &["x", "y"], 3)
+        };
+        check(vec![limited(2)], &of("x", 9), &[2]);
+        check(vec![limited(2)], &[of("x", 9), of("y", 4)].concat(), &[6]);
+        check(vec![limited(1), limited(4)], &of("x", 9), &[1, 4]);
+    }
+
     /// A job that needs a free slot is not overtaken for ever by jobs that are given ahead.
     #[test]
     fn a_job_that_needs_a_free_slot_keeps_later_ones_from_going_ahead() {
@@ -225,7 +273,7 @@ mod tests {
         let workers = |free| fleet(vec![AvailableWorker { prefetch: 9, ..available(&["*"], &["x"], free) }]);
         let (old, urgent, other) = (job("a", "x", 0, 85), job("b", "x", 9, 0), job("b", "x", 1, 0));
         let given = |free: u32, jobs: &[&ScheduledJob]| {
-            let mut admission = Admission::seen_from_outside(settings.clone(), &std::collections::BTreeSet::new(), NOW);
+            let mut admission = Admission::seen_from_outside(settings.clone(), &[], NOW);
             let lanes: Vec<(Lane, VecDeque<ScheduledJob>)> = jobs.iter().map(|job| (job.lane(), [(*job).clone()].into())).collect();
             let waiting = lanes.iter().map(|(lane, jobs)| Waiting { lane, jobs, able: &[0] });
             let plan = plan(workers(free).workers(), waiting, &PastAssignments::default(), &mut admission, NOW);
@@ -235,6 +283,45 @@ mod tests {
         assert_eq!(given(0, &[&old, &other]), [], "a less urgent one does not");
         assert_eq!(given(1, &[&old, &urgent]), [urgent.id], "the slot is taken");
         assert_eq!(given(1, &[&old, &other]), [old.id, other.id]);
+    }
+
+    /// Two permits, both held by the first worker. The second one accepts more jobs.
+    #[test]
+    fn jobs_of_a_full_resource_go_ahead_to_its_holders_unless_an_earlier_one_waits_for_it() {
+        let capacity = Limit { capacity: Some(2), rate: None };
+        let limits = ["printer", "scanner"].map(|name| (name.to_owned(), capacity)).into();
+        let gated = |gate: &str, age| ScheduledJob { gate: Some(gate.into()), ..job("a", "x", 5, age) };
+        let given = |jobs: &[ScheduledJob]| {
+            let fleet = fleet([2, 9].map(|prefetch| AvailableWorker { prefetch, ..available(&["*"], &["x"], 3) }).into());
+            let mut admission = Admission::seen_from_outside(Settings { limits: Clone::clone(&limits), ..Settings::default() }, &[], NOW);
+            let printer = gated("printer", 0);
+            (0..2).for_each(|_| _ = admission.admit(fleet.workers()[0].id, &printer.lane(), &printer, NOW).unwrap());
+            let mut lanes: HashMap<Lane, VecDeque<ScheduledJob>> = HashMap::new();
+            jobs.iter().for_each(|job| lanes.entry(job.lane()).or_default().push_back(job.clone()));
+            let waiting = lanes.iter().map(|(lane, jobs)| Waiting { lane, jobs, able: &[0] });
+            let plan = plan(fleet.workers(), waiting, &PastAssignments::default(), &mut admission, NOW);
+            let ahead = plan.permits.values().filter(|permit| permit.is_ahead).count();
+            ([0, 1].map(|worker| plan.given.get(&worker).map_or(0, Vec::len)), ahead)
+        };
+        let of_printer: Vec<ScheduledJob> = (1..9).map(|age| gated("printer", 100 - age)).collect();
+        assert_eq!(given(&of_printer), ([2, 0], 2), "as many as it accepts ahead");
+        let both = |age| [gated("printer,scanner", age)];
+        assert_eq!(given(&[&both(200)[..], &of_printer].concat()), ([0, 0], 0), "the first of them needs a permit that is not passed on");
+        assert_eq!(given(&[&of_printer, &both(1)[..]].concat()), ([2, 0], 2));
+        let plain: Vec<ScheduledJob> = (0..9).map(|_| gated("scanner", 300)).collect();
+        assert_eq!(given(&plain), ([3, 5], 6), "one permit for each, and then four ahead for each permit, as far as they are accepted");
+    }
+
+    #[test]
+    fn a_worker_of_an_earlier_release_gets_no_limited_jobs() {
+        let limits = [("printer".to_owned(), Limit { capacity: Some(2), rate: None })].into();
+        let mut admission = Admission::seen_from_outside(Settings { limits, ..Settings::default() }, &[], NOW);
+        let fleet = fleet(vec![AvailableWorker { held_permits: None, ..available(&["*"], &["x"], 3) }]);
+        let limited = ScheduledJob { gate: Some("printer".into()), ..job("a", "x", 5, 0) };
+        let jobs = [limited, job("a", "x", 5, 0)].map(|job| (job.lane(), VecDeque::from([job])));
+        let waiting = jobs.iter().map(|(lane, jobs)| Waiting { lane, jobs, able: &[0] });
+        let plan = plan(fleet.workers(), waiting, &PastAssignments::default(), &mut admission, NOW);
+        assert_eq!(plan.given[&0].iter().map(|(job, _)| *job).collect::<Vec<_>>(), [jobs[1].1[0].id]);
     }
 
     #[test]

@@ -30,8 +30,6 @@ pub(crate) struct Trigger {
     pub(crate) left: Vec<WorkerId>,
     /// Workers, and the jobs that they have returned. These jobs were assigned ahead.
     pub(crate) returned: Vec<(WorkerId, Vec<JobId>)>,
-    /// Permits of jobs that have ended.
-    pub(crate) released: Vec<String>,
     /// An operator has changed a limit, a group or a pause: read the settings.
     pub(crate) settings: bool,
 }
@@ -47,7 +45,6 @@ impl Trigger {
             && self.announced.is_empty()
             && self.left.is_empty()
             && self.returned.is_empty()
-            && self.released.is_empty()
             && !self.settings
     }
 
@@ -72,7 +69,6 @@ impl Trigger {
             Hint::Free => self.workers = true,
             // The tail was opened or reopened: hints may have been missed.
             Hint::Seed => self.full_scan = true,
-            Hint::Released { permits } => self.released.extend(permits),
             Hint::Settings => self.settings = true,
             // The duty of dependencies gets these.
             Hint::Ended { .. } | Hint::Waiting { .. } => {}

@@ -24,10 +24,12 @@ use recruiter_tests::{
     world::{Role, World},
 };
 
-use crate::kind;
+use crate::{PROCESSOR, kind};
 
 /// How often a step is tried to be broken in a way: one after other faults is not taken every time.
 const TRIES: usize = 6;
+/// How often at most, while it may not be left out: the batches in which documents are archived, for example, are a matter of luck.
+const MOST_TRIES: usize = 24;
 /// How often of these together with steps of the other processes.
 const TOGETHER: usize = 2;
 /// Different faults that are remembered to lead to a step.
@@ -121,8 +123,9 @@ impl Survey {
     fn plans(&mut self) -> Vec<Plan> {
         let mut plans: Vec<Plan> = Vec::new();
         for target in self.left() {
+            let may_be_left_out = self.is_excused(&target);
             let tried = self.tried.entry(target.clone()).or_default();
-            if *tried == TRIES {
+            if *tried == MOST_TRIES || *tried >= TRIES && may_be_left_out {
                 continue;
             }
             let ((role, step), blow, moment) = &target;
@@ -148,6 +151,7 @@ impl Survey {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_lost_or_done_twice_when_a_process_breaks_at_any_step() {
+    let _processor = PROCESSOR.read().await;
     let mut rows: BTreeMap<Blow, Row> = [
         (Blow::Abort, "a process aborts before or after a MongoDB call"),
         (Blow::Freeze, "a process freezes before or after a MongoDB call, and resumes after it was declared dead"),
@@ -176,7 +180,10 @@ async fn nothing_is_lost_or_done_twice_when_a_process_breaks_at_any_step() {
             })
             .buffer_unordered(AT_A_TIME);
         while let Some((run, plan)) = runs.next().await {
-            println!("{plan}: {} struck, recovered in {:?}, wrong: {:?}", run.struck.len(), run.recovery, run.findings.all());
+            // Of hundreds of runs those that show something, so that a shortened log has them.
+            if !run.findings.all().is_empty() || run.recovery.is_some_and(|recovery| recovery > WITHIN) {
+                println!("{plan}: {} struck, recovered in {:?}, wrong: {:?}", run.struck.len(), run.recovery, run.findings.all());
+            }
             let struck = plan.meant.iter().filter(|(target, fault)| run.struck.contains(&(target.0.0, fault.clone())));
             let struck: Vec<Target> = struck.map(|(target, _)| target.clone()).collect();
             rows.get_mut(&plan.blow()).unwrap().add_run(run.findings.of(&plan.to_string()), struck.len(), run.recovery);
@@ -197,6 +204,7 @@ const WAYS: [(Blow, Moment); 4] =
 /// The first process on a new database makes its collections and indexes; the next process after its death creates the rest.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_new_database_is_set_up_whole_whoever_dies_in_the_middle() {
+    let _processor = PROCESSOR.read().await;
     let whole = first_on_a_new_database(None).await.1;
     assert!(whole.contains("createIndexes"), "{whole}");
     let steps: BTreeSet<&str> = whole.lines().collect();

@@ -4,11 +4,16 @@
 #![expect(clippy::unwrap_used, reason = "in a test it says where it failed")]
 
 mod crash_points;
+mod effects;
 mod endurance;
 mod sent_again;
 mod unknown_outcomes;
 
 use recruiter_tests::{cycle::Step, world::Role};
+use tokio::sync::RwLock;
+
+/// The processor. Each test has a fleet of processes. A test that times how long a backlog takes runs alone.
+static PROCESSOR: RwLock<()> = RwLock::const_new(());
 
 /// Who asks for what of which collection, whatever the conditions: the kind of a step.
 ///

@@ -14,6 +14,8 @@ use recruiter_tests::{
     world::{Role, World},
 };
 
+use crate::PROCESSOR;
+
 const SOON: Duration = Duration::from_secs(60);
 /// Longer than a job is left to the worker that it was assigned to, shorter than the limit of a call.
 const LATE: Duration = Duration::from_secs(8);
@@ -22,6 +24,7 @@ const LATE: Duration = Duration::from_secs(8);
 /// then locks is the copy.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_start_that_meets_a_copy_of_what_was_read_does_not_run_it() {
+    let _processor = PROCESSOR.read().await;
     let mut world = World::new().await;
     world.start(Role::Recruiter, &[], &[]);
     world.start(Role::Cleaner, &[], &[]);

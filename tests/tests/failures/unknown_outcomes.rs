@@ -26,7 +26,7 @@ use recruiter_tests::{
 };
 use tokio::select;
 
-use crate::kind;
+use crate::{PROCESSOR, kind};
 
 const ONCE: RangeInclusive<u32> = 1..=1;
 const TWICE: RangeInclusive<u32> = 1..=2;
@@ -51,6 +51,7 @@ struct Call {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_call_whose_outcome_is_unknown_is_neither_lost_nor_done_twice() {
+    let _processor = PROCESSOR.read().await;
     let mut rows = [
         (Action::LoseReply, "the replies of an executed call and of its repetition are lost"),
         (Action::Cut, "the connection is cut before a call and before its repetition"),
@@ -200,6 +201,7 @@ fn is_retried(body: &Document) -> bool {
 /// The write is done, and its answer says that a failover can still take it back (`failCommand`).
 #[tokio::test(flavor = "multi_thread")]
 async fn a_write_that_may_not_last_is_neither_lost_nor_done_twice() {
+    let _processor = PROCESSOR.read().await;
     let mongod = mongo::own_mongod().await;
     let new_world = async || World::on(TestDatabase::on(&mongod.uri()).await).await;
     let mut row = Row::new("a write is executed and its majority is not confirmed (writeConcernError)", WITHIN);

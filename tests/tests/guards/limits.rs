@@ -5,12 +5,14 @@ use std::time::Duration;
 use bson::doc;
 use recruiter_common::{
     enqueue::NewJob,
-    ids::{LeaseTerm, StartId, WorkerId},
+    ids::{JobId, LeaseTerm, RoundId, WorkerId},
     instant::Instant,
-    store::KeptCells,
+    limits::Permit,
+    roster::PermitHolder,
+    store::{AssignedJobs, KeptCells, Planned},
 };
 
-use crate::setting::Setting;
+use crate::setting::{Setting, TERM};
 
 #[tokio::test]
 async fn the_waiting_jobs_of_a_group_are_counted() {
@@ -54,18 +56,24 @@ async fn the_pause_of_a_line_is_read_with_the_head_of_this_line() {
 }
 
 #[tokio::test]
-async fn the_holders_of_a_resource_are_running_jobs_with_its_permits() {
+async fn the_holders_of_a_resource_are_workers_with_its_permits_and_their_running_jobs_that_need_it() {
     let setting = Setting::new().await;
-    setting.store.prepare_limited_jobs().await.unwrap();
-    let [plain, other, ended, holder] = setting.jobs().await;
-    let execution = |permits: &[&str]| doc! { "worker": WorkerId::new(), "start": StartId::new(), "permits": permits.to_vec() };
+    let [plain, other, ended, running, not_listed] = setting.jobs().await;
+    for (job, gate) in [(other, "printer2"), (ended, "printer"), (running, "a,printer"), (not_listed, "printer")] {
+        setting.set("scheduled", job, doc! { "locked": job != ended, "gate": gate }).await;
+    }
     setting.set("scheduled", plain, doc! { "locked": true }).await;
-    setting.set("scheduled", other, doc! { "locked": true, "last_execution": execution(&["print#0", "printer2#0"]) }).await;
-    setting.set("scheduled", ended, doc! { "last_execution": execution(&["printer#1"]) }).await;
-    setting.set("scheduled", holder, doc! { "locked": true, "last_execution": execution(&["a#0", "printer#7"]) }).await;
-    let holders = [("printer#7".to_owned(), holder)];
-    assert_eq!(setting.store.permit_holders("printer", 9).await.unwrap(), holders);
-    assert_eq!(setting.store.permit_holders("printer", 1).await.unwrap(), holders, "others take no room");
+    let (holder, elsewhere) = (setting.worker(5).await, setting.worker(5).await);
+    setting.worker(5).await;
+    let working_on = [plain, other, ended, running];
+    setting.set("roster", holder, doc! { "held_permits": ["a#0", "printer#7", "printer2#0"], "working_on": working_on }).await;
+    setting.set("roster", elsewhere, doc! { "held_permits": ["print#0"], "working_on": [not_listed] }).await;
+    let permits = async |resource| setting.store.holders_of_resource(resource, 9).await.unwrap();
+    let expected = |name: &str, jobs: Vec<JobId>| PermitHolder { worker: holder, permits: vec![name.to_owned()], jobs };
+    assert_eq!(permits("printer").await, [expected("printer#7", vec![running])]);
+    assert_eq!(permits("printer2").await, [expected("printer2#0", vec![other])]);
+    assert_eq!(setting.store.holders_of_resource("printer", 0).await.unwrap(), [expected("printer#7", vec![])]);
+    assert_eq!(setting.store.permit_holders().await.unwrap().len(), 2);
 }
 
 #[tokio::test]
@@ -77,8 +85,47 @@ async fn running_jobs_of_a_group_without_its_permit_are_counted() {
     for (job, group) in [(counted, "mail"), (permitted, "mail"), (elsewhere, "other"), (ended, "mail"), (not_listed, "mail")] {
         setting.set("scheduled", job, doc! { "group": group, "locked": job != ended }).await;
     }
-    setting.set("scheduled", permitted, doc! { "last_execution.permits": ["@mail#0"] }).await;
+    setting.set("scheduled", permitted, doc! { "last_execution.group_permit": true }).await;
     assert_eq!(setting.store.running_without_permit("mail").await.unwrap(), 1);
+}
+
+/// Two leaders that both believe to lead may grant one permit twice. A worker that ends returns permits without a report.
+#[tokio::test]
+async fn mongodb_refuses_a_permit_to_a_second_worker() {
+    let setting = Setting::new().await;
+    setting.store.prepare_limited_jobs().await.unwrap();
+    let (first, second, other) = (setting.worker(5).await, setting.worker(5).await, setting.worker(5).await);
+    let round = RoundId::new();
+    let grant = |worker: WorkerId, names: &[&str]| {
+        let mut assignment = AssignedJobs::new(worker, vec![JobId::new()]);
+        let permit = Permit { names: names.iter().map(|name| (*name).to_owned()).collect(), ..Permit::default() };
+        assignment.permits.insert(assignment.jobs[0], permit);
+        Planned::for_slots(assignment)
+    };
+    let assign = async |planned: &[Planned]| setting.store.assign_if_available(TERM, round, planned).await.unwrap();
+    assert_eq!(assign(&[grant(first, &["printer#0"])]).await, [first]);
+    let refused = grant(second, &["scanner#0", "printer#0"]);
+    let won = setting.store.assign_if_available(TERM, RoundId::new(), &[refused.clone(), grant(other, &["printer#1"])]).await.unwrap();
+    assert_eq!(won, [other], "a refused permit stops no other worker");
+    assert!(setting.found("roster", second).await.unwrap().get_bool("available").unwrap());
+    let assignment = setting.store.assignment(first).await.unwrap().expect("a majority has it");
+    assert_eq!((assignment.permits.len(), assignment.permits.values().next().unwrap().names.clone()), (1, vec!["printer#0".to_owned()]));
+    setting.store.hold_permits(first, &[]).await.unwrap();
+    assert_eq!(setting.store.assign_if_available(TERM, RoundId::new(), &[refused]).await.unwrap(), [second]);
+    assert_eq!(setting.store.permit_holders().await.unwrap().len(), 2);
+}
+
+#[tokio::test]
+async fn a_busy_worker_that_holds_permits_is_read_with_those_that_accept_jobs() {
+    let setting = Setting::new().await;
+    let (good, holder, elsewhere) = (setting.worker(2).await, setting.worker(2).await, setting.worker(2).await);
+    setting.set("roster", holder, doc! { "available": false, "prefetch": 3, "held_permits": ["printer#0"] }).await;
+    setting.set("roster", elsewhere, doc! { "available": false, "held_permits": ["printer#1"], "term": 7_i64 }).await;
+    let busy = setting.worker(2).await;
+    setting.set("roster", busy, doc! { "available": false, "free": 0, "prefetch": 3, "held_permits": [] }).await;
+    let read = setting.store.available_workers(TERM).await.unwrap();
+    let read = read.into_iter().map(|worker| (worker.id, worker.free, worker.prefetch, worker.held_permits.unwrap_or_default()));
+    assert_eq!(read.collect::<Vec<_>>(), [(good, 2, 0, vec![]), (holder, 0, 0, vec!["printer#0".to_owned()])]);
 }
 
 #[tokio::test]

@@ -8,6 +8,7 @@
 //! | `due` | reads of due jobs, of lanes that have jobs, and of groups |
 //! | `start` | reads and locks of jobs; the jobs that a start has locked |
 //! | `notes` | outcomes of the items of a running bundle; notes of a running job |
+//! | `files` | files of jobs |
 //! | `finish` | the ends of attempts: archive, delete, reschedule, discard |
 //! | `rescue` | jobs of dead workers, locks without a holder, jobs that have expired |
 //! | `control` | cancel, hasten, change, retry and delete jobs; ask workers to stop |
@@ -29,6 +30,7 @@ mod consumers;
 mod control;
 mod due;
 mod events;
+mod files;
 mod finish;
 mod graphs;
 mod hints;

@@ -5,11 +5,35 @@ use futures_util::TryStreamExt;
 use recruiter_common::{
     enqueue::NewJob,
     ids::{JobId, WorkerId},
+    spec::ClassDefaults,
     store::{CommitSession, JobFilter, Page, Recorded, Rescheduling, Retrial, StateFilter, Walk},
 };
 use recruiter_tests::factory::in_ms;
 
 use crate::setting::{Setting, free, set_of};
+
+/// The other documents of the collection are none of theirs.
+#[tokio::test]
+async fn the_defaults_of_a_class_are_declared_and_removed_by_its_name() {
+    let setting = Setting::new().await;
+    let metadata = setting.database.raw("metadata");
+    metadata.insert_one(doc! { "_id": "class", "group": "other" }).await.unwrap();
+    metadata.insert_one(doc! { "_id": "class:wrong", "group": 7 }).await.unwrap();
+    let before = metadata.count_documents(doc! {}).await.unwrap();
+    let of_group = |group: &str| {
+        let mut defaults = ClassDefaults::default();
+        defaults.group = Some(group.to_owned());
+        defaults
+    };
+    for (class, group) in [("a", "first"), ("b", "second"), ("b", "third")] {
+        setting.store.declare_class(class, &of_group(group)).await.unwrap();
+    }
+    let declared = async || setting.store.class_defaults().await.unwrap();
+    assert_eq!(declared().await, [("a".to_owned(), of_group("first")), ("b".to_owned(), of_group("third"))].into());
+    setting.store.declare_class("b", &ClassDefaults::default()).await.unwrap();
+    assert_eq!(declared().await, [("a".to_owned(), of_group("first"))].into());
+    assert_eq!(metadata.count_documents(doc! {}).await.unwrap(), before + 1);
+}
 
 #[tokio::test]
 async fn a_job_is_shown_where_it_is() {

@@ -2,14 +2,18 @@
 
 use std::time::{Duration, Instant};
 
-use bson::{Document, doc};
+use bson::{Document, doc, oid::ObjectId};
 use mongodb::Client;
+use recruiter_common::enqueue::Workable as _;
 use recruiter_tests::{
+    effects::{self, EFFECTS, Settle},
     fail_points::FailPoint,
     mongo::{PASSWORD, TestDatabase, mongod_with_access_control},
     mongosh,
+    oracle::Policy,
     processes::Process,
     wait::wait_for,
+    world::{Role, World},
 };
 
 async fn client(uri: &str, app_name: &str) -> mongodb::Database {
@@ -94,4 +98,35 @@ async fn the_binaries_are_built_and_heard() {
         assert!(process.wait_exit(Duration::from_secs(10)).await.success(), "{}", process.stderr());
         assert!(process.stdout().contains("--uri"), "{}", process.stdout());
     }
+}
+
+/// Of four jobs with one effect each, one gets a second effect, one loses its own, and one loses the job that it has enqueued.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_oracle_finds_a_double_and_a_missing_effect() {
+    let mut world = World::new().await;
+    effects::prepare(&world.database).await;
+    for role in Role::ALL {
+        world.start(role, &[], &[]);
+    }
+    let mut jobs = Vec::new();
+    for _ in 0..4 {
+        jobs.push(world.enqueue(Settle { ms: 1 }.as_job(), Policy::Never).await.unwrap());
+    }
+    assert!(world.until_quiet(Duration::from_secs(30)).await, "{}", world.logs());
+    let all = world.database.raw(EFFECTS);
+    let of = async |job: usize| all.find_one(doc! { "job": jobs[job] }).await.unwrap().unwrap();
+    let mut double = of(0).await;
+    double.insert("_id", ObjectId::new());
+    all.insert_one(double).await.unwrap();
+    all.delete_one(doc! { "job": jobs[1] }).await.unwrap();
+    let child = of(2).await.get_object_id("child").unwrap();
+    world.database.raw("archived").delete_one(doc! { "_id": child }).await.unwrap();
+
+    let findings = world.judge().await;
+    let has = |all: &[String], words: [&str; 2]| all.iter().any(|finding| words.iter().all(|word| finding.contains(word)));
+    assert!(has(&findings.unexplained, ["effects of the starts", &jobs[0].to_string()]), "a double effect: {findings:?}");
+    assert!(has(&findings.lost, ["no effect", &jobs[1].to_string()]), "a missing effect: {findings:?}");
+    assert!(has(&findings.lost, ["I1: lost", &child.to_hex()]), "a missing child: {findings:?}");
+    assert!(has(&findings.unexplained, ["executed, but never enqueued", ""]), "a child without an effect: {findings:?}");
+    assert!(findings.all().iter().all(|finding| !finding.contains(&jobs[3].to_string())), "a job without a fault: {findings:?}");
 }

@@ -12,10 +12,12 @@ use bson::{Document, doc};
 use mongodb::event::{EventHandler, command::CommandEvent};
 use recruiter_common::{
     ConnectArgs, Decision, Failure, FinishReason, History, JobId, JobResult, NewJob, RetryManyTimes, RetryPolicy, Store, Workable,
+    shutdown::pause,
 };
 use recruiter_tests::{
     diary::Diary,
     factory::minimal_job,
+    fail_points::FailPoint,
     local::{Local, connect_args, store},
     mongo::TestDatabase,
     wait::{wait_for, wait_until},
@@ -430,6 +432,56 @@ impl RetryPolicy for ExplosivePolicy {
     fn is_last_attempt(&self, _job: &History<'_>, _now: recruiter_common::instant::Instant) -> bool {
         false
     }
+}
+
+/// A policy that takes its time between the start of a job and its workable.
+#[derive(Debug)]
+struct Slow;
+
+/// Longer than the lease in the test below.
+const THINKS_FOR: Duration = Duration::from_secs(2);
+
+impl RetryPolicy for Slow {
+    fn class(&self) -> &str {
+        "Slow"
+    }
+
+    fn parameters(&self) -> Document {
+        doc! {}
+    }
+
+    fn decide(&self, _job: &History<'_>, _failure: &Failure, _failed_at: recruiter_common::instant::Instant) -> Decision {
+        Decision::Archive(FinishReason::custom("slow"))
+    }
+
+    fn is_last_attempt(&self, _job: &History<'_>, _now: recruiter_common::instant::Instant) -> bool {
+        std::thread::sleep(THINKS_FOR);
+        true
+    }
+}
+
+/// I3: a process that stood still after the start of a job does not enter it before it knows that it still lives for the others.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_started_job_is_not_entered_while_the_lease_is_over() {
+    let (database, diary) = (TestDatabase::new().await, Arc::new(Diary::default()));
+    let store = store(&database).await;
+    let recruiter = Local::recruiter(&database, &[]);
+    let worker = Worker::new().register::<Greet>(diary.clone()).unwrap().register_policy("Slow", |_, _| Ok(Slow)).unwrap();
+    let worker = Local::worker(&database, worker, &["--heartbeat", "250ms", "--lease", "900ms"]);
+    let registered = async || database.raw("roster").count_documents(doc! { "available": true }).await.unwrap() == 1;
+    wait_until(SOON, "the worker is there", registered).await;
+    let id = Greet { name: "Ada".into(), fail_until_attempt: 0 }.as_job().retry(&Slow).enqueue(&store).await.unwrap().id;
+    let locked = async || database.raw("scheduled").count_documents(doc! { "_id": id, "locked": true }).await.unwrap() == 1;
+    wait_until(SOON, "it is started", locked).await;
+    let fault = FailPoint::new("recruiter-worker-heartbeat", &["findAndModify"]).namespace(database.name(), "roster").error_code(1);
+    let armed = fault.arm(database.uri()).await;
+    pause(THINKS_FOR + Duration::from_millis(500)).await;
+    assert!(armed.struck().await >= 3 && diary.lines().is_empty(), "{:?}", diary.lines());
+    drop(armed);
+    assert_eq!(archived(&database, id).await.get_i32("attempts").unwrap(), 1);
+    assert_eq!(attempts(&diary), 1);
+    worker.stop().await;
+    recruiter.stop().await;
 }
 
 /// I9: a panic in a user's code is the end of its job, never of the worker.

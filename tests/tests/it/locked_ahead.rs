@@ -64,12 +64,19 @@ async fn a_death_costs_a_job_that_was_locked_ahead_one_attempt() {
     let mut world = world().await;
     let jobs = enqueue(&world, 500, || repeatable(1)).await;
     let worker = world.start(Role::Worker, &["--concurrency", "2"], &[]);
-    until_some_are_locked_ahead(&world).await;
+    let mut not_entered = 0;
+    while not_entered == 0 {
+        until_some_are_locked_ahead(&world).await;
+        let process = &world.members[worker].process;
+        process.pause(); // or it enters them while they are counted
+        let entered: HashSet<JobId> = entered(&world).into_iter().collect();
+        let locked = world.database.raw("scheduled").distinct("_id", doc! { "locked": true }).await.unwrap();
+        not_entered = locked.iter().filter(|id| !entered.contains(&JobId::from(id.as_object_id().unwrap()))).count();
+        if not_entered == 0 {
+            process.resume();
+        }
+    }
     world.members[worker].process.kill();
-    let entered: HashSet<JobId> = entered(&world).into_iter().collect();
-    let locked = world.database.raw("scheduled").distinct("_id", doc! { "locked": true }).await.unwrap();
-    let not_entered = locked.iter().filter(|id| !entered.contains(&JobId::from(id.as_object_id().unwrap()))).count();
-    assert!(not_entered > 0, "{} were locked", locked.len());
     world.start(Role::Worker, &[], &[]);
     until_done(&world, &jobs).await;
     assert!(further_starts(&world, &jobs).await >= not_entered as u64);
@@ -80,13 +87,17 @@ async fn a_death_costs_a_job_that_was_locked_ahead_one_attempt() {
 #[tokio::test]
 async fn a_stop_releases_the_jobs_that_are_locked_ahead() {
     let mut world = world().await;
-    let jobs = enqueue(&world, 500, || repeatable(1)).await;
-    let worker = world.start(Role::Worker, &["--concurrency", "2"], &[]);
-    until_some_are_locked_ahead(&world).await;
-    world.members[worker].process.terminate();
-    world.members[worker].process.wait_exit(SOON).await;
-    assert_eq!(world.count("scheduled", doc! { "locked": true }).await, 0);
-    assert!(world.count("scheduled", doc! { "interruptions": 1 }).await > 0, "{}", world.logs());
+    let mut jobs = Vec::new();
+    // On a busy machine a stop may find that everything it locked was entered.
+    while world.count("scheduled", doc! { "interruptions": 1 }).await == 0 {
+        assert!(jobs.len() < 5_000, "{}", world.logs());
+        jobs.extend(enqueue(&world, 500, || repeatable(1)).await);
+        let worker = world.start(Role::Worker, &["--concurrency", "2"], &[]);
+        until_some_are_locked_ahead(&world).await;
+        world.members[worker].process.terminate();
+        world.members[worker].process.wait_exit(SOON).await;
+        assert_eq!(world.count("scheduled", doc! { "locked": true }).await, 0);
+    }
     world.start(Role::Worker, &[], &[]);
     until_done(&world, &jobs).await;
     assert_eq!((further_starts(&world, &jobs).await, entered(&world).len()), (0, jobs.len()));

@@ -20,6 +20,7 @@ mod events;
 mod examples;
 mod expiry;
 mod faults;
+mod files;
 mod graphs;
 mod groups;
 mod harness;

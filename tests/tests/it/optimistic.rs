@@ -1,6 +1,6 @@
 //! Optimistic execution: the process that enqueues a job executes it. Its jobs have the guarantees of all jobs, whatever becomes of it.
 
-use std::{sync::Arc, time::Duration};
+use std::{num::NonZeroU32, sync::Arc, time::Duration};
 
 use bson::{Document, doc};
 use recruiter_common::{
@@ -242,6 +242,26 @@ async fn jobs_above_the_concurrency_are_queued_and_a_caller_that_leaves_ends_no_
     assert!(matches!(other.await.unwrap(), Attempted::Here { .. }));
     wait_until(SOON, "both are recorded", async || counts(&database).await == [1, 2]).await;
     assert_eq!(diary.lines(), ["left 1", "other 1"]);
+    Arc::into_inner(here).unwrap().stop().await.unwrap();
+}
+
+/// The process has two slots, and one for jobs of this class.
+#[tokio::test]
+async fn jobs_above_the_concurrency_of_their_class_are_queued() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    let diary = Arc::new(Diary::default());
+    let here = worker(&diary).class_concurrency(Errand::CLASS, NonZeroU32::MIN).unwrap().optimistic(&store, config()).await.unwrap();
+    let here = Arc::new(here);
+    let long = tokio::spawn({
+        let here = here.clone();
+        async move { here.execute(Errand { ms: 1_500, ..errand("long") }.as_job()).await.unwrap() }
+    });
+    wait_until(SOON, "it runs", async || diary.lines() == ["long 1"]).await;
+    assert!(is_queued(&here, errand("second").as_job()).await);
+    assert!(matches!(long.await.unwrap(), Attempted::Here { .. }));
+    assert!(matches!(here.execute(errand("third").as_job()).await.unwrap(), Attempted::Here { .. }));
+    assert_eq!(diary.lines(), ["long 1", "third 1"]);
     Arc::into_inner(here).unwrap().stop().await.unwrap();
 }
 

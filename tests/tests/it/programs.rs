@@ -1,6 +1,7 @@
 //! Programs run by the real stock worker: the effects of the machine, of the worker's end, and of the workables file.
 
 use std::{
+    collections::BTreeMap,
     fs,
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
@@ -10,7 +11,12 @@ use std::{
 
 use bson::{Document, doc};
 use futures_util::TryStreamExt as _;
-use recruiter_common::{enqueue::NewJob, ids::JobId};
+use recruiter_common::{
+    enqueue::NewJob,
+    ids::{JobId, LeaseTerm, RoundId},
+    shutdown::pause,
+    store::{AssignedJobs, Hint, Planned},
+};
 use recruiter_tests::{
     local::store,
     mongo::TestDatabase,
@@ -80,6 +86,131 @@ async fn a_trace_goes_from_the_enqueuer_to_the_program() {
     assert!(refused.code == 2 && refused.err.contains("traceparent"), "{}", refused.err);
     let refused = NewJob::of_class("trace", doc! {}).traceparent("").enqueue(&store(&database).await).await.unwrap_err();
     assert!(refused.to_string().contains("W3C"), "{refused}");
+}
+
+/// In each process, whatever its slots are. The other slots run other classes meanwhile.
+#[tokio::test]
+async fn a_class_runs_as_many_jobs_at_a_time_as_its_workables_file_says() {
+    let database = TestDatabase::new().await;
+    let directory = tempfile::tempdir().unwrap();
+    let log = directory.path().join("log");
+    let class = |name: &str, more: &str| {
+        let script = format!(
+            "echo begin {name} $PPID $(date +%s%N) >> {log}; sleep 0.1; echo end {name} $PPID $(date +%s%N) >> {log}",
+            log = log.display()
+        );
+        format!("[workables.{name}]\ncommand = [\"sh\", \"-c\", \"{script}\"]\n{more}\n")
+    };
+    let config = workables(directory.path(), &[class("convert", "concurrency = 2"), class("other", "")].concat());
+    let args = ["--config", &config, "--concurrency", "6"];
+    let (_recruiter, _workers) = (recruiter(&database), [(); 2].map(|()| worker(&database, &args)));
+    enqueue(&database, "convert", 40).await;
+    enqueue(&database, "other", 40).await;
+    assert!(until_archived(&database, 80).await.iter().all(|job| job.get_str("why").unwrap() == "done"));
+
+    let mut lines: Vec<(i64, String, String, bool)> = fs::read_to_string(&log).unwrap().lines().map(event).collect();
+    lines.sort();
+    let (mut running, mut most, mut beside) = (BTreeMap::<(String, String), i32>::new(), BTreeMap::<(String, String), i32>::new(), 0);
+    for (_, class, process, begins) in lines {
+        let key = (class, process.clone());
+        *running.entry(key.clone()).or_default() += if begins { 1 } else { -1 };
+        let now = most.entry(key.clone()).or_default();
+        *now = (*now).max(running[&key]);
+        let of = |class: &str| running.get(&(class.to_owned(), process.clone())).copied().unwrap_or_default();
+        beside = beside.max(if of("convert") == 2 { of("other") } else { 0 });
+    }
+    let of_class = |class: &str| most.iter().filter(|((of, _), _)| of == class).map(|(_, most)| *most).collect::<Vec<_>>();
+    assert_eq!(of_class("convert"), [2, 2], "in each of two processes");
+    assert!(beside >= 3, "others run in the other slots: {beside}");
+    let waiting = store(&database).await.available_workers(LeaseTerm(1)).await.unwrap();
+    assert!(waiting.iter().all(|worker| worker.class_slots.iter().map(|slots| slots.free).eq([2])), "{waiting:?}");
+}
+
+/// Whatever has assigned them: a recruiter that did not know of the limit, or a hand.
+#[tokio::test]
+async fn a_worker_starts_no_job_beyond_the_limit_of_its_class() {
+    let database = TestDatabase::new().await;
+    let directory = tempfile::tempdir().unwrap();
+    let config = workables(directory.path(), "[workables.convert]\ncommand = [\"sleep\", \"5\"]\nconcurrency = 2\n");
+    let worker = worker(&database, &["--config", &config, "--concurrency", "6"]);
+    until_ready(&worker).await;
+    let (id, store) =
+        (database.raw("roster").find_one(doc! {}).await.unwrap().unwrap().get_object_id("_id").unwrap(), store(&database).await);
+    let enqueued = store.enqueue_many((0..4).map(|_| NewJob::of_class("convert", doc! {}))).await.unwrap();
+    let jobs = enqueued.iter().map(|job| job.id).collect();
+    let (round, assignment) = (RoundId::new(), AssignedJobs::new(id.into(), jobs));
+    let planned = Planned::for_slots(assignment.clone());
+    assert_eq!(store.assign_if_available(LeaseTerm(0), round, &[planned]).await.unwrap(), [id.into()]);
+    store.publish(&Hint::Assigned { round, assignments: vec![assignment] }).await.unwrap();
+    wait_until(SOON, "jobs are started", async || count(&database, "scheduled", doc! { "locked": true }).await > 0).await;
+    pause(Duration::from_millis(500)).await;
+    assert_eq!(count(&database, "scheduled", doc! { "locked": true }).await, 2);
+    let offer = database.raw("roster").find_one(doc! {}).await.unwrap().unwrap();
+    let of_class = offer.get_array("class_slots").unwrap()[0].as_document().unwrap();
+    assert_eq!((number(&offer, "free"), of_class.get_str("class").unwrap(), number(of_class, "free")), (4, "convert", 0), "{offer}");
+}
+
+/// A flag of the command, or a field of a line, comes before the default of the class.
+#[tokio::test]
+async fn jobs_have_the_defaults_that_the_workables_file_declares_for_their_class() {
+    let database = TestDatabase::new().await;
+    let directory = tempfile::tempdir().unwrap();
+    let defaults = "group = \"media\"\npriority = 8\nretry = { class = \"RetryManyTimes\", parameters = { retry_how_many_times = 4, seconds_to_wait_before_retry = 1 } }\n\
+                    keep = \"failures\"\nlimits = [\"converter\"]\n";
+    let file = |defaults: &str| format!("[workables.convert]\ncommand = [\"true\"]\n{defaults}[workables.other]\ncommand = [\"true\"]\n");
+    let config = workables(directory.path(), &file(defaults));
+    let mut first = worker(&database, &["--config", &config]);
+    until_ready(&first).await;
+    first.terminate();
+    first.wait_exit(SOON).await;
+
+    let enqueued = async |args: &[&str]| {
+        let said = super::cli::recruiter(&database, &[&["enqueue", "--json"], args].concat());
+        let id: JobId = said.objects()[0]["id"].as_str().unwrap().parse().unwrap();
+        let job = database.raw("scheduled").find_one(doc! { "_id": id }).await.unwrap().unwrap();
+        let policy = job.get_document("retry_policy").unwrap().get_str("class").unwrap().to_owned();
+        let text = |field| job.get_str(field).unwrap_or_default().to_owned();
+        (text("group"), number(&job, "priority"), policy, text("keep"), text("gate"))
+    };
+    let of =
+        |group: &str, priority, policy: &str, keep: &str, gate: &str| (group.into(), priority, policy.into(), keep.into(), gate.into());
+    assert_eq!(enqueued(&["--class", "convert"]).await, of("media", 8, "RetryManyTimes", "failures", "converter"));
+    let flags = ["--class", "convert", "--group", "fast", "--priority", "1", "--keep", "all", "--limit", "printer"];
+    assert_eq!(enqueued(&flags).await, of("fast", 1, "RetryManyTimes", "", "printer"));
+    assert_eq!(enqueued(&["--class", "convert", "--line", "a"]).await, of("media", 8, "RetryManyTimes", "failures", ">a"));
+    assert_eq!(enqueued(&["--class", "other"]).await, of("generic", 5, "DoNotDoItAgain", "", ""));
+    let lines = directory.path().join("jobs");
+    fs::write(&lines, "{\"class\": \"convert\", \"priority\": 2}\n").unwrap();
+    assert_eq!(enqueued(&["--from", lines.to_str().unwrap()]).await, of("media", 2, "RetryManyTimes", "failures", "converter"));
+
+    let (graph, schedules) = (directory.path().join("graph"), directory.path().join("schedules"));
+    fs::write(&graph, r#"{"jobs": {"a": {"class": "convert", "priority": 7}}}"#).unwrap();
+    fs::write(&schedules, "namespace = \"n\"\n[schedules.nightly]\ncron = \"0 3 * * *\"\njob = { class = \"convert\", priority = 6 }\n")
+        .unwrap();
+    let declares: [&[&str]; 3] = [
+        &["graph", "enqueue", graph.to_str().unwrap()],
+        &["schedules", "apply", schedules.to_str().unwrap()],
+        &["consumers", "set", "c", "--topic", "t", "--job", r#"{"class": "convert", "priority": 4}"#],
+    ];
+    declares.iter().for_each(|args| _ = super::cli::recruiter(&database, args));
+    let in_graph = database.raw("scheduled").find_one(doc! { "priority": 7 }).await.unwrap().unwrap();
+    assert_eq!((in_graph.get_str("group").unwrap(), in_graph.get_str("gate").unwrap()), ("media", "converter"));
+    for (collection, priority) in [("schedulers", 6), ("consumers", 4)] {
+        let declared = database.raw(collection).find_one(doc! { "job.priority": priority }).await.unwrap().unwrap();
+        let job = declared.get_document("job").unwrap();
+        assert_eq!((job.get_str("group").unwrap(), job.get_str("keep").unwrap()), ("media", "failures"));
+        assert_eq!(job.get_array("limits").unwrap()[..], ["converter".into()]);
+    }
+
+    let config = workables(directory.path(), &file(""));
+    until_ready(&worker(&database, &["--config", &config])).await;
+    assert_eq!(enqueued(&["--class", "convert"]).await, of("generic", 5, "DoNotDoItAgain", "", ""), "the file no longer declares them");
+}
+
+/// A line of the log: its time, its class, its process, and whether the job begins.
+fn event(line: &str) -> (i64, String, String, bool) {
+    let [what, class, process, at]: [&str; 4] = line.split_whitespace().collect::<Vec<_>>().try_into().unwrap();
+    (at.parse().unwrap(), class.to_owned(), process.to_owned(), what == "begin")
 }
 
 /// I5, I6: jobs do not pay for a worker that was given more of them than it can open files for.

@@ -1,9 +1,14 @@
 //! The recruiter's searches for jobs, as recorded by MongoDB's profiler, and its hints. These tests limit the cost of a search.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use bson::{Document, RawDocumentBuf, doc};
 use futures_util::TryStreamExt;
+use mongodb::event::{EventHandler, command::CommandEvent};
 use recruiter_common::{
     enqueue::NewJob,
     ids::{JobId, WorkerId},
@@ -11,12 +16,12 @@ use recruiter_common::{
     limits::{Limit, set_limit},
     retry_policy::RetryManyTimes,
     shutdown::pause,
-    store::{Channel, Hint, Listener, Registration, ScheduledJob, Store},
+    store::{Channel, ConnectArgs, Hint, Listener, Registration, ScheduledJob, Store},
 };
 use recruiter_tests::{
     factory::{announcement, minimal_job},
     fail_points::FailPoint,
-    local::{Local, store},
+    local::{Local, connect_args, store},
     mongo::TestDatabase,
     mongosh,
     wait::{wait_for, wait_until},
@@ -128,17 +133,20 @@ async fn lanes_without_due_jobs_are_not_searched() {
 async fn jobs_of_many_groups_start_at_their_date() {
     let database = TestDatabase::new().await;
     let (store, processes) = system(&database, &["--work-on", "*"]).await;
-    let at = store.now() + Duration::from_millis(2_500);
-    let job = |number: u32| NewJob::of_class("noop", doc! {}).in_group(format!("group-{number}")).at(at);
+    // Scans are a second apart: three dates cannot all be just before one.
+    let dates = [2_500, 2_800, 3_100].map(|ms| store.now() + Duration::from_millis(ms));
+    let job = |number: usize| NewJob::of_class("noop", doc! {}).in_group(format!("group-{number}")).at(dates[number % 3]);
     store.enqueue_many((0..150).map(job)).await.unwrap();
     let done = async || database.raw("archived").count_documents(doc! {}).await.unwrap() == 150;
     wait_until(SOON, "all are done", done).await;
     let found: Vec<Document> = database.raw("archived").find(doc! {}).await.unwrap().try_collect().await.unwrap();
-    let late = |job: &Document| job.get_document("last_execution").unwrap().get_datetime("started_at").unwrap().to_chrono() - at;
-    let mut late: Vec<i64> = found.iter().map(|job| late(job).num_milliseconds()).collect();
-    late.sort_unstable();
-    // Ten slots: the first of them do not wait for a scan.
-    assert!(late[0] < 200, "{late:?}");
+    let date_of = |job: &Document, field: &str| job.get_document("last_execution").unwrap().get_datetime(field).unwrap().timestamp_millis();
+    let late = dates.map(|at| {
+        let of_date = found.iter().filter(|job| date_of(job, "scheduled_at") == at.timestamp_millis());
+        of_date.map(|job| date_of(job, "started_at") - at.timestamp_millis()).min().unwrap()
+    });
+    // Ten slots: the first jobs of each date do not wait for a scan.
+    assert!(late.iter().all(|late| *late < 500), "{late:?}");
     for process in processes {
         process.stop().await;
     }
@@ -599,26 +607,27 @@ async fn an_assignment_whose_hint_is_lost_is_announced_again() {
 async fn a_search_that_takes_too_long_asks_for_fewer_jobs() {
     let database = TestDatabase::new().await;
     let store = store(&database).await;
-    profile(&database).await;
-    let recruiter = Local::recruiter(&database, &["--poll", "400ms"]);
-    // A new leader reads the permits in use once.
-    wait_until(SOON, "it leads", async || store.observe_lease().await.unwrap().is_some()).await;
-    pause(Duration::from_millis(300)).await;
-    let slow =
-        FailPoint::new("recruiter", &["find"]).namespace(database.name(), "scheduled").times(2).error_code(50).arm(database.uri()).await;
+    // The profile of a busy server leaves commands out.
+    let limits = Arc::new(Mutex::new(Vec::new()));
+    let noted = Arc::clone(&limits);
+    let commands = EventHandler::callback(move |event: CommandEvent| {
+        let CommandEvent::Started(started) = event else { return };
+        let is_find = started.command.get_str("find").is_ok_and(|collection| collection == "scheduled");
+        if is_find && started.command.get_document("filter").is_ok_and(|filter| filter.contains_key("$or")) {
+            noted.lock().unwrap().push(started.command.get_i64("limit").unwrap());
+        }
+    });
     ghost(&store, 100, &["x".to_owned()]).await;
     NewJob::of_class("x", doc! {}).enqueue(&store).await.unwrap();
-    let limits = async || {
-        let filter = doc! { "command.find": "scheduled", "command.filter.$or": { "$exists": true } };
-        let found: Vec<Document> = database.raw("system.profile").find(filter).await.unwrap().try_collect().await.unwrap();
-        let limit = found.first()?.get_document("command").unwrap().get_i64("limit").unwrap();
-        Some(limit)
-    };
-    assert_eq!(wait_for(SOON, "it has searched", limits).await, 100, "400, then 200, both given up");
+    let searches = FailPoint::new("recruiter", &["find"]).namespace(database.name(), "scheduled").error_code(50);
+    let slow = searches.times(2).arm(database.uri()).await;
+    let recruiter = Local::recruiter_over(ConnectArgs { commands: Some(commands), ..connect_args(&database) }, &["--poll", "400ms"]);
+    let is_assigned = doc! { "assigned_to": { "$exists": true } };
+    wait_until(SOON, "the job is assigned", async || database.raw("roster").count_documents(is_assigned.clone()).await.unwrap() == 1).await;
     assert_eq!(slow.struck().await, 2);
-    wait_until(SOON, "the job is assigned", async || assignments(&database).await > 0).await;
     drop(slow);
     recruiter.stop().await;
+    assert_eq!(limits.lock().unwrap()[..3], [400, 200, 100], "the first two were given up");
 }
 
 /// The server's clock comes with every full scan: a primary whose clock is put back or forward is noticed within a second.

@@ -208,21 +208,22 @@ async fn a_missing_index_is_made_by_whoever_needs_it() {
 
 /// Until a recruiter of this release leads, one of the earlier release may need it.
 #[tokio::test]
-async fn an_index_of_an_earlier_release_serves_it_until_the_new_one_leads() {
+async fn the_indexes_of_an_earlier_release_serve_it_until_the_new_one_leads() {
     let database = TestDatabase::new().await;
     store(&database).await;
     let earlier = mongodb::IndexModel::builder().keys(doc! { "group": 1 }).options(named("due_jobs_0")).build();
+    let without_successor = mongodb::IndexModel::builder().keys(doc! { "last_execution.permits": 1 }).options(named("permits")).build();
     let own = mongodb::IndexModel::builder().keys(doc! { "urn": 1 }).options(named("by_urn")).build();
-    database.raw("scheduled").create_indexes([earlier, own]).await.unwrap();
+    database.raw("scheduled").create_indexes([earlier, without_successor, own]).await.unwrap();
     store(&database).await;
     let with = |more: &[&'static str]| {
         let mut all = [&INDEXES, more].concat();
         all.sort_unstable();
         all
     };
-    assert_eq!(indexes(&database, "scheduled").await, with(&["by_urn", "due_jobs_0"]));
+    assert_eq!(indexes(&database, "scheduled").await, with(&["by_urn", "due_jobs_0", "permits"]));
     let recruiter = Process::on(&database, "recruiter", &["run"]);
-    wait_until(SOON, "it is dropped", async || indexes(&database, "scheduled").await == with(&["by_urn"])).await;
+    wait_until(SOON, "they are dropped", async || indexes(&database, "scheduled").await == with(&["by_urn"])).await;
     drop(recruiter);
 }
 

@@ -1,134 +1,31 @@
 //! Transactions in which workables end their own jobs: the effects happen once for each job that is done, whatever dies.
 
-use std::{collections::HashMap, env, time::Duration};
+use std::time::Duration;
 
 use bson::{Document, doc};
-use futures_util::TryStreamExt;
 use mongodb::Collection;
-use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
-use recruiter_common::{JobId, JobResult, NewJob, RetryManyTimes, Store, Workable, enqueue::EnqueueError, ids::WorkerId, shutdown::pause};
+use recruiter_common::{JobResult, NewJob, Workable, ids::WorkerId, shutdown::pause};
 use recruiter_tests::{
+    effects::{Trial, endure},
     local::{Local, store},
     mongo::TestDatabase,
     oracle::number,
-    processes::Process,
     wait::wait_until,
-    world::{FROZEN_FOR, Role},
 };
 use recruiter_worker::{CheckpointError, Context, Executable, NotDone, Worker};
 use serde::{Deserialize, Serialize};
 
 const SOON: Duration = Duration::from_secs(30);
-const ACCOUNTS: i32 = 8;
-/// Kills and freezes, unless the environment says otherwise.
-const BLOWS: usize = 30;
-const TELLERS: usize = 3;
 
-fn teller(database: &TestDatabase) -> Process {
-    Process::on(database, "teller", &[Role::Worker.quick(), &["--concurrency", "6"]].concat())
-}
-
-async fn enqueue_transfers(store: &Store, count: usize, random: &mut StdRng) -> Result<Vec<JobId>, EnqueueError> {
-    let retry = RetryManyTimes::new(1_000_000, Duration::ZERO).expect("valid");
-    let jobs: Vec<NewJob> = (0..count)
-        .map(|_| {
-            let [from, to] = [random.random_range(0..ACCOUNTS), random.random_range(0..ACCOUNTS)];
-            NewJob::of_class("Transfer", doc! { "from": from, "to": to, "ms": random.random_range(0..8_i64) }).retry(&retry)
-        })
-        .collect();
-    Ok(store.enqueue_many(jobs).await?.into_iter().map(|job| job.id).collect())
-}
-
-/// `RECRUITER_TEST_BLOWS` sets the number of kills and freezes for a longer run.
+/// The short form of `--example effects`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn effects_happen_once_for_each_job_whatever_is_killed_or_frozen() {
-    let blows = env::var("RECRUITER_TEST_BLOWS").ok().and_then(|count| count.parse().ok()).unwrap_or(BLOWS);
-    let mut random = StdRng::seed_from_u64(blows as u64);
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
-    let accounts = database.raw("accounts");
-    accounts.insert_many((0..ACCOUNTS).map(|account| doc! { "_id": account, "cents": 1_000_000 })).await.unwrap();
-    database.raw("effects").insert_one(doc! { "job": "none" }).await.unwrap();
-    let mut recruiter = Process::on(&database, "recruiter", &[&["run"], Role::Recruiter.quick()].concat());
-    let mut cleaner = Process::on(&database, "recruiter-cleaner", Role::Cleaner.quick());
-    let mut tellers: Vec<Process> = (0..TELLERS).map(|_| teller(&database)).collect();
-    let mut jobs = Vec::new();
-    let mut frozen: Vec<(std::time::Instant, Process)> = Vec::new();
-    for _ in 0..blows {
-        let open = database.raw("scheduled").count_documents(doc! { "workable.class": "Transfer" }).await.unwrap();
-        if open < 200 {
-            jobs.extend(enqueue_transfers(&store, 300, &mut random).await.unwrap());
-        }
-        pause(Duration::from_millis(random.random_range(0..400))).await;
-        let at = random.random_range(0..tellers.len());
-        if random.random_bool(0.25) && frozen.len() < 4 {
-            // It wakes up after it was declared dead, in the middle of its transactions.
-            let zombie = std::mem::replace(&mut tellers[at], teller(&database));
-            zombie.pause();
-            frozen.push((std::time::Instant::now(), zombie));
-        } else {
-            let mut dead = std::mem::replace(&mut tellers[at], teller(&database));
-            dead.kill();
-            dead.wait_exit(SOON).await;
-        }
-        for (since, zombie) in &mut frozen {
-            if since.elapsed() > FROZEN_FOR && zombie.is_stopped() {
-                zombie.resume();
-            }
-        }
-        while frozen.len() >= 4 {
-            let (_, mut zombie) = frozen.remove(0);
-            zombie.resume();
-            pause(Duration::from_millis(200)).await;
-            zombie.kill();
-            zombie.wait_exit(SOON).await;
-        }
-        if random.random_bool(0.05) {
-            recruiter.kill();
-            recruiter.wait_exit(SOON).await;
-            recruiter = Process::on(&database, "recruiter", &[&["run"], Role::Recruiter.quick()].concat());
-        }
-        if random.random_bool(0.05) {
-            cleaner.kill();
-            cleaner.wait_exit(SOON).await;
-            cleaner = Process::on(&database, "recruiter-cleaner", Role::Cleaner.quick());
-        }
-    }
-    frozen.iter().for_each(|(_, zombie)| zombie.resume());
-    wait_until(SOON * 6, "all jobs have ended", async || database.raw("scheduled").count_documents(doc! {}).await.unwrap() == 0).await;
-    pause(Duration::from_millis(500)).await;
-
-    let archived: Vec<Document> =
-        database.raw("archived").find(doc! { "workable.class": "Transfer" }).await.unwrap().try_collect().await.unwrap();
-    assert_eq!(
-        (archived.len(), archived.iter().filter(|job| job.get_str("why").is_ok_and(|why| why == "done")).count()),
-        (jobs.len(), jobs.len())
-    );
-    let effects: Vec<Document> =
-        database.raw("effects").find(doc! { "job": { "$type": "objectId" } }).await.unwrap().try_collect().await.unwrap();
-    let mut of_job: HashMap<JobId, Vec<String>> = HashMap::new();
-    for effect in &effects {
-        of_job.entry(effect.get_object_id("job").unwrap().into()).or_default().push(effect.get_str("start").unwrap().to_owned());
-    }
-    for job in &archived {
-        let id = JobId::from(job.get_object_id("_id").unwrap());
-        let start = job.get_document("last_execution").unwrap().get_object_id("start").unwrap().to_hex();
-        assert_eq!(of_job.get(&id), Some(&vec![start.clone()]), "one effect, of the start that ended the job {id}");
-        assert_eq!(job.get_str("result").unwrap(), format!("moved by {start}"));
-    }
-    assert_eq!(effects.len(), jobs.len());
-    assert_eq!(database.raw("archived").count_documents(doc! { "workable.class": "Receipt" }).await.unwrap(), jobs.len() as u64);
-    let balances: Vec<Document> = accounts.find(doc! {}).await.unwrap().try_collect().await.unwrap();
-    let sum: i64 = balances.iter().map(|account| number(account, "cents")).sum();
-    assert_eq!(sum, i64::from(ACCOUNTS) * 1_000_000);
-    let repeated = archived.iter().filter(|job| number(job, "attempts") > 1).count();
-    assert!(repeated > 0, "some blows struck a transaction");
-    eprintln!("{} jobs, {} effects, {blows} kills and freezes, {repeated} jobs started more than once", jobs.len(), effects.len());
-    for (_, mut zombie) in frozen {
-        zombie.kill();
-        zombie.wait_exit(SOON).await;
-    }
-    tellers.into_iter().chain([recruiter, cleaner]).for_each(|process| process.terminate());
+    let seed = rand::random();
+    println!("seed {seed}");
+    let outcome = endure(Trial { seed, blows: 30 }, |line| println!("{line}")).await;
+    println!("{outcome}");
+    assert_eq!(outcome.findings.all(), Vec::<String>::new());
+    assert!(outcome.interrupted > 0, "some blows struck a transaction");
 }
 
 #[expect(clippy::disallowed_methods, reason = "a collection of the application")]

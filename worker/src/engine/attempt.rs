@@ -12,6 +12,7 @@ use recruiter_common::{
     ids::JobId,
     instant::Instant,
     job::{Claim, Execution, FinishReason, Job},
+    limits::line_of_gate,
     store::{Archival, Recorded, Rescheduling},
     telemetry::milliseconds,
 };
@@ -75,9 +76,6 @@ pub(crate) async fn run(environment: &Environment, mut attempt: Box<Attempt>) ->
         Some(end) => environment.recorder.record(end).await,
         None => Some(Recorded::ClaimLost),
     };
-    if matches!(recorded, Some(Recorded::Yes | Recorded::ClaimLost)) {
-        environment.table.note_released(attempt.permits());
-    }
     if let Some(own) = &environment.dependencies.own {
         own.note_ended(job, recorded.filter(|recorded| *recorded == Recorded::Yes).and_then(|_| Ran::of(&verdict)));
     }
@@ -93,7 +91,7 @@ pub(crate) async fn run(environment: &Environment, mut attempt: Box<Attempt>) ->
             return job;
         }
     }
-    environment.table.note_recorded(job);
+    environment.table.note_recorded(job, attempt.job.gate.as_deref().is_some_and(|gate| line_of_gate(gate).is_some()));
     log(&attempt.job, duration_ms, &verdict);
     events.end(&verdict);
     attempt.hooks(&context, &verdict).await;
@@ -150,10 +148,6 @@ impl Attempt {
         Box::new(Self { job, claim, policy, is_last_attempt, payload, cancel, previous })
     }
 
-    fn permits(&self) -> &[String] {
-        self.job.last_execution.as_ref().and_then(|execution| execution.permits.as_deref()).unwrap_or_default()
-    }
-
     fn context(&self, environment: &Environment) -> Arc<Context> {
         Arc::new(Context {
             job: self.job.clone(),
@@ -181,6 +175,9 @@ impl Attempt {
         if self.job.cancel_requested || self.cancel.why() == Some(Cancellation::Requested) {
             self.cancel.cancel(Cancellation::Requested);
             return Err(NotDone::Stopped(Failure::new(failure::CANCELLED, "cancelled before it was entered")));
+        }
+        if environment.lease.is_over() && !environment.may_begin(&self.cancel).boxed().await {
+            return Err(NotDone::NoResources(Failure::new(failure::INTERRUPTED, "the lease of its worker was over before it was entered")));
         }
         match &mut self.payload {
             Payload::One { workable, limit } => environment.execute(workable.clone(), context, *limit).await,

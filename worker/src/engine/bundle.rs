@@ -3,7 +3,7 @@
 //! An item gets the verdict that a single job would get. A bundle with pending items is rescheduled, unless it was cancelled. A bundle uses
 //! the same parts as a single job: an attempt calls one or the other.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use bson::Bson;
 use chrono::TimeDelta;
@@ -15,7 +15,6 @@ use recruiter_common::{
         bundle::{self, ItemOutcome, failure_of, is_pending},
     },
     retry_policy::RetryPolicy,
-    shutdown::pause,
 };
 
 use super::{
@@ -29,9 +28,6 @@ use crate::{
     outcome::NotDone,
     registry::{Handler, Ready, decode},
 };
-
-/// Time between two checks of a lease that is over.
-const CHECK_LEASE_EVERY: Duration = Duration::from_millis(50);
 
 /// A started bundle.
 pub(crate) struct Bundle {
@@ -70,7 +66,7 @@ impl Bundle {
     /// Executes the pending items, until all have ended or the bundle must stop.
     pub(crate) async fn execute(&mut self, environment: &Environment, policy: &dyn RetryPolicy, context: &Context) {
         for index in self.items.remaining() {
-            if !may_begin_item(environment, &context.cancel).await {
+            if !context.cancel.allows_items() || !environment.may_begin(&context.cancel).await {
                 break;
             }
             self.execute_item(index, environment, policy, context).await;
@@ -145,17 +141,6 @@ impl Bundle {
     fn context_of(&self, index: usize, bundle: &Context, cancel: Arc<Cancel>) -> Context {
         bundle.of_item(Item { index, of: self.parameters.len() }, cancel)
     }
-}
-
-/// Waits until the next item may begin: like a job, it begins only while the lease holds. Returns false if the bundle must stop.
-async fn may_begin_item(environment: &Environment, cancel: &Cancel) -> bool {
-    while cancel.allows_items() {
-        if !environment.lease.is_over() {
-            return true;
-        }
-        tokio::select! { () = cancel.cancelled() => {} () = pause(CHECK_LEASE_EVERY) => {} }
-    }
-    false
 }
 
 /// The verdict on a bundle, from the outcomes of its items.

@@ -17,6 +17,7 @@ use tokio::time::timeout;
 use super::{
     heartbeat::News,
     session::{Session, SessionEnd},
+    slots::TaskPanicked,
 };
 use crate::cancellation::{Cancel, Cancellation};
 
@@ -80,6 +81,7 @@ async fn wait_for_jobs(session: &mut Session, end: SessionEnd, shutdown: &mut Sh
     let until = Monotonic::now() + grace;
     session.work.turn.withdraw().await;
     session.work.return_all().await;
+    session.work.return_permits().await;
     if session.work.finish_starts().await.is_err() {
         return SessionEnd::Broken;
     }
@@ -106,8 +108,9 @@ async fn wait(session: &mut Session, mut until: Monotonic, hurried: Duration, sh
     while session.work.slots.running() > 0 {
         session.progress();
         tokio::select! {
-            Some(ended) = session.work.slots.ended() => if ended.is_err() {
-                return Waited::Broken;
+            Some(ended) = session.work.slots.ended() => match ended {
+                Ok(()) => session.work.return_permits().await,
+                Err(TaskPanicked) => return Waited::Broken,
             },
             _ = &mut session.recording => return Waited::Broken,
             news = session.news.recv() => match news {

@@ -2,10 +2,11 @@
 
 use std::{sync::Arc, time::Duration};
 
-use recruiter_common::instant::Instant;
+use recruiter_common::{instant::Instant, shutdown::pause};
 
 use super::{deadline, dependencies::Dependencies, lease::Lease, recorder::Recorder, snooze, table::Table};
 use crate::{
+    cancellation::Cancel,
     context::Context,
     event::WorkerEvent,
     outcome::{Done, NotDone},
@@ -13,6 +14,9 @@ use crate::{
     registry::Ready,
     transaction::Transactions,
 };
+
+/// Time between two checks of a lease that is over.
+const CHECK_LEASE_EVERY: Duration = Duration::from_millis(50);
 
 /// What the running jobs of one session share.
 ///
@@ -27,6 +31,18 @@ pub(crate) struct Environment {
 }
 
 impl Environment {
+    /// Waits while the lease is over: then no job and no item begins, because another worker may be about to run it. Returns false if it
+    /// must not begin at all. Asked directly before the workable, so that a process that was frozen after the start does not enter it.
+    pub(crate) async fn may_begin(&self, cancel: &Cancel) -> bool {
+        while self.lease.is_over() {
+            if !cancel.allows_items() {
+                return false;
+            }
+            tokio::select! { () = cancel.cancelled() => {} () = pause(CHECK_LEASE_EVERY) => {} }
+        }
+        true
+    }
+
     /// Executes a job or an item within its limits.
     pub(crate) async fn execute(&self, workable: Arc<dyn Ready>, context: &Arc<Context>, limit: Option<Duration>) -> Result<Done, NotDone> {
         let ended = snooze::capped(deadline::execute(workable, context, limit, &self.dependencies.layers).await, &context.job);

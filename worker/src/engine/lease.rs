@@ -1,6 +1,7 @@
 //! The lease of a session: until when the worker may start jobs. No cleaner declares it dead before.
 //!
-//! The heartbeat renews it. The intake reads it before a start, and a bundle before each item.
+//! The heartbeat renews it. The intake reads it before a start, and a job and each item of a bundle directly before the
+//! workable.
 
 use std::{
     sync::{Mutex, MutexGuard, PoisonError},

@@ -8,6 +8,8 @@
 //! | `work` | takes assignments, starts and runs their jobs, and reports to the roster |
 //! | `slots` | the tasks that run jobs, and the number of free slots |
 //! | `prefetch` | the queue of jobs to start, and how many jobs are accepted ahead |
+//! | `permits` | the permits of limited jobs that this worker holds |
+//! | `class_limits` | how many jobs of a class this process holds at a time |
 //! | `intake` | decides which assigned jobs can be started, and which locked jobs are run |
 //! | `startable` | a job that this worker can start |
 //! | `starts` | starts that MongoDB has not answered yet |
@@ -35,6 +37,7 @@
 
 mod attempt;
 mod bundle;
+mod class_limits;
 mod continuation;
 mod deadline;
 pub(crate) mod dependencies;
@@ -49,6 +52,7 @@ mod lease;
 mod locked_ahead;
 pub(crate) mod memory;
 pub(crate) mod own;
+mod permits;
 mod phases;
 mod portion;
 mod prefetch;

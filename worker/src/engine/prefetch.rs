@@ -8,15 +8,17 @@
 //! accepts hundreds. It accepts more only when two thirds of them are started, so that one round assigns many. Jobs ahead stay unlocked and
 //! due. They are started in their order as slots become free. A job that has waited for two horizons is returned, and the recruiter assigns
 //! it again. Message brokers use the same term (AMQP's prefetch count).
+//!
+//! A limited job that was assigned ahead waits for the [permits](super::permits) of another job before it enters the queue.
 
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet},
     time::{Duration, Instant as Monotonic},
 };
 
 use recruiter_common::{ids::JobId, store::Position};
 
-use super::startable::Startable;
+use super::startable::{PermitLane, Startable};
 
 /// Maximum number of jobs ahead.
 const MOST: u32 = 1_000;
@@ -41,6 +43,8 @@ const SMOOTHING: u32 = 8;
 /// The queue of jobs to start, and how many more are accepted ahead.
 pub(crate) struct Prefetch {
     queue: BTreeMap<Position, Waiting>,
+    /// Limited jobs that were assigned ahead. Each waits for the permits of another job, and then enters the queue.
+    limited: HashMap<PermitLane, BTreeMap<Position, Waiting>>,
     jobs: HashSet<JobId>,
     bytes: usize,
     /// The mean size of a job.
@@ -68,9 +72,9 @@ struct Waiting {
 
 impl Default for Prefetch {
     fn default() -> Self {
-        let (queue, jobs) = (BTreeMap::new(), HashSet::new());
+        let (queue, limited, jobs) = (BTreeMap::new(), HashMap::new(), HashSet::new());
         let (round_trip, start_took) = (Duration::ZERO, Duration::ZERO);
-        Self { queue, jobs, bytes: 0, mean_bytes: 0, rate: Rate::default(), round_trip, start_took, is_stalled: false }
+        Self { queue, limited, jobs, bytes: 0, mean_bytes: 0, rate: Rate::default(), round_trip, start_took, is_stalled: false }
     }
 }
 
@@ -88,9 +92,33 @@ impl Prefetch {
             }
             self.bytes += job.bytes();
             self.jobs.insert(job.id());
-            self.queue.insert(job.position(), Waiting { job, since: now });
+            let queue = if job.waits_for_permits() { self.limited.entry(job.permit_lane()).or_default() } else { &mut self.queue };
+            queue.insert(job.position(), Waiting { job, since: now });
         }
         without_room
+    }
+
+    /// Moves the first job that waits for permits of this lane into the queue, with these permits.
+    pub(crate) fn give_permits(&mut self, lane: &PermitLane, names: &[String]) -> Option<JobId> {
+        let limited = self.limited.get_mut(lane)?;
+        let (position, mut waiting) = limited.pop_first()?;
+        if limited.is_empty() {
+            self.limited.remove(lane);
+        }
+        waiting.job.take_permits(names);
+        let job = waiting.job.id();
+        self.queue.insert(position, waiting);
+        Some(job)
+    }
+
+    /// Removes the jobs that wait for permits of lanes of which the worker has none.
+    pub(crate) fn without_permits(&mut self, has_permits: impl Fn(&PermitLane) -> bool) -> Vec<JobId> {
+        let stranded: Vec<Startable> = self
+            .limited
+            .extract_if(|lane, _| !has_permits(lane))
+            .flat_map(|(_, waiting)| waiting.into_values().map(|waiting| waiting.job))
+            .collect();
+        self.forget_all(&stranded)
     }
 
     /// Removes the first jobs in their order: `free` of them for free slots, and up to `ahead` more, as long as they may be locked ahead.
@@ -114,28 +142,31 @@ impl Prefetch {
 
     /// Removes all jobs. Returns their ids.
     pub(crate) fn clear(&mut self) -> Vec<JobId> {
-        (self.bytes, self.queue) = (0, BTreeMap::new());
+        (self.bytes, self.queue, self.limited) = (0, BTreeMap::new(), HashMap::new());
         self.jobs.drain().collect()
     }
 
     /// Removes the jobs that have waited too long.
     pub(crate) fn overdue(&mut self, now: Monotonic) -> Vec<JobId> {
         let limit = self.horizon() * RETURN_AFTER;
-        let overdue: Vec<Startable> =
-            self.queue.extract_if(.., |_, waiting| now.duration_since(waiting.since) >= limit).map(|(_, waiting)| waiting.job).collect();
+        let mut overdue = Vec::new();
+        for queue in std::iter::once(&mut self.queue).chain(self.limited.values_mut()) {
+            overdue.extend(queue.extract_if(.., |_, waiting| now.duration_since(waiting.since) >= limit).map(|(_, waiting)| waiting.job));
+        }
+        self.limited.retain(|_, waiting| !waiting.is_empty());
         self.is_stalled |= !overdue.is_empty();
-        overdue
-            .iter()
-            .map(|job| {
-                self.forget(job);
-                job.id()
-            })
-            .collect()
+        self.forget_all(&overdue)
+    }
+
+    fn forget_all(&mut self, jobs: &[Startable]) -> Vec<JobId> {
+        jobs.iter().for_each(|job| self.forget(job));
+        jobs.iter().map(Startable::id).collect()
     }
 
     /// When the job that has waited longest must be returned.
     pub(crate) fn overdue_at(&self) -> Option<Monotonic> {
-        self.queue.values().map(|waiting| waiting.since).min().map(|since| since + self.horizon() * RETURN_AFTER)
+        let waiting = self.queue.values().chain(self.limited.values().flat_map(BTreeMap::values));
+        waiting.map(|waiting| waiting.since).min().map(|since| since + self.horizon() * RETURN_AFTER)
     }
 
     fn forget(&mut self, job: &Startable) {
@@ -147,8 +178,14 @@ impl Prefetch {
         self.jobs.iter().copied()
     }
 
+    /// The number of jobs that can start as soon as slots are free.
     pub(crate) fn count(&self) -> u32 {
         u32::try_from(self.queue.len()).unwrap_or(u32::MAX)
+    }
+
+    /// The number of all jobs.
+    pub(crate) fn count_all(&self) -> u32 {
+        u32::try_from(self.jobs.len()).unwrap_or(u32::MAX)
     }
 
     pub(crate) fn holds(&self, job: JobId) -> bool {
@@ -160,12 +197,12 @@ impl Prefetch {
         if !self.is_low() {
             return 0;
         }
-        self.wanted().saturating_sub(self.count().saturating_sub(free))
+        self.wanted().saturating_sub(self.count_all().saturating_sub(free.min(self.count())))
     }
 
     /// Whether two thirds of the jobs ahead are started, so that more are accepted.
     pub(crate) fn is_low(&self) -> bool {
-        self.count() <= self.wanted() / 3
+        self.count_all() <= self.wanted() / 3
     }
 
     /// How many jobs this worker would start within the horizon.

@@ -30,7 +30,7 @@ use super::{
     starts::Answered,
     work::Work,
 };
-use crate::{cancellation::Cancellation, config::WorkerConfig, transaction::Transactions};
+use crate::{cancellation::Cancellation, config::WorkerConfig, registry::Registry, transaction::Transactions};
 
 /// The longest time between two reads of the assignment, whatever a keep-alive says.
 const LONGEST_SILENCE: Duration = Duration::from_secs(60);
@@ -102,12 +102,14 @@ impl Session {
             work_on,
             classes,
             policies: dependencies.policies.classes().map(str::to_owned).collect(),
+            class_slots: dependencies.registry.class_slots(),
             capacity: config.concurrency,
             lease_ms: i64::try_from(config.lease.as_millis()).unwrap_or(i64::MAX),
             channel,
             session: Some(session),
             process: dependencies.process.clone(),
         };
+        declare_classes(store, &dependencies.registry).await?;
         store.register(&registration).await?;
         let (recorder, recording) = Recorder::start(Store::clone(store), id, commits);
         let slots = Slots::new(config.concurrency, dependencies.registry.threads().clone());
@@ -170,12 +172,12 @@ impl Session {
                 Event::TaskPanicked | Event::News(None) => return SessionEnd::Broken,
                 Event::News(Some(News::Retired)) => return SessionEnd::Retired,
                 Event::Timer => {}
-                Event::News(Some(News::Alive { at, assignment, offered, request })) => {
+                Event::News(Some(News::Alive { at, assignment, offered, held_permits, request })) => {
                     // The heartbeat may be older than the last read.
                     if wanted(&request) != wanted(&self.request) {
                         self.read_request().await;
                     }
-                    self.work.turn.compare(assignment.as_ref(), offered, self.work.offer().slots);
+                    self.work.compare(assignment.as_ref(), &offered, held_permits);
                     if self.work.intake.release_unconfirmed(at).await {
                         self.work.turn.mark_outdated();
                     }
@@ -203,7 +205,7 @@ impl Session {
                 // Hints may have been missed.
                 Event::Hint(Hint::Seed) => poll_at = Monotonic::now(),
                 Event::Hint(Hint::Jobs { .. } | Hint::NotStarted | Hint::Free | Hint::Returned { .. } | Hint::Left { .. }) => {}
-                Event::Hint(Hint::Released { .. } | Hint::Ended { .. } | Hint::Waiting { .. } | Hint::Settings) => {}
+                Event::Hint(Hint::Ended { .. } | Hint::Waiting { .. } | Hint::Settings) => {}
                 Event::Started(answered) => self.work.run(*answered).await,
                 Event::SlotsChanged => {
                     gather().await;
@@ -325,6 +327,20 @@ impl Session {
             tracing::info!(job.id = %job, "cancelling a running job");
         }
     }
+}
+
+/// Declares the defaults of the classes of the workables file. Writes only what has changed.
+async fn declare_classes(store: &Store, registry: &Registry) -> Result<(), StoreError> {
+    if registry.defaults().is_empty() {
+        return Ok(());
+    }
+    let mut declared = store.class_defaults().await?;
+    for (class, defaults) in registry.defaults() {
+        if declared.remove(class).unwrap_or_default() != *defaults {
+            store.declare_class(class, defaults).await?;
+        }
+    }
+    Ok(())
 }
 
 fn wanted(request: &Option<Request>) -> Option<Wanted> {

@@ -2,13 +2,13 @@
 
 use std::{sync::Arc, time::Instant as Monotonic};
 
-use recruiter_common::{ids::JobId, shutdown::pause, store::Position};
+use recruiter_common::{ids::JobId, limits::line_of_gate, shutdown::pause, store::Position};
 use tokio::{
     sync::oneshot,
     task::{JoinError, JoinSet},
 };
 
-use super::{phases::Phase, table::Table};
+use super::{phases::Phase, startable::PermitLane, table::Table};
 use crate::{
     cancellation::{Cancel, Cancellation},
     panics::failure_of,
@@ -119,6 +119,24 @@ impl Slots {
     /// Whether the job has an entry in the table.
     pub(crate) fn holds(&self, job: JobId) -> bool {
         self.table.phases().get(job).is_some()
+    }
+
+    /// Whether the job is about to be started, waits for its slot, or runs.
+    pub(crate) fn is_open(&self, job: JobId) -> bool {
+        match self.table.phases().get(job) {
+            Some((Phase::Reserved | Phase::LockedAhead(_) | Phase::Running, _)) => true,
+            Some((Phase::Recalled | Phase::Ended | Phase::Recorded, _)) | None => false,
+        }
+    }
+
+    /// Whether the job needs its permits: until it has returned; in a line, until its end is recorded.
+    pub(crate) fn needs_permit(&self, job: JobId, (_, gate): &PermitLane) -> bool {
+        let is_in_line = || gate.as_deref().is_some_and(|gate| line_of_gate(gate).is_some());
+        match self.table.phases().get(job) {
+            Some((Phase::Reserved | Phase::LockedAhead(_) | Phase::Running, _)) => true,
+            Some((Phase::Recalled | Phase::Ended, _)) => is_in_line(),
+            Some((Phase::Recorded, _)) | None => false,
+        }
     }
 
     /// The jobs with an entry in the table, without those whose end is recorded.

@@ -19,6 +19,9 @@ use crate::panics::guarded;
 /// A job that its enqueuer never sends again, and that is younger than this, is not searched in the archive. The jobs of a restored dump
 /// are older.
 const YOUNG: TimeDelta = TimeDelta::minutes(10);
+/// Group and gate: jobs that have both in common pass permits on to each other.
+pub(crate) type PermitLane = (String, Option<String>);
+
 /// A job that may be started.
 pub(crate) struct Startable {
     job: Arc<Job>,
@@ -65,8 +68,31 @@ impl Startable {
     /// Whether it may be [locked ahead](super::locked_ahead). A job that others wait for, or that may no longer start later, may not.
     pub(crate) fn may_be_locked_ahead(&self) -> bool {
         let Job { attempts, gate, unique, expires_at, bundle, .. } = self.job.as_ref();
-        let is_plain = gate.is_none() && unique.is_none() && expires_at.is_none() && bundle.is_none() && self.early.is_none();
+        let is_plain =
+            gate.is_none() && self.permit.is_none() && unique.is_none() && expires_at.is_none() && bundle.is_none() && self.early.is_none();
         is_plain && *attempts == 0 && matches!(self.if_worker_dies, IfWorkerDies::RetryAfterMs(_))
+    }
+
+    /// The group and the gate that its permits are for.
+    pub(crate) fn permit_lane(&self) -> PermitLane {
+        (self.job.group.clone(), self.job.gate.clone())
+    }
+
+    /// Whether it must get permits from another job before it can start.
+    pub(crate) fn waits_for_permits(&self) -> bool {
+        self.permit.as_ref().is_some_and(|permit| permit.is_ahead && permit.names.is_empty())
+    }
+
+    /// Gets the permits of another job.
+    pub(crate) fn take_permits(&mut self, names: &[String]) {
+        if let Some(permit) = &mut self.permit {
+            permit.names = names.to_vec();
+        }
+    }
+
+    /// The names of its permits, if it has any.
+    pub(crate) fn permits(&self) -> Option<&[String]> {
+        self.permit.as_ref().map(|permit| permit.names.as_slice()).filter(|names| !names.is_empty())
     }
 
     /// The size of its document.

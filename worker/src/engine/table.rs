@@ -41,8 +41,6 @@ pub(crate) struct Table {
     /// Number of executions that have ended since [`Table::take_ended`] was called.
     ended: AtomicUsize,
     pub(crate) has_ended: Notify,
-    /// The permits of jobs that have ended since [`Table::take_released`] was called.
-    released: Mutex<Vec<String>>,
     shortage: Mutex<Shortage>,
     /// Jobs that were locked ahead and are released, since [`Table::take_unlocked`] was called.
     unlocked: Mutex<Vec<JobId>>,
@@ -152,27 +150,18 @@ impl Table {
         }
     }
 
-    /// Notes that a limited job has ended, so that its permits are free.
-    pub(crate) fn note_released(&self, permits: &[String]) {
-        if !permits.is_empty() {
-            self.released.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(permits);
-            self.has_ended.notify_one();
-        }
-    }
-
-    /// Returns the permits that have become free since the last call.
-    pub(crate) fn take_released(&self) -> Vec<String> {
-        std::mem::take(&mut self.released.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-
     /// Returns the number of executions that have ended since the last call.
     pub(crate) fn take_ended(&self) -> usize {
         self.ended.swap(0, Ordering::Relaxed)
     }
 
-    /// Notes that the end of a job is recorded: the worker no longer holds the job, but its hooks still run.
-    pub(crate) fn note_recorded(&self, job: JobId) {
+    /// Notes that the end of a job is recorded: the worker no longer holds the job, but its hooks still run. The permit of a job in a line
+    /// is free now.
+    pub(crate) fn note_recorded(&self, job: JobId, is_in_line: bool) {
         self.phases().change(job, Phase::Recorded);
+        if is_in_line {
+            self.has_ended.notify_one();
+        }
     }
 
     /// The number of jobs of which only the hooks still run.

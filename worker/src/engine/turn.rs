@@ -12,7 +12,7 @@ use std::{
 
 use recruiter_common::{
     ids::{RoundId, WorkerId},
-    roster::Assignment,
+    roster::{Assignment, Offered},
     store::{Hint, Offer, Store},
     telemetry::chain,
 };
@@ -33,12 +33,15 @@ pub(crate) struct Turn {
     /// Whether the roster must get a report: slots or jobs have changed since the last one.
     is_outdated: bool,
     /// The free slots in the roster, if the recruiter may assign jobs to this worker.
-    offered: Option<u32>,
+    offered: Option<Offered>,
+    /// Whether the next report returns permits: the roster names some that are no longer held.
+    pub(crate) returns_permits: bool,
 }
 
 impl Turn {
     pub(crate) fn new(store: Store, worker: WorkerId) -> Self {
-        Self { store, worker, round: None, seen: VecDeque::with_capacity(ROUNDS), round_trip: None, is_outdated: false, offered: None }
+        let seen = VecDeque::with_capacity(ROUNDS);
+        Self { store, worker, round: None, seen, round_trip: None, is_outdated: false, offered: None, returns_permits: false }
     }
 
     /// Takes an assignment. `None` if it was taken before.
@@ -57,9 +60,9 @@ impl Turn {
         Some(assignment)
     }
 
-    /// Whether the recruiter may assign jobs to this worker, and the roster shows this number of free slots.
-    pub(crate) fn offers(&self, slots: u32) -> bool {
-        self.offered == Some(slots)
+    /// Whether the recruiter may assign jobs to this worker, and the roster shows these free slots.
+    pub(crate) fn offers(&self, slots: &Offered) -> bool {
+        self.offered.as_ref() == Some(slots)
     }
 
     /// Notes that slots or jobs have changed since the last report.
@@ -71,10 +74,9 @@ impl Turn {
         self.is_outdated
     }
 
-    /// Compares the free slots in the roster, as read by a heartbeat, with the actual ones. They differ if MongoDB has executed a delayed
-    /// report after a later one.
-    pub(crate) fn compare(&mut self, assignment: Option<&Assignment>, offered: u32, free: u32) {
-        self.is_outdated |= assignment.is_none_or(|given| self.seen.contains(&given.round)) && offered != free;
+    /// Whether the roster should show what this worker has: there is no assignment that was not taken yet.
+    pub(crate) fn is_comparable(&self, assignment: Option<&Assignment>) -> bool {
+        assignment.is_none_or(|given| self.seen.contains(&given.round))
     }
 
     /// Reports what this worker offers and holds. If the recruiter has assigned jobs in the meantime, nothing is written, and that
@@ -85,8 +87,8 @@ impl Turn {
             Ok(true) => {
                 self.round_trip = Some(began.elapsed());
                 self.is_outdated = false;
-                self.offered = offer.accepts_jobs().then_some(offer.slots);
-                if self.offered.is_some() {
+                self.offered = offer.accepts_jobs().then(|| offer.offered());
+                if std::mem::take(&mut self.returns_permits) || self.offered.is_some() {
                     self.store.announce_hint(Hint::Free).await;
                 }
             }

@@ -11,19 +11,22 @@ use std::{
 
 use recruiter_common::{
     ids::{JobId, WorkerId},
-    roster::{Assignment, Permits},
+    roster::{self, Assignment, Offered},
     store::{Hint, Offer, Store},
     telemetry::chain,
 };
 
 use super::{
     attempt::{self, Attempt},
+    class_limits::ClassLimits,
     environment::Environment,
     intake::{Intake, StartResult},
     locked_ahead,
+    permits::Permits,
     prefetch::Prefetch,
     skipped::SkippedJobs,
     slots::{Slots, TaskPanicked},
+    startable::Startable,
     starts::{Answered, Starts},
     turn::Turn,
 };
@@ -40,6 +43,8 @@ pub(crate) struct Work {
     pub(crate) intake: Intake,
     pub(crate) starts: Starts,
     prefetch: Prefetch,
+    permits: Permits,
+    class_limits: ClassLimits,
     /// When the ended jobs were last counted, or when the worker became busy after that.
     busy_since: Monotonic,
     skipped: SkippedJobs,
@@ -61,6 +66,8 @@ impl Work {
             starts: Starts::new(environment.clone(), worker),
             environment,
             prefetch: Prefetch::default(),
+            permits: Permits::default(),
+            class_limits: ClassLimits::default(),
             busy_since: Monotonic::now(),
             skipped: SkippedJobs::default(),
             has_skipped_jobs: false,
@@ -76,7 +83,37 @@ impl Work {
         let prefetched = self.prefetch.jobs().chain(self.slots.table().reserved()).collect();
         let working_on = self.slots.table().working_on();
         let prefetch = if self.accepts_assignments() { self.prefetch.room(self.slots.count_free()) } else { 0 };
-        Offer { slots: self.free_slots(), prefetch, prefetched, working_on }
+        let Offered { slots, class_slots } = self.offered();
+        Offer { slots, class_slots, prefetch, prefetched, held_permits: self.permits.names(), working_on }
+    }
+
+    /// How many jobs this worker accepts in free slots, and of the classes that have a limit.
+    pub(crate) fn offered(&self) -> Offered {
+        let Self { prefetch, slots, class_limits, environment, .. } = self;
+        let is_held = |job| prefetch.holds(job) || slots.is_open(job);
+        let class_slots = class_limits.slots(&environment.dependencies.registry, is_held);
+        Offered { slots: self.free_slots(), class_slots }
+    }
+
+    /// Compares the free slots and the permits in the roster, as read by a heartbeat, with the actual ones. They differ if MongoDB has
+    /// executed a delayed report after a later one.
+    pub(crate) fn compare(&mut self, assignment: Option<&Assignment>, offered: &Offered, mut held_permits: Vec<String>) {
+        if !self.turn.is_comparable(assignment) {
+            return;
+        }
+        let mut names = self.permits.names();
+        names.sort_unstable();
+        held_permits.sort_unstable();
+        if *offered != self.offered() || names != held_permits {
+            self.turn.mark_outdated();
+        }
+    }
+
+    /// Removes the jobs beyond the limits of their classes. Returns their ids.
+    fn admit(&mut self, startable: &mut Vec<Startable>) -> Vec<JobId> {
+        let Self { prefetch, slots, class_limits, environment, .. } = self;
+        let is_held = |job| prefetch.holds(job) || slots.is_open(job);
+        class_limits.admit(startable, &environment.dependencies.registry, is_held)
     }
 
     /// The free slots that remain after the queued jobs. A quiet worker has none, nor has a process whose slots are for own jobs.
@@ -91,27 +128,32 @@ impl Work {
         !self.is_quiet && self.environment.dependencies.own.is_none()
     }
 
-    /// The time until the first queued job must be returned, or until the report that precedes a return is repeated.
+    /// The time until the first queued job or permit must be returned, or until the report that precedes a return is repeated.
     pub(crate) fn returns_in(&self) -> Option<Duration> {
         if !self.returning.is_empty() {
             return Some(RETURN_AGAIN_AFTER);
         }
-        self.prefetch.overdue_at().map(|at| at.saturating_duration_since(Monotonic::now()))
+        let at = self.prefetch.overdue_at().into_iter().chain(self.permits.return_at()).min();
+        at.map(|at| at.saturating_duration_since(Monotonic::now()))
     }
 
     /// Takes an assignment that was not taken before: reads its jobs, queues them, and starts as many as there are free slots.
     pub(crate) async fn take(&mut self, assignment: Option<Assignment>) {
         let Some(Assignment { mut jobs, permits, .. }) = assignment.and_then(|assignment| self.turn.begin(assignment)) else { return };
         jobs.retain(|job| !self.slots.holds(*job) && !self.prefetch.holds(*job));
+        let granted: Vec<JobId> = permits.iter().filter(|(_, permit)| !permit.names.is_empty()).map(|(job, _)| *job).collect();
         if self.is_quiet {
             // They were assigned before the recruiter could know.
             self.returning.extend(jobs);
+            self.turn.returns_permits |= !granted.is_empty();
             return;
         }
         self.environment.dependencies.watchdog.progress();
         match self.intake.read(&jobs, permits).await {
-            Ok(startable) => {
-                let without_room = self.prefetch.add(startable, self.slots.count_free(), Monotonic::now());
+            Ok(mut startable) => {
+                let mut without_room = self.admit(&mut startable);
+                startable.iter().for_each(|job| self.permits.grant(job));
+                without_room.extend(self.prefetch.add(startable, self.slots.count_free(), Monotonic::now()));
                 jobs.retain(|job| !without_room.contains(job));
                 self.returning.extend(without_room);
             }
@@ -119,7 +161,10 @@ impl Work {
         }
         jobs.retain(|job| !self.prefetch.holds(*job));
         self.note_skipped(&jobs);
+        self.turn.returns_permits |= granted.iter().any(|job| !self.prefetch.holds(*job));
         self.start();
+        let Self { prefetch, permits, .. } = self;
+        self.returning.extend(prefetch.without_permits(|lane| permits.has_any(lane)));
     }
 
     /// Takes own jobs: reads them, reports them to the roster, and starts as many as there are free slots. Those that are not queued stay in
@@ -127,8 +172,10 @@ impl Work {
     pub(crate) async fn take_own(&mut self, jobs: &[JobId]) {
         let now = self.environment.dependencies.store.now();
         let wanted = if self.is_quiet { &[] } else { jobs };
-        match self.intake.read(wanted, Permits::default()).await {
-            Ok(startable) => {
+        match self.intake.read(wanted, roster::Permits::default()).await {
+            Ok(mut startable) => {
+                // The others are for the workers.
+                self.admit(&mut startable);
                 let own = self.environment.dependencies.own.as_ref();
                 let unchanged = startable.into_iter().filter(|job| own.is_some_and(|own| own.is_unchanged(job.job())));
                 let startable = unchanged.map(|job| job.early(now)).collect();
@@ -155,6 +202,7 @@ impl Work {
     /// Sends a start of the next jobs, if fewer than two starts are on their way. Slots must be free, or half of the jobs that were locked
     /// ahead must have got one.
     fn start(&mut self) {
+        self.pass_permits();
         if !self.starts.has_room() {
             return;
         }
@@ -173,6 +221,16 @@ impl Work {
         self.name_prefetched();
         self.give_up(&not_sent);
         self.note_skipped(&not_sent);
+    }
+
+    /// Frees the permits of jobs that have returned, and passes them on to jobs that wait for them.
+    fn pass_permits(&mut self) {
+        if self.permits.is_empty() {
+            return;
+        }
+        let Self { permits, prefetch, slots, .. } = self;
+        permits.free(|job, lane| prefetch.holds(job) || slots.needs_permit(job, lane), Monotonic::now());
+        permits.pass_on(|lane, names| prefetch.give_permits(lane, names));
     }
 
     /// How many jobs are locked before a slot is free. Own jobs are not.
@@ -254,7 +312,7 @@ impl Work {
 
     /// Marks the roster as outdated if this worker needs jobs and the recruiter does not know so.
     fn note_free_slots(&mut self) {
-        if (self.prefetch.is_low() || self.free_slots() > 0) && !self.turn.offers(self.free_slots()) {
+        if (self.prefetch.is_low() || self.free_slots() > 0) && !self.turn.offers(&self.offered()) {
             self.turn.mark_outdated();
         }
     }
@@ -268,20 +326,19 @@ impl Work {
         if !self.returning.is_empty() {
             self.turn.mark_outdated();
         }
+        self.pass_permits();
+        let returns_permits = self.permits.drop_free(false, Monotonic::now());
+        self.turn.returns_permits |= returns_permits;
         // Without jobs ahead, the report waits for the start. One report then follows the start, instead of one before and one after it.
-        // Jobs for other workers do not wait.
-        let is_urgent = !self.returning.is_empty() || self.has_skipped_jobs;
-        let waits_for_start = !self.starts.is_empty() && self.prefetch.count() == 0 && !is_urgent;
-        if self.turn.is_outdated() && !waits_for_start {
+        // Jobs and permits for other workers do not wait.
+        let is_urgent = !self.returning.is_empty() || self.has_skipped_jobs || self.turn.returns_permits;
+        let waits_for_start = !self.starts.is_empty() && self.prefetch.count_all() == 0 && !is_urgent;
+        if (self.turn.is_outdated() || self.turn.returns_permits) && !waits_for_start {
             self.environment.dependencies.watchdog.progress();
             self.name_prefetched();
             let offer = self.offer();
             let assignment = self.turn.report(&offer).await;
             self.take(assignment).await;
-        }
-        let permits = self.slots.table().take_released();
-        if !permits.is_empty() {
-            self.environment.dependencies.store.announce_hint(Hint::Released { permits }).await;
         }
         if !self.turn.is_outdated() {
             // Only after the report: until then these jobs count as assigned to this worker.
@@ -323,6 +380,19 @@ impl Work {
         self.give_up(&jobs);
         if !jobs.is_empty() {
             self.environment.dependencies.store.announce_hint(Hint::Returned { worker: self.worker, jobs }).await;
+        }
+    }
+
+    /// Returns the permits that no job needs any more, while this worker ends: no report returns them.
+    pub(crate) async fn return_permits(&mut self) {
+        let Self { permits, slots, .. } = self;
+        permits.free(|job, lane| slots.needs_permit(job, lane), Monotonic::now());
+        if permits.drop_free(true, Monotonic::now()) {
+            let store = &self.environment.dependencies.store;
+            match store.hold_permits(self.worker, &self.permits.names()).await {
+                Ok(()) => store.announce_hint(Hint::Left { worker: self.worker }).await,
+                Err(error) => tracing::debug!(error = chain(&error), "failed to return permits; they are free when this worker has left"),
+            }
         }
     }
 }

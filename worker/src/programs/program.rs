@@ -7,6 +7,7 @@
 use std::{
     ffi::OsString,
     io,
+    num::NonZeroU32,
     pin::{Pin, pin},
     process::Stdio,
     sync::{Arc, Mutex, PoisonError},
@@ -20,7 +21,7 @@ use futures_util::{
     future::{BoxFuture, FusedFuture, join4},
 };
 use nix::sys::signal::Signal;
-use recruiter_common::{failure::Failure, shutdown::pause};
+use recruiter_common::{failure::Failure, shutdown::pause, spec::ClassDefaults};
 use tokio::{net::unix::pipe, process::Command, time::timeout};
 
 use super::{
@@ -44,6 +45,10 @@ use crate::{
 const MESSAGES: i32 = 3;
 /// The program of one class.
 pub(crate) struct Program {
+    /// How many jobs of the class run at a time in this process.
+    pub(crate) concurrency: Option<NonZeroU32>,
+    /// The defaults of its jobs.
+    pub(crate) defaults: ClassDefaults,
     pub(crate) arguments: Vec<Template>,
     pub(crate) settings: Arc<Settings>,
     /// The processes of a long-lived program.
@@ -302,7 +307,7 @@ pub(crate) mod tests {
             keeps_text: false,
         };
         let arguments = command[1..].iter().map(|argument| Template::parse(argument).unwrap()).collect();
-        Program { arguments, settings: Arc::new(settings), pool: None }
+        Program { concurrency: None, defaults: ClassDefaults::default(), arguments, settings: Arc::new(settings), pool: None }
     }
 
     fn with(command: &[&str], change: impl FnOnce(&mut Settings)) -> Program {

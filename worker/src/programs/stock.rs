@@ -7,6 +7,7 @@ use std::{
     env,
     ffi::OsString,
     fs, io,
+    num::NonZeroU32,
     ops::Range,
     path::{Path, PathBuf},
     sync::Arc,
@@ -15,7 +16,11 @@ use std::{
 
 use bytesize::ByteSize;
 use nix::unistd::{AccessFlags, access};
-use recruiter_common::enqueue::LONGEST_NAME;
+use recruiter_common::{
+    enqueue::LONGEST_NAME,
+    job::Priority,
+    spec::{ClassDefaults, keep_of_text, policy_of_text},
+};
 use serde::Deserialize;
 use toml::Spanned;
 
@@ -90,6 +95,13 @@ struct File {
 struct Workable {
     command: Spanned<Vec<Spanned<String>>>,
     timeout: Option<Spanned<String>>,
+    concurrency: Option<Spanned<u32>>,
+    group: Option<String>,
+    priority: Option<Spanned<u8>>,
+    retry: Option<Spanned<toml::Table>>,
+    keep: Option<Spanned<String>>,
+    #[serde(default)]
+    limits: Vec<String>,
     try_again_after: Option<Spanned<String>>,
     try_again_limit: Option<u32>,
     kill_after: Option<Spanned<String>>,
@@ -138,7 +150,32 @@ fn programs(text: &str, home: &Path) -> Result<Vec<(String, Program)>, Problem> 
         return Err(Problem(0..0, "no workables: add a table `[workables.<class>]` with `command = [\"program\", \"argument\"]`".into()));
     }
     let mut pools = Vec::new();
-    file.workables.into_iter().map(|(class, workable)| Ok((checked_class(class)?, program(workable, home, &mut pools)?))).collect()
+    let program = |(class, workable): (Spanned<String>, Workable)| {
+        let (span, class) = (class.span(), checked_class(class)?);
+        let defaults = defaults(&workable)?;
+        defaults.check(&class).map_err(|problem| Problem(span, problem.to_string()))?;
+        Ok((class, Program { defaults, ..program(workable, home, &mut pools)? }))
+    };
+    file.workables.into_iter().map(program).collect()
+}
+
+/// What a job of the class has if it says nothing else.
+fn defaults(workable: &Workable) -> Result<ClassDefaults, Problem> {
+    let mut defaults = ClassDefaults::default();
+    defaults.group.clone_from(&workable.group);
+    defaults.limits.clone_from(&workable.limits);
+    if let Some(priority) = &workable.priority {
+        let known = Priority::new(*priority.as_ref()).ok_or_else(|| wrong(priority, "a priority is a number from 0 to 9"))?;
+        defaults.priority = Some(known);
+    }
+    if let Some(retry) = &workable.retry {
+        let json = serde_json::to_string(retry.as_ref()).map_err(|error| wrong(retry, error.to_string()))?;
+        defaults.retry_policy = Some(policy_of_text(&json).map_err(|problem| wrong(retry, problem.to_string()))?);
+    }
+    if let Some(keep) = &workable.keep {
+        defaults.keep = Some(keep_of_text(keep.as_ref()).map_err(|problem| wrong(keep, problem.to_string()))?);
+    }
+    Ok(defaults)
 }
 
 fn checked_class(class: Spanned<String>) -> Result<String, Problem> {
@@ -189,7 +226,18 @@ fn program(mut workable: Workable, home: &Path, pools: &mut Vec<Arc<Pool>>) -> R
     } else {
         None
     };
-    Ok(Program { arguments: command.into_iter().map(|(_, template)| template).collect(), settings: Arc::new(settings), pool })
+    let concurrency = workable.concurrency.as_ref().map(|jobs| match NonZeroU32::new(*jobs.as_ref()) {
+        Some(jobs) => Ok(jobs),
+        None => Err(wrong(jobs, "a worker runs at least one job of a class at a time; to run none, remove the class")),
+    });
+    let concurrency = concurrency.transpose()?;
+    Ok(Program {
+        concurrency,
+        defaults: ClassDefaults::default(),
+        arguments: command.into_iter().map(|(_, template)| template).collect(),
+        settings: Arc::new(settings),
+        pool,
+    })
 }
 
 /// Whether the processes of a class run many jobs. Refuses keys that have no effect in its mode.
@@ -389,6 +437,14 @@ mod tests {
         let long = "[workables.x]\ncommand = [\"true\"]\nmode = \"long-lived\"\n";
         check("[workables.x]\ncommand = [\"true\"]\nmode = \"daemon\"", "3:8: a mode is \"per-job\" or \"long-lived\"");
         check("[workables.x]\nmode = \"long-lived\"\ncommand = [\"true\", \"{a}\"]", "3:20: a long-lived program runs many jobs");
+        check("[workables.x]\ncommand = [\"true\"]\npriority = 10", "3:12: a priority is a number from 0 to 9");
+        check("[workables.x]\ncommand = [\"true\"]\nkeep = \"some\"", "3:8: `some` is neither `all` nor `failures`");
+        check("[workables.x]\ncommand = [\"true\"]\nretry = { class = \"Mine\" }", "1:12: ");
+        check("[workables.x]\ncommand = [\"true\"]\nretry = { times = 3 }", "3:9: a retry policy is");
+        check("[workables.x]\ncommand = [\"true\"]\nlimits = [\"a,b\"]", "1:12: the job cannot be limited: the name of a resource");
+        check("[workables.x]\ncommand = [\"true\"]\ngroup = \"\"", "1:12: ");
+        check("[workables.x]\ncommand = [\"true\"]\nconcurrency = 0", "3:15: a worker runs at least one job of a class at a time");
+        check("[workables.x]\ncommand = [\"true\"]\nconcurrency = \"2\"", "3:15: ");
         check("[workables.x]\ncommand = [\"true\"]\njobs_per_process = 3", "3:20: this key is for long-lived programs");
         check(&format!("{long}messages = \"fd\""), "4:12: this key has no effect with `mode");
         check(&format!("{long}jobs_per_process = 0"), "4:20: a process runs at least one job");

@@ -12,8 +12,8 @@ pub const DUE_JOBS: &str = "due_jobs";
 pub const GATED_JOBS: &str = "gated_jobs";
 /// The jobs in lines, locked or not, in their order. Serves `heads_of_lines`.
 pub const LINES: &str = "lines";
-/// The permits of running jobs: a second running job with the same permit is refused. Serves `held_permits`.
-pub const PERMITS: &str = "permits";
+/// The permits that workers hold: a second worker with the same permit is refused.
+pub const HELD_PERMITS: &str = "held_permits";
 /// Makes jobs unique until they are finished: a finished job leaves `scheduled`.
 pub const UNIQUE: &str = "unique";
 /// Makes jobs unique until their first start. A start counts in `attempts`, which never decreases, so it removes the index entry for good:
@@ -155,10 +155,11 @@ pub(super) fn indexes() -> [Index; 15] {
             feature: Some(Feature::Lines),
         },
         Index {
-            collection: "scheduled",
-            name: PERMITS,
-            keys: doc! { "last_execution.permits": 1 },
-            only: Some(doc! { "locked": true, "last_execution.permits": { "$exists": true } }),
+            collection: "roster",
+            name: HELD_PERMITS,
+            keys: doc! { HELD_PERMITS: 1 },
+            // An empty array would have an entry, too.
+            only: Some(doc! { format!("{HELD_PERMITS}.0"): { "$exists": true } }),
             kind: IndexKind::Unique,
             feature: Some(Feature::Limits),
         },

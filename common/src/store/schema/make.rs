@@ -111,7 +111,10 @@ async fn drop_index(store: &Store, collection: &str, name: &str) -> Result<(), S
     }
 }
 
-/// Drops the indexes of earlier releases with the same name and another number, unless the schema of the database is
+/// Indexes of earlier releases that have no successor.
+const GONE: [(&str, &str); 1] = [("scheduled", "permits")];
+
+/// Drops the indexes of earlier releases that are [`GONE`] or have the same name and another number, unless the schema of the database is
 /// newer.
 pub(in crate::store) async fn drop_outdated_indexes(store: &Store) -> Result<(), StoreError> {
     if version(store).await? > SCHEMA_VERSION {
@@ -122,7 +125,8 @@ pub(in crate::store) async fn drop_outdated_indexes(store: &Store) -> Result<(),
     for index in indexes().into_iter().filter(|index| index.feature.is_none_or(|feature| features.contains(&feature))) {
         for found in indexes_of(store, index.collection).await? {
             let name = found.get_str("name").unwrap_or_default();
-            if name != index.name && without_number(name) == without_number(index.name) {
+            let is_earlier = name != index.name && without_number(name) == without_number(index.name);
+            if is_earlier || GONE.contains(&(index.collection, name)) {
                 drop_index(store, index.collection, name).await?;
                 tracing::info!(collection = index.collection, index = name, "dropped an index of an earlier release");
             }

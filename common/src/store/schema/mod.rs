@@ -22,7 +22,7 @@ use bson::{Document, doc};
 
 pub(crate) use self::indexes::Feature;
 pub use self::indexes::{
-    ARCHIVED_BY_END, DUE_JOBS, EXPIRING_JOBS, GATED_JOBS, GRAPH_JOBS, LINES, PERMITS, SCHEDULE_REVISIONS, UNIQUE, UNIQUE_AFTER,
+    ARCHIVED_BY_END, DUE_JOBS, EXPIRING_JOBS, GATED_JOBS, GRAPH_JOBS, HELD_PERMITS, LINES, SCHEDULE_REVISIONS, UNIQUE, UNIQUE_AFTER,
     UNIQUE_WHILE_WAITING, WAITING_JOBS,
 };
 use self::{
@@ -38,7 +38,7 @@ use super::{Store, StoreError, call};
 use crate::roster::Channel;
 
 /// Version of the schema in this file. Every change to the schema increases it.
-const SCHEMA_VERSION: i32 = 14;
+const SCHEMA_VERSION: i32 = 15;
 /// Maximum size of a `workable`, in bytes of BSON. A job with its history and its result must fit into MongoDB's limit
 /// of 16 MiB.
 pub const LARGEST_WORKABLE: usize = 4 * 1024 * 1024;

@@ -163,6 +163,7 @@ async fn roster(store: &Store, workers: u32, slots: u32) -> anyhow::Result<Vec<W
             work_on: WorkOn::Groups([GROUP.to_owned()].into()),
             classes: vec!["noop".into()],
             policies: Vec::new(),
+            class_slots: Vec::new(),
             capacity: slots,
             lease_ms: 3_600_000,
             channel: Channel::default(),

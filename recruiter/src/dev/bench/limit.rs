@@ -78,6 +78,7 @@ async fn burn_down(store: Store, group: String) -> anyhow::Result<u64> {
         work_on: WorkOn::Groups([group.clone()].into()),
         classes: vec!["noop".into()],
         policies: Vec::new(),
+        class_slots: Vec::new(),
         capacity: u32::try_from(BATCH)?,
         lease_ms: i64::try_from(LEASE.as_millis())?,
         channel: Channel::default(),

@@ -11,7 +11,7 @@ use recruiter_common::{
     ids::{LeaseTerm, RoundId, WorkerId},
     instant::Instant,
     limits::{LARGEST_CAPACITY, Limit, Pause, Settings},
-    roster::{AvailableWorker, WorkOn},
+    roster::{AvailableWorker, PermitHolder, WorkOn},
     store::{AssignedJobs, Channel, DueJobs, Head, Hint, Lane, Planned, ScheduledJob, StoreError},
 };
 
@@ -206,7 +206,9 @@ impl Database for Memory {
                 classes,
                 free,
                 prefetch: 0,
+                class_slots: Vec::new(),
                 prefetched: Vec::new(),
+                held_permits: Some(Vec::new()),
                 round,
                 channel,
                 last_seen_at: None,
@@ -288,8 +290,8 @@ impl Database for Memory {
         Ok(())
     }
 
-    async fn held_permits(&self) -> Result<BTreeSet<String>, StoreError> {
-        Ok(BTreeSet::new())
+    async fn permit_holders(&self) -> Result<Vec<PermitHolder>, StoreError> {
+        Ok(Vec::new())
     }
 
     async fn running_without_permit(&self, _: &str) -> Result<u64, StoreError> {

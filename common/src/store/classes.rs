@@ -1,0 +1,53 @@
+//! The defaults of classes, which workers declare: in `metadata`, a document `class:NAME` for each class that has some.
+
+use bson::{Document, doc};
+use futures_util::TryStreamExt;
+
+use super::{Store, StoreError, call};
+use crate::spec::{ClassDefaults, Classes};
+
+/// The begin of the `_id` of the defaults of a class. It is a text, because documents as ids are counts, which cleaners delete.
+const CLASS: &str = "class:";
+
+impl Store {
+    /// The defaults of all classes that have some. A document that is not valid is left out and logged.
+    ///
+    /// Filter: ids of classes. Index: `_id`. Invariant: none.
+    ///
+    /// # Errors
+    /// When MongoDB is unreachable.
+    pub async fn class_defaults(&self) -> Result<Classes, StoreError> {
+        let metadata = self.metadata.clone();
+        // `;` follows `:`.
+        let any = doc! { "_id": { "$gte": CLASS, "$lt": "class;" } };
+        let found: Vec<Document> =
+            call("class_defaults", async move { metadata.find(any).batch_size(10_000).await?.try_collect().await }).await?;
+        let read = |mut document: Document| {
+            let id = document.remove("_id")?;
+            let class = id.as_str()?.strip_prefix(CLASS)?.to_owned();
+            match ClassDefaults::of_document(document) {
+                Ok(defaults) => Some((class, defaults)),
+                Err(error) => {
+                    tracing::warn!(class, %error, "the defaults of a class cannot be decoded: correct or delete the document in `metadata`");
+                    None
+                }
+            }
+        };
+        Ok(found.into_iter().filter_map(read).collect())
+    }
+
+    /// Replaces the defaults of a class, or removes them if there are none any more.
+    ///
+    /// Filter: id. Index: `_id`. Invariant: none.
+    ///
+    /// # Errors
+    /// When MongoDB is unreachable.
+    pub async fn declare_class(&self, class: &str, defaults: &ClassDefaults) -> Result<(), StoreError> {
+        let (metadata, id) = (self.metadata.clone(), doc! { "_id": format!("{CLASS}{class}") });
+        let document = defaults.to_document();
+        if document.is_empty() {
+            return call("declare_class", async move { metadata.delete_one(id).await }).await.map(drop);
+        }
+        call("declare_class", async move { metadata.replace_one(id, document).upsert(true).await }).await.map(drop)
+    }
+}

@@ -1,0 +1,228 @@
+//! `recruiter files`: the files of jobs, in GridFS.
+
+use std::{io::Write, os::fd::AsFd as _, path::PathBuf, str::FromStr};
+
+use anyhow::{Context as _, anyhow};
+use bson::doc;
+use clap::{Args, Subcommand, builder::BoolishValueParser};
+use recruiter_common::{
+    files::{FileError, JobFile},
+    ids::JobId,
+    spec::id_of_text,
+    store::{ConnectArgs, Store},
+};
+use tokio::{
+    fs::File,
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+};
+
+use super::{
+    exit::usage,
+    output::{Column, Format, Row, Screen, json_line, moment, printable, table},
+};
+
+const EXAMPLES: &str = "\
+Files are in GridFS, for payloads and results that are too large for a document. They stay as long
+as their job is in the database.
+
+Examples:
+  recruiter enqueue --class read-text --file scan.tiff
+  recruiter files list 65a1b2c3d4e5f60718293a4b
+  recruiter files get 65a1b2c3d4e5f60718293a4b text.txt --output text.txt
+  wc scan.tiff | recruiter files put 65a1b2c3d4e5f60718293a4b counts.txt";
+
+/// Size of the parts in which a file is read.
+const PART: usize = 255 * 1024;
+
+/// The arguments of `files`.
+#[derive(Args, Clone, Debug)]
+#[command(arg_required_else_help = true, after_help = EXAMPLES)]
+pub(super) struct FilesArgs {
+    #[command(subcommand)]
+    command: FilesCommand,
+}
+
+#[derive(Subcommand, Clone, Debug)]
+enum FilesCommand {
+    /// List the files of a job
+    List {
+        /// Id of the job
+        #[arg(value_parser = id_of_text)]
+        job: JobId,
+        #[command(flatten)]
+        format: Format,
+    },
+    /// Write a file of a job to standard output
+    Get {
+        /// Id of the job
+        #[arg(value_parser = id_of_text)]
+        job: JobId,
+        /// Name of the file
+        name: String,
+        /// Write it to this file [default: standard output]
+        #[arg(long, env = "RECRUITER_FILES_OUTPUT", value_name = "FILE")]
+        output: Option<PathBuf>,
+    },
+    /// Store a file for a job; it replaces an earlier one of this name
+    Put {
+        /// Id of the job
+        #[arg(value_parser = id_of_text)]
+        job: JobId,
+        /// Name of the file
+        name: String,
+        /// The content [default: standard input]
+        content: Option<PathBuf>,
+    },
+    /// Delete a file of a job
+    Delete {
+        /// Id of the job
+        #[arg(value_parser = id_of_text)]
+        job: JobId,
+        /// Name of the file
+        name: String,
+        /// Only show what would be deleted
+        #[arg(long, env = "RECRUITER_DRY_RUN", value_parser = BoolishValueParser::new())]
+        dry_run: bool,
+    },
+}
+
+/// A file that is enqueued with its job: `PATH`, or `NAME=PATH`.
+#[derive(Clone, Debug)]
+pub(super) struct NewFile {
+    name: String,
+    path: PathBuf,
+}
+
+impl FromStr for NewFile {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if let Some((name, path)) = text.split_once('=') {
+            return Ok(Self { name: name.into(), path: path.into() });
+        }
+        let path = PathBuf::from(text);
+        let name = path.file_name().and_then(|name| name.to_str()).ok_or("it names no file: use NAME=PATH")?;
+        Ok(Self { name: name.into(), path })
+    }
+}
+
+/// Stores the files of a job that is about to be enqueued.
+///
+/// # Errors
+/// When a file cannot be read, has no valid name, or MongoDB fails.
+pub(super) async fn put_all(store: &Store, job: JobId, files: &[NewFile]) -> anyhow::Result<()> {
+    for NewFile { name, path } in files {
+        store.put_file(job, name, open(path).await?).await.map_err(refused)?;
+    }
+    Ok(())
+}
+
+/// Deletes the files of a job that was not enqueued.
+///
+/// # Errors
+/// When MongoDB fails. The cleaner deletes them later.
+pub(super) async fn delete_all(store: &Store, job: JobId, files: &[NewFile]) -> anyhow::Result<()> {
+    for NewFile { name, .. } in files {
+        store.delete_file(job, name).await?;
+    }
+    Ok(())
+}
+
+/// Lists, writes, stores or deletes files.
+///
+/// # Errors
+/// When the job or the file does not exist, a local file cannot be used, or MongoDB fails.
+pub(super) async fn run(args: FilesArgs, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
+    match args.command {
+        FilesCommand::List { job, format } => list(&asking(connect).await?, job, format, out).await,
+        FilesCommand::Get { job, name, output } => get(&asking(connect).await?, job, &name, output, out).await,
+        FilesCommand::Put { job, name, content } => {
+            let content = match &content {
+                Some(path) => open(path).await?,
+                None => File::from_std(std::io::stdin().as_fd().try_clone_to_owned().context("cannot read standard input")?.into()),
+            };
+            let store = Store::connect(connect, "recruiter files").await?;
+            find(&store, job).await?;
+            let stored = store.put_file(job, &name, content).await.map_err(refused)?;
+            Ok(writeln!(out, "{}: {} bytes", printable(&name, 256), stored.bytes)?)
+        }
+        FilesCommand::Delete { job, name, dry_run } => {
+            let store = if dry_run { asking(connect).await? } else { Store::connect(connect, "recruiter files").await? };
+            let there =
+                if dry_run { store.files(job).await?.iter().any(|file| file.name == name) } else { store.delete_file(job, &name).await? };
+            if !there {
+                return Err(FileError::NotFound { job, name }.into());
+            }
+            let done = if dry_run { "would delete" } else { "deleted" };
+            Ok(writeln!(out, "{done} the file {}", printable(&name, 256))?)
+        }
+    }
+}
+
+async fn asking(connect: &ConnectArgs) -> anyhow::Result<Store> {
+    Ok(Store::connect_to_ask(connect, "recruiter files").await?)
+}
+
+/// A job that does not exist keeps no file.
+async fn find(store: &Store, job: JobId) -> anyhow::Result<()> {
+    let found = store.job(job).await?;
+    found.map(drop).ok_or_else(|| anyhow!("there is no job {job}"))
+}
+
+fn refused(error: FileError) -> anyhow::Error {
+    match error {
+        FileError::Name { .. } => usage(error),
+        other @ (FileError::NotFound { .. } | FileError::Content { .. } | FileError::Transfer { .. } | FileError::Store(_) | _) => {
+            other.into()
+        }
+    }
+}
+
+async fn open(path: &PathBuf) -> anyhow::Result<File> {
+    File::open(path).await.with_context(|| format!("cannot open the file {}", path.display()))
+}
+
+async fn list(store: &Store, job: JobId, format: Format, out: &mut impl Write) -> anyhow::Result<()> {
+    let files = store.files(job).await?;
+    if files.is_empty() {
+        find(store, job).await?;
+    }
+    if format.json {
+        for JobFile { name, bytes, written_at, .. } in files {
+            let written_at = bson::DateTime::from_chrono(written_at);
+            json_line(out, doc! { "name": name, "bytes": i64::try_from(bytes).unwrap_or(i64::MAX), "written_at": written_at })?;
+        }
+        return Ok(out.flush()?);
+    }
+    if files.is_empty() {
+        return Ok(writeln!(std::io::stderr(), "the job has no files")?);
+    }
+    let columns = [Column::left("NAME").cut_to(8), Column::right("BYTES"), Column::left("WRITTEN")];
+    let row = |file: JobFile| Row {
+        cells: vec![printable(&file.name, 256), file.bytes.to_string(), moment(file.written_at)],
+        colour: None,
+        below: None,
+    };
+    Ok(table(out, Screen::of_stdout(), &columns, &files.into_iter().map(row).collect::<Vec<_>>())?)
+}
+
+async fn get(store: &Store, job: JobId, name: &str, output: Option<PathBuf>, out: &mut impl Write) -> anyhow::Result<()> {
+    let mut content = store.open_file(job, name).await?;
+    let mut file = match &output {
+        Some(path) => Some(File::create(path).await.with_context(|| format!("cannot create the file {}", path.display()))?),
+        None => None,
+    };
+    let mut part = vec![0; PART];
+    loop {
+        let read = content.read(&mut part).await.with_context(|| format!("the file {} is not whole", printable(name, 256)))?;
+        match &mut file {
+            _ if read == 0 => break,
+            Some(file) => file.write_all(&part[..read]).await.context("cannot write the file")?,
+            None => out.write_all(&part[..read])?,
+        }
+    }
+    if let Some(file) = &mut file {
+        file.flush().await.context("cannot write the file")?;
+    }
+    Ok(out.flush()?)
+}

@@ -1,0 +1,25 @@
+//! A minute of kills and freezes at random points of transactions. `--example effects` has more; a seed that ever failed gets a test of its
+//! own here.
+
+use std::time::Duration;
+
+use recruiter_tests::{
+    effects::{Trial, endure},
+    report::Row,
+};
+
+use crate::PROCESSOR;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_effects_of_a_transaction_happen_once_whatever_is_killed_or_frozen() {
+    let _processor = PROCESSOR.write().await;
+    let seed = rand::random();
+    println!("seed {seed}");
+    let outcome = endure(Trial { seed, blows: 300 }, |line| println!("{line}")).await;
+    println!("{outcome}");
+    let mut row = Row::new("a worker is killed or frozen at a random point of its transactions", Duration::from_secs(90));
+    row.add(outcome.findings, outcome.recovery);
+    row.injected = outcome.done.values().sum();
+    row.close();
+    assert!(outcome.in_transactions > 100, "most of them hit open transactions");
+}
