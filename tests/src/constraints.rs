@@ -18,8 +18,6 @@ use crate::{
 
 /// The clock of the server is known with this accuracy, in milliseconds.
 const CLOCK: i64 = 100;
-/// A worker notes when it sends a start, which MongoDB executes within this time on a machine that is not overloaded, in milliseconds.
-const LATE: i64 = 250;
 /// The first character in the gate of a line.
 const LINE: char = '>';
 
@@ -35,6 +33,8 @@ struct Span {
 pub struct Finished<'a> {
     jobs: &'a HashMap<JobId, Document>,
     executions: HashMap<JobId, Vec<Span>>,
+    /// MongoDB has executed each start of a job in a span that begins when its worker sent it, and ends when the execution began.
+    starts: HashMap<JobId, Vec<Span>>,
 }
 
 impl<'a> Finished<'a> {
@@ -56,8 +56,15 @@ impl<'a> Finished<'a> {
             };
             Some(Span { begin, end: end.max(begin) })
         };
+        let start = |execution: &Document| {
+            let begin = execution.get_datetime("started_at").ok()?.timestamp_millis() - clock - CLOCK;
+            let begun = lines.get(&start_of(execution)).and_then(|lines| lines.iter().find(|line| line.event == Event::Begin));
+            let ended = || execution.get_datetime("ended_at").ok().map(|at| at.timestamp_millis() - clock + CLOCK);
+            Some(Span { begin, end: begun.map(|line| line.at_ms).or_else(ended)? })
+        };
         let executions = jobs.iter().map(|(id, job)| (*id, history(job).into_iter().filter_map(span).collect())).collect();
-        Self { jobs, executions }
+        let starts = jobs.iter().map(|(id, job)| (*id, history(job).into_iter().filter_map(start).collect())).collect();
+        Self { jobs, executions, starts }
     }
 
     /// The violations of all constraints.
@@ -108,21 +115,22 @@ impl<'a> Finished<'a> {
         most
     }
 
-    /// In every window of time: starts ≤ burst + rate × time.
+    /// In every window of time: starts ≤ burst + rate × time. Only starts count that were certainly executed in the window.
     fn beyond_rates(&self, settings: &Settings) -> Vec<String> {
         let mut violations = Vec::new();
         for (resource, jobs) in self.by_resource() {
             let Some(rate) = settings.limit_of(resource).and_then(|limit| limit.rate) else { continue };
-            let starts = jobs.iter().flat_map(|job| history(&self.jobs[job]));
-            let mut starts: Vec<i64> = starts.filter_map(|start| Some(start.get_datetime("started_at").ok()?.timestamp_millis())).collect();
-            starts.sort_unstable();
+            let mut starts: Vec<Span> = jobs.iter().flat_map(|job| &self.starts[job]).copied().collect();
+            starts.sort_unstable_by_key(|start| start.begin);
             for (index, first) in starts.iter().enumerate() {
-                for (more, last) in starts[index..].iter().enumerate() {
-                    let time = i128::from(last - first + LATE);
+                let mut last = first.end;
+                for (more, start) in starts[index..].iter().enumerate() {
+                    last = last.max(start.end);
+                    let time = i128::from(last - first.begin);
                     let per = i128::try_from(rate.per.as_millis()).unwrap_or(i128::MAX);
                     let allowed = i128::from(rate.burst) + time * i128::from(rate.starts) / per;
                     if more as i128 + 1 > allowed {
-                        violations.push(format!("rates: {} starts of {resource} in {} ms", more + 1, last - first));
+                        violations.push(format!("rates: {} starts of {resource} in {time} ms", more + 1));
                     }
                 }
             }

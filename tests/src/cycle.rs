@@ -4,13 +4,14 @@
 //! lock without a holder, and an archive to prune.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fmt,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use bson::{doc, oid::ObjectId};
+use futures_util::future::join_all;
 use recruiter_common::{
     enqueue::Workable,
     ids::JobId,
@@ -25,7 +26,7 @@ use crate::{
     faults::Fault,
     ledger::Entry,
     oracle::{Findings, Policy},
-    world::{Role, World},
+    world::{Role, Step, World},
 };
 
 /// Longer than any scenario takes on a busy machine.
@@ -61,9 +62,6 @@ impl fmt::Debug for Breaks {
     }
 }
 
-/// A step of the protocol in a process of this role.
-pub type Step = (Role, String);
-
 /// The result of a run.
 #[derive(Debug)]
 pub struct Run {
@@ -76,6 +74,8 @@ pub struct Run {
     pub recovery: Option<Duration>,
     /// The steps that were taken, and how often.
     pub steps: BTreeMap<Step, u32>,
+    /// The places in the store that took them (`FILE:LINE`), in a [world that records them](World::with_operations).
+    pub operations: BTreeSet<(String, Step)>,
 }
 
 /// One run of the cycle on a thread of its own, so that a blocking call does not block other runs. At most
@@ -85,6 +85,12 @@ pub async fn run_beside_others(world: World, breaks: Breaks) -> Run {
     let _turn = TURNS.acquire().await.expect("it is never closed");
     let here = Handle::current();
     spawn_blocking(move || here.block_on(run(world, breaks))).await.expect("a run does not panic")
+}
+
+/// Runs without faults, each with its operations.
+pub async fn good_days(runs: usize) -> Vec<Run> {
+    let run = async || run_beside_others(World::new().await.with_operations(), Breaks::default()).await;
+    join_all((0..runs).map(|_| run())).await
 }
 
 /// One run of the cycle in a new world.
@@ -127,7 +133,7 @@ pub async fn run(mut world: World, breaks: Breaks) -> Run {
     // Includes faults that struck during the stop. They delayed nothing.
     let struck = struck(&world);
     let recovery = recovery.or_else(|| (struck.len() + on_the_way() > 0).then_some(Duration::ZERO));
-    Run { findings, struck, recovery, steps: world.steps() }
+    Run { findings, struck, recovery, steps: world.steps(), operations: world.operations() }
 }
 
 /// Sets the limits, and makes the indexes of features: MongoDB builds an index only between transactions, and a fault may leave one open.

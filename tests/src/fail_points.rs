@@ -14,10 +14,10 @@ use tokio::{
     time::timeout,
 };
 
-use crate::mongo::command_at_once;
+use crate::{mongo::command_at_once, wait::SOON};
 
-/// How long to wait for another test to disarm its fail point.
-const TURN_WITHIN: Duration = Duration::from_secs(120);
+/// How long to wait for other tests to disarm their fail points.
+const TURN_WITHIN: Duration = SOON.saturating_mul(4);
 
 /// A fault that can be armed.
 #[derive(Clone, Debug)]

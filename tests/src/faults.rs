@@ -3,6 +3,7 @@
 //! processes and handles the driver's command events.
 
 use std::{
+    backtrace::Backtrace,
     collections::HashMap,
     fmt, fs,
     io::Write as _,
@@ -21,8 +22,13 @@ pub const FAULT: &str = "RECRUITER_TEST_FAULT";
 /// Names the variable with the directory where a faulty process records its steps, and that its fault has struck.
 pub const NOTES: &str = "RECRUITER_TEST_NOTES";
 
+/// Names the variable that makes a faulty process record also which operations of the store take each step.
+pub const OPERATIONS: &str = "RECRUITER_TEST_OPERATIONS";
+
 /// How many times each step is recorded.
 const NOTED: u32 = 4;
+/// How many times the operations of a step are recorded: several operations may send the same command.
+const OPERATIONS_NOTED: u32 = 20;
 
 /// The moment of a fault within a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -90,6 +96,7 @@ impl FromStr for Fault {
 struct Striker {
     faults: Vec<Fault>,
     notes: PathBuf,
+    notes_operations: bool,
     state: Mutex<State>,
 }
 
@@ -109,7 +116,8 @@ pub fn striker() -> EventHandler<CommandEvent> {
     let notes = PathBuf::from(std::env::var_os(NOTES).expect("a faulty process has a directory for its notes"));
     let faults = std::env::var(FAULT).unwrap_or_default();
     let faults = faults.lines().map(|fault| fault.parse().expect("a fault is well-formed")).collect();
-    let striker = Striker { faults, notes, state: Mutex::default() };
+    let notes_operations = std::env::var_os(OPERATIONS).is_some();
+    let striker = Striker { faults, notes, notes_operations, state: Mutex::default() };
     EventHandler::callback(move |event| striker.see(event))
 }
 
@@ -124,6 +132,9 @@ impl Striker {
                 let nth = *taken;
                 if nth <= NOTED {
                     self.note("steps", &step);
+                }
+                if self.notes_operations && nth <= OPERATIONS_NOTED {
+                    operations_on_the_stack().iter().for_each(|operation| self.note("operations", &format!("{operation} {step}")));
                 }
                 state.open.insert(started.request_id, (step.clone(), nth));
                 (Moment::Before, step, nth)
@@ -152,4 +163,11 @@ impl Striker {
         let mut file = fs::OpenOptions::new().create(true).append(true).open(self.notes.join(file)).expect("the notes can be written");
         file.write_all(format!("{line}\n").as_bytes()).expect("the notes can be written");
     }
+}
+
+/// The places in the store that are sending a command, as `FILE:LINE`: the driver calls its handler of events in their task.
+fn operations_on_the_stack() -> Vec<String> {
+    let stack = Backtrace::force_capture().to_string();
+    let places = stack.lines().filter_map(|line| line.split_once("common/src/store/")?.1.rsplit_once(':'));
+    places.map(|(place, _column)| place.to_owned()).collect()
 }

@@ -12,6 +12,7 @@
 //! - [`constraints`]: limits, lines, edges and schedules, checked from the ledger
 //! - [`oracle`]: compares the ledger, the documents and the enqueued jobs
 //! - [`report`]: the results of the failure tests, as one table
+//! - [`coverage`]: which steps the faults have struck
 //! - [`cycle`]: every step of the protocol in a few seconds, so that each can be broken
 //! - [`world`]: a supervised fleet of faulty processes, on a database of its own
 //! - [`proxy`]: a faulty network for a single process
@@ -27,6 +28,7 @@
 pub mod cache;
 pub mod clocks;
 pub mod constraints;
+pub mod coverage;
 pub mod cycle;
 pub mod diary;
 pub mod effects;
@@ -46,6 +48,11 @@ pub mod report;
 pub mod steps;
 pub mod wait;
 pub mod world;
+
+/// Whether `RECRUITER_TEST_LENGTH=full` is set: then the failure suites repeat faults more often, and keep up outages for longer.
+pub fn full_length() -> bool {
+    std::env::var_os("RECRUITER_TEST_LENGTH").is_some_and(|length| length == "full")
+}
 
 /// The examples of the README, compiled.
 #[cfg(doctest)]

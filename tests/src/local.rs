@@ -1,7 +1,5 @@
 //! A recruiter and workers of the library inside the test's own process, for tests that need workables of their own.
 
-use std::time::Duration;
-
 use clap::Parser;
 use recruiter::run::RunArgs;
 use recruiter_common::{
@@ -13,7 +11,7 @@ use recruiter_common::{
 use recruiter_worker::{Worker, WorkerArgs};
 use tokio::task::JoinHandle;
 
-use crate::mongo::TestDatabase;
+use crate::{mongo::TestDatabase, wait::SOON};
 
 /// Flags as a person would write them.
 #[derive(Parser)]
@@ -30,7 +28,7 @@ struct RecruiterFlags {
 
 /// Connection arguments for a test's database.
 pub fn connect_args(database: &TestDatabase) -> ConnectArgs {
-    ConnectArgs { connect_timeout: Some(Duration::from_secs(10)), ..ConnectArgs::to(database.uri()) }
+    ConnectArgs { connect_timeout: Some(SOON), ..ConnectArgs::to(database.uri()) }
 }
 
 /// The store of a test's database.

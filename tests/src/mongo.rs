@@ -28,6 +28,9 @@ pub const PASSWORD: &str = "never-to-be-logged";
 const PREFIX: &str = "rec_test_";
 /// A test database older than this is a leftover of a crashed run, because no test takes so long.
 const LEFTOVER_AFTER: Duration = Duration::from_secs(3600);
+/// How long a command of the harness waits for a primary; at the end of a test its server may be gone for good.
+const SELECTION_LIMIT: Duration = Duration::from_secs(30);
+const LAST_SELECTION_LIMIT: Duration = Duration::from_secs(5);
 
 /// The mongod to run, downloaded if necessary.
 pub fn mongod() -> PathBuf {
@@ -64,7 +67,7 @@ pub async fn mongod_with_access_control() -> (EmbeddedMongo, String) {
     let mongo = EmbeddedMongo::start(options).await.expect("mongod starts");
     // MongoDB lets a client on the same host create the first user.
     let made = doc! { "createUser": USER, "pwd": PASSWORD, "roles": ["root"] };
-    client(&mongo.uri()).await.database("admin").run_command(made).await.expect("there is no user yet");
+    client(&mongo.uri(), SELECTION_LIMIT).await.database("admin").run_command(made).await.expect("there is no user yet");
     let uri = mongo.uri().replacen("://", &format!("://{USER}:{PASSWORD}@"), 1) + "&authSource=admin";
     (mongo, uri)
 }
@@ -86,7 +89,7 @@ impl TestDatabase {
     pub async fn on(server: &str) -> Self {
         let name = format!("{PREFIX}{}", ObjectId::new());
         let uri = ConnectArgs::to(server).database(&name).uri;
-        let database = client(&uri).await.database(&name);
+        let database = client(&uri, SELECTION_LIMIT).await.database(&name);
         Self { uri, database }
     }
 
@@ -161,7 +164,7 @@ async fn shared() -> &'static str {
 
 /// Drops databases of crashed runs on a MongoDB that outlives the tests.
 async fn sweep(uri: &str) {
-    let client = client(uri).await;
+    let client = client(uri, SELECTION_LIMIT).await;
     let now = ObjectId::new().timestamp().timestamp_millis();
     for name in client.list_database_names().await.expect("the databases can be listed") {
         let Some(made) = name.strip_prefix(PREFIX).and_then(|id| ObjectId::parse_str(id).ok()) else { continue };
@@ -171,9 +174,9 @@ async fn sweep(uri: &str) {
     }
 }
 
-async fn client(uri: &str) -> Client {
+async fn client(uri: &str, selection_limit: Duration) -> Client {
     let mut options = ClientOptions::parse(uri).await.expect("the URI is good");
-    options.server_selection_timeout = Some(Duration::from_secs(5));
+    options.server_selection_timeout = Some(selection_limit);
     Client::with_options(options).expect("the options are good")
 }
 
@@ -181,7 +184,7 @@ async fn client(uri: &str) -> Client {
 pub(crate) fn command_at_once(uri: &str, database: &str, command: Document) -> mongodb::error::Result<Document> {
     let run = || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime can be made");
-        runtime.block_on(async { client(uri).await.database(database).run_command(command).await })
+        runtime.block_on(async { client(uri, LAST_SELECTION_LIMIT).await.database(database).run_command(command).await })
     };
     thread::scope(|scope| scope.spawn(run).join().expect("the thread did not panic"))
 }

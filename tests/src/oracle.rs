@@ -33,6 +33,7 @@ use crate::{
     effects::{self, EFFECTS, Settle},
     ledger::{BlockingPoison, Entry, Event, Line, Longer, Poison},
     mongo::TestDatabase,
+    wait::{SOON, wait_until},
 };
 
 /// The policy of a job, as far as the oracle needs it.
@@ -369,8 +370,9 @@ struct Seen {
     twice: HashSet<JobId>,
 }
 
-/// Minimum wait between two snapshots.
+/// Minimum and maximum wait between two snapshots.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
+const LOOK_AGAIN_WITHIN: Duration = Duration::from_secs(5);
 
 impl Watch {
     /// Starts reading.
@@ -392,17 +394,18 @@ impl Watch {
                     seen.twice.extend(waiting.intersection(&finished));
                 }
                 // Reading must take only a small part of the time, however many jobs there are.
-                pause(LOOK_EVERY.max(begin.elapsed() * 10)).await;
+                pause((begin.elapsed() * 10).clamp(LOOK_EVERY, LOOK_AGAIN_WITHIN)).await;
             }
         });
         Self { task, asked: asked.clone(), seen }
     }
 
-    /// Stops reading and returns the violations.
-    pub fn end(self) -> Findings {
+    /// Stops reading when the documents were read at least once, and returns the violations.
+    pub async fn end(self) -> Findings {
+        let seen = || self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        wait_until(SOON, "the oracle reads the documents", async || seen().looks > 0).await;
         self.task.abort();
-        let seen = std::mem::take(&mut *self.seen.lock().unwrap_or_else(PoisonError::into_inner));
-        assert!(seen.looks > 0, "the oracle never read the documents");
+        let seen = std::mem::take(&mut *seen());
         // Only now is it known which jobs were sent again.
         let known = self.asked.sent();
         let twice = seen.twice.into_iter().filter(|id| known.get(id).is_none_or(|sent| sent.policy != Policy::SentAgain));

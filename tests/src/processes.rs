@@ -12,7 +12,7 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use bson::doc;
@@ -22,13 +22,17 @@ use nix::{
 };
 use recruiter_common::shutdown::pause;
 
-use crate::{mongo::TestDatabase, wait::wait_until};
+use crate::{
+    mongo::TestDatabase,
+    wait::{SOON, wait_until},
+};
 
 /// Maximum duration of a clean stop: more than the default drain of any process.
-const STOP_WITHIN: Duration = Duration::from_secs(40);
+const STOP_WITHIN: Duration = SOON;
 
-/// Within this time after its end, the last output of a process is read.
-const READ_WITHIN: Duration = Duration::from_secs(1);
+/// How often to look, with [`READ_AGAIN_AFTER`] between, whether the last output of a process is read. Not a time: this process may stall.
+const READ_TRIES: usize = 200;
+const READ_AGAIN_AFTER: Duration = Duration::from_millis(5);
 
 /// A started binary of this workspace. It is killed when dropped. If its test fails, its output is in the report.
 #[derive(Debug)]
@@ -131,9 +135,11 @@ impl Process {
         wait_until(deadline, &what, async || self.child.try_wait().is_ok_and(|status| status.is_some())).await;
         // A child process that it left behind may keep its output open forever.
         let read = || Arc::strong_count(&self.stdout) + Arc::strong_count(&self.stderr) == 2;
-        let until = Instant::now() + READ_WITHIN;
-        while !read() && Instant::now() < until {
-            pause(Duration::from_millis(5)).await;
+        for _ in 0..READ_TRIES {
+            if read() {
+                break;
+            }
+            pause(READ_AGAIN_AFTER).await;
         }
         self.try_exit().expect("it has ended")
     }

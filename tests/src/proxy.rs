@@ -33,11 +33,10 @@ use tokio::{
     try_join,
 };
 
+use crate::wait::SOON;
 use wire::Message;
 pub use wire::Request;
 
-/// How long to wait for a fault to strike.
-const STRIKES_WITHIN: Duration = Duration::from_secs(60);
 /// Maximum number of connections waiting to be accepted.
 const BACKLOG: u32 = 1024;
 
@@ -227,7 +226,7 @@ impl Armed {
     /// Waits until the fault has struck, and its effect (the server's work or its silence) has happened.
     pub async fn fired(&self) {
         let mut struck = self.rule.struck.subscribe();
-        let fired = timeout(STRIKES_WITHIN, struck.wait_for(|times| *times > 0)).await;
+        let fired = timeout(SOON, struck.wait_for(|times| *times > 0)).await;
         fired.unwrap_or_else(|_| panic!("{self:?} never struck")).expect("the rule is here");
     }
 

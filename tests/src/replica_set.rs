@@ -15,11 +15,11 @@ use tokio::time::timeout;
 use crate::{
     mongo::temporary,
     proxy::{Member, Proxy},
-    wait::{wait_for, wait_until, within},
+    wait::{SOON, wait_for, wait_until, within},
 };
 
 /// Maximum time until all members follow one primary, or there is another primary.
-const SETTLES_WITHIN: Duration = Duration::from_secs(120);
+const SETTLES_WITHIN: Duration = SOON;
 /// How long to wait for a member's reply before it counts as silent.
 const ANSWERS_WITHIN: Duration = Duration::from_millis(500);
 /// How long a primary that stepped down does not stand for election, in seconds.

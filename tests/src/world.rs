@@ -2,7 +2,7 @@
 //! supervisor restarts processes that died, as systemd would, and resumes frozen ones after a while.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs,
     path::{Path, PathBuf},
     process::ExitStatus,
@@ -22,12 +22,13 @@ use recruiter_common::{
 use tempfile::TempDir;
 
 use crate::{
-    faults::{FAULT, Fault, NOTES},
+    faults::{FAULT, Fault, NOTES, OPERATIONS},
     ledger::{self, LEDGER, Line},
     local,
     mongo::TestDatabase,
     oracle::{self, Asked, Findings, Policy, Watch},
     processes::{Process, binary, handles_term},
+    wait::SOON,
 };
 
 /// One of the three programs.
@@ -72,10 +73,11 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// Log messages of a worker that leaves work to the cleaner: a thread of a job did not end, MongoDB did not delete its
 /// document, or it had been declared dead before.
 const EXCUSES: [&str; 3] = ["not everything ended in time", "could not leave the roster", "declared dead"];
-/// Maximum duration of a wait for a condition.
-const SOON: Duration = Duration::from_secs(30);
 /// Maximum duration of a stop.
-const STOP_WITHIN: Duration = Duration::from_secs(60);
+const STOP_WITHIN: Duration = SOON;
+
+/// A step of the protocol in a process of this role.
+pub type Step = (Role, String);
 
 /// One supervised process.
 #[derive(Debug)]
@@ -143,6 +145,7 @@ pub struct World {
     supervised: bool,
     /// Whether frozen processes get a substitute.
     substitutes: bool,
+    notes_operations: bool,
     watch: Option<Watch>,
     /// The limits that hold all the time.
     settings: Settings,
@@ -172,6 +175,7 @@ impl World {
             directory,
             supervised: true,
             substitutes: true,
+            notes_operations: false,
             watch,
             settings: Settings::default(),
         }
@@ -181,6 +185,13 @@ impl World {
     #[must_use]
     pub fn without_substitutes(mut self) -> Self {
         self.substitutes = false;
+        self
+    }
+
+    /// The same world, whose processes also record their [`operations`](Self::operations).
+    #[must_use]
+    pub fn with_operations(mut self) -> Self {
+        self.notes_operations = true;
         self
     }
 
@@ -242,7 +253,8 @@ impl World {
             (FAULT, &faults),
         ];
         let given = launch.environment.iter().map(|(name, value)| (name.as_str(), value.as_str()));
-        let env: Vec<(&str, &str)> = own.into_iter().chain(given).collect();
+        let operations = self.notes_operations.then_some((OPERATIONS, "1"));
+        let env: Vec<(&str, &str)> = own.into_iter().chain(given).chain(operations).collect();
         let args = launch.args.iter().map(String::as_str);
         if launch.by.is_empty() {
             return Process::start("faulty", &[launch.role.name()].into_iter().chain(args).collect::<Vec<_>>(), &env);
@@ -275,9 +287,16 @@ impl World {
         self.settings.limits.insert(resource.to_owned(), limit);
     }
 
-    /// The server's clock minus the clock of the ledger, in milliseconds.
-    fn clock(&self) -> i64 {
-        self.store.now().timestamp_millis() - ledger::monotonic_ms()
+    /// The server's clock minus the clock of the ledger, in milliseconds: of several replies the one that took the shortest time.
+    async fn clock(&self) -> i64 {
+        let mut best = (i64::MAX, 0);
+        for _ in 0..5 {
+            let asked = ledger::monotonic_ms();
+            let hello = self.database.database().run_command(doc! { "hello": 1 }).await.expect("MongoDB is there");
+            let by_the_server = hello.get_datetime("localTime").expect("MongoDB says what time it is").timestamp_millis();
+            best = best.min((ledger::monotonic_ms() - asked, by_the_server - asked));
+        }
+        best.1
     }
 
     /// Estimated number of jobs that are scheduled, or acknowledged and not in the archive yet.
@@ -315,7 +334,7 @@ impl World {
 
     /// Every step that each role took, with the highest number of occurrences in one process, as far as they are
     /// recorded.
-    pub fn steps(&self) -> BTreeMap<(Role, String), u32> {
+    pub fn steps(&self) -> BTreeMap<Step, u32> {
         let mut steps = BTreeMap::new();
         for member in &self.members {
             let mut taken: BTreeMap<&str, u32> = BTreeMap::new();
@@ -327,6 +346,16 @@ impl World {
             }
         }
         steps
+    }
+
+    /// The places in the store (`FILE:LINE`) that sent commands, each with a step, in a world [with operations](Self::with_operations).
+    pub fn operations(&self) -> BTreeSet<(String, Step)> {
+        let noted = |member: &Member| {
+            let noted = fs::read_to_string(member.notes.join("operations")).unwrap_or_default();
+            let pairs = noted.lines().filter_map(|line| line.split_once(' '));
+            pairs.map(|(operation, step)| (operation.to_owned(), (member.role, step.to_owned()))).collect::<Vec<_>>()
+        };
+        self.members.iter().flat_map(noted).collect()
     }
 
     /// One check by the supervisor.
@@ -389,7 +418,7 @@ impl World {
         self.until(deadline, async |world| world.unfinished().await == 0).await
     }
 
-    /// Waits for a condition, for half a minute at most.
+    /// Waits for a condition, until [`SOON`].
     ///
     /// # Panics
     /// When the condition does not become true.
@@ -404,7 +433,7 @@ impl World {
     /// Waits until every job is finished, stops everything and checks the rest.
     ///
     /// # Panics
-    /// When a job is not finished after half a minute, or something is wrong.
+    /// When a job is not finished after [`SOON`], or something is wrong.
     pub async fn close(mut self) {
         assert!(self.until_quiet(SOON).await, "not quiet\n{}", self.logs());
         let wrong = self.judge().await.all();
@@ -438,7 +467,8 @@ impl World {
             // Jobs that a worker released at its end must still be run.
             self.revive(Role::Recruiter);
             self.supervised = true;
-            self.start(Role::Worker, &[], &[]);
+            // With a lease that no cleaner declares over, however busy the machine is.
+            self.start(Role::Worker, &["--lease", "10m"], &[]);
             self.until_quiet(STOP_WITHIN).await;
             self.supervised = false;
             stop(self, Role::Worker).await;
@@ -450,9 +480,9 @@ impl World {
         if !empty {
             findings.broken.push(format!("I8: the roster is not empty:\n{}", self.logs()));
         }
-        let clock = self.clock();
+        let clock = self.clock().await;
         findings.add(oracle::examine(&self.database, &self.ledger(), &self.asked, &self.settings, clock).await);
-        findings.add(self.watch.take().expect("it is ended once").end());
+        findings.add(self.watch.take().expect("it is ended once").end().await);
         findings
     }
 

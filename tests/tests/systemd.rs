@@ -9,14 +9,13 @@ use std::{
     path::Path,
     process::{Child, Command, Stdio},
     thread,
-    time::Duration,
 };
 
 use bson::doc;
 use recruiter_tests::{
     mongo::TestDatabase,
     processes::{Process, binary},
-    wait::{wait_for, wait_until},
+    wait::{SOON, wait_for, wait_until},
 };
 use tempfile::TempDir;
 
@@ -26,9 +25,6 @@ const SERVICES: [&str; 3] = ["recruiter.service", "recruiter-cleaner.service", "
 /// cleaner 14, worker 19, whose programs may do more.
 const EXPOSURE: &str = "--threshold=20";
 const PROGRAMS: [&str; 3] = ["recruiter", "recruiter-cleaner", "recruiter-worker"];
-/// For whatever systemd is asked, and for a job to end. Less than the cleaner's `--dead-after` (30s): a death that is found within
-/// it was found by looking at the process.
-const PATIENCE: Duration = Duration::from_secs(20);
 
 #[test]
 fn systemd_understands_every_line() {
@@ -69,6 +65,8 @@ async fn installed_services_work_come_back_and_stop_cleanly() {
         machine.run(&command);
     }
     machine.run(&format!("echo 'MONGODB_URI={}' >>/etc/recruiter/recruiter.env", database.uri()));
+    // A death that is found sooner is found by looking at the process.
+    machine.run("echo RECRUITER_DEAD_AFTER=10m >>/etc/recruiter/recruiter.env");
     machine.run("printf '[workables.nap]\ncommand = [\"sleep\", \"1000\"]\n' >>/etc/recruiter/workables.toml");
     machine.run("printf '[workables.here]\ncommand = [\"cat\", \"workables.toml\"]\n' >>/etc/recruiter/workables.toml");
     machine.run("printf '[workables.files]\ncommand = [\"sh\", \"-c\", \"ulimit -n; echo > $HOME/x && echo > $STATE_DIRECTORY/y\"]\n' >>/etc/recruiter/workables.toml");
@@ -80,7 +78,7 @@ async fn installed_services_work_come_back_and_stop_cleanly() {
     enqueue(&database, "checksum", r#"{"path": "/etc/passwd"}"#).await;
     assert_eq!(archived(&database, "checksum").await, "done");
     machine.run("test -S /run/recruiter/hints-*.sock");
-    wait_until(PATIENCE, "the worker is connected to the recruiter", async || database.tails().await == 0).await;
+    wait_until(SOON, "the worker is connected to the recruiter", async || database.tails().await == 0).await;
 
     // Relative paths start at the file, and a home to write to is there all the same.
     for class in ["here", "files"] {
@@ -89,11 +87,11 @@ async fn installed_services_work_come_back_and_stop_cleanly() {
     }
 
     enqueue(&database, "nap", "{}").await;
-    wait_until(PATIENCE, "the nap is taken", async || machine.count("sleep") == 1).await;
+    wait_until(SOON, "the nap is taken", async || machine.count("sleep") == 1).await;
     machine.run("systemctl kill --kill-who=main --signal=KILL recruiter-worker@main.service");
     // The cleaner, for all its hardening, sees that the process is gone.
     assert_eq!(archived(&database, "nap").await, "worker-died");
-    wait_until(PATIENCE, "the worker is back", async || machine.show(SERVICES[2], "ActiveState,NRestarts") == "active 1").await;
+    wait_until(SOON, "the worker is back", async || machine.show(SERVICES[2], "ActiveState,NRestarts") == "active 1").await;
     assert_eq!(machine.count("sleep"), 0, "programs of a killed worker are killed, too");
     enqueue(&database, "checksum", r#"{"path": "/etc/group"}"#).await;
     assert_eq!(archived(&database, "checksum").await, "done");
@@ -108,21 +106,21 @@ async fn installed_services_work_come_back_and_stop_cleanly() {
     machine.run("systemctl stop recruiter.target");
     for service in SERVICES {
         // The target does not wait for its parts.
-        wait_until(PATIENCE, service, async || machine.show(service, "ActiveState") == "inactive").await;
+        wait_until(SOON, service, async || machine.show(service, "ActiveState") == "inactive").await;
         assert_eq!(machine.show(service, "Result,ExecMainStatus"), "success 0", "{service}");
     }
 }
 
 async fn enqueue(database: &TestDatabase, class: &str, parameters: &str) {
     let mut process = Process::on(database, "recruiter", &["enqueue", "--class", class, "--parameters", parameters]);
-    let status = process.wait_exit(PATIENCE).await;
+    let status = process.wait_exit(SOON).await;
     assert!(status.success(), "{}", process.stderr());
 }
 
 /// Waits for a job of this class in the archive, deletes it, and returns its finish reason.
 async fn archived(database: &TestDatabase, class: &str) -> String {
     let look = async || database.raw("archived").find_one_and_delete(doc! { "workable.class": class }).await.expect("MongoDB answers");
-    let job = wait_for(PATIENCE, &format!("a job of class {class} is archived"), look).await;
+    let job = wait_for(SOON, &format!("a job of class {class} is archived"), look).await;
     job.get_str("why").expect("an archived job has a finish reason").to_owned()
 }
 
@@ -178,7 +176,7 @@ impl Machine {
         BufReader::new(holder.stdout.take().expect("it is a pipe")).read_line(&mut pid).expect("a line");
         let machine = Self { holder, pid: pid.trim().to_owned(), _stage: stage };
         assert!(!machine.pid.is_empty(), "systemd does not boot (see above): this test needs root, overlayfs and cgroup2");
-        wait_until(PATIENCE, "systemd has booted", async || machine.output("systemctl is-system-running").0).await;
+        wait_until(SOON, "systemd has booted", async || machine.output("systemctl is-system-running").0).await;
         machine
     }
 
@@ -191,7 +189,7 @@ impl Machine {
 
     fn output(&self, command: &str) -> (bool, String) {
         let output = Command::new("timeout")
-            .arg(PATIENCE.as_secs().to_string())
+            .arg(SOON.as_secs().to_string())
             .args(["nsenter", "--all", "--target", &self.pid, "sh", "-c"])
             .arg(format!("exec 2>&1; cd /run/stage/systemd && {command}"))
             .stdin(Stdio::null())

@@ -16,15 +16,13 @@ use recruiter_tests::{
     factory::minimal_job,
     local::{Local, store},
     mongo::TestDatabase,
-    wait::wait_for,
+    wait::{SOON, wait_for},
 };
 use recruiter_worker::{BlockingExecutable, Context, Executable, NotDone, Ran, Workable, Worker, stock, testing::run_inline};
 use serde::{Deserialize, Serialize};
 use tracing::{Instrument as _, info_span};
 use tracing_opentelemetry::OpenTelemetrySpanExt as _;
 use tracing_subscriber::layer::SubscriberExt as _;
-
-const SOON: Duration = Duration::from_secs(10);
 
 /// The spans of all tests of this process that have ended.
 static ENDED: LazyLock<InMemorySpanExporter> = LazyLock::new(|| {

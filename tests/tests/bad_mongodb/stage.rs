@@ -23,28 +23,29 @@ use recruiter_tests::{
     oracle::{Asked, Findings, Policy},
     proxy::{Action, Armed, Proxy},
     report::Row,
+    wait::SOON,
     world::{Role, World},
 };
 use tokio::{select, task::JoinHandle, time::timeout};
 
-use crate::usage::{CLOSED_WITHIN, Usage};
+use crate::usage::Usage;
 
 /// Makes the clients of the test itself, which only look, notice sooner than the processes that a member is silent.
 const LOOKS: &str = "&connectTimeoutMS=3000&heartbeatFrequencyMS=1000";
+/// Makes the processes close connections that were not used for so long, by default for a minute, so that the test can wait for it.
+const CLOSES: &str = "&maxIdleTimeMS=5000";
 /// Between two looks at the fleet.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Between two jobs of an enqueuer, and before it sends one again.
 const ENQUEUE_EVERY: Duration = Duration::from_millis(50);
 const AGAIN_AFTER: Duration = Duration::from_millis(200);
-/// After the last blow is over.
-const QUIET_WITHIN: Duration = Duration::from_secs(90);
 /// More often than any job fails or is rescued here.
 const AGAIN: u32 = 12;
 
 /// Deaths take longer than the longest silence that MongoDB imposes on the living.
 pub(crate) const PATIENT: Flags = Flags {
     recruiter: &["--lease", "5s", "--poll", "1s"],
-    cleaner: &["--dead-after", "15s", "--every", "500ms"],
+    cleaner: &["--dead-after", "30s", "--every", "500ms"],
     worker: &["--heartbeat", "1s", "--lease", "10s", "--poll", "1s", "--grace", "5s"],
 };
 
@@ -86,7 +87,8 @@ impl Stage {
             Role::Cleaner => flags.cleaner,
             Role::Worker => flags.worker,
         };
-        roles.iter().map(|role| self.world.start_at(uri, *role, flags_of(*role), &[])).collect()
+        let uri = format!("{uri}{CLOSES}");
+        roles.iter().map(|role| self.world.start_at(&uri, *role, flags_of(*role), &[])).collect()
     }
 
     /// Starts an enqueuer that comes to MongoDB by this URI.
@@ -122,12 +124,12 @@ impl Stage {
     pub(crate) async fn until(&mut self, what: &str, condition: impl AsyncFnMut(&World) -> bool) {
         let Self { world, usage, .. } = self;
         let mut condition = condition;
-        let came = world.until(QUIET_WITHIN, async |world| {
+        let came = world.until(SOON, async |world| {
             usage.look(world);
             condition(world).await
         });
         let came = came.await;
-        assert!(came, "not within {QUIET_WITHIN:?}: {what}:\n{}", self.world.logs());
+        assert!(came, "not within {SOON:?}: {what}:\n{}", self.world.logs());
     }
 
     /// Tends the fleet while something happens.
@@ -158,26 +160,27 @@ impl Stage {
     /// Waits until everything is done, stops everything and judges.
     pub(crate) async fn close(mut self, fault: &str, blows: &[i64]) -> Played {
         let mut sent = Vec::new();
-        for mut enqueuer in std::mem::take(&mut self.enqueuers) {
+        let enqueuers = std::mem::take(&mut self.enqueuers);
+        self.until("outcomes of enqueues are unknown", async |_| enqueuers.iter().all(Enqueuer::was_struck)).await;
+        for mut enqueuer in enqueuers {
             enqueuer.over.store(true, Ordering::Relaxed);
-            let ended = self.during(timeout(QUIET_WITHIN, &mut enqueuer.task)).await;
-            let ended =
-                ended.unwrap_or_else(|_| panic!("nothing can be enqueued {QUIET_WITHIN:?} after the last blow:\n{}", self.world.logs()));
+            let ended = self.during(timeout(SOON, &mut enqueuer.task)).await;
+            let ended = ended.unwrap_or_else(|_| panic!("nothing can be enqueued {SOON:?} after the last blow:\n{}", self.world.logs()));
             sent.extend(ended.unwrap());
         }
         let Self { world, usage, .. } = &mut self;
-        let quiet = world.until(QUIET_WITHIN, async |world| {
+        let quiet = world.until(SOON, async |world| {
             usage.look(world);
             world.unfinished().await == 0
         });
         let quiet = quiet.await;
         let logs = if quiet { String::new() } else { world.logs() };
-        world.until(CLOSED_WITHIN, async |world| usage.still_open(world).is_empty()).await;
+        world.until(SOON, async |world| usage.still_open(world).is_empty()).await;
         let open = usage.still_open(world);
         let ledger = self.world.ledger();
         let mut findings = self.world.judge().await;
         if !quiet {
-            findings.broken.push(format!("I7: not quiet {QUIET_WITHIN:?} after the last blow:\n{logs}"));
+            findings.broken.push(format!("I7: not quiet {SOON:?} after the last blow:\n{logs}"));
         }
         findings.broken.extend(open.into_iter().chain(self.usage.close()));
         let last = sent.iter().map(|sent| sent.asked_ms).max().unwrap_or(0);
@@ -229,7 +232,7 @@ impl Played {
 struct Enqueuer {
     over: Arc<AtomicBool>,
     task: JoinHandle<Vec<Sent>>,
-    _bad_line: Option<[Armed; 2]>,
+    bad_line: Option<[Armed; 2]>,
 }
 
 /// A job that was acknowledged at last.
@@ -252,7 +255,12 @@ impl Enqueuer {
             }
             all
         });
-        Self { over, task, _bad_line: bad_line }
+        Self { over, task, bad_line }
+    }
+
+    /// Whether it has lost replies and whole requests, if its line is bad: each twice in a row.
+    fn was_struck(&self) -> bool {
+        self.bad_line.iter().flatten().all(|armed| armed.count() > 1)
     }
 }
 

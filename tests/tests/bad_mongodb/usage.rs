@@ -13,11 +13,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(300);
 /// Sockets that a process may have open: two for signals; for each of a worker's two clients two to watch each of three members;
 /// and a handful for the calls to each member that was primary once.
 const SOCKETS: usize = 36;
-/// Sockets that a process may have more than before the first fault, once those that nobody used for a minute are closed: another
-/// member may be primary by then.
+/// Sockets that a process may have more than before the first fault, once those that nobody uses are closed: another member may be
+/// primary by then.
 const MORE_SOCKETS: usize = 6;
-/// When they are closed, after the last fault.
-pub(crate) const CLOSED_WITHIN: Duration = Duration::from_secs(90);
 /// Memory that a process may have, and how much more than when a fault began, in MiB.
 const MEMORY: u64 = 64;
 const MORE_MEMORY: u64 = 16;

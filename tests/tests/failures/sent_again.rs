@@ -10,13 +10,12 @@ use recruiter_tests::{
     proxy::{Action, Proxy},
     report::Row,
     steps::step,
-    wait::wait_until,
+    wait::{SOON, wait_until},
     world::{Role, World},
 };
 
 use crate::PROCESSOR;
 
-const SOON: Duration = Duration::from_secs(60);
 /// Longer than a job is left to the worker that it was assigned to, shorter than the limit of a call.
 const LATE: Duration = Duration::from_secs(8);
 

@@ -36,7 +36,8 @@ async fn hears(listener: Listener, concerning: &[Hint], others: &[Hint]) {
 
 #[tokio::test]
 async fn a_worker_connects_to_the_latest_leader_if_that_is_on_its_machine() {
-    let (setting, directory) = (Setting::new().await, tempfile::tempdir().unwrap());
+    // The path of a socket must be short.
+    let (setting, directory) = (Setting::new().await, tempfile::tempdir_in("/tmp").unwrap());
     let leader = &setting.store;
     let hints = leader.hints(Listener::Recruiter);
     let at = HintsAt { directory: Some(directory.path().to_owned()), address: None };

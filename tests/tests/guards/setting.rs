@@ -18,7 +18,7 @@ use recruiter_tests::{
     mongo::TestDatabase,
 };
 
-pub(crate) const SOON: Duration = Duration::from_secs(10);
+pub(crate) use recruiter_tests::wait::SOON;
 pub(crate) const HOUR: Duration = Duration::from_secs(3_600);
 
 /// The term in which workers become available while no recruiter leads.

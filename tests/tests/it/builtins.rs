@@ -2,25 +2,17 @@
 
 use std::time::Duration;
 
-use bson::{Document, doc};
-use recruiter_common::{enqueue::NewJob, ids::JobId, retry_policy::RetryManyTimes};
+use bson::doc;
+use recruiter_common::{enqueue::NewJob, retry_policy::RetryManyTimes};
 use recruiter_tests::{
     local::store,
     mongo::TestDatabase,
     oracle::number,
     processes::{Process, Setup, System},
-    wait::wait_for,
+    wait::SOON,
 };
 
-const SOON: Duration = Duration::from_secs(20);
-
-async fn archived(database: &TestDatabase, id: JobId) -> Document {
-    wait_for(SOON, "the job is archived", async || database.raw("archived").find_one(doc! { "_id": id }).await.unwrap()).await
-}
-
-fn why(document: &Document) -> &str {
-    document.get_str("why").unwrap()
-}
+use super::bad_input::{archived, why};
 
 /// I6: a job that kills its worker is tried as often as its policy allows and no more.
 #[tokio::test]

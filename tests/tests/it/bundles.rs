@@ -21,15 +21,16 @@ use recruiter_tests::{
     fail_points::FailPoint,
     local::{Local, ids, store},
     mongo::TestDatabase,
-    processes::{Process, Setup, System},
-    wait::{wait_for, wait_until},
+    oracle::number,
+    processes::{Process, Setup, System, mentioning},
+    wait::{SOON, wait_until},
 };
 use recruiter_worker::{BlockingExecutable, Context, Executable, NotDone, Worker};
 use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
 use tokio::sync::Semaphore;
 
-const SOON: Duration = Duration::from_secs(20);
+use super::{bad_input::archived, cli::count};
 
 /// The behaviour of one item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -168,11 +169,6 @@ impl Setting {
         self.worker.stop().await;
         self.recruiter.stop().await;
     }
-}
-
-/// Waits for a job in the archive.
-async fn archived(database: &TestDatabase, id: JobId) -> Document {
-    wait_for(SOON, "the job is archived", async || database.raw("archived").find_one(doc! { "_id": id }).await.unwrap()).await
 }
 
 fn outcomes(job: &Document) -> Vec<Bson> {
@@ -456,17 +452,14 @@ async fn a_worker_that_stops_hands_the_rest_back_whatever_the_policy() {
     let worker = Setting::worker(&setting.database, &setting.notes, &[]);
     let job = archived(&setting.database, never).await;
     assert_eq!(summaries(&job), [failed, "done", "interrupted interrupted", "done"]);
-    assert_eq!(
-        (
-            job.get_i32("attempts").or(job.get_i64("attempts").map(|n| i32::try_from(n).unwrap())).unwrap(),
-            job.get_i32("interruptions").unwrap()
-        ),
-        (2, 1)
-    );
+    assert_eq!((number(&job, "attempts"), number(&job, "interruptions")), (2, 1));
     wait_until(SOON, "the hook was called", async || setting.notes.take().contains(&"success 3".to_owned())).await;
     worker.stop().await;
     setting.recruiter.stop().await;
 }
+
+/// Item at which a bundle of programs stays until it is let go. So a bundle does not end before a test has ended its worker.
+const HELD: usize = 20;
 
 /// Items that are programs, in real processes: each writes its number into a file, then takes its time.
 struct Programs {
@@ -478,13 +471,26 @@ impl Programs {
     fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
         let config = directory.path().join("workables.toml");
-        let command = r#"["/bin/sh", "-c", "echo $RECRUITER_ITEM >> $0; exec sleep $1", "{file}", "{seconds}"]"#;
+        let wait = format!(r#"while [ $RECRUITER_ITEM = {HELD} ] && [ -e "$0.held" ]; do sleep 0.05; done"#);
+        let script = format!(r#"echo $RECRUITER_ITEM >> "$0"; {wait}; exec sleep $1"#);
+        let command = format!("['/bin/sh', '-c', '{script}', '{{file}}', '{{seconds}}']");
         fs::write(&config, format!("[workables.note]\ncommand = {command}\n")).unwrap();
+        fs::write(directory.path().join("entered.held"), "").unwrap();
         Self { directory, config }
     }
 
+    fn let_go(&self) {
+        fs::remove_file(self.directory.path().join("entered.held")).unwrap();
+    }
+
+    /// Waits for the last program of a worker that has ended: it may be about to write its number.
+    async fn until_ended(&self) {
+        let directory = self.directory.path().to_str().unwrap();
+        wait_until(SOON, "its program has ended", async || mentioning(directory).is_empty()).await;
+    }
+
     fn worker_arguments(&self) -> [&str; 4] {
-        ["--config", self.config.to_str().unwrap(), "--grace", "10s"]
+        ["--config", self.config.to_str().unwrap(), "--grace", "1m"]
     }
 
     fn file(&self) -> PathBuf {
@@ -515,29 +521,34 @@ async fn raw_outcomes(database: &TestDatabase, id: JobId) -> Option<Vec<Bson>> {
     job.map(|job| outcomes(&job))
 }
 
+fn count_recorded(outcomes: &[Bson]) -> usize {
+    outcomes.iter().filter(|outcome| !is_pending(outcome)).count()
+}
+
 /// I5: after `kill -9` the next run begins at the first item that is not recorded; without another run nothing is done twice.
 #[tokio::test]
 async fn after_a_kill_what_is_recorded_is_not_done_again() {
-    const ITEMS: i32 = 60;
+    const ITEMS: i32 = 30;
     for retried in [true, false] {
         let (database, programs) = (TestDatabase::new().await, Programs::new());
         let store = store(&database).await;
         let mut system =
             System::start(&database, Setup { worker: &programs.worker_arguments(), cleaner: &["--every", "100ms"], ..Setup::default() });
-        let job = programs.bundle(ITEMS, 0.03);
+        let job = programs.bundle(ITEMS, 0.02);
         let id = if retried { job.retry(&again(1)) } else { job }.enqueue(&store).await.unwrap().id;
-        wait_until(SOON, "some are recorded", async || {
-            raw_outcomes(&database, id).await.is_some_and(|outcomes| outcomes.iter().filter(|outcome| !is_pending(outcome)).count() >= 10)
-        })
-        .await;
+        // In the middle, or while it stays at an item: then all before that are recorded.
+        let enough = if retried { 10 } else { HELD };
+        let recorded = async || count_recorded(&raw_outcomes(&database, id).await.unwrap_or_default());
+        wait_until(SOON, "some are recorded", async || recorded().await >= enough).await;
         system.workers[0].kill();
         system.workers[0].wait_exit(SOON).await;
-        let ended = async |job: &Option<Document>| job.as_ref().is_none_or(|job| !job.get_bool("locked").unwrap());
-        wait_until(SOON, "it is rescued", async || ended(&database.raw("scheduled").find_one(doc! { "_id": id }).await.unwrap()).await)
-            .await;
+        programs.let_go();
+        programs.until_ended().await;
+        let held = doc! { "_id": id, "locked": true };
+        wait_until(SOON, "it is rescued", async || count(&database, "scheduled", held.clone()).await == 0).await;
         let before = programs.entered();
         if retried {
-            let recorded = raw_outcomes(&database, id).await.unwrap().iter().filter(|outcome| !is_pending(outcome)).count();
+            let recorded = recorded().await;
             assert!((10..usize::try_from(ITEMS).unwrap()).contains(&recorded), "{recorded} are recorded");
             system.workers.push(Process::on(&database, "recruiter-worker", &programs.worker_arguments()));
             let job = archived(&database, id).await;
@@ -552,8 +563,8 @@ async fn after_a_kill_what_is_recorded_is_not_done_again() {
         } else {
             let job = archived(&database, id).await;
             assert_eq!(why(&job).0, "worker-died");
-            let recorded = outcomes(&job).iter().filter(|outcome| !is_pending(outcome)).count();
-            assert!(recorded >= 10 && before.len() <= recorded + 2, "{recorded} of {} are recorded", before.len());
+            let recorded = count_recorded(&outcomes(&job));
+            assert!(recorded == HELD && before.len() <= recorded + 1, "{recorded} of {} are recorded", before.len());
             assert!(before.values().all(|times| *times == 1), "{before:?}");
         }
         system.stop().await;
@@ -568,6 +579,7 @@ async fn however_often_its_workers_end_a_bundle_goes_on_where_it_was() {
     let store = store(&database).await;
     let mut system =
         System::start(&database, Setup { worker: &programs.worker_arguments(), cleaner: &["--every", "100ms"], ..Setup::default() });
+    programs.let_go();
     let id = programs.bundle(80, 0.02).retry(&again(9)).enqueue(&store).await.unwrap().id;
     let (mut ends, mut entered_again) = (Vec::new(), 0);
     for _ in 0..8 {
@@ -582,18 +594,17 @@ async fn however_often_its_workers_end_a_bundle_goes_on_where_it_was() {
             worker.terminate()
         }
         worker.wait_exit(SOON).await;
-        let unlocked = doc! { "_id": id, "locked": false };
-        wait_until(SOON, "it is handed back or rescued", async || {
-            let handed_back = database.raw("scheduled").find_one(unlocked.clone()).await.unwrap().is_some();
-            handed_back || raw_outcomes(&database, id).await.is_none()
-        })
-        .await;
+        programs.until_ended().await;
+        let held = doc! { "_id": id, "locked": true };
+        wait_until(SOON, "it is handed back or rescued", async || count(&database, "scheduled", held.clone()).await == 0).await;
         let Some(outcomes) = raw_outcomes(&database, id).await else { break };
         let recorded: Vec<usize> =
             outcomes.iter().enumerate().filter(|(_, outcome)| !is_pending(outcome)).map(|(index, _)| index).collect();
         let before = programs.lines().len();
         assert_eq!(recorded, (0..recorded.len()).collect::<Vec<_>>(), "in order");
-        entered_again += programs.entered().len() - recorded.len();
+        let lost = programs.entered().len() - recorded.len();
+        assert!(kill || lost == 0, "a stop loses {lost} outcomes, {ends:?}");
+        entered_again += lost;
         system.workers.push(Process::on(&database, "recruiter-worker", &programs.worker_arguments()));
         wait_until(SOON, "the next run has begun", async || programs.lines().len() > before || raw_outcomes(&database, id).await.is_none())
             .await;
@@ -605,9 +616,6 @@ async fn however_often_its_workers_end_a_bundle_goes_on_where_it_was() {
     assert!(outcomes(&job).iter().all(|outcome| !is_pending(outcome)) && outcomes(&job).len() == ITEMS);
     assert_eq!(programs.entered().len(), ITEMS);
     assert_eq!(programs.lines().len(), ITEMS + entered_again, "only items that were not recorded are entered again, after {ends:?}");
-    // A death loses the outcomes of the last write, and those that wait for it.
-    let deaths = ends.iter().filter(|kill| **kill).count();
-    assert!(entered_again <= 5 * deaths, "{entered_again} items are entered again after {ends:?}");
     system.stop().await;
 }
 
@@ -618,20 +626,20 @@ async fn a_worker_that_is_frozen_past_its_death_leaves_its_bundle_to_the_next() 
     let (database, programs) = (TestDatabase::new().await, Programs::new());
     let store = store(&database).await;
     let impatient = [&programs.worker_arguments()[..], &["--heartbeat", "250ms", "--lease", "900ms"]].concat();
-    let cleaner = ["--dead-after", "1500ms", "--every", "150ms"];
-    let system = System::start(&database, Setup { worker: &impatient, cleaner: &cleaner, ..Setup::default() });
-    let id = programs.bundle(ITEMS, 0.05).retry(&again(1)).enqueue(&store).await.unwrap().id;
-    wait_until(SOON, "it is in the middle", async || programs.entered().len() >= 10).await;
+    let mut system = System::start(&database, Setup { worker: &impatient, ..Setup::default() });
+    let id = programs.bundle(ITEMS, 0.02).retry(&again(1)).enqueue(&store).await.unwrap().id;
+    wait_until(SOON, "it is in the middle", async || programs.entered().len() > HELD).await;
     system.workers[0].pause();
-    wait_until(SOON, "it is declared dead", async || {
-        let job = database.raw("scheduled").find_one(doc! { "_id": id }).await.unwrap();
-        job.is_some_and(|job| !job.get_bool("locked").unwrap())
-    })
-    .await;
-    let recorded = raw_outcomes(&database, id).await.unwrap().iter().filter(|outcome| !is_pending(outcome)).count();
+    // Not before: on a busy machine it might take a worker that runs for dead.
+    system.cleaner = Process::on(&database, "recruiter-cleaner", &["--dead-after", "1500ms", "--every", "150ms"]);
+    let freed = doc! { "_id": id, "locked": false };
+    wait_until(SOON, "it is declared dead", async || count(&database, "scheduled", freed.clone()).await == 1).await;
+    system.cleaner = Process::on(&database, "recruiter-cleaner", &[]);
+    let recorded = count_recorded(&raw_outcomes(&database, id).await.unwrap());
     let before = programs.entered();
     system.workers[0].resume();
     wait_until(SOON, "it knows", async || system.workers[0].stderr().contains("declared dead")).await;
+    programs.let_go();
     let job = archived(&database, id).await;
     assert_eq!((why(&job).0, job.get_array("executions").unwrap().len()), ("done", 2));
     assert!(recorded > 0 && outcomes(&job).iter().all(|outcome| !is_pending(outcome)));
@@ -646,13 +654,15 @@ async fn a_worker_that_is_frozen_past_its_death_leaves_its_bundle_to_the_next() 
 /// I8, in real processes: TERM in the middle of a bundle.
 #[tokio::test]
 async fn a_bundle_survives_the_rolling_restart_of_its_workers() {
-    const ITEMS: i32 = 40;
+    const ITEMS: i32 = 30;
     let (database, programs) = (TestDatabase::new().await, Programs::new());
     let store = store(&database).await;
     let mut system = System::start(&database, Setup { worker: &programs.worker_arguments(), ..Setup::default() });
-    let id = programs.bundle(ITEMS, 0.03).enqueue(&store).await.unwrap().id;
-    wait_until(SOON, "it is in the middle", async || programs.entered().len() >= 10).await;
+    let id = programs.bundle(ITEMS, 0.02).enqueue(&store).await.unwrap().id;
+    wait_until(SOON, "it is in the middle", async || programs.entered().len() > HELD).await;
     system.workers[0].terminate();
+    wait_until(SOON, "it drains", async || system.workers[0].stderr().contains("taking no more jobs")).await;
+    programs.let_go();
     assert!(system.workers[0].wait_exit(SOON).await.success());
     let job = database.raw("scheduled").find_one(doc! { "_id": id }).await.unwrap().unwrap();
     assert!(!job.get_bool("locked").unwrap() && outcomes(&job).iter().any(is_pending), "{job}");

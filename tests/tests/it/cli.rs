@@ -21,15 +21,17 @@ use recruiter_tests::{
     mongo::{TestDatabase, own_mongod},
     oracle::number,
     processes::{Setup, System, binary},
-    wait::wait_until,
+    wait::{SOON, wait_until},
 };
 use serde_json::{Value, json};
 
-const SOON: Duration = Duration::from_secs(20);
-
 pub(super) fn spawn(database: &TestDatabase, args: &[&str]) -> Child {
     let mut command = Command::new(binary("recruiter"));
-    command.args(args).env("MONGODB_URI", database.uri());
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("RECRUITER_")) {
+        command.env_remove(name);
+    }
+    // A busy machine may not answer within the five seconds that a command of a person waits.
+    command.args(args).env("MONGODB_URI", database.uri()).env("RECRUITER_CONNECT_TIMEOUT", "1m");
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
@@ -127,7 +129,7 @@ async fn one_job_is_stored_as_its_flags_say() {
     );
     let said = recruiter(&database, &["enqueue", "--class", "later", "--after", "5m"]);
     assert_eq!((said.code, said.out.trim().len()), (0, 24));
-    assert_eq!(said.err, "warning: no worker is running; the job waits until there is one\n");
+    assert!(said.err.ends_with("warning: no worker is running; the job waits until there is one\n"), "{}", said.err);
     let job = only(&database, "scheduled", doc! { "workable.class": "later" }).await;
     let [created, due] = ["created_at", "scheduled_at"].map(|field| job.get_datetime(field).unwrap().timestamp_millis());
     assert_eq!(due - created, 300_000);
@@ -425,7 +427,7 @@ async fn a_job_can_be_cancelled_while_it_runs() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_job_can_be_cancelled_while_its_worker_drains() {
     let database = TestDatabase::new().await;
-    let flags = ["--builtins", "--grace", "60s", "--heartbeat", "1s", "--lease", "5s"];
+    let flags = ["--builtins", "--grace", "10m", "--heartbeat", "1s"];
     let mut system = System::start(&database, Setup { worker: &flags, ..Setup::default() });
     let store = store(&database).await;
     let again = RetryForever::new(Duration::from_millis(1)).unwrap();

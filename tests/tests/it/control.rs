@@ -14,12 +14,12 @@ use recruiter_common::{
     workers::{self, Chosen, WorkerChange},
 };
 use recruiter_tests::{
-    factory::{read, start, to_start},
+    factory::{again, read, start, to_start},
     ledger::{Entry, Event},
     local::{Local, connect_args, ids, store},
     mongo::TestDatabase,
     oracle::Policy,
-    wait::{wait_for, wait_until},
+    wait::{SOON, wait_for, wait_until},
     world::{Role, World},
 };
 use recruiter_worker::{BlockingExecutable, Context, Ended, Executable, NotDone, Workable, Worker, WorkerConfig};
@@ -27,16 +27,6 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::cli::recruiter;
-
-const SOON: Duration = Duration::from_secs(30);
-
-async fn wait(world: &World, what: &str, mut condition: impl AsyncFnMut() -> bool) {
-    let end = Instant::now() + SOON;
-    while !condition().await {
-        assert!(Instant::now() < end, "waited in vain: {what}\n{}", world.logs());
-        pause(Duration::from_millis(5)).await;
-    }
-}
 
 fn begun(world: &World) -> usize {
     world.ledger().iter().filter(|line| line.event == Event::Begin).count()
@@ -57,34 +47,32 @@ async fn host(world: &World) -> String {
 async fn a_quiet_worker_ends_its_jobs_and_takes_no_more_across_recruiters() {
     let mut world = World::new().await;
     world.start(Role::Recruiter, &[], &[]);
-    world.start(Role::Cleaner, &[], &[]);
+    world.start(Role::Cleaner, &["--dead-after", "10m"], &[]);
     world.start(Role::Worker, &["--concurrency", "5"], &[]);
     let mut long = Vec::new();
     for _ in 0..3 {
         long.push(world.enqueue(Entry::lasting(2_000), Policy::Never).await.unwrap());
     }
-    wait(&world, "the long jobs run", async || begun(&world) == 3).await;
+    world.wait_for("the long jobs run", async || begun(&world) == 3).await;
     let host = host(&world).await;
     let (code, out, err) = cli(&world.database, &["workers", "quiet", "--all", "--dry-run"]);
     assert!(code == 0 && out.contains("(dry run) would be made quiet"), "{out}{err}");
     assert_eq!(world.count("roster", doc! { "wanted": "quiet" }).await, 0);
     let (code, out, err) = cli(&world.database, &["workers", "quiet", "--host", &host, "--by", "ada", "--json"]);
     assert!(code == 0 && out.contains(r#""outcome":"done""#), "{out}{err}");
-    wait(&world, "it offers nothing", async || world.count("roster", doc! { "available": false }).await == 1).await;
+    world.wait_for("it offers nothing", async || world.count("roster", doc! { "available": false }).await == 1).await;
     let mut short = Vec::new();
     for _ in 0..10 {
         short.push(world.enqueue(Entry::lasting(0), Policy::Never).await.unwrap());
     }
     world.members[0].process.kill();
-    let end = Instant::now() + SOON;
-    while world.started().await > 0 && Instant::now() < end {
-        world.tend();
-        pause(Duration::from_millis(20)).await;
-    }
+    assert!(world.until(SOON, async |world| world.started().await == 0).await, "{}", world.logs());
     for job in &long {
         assert!(world.archived(*job).await.is_some(), "{}", world.logs());
     }
-    wait(&world, "another recruiter leads", async || cli(&world.database, &["stats"]).1.contains("\nleader: ")).await;
+    let led_again = doc! { "_id": "recruiter", "term": { "$gt": 1 } };
+    let led_again = world.until(SOON, async |world| world.count("metadata", led_again.clone()).await == 1).await;
+    assert!(led_again && cli(&world.database, &["stats"]).1.contains("\nleader: "), "{}", world.logs());
     pause(Duration::from_millis(1_500)).await;
     assert_eq!(begun(&world), 3, "{}", world.logs());
     let (_, out, _) = cli(&world.database, &["roster"]);
@@ -92,14 +80,10 @@ async fn a_quiet_worker_ends_its_jobs_and_takes_no_more_across_recruiters() {
     let (_, out, _) = cli(&world.database, &["jobs", "why", &short[0].to_string()]);
     assert!(out.contains("is quiet or stops") && out.contains("recruiter workers resume"), "{out}");
     assert!(cli(&world.database, &["workers", "quiet", "--all"]).1.contains("is quiet already"));
-    let began = Instant::now();
     assert!(cli(&world.database, &["workers", "resume", "--host", &host]).1.contains("takes jobs again"));
-    wait(&world, "the others run", async || begun(&world) == 13).await;
-    assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+    world.wait_for("the others run", async || begun(&world) == 13).await;
     assert!(cli(&world.database, &["workers", "resume", "--all"]).1.contains("is not quiet"));
-    assert!(world.until_quiet(SOON).await, "not quiet\n{}", world.logs());
-    let wrong = world.judge().await.all();
-    assert!(wrong.is_empty(), "{wrong:#?}\n{}", world.logs());
+    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -107,38 +91,39 @@ async fn a_quiet_worker_returns_its_jobs_ahead_to_the_others() {
     let mut world = World::new().await;
     world.start(Role::Recruiter, &[], &[]);
     world.start(Role::Worker, &["--concurrency", "2"], &[]);
-    for _ in 0..400 {
-        world.enqueue(Entry::lasting(10), Policy::Never).await.unwrap();
-    }
-    wait(&world, "some ran", async || begun(&world) > 20).await;
+    // For ten seconds of this worker: it is quiet before it has done all of them.
+    world.store.enqueue_many((0..1_000).map(|_| Entry::lasting(20))).await.unwrap();
+    world.wait_for("some ran", async || begun(&world) > 20).await;
     let answers = workers::change(&world.store, WorkerChange::Quiet, &Chosen::All, "ada", false).await.unwrap();
     assert_eq!(answers.len(), 1);
-    wait(&world, "it holds nothing", async || world.count("roster", doc! { "available": false, "working": false }).await == 1).await;
+    world.wait_for("it holds nothing", async || world.count("roster", doc! { "available": false, "working": false }).await == 1).await;
     let before = begun(&world);
-    world.start(Role::Worker, &["--concurrency", "2"], &[]);
-    wait(&world, "the other one takes them", async || world.unfinished().await == 0).await;
+    world.start(Role::Worker, &["--concurrency", "50"], &[]);
+    world.wait_for("the other one takes them", async || world.unfinished().await == 0).await;
     let quiet = world.members[1].process.pid();
     let by_quiet = world.ledger().iter().filter(|line| line.event == Event::Begin && line.worker == quiet).count();
-    assert!(before < 400 && by_quiet == before, "{by_quiet} {before}");
+    assert!(before < 1_000 && by_quiet == before, "{by_quiet} {before}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn workers_are_stopped_by_host_with_code_0_once_their_jobs_end() {
     let mut world = World::new().await;
     world.start(Role::Recruiter, &[], &[]);
-    let mut stopped: Vec<_> = (0..2).map(|_| world.beside(&[], Role::Worker, &["--grace", "20s"])).collect();
-    wait(&world, "both are there", async || world.count("roster", doc! { "available": true }).await == 2).await;
-    let job = world.enqueue(Entry::lasting(5_000), Policy::Never).await.unwrap();
-    wait(&world, "it runs", async || begun(&world) == 1).await;
+    let mut stopped: Vec<_> = (0..2).map(|_| world.beside(&[], Role::Worker, &["--grace", "10m"])).collect();
+    world.wait_for("both are there", async || world.count("roster", doc! { "available": true }).await == 2).await;
+    let job = world.enqueue(Entry::lasting(600_000), Policy::Never).await.unwrap();
+    world.wait_for("it runs", async || begun(&world) == 1).await;
     let host = host(&world).await;
     let (code, out, err) = cli(&world.database, &["workers", "stop", "--host", &host]);
     assert!(code == 0 && out.matches("drains and ends").count() == 2, "{out}{err}");
     let (code, _, err) = cli(&world.database, &["workers", "resume", "--host", &host]);
     assert!(code == 1 && err.contains("cannot be undone"), "{err}");
+    // Its worker lets it run until somebody else ends it.
+    assert_eq!(cli(&world.database, &["jobs", "cancel", &job.to_string()]).0, 0);
     for process in &mut stopped {
         assert_eq!(process.wait_exit(SOON).await.code(), Some(0), "{}", process.stderr());
     }
-    assert_eq!(world.archived(job).await.unwrap().get_str("why").unwrap(), "done");
+    assert_eq!(world.archived(job).await.unwrap().get_str("why").unwrap(), "cancelled");
     assert_eq!(world.count("roster", doc! {}).await, 0);
     let (code, _, err) = cli(&world.database, &["workers", "stop", "--host", &host]);
     assert!(code == 1 && err.contains("no worker on the host"), "{err}");
@@ -150,23 +135,23 @@ async fn a_worker_reads_what_is_wanted_without_a_hint_and_stays_quiet_when_it_re
     let mut world = World::new().await;
     world.start(Role::Recruiter, &[], &[]);
     world.start(Role::Worker, &[], &[]);
-    wait(&world, "it is there", async || world.count("roster", doc! { "available": true }).await == 1).await;
+    world.wait_for("it is there", async || world.count("roster", doc! { "available": true }).await == 1).await;
     let roster = world.database.raw("roster");
     roster.update_one(doc! {}, doc! { "$set": { "wanted": "rest" } }).await.unwrap();
     pause(Duration::from_millis(600)).await;
     assert_eq!(world.count("roster", doc! { "available": true }).await, 1, "a word that it does not know");
     roster.update_one(doc! {}, doc! { "$set": { "wanted": "quiet", "wanted_by": "ada" } }).await.unwrap();
-    wait(&world, "it is quiet", async || world.count("roster", doc! { "available": false }).await == 1).await;
+    world.wait_for("it is quiet", async || world.count("roster", doc! { "available": false }).await == 1).await;
     // A cleaner declares it dead, and removes its document.
     let first: WorkerId = roster.find_one(doc! {}).await.unwrap().unwrap().get_object_id("_id").unwrap().into();
     roster.delete_one(doc! { "_id": first }).await.unwrap();
     let again = doc! { "_id": { "$ne": first }, "wanted": "quiet", "wanted_by": "ada", "available": false };
-    wait(&world, "it is back and quiet", async || world.count("roster", again.clone()).await == 1).await;
+    world.wait_for("it is back and quiet", async || world.count("roster", again.clone()).await == 1).await;
     let job = world.enqueue(Entry::lasting(0), Policy::Never).await.unwrap();
     pause(Duration::from_millis(700)).await;
     assert_eq!(begun(&world), 0);
     workers::change(&world.store, WorkerChange::Resume, &Chosen::All, "ada", false).await.unwrap();
-    wait(&world, "it runs", async || world.archived(job).await.is_some()).await;
+    world.wait_for("it runs", async || world.archived(job).await.is_some()).await;
 }
 
 #[derive(Clone, Serialize, Deserialize)]
@@ -259,15 +244,19 @@ async fn a_running_job_extends_its_time_limit() {
         last.get_str("message").unwrap_or_default().to_owned()
     };
     let slow = |ms, extends_ms| Slow { ms, extends_ms };
+    // On a busy machine an attempt may come too late to extend its limit.
     for job in [slow(900, 100).as_job(), SlowThread(slow(900, 100)).as_job(), slow(900, i64::MAX.unsigned_abs()).as_job()] {
-        check(job, None).await;
+        check(job.retry(&again(19)), None).await;
     }
-    for job in [slow(900, 0).as_job(), SlowThread(slow(900, 0)).as_job()] {
+    for job in [slow(600_000, 0).as_job(), SlowThread(slow(600_000, 0)).as_job()] {
         assert!(check(job, Some("timeout")).await.contains("time limit of 300ms"));
     }
     // 300 ms, and 10 ms more every 50 ms.
-    let message = check(slow(3_000, 10).as_job(), Some("timeout")).await;
-    assert!(message.contains("time limit of 3") && !message.contains("of 300ms"), "{message}");
+    wait_until(SOON, "an extended limit is named", async || {
+        let message = check(slow(600_000, 10).as_job(), Some("timeout")).await;
+        message.contains("time limit of 3") && !message.contains("of 300ms")
+    })
+    .await;
     running.stop().await;
     recruiter.stop().await;
 }
@@ -297,13 +286,14 @@ async fn a_snooze_has_a_reason_and_a_cap() {
 async fn an_embedded_worker_that_is_stopped_from_afar_returns() {
     let database = TestDatabase::new().await;
     let (_trigger, shutdown) = Shutdown::manual();
-    let running = tokio::spawn(worker().run(connect_args(&database), WorkerConfig::default(), shutdown));
+    let config = WorkerConfig::default().heartbeat(SOON * 5).lease(SOON * 15);
+    let running = tokio::spawn(worker().run(connect_args(&database), config, shutdown));
     let store = store(&database).await;
     wait_until(SOON, "it is there", async || database.raw("roster").count_documents(doc! { "available": true }).await.unwrap() == 1).await;
     let id: WorkerId = database.raw("roster").find_one(doc! {}).await.unwrap().unwrap().get_object_id("_id").unwrap().into();
     let answers = workers::change(&store, WorkerChange::Stop, &Chosen::Ids(vec![id]), "ada", false).await.unwrap();
     assert!(!answers[0].asked.is_refused());
-    let ended = tokio::time::timeout(Duration::from_secs(4), running).await.expect("the hint is faster than a heartbeat").unwrap();
+    let ended = tokio::time::timeout(SOON, running).await.expect("the hint is faster than a heartbeat").unwrap();
     assert!(matches!(ended, Ok(Ended::Stopped)), "{ended:?}");
     assert_eq!(database.raw("roster").count_documents(doc! {}).await.unwrap(), 0);
 }
@@ -311,9 +301,9 @@ async fn an_embedded_worker_that_is_stopped_from_afar_returns() {
 #[tokio::test(flavor = "multi_thread")]
 async fn waiting_jobs_get_another_date_group_and_priority() {
     let mut world = World::new().await;
-    world.start(Role::Recruiter, &["--lease", "60s", "--poll", "20s"], &[]);
+    world.start(Role::Recruiter, &["--lease", "30m", "--poll", "10m"], &[]);
     world.start(Role::Worker, &["--work-on", "generic"], &[]);
-    wait(&world, "it is there", async || world.count("roster", doc! { "available": true }).await == 1).await;
+    world.wait_for("it is there", async || world.count("roster", doc! { "available": true }).await == 1).await;
     let mut jobs = Vec::new();
     for _ in 0..20 {
         jobs.push(world.enqueue(Entry::lasting(0).in_group("other").tag("t"), Policy::Never).await.unwrap());
@@ -328,11 +318,11 @@ async fn waiting_jobs_get_another_date_group_and_priority() {
     assert!(change(&["--tag", "t", "--priority", "9", "--yes"]).1.contains("20 unchanged"));
     // The poll interval is long: only the hints are fast enough.
     let began = Instant::now();
-    let at = (world.store.now() + chrono::TimeDelta::milliseconds(800)).to_rfc3339();
+    let at = bson::DateTime::from_millis(bson::DateTime::now().timestamp_millis() + 800).try_to_rfc3339_string().unwrap();
     let (code, out, err) = change(&["--tag", "t", "--to-group", "generic", "--at", &at, "--yes"]);
     assert!(code == 0 && out.contains("20 changed"), "{out}{err}");
-    wait(&world, "they run in their new group", async || world.unfinished().await == 0).await;
-    assert!((Duration::from_millis(500)..Duration::from_secs(5)).contains(&began.elapsed()), "{:?}", began.elapsed());
+    world.wait_for("they run in their new group", async || world.unfinished().await == 0).await;
+    assert!(began.elapsed() >= Duration::from_millis(500), "{:?}", began.elapsed());
     let (code, _, err) = change(&[&jobs[0].to_string(), "--priority", "1"]);
     assert!(code == 1 && err.contains("archived already"), "{err}");
     assert!(change(&["--tag", "t", "--priority", "1", "--yes"]).1.contains("no matching job can be changed"));
@@ -419,8 +409,8 @@ async fn stats_name_pauses_and_limits_that_jobs_wait_for() {
     for args in [&["pause", "group:mail", "--by", "ada"][..], &["limits", "set", "printer", "--capacity", "1"]] {
         assert_eq!(cli(&world.database, args).0, 0);
     }
-    let long = world.enqueue(Entry::lasting(60_000).limit("printer"), Policy::Never).await.unwrap();
-    wait(&world, "it has the printer", async || begun(&world) == 1).await;
+    let long = world.enqueue(Entry::lasting(600_000).limit("printer"), Policy::Never).await.unwrap();
+    world.wait_for("it has the printer", async || begun(&world) == 1).await;
     for job in [Entry::lasting(0).limit("printer"), Entry::lasting(0).limit("scanner"), Entry::lasting(0).in_group("mail")] {
         world.enqueue(job, Policy::Never).await.unwrap();
     }

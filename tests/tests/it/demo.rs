@@ -13,12 +13,11 @@ use rand::{Rng as _, RngExt as _, SeedableRng as _, rngs::StdRng};
 use recruiter_tests::{
     mongo::mongod,
     processes::{Process, binary, mentioning},
-    wait::wait_until,
+    wait::{SOON, best_of_three, wait_until},
 };
 use serde_json::Value;
 use tempfile::TempDir;
 
-const SOON: Duration = Duration::from_secs(30);
 const DONE_WITHIN: Duration = Duration::from_secs(180);
 /// Names that shells, programs, configuration files and BSON trip over.
 const HOSTILE: [&[u8]; 14] = [
@@ -77,20 +76,23 @@ fn five_hundred_files() -> TempDir {
 
 #[tokio::test]
 async fn a_killed_worker_loses_none_of_500_files() {
-    let (files, temporary) = (five_hundred_files(), tempfile::tempdir().unwrap());
-    let mut demo = start(files.path(), &temporary, &[]);
-    let status = demo.wait_exit(DONE_WITHIN).await;
-    assert!(status.success(), "{status}");
-    let summary = summary(&demo);
-    println!("{summary}");
-    let number = |field: &str| summary[field].as_u64().unwrap_or_else(|| panic!("{field} in {summary}"));
-    assert_eq!((number("files"), number("archived"), number("skipped"), number("mismatches")), (500, 500, 0, 0));
-    assert!(number("recovered") >= 1, "{summary}");
-    assert!(number("recovered_within_ms") < 3000, "{summary}");
-    assert!(number("executions") >= 500 + number("recovered"), "{summary}");
-    assert!(summary["jobs_per_second"].as_f64().unwrap() > 0.0, "{summary}");
-    assert!(number("latency_p50_ms") <= number("latency_p99_ms"), "{summary}");
-    assert_nothing_left(&temporary).await;
+    let files = five_hundred_files();
+    let recovered = async || {
+        let temporary = tempfile::tempdir().unwrap();
+        let mut demo = start(files.path(), &temporary, &[]);
+        let status = demo.wait_exit(DONE_WITHIN).await;
+        assert!(status.success(), "{status}");
+        let summary = summary(&demo);
+        let number = |field: &str| summary[field].as_u64().unwrap_or_else(|| panic!("{field} in {summary}"));
+        assert_eq!((number("files"), number("archived"), number("skipped"), number("mismatches")), (500, 500, 0, 0));
+        assert!(number("executions") >= 500 + number("recovered"), "{summary}");
+        assert!(summary["jobs_per_second"].as_f64().unwrap() > 0.0, "{summary}");
+        assert!(number("latency_p50_ms") <= number("latency_p99_ms"), "{summary}");
+        assert_nothing_left(&temporary).await;
+        // On a busy machine the killed worker may hold no job any more: then nothing is measured.
+        summary["recovered_within_ms"].as_u64().filter(|_| number("recovered") > 0).map_or(Duration::MAX, Duration::from_millis)
+    };
+    best_of_three(Duration::from_secs(3), "the recovery of the jobs of a killed worker", recovered).await;
 }
 
 #[tokio::test]
@@ -135,12 +137,17 @@ async fn kept_running_it_tells_how_to_look_inside() {
 #[tokio::test]
 async fn stopped_in_the_middle_it_leaves_nothing_and_says_so() {
     let (files, temporary) = (five_hundred_files(), tempfile::tempdir().unwrap());
-    let mut demo = start(files.path(), &temporary, &[]);
-    wait_until(DONE_WITHIN, "there is work to do", async || demo.stderr().contains("500 jobs enqueued")).await;
-    demo.signal(Signal::SIGINT);
-    assert_eq!(demo.wait_exit(SOON).await.code(), Some(130));
-    assert_eq!(demo.stdout(), "");
-    assert_nothing_left(&temporary).await;
+    // On a busy machine the signal may come when all is done.
+    wait_until(DONE_WITHIN * 2, "it is stopped in the middle", async || {
+        let mut demo = start(files.path(), &temporary, &[]);
+        wait_until(DONE_WITHIN, "there is work to do", async || demo.stderr().contains("500 jobs enqueued")).await;
+        demo.signal(Signal::SIGINT);
+        let code = demo.wait_exit(SOON).await.code();
+        assert!(code == Some(0) || (code, demo.stdout().as_str()) == (Some(130), ""), "{code:?}");
+        assert_nothing_left(&temporary).await;
+        code == Some(130)
+    })
+    .await;
 }
 
 /// The error messages of a demonstration that cannot begin.
@@ -170,7 +177,8 @@ async fn what_it_cannot_begin_on_is_named() {
 async fn a_missing_program_is_named_before_anything_is_started() {
     let dir = tempfile::tempdir().unwrap();
     let alone = dir.path().join("recruiter");
-    fs::copy(binary("recruiter"), &alone).unwrap();
+    // By a process of its own: a child of another test might hold the file open for writing, so that it could not be executed.
+    assert!(std::process::Command::new("cp").arg(binary("recruiter")).arg(&alone).status().unwrap().success());
     for command in ["demo", "dev"] {
         let output = std::process::Command::new(&alone)
             .arg(command)

@@ -1,6 +1,6 @@
 //! `recruiter dev` gives a URI on which everything works, keeps it working, and takes everything away with it.
 
-use std::{fs, net::TcpListener, path::Path, time::Duration};
+use std::{fs, net::TcpListener, path::Path};
 
 use bson::{Document, doc};
 use futures_util::TryStreamExt as _;
@@ -12,11 +12,9 @@ use nix::{
 use recruiter_tests::{
     mongo::mongod,
     processes::{Process, mentioning},
-    wait::{wait_for, wait_until},
+    wait::{SOON, wait_for, wait_until},
 };
 use serde_json::Value;
-
-const SOON: Duration = Duration::from_secs(60);
 
 /// Everything that descends from it mentions its data directory, in the environment or on the command line.
 fn start(data_dir: &Path, args: &[&str]) -> Process {
@@ -79,7 +77,7 @@ async fn hup_ends_it_cleanly() {
     let dir = tempfile::tempdir().unwrap();
     let mut dev = start(dir.path(), &["--json", "--workers=1"]);
     let uri = uri(&dev).await;
-    let sleep = ["enqueue", "--class", "sleep", "--parameters", r#"{"ms":1500}"#];
+    let sleep = ["enqueue", "--class", "sleep", "--parameters", r#"{"ms":600000}"#];
     assert!(Process::start("recruiter", &sleep, &[("MONGODB_URI", &uri)]).wait_exit(SOON).await.success());
     let scheduled = collection(&uri, "scheduled").await;
     wait_until(SOON, "the job runs", async || scheduled.count_documents(doc! { "locked": true }).await.unwrap() == 1).await;
@@ -99,7 +97,8 @@ async fn a_dead_worker_is_replaced() {
     kill(Pid::from_raw(dead), Signal::SIGKILL).unwrap();
     wait_until(SOON, "another worker is there, and the dead one is not", async || matches!(pids(&roster).await[..], [pid] if pid != dead))
         .await;
-    assert!(dev.stderr().contains(&format!("recruiter-worker (pid {dead}) was killed by SIGKILL; restarted")), "{}", dev.stderr());
+    let told = format!("recruiter-worker (pid {dead}) was killed by SIGKILL; restarted");
+    wait_until(SOON, &told, async || dev.stderr().contains(&told)).await;
     enqueue(&uri).await;
     let archived = collection(&uri, "archived").await;
     wait_until(SOON, "the job is done", async || archived.count_documents(doc! { "why": "done" }).await.unwrap() == 1).await;
@@ -125,13 +124,13 @@ async fn asked_twice_it_ends_at_once() {
     let uri = uri(&dev).await;
     // A frozen worker would be waited for.
     let worker = Pid::from_raw(pids(&collection(&uri, "roster").await).await[0]);
-    let sleep = ["enqueue", "--class", "sleep", "--parameters", r#"{"ms":60000}"#];
+    let sleep = ["enqueue", "--class", "sleep", "--parameters", r#"{"ms":600000}"#];
     assert!(Process::start("recruiter", &sleep, &[("MONGODB_URI", &uri)]).wait_exit(SOON).await.success());
     kill(worker, Signal::SIGSTOP).unwrap();
     dev.signal(Signal::SIGINT);
     wait_until(SOON, "it has received the signal", async || dev.stderr().contains("stop requested")).await;
     dev.signal(Signal::SIGINT);
-    assert_eq!(dev.wait_exit(Duration::from_secs(3)).await.code(), Some(130));
+    assert_eq!(dev.wait_exit(SOON).await.code(), Some(130));
     until_nothing_mentions(dir.path()).await;
 }
 

@@ -1,20 +1,16 @@
 //! The embedded MongoDB keeps its promises: it starts on what it finds, says plainly when it cannot, and never outlives
 //! its owner.
 
-use std::{
-    fs,
-    net::TcpListener,
-    os::unix::fs::PermissionsExt as _,
-    path::Path,
-    time::{Duration, Instant},
-};
+use std::{fs, net::TcpListener, path::Path};
 
 use bson::{Document, doc};
 use mongodb::Client;
 use recruiter::dev::embedded::{EmbeddedError, EmbeddedMongo, Options, find_or_fetch};
-use recruiter_tests::{mongo::mongod, processes::is_alive, wait::wait_until};
-
-const SOON: Duration = Duration::from_secs(20);
+use recruiter_tests::{
+    mongo::mongod,
+    processes::is_alive,
+    wait::{SOON, wait_until},
+};
 
 fn options(data_dir: &Path) -> Options {
     Options { test_commands: true, ..Options::new(mongod(), data_dir) }
@@ -41,10 +37,11 @@ async fn insert(mongo: &EmbeddedMongo) {
 async fn data_is_served_again_on_another_port() {
     let dir = tempfile::tempdir().unwrap();
     let first = EmbeddedMongo::start(options(dir.path())).await.unwrap();
-    let uri = first.uri();
+    let (uri, port) = (first.uri(), first.port());
     insert(&first).await;
     first.stop().await.unwrap();
 
+    let _taken = TcpListener::bind(("127.0.0.1", port));
     let second = EmbeddedMongo::start(options(dir.path())).await.unwrap();
     assert_ne!(second.uri(), uri);
     assert_eq!(count(&second).await, 1);
@@ -167,10 +164,8 @@ async fn mongod_dies_with_its_killed_owner() {
 
     owner.kill().unwrap();
     owner.wait().unwrap();
-    let killed = Instant::now();
     wait_until(SOON, "mongod is gone", async || !is_alive(pid)).await;
-    assert!(killed.elapsed() < Duration::from_secs(8), "it was ended by force instead of cleanly");
-    // Its clean end emptied the lock file.
+    // A clean end empties the lock file, and an end by force does not.
     assert_eq!(fs::metadata(dir.path().join("data/mongod.lock")).unwrap().len(), 0);
 }
 
@@ -182,16 +177,17 @@ async fn owner() {
     let half = dir.join("half");
     fs::write(&half, mongo.pid().to_string()).unwrap();
     fs::rename(half, dir.join("started")).unwrap();
-    let _ = tokio::time::timeout(Duration::from_secs(60), std::future::pending::<()>()).await;
+    let _ = tokio::time::timeout(SOON, std::future::pending::<()>()).await;
 }
 
 /// The output of [`fetcher`] on a machine whose `python3` is this shell script.
 fn fetch(python: Option<&str>, cache: &Path) -> String {
     let path = tempfile::tempdir().unwrap();
     if let Some(script) = python {
-        let program = path.path().join("python3");
-        fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
-        fs::set_permissions(program, fs::Permissions::from_mode(0o755)).unwrap();
+        // By a process of its own: a child of another test might hold the file open for writing, so that it could not be executed.
+        let write = r#"printf '#!/bin/sh\n%s\n' "$1" >"$0" && chmod 755 "$0""#;
+        let mut shell = std::process::Command::new("sh");
+        assert!(shell.args(["-c", write]).arg(path.path().join("python3")).arg(script).status().unwrap().success());
     }
     let output = std::process::Command::new(std::env::current_exe().unwrap())
         .args(["--ignored", "--exact", "embedded::fetcher", "--nocapture"])

@@ -10,12 +10,10 @@ use recruiter_common::{Failure, JobId, NewJob, RetryManyTimes, Store, Workable};
 use recruiter_tests::{
     local::{Local, store},
     mongo::TestDatabase,
-    wait::wait_until,
+    wait::{SOON, wait_until},
 };
 use recruiter_worker::{Context, Executable, NotDone, Worker, WorkerEvent};
 use serde::{Deserialize, Serialize};
-
-const SOON: Duration = Duration::from_secs(20);
 
 /// Events and hooks of one job each, in order.
 #[derive(Clone, Debug, Default)]

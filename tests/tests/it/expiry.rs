@@ -16,12 +16,11 @@ use recruiter_tests::{
     local::store,
     mongo::TestDatabase,
     processes::{Process, Setup, System},
-    wait::wait_until,
+    wait::{SOON, wait_until},
 };
 
 use super::cli::{count, only, recruiter};
 
-const SOON: Duration = Duration::from_secs(30);
 const HOUR: Duration = Duration::from_secs(3_600);
 
 fn job() -> NewJob {
@@ -94,7 +93,9 @@ async fn an_expired_job_is_archived_by_a_worker_or_by_a_cleaner() {
 async fn of_a_backlog_that_expires_each_job_runs_in_time_or_expires() {
     let database = TestDatabase::new().await;
     let store = store(&database).await;
-    let jobs = (0..60).map(|_| NewJob::of_class("sleep", doc! { "ms": 100 }).expires_after(Duration::from_secs(3)));
+    // On a slow machine all of those that expire soon may expire.
+    let expires = |n: u32| if n.is_multiple_of(3) { HOUR } else { Duration::from_secs(3) };
+    let jobs = (0..60).map(|n| NewJob::of_class("sleep", doc! { "ms": 100 }).expires_after(expires(n)));
     store.enqueue_many(jobs).await.unwrap();
     let setup = Setup { worker: &["--builtins", "--concurrency", "1"], cleaner: &["--sweep-every", "200ms"], ..Setup::default() };
     let system = System::start(&database, setup);
@@ -102,7 +103,7 @@ async fn of_a_backlog_that_expires_each_job_runs_in_time_or_expires() {
     let in_time = doc! { "why": "done", "$expr": { "$lt": ["$last_execution.started_at", "$expires_at"] } };
     let (done, in_time) = (count(&database, "archived", doc! { "why": "done" }).await, count(&database, "archived", in_time).await);
     let expired = count(&database, "archived", doc! { "why": "expired", "attempts": 0 }).await;
-    assert!(done > 0 && done == in_time && done + expired == 60, "{done} done, {in_time} in time, {expired} expired");
+    assert!(done >= 20 && done == in_time && done + expired == 60, "{done} done, {in_time} in time, {expired} expired");
     system.stop().await;
 }
 

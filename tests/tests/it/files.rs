@@ -1,6 +1,6 @@
 //! Files of jobs: payloads and results that are too large for a document, from the enqueuer over the workable to the reader.
 
-use std::{fs, io, pin::Pin, task, time::Duration};
+use std::{fs, io, pin::Pin, task};
 
 use bson::{doc, oid::ObjectId};
 use mongodb::{gridfs::GridFsBucket, options::GridFsBucketOptions};
@@ -13,7 +13,7 @@ use recruiter_tests::{
     local::{Local, store},
     mongo::TestDatabase,
     processes::Process,
-    wait::wait_until,
+    wait::{SOON, wait_until},
 };
 use recruiter_worker::{Context, Executable, NotDone, Worker};
 use serde::{Deserialize, Serialize};
@@ -21,7 +21,6 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, ReadBuf};
 
 use super::cli::{count, recruiter};
 
-const SOON: Duration = Duration::from_secs(20);
 /// More than a document may have.
 const LARGE: usize = 20_000_000;
 

@@ -12,7 +12,7 @@ use recruiter_tests::{
     mongosh,
     oracle::Policy,
     processes::Process,
-    wait::wait_for,
+    wait::{SOON, wait_for},
     world::{Role, World},
 };
 
@@ -95,7 +95,7 @@ async fn waiting_ends_and_says_for_what() {
 async fn the_binaries_are_built_and_heard() {
     for name in ["recruiter", "recruiter-cleaner", "recruiter-worker"] {
         let mut process = Process::start(name, &["--help"], &[]);
-        assert!(process.wait_exit(Duration::from_secs(10)).await.success(), "{}", process.stderr());
+        assert!(process.wait_exit(SOON).await.success(), "{}", process.stderr());
         assert!(process.stdout().contains("--uri"), "{}", process.stdout());
     }
 }
@@ -105,14 +105,14 @@ async fn the_binaries_are_built_and_heard() {
 async fn the_oracle_finds_a_double_and_a_missing_effect() {
     let mut world = World::new().await;
     effects::prepare(&world.database).await;
-    for role in Role::ALL {
-        world.start(role, &[], &[]);
-    }
+    world.start(Role::Recruiter, &[], &[]);
+    world.start(Role::Cleaner, &["--dead-after", "10m"], &[]);
+    world.start(Role::Worker, &["--lease", "10m"], &[]);
     let mut jobs = Vec::new();
     for _ in 0..4 {
         jobs.push(world.enqueue(Settle { ms: 1 }.as_job(), Policy::Never).await.unwrap());
     }
-    assert!(world.until_quiet(Duration::from_secs(30)).await, "{}", world.logs());
+    assert!(world.until_quiet(SOON).await, "{}", world.logs());
     let all = world.database.raw(EFFECTS);
     let of = async |job: usize| all.find_one(doc! { "job": jobs[job] }).await.unwrap().unwrap();
     let mut double = of(0).await;

@@ -8,15 +8,13 @@ use recruiter_tests::{
     diary::Diary,
     local::{Local, store},
     mongo::TestDatabase,
-    wait::wait_until,
+    wait::{SOON, wait_until},
 };
 use recruiter_worker::{
     BlockingExecutable, Context, Executable, Failure, FinishReason, Layer, Next, NotDone, Priority, Ran, Success, Worker,
     testing::{Drain, DrainError, Inline, InlineError, NotAlone, enqueued, run_inline},
 };
 use serde::{Deserialize, Serialize};
-
-const SOON: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Step {

@@ -3,12 +3,12 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicU32, Ordering},
+        atomic::{AtomicBool, AtomicU32, Ordering},
     },
     time::{Duration, Instant},
 };
 
-use bson::{Document, doc};
+use bson::{Document, doc, oid::ObjectId};
 use mongodb::event::{EventHandler, command::CommandEvent};
 use recruiter_common::{
     ConnectArgs, Decision, Failure, FinishReason, History, JobId, JobResult, NewJob, RetryManyTimes, RetryPolicy, Store, Workable,
@@ -20,12 +20,10 @@ use recruiter_tests::{
     fail_points::FailPoint,
     local::{Local, connect_args, store},
     mongo::TestDatabase,
-    wait::{wait_for, wait_until},
+    wait::{SOON, best_of_three, wait_for, wait_until},
 };
 use recruiter_worker::{BlockingExecutable, Context, Executable, NotDone, Worker};
 use serde::{Deserialize, Serialize};
-
-const SOON: Duration = Duration::from_secs(10);
 
 #[derive(Serialize, Deserialize)]
 struct Greet {
@@ -213,23 +211,28 @@ impl RetryPolicy for OnlyOnFriday {
     }
 }
 
-/// The six fields of the README say nothing of the age: the id does. What every retry moves is no age.
+/// The six fields of the README say nothing of the age: the id does. The date at which the job is due is no age.
 #[tokio::test]
 async fn a_job_that_says_nothing_of_its_age_is_as_old_as_its_id() {
     let database = TestDatabase::new().await;
-    store(&database).await;
+    let store = store(&database).await;
     let recruiter = Local::recruiter(&database, &[]);
     let worker = Local::worker(&database, Worker::new().register::<Greet>(Arc::new(Diary::default())).unwrap(), &[]);
-    let mut job = recruiter_tests::factory::minimal_job("Greet");
-    let rows = vec![doc! { "younger_than_seconds": 2, "seconds_to_wait": 0.2 }];
-    job.extend(doc! {
-        "workable": { "class": "Greet", "parameters": { "name": "Ada", "fail_until_attempt": 1_000 } },
-        "retry_policy": { "class": "TimeTable", "parameters": { "time_table": rows } },
-    });
-    database.raw("scheduled").insert_one(&job).await.unwrap();
-    let ended = archived(&database, job.get_object_id("_id").unwrap().into()).await;
-    assert_eq!(ended.get_str("why").unwrap(), "tried-too-many-times");
-    assert!(ended.get_i32("attempts").unwrap() > 1, "{ended}");
+    let rows = vec![doc! { "younger_than_seconds": 1_800, "seconds_to_wait": 0.2 }];
+    let [young, old] = [0, 3_600].map(|age| ObjectId::from_parts(u32::try_from(store.now().timestamp() - age).unwrap(), [0; 5], [0; 3]));
+    for id in [young, old] {
+        let mut job = minimal_job("Greet");
+        job.extend(doc! {
+            "_id": id,
+            "workable": { "class": "Greet", "parameters": { "name": "Ada", "fail_until_attempt": 1_000 } },
+            "retry_policy": { "class": "TimeTable", "parameters": { "time_table": rows.clone() } },
+        });
+        database.raw("scheduled").insert_one(&job).await.unwrap();
+    }
+    let ended = archived(&database, old.into()).await;
+    assert_eq!((ended.get_str("why").unwrap(), ended.get_i32("attempts").unwrap()), ("tried-too-many-times", 1), "{ended}");
+    let again = doc! { "_id": young, "attempts": { "$gt": 1 } };
+    wait_until(SOON, "it is retried", async || database.raw("scheduled").count_documents(again.clone()).await.unwrap() == 1).await;
     worker.stop().await;
     recruiter.stop().await;
 }
@@ -369,11 +372,14 @@ async fn code_that_computes_learns_that_its_time_is_over_and_has_failed() {
     let recruiter = Local::recruiter(&database, &[]);
     let worker = Local::worker(&database, Worker::new().register::<Greedy>(diary.clone()).unwrap(), &[]);
     for waits in [false, true] {
-        let id = Greedy { waits }.as_job().enqueue(&store(&database).await).await.unwrap().id;
-        let execution = archived(&database, id).await.get_document("last_execution").unwrap().clone();
-        assert_eq!(execution.get_str("class").unwrap(), "timeout", "{execution}");
+        // If the test is stalled while it waits, its time is over before it computes.
+        while diary.lines().is_empty() {
+            let id = Greedy { waits }.as_job().enqueue(&store(&database).await).await.unwrap().id;
+            let execution = archived(&database, id).await.get_document("last_execution").unwrap().clone();
+            assert_eq!(execution.get_str("class").unwrap(), "timeout", "{execution}");
+        }
+        assert_eq!(diary.take(), ["Some(TimeLimit)"]);
     }
-    assert_eq!(diary.lines(), ["Some(TimeLimit)"; 2]);
     worker.stop().await;
     recruiter.stop().await;
 }
@@ -434,12 +440,9 @@ impl RetryPolicy for ExplosivePolicy {
     }
 }
 
-/// A policy that takes its time between the start of a job and its workable.
+/// A policy that thinks between the start of a job and its workable, until it is let go.
 #[derive(Debug)]
-struct Slow;
-
-/// Longer than the lease in the test below.
-const THINKS_FOR: Duration = Duration::from_secs(2);
+struct Slow(Arc<AtomicBool>);
 
 impl RetryPolicy for Slow {
     fn class(&self) -> &str {
@@ -455,28 +458,38 @@ impl RetryPolicy for Slow {
     }
 
     fn is_last_attempt(&self, _job: &History<'_>, _now: recruiter_common::instant::Instant) -> bool {
-        std::thread::sleep(THINKS_FOR);
+        tokio::task::block_in_place(|| {
+            while !self.0.load(Ordering::SeqCst) {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        });
         true
     }
 }
 
 /// I3: a process that stood still after the start of a job does not enter it before it knows that it still lives for the others.
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_started_job_is_not_entered_while_the_lease_is_over() {
     let (database, diary) = (TestDatabase::new().await, Arc::new(Diary::default()));
     let store = store(&database).await;
     let recruiter = Local::recruiter(&database, &[]);
-    let worker = Worker::new().register::<Greet>(diary.clone()).unwrap().register_policy("Slow", |_, _| Ok(Slow)).unwrap();
+    let let_go = LetGo(Arc::default());
+    let policy = let_go.0.clone();
+    let worker = Worker::new().register::<Greet>(diary.clone()).unwrap();
+    let worker = worker.register_policy("Slow", move |_, _| Ok(Slow(policy.clone()))).unwrap();
     let worker = Local::worker(&database, worker, &["--heartbeat", "250ms", "--lease", "900ms"]);
     let registered = async || database.raw("roster").count_documents(doc! { "available": true }).await.unwrap() == 1;
     wait_until(SOON, "the worker is there", registered).await;
-    let id = Greet { name: "Ada".into(), fail_until_attempt: 0 }.as_job().retry(&Slow).enqueue(&store).await.unwrap().id;
+    let id = Greet { name: "Ada".into(), fail_until_attempt: 0 }.as_job().retry(&Slow(Arc::default())).enqueue(&store).await.unwrap().id;
     let locked = async || database.raw("scheduled").count_documents(doc! { "_id": id, "locked": true }).await.unwrap() == 1;
     wait_until(SOON, "it is started", locked).await;
     let fault = FailPoint::new("recruiter-worker-heartbeat", &["findAndModify"]).namespace(database.name(), "roster").error_code(1);
     let armed = fault.arm(database.uri()).await;
-    pause(THINKS_FOR + Duration::from_millis(500)).await;
-    assert!(armed.struck().await >= 3 && diary.lines().is_empty(), "{:?}", diary.lines());
+    pause(Duration::from_millis(1_500)).await;
+    wait_until(SOON, "heartbeats fail", async || armed.struck().await >= 3).await;
+    drop(let_go);
+    pause(Duration::from_millis(500)).await;
+    assert!(diary.lines().is_empty(), "{:?}", diary.lines());
     drop(armed);
     assert_eq!(archived(&database, id).await.get_i32("attempts").unwrap(), 1);
     assert_eq!(attempts(&diary), 1);
@@ -525,7 +538,7 @@ async fn a_worker_whose_own_task_panics_ends_and_leaves_its_jobs_to_the_cleaner(
         let store = store(&database).await;
         let greet = || Greet { name: "Ada".into(), fail_until_attempt: 0 };
         if task == "progress" {
-            NewJob::bundle_of_class("sleep", [doc! { "ms": 0 }, doc! { "ms": 5_000 }]).enqueue(&store).await.unwrap();
+            NewJob::bundle_of_class("sleep", [doc! { "ms": 0 }, doc! { "ms": 600_000 }]).enqueue(&store).await.unwrap();
         } else {
             greet().as_job().enqueue(&store).await.unwrap();
         }
@@ -565,9 +578,15 @@ async fn a_connection_string_that_allows_too_few_connections_starves_nobody() {
     let store = Store::connect(&connect, "test").await.unwrap();
     let hints = store.hints(recruiter_common::store::Listener::Recruiter);
     wait_until(SOON, "it listens", async || hints.is_listening()).await;
-    for _ in 0..3 {
-        tokio::time::timeout(Duration::from_secs(4), store.refresh_clock()).await.expect("there is another connection").unwrap();
-    }
+    // A connection that listens is free again after ten seconds.
+    best_of_three(Duration::from_secs(4), "three commands", async || {
+        let began = Instant::now();
+        for _ in 0..3 {
+            store.refresh_clock().await.unwrap();
+        }
+        began.elapsed()
+    })
+    .await;
 }
 
 /// Blocks until it is let go, whatever is asked of it.
@@ -580,7 +599,7 @@ impl Workable for Stubborn {
 }
 
 impl BlockingExecutable for Stubborn {
-    type State = std::sync::atomic::AtomicBool;
+    type State = AtomicBool;
 
     fn execute(&self, let_go: &Self::State, _job: &Context) -> Result<(), NotDone> {
         while !let_go.load(Ordering::SeqCst) {
@@ -591,7 +610,7 @@ impl BlockingExecutable for Stubborn {
 }
 
 /// Lets the thread go also when the test fails, which would wait for it otherwise.
-struct LetGo(Arc<std::sync::atomic::AtomicBool>);
+struct LetGo(Arc<AtomicBool>);
 
 impl Drop for LetGo {
     fn drop(&mut self) {
@@ -605,7 +624,7 @@ impl Drop for LetGo {
 async fn a_stopping_worker_keeps_a_job_whose_thread_still_runs() {
     let database = TestDatabase::new().await;
     let store = store(&database).await;
-    let let_go = LetGo(Arc::new(std::sync::atomic::AtomicBool::new(false)));
+    let let_go = LetGo(Arc::default());
     let recruiter = Local::recruiter(&database, &[]);
     let worker = Local::worker(&database, Worker::new().register_blocking::<Stubborn>(let_go.0.clone()).unwrap(), &["--grace", "100ms"]);
     let again = RetryManyTimes::new(3, Duration::ZERO).unwrap();
@@ -626,7 +645,7 @@ async fn a_stopping_worker_keeps_a_job_whose_thread_still_runs() {
 async fn threads_that_outlive_their_session_keep_their_slots() {
     let database = TestDatabase::new().await;
     let store = store(&database).await;
-    let let_go = LetGo(Arc::new(std::sync::atomic::AtomicBool::new(false)));
+    let let_go = LetGo(Arc::default());
     let recruiter = Local::recruiter(&database, &[]);
     let flags = ["--concurrency", "3", "--heartbeat", "200ms"];
     let worker = Local::worker(&database, Worker::new().register_blocking::<Stubborn>(let_go.0.clone()).unwrap(), &flags);
@@ -638,7 +657,7 @@ async fn threads_that_outlive_their_session_keep_their_slots() {
     let dead = roster.find_one_and_delete(doc! {}).await.unwrap().unwrap().get_object_id("_id").unwrap();
     let offers =
         async |free: i32| roster.count_documents(doc! { "_id": { "$ne": dead }, "available": true, "free": free }).await.unwrap() == 1;
-    wait_until(SOON * 2, "another session offers the third slot", async || offers(1).await).await;
+    wait_until(SOON, "another session offers the third slot", async || offers(1).await).await;
     drop(let_go);
     wait_until(SOON, "it offers all slots", async || offers(3).await).await;
     worker.stop().await;

@@ -16,8 +16,6 @@ use recruiter_common::{
 };
 use recruiter_tests::{fail_points::FailPoint, local, mongo::TestDatabase};
 
-const APP: &str = "shop";
-
 /// A shop: its own client, an order in one of its own collections, and a store on the same client.
 struct Shop {
     client: Client,
@@ -27,10 +25,10 @@ struct Shop {
 }
 
 impl Shop {
-    /// With these settings in its connection string. Nothing is set up in the database.
+    /// With these settings in its connection string, and the name of the database as its own. Nothing is set up in the database.
     async fn open(database: &TestDatabase, settings: &str) -> Self {
         let sent = Arc::new(Mutex::new(Vec::new()));
-        let mut options = ClientOptions::parse(format!("{}{settings}&appName={APP}", database.uri())).await.unwrap();
+        let mut options = ClientOptions::parse(format!("{}{settings}&appName={}", database.uri(), database.name())).await.unwrap();
         let noted = sent.clone();
         options.command_event_handler = Some(EventHandler::callback(move |event| {
             if let CommandEvent::Started(started) = event {
@@ -133,8 +131,9 @@ async fn a_failover_in_the_applications_transaction_leaves_one_order_and_one_job
     let shop = Shop::open(&database, "").await;
     shop.store.ensure_schema().await.unwrap();
     database.database().create_collection("orders").await.unwrap();
-    let insert = || FailPoint::new(APP, &["insert"]).namespace(database.name(), "scheduled");
-    let commit = || FailPoint::new(APP, &["commitTransaction"]);
+    let insert = || FailPoint::new(database.name(), &["insert"]).namespace(database.name(), "scheduled");
+    // Such a fault cannot be limited to a collection, but to the name of the client.
+    let commit = || FailPoint::new(database.name(), &["commitTransaction"]);
     let faults = [insert().error_code(10_107), insert().close_connection(), commit().error_code(10_107), commit().close_connection()];
     for (number, fault) in (1..).zip(faults) {
         let armed = fault.times(1).arm(database.uri()).await;

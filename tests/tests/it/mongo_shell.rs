@@ -5,17 +5,18 @@
 use std::time::Duration;
 
 use bson::doc;
-use recruiter_common::enqueue::NewJob;
+use recruiter_common::{
+    control::{Change, Control},
+    enqueue::NewJob,
+};
 use recruiter_tests::{
     local::{ids, store},
     mongo::TestDatabase,
     mongosh,
     processes::{Setup, System},
-    wait::wait_until,
+    wait::{SOON, wait_until},
 };
 use serde_json::Value;
-
-const SOON: Duration = Duration::from_secs(20);
 
 /// A query as a person would type it, answered as one JSON document.
 fn ask(database: &TestDatabase, expression: &str) -> Value {
@@ -79,8 +80,14 @@ async fn the_session_of_the_recruiter_document_reads_the_same() {
     assert_eq!(job["_id"]["$oid"], later.to_string());
 
     // "This is how it looks a locked job", and a worker assigned to it
-    let running = ids(store.enqueue_many((0..2).map(|_| NewJob::of_class("sleep", doc! { "ms": 15_000 }))).await.unwrap());
-    wait_until(SOON, "both run", async || database.raw("scheduled").count_documents(doc! { "locked": true }).await.unwrap() == 2).await;
+    let sleep = |ms: i64| NewJob::of_class("sleep", doc! { "ms": ms });
+    let count = async |collection: &str, filter| database.raw(collection).count_documents(filter).await.unwrap();
+    let running = ids(store.enqueue_many([sleep(600_000), sleep(600_000)]).await.unwrap());
+    wait_until(SOON, "both run", async || {
+        let reported = count("roster", doc! { "available": false, "working_on": { "$size": 2 } }).await == 1;
+        reported && count("scheduled", doc! { "locked": true }).await == 2
+    })
+    .await;
     let job = ask(&database, "db.scheduled.find({locked: true}).limit(1).toArray()[0]");
     check(&job, &job_fields);
     check(&job, &[("last_execution.scheduled_at", "date"), ("last_execution.started_at", "date"), ("last_execution.worker", "id")]);
@@ -95,8 +102,10 @@ async fn the_session_of_the_recruiter_document_reads_the_same() {
     assert_eq!(working_on, running.iter().map(ToString::to_string).collect::<Vec<_>>());
 
     // "This is how it looks a job that it has been successfully executed"
-    wait_until(SOON, "both are done", async || database.raw("archived").count_documents(doc! { "done": true }).await.unwrap() == 2).await;
-    let job = ask(&database, "db.archived.find().sort({$natural: -1}).limit(1).toArray()[0]");
+    Control::new(&store, false).change(&Change::Cancel, &running).await.unwrap();
+    store.enqueue_many([sleep(1), sleep(1)]).await.unwrap();
+    wait_until(SOON, "both are done", async || count("archived", doc! { "done": true }).await == 2).await;
+    let job = ask(&database, "db.archived.find({done: true}).sort({$natural: -1}).limit(1).toArray()[0]");
     check(&job, &job_fields);
     check(
         &job,

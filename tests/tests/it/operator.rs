@@ -22,13 +22,11 @@ use recruiter_tests::{
     local::store,
     mongo::{TestDatabase, own_mongod},
     processes::{Setup, System, binary},
-    wait::wait_until,
+    wait::{SOON, wait_until},
 };
 use serde_json::{Value, json};
 
 use super::cli::{Said, count, only, recruiter, spawn};
-
-const SOON: Duration = Duration::from_secs(20);
 
 /// A finished job that ended so many seconds ago.
 fn archived(class: &str, why: &str, seconds_ago: i64) -> Document {
@@ -397,7 +395,13 @@ fn on_a_terminal(database: &TestDatabase, args: &[&str], typed: &str, more: &[(&
     let terminal = openpty(None, None).unwrap();
     let [stdin, stdout, stderr] = std::array::from_fn(|_| terminal.slave.try_clone().unwrap());
     let mut command = Command::new(binary("recruiter"));
-    command.args(args).env("MONGODB_URI", database.uri()).env("TERM", "xterm").env_remove("NO_COLOR").envs(more.iter().copied());
+    command
+        .args(args)
+        .env("MONGODB_URI", database.uri())
+        .env("TERM", "xterm")
+        .env_remove("NO_COLOR")
+        .env_remove("COLUMNS")
+        .envs(more.iter().copied());
     let mut child = command.stdin(stdin).stdout(stdout).stderr(stderr).spawn().unwrap();
     drop((command, terminal.slave));
     let mut screen = File::from(terminal.master);
@@ -446,9 +450,10 @@ async fn an_interrupted_retry_goes_on_where_it_was() {
     insert(&database, "archived", (0..4_000).map(|_| archived("a", "gave-up", 10)).collect()).await;
     let retried = async || count(&database, "archived", doc! { "retried_as": { "$exists": true } }).await;
     let retry = ["jobs", "retry", "--all", "--yes"];
-    let slow = || FailPoint::new("recruiter jobs", &["commitTransaction"]).block(Duration::from_millis(500));
+    // So slow that both signals arrive in the middle.
+    let slow = FailPoint::new("recruiter jobs", &["commitTransaction"]).block(Duration::from_secs(2));
 
-    let fault = slow().arm(&mongo.uri()).await;
+    let fault = slow.arm(&mongo.uri()).await;
     let child = spawn(&database, &retry);
     wait_until(SOON, "some are retried", async || retried().await >= 500).await;
     kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGINT).unwrap();
@@ -561,7 +566,8 @@ async fn it_is_said_who_leads_and_what_nobody_takes() {
     assert_eq!(recruiter(&database, &["stats", "--json"]).objects()[0]["leader"], Value::Null);
     says(&["enqueue", "--class", "nosuch"], "warning: no worker is running");
 
-    let system = System::start(&database, Setup { worker: &["--builtins", "--work-on", "g"], ..Setup::default() });
+    let setup = Setup { recruiter: &["--lease", "10m"], worker: &["--builtins", "--work-on", "g", "--lease", "10m"], ..Setup::default() };
+    let system = System::start(&database, setup);
     wait_until(SOON, "a recruiter leads", async || store.observe_lease().await.unwrap().is_some()).await;
     wait_until(SOON, "a worker is available", async || count(&database, "roster", doc! { "available": true }).await == 1).await;
     says(&["stats"], "leader: ");
@@ -584,10 +590,12 @@ async fn it_is_said_who_leads_and_what_nobody_takes() {
     system.stop().await;
     says(&["stats"], "has stopped");
 
-    let killed = doc! { "$set": { "released": false, "renewed_at": bson::DateTime::from_millis(bson::DateTime::now().timestamp_millis() - 60_000) } };
+    let renewed_at = bson::DateTime::from_millis(bson::DateTime::now().timestamp_millis() - 7_200_000);
+    let killed = doc! { "$set": { "released": false, "renewed_at": renewed_at } };
     database.raw("metadata").update_one(doc! { "_id": "recruiter" }, killed).await.unwrap();
-    says(&["stats"], "has not renewed its lease for 1m");
+    says(&["stats"], "has not renewed its lease for 2h");
 }
+
 /// A mistyped database is not set up by a command that changes jobs.
 #[tokio::test]
 async fn where_there_is_no_recruiter_no_job_is_changed_and_nothing_is_made() {

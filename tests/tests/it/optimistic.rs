@@ -17,7 +17,7 @@ use recruiter_tests::{
     local::{Local, connect_args, store},
     mongo::TestDatabase,
     processes::Process,
-    wait::wait_until,
+    wait::{SOON, wait_until},
 };
 use recruiter_worker::testing::Drain;
 use recruiter_worker::{
@@ -26,11 +26,7 @@ use recruiter_worker::{
 };
 use serde::{Deserialize, Serialize};
 
-const SOON: Duration = Duration::from_secs(30);
-/// How soon the cleaners of these tests declare a process dead.
-const CLEANER: [&str; 6] = ["--dead-after", "1500ms", "--every", "150ms", "--sweep-every", "500ms"];
-
-/// Its first attempts fail, and its first takes some time.
+/// Its first attempts fail, and its first takes some time, or until the diary has the line `go`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Errand {
     name: String,
@@ -69,8 +65,14 @@ impl Executable for Errand {
             _ => {}
         }
         if job.attempt() == 1 && self.ms > 0 {
+            let goes = async {
+                while !diary.lines().contains(&"go".into()) {
+                    pause(Duration::from_millis(10)).await;
+                }
+            };
             tokio::select! {
                 () = pause(Duration::from_millis(self.ms)) => {}
+                () = goes => {}
                 () = job.cancelled() => diary.write("cancelled"),
             }
             if job.is_cancelled() {
@@ -90,7 +92,11 @@ fn worker(diary: &Arc<Diary>) -> Worker {
 }
 
 fn config() -> WorkerConfig {
-    WorkerConfig::default().concurrency(2).heartbeat(Duration::from_millis(250)).lease(Duration::from_millis(900))
+    WorkerConfig::default().concurrency(2).heartbeat(Duration::from_millis(250)).lease(SOON * 5)
+}
+
+fn cleaner(database: &TestDatabase, dead_after: &str) -> Process {
+    Process::on(database, "recruiter-cleaner", &["--dead-after", dead_after, "--every", "150ms", "--sweep-every", "500ms"])
 }
 
 async fn optimistic(store: &Store, diary: &Arc<Diary>) -> Optimistic {
@@ -225,7 +231,7 @@ async fn jobs_above_the_concurrency_are_queued_and_a_caller_that_leaves_ends_no_
     let store = store(&database).await;
     let diary = Arc::new(Diary::default());
     let here = Arc::new(optimistic(&store, &diary).await);
-    let slow = |name: &str| Errand { ms: 1_500, ..errand(name) }.as_job();
+    let slow = |name: &str| Errand { ms: 600_000, ..errand(name) }.as_job();
     let leaving = tokio::spawn({
         let (here, job) = (here.clone(), slow("left"));
         async move { here.execute(job).await }
@@ -239,9 +245,10 @@ async fn jobs_above_the_concurrency_are_queued_and_a_caller_that_leaves_ends_no_
     wait_until(SOON, "both run", async || diary.lines().len() == 2).await;
     // The place of the caller that left is free, but its slot is not.
     assert!(is_queued(&here, errand("third").as_job()).await);
+    diary.write("go");
     assert!(matches!(other.await.unwrap(), Attempted::Here { .. }));
     wait_until(SOON, "both are recorded", async || counts(&database).await == [1, 2]).await;
-    assert_eq!(diary.lines(), ["left 1", "other 1"]);
+    assert_eq!(diary.lines(), ["left 1", "other 1", "go"]);
     Arc::into_inner(here).unwrap().stop().await.unwrap();
 }
 
@@ -255,26 +262,28 @@ async fn jobs_above_the_concurrency_of_their_class_are_queued() {
     let here = Arc::new(here);
     let long = tokio::spawn({
         let here = here.clone();
-        async move { here.execute(Errand { ms: 1_500, ..errand("long") }.as_job()).await.unwrap() }
+        async move { here.execute(Errand { ms: 600_000, ..errand("long") }.as_job()).await.unwrap() }
     });
     wait_until(SOON, "it runs", async || diary.lines() == ["long 1"]).await;
     assert!(is_queued(&here, errand("second").as_job()).await);
+    diary.write("go");
     assert!(matches!(long.await.unwrap(), Attempted::Here { .. }));
     assert!(matches!(here.execute(errand("third").as_job()).await.unwrap(), Attempted::Here { .. }));
-    assert_eq!(diary.lines(), ["long 1", "third 1"]);
+    assert_eq!(diary.lines(), ["long 1", "go", "third 1"]);
     Arc::into_inner(here).unwrap().stop().await.unwrap();
 }
 
 /// With a recruiter, a worker and a cleaner that would all like to have the job, and an execution that takes longer than the lease, the time
-/// after which a silent process is dead, and the time for which the job is kept from the workers.
+/// after which a silent process is dead, and the time for which the job is kept from the workers. The first two are as long as possible,
+/// because a machine that stalls makes the process silent.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_else_runs_the_job_of_a_process_that_lives() {
     let database = TestDatabase::new().await;
     let store = store(&database).await;
     let (diary, elsewhere) = (Arc::new(Diary::default()), Arc::new(Diary::default()));
-    let cleaner = Process::on(&database, "recruiter-cleaner", &CLEANER);
+    let cleaner = cleaner(&database, "10s");
     let (recruiter, local) = (Local::recruiter(&database, &[]), Local::worker(&database, worker(&elsewhere), &[]));
-    let here = optimistic(&store, &diary).await;
+    let here = worker(&diary).optimistic(&store, config().lease(Duration::from_secs(6))).await.unwrap();
     let ran = here.execute(Errand { ms: 12_000, ..errand("long") }.as_job().retry(&RetryManyTimes::new(3, SOON).unwrap())).await.unwrap();
     assert!(matches!(&ran, Attempted::Here { ran: Ran::Done { .. }, .. }), "{ran:?}");
     assert_eq!((diary.lines(), elsewhere.lines()), (vec!["long 1".to_owned()], Vec::new()));
@@ -290,7 +299,6 @@ async fn nothing_else_runs_the_job_of_a_process_that_lives() {
 async fn the_job_of_a_process_that_dies_is_rescued_once() {
     let database = TestDatabase::new().await;
     let (diary, elsewhere) = (Arc::new(Diary::default()), Arc::new(Diary::default()));
-    let cleaner = Process::on(&database, "recruiter-cleaner", &CLEANER);
     let (recruiter, local) = (Local::recruiter(&database, &[]), Local::worker(&database, worker(&elsewhere), &[]));
     let (again, never) = (JobId::new(), JobId::new());
     let runtime = tokio::runtime::Runtime::new().unwrap();
@@ -299,13 +307,18 @@ async fn the_job_of_a_process_that_dies_is_rescued_once() {
         async move {
             let store = Store::connect(&connect, "test").await.unwrap();
             let here = worker(&diary).optimistic(&store, config()).await.unwrap();
-            let job = |name: &str| Errand { ms: 60_000, ..errand(name) }.as_job();
+            let job = |name: &str| Errand { ms: 600_000, ..errand(name) }.as_job();
             let retried = job("again").with_id(again).retry(&RetryManyTimes::new(3, Duration::from_millis(100)).unwrap());
             tokio::join!(here.execute(retried), here.execute(job("never").with_id(never)))
         }
     });
     wait_until(SOON, "both run", async || diary.lines().len() == 2).await;
     runtime.shutdown_background();
+    // From now on it is silent. Its long lease would delay the rescue.
+    let lease = doc! { "$set": { "lease_ms": 900_i64 } };
+    let shortened = database.raw("roster").update_one(doc! { "work_on": { "$size": 0 } }, lease).await.unwrap();
+    assert_eq!(shortened.matched_count, 1);
+    let cleaner = cleaner(&database, "1500ms");
     wait_until(SOON, "both are archived", async || counts(&database).await == [0, 2]).await;
     let (again, never) = (archived(&database, again).await.unwrap(), archived(&database, never).await.unwrap());
     assert_eq!((again.get_str("why").unwrap(), again.get_i32("attempts").unwrap()), ("done", 2));
@@ -326,14 +339,13 @@ async fn a_job_that_was_not_started_is_left_to_the_workers() {
     let here = optimistic(&store, &diary).await;
     let (recruiter, local) = (Local::recruiter(&database, &[]), Local::worker(&database, worker(&elsewhere), &[]));
     {
-        // An insert that takes a moment: the caller leaves meanwhile.
-        let armed = FailPoint::new("test", &["insert"])
-            .namespace(database.name(), "scheduled")
-            .block(Duration::from_millis(500))
-            .arm(database.uri())
-            .await;
-        let left = tokio::time::timeout(Duration::from_millis(200), here.execute(errand("left").as_job())).await;
-        assert!(left.is_err() && armed.struck().await > 0);
+        // An insert that takes a while, but less than the job is kept from the workers: the caller leaves meanwhile.
+        let slow = FailPoint::new("test", &["insert"]).namespace(database.name(), "scheduled").block(Duration::from_secs(5));
+        let armed = slow.arm(database.uri()).await;
+        tokio::select! {
+            attempted = here.execute(errand("left").as_job()) => panic!("{attempted:?}"),
+            () = wait_until(SOON, "the insert is on its way", async || armed.struck().await > 0) => {}
+        }
     }
     wait_until(SOON, "a worker has done it", async || counts(&database).await == [0, 1]).await;
     assert_eq!((diary.lines(), elsewhere.lines()), (Vec::new(), vec!["left 1".to_owned()]));
@@ -382,7 +394,7 @@ async fn a_job_that_runs_here_can_be_cancelled() {
     let diary = Arc::new(Diary::default());
     let here = optimistic(&store, &diary).await;
     let id = JobId::new();
-    let (attempted, ()) = tokio::join!(here.execute(Errand { ms: 60_000, ..errand("a") }.as_job().with_id(id)), async {
+    let (attempted, ()) = tokio::join!(here.execute(Errand { ms: 600_000, ..errand("a") }.as_job().with_id(id)), async {
         wait_until(SOON, "it runs", async || diary.lines() == ["a 1"]).await;
         assert_eq!(store.request_cancel_if_started(&[id]).await.unwrap().len(), 1);
     });
@@ -402,7 +414,7 @@ async fn a_process_that_was_declared_dead_records_nothing_and_returns() {
     let store = store(&database).await;
     let diary = Arc::new(Diary::default());
     let here = optimistic(&store, &diary).await;
-    let (attempted, ()) = tokio::join!(here.execute(Errand { ms: 60_000, ..errand("a") }.as_job()), async {
+    let (attempted, ()) = tokio::join!(here.execute(Errand { ms: 600_000, ..errand("a") }.as_job()), async {
         wait_until(SOON, "it runs", async || diary.lines() == ["a 1"]).await;
         database.raw("roster").update_many(doc! {}, doc! { "$set": { "retired": true } }).await.unwrap();
     });

@@ -13,13 +13,13 @@ use recruiter_common::{
 use recruiter_tests::{
     local::{Local, store},
     mongo::TestDatabase,
+    processes::Process,
+    wait::{SOON, wait_until},
 };
 use recruiter_worker::{Context, Executable, NotDone, Workable, Worker};
 use serde::{Deserialize, Serialize};
 
-use super::cli::{Said, recruiter as command, spawn};
-
-const SOON: Duration = Duration::from_secs(20);
+use super::cli::{count, recruiter as command};
 
 #[derive(Serialize, Deserialize)]
 struct Act {
@@ -185,15 +185,18 @@ async fn a_slow_reader_is_told_that_it_is_too_slow() {
 async fn the_command_follows_events() {
     let database = TestDatabase::new().await;
     let store = store(&database).await;
-    let follower = spawn(&database, &["events", "--follow", "--topic", "job.enqueued.*", "--json"]);
-    pause(Duration::from_millis(2_500)).await;
+    let mut follower = Process::on(&database, "recruiter", &["events", "--follow", "--topic", "job.enqueued.*", "--json"]);
+    let subscribers = doc! { "_id": "subscribers", "by": { "$nin": [null, {}] } };
+    wait_until(SOON, "it has subscribed", async || count(&database, "metadata", subscribers.clone()).await == 1).await;
     let id = NewJob::of_class("shown", doc! {}).enqueue(&store).await.unwrap().id;
+    wait_until(SOON, "it shows the first", async || follower.stdout().contains("job.enqueued.shown")).await;
     assert_eq!(command(&database, &["enqueue", "--class", "typed"]).code, 0);
-    pause(Duration::from_millis(1_000)).await;
-    nix::sys::signal::kill(nix::unistd::Pid::from_raw(i32::try_from(follower.id()).unwrap()), nix::sys::signal::Signal::SIGINT).unwrap();
-    let said = tokio::task::spawn_blocking(move || Said::of(follower.wait_with_output().unwrap())).await.unwrap();
-    let lines = said.objects();
-    assert_eq!(lines.len(), 2, "{}", said.out);
+    wait_until(SOON, "it shows the second", async || follower.stdout().lines().count() >= 2).await;
+    follower.signal(nix::sys::signal::Signal::SIGINT);
+    assert_eq!(follower.wait_exit(SOON).await.code(), Some(0), "{}", follower.stderr());
+    let shown = follower.stdout();
+    let lines: Vec<serde_json::Value> = shown.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(lines.len(), 2, "{shown}");
     assert!(
         lines[0]["topic"] == "job.enqueued.shown" && lines[0]["job"]["$oid"] == id.to_string() && lines[1]["topic"] == "job.enqueued.typed"
     );

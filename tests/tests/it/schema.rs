@@ -1,8 +1,6 @@
 //! What somebody has dropped or changed of collections, validators and indexes: made again at the next start, and by the processes that
 //! meet it while they run.
 
-use std::time::Duration;
-
 use bson::{Document, doc};
 use futures_util::TryStreamExt;
 use recruiter_common::{
@@ -15,10 +13,9 @@ use recruiter_tests::{
     local::store,
     mongo::{PASSWORD, TestDatabase, USER, mongod_with_access_control},
     processes::{Process, Setup, System},
-    wait::wait_until,
+    wait::{SOON, wait_until},
 };
 
-const SOON: Duration = Duration::from_secs(20);
 /// The indexes of `scheduled` that every database has.
 const INDEXES: [&str; 3] = ["_id_", "due_jobs", "gated_jobs"];
 

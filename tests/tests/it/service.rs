@@ -10,13 +10,12 @@ use recruiter_tests::{
     local::{Local, store},
     mongo::TestDatabase,
     processes::Process,
-    wait::wait_until,
+    wait::{SOON, wait_until},
 };
 use tempfile::TempDir;
 
-const SOON: Duration = Duration::from_secs(20);
-/// As with `WatchdogSec=2s` in systemd.
-const INTERVAL_US: &str = "2000000";
+/// As with `WatchdogSec=500ms` in systemd.
+const INTERVAL_US: &str = "500000";
 
 /// A service manager that receives notifications.
 struct Manager {
@@ -27,7 +26,8 @@ struct Manager {
 
 impl Manager {
     fn new() -> Self {
-        let directory = tempfile::tempdir().unwrap();
+        // The path of a socket must be short.
+        let directory = tempfile::tempdir_in("/tmp").unwrap();
         let socket = UnixDatagram::bind(directory.path().join("notify")).unwrap();
         socket.set_nonblocking(true).unwrap();
         Self { socket, directory, heard: Vec::new() }

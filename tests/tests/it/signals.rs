@@ -17,11 +17,10 @@ use recruiter_tests::{
     local::store,
     mongo::TestDatabase,
     processes::{Process, binary, is_alive},
-    wait::{wait_for, wait_until},
+    wait::{SOON, wait_for, wait_until},
 };
 use serde_json::Value;
 
-const SOON: Duration = Duration::from_secs(30);
 const BINARIES: [(&str, &[&str], &str); 3] =
     [("recruiter", &["run"], "leading"), ("recruiter-cleaner", &[], "watching"), ("recruiter-worker", &["--builtins"], "ready for work")];
 
@@ -41,8 +40,10 @@ fn why(job: &Document) -> &str {
     job.get_str("why").unwrap()
 }
 
-async fn until_running(database: &TestDatabase, jobs: u64) {
-    wait_until(SOON, "jobs are running", async || count(database, "scheduled", doc! { "locked": true }).await == jobs).await;
+/// Waits until a job has started. It may have ended before this looks.
+async fn until_started(database: &TestDatabase) {
+    let is_started = async || count(database, "scheduled", doc! { "locked": false }).await == 0;
+    wait_until(SOON, "the job is started", is_started).await;
 }
 
 /// A process of ours that a shell script becomes, by `exec "$@"`.
@@ -74,7 +75,7 @@ async fn hup_stops_as_term_does_and_is_no_second_signal() {
         processes.push(process);
     }
     let job = enqueue(&database, "sleep", doc! { "ms": 2_000 }).await;
-    until_running(&database, 1).await;
+    until_started(&database).await;
     while let Some(mut process) = processes.pop() {
         process.signal(Signal::SIGHUP);
         until_it_says(&process, "stop requested").await;
@@ -105,16 +106,19 @@ async fn hup_that_was_ignored_at_the_start_stays_ignored() {
 async fn a_worker_whose_terminal_is_closed_ends_its_jobs() {
     let database = TestDatabase::new().await;
     let _recruiter = Process::on(&database, "recruiter", &["run"]);
-    let mut terminal = Command::new("script")
-        .args(["--quiet", "--command", &format!("{} --builtins", binary("recruiter-worker").display()), "/dev/null"])
+    let worker = format!("exec '{}' --builtins", binary("recruiter-worker").display());
+    // The tests may run with HUP ignored, as under nohup, and the worker would inherit that.
+    let mut terminal = Command::new("/usr/bin/env")
+        .args(["--default-signal=HUP", "script", "--quiet", "--command", &worker, "/dev/null"])
         .env("MONGODB_URI", database.uri())
+        .env("SHELL", "/bin/sh")
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
         .spawn()
         .unwrap();
     let worker = wait_for(SOON, "the worker is there", async || database.raw("roster").find_one(doc! {}).await.unwrap()).await;
     let job = enqueue(&database, "sleep", doc! { "ms": 2_000 }).await;
-    until_running(&database, 1).await;
+    until_started(&database).await;
     terminal.kill().unwrap();
     terminal.wait().unwrap();
     assert_eq!(why(&archived(&database, job).await), "done");
@@ -164,11 +168,13 @@ async fn the_readmes_worker_is_a_process_like_the_stock_worker() {
 #[tokio::test]
 async fn programs_cannot_read_the_credentials_of_the_processes() {
     let database = TestDatabase::new().await;
-    let directory = tempfile::tempdir().unwrap();
+    // Others can read the file in this directory, whatever TMPDIR and the umask are.
+    let directory = tempfile::tempdir_in("/tmp").unwrap();
     fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let config = directory.path().join("workables.toml");
     fs::write(&config, "[workables.spy]\ncommand = [\"cat\", \"/proc/{pid}/environ\"]\n[workables.nap]\ncommand = [\"sleep\", \"600\"]\n")
         .unwrap();
+    fs::set_permissions(&config, fs::Permissions::from_mode(0o644)).unwrap();
     // Nothing is hidden from root.
     let drop_root = if getuid().is_root() { "exec setpriv --reuid=65534 --regid=65534 --clear-groups \"$@\"" } else { "exec \"$@\"" };
     let recruiter = by(drop_root, &database, "recruiter", &["run"]);

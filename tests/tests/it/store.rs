@@ -23,6 +23,7 @@ use recruiter_tests::{
     local::{ids, store},
     mongo::TestDatabase,
     oracle,
+    wait::SOON,
 };
 use tokio::sync::Barrier;
 
@@ -240,7 +241,7 @@ async fn a_hint_that_would_be_too_large_is_told_in_parts_or_in_short() {
     let assignments: Vec<AssignedJobs> = (0..80).map(|_| assigned(10_000)).collect();
     let last = assignments[79].clone();
     let mut worker = store.hints(Listener::Worker(last.worker, Channel(0)));
-    tokio::time::timeout(Duration::from_secs(20), async {
+    tokio::time::timeout(SOON, async {
         while !(recruiter.is_listening() && worker.is_listening()) {
             tokio::task::yield_now().await;
         }
@@ -517,37 +518,26 @@ async fn in_no_snapshot_is_a_job_in_both_collections_or_in_none() {
     let store = store(&database).await;
     let ids = enqueued(&store, 600).await;
     let held = started(&store, WorkerId::new(), &ids).await;
-    let archiving = tokio::spawn({
-        let store = store.clone();
-        async move {
-            for batch in held.chunks(10) {
-                let batch: Vec<Archival> = batch.iter().map(|(job, claim)| done(job, *claim, &store)).collect();
-                assert!(archive(&store, &batch).await.iter().all(|recorded| *recorded == Recorded::Yes));
-            }
-        }
-    });
     let mut both_seen = 0;
-    while !archiving.is_finished() {
-        let mut session = database.database().client().start_session().snapshot(true).await.unwrap();
-        let mut count = async |collection: &str| {
-            let found: Vec<Document> = database
-                .raw(collection)
-                .find(doc! {})
-                .projection(doc! { "_id": 1 })
-                .session(&mut session)
-                .await
-                .unwrap()
-                .stream(&mut session)
-                .try_collect()
-                .await
-                .unwrap();
-            found.len()
-        };
-        let (scheduled, archived) = (count("scheduled").await, count("archived").await);
-        assert_eq!(scheduled + archived, 600);
-        both_seen += u32::from(scheduled > 0 && archived > 0);
+    for batch in held.chunks(10) {
+        let batch: Vec<Archival> = batch.iter().map(|(job, claim)| done(job, *claim, &store)).collect();
+        let archiving = tokio::spawn({
+            let store = store.clone();
+            async move { assert!(archive(&store, &batch).await.iter().all(|recorded| *recorded == Recorded::Yes)) }
+        });
+        while !archiving.is_finished() {
+            let mut session = database.database().client().start_session().snapshot(true).await.unwrap();
+            let mut count = async |collection: &str| {
+                let found = database.raw(collection).find(doc! {}).projection(doc! { "_id": 1 }).session(&mut session).await;
+                let found: Vec<Document> = found.unwrap().stream(&mut session).try_collect().await.unwrap();
+                found.len()
+            };
+            let (scheduled, archived) = (count("scheduled").await, count("archived").await);
+            assert_eq!(scheduled + archived, 600);
+            both_seen += u32::from(scheduled > 0 && archived > 0);
+        }
+        archiving.await.unwrap();
     }
-    archiving.await.unwrap();
     assert!(both_seen > 0, "no snapshot was taken in the middle");
 }
 

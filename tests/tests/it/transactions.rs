@@ -10,12 +10,10 @@ use recruiter_tests::{
     local::{Local, store},
     mongo::TestDatabase,
     oracle::number,
-    wait::wait_until,
+    wait::{SOON, wait_until},
 };
 use recruiter_worker::{CheckpointError, Context, Executable, NotDone, Worker};
 use serde::{Deserialize, Serialize};
-
-const SOON: Duration = Duration::from_secs(30);
 
 /// The short form of `--example effects`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -7,14 +7,12 @@ use recruiter_common::{JobId, Keep, NewJob, RetryManyTimes, Store, Workable, wai
 use recruiter_tests::{
     local::{Local, store},
     mongo::TestDatabase,
-    wait::wait_until,
+    wait::{SOON, best_of_three, wait_until},
 };
 use recruiter_worker::{Context, Executable, NotDone, Worker};
 use serde::{Deserialize, Serialize};
 
 use super::cli::{Said, recruiter as command, spawn};
-
-const SOON: Duration = Duration::from_secs(20);
 
 /// Doubles a number, after some failures.
 #[derive(Serialize, Deserialize)]
@@ -89,15 +87,20 @@ async fn a_wait_returns_the_result_or_names_the_end() {
     let gone = fleeting.wait::<Double>(store, SOON).await.unwrap_err();
     assert!(matches!(gone, WaitError::NotKept { job } if job == fleeting.id), "{gone:?}");
     for (keep, is_followed) in [(Keep::All, false), (Keep::Failures, true)] {
-        let deleted = double(1).keep(keep).after(Duration::from_secs(3_600)).enqueue(store).await.unwrap();
-        let (scheduled, this) = (running.database.raw("scheduled"), doc! { "_id": deleted.id });
-        scheduled.update_one(this.clone(), doc! { "$set": { "followed": is_followed } }).await.unwrap();
-        let deletes = async {
-            recruiter_common::shutdown::pause(Duration::from_millis(500)).await;
-            scheduled.delete_one(this).await.unwrap();
+        let is_gone = async || {
+            let deleted = double(1).keep(keep).after(Duration::from_secs(3_600)).enqueue(store).await.unwrap();
+            let (scheduled, this) = (running.database.raw("scheduled"), doc! { "_id": deleted.id });
+            scheduled.update_one(this.clone(), doc! { "$set": { "followed": is_followed } }).await.unwrap();
+            let deletes = async {
+                recruiter_common::shutdown::pause(Duration::from_millis(500)).await;
+                scheduled.delete_one(this).await.unwrap();
+            };
+            let (gone, ()) = tokio::join!(deleted.wait::<Double>(store, SOON), deletes);
+            // On a slow machine it may be deleted before the wait has seen it.
+            assert!(matches!(gone, Err(WaitError::Gone { job } | WaitError::Unknown { job }) if job == deleted.id), "{gone:?}");
+            matches!(gone, Err(WaitError::Gone { .. }))
         };
-        let (gone, ()) = tokio::join!(deleted.wait::<Double>(store, SOON), deletes);
-        assert!(matches!(gone, Err(WaitError::Gone { job }) if job == deleted.id), "{gone:?}");
+        wait_until(SOON, "a wait sees its job and then its deletion", is_gone).await;
     }
     let unknown = store.wait_for::<Double>(JobId::new(), SOON).await.unwrap_err();
     assert!(matches!(unknown, WaitError::Unknown { .. }), "{unknown:?}");
@@ -130,24 +133,30 @@ async fn hints_end_waits_and_without_them_looks_do() {
     assert_eq!(double(1).enqueue(store).await.unwrap().wait::<Double>(store, SOON).await.unwrap(), 2);
     // Until every process knows that somebody waits.
     recruiter_common::shutdown::pause(Duration::from_millis(2_600)).await;
-    let mut waits = Vec::new();
-    for number in 0..20 {
-        let job = Double { number, failures: 0, takes_ms: 100 }.as_job().enqueue(store).await.unwrap();
-        let began = Instant::now();
-        assert_eq!(job.wait::<Double>(store, SOON).await.unwrap(), number * 2);
-        waits.push(began.elapsed());
-    }
-    waits.sort_unstable();
-    assert!(waits[10] < Duration::from_millis(600), "{waits:?}");
-    let hints = doc! { "ended": { "$exists": true } };
-    assert!(running.database.raw("events").count_documents(hints.clone()).await.unwrap() >= 20);
-    // Nobody publishes any more.
-    running.database.raw("metadata").delete_one(doc! { "_id": "subscribers" }).await.unwrap();
-    recruiter_common::shutdown::pause(Duration::from_millis(1_500)).await;
-    let before = running.database.raw("events").count_documents(hints.clone()).await.unwrap();
-    let job = Double { number: 7, failures: 0, takes_ms: 300 }.as_job().enqueue(store).await.unwrap();
-    assert_eq!(job.wait::<Double>(store, SOON).await.unwrap(), 14, "it was found by a look");
-    assert_eq!(running.database.raw("events").count_documents(hints).await.unwrap(), before, "no hint was published");
+    let median = async || {
+        let mut waits = Vec::new();
+        for number in 0..11 {
+            let job = Double { number, failures: 0, takes_ms: 100 }.as_job().enqueue(store).await.unwrap();
+            let began = Instant::now();
+            assert_eq!(job.wait::<Double>(store, SOON).await.unwrap(), number * 2);
+            waits.push(began.elapsed());
+        }
+        waits.sort_unstable();
+        waits[5]
+    };
+    best_of_three(Duration::from_millis(600), "the median of the waits", median).await;
+    let hints = async || running.database.raw("events").count_documents(doc! { "ended": { "$exists": true } }).await.unwrap();
+    assert!(hints().await >= 11);
+    let is_looked_for = async || {
+        // Nobody publishes any more, until the subscription is renewed.
+        running.database.raw("metadata").delete_one(doc! { "_id": "subscribers" }).await.unwrap();
+        recruiter_common::shutdown::pause(Duration::from_millis(1_500)).await;
+        let before = hints().await;
+        let job = Double { number: 7, failures: 0, takes_ms: 300 }.as_job().enqueue(store).await.unwrap();
+        assert_eq!(job.wait::<Double>(store, SOON).await.unwrap(), 14);
+        hints().await == before
+    };
+    wait_until(SOON, "a wait ends without a hint", is_looked_for).await;
     running.stop().await;
 }
 
