@@ -14,8 +14,22 @@ use crate::{cycle::Run, world::Step};
 /// At least so many of a hundred steps that were taken must have been struck.
 const STRUCK_PERCENT: usize = 95;
 
-/// Operations of the store that a run without faults need not take, or may take at different times, each with the reason.
-const NOT_FORCED: &[(&str, &str)] = &[];
+/// Operations of the store that a run without faults need not take, each with the reason.
+const NOT_FORCED: &[(&str, &[&str])] = &[
+    ("an assignment is not answered, or an outcome is unknown", &["assigned_and_not_taken", "document_of"]),
+    ("MongoDB is slow, or there are very many lanes", &["acknowledges_writes", "lanes_of", "waiting_lanes", "is_alive"]),
+    ("two processes meet", &["hold_permits", "sizes_of_unlocked", "waiting_documents", "waiting_in", "halted_lines", "keep_cells"]),
+    ("on the first use only", &["note_in_use", "seed", "open_session", "record_commit_session", "refresh_clock", "announce_relay"]),
+    ("the cycle has no notes, bundles and files", &["record_notes_if_claimed", "record_items_if_claimed", "delete_stored_file"]),
+    ("the cycle has no jobs of which nothing is kept", &["count_not_kept", "not_kept", "delete_if_claimed", "prune_covered"]),
+    ("the cycle has no unique jobs and no expiry", &["holders_of", "release_orphaned_successors", "release_successors", "expired_jobs"]),
+    ("the cycle has no class defaults and no overlaps", &["class_defaults", "declare_class", "running_without_permit", "unfinished_among"]),
+    ("the cycle has no consumers", &["note_consumer_problem"]),
+    (
+        "for a person, or a word that is also an operation",
+        &["ask_worker", "channel", "count_waiting", "jobs", "jobs_by_id", "left", "next_matches", "roster_documents", "running", "wanted"],
+    ),
+];
 
 /// The steps that every one of these runs without faults took by operations that do not depend on luck.
 ///
@@ -24,59 +38,55 @@ const NOT_FORCED: &[(&str, &str)] = &[];
 /// part of the [cycle](crate::cycle), or be named here with the reason why it is not.
 pub fn forced(runs: &[Run]) -> BTreeSet<Step> {
     let operations = operations();
-    let depends_on_luck = |name: &str| NOT_FORCED.iter().any(|(operation, _)| *operation == name);
-    // The operation is the last one that is declared above the place.
-    let operation = |place: &str| {
-        let (file, line) = place.rsplit_once(':')?;
-        let line: usize = line.parse().ok()?;
-        operations.iter().filter(|(_, at)| at.0 == file && at.1 <= line).max_by_key(|(_, at)| at.1).map(|(name, _)| name.as_str())
-    };
-    let taken = |run: &Run| {
-        run.operations.iter().filter_map(|(place, step)| Some((operation(place)?.to_owned(), step.clone()))).collect::<Vec<_>>()
-    };
-    let taken: Vec<Vec<(String, Step)>> = runs.iter().map(taken).collect();
-    let seen: BTreeSet<&str> = taken.iter().flatten().map(|(name, _)| name.as_str()).collect();
-    let new: Vec<&String> = operations.keys().filter(|name| !seen.contains(name.as_str()) && !depends_on_luck(name)).collect();
+    let not_forced: BTreeSet<&str> = NOT_FORCED.iter().flat_map(|(_, names)| names.iter().copied()).collect();
+    let seen: BTreeSet<&str> = runs.iter().flat_map(|run| &run.operations).map(|(name, _)| name.as_str()).collect();
+    let new: Vec<&String> = operations.iter().filter(|name| !seen.contains(name.as_str()) && !not_forced.contains(name.as_str())).collect();
     assert!(new.is_empty(), "these operations of the store are not part of the cycle that the failure tests break: {new:#?}");
-    let gone: Vec<&str> = NOT_FORCED.iter().map(|(name, _)| *name).filter(|name| !operations.contains_key(*name)).collect();
+    let gone: Vec<&&str> = not_forced.iter().filter(|name| !operations.contains(**name)).collect();
     assert!(gone.is_empty(), "these are no operations of the three programs: {gone:#?}");
-    let steps = |run: Vec<(String, Step)>| run.into_iter().filter(|(name, _)| !depends_on_luck(name)).map(|(_, step)| step).collect();
-    taken.into_iter().map(steps).reduce(|all: BTreeSet<Step>, run| &all & &run).unwrap_or_default()
+    let steps = |run: &Run| -> BTreeSet<Step> {
+        run.operations.iter().filter(|(name, _)| !not_forced.contains(name.as_str())).map(|(_, step)| step.clone()).collect()
+    };
+    runs.iter().map(steps).reduce(|all, run| &all & &run).unwrap_or_default()
 }
 
-/// The operations of `common::store` that a recruiter, a cleaner or a worker calls, with the file and line of their declaration.
-fn operations() -> BTreeMap<String, (String, usize)> {
+/// The operations of `common::store` that a recruiter, a cleaner or a worker takes, found in the source: the names that are in the
+/// functions that these programs call, and in the functions that those call.
+fn operations() -> BTreeSet<String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let callers: String = ["recruiter/src/leader", "worker/src/engine", "cleaner/src"]
-        .iter()
-        .flat_map(|room| sources(&root.join(room)))
-        .map(|(_, text)| text)
-        .collect();
-    let mut operations = BTreeMap::new();
-    for (file, text) in sources(&root.join("common/src/store")) {
-        for (line, declaration) in text.lines().enumerate() {
-            let name = declaration.split_once("pub async fn ").and_then(|(_, rest)| rest.split(['(', '<']).next());
-            if let Some(name) = name.filter(|name| callers.contains(&format!(".{name}("))) {
-                operations.insert(name.to_owned(), (file.clone(), line + 1));
-            }
+    let programs: String = ["recruiter/src/leader", "worker/src/engine", "cleaner/src"].map(|room| sources(&root.join(room))).concat();
+    let store = sources(&root.join("common/src/store"));
+    let functions: Vec<(&str, &str)> = store.split(" fn ").skip(1).filter_map(|function| function.split_once(['(', '<'])).collect();
+    let mut called: BTreeSet<&str> =
+        functions.iter().map(|(name, _)| *name).filter(|name| programs.contains(&format!(".{name}("))).collect();
+    loop {
+        let bodies = functions.iter().filter(|(name, _)| called.contains(name)).map(|(_, body)| *body);
+        let more: Vec<&str> = bodies
+            .flat_map(|body| functions.iter().map(|(name, _)| *name).filter(move |name| body.contains(&format!("{name}("))))
+            .filter(|name| !called.contains(name))
+            .collect();
+        if more.is_empty() {
+            break;
         }
+        called.extend(more);
     }
-    operations
+    let text: String = functions.iter().filter(|(name, _)| called.contains(name)).flat_map(|(_, body)| body.split_whitespace()).collect();
+    let names = text.split("(\"").skip(1).filter_map(|rest| rest.split_once("\",")).map(|(name, _)| name);
+    names.filter(|name| functions.iter().any(|(function, _)| function == name)).map(str::to_owned).collect()
 }
 
-/// The source files below a directory, each with its path there and its text.
-fn sources(directory: &Path) -> Vec<(String, String)> {
-    let mut found = Vec::new();
+/// The text of the source files below a directory.
+fn sources(directory: &Path) -> String {
+    let mut text = String::new();
     let mut left = vec![directory.to_owned()];
     while let Some(path) = left.pop() {
         if path.is_dir() {
             left.extend(fs::read_dir(&path).expect("a directory can be listed").map(|entry| entry.expect("it can be listed").path()));
         } else {
-            let name = path.strip_prefix(directory).expect("it is below").display().to_string();
-            found.push((name, fs::read_to_string(&path).expect("a source file is text")));
+            text += &fs::read_to_string(&path).expect("a source file is text");
         }
     }
-    found
+    text
 }
 
 /// The steps that were taken in a test, and the ways in which they were struck.

@@ -74,7 +74,7 @@ pub struct Run {
     pub recovery: Option<Duration>,
     /// The steps that were taken, and how often.
     pub steps: BTreeMap<Step, u32>,
-    /// The places in the store that took them (`FILE:LINE`), in a [world that records them](World::with_operations).
+    /// The operations of the store that took them.
     pub operations: BTreeSet<(String, Step)>,
 }
 
@@ -87,10 +87,9 @@ pub async fn run_beside_others(world: World, breaks: Breaks) -> Run {
     spawn_blocking(move || here.block_on(run(world, breaks))).await.expect("a run does not panic")
 }
 
-/// Runs without faults, each with its operations.
+/// Runs without faults.
 pub async fn good_days(runs: usize) -> Vec<Run> {
-    let run = async || run_beside_others(World::new().await.with_operations(), Breaks::default()).await;
-    join_all((0..runs).map(|_| run())).await
+    join_all((0..runs).map(async |_| run_beside_others(World::new().await, Breaks::default()).await)).await
 }
 
 /// One run of the cycle in a new world.

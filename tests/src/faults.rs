@@ -3,8 +3,7 @@
 //! processes and handles the driver's command events.
 
 use std::{
-    backtrace::Backtrace,
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     fmt, fs,
     io::Write as _,
     path::PathBuf,
@@ -14,6 +13,7 @@ use std::{
 
 use mongodb::event::{EventHandler, command::CommandEvent};
 use nix::sys::signal::{Signal, raise};
+use recruiter_common::store::current_operation;
 
 use crate::steps::step;
 
@@ -22,13 +22,8 @@ pub const FAULT: &str = "RECRUITER_TEST_FAULT";
 /// Names the variable with the directory where a faulty process records its steps, and that its fault has struck.
 pub const NOTES: &str = "RECRUITER_TEST_NOTES";
 
-/// Names the variable that makes a faulty process record also which operations of the store take each step.
-pub const OPERATIONS: &str = "RECRUITER_TEST_OPERATIONS";
-
 /// How many times each step is recorded.
 const NOTED: u32 = 4;
-/// How many times the operations of a step are recorded: several operations may send the same command.
-const OPERATIONS_NOTED: u32 = 20;
 
 /// The moment of a fault within a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -96,7 +91,6 @@ impl FromStr for Fault {
 struct Striker {
     faults: Vec<Fault>,
     notes: PathBuf,
-    notes_operations: bool,
     state: Mutex<State>,
 }
 
@@ -106,6 +100,8 @@ struct State {
     taken: HashMap<String, u32>,
     /// Steps without a reply so far, with the numbers of their occurrences.
     open: HashMap<i32, (String, u32)>,
+    /// The operations of the store, each with its steps.
+    operations: HashSet<(&'static str, String)>,
 }
 
 /// The handler of command events for a faulty process, configured by its environment.
@@ -116,8 +112,7 @@ pub fn striker() -> EventHandler<CommandEvent> {
     let notes = PathBuf::from(std::env::var_os(NOTES).expect("a faulty process has a directory for its notes"));
     let faults = std::env::var(FAULT).unwrap_or_default();
     let faults = faults.lines().map(|fault| fault.parse().expect("a fault is well-formed")).collect();
-    let notes_operations = std::env::var_os(OPERATIONS).is_some();
-    let striker = Striker { faults, notes, notes_operations, state: Mutex::default() };
+    let striker = Striker { faults, notes, state: Mutex::default() };
     EventHandler::callback(move |event| striker.see(event))
 }
 
@@ -133,8 +128,9 @@ impl Striker {
                 if nth <= NOTED {
                     self.note("steps", &step);
                 }
-                if self.notes_operations && nth <= OPERATIONS_NOTED {
-                    operations_on_the_stack().iter().for_each(|operation| self.note("operations", &format!("{operation} {step}")));
+                // Several operations may send the same command.
+                if let Some(operation) = current_operation().filter(|operation| state.operations.insert((operation, step.clone()))) {
+                    self.note("operations", &format!("{operation} {step}"));
                 }
                 state.open.insert(started.request_id, (step.clone(), nth));
                 (Moment::Before, step, nth)
@@ -163,11 +159,4 @@ impl Striker {
         let mut file = fs::OpenOptions::new().create(true).append(true).open(self.notes.join(file)).expect("the notes can be written");
         file.write_all(format!("{line}\n").as_bytes()).expect("the notes can be written");
     }
-}
-
-/// The places in the store that are sending a command, as `FILE:LINE`: the driver calls its handler of events in their task.
-fn operations_on_the_stack() -> Vec<String> {
-    let stack = Backtrace::force_capture().to_string();
-    let places = stack.lines().filter_map(|line| line.split_once("common/src/store/")?.1.rsplit_once(':'));
-    places.map(|(place, _column)| place.to_owned()).collect()
 }

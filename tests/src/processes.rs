@@ -298,6 +298,8 @@ fn build(directory: &Path) {
         cargo.env_remove(name);
     }
     let output = cargo
+        // Of `tests/soak`, for the time of each test. It would rebuild everything.
+        .env_remove("RUSTC_BOOTSTRAP")
         .args([
             "build",
             "--workspace",

@@ -22,7 +22,7 @@ use recruiter_common::{
 use tempfile::TempDir;
 
 use crate::{
-    faults::{FAULT, Fault, NOTES, OPERATIONS},
+    faults::{FAULT, Fault, NOTES},
     ledger::{self, LEDGER, Line},
     local,
     mongo::TestDatabase,
@@ -145,7 +145,6 @@ pub struct World {
     supervised: bool,
     /// Whether frozen processes get a substitute.
     substitutes: bool,
-    notes_operations: bool,
     watch: Option<Watch>,
     /// The limits that hold all the time.
     settings: Settings,
@@ -175,7 +174,6 @@ impl World {
             directory,
             supervised: true,
             substitutes: true,
-            notes_operations: false,
             watch,
             settings: Settings::default(),
         }
@@ -185,13 +183,6 @@ impl World {
     #[must_use]
     pub fn without_substitutes(mut self) -> Self {
         self.substitutes = false;
-        self
-    }
-
-    /// The same world, whose processes also record their [`operations`](Self::operations).
-    #[must_use]
-    pub fn with_operations(mut self) -> Self {
-        self.notes_operations = true;
         self
     }
 
@@ -253,8 +244,7 @@ impl World {
             (FAULT, &faults),
         ];
         let given = launch.environment.iter().map(|(name, value)| (name.as_str(), value.as_str()));
-        let operations = self.notes_operations.then_some((OPERATIONS, "1"));
-        let env: Vec<(&str, &str)> = own.into_iter().chain(given).chain(operations).collect();
+        let env: Vec<(&str, &str)> = own.into_iter().chain(given).collect();
         let args = launch.args.iter().map(String::as_str);
         if launch.by.is_empty() {
             return Process::start("faulty", &[launch.role.name()].into_iter().chain(args).collect::<Vec<_>>(), &env);
@@ -348,7 +338,7 @@ impl World {
         steps
     }
 
-    /// The places in the store (`FILE:LINE`) that sent commands, each with a step, in a world [with operations](Self::with_operations).
+    /// The operations of the store that sent commands, each with a step.
     pub fn operations(&self) -> BTreeSet<(String, Step)> {
         let noted = |member: &Member| {
             let noted = fs::read_to_string(member.notes.join("operations")).unwrap_or_default();

@@ -287,6 +287,15 @@ impl Store {
     }
 }
 
+tokio::task_local! {
+    static OPERATION: &'static str;
+}
+
+/// The operation of the store that sends the command of this task, for a handler of the driver's command events.
+pub fn current_operation() -> Option<&'static str> {
+    OPERATION.try_with(|operation| *operation).ok()
+}
+
 /// Runs one operation within [`CALL_LIMIT`].
 ///
 /// It runs in a separate task, because the driver's futures should not be dropped before they complete. A call that takes too long
@@ -295,7 +304,7 @@ async fn call<T: Send + 'static>(
     operation: &'static str,
     future: impl Future<Output = Result<T, Error>> + Send + 'static,
 ) -> Result<T, StoreError> {
-    match tokio::time::timeout(CALL_LIMIT, tokio::spawn(future)).await {
+    match tokio::time::timeout(CALL_LIMIT, tokio::spawn(OPERATION.scope(operation, future))).await {
         Ok(Ok(Ok(value))) => Ok(value),
         Ok(Ok(Err(source))) => Err(StoreError::Mongo { operation, source: source.into() }),
         Ok(Err(died)) => match died.try_into_panic() {

@@ -112,7 +112,7 @@ async fn all_calls(row: &mut Row) -> (Vec<Call>, BTreeSet<Step>) {
     // A process that was frozen while others took over learns of it by calls of its own, and an assignment that no worker reads is
     // looked for by its recruiter.
     let leads = [
-        (Role::Worker, Moment::Before, "ASSIGNMENT"),
+        (Role::Worker, Moment::Before, "find roster _id,available"),
         (Role::Worker, Moment::Before, "insert archived"),
         (Role::Worker, Moment::Before, "commitTransaction"),
         (Role::Cleaner, Moment::Before, "insert archived"),
