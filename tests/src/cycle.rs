@@ -11,7 +11,6 @@ use std::{
 };
 
 use bson::{doc, oid::ObjectId};
-use futures_util::future::join_all;
 use recruiter_common::{
     enqueue::Workable,
     ids::JobId,
@@ -85,11 +84,6 @@ pub async fn run_beside_others(world: World, breaks: Breaks) -> Run {
     let _turn = TURNS.acquire().await.expect("it is never closed");
     let here = Handle::current();
     spawn_blocking(move || here.block_on(run(world, breaks))).await.expect("a run does not panic")
-}
-
-/// Runs without faults.
-pub async fn good_days(runs: usize) -> Vec<Run> {
-    join_all((0..runs).map(async |_| run_beside_others(World::new().await, Breaks::default()).await)).await
 }
 
 /// One run of the cycle in a new world.

@@ -137,7 +137,7 @@ pub fn is_settle(job: &Document) -> bool {
 pub struct Trial {
     /// The seed of all random values.
     pub seed: u64,
-    /// Number of kills and freezes of workers.
+    /// Number of kills and freezes of workers with open transactions.
     pub blows: usize,
 }
 
@@ -229,7 +229,7 @@ pub async fn endure(trial: Trial, say: impl Fn(&str)) -> Outcome {
             1 => CLEANER,
             _ => worker,
         };
-        blows += strike(&mut world, victim, freeze, &mut outcome).await;
+        blows += usize::from(strike(&mut world, victim, freeze, &mut outcome).await);
         if said.elapsed() > SAY_EVERY {
             said = Instant::now();
             say(&format!(
@@ -253,11 +253,11 @@ pub async fn endure(trial: Trial, say: impl Fn(&str)) -> Outcome {
     outcome
 }
 
-/// Kills or freezes a process that runs. Returns whether it was a worker, as a number.
-async fn strike(world: &mut World, victim: usize, freeze: bool, outcome: &mut Outcome) -> usize {
+/// Kills or freezes a process that runs. Returns whether it was a worker with an open transaction.
+async fn strike(world: &mut World, victim: usize, freeze: bool, outcome: &mut Outcome) -> bool {
     let member = &mut world.members[victim];
     if member.process.is_stopped() || member.process.try_exit().is_some() {
-        return 0;
+        return false;
     }
     let (fault, is_worker) = match (victim, freeze) {
         (RECRUITER, _) => ("recruiter killed", false),
@@ -271,14 +271,15 @@ async fn strike(world: &mut World, victim: usize, freeze: bool, outcome: &mut Ou
         member.process.kill()
     }
     *outcome.done.entry(fault).or_default() += 1;
+    let mut open = 0;
     if is_worker {
         let pid = world.members[victim].process.pid();
-        let open = open_transactions(world, pid).await;
+        open = open_transactions(world, pid).await;
         outcome.held_jobs += usize::from(world.count("scheduled", doc! { "locked": true, "last_execution.pid": pid }).await > 0);
         outcome.in_transactions += usize::from(open > 0);
         outcome.interrupted += open;
     }
-    usize::from(is_worker)
+    open > 0
 }
 
 /// Number of transactions of a worker process that are open in MongoDB.

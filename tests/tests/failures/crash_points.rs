@@ -25,8 +25,6 @@ use recruiter_tests::{
     world::{Role, Step, World},
 };
 
-use crate::PROCESSOR;
-
 /// How often a step is tried to be broken in a way: one after other faults is not taken every time.
 const TRIES: usize = 3;
 /// The same for steps that every run takes. Only a stalled machine needs more than a few.
@@ -35,8 +33,6 @@ const MOST_TRIES: usize = 24;
 const TOGETHER: usize = 2;
 /// Different faults that are remembered to lead to a step.
 const LEADS: usize = 6;
-/// Days on which nothing breaks: not all of them have the same steps.
-const GOOD_DAYS: usize = 3;
 /// The time until all work has resumed after a death. A frozen process is frozen for three seconds of it.
 const WITHIN: Duration = Duration::from_secs(40);
 
@@ -145,7 +141,6 @@ impl Survey {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_lost_or_done_twice_when_a_process_breaks_at_any_step() {
-    let _processor = PROCESSOR.read().await;
     let mut rows: BTreeMap<Blow, Row> = [
         (Blow::Abort, "a process aborts before or after a MongoDB call"),
         (Blow::Freeze, "a process freezes before or after a MongoDB call, and resumes after it was declared dead"),
@@ -153,8 +148,8 @@ async fn nothing_is_lost_or_done_twice_when_a_process_breaks_at_any_step() {
     .map(|(blow, fault)| (blow, Row::new(fault, WITHIN)))
     .into();
     let mut survey = Survey::default();
-    let good_days = cycle::good_days(GOOD_DAYS).await;
-    survey.forced = coverage::forced(&good_days);
+    let (good_days, forced) = coverage::good_days().await;
+    survey.forced = forced;
     for run in good_days {
         rows.get_mut(&Blow::Abort).unwrap().add_run(run.findings.of("a good day"), 0, None);
         survey.note(run.steps, &[]);
@@ -185,7 +180,7 @@ async fn nothing_is_lost_or_done_twice_when_a_process_breaks_at_any_step() {
         }
     }
     rows.into_values().for_each(Row::close);
-    survey.coverage().close(&survey.forced);
+    survey.coverage().close("aborts and freezes", &survey.forced);
 }
 
 /// The ways to break a step: all of them, or two that differ in both respects.
@@ -198,7 +193,6 @@ fn ways((role, step): &Step) -> Vec<(Blow, Moment)> {
 /// The first process on a new database makes its collections and indexes; the next process after its death creates the rest.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_new_database_is_set_up_whole_whoever_dies_in_the_middle() {
-    let _processor = PROCESSOR.read().await;
     let whole = first_on_a_new_database(None).await.1;
     assert!(whole.contains("createIndexes"), "{whole}");
     let steps: BTreeSet<&str> = whole.lines().collect();

@@ -7,14 +7,12 @@ use recruiter_tests::{
     report::Row,
 };
 
-use crate::PROCESSOR;
-
 #[tokio::test(flavor = "multi_thread")]
 async fn after_random_bad_days_every_execution_is_accounted_for() {
-    let _processor = PROCESSOR.write().await;
     let seed = std::env::var("RECRUITER_ENDURANCE_SEED").map_or_else(|_| rand::random(), |seed| seed.parse().unwrap());
     println!("RECRUITER_ENDURANCE_SEED={seed}");
-    let outcome = endure(BadDay { seed, duration: Duration::from_secs(60), jobs: 2_000 }, |line| println!("{line}")).await;
+    let (seconds, jobs) = if recruiter_tests::full_length() { (60, 2_000) } else { (30, 1_000) };
+    let outcome = endure(BadDay { seed, duration: Duration::from_secs(seconds), jobs }, |line| println!("{line}")).await;
     println!(
         "{:?}, {} enqueues refused, {} executions, {} deaths",
         outcome.done, outcome.refused, outcome.findings.executions, outcome.findings.deaths

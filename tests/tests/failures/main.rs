@@ -8,8 +8,3 @@ mod effects;
 mod endurance;
 mod sent_again;
 mod unknown_outcomes;
-
-use tokio::sync::RwLock;
-
-/// The processor. Each test has a fleet of processes. A test that times how long a backlog takes runs alone.
-static PROCESSOR: RwLock<()> = RwLock::const_new(());

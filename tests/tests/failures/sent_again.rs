@@ -14,8 +14,6 @@ use recruiter_tests::{
     world::{Role, World},
 };
 
-use crate::PROCESSOR;
-
 /// Longer than a job is left to the worker that it was assigned to, shorter than the limit of a call.
 const LATE: Duration = Duration::from_secs(8);
 
@@ -23,7 +21,6 @@ const LATE: Duration = Duration::from_secs(8);
 /// then locks is the copy.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_start_that_meets_a_copy_of_what_was_read_does_not_run_it() {
-    let _processor = PROCESSOR.read().await;
     let mut world = World::new().await;
     world.start(Role::Recruiter, &[], &[]);
     world.start(Role::Cleaner, &[], &[]);

@@ -1,6 +1,8 @@
 //! How long it takes until things go on, mostly with the default flags. One test at a time, so that the machine is theirs;
 //! every limit here is a promise of the documentation.
 
+#![expect(clippy::unwrap_used, reason = "in a test it says where it failed")]
+
 use std::time::{Duration, Instant};
 
 use bson::doc;
