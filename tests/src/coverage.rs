@@ -1,7 +1,7 @@
 //! Which steps of the protocol the faults have struck, in which ways: printed as a table.
 //!
-//! Every run of a failure test must keep the promises. Beyond that, each [forced](good_days) step must have been struck in every way, and
-//! most of the others in some way: luck decides which steps a run takes.
+//! Every run of a failure test must keep the promises. Beyond that, each [forced](good_days) operation must have been struck in every way, and
+//! most steps in some way: luck decides which steps a run takes, and by which of its steps an operation is done.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,7 +14,7 @@ use futures_util::future::join_all;
 
 use crate::{
     cycle::{self, Breaks, Run},
-    world::{Step, World},
+    world::{Role, Step, World},
 };
 
 /// Runs without faults: not all of them take the same steps.
@@ -41,12 +41,15 @@ const NOT_FORCED: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// Runs without faults, and the steps that all of them took by operations that are not in [`NOT_FORCED`].
+/// The operations that every run takes, by the role of the process, with their steps.
+pub type Forced = BTreeMap<(Role, String), BTreeSet<Step>>;
+
+/// Runs without faults, and the operations that all of them took, without those of [`NOT_FORCED`].
 ///
 /// # Panics
 /// When an operation of the three programs sent no command in these runs and is not in [`NOT_FORCED`]: a new operation must be part of the
 /// [cycle], or be named there with the reason why it is not.
-pub async fn good_days() -> (Vec<Run>, BTreeSet<Step>) {
+pub async fn good_days() -> (Vec<Run>, Forced) {
     let operations = operations();
     let not_forced: BTreeSet<&str> = NOT_FORCED.iter().flat_map(|(_, names)| names.iter().copied()).collect();
     let gone: Vec<&&str> = not_forced.iter().filter(|name| !operations.contains(**name)).collect();
@@ -62,10 +65,12 @@ pub async fn good_days() -> (Vec<Run>, BTreeSet<Step>) {
         }
     }
     assert!(new.is_empty(), "these operations of the store are not part of the cycle that the failure tests break: {new:#?}");
-    let steps = |run: &Run| -> BTreeSet<Step> {
-        run.operations.iter().filter(|(name, _)| !not_forced.contains(name.as_str())).map(|(_, step)| step.clone()).collect()
-    };
-    let forced = runs.iter().map(steps).reduce(|all, run| &all & &run).unwrap_or_default();
+    let mut forced = Forced::new();
+    for (name, step) in runs.iter().flat_map(|run| &run.operations).filter(|(name, _)| operations.contains(name)) {
+        forced.entry((step.0, name.clone())).or_default().insert(step.clone());
+    }
+    let takes = |run: &Run, role: Role, name: &str| run.operations.iter().any(|(other, step)| other == name && step.0 == role);
+    forced.retain(|(role, name), _| !not_forced.contains(name.as_str()) && runs.iter().all(|run| takes(run, *role, name)));
     (runs, forced)
 }
 
@@ -118,26 +123,36 @@ impl Coverage {
         *self.0.entry(step.clone()).or_default().entry(way.to_owned()).or_default() |= struck;
     }
 
+    /// Whether a forced operation that takes this step was not struck in this way yet, by none of its steps.
+    pub fn lacks(&self, step: &Step, way: &str, forced: &Forced) -> bool {
+        let struck = |step: &Step| self.0.get(step).and_then(|ways| ways.get(way)).is_some_and(|struck| *struck);
+        forced.values().any(|steps| steps.contains(step) && !steps.iter().any(struck))
+    }
+
     /// Shows the table, also if the test passes.
     ///
     /// # Panics
-    /// When a forced step was not struck in some way, or too few steps were struck.
-    pub fn close(self, test: &str, forced: &BTreeSet<Step>) {
+    /// When a forced operation was not struck in some way, or too few steps were struck.
+    pub fn close(self, test: &str, forced: &Forced) {
         let struck = self.0.values().filter(|ways| ways.values().any(|struck| *struck)).count();
-        let mut table = format!("{test}: {struck} of {} steps were struck, {} are forced (*)\n", self.0.len(), forced.len());
+        let mut table =
+            format!("{test}: {struck} of {} steps were struck; * are those of the {} forced operations\n", self.0.len(), forced.len());
         let mut left = Vec::new();
         for (step @ (role, name), ways) in &self.0 {
             let missed: Vec<&str> = ways.iter().filter(|(_, struck)| !**struck).map(|(way, _)| way.as_str()).collect();
-            let mark = if forced.contains(step) { "*" } else { " " };
+            let mark = if forced.values().any(|steps| steps.contains(step)) { "*" } else { " " };
             let not = if missed.is_empty() { String::new() } else { format!(", not {}", missed.join(", ")) };
             table += &format!("{mark} {role:?} {name}: {} of {} ways{not}\n", ways.len() - missed.len(), ways.len());
-            if mark == "*" && !missed.is_empty() {
-                left.push(format!("{role:?} {name}: {}", missed.join(", ")));
-            }
+            left.extend(missed.iter().filter(|way| self.lacks(step, way, forced)).map(|way| format!("{role:?} {name}: {way}")));
         }
         // The test runner does not capture this.
         io::stderr().write_all(table.as_bytes()).expect("standard error is open");
-        assert!(left.is_empty(), "these steps are taken in every run and were not struck: {left:#?}");
+        assert!(left.is_empty(), "these steps are of operations that every run takes, and they were not struck: {left:#?}");
         assert!(struck * 100 >= self.0.len() * STRUCK_PERCENT, "only {struck} of {} steps were struck", self.0.len());
     }
+}
+
+/// Who asks for what of which collection: steps that agree in it are struck in the same ways in the gate.
+pub fn kind((role, step): &Step) -> usize {
+    *role as usize + step.split(' ').take(2).map(str::len).sum::<usize>()
 }

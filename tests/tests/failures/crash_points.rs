@@ -13,7 +13,7 @@ use std::{
 use bson::doc;
 use futures_util::{StreamExt, stream};
 use recruiter_tests::{
-    coverage::{self, Coverage},
+    coverage::{self, Coverage, Forced},
     cycle::{self, AT_A_TIME, Breaks},
     faults::{Blow, FAULT, Fault, Moment, NOTES},
     ledger::Entry,
@@ -74,7 +74,7 @@ impl fmt::Display for Plan {
 /// The known steps.
 #[derive(Debug, Default)]
 struct Survey {
-    forced: BTreeSet<Step>,
+    forced: Forced,
     /// How often one process took each step, and what had struck then: nothing on a good day.
     seen: BTreeMap<Step, (u32, Vec<Lead>)>,
     tried: BTreeMap<Target, usize>,
@@ -104,7 +104,7 @@ impl Survey {
     fn coverage(&self) -> Coverage {
         let mut coverage = Coverage::default();
         for target in self.targets() {
-            coverage.add(&target.0, &format!("{:?} {:?}", target.1, target.2), self.struck.contains(&target));
+            coverage.add(&target.0, &way(&target), self.struck.contains(&target));
         }
         coverage
     }
@@ -112,8 +112,9 @@ impl Survey {
     /// Plans for what is left and has not been tried too often, by another lead each time.
     fn plans(&mut self) -> Vec<Plan> {
         let mut plans: Vec<Plan> = Vec::new();
+        let coverage = self.coverage();
         for target in self.left() {
-            let most = if self.forced.contains(&target.0) { MOST_TRIES } else { TRIES };
+            let most = if coverage.lacks(&target.0, &way(&target), &self.forced) { MOST_TRIES } else { TRIES };
             let tried = self.tried.entry(target.clone()).or_default();
             if *tried == most {
                 continue;
@@ -184,10 +185,14 @@ async fn nothing_is_lost_or_done_twice_when_a_process_breaks_at_any_step() {
 }
 
 /// The ways to break a step: all of them, or two that differ in both respects.
-fn ways((role, step): &Step) -> Vec<(Blow, Moment)> {
+fn ways(step: &Step) -> Vec<(Blow, Moment)> {
     let all = [(Blow::Abort, Moment::Before), (Blow::Freeze, Moment::After), (Blow::Abort, Moment::After), (Blow::Freeze, Moment::Before)];
-    let half = (*role as usize + step.len()) % 2 * 2;
+    let half = coverage::kind(step) % 2 * 2;
     if recruiter_tests::full_length() { all.to_vec() } else { all[half..half + 2].to_vec() }
+}
+
+fn way((_, blow, moment): &Target) -> String {
+    format!("{blow:?} {moment:?}")
 }
 
 /// The first process on a new database makes its collections and indexes; the next process after its death creates the rest.

@@ -39,8 +39,9 @@ const LONGEST_REST: Duration = Duration::from_millis(5);
 const PAUSE: Duration = Duration::from_millis(250);
 /// Number of failed attempts after which an entry is written alone, because it may be the cause.
 const TOGETHER: u32 = 8;
-/// The longest time between two attempts at one entry.
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// The longest time between two attempts at one entry. A transaction that a dead process has left open keeps a document locked for up to a
+/// minute: the attempt after it must come soon.
+const LONGEST_PAUSE: Duration = Duration::from_secs(15);
 
 /// The sender of entries to the recorder's task.
 #[derive(Clone)]
