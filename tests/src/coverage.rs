@@ -26,28 +26,49 @@ const STRUCK_PERCENT: usize = 95;
 
 /// Operations of the store that a run without faults need not take, each with the reason.
 const NOT_FORCED: &[(&str, &[&str])] = &[
-    ("an assignment is not answered, or an outcome is unknown", &["assigned_and_not_taken", "document_of", "rounds_of"]),
+    (
+        "an assignment is not answered, or an outcome is unknown",
+        &["assigned_and_not_taken", "claims_of_starts", "document_of", "rounds_of"],
+    ),
     ("MongoDB is slow, or there are very many lanes", &["acknowledges_writes", "lanes_of", "waiting_lanes", "is_alive"]),
     ("two processes meet", &["hold_permits", "sizes_of_unlocked", "waiting_documents", "waiting_in", "halted_lines", "keep_cells"]),
-    ("on the first use only", &["note_in_use", "seed", "open_session", "record_commit_session", "refresh_clock", "announce_relay"]),
-    ("the cycle has no notes, bundles and files", &["record_notes_if_claimed", "record_items_if_claimed", "delete_stored_file"]),
+    (
+        "on the first use only",
+        &["note_in_use", "seed", "hello", "foreign_documents", "open_session", "record_commit_session", "refresh_clock", "announce_relay"],
+    ),
+    (
+        "the cycle has no notes, bundles and files",
+        &["record_notes_if_claimed", "record_items_if_claimed", "delete_stored_file", "files_of_chunks", "jobs_of_files"],
+    ),
     ("the cycle has no jobs of which nothing is kept", &["count_not_kept", "not_kept", "delete_if_claimed", "prune_covered"]),
     ("the cycle has no unique jobs and no expiry", &["holders_of", "release_orphaned_successors", "release_successors", "expired_jobs"]),
     ("the cycle has no class defaults and no overlaps", &["class_defaults", "declare_class", "running_without_permit", "unfinished_among"]),
-    ("the cycle has no consumers", &["note_consumer_problem"]),
+    ("the cycle has no consumers and no transactions of workables", &["note_consumer_problem", "record_transaction_session"]),
     (
         "for a person, or a word that is also an operation",
-        &["ask_worker", "channel", "count_waiting", "jobs", "jobs_by_id", "left", "next_matches", "roster_documents", "running", "wanted"],
+        &[
+            "ask_worker",
+            "channel",
+            "count_waiting",
+            "job",
+            "jobs",
+            "jobs_by_id",
+            "left",
+            "next_matches",
+            "roster_documents",
+            "running",
+            "wanted",
+        ],
     ),
 ];
 
 /// The operations that every run takes, by the role of the process, with their steps.
 pub type Forced = BTreeMap<(Role, String), BTreeSet<Step>>;
 
-/// Runs without faults, and the operations that all of them took, without those of [`NOT_FORCED`].
+/// Runs without faults, and the operations that all of them took, without those of `NOT_FORCED`.
 ///
 /// # Panics
-/// When an operation of the three programs sent no command in these runs and is not in [`NOT_FORCED`]: a new operation must be part of the
+/// When an operation of the three programs sent no command in these runs and is not in `NOT_FORCED`: a new operation must be part of the
 /// [cycle], or be named there with the reason why it is not.
 pub async fn good_days() -> (Vec<Run>, Forced) {
     let operations = operations();
@@ -78,7 +99,9 @@ pub async fn good_days() -> (Vec<Run>, Forced) {
 /// functions that these programs call, and in the functions that those call.
 fn operations() -> BTreeSet<String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let programs: String = ["recruiter/src/leader", "worker/src/engine", "cleaner/src"].map(|room| sources(&root.join(room))).concat();
+    let programs: String = ["recruiter/src/leader", "worker/src/engine", "worker/src/transaction", "cleaner/src"]
+        .map(|room| sources(&root.join(room)))
+        .concat();
     let store = sources(&root.join("common/src/store"));
     let functions: Vec<(&str, &str)> = store.split(" fn ").skip(1).filter_map(|function| function.split_once(['(', '<'])).collect();
     let mut called: BTreeSet<&str> =
@@ -95,8 +118,12 @@ fn operations() -> BTreeSet<String> {
         called.extend(more);
     }
     let text: String = functions.iter().filter(|(name, _)| called.contains(name)).flat_map(|(_, body)| body.split_whitespace()).collect();
-    let names = text.split("(\"").skip(1).filter_map(|rest| rest.split_once("\",")).map(|(name, _)| name);
-    names.filter(|name| functions.iter().any(|(function, _)| function == name)).map(str::to_owned).collect()
+    let is_operation = |before: &str, name: &str| {
+        let is_called = ["call", "indexed", "write", "values", "transaction"].iter().any(|runs| before.ends_with(runs));
+        is_called || functions.iter().any(|(function, _)| *function == name)
+    };
+    let words = text.match_indices("(\"").filter_map(|(at, mark)| Some((&text[..at], text[at + mark.len()..].split_once("\",")?.0)));
+    words.filter(|(before, name)| is_operation(before, name)).map(|(_, name)| name.to_owned()).collect()
 }
 
 /// The text of the source files below a directory.

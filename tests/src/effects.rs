@@ -24,6 +24,7 @@ use crate::{
     ledger::{Entry, Event, Ledger},
     mongo::TestDatabase,
     oracle::{Findings, Policy, number, start_of},
+    wait::SOON,
     world::{Role, World},
 };
 
@@ -215,7 +216,8 @@ pub async fn endure(trial: Trial, say: impl Fn(&str)) -> Outcome {
     }
     let mut outcome = Outcome::default();
     let (begin, mut said, mut blows) = (Instant::now(), Instant::now(), 0);
-    while blows < trial.blows {
+    // A blow in an open transaction comes about every second.
+    while blows < trial.blows && begin.elapsed() < SOON + Duration::from_secs(20) * u32::try_from(trial.blows).unwrap_or(u32::MAX) {
         world.tend();
         let open = usize::try_from(world.count("scheduled", doc! {}).await).unwrap_or(BACKLOG);
         let jobs =
@@ -240,6 +242,7 @@ pub async fn endure(trial: Trial, say: impl Fn(&str)) -> Outcome {
             ));
         }
     }
+    assert!(blows == trial.blows, "only {blows} blows struck open transactions\n{}", world.logs());
     let last = Instant::now();
     let quiet = world.until_quiet(QUIET_WITHIN).await;
     outcome.recovery = last.elapsed();

@@ -14,7 +14,10 @@ use tokio::{
     time::timeout,
 };
 
-use crate::{mongo::command_at_once, wait::SOON};
+use crate::{
+    mongo::{SELECTION_LIMIT, command_at_once},
+    wait::SOON,
+};
 
 /// How long to wait for other tests to disarm their fail points.
 const TURN_WITHIN: Duration = SOON.saturating_mul(4);
@@ -114,7 +117,7 @@ impl Armed {
 
 impl Drop for Armed {
     fn drop(&mut self) {
-        let disarmed = command_at_once(&self.uri, "admin", doc! { "configureFailPoint": "failCommand", "mode": "off" });
+        let disarmed = command_at_once(&self.uri, "admin", doc! { "configureFailPoint": "failCommand", "mode": "off" }, SELECTION_LIMIT);
         // A killed server has lost it. On a live server it would disturb other tests.
         if let Err(error) = disarmed
             && !std::thread::panicking()

@@ -29,7 +29,8 @@ const PREFIX: &str = "rec_test_";
 /// A test database older than this is a leftover of a crashed run, because no test takes so long.
 const LEFTOVER_AFTER: Duration = Duration::from_secs(3600);
 /// How long a command of the harness waits for a primary; at the end of a test its server may be gone for good.
-const SELECTION_LIMIT: Duration = Duration::from_secs(30);
+/// The time within which a server must be found.
+pub(crate) const SELECTION_LIMIT: Duration = Duration::from_secs(30);
 const LAST_SELECTION_LIMIT: Duration = Duration::from_secs(5);
 
 /// The mongod to run, downloaded if necessary.
@@ -140,7 +141,7 @@ impl Drop for TestDatabase {
     fn drop(&mut self) {
         // A server that the test has killed or frozen is discarded with its databases. A server with an open
         // transaction of a killed process would delay this by a minute, hence the time limit.
-        let _ = command_at_once(&self.uri, self.name(), doc! { "dropDatabase": 1, "maxTimeMS": 2_000 });
+        let _ = command_at_once(&self.uri, self.name(), doc! { "dropDatabase": 1, "maxTimeMS": 2_000 }, LAST_SELECTION_LIMIT);
     }
 }
 
@@ -181,10 +182,10 @@ async fn client(uri: &str, selection_limit: Duration) -> Client {
 }
 
 /// Runs one command where nothing can be awaited, as in `drop`: on a thread and a runtime of its own.
-pub(crate) fn command_at_once(uri: &str, database: &str, command: Document) -> mongodb::error::Result<Document> {
+pub(crate) fn command_at_once(uri: &str, database: &str, command: Document, within: Duration) -> mongodb::error::Result<Document> {
     let run = || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime can be made");
-        runtime.block_on(async { client(uri, LAST_SELECTION_LIMIT).await.database(database).run_command(command).await })
+        runtime.block_on(async { client(uri, within).await.database(database).run_command(command).await })
     };
     thread::scope(|scope| scope.spawn(run).join().expect("the thread did not panic"))
 }

@@ -129,7 +129,7 @@ async fn wrong_process(wrong: Role, [first, second]: [&str; 2]) {
         wrongs.push(format!("{case}: I10: {} deaths, and two died", findings.deaths));
     }
     findings.broken.extend(wrongs);
-    let mut row = Row::new(case, SOON);
+    let mut row = Row::new(case);
     for recovery in recovery {
         row.add(std::mem::take(&mut findings), recovery);
     }
@@ -201,7 +201,7 @@ async fn the_clock_of_an_enqueuer_makes_no_job_early_or_late() {
     world.start(Role::Recruiter, RECRUITER, &[]);
     world.start(Role::Cleaner, CLEANER, &[]);
     world.start(Role::Worker, WORKER, &[]);
-    let mut row = Row::new("the clock of an enqueuer is wrong by 1 h, and jumps", SOON);
+    let mut row = Row::new("the clock of an enqueuer is wrong by 1 h, and jumps");
     let asked = join_all(["+1h", "-1h"].map(|offset| enqueue_by_a_wrong_clock(&world, offset))).await.concat();
     for (job, ..) in &asked {
         world.asked.will_send(*job, Policy::Never);
@@ -293,7 +293,7 @@ async fn a_late_answer_makes_no_retry_early() {
     let wrong = not_in_time(&world).await;
     let mut findings = world.judge().await;
     findings.broken.extend(wrong);
-    let mut row = Row::new("a reply with the server's time is delayed by 3 s", SOON);
+    let mut row = Row::new("a reply with the server's time is delayed by 3 s");
     row.add(findings, begin.elapsed());
     row.close();
 }
@@ -372,7 +372,7 @@ async fn a_failover_to_a_member_whose_clock_is_wrong_kills_nobody() {
         findings.broken.push(format!("I10: {} deaths, but no process died", findings.deaths));
     }
     println!("{recoveries:?}: {:?}", findings.all());
-    let mut row = Row::new("failovers between members whose clocks differ by 1 h", SOON);
+    let mut row = Row::new("failovers between members whose clocks differ by 1 h");
     for recovery in recoveries {
         row.add(std::mem::take(&mut findings), recovery);
     }

@@ -215,11 +215,11 @@ impl Played {
         self
     }
 
-    /// Writes the row of the report; nothing was wrong, and no job waited for longer than this.
+    /// Writes the row of the report; nothing was wrong.
     #[expect(clippy::print_stdout, reason = "the test runner shows it with a failed test")]
-    pub(crate) fn end(mut self, within: Duration) {
+    pub(crate) fn end(mut self) {
         println!("{}: {:?}, {} sent again, {:?}", self.fault, self.recovery, self.sent_again, self.findings.all());
-        let mut row = Row::new(self.fault, within);
+        let mut row = Row::new(self.fault);
         for recovery in &self.recovery {
             row.add(std::mem::take(&mut self.findings), *recovery);
         }

@@ -17,7 +17,7 @@ async fn after_random_bad_days_every_execution_is_accounted_for() {
         "{:?}, {} enqueues refused, {} executions, {} deaths",
         outcome.done, outcome.refused, outcome.findings.executions, outcome.findings.deaths
     );
-    let mut row = Row::new("random faults", Duration::from_secs(90));
+    let mut row = Row::new("random faults");
     row.add(outcome.findings, outcome.recovery);
     row.injected = outcome.done.values().sum();
     row.close();

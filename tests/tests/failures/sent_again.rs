@@ -43,7 +43,7 @@ async fn a_start_that_meets_a_copy_of_what_was_read_does_not_run_it() {
     assert_eq!(start.count(), 1);
     let begun = world.ledger().len();
     assert_eq!(begun, 2, "one begin and one end: {:?}", world.ledger());
-    let mut row = Row::new("a finished job is enqueued again under the same id", LATE * 2);
+    let mut row = Row::new("a finished job is enqueued again under the same id");
     row.add(world.judge().await, recovery);
     row.close();
 }

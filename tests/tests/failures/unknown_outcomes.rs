@@ -33,8 +33,6 @@ const TWICE: RangeInclusive<u32> = 1..=2;
 const TRIES: usize = 2;
 /// The same for calls that every run makes. Only a stalled machine needs more than a few.
 const MOST_TRIES: usize = 24;
-/// When everything has gone on: at once, or when a call is given up, which is after ten seconds.
-const WITHIN: Duration = Duration::from_secs(40);
 
 /// `WriteConcernFailed`: of all errors that say so, the one that the driver does not try again.
 const MAY_NOT_LAST: i32 = 64;
@@ -53,7 +51,7 @@ async fn a_call_whose_outcome_is_unknown_is_neither_lost_nor_done_twice() {
         (Action::Cut, "the connection is cut before a call and before its repetition"),
         (Action::Stall, "a call is executed and gets no reply"),
     ]
-    .map(|(action, fault)| (action, Row::new(fault, WITHIN)));
+    .map(|(action, fault)| (action, Row::new(fault)));
     let (calls, forced) = all_calls(&mut rows[0].1).await;
     let mut coverage = Coverage::default();
     // The gate strikes each call in one of the three ways.
@@ -199,7 +197,7 @@ fn is_retried(body: &Document) -> bool {
 async fn a_write_that_may_not_last_is_neither_lost_nor_done_twice() {
     let mongod = mongo::own_mongod().await;
     let new_world = async || World::on(TestDatabase::on(&mongod.uri()).await).await;
-    let mut row = Row::new("a write is executed and its majority is not confirmed (writeConcernError)", WITHIN);
+    let mut row = Row::new("a write is executed and its majority is not confirmed (writeConcernError)");
     let whole = cycle::run(new_world().await, Breaks::default()).await;
     row.add_run(whole.findings.of("a good day"), 0, None);
     let writes: BTreeSet<(Role, String, Option<String>)> = whole

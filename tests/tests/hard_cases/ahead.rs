@@ -25,7 +25,7 @@ use tokio::{
     sync::watch,
 };
 
-use crate::{GOES_ON_WITHIN, PATIENT, SOON, close, end_of, roster, tended, until_available, wait, world};
+use crate::{PATIENT, SOON, close, end_of, roster, tended, until_available, wait, world};
 
 /// Short enough that workers ask for jobs ahead.
 const SHORT_MS: i64 = 3;
@@ -54,7 +54,7 @@ async fn unlocked(world: &World, jobs: &[JobId]) -> Vec<JobId> {
 /// A worker is killed while it holds jobs ahead. Those that it had not locked have lost nothing, and no attempt.
 #[tokio::test(flavor = "multi_thread")]
 async fn jobs_ahead_of_a_worker_that_is_killed_are_neither_lost_nor_counted() {
-    let mut row = Row::new("a worker is killed (SIGKILL) with jobs ahead", GOES_ON_WITHIN);
+    let mut row = Row::new("a worker is killed (SIGKILL) with jobs ahead");
     let kills = if full_length() { 3 } else { 1 };
     for _ in 0..kills {
         let mut world = world().await;
@@ -128,7 +128,7 @@ async fn jobs_ahead_are_returned_when_the_others_turn_out_to_be_long() {
 /// Each leader dies while workers are connected to its socket.
 #[tokio::test(flavor = "multi_thread")]
 async fn leaders_are_killed_while_workers_are_connected() {
-    let mut row = Row::new("a leader is killed while workers are connected to its socket", GOES_ON_WITHIN);
+    let mut row = Row::new("a leader is killed while workers are connected to its socket");
     let sockets = tempfile::tempdir().unwrap();
     let mut world = World::new().await;
     for _ in 0..2 {
@@ -193,7 +193,7 @@ impl Wire {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn connections_for_hints_are_cut() {
-    let mut row = Row::new("all TCP connections for hints are cut", GOES_ON_WITHIN);
+    let mut row = Row::new("all TCP connections for hints are cut");
     let mut world = World::new().await;
     // A recruiter that loses its lease, and leads again, announces its own address instead of the wire's.
     world.start(Role::Recruiter, &["--hints-address", "127.0.0.1:0", "--lease", "10m"], &[]);

@@ -22,9 +22,6 @@ use recruiter_tests::{
     world::{Role, World},
 };
 
-/// When everything has usually gone on after a fault: some jobs here take seconds, and some workers are declared dead first.
-const GOES_ON_WITHIN: Duration = Duration::from_secs(60);
-
 /// A blow in the `nth` time that a step is taken.
 fn fault(blow: Blow, moment: Moment, nth: u32, step: &str) -> Fault {
     Fault { step: step.to_owned(), moment, blow, nth }
@@ -71,6 +68,12 @@ async fn end_of(world: &World, id: JobId) -> (String, i64, Vec<String>) {
     (job.get_str("why").unwrap().to_owned(), number(&job, "attempts") - released, classes)
 }
 
+/// Ends a run that proves nothing because the machine was too slow for it. Nothing may be lost or done twice in it either.
+async fn excuse(mut world: World) {
+    let findings = world.judge().await;
+    assert!(findings.lost.is_empty() && findings.unexplained.is_empty(), "{findings:#?}\n{}", world.logs());
+}
+
 /// The documents of the roster.
 async fn roster(world: &World) -> Vec<Document> {
     world.database.raw("roster").find(doc! {}).await.unwrap().try_collect().await.unwrap()
@@ -83,7 +86,7 @@ async fn until_available(world: &World, workers: u64) {
 
 /// Stops a world and writes down what came of it.
 async fn close(mut world: World, fault: &str, injected: usize, recovery: Duration) {
-    let mut row = Row::new(fault, GOES_ON_WITHIN);
+    let mut row = Row::new(fault);
     row.add(world.judge().await, recovery);
     row.injected = injected;
     if !row.findings.all().is_empty() {

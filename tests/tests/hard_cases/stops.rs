@@ -25,7 +25,7 @@ use recruiter_tests::{
 };
 use tokio::{runtime::Handle, task::spawn_blocking};
 
-use crate::{GOES_ON_WITHIN, PATIENT, SOON, end_of, fault, tended, until_available, wait, world};
+use crate::{PATIENT, SOON, end_of, excuse, fault, tended, until_available, wait, world};
 
 /// Of `systemd/recruiter-worker@.service`.
 const TIMEOUT_STOP_SEC: Duration = Duration::from_secs(75);
@@ -55,12 +55,12 @@ struct Run {
 }
 
 /// TERM at each step of each process, before it is asked for and when its answer is there: in the full length at both moments, otherwise
-/// at a random one of the two. The three stop independently of each other, so that one run stops one of each.
+/// at one of the two. The three stop independently of each other, so that one run stops one of each.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stop_at_any_step_costs_no_attempt_and_leaves_no_lock() {
     let whole = cycle(Faults::default()).await;
     assert!(whole.findings.all().is_empty(), "{:#?}", whole.findings);
-    let mut row = Row::new("TERM before or after a MongoDB call", GOES_ON_WITHIN);
+    let mut row = Row::new("TERM before or after a MongoDB call");
     let stop = |step: &str, moment| fault(Blow::Terminate, moment, 1, step);
     let mut left: Vec<(Role, Fault)> =
         whole.steps.keys().flat_map(|(role, step)| [Moment::Before, Moment::After].map(|moment| (*role, stop(step, moment)))).collect();
@@ -152,7 +152,7 @@ fn was_too_slow(ended: &Ended) -> bool {
 /// The jobs that hear it are interrupted and the one that does not is left to the cleaner, however soon the second TERM comes.
 #[tokio::test]
 async fn a_second_term_ends_a_process_at_once_and_costs_no_attempt_of_a_job_that_hears_it() {
-    let mut row = Row::new("a second TERM during the stop", GOES_ON_WITHIN);
+    let mut row = Row::new("a second TERM during the stop");
     let (at_once, soon, later) = tokio::join!(twice(Duration::ZERO), twice(Duration::from_millis(50)), twice(Duration::from_millis(700)));
     [at_once, soon, later].into_iter().for_each(|(findings, recovery)| row.add(findings, recovery));
     row.close();
@@ -197,6 +197,7 @@ async fn twice_in_time(between: Duration) -> Option<(Findings, Duration)> {
     let recovery = begin.elapsed();
     for id in heard.iter().chain(&never) {
         if end_of(&world, *id).await.2.contains(&"worker-died".to_owned()) {
+            excuse(world).await;
             return None;
         }
     }
@@ -259,7 +260,7 @@ async fn a_rolling_restart_under_load_costs_no_attempt() {
         }
     }
     tended(&mut world, "all is done", async |world| world.unfinished().await == 0).await;
-    let mut row = Row::new("a rolling restart of every process under load", GOES_ON_WITHIN);
+    let mut row = Row::new("a rolling restart of every process under load");
     row.findings = world.judge().await;
     row.findings.broken.extend(world.ended.lock().unwrap().iter().filter_map(unclean));
     assert!(!world.ended.lock().unwrap().iter().any(was_too_slow), "{}", world.logs());
@@ -278,7 +279,7 @@ async fn a_rolling_restart_under_load_costs_no_attempt() {
 #[tokio::test]
 async fn a_job_that_ignores_cancellation_is_cut_and_told_so_in_its_history() {
     let (deadline, cancelled, stopped) = tokio::join!(cut_at_the_deadline(), cut_when_cancelled(), cut_at_a_stop());
-    let mut row = Row::new("a job that ignores its cancellation is aborted", GOES_ON_WITHIN);
+    let mut row = Row::new("a job that ignores its cancellation is aborted");
     [deadline, cancelled, stopped].into_iter().for_each(|(findings, recovery)| row.add(findings, recovery));
     row.close();
 }
@@ -343,7 +344,7 @@ async fn cut_at_a_stop() -> (Findings, Duration) {
 #[tokio::test]
 async fn a_thread_that_outlives_its_deadline_is_late_and_never_doubled() {
     let (late, endless) = tokio::join!(late_thread(), endless_thread());
-    let mut row = Row::new("a job whose thread does not end at its time limit", GOES_ON_WITHIN);
+    let mut row = Row::new("a job whose thread does not end at its time limit");
     [late, endless].into_iter().for_each(|(findings, recovery)| row.add(findings, recovery));
     row.close();
 }

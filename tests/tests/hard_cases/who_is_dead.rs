@@ -38,7 +38,7 @@ use recruiter_tests::{
 };
 use recruiter_worker::Worker;
 
-use crate::{GOES_ON_WITHIN, PATIENT, SOON, close, end_of, roster, until_available, wait};
+use crate::{PATIENT, SOON, close, end_of, roster, until_available, wait};
 
 /// Every process of a host stands still for longer than a death takes and goes on, all in any order; in every other round the
 /// MongoDB as well.
@@ -86,7 +86,7 @@ async fn when_a_host_wakes_up_nobody_alive_is_declared_dead() {
         recovery = recovery.max(awake.elapsed());
         assert_eq!(ids(&world).await, before, "night {night}\n{}", world.logs());
     }
-    let mut row = Row::new("a host is suspended and resumes", GOES_ON_WITHIN);
+    let mut row = Row::new("a host is suspended and resumes");
     row.add(world.judge().await, recovery);
     row.injected = nights;
     assert_eq!(row.findings.deaths, 0, "{}", world.logs());

@@ -23,7 +23,7 @@ use recruiter_tests::{
     world::{Role, World},
 };
 
-use crate::{GOES_ON_WITHIN, PATIENT, SOON, close, end_of, fault, roster, tended, until_available, wait, world};
+use crate::{PATIENT, SOON, close, end_of, excuse, fault, roster, tended, until_available, wait, world};
 
 /// A start, an outcome that goes to the archive, one that is to be retried, and an assignment, as steps.
 const START: &str = "update scheduled _id,locked,attempts,group,$expr,scheduled_at";
@@ -129,7 +129,7 @@ async fn what_a_worker_says_after_its_death_is_refused_and_it_comes_back_as_anot
 /// A leader freezes in the middle of a round and is followed; when it goes on, it finishes that round.
 #[tokio::test]
 async fn a_leader_that_missed_the_end_of_its_term_assigns_nothing() {
-    let mut row = Row::new("two leading recruiters: one was frozen in a round", GOES_ON_WITHIN);
+    let mut row = Row::new("two leading recruiters: one was frozen in a round");
     for (findings, recovery) in join_all([Moment::Before, Moment::After].map(frozen_in_a_round)).await {
         row.add(findings, recovery);
     }
@@ -196,7 +196,7 @@ async fn when_two_recruiters_lead_at_once_nothing_runs_twice_and_nothing_stops()
 #[tokio::test]
 async fn a_start_that_arrives_late_is_handed_back_or_refused_and_no_job_runs_twice() {
     let (handed_back, overtaken, refused) = tokio::join!(late_start_wins(), late_start_is_overtaken(), late_start_is_past_its_lease());
-    let mut row = Row::new("a start arrives after its reply timed out", GOES_ON_WITHIN);
+    let mut row = Row::new("a start arrives after its reply timed out");
     [handed_back, overtaken, refused].into_iter().for_each(|(findings, recovery)| row.add(findings, recovery));
     row.close();
 }
@@ -238,6 +238,7 @@ async fn late_start_wins_after(late: Duration) -> Option<(Findings, Duration)> {
     })
     .await;
     if !is_back {
+        excuse(world).await;
         return None;
     }
     let back = Instant::now();
@@ -249,6 +250,15 @@ async fn late_start_wins_after(late: Duration) -> Option<(Findings, Duration)> {
 
 /// Another worker has done the job by then.
 async fn late_start_is_overtaken() -> (Findings, Duration) {
+    for _ in 0..3 {
+        if let Some(ended) = late_start_is_overtaken_in_time().await {
+            return ended;
+        }
+    }
+    panic!("three times the late start came before the other worker's")
+}
+
+async fn late_start_is_overtaken_in_time() -> Option<(Findings, Duration)> {
     let mut world = world().await;
     let (_proxy, _armed, id) = late_start(&mut world, "10m", LATE).await;
     let late = Instant::now();
@@ -258,7 +268,11 @@ async fn late_start_is_overtaken() -> (Findings, Duration) {
     // Until that has arrived and its worker has had a few heartbeats since.
     pause((LATE + Duration::from_secs(1)).saturating_sub(recovery)).await;
     assert_eq!(end_of(&world, id).await, ("done".into(), 1, vec!["none".into()]));
-    (world.judge().await, recovery)
+    if number(&world.archived(id).await.unwrap(), "interruptions") > 0 {
+        excuse(world).await;
+        return None;
+    }
+    Some((world.judge().await, recovery))
 }
 
 /// Its worker has been declared dead by then. If it were executed, it would lock a job that no worker runs.
@@ -370,7 +384,7 @@ async fn a_kill_in_the_middle_of_a_group_commit_frees_its_jobs_at_once() {
         (Role::Cleaner, Moment::After, "commitTransaction"),
     ];
     let killed = |role: Role| format!("a {} is killed (SIGKILL) during its transaction", format!("{role:?}").to_lowercase());
-    let mut rows = [Role::Worker, Role::Cleaner].map(|role| (role, Row::new(killed(role), GOES_ON_WITHIN)));
+    let mut rows = [Role::Worker, Role::Cleaner].map(|role| (role, Row::new(killed(role))));
     let mongod = own_mongod().await;
     let uri = mongod.uri();
     let runs = moments.map(async |(role, moment, step)| (role, killed_in_a_commit(&uri, role, moment, step).await));
