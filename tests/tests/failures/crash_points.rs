@@ -7,7 +7,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use bson::doc;
@@ -21,7 +21,7 @@ use recruiter_tests::{
     oracle::Policy,
     processes::Process,
     report::Row,
-    wait::wait_until,
+    wait::{SOON, wait_until},
     world::{Role, Step, World},
 };
 
@@ -76,12 +76,16 @@ struct Survey {
     /// How often one process took each step, and what had struck then: nothing on a good day.
     seen: BTreeMap<Step, (u32, Vec<Lead>)>,
     tried: BTreeMap<Target, usize>,
-    struck: BTreeSet<Target>,
+    coverage: Coverage,
 }
 
 impl Survey {
     fn note(&mut self, steps: BTreeMap<Step, u32>, struck: &[(Role, Fault)]) {
+        self.coverage.add_run(steps.keys());
         for (step, times) in steps {
+            for (blow, moment) in ways(&step) {
+                self.coverage.add(&step, &way(blow, moment), false);
+            }
             let (most, leads) = self.seen.entry(step).or_default();
             *most = times.max(*most);
             if leads.len() < LEADS && leads.iter().all(|lead| lead != struck) {
@@ -96,28 +100,19 @@ impl Survey {
 
     /// The steps that no fault has struck yet.
     fn left(&self) -> Vec<Target> {
-        self.targets().filter(|target| !self.struck.contains(target)).collect()
-    }
-
-    fn coverage(&self) -> Coverage {
-        let mut coverage = Coverage::default();
-        for target in self.targets() {
-            coverage.add(&target.0, &way(&target), self.struck.contains(&target));
-        }
-        coverage
+        self.targets().filter(|(step, blow, moment)| !self.coverage.is_struck(step, &way(*blow, *moment))).collect()
     }
 
     /// Plans for what is left and has not been tried too often, by another lead each time.
     fn plans(&mut self) -> Vec<Plan> {
         let mut plans: Vec<Plan> = Vec::new();
-        let coverage = self.coverage();
         for target in self.left() {
-            let most = if coverage.lacks(&target.0, &way(&target), &self.forced) { MOST_TRIES } else { TRIES };
+            let ((role, step), blow, moment) = &target;
+            let most = if self.coverage.lacks(&target.0, &way(*blow, *moment), &self.forced) { MOST_TRIES } else { TRIES };
             let tried = self.tried.entry(target.clone()).or_default();
             if *tried == most {
                 continue;
             }
-            let ((role, step), blow, moment) = &target;
             let (times, leads) = &self.seen[&target.0];
             let lead = &leads[*tried % leads.len()];
             // Two of four ways strike a step that is taken often when it is taken again.
@@ -174,12 +169,14 @@ async fn nothing_is_lost_or_done_twice_when_a_process_breaks_at_any_step() {
             let struck = plan.meant.iter().filter(|(target, fault)| run.struck.contains(&(target.0.0, fault.clone())));
             let struck: Vec<Target> = struck.map(|(target, _)| target.clone()).collect();
             rows.get_mut(&plan.blow()).unwrap().add_run(run.findings.of(&plan.to_string()), struck.len(), run.recovery);
-            survey.struck.extend(struck);
+            for (step, blow, moment) in struck {
+                survey.coverage.add(&step, &way(blow, moment), true);
+            }
             survey.note(run.steps, &run.struck);
         }
     }
     rows.into_values().for_each(Row::close);
-    survey.coverage().close("aborts and freezes", &survey.forced);
+    survey.coverage.close("aborts and freezes", &survey.forced);
 }
 
 /// The ways to break a step: all of them, or two that differ in both respects.
@@ -189,7 +186,7 @@ fn ways(step: &Step) -> Vec<(Blow, Moment)> {
     if recruiter_tests::full_length() { all.to_vec() } else { all[half..half + 2].to_vec() }
 }
 
-fn way((_, blow, moment): &Target) -> String {
+fn way(blow: Blow, moment: Moment) -> String {
     format!("{blow:?} {moment:?}")
 }
 
@@ -219,7 +216,7 @@ async fn a_new_database_is_set_up_whole_whoever_dies_in_the_middle() {
                 world.start(role, &[], &[]);
             }
             world.enqueue(Entry::lasting(0), Policy::Never).await.unwrap();
-            assert!(world.until_quiet(Duration::from_secs(60)).await, "{fault}: {}", world.logs());
+            assert!(world.until_quiet(SOON).await, "{fault}: {}", world.logs());
             let recovery = begin.elapsed();
             (world.judge().await.of(&fault.to_string()), recovery)
         })
@@ -239,7 +236,7 @@ async fn first_on_a_new_database(fault: Option<&Fault>) -> (TestDatabase, String
     let mut first = Process::start("faulty", &["recruiter"], &environment);
     let noted = |file: &str| std::fs::read_to_string(notes.path().join(file)).unwrap_or_default();
     let over = async || if fault.is_some() { first.try_exit().is_some() } else { noted("steps").contains("find signals") };
-    wait_until(Duration::from_secs(60), "it has set the database up or died", over).await;
+    wait_until(SOON, "it has set the database up or died", over).await;
     assert_eq!(noted("struck").trim_end(), faults);
     (database, noted("steps"))
 }

@@ -68,6 +68,7 @@ async fn a_call_whose_outcome_is_unknown_is_neither_lost_nor_done_twice() {
             while let Some(Struck { run, calls, times }) = runs.next().await {
                 let what = format!("{action:?} {calls:?}");
                 println!("{what}: struck {times:?} times, recovered in {:?}, wrong: {:?}", run.recovery, run.findings.all());
+                coverage.add_run(run.steps.keys());
                 row.add_run(run.findings.of(&what), times.iter().filter(|(struck, _)| *struck > 0).count(), run.recovery);
                 for (call, (struck, must)) in calls.into_iter().zip(times) {
                     coverage.add(&call.made, &way, struck >= must);

@@ -20,7 +20,7 @@ use recruiter_tests::{
 };
 use tokio::join;
 
-use crate::{
+use super::{
     server::SETS,
     stage::{Flags, PATIENT, Stage},
 };

@@ -20,7 +20,7 @@ use recruiter_tests::{
     wait::{SOON, wait_until},
 };
 
-use crate::server::SETS;
+use super::server::SETS;
 
 struct Shop {
     client: Client,
