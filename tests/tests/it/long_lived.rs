@@ -3,7 +3,6 @@
 use std::{
     collections::BTreeSet,
     fs,
-    io::Write as _,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -15,6 +14,7 @@ use recruiter_tests::{
     factory::again,
     local::store,
     mongo::TestDatabase,
+    mongosh::node,
     oracle::number,
     processes::{Process, is_alive},
     wait::{SOON, wait_for, wait_until},
@@ -23,8 +23,13 @@ use tempfile::TempDir;
 
 /// Handlers of every kind, by the client for Python.
 const PYTHON: &str = r#"
-import os, subprocess, sys, threading, time
+import asyncio, datetime, decimal, os, subprocess, sys, threading, time
 from recruiter_jobs import Cancelled, Failed, GiveUp, Snooze, job, run
+
+print("noise before run()")
+HALF = "caf\udce9"
+circular = []
+circular.append(circular)
 
 @job("echo")
 def echo(parameters, job):
@@ -59,9 +64,33 @@ def snoozes(parameters, job):
     if job.attempt == 1:
         raise Snooze(0.05, "too early")
 
+@job("odd")
+def odd(parameters, job):
+    job.log(5)
+    job.log(HALF)
+    job.progress(2.7, of=10, text=HALF)
+    job.progress("most")
+    job.checkpoint({1})
+    job.extend("long")
+    return {"pid": os.getpid(), "half": HALF}
+
+@job("gives-up-oddly")
+def gives_up_oddly(parameters, job):
+    raise GiveUp(HALF, error_class=5, retry_after="soon")
+
 @job("no-json")
 def no_json(parameters, job):
-    return float("nan")
+    deep = lambda levels: [deep(levels - 1)] if levels else []
+    return {
+        "nan": lambda: float("nan"), "function": lambda: print, "set": lambda: {1}, "bytes": lambda: b"", "decimal": lambda: decimal.Decimal(1),
+        "circular": lambda: circular, "deep": lambda: deep(200), "long": lambda: "x" * 3_000_000, "date": datetime.datetime.now,
+    }[parameters["kind"]]()
+
+@job("values")
+async def values(parameters, job):
+    await asyncio.sleep(0)
+    n, at = parameters["n"], parameters["at"]
+    return {"n": n, "at": at, "text": f"{n} {at.year}"}
 
 @job("dies")
 def dies(parameters, job):
@@ -72,7 +101,10 @@ def dies(parameters, job):
 def waits(parameters, job):
     job.progress(50)
     while True:
-        job.check()
+        try:
+            job.check()
+        except Exception:
+            pass
         time.sleep(0.01)
 
 @job("deaf")
@@ -86,10 +118,17 @@ run()
 /// The same for Node, as far as it differs.
 const NODE: &str = r"
 const { Failed, GiveUp, Snooze, job, run } = require('recruiter-jobs');
+const { spawnSync } = require('node:child_process');
+const fs = require('node:fs');
+
+console.log('noise before run()');
+const HALF = 'caf\udce9';
 
 job('echo', async (parameters, job) => {
   console.log('noise on standard output');
   process.stdout.write('more of it\n');
+  fs.writeSync(1, 'more of it\n');
+  spawnSync('sh', ['-c', 'cat; echo noise of a child'], { stdio: 'inherit' });
   setInterval(() => {}, 1000);
   return { parameters, pid: process.pid, attempt: job.attempt, group: job.group };
 });
@@ -105,6 +144,25 @@ job('fails', async (parameters, job) => {
 job('gives-up', () => { throw new GiveUp('no such customer', { errorClass: 'NoCustomer' }); });
 job('snoozes', (parameters, job) => { if (job.attempt === 1) throw new Snooze(0.05); });
 job('raises', () => undefined.absent);
+job('odd', (parameters, job) => {
+  job.log(5);
+  job.log(HALF);
+  job.progress(2.7, { of: 10, text: HALF });
+  job.progress('most');
+  job.checkpoint(() => 1);
+  job.extend('long');
+  return { pid: process.pid, half: HALF };
+});
+job('gives-up-oddly', () => { throw new GiveUp(HALF, { errorClass: 5, retryAfter: 'soon' }); });
+job('no-json', ({ kind }) => {
+  const deep = (levels) => (levels ? [deep(levels - 1)] : []);
+  const circular = {};
+  circular.circular = circular;
+  const kinds = { nan: [NaN], function: () => 1, symbol: Symbol('x'), set: new Set([1]), bigint: 2n ** 70n, circular, date: new Date(NaN) };
+  return { ...kinds, deep: deep(200), long: 'x'.repeat(3_000_000) }[kind];
+});
+job('values', async ({ n, at }) => ({ n, at, text: `${n} ${at.getUTCFullYear()}` }));
+job('dies', () => new Promise(() => setTimeout(() => { throw new Error('out of cheese'); })));
 job('waits', (parameters, job) => new Promise((_, reject) => {
   job.progress(50);
   job.signal.addEventListener('abort', () => reject(job.signal.reason));
@@ -144,6 +202,10 @@ for line in sys.stdin:
         continue
     time.sleep(600)
 "#;
+
+/// The classes of both.
+const CLASSES: [&str; 11] =
+    ["echo", "fails", "raises", "gives-up", "snoozes", "waits", "dies", "odd", "gives-up-oddly", "no-json", "values"];
 
 struct Setting {
     database: TestDatabase,
@@ -219,9 +281,9 @@ fn pid(job: &Document) -> u32 {
 
 /// What the clients for both languages do in the same way.
 async fn the_client_does_what_its_documentation_says(setting: &Setting) {
-    let done = setting.run("echo", doc! { "text": "é\n\"", "list": [1, { "x": 2.5 }] }).await;
+    let done = setting.run("echo", doc! { "text": "é\n\"\u{2028}", "list": [1, { "x": 2.5 }] }).await;
     let result = done.get_document("result").unwrap();
-    assert_eq!(result.get_document("parameters").unwrap(), &doc! { "text": "é\n\"", "list": [1, { "x": 2.5 }] });
+    assert_eq!(result.get_document("parameters").unwrap(), &doc! { "text": "é\n\"\u{2028}", "list": [1, { "x": 2.5 }] });
     assert_eq!((number(result, "attempt"), result.get_str("group").unwrap()), (1, "generic"));
     let failed = setting.run("fails", doc! {}).await;
     assert_eq!(failed.get_document("result").unwrap(), &doc! { "row": 17 }, "the checkpoint of the first attempt: {failed}");
@@ -240,37 +302,106 @@ async fn the_client_does_what_its_documentation_says(setting: &Setting) {
     assert!(last.get_str("trace").unwrap().contains("app."), "{last}");
     let waits = setting.enqueue("waits", doc! {}).await;
     assert_eq!(end_of(&setting.cancel(waits).await).0, "cancelled");
+    let at = bson::DateTime::from_millis(1_767_323_045_678);
+    let values = setting.run("values", doc! { "n": 1_234_567_890_123_456_789_i64, "at": at }).await;
+    let result = values.get_document("result").unwrap();
+    assert_eq!(result, &doc! { "n": 1_234_567_890_123_456_789_i64, "at": at, "text": "1234567890123456789 2026" });
+    wrong_values_cost_nothing(setting).await;
+    let died = setting.run("dies", doc! {}).await;
+    assert_eq!(end_of(&died).0, "tried-too-many-times");
+    assert!(end_of(&died).2.ends_with("out of cheese"), "{died}");
+    assert_eq!(setting.run("echo", doc! {}).await.get_str("why").unwrap(), "done", "in another process");
+}
+
+/// Neither the process nor an attempt.
+async fn wrong_values_cost_nothing(setting: &Setting) {
+    let odd = setting.run("odd", doc! {}).await;
+    assert_eq!((odd.get_str("why").unwrap(), number(&odd, "attempts")), ("done", 1), "{odd}");
+    assert_eq!(odd.get_document("result").unwrap().get_str("half").unwrap(), "caf\u{fffd}");
+    let progress = odd.get_document("progress").unwrap();
+    assert_eq!((number(progress, "done"), progress.get_str("text").unwrap()), (2, "caf\u{fffd}"));
+    let log: Vec<&str> = odd.get_array("log").unwrap().iter().map(|line| line.as_document().unwrap().get_str("line").unwrap()).collect();
+    assert_eq!(log[..2], ["5", "caf\u{fffd}"]);
+    for (line, field) in log[2..].iter().zip(["progress", "checkpoint", "extend_ms"]) {
+        assert!(line.starts_with(&format!("ignored `{field}`: ")), "{log:?}");
+    }
+    assert_eq!(log.len(), 5, "{log:?}");
+    let oddly = setting.run("gives-up-oddly", doc! {}).await;
+    assert_eq!((end_of(&oddly), number(&oddly, "attempts")), (("gave-up", "5", "caf\u{fffd}"), 1));
+    for kind in ["nan", "function", "set", "circular", "deep", "long", "date"] {
+        let ended = setting.run("no-json", doc! { "kind": kind }).await;
+        let (why, class, message) = end_of(&ended);
+        assert_eq!((why, class, number(&ended, "attempts")), ("gave-up", "result", 1), "{kind}: {message}");
+        assert!(message.starts_with("the result cannot be stored: "), "{kind}: {message}");
+    }
+    assert_eq!(pid(&setting.run("odd", doc! {}).await), pid(&odd), "the same process");
 }
 
 #[tokio::test]
 async fn the_python_client_does_what_its_documentation_says() {
     let setting = Setting::new().await;
-    let worker = setting.python(&["echo", "fails", "raises", "gives-up", "snoozes", "waits", "no-json", "dies"], "", &[]);
+    let worker = setting.python(&CLASSES, "", &[]);
     the_client_does_what_its_documentation_says(&setting).await;
-    assert_eq!(end_of(&setting.run("no-json", doc! {}).await).1, "ValueError");
-    let died = setting.run("dies", doc! {}).await;
-    let (why, class, message) = end_of(&died);
-    assert_eq!((why, class), ("tried-too-many-times", "exit:3"));
-    assert!(message.ends_with("exited with 3: out of cheese"), "{message}");
-    assert_eq!(setting.run("echo", doc! {}).await.get_str("why").unwrap(), "done", "in another process");
+    for kind in ["bytes", "decimal"] {
+        assert_eq!(end_of(&setting.run("no-json", doc! { "kind": kind }).await).1, "result", "{kind}");
+    }
     drop(worker);
 }
 
 #[tokio::test]
 async fn the_node_client_does_what_its_documentation_says() {
-    if Command::new("node").arg("--version").output().is_err() {
-        // Not by a macro, whose output the test runner hides.
-        let said = b"SKIPPED: the_node_client_does_what_its_documentation_says: `node` is not on the PATH\n";
-        return std::io::stderr().write_all(said).unwrap();
-    }
     let setting = Setting::new().await;
     let modules = setting.directory.path().join("node_modules");
     fs::create_dir(&modules).unwrap();
     std::os::unix::fs::symlink(Setting::clients().join("node"), modules.join("recruiter-jobs")).unwrap();
-    let classes = ["echo", "fails", "raises", "gives-up", "snoozes", "waits"];
-    let worker = setting.worker("node", NODE, "app.js", &classes, "", &[]);
+    let worker = setting.worker(node().to_str().unwrap(), NODE, "app.js", &CLASSES, "", &[]);
     the_client_does_what_its_documentation_says(&setting).await;
+    for kind in ["symbol", "bigint"] {
+        assert_eq!(end_of(&setting.run("no-json", doc! { "kind": kind }).await).1, "result", "{kind}");
+    }
     drop(worker);
+}
+
+#[test]
+fn a_client_that_is_used_wrongly_says_what_to_do() {
+    let clients = Setting::clients();
+    let said = |language: &str, script: &str, variable: (&str, &str)| {
+        let (program, flag) = if language == "python" { ("python3".into(), "-c") } else { (node(), "-e") };
+        let mut command = Command::new(program);
+        command.args([flag, script]).current_dir(clients.join(language)).env("PYTHONDONTWRITEBYTECODE", "1");
+        let output = command.env(variable.0, variable.1).output().unwrap();
+        String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned()
+    };
+    let (by_hand, as_program, by_worker) = (("A", "b"), ("RECRUITER_JOB_CLASS", "resize"), ("RECRUITER_LONG_LIVED", "1"));
+    for (language, script, variable, expected) in [
+        ("python", "import recruiter_jobs as r; r.run()", by_hand, "`recruiter-worker --config FILE`"),
+        ("node", "require('.').run()", by_hand, "`recruiter-worker --config FILE`"),
+        ("python", "import recruiter_jobs as r; r.run()", as_program, "add `mode = \"long-lived\"` to [workables.resize]"),
+        ("node", "require('.').run()", as_program, "add `mode = \"long-lived\"` to [workables.resize]"),
+        ("python", "import recruiter_jobs", by_worker, "ended before it called `run()`"),
+        ("node", "require('.')", by_worker, "ended before it called `run()`"),
+        ("python", "import recruiter_jobs as r\n@r.job\ndef f(p, j): pass", by_hand, "write `@job(\"resize\")`"),
+        ("node", "require('.').job(() => 1)", by_hand, "needs the class of its jobs first"),
+        ("python", "import recruiter_jobs as r\n@r.job('a')\ndef f(p, j): yield", by_hand, "is a generator, which would not run"),
+        ("node", "require('.').job('a', async function* () {})", by_hand, "is a generator, which would not run"),
+    ] {
+        let said = said(language, script, variable);
+        assert!(said.contains(expected), "{language}: {script}: {said}");
+    }
+    let crash = said("python", "import recruiter_jobs; 1 / 0", by_worker);
+    assert!(crash.ends_with("ZeroDivisionError: division by zero\n"), "{crash}");
+    let tested = said(
+        "python",
+        "from recruiter_jobs import Job; j = Job.for_tests(checkpoint=7); j.progress(j.last_checkpoint); print(j.reported)",
+        by_hand,
+    );
+    assert_eq!(tested, "[{'progress': {'percent': 7}}]\n");
+    let tested = said(
+        "node",
+        "const j = require('.').Job.forTests({ lastCheckpoint: 7 }); j.progress(j.lastCheckpoint); console.log(JSON.stringify(j.reported))",
+        by_hand,
+    );
+    assert_eq!(tested, "[{\"progress\":{\"percent\":7}}]\n");
 }
 
 #[tokio::test]

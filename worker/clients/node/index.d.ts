@@ -1,5 +1,5 @@
-/** A value that JSON can express. */
-export type Json = null | boolean | number | string | Json[] | { [key: string]: Json };
+/** A value that can be stored: JSON, dates and integers of 64 bits. */
+export type Json = null | boolean | number | string | bigint | Date | Json[] | { [key: string]: Json | undefined };
 
 /** The job failed. Its retry policy decides whether there is another attempt. Any other error is a failure as well, with its name. */
 export class Failed extends Error {
@@ -18,8 +18,20 @@ export class Snooze extends Error {
   readonly atMost?: number;
 }
 
-/** What a handler knows about its job, and what it reports about it. */
-export interface Job {
+/** What a handler knows about its job, and what it reports about it. A report with a wrong value is ignored, with a line in the job's log. */
+export class Job {
+  private constructor();
+  /** A job for unit tests of handlers, without a worker. */
+  static forTests(job?: {
+    className?: string;
+    group?: string;
+    attempt?: number;
+    isLastAttempt?: boolean;
+    lastCheckpoint?: Json;
+    timeLimit?: number;
+    item?: number;
+    items?: number;
+  }): Job & { readonly reported: Record<string, any>[] };
   readonly id: string;
   readonly className: string;
   readonly group: string;
@@ -29,6 +41,8 @@ export interface Job {
   /** The index of the item of a bundle, from 0, and the number of items. */
   readonly item?: number;
   readonly items?: number;
+  /** The trace that the job belongs to, a W3C traceparent. */
+  readonly traceparent?: string;
   /** The time limit in seconds, when the job began. */
   readonly timeLimit?: number;
   /** The checkpoint of the last attempt. */
@@ -41,9 +55,11 @@ export interface Job {
   /** Stores a cursor, which the next attempt has as `lastCheckpoint`. It is written within a second. */
   checkpoint(value: Json): void;
   /** Adds a line to the log of the job. */
-  log(line: string): void;
+  log(line: unknown): void;
   /** Extends the time limit of this execution. */
   extend(seconds: number): void;
+  /** In a test: cancels the job. */
+  stop(why?: string): void;
 }
 
 /** Registers a function that runs jobs of this class. */

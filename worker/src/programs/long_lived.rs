@@ -22,8 +22,7 @@ use std::{
 
 use bson::Bson;
 use nix::sys::signal::Signal;
-use recruiter_common::{failure::Failure, job::JobProgress, shutdown::pause};
-use serde::{Deserialize, Deserializer};
+use recruiter_common::{failure::Failure, shutdown::pause};
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -34,8 +33,9 @@ use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
 use super::{
     group::{Group, LINGER},
-    messages::Lines,
+    messages::{Lines, quoted},
     output::Errors,
+    said::Said,
     settings::{Settings, prepare},
     stopped_by,
     streams::{drain, log_line},
@@ -50,8 +50,8 @@ use crate::{
 const PROTOCOL: &str = "protocol";
 /// Maximum length of a line of a process, beyond the largest result.
 const LONGEST_LINE: usize = 128 * 1024;
-/// Maximum length of a line that an error quotes, in bytes.
-const QUOTED: usize = 200;
+/// Maximum length of what is dropped of a line that is longer: without an end, it is no line.
+const LONGEST_DROPPED: usize = 1024 * 1024 * 1024;
 /// Bytes in one read from a pipe.
 const CHUNK: usize = 16 * 1024;
 /// The shortest time between two searches for idle processes.
@@ -236,7 +236,7 @@ impl Pool {
             tokio::spawn(async move { drain(errors, |chunk| hear(&heard, chunk, logs)).await })
         };
         tracing::debug!(job.class = job.class(), pid = group.pid, "started a long-lived program");
-        let output = Reader { from: output, buffer: Vec::new(), searched: 0 };
+        let output = Reader { from: output, buffer: Vec::new(), searched: 0, dropped: 0 };
         Ok(Process { group, input, output, heard, hearing: AbortOnDropHandle::new(hearing), jobs: 0 })
     }
 }
@@ -379,128 +379,23 @@ impl Process {
 /// Reads messages until the answer of job `number`.
 async fn answer(output: &mut Reader, number: u32, longest: usize, job: &Context) -> End {
     loop {
-        let line = match output.line(longest).await {
+        let Line { text, is_cut } = match output.line(longest).await {
             Ok(Some(line)) => line,
             Ok(None) => return End::Gone,
             Err(TooLong) => return End::Broken(format!("it wrote a line of more than {longest} bytes")),
         };
-        let quoted = || String::from_utf8_lossy(&line[..line.len().min(QUOTED)]).into_owned();
-        let said: Said = match serde_json::from_slice(&line) {
+        let said = match Said::read(&text, is_cut) {
             Ok(said) => said,
-            Err(error) => return End::Broken(format!("it wrote `{}` ({error})", quoted())),
+            Err(problem) => return End::Broken(format!("it wrote `{}` ({problem})", quoted(&text))),
         };
         // The answer of an earlier job, which was cancelled.
-        if said.id != number {
+        if !said.is_about(number) {
             continue;
         }
         said.note(job);
-        if let Some(answer) = said.answer() {
+        if let Some(answer) = said.answer(job) {
             return End::Answered(answer);
         }
-    }
-}
-
-/// A line of a process: messages about its job, or the answer.
-#[derive(Deserialize)]
-struct Said {
-    id: u32,
-    progress: Option<SaidProgress>,
-    #[serde(default, deserialize_with = "given")]
-    checkpoint: Option<Value>,
-    log: Option<String>,
-    extend_ms: Option<u64>,
-    #[serde(default, deserialize_with = "given")]
-    result: Option<Value>,
-    error: Option<SaidError>,
-    snooze: Option<SaidSnooze>,
-}
-
-/// A field that is there, also if it is null.
-fn given<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Value>, D::Error> {
-    Value::deserialize(value).map(Some)
-}
-
-#[derive(Deserialize)]
-struct SaidProgress {
-    percent: Option<f64>,
-    done: Option<u64>,
-    of: Option<u64>,
-    text: Option<String>,
-}
-
-#[derive(Deserialize)]
-struct SaidError {
-    class: Option<String>,
-    message: Option<String>,
-    trace: Option<String>,
-    #[serde(default)]
-    give_up: bool,
-    retry_after_ms: Option<u64>,
-}
-
-#[derive(Deserialize)]
-struct SaidSnooze {
-    after_ms: Option<u64>,
-    at_most: Option<u32>,
-    class: Option<String>,
-    message: Option<String>,
-}
-
-impl Said {
-    /// Does what the messages say. A checkpoint that cannot be stored is in the log of the job.
-    fn note(&self, job: &Context) {
-        if let Some(SaidProgress { percent, done, of, text }) = &self.progress {
-            let progress = match (done, of, percent) {
-                (Some(done), Some(of), _) => JobProgress::from((*done, *of)),
-                (_, _, Some(percent)) => JobProgress::from(*percent),
-                (_, _, None) => JobProgress::default(),
-            };
-            job.progress(match text {
-                Some(text) => progress.text(text),
-                None => progress,
-            });
-        }
-        if let Some(checkpoint) = &self.checkpoint {
-            let value = Bson::try_from(checkpoint.clone()).map_err(|error| error.to_string());
-            if let Err(problem) = value.and_then(|value| job.checkpoint(value).map_err(|error| error.to_string())) {
-                tracing::warn!(job.id = %job.job_id(), job.class = job.class(), problem, "ignoring a checkpoint of a program");
-                job.log(format!("ignored a checkpoint: {problem}"));
-            }
-        }
-        if let Some(line) = &self.log {
-            job.log(line);
-        }
-        if let Some(ms) = self.extend_ms {
-            let _ = job.extend(Duration::from_millis(ms));
-        }
-        if let Some(ms) = self.error.as_ref().and_then(|error| error.retry_after_ms) {
-            job.retry_after(Duration::from_millis(ms));
-        }
-    }
-
-    fn answer(self) -> Option<Result<Done, NotDone>> {
-        let failure = |class: Option<String>, message: Option<String>| {
-            let class = class.filter(|class| !class.is_empty()).unwrap_or_else(|| "error".into());
-            Failure::new(class, message.unwrap_or_else(|| "the program gave no message".into()))
-        };
-        if let Some(SaidError { class, message, trace, give_up, .. }) = self.error {
-            let failure = failure(class, message);
-            let failure = match trace {
-                Some(trace) => failure.with_trace(trace),
-                None => failure,
-            };
-            return Some(Err(if give_up { NotDone::GiveUp(failure) } else { NotDone::Failed(failure) }));
-        }
-        if let Some(SaidSnooze { after_ms, at_most, class, message }) = self.snooze {
-            let reason = failure(class.or_else(|| Some("snoozed".into())), message);
-            return Some(Err(NotDone::Snooze { after: after_ms.map(Duration::from_millis), reason, at_most }));
-        }
-        let result = self.result?;
-        Some(match Bson::try_from(result) {
-            Ok(Bson::Null) => Ok(Done::default()),
-            Ok(result) => Ok(Done { result: Some(result) }),
-            Err(error) => Err(NotDone::give_up("result", format!("the result cannot be stored: {error}"))),
-        })
     }
 }
 
@@ -510,24 +405,41 @@ struct Reader {
     buffer: Vec<u8>,
     /// This many bytes of the buffer contain no newline.
     searched: usize,
+    /// This many bytes of the present line were dropped.
+    dropped: usize,
 }
 
-/// A line is too long.
+/// A line, or the beginning of a line that is too long.
+struct Line {
+    text: Vec<u8>,
+    is_cut: bool,
+}
+
+/// A line is too long, and does not begin as a line of the protocol, or does not end.
 struct TooLong;
 
 impl Reader {
     /// The next line; `None` at the end. What precedes the end without a newline is no line.
-    async fn line(&mut self, longest: usize) -> Result<Option<Vec<u8>>, TooLong> {
+    async fn line(&mut self, longest: usize) -> Result<Option<Line>, TooLong> {
         loop {
             if let Some(at) = self.buffer[self.searched..].iter().position(|byte| *byte == b'\n') {
                 let rest = self.buffer.split_off(self.searched + at + 1);
                 self.searched = 0;
-                return Ok(Some(std::mem::replace(&mut self.buffer, rest)));
+                let mut text = std::mem::replace(&mut self.buffer, rest);
+                let is_cut = std::mem::take(&mut self.dropped) > 0;
+                if is_cut {
+                    text.truncate(longest);
+                }
+                return Ok(Some(Line { text, is_cut }));
+            }
+            if self.buffer.len() > longest {
+                self.dropped += self.buffer.len() - longest;
+                if !self.buffer.starts_with(b"{") || self.dropped > LONGEST_DROPPED {
+                    return Err(TooLong);
+                }
+                self.buffer.truncate(longest);
             }
             self.searched = self.buffer.len();
-            if self.buffer.len() > longest {
-                return Err(TooLong);
-            }
             self.buffer.reserve(CHUNK);
             if !matches!(self.from.read_buf(&mut self.buffer).await, Ok(1..)) {
                 return Ok(None);

@@ -3,7 +3,7 @@
 //! A class chooses where its program writes them: to a file descriptor of its own, or to standard error. A line that is no message, or a
 //! wrong one, changes nothing: it is ignored with a warning, on standard error without one.
 
-use std::time::Duration;
+use std::{borrow::Cow, time::Duration};
 
 use bson::Bson;
 use recruiter_common::{failure, job::JobProgress};
@@ -67,11 +67,12 @@ impl Message {
     /// # Errors
     /// What is wrong with it.
     pub(super) fn parse(line: &[u8]) -> Option<Result<Self, String>> {
-        let (keyword, rest) = str::from_utf8(line).ok()?.split_once(": ")?;
+        let line = String::from_utf8_lossy(line);
+        let (keyword, rest) = line.split_once(": ")?;
         let rest = rest.trim();
         Some(match keyword {
             "progress" => progress(rest).map(Self::Progress),
-            "checkpoint" => json(rest).map(Self::Checkpoint),
+            "checkpoint" => json(&mended(rest.as_bytes())).map(Self::Checkpoint),
             "log" => Ok(Self::Log(rest.to_owned())),
             "extend" => duration(rest).map(Self::Extend),
             "retry-after" => duration(rest).map(Self::RetryAfter),
@@ -82,16 +83,63 @@ impl Message {
     }
 }
 
-/// `40%`, `40.5% text`, `3/10`, `3/10 text`.
+/// `40%`, `40.5% text`, `3/10`, `3/10 text`. Of a fraction, the whole part counts.
 fn progress(text: &str) -> Result<JobProgress, String> {
     let (number, text) = text.split_once(' ').map_or((text, ""), |(number, text)| (number, text.trim()));
     let number: Option<JobProgress> = match (number.strip_suffix('%'), number.split_once('/')) {
         (Some(percent), _) => percent.parse::<f64>().ok().filter(|percent| percent.is_finite()).map(JobProgress::from),
-        (None, Some((done, of))) => done.parse().ok().zip(of.parse().ok()).map(|done_of: (u64, u64)| done_of.into()),
+        (None, Some((done, of))) => done.parse().ok().and_then(count).zip(of.parse().ok().and_then(count)).map(JobProgress::from),
         (None, None) => None,
     };
     let progress = number.ok_or("a progress is written like `40%` or `3/10`, with a text after it")?;
     Ok(if text.is_empty() { progress } else { progress.text(text) })
+}
+
+/// The whole part of a number of things.
+pub(super) fn count(number: f64) -> Option<u64> {
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "it is not negative, and the largest count stands for more"
+    )]
+    (number >= 0.0 && number.is_finite()).then_some(number as u64)
+}
+
+/// Text of JSON that serde can read: what is not UTF-8, or half of a surrogate pair, becomes U+FFFD. `NaN` and `Infinity`, which some
+/// languages write, become a number that is out of range, so that only their own field is wrong.
+pub(super) fn mended(text: &[u8]) -> Cow<'_, str> {
+    let text = String::from_utf8_lossy(text);
+    if !["\\u", "NaN", "Infinity"].iter().any(|odd| text.contains(odd)) {
+        return text;
+    }
+    let (mut mended, mut rest, mut is_quoted) = (String::with_capacity(text.len()), &*text, false);
+    while let Some(at) = rest.find(['"', '\\']) {
+        let (before, from) = rest.split_at(at);
+        mended.push_str(&if is_quoted { before.into() } else { finite(before) });
+        let unit = |at: usize| from.get(at..at + 6)?.strip_prefix("\\u").and_then(|hex| u16::from_str_radix(hex, 16).ok());
+        let (length, instead) = match (from.starts_with('"'), unit(0), unit(6)) {
+            (true, ..) => (1, None),
+            (_, Some(0xD800..=0xDBFF), Some(0xDC00..=0xDFFF)) => (12, None),
+            (_, Some(0xD800..=0xDFFF), _) => (6, Some("\u{fffd}")),
+            _ => (from.ceil_char_boundary(2), None),
+        };
+        is_quoted ^= from.starts_with('"');
+        let (taken, left) = from.split_at(length);
+        mended.push_str(instead.unwrap_or(taken));
+        rest = left;
+    }
+    mended.push_str(&if is_quoted { rest.into() } else { finite(rest) });
+    mended.into()
+}
+
+/// A part of JSON that is in no quotes.
+fn finite(part: &str) -> Cow<'_, str> {
+    if part.contains(['N', 'I']) { part.replace("NaN", "1e999").replace("Infinity", "1e999").into() } else { part.into() }
+}
+
+/// The beginning of a line, for a warning.
+pub(super) fn quoted(line: &[u8]) -> String {
+    String::from_utf8_lossy(&line[..line.len().min(QUOTED)]).into_owned()
 }
 
 /// A value in extended JSON.
@@ -100,7 +148,11 @@ pub(super) fn json(text: &str) -> Result<Bson, String> {
     Bson::try_from(value).map_err(|error| format!("it cannot be stored: {error}"))
 }
 
+/// A delay below zero is none.
 fn duration(text: &str) -> Result<Duration, String> {
+    if let Some(Ok(_)) = text.strip_prefix('-').map(humantime::parse_duration) {
+        return Ok(Duration::ZERO);
+    }
     humantime::parse_duration(text).map_err(|error| format!("not a duration ({error}): write it like `30s`"))
 }
 
@@ -136,7 +188,9 @@ impl Obeyed {
     }
 
     fn obey_only(&mut self, line: &[u8], is_cut: bool, job: &Context) {
-        if is_cut {
+        // The beginning of these is enough.
+        let is_text = line.starts_with(b"log: ") || line.starts_with(b"give-up: ");
+        if is_cut && !is_text {
             self.warn(line, &format!("it is longer than {LONGEST} bytes"), job);
         } else if !self.obey(line, job) && !line.trim_ascii().is_empty() {
             self.warn(line, "it is no message", job);
@@ -168,7 +222,7 @@ impl Obeyed {
 
     /// Warns in the log of the worker about the first such line of the execution, and in the log of the job about each.
     fn warn(&mut self, line: &[u8], problem: &str, job: &Context) {
-        let quoted = String::from_utf8_lossy(&line[..line.len().min(QUOTED)]).into_owned();
+        let quoted = quoted(line);
         if !std::mem::replace(&mut self.has_warned, true) {
             tracing::warn!(job.id = %job.job_id(), job.class = job.class(), line = quoted, "ignoring a message of a program: {problem}");
         }
@@ -203,7 +257,10 @@ mod tests {
         for no_message in ["", "progress", "progress:40%", "Progress: 40%", " progress: 40%", "in progress: 40%", "warning: 40%"] {
             assert_eq!(parse(no_message), None, "{no_message}");
         }
-        assert_eq!(Message::parse(b"log: \xff"), None, "not UTF-8");
+        assert_eq!(Message::parse(b"give-up: caf\xe9"), Some(Ok(Message::GiveUp("caf\u{fffd}".into()))), "not UTF-8");
+        assert_eq!(parse(r#"checkpoint: "\ud83d\ude00 \ud83d""#), Some(Ok(Message::Checkpoint("😀 \u{fffd}".into()))));
+        assert_eq!(progress("progress: 3.7/10"), "3 of 10 (30 %)");
+        assert_eq!(parse("retry-after: -1s"), Some(Ok(Message::RetryAfter(Duration::ZERO))));
         for wrong in [
             "progress: most",
             "progress: NaN%",
@@ -213,7 +270,8 @@ mod tests {
             "checkpoint: {\"$oid\": 5}",
             "extend: soon",
             "error-class: a\tb",
-            "retry-after: -1s",
+            "retry-after: -soon",
+            "checkpoint: [NaN]",
         ] {
             assert!(matches!(parse(wrong), Some(Err(_))), "{wrong}: {:?}", parse(wrong));
         }
@@ -236,8 +294,10 @@ mod tests {
         obeyed.push(b"progress: 1/2\nrubbish\n\xff\xfe\nprogress: much\n\n", &job);
         obeyed.push(&vec![b'x'; 3 * LONGEST], &job);
         obeyed.push(b"\ngive-up: because", &job);
+        obeyed.push(&vec![b'x'; 3 * LONGEST], &job);
         obeyed.finish(&job);
-        assert_eq!((job.last_progress(), obeyed.give_up.as_deref()), (Some((1, 2).into()), Some("because")));
+        assert_eq!(job.last_progress(), Some((1, 2).into()));
+        assert!(obeyed.give_up.unwrap().starts_with("becausexxx"));
         let log = job.log_lines();
         assert_eq!(log.len(), 4, "{log:?}");
         assert_eq!(log[0], "ignored a message: it is no message: rubbish");

@@ -7,6 +7,7 @@
 //! | [`program`] | one execution of a program |
 //! | [`group`], [`streams`] | its processes and their standard streams |
 //! | [`long_lived`] | programs whose processes run many jobs |
+//! | [`said`] | what such a process says in one line |
 //! | [`messages`] | what a program reports while it runs |
 //! | [`template`] | its arguments |
 //! | [`output`] | its output |
@@ -22,6 +23,7 @@ mod messages;
 pub(crate) mod orphans;
 mod output;
 mod program;
+mod said;
 mod settings;
 pub mod stock;
 mod streams;

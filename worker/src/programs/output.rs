@@ -63,7 +63,7 @@ impl Output {
 fn json(output: &[u8]) -> Option<Bson> {
     let text = str::from_utf8(output).ok()?.trim();
     let is_compound = (text.starts_with('{') && text.ends_with('}')) || (text.starts_with('[') && text.ends_with(']'));
-    is_compound.then(|| messages::json(text).ok()).flatten()
+    is_compound.then(|| messages::json(&messages::mended(text.as_bytes())).ok()).flatten()
 }
 
 /// The end of standard error, and the error class that the program named anywhere in it.
@@ -101,9 +101,7 @@ impl Errors {
     }
 
     fn end_line(&mut self) {
-        if let Some(class) = error_class(&self.line) {
-            self.class = Some(class.to_owned());
-        }
+        self.class = error_class(&self.line).or(self.class.take());
         self.line.clear();
     }
 
@@ -122,7 +120,7 @@ impl Errors {
         let trace = String::from_utf8_lossy(&self.end);
         let is_message =
             |line: &str| error_class(line.as_bytes()).is_some() || (self.has_messages && Message::parse(line.as_bytes()).is_some());
-        let last = trace.lines().map(str::trim).rfind(|line| !line.is_empty() && !is_message(line));
+        let last = error_of_node(&trace).or_else(|| trace.lines().map(str::trim).rfind(|line| !line.is_empty() && !is_message(line)));
         let message = match last {
             Some(line) => format!("`{program}` {what}: {line}"),
             None => format!("`{program}` {what} without output on standard error"),
@@ -132,8 +130,48 @@ impl Errors {
     }
 }
 
+/// The error that Node.js describes when it crashes: the line after the one that marks the place in the source, or before the stack. Its
+/// last line is the version of Node.js.
+fn error_of_node(trace: &str) -> Option<&str> {
+    let lines: Vec<&str> = trace.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    lines.last().filter(|last| last.starts_with("Node.js v"))?;
+    let (is_mark, is_frame) = (|line: &&str| line.bytes().all(|byte| byte == b'^'), |line: &str| line.starts_with("at "));
+    let after_mark = lines.iter().rposition(is_mark).and_then(|mark| lines.get(mark + 1));
+    let before_stack = || lines.windows(2).rfind(|pair| is_frame(pair[1]) && !is_frame(pair[0])).map(|pair| &pair[0]);
+    after_mark.or_else(before_stack).copied()
+}
+
 /// The error class that a line of standard error names.
-fn error_class(line: &[u8]) -> Option<&str> {
-    let class = str::from_utf8(line.strip_prefix(ERROR_CLASS)?).ok()?.trim();
+fn error_class(line: &[u8]) -> Option<String> {
+    let class = String::from_utf8_lossy(line.strip_prefix(ERROR_CLASS)?).trim().to_owned();
     (!class.is_empty() && class.len() <= failure::LONGEST_CLASS && !class.contains(char::is_control)).then_some(class)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_crash_of_node_is_described_by_its_error() {
+        let described = |trace: &str| {
+            let mut errors = Errors::default();
+            errors.push(trace.as_bytes());
+            errors.into_failure(Path::new("node"), ExitStatus::from_raw(256)).message
+        };
+        for (trace, error) in [
+            (
+                "Error: earlier\n    at x\n/app.js:1\n  throw e\n  ^\n\nTypeError: a: b\n    at x (y:1:2) {\n  code: 5\n}\n\nNode.js v20.20.2\n",
+                "TypeError: a: b",
+            ),
+            ("/app.js:1\nthrow 5\n^\n5\n(Use `node --trace-uncaught ...` to show it)\n\nNode.js v24.1.0\n", "5"),
+            (
+                "/app.js:2\n\n\nSyntaxError: Unexpected end of input\n    at x\n    at y\n\nNode.js v20.20.2\n",
+                "SyntaxError: Unexpected end of input",
+            ),
+            ("warning\nthe last line\n", "the last line"),
+            ("Node.js v20.20.2\n", "Node.js v20.20.2"),
+        ] {
+            assert_eq!(described(trace), format!("`node` exited with 1: {error}"));
+        }
+    }
 }
