@@ -337,13 +337,13 @@ impl Process {
     /// Ends a process that has a job: by TERM, and by KILL a moment later. At once when the job may already run elsewhere.
     async fn stop(mut self, job: &Context) {
         if job.cancellation() != Some(Cancellation::ClaimLost) {
-            self.group.signal(Signal::SIGTERM);
+            self.group.terminate_all().await;
             tokio::select! {
                 _ = timeout(LINGER, self.group.leader_ended()) => {}
                 () = job.cancel.at_once() => {}
             }
         }
-        self.group.kill();
+        self.group.kill_all().await;
         // A process that waits for a dead disk survives KILL. The worker does not wait for it.
         let _ = timeout(LINGER, self.group.leader.wait()).await;
     }

@@ -1,13 +1,15 @@
 //! Runs a job by a program that the workables file names, without a shell.
 //!
 //! A job chooses arguments, never the program, and one placeholder never becomes two arguments. Every program leads a process group of
-//! its own. When an execution must end early, the whole group gets TERM, and KILL after `kill_after`. If the worker itself is killed,
+//! its own. When an execution must end early, it and all its descendants get TERM, and KILL after `kill_after`. If the worker itself is killed,
 //! only its supervisor can end the group; systemd does, with `KillMode=mixed` as in our unit and with its default `control-group`.
 
 use std::{
     ffi::OsString,
-    io,
+    fs::File,
+    io::{self, Seek as _, Write as _},
     num::NonZeroU32,
+    os::fd::OwnedFd,
     pin::{Pin, pin},
     process::Stdio,
     sync::{Arc, Mutex, PoisonError},
@@ -20,7 +22,7 @@ use futures_util::{
     FutureExt,
     future::{BoxFuture, FusedFuture, join4},
 };
-use nix::sys::signal::Signal;
+use nix::sys::memfd::{MFdFlags, memfd_create};
 use recruiter_common::{failure::Failure, shutdown::pause, spec::ClassDefaults};
 use tokio::{net::unix::pipe, process::Command, time::timeout};
 
@@ -43,6 +45,11 @@ use crate::{
 
 /// The file descriptor on which a program writes messages, if its class wants that.
 const MESSAGES: i32 = 3;
+/// The file descriptor from which a program reads its checkpoint, if that is too long for a variable of the environment.
+const CHECKPOINT: i32 = 4;
+/// Maximum length of a checkpoint in the environment, in bytes. Linux allows 128 KiB for one variable.
+const LONGEST_VARIABLE: usize = 64 * 1024;
+
 /// The program of one class.
 pub(crate) struct Program {
     /// How many jobs of the class run at a time in this process.
@@ -172,16 +179,28 @@ impl Invocation {
     /// Starts the program. Also returns the pipe with its messages, if its class wants one.
     fn start(&self, job: &Context) -> io::Result<(Group, Option<pipe::Receiver>)> {
         let mut command = self.command(job);
+        let mut descriptors = Vec::new();
+        if let Ok(Some(checkpoint)) = job.last_checkpoint::<Bson>() {
+            let checkpoint = checkpoint.into_relaxed_extjson().to_string();
+            if checkpoint.len() <= LONGEST_VARIABLE {
+                command.env("RECRUITER_CHECKPOINT", checkpoint);
+            } else {
+                descriptors.push(FdMapping { parent_fd: in_memory(checkpoint.as_bytes())?, child_fd: CHECKPOINT });
+                command.env("RECRUITER_CHECKPOINT_FD", CHECKPOINT.to_string());
+            }
+        }
         let messages = match self.settings.messages {
             MessagesOn::Descriptor => {
                 let (sender, receiver) = pipe::pipe()?;
-                let mapping = FdMapping { parent_fd: sender.into_blocking_fd()?, child_fd: MESSAGES };
-                command.fd_mappings(vec![mapping]).map_err(io::Error::other)?;
+                descriptors.push(FdMapping { parent_fd: sender.into_blocking_fd()?, child_fd: MESSAGES });
                 command.env("RECRUITER_FD", MESSAGES.to_string());
                 Some(receiver)
             }
             MessagesOn::Nothing | MessagesOn::StandardError => None,
         };
+        if !descriptors.is_empty() {
+            command.fd_mappings(descriptors).map_err(io::Error::other)?;
+        }
         Ok((Group::spawn(&mut command)?, messages))
     }
 
@@ -196,7 +215,7 @@ impl Invocation {
         mut streams: Pin<&mut impl FusedFuture>,
     ) {
         if job.cancellation() != Some(Cancellation::ClaimLost) {
-            group.signal(Signal::SIGTERM);
+            group.terminate_all().await;
             let all_gone = async {
                 // After an error the state of the program is unknown: it is killed.
                 let gone = with_streams(ended, streams.as_mut()).await;
@@ -210,7 +229,7 @@ impl Invocation {
                 () = job.cancel.at_once() => {}
             }
         }
-        group.kill();
+        group.kill_all().await;
     }
 
     /// The outcome of exit code 75: a snooze, up to the limit of the class.
@@ -239,11 +258,16 @@ impl Invocation {
             let left = deadline.saturating_duration_since(Instant::now());
             command.env("RECRUITER_TIME_LIMIT_MS", left.as_millis().to_string());
         }
-        if let Ok(Some(checkpoint)) = job.last_checkpoint::<Bson>() {
-            command.env("RECRUITER_CHECKPOINT", checkpoint.into_relaxed_extjson().to_string());
-        }
         command
     }
+}
+
+/// A file without a name that has this content.
+fn in_memory(content: &[u8]) -> io::Result<OwnedFd> {
+    let mut file = File::from(memfd_create("checkpoint", MFdFlags::MFD_CLOEXEC)?);
+    file.write_all(content)?;
+    file.rewind()?;
+    Ok(file.into())
 }
 
 #[cfg(test)]
@@ -257,7 +281,7 @@ pub(crate) mod tests {
     };
 
     use bson::{Binary, doc, spec::BinarySubtype};
-    use nix::{errno::Errno, unistd::Pid};
+    use nix::{errno::Errno, sys::signal::Signal, unistd::Pid};
     use recruiter_common::{failure, ids::JobId, job::Job};
 
     use super::*;
@@ -499,6 +523,33 @@ pub(crate) mod tests {
         let invocation = program.decode(bson::bson!({ "script": "printf %s \"$RECRUITER_CHECKPOINT\"" })).unwrap();
         let ended = invocation.execute(&job).await.unwrap();
         assert_eq!(ended.result, Some(doc! { "row": 7, "text": "$(id) `id`" }.into()), "JSON is stored as such");
+    }
+
+    /// Linux starts no program with a variable of more than 128 KiB, and this one has almost 384 KiB.
+    #[tokio::test]
+    async fn a_long_checkpoint_is_read_from_a_descriptor() {
+        let largest = "\u{1}".repeat(recruiter_common::job::notes::LARGEST_CHECKPOINT - 100);
+        let job = Arc::new(Context::for_tests().checkpoint(doc! { "text": &largest }).build());
+        let program = with(&["sh", "-c", "{script}"], |settings| settings.messages = MessagesOn::Descriptor);
+        let script = "test -z \"$RECRUITER_CHECKPOINT\" && echo 'log: x' >&3 && cat <&$RECRUITER_CHECKPOINT_FD";
+        let ended = program.decode(bson::bson!({ "script": script })).unwrap().execute(&job).await.unwrap();
+        assert_eq!((ended.result, job.log_lines()), (Some(doc! { "text": largest }.into()), vec!["x".to_owned()]));
+    }
+
+    /// Descendants that have left its group: one that is still a child of its child, one whose parent has ended, one without its variables.
+    #[tokio::test]
+    async fn cancellation_ends_descendants_in_sessions_of_their_own() {
+        for why in [Cancellation::Requested, Cancellation::ClaimLost] {
+            let directory = tempfile::tempdir().unwrap();
+            let script = "cd \"$0\"; for n in 1 2 3; do case $n in 3) clean='env -i';; esac; case $n in 2) end=exit;; *) end=wait;; esac
+                (setsid $clean sh -c \"trap '' TERM; echo \\$\\$ > pid$n; while :; do sleep 1; done\" > /dev/null 2>&1 & $end) & done
+                until test -s pid1 && test -s pid2 && test -s pid3; do sleep 0.1; done";
+            ended_by(Duration::from_millis(300), script, directory.path(), |job| job.cancel.cancel(why)).await;
+            for n in 1..=3 {
+                let pid = fs::read_to_string(directory.path().join(format!("pid{n}"))).unwrap();
+                wait_until("it is killed", || !is_running(&pid)).await;
+            }
+        }
     }
 
     #[tokio::test]
