@@ -8,8 +8,8 @@ use recruiter_common::{enqueue::LONGEST_NAME, roster::WorkOn};
 pub const DEFAULT_CONCURRENCY: u32 = 10;
 /// Maximum number of jobs at a time.
 pub const MOST_CONCURRENCY: u32 = 10_000;
-/// Default time for running jobs to end after a stop was requested.
-pub const DEFAULT_GRACE: Duration = Duration::from_secs(30);
+/// Default time for running jobs to end after a stop was requested. With `kill_after`, it fits into the 30 s of a container platform.
+pub const DEFAULT_GRACE: Duration = Duration::from_secs(20);
 /// Default heartbeat interval.
 pub const DEFAULT_HEARTBEAT: Duration = Duration::from_secs(5);
 /// Default lease.

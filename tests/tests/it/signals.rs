@@ -262,6 +262,6 @@ async fn logs_tell_final_failures_from_others_and_numbers_from_text() {
         assert_eq!((fields["error.class"].as_str().unwrap(), fields["job.id"].as_str().unwrap()), ("broken", job.to_string().as_str()));
         assert!(fields["duration_ms"].is_u64() && fields["error.message"].is_string(), "{line}");
     }
-    assert!(line(&of_worker, "taking no more jobs")["fields"]["grace_ms"] == 30_000);
+    assert!(line(&of_worker, "taking no more jobs")["fields"]["grace_ms"] == 20_000);
     assert!(line(&of_recruiter, "leading")["fields"]["lease.term"] == 1);
 }

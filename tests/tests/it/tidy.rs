@@ -109,4 +109,5 @@ fn systemd_waits_longer_than_the_grace() {
     let stop: u64 = stop.trim_end_matches('s').parse().unwrap();
     let grace = recruiter_worker::DEFAULT_GRACE.as_secs();
     assert!(stop > grace + 10, "TimeoutStopSec={stop} leaves no room after a grace of {grace} s");
+    assert!(grace + 10 <= 30, "Kubernetes kills a container 30 s after TERM");
 }
