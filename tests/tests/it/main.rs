@@ -9,6 +9,7 @@ mod builtins;
 mod bundles;
 mod cleaner;
 mod cli;
+mod clients;
 mod consumers;
 mod control;
 mod demo;
