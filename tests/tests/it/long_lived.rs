@@ -109,6 +109,7 @@ def waits(parameters, job):
 
 @job("deaf")
 def deaf(parameters, job):
+    job.checkpoint(subprocess.Popen(["setsid", "sleep", "600"]).pid)
     job.progress(50)
     time.sleep(600)
 
@@ -436,8 +437,13 @@ async fn a_cancelled_job_leaves_its_process_to_the_next_or_is_killed_with_it() {
         let mut worker = setting.python(&["echo", class], &format!("kill_after = \"{kill_after}\""), &["--concurrency", "1"]);
         let before = pid(&setting.run("echo", doc! {}).await);
         let job = setting.enqueue(class, doc! {}).await;
-        assert_eq!(end_of(&setting.cancel(job).await).0, "cancelled");
+        let cancelled = setting.cancel(job).await;
+        assert_eq!(end_of(&cancelled).0, "cancelled");
         assert_eq!(is_alive(before), is_left, "{class}");
+        if !is_left {
+            let daemon = u32::try_from(number(&cancelled, "checkpoint")).unwrap();
+            wait_until(SOON, "its child in another session is killed", async || !is_alive(daemon)).await;
+        }
         assert_eq!(pid(&setting.run("echo", doc! {}).await) == before, is_left, "{class}");
         worker.terminate();
         assert!(worker.wait_exit(SOON).await.success());

@@ -347,6 +347,7 @@ async fn a_program_that_must_end_hears_term_first() {
     worker.terminate();
     assert!(worker.wait_exit(SOON).await.success());
     assert_eq!(stopped.ended(&database).await, "interrupted");
+    assert!(worker.stderr().contains("interrupting jobs that did not end within the grace; if this happens often, raise it"));
     for job in [in_time, cancelled, stopped] {
         assert_eq!(job.lines(), ["started", "TERM"], "{}", job.file.display());
     }

@@ -90,6 +90,12 @@ async fn wait_for_jobs(session: &mut Session, end: SessionEnd, shutdown: &mut Sh
     let mut waited = wait(session, until, Duration::ZERO, shutdown).await;
     if waited == Waited::TimeOver {
         let why = if end == SessionEnd::MemoryLimit { Cancellation::MemoryLimit } else { Cancellation::WorkerStopping };
+        tracing::warn!(
+            worker.id = %session.id,
+            count = session.work.slots.running(),
+            grace_ms = milliseconds(grace),
+            "interrupting jobs that did not end within the grace; if this happens often, raise it, and the time that the supervisor waits"
+        );
         session.work.slots.for_each_job(|cancel| cancel.cancel(why));
         let cancelled_for = WAIT_AFTER_CANCEL.max(session.dependencies().registry.stops_within());
         waited = wait(session, Monotonic::now() + cancelled_for, HURRIED_FOR, shutdown).await;

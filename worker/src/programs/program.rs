@@ -560,6 +560,7 @@ pub(crate) mod tests {
             Some(doc! { "a": [1, 2.5, Bson::Null], "at": bson::DateTime::from_millis(1_000) }.into())
         );
         assert_eq!(result("echo '[1, \"two\"]'").await, Some(vec![Bson::from(1), "two".into()].into()));
+        assert_eq!(result(r#"printf '%s' '{"a": "caf\udce9"}'"#).await, Some(doc! { "a": "caf\u{fffd}" }.into()));
         for text in ["007", "true", "null", "\"x\"", "{a}", "[1", "{} {}", "{\"$oid\": 5}"] {
             assert_eq!(result(&format!("echo '{text}'")).await, Some(text.into()), "{text}");
         }

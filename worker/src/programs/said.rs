@@ -33,11 +33,10 @@ impl Said {
     /// # Errors
     /// When it is not of the protocol.
     pub(super) fn read(line: &[u8], is_cut: bool) -> Result<Self, String> {
-        let fields = Fields::read(&mended(line));
-        let mut fields = match fields.problem {
-            Some((None, problem)) if !is_cut => return Err(problem),
-            _ => fields,
-        };
+        let mut fields = Fields::read(&mended(line));
+        if let (Some((None, problem)), false) = (&fields.problem, is_cut) {
+            return Err(problem.clone());
+        }
         if let (Some((_, problem)), true) = (&mut fields.problem, is_cut) {
             *problem = "it is too long".into();
         }
@@ -195,7 +194,7 @@ fn object(value: &RawValue) -> Option<Fields> {
 
 fn progress(value: &RawValue) -> Result<JobProgress, String> {
     let Some(said) = object(value) else { return number(value).map(JobProgress::from) };
-    let number_of = |field| said.read.get(field).map(|value: &Box<RawValue>| number(value)).transpose();
+    let number_of = |field| said.read.get(field).map(|value| number(value)).transpose();
     let progress = match (number_of("done")?, number_of("of")?, number_of("percent")?) {
         (Some(done), Some(of), _) => count(done).zip(count(of)).map(JobProgress::from).ok_or("a count is not negative")?,
         (_, _, Some(percent)) => percent.into(),
