@@ -364,6 +364,8 @@ mod tests {
         check(minute().in_namespace(""), "a", "the namespace of a schedule is empty");
         check(minute().job(NewJob::of_class("", doc! {})), "a", "the class of a job is empty");
         check(minute().job(NewJob::of_class("c", doc! { "d": "x".repeat(5 << 20) })), "a", "store the data elsewhere");
+        let large = NewJob::of_class("c", doc! { "d": "x".repeat((4 << 20) - 100) }).tag("t".repeat(200));
+        check(minute().job(large), "a", "4194304 is the limit");
         check(minute().job(NewJob::of_class("c", doc! {}).with_id(JobId::new())), "a", "cannot have an id, a date");
         check(minute().job(NewJob::of_class("c", doc! {}).after(Duration::ZERO)), "a", "cannot have an id, a date");
         check(Schedule::every(Duration::from_secs(1)).expect("an interval"), "a", "has no job");

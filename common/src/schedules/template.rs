@@ -12,6 +12,7 @@ use crate::{
     job::{Keep, Priority, StoredPolicy},
     limits::{line_of_gate, resources_in},
     spec::{JobSpec, UnknownPolicies},
+    store::schema::LARGEST_WORKABLE,
 };
 
 /// Fields of a job that a template has as well.
@@ -34,6 +35,11 @@ pub(crate) fn template_of(job: NewJob) -> Result<Document, InvalidSchedule> {
         }
     }
     template.extend(SHARED.into_iter().filter_map(|field| Some((field.to_owned(), job.remove(field)?))));
+    let bytes = template.to_vec().map_err(|error| InvalidSchedule::Job { reason: error.to_string() })?.len();
+    if bytes > LARGEST_WORKABLE {
+        let reason = format!("with its tags and its retry policy it has {bytes} bytes, and {LARGEST_WORKABLE} is the limit");
+        return Err(InvalidSchedule::Job { reason });
+    }
     Ok(template)
 }
 

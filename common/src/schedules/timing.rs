@@ -3,18 +3,21 @@
 //! A *slot* is an instant at which a schedule runs. The slots of an interval are its multiples since 1970 in UTC: with `1h` the full hours.
 //! Therefore they do not depend on the moment of the declaration.
 //!
-//! When the clocks of the zone change, the rules of Vixie cron apply:
+//! When the clocks of the zone change, the rules of Vixie cron apply. Minutes and hours decide which; seconds never do:
 //!
-//! - An expression with a fixed hour and minute runs once a day. If the clock skips its time, it runs at the first instant after the gap. If
-//!   the clock repeats its time, it runs at the first of the two.
-//! - An expression with `*`, or a step, in the minutes or hours runs by the clock on the wall: not at times that the clock skips, and at both
-//!   of two equal times.
+//! - An expression with `*` or `*/n` in its minutes or hours follows the clock on the wall: it does not run at times that the clock skips, and
+//!   runs at both of two equal times.
+//! - Any other expression names times of the day, be it with single values, lists or ranges. If the clock skips some of them, it runs once at
+//!   the end of the gap. If the clock repeats a time, it runs at the first of the two.
+//!
+//! `croner` reads the expressions, and finds the next time on the wall. Its own search in a zone takes every list and every range for an
+//! expression of the first kind, drops a run whose gap ends on another day, and knows no `@midnight`.
 
 use std::{collections::VecDeque, fmt, time::Duration};
 
 use bson::{Bson, Document, doc};
-use chrono::{DateTime, TimeDelta, Utc};
-use chrono_tz::{TZ_VARIANTS, Tz};
+use chrono::{DateTime, NaiveDateTime, Offset as _, TimeDelta, TimeZone as _, Utc};
+use chrono_tz::{GapInfo, TZ_VARIANTS, Tz};
 use croner::parser::{CronParser, Seconds, Year};
 
 use super::InvalidSchedule;
@@ -46,17 +49,24 @@ impl Timing {
     /// # Errors
     /// When the expression is invalid or has no run, or the zone is unknown.
     pub fn cron(expression: &str, zone: &str) -> Result<Self, InvalidSchedule> {
-        let invalid = |reason: String| InvalidSchedule::Cron { expression: cut(expression), reason };
+        let shown = cut(expression);
+        let invalid = |reason: String| InvalidSchedule::Cron { expression: shown.clone(), reason };
         if expression.len() > LONGEST_EXPRESSION {
             return Err(invalid(format!("it has {} bytes, and {LONGEST_EXPRESSION} is the limit", expression.len())));
         }
         let zone: Tz = zone.parse().map_err(|_| InvalidSchedule::Zone { zone: cut(zone), similar: similar_zone(zone) })?;
         let parser = CronParser::builder().seconds(Seconds::Optional).year(Year::Disallowed).build();
-        let cron = parser.parse(expression).map_err(|error| invalid(reason_of(&error.to_string())))?;
-        let timing = Self(Kind::Cron { expression: expression.trim().to_owned(), zone, cron: Box::new(cron) });
+        // Single blanks: the validator of the collection does not know all that are blank here.
+        let expression = expression.split_whitespace().collect::<Vec<_>>().join(" ");
+        let fields = match expression.strip_prefix('@') {
+            Some(name) => fields_of(name).map_err(&invalid)?,
+            None => &expression,
+        };
+        let cron = parser.parse(fields).map_err(|error| invalid(reason_of(&error.to_string())))?;
+        let timing = Self(Kind::Cron { expression: expression.clone(), zone, cron: Box::new(cron) });
         match timing.next_after(reference()) {
             Some(_) => Ok(timing),
-            None => Err(InvalidSchedule::NeverRuns { expression: cut(expression) }),
+            None => Err(InvalidSchedule::NeverRuns { expression: shown }),
         }
     }
 
@@ -75,9 +85,21 @@ impl Timing {
     /// The first slot after `at`; `None` after the last one that a date can express.
     pub fn next_after(&self, at: Instant) -> Option<Instant> {
         match &self.0 {
-            Kind::Cron { zone, cron, .. } => {
+            Kind::Cron { zone, cron, .. } if follows_the_clock(cron) => {
                 let next = cron.find_next_occurrence(&at.with_timezone(zone), false).ok()?;
                 Some(next.with_timezone(&Utc)).filter(|next| *next > at)
+            }
+            Kind::Cron { zone, cron, .. } => {
+                // A later time on the wall never comes at an earlier instant, so the first one that comes after `at` is the next.
+                let offset = zone.offset_from_utc_datetime(&at.naive_utc()).fix();
+                let mut local = at.naive_utc().checked_add_offset(offset)?;
+                loop {
+                    local = cron.find_next_occurrence(&local, false).ok()?;
+                    let slot = comes_at(local, *zone)?;
+                    if slot > at {
+                        return Some(slot);
+                    }
+                }
             }
             Kind::Every(every) => {
                 let every = every.num_milliseconds();
@@ -151,6 +173,36 @@ fn reference() -> Instant {
     DateTime::from_timestamp(1_704_067_200, 0).unwrap_or_default()
 }
 
+/// Whether it runs by the clock on the wall, also when that changes.
+fn follows_the_clock(cron: &croner::Cron) -> bool {
+    cron.pattern.minutes.from_wildcard || cron.pattern.hours.from_wildcard
+}
+
+/// The instant at which the clock on the wall first shows this time, or skips it.
+fn comes_at(local: NaiveDateTime, zone: Tz) -> Option<Instant> {
+    if let Some(first) = zone.from_local_datetime(&local).earliest() {
+        return Some(first.with_timezone(&Utc));
+    }
+    let (begin, before) = GapInfo::new(&local, &zone)?.begin?;
+    Some(begin.checked_sub_offset(before.fix())?.and_utc())
+}
+
+/// The fields of a nickname, such as `daily`.
+fn fields_of(name: &str) -> Result<&'static str, String> {
+    let lower = name.to_lowercase();
+    Ok(match lower.as_str() {
+        "yearly" | "annually" => "0 0 1 1 *",
+        "monthly" => "0 0 1 * *",
+        "weekly" => "0 0 * * SUN",
+        "daily" | "midnight" => "0 0 * * *",
+        "hourly" => "0 * * * *",
+        _ if lower.starts_with("every") => {
+            return Err("a fixed interval is no cron expression; use `every` in place of `cron`, like `every = \"5m\"`".to_owned());
+        }
+        _ => return Err("of the names with `@` there are @yearly, @annually, @monthly, @weekly, @daily, @midnight and @hourly".to_owned()),
+    })
+}
+
 /// A text of others in a message: at most 80 characters.
 fn cut(text: &str) -> String {
     text.chars().take(80).collect()
@@ -172,6 +224,9 @@ fn similar_zone(zone: &str) -> Option<&'static str> {
     let best = TZ_VARIANTS.iter().max_by(|one, other| likeness(one).total_cmp(&likeness(other)))?;
     (likeness(best) > 0.9).then(|| best.name())
 }
+
+#[cfg(test)]
+mod reference;
 
 #[cfg(test)]
 mod tests {
@@ -205,6 +260,44 @@ mod tests {
         assert_eq!(slots(&every(7), "1969-12-31T23:59:50Z", 2), ["12-31T23:59:53Z", "01-01T00:00:00Z"]);
     }
 
+    #[test]
+    fn fixed_times_come_once_when_the_clocks_change() {
+        let check = |expression: &str, zone: &str, after: &str, expected: &[&str]| {
+            let timing = Timing::cron(expression, zone).expect(expression);
+            assert_eq!(slots(&timing, after, expected.len()), expected, "{expression} {zone}");
+        };
+        let (spring, autumn) = ("2027-03-28T00:00:00Z", "2027-10-30T22:00:00Z");
+        check("30 2,14 * * *", "Europe/Berlin", autumn, &["10-31T00:30:00Z", "10-31T13:30:00Z"]);
+        check("30 2,14 * * *", "Europe/Berlin", spring, &["03-28T01:00:00Z", "03-28T12:30:00Z"]);
+        check(
+            "0 1-5 * * *",
+            "Europe/Berlin",
+            autumn,
+            &["10-30T23:00:00Z", "10-31T00:00:00Z", "10-31T02:00:00Z", "10-31T03:00:00Z", "10-31T04:00:00Z"],
+        );
+        check("0,30 2 * * *", "Europe/Berlin", spring, &["03-28T01:00:00Z", "03-29T00:00:00Z"]);
+        check("0 2,3 * * *", "Europe/Berlin", spring, &["03-28T01:00:00Z", "03-29T00:00:00Z"]);
+        check("0 0,12 * * *", "America/Santiago", "2027-09-04T16:30:00Z", &["09-05T04:00:00Z", "09-05T15:00:00Z"]);
+        check("30 23 * * SAT", "America/Nuuk", "2027-03-27T00:00:00Z", &["03-28T01:00:00Z", "04-04T00:30:00Z"]);
+        check("*/10 30 2 * * *", "Europe/Berlin", spring, &["03-28T01:00:00Z", "03-29T00:30:00Z", "03-29T00:30:10Z"]);
+        check("* 30 2 * * *", "Europe/Berlin", "2027-10-31T00:30:59Z", &["11-01T01:30:00Z"]);
+        check("0 3 * * *", "Pacific/Apia", "2011-12-30T00:00:00Z", &["12-30T10:00:00Z", "12-30T13:00:00Z"]);
+        check("0 12 30 12 *", "Pacific/Apia", "2011-12-30T00:00:00Z", &["12-30T10:00:00Z"]);
+    }
+
+    #[test]
+    fn names_stand_for_their_fields() {
+        let check = |name: &str, fields: &str| {
+            assert_eq!(slots(&cron(name), "2026-01-01T00:30:00Z", 9), slots(&cron(fields), "2026-01-01T00:30:00Z", 9), "{name}");
+        };
+        check("@midnight", "0 0 * * *");
+        check(" @Daily\n", "0 0 * * *");
+        check("@annually", "@yearly");
+        check("@weekly", "0 0 * * 0");
+        check("@hourly", "0 * * * *");
+        check("@monthly", "0 0 1 * *");
+    }
+
     /// On 2026-03-29 at 2:00 (1:00 UTC) the clock in Berlin goes to 3:00.
     #[test]
     fn in_the_skipped_hour_a_daily_run_comes_after_the_gap_and_the_others_are_skipped() {
@@ -231,8 +324,17 @@ mod tests {
     #[test]
     fn the_slots_do_not_depend_on_where_the_search_begins() {
         let year = (at("2026-01-01T00:00:00Z"), at("2027-01-01T00:00:00Z"));
-        for zone in ["Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "UTC"] {
-            for expression in ["30 2 * * *", "0 2 * * *", "59 1 * * *", "*/20 * * * *", "15 */3 * * *", "0 0 * * SUN", "0 30 1-3 * * *"] {
+        for zone in ["Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "America/Nuuk", "UTC"] {
+            for expression in [
+                "30 2 * * *",
+                "0 2 * * *",
+                "59 1 * * *",
+                "*/20 * * * *",
+                "15 */3 * * *",
+                "0 0 * * SUN",
+                "0 30 1-3 * * *",
+                "0,30 0-3,22,23 * * *",
+            ] {
                 let timing = Timing::cron(expression, zone).expect(expression);
                 let slots: Vec<Instant> = timing.slots_after(year.0).take_while(|slot| *slot <= year.1).collect();
                 for pair in slots.windows(2) {
@@ -272,6 +374,10 @@ mod tests {
         check("0 0 0 1 1 * 2030", "UTC", "write minute, hour");
         check("61 * * * *", "UTC", "out of bounds");
         check("*/0 * * * *", "UTC", "`*/0 * * * *` is not a cron expression");
+        check("@every 5m", "UTC", "use `every` in place of `cron`");
+        check("@every", "UTC", "use `every`");
+        check("@reboot", "UTC", "there are @yearly");
+        check("0 3 * * * @daily", "UTC", "`0 3 * * * @daily` is not a cron expression");
         check("soon", "UTC", "`soon` is not a cron expression");
         check(&"1,".repeat(1_000), "UTC", "has 2000 bytes");
         check("0 3 * * *", "Europe/Berlim", "there is no zone `Europe/Berlim`; did you mean `Europe/Berlin`?");

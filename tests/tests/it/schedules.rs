@@ -426,6 +426,19 @@ async fn a_file_is_the_truth_about_its_namespace() {
     assert_eq!(database.raw("schedulers").distinct("_id", doc! {}).await.unwrap(), ["a", "foreign"].map(Bson::from));
     let said = recruiter(&database, &["schedules", "apply", "/nosuch.toml"]);
     assert!(said.code == 78 && said.err.contains("cannot read the file of schedules `/nosuch.toml`"), "{}", said.err);
+    // Whatever a dry run accepts: blanks of other scripts, and every name.
+    let odd = "[schedules.a]\ncron = \" 0\\u00A03\\u2003* * *\"\njob = { class = \"noop\" }\n".to_owned()
+        + "[schedules.e]\ncron = \"@Midnight\"\njob = { class = \"noop\" }\n";
+    for args in [&["--dry-run", "--json"][..], &["--json"]] {
+        expect(&apply(&odd, args), &[("a", "changed"), ("e", "created")]);
+    }
+    let said = apply(&odd.replace("@Midnight", "@every 5m"), &["--dry-run"]);
+    assert!(
+        said.code == 78 && said.err.contains("schedules.toml:6:8: `@every 5m` is not a cron expression: a fixed interval"),
+        "{}",
+        said.err
+    );
+    expect(&apply(a, &["--json"]), &[("a", "changed"), ("e", "removed")]);
     // An empty file removes all of its own.
     expect(&apply("", &["--json"]), &[("a", "removed")]);
 }
