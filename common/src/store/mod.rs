@@ -125,7 +125,7 @@ pub use self::{
     lines::Head,
     listener::{Hints, Listener},
     not_kept::NotKept,
-    rates::KeptCells,
+    rates::{FastLimits, KeptCells, RateCell},
     rescue::LockedJobs,
     retention::{Covered, OtherClasses, RetentionPosition, RetentionStep},
     roster::{HeartbeatReply, Offer, Registration},

@@ -80,7 +80,6 @@ impl Admission {
     /// The state at the beginning of a term.
     pub(crate) fn begin(settings: Settings, holders: &[PermitHolder], kept: KeptCells, now: Instant) -> Self {
         let mut admission = Self { cells: Cells::begin(kept, now), ..Self::default() };
-        admission.cells.limit_to(|resource| rate_of(&settings, resource), now);
         admission.change(settings, now);
         admission.confirm(holders);
         admission
@@ -155,7 +154,10 @@ impl Admission {
         self.without_permit.extend(limited.into_iter().map(|group| (resource_of_group(group), u32::MAX)));
         self.without_permit
             .retain(|resource, _| group_of_resource(resource).is_some_and(|group| has_capacity(&settings, &group.to_owned())));
-        self.cells.change(|resource| rate_of(&self.settings, resource), |resource| rate_of(&settings, resource));
+        self.cells.change(|resource| rate_of(&settings, resource), now);
+        let of_limits = settings.limits.iter().filter_map(|(name, limit)| Some((name.clone(), limit.rate?)));
+        let of_groups = settings.groups.iter().filter_map(|(group, settings)| Some((resource_of_group(group), settings.limit.rate?)));
+        self.cells.set_limits(of_limits.chain(of_groups), now);
         self.has_weights = settings.has_weights();
         self.ageing = Ageing::of(&settings);
         let is_closed = self.closures.change(&settings, now);
@@ -402,7 +404,7 @@ fn rate_of(settings: &Settings, resource: &str) -> Option<Rate> {
 mod tests {
     use std::time::Duration;
 
-    use recruiter_common::limits::GroupSettings;
+    use recruiter_common::{limits::GroupSettings, store::RateCell};
 
     use super::*;
 
@@ -525,7 +527,7 @@ mod tests {
         let begin = |kept: KeptCells, ms: i64| Admission::begin(settings.clone(), &[], kept, at(ms));
         let mut first = begin(KeptCells::default(), 0);
         let permit = first.admit(WorkerId::new(), &lane("api"), &job(), at(0)).unwrap().unwrap();
-        let kept: HashMap<String, Instant> = first.cells.to_keep().into_iter().collect();
+        let kept: HashMap<String, RateCell> = first.cells.to_keep().into_iter().collect();
         assert!(first.cells.to_keep().len() == 1, "until they are kept");
         first.cells.are_kept();
         assert!(first.cells.to_keep().is_empty());
@@ -533,7 +535,7 @@ mod tests {
             Some(Reason::Rate { until, .. }) => (until - at(0)).num_seconds(),
             other => panic!("{other:?}"),
         };
-        let second = begin(KeptCells { cells: kept, since: Some(at(-9_000_000)) }, 1_800_000);
+        let second = begin(KeptCells { cells: kept, since: Some(at(-9_000_000)), ..KeptCells::default() }, 1_800_000);
         let hour = 3_600..=3_603;
         assert!(permit.between.unwrap().1 < at(2_000) && hour.contains(&next(&second, 1_800_000)), "{}", next(&second, 1_800_000));
         let new = begin(KeptCells { since: Some(at(-9_000_000)), ..KeptCells::default() }, 0);

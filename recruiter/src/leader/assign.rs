@@ -310,10 +310,10 @@ impl Assigning {
             // Without its index MongoDB would not refuse a permit to a second worker.
             store.prepare_limited_jobs().await?;
         }
-        let cells = self.admission.cells().to_keep();
-        if !cells.is_empty() {
+        let (cells, fast) = (self.admission.cells().to_keep(), self.admission.cells().fast_to_keep());
+        if !cells.is_empty() || fast.is_some() {
             // Before the assignment: the next leader must not take these cells again.
-            store.keep_cells(&cells).await?;
+            store.keep_cells(term, &cells, fast.as_ref()).await?;
             self.admission.cells().are_kept();
         }
         let round = RoundId::new();

@@ -13,9 +13,13 @@
 //!
 //! A new leader takes no cell that an earlier leader can have taken. It knows those of slow rates, and of leads of more than two seconds, from
 //! the database.
+//!
+//! **A changed rate.** The starts that are not paid off yet count at the new rate, but no more of them than its burst: a cell that is n
+//! intervals ahead is n new intervals ahead afterwards. A start that is on its way may still come until the end of its interval. Therefore the
+//! new intervals begin there, and an interval is no longer than a second or its lead, even if the next cell is far away.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     time::Duration,
 };
 
@@ -24,7 +28,7 @@ use recruiter_common::{
     ids::JobId,
     instant::Instant,
     limits::Rate,
-    store::{KeptCells, ScheduledJob},
+    store::{FastLimits, KeptCells, RateCell, ScheduledJob},
 };
 
 /// The longest lead of a rate with a burst at the beginning.
@@ -33,11 +37,16 @@ const LEAD: TimeDelta = TimeDelta::milliseconds(100);
 const USUAL_LEAD: TimeDelta = TimeDelta::seconds(2);
 /// The longest lead: a worker starts a job within this time after its assignment, or MongoDB does not answer.
 const LONGEST_LEAD: TimeDelta = TimeDelta::seconds(10);
+/// A start is allowed for at least this time, as far as its cell is away.
+const SPAN: TimeDelta = TimeDelta::seconds(1);
 /// Clocks differ by less than this.
 const CLOCK_MARGIN: TimeDelta = TimeDelta::seconds(1);
 /// If starts are further apart, the next free cell is kept for the next leader.
 const SLOW: TimeDelta = TimeDelta::seconds(5);
-/// Maximum number of resources with a known cell. Above it, those whose cell has passed are dropped. And of jobs with a known lead.
+/// No start counts for longer: the longest burst, and the longest interval.
+const LONGEST: TimeDelta = TimeDelta::days(366 + 30);
+/// Maximum number of resources with a known cell. Above it, those whose cell has passed are dropped. And of jobs with a known lead, and of
+/// limits that are known to be fast.
 const MOST: usize = 10_000;
 
 /// The cells of all resources with a rate.
@@ -46,9 +55,17 @@ pub(crate) struct Cells {
     /// When the term began. Earlier leaders may have taken cells before it.
     began: Option<Instant>,
     /// The first cell of each resource that no start has taken.
-    cells: HashMap<String, Instant>,
+    cells: HashMap<String, RateCell>,
     /// Earlier leaders have kept the cells of slow rates since this instant. `None`: there was no leader before.
     kept_since: Option<Instant>,
+    /// Limits that were fast until then, under earlier leaders: these have kept no cells of them.
+    fast_before: BTreeMap<String, Instant>,
+    /// The limits that are fast, for the next leader, and those that were until then.
+    fast: FastLimits,
+    /// Whether the next leader must know of the fast limits before the assignment.
+    is_fast_new: bool,
+    /// Starts that a change did not count, because the new burst has no room for them, and until when they may still be on their way.
+    uncounted: HashMap<String, (u128, Instant)>,
     /// The cells of which the next leader must know before the assignment.
     to_keep: BTreeSet<String>,
     /// Leads that are longer than needed for the usual travel.
@@ -62,7 +79,8 @@ pub(crate) struct Cells {
 impl Cells {
     /// The cells at the beginning of a term.
     pub(super) fn begin(kept: KeptCells, now: Instant) -> Self {
-        Self { began: Some(now), kept_since: kept.since, cells: kept.cells, ..Self::default() }
+        let fast_before = kept.fast.iter().map(|(name, until)| (name.clone(), until.unwrap_or(now))).collect();
+        Self { began: Some(now), kept_since: kept.since, cells: kept.cells, fast_before, fast: kept.fast, ..Self::default() }
     }
 
     /// Notes that a worker has answered an assignment within this time.
@@ -85,13 +103,15 @@ impl Cells {
     /// Takes the next cell for the start of this job. Returns when the start is allowed.
     pub(super) fn take(&mut self, resource: &str, rate: Rate, job: &ScheduledJob, now: Instant) -> (Instant, Instant) {
         let lead = self.learn(resource, rate, job);
-        let (from, until) = (self.cell(resource, rate) - tolerance(rate), self.until(resource, rate, now));
+        let (from, cell) = (self.cell(resource, rate) - tolerance(rate), self.until(resource, rate, now));
+        let until = cell.min(now + lead.max(SPAN));
         if interval(rate) > SLOW || lead > USUAL_LEAD.max(tolerance(rate)) {
             self.to_keep.insert(resource.to_owned());
         }
-        self.cells.insert(resource.to_owned(), until + interval(rate));
+        let last = self.cells.get(resource).map_or(until, |before| before.until.max(until));
+        self.cells.insert(resource.to_owned(), RateCell { at: cell + interval(rate), until: last, rate: Some(rate) });
         if self.cells.len() > MOST {
-            self.cells.retain(|_, cell| *cell > now);
+            self.cells.retain(|_, cell| cell.at > now);
         }
         // Rounded so that the interval becomes shorter.
         ((from.max(Instant::UNIX_EPOCH) + TimeDelta::nanoseconds(999_999)).trunc_subsecs(3), until.trunc_subsecs(3))
@@ -132,42 +152,69 @@ impl Cells {
         self.assigned.clear();
     }
 
-    /// Applies changed rates: the next start follows the last one at the new rate.
-    pub(super) fn change(&mut self, before: impl Fn(&str) -> Option<Rate>, now: impl Fn(&str) -> Option<Rate>) {
+    /// Applies changed rates to the starts that were assigned before, also by an earlier leader.
+    pub(super) fn change(&mut self, rate_of: impl Fn(&str) -> Option<Rate>, now: Instant) {
         for (resource, cell) in &mut self.cells {
-            if let (Some(before), Some(now)) = (before(resource), now(resource)) {
-                *cell = *cell - interval(before) + interval(now);
+            let Some(rate) = rate_of(resource).filter(|rate| cell.rate != Some(*rate)) else { continue };
+            if [cell.rate, Some(rate)].into_iter().flatten().any(|rate| interval(rate) > SLOW) {
+                self.to_keep.insert(resource.clone());
             }
+            let uncounted = self.uncounted.remove(resource).filter(|(_, until)| *until > now).map_or(0, |(count, _)| count);
+            let (at, uncounted) = changed(*cell, uncounted, rate, now);
+            if uncounted > 0 && cell.until > now {
+                self.uncounted.insert(resource.clone(), (uncounted, cell.until));
+            }
+            (cell.at, cell.rate) = (at, Some(rate));
         }
     }
 
-    /// Applies rates whose earlier value is not known: an earlier leader may have kept a cell of a slower one, which is far away.
-    pub(super) fn limit_to(&mut self, rate_of: impl Fn(&str) -> Option<Rate>, now: Instant) {
-        for (resource, cell) in &mut self.cells {
-            if let Some(rate) = rate_of(resource) {
-                *cell = (*cell).min(now + tolerance(rate).max(LONGEST_LEAD) + interval(rate));
-            }
+    /// Notes which limits there are now, and their rates.
+    pub(super) fn set_limits(&mut self, rates: impl Iterator<Item = (String, Rate)>, now: Instant) {
+        let are_fast: BTreeSet<String> = rates.filter(|(_, rate)| interval(*rate) <= SLOW).map(|(name, _)| name).collect();
+        let mut fast = self.fast.clone();
+        for until in fast.iter_mut().filter(|(name, _)| !are_fast.contains(*name)).map(|(_, until)| until) {
+            *until = until.or(Some(now));
         }
+        fast.extend(are_fast.into_iter().map(|name| (name, None)));
+        fast.retain(|_, until| until.is_none_or(|until| until > now - LONGEST));
+        if fast.len() > MOST {
+            // Every limit may have been fast.
+            fast = [("*".to_owned(), None)].into();
+        }
+        self.is_fast_new |= fast != self.fast;
+        self.fast = fast;
+    }
+
+    /// The limits that are fast, or were until then, if the next leader must know them before the next assignment.
+    pub(super) fn fast_to_keep(&self) -> Option<FastLimits> {
+        self.is_fast_new.then(|| self.fast.clone())
     }
 
     /// The cells that the next leader must know, to keep them before the assignments that take the cells before them. If that fails, they are
     /// returned again.
-    pub(super) fn to_keep(&self) -> Vec<(String, Instant)> {
+    pub(super) fn to_keep(&self) -> Vec<(String, RateCell)> {
         self.to_keep.iter().filter_map(|resource| Some((resource.clone(), *self.cells.get(resource)?))).collect()
     }
 
     /// Notes that these cells are kept.
     pub(super) fn are_kept(&mut self) {
         self.to_keep.clear();
+        self.is_fast_new = false;
     }
 
     /// The first cell of this resource that no start can have taken.
     fn cell(&self, resource: &str, rate: Rate) -> Instant {
         // An earlier leader has taken no later cell, except cells that it has kept.
-        let others_until = if interval(rate) > SLOW { self.kept_since } else { self.began };
+        let others_until = if interval(rate) > SLOW { self.kept_since.max(self.fast_until(resource)) } else { self.began };
         let after_others = others_until.map(|until| until + tolerance(rate).max(USUAL_LEAD) + interval(rate) + CLOCK_MARGIN);
         // A kept cell of a rate that is no longer kept may be older.
-        self.cells.get(resource).copied().into_iter().chain(after_others).max().unwrap_or(Instant::UNIX_EPOCH)
+        self.cells.get(resource).map(|cell| cell.at).into_iter().chain(after_others).max().unwrap_or(Instant::UNIX_EPOCH)
+    }
+
+    /// Until when this resource may have had a fast rate under earlier leaders.
+    fn fast_until(&self, resource: &str) -> Option<Instant> {
+        let is_of = |name: &str| name == resource || name.strip_suffix('*').is_some_and(|prefix| resource.starts_with(prefix));
+        self.fast_before.iter().filter(|(name, _)| is_of(name)).map(|(_, until)| *until).max()
     }
 
     /// The end of the interval of the next start.
@@ -182,6 +229,24 @@ impl Cells {
     fn shortest_lead(&self, rate: Rate) -> TimeDelta {
         shortest_lead(rate).max(self.travel * 2)
     }
+}
+
+/// The cell at another rate, if so many further starts are on their way. And how many starts it does not count.
+fn changed(cell: RateCell, uncounted: u128, rate: Rate, now: Instant) -> (Instant, u128) {
+    let owed = cell.at - now;
+    let Some(before) = cell.rate else {
+        // An earlier release has kept it, perhaps at a slower rate.
+        return (cell.at.min(now + tolerance(rate).max(LONGEST_LEAD) + interval(rate)), 0);
+    };
+    if owed <= TimeDelta::zero() {
+        return (cell.at, 0);
+    }
+    let nanos = |time: TimeDelta| u128::try_from(time.num_nanoseconds().unwrap_or(i64::MAX)).unwrap_or(0);
+    let [new, old] = [rate, before].map(|rate| nanos(interval(rate)).max(1));
+    let owed = (nanos(owed) * new).div_ceil(old) + uncounted * new;
+    let counted = owed.min(nanos(interval(rate) + tolerance(rate)));
+    let at = cell.until.max(now) + TimeDelta::nanoseconds(i64::try_from(counted).unwrap_or(i64::MAX));
+    (at, (owed - counted).div_ceil(new))
 }
 
 /// How much earlier than its cell a start is allowed.
@@ -219,12 +284,18 @@ mod tests {
     }
 
     /// In no period are there more starts than the rate allows.
-    fn check(rate: Rate, mut started: Vec<Instant>) {
+    fn check(rate: Rate, started: Vec<Instant>) {
+        check_with(rate, started, 0);
+    }
+
+    /// The same, if so many starts were on their way when the rate was changed.
+    fn check_with(rate: Rate, mut started: Vec<Instant>, on_their_way: usize) {
+        let burst = on_their_way.max(rate.burst as usize);
         started.sort();
         for (index, first) in started.iter().enumerate() {
-            for (more, last) in started[index..].iter().enumerate().take(3 * rate.burst as usize + 50) {
+            for (more, last) in started[index..].iter().enumerate().take(3 * burst + 50) {
                 let time = (*last - *first).num_milliseconds() as f64;
-                let allowed = f64::from(rate.burst) + time * f64::from(rate.starts) / rate.per.as_millis() as f64;
+                let allowed = burst as f64 + time * f64::from(rate.starts) / rate.per.as_millis() as f64;
                 assert!((more + 1) as f64 <= allowed + 1e-6, "{rate}: {} starts within {time} ms", more + 1);
             }
         }
@@ -357,20 +428,87 @@ mod tests {
 
     /// The cell of a start that may still happen is not moved by settings that are the same, nor by a new term.
     #[test]
-    fn a_change_keeps_the_distance_to_the_last_start() {
+    fn a_change_counts_the_starts_that_are_not_paid_off() {
         let (slow, fast) = (rate(1, 60_000, 1), rate(10, 1_000, 1));
         let mut cells = Cells::begin(KeptCells::default(), at(-1_000_000));
         let until = cells.take("api", slow, &job(), at(0)).1;
-        cells.change(|_| Some(slow), |_| Some(slow));
+        cells.change(|_| Some(slow), at(0));
         assert_eq!(cells.room("api", slow, until), Err(until + interval(slow)));
-        cells.change(|_| Some(slow), |_| Some(fast));
+        cells.change(|_| None, at(0));
+        cells.change(|_| Some(fast), at(0));
         assert_eq!(cells.room("api", fast, at(0)), Err(until + interval(fast)));
         // A long lead: the next leader waits for the start that may still happen.
         cells.observe(Duration::from_secs(4));
         let until = cells.take("api", fast, &job(), at(100_000)).1;
-        let kept: HashMap<String, Instant> = cells.to_keep().into_iter().collect();
-        let mut next = Cells::begin(KeptCells { cells: kept, since: Some(at(0)) }, at(100_500));
-        next.limit_to(|_| Some(fast), at(100_500));
-        assert_eq!(next.room("api", fast, at(100_500)), Err(until + interval(fast)));
+        let kept: HashMap<String, RateCell> = cells.to_keep().into_iter().collect();
+        let begin = |rate: Rate| {
+            let mut next = Cells::begin(KeptCells { cells: kept.clone(), since: Some(at(0)), ..KeptCells::default() }, at(100_500));
+            next.change(|_| Some(rate), at(100_500));
+            next.room("api", rate, at(100_500))
+        };
+        assert_eq!(begin(fast), Err(until + interval(fast)));
+        assert!(begin(slow).is_err_and(|opens| opens >= until + interval(slow)));
+    }
+
+    /// 100 starts in an hour are used up.
+    #[test]
+    fn a_rate_that_is_raised_allows_the_next_start_soon() {
+        let (hourly, minutely) = (rate(100, 3_600_000, 100), rate(100, 60_000, 100));
+        let mut cells = Cells::begin(KeptCells::default(), at(-1_000_000_000));
+        (0..100).for_each(|_| _ = cells.take("api", hourly, &job(), at(0)));
+        let open = |cells: &Cells, rate, now| match cells.room("api", rate, at(now)) {
+            Ok(_) => 0,
+            Err(opens) => (opens - at(now)).num_milliseconds(),
+        };
+        let wait = open(&cells, hourly, 10_000);
+        assert!((20_000..36_100).contains(&wait), "{wait}");
+        let kept: HashMap<String, RateCell> = cells.to_keep().into_iter().collect();
+        let mut next = Cells::begin(KeptCells { cells: kept, since: Some(at(-2_000_000_000)), ..KeptCells::default() }, at(10_000));
+        for cells in [&mut cells, &mut next] {
+            cells.change(|_| Some(minutely), at(10_000));
+            let wait = open(cells, minutely, 10_000);
+            assert!((100..2_000).contains(&wait), "{wait}");
+            for _ in 0..50 {
+                assert!(cells.room("api", minutely, at(45_000)).is_ok());
+                cells.take("api", minutely, &job(), at(45_000));
+            }
+            assert_eq!(cells.to_keep().len(), 1, "the next leader does not go back to the old cell");
+        }
+    }
+
+    /// What a leader writes before an assignment.
+    fn keep(kept: &mut KeptCells, cells: &mut Cells) {
+        kept.cells.extend(cells.to_keep());
+        if let Some(fast) = cells.fast_to_keep() {
+            kept.fast = fast;
+        }
+        cells.are_kept();
+    }
+
+    /// 100 starts in a minute are used up, the leader dies, and the limit is 100 in an hour. The next leader knows no cell of the fast rate.
+    #[test]
+    fn a_rate_that_is_lowered_without_a_leader_begins_without_a_burst() {
+        let (minutely, hourly) = (rate(100, 60_000, 100), rate(100, 3_600_000, 100));
+        for (name, resource) in [("api", "api"), ("customer:*", "customer:17"), ("@mail", "@mail")] {
+            let mut kept = KeptCells { since: Some(at(-1_000_000_000)), ..KeptCells::default() };
+            let mut cells = Cells::begin(kept.clone(), at(-1_000_000_000));
+            cells.set_limits([(name.to_owned(), minutely)].into_iter(), at(0));
+            (0..100).for_each(|_| _ = cells.take(resource, minutely, &job(), at(0)));
+            keep(&mut kept, &mut cells);
+            // Neither the next leader nor the one after it.
+            for began in [10_000, 15_000] {
+                cells = Cells::begin(kept.clone(), at(began));
+                cells.set_limits([(name.to_owned(), hourly)].into_iter(), at(began));
+                assert!(cells.room(resource, hourly, at(began)).is_err_and(|opens| opens < at(60_000)), "{name}");
+                assert!(cells.room("other", hourly, at(began)).is_ok_and(|room| room > 90));
+                keep(&mut kept, &mut cells);
+            }
+            cells.set_limits([(name.to_owned(), hourly)].into_iter(), at(20_000));
+            assert_eq!(cells.fast_to_keep(), None, "written once");
+            cells.set_limits([].into_iter(), at(0) + LONGEST * 2);
+            assert_eq!(cells.fast_to_keep(), Some(FastLimits::new()));
+            cells.set_limits((0..=MOST).map(|number| (number.to_string(), minutely)), at(0));
+            assert_eq!(cells.fast_to_keep(), Some([("*".to_owned(), None)].into()));
+        }
     }
 }

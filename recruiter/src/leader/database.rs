@@ -10,7 +10,7 @@ use recruiter_common::{
     instant::Instant,
     limits::{Pause, Settings},
     roster::{AvailableWorker, PermitHolder},
-    store::{Channel, DueJobs, Head, Hint, Lane, Planned, Store, StoreError},
+    store::{Channel, DueJobs, FastLimits, Head, Hint, Lane, Planned, RateCell, Store, StoreError},
 };
 
 /// Number of further jobs per slot that a search asks for, so that the next rounds need not search.
@@ -50,7 +50,7 @@ pub(crate) trait Database {
     async fn halted_lines(&self, gates: &[&str]) -> Result<HashMap<String, Pause>, StoreError>;
     async fn settings(&self) -> Result<Settings, StoreError>;
     async fn prepare_limited_jobs(&self) -> Result<(), StoreError>;
-    async fn keep_cells(&self, cells: &[(String, Instant)]) -> Result<(), StoreError>;
+    async fn keep_cells(&self, term: LeaseTerm, cells: &[(String, RateCell)], fast: Option<&FastLimits>) -> Result<(), StoreError>;
     async fn permit_holders(&self) -> Result<Vec<PermitHolder>, StoreError>;
     async fn running_without_permit(&self, group: &str) -> Result<u64, StoreError>;
     async fn assign_if_available(&self, term: LeaseTerm, round: RoundId, planned: &[Planned]) -> Result<Vec<WorkerId>, StoreError>;
@@ -122,8 +122,8 @@ impl Database for Store {
         self.prepare_limited_jobs().await
     }
 
-    async fn keep_cells(&self, cells: &[(String, Instant)]) -> Result<(), StoreError> {
-        self.keep_cells(cells).await
+    async fn keep_cells(&self, term: LeaseTerm, cells: &[(String, RateCell)], fast: Option<&FastLimits>) -> Result<(), StoreError> {
+        self.keep_cells(term, cells, fast).await
     }
 
     async fn permit_holders(&self) -> Result<Vec<PermitHolder>, StoreError> {

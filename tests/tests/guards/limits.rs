@@ -7,9 +7,9 @@ use recruiter_common::{
     enqueue::NewJob,
     ids::{JobId, LeaseTerm, RoundId, WorkerId},
     instant::Instant,
-    limits::Permit,
+    limits::{Permit, Rate},
     roster::PermitHolder,
-    store::{AssignedJobs, KeptCells, Planned},
+    store::{AssignedJobs, FastLimits, KeptCells, Planned, RateCell},
 };
 
 use crate::setting::{Setting, TERM};
@@ -129,23 +129,40 @@ async fn a_busy_worker_that_holds_permits_is_read_with_those_that_accept_jobs() 
 }
 
 #[tokio::test]
-async fn the_cells_of_slow_rates_outlive_their_leader_and_only_grow() {
+async fn the_cells_of_slow_rates_outlive_their_leader_and_those_of_a_later_one_stay() {
     let setting = Setting::new().await;
     let (now, hour) = (setting.store.now(), Duration::from_secs(3_600));
     assert_eq!(setting.store.kept_cells(LeaseTerm(1)).await.unwrap(), KeptCells::default());
-    let keep = async |name: &str, at: Instant| setting.store.keep_cells(&[(name.to_owned(), at)]).await.unwrap();
-    keep("api", now + hour).await;
-    keep("api", now).await;
-    keep("@mail", now - hour).await;
+    let rate = Some(Rate::new(100, hour, 100).unwrap());
+    let keep = async |term: i64, name: &str, at: Instant| {
+        let cell = RateCell { at, until: at - hour / 2, rate };
+        setting.store.keep_cells(LeaseTerm(term), &[(name.to_owned(), cell)], None).await
+    };
+    keep(2, "api", now + 2 * hour).await.unwrap();
+    keep(2, "api", now + hour).await.unwrap();
+    keep(1, "api", now).await.expect_err("a later leader has kept it");
+    keep(1, "@mail", now - hour).await.unwrap();
     let long_ago = doc! { "_id": "not a cell", "cell": bson::DateTime::from_millis(0) };
     setting.database.raw("metadata").insert_one(long_ago).await.unwrap();
     let kept = setting.store.kept_cells(LeaseTerm(2)).await.unwrap();
     assert_eq!(setting.count("metadata", doc! { "_id": "not a cell" }).await, 1);
     assert_eq!(kept.cells.keys().collect::<Vec<_>>(), ["api"]);
-    assert!(kept.cells["api"] >= now + hour - Duration::from_millis(1) && kept.since.is_none(), "{kept:?}");
+    let cell = kept.cells["api"];
+    let is_soon_after = |at: Instant, before: Instant| (before..before + Duration::from_millis(2)).contains(&at);
+    assert!(is_soon_after(cell.at, now + hour) && is_soon_after(cell.until, now + hour / 2) && cell.rate == rate, "{kept:?}");
+    assert!(kept.since.is_none() && kept.fast.is_empty(), "{kept:?}");
     assert_eq!(setting.count("metadata", doc! { "_id": { "$regex": "^rate:" } }).await, 1, "the other has passed");
     setting.store.prune_not_kept(now + hour).await.unwrap();
     assert_eq!(setting.store.kept_cells(LeaseTerm(2)).await.unwrap(), kept, "counts are deleted, and not cells");
     setting.set("metadata", "rates", doc! { "term": 7_i64 }).await;
     assert!(setting.store.kept_cells(LeaseTerm(8)).await.unwrap().since.is_some(), "others have led before");
+
+    // A leader of an earlier release writes the cell only.
+    setting.set("metadata", "rate:api", doc! { "cell": bson::DateTime::from_chrono(now + 3 * hour) }).await;
+    assert_eq!(setting.store.kept_cells(LeaseTerm(8)).await.unwrap().cells["api"].rate, None);
+
+    let fast: FastLimits = [("api".to_owned(), None), ("customer:*".to_owned(), Some(kept.cells["api"].at))].into();
+    setting.store.keep_cells(LeaseTerm(8), &[], Some(&fast)).await.unwrap();
+    setting.store.keep_cells(LeaseTerm(7), &[], Some(&FastLimits::new())).await.unwrap();
+    assert_eq!(setting.store.kept_cells(LeaseTerm(8)).await.unwrap().fast, fast, "those of the later leader");
 }

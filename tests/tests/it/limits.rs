@@ -187,6 +187,59 @@ async fn a_new_leader_goes_on_with_a_slow_rate() {
     .await;
 }
 
+/// The rates of a name, of a prefix and of a group are changed, while a recruiter leads and while none does.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_changed_rate_counts_what_was_started_and_no_longer_than_it_should() {
+    let set = async |world: &World, rate: &str| {
+        for name in ["api", "customer:*", "@mail"] {
+            limits::set_limit(&world.store, name, Limit { capacity: None, rate: Some(rate.parse().unwrap()) }).await.unwrap();
+        }
+    };
+    let enqueue = async |world: &World, count: usize| {
+        for _ in 0..count {
+            for job in [Entry::lasting(0).limit("api"), Entry::lasting(0).limit("customer:7"), Entry::lasting(0).in_group("mail")] {
+                world.enqueue(job, Policy::Never).await.unwrap();
+            }
+        }
+    };
+    // When the limited jobs began, after an ordinary one has run.
+    let begins = async |world: &World| {
+        let ordinary = world.enqueue(Entry::lasting(0), Policy::Never).await.unwrap();
+        world.wait_for("the ordinary job ends", async || world.archived(ordinary).await.is_some()).await;
+        let begins = world.ledger().into_iter().filter(|line| line.event == Event::Begin && line.execution().0 != ordinary);
+        begins.map(|line| line.at_ms).collect::<Vec<i64>>()
+    };
+    let mut world = world(&["60"]).await;
+    set(&world, "20/1h").await;
+    enqueue(&world, 30).await;
+    world.wait_for("the rate is used up", async || begun(&world).await == 60).await;
+    set(&world, "20/10s").await;
+    world.wait_for("the others start at the raised rate", async || world.unfinished().await == 0).await;
+    let last = *begins(&world).await.iter().max().unwrap();
+    set(&world, "20/1h").await;
+    settings_are_known(&world).await;
+    let known = monotonic_ms();
+    enqueue(&world, 20).await;
+    let more = begins(&world).await.into_iter().filter(|at| *at > last).count();
+    // Each start is paid off in half a second, and later in three minutes. The helpers have begun three other jobs.
+    let allowed = 3 * (2 + (known - last) / 500 + (monotonic_ms() - known) / 180_000) + 3;
+    assert!(i64::try_from(more).unwrap() <= allowed, "{more} starts, and {allowed} are allowed");
+
+    set(&world, "20/10s").await;
+    world.wait_for("they start at the raised rate", async || world.unfinished().await == 0).await;
+    let killed = monotonic_ms();
+    world.members[0].process.kill();
+    set(&world, "20/1h").await;
+    world.start(Role::Recruiter, &[], &[]);
+    enqueue(&world, 20).await;
+    let more = begins(&world).await.into_iter().filter(|at| *at > killed).count();
+    let allowed = 3 * ((monotonic_ms() - killed) / 180_000);
+    assert!(i64::try_from(more).unwrap() <= allowed, "{more} starts under the next leader, and {allowed} are allowed");
+    set(&world, "20/10s").await;
+    world.wait_for("all start at the raised rate", async || world.unfinished().await == 0).await;
+    world.close().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_backlog_behind_a_full_resource_delays_no_other_job() {
     let world = world(&["10"]).await;

@@ -12,7 +12,7 @@ use recruiter_common::{
     instant::Instant,
     limits::{LARGEST_CAPACITY, Limit, Pause, Settings},
     roster::{AvailableWorker, PermitHolder, WorkOn},
-    store::{AssignedJobs, Channel, DueJobs, Head, Hint, Lane, Planned, ScheduledJob, StoreError},
+    store::{AssignedJobs, Channel, DueJobs, FastLimits, Head, Hint, Lane, Planned, RateCell, ScheduledJob, StoreError},
 };
 
 use crate::leader::database::Database;
@@ -286,7 +286,7 @@ impl Database for Memory {
         Ok(())
     }
 
-    async fn keep_cells(&self, _: &[(String, Instant)]) -> Result<(), StoreError> {
+    async fn keep_cells(&self, _: LeaseTerm, _: &[(String, RateCell)], _: Option<&FastLimits>) -> Result<(), StoreError> {
         Ok(())
     }
 
