@@ -1,11 +1,12 @@
 //! Ends the jobs of dead workers as crashed executions. The verdict for each job was stored when the job was started.
 
-use std::collections::HashSet;
+use std::{collections::HashSet, time::Duration};
 
 use bson::{Document, RawDocument};
 use recruiter_common::{
     failure::{self, Failure},
     ids::{JobId, WorkerId},
+    instant::later,
     job::{FinishReason, Held, IfWorkerDies, Job},
     roster::RegisteredWorker,
     service::Watchdog,
@@ -126,10 +127,8 @@ impl Rescuer {
             };
             match verdict(&job) {
                 IfWorkerDies::RetryAfterMs(delay) => {
-                    // The stored delay can be any number. A negative delay becomes zero; a date out of range becomes
-                    // `now`.
-                    let delay = chrono::TimeDelta::try_milliseconds(delay.max(0));
-                    let at = delay.and_then(|delay| now.checked_add_signed(delay)).unwrap_or(now);
+                    // The stored delay can be any number.
+                    let at = later(now, Duration::from_millis(u64::try_from(delay).unwrap_or(0)));
                     reschedulings.push(Rescheduling::retry(&job, claim, &crashed(&job, now), at, true));
                     groups.insert(job.group);
                 }

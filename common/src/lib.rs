@@ -76,6 +76,7 @@
 //! | [`retry_policy`] | when a failed job is retried | applications, worker |
 //! | [`files`] | payloads and results that are too large for a document | applications, `recruiter files` |
 //! | [`job`] | one job, its items and its history | all |
+//! | [`json`] | JSON and values of serde as BSON, exactly | enqueue, worker |
 //! | [`limits`] | limits of resources and groups, and pauses | recruiter, operators |
 //! | [`roster`] | one worker process | all |
 //! | [`workers`] | quiet, resume and stop workers | worker, `recruiter workers`, applications |
@@ -109,6 +110,7 @@ pub mod graphs;
 pub mod ids;
 pub mod instant;
 pub mod job;
+pub mod json;
 pub mod limits;
 #[cfg(feature = "process")]
 pub mod logging;

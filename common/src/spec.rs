@@ -27,6 +27,7 @@ use crate::{
     ids::JobId,
     instant::Instant,
     job::{Job, Keep, Priority, StoredPolicy},
+    json::{self, JsonError},
     limits::{line_of_gate, resources_in},
     retry_policy::RetryPolicies,
     unique::{OnConflict, Unique},
@@ -355,9 +356,10 @@ impl FromStr for JobSpec {
             let example = r#"a job is one JSON object on one line, like {"class": "checksum", "parameters": {"path": "/tmp/x"}}"#;
             return Err(InvalidSpec::new(example));
         }
-        serde_json::from_str(text).map_err(|error| {
-            // serde's own position has a line number, which is always 1.
+        json::parse(text).map_err(|error| {
             let message = error.to_string();
+            let JsonError::Invalid(error) = error else { return InvalidSpec::new(message) };
+            // serde's own position has a line number, which is always 1.
             let problem = message.rsplit_once(" at line ").map_or(message.as_str(), |(problem, _)| problem);
             InvalidSpec::new(format!("{problem} (column {})", error.column()))
         })
@@ -448,11 +450,17 @@ pub fn keep_of_text(text: &str) -> Result<Keep, InvalidSpec> {
 // From JSON.
 
 fn json_of_text(text: &str) -> Result<Value, InvalidSpec> {
-    serde_json::from_str(text).map_err(|error| InvalidSpec::new(format!("invalid JSON: {error}")))
+    json::parse(text).map_err(|error| match error {
+        JsonError::Invalid(error) => InvalidSpec::new(format!("invalid JSON: {error}")),
+        problem => InvalidSpec::new(problem.to_string()),
+    })
 }
 
 fn extended(value: Value) -> Result<Bson, InvalidSpec> {
-    Bson::try_from(value).map_err(|error| InvalidSpec::new(format!("invalid extended JSON: {error}")))
+    json::to_bson(value).map_err(|error| match error {
+        JsonError::Unstorable(problem) => InvalidSpec::new(format!("invalid extended JSON: {problem}")),
+        problem => InvalidSpec::new(problem.to_string()),
+    })
 }
 
 fn parameters_of_json(value: Value) -> Result<Document, InvalidSpec> {

@@ -6,6 +6,7 @@ use bson::Bson;
 use recruiter_common::{
     enqueue::NewJob,
     failure::{self, Failure},
+    json::bson_of,
 };
 use serde::Serialize;
 
@@ -22,7 +23,7 @@ impl Done {
     /// # Errors
     /// [`NotDone::GiveUp`] when the result cannot be expressed in BSON: another attempt would not help.
     pub(crate) fn with(result: impl Serialize) -> Result<Self, NotDone> {
-        match bson::serialize_to_bson(&result) {
+        match bson_of(&result) {
             Ok(result) => Ok(Self { result: Some(result).filter(|result| *result != Bson::Null) }),
             Err(error) => Err(NotDone::give_up("result", format!("the result cannot be stored: {error}"))),
         }

@@ -3,7 +3,7 @@
 use serde::{Serialize, de::DeserializeOwned};
 
 use super::{defaults::Defaults, new_job::NewJob};
-use crate::telemetry::of_bson;
+use crate::json::bson_of;
 
 /// A kind of work: a class name and parameters.
 ///
@@ -43,7 +43,7 @@ pub trait Workable: Serialize + DeserializeOwned + Send + Sync + 'static {
 
     /// Creates a job of this workable. It can be configured further and then enqueued.
     fn as_job(&self) -> NewJob {
-        NewJob::of(Self::CLASS, bson::serialize_to_bson(self).map_err(|error| of_bson(&error))).with(Self::defaults())
+        NewJob::of(Self::CLASS, bson_of(self).map_err(|error| error.to_string())).with(Self::defaults())
     }
 }
 
@@ -52,7 +52,7 @@ impl NewJob {
     /// other. The outcome of each item is stored separately, and an item whose outcome is stored is not run again after
     /// a crash. Only failed items are retried, as the retry policy decides for their failures.
     pub fn bundle<W: Workable>(items: impl IntoIterator<Item = W>) -> Self {
-        let items = items.into_iter().map(|item| bson::serialize_to_bson(&item).map_err(|error| of_bson(&error)));
+        let items = items.into_iter().map(|item| bson_of(&item).map_err(|error| error.to_string()));
         Self::of_items(W::CLASS, items).with(W::defaults())
     }
 }

@@ -67,7 +67,7 @@ impl Graph {
     /// # Errors
     /// When the text is not a graph. The message names the job.
     pub fn of_json(text: &str, classes: &Classes, unknown_policies: UnknownPolicies) -> Result<(Self, Vec<(String, JobId)>), InvalidSpec> {
-        let file: File = serde_json::from_str(text).map_err(|error| {
+        let file: File = crate::json::parse(text).map_err(|error| {
             InvalidSpec::of_text(format!(r#"a graph is a JSON object like {{"jobs": {{"a": {{"class": "c"}}}}}}: {error}"#))
         })?;
         let ids: BTreeMap<&str, JobId> = file.jobs.keys().map(|name| (name.as_str(), JobId::new())).collect();

@@ -23,6 +23,7 @@ use serde::{Serialize, de::DeserializeOwned};
 pub use self::stream::{Arrival, From, Messages, Position, SubscribeError};
 use crate::{
     instant::Instant,
+    json::bson_of,
     shutdown::pause,
     store::{Store, StoreError, cut},
     telemetry::{chain, of_bson},
@@ -167,7 +168,7 @@ impl Store {
 fn stored(topic: &str, body: &impl Serialize) -> Result<(Document, usize), PublishError> {
     check_topic(topic)?;
     let refused = |reason: String| PublishError::Body { topic: topic.into(), reason };
-    let body = bson::serialize_to_bson(body).map_err(|error| refused(of_bson(&error)))?;
+    let body = bson_of(body).map_err(|error| refused(error.to_string()))?;
     let kind = body.element_type();
     let Bson::Document(body) = body else { return Err(refused(format!("it must be a struct or a map, not {kind:?}"))) };
     let bytes = body.to_vec().map_err(|error| refused(of_bson(&error)))?.len();

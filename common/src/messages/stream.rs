@@ -16,6 +16,7 @@ use tokio::{sync::mpsc, task::JoinHandle};
 use super::Message;
 use crate::{
     instant::Instant,
+    json::bson_of,
     shutdown::pause,
     store::{MessageStart, MessageStream, Store, StoreError},
     telemetry::chain,
@@ -76,7 +77,7 @@ impl FromStr for Position {
 
 impl Position {
     fn token_of(token: &ResumeToken) -> Option<String> {
-        let token = bson::serialize_to_bson(token).ok()?;
+        let token = bson_of(token).ok()?;
         Some(token.as_document()?.get_str("_data").ok()?.to_owned())
     }
 

@@ -9,6 +9,7 @@ use super::{InvalidSpec, JobSpec, UnknownPolicies};
 use crate::{
     instant::Instant,
     job::{Keep, Priority, StoredPolicy},
+    json,
 };
 
 /// The defaults that workers have declared, by class: see [`Store::class_defaults`](crate::store::Store::class_defaults).
@@ -48,7 +49,7 @@ impl ClassDefaults {
 
     /// The stored form.
     pub(crate) fn to_document(&self) -> Document {
-        let json = serde_json::to_value(self).ok().and_then(|json| Bson::try_from(json).ok());
+        let json = serde_json::to_value(self).ok().and_then(|json| json::to_bson(json).ok());
         json.and_then(|bson| bson.as_document().cloned()).unwrap_or_default()
     }
 

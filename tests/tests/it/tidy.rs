@@ -91,6 +91,23 @@ fn every_store_operation_names_its_index_and_its_invariant() {
     assert!(operations > 30, "only {operations} operations were looked at");
 }
 
+/// A conversion of its own would round large integers: see `common/src/json.rs`.
+#[test]
+fn json_becomes_bson_in_one_place() {
+    for (path, text) in sources() {
+        let is_program = path.components().any(|part| part.as_os_str() == "src") && !path.starts_with(root().join("tests"));
+        let code = text.split("#[cfg(test)]").next().unwrap();
+        // It reads the log of mongod.
+        if is_program && !path.ends_with("common/src/json.rs") && !path.ends_with("embedded/server.rs") {
+            for own in ["serde_json::from_str", "serde_json::from_slice", "serialize_to_bson(", "Bson::try_from(json", "Bson::try_from(value"] {
+                // The crate's documentation names it.
+                let found = code.lines().find(|line| line.contains(own) && !line.starts_with("//!"));
+                assert_eq!(found, None, "{}: use recruiter_common::json", path.display());
+            }
+        }
+    }
+}
+
 /// The worker of the README is the one that the tests start.
 #[test]
 fn the_readmes_worker_is_the_one_that_is_tested() {

@@ -6,6 +6,7 @@ use bson::doc;
 use recruiter_common::{
     ids::{JobId, StartId},
     job::Job,
+    json::bson_of,
     store::Store,
 };
 
@@ -127,7 +128,7 @@ impl ForTests {
     /// # Panics
     /// When it cannot be expressed in BSON.
     pub fn checkpoint(mut self, value: impl serde::Serialize) -> Self {
-        self.checkpoint = Some(bson::serialize_to_bson(&value).expect("a checkpoint that BSON can express"));
+        self.checkpoint = Some(bson_of(&value).expect("a checkpoint that BSON can express"));
         self
     }
 

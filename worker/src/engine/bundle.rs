@@ -9,7 +9,7 @@ use bson::Bson;
 use chrono::TimeDelta;
 use recruiter_common::{
     failure::{self, Failure},
-    instant::Instant,
+    instant::{Instant, later},
     job::{
         Claim, FinishReason, Job,
         bundle::{self, ItemOutcome, failure_of, is_pending},
@@ -172,7 +172,7 @@ fn conclude(outcomes: &[Bson], run: &Run, cancelled: Option<Cancellation>, now: 
                     (Failure::new(reason.class.clone(), message), Again::Snoozed)
                 }
             };
-            let at = now.checked_add_signed(run.pause).unwrap_or(Instant::MAX_UTC);
+            let at = later(now, run.pause.to_std().unwrap_or_default());
             Verdict::Retry { failure, at, again }
         }
     }

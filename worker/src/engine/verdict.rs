@@ -5,7 +5,7 @@ use std::time::Duration;
 use bson::{Bson, Document};
 use recruiter_common::{
     failure::{self, Failure},
-    instant::Instant,
+    instant::{Instant, later},
     job::FinishReason,
     retry_policy::{Decision, History, RetryPolicy},
 };
@@ -124,10 +124,6 @@ pub(crate) fn verdict(
     decided.unwrap_or_else(|failure| archive(FinishReason::MALFORMED, failure))
 }
 
-fn later(now: Instant, delay: Duration) -> Instant {
-    chrono::TimeDelta::from_std(delay).ok().and_then(|delay| now.checked_add_signed(delay)).unwrap_or(Instant::MAX_UTC)
-}
-
 /// The history as if the present start did not count. A policy that allows any attempt but the first then allows this attempt again.
 fn uncounted<'a>(history: &History<'a>) -> History<'a> {
     History { attempts: history.attempts.saturating_sub(1).max(1), ..history.clone() }
@@ -184,6 +180,7 @@ mod tests {
         assert_eq!(check(1, &never, snoozed(None), None), "retry exit:75 +30 Snoozed");
         assert_eq!(check(2, &once, snoozed(None), None), "retry exit:75 +60 Snoozed");
         assert_eq!(check(1, &once, snoozed(Some(5)), None), "retry exit:75 +5 Snoozed");
+        assert_eq!(check(1, &once, snoozed(Some(u64::MAX)), None), "retry exit:75 +253402299799 Snoozed", "the latest date");
         let short = || Err(NotDone::NoResources(Failure::new("spawn", "")));
         assert_eq!(check(1, &never, short(), None), "release spawn +2");
         assert_eq!(check(1, &never, short(), Some(Cancellation::WorkerStopping)), "release spawn +2", "it was not started");
@@ -202,7 +199,7 @@ mod tests {
         };
         assert_eq!(at(Again::Failed, None), later(now(), second * 60));
         assert_eq!(at(Again::Failed, Some(second * 7)), later(now(), second * 7));
-        assert_eq!(at(Again::Failed, Some(Duration::MAX)), Instant::MAX_UTC);
+        assert_eq!(at(Again::Failed, Some(Duration::MAX)).timestamp_millis(), 253_402_300_799_999, "the latest date");
         assert_eq!(at(Again::Interrupted, Some(second * 7)), later(now(), second * 60));
         assert_eq!(at(Again::Snoozed, Some(second * 7)), later(now(), second * 60));
     }

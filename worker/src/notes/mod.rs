@@ -14,6 +14,7 @@ use recruiter_common::{
         Job, JobProgress,
         notes::{CHECKPOINT, LARGEST_CHECKPOINT, LogLine},
     },
+    json::bson_of,
     telemetry::of_bson,
 };
 use serde::{Serialize, de::DeserializeOwned};
@@ -136,7 +137,7 @@ impl Context {
         if self.item.is_some() {
             return Err(CheckpointError::Bundle);
         }
-        let value = bson::serialize_to_bson(&value).map_err(|error| CheckpointError::Unstorable(of_bson(&error)))?;
+        let value = bson_of(&value).map_err(|error| CheckpointError::Unstorable(error.to_string()))?;
         let size = size_of(&value)?;
         if size > LARGEST_CHECKPOINT {
             return Err(CheckpointError::TooLarge(size));

@@ -6,7 +6,12 @@
 use std::{borrow::Cow, time::Duration};
 
 use bson::Bson;
-use recruiter_common::{failure, job::JobProgress};
+use recruiter_common::{
+    failure,
+    instant::delay_of_text,
+    job::JobProgress,
+    json::{JsonError, bson_of_text},
+};
 
 use crate::context::Context;
 
@@ -144,16 +149,15 @@ pub(super) fn quoted(line: &[u8]) -> String {
 
 /// A value in extended JSON.
 pub(super) fn json(text: &str) -> Result<Bson, String> {
-    let value: serde_json::Value = serde_json::from_str(text).map_err(|error| format!("it is not JSON: {error}"))?;
-    Bson::try_from(value).map_err(|error| format!("it cannot be stored: {error}"))
+    bson_of_text(text).map_err(|error| match error {
+        JsonError::Invalid(error) => format!("it is not JSON: {error}"),
+        problem => format!("it cannot be stored: {problem}"),
+    })
 }
 
 /// A delay below zero is none.
 fn duration(text: &str) -> Result<Duration, String> {
-    if let Some(Ok(_)) = text.strip_prefix('-').map(humantime::parse_duration) {
-        return Ok(Duration::ZERO);
-    }
-    humantime::parse_duration(text).map_err(|error| format!("not a duration ({error}): write it like `30s`"))
+    delay_of_text(text).map_err(|error| format!("not a duration ({error}): write it like `30s`"))
 }
 
 fn class(text: &str) -> Result<String, String> {
@@ -252,6 +256,8 @@ mod tests {
         assert_eq!(parse("log: a: b"), Some(Ok(Message::Log("a: b".into()))));
         assert_eq!(parse("extend: 1m 30s"), Some(Ok(Message::Extend(Duration::from_secs(90)))));
         assert_eq!(parse("retry-after: 30s"), Some(Ok(Message::RetryAfter(Duration::from_secs(30)))));
+        assert_eq!(parse("retry-after: -1s"), Some(Ok(Message::RetryAfter(Duration::ZERO))));
+        assert_eq!(parse("retry-after: 99999999999999999999999s"), Some(Ok(Message::RetryAfter(Duration::MAX))));
         assert_eq!(parse("give-up: no such customer"), Some(Ok(Message::GiveUp("no such customer".into()))));
         assert_eq!(parse("error-class: SmtpDown"), Some(Ok(Message::ErrorClass("SmtpDown".into()))));
         for no_message in ["", "progress", "progress:40%", "Progress: 40%", " progress: 40%", "in progress: 40%", "warning: 40%"] {
