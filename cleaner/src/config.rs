@@ -39,7 +39,10 @@ fn keep_of_text(text: &str) -> Result<(String, Duration), String> {
     // A class may contain `=`, a duration does not.
     let (class, duration) = text.rsplit_once('=').ok_or("write it like mail=1d: a class, and how long its finished jobs are kept")?;
     let duration = humantime::parse_duration(duration.trim()).map_err(|error| format!("`{duration:.80}` is not a duration ({error})"))?;
-    if class.is_empty() { Err("the class before `=` is missing".into()) } else { Ok((class.to_owned(), duration)) }
+    match class.trim() {
+        "" => Err("the class before `=` is missing".into()),
+        class => Ok((class.to_owned(), duration)),
+    }
 }
 
 impl CleanerArgs {
@@ -83,6 +86,7 @@ mod tests {
     #[test]
     fn a_class_is_kept_for_a_duration() {
         assert_eq!(keep_of_text("mail=1d"), Ok(("mail".into(), Duration::from_secs(86_400))));
+        assert_eq!(keep_of_text(" mail = 1d\n"), Ok(("mail".into(), Duration::from_secs(86_400))));
         assert_eq!(keep_of_text("a=b=1h 30m"), Ok(("a=b".into(), Duration::from_secs(5_400))));
         for (text, problem) in [("mail", "write it like mail=1d"), ("=1d", "is missing"), ("mail=soon", "`soon` is not a duration")] {
             assert!(keep_of_text(text).is_err_and(|said| said.contains(problem)), "{text}");

@@ -1,9 +1,10 @@
 //! The executable of the cleaner.
 
-use clap::Parser;
+use clap::{CommandFactory as _, FromArgMatches as _, Parser};
 use recruiter_cleaner::config::CleanerArgs;
 use recruiter_common::{
     exit::{self, Exit},
+    flags::without_empty_variables,
     logging::{self, LogArgs},
     secrets,
     shutdown::Shutdown,
@@ -27,7 +28,9 @@ const EXIT_CODES: &str = "Exit codes: 0 stopped, 1 failure, 2 wrong flags, 69 Mo
 
 #[tokio::main]
 async fn main() {
-    run(Cli::parse()).await.unwrap_or_else(|error| exit::report("recruiter-cleaner", &error)).now()
+    let mut command = without_empty_variables(Cli::command());
+    let cli = Cli::from_arg_matches(&command.get_matches_mut()).unwrap_or_else(|error| error.format(&mut command).exit());
+    run(cli).await.unwrap_or_else(|error| exit::report("recruiter-cleaner", &error)).now()
 }
 
 async fn run(cli: Cli) -> anyhow::Result<Exit> {

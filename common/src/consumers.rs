@@ -15,7 +15,7 @@ use crate::{
     enqueue::NewJob,
     instant::Instant,
     messages::{From, Message, Position, SubscribeError},
-    names::check_name,
+    names::check_trimmed_name,
     schedules::{job_of_template, template_of_job},
     store::{CommitSession, MOST_CONSUMERS, Store, StoreError, cut},
     telemetry::chain,
@@ -99,7 +99,7 @@ pub async fn declare(
     job: NewJob,
     from: From,
 ) -> Result<(), ConsumerError> {
-    check_name(name).map_err(ConsumerError::Name)?;
+    check_trimmed_name(name).map_err(ConsumerError::Name)?;
     let topics: Vec<Bson> = patterns.into_iter().map(|pattern| pattern.to_string().into()).collect();
     if topics.is_empty() {
         return Err(SubscribeError::NoTopic.into());

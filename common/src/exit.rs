@@ -68,8 +68,8 @@ impl ConnectError {
     /// The exit code for this error.
     pub fn exit(&self) -> Exit {
         match self {
-            Self::InvalidUri(_) => Exit::Usage,
-            Self::Unreachable { .. } => Exit::Unavailable,
+            Self::InvalidUri(_) | Self::UriOption { .. } => Exit::Usage,
+            Self::Unreachable { .. } | Self::Unusable { .. } => Exit::Unavailable,
             Self::WrongCredentials { .. }
             | Self::Standalone { .. }
             | Self::NotInitiated { .. }

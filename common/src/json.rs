@@ -175,7 +175,8 @@ mod tests {
             "f": {"$numberDecimal": "18446744073709551615"}}"#;
         let read = bson_of_text(text).expect("a document");
         let decimal: bson::Decimal128 = "18446744073709551615".parse().expect("a decimal");
-        let texts = doc! { "a": i64::MAX, "b": i64::MIN, "c": 1e300, "d": "18446744073709551615", "e": 18_446_744_073_709_551_615.5, "f": decimal };
+        let texts =
+            doc! { "a": i64::MAX, "b": i64::MIN, "c": 1e300, "d": "18446744073709551615", "e": 18_446_744_073_709_551_615.5, "f": decimal };
         assert_eq!(read, texts.into());
     }
 

@@ -80,6 +80,7 @@
 //! | [`limits`] | limits of resources and groups, and pauses | recruiter, operators |
 //! | [`roster`] | one worker process | all |
 //! | [`workers`] | quiet, resume and stop workers | worker, `recruiter workers`, applications |
+//! | [`flags`] | empty environment variables, names with blanks | the three programs |
 //! | [`failure`] | the failure of one execution | worker, cleaner, policies |
 //! | [`ids`] | ids of jobs, workers, starts and rounds | all |
 //! | [`instant`] | instants in documents | all |
@@ -106,6 +107,8 @@ pub mod exit;
 pub mod failure;
 pub mod files;
 pub mod finished;
+#[cfg(feature = "process")]
+pub mod flags;
 pub mod graphs;
 pub mod ids;
 pub mod instant;

@@ -9,11 +9,11 @@ use std::{
 };
 
 use clap::{Args, ValueEnum};
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::{EnvFilter, filter::LevelFilter};
 
 /// The log settings of a process.
 #[derive(Args, Clone, Debug)]
-#[command(next_help_heading = "Logging", about = None, long_about = None)]
+#[command(next_help_heading = "Logging", about = None, long_about = None, mut_args = crate::flags::unless_empty)]
 pub struct LogArgs {
     /// Log filter: error, warn, info, debug, trace, or for example `info,recruiter=debug` [default: info; warn for
     /// commands that end by themselves]
@@ -34,7 +34,7 @@ enum Format {
 
 /// The value of `--log` is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("--log: `{filter}` is not a valid log filter ({problem}); write for example `info`")]
+#[error("--log (RECRUITER_LOG): `{filter}` is not a valid log filter ({problem}); write for example `info` or `info,recruiter=debug`")]
 pub struct InvalidFilter {
     filter: String,
     problem: String,
@@ -62,6 +62,20 @@ pub(crate) fn is_json() -> bool {
     IS_JSON.load(Ordering::Relaxed)
 }
 
+/// The filter of a text. A word that is no level would be the name of a module, and a misspelt level would then log nothing.
+fn filter_of(text: &str) -> Result<EnvFilter, InvalidFilter> {
+    let refused = |problem: String| InvalidFilter { filter: text.into(), problem };
+    let directives = text.split(',').map(str::trim).collect::<Vec<_>>();
+    let is_level = |word: &str| !word.is_empty() && word.parse::<LevelFilter>().is_ok();
+    // In brackets, a comma separates the fields of a span.
+    if !text.contains('[')
+        && let Some(word) = directives.iter().find(|directive| !directive.contains('=') && !is_level(directive))
+    {
+        return Err(refused(format!("`{word}` is not a level: off, error, warn, info, debug or trace")));
+    }
+    EnvFilter::try_new(directives.join(",")).map_err(|error| refused(error.to_string()))
+}
+
 /// Starts logging to standard error, with colours only on a terminal. Under systemd's journal lines have no time of
 /// their own.
 ///
@@ -69,7 +83,7 @@ pub(crate) fn is_json() -> bool {
 /// When the filter is invalid.
 pub fn init(args: &LogArgs) -> Result<(), InvalidFilter> {
     let filter = args.filter.as_deref().unwrap_or("info");
-    let filter = EnvFilter::try_new(filter).map_err(|error| InvalidFilter { filter: filter.into(), problem: error.to_string() })?;
+    let filter = filter_of(filter)?;
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
     // A line that cannot be written is lost. Reporting that on a closed terminal would panic.
     let builder = builder.log_internal_errors(false);
@@ -82,4 +96,22 @@ pub fn init(args: &LogArgs) -> Result<(), InvalidFilter> {
         (Format::Text, false) => builder.with_ansi(colour).init(),
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_misspelt_level_is_refused_by_its_name() {
+        for good in ["info", "WARN", "off", "info,recruiter=debug", " info , recruiter=debug\n", "warn\r\n", "recruiter[job]=trace"] {
+            assert!(filter_of(good).is_ok(), "{good}");
+        }
+        for (wrong, named) in
+            [("warning", "`warning` is not a level"), ("info,verbose", "`verbose`"), ("", "``"), ("recruiter=warning", "")]
+        {
+            let problem = filter_of(wrong).map(drop).expect_err(wrong).to_string();
+            assert!(problem.contains(named) && problem.contains("RECRUITER_LOG"), "{problem}");
+        }
+    }
 }

@@ -26,12 +26,12 @@ pub struct InvalidTopic {
 pub struct Pattern(String);
 
 impl Pattern {
-    /// Reads a pattern.
+    /// Reads a pattern, without the blanks around it.
     ///
     /// # Errors
     /// When a word is empty, or has a control character or a `*` in it, or when the pattern is too long.
     pub fn new(text: impl Into<String>) -> Result<Self, InvalidTopic> {
-        let text = text.into();
+        let text = text.into().trim().to_owned();
         check("pattern", &text, |word| word == ANY).map(|()| Self(text))
     }
 
@@ -99,6 +99,9 @@ fn check(what: &'static str, text: &str, is_allowed: impl Fn(&str) -> bool) -> R
     if text.len() > LONGEST_TOPIC {
         return refuse(format!("has {} bytes, and {LONGEST_TOPIC} is the limit", text.len()));
     }
+    if text.trim() != text {
+        return refuse("begins or ends with a blank or a line break: remove it".into());
+    }
     for word in text.split('.') {
         if word.is_empty() {
             return refuse("has an empty word: write words with single dots between them, such as `news.sports`".into());
@@ -159,6 +162,8 @@ mod tests {
             assert!(Pattern::new(text).is_err_and(|error| error.to_string().contains(problem)), "{text:?}");
             assert!(check_topic(text).is_err(), "{text:?}");
         }
+        assert_eq!(Pattern::new(" a.*\r\n").map(|pattern| pattern.to_string()), Ok("a.*".into()));
+        assert!(check_topic("a.b\n").is_err_and(|error| error.to_string().contains("begins or ends with a blank")));
         assert!(check_topic("a.*").is_err_and(|error| error.to_string().contains("only patterns may have")));
         for strange in ["$where", "ünï.ço∂e", "a b.c", "'; drop", "\\E.*+", "\u{202e}x"] {
             assert!(check_topic(strange.trim_end_matches("*+").trim_end_matches('.')).is_ok(), "{strange}");

@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 
 use anyhow::Context as _;
-use clap::Parser;
+use clap::{CommandFactory as _, FromArgMatches as _, Parser};
 use mimalloc::MiMalloc;
-use recruiter_common::exit::Exit;
+use recruiter_common::{exit::Exit, flags::without_empty_variables};
 use recruiter_worker::{EXIT_CODES, ProcessArgs, Worker, stock};
 
 /// With glibc's allocator, a third of the worker's processor time was in `malloc` and `free`.
@@ -33,7 +33,9 @@ const EXAMPLE: &str = r#"Example of a configuration file:
 
 #[tokio::main]
 async fn main() {
-    let Cli { config, builtins, process } = Cli::parse();
+    let mut command = without_empty_variables(Cli::command());
+    let cli = Cli::from_arg_matches(&command.get_matches_mut()).unwrap_or_else(|error| error.format(&mut command).exit());
+    let Cli { config, builtins, process } = cli;
     process.run(|| worker(config, builtins)).await
 }
 

@@ -7,6 +7,7 @@ use bytesize::ByteSize;
 use clap::{Args, CommandFactory, FromArgMatches, Parser};
 use recruiter_common::{
     exit::{self, Exit},
+    flags,
     logging::{self, LogArgs},
     secrets,
     service::Notifier,
@@ -25,10 +26,10 @@ pub const EXIT_CODES: &str = "Exit codes: 0 stopped, 1 failure, 2 wrong flags, 6
 
 /// The flags and environment variables of [`WorkerConfig`].
 #[derive(Args, Clone, Debug)]
-#[command(next_help_heading = "Work", about = None, long_about = None)]
+#[command(next_help_heading = "Work", about = None, long_about = None, mut_args = flags::unless_empty)]
 pub struct WorkerArgs {
     /// Groups to work on, separated by commas or given several times; all groups if none is given
-    #[arg(long, env = "RECRUITER_WORK_ON", value_name = "GROUP", value_delimiter = ',')]
+    #[arg(long, env = "RECRUITER_WORK_ON", value_name = "GROUP", value_delimiter = ',', value_parser = flags::name_of_text)]
     work_on: Vec<String>,
     /// Number of slots: jobs to run at a time
     #[arg(long, env = "RECRUITER_CONCURRENCY", value_name = "N", default_value_t = DEFAULT_CONCURRENCY, value_parser = clap::value_parser!(u32).range(1..=i64::from(MOST_CONCURRENCY)))]

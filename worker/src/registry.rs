@@ -158,8 +158,11 @@ pub(crate) fn decode(handler: &Arc<dyn Handler>, parameters: Bson) -> Result<(Ar
     })?
 }
 
-fn deserialize<W: serde::de::DeserializeOwned>(parameters: Bson) -> Result<W, Failure> {
+pub(crate) fn deserialize<W: serde::de::DeserializeOwned>(parameters: Bson) -> Result<W, Failure> {
+    // A struct without fields is stored as an empty document, and read from nothing.
+    let is_empty = parameters.as_document().is_some_and(bson::Document::is_empty);
     bson::deserialize_from_bson(parameters)
+        .or_else(|error| if is_empty { bson::deserialize_from_bson(Bson::Null).map_err(|_| error) } else { Err(error) })
         .map_err(|error| Failure::new(failure::PARAMETERS, format!("the parameters cannot be decoded: {}", of_bson(&error))))
 }
 
@@ -284,5 +287,30 @@ impl<W: BlockingExecutable> ReadyBlocking<W> {
             }
         };
         hook(name, job, in_thread).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bson::doc;
+    use serde::Deserialize;
+
+    use super::*;
+
+    #[derive(Debug, Deserialize)]
+    struct Sweep;
+
+    #[derive(Debug, Deserialize)]
+    struct Named {
+        #[serde(rename = "name")]
+        _name: String,
+    }
+
+    #[test]
+    fn a_struct_without_fields_is_read_as_it_was_stored() {
+        assert_eq!(deserialize::<Sweep>(Bson::Null).map(drop), Ok(()));
+        assert_eq!(deserialize::<Sweep>(doc! {}.into()).map(drop), Ok(()));
+        let missing = deserialize::<Named>(doc! {}.into()).map(drop).expect_err("it has no name");
+        assert!(missing.message.contains("name"), "{}", missing.message);
     }
 }

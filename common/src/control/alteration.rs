@@ -5,7 +5,7 @@ use bson::Document;
 use crate::{
     instant::{DUE_MS, Instant},
     job::{Job, Priority},
-    names::check_name,
+    names::check_trimmed_name,
 };
 
 /// New values for fields of waiting jobs.
@@ -37,7 +37,7 @@ impl Alteration {
     /// When no value is given, or one of them is not valid.
     pub fn new(priority: Option<Priority>, group: Option<String>, at: Option<Instant>) -> Result<Self, InvalidAlteration> {
         if let Some(group) = &group {
-            check_name(group).map_err(InvalidAlteration::Group)?;
+            check_trimmed_name(group).map_err(InvalidAlteration::Group)?;
         }
         if at.is_some_and(|at| !DUE_MS.contains(&at.timestamp_millis())) {
             return Err(InvalidAlteration::Date);

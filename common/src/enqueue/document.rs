@@ -14,7 +14,7 @@ use crate::{
     instant::{DUE_MS, Instant},
     job::{Job, bundle::MOST_ITEMS},
     limits::{InvalidSetting, LONGEST_GATE, check_resource, gate_of, gate_of_line},
-    names::{check_name, check_traceparent},
+    names::{check_name, check_traceparent, check_trimmed_name},
     store::schema::LARGEST_WORKABLE,
     telemetry::of_bson,
     unique::{Content, Keyed},
@@ -43,9 +43,12 @@ impl NewJob {
 
     /// Validates the job and returns its document, and its key if it is unique.
     pub(super) fn into_keyed_document(self, now: Instant) -> Result<(JobId, Document, Option<Keyed>), EnqueueError> {
-        let names = [("class", &self.class), ("group", &self.group)];
-        let names = names.into_iter().chain(self.tags.iter().map(|tag| ("tag", tag))).chain(self.urn.iter().map(|urn| ("urn", urn)));
-        for (what, name) in names {
+        // A retried job has the names that it had.
+        let check = if self.recovered_from.is_some() { check_name } else { check_trimmed_name };
+        for (what, name) in [("class", &self.class), ("group", &self.group)] {
+            check(name).map_err(|problem| EnqueueError::Name { what, problem })?;
+        }
+        for (what, name) in self.tags.iter().map(|tag| ("tag", tag)).chain(self.urn.iter().map(|urn| ("urn", urn))) {
             check_name(name).map_err(|problem| EnqueueError::Name { what, problem })?;
         }
         if let Some(problem) = self.traceparent.as_deref().and_then(|text| check_traceparent(text).err()) {
@@ -207,6 +210,16 @@ mod tests {
                 [NewJob::of_class(name, doc! {}), NewJob::of_class("a", doc! {}).in_group(name), NewJob::of_class("a", doc! {}).tag(name)]
             {
                 assert!(check(job).is_err_and(|error| error.contains(problem)), "{problem}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_blank_around_the_name_of_a_class_or_group_is_refused_but_for_a_job_that_had_it_before() {
+        for name in [" mail", "mail\n", "mail\r", "\tmail"] {
+            for job in [NewJob::of_class(name, doc! {}), NewJob::of_class("a", doc! {}).in_group(name)] {
+                assert!(check(job.clone()).is_err_and(|error| error.contains("begins or ends with a blank")), "{name:?}");
+                assert!(check(job.recovered_from(JobId::new())).is_ok(), "{name:?}");
             }
         }
     }

@@ -17,11 +17,11 @@ use mongodb::{
     event::{EventHandler, command::CommandEvent, sdam::SdamEvent},
     options::{
         Acknowledgment, ClientOptions, ConnectionString, DatabaseOptions, GridFsBucketOptions, HostInfo, ReadConcern, ReadPreference,
-        SelectionCriteria, ServerAddress, TransactionOptions, WriteConcern,
+        SelectionCriteria, ServerAddress, Tls, TlsOptions, TransactionOptions, WriteConcern,
     },
 };
 
-use super::{DriverError, MAJORITY_LIMIT, Store, StoreError, call, code_of, files::BUCKET, schema};
+use super::{DriverError, MAJORITY_LIMIT, Store, StoreError, call, code_of, files::BUCKET, schema, uri};
 use crate::{
     clock::{ServerClock, Uptime},
     shutdown::pause,
@@ -48,7 +48,7 @@ const MAX_IDLE: Duration = Duration::from_secs(60);
 
 /// The connection to MongoDB.
 #[derive(Clone)]
-#[cfg_attr(feature = "process", derive(clap::Args), command(next_help_heading = "MongoDB", about = None, long_about = None))]
+#[cfg_attr(feature = "process", derive(clap::Args), command(next_help_heading = "MongoDB", about = None, long_about = None, mut_args = crate::flags::unless_empty))]
 pub struct ConnectArgs {
     /// Connection string; its path names the database. Prefer the environment variable: flags are visible to every
     /// user of the machine
@@ -146,6 +146,14 @@ pub enum ConnectError {
     /// The connection string is invalid.
     #[error("the MongoDB connection string is not valid: {0}; it looks like mongodb://user:password@host:27017/database?replicaSet=rs0")]
     InvalidUri(DriverError),
+    /// The connection string has an option that cannot be ignored.
+    #[error("the MongoDB connection string has the option `{option}`: {remedy}")]
+    UriOption {
+        /// The option.
+        option: String,
+        /// What to do.
+        remedy: String,
+    },
     /// No server answers.
     #[error("MongoDB at {hosts} could not be reached within {} ({reason}); check that it runs, the address in MONGODB_URI, and the network", humantime::format_duration(*waited))]
     Unreachable {
@@ -155,6 +163,14 @@ pub enum ConnectError {
         waited: Duration,
         /// The last error of the driver, in short.
         reason: String,
+    },
+    /// A server answers, but cannot be used as the connection string says: names of members, TLS.
+    #[error("MongoDB at {hosts} cannot be used: {problem}")]
+    Unusable {
+        /// Hosts of the connection string.
+        hosts: String,
+        /// What is wrong, and what to do.
+        problem: String,
     },
     /// User or password is wrong.
     #[error("MongoDB at {hosts} does not accept the credentials; check user, password and authSource in MONGODB_URI")]
@@ -416,9 +432,14 @@ impl Store {
     /// Connects and checks the server. Also returns its hosts. Writes nothing.
     async fn reach(args: &ConnectArgs, app_name: &str, usual: Duration) -> Result<(Self, String), ConnectError> {
         let clock = Arc::new(ServerClock::default());
-        let uri = ConnectionString::parse(&args.uri).map_err(invalid)?;
+        let (uri, ignored) = uri::without_foreign_options(&args.uri)?;
+        for uri::Ignored { option, why } in ignored {
+            tracing::warn!(option, "ignoring an option of the MongoDB connection string: {why}");
+        }
+        let uri = ConnectionString::parse(&uri).map_err(invalid)?;
         let mut patience = Patience::new(named_hosts(&uri), args.connect_timeout.unwrap_or(usual));
         let options = with_our_settings(resolved(&uri, &mut patience).await?, args, app_name, &clock);
+        check_tls_files(&options)?;
         warn_of_visible_password(&options, &args.uri);
         let hosts = listed(&options.hosts);
         patience.hosts.clone_from(&hosts);
@@ -653,11 +674,103 @@ async fn wait_for_server(options: &ClientOptions, patience: &mut Patience) -> Re
                     (Err(_), Some(_)) if alone.contains_key("maxWireVersion") && !alone.contains_key("msg") => {
                         return Err(ConnectError::Standalone { hosts });
                     }
-                    _ => patience.once_more(last_of(&failure)).await?,
+                    _ => {
+                        let problem = match unresolved(&alone).await {
+                            Some(problem) => Some(problem),
+                            None => tls_problem(&options, &failure).await,
+                        };
+                        let Some(problem) = problem else {
+                            patience.once_more(last_of(&failure)).await?;
+                            continue;
+                        };
+                        let give_up = |patience: &Patience, problem| ConnectError::Unusable { hosts: patience.hosts.clone(), problem };
+                        patience.once_more_or(problem, give_up).await?;
+                    }
                 }
             }
         }
     }
+}
+
+/// The members of the replica set whose names this machine cannot resolve, if a member answers and its set names them.
+async fn unresolved(alone: &Document) -> Option<String> {
+    let members = alone.get_array("hosts").ok()?.iter().filter_map(bson::Bson::as_str);
+    let mut unknown = Vec::new();
+    for member in members {
+        if tokio::net::lookup_host(member).await.is_err() {
+            unknown.push(member);
+        }
+    }
+    (!unknown.is_empty()).then(|| {
+        format!(
+            "the server answers, but its replica set names its members {}, which this machine cannot resolve; make these names known to this machine (DNS, /etc/hosts), or write directConnection=true in MONGODB_URI to use only the server that it names",
+            unknown.join(",")
+        )
+    })
+}
+
+/// What is wrong with TLS, and what to do, if that is why the connection failed.
+async fn tls_problem(options: &ClientOptions, failure: &StoreError) -> Option<String> {
+    let mut other = options.clone();
+    let uses_tls = matches!(options.tls, Some(Tls::Enabled(_)));
+    // Asks the server in the other way: without TLS, or with TLS and without a check of its certificate.
+    let unchecked = TlsOptions::builder().allow_invalid_certificates(true).build();
+    other.tls = (!uses_tls).then(|| Tls::Enabled(unchecked));
+    if hello_alone(other).await.is_some() {
+        return Some(
+            if uses_tls {
+                "the server does not use TLS: remove tls=true (or ssl=true) and the files for TLS from MONGODB_URI, or start mongod with --tlsMode requireTLS"
+            } else {
+                "the server uses TLS: write tls=true in MONGODB_URI, and tlsCAFile=FILE if its certificate is not from a public authority"
+            }
+            .into(),
+        );
+    }
+    if uses_tls { problem_of_certificate(&causes(failure).join(": ")).map(str::to_owned) } else { None }
+}
+
+/// What a message of the TLS library means.
+fn problem_of_certificate(said: &str) -> Option<&'static str> {
+    let has = |parts: &[&str]| parts.iter().any(|part| said.contains(part));
+    if has(&["NotValidForName", "not valid for name"]) {
+        Some(
+            "the certificate of the server does not have the name of the host in MONGODB_URI: write the name that the certificate has, or give the server a certificate with this name as a subject alternative name",
+        )
+    } else if has(&["CaUsedAsEndEntity"]) {
+        Some(
+            "the server uses the certificate of an authority as its own: make an authority, let it sign a certificate for the server, and give only the authority's certificate in tlsCAFile",
+        )
+    } else if has(&["UnknownIssuer", "BadSignature"]) {
+        Some(
+            "the certificate of the server is not signed by a known authority: write tlsCAFile=FILE in MONGODB_URI, with the certificate of the authority that has signed it",
+        )
+    } else if has(&["Expired", "expired", "NotValidYet", "not valid yet"]) {
+        Some("the certificate of the server is not valid now: renew it, and check the clocks of both machines")
+    } else if has(&["CertificateRequired", "certificate required", "HandshakeFailure", "handshake failure"]) {
+        Some(
+            "the server wants a certificate of the client: write tlsCertificateKeyFile=FILE in MONGODB_URI, a file with the certificate and its key",
+        )
+    } else {
+        None
+    }
+}
+
+/// Checks the files for TLS, which the driver would report as a fault of the network.
+fn check_tls_files(options: &ClientOptions) -> Result<(), ConnectError> {
+    let Some(Tls::Enabled(tls)) = &options.tls else { return Ok(()) };
+    for (option, file, needs) in [
+        ("tlsCAFile", &tls.ca_file_path, "BEGIN CERTIFICATE"),
+        ("tlsCertificateKeyFile", &tls.cert_key_file_path, "PRIVATE KEY"),
+        ("tlsCertificateKeyFile", &tls.cert_key_file_path, "BEGIN CERTIFICATE"),
+    ] {
+        let Some(file) = file else { continue };
+        let refused = |problem: String| ConnectError::UriOption { option: option.into(), remedy: format!("{}: {problem}", file.display()) };
+        let text = std::fs::read(file).map_err(|error| refused(format!("it cannot be read ({error})")))?;
+        if !String::from_utf8_lossy(&text).contains(needs) {
+            return Err(refused(format!("the file has no line with `{needs}`: write a file in the format PEM that has it")));
+        }
+    }
+    Ok(())
 }
 
 /// The `hello` reply of the first host, without regard to its replica set. `None` when it does not answer.
@@ -673,7 +786,7 @@ async fn hello_alone(mut options: ClientOptions) -> Option<Document> {
     Client::with_options(options).ok()?.database("admin").run_command(doc! { "hello": 1 }).await.ok()
 }
 
-fn invalid(error: Error) -> ConnectError {
+pub(super) fn invalid(error: Error) -> ConnectError {
     ConnectError::InvalidUri(error.into())
 }
 
@@ -713,6 +826,17 @@ mod tests {
         check("mongodb://u:p@h:1,i:2/a?tls=true", "mongodb://u:p@h:1,i:2/b?tls=true&authSource=a");
         check("mongodb://u:p@h/a?authSource=admin", "mongodb://u:p@h/b?authSource=admin");
         check("mongodb://u:p@h", "mongodb://u:p@h/b");
+    }
+
+    #[tokio::test]
+    async fn members_that_this_machine_cannot_resolve_are_named() {
+        let said = unresolved(&doc! { "hosts": ["127.0.0.1:1", "no-such-host.invalid:27017"] }).await.unwrap_or_default();
+        assert!(
+            said.contains("no-such-host.invalid:27017") && said.contains("directConnection=true") && !said.contains("127.0.0.1"),
+            "{said}"
+        );
+        assert_eq!(unresolved(&doc! { "hosts": ["127.0.0.1:1"] }).await, None);
+        assert_eq!(unresolved(&doc! {}).await, None);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use super::{
     Store, StoreError, call,
     schema::{DUE_JOBS, GATED_JOBS, any_gate},
 };
-use crate::names::check_name;
+use crate::names::check_trimmed_name;
 
 /// Maximum number of groups with settings that are read.
 const GROUPS: i64 = 10_000;
@@ -117,7 +117,7 @@ impl Store {
     /// # Errors
     /// [`InvalidSetting`]. A setting that is not possible is refused before anything is sent.
     pub async fn set_most_waiting(&self, group: &str, most: Option<u64>) -> Result<(), InvalidSetting> {
-        check_name(group).map_err(InvalidSetting::Group)?;
+        check_trimmed_name(group).map_err(InvalidSetting::Group)?;
         let (groups, id, change) = (self.groups.clone(), doc! { "_id": group }, change_to(most)?);
         let is_set = most.is_some();
         call("set_most_waiting", async move { groups.update_one(id, change).upsert(is_set).await }).await?;

@@ -8,6 +8,7 @@
 //! | `connect` | checks of the server; read and write concerns |
 //! | `schema` | collections, validator, indexes |
 //! | `insert` | new jobs |
+//! | `uri` | the connection string: blanks, options of other drivers |
 //! | `unique` | jobs with a unique key: who has a key; replace, postpone, run once more, periods |
 //! | `groups` | how many jobs wait in a group, and may wait |
 //! | `lanes`, `due` | lanes that have jobs; due jobs, lane by lane |
@@ -90,6 +91,7 @@ mod session;
 mod settings;
 mod start;
 mod unique;
+mod uri;
 mod views;
 mod wanted;
 

@@ -9,7 +9,7 @@ use crate::{failure::Failure, finished::ResultError, ids::JobId, job::FinishReas
 #[non_exhaustive]
 pub enum WaitError {
     /// The job had not ended in time. It still waits or runs.
-    #[error("job {job} has not ended within {waited:?}: wait again, or look at `recruiter jobs why {job}`")]
+    #[error("job {job} has not ended within {}: wait again, or look at `recruiter jobs why {job}`", rounded(*waited))]
     TimedOut {
         /// The job.
         job: JobId,
@@ -61,4 +61,24 @@ pub enum WaitError {
 
 fn said(failure: Option<&Failure>) -> String {
     failure.map_or_else(String::new, |failure| format!(": {}: {}", failure.class, failure.message))
+}
+
+/// In whole milliseconds: a wait in several parts is a few nanoseconds short.
+fn rounded(waited: Duration) -> humantime::FormattedDuration {
+    let milliseconds = waited.saturating_add(Duration::from_micros(500)).as_millis();
+    humantime::format_duration(Duration::from_millis(u64::try_from(milliseconds).unwrap_or(u64::MAX)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_in_parts_is_as_long_as_it_was_asked_for() {
+        for (waited, said) in [(Duration::from_nanos(2_999_999_970), "within 3s:"), (Duration::from_millis(1_250), "within 1s 250ms:")] {
+            let error = WaitError::TimedOut { job: JobId::new(), waited };
+            assert!(error.to_string().contains(said), "{error}");
+        }
+        assert!(!rounded(Duration::MAX).to_string().is_empty());
+    }
 }

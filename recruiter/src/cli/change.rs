@@ -169,7 +169,8 @@ pub(crate) async fn run(
     if args.all && filtered {
         return Err(usage("--all cannot be combined with filters, except --state"));
     }
-    if !args.all && !filtered {
+    // A state is a filter as well; with --all it only narrows.
+    if !args.all && !filtered && said.state.is_none() {
         return Err(usage(format!("name the jobs to be {}: by ids, by filters (--help lists them), or by --all", participle(change))));
     }
     JobFilter { since: None, until: None, ..said }.narrowed_to(change).map_err(usage)?;

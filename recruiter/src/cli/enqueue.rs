@@ -8,6 +8,7 @@ use clap::{Args, builder::BoolishValueParser};
 use recruiter_common::{
     enqueue::{EnqueueError, Outcome},
     exit::Exit,
+    flags::name_of_text,
     ids::JobId,
     instant::Instant,
     job::{Keep, Priority, StoredPolicy},
@@ -20,7 +21,7 @@ use recruiter_common::{
 };
 
 use super::{
-    exit::or_stopped,
+    exit::{or_stopped, usage},
     files::{NewFile, delete_all, put_all},
     import::{Import, Lines, job_of, write_ids},
     output::Format,
@@ -89,7 +90,7 @@ struct Description {
     #[arg(long, env = "RECRUITER_ENQUEUE_UNIQUE", value_name = "KEY", conflicts_with = "unique_by")]
     unique: Option<String>,
     /// Make the key of the class and these parameters, separated by commas; `*` for all parameters
-    #[arg(long, env = "RECRUITER_ENQUEUE_UNIQUE_BY", value_name = "NAMES", value_delimiter = ',')]
+    #[arg(long, env = "RECRUITER_ENQUEUE_UNIQUE_BY", value_name = "NAMES", value_delimiter = ',', value_parser = name_of_text)]
     unique_by: Option<Vec<String>>,
     /// How long the key is taken [default: finished]
     #[arg(long, env = "RECRUITER_ENQUEUE_UNIQUE_UNTIL", value_name = "EVENT", conflicts_with = "unique_for")]
@@ -119,7 +120,7 @@ struct Description {
     #[arg(long, env = "RECRUITER_ENQUEUE_KEEP", value_name = "all|failures", value_parser = keep_of_text)]
     keep: Option<Keep>,
     /// Resource that the job needs, for example printer or customer:17; may be given several times
-    #[arg(long = "limit", env = "RECRUITER_ENQUEUE_LIMIT", value_name = "RESOURCE")]
+    #[arg(long = "limit", env = "RECRUITER_ENQUEUE_LIMIT", value_name = "RESOURCE", value_parser = name_of_text)]
     limits: Vec<String>,
     /// Key of a line: jobs with the same key run one after the other, in the order of enqueueing
     #[arg(long, env = "RECRUITER_ENQUEUE_LINE", value_name = "KEY", conflicts_with = "limits")]
@@ -204,6 +205,18 @@ pub(super) async fn run(args: EnqueueArgs, connect: &ConnectArgs, mut shutdown: 
 }
 
 async fn enqueue_one(args: EnqueueArgs, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
+    let of_key = [
+        (args.job.unique_until.is_some(), "--unique-until"),
+        (args.job.unique_for.is_some(), "--unique-for"),
+        (args.job.on_conflict.is_some(), "--on-conflict"),
+        (args.job.postpone_at_most.is_some(), "--postpone-at-most"),
+    ];
+    if args.job.unique.is_none()
+        && args.job.unique_by.is_none()
+        && let Some((_, flag)) = of_key.into_iter().find(|(is_given, _)| *is_given)
+    {
+        return Err(usage(format!("{flag} is about a unique job: add --unique KEY, or --unique-by NAMES")));
+    }
     let files = args.job.files.clone();
     let mut spec = JobSpec::from(args.job);
     spec.id.get_or_insert_with(JobId::new);

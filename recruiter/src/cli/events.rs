@@ -13,7 +13,7 @@ use recruiter_common::{
 
 use super::{
     filter::{When, when_of_text},
-    output::{Format, json_line, moment, printable},
+    output::{Format, json_line, moment, printable, reader_gone},
 };
 
 pub(super) const EXAMPLES: &str = "\
@@ -72,6 +72,7 @@ pub(super) async fn run(args: EventsArgs, connect: &ConnectArgs, mut shutdown: S
                     break Err(error);
                 }
             }
+            () = reader_gone() => break Ok(()),
             () = shutdown.requested() => break Ok(()),
         }
     };

@@ -15,7 +15,7 @@ use recruiter_common::{
 use super::{
     exit::usage,
     filter::{FilterArgs, check_reason},
-    output::printable,
+    output::{is_closed, printable},
 };
 
 /// Maximum number of jobs without a line that are named. All of them are counted.
@@ -60,11 +60,15 @@ pub(super) async fn run(args: ExportArgs, connect: &ConnectArgs, shutdown: &Shut
                 if without <= NAMED { writeln!(std::io::stderr(), "{job}: {}", printable(&problem, 400)) } else { Ok(()) }
             }
         };
-        if written.is_err() || shutdown.is_requested() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        if written.is_err() || is_closed() || shutdown.is_requested() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     })
     .await;
     written?;
     out.flush()?;
+    // The reader has all that it wants, as in `| head`.
+    if is_closed() {
+        return Ok(());
+    }
     if exported?.is_break() {
         return Err(anyhow!("stopped by a signal after {count} jobs").context(Exit::Aborted));
     }

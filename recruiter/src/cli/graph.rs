@@ -1,7 +1,7 @@
 //! `recruiter graph`: enqueues, shows, cancels and retries graphs of jobs.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashMap},
     io::{Read as _, Write},
     path::PathBuf,
     time::Duration,
@@ -14,7 +14,7 @@ use recruiter_common::{
     JobId,
     control::{Changed, Control},
     exit::Exit,
-    graphs::{Graph, GraphJob, GraphState, When},
+    graphs::{Edge, Graph, GraphJob, GraphState, When},
     ids::GraphId,
     spec::{Classes, InvalidSpec, UnknownPolicies, duration_of_text},
     store::{ConnectArgs, Store},
@@ -189,10 +189,23 @@ async fn wait(id: GraphId, timeout: Option<Duration>, format: Format, connect: &
     };
     list(&jobs, format, out)?;
     let failed = jobs.iter().filter(|job| matches!(job.state, GraphState::Failed { .. })).count();
-    if failed > 0 {
-        return Err(anyhow!("{failed} jobs of the graph failed").context(Exit::JobFailed));
+    let cancelled = cancelled_by_hand(&jobs);
+    if failed + cancelled > 0 {
+        return Err(anyhow!("{failed} jobs of the graph failed, and {cancelled} were cancelled by hand").context(Exit::JobFailed));
     }
     Ok(())
+}
+
+/// The number of cancelled jobs that their edges would have let run. The others were cancelled because of the end of a job that they waited
+/// for, as an alarm is that waits for a failure.
+fn cancelled_by_hand(jobs: &[GraphJob]) -> usize {
+    let states: HashMap<JobId, &GraphState> = jobs.iter().map(|job| (job.id, &job.state)).collect();
+    let is_met = |edge: &Edge| match states.get(&edge.job) {
+        None => false,
+        Some(GraphState::Done | GraphState::Continued) => edge.when != When::Failed,
+        Some(_) => edge.when != When::Done,
+    };
+    jobs.iter().filter(|job| job.state == GraphState::Cancelled && job.waits_for.iter().all(is_met)).count()
 }
 
 fn list(jobs: &[GraphJob], format: Format, out: &mut impl Write) -> anyhow::Result<()> {

@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, io::Write, str::FromStr, time::Duration};
 use bson::{Bson, Document, doc};
 use clap::{ArgGroup, Args, Subcommand};
 use recruiter_common::{
+    flags::name_of_text,
     limits::{self, GroupSettings, MaintenanceWindow},
     store::{ConnectArgs, InvalidSetting, Store},
 };
@@ -67,6 +68,7 @@ struct ListArgs {
 #[command(group = ArgGroup::new("settings").required(true).multiple(true))]
 struct SetArgs {
     /// Name of the group
+    #[arg(value_parser = name_of_text)]
     group: String,
     /// With this many waiting jobs the group accepts no further ones; `unset` for any number
     #[arg(long, env = "RECRUITER_GROUPS_MOST_WAITING", value_name = "N|unset", group = "settings", allow_negative_numbers = true, value_parser = number)]

@@ -6,6 +6,7 @@ use anyhow::anyhow;
 use bson::{Document, doc};
 use clap::{Args, Subcommand, builder::BoolishValueParser};
 use recruiter_common::{
+    flags::name_of_text,
     limits::{self, Limit, Pause, Paused, Rate, SettingError, Settings, resource_and_number},
     roster::PermitHolder,
     store::{ConnectArgs, LARGEST_CAP, Store},
@@ -45,6 +46,7 @@ enum LimitsCommand {
     /// Set the limit of a resource, new or changed; it holds at once, and ends no running job
     Set {
         /// Name of the resource; a prefix that ends in *, such as customer:*, which limits each customer by itself; or @ and a group
+        #[arg(value_parser = name_of_text)]
         name: String,
         #[command(flatten)]
         limit: LimitArgs,
@@ -78,7 +80,7 @@ pub(super) struct LimitArgs {
 #[derive(Args, Clone, Debug)]
 pub(super) struct PauseArgs {
     /// What to pause: everything, group:NAME, class:NAME or line:KEY
-    #[arg(value_name = "WHAT")]
+    #[arg(value_name = "WHAT", value_parser = paused_of_text)]
     paused: Paused,
     /// Why, for others
     #[arg(long, env = "RECRUITER_PAUSE_REASON", value_name = "TEXT")]
@@ -272,6 +274,15 @@ pub(super) async fn pause(args: PauseArgs, connect: &ConnectArgs, out: &mut impl
         Ok(writeln!(out, "paused {}: its jobs wait, and running jobs continue", printable(&paused.to_string(), 256))?)
     } else {
         Ok(writeln!(out, "{} was paused before; `recruiter pauses` shows by whom", printable(&paused.to_string(), 256))?)
+    }
+}
+
+/// A group or class with a blank at its end has no jobs, so its pause would pause nothing.
+fn paused_of_text(text: &str) -> Result<Paused, String> {
+    let trimmed = |name: &str| name.trim() == name;
+    match text.trim().parse::<Paused>().map_err(|problem| problem.to_string())? {
+        Paused::Group(name) | Paused::Class(name) if !trimmed(&name) => Err(format!("{name:?} begins with a blank: remove it")),
+        paused => Ok(paused),
     }
 }
 

@@ -15,7 +15,7 @@ use recruiter_common::{
 use super::{
     exit::usage,
     filter::{When, when_of_text},
-    output::{Format, json_line, moment, printable},
+    output::{Format, json_line, moment, printable, reader_gone},
 };
 
 pub(super) const EXAMPLES: &str = "\
@@ -90,6 +90,7 @@ pub(super) async fn subscribe(
                 write_message(out, received?, args.format)?;
                 out.flush()?;
             }
+            () = reader_gone() => return Ok(()),
             () = shutdown.requested() => return Ok(()),
         }
     }

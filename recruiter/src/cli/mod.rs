@@ -59,6 +59,7 @@ use clap::{
 };
 use recruiter_common::{
     exit::Exit,
+    flags::without_empty_variables,
     logging::{self, LogArgs},
     secrets,
     shutdown::Shutdown,
@@ -198,7 +199,7 @@ impl Config {
     /// in the environment.
     pub fn of(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
         let arguments: Vec<OsString> = arguments.into_iter().collect();
-        let mut command = with_global_options_in_long_help(Self::command());
+        let mut command = with_global_options_in_long_help(without_empty_variables(Self::command()));
         let parsed = command.try_get_matches_from_mut(&arguments).and_then(|matches| Self::from_arg_matches(&matches));
         parsed.map_err(|mut error| {
             if error.get(ContextKind::Usage).is_some() {

@@ -5,6 +5,7 @@
 
 use std::{
     io::{self, BufWriter, ErrorKind, Write},
+    sync::atomic::{AtomicBool, Ordering},
     time::Duration,
 };
 
@@ -12,6 +13,7 @@ use anstyle::AnsiColor;
 use bson::{Bson, Document};
 use clap::{Args, builder::BoolishValueParser};
 use recruiter_common::instant::Instant;
+use tokio::io::{Interest, unix::AsyncFd};
 
 /// Width in characters when the output is not a terminal.
 const PLAIN_WIDTH: usize = 80;
@@ -36,6 +38,27 @@ pub(crate) fn stdout() -> impl Write {
     BufWriter::new(UntilClosed { inner: io::stdout().lock(), closed: false })
 }
 
+/// Whether the reader of standard output has closed it.
+static IS_CLOSED: AtomicBool = AtomicBool::new(false);
+
+/// Whether a write has found that the reader of standard output has closed it.
+pub(crate) fn is_closed() -> bool {
+    IS_CLOSED.load(Ordering::Relaxed)
+}
+
+/// Resolves when the reader of standard output closes it, also while nothing is written. Never if standard output is a file.
+pub(crate) async fn reader_gone() {
+    if let Ok(out) = AsyncFd::with_interest(io::stdout(), Interest::ERROR) {
+        while let Ok(mut ready) = out.ready(Interest::ERROR).await {
+            if ready.ready().is_error() {
+                return;
+            }
+            ready.clear_ready();
+        }
+    }
+    std::future::pending().await
+}
+
 struct UntilClosed<W> {
     inner: W,
     closed: bool,
@@ -46,6 +69,7 @@ impl<W> UntilClosed<W> {
         match written {
             Err(error) if error.kind() == ErrorKind::BrokenPipe => {
                 self.closed = true;
+                IS_CLOSED.store(true, Ordering::Relaxed);
                 Ok(instead)
             }
             other => other,

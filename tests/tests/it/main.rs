@@ -52,4 +52,5 @@ mod store;
 mod tidy;
 mod transactions;
 mod unique;
+mod usual_settings;
 mod waits;

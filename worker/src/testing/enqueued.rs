@@ -5,8 +5,9 @@ use recruiter_common::{
     ids::JobId,
     job::Job,
     store::{JobFilter, StateFilter, StoreError, Walk},
-    telemetry::of_bson,
 };
+
+use crate::registry::deserialize;
 
 /// A waiting job with its workable.
 #[derive(Clone, Debug)]
@@ -75,7 +76,7 @@ pub async fn enqueued<W: Workable>(store: &Store, filter: JobFilter) -> Result<V
             let undecodable = |problem: String| EnqueuedError::Undecodable { id, class: W::CLASS, problem };
             let job = Job::try_from(stored.document).map_err(|(_, error)| undecodable(error.to_string()))?;
             if job.bundle.is_none() {
-                let workable = bson::deserialize_from_bson(job.parameters.clone()).map_err(|error| undecodable(of_bson(&error)))?;
+                let workable = deserialize(job.parameters.clone()).map_err(|failure| undecodable(failure.message))?;
                 all.push(EnqueuedJob { workable, job });
             }
         }

@@ -1,0 +1,299 @@
+//! What people have around the programs: connection strings of other drivers, empty variables, pipes that close, blanks, large integers.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::Path,
+    process::{Command, Output, Stdio},
+};
+
+use bson::{Document, doc};
+use recruiter::dev::embedded::{EmbeddedMongo, Options};
+use recruiter_common::{Store, enqueue::NewJob};
+use recruiter_tests::{
+    local::store,
+    mongo::{TestDatabase, temporary},
+    oracle::number,
+    processes::{Process, binary},
+    wait::{SOON, wait_for, wait_until},
+};
+
+use super::cli::{Said, count, only, recruiter};
+
+/// Runs a program of its own with these variables.
+fn run(name: &str, args: &[&str], env: &[(&str, &str)]) -> Said {
+    let mut command = Command::new(binary(name));
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("RECRUITER_")) {
+        command.env_remove(name);
+    }
+    let output = command.args(args).env_remove("MONGODB_URI").envs(env.iter().copied()).stdin(Stdio::null()).output();
+    Said::of(output.unwrap())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_integer_of_more_than_64_bits_is_refused_with_its_path_and_nothing_is_stored() {
+    let database = TestDatabase::new().await;
+    let directory = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &str| {
+        let path = directory.path().join(name);
+        fs::write(&path, text).unwrap();
+        path.display().to_string()
+    };
+    let lines = file("lines", "{\"class\": \"a\", \"parameters\": {\"customer\": {\"id\": 9223372036854775808}}}\n");
+    let graph = file("graph", r#"{"jobs": {"x": {"class": "a", "parameters": {"ids": [1, 18446744073709551616]}}}}"#);
+    let consumer = r#"{"class": "a", "parameters": {"id": 18446744073709551615}}"#;
+    for (args, path) in [
+        (vec!["enqueue", "--class", "a", "--parameters", r#"{"customer": {"id": 18446744073709551615}}"#], "customer.id"),
+        (vec!["enqueue", "--class", "a", "--parameters", r#"{"id": -9223372036854775809}"#], "id"),
+        (vec!["enqueue", "--class", "a", "--items", r#"[{}, {"id": 18446744073709551614}]"#], "1.id"),
+        (vec!["enqueue", "--from", &lines], "parameters.customer.id"),
+        (vec!["graph", "enqueue", &graph], "jobs.x.parameters.ids.1"),
+        (vec!["publish", "orders.new", r#"{"id": 18446744073709551615}"#], "id"),
+        (vec!["consumers", "set", "a", "--topic", "a.*", "--job", consumer], "parameters.id"),
+        (vec!["jobs", "retry", "--class", "a", "--set", r#"{"id": 18446744073709551615}"#, "--yes"], "id"),
+    ] {
+        let said = recruiter(&database, &args);
+        assert_ne!(said.code, 0, "{args:?}");
+        assert!(said.err.contains(&format!("`{path}`: ")) && said.err.contains("$numberDecimal"), "{args:?}: {}", said.err);
+    }
+    assert_eq!(count(&database, "scheduled", doc! {}).await, 0);
+    // What the message advises keeps two jobs apart.
+    for id in ["18446744073709551614", "18446744073709551615"] {
+        for written in [format!(r#"{{"id": "{id}"}}"#), format!(r#"{{"id": {{"$numberDecimal": "{id}"}}}}"#)] {
+            assert_eq!(recruiter(&database, &["enqueue", "--class", "b", "--unique-by", "id", "--parameters", &written]).code, 0);
+        }
+    }
+    assert_eq!(count(&database, "scheduled", doc! { "workable.class": "b" }).await, 4);
+}
+
+/// A program without a client that answers what the parameters say.
+const PROGRAM: &str = r#"
+import json, sys
+for line in sys.stdin:
+    job = json.loads(line)
+    if "job" not in job:
+        continue
+    if job["attempt"] == 1:
+        for said in job["parameters"]["says"]:
+            print('{"id": %d, %s}' % (job["id"], said), flush=True)
+    else:
+        print(json.dumps({"id": job["id"], "result": job["attempt"]}), flush=True)
+"#;
+
+async fn by_program(says: &[&str]) -> (TestDatabase, Store, Process, Process, tempfile::TempDir) {
+    let (database, directory) = (TestDatabase::new().await, tempfile::tempdir().unwrap());
+    fs::write(directory.path().join("app.py"), PROGRAM).unwrap();
+    let config = directory.path().join("workables.toml");
+    fs::write(&config, "[workables.a]\ncommand = [\"python3\", \"app.py\"]\nmode = \"long-lived\"\ntimeout = \"1h\"\n").unwrap();
+    let recruiter = Process::on(&database, "recruiter", &["run"]);
+    let worker = Process::on(&database, "recruiter-worker", &["--config", config.to_str().unwrap()]);
+    let store = store(&database).await;
+    for says in says {
+        NewJob::of_class("a", doc! { "says": [*says] }).urn(*says).enqueue(&store).await.unwrap();
+    }
+    (database, store, recruiter, worker, directory)
+}
+
+#[tokio::test]
+async fn a_result_of_a_program_that_cannot_be_stored_exactly_is_refused_after_one_run() {
+    let says = [r#""result": {"id": 18446744073709551615}"#, r#""result": [18446744073709551616]"#, r#""result": 9223372036854775807"#];
+    let (database, _store, _recruiter, _worker, _directory) = by_program(&says).await;
+    for (says, path) in says.iter().zip([Some("`id`: 18446744073709551615"), Some("`0`: 18446744073709551616"), None]) {
+        let archived = async || database.raw("archived").find_one(doc! { "urn": *says }).await.unwrap();
+        let ended = wait_for(SOON, "it ended", archived).await;
+        let last = ended.get_document("last_execution").unwrap();
+        assert_eq!(number(&ended, "attempts"), 1, "{ended}");
+        match path {
+            Some(path) => {
+                assert_eq!((ended.get_str("why").unwrap(), last.get_str("class").unwrap()), ("gave-up", "result"));
+                assert!(last.get_str("message").unwrap().contains(path), "{last}");
+            }
+            None => assert_eq!(ended.get_i64("result").unwrap(), i64::MAX),
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_negative_or_endless_delay_of_a_program_costs_nothing() {
+    let soon = [r#""snooze": {"after_ms": -500}"#, r#""snooze": {"after_ms": -0.5}"#, r#""extend_ms": -5000, "snooze": {"after_ms": 0}"#];
+    let never = [
+        r#""snooze": {"after_ms": 1700000000000000}"#,
+        r#""snooze": {"after_ms": 1e300}"#,
+        r#""extend_ms": 1e300, "snooze": {"after_ms": 99999999999999999999999}"#,
+    ];
+    let (database, _store, _recruiter, _worker, _directory) = by_program(&[soon, never].concat()).await;
+    for says in soon {
+        let archived = async || database.raw("archived").find_one(doc! { "urn": says }).await.unwrap();
+        let ended = wait_for(SOON, "it ended", archived).await;
+        assert_eq!((ended.get_str("why").unwrap(), number(&ended, "interruptions")), ("done", 1), "{ended}");
+    }
+    for says in never {
+        let due = doc! { "urn": says, "locked": false, "interruptions": 1 };
+        let waits = async || database.raw("scheduled").find_one(due.clone()).await.unwrap();
+        let waits: Document = wait_for(SOON, "it waits", waits).await;
+        assert_eq!(waits.get_datetime("scheduled_at").unwrap().timestamp_millis(), 253_402_300_799_999, "{waits}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_string_of_another_driver_is_used_with_a_warning() {
+    let database = TestDatabase::new().await;
+    let join = if database.uri().contains('?') { "&" } else { "?" };
+    let others = "compressors=snappy,zlib&zlibCompressionLevel=6&uuidRepresentation=standard&timeoutMS=5000&socketTimeoutMS=0&j=true\
+                  &wtimeout=5000&tlsDisableOCSPEndpointCheck=true&noSuchOption=1";
+    let uri = format!(" {}{join}{others}\r\n", database.uri());
+    let said = run("recruiter", &["enqueue", "--class", "a"], &[("MONGODB_URI", &uri), ("RECRUITER_CONNECT_TIMEOUT", "1m")]);
+    assert_eq!(said.code, 0, "{}", said.err);
+    assert_eq!(count(&database, "scheduled", doc! {}).await, 1, "in the database of that name");
+    for option in others.split('&').map(|option| option.split('=').next().unwrap()) {
+        assert!(said.err.contains(option), "{option}: {}", said.err);
+    }
+    for (options, problem) in
+        [("ssl_ca_certs=/x", "write tlsCAFile"), ("tlsCAFile=/no/such/file&tls=true", "/no/such/file: it cannot be read")]
+    {
+        let said = run("recruiter", &["jobs", "list"], &[("MONGODB_URI", &format!("{}{join}{options}", database.uri()))]);
+        assert_eq!(said.code, 2, "{}", said.err);
+        assert!(said.err.contains(problem) && !said.err.contains("similar"), "{}", said.err);
+    }
+    let without = format!("{}{join}tls=true&connectTimeoutMS=1000", database.uri());
+    let said = run("recruiter", &["jobs", "list"], &[("MONGODB_URI", &without), ("RECRUITER_CONNECT_TIMEOUT", "8s")]);
+    assert_eq!(said.code, 69, "{}", said.err);
+    assert!(said.err.contains("the server does not use TLS: remove tls=true"), "{}", said.err);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fault_of_tls_says_what_it_is_and_what_to_do() {
+    let file = |name: &str| Path::new(env!("CARGO_MANIFEST_DIR")).join("tls").join(name).display().to_string();
+    let started = async |certificate: &str| {
+        let authority = if certificate == "elsewhere.pem" { "ca.pem" } else { "own-authority.crt" };
+        let arguments = vec![
+            "--tlsMode=requireTLS".into(),
+            format!("--tlsCertificateKeyFile={}", file(certificate)),
+            format!("--tlsCAFile={}", file(authority)),
+            "--tlsAllowConnectionsWithoutCertificates".into(),
+        ];
+        EmbeddedMongo::start(Options { member: true, arguments, ..temporary() }).await.unwrap()
+    };
+    let (elsewhere, own) = (started("elsewhere.pem").await, started("own-authority.pem").await);
+    for (mongo, options, code, expected) in [
+        (&elsewhere, String::new(), 69, "the server uses TLS: write tls=true"),
+        (&elsewhere, "tls=true".into(), 69, "write tlsCAFile=FILE"),
+        (&elsewhere, format!("tls=true&tlsCAFile={}", file("ca.pem")), 69, "does not have the name of the host"),
+        (&own, format!("tls=true&tlsCAFile={}", file("own-authority.crt")), 69, "certificate of an authority as its own"),
+        (&own, format!("tls=true&tlsCAFile={}", file("README.md")), 2, "no line with `BEGIN CERTIFICATE`"),
+    ] {
+        let uri = format!("mongodb://127.0.0.1:{}/jobs?{options}", mongo.port());
+        let said = run("recruiter", &["jobs", "list"], &[("MONGODB_URI", &uri), ("RECRUITER_CONNECT_TIMEOUT", "8s")]);
+        assert_eq!(said.code, code, "{options}: {}", said.err);
+        assert!(said.err.contains(expected) && !said.err.contains("the network"), "{options}: {}", said.err);
+    }
+}
+
+/// All variables that a help names, and all commands below it.
+fn variables_and_commands(name: &str, path: &[&str]) -> (BTreeSet<String>, Vec<String>) {
+    let help = run(name, &[path, &["--help"]].concat(), &[]).out;
+    let variables = help.split("[env: ").skip(1).filter_map(|rest| rest.split(['=', ']']).next()).map(str::to_owned).collect();
+    let commands = help.split_once("\nCommands:\n").map(|(_, rest)| rest.split("\n\n").next().unwrap()).unwrap_or_default();
+    let commands = commands.lines().filter(|line| line.starts_with("  ") && !line.starts_with("   "));
+    (variables, commands.filter_map(|line| line.split_whitespace().next()).map(str::to_owned).collect())
+}
+
+/// Compares the exit code with empty variables to that without them. Returns the number of variables.
+fn check_empty(name: &str, path: &[&str]) -> usize {
+    let (variables, commands) = variables_and_commands(name, path);
+    // They start servers. Their flags are found in the same way.
+    let commands = commands.iter().filter(|command| !["help", "dev", "demo", "bench"].contains(&command.as_str()));
+    let below: usize = commands.clone().map(|command| check_empty(name, &[path, &[command.as_str()]].concat())).sum();
+    if commands.count() == 0 {
+        let needed: &[&str] = if name == "recruiter-worker" { &["--builtins"] } else { &[] };
+        let args = [path, needed, &["--uri", "mongodb://127.0.0.1:1/x", "--connect-timeout", "1ms"]].concat();
+        let empty: Vec<(&str, &str)> = variables.iter().map(|variable| (variable.as_str(), "")).collect();
+        let (without, with) = (run(name, &args, &[]), run(name, &args, &empty));
+        assert_eq!(with.code, without.code, "{name} {path:?}: {}", with.err);
+    }
+    below + variables.len()
+}
+
+#[tokio::test]
+async fn an_empty_variable_is_as_if_it_were_not_set() {
+    let checked = ["recruiter", "recruiter-cleaner", "recruiter-worker"].map(|name| check_empty(name, &[]));
+    assert!(checked[0] > 80 && checked[1] > 8 && checked[2] > 8, "{checked:?}");
+    let said = run("recruiter", &["jobs", "list", "--connect-timeout", "1ms"], &[("MONGODB_URI", "")]);
+    assert_ne!(said.code, 2, "the default address: {}", said.err);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn blanks_around_names_are_removed_or_refused() {
+    let database = TestDatabase::new().await;
+    let worker = Process::on(&database, "recruiter-worker", &["--builtins", "--work-on", "mail, reports\n"]);
+    let entry = async || database.raw("roster").find_one(doc! {}).await.unwrap();
+    let entry: Document = wait_for(SOON, "it registers", entry).await;
+    assert_eq!(entry.get_array("work_on").unwrap(), &["mail".into(), "reports".into()]);
+    drop(worker);
+    let set = recruiter(&database, &["consumers", "set", "a", "--topic", "orders.*, refunds.*", "--job", r#"{"class": "a"}"#]);
+    assert_eq!(set.code, 0, "{}", set.err);
+    let patterns = only(&database, "consumers", doc! {}).await.to_string();
+    assert!(patterns.contains("\"refunds.*\""), "{patterns}");
+    assert_eq!(recruiter(&database, &["limits", "set", " printer\n", "--capacity", "1"]).code, 0);
+    assert_eq!(count(&database, "limits", doc! { "_id": "printer" }).await, 1);
+    for args in [
+        &["enqueue", "--class", "mail\n"][..],
+        &["enqueue", "--class", "mail", "--group", " mail"],
+        &["pause", "group: mail"],
+        &["jobs", "list", "--log", "warning"],
+        &["publish", " orders.new", "{}"],
+        &["enqueue", "--class", "a", "--unique-for", "1h"],
+    ] {
+        let said = recruiter(&database, args);
+        assert_eq!(said.code, 2, "{args:?}: {}", said.err);
+        let named = ["blank", "`warning` is not a level", "--unique-for is about a unique job"];
+        assert!(named.iter().any(|named| said.err.contains(named)), "{args:?}: {}", said.err);
+    }
+}
+
+/// The output of this program of the shell, in which `$0` is `recruiter`.
+async fn shell(database: &TestDatabase, text: &str, meanwhile: impl AsyncFn()) -> Output {
+    let mut child = Command::new("sh");
+    child.args(["-c", text]).arg(binary("recruiter")).env("MONGODB_URI", database.uri()).env("RECRUITER_CONNECT_TIMEOUT", "1m");
+    let mut child = child.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let ended = async || {
+        meanwhile().await;
+        child.try_wait().unwrap().is_some()
+    };
+    wait_until(SOON, "the pipe ends", ended).await;
+    child.wait_with_output().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_closed_pipe_ends_what_follows() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    store.publish_message("a.b", &doc! { "n": 1 }).await.unwrap();
+    // There is no second message.
+    let said = shell(&database, "\"$0\" subscribe 'a.*' --since 10m | head -n 1", async || {}).await;
+    assert!(String::from_utf8_lossy(&said.stdout).contains("a.b") && said.stderr.is_empty(), "{said:?}");
+    let enqueue = async || drop(NewJob::of_class("a", doc! {}).enqueue(&store).await.unwrap());
+    let said = shell(&database, "\"$0\" events --follow | head -n 1", enqueue).await;
+    assert!(!said.stdout.is_empty() && said.stderr.is_empty(), "{said:?}");
+    let many = (0..2_000).map(|n| NewJob::of_class("a", doc! { "n": n, "text": "x".repeat(200) }));
+    store.enqueue_many(many).await.unwrap();
+    let said = shell(&database, "\"$0\" jobs export --state scheduled | head -n 1", async || {}).await;
+    assert_eq!(String::from_utf8_lossy(&said.stdout).lines().count(), 1);
+    assert!(said.stderr.is_empty(), "{said:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_graph_that_was_cancelled_has_not_succeeded() {
+    let database = TestDatabase::new().await;
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("graph.json");
+    fs::write(&file, r#"{"jobs": {"x": {"class": "a"}, "y": {"class": "a", "waits_for": ["x"]}}}"#).unwrap();
+    let said = recruiter(&database, &["graph", "enqueue", file.to_str().unwrap(), "--json"]);
+    assert_eq!(said.code, 0, "{}", said.err);
+    let graph = only(&database, "scheduled", doc! { "waiting": true }).await.get_object_id("graph").unwrap().to_hex();
+    let said = recruiter(&database, &["jobs", "cancel", "--state", "scheduled", "--yes"]);
+    assert_eq!(said.code, 0, "{}", said.err);
+    let _recruiter = Process::on(&database, "recruiter", &["run"]);
+    let said = recruiter(&database, &["graph", "wait", &graph, "--timeout", "2m"]);
+    assert_eq!(said.code, 3, "{} {}", said.out, said.err);
+}
