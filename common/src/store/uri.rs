@@ -3,8 +3,6 @@
 //! The driver refuses a whole connection string because of one such option. The options here change only speed or the types of a client,
 //! or Recruiter sets them itself, so they are left out with a warning. What concerns the security of the connection is never left out.
 
-use mongodb::error::{Error, ErrorKind};
-
 use super::connect::{ConnectError, invalid};
 
 /// An option that was left out.
@@ -97,8 +95,8 @@ pub(super) fn without_foreign_options(text: &str) -> Result<(String, Vec<Ignored
     let encoded = address.rsplit_once(['/', '@']).map_or("", |(_, database)| database);
     let has_encoded = encoded.split('%').skip(1).any(|code| matches!(code.get(..2), Some("09" | "0a" | "0A" | "0d" | "0D" | "20")));
     if has_encoded || text.contains(|character: char| character.is_control() || character.is_whitespace()) {
-        let message = "it contains a blank, a line break or a control character (in a password, write a blank as %20)".into();
-        return Err(invalid(Error::from(ErrorKind::InvalidArgument { message })));
+        let message = "it contains a blank, a line break or a control character (in a password, write a blank as %20)";
+        return Err(invalid(std::io::Error::other(message).into()));
     }
     let (mut kept, mut ignored) = (Vec::new(), Vec::new());
     for option in options.split('&').filter(|option| !option.is_empty()) {
