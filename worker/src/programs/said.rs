@@ -6,7 +6,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use bson::Bson;
-use recruiter_common::{failure::Failure, job::JobProgress};
+use recruiter_common::{failure::Failure, instant::delay_of_ms, job::JobProgress};
 use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, Visitor};
 use serde_json::{Value, value::RawValue};
 
@@ -209,8 +209,7 @@ fn progress(value: &RawValue) -> Result<JobProgress, String> {
 
 /// Milliseconds. Below zero they are none, and too many are the longest time.
 fn delay(value: &RawValue) -> Result<Duration, String> {
-    let seconds = number(value)?.max(0.0) / 1000.0;
-    Ok(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX))
+    delay_of_ms(number(value)?).ok_or_else(|| "it is not a number".into())
 }
 
 fn number(value: &RawValue) -> Result<f64, String> {
