@@ -11,6 +11,7 @@ use std::{
 use bson::{Bson, Document, RawBsonRef, RawDocument, Timestamp, doc, oid::ObjectId};
 use futures_util::Stream;
 use mongodb::change_stream::event::ResumeToken;
+use sha2::{Digest as _, Sha256};
 use tokio::{sync::mpsc, task::JoinHandle};
 
 use super::Message;
@@ -25,6 +26,8 @@ use crate::{
 
 /// Messages that wait for the application. Further ones stay in MongoDB.
 const QUEUE: usize = 256;
+/// Maximum length of a position in MongoDB's history, in bytes.
+const LONGEST_TOKEN: usize = 16 * 1024;
 /// Interval of the positions while no message arrives.
 const IDLE_EVERY: Duration = Duration::from_secs(5);
 /// After this time without a reply the change stream is opened again, because a dead connection cannot be distinguished from a slow one. The
@@ -306,8 +309,12 @@ impl Reader {
                 self.start = MessageStart::AfterDrop(token);
                 return Ok(());
             }
-            if let Ok(envelope) = event.get_document("fullDocument") {
-                self.pass_on(envelope, &token).await;
+            match event.get_document("fullDocument") {
+                Ok(envelope) => self.pass_on(envelope, &token).await,
+                Err(_) => tracing::warn!(
+                    operation_time = ?event.get_timestamp("clusterTime").ok(),
+                    "an envelope in `messages` was skipped: its `_id` is larger than 4 KiB; leave the `_id` to the driver"
+                ),
             }
             self.advance(token);
             self.within = None;
@@ -319,24 +326,26 @@ impl Reader {
     fn tell_idle(&mut self, token: &ResumeToken) {
         let now = self.store.now();
         if (now - self.told_at).to_std().is_ok_and(|since| since >= IDLE_EVERY)
-            && let Some(token) = Position::token_of(token)
+            && let Some(token) = Position::token_of(token).filter(|token| token.len() <= LONGEST_TOKEN)
             && self.to.try_send(Ok(Arrival::Idle(Position { token, within: self.within }))).is_ok()
         {
             self.told_at = now;
         }
     }
 
-    /// Between two envelopes.
+    /// Between two envelopes. The position after one with a very large `_id` is too large for a command; the next one is not.
     fn advance(&mut self, token: ResumeToken) {
-        self.start = MessageStart::After(token);
+        if Position::token_of(&token).is_some_and(|token| token.len() <= LONGEST_TOKEN) {
+            self.start = MessageStart::After(token);
+        }
     }
 
     async fn pass_on(&mut self, envelope: &RawDocument, token: &ResumeToken) {
-        let id = envelope.get_object_id("_id").ok();
+        let id = key_of(envelope);
         let at = envelope.get_datetime("at").ok().map(|at| at.to_chrono());
         let Ok(messages) = envelope.get_array("messages") else { return };
         let messages: Vec<Option<Document>> = messages.into_iter().map(decoded).collect();
-        let received = self.within.filter(|(envelope, _)| Some(*envelope) == id).map_or(0, |(_, received)| received);
+        let received = self.within.filter(|(envelope, _)| *envelope == id).map_or(0, |(_, received)| received);
         let before = match &self.start {
             MessageStart::After(token) => Position::token_of(token),
             MessageStart::Now | MessageStart::At(_) | MessageStart::AfterDrop(_) => None,
@@ -344,7 +353,7 @@ impl Reader {
         let (after, last) = (Position::token_of(token).unwrap_or_default(), messages.len().saturating_sub(1));
         for (index, message) in messages.into_iter().enumerate().skip(received) {
             let Some(mut message) = message else {
-                tracing::warn!(envelope = ?id, index, "a message cannot be decoded and was skipped");
+                tracing::warn!(envelope = %id, index, "a message cannot be decoded and was skipped");
                 continue;
             };
             let (Some(Bson::String(topic)), Some(Bson::Document(body))) = (message.remove("topic"), message.remove("body")) else {
@@ -353,8 +362,8 @@ impl Reader {
             if !self.patterns.iter().any(|pattern| pattern.matches(&topic)) {
                 continue;
             }
-            let position = match (&before, id) {
-                (Some(before), Some(id)) if index < last => Position { token: before.clone(), within: Some((id, index + 1)) },
+            let position = match &before {
+                Some(before) if index < last => Position { token: before.clone(), within: Some((id, index + 1)) },
                 _ => Position { token: after.clone(), within: None },
             };
             // Without a receiver the task ends soon.
@@ -362,6 +371,16 @@ impl Reader {
             self.told_at = self.store.now();
         }
     }
+}
+
+/// Names an envelope in a position: its id, or, if another language has given it an id of another type, a hash of the whole envelope.
+fn key_of(envelope: &RawDocument) -> ObjectId {
+    envelope.get_object_id("_id").unwrap_or_else(|_| {
+        let hash = Sha256::digest(envelope.as_bytes());
+        let mut key = [0; 12];
+        key.copy_from_slice(&hash[..12]);
+        ObjectId::from_bytes(key)
+    })
 }
 
 /// The position after an event.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use bson::{Document, RawDocumentBuf, Timestamp, doc};
+use bson::{Bson, Document, RawDocumentBuf, Timestamp, doc};
 use mongodb::{
     change_stream::{ChangeStream, event::ResumeToken},
     options::ReadConcern,
@@ -15,6 +15,12 @@ use crate::topics::Pattern;
 const AWAIT: Duration = Duration::from_secs(1);
 /// Number of events in one reply.
 const BATCH: u32 = 1_000;
+
+/// Maximum size of the key of an envelope, in bytes: its `_id`. MongoDB puts three copies of it into the event, and refuses an event above
+/// 16 MB, which would end the stream; the position after the envelope contains it, too.
+const LARGEST_KEY: i64 = 4096;
+/// The event of a larger key does not even fit without its envelope.
+const LARGEST_NAMED_KEY: i64 = 4 * 1024 * 1024;
 
 /// A change stream over the envelopes. Its events are not decoded, so one that cannot be decoded does not end it.
 pub(crate) type MessageStream = ChangeStream<RawDocumentBuf>;
@@ -59,9 +65,10 @@ impl Store {
         Ok(call("message_position_at", opened).await?.resume_token())
     }
 
-    /// Opens a change stream over the envelopes with messages of these topics.
+    /// Opens a change stream over the envelopes with messages of these topics. The event of an envelope with a key that is too large comes
+    /// without it.
     ///
-    /// Index: none, the oplog is read in its own order. Invariant: none of jobs; every envelope once, in the order of commits.
+    /// Index: none, the oplog is read in its own order. Invariant: I9; every envelope once, in the order of commits.
     pub(crate) async fn watch_messages(&self, patterns: &[Pattern], start: MessageStart) -> Result<MessageStream, StoreError> {
         let topics: Vec<Document> =
             patterns.iter().map(|pattern| doc! { "fullDocument.messages.topic": { "$regex": pattern.to_regex() } }).collect();
@@ -69,9 +76,19 @@ impl Store {
             { "operationType": "insert", "$or": topics },
             { "operationType": "invalidate" },
         ] } };
+        let key = doc! { "$bsonSize": "$documentKey" };
+        let named = doc! { "$match": { "$expr": { "$lte": [key.clone(), LARGEST_NAMED_KEY] } } };
+        let is_too_large = doc! { "$gt": [key, LARGEST_KEY] };
+        let left_out = |field: &str| doc! { "$cond": [is_too_large.clone(), Bson::Null, format!("${field}")] };
+        let fitting = doc! { "$set": { "fullDocument": left_out("fullDocument"), "documentKey": left_out("documentKey") } };
         let messages = self.messages.clone();
         call("watch_messages", async move {
-            let watch = messages.watch().pipeline([wanted]).max_await_time(AWAIT).batch_size(BATCH).read_concern(ReadConcern::majority());
+            let watch = messages
+                .watch()
+                .pipeline([wanted, named, fitting])
+                .max_await_time(AWAIT)
+                .batch_size(BATCH)
+                .read_concern(ReadConcern::majority());
             let opened = match start {
                 MessageStart::Now => watch.await,
                 MessageStart::At(at) => watch.start_at_operation_time(at).await,

@@ -131,6 +131,52 @@ async fn what_is_not_possible_is_refused() {
     assert_eq!(numbers(&mut messages, 1).await, [2], "the collection was dropped");
 }
 
+/// Other languages give envelopes ids of any type. A position within one is as exact.
+#[tokio::test]
+async fn a_subscriber_continues_within_an_envelope_whatever_its_id_is() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    let mut first = store.subscribe_to([pattern("a")], From::Now).await.unwrap();
+    for id in [bson::Bson::from("order-2027-01"), 17.into(), doc! { "year": 2027 }.into()] {
+        let messages: Vec<_> = (0..5).map(|n: i64| doc! { "topic": "a", "body": { "n": n } }).collect();
+        database.raw("messages").insert_one(doc! { "_id": id, "messages": messages }).await.unwrap();
+        for n in 0..5 {
+            let message = next(&mut first).await;
+            assert_eq!(message.body.get_i64("n").unwrap(), n);
+            let position = message.position.to_string().parse::<Position>().unwrap();
+            if n < 4 {
+                let mut after = store.subscribe_to([pattern("a")], From::After(position)).await.unwrap();
+                assert_eq!(next(&mut after).await.body.get_i64("n").unwrap(), n + 1);
+            }
+        }
+    }
+}
+
+/// MongoDB refuses an event above 16 MB, and its event has three copies of the id.
+#[tokio::test]
+async fn an_envelope_whose_event_is_too_large_stops_no_subscriber() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    let mut first = store.subscribe_to([pattern("a")], From::Now).await.unwrap();
+    let large = |id: usize, body: usize| {
+        doc! { "_id": "i".repeat(id), "messages": [{ "topic": "a", "body": { "n": 0_i64, "x": "x".repeat(body) } }] }
+    };
+    for (id, body) in [(1 << 20, 14 << 20), (5_000, 1), (5 << 20, 1)] {
+        database.raw("messages").insert_one(large(id, body)).await.unwrap();
+    }
+    database
+        .raw("messages")
+        .insert_one(doc! { "_id": "x".repeat(4_000), "messages": [{ "topic": "a", "body": { "n": 1_i64 } }] })
+        .await
+        .unwrap();
+    let message = next(&mut first).await;
+    assert_eq!(message.body.get_i64("n").unwrap(), 1);
+    publish(&store, "a", 2).await;
+    assert_eq!(numbers(&mut first, 1).await, [2]);
+    let mut after = store.subscribe_to([pattern("a")], From::After(message.position)).await.unwrap();
+    assert_eq!(numbers(&mut after, 1).await, [2]);
+}
+
 /// MongoDB would delete the documents of an application that has a collection of this name.
 #[tokio::test]
 async fn a_collection_of_the_application_gets_no_expiry() {
