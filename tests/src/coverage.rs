@@ -55,6 +55,7 @@ const NOT_FORCED: &[(&str, &[&str])] = &[
             "job",
             "jobs",
             "jobs_by_id",
+            "sizes_by_id",
             "left",
             "next_matches",
             "roster_documents",

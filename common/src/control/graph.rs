@@ -3,6 +3,7 @@
 use std::{
     collections::{HashMap, HashSet},
     sync::Arc,
+    time::Duration,
 };
 
 use bson::Document;
@@ -11,6 +12,7 @@ use super::{
     Control,
     again::again,
     change::{Change, Changed, Refusal},
+    patience::Patience,
     revision::Revision,
 };
 use crate::{
@@ -18,11 +20,14 @@ use crate::{
     graphs::{self, Edge, GraphJob, GraphState, NOT_NEEDED, edges_of},
     ids::{GraphId, JobId},
     job::Job,
+    shutdown::pause,
     store::{Hint, Recorded, Retrial, StoreError, StoredJob},
 };
 
 /// Maximum number of passes of a cancellation. Running jobs may add jobs to their graph meanwhile.
-const PASSES: usize = 5;
+const PASSES: u32 = 5;
+/// The second pass waits for this time, and each further one longer by it, if a job has changed between each read and write.
+const AGAIN_AFTER: Duration = Duration::from_millis(200);
 
 impl Control {
     /// Cancels all jobs of a graph that are not finished. Those that wait come first, so that no job starts because of the end of another.
@@ -31,8 +36,20 @@ impl Control {
     /// When MongoDB cannot be used. A repeated call continues.
     pub async fn cancel_graph(&mut self, graph: GraphId) -> Result<Vec<(JobId, Changed)>, StoreError> {
         let mut outcomes: Vec<(JobId, Changed)> = Vec::new();
-        for _ in 0..PASSES {
-            let jobs = self.store.graph(graph).await?;
+        for pass in 0..PASSES {
+            // A job that was started or rescheduled with each attempt is tried again a little later.
+            let before = outcomes.len();
+            outcomes.retain(|(_, changed)| *changed != Changed::Refused(Refusal::KeepsChanging));
+            if outcomes.len() < before {
+                pause(AGAIN_AFTER * pass).await;
+            }
+            let patience = Patience::new();
+            let jobs = loop {
+                match self.store.graph(graph).await {
+                    Err(error) if patience.allows(&error).await => {}
+                    jobs => break jobs?,
+                }
+            };
             let done: HashSet<JobId> = outcomes.iter().map(|(job, _)| *job).collect();
             let open = jobs.iter().filter(|job| job.state.is_open() && !done.contains(&job.id));
             let (waiting, others): (Vec<_>, Vec<_>) = open.partition(|job| job.state == GraphState::Waits);

@@ -108,9 +108,16 @@ impl Control {
     /// # Errors
     /// When MongoDB cannot be used. Some of the jobs may have been changed. A repeated call recognises them.
     pub async fn change(&mut self, change: &Change, jobs: &[JobId]) -> Result<Vec<(JobId, Changed)>, StoreError> {
-        let sizes: Vec<Match> = jobs.iter().map(|job| Match { job: *job, bytes: BATCH_BYTES / BATCH }).collect();
+        let patience = Patience::new();
+        let sizes = loop {
+            match self.store.sizes_by_id(jobs).await {
+                Err(error) if patience.allows(&error).await => {}
+                sizes => break sizes?,
+            }
+        };
+        let found = jobs.iter().map(|job| Match { job: *job, bytes: sizes.get(job).copied().unwrap_or(BATCH_BYTES / BATCH) });
         let mut all = Vec::with_capacity(jobs.len());
-        for batch in cut(sizes, BATCH, BATCH_BYTES, |found| found.bytes) {
+        for batch in cut(found.collect(), BATCH, BATCH_BYTES, |found| found.bytes) {
             all.extend(self.change_batch(change, &batch).await?);
         }
         Ok(all)

@@ -1,7 +1,7 @@
 //! Batches of items that are sent to MongoDB together. A refused batch is halved until it has a single item.
 
 /// Divides items into batches of at most `most` items and `most_bytes` bytes; a larger item is a batch of its own.
-pub(crate) fn cut<T>(items: Vec<T>, most: usize, most_bytes: usize, size: impl Fn(&T) -> usize) -> Vec<Vec<T>> {
+pub fn cut<T>(items: Vec<T>, most: usize, most_bytes: usize, size: impl Fn(&T) -> usize) -> Vec<Vec<T>> {
     let mut batches: Vec<Vec<T>> = Vec::new();
     let mut bytes = 0;
     for item in items {

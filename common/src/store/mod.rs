@@ -34,6 +34,7 @@
 //! | `messages`, `consumers` | messages of applications; consumer groups, whose messages become jobs |
 //! | `hints`, `listener`, `ring` | the contents of hints; who reads them; their publication and reading |
 //! | `relay` | hints past the database |
+//! | `readable` | documents whatever texts they have |
 //! | `session`, `batch`, `error` | transactions; batches; errors |
 //!
 //! Writers of a job: every enqueuer inserts. An unlocked job is written by a start, a change of its due date, priority or group, a
@@ -79,6 +80,7 @@ mod messages;
 mod not_kept;
 mod notes;
 mod rates;
+mod readable;
 mod relay;
 mod rescue;
 mod retention;
@@ -112,6 +114,7 @@ use self::relay::Relay;
 pub use self::relay::{HintsAddress, HintsAt, Hub, InvalidHintsAddress};
 pub use self::{
     assignments::Planned,
+    batch::cut,
     connect::{ConnectArgs, ConnectError, DEFAULT_DATABASE},
     consumers::MOST_CONSUMERS,
     control::Retrial,
@@ -138,10 +141,10 @@ pub use self::{
     views::{COUNTED, Finished, SAMPLED, StoredJob, Unfinished, Waiting},
 };
 pub(crate) use self::{
-    batch::cut,
     graphs::{Inserted, StoredResult},
     insert::Duplicate,
     messages::{MessageStart, MessageStream},
+    readable::readable,
     session::require_transaction,
     unique::{Holder, Taken, successor},
 };

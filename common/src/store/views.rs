@@ -8,9 +8,10 @@ use futures_util::TryStreamExt;
 use mongodb::options::Hint as IndexHint;
 
 use super::{
-    Store, StoreError, call,
+    Store, StoreError, call, id_of,
     lanes::Lane,
     raw_id_of,
+    readable::Readable,
     schema::{ARCHIVED_BY_END, DUE_JOBS, GATED_JOBS},
     select::{IDS_PER_QUERY, lossy},
 };
@@ -99,6 +100,23 @@ impl Store {
             }
         }
         Ok(found)
+    }
+
+    /// The sizes in bytes of those of these jobs that exist, to read them in portions. A job that moves in between may be left out.
+    ///
+    /// Filter: these ids. Index: `_id`. Invariant: none.
+    pub(crate) async fn sizes_by_id(&self, jobs: &[JobId]) -> Result<HashMap<JobId, usize>, StoreError> {
+        let mut sizes = HashMap::new();
+        for (collection, some) in
+            [&self.scheduled, &self.archived].into_iter().flat_map(|of| jobs.chunks(IDS_PER_QUERY).map(move |some| (of, some)))
+        {
+            let (collection, filter) = (collection.clone(), doc! { "_id": { "$in": some.to_vec() } });
+            let found = call("sizes_by_id", async move {
+                collection.find(filter).projection(doc! { "bytes": { "$bsonSize": "$$ROOT" } }).batch_size(10_000).await?.readable().await
+            });
+            sizes.extend(found.await?.iter().filter_map(|job| Some((id_of(job)?, usize::try_from(job.get_i32("bytes").ok()?).ok()?))));
+        }
+        Ok(sizes)
     }
 
     /// Number of waiting jobs in each group at `now`. Jobs that were due before `overdue` are overdue.
@@ -275,7 +293,7 @@ impl Store {
     /// Filter: these ids. Index: `_id`. Invariant: I2, an archived job does not run again.
     pub async fn archived_jobs(&self, jobs: &[JobId]) -> Result<Vec<Document>, StoreError> {
         let (archived, filter) = (self.archived.clone(), doc! { "_id": { "$in": jobs.to_vec() } });
-        call("archived_jobs", async move { archived.find(filter).batch_size(10_000).await?.try_collect().await }).await
+        call("archived_jobs", async move { archived.find(filter).batch_size(10_000).await?.readable().await }).await
     }
 }
 

@@ -19,7 +19,7 @@ use recruiter_common::{
     instant::Instant,
     job::FinishReason,
     shutdown::{Shutdown, pause},
-    store::{Archival, CommitSession, Hint, Recorded, ScheduledJob, Store, StoreError},
+    store::{Archival, CommitSession, Hint, Recorded, ScheduledJob, Store, StoreError, cut},
     telemetry::chain,
 };
 use tokio::sync::mpsc;
@@ -34,8 +34,8 @@ const RETRY: Duration = Duration::from_millis(500);
 const BATCH: usize = 1_000;
 /// Maximum number of jobs that are released together.
 const RELEASED_TOGETHER: usize = 10_000;
-/// Maximum number of jobs that are cancelled together. Their whole documents are read.
-const CANCELLED_TOGETHER: usize = 100;
+/// Maximum number of jobs that are cancelled together, and of bytes of their documents, which are read.
+const CANCELLED_TOGETHER: (usize, usize) = (100, 8 * 1024 * 1024);
 
 /// The news for this duty: [`Hint::Ended`], [`Hint::Waiting`], and [`Hint::Seed`] if hints may have been missed.
 pub(crate) type News = mpsc::UnboundedReceiver<Hint>;
@@ -206,36 +206,41 @@ impl<'a> Dependencies<'a> {
 
     /// Makes jobs due, at once or at the date that they were enqueued with, and passes them on to the rounds.
     async fn release(&mut self, jobs: Vec<Waiting>) -> Result<(), StoreError> {
-        let mut left = jobs;
-        while !left.is_empty() {
-            let rest = left.split_off(left.len().min(RELEASED_TOGETHER));
-            self.release_some(std::mem::replace(&mut left, rest)).await?;
+        let mut left = cut(jobs, RELEASED_TOGETHER, usize::MAX, |_| 0);
+        while let Some(mut some) = left.pop() {
+            match self.release_some(&some).await {
+                Err(error) if error.is_transient() => return Err(error),
+                // One of them is refused.
+                Err(_) if some.len() > 1 => {
+                    let rest = some.split_off(some.len() / 2);
+                    left.extend([some, rest]);
+                }
+                Err(error) => {
+                    for job in some {
+                        tracing::error!(job.id = %job.id, error = chain(&error), "a job that waits for others cannot be released; leaving it");
+                        self.left_alone.insert(job.id);
+                    }
+                }
+                Ok(()) => {}
+            }
         }
         Ok(())
     }
 
-    async fn release_some(&mut self, jobs: Vec<Waiting>) -> Result<(), StoreError> {
+    async fn release_some(&self, jobs: &[Waiting]) -> Result<(), StoreError> {
         self.store.fresh_clock().await?;
         let now = self.store.now();
         let (mut due, mut alarms): (BTreeMap<Instant, Vec<JobId>>, BTreeMap<Instant, BTreeSet<String>>) = Default::default();
-        for job in &jobs {
+        for job in jobs {
             let at = job.due_after.unwrap_or(now).max(now);
             due.entry(at).or_default().push(job.id);
             if at > now {
                 alarms.entry(at).or_default().insert(job.job.group.clone());
             }
         }
-        match self.store.release_if_waiting(&due.into_iter().collect::<Vec<_>>()).await {
-            Ok(_) => {}
-            Err(error) if error.is_transient() => return Err(error),
-            Err(error) => {
-                tracing::error!(error = chain(&error), count = jobs.len(), "jobs that wait for others cannot be released; leaving them");
-                self.left_alone.extend(jobs.iter().map(|job| job.id));
-                return Ok(());
-            }
-        }
-        let is_due = |job: &Waiting| job.due_after.is_none_or(|at| at <= now);
-        let released = jobs.into_iter().filter(is_due).map(|job| ScheduledJob { scheduled_at: now, ..job.job }).collect();
+        self.store.release_if_waiting(&due.into_iter().collect::<Vec<_>>()).await?;
+        let is_due = |job: &&Waiting| job.due_after.is_none_or(|at| at <= now);
+        let released = jobs.iter().filter(is_due).map(|job| ScheduledJob { scheduled_at: now, ..job.job.clone() }).collect();
         // The rounds end together with this duty.
         let _ = self.released.send(released);
         for (at, groups) in alarms {
@@ -246,12 +251,18 @@ impl<'a> Dependencies<'a> {
 
     /// Archives jobs that can never be released.
     async fn cancel(&mut self, jobs: Vec<(JobId, Failure)>, why: &FinishReason) -> Result<(), StoreError> {
-        for some in jobs.chunks(CANCELLED_TOGETHER) {
-            let failures: HashMap<JobId, &Failure> = some.iter().map(|(job, failure)| (*job, failure)).collect();
-            let documents = self.store.waiting_documents(&failures.keys().copied().collect::<Vec<_>>()).await?;
+        let failures: HashMap<JobId, Failure> = jobs.into_iter().collect();
+        let mut sizes = Vec::with_capacity(failures.len());
+        for some in failures.keys().copied().collect::<Vec<_>>().chunks(BATCH) {
+            // Those that are cancelled or released already are left out.
+            sizes.extend(self.store.sizes_of_unlocked(some).await?);
+        }
+        for some in cut(sizes, CANCELLED_TOGETHER.0, CANCELLED_TOGETHER.1, |(_, bytes)| *bytes) {
+            let some: Vec<JobId> = some.into_iter().map(|(job, _)| job).collect();
+            let documents = self.store.waiting_documents(&some).await?;
             let now = self.store.now();
             let archivals: Vec<Archival> =
-                documents.iter().map(|(job, document)| Archival::unstarted(*job, document, why, failures[job], now)).collect();
+                documents.iter().map(|(job, document)| Archival::unstarted(*job, document, why, &failures[job], now)).collect();
             match self.store.finish(&mut self.session, &archivals).await {
                 // The store has logged what MongoDB refuses.
                 Ok(recorded) => self.left_alone.extend(
@@ -264,7 +275,7 @@ impl<'a> Dependencies<'a> {
                         count = some.len(),
                         "jobs that can never start cannot be archived; leaving them"
                     );
-                    self.left_alone.extend(failures.keys());
+                    self.left_alone.extend(some);
                 }
             }
         }

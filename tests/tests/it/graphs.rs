@@ -479,3 +479,52 @@ async fn graphs_advance_once_and_in_order_whatever_is_killed() {
     }
     leaders.iter().chain(&workers).chain([&cleaner]).for_each(Process::terminate);
 }
+
+/// The documents of the cancelled jobs are read a few at a time, whatever their size.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_large_jobs_are_cancelled_in_little_memory() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    let parent = JobId::new();
+    let recruiter = Process::on(&database, "recruiter", &["run"]);
+    step("parent", 1, "").with_id(parent).enqueue(&store).await.unwrap();
+    let (graph, count) = (recruiter_common::ids::GraphId::new(), 60);
+    for _ in 0..count {
+        let ballast = doc! { "ballast": "x".repeat(3_900_000) };
+        NewJob::of_class("large", ballast).waits_for(parent).in_graph(graph).enqueue(&store).await.unwrap();
+    }
+    let cancelled = Control::new(&store, false).change(&Change::Cancel, &[parent]).await.unwrap();
+    assert_eq!(cancelled[0].1, Changed::Cancelled);
+    let all = doc! { "graph": graph, "why": "cancelled" };
+    wait_until(SOON, "all are cancelled", async || database.raw("archived").count_documents(all.clone()).await.unwrap() == count).await;
+    let status = std::fs::read_to_string(format!("/proc/{}/status", recruiter.pid())).unwrap();
+    let most = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap().trim().trim_end_matches(" kB");
+    assert!(most.parse::<u64>().unwrap() < 220_000, "{most} kB");
+    drop(recruiter);
+}
+
+/// Two jobs that change with each attempt, and write conflicts: the cancellation tries them again, and leaves none out.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cancelled_graph_leaves_out_no_job_that_changes_meanwhile() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    let graph = recruiter_common::ids::GraphId::new();
+    let parent = step("parent", 1, "").in_graph(graph).enqueue(&store).await.unwrap().id;
+    for _ in 0..50 {
+        NewJob::of_class("child", doc! {}).in_graph(graph).waits_for(parent).enqueue(&store).await.unwrap();
+    }
+    let jobs = (0..700).map(|_| NewJob::of_class("other", doc! {}).in_graph(graph));
+    store.enqueue_many(jobs).await.unwrap();
+    let changing = database.raw("scheduled");
+    let end = std::time::Instant::now() + Duration::from_millis(500);
+    let changes = tokio::spawn(async move {
+        while std::time::Instant::now() < end {
+            changing.update_many(doc! { "graph": graph }, doc! { "$inc": { "attempts": 1 } }).await.unwrap();
+        }
+    });
+    let outcomes = Control::new(&store, false).cancel_graph(graph).await.unwrap();
+    changes.await.unwrap();
+    assert!(outcomes.iter().all(|(_, changed)| *changed == Changed::Cancelled), "{outcomes:?}");
+    assert_eq!(outcomes.len(), 751);
+    assert_eq!(database.raw("scheduled").count_documents(doc! {}).await.unwrap(), 0);
+}
