@@ -9,7 +9,7 @@
 //! no longer holds stops with a problem, and goes on after [`reset`]. The leader moves the position also while there is no message, so that
 //! a group falls behind only while no recruiter leads.
 
-use bson::{Bson, Document, doc};
+use bson::{Bson, Document, RawDocument, doc};
 
 use crate::{
     enqueue::NewJob,
@@ -17,7 +17,7 @@ use crate::{
     messages::{From, Message, Position, SubscribeError},
     names::check_trimmed_name,
     schedules::{job_of_template, template_of_job},
-    store::{CommitSession, MOST_CONSUMERS, Store, StoreError, cut},
+    store::{CommitSession, MOST_CONSUMERS, Store, StoreError, cut, readable},
     telemetry::chain,
     topics::{InvalidTopic, Pattern},
 };
@@ -123,7 +123,7 @@ pub async fn declare(
 /// When MongoDB cannot be used.
 pub async fn list(store: &Store) -> Result<Vec<(String, Result<ConsumerGroup, InvalidConsumer>)>, StoreError> {
     let found = store.consumers().await?;
-    Ok(found.iter().map(|document| (name_of(document), ConsumerGroup::try_from(document))).collect())
+    Ok(found.iter().map(|stored| (name_of(stored), decoded(stored))).collect())
 }
 
 /// Moves a consumer group to another position: it gets the messages from there on, also those that it has had before. A group that has
@@ -219,8 +219,14 @@ impl ConsumerGroup {
     }
 }
 
-fn name_of(document: &Document) -> String {
-    document.get_str("_id").unwrap_or("(no text)").to_owned()
+fn name_of(stored: &RawDocument) -> String {
+    readable(stored).get_str("_id").unwrap_or("(no text)").to_owned()
+}
+
+/// A text that is not UTF-8 makes a group invalid, because its jobs would get another text.
+fn decoded(stored: &RawDocument) -> Result<ConsumerGroup, InvalidConsumer> {
+    let document = Document::try_from(stored).map_err(|error| InvalidConsumer(format!("it cannot be decoded ({error})")))?;
+    ConsumerGroup::try_from(&document)
 }
 
 impl TryFrom<&Document> for ConsumerGroup {

@@ -346,6 +346,11 @@ fn session_id(stored: &Bson) -> Option<Document> {
     matches!(id, Bson::Binary(id) if id.subtype == BinarySubtype::Uuid).then(|| doc! { "id": id.clone() })
 }
 
+/// The term of a document. A higher one was written by hand, and no term could follow it.
+pub(crate) fn term_in(document: &Document) -> Option<LeaseTerm> {
+    integer(document.get("term")).filter(|term| *term < i64::MAX / 2).map(LeaseTerm)
+}
+
 /// An integer of 32 or 64 bits.
 pub(crate) fn integer(value: Option<&Bson>) -> Option<i64> {
     value.and_then(|value| value.as_i64().or(value.as_i32().map(i64::from)))

@@ -102,6 +102,20 @@ impl Settings {
         self.limits.iter().filter_map(prefix).max_by_key(|(length, _)| *length).map(|(_, limit)| limit)
     }
 
+    /// The id of the invalid document that decides over a resource: under its name, or under a longer prefix than any valid one.
+    pub fn invalid_for(&self, resource: &str) -> Option<&str> {
+        if let Some(name) = self.invalid.get(resource) {
+            return Some(name);
+        }
+        if self.invalid.is_empty() || self.limits.contains_key(resource) {
+            return None;
+        }
+        let prefix = |name: &str| Some(name.strip_suffix('*').filter(|prefix| resource.starts_with(prefix))?.len());
+        let valid = self.limits.keys().filter_map(|name| prefix(name)).max();
+        let invalid = self.invalid.iter().filter_map(|name| Some((prefix(name)?, name.as_str()))).max();
+        invalid.filter(|(length, _)| Some(*length) > valid).map(|(_, name)| name)
+    }
+
     /// The pause that covers the jobs of this group and class.
     pub fn pause_of(&self, group: &str, class: &str) -> Option<(&Paused, &Pause)> {
         if self.pauses.is_empty() {

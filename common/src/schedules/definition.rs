@@ -12,7 +12,7 @@ use crate::{
     ids::JobId,
     instant::Instant,
     job::Keep,
-    store::Store,
+    store::{Store, readable},
 };
 
 /// Maximum number of attempts to change a schedule that others change at the same time.
@@ -223,6 +223,7 @@ impl Schedule {
                 }
                 continue;
             };
+            let found = readable(&found);
             let owner = found.get_str("source").ok();
             if owner != self.namespace.as_deref() {
                 return Err(ScheduleError::Owned { name: name.into(), owner: owner.map(str::to_owned) });

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use bson::{Document, doc};
+use bson::{Document, RawDocumentBuf, doc};
 
 use super::{
     InvalidSchedule, Missed, Overlap, Schedule, Timing,
@@ -101,6 +101,15 @@ impl StoredSchedule {
     pub fn next_runs(&self, now: Instant, count: usize) -> Vec<Instant> {
         let after = self.last_slot.map_or(now, |last| last.max(now));
         if self.paused.is_some() { Vec::new() } else { self.schedule.next_runs(&self.name, after).take(count).collect() }
+    }
+}
+
+/// A text that is not UTF-8 makes a schedule invalid, because its job would get another text.
+impl TryFrom<RawDocumentBuf> for StoredSchedule {
+    type Error = InvalidSchedule;
+
+    fn try_from(stored: RawDocumentBuf) -> Result<Self, InvalidSchedule> {
+        Document::try_from(stored).map_err(|error| InvalidSchedule::Undecodable { reason: error.to_string() }).and_then(Self::try_from)
     }
 }
 

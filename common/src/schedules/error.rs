@@ -9,6 +9,12 @@ use crate::{enqueue::EnqueueError, store::StoreError};
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum InvalidSchedule {
+    /// The document has bytes that are no UTF-8, or is damaged.
+    #[error("its document cannot be decoded ({reason}): write it again")]
+    Undecodable {
+        /// The problem with it.
+        reason: String,
+    },
     /// The cron expression cannot be read.
     #[error("`{expression}` is not a cron expression: {reason}")]
     Cron {

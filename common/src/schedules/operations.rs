@@ -8,7 +8,7 @@ use super::{InvalidSchedule, Run, ScheduleError, StoredSchedule, document};
 use crate::{
     enqueue::{EnqueueError, LONGEST_NAME, NewJob},
     ids::JobId,
-    store::{Advance, CommitSession, Store, StoreError},
+    store::{Advance, CommitSession, Store, StoreError, readable},
 };
 
 /// All schedules by name. Invalid ones are listed with their problem.
@@ -17,7 +17,7 @@ use crate::{
 /// When MongoDB cannot be used.
 pub async fn list(store: &Store) -> Result<Vec<(String, Result<StoredSchedule, InvalidSchedule>)>, StoreError> {
     let found = store.all_schedules().await?;
-    Ok(found.into_iter().map(|document| (document::name_of(&document), StoredSchedule::try_from(document))).collect())
+    Ok(found.into_iter().map(|stored| (document::name_of(&readable(&stored)), StoredSchedule::try_from(stored))).collect())
 }
 
 /// The names of the schedules in a namespace, valid or not.
@@ -26,7 +26,9 @@ pub async fn list(store: &Store) -> Result<Vec<(String, Result<StoredSchedule, I
 /// When MongoDB cannot be used.
 pub async fn names_in(store: &Store, namespace: &str) -> Result<Vec<String>, StoreError> {
     let found = store.all_schedules().await?;
-    Ok(found.iter().filter(|document| document.get_str("source").is_ok_and(|source| source == namespace)).map(document::name_of).collect())
+    let found = found.iter().map(|stored| readable(stored));
+    let in_it = found.filter(|document| document.get_str("source").is_ok_and(|source| source == namespace));
+    Ok(in_it.map(|document| document::name_of(&document)).collect())
 }
 
 /// One schedule.

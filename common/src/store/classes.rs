@@ -1,9 +1,9 @@
 //! The defaults of classes, which workers declare: in `metadata`, a document `class:NAME` for each class that has some.
 
-use bson::{Document, doc};
+use bson::{Document, RawDocumentBuf, doc};
 use futures_util::TryStreamExt;
 
-use super::{Store, StoreError, call};
+use super::{Store, StoreError, call, readable};
 use crate::spec::{ClassDefaults, Classes};
 
 /// The begin of the `_id` of the defaults of a class. It is a text, because documents as ids are counts, which cleaners delete.
@@ -17,14 +17,16 @@ impl Store {
     /// # Errors
     /// When MongoDB is unreachable.
     pub async fn class_defaults(&self) -> Result<Classes, StoreError> {
-        let metadata = self.metadata.clone();
+        let metadata = self.metadata.clone_with_type::<RawDocumentBuf>();
         // `;` follows `:`.
         let any = doc! { "_id": { "$gte": CLASS, "$lt": "class;" } };
-        let found: Vec<Document> =
+        let found: Vec<RawDocumentBuf> =
             call("class_defaults", async move { metadata.find(any).batch_size(10_000).await?.try_collect().await }).await?;
-        let read = |mut document: Document| {
-            let id = document.remove("_id")?;
-            let class = id.as_str()?.strip_prefix(CLASS)?.to_owned();
+        let read = |stored: RawDocumentBuf| {
+            let class = readable(&stored).get_str("_id").ok()?.strip_prefix(CLASS)?.to_owned();
+            // The defaults are for jobs, which never get a text that is not the stored one.
+            let mut document = Document::try_from(stored).ok()?;
+            document.remove("_id");
             match ClassDefaults::of_document(document) {
                 Ok(defaults) => Some((class, defaults)),
                 Err(error) => {

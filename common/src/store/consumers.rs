@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use bson::{Document, doc};
+use bson::{Document, RawDocumentBuf, doc};
 use futures_util::{FutureExt as _, TryStreamExt};
 use mongodb::options::ReadConcern;
 
@@ -20,17 +20,18 @@ use super::{
 pub const MOST_CONSUMERS: u32 = 100;
 
 impl Store {
-    /// All consumer groups, by name. None, if the database has no messages.
+    /// All consumer groups, by name, as they are stored: one that cannot be decoded does not hide the others. None, if the database has no
+    /// messages.
     ///
-    /// Filter: none. Index: `_id`. Invariant: none, the filter of each move has the position that was read.
-    pub async fn consumers(&self) -> Result<Vec<Document>, StoreError> {
+    /// Filter: a text as the name. Index: `_id`. Invariant: none, the filter of each move has the position that was read.
+    pub async fn consumers(&self) -> Result<Vec<RawDocumentBuf>, StoreError> {
         if !self.is_in_use(Feature::Messages).await? {
             return Ok(Vec::new());
         }
-        let consumers = self.consumers.clone();
+        let consumers = self.consumers.clone_with_type::<RawDocumentBuf>();
         call("consumers", async move {
             consumers
-                .find(doc! {})
+                .find(doc! { "_id": { "$gte": "" } })
                 .sort(doc! { "_id": 1 })
                 .limit(MOST_CONSUMERS.into())
                 .read_concern(ReadConcern::local())

@@ -16,7 +16,8 @@ use super::{
     Store, StoreError, call,
     error::write_errors,
     finish::{Attempted, Recorded},
-    id_of,
+    id_of, readable,
+    readable::Readable,
     schema::{ARCHIVED_BY_END, never_started},
     session::{CommitSession, commit},
 };
@@ -43,7 +44,7 @@ impl Store {
         let scheduled = self.scheduled.clone();
         let filter = doc! { "_id": { "$in": jobs.to_vec() }, "cancel_requested_at": { "$exists": true } };
         let found: Vec<Document> =
-            call("cancel_requests", async move { scheduled.find(filter).projection(doc! { "_id": 1 }).await?.try_collect().await }).await?;
+            call("cancel_requests", async move { scheduled.find(filter).projection(doc! { "_id": 1 }).await?.readable().await }).await?;
         Ok(found.iter().filter_map(id_of).collect())
     }
 
@@ -116,7 +117,7 @@ impl Store {
         let mut unlocked = doc! { "_id": { "$in": jobs.to_vec() }, "locked": false };
         unlocked.extend(values);
         let found: Vec<Document> =
-            call("waiting_with", async move { scheduled.find(unlocked).projection(doc! { "_id": 1 }).await?.try_collect().await }).await?;
+            call("waiting_with", async move { scheduled.find(unlocked).projection(doc! { "_id": 1 }).await?.readable().await }).await?;
         Ok(found.iter().filter_map(id_of).collect())
     }
 
@@ -124,7 +125,7 @@ impl Store {
         let scheduled = self.scheduled.clone();
         let unlocked = doc! { "_id": { "$in": jobs.to_vec() }, "locked": false };
         let found: Vec<Document> =
-            call("still_waiting", async move { scheduled.find(unlocked).projection(doc! { "_id": 1 }).await?.try_collect().await }).await?;
+            call("still_waiting", async move { scheduled.find(unlocked).projection(doc! { "_id": 1 }).await?.readable().await }).await?;
         Ok(found.iter().filter_map(id_of).collect())
     }
 
@@ -180,9 +181,14 @@ impl Store {
                 }
                 open.abort_transaction().await?;
                 let ids: Vec<JobId> = batch.iter().map(|retrial| retrial.job).collect();
-                let mut found =
-                    archived.find(doc! { "_id": { "$in": ids } }).projection(doc! { "retried_as": 1 }).session(&mut *open).await?;
-                let found: Vec<Document> = found.stream(open).try_collect().await?;
+                let mut found = archived
+                    .clone_with_type::<RawDocumentBuf>()
+                    .find(doc! { "_id": { "$in": ids } })
+                    .projection(doc! { "retried_as": 1 })
+                    .session(&mut *open)
+                    .await?;
+                let found: Vec<RawDocumentBuf> = found.stream(open).try_collect().await?;
+                let found: Vec<Document> = found.iter().map(|job| readable(job)).collect();
                 let now: HashMap<JobId, Option<&Bson>> =
                     found.iter().filter_map(|job| Some((id_of(job)?, job.get("retried_as")))).collect();
                 let (mut still_valid, mut done_before) = (HashSet::new(), HashSet::new());

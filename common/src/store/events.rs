@@ -12,7 +12,7 @@ use mongodb::{
     options::{Acknowledgment, CursorType, ReadConcern, WriteConcern},
 };
 
-use super::{Store, StoreError, call, schema};
+use super::{Store, StoreError, call, readable, schema};
 use crate::{events::Wanted, topics::Pattern};
 
 /// The document in `metadata` that names what subscribers ask for.
@@ -105,10 +105,10 @@ impl Store {
     }
 
     async fn subscribers(&self) -> Result<Document, StoreError> {
-        let metadata = self.metadata.clone();
+        let metadata = self.metadata.clone_with_type::<RawDocumentBuf>();
         let read = async move { metadata.find_one(doc! { "_id": SUBSCRIBERS }).read_concern(ReadConcern::local()).await };
         let found = call("subscribers", read).await?;
-        Ok(found.and_then(|mut found| found.remove("by")?.as_document().cloned()).unwrap_or_default())
+        Ok(found.and_then(|found| readable(&found).remove("by")?.as_document().cloned()).unwrap_or_default())
     }
 
     /// The time of the newest document in the ring.

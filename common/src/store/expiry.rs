@@ -1,11 +1,11 @@
 //! Jobs that were not started before their `expires_at`. The start refuses them, and this file finds those that no worker takes.
 
 use bson::{Document, doc};
-use futures_util::TryStreamExt;
 use mongodb::options::Hint as IndexHint;
 
 use super::{
     Match, Store, StoreError, id_of,
+    readable::Readable,
     schema::{EXPIRING_JOBS, Feature, any_date},
 };
 use crate::instant::Instant;
@@ -25,7 +25,7 @@ impl Store {
         let found = self.indexed("expired_jobs", async move {
             let size = doc! { "size": { "$bsonSize": "$$ROOT" } };
             let found = scheduled.find(filter).projection(size).sort(doc! { "expires_at": 1 }).limit(most);
-            found.hint(IndexHint::Name(EXPIRING_JOBS.into())).await?.try_collect::<Vec<Document>>().await
+            found.hint(IndexHint::Name(EXPIRING_JOBS.into())).await?.readable().await
         });
         let size = |job: &Document| job.get_i32("size").ok().and_then(|size| usize::try_from(size).ok()).unwrap_or_default();
         Ok(found.await?.iter().filter_map(|job| Some(Match { job: id_of(job)?, bytes: size(job) })).collect())

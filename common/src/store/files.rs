@@ -6,12 +6,12 @@
 
 use std::collections::{HashMap, HashSet};
 
-use bson::{Bson, Document, doc, oid::ObjectId};
+use bson::{Bson, Document, RawDocumentBuf, doc, oid::ObjectId};
 use futures_util::TryStreamExt;
 use mongodb::gridfs::{FilesCollectionDocument, GridFsDownloadStream, GridFsUploadStream};
 
-use super::{Store, StoreError, call, id_of};
-use crate::{ids::JobId, instant::Instant};
+use super::{Store, StoreError, call, id_of, lossy, readable::Readable};
+use crate::{ids::JobId, instant::Instant, telemetry::of_bson};
 
 /// The name of the bucket: its collections are `payloads.files` and `payloads.chunks`.
 pub(super) const BUCKET: &str = "payloads";
@@ -71,10 +71,18 @@ impl Store {
             return Ok(Vec::new());
         }
         let (payloads, theirs) = (self.payloads.clone(), doc! { "$or": jobs.iter().map(|job| of_job(*job)).collect::<Vec<_>>() });
-        let found: Vec<FilesCollectionDocument> =
-            call("files_of", async move { payloads.find(theirs).sort(doc! { "filename": 1, "uploadDate": 1 }).await?.try_collect().await })
-                .await?;
-        let named = |file: FilesCollectionDocument| {
+        let found: Vec<RawDocumentBuf> = call("files_of", async move {
+            let found = payloads.find(theirs).sort(doc! { "filename": 1, "uploadDate": 1 }).await?;
+            found.with_type::<RawDocumentBuf>().try_collect().await
+        })
+        .await?;
+        let named = |stored: RawDocumentBuf| {
+            let decoded = bson::deserialize_from_slice(stored.as_bytes());
+            let undecodable = |error: &bson::error::Error| {
+                let (id, error) = (lossy(&stored).get("_id").map(ToString::to_string), of_bson(error));
+                tracing::warn!(id, error, "a file of a job cannot be decoded and is left out: delete its document in `payloads.files`");
+            };
+            let file: FilesCollectionDocument = decoded.inspect_err(undecodable).ok()?;
             let (job, name) = job_and_name(file.filename.as_deref()?)?;
             Some((job, name.to_owned(), file))
         };
@@ -132,7 +140,7 @@ impl Store {
     pub async fn prune_files(&self, position: Option<ObjectId>, before: Instant, most: i64) -> Result<FilesStep, StoreError> {
         let (files, examined) = (self.payload_files.clone(), doc! { "_id": between(position, before) });
         let found: Vec<Document> = call("prune_files", async move {
-            files.find(examined).sort(doc! { "_id": 1 }).projection(doc! { "filename": 1 }).limit(most).await?.try_collect().await
+            files.find(examined).sort(doc! { "_id": 1 }).projection(doc! { "filename": 1 }).limit(most).await?.readable().await
         })
         .await?;
         let next = next_of(&found, "_id", most);
@@ -145,8 +153,7 @@ impl Store {
             let (collection, jobs_of_files) = (collection.clone(), jobs.iter().copied().collect::<Vec<_>>());
             let these = doc! { "_id": { "$in": jobs_of_files } };
             let present: Vec<Document> =
-                call("jobs_of_files", async move { collection.find(these).projection(doc! { "_id": 1 }).await?.try_collect().await })
-                    .await?;
+                call("jobs_of_files", async move { collection.find(these).projection(doc! { "_id": 1 }).await?.readable().await }).await?;
             present.iter().filter_map(id_of).for_each(|job| _ = jobs.remove(&job));
         }
         let mut deleted = 0;
@@ -166,14 +173,14 @@ impl Store {
         let first = doc! { "files_id": between(position, before), "n": 0 };
         let found: Vec<Document> = call("prune_chunks", async move {
             let ids = doc! { "files_id": 1, "_id": 0 };
-            chunks.find(first).sort(doc! { "files_id": 1 }).projection(ids).limit(most).await?.try_collect().await
+            chunks.find(first).sort(doc! { "files_id": 1 }).projection(ids).limit(most).await?.readable().await
         })
         .await?;
         let mut ids: HashSet<ObjectId> = found.iter().filter_map(|chunk| chunk.get_object_id("files_id").ok()).collect();
         if !ids.is_empty() {
             let (files, these) = (self.payload_files.clone(), doc! { "_id": { "$in": ids.iter().copied().collect::<Vec<_>>() } });
             let present: Vec<Document> =
-                call("files_of_chunks", async move { files.find(these).projection(doc! { "_id": 1 }).await?.try_collect().await }).await?;
+                call("files_of_chunks", async move { files.find(these).projection(doc! { "_id": 1 }).await?.readable().await }).await?;
             present.iter().filter_map(|file| file.get_object_id("_id").ok()).for_each(|file| _ = ids.remove(&file));
         }
         for id in &ids {

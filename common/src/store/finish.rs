@@ -27,6 +27,8 @@ use super::{
     batch::{Batches, cut},
     call, id_of,
     lines::halt_lines_in,
+    raw_id_of,
+    readable::Readable,
     session::{CommitSession, commit, require_transaction},
     start_of,
 };
@@ -107,8 +109,24 @@ impl GuardedWrite for Archival {
         self.without_details()
     }
 
-    /// Does nothing: the caller keeps the end.
-    async fn refused(self, _store: &Store, _session: &mut CommitSession, _reason: &StoreError) -> Result<Recorded, StoreError> {
+    /// Ends the job without the pause of its line, if it has one: MongoDB may refuse that. Otherwise does nothing: the caller keeps the end.
+    async fn refused(mut self, store: &Store, session: &mut CommitSession, _reason: &StoreError) -> Result<Recorded, StoreError> {
+        let Some(Halt { line, job, .. }) = self.halts.take() else { return Ok(Recorded::Refused) };
+        for end in [Some(self.clone()), self.without_details()].into_iter().flatten() {
+            match store.archive(session, &[end]).await {
+                Ok(recorded) => {
+                    tracing::error!(
+                        job.id = %job,
+                        line,
+                        "MongoDB refuses the pause of a line whose job has failed, so the line goes on: a process with the role dbAdmin \
+                         corrects the validator of `pauses`"
+                    );
+                    return Ok(recorded.first().copied().unwrap_or(Recorded::Refused));
+                }
+                Err(error) if error.is_transient() => return Err(error),
+                Err(_) => {}
+            }
+        }
         Ok(Recorded::Refused)
     }
 
@@ -455,7 +473,7 @@ impl Store {
         let jobs: Vec<JobId> = batch.iter().map(|job| job.claim.job).collect();
         let filter = doc! { "_id": { "$in": jobs }, "locked": false };
         let found: Vec<Document> = call("reschedule_if_claimed", async move {
-            scheduled.find(filter).projection(doc! { "last_execution.start": 1 }).await?.try_collect().await
+            scheduled.find(filter).projection(doc! { "last_execution.start": 1 }).await?.readable().await
         })
         .await?;
         let unlocked: HashSet<(JobId, StartId)> = found.iter().filter_map(|job| Some((id_of(job)?, start_of(job)?))).collect();
@@ -544,7 +562,8 @@ fn archived_before(batch: &[Archival]) -> Option<Document> {
 }
 
 async fn ids_matching(collection: &Collection<Document>, filter: Document, session: &mut ClientSession) -> Result<HashSet<JobId>, Error> {
-    let mut cursor = collection.find(filter).projection(doc! { "_id": 1 }).session(&mut *session).await?;
-    let found: Vec<Document> = cursor.stream(session).try_collect().await?;
-    Ok(found.iter().filter_map(id_of).collect())
+    let mut cursor =
+        collection.clone_with_type::<RawDocumentBuf>().find(filter).projection(doc! { "_id": 1 }).session(&mut *session).await?;
+    let found: Vec<RawDocumentBuf> = cursor.stream(session).try_collect().await?;
+    Ok(found.iter().filter_map(|job| raw_id_of(job)).collect())
 }

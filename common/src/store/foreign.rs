@@ -1,6 +1,6 @@
 //! Collections of an application that have our names: they are neither replaced nor emptied.
 
-use bson::{Document, doc};
+use bson::{Document, RawDocumentBuf, doc};
 use mongodb::{Collection, options::ReadConcern};
 
 use super::{Store, StoreError, call};
@@ -36,7 +36,12 @@ fn no_envelope() -> Document {
 async fn refuse(collection: Collection<Document>, foreign: Document) -> Result<(), StoreError> {
     let name = collection.name().to_owned();
     let found = call("foreign_documents", async move {
-        collection.find_one(foreign).projection(doc! { "_id": 1 }).read_concern(ReadConcern::local()).await
+        collection
+            .clone_with_type::<RawDocumentBuf>()
+            .find_one(foreign)
+            .projection(doc! { "_id": 1 })
+            .read_concern(ReadConcern::local())
+            .await
     })
     .await?;
     found.map_or(Ok(()), |_| Err(StoreError::Foreign { collection: name }))

@@ -20,6 +20,7 @@ use super::{
     CommitSession, Store, StoreError,
     batch::cut,
     call, id_of,
+    readable::Readable,
     schema::{Feature, GRAPH_JOBS, WAITING_JOBS},
     session::{commit, require_transaction},
 };
@@ -221,7 +222,7 @@ impl Store {
             let (archived, filter) = (self.archived.clone(), doc! { "_id": { "$in": some.to_vec() } });
             let fields = doc! { "why": 1, "continued_as": 1, "last_execution.class": 1 };
             let found: Vec<Document> =
-                call("ends_of", async move { archived.find(filter).projection(fields).await?.try_collect().await }).await?;
+                call("ends_of", async move { archived.find(filter).projection(fields).await?.readable().await }).await?;
             ends.extend(found.iter().filter_map(|job| Some((id_of(job)?, end_of(job)))));
         }
         Ok(ends)
@@ -282,7 +283,7 @@ impl Store {
             let found: Vec<Document> = self
                 .indexed("jobs_of_graph", async move {
                     let found = collection.find(doc! { "graph": graph }).projection(fields).sort(doc! { "_id": 1 }).limit(most);
-                    found.hint(IndexHint::Name(GRAPH_JOBS.into())).await?.try_collect().await
+                    found.hint(IndexHint::Name(GRAPH_JOBS.into())).await?.readable().await
                 })
                 .await?;
             // A job that moved in between is read twice: the archive is right.
@@ -302,7 +303,7 @@ impl Store {
             let (archived, filter) = (self.archived.clone(), doc! { "_id": { "$in": some.to_vec() } });
             let fields = doc! { "result": 1, "why": 1, "continued_as": 1 };
             let found: Vec<Document> =
-                call("results_of", async move { archived.find(filter).projection(fields).await?.try_collect().await }).await?;
+                call("results_of", async move { archived.find(filter).projection(fields).await?.readable().await }).await?;
             results.extend(found.into_iter().filter_map(|mut job| {
                 let id = id_of(&job)?;
                 let stored = match end_of(&job) {

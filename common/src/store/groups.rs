@@ -3,11 +3,11 @@
 //! Each setting is a field of its own, which is written alone, so that releases and programs with other settings keep them.
 
 use bson::{Bson, Document, doc};
-use futures_util::TryStreamExt;
 use mongodb::options::{Hint as IndexHint, ReadConcern};
 
 use super::{
     Store, StoreError, call,
+    readable::Readable,
     schema::{DUE_JOBS, GATED_JOBS, any_gate},
 };
 use crate::names::check_trimmed_name;
@@ -67,7 +67,7 @@ impl Store {
     pub async fn group_backlogs(&self) -> Result<Vec<GroupBacklog>, StoreError> {
         let groups = self.groups.clone();
         let found: Vec<Document> = call("group_backlogs", async move {
-            groups.find(doc! {}).sort(doc! { "_id": 1 }).limit(GROUPS).read_concern(ReadConcern::local()).await?.try_collect().await
+            groups.find(doc! {}).sort(doc! { "_id": 1 }).limit(GROUPS).read_concern(ReadConcern::local()).await?.readable().await
         })
         .await?;
         let backlog = |document: &Document| {
@@ -89,7 +89,7 @@ impl Store {
                 .limit(GROUPS)
                 .read_concern(ReadConcern::local())
                 .await?
-                .try_collect()
+                .readable()
                 .await
         })
         .await?;

@@ -3,7 +3,6 @@
 use std::collections::HashSet;
 
 use bson::{Document, doc};
-use futures_util::TryStreamExt;
 use mongodb::{
     ClientSession,
     error::{Error, ErrorKind, IndexedWriteError},
@@ -16,6 +15,7 @@ use super::{
     call,
     error::code,
     id_of,
+    readable::Readable,
     schema::{UNIQUE, UNIQUE_AFTER, UNIQUE_WHILE_WAITING},
     session::require_transaction,
 };
@@ -140,7 +140,7 @@ impl Store {
         let scheduled = self.scheduled.clone();
         let filter = doc! { "_id": { "$in": jobs.to_vec() } };
         let found: Vec<Document> = call("known_among", async move {
-            scheduled.find(filter).projection(doc! { "_id": 1 }).read_concern(ReadConcern::local()).await?.try_collect().await
+            scheduled.find(filter).projection(doc! { "_id": 1 }).read_concern(ReadConcern::local()).await?.readable().await
         })
         .await?;
         let mut known: HashSet<JobId> = found.iter().filter_map(id_of).collect();
@@ -159,7 +159,7 @@ impl Store {
         let archived = self.archived.clone();
         let filter = doc! { "_id": { "$in": jobs.to_vec() } };
         let found: Vec<Document> = call("already_archived", async move {
-            archived.find(filter).projection(doc! { "_id": 1 }).read_concern(ReadConcern::local()).await?.try_collect().await
+            archived.find(filter).projection(doc! { "_id": 1 }).read_concern(ReadConcern::local()).await?.readable().await
         })
         .await?;
         Ok(found.iter().filter_map(id_of).collect())

@@ -6,45 +6,67 @@
 
 use std::time::Duration;
 
-use bson::{Bson, doc};
-use serde::Deserialize;
+use bson::{Bson, Document, RawDocumentBuf, doc};
 
-use super::{Store, StoreError, call};
+use super::{Store, StoreError, call, readable};
 use crate::{
     ids::{LeaseTerm, WorkerId},
-    instant::{self, Instant},
-    telemetry::of_bson,
+    instant::Instant,
+    roster::{integer, term_in},
 };
 
 const LEASE: &str = "recruiter";
 
 /// The lease as it was read, for comparison with a later read.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Observed {
-    /// Grows by one with each new holder.
+    /// Grows by one with each new holder. Zero if the document has none that can be one.
     pub term: LeaseTerm,
     /// Grows by one with each renewal.
-    #[serde(default)]
     pub renewals: i64,
     /// Whether the holder has released it.
-    #[serde(default)]
     pub released: bool,
     /// How long the holder may be silent before a standby takes over, in milliseconds: the holder's `--lease`. A leader
     /// of an earlier release does not write it.
-    #[serde(default)]
     pub lease_ms: u32,
     /// The holder as `host:pid`, for display.
-    #[serde(default)]
     pub holder_at: String,
     /// When it was last renewed, by the server's clock. For display only; no decision depends on it.
-    #[serde(deserialize_with = "instant::stored", default)]
     pub renewed_at: Option<Instant>,
+    /// The fields that tell one renewal from another, as they are stored.
+    pub as_read: Document,
 }
+
+/// The fields that tell one renewal from another.
+const TOLD_BY: [&str; 3] = ["term", "renewals", "released"];
 
 impl Observed {
     /// How long the holder may be silent before a standby takes over.
     pub fn duration(&self) -> Duration {
         Duration::from_millis(self.lease_ms.into())
+    }
+
+    /// Field by field: one that has a wrong type counts as missing, so that a standby takes such a lease over when nothing renews it.
+    fn of(lease: &Document) -> Self {
+        let as_read = TOLD_BY.map(|field| (field.to_owned(), lease.get(field).cloned().unwrap_or(Bson::Null)));
+        Self {
+            term: term_in(lease).unwrap_or_default(),
+            renewals: integer(lease.get("renewals")).unwrap_or_default(),
+            released: lease.get_bool("released").unwrap_or_default(),
+            lease_ms: integer(lease.get("lease_ms")).and_then(|ms| u32::try_from(ms).ok()).unwrap_or_default(),
+            holder_at: lease.get_str("holder_at").unwrap_or_default().to_owned(),
+            renewed_at: lease.get_datetime("renewed_at").ok().map(|at| at.to_chrono()),
+            as_read: as_read.into_iter().collect(),
+        }
+    }
+
+    /// The filter for this very renewal. The bytes of a text may be no UTF-8, so it is compared by its type.
+    fn unchanged(&self) -> Document {
+        let mut filter = doc! { "_id": LEASE };
+        for (field, value) in &self.as_read {
+            filter.insert(field, if value.as_str().is_some() { doc! { "$type": "string" }.into() } else { value.clone() });
+        }
+        filter
     }
 }
 
@@ -61,23 +83,14 @@ impl Store {
     ///
     /// Filter: the lease. Index: `_id`. Invariant: I10.
     pub async fn observe_lease(&self) -> Result<Option<Observed>, StoreError> {
-        let metadata = self.metadata.clone();
+        let metadata = self.metadata.clone_with_type::<RawDocumentBuf>();
         let found = call("observe_lease", async move { metadata.find_one(doc! { "_id": LEASE }).await }).await?;
-        Ok(found.and_then(|lease| {
-            bson::deserialize_from_document(lease)
-                .inspect_err(|error| {
-                    tracing::warn!(
-                        error = of_bson(error),
-                        "the lease cannot be decoded: delete the document with the _id `recruiter` in `metadata`"
-                    )
-                })
-                .ok()
-        }))
+        Ok(found.map(|lease| Observed::of(&readable(&lease))))
     }
 
     /// Takes the lease for a new term.
     ///
-    /// Filter: still as observed. Update: holder, its `duration`, next term. Without a lease the next term follows the
+    /// Filter: still as observed. Update: holder, its `duration`, next term. Without a lease, or a term in it, the next term follows the
     /// roster's highest, because workers with a later term would get no assignments. Index: `_id`. Invariant: one
     /// leader in each term.
     /// Loses when the holder has renewed the lease, or another standby has acquired it.
@@ -89,13 +102,13 @@ impl Store {
     ) -> Result<Option<LeaderLease>, StoreError> {
         let holder = WorkerId::new();
         let last = match observed {
-            Some(lease) => lease.term,
-            None => self.highest_term().await?,
+            Some(lease) if lease.term != LeaseTerm::default() => lease.term,
+            Some(_) | None => self.highest_term().await?,
         };
         let term = LeaseTerm(last.0 + 1);
         let filter = match observed {
-            Some(lease) => doc! { "_id": LEASE, "term": lease.term, "renewals": lease.renewals, "released": lease.released },
-            // The document is missing or cannot be decoded.
+            Some(lease) => lease.unchanged(),
+            // The document is missing.
             None => doc! { "_id": LEASE, "term": null },
         };
         let acquired_at = bson::DateTime::from_chrono(self.now());
@@ -125,7 +138,10 @@ impl Store {
         let metadata = self.metadata.clone();
         let filter = doc! { "_id": LEASE, "holder": lease.holder, "term": lease.term, "released": false };
         let renewed = call("renew_if_held", async move {
-            metadata.update_one(filter, doc! { "$inc": { "renewals": 1_i64 }, "$currentDate": { "renewed_at": true } }).await
+            // `$inc` fails for ever on a field that was given another type by hand.
+            let renewals = doc! { "$cond": [{ "$isNumber": "$renewals" }, "$renewals", 0_i64] };
+            let renewal = doc! { "$set": { "renewals": { "$add": [renewals, 1_i64] }, "renewed_at": "$$NOW" } };
+            metadata.update_one(filter, vec![renewal]).await
         })
         .await?;
         Ok(renewed.matched_count == 1)

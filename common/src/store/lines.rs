@@ -6,13 +6,14 @@
 
 use std::collections::HashMap;
 
-use bson::{Bson, Document, doc};
-use futures_util::TryStreamExt;
+use bson::{Document, doc};
 use mongodb::{ClientSession, Collection, error::Error, options::ReadConcern};
 
 use super::{
     ScheduledJob, Store, StoreError, call,
     due::LANES_PER_UNION,
+    readable,
+    readable::Readable,
     schema::Feature,
     settings::{id_of_pause, pause_in},
 };
@@ -59,8 +60,8 @@ impl Store {
             for job in &found {
                 let class = job.get_document("workable").and_then(|workable| workable.get_str("class"));
                 let Some(head) = class.ok().and_then(|class| ScheduledJob::of(job, class)) else { continue };
-                let halts = job.get_array("halts").ok().and_then(|halts| bson::Array::try_from(halts).ok()).unwrap_or_default();
-                let halt = halts.first().and_then(Bson::as_document).map(pause_in);
+                // A pause whose texts cannot be decoded is one.
+                let halt = job.get_array("halts").ok().and_then(|halts| halts.get_document(0).ok()).map(|halt| pause_in(&readable(halt)));
                 let is_locked = job.get_bool("locked").unwrap_or(false);
                 heads.extend(head.gate.clone().map(|gate| (gate, Head { job: head, is_locked, halt })));
             }
@@ -75,7 +76,7 @@ impl Store {
         let ids: HashMap<String, &str> = gates.iter().map(|gate| (id_of_pause(gate), *gate)).collect();
         let (pauses, filter) = (self.pauses.clone(), doc! { "_id": { "$in": ids.keys().cloned().collect::<Vec<_>>() } });
         let found: Vec<Document> = call("halted_lines", async move {
-            pauses.find(filter).batch_size(100_000).read_concern(ReadConcern::local()).await?.try_collect().await
+            pauses.find(filter).batch_size(100_000).read_concern(ReadConcern::local()).await?.readable().await
         })
         .await?;
         let halted = |pause: &Document| Some(((*ids.get(pause.get_str("_id").ok()?)?).to_owned(), pause_in(pause)));
@@ -95,7 +96,7 @@ impl Store {
                 .batch_size(10_000)
                 .read_concern(ReadConcern::local())
                 .await?
-                .try_collect()
+                .readable()
                 .await
         })
         .await?;

@@ -5,12 +5,11 @@
 
 use std::collections::BTreeMap;
 
-use bson::{Bson, Document, doc};
+use bson::{Document, RawDocumentBuf, doc};
 use chrono::TimeDelta;
-use futures_util::TryStreamExt;
 use mongodb::{ClientSession, error::Error};
 
-use super::{Store, StoreError, call};
+use super::{Store, StoreError, call, readable::Readable};
 use crate::{ids::JobId, instant::Instant, telemetry::chain};
 
 /// The length of a period, in milliseconds.
@@ -75,7 +74,7 @@ impl Store {
         let since = period_of(since);
         let (metadata, first) = (self.metadata.clone(), doc! { "not_kept_since": bson::DateTime::from_chrono(since) });
         let counted: Vec<Document> =
-            call("not_kept", async move { metadata.find(doc! { "_id": { "$gte": first } }).batch_size(10_000).await?.try_collect().await })
+            call("not_kept", async move { metadata.find(doc! { "_id": { "$gte": first } }).batch_size(10_000).await?.readable().await })
                 .await?;
         let mut groups = BTreeMap::new();
         for counted in &counted {
@@ -95,14 +94,10 @@ impl Store {
         let first = doc! { "not_kept_since": bson::DateTime::from_chrono(period_of(before)) };
         let metadata = self.metadata.clone();
         let old = async move {
-            let found = metadata.find(doc! { "_id": { "$lt": first } }).projection(doc! { "_id": 1 }).await?;
-            found.map_ok(|count| count.get("_id").cloned().unwrap_or_default()).try_collect::<Vec<Bson>>().await
+            let old = doc! { "_id": { "$lt": first } };
+            let found = metadata.clone_with_type::<RawDocumentBuf>().find_one(old.clone()).projection(doc! { "_id": 1 }).await?;
+            if found.is_some() { metadata.delete_many(old).await.map(drop) } else { Ok(()) }
         };
-        let old = call("prune_not_kept", old).await?;
-        if old.is_empty() {
-            return Ok(());
-        }
-        let metadata = self.metadata.clone();
-        call("prune_not_kept", async move { metadata.delete_many(doc! { "_id": { "$in": old } }).await }).await.map(drop)
+        call("prune_not_kept", old).await
     }
 }

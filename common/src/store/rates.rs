@@ -9,12 +9,11 @@ use std::{
     time::Duration,
 };
 
-use bson::{Document, doc};
+use bson::{Document, RawDocumentBuf, doc};
 use chrono::TimeDelta;
-use futures_util::TryStreamExt;
 use mongodb::options::ReadConcern;
 
-use super::{Store, StoreError, call};
+use super::{Store, StoreError, call, readable, readable::Readable};
 use crate::{ids::LeaseTerm, instant::Instant, limits::Rate};
 
 /// The begin of the `_id` of a cell.
@@ -65,24 +64,29 @@ impl Store {
     ///
     /// Filter: ids of cells. Index: `_id`. Invariant: a rate; the caller has written its term before, so no earlier leader assigns any more.
     pub async fn kept_cells(&self, term: LeaseTerm) -> Result<KeptCells, StoreError> {
-        let (metadata, now) = (self.metadata.clone(), self.now());
+        let (metadata, now) = (self.metadata.clone_with_type::<RawDocumentBuf>(), self.now());
         let note = doc! { "$setOnInsert": { "kept_since": bson::DateTime::from_chrono(now), "term": term } };
         let noted = call("note_cells", async move {
             let noted = metadata.find_one_and_update(doc! { "_id": "rates" }, note);
             noted.upsert(true).return_document(mongodb::options::ReturnDocument::After).await
         })
         .await?
+        .map(|noted| readable(&noted))
         .unwrap_or_default();
         self.delete_passed_cells(now - PASSED).await?;
         let metadata = self.metadata.clone();
         let found: Vec<Document> = call("kept_cells", async move {
             let found = metadata.find(doc! { "_id": any_cell() }).batch_size(100_000).read_concern(ReadConcern::local());
-            found.await?.try_collect().await
+            found.await?.readable().await
         })
         .await?;
         let cell = |document: &Document| {
             let resource = document.get_str("_id").ok()?.strip_prefix(CELL)?;
-            Some((resource.to_owned(), cell_in(document)?))
+            let cell = cell_in(document);
+            if cell.is_none() {
+                tracing::warn!(resource, "the cell of a rate in `metadata` cannot be read; the rate may be exceeded once");
+            }
+            Some((resource.to_owned(), cell?))
         };
         // The first term of a database has no leader before it.
         let is_first = noted.get_i64("term").is_ok_and(|term| term <= 1);

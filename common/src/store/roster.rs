@@ -154,18 +154,17 @@ impl Store {
     ///
     /// Index: `_id`. Invariant: none.
     pub async fn join_channel(&self) -> Result<Channel, StoreError> {
-        let (metadata, roster) = (self.metadata.clone(), self.roster.clone());
+        let (metadata, roster) = (self.metadata.clone_with_type::<RawDocumentBuf>(), self.roster.clone());
         let registered = call("join_channel", async move { roster.estimated_document_count().await }).await?;
         let channels = (i64::try_from(registered).unwrap_or(i64::MAX) / WORKERS_PER_CHANNEL + 1).min(CHANNELS);
+        // `$inc` fails on a field that was given another type by hand, and no worker could register.
+        let before = doc! { "$cond": [{ "$isNumber": "$workers" }, "$workers", 0_i64] };
+        let one_more = vec![doc! { "$set": { "workers": { "$add": [before, 1_i64] } } }];
         let counted = call("join_channel", async move {
-            metadata
-                .find_one_and_update(doc! { "_id": "channels" }, doc! { "$inc": { "workers": 1_i64 } })
-                .upsert(true)
-                .return_document(ReturnDocument::Before)
-                .await
+            metadata.find_one_and_update(doc! { "_id": "channels" }, one_more).upsert(true).return_document(ReturnDocument::Before).await
         })
         .await?;
-        let before = counted.and_then(|counted| counted.get_i64("workers").ok()).unwrap_or(0);
+        let before = counted.and_then(|counted| roster::integer(roster::legible(&counted).get("workers"))).unwrap_or(0);
         let channel = Channel(u32::try_from(before.rem_euclid(channels)).unwrap_or(0));
         schema::ensure_channel(self, channel).await?;
         Ok(channel)
@@ -175,9 +174,14 @@ impl Store {
     ///
     /// Filter: none. Index: none, the roster is small. Invariant: none.
     pub async fn channels(&self) -> Result<BTreeSet<Channel>, StoreError> {
-        let (roster, connected) = (self.roster.clone(), self.relay.workers());
-        let found = call("channels", async move { roster.distinct("channel", doc! { "_id": { "$nin": connected } }).await }).await?;
-        let number = |found: &Bson| found.as_i64().or(found.as_i32().map(i64::from)).and_then(|number| u32::try_from(number).ok());
+        let (roster, connected) = (self.roster_as_it_is(), self.relay.workers());
+        let found: Vec<RawDocumentBuf> = call("channels", async move {
+            let others = roster.find(doc! { "_id": { "$nin": connected } }).projection(doc! { "_id": 0, "channel": 1 });
+            others.batch_size(10_000).await?.try_collect().await
+        })
+        .await?;
+        let number =
+            |found: &RawDocumentBuf| roster::integer(roster::legible(found).get("channel")).and_then(|number| u32::try_from(number).ok());
         Ok(found.iter().filter_map(number).map(Channel).chain([Channel::default()]).collect())
     }
 
@@ -251,9 +255,8 @@ impl Store {
             roster.find(doc! {}).projection(doc! { "term": 1 }).batch_size(10_000).await?.try_collect().await
         })
         .await?;
-        // A higher term was written by hand, and no term could follow it.
-        let term = |worker: &RawDocumentBuf| roster::integer(roster::legible(worker).get("term")).filter(|term| *term < i64::MAX / 2);
-        Ok(found.iter().filter_map(term).max().map_or(LeaseTerm::default(), LeaseTerm))
+        let term = |worker: &RawDocumentBuf| roster::term_in(&roster::legible(worker));
+        Ok(found.iter().filter_map(term).max().unwrap_or_default())
     }
 
     /// Workers that accept jobs, in this leader's term, and those that hold permits: they may accept none. The reply also contains the
@@ -371,7 +374,7 @@ impl Store {
                 .await
         })
         .await?;
-        let document = found.and_then(|document| Document::try_from(&*document).ok());
+        let document = found.map(|document| roster::legible(&document));
         Ok(document.and_then(|document| roster::assignment_in(worker, &document)))
     }
 
@@ -384,7 +387,7 @@ impl Store {
         if !working_on.is_empty() {
             set.insert("working_on", doc! { "$literal": working_on.to_vec() });
         }
-        let roster = self.roster.clone();
+        let roster = self.roster_as_it_is();
         let filter = doc! { "_id": worker, "retired": { "$ne": true } };
         let asked = Uptime::now();
         let found = call("heartbeat", async move {
@@ -400,6 +403,7 @@ impl Store {
         .await?;
         Ok(match found {
             Some(document) => {
+                let document = roster::legible(&document);
                 let at = document.get_datetime("last_seen_at").map_or_else(|_| self.now(), |at| at.to_chrono());
                 self.clock.observe(at, asked);
                 let (assignment, offered) = (roster::assignment_in(worker, &document), roster::offered_in(&document));

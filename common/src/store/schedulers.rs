@@ -6,14 +6,15 @@
 
 use std::{collections::HashSet, sync::Arc};
 
-use bson::{Bson, Document, doc};
+use bson::{Bson, Document, RawDocumentBuf, doc};
 use futures_util::{FutureExt as _, TryStreamExt};
 use mongodb::options::{Hint as IndexHint, ReadConcern};
 
 use super::{
     Store, StoreError, call,
     error::write_errors,
-    id_of,
+    id_of, readable,
+    readable::Readable,
     schema::SCHEDULE_REVISIONS,
     session::{CommitSession, commit},
 };
@@ -43,33 +44,37 @@ fn date(at: Option<Instant>) -> Bson {
 }
 
 impl Store {
-    /// The name and the revision of every schedule. Names that are not texts are left out.
+    /// The name and the revision of every schedule. Names that are not texts, or not UTF-8, are left out.
     ///
     /// Filter: none. Index: `schedule_revisions`, which has all that is read. Invariant: none, the caller reads again before it acts.
     pub async fn schedule_revisions(&self) -> Result<Vec<(String, Option<Bson>)>, StoreError> {
-        let schedulers = self.schedulers.clone();
-        let found: Vec<Document> = self
+        let schedulers = self.schedulers.clone_with_type::<RawDocumentBuf>();
+        let found: Vec<RawDocumentBuf> = self
             .indexed("schedule_revisions", async move {
                 let all = schedulers.find(doc! {}).projection(doc! { "_id": 1, "revision": 1 }).batch_size(10_000);
                 all.hint(IndexHint::Name(SCHEDULE_REVISIONS.into())).read_concern(ReadConcern::local()).await?.try_collect().await
             })
             .await?;
-        Ok(found.into_iter().filter_map(|found| Some((found.get_str("_id").ok()?.to_owned(), found.get("revision").cloned()))).collect())
+        let known = |found: &RawDocumentBuf| {
+            let revision = readable(found).remove("revision");
+            Some((found.get_str("_id").ok()?.to_owned(), revision))
+        };
+        Ok(found.iter().filter_map(known).collect())
     }
 
-    /// All schedules, by name.
+    /// All schedules, by name, as they are stored: one that cannot be decoded does not hide the others.
     ///
     /// Filter: none. Index: `_id`. Invariant: none.
-    pub async fn all_schedules(&self) -> Result<Vec<Document>, StoreError> {
-        let schedulers = self.schedulers.clone();
+    pub async fn all_schedules(&self) -> Result<Vec<RawDocumentBuf>, StoreError> {
+        let schedulers = self.schedulers.clone_with_type::<RawDocumentBuf>();
         call("all_schedules", async move { schedulers.find(doc! {}).sort(doc! { "_id": 1 }).await?.try_collect().await }).await
     }
 
-    /// These schedules, from the primary.
+    /// These schedules, from the primary, as they are stored.
     ///
     /// Filter: these names. Index: `_id`. Invariant: one job for each slot: the leader reads a schedule before it enqueues its jobs.
-    pub async fn schedules_by_name(&self, names: &[String]) -> Result<Vec<Document>, StoreError> {
-        let (schedulers, these) = (self.schedulers.clone(), doc! { "_id": { "$in": names.to_vec() } });
+    pub async fn schedules_by_name(&self, names: &[String]) -> Result<Vec<RawDocumentBuf>, StoreError> {
+        let (schedulers, these) = (self.schedulers.clone_with_type::<RawDocumentBuf>(), doc! { "_id": { "$in": names.to_vec() } });
         call("schedules_by_name", async move { schedulers.find(these).read_concern(ReadConcern::local()).await?.try_collect().await }).await
     }
 
@@ -103,7 +108,7 @@ impl Store {
     pub async fn unfinished_among(&self, jobs: &[JobId]) -> Result<HashSet<JobId>, StoreError> {
         let (scheduled, these) = (self.scheduled.clone(), doc! { "_id": { "$in": jobs.to_vec() } });
         let found: Vec<Document> = call("unfinished_among", async move {
-            scheduled.find(these).projection(doc! { "_id": 1 }).read_concern(ReadConcern::local()).await?.try_collect().await
+            scheduled.find(these).projection(doc! { "_id": 1 }).read_concern(ReadConcern::local()).await?.readable().await
         })
         .await?;
         Ok(found.iter().filter_map(id_of).collect())

@@ -3,10 +3,9 @@
 use std::time::Duration;
 
 use bson::{Bson, Document, doc};
-use futures_util::TryStreamExt;
 use mongodb::{Collection, options::ReadConcern, results::DeleteResult};
 
-use super::{Hint, Store, StoreError, call, id_of, select::IDS_PER_QUERY};
+use super::{Hint, Store, StoreError, call, id_of, readable::Readable, select::IDS_PER_QUERY};
 use crate::{
     ids::JobId,
     limits::{
@@ -17,7 +16,8 @@ use crate::{
 };
 
 impl Store {
-    /// All settings except the pauses of lines, with one query. A document that is not valid is listed as such.
+    /// All settings except the pauses of lines, with one query. A document that is not valid is listed as such. Texts that are not UTF-8 do
+    /// not matter where a number is right; in a name, the setting concerns no job.
     ///
     /// Filter: none. Index: none, the collections are small. Invariant: I9, an invalid document hides no other.
     pub async fn settings(&self) -> Result<Settings, StoreError> {
@@ -30,7 +30,7 @@ impl Store {
         let stages = [from("limits"), union("groups", doc! {}), union("pauses", not_lines)];
         let limits = self.limits.clone();
         let found: Vec<Document> = call("settings", async move {
-            limits.aggregate(stages).batch_size(100_000).read_concern(ReadConcern::local()).await?.try_collect().await
+            limits.aggregate(stages).batch_size(100_000).read_concern(ReadConcern::local()).await?.readable().await
         })
         .await?;
         let mut settings = Settings::default();
@@ -196,7 +196,7 @@ impl Store {
                 }
                 let (scheduled, filter) = (self.scheduled.clone(), doc! { "_id": { "$in": some.to_vec() }, "locked": true });
                 let found: Vec<Document> = call("holders_of_resource", async move {
-                    scheduled.find(filter).projection(doc! { "gate": 1, "group": 1 }).batch_size(100_000).await?.try_collect().await
+                    scheduled.find(filter).projection(doc! { "gate": 1, "group": 1 }).batch_size(100_000).await?.readable().await
                 })
                 .await?;
                 let needs_it = |job: &&Document| {

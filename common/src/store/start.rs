@@ -13,7 +13,7 @@ use bson::{Bson, Document, RawDocumentBuf, doc};
 use futures_util::TryStreamExt;
 use mongodb::options::ReadConcern;
 
-use super::{CALL_LIMIT, Store, StoreError, call, id_of, raw_id_of, start_of};
+use super::{CALL_LIMIT, Store, StoreError, call, id_of, raw_id_of, readable::Readable, start_of};
 use crate::{
     ids::{JobId, StartId, WorkerId},
     instant::Instant,
@@ -163,7 +163,7 @@ impl Store {
         let filter = doc! { "_id": { "$in": jobs.to_vec() }, "locked": false };
         let found: Vec<Document> = call("sizes_of_unlocked", async move {
             let size = doc! { "size": { "$bsonSize": "$$ROOT" } };
-            scheduled.find(filter).projection(size).batch_size(10_000).read_concern(ReadConcern::local()).await?.try_collect().await
+            scheduled.find(filter).projection(size).batch_size(10_000).read_concern(ReadConcern::local()).await?.readable().await
         })
         .await?;
         let size = |document: &Document| document.get_i32("size").ok().and_then(|size| usize::try_from(size).ok()).unwrap_or_default();
@@ -217,7 +217,7 @@ impl Store {
         };
         let filter = doc! { "$or": starts.iter().map(of_one).collect::<Vec<_>>() };
         let found: Vec<Document> = call("claims_of_starts", async move {
-            scheduled.find(filter).projection(doc! { "last_execution.start": 1 }).read_concern(read_concern).await?.try_collect().await
+            scheduled.find(filter).projection(doc! { "last_execution.start": 1 }).read_concern(read_concern).await?.readable().await
         })
         .await?;
         Ok(found.iter().filter_map(|job| Some(Claim { job: id_of(job)?, start: start_of(job)? })).collect())

@@ -9,9 +9,9 @@
 
 use std::collections::HashMap;
 
-use bson::{Bson, Document, doc};
+use bson::{Bson, Document, RawDocumentBuf, doc};
 use chrono::TimeDelta;
-use futures_util::{FutureExt as _, TryStreamExt};
+use futures_util::FutureExt as _;
 use mongodb::{
     ClientSession,
     error::Result as DriverResult,
@@ -21,7 +21,8 @@ use mongodb::{
 use super::{
     EVERY_GROUP, Hint, Store, StoreError, call,
     error::{code, write_errors},
-    id_of,
+    id_of, readable,
+    readable::{Readable, is_first},
     schema::{Feature, UNIQUE, UNIQUE_AFTER, UNIQUE_WHILE_WAITING, never_started},
     session::{CommitSession, commit},
 };
@@ -126,7 +127,7 @@ impl Store {
                 let found = self.indexed("holders_of", async move {
                     let found = scheduled.find(filter).projection(doc! { "attempts": 1, "locked": 1, field: 1 });
                     let found = found.hint(IndexHint::Name(field.into())).read_concern(ReadConcern::local()).await?;
-                    found.try_collect::<Vec<Document>>().await
+                    found.readable().await
                 });
                 holders.extend(found.await?.iter().filter_map(|job| {
                     let key = job.get_str(field).ok()?.to_owned();
@@ -142,8 +143,9 @@ impl Store {
     /// Filter: as above. Index: as above. Invariant: none, as above.
     pub(crate) async fn holder_in(&self, session: &mut ClientSession, taken: &Taken) -> DriverResult<Option<Holder>> {
         let filter = filter_of_keys(taken.field, &[&taken.key]);
-        let found = self.scheduled.find_one(filter).projection(doc! { "attempts": 1, "locked": 1 }).session(session).await?;
-        Ok(found.as_ref().and_then(holder_of))
+        let scheduled = self.scheduled.clone_with_type::<RawDocumentBuf>();
+        let found = scheduled.find_one(filter).projection(doc! { "attempts": 1, "locked": 1 }).session(session).await?;
+        Ok(found.and_then(|job| holder_of(&readable(&job))))
     }
 
     /// Gives a waiting job the content of a new one. Returns whether it has never started.
@@ -227,7 +229,8 @@ impl Store {
         job: Document,
     ) -> DriverResult<Option<JobId>> {
         let (id, until) = (id_of(&job), bson::DateTime::from_chrono(until));
-        match self.unique_periods.find_one(doc! { "_id": key }).session(&mut *session).await? {
+        let periods = self.unique_periods.clone_with_type::<RawDocumentBuf>();
+        match periods.find_one(doc! { "_id": key }).session(&mut *session).await?.map(|period| readable(&period)) {
             None => drop(self.unique_periods.insert_one(doc! { "_id": key, "job": id, "expires_at": until }).session(&mut *session).await?),
             Some(period) => {
                 let (holder, ends) = (period.get_object_id("job").ok().map(JobId::from), period.get_datetime("expires_at").ok());
@@ -268,13 +271,22 @@ impl Store {
             let (database, updates) = (self.database.clone(), keys.iter().map(statement).collect::<Vec<_>>());
             let concern = doc! { "w": "majority", "j": true };
             let command = doc! { "update": "scheduled", "updates": updates, "ordered": false, "writeConcern": concern };
-            let reply = call("release_successors", async move { database.run_command(command).await }).await?;
-            // The other job has not ended.
-            let is_taken = |error: &Bson| error.as_document().and_then(|error| error.get_i32("code").ok()) == Some(code::DUPLICATE_KEY);
-            let refused = reply.get_array("writeErrors").is_ok_and(|errors| !errors.iter().all(is_taken));
-            if refused || reply.contains_key("writeConcernError") {
-                write_errors(&reply).map_err(|source| StoreError::Mongo { operation: "release_successors", source: source.into() })?;
+            let mut reply = call("release_successors", async move { database.run_command(command).await }).await?;
+            let errors = reply.remove("writeErrors").and_then(|errors| errors.as_array().cloned()).unwrap_or_default();
+            for error in errors.iter().filter_map(Bson::as_document) {
+                // The other job has not ended.
+                let key = error.get_i32("index").ok().and_then(|index| keys.get(usize::try_from(index).ok()?));
+                if error.get_i32("code").ok() != Some(code::DUPLICATE_KEY)
+                    && is_first(Some("release_successors"), key.map_or("", String::as_str))
+                {
+                    tracing::error!(
+                        key,
+                        error = error.get_str("errmsg").unwrap_or_default(),
+                        "MongoDB refuses to make the job due that waits for the end of the job with this key: correct or delete its document"
+                    );
+                }
             }
+            write_errors(&reply).map_err(|source| StoreError::Mongo { operation: "release_successors", source: source.into() })?;
             released += reply.get_i32("nModified").ok().and_then(|count| usize::try_from(count).ok()).unwrap_or(0);
         }
         if released > 0 {
@@ -313,7 +325,7 @@ impl Store {
         let successors = doc! { "unique_after": { "$gte": "" } };
         let waiting = self.indexed("release_orphaned_successors", async move {
             let found = scheduled.find(successors).projection(doc! { UNIQUE_AFTER: 1 }).limit(SUCCESSORS);
-            found.hint(IndexHint::Name(UNIQUE_AFTER.into())).await?.try_collect::<Vec<Document>>().await
+            found.hint(IndexHint::Name(UNIQUE_AFTER.into())).await?.readable().await
         });
         let keys: Vec<String> = waiting.await?.iter().filter_map(|job| job.get_str(UNIQUE_AFTER).ok().map(str::to_owned)).collect();
         if keys.is_empty() {

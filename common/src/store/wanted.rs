@@ -3,10 +3,10 @@
 //! [`workers`](crate::workers) decides, and this file writes. Neither the recruiter's nor the worker's own writes touch these fields, so an
 //! operator needs no turn.
 
-use bson::{Document, doc};
+use bson::doc;
 use mongodb::options::ReadConcern;
 
-use super::{Store, StoreError, call};
+use super::{Store, StoreError, call, readable};
 use crate::{
     ids::WorkerId,
     workers::{Request, Wanted},
@@ -41,12 +41,12 @@ impl Store {
     ///
     /// Filter: id. Index: `_id`. Invariant: none, a heartbeat reads the same.
     pub async fn wanted(&self, worker: WorkerId) -> Result<Option<Request>, StoreError> {
-        let roster = self.roster.clone();
-        let found: Option<Document> = call("wanted", async move {
+        let roster = self.roster_as_it_is();
+        let found = call("wanted", async move {
             let fields = doc! { "wanted": 1, "wanted_by": 1, "wanted_at": 1 };
             roster.find_one(doc! { "_id": worker }).projection(fields).read_concern(ReadConcern::local()).await
         })
         .await?;
-        Ok(found.as_ref().and_then(Request::of))
+        Ok(found.and_then(|worker| Request::of(&readable(&worker))))
     }
 }

@@ -371,8 +371,8 @@ impl Admission {
     fn limits_of(&self, lane: &Lane) -> Result<Vec<(String, Limit)>, Reason> {
         let mut limits = Vec::new();
         for resource in lane.gate.iter().flat_map(|gate| resources_in(gate)) {
-            if self.settings.invalid.contains(resource) {
-                return Err(Reason::Invalid(resource.to_owned()));
+            if let Some(invalid) = self.settings.invalid_for(resource) {
+                return Err(Reason::Invalid(invalid.to_owned()));
             }
             let Some(limit) = self.settings.limit_of(resource) else { return Err(Reason::Undefined(resource.to_owned())) };
             limits.push((resource.to_owned(), limit));

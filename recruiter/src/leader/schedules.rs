@@ -26,7 +26,7 @@ use recruiter_common::{
     instant::Instant,
     schedules::{self, MOST_MISSED, Missed, Overlap, Run, Schedule, StoredSchedule, id_of_slot},
     shutdown::Shutdown,
-    store::{Advance, CommitSession, Store, StoreError},
+    store::{Advance, CommitSession, Store, StoreError, lossy},
     telemetry::chain,
 };
 
@@ -141,11 +141,11 @@ impl<'a> Schedules<'a> {
         let found = self.store.schedules_by_name(names).await?;
         let (now, mut steps) = (self.store.now(), Vec::new());
         let mut left: BTreeSet<&String> = names.iter().collect();
-        for document in found {
-            let name = document.get_str("_id").unwrap_or_default().to_owned();
+        for stored in found {
+            let name = stored.get_str("_id").unwrap_or_default().to_owned();
             left.remove(&name);
-            let revision = document.get("revision").cloned();
-            match StoredSchedule::try_from(document) {
+            let revision = lossy(&stored).remove("revision");
+            match StoredSchedule::try_from(stored) {
                 Ok(schedule) => {
                     self.known.insert(name, Known { revision, due: schedule.next_run() });
                     steps.extend(Step::of(schedule, now));

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use bson::{Document, doc};
+use bson::{Document, RawDocumentBuf, doc};
 use recruiter_common::{
     ids::JobId,
     instant::Instant,
@@ -94,7 +94,8 @@ async fn schedules_are_found_by_name_and_unfinished_jobs_by_id() {
     for name in ["a", "b", "c"] {
         setting.schedule(name, doc! { "revision": 1_i64 }).await;
     }
-    let names = |documents: Vec<Document>| documents.iter().map(|found| found.get_str("_id").unwrap().to_owned()).collect::<BTreeSet<_>>();
+    let names =
+        |documents: Vec<RawDocumentBuf>| documents.iter().map(|found| found.get_str("_id").unwrap().to_owned()).collect::<BTreeSet<_>>();
     assert_eq!(
         names(setting.store.schedules_by_name(&["a".into(), "c".into(), "d".into()]).await.unwrap()),
         set_of(["a", "c"].map(str::to_owned))

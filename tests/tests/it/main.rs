@@ -52,5 +52,6 @@ mod store;
 mod tidy;
 mod transactions;
 mod unique;
+mod unreadable;
 mod usual_settings;
 mod waits;

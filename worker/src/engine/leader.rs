@@ -76,14 +76,7 @@ mod tests {
         let mut leader = Leader::new(Duration::from_secs(5));
         let start = Monotonic::now();
         let mut check = |renewals: Option<i64>, released: bool, second: u64| {
-            let lease = renewals.map(|renewals| Observed {
-                term: LeaseTerm(1),
-                renewals,
-                released,
-                lease_ms: 0,
-                holder_at: String::new(),
-                renewed_at: None,
-            });
+            let lease = renewals.map(|renewals| Observed { term: LeaseTerm(1), renewals, released, ..Observed::default() });
             leader.is_held(lease, start + Duration::from_secs(second))
         };
         assert!(!check(None, false, 0), "nobody ever led");

@@ -37,7 +37,7 @@ pub use self::{
     address::{HintsAddress, InvalidHintsAddress},
     hub::{HintsAt, Hub},
 };
-use super::{Store, StoreError, call};
+use super::{Store, StoreError, call, readable};
 use crate::{ids::LeaseTerm, roster::ProcessIdentity};
 
 /// The document in `metadata` that states where the leader listens.
@@ -73,9 +73,9 @@ impl Store {
     ///
     /// Filter: the relay. Index: `_id`. Invariant: none.
     async fn rendezvous(&self) -> Result<Option<Rendezvous>, StoreError> {
-        let metadata = self.metadata.clone();
+        let metadata = self.metadata.clone_with_type::<RawDocumentBuf>();
         let read = async move { metadata.find_one(doc! { "_id": RELAY }).read_concern(ReadConcern::local()).await };
-        let Some(found) = call("rendezvous", read).await? else { return Ok(None) };
+        let Some(found) = call("rendezvous", read).await?.map(|found| readable(&found)) else { return Ok(None) };
         let Ok(secret) = found.get_str("secret") else { return Ok(None) };
         let is_here = this_boot().is_some_and(|here| found.get_str("boot_id").is_ok_and(|there| there == here));
         let socket = found.get_str("socket").ok().filter(|_| is_here).map(PathBuf::from);

@@ -18,7 +18,7 @@ mod validators;
 
 use std::time::{Duration, Instant as Monotonic};
 
-use bson::{Document, doc};
+use bson::{Document, RawDocumentBuf, doc};
 
 pub(crate) use self::indexes::Feature;
 pub use self::indexes::{
@@ -34,11 +34,11 @@ pub(super) use self::{
     indexes::{any_date, any_gate, never_started},
     make::drop_outdated_indexes,
 };
-use super::{Store, StoreError, call};
+use super::{Store, StoreError, call, readable};
 use crate::roster::Channel;
 
 /// Version of the schema in this file. Every change to the schema increases it.
-const SCHEMA_VERSION: i32 = 15;
+const SCHEMA_VERSION: i32 = 16;
 /// Maximum size of a `workable`, in bytes of BSON. A job with its history and its result must fit into MongoDB's limit
 /// of 16 MiB.
 pub const LARGEST_WORKABLE: usize = 4 * 1024 * 1024;
@@ -95,15 +95,16 @@ pub(super) async fn is_set_up(store: &Store) -> Result<bool, StoreError> {
 
 /// The version of the database's schema; 0 without a schema.
 pub(super) async fn version(store: &Store) -> Result<i32, StoreError> {
-    let metadata = store.metadata.clone();
+    let metadata = store.metadata.clone_with_type::<RawDocumentBuf>();
     let found = call("schema_version", async move { metadata.find_one(doc! { "_id": "schema" }).await }).await?;
     Ok(found.and_then(|schema| schema.get_i32("version").ok()).unwrap_or(0))
 }
 
 /// The features that were used in this database.
 pub(super) async fn features_in_use(store: &Store) -> Result<Vec<Feature>, StoreError> {
-    let metadata = store.metadata.clone();
-    let found = call("features", async move { metadata.find_one(doc! { "_id": "features" }).await }).await?.unwrap_or_default();
+    let metadata = store.metadata.clone_with_type::<RawDocumentBuf>();
+    let found = call("features", async move { metadata.find_one(doc! { "_id": "features" }).await }).await?;
+    let found = found.map(|found| readable(&found)).unwrap_or_default();
     Ok(Feature::ALL.into_iter().filter(|feature| found.get_bool(feature.field()).unwrap_or(false)).collect())
 }
 

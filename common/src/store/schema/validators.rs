@@ -183,7 +183,7 @@ fn window() -> Document {
 
 pub(super) fn pauses_validator() -> Document {
     doc! { "$jsonSchema": { "required": ["_id"], "properties": {
-        "_id": { "bsonType": "string", "pattern": "^(everything|group:.+|class:.+|line:.+)$", "description": "`everything`, `group:NAME`, `class:NAME` or `line:KEY`" },
+        "_id": { "bsonType": "string", "pattern": "(?s)^(everything|group:.+|class:.+|line:.+)$", "description": "`everything`, `group:NAME`, `class:NAME` or `line:KEY`" },
         "by": optional("string", "a text"),
         "reason": optional("string", "a text"),
         "at": optional("date", "a date"),

@@ -1,0 +1,279 @@
+//! One document stops nothing (I9): in every collection, documents with bytes that are no UTF-8, with wrong types, and without fields.
+
+use std::time::Duration;
+
+use bson::{Bson, Document, RawDocumentBuf, doc, oid::ObjectId};
+use chrono::TimeDelta;
+use futures_util::TryStreamExt as _;
+use mongodb::error::{ErrorKind, WriteFailure};
+use recruiter_common::{
+    JobId, NewJob, Pattern, Store,
+    consumers::{self, ConsumerError},
+    job::FinishReason,
+    limits::{self, Limit, Rate},
+    messages::From,
+    schedules::Schedule,
+    unique::Unique,
+};
+use recruiter_tests::{
+    factory::{announcement, minimal_job},
+    local::store,
+    mongo::TestDatabase,
+    processes::{Process, Setup, System},
+    wait::{SOON, wait_until},
+};
+
+use super::cli::{count, only, recruiter};
+
+/// Stands for bytes that are no UTF-8.
+const INVALID: &str = "QQQQ";
+
+fn noop() -> NewJob {
+    NewJob::of_class("noop", doc! {})
+}
+
+fn damaged(document: &Document) -> RawDocumentBuf {
+    let mut bytes = document.to_vec().unwrap();
+    while let Some(at) = bytes.windows(INVALID.len()).position(|bytes| bytes == INVALID.as_bytes()) {
+        bytes[at..at + INVALID.len()].copy_from_slice(b"\xff\xfe\xe9!");
+    }
+    RawDocumentBuf::from_bytes(bytes).unwrap()
+}
+
+async fn insert_damaged(database: &TestDatabase, collection: &str, document: Document) {
+    let raw = database.raw(collection).clone_with_type::<RawDocumentBuf>();
+    match raw.insert_one(damaged(&document)).bypass_document_validation(true).await {
+        // A copy of a document with a unique key.
+        Err(error) if matches!(*error.kind, ErrorKind::Write(WriteFailure::WriteError(ref refused)) if refused.code == 11000) => {}
+        inserted => drop(inserted.unwrap()),
+    }
+}
+
+/// The document with an invalid text more, with invalid texts only, with other types, and without fields.
+fn poisons(of: &Document) -> Vec<Document> {
+    let with_id = |number: usize, fields: Document| {
+        let id = match of.get("_id") {
+            Some(Bson::String(_)) if number == 1 => INVALID.into(),
+            Some(Bson::String(id)) => format!("{id}-{number}").into(),
+            Some(Bson::Document(id)) => {
+                let mut id = id.clone();
+                id.insert("group", format!("{INVALID}{number}"));
+                id.into()
+            }
+            _ => Bson::from(ObjectId::new()),
+        };
+        let mut document = doc! { "_id": id };
+        document.extend(fields.into_iter().filter(|(field, _)| field != "_id"));
+        document
+    };
+    let each = |change: fn(&Bson) -> Bson| of.iter().map(|(field, value)| (field.clone(), change(value))).collect::<Document>();
+    let mut noted = of.clone();
+    noted.insert("note", INVALID);
+    let invalid = each(|value| if value.as_str().is_some() { INVALID.into() } else { value.clone() });
+    let of_other_types = each(|value| match value {
+        Bson::String(_) => 5.into(),
+        Bson::DateTime(_) | Bson::Int32(_) | Bson::Int64(_) | Bson::Double(_) => INVALID.into(),
+        _ => Bson::from(vec![Bson::from(INVALID), Bson::Null]),
+    });
+    [noted, invalid, of_other_types, doc! {}].into_iter().enumerate().map(|(number, fields)| with_id(number, fields)).collect()
+}
+
+async fn poison(database: &TestDatabase, collection: &str) {
+    let mut known: Vec<Document> = database.raw(collection).find(doc! {}).limit(20).await.unwrap().try_collect().await.unwrap();
+    known.push(match collection {
+        "pauses" => doc! { "_id": "class:nothing", "by": "ada", "reason": "x", "at": bson::DateTime::now() },
+        "groups" => doc! { "_id": "elsewhere", "weight": 2.0, "ageing_ms": 1_000, "capacity": 1 },
+        "unique_periods" => doc! { "_id": "period", "job": ObjectId::new(), "expires_at": bson::DateTime::from_millis(0) },
+        "scheduled" => {
+            let mut job = minimal_job("noop");
+            job.extend(doc! { "unique": "u", "waiting": true, "waits_for": [ObjectId::new()], "expires_at": bson::DateTime::now() });
+            job
+        }
+        "payloads.files" => doc! { "_id": ObjectId::from_bytes([1; 12]), "filename": format!("{}/x", JobId::new()), "length": 1_i64 },
+        "payloads.chunks" => doc! { "_id": ObjectId::new(), "files_id": ObjectId::from_bytes([2; 12]), "n": 0 },
+        _ => doc! { "_id": "by hand" },
+    });
+    for document in &known {
+        for poison in poisons(document) {
+            insert_damaged(database, collection, poison).await;
+        }
+    }
+    // The documents of which there is only one.
+    if collection == "metadata" {
+        for mut document in known {
+            let id = document.get("_id").cloned().unwrap();
+            document.insert("note", INVALID);
+            let raw = database.raw(collection).clone_with_type::<RawDocumentBuf>();
+            raw.replace_one(doc! { "_id": id }, damaged(&document)).await.unwrap();
+        }
+    }
+}
+
+async fn done(database: &TestDatabase, what: &str, job: JobId) {
+    let is_done = async || count(database, "archived", doc! { "_id": job, "why": "done" }).await == 1;
+    wait_until(SOON, &format!("{what} is done"), is_done).await;
+}
+
+async fn enqueued(store: &Store, job: NewJob) -> JobId {
+    job.enqueue(store).await.unwrap().id
+}
+
+/// A job, a limited one, one in a line, a schedule, a message, a job of a dead worker, an expired job, the graph and the retention.
+async fn all_goes_on(database: &TestDatabase, round: &str, key: &str) {
+    let store = store(database).await;
+    let since = bson::DateTime::from_chrono(store.now());
+    // The leader and the cleaner know this worker only by its document.
+    let dead = announcement(1);
+    store.register(&dead).await.unwrap();
+    let mut of_the_dead = minimal_job("noop");
+    let verdict = doc! { "retry_after_ms": 0_i64 };
+    let start = doc! { "start": ObjectId::new(), "worker": dead.id, "started_at": since, "scheduled_at": since, "if_worker_dies": verdict };
+    of_the_dead.extend(doc! { "locked": true, "attempts": 1, "last_execution": start });
+    database.raw("scheduled").insert_one(&of_the_dead).await.unwrap();
+    let of_the_dead = JobId::from(of_the_dead.get_object_id("_id").unwrap());
+    let expired = enqueued(&store, noop().in_group("nobody").expires_after(Duration::from_millis(1))).await;
+    let old = bson::DateTime::from_chrono(store.now() - TimeDelta::days(3));
+    let prunable = ObjectId::new();
+    let archived = doc! { "_id": prunable, "why": "done", "last_execution": { "ended_at": old } };
+    database.raw("archived").insert_one(archived).await.unwrap();
+    let parent = ObjectId::new();
+    let end = doc! { "class": INVALID, "ended_at": bson::DateTime::now() };
+    insert_damaged(database, "archived", doc! { "_id": parent, "why": INVALID, "last_execution": end }).await;
+    let child = enqueued(&store, noop().waits_for(parent.into())).await;
+    store.publish_message("news.now", &doc! { "round": round }).await.unwrap();
+    let jobs = [("a job", noop()), ("a limited one", noop().limit("printer")), ("one in a line", noop().in_line("line"))];
+    for (what, job) in jobs {
+        done(database, &format!("{round}: {what}"), enqueued(&store, job).await).await;
+    }
+    done(database, &format!("{round}: the job of a dead worker"), of_the_dead).await;
+    let happens = async |what: &str, collection: &str, filter: Document| {
+        let has_happened = async || count(database, collection, filter.clone()).await > 0;
+        wait_until(SOON, &format!("{round}: {what}"), has_happened).await;
+    };
+    happens("a run of a schedule", "archived", doc! { "schedule.name": "ticks", "created_at": { "$gt": since } }).await;
+    happens("a message", "archived", doc! { "workable.parameters.body.round": round }).await;
+    happens("an expiry", "archived", doc! { "_id": expired, "why": FinishReason::EXPIRED.as_str() }).await;
+    happens("an end of a graph", "archived", doc! { "_id": child, "why": "cancelled" }).await;
+    let is_pruned = async || count(database, "archived", doc! { "_id": prunable }).await == 0;
+    wait_until(SOON, &format!("{round}: the retention"), is_pruned).await;
+    let (job, expired) = (child.to_string(), expired.to_string());
+    insert_damaged(database, "payloads.files", doc! { "_id": ObjectId::new(), "filename": format!("{expired}/x"), "length": INVALID })
+        .await;
+    for command in [
+        &["stats"][..],
+        &["roster"],
+        &["limits", "list"],
+        &["groups", "list"],
+        &["pauses"],
+        &["schedules", "list"],
+        &["consumers", "list"],
+        &["jobs", "list"],
+        &["jobs", "list", "--failed"],
+        &["jobs", "why", &job],
+        &["jobs", "show", &job],
+        &["jobs", "retry", &expired],
+        &["enqueue", "--class", "noop", "--unique", key, "--unique-for", "1h"],
+    ] {
+        let said = recruiter(database, command);
+        assert_eq!(said.code, 0, "{round}: {command:?}: {}{}", said.out, said.err);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_document_of_any_collection_stops_the_others() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    let rate = Rate::new(1_000, Duration::from_secs(1), 1_000).unwrap();
+    limits::set_limit(&store, "printer", Limit { capacity: Some(2), rate: Some(rate) }).await.unwrap();
+    let slow = Rate::new(6, Duration::from_secs(60), 6).unwrap();
+    limits::set_limit(&store, "slow", Limit { capacity: None, rate: Some(slow) }).await.unwrap();
+    Schedule::every(Duration::from_secs(1)).unwrap().job(noop()).declare(&store, "ticks").await.unwrap();
+    let declared = consumers::declare(&store, "news", [Pattern::new("news.*").unwrap()], noop(), From::Now).await;
+    assert!(!matches!(declared, Err(ConsumerError::Store(_))), "{declared:?}");
+    enqueued(&store, noop().unique(Unique::by_key("key"))).await;
+    enqueued(&store, noop().limit("slow")).await;
+    let flags = ["--lease", "3s", "--poll", "500ms"];
+    let cleaner = ["--dead-after", "3s", "--every", "500ms", "--sweep-every", "1s", "--prune-every", "1s", "--keep-archived", "1d"];
+    let mut system = System::start(&database, Setup { recruiter: &flags, cleaner: &cleaner, ..Setup::default() });
+    all_goes_on(&database, "before", "period").await;
+    let mut collections = database.database().list_collection_names().await.unwrap();
+    collections.retain(|name| !name.starts_with("system."));
+    collections.extend(["payloads.chunks".into()]);
+    assert!(collections.len() >= 15, "{collections:?}");
+    for collection in &collections {
+        poison(&database, collection).await;
+    }
+    insert_damaged(&database, "limits", doc! { "_id": "broken*", "capacity": INVALID }).await;
+    insert_damaged(&database, "pauses", doc! { "_id": "line:halted", "reason": INVALID }).await;
+    let blocked = enqueued(&store, noop().limit("broken-1")).await;
+    let halted = enqueued(&store, noop().in_line("halted")).await;
+    all_goes_on(&database, "poisoned", "period-0").await;
+    system.recruiter.kill();
+    system.recruiter = Process::on(&database, "recruiter", &[&["run"][..], &flags[..]].concat());
+    all_goes_on(&database, "with a new leader", "period-2").await;
+    assert_eq!(count(&database, "scheduled", doc! { "_id": { "$in": [blocked, halted] }, "locked": false }).await, 2);
+    let said = recruiter(&database, &["jobs", "why", &blocked.to_string()]);
+    assert!(said.out.contains("broken*"), "{}{}", said.out, said.err);
+    assert!(recruiter(&database, &["jobs", "why", &halted.to_string()]).out.contains("halted"));
+    // The fields of the lease and of a cell of a rate.
+    for fields in [doc! { "renewals": "x", "lease_ms": "x" }, doc! { "term": "x" }, doc! { "term": i64::MAX }, doc! { "released": 5 }] {
+        let what = format!("a lease with {fields}");
+        database.raw("metadata").update_one(doc! { "_id": "recruiter" }, doc! { "$set": fields }).await.unwrap();
+        let job = enqueued(&store, noop()).await;
+        done(&database, &what, job).await;
+        let renewed =
+            async || only(&database, "metadata", doc! { "_id": "recruiter" }).await.get_i64("renewals").is_ok_and(|count| count > 1);
+        wait_until(SOON, &format!("{what} is renewed"), renewed).await;
+    }
+    let workers = doc! { "$set": { "workers": "x" } };
+    database.raw("metadata").update_one(doc! { "_id": "channels" }, workers).await.unwrap();
+    system.workers.push(Process::on(&database, "recruiter-worker", &["--builtins"]));
+    let damaged_cell = doc! { "$set": { "cell": "x" } };
+    database.raw("metadata").update_one(doc! { "_id": "rate:slow" }, damaged_cell).upsert(true).await.unwrap();
+    system.recruiter.kill();
+    system.recruiter = Process::on(&database, "recruiter", &[&["run"][..], &flags[..]].concat());
+    all_goes_on(&database, "with a damaged cell", "period-3").await;
+    let named = |text: &str| system.recruiter.stderr().lines().filter(|line| line.contains("no UTF-8") && line.contains(text)).count();
+    assert_eq!(named("class:nothing-0"), 1, "named once:\n{}", system.recruiter.stderr());
+    system.stop().await;
+}
+
+/// A line whose key has a line feed, which `.` of a regular expression does not match.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_line_with_a_control_character_halts_and_a_refused_pause_locks_no_job() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    let system = System::start(&database, Setup::default());
+    // Each fails for the last time, because it expires.
+    let failing = |line: &str| noop().in_line(line).halt_on_failure().expires_after(Duration::from_millis(1));
+    for line in ["a\nb", "\u{2028}", "tab\t"] {
+        let id = enqueued(&store, failing(line)).await;
+        wait_until(SOON, "it fails", async || count(&database, "archived", doc! { "_id": id }).await == 1).await;
+        assert_eq!(count(&database, "pauses", doc! { "_id": format!("line:{line}") }).await, 1, "{line:?}");
+    }
+    // An older validator, which no process may change.
+    let refusing = doc! { "collMod": "pauses", "validator": { "_id": { "$not": { "$regex": "^line:" } } } };
+    database.database().run_command(refusing).await.unwrap();
+    let id = enqueued(&store, failing("other")).await;
+    wait_until(SOON, "it is archived all the same", async || count(&database, "archived", doc! { "_id": id }).await == 1).await;
+    system.stop().await;
+}
+
+/// A job that waits for the end of another one, and cannot be changed: its successor's release is refused for ever.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_successor_that_cannot_be_released_stops_no_other() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    enqueued(&store, noop().unique(Unique::by_key("first"))).await;
+    let far = bson::DateTime::parse_rfc3339_str("9999-12-31T23:59:59.999Z").unwrap();
+    let successor = |after: &str, due_after: bson::DateTime| {
+        let mut job = minimal_job("noop");
+        job.extend(doc! { "unique_after": after, "scheduled_at": far, "due_after": due_after });
+        job
+    };
+    let (bad, good) = (successor("a", bson::DateTime::MAX), successor("b", bson::DateTime::now()));
+    let id = JobId::from(good.get_object_id("_id").unwrap());
+    database.raw("scheduled").insert_many([bad, good]).await.unwrap();
+    assert_eq!(store.release_orphaned_successors().await.unwrap(), 1);
+    assert_eq!(count(&database, "scheduled", doc! { "_id": id, "unique": "b" }).await, 1);
+}
