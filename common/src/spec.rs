@@ -452,14 +452,14 @@ pub fn keep_of_text(text: &str) -> Result<Keep, InvalidSpec> {
 fn json_of_text(text: &str) -> Result<Value, InvalidSpec> {
     json::parse(text).map_err(|error| match error {
         JsonError::Invalid(error) => InvalidSpec::new(format!("invalid JSON: {error}")),
-        problem => InvalidSpec::new(problem.to_string()),
+        problem @ (JsonError::TooLarge { .. } | JsonError::Unstorable(_)) => InvalidSpec::new(problem.to_string()),
     })
 }
 
 fn extended(value: Value) -> Result<Bson, InvalidSpec> {
     json::to_bson(value).map_err(|error| match error {
         JsonError::Unstorable(problem) => InvalidSpec::new(format!("invalid extended JSON: {problem}")),
-        problem => InvalidSpec::new(problem.to_string()),
+        problem @ (JsonError::TooLarge { .. } | JsonError::Invalid(_)) => InvalidSpec::new(problem.to_string()),
     })
 }
 

@@ -715,7 +715,7 @@ async fn tls_problem(options: &ClientOptions, failure: &StoreError) -> Option<St
     let uses_tls = matches!(options.tls, Some(Tls::Enabled(_)));
     // Asks the server in the other way: without TLS, or with TLS and without a check of its certificate.
     let unchecked = TlsOptions::builder().allow_invalid_certificates(true).build();
-    other.tls = (!uses_tls).then(|| Tls::Enabled(unchecked));
+    other.tls = (!uses_tls).then_some(Tls::Enabled(unchecked));
     if hello_alone(other).await.is_some() {
         return Some(
             if uses_tls {

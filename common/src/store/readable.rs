@@ -18,8 +18,10 @@ use super::{current_operation, select::lossy};
 /// Maximum number of unreadable documents that a process remembers, so that it warns of each of them once.
 const REMEMBERED: usize = 1_000;
 
-/// What was warned of: the operation, and the id.
-static WARNED: LazyLock<Mutex<HashSet<(Option<&'static str>, String)>>> = LazyLock::new(Mutex::default);
+/// What was warned of: the operation, and the id of the document.
+type Warned = HashSet<(Option<&'static str>, String)>;
+
+static WARNED: LazyLock<Mutex<Warned>> = LazyLock::new(Mutex::default);
 
 /// Reads all documents of a cursor.
 pub(super) trait Readable {

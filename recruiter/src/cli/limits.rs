@@ -279,10 +279,10 @@ pub(super) async fn pause(args: PauseArgs, connect: &ConnectArgs, out: &mut impl
 
 /// A group or class with a blank at its end has no jobs, so its pause would pause nothing.
 fn paused_of_text(text: &str) -> Result<Paused, String> {
-    let trimmed = |name: &str| name.trim() == name;
-    match text.trim().parse::<Paused>().map_err(|problem| problem.to_string())? {
-        Paused::Group(name) | Paused::Class(name) if !trimmed(&name) => Err(format!("{name:?} begins with a blank: remove it")),
-        paused => Ok(paused),
+    let paused = text.trim().parse::<Paused>().map_err(|problem| problem.to_string())?;
+    match &paused {
+        Paused::Group(name) | Paused::Class(name) if name.trim() != name => Err(format!("{name:?} begins with a blank: remove it")),
+        Paused::Everything | Paused::Group(_) | Paused::Class(_) | Paused::Line(_) => Ok(paused),
     }
 }
 

@@ -5,6 +5,7 @@
 
 use std::{
     io::{self, BufWriter, ErrorKind, Write},
+    os::fd::AsFd as _,
     sync::atomic::{AtomicBool, Ordering},
     time::Duration,
 };
@@ -13,7 +14,7 @@ use anstyle::AnsiColor;
 use bson::{Bson, Document};
 use clap::{Args, builder::BoolishValueParser};
 use recruiter_common::instant::Instant;
-use tokio::io::{Interest, unix::AsyncFd};
+use tokio::{io::Interest, net::unix::pipe::Sender};
 
 /// Width in characters when the output is not a terminal.
 const PLAIN_WIDTH: usize = 80;
@@ -48,13 +49,12 @@ pub(crate) fn is_closed() -> bool {
 
 /// Resolves when the reader of standard output closes it, also while nothing is written. Never if standard output is a file.
 pub(crate) async fn reader_gone() {
-    if let Ok(out) = AsyncFd::with_interest(io::stdout(), Interest::ERROR) {
-        while let Ok(mut ready) = out.ready(Interest::ERROR).await {
-            if ready.ready().is_error() {
-                return;
-            }
-            ready.clear_ready();
-        }
+    // Only watched, not written to, so that it need not be non-blocking.
+    let watched = io::stdout().as_fd().try_clone_to_owned().and_then(Sender::from_owned_fd_unchecked);
+    if let Ok(out) = watched
+        && out.ready(Interest::ERROR).await.is_ok_and(|ready| ready.is_error())
+    {
+        return;
     }
     std::future::pending().await
 }

@@ -70,10 +70,15 @@ fn poisons(of: &Document) -> Vec<Document> {
     let mut noted = of.clone();
     noted.insert("note", INVALID);
     let invalid = each(|value| if value.as_str().is_some() { INVALID.into() } else { value.clone() });
-    let of_other_types = each(|value| match value {
-        Bson::String(_) => 5.into(),
-        Bson::DateTime(_) | Bson::Int32(_) | Bson::Int64(_) | Bson::Double(_) => INVALID.into(),
-        _ => Bson::from(vec![Bson::from(INVALID), Bson::Null]),
+    let of_other_types = each(|value| {
+        let is_number = value.as_i32().is_some() || value.as_i64().is_some() || value.as_f64().is_some();
+        if value.as_str().is_some() {
+            5.into()
+        } else if is_number || value.as_datetime().is_some() {
+            INVALID.into()
+        } else {
+            vec![Bson::from(INVALID), Bson::Null].into()
+        }
     });
     [noted, invalid, of_other_types, doc! {}].into_iter().enumerate().map(|(number, fields)| with_id(number, fields)).collect()
 }

@@ -272,7 +272,9 @@ async fn a_closed_pipe_ends_what_follows() {
     // There is no second message.
     let said = shell(&database, "\"$0\" subscribe 'a.*' --since 10m | head -n 1", async || {}).await;
     assert!(String::from_utf8_lossy(&said.stdout).contains("a.b") && said.stderr.is_empty(), "{said:?}");
-    let enqueue = async || drop(NewJob::of_class("a", doc! {}).enqueue(&store).await.unwrap());
+    let enqueue = async || {
+        NewJob::of_class("a", doc! {}).enqueue(&store).await.unwrap();
+    };
     let said = shell(&database, "\"$0\" events --follow | head -n 1", enqueue).await;
     assert!(!said.stdout.is_empty() && said.stderr.is_empty(), "{said:?}");
     let many = (0..2_000).map(|n| NewJob::of_class("a", doc! { "n": n, "text": "x".repeat(200) }));

@@ -149,9 +149,9 @@ pub(super) fn quoted(line: &[u8]) -> String {
 
 /// A value in extended JSON.
 pub(super) fn json(text: &str) -> Result<Bson, String> {
-    bson_of_text(text).map_err(|error| match error {
-        JsonError::Invalid(error) => format!("it is not JSON: {error}"),
-        problem => format!("it cannot be stored: {problem}"),
+    bson_of_text(text).map_err(|problem| {
+        let is_json = !matches!(problem, JsonError::Invalid(_));
+        format!("it {}: {problem}", if is_json { "cannot be stored" } else { "is not JSON" })
     })
 }
 
