@@ -67,8 +67,8 @@ impl Store {
         let (metadata, now) = (self.metadata.clone_with_type::<RawDocumentBuf>(), self.now());
         let note = doc! { "$setOnInsert": { "kept_since": bson::DateTime::from_chrono(now), "term": term } };
         let noted = call("note_cells", async move {
-            let noted = metadata.find_one_and_update(doc! { "_id": "rates" }, note);
-            noted.upsert(true).return_document(mongodb::options::ReturnDocument::After).await
+            metadata.update_one(doc! { "_id": "rates" }, note).upsert(true).await?;
+            metadata.find_one(doc! { "_id": "rates" }).await
         })
         .await?
         .map(|noted| readable(&noted))

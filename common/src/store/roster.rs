@@ -161,11 +161,16 @@ impl Store {
         let before = doc! { "$cond": [{ "$isNumber": "$workers" }, "$workers", 0_i64] };
         let one_more = vec![doc! { "$set": { "workers": { "$add": [before, 1_i64] } } }];
         let counted = call("join_channel", async move {
-            metadata.find_one_and_update(doc! { "_id": "channels" }, one_more).upsert(true).return_document(ReturnDocument::Before).await
+            metadata
+                .find_one_and_update(doc! { "_id": "channels" }, one_more)
+                .upsert(true)
+                .projection(doc! { "_id": 0, "workers": 1 })
+                .return_document(ReturnDocument::After)
+                .await
         })
         .await?;
-        let before = counted.and_then(|counted| roster::integer(roster::legible(&counted).get("workers"))).unwrap_or(0);
-        let channel = Channel(u32::try_from(before.rem_euclid(channels)).unwrap_or(0));
+        let workers = counted.and_then(|counted| roster::integer(roster::legible(&counted).get("workers"))).unwrap_or(1);
+        let channel = Channel(u32::try_from((workers - 1).rem_euclid(channels)).unwrap_or(0));
         schema::ensure_channel(self, channel).await?;
         Ok(channel)
     }
@@ -540,7 +545,9 @@ impl Store {
         let filter = doc! { "_id": worker, "last_seen_at": unchanged, "retired": { "$ne": true } };
         let update = doc! { "$set": { "retired": true, "available": false } };
         let retired = call("retire_if_silent_since", async move {
-            roster.find_one_and_update(filter, update).return_document(ReturnDocument::After).max_time(RETIRE_WITHIN).await
+            // The driver decodes the whole reply, so the document is read by itself.
+            let retired = roster.find_one_and_update(filter, update).projection(doc! { "_id": 1 }).max_time(RETIRE_WITHIN).await?;
+            if retired.is_some() { roster.find_one(doc! { "_id": worker }).await } else { Ok(None) }
         })
         .await?;
         if retired.is_some() {
