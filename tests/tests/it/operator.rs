@@ -113,7 +113,7 @@ async fn what_no_job_can_match_is_refused_and_a_misspelt_reason_is_corrected() {
     check(&["list", "--why", "my-own-reason"], 0, "");
     check(&["retry", "--yes", "--why", "tried-to-many-times"], 2, "did you mean `tried-too-many-times`?");
     check(&["retry"], 2, "name the jobs to be retried");
-    check(&["retry", "--state", "archived"], 2, "name the jobs to be retried");
+    check(&["retry", "--state", "archived"], 2, "add --yes");
     check(&["retry", "--all", "--class", "a"], 2, "--all cannot be combined with filters");
     check(&["retry", &ObjectId::new().to_hex(), "--class", "a"], 2, "job ids cannot be combined with filters");
     check(&["retry", "--all"], 2, "add --yes");
