@@ -249,7 +249,7 @@ async fn caps_are_set_and_listed_by_hand() {
         (["mail", "--most-waiting", "0"], "neither a number from 1"),
         (["mail", "--most-waiting", "-1"], "neither a number from 1"),
         (["mail", "--most-waiting", "2000000000"], "from 1 to 1000000000"),
-        (["", "--most-waiting", "1"], "the name of a group is empty"),
+        (["", "--most-waiting", "1"], "a name is empty"),
     ] {
         let said = recruiter(&database, &[&["groups", "set"], args.as_slice()].concat());
         assert!(said.code == 2 && said.err.contains(part), "{args:?}: {}", said.err);

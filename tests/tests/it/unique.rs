@@ -661,7 +661,7 @@ async fn what_cannot_be_is_refused_before_anything_is_sent() {
     said(&["--unique", "k", "--unique-for", "0s"], 2, "from 1 ms to 10 years");
     said(&["--unique", "k", "--on-conflict", "postpone"], 2, "needs `at_most`");
     said(&["--unique", "k", "--on-conflict", "postpone", "--postpone-at-most", "1m"], 2, "needs a later date");
-    said(&["--on-conflict", "replace"], 2, "needs a `key` or `parameters`");
+    said(&["--on-conflict", "replace"], 2, "add --unique KEY");
     said(&["--unique", "k", "--unique-until", "started", "--on-conflict", "run-once-more"], 2, "can run once more only");
     assert_eq!(count(&database, "scheduled", doc! {}).await, 0);
 }
