@@ -50,12 +50,10 @@ const NOT_FORCED: &[(&str, &[&str])] = &[
         "for a person, or a word that is also an operation",
         &[
             "ask_worker",
-            "channel",
             "count_waiting",
             "job",
             "jobs",
             "jobs_by_id",
-            "sizes_by_id",
             "left",
             "next_matches",
             "roster_documents",

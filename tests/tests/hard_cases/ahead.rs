@@ -25,7 +25,7 @@ use tokio::{
     sync::watch,
 };
 
-use super::{PATIENT, SOON, close, end_of, roster, tended, until_available, wait, world};
+use crate::{PATIENT, SOON, close, end_of, roster, tended, until_available, wait, world};
 
 /// Short enough that workers ask for jobs ahead.
 const SHORT_MS: i64 = 3;

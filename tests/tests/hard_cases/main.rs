@@ -1,10 +1,9 @@
 //! Nothing lost, nothing twice, in the hard cases: processes that come back from the dead, processes that are stopped, jobs that
-//! harm their workers, bad days of MongoDB. The jobs keep a ledger of their own, and the oracle judges every world when it is quiet.
+//! harm their workers. The jobs keep a ledger of their own, and the oracle judges every world when it is quiet.
 
 #![expect(clippy::unwrap_used, reason = "in a test it says where it failed")]
 
 mod ahead;
-mod bad_mongodb;
 mod poison;
 mod stops;
 mod who_is_dead;

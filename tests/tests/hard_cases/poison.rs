@@ -21,7 +21,7 @@ use recruiter_tests::{
     world::{Role, World},
 };
 
-use super::{SOON, close, end_of, excuse, tended, wait, world, world_with};
+use crate::{SOON, close, end_of, excuse, tended, wait, world, world_with};
 
 /// How often innocent jobs may be done again: more often than anything here kills a worker.
 const AGAIN: u32 = 20;

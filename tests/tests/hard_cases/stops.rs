@@ -25,7 +25,7 @@ use recruiter_tests::{
 };
 use tokio::{runtime::Handle, task::spawn_blocking};
 
-use super::{PATIENT, SOON, end_of, excuse, fault, tended, until_available, wait, world};
+use crate::{PATIENT, SOON, end_of, excuse, fault, tended, until_available, wait, world};
 
 /// Of `systemd/recruiter-worker@.service`.
 const TIMEOUT_STOP_SEC: Duration = Duration::from_secs(75);

@@ -38,7 +38,7 @@ use recruiter_tests::{
 };
 use recruiter_worker::Worker;
 
-use super::{PATIENT, SOON, close, end_of, roster, until_available, wait};
+use crate::{PATIENT, SOON, close, end_of, roster, until_available, wait};
 
 /// Every process of a host stands still for longer than a death takes and goes on, all in any order; in every other round the
 /// MongoDB as well.

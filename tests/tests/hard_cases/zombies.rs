@@ -23,7 +23,7 @@ use recruiter_tests::{
     world::{Role, World},
 };
 
-use super::{PATIENT, SOON, close, end_of, excuse, fault, roster, tended, until_available, wait, world};
+use crate::{PATIENT, SOON, close, end_of, excuse, fault, roster, tended, until_available, wait, world};
 
 /// A start, an outcome that goes to the archive, one that is to be retried, and an assignment, as steps.
 const START: &str = "update scheduled _id,locked,attempts,group,$expr,scheduled_at";

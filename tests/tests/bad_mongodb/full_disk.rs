@@ -21,7 +21,7 @@ use recruiter_tests::{
 };
 use tempfile::TempDir;
 
-use super::stage::{PATIENT, Stage};
+use crate::stage::{PATIENT, Stage};
 
 /// Room for mongod's journal, which it takes at once, and for some data.
 const SIZE: &str = "size=400m";

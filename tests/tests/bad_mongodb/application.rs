@@ -20,7 +20,7 @@ use recruiter_tests::{
     wait::{SOON, wait_until},
 };
 
-use super::server::SETS;
+use crate::server::SETS;
 
 struct Shop {
     client: Client,

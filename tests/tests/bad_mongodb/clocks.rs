@@ -25,7 +25,7 @@ use recruiter_tests::{
     world::{Role, World},
 };
 
-use super::server::{SETS, whole};
+use crate::server::{SETS, whole};
 
 // The clocks are wrong by an hour: whoever trusted one would be wrong by far more than these times, which no busy machine exceeds.
 const RECRUITER: &[&str] = &["--lease", "10s", "--poll", "400ms"];

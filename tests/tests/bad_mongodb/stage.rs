@@ -28,7 +28,7 @@ use recruiter_tests::{
 };
 use tokio::{select, task::JoinHandle, time::timeout};
 
-use super::usage::Usage;
+use crate::usage::Usage;
 
 /// Makes the clients of the test itself, which only look, notice sooner than the processes that a member is silent.
 const LOOKS: &str = "&connectTimeoutMS=3000&heartbeatFrequencyMS=1000";

@@ -12,7 +12,7 @@ use recruiter_tests::{
 };
 use tokio::sync::Semaphore;
 
-use super::stage::{PATIENT, Stage};
+use crate::stage::{PATIENT, Stage};
 
 /// Replica sets at a time: each has three mongods.
 pub(crate) static SETS: Semaphore = Semaphore::const_new(3);

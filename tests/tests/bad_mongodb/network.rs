@@ -20,7 +20,7 @@ use recruiter_tests::{
 };
 use tokio::join;
 
-use super::{
+use crate::{
     server::SETS,
     stage::{Flags, PATIENT, Stage},
 };

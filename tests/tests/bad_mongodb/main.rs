@@ -1,6 +1,8 @@
 //! Bad days of MongoDB itself, and wrong clocks: members that step down, die, freeze, are cut off, are slow, are full, and
 //! whoever has a clock that is an hour off. Enqueuers go on all the time and send again what they got no answer for.
 
+#![expect(clippy::unwrap_used, reason = "in a test it says where it failed")]
+
 mod application;
 mod clocks;
 mod full_disk;
