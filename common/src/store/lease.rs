@@ -60,13 +60,10 @@ impl Observed {
         }
     }
 
-    /// The filter for this very renewal. The bytes of a text may be no UTF-8, so it is compared by its type.
-    fn unchanged(&self) -> Document {
-        let mut filter = doc! { "_id": LEASE };
-        for (field, value) in &self.as_read {
-            filter.insert(field, if value.as_str().is_some() { doc! { "$type": "string" }.into() } else { value.clone() });
-        }
-        filter
+    /// The condition that a field is as it was read. The bytes of a text may be no UTF-8, so it is compared by its type.
+    fn unchanged(&self, field: &str) -> Bson {
+        let value = self.as_read.get(field).cloned().unwrap_or(Bson::Null);
+        if value.as_str().is_some() { doc! { "$type": "string" }.into() } else { value }
     }
 }
 
@@ -107,7 +104,10 @@ impl Store {
         };
         let term = LeaseTerm(last.0 + 1);
         let filter = match observed {
-            Some(lease) => lease.unchanged(),
+            Some(lease) => {
+                let [term, renewals, released] = TOLD_BY.map(|field| lease.unchanged(field));
+                doc! { "_id": LEASE, "term": term, "renewals": renewals, "released": released }
+            }
             // The document is missing.
             None => doc! { "_id": LEASE, "term": null },
         };
