@@ -79,7 +79,7 @@ WHOLE = {
     ".aggregate(pipeline)": "the jobs of each lane, and the heads of lines: it::limits and rounds",
     ".aggregate(stages)": "every setting",
     ".watch().batch_size(0)": "a position, without an event: it::messages",
-    ".watch().pipeline([wanted])": "the topics of a subscriber: it::messages",
+    ".watch().pipeline(stages)": "the topics of a subscriber: it::messages",
     '.distinct("channel", doc! { "_id": { "$nin": connected } })': "the channels of all who are not connected: it::relay",
 }
 # The other parts of the whole queries above.

@@ -81,14 +81,9 @@ impl Store {
         let is_too_large = doc! { "$gt": [key, LARGEST_KEY] };
         let left_out = |field: &str| doc! { "$cond": [is_too_large.clone(), Bson::Null, format!("${field}")] };
         let fitting = doc! { "$set": { "fullDocument": left_out("fullDocument"), "documentKey": left_out("documentKey") } };
-        let messages = self.messages.clone();
+        let (messages, stages) = (self.messages.clone(), [wanted, named, fitting]);
         call("watch_messages", async move {
-            let watch = messages
-                .watch()
-                .pipeline([wanted, named, fitting])
-                .max_await_time(AWAIT)
-                .batch_size(BATCH)
-                .read_concern(ReadConcern::majority());
+            let watch = messages.watch().pipeline(stages).max_await_time(AWAIT).batch_size(BATCH).read_concern(ReadConcern::majority());
             let opened = match start {
                 MessageStart::Now => watch.await,
                 MessageStart::At(at) => watch.start_at_operation_time(at).await,

@@ -102,13 +102,13 @@ pub(super) fn without_foreign_options(text: &str) -> Result<(String, Vec<Ignored
     for option in options.split('&').filter(|option| !option.is_empty()) {
         let name = option.split_once('=').map_or(option, |(name, _)| name);
         let key = name.to_lowercase();
-        let is = |entry: &&(&str, &'static str)| entry.0 == key;
-        if let Some((_, remedy)) = REFUSED.iter().find(is) {
+        let is_this = |entry: &&(&str, &'static str)| entry.0 == key;
+        if let Some((_, remedy)) = REFUSED.iter().find(is_this) {
             return Err(ConnectError::UriOption { option: name.into(), remedy: (*remedy).into() });
         }
         if KNOWN.contains(&key.as_str()) {
             kept.push(option);
-        } else if let Some((_, why)) = IGNORED.iter().find(is) {
+        } else if let Some((_, why)) = IGNORED.iter().find(is_this) {
             ignored.push(Ignored { option: name.into(), why });
         } else if ["tls", "ssl", "auth", "proxy", "gssapi", "autoencrypt"].iter().any(|secure| key.starts_with(secure)) {
             let remedy = "Recruiter does not know it, and does not ignore what concerns encryption or authentication; correct or remove it";
