@@ -7,7 +7,7 @@ use std::io::Write as _;
 
 use crate::{
     logging::{InvalidFilter, is_json},
-    store::ConnectError,
+    store::{ConnectError, StoreError},
     telemetry::causes,
 };
 
@@ -68,7 +68,7 @@ impl ConnectError {
     /// The exit code for this error.
     pub fn exit(&self) -> Exit {
         match self {
-            Self::InvalidUri(_) | Self::UriOption { .. } => Exit::Usage,
+            Self::InvalidUri(_) | Self::UriOption { .. } | Self::InvalidPrefix(_) => Exit::Usage,
             Self::Unreachable { .. } | Self::Unusable { .. } => Exit::Unavailable,
             Self::WrongCredentials { .. }
             | Self::Standalone { .. }
@@ -77,7 +77,8 @@ impl ConnectError {
             | Self::TooOld { .. }
             | Self::NoUser { .. }
             | Self::ReadOnly { .. }
-            | Self::Unreadable { .. } => Exit::Refused,
+            | Self::Unreadable { .. }
+            | Self::Store(StoreError::Foreign { .. }) => Exit::Refused,
             Self::NoRecruiter { .. } | Self::ForeignClient | Self::Store(_) => Exit::Failure,
         }
     }

@@ -283,14 +283,18 @@ impl PermitHolder {
     }
 }
 
+/// A roster document with one of these fields is a worker's.
+pub(crate) const WORKER_FIELDS: [&str; 4] = ["work_on", "lease_ms", "assigned_to", "working_on"];
+
 impl RegisteredWorker {
     /// Reads a roster document. Also returns the names of fields with a wrong type. Such fields are treated as missing,
     /// so that a worker with a damaged document is still observed and rescued.
     ///
-    /// `None` if `_id` is not an ObjectId: such a document does not belong to a worker, because no job can name it as its holder.
+    /// `None` if `_id` is not an ObjectId, or if the document has no field that every worker has: it does not belong to a worker.
     pub(crate) fn read(document: &RawDocument) -> Option<(Self, Vec<&'static str>)> {
         let stored = legible(document);
         let id = WorkerId::from(stored.get_object_id("_id").ok()?);
+        WORKER_FIELDS.iter().find(|field| stored.contains_key(**field))?;
         let mut unreadable = Vec::new();
         let last_seen_at = stored.get_datetime("last_seen_at").ok().copied();
         if last_seen_at.is_none() {
@@ -470,7 +474,8 @@ mod tests {
         assert_eq!(unreadable, ["last_seen_at", "lease_ms", "assigned_to"]);
         assert_eq!((worker.last_seen_at, worker.lease, worker.sessions), (None, DEFAULT_LEASE, vec![session]));
         assert_eq!((worker.jobs, worker.retired, worker.process), (vec![working], false, None));
-        assert!(read(&doc! { "_id": id }).is_some());
+        assert!(read(&doc! { "_id": id, "work_on": "*" }).is_some());
+        assert!(read(&doc! { "_id": id, "name": "Ada", "available": true }).is_none(), "a document of an application");
         strange.insert("_id", "by hand");
         assert!(read(&strange).is_none(), "not a worker");
     }

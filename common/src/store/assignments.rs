@@ -75,7 +75,7 @@ impl Store {
         };
         let grants_permits = planned.iter().any(Planned::grants_permits);
         let command = doc! {
-            "update": "roster",
+            "update": self.roster.name(),
             "updates": pieces(planned).map(statement).collect::<Vec<_>>(),
             "ordered": false,
             "writeConcern": if grants_permits { doc! { "w": "majority", "j": true } } else { doc! { "w": 1 } },

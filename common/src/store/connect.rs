@@ -64,6 +64,20 @@ pub struct ConnectArgs {
         )
     )]
     pub uri: String,
+    /// Begin of the names of all collections, for a database that an application uses as well, for example `jobs_`. The same for every
+    /// process
+    #[cfg_attr(
+        feature = "process",
+        arg(
+            long,
+            global = true,
+            env = "RECRUITER_COLLECTION_PREFIX",
+            value_name = "PREFIX",
+            default_value = "",
+            hide_default_value = true
+        )
+    )]
+    pub collection_prefix: String,
     /// Maximum wait for MongoDB at the start [default: 30s; 5s for read-only commands]
     #[cfg_attr(
         feature = "process",
@@ -84,13 +98,21 @@ const ASK_TIMEOUT: Duration = Duration::from_secs(5);
 impl ConnectArgs {
     /// Connects with this connection string, and defaults for the rest.
     pub fn to(uri: impl Into<String>) -> Self {
-        Self { uri: uri.into(), connect_timeout: None, commands: None }
+        Self { uri: uri.into(), collection_prefix: String::new(), connect_timeout: None, commands: None }
     }
 
     /// Sets how long a start waits for MongoDB; the default is 30 s.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.connect_timeout = Some(timeout);
+        self
+    }
+
+    /// Sets the begin of the names of all collections, for a database that an application uses as well, for example `jobs_`. Every process
+    /// must have the same. At most 64 letters, digits, `_`, `-` and `.`, of which the first is a letter or `_`.
+    #[must_use]
+    pub fn collection_prefix(mut self, prefix: impl Into<String>) -> Self {
+        self.collection_prefix = prefix.into();
         self
     }
 
@@ -154,6 +176,11 @@ pub enum ConnectError {
         /// What to do.
         remedy: String,
     },
+    /// The prefix of the collections' names is not possible.
+    #[error(
+        "the prefix of collections `{0}` (--collection-prefix, RECRUITER_COLLECTION_PREFIX) is not valid: use at most 64 letters, digits, `_`, `-` and `.`, beginning with a letter or `_`, for example jobs_"
+    )]
+    InvalidPrefix(String),
     /// No server answers.
     #[error("MongoDB at {hosts} could not be reached within {} ({reason}); check that it runs, the address in MONGODB_URI, and the network", humantime::format_duration(*waited))]
     Unreachable {
@@ -236,7 +263,7 @@ pub enum ConnectError {
     },
     /// The database has none of Recruiter's collections.
     #[error(
-        "database `{database}` of MongoDB at {hosts} has none of the collections `scheduled`, `archived` and `roster`: check the database name in MONGODB_URI, behind the host; the first start of `recruiter run` or the first enqueued job creates the collections"
+        "database `{database}` of MongoDB at {hosts} has none of the collections `scheduled`, `archived` and `roster`: check the database name in MONGODB_URI, behind the host, and the prefix of collections, if there is one; the first start of `recruiter run` or the first enqueued job creates the collections"
     )]
     NoRecruiter {
         /// The database.
@@ -303,7 +330,32 @@ impl Store {
     /// ```
     pub fn from_database(database: Database) -> Self {
         let clock = Arc::new(ServerClock::without_notice_of_failovers());
-        Self { may_mend: false, ..Self::over(database.client().clone(), database.name(), clock, None) }
+        Self { may_mend: false, ..Self::over(database.client().clone(), database.name(), Arc::default(), clock, None) }
+    }
+
+    /// The same store with another begin of the names of all collections ([`ConnectArgs::collection_prefix`]), so that jobs live beside
+    /// the application's own collections. Every process of the job system must have the same.
+    ///
+    /// # Errors
+    /// [`ConnectError::InvalidPrefix`].
+    ///
+    /// ```no_run
+    /// # async fn example(client: mongodb::Client) -> Result<(), Box<dyn std::error::Error>> {
+    /// use recruiter_common::store::Store;
+    ///
+    /// let store = Store::from_database(client.database("shop")).with_collection_prefix("jobs_")?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn with_collection_prefix(self, prefix: &str) -> Result<Self, ConnectError> {
+        let prefix = checked_prefix(prefix)?;
+        let (client, clock, options) = (self.client, self.clock, self.options);
+        Ok(Self { may_mend: self.may_mend, ..Self::over(client, self.database.name(), prefix, clock, options) })
+    }
+
+    /// The begin of the names of all collections; empty by default.
+    pub fn collection_prefix(&self) -> &str {
+        &self.prefix
     }
 
     /// Checks that the server can run the protocol, and creates missing collections, validators and indexes. For a
@@ -338,7 +390,7 @@ impl Store {
 
     /// Whether the schema exists. Once it does, the answer is cached.
     pub(crate) async fn is_set_up(&self) -> Result<bool, StoreError> {
-        if !self.is_set_up.load(Ordering::Relaxed) && schema::version(self).await? > 0 {
+        if !self.is_set_up.load(Ordering::Relaxed) && schema::is_made(self).await? {
             self.is_set_up.store(true, Ordering::Relaxed);
         }
         Ok(self.is_set_up.load(Ordering::Relaxed))
@@ -421,7 +473,10 @@ impl Store {
         let (store, hosts) = Self::reach(args, app_name, ASK_TIMEOUT).await?;
         let database = || store.database.name().to_owned();
         match schema::is_set_up(&store).await {
-            Ok(true) => Ok(Self { may_mend: false, ..store }),
+            Ok(true) => {
+                schema::learn_stand_ins(&store).await?;
+                Ok(Self { may_mend: false, ..store })
+            }
             Ok(false) => Err(ConnectError::NoRecruiter { database: database(), hosts }),
             Err(error) if error.is_unauthorized() && store.has_no_user() => Err(ConnectError::NoUser { hosts }),
             Err(error) if error.is_unauthorized() => Err(ConnectError::Unreadable { database: database() }),
@@ -437,6 +492,7 @@ impl Store {
             tracing::warn!(option, "ignoring an option of the MongoDB connection string: {why}");
         }
         let uri = ConnectionString::parse(&uri).map_err(invalid)?;
+        let prefix = checked_prefix(&args.collection_prefix)?;
         let mut patience = Patience::new(named_hosts(&uri), args.connect_timeout.unwrap_or(usual));
         let options = with_our_settings(resolved(&uri, &mut patience).await?, args, app_name, &clock);
         check_tls_files(&options)?;
@@ -449,7 +505,7 @@ impl Store {
         let database = client.database(&name);
         let build = call("buildInfo", async move { database.run_command(doc! { "buildInfo": 1 }).await }).await?;
         check_server(&hello, &build, &hosts)?;
-        let store = Self::over(client, &name, clock, Some(Arc::new(options)));
+        let store = Self::over(client, &name, prefix, clock, Some(Arc::new(options)));
         if let Ok(now) = hello.get_datetime("localTime") {
             store.clock.observe(now.to_chrono(), Uptime::now());
         }
@@ -477,35 +533,43 @@ impl Store {
         options.retry_writes = Some(false);
         let client = Client::with_options(options).map_err(invalid)?;
         let is_set_up = self.is_set_up.clone();
-        Ok(Self { is_set_up, ..Self::over(client, self.database.name(), self.clock.clone(), self.options.clone()) })
+        let stand_ins = self.stand_ins.clone();
+        Ok(Self {
+            is_set_up,
+            stand_ins,
+            ..Self::over(client, self.database.name(), self.prefix.clone(), self.clock.clone(), self.options.clone())
+        })
     }
 
     #[expect(clippy::disallowed_methods, reason = "the one place where collections are opened")]
-    fn over(client: Client, name: &str, clock: Arc<ServerClock>, options: Option<Arc<ClientOptions>>) -> Self {
+    fn over(client: Client, name: &str, prefix: Arc<str>, clock: Arc<ServerClock>, options: Option<Arc<ClientOptions>>) -> Self {
         let concerns = DatabaseOptions::builder().read_concern(ReadConcern::majority()).write_concern(our_write_concern());
         let database = client.database_with_options(name, concerns.selection_criteria(primary()).build());
+        let collection = |name: &str| database.collection(&format!("{prefix}{name}"));
         Self {
-            scheduled: database.collection("scheduled"),
-            archived: database.collection("archived"),
-            roster: database.collection("roster"),
-            metadata: database.collection("metadata"),
-            limits: database.collection("limits"),
-            groups: database.collection("groups"),
-            pauses: database.collection("pauses"),
-            schedulers: database.collection("schedulers"),
-            signals: database.collection("signals"),
-            unique_periods: database.collection("unique_periods"),
-            events: database.collection("events"),
-            messages: database.collection("messages"),
-            consumers: database.collection("consumers"),
-            payloads: database.gridfs_bucket(GridFsBucketOptions::builder().bucket_name(BUCKET.to_owned()).build()),
-            payload_files: database.collection("payloads.files"),
-            payload_chunks: database.collection("payloads.chunks"),
+            scheduled: collection("scheduled"),
+            archived: collection("archived"),
+            roster: collection("roster"),
+            metadata: collection("metadata"),
+            limits: collection("limits"),
+            groups: collection("groups"),
+            pauses: collection("pauses"),
+            schedulers: collection("schedulers"),
+            signals: collection("signals"),
+            unique_periods: collection("unique_periods"),
+            events: collection("events"),
+            messages: collection("messages"),
+            consumers: collection("consumers"),
+            payloads: database.gridfs_bucket(GridFsBucketOptions::builder().bucket_name(format!("{prefix}{BUCKET}")).build()),
+            payload_files: collection("payloads.files"),
+            payload_chunks: collection("payloads.chunks"),
             clock,
             options,
             may_mend: true,
             is_set_up: Arc::new(AtomicBool::new(false)),
             features: Arc::default(),
+            stand_ins: Arc::default(),
+            prefix,
             caps: Arc::default(),
             relay: Arc::default(),
             publisher: Arc::default(),
@@ -514,6 +578,14 @@ impl Store {
             database,
         }
     }
+}
+
+/// A prefix that MongoDB accepts in the name of a collection, and that does not make it a collection of MongoDB's own.
+fn checked_prefix(prefix: &str) -> Result<Arc<str>, ConnectError> {
+    let is_fit = |letter: char| letter.is_ascii_alphanumeric() || "_-.".contains(letter);
+    let begins_well = prefix.starts_with(|first: char| first.is_ascii_alphabetic() || first == '_');
+    let is_valid = prefix.is_empty() || (prefix.len() <= 64 && begins_well && prefix.chars().all(is_fit) && !prefix.starts_with("system."));
+    if is_valid { Ok(prefix.into()) } else { Err(ConnectError::InvalidPrefix(prefix.into())) }
 }
 
 /// An acknowledged job survives a failover and a loss of power.

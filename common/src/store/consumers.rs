@@ -110,7 +110,7 @@ impl Store {
         let count = i64::try_from(jobs.len()).unwrap_or(i64::MAX);
         let counts = doc! { "forwarded": count, "skipped": skipped };
         let update = doc! { "$set": { "position": to }, "$inc": counts, "$unset": { "problem": "" } };
-        let command = doc! { "update": "consumers", "updates": [{ "q": as_read, "u": update }] };
+        let command = doc! { "update": self.consumers.name(), "updates": [{ "q": as_read, "u": update }] };
         let (database, scheduled, jobs) = (self.database.clone(), self.scheduled.clone(), Arc::<[Document]>::from(jobs));
         self.transaction("forward_messages", session, move |open| {
             let (database, scheduled, jobs, command) = (database.clone(), scheduled.clone(), jobs.clone(), command.clone());

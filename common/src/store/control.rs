@@ -10,7 +10,6 @@ use std::{
 
 use bson::{Bson, Document, RawDocumentBuf, doc};
 use futures_util::{FutureExt as _, TryStreamExt};
-use mongodb::options::Hint as IndexHint;
 
 use super::{
     Store, StoreError, call,
@@ -172,7 +171,7 @@ impl Store {
                     let as_read = doc! { "_id": retrial.job, "retried_as": retrial.retried_as.clone() };
                     doc! { "q": as_read, "u": { "$set": { "retried_as": retrial.new } } }
                 };
-                let command = doc! { "update": "archived", "updates": batch.iter().map(statement).collect::<Vec<_>>() };
+                let command = doc! { "update": archived.name(), "updates": batch.iter().map(statement).collect::<Vec<_>>() };
                 let reply = database.run_command(command).session(&mut *open).await?;
                 write_errors(&reply)?;
                 if reply.get_i32("n").ok().and_then(|met| usize::try_from(met).ok()) == Some(batch.len()) {
@@ -219,12 +218,12 @@ impl Store {
     ///
     /// Filter: ended before. Index: `archived_by_end`. Invariant: none, the operator configured the retention.
     pub async fn prune_archived(&self, before: Instant, limit: i64) -> Result<u64, StoreError> {
-        let archived = self.archived.clone_with_type::<RawDocumentBuf>();
+        let (archived, index) = (self.archived.clone_with_type::<RawDocumentBuf>(), self.index(ARCHIVED_BY_END));
         self.indexed("prune_archived", async move {
             let old = archived
                 .find(doc! { "last_execution.ended_at": { "$lt": bson::DateTime::from_chrono(before) } })
                 .projection(doc! { "_id": 1 })
-                .hint(IndexHint::Name(ARCHIVED_BY_END.into()))
+                .hint(index)
                 .limit(limit)
                 .await?
                 .try_collect::<Vec<RawDocumentBuf>>()

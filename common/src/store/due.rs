@@ -7,7 +7,7 @@ use std::{cmp::Reverse, collections::HashSet};
 
 use bson::{Bson, Document, RawDocument, RawDocumentBuf, doc};
 use futures_util::TryStreamExt;
-use mongodb::options::{Hint as IndexHint, ReadConcern};
+use mongodb::options::ReadConcern;
 
 use super::{
     CALL_LIMIT, Store, StoreError, call,
@@ -64,7 +64,7 @@ impl ScheduledJob {
 
     /// From an entry of an index.
     fn of_entry(entry: &RawDocument) -> Option<Self> {
-        Self::of(entry, entry.get_str("workable.class").ok()?)
+        Self::of(entry, class_of_entry(entry)?)
     }
 
     pub(super) fn of(fields: &RawDocument, class: &str) -> Option<Self> {
@@ -78,6 +78,11 @@ impl ScheduledJob {
             scheduled_at: fields.get_datetime("scheduled_at").ok()?.to_chrono(),
         })
     }
+}
+
+/// The class in an index entry, or in a document.
+pub(super) fn class_of_entry(entry: &RawDocument) -> Option<&str> {
+    entry.get_str("workable.class").or_else(|_| entry.get_document("workable")?.get_str("class")).ok()
 }
 
 /// The answer of a search for due jobs.
@@ -148,13 +153,22 @@ impl Store {
     ) -> Result<Vec<RawDocumentBuf>, StoreError> {
         let Some(first) = parts.next() else { return Ok(Vec::new()) };
         let mut pipeline = Vec::from(first);
-        pipeline.extend(parts.map(|stages| doc! { "$unionWith": { "coll": "scheduled", "pipeline": Vec::from(stages) } }));
+        pipeline.extend(parts.map(|stages| doc! { "$unionWith": { "coll": self.scheduled.name(), "pipeline": Vec::from(stages) } }));
         let scheduled = self.scheduled.clone_with_type::<RawDocumentBuf>();
         call(operation, async move {
             let search = scheduled.aggregate(pipeline).with_type::<RawDocumentBuf>().batch_size(100_000).max_time(CALL_LIMIT / 2);
             search.read_concern(ReadConcern::local()).await?.try_collect().await
         })
         .await
+    }
+
+    /// The projection of a search that reads the entries of this index, and whether it can: without the index it reads the documents.
+    pub(super) fn fields_of_entry(&self, index: &str) -> (Document, bool) {
+        if self.must_scan(index) {
+            (doc! { "group": 1, "workable.class": 1, "gate": 1, "priority": 1, "scheduled_at": 1 }, false)
+        } else {
+            (doc! { "_id": 1 }, true)
+        }
     }
 
     async fn due_in_each(&self, lanes: &[(Lane, usize)], until: Instant) -> Result<Vec<DueJobs>, StoreError> {
@@ -192,11 +206,16 @@ impl Store {
         }
         let most = lanes.len() * WALKED_PER_LANE;
         let asked = i64::try_from(most).unwrap_or(i64::MAX);
-        let scheduled = self.scheduled.clone_with_type::<RawDocumentBuf>();
+        let (scheduled, index) = (self.scheduled.clone_with_type::<RawDocumentBuf>(), self.index(DUE_JOBS));
+        let (fields, is_entry) = self.fields_of_entry(DUE_JOBS);
+        let mut due = doc! { "scheduled_at": { "$lte": bson::DateTime::from_chrono(until) }, "locked": false };
+        if !is_entry {
+            due.insert("gate", Bson::Null);
+        }
         let found = self
             .indexed("due_jobs", async move {
-                let due = scheduled.find(doc! { "scheduled_at": { "$lte": bson::DateTime::from_chrono(until) }, "locked": false });
-                let entries = due.projection(doc! { "_id": 1 }).return_key(true).hint(IndexHint::Name(DUE_JOBS.into()));
+                let due = scheduled.find(due);
+                let entries = due.projection(fields).return_key(is_entry).hint(index);
                 let walk = entries.limit(asked).batch_size(100_000).max_time(WALK_LIMIT).read_concern(ReadConcern::local());
                 walk.await?.try_collect::<Vec<_>>().await
             })
@@ -213,12 +232,19 @@ impl Store {
     }
 
     /// The first due jobs of at most [`LANES_PER_QUERY`] lanes: at least `limit`, if there are as many.
-    async fn due_in_some(&self, lanes: &[&Lane], index: &str, until: Instant, limit: usize) -> Result<Vec<ScheduledJob>, StoreError> {
+    async fn due_in_some(
+        &self,
+        lanes: &[&Lane],
+        index: &'static str,
+        until: Instant,
+        limit: usize,
+    ) -> Result<Vec<ScheduledJob>, StoreError> {
         let mut most = limit;
         loop {
             let asked = i64::try_from(most).unwrap_or(i64::MAX);
             let scheduled = self.scheduled.clone_with_type::<RawDocumentBuf>();
-            let (filter, index) = (due_in(lanes, until), IndexHint::Name(index.into()));
+            let (fields, is_entry) = self.fields_of_entry(index);
+            let (filter, index) = (due_in(lanes, until), self.index(index));
             let found: Vec<RawDocumentBuf> = self
                 .indexed("due_jobs", async move {
                     scheduled
@@ -227,8 +253,8 @@ impl Store {
                         .limit(asked)
                         .batch_size(10_000)
                         // In MongoDB 6 no index covers a search for a missing field, unless the answer is the index entry itself.
-                        .projection(doc! { "_id": 1 })
-                        .return_key(true)
+                        .projection(fields)
+                        .return_key(is_entry)
                         .max_time(CALL_LIMIT / 2)
                         .hint(index)
                         .read_concern(ReadConcern::local())

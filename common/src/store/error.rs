@@ -57,10 +57,12 @@ pub enum StoreError {
         /// Name of the operation.
         operation: &'static str,
     },
-    /// A collection that Recruiter needs has documents of an application. Nothing in it was changed.
-    #[error("the collection `{collection}` has documents that are not of Recruiter: rename it, or let Recruiter use another database")]
+    /// Collections of an application have names that Recruiter needs. Nothing was changed.
+    #[error(
+        "the database has collections that are not of Recruiter, under names that Recruiter needs: {collection}. Nothing was changed. Let Recruiter use another database, or other names (--collection-prefix jobs_, RECRUITER_COLLECTION_PREFIX), or rename these collections"
+    )]
     Foreign {
-        /// Name of the collection.
+        /// Names of the collections, each in backticks.
         collection: String,
     },
     /// A document is not valid in its collection.
@@ -82,6 +84,8 @@ pub(crate) mod code {
     pub(crate) const MAX_TIME_EXPIRED: i32 = 50;
     /// An index of this name has other keys.
     pub(crate) const INDEX_KEY_SPECS_CONFLICT: i32 = 86;
+    /// The collection has too many indexes; an index of another name, or with other options, has these keys.
+    pub(crate) const INDEX_REFUSED: [i32; 3] = [67, 85, INDEX_KEY_SPECS_CONFLICT];
     /// A tailing cursor has fallen behind: the documents after its position were overwritten.
     pub(crate) const CAPPED_POSITION_LOST: i32 = 136;
     /// A member is no primary any more, not yet, or is shutting down.
@@ -186,6 +190,11 @@ impl StoreError {
     /// Whether the MongoDB user lacks the permission for the operation.
     pub fn is_unauthorized(&self) -> bool {
         matches!(self, Self::Mongo { source, .. } if code_of(source) == Some(code::UNAUTHORIZED))
+    }
+
+    /// Whether MongoDB refuses an index because of the other indexes of the collection.
+    pub(super) fn is_index_refused(&self) -> bool {
+        matches!(self, Self::Mongo { source, .. } if code_of(source).is_some_and(|code| code::INDEX_REFUSED.contains(&code)))
     }
 
     /// Whether a query names an index that does not exist.

@@ -1,7 +1,6 @@
 //! Jobs that were not started before their `expires_at`. The start refuses them, and this file finds those that no worker takes.
 
 use bson::{Document, doc};
-use mongodb::options::Hint as IndexHint;
 
 use super::{
     Match, Store, StoreError, id_of,
@@ -19,13 +18,13 @@ impl Store {
         if !self.is_in_use(Feature::Expiry).await? {
             return Ok(Vec::new());
         }
-        let (scheduled, mut expired) = (self.scheduled.clone(), any_date());
+        let (scheduled, index, mut expired) = (self.scheduled.clone(), self.index(EXPIRING_JOBS), any_date());
         expired.insert("$lte", bson::DateTime::from_chrono(now));
         let filter = doc! { "locked": false, "expires_at": expired };
         let found = self.indexed("expired_jobs", async move {
             let size = doc! { "size": { "$bsonSize": "$$ROOT" } };
             let found = scheduled.find(filter).projection(size).sort(doc! { "expires_at": 1 }).limit(most);
-            found.hint(IndexHint::Name(EXPIRING_JOBS.into())).await?.readable().await
+            found.hint(index).await?.readable().await
         });
         let size = |job: &Document| job.get_i32("size").ok().and_then(|size| usize::try_from(size).ok()).unwrap_or_default();
         Ok(found.await?.iter().filter_map(|job| Some(Match { job: id_of(job)?, bytes: size(job) })).collect())

@@ -117,7 +117,7 @@ impl Store {
                     doc! { "$match": { "files_id": file.id.clone(), "n": { "$gte": from, "$lt": from + CHUNKS_OF_COPY } } },
                     doc! { "$set": { "files_id": id } },
                     doc! { "$unset": "_id" },
-                    doc! { "$merge": { "into": format!("{BUCKET}.chunks") } },
+                    doc! { "$merge": { "into": chunks.name() } },
                 ];
                 call("copy_chunks", async move { chunks.aggregate(copies).await.map(drop) }).await?;
             }

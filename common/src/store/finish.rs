@@ -459,7 +459,7 @@ impl Store {
             doc! { "q": filter, "u": job.update.clone() }
         };
         let command = doc! {
-            "update": "scheduled",
+            "update": self.scheduled.name(),
             "updates": batch.iter().map(statement).collect::<Vec<_>>(),
             "ordered": false,
             "writeConcern": { "w": "majority", "j": true },

@@ -10,11 +10,7 @@ use std::{
 
 use bson::{Bson, Document, RawDocumentBuf, doc};
 use futures_util::{FutureExt as _, TryStreamExt};
-use mongodb::{
-    ClientSession,
-    error::Error,
-    options::{Hint as IndexHint, ReadConcern},
-};
+use mongodb::{ClientSession, error::Error, options::ReadConcern};
 
 use super::{
     CommitSession, Store, StoreError,
@@ -181,11 +177,11 @@ impl Store {
     ///
     /// Filter: waiting. Index: `waiting_jobs`, which covers the query. Invariant: I7, for jobs that wait.
     pub async fn waiting_jobs(&self) -> Result<Vec<JobId>, StoreError> {
-        let scheduled = self.scheduled.clone_with_type::<RawDocumentBuf>();
+        let (scheduled, index) = (self.scheduled.clone_with_type::<RawDocumentBuf>(), self.index(WAITING_JOBS));
         let found: Vec<RawDocumentBuf> = self
             .indexed("waiting_jobs", async move {
                 let found = scheduled.find(doc! { "waiting": true }).projection(doc! { "_id": 1 }).read_concern(ReadConcern::local());
-                found.hint(IndexHint::Name(WAITING_JOBS.into())).await?.try_collect().await
+                found.hint(index).await?.try_collect().await
             })
             .await?;
         Ok(found.iter().filter_map(|job| super::raw_id_of(job)).collect())
@@ -253,8 +249,7 @@ impl Store {
             doc! { "q": waiting, "u": release, "multi": true }
         };
         let updates: Vec<Document> = due.iter().map(statement).collect();
-        let command =
-            || doc! { "update": "scheduled", "updates": updates.clone(), "ordered": false, "writeConcern": { "w": 1, "j": false } };
+        let command = || doc! { "update": self.scheduled.name(), "updates": updates.clone(), "ordered": false, "writeConcern": { "w": 1, "j": false } };
         self.write_repeatable("release_if_waiting", command).await
     }
 
@@ -278,12 +273,12 @@ impl Store {
             return Ok(Vec::new());
         }
         for collection in [&self.scheduled, &self.archived] {
-            let collection = collection.clone();
+            let (collection, index) = (collection.clone(), self.index(GRAPH_JOBS));
             let fields = doc! { "workable.parameters": 0, "workable.items": 0, "executions": 0, "item_outcomes": 0, "result": 0 };
             let found: Vec<Document> = self
                 .indexed("jobs_of_graph", async move {
                     let found = collection.find(doc! { "graph": graph }).projection(fields).sort(doc! { "_id": 1 }).limit(most);
-                    found.hint(IndexHint::Name(GRAPH_JOBS.into())).await?.readable().await
+                    found.hint(index).await?.readable().await
                 })
                 .await?;
             // A job that moved in between is read twice: the archive is right.

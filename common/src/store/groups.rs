@@ -3,7 +3,7 @@
 //! Each setting is a field of its own, which is written alone, so that releases and programs with other settings keep them.
 
 use bson::{Bson, Document, doc};
-use mongodb::options::{Hint as IndexHint, ReadConcern};
+use mongodb::options::ReadConcern;
 
 use super::{
     Store, StoreError, call,
@@ -132,8 +132,9 @@ impl Store {
     /// none, the number is out of date when it arrives.
     pub async fn waiting_at(&self, gate: &str, most: u64) -> Result<u64, StoreError> {
         let (scheduled, unlocked) = (self.scheduled.clone(), doc! { "locked": false, "gate": gate });
+        let index = self.index(GATED_JOBS);
         let counted = async move {
-            let count = scheduled.count_documents(unlocked).limit(most).hint(IndexHint::Name(GATED_JOBS.into()));
+            let count = scheduled.count_documents(unlocked).limit(most).hint(index);
             count.read_concern(ReadConcern::local()).await
         };
         self.indexed("waiting_at", counted).await
@@ -151,8 +152,9 @@ impl Store {
             if left == 0 {
                 break;
             }
+            let index = self.index(index);
             let counted = async move {
-                let count = scheduled.count_documents(unlocked).limit(left).hint(IndexHint::Name(index.into()));
+                let count = scheduled.count_documents(unlocked).limit(left).hint(index);
                 count.read_concern(ReadConcern::local()).await
             };
             waiting += self.indexed("waiting_in", counted).await?;

@@ -77,7 +77,8 @@ impl Store {
         claims: impl Iterator<Item = Claim> + Clone,
     ) -> Result<Vec<Recorded>, StoreError> {
         let count = updates.len();
-        let command = doc! { "update": "scheduled", "updates": updates, "ordered": false, "writeConcern": { "w": "majority", "j": true } };
+        let command =
+            doc! { "update": self.scheduled.name(), "updates": updates, "ordered": false, "writeConcern": { "w": "majority", "j": true } };
         if self.write(operation, command).await? == count {
             return Ok(vec![Recorded::Yes; count]);
         }

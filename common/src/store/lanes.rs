@@ -10,10 +10,11 @@ use std::{
 
 use bson::{Bson, Document, RawDocumentBuf, doc};
 use futures_util::TryStreamExt;
-use mongodb::options::{Hint as IndexHint, ReadConcern};
+use mongodb::options::ReadConcern;
 
 use super::{
     Store, StoreError,
+    due::class_of_entry,
     schema::{DUE_JOBS, GATED_JOBS, any_gate},
 };
 use crate::instant::Instant;
@@ -64,17 +65,18 @@ impl Store {
         // The empty string sorts before every class.
         let (mut lanes, mut class) = (Vec::new(), String::new());
         loop {
-            let scheduled = self.scheduled.clone_with_type::<RawDocumentBuf>();
+            let (scheduled, index) = (self.scheduled.clone_with_type::<RawDocumentBuf>(), self.index(DUE_JOBS));
+            let (fields, is_entry) = self.fields_of_entry(DUE_JOBS);
             let after = doc! { "group": group, "workable.class": { "$gt": &class }, "gate": Bson::Null, "locked": false };
             let found = self
                 .indexed("lanes_of", async move {
-                    let first = scheduled.find_one(after).sort(doc! { "workable.class": 1 }).projection(doc! { "_id": 1 });
-                    first.return_key(true).hint(IndexHint::Name(DUE_JOBS.into())).read_concern(ReadConcern::local()).await
+                    let first = scheduled.find_one(after).sort(doc! { "workable.class": 1 }).projection(fields);
+                    first.return_key(is_entry).hint(index).read_concern(ReadConcern::local()).await
                 })
                 .await?;
             let Some(found) = found else { return Ok((lanes, true)) };
             // A query cannot continue after a class that is not UTF-8.
-            let Ok(next_class) = found.get_str("workable.class") else { return Ok((lanes, false)) };
+            let Some(next_class) = class_of_entry(&found) else { return Ok((lanes, false)) };
             if lanes.len() >= most {
                 return Ok((lanes, false));
             }
@@ -103,14 +105,18 @@ impl Store {
     /// This is one walk over the whole index. If it takes too long, it ends with an error ([`StoreError::is_too_slow`]), and the caller
     /// must use [`Store::lanes_of`]. Filter: none. Index: `due_jobs`. Invariant: I9, an invalid document hides no other.
     pub async fn waiting_lanes(&self) -> Result<BTreeMap<Lane, Instant>, StoreError> {
-        let scheduled = self.scheduled.clone();
+        let (scheduled, index) = (self.scheduled.clone(), self.index(DUE_JOBS));
         let lanes = doc! { "$group": { "_id": { "group": "$group", "class": "$workable.class" }, "first": { "$min": "$scheduled_at" } } };
+        let mut stages = vec![doc! { "$sort": { "group": 1, "workable.class": 1 } }, lanes];
+        if self.must_scan(DUE_JOBS) {
+            stages[0] = doc! { "$match": { "locked": false, "gate": Bson::Null } };
+        }
         let found: Vec<RawDocumentBuf> = self
             .indexed("waiting_lanes", async move {
                 scheduled
-                    .aggregate([doc! { "$sort": { "group": 1, "workable.class": 1 } }, lanes])
+                    .aggregate(stages)
                     .with_type::<RawDocumentBuf>()
-                    .hint(IndexHint::Name(DUE_JOBS.into()))
+                    .hint(index)
                     .batch_size(100_000)
                     .max_time(WALK_LIMIT)
                     .read_concern(ReadConcern::local())
@@ -138,13 +144,18 @@ impl Store {
         selection: Document,
         field: &'static str,
     ) -> Result<BTreeSet<String>, StoreError> {
-        let scheduled = self.scheduled.clone();
+        let (scheduled, hint) = (self.scheduled.clone(), self.index(index));
+        let mut stages = vec![selection, doc! { "$group": { "_id": field } }];
+        if self.must_scan(index) {
+            let gate = if index == DUE_JOBS { Bson::Null } else { any_gate().into() };
+            stages.insert(0, doc! { "$match": { "locked": false, "gate": gate } });
+        }
         let found: Vec<RawDocumentBuf> = self
             .indexed(operation, async move {
                 scheduled
-                    .aggregate([selection, doc! { "$group": { "_id": field } }])
+                    .aggregate(stages)
                     .with_type::<RawDocumentBuf>()
-                    .hint(IndexHint::Name(index.into()))
+                    .hint(hint)
                     .batch_size(10_000)
                     .read_concern(ReadConcern::local())
                     .await?

@@ -53,7 +53,7 @@ impl Store {
                     doc! { "$sort": { "created_at": 1, "_id": 1 } },
                     doc! { "$limit": 1 },
                     doc! { "$project": { "group": 1, "workable.class": 1, "gate": 1, "priority": 1, "scheduled_at": 1, "locked": 1 } },
-                    doc! { "$lookup": { "from": "pauses", "pipeline": [this], "as": "halts" } },
+                    doc! { "$lookup": { "from": self.pauses.name(), "pipeline": [this], "as": "halts" } },
                 ]
             };
             let found = self.union("heads_of_lines", gates.iter().map(stages)).await?;

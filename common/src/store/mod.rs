@@ -66,7 +66,6 @@ mod events;
 mod expiry;
 mod files;
 mod finish;
-mod foreign;
 mod graphs;
 mod groups;
 mod hints;
@@ -98,14 +97,19 @@ mod views;
 mod wanted;
 
 use std::{
-    collections::HashSet,
+    collections::{HashMap, HashSet},
     future::Future,
-    sync::{Arc, Mutex, atomic::AtomicBool},
+    sync::{Arc, Mutex, PoisonError, atomic::AtomicBool},
     time::Duration,
 };
 
 use bson::{Document, RawDocument, doc};
-use mongodb::{Client, Collection, Database, error::Error, gridfs::GridFsBucket, options::ClientOptions};
+use mongodb::{
+    Client, Collection, Database,
+    error::Error,
+    gridfs::GridFsBucket,
+    options::{ClientOptions, Hint as IndexHint},
+};
 
 #[doc(hidden)]
 pub use self::error::DOCUMENT_FAULTS;
@@ -195,6 +199,10 @@ pub struct Store {
     may_mend: bool,
     /// Whether the schema is known to exist.
     is_set_up: Arc<AtomicBool>,
+    /// The begin of the names of all collections.
+    prefix: Arc<str>,
+    /// What takes the place of those of our indexes that cannot be used, by their names.
+    stand_ins: Arc<Mutex<HashMap<&'static str, StandIn>>>,
     /// The features whose indexes are known to exist.
     features: Arc<Mutex<HashSet<schema::Feature>>>,
     /// The settings of groups that limit how many jobs wait.
@@ -245,6 +253,30 @@ impl Store {
         Ok(())
     }
 
+    /// The name of a collection in the database.
+    fn named(&self, collection: &str) -> String {
+        format!("{}{collection}", self.prefix)
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "a collection that is found by its name")]
+    fn collection(&self, name: &str) -> Collection<Document> {
+        self.database.collection(&self.named(name))
+    }
+
+    /// The hint for a read that needs this index.
+    fn index(&self, name: &'static str) -> IndexHint {
+        match self.stand_ins.lock().unwrap_or_else(PoisonError::into_inner).get(name) {
+            None => IndexHint::Name(name.into()),
+            Some(StandIn::Index(other)) => IndexHint::Name(other.clone()),
+            Some(StandIn::Scan) => IndexHint::Keys(doc! { "$natural": 1 }),
+        }
+    }
+
+    /// Whether a read that needs this index has to scan the collection.
+    fn must_scan(&self, index: &str) -> bool {
+        self.stand_ins.lock().unwrap_or_else(PoisonError::into_inner).get(index) == Some(&StandIn::Scan)
+    }
+
     /// Runs a read that names its index. If the index is missing, it is created again for the next read.
     async fn indexed<T: Send + 'static>(
         &self,
@@ -254,10 +286,13 @@ impl Store {
         let result = call(operation, future).await;
         if let Err(error) = &result
             && error.is_index_missing()
-            && self.may_mend
         {
-            tracing::warn!(error = crate::telemetry::chain(error), "an index is missing; creating it again");
-            schema::mend(self, None).await?;
+            if self.may_mend {
+                tracing::warn!(error = crate::telemetry::chain(error), "an index is missing; creating it again");
+                schema::mend(self, None).await?;
+            } else {
+                schema::learn_stand_ins(self).await?;
+            }
         }
         result
     }
@@ -292,6 +327,15 @@ impl Store {
     }
 }
 
+/// What a read uses in place of an index.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum StandIn {
+    /// An index of another name with the same keys and the same documents.
+    Index(String),
+    /// No index.
+    Scan,
+}
+
 tokio::task_local! {
     static OPERATION: &'static str;
 }
@@ -309,7 +353,16 @@ async fn call<T: Send + 'static>(
     operation: &'static str,
     future: impl Future<Output = Result<T, Error>> + Send + 'static,
 ) -> Result<T, StoreError> {
-    match tokio::time::timeout(CALL_LIMIT, tokio::spawn(OPERATION.scope(operation, future))).await {
+    call_within(CALL_LIMIT, operation, future).await
+}
+
+/// Like [`call`], for an operation that may take longer.
+async fn call_within<T: Send + 'static>(
+    limit: Duration,
+    operation: &'static str,
+    future: impl Future<Output = Result<T, Error>> + Send + 'static,
+) -> Result<T, StoreError> {
+    match tokio::time::timeout(limit, tokio::spawn(OPERATION.scope(operation, future))).await {
         Ok(Ok(Ok(value))) => Ok(value),
         Ok(Ok(Err(source))) => Err(StoreError::Mongo { operation, source: source.into() }),
         Ok(Err(died)) => match died.try_into_panic() {

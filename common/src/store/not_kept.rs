@@ -51,7 +51,7 @@ impl Store {
             doc! { "q": { "_id": id }, "u": { "$inc": { "count": count } }, "upsert": true }
         };
         let updates: Vec<Document> = counts.into_iter().map(statement).collect();
-        let command = doc! { "update": "metadata", "updates": updates, "ordered": false, "writeConcern": { "w": 1 } };
+        let command = doc! { "update": self.metadata.name(), "updates": updates, "ordered": false, "writeConcern": { "w": 1 } };
         if let Err(error) = self.write("count_not_kept", command).await {
             tracing::debug!(error = chain(&error), "successes of which nothing is kept were not counted");
         }
@@ -94,7 +94,7 @@ impl Store {
         let first = doc! { "not_kept_since": bson::DateTime::from_chrono(period_of(before)) };
         let metadata = self.metadata.clone();
         let old = async move {
-            let old = doc! { "_id": { "$lt": first } };
+            let old = doc! { "_id": { "$lt": first }, "_id.not_kept_since": { "$type": "date" } };
             let found = metadata.clone_with_type::<RawDocumentBuf>().find_one(old.clone()).projection(doc! { "_id": 1 }).await?;
             if found.is_some() { metadata.delete_many(old).await.map(drop) } else { Ok(()) }
         };

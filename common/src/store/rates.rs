@@ -126,7 +126,8 @@ impl Store {
         // The fast limits come last: while a limit that has become slow counts as fast, its kept cell is not needed.
         let statements: Vec<Document> = cells.chain(fast).collect();
         for some in statements.chunks(PER_COMMAND) {
-            let command = || doc! { "update": "metadata", "updates": some.to_vec(), "writeConcern": { "w": "majority", "j": true } };
+            let command =
+                || doc! { "update": self.metadata.name(), "updates": some.to_vec(), "writeConcern": { "w": "majority", "j": true } };
             self.write_repeatable("keep_cells", command).await?;
         }
         Ok(())

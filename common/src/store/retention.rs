@@ -2,7 +2,6 @@
 //! the period covers. Jobs that are kept longer are examined once for each shorter period, not in each pass.
 
 use bson::{Bson, Document, RawDocumentBuf, doc};
-use mongodb::options::Hint as IndexHint;
 
 use super::{Store, StoreError, schema::ARCHIVED_BY_END};
 use crate::{instant::Instant, job::FinishReason};
@@ -77,13 +76,13 @@ impl Store {
         before: Instant,
         most: u64,
     ) -> Result<RetentionStep, StoreError> {
-        let archived = self.archived.clone_with_type::<RawDocumentBuf>();
+        let (archived, index) = (self.archived.clone_with_type::<RawDocumentBuf>(), self.index(ARCHIVED_BY_END));
         let (after, before) = (position.unwrap_or(bson::DateTime::MIN), bson::DateTime::from_chrono(before));
         let which = covered.condition();
         self.indexed("prune_covered", async move {
             let ahead = doc! { "last_execution.ended_at": { "$gt": after, "$lt": before } };
             let bound = archived.find_one(ahead).sort(doc! { "last_execution.ended_at": 1 }).skip(most.saturating_sub(1));
-            let bound = bound.projection(doc! { "last_execution.ended_at": 1 }).hint(IndexHint::Name(ARCHIVED_BY_END.into())).await?;
+            let bound = bound.projection(doc! { "last_execution.ended_at": 1 }).hint(index.clone()).await?;
             let ended_at = |job: RawDocumentBuf| job.get_document("last_execution").ok()?.get_datetime("ended_at").ok();
             let next = bound.and_then(ended_at);
             let examined = match next {
@@ -92,7 +91,7 @@ impl Store {
             };
             let mut old = doc! { "last_execution.ended_at": examined };
             old.extend(which);
-            let deleted = archived.delete_many(old).hint(IndexHint::Name(ARCHIVED_BY_END.into())).await?.deleted_count;
+            let deleted = archived.delete_many(old).hint(index).await?.deleted_count;
             Ok(RetentionStep { deleted, next })
         })
         .await

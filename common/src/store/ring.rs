@@ -76,7 +76,7 @@ impl Store {
                 if matches!(hint, Hint::Cancel { .. } | Hint::Control) {
                     // The leader passes it on to the workers that are connected to it. It must come from the database: who can only read
                     // the secret must not cancel jobs.
-                    self.publish_in("signals", hint).await?;
+                    self.publish_in(self.signals.name(), hint).await?;
                 }
                 for channel in self.channels().await? {
                     self.publish_to(channel, hint).await?;
@@ -90,7 +90,7 @@ impl Store {
     ///
     /// Index: none. Invariant: none.
     pub async fn publish_to(&self, channel: Channel, hint: &Hint) -> Result<(), StoreError> {
-        self.publish_in(&channel.collection(), hint).await
+        self.publish_in(&self.named(&channel.collection()), hint).await
     }
 
     /// Sends a hint to the leader: over the connection if there is one, otherwise through the database.
@@ -99,7 +99,7 @@ impl Store {
             return Ok(());
         }
         self.link_later();
-        self.publish_in("signals", hint).await
+        self.publish_in(self.signals.name(), hint).await
     }
 
     async fn publish_in(&self, signals: &str, hint: &Hint) -> Result<(), StoreError> {
@@ -221,7 +221,7 @@ impl Store {
 
     #[expect(clippy::disallowed_methods, reason = "a channel is a collection like the others, opened by its number")]
     fn channel(&self, channel: Channel) -> Collection<Document> {
-        self.database.collection(&channel.collection())
+        self.database.collection(&self.named(&channel.collection()))
     }
 
     async fn open_tail(&self, listener: Listener, seen: &mut Option<Timestamp>) -> Result<Cursor<RawDocumentBuf>, StoreError> {

@@ -241,11 +241,12 @@ impl Store {
 
     /// Writes a leader's term into every worker, so that no earlier leader can assign to it any more.
     ///
-    /// Filter: an earlier term or none. Index: none, the roster is small. Invariant: one leader assigns (jobs are safe
+    /// Filter: a worker with an earlier term or none. Index: none, the roster is small. Invariant: one leader assigns (jobs are safe
     /// without it).
     pub async fn stamp_term(&self, term: LeaseTerm) -> Result<u64, StoreError> {
         let roster = self.roster.clone();
-        let filter = doc! { "$or": [{ "term": { "$lt": term } }, { "term": null }] };
+        let earlier = doc! { "$or": [{ "term": { "$lt": term } }, { "term": null }] };
+        let filter = doc! { "$and": [earlier, any_worker()] };
         let stamped = call("stamp_term", async move { roster.update_many(filter, doc! { "$set": { "term": term } }).await }).await?;
         Ok(stamped.modified_count)
     }
@@ -335,7 +336,8 @@ impl Store {
         if !unset.is_empty() {
             update.insert("$unset", unset);
         }
-        let command = || doc! { "update": "roster", "updates": [{ "q": filter.clone(), "u": update.clone() }], "writeConcern": { "w": 1 } };
+        let command =
+            || doc! { "update": self.roster.name(), "updates": [{ "q": filter.clone(), "u": update.clone() }], "writeConcern": { "w": 1 } };
         Ok(self.write_repeatable("report_if_unassigned_since", command).await? == 1)
     }
 
@@ -513,7 +515,7 @@ impl Store {
     /// of a worker.
     pub async fn acknowledges_writes(&self, within: Duration) -> Result<bool, StoreError> {
         let command = doc! {
-            "update": "metadata",
+            "update": self.metadata.name(),
             "updates": [{ "q": { "_id": "cleaners" }, "u": { "$inc": { "looks": 1_i64 } }, "upsert": true }],
             "writeConcern": { "w": "majority", "j": true },
             // Limits the command in MongoDB as well, so that it does not keep waiting there and use a connection.
@@ -579,6 +581,11 @@ impl Store {
     }
 }
 
+/// The documents of workers: those of an application are not changed.
+fn any_worker() -> Document {
+    doc! { "$or": roster::WORKER_FIELDS.map(|field| doc! { field: { "$exists": true } }).to_vec(), "_id": { "$type": "objectId" } }
+}
+
 pub(super) fn worker_of(document: &RawDocument) -> Option<WorkerId> {
     document.get_object_id("_id").ok().map(WorkerId::from)
 }
@@ -601,7 +608,7 @@ fn registered(document: &RawDocument) -> Option<RegisteredWorker> {
             Some(worker)
         }
         None => {
-            warn_once(document, "`_id` is not an ObjectId", "a roster document does not belong to a worker and is skipped; delete it");
+            warn_once(document, "no `_id` or no field of a worker", "a roster document does not belong to a worker and is left as it is");
             None
         }
     }

@@ -8,7 +8,7 @@ use std::{collections::HashSet, sync::Arc};
 
 use bson::{Bson, Document, RawDocumentBuf, doc};
 use futures_util::{FutureExt as _, TryStreamExt};
-use mongodb::options::{Hint as IndexHint, ReadConcern};
+use mongodb::options::ReadConcern;
 
 use super::{
     Store, StoreError, call,
@@ -48,11 +48,11 @@ impl Store {
     ///
     /// Filter: none. Index: `schedule_revisions`, which has all that is read. Invariant: none, the caller reads again before it acts.
     pub async fn schedule_revisions(&self) -> Result<Vec<(String, Option<Bson>)>, StoreError> {
-        let schedulers = self.schedulers.clone_with_type::<RawDocumentBuf>();
+        let (schedulers, index) = (self.schedulers.clone_with_type::<RawDocumentBuf>(), self.index(SCHEDULE_REVISIONS));
         let found: Vec<RawDocumentBuf> = self
             .indexed("schedule_revisions", async move {
                 let all = schedulers.find(doc! {}).projection(doc! { "_id": 1, "revision": 1 }).batch_size(10_000);
-                all.hint(IndexHint::Name(SCHEDULE_REVISIONS.into())).read_concern(ReadConcern::local()).await?.try_collect().await
+                all.hint(index).read_concern(ReadConcern::local()).await?.try_collect().await
             })
             .await?;
         let known = |found: &RawDocumentBuf| {
@@ -121,7 +121,7 @@ impl Store {
     /// Loses when another leader has handled these slots, or the definition has changed.
     pub async fn advance_schedules(&self, batch: &[Advance]) -> Result<bool, StoreError> {
         let command = doc! {
-            "update": "schedulers",
+            "update": self.schedulers.name(),
             "updates": batch.iter().map(statement_of).collect::<Vec<_>>(),
             "ordered": false,
             "writeConcern": { "w": "majority", "j": true },
@@ -138,10 +138,10 @@ impl Store {
     pub async fn advance_with_jobs(&self, session: &mut CommitSession, batch: &[Advance], jobs: Vec<Document>) -> Result<bool, StoreError> {
         let (database, scheduled, jobs) = (self.database.clone(), self.scheduled.clone(), Arc::<[Document]>::from(jobs));
         let statements: Vec<Document> = batch.iter().map(statement_of).collect();
-        let count = batch.len();
+        let (count, schedulers) = (batch.len(), self.schedulers.name().to_owned());
         let inserted = self.transaction("advance_with_jobs", session, move |open| {
             let (database, scheduled, jobs) = (database.clone(), scheduled.clone(), jobs.clone());
-            let command = doc! { "update": "schedulers", "updates": statements.clone() };
+            let command = doc! { "update": &schedulers, "updates": statements.clone() };
             async move {
                 let reply = database.run_command(command).session(&mut *open).await?;
                 write_errors(&reply)?;

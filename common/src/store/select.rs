@@ -349,15 +349,15 @@ impl Store {
         let archived = walk.filter.is_archived();
         let collection = if archived { &self.archived } else { &self.scheduled };
         let (key, index) = match walk.key().0 {
-            "_id" => ("_id", "_id_"),
-            key => (key, ARCHIVED_BY_END),
+            "_id" => ("_id", IndexHint::Name("_id_".into())),
+            key => (key, self.index(ARCHIVED_BY_END)),
         };
         let (collection, ahead) = (collection.clone_with_type::<RawDocumentBuf>(), walk.range(None));
-        let (bounds, step) = (collection.clone(), walk.step);
+        let (bounds, step, bounds_index) = (collection.clone(), walk.step, index.clone());
         let bound = self
             .indexed("next_matches", async move {
                 let bound = bounds.find_one(ahead).sort(doc! { key: 1 }).skip(step).projection(doc! { key: 1 });
-                bound.hint(IndexHint::Name(index.into())).max_time(LOOK_LIMIT).await
+                bound.hint(bounds_index).max_time(LOOK_LIMIT).await
             })
             .await?;
         let bound = bound.and_then(|document| match key {
@@ -373,7 +373,7 @@ impl Store {
         let found: Vec<RawDocumentBuf> = self
             .indexed("next_matches", async move {
                 let found = collection.find(wanted).projection(doc! { "_id": 1, "bytes": { "$bsonSize": "$$ROOT" } });
-                found.hint(IndexHint::Name(index.into())).batch_size(10_000).max_time(LOOK_LIMIT).await?.try_collect().await
+                found.hint(index).batch_size(10_000).max_time(LOOK_LIMIT).await?.try_collect().await
             })
             .await?;
         let bytes = |job: &RawDocument| usize::try_from(job.get_i32("bytes").unwrap_or(0)).unwrap_or(0);

@@ -23,7 +23,7 @@ impl Store {
     pub async fn settings(&self) -> Result<Settings, StoreError> {
         let from = |collection: &str| doc! { "$set": { "from": collection } };
         let union = |collection: &str, only: Document| {
-            doc! { "$unionWith": { "coll": collection, "pipeline": [{ "$match": only }, from(collection)] } }
+            doc! { "$unionWith": { "coll": self.named(collection), "pipeline": [{ "$match": only }, from(collection)] } }
         };
         // Every failed job of a line may leave a pause.
         let not_lines = doc! { "$or": [{ "_id": { "$lt": "line:" } }, { "_id": { "$gte": "line;" } }] };

@@ -185,7 +185,7 @@ impl Store {
     /// [`Store::claims_of_starts_at_majority`]. After a reply the outcome is final: this start locks no further jobs.
     pub async fn start_if_unlocked(&self, start: &Start, jobs: &[ToStart]) -> Result<Vec<Claim>, StoreError> {
         let ids: Vec<JobId> = jobs.iter().map(|job| job.job).collect();
-        if self.write("start_if_unlocked", start_command(start, jobs)).await? == jobs.len() {
+        if self.write("start_if_unlocked", start_command(self.scheduled.name(), start, jobs)).await? == jobs.len() {
             return Ok(ids.into_iter().map(|job| Claim { job, start: start.id }).collect());
         }
         // A majority has acknowledged the start, so no failover undoes it, and a local read of any later primary contains it.
@@ -239,7 +239,7 @@ fn of_permit(job: &ToStart) -> (Option<(Instant, Instant)>, bool) {
 
 /// One statement for each combination of verdict, number of earlier starts, conditions, interval of a permit and, if there are few, due date.
 /// Usually there is only one.
-fn start_command(start: &Start, jobs: &[ToStart]) -> Document {
+fn start_command(scheduled: &str, start: &Start, jobs: &[ToStart]) -> Document {
     let dates: BTreeSet<Instant> = jobs.iter().map(|job| job.due).collect();
     // The filter of a job that is started before its date has that date in place of a comparison with the server's clock.
     let date = |job: &ToStart| (dates.len() <= MOST_DATES || job.conditions.early).then_some(job.due);
@@ -318,7 +318,7 @@ fn start_command(start: &Start, jobs: &[ToStart]) -> Document {
         doc! { "q": filter, "u": update, "multi": true }
     };
     doc! {
-        "update": "scheduled",
+        "update": scheduled,
         "updates": alike.into_iter().map(statement).collect::<Vec<_>>(),
         "ordered": false,
         "writeConcern": { "w": "majority", "j": true },

@@ -12,11 +12,7 @@ use std::collections::HashMap;
 use bson::{Bson, Document, RawDocumentBuf, doc};
 use chrono::TimeDelta;
 use futures_util::FutureExt as _;
-use mongodb::{
-    ClientSession,
-    error::Result as DriverResult,
-    options::{Hint as IndexHint, ReadConcern},
-};
+use mongodb::{ClientSession, error::Result as DriverResult, options::ReadConcern};
 
 use super::{
     EVERY_GROUP, Hint, Store, StoreError, call,
@@ -124,9 +120,10 @@ impl Store {
             let keys: Vec<&str> = taken.iter().filter(|taken| taken.field == field).map(|taken| taken.key.as_str()).collect();
             for keys in keys.chunks(KEYS_PER_QUERY) {
                 let (scheduled, filter) = (self.scheduled.clone(), filter_of_keys(field, keys));
+                let index = self.index(field);
                 let found = self.indexed("holders_of", async move {
                     let found = scheduled.find(filter).projection(doc! { "attempts": 1, "locked": 1, field: 1 });
-                    let found = found.hint(IndexHint::Name(field.into())).read_concern(ReadConcern::local()).await?;
+                    let found = found.hint(index).read_concern(ReadConcern::local()).await?;
                     found.readable().await
                 });
                 holders.extend(found.await?.iter().filter_map(|job| {
@@ -184,7 +181,7 @@ impl Store {
         update: Bson,
     ) -> Result<bool, StoreError> {
         let unstarted = doc! { "_id": holder, "locked": false, "attempts": never_started() };
-        let mut command = doc! { "update": "scheduled", "updates": [{ "q": unstarted, "u": update }] };
+        let mut command = doc! { "update": self.scheduled.name(), "updates": [{ "q": unstarted, "u": update }] };
         let Some(session) = session else {
             command.insert("writeConcern", doc! { "w": "majority", "j": true });
             return Ok(self.write(operation, command).await? == 1);
@@ -270,7 +267,7 @@ impl Store {
         for keys in keys.chunks(KEYS_PER_QUERY) {
             let (database, updates) = (self.database.clone(), keys.iter().map(statement).collect::<Vec<_>>());
             let concern = doc! { "w": "majority", "j": true };
-            let command = doc! { "update": "scheduled", "updates": updates, "ordered": false, "writeConcern": concern };
+            let command = doc! { "update": self.scheduled.name(), "updates": updates, "ordered": false, "writeConcern": concern };
             let mut reply = call("release_successors", async move { database.run_command(command).await }).await?;
             let errors = reply.remove("writeErrors").and_then(|errors| errors.as_array().cloned()).unwrap_or_default();
             for error in errors.iter().filter_map(Bson::as_document) {
@@ -321,11 +318,11 @@ impl Store {
         if !self.is_in_use(Feature::Unique).await? {
             return Ok(0);
         }
-        let scheduled = self.scheduled.clone();
+        let (scheduled, index) = (self.scheduled.clone(), self.index(UNIQUE_AFTER));
         let successors = doc! { "unique_after": { "$gte": "" } };
         let waiting = self.indexed("release_orphaned_successors", async move {
             let found = scheduled.find(successors).projection(doc! { UNIQUE_AFTER: 1 }).limit(SUCCESSORS);
-            found.hint(IndexHint::Name(UNIQUE_AFTER.into())).await?.readable().await
+            found.hint(index).await?.readable().await
         });
         let keys: Vec<String> = waiting.await?.iter().filter_map(|job| job.get_str(UNIQUE_AFTER).ok().map(str::to_owned)).collect();
         if keys.is_empty() {

@@ -188,8 +188,8 @@ impl Store {
         Ok((self.count_waiting(of(doc! { "$lte": now }), index).await?, self.count_waiting(of(doc! { "$gt": now }), index).await?))
     }
 
-    async fn count_waiting(&self, filter: Document, index: &str) -> Result<u64, StoreError> {
-        let (scheduled, index) = (self.scheduled.clone(), IndexHint::Name(index.into()));
+    async fn count_waiting(&self, filter: Document, index: &'static str) -> Result<u64, StoreError> {
+        let (scheduled, index) = (self.scheduled.clone(), self.index(index));
         let counted = async move { scheduled.count_documents(filter).limit(COUNTED).hint(index).await };
         self.indexed("count_waiting", counted).await
     }
@@ -247,7 +247,7 @@ impl Store {
     ///
     /// Filter: ended after. Index: `archived_by_end`, backwards. Invariant: none.
     pub async fn finished(&self, since: Instant) -> Result<Vec<Finished>, StoreError> {
-        let archived = self.archived.clone_with_type::<RawDocumentBuf>();
+        let (archived, index) = (self.archived.clone_with_type::<RawDocumentBuf>(), self.index(ARCHIVED_BY_END));
         let filter = doc! { "last_execution.ended_at": { "$gt": bson::DateTime::from_chrono(since) } };
         let times =
             doc! { "group": 1, "why": 1, "last_execution.scheduled_at": 1, "last_execution.started_at": 1, "last_execution.ended_at": 1 };
@@ -259,7 +259,7 @@ impl Store {
                     .sort(doc! { "last_execution.ended_at": -1 })
                     .limit(i64::try_from(SAMPLED).unwrap_or(i64::MAX))
                     .batch_size(10_000)
-                    .hint(IndexHint::Name(ARCHIVED_BY_END.into()))
+                    .hint(index)
                     .await?
                     .try_collect()
                     .await

@@ -122,7 +122,9 @@ An invalid line ends the import: the lines before it are enqueued, and the
 error message names the --skip to continue with.";
 
 fn examples() -> String {
-    format!("Global options, described by --help: --uri, --connect-timeout, --log, --log-format\n\nExamples:\n{DEV_EXAMPLES}{EXAMPLES}")
+    format!(
+        "Global options, described by --help: --uri, --connect-timeout, --collection-prefix, --log, --log-format\n\nExamples:\n{DEV_EXAMPLES}{EXAMPLES}"
+    )
 }
 
 /// Background jobs on MongoDB: assigns due jobs to workers; enqueues, shows and changes jobs.

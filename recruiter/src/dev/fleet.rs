@@ -113,7 +113,8 @@ impl Plan {
             Role::Cleaner => {}
             Role::Recruiter => drop(command.arg("run").args(&self.recruiter_arguments).env("RUNTIME_DIRECTORY", runtime)),
         }
-        command.args(&self.log_arguments).env("MONGODB_URI", uri);
+        // The database of the fleet is its own.
+        command.args(&self.log_arguments).env("MONGODB_URI", uri).env_remove("RECRUITER_COLLECTION_PREFIX");
         // The service manager of this process, if there is one, must not receive the readiness of child processes.
         command.env_remove("NOTIFY_SOCKET");
         for (name, _) in env::vars_os().filter(|(name, _)| !self.pass_settings && name.to_string_lossy().starts_with("RECRUITER_")) {

@@ -47,6 +47,7 @@ mod rounds;
 mod schedules;
 mod schema;
 mod service;
+mod shared_database;
 mod signals;
 mod store;
 mod tidy;

@@ -11,7 +11,7 @@ use recruiter_common::{
     shutdown::pause,
 };
 use recruiter_tests::{
-    local::store,
+    local::{connect_args, store},
     mongo::{TestDatabase, temporary},
     processes::Process,
     replica_set::ReplicaSet,
@@ -188,7 +188,8 @@ async fn a_collection_of_the_application_gets_no_expiry() {
     assert!(refused.to_string().contains("`messages`"), "{refused}");
     assert!(first.subscribe_to([pattern("a")], From::Now).await.is_err());
     database.raw("metadata").insert_one(doc! { "_id": "features", "messages": true }).await.unwrap();
-    store(&database).await;
+    let refused = Store::connect(&connect_args(&database), "test").await.unwrap_err();
+    assert!(recruiter_common::telemetry::chain(&refused).contains("`messages`"), "{refused}");
     assert_eq!(messages.list_index_names().await.unwrap(), ["_id_"], "also after another start");
     assert_eq!(messages.count_documents(doc! {}).await.unwrap(), 1);
 }

@@ -1,27 +1,26 @@
 //! The collections: creates missing ones, and replaces or changes wrong ones.
 
-use bson::{Document, Timestamp, doc};
-use futures_util::TryStreamExt;
-use mongodb::results::CollectionSpecification;
+use bson::{Document, Timestamp, doc, oid::ObjectId};
 
 use super::{
-    SCHEMA_VERSION, run,
+    SCHEMA_VERSION,
+    ownership::{Found, examine, note, refuse_foreign_documents},
+    run,
     validators::{groups_validator, limits_validator, pauses_validator, scheduled_validator, schedulers_validator},
 };
 use crate::{
-    roster::Channel,
-    store::{
-        Store, StoreError, call, code_of,
-        error::code::{NAMESPACE_EXISTS, NAMESPACE_NOT_FOUND},
-    },
+    roster::{Channel, integer},
+    store::{Store, StoreError, code_of, error::code::NAMESPACE_EXISTS},
 };
 
+/// The name of the ring of events.
+const EVENTS: &str = "events";
 /// Size of a collection of hints: some minutes of hints on a busy system. A hint is useless after a second.
 const SIGNALS_BYTES: i64 = 16 * 1024 * 1024;
 
 /// The kind of a collection, which decides its options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+pub(super) enum Kind {
     /// Has [`scheduled_validator`].
     Jobs,
     /// Has the validator of `limits`.
@@ -34,10 +33,40 @@ enum Kind {
     Schedules,
     /// Is capped.
     Hints,
+    /// Is capped, and made when somebody subscribes.
+    Events,
     Plain,
+    /// The first insert makes it.
+    Later,
 }
 
+/// Every collection, and the first channel. Each further channel has its number in place of the 0.
+pub(super) const COLLECTIONS: [(&str, Kind); 16] = [
+    ("scheduled", Kind::Jobs),
+    ("archived", Kind::Plain),
+    ("roster", Kind::Plain),
+    ("metadata", Kind::Plain),
+    ("limits", Kind::Limits),
+    ("groups", Kind::Groups),
+    ("pauses", Kind::Pauses),
+    ("schedulers", Kind::Schedules),
+    ("unique_periods", Kind::Plain),
+    ("signals", Kind::Hints),
+    ("signals_0", Kind::Hints),
+    (EVENTS, Kind::Events),
+    ("messages", Kind::Later),
+    ("consumers", Kind::Later),
+    ("payloads.files", Kind::Later),
+    ("payloads.chunks", Kind::Later),
+];
+
 impl Kind {
+    /// The kind of the collection of this name, without the prefix of the store; `None` if it is not one of ours.
+    pub(super) fn of(name: &str) -> Option<Self> {
+        let fixed = COLLECTIONS.iter().find(|(ours, _)| *ours == name).map(|(_, kind)| *kind);
+        fixed.or_else(|| Channel::is_collection(name).then_some(Self::Hints))
+    }
+
     fn options(self) -> Document {
         match (self, self.validator()) {
             (_, Some(validator)) => doc! { "validator": validator, "validationLevel": "moderate", "validationAction": "error" },
@@ -46,137 +75,126 @@ impl Kind {
         }
     }
 
-    fn validator(self) -> Option<Document> {
+    pub(super) fn validator(self) -> Option<Document> {
         match self {
             Self::Jobs => Some(scheduled_validator()),
             Self::Limits => Some(limits_validator()),
             Self::Groups => Some(groups_validator()),
             Self::Pauses => Some(pauses_validator()),
             Self::Schedules => Some(schedulers_validator()),
-            Self::Hints | Self::Plain => None,
+            Self::Hints | Self::Events | Self::Plain | Self::Later => None,
         }
     }
 
     /// Whether an existing collection has the options of this kind.
-    fn is_met_by(self, found: &CollectionSpecification) -> bool {
-        let options = &found.options;
+    fn is_met_by(self, found: &Found) -> bool {
         match self {
-            Self::Jobs | Self::Limits | Self::Groups | Self::Pauses | Self::Schedules => options.validator == self.validator(),
-            Self::Hints => options.capped == Some(true) && options.size.is_some_and(|size| size >= SIGNALS_BYTES.unsigned_abs()),
-            Self::Plain => true,
+            Self::Jobs | Self::Limits | Self::Groups | Self::Pauses | Self::Schedules => found.validator() == self.validator().as_ref(),
+            Self::Hints => found.is_capped() && integer(found.options.get("size")).is_some_and(|size| size >= SIGNALS_BYTES),
+            Self::Events | Self::Plain | Self::Later => true,
         }
     }
 }
 
-pub(super) async fn ensure_collections(store: &Store, version: i32, channel: Option<Channel>) -> Result<(), StoreError> {
-    let database = store.database.clone();
-    let found: Vec<CollectionSpecification> =
-        call("collections", async move { database.list_collections().await?.try_collect().await }).await?;
-    let fixed = [
-        ("scheduled", Kind::Jobs),
-        ("archived", Kind::Plain),
-        ("roster", Kind::Plain),
-        ("metadata", Kind::Plain),
-        ("limits", Kind::Limits),
-        ("groups", Kind::Groups),
-        ("pauses", Kind::Pauses),
-        ("schedulers", Kind::Schedules),
-        ("unique_periods", Kind::Plain),
-        ("signals", Kind::Hints),
-    ];
-    let channels = [Channel::default()].into_iter().chain(channel).map(Channel::collection);
+/// Creates missing collections and mends wrong ones, if all that have our names are Recruiter's. Returns whether all are listed as such.
+///
+/// # Errors
+/// [`StoreError::Foreign`], before anything is written.
+pub(super) async fn ensure_collections(store: &Store, version: i32, channel: Option<Channel>) -> Result<bool, StoreError> {
+    let found = examine(store).await?;
+    let mut is_noted = found.iter().all(|found| found.is_listed);
+    let at_once = COLLECTIONS.iter().filter(|(_, kind)| !matches!(kind, Kind::Events | Kind::Later)).map(|(name, _)| (*name).to_owned());
     // Channels of other workers, which may have become ordinary collections.
-    let others = found.iter().map(|found| &found.name).filter(|name| Channel::is_collection(name)).cloned();
-    let mut hints: Vec<String> = channels.chain(others).collect();
-    hints.sort_unstable();
-    hints.dedup();
-    let wanted = fixed.map(|(name, kind)| (name.to_owned(), kind)).into_iter().chain(hints.into_iter().map(|name| (name, Kind::Hints)));
-    for (name, kind) in wanted {
+    let others = found.iter().filter(|found| found.kind == Kind::Hints).map(|found| found.name.clone());
+    let mut wanted: Vec<String> = at_once.chain(channel.map(Channel::collection)).chain(others).collect();
+    wanted.sort_unstable();
+    wanted.dedup();
+    for name in wanted {
+        let Some(kind) = Kind::of(&name) else { continue };
         match found.iter().find(|found| found.name == name) {
-            None => create(store, &name, kind).await?,
+            None => {
+                create(store, &name, kind).await?;
+                is_noted = false;
+            }
             Some(found) if kind.is_met_by(found) => {}
-            Some(_) if kind == Kind::Hints => replace(store, &name).await?,
+            Some(found) if kind == Kind::Hints => {
+                replace(store, found).await?;
+                is_noted = false;
+            }
             // Collections of a newer release are left unchanged.
             Some(_) if version > SCHEMA_VERSION => {}
             Some(_) => change_validator(store, &name, kind).await?,
         }
     }
-    Ok(())
+    Ok(is_noted)
 }
 
 /// Creates a collection, unless another process has created it.
 async fn create(store: &Store, name: &str, kind: Kind) -> Result<(), StoreError> {
-    let mut command = doc! { "create": name };
-    command.extend(kind.options());
-    match run(store, "create_collection", "", command).await {
-        Err(StoreError::Mongo { source, .. }) if code_of(&source) == Some(NAMESPACE_EXISTS) => {}
-        other => other?,
-    }
+    make(store, name, kind.options()).await?;
     if kind == Kind::Hints { seed(store, name).await } else { Ok(()) }
+}
+
+async fn make(store: &Store, name: &str, options: Document) -> Result<(), StoreError> {
+    let mut command = doc! { "create": store.named(name) };
+    command.extend(options);
+    match run(store, "create_collection", "", command).await {
+        Err(StoreError::Mongo { source, .. }) if code_of(&source) == Some(NAMESPACE_EXISTS) => Ok(()),
+        other => other,
+    }
 }
 
 /// Creates the ring of events, with this size in bytes, unless it exists. Replaces an ordinary collection, but not one of an application.
 pub(in crate::store) async fn ensure_events(store: &Store, size: Option<i64>) -> Result<(), StoreError> {
-    let name = store.events.name();
-    let (database, named) = (store.database.clone(), doc! { "name": name });
-    let found: Vec<CollectionSpecification> =
-        call("collections", async move { database.list_collections().filter(named).await?.try_collect().await }).await?;
-    match found.first() {
-        Some(found) if found.options.capped == Some(true) => return Ok(()),
-        Some(_) => {
-            store.refuse_foreign_events().await?;
-            return replace(store, name).await;
+    let found = examine(store).await?;
+    match found.iter().find(|found| found.kind == Kind::Events) {
+        Some(found) if found.is_capped() => return Ok(()),
+        Some(found) => replace(store, found).await?,
+        None => {
+            make(store, EVENTS, doc! { "capped": true, "size": size.unwrap_or(SIGNALS_BYTES) }).await?;
+            seed(store, EVENTS).await?;
         }
-        None => {}
     }
-    let command = doc! { "create": name, "capped": true, "size": size.unwrap_or(SIGNALS_BYTES) };
-    match run(store, "create_collection", "", command).await {
-        Err(StoreError::Mongo { source, .. }) if code_of(&source) == Some(NAMESPACE_EXISTS) => {}
-        other => other?,
-    }
-    seed(store, name).await
+    note(store).await
 }
 
 /// Inserts a first document, because a tailing cursor on an empty collection ends at once.
 async fn seed(store: &Store, name: &str) -> Result<(), StoreError> {
     let filler = doc! { "at": Timestamp { time: 0, increment: 0 }, "kind": "seed" };
-    let command = doc! { "insert": name, "documents": [filler], "writeConcern": { "w": 1 } };
+    let command = doc! { "insert": store.named(name), "documents": [filler], "writeConcern": { "w": 1 } };
     store.write("seed", command).await.map(drop)
 }
 
 /// Replaces an ordinary collection, which an insert into a missing one creates, by a capped one. Uses a rename, which
 /// is atomic: between a drop and a creation the next hint would create the ordinary collection again.
-async fn replace(store: &Store, name: &str) -> Result<(), StoreError> {
-    let capped = format!("{name}.capped");
-    let mut command = doc! { "create": &capped };
-    command.extend(Kind::Hints.options());
-    match run(store, "create_collection", "", command).await {
-        // Another process is replacing it.
-        Err(StoreError::Mongo { source, .. }) if code_of(&source) == Some(NAMESPACE_EXISTS) => {}
-        other => other?,
-    }
-    let full = |name: &str| format!("{}.{name}", store.database.name());
-    let command = doc! { "renameCollection": full(&capped), "to": full(name), "dropTarget": true };
-    match run(store, "replace_collection", "admin", command).await {
-        // Another process has replaced it.
-        Err(StoreError::Mongo { source, .. }) if code_of(&source) == Some(NAMESPACE_NOT_FOUND) => {}
-        other => other?,
+///
+/// Its documents are examined again: the collection may be ours and have documents of an application.
+async fn replace(store: &Store, found: &Found) -> Result<(), StoreError> {
+    refuse_foreign_documents(store, found).await?;
+    // No other collection has this name.
+    let capped = format!("{}.{}", found.name, ObjectId::new());
+    make(store, &capped, Kind::Hints.options()).await?;
+    let full = |name: &str| format!("{}.{}", store.database.name(), store.named(name));
+    let command = doc! { "renameCollection": full(&capped), "to": full(&found.name), "dropTarget": true };
+    if let Err(error) = run(store, "replace_collection", "admin", command).await {
+        run(store, "replace_collection", "", doc! { "drop": store.named(&capped) }).await?;
+        return Err(error);
     }
     tracing::warn!(
-        collection = name,
+        collection = store.named(&found.name),
         "replaced an ordinary collection of hints by a capped one, because an ordinary collection cannot be tailed"
     );
-    seed(store, name).await
+    seed(store, &found.name).await
 }
 
 async fn change_validator(store: &Store, name: &str, kind: Kind) -> Result<(), StoreError> {
-    let mut command = doc! { "collMod": name };
+    let mut command = doc! { "collMod": store.named(name) };
     command.extend(kind.options());
     match run(store, "change_validator", "", command).await {
         Err(error) if error.is_unauthorized() => {
             tracing::warn!(
-                collection = name,
-                "the validator belongs to another release, and this MongoDB user may not change it; continuing with it. Start any process once with a user that has the role dbAdmin"
+                collection = store.named(name),
+                "the validator belongs to another release, and this MongoDB user may not change it; continuing with it. Give the user a role with the action collMod on this collection, and start any process again"
             );
             Ok(())
         }

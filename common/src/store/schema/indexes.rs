@@ -30,7 +30,7 @@ pub const EXPIRING_JOBS: &str = "expiring_jobs";
 /// Deletes the keys whose period is over.
 const EXPIRED_PERIODS: &str = "expired_periods";
 /// Deletes messages whose time is over.
-pub(super) const EXPIRED_MESSAGES: &str = "expired_messages";
+const EXPIRED_MESSAGES: &str = "expired_messages";
 /// Serves `prune_archived`, the statistics and the list of the newest finished jobs.
 pub const ARCHIVED_BY_END: &str = "archived_by_end";
 

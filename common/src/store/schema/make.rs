@@ -1,19 +1,19 @@
 //! Makes missing indexes, replaces wrong ones, and drops those of earlier releases.
 
-use std::sync::PoisonError;
+use std::{collections::HashMap, sync::PoisonError};
 
 use bson::{Bson, Document, doc};
-use futures_util::TryStreamExt;
 
 use super::{
     SCHEMA_VERSION, features_in_use,
-    indexes::{EXPIRED_MESSAGES, Feature, Index, IndexKind, indexes},
+    indexes::{Feature, GRAPH_JOBS, Index, IndexKind, indexes},
     note_in_use, run, version,
 };
 use crate::{
     store::{
-        Store, StoreError, call, code_of,
+        StandIn, Store, StoreError, call, code_of,
         error::code::{INDEX_KEY_SPECS_CONFLICT, INDEX_NOT_FOUND, NAMESPACE_NOT_FOUND},
+        readable::Readable as _,
     },
     telemetry::chain,
 };
@@ -28,49 +28,115 @@ pub(super) async fn ensure_indexes(store: &Store, version: i32) -> Result<(), St
             note_in_use(store, feature).await?;
         }
     }
-    match ensure_these_indexes(store, version, &features).await {
-        Err(error @ StoreError::Foreign { .. }) => {
-            // A process that does not start would run no job at all.
-            tracing::error!(error = chain(&error), "an index is missing");
-            Ok(())
+    ensure_these_indexes(store, version, &features).await
+}
+
+/// An index that cannot be made, or that an operator has hidden, keeps no other one from being made: reads then use what is there.
+pub(super) async fn ensure_these_indexes(store: &Store, version: i32, features: &[Feature]) -> Result<(), StoreError> {
+    for index in indexes().into_iter().filter(|index| index.feature.is_none_or(|feature| features.contains(&feature))) {
+        let found = indexes_of(store, index.collection).await?;
+        let named = found.iter().find(|found| has_name(found, index.name));
+        let is_right = named.is_some_and(|named| index.kind.is_met_by(named) && has_entries_of(named, &index));
+        if !is_right && (named.is_none() || version <= SCHEMA_VERSION) {
+            if named.is_some() {
+                drop_index(store, index.collection, index.name).await?;
+            }
+            let is_refused = match create_index(store, &index).await {
+                Err(error) if error.is_index_refused() => {
+                    warn_of(store, &index, &found, Some(&error));
+                    true
+                }
+                other => other.map(|()| false)?,
+            };
+            let found = indexes_of(store, index.collection).await?;
+            stand_in(store, &index, &found, is_refused);
+        } else {
+            if named.is_some_and(is_hidden) {
+                warn_of(store, &index, &found, None);
+            }
+            stand_in(store, &index, &found, false);
         }
-        other => other,
+    }
+    Ok(())
+}
+
+/// Finds out which indexes are hidden or under another name, and what reads use in their places. Needs the role `read`.
+pub(in crate::store) async fn learn_stand_ins(store: &Store) -> Result<(), StoreError> {
+    let mut by_collection: HashMap<&str, Vec<Document>> = HashMap::new();
+    for index in indexes() {
+        if !by_collection.contains_key(index.collection) {
+            by_collection.insert(index.collection, indexes_of(store, index.collection).await?);
+        }
+        stand_in(store, &index, &by_collection[index.collection], false);
+    }
+    Ok(())
+}
+
+/// Notes what reads use in place of this index. A missing index has no stand-in: the read that meets it makes it again.
+fn stand_in(store: &Store, index: &Index, found: &[Document], is_refused: bool) {
+    let is_usable = |found: &&Document| has_entries_of(found, index) && !is_hidden(found);
+    let usable = || found.iter().filter(is_usable);
+    let other = || Some(usable().next()?.get_str("name").ok()?.to_owned());
+    let stand_in = match other() {
+        _ if found.iter().any(|found| has_name(found, index.name) && !is_hidden(found)) => None,
+        // One hint serves both collections with this index.
+        Some(other) if index.name != GRAPH_JOBS => Some(StandIn::Index(other)),
+        other => (other.is_some() || is_refused || found.iter().any(|found| has_keys_of(found, index))).then_some(StandIn::Scan),
+    };
+    let mut stand_ins = store.stand_ins.lock().unwrap_or_else(PoisonError::into_inner);
+    match stand_in {
+        Some(stand_in) => drop(stand_ins.insert(index.name, stand_in)),
+        None if index.name == GRAPH_JOBS && index.collection == "archived" => {}
+        None => drop(stand_ins.remove(index.name)),
     }
 }
 
-/// A foreign collection is an error after the other indexes are there.
-pub(super) async fn ensure_these_indexes(store: &Store, version: i32, features: &[Feature]) -> Result<(), StoreError> {
-    let mut refused = None;
-    for index in indexes().into_iter().filter(|index| index.feature.is_none_or(|feature| features.contains(&feature))) {
-        let found = indexes_of(store, index.collection).await?;
-        let named = found.iter().find(|found| found.get_str("name").is_ok_and(|name| name == index.name));
-        let part = |key: &str| named.and_then(|named| named.get_document(key).ok());
-        // The order of the keys matters.
-        let same_keys = part("key").is_some_and(|keys| keys.iter().eq(index.keys.iter()));
-        let same_kind = named.is_some_and(|named| index.kind.is_met_by(named));
-        if same_keys && same_kind && part("partialFilterExpression") == index.only.as_ref() {
-            continue;
+fn warn_of(store: &Store, index: &Index, found: &[Document], error: Option<&StoreError>) {
+    let collection = store.named(index.collection);
+    let Some(error) = error.map(|error| chain(error)) else {
+        let remedy = format!("db.getCollection('{collection}').unhideIndex('{}')", index.name);
+        tracing::warn!(collection, index = index.name, remedy, "an index is hidden; going on without it, which is slow");
+        return;
+    };
+    match found.iter().filter(|found| has_keys_of(found, index)).find_map(|found| found.get_str("name").ok()) {
+        Some(other) => {
+            let remedy = format!("db.getCollection('{collection}').dropIndex('{other}'), then start any process again");
+            let message = "an index cannot be made, because another one has its keys; going on with what is there";
+            tracing::warn!(collection, index = index.name, other, remedy, error, "{message}");
         }
-        if named.is_some() {
-            if version > SCHEMA_VERSION {
-                continue;
-            }
-            drop_index(store, index.collection, index.name).await?;
-        }
-        if index.name == EXPIRED_MESSAGES
-            && let Err(error) = store.refuse_foreign_messages().await
-        {
-            refused = Some(error);
-            continue;
-        }
-        create_index(store, &index).await?;
+        None => tracing::warn!(collection, index = index.name, error, "an index cannot be made; going on without it, which is slow"),
     }
-    refused.map_or(Ok(()), Err)
+}
+
+fn has_name(found: &Document, name: &str) -> bool {
+    found.get_str("name").is_ok_and(|found| found == name)
+}
+
+fn is_hidden(found: &Document) -> bool {
+    found.get_bool("hidden").unwrap_or(false)
+}
+
+/// Whether an index has the keys of ours, in this order. Shells write a direction as a number of any type.
+fn has_keys_of(found: &Document, index: &Index) -> bool {
+    let directions = |keys: &Document| -> Vec<_> { keys.iter().map(|(field, value)| (field.clone(), direction(value))).collect() };
+    found.get_document("key").is_ok_and(|keys| directions(keys) == directions(&index.keys))
+}
+
+fn direction(value: &Bson) -> Option<f64> {
+    value.as_f64().or(value.as_i32().map(f64::from)).or_else(|| value.as_i64()?.to_string().parse().ok())
+}
+
+/// Whether an index has the keys and the documents of ours.
+fn has_entries_of(found: &Document, index: &Index) -> bool {
+    has_keys_of(found, index)
+        && found.get_document("partialFilterExpression").ok() == index.only.as_ref()
+        && !found.get_bool("sparse").unwrap_or(false)
+        && !found.contains_key("collation")
 }
 
 async fn indexes_of(store: &Store, collection: &'static str) -> Result<Vec<Document>, StoreError> {
-    let database = store.database.clone();
-    let listed = async move { database.run_cursor_command(doc! { "listIndexes": collection }).await?.try_collect().await };
+    let (database, collection) = (store.database.clone(), store.named(collection));
+    let listed = async move { database.run_cursor_command(doc! { "listIndexes": collection }).await?.readable().await };
     match call("indexes", listed).await {
         Err(StoreError::Mongo { source, .. }) if code_of(&source) == Some(NAMESPACE_NOT_FOUND) => Ok(Vec::new()),
         other => other,
@@ -81,7 +147,7 @@ async fn create_index(store: &Store, index: &Index) -> Result<(), StoreError> {
     let mut options = doc! { "key": &index.keys, "name": index.name };
     options.extend(index.kind.options());
     options.extend(index.only.clone().map(|only| ("partialFilterExpression".to_owned(), Bson::Document(only))));
-    let command = doc! { "createIndexes": index.collection, "indexes": [options] };
+    let command = doc! { "createIndexes": store.named(index.collection), "indexes": [options] };
     match run(store, "create_index", "", command.clone()).await {
         // Another process has just created it with other keys. It is replaced: of two releases, the older one keeps the
         // index of the newer schema version.
@@ -92,7 +158,7 @@ async fn create_index(store: &Store, index: &Index) -> Result<(), StoreError> {
         Err(error) if index.kind == IndexKind::Unique && error.is_duplicate() => {
             // Documents that were inserted while the index was missing. A process that does not start would run no job at all.
             tracing::error!(
-                collection = index.collection,
+                collection = store.named(index.collection),
                 index = index.name,
                 error = chain(&error),
                 "jobs are not unique: two documents have the same unique key. Cancel one of them, and start any process again"
@@ -104,7 +170,7 @@ async fn create_index(store: &Store, index: &Index) -> Result<(), StoreError> {
 }
 
 async fn drop_index(store: &Store, collection: &str, name: &str) -> Result<(), StoreError> {
-    match run(store, "drop_index", "", doc! { "dropIndexes": collection, "index": name }).await {
+    match run(store, "drop_index", "", doc! { "dropIndexes": store.named(collection), "index": name }).await {
         // Another process has dropped it.
         Err(StoreError::Mongo { source, .. }) if matches!(code_of(&source), Some(INDEX_NOT_FOUND | NAMESPACE_NOT_FOUND)) => Ok(()),
         other => other,

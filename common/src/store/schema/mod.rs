@@ -1,12 +1,13 @@
 //! The only list of collections, validators and indexes, named after the operations they serve.
 //!
 //! Checked when a process starts, and when an error reports that something is missing. Correct parts are left
-//! unchanged, others are created again. The role `readWrite` is enough for this, with one exception: changing an
-//! existing validator needs `dbAdmin`.
+//! unchanged, others are created again. A collection of an application is refused before anything is written. The role `readWrite` is
+//! enough for this, with one exception: changing an existing validator needs the action `collMod`.
 //!
 //! | file | content |
 //! |---|---|
 //! | `collections` | the collections and their kinds |
+//! | `ownership` | which collections are Recruiter's |
 //! | `validators` | what documents of other programs must look like |
 //! | `indexes` | the indexes, and the features that have their own |
 //! | `make` | makes and replaces indexes |
@@ -14,6 +15,7 @@
 mod collections;
 mod indexes;
 mod make;
+mod ownership;
 mod validators;
 
 use std::time::{Duration, Instant as Monotonic};
@@ -28,14 +30,20 @@ pub use self::indexes::{
 use self::{
     collections::ensure_collections,
     make::{ensure_indexes, ensure_these_indexes},
+    ownership::note,
 };
 pub(super) use self::{
     collections::ensure_events,
     indexes::{any_date, any_gate, never_started},
-    make::drop_outdated_indexes,
+    make::{drop_outdated_indexes, learn_stand_ins},
 };
 use super::{Store, StoreError, call, readable};
 use crate::roster::Channel;
+
+/// The names of all collections without a prefix. Of the channels only the first is among them.
+pub fn collection_names() -> impl Iterator<Item = &'static str> {
+    collections::COLLECTIONS.iter().map(|(name, _)| *name)
+}
 
 /// Version of the schema in this file. Every change to the schema increases it.
 const SCHEMA_VERSION: i32 = 16;
@@ -54,7 +62,7 @@ pub(super) async fn ensure(store: &Store) -> Result<(), StoreError> {
     if found > SCHEMA_VERSION {
         tracing::warn!(found, known = SCHEMA_VERSION, "the database was set up by a newer release; leaving its schema as it is");
     }
-    ensure_collections(store, found, None).await?;
+    let is_noted = ensure_collections(store, found, None).await?;
     let began = Monotonic::now();
     loop {
         match ensure_indexes(store, found).await {
@@ -70,27 +78,44 @@ pub(super) async fn ensure(store: &Store) -> Result<(), StoreError> {
         metadata.update_one(doc! { "_id": "schema" }, doc! { "$max": { "version": SCHEMA_VERSION } }).upsert(true).await
     })
     .await?;
-    Ok(())
+    if is_noted { Ok(()) } else { note(store).await }
 }
 
 /// Called while a process runs, when an error reports that something is missing. Creates missing parts, including the collection of this
 /// channel, and replaces wrong ones.
 pub(super) async fn mend(store: &Store, channel: Option<Channel>) -> Result<(), StoreError> {
     let found = version(store).await?;
-    ensure_collections(store, found, channel).await?;
-    ensure_indexes(store, found).await
+    let is_noted = ensure_collections(store, found, channel).await?;
+    ensure_indexes(store, found).await?;
+    if is_noted { Ok(()) } else { note(store).await }
 }
 
 /// Creates the collection of a channel if it is missing.
 pub(super) async fn ensure_channel(store: &Store, channel: Channel) -> Result<(), StoreError> {
-    ensure_collections(store, version(store).await?, Some(channel)).await
+    let is_noted = ensure_collections(store, version(store).await?, Some(channel)).await?;
+    if is_noted { Ok(()) } else { note(store).await }
 }
 
 /// Whether the database has at least one of the collections for jobs and workers. Needs the role `read`.
+///
+/// # Errors
+/// [`StoreError::Foreign`] if a collection of an application has one of our names.
 pub(super) async fn is_set_up(store: &Store) -> Result<bool, StoreError> {
-    let database = store.database.clone();
-    let names = call("collections", async move { database.list_collection_names().await }).await?;
-    Ok(names.iter().any(|name| ["scheduled", "archived", "roster"].contains(&name.as_str())))
+    let found = ownership::examine(store).await?;
+    Ok(found.iter().any(|found| ["scheduled", "archived", "roster"].contains(&found.name.as_str())))
+}
+
+/// Whether the schema was made in this database.
+///
+/// # Errors
+/// [`StoreError::Foreign`] if a collection of an application has one of our names.
+pub(super) async fn is_made(store: &Store) -> Result<bool, StoreError> {
+    if version(store).await? == 0 {
+        return Ok(false);
+    }
+    ownership::examine(store).await?;
+    make::learn_stand_ins(store).await?;
+    Ok(true)
 }
 
 /// The version of the database's schema; 0 without a schema.
@@ -110,8 +135,10 @@ pub(super) async fn features_in_use(store: &Store) -> Result<Vec<Feature>, Store
 
 /// Called when a feature is used for the first time: makes its indexes, and notes that it is in use.
 pub(super) async fn begin_to_use(store: &Store, feature: Feature) -> Result<(), StoreError> {
+    ownership::examine(store).await?;
     ensure_these_indexes(store, version(store).await?, &[feature]).await?;
-    note_in_use(store, feature).await
+    note_in_use(store, feature).await?;
+    note(store).await
 }
 
 async fn note_in_use(store: &Store, feature: Feature) -> Result<(), StoreError> {

@@ -1,0 +1,365 @@
+//! A database that an application uses as well: what the application has made is left as it is, and a prefix lets both live in it.
+//! Indexes of an operator: a warning, and everything goes on.
+
+use bson::{Bson, Document, doc, oid::ObjectId};
+use futures_util::TryStreamExt;
+use mongodb::{IndexModel, options::IndexOptions};
+use recruiter_common::{
+    JobId,
+    enqueue::NewJob,
+    instant::Instant,
+    limits::{self, Limit},
+    store::{ConnectArgs, ConnectError, Store, StoreError, schema},
+};
+use recruiter_tests::{
+    local::store,
+    mongo::{PASSWORD, TestDatabase, USER, mongod_with_access_control},
+    processes::{Process, Setup, System},
+    wait::{SOON, wait_until},
+};
+
+const PREFIX: &str = "jobs_";
+
+/// All collections without the statistics of MongoDB: options, indexes and documents.
+async fn everything_in(database: &TestDatabase) -> Vec<Document> {
+    let mut all = Vec::new();
+    let mut names = database.database().list_collection_names().await.unwrap();
+    names.sort();
+    for name in names {
+        let listed = doc! { "listCollections": 1, "filter": { "name": &name } };
+        let options: Vec<Document> = database.database().run_cursor_command(listed).await.unwrap().try_collect().await.unwrap();
+        let is_view = options[0].get_str("type").unwrap() == "view";
+        let indexes = if is_view { Vec::new() } else { database.raw(&name).list_index_names().await.unwrap() };
+        let mut documents: Vec<Document> = database.raw(&name).find(doc! {}).await.unwrap().try_collect().await.unwrap();
+        documents.sort_by_key(ToString::to_string);
+        all.push(doc! { "options": options, "indexes": indexes, "documents": documents });
+    }
+    all
+}
+
+/// Documents that MongoDB or the cleaner would delete if they were ours: their dates are over.
+fn of_an_application(count: i32) -> Vec<Document> {
+    let past = bson::DateTime::from_millis(5);
+    let document = |number| {
+        doc! {
+            "_id": ObjectId::new(), "name": format!("{number}"), "number": number, "expires_at": past, "at": past, "available": true,
+            "last_seen_at": past, "filename": "a.txt", "kind": "wave",
+        }
+    };
+    (0..count).map(document).collect()
+}
+
+async fn make_foreign(database: &TestDatabase, name: &str) {
+    database.raw(name).insert_many(of_an_application(20)).await.unwrap();
+    database.raw(name).create_index(IndexModel::builder().keys(doc! { "number": 1 }).build()).await.unwrap();
+}
+
+fn foreign_in(failed: &ConnectError) -> String {
+    match failed {
+        ConnectError::Store(StoreError::Foreign { collection }) => collection.clone(),
+        other => panic!("{other}"),
+    }
+}
+
+/// As a user with the role `readWrite`, who may drop collections as well.
+#[tokio::test]
+async fn each_collection_of_an_application_is_refused_by_its_name_and_left_alone() {
+    let (mongo, uri) = mongod_with_access_control().await;
+    for name in schema::collection_names().chain(["signals_7"]) {
+        let database = TestDatabase::on(&uri).await;
+        let user = database.name().to_owned();
+        let writer = doc! { "createUser": &user, "pwd": "pw", "roles": [{ "role": "readWrite", "db": database.name() }] };
+        database.database().client().database("admin").run_command(writer).await.unwrap();
+        make_foreign(&database, name).await;
+        let before = everything_in(&database).await;
+        let connect = ConnectArgs::to(database.uri().replace(&format!("{USER}:{PASSWORD}@"), &format!("{user}:pw@")));
+        assert_eq!(foreign_in(&Store::connect(&connect, "test").await.unwrap_err()), format!("`{name}`"));
+        let own = Store::from_database(database.database().clone());
+        assert_eq!(foreign_in(&own.ensure_schema().await.unwrap_err()), format!("`{name}`"));
+        assert_eq!(foreign_in(&Store::connect_to_ask(&connect, "test").await.unwrap_err()), format!("`{name}`"));
+        NewJob::of_class("noop", doc! {}).enqueue(&own).await.unwrap_err();
+        assert_eq!(everything_in(&database).await, before, "{name}");
+    }
+    mongo.stop().await.unwrap();
+}
+
+/// A library on the application's client does not check at a connect.
+#[tokio::test]
+async fn an_enqueueing_call_refuses_what_came_after_the_schema() {
+    let database = TestDatabase::new().await;
+    store(&database).await;
+    database.raw("signals").drop().await.unwrap();
+    make_foreign(&database, "signals").await;
+    let before = everything_in(&database).await;
+    let own = Store::from_database(database.database().clone());
+    let refused = NewJob::of_class("noop", doc! {}).enqueue(&own).await.unwrap_err();
+    assert!(recruiter_common::telemetry::chain(&refused).contains("`signals`"), "{refused}");
+    assert_eq!(everything_in(&database).await, before);
+}
+
+/// The programs: the error names the collection and the remedy.
+#[tokio::test]
+async fn no_program_touches_the_signals_of_an_application() {
+    let database = TestDatabase::new().await;
+    database.raw("signals").insert_many(of_an_application(1_000)).await.unwrap();
+    let before = everything_in(&database).await;
+    let programs: [(&str, &[&str]); 5] = [
+        ("recruiter", &["enqueue", "--class", "noop"]),
+        ("recruiter", &["stats"]),
+        ("recruiter", &["run"]),
+        ("recruiter-cleaner", &[]),
+        ("recruiter-worker", &["--builtins"]),
+    ];
+    for (program, args) in programs {
+        let mut process = Process::on(&database, program, args);
+        let code = process.wait_exit(SOON).await.code();
+        let said = process.stderr();
+        assert_eq!(code, Some(77), "{said}");
+        assert!(said.contains("`signals`") && said.contains("--collection-prefix") && said.contains("another database"), "{said}");
+        assert_eq!(everything_in(&database).await, before);
+    }
+}
+
+#[tokio::test]
+async fn views_and_collections_with_options_of_others_are_refused_even_if_they_are_empty() {
+    let options = [
+        doc! { "create": "groups", "viewOn": "orders", "pipeline": [] },
+        doc! { "create": "events", "timeseries": { "timeField": "at" } },
+        doc! { "create": "roster", "capped": true, "size": 4_096 },
+        doc! { "create": "limits", "validator": { "$jsonSchema": { "required": ["capacity", "room"] } } },
+    ];
+    for create in options {
+        let database = TestDatabase::new().await;
+        let name = create.get_str("create").unwrap().to_owned();
+        database.database().run_command(create).await.unwrap();
+        let connect = ConnectArgs::to(database.uri());
+        assert_eq!(foreign_in(&Store::connect(&connect, "test").await.unwrap_err()), format!("`{name}`"));
+        assert!(!database.database().list_collection_names().await.unwrap().contains(&"scheduled".to_owned()));
+    }
+}
+
+/// The database of an earlier release, a restored one, and one whose validators an operator has removed.
+#[tokio::test]
+async fn what_looks_like_ours_is_adopted_and_listed() {
+    let database = TestDatabase::new().await;
+    let own = store(&database).await;
+    limits::set_limit(&own, "api", Limit { capacity: Some(1), rate: None }).await.unwrap();
+    let system = System::start(&database, Setup::default());
+    let jobs = [NewJob::of_class("noop", doc! {}).limit("api"), NewJob::of_class("noop", doc! {}).expires_after(SOON)];
+    for job in jobs {
+        let id = job.enqueue(&own).await.unwrap().id;
+        wait_until(SOON, "it is done", async || database.raw("archived").count_documents(doc! { "_id": id }).await.unwrap() == 1).await;
+    }
+    system.stop().await;
+    let listed = async || database.raw("metadata").find_one(doc! { "_id": "collections" }).await.unwrap().unwrap();
+    let before = listed().await;
+    database.raw("metadata").delete_one(doc! { "_id": "collections" }).await.unwrap();
+    for name in ["scheduled", "limits", "groups", "pauses", "schedulers"] {
+        database.database().run_command(doc! { "collMod": name, "validator": {} }).await.unwrap();
+    }
+    database.raw("archived").insert_one(doc! { "_id": 5, "workable": "odd" }).await.unwrap();
+    store(&database).await;
+    let names = |listed: &Document| listed.keys().cloned().collect::<std::collections::BTreeSet<_>>();
+    assert_eq!(names(&listed().await), names(&before));
+    // An application makes its own one in place of a dropped one.
+    database.raw("unique_periods").drop().await.unwrap();
+    make_foreign(&database, "unique_periods").await;
+    assert_eq!(foreign_in(&Store::connect(&ConnectArgs::to(database.uri()), "test").await.unwrap_err()), "`unique_periods`");
+    assert_eq!(database.raw("unique_periods").count_documents(doc! {}).await.unwrap(), 20);
+}
+
+#[tokio::test]
+async fn no_collection_with_documents_of_others_is_replaced() {
+    let database = TestDatabase::new().await;
+    store(&database).await;
+    // The name that a replacement once had.
+    make_foreign(&database, "signals.capped").await;
+    database.raw("signals").drop().await.unwrap();
+    database.raw("signals").insert_one(doc! { "kind": "free" }).await.unwrap();
+    store(&database).await;
+    assert_eq!(database.raw("signals.capped").count_documents(doc! {}).await.unwrap(), 20);
+    // Listed as ours, then an application inserts.
+    database.raw("signals").drop().await.unwrap();
+    database.raw("signals").insert_one(doc! { "kind": "free" }).await.unwrap();
+    let uuid = |listed: Vec<Document>| listed[0].get_document("info").unwrap().get("uuid").cloned().unwrap();
+    let listed = doc! { "listCollections": 1, "filter": { "name": "signals" } };
+    let signals = database.database().run_cursor_command(listed).await.unwrap().try_collect().await.unwrap();
+    let noted = doc! { "$set": { "signals": uuid(signals) } };
+    database.raw("metadata").update_one(doc! { "_id": "collections" }, noted).await.unwrap();
+    database.raw("signals").insert_many(of_an_application(3)).await.unwrap();
+    assert_eq!(foreign_in(&Store::connect(&ConnectArgs::to(database.uri()), "test").await.unwrap_err()), "`signals`");
+    assert_eq!(database.raw("signals").count_documents(doc! {}).await.unwrap(), 4);
+}
+
+/// Documents that came after the schema.
+#[tokio::test]
+async fn the_cleaner_leaves_documents_that_are_no_workers_and_names_each_once() {
+    let database = TestDatabase::new().await;
+    let own = store(&database).await;
+    let mut theirs = of_an_application(2);
+    theirs[1].extend(doc! { "_id": "ada", "work_on": "the roof" });
+    database.raw("roster").insert_many(&theirs).await.unwrap();
+    let quick = &["--dead-after", "1500ms", "--every", "150ms"];
+    let mut system = System::start(
+        &database,
+        Setup { cleaner: quick, worker: &["--builtins", "--lease", "900ms", "--heartbeat", "250ms"], ..Setup::default() },
+    );
+    NewJob::of_class("noop", doc! {}).enqueue(&own).await.unwrap();
+    wait_until(SOON, "it is done", async || database.raw("archived").count_documents(doc! {}).await.unwrap() == 1).await;
+    // A dead worker of ours, which is as silent as they are.
+    system.workers[0].kill();
+    system.workers[0].wait_exit(SOON).await;
+    let ours = doc! { "lease_ms": { "$exists": true } };
+    wait_until(SOON, "it is retired", async || database.raw("roster").count_documents(ours.clone()).await.unwrap() == 0).await;
+    let again = Process::on(&database, "recruiter-worker", &["--builtins", "--lease", "900ms", "--heartbeat", "250ms"]);
+    wait_until(SOON, "it is there", async || database.raw("roster").count_documents(ours.clone()).await.unwrap() == 1).await;
+    again.kill();
+    wait_until(SOON, "it is retired", async || database.raw("roster").count_documents(ours.clone()).await.unwrap() == 0).await;
+    let mut left: Vec<Document> = database.raw("roster").find(doc! {}).await.unwrap().try_collect().await.unwrap();
+    left.sort_by_key(|document| document.get_str("name").unwrap().to_owned());
+    assert_eq!(left, theirs);
+    let said = system.cleaner.stderr();
+    assert_eq!(said.lines().filter(|line| line.contains("does not belong to a worker")).count(), 2, "{said}");
+    drop(again);
+    system.stop().await;
+}
+
+/// All names without the prefix are the application's.
+#[tokio::test]
+async fn with_a_prefix_jobs_live_in_the_database_of_an_application() {
+    let database = TestDatabase::new().await;
+    for name in schema::collection_names() {
+        make_foreign(&database, name).await;
+    }
+    let before = everything_in(&database).await;
+    let flags = ["--collection-prefix", PREFIX];
+    let worker = ["--builtins", "--collection-prefix", PREFIX];
+    let cleaner = ["--collection-prefix", PREFIX, "--prune-every", "200ms", "--keep-archived", "1d", "--sweep-every", "200ms"];
+    let system = System::start(&database, Setup { recruiter: &flags, cleaner: &cleaner, worker: &worker, ..Setup::default() });
+    let own = Store::from_database(database.database().clone()).with_collection_prefix(PREFIX).unwrap();
+    own.ensure_schema().await.unwrap();
+    own.prepare_unique_jobs().await.unwrap();
+    limits::set_limit(&own, "api", Limit { capacity: Some(1), rate: None }).await.unwrap();
+    let noop = || NewJob::of_class("noop", doc! {});
+    let mut jobs = vec![
+        noop().enqueue(&own).await.unwrap().id,
+        noop().limit("api").enqueue(&own).await.unwrap().id,
+        noop().in_line("a").enqueue(&own).await.unwrap().id,
+        noop().unique(recruiter_common::unique::Unique::by_key("k")).enqueue(&own).await.unwrap().id,
+    ];
+    let archived = database.raw("jobs_archived");
+    let done = async |jobs: &[JobId]| {
+        let done = doc! { "_id": { "$in": jobs.to_vec() }, "why": "done" };
+        archived.count_documents(done).await.unwrap() == jobs.len() as u64
+    };
+    // Then all indexes are made, which a transaction does not wait for.
+    wait_until(SOON, "all jobs are done", async || done(&jobs).await).await;
+    // In a transaction of the application, with a write to a collection of the application that has one of our names.
+    let mut session = own.start_session().await.unwrap();
+    session.start_transaction().await.unwrap();
+    database.raw("orders").insert_one(doc! { "_id": 17 }).session(&mut session).await.unwrap();
+    jobs.push(noop().enqueue_in(&own, &mut session).await.unwrap().id);
+    session.commit_transaction().await.unwrap();
+    own.announce_jobs(["generic"]).await;
+    let mut command = Process::start(
+        "recruiter",
+        &["enqueue", "--class", "noop", "--wait"],
+        &[("MONGODB_URI", database.uri()), ("RECRUITER_COLLECTION_PREFIX", PREFIX)],
+    );
+    assert!(command.wait_exit(SOON).await.success(), "{}", command.stderr());
+    wait_until(SOON, "the job of the transaction is done", async || done(&jobs).await).await;
+    for args in [&["stats"][..], &["roster"], &["jobs", "list"], &["groups", "list"], &["schedules", "list"]] {
+        let mut command = Process::on(&database, "recruiter", &[args, &flags].concat());
+        assert!(command.wait_exit(SOON).await.success(), "{args:?}: {}", command.stderr());
+    }
+    system.stop().await;
+    database.raw("orders").drop().await.unwrap();
+    let mut after = everything_in(&database).await;
+    let name = |found: &Document| found.get_array("options").unwrap()[0].as_document().unwrap().get_str("name").unwrap().to_owned();
+    after.retain(|found| !name(found).starts_with(PREFIX));
+    assert_eq!(after, before);
+}
+
+#[tokio::test]
+async fn a_prefix_that_mongodb_does_not_accept_is_refused() {
+    for prefix in ["$jobs", "system.", "1", "a b", "jobs\n", "é", &"x".repeat(65)] {
+        let args = ConnectArgs::to("mongodb://127.0.0.1:1/x").collection_prefix(prefix);
+        assert!(matches!(Store::connect(args, "test").await, Err(ConnectError::InvalidPrefix(_))), "{prefix}");
+    }
+}
+
+fn index(keys: Document, options: IndexOptions) -> IndexModel {
+    IndexModel::builder().keys(keys).options(options).build()
+}
+
+/// An operator's, with the keys of ours: MongoDB refuses ours.
+#[tokio::test]
+async fn an_index_of_an_operator_with_our_keys_keeps_nothing_from_working() {
+    let database = TestDatabase::new().await;
+    let day = std::time::Duration::from_secs(86_400);
+    let ttl = IndexOptions::builder().name("mine".to_owned()).expire_after(day * 10_000).build();
+    let own = store(&database).await;
+    database.raw("archived").drop_index("archived_by_end").await.unwrap();
+    database.raw("archived").create_index(index(doc! { "last_execution.ended_at": 1 }, ttl.clone())).await.unwrap();
+    database.raw("unique_periods").drop_index("expired_periods").await.unwrap();
+    database.raw("unique_periods").create_index(index(doc! { "expires_at": 1 }, ttl)).await.unwrap();
+    database.raw("scheduled").drop_index("due_jobs").await.unwrap();
+    let keys = doc! { "group": 1, "workable.class": 1, "priority": -1, "scheduled_at": 1, "_id": 1, "locked": 1, "gate": 1 };
+    let only = doc! { "locked": false, "gate": Bson::Null };
+    let other = IndexOptions::builder().name("theirs".to_owned()).partial_filter_expression(only).build();
+    database.raw("scheduled").create_index(index(keys, other)).await.unwrap();
+    database.raw("schedulers").drop_index("schedule_revisions").await.unwrap();
+    goes_on(&database, &own, &["archived_by_end", "expired_periods", "due_jobs"], "dropIndex('theirs')").await;
+    // The others were made.
+    assert!(database.raw("schedulers").list_index_names().await.unwrap().contains(&"schedule_revisions".to_owned()));
+}
+
+#[tokio::test]
+async fn hidden_indexes_keep_nothing_from_working() {
+    let database = TestDatabase::new().await;
+    let own = store(&database).await;
+    own.prepare_limited_jobs().await.unwrap();
+    let hidden = [
+        ("scheduled", "due_jobs"),
+        ("scheduled", "gated_jobs"),
+        ("roster", "held_permits"),
+        ("schedulers", "schedule_revisions"),
+        ("archived", "archived_by_end"),
+    ];
+    for (collection, name) in hidden {
+        let command = doc! { "collMod": collection, "index": { "name": name, "hidden": true } };
+        database.database().run_command(command).await.unwrap();
+    }
+    goes_on(&database, &own, &hidden.map(|(_, name)| name), "unhideIndex('due_jobs')").await;
+}
+
+/// Processes that start now, and a store that was there before: jobs with and without a limit are done, retention deletes, and commands
+/// answer. The warnings name the indexes and a remedy.
+async fn goes_on(database: &TestDatabase, before: &Store, names: &[&str], remedy: &str) {
+    limits::set_limit(before, "api", Limit { capacity: Some(1), rate: None }).await.unwrap();
+    let old = doc! { "workable": { "class": "old" }, "last_execution": { "ended_at": bson::DateTime::from_millis(5) } };
+    database.raw("archived").insert_one(old).await.unwrap();
+    let cleaner = ["--prune-every", "200ms", "--keep-archived", "1d"];
+    let system = System::start(database, Setup { cleaner: &cleaner, ..Setup::default() });
+    let mut jobs = Vec::new();
+    for number in 0..20 {
+        let job = NewJob::of_class("noop", doc! {});
+        jobs.push(if number % 2 == 0 { job } else { job.limit("api") }.enqueue(before).await.unwrap().id);
+    }
+    let done = async || database.raw("archived").count_documents(doc! { "_id": { "$in": &jobs }, "why": "done" }).await.unwrap() == 20;
+    wait_until(SOON, "all jobs are done", done).await;
+    let pruned = async || database.raw("archived").count_documents(doc! { "workable.class": "old" }).await.unwrap() == 0;
+    wait_until(SOON, "the old job is deleted", pruned).await;
+    for args in [&["stats"][..], &["jobs", "list"], &["groups", "list"], &["schedules", "list"]] {
+        let mut command = Process::on(database, "recruiter", args);
+        assert!(command.wait_exit(SOON).await.success(), "{args:?}: {}", command.stderr());
+    }
+    let said = system.recruiter.stderr();
+    assert!(names.iter().all(|name| said.contains(name)) && said.contains(remedy), "{said}");
+    // It meets the missing index, learns, and then reads without it.
+    let _ = (before.groups().await, before.finished(Instant::UNIX_EPOCH).await);
+    assert!(before.groups().await.unwrap().is_empty() && before.gated_groups().await.unwrap().is_empty());
+    assert!(before.waiting_lanes().await.unwrap().is_empty());
+    assert_eq!(before.finished(Instant::UNIX_EPOCH).await.unwrap().len(), 20);
+    system.stop().await;
+}
