@@ -185,6 +185,11 @@ async fn a_dropped_ring_loses_no_wait() {
 async fn a_collection_of_the_application_is_left_alone() {
     let running = Running::new().await;
     let (store, events) = (&running.store, running.database.raw("events"));
+    // Its processes have started: afterwards they are refused.
+    double(3).enqueue(store).await.unwrap();
+    let archived = running.database.raw("archived");
+    let is_done = async || archived.count_documents(doc! {}).await.unwrap() == 1;
+    recruiter_tests::wait::wait_until(SOON, "a job is done", is_done).await;
     events.insert_one(doc! { "title": "Concert" }).await.unwrap();
     assert_eq!(double(1).enqueue(store).await.unwrap().wait::<Double>(store, SOON).await.unwrap(), 2);
     let refused = store.events([recruiter_common::Pattern::new("*").unwrap()], None).await.unwrap_err();

@@ -2,7 +2,8 @@
 //!
 //! The document `collections` in `metadata` has the UUIDs of the collections that are Recruiter's. A collection with another UUID (an earlier
 //! release made it, it was restored, or somebody has dropped it and made another one) is examined: it is Recruiter's if it has a validator of
-//! Recruiter, if it is empty, or if all its documents look like those of Recruiter.
+//! Recruiter, if it is empty, or if its documents look like those of Recruiter: all of them, or at least
+//! one in a collection that the first insert makes.
 
 use bson::{Bson, Document, RawDocumentBuf, doc};
 use mongodb::options::ReadConcern;
@@ -106,11 +107,18 @@ async fn is_ours(store: &Store, found: &Found) -> Result<bool, StoreError> {
     if found.is_special || (found.is_capped() && !may_be_capped) {
         return Ok(false);
     }
-    Ok(has_our_validator(found)
-        || match first_foreign(store, found).await? {
-            Some(_) => false,
-            None => found.validator().is_none_or(Document::is_empty) || !is_empty(store, &found.name).await?,
-        })
+    if has_our_validator(found) {
+        return Ok(true);
+    }
+    let has_no_validator = found.validator().is_none_or(Document::is_empty);
+    // It is not listed before the next start, and may have got a damaged document by hand. Nothing writes into a collection of an application.
+    if found.kind == Kind::Later && has_no_validator && has_ours(store, &found.name).await? {
+        return Ok(true);
+    }
+    match first_foreign(store, found).await? {
+        Some(_) => Ok(false),
+        None => Ok(has_no_validator || !is_empty(store, &found.name).await?),
+    }
 }
 
 /// Whether the collection has the validator of this release, or one of another release: then the fields of one of them are among those of
@@ -147,6 +155,13 @@ async fn first_foreign(store: &Store, found: &Found) -> Result<Option<RawDocumen
         collection.find_one(foreign).projection(doc! { "_id": 1 }).read_concern(ReadConcern::local()).max_time(BUILT_WITHIN).await
     })
     .await
+}
+
+/// Whether at least one document looks like one of Recruiter.
+async fn has_ours(store: &Store, name: &str) -> Result<bool, StoreError> {
+    let (collection, ours) = (store.collection(name).clone_with_type::<RawDocumentBuf>(), doc! { "$nor": [foreign(name)] });
+    let first = async move { collection.find_one(ours).projection(doc! { "_id": 1 }).read_concern(ReadConcern::local()).await };
+    Ok(call("foreign_documents", first).await?.is_some())
 }
 
 async fn is_empty(store: &Store, name: &str) -> Result<bool, StoreError> {
