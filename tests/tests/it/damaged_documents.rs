@@ -128,7 +128,7 @@ async fn enqueued(store: &Store, job: NewJob) -> JobId {
 }
 
 /// A job, a limited one, one in a line, a schedule, a message, a job of a dead worker, an expired job, the graph and the retention.
-async fn all_goes_on(database: &TestDatabase, round: &str, key: &str) {
+async fn all_goes_on(database: &TestDatabase, round: &str) -> (JobId, JobId) {
     let store = store(database).await;
     let since = bson::DateTime::from_chrono(store.now());
     // The leader and the cleaner know this worker only by its document.
@@ -165,6 +165,11 @@ async fn all_goes_on(database: &TestDatabase, round: &str, key: &str) {
     happens("an end of a graph", "archived", doc! { "_id": child, "why": "cancelled" }).await;
     let is_pruned = async || count(database, "archived", doc! { "_id": prunable }).await == 0;
     wait_until(SOON, &format!("{round}: the retention"), is_pruned).await;
+    (child, expired)
+}
+
+/// The commands answer.
+async fn commands_go_on(database: &TestDatabase, child: JobId, expired: JobId) {
     let (job, expired) = (child.to_string(), expired.to_string());
     insert_damaged(database, "payloads.files", doc! { "_id": ObjectId::new(), "filename": format!("{expired}/x"), "length": INVALID })
         .await;
@@ -181,10 +186,10 @@ async fn all_goes_on(database: &TestDatabase, round: &str, key: &str) {
         &["jobs", "why", &job],
         &["jobs", "show", &job],
         &["jobs", "retry", &expired],
-        &["enqueue", "--class", "noop", "--unique", key, "--unique-for", "1h"],
+        &["enqueue", "--class", "noop", "--unique", "period-0", "--unique-for", "1h"],
     ] {
         let said = recruiter(database, command);
-        assert_eq!(said.code, 0, "{round}: {command:?}: {}{}", said.out, said.err);
+        assert_eq!(said.code, 0, "{command:?}: {}{}", said.out, said.err);
     }
 }
 
@@ -204,7 +209,8 @@ async fn no_document_of_any_collection_stops_the_others() {
     let flags = ["--lease", "3s", "--poll", "500ms"];
     let cleaner = ["--dead-after", "3s", "--every", "500ms", "--sweep-every", "1s", "--prune-every", "1s", "--keep-archived", "1d"];
     let mut system = System::start(&database, Setup { recruiter: &flags, cleaner: &cleaner, ..Setup::default() });
-    all_goes_on(&database, "before", "period").await;
+    all_goes_on(&database, "before").await;
+    enqueued(&store, noop().unique(Unique::by_key("period").for_period(Duration::from_secs(3600)))).await;
     let mut collections = database.database().list_collection_names().await.unwrap();
     collections.retain(|name| !name.starts_with("system."));
     collections.extend(["payloads.chunks".into()]);
@@ -216,10 +222,11 @@ async fn no_document_of_any_collection_stops_the_others() {
     insert_damaged(&database, "pauses", doc! { "_id": "line:halted", "reason": INVALID }).await;
     let blocked = enqueued(&store, noop().limit("broken-1")).await;
     let halted = enqueued(&store, noop().in_line("halted")).await;
-    all_goes_on(&database, "poisoned", "period-0").await;
+    let (child, expired) = all_goes_on(&database, "poisoned").await;
+    commands_go_on(&database, child, expired).await;
     system.recruiter.kill();
     system.recruiter = Process::on(&database, "recruiter", &[&["run"][..], &flags[..]].concat());
-    all_goes_on(&database, "with a new leader", "period-2").await;
+    all_goes_on(&database, "with a new leader").await;
     assert_eq!(count(&database, "scheduled", doc! { "_id": { "$in": [blocked, halted] }, "locked": false }).await, 2);
     let said = recruiter(&database, &["jobs", "why", &blocked.to_string()]);
     assert!(said.out.contains("broken*"), "{}{}", said.out, said.err);
@@ -240,7 +247,7 @@ async fn no_document_of_any_collection_stops_the_others() {
     database.raw("metadata").update_one(doc! { "_id": "rate:slow" }, damaged_cell).upsert(true).await.unwrap();
     system.recruiter.kill();
     system.recruiter = Process::on(&database, "recruiter", &[&["run"][..], &flags[..]].concat());
-    all_goes_on(&database, "with a damaged cell", "period-3").await;
+    done(&database, "with a damaged cell", enqueued(&store, noop()).await).await;
     let named = |text: &str| system.recruiter.stderr().lines().filter(|line| line.contains("no UTF-8") && line.contains(text)).count();
     assert_eq!(named("class:nothing-0"), 1, "named once:\n{}", system.recruiter.stderr());
     system.stop().await;
