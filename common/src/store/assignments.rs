@@ -49,10 +49,10 @@ impl Store {
     ///
     /// Acknowledged by the primary only. If a failover rolls an assignment back, its jobs are still unlocked and due. If permits are granted,
     /// a majority acknowledges the command: a worker must not run a job with a permit that a failover takes back.
-    /// Filter: available, this leader's term, and room for the jobs, in free slots and ahead. Update: `available: false`, the
+    /// Filter: available, this leader's term, room for the jobs, in free slots and ahead, and none of the permits held. Update: `available: false`, the
     /// map from workers to jobs, the round, the permits. Index: `_id`; `held_permits` refuses a permit that another worker holds. Invariant:
     /// single writer by turn.
-    /// Loses when the worker withdrew or was retired, when a new leader took over, or when another worker holds one of the permits.
+    /// Loses when the worker withdrew or was retired, when a new leader took over, or when a worker holds one of the permits, this one included.
     pub async fn assign_if_available(&self, term: LeaseTerm, round: RoundId, planned: &[Planned]) -> Result<Vec<WorkerId>, StoreError> {
         let now = bson::DateTime::from_chrono(self.now());
         let statement = |piece: &[Planned]| {
@@ -141,13 +141,17 @@ impl Store {
     }
 }
 
-/// The condition that a worker has room for the jobs.
+/// The condition that a worker has room for the jobs, and does not hold their permits yet.
 fn has_room(worker: WorkerId, planned: &Planned) -> Document {
     let count = |count: usize| doc! { "$gte": i64::try_from(count).unwrap_or(i64::MAX) };
     let mut filter = doc! { "_id": worker, "free": count(planned.for_slots) };
     let ahead = planned.assignment.jobs.len() - planned.for_slots;
     if ahead > 0 {
         filter.insert("prefetch", count(ahead));
+    }
+    if planned.grants_permits() {
+        // A late command. The index does not refuse a name that a document has twice.
+        filter.insert("held_permits", doc! { "$nin": planned.granted().collect::<Vec<_>>() });
     }
     filter
 }

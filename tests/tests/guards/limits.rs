@@ -91,7 +91,7 @@ async fn running_jobs_of_a_group_without_its_permit_are_counted() {
 
 /// Two leaders that both believe to lead may grant one permit twice. A worker that ends returns permits without a report.
 #[tokio::test]
-async fn mongodb_refuses_a_permit_to_a_second_worker() {
+async fn a_permit_that_is_held_is_not_granted_again() {
     let setting = Setting::new().await;
     setting.store.prepare_limited_jobs().await.unwrap();
     let (first, second, other) = (setting.worker(5).await, setting.worker(5).await, setting.worker(5).await);
@@ -104,6 +104,10 @@ async fn mongodb_refuses_a_permit_to_a_second_worker() {
     };
     let assign = async |planned: &[Planned]| setting.store.assign_if_available(TERM, round, planned).await.unwrap();
     assert_eq!(assign(&[grant(first, &["printer#0"])]).await, [first]);
+    setting.set("roster", first, doc! { "available": true }).await;
+    let late = setting.store.assign_if_available(TERM, RoundId::new(), &[grant(first, &["printer#0"])]).await.unwrap();
+    assert_eq!(late, [], "no second job of the worker gets it either");
+    setting.set("roster", first, doc! { "available": false }).await;
     let refused = grant(second, &["scanner#0", "printer#0"]);
     let won = setting.store.assign_if_available(TERM, RoundId::new(), &[refused.clone(), grant(other, &["printer#1"])]).await.unwrap();
     assert_eq!(won, [other], "a refused permit stops no other worker");

@@ -32,6 +32,7 @@ promises! {
     InOrderOfTerms "once a leader has begun, no earlier one assigns";
     OneLeaderPerTerm "no two lead in one term";
     OneLeaderAtATime "no two trust that they lead";
+    WithinLimit "no job of a limit of one is entered while a worker that is not declared dead runs another";
     Nothing "nothing";
 }
 
@@ -54,6 +55,8 @@ pub(crate) enum World {
     Protocol { jobs: u8, faults: u8, slots: u8, terms: u8 },
     // The recruiters' lease by itself.
     Leadership { faults: u8 },
+    // The permit of a limit of one.
+    Limit { faults: u8 },
 }
 
 pub(crate) const fn protocol(jobs: u8, faults: u8, slots: u8, terms: u8) -> World {
@@ -62,6 +65,10 @@ pub(crate) const fn protocol(jobs: u8, faults: u8, slots: u8, terms: u8) -> Worl
 
 pub(crate) const fn leadership(faults: u8) -> World {
     World::Leadership { faults }
+}
+
+pub(crate) const fn limit(faults: u8) -> World {
+    World::Limit { faults }
 }
 
 macro_rules! guards {
@@ -169,6 +176,20 @@ guards! {
     RenewReleased "renew_if_held/released" Nothing leadership(1);
     /// The late word of an earlier leader would give away what is another's.
     ReleaseHolder "release_if_held/holder" OneLeaderAtATime leadership(1);
+    /// A plan may be older than the last grant.
+    GrantUnique "assign_if_available/held_permits is unique" WithinLimit limit(0);
+    /// A late assignment would grant a worker the permit that one of its jobs uses, and that job's end would not free it.
+    GrantNotHeld "assign_if_available/held_permits" WithinLimit limit(0);
+    /// A failover would take a permit back that a job uses.
+    GrantMajority "assignment/majority" WithinLimit limit(1);
+    /// A worker would use a permit again that it has returned.
+    TakenOnce "assignment/round" WithinLimit limit(1);
+    /// A late report from before a grant would return the permit that is in use.
+    PermitRound "report_if_unassigned_since/round of a grant" WithinLimit limit(1);
+    /// A report without an answer may have made the permit free.
+    DroppedBeforeReport "report_if_unassigned_since/dropped before" WithinLimit limit(1);
+    /// The permit of a worker that was declared dead is another's by then.
+    LimitedStartLease "start_if_unlocked/lease_until of a limited job" WithinLimit limit(0);
 }
 
 /// All guards but those that are removed.

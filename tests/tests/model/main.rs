@@ -6,7 +6,7 @@
 //! difference by themselves say why, and are shown to make none.
 //!
 //! What is in a state: the documents ([`store`]); the requests under way; what each process keeps in mind ([`protocol`]). The
-//! leases of recruiters are looked at step by step in a model of their own ([`leadership`]); in the large one a recruiter takes over
+//! leases of recruiters are looked at step by step in a model of their own ([`leadership`]), and so are permits ([`limit`]); in the large one a recruiter takes over
 //! whenever it likes, and the one before goes on for as long as it likes.
 //!
 //! How it stays small, and still leaves nothing out:
@@ -25,22 +25,25 @@
 //! - A fault is a cut, a lost answer, a process seen to be gone, a hint heard again, a job sent again. They alone are limited.
 //!
 //! Left out: stopping, cancelling, documents that are no jobs, sessions, groups, priorities, and failovers that take back what
-//! a majority has not acknowledged.
+//! a majority has not acknowledged; such a failover is in the model of a limit of one ([`limit`]).
 
 mod guards;
 mod leadership;
+mod limit;
 mod protocol;
 mod store;
 
 use std::{collections::BTreeMap, fmt::Debug, fs, hash::Hash, path::Path, time::Instant};
 
-use guards::{Guard, Guarded, Guards, KEPT, Promise, World, leadership, protocol};
+use guards::{Guard, Guarded, Guards, KEPT, Promise, World, leadership, limit, protocol};
 use leadership::Leadership;
+use limit::Limit;
 use protocol::Protocol;
 use stateright::{Checker, HasDiscoveries};
 
 /// The worlds that are looked at whole. The first two have everything in them; in the others a single job meets with more.
-const WORLDS: [World; 5] = [protocol(3, 1, 1, 2), protocol(3, 1, 2, 1), protocol(1, 3, 1, 1), protocol(2, 2, 1, 1), leadership(2)];
+const WORLDS: [World; 6] =
+    [protocol(3, 1, 1, 2), protocol(3, 1, 2, 1), protocol(1, 3, 1, 1), protocol(2, 2, 1, 1), leadership(2), limit(3)];
 /// How many faults may happen instead, for a long run by hand.
 const FAULTS: &str = "RECRUITER_MODEL_FAULTS";
 
@@ -59,6 +62,7 @@ fn explore(world: World, removed: &[Guard]) -> Found {
     match world {
         World::Protocol { jobs, faults, slots, terms } => check(Protocol { jobs, faults, slots, terms, guards }),
         World::Leadership { faults } => check(Leadership { faults, guards }),
+        World::Limit { faults } => check(Limit { faults, guards }),
     }
 }
 
@@ -97,8 +101,9 @@ fn every_promise_is_kept_whatever_happens_in_whatever_order() {
     let faults = std::env::var(FAULTS).ok().map(|faults| faults.parse().expect("a number of faults"));
     let mut examples = BTreeMap::new();
     for mut world in WORLDS {
-        if let (World::Protocol { faults, .. } | World::Leadership { faults }, Some(more)) = (&mut world, faults) {
-            *faults = more;
+        let (World::Protocol { faults: of_it, .. } | World::Leadership { faults: of_it } | World::Limit { faults: of_it }) = &mut world;
+        if let Some(more) = faults {
+            *of_it = more;
         }
         let begun = Instant::now();
         let found = explore(world, &[]);
