@@ -27,6 +27,9 @@ pub struct CleanerArgs {
     /// Time for which failed jobs (neither done nor cancelled) stay in the archive, if not as long as others
     #[arg(long, env = "RECRUITER_KEEP_FAILURES", value_name = "DURATION", value_parser = humantime::parse_duration)]
     pub keep_failures: Option<Duration>,
+    /// Time for which jobs with a finish reason stay in the archive, for example cancelled=1d; may be given several times
+    #[arg(long, env = "RECRUITER_KEEP_REASON", value_name = "REASON=DURATION", value_delimiter = ',', value_parser = keep_of_text)]
+    pub keep_reason: Vec<(String, Duration)>,
     /// Time for which finished jobs of a class stay in the archive, failed or not, for example mail=1d; may be given several times
     #[arg(long, env = "RECRUITER_KEEP", value_name = "CLASS=DURATION", value_delimiter = ',', value_parser = keep_of_text)]
     pub keep: Vec<(String, Duration)>,
@@ -36,12 +39,12 @@ pub struct CleanerArgs {
 }
 
 fn keep_of_text(text: &str) -> Result<(String, Duration), String> {
-    // A class may contain `=`, a duration does not.
-    let (class, duration) = text.rsplit_once('=').ok_or("write it like mail=1d: a class, and how long its finished jobs are kept")?;
+    // A name may contain `=`, a duration does not.
+    let (name, duration) = text.rsplit_once('=').ok_or("write it like mail=1d: a name, and how long its finished jobs are kept")?;
     let duration = humantime::parse_duration(duration.trim()).map_err(|error| format!("`{duration:.80}` is not a duration ({error})"))?;
-    match class.trim() {
-        "" => Err("the class before `=` is missing".into()),
-        class => Ok((class.to_owned(), duration)),
+    match name.trim() {
+        "" => Err("the name before `=` is missing".into()),
+        name => Ok((name.to_owned(), duration)),
     }
 }
 
@@ -63,19 +66,28 @@ impl CleanerArgs {
             ));
         }
         let periods = [("--keep-archived", Some(self.keep_archived)), ("--keep-failures", self.keep_failures)];
-        let periods = periods.into_iter().chain(self.keep.iter().map(|(_, period)| ("--keep", Some(*period))));
+        let given = [("--keep-reason", &self.keep_reason), ("--keep", &self.keep)];
+        let periods =
+            periods.into_iter().chain(given.iter().flat_map(|(flag, kept)| kept.iter().map(|(_, period)| (*flag, Some(*period)))));
         if let Some((flag, _)) = periods.into_iter().find(|(_, period)| period.is_some_and(|period| period.is_zero())) {
             return refuse(format!("{flag} is zero, so finished jobs would be deleted at once: give a period, or leave the flag out"));
         }
-        let mut classes = BTreeSet::new();
-        if let Some((class, _)) = self.keep.iter().find(|(class, _)| !classes.insert(class)) {
-            return refuse(format!("--keep is given twice for the class `{class:.80}`: give it once"));
+        for (flag, kept) in given {
+            let mut names = BTreeSet::new();
+            if let Some((name, _)) = kept.iter().find(|(name, _)| !names.insert(name)) {
+                return refuse(format!("{flag} is given twice for `{name:.80}`: give it once"));
+            }
         }
         Ok(())
     }
 
     pub(crate) fn periods(&self) -> Periods {
-        Periods { all: self.keep_archived, failures: self.keep_failures, classes: self.keep.iter().cloned().collect() }
+        Periods {
+            all: self.keep_archived,
+            failures: self.keep_failures,
+            reasons: self.keep_reason.iter().cloned().collect(),
+            classes: self.keep.iter().cloned().collect(),
+        }
     }
 }
 

@@ -16,6 +16,7 @@ mod retire;
 use std::time::{Duration, Instant as Monotonic};
 
 use recruiter_common::{
+    job::FinishReason,
     roster::ProcessIdentity,
     service::Watchdog,
     shutdown::{Shutdown, Wake},
@@ -49,6 +50,9 @@ pub async fn run(args: CleanerArgs, connect: &ConnectArgs, mut shutdown: Shutdow
     let watchdog = Watchdog::of_this_process();
     let mut rescuer = Rescuer::new(store.clone(), watchdog.clone());
     let (mut sweep_at, mut prune_at, mut expire_at) = (Monotonic::now(), Monotonic::now(), Monotonic::now());
+    for (reason, _) in args.keep_reason.iter().filter(|(reason, _)| FinishReason::BUILT_IN.iter().all(|other| other.as_str() != reason)) {
+        tracing::warn!(reason, "--keep-reason names a finish reason that is not built in; only custom retry policies have such");
+    }
     let (mut retention, mut files) = (Retention::new(&args.periods()), Files::default());
     let mut session = CommitSession::default();
     // After the first poll, and after each poll that retired a worker, the next one follows after half the interval:

@@ -1,4 +1,5 @@
-//! How long finished jobs stay in the archive: a period for all, and others for failures and for classes.
+//! How long finished jobs stay in the archive: a period for all, and others for failures, for finish reasons
+//! and for classes.
 //!
 //! Everything that has passed the longest period is deleted by its end alone. For each shorter period, the archive is walked by the ends of
 //! jobs. The position of each walk is kept between passes, so that jobs with a longer period are not examined again in each pass. After a
@@ -12,8 +13,9 @@ use std::{
 use chrono::TimeDelta;
 use recruiter_common::{
     instant::Instant,
+    job::FinishReason,
     shutdown::Shutdown,
-    store::{Covered, OtherClasses, RetentionPosition, Store, StoreError},
+    store::{Covered, OtherClasses, Reasons, RetentionPosition, Store, StoreError},
 };
 
 use crate::prune;
@@ -26,11 +28,12 @@ const STEPS: usize = 10;
 /// when the longest period has passed.
 const GO_BACK: TimeDelta = TimeDelta::minutes(1);
 
-/// The periods.
+/// The periods. That of its class comes before that of a job's finish reason, and that before the period of failures.
 #[derive(Clone, Debug)]
 pub(crate) struct Periods {
     pub(crate) all: Duration,
     pub(crate) failures: Option<Duration>,
+    pub(crate) reasons: BTreeMap<String, Duration>,
     pub(crate) classes: BTreeMap<String, Duration>,
 }
 
@@ -49,21 +52,40 @@ struct Walk {
 }
 
 impl Periods {
+    fn failures(&self) -> Duration {
+        self.failures.unwrap_or(self.all)
+    }
+
+    /// The periods of the reasons that do not have the period of other failures by that alone.
+    fn reasons(&self) -> BTreeMap<String, Duration> {
+        let successes = [FinishReason::DONE, FinishReason::CANCELLED].map(|why| (why.as_str().to_owned(), self.all));
+        successes.into_iter().chain(self.reasons.clone()).collect()
+    }
+
+    fn each(&self) -> impl Iterator<Item = Duration> {
+        self.classes.values().chain(self.reasons.values()).copied().chain([self.all, self.failures()])
+    }
+
     fn longest(&self) -> Duration {
-        self.classes.values().copied().chain(self.failures).fold(self.all, Duration::max)
+        self.each().fold(self.all, Duration::max)
     }
 
     /// What each period covers that is shorter than the longest one.
     fn covered(&self) -> BTreeMap<Duration, Covered> {
-        let failures = self.failures.unwrap_or(self.all);
-        let periods: BTreeSet<Duration> = self.classes.values().copied().chain([self.all, failures]).collect();
-        let covered = |period: Duration| {
-            let classes = self.classes.iter().filter(|(_, given)| **given == period).map(|(class, _)| class.clone());
-            let (successes, failures) = (self.all == period, failures == period);
-            let except = self.classes.keys().cloned().collect();
-            Covered { classes: classes.collect(), others: (successes || failures).then_some(OtherClasses { except, successes, failures }) }
+        let of = |given: &BTreeMap<String, Duration>, is_wanted: &dyn Fn(Duration) -> bool| -> Vec<String> {
+            given.iter().filter(|(_, period)| is_wanted(**period)).map(|(name, _)| name.clone()).collect()
         };
-        periods.into_iter().filter(|period| *period < self.longest()).map(|period| (period, covered(period))).collect()
+        let covered = |period: Duration| {
+            let reasons = if self.failures() == period {
+                Reasons::AllBut(of(&self.reasons(), &|other| other != period))
+            } else {
+                Reasons::Only(of(&self.reasons(), &|other| other == period))
+            };
+            let others = (reasons != Reasons::Only(Vec::new())).then(|| OtherClasses { except: of(&self.classes, &|_| true), reasons });
+            Covered { classes: of(&self.classes, &|other| other == period), others }
+        };
+        let periods: BTreeSet<Duration> = self.each().filter(|period| *period < self.longest()).collect();
+        periods.into_iter().map(|period| (period, covered(period))).collect()
     }
 }
 
@@ -120,28 +142,52 @@ mod tests {
 
     const DAY: Duration = Duration::from_secs(86_400);
 
-    /// The days of a period, the classes that it covers, and whether it covers successes and failures of all others.
-    type Expected<'a> = (u32, &'a [&'a str], Option<(bool, bool)>);
+    /// The days of a period, the classes that it covers, and the finish reasons of all others.
+    type Expected<'a> = (u32, &'a [&'a str], Option<Reasons>);
 
-    fn check(failures: Option<u32>, classes: &[(&str, u32)], expected: &[Expected<'_>]) {
-        let classes: BTreeMap<String, Duration> = classes.iter().map(|(class, days)| ((*class).to_owned(), DAY * *days)).collect();
-        let periods = Periods { all: DAY * 5, failures: failures.map(|days| DAY * days), classes: classes.clone() };
-        let except: Vec<String> = classes.into_keys().collect();
-        let expected = expected.iter().map(|(days, classes, others)| {
-            let others = others.map(|(successes, failures)| OtherClasses { except: except.clone(), successes, failures });
-            (DAY * *days, Covered { classes: classes.iter().map(|class| (*class).to_owned()).collect(), others })
+    fn owned(texts: &[&str]) -> Vec<String> {
+        texts.iter().map(|text| (*text).to_owned()).collect()
+    }
+
+    fn check(failures: Option<u32>, reasons: &[(&str, u32)], classes: &[(&str, u32)], expected: &[Expected<'_>]) {
+        let given = |days: &[(&str, u32)]| -> BTreeMap<String, Duration> {
+            days.iter().map(|(name, days)| ((*name).to_owned(), DAY * *days)).collect()
+        };
+        let (reasons, classes) = (given(reasons), given(classes));
+        let except: Vec<String> = classes.keys().cloned().collect();
+        let periods = Periods { all: DAY * 5, failures: failures.map(|days| DAY * days), reasons, classes };
+        let expected = expected.iter().cloned().map(|(days, classes, reasons)| {
+            let others = reasons.map(|reasons| OtherClasses { except: except.clone(), reasons });
+            (DAY * days, Covered { classes: owned(classes), others })
         });
         assert_eq!(periods.covered(), expected.collect(), "{periods:?}");
     }
 
     #[test]
     fn a_walk_covers_what_has_the_same_period_and_the_longest_period_needs_none() {
-        check(None, &[], &[]);
-        check(Some(5), &[], &[]);
-        check(Some(30), &[], &[(5, &[], Some((true, false)))]);
-        check(Some(1), &[], &[(1, &[], Some((false, true)))]);
-        check(None, &[("mail", 1)], &[(1, &["mail"], None)]);
-        check(None, &[("audit", 90)], &[(5, &[], Some((true, true)))]);
-        check(Some(30), &[("mail", 5), ("sms", 1), ("push", 1)], &[(1, &["push", "sms"], None), (5, &["mail"], Some((true, false)))]);
+        let only = |reasons: &[&str]| Some(Reasons::Only(owned(reasons)));
+        let all_but = |reasons: &[&str]| Some(Reasons::AllBut(owned(reasons)));
+        let successes = ["cancelled", "done"];
+        check(None, &[], &[], &[]);
+        check(Some(5), &[], &[], &[]);
+        check(Some(30), &[], &[], &[(5, &[], only(&successes))]);
+        check(Some(1), &[], &[], &[(1, &[], all_but(&successes))]);
+        check(None, &[], &[("mail", 1)], &[(1, &["mail"], None)]);
+        check(None, &[], &[("audit", 90)], &[(5, &[], all_but(&[]))]);
+        let classes = [("mail", 5), ("sms", 1), ("push", 1)];
+        check(Some(30), &[], &classes, &[(1, &["push", "sms"], None), (5, &["mail"], only(&successes))]);
+        check(None, &[("cancelled", 1)], &[], &[(1, &[], only(&["cancelled"]))]);
+        check(None, &[("gave-up", 9)], &[], &[(5, &[], all_but(&["gave-up"]))]);
+        let reasons = [("cancelled", 1), ("expired", 1), ("gave-up", 90)];
+        check(
+            Some(30),
+            &reasons,
+            &[("mail", 1)],
+            &[
+                (1, &["mail"], only(&["cancelled", "expired"])),
+                (5, &[], only(&["done"])),
+                (30, &[], all_but(&["cancelled", "done", "expired", "gave-up"])),
+            ],
+        );
     }
 }

@@ -136,7 +136,7 @@ pub use self::{
     not_kept::NotKept,
     rates::{FastLimits, KeptCells, RateCell},
     rescue::LockedJobs,
-    retention::{Covered, OtherClasses, RetentionPosition, RetentionStep},
+    retention::{Covered, OtherClasses, Reasons, RetentionPosition, RetentionStep},
     roster::{HeartbeatReply, Offer, Registration},
     schedulers::Advance,
     select::{JobFilter, LOOK_LIMIT, Listed, Match, Page, StateFilter, Walk, lossy},

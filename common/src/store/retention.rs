@@ -1,10 +1,10 @@
-//! Retention by class and outcome. The cleaner walks the archive by the ends of jobs, once for each period of retention, and deletes what
+//! Retention by class and finish reason. The cleaner walks the archive by the ends of jobs, once for each period of retention, and deletes what
 //! the period covers. Jobs that are kept longer are examined once for each shorter period, not in each pass.
 
-use bson::{Bson, Document, RawDocumentBuf, doc};
+use bson::{Document, RawDocumentBuf, doc};
 
 use super::{Store, StoreError, schema::ARCHIVED_BY_END};
-use crate::{instant::Instant, job::FinishReason};
+use crate::instant::Instant;
 
 /// The finished jobs that a period of retention covers. It covers some: a class, or all others.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,15 +15,22 @@ pub struct Covered {
     pub others: Option<OtherClasses>,
 }
 
-/// The finished jobs of all classes that have no period of their own.
+/// Finished jobs of the classes that have no period of their own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OtherClasses {
     /// The classes that have one.
     pub except: Vec<String>,
-    /// Jobs that are done or cancelled.
-    pub successes: bool,
-    /// Jobs that are neither.
-    pub failures: bool,
+    /// Which of their jobs.
+    pub reasons: Reasons,
+}
+
+/// Finish reasons.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reasons {
+    /// These.
+    Only(Vec<String>),
+    /// All but these, and documents without a reason.
+    AllBut(Vec<String>),
 }
 
 /// The position of the retention in the archive: the end of the last job that was examined, `None` before the first.
@@ -46,18 +53,11 @@ impl Covered {
         if !self.classes.is_empty() {
             any.push(doc! { "workable.class": { "$in": &self.classes } });
         }
-        if let Some(OtherClasses { except, successes, failures }) = &self.others {
-            let mut others = doc! {};
-            if !except.is_empty() {
-                others.insert("workable.class", doc! { "$nin": except });
-            }
-            let successful = [FinishReason::DONE, FinishReason::CANCELLED].map(Bson::from).to_vec();
-            match (successes, failures) {
-                (true, true) => {}
-                (true, false) => drop(others.insert("why", doc! { "$in": successful })),
-                (false, _) => drop(others.insert("why", doc! { "$nin": successful })),
-            }
-            any.push(others);
+        if let Some(OtherClasses { except, reasons }) = &self.others {
+            any.push(match reasons {
+                Reasons::Only(reasons) => doc! { "workable.class": { "$nin": except }, "why": { "$in": reasons } },
+                Reasons::AllBut(reasons) => doc! { "workable.class": { "$nin": except }, "why": { "$nin": reasons } },
+            });
         }
         doc! { "$or": any }
     }

@@ -1,7 +1,7 @@
 //! Which archived jobs are pruned.
 
 use bson::{Bson, doc};
-use recruiter_common::store::{Covered, OtherClasses, RetentionStep};
+use recruiter_common::store::{Covered, OtherClasses, Reasons, RetentionStep};
 use recruiter_tests::factory::in_ms;
 
 use crate::setting::{Setting, date};
@@ -46,15 +46,15 @@ async fn retention_by_class_deletes_what_it_covers_and_examines_nothing_twice() 
     assert_eq!(prune(&mail, first.next, 100).await, RetentionStep { deleted: 1, next: None });
     let ids = |ids: &[i32]| ids.iter().map(|id| Bson::from(*id)).collect::<Vec<_>>();
     assert_eq!(left().await, ids(&[3, 4, 5, 6, 7, 8]));
-    let others = |successes, failures| {
-        let others = OtherClasses { except: vec!["mail".into()], successes, failures };
+    let others = |reasons: fn(Vec<String>) -> Reasons| {
+        let others = OtherClasses { except: vec!["mail".into()], reasons: reasons(["cancelled", "done"].map(str::to_owned).to_vec()) };
         Covered { classes: Vec::new(), others: Some(others) }
     };
     // Behind the position.
     let behind = Some(bson::DateTime::from_chrono(in_ms(&setting.store, -5_500)));
-    assert_eq!(prune(&others(true, false), behind, 100).await.deleted, 0);
-    assert_eq!(prune(&others(true, false), None, 100).await.deleted, 2);
+    assert_eq!(prune(&others(Reasons::Only), behind, 100).await.deleted, 0);
+    assert_eq!(prune(&others(Reasons::Only), None, 100).await.deleted, 2);
     assert_eq!(left().await, ids(&[5, 6, 7, 8]), "a document without a reason is no success");
-    assert_eq!(prune(&others(false, true), None, 100).await.deleted, 2);
+    assert_eq!(prune(&others(Reasons::AllBut), None, 100).await.deleted, 2);
     assert_eq!(left().await, ids(&[6, 8]));
 }

@@ -92,7 +92,7 @@ async fn retention_deletes_documents_whatever_their_ids_are() {
 
 /// Failures stay longer than successes, and classes have periods of their own.
 #[tokio::test]
-async fn retention_has_periods_for_failures_and_for_classes() {
+async fn retention_has_periods_for_failures_reasons_and_classes() {
     let database = TestDatabase::new().await;
     store(&database).await;
     let ended = |id: &str, class: &str, why: &str, days_ago: i64| {
@@ -104,6 +104,8 @@ async fn retention_has_periods_for_failures_and_for_classes() {
         ended("done, new", "import", "done", 4),
         ended("failed, older than all periods", "import", "gave-up", 31),
         ended("failed, old", "import", "gave-up", 29),
+        ended("expired, old", "import", "expired", 3),
+        ended("expired, new", "import", "expired", 1),
         ended("mail, old", "mail", "gave-up", 2),
         ended("mail, new", "mail", "done", 0),
         ended("audit, old", "audit", "done", 91),
@@ -112,9 +114,9 @@ async fn retention_has_periods_for_failures_and_for_classes() {
     // More than one step of the walk, of which nothing is deleted.
     let many = (0..2_500).map(|number| ended(&format!("failed {number}"), "import", "gave-up", 7));
     database.raw("archived").insert_many(documents.into_iter().chain(many)).await.unwrap();
-    let flags = ["--prune-every", "100ms", "--keep-failures", "30d", "--keep", "mail=1d,audit=90d"];
+    let flags = ["--prune-every", "100ms", "--keep-failures", "30d", "--keep-reason", "expired=2d", "--keep", "mail=1d,audit=90d"];
     let cleaner = Process::on(&database, "recruiter-cleaner", &flags);
-    let kept = ["audit, new", "done, new", "failed, old", "mail, new"];
+    let kept = ["audit, new", "done, new", "expired, new", "failed, old", "mail, new"];
     let others =
         || doc! { "_id": { "$not": bson::Regex { pattern: "^failed [0-9]".try_into().unwrap(), options: "".try_into().unwrap() } } };
     wait_until(SOON, "what is kept no longer is deleted", async || {
@@ -124,7 +126,7 @@ async fn retention_has_periods_for_failures_and_for_classes() {
     // A job that ends later is met by a walk that goes on.
     database.raw("archived").insert_one(ended("mail, later", "mail", "done", 1)).await.unwrap();
     wait_until(SOON, "it is deleted as well", async || count(&database, "archived", doc! { "_id": "mail, later" }).await == 0).await;
-    assert_eq!(count(&database, "archived", doc! {}).await, 2_504, "{}", cleaner.stderr());
+    assert_eq!(count(&database, "archived", doc! {}).await, 2_505, "{}", cleaner.stderr());
 }
 
 #[tokio::test]
@@ -132,7 +134,7 @@ async fn a_class_has_one_period() {
     let database = TestDatabase::new().await;
     let mut cleaner = Process::on(&database, "recruiter-cleaner", &["--keep", "mail=1d", "--keep", "mail=2d"]);
     cleaner.wait_exit(SOON).await;
-    assert!(cleaner.stderr().contains("--keep is given twice for the class `mail`"), "{}", cleaner.stderr());
+    assert!(cleaner.stderr().contains("--keep is given twice for `mail`"), "{}", cleaner.stderr());
 }
 
 /// I9: a worker's document is damaged; the worker runs, dies and is rescued like the others.

@@ -33,6 +33,7 @@ const CLEANER: CleanerArgs = CleanerArgs {
     sweep_every: Duration::from_secs(1),
     keep_archived: Duration::from_secs(5 * 86_400),
     keep_failures: None,
+    keep_reason: Vec::new(),
     keep: Vec::new(),
     prune_every: Duration::from_secs(60),
 };
