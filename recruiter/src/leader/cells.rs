@@ -511,4 +511,49 @@ mod tests {
             assert_eq!(cells.fast_to_keep(), Some([("*".to_owned(), None)].into()));
         }
     }
+
+    /// Rates are raised and lowered at random, while starts are on their way and leaders change. From each change to the next there are in no
+    /// period more starts than the new rate allows; the starts that were on their way count, but are not taken back.
+    #[test]
+    fn no_period_after_a_change_has_more_starts_than_the_new_rate_allows() {
+        let rates =
+            [(100, 3_600_000, 100), (100, 60_000, 100), (10, 1_000, 3), (1, 8_000, 1), (1, 8_000, 5), (1_000, 1_000, 100), (5, 1_000, 1)];
+        let rates = rates.map(|(starts, per, burst)| rate(starts, per, burst));
+        let mut soon = 0;
+        for seed in 0..20 {
+            let mut random = StdRng::seed_from_u64(seed);
+            let mut rate = rates[random.random_range(0..rates.len())];
+            let mut cells = Cells::begin(KeptCells::default(), at(-1_000_000_000));
+            let mut kept = KeptCells { since: Some(at(-1_000_000_000)), ..KeptCells::default() };
+            cells.set_limits([("api".to_owned(), rate)].into_iter(), at(0));
+            let mut now = 0;
+            let mut starts: Vec<Instant> = Vec::new();
+            for _ in 0..10 {
+                let on_their_way = starts.iter().filter(|start| **start >= at(now)).count();
+                let changed_at = now;
+                let length = if random.random_range(0..2) == 0 { random.random_range(1..200) } else { random.random_range(1..10_000) };
+                while now < changed_at + length {
+                    while random.random_range(0..50) > 0 && cells.room("api", rate, at(now)).is_ok() {
+                        let (from, until) = cells.take("api", rate, &job(), at(now));
+                        keep(&mut kept, &mut cells);
+                        let late = if random.random_range(0..2) == 0 { until } else { at(now + random.random_range(0..8)) };
+                        if (from..=until).contains(&late) {
+                            starts.push(late.max(at(now)));
+                        }
+                    }
+                    now += random.random_range(1..50);
+                }
+                let since = starts.iter().copied().filter(|start| *start >= at(changed_at)).collect();
+                check_with(rate, since, on_their_way);
+                rate = rates[random.random_range(0..rates.len())];
+                if random.random_range(0..4) == 0 {
+                    cells = Cells::begin(kept.clone(), at(now));
+                }
+                cells.change(|_| Some(rate), at(now));
+                cells.set_limits([("api".to_owned(), rate)].into_iter(), at(now));
+                soon += usize::from(cells.room("api", rate, at(now) + interval(rate) + SPAN).is_ok());
+            }
+        }
+        assert!(soon > 130, "after only {soon} of 200 changes the next start is allowed within a second and an interval");
+    }
 }
