@@ -40,11 +40,14 @@ TESTS_MAY_TAKE = 600
 
 # Functions that make a filter without writing it out, each with the reason why its conditions need not be found.
 OPAQUE = {
-    "has_room": "the slots and the room ahead of each worker: guards::roster::jobs_are_assigned…",
+    "has_room": "the slots, the room ahead and the permits of each worker: guards::roster::jobs_are_assigned…, guards::limits::a_permit_that_is_held…",
+    "foreign": "documents of an application: it::shared_database::each_collection…",
     "no_envelope": "documents of an application: it::messages::a_collection_of_the_application…",
     "no_event": "documents of an application: it::waits::a_collection_of_the_application…",
     "condition": "which classes and outcomes a period of retention covers: guards::retention::retention_by_class…",
+    "any_worker": "documents of an application: it::shared_database::the_cleaner_leaves…",
     "fields": "what a person asks to see in a list: tests/tests/it/cli.rs and operator.rs",
+    "ours": "documents of Recruiter: it::shared_database::what_looks_like_ours…",
     "range": "where a walk over many jobs goes on: tests/tests/it/operator.rs",
 }
 
@@ -402,6 +405,8 @@ class Filters:
         if source.code[value[0]] != "[":
             return self.follow(source, value, f"the members of `{path[-1]}`")
         for index, (start, _) in enumerate(split(source.code, value[0] + 1)):
+            if (call := re.match(r"(\w+)\(", source.code[start:])) and call[1] in OPAQUE:
+                continue
             entries, way = self.entries(source, start), [*path, str(index)]
             if len(entries) > 1 or self.is_logical(source, start):
                 self.keys(source, literal, start, way)

@@ -214,8 +214,7 @@ impl Store {
         }
         let found = self
             .indexed("due_jobs", async move {
-                let due = scheduled.find(due);
-                let entries = due.projection(fields).return_key(is_entry).hint(index);
+                let entries = scheduled.find(due).projection(fields).return_key(is_entry).hint(index);
                 let walk = entries.limit(asked).batch_size(100_000).max_time(WALK_LIMIT).read_concern(ReadConcern::local());
                 walk.await?.try_collect::<Vec<_>>().await
             })

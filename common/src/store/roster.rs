@@ -245,8 +245,7 @@ impl Store {
     /// without it).
     pub async fn stamp_term(&self, term: LeaseTerm) -> Result<u64, StoreError> {
         let roster = self.roster.clone();
-        let earlier = doc! { "$or": [{ "term": { "$lt": term } }, { "term": null }] };
-        let filter = doc! { "$and": [earlier, any_worker()] };
+        let filter = doc! { "$and": [{ "$or": [{ "term": { "$lt": term } }, { "term": null }] }, any_worker()] };
         let stamped = call("stamp_term", async move { roster.update_many(filter, doc! { "$set": { "term": term } }).await }).await?;
         Ok(stamped.modified_count)
     }

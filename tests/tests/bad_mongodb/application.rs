@@ -1,8 +1,11 @@
 //! An application's own transactions, on its own client, while the primary is lost again and again.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
 };
 
 use bson::{Document, doc};
@@ -11,6 +14,7 @@ use mongodb::{
     error::{Error, UNKNOWN_TRANSACTION_COMMIT_RESULT},
 };
 use recruiter_common::{
+    control::{Change, Control},
     enqueue::{EnqueueError, NewJob},
     store::{Store, StoreError},
 };
@@ -73,6 +77,9 @@ async fn every_order_of_an_application_has_its_job_whatever_becomes_of_the_prima
         }
         number
     });
+    let waited = NewJob::of_class("Report", doc! {}).enqueue(&shop.store).await.unwrap().id;
+    let waiting = shop.clone();
+    let wait = tokio::spawn(async move { waiting.store.wait_for_end(waited, Duration::from_secs(3_600)).await });
     let failovers = if full_length() { 3 } else { 2 };
     for _ in 0..failovers {
         let before = jobs.estimated_document_count().await.unwrap_or(0);
@@ -80,6 +87,9 @@ async fn every_order_of_an_application_has_its_job_whatever_becomes_of_the_prima
         set.step_down().await;
         set.whole().await;
     }
+    assert!(!wait.is_finished(), "a wait goes on through failovers");
+    Control::new(&shop.store, false).change(&Change::Cancel, &[waited]).await.unwrap();
+    assert!(wait.await.unwrap().unwrap().is_archived);
     closed.store(true, Ordering::Relaxed);
     let taken = orders.await.unwrap();
     assert!(taken > failovers, "{taken}");

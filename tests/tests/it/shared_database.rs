@@ -55,10 +55,8 @@ async fn make_foreign(database: &TestDatabase, name: &str) {
 }
 
 fn foreign_in(failed: &ConnectError) -> String {
-    match failed {
-        ConnectError::Store(StoreError::Foreign { collection }) => collection.clone(),
-        other => panic!("{other}"),
-    }
+    let ConnectError::Store(StoreError::Foreign { collection }) = failed else { panic!("{failed}") };
+    collection.clone()
 }
 
 /// As a user with the role `readWrite`, who may drop collections as well.

@@ -159,7 +159,7 @@ async fn first_foreign(store: &Store, found: &Found) -> Result<Option<RawDocumen
 
 /// Whether at least one document looks like one of Recruiter.
 async fn has_ours(store: &Store, name: &str) -> Result<bool, StoreError> {
-    let (collection, ours) = (store.collection(name).clone_with_type::<RawDocumentBuf>(), doc! { "$nor": [foreign(name)] });
+    let (collection, ours) = (store.collection(name).clone_with_type::<RawDocumentBuf>(), ours(name));
     let first = async move { collection.find_one(ours).projection(doc! { "_id": 1 }).read_concern(ReadConcern::local()).await };
     Ok(call("foreign_documents", first).await?.is_some())
 }
@@ -168,6 +168,11 @@ async fn is_empty(store: &Store, name: &str) -> Result<bool, StoreError> {
     let collection = store.collection(name).clone_with_type::<RawDocumentBuf>();
     let first = async move { collection.find_one(doc! {}).projection(doc! { "_id": 1 }).read_concern(ReadConcern::local()).await };
     Ok(call("foreign_documents", first).await?.is_none())
+}
+
+/// The filter of the documents of Recruiter.
+fn ours(name: &str) -> Document {
+    doc! { "$nor": [foreign(name)] }
 }
 
 /// The filter of the documents of an application.
