@@ -213,7 +213,7 @@ async fn no_document_of_any_collection_stops_the_others() {
     enqueued(&store, noop().unique(Unique::by_key("period").for_period(Duration::from_secs(3600)))).await;
     let mut collections = database.database().list_collection_names().await.unwrap();
     collections.retain(|name| !name.starts_with("system."));
-    collections.extend(["payloads.chunks".into()]);
+    collections.extend(["payloads.files", "payloads.chunks"].map(str::to_owned));
     assert!(collections.len() >= 15, "{collections:?}");
     for collection in &collections {
         poison(&database, collection).await;

@@ -136,7 +136,7 @@ async fn a_stop_releases_the_jobs_that_are_locked_ahead() {
 async fn no_job_that_is_locked_ahead_waits_for_a_long_job_while_another_worker_is_idle() {
     let mut world = world().await;
     let of = |priority: u8, ms: i64| move || repeatable(ms).priority(Priority::new(priority).unwrap());
-    let (mut shorts, end) = (Vec::new(), Instant::now() + SOON);
+    let (mut shorts, end) = (Vec::new(), Instant::now() + SOON * 3);
     let released = doc! { "interruptions": 1, "priority": 5 };
     world.start(Role::Worker, &WORKER, &[]);
     loop {
