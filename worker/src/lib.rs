@@ -100,10 +100,11 @@ use recruiter_common::{
 
 pub use recruiter_common::{
     self as common, ConnectArgs, ConnectError, Decision, Defaults, DoNotDoItAgain, Edge, EnqueueError, Enqueued, ExponentialBackoff,
-    Failure, FinishReason, Graph, GraphId, History, Instant, InvalidPolicy, InvalidUnique, JobId, JobResult, Keep, NewJob, OnConflict,
-    Outcome, Priority, ResultError, RetriableExceptionFilter, Retry, RetryForever, RetryManyTimes, RetryPolicy, SelectByException, Store,
-    StoreError, TimeTable, Unique, UniqueScope, WaitError, When, Workable, bson,
+    Failure, FinishReason, Graph, GraphId, History, Instant, InvalidPolicy, InvalidUnique, JobId, JobResult, Keep, Limit, NewJob,
+    OnConflict, Outcome, Pattern, Priority, Rate, ResultError, RetriableExceptionFilter, Retry, RetryForever, RetryManyTimes, RetryPolicy,
+    SelectByException, Store, StoreError, TimeTable, Unique, UniqueScope, WaitError, When, Workable, bson,
     job::JobProgress,
+    limits::{remove_limit, set_limit},
     mongodb, schedules,
     shutdown::{Shutdown, Trigger},
 };
@@ -193,7 +194,31 @@ impl Worker {
         Self::default()
     }
 
-    /// Adds a class, with the state that all its executions share.
+    /// Adds a class, with the state that all its executions share. Classes with the same type of state can share one value:
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use recruiter_worker::{Context, Executable, NotDone, Workable, Worker};
+    /// # use serde::{Deserialize, Serialize};
+    /// # #[derive(Serialize, Deserialize)] struct Invoice;
+    /// # #[derive(Serialize, Deserialize)] struct Reminder;
+    /// # impl Workable for Invoice { const CLASS: &'static str = "Invoice"; type Output = (); }
+    /// # impl Workable for Reminder { const CLASS: &'static str = "Reminder"; type Output = (); }
+    /// struct Mailer;
+    ///
+    /// impl Executable for Invoice {
+    ///     type State = Mailer;
+    /// #   async fn execute(&self, _: &Mailer, _: &Context) -> Result<(), NotDone> { Ok(()) }
+    /// }
+    /// impl Executable for Reminder {
+    ///     type State = Mailer;
+    /// #   async fn execute(&self, _: &Mailer, _: &Context) -> Result<(), NotDone> { Ok(()) }
+    /// }
+    ///
+    /// let mailer = Arc::new(Mailer);
+    /// let worker = Worker::new().register::<Invoice>(mailer.clone())?.register::<Reminder>(mailer)?;
+    /// # Ok::<(), recruiter_worker::DuplicateClass>(())
+    /// ```
     ///
     /// # Errors
     /// When the worker has the class already.

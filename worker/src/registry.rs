@@ -159,10 +159,11 @@ pub(crate) fn decode(handler: &Arc<dyn Handler>, parameters: Bson) -> Result<(Ar
 }
 
 pub(crate) fn deserialize<W: serde::de::DeserializeOwned>(parameters: Bson) -> Result<W, Failure> {
-    // A struct without fields is stored as an empty document, and read from nothing.
-    let is_empty = parameters.as_document().is_some_and(bson::Document::is_empty);
+    // A struct without fields is stored as an empty document. serde reads a unit struct from null, and a tuple struct from an array.
+    let others =
+        if parameters.as_document().is_some_and(bson::Document::is_empty) { vec![Bson::Null, Bson::Array(Vec::new())] } else { Vec::new() };
     bson::deserialize_from_bson(parameters)
-        .or_else(|error| if is_empty { bson::deserialize_from_bson(Bson::Null).map_err(|_| error) } else { Err(error) })
+        .or_else(|error| others.into_iter().find_map(|empty| bson::deserialize_from_bson(empty).ok()).ok_or(error))
         .map_err(|error| Failure::new(failure::PARAMETERS, format!("the parameters cannot be decoded: {}", of_bson(&error))))
 }
 
@@ -301,6 +302,12 @@ mod tests {
     struct Sweep;
 
     #[derive(Debug, Deserialize)]
+    struct Empty();
+
+    #[derive(Debug, Deserialize)]
+    struct Wrapped(());
+
+    #[derive(Debug, Deserialize)]
     struct Named {
         #[serde(rename = "name")]
         _name: String,
@@ -310,6 +317,8 @@ mod tests {
     fn a_struct_without_fields_is_read_as_it_was_stored() {
         assert_eq!(deserialize::<Sweep>(Bson::Null).map(drop), Ok(()));
         assert_eq!(deserialize::<Sweep>(doc! {}.into()).map(drop), Ok(()));
+        assert_eq!(deserialize::<Empty>(doc! {}.into()).map(drop), Ok(()));
+        assert_eq!(deserialize::<Wrapped>(doc! {}.into()).map(drop), Ok(()));
         let missing = deserialize::<Named>(doc! {}.into()).map(drop).expect_err("it has no name");
         assert!(missing.message.contains("name"), "{}", missing.message);
     }

@@ -12,7 +12,7 @@ use crate::{
 #[must_use = "these are the defaults of a class only when `Workable::defaults` returns them"]
 pub struct Defaults {
     pub(super) group: Option<String>,
-    pub(super) priority: Option<Priority>,
+    pub(super) priority: Option<AnyPriority>,
     pub(super) retry: Option<Retry>,
     pub(super) keep: Option<Keep>,
     pub(super) time_limit: Option<Duration>,
@@ -25,9 +25,9 @@ impl Defaults {
         self
     }
 
-    /// Sets the priority.
-    pub fn priority(mut self, priority: Priority) -> Self {
-        self.priority = Some(priority);
+    /// Sets the priority, a [`Priority`] or a number from 0 to 9.
+    pub fn priority(mut self, priority: impl Into<AnyPriority>) -> Self {
+        self.priority = Some(priority.into());
         self
     }
 
@@ -53,6 +53,28 @@ impl Defaults {
     /// The time limit of one execution, if one was set.
     pub fn given_time_limit(&self) -> Option<Duration> {
         self.time_limit
+    }
+}
+
+/// A priority for a job: a [`Priority`], or a number. If the number is not from 0 to 9, the enqueueing call returns an error.
+#[derive(Clone, Copy, Debug)]
+pub struct AnyPriority(pub(super) Result<Priority, i64>);
+
+impl From<Priority> for AnyPriority {
+    fn from(priority: Priority) -> Self {
+        Self(Ok(priority))
+    }
+}
+
+impl From<i32> for AnyPriority {
+    fn from(number: i32) -> Self {
+        Self(u8::try_from(number).ok().and_then(Priority::new).ok_or(number.into()))
+    }
+}
+
+impl From<u8> for AnyPriority {
+    fn from(number: u8) -> Self {
+        i32::from(number).into()
     }
 }
 

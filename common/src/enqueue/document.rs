@@ -75,6 +75,7 @@ impl NewJob {
                 format!("the names of all resources of a job must have at most {LONGEST_GATE} bytes together, not {}", gate.len());
             return Err(EnqueueError::Limit { problem: InvalidSetting(problem) });
         }
+        let priority = self.priority.0.map_err(|number| EnqueueError::Priority { number })?;
         if let (Some(problem), None) = (self.policy_problem, self.recovered_from) {
             return Err(EnqueueError::Policy { class: self.class, problem });
         }
@@ -126,7 +127,7 @@ impl NewJob {
             "locked": false,
             "attempts": 0,
             "group": self.group,
-            "priority": self.priority,
+            "priority": priority,
             "workable": workable,
             "scheduled_at": bson::DateTime::from_chrono(at),
             "retry_policy": { "class": self.retry_policy.class, "parameters": self.retry_policy.parameters },
@@ -299,7 +300,7 @@ mod tests {
 
         fn defaults() -> Defaults {
             let retry = crate::retry_policy::RetryManyTimes::new(3, Duration::from_secs(1));
-            Defaults::default().group("invoices").priority(Priority::new(7).expect("in range")).retry(retry).keep(Keep::Failures)
+            Defaults::default().group("invoices").priority(7).retry(retry).keep(Keep::Failures)
         }
     }
 

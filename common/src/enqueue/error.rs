@@ -57,6 +57,12 @@ pub enum EnqueueError {
         /// The problem with its name.
         problem: InvalidSetting,
     },
+    /// A priority that does not exist.
+    #[error("the priority of a job is a number from 0 to 9, not {number}")]
+    Priority {
+        /// The number.
+        number: i64,
+    },
     /// A date that some programming languages cannot read.
     #[error("the job would be due outside of the years 1 to 9999: give an earlier date or a shorter delay")]
     Date,

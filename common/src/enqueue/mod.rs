@@ -27,7 +27,7 @@ mod patience;
 mod workable;
 
 pub use self::{
-    defaults::{Defaults, Retry},
+    defaults::{AnyPriority, Defaults, Retry},
     error::EnqueueError,
     new_job::NewJob,
     outcome::{Enqueued, Outcome},

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bson::{Bson, Document, doc};
 
-use super::defaults::{Defaults, Retry};
+use super::defaults::{AnyPriority, Defaults, Retry};
 use crate::{
     graphs::{Edge, When},
     ids::{GraphId, JobId},
@@ -23,7 +23,7 @@ pub struct NewJob {
     pub(super) class: String,
     pub(super) given: Result<Given, String>,
     pub(super) group: String,
-    pub(super) priority: Priority,
+    pub(super) priority: AnyPriority,
     pub(super) scheduled: Scheduled,
     pub(super) tags: Vec<String>,
     pub(super) urn: Option<String>,
@@ -91,7 +91,7 @@ impl NewJob {
             class: class.into(),
             given: parameters.map(Given::Parameters),
             group: DEFAULT_GROUP.into(),
-            priority: Priority::default(),
+            priority: Priority::default().into(),
             scheduled: Scheduled::Now,
             tags: Vec::new(),
             urn: None,
@@ -153,9 +153,9 @@ impl NewJob {
         self
     }
 
-    /// Sets the priority. Default: the priority of its class, or 5.
-    pub fn priority(mut self, priority: Priority) -> Self {
-        self.priority = priority;
+    /// Sets the priority, a [`Priority`] or a number: 0 to 9, higher first. Default: the priority of its class, or 5.
+    pub fn priority(mut self, priority: impl Into<AnyPriority>) -> Self {
+        self.priority = priority.into();
         self
     }
 
@@ -340,11 +340,21 @@ impl NewJob {
     pub fn class_and_group(&self) -> (&str, &str) {
         (&self.class, &self.group)
     }
+
+    /// The resources that it needs, without those of its line and its group.
+    pub fn limit_names(&self) -> &[String] {
+        &self.limits
+    }
+
+    /// The class of its retry policy.
+    pub fn policy_class(&self) -> &str {
+        &self.retry_policy.class
+    }
 }
 
-/// Parameters in their stored form. A unit struct has none.
+/// Parameters in their stored form. A unit struct (null for serde) and a tuple struct without fields (an empty array) have none.
 pub(super) fn document_or_nothing(parameters: Bson) -> Result<Bson, String> {
-    if parameters == Bson::Null {
+    if parameters == Bson::Null || parameters.as_array().is_some_and(Vec::is_empty) {
         Ok(Bson::Document(doc! {}))
     } else if parameters.as_document().is_some() {
         Ok(parameters)

@@ -23,6 +23,7 @@ mod examples;
 mod expiry;
 mod faults;
 mod files;
+mod first_time;
 mod graphs;
 mod groups;
 mod harness;
