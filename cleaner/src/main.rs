@@ -3,6 +3,7 @@
 use clap::{CommandFactory as _, FromArgMatches as _, Parser};
 use recruiter_cleaner::config::CleanerArgs;
 use recruiter_common::{
+    events,
     exit::{self, Exit},
     flags::without_empty_variables,
     logging::{self, LogArgs},
@@ -39,7 +40,10 @@ async fn run(cli: Cli) -> anyhow::Result<Exit> {
     let shutdown = Shutdown::on_signals()?;
     let mut abort = shutdown.clone();
     tokio::select! {
-        ended = recruiter_cleaner::run(cli.cleaner, &cli.connect, shutdown) => ended.map(|()| Exit::Success),
+        ended = recruiter_cleaner::run(cli.cleaner, &cli.connect, shutdown) => {
+            events::flush().await;
+            ended.map(|()| Exit::Success)
+        }
         () = abort.aborted() => Ok(Exit::Aborted),
     }
 }

@@ -27,6 +27,7 @@ mod tell;
 
 pub use self::{
     event::Event,
+    publish::flush,
     stream::{Events, EventsError, Received},
 };
 pub(crate) use self::{event::Wanted, publisher::Publisher, stream::RENEW_EVERY, tell::ToldJob};

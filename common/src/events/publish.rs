@@ -3,7 +3,12 @@
 //! A task writes what waits, as one document, and ends when nothing waits. So a process without events has no task, and a busy one writes
 //! large documents.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, LazyLock},
+    time::Duration,
+};
+
+use tokio::sync::watch;
 
 use super::event::Event;
 use crate::{ids::JobId, store::Store, telemetry::chain};
@@ -11,15 +16,44 @@ use crate::{ids::JobId, store::Store, telemetry::chain};
 /// How long to wait for the acknowledgement of a document. Events are not worth more.
 const WITHIN: Duration = Duration::from_secs(1);
 
+/// The number of tasks in this process that write events.
+static WRITING: LazyLock<watch::Sender<usize>> = LazyLock::new(watch::Sender::default);
+
+/// Counts a task until it ends or is dropped.
+struct Writing;
+
+impl Writing {
+    fn begin() -> Self {
+        WRITING.send_modify(|tasks| *tasks += 1);
+        Self
+    }
+}
+
+impl Drop for Writing {
+    fn drop(&mut self) {
+        WRITING.send_modify(|tasks| *tasks -= 1);
+    }
+}
+
+/// Waits until the events of all stores of this process are written or dropped, for a second at most. A process that ends calls it.
+pub async fn flush() {
+    let _ = tokio::time::timeout(WITHIN, WRITING.subscribe().wait_for(|tasks| *tasks == 0)).await;
+}
+
 impl Store {
     /// Hands events and ids of ended jobs to the publisher.
     pub(super) fn tell(&self, events: Vec<Event>, ends: Vec<JobId>) {
         if (!events.is_empty() || !ends.is_empty()) && self.publisher.add(events, ends) {
-            tokio::spawn(publish(self.clone()));
+            let (store, writing) = (self.clone(), Writing::begin());
+            tokio::spawn(async move {
+                publish(store).await;
+                drop(writing);
+            });
         }
     }
 
-    /// Waits until the events of this process are written or dropped, for a second at most. A process that ends calls it.
+    /// Waits until the events of this store are written or dropped, for a second at most. [`flush`](crate::events::flush) waits for those
+    /// of all stores.
     pub async fn flush_events(&self) {
         let _ = tokio::time::timeout(WITHIN, self.publisher.flushed()).await;
     }
