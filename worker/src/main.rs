@@ -22,6 +22,9 @@ struct Cli {
     /// Register the test classes too: noop, sleep, fail, panic, exit-abruptly, leak, count
     #[arg(long, env = "RECRUITER_BUILTINS")]
     builtins: bool,
+    /// Log the standard error of every program, as if each workable of the file had `log_stderr = true`
+    #[arg(long, env = "RECRUITER_LOG_STDERR", requires = "config")]
+    log_stderr: bool,
     #[command(flatten)]
     process: ProcessArgs,
 }
@@ -35,14 +38,15 @@ const EXAMPLE: &str = r#"Example of a configuration file:
 async fn main() {
     let mut command = without_empty_variables(Cli::command());
     let cli = Cli::from_arg_matches(&command.get_matches_mut()).unwrap_or_else(|error| error.format(&mut command).exit());
-    let Cli { config, builtins, process } = cli;
-    process.run(|| worker(config, builtins)).await
+    let Cli { config, builtins, log_stderr, process } = cli;
+    process.run(|| worker(config, builtins, log_stderr)).await
 }
 
-fn worker(config: Option<PathBuf>, builtins: bool) -> anyhow::Result<Worker> {
+fn worker(config: Option<PathBuf>, builtins: bool, log_stderr: bool) -> anyhow::Result<Worker> {
     let mut worker = Worker::new();
     if let Some(file) = &config {
-        worker = worker.register_programs(stock::load(file).context(Exit::Config)?).context(Exit::Config)?;
+        let load = if log_stderr { stock::load_logged } else { stock::load };
+        worker = worker.register_programs(load(file).context(Exit::Config)?).context(Exit::Config)?;
     }
     if builtins {
         worker = worker.register_builtins().context(Exit::Config)?;

@@ -26,7 +26,7 @@ pub struct DevArgs {
     /// Directory of the database, kept between runs [default: recruiter/dev in your data directory]
     #[arg(long, env = "RECRUITER_DATA_DIR", value_name = "DIR")]
     data_dir: Option<PathBuf>,
-    /// Port of MongoDB on 127.0.0.1 [default: a free port]
+    /// Port of MongoDB on 127.0.0.1 [default: the port of the last run if it is free, otherwise another one]
     #[arg(long, env = "RECRUITER_DEV_PORT", value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     port: Option<u16>,
     /// Number of worker processes; 0 if you start your own
@@ -45,7 +45,8 @@ pub struct DevArgs {
 /// Runs until a signal stops it.
 ///
 /// # Errors
-/// When a process cannot be started: a program is missing, or the data directory or the port cannot be used.
+/// When a process cannot be started: a program is missing, or the data directory or the port cannot be used. When mongod ends before it is
+/// asked to ([`Exit::Unavailable`]).
 pub async fn run(args: DevArgs, log: &LogArgs, mut shutdown: Shutdown, out: &mut impl Write) -> anyhow::Result<()> {
     let programs = Programs::find()?;
     let data_dir = match args.data_dir {
@@ -55,7 +56,7 @@ pub async fn run(args: DevArgs, log: &LogArgs, mut shutdown: Shutdown, out: &mut
             .data_dir()
             .join("recruiter/dev"),
     };
-    let config = args.worker_config.into_iter().flat_map(|file| ["--config".into(), file.into_os_string()]);
+    let config = args.worker_config.into_iter().flat_map(|file| ["--config".into(), file.into_os_string(), "--log-stderr".into()]);
     let plan = Plan {
         programs,
         workers: args.workers,
@@ -79,6 +80,9 @@ pub async fn run(args: DevArgs, log: &LogArgs, mut shutdown: Shutdown, out: &mut
     out.flush()?;
     let mut tended = Ok(());
     while tended.is_ok() && shutdown.sleep(LOOK_EVERY).await == Wake::Elapsed {
+        if let Some(ended) = installation.mongod_ended() {
+            return installation.abort(ended).await;
+        }
         tended = installation.fleet.tend().map(|told| told.iter().for_each(|line| tracing::warn!("{line}")));
     }
     installation.stop().await?;

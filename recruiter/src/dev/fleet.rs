@@ -11,13 +11,14 @@ use std::{
     fs::File,
     io::{self, Write},
     path::{Path, PathBuf},
-    process::{Command, ExitStatus, Stdio},
+    process::{Command, Stdio},
     time::{Duration, Instant as Monotonic},
 };
 
 use anyhow::Context as _;
 use nix::sys::signal::Signal;
 use recruiter_common::{
+    exit::Exit,
     ids::WorkerId,
     shutdown::pause,
     store::{ConnectArgs, DEFAULT_DATABASE, Store, StoreError},
@@ -27,8 +28,8 @@ use recruiter_common::{
 use tempfile::TempDir;
 
 use super::{
-    embedded::{EmbeddedMongo, Options, find_or_fetch},
-    watchdog::Watched,
+    embedded::{EmbeddedError, EmbeddedMongo, Options, find_or_fetch},
+    watchdog::{Watched, how},
 };
 
 /// How often the processes are checked.
@@ -41,6 +42,10 @@ const RESTART_AFTER: Duration = Duration::from_secs(1);
 pub(crate) const SHORT_LEASE: &str = "--lease=5s";
 /// Short, because a user who presses Ctrl-C is waiting. The watchdog uses force after 15 seconds.
 const WORKER_GRACE: &str = "--grace=5s";
+/// The time between the two signals of [`Fleet::abort`], in which a process receives the first.
+const BETWEEN_SIGNALS: Duration = Duration::from_millis(200);
+/// How long [`Fleet::abort`] waits after the second signal. A worker gives its programs two seconds.
+const ABORT_WITHIN: Duration = Duration::from_secs(4);
 
 /// One of the programs, in the order in which they are stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -240,6 +245,22 @@ impl Fleet {
             }
         }
     }
+
+    /// Ends all processes at once, because MongoDB is gone: an orderly end would wait for it. A second TERM makes a process end without
+    /// waiting for its jobs. What is left then is ended by force.
+    async fn abort(mut self) {
+        for _ in 0..2 {
+            for member in &mut self.members {
+                // Fails only if the process has ended already.
+                let _ = member.process.signal(Signal::SIGTERM);
+            }
+            pause(BETWEEN_SIGNALS).await;
+        }
+        let begun = Monotonic::now();
+        while begun.elapsed() < ABORT_WITHIN && self.members.iter_mut().any(|member| member.process.is_running()) {
+            pause(LOOK_EVERY).await;
+        }
+    }
 }
 
 impl Drop for Fleet {
@@ -248,14 +269,6 @@ impl Drop for Fleet {
             // Fails only if the process has ended already.
             let _ = member.process.signal(Signal::SIGKILL);
         }
-    }
-}
-
-fn how(status: ExitStatus) -> String {
-    let code = status.code().unwrap_or_default();
-    match Signal::try_from(code - 128) {
-        Ok(signal) => format!("was killed by {signal}"),
-        Err(_) => format!("ended with exit code {code}"),
     }
 }
 
@@ -291,8 +304,23 @@ impl Installation {
         &self.fleet.uri
     }
 
+    /// The error of a mongod that has ended by itself.
+    pub(crate) fn mongod_ended(&mut self) -> Option<EmbeddedError> {
+        self.mongo.ended_by_itself()
+    }
+
+    /// Says that mongod has ended, ends the other processes at once, and returns the error.
+    pub(crate) async fn abort(self, ended: EmbeddedError) -> anyhow::Result<()> {
+        tell("mongod has ended; ending the other processes");
+        self.fleet.abort().await;
+        Err(anyhow::Error::new(ended).context(Exit::Unavailable))
+    }
+
     /// Ends all processes and MongoDB cleanly.
-    pub(crate) async fn stop(self) -> anyhow::Result<()> {
+    pub(crate) async fn stop(mut self) -> anyhow::Result<()> {
+        if let Some(ended) = self.mongod_ended() {
+            return self.abort(ended).await;
+        }
         self.fleet.stop().await;
         Ok(self.mongo.stop().await?)
     }

@@ -121,3 +121,12 @@ impl Watched {
         timeout(END_WITHIN, gone).await.map_err(io::Error::from)
     }
 }
+
+/// How a watched program has ended, for messages.
+pub(crate) fn how(status: ExitStatus) -> String {
+    let code = status.code().unwrap_or_default();
+    match Signal::try_from(code - 128) {
+        Ok(signal) => format!("was killed by {signal}"),
+        Err(_) => format!("ended with exit code {code}"),
+    }
+}

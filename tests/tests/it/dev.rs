@@ -157,6 +157,56 @@ async fn people_are_told_how_to_go_on() {
     assert!(dev.wait_exit(SOON).await.success());
 }
 
+/// Whatever it runs would wait for MongoDB for long.
+#[tokio::test]
+async fn it_ends_at_once_with_its_mongod() {
+    let dir = tempfile::tempdir().unwrap();
+    best_of_three(Duration::from_secs(15), "the end after the death of mongod", async || {
+        let mut dev = start(dir.path(), &["--json"]);
+        uri(&dev).await;
+        let mongod = mentioning(&format!("--dbpath={}", dir.path().canonicalize().unwrap().display()));
+        let begin = Instant::now();
+        for process in mongod {
+            let pid = process.split(':').next().unwrap().parse().unwrap();
+            let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+            if name.trim() == "mongod" {
+                kill(Pid::from_raw(pid), Signal::SIGKILL).unwrap();
+            }
+        }
+        assert_eq!(dev.wait_exit(SOON).await.code(), Some(69), "{}", dev.stderr());
+        let took = begin.elapsed();
+        assert!(dev.stderr().contains("mongod was killed by SIGKILL"), "{}", dev.stderr());
+        until_nothing_mentions(dir.path()).await;
+        took
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn it_keeps_its_port_and_shows_what_programs_print() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = dir.path().join("workables.toml");
+    fs::write(&config, "[workables.a]\ncommand = [\"sh\", \"-c\", \"echo hello from a handler >&2\"]\n").unwrap();
+    let data_dir = dir.path().join("data");
+    let mut uris = Vec::new();
+    for _ in 0..2 {
+        let mut dev = start(&data_dir, &["--json", "--workers=1", &format!("--worker-config={}", config.display())]);
+        uris.push(uri(&dev).await);
+        let mut enqueue = Process::start("recruiter", &["enqueue", "--class", "a"], &[("MONGODB_URI", &uris[0])]);
+        assert!(enqueue.wait_exit(SOON).await.success(), "{}", enqueue.stderr());
+        wait_until(SOON, "the output is shown", async || dev.stderr().contains("hello from a handler")).await;
+        dev.terminate();
+        assert!(dev.wait_exit(SOON).await.success());
+    }
+    assert_eq!(uris[0], uris[1]);
+    let port = uris[0].split(':').nth(2).unwrap().split('/').next().unwrap();
+    let _taken = TcpListener::bind(format!("127.0.0.1:{port}")).unwrap();
+    let mut dev = start(&data_dir, &["--json", "--workers=0"]);
+    assert_ne!(uri(&dev).await, uris[0]);
+    dev.terminate();
+    assert!(dev.wait_exit(SOON).await.success());
+}
+
 /// Its error messages when it cannot start.
 async fn complaint(data_dir: &Path, args: &[&str]) -> String {
     let mut dev = start(data_dir, args);

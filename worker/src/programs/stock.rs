@@ -126,10 +126,22 @@ struct Problem(Range<usize>, String);
 /// # Errors
 /// When the file cannot be read, is invalid, or names a program that does not exist.
 pub fn load(path: &Path) -> Result<Programs, ConfigError> {
+    read(path, false)
+}
+
+/// As [`load`], and as if each workable had `log_stderr = true`.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_logged(path: &Path) -> Result<Programs, ConfigError> {
+    read(path, true)
+}
+
+fn read(path: &Path, log_stderr: bool) -> Result<Programs, ConfigError> {
     let unreadable = |source| ConfigError::Unreadable { path: path.into(), source };
     let text = fs::read_to_string(path).map_err(unreadable)?;
     let home = std::path::absolute(path).map_err(unreadable)?;
-    programs(&text, home.parent().unwrap_or(Path::new("/"))).map(Programs).map_err(|Problem(at, problem)| {
+    programs(&text, home.parent().unwrap_or(Path::new("/")), log_stderr).map(Programs).map_err(|Problem(at, problem)| {
         let before = text.get(..at.start).unwrap_or(&text);
         let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
         ConfigError::Wrong {
@@ -141,14 +153,15 @@ pub fn load(path: &Path) -> Result<Programs, ConfigError> {
     })
 }
 
-fn programs(text: &str, home: &Path) -> Result<Vec<(String, Program)>, Problem> {
-    let file: File = toml::from_str(text).map_err(|error| {
+fn programs(text: &str, home: &Path, log_stderr: bool) -> Result<Vec<(String, Program)>, Problem> {
+    let mut file: File = toml::from_str(text).map_err(|error| {
         let problem = error.message().replace("unknown field", "unknown key").replace("missing field", "missing key");
         Problem(error.span().unwrap_or_default(), problem)
     })?;
     if file.workables.is_empty() {
         return Err(Problem(0..0, "no workables: add a table `[workables.<class>]` with `command = [\"program\", \"argument\"]`".into()));
     }
+    file.workables.values_mut().for_each(|workable| workable.log_stderr |= log_stderr);
     let mut pools = Vec::new();
     let program = |(class, workable): (Spanned<String>, Workable)| {
         let (span, class) = (class.span(), checked_class(class)?);

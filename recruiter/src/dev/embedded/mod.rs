@@ -86,6 +86,14 @@ pub enum EmbeddedError {
         /// The error in its log.
         last_words: String,
     },
+    /// The mongod ended after it had started, and nobody had asked it to.
+    #[error("mongod {how} (see {})", log.display())]
+    Ended {
+        /// By which signal or with which exit code.
+        how: String,
+        /// Its log.
+        log: PathBuf,
+    },
     /// The mongod runs but did not become primary.
     #[error("mongod did not become primary within {} (see mongod.log in its data directory)", humantime::format_duration(*.waited))]
     NotPrimary {

@@ -17,7 +17,10 @@ use mongodb::{
 use nix::sys::signal::Signal;
 use tokio::time::{interval, timeout};
 
-use super::{super::watchdog::Watched, EmbeddedError};
+use super::{
+    super::watchdog::{Watched, how},
+    EmbeddedError,
+};
 
 /// Maximum time from the start until the mongod is primary. A new one needs a second; one that was killed first replays
 /// its journal.
@@ -39,7 +42,7 @@ pub struct Options {
     /// Directory of its data and its log; created when missing. The data of an earlier run is reused, even on another
     /// port.
     pub data_dir: PathBuf,
-    /// The port on 127.0.0.1; `None` takes a free one.
+    /// The port on 127.0.0.1; `None` takes the one of the last run with this data if it is free, otherwise another one.
     pub port: Option<u16>,
     /// Enables fail points and other test commands (`enableTestCommands`).
     pub test_commands: bool,
@@ -82,6 +85,17 @@ impl Options {
 
     fn log(&self) -> PathBuf {
         self.data_dir.join("mongod.log")
+    }
+
+    /// The file with the port of the last run.
+    fn port_file(&self) -> PathBuf {
+        self.data_dir.join("recruiter-port")
+    }
+
+    /// The port of the last run, if it is free now.
+    fn last_port(&self) -> Option<u16> {
+        let port = fs::read_to_string(self.port_file()).ok()?.trim().parse().ok().filter(|port| *port > 0)?;
+        TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok().then_some(port)
     }
 
     /// Makes the paths absolute and creates the data directory.
@@ -137,13 +151,19 @@ impl EmbeddedMongo {
     pub async fn start(mut options: Options) -> Result<Self, EmbeddedError> {
         options.settle().map_err(|source| EmbeddedError::DataDir { path: options.data_dir.clone(), source })?;
         let mut attempts = if options.port.is_some() { 1 } else { PORT_ATTEMPTS };
+        let mut last_port = options.last_port();
         let mut this = Self { options, port: 0, process: None };
         loop {
-            this.port = this.options.port.map_or_else(free_port, Ok)?;
+            this.port = this.options.port.or(last_port.take()).map_or_else(free_port, Ok)?;
             attempts -= 1;
             match this.launch().await {
                 Err(EmbeddedError::PortTaken(_)) if attempts > 0 => {}
-                done => return done.map(|()| this),
+                done => {
+                    done?;
+                    let noted = fs::write(this.options.port_file(), format!("{}\n", this.port));
+                    noted.map_err(|source| EmbeddedError::DataDir { path: this.options.data_dir.clone(), source })?;
+                    return Ok(this);
+                }
             }
         }
     }
@@ -278,6 +298,12 @@ impl EmbeddedMongo {
     /// Resumes a frozen mongod (`SIGCONT`).
     pub fn resume(&mut self) -> Result<(), EmbeddedError> {
         self.signal(Signal::SIGCONT, "continue mongod")
+    }
+
+    /// The error of a mongod that has ended by itself; `None` while it runs.
+    pub fn ended_by_itself(&mut self) -> Option<EmbeddedError> {
+        let status = self.process().exit()?;
+        Some(EmbeddedError::Ended { how: how(status), log: self.options.log() })
     }
 
     fn process(&mut self) -> &mut Watched {
