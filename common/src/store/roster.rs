@@ -118,6 +118,8 @@ pub enum HeartbeatReply {
         offered: Offered,
         /// The names of the permits that the document says the worker holds.
         held_permits: Vec<String>,
+        /// Whether the document names jobs of the worker.
+        has_jobs: bool,
         /// What an operator wants of the worker.
         request: Option<Request>,
     },
@@ -384,14 +386,15 @@ impl Store {
         Ok(document.and_then(|document| roster::assignment_in(worker, &document)))
     }
 
-    /// Records that a worker is alive, and which jobs it works on.
+    /// Records that a worker is alive, and which jobs it works on, if any. A worker that has none any more says so with a report, which
+    /// cannot undo a later one.
     ///
     /// Filter: id, not retired. Never an upsert: a retired worker must not return under the same id. Update:
     /// `last_seen_at` by the server's clock. Index: `_id`. Invariant: I10, the cleaner compares it for change.
     pub async fn heartbeat(&self, worker: WorkerId, working_on: &[JobId]) -> Result<HeartbeatReply, StoreError> {
         let mut set = doc! { "last_seen_at": "$$NOW" };
         if !working_on.is_empty() {
-            set.insert("working_on", doc! { "$literal": working_on.to_vec() });
+            set.extend(doc! { "working": true, "working_on": { "$literal": working_on.to_vec() } });
         }
         let roster = self.roster_as_it_is();
         let filter = doc! { "_id": worker, "retired": { "$ne": true } };
@@ -401,6 +404,7 @@ impl Store {
                 .find_one_and_update(filter, vec![doc! { "$set": set }])
                 .projection(
                     doc! { "last_seen_at": 1, "available": 1, "free": 1, "class_slots": 1, "held_permits": 1, "round": 1, "grants": 1, "wanted": 1, "wanted_by": 1, "wanted_at": 1,
+                    "working": 1, "working_on": { "$slice": 1 },
                     format!("assigned_to.{worker}"): 1 },
                 )
                 .return_document(ReturnDocument::After)
@@ -414,7 +418,8 @@ impl Store {
                 self.clock.observe(at, asked);
                 let (assignment, offered) = (roster::assignment_in(worker, &document), roster::offered_in(&document));
                 let held_permits = roster::held_permits_in(&document);
-                HeartbeatReply::Seen { at, assignment, offered, held_permits, request: Request::of(&document) }
+                let has_jobs = document.get_bool("working").unwrap_or(false) || document.contains_key("working_on");
+                HeartbeatReply::Seen { at, assignment, offered, held_permits, has_jobs, request: Request::of(&document) }
             }
             None => HeartbeatReply::Retired,
         })

@@ -32,9 +32,16 @@ const RETRY: Duration = Duration::from_millis(500);
 #[derive(Debug)]
 pub(crate) enum News {
     /// MongoDB acknowledged the heartbeat at `at`. `assignment`: the assignment in the roster, if the worker is not available. `offered`:
-    /// the free slots in the roster, if it is. `held_permits`: the permits that it holds there. `request`: what an operator wants of this
-    /// worker.
-    Alive { at: Instant, assignment: Option<Assignment>, offered: Offered, held_permits: Vec<String>, request: Option<Request> },
+    /// the free slots in the roster, if it is. `held_permits`: the permits that it holds there. `has_jobs`: whether it has jobs there.
+    /// `request`: what an operator wants of this worker.
+    Alive {
+        at: Instant,
+        assignment: Option<Assignment>,
+        offered: Offered,
+        held_permits: Vec<String>,
+        has_jobs: bool,
+        request: Option<Request>,
+    },
     /// A cleaner has declared this worker dead.
     Retired,
 }
@@ -74,13 +81,13 @@ impl Heartbeat {
             hanging = 0;
             let sent = Uptime::now();
             let next = match self.store.heartbeat(self.worker, &self.table.working_on()).await {
-                Ok(HeartbeatReply::Seen { at, assignment, offered, held_permits, request }) => {
+                Ok(HeartbeatReply::Seen { at, assignment, offered, held_permits, has_jobs, request }) => {
                     self.lease.renew(sent, at, self.lease_for);
                     if std::mem::take(&mut is_failing) {
                         tracing::info!(worker.id = %self.worker, "heartbeats are acknowledged again");
                     }
                     // If the channel is full, this news is dropped. The next heartbeat brings the current state.
-                    let _ = news.try_send(News::Alive { at, assignment, offered, held_permits, request });
+                    let _ = news.try_send(News::Alive { at, assignment, offered, held_permits, has_jobs, request });
                     with_others(self.every, self.store.now())
                 }
                 Ok(HeartbeatReply::Retired) => {

@@ -172,12 +172,12 @@ impl Session {
                 Event::TaskPanicked | Event::News(None) => return SessionEnd::Broken,
                 Event::News(Some(News::Retired)) => return SessionEnd::Retired,
                 Event::Timer => {}
-                Event::News(Some(News::Alive { at, assignment, offered, held_permits, request })) => {
+                Event::News(Some(News::Alive { at, assignment, offered, held_permits, has_jobs, request })) => {
                     // The heartbeat may be older than the last read.
                     if wanted(&request) != wanted(&self.request) {
                         self.read_request().await;
                     }
-                    self.work.compare(assignment.as_ref(), &offered, held_permits);
+                    self.work.compare(assignment.as_ref(), &offered, held_permits, has_jobs);
                     if self.work.intake.release_unconfirmed(at).await {
                         self.work.turn.mark_outdated();
                     }

@@ -95,16 +95,17 @@ impl Work {
         Offered { slots: self.free_slots(), class_slots }
     }
 
-    /// Compares the free slots and the permits in the roster, as read by a heartbeat, with the actual ones. They differ if MongoDB has
-    /// executed a delayed report after a later one.
-    pub(crate) fn compare(&mut self, assignment: Option<&Assignment>, offered: &Offered, mut held_permits: Vec<String>) {
+    /// Compares the free slots, the permits and the jobs in the roster, as read by a heartbeat, with the actual ones. They differ if MongoDB
+    /// has executed a delayed write after a later one. A worker still has a job there whose end was recorded after the last report.
+    pub(crate) fn compare(&mut self, assignment: Option<&Assignment>, offered: &Offered, mut held_permits: Vec<String>, has_jobs: bool) {
         if !self.turn.is_comparable(assignment) {
             return;
         }
         let mut names = self.permits.names();
         names.sort_unstable();
         held_permits.sort_unstable();
-        if *offered != self.offered() || names != held_permits {
+        let Offer { working_on, .. } = self.offer();
+        if *offered != self.offered() || names != held_permits || (has_jobs && working_on.is_empty()) {
             self.turn.mark_outdated();
         }
     }
