@@ -393,6 +393,17 @@ pub fn parameters_of_text(text: &str) -> Result<Document, InvalidSpec> {
     json_of_text(text).and_then(parameters_of_json)
 }
 
+/// The content of a message: a JSON object.
+///
+/// # Errors
+/// When the text is not one.
+pub fn message_of_text(text: &str) -> Result<Document, InvalidSpec> {
+    match json_of_text(text).and_then(extended)? {
+        Bson::Document(content) => Ok(content),
+        _ => Err(InvalidSpec::new(r#"the content of a message must be a JSON object, like {"order": 17}"#)),
+    }
+}
+
 /// The parameters of the items of a bundle: a JSON array of objects.
 ///
 /// # Errors

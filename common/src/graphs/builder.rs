@@ -74,6 +74,11 @@ impl Graph {
         self.when_all(mapped, reduce)
     }
 
+    /// The jobs, in the order in which they were added.
+    pub fn jobs(&self) -> &[NewJob] {
+        &self.jobs
+    }
+
     /// The number of jobs.
     pub fn len(&self) -> usize {
         self.jobs.len()

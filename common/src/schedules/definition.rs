@@ -120,9 +120,9 @@ impl Schedule {
         self.missed
     }
 
-    /// The class and the group of its jobs, which decide which workers get them.
-    pub fn class_and_group(&self) -> Option<(&str, &str)> {
-        self.job.as_ref().map(NewJob::class_and_group)
+    /// What it enqueues.
+    pub fn enqueues(&self) -> Option<&NewJob> {
+        self.job.as_ref()
     }
 
     /// Whether a job that succeeded leaves nothing, by which a second insert for its slot would be noticed.

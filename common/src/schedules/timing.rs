@@ -62,7 +62,10 @@ impl Timing {
             Some(name) => fields_of(name).map_err(&invalid)?,
             None => &expression,
         };
-        let cron = parser.parse(fields).map_err(|error| invalid(reason_of(&error.to_string())))?;
+        let cron = parser.parse(fields).map_err(|error| {
+            let wrong = wrong_field(&parser, fields).unwrap_or_default();
+            invalid(format!("{wrong}{}", reason_of(&error.to_string())))
+        })?;
         let timing = Self(Kind::Cron { expression: expression.clone(), zone, cron: Box::new(cron) });
         match timing.next_after(reference()) {
             Some(_) => Ok(timing),
@@ -206,6 +209,22 @@ fn fields_of(name: &str) -> Result<&'static str, String> {
 /// A text of others in a message: at most 80 characters.
 fn cut(text: &str) -> String {
     text.chars().take(80).collect()
+}
+
+/// The names of the fields; the first is left out of an expression of five.
+const FIELDS: [&str; 6] = ["second", "minute", "hour", "day of month", "month", "day of week"];
+
+/// Which field is wrong: the first that the parser refuses beside stars.
+fn wrong_field(parser: &CronParser, expression: &str) -> Option<String> {
+    let fields: Vec<&str> = expression.split(' ').collect();
+    let names = FIELDS.get(FIELDS.len().checked_sub(fields.len())?..)?.iter().zip(&fields).enumerate();
+    let is_wrong = |index: usize, field: &str| {
+        let mut alone = vec!["*"; fields.len()];
+        alone[index] = field;
+        parser.parse(&alone.join(" ")).is_err()
+    };
+    let (_, (name, field)) = names.into_iter().find(|(index, (_, field))| is_wrong(*index, field))?;
+    (fields.len() > 4).then(|| format!("the {name} `{field}`: "))
 }
 
 /// The reason without the words that every error of the parser begins with.
@@ -372,7 +391,12 @@ mod tests {
         check("", "UTC", "cannot be an empty string");
         check("* * * *", "UTC", "write minute, hour, day of month, month, day of week");
         check("0 0 0 1 1 * 2030", "UTC", "write minute, hour");
-        check("61 * * * *", "UTC", "out of bounds");
+        check("61 3 * * *", "UTC", "`61 3 * * *` is not a cron expression: the minute `61`: ");
+        check("0 61 3 * * *", "UTC", "the minute `61`: ");
+        check("0 25 * * *", "UTC", "the hour `25`: ");
+        check("0 3 * 13 *", "UTC", "the month `13`: ");
+        check("0 3 32 * *", "UTC", "the day of month `32`: ");
+        check("0 3 * * MOO", "UTC", "the day of week `MOO`: ");
         check("*/0 * * * *", "UTC", "`*/0 * * * *` is not a cron expression");
         check("@every 5m", "UTC", "use `every` in place of `cron`");
         check("@every", "UTC", "use `every`");

@@ -42,12 +42,14 @@ priority.
 
 Examples:
   recruiter jobs retry 65a1b2c3d4e5f60718293a4b
-  recruiter jobs retry --error-class SmtpDown --since 2030-01-31T12:00:00Z --dry-run
-  recruiter jobs retry --class mail --message 'no such host' --set '{\"host\": \"mx2\"}' --to-group slow --dry-run
+  recruiter jobs retry --error-class SmtpDown --since 2030-01-31T12:00:00Z \\
+      --dry-run
+  recruiter jobs retry --class mail --message 'no such host' \\
+      --set '{\"host\": \"mx2\"}' --to-group slow --dry-run
   recruiter jobs retry --class mail --state scheduled
       make jobs that wait for a later date due now
   recruiter jobs retry --all --yes
-      retry all failed jobs; after an interruption, repeat the command to continue";
+      retry all failed jobs; after an interruption, repeat the command";
 
 pub(crate) const ALTER_EXAMPLES: &str = "\
 Changes the waiting jobs with these ids, or all waiting jobs that match the filters. A job that has

@@ -1,6 +1,6 @@
 //! `recruiter consumers`: lists, sets, moves and removes consumer groups, whose messages become jobs.
 
-use std::{collections::BTreeSet, io::Write};
+use std::io::Write;
 
 use anyhow::anyhow;
 use bson::{Document, doc};
@@ -17,7 +17,7 @@ use super::{
     exit::usage,
     filter::{When, when_of_text},
     output::{Column, Format, Row, Screen, json_line, printable, table},
-    presence::{kind_of, warn_of_untaken},
+    presence::{Needs, warn_of_unmet},
 };
 
 pub(super) const EXAMPLES: &str = "\
@@ -25,8 +25,10 @@ Each message becomes one job, which one worker runs. Its parameters are those of
 `topic` and `body` of the message.
 
 Examples:
-  recruiter consumers set billing --topic 'orders.*' --job '{\"class\": \"bill\", \"group\": \"billing\"}'
-  recruiter consumers set billing --topic 'orders.*' --job '{\"class\": \"bill\"}' --since 1h
+  recruiter consumers set billing --topic 'orders.*' \\
+      --job '{\"class\": \"bill\", \"group\": \"billing\"}'
+  recruiter consumers set billing --topic 'orders.*' \\
+      --job '{\"class\": \"bill\"}' --since 1h
       with the messages of the last hour, as far as MongoDB has them
   recruiter consumers reset billing --since 10m
       get the messages of the last ten minutes again";
@@ -99,10 +101,10 @@ pub(super) async fn run(args: ConsumersArgs, connect: &ConnectArgs, out: &mut im
             job_of(&Classes::new()).map(drop)?;
             let store = Store::connect(connect, "recruiter consumers").await?;
             let job = job_of(&store.class_defaults().await?)?;
-            let kind = kind_of(&job);
+            let needs = Needs::of([&job]);
             let from = since.map_or(From::Now, |when| From::Since(when.by(store.now())));
             consumers::declare(&store, &name, topics, job, from).await.map_err(refused)?;
-            warn_of_untaken(&store, &BTreeSet::from([kind])).await;
+            warn_of_unmet(&store, &needs).await;
             Ok(writeln!(out, "the messages of {} become jobs", printable(&name, 256))?)
         }
         ConsumersCommand::Reset { name, since, dry_run } => {

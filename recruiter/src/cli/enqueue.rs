@@ -1,11 +1,12 @@
 //! `recruiter enqueue`: one job described by flags, or many jobs described by lines of a file.
 
-use std::{collections::BTreeSet, io::Write, path::PathBuf, time::Duration};
+use std::{io::Write, path::PathBuf, time::Duration};
 
 use anyhow::anyhow;
 use bson::Document;
 use clap::{Args, builder::BoolishValueParser};
 use recruiter_common::{
+    ExponentialBackoff, RetryManyTimes,
     enqueue::{EnqueueError, Outcome},
     exit::Exit,
     flags::name_of_text,
@@ -25,9 +26,12 @@ use super::{
     files::{NewFile, delete_all, put_all},
     import::{Import, Lines, job_of, write_ids},
     output::Format,
-    presence::{kind_of, warn_of_untaken},
+    presence::{Needs, warn_of_unmet},
     wait::until_ended,
 };
+
+/// The wait of `--retry N`, if none is given.
+const RETRY_DELAY: Duration = Duration::from_secs(10);
 
 /// The arguments of `enqueue`. `--id`, `--from` and `--skip` belong to a single call and have no environment variable.
 #[derive(Args, Clone, Debug)]
@@ -68,10 +72,10 @@ struct Description {
     /// Items of a bundle: a JSON array with the parameters of each item, at most 1000
     #[arg(long, env = "RECRUITER_ENQUEUE_ITEMS", value_name = "JSON", value_parser = items, conflicts_with = "parameters")]
     items: Option<Items>,
-    /// Group: only workers that work on this group get the job [default: generic]
+    /// Group: only workers that work on this group get the job [default: of the workables file, or generic]
     #[arg(long, env = "RECRUITER_ENQUEUE_GROUP", value_name = "GROUP")]
     group: Option<String>,
-    /// Priority from 0 to 9, higher first [default: 5]
+    /// Priority from 0 to 9, higher first [default: of the workables file, or 5]
     #[arg(long, env = "RECRUITER_ENQUEUE_PRIORITY", value_name = "0-9", allow_negative_numbers = true, value_parser = clap::value_parser!(u8).range(0..=9))]
     priority: Option<u8>,
     /// Instant at which the job is due, for example 2030-01-31T18:00:00Z; a past instant means now [default: now]
@@ -113,9 +117,15 @@ struct Description {
     /// Trace that the job belongs to: a traceparent of the W3C Trace Context
     #[arg(long, env = "RECRUITER_ENQUEUE_TRACEPARENT", value_name = "TRACEPARENT")]
     traceparent: Option<String>,
-    /// Retry policy after a failure: {"class": …, "parameters": …} [default: no retry]
-    #[arg(long = "retry", env = "RECRUITER_ENQUEUE_RETRY", value_name = "JSON", value_parser = policy_of_text)]
-    retry_policy: Option<StoredPolicy>,
+    /// How many times a failed job is retried; or a retry policy as JSON: {"class": …, "parameters": …} [default: of the workables file, or no retry]
+    #[arg(long = "retry", alias = "retry-policy", env = "RECRUITER_ENQUEUE_RETRY", value_name = "N|JSON", value_parser = retry_of_text)]
+    retry_policy: Option<Retries>,
+    /// With `--retry N`: the wait before each retry [default: 10s]
+    #[arg(long, env = "RECRUITER_ENQUEUE_RETRY_DELAY", value_name = "DURATION", value_parser = duration_of_text, requires = "retry_policy")]
+    retry_delay: Option<Duration>,
+    /// With `--retry N`: each wait is twice as long as the one before
+    #[arg(long, env = "RECRUITER_ENQUEUE_BACKOFF", requires = "retry_policy", value_parser = BoolishValueParser::new())]
+    backoff: bool,
     /// What is kept of the finished job: `all`, or `failures`: a job that succeeded is deleted, with its result, and its id is free again [default: all]
     #[arg(long, env = "RECRUITER_ENQUEUE_KEEP", value_name = "all|failures", value_parser = keep_of_text)]
     keep: Option<Keep>,
@@ -134,6 +144,21 @@ struct Description {
     /// File that is stored with the job, for content that is too large for parameters (`recruiter files`); may be given several times
     #[arg(long = "file", env = "RECRUITER_ENQUEUE_FILE", value_name = "[NAME=]PATH", conflicts_with = "on_conflict")]
     files: Vec<NewFile>,
+}
+
+/// What `--retry` gives.
+#[derive(Clone, Debug)]
+enum Retries {
+    Times(u32),
+    Policy(StoredPolicy),
+}
+
+fn retry_of_text(text: &str) -> Result<Retries, InvalidSpec> {
+    if text.trim_start().starts_with('{') {
+        return policy_of_text(text).map(Retries::Policy);
+    }
+    let wrong = || format!("`{text:.80}` is neither a number of retries nor a retry policy {{\"class\": …, \"parameters\": …}}");
+    text.parse().map(Retries::Times).map_err(|_| InvalidSpec::of_text(wrong()))
 }
 
 /// Parameters of the items of a bundle. The type makes clap treat the list as one value of one flag.
@@ -158,6 +183,32 @@ impl Description {
     }
 }
 
+impl Description {
+    /// The retry policy that the flags describe.
+    ///
+    /// # Errors
+    /// When the delay is too long, or is given for a policy that has its own.
+    fn retry_policy(&self) -> anyhow::Result<Option<StoredPolicy>> {
+        let delay = self.retry_delay.unwrap_or(RETRY_DELAY);
+        let policy = match &self.retry_policy {
+            None => return Ok(None),
+            Some(Retries::Policy(_)) if self.retry_delay.is_some() || self.backoff => {
+                return Err(usage("--retry-delay and --backoff are for --retry N; a retry policy as JSON has them among its parameters"));
+            }
+            Some(Retries::Policy(policy)) => Ok(policy.clone()),
+            Some(Retries::Times(times)) if self.backoff => ExponentialBackoff::new(*times, delay).map(|policy| StoredPolicy::from(&policy)),
+            Some(Retries::Times(times)) => RetryManyTimes::new(*times, delay).map(|policy| StoredPolicy::from(&policy)),
+        };
+        policy.map(Some).map_err(|_| {
+            usage(format!(
+                "--retry-delay {} is not possible: give 1ms to 100 years{}",
+                humantime::format_duration(delay),
+                if self.backoff { "" } else { ", or 0s" }
+            ))
+        })
+    }
+}
+
 impl From<Description> for JobSpec {
     fn from(flags: Description) -> Self {
         let mut spec = Self::default();
@@ -173,7 +224,6 @@ impl From<Description> for JobSpec {
         spec.tags = flags.tags;
         spec.urn = flags.urn;
         spec.traceparent = flags.traceparent;
-        spec.retry_policy = flags.retry_policy;
         spec.keep = flags.keep;
         spec.limits = flags.limits;
         spec.line = flags.line;
@@ -197,8 +247,8 @@ pub(super) async fn run(args: EnqueueArgs, connect: &ConnectArgs, mut shutdown: 
             let classes = store.class_defaults().await?;
             let mut import = Import::new(&store, &lines, args.skip, args.wait_for_room.unwrap_or_default(), args.format, out);
             let imported = import.run(&mut lines, &classes, args.custom_policy, &mut shutdown).await;
-            let kinds = import.kinds;
-            warn_of_untaken(&store, &kinds).await;
+            let needs = import.needs;
+            warn_of_unmet(&store, &needs).await;
             imported
         }
     }
@@ -217,8 +267,17 @@ async fn enqueue_one(args: EnqueueArgs, connect: &ConnectArgs, out: &mut impl Wr
     {
         return Err(usage(format!("{flag} is about a unique job: add --unique KEY, or --unique-by NAMES")));
     }
+    match (args.job.on_conflict, args.job.postpone_at_most) {
+        (Some(Reaction::Postpone), None) => {
+            return Err(usage("--on-conflict postpone needs --postpone-at-most, the longest wait, for example 10m"));
+        }
+        (Some(Reaction::Postpone), Some(_)) | (_, None) => {}
+        (_, Some(_)) => return Err(usage("--postpone-at-most is for --on-conflict postpone only")),
+    }
     let files = args.job.files.clone();
+    let policy = args.job.retry_policy()?;
     let mut spec = JobSpec::from(args.job);
+    spec.retry_policy = policy;
     spec.id.get_or_insert_with(JobId::new);
     let job_of =
         |classes: &Classes| job_of(spec.clone(), classes, args.custom_policy).map_err(|problem| anyhow!(problem).context(Exit::Usage));
@@ -226,7 +285,7 @@ async fn enqueue_one(args: EnqueueArgs, connect: &ConnectArgs, out: &mut impl Wr
     job_of(&Classes::new()).map(drop)?;
     let store = Store::connect(connect, "recruiter enqueue").await?;
     let (id, job) = job_of(&store.class_defaults().await?)?;
-    let kind = kind_of(&job);
+    let needs = Needs::of([&job]);
     let kept = job.kept();
     put_all(&store, id, &files).await?;
     let enqueued = store.enqueue_when_room([job], args.wait_for_room.unwrap_or_default()).await;
@@ -250,9 +309,8 @@ async fn enqueue_one(args: EnqueueArgs, connect: &ConnectArgs, out: &mut impl Wr
                 let _ = writeln!(std::io::stderr(), "nothing was enqueued: {}", reason(enqueued.outcome));
             }
             if enqueued.iter().any(|enqueued| enqueued.is_new) {
-                warn_of_untaken(&store, &BTreeSet::from([kind])).await;
+                warn_of_unmet(&store, &needs).await;
             }
-            store.flush_events().await;
             match enqueued.first() {
                 Some(job) if args.wait => {
                     // What is kept of a job that was there already is not known.

@@ -22,13 +22,14 @@ Examples:
       all events from now on, until Ctrl-C
   recruiter events --follow --topic 'job.failed.*' --topic 'worker.*' --json
   recruiter events --since 10m
-      what was published in the last ten minutes, because somebody asked for it, and is still held
+      what was published in the last ten minutes and is still held
 
 A topic is words with dots between them. `*` stands for one word, at the end for one or more:
   job.enqueued.CLASS  job.started.CLASS   job.retried.CLASS
   job.done.CLASS      job.failed.CLASS    job.cancelled.CLASS  job.expired.CLASS
   worker.joined       worker.left         worker.died          leader.changed
-  pause.added         pause.removed       limit.changed        limit.removed   group.changed";
+  pause.added         pause.removed       group.changed
+  limit.changed       limit.removed";
 
 /// The arguments of `events`.
 #[derive(Args, Clone, Debug)]

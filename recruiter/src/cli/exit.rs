@@ -1,11 +1,18 @@
 //! How a command ends: usage errors, a stop by a signal, and the exit codes in the help.
 
+use std::{io, path::Path};
+
 use anyhow::anyhow;
 use recruiter_common::{exit::Exit, shutdown::Shutdown};
 
 /// An error in the user's arguments or input.
 pub(crate) fn usage(problem: impl std::fmt::Display) -> anyhow::Error {
     anyhow!("{problem}").context(Exit::Usage)
+}
+
+/// The error of a file that the user has named and that cannot be read.
+pub(crate) fn unreadable(path: &Path, error: io::Error) -> anyhow::Error {
+    anyhow::Error::new(error).context(format!("cannot read {}", path.display())).context(Exit::Config)
 }
 
 /// Runs a read-only command until the first signal. Such a command can be cancelled at any time.
@@ -22,12 +29,12 @@ pub(super) fn exit_codes() -> String {
         (Exit::Success, "success"),
         (Exit::Failure, "failure; the message names it and its cause"),
         (Exit::Usage, "wrong flags or values"),
-        (Exit::JobFailed, "the job that was waited for did not succeed"),
-        (Exit::Unavailable, "MongoDB cannot be reached"),
+        (Exit::JobFailed, "the job or graph that was waited for did not succeed"),
+        (Exit::Unavailable, "MongoDB cannot be reached, or the mongod of `dev` has ended"),
         (Exit::MemoryLimit, "a worker reached its memory limit; start it again"),
-        (Exit::Refused, "MongoDB refuses the process: credentials, rights, a standalone or too old server"),
-        (Exit::Config, "a configuration file is invalid"),
-        (Exit::TimedOut, "the job that was waited for has not ended in time"),
+        (Exit::Refused, "MongoDB refuses the process: credentials, rights, an unsuitable server"),
+        (Exit::Config, "a file cannot be read, or a configuration file is invalid"),
+        (Exit::TimedOut, "the job or graph that was waited for has not ended in time"),
         (Exit::Aborted, "stopped by a signal before the end"),
     ];
     let lines: Vec<String> = meanings.iter().map(|(exit, meaning)| format!("  {:>3}  {meaning}", *exit as u8)).collect();

@@ -31,7 +31,8 @@ Examples:
   recruiter enqueue --from failed.ndjson
   recruiter jobs export --state scheduled > waiting.ndjson
       waiting jobs, with the due dates that are to come
-  recruiter jobs export --error-class SmtpDown | jq -c '.parameters.host = \"mx2\"' | recruiter enqueue --from -";
+  recruiter jobs export --error-class SmtpDown |
+      jq -c '.parameters.host = \"mx2\"' | recruiter enqueue --from -";
 
 #[derive(Args, Clone, Debug)]
 pub(super) struct ExportArgs {

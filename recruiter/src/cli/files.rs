@@ -17,7 +17,7 @@ use tokio::{
 };
 
 use super::{
-    exit::usage,
+    exit::{unreadable, usage},
     output::{Column, Format, Row, Screen, json_line, moment, printable, table},
 };
 
@@ -179,7 +179,7 @@ fn refused(error: FileError) -> anyhow::Error {
 }
 
 async fn open(path: &PathBuf) -> anyhow::Result<File> {
-    File::open(path).await.with_context(|| format!("cannot open the file {}", path.display()))
+    File::open(path).await.map_err(|error| unreadable(path, error))
 }
 
 async fn list(store: &Store, job: JobId, format: Format, out: &mut impl Write) -> anyhow::Result<()> {

@@ -13,18 +13,21 @@ use clap::{Args, Subcommand, ValueEnum, builder::BoolishValueParser};
 use recruiter_common::{
     JobId,
     control::{Changed, Control},
+    enqueue::EnqueueError,
     exit::Exit,
     graphs::{Edge, Graph, GraphJob, GraphState, When},
     ids::GraphId,
     spec::{Classes, InvalidSpec, UnknownPolicies, duration_of_text},
     store::{ConnectArgs, Store},
+    telemetry::chain,
     wait::WaitError,
 };
 
 use super::{
     change::message,
-    exit::usage,
+    exit::{unreadable, usage},
     output::{Column, Format, Row, Screen, json_line, printable, table},
+    presence::{Needs, warn_of_unmet},
 };
 
 pub(super) const ENQUEUE_EXAMPLES: &str = "\
@@ -33,8 +36,10 @@ The file is one JSON object. Each job has a name, by which the others wait for i
   {\"jobs\": {
     \"fetch\":    {\"class\": \"fetch\", \"parameters\": {\"url\": \"a\"}},
     \"index\":    {\"class\": \"index\", \"waits_for\": [\"fetch\"]},
-    \"alarm\":    {\"class\": \"mail\", \"waits_for\": [{\"job\": \"index\", \"when\": \"failed\"}]},
-    \"clean up\": {\"class\": \"clean-up\", \"waits_for\": [{\"job\": \"index\", \"when\": \"ended\"}]}
+    \"alarm\":    {\"class\": \"mail\",
+                 \"waits_for\": [{\"job\": \"index\", \"when\": \"failed\"}]},
+    \"clean up\": {\"class\": \"clean-up\",
+                 \"waits_for\": [{\"job\": \"index\", \"when\": \"ended\"}]}
   }}
 
 All jobs are enqueued, or none. A job that waits for a job that fails is cancelled, unless it waits for
@@ -47,7 +52,8 @@ Examples:
 pub(super) const SHOW_EXAMPLES: &str = "\
 Examples:
   recruiter graph show 65a1b2c3d4e5f60718293a4b
-  recruiter graph show 65a1b2c3d4e5f60718293a4b --draw dot | dot -Tsvg > graph.svg";
+  recruiter graph show 65a1b2c3d4e5f60718293a4b --draw dot |
+      dot -Tsvg > graph.svg";
 
 /// The arguments of `graph`.
 #[derive(Args, Clone, Debug)]
@@ -143,7 +149,7 @@ async fn enqueue(file: PathBuf, custom_policy: bool, format: Format, connect: &C
     if file.as_os_str() == "-" {
         std::io::stdin().read_to_end(&mut bytes).context("cannot read standard input")?;
     } else {
-        bytes = std::fs::read(&file).with_context(|| format!("cannot read {}", file.display()))?;
+        bytes = std::fs::read(&file).map_err(|error| unreadable(&file, error))?;
     }
     let text = String::from_utf8(bytes).map_err(|error| usage(format!("{} is not UTF-8: {error}", file.display())))?;
     let unknown = if custom_policy { UnknownPolicies::Accept } else { UnknownPolicies::Refuse };
@@ -155,8 +161,16 @@ async fn enqueue(file: PathBuf, custom_policy: bool, format: Format, connect: &C
     }
     let store = Store::connect(connect, "recruiter graph").await?;
     let (graph, names) = graph_of(&store.class_defaults().await?)?;
-    let id = graph.id();
-    graph.enqueue(&store).await?;
+    let (id, needs) = (graph.id(), Needs::of(graph.jobs()));
+    graph.enqueue(&store).await.map_err(|error| match error {
+        EnqueueError::Store(error) => anyhow!(error),
+        // The file has names in place of the ids.
+        refused => {
+            let problem = names.iter().fold(chain(&refused), |text, (name, id)| text.replace(&id.to_string(), &format!("{name:.80?}")));
+            usage(format!("{}: {problem}", file.display()))
+        }
+    })?;
+    warn_of_unmet(&store, &needs).await;
     if format.json {
         let jobs: Document = names.into_iter().map(|(name, job)| (name, job.into())).collect();
         return Ok(json_line(out, doc! { "graph": id, "jobs": jobs })?);

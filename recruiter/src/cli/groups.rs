@@ -30,7 +30,8 @@ Examples:
       three starts for each one of a group with weight 1
   recruiter groups set mail --ageing 10m
       a job counts as one priority higher for each 10 minutes that it has waited
-  recruiter groups set mail --maintenance '02:00-03:00 Europe/Berlin' --maintenance '22:00-06:00 UTC sat,sun'
+  recruiter groups set mail --maintenance '02:00-03:00 Europe/Berlin' \\
+      --maintenance '22:00-06:00 UTC sat,sun'
       start no job in these times
   recruiter groups set mail --weight unset
       remove a setting";

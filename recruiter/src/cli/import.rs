@@ -5,7 +5,6 @@
 //! it, so a repetition after a lost reply does not enqueue it twice.
 
 use std::{
-    collections::BTreeSet,
     io::{IsTerminal, Write},
     os::fd::AsFd,
     path::Path,
@@ -30,8 +29,9 @@ use tokio::{
 };
 
 use super::{
+    exit::unreadable,
     output::{Format, json_line},
-    presence::{Kind, kind_of},
+    presence::Needs,
 };
 
 /// Maximum number of jobs sent together.
@@ -42,8 +42,6 @@ const READ_AHEAD: usize = 1024 * 1024;
 const TRIES: u32 = 10;
 /// Wait between two of these tries.
 const TRY_AGAIN_AFTER: Duration = Duration::from_secs(1);
-/// Maximum number of (class, group) pairs of a file that are compared with the workers in the roster.
-const KINDS: usize = 1_000;
 
 /// A reader of a file, line by line.
 pub(super) struct Lines {
@@ -63,7 +61,7 @@ impl Lines {
             ("standard input".to_owned(), File::from_std(stdin.into()))
         } else {
             let name = path.display().to_string();
-            let file = File::open(path).await.with_context(|| format!("cannot open {name}"))?;
+            let file = File::open(path).await.map_err(|error| unreadable(path, error))?;
             (name, file)
         };
         let size = file.metadata().await.ok().filter(std::fs::Metadata::is_file).map(|file| file.len());
@@ -108,8 +106,8 @@ pub(super) struct Import<'a, W> {
     /// All lines up to this number are enqueued.
     done: u64,
     shown: ProgressBar,
-    /// Classes and groups of the jobs enqueued so far, at most [`KINDS`].
-    pub(super) kinds: BTreeSet<Kind>,
+    /// What the jobs enqueued so far need.
+    pub(super) needs: Needs,
 }
 
 /// Line number, id and job.
@@ -117,7 +115,7 @@ type Numbered = (u64, JobId, NewJob);
 
 impl<'a, W: Write> Import<'a, W> {
     pub(super) fn new(store: &'a Store, lines: &Lines, skip: u64, wait_for_room: Duration, format: Format, out: &'a mut W) -> Self {
-        Self { store, json: format.json, wait_for_room, out, enqueued: 0, done: skip, shown: lines.progress(), kinds: BTreeSet::new() }
+        Self { store, json: format.json, wait_for_room, out, enqueued: 0, done: skip, shown: lines.progress(), needs: Needs::default() }
     }
 
     /// Enqueues the jobs of these lines.
@@ -206,7 +204,7 @@ impl<'a, W: Write> Import<'a, W> {
         self.done = *last;
         // A known id may be of an earlier attempt to send this batch.
         self.enqueued += enqueued.iter().filter(|job| job.is_new || job.outcome == Outcome::KnownId).count() as u64;
-        self.kinds.extend(batch.iter().map(|(.., job)| kind_of(job)).take(KINDS.saturating_sub(self.kinds.len())));
+        batch.iter().for_each(|(.., job)| self.needs.add(job));
         self.shown.set_message(self.enqueued.to_string());
         let written = write_ids(self.out, self.json, &enqueued).and_then(|()| self.out.flush());
         written.map(|()| None).map_err(|error| self.stopped(Exit::Failure, &format!("cannot write the ids: {error}")))

@@ -43,7 +43,8 @@ const LIST_EXAMPLES: &str = "\
 Examples:
   recruiter jobs list --class mail --since 2h
   recruiter jobs list --why tried-too-many-times --error-class SmtpDown
-  recruiter jobs list --state archived --message 'connection refused' --limit 1000 --json
+  recruiter jobs list --state archived --message 'connection refused' \\
+      --limit 1000 --json
   recruiter jobs list --group mail --after 65a1b2c3d4e5f60718293a4b
       the next page, after the last job of the previous page";
 

@@ -7,7 +7,7 @@ use clap::Args;
 use recruiter_common::{
     messages::{From, Message, Position, PublishError},
     shutdown::Shutdown,
-    spec::parameters_of_text,
+    spec::message_of_text,
     store::{ConnectArgs, Store},
     topics::Pattern,
 };
@@ -34,7 +34,7 @@ pub(super) struct PublishArgs {
     /// Topic: words with dots between them, for example news.sports.ski
     topic: String,
     /// Content: a JSON object; MongoDB's extended JSON for dates, ids and binary data
-    #[arg(value_name = "JSON", value_parser = parameters_of_text)]
+    #[arg(value_name = "JSON", value_parser = message_of_text)]
     body: Document,
 }
 

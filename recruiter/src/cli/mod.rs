@@ -58,6 +58,7 @@ use clap::{
     error::{ContextKind, ContextValue},
 };
 use recruiter_common::{
+    events as events_of_process,
     exit::Exit,
     flags::without_empty_variables,
     logging::{self, LogArgs},
@@ -82,7 +83,8 @@ const DEV_EXAMPLES: &str = "";
 
 const EXAMPLES: &str = "  recruiter run
       assign jobs to workers until stopped; a second process stands by
-  recruiter enqueue --class checksum --parameters '{\"path\": \"/etc/hostname\"}' --after 5m
+  recruiter enqueue --class checksum --parameters '{\"path\": \"/etc/hostname\"}' \\
+      --after 5m
       enqueue one job, due in five minutes
   recruiter enqueue --from jobs.ndjson
       enqueue many jobs, one for each line {\"class\": …, \"parameters\": {…}}
@@ -91,7 +93,7 @@ const EXAMPLES: &str = "  recruiter run
   recruiter jobs retry 65a1b2c3d4e5f60718293a4b
       find a failed job, show its history, and retry it
   recruiter jobs retry --error-class SmtpDown --since 2h --dry-run
-      count the jobs that would be retried; with --yes in place of --dry-run, retry them
+      count the jobs that would be retried; with --yes, retry them
   recruiter schedules apply schedules.toml --dry-run
       show what a file of periodic jobs would change
   recruiter roster
@@ -102,21 +104,28 @@ const EXAMPLES: &str = "  recruiter run
 const ENQUEUE_EXAMPLES: &str = "\
 Examples:
   recruiter enqueue --class checksum --parameters '{\"path\": \"/etc/hostname\"}'
-  recruiter enqueue --class mail --group mail --priority 9 --at 2030-01-31T18:00:00Z --tag welcome
-  recruiter enqueue --class mail --retry '{\"class\": \"RetryManyTimes\",
-      \"parameters\": {\"retry_how_many_times\": 3, \"seconds_to_wait_before_retry\": 10}}'
-  recruiter enqueue --class report --parameters '{\"customer\": 17}' --unique-by customer --after 1m \\
-      --on-conflict postpone --postpone-at-most 10m
+  recruiter enqueue --class mail --group mail --priority 9 \\
+      --at 2030-01-31T18:00:00Z --tag welcome
+  recruiter enqueue --class mail --retry 5 --retry-delay 10s --backoff
+  recruiter enqueue --class report --parameters '{\"customer\": 17}' \\
+      --unique-by customer --after 1m --on-conflict postpone \\
+      --postpone-at-most 10m
   recruiter enqueue --from jobs.ndjson --json | tail -n 1
   generate-jobs | recruiter enqueue --from -
 
+What is not given is as the workables file of the workers says for the class. The defaults of a Rust type
+(`Workable::defaults`) are known to its application only: give its group, priority and retry policy here.
+
 Each line of a file is one job. Only `class` is required. Blank lines are skipped:
-  {\"class\": \"mail\", \"parameters\": {\"to\": \"a@example.org\"}, \"group\": \"mail\", \"priority\": 9,
-   \"after\": \"5m\", \"tags\": [\"welcome\"], \"urn\": \"user:17\", \"retry_policy\": {\"class\": \"RetryForever\",
-   \"parameters\": {\"seconds_to_wait_before_retry\": 60}}, \"id\": \"65a1b2c3d4e5f60718293a4b\"}
+  {\"class\": \"mail\", \"parameters\": {\"to\": \"a@example.org\"}, \"group\": \"mail\",
+   \"priority\": 9, \"after\": \"5m\", \"tags\": [\"welcome\"], \"urn\": \"user:17\",
+   \"retry_policy\": {\"class\": \"RetryForever\",
+     \"parameters\": {\"seconds_to_wait_before_retry\": 60}},
+   \"id\": \"65a1b2c3d4e5f60718293a4b\"}
 `scheduled_at` (2030-01-31T18:00:00Z) may replace `after`, and `items` (an array, for a bundle) may
 replace `parameters`. Further fields: `expires_at` or `expires_after`, `keep`, and `unique`:
-  {\"key\": \"invoice-17\", \"until\": \"started\", \"on_conflict\": \"postpone\", \"at_most\": \"1h\"}
+  {\"key\": \"invoice-17\", \"until\": \"started\", \"on_conflict\": \"postpone\",
+   \"at_most\": \"1h\"}
 with `parameters` (an array of names, [] for all) in place of `key`, and `period` in place of `until`.
 An invalid line ends the import: the lines before it are enqueued, and the
 error message names the --skip to continue with.";
@@ -284,8 +293,9 @@ impl Config {
             #[cfg(feature = "dev")]
             Command::Bench(args) => bench::run(args, shutdown, out).await,
         };
-        // Output that was produced before an error is written as well.
+        // Output and events that were produced before an error are written as well.
         let written = out.flush();
+        events_of_process::flush().await;
         done.and(written.map_err(Into::into))
     }
 }
@@ -327,6 +337,19 @@ mod tests {
         for code in ["  0  ", "  1  ", "  2  ", "  3  ", "124  ", " 69  ", " 75  ", " 77  ", " 78  ", "130  "] {
             assert!(help.contains(code), "{code:?} is missing in\n{help}");
         }
+    }
+
+    /// In a terminal of 80 columns, a longer line would break inside of a command. clap wraps the text between the examples at blanks.
+    #[test]
+    fn no_line_of_an_example_is_too_long_for_a_terminal() {
+        fn check(command: &clap::Command) {
+            let texts = [command.get_after_help(), command.get_after_long_help(), command.get_before_help()];
+            for line in texts.into_iter().flatten().flat_map(|text| text.to_string().lines().map(str::to_owned).collect::<Vec<_>>()) {
+                assert!(!line.starts_with(' ') || line.chars().count() <= 80, "{}: {line}", command.get_name());
+            }
+            command.get_subcommands().for_each(check);
+        }
+        check(&Config::command());
     }
 
     #[test]

@@ -23,8 +23,10 @@ use super::output::{apart, printable};
 const USUAL_LEADERS_LEASE_MS: u32 = 30_000;
 /// Lease in milliseconds of a worker whose document does not contain its lease.
 const USUAL_LEASE_MS: i64 = 20_000;
-/// Maximum number of warnings about pairs without a worker.
+/// Maximum number of warnings.
 const WARNINGS: usize = 5;
+/// Maximum number of pairs, limits and policies of which it is checked whether they exist.
+const NEEDS: usize = 1_000;
 
 /// Whether there is a leading recruiter.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -171,25 +173,63 @@ impl Workers {
     }
 }
 
-/// Class and group of a job.
-pub(super) type Kind = (String, String);
-
-pub(super) fn kind_of(job: &NewJob) -> Kind {
-    let (class, group) = job.class_and_group();
-    (class.to_owned(), group.to_owned())
+/// What jobs need to run: the pairs of class and group, limits and retry policies.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Needs {
+    kinds: BTreeSet<(String, String)>,
+    limits: BTreeSet<String>,
+    policies: BTreeSet<String>,
 }
 
-/// Warns about jobs whose class and group no running worker takes. This is not an error: the jobs wait for such a
-/// worker. Without permission to read the roster there is no warning.
-pub(super) async fn warn_of_untaken(store: &Store, kinds: &BTreeSet<Kind>) {
-    let Ok(workers) = Workers::find(store).await else { return };
-    let reasons: BTreeSet<String> = kinds.iter().filter_map(|(class, group)| workers.why_nobody_takes(class, group)).collect();
+impl Needs {
+    pub(super) fn of<'a>(jobs: impl IntoIterator<Item = &'a NewJob>) -> Self {
+        let mut needs = Self::default();
+        jobs.into_iter().for_each(|job| needs.add(job));
+        needs
+    }
+
+    /// Adds what this job needs, up to [`NEEDS`] of each.
+    pub(super) fn add(&mut self, job: &NewJob) {
+        let (class, group) = job.class_and_group();
+        if self.kinds.len() < NEEDS {
+            self.kinds.insert((class.to_owned(), group.to_owned()));
+        }
+        self.limits.extend(job.limit_names().iter().take(NEEDS.saturating_sub(self.limits.len())).cloned());
+        if self.policies.len() < NEEDS {
+            self.policies.insert(job.policy_class().to_owned());
+        }
+    }
+}
+
+/// Warns about what jobs need and do not have: a running worker that takes their class and group, one that knows their retry policy, and
+/// the limits that they name. This is not an error: the jobs wait. What this user may not read is not checked.
+pub(super) async fn warn_of_unmet(store: &Store, needs: &Needs) {
+    let mut reasons = BTreeSet::new();
+    if let Ok(workers) = Workers::find(store).await {
+        let untaken = needs.kinds.iter().filter_map(|(class, group)| workers.why_nobody_takes(class, group));
+        reasons.extend(untaken.map(|reason| format!("{reason}; the job waits until there is one")));
+        let unknown = workers.unknown_policies(needs.policies.clone()).into_iter();
+        reasons.extend(
+            unknown.map(|policy| {
+                format!("no running worker knows the retry policy `{}`; the job waits until one does", printable(&policy, 80))
+            }),
+        );
+    }
+    if !needs.limits.is_empty()
+        && let Ok(settings) = store.settings().await
+    {
+        let undefined = needs.limits.iter().filter(|name| settings.limit_of(name).is_none() && settings.invalid_for(name).is_none());
+        reasons.extend(undefined.map(|name| {
+            let name = printable(name, 80);
+            format!("there is no limit `{name}`; the job waits until `recruiter limits set {name}` defines it")
+        }));
+    }
+    // Standard error may be closed: the warnings are then not needed.
     for reason in reasons.iter().take(WARNINGS) {
-        // Standard error is closed: the warning is not needed.
-        let _ = writeln!(std::io::stderr(), "warning: {reason}; the job waits until there is one");
+        let _ = writeln!(std::io::stderr(), "warning: {reason}");
     }
     if let Some(more @ 1..) = reasons.len().checked_sub(WARNINGS) {
-        let _ = writeln!(std::io::stderr(), "warning: {more} more classes or groups have no worker");
+        let _ = writeln!(std::io::stderr(), "warning: {more} more of this kind");
     }
 }
 

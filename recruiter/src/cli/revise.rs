@@ -18,7 +18,7 @@ pub(crate) struct NewContent {
     #[arg(long, env = "RECRUITER_JOBS_RETRY_SET", value_name = "JSON", value_parser = parameters_of_text)]
     set: Option<Document>,
     /// New retry policy, as for `recruiter enqueue`
-    #[arg(long, env = "RECRUITER_JOBS_RETRY_POLICY", value_name = "JSON", value_parser = policy_of_text)]
+    #[arg(long, alias = "retry", env = "RECRUITER_JOBS_RETRY_POLICY", value_name = "JSON", value_parser = policy_of_text)]
     retry_policy: Option<StoredPolicy>,
     /// Accept a retry policy that only your workers know, not this program
     #[arg(long, env = "RECRUITER_JOBS_RETRY_CUSTOM_POLICY", value_parser = BoolishValueParser::new())]

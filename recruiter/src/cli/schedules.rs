@@ -7,6 +7,7 @@ use anyhow::{Context, anyhow, bail};
 use bson::{Bson, Document, doc};
 use clap::{Args, Subcommand, builder::BoolishValueParser};
 use recruiter_common::{
+    NewJob,
     exit::Exit,
     instant::Instant,
     roster::ProcessIdentity,
@@ -19,7 +20,7 @@ use recruiter_common::{
 use super::{
     exit::{or_stopped, usage},
     output::{Column, Format, Row, Screen, briefly_apart, json_line, moment, printable, table},
-    presence::warn_of_untaken,
+    presence::{Needs, warn_of_unmet},
     schedules_file,
 };
 
@@ -36,10 +37,10 @@ file is checked before anything is written.
   namespace = \"shop\"
 
   [schedules.nightly-report]
-  cron = \"0 3 * * *\"            # minute, hour, day of month, month, day of week; or with a second in front
+  cron = \"0 3 * * *\"            # minute, hour, day of month, month, day of week
   zone = \"Europe/Berlin\"        # default: UTC
-  overlap = \"skip\"              # no new run while the previous one is not finished; default: allow
-  missed = \"one\"                # missed runs: one (the default), skip, or all up to missed_limit
+  overlap = \"skip\"              # no run while the last one is unfinished
+  missed = \"one\"                # missed runs: one, skip, or all
   job = { class = \"report\", parameters = { kind = \"daily\" }, group = \"reports\" }
 
   [schedules.ping]
@@ -120,6 +121,9 @@ struct ApplyArgs {
     /// Dry run: report the changes without making them
     #[arg(long, env = "RECRUITER_DRY_RUN", value_parser = BoolishValueParser::new())]
     dry_run: bool,
+    /// Remove all schedules of the namespace if the file has none
+    #[arg(long, env = "RECRUITER_YES", value_parser = BoolishValueParser::new())]
+    yes: bool,
     /// Accept retry policies that only your workers know, not this program
     #[arg(long, env = "RECRUITER_SCHEDULES_CUSTOM_POLICY", value_parser = BoolishValueParser::new())]
     custom_policy: bool,
@@ -210,7 +214,7 @@ fn row(name: &str, schedule: Result<&StoredSchedule, &InvalidSchedule>, now: Ins
 
 /// The second line of a row.
 fn below(schedule: &StoredSchedule) -> String {
-    let (class, group) = schedule.schedule.class_and_group().unwrap_or_default();
+    let (class, group) = schedule.schedule.enqueues().map(NewJob::class_and_group).unwrap_or_default();
     let mut parts = vec![format!("class {}, group {}", printable(class, 80), printable(group, 80))];
     parts.extend(schedule.namespace.as_ref().map(|namespace| format!("namespace {}", printable(namespace, 80))));
     parts.extend(pause_of(schedule));
@@ -317,7 +321,15 @@ async fn apply(args: ApplyArgs, connect: &ConnectArgs, out: &mut impl Write) -> 
         schedule.compare(&store, name).await.with_context(|| format!("{}: nothing was changed", args.file.display()))?;
     }
     let names: BTreeSet<&String> = wanted.schedules.iter().map(|(name, _)| name).collect();
-    let outdated = schedules::names_in(&store, &wanted.name).await?.into_iter().filter(|name| !names.contains(name));
+    let outdated: Vec<String> = schedules::names_in(&store, &wanted.name).await?.into_iter().filter(|name| !names.contains(name)).collect();
+    if names.is_empty() && !outdated.is_empty() && !args.yes && !args.dry_run {
+        return Err(usage(format!(
+            "{} has no schedules: it would remove all {} of the namespace `{}`; add --yes to remove them, or --dry-run to list them",
+            args.file.display(),
+            outdated.len(),
+            printable(&wanted.name, 80)
+        )));
+    }
     for (name, schedule) in &wanted.schedules {
         let declared = if args.dry_run { schedule.compare(&store, name).await? } else { schedule.declare(&store, name).await? };
         report(out, args.format, name, declared.word(), args.dry_run)?;
@@ -328,7 +340,6 @@ async fn apply(args: ApplyArgs, connect: &ConnectArgs, out: &mut impl Write) -> 
         }
     }
     out.flush()?;
-    let kinds = wanted.schedules.iter().filter_map(|(_, schedule)| schedule.class_and_group());
-    warn_of_untaken(&store, &kinds.map(|(class, group)| (class.to_owned(), group.to_owned())).collect()).await;
+    warn_of_unmet(&store, &Needs::of(wanted.schedules.iter().filter_map(|(_, schedule)| schedule.enqueues()))).await;
     Ok(())
 }
