@@ -34,7 +34,8 @@
 //! }
 //!
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
-//! let store = Store::connect("mongodb://127.0.0.1:27017/shop?replicaSet=rs0", "shop").await?;
+//! // The connection string names the database `shop`. The second argument is the name of this program in the logs of MongoDB.
+//! let store = Store::connect("mongodb://127.0.0.1:27017/shop?replicaSet=rs0", "website").await?;
 //! let enqueued = SendMail { to: "ada@example.org".into() }.as_job().after(Duration::from_secs(60)).enqueue(&store).await?;
 //! println!("{} is enqueued", enqueued.id);
 //!

@@ -280,8 +280,11 @@ pub enum ConnectError {
 }
 
 impl Store {
-    /// Connects as `app_name`, waits for a primary, checks that it can run the protocol, and creates missing
+    /// Connects, waits for a primary, checks that it can run the protocol, and creates missing
     /// collections, validators and indexes.
+    ///
+    /// The connection string names the database (`recruiter` if it names none). `app_name` is the name of this program, which MongoDB shows
+    /// in its logs and in `currentOp`.
     ///
     /// # Errors
     /// [`ConnectError`], whose message contains the remedy.

@@ -1,6 +1,8 @@
 //! The worker from the README, so that tests can start the code that a reader copies.
 
-use recruiter_worker::{Context, Executable, NotDone, Workable, Worker};
+use std::time::Duration;
+
+use recruiter_worker::{Context, Defaults, Executable, ExponentialBackoff, NotDone, Workable, Worker};
 use serde::{Deserialize, Serialize};
 
 #[derive(Serialize, Deserialize)]
@@ -11,6 +13,10 @@ struct SendMail {
 impl Workable for SendMail {
     const CLASS: &'static str = "SendMail";
     type Output = ();
+
+    fn defaults() -> Defaults {
+        Defaults::default().group("mail").retry(ExponentialBackoff::new(5, Duration::from_secs(10)))
+    }
 }
 
 impl Executable for SendMail {
