@@ -112,8 +112,9 @@ impl Store {
         let update = doc! { "$set": { "position": to }, "$inc": counts, "$unset": { "problem": "" } };
         let command = doc! { "update": self.consumers.name(), "updates": [{ "q": as_read, "u": update }] };
         let (database, scheduled, jobs) = (self.database.clone(), self.scheduled.clone(), Arc::<[Document]>::from(jobs));
-        self.transaction("forward_messages", session, move |open| {
-            let (database, scheduled, jobs, command) = (database.clone(), scheduled.clone(), jobs.clone(), command.clone());
+        let sent = jobs.clone();
+        let forwarded = self.transaction("forward_messages", session, move |open| {
+            let (database, scheduled, jobs, command) = (database.clone(), scheduled.clone(), sent.clone(), command.clone());
             async move {
                 let reply = database.run_command(command).session(&mut *open).await?;
                 write_errors(&reply)?;
@@ -127,7 +128,11 @@ impl Store {
                 commit(open).await.map(|()| true)
             }
             .boxed()
-        })
-        .await
+        });
+        let is_forwarded = forwarded.await?;
+        if is_forwarded {
+            self.tell_inserted(jobs.iter());
+        }
+        Ok(is_forwarded)
     }
 }

@@ -142,7 +142,10 @@ impl Store {
         self.copy_files(&batch.iter().map(|retrial| (retrial.job, retrial.new)).collect()).await?;
         while !left.is_empty() {
             match self.retry_all_or_none(session, &left).await? {
-                Attempted::All => enqueued.extend(left.drain(..).map(|retrial| retrial.job)),
+                Attempted::All => {
+                    self.tell_inserted(left.iter().map(|retrial| &*retrial.document));
+                    enqueued.extend(left.drain(..).map(|retrial| retrial.job));
+                }
                 Attempted::NothingChanged { still_valid, done_before } => {
                     let before = left.len();
                     left.retain(|retrial| still_valid.contains(&retrial.job));

@@ -97,7 +97,12 @@ impl Store {
                     None => Err(error),
                 }
             }
-            other => other,
+            other => {
+                if let Ok(Inserted::New) = other {
+                    self.tell_inserted(jobs.iter());
+                }
+                other
+            }
         }
     }
 

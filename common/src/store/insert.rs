@@ -82,12 +82,17 @@ impl Store {
         Ok(refused)
     }
 
+    /// Tells that a transaction of Recruiter has enqueued these jobs.
+    pub(super) fn tell_inserted<'a>(&self, jobs: impl IntoIterator<Item = &'a Document>) {
+        self.tell_enqueued(&self.to_tell(jobs));
+    }
+
     /// What the events of these jobs need, if somebody may ask for them.
-    fn to_tell(&self, jobs: &[Document]) -> Vec<ToldJob> {
+    fn to_tell<'a>(&self, jobs: impl IntoIterator<Item = &'a Document>) -> Vec<ToldJob> {
         if self.publisher.wanted().is_none() {
             return Vec::new();
         }
-        jobs.iter().filter_map(ToldJob::of).collect()
+        jobs.into_iter().filter_map(ToldJob::of).collect()
     }
 
     /// Inserts new jobs as part of the caller's own transaction. Those of `resent` that exist already are not inserted; returns their ids.

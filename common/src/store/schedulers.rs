@@ -138,9 +138,9 @@ impl Store {
     pub async fn advance_with_jobs(&self, session: &mut CommitSession, batch: &[Advance], jobs: Vec<Document>) -> Result<bool, StoreError> {
         let (database, scheduled, jobs) = (self.database.clone(), self.scheduled.clone(), Arc::<[Document]>::from(jobs));
         let statements: Vec<Document> = batch.iter().map(statement_of).collect();
-        let (count, schedulers) = (batch.len(), self.schedulers.name().to_owned());
+        let (count, schedulers, sent) = (batch.len(), self.schedulers.name().to_owned(), jobs.clone());
         let inserted = self.transaction("advance_with_jobs", session, move |open| {
-            let (database, scheduled, jobs) = (database.clone(), scheduled.clone(), jobs.clone());
+            let (database, scheduled, jobs) = (database.clone(), scheduled.clone(), sent.clone());
             let command = doc! { "update": &schedulers, "updates": statements.clone() };
             async move {
                 let reply = database.run_command(command).session(&mut *open).await?;
@@ -157,7 +157,12 @@ impl Store {
         match inserted.await {
             // An operator has put the last slot back, and a job of these slots waits.
             Err(failed) if failed.is_duplicate() && count == 1 => self.advance_schedules(batch).await,
-            other => other,
+            other => {
+                if let Ok(true) = other {
+                    self.tell_inserted(jobs.iter());
+                }
+                other
+            }
         }
     }
 

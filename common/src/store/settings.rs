@@ -112,6 +112,7 @@ impl Store {
         let (groups, id) = (self.groups.clone(), doc! { "_id": group });
         call("put_of_group", async move { groups.update_one(id, change).upsert(is_set).await }).await?;
         self.announce_hint(Hint::Settings).await;
+        self.tell_plain("group.changed", doc! { "name": group });
         Ok(())
     }
 
