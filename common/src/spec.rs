@@ -398,10 +398,10 @@ pub fn parameters_of_text(text: &str) -> Result<Document, InvalidSpec> {
 /// # Errors
 /// When the text is not one.
 pub fn message_of_text(text: &str) -> Result<Document, InvalidSpec> {
-    match json_of_text(text).and_then(extended)? {
-        Bson::Document(content) => Ok(content),
-        _ => Err(InvalidSpec::new(r#"the content of a message must be a JSON object, like {"order": 17}"#)),
-    }
+    let Bson::Document(content) = json_of_text(text).and_then(extended)? else {
+        return Err(InvalidSpec::new(r#"the content of a message must be a JSON object, like {"order": 17}"#));
+    };
+    Ok(content)
 }
 
 /// The parameters of the items of a bundle: a JSON array of objects.

@@ -162,13 +162,13 @@ async fn enqueue(file: PathBuf, custom_policy: bool, format: Format, connect: &C
     let store = Store::connect(connect, "recruiter graph").await?;
     let (graph, names) = graph_of(&store.class_defaults().await?)?;
     let (id, needs) = (graph.id(), Needs::of(graph.jobs()));
-    graph.enqueue(&store).await.map_err(|error| match error {
-        EnqueueError::Store(error) => anyhow!(error),
-        // The file has names in place of the ids.
-        refused => {
-            let problem = names.iter().fold(chain(&refused), |text, (name, id)| text.replace(&id.to_string(), &format!("{name:.80?}")));
-            usage(format!("{}: {problem}", file.display()))
+    graph.enqueue(&store).await.map_err(|error| {
+        if let EnqueueError::Store(error) = error {
+            return anyhow!(error);
         }
+        // The file has names in place of the ids.
+        let problem = names.iter().fold(chain(&error), |text, (name, id)| text.replace(&id.to_string(), &format!("{name:.80?}")));
+        usage(format!("{}: {problem}", file.display()))
     })?;
     warn_of_unmet(&store, &needs).await;
     if format.json {

@@ -228,8 +228,8 @@ async fn nothing_in_a_file_is_nothing_to_do() {
         assert_eq!(with_input(&database, &["enqueue", "--from", "-", "--json"], input.as_bytes()).objects(), [json!({ "enqueued": 0 })]);
     }
     let said = recruiter(&database, &["enqueue", "--from", "/no/such/file"]);
-    assert_eq!(said.code, 1);
-    assert!(said.err.contains("cannot open /no/such/file: No such file"), "{}", said.err);
+    assert_eq!(said.code, 78);
+    assert!(said.err.contains("cannot read /no/such/file: No such file"), "{}", said.err);
 }
 
 /// The replies to some inserts are lost after they were carried out.

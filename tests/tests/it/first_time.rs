@@ -71,7 +71,7 @@ async fn until(events: &mut Events, topic: &str) {
             match events.next().await {
                 Received::Event(event) if event.topic == topic => return,
                 Received::Event(_) => {}
-                other => panic!("{other:?}"),
+                other @ Received::Missed(_) | other => panic!("{other:?}"),
             }
         }
     };

@@ -440,7 +440,7 @@ async fn a_file_is_the_truth_about_its_namespace() {
     );
     expect(&apply(a, &["--json"]), &[("a", "changed"), ("e", "removed")]);
     // An empty file removes all of its own.
-    expect(&apply("", &["--json"]), &[("a", "removed")]);
+    expect(&apply("", &["--json", "--yes"]), &[("a", "removed")]);
 }
 
 /// The file in the documentation, as it is there.
