@@ -101,14 +101,14 @@ async fn the_command_line_stores_lists_and_deletes_files_and_refuses_what_is_wro
         (&["put", &nobody, "a", &file], 1, "there is no job"),
         (&["put", &job, "", &file], 2, "is empty"),
         (&["put", &job, &"x".repeat(257), &file], 2, "256 is the limit"),
-        (&["put", &job, "a", "/nowhere"], 1, "cannot open the file /nowhere"),
+        (&["put", &job, "a", "/nowhere"], 78, "cannot read /nowhere"),
         (&["list", "x"], 2, "24 hexadecimal digits"),
     ] {
         let (exit, text) = say(args);
         assert!(exit == code && text.contains(problem), "{args:?}: {exit} {text}");
     }
     let enqueue = |args: &[&str]| recruiter(&database, &[&["enqueue", "--class", "c", "--unique", "k"], args].concat());
-    assert!(enqueue(&["--file", "/nowhere"]).err.contains("cannot open"));
+    assert!(enqueue(&["--file", "/nowhere"]).err.contains("cannot read /nowhere"));
     assert_eq!(count(&database, "scheduled", doc! {}).await, 1, "a job without its file is not enqueued");
     assert_eq!(enqueue(&["--file", &format!("x={file}")]).code, 0);
     assert_eq!(count(&database, "payloads.files", doc! {}).await, 2);
