@@ -66,7 +66,7 @@ IMPLIED = {
     "prune_chunks/_id": "without it the answer is the same: the caller looks up what it has asked for",
     "prune_chunks/n": "without it each chunk of a file is read, and the answer is the same",
     "class_defaults/_id": "without it the answer is the same: the caller leaves out what is no class",
-    "kept_cells/_id": "without it the answer is the same: the caller leaves out what is no cell",
+    "cells/_id": "without it the answer is the same: the caller leaves out what is no cell",
     "halted_lines/_id": "without it the answer is the same: the caller leaves out what it has not asked for",
     "results_of/_id": "without it the answer is the same: the caller looks up what it has asked for",
 }

@@ -93,6 +93,9 @@
 //! | [`service`] | notifications to the service manager | the three processes |
 //! | [`task`] | the main future as a task of the runtime | recruiter, worker |
 //! | [`telemetry`] | the contents of log lines | all |
+//! | [`text`] | texts for people: durations, instants, the text of others | all |
+//! | [`why`] | why a job does not run | `recruiter jobs why`, applications |
+//! | [`presence`] | the leading recruiter and the workers, for display | `recruiter roster`, why |
 //! | [`logging`] | the destination and format of logs | the three programs |
 //! | [`exit`] | exit codes | the three processes |
 //! | [`secrets`] | hiding credentials from other processes of the user | the three processes |
@@ -120,6 +123,7 @@ pub mod limits;
 pub mod logging;
 pub mod messages;
 mod names;
+pub mod presence;
 pub mod retry_policy;
 pub mod roster;
 pub mod schedules;
@@ -131,11 +135,13 @@ pub mod spec;
 pub mod store;
 pub mod task;
 pub mod telemetry;
+pub mod text;
 pub mod topics;
 #[cfg(feature = "opentelemetry")]
 pub mod traces;
 pub mod unique;
 pub mod wait;
+pub mod why;
 pub mod workers;
 
 pub use bson;
@@ -159,4 +165,5 @@ pub use crate::{
     topics::{InvalidTopic, Pattern},
     unique::{InvalidUnique, OnConflict, Unique, UniqueScope},
     wait::WaitError,
+    why::{Reason, Why},
 };

@@ -366,9 +366,15 @@ pub(crate) fn assignment_in(worker: WorkerId, document: &Document) -> Option<Ass
         return None;
     }
     let round = document.get_object_id("round").ok()?.into();
-    let jobs = ids_in(document.get_document("assigned_to").ok()?.get(worker.to_string()));
+    document.get_document("assigned_to").ok()?;
+    let jobs = assigned_in(worker, document);
     let permits = permits_in(document.get(GRANTS), &jobs);
     Some(Assignment { round, jobs, permits })
+}
+
+/// The jobs that are assigned to a worker.
+pub(crate) fn assigned_in(worker: WorkerId, document: &Document) -> Vec<JobId> {
+    ids_in(document.get_document("assigned_to").ok().and_then(|assigned| assigned.get(worker.to_string())))
 }
 
 /// The stored form of permits: job id in hex → `{gate, names, ahead, from, until}`. `None` if there are no permits.

@@ -3,7 +3,7 @@
 
 use std::ops::ControlFlow;
 
-use super::{BATCH, BATCH_BYTES, filter::Contradiction, patience::Patience, step::waits_for};
+use super::{BATCH, BATCH_BYTES, filter::Contradiction, patience::Patience};
 use crate::{
     ids::JobId,
     instant::Instant,
@@ -90,7 +90,7 @@ fn specification(stored: StoredJob, now: Instant) -> Option<Exported> {
             return Some(Err("it waits for other jobs, whose ids a line for another database cannot name".into()));
         }
         JobState::Scheduled { .. } if job.is_expired(now) => return Some(Err("it has expired".into())),
-        JobState::Scheduled { at } => Some(*at).filter(|at| *at > now && waits_for(&job).is_none()),
+        JobState::Scheduled { at } => Some(*at).filter(|at| *at > now && job.predecessor_key().is_none()),
         JobState::Archived { .. } => None,
     };
     // The expiry of an archived job has passed, or did not matter.

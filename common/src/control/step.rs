@@ -64,18 +64,13 @@ fn step_of_alteration(alteration: &Alteration, is_archived: bool, document: RawD
         JobState::Scheduled { at } if alteration.is_in(&job, at) => Ok(Step::Nothing(Changed::Unchanged)),
         // The recruiter has read what it needs of such a job.
         JobState::Scheduled { .. } if job.is_waiting => Err(Refusal::WaitsForJobs),
-        JobState::Scheduled { .. } => match waits_for(&job).filter(|_| alteration.at.is_some()) {
+        JobState::Scheduled { .. } => match job.predecessor_key().filter(|_| alteration.at.is_some()) {
             // It has no date of its own until that job ends.
             Some(key) => Err(Refusal::WaitsForAnother { key }),
             None => Ok(Step::Alter { group: job.group }),
         },
         JobState::Archived { .. } => Err(Refusal::Malformed("it is in `scheduled`, but its document is in a finished state".into())),
     }
-}
-
-/// The key of the job whose end this job waits for.
-pub(super) fn waits_for(job: &Job) -> Option<String> {
-    job.field("unique_after").and_then(|key| key.as_str().map(str::to_owned))
 }
 
 /// Decides by single fields, so that a document that is not a valid job can be cancelled as well.
@@ -111,10 +106,10 @@ fn step_of_retry(again: bool, is_revised: bool, is_archived: bool, document: Raw
         (JobState::Scheduled { .. }, false) if is_revised => return Err(Refusal::NotFinished),
         (JobState::Scheduled { at }, false) if *at <= now => Step::Nothing(Changed::AlreadyDue { since: *at }),
         (JobState::Scheduled { .. }, false) if job.is_waiting => return Err(Refusal::WaitsForJobs),
-        (JobState::Scheduled { .. }, false) if waits_for(&job).is_some() => {
-            return Err(Refusal::WaitsForAnother { key: waits_for(&job).unwrap_or_default() });
-        }
-        (JobState::Scheduled { at }, false) => Step::Hasten { at: *at, group: job.group },
+        (JobState::Scheduled { at }, false) => match job.predecessor_key() {
+            Some(key) => return Err(Refusal::WaitsForAnother { key }),
+            None => Step::Hasten { at: *at, group: job.group },
+        },
         (_, true) => return Err(Refusal::Malformed("it is in the archive, but its document is not in a finished state".into())),
         (JobState::Archived { .. }, false) => {
             return Err(Refusal::Malformed("it is in `scheduled`, but its document is in a finished state".into()));

@@ -26,7 +26,7 @@ pub use self::{
     keep::Keep,
     notes::JobProgress,
     priority::Priority,
-    state::JobState,
+    state::{JobState, Stage},
 };
 use crate::{
     graphs::edges_of,
@@ -130,6 +130,11 @@ impl Job {
     /// Whether it can no longer be started at `now`.
     pub fn is_expired(&self, now: Instant) -> bool {
         self.expires_at.is_some_and(|expires_at| expires_at <= now)
+    }
+
+    /// The unique key of the job after whose end it runs once more, while it waits for that.
+    pub fn predecessor_key(&self) -> Option<String> {
+        self.field("unique_after").and_then(|key| key.as_str().map(str::to_owned))
     }
 
     /// A stored field; `None` if it is missing or not valid BSON.

@@ -1,6 +1,6 @@
 //! The state of a job: waiting, running, or archived.
 
-use super::{execution::Claim, finish_reason::FinishReason};
+use super::{Job, execution::Claim, finish_reason::FinishReason};
 use crate::{ids::WorkerId, instant::Instant};
 
 /// The state of a job.
@@ -23,4 +23,59 @@ pub enum JobState {
         /// The finish reason.
         why: FinishReason,
     },
+}
+
+/// The state of a job in one word: as the lists show it, and as their filters take it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Stage {
+    /// It waits for the ends of other jobs.
+    Waits,
+    /// Its date is in the future.
+    Postponed,
+    /// It is due.
+    Queued,
+    /// It runs.
+    Running,
+    /// It runs, and its cancellation is requested.
+    Cancelling,
+    /// It has ended with success.
+    Done,
+    /// It was cancelled.
+    Cancelled,
+    /// It has failed for the last time.
+    Failed,
+}
+
+impl Stage {
+    /// All stages, in the order of a life.
+    pub const ALL: [Self; 8] =
+        [Self::Waits, Self::Postponed, Self::Queued, Self::Running, Self::Cancelling, Self::Done, Self::Cancelled, Self::Failed];
+
+    /// The word.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Waits => "waits",
+            Self::Postponed => "postponed",
+            Self::Queued => "queued",
+            Self::Running => "running",
+            Self::Cancelling => "cancelling",
+            Self::Done => "done",
+            Self::Cancelled => "cancelled",
+            Self::Failed => "failed",
+        }
+    }
+
+    /// The stage of a job at `now`.
+    pub fn of(job: &Job, now: Instant) -> Self {
+        match &job.state {
+            JobState::Scheduled { .. } if job.is_waiting || job.predecessor_key().is_some() => Self::Waits,
+            JobState::Scheduled { at } if *at > now => Self::Postponed,
+            JobState::Scheduled { .. } => Self::Queued,
+            JobState::Started { .. } if job.cancel_requested => Self::Cancelling,
+            JobState::Started { .. } => Self::Running,
+            JobState::Archived { why } if *why == FinishReason::DONE => Self::Done,
+            JobState::Archived { why } if *why == FinishReason::CANCELLED => Self::Cancelled,
+            JobState::Archived { .. } => Self::Failed,
+        }
+    }
 }

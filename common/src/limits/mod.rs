@@ -17,6 +17,7 @@
 mod operations;
 mod pause;
 mod rate;
+mod refusal;
 mod window;
 
 use std::{
@@ -28,6 +29,7 @@ pub use self::{
     operations::{SettingError, pause, remove_limit, resume, set_ageing, set_limit, set_maintenance, set_most_waiting, set_weight},
     pause::{Pause, Paused},
     rate::Rate,
+    refusal::{InUse, Refusal},
     window::{MOST_WINDOWS, Maintenance, MaintenanceWindow},
 };
 use crate::instant::Instant;
@@ -82,8 +84,10 @@ pub struct Settings {
     pub groups: BTreeMap<String, GroupSettings>,
     /// The present pauses, except those of lines: these are read with the head of the line.
     pub pauses: BTreeMap<Paused, Pause>,
-    /// The ids of documents that are not valid settings. What they would limit waits.
+    /// The ids of documents in `limits` that are not valid, and those in `groups` after an `@`. What they would limit waits.
     pub invalid: BTreeSet<String>,
+    /// The ids of documents in `pauses` that name nothing that can be paused. They pause nothing.
+    pub invalid_pauses: BTreeSet<String>,
 }
 
 impl Settings {

@@ -182,7 +182,7 @@ pub enum ConnectError {
     )]
     InvalidPrefix(String),
     /// No server answers.
-    #[error("MongoDB at {hosts} could not be reached within {} ({reason}); check that it runs, the address in MONGODB_URI, and the network", humantime::format_duration(*waited))]
+    #[error("MongoDB at {hosts} could not be reached within {} ({reason}); check that it runs, the address in MONGODB_URI, and the network", crate::text::in_words(*waited))]
     Unreachable {
         /// Hosts of the connection string.
         hosts: String,

@@ -142,7 +142,7 @@ pub use self::{
     select::{JobFilter, LOOK_LIMIT, Listed, Match, Page, StateFilter, Walk, lossy},
     session::CommitSession,
     start::{Conditions, Start, ToStart},
-    views::{COUNTED, Finished, SAMPLED, StoredJob, Unfinished, Waiting},
+    views::{COUNTED, Finished, LaneCounts, SAMPLED, StoredJob, Unfinished, Waiting},
 };
 pub(crate) use self::{
     graphs::{Inserted, StoredResult},
@@ -151,6 +151,7 @@ pub(crate) use self::{
     readable::readable,
     session::require_transaction,
     unique::{Holder, Taken, successor},
+    views::policies_in,
 };
 use crate::{
     backlog::Caps,

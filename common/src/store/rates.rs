@@ -74,20 +74,13 @@ impl Store {
         .map(|noted| readable(&noted))
         .unwrap_or_default();
         self.delete_passed_cells(now - PASSED).await?;
-        let metadata = self.metadata.clone();
-        let found: Vec<Document> = call("kept_cells", async move {
-            let found = metadata.find(doc! { "_id": any_cell() }).batch_size(100_000).read_concern(ReadConcern::local());
-            found.await?.readable().await
-        })
-        .await?;
-        let cell = |document: &Document| {
-            let resource = document.get_str("_id").ok()?.strip_prefix(CELL)?;
-            let cell = cell_in(document);
-            if cell.is_none() {
-                tracing::warn!(resource, "the cell of a rate in `metadata` cannot be read; the rate may be exceeded once");
+        let mut cells = HashMap::new();
+        for (resource, cell) in self.cells("kept_cells").await? {
+            match cell {
+                Some(cell) => _ = cells.insert(resource, cell),
+                None => tracing::warn!(resource, "the cell of a rate in `metadata` cannot be read; the rate may be exceeded once"),
             }
-            Some((resource.to_owned(), cell?))
-        };
+        }
         // The first term of a database has no leader before it.
         let is_first = noted.get_i64("term").is_ok_and(|term| term <= 1);
         let since = noted.get_datetime("kept_since").map_or(now, |since| since.to_chrono());
@@ -95,7 +88,25 @@ impl Store {
             let limit = limit.as_document()?;
             Some((limit.get_str("name").ok()?.to_owned(), limit.get_datetime("until").ok().map(|until| until.to_chrono())))
         });
-        Ok(KeptCells { cells: found.iter().filter_map(cell).collect(), fast: fast.collect(), since: (!is_first).then_some(since) })
+        Ok(KeptCells { cells, fast: fast.collect(), since: (!is_first).then_some(since) })
+    }
+
+    /// The cells that leaders have kept, for display.
+    ///
+    /// Filter: ids of cells. Index: `_id`. Invariant: none, only a leader decides by cells.
+    pub async fn rate_cells(&self) -> Result<HashMap<String, RateCell>, StoreError> {
+        Ok(self.cells("rate_cells").await?.into_iter().filter_map(|(resource, cell)| Some((resource, cell?))).collect())
+    }
+
+    async fn cells(&self, operation: &'static str) -> Result<Vec<(String, Option<RateCell>)>, StoreError> {
+        let metadata = self.metadata.clone();
+        let found: Vec<Document> = call(operation, async move {
+            let found = metadata.find(doc! { "_id": any_cell() }).batch_size(100_000).read_concern(ReadConcern::local());
+            found.await?.readable().await
+        })
+        .await?;
+        let cell = |document: &Document| Some((document.get_str("_id").ok()?.strip_prefix(CELL)?.to_owned(), cell_in(document)));
+        Ok(found.iter().filter_map(cell).collect())
     }
 
     /// Deletes cells that have passed at `before`.

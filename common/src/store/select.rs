@@ -12,7 +12,12 @@ use futures_util::TryStreamExt;
 use mongodb::{Collection, options::Hint as IndexHint};
 
 use super::{Store, StoreError, call, raw_id_of, schema::ARCHIVED_BY_END};
-use crate::{ids::JobId, instant::Instant, job::FinishReason, roster::ids_in};
+use crate::{
+    ids::JobId,
+    instant::Instant,
+    job::{FinishReason, Stage},
+    roster::ids_in,
+};
 
 /// Maximum time for which MongoDB searches for one page.
 pub const LOOK_LIMIT: Duration = Duration::from_secs(8);
@@ -25,21 +30,22 @@ pub(super) const IDS_PER_QUERY: usize = 10_000;
 
 /// Where a job is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "process", derive(clap::ValueEnum))]
 pub enum StateFilter {
-    /// Waiting to be due, or for a worker
+    /// Waiting: for other jobs, to be due, or for a worker.
     Scheduled,
-    /// Running
+    /// Running.
     Running,
-    /// Finished
+    /// Finished.
     Archived,
 }
 
 /// A selection of jobs. A field that is `None` does not restrict it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct JobFilter {
-    /// The state of the job.
+    /// Where the job is.
     pub state: Option<StateFilter>,
+    /// Its state in one word, at this instant. Without [`state`](Self::state) only where such jobs are.
+    pub stage: Option<(Stage, Instant)>,
     /// Its group.
     pub group: Option<String>,
     /// Class of its workable.
@@ -157,8 +163,9 @@ impl JobFilter {
         ];
         let mut all: Vec<Document> = equal.into_iter().filter_map(|(field, value)| Some(doc! { field: value.as_ref()? })).collect();
         if self.failed {
-            all.push(doc! { "why": { "$nin": [FinishReason::DONE, FinishReason::CANCELLED] } });
+            all.push(has_failed());
         }
+        all.extend(self.stage.map(|(stage, at)| is_in(stage, at)));
         if let Some(text) = &self.message {
             all.push(doc! { "last_execution.message": { "$regex": literally(text), "$options": "i" } });
         }
@@ -196,6 +203,26 @@ impl JobFilter {
             collection.find(wanted).projection(columns(page)).sort(sort).limit(limit).max_time(LOOK_LIMIT).await?.try_collect().await
         };
         call("jobs", find).await
+    }
+}
+
+fn has_failed() -> Document {
+    doc! { "why": { "$nin": [FinishReason::DONE, FinishReason::CANCELLED] } }
+}
+
+/// The condition of a stage, as [`Stage::of`] decides it.
+fn is_in(stage: Stage, now: Instant) -> Document {
+    let (now, is_requested) = (date(now), doc! { "$type": "date" });
+    let waits = || vec![doc! { "waiting": true }, doc! { "unique_after": { "$gte": "" } }];
+    match stage {
+        Stage::Waits => doc! { "locked": false, "$or": waits() },
+        Stage::Postponed => doc! { "locked": false, "scheduled_at": { "$gt": now }, "$nor": waits() },
+        Stage::Queued => doc! { "locked": false, "scheduled_at": { "$lte": now }, "$nor": waits() },
+        Stage::Running => doc! { "locked": true, "cancel_requested_at": { "$not": is_requested } },
+        Stage::Cancelling => doc! { "locked": true, "cancel_requested_at": is_requested },
+        Stage::Done => doc! { "why": FinishReason::DONE },
+        Stage::Cancelled => doc! { "why": FinishReason::CANCELLED },
+        Stage::Failed => has_failed(),
     }
 }
 

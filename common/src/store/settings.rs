@@ -47,7 +47,7 @@ impl Store {
                 },
                 _ => match name.parse() {
                     Ok(paused) => _ = settings.pauses.insert(paused, pause_in(document)),
-                    Err(_) => _ = settings.invalid.insert(name),
+                    Err(_) => _ = settings.invalid_pauses.insert(name),
                 },
             }
         }

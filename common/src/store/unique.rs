@@ -135,6 +135,16 @@ impl Store {
         Ok(holders)
     }
 
+    /// The unfinished job that has this key until it is finished.
+    ///
+    /// Filter: the key. Index: `unique`, without a hint: it may not exist yet when a job is inserted by another program. Invariant: none, for
+    /// people.
+    pub(crate) async fn holder_of_key(&self, key: &str) -> Result<Option<JobId>, StoreError> {
+        let (scheduled, filter) = (self.scheduled.clone_with_type::<RawDocumentBuf>(), filter_of_keys(UNIQUE, &[key]));
+        let found = call("holder_of_key", async move { scheduled.find_one(filter).projection(doc! { "_id": 1 }).await }).await?;
+        Ok(found.and_then(|job| id_of(&readable(&job))))
+    }
+
     /// The job that has this key, in the caller's transaction.
     ///
     /// Filter: as above. Index: as above. Invariant: none, as above.

@@ -15,7 +15,13 @@ use super::{
     schema::{ARCHIVED_BY_END, DUE_JOBS, GATED_JOBS},
     select::{IDS_PER_QUERY, lossy},
 };
-use crate::{graphs::edges_of, ids::JobId, instant::Instant, job::FinishReason, retry_policy::RetryPolicies};
+use crate::{
+    graphs::edges_of,
+    ids::JobId,
+    instant::{DUE_MS, Instant},
+    job::{FinishReason, Priority},
+    retry_policy::RetryPolicies,
+};
 
 /// Maximum number of waiting jobs counted per group, which takes about a second.
 pub const COUNTED: u64 = 1_000_000;
@@ -62,6 +68,19 @@ pub struct Unfinished {
     pub is_locked: bool,
     /// The jobs that it waits for; empty if it waits no longer.
     pub waits_for: Vec<JobId>,
+}
+
+/// The numbers of waiting jobs of a lane.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LaneCounts {
+    /// Those that are due.
+    pub due: u64,
+    /// Those that are due later.
+    pub later: u64,
+    /// Those that wait for the ends of other jobs.
+    pub for_jobs: u64,
+    /// Those that run once more after the job that has their unique key.
+    pub for_predecessors: u64,
 }
 
 /// A job's document and its collection.
@@ -157,35 +176,58 @@ impl Store {
         Ok(lanes)
     }
 
-    /// Classes of the retry policies of the first due jobs of these lanes, at most `most` jobs.
+    /// Classes of the retry policies of each of the first due jobs of these lanes, at most `most` jobs.
     ///
     /// Filter: these ids. Index: `due_jobs`, then `_id`. Invariant: none; a job whose policy no worker knows stays at the front
     /// of its lane.
-    pub async fn policies_of_due_jobs(&self, lanes: &[Lane], most: usize) -> Result<BTreeSet<String>, StoreError> {
+    pub async fn policies_of_due_jobs(&self, lanes: &[Lane], most: usize) -> Result<Vec<BTreeSet<String>>, StoreError> {
         let due: Vec<JobId> = self.due_jobs(lanes, self.now(), most).await?.jobs.into_iter().map(|job| job.id).collect();
         let scheduled = self.scheduled.clone_with_type::<RawDocumentBuf>();
         let found: Vec<RawDocumentBuf> = call("policies_of_due_jobs", async move {
             scheduled.find(doc! { "_id": { "$in": due } }).projection(doc! { "retry_policy": 1 }).await?.try_collect().await
         })
         .await?;
-        let mut classes = BTreeSet::new();
-        for job in &found {
-            add_policies(&lossy(job).get("retry_policy").cloned().unwrap_or(Bson::Null), LEVELS, &mut classes);
-        }
-        Ok(classes)
+        Ok(found.iter().map(|job| policies_in(lossy(job).get("retry_policy").cloned().unwrap_or(Bson::Null))).collect())
     }
 
-    /// The numbers of waiting jobs of a lane that are due, and due later: each counted up to [`COUNTED`].
+    /// The numbers of waiting jobs of a lane, each counted up to [`COUNTED`].
     ///
-    /// Filter: group, class, gate, due before or after. Index: `due_jobs`, `gated_jobs`. Invariant: none, for people.
-    pub async fn waiting_in_lane(&self, lane: &Lane, now: Instant) -> Result<(u64, u64), StoreError> {
-        let index = if lane.gate.is_some() { GATED_JOBS } else { DUE_JOBS };
-        let of = |scheduled_at: Document| {
-            let gate = lane.gate.as_ref().map_or(Bson::Null, Bson::from);
-            doc! { "group": &lane.group, "workable.class": &lane.class, "gate": gate, "locked": false, "scheduled_at": scheduled_at }
+    /// Filter: group, class, gate, due before or after; the jobs that wait for others have the latest date. Index: `due_jobs`,
+    /// `gated_jobs`. Invariant: none, for people.
+    pub async fn waiting_in_lane(&self, lane: &Lane, now: Instant) -> Result<LaneCounts, StoreError> {
+        let (now, latest) = (bson::DateTime::from_chrono(now), bson::DateTime::from_millis(*DUE_MS.end()));
+        let of = async |more: Document| {
+            let (mut filter, index) = in_lane(lane);
+            filter.extend(more);
+            self.count_waiting(filter, index).await
         };
-        let now = bson::DateTime::from_chrono(now);
-        Ok((self.count_waiting(of(doc! { "$lte": now }), index).await?, self.count_waiting(of(doc! { "$gt": now }), index).await?))
+        let due = of(doc! { "scheduled_at": { "$lte": now } }).await?;
+        let later = of(doc! { "scheduled_at": { "$gt": now, "$lt": latest } }).await?;
+        let at_latest = of(doc! { "scheduled_at": latest }).await?;
+        let (mut for_jobs, mut for_predecessors) = (0, 0);
+        if at_latest > 0 {
+            for_jobs = of(doc! { "scheduled_at": latest, "waiting": true }).await?;
+            for_predecessors = of(doc! { "scheduled_at": latest, "unique_after": { "$gte": "" } }).await?;
+        }
+        let others = at_latest.saturating_sub(for_jobs + for_predecessors);
+        Ok(LaneCounts { due, later: later + others, for_jobs, for_predecessors })
+    }
+
+    /// How many due jobs of this lane come before one with this priority and date, counted up to [`COUNTED`].
+    ///
+    /// Filter: group, class, gate, a higher priority or an earlier date. Index: `due_jobs`, `gated_jobs`. Invariant: none, for people.
+    pub async fn count_due_before(&self, lane: &Lane, priority: Priority, at: Instant) -> Result<u64, StoreError> {
+        let (mut filter, index) = in_lane(lane);
+        let (priority, at) = (i32::from(priority.get()), bson::DateTime::from_chrono(at));
+        let now = bson::DateTime::from_chrono(self.now());
+        filter.insert(
+            "$or",
+            vec![
+                doc! { "priority": { "$gt": priority }, "scheduled_at": { "$lte": now } },
+                doc! { "priority": priority, "scheduled_at": { "$lt": at } },
+            ],
+        );
+        self.count_waiting(filter, index).await
     }
 
     async fn count_waiting(&self, filter: Document, index: &'static str) -> Result<u64, StoreError> {
@@ -295,6 +337,20 @@ impl Store {
         let (archived, filter) = (self.archived.clone(), doc! { "_id": { "$in": jobs.to_vec() } });
         call("archived_jobs", async move { archived.find(filter).batch_size(10_000).await?.readable().await }).await
     }
+}
+
+/// The unlocked jobs of a lane, and the index that has them.
+fn in_lane(lane: &Lane) -> (Document, &'static str) {
+    let index = if lane.gate.is_some() { GATED_JOBS } else { DUE_JOBS };
+    let gate = lane.gate.as_ref().map_or(Bson::Null, Bson::from);
+    (doc! { "group": &lane.group, "workable.class": &lane.class, "gate": gate, "locked": false }, index)
+}
+
+/// The classes of a stored policy and of those within it.
+pub(crate) fn policies_in(policy: Bson) -> BTreeSet<String> {
+    let mut classes = BTreeSet::new();
+    add_policies(&policy, LEVELS, &mut classes);
+    classes
 }
 
 /// Collects the classes of a policy and of the policies in its parameters, which are documents {class, parameters} as

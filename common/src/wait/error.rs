@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use crate::{failure::Failure, finished::ResultError, ids::JobId, job::FinishReason};
+use crate::{failure::Failure, finished::ResultError, ids::JobId, job::FinishReason, text::in_words};
 
 /// Why a wait has no result.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WaitError {
     /// The job had not ended in time. It still waits or runs.
-    #[error("job {job} has not ended within {}: wait again, or look at `recruiter jobs why {job}`", rounded(*waited))]
+    #[error("job {job} has not ended within {}: wait again, or look at `recruiter jobs why {job}`", in_words(*waited))]
     TimedOut {
         /// The job.
         job: JobId,
@@ -63,12 +63,6 @@ fn said(failure: Option<&Failure>) -> String {
     failure.map_or_else(String::new, |failure| format!(": {}: {}", failure.class, failure.message))
 }
 
-/// In whole milliseconds: a wait in several parts is a few nanoseconds short.
-fn rounded(waited: Duration) -> humantime::FormattedDuration {
-    let milliseconds = waited.saturating_add(Duration::from_micros(500)).as_millis();
-    humantime::format_duration(Duration::from_millis(u64::try_from(milliseconds).unwrap_or(u64::MAX)))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -79,6 +73,5 @@ mod tests {
             let error = WaitError::TimedOut { job: JobId::new(), waited };
             assert!(error.to_string().contains(said), "{error}");
         }
-        assert!(!rounded(Duration::MAX).to_string().is_empty());
     }
 }

@@ -2,10 +2,13 @@
 
 use std::{io::Write, time::Duration};
 
-use clap::Args;
+use clap::{
+    Args,
+    builder::{PossibleValue, PossibleValuesParser, TypedValueParser as _},
+};
 use recruiter_common::{
     instant::Instant,
-    job::FinishReason,
+    job::{FinishReason, Stage},
     spec::{duration_of_text, instant_of_text},
     store::{JobFilter, StateFilter},
 };
@@ -20,8 +23,8 @@ const ALIKE: f64 = 0.8;
 #[command(next_help_heading = "Which jobs")]
 pub(crate) struct FilterArgs {
     /// Jobs in this state
-    #[arg(long, env = "RECRUITER_JOBS_PLACE", value_name = "PLACE", value_enum)]
-    state: Option<StateFilter>,
+    #[arg(long, env = "RECRUITER_JOBS_PLACE", value_name = "STATE", value_parser = PossibleValuesParser::new(State::words()).map(|word| State::of(&word)))]
+    state: Option<State>,
     /// Jobs of this group
     #[arg(long, env = "RECRUITER_JOBS_GROUP", value_name = "GROUP")]
     group: Option<String>,
@@ -49,6 +52,46 @@ pub(crate) struct FilterArgs {
     /// Finished jobs that ended, and other jobs enqueued, before this instant; 2h means two hours ago
     #[arg(long, env = "RECRUITER_JOBS_UNTIL", value_name = "WHEN", value_parser = when_of_text)]
     until: Option<When>,
+}
+
+/// A state by which jobs are selected: a place, or one of the words that the lists show.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Scheduled,
+    Archived,
+    Stage(Stage),
+}
+
+impl State {
+    fn words() -> Vec<PossibleValue> {
+        let more = [("scheduled", "Waits, postponed or queued"), ("archived", "Done, cancelled or failed")];
+        let more = more.map(|(word, help)| PossibleValue::new(word).help(help));
+        Stage::ALL.iter().map(|stage| PossibleValue::new(stage.word())).chain(more).collect()
+    }
+
+    fn of(word: &str) -> Self {
+        match Stage::ALL.into_iter().find(|stage| stage.word() == word) {
+            Some(stage) => Self::Stage(stage),
+            None if word == "archived" => Self::Archived,
+            None => Self::Scheduled,
+        }
+    }
+
+    fn place(self) -> StateFilter {
+        match self {
+            Self::Scheduled | Self::Stage(Stage::Waits | Stage::Postponed | Stage::Queued) => StateFilter::Scheduled,
+            Self::Stage(Stage::Running | Stage::Cancelling) => StateFilter::Running,
+            Self::Archived | Self::Stage(Stage::Done | Stage::Cancelled | Stage::Failed) => StateFilter::Archived,
+        }
+    }
+
+    /// The stage, if the place has others. All running jobs are `running`, those that are being cancelled too.
+    fn stage(self) -> Option<Stage> {
+        match self {
+            Self::Scheduled | Self::Archived | Self::Stage(Stage::Running) => None,
+            Self::Stage(stage) => Some(stage),
+        }
+    }
 }
 
 /// An instant, given as a date or as an age.
@@ -80,7 +123,8 @@ impl FilterArgs {
     pub(crate) fn at(self, now: Instant) -> JobFilter {
         let Self { state, group, class, tag, urn, why, error_class, message, since, until } = self;
         let [since, until] = [since, until].map(|when| when.map(|when| when.by(now)));
-        JobFilter { state, group, class, tag, urn, why, failed: false, error_class, message, since, until }
+        let (state, stage) = (state.map(State::place), state.and_then(State::stage).map(|stage| (stage, now)));
+        JobFilter { state, stage, group, class, tag, urn, why, failed: false, error_class, message, since, until }
     }
 }
 

@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::{Context as _, anyhow};
-use bson::{Bson, Document, doc};
+use bson::{Document, doc};
 use clap::{Args, Subcommand, ValueEnum, builder::BoolishValueParser};
 use recruiter_common::{
     JobId,
@@ -172,8 +172,8 @@ async fn enqueue(file: PathBuf, custom_policy: bool, format: Format, connect: &C
     })?;
     warn_of_unmet(&store, &needs).await;
     if format.json {
-        let jobs: Document = names.into_iter().map(|(name, job)| (name, job.into())).collect();
-        return Ok(json_line(out, doc! { "graph": id, "jobs": jobs })?);
+        let jobs: Document = names.into_iter().map(|(name, job)| (name, job.to_string().into())).collect();
+        return Ok(json_line(out, doc! { "graph": id.to_string(), "jobs": jobs })?);
     }
     Ok(writeln!(out, "{id}")?)
 }
@@ -265,17 +265,17 @@ fn row(job: &GraphJob) -> Row {
 
 fn document(job: &GraphJob) -> Document {
     let mut document = doc! {
-        "_id": job.id,
+        "id": job.id.to_string(),
         "class": &job.class,
         "group": &job.group,
         "state": job.state.word(),
-        "waits_for": job.waits_for.iter().copied().map(Bson::from).collect::<Vec<_>>(),
+        "waits_for": job.waits_for.iter().map(|edge| doc! { "job": edge.job.to_string(), "when": edge.when.word() }).collect::<Vec<_>>(),
     };
     if !job.continued_as.is_empty() {
-        document.insert("continued_as", job.continued_as.clone());
+        document.insert("continued_as", job.continued_as.iter().map(ToString::to_string).collect::<Vec<_>>());
     }
     if let Some(old) = job.recovered_from {
-        document.insert("recovered_from", old);
+        document.insert("recovered_from", old.to_string());
     }
     if let Some((class, message)) = &job.failure {
         document.insert("error", doc! { "class": class, "message": message });
@@ -346,9 +346,9 @@ async fn change(args: ChangeArgs, is_cancel: bool, connect: &ConnectArgs, out: &
     let changed = if is_cancel { control.cancel_graph(args.id).await? } else { control.retry_graph(args.id).await? };
     for (job, change) in &changed {
         if args.format.json {
-            let mut line = doc! { "_id": job, "outcome": change.word() };
+            let mut line = doc! { "id": job.to_string(), "outcome": change.word() };
             if let Changed::EnqueuedAgain { new: Some(new), .. } = change {
-                line.insert("new", new);
+                line.insert("new_id", new.to_string());
             }
             json_line(out, line)?;
         } else {

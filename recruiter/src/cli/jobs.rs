@@ -5,15 +5,16 @@ use std::{io::Write, time::Duration};
 
 use anstyle::AnsiColor;
 use anyhow::anyhow;
-use bson::{Bson, RawDocumentBuf};
+use bson::{Bson, Document, RawDocumentBuf};
 use clap::{Args, Subcommand};
 use recruiter_common::{
+    Reason,
     control::Change,
     failure::Failure,
     ids::JobId,
     instant::Instant,
     job::{
-        Execution, FinishReason, Job, JobProgress, JobState, StoredPolicy,
+        Execution, FinishReason, Job, JobProgress, JobState, Stage, StoredPolicy,
         bundle::{failure_of, is_done},
         notes::{CHECKPOINT, Log, LogLine},
     },
@@ -28,8 +29,7 @@ use super::{
     exit::{or_stopped, usage},
     export::{self, EXPORT_EXAMPLES, ExportArgs},
     filter::{FilterArgs, check_reason},
-    output::{Column, Format, Row, Screen, apart, briefly_apart, json_line, moment, printable, table},
-    presence::Leader,
+    output::{Column, Format, Row, Screen, apart, briefly_apart, json_line, moment, printable, table, with_state},
     revise::NewContent,
 };
 
@@ -37,6 +37,8 @@ use super::{
 const ROOMY: usize = 100;
 /// Indexes of columns in the list.
 const STATE: usize = 1;
+/// The state of a document that is not a job.
+const MALFORMED: &str = "malformed";
 const PRIORITY: usize = 4;
 
 const LIST_EXAMPLES: &str = "\
@@ -180,7 +182,7 @@ async fn list(args: ListArgs, connect: &ConnectArgs, out: &mut impl Write) -> an
     }
     let last = listed.jobs.last().and_then(|job| job.get_object_id("_id").ok());
     if format.json {
-        listed.jobs.iter().try_for_each(|job| json_line(out, lossy(job)))?;
+        listed.jobs.into_iter().try_for_each(|job| json_line(out, to_json(job, now)))?;
     } else if is_empty {
         writeln!(std::io::stderr(), "no job matches")?;
     } else {
@@ -223,7 +225,7 @@ fn row(document: RawDocumentBuf, now: Instant) -> Row {
     let class = document.get_document("workable").ok().and_then(|workable| workable.get("class"));
     let cells = vec![
         document.get("_id").map(id_in).unwrap_or_default(),
-        "malformed".into(),
+        MALFORMED.into(),
         text(class, 32),
         text(document.get("group"), 24),
         text(document.get("priority"), 8),
@@ -236,26 +238,22 @@ fn row(document: RawDocumentBuf, now: Instant) -> Row {
 fn row_of_job(job: &Job, now: Instant) -> Row {
     let execution = job.last_execution.as_ref();
     let since = |at: Option<Instant>, how: fn(String) -> String| at.map_or_else(|| "-".into(), |at| how(briefly_apart(at, now)));
-    let (state, colour, when) = match &job.state {
-        JobState::Scheduled { at } if *at <= now => ("queued", None, since(Some(*at), |apart| format!("due {apart}"))),
-        JobState::Scheduled { at } => ("postponed", None, since(Some(*at), |apart| format!("in {apart}"))),
-        JobState::Started { .. } => {
-            let started = since(execution.and_then(|execution| execution.started_at), |apart| format!("for {apart}"));
-            if job.cancel_requested {
-                ("cancelling", Some(AnsiColor::Yellow), started)
-            } else {
-                ("running", Some(AnsiColor::Cyan), started)
-            }
+    let stage = Stage::of(job, now);
+    let (colour, when) = match (stage, &job.state) {
+        (Stage::Waits, _) => (None, waits_for(job)),
+        (_, JobState::Scheduled { at }) if *at <= now => (None, since(Some(*at), |apart| format!("due {apart}"))),
+        (_, JobState::Scheduled { at }) => (None, since(Some(*at), |apart| format!("in {apart}"))),
+        (_, JobState::Started { .. }) => {
+            let colour = if stage == Stage::Cancelling { AnsiColor::Yellow } else { AnsiColor::Cyan };
+            (Some(colour), since(execution.and_then(|execution| execution.started_at), |apart| format!("for {apart}")))
         }
-        JobState::Archived { why } => {
-            let ended = since(execution.and_then(|execution| execution.ended_at), |apart| format!("{apart} ago"));
-            if *why == FinishReason::DONE {
-                ("done", Some(AnsiColor::Green), ended)
-            } else if *why == FinishReason::CANCELLED {
-                ("cancelled", Some(AnsiColor::Yellow), ended)
-            } else {
-                ("failed", Some(AnsiColor::Red), ended)
-            }
+        (_, JobState::Archived { .. }) => {
+            let colour = match stage {
+                Stage::Done => AnsiColor::Green,
+                Stage::Cancelled => AnsiColor::Yellow,
+                _ => AnsiColor::Red,
+            };
+            (Some(colour), since(execution.and_then(|execution| execution.ended_at), |apart| format!("{apart} ago")))
         }
     };
     let failure = execution.and_then(|execution| {
@@ -273,7 +271,7 @@ fn row_of_job(job: &Job, now: Instant) -> Row {
     };
     let cells = vec![
         job.id.to_string(),
-        state.into(),
+        stage.word().into(),
         printable(&job.class, 32),
         printable(&job.group, 24),
         job.priority.to_string(),
@@ -287,38 +285,58 @@ fn id_in(id: &Bson) -> String {
     id.as_object_id().map_or_else(|| printable(&id.to_string(), 24), |id| id.to_hex())
 }
 
+/// The stored document, for programs.
+fn to_json(stored: RawDocumentBuf, now: Instant) -> Document {
+    match Job::try_from(stored) {
+        Ok(job) => with_state(lossy(&job.document), Stage::of(&job, now).word()),
+        Err((document, _)) => with_state(lossy(&document), MALFORMED),
+    }
+}
+
+/// What a job waits for that has no date.
+fn waits_for(job: &Job) -> String {
+    match job.parents().len() {
+        _ if !job.is_waiting => "for its predecessor".into(),
+        1 => "for 1 job".into(),
+        jobs => format!("for {jobs} jobs"),
+    }
+}
+
 /// The state of a job, and since or until when it lasts.
 fn state(job: &Job, now: Instant) -> (String, String) {
     let execution = job.last_execution.as_ref();
-    match &job.state {
-        JobState::Scheduled { at } if *at <= now => ("queued".into(), format!("due for {}", apart(*at, now))),
-        JobState::Scheduled { at } => ("postponed".into(), format!("due in {}", apart(*at, now))),
+    let stage = Stage::of(job, now);
+    let when = match &job.state {
+        JobState::Scheduled { .. } if stage == Stage::Waits => waits_for(job),
+        JobState::Scheduled { at } if *at <= now => format!("due for {} ({})", apart(*at, now), moment(*at)),
+        JobState::Scheduled { at } => format!("due in {} ({})", apart(*at, now), moment(*at)),
         JobState::Started { .. } => {
             let since = execution.and_then(|execution| execution.started_at);
-            let state = if job.cancel_requested { "running, cancellation requested" } else { "running" };
-            (state.into(), since.map_or_else(String::new, |since| format!("for {}", apart(since, now))))
+            since.map_or_else(String::new, |since| format!("for {}", apart(since, now)))
         }
         JobState::Archived { why } => {
             let ended = execution.and_then(|execution| execution.ended_at);
-            (why.to_string(), ended.map_or_else(String::new, |ended| format!("{} ago", apart(ended, now))))
+            let ended = ended.map_or_else(String::new, |ended| format!("{} ago", apart(ended, now)));
+            if stage == Stage::Failed { format!("{}, {ended}", printable(why.as_str(), 80)) } else { ended }
         }
-    }
+    };
+    (stage.word().into(), when)
 }
 
 async fn show(id: JobId, format: Format, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
     let store = Store::connect_to_ask(connect, "recruiter jobs").await?;
     let stored = store.job(id).await?.ok_or_else(|| anyhow!("no job has the id {id}, neither in `scheduled` nor in `archived`"))?;
     if format.json {
-        return Ok(json_line(out, lossy(&stored.document))?);
+        return Ok(json_line(out, to_json(stored.document, store.now()))?);
     }
     match Job::try_from(stored.document) {
         Ok(job) => {
             describe(&job, store.now(), out)?;
-            let leader = Leader::find(&store).await?;
-            if leader.is_missing() && matches!(job.state, JobState::Scheduled { .. }) {
-                writeln!(out, "{}", leader.line())?;
+            let is_waiting = matches!(job.state, JobState::Scheduled { .. });
+            match store.why(id).await?.filter(|why| is_waiting && why.reason != Reason::Assignable) {
+                Some(why) => Ok(writeln!(out, "why          {}: {}", why.reason, why.text)?),
+                None => Ok(()),
             }
-            Ok(())
         }
         Err((document, error)) => {
             writeln!(out, "{id} is malformed: {}", printable(&error.to_string(), 400))?;
@@ -332,12 +350,8 @@ fn describe(job: &Job, now: Instant, out: &mut impl Write) -> std::io::Result<()
     let json = |value: &Bson| printable(&value.clone().into_relaxed_extjson().to_string(), 400);
     let mut line = |name: &str, value: String| if value.is_empty() { Ok(()) } else { writeln!(out, "{name:<13}{value}") };
     let (state, when) = state(job, now);
-    let due = match job.state {
-        JobState::Scheduled { at } => format!(" ({})", moment(at)),
-        JobState::Started { .. } | JobState::Archived { .. } => String::new(),
-    };
     line("job", job.id.to_string())?;
-    line("state", format!("{}, {when}{due}", printable(&state, 80)))?;
+    line("state", format!("{state}, {when}"))?;
     line("class", printable(&job.class, 256))?;
     match &job.bundle {
         None => line("parameters", json(&job.parameters))?,
@@ -440,7 +454,7 @@ fn describe_execution(execution: &Execution, now: Instant, out: &mut impl Write)
 
 #[cfg(test)]
 mod tests {
-    use bson::{Document, doc};
+    use bson::doc;
 
     use super::*;
 
@@ -472,15 +486,21 @@ mod tests {
         };
         let at = bson::DateTime::from_millis(10_000);
         let started = doc! { "worker": bson::oid::ObjectId::new(), "start": bson::oid::ObjectId::new(), "started_at": at };
-        check(doc! {}, 0, ("postponed", "due in 1m"));
-        check(doc! {}, 65_000, ("queued", "due for 5s"));
+        check(doc! {}, 0, ("postponed", "due in 1m (1970-01-01T00:01:00.000Z)"));
+        check(doc! {}, 65_000, ("queued", "due for 5s (1970-01-01T00:01:00.000Z)"));
         check(doc! { "locked": true, "last_execution": started.clone() }, 20_000, ("running", "for 10s"));
-        check(
-            doc! { "locked": true, "last_execution": started, "cancel_requested_at": at },
-            20_000,
-            ("running, cancellation requested", "for 10s"),
-        );
+        check(doc! { "locked": true, "last_execution": started, "cancel_requested_at": at }, 20_000, ("cancelling", "for 10s"));
         check(doc! { "why": "done", "last_execution": { "ended_at": at } }, 20_000, ("done", "10s ago"));
+        check(doc! { "why": "gave-up", "last_execution": { "ended_at": at } }, 20_000, ("failed", "gave-up, 10s ago"));
+        let latest = bson::DateTime::from_millis(253_402_300_799_999);
+        let waits = doc! { "scheduled_at": latest, "waiting": true, "waits_for": [bson::oid::ObjectId::new(), bson::oid::ObjectId::new()] };
+        check(waits.clone(), 0, ("waits", "for 2 jobs"));
+        let once_more = doc! { "scheduled_at": latest, "unique_after": "k" };
+        check(once_more.clone(), 0, ("waits", "for its predecessor"));
+        for (more, when) in [(waits, "for 2 jobs"), (once_more, "for its predecessor")] {
+            let row = listed(120, vec![job(more).document.try_into().unwrap()]);
+            assert!(row.contains(" waits ") && row.ends_with(&format!("{when}\n")), "{row}");
+        }
     }
 
     #[test]

@@ -10,11 +10,12 @@ use recruiter_common::{
     limits::{self, Limit, Pause, Paused, Rate, SettingError, Settings, resource_and_number},
     roster::PermitHolder,
     store::{ConnectArgs, LARGEST_CAP, Store},
+    why::paused_by,
 };
 
 use super::{
     exit::usage,
-    output::{Column, Format, Row, Screen, briefly_apart, json_line, moment, printable, table},
+    output::{Column, Format, Row, Screen, json_line, printable, table},
 };
 
 /// Maximum number of jobs, and of permits of each worker, that are shown.
@@ -242,7 +243,8 @@ async fn show(store: &Store, name: &str, format: Format, out: &mut impl Write) -
 
 /// A worker that holds permits, for programs.
 pub(super) fn holder_to_document(holder: &PermitHolder) -> Document {
-    doc! { "worker": holder.worker, "permits": holder.permits.clone(), "jobs": holder.jobs.clone() }
+    let jobs: Vec<String> = holder.jobs.iter().map(ToString::to_string).collect();
+    doc! { "worker": holder.worker.to_string(), "permits": holder.permits.clone(), "jobs": jobs }
 }
 
 /// Writes which workers hold permits, and for which jobs.
@@ -312,7 +314,15 @@ pub(super) async fn resume(args: ResumeArgs, connect: &ConnectArgs, out: &mut im
 /// When MongoDB cannot be used.
 pub(super) async fn pauses(args: PausesArgs, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
     let store = Store::connect_to_ask(connect, "recruiter pauses").await?;
-    let pauses = store.settings().await?.pauses.into_iter();
+    let Settings { pauses, invalid_pauses, .. } = store.settings().await?;
+    for name in &invalid_pauses {
+        let (name, known) = (printable(name, 256), "everything, group:NAME, class:NAME or line:KEY");
+        writeln!(
+            std::io::stderr(),
+            "the document {name} in `pauses` pauses nothing: its `_id` must be {known}; delete it, or pause again"
+        )?;
+    }
+    let pauses = pauses.into_iter();
     let pauses: Vec<(Paused, Pause)> = pauses.chain(store.pauses_of_lines(LINES).await?).collect();
     if args.format.json {
         for (paused, pause) in pauses {
@@ -325,17 +335,10 @@ pub(super) async fn pauses(args: PausesArgs, connect: &ConnectArgs, out: &mut im
         return Ok(writeln!(out, "nothing is paused")?);
     }
     for (paused, pause) in &pauses {
-        writeln!(out, "{}: {}", printable(&paused.to_string(), 256), explained(pause, store.now()))?;
+        writeln!(out, "{}: {}", printable(&paused.to_string(), 256), paused_by(pause, store.now()))?;
     }
     if pauses.len() >= usize::try_from(LINES)? {
         writeln!(out, "(of the lines, the first {LINES} are shown)")?;
     }
     Ok(())
-}
-
-/// Who has paused, when and why.
-pub(super) fn explained(pause: &Pause, now: recruiter_common::Instant) -> String {
-    let at = pause.at.map_or_else(String::new, |at| format!(" {} ago ({})", briefly_apart(at, now), moment(at)));
-    let why = pause.reason.as_ref().map_or_else(String::new, |reason| format!(": {}", printable(reason, 200)));
-    format!("paused by {}{at}{why}", printable(&pause.by, 80))
 }

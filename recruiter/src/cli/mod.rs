@@ -366,6 +366,39 @@ mod tests {
         check(&Config::command());
     }
 
+    /// The others write nothing, a file, always JSON, or a sentence that confirms a change.
+    #[test]
+    fn every_command_that_prints_data_has_json() {
+        fn without(command: &clap::Command, path: &str, found: &mut Vec<String>) {
+            let mut leaf = true;
+            for sub in command.get_subcommands().filter(|sub| sub.get_name() != "help") {
+                leaf = false;
+                without(sub, &format!("{path} {}", sub.get_name()), found);
+            }
+            if leaf && command.get_arguments().all(|argument| argument.get_id() != "json") {
+                found.push(path.trim().to_owned());
+            }
+        }
+        let mut found = Vec::new();
+        without(&Config::command(), "", &mut found);
+        found.retain(|path| !path.starts_with("dev") && !path.starts_with("demo") && !path.starts_with("bench"));
+        let confirm = [
+            "run",
+            "files get",
+            "files put",
+            "files delete",
+            "limits set",
+            "limits remove",
+            "pause",
+            "resume",
+            "publish",
+            "consumers set",
+            "consumers reset",
+            "consumers remove",
+        ];
+        assert_eq!(found, confirm);
+    }
+
     #[test]
     fn the_short_help_of_a_subcommand_is_about_that_subcommand() {
         let help = |args: &[&str]| {

@@ -7,13 +7,12 @@ use std::{
     io::{self, BufWriter, ErrorKind, Write},
     os::fd::AsFd as _,
     sync::atomic::{AtomicBool, Ordering},
-    time::Duration,
 };
 
 use anstyle::AnsiColor;
-use bson::{Bson, Document};
+use bson::{Bson, Document, doc};
 use clap::{Args, builder::BoolishValueParser};
-use recruiter_common::instant::Instant;
+pub(crate) use recruiter_common::text::{apart, briefly_apart, moment, printable};
 use tokio::{io::Interest, net::unix::pipe::Sender};
 
 /// Width in characters when the output is not a terminal.
@@ -93,6 +92,14 @@ impl<W: Write> Write for UntilClosed<W> {
         let flushed = self.inner.flush();
         self.tolerate(flushed, ())
     }
+}
+
+/// A stored document as programs get it: its id as `id`, in hex like everywhere, and its state in one word.
+pub(crate) fn with_state(document: Document, state: &str) -> Document {
+    let id = document.get("_id").map(|id| id.as_object_id().map_or_else(|| id.clone(), |id| id.to_hex().into()));
+    let mut line = doc! { "id": id, "state": state };
+    line.extend(document.into_iter().filter(|(field, _)| field != "_id"));
+    line
 }
 
 /// Writes one document as one line of JSON.
@@ -208,61 +215,9 @@ fn shortened(text: &str, width: usize) -> String {
     text.chars().take(width.saturating_sub(1)).chain(['…']).collect()
 }
 
-/// Untrusted text on one line, cut to `width` characters. Control characters and those that reverse the writing
-/// direction are escaped.
-pub(crate) fn printable(text: &str, width: usize) -> String {
-    let hidden = |c: char| c.is_control() || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-    let mut shown = String::new();
-    let mut room = width;
-    for c in text.chars() {
-        if room == 0 {
-            shown.pop();
-            shown.push('…');
-            break;
-        }
-        if hidden(c) {
-            shown.extend(c.escape_default())
-        } else {
-            shown.push(c)
-        }
-        room -= 1;
-    }
-    shown
-}
-
-/// An instant in UTC, to the millisecond.
-pub(crate) fn moment(at: Instant) -> String {
-    at.format("%Y-%m-%dT%H:%M:%S%.3fZ").to_string()
-}
-
-/// The time between two instants, in one unit: `2h`.
-pub(crate) fn briefly_apart(one: Instant, other: Instant) -> String {
-    let seconds = (one - other).abs().num_seconds();
-    let (size, unit) = [(86_400, "d"), (3_600, "h"), (60, "m")].into_iter().find(|(size, _)| seconds >= 2 * size).unwrap_or((1, "s"));
-    format!("{}{unit}", seconds / size)
-}
-
-/// The time between two instants, in two units: `2days 3h`.
-pub(crate) fn apart(one: Instant, other: Instant) -> String {
-    let seconds = (one - other).abs().num_seconds().unsigned_abs();
-    let exact = humantime::format_duration(Duration::from_secs(seconds)).to_string();
-    exact.split(' ').take(2).collect::<Vec<_>>().join(" ")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn text_of_others_cannot_steer_the_terminal() {
-        let check = |text: &str, width: usize, expected: &str| assert_eq!(printable(text, width), expected, "{text:?}");
-        check("plain ünï", 40, "plain ünï");
-        check("\u{1b}[2J\r\n\0", 40, "\\u{1b}[2J\\r\\n\\u{0}");
-        check("\u{202e}evil", 40, "\\u{202e}evil");
-        check("abcdef", 6, "abcdef");
-        check("abcdefg", 6, "abcde…");
-        check(&"x".repeat(10_000), 3, "xx…");
-    }
 
     fn written(width: usize, columns: &[Column], rows: &[Row]) -> String {
         let mut out = Vec::new();
@@ -300,33 +255,6 @@ mod tests {
     fn colours_are_seen_only_where_they_can_be() {
         let show = |colours| Screen { width: 80, colours }.coloured("failed", Some(AnsiColor::Red));
         assert_eq!((show(false).as_str(), show(true).as_str()), ("failed", "\u{1b}[31mfailed\u{1b}[0m"));
-    }
-
-    #[test]
-    fn the_largest_unit_says_how_far_apart() {
-        let check = |seconds: i64, expected: &str| {
-            let then = Instant::default() + chrono::TimeDelta::seconds(seconds);
-            assert_eq!(
-                (briefly_apart(then, Instant::default()), briefly_apart(Instant::default(), then)),
-                (expected.into(), expected.into())
-            );
-        };
-        check(0, "0s");
-        check(119, "119s");
-        check(120, "2m");
-        check(3 * 3_600 + 59, "3h");
-        check(400 * 86_400, "400d");
-    }
-
-    #[test]
-    fn distances_are_said_in_two_words() {
-        let check = |seconds: i64, expected: &str| {
-            let then = Instant::default() + chrono::TimeDelta::seconds(seconds);
-            assert_eq!((apart(then, Instant::default()), apart(Instant::default(), then)), (expected.into(), expected.into()));
-        };
-        check(0, "0s");
-        check(61, "1m 1s");
-        check(2 * 86_400 + 3 * 3_600 + 4, "2days 3h");
     }
 
     #[test]

@@ -12,7 +12,7 @@ use recruiter_common::{
 };
 
 use super::{
-    output::{Column, Format, Row, Screen, briefly_apart, json_line, printable, table},
+    output::{Column, Format, Row, Screen, briefly_apart, json_line, printable, table, with_state},
     presence::{Leader, Worker, Workers},
 };
 
@@ -35,7 +35,10 @@ pub(super) async fn run(args: RosterArgs, connect: &ConnectArgs, out: &mut impl 
     let Workers(workers) = Workers::find(&store).await?;
     let leader = Leader::find(&store).await?;
     if args.format.json {
-        workers.into_iter().try_for_each(|worker| json_line(out, worker.document))?;
+        workers.into_iter().try_for_each(|worker| {
+            let (state, _) = state(&worker);
+            json_line(out, with_state(worker.document, state))
+        })?;
         out.flush()?;
         if leader.is_missing() {
             writeln!(std::io::stderr(), "{}", leader.line())?;
@@ -60,9 +63,7 @@ fn write(out: &mut impl Write, screen: Screen, workers: &[Worker], now: Instant)
     ];
     let rows: Vec<Row> = workers.iter().map(|worker| row(worker, now)).collect();
     table(out, screen, &columns, &rows)?;
-    // By default a cleaner retires a worker after one and a half leases of silence. A silence of two leases means that
-    // no cleaner runs.
-    let is_overdue = |worker: &&Worker| !worker.is_retired && worker.silent_for.is_some_and(|silence| silence / 2 > worker.lease);
+    let is_overdue = |worker: &&Worker| worker.is_overdue();
     let overdue = workers.iter().filter(is_overdue).count();
     if overdue > 0 {
         writeln!(
@@ -74,13 +75,11 @@ fn write(out: &mut impl Write, screen: Screen, workers: &[Worker], now: Instant)
     Ok(())
 }
 
-/// One row of the list, with the fields of the document that can be read.
-fn row(worker: &Worker, now: Instant) -> Row {
+/// The state of a worker, and its colour.
+fn state(worker: &Worker) -> (&'static str, Option<AnsiColor>) {
     let document = &worker.document;
-    let text = |field, width| document.get_str(field).map_or_else(|_| "-".into(), |text| printable(text, width));
-    let number = |field| document.get(field).map_or_else(|| "-".into(), |number| printable(&number.to_string(), 12));
     let is_worker = document.get_object_id("_id").is_ok() && worker.work_on.is_some();
-    let (state, colour) = match document.get_bool("available") {
+    match document.get_bool("available") {
         _ if !is_worker => ("malformed", Some(AnsiColor::Red)),
         _ if worker.is_retired => ("dead", Some(AnsiColor::Red)),
         _ if worker.silent_for.is_some() => ("silent", Some(AnsiColor::Yellow)),
@@ -94,7 +93,15 @@ fn row(worker: &Worker, now: Instant) -> Row {
             ("idle", None)
         }
         _ => ("busy", Some(AnsiColor::Cyan)),
-    };
+    }
+}
+
+/// One row of the list, with the fields of the document that can be read.
+fn row(worker: &Worker, now: Instant) -> Row {
+    let document = &worker.document;
+    let text = |field, width| document.get_str(field).map_or_else(|_| "-".into(), |text| printable(text, width));
+    let number = |field| document.get(field).map_or_else(|| "-".into(), |number| printable(&number.to_string(), 12));
+    let (state, colour) = state(worker);
     let works_on = match document.get("work_on") {
         Some(Bson::Array(groups)) if groups.is_empty() => "the jobs that it enqueues itself".into(),
         Some(Bson::Array(groups)) => groups.iter().map(|group| group.as_str().unwrap_or("?")).collect::<Vec<_>>().join(", "),

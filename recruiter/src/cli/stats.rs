@@ -13,17 +13,12 @@ use hdrhistogram::Histogram;
 use recruiter_common::{
     instant::Instant,
     job::FinishReason,
-    limits::line_of_gate,
     store::{COUNTED, ConnectArgs, Finished, Lane, NotKept, SAMPLED, Store, Waiting},
+    why::{Situation, Why},
 };
 use serde_json::{Value, json};
 
-use super::{
-    output::{Column, Format, Row, Screen, moment, printable, table},
-    presence::{Leader, Workers},
-    why::{Why, explain},
-};
-use crate::leader::admission::Admission;
+use super::output::{Column, Format, Row, Screen, moment, printable, table};
 
 /// Period for which finished jobs are read.
 const WINDOW: TimeDelta = TimeDelta::minutes(1);
@@ -57,22 +52,21 @@ pub(super) async fn run(args: StatsArgs, connect: &ConnectArgs, out: &mut impl W
     let running = store.running().await?;
     let finished = store.finished(now - WINDOW).await?;
     let not_kept = store.not_kept(now - WINDOW).await?;
-    let leader = Leader::find(&store).await?;
-    let workers = Workers::find(&store).await?;
     let lanes = store.first_lanes(waiting.keys().cloned(), LANES).await?;
     let are_all = lanes.len() < LANES;
-    let policies = workers.unknown_policies(store.policies_of_due_jobs(&lanes, SAMPLE).await?);
-    let mut admission = Admission::seen_from_outside(store.settings().await?, &store.permit_holders().await?, now);
-    let lines: Vec<&str> = lanes.iter().filter_map(|lane| lane.gate.as_deref()).filter(|gate| line_of_gate(gate).is_some()).collect();
-    store.halted_lines(&lines).await?.into_iter().for_each(|(gate, pause)| admission.halt(&gate, pause));
-    let held: Vec<Held> = lanes.iter().filter_map(|lane| Held::of(lane, &admission, now)).collect();
+    let situation = Situation::read(&store, &lanes).await?;
+    let leader = situation.leader();
+    let policies = store.policies_of_due_jobs(&lanes, SAMPLE).await?.into_iter().flatten().collect();
+    let policies = situation.workers().unknown_policies(policies);
+    let held: Vec<Held> = lanes.iter().filter_map(|lane| Some(Held::of(lane, situation.why_refused(lane)?))).collect();
     let pairs: BTreeSet<(String, String)> = lanes.into_iter().map(|Lane { group, class, .. }| (group, class)).collect();
-    let untaken: Vec<Untaken> = pairs.into_iter().filter_map(|pair| Untaken::of(pair, &workers)).collect();
+    let untaken = pairs.into_iter().map(|(group, class)| Lane::new(group, class));
+    let untaken: Vec<Held> = untaken.filter_map(|lane| Some(Held::of(&lane, situation.why_not_taken(&lane)?))).collect();
     let statistics = Statistics::of(now, &waiting, &running, &finished, &not_kept);
     if args.format.json {
         let mut json = statistics.to_json();
-        json["leader"] = leader.to_json();
-        json["untaken"] = untaken.iter().map(|kind| json!({ "group": kind.group, "class": kind.class, "reason": kind.reason })).collect();
+        json["leader"] = json!(leader.holder());
+        json["untaken"] = untaken.iter().map(Held::to_json).collect();
         json["held"] = held.iter().map(Held::to_json).collect();
         json["unknown_policies"] = json!(policies);
         return Ok(writeln!(out, "{json}")?);
@@ -83,38 +77,21 @@ pub(super) async fn run(args: StatsArgs, connect: &ConnectArgs, out: &mut impl W
     Ok(writeln!(out, "{}", leader.line())?)
 }
 
-/// A group and class whose waiting jobs no running worker takes.
-#[derive(Clone, Debug)]
-struct Untaken {
-    group: String,
-    class: String,
-    reason: String,
-}
-
-impl Untaken {
-    fn of((group, class): (String, String), workers: &Workers) -> Option<Self> {
-        let reason = workers.why_nobody_takes(&class, &group)?;
-        Some(Self { group, class, reason })
-    }
-}
-
-/// A lane whose due jobs a pause or a limit holds back.
+/// A lane whose due jobs cannot start, and why.
 #[derive(Clone, Debug)]
 struct Held {
     lane: Lane,
-    name: &'static str,
-    text: String,
+    why: Why,
 }
 
 impl Held {
-    fn of(lane: &Lane, admission: &Admission, now: Instant) -> Option<Self> {
-        let Why { name, text, .. } = explain(&admission.why(lane, now)?, now);
-        Some(Self { lane: lane.clone(), name, text })
+    fn of(lane: &Lane, why: Why) -> Self {
+        Self { lane: lane.clone(), why }
     }
 
     fn to_json(&self) -> Value {
-        let Lane { group, class, gate, .. } = &self.lane;
-        json!({ "group": group, "class": class, "gate": gate, "reason": self.name, "text": self.text })
+        let (Lane { group, class, gate, .. }, why) = (&self.lane, &self.why);
+        json!({ "group": group, "class": class, "gate": gate, "reason": why.reason.name(), "text": why.text, "until": why.until.map(moment) })
     }
 }
 
@@ -122,7 +99,7 @@ impl Held {
 fn write_held(out: &mut impl Write, held: &[Held]) -> std::io::Result<()> {
     let mut reasons: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
     for held in held {
-        reasons.entry(&held.text).or_default().insert(&held.lane.group);
+        reasons.entry(&held.why.text).or_default().insert(&held.lane.group);
     }
     for (text, groups) in reasons.iter().take(REASONS) {
         let groups: Vec<&str> = groups.iter().copied().collect();
@@ -135,9 +112,9 @@ fn write_held(out: &mut impl Write, held: &[Held]) -> std::io::Result<()> {
 }
 
 /// Writes each reason once.
-fn write_untaken(out: &mut impl Write, untaken: &[Untaken], policies: &[String], are_all: bool) -> std::io::Result<()> {
+fn write_untaken(out: &mut impl Write, untaken: &[Held], policies: &[String], are_all: bool) -> std::io::Result<()> {
     let unknown = policies.iter().map(|policy| format!("no running worker knows the retry policy `{}`", printable(policy, 80)));
-    let reasons: BTreeSet<String> = untaken.iter().map(|kind| kind.reason.clone()).chain(unknown).collect();
+    let reasons: BTreeSet<String> = untaken.iter().map(|held| held.why.text.clone()).chain(unknown).collect();
     for reason in reasons.iter().take(REASONS) {
         writeln!(out, "jobs cannot start: {reason}")?;
     }

@@ -1,7 +1,7 @@
 //! Admission: may a job of this lane start now, and with which permit?
 //!
-//! The settings decide: pauses, maintenance windows, and the limits of the lane's resources and of its group. Every refusal has a [`Reason`]. The plan asks here
-//! before it gives a job to a worker, and `recruiter jobs why` asks the same functions.
+//! The settings decide: pauses, maintenance windows, and the limits of the lane's resources and of its group. [`Settings::admit`] decides, here
+//! with what the leader knows, and in `recruiter jobs why` with what another process can read. The plan asks here before it gives a job to a worker.
 //!
 //! **Capacity.** [`Holders`] has the permits that workers hold, and this state chooses others. If it is wrong, MongoDB refuses the assignment,
 //! because a unique index has the permits of all workers. So two leaders can both believe that they lead. While all permits of a resource are
@@ -15,7 +15,7 @@ use chrono::TimeDelta;
 use recruiter_common::{
     ids::{JobId, WorkerId},
     instant::Instant,
-    limits::{Limit, Pause, Paused, Permit, Rate, Settings, group_of_resource, line_of_gate, permit_name, resource_of_group, resources_in},
+    limits::{InUse, Limit, Pause, Permit, Rate, Refusal, Settings, group_of_resource, line_of_gate, permit_name, resource_of_group},
     roster::{AvailableWorker, PermitHolder},
     store::{KeptCells, Lane, ScheduledJob},
 };
@@ -30,23 +30,6 @@ use super::{
 
 /// Maximum number of known paused lines. Each search finds the others again.
 const HALTED: usize = 10_000;
-
-/// Why a job of a lane may not start now.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Reason {
-    /// A pause covers it.
-    Paused(Paused, Pause),
-    /// It needs a resource without a limit.
-    Undefined(String),
-    /// The document of a limit or group is not valid.
-    Invalid(String),
-    /// As many permits of a resource are held as there are.
-    Full { resource: String, capacity: u32 },
-    /// The group is in a maintenance window until `until`.
-    Maintenance { group: String, until: Instant },
-    /// The rate of a resource allows the next start at `until`.
-    Rate { resource: String, until: Instant },
-}
 
 /// How a job can be assigned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,20 +68,6 @@ impl Admission {
         admission
     }
 
-    /// The state as another process sees it: it does not know which cells were taken.
-    pub(crate) fn seen_from_outside(settings: Settings, holders: &[PermitHolder], now: Instant) -> Self {
-        let mut admission = Self::default();
-        admission.change(settings, now);
-        admission.confirm(holders);
-        admission
-    }
-
-    /// The rates that apply to this lane.
-    pub(crate) fn rates(&self, lane: &Lane) -> impl Iterator<Item = (String, Rate)> {
-        let limits = self.limits_of(lane).unwrap_or_default();
-        limits.into_iter().filter_map(|(resource, limit)| Some((resource, limit.rate?)))
-    }
-
     /// Whether groups share the slots by weights.
     pub(crate) fn has_weights(&self) -> bool {
         self.has_weights
@@ -129,7 +98,7 @@ impl Admission {
         match self.check(lane, now) {
             Ok((usize::MAX, _)) => Some(Way::Unlimited),
             Ok(_) => Some(Way::Permits),
-            Err(Reason::Full { .. }) => Some(Way::PermitsOfOthers),
+            Err(Refusal::Full { .. }) => Some(Way::PermitsOfOthers),
             Err(_) => None,
         }
     }
@@ -231,7 +200,7 @@ impl Admission {
     pub(crate) fn room(&self, lane: &Lane, now: Instant) -> usize {
         match self.check(lane, now) {
             Ok((room, _)) => room,
-            Err(Reason::Full { .. }) => {
+            Err(Refusal::Full { .. }) => {
                 let Some(resource) = self.passes_on(lane, now) else { return 0 };
                 let lane = permit_lane(lane);
                 self.holders.of(&resource).into_iter().map(|worker| self.holders.room_ahead(worker, &lane) as usize).sum()
@@ -289,20 +258,20 @@ impl Admission {
     }
 
     /// Why no job of this lane may start now.
-    pub(crate) fn why(&self, lane: &Lane, now: Instant) -> Option<Reason> {
+    pub(crate) fn why(&self, lane: &Lane, now: Instant) -> Option<Refusal> {
         self.check(lane, now).err()
     }
 
     /// When a rate allows the next job of this lane, or its maintenance window ends, if nothing else refuses it.
     pub(crate) fn opens_at(&self, lane: &Lane, now: Instant) -> Option<Instant> {
         match self.why(lane, now)? {
-            Reason::Rate { until, .. } | Reason::Maintenance { until, .. } => Some(until),
-            Reason::Paused(..) | Reason::Undefined(_) | Reason::Invalid(_) | Reason::Full { .. } => None,
+            Refusal::Rate { until, .. } | Refusal::Maintenance { until, .. } => Some(until),
+            Refusal::Paused(..) | Refusal::Undefined(_) | Refusal::Invalid(_) | Refusal::Full { .. } => None,
         }
     }
 
     /// Takes permits for a job of this lane and this worker: `None` if the lane has no limit.
-    pub(crate) fn admit(&mut self, worker: WorkerId, lane: &Lane, job: &ScheduledJob, now: Instant) -> Result<Option<Permit>, Reason> {
+    pub(crate) fn admit(&mut self, worker: WorkerId, lane: &Lane, job: &ScheduledJob, now: Instant) -> Result<Option<Permit>, Refusal> {
         let (room, resources) = self.check(lane, now)?;
         self.serve(&lane.group);
         let closes_at = self.closures.closes_soon(&lane.group, now);
@@ -340,54 +309,34 @@ impl Admission {
     }
 
     /// How many jobs of this lane may start, and the limits that apply to it.
-    fn check(&self, lane: &Lane, now: Instant) -> Result<(usize, Vec<(String, Limit)>), Reason> {
-        if let Some((paused, pause)) = self.settings.pause_of(&lane.group, &lane.class) {
-            return Err(Reason::Paused(paused.clone(), pause.clone()));
-        }
-        if let Some((line, pause)) = lane.gate.as_ref().and_then(|gate| Some((line_of_gate(gate)?, self.halted.get(gate)?))) {
-            return Err(Reason::Paused(Paused::Line(line.to_owned()), pause.clone()));
-        }
-        if let Some(until) = self.closures.closed_until(&lane.group) {
-            return Err(Reason::Maintenance { group: lane.group.clone(), until });
-        }
-        let limits = self.limits_of(lane)?;
-        let mut room = usize::MAX;
-        for (resource, limit) in &limits {
-            if let Some(capacity) = limit.capacity {
-                room = room.min((capacity as usize).saturating_sub(self.used(resource)));
-                if room == 0 {
-                    return Err(Reason::Full { resource: resource.clone(), capacity });
-                }
-            }
-            if let Some(rate) = limit.rate {
-                let allowed = self.cells.room(resource, rate, now);
-                room = room.min(allowed.map_err(|until| Reason::Rate { resource: resource.clone(), until })?);
-            }
-        }
-        Ok((room, limits))
+    fn check(&self, lane: &Lane, now: Instant) -> Result<(usize, Vec<(String, Limit)>), Refusal> {
+        self.settings.admit(lane, &Now(self, now))
     }
 
     /// The limits of the lane's resources and of its group.
-    fn limits_of(&self, lane: &Lane) -> Result<Vec<(String, Limit)>, Reason> {
-        let mut limits = Vec::new();
-        for resource in lane.gate.iter().flat_map(|gate| resources_in(gate)) {
-            if let Some(invalid) = self.settings.invalid_for(resource) {
-                return Err(Reason::Invalid(invalid.to_owned()));
-            }
-            let Some(limit) = self.settings.limit_of(resource) else { return Err(Reason::Undefined(resource.to_owned())) };
-            limits.push((resource.to_owned(), limit));
-        }
-        if self.settings.groups.is_empty() && self.settings.invalid.is_empty() {
-            return Ok(limits);
-        }
-        let resource = resource_of_group(&lane.group);
-        if self.settings.invalid.contains(&resource) {
-            return Err(Reason::Invalid(resource));
-        }
-        if let Some(group) = self.settings.groups.get(&lane.group).filter(|group| group.limit != Limit::default()) {
-            limits.push((resource, group.limit));
-        }
-        Ok(limits)
+    fn limits_of(&self, lane: &Lane) -> Result<Vec<(String, Limit)>, Refusal> {
+        self.settings.limits_of(lane)
+    }
+}
+
+/// What the leader knows at an instant.
+struct Now<'a>(&'a Admission, Instant);
+
+impl InUse for Now<'_> {
+    fn halt_of(&self, gate: &str) -> Option<&Pause> {
+        self.0.halted.get(gate)
+    }
+
+    fn closed_until(&self, group: &str) -> Option<Instant> {
+        self.0.closures.closed_until(group)
+    }
+
+    fn used(&self, resource: &str) -> usize {
+        self.0.used(resource)
+    }
+
+    fn starts(&self, resource: &str, rate: Rate) -> Result<usize, Instant> {
+        self.0.cells.room(resource, rate, self.1)
     }
 }
 
@@ -404,7 +353,10 @@ fn rate_of(settings: &Settings, resource: &str) -> Option<Rate> {
 mod tests {
     use std::time::Duration;
 
-    use recruiter_common::{limits::GroupSettings, store::RateCell};
+    use recruiter_common::{
+        limits::{GroupSettings, Paused},
+        store::RateCell,
+    };
 
     use super::*;
 
@@ -430,7 +382,7 @@ mod tests {
         Admission::begin(Settings { limits, ..Settings::default() }, &[], KeptCells::default(), at(-1_000_000_000))
     }
 
-    fn names(admitted: Result<Option<Permit>, Reason>) -> String {
+    fn names(admitted: Result<Option<Permit>, Refusal>) -> String {
         match admitted {
             Ok(Some(permit)) => permit.names.join(" "),
             Ok(None) => "unlimited".into(),
@@ -510,13 +462,13 @@ mod tests {
         assert_eq!((admission.room(&lane(""), at(0)), admission.room(&Lane::new("other", "Send"), at(0))), (1, usize::MAX));
         let pause = Pause { by: "ada".into(), reason: None, at: None };
         assert!(admission.change(Settings { pauses: [(Paused::Everything, pause.clone())].into(), ..settings.clone() }, at(0)));
-        assert_eq!(admission.why(&lane(""), at(0)), Some(Reason::Paused(Paused::Everything, pause)));
+        assert_eq!(admission.why(&lane(""), at(0)), Some(Refusal::Paused(Paused::Everything, pause)));
         let invalid = Settings { invalid: ["@mail".into(), "printer".into()].into(), ..Settings::default() };
         admission.change(invalid, at(0));
-        assert_eq!(admission.why(&lane(""), at(0)), Some(Reason::Invalid("@mail".into())));
+        assert_eq!(admission.why(&lane(""), at(0)), Some(Refusal::Invalid("@mail".into())));
         assert_eq!(
             admission.why(&Lane { gate: Some("printer".into()), ..Lane::new("a", "b") }, at(0)),
-            Some(Reason::Invalid("printer".into()))
+            Some(Refusal::Invalid("printer".into()))
         );
     }
 
@@ -532,7 +484,7 @@ mod tests {
         first.cells.are_kept();
         assert!(first.cells.to_keep().is_empty());
         let next = |admission: &Admission, ms: i64| match admission.why(&lane("api"), at(ms)) {
-            Some(Reason::Rate { until, .. }) => (until - at(0)).num_seconds(),
+            Some(Refusal::Rate { until, .. }) => (until - at(0)).num_seconds(),
             other => panic!("{other:?}"),
         };
         let second = begin(KeptCells { cells: kept, since: Some(at(-9_000_000)), ..KeptCells::default() }, 1_800_000);
@@ -549,7 +501,7 @@ mod tests {
         let rate = |starts, per| Limit { capacity: None, rate: Some(Rate::new(starts, Duration::from_secs(per), starts).unwrap()) };
         let mut admission = limited([("api", rate(1, 3_600))]);
         admission.admit(WorkerId::new(), &lane("api"), &job(), at(0)).unwrap();
-        assert!(matches!(admission.why(&lane("api"), at(10)), Some(Reason::Rate { until, .. }) if until > at(3_000_000)));
+        assert!(matches!(admission.why(&lane("api"), at(10)), Some(Refusal::Rate { until, .. }) if until > at(3_000_000)));
         admission.change(Settings { limits: [("api".into(), rate(100, 1))].into(), ..Settings::default() }, at(10));
         assert!(admission.room(&lane("api"), at(30)) > 0);
     }

@@ -181,7 +181,7 @@ mod tests {
         ids::RoundId,
         limits::{GroupSettings, Limit, Settings},
         roster::{AvailableWorker, ClassSlots},
-        store::Channel,
+        store::{Channel, KeptCells},
     };
 
     use super::*;
@@ -273,7 +273,7 @@ mod tests {
         let workers = |free| fleet(vec![AvailableWorker { prefetch: 9, ..available(&["*"], &["x"], free) }]);
         let (old, urgent, other) = (job("a", "x", 0, 85), job("b", "x", 9, 0), job("b", "x", 1, 0));
         let given = |free: u32, jobs: &[&ScheduledJob]| {
-            let mut admission = Admission::seen_from_outside(settings.clone(), &[], NOW);
+            let mut admission = Admission::begin(settings.clone(), &[], KeptCells::default(), NOW);
             let lanes: Vec<(Lane, VecDeque<ScheduledJob>)> = jobs.iter().map(|job| (job.lane(), [(*job).clone()].into())).collect();
             let waiting = lanes.iter().map(|(lane, jobs)| Waiting { lane, jobs, able: &[0] });
             let plan = plan(workers(free).workers(), waiting, &PastAssignments::default(), &mut admission, NOW);
@@ -293,7 +293,8 @@ mod tests {
         let gated = |gate: &str, age| ScheduledJob { gate: Some(gate.into()), ..job("a", "x", 5, age) };
         let given = |jobs: &[ScheduledJob]| {
             let fleet = fleet([2, 9].map(|prefetch| AvailableWorker { prefetch, ..available(&["*"], &["x"], 3) }).into());
-            let mut admission = Admission::seen_from_outside(Settings { limits: Clone::clone(&limits), ..Settings::default() }, &[], NOW);
+            let mut admission =
+                Admission::begin(Settings { limits: Clone::clone(&limits), ..Settings::default() }, &[], KeptCells::default(), NOW);
             let printer = gated("printer", 0);
             (0..2).for_each(|_| _ = admission.admit(fleet.workers()[0].id, &printer.lane(), &printer, NOW).unwrap());
             let mut lanes: HashMap<Lane, VecDeque<ScheduledJob>> = HashMap::new();
@@ -315,7 +316,7 @@ mod tests {
     #[test]
     fn a_worker_of_an_earlier_release_gets_no_limited_jobs() {
         let limits = [("printer".to_owned(), Limit { capacity: Some(2), rate: None })].into();
-        let mut admission = Admission::seen_from_outside(Settings { limits, ..Settings::default() }, &[], NOW);
+        let mut admission = Admission::begin(Settings { limits, ..Settings::default() }, &[], KeptCells::default(), NOW);
         let fleet = fleet(vec![AvailableWorker { held_permits: None, ..available(&["*"], &["x"], 3) }]);
         let limited = ScheduledJob { gate: Some("printer".into()), ..job("a", "x", 5, 0) };
         let jobs = [limited, job("a", "x", 5, 0)].map(|job| (job.lane(), VecDeque::from([job])));

@@ -7,7 +7,7 @@ use recruiter_common::{
     enqueue::NewJob,
     ids::{JobId, WorkerId},
     job::{Priority, StoredPolicy},
-    store::{Lane, Waiting},
+    store::{Lane, LaneCounts, Waiting},
 };
 use recruiter_tests::{
     factory::{in_ms, minimal_job},
@@ -89,7 +89,7 @@ async fn the_policies_of_due_jobs_are_named_and_no_others() {
     };
     setting.store.enqueue_many([job("x", "Mine"), job("y", "Theirs")]).await.unwrap();
     let policies = setting.store.policies_of_due_jobs(&[Lane::new("a", "x")], 9).await.unwrap();
-    assert_eq!(policies, set_of(["Mine".to_owned()]));
+    assert_eq!(policies, [set_of(["Mine".to_owned()])]);
 }
 
 #[tokio::test]
@@ -171,7 +171,11 @@ async fn the_jobs_of_one_priority_are_found_alone() {
 async fn the_waiting_jobs_of_a_lane_are_counted() {
     let setting = Setting::new().await;
     let now = setting.store.now();
-    let [due, later, locked, gated, of_class] = setting.jobs().await;
+    let [due, later, locked, gated, of_class, for_jobs, once_more, at_last] = setting.jobs().await;
+    let latest = bson::DateTime::from_millis(253_402_300_799_999);
+    setting.set("scheduled", for_jobs, doc! { "scheduled_at": latest, "waiting": true }).await;
+    setting.set("scheduled", once_more, doc! { "scheduled_at": latest, "unique_after": "k" }).await;
+    setting.set("scheduled", at_last, doc! { "scheduled_at": latest }).await;
     setting.set("scheduled", later, doc! { "scheduled_at": bson::DateTime::from_chrono(now + Duration::from_secs(60)) }).await;
     setting.set("scheduled", locked, doc! { "locked": true }).await;
     setting.set("scheduled", gated, doc! { "gate": "g" }).await;
@@ -179,7 +183,15 @@ async fn the_waiting_jobs_of_a_lane_are_counted() {
     setting.set("scheduled", due, doc! { "scheduled_at": bson::DateTime::from_chrono(now - Duration::from_secs(1)) }).await;
     NewJob::of_class("x", doc! {}).in_group("other").enqueue(&setting.store).await.unwrap();
     let lane = Lane::new("generic", "x");
-    assert_eq!(setting.store.waiting_in_lane(&lane, setting.store.now()).await.unwrap(), (1, 1));
+    assert_eq!(
+        setting.store.waiting_in_lane(&lane, setting.store.now()).await.unwrap(),
+        LaneCounts { due: 1, later: 2, for_jobs: 1, for_predecessors: 1 }
+    );
+    let before = async |priority, seconds_ago| {
+        let at = now - Duration::from_secs(seconds_ago);
+        setting.store.count_due_before(&lane, Priority::new(priority).unwrap(), at).await.unwrap()
+    };
+    assert_eq!([before(5, 0).await, before(5, 2).await, before(4, 2).await, before(6, 0).await], [1, 0, 1, 0]);
     let gated = Lane { gate: Some("g".into()), ..lane };
-    assert_eq!(setting.store.waiting_in_lane(&gated, setting.store.now()).await.unwrap(), (1, 0));
+    assert_eq!(setting.store.waiting_in_lane(&gated, setting.store.now()).await.unwrap(), LaneCounts { due: 1, ..LaneCounts::default() });
 }

@@ -285,7 +285,7 @@ async fn jobs_are_listed_by_what_is_asked_for() {
 
     let check = |args: &[&str], expected: &[ObjectId]| {
         let listed = recruiter(&database, &[&["jobs", "list", "--json"], args].concat()).objects();
-        let mut ids: Vec<_> = listed.iter().map(|job| job["_id"]["$oid"].as_str().unwrap().to_owned()).collect();
+        let mut ids: Vec<_> = listed.iter().map(|job| job["id"].as_str().unwrap().to_owned()).collect();
         let mut expected: Vec<_> = expected.iter().map(|id| id.to_hex()).collect();
         ids.sort();
         expected.sort();
@@ -328,7 +328,7 @@ async fn a_job_is_shown_with_its_history() {
             assert!(said.code == 0 && said.out.contains(expected), "{expected:?} is not in {}{}", said.out, said.err);
         }
         assert!(!said.out.contains('\u{1b}'), "{:?}", said.out);
-        assert_eq!(recruiter(&database, &["jobs", "show", id, "--json"]).objects()[0]["_id"]["$oid"], json!(id));
+        assert_eq!(recruiter(&database, &["jobs", "show", id, "--json"]).objects()[0]["id"], json!(id));
     };
     check(&waiting, &["queued, due for 1m", "class        waiting", "DoNotDoItAgain", "never started"]);
     check(&running, &["running, for", " on test:1, running for", "not ended"]);

@@ -7,7 +7,11 @@ use std::{
     process::Command,
 };
 
-use recruiter_common::{job::FinishReason, retry_policy::RetryPolicies};
+use recruiter_common::{
+    Reason,
+    job::{FinishReason, Stage},
+    retry_policy::RetryPolicies,
+};
 use recruiter_tests::processes::binary;
 
 use super::tidy::{root, sources};
@@ -109,6 +113,14 @@ fn every_link_of_the_documents_leads_somewhere() {
             }
         }
     }
+}
+
+#[test]
+fn every_reason_why_a_job_waits_and_every_state_is_documented() {
+    let limits = document("docs/limits.md");
+    let named = |heading| table(&limits, heading).iter().map(|row| row[0].trim_matches('`')).collect::<BTreeSet<_>>();
+    assert_eq!(named("## Why does a job wait?"), Reason::ALL.into_iter().map(Reason::name).collect());
+    assert_eq!(named("## States of jobs"), Stage::ALL.into_iter().map(Stage::word).collect());
 }
 
 #[test]

@@ -57,3 +57,4 @@ mod transactions;
 mod unique;
 mod usual_settings;
 mod waits;
+mod why;

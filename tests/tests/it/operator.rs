@@ -48,7 +48,7 @@ async fn insert(database: &TestDatabase, collection: &str, documents: Vec<Docume
 }
 
 fn ids(said: &Said) -> Vec<String> {
-    said.objects().iter().map(|job| job["_id"]["$oid"].as_str().unwrap().to_owned()).collect()
+    said.objects().iter().map(|job| job["id"].as_str().unwrap().to_owned()).collect()
 }
 
 /// The last line of what a change of many jobs has written.
@@ -571,8 +571,8 @@ async fn it_is_said_who_leads_and_what_nobody_takes() {
     wait_until(SOON, "a recruiter leads", async || store.observe_lease().await.unwrap().is_some()).await;
     wait_until(SOON, "a worker is available", async || count(&database, "roster", doc! { "available": true }).await == 1).await;
     says(&["stats"], "leader: ");
-    says(&["stats"], "jobs cannot start: no running worker has the class `nosuch`\n");
-    says(&["stats"], "jobs cannot start: no running worker that has the class `noop` works on the group `generic`\n");
+    says(&["stats"], "jobs cannot start: no running worker has the class `nosuch`; start one that does\n");
+    says(&["stats"], "jobs cannot start: no running worker that has the class `noop` works on the group `generic`; start one that does\n");
     let untaken = recruiter(&database, &["stats", "--json"]).objects().remove(0)["untaken"].take();
     let classes: Vec<&Value> = untaken.as_array().unwrap().iter().map(|kind| &kind["class"]).collect();
     assert_eq!(classes, [&json!("noop"), &json!("nosuch")], "{untaken}");

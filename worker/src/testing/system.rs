@@ -121,7 +121,7 @@ pub enum SystemError {
     /// Jobs have not ended in time.
     #[error(
         "after {} not all jobs have ended ({count} left: {named}); has the worker their classes and their groups, or are they limited or paused?",
-        humantime::format_duration(*waited)
+        recruiter_common::text::in_words(*waited)
     )]
     NotIdle {
         /// How long they were waited for.

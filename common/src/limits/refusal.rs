@@ -1,0 +1,112 @@
+//! Whether the settings let the jobs of a lane start. Pure.
+//!
+//! The leading recruiter and everyone who asks why a job waits use this one function. They differ in what they know: see [`InUse`].
+
+use super::{Limit, Pause, Paused, Rate, Settings, line_of_gate, resource_of_group, resources_in};
+use crate::{instant::Instant, store::Lane};
+
+/// Why a job of a lane may not start now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// A pause covers it.
+    Paused(Paused, Pause),
+    /// It needs a resource without a limit.
+    Undefined(String),
+    /// The document of a limit or group is not valid.
+    Invalid(String),
+    /// As many permits of a resource are held as there are.
+    Full {
+        /// The resource.
+        resource: String,
+        /// The number of its permits.
+        capacity: u32,
+    },
+    /// The group is in a maintenance window.
+    Maintenance {
+        /// The group.
+        group: String,
+        /// When the window ends.
+        until: Instant,
+    },
+    /// The rate of a resource does not allow a start yet.
+    Rate {
+        /// The resource.
+        resource: String,
+        /// When it allows the next one.
+        until: Instant,
+    },
+}
+
+/// What the settings are compared with, as one process knows it.
+pub trait InUse {
+    /// The pause of the line with this gate.
+    fn halt_of(&self, gate: &str) -> Option<&Pause>;
+    /// When the present maintenance window of a group ends. `None`: it is in none.
+    fn closed_until(&self, group: &str) -> Option<Instant>;
+    /// Number of jobs that use a resource.
+    fn used(&self, resource: &str) -> usize;
+    /// How many starts a rate allows now, at least one.
+    ///
+    /// # Errors
+    /// When it allows none: when it allows the next one.
+    fn starts(&self, resource: &str, rate: Rate) -> Result<usize, Instant>;
+}
+
+impl Settings {
+    /// How many jobs of this lane may start now (`usize::MAX` if it has no limit), and the limits that apply to it.
+    ///
+    /// # Errors
+    /// When none may start: the first reason.
+    pub fn admit(&self, lane: &Lane, in_use: &impl InUse) -> Result<(usize, Vec<(String, Limit)>), Refusal> {
+        if let Some((paused, pause)) = self.pause_of(&lane.group, &lane.class) {
+            return Err(Refusal::Paused(paused.clone(), pause.clone()));
+        }
+        if let Some((line, pause)) = lane.gate.as_ref().and_then(|gate| Some((line_of_gate(gate)?, in_use.halt_of(gate)?))) {
+            return Err(Refusal::Paused(Paused::Line(line.to_owned()), pause.clone()));
+        }
+        if let Some(until) = in_use.closed_until(&lane.group) {
+            return Err(Refusal::Maintenance { group: lane.group.clone(), until });
+        }
+        let limits = self.limits_of(lane)?;
+        let mut room = usize::MAX;
+        for (resource, limit) in &limits {
+            if let Some(capacity) = limit.capacity {
+                room = room.min((capacity as usize).saturating_sub(in_use.used(resource)));
+                if room == 0 {
+                    return Err(Refusal::Full { resource: resource.clone(), capacity });
+                }
+            }
+            if let Some(rate) = limit.rate {
+                let allowed = in_use.starts(resource, rate);
+                room = room.min(allowed.map_err(|until| Refusal::Rate { resource: resource.clone(), until })?);
+            }
+        }
+        Ok((room, limits))
+    }
+
+    /// The limits of the lane's resources and of its group.
+    ///
+    /// # Errors
+    /// When one of them is not valid, or a resource has none.
+    pub fn limits_of(&self, lane: &Lane) -> Result<Vec<(String, Limit)>, Refusal> {
+        let mut limits = Vec::new();
+        for resource in lane.gate.iter().flat_map(|gate| resources_in(gate)) {
+            if let Some(invalid) = self.invalid_for(resource) {
+                return Err(Refusal::Invalid(invalid.to_owned()));
+            }
+            let Some(limit) = self.limit_of(resource) else { return Err(Refusal::Undefined(resource.to_owned())) };
+            limits.push((resource.to_owned(), limit));
+        }
+        if self.groups.is_empty() && self.invalid.is_empty() {
+            return Ok(limits);
+        }
+        let resource = resource_of_group(&lane.group);
+        if self.invalid.contains(&resource) {
+            return Err(Refusal::Invalid(resource));
+        }
+        if let Some(group) = self.groups.get(&lane.group).filter(|group| group.limit != Limit::default()) {
+            limits.push((resource, group.limit));
+        }
+        Ok(limits)
+    }
+}
