@@ -248,10 +248,12 @@ fn row_of_job(job: &Job, now: Instant) -> Row {
             (Some(colour), since(execution.and_then(|execution| execution.started_at), |apart| format!("for {apart}")))
         }
         (_, JobState::Archived { .. }) => {
-            let colour = match stage {
-                Stage::Done => AnsiColor::Green,
-                Stage::Cancelled => AnsiColor::Yellow,
-                _ => AnsiColor::Red,
+            let colour = if stage == Stage::Done {
+                AnsiColor::Green
+            } else if stage == Stage::Cancelled {
+                AnsiColor::Yellow
+            } else {
+                AnsiColor::Red
             };
             (Some(colour), since(execution.and_then(|execution| execution.ended_at), |apart| format!("{apart} ago")))
         }
