@@ -12,7 +12,7 @@ use recruiter_common::{
     limits::{self, Limit, Rate},
     messages::From,
     schedules::Schedule,
-    store::lossy,
+    store::{Registration, lossy},
     unique::Unique,
 };
 use recruiter_tests::{
@@ -132,7 +132,7 @@ async fn all_goes_on(database: &TestDatabase, round: &str) -> (JobId, JobId) {
     let store = store(database).await;
     let since = bson::DateTime::from_chrono(store.now());
     // The leader and the cleaner know this worker only by its document.
-    let dead = announcement(1);
+    let dead = Registration { lease_ms: 2_000, ..announcement(1) };
     store.register(&dead).await.unwrap();
     let mut of_the_dead = minimal_job("noop");
     let verdict = doc! { "retry_after_ms": 0_i64 };
@@ -211,9 +211,10 @@ async fn no_document_of_any_collection_stops_the_others() {
     let mut system = System::start(&database, Setup { recruiter: &flags, cleaner: &cleaner, ..Setup::default() });
     all_goes_on(&database, "before").await;
     enqueued(&store, noop().unique(Unique::by_key("period").for_period(Duration::from_secs(3600)))).await;
+    let with_file = enqueued(&store, noop().in_group("nobody")).await;
+    store.put_file(with_file, "x", "content".as_bytes()).await.unwrap();
     let mut collections = database.database().list_collection_names().await.unwrap();
     collections.retain(|name| !name.starts_with("system."));
-    collections.extend(["payloads.files", "payloads.chunks"].map(str::to_owned));
     assert!(collections.len() >= 15, "{collections:?}");
     for collection in &collections {
         poison(&database, collection).await;

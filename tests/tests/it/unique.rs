@@ -659,7 +659,7 @@ async fn what_cannot_be_is_refused_before_anything_is_sent() {
     said(&["--unique-by", "a"], 2, "no parameter `a`");
     said(&["--unique", "k", "--unique-until", "noon"], 2, "invalid value");
     said(&["--unique", "k", "--unique-for", "0s"], 2, "from 1 ms to 10 years");
-    said(&["--unique", "k", "--on-conflict", "postpone"], 2, "needs `at_most`");
+    said(&["--unique", "k", "--on-conflict", "postpone"], 2, "needs --postpone-at-most");
     said(&["--unique", "k", "--on-conflict", "postpone", "--postpone-at-most", "1m"], 2, "needs a later date");
     said(&["--on-conflict", "replace"], 2, "add --unique KEY");
     said(&["--unique", "k", "--unique-until", "started", "--on-conflict", "run-once-more"], 2, "can run once more only");
