@@ -45,7 +45,7 @@ const NOT_FORCED: &[(&str, &[&str])] = &[
     ("the cycle has no jobs of which nothing is kept", &["count_not_kept", "not_kept", "delete_if_claimed", "prune_covered"]),
     ("the cycle has no unique jobs and no expiry", &["holders_of", "release_orphaned_successors", "release_successors", "expired_jobs"]),
     ("the cycle has no class defaults and no overlaps", &["class_defaults", "declare_class", "running_without_permit", "unfinished_among"]),
-    ("the cycle has no consumers and no transactions of workables", &["note_consumer_problem", "record_transaction_session"]),
+    ("the cycle has no consumers and no transactions of workables", &["consumers", "note_consumer_problem", "record_transaction_session"]),
     (
         "for a person, or a word that is also an operation",
         &["ask_worker", "count_waiting", "job", "jobs", "jobs_by_id", "left", "next_matches", "roster_documents", "running", "wanted"],
