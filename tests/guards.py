@@ -42,8 +42,6 @@ TESTS_MAY_TAKE = 600
 OPAQUE = {
     "has_room": "the slots, the room ahead and the permits of each worker: guards::roster::jobs_are_assigned…, guards::limits::a_permit_that_is_held…",
     "foreign": "documents of an application: it::shared_database::each_collection…",
-    "no_envelope": "documents of an application: it::messages::a_collection_of_the_application…",
-    "no_event": "documents of an application: it::waits::a_collection_of_the_application…",
     "condition": "which classes and outcomes a period of retention covers: guards::retention::retention_by_class…",
     "any_worker": "documents of an application: it::shared_database::the_cleaner_leaves…",
     "fields": "what a person asks to see in a list: tests/tests/it/cli.rs and operator.rs",

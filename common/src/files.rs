@@ -116,6 +116,7 @@ impl Store {
         unless_it_stalls(upload.shutdown()).await.map_err(failed)?;
         let id = upload.get_ref().id().clone();
         self.delete_files_of(job, |stored, older| stored == name && *older != id).await?;
+        self.prepare_files().await?;
         Ok(JobFile { name: name.into(), bytes, written_at: self.now() })
     }
 

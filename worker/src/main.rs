@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::Context as _;
-use clap::{CommandFactory as _, FromArgMatches as _, Parser};
+use clap::{CommandFactory as _, FromArgMatches as _, Parser, builder::BoolishValueParser};
 use mimalloc::MiMalloc;
 use recruiter_common::{exit::Exit, flags::without_empty_variables};
 use recruiter_worker::{EXIT_CODES, ProcessArgs, Worker, stock};
@@ -23,7 +23,7 @@ struct Cli {
     #[arg(long, env = "RECRUITER_BUILTINS")]
     builtins: bool,
     /// Log the standard error of every program, as if each workable of the file had `log_stderr = true`
-    #[arg(long, env = "RECRUITER_LOG_STDERR", requires = "config")]
+    #[arg(long, env = "RECRUITER_LOG_STDERR", value_parser = BoolishValueParser::new())]
     log_stderr: bool,
     #[command(flatten)]
     process: ProcessArgs,

@@ -52,7 +52,7 @@ impl Store {
         }
     }
 
-    /// Waits until the events of this store are written or dropped, for a second at most. [`flush`](crate::events::flush) waits for those
+    /// Waits until the events of this store are written or dropped, for a second at most. [`flush`] waits for those
     /// of all stores.
     pub async fn flush_events(&self) {
         let _ = tokio::time::timeout(WITHIN, self.publisher.flushed()).await;

@@ -391,6 +391,17 @@ impl Store {
         }
     }
 
+    /// Called before a write that needs no schema.
+    ///
+    /// # Errors
+    /// [`StoreError::Foreign`] if a collection of an application has one of our names.
+    pub(crate) async fn check_is_ours(&self) -> Result<(), StoreError> {
+        if !self.is_set_up().await? {
+            schema::is_set_up(self).await?;
+        }
+        Ok(())
+    }
+
     /// Whether the schema exists. Once it does, the answer is cached.
     pub(crate) async fn is_set_up(&self) -> Result<bool, StoreError> {
         if !self.is_set_up.load(Ordering::Relaxed) && schema::is_made(self).await? {

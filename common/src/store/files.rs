@@ -10,7 +10,7 @@ use bson::{Bson, Document, RawDocumentBuf, doc, oid::ObjectId};
 use futures_util::TryStreamExt;
 use mongodb::gridfs::{FilesCollectionDocument, GridFsDownloadStream, GridFsUploadStream};
 
-use super::{Store, StoreError, call, id_of, lossy, readable::Readable};
+use super::{Store, StoreError, call, id_of, lossy, readable::Readable, schema::Feature};
 use crate::{ids::JobId, instant::Instant, telemetry::of_bson};
 
 /// The name of the bucket: its collections are `payloads.files` and `payloads.chunks`.
@@ -44,8 +44,14 @@ impl Store {
     ///
     /// Filter: none, an insert. Index: `_id`. Invariant: none.
     pub(crate) async fn begin_file(&self, job: JobId, name: &str) -> Result<GridFsUploadStream, StoreError> {
+        self.check_is_ours().await?;
         let (payloads, name) = (self.payloads.clone(), stored_name(job, name));
         call("begin_file", async move { payloads.open_upload_stream(name).await }).await
+    }
+
+    /// Notes that there are files.
+    pub(crate) async fn prepare_files(&self) -> Result<(), StoreError> {
+        self.prepare(Feature::Files).await
     }
 
     /// Begins to read the last file of this name; `None` if there is none.

@@ -203,7 +203,7 @@ pub struct Store {
     /// The begin of the names of all collections.
     prefix: Arc<str>,
     /// What takes the place of those of our indexes that cannot be used, by their names.
-    stand_ins: Arc<Mutex<HashMap<&'static str, StandIn>>>,
+    stand_ins: Arc<Mutex<StandIns>>,
     /// The features whose indexes are known to exist.
     features: Arc<Mutex<HashSet<schema::Feature>>>,
     /// The settings of groups that limit how many jobs wait.
@@ -266,7 +266,7 @@ impl Store {
 
     /// The hint for a read that needs this index.
     fn index(&self, name: &'static str) -> IndexHint {
-        match self.stand_ins.lock().unwrap_or_else(PoisonError::into_inner).get(name) {
+        match self.stand_ins.lock().unwrap_or_else(PoisonError::into_inner).by_index.get(name) {
             None => IndexHint::Name(name.into()),
             Some(StandIn::Index(other)) => IndexHint::Name(other.clone()),
             Some(StandIn::Scan) => IndexHint::Keys(doc! { "$natural": 1 }),
@@ -275,7 +275,7 @@ impl Store {
 
     /// Whether a read that needs this index has to scan the collection.
     fn must_scan(&self, index: &str) -> bool {
-        self.stand_ins.lock().unwrap_or_else(PoisonError::into_inner).get(index) == Some(&StandIn::Scan)
+        self.stand_ins.lock().unwrap_or_else(PoisonError::into_inner).by_index.get(index) == Some(&StandIn::Scan)
     }
 
     /// Runs a read that names its index. If the index is missing, it is created again for the next read.
@@ -284,6 +284,9 @@ impl Store {
         operation: &'static str,
         future: impl Future<Output = Result<T, Error>> + Send + 'static,
     ) -> Result<T, StoreError> {
+        if self.stand_ins.lock().unwrap_or_else(PoisonError::into_inner).is_outdated() {
+            schema::learn_stand_ins(self).await?;
+        }
         let result = call(operation, future).await;
         if let Err(error) = &result
             && error.is_index_missing()
@@ -325,6 +328,22 @@ impl Store {
             Err(StoreError::Mongo { .. }) => self.write(operation, command()).await,
             other => other,
         }
+    }
+}
+
+/// How long stand-ins are used before the indexes are listed again: an operator may have brought one back.
+const STAND_INS_FOR: Duration = Duration::from_secs(60);
+
+/// What reads use in place of indexes.
+#[derive(Debug, Default)]
+struct StandIns {
+    by_index: HashMap<&'static str, StandIn>,
+    learned: Option<std::time::Instant>,
+}
+
+impl StandIns {
+    fn is_outdated(&self) -> bool {
+        !self.by_index.is_empty() && self.learned.is_none_or(|learned| learned.elapsed() > STAND_INS_FOR)
     }
 }
 

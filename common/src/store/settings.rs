@@ -58,6 +58,7 @@ impl Store {
     ///
     /// Filter: id. Index: `_id`. Invariant: none.
     pub(crate) async fn put_limit(&self, name: &str, limit: Limit) -> Result<(), StoreError> {
+        self.check_is_ours().await?;
         let mut update = doc! {};
         let (mut set, mut unset) = (limit_to_document(limit), Document::new());
         for field in ["capacity", "rate"] {
@@ -104,6 +105,7 @@ impl Store {
     ///
     /// Filter: id. Index: `_id`. Invariant: none.
     async fn put_of_group(&self, group: &str, field: &str, value: Option<Bson>) -> Result<(), StoreError> {
+        self.check_is_ours().await?;
         let is_set = value.is_some();
         let change = match value {
             Some(value) => doc! { "$set": { field: value } },
@@ -146,6 +148,7 @@ impl Store {
     ///
     /// Filter: id. Index: `_id`. Invariant: none.
     pub(crate) async fn put_pause(&self, paused: &Paused, by: &str, reason: Option<&str>) -> Result<bool, StoreError> {
+        self.check_is_ours().await?;
         let pauses = self.pauses.clone();
         let mut pause = doc! { "_id": paused.to_string(), "by": by, "at": bson::DateTime::from_chrono(self.now()) };
         pause.extend(reason.map(|reason| ("reason".to_owned(), reason.into())));

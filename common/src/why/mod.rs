@@ -60,6 +60,7 @@ impl Store {
     /// # Errors
     /// When MongoDB cannot be used.
     pub async fn why(&self, job: JobId) -> Result<Option<Why>, StoreError> {
+        self.fresh_clock().await?;
         let Some(stored) = self.job(job).await? else { return Ok(None) };
         Ok(Some(match Job::try_from(stored.document) {
             Ok(job) => why(self, &job).await?,
@@ -78,7 +79,9 @@ impl Store {
     /// # Errors
     /// When MongoDB cannot be used.
     pub async fn why_group(&self, group: &str) -> Result<WhyGroup, StoreError> {
+        self.fresh_clock().await?;
         let lanes = self.first_lanes([group.to_owned()], LANES).await?;
+        let mut is_complete = lanes.len() < LANES;
         let (situation, now) = (Situation::read(self, &lanes).await?, self.now());
         let mut reasons: BTreeMap<(Reason, String), (Why, u64)> = BTreeMap::new();
         let mut add = |why: Why, jobs: u64| {
@@ -111,7 +114,9 @@ impl Store {
                 continue;
             }
             let mut known = due;
-            for policies in self.policies_of_due_jobs(std::slice::from_ref(lane), POLICIES).await? {
+            let sample = self.policies_of_due_jobs(std::slice::from_ref(lane), POLICIES).await?;
+            is_complete &= sample.len() < POLICIES;
+            for policies in sample {
                 if let Some(why) = situation.why_unknown(lane, &policies).filter(|_| known > 0) {
                     add(why, 1);
                     known -= 1;
@@ -121,7 +126,7 @@ impl Store {
         }
         let mut reasons: Vec<(Why, u64)> = reasons.into_values().collect();
         reasons.sort_by_key(|(_, jobs)| std::cmp::Reverse(*jobs));
-        Ok(WhyGroup { reasons, is_complete: lanes.len() < LANES })
+        Ok(WhyGroup { reasons, is_complete })
     }
 }
 

@@ -121,10 +121,10 @@ struct Description {
     #[arg(long = "retry", alias = "retry-policy", env = "RECRUITER_ENQUEUE_RETRY", value_name = "N|JSON", value_parser = retry_of_text)]
     retry_policy: Option<Retries>,
     /// With `--retry N`: the wait before each retry [default: 10s]
-    #[arg(long, env = "RECRUITER_ENQUEUE_RETRY_DELAY", value_name = "DURATION", value_parser = duration_of_text, requires = "retry_policy")]
+    #[arg(long, env = "RECRUITER_ENQUEUE_RETRY_DELAY", value_name = "DURATION", value_parser = duration_of_text)]
     retry_delay: Option<Duration>,
     /// With `--retry N`: each wait is twice as long as the one before
-    #[arg(long, env = "RECRUITER_ENQUEUE_BACKOFF", requires = "retry_policy", value_parser = BoolishValueParser::new())]
+    #[arg(long, env = "RECRUITER_ENQUEUE_BACKOFF", value_parser = BoolishValueParser::new())]
     backoff: bool,
     /// What is kept of the finished job: `all`, or `failures`: a job that succeeded is deleted, with its result, and its id is free again [default: all]
     #[arg(long, env = "RECRUITER_ENQUEUE_KEEP", value_name = "all|failures", value_parser = keep_of_text)]
@@ -191,6 +191,7 @@ impl Description {
     fn retry_policy(&self) -> anyhow::Result<Option<StoredPolicy>> {
         let delay = self.retry_delay.unwrap_or(RETRY_DELAY);
         let policy = match &self.retry_policy {
+            None if self.retry_delay.is_some() || self.backoff => return Err(usage("--retry-delay and --backoff need --retry N")),
             None => return Ok(None),
             Some(Retries::Policy(_)) if self.retry_delay.is_some() || self.backoff => {
                 return Err(usage("--retry-delay and --backoff are for --retry N; a retry policy as JSON has them among its parameters"));

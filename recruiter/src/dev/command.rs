@@ -46,7 +46,7 @@ pub struct DevArgs {
 ///
 /// # Errors
 /// When a process cannot be started: a program is missing, or the data directory or the port cannot be used. When mongod ends before it is
-/// asked to ([`Exit::Unavailable`]).
+/// asked to ([`Exit::Unavailable`](recruiter_common::exit::Exit::Unavailable)).
 pub async fn run(args: DevArgs, log: &LogArgs, mut shutdown: Shutdown, out: &mut impl Write) -> anyhow::Result<()> {
     let programs = Programs::find()?;
     let data_dir = match args.data_dir {

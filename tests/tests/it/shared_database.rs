@@ -189,6 +189,48 @@ async fn no_collection_with_documents_of_others_is_replaced() {
     assert_eq!(database.raw("signals").count_documents(doc! {}).await.unwrap(), 4);
 }
 
+/// MongoDB would delete its documents by an index of expiry, and refuse its inserts by a validator.
+#[tokio::test]
+async fn a_collection_that_an_application_made_and_fills_later_is_left_alone() {
+    let database = TestDatabase::new().await;
+    let own = store(&database).await;
+    database.database().create_collection("messages").await.unwrap();
+    drop(store(&database).await);
+    make_foreign(&database, "messages").await;
+    let refused = own.publish_message("a", &doc! {}).await.unwrap_err().to_string();
+    assert!(refused.contains("`messages`"), "{refused}");
+    assert_eq!(database.raw("messages").list_index_names().await.unwrap().len(), 2);
+    // Listed, for whatever reason.
+    let listed = doc! { "listCollections": 1, "filter": { "name": "messages" } };
+    let listed: Vec<Document> = database.database().run_cursor_command(listed).await.unwrap().try_collect().await.unwrap();
+    let uuid = listed[0].get_document("info").unwrap().get("uuid").unwrap();
+    database.raw("metadata").update_one(doc! { "_id": "collections" }, doc! { "$set": { "messages": uuid } }).await.unwrap();
+    own.publish_message("a", &doc! {}).await.unwrap_err();
+    assert_eq!(database.raw("messages").list_index_names().await.unwrap().len(), 2);
+    assert_eq!(database.raw("messages").count_documents(doc! {}).await.unwrap(), 20);
+}
+
+#[tokio::test]
+async fn a_collection_with_a_validator_or_without_documents_is_refused_before_the_schema_is_made() {
+    let validator = doc! { "$jsonSchema": { "properties": { "_id": {}, "capacity": {} } } };
+    for name in ["groups", "signals"] {
+        let database = TestDatabase::new().await;
+        if name == "groups" {
+            database.database().run_command(doc! { "create": name, "validator": &validator }).await.unwrap();
+            make_foreign(&database, name).await;
+        } else {
+            database.database().create_collection(name).await.unwrap();
+        }
+        let before = everything_in(&database).await;
+        let own = Store::from_database(database.database().clone());
+        assert_eq!(foreign_in(&own.ensure_schema().await.unwrap_err()), format!("`{name}`"));
+        let limit = Limit { capacity: Some(1), rate: None };
+        limits::set_limit(&own, "api", limit).await.unwrap_err();
+        own.put_file(JobId::new(), "a", "b".as_bytes()).await.unwrap_err();
+        assert_eq!(everything_in(&database).await, before);
+    }
+}
+
 /// Documents that came after the schema.
 #[tokio::test]
 async fn the_cleaner_leaves_documents_that_are_no_workers_and_names_each_once() {
@@ -307,7 +349,10 @@ async fn an_index_of_an_operator_with_our_keys_keeps_nothing_from_working() {
     let other = IndexOptions::builder().name("theirs".to_owned()).partial_filter_expression(only).build();
     database.raw("scheduled").create_index(index(keys, other)).await.unwrap();
     database.raw("schedulers").drop_index("schedule_revisions").await.unwrap();
+    // The name that MongoDB gives, which looks like that of an earlier release.
+    database.raw("scheduled").create_index(index(doc! { "unique": 1 }, IndexOptions::default())).await.unwrap();
     goes_on(&database, &own, &["archived_by_end", "expired_periods", "due_jobs"], "dropIndex('theirs')").await;
+    assert!(database.raw("scheduled").list_index_names().await.unwrap().contains(&"unique_1".to_owned()));
     // The others were made.
     assert!(database.raw("schedulers").list_index_names().await.unwrap().contains(&"schedule_revisions".to_owned()));
 }

@@ -170,7 +170,7 @@ async fn seed(store: &Store, name: &str) -> Result<(), StoreError> {
 ///
 /// Its documents are examined again: the collection may be ours and have documents of an application.
 async fn replace(store: &Store, found: &Found) -> Result<(), StoreError> {
-    refuse_foreign_documents(store, found).await?;
+    refuse_foreign_documents(store, &found.name).await?;
     // No other collection has this name.
     let capped = format!("{}.{}", found.name, ObjectId::new());
     make(store, &capped, Kind::Hints.options()).await?;

@@ -65,10 +65,12 @@ pub(crate) enum Feature {
     Graphs,
     /// Messages of applications.
     Messages,
+    /// Files of jobs: without an index, but with collections to list.
+    Files,
 }
 
 impl Feature {
-    pub(super) const ALL: [Self; 6] = [Self::Unique, Self::Expiry, Self::Limits, Self::Lines, Self::Graphs, Self::Messages];
+    pub(super) const ALL: [Self; 7] = [Self::Unique, Self::Expiry, Self::Limits, Self::Lines, Self::Graphs, Self::Messages, Self::Files];
 
     /// The field in `metadata`.
     pub(super) fn field(self) -> &'static str {
@@ -79,6 +81,7 @@ impl Feature {
             Self::Lines => "lines",
             Self::Graphs => "graphs",
             Self::Messages => "messages",
+            Self::Files => "files",
         }
     }
 }

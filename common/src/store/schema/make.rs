@@ -1,13 +1,15 @@
 //! Makes missing indexes, replaces wrong ones, and drops those of earlier releases.
 
-use std::{collections::HashMap, sync::PoisonError};
+use std::{collections::HashMap, sync::PoisonError, time::Instant};
 
 use bson::{Bson, Document, doc};
 
 use super::{
     SCHEMA_VERSION, features_in_use,
     indexes::{Feature, GRAPH_JOBS, Index, IndexKind, indexes},
-    note_in_use, run, version,
+    note_in_use,
+    ownership::refuse_foreign_documents,
+    run, version,
 };
 use crate::{
     store::{
@@ -28,20 +30,41 @@ pub(super) async fn ensure_indexes(store: &Store, version: i32) -> Result<(), St
             note_in_use(store, feature).await?;
         }
     }
-    ensure_these_indexes(store, version, &features).await
+    match ensure_these_indexes(store, version, &features).await {
+        Err(error @ StoreError::Foreign { .. }) => {
+            // A process that does not start would run no job at all.
+            tracing::error!(error = chain(&error), "an index is missing, because MongoDB would delete documents of an application by it");
+            Ok(())
+        }
+        other => other,
+    }
 }
 
-/// An index that cannot be made, or that an operator has hidden, keeps no other one from being made: reads then use what is there.
+/// An index that cannot be made, or that an operator has hidden, keeps no other one from being made: reads then use what is there. By an index
+/// of expiry MongoDB deletes documents, so that documents of an application are an error, whatever is listed, after the other indexes are
+/// there. So is a refused unique index, without which a promise would be broken.
 pub(super) async fn ensure_these_indexes(store: &Store, version: i32, features: &[Feature]) -> Result<(), StoreError> {
+    let mut failed = None;
     for index in indexes().into_iter().filter(|index| index.feature.is_none_or(|feature| features.contains(&feature))) {
         let found = indexes_of(store, index.collection).await?;
         let named = found.iter().find(|found| has_name(found, index.name));
+        let is_as_good = |found: &Document| index.kind.is_met_by(found) && has_entries_of(found, &index);
         let is_right = named.is_some_and(|named| index.kind.is_met_by(named) && has_entries_of(named, &index));
         if !is_right && (named.is_none() || version <= SCHEMA_VERSION) {
+            if index.kind == IndexKind::Expiry
+                && let Err(error) = refuse_foreign_documents(store, index.collection).await
+            {
+                failed = Some(error);
+                continue;
+            }
             if named.is_some() {
                 drop_index(store, index.collection, index.name).await?;
             }
             let is_refused = match create_index(store, &index).await {
+                Err(error) if error.is_index_refused() && index.kind == IndexKind::Unique && !found.iter().any(is_as_good) => {
+                    failed = Some(error);
+                    continue;
+                }
                 Err(error) if error.is_index_refused() => {
                     warn_of(store, &index, &found, Some(&error));
                     true
@@ -57,11 +80,13 @@ pub(super) async fn ensure_these_indexes(store: &Store, version: i32, features: 
             stand_in(store, &index, &found, false);
         }
     }
-    Ok(())
+    failed.map_or(Ok(()), Err)
 }
 
 /// Finds out which indexes are hidden or under another name, and what reads use in their places. Needs the role `read`.
 pub(in crate::store) async fn learn_stand_ins(store: &Store) -> Result<(), StoreError> {
+    // Before the first reply, so that other reads do not ask as well.
+    store.stand_ins.lock().unwrap_or_else(PoisonError::into_inner).learned = Some(Instant::now());
     let mut by_collection: HashMap<&str, Vec<Document>> = HashMap::new();
     for index in indexes() {
         if !by_collection.contains_key(index.collection) {
@@ -85,16 +110,16 @@ fn stand_in(store: &Store, index: &Index, found: &[Document], is_refused: bool) 
     };
     let mut stand_ins = store.stand_ins.lock().unwrap_or_else(PoisonError::into_inner);
     match stand_in {
-        Some(stand_in) => drop(stand_ins.insert(index.name, stand_in)),
+        Some(stand_in) => drop(stand_ins.by_index.insert(index.name, stand_in)),
         None if index.name == GRAPH_JOBS && index.collection == "archived" => {}
-        None => drop(stand_ins.remove(index.name)),
+        None => drop(stand_ins.by_index.remove(index.name)),
     }
 }
 
 fn warn_of(store: &Store, index: &Index, found: &[Document], error: Option<&StoreError>) {
     let collection = store.named(index.collection);
     let Some(error) = error.map(|error| chain(error)) else {
-        let remedy = format!("db.getCollection('{collection}').unhideIndex('{}')", index.name);
+        let remedy = format!("db.getCollection('{collection}').unhideIndex('{}'); it is used a minute later", index.name);
         tracing::warn!(collection, index = index.name, remedy, "an index is hidden; going on without it, which is slow");
         return;
     };
@@ -191,14 +216,21 @@ pub(in crate::store) async fn drop_outdated_indexes(store: &Store) -> Result<(),
     for index in indexes().into_iter().filter(|index| index.feature.is_none_or(|feature| features.contains(&feature))) {
         for found in indexes_of(store, index.collection).await? {
             let name = found.get_str("name").unwrap_or_default();
-            let is_earlier = name != index.name && without_number(name) == without_number(index.name);
+            // An operator's has the default name, which ends with a number as well.
+            let is_earlier = name != index.name && without_number(name) == without_number(index.name) && name != default_name(&found);
             if is_earlier || GONE.contains(&(index.collection, name)) {
                 drop_index(store, index.collection, name).await?;
-                tracing::info!(collection = index.collection, index = name, "dropped an index of an earlier release");
+                tracing::info!(collection = store.named(index.collection), index = name, "dropped an index of an earlier release");
             }
         }
     }
     Ok(())
+}
+
+/// The name that MongoDB gives to an index with these keys.
+fn default_name(found: &Document) -> String {
+    let keys = found.get_document("key").into_iter().flatten();
+    keys.map(|(field, direction)| format!("{field}_{direction}")).collect::<Vec<_>>().join("_")
 }
 
 fn without_number(name: &str) -> &str {

@@ -2,13 +2,16 @@
 //!
 //! The document `collections` in `metadata` has the UUIDs of the collections that are Recruiter's. A collection with another UUID (an earlier
 //! release made it, it was restored, or somebody has dropped it and made another one) is examined: it is Recruiter's if it has a validator of
-//! Recruiter, if it is empty, or if its documents look like those of Recruiter: all of them, or at least
-//! one in a collection that the first insert makes.
+//! this release, or if its documents look like those of Recruiter: all of them, or at least one in a collection that the first insert makes or
+//! that has a validator of another release. An empty one is Recruiter's as well, unless the schema is not made yet and Recruiter would have
+//! made it with options.
+
+use std::time::Duration;
 
 use bson::{Bson, Document, RawDocumentBuf, doc};
 use mongodb::options::ReadConcern;
 
-use super::{BUILT_WITHIN, collections::Kind};
+use super::{BUILT_WITHIN, collections::Kind, version};
 use crate::{
     roster::WORKER_FIELDS,
     store::{
@@ -19,6 +22,9 @@ use crate::{
 
 /// The document in `metadata` with the UUIDs of our collections.
 const LISTED: &str = "collections";
+
+/// How long a document of Recruiter is searched for among those of an application.
+const FOUND_WITHIN: Duration = Duration::from_secs(2);
 
 /// A collection of the database that has one of our names.
 pub(super) struct Found {
@@ -67,12 +73,16 @@ pub(super) async fn examine(store: &Store) -> Result<Vec<Found>, StoreError> {
     let mut found: Vec<Found> = listed.into_iter().filter_map(|listed| Found::new(listed, &store.prefix)).collect();
     let known = call("collections", async move { metadata.find_one(doc! { "_id": LISTED }).await }).await?;
     let known = known.map(|known| readable(&known)).unwrap_or_default();
-    let has_our_jobs = found.iter().any(|found| found.kind == Kind::Jobs && has_our_validator(found));
-    let mut foreign = Vec::new();
+    let is_new = version(store).await? == 0;
+    // Whose it is can be seen from the others.
+    found.sort_by_key(|found| found.name == "metadata");
+    let (mut has_our_jobs, mut foreign) = (false, Vec::new());
     for found in &mut found {
         found.is_listed = found.uuid != Bson::Null && uuid_in(&known, &found.name) == Some(&found.uuid);
         // The documents of an earlier release in `metadata` are not known.
-        let is_ours = found.is_listed || (found.name == "metadata" && has_our_jobs && !found.is_special) || is_ours(store, found).await?;
+        let is_ours =
+            found.is_listed || (found.name == "metadata" && has_our_jobs && !found.is_special) || is_ours(store, found, is_new).await?;
+        has_our_jobs |= is_ours && found.kind == Kind::Jobs && found.validator().is_some();
         if !is_ours {
             foreign.push(format!("`{}{}`", store.prefix, found.name));
         }
@@ -82,9 +92,14 @@ pub(super) async fn examine(store: &Store) -> Result<Vec<Found>, StoreError> {
 }
 
 /// Lists the collections that have our names as Recruiter's, after an examination.
-pub(super) async fn note(store: &Store) -> Result<(), StoreError> {
-    let new = examine(store).await?.into_iter().filter(|found| !found.is_listed && found.uuid != Bson::Null);
-    let uuids: Document = new.map(|found| (found.name, found.uuid)).collect();
+pub(in crate::store) async fn note(store: &Store) -> Result<(), StoreError> {
+    let mut uuids = Document::new();
+    for found in examine(store).await?.into_iter().filter(|found| !found.is_listed && found.uuid != Bson::Null) {
+        // An application may have made one that Recruiter does not use yet.
+        if found.kind != Kind::Later || !is_empty(store, &found.name).await? {
+            uuids.insert(found.name, found.uuid);
+        }
+    }
     if uuids.is_empty() {
         return Ok(());
     }
@@ -102,28 +117,35 @@ fn uuid_in<'a>(known: &'a Document, name: &str) -> Option<&'a Bson> {
     }
 }
 
-async fn is_ours(store: &Store, found: &Found) -> Result<bool, StoreError> {
+async fn is_ours(store: &Store, found: &Found, is_new: bool) -> Result<bool, StoreError> {
     let may_be_capped = matches!(found.kind, Kind::Hints | Kind::Events);
     if found.is_special || (found.is_capped() && !may_be_capped) {
         return Ok(false);
     }
-    if has_our_validator(found) {
-        return Ok(true);
-    }
+    let ours = found.kind.validator();
     let has_no_validator = found.validator().is_none_or(Document::is_empty);
-    // It is not listed before the next start, and may have got a damaged document by hand. Nothing writes into a collection of an application.
-    if found.kind == Kind::Later && has_no_validator && has_ours(store, &found.name).await? {
+    if ours.is_some() && found.validator() == ours.as_ref() {
         return Ok(true);
     }
-    match first_foreign(store, found).await? {
-        Some(_) => Ok(false),
-        None => Ok(has_no_validator || !is_empty(store, &found.name).await?),
+    let is_empty = is_empty(store, &found.name).await?;
+    if !has_no_validator && has_similar_validator(found) {
+        return Ok(is_empty || has_ours(store, &found.name).await?);
     }
+    if is_empty {
+        // `create` makes a collection and its options at once, so one without them is not being made by another process.
+        let is_plain = found.kind == Kind::Plain || found.is_capped();
+        return Ok(has_no_validator && (is_plain || !is_new));
+    }
+    if first_foreign(store, &found.name).await?.is_none() {
+        return Ok(true);
+    }
+    // It is not listed before the first use of it has ended, and may have got a damaged document by hand. Nothing writes into a collection of
+    // an application. Any bucket has chunks like these; its files tell.
+    Ok(found.kind == Kind::Later && found.name != "payloads.files" && has_no_validator && has_ours(store, &found.name).await?)
 }
 
-/// Whether the collection has the validator of this release, or one of another release: then the fields of one of them are among those of
-/// the other.
-fn has_our_validator(found: &Found) -> bool {
+/// Whether the collection has the validator of this release, or one like it: the fields of one of them are among those of the other.
+fn has_similar_validator(found: &Found) -> bool {
     let (Some(ours), Some(theirs)) = (found.kind.validator(), found.validator()) else { return false };
     let (ours, theirs) = (fields(&ours), fields(theirs));
     theirs.len() > 1 && (theirs.iter().all(|field| ours.contains(field)) || ours.iter().all(|field| theirs.contains(field)))
@@ -141,27 +163,32 @@ fn fields(validator: &Document) -> Vec<&str> {
 ///
 /// # Errors
 /// [`StoreError::Foreign`] if there are.
-pub(super) async fn refuse_foreign_documents(store: &Store, found: &Found) -> Result<(), StoreError> {
-    match first_foreign(store, found).await? {
-        Some(_) => Err(StoreError::Foreign { collection: format!("`{}{}`", store.prefix, found.name) }),
+pub(super) async fn refuse_foreign_documents(store: &Store, name: &str) -> Result<(), StoreError> {
+    match first_foreign(store, name).await? {
+        Some(_) => Err(StoreError::Foreign { collection: format!("`{}{name}`", store.prefix) }),
         None => Ok(()),
     }
 }
 
 /// A document that does not look like one of Recruiter. A large collection is read for as long as that takes.
-async fn first_foreign(store: &Store, found: &Found) -> Result<Option<RawDocumentBuf>, StoreError> {
-    let (collection, foreign) = (store.collection(&found.name).clone_with_type::<RawDocumentBuf>(), foreign(&found.name));
+async fn first_foreign(store: &Store, name: &str) -> Result<Option<RawDocumentBuf>, StoreError> {
+    let (collection, foreign) = (store.collection(name).clone_with_type::<RawDocumentBuf>(), foreign(name));
     call_within(BUILT_WITHIN, "foreign_documents", async move {
         collection.find_one(foreign).projection(doc! { "_id": 1 }).read_concern(ReadConcern::local()).max_time(BUILT_WITHIN).await
     })
     .await
 }
 
-/// Whether at least one document looks like one of Recruiter.
+/// Whether at least one document looks like one of Recruiter. Among very many, none that is found soon counts as none.
 async fn has_ours(store: &Store, name: &str) -> Result<bool, StoreError> {
     let (collection, ours) = (store.collection(name).clone_with_type::<RawDocumentBuf>(), ours(name));
-    let first = async move { collection.find_one(ours).projection(doc! { "_id": 1 }).read_concern(ReadConcern::local()).await };
-    Ok(call("foreign_documents", first).await?.is_some())
+    let first = async move {
+        collection.find_one(ours).projection(doc! { "_id": 1 }).read_concern(ReadConcern::local()).max_time(FOUND_WITHIN).await
+    };
+    match call("foreign_documents", first).await {
+        Err(error) if error.is_too_slow() => Ok(false),
+        other => Ok(other?.is_some()),
+    }
 }
 
 async fn is_empty(store: &Store, name: &str) -> Result<bool, StoreError> {
@@ -245,7 +272,7 @@ mod tests {
     fn a_validator_of_another_release_is_ours() {
         let check = |kind: Kind, validator: Document| {
             let listed = doc! { "name": "x_limits", "type": "collection", "options": { "validator": validator } };
-            has_our_validator(&Found { kind, ..Found::new(listed, "x_").expect("a name of ours") })
+            has_similar_validator(&Found { kind, ..Found::new(listed, "x_").expect("a name of ours") })
         };
         let schema = |properties: Document| doc! { "$jsonSchema": { "properties": properties } };
         assert!(check(Kind::Jobs, Kind::Jobs.validator().expect("one")));
