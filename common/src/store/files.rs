@@ -49,7 +49,9 @@ impl Store {
         call("begin_file", async move { payloads.open_upload_stream(name).await }).await
     }
 
-    /// Notes that there are files.
+    /// Notes that there are files, and lists their collections as ours.
+    ///
+    /// Index: `_id`. Invariant: none.
     pub(crate) async fn prepare_files(&self) -> Result<(), StoreError> {
         self.prepare(Feature::Files).await
     }
