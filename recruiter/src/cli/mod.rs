@@ -384,6 +384,7 @@ mod tests {
         found.retain(|path| !path.starts_with("dev") && !path.starts_with("demo") && !path.starts_with("bench"));
         let confirm = [
             "run",
+            "jobs export",
             "files get",
             "files put",
             "files delete",
