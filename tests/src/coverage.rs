@@ -33,7 +33,10 @@ const NOT_FORCED: &[(&str, &[&str])] = &[
         &["assigned_and_not_taken", "claims_of_starts", "document_of", "rounds_of"],
     ),
     ("MongoDB is slow, or there are very many lanes", &["acknowledges_writes", "lanes_of", "waiting_lanes", "is_alive"]),
-    ("two processes meet", &["hold_permits", "sizes_of_unlocked", "waiting_documents", "waiting_in", "halted_lines", "keep_cells"]),
+    (
+        "two processes meet",
+        &["assigned_in", "hold_permits", "sizes_of_unlocked", "waiting_documents", "waiting_in", "halted_lines", "keep_cells"],
+    ),
     (
         "on the first use only",
         &["note_in_use", "seed", "hello", "foreign_documents", "open_session", "record_commit_session", "refresh_clock", "announce_relay"],
