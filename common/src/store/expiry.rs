@@ -18,9 +18,8 @@ impl Store {
         if !self.is_in_use(Feature::Expiry).await? {
             return Ok(Vec::new());
         }
-        let (scheduled, index, mut expired) = (self.scheduled.clone(), self.index(EXPIRING_JOBS), any_date());
-        expired.insert("$lte", bson::DateTime::from_chrono(now));
-        let filter = doc! { "locked": false, "expires_at": expired };
+        let (scheduled, index) = (self.scheduled.clone(), self.index(EXPIRING_JOBS));
+        let filter = doc! { "locked": false, "expires_at": expired_at(bson::DateTime::from_chrono(now)) };
         let found = self.indexed("expired_jobs", async move {
             let size = doc! { "size": { "$bsonSize": "$$ROOT" } };
             let found = scheduled.find(filter).projection(size).sort(doc! { "expires_at": 1 }).limit(most);
@@ -29,4 +28,11 @@ impl Store {
         let size = |job: &Document| job.get_i32("size").ok().and_then(|size| usize::try_from(size).ok()).unwrap_or_default();
         Ok(found.await?.iter().filter_map(|job| Some(Match { job: id_of(job)?, bytes: size(job) })).collect())
     }
+}
+
+/// What the index `expiring_jobs` has of the dates that are over at `now`.
+pub(super) fn expired_at(now: bson::DateTime) -> Document {
+    let mut expired = any_date();
+    expired.insert("$lte", now);
+    expired
 }

@@ -1,6 +1,6 @@
 //! The settings that operators change at run time: `limits`, `groups` and `pauses`.
 
-use std::time::Duration;
+use std::{collections::HashMap, time::Duration};
 
 use bson::{Bson, Document, doc};
 use mongodb::{Collection, options::ReadConcern, results::DeleteResult};
@@ -215,21 +215,31 @@ impl Store {
         Ok(holders)
     }
 
-    /// Number of running jobs of a group that have no permit of the group, because they were started before it had a capacity.
+    /// Number of running jobs of each of these groups that have no permit of the group, because they were started before it had a
+    /// capacity. A group without such jobs is not named.
     ///
     /// Filter: the jobs that the roster lists, locked, group, without a permit of the group. Index: `_id`. Invariant: none.
-    pub async fn running_without_permit(&self, group: &str) -> Result<u64, StoreError> {
+    pub async fn running_without_permit(&self, groups: &[String]) -> Result<HashMap<String, u64>, StoreError> {
+        let mut counts = HashMap::new();
+        if groups.is_empty() {
+            return Ok(counts);
+        }
         let documents = self.roster_documents().await?;
         let listed: Vec<JobId> = documents.iter().flat_map(|worker| ids_in(legible(worker).get("working_on"))).collect();
-        let mut count = 0;
         for some in listed.chunks(IDS_PER_QUERY) {
             let filter = doc! {
-                "_id": { "$in": some.to_vec() }, "locked": true, "group": group, "last_execution.group_permit": { "$ne": true },
+                "_id": { "$in": some.to_vec() }, "locked": true, "group": { "$in": groups }, "last_execution.group_permit": { "$ne": true },
             };
             let scheduled = self.scheduled.clone();
-            count += call("running_without_permit", async move { scheduled.count_documents(filter).await }).await?;
+            let found: Vec<Document> = call("running_without_permit", async move {
+                scheduled.find(filter).projection(doc! { "group": 1 }).batch_size(10_000).await?.readable().await
+            })
+            .await?;
+            for group in found.iter().filter_map(|job| job.get_str("group").ok()) {
+                *counts.entry(group.to_owned()).or_default() += 1;
+            }
         }
-        Ok(count)
+        Ok(counts)
     }
 }
 

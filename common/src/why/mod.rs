@@ -91,7 +91,9 @@ impl Store {
         };
         for lane in &lanes {
             let counts = self.waiting_in_lane(lane, now).await?;
-            let mut due = counts.due;
+            let expired = "they have expired, and no worker starts them; a cleaner archives them, so check that recruiter-cleaner runs";
+            add(Why::new(Reason::Expired, expired), counts.expired);
+            let mut due = counts.due - counts.expired;
             add(Why::new(Reason::NotDue, "their dates are in the future"), counts.later);
             add(Why::new(Reason::WaitsForJobs, "they wait for the ends of other jobs; `recruiter jobs why` names them"), counts.for_jobs);
             let once_more = "they run once more after the jobs that have their unique keys; `recruiter jobs why` names them";

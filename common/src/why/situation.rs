@@ -50,11 +50,11 @@ impl Situation {
         for (resource, _) in held.into_iter().filter_map(resource_and_number) {
             *used.entry(resource.to_owned()).or_default() += 1;
         }
-        for group in lanes.iter().map(|lane| lane.group.as_str()).collect::<BTreeSet<_>>() {
-            if settings.groups.get(group).is_some_and(|group| group.limit.capacity.is_some()) {
-                let without = usize::try_from(store.running_without_permit(group).await?).unwrap_or(usize::MAX);
-                *used.entry(resource_of_group(group)).or_default() += without;
-            }
+        let has_capacity = |group: &&str| settings.groups.get(*group).is_some_and(|group| group.limit.capacity.is_some());
+        let limited: BTreeSet<&str> = lanes.iter().map(|lane| lane.group.as_str()).filter(has_capacity).collect();
+        let limited: Vec<String> = limited.into_iter().map(str::to_owned).collect();
+        for (group, without) in store.running_without_permit(&limited).await? {
+            *used.entry(resource_of_group(&group)).or_default() += usize::try_from(without).unwrap_or(usize::MAX);
         }
         let lines: Vec<&str> = lanes.iter().filter_map(|lane| lane.gate.as_deref()).filter(|gate| line_of_gate(gate).is_some()).collect();
         let heads = if lines.is_empty() { HashMap::new() } else { store.heads_of_lines(&lines).await? };

@@ -52,7 +52,7 @@ pub(crate) trait Database {
     async fn prepare_limited_jobs(&self) -> Result<(), StoreError>;
     async fn keep_cells(&self, term: LeaseTerm, cells: &[(String, RateCell)], fast: Option<&FastLimits>) -> Result<(), StoreError>;
     async fn permit_holders(&self) -> Result<Vec<PermitHolder>, StoreError>;
-    async fn running_without_permit(&self, group: &str) -> Result<u64, StoreError>;
+    async fn running_without_permit(&self, groups: &[String]) -> Result<HashMap<String, u64>, StoreError>;
     async fn assign_if_available(&self, term: LeaseTerm, round: RoundId, planned: &[Planned]) -> Result<Vec<WorkerId>, StoreError>;
     async fn announce_hints_to(&self, hints: Vec<(Channel, Hint)>) -> bool;
 }
@@ -130,8 +130,8 @@ impl Database for Store {
         self.permit_holders().await
     }
 
-    async fn running_without_permit(&self, group: &str) -> Result<u64, StoreError> {
-        self.running_without_permit(group).await
+    async fn running_without_permit(&self, groups: &[String]) -> Result<HashMap<String, u64>, StoreError> {
+        self.running_without_permit(groups).await
     }
 
     async fn assign_if_available(&self, term: LeaseTerm, round: RoundId, planned: &[Planned]) -> Result<Vec<WorkerId>, StoreError> {

@@ -171,7 +171,12 @@ async fn the_jobs_of_one_priority_are_found_alone() {
 async fn the_waiting_jobs_of_a_lane_are_counted() {
     let setting = Setting::new().await;
     let now = setting.store.now();
-    let [due, later, locked, gated, of_class, for_jobs, once_more, at_last] = setting.jobs().await;
+    setting.store.prepare_expiring_jobs().await.unwrap();
+    let [due, later, locked, gated, of_class, for_jobs, once_more, at_last, expired] = setting.jobs().await;
+    let ended = doc! { "expires_at": bson::DateTime::from_chrono(now - Duration::from_secs(1)) };
+    for job in [later, locked, gated, of_class, expired] {
+        setting.set("scheduled", job, ended.clone()).await;
+    }
     let latest = bson::DateTime::from_millis(253_402_300_799_999);
     setting.set("scheduled", for_jobs, doc! { "scheduled_at": latest, "waiting": true }).await;
     setting.set("scheduled", once_more, doc! { "scheduled_at": latest, "unique_after": "k" }).await;
@@ -180,18 +185,22 @@ async fn the_waiting_jobs_of_a_lane_are_counted() {
     setting.set("scheduled", locked, doc! { "locked": true }).await;
     setting.set("scheduled", gated, doc! { "gate": "g" }).await;
     setting.set("scheduled", of_class, doc! { "workable.class": "y" }).await;
-    setting.set("scheduled", due, doc! { "scheduled_at": bson::DateTime::from_chrono(now - Duration::from_secs(1)) }).await;
+    let not_over = doc! { "scheduled_at": bson::DateTime::from_chrono(now - Duration::from_secs(1)), "expires_at": latest };
+    setting.set("scheduled", due, not_over).await;
     NewJob::of_class("x", doc! {}).in_group("other").enqueue(&setting.store).await.unwrap();
     let lane = Lane::new("generic", "x");
     assert_eq!(
         setting.store.waiting_in_lane(&lane, setting.store.now()).await.unwrap(),
-        LaneCounts { due: 1, later: 2, for_jobs: 1, for_predecessors: 1 }
+        LaneCounts { due: 2, later: 2, for_jobs: 1, for_predecessors: 1, expired: 1 }
     );
     let before = async |priority, seconds_ago| {
         let at = now - Duration::from_secs(seconds_ago);
         setting.store.count_due_before(&lane, Priority::new(priority).unwrap(), at).await.unwrap()
     };
-    assert_eq!([before(5, 0).await, before(5, 2).await, before(4, 2).await, before(6, 0).await], [1, 0, 1, 0]);
+    assert_eq!([before(5, 0).await, before(5, 2).await, before(4, 2).await, before(6, 0).await], [1, 0, 2, 0]);
     let gated = Lane { gate: Some("g".into()), ..lane };
-    assert_eq!(setting.store.waiting_in_lane(&gated, setting.store.now()).await.unwrap(), LaneCounts { due: 1, ..LaneCounts::default() });
+    assert_eq!(
+        setting.store.waiting_in_lane(&gated, setting.store.now()).await.unwrap(),
+        LaneCounts { due: 1, expired: 1, ..LaneCounts::default() }
+    );
 }

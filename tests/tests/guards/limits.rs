@@ -86,7 +86,11 @@ async fn running_jobs_of_a_group_without_its_permit_are_counted() {
         setting.set("scheduled", job, doc! { "group": group, "locked": job != ended }).await;
     }
     setting.set("scheduled", permitted, doc! { "last_execution.group_permit": true }).await;
-    assert_eq!(setting.store.running_without_permit("mail").await.unwrap(), 1);
+    let counts = async |groups: &[&str]| {
+        setting.store.running_without_permit(&groups.iter().map(|group| (*group).to_owned()).collect::<Vec<_>>()).await.unwrap()
+    };
+    assert_eq!(counts(&["mail", "none"]).await, [("mail".to_owned(), 1)].into());
+    assert_eq!(counts(&["mail", "other"]).await, [("mail".to_owned(), 1), ("other".to_owned(), 1)].into());
 }
 
 /// Two leaders that both believe to lead may grant one permit twice. A worker that ends returns permits without a report.

@@ -226,6 +226,8 @@ async fn an_absent_cleaner_is_noticed() {
     // Nobody archives an expired job.
     let expired = stage.insert(doc! { "expires_at": bson::DateTime::from_millis(1) }).await;
     stage.check(expired, Reason::Expired, "recruiter-cleaner").await;
+    stage.store.prepare_expiring_jobs().await.unwrap();
+    assert!(stage.group().await.contains(&(Reason::Expired, 1)));
 }
 
 /// It has free slots, and takes no jobs.

@@ -294,8 +294,8 @@ impl Database for Memory {
         Ok(Vec::new())
     }
 
-    async fn running_without_permit(&self, _: &str) -> Result<u64, StoreError> {
-        Ok(0)
+    async fn running_without_permit(&self, _: &[String]) -> Result<HashMap<String, u64>, StoreError> {
+        Ok(HashMap::new())
     }
 
     async fn assign_if_available(&self, _: LeaseTerm, round: RoundId, planned: &[Planned]) -> Result<Vec<WorkerId>, StoreError> {
