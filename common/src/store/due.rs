@@ -24,7 +24,7 @@ const LANES_PER_QUERY: usize = 200;
 const WALK_FROM: usize = 3 * LANES_PER_QUERY;
 const WALKED_PER_LANE: usize = 10;
 /// Maximum number of lanes in one query that searches each lane by itself.
-pub(super) const LANES_PER_UNION: usize = 50;
+const LANES_PER_UNION: usize = 50;
 
 /// The fields of an unlocked job that an assignment needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -146,7 +146,7 @@ impl Store {
     }
 
     /// One query for several parts of `scheduled`.
-    pub(super) async fn union<const N: usize>(
+    async fn union<const N: usize>(
         &self,
         operation: &'static str,
         mut parts: impl Iterator<Item = [Document; N]>,

@@ -6,13 +6,12 @@
 
 use std::collections::HashMap;
 
-use bson::{Document, doc};
+use bson::{Document, RawDocumentBuf, doc};
+use futures_util::TryStreamExt;
 use mongodb::{ClientSession, Collection, error::Error, options::ReadConcern};
 
 use super::{
-    ScheduledJob, Store, StoreError, call,
-    due::LANES_PER_UNION,
-    readable,
+    CALL_LIMIT, ScheduledJob, Store, StoreError, call,
     readable::Readable,
     schema::Feature,
     settings::{id_of_pause, pause_in},
@@ -22,6 +21,9 @@ use crate::{
     job::ending::Halt,
     limits::{Pause, Paused},
 };
+
+/// Maximum number of lines in one query.
+const LINES_PER_QUERY: usize = 500;
 
 /// The first job of a line that is not finished.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,25 +47,32 @@ impl Store {
             self.prepare(Feature::Lines).await?;
         }
         let mut heads = HashMap::with_capacity(gates.len());
-        for gates in gates.chunks(LANES_PER_UNION) {
-            let stages = |gate: &&str| {
-                let this = doc! { "$match": { "_id": id_of_pause(gate) } };
-                [
-                    doc! { "$match": { "gate": gate } },
-                    doc! { "$sort": { "created_at": 1, "_id": 1 } },
-                    doc! { "$limit": 1 },
-                    doc! { "$project": { "group": 1, "workable.class": 1, "gate": 1, "priority": 1, "scheduled_at": 1, "locked": 1 } },
-                    doc! { "$lookup": { "from": self.pauses.name(), "pipeline": [this], "as": "halts" } },
-                ]
-            };
-            let found = self.union("heads_of_lines", gates.iter().map(stages)).await?;
+        for gates in gates.chunks(LINES_PER_QUERY) {
+            let (scheduled, first) = (self.scheduled.clone_with_type::<RawDocumentBuf>(), |field: &str| doc! { "$first": field });
+            // MongoDB jumps in the index from the first job of one line to that of the next.
+            let stages = [
+                doc! { "$match": { "gate": { "$in": gates } } },
+                doc! { "$sort": { "gate": 1, "created_at": 1, "_id": 1 } },
+                doc! { "$group": {
+                    "_id": "$gate", "job": first("$_id"), "group": first("$group"), "class": first("$workable.class"),
+                    "priority": first("$priority"), "scheduled_at": first("$scheduled_at"), "locked": first("$locked"),
+                } },
+                doc! { "$project": {
+                    "_id": "$job", "gate": "$_id", "group": 1, "workable": { "class": "$class" }, "priority": 1, "scheduled_at": 1, "locked": 1,
+                } },
+            ];
+            let found: Vec<RawDocumentBuf> = call("heads_of_lines", async move {
+                let search = scheduled.aggregate(stages).with_type::<RawDocumentBuf>().batch_size(100_000).max_time(CALL_LIMIT / 2);
+                search.read_concern(ReadConcern::local()).await?.try_collect().await
+            })
+            .await?;
+            let mut halts = self.halted_lines(gates).await?;
             for job in &found {
                 let class = job.get_document("workable").and_then(|workable| workable.get_str("class"));
                 let Some(head) = class.ok().and_then(|class| ScheduledJob::of(job, class)) else { continue };
-                // A pause whose texts cannot be decoded is one.
-                let halt = job.get_array("halts").ok().and_then(|halts| halts.get_document(0).ok()).map(|halt| pause_in(&readable(halt)));
-                let is_locked = job.get_bool("locked").unwrap_or(false);
-                heads.extend(head.gate.clone().map(|gate| (gate, Head { job: head, is_locked, halt })));
+                let Some(gate) = head.gate.clone() else { continue };
+                let (is_locked, halt) = (job.get_bool("locked").unwrap_or(false), halts.remove(&gate));
+                heads.insert(gate, Head { job: head, is_locked, halt });
             }
         }
         Ok(heads)

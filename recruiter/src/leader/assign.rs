@@ -219,8 +219,10 @@ impl Assigning {
                 self.discovery.forget();
             }
             self.read_halted_lines(store).await?;
-            for group in self.admission.groups_to_count() {
-                self.admission.set_without_permit(&group, store.running_without_permit(&group).await?);
+            let groups = self.admission.groups_to_count();
+            let without_permit = store.running_without_permit(&groups).await?;
+            for group in groups {
+                self.admission.set_without_permit(&group, without_permit.get(&group).copied().unwrap_or(0));
             }
         }
         if must_recall {
@@ -269,7 +271,7 @@ impl Assigning {
     fn announce(&mut self, jobs: Vec<ScheduledJob>, at: Monotonic) {
         if !jobs.is_empty() {
             let is_new = |job: &ScheduledJob| !self.in_flight.contains(job, at) && !self.past_assignments.contains(job);
-            self.lanes.announce(jobs.into_iter().filter(is_new));
+            self.searches.has_unsearched |= self.lanes.announce(jobs.into_iter().filter(is_new));
         }
     }
 

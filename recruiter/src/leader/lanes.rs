@@ -13,7 +13,8 @@
 //! A lane without room is not searched at all.
 //!
 //! **A lane without a window** had no jobs that are due at the horizon of the last full scan, if the scan covered the kinds of workers that
-//! take the lane. A full scan drops all windows and lists all lanes that have jobs.
+//! take the lane. A full scan drops all windows and lists all lanes that have jobs. If there are very many with a gate, some of them are
+//! [asleep](super::asleep): nothing is known of them but that they have jobs.
 //!
 //! Safety does not depend on this cache. If a job in the cache was started by another worker or archived, its start fails. If a job is
 //! missing in the cache, the next full scan finds it.
@@ -33,11 +34,14 @@ use recruiter_common::{
 use super::{
     admission::Admission,
     ageing::by_priority,
+    asleep::{Asleep, Look},
     fleet::{Kind, KindId},
 };
 
 /// Maximum number of jobs in all windows while jobs are announced. It is above the number of slots of a large fleet.
 const REMEMBERED: usize = 100_000;
+/// From this number of windows on, lanes with a gate sleep; those that an event concerns, only from four times as many on.
+const CROWD: usize = 1_000;
 /// Pause after a fruitless search: its answer was full, but had too few jobs that can be assigned now.
 const FRUITLESS_FOR: Duration = Duration::from_millis(100);
 
@@ -155,12 +159,18 @@ struct Scan {
 struct Before {
     scan: Scan,
     windows: HashMap<Lane, Window>,
+    asleep: BTreeSet<Lane>,
 }
 
 /// All windows, and the last full scan.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(crate) struct Lanes {
     windows: HashMap<Lane, Window>,
+    asleep: Asleep,
+    /// When the first of the sleeping lanes that were looked at last may start a job.
+    asleep_until: Option<Instant>,
+    /// [`CROWD`], or less in a model.
+    pub(super) crowd: usize,
     scan: Option<Scan>,
     /// The last full scan, after the next one was requested and before it begins.
     ended: Option<Scan>,
@@ -184,10 +194,25 @@ pub(crate) struct Waiting<'a> {
     pub(crate) able: &'a [KindId],
 }
 
+impl Default for Lanes {
+    fn default() -> Self {
+        Self {
+            windows: HashMap::new(),
+            asleep: Asleep::default(),
+            asleep_until: None,
+            crowd: CROWD,
+            scan: None,
+            ended: None,
+            before: None,
+            ageing: BTreeSet::new(),
+        }
+    }
+}
+
 impl Lanes {
     /// Drops all windows and the last full scan. The next round that can assign jobs begins with a full scan.
     pub(crate) fn forget(&mut self) {
-        *self = Self { ageing: std::mem::take(&mut self.ageing), ..Self::default() };
+        *self = Self { ageing: std::mem::take(&mut self.ageing), crowd: self.crowd, ..Self::default() };
     }
 
     /// Sets the groups whose lanes are divided by priority. Returns whether they have changed: the next round begins with a full scan.
@@ -229,7 +254,7 @@ impl Lanes {
 
     /// Whether this job was not known before the current scan, although all jobs of its lane up to its position should have been known.
     pub(crate) fn had_missed(&self, job: &ScheduledJob, kinds: &[Kind]) -> bool {
-        let Some(Before { scan, windows }) = &self.before else { return false };
+        let Some(Before { scan, windows, asleep }) = &self.before else { return false };
         let lane = self.lane_of(job);
         match windows.get(&lane) {
             Some(window) => {
@@ -237,6 +262,7 @@ impl Lanes {
                 let is_within = window.end.is_none_or(|end| job.position() < end);
                 is_complete && is_within && window.jobs.binary_search_by_key(&job.position(), ScheduledJob::position).is_err()
             }
+            None if asleep.contains(&lane) => false,
             None => {
                 job.scheduled_at <= scan.horizon && scan.kinds.iter().any(|kind| kinds.get(*kind).is_some_and(|kind| kind.takes(&lane)))
             }
@@ -267,12 +293,72 @@ impl Lanes {
         horizon: Instant,
         will_be_listed: impl Fn(&Lane) -> bool,
     ) {
-        let (kept, windows) = std::mem::take(&mut self.windows).into_iter().partition(|(lane, _)| will_be_listed(lane));
+        let (kept, windows): (_, HashMap<Lane, Window>) =
+            std::mem::take(&mut self.windows).into_iter().partition(|(lane, _)| will_be_listed(lane));
         self.windows = kept;
-        self.before = self.ended.take().map(|scan| Before { scan, windows });
-        let parts: Vec<Lane> = lanes.into_iter().flat_map(|lane| self.parts(lane)).collect();
-        self.windows.extend(parts.into_iter().map(|lane| (lane, Window::stale(horizon))));
+        let asleep = self.asleep.retain(will_be_listed);
         self.scan = Some(Scan { kinds: kinds.into_iter().collect(), horizon });
+        // Lanes that were awake stay awake.
+        let parts = lanes.into_iter().flat_map(|lane| self.parts(lane));
+        let (known, others): (Vec<Lane>, Vec<Lane>) = parts.partition(|lane| windows.contains_key(lane));
+        known.into_iter().for_each(|lane| self.open(lane, self.crowd.saturating_mul(4)));
+        others.into_iter().for_each(|lane| self.open(lane, self.crowd));
+        self.before = self.ended.take().map(|scan| Before { scan, windows, asleep });
+    }
+
+    /// This lane, or this part of one, may have jobs that are not known. If it has a gate, it sleeps while there are that many windows.
+    fn open(&mut self, lane: Lane, crowd: usize) {
+        if let Some(window) = self.windows.get_mut(&lane) {
+            window.is_stale = true;
+        } else if lane.gate.is_some() && self.windows.len() >= crowd {
+            self.asleep.insert(lane);
+        } else {
+            self.asleep.remove(&lane);
+            self.windows.insert(lane, Window::stale(self.horizon()));
+        }
+    }
+
+    /// Wakes sleeping lanes whose jobs may start now and that the workers of the kinds in `free` take, while few lanes are awake: less than
+    /// [`CROWD`], or fewer than `free` slots of the same workers, group and priority. Returns whether others are left that may wake at once.
+    pub(crate) fn wake(&mut self, free: &HashMap<KindId, usize>, kinds: &[Kind], admission: &Admission, now: Instant) -> bool {
+        self.asleep_until = None;
+        if self.asleep.is_empty() {
+            return false;
+        }
+        let alike = |kind: KindId, lane: &Lane| (kind, lane.group.clone(), lane.priority);
+        let (mut all, mut awake) = (0, HashMap::new());
+        for (lane, window) in self.windows.iter().filter(|(lane, _)| lane.gate.is_some() && admission.room(lane, now) > 0) {
+            all += 1;
+            for kind in window.able.iter().filter(|kind| free.contains_key(kind)) {
+                *awake.entry(alike(*kind, lane)).or_insert(0) += 1;
+            }
+        }
+        let (crowd, mut are_wanted, mut opens_at) = (self.crowd, false, None);
+        let woken = self.asleep.wake(|lane| {
+            let able: Vec<KindId> = free.keys().copied().filter(|kind| kinds[*kind].takes(lane)).collect();
+            let has_few = |kind: &KindId| awake.get(&alike(*kind, lane)).is_none_or(|awake| *awake < free[kind]);
+            if able.is_empty() || (all >= crowd && !able.iter().any(has_few)) {
+                // The parts of a lane differ in their priorities.
+                return if able.is_empty() || lane.priority.is_none() { Look::NextClass } else { Look::Next };
+            }
+            are_wanted = true;
+            if admission.room(lane, now) == 0 {
+                opens_at = opens_at.into_iter().chain(admission.opens_at(lane, now)).min();
+                let is_closed = admission.room(&Lane::new(&lane.group, &lane.class), now) == 0;
+                return if is_closed { Look::NextClass } else { Look::Next };
+            }
+            all += 1;
+            able.iter().for_each(|kind| *awake.entry(alike(*kind, lane)).or_insert(0) += 1);
+            Look::Wake
+        });
+        let horizon = self.horizon();
+        for lane in woken {
+            let mut window = Window::stale(horizon);
+            window.learn_kinds(&lane, kinds);
+            self.windows.insert(lane, window);
+        }
+        self.asleep_until = opens_at;
+        are_wanted && self.asleep.has_unseen()
     }
 
     /// Records that the lanes of these kinds of workers were listed as well.
@@ -284,10 +370,7 @@ impl Lanes {
 
     /// Rule 1 of staleness: an event concerns this lane.
     pub(crate) fn mark_stale(&mut self, lane: Lane) {
-        let horizon = self.horizon();
-        for part in self.parts(lane) {
-            self.windows.entry(part).or_insert_with(|| Window::stale(horizon)).is_stale = true;
-        }
+        self.parts(lane).into_iter().for_each(|part| self.open(part, self.crowd.saturating_mul(4)));
     }
 
     /// Marks the lanes of these lines as stale: their heads have ended.
@@ -313,8 +396,9 @@ impl Lanes {
         self.scan.as_ref().map_or(Instant::MIN_UTC, |scan| scan.horizon)
     }
 
-    /// Adds announced jobs. Their inserts need not be visible yet.
-    pub(crate) fn announce(&mut self, jobs: impl IntoIterator<Item = ScheduledJob>) {
+    /// Adds announced jobs. Their inserts need not be visible yet. Returns whether some of their lanes sleep.
+    pub(crate) fn announce(&mut self, jobs: impl IntoIterator<Item = ScheduledJob>) -> bool {
+        let mut some_sleep = false;
         let mut known: usize = self.windows.values().map(|window| window.jobs.len()).sum();
         let (horizon, is_scanned) = (self.horizon(), self.scan.is_some());
         for job in jobs {
@@ -323,8 +407,15 @@ impl Lanes {
                 // The next full scan finds it.
                 continue;
             }
+            let is_known = self.windows.contains_key(&lane);
+            if !is_known && lane.gate.is_some() && self.windows.len() >= self.crowd.saturating_mul(4) {
+                self.asleep.insert(lane);
+                some_sleep = true;
+                continue;
+            }
+            let is_stale = !is_scanned || (!is_known && self.asleep.remove(&lane));
             let is_in_line = is_of_line(&lane);
-            let window = self.windows.entry(lane).or_insert_with(|| Window { is_stale: !is_scanned, ..Window::stale(horizon) });
+            let window = self.windows.entry(lane).or_insert_with(|| Window { is_stale, ..Window::stale(horizon) });
             if known >= REMEMBERED || is_in_line {
                 // Another job may be before it in its line.
                 window.is_stale = true;
@@ -336,6 +427,7 @@ impl Lanes {
                 known += 1;
             }
         }
+        some_sleep
     }
 
     /// Removes assigned jobs.
@@ -424,7 +516,7 @@ impl Lanes {
         admission: &Admission,
         now: Instant,
     ) -> (Option<Instant>, Option<Monotonic>) {
-        let (mut date, mut instant) = (None, None);
+        let (mut date, mut instant) = (self.asleep_until, None);
         let is_taken = |window: &Window| window.able.iter().any(|kind| free.contains_key(kind));
         for (lane, window) in self.windows.iter().filter(|(_, window)| is_taken(window)) {
             if admission.room(lane, now) == 0 {
@@ -480,12 +572,25 @@ fn more_is_needed(lanes: &[Candidate<'_>], slots: usize, now: Instant, at: Monot
 
 #[cfg(test)]
 mod tests {
-    use recruiter_common::limits::gate_of_line;
+    use recruiter_common::{
+        ids::WorkerId,
+        limits::{Limit, Rate, Settings, gate_of_line},
+        store::KeptCells,
+    };
 
     use super::*;
     use crate::leader::fleet::tests::{available, fleet};
 
     impl Lanes {
+        /// Whether nothing is known of the job's lane.
+        pub(crate) fn sleeps(&self, job: &ScheduledJob) -> bool {
+            self.sleep(&self.lane_of(job))
+        }
+
+        fn sleep(&self, lane: &Lane) -> bool {
+            self.asleep.contains(lane)
+        }
+
         /// Whether a window has a job after its end: another job may be missing before it.
         pub(crate) fn has_job_behind_end(&self) -> bool {
             let is_behind = |window: &Window| window.jobs.back().is_some_and(|job| window.end.is_some_and(|end| job.position() > end));
@@ -735,5 +840,101 @@ mod tests {
         };
         assert_eq!(stale(&[0, 1]), [(vec![0], vec![lane("a")]), (vec![0, 1], vec![lane("b")])]);
         assert_eq!(stale(&[1]), [(vec![1], vec![lane("b")])]);
+    }
+
+    /// Lanes of one group and class with these gates, of which two have windows.
+    fn crowded(gates: &[&str]) -> (Lanes, Vec<Lane>) {
+        let all: Vec<Lane> = gates.iter().map(|gate| Lane { gate: Some(gate_of_line(gate)), ..lane("a") }).collect();
+        let mut lanes = Lanes { crowd: 2, ..Lanes::default() };
+        lanes.begin_scan(all.iter().cloned(), [0], date(NOW + 2_000), |_| false);
+        lanes.learn_kinds(fleet(vec![available(&["*"], &["a"], 1)]).kinds());
+        (lanes, all)
+    }
+
+    fn wake(lanes: &mut Lanes) -> bool {
+        let fleet = fleet(vec![available(&["*"], &["a"], 1)]);
+        lanes.wake(&HashMap::from([(0, 1)]), fleet.kinds(), &Admission::default(), date(NOW))
+    }
+
+    #[test]
+    fn of_very_many_lanes_with_a_gate_some_sleep_until_few_are_awake() {
+        let (mut lanes, all) = crowded(&["v", "w", "x", "y", "z"]);
+        let ungated = lane("b");
+        lanes.mark_stale(ungated.clone());
+        assert_eq!(lanes.windows.len(), 3, "a lane without a gate never sleeps");
+        assert!(!wake(&mut lanes) && lanes.windows.len() == 3, "enough are awake");
+        // A scan keeps those awake that are.
+        lanes.begin_scan([&all[4], &all[1]].map(Clone::clone), [0], date(NOW + 2_000), |_| false);
+        assert!(lanes.windows.contains_key(&all[1]));
+        lanes.begin_scan(all.iter().cloned(), [0], date(NOW + 2_000), |_| false);
+        lanes.learn_kinds(fleet(vec![available(&["*"], &["a"], 1)]).kinds());
+        assert!(lanes.windows.len() == 2 && lanes.windows.contains_key(&all[1]) && lanes.windows.contains_key(&all[4]));
+        let mut woken: BTreeSet<Lane> = lanes.windows.drain().map(|(lane, _)| lane).collect();
+        wake(&mut lanes);
+        assert!(lanes.windows.len() == 2 && lanes.windows.values().all(|window| window.is_stale && window.able == [0]));
+        woken.extend(lanes.windows.drain().map(|(lane, _)| lane));
+        assert!(!wake(&mut lanes), "each of them was looked at");
+        woken.extend(lanes.windows.drain().map(|(lane, _)| lane));
+        assert_eq!(woken.into_iter().collect::<Vec<_>>(), all);
+    }
+
+    #[test]
+    fn an_event_in_a_sleeping_lane_wakes_it_and_does_not_make_it_known() {
+        let (lanes, all) = crowded(&["v", "w", "x", "y", "z"]);
+        let sleeping = all.iter().find(|lane| lanes.sleep(lane)).unwrap().clone();
+        let announced = ScheduledJob { gate: sleeping.gate.clone(), ..job("a", 5, NOW) };
+        let limited = ScheduledJob { gate: Some("printer".into()), ..announced.clone() };
+        let mut announcing = lanes.clone();
+        announcing.asleep.insert(limited.lane());
+        assert!(!announcing.announce([announced.clone(), limited.clone()]));
+        for lane in [&sleeping, &limited.lane()] {
+            assert!(announcing.windows[lane].is_stale && !announcing.sleep(lane), "others may come first");
+        }
+        let mut marked = lanes.clone();
+        marked.mark_stale(sleeping.clone());
+        assert!(marked.windows[&sleeping].is_stale && !marked.sleep(&sleeping));
+        // From four times as many windows on, these lanes sleep as well.
+        let mut full = lanes;
+        (0..6).for_each(|class| full.mark_stale(lane(&class.to_string())));
+        assert!(full.announce([announced, limited.clone()]));
+        full.mark_stale(sleeping.clone());
+        assert!(full.windows.len() == 8 && full.sleep(&sleeping) && full.sleep(&limited.lane()));
+    }
+
+    #[test]
+    fn a_job_of_a_sleeping_lane_was_not_missed() {
+        let (mut lanes, all) = crowded(&["x", "y", "z"]);
+        let sleeping = all.iter().find(|lane| lanes.sleep(lane)).unwrap().clone();
+        let fleet = fleet(vec![available(&["*"], &["a"], 1)]);
+        let found = |gate: Option<String>| ScheduledJob { gate, ..job("a", 5, NOW) };
+        lanes.end_scan();
+        lanes.begin_scan(all, [0], date(NOW + 2_000), |_| false);
+        assert!(!lanes.had_missed(&found(sleeping.gate), fleet.kinds()) && lanes.had_missed(&found(Some(">new".into())), fleet.kinds()));
+    }
+
+    #[test]
+    fn sleeping_lanes_that_may_not_start_a_job_are_passed_over_and_their_dates_are_known() {
+        let limit = |rate| Limit { capacity: None, rate };
+        let rate = Rate::new(1, Duration::from_secs(60), 1).unwrap();
+        let settings = Settings { limits: [("slow".into(), limit(Some(rate)))].into(), ..Settings::default() };
+        let mut admission = Admission::begin(settings, &[], KeptCells::default(), date(NOW));
+        let slow = Lane { gate: Some("slow".into()), ..lane("a") };
+        let taken = ScheduledJob { gate: slow.gate.clone(), ..job("a", 5, NOW) };
+        admission.admit(WorkerId::new(), &slow, &taken, date(NOW)).unwrap();
+        let fleet = fleet(vec![available(&["*"], &["a"], 1)]);
+        let mut lanes = Lanes { crowd: 0, ..Lanes::default() };
+        let undefined = Lane { gate: Some("undefined".into()), ..lane("a") };
+        let line = Lane { gate: Some(gate_of_line("x")), ..lane("a") };
+        let other = Lane { gate: Some(gate_of_line("x")), ..lane("nobody") };
+        lanes.begin_scan([&slow, &undefined, &line, &other].map(Clone::clone), [0], date(NOW + 2_000), |_| false);
+        let free = HashMap::from([(0, 1)]);
+        assert!(lanes.windows.is_empty() && !lanes.wake(&free, fleet.kinds(), &admission, date(NOW)));
+        assert_eq!(lanes.windows.keys().collect::<Vec<_>>(), [&line], "it alone may start, and a worker takes it");
+        lanes.windows.clear();
+        assert!(!lanes.wake(&free, fleet.kinds(), &admission, date(NOW)) && lanes.windows.is_empty());
+        let opens_at = admission.opens_at(&slow, date(NOW)).unwrap();
+        assert_eq!(lanes.next_round(&free, &admission, date(NOW)).0, Some(opens_at));
+        lanes.wake(&free, fleet.kinds(), &admission, opens_at);
+        assert_eq!(lanes.windows.keys().collect::<Vec<_>>(), [&slow]);
     }
 }

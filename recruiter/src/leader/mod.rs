@@ -14,6 +14,7 @@
 //! | `discover` | which lanes have jobs |
 //! | `search` | finds the due jobs of lanes |
 //! | `lanes` | the known due jobs, and when that knowledge is stale |
+//! | `asleep` | lanes whose jobs are not read yet, if there are very many lanes |
 //! | `admission` | may a job of a lane start now, and with which permit |
 //! | `holders` | which worker holds which permit |
 //! | `cells` | when the rate of a resource allows the next start |
@@ -33,6 +34,7 @@
 
 pub(crate) mod admission;
 mod ageing;
+mod asleep;
 mod assign;
 mod cells;
 mod closures;

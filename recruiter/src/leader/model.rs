@@ -30,6 +30,9 @@
 //! A hint about a group counts only for jobs without a gate: if a group had no gated lanes at the last full scan, the next full scan finds
 //! its new ones.
 //!
+//! A lane sleeps from two windows on, or from none, instead of a thousand. Property (c) leaves out jobs of sleeping lanes: their order is kept
+//! only among the lanes that are awake.
+//!
 //! The model does not contain: more jobs than the caches keep (`REMEMBERED`), searches that take too long, lanes that are listed in steps,
 //! jobs that are assigned ahead, and failovers. In all these cases the next full scan finds the jobs.
 
@@ -91,6 +94,14 @@ fn explore(start: World, depth: usize, losses: usize, is_wanted: impl Fn(&Event)
 fn inserted_jobs_get_the_free_slots_in_every_order() {
     let is_insert_or_start = |event: &Event| !matches!(event, Event::Move(..) | Event::Cancel(_) | Event::Retry(..));
     println!("{} worlds", explore(small(0, Some("x")), depth(), 1, is_insert_or_start));
+}
+
+#[test]
+fn inserted_jobs_of_sleeping_lanes_get_the_free_slots_in_every_order() {
+    let mut start = small(0, Some("x"));
+    start.assigning.lanes.crowd = 0;
+    let is_insert_or_start = |event: &Event| !matches!(event, Event::Move(..) | Event::Cancel(_) | Event::Retry(..));
+    println!("{} worlds", explore(start, depth(), 1, is_insert_or_start));
 }
 
 #[test]
@@ -179,6 +190,7 @@ fn walk(seed: u64, steps: usize) -> usize {
         [(&["*"], &["a"], 1), (&["*"], &["a", "b"], 2), (&["g"], &["b", "c"], 1), (&["h"], &["a", "b", "c"], 2), (&["g", "h"], &["b"], 1)];
     let workers: Vec<WorkerSpec<'_>> = (0..12).map(|_| all[below(5)]).collect();
     let mut world = World::new(below(4), &workers, &jobs);
+    world.assigning.lanes.crowd = [0, 2, usize::MAX][below(3)];
     (0..below(60)).for_each(|job| world.step(Event::Insert(job), Hints::Lost));
     for _ in 0..steps {
         let mut events = world.events();

@@ -70,7 +70,7 @@ pub(super) struct Searching<'a, D> {
 impl<D: Database> Searching<'_, D> {
     /// Fills the stale windows of lanes that workers which accept jobs take.
     pub(super) async fn fill(&mut self) -> Result<(), StoreError> {
-        self.searches.has_unsearched = false;
+        self.searches.has_unsearched = self.lanes.wake(self.slots, self.kinds, self.admission, self.now);
         let sets = self.lanes.stale(self.slots, self.admission, self.now, self.at);
         if sets.is_empty() {
             return Ok(());

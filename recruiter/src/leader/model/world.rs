@@ -82,7 +82,7 @@ pub(super) enum Hints {
 #[derive(Clone)]
 pub(super) struct World {
     pub(super) memory: Memory,
-    assigning: Assigning,
+    pub(super) assigning: Assigning,
     pub(super) trigger: Trigger,
     summary: Summary,
     scan_at: i64,
@@ -323,7 +323,7 @@ impl World {
                 if slots > 0 && worker.is_available && wakes_at > idle_until.max(now) + 1 {
                     self.memory.broken(&format!("(a) the next round, at {wakes_at}, is too late for job {number}, at {idle_until}"));
                 }
-                if let Some(other) = less_urgent.filter(|_| ready_at + late <= now) {
+                if let Some(other) = less_urgent.filter(|_| ready_at + late <= now && !self.assigning.lanes.sleeps(&job.job)) {
                     self.memory.broken(&format!("(c) job {number} waits while worker {index} gets job {other}"));
                 }
             }
