@@ -9,6 +9,10 @@ use std::{
 
 use bson::{Document, doc};
 use futures_util::TryStreamExt as _;
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 use recruiter_common::{enqueue::NewJob, ids::JobId, store::Store};
 use recruiter_tests::{
     factory::again,
@@ -178,6 +182,11 @@ for line in sys.stdin:
     job = json.loads(line)
     what = job["parameters"]["do"]
     say = lambda more: print(json.dumps({"id": job["id"], **more}), flush=True)
+    daemon = None
+    if job["parameters"].get("daemon"):
+        nowhere = subprocess.DEVNULL
+        daemon = subprocess.Popen(["sleep", "600"], start_new_session=True, stdin=nowhere, stdout=nowhere, stderr=nowhere).pid
+        say({"checkpoint": daemon})
     if what == "garbage":
         print("Traceback (most recent call last):", flush=True)
     elif what == "endless":
@@ -191,8 +200,13 @@ for line in sys.stdin:
         say({"checkpoint": child.pid})
         os._exit(3)
     elif what == "leave":
-        say({"result": os.getpid()})
+        say({"result": daemon or os.getpid()})
         sys.exit(0)
+    elif what == "crash":
+        os.abort()
+    elif what == "stay":
+        say({"result": {"pid": os.getpid(), "daemon": daemon}})
+        continue
     elif what == "other-id":
         print(json.dumps({"id": job["id"] + 1, "result": "wrong"}), flush=True)
         say({"result": "right"})
@@ -503,4 +517,35 @@ async fn a_process_that_breaks_the_protocol_fails_its_job_only() {
     let hasty = worker("300ms");
     fails("nothing", "timeout", "it took longer than its time limit of 300ms").await;
     drop(hasty);
+}
+
+/// Descendants in another session too: after an exit, a signal or a broken protocol in a job, between two jobs, and at the stop.
+#[tokio::test]
+async fn a_process_that_has_ended_leaves_no_descendants() {
+    let setting = Setting::new().await;
+    let mut worker = setting.worker("python3", RAW, "raw.py", &["raw"], "", &[]);
+    let run = async |what: &str| {
+        let job = NewJob::of_class("raw", doc! { "do": what, "daemon": true }).enqueue(&setting.store).await.unwrap().id;
+        setting.archived(job).await
+    };
+    let until_gone = async |what: &str, daemon: u32| wait_until(SOON, what, async || !is_alive(daemon)).await;
+    for what in ["orphan", "crash", "garbage", "close"] {
+        let checkpoint = run(what).await;
+        until_gone(what, u32::try_from(number(&checkpoint, "checkpoint")).unwrap()).await;
+    }
+    // No other job comes.
+    until_gone("leave", u32::try_from(number(&run("leave").await, "result")).unwrap()).await;
+    let stays = async || {
+        let stayed = run("stay").await;
+        let result = stayed.get_document("result").unwrap();
+        (Pid::from_raw(i32::try_from(number(result, "pid")).unwrap()), u32::try_from(number(result, "daemon")).unwrap())
+    };
+    let (process, daemon) = stays().await;
+    assert!(is_alive(daemon));
+    kill(process, Signal::SIGKILL).unwrap();
+    until_gone("killed while it is idle", daemon).await;
+    let (_, daemon) = stays().await;
+    worker.terminate();
+    assert!(worker.wait_exit(SOON).await.success());
+    assert!(!is_alive(daemon), "its worker stopped");
 }

@@ -33,10 +33,13 @@ pub(super) const LINGER: Duration = Duration::from_secs(1);
 
 /// The variable that marks the descendants of one program. Its value is unique.
 const MARK: &str = "RECRUITER_PROCESS";
-/// How often the descendants are searched that start others while they are killed.
+/// How often descendants are searched at most: until nothing new is found, as they may start others while they are killed. The first search
+/// does not count, because one that leaves the group meanwhile is in neither.
 const SEARCHES: usize = 10;
+/// Asks whether a process has ended, without waiting for it or reaping it.
+const LOOK: WaitPidFlag = WaitPidFlag::WEXITED.union(WaitPidFlag::WNOWAIT).union(WaitPidFlag::WNOHANG);
 
-/// A program and its descendants. They are killed on drop, unless the leader has been reaped.
+/// A program and its descendants. All of them are killed on drop, unless the leader has been reaped.
 ///
 /// The process id stays reserved until the leader is reaped. Reaping is therefore the last step: afterwards the id may
 /// already be the group of another job.
@@ -74,27 +77,40 @@ impl Group {
 
     /// Sends TERM to the group and to all other descendants, unless the leader is reaped.
     pub(super) async fn terminate_all(&self) {
-        self.signal_all(Signal::SIGTERM, 1).await;
+        self.search().await;
+        self.signal_found(Signal::SIGTERM);
     }
 
     /// Kills the group and all other descendants, unless the leader is reaped.
     pub(super) async fn kill_all(&self) {
-        self.signal_all(Signal::SIGKILL, SEARCHES).await;
-    }
-
-    /// The others are searched first: a process whose parent was killed is no descendant any more.
-    async fn signal_all(&self, signal: Signal, searches: usize) {
-        for _ in 0..searches {
-            let Some(leader) = self.id() else { return };
-            let (mark, others) = (self.mark.clone(), self.others.clone());
-            let search = tokio::task::spawn_blocking(move || lock(&others).search(leader, &mark));
-            let has_found = search.await.unwrap_or(false);
-            self.signal(signal);
-            lock(&self.others).signal(signal);
-            if !has_found {
+        for search in 0..SEARCHES {
+            let has_found = self.search().await;
+            self.signal_found(Signal::SIGKILL);
+            if search > 0 && !has_found {
                 return;
             }
         }
+    }
+
+    /// Searches the other descendants, before any is killed: a process whose parent was killed is no descendant any more. Returns whether
+    /// there are any that were not known.
+    async fn search(&self) -> bool {
+        let Some(leader) = self.id() else { return false };
+        let (mark, others) = (self.mark.clone(), self.others.clone());
+        let searched = tokio::task::spawn_blocking(move || lock(&others).search(leader, &mark));
+        searched.await.unwrap_or(false)
+    }
+
+    fn signal_found(&self, signal: Signal) {
+        if self.id().is_some() {
+            self.signal(signal);
+            lock(&self.others).signal(signal);
+        }
+    }
+
+    /// Whether the leader has ended with exit code 0. Does not reap it.
+    pub(super) fn has_succeeded(&self) -> bool {
+        self.id().is_some_and(|id| matches!(waitid(Id::Pid(id), LOOK), Ok(WaitStatus::Exited(_, 0))))
     }
 
     /// Resolves when the leader has ended, or nothing can be learned about it. Does not reap it.
@@ -106,8 +122,7 @@ impl Group {
 
     /// Whether the leader has ended. Does not reap it.
     pub(super) fn has_ended(&self) -> bool {
-        let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT | WaitPidFlag::WNOHANG;
-        self.id().is_none_or(|id| !matches!(waitid(Id::Pid(id), flags), Ok(WaitStatus::StillAlive)))
+        self.id().is_none_or(|id| !matches!(waitid(Id::Pid(id), LOOK), Ok(WaitStatus::StillAlive)))
     }
 
     /// Resolves when the leader has ended. Does not reap it.
@@ -116,7 +131,7 @@ impl Group {
         let mut children = signal(SignalKind::child())?;
         Ok(async move {
             loop {
-                match waitid(Id::Pid(id), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT | WaitPidFlag::WNOHANG) {
+                match waitid(Id::Pid(id), LOOK) {
                     Ok(WaitStatus::StillAlive) => children.recv().await,
                     // EINVAL is an end as well: by a real-time signal, which `nix` cannot represent.
                     Ok(_) | Err(Errno::EINVAL) => return Ok(()),
@@ -129,7 +144,14 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        self.kill();
+        for search in 0..SEARCHES {
+            let Some(leader) = self.id() else { break };
+            let has_found = lock(&self.others).search(leader, &self.mark);
+            self.signal_found(Signal::SIGKILL);
+            if search > 0 && !has_found {
+                break;
+            }
+        }
         self.pid.into_iter().for_each(orphans::forget);
     }
 }
@@ -148,21 +170,23 @@ impl Others {
     fn search(&mut self, leader: Pid, mark: &OsStr) -> bool {
         let Ok(processes) = all_processes() else { return false };
         let leader = leader.as_raw();
-        let is_marked = |process: &Process| {
-            process.environ().is_ok_and(|environment| environment.get(OsStr::new(MARK)).is_some_and(|value| value == mark))
+        let present: BTreeMap<i32, Stat> = processes.flatten().filter_map(|process| Some((process.pid, process.stat().ok()?))).collect();
+        let begin = present.get(&leader).map_or(0, |stat| stat.starttime);
+        let is_marked = |pid: i32| {
+            let environment = Process::new(pid).and_then(|process| process.environ());
+            environment.is_ok_and(|environment| environment.get(OsStr::new(MARK)).is_some_and(|value| value == mark))
         };
-        let present: BTreeMap<i32, (Stat, bool)> =
-            processes.flatten().filter_map(|process| Some((process.pid, (process.stat().ok()?, is_marked(&process))))).collect();
-        let is_known = |pid: i32| present.get(&pid).is_some_and(|(stat, _)| self.0.get(&pid) == Some(&stat.starttime));
-        let parent = |pid: &i32| present.get(pid).map(|(stat, _)| stat.ppid);
+        let is_known = |pid: i32| present.get(&pid).is_some_and(|stat| self.0.get(&pid) == Some(&stat.starttime));
+        let parent = |pid: &i32| present.get(pid).map(|stat| stat.ppid);
         // Processes that end meanwhile could make a circle.
         let descends = |pid: i32| std::iter::successors(Some(pid), parent).take(present.len()).any(|pid| pid == leader || is_known(pid));
         let found: Vec<(i32, u64)> = present
             .iter()
-            .filter(|(pid, (stat, is_marked))| {
-                stat.pgrp != leader && stat.state != 'Z' && !is_known(**pid) && (*is_marked || descends(**pid))
+            .filter(|(pid, stat)| {
+                let is_candidate = stat.pgrp != leader && stat.state != 'Z' && stat.starttime >= begin && !is_known(**pid);
+                is_candidate && (descends(**pid) || is_marked(**pid))
             })
-            .map(|(pid, (stat, _))| (*pid, stat.starttime))
+            .map(|(pid, stat)| (*pid, stat.starttime))
             .collect();
         let has_found = !found.is_empty();
         self.0.extend(found);

@@ -5,7 +5,8 @@
 //! job gets another process. The worker ends a process by closing its standard input: when it was idle for a while, has run its maximum
 //! number of jobs, or when the worker stops. If the worker is killed, its processes see that end as well.
 //!
-//! When a process has ended, its descendants are killed before it is reaped: its id is that of their group, and could be another's then.
+//! When a process has ended, however it did, all its descendants are killed before it is reaped: its id is that of their group, and could be
+//! another's then.
 
 use std::{
     collections::BTreeMap,
@@ -21,12 +22,12 @@ use std::{
 };
 
 use bson::Bson;
-use nix::sys::signal::Signal;
 use recruiter_common::{failure::Failure, shutdown::pause};
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     process::{ChildStdin, ChildStdout, Command},
+    signal::unix::{SignalKind, signal},
     time::timeout,
 };
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
@@ -173,42 +174,48 @@ impl Pool {
             if !process.group.has_ended() {
                 return Some(process);
             }
+            self.end(process);
         }
     }
 
-    fn put_back(self: &Arc<Self>, process: Process) {
+    fn put_back(&self, process: Process) {
         process.heard().job = None;
         if process.jobs >= self.start.jobs_per_process || self.is_closed.load(Ordering::SeqCst) {
             return self.end(process);
         }
-        self.idle().push(Idle { process, since: Instant::now() });
-        if !self.is_sweeping.swap(true, Ordering::SeqCst) {
-            let (pool, every) = (Arc::downgrade(self), (self.start.idle_timeout / 2).max(SWEEP_EVERY));
-            tokio::spawn(async move {
-                loop {
-                    pause(every).await;
-                    let Some(pool) = pool.upgrade() else { return };
-                    if !pool.sweep() {
-                        return;
-                    }
-                }
-            });
+        let mut idle = self.idle();
+        // A process that ends from now on is found by the next sweep, which its end causes.
+        if process.group.has_ended() {
+            return self.end(process);
         }
+        idle.push(Idle { process, since: Instant::now() });
     }
 
-    /// Ends the processes that were idle for too long. Returns whether there are others.
-    fn sweep(&self) -> bool {
-        let mut idle = self.idle();
-        let (over, left) = std::mem::take(&mut *idle).into_iter().partition(|idle| idle.since.elapsed() >= self.start.idle_timeout);
-        *idle = left;
-        let over: Vec<Idle> = over;
-        let is_needed = !idle.is_empty();
-        if !is_needed {
-            self.is_sweeping.store(false, Ordering::SeqCst);
+    /// Sweeps as long as there is this pool: now and then, and whenever a child of this worker has ended.
+    fn keep_sweeping(self: &Arc<Self>) -> io::Result<()> {
+        let mut children = signal(SignalKind::child())?;
+        if self.is_sweeping.swap(true, Ordering::SeqCst) {
+            return Ok(());
         }
+        let (pool, every) = (Arc::downgrade(self), (self.start.idle_timeout / 2).max(SWEEP_EVERY));
+        tokio::spawn(async move {
+            loop {
+                tokio::select! { () = pause(every) => {} _ = children.recv() => {} }
+                let Some(pool) = pool.upgrade() else { return };
+                pool.sweep();
+            }
+        });
+        Ok(())
+    }
+
+    /// Ends the processes that were idle for too long, and what is left of those that have ended by themselves.
+    fn sweep(&self) {
+        let is_over = |idle: &Idle| idle.since.elapsed() >= self.start.idle_timeout || idle.process.group.has_ended();
+        let mut idle = self.idle();
+        let (over, left): (Vec<Idle>, Vec<Idle>) = std::mem::take(&mut *idle).into_iter().partition(is_over);
+        *idle = left;
         drop(idle);
         over.into_iter().for_each(|idle| self.end(idle.process));
-        is_needed
     }
 
     fn end(&self, process: Process) {
@@ -219,7 +226,8 @@ impl Pool {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn start(&self, job: &Context) -> io::Result<Process> {
+    fn start(self: &Arc<Self>, job: &Context) -> io::Result<Process> {
+        self.keep_sweeping()?;
         let start = &self.start;
         let mut command = Command::new(&start.path);
         command.args(&start.arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -330,7 +338,7 @@ impl Process {
 
     /// What a process that has ended wrote before. Its descendants are killed: they may keep its output open.
     async fn last_words(&mut self, longest: usize, job: &Context) -> End {
-        self.group.kill();
+        self.group.kill_all().await;
         timeout(LINGER, answer(&mut self.output, self.jobs, longest, job)).await.unwrap_or(End::Gone)
     }
 
@@ -353,10 +361,10 @@ impl Process {
         let Self { mut group, input, hearing, .. } = self;
         drop(input);
         if timeout(kill_after, group.leader_ended()).await.is_err() {
-            group.signal(Signal::SIGTERM);
+            group.terminate_all().await;
             let _ = timeout(LINGER, group.leader_ended()).await;
         }
-        group.kill();
+        group.kill_all().await;
         let _ = timeout(LINGER, group.leader.wait()).await;
         drop(hearing);
     }
@@ -364,7 +372,7 @@ impl Process {
     /// The failure of a job whose process has closed its output.
     async fn gone(mut self, settings: &Settings) -> Failure {
         let _ = timeout(LINGER, self.group.leader_ended()).await;
-        self.group.kill();
+        self.group.kill_all().await;
         let status = self.group.leader.wait().await;
         // Its descendants may keep standard error open.
         let _ = timeout(LINGER, &mut self.hearing).await;

@@ -1,8 +1,9 @@
 //! Runs a job by a program that the workables file names, without a shell.
 //!
 //! A job chooses arguments, never the program, and one placeholder never becomes two arguments. Every program leads a process group of
-//! its own. When an execution must end early, it and all its descendants get TERM, and KILL after `kill_after`. If the worker itself is killed,
-//! only its supervisor can end the group; systemd does, with `KillMode=mixed` as in our unit and with its default `control-group`.
+//! its own. When an execution must end early, it and all its descendants get TERM, and KILL after `kill_after`. When a program ends by itself and
+//! has failed, its descendants are killed. If the worker itself is killed, only its supervisor can end them; systemd does, with `KillMode=mixed`
+//! as in our unit and with its default `control-group`.
 
 use std::{
     ffi::OsString,
@@ -145,8 +146,14 @@ impl Invocation {
             }?;
             if stopped {
                 self.stop(&group, job, ended, streams).await;
-            } else if !streams.is_terminated() && timeout(LINGER, streams).await.is_err() {
-                group.kill();
+            } else {
+                let is_open = !streams.is_terminated() && timeout(LINGER, streams).await.is_err();
+                if !group.has_succeeded() {
+                    // Another attempt must not meet what is left of this one.
+                    group.kill_all().await;
+                } else if is_open {
+                    group.kill();
+                }
             }
             stopped
         };
@@ -664,11 +671,11 @@ pub(crate) mod tests {
         assert_eq!(text(run(with(&["pwd"], |settings| settings.directory = "/usr/share".into()), doc! {}).await), "/usr/share");
     }
 
-    /// Starts a program with a child, waits for the child's id, calls `stop` and expects both to be gone.
+    /// Starts a program with two children, one in a session of its own, waits for their ids, calls `stop` and expects all to be gone.
     async fn stopped(stop: impl AsyncFnOnce(tokio::task::JoinHandle<Result<Done, NotDone>>, Arc<Context>)) {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("ids");
-        let script = format!("sleep 600 & echo $$ $! > {0}.new; mv {0}.new {0}; wait", file.display());
+        let script = format!("sleep 600 & a=$!; setsid sleep 600 & echo $$ $a $! > {0}.new; mv {0}.new {0}; wait", file.display());
         let invocation = program(&["sh", "-c", "{script}"]).decode(bson::bson!({ "script": script })).unwrap();
         let job = context();
         let task = tokio::spawn({
@@ -685,7 +692,7 @@ pub(crate) mod tests {
     }
 
     #[tokio::test]
-    async fn dropping_the_execution_kills_the_whole_group() {
+    async fn dropping_the_execution_kills_all_descendants() {
         stopped(async |task, _| {
             task.abort();
             assert!(task.await.unwrap_err().is_cancelled());
@@ -694,7 +701,7 @@ pub(crate) mod tests {
     }
 
     #[tokio::test]
-    async fn cancellation_ends_the_whole_group() {
+    async fn cancellation_ends_all_descendants() {
         for (why, class) in [(Cancellation::Requested, failure::CANCELLED), (Cancellation::WorkerStopping, failure::INTERRUPTED)] {
             stopped(async |task, job| {
                 job.cancel.cancel(why);
@@ -772,9 +779,40 @@ pub(crate) mod tests {
     }
 
     #[tokio::test]
-    async fn descendants_that_let_go_of_the_pipes_live_on() {
-        let child = text(sh("sleep 600 < /dev/null > /dev/null 2>&1 & echo $!").await);
-        assert!(is_running(&child));
-        nix::sys::signal::kill(Pid::from_raw(child.parse().unwrap()), Signal::SIGKILL).unwrap();
+    async fn descendants_that_let_go_of_the_pipes_of_a_program_that_succeeded_live_on() {
+        let children = text(sh(&format!("{TWO_CHILDREN}; echo $a $b")).await);
+        for child in children.split(' ') {
+            assert!(is_running(child));
+            nix::sys::signal::kill(Pid::from_raw(child.parse().unwrap()), Signal::SIGKILL).unwrap();
+        }
+    }
+
+    const TWO_CHILDREN: &str =
+        "sleep 600 < /dev/null > /dev/null 2>&1 & a=$!; setsid sleep 600 < /dev/null > /dev/null 2>&1 & b=$!; sleep 0.1";
+
+    /// Neither beside the next attempt, nor after the last one.
+    #[tokio::test]
+    async fn nothing_goes_on_of_a_program_that_failed() {
+        for end in ["exit 3", "exit 75", "kill -KILL $$"] {
+            let directory = tempfile::tempdir().unwrap();
+            let file = directory.path().join("ids");
+            let ended = sh(&format!("{TWO_CHILDREN}; echo $a $b > '{}'; {end}", file.display())).await;
+            assert!(ended.is_err(), "{ended:?}");
+            let ids = fs::read_to_string(&file).unwrap();
+            wait_until("both are killed", || !ids.split(' ').any(is_running)).await;
+        }
+    }
+
+    /// A child may leave the group at the moment at which the program ends.
+    #[tokio::test]
+    async fn a_child_that_leaves_while_its_program_fails_is_found() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("ids");
+        for _ in 0..50 {
+            let script = format!("setsid sleep 600 < /dev/null > /dev/null 2>&1 & echo $! >> '{}'; exit 3", file.display());
+            failed(sh(&script).await);
+        }
+        let ids = fs::read_to_string(&file).unwrap();
+        wait_until("all are killed", || !ids.lines().any(is_running)).await;
     }
 }
