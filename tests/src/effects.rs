@@ -4,6 +4,7 @@
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
     fmt,
+    ops::AddAssign,
     time::{Duration, Instant},
 };
 
@@ -140,6 +141,43 @@ pub struct Trial {
     pub seed: u64,
     /// Number of kills and freezes of workers with open transactions.
     pub blows: usize,
+    /// Whether some of these workers are frozen instead, until they were declared dead.
+    pub freezes: bool,
+}
+
+/// The effects of all jobs of some trials, counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Workers that were killed or frozen while they had transactions open in MongoDB.
+    pub blows: usize,
+    /// Jobs that were enqueued.
+    pub jobs: usize,
+    /// Jobs with exactly one effect.
+    pub once: usize,
+    /// Jobs without an effect.
+    pub lost: usize,
+    /// Jobs with several effects.
+    pub doubled: usize,
+}
+
+impl AddAssign for Tally {
+    fn add_assign(&mut self, other: Self) {
+        let Self { blows, jobs, once, lost, doubled } = other;
+        *self = Self {
+            blows: self.blows + blows,
+            jobs: self.jobs + jobs,
+            once: self.once + once,
+            lost: self.lost + lost,
+            doubled: self.doubled + doubled,
+        };
+    }
+}
+
+impl fmt::Display for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { blows, jobs, once, lost, doubled } = self;
+        write!(f, "{blows} blows in open transactions, {jobs} jobs: {once} effects exactly once, {lost} lost, {doubled} doubled")
+    }
 }
 
 /// The result of a trial.
@@ -151,16 +189,14 @@ pub struct Outcome {
     pub done: BTreeMap<&'static str, usize>,
     /// Kills and freezes of workers that held jobs.
     pub held_jobs: usize,
-    /// Kills and freezes of workers that had transactions open in MongoDB.
-    pub in_transactions: usize,
-    /// Number of these transactions.
+    /// Number of transactions that were open in MongoDB when their worker was killed or frozen.
     pub interrupted: usize,
     /// Transactions that were committed, and whose worker did not live to record the reply.
     pub replies_missed: usize,
     /// Workers that resumed after they were declared dead.
     pub zombies: usize,
-    /// Number of jobs that were enqueued.
-    pub jobs: usize,
+    /// The effects, counted.
+    pub tally: Tally,
     /// Number of jobs that are archived as done.
     pub settled: usize,
     /// Number of effects.
@@ -175,14 +211,15 @@ pub struct Outcome {
 
 impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { done, held_jobs, in_transactions, interrupted, replies_missed, zombies, recovery, .. } = self;
-        writeln!(f, "{done:?}: {held_jobs} held jobs, {in_transactions} had transactions open, {interrupted} of them in all;")?;
+        let Self { tally, done, held_jobs, interrupted, replies_missed, zombies, recovery, .. } = self;
+        writeln!(f, "{tally}")?;
+        writeln!(f, "{done:?}: {held_jobs} held jobs, {interrupted} transactions were open;")?;
         writeln!(
             f,
             "{replies_missed} commits whose worker did not record the reply; {zombies} workers resumed after they were declared dead;"
         )?;
-        let Self { jobs, settled, effects, children, attempts, findings, .. } = self;
-        writeln!(f, "{jobs} jobs, {attempts} attempts, {settled} jobs done, {effects} effects, {children} jobs enqueued in transactions;")?;
+        let Self { settled, effects, children, attempts, findings, .. } = self;
+        writeln!(f, "{attempts} attempts, {settled} jobs done, {effects} effects, {children} jobs enqueued in transactions;")?;
         let (lost, unexplained, wrong) = (findings.lost.len(), findings.unexplained.len(), findings.all().len());
         write!(f, "quiet {recovery:?} after the last blow; {lost} lost, {unexplained} unexplained, {wrong} wrong in all")
     }
@@ -191,12 +228,14 @@ impl fmt::Display for Outcome {
 /// The places of the first processes among the members. All others are workers.
 const RECRUITER: usize = 0;
 const CLEANER: usize = 1;
-/// Number of workers. About four of them are frozen at a time.
+/// Number of cleaners. One rescues a dead worker after the other, and here several die in each second.
+const CLEANERS: usize = 3;
+/// Number of workers.
 const WORKERS: usize = 10;
 /// The longest pause between two faults, in milliseconds.
-const PAUSE: u64 = 150;
+const PAUSE: u64 = 20;
 /// Number of jobs that wait or run.
-const BACKLOG: usize = 40;
+const BACKLOG: usize = 100;
 /// The longest time for which a transaction is open before its last writes, in milliseconds. Half of them are not kept open.
 const OPEN: u64 = 500;
 /// Maximum time until everything is done after the last fault.
@@ -204,45 +243,44 @@ const QUIET_WITHIN: Duration = Duration::from_secs(120);
 /// Interval between two reports of the counts.
 const SAY_EVERY: Duration = Duration::from_secs(10);
 
-/// Kills and freezes workers at random points, sometimes the recruiter and the cleaner as well, and compares jobs and effects in the end.
+/// Kills workers at random points, sometimes the recruiter and the cleaner as well, and compares jobs and effects in the end.
 pub async fn endure(trial: Trial, say: impl Fn(&str)) -> Outcome {
     let mut random = StdRng::seed_from_u64(trial.seed);
     let mut world = World::new().await.without_substitutes();
     prepare(&world.database).await;
     world.start(Role::Recruiter, &[], &[]);
-    world.start(Role::Cleaner, &[], &[]);
+    for _ in 0..CLEANERS {
+        world.start(Role::Cleaner, &[], &[]);
+    }
     for _ in 0..WORKERS {
         world.start(Role::Worker, &["--concurrency", "4"], &[]);
     }
     let mut outcome = Outcome::default();
-    let (begin, mut said, mut blows) = (Instant::now(), Instant::now(), 0);
-    // A blow in an open transaction comes about every second.
-    while blows < trial.blows && begin.elapsed() < SOON + Duration::from_secs(20) * u32::try_from(trial.blows).unwrap_or(u32::MAX) {
+    let (begin, mut said) = (Instant::now(), Instant::now());
+    let deadline = SOON + Duration::from_secs(20) * u32::try_from(trial.blows).unwrap_or(u32::MAX);
+    while outcome.tally.blows < trial.blows && begin.elapsed() < deadline {
         world.tend();
         let open = usize::try_from(world.count("scheduled", doc! {}).await).unwrap_or(BACKLOG);
         let jobs =
             (open..BACKLOG).map(|_| Settle { ms: random.random_range(0..OPEN * 2).saturating_sub(OPEN) }.as_job().retry(&again(AGAIN)));
         let enqueued = try_join_all(jobs.collect::<Vec<_>>().into_iter().map(|job| world.enqueue(job, POLICY))).await;
-        outcome.jobs += enqueued.expect("MongoDB is there").len();
+        outcome.tally.jobs += enqueued.expect("MongoDB is there").len();
         pause(Duration::from_millis(random.random_range(0..PAUSE))).await;
-        let (worker, freeze) = (random.random_range(CLEANER + 1..world.members.len()), random.random_bool(0.2));
-        let victim = match random.random_range(0..100) {
-            0 => RECRUITER,
-            1 => CLEANER,
-            _ => worker,
+        let busy = busy_workers(&world).await;
+        let Some(worker) = busy.get(random.random_range(0..busy.len().max(1))) else { continue };
+        let (victim, freeze) = match random.random_range(0..200) {
+            0 => (RECRUITER, false),
+            1 => (CLEANER, false),
+            _ => (*worker, trial.freezes && random.random_bool(0.1)),
         };
-        blows += usize::from(strike(&mut world, victim, freeze, &mut outcome).await);
+        let has_struck = strike(&mut world, victim, freeze, &mut outcome).await;
+        outcome.tally.blows += usize::from(has_struck);
         if said.elapsed() > SAY_EVERY {
             said = Instant::now();
-            say(&format!(
-                "{:?}: {blows} kills and freezes, {} in transactions, {} jobs",
-                begin.elapsed(),
-                outcome.in_transactions,
-                outcome.jobs
-            ));
+            say(&format!("{:?}: {} blows in open transactions, {} jobs", begin.elapsed(), outcome.tally.blows, outcome.tally.jobs));
         }
     }
-    assert!(blows == trial.blows, "only {blows} blows struck open transactions\n{}", world.logs());
+    assert!(outcome.tally.blows == trial.blows, "only {} blows struck open transactions\n{}", outcome.tally.blows, world.logs());
     let last = Instant::now();
     let quiet = world.until_quiet(QUIET_WITHIN).await;
     outcome.recovery = last.elapsed();
@@ -254,6 +292,14 @@ pub async fn endure(trial: Trial, say: impl Fn(&str)) -> Outcome {
     }
     count(&world, &mut outcome).await;
     outcome
+}
+
+/// The places of the workers with started jobs.
+async fn busy_workers(world: &World) -> Vec<usize> {
+    let locked = world.database.raw("scheduled").find(doc! { "locked": true }).await.expect("MongoDB is there");
+    let locked: Vec<Document> = locked.try_collect().await.expect("MongoDB is there");
+    let pids: HashSet<i64> = locked.iter().filter_map(|job| Some(number(job.get_document("last_execution").ok()?, "pid"))).collect();
+    (CLEANER + 1..world.members.len()).filter(|index| pids.contains(&world.members[*index].process.pid().into())).collect()
 }
 
 /// Kills or freezes a process that runs. Returns whether it was a worker with an open transaction.
@@ -279,7 +325,6 @@ async fn strike(world: &mut World, victim: usize, freeze: bool, outcome: &mut Ou
         let pid = world.members[victim].process.pid();
         open = open_transactions(world, pid).await;
         outcome.held_jobs += usize::from(world.count("scheduled", doc! { "locked": true, "last_execution.pid": pid }).await > 0);
-        outcome.in_transactions += usize::from(open > 0);
         outcome.interrupted += open;
     }
     open > 0
@@ -307,12 +352,18 @@ async fn count(world: &World, outcome: &mut Outcome) {
     let seen: HashSet<StartId> = world.ledger().iter().filter(|line| line.event == Event::Done).map(|line| line.execution().1).collect();
     let effects = all(EFFECTS, doc! { "job": { "$exists": true } }).await;
     outcome.effects = effects.len();
+    let mut of_job: HashMap<JobId, usize> = HashMap::new();
+    effects.iter().filter_map(job_of).for_each(|job| *of_job.entry(job).or_default() += 1);
+    let tally = &mut outcome.tally;
+    tally.once = of_job.values().filter(|effects| **effects == 1).count();
+    tally.doubled = of_job.len() - tally.once;
+    tally.lost = tally.jobs.saturating_sub(of_job.len());
     outcome.replies_missed = effects.iter().filter(|effect| !seen.contains(&start_of(effect))).count();
     let jobs = all("archived", doc! { "workable.class": Settle::CLASS }).await;
     outcome.settled = jobs.iter().filter(|job| is_settled(job)).count();
     outcome.attempts = jobs.iter().map(|job| number(job, "attempts")).sum();
     outcome.children = all("archived", doc! { "workable.class": Entry::CLASS, "why": "done" }).await.len();
-    if [outcome.settled, outcome.effects, outcome.children] != [outcome.jobs; 3] {
+    if [outcome.settled, outcome.effects, outcome.children, outcome.tally.once] != [outcome.tally.jobs; 4] {
         outcome
             .findings
             .broken
