@@ -142,6 +142,8 @@ async fn what_a_job_waits_for_without_anybody_having_it_is_said_at_once() {
     fs::write(&file, r#"{"jobs": {"a": {"class": "Unit", "limits": ["scaner"]}, "b": {"class": "nosuch"}}}"#).unwrap();
     let lines = dir.path().join("jobs.ndjson");
     fs::write(&lines, r#"{"class": "Unit", "limits": ["scaner"]}"#).unwrap();
+    let schedules = dir.path().join("schedules.toml");
+    fs::write(&schedules, "namespace = \"n\"\n[schedules.s]\nevery = \"1d\"\njob = { class = \"Unit\", limits = [\"scaner\"] }\n").unwrap();
     let scaner = "warning: there is no limit `scaner`; the job waits until `recruiter limits set scaner` defines it";
     for (args, expected) in [
         (&["enqueue", "--class", "Unit", "--limit", "scaner"][..], &[scaner][..]),
@@ -152,6 +154,8 @@ async fn what_a_job_waits_for_without_anybody_having_it_is_said_at_once() {
         ),
         (&["enqueue", "--from", lines.to_str().unwrap(), "--json"], &[scaner]),
         (&["graph", "enqueue", file.to_str().unwrap()], &[scaner, "warning: no running worker has the class `nosuch`"]),
+        (&["schedules", "apply", schedules.to_str().unwrap()], &[scaner]),
+        (&["consumers", "set", "c", "--topic", "t", "--job", r#"{"class": "Unit", "limits": ["scaner"]}"#], &[scaner]),
     ] {
         let said = recruiter(&database, args);
         assert_eq!(said.code, 0, "{args:?}: {}", said.err);

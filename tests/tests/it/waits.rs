@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use bson::doc;
 use recruiter_common::{JobId, Keep, NewJob, RetryManyTimes, Store, Workable, wait::WaitError};
 use recruiter_tests::{
+    fail_points::FailPoint,
     local::{Local, store},
     mongo::TestDatabase,
     wait::{SOON, best_of_three, wait_until},
@@ -117,6 +118,26 @@ async fn a_wait_returns_the_result_or_names_the_end() {
     assert_eq!(said.code, 0, "{}", said.err);
     assert!(matches!(&cancelled, Err(WaitError::Failed { why, .. }) if why.as_str() == "cancelled"), "{cancelled:?}");
     running.stop().await;
+}
+
+/// As in a failover that takes longer than the driver's own repetitions.
+#[tokio::test]
+async fn a_wait_goes_on_while_its_job_cannot_be_read() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    let job = double(1).enqueue(&store).await.unwrap().id;
+    let waiting = tokio::spawn({
+        let store = store.clone();
+        async move { store.wait_for_end(job, SOON).await }
+    });
+    // Its host is unreachable.
+    let unreadable = FailPoint::new("test", &["find"]).namespace(database.name(), "archived").error_code(6).arm(database.uri()).await;
+    let said = command_in_thread(&database, &["jobs", "cancel", &job.to_string(), "--yes"]).await;
+    assert_eq!(said.code, 0, "{}", said.err);
+    wait_until(SOON, "it tries again", async || unreadable.struck().await > 10 || waiting.is_finished()).await;
+    assert!(!waiting.is_finished(), "{:?}", waiting.await);
+    drop(unreadable);
+    assert!(waiting.await.unwrap().unwrap().is_archived);
 }
 
 /// A command while this task goes on.
