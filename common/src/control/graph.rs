@@ -1,7 +1,7 @@
 //! Changes of whole graphs: cancel all jobs that are not finished, and enqueue again what did not succeed.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet},
     sync::Arc,
     time::Duration,
 };
@@ -9,19 +9,24 @@ use std::{
 use bson::Document;
 
 use super::{
-    Control,
+    BATCH, BATCH_BYTES, Control,
     again::again,
     change::{Change, Changed, Refusal},
-    patience::Patience,
+    patience::patiently,
     revision::Revision,
 };
 use crate::{
     enqueue::NewJob,
-    graphs::{self, Edge, GraphJob, GraphState, NOT_NEEDED, edges_of},
+    graphs::{Edge, GraphJob, InvalidGraph, NOT_NEEDED, check_edges, edges_of, parents_first},
     ids::{GraphId, JobId},
-    job::Job,
+    instant::Instant,
+    job::{FinishReason, Job, JobState, Stage},
     shutdown::pause,
-    store::{Hint, Recorded, Retrial, StoreError, StoredJob},
+    store::{
+        Hint, Retrial, StoreError, StoredJob,
+        batch::{Batches, cut},
+    },
+    telemetry::chain,
 };
 
 /// Maximum number of passes of a cancellation. Running jobs may add jobs to their graph meanwhile.
@@ -43,16 +48,16 @@ impl Control {
             if outcomes.len() < before {
                 pause(AGAIN_AFTER * pass).await;
             }
-            let patience = Patience::new();
-            let jobs = loop {
-                match self.store.graph(graph).await {
-                    Err(error) if patience.allows(&error).await => {}
-                    jobs => break jobs?,
-                }
-            };
+            let jobs = patiently(async || self.store.graph(graph).await).await?;
             let done: HashSet<JobId> = outcomes.iter().map(|(job, _)| *job).collect();
-            let open = jobs.iter().filter(|job| job.state.is_open() && !done.contains(&job.id));
-            let (waiting, others): (Vec<_>, Vec<_>) = open.partition(|job| job.state == GraphState::Waits);
+            let (open, retrying): (Vec<_>, Vec<_>) =
+                jobs.iter().filter(|job| job.is_open() && !done.contains(&job.id)).partition(|job| !job.is_retrying);
+            if !retrying.is_empty() && !self.dry_run {
+                // A retry that was not completed.
+                let retrying: Vec<JobId> = retrying.iter().map(|job| job.id).collect();
+                patiently(async || self.store.end_retry(&retrying).await).await?;
+            }
+            let (waiting, others): (Vec<_>, Vec<_>) = open.into_iter().partition(|job| job.state == Stage::Waits);
             if waiting.is_empty() && others.is_empty() {
                 break;
             }
@@ -68,92 +73,186 @@ impl Control {
     /// done are not repeated: their results remain the inputs of those that wait for them. A job that was enqueued again before is left
     /// alone.
     ///
+    /// The jobs are read and enqueued in portions, parents first, each portion in one transaction. Until the last one the graph has not ended
+    /// ([`GraphJob::is_retrying`]).
+    ///
     /// # Errors
-    /// When MongoDB cannot be used. A repeated call recognises the jobs that were enqueued.
+    /// When MongoDB cannot be used. A repeated call enqueues the jobs that are left.
     pub async fn retry_graph(&mut self, graph: GraphId) -> Result<Vec<(JobId, Changed)>, StoreError> {
-        let jobs = self.store.graph(graph).await?;
-        let is_failed = |state: &GraphState| matches!(state, GraphState::Failed { .. } | GraphState::Cancelled);
-        let is_needed = |failure: &Option<(String, String)>| failure.as_ref().is_none_or(|(class, _)| class != NOT_NEEDED);
-        let failed = jobs.iter().filter(|job| is_failed(&job.state) && is_needed(&job.failure));
-        let new: HashMap<JobId, JobId> = failed.map(|job| (job.id, JobId::new())).collect();
-        let ids: Vec<JobId> = new.keys().copied().collect();
-        let (mut retrials, mut outcomes, mut documents) = (Vec::new(), Vec::new(), Vec::new());
-        let known: HashMap<JobId, &GraphJob> = jobs.iter().map(|job| (job.id, job)).collect();
-        for (id, stored) in self.store.jobs_by_id(&ids).await? {
-            match repeated(stored, graph, &new, &known, self.store.now()) {
-                Ok((why, document)) => {
-                    retrials.push((id, why));
-                    documents.push(document);
+        let (mut outcomes, mut marked): (BTreeMap<JobId, Changed>, HashSet<JobId>) = Default::default();
+        // Those that fail again meanwhile are not among them.
+        let mut wanted: Option<HashSet<JobId>> = None;
+        // Each pass but the last one has lost a job to another process.
+        loop {
+            let jobs = patiently(async || self.store.graph(graph).await).await?;
+            marked.extend(jobs.iter().filter(|job| job.is_retrying).map(|job| job.id));
+            let failed: HashSet<JobId> = jobs.iter().filter(|job| is_to_repeat(job)).map(|job| job.id).collect();
+            let wanted = wanted.get_or_insert_with(|| failed.clone());
+            let left = |job: &JobId| failed.contains(job) && wanted.contains(job) && !outcomes.contains_key(job);
+            let left: Vec<JobId> = jobs.iter().map(|job| job.id).filter(left).collect();
+            if left.is_empty() {
+                break;
+            }
+            self.retry_these(Repetition::new(graph, &jobs, &left), left, &mut outcomes, &mut marked).await?;
+        }
+        let lost = wanted.into_iter().flatten().filter(|job| !outcomes.contains_key(job)).collect::<Vec<_>>();
+        outcomes.extend(lost.into_iter().map(|job| (job, Changed::Refused(Refusal::KeepsChanging))));
+        if !self.dry_run && !marked.is_empty() {
+            let marked: Vec<JobId> = marked.into_iter().collect();
+            patiently(async || self.store.end_retry(&marked).await).await?;
+        }
+        Ok(outcomes.into_iter().collect())
+    }
+
+    /// One pass. It ends early if another process has enqueued one of the jobs again: the edges of the others then lead to the job of that
+    /// process.
+    async fn retry_these(
+        &mut self,
+        mut repetition: Repetition<'_>,
+        jobs: Vec<JobId>,
+        outcomes: &mut BTreeMap<JobId, Changed>,
+        marked: &mut HashSet<JobId>,
+    ) -> Result<(), StoreError> {
+        let (jobs, followed) = match repetition.parents_first(&jobs) {
+            Ok(order) => order,
+            Err(problem) => {
+                outcomes.extend(jobs.into_iter().map(|job| (job, Changed::Refused(Refusal::Unstorable(problem.to_string())))));
+                return Ok(());
+            }
+        };
+        let Some(last) = jobs.last().copied() else { return Ok(()) };
+        let sizes = patiently(async || self.store.sizes_by_id(&jobs).await).await?;
+        let portions = cut(jobs, BATCH, BATCH_BYTES, |job| sizes.get(job).copied().unwrap_or(BATCH_BYTES / BATCH));
+        let mut is_marked = portions.len() < 2;
+        let mut portions = Batches::new(portions);
+        while let Some(portion) = portions.next() {
+            if !is_marked && !self.dry_run {
+                patiently(async || self.store.begin_retry(last).await).await?;
+                marked.insert(last);
+                is_marked = true;
+            }
+            let mut found = patiently(async || self.store.jobs_by_id(&portion).await).await?;
+            let (mut retrials, mut reasons) = (Vec::new(), Vec::new());
+            for job in &portion {
+                let repeated = found.remove(job).map(|stored| repetition.of(stored, followed.contains(job), self.store.now()));
+                let refusal = match repeated {
+                    Some(Ok((why, document))) => {
+                        retrials.push(Retrial { job: *job, retried_as: None, new: repetition.new[job], document: Arc::new(document) });
+                        reasons.push(why);
+                        continue;
+                    }
+                    Some(Err(problem)) => Refusal::Unstorable(problem),
+                    None => Refusal::Unknown,
+                };
+                outcomes.insert(*job, Changed::Refused(refusal));
+                repetition.new.remove(job);
+            }
+            if retrials.is_empty() {
+                continue;
+            }
+            if self.dry_run {
+                let would = |(retrial, why): (Retrial, _)| (retrial.job, Changed::EnqueuedAgain { new: None, why });
+                outcomes.extend(retrials.into_iter().zip(reasons).map(would));
+                continue;
+            }
+            let (store, session) = (&self.store, &mut self.session);
+            match patiently(async || store.retry_all_if_archived(session, &retrials).await).await {
+                Ok(enqueued) => {
+                    let is_complete = enqueued.len() == retrials.len();
+                    let these = || retrials.iter().filter(|retrial| enqueued.contains(&retrial.job));
+                    let groups = these().filter_map(|new| new.document.get_str("group").ok().map(str::to_owned)).collect::<HashSet<_>>();
+                    store.announce_jobs(groups).await;
+                    store.announce_hint(Hint::waiting(these().map(|retrial| retrial.new).collect())).await;
+                    let enqueued = retrials.into_iter().zip(reasons).filter(|(retrial, _)| enqueued.contains(&retrial.job));
+                    outcomes.extend(enqueued.map(|(retrial, why)| (retrial.job, Changed::EnqueuedAgain { new: Some(retrial.new), why })));
+                    if !is_complete {
+                        return Ok(());
+                    }
                 }
-                Err(problem) => outcomes.push((id, Changed::Refused(Refusal::Unstorable(problem)))),
+                Err(error) if error.is_transient() => return Err(error),
+                Err(error) => {
+                    // One of them is refused. The halves are two transactions.
+                    is_marked = marked.contains(&last);
+                    if let Some(job) = portions.halve(portion) {
+                        outcomes.insert(job, Changed::Refused(Refusal::Unstorable(chain(&error))));
+                        repetition.new.remove(&job);
+                    }
+                }
             }
         }
-        if let Err(problem) = graphs::connect(&mut documents) {
-            let refused = |(id, _)| (id, Changed::Refused(Refusal::Unstorable(problem.to_string())));
-            return Ok(outcomes.into_iter().chain(retrials.into_iter().map(refused)).collect());
-        }
-        if self.dry_run {
-            outcomes.extend(retrials.into_iter().map(|(id, why)| (id, Changed::EnqueuedAgain { new: None, why })));
-            return Ok(outcomes);
-        }
-        let retrial = |((id, _), document): (&(JobId, _), Document)| Retrial {
-            job: *id,
-            retried_as: None,
-            new: new[id],
-            document: Arc::new(document),
-        };
-        let batch: Vec<Retrial> = retrials.iter().zip(documents).map(retrial).collect();
-        let groups: Vec<String> = batch.iter().filter_map(|new| new.document.get_str("group").ok().map(str::to_owned)).collect();
-        let recorded = if batch.is_empty() { Vec::new() } else { self.store.retry_if_archived(&mut self.session, &batch).await? };
-        outcomes.extend(retrials.into_iter().zip(recorded).map(|((id, why), recorded)| match recorded {
-            Recorded::Yes => (id, Changed::EnqueuedAgain { new: Some(new[&id]), why }),
-            Recorded::ClaimLost | Recorded::Refused => (id, Changed::Refused(Refusal::KeepsChanging)),
-        }));
-        self.store.announce_jobs(groups).await;
-        self.store.announce_hint(Hint::waiting(new.into_values().collect())).await;
-        Ok(outcomes)
+        Ok(())
     }
 }
 
-/// The jobs that stand for a job now: its repetition, or the jobs that it became, or itself.
-fn present(job: JobId, new: &HashMap<JobId, JobId>, known: &HashMap<JobId, &GraphJob>) -> Vec<JobId> {
-    let (mut present, mut left, mut seen) = (Vec::new(), vec![job], HashSet::new());
-    while let Some(job) = left.pop() {
-        if !seen.insert(job) {
-            continue;
-        }
-        match (new.get(&job), known.get(&job)) {
-            (Some(new), _) => present.push(*new),
-            (None, Some(GraphJob { retried_as: Some(next), .. })) => left.push(*next),
-            (None, Some(GraphJob { continued_as, .. })) if !continued_as.is_empty() => left.extend(continued_as.iter().rev()),
-            (None, _) => present.push(job),
-        }
-    }
-    present
+/// Whether a retry of the graph enqueues this job again.
+fn is_to_repeat(job: &GraphJob) -> bool {
+    let has_failed = matches!(job.state, Stage::Failed | Stage::Cancelled) && job.retried_as.is_none();
+    has_failed && job.failure.as_ref().is_none_or(|(class, _)| class != NOT_NEEDED)
 }
 
-/// The new document of a job, with its edges to the new jobs, and the finish reason of the old one.
-fn repeated(
-    stored: StoredJob,
+/// The new jobs of one pass. A job that is refused is taken out of it: those that wait for it wait for the old one, which has failed.
+struct Repetition<'a> {
     graph: GraphId,
-    new: &HashMap<JobId, JobId>,
-    known: &HashMap<JobId, &GraphJob>,
-    now: crate::Instant,
-) -> Result<(crate::FinishReason, Document), String> {
-    let edges = stored.document.get("waits_for").ok().flatten().and_then(|edges| edges.try_into().ok());
-    let edges = edges_of(edges.as_ref()).map_err(|problem| problem.to_string())?;
-    let mut seen = HashSet::new();
-    let edges: Vec<Edge> = edges
-        .into_iter()
-        .flat_map(|edge| present(edge.job, new, known).into_iter().map(move |job| Edge { job, ..edge }))
-        .filter(|edge| seen.insert(edge.job))
-        .collect();
-    let job = Job::try_from(stored.document).map_err(|(_, error)| error.to_string())?;
-    let why = match &job.state {
-        crate::job::JobState::Archived { why } => why.clone(),
-        crate::job::JobState::Scheduled { .. } | crate::job::JobState::Started { .. } => return Err("it is not finished any more".into()),
-    };
-    let id = new[&job.id];
-    let job: NewJob = again(job, &Revision::default())?.with_id(id).in_graph(graph).waits_for_all(edges);
-    job.into_document(now).map(|(_, document)| (why, document)).map_err(|error| error.to_string())
+    known: HashMap<JobId, &'a GraphJob>,
+    new: HashMap<JobId, JobId>,
+}
+
+impl<'a> Repetition<'a> {
+    fn new(graph: GraphId, known: &'a [GraphJob], jobs: &[JobId]) -> Self {
+        let known = known.iter().map(|job| (job.id, job)).collect();
+        Self { graph, known, new: jobs.iter().map(|job| (*job, JobId::new())).collect() }
+    }
+
+    /// These jobs in an order in which each comes after those that it waits for, and those of them that others wait for.
+    fn parents_first(&self, jobs: &[JobId]) -> Result<(Vec<JobId>, HashSet<JobId>), InvalidGraph> {
+        let index: HashMap<JobId, usize> = jobs.iter().enumerate().map(|(index, job)| (self.new[job], index)).collect();
+        let of = |job: &JobId| self.edges(&self.known[job].waits_for).iter().filter_map(|edge| index.get(&edge.job).copied()).collect();
+        let parents: Vec<Vec<usize>> = jobs.iter().map(of).collect();
+        let order = parents_first(&parents).map_err(|index| InvalidGraph::Cycle { job: jobs[index] })?;
+        Ok((order.into_iter().map(|index| jobs[index]).collect(), parents.into_iter().flatten().map(|index| jobs[index]).collect()))
+    }
+
+    /// These edges, to the jobs that stand for the old ones now.
+    fn edges(&self, edges: &[Edge]) -> Vec<Edge> {
+        let mut seen = HashSet::new();
+        let now = edges.iter().flat_map(|edge| self.present(edge.job).into_iter().map(move |job| Edge { job, ..*edge }));
+        now.filter(|edge| seen.insert(edge.job)).collect()
+    }
+
+    /// The jobs that stand for a job now: its repetition, or the jobs that it became, or itself.
+    fn present(&self, job: JobId) -> Vec<JobId> {
+        let (mut present, mut left, mut seen) = (Vec::new(), vec![job], HashSet::new());
+        while let Some(job) = left.pop() {
+            if !seen.insert(job) {
+                continue;
+            }
+            match (self.new.get(&job), self.known.get(&job)) {
+                (Some(new), _) => present.push(*new),
+                (None, Some(GraphJob { retried_as: Some(next), .. })) => left.push(*next),
+                (None, Some(GraphJob { continued_as, .. })) if !continued_as.is_empty() => left.extend(continued_as.iter().rev()),
+                (None, _) => present.push(job),
+            }
+        }
+        present
+    }
+
+    /// The new document of a job, with its edges to the new jobs, and the finish reason of the old one.
+    fn of(&self, stored: StoredJob, is_followed: bool, now: Instant) -> Result<(FinishReason, Document), String> {
+        let edges = stored.document.get("waits_for").ok().flatten().and_then(|edges| edges.try_into().ok());
+        let edges = edges_of(edges.as_ref()).map_err(|problem| problem.to_string())?;
+        let job = Job::try_from(stored.document).map_err(|(_, error)| error.to_string())?;
+        let why = match &job.state {
+            JobState::Archived { why } => why.clone(),
+            JobState::Scheduled { .. } | JobState::Started { .. } => return Err("it is not finished any more".into()),
+        };
+        let edges = self.edges(&edges);
+        let id = self.new[&job.id];
+        let job: NewJob = again(job, &Revision::default())?.with_id(id).in_graph(self.graph).waits_for_all(edges.iter().copied());
+        let (_, mut document) = job.into_document(now).map_err(|error| error.to_string())?;
+        check_edges(&document, &edges).map_err(|problem| problem.to_string())?;
+        if is_followed {
+            document.insert("followed", true);
+        }
+        Ok((why, document))
+    }
 }

@@ -10,6 +10,17 @@ const TRY_FOR: Duration = Duration::from_secs(75);
 /// Pause between two of these attempts.
 const TRY_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
+/// Repeats a call after transient errors, for as long as [`Patience`] allows.
+pub(super) async fn patiently<T>(mut call: impl AsyncFnMut() -> Result<T, StoreError>) -> Result<T, StoreError> {
+    let patience = Patience::new();
+    loop {
+        match call().await {
+            Err(error) if patience.allows(&error).await => {}
+            outcome => return outcome,
+        }
+    }
+}
+
 /// The time limit for repeating a call after transient errors.
 pub(super) struct Patience {
     since: Monotonic,

@@ -22,9 +22,7 @@ pub(crate) fn connect(jobs: &mut [Document]) -> Result<(), InvalidGraph> {
         check_edges(job, &edges)?;
         parents.push(edges.iter().filter_map(|edge| ids.get(&edge.job).copied()).collect());
     }
-    if let Some(index) = first_in_cycle(&parents) {
-        return Err(InvalidGraph::Cycle { job: id_of(&jobs[index]).unwrap_or_else(JobId::new) });
-    }
+    parents_first(&parents).map_err(|index| InvalidGraph::Cycle { job: id_of(&jobs[index]).unwrap_or_else(JobId::new) })?;
     for index in parents.into_iter().flatten() {
         jobs[index].insert("followed", true);
     }
@@ -42,7 +40,11 @@ pub(crate) fn outside(jobs: &[Document]) -> Result<Vec<JobId>, InvalidGraph> {
     Ok(outside.into_iter().collect())
 }
 
-fn check_edges(job: &Document, edges: &[Edge]) -> Result<(), InvalidGraph> {
+/// Checks the edges of one new job.
+///
+/// # Errors
+/// When it cannot have them: it is in a line, or has too many, or two to the same job.
+pub(crate) fn check_edges(job: &Document, edges: &[Edge]) -> Result<(), InvalidGraph> {
     let id = || id_of(job).unwrap_or_else(JobId::new);
     if !edges.is_empty() && job.get_str("gate").is_ok_and(|gate| line_of_gate(gate).is_some()) {
         return Err(InvalidGraph::Line);
@@ -57,9 +59,12 @@ fn check_edges(job: &Document, edges: &[Edge]) -> Result<(), InvalidGraph> {
     }
 }
 
-/// One of the jobs that wait for themselves, from the list of parents of each job. Removes jobs without parents until none is left (Kahn,
-/// 1962).
-fn first_in_cycle(parents: &[Vec<usize>]) -> Option<usize> {
+/// An order in which each job comes after its parents, from the list of parents of each job. Removes jobs without parents until none is left
+/// (Kahn, 1962).
+///
+/// # Errors
+/// One of the jobs that wait for themselves.
+pub(crate) fn parents_first(parents: &[Vec<usize>]) -> Result<Vec<usize>, usize> {
     let mut open: Vec<usize> = parents.iter().map(Vec::len).collect();
     let mut children: Vec<Vec<usize>> = vec![Vec::new(); parents.len()];
     for (child, parents) in parents.iter().enumerate() {
@@ -67,22 +72,24 @@ fn first_in_cycle(parents: &[Vec<usize>]) -> Option<usize> {
             children[*parent].push(child);
         }
     }
-    let mut free: Vec<usize> = (0..parents.len()).filter(|index| open[*index] == 0).collect();
-    while let Some(parent) = free.pop() {
-        for child in &children[parent] {
+    let mut order: Vec<usize> = (0..parents.len()).filter(|index| open[*index] == 0).collect();
+    let mut next = 0;
+    while let Some(parent) = order.get(next) {
+        for child in &children[*parent] {
             open[*child] -= 1;
             if open[*child] == 0 {
-                free.push(*child);
+                order.push(*child);
             }
         }
+        next += 1;
     }
     // The others wait for a cycle or are in one. Following the parents that are left ends in one.
-    let mut index = open.iter().position(|left| *left > 0)?;
+    let Some(mut index) = open.iter().position(|left| *left > 0) else { return Ok(order) };
     let mut seen = HashSet::new();
     while seen.insert(index) {
-        index = parents[index].iter().copied().find(|parent| open[*parent] > 0)?;
+        index = parents[index].iter().copied().find(|parent| open[*parent] > 0).unwrap_or(index);
     }
-    Some(index)
+    Err(index)
 }
 
 #[cfg(test)]
@@ -91,15 +98,15 @@ mod tests {
 
     #[test]
     fn a_cycle_is_found_and_a_dense_graph_has_none() {
-        assert_eq!(first_in_cycle(&[]), None);
-        assert_eq!(first_in_cycle(&[vec![0]]), Some(0));
-        assert_eq!(first_in_cycle(&[vec![], vec![0], vec![0, 1]]), None);
-        assert_eq!(first_in_cycle(&[vec![3], vec![0], vec![1], vec![]]), None);
+        assert_eq!(parents_first(&[]), Ok(vec![]));
+        assert_eq!(parents_first(&[vec![0]]), Err(0));
+        assert_eq!(parents_first(&[vec![], vec![0], vec![0, 1]]), Ok(vec![0, 1, 2]));
+        assert_eq!(parents_first(&[vec![3], vec![0], vec![1], vec![]]), Ok(vec![3, 0, 1, 2]));
         // 0 waits for the cycle of 1 and 2.
-        assert!(matches!(first_in_cycle(&[vec![1], vec![2], vec![1]]), Some(1 | 2)));
+        assert!(matches!(parents_first(&[vec![1], vec![2], vec![1]]), Err(1 | 2)));
         let dense: Vec<Vec<usize>> = (0..400).map(|job| (0..job).collect()).collect();
-        assert_eq!(first_in_cycle(&dense), None);
+        assert_eq!(parents_first(&dense), Ok((0..400).collect()));
         let deep: Vec<Vec<usize>> = (0..20_000).map(|job: usize| job.checked_sub(1).into_iter().collect()).collect();
-        assert_eq!(first_in_cycle(&deep), None);
+        assert_eq!(parents_first(&deep), Ok((0..20_000).collect()));
     }
 }

@@ -48,10 +48,10 @@ pub use self::{
     edge::{Edge, End, InvalidEdge, NOT_NEEDED, PARENT_FAILED, PARENT_GONE, Unsatisfiable, When, edges_of},
     error::{InvalidGraph, MOST_CONTINUATION_BYTES, MOST_EDGES, MOST_JOBS},
     inputs::InputError,
-    operations::{GraphJob, GraphState},
+    operations::GraphJob,
     waiting::Waiting,
 };
 pub(crate) use self::{
-    connect::{connect, outside},
+    connect::{check_edges, connect, outside, parents_first},
     waiting::make_wait,
 };

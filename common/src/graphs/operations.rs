@@ -12,6 +12,9 @@ use super::{Edge, InputError, edges_of};
 use crate::{
     finished::ResultError,
     ids::{GraphId, JobId},
+    instant::Instant,
+    job::Stage,
+    shutdown::pause,
     store::{Store, StoreError, StoredResult},
     wait::WaitError,
 };
@@ -21,54 +24,8 @@ const MOST_SHOWN: i64 = 100_000;
 /// Maximum length of a chain of jobs of which each has become the next.
 const LONGEST_CHAIN: usize = 100_000;
 
-/// The state of one job of a graph.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum GraphState {
-    /// It waits for other jobs.
-    Waits,
-    /// It can start.
-    Scheduled,
-    /// It runs.
-    Running,
-    /// It is done.
-    Done,
-    /// It has become other jobs.
-    Continued,
-    /// It failed for this reason, and was enqueued again.
-    Retried {
-        /// Its finish reason.
-        why: String,
-    },
-    /// It was cancelled, by hand or because of the end of a job that it waited for.
-    Cancelled,
-    /// It failed for the last time, for this reason.
-    Failed {
-        /// Its finish reason.
-        why: String,
-    },
-}
-
-impl GraphState {
-    /// The state as one word.
-    pub fn word(&self) -> &str {
-        match self {
-            Self::Waits => "waits",
-            Self::Scheduled => "scheduled",
-            Self::Running => "running",
-            Self::Done => "done",
-            Self::Continued => "continued",
-            Self::Retried { .. } => "retried",
-            Self::Cancelled => "cancelled",
-            Self::Failed { why } => why,
-        }
-    }
-
-    /// Whether the job is still to be run.
-    pub fn is_open(&self) -> bool {
-        matches!(self, Self::Waits | Self::Scheduled | Self::Running)
-    }
-}
+/// How often a graph is read whose jobs are being enqueued again.
+const RETRIED_EVERY: Duration = Duration::from_secs(1);
 
 /// One job of a graph.
 #[derive(Clone, Debug)]
@@ -81,7 +38,9 @@ pub struct GraphJob {
     /// Its group.
     pub group: String,
     /// Its state.
-    pub state: GraphState,
+    pub state: Stage,
+    /// Its finish reason, if it has ended.
+    pub why: Option<String>,
     /// The jobs that it waits for, or has waited for.
     pub waits_for: Vec<Edge>,
     /// The jobs that it has become.
@@ -90,13 +49,20 @@ pub struct GraphJob {
     pub recovered_from: Option<JobId>,
     /// The job that repeats it.
     pub retried_as: Option<JobId>,
+    /// Whether a retry of the graph that has begun has not repeated it yet. If the retry was interrupted, retry the graph again, or cancel it.
+    pub is_retrying: bool,
     /// The error class and message of its last execution.
     pub failure: Option<(String, String)>,
 }
 
 impl GraphJob {
+    /// Whether the graph has not ended because of this job.
+    pub fn is_open(&self) -> bool {
+        !self.state.is_finished() || self.is_retrying
+    }
+
     /// From a document of either collection. Fields that cannot be read are left out.
-    fn of_document(job: &Document) -> Option<Self> {
+    fn of_document(job: &Document, now: Instant) -> Option<Self> {
         let text = |of: &Document, field: &str| of.get_str(field).ok().map(str::to_owned);
         let execution = job.get_document("last_execution").ok();
         let failure = execution.and_then(|execution| Some((text(execution, "class")?, text(execution, "message").unwrap_or_default())));
@@ -106,31 +72,35 @@ impl GraphJob {
             id: id("_id")?,
             class: job.get_document("workable").ok().and_then(|workable| text(workable, "class")).unwrap_or_default(),
             group: text(job, "group").unwrap_or_default(),
-            state: state_of(job),
+            state: state_of(job, now),
+            why: text(job, "why"),
             waits_for: edges_of(job.get("waits_for")).unwrap_or_default(),
             continued_as: continued_as.into_iter().flatten().filter_map(Bson::as_object_id).map(JobId::from).collect(),
             recovered_from: id("recovered_from"),
             retried_as: id("retried_as"),
+            is_retrying: job.contains_key("retry_began_at") && id("retried_as").is_none(),
             failure,
         })
     }
 }
 
-fn state_of(job: &Document) -> GraphState {
+/// As [`Stage::of`], from a document that need not be valid.
+fn state_of(job: &Document, now: Instant) -> Stage {
     let is = |field| job.get_bool(field).unwrap_or(false);
-    if is("locked") {
-        return GraphState::Running;
-    }
-    if job.contains_key("scheduled_at") {
-        return if is("waiting") { GraphState::Waits } else { GraphState::Scheduled };
-    }
-    let why = job.get_str("why").unwrap_or("unknown").to_owned();
-    match why.as_str() {
-        "done" if job.contains_key("continued_as") => GraphState::Continued,
-        "done" => GraphState::Done,
-        _ if job.get_object_id("retried_as").is_ok() => GraphState::Retried { why },
-        "cancelled" => GraphState::Cancelled,
-        _ => GraphState::Failed { why },
+    match (job.get("scheduled_at"), job.get_str("why")) {
+        _ if is("locked") => {
+            if job.get_datetime("cancel_requested_at").is_ok() {
+                Stage::Cancelling
+            } else {
+                Stage::Running
+            }
+        }
+        (Some(_), _) if is("waiting") => Stage::Waits,
+        (Some(Bson::DateTime(at)), _) if *at > bson::DateTime::from_chrono(now) => Stage::Postponed,
+        (Some(_), _) => Stage::Queued,
+        (None, Ok("done")) => Stage::Done,
+        (None, Ok("cancelled")) => Stage::Cancelled,
+        (None, _) => Stage::Failed,
     }
 }
 
@@ -140,8 +110,8 @@ impl Store {
     /// # Errors
     /// When MongoDB cannot be reached.
     pub async fn graph(&self, graph: GraphId) -> Result<Vec<GraphJob>, StoreError> {
-        let jobs = self.jobs_of_graph(graph, MOST_SHOWN).await?;
-        Ok(jobs.iter().filter_map(GraphJob::of_document).collect())
+        let (jobs, now) = (self.jobs_of_graph(graph, MOST_SHOWN).await?, self.now());
+        Ok(jobs.iter().filter_map(|job| GraphJob::of_document(job, now)).collect())
     }
 
     /// Waits until no job of a graph waits or runs. Returns its jobs.
@@ -153,7 +123,15 @@ impl Store {
         loop {
             let jobs = self.graph(graph).await.map_err(ResultError::from)?;
             // A later job is more probably the last one.
-            let Some(open) = jobs.iter().rev().find(|job| job.state.is_open()) else { return Ok(jobs) };
+            let open = jobs.iter().rev().filter(|job| job.is_open());
+            let Some(open) = open.min_by_key(|job| job.is_retrying) else { return Ok(jobs) };
+            if open.is_retrying {
+                if begun.elapsed() >= timeout {
+                    return Err(WaitError::TimedOut { job: open.id, waited: timeout });
+                }
+                pause(RETRIED_EVERY.min(timeout.saturating_sub(begun.elapsed()))).await;
+                continue;
+            }
             match self.wait_for_end(open.id, timeout.saturating_sub(begun.elapsed())).await {
                 Ok(_) | Err(WaitError::NotKept { .. } | WaitError::Gone { .. } | WaitError::Unknown { .. }) => {}
                 Err(WaitError::TimedOut { job, .. }) => return Err(WaitError::TimedOut { job, waited: timeout }),

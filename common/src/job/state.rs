@@ -65,6 +65,11 @@ impl Stage {
         }
     }
 
+    /// Whether the job has ended.
+    pub fn is_finished(self) -> bool {
+        matches!(self, Self::Done | Self::Cancelled | Self::Failed)
+    }
+
     /// The stage of a job at `now`.
     pub fn of(job: &Job, now: Instant) -> Self {
         match &job.state {

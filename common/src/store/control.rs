@@ -162,6 +162,43 @@ impl Store {
         Ok(batch.iter().map(recorded).collect())
     }
 
+    /// The same for jobs that belong together: all of them, or none. Returns those that are enqueued, by this call or by an earlier one whose
+    /// reply was lost.
+    ///
+    /// Filter: id, not retried. Index: `_id`. Invariant: I1, as above. Harmless to repeat with the same new ids.
+    /// Loses, and enqueues none, when another caller has retried one of the jobs, or when retention has deleted it.
+    pub(crate) async fn retry_all_if_archived(&self, session: &mut CommitSession, batch: &[Retrial]) -> Result<HashSet<JobId>, StoreError> {
+        self.copy_files(&batch.iter().map(|retrial| (retrial.job, retrial.new)).collect()).await?;
+        match self.retry_all_or_none(session, batch).await? {
+            Attempted::All => {
+                self.tell_inserted(batch.iter().map(|retrial| &*retrial.document));
+                Ok(batch.iter().map(|retrial| retrial.job).collect())
+            }
+            Attempted::NothingChanged { still_valid, .. } if still_valid.len() == batch.len() => {
+                Err(StoreError::TimedOut { operation: "retry_if_archived" })
+            }
+            Attempted::NothingChanged { done_before, .. } => Ok(done_before),
+        }
+    }
+
+    /// Notes at a finished job that the retry of its graph has begun and will enqueue it again last. The transaction that does so removes the
+    /// note.
+    ///
+    /// Filter: id. Index: `_id`. Invariant: none, the graph does not end while a job that is not retried has the note.
+    pub(crate) async fn begin_retry(&self, last: JobId) -> Result<(), StoreError> {
+        let (archived, now) = (self.archived.clone(), bson::DateTime::from_chrono(self.now()));
+        let note = doc! { "$set": { "retry_began_at": now } };
+        call("begin_retry", async move { archived.update_one(doc! { "_id": last }, note).await }).await.map(drop)
+    }
+
+    /// Removes these notes: the retry of the graph is complete, or given up.
+    ///
+    /// Filter: ids. Index: `_id`. Invariant: none.
+    pub(crate) async fn end_retry(&self, jobs: &[JobId]) -> Result<(), StoreError> {
+        let (archived, these) = (self.archived.clone(), doc! { "_id": { "$in": jobs.to_vec() } });
+        call("end_retry", async move { archived.update_many(these, doc! { "$unset": { "retry_began_at": "" } }).await }).await.map(drop)
+    }
+
     /// Runs the transaction. If a condition does not hold, nothing is changed. The result then names the jobs whose condition holds, and
     /// the jobs that were enqueued under these ids before, in a transaction whose reply was lost.
     async fn retry_all_or_none(&self, session: &mut CommitSession, batch: &[Retrial]) -> Result<Attempted, StoreError> {
@@ -172,7 +209,7 @@ impl Store {
             async move {
                 let statement = |retrial: &Retrial| {
                     let as_read = doc! { "_id": retrial.job, "retried_as": retrial.retried_as.clone() };
-                    doc! { "q": as_read, "u": { "$set": { "retried_as": retrial.new } } }
+                    doc! { "q": as_read, "u": { "$set": { "retried_as": retrial.new }, "$unset": { "retry_began_at": "" } } }
                 };
                 let command = doc! { "update": archived.name(), "updates": batch.iter().map(statement).collect::<Vec<_>>() };
                 let reply = database.run_command(command).session(&mut *open).await?;

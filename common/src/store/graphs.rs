@@ -31,6 +31,23 @@ use crate::{
 const BATCH: usize = 1_000;
 /// Maximum size of one `insert` command, in bytes.
 const BATCH_BYTES: usize = 8 * 1024 * 1024;
+/// The fields that say what a job of a graph is and how it has ended.
+const JOB_OF_GRAPH: [&str; 14] = [
+    "workable.class",
+    "group",
+    "locked",
+    "scheduled_at",
+    "waiting",
+    "waits_for",
+    "why",
+    "continued_as",
+    "recovered_from",
+    "retried_as",
+    "retry_began_at",
+    "last_execution.class",
+    "last_execution.message",
+    "cancel_requested_at",
+];
 /// Maximum number of ids in one query.
 const IDS: usize = 10_000;
 
@@ -269,7 +286,7 @@ impl Store {
         Ok(found.into_iter().filter_map(|job| Some((super::raw_id_of(&job)?, job))).collect())
     }
 
-    /// The jobs of a graph, from both collections, without their parameters. `scheduled` is read first.
+    /// The jobs of a graph, from both collections, without what may be large. `scheduled` is read first.
     ///
     /// Filter: the graph. Index: `graph_jobs`. Invariant: none.
     pub(crate) async fn jobs_of_graph(&self, graph: GraphId, most: i64) -> Result<Vec<Document>, StoreError> {
@@ -279,7 +296,7 @@ impl Store {
         }
         for collection in [&self.scheduled, &self.archived] {
             let (collection, index) = (collection.clone(), self.index(GRAPH_JOBS));
-            let fields = doc! { "workable.parameters": 0, "workable.items": 0, "executions": 0, "item_outcomes": 0, "result": 0 };
+            let fields = Document::from_iter(JOB_OF_GRAPH.map(|field| (field.to_owned(), Bson::from(1))));
             let found: Vec<Document> = self
                 .indexed("jobs_of_graph", async move {
                     let found = collection.find(doc! { "graph": graph }).projection(fields).sort(doc! { "_id": 1 }).limit(most);

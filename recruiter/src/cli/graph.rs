@@ -15,8 +15,9 @@ use recruiter_common::{
     control::{Changed, Control},
     enqueue::EnqueueError,
     exit::Exit,
-    graphs::{Edge, Graph, GraphJob, GraphState, When},
+    graphs::{Edge, Graph, GraphJob, When},
     ids::GraphId,
+    job::Stage,
     spec::{Classes, InvalidSpec, UnknownPolicies, duration_of_text},
     store::{ConnectArgs, Store},
     telemetry::chain,
@@ -173,7 +174,7 @@ async fn enqueue(file: PathBuf, custom_policy: bool, format: Format, connect: &C
     warn_of_unmet(&store, &needs).await;
     if format.json {
         let jobs: Document = names.into_iter().map(|(name, job)| (name, job.to_string().into())).collect();
-        return Ok(json_line(out, doc! { "graph": id.to_string(), "jobs": jobs })?);
+        return Ok(json_line(out, doc! { "id": id.to_string(), "jobs": jobs })?);
     }
     Ok(writeln!(out, "{id}")?)
 }
@@ -202,7 +203,7 @@ async fn wait(id: GraphId, timeout: Option<Duration>, format: Format, connect: &
         waited => waited?,
     };
     list(&jobs, format, out)?;
-    let failed = jobs.iter().filter(|job| matches!(job.state, GraphState::Failed { .. })).count();
+    let failed = jobs.iter().filter(|job| job.state == Stage::Failed && job.retried_as.is_none()).count();
     let cancelled = cancelled_by_hand(&jobs);
     if failed + cancelled > 0 {
         return Err(anyhow!("{failed} jobs of the graph failed, and {cancelled} were cancelled by hand").context(Exit::JobFailed));
@@ -213,13 +214,14 @@ async fn wait(id: GraphId, timeout: Option<Duration>, format: Format, connect: &
 /// The number of cancelled jobs that their edges would have let run. The others were cancelled because of the end of a job that they waited
 /// for, as an alarm is that waits for a failure.
 fn cancelled_by_hand(jobs: &[GraphJob]) -> usize {
-    let states: HashMap<JobId, &GraphState> = jobs.iter().map(|job| (job.id, &job.state)).collect();
+    let states: HashMap<JobId, Stage> = jobs.iter().map(|job| (job.id, job.state)).collect();
     let is_met = |edge: &Edge| match states.get(&edge.job) {
         None => false,
-        Some(GraphState::Done | GraphState::Continued) => edge.when != When::Failed,
+        Some(Stage::Done) => edge.when != When::Failed,
         Some(_) => edge.when != When::Done,
     };
-    jobs.iter().filter(|job| job.state == GraphState::Cancelled && job.waits_for.iter().all(is_met)).count()
+    let is_by_hand = |job: &&GraphJob| job.state == Stage::Cancelled && job.retried_as.is_none() && job.waits_for.iter().all(is_met);
+    jobs.iter().filter(is_by_hand).count()
 }
 
 fn list(jobs: &[GraphJob], format: Format, out: &mut impl Write) -> anyhow::Result<()> {
@@ -230,7 +232,7 @@ fn list(jobs: &[GraphJob], format: Format, out: &mut impl Write) -> anyhow::Resu
     for job in jobs {
         *counts.entry(job.state.word()).or_default() += 1;
     }
-    let counts: Vec<String> = counts.into_iter().map(|(state, count)| format!("{count} {}", printable(state, 40))).collect();
+    let counts: Vec<String> = counts.into_iter().map(|(state, count)| format!("{count} {state}")).collect();
     writeln!(out, "{} jobs: {}", jobs.len(), counts.join(", "))?;
     let columns = [Column::left("JOB"), Column::left("STATE"), Column::left("CLASS"), Column::left("WAITS FOR"), Column::left("REMARK")];
     Ok(table(out, Screen::of_stdout(), &columns, &jobs.iter().map(row).collect::<Vec<_>>())?)
@@ -248,15 +250,22 @@ fn row(job: &GraphJob) -> Row {
         .collect();
     let more = job.waits_for.len().saturating_sub(NAMED);
     let parents = if more > 0 { format!("{} and {more} more", parents.join(", ")) } else { parents.join(", ") };
-    let remark = match (&job.failure, job.continued_as.as_slice()) {
-        (_, [one]) => format!("became {one}"),
-        (_, several @ [_, ..]) => format!("became {} jobs", several.len()),
-        (Some((class, message)), []) => format!("{class}: {message}"),
-        (None, []) => String::new(),
+    let remark = match job.continued_as.as_slice() {
+        [one] => format!("became {one}"),
+        several @ [_, ..] => format!("became {} jobs", several.len()),
+        [] => {
+            let retried = match job.retried_as {
+                Some(new) => Some(format!("retried as {new}")),
+                None => job.is_retrying.then(|| "not retried yet".to_owned()),
+            };
+            let why = job.why.clone().filter(|_| job.state == Stage::Failed);
+            let failure = job.failure.as_ref().map(|(class, message)| format!("{class}: {message}"));
+            [retried, why, failure].into_iter().flatten().collect::<Vec<_>>().join("; ")
+        }
     };
     Row::from(vec![
         job.id.to_string(),
-        printable(job.state.word(), 40),
+        job.state.word().into(),
         printable(&job.class, 60),
         if parents.is_empty() { "-".into() } else { parents },
         printable(&remark, 200),
@@ -271,11 +280,20 @@ fn document(job: &GraphJob) -> Document {
         "state": job.state.word(),
         "waits_for": job.waits_for.iter().map(|edge| doc! { "job": edge.job.to_string(), "when": edge.when.word() }).collect::<Vec<_>>(),
     };
+    if let Some(why) = &job.why {
+        document.insert("why", why);
+    }
     if !job.continued_as.is_empty() {
         document.insert("continued_as", job.continued_as.iter().map(ToString::to_string).collect::<Vec<_>>());
     }
     if let Some(old) = job.recovered_from {
         document.insert("recovered_from", old.to_string());
+    }
+    if let Some(new) = job.retried_as {
+        document.insert("retried_as", new.to_string());
+    }
+    if job.is_retrying {
+        document.insert("retrying", true);
     }
     if let Some((class, message)) = &job.failure {
         document.insert("error", doc! { "class": class, "message": message });
@@ -283,14 +301,14 @@ fn document(job: &GraphJob) -> Document {
     document
 }
 
-fn color(state: &GraphState) -> &'static str {
-    match state {
-        GraphState::Done | GraphState::Continued => "palegreen",
-        GraphState::Running => "lightblue",
-        GraphState::Scheduled => "lightyellow",
-        GraphState::Waits => "white",
-        GraphState::Cancelled | GraphState::Retried { .. } => "lightgrey",
-        GraphState::Failed { .. } | _ => "salmon",
+fn color(job: &GraphJob) -> &'static str {
+    match job.state {
+        Stage::Done => "palegreen",
+        Stage::Running | Stage::Cancelling => "lightblue",
+        Stage::Queued | Stage::Postponed => "lightyellow",
+        Stage::Waits => "white",
+        Stage::Failed if job.retried_as.is_none() => "salmon",
+        Stage::Cancelled | Stage::Failed => "lightgrey",
     }
 }
 
@@ -314,8 +332,8 @@ fn quoted(text: &str) -> String {
 fn dot(jobs: &[GraphJob], out: &mut impl Write) -> std::io::Result<()> {
     writeln!(out, "digraph jobs {{\n  node [shape=box, style=filled];")?;
     for job in jobs {
-        let (class, state) = (quoted(&job.class), quoted(job.state.word()));
-        writeln!(out, "  \"{}\" [label=\"{class}\\n{state}\", fillcolor={}];", job.id, color(&job.state))?;
+        let (class, state) = (quoted(&job.class), job.state.word());
+        writeln!(out, "  \"{}\" [label=\"{class}\\n{state}\", fillcolor={}];", job.id, color(job))?;
     }
     for (from, to, label) in edges(jobs) {
         writeln!(out, "  \"{from}\" -> \"{to}\" [label=\"{label}\"];")?;
@@ -326,7 +344,7 @@ fn dot(jobs: &[GraphJob], out: &mut impl Write) -> std::io::Result<()> {
 fn mermaid(jobs: &[GraphJob], out: &mut impl Write) -> std::io::Result<()> {
     writeln!(out, "flowchart LR")?;
     for job in jobs {
-        writeln!(out, "  j{}[\"{}<br/>{}\"]", job.id, quoted(&job.class), quoted(job.state.word()))?;
+        writeln!(out, "  j{}[\"{}<br/>{}\"]", job.id, quoted(&job.class), job.state.word())?;
     }
     for (from, to, label) in edges(jobs) {
         let arrow = if label.is_empty() { "-->".to_owned() } else { format!("-- {label} -->") };

@@ -8,20 +8,24 @@ use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 use recruiter_common::{
     Edge, EnqueueError, Graph, JobId, JobResult, Keep, NewJob, RetryManyTimes, Store, Unique, Workable,
     control::{Change, Changed, Control, Refusal},
-    graphs::{GraphState, InvalidGraph},
+    graphs::InvalidGraph,
+    ids::GraphId,
+    job::Stage as JobStage,
     shutdown::pause,
     spec::{JobSpec, UnknownPolicies},
 };
 use recruiter_tests::{
     diary::Diary,
-    local::{Local, store},
+    fail_points::FailPoint,
+    local::{Local, connect_args, store},
     mongo::{TestDatabase, own_mongod},
-    processes::Process,
+    processes::{Process, binary},
     wait::{SOON, wait_for, wait_until},
     world::Role,
 };
 use recruiter_worker::{Context, Executable, NotDone, Worker};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::cli::recruiter;
 
@@ -185,8 +189,9 @@ async fn a_failure_cancels_what_follows_runs_a_fallback_or_is_ignored() {
     assert_eq!(edges, [good.into(), new(bad).into()], "with edges to the new jobs, and to those that are done");
     let second: Vec<Changed> = Control::new(&stage.store, true).retry_graph(id).await.unwrap().into_iter().map(|(_, it)| it).collect();
     assert_eq!(second.len(), 3, "those of the first retry are left alone");
-    let states: Vec<GraphState> = stage.store.graph(id).await.unwrap().into_iter().map(|job| job.state).collect();
-    assert_eq!(states.iter().filter(|state| matches!(state, GraphState::Retried { .. })).count(), 3);
+    let jobs = stage.store.graph(id).await.unwrap();
+    let retried = jobs.iter().filter(|job| job.retried_as.is_some() && matches!(job.state, JobStage::Failed | JobStage::Cancelled));
+    assert_eq!(retried.count(), 3);
     stage.close().await;
 }
 
@@ -216,7 +221,7 @@ async fn a_job_becomes_others_in_one_step_and_its_followers_wait_for_those() {
     assert_eq!(stage.end(after_split).await, "not-scheduled-by-retry-policy InputError");
     assert!((0..3).all(|n| stage.position(&format!("split.{n}")) < stage.position("after split")));
     let jobs = stage.store.wait_for_graph(id, SOON).await.unwrap();
-    assert!(jobs.iter().all(|job| !job.state.is_open()));
+    assert!(jobs.iter().all(|job| !job.is_open()));
     assert_eq!(jobs.len(), 5 + 20 + 3 + 1, "the new jobs are in the graph");
 
     // Outside of a graph as well; an invalid continuation is a failure that names the reason.
@@ -398,15 +403,23 @@ async fn the_command_line_enqueues_shows_waits_cancels_and_retries() {
     assert_eq!((said.code, id.len()), (0, 24), "{}", said.err);
     let waited = recruiter(&stage.database, &["graph", "wait", &id, "--timeout", "2m"]);
     assert_eq!(waited.code, 3, "{}{}", waited.out, waited.err);
-    assert!(waited.out.starts_with("3 jobs: 1 cancelled, 1 done, 1 gave-up"), "{}", waited.out);
+    assert!(waited.out.starts_with("3 jobs: 1 cancelled, 1 done, 1 failed"), "{}", waited.out);
     let shown = |draw: &[&str]| recruiter(&stage.database, &[&["graph", "show", &id], draw].concat()).out;
-    assert_eq!(shown(&["--json"]).lines().count(), 3);
-    assert!(shown(&["--draw", "dot"]).contains("[label=\"Step\\ngave-up\", fillcolor=salmon]"), "{}", shown(&["--draw", "dot"]));
+    assert!(shown(&[]).contains("gave-up; Broken: as told"), "{}", shown(&[]));
+    let by_id = |objects: Vec<Value>| -> BTreeMap<String, String> {
+        objects.iter().map(|job| (job["id"].as_str().unwrap().to_owned(), job["state"].as_str().unwrap().to_owned())).collect()
+    };
+    let (of_graph, of_jobs) = (&["graph", "show", &id, "--json"][..], &["jobs", "list", "--json"][..]);
+    let [of_graph, of_jobs] = [of_graph, of_jobs].map(|args| by_id(recruiter(&stage.database, args).objects()));
+    assert_eq!(of_graph, of_jobs, "a job has the same state everywhere");
+    assert_eq!(of_graph.len(), 3);
+    assert!(shown(&["--draw", "dot"]).contains("[label=\"Step\\nfailed\", fillcolor=salmon]"), "{}", shown(&["--draw", "dot"]));
     assert!(shown(&["--draw", "mermaid"]).contains("-- ended -->"));
     assert_eq!(recruiter(&stage.database, &["graph", "cancel", &id]).out, "nothing to cancel: all jobs are finished\n");
     let would = recruiter(&stage.database, &["graph", "retry", &id, "--dry-run"]);
     assert_eq!((would.code, would.out.lines().count()), (0, 2), "{}", would.out);
     assert_eq!(recruiter(&stage.database, &["graph", "retry", &id]).out.lines().count(), 2);
+    assert!(shown(&[]).contains("retried as "), "{}", shown(&[]));
     assert_eq!(recruiter(&stage.database, &["graph", "wait", &id]).code, 3);
     for (bad, part) in
         [(vec!["graph", "show", "x"], "is not the id of a graph"), (vec!["graph", "show", &"0".repeat(24)], "no job is part of")]
@@ -490,7 +503,7 @@ async fn many_large_jobs_are_cancelled_in_little_memory() {
     let parent = JobId::new();
     let recruiter = Process::on(&database, "recruiter", &["run"]);
     step("parent", 1, "").with_id(parent).enqueue(&store).await.unwrap();
-    let (graph, count) = (recruiter_common::ids::GraphId::new(), 60);
+    let (graph, count) = (GraphId::new(), 60);
     for _ in 0..count {
         let ballast = doc! { "ballast": "x".repeat(3_900_000) };
         NewJob::of_class("large", ballast).waits_for(parent).in_graph(graph).enqueue(&store).await.unwrap();
@@ -511,7 +524,7 @@ async fn many_large_jobs_are_cancelled_in_little_memory() {
 async fn a_cancelled_graph_leaves_out_no_job_that_changes_meanwhile() {
     let database = TestDatabase::new().await;
     let store = store(&database).await;
-    let graph = recruiter_common::ids::GraphId::new();
+    let graph = GraphId::new();
     let parent = step("parent", 1, "").in_graph(graph).enqueue(&store).await.unwrap().id;
     for _ in 0..50 {
         NewJob::of_class("child", doc! {}).in_graph(graph).waits_for(parent).enqueue(&store).await.unwrap();
@@ -530,4 +543,159 @@ async fn a_cancelled_graph_leaves_out_no_job_that_changes_meanwhile() {
     assert!(outcomes.iter().all(|(_, changed)| *changed == Changed::Cancelled), "{outcomes:?}");
     assert_eq!(outcomes.len(), 751);
     assert_eq!(database.raw("scheduled").count_documents(doc! {}).await.unwrap(), 0);
+}
+
+/// 502 jobs are retried in two transactions. The second one fails, as if the process had died between them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_interrupted_retry_keeps_the_graph_open_and_the_next_one_completes_it() {
+    let stage = Stage::new().await;
+    let mut graph = Graph::new();
+    let bad = graph.group((0..501).map(|n| step(&format!("bad {n}"), 1, "fail").keep(Keep::Failures)));
+    let last = graph.when_all(bad.clone(), step("last", 0, ""));
+    let id = graph.id();
+    graph.enqueue(&stage.store).await.unwrap();
+    stage.store.wait_for_graph(id, SOON).await.unwrap();
+    let archived = stage.database.raw("archived");
+    let retried = async || archived.count_documents(doc! { "graph": id, "retried_as": { "$exists": true } }).await.unwrap();
+    // "Unauthorized" is not tried again.
+    let second = FailPoint::new("test", &["insert"]).namespace(stage.database.name(), "scheduled").skip(1).error_code(13);
+    let armed = second.arm(stage.database.uri()).await;
+    Control::new(&stage.store, false).retry_graph(id).await.unwrap_err();
+    assert_eq!((armed.struck().await, retried().await), (1, 500));
+    drop(armed);
+    let failed_again = async || archived.count_documents(doc! { "graph": id }).await.unwrap() == 1_002;
+    wait_until(SOON, "those of the first portion have failed again", failed_again).await;
+    let jobs = stage.store.graph(id).await.unwrap();
+    let retrying: Vec<JobId> = jobs.iter().filter(|job| job.is_retrying).map(|job| job.id).collect();
+    assert_eq!((retrying, jobs.iter().filter(|job| job.is_open()).count()), (vec![last], 1), "its other jobs have ended");
+    stage.store.wait_for_graph(id, Duration::from_millis(50)).await.unwrap_err();
+    let outcomes = Control::new(&stage.store, false).retry_graph(id).await.unwrap();
+    assert_eq!(outcomes.len(), 502, "the new 500, and those that were left");
+    assert!(outcomes.iter().all(|(_, changed)| matches!(changed, Changed::EnqueuedAgain { new: Some(_), .. })), "{outcomes:?}");
+    let jobs = stage.store.wait_for_graph(id, SOON).await.unwrap();
+    let by_id: BTreeMap<JobId, _> = jobs.iter().map(|job| (job.id, job)).collect();
+    let newest = |mut job: JobId| {
+        while let Some(next) = by_id[&job].retried_as {
+            job = next;
+        }
+        job
+    };
+    let wanted: Vec<JobId> = bad.iter().map(|job| newest(*job)).collect();
+    let edges: Vec<JobId> = by_id[&newest(last)].waits_for.iter().map(|edge| edge.job).collect();
+    assert_eq!(edges, wanted, "the last one waits for the newest of each");
+    assert_eq!(stage.end(newest(last)).await, "cancelled parent-failed");
+    assert_eq!(retried().await, 1_002, "each once: 502 jobs, and 500 of the first attempt");
+    assert_eq!(jobs.len(), 1_504);
+
+    // Given up instead.
+    let armed = FailPoint::new("test", &["insert"]).namespace(stage.database.name(), "scheduled").skip(1).error_code(13);
+    let armed = armed.arm(stage.database.uri()).await;
+    Control::new(&stage.store, false).retry_graph(id).await.unwrap_err();
+    drop(armed);
+    Control::new(&stage.store, false).cancel_graph(id).await.unwrap();
+    stage.store.wait_for_graph(id, SOON).await.unwrap();
+    stage.close().await;
+}
+
+/// A job that cannot be repeated, and one that somebody else retries meanwhile: the others are retried, and wait for what there is.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_retry_of_a_graph_follows_what_others_do_meanwhile() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    store.prepare_graphs().await.unwrap();
+    let (graph, ids) = (GraphId::new(), [(); 4].map(|()| JobId::new()));
+    let mut jobs: Vec<Document> = ids.iter().map(|id| failed(graph, *id, &[], "")).collect();
+    jobs[2].insert("waits_for", vec![ids[0], ids[1]]);
+    jobs[3].insert("waits_for", vec![ids[2]]);
+    // It is not a job any more.
+    jobs[1].insert("tags", "not a list");
+    database.raw("archived").insert_many(&jobs).await.unwrap();
+    // Between the read and the write.
+    let other = Store::connect(&connect_args(&database), "other").await.unwrap();
+    let fault = FailPoint::new("test", &["update"]).namespace(database.name(), "archived").times(1).block(Duration::from_secs(3));
+    let armed = fault.arm(database.uri()).await;
+    let meanwhile = async {
+        wait_until(SOON, "the jobs are read", async || armed.struck().await == 1).await;
+        let again = Change::Retry { again: false, with: Box::default() };
+        Control::new(&other, false).change(&again, &ids[..1]).await.unwrap()
+    };
+    let mut control = Control::new(&store, false);
+    let (outcomes, _) = tokio::join!(control.retry_graph(graph), meanwhile);
+    let outcomes: BTreeMap<JobId, Changed> = outcomes.unwrap().into_iter().collect();
+    assert_eq!(outcomes[&ids[0]], Changed::Refused(Refusal::KeepsChanging));
+    assert!(matches!(outcomes[&ids[1]], Changed::Refused(Refusal::Unstorable(_))), "{outcomes:?}");
+    let jobs: BTreeMap<JobId, _> = store.graph(graph).await.unwrap().into_iter().map(|job| (job.id, job)).collect();
+    let new = |job: JobId| jobs[&job].retried_as.unwrap();
+    let edges = |job: JobId| jobs[&new(job)].waits_for.iter().map(|edge| edge.job).collect::<Vec<_>>();
+    let of_first = database.raw("archived").find_one(doc! { "_id": ids[0] }).await.unwrap().unwrap();
+    let of_first: JobId = of_first.get_object_id("retried_as").unwrap().into();
+    assert_eq!(edges(ids[2]), [of_first, ids[1]], "the one that is refused has failed");
+    assert_eq!(edges(ids[3]), [new(ids[2])]);
+    let followed = doc! { "_id": new(ids[2]), "followed": true };
+    assert_eq!(database.raw("scheduled").count_documents(followed).await.unwrap(), 1, "something is left of its success");
+    assert!(jobs.values().all(|job| !job.is_retrying));
+}
+
+/// An archived job that has failed.
+fn failed(graph: GraphId, id: JobId, waits_for: &[JobId], ballast: &str) -> Document {
+    doc! {
+        "_id": id, "locked": false, "group": "generic", "priority": 5, "graph": graph, "waits_for": waits_for, "why": "gave-up",
+        "workable": { "class": "c", "parameters": { "ballast": ballast } },
+        "last_execution": { "class": "Broken", "message": "as told", "ended_at": bson::DateTime::now() },
+    }
+}
+
+/// 300 large jobs, which wait for each other, and 20,000 small ones. The first process is killed in the middle.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_large_jobs_are_retried_in_little_memory_whatever_is_killed() {
+    let mongod = own_mongod().await;
+    let database = TestDatabase::on(&mongod.uri()).await;
+    database.limit_transactions(2).await;
+    let store = store(&database).await;
+    store.prepare_graphs().await.unwrap();
+    let (graph, archived) = (GraphId::new(), database.raw("archived"));
+    let (ballast, mut before) = ("x".repeat(1_000_000), None);
+    for _ in 0..300 {
+        // The parent has the greater id: the order is not that of the ids.
+        let id = JobId::new();
+        archived.insert_one(failed(graph, id, &before.into_iter().collect::<Vec<_>>(), &ballast)).await.unwrap();
+        before = Some(id);
+    }
+    archived.insert_many((0..20_000).map(|_| failed(graph, JobId::new(), &[], ""))).await.unwrap();
+    let retried = doc! { "retried_as": { "$exists": true } };
+    let id = graph.to_string();
+    // The small ones need about forty transactions, and the large ones come last.
+    let fault = FailPoint::new("recruiter graph", &["insert"]).namespace(database.name(), "scheduled").skip(50).block(SOON);
+    let armed = fault.arm(&mongod.uri()).await;
+    let mut first = Process::on(&database, "recruiter", &["graph", "retry", &id]);
+    wait_until(SOON, "it is in the middle", async || armed.struck().await == 1).await;
+    first.kill();
+    first.wait_exit(SOON).await;
+    drop(armed);
+    assert!((20_001..20_300).contains(&archived.count_documents(retried).await.unwrap()), "it was killed among the large ones");
+    assert!(store.graph(graph).await.unwrap().iter().any(|job| job.is_retrying));
+    // The second one ends by itself; its memory is read by its parent.
+    let measure = "import resource, subprocess, sys
+code = subprocess.call(sys.argv[1:], stdout=subprocess.DEVNULL)
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+sys.exit(code)";
+    let mut second = std::process::Command::new("python3");
+    second.args(["-c", measure]).arg(binary("recruiter")).args(["graph", "retry", &id]).env("MONGODB_URI", database.uri());
+    let output = tokio::task::spawn_blocking(move || second.output().unwrap()).await.unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{said}");
+    let most: u64 = String::from_utf8(output.stdout).unwrap().trim().parse().unwrap();
+    assert!(most < 220_000, "{most} kB");
+    let jobs: BTreeMap<JobId, _> = store.graph(graph).await.unwrap().into_iter().map(|job| (job.id, job)).collect();
+    let new = jobs.values().filter(|job| job.recovered_from.is_some());
+    let olds: std::collections::BTreeSet<JobId> = new.clone().filter_map(|job| job.recovered_from).collect();
+    assert_eq!((new.count(), olds.len(), jobs.len()), (20_300, 20_300, 40_600), "each once");
+    for job in jobs.values().filter(|job| job.recovered_from.is_none()) {
+        let edges = |job: JobId| jobs[&job].waits_for.iter().map(|edge| edge.job).collect::<Vec<_>>();
+        let wanted: Vec<JobId> = job.waits_for.iter().map(|edge| jobs[&edge.job].retried_as.unwrap()).collect();
+        assert_eq!(edges(job.retried_as.unwrap()), wanted);
+    }
+    assert!(jobs.values().all(|job| !job.is_retrying), "the retry is complete");
+    drop((first, store, database));
+    mongod.stop().await.unwrap();
 }
