@@ -95,8 +95,10 @@ pub(crate) mod code {
     /// The change stream cannot continue: the oplog no longer holds its position.
     pub(crate) const CHANGE_STREAM_HISTORY_LOST: i32 = 286;
     pub(crate) const DUPLICATE_KEY: i32 = 11_000;
-    /// Took too long, interrupted, exceeded time limit, cursor not found, cursor killed, no majority snapshot yet.
-    pub(crate) const TEMPORARY: [i32; 6] = [50, 11_601, 262, 43, 237, 134];
+    /// Took too long, interrupted, exceeded time limit, no majority snapshot yet, cursor not found, query plan killed, cursor killed.
+    pub(crate) const TEMPORARY: [i32; 7] = [50, 11_601, 262, 134, CURSOR_LOST[0], CURSOR_LOST[1], CURSOR_LOST[2]];
+    /// Cursor not found, query plan killed, cursor killed: for example because the collection was dropped or replaced during the read.
+    pub(crate) const CURSOR_LOST: [i32; 3] = [43, 175, 237];
 }
 
 /// Error codes whose cause is the document, not the connection or the server: invalid values, types, names and keys, nesting, sizes, the
@@ -175,6 +177,11 @@ impl StoreError {
     /// Whether MongoDB has refused a read for now: it took too long, was interrupted, or a majority is not known yet.
     pub fn is_temporary(&self) -> bool {
         matches!(self, Self::Mongo { source, .. } if code_of(source).is_some_and(|code| code::TEMPORARY.contains(&code)))
+    }
+
+    /// Whether MongoDB has ended a read in the middle. The same read may succeed at once.
+    pub(super) fn is_cursor_lost(&self) -> bool {
+        matches!(self, Self::Mongo { source, .. } if code_of(source).is_some_and(|code| code::CURSOR_LOST.contains(&code)))
     }
 
     /// Whether MongoDB no longer holds the history from which a change stream was to continue.

@@ -8,7 +8,10 @@ use mongodb::{
     options::ReadConcern,
 };
 
-use super::{Store, StoreError, call, schema::Feature};
+use super::{
+    Store, StoreError, call,
+    schema::{Feature, LARGEST_KEY},
+};
 use crate::topics::Pattern;
 
 /// How long the server holds a read open before it returns an empty reply, which has the present position.
@@ -16,10 +19,7 @@ const AWAIT: Duration = Duration::from_secs(1);
 /// Number of events in one reply.
 const BATCH: u32 = 1_000;
 
-/// Maximum size of the key of an envelope, in bytes: its `_id`. MongoDB puts three copies of it into the event, and refuses an event above
-/// 16 MB, which would end the stream; the position after the envelope contains it, too.
-const LARGEST_KEY: i64 = 4096;
-/// The event of a larger key does not even fit without its envelope.
+/// The event of a larger key does not even fit without its envelope. Only a collection without the validator has one.
 const LARGEST_NAMED_KEY: i64 = 4 * 1024 * 1024;
 
 /// A change stream over the envelopes. Its events are not decoded, so one that cannot be decoded does not end it.

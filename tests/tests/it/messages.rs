@@ -152,7 +152,24 @@ async fn a_subscriber_continues_within_an_envelope_whatever_its_id_is() {
     }
 }
 
-/// MongoDB refuses an event above 16 MB, and its event has three copies of the id.
+/// The validator refuses it, also in a database of an earlier release, in which the collection has none.
+#[tokio::test]
+async fn an_id_that_no_subscriber_could_read_is_refused() {
+    let database = TestDatabase::new().await;
+    store(&database).await.publish_message("a", &doc! {}).await.unwrap();
+    let envelope = |size: usize| doc! { "_id": "i".repeat(size), "messages": [{ "topic": "a", "body": {} }] };
+    for _ in 0..2 {
+        for size in [4_096, 5 << 20] {
+            let refused = database.raw("messages").insert_one(envelope(size)).await.unwrap_err();
+            assert!(refused.to_string().contains("Document failed validation"), "{refused}");
+        }
+        database.database().run_command(doc! { "collMod": "messages", "validator": {} }).await.unwrap();
+        drop(store(&database).await);
+    }
+    database.raw("messages").insert_one(envelope(4_000)).await.unwrap();
+}
+
+/// MongoDB refuses an event above 16 MB, and its event has three copies of the id. Without the validator.
 #[tokio::test]
 async fn an_envelope_whose_event_is_too_large_stops_no_subscriber() {
     let database = TestDatabase::new().await;
@@ -162,7 +179,7 @@ async fn an_envelope_whose_event_is_too_large_stops_no_subscriber() {
         doc! { "_id": "i".repeat(id), "messages": [{ "topic": "a", "body": { "n": 0_i64, "x": "x".repeat(body) } }] }
     };
     for (id, body) in [(1 << 20, 14 << 20), (5_000, 1), (5 << 20, 1)] {
-        database.raw("messages").insert_one(large(id, body)).await.unwrap();
+        database.raw("messages").insert_one(large(id, body)).bypass_document_validation(true).await.unwrap();
     }
     database
         .raw("messages")

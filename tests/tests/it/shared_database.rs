@@ -5,13 +5,18 @@ use bson::{Bson, Document, doc, oid::ObjectId};
 use futures_util::TryStreamExt;
 use mongodb::{IndexModel, options::IndexOptions};
 use recruiter_common::{
-    JobId,
+    Graph, JobId, Pattern, consumers,
+    control::{Change, Changed, Control},
     enqueue::NewJob,
     instant::Instant,
-    limits::{self, Limit},
+    limits::{self, Limit, Paused},
+    messages::From,
+    schedules::{self, Schedule},
     store::{ConnectArgs, ConnectError, Store, StoreError, schema},
 };
 use recruiter_tests::{
+    factory::again,
+    fail_points::FailPoint,
     local::store,
     mongo::{PASSWORD, TestDatabase, USER, mongod_with_access_control},
     processes::{Process, Setup, System},
@@ -206,6 +211,8 @@ async fn a_collection_that_an_application_made_and_fills_later_is_left_alone() {
     let uuid = listed[0].get_document("info").unwrap().get("uuid").unwrap();
     database.raw("metadata").update_one(doc! { "_id": "collections" }, doc! { "$set": { "messages": uuid } }).await.unwrap();
     own.publish_message("a", &doc! {}).await.unwrap_err();
+    database.raw("messages").insert_one(doc! { "_id": "i".repeat(5_000) }).await.expect("it has got no validator");
+    database.raw("messages").delete_one(doc! { "_id": "i".repeat(5_000) }).await.unwrap();
     assert_eq!(database.raw("messages").list_index_names().await.unwrap().len(), 2);
     assert_eq!(database.raw("messages").count_documents(doc! {}).await.unwrap(), 20);
 }
@@ -308,8 +315,10 @@ async fn with_a_prefix_jobs_live_in_the_database_of_an_application() {
     );
     assert!(command.wait_exit(SOON).await.success(), "{}", command.stderr());
     wait_until(SOON, "the job of the transaction is done", async || done(&jobs).await).await;
-    for args in [&["stats"][..], &["roster"], &["jobs", "list"], &["groups", "list"], &["schedules", "list"]] {
-        let mut command = Process::on(&database, "recruiter", &[args, &flags].concat());
+    let graph = use_the_rest(&database, &own).await;
+    let lists = ["jobs", "groups", "schedules", "consumers", "limits"].map(|noun| vec![noun, "list"]);
+    for args in [vec!["stats"], vec!["roster"], vec!["pauses"], vec!["graph", "show", &graph]].into_iter().chain(lists) {
+        let mut command = Process::on(&database, "recruiter", &[&args, &flags[..]].concat());
         assert!(command.wait_exit(SOON).await.success(), "{args:?}: {}", command.stderr());
     }
     system.stop().await;
@@ -318,6 +327,66 @@ async fn with_a_prefix_jobs_live_in_the_database_of_an_application() {
     let name = |found: &Document| found.get_array("options").unwrap()[0].as_document().unwrap().get_str("name").unwrap().to_owned();
     after.retain(|found| !name(found).starts_with(PREFIX));
     assert_eq!(after, before);
+}
+
+/// What has collections or indexes of its own: a schedule, a consumer group with messages, a graph and its retry, a retry, a line that halts,
+/// and a file that is copied. Returns the graph.
+async fn use_the_rest(database: &TestDatabase, own: &Store) -> String {
+    let archived = database.raw("jobs_archived");
+    let ended = async |what: &str, filter: Document, count: u64| {
+        wait_until(SOON, what, async || archived.count_documents(filter.clone()).await.unwrap() >= count).await;
+    };
+    let (noop, fail) = (|| NewJob::of_class("noop", doc! {}), || NewJob::of_class("fail", doc! {}));
+    Schedule::every(std::time::Duration::from_secs(1)).unwrap().job(noop()).declare(own, "s").await.unwrap();
+    consumers::declare(own, "g", [Pattern::new("orders.*").unwrap()], noop().tag("message"), From::Now).await.unwrap();
+    own.publish_messages((0..3).map(|number| ("orders.placed", doc! { "number": number }))).await.unwrap();
+
+    let mut graph = Graph::new();
+    let parents = [graph.add(noop()), graph.add(fail())];
+    graph.when_all(parents, noop());
+    let id = graph.id();
+    graph.enqueue(own).await.unwrap();
+    assert_eq!(own.wait_for_graph(id, SOON).await.unwrap().len(), 3);
+    assert_eq!(Control::new(own, false).retry_graph(id).await.unwrap().len(), 2);
+    assert_eq!(own.wait_for_graph(id, SOON).await.unwrap().len(), 5);
+
+    NewJob::of_class("fail", doc! { "times": 1 }).retry(&again(3)).tag("again").enqueue(own).await.unwrap();
+    let halts = fail().in_line("h").halt_on_failure().enqueue(own).await.unwrap().id;
+    let behind = noop().in_line("h").enqueue(own).await.unwrap().id;
+    ended("the first job of the line has failed", doc! { "_id": halts }, 1).await;
+    assert_eq!(database.raw("jobs_pauses").count_documents(doc! { "_id": "line:h", "job": halts }).await.unwrap(), 1);
+    assert!(limits::resume(own, &Paused::Line("h".into())).await.unwrap());
+    ended("the line goes on", doc! { "_id": behind, "why": "done" }, 1).await;
+
+    let job = JobId::new();
+    own.put_file(job, "a.txt", "content".as_bytes()).await.unwrap();
+    fail().with_id(job).enqueue(own).await.unwrap();
+    ended("it has failed", doc! { "_id": job }, 1).await;
+    let change = Change::Retry { again: false, with: Box::default() };
+    let retried = Control::new(own, false).change(&change, &[job]).await.unwrap();
+    let Changed::EnqueuedAgain { new: Some(new), .. } = &retried[0].1 else { panic!("{retried:?}") };
+    assert_eq!(own.read_file(*new, "a.txt").await.unwrap(), b"content");
+
+    ended("the retry has succeeded", doc! { "tags": "again", "why": "done", "attempts": 2 }, 1).await;
+    ended("the messages have become jobs", doc! { "tags": "message", "why": "done" }, 3).await;
+    ended("the schedule runs", doc! { "schedule.name": "s", "why": "done" }, 2).await;
+    assert!(schedules::remove(own, "s", None).await.unwrap());
+    id.to_string()
+}
+
+/// MongoDB ends a read of a collection that is replaced at that moment, as another process does with ordinary `signals`.
+#[tokio::test]
+async fn a_collection_that_is_replaced_during_its_examination_is_read_again() {
+    let database = TestDatabase::new().await;
+    drop(store(&database).await);
+    for (command, collection, code) in [("find", "signals", 175), ("find", "signals", 43), ("listIndexes", "scheduled", 43)] {
+        // What is listed is not examined.
+        database.raw("metadata").delete_one(doc! { "_id": "collections" }).await.unwrap();
+        let fault = FailPoint::new("test", &[command]).namespace(database.name(), collection).times(3).error_code(code);
+        let armed = fault.arm(database.uri()).await;
+        drop(store(&database).await);
+        assert_eq!(armed.struck().await, 3, "{command} {code}");
+    }
 }
 
 #[tokio::test]
@@ -381,8 +450,12 @@ async fn hidden_indexes_keep_nothing_from_working() {
 async fn goes_on(database: &TestDatabase, before: &Store, names: &[&str], remedy: &str) {
     limits::set_limit(before, "api", Limit { capacity: Some(1), rate: None }).await.unwrap();
     let old = doc! { "workable": { "class": "old" }, "last_execution": { "ended_at": bson::DateTime::from_millis(5) } };
-    database.raw("archived").insert_one(old).await.unwrap();
-    let cleaner = ["--prune-every", "200ms", "--keep-archived", "1d"];
+    // Covered by a period of its own.
+    let hours_ago = |hours: i64| bson::DateTime::from_chrono(before.now() - chrono::TimeDelta::hours(hours));
+    let failed = doc! { "workable": { "class": "old" }, "why": "gave-up", "last_execution": { "ended_at": hours_ago(18) } };
+    let kept = doc! { "workable": { "class": "kept" }, "why": "done", "last_execution": { "ended_at": hours_ago(18) } };
+    database.raw("archived").insert_many([old, failed, kept]).await.unwrap();
+    let cleaner = ["--prune-every", "200ms", "--keep-archived", "1d", "--keep-failures", "12h"];
     let system = System::start(database, Setup { cleaner: &cleaner, ..Setup::default() });
     let mut jobs = Vec::new();
     for number in 0..20 {
@@ -392,7 +465,8 @@ async fn goes_on(database: &TestDatabase, before: &Store, names: &[&str], remedy
     let done = async || database.raw("archived").count_documents(doc! { "_id": { "$in": &jobs }, "why": "done" }).await.unwrap() == 20;
     wait_until(SOON, "all jobs are done", done).await;
     let pruned = async || database.raw("archived").count_documents(doc! { "workable.class": "old" }).await.unwrap() == 0;
-    wait_until(SOON, "the old job is deleted", pruned).await;
+    wait_until(SOON, "the old jobs are deleted", pruned).await;
+    assert_eq!(database.raw("archived").count_documents(doc! { "workable.class": "kept" }).await.unwrap(), 1);
     for args in [&["stats"][..], &["jobs", "list"], &["groups", "list"], &["schedules", "list"]] {
         let mut command = Process::on(database, "recruiter", args);
         assert!(command.wait_exit(SOON).await.success(), "{args:?}: {}", command.stderr());
@@ -403,6 +477,6 @@ async fn goes_on(database: &TestDatabase, before: &Store, names: &[&str], remedy
     let _ = (before.groups().await, before.finished(Instant::UNIX_EPOCH).await);
     assert!(before.groups().await.unwrap().is_empty() && before.gated_groups().await.unwrap().is_empty());
     assert!(before.waiting_lanes().await.unwrap().is_empty());
-    assert_eq!(before.finished(Instant::UNIX_EPOCH).await.unwrap().len(), 20);
+    assert_eq!(before.finished(Instant::UNIX_EPOCH).await.unwrap().len(), 21);
     system.stop().await;
 }

@@ -3,16 +3,19 @@
 use bson::{Document, Timestamp, doc, oid::ObjectId};
 
 use super::{
-    SCHEMA_VERSION,
+    Feature, SCHEMA_VERSION, features_in_use,
     ownership::{Found, examine, note, refuse_foreign_documents},
     run,
-    validators::{groups_validator, limits_validator, pauses_validator, scheduled_validator, schedulers_validator},
+    validators::{groups_validator, limits_validator, messages_validator, pauses_validator, scheduled_validator, schedulers_validator},
 };
 use crate::{
     roster::{Channel, integer},
     store::{Store, StoreError, code_of, error::code::NAMESPACE_EXISTS},
+    telemetry::chain,
 };
 
+/// The name of the collection of messages.
+pub(super) const MESSAGES: &str = "messages";
 /// The name of the ring of events.
 const EVENTS: &str = "events";
 /// Size of a collection of hints: some minutes of hints on a busy system. A hint is useless after a second.
@@ -31,6 +34,8 @@ pub(super) enum Kind {
     Pauses,
     /// Has [`schedulers_validator`].
     Schedules,
+    /// Has the validator of `messages`, and is made with the first publisher or subscriber.
+    Messages,
     /// Is capped.
     Hints,
     /// Is capped, and made when somebody subscribes.
@@ -54,7 +59,7 @@ pub(super) const COLLECTIONS: [(&str, Kind); 16] = [
     ("signals", Kind::Hints),
     ("signals_0", Kind::Hints),
     (EVENTS, Kind::Events),
-    ("messages", Kind::Later),
+    (MESSAGES, Kind::Messages),
     ("consumers", Kind::Later),
     ("payloads.files", Kind::Later),
     ("payloads.chunks", Kind::Later),
@@ -82,6 +87,7 @@ impl Kind {
             Self::Groups => Some(groups_validator()),
             Self::Pauses => Some(pauses_validator()),
             Self::Schedules => Some(schedulers_validator()),
+            Self::Messages => Some(messages_validator()),
             Self::Hints | Self::Events | Self::Plain | Self::Later => None,
         }
     }
@@ -89,7 +95,9 @@ impl Kind {
     /// Whether an existing collection has the options of this kind.
     fn is_met_by(self, found: &Found) -> bool {
         match self {
-            Self::Jobs | Self::Limits | Self::Groups | Self::Pauses | Self::Schedules => found.validator() == self.validator().as_ref(),
+            Self::Jobs | Self::Limits | Self::Groups | Self::Pauses | Self::Schedules | Self::Messages => {
+                found.validator() == self.validator().as_ref()
+            }
             Self::Hints => found.is_capped() && integer(found.options.get("size")).is_some_and(|size| size >= SIGNALS_BYTES),
             Self::Events | Self::Plain | Self::Later => true,
         }
@@ -103,30 +111,43 @@ impl Kind {
 pub(super) async fn ensure_collections(store: &Store, version: i32, channel: Option<Channel>) -> Result<bool, StoreError> {
     let found = examine(store).await?;
     let mut is_noted = found.iter().all(|found| found.is_listed);
-    let at_once = COLLECTIONS.iter().filter(|(_, kind)| !matches!(kind, Kind::Events | Kind::Later)).map(|(name, _)| (*name).to_owned());
+    let has_messages = features_in_use(store).await?.contains(&Feature::Messages);
+    let is_at_once = |kind: Kind| !matches!(kind, Kind::Events | Kind::Later) && (kind != Kind::Messages || has_messages);
+    let at_once = COLLECTIONS.iter().filter(|(_, kind)| is_at_once(*kind)).map(|(name, _)| (*name).to_owned());
     // Channels of other workers, which may have become ordinary collections.
     let others = found.iter().filter(|found| found.kind == Kind::Hints).map(|found| found.name.clone());
     let mut wanted: Vec<String> = at_once.chain(channel.map(Channel::collection)).chain(others).collect();
     wanted.sort_unstable();
     wanted.dedup();
     for name in wanted {
-        let Some(kind) = Kind::of(&name) else { continue };
-        match found.iter().find(|found| found.name == name) {
-            None => {
-                create(store, &name, kind).await?;
-                is_noted = false;
+        match ensure_one(store, &found, version, &name).await {
+            Err(error @ StoreError::Foreign { .. }) if name == MESSAGES => {
+                // A process that does not start would run no job at all.
+                tracing::error!(error = chain(&error), "a validator is missing, because it would refuse documents of an application");
             }
-            Some(found) if kind.is_met_by(found) => {}
-            Some(found) if kind == Kind::Hints => {
-                replace(store, found).await?;
-                is_noted = false;
-            }
-            // Collections of a newer release are left unchanged.
-            Some(_) if version > SCHEMA_VERSION => {}
-            Some(_) => change_validator(store, &name, kind).await?,
+            is_new => is_noted &= !is_new?,
         }
     }
     Ok(is_noted)
+}
+
+/// The same for one collection, from those that were found. Returns whether it is a new one.
+pub(super) async fn ensure_one(store: &Store, found: &[Found], version: i32, name: &str) -> Result<bool, StoreError> {
+    let Some(kind) = Kind::of(name) else { return Ok(false) };
+    match found.iter().find(|found| found.name == name) {
+        None => create(store, name, kind).await.map(|()| true),
+        Some(found) if kind.is_met_by(found) => Ok(false),
+        Some(found) if kind == Kind::Hints => replace(store, found).await.map(|()| true),
+        // Collections of a newer release are left unchanged.
+        Some(_) if version > SCHEMA_VERSION => Ok(false),
+        Some(_) => {
+            if kind == Kind::Messages {
+                // An application may have filled it since it was listed.
+                refuse_foreign_documents(store, name).await?;
+            }
+            change_validator(store, name, kind).await.map(|()| false)
+        }
+    }
 }
 
 /// Creates a collection, unless another process has created it.

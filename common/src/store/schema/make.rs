@@ -9,11 +9,11 @@ use super::{
     indexes::{Feature, GRAPH_JOBS, Index, IndexKind, indexes},
     note_in_use,
     ownership::refuse_foreign_documents,
-    run, version,
+    repeated_call, run, version,
 };
 use crate::{
     store::{
-        StandIn, Store, StoreError, call, code_of,
+        CALL_LIMIT, StandIn, Store, StoreError, code_of,
         error::code::{INDEX_KEY_SPECS_CONFLICT, INDEX_NOT_FOUND, NAMESPACE_NOT_FOUND},
         readable::Readable as _,
     },
@@ -161,8 +161,11 @@ fn has_entries_of(found: &Document, index: &Index) -> bool {
 
 async fn indexes_of(store: &Store, collection: &'static str) -> Result<Vec<Document>, StoreError> {
     let (database, collection) = (store.database.clone(), store.named(collection));
-    let listed = async move { database.run_cursor_command(doc! { "listIndexes": collection }).await?.readable().await };
-    match call("indexes", listed).await {
+    let listed = repeated_call("indexes", CALL_LIMIT, || {
+        let (database, collection) = (database.clone(), collection.clone());
+        async move { database.run_cursor_command(doc! { "listIndexes": collection }).await?.readable().await }
+    });
+    match listed.await {
         Err(StoreError::Mongo { source, .. }) if code_of(&source) == Some(NAMESPACE_NOT_FOUND) => Ok(Vec::new()),
         other => other,
     }

@@ -21,24 +21,25 @@ mod validators;
 use std::time::{Duration, Instant as Monotonic};
 
 use bson::{Document, RawDocumentBuf, doc};
+use mongodb::error::Error;
 
 pub(crate) use self::indexes::Feature;
 pub use self::indexes::{
     ARCHIVED_BY_END, DUE_JOBS, EXPIRING_JOBS, GATED_JOBS, GRAPH_JOBS, HELD_PERMITS, LINES, SCHEDULE_REVISIONS, UNIQUE, UNIQUE_AFTER,
     UNIQUE_WHILE_WAITING, WAITING_JOBS,
 };
-use self::{
-    collections::ensure_collections,
-    make::{ensure_indexes, ensure_these_indexes},
-    ownership::note,
-};
 pub(super) use self::{
     collections::ensure_events,
     indexes::{any_date, any_gate, never_started},
     make::{drop_outdated_indexes, learn_stand_ins},
 };
-use super::{Store, StoreError, call, readable};
-use crate::roster::Channel;
+use self::{
+    collections::{MESSAGES, ensure_collections, ensure_one},
+    make::{ensure_indexes, ensure_these_indexes},
+    ownership::note,
+};
+use super::{Store, StoreError, call, call_within, readable};
+use crate::{roster::Channel, shutdown::pause};
 
 /// The names of all collections without a prefix. Of the channels only the first is among them.
 pub fn collection_names() -> impl Iterator<Item = &'static str> {
@@ -46,10 +47,13 @@ pub fn collection_names() -> impl Iterator<Item = &'static str> {
 }
 
 /// Version of the schema in this file. Every change to the schema increases it.
-const SCHEMA_VERSION: i32 = 16;
+const SCHEMA_VERSION: i32 = 17;
 /// Maximum size of a `workable`, in bytes of BSON. A job with its history and its result must fit into MongoDB's limit
 /// of 16 MiB.
 pub const LARGEST_WORKABLE: usize = 4 * 1024 * 1024;
+/// Maximum size of the `_id` of an envelope in `messages`, in bytes of `{_id}`. MongoDB puts three copies of it into an event of a change
+/// stream, and refuses an event above 16 MB, which would end the stream; a position contains it, too.
+pub(super) const LARGEST_KEY: i64 = 4096;
 /// How long a start waits for an index build. With a million waiting jobs a build takes seconds.
 const BUILT_WITHIN: Duration = Duration::from_secs(600);
 
@@ -141,8 +145,11 @@ pub(super) async fn features_in_use(store: &Store) -> Result<Vec<Feature>, Store
 
 /// Called when a feature is used for the first time: makes its indexes, and notes that it is in use.
 pub(super) async fn begin_to_use(store: &Store, feature: Feature) -> Result<(), StoreError> {
-    ownership::examine(store).await?;
-    ensure_these_indexes(store, version(store).await?, &[feature]).await?;
+    let (found, version) = (ownership::examine(store).await?, version(store).await?);
+    if feature == Feature::Messages {
+        ensure_one(store, &found, version, MESSAGES).await?;
+    }
+    ensure_these_indexes(store, version, &[feature]).await?;
     note_in_use(store, feature).await?;
     note(store).await
 }
@@ -150,6 +157,24 @@ pub(super) async fn begin_to_use(store: &Store, feature: Feature) -> Result<(), 
 async fn note_in_use(store: &Store, feature: Feature) -> Result<(), StoreError> {
     let (metadata, noted) = (store.metadata.clone(), doc! { "$set": { feature.field(): true } });
     call("note_in_use", async move { metadata.update_one(doc! { "_id": "features" }, noted).upsert(true).await }).await.map(drop)
+}
+
+/// Maximum number of attempts of a read, and the pause between two of them.
+const READS: (u32, Duration) = (20, Duration::from_millis(50));
+
+/// A read of a collection that another process may be replacing at this moment: it is repeated if MongoDB ends it for that reason.
+async fn repeated_call<T: Send + 'static, R: Future<Output = Result<T, Error>> + Send + 'static>(
+    operation: &'static str,
+    limit: Duration,
+    once: impl Fn() -> R,
+) -> Result<T, StoreError> {
+    for _ in 1..READS.0 {
+        match call_within(limit, operation, once()).await {
+            Err(error) if error.is_cursor_lost() => pause(READS.1).await,
+            other => return other,
+        }
+    }
+    call_within(limit, operation, once()).await
 }
 
 async fn run(store: &Store, operation: &'static str, on: &str, command: Document) -> Result<(), StoreError> {

@@ -9,13 +9,13 @@
 use std::time::Duration;
 
 use bson::{Bson, Document, RawDocumentBuf, doc};
-use mongodb::options::ReadConcern;
+use mongodb::{Collection, options::ReadConcern};
 
-use super::{BUILT_WITHIN, collections::Kind, version};
+use super::{BUILT_WITHIN, collections::Kind, repeated_call, version};
 use crate::{
     roster::WORKER_FIELDS,
     store::{
-        Store, StoreError, call, call_within,
+        CALL_LIMIT, Store, StoreError, call,
         readable::{Readable as _, readable},
     },
 };
@@ -68,8 +68,11 @@ impl Found {
 /// [`StoreError::Foreign`] names all that are not Recruiter's. Nothing is written.
 pub(super) async fn examine(store: &Store) -> Result<Vec<Found>, StoreError> {
     let (database, metadata) = (store.database.clone(), store.metadata.clone_with_type::<RawDocumentBuf>());
-    let listed = async move { database.run_cursor_command(doc! { "listCollections": 1 }).await?.readable().await };
-    let listed = call("collections", listed).await?;
+    let listed = repeated_call("collections", CALL_LIMIT, || {
+        let database = database.clone();
+        async move { database.run_cursor_command(doc! { "listCollections": 1 }).await?.readable().await }
+    })
+    .await?;
     let mut found: Vec<Found> = listed.into_iter().filter_map(|listed| Found::new(listed, &store.prefix)).collect();
     let known = call("collections", async move { metadata.find_one(doc! { "_id": LISTED }).await }).await?;
     let known = known.map(|known| readable(&known)).unwrap_or_default();
@@ -96,7 +99,7 @@ pub(in crate::store) async fn note(store: &Store) -> Result<(), StoreError> {
     let mut uuids = Document::new();
     for found in examine(store).await?.into_iter().filter(|found| !found.is_listed && found.uuid != Bson::Null) {
         // An application may have made one that Recruiter does not use yet.
-        if found.kind != Kind::Later || !is_empty(store, &found.name).await? {
+        if !matches!(found.kind, Kind::Later | Kind::Messages) || !is_empty(store, &found.name).await? {
             uuids.insert(found.name, found.uuid);
         }
     }
@@ -141,7 +144,8 @@ async fn is_ours(store: &Store, found: &Found, is_new: bool) -> Result<bool, Sto
     }
     // It is not listed before the first use of it has ended, and may have got a damaged document by hand. Nothing writes into a collection of
     // an application. Any bucket has chunks like these; its files tell.
-    Ok(found.kind == Kind::Later && found.name != "payloads.files" && has_no_validator && has_ours(store, &found.name).await?)
+    let is_later = matches!(found.kind, Kind::Later | Kind::Messages) && found.name != "payloads.files";
+    Ok(is_later && has_no_validator && has_ours(store, &found.name).await?)
 }
 
 /// Whether the collection has the validator of this release, or one like it: the fields of one of them are among those of the other.
@@ -173,19 +177,13 @@ pub(super) async fn refuse_foreign_documents(store: &Store, name: &str) -> Resul
 /// A document that does not look like one of Recruiter. A large collection is read for as long as that takes.
 async fn first_foreign(store: &Store, name: &str) -> Result<Option<RawDocumentBuf>, StoreError> {
     let (collection, foreign) = (store.collection(name).clone_with_type::<RawDocumentBuf>(), foreign(name));
-    call_within(BUILT_WITHIN, "foreign_documents", async move {
-        collection.find_one(foreign).projection(doc! { "_id": 1 }).read_concern(ReadConcern::local()).max_time(BUILT_WITHIN).await
-    })
-    .await
+    first(collection, foreign, BUILT_WITHIN).await
 }
 
 /// Whether at least one document looks like one of Recruiter. Among very many, none that is found soon counts as none.
 async fn has_ours(store: &Store, name: &str) -> Result<bool, StoreError> {
     let (collection, ours) = (store.collection(name).clone_with_type::<RawDocumentBuf>(), ours(name));
-    let first = async move {
-        collection.find_one(ours).projection(doc! { "_id": 1 }).read_concern(ReadConcern::local()).max_time(FOUND_WITHIN).await
-    };
-    match call("foreign_documents", first).await {
+    match first(collection, ours, FOUND_WITHIN).await {
         Err(error) if error.is_too_slow() => Ok(false),
         other => Ok(other?.is_some()),
     }
@@ -193,8 +191,19 @@ async fn has_ours(store: &Store, name: &str) -> Result<bool, StoreError> {
 
 async fn is_empty(store: &Store, name: &str) -> Result<bool, StoreError> {
     let collection = store.collection(name).clone_with_type::<RawDocumentBuf>();
-    let first = async move { collection.find_one(doc! {}).projection(doc! { "_id": 1 }).read_concern(ReadConcern::local()).await };
-    Ok(call("foreign_documents", first).await?.is_none())
+    Ok(first(collection, doc! {}, CALL_LIMIT).await?.is_none())
+}
+
+/// One of the documents that match, of a collection that another process may be replacing.
+async fn first(collection: Collection<RawDocumentBuf>, filter: Document, within: Duration) -> Result<Option<RawDocumentBuf>, StoreError> {
+    repeated_call("foreign_documents", within.max(CALL_LIMIT), || {
+        let (collection, filter) = (collection.clone(), filter.clone());
+        async move {
+            let found = collection.find_one(filter).projection(doc! { "_id": 1 }).read_concern(ReadConcern::local());
+            found.max_time(within).await
+        }
+    })
+    .await
 }
 
 /// The filter of the documents of Recruiter.

@@ -2,7 +2,7 @@
 
 use bson::{Bson, Document, doc};
 
-use super::{LARGEST_WORKABLE, indexes::any_line};
+use super::{LARGEST_KEY, LARGEST_WORKABLE, indexes::any_line};
 use crate::{
     instant::DUE_MS,
     job::bundle::MOST_ITEMS,
@@ -189,6 +189,17 @@ pub(super) fn pauses_validator() -> Document {
         "at": optional("date", "a date"),
         "job": optional("objectId", "the id of a job"),
     } } }
+}
+
+/// Refuses an envelope that no subscriber could read. What is no message is skipped by them.
+pub(super) fn messages_validator() -> Document {
+    doc! {
+        "$jsonSchema": { "properties": {
+            "_id": { "description": "leave it to the driver; at most 4 KiB" },
+            "messages": { "description": "an array of documents {topic, body}" },
+        } },
+        "$expr": { "$lte": [{ "$bsonSize": { "_id": "$_id" } }, LARGEST_KEY] },
+    }
 }
 
 /// The contract for people who write schedules by hand. It refuses wrong types and missing fields. Expressions, zones and policies are checked
