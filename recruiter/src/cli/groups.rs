@@ -174,7 +174,7 @@ impl Group {
             ("maintenance", windows.map(Bson::from)),
             ("waiting", waiting.map(|waiting| number(waiting).into())),
         ];
-        let mut document = doc! { "group": name, "most_waiting": self.most_waiting.map_or(Bson::Null, |most| number(most).into()) };
+        let mut document = doc! { "name": name, "most_waiting": self.most_waiting.map_or(Bson::Null, |most| number(most).into()) };
         document.extend(optional.into_iter().filter_map(|(field, value)| Some((field.to_owned(), value?))));
         document
     }
@@ -260,7 +260,7 @@ async fn set(args: SetArgs, connect: &ConnectArgs, out: &mut impl Write) -> anyh
     }
     if args.format.json {
         let group = Group::all(&store).await?.remove(&args.group);
-        return Ok(json_line(out, group.map_or_else(|| doc! { "group": &args.group }, |group| group.to_document(&args.group, None)))?);
+        return Ok(json_line(out, group.map_or_else(|| doc! { "name": &args.group }, |group| group.to_document(&args.group, None)))?);
     }
     Ok(changed.into_iter().try_for_each(|line| writeln!(out, "{line}"))?)
 }

@@ -234,17 +234,17 @@ fn skipped_of(schedule: &StoredSchedule) -> Option<String> {
     (skipped.overlap + skipped.missed > 0).then(|| format!("skipped: {} overlapping, {} missed", skipped.overlap, skipped.missed))
 }
 
-/// The document, with what is computed from it.
+/// The document with its id as `name`, like everything that has a name, and with what is computed from it.
 fn to_json(name: &str, schedule: Result<&StoredSchedule, &InvalidSchedule>, now: Instant) -> Document {
     match schedule {
         Ok(schedule) => {
             let next = schedule.next_runs(now, SHOWN_NEXT).into_iter().map(|at| Bson::from(bson::DateTime::from_chrono(at)));
-            let mut document = schedule.document.clone();
-            document.insert("state", if schedule.paused.is_some() { "paused" } else { "active" });
+            let mut document = doc! { "name": name, "state": if schedule.paused.is_some() { "paused" } else { "active" } };
+            document.extend(schedule.document.clone().into_iter().filter(|(field, _)| field != "_id"));
             document.insert("next_runs", next.collect::<Vec<_>>());
             document
         }
-        Err(problem) => doc! { "_id": name, "state": "invalid", "problem": problem.to_string() },
+        Err(problem) => doc! { "name": name, "state": "invalid", "problem": problem.to_string() },
     }
 }
 

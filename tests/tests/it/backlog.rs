@@ -224,11 +224,11 @@ async fn caps_are_set_and_listed_by_hand() {
     let database = TestDatabase::new().await;
     let store = store(&database).await;
     let set = |group: &str, most: &str| recruiter(&database, &["groups", "set", group, "--most-waiting", most, "--json"]);
-    assert_eq!(set("mail", "2").objects(), [json!({ "group": "mail", "most_waiting": 2 })]);
-    assert_eq!(set("$a.b", "1000000000").objects(), [json!({ "group": "$a.b", "most_waiting": 1_000_000_000 })]);
+    assert_eq!(set("mail", "2").objects(), [json!({ "name": "mail", "most_waiting": 2 })]);
+    assert_eq!(set("$a.b", "1000000000").objects(), [json!({ "name": "$a.b", "most_waiting": 1_000_000_000 })]);
     // Another setting of the same group stays.
     database.raw("groups").update_one(doc! { "_id": "mail" }, doc! { "$set": { "weight": 3 } }).await.unwrap();
-    assert_eq!(set("mail", "1").objects(), [json!({ "group": "mail", "most_waiting": 1, "weight": 3.0 })]);
+    assert_eq!(set("mail", "1").objects(), [json!({ "name": "mail", "most_waiting": 1, "weight": 3.0 })]);
     assert_eq!(only(&database, "groups", doc! { "_id": "mail" }).await, doc! { "_id": "mail", "most_waiting": 1_i64, "weight": 3 });
     let enqueue = || recruiter(&database, &["enqueue", "--class", "c", "--group", "mail"]);
     assert_eq!(enqueue().code, 0);
@@ -236,13 +236,13 @@ async fn caps_are_set_and_listed_by_hand() {
     assert!(said.code == 1 && said.err.contains("group `mail` accepts at most 1 waiting jobs"), "{}", said.err);
     let listed = recruiter(&database, &["groups", "list", "--json"]).objects();
     let both = [
-        json!({ "group": "$a.b", "most_waiting": 1_000_000_000, "waiting": 0 }),
-        json!({ "group": "mail", "most_waiting": 1, "weight": 3.0, "waiting": 1 }),
+        json!({ "name": "$a.b", "most_waiting": 1_000_000_000, "waiting": 0 }),
+        json!({ "name": "mail", "most_waiting": 1, "weight": 3.0, "waiting": 1 }),
     ];
     assert_eq!(listed, both);
     assert!(recruiter(&database, &["groups", "list"]).out.contains("mail"));
-    assert_eq!(set("mail", "unset").objects(), [json!({ "group": "mail", "most_waiting": null, "weight": 3.0 })]);
-    assert_eq!(set("never", "unset").objects(), [json!({ "group": "never" })]);
+    assert_eq!(set("mail", "unset").objects(), [json!({ "name": "mail", "most_waiting": null, "weight": 3.0 })]);
+    assert_eq!(set("never", "unset").objects(), [json!({ "name": "never" })]);
     assert_eq!(enqueue().code, 0);
 
     for (args, part) in [

@@ -44,7 +44,7 @@ async fn settings_of_a_group_are_set_listed_and_removed() {
     let windows = ["--maintenance", "02:00-03:00 Europe/Berlin", "--maintenance", "22:00-06:00 UTC sat,sun"];
     assert!(set(&windows).1.contains("no job of mail starts in 02:00-03:00 Europe/Berlin; 22:00-06:00 UTC sat,sun"));
     let listed = cli(&database, &["groups", "list", "--json"]).1;
-    let expected = json!({ "group": "mail", "most_waiting": null, "weight": 3.0, "ageing": "10m",
+    let expected = json!({ "name": "mail", "most_waiting": null, "weight": 3.0, "ageing": "10m",
         "maintenance": ["02:00-03:00 Europe/Berlin", "22:00-06:00 UTC sat,sun"], "waiting": 0 });
     assert_eq!(serde_json::from_str::<Value>(&listed).unwrap(), expected);
     assert!(cli(&database, &["groups", "list"]).1.contains("02:00-03:00 Europe/Berlin"));

@@ -333,6 +333,9 @@ async fn a_schedule_can_be_run_now_shown_and_removed() {
     let shown = &recruiter(&database, &["schedules", "show", "s", "--json"]).objects()[0];
     assert_eq!((&shown["runs"][0]["job"]["$oid"], &shown["runs"][0]["manual"]), (&json!(id), &json!(true)));
     assert_eq!(shown["next_runs"].as_array().unwrap().len(), 5);
+    assert_eq!((&shown["name"], shown.get("_id")), (&json!("s"), None));
+    let listed = &recruiter(&database, &["schedules", "list", "--json"]).objects()[0];
+    assert_eq!((&listed["name"], &listed["state"], listed.get("_id")), (&json!("s"), &json!("active"), None));
     let text = recruiter(&database, &["schedules", "show", "s"]).out;
     for expected in ["0 3 * * * Europe/Berlin", "manual, job", "next run", "\"class\":\"noop\""] {
         assert!(text.contains(expected), "{expected}: {text}");
