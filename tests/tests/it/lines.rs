@@ -65,6 +65,28 @@ async fn a_line_keeps_its_order_through_delays_retries_and_kills() {
     world.close().await;
 }
 
+/// A recruiter knows the jobs of a thousand lines at a time. The others take turns.
+#[tokio::test(flavor = "multi_thread")]
+async fn of_very_many_lines_each_has_its_turn() {
+    let mut world = World::new().await;
+    let mut lines: Vec<Vec<JobId>> = vec![Vec::new(); 1_200];
+    for _ in 0..2 {
+        for (number, line) in lines.iter_mut().enumerate() {
+            line.push(world.enqueue(Entry::lasting(0).in_line(format!("line-{number}")), Policy::Never).await.unwrap());
+        }
+    }
+    let alone = world.enqueue(Entry::lasting(0).priority(Priority::new(6).unwrap()), Policy::Never).await.unwrap();
+    world.start(Role::Recruiter, &[], &[]);
+    world.start(Role::Worker, &["--concurrency", "20"], &[]);
+    assert!(world.until_quiet(SOON).await, "not quiet\n{}", world.logs());
+    let ledger = world.ledger();
+    let place: HashMap<JobId, usize> =
+        ledger.iter().enumerate().filter(|(_, event)| event.event == Event::Begin).map(|(at, event)| (event.execution().0, at)).collect();
+    assert!(lines.iter().all(|line| place[&line[0]] < place[&line[1]]));
+    assert!(lines.iter().flatten().filter(|job| place[*job] < place[&alone]).count() < 500, "a job without a line is known at once");
+    world.close().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_in_a_line_says_what_it_is_behind_and_others_pass() {
     let world = world(&["5"]).await;
