@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// Maximum number of lines in one query.
-const LINES_PER_QUERY: usize = 500;
+const LINES_PER_QUERY: usize = 100;
 
 /// The first job of a line that is not finished.
 #[derive(Clone, Debug, PartialEq, Eq)]

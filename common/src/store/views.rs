@@ -8,13 +8,11 @@ use futures_util::TryStreamExt;
 use mongodb::options::Hint as IndexHint;
 
 use super::{
-    Store, StoreError, call,
-    expiry::expired_at,
-    id_of,
+    Store, StoreError, call, id_of,
     lanes::Lane,
     raw_id_of,
     readable::Readable,
-    schema::{ARCHIVED_BY_END, DUE_JOBS, EXPIRING_JOBS, Feature, GATED_JOBS},
+    schema::{ARCHIVED_BY_END, DUE_JOBS, GATED_JOBS},
     select::{IDS_PER_QUERY, lossy},
 };
 use crate::{
@@ -83,8 +81,6 @@ pub struct LaneCounts {
     pub for_jobs: u64,
     /// Those that run once more after the job that has their unique key.
     pub for_predecessors: u64,
-    /// Those of the due jobs that have expired.
-    pub expired: u64,
 }
 
 /// A job's document and its collection.
@@ -197,7 +193,7 @@ impl Store {
     /// The numbers of waiting jobs of a lane, each counted up to [`COUNTED`].
     ///
     /// Filter: group, class, gate, due before or after; the jobs that wait for others have the latest date. Index: `due_jobs`,
-    /// `gated_jobs`; of those that have expired `expiring_jobs`. Invariant: none, for people.
+    /// `gated_jobs`. Invariant: none, for people.
     pub async fn waiting_in_lane(&self, lane: &Lane, now: Instant) -> Result<LaneCounts, StoreError> {
         let (now, latest) = (bson::DateTime::from_chrono(now), bson::DateTime::from_millis(*DUE_MS.end()));
         let of = async |more: Document| {
@@ -213,14 +209,8 @@ impl Store {
             for_jobs = of(doc! { "scheduled_at": latest, "waiting": true }).await?;
             for_predecessors = of(doc! { "scheduled_at": latest, "unique_after": { "$gte": "" } }).await?;
         }
-        let mut expired = 0;
-        if due > 0 && self.is_in_use(Feature::Expiry).await? {
-            let (mut filter, _) = in_lane(lane);
-            filter.extend(doc! { "scheduled_at": { "$lte": now }, "expires_at": expired_at(now) });
-            expired = self.count_waiting(filter, EXPIRING_JOBS).await?.min(due);
-        }
         let others = at_latest.saturating_sub(for_jobs + for_predecessors);
-        Ok(LaneCounts { due, later: later + others, for_jobs, for_predecessors, expired })
+        Ok(LaneCounts { due, later: later + others, for_jobs, for_predecessors })
     }
 
     /// How many due jobs of this lane come before one with this priority and date, counted up to [`COUNTED`].

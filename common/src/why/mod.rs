@@ -83,6 +83,7 @@ impl Store {
         let lanes = self.first_lanes([group.to_owned()], LANES).await?;
         let mut is_complete = lanes.len() < LANES;
         let (situation, now) = (Situation::read(self, &lanes).await?, self.now());
+        let over = self.expired_in_group(group, now).await?;
         let mut reasons: BTreeMap<(Reason, String), (Why, u64)> = BTreeMap::new();
         let mut add = |why: Why, jobs: u64| {
             if jobs > 0 {
@@ -92,8 +93,9 @@ impl Store {
         for lane in &lanes {
             let counts = self.waiting_in_lane(lane, now).await?;
             let expired = "they have expired, and no worker starts them; a cleaner archives them, so check that recruiter-cleaner runs";
-            add(Why::new(Reason::Expired, expired), counts.expired);
-            let mut due = counts.due - counts.expired;
+            let over = over.get(lane).copied().unwrap_or(0).min(counts.due);
+            add(Why::new(Reason::Expired, expired), over);
+            let mut due = counts.due - over;
             add(Why::new(Reason::NotDue, "their dates are in the future"), counts.later);
             add(Why::new(Reason::WaitsForJobs, "they wait for the ends of other jobs; `recruiter jobs why` names them"), counts.for_jobs);
             let once_more = "they run once more after the jobs that have their unique keys; `recruiter jobs why` names them";

@@ -282,7 +282,7 @@ impl Assigning {
         let all: Vec<KindId> = (0..kinds.len()).collect();
         if self.discovery.is_incomplete() {
             let lanes = self.discovery.list_some(store, kinds).await?;
-            lanes.into_iter().for_each(|lane| self.lanes.mark_stale(lane));
+            lanes.into_iter().for_each(|lane| self.lanes.list(lane));
         } else if self.lanes.needs_scan(now) {
             let lanes = self.discovery.lanes_of_all(store, kinds, &all, until).await?;
             self.lanes.begin_scan(lanes, all.iter().copied(), until, |lane| self.discovery.will_list(lane));
@@ -291,13 +291,13 @@ impl Assigning {
             let unscanned = self.lanes.unscanned(all.iter().copied());
             if !unscanned.is_empty() {
                 let lanes = self.discovery.lanes_of_all(store, kinds, &unscanned, until).await?;
-                lanes.into_iter().for_each(|lane| self.lanes.mark_stale(lane));
+                lanes.into_iter().for_each(|lane| self.lanes.list(lane));
                 self.lanes.scanned_for(unscanned);
             }
         }
         if !self.news.is_empty() {
             let lanes = self.discovery.lanes_of_groups(store, kinds, &all, &std::mem::take(&mut self.news), until).await?;
-            lanes.into_iter().for_each(|lane| self.lanes.mark_stale(lane));
+            lanes.into_iter().for_each(|lane| self.lanes.list(lane));
         }
         self.lanes.learn_kinds(self.fleet.kinds());
         Ok(())

@@ -27,7 +27,7 @@ use std::{
 use recruiter_common::{
     ids::JobId,
     instant::Instant,
-    limits::line_of_gate,
+    limits::{Refusal, line_of_gate},
     store::{Lane, Position, ScheduledJob},
 };
 
@@ -40,7 +40,7 @@ use super::{
 
 /// Maximum number of jobs in all windows while jobs are announced. It is above the number of slots of a large fleet.
 const REMEMBERED: usize = 100_000;
-/// From this number of windows on, lanes with a gate sleep; those that an event concerns, only from four times as many on.
+/// From this number of lanes on, those with a gate take turns; those that an event concerns, only from four times as many windows on.
 const CROWD: usize = 1_000;
 /// Pause after a fruitless search: its answer was full, but had too few jobs that can be assigned now.
 const FRUITLESS_FOR: Duration = Duration::from_millis(100);
@@ -293,17 +293,36 @@ impl Lanes {
         horizon: Instant,
         will_be_listed: impl Fn(&Lane) -> bool,
     ) {
-        let (kept, windows): (_, HashMap<Lane, Window>) =
-            std::mem::take(&mut self.windows).into_iter().partition(|(lane, _)| will_be_listed(lane));
+        let windows = std::mem::take(&mut self.windows);
+        let slept = self.asleep.retain(&will_be_listed);
+        let listed: Vec<Lane> = lanes.into_iter().flat_map(|lane| self.parts(lane)).collect();
+        let favourites = self.favourites(&windows, &listed);
+        let may_stay = |lane: &Lane| lane.gate.is_none() || favourites.as_ref().is_none_or(|favourites| favourites.contains(lane));
+        let (kept, windows): (HashMap<Lane, Window>, _) = windows.into_iter().partition(|(lane, _)| will_be_listed(lane));
+        let (kept, others): (_, HashMap<Lane, Window>) = kept.into_iter().partition(|(lane, _)| may_stay(lane));
+        let (awake, asleep): (Vec<Lane>, Vec<Lane>) = listed.into_iter().partition(may_stay);
         self.windows = kept;
-        let asleep = self.asleep.retain(will_be_listed);
+        self.windows.extend(awake.into_iter().map(|lane| (lane, Window::stale(horizon))));
+        others.into_keys().chain(asleep).for_each(|lane| self.asleep.insert(lane));
         self.scan = Some(Scan { kinds: kinds.into_iter().collect(), horizon });
-        // Lanes that were awake stay awake.
-        let parts = lanes.into_iter().flat_map(|lane| self.parts(lane));
-        let (known, others): (Vec<Lane>, Vec<Lane>) = parts.partition(|lane| windows.contains_key(lane));
-        known.into_iter().for_each(|lane| self.open(lane, self.crowd.saturating_mul(4)));
-        others.into_iter().for_each(|lane| self.open(lane, self.crowd));
-        self.before = self.ended.take().map(|scan| Before { scan, windows, asleep });
+        self.before = self.ended.take().map(|scan| Before { scan, windows, asleep: slept });
+    }
+
+    /// If there are too many lanes with a gate, those of them that stay awake: the most urgent known ones. The others take turns.
+    fn favourites(&self, windows: &HashMap<Lane, Window>, listed: &[Lane]) -> Option<HashSet<Lane>> {
+        let is_gated = |lane: &&Lane| lane.gate.is_some();
+        if listed.iter().chain(windows.keys()).filter(is_gated).count() <= self.crowd && self.asleep.is_empty() {
+            return None;
+        }
+        let first = |(lane, window): (&Lane, &Window)| Some((window.jobs.front()?.position(), lane.clone()));
+        let mut known: Vec<(Position, Lane)> = windows.iter().filter(|(lane, _)| lane.gate.is_some()).filter_map(first).collect();
+        known.sort();
+        Some(known.into_iter().take(self.crowd / 2).map(|(_, lane)| lane).collect())
+    }
+
+    /// A scan has found jobs in this lane, or may find some.
+    pub(crate) fn list(&mut self, lane: Lane) {
+        self.parts(lane).into_iter().for_each(|part| self.open(part, self.crowd));
     }
 
     /// This lane, or this part of one, may have jobs that are not known. If it has a gate, it sleeps while there are that many windows.
@@ -318,37 +337,50 @@ impl Lanes {
         }
     }
 
-    /// Wakes sleeping lanes whose jobs may start now and that the workers of the kinds in `free` take, while few lanes are awake: less than
-    /// [`CROWD`], or fewer than `free` slots of the same workers, group and priority. Returns whether others are left that may wake at once.
-    pub(crate) fn wake(&mut self, free: &HashMap<KindId, usize>, kinds: &[Kind], admission: &Admission, now: Instant) -> bool {
-        self.asleep_until = None;
+    /// Wakes sleeping lanes whose jobs may start now and that the workers of the kinds in `free` take, while few lanes are ready: less than
+    /// [`CROWD`], or fewer than the slots of these workers. Returns whether others are left that may wake at once.
+    pub(crate) fn wake(
+        &mut self,
+        free: &HashMap<KindId, usize>,
+        kinds: &[Kind],
+        admission: &Admission,
+        now: Instant,
+        at: Monotonic,
+    ) -> bool {
+        self.asleep_until = self.asleep_until.filter(|until| *until > now);
         if self.asleep.is_empty() {
             return false;
         }
-        let alike = |kind: KindId, lane: &Lane| (kind, lane.group.clone(), lane.priority);
-        let (mut all, mut awake) = (0, HashMap::new());
-        for (lane, window) in self.windows.iter().filter(|(lane, _)| lane.gate.is_some() && admission.room(lane, now) > 0) {
+        // Lanes that are not compared with each other are counted separately.
+        let alike = |kind: KindId, lane: &Lane| (kind, admission.has_weights().then(|| lane.group.clone()), lane.priority);
+        let is_ready = |lane: &Lane, window: &Window| {
+            let may_start = window.is_stale(at) || window.jobs.front().is_some_and(|job| job.scheduled_at <= now);
+            lane.gate.is_some() && may_start && admission.room(lane, now) > 0
+        };
+        let (mut all, mut ready) = (0, HashMap::new());
+        for (lane, window) in self.windows.iter().filter(|(lane, window)| is_ready(lane, window)) {
             all += 1;
             for kind in window.able.iter().filter(|kind| free.contains_key(kind)) {
-                *awake.entry(alike(*kind, lane)).or_insert(0) += 1;
+                *ready.entry(alike(*kind, lane)).or_insert(0) += 1;
             }
         }
-        let (crowd, mut are_wanted, mut opens_at) = (self.crowd, false, None);
-        let woken = self.asleep.wake(|lane| {
+        let (crowd, ageing, mut opens_at) = (self.crowd, &self.ageing, self.asleep_until);
+        let (woken, are_left) = self.asleep.wake(|lane| {
             let able: Vec<KindId> = free.keys().copied().filter(|kind| kinds[*kind].takes(lane)).collect();
-            let has_few = |kind: &KindId| awake.get(&alike(*kind, lane)).is_none_or(|awake| *awake < free[kind]);
-            if able.is_empty() || (all >= crowd && !able.iter().any(has_few)) {
+            let has_few = |kind: &KindId| ready.get(&alike(*kind, lane)).is_none_or(|ready| *ready < free[kind]);
+            let is_wanted = all < crowd || (all < crowd.saturating_mul(4).max(1) && able.iter().any(has_few));
+            if able.is_empty() || !is_wanted {
                 // The parts of a lane differ in their priorities.
-                return if able.is_empty() || lane.priority.is_none() { Look::NextClass } else { Look::Next };
+                return if ageing.contains(&lane.group) { Look::Next } else { Look::Enough };
             }
-            are_wanted = true;
             if admission.room(lane, now) == 0 {
                 opens_at = opens_at.into_iter().chain(admission.opens_at(lane, now)).min();
-                let is_closed = admission.room(&Lane::new(&lane.group, &lane.class), now) == 0;
-                return if is_closed { Look::NextClass } else { Look::Next };
+                // A full group may have room for those that pass permits on.
+                let refusal = admission.why(&Lane::new(&lane.group, &lane.class), now);
+                return if refusal.is_none_or(|refusal| matches!(refusal, Refusal::Full { .. })) { Look::Next } else { Look::Closed };
             }
             all += 1;
-            able.iter().for_each(|kind| *awake.entry(alike(*kind, lane)).or_insert(0) += 1);
+            able.iter().for_each(|kind| *ready.entry(alike(*kind, lane)).or_insert(0) += 1);
             Look::Wake
         });
         let horizon = self.horizon();
@@ -358,7 +390,7 @@ impl Lanes {
             self.windows.insert(lane, window);
         }
         self.asleep_until = opens_at;
-        are_wanted && self.asleep.has_unseen()
+        are_left
     }
 
     /// Records that the lanes of these kinds of workers were listed as well.
@@ -396,9 +428,9 @@ impl Lanes {
         self.scan.as_ref().map_or(Instant::MIN_UTC, |scan| scan.horizon)
     }
 
-    /// Adds announced jobs. Their inserts need not be visible yet. Returns whether some of their lanes sleep.
+    /// Adds announced jobs. Their inserts need not be visible yet. Returns whether some of them are in lanes that must be searched.
     pub(crate) fn announce(&mut self, jobs: impl IntoIterator<Item = ScheduledJob>) -> bool {
-        let mut some_sleep = false;
+        let mut must_search = false;
         let mut known: usize = self.windows.values().map(|window| window.jobs.len()).sum();
         let (horizon, is_scanned) = (self.horizon(), self.scan.is_some());
         for job in jobs {
@@ -410,15 +442,16 @@ impl Lanes {
             let is_known = self.windows.contains_key(&lane);
             if !is_known && lane.gate.is_some() && self.windows.len() >= self.crowd.saturating_mul(4) {
                 self.asleep.insert(lane);
-                some_sleep = true;
+                must_search = true;
                 continue;
             }
-            let is_stale = !is_scanned || (!is_known && self.asleep.remove(&lane));
+            let is_stale = self.asleep.remove(&lane) || !is_scanned;
             let is_in_line = is_of_line(&lane);
             let window = self.windows.entry(lane).or_insert_with(|| Window { is_stale, ..Window::stale(horizon) });
             if known >= REMEMBERED || is_in_line {
                 // Another job may be before it in its line.
                 window.is_stale = true;
+                must_search |= is_in_line;
                 known += 1;
             } else if window.end.is_none_or(|end| job.position() < end)
                 && let Err(index) = window.jobs.binary_search_by_key(&job.position(), ScheduledJob::position)
@@ -427,7 +460,7 @@ impl Lanes {
                 known += 1;
             }
         }
-        some_sleep
+        must_search
     }
 
     /// Removes assigned jobs.
@@ -574,7 +607,7 @@ fn more_is_needed(lanes: &[Candidate<'_>], slots: usize, now: Instant, at: Monot
 mod tests {
     use recruiter_common::{
         ids::WorkerId,
-        limits::{Limit, Rate, Settings, gate_of_line},
+        limits::{GroupSettings, Limit, Rate, Settings, gate_of_line},
         store::KeptCells,
     };
 
@@ -842,69 +875,110 @@ mod tests {
         assert_eq!(stale(&[1]), [(vec![1], vec![lane("b")])]);
     }
 
-    /// Lanes of one group and class with these gates, of which two have windows.
+    /// Lanes of one group and class with these gates, of which two may be awake.
     fn crowded(gates: &[&str]) -> (Lanes, Vec<Lane>) {
         let all: Vec<Lane> = gates.iter().map(|gate| Lane { gate: Some(gate_of_line(gate)), ..lane("a") }).collect();
         let mut lanes = Lanes { crowd: 2, ..Lanes::default() };
         lanes.begin_scan(all.iter().cloned(), [0], date(NOW + 2_000), |_| false);
-        lanes.learn_kinds(fleet(vec![available(&["*"], &["a"], 1)]).kinds());
         (lanes, all)
     }
 
-    fn wake(lanes: &mut Lanes) -> bool {
+    /// Returns the gates of the lanes that have windows then.
+    fn wake(lanes: &mut Lanes) -> Vec<String> {
         let fleet = fleet(vec![available(&["*"], &["a"], 1)]);
-        lanes.wake(&HashMap::from([(0, 1)]), fleet.kinds(), &Admission::default(), date(NOW))
+        let are_left = lanes.wake(&HashMap::from([(0, 1)]), fleet.kinds(), &Admission::default(), date(NOW), Monotonic::now());
+        assert!(!are_left);
+        let mut awake: Vec<String> = lanes.windows.keys().map(|lane| lane.gate.clone().unwrap_or_default()).collect();
+        awake.sort();
+        awake
+    }
+
+    /// A search has found this job in its lane.
+    fn searched(lanes: &mut Lanes, lane: &Lane, scheduled_at: i64) {
+        let job = ScheduledJob { gate: lane.gate.clone(), ..job("a", 5, scheduled_at) };
+        let jobs = Found { jobs: [job.clone()].into(), pause_ends_at: None };
+        let mut search = Search { found: [(lane.clone(), jobs)].into(), end: Some(job.position()), ..found(&[], None) };
+        lanes.fill(std::slice::from_ref(lane), &mut search, Monotonic::now());
     }
 
     #[test]
-    fn of_very_many_lanes_with_a_gate_some_sleep_until_few_are_awake() {
+    fn very_many_lanes_with_a_gate_take_turns() {
         let (mut lanes, all) = crowded(&["v", "w", "x", "y", "z"]);
-        let ungated = lane("b");
-        lanes.mark_stale(ungated.clone());
-        assert_eq!(lanes.windows.len(), 3, "a lane without a gate never sleeps");
-        assert!(!wake(&mut lanes) && lanes.windows.len() == 3, "enough are awake");
-        // A scan keeps those awake that are.
-        lanes.begin_scan([&all[4], &all[1]].map(Clone::clone), [0], date(NOW + 2_000), |_| false);
-        assert!(lanes.windows.contains_key(&all[1]));
+        assert!(lanes.windows.is_empty());
+        assert_eq!(wake(&mut lanes), [">v", ">w"]);
+        assert!(lanes.windows.values().all(|window| window.is_stale && window.able == [0]));
+        assert_eq!(wake(&mut lanes), [">v", ">w"], "two are ready");
+        searched(&mut lanes, &all[0], NOW - 1);
+        searched(&mut lanes, &all[1], NOW - 2);
+        assert_eq!(wake(&mut lanes), [">v", ">w"]);
+        // In a scan the most urgent known one stays awake, and another one has its turn.
         lanes.begin_scan(all.iter().cloned(), [0], date(NOW + 2_000), |_| false);
-        lanes.learn_kinds(fleet(vec![available(&["*"], &["a"], 1)]).kinds());
-        assert!(lanes.windows.len() == 2 && lanes.windows.contains_key(&all[1]) && lanes.windows.contains_key(&all[4]));
-        let mut woken: BTreeSet<Lane> = lanes.windows.drain().map(|(lane, _)| lane).collect();
-        wake(&mut lanes);
-        assert!(lanes.windows.len() == 2 && lanes.windows.values().all(|window| window.is_stale && window.able == [0]));
-        woken.extend(lanes.windows.drain().map(|(lane, _)| lane));
-        assert!(!wake(&mut lanes), "each of them was looked at");
-        woken.extend(lanes.windows.drain().map(|(lane, _)| lane));
-        assert_eq!(woken.into_iter().collect::<Vec<_>>(), all);
+        assert_eq!(wake(&mut lanes), [">w", ">x"]);
+        // What is due later fills no place.
+        searched(&mut lanes, &all[1], NOW + 1_000);
+        assert_eq!(wake(&mut lanes), [">w", ">x", ">y"]);
+        lanes.mark_stale(lane("b"));
+        assert_eq!(wake(&mut lanes), ["", ">w", ">x", ">y"], "a lane without a gate neither sleeps nor counts");
+        lanes.begin_scan(all[..2].iter().cloned(), [0], date(NOW + 2_000), |_| false);
+        assert_eq!(wake(&mut lanes), [">v", ">w"], "there are few");
+    }
+
+    #[test]
+    fn lanes_of_other_workers_and_groups_with_weights_do_not_keep_others_asleep() {
+        let of = |group: &str, class: &str, gate: &str| Lane { gate: Some(gate_of_line(gate)), ..Lane::new(group, class) };
+        let all = ["1", "2", "3"].map(|gate| [of("g", "a", gate), of("h", "a", gate), of("g", "b", gate)]).concat();
+        let fleet = fleet(vec![available(&["*"], &["a"], 1), available(&["*"], &["b"], 1)]);
+        let awake = |weights: &[(&str, f64)]| {
+            let groups = weights
+                .iter()
+                .map(|(group, weight)| ((*group).to_owned(), GroupSettings { weight: Some(*weight), ..GroupSettings::default() }));
+            let settings = Settings { groups: groups.collect(), ..Settings::default() };
+            let admission = Admission::begin(settings, &[], KeptCells::default(), date(NOW));
+            let mut lanes = Lanes { crowd: 1, ..Lanes::default() };
+            lanes.begin_scan(all.iter().cloned(), [0, 1], date(NOW + 2_000), |_| false);
+            lanes.wake(&HashMap::from([(0, 1), (1, 1)]), fleet.kinds(), &admission, date(NOW), Monotonic::now());
+            let mut awake: Vec<(String, String)> = lanes.windows.keys().map(|lane| (lane.group.clone(), lane.class.clone())).collect();
+            awake.sort();
+            awake
+        };
+        let pair = |group: &str, class: &str| (group.to_owned(), class.to_owned());
+        assert_eq!(awake(&[]), [pair("g", "a"), pair("g", "b")]);
+        assert_eq!(awake(&[("g", 2.0)]), [pair("g", "a"), pair("g", "b"), pair("h", "a")]);
     }
 
     #[test]
     fn an_event_in_a_sleeping_lane_wakes_it_and_does_not_make_it_known() {
-        let (lanes, all) = crowded(&["v", "w", "x", "y", "z"]);
-        let sleeping = all.iter().find(|lane| lanes.sleep(lane)).unwrap().clone();
-        let announced = ScheduledJob { gate: sleeping.gate.clone(), ..job("a", 5, NOW) };
+        let (lanes, all) = crowded(&["v", "w", "x"]);
+        let announced = ScheduledJob { gate: all[0].gate.clone(), ..job("a", 5, NOW) };
         let limited = ScheduledJob { gate: Some("printer".into()), ..announced.clone() };
         let mut announcing = lanes.clone();
         announcing.asleep.insert(limited.lane());
-        assert!(!announcing.announce([announced.clone(), limited.clone()]));
-        for lane in [&sleeping, &limited.lane()] {
+        assert!(announcing.announce([announced.clone(), limited.clone()]), "a line must be searched");
+        for lane in [&all[0], &limited.lane()] {
             assert!(announcing.windows[lane].is_stale && !announcing.sleep(lane), "others may come first");
         }
         let mut marked = lanes.clone();
-        marked.mark_stale(sleeping.clone());
-        assert!(marked.windows[&sleeping].is_stale && !marked.sleep(&sleeping));
+        marked.mark_stale(all[0].clone());
+        assert!(marked.windows[&all[0]].is_stale && !marked.sleep(&all[0]));
         // From four times as many windows on, these lanes sleep as well.
         let mut full = lanes;
-        (0..6).for_each(|class| full.mark_stale(lane(&class.to_string())));
+        (0..8).for_each(|class| full.mark_stale(lane(&class.to_string())));
         assert!(full.announce([announced, limited.clone()]));
-        full.mark_stale(sleeping.clone());
-        assert!(full.windows.len() == 8 && full.sleep(&sleeping) && full.sleep(&limited.lane()));
+        full.mark_stale(all[0].clone());
+        assert!(full.windows.len() == 8 && full.sleep(&all[0]) && full.sleep(&limited.lane()));
+        // A list wakes fewer.
+        full.windows.retain(|lane, _| ["0", "1"].contains(&lane.class.as_str()));
+        full.list(all[0].clone());
+        assert!(full.sleep(&all[0]));
+        full.windows.clear();
+        full.list(all[0].clone());
+        assert!(!full.sleep(&all[0]) && full.windows[&all[0]].is_stale);
     }
 
     #[test]
     fn a_job_of_a_sleeping_lane_was_not_missed() {
         let (mut lanes, all) = crowded(&["x", "y", "z"]);
-        let sleeping = all.iter().find(|lane| lanes.sleep(lane)).unwrap().clone();
+        let sleeping = all[0].clone();
         let fleet = fleet(vec![available(&["*"], &["a"], 1)]);
         let found = |gate: Option<String>| ScheduledJob { gate, ..job("a", 5, NOW) };
         lanes.end_scan();
@@ -928,13 +1002,14 @@ mod tests {
         let other = Lane { gate: Some(gate_of_line("x")), ..lane("nobody") };
         lanes.begin_scan([&slow, &undefined, &line, &other].map(Clone::clone), [0], date(NOW + 2_000), |_| false);
         let free = HashMap::from([(0, 1)]);
-        assert!(lanes.windows.is_empty() && !lanes.wake(&free, fleet.kinds(), &admission, date(NOW)));
+        let wake = |lanes: &mut Lanes, now| lanes.wake(&free, fleet.kinds(), &admission, now, Monotonic::now());
+        assert!(lanes.windows.is_empty() && !wake(&mut lanes, date(NOW)));
         assert_eq!(lanes.windows.keys().collect::<Vec<_>>(), [&line], "it alone may start, and a worker takes it");
         lanes.windows.clear();
-        assert!(!lanes.wake(&free, fleet.kinds(), &admission, date(NOW)) && lanes.windows.is_empty());
+        assert!(!wake(&mut lanes, date(NOW)) && lanes.windows.is_empty());
         let opens_at = admission.opens_at(&slow, date(NOW)).unwrap();
         assert_eq!(lanes.next_round(&free, &admission, date(NOW)).0, Some(opens_at));
-        lanes.wake(&free, fleet.kinds(), &admission, opens_at);
+        wake(&mut lanes, opens_at);
         assert_eq!(lanes.windows.keys().collect::<Vec<_>>(), [&slow]);
     }
 }

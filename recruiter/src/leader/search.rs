@@ -70,7 +70,7 @@ pub(super) struct Searching<'a, D> {
 impl<D: Database> Searching<'_, D> {
     /// Fills the stale windows of lanes that workers which accept jobs take.
     pub(super) async fn fill(&mut self) -> Result<(), StoreError> {
-        self.searches.has_unsearched = self.lanes.wake(self.slots, self.kinds, self.admission, self.now);
+        self.searches.has_unsearched = self.lanes.wake(self.slots, self.kinds, self.admission, self.now, self.at);
         let sets = self.lanes.stale(self.slots, self.admission, self.now, self.at);
         if sets.is_empty() {
             return Ok(());
@@ -147,7 +147,15 @@ impl<D: Database> Searching<'_, D> {
             return Ok(());
         }
         let gates: BTreeSet<&str> = lanes.iter().filter_map(|lane| lane.gate.as_deref()).collect();
-        let heads = self.store.heads_of_lines(&gates.into_iter().collect::<Vec<_>>()).await?;
+        let heads = match self.store.heads_of_lines(&gates.into_iter().collect::<Vec<_>>()).await {
+            Ok(heads) => heads,
+            Err(error) if error.is_too_slow() => {
+                tracing::warn!(lines = lanes.len(), "a search for the first jobs of lines took too long; the next full scan repeats it");
+                self.searches.has_unsearched = false;
+                return Ok(());
+            }
+            Err(error) => return Err(error),
+        };
         for (gate, head) in &heads {
             if let Some(pause) = &head.halt {
                 self.admission.halt(gate, pause.clone());
@@ -155,7 +163,9 @@ impl<D: Database> Searching<'_, D> {
         }
         for lane in lanes {
             let head = lane.gate.as_ref().and_then(|gate| heads.get(gate));
-            let head = head.filter(|head| !head.is_locked && head.halt.is_none() && head.job.lane() == lane);
+            // A head that is due after the next full scan is found by a later one, and needs no window.
+            let head = head.filter(|head| !head.is_locked && head.halt.is_none() && head.job.scheduled_at <= self.until);
+            let head = head.filter(|head| head.job.lane() == lane);
             let jobs: Vec<ScheduledJob> = head.map(|head| head.job.clone()).into_iter().collect();
             // Behind the head there may be others. If the head is elsewhere, its end marks this lane as stale.
             let end = jobs.first().map(ScheduledJob::position);

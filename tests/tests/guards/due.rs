@@ -191,7 +191,7 @@ async fn the_waiting_jobs_of_a_lane_are_counted() {
     let lane = Lane::new("generic", "x");
     assert_eq!(
         setting.store.waiting_in_lane(&lane, setting.store.now()).await.unwrap(),
-        LaneCounts { due: 2, later: 2, for_jobs: 1, for_predecessors: 1, expired: 1 }
+        LaneCounts { due: 2, later: 2, for_jobs: 1, for_predecessors: 1 }
     );
     let before = async |priority, seconds_ago| {
         let at = now - Duration::from_secs(seconds_ago);
@@ -199,8 +199,9 @@ async fn the_waiting_jobs_of_a_lane_are_counted() {
     };
     assert_eq!([before(5, 0).await, before(5, 2).await, before(4, 2).await, before(6, 0).await], [1, 0, 2, 0]);
     let gated = Lane { gate: Some("g".into()), ..lane };
-    assert_eq!(
-        setting.store.waiting_in_lane(&gated, setting.store.now()).await.unwrap(),
-        LaneCounts { due: 1, expired: 1, ..LaneCounts::default() }
-    );
+    assert_eq!(setting.store.waiting_in_lane(&gated, setting.store.now()).await.unwrap(), LaneCounts { due: 1, ..LaneCounts::default() });
+    let of_class = Lane::new("generic", "y");
+    let expired = setting.store.expired_in_group("generic", setting.store.now()).await.unwrap();
+    assert_eq!(expired, [(Lane::new("generic", "x"), 1), (of_class, 1), (gated, 1)].into(), "neither what runs nor what is due later");
+    assert!(setting.store.expired_in_group("other", setting.store.now()).await.unwrap().is_empty());
 }

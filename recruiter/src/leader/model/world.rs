@@ -83,6 +83,8 @@ pub(super) enum Hints {
 pub(super) struct World {
     pub(super) memory: Memory,
     pub(super) assigning: Assigning,
+    /// Jobs whose lanes slept in one of the rounds that followed each other at once.
+    slept: HashSet<usize>,
     pub(super) trigger: Trigger,
     summary: Summary,
     scan_at: i64,
@@ -97,6 +99,7 @@ impl World {
         Self {
             memory: Memory { start: Monotonic::now(), surplus_per_slot, cut: RefCell::default(), data, broken: RefCell::default() },
             assigning: Assigning::default(),
+            slept: HashSet::new(),
             trigger: Trigger::default(),
             summary: Summary::default(),
             scan_at: START,
@@ -257,6 +260,7 @@ impl World {
 
     /// Runs a round, and further rounds as long as they are due at once. Checks the properties after the last one.
     fn round(&mut self) {
+        self.slept.clear();
         for _ in 0..AT_ONCE {
             let now = self.now();
             let mut trigger = mem::take(&mut self.trigger);
@@ -266,7 +270,9 @@ impl World {
                 self.scan_at = now + SCAN_AFTER;
             }
             self.learn(&trigger);
+            self.note_sleeping();
             self.summary = at_once(self.assigning.tick(&self.memory, LeaseTerm::default(), trigger, EVERY)).expect("no errors in memory");
+            self.note_sleeping();
             if self.wakes_at() > now {
                 return self.check();
             }
@@ -274,14 +280,22 @@ impl World {
         self.memory.broken("(f) too many rounds follow each other at once");
     }
 
+    fn note_sleeping(&mut self) {
+        let jobs = &self.memory.data.borrow().jobs;
+        self.slept.extend((0..jobs.len()).filter(|job| self.assigning.lanes.sleeps(&jobs[*job].job)));
+    }
+
     /// Updates which jobs and slots the recruiter knows after these hints.
     fn learn(&mut self, trigger: &Trigger) {
+        let at = self.memory.monotonic();
         let Data { jobs, workers, .. } = self.memory.data.get_mut();
         for job in jobs {
             let is_left = job.is_left && (trigger.refused || !trigger.left.is_empty());
             // A full scan finds the first gated jobs of a group.
             let is_of_group = job.job.gate.is_none() && trigger.groups.contains(&job.job.group);
             let is_announced = is_of_group || trigger.announced.contains(&job.job);
+            // The recruiter skips a job that it believes to be in flight. If its worker has refused it, the hint about that counts.
+            let is_announced = is_announced && !self.assigning.in_flight.contains(&job.job, at);
             job.is_hinted = job.state == State::Due && (trigger.full_scan || is_announced || is_left);
             job.is_known |= job.is_hinted;
             let is_old = |announced: &ScheduledJob| announced.id == job.job.id && *announced != job.job;
@@ -323,7 +337,7 @@ impl World {
                 if slots > 0 && worker.is_available && wakes_at > idle_until.max(now) + 1 {
                     self.memory.broken(&format!("(a) the next round, at {wakes_at}, is too late for job {number}, at {idle_until}"));
                 }
-                if let Some(other) = less_urgent.filter(|_| ready_at + late <= now && !self.assigning.lanes.sleeps(&job.job)) {
+                if let Some(other) = less_urgent.filter(|_| ready_at + late <= now && !self.slept.contains(&number)) {
                     self.memory.broken(&format!("(c) job {number} waits while worker {index} gets job {other}"));
                 }
             }
@@ -332,7 +346,7 @@ impl World {
 
     /// A hash of all state that later events depend on: of its `Debug` text, with the entries of sets and maps in order.
     pub(super) fn fingerprint(&self) -> u64 {
-        let Self { memory, assigning, trigger, summary, scan_at, path: _ } = self;
+        let Self { memory, assigning, trigger, summary, scan_at, slept: _, path: _ } = self;
         let data = &*memory.data.borrow();
         let mut text = format!("{data:?} {assigning:?} {trigger:?} {summary:?} {scan_at},");
         // A round id is only compared with the last round of a worker, so its value does not matter.
