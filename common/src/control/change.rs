@@ -138,6 +138,9 @@ pub enum Refusal {
     /// Its `locked` field is invalid.
     #[error("its field `locked` is neither true nor false; repair the document by hand")]
     NeitherLockedNorNot,
+    /// The retry of its graph has ended before it.
+    #[error("the retry was given up before it came to this job: the graph was cancelled, or another retry of it has begun")]
+    GivenUp,
     /// It changed between each read and write.
     #[error("it changed each time it was read; try again")]
     KeepsChanging,

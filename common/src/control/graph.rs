@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use bson::Document;
+use bson::{Document, oid::ObjectId};
 
 use super::{
     BATCH, BATCH_BYTES, Control,
@@ -23,7 +23,7 @@ use crate::{
     job::{FinishReason, Job, JobState, Stage},
     shutdown::pause,
     store::{
-        Hint, Retrial, StoreError, StoredJob,
+        Hint, Retrial, RetryNote, StoreError, StoredJob,
         batch::{Batches, cut},
     },
     telemetry::chain,
@@ -52,13 +52,15 @@ impl Control {
             let done: HashSet<JobId> = outcomes.iter().map(|(job, _)| *job).collect();
             let (open, retrying): (Vec<_>, Vec<_>) =
                 jobs.iter().filter(|job| job.is_open() && !done.contains(&job.id)).partition(|job| !job.is_retrying);
-            if !retrying.is_empty() && !self.dry_run {
+            let is_all_retried = retrying.is_empty();
+            if !is_all_retried && !self.dry_run {
                 // A retry that was not completed.
                 let retrying: Vec<JobId> = retrying.iter().map(|job| job.id).collect();
-                patiently(async || self.store.end_retry(&retrying).await).await?;
+                patiently(async || self.store.end_retry(&retrying, None).await).await?;
             }
             let (waiting, others): (Vec<_>, Vec<_>) = open.into_iter().partition(|job| job.state == Stage::Waits);
-            if waiting.is_empty() && others.is_empty() {
+            // A portion of the retry may have come between the read and its end.
+            if waiting.is_empty() && others.is_empty() && (is_all_retried || self.dry_run) {
                 break;
             }
             for part in [waiting, others] {
@@ -74,12 +76,15 @@ impl Control {
     /// alone.
     ///
     /// The jobs are read and enqueued in portions, parents first, each portion in one transaction. Until the last one the graph has not ended
-    /// ([`GraphJob::is_retrying`]).
+    /// ([`GraphJob::is_retrying`]). A cancellation of the graph, or another retry that begins with the same last job, ends this one between two
+    /// portions ([`Refusal::GivenUp`]).
     ///
     /// # Errors
     /// When MongoDB cannot be used. A repeated call enqueues the jobs that are left.
     pub async fn retry_graph(&mut self, graph: GraphId) -> Result<Vec<(JobId, Changed)>, StoreError> {
         let (mut outcomes, mut marked): (BTreeMap<JobId, Changed>, HashSet<JobId>) = Default::default();
+        let mut begun = Begun { retry: ObjectId::new(), notes: Vec::new(), is_given_up: false };
+        let (mut before, mut fruitless) = (usize::MAX, 0);
         // Those that fail again meanwhile are not among them.
         let mut wanted: Option<HashSet<JobId>> = None;
         // Each pass but the last one has lost a job to another process.
@@ -93,13 +98,32 @@ impl Control {
             if left.is_empty() {
                 break;
             }
-            self.retry_these(Repetition::new(graph, &jobs, &left), left, &mut outcomes, &mut marked).await?;
+            if left.len() >= before {
+                // What another process has done may not be visible yet.
+                fruitless += 1;
+                if fruitless == PASSES {
+                    break;
+                }
+                pause(AGAIN_AFTER * fruitless).await;
+            }
+            before = left.len();
+            self.retry_these(Repetition::new(graph, &jobs, &left), left, &mut outcomes, &mut begun).await?;
+            if begun.is_given_up {
+                break;
+            }
         }
+        let refused = |job: &&JobId| matches!(outcomes.get(*job), Some(Changed::Refused(_)));
+        let marked: Vec<JobId> = marked.iter().filter(refused).copied().collect();
+        let why = if begun.is_given_up { Refusal::GivenUp } else { Refusal::KeepsChanging };
         let lost = wanted.into_iter().flatten().filter(|job| !outcomes.contains_key(job)).collect::<Vec<_>>();
-        outcomes.extend(lost.into_iter().map(|job| (job, Changed::Refused(Refusal::KeepsChanging))));
-        if !self.dry_run && !marked.is_empty() {
-            let marked: Vec<JobId> = marked.into_iter().collect();
-            patiently(async || self.store.end_retry(&marked).await).await?;
+        outcomes.extend(lost.into_iter().map(|job| (job, Changed::Refused(why.clone()))));
+        if !self.dry_run {
+            // Those of interrupted retries at jobs that cannot be repeated, and its own.
+            for (jobs, retry) in [(marked, None), (begun.notes, Some(begun.retry))] {
+                if !jobs.is_empty() {
+                    patiently(async || self.store.end_retry(&jobs, retry).await).await?;
+                }
+            }
         }
         Ok(outcomes.into_iter().collect())
     }
@@ -111,25 +135,36 @@ impl Control {
         mut repetition: Repetition<'_>,
         jobs: Vec<JobId>,
         outcomes: &mut BTreeMap<JobId, Changed>,
-        marked: &mut HashSet<JobId>,
+        begun: &mut Begun,
     ) -> Result<(), StoreError> {
-        let (jobs, followed) = match repetition.parents_first(&jobs) {
+        let (mut jobs, followed) = match repetition.parents_first(&jobs) {
             Ok(order) => order,
             Err(problem) => {
                 outcomes.extend(jobs.into_iter().map(|job| (job, Changed::Refused(Refusal::Unstorable(problem.to_string())))));
                 return Ok(());
             }
         };
+        // The job with the note was the last one of more jobs, so none of these waits for it.
+        let noted = begun.notes.last().copied().filter(|noted| jobs.contains(noted) && !followed.contains(noted));
+        if let Some(noted) = noted {
+            jobs.retain(|job| *job != noted);
+            jobs.push(noted);
+        }
         let Some(last) = jobs.last().copied() else { return Ok(()) };
+        let note = RetryNote { last, retry: begun.retry };
         let sizes = patiently(async || self.store.sizes_by_id(&jobs).await).await?;
         let portions = cut(jobs, BATCH, BATCH_BYTES, |job| sizes.get(job).copied().unwrap_or(BATCH_BYTES / BATCH));
-        let mut is_marked = portions.len() < 2;
+        // Between the portions, and after those of an earlier pass, the graph is open.
+        let mut needs_note = portions.len() > 1 || !begun.notes.is_empty();
+        let mut has_note = noted.is_some();
         let mut portions = Batches::new(portions);
-        while let Some(portion) = portions.next() {
-            if !is_marked && !self.dry_run {
-                patiently(async || self.store.begin_retry(last).await).await?;
-                marked.insert(last);
-                is_marked = true;
+        while let Some(mut portion) = portions.next() {
+            if needs_note && !has_note && !self.dry_run {
+                begun.notes.push(last);
+                if !patiently(async || self.store.begin_retry(note).await).await? {
+                    return Ok(());
+                }
+                has_note = true;
             }
             let mut found = patiently(async || self.store.jobs_by_id(&portion).await).await?;
             let (mut retrials, mut reasons) = (Vec::new(), Vec::new());
@@ -147,6 +182,7 @@ impl Control {
                 outcomes.insert(*job, Changed::Refused(refusal));
                 repetition.new.remove(job);
             }
+            portion.retain(|job| repetition.new.contains_key(job));
             if retrials.is_empty() {
                 continue;
             }
@@ -156,8 +192,13 @@ impl Control {
                 continue;
             }
             let (store, session) = (&self.store, &mut self.session);
-            match patiently(async || store.retry_all_if_archived(session, &retrials).await).await {
-                Ok(enqueued) => {
+            let note = has_note.then_some(note);
+            match patiently(async || store.retry_all_if_archived(session, &retrials, note).await).await {
+                Ok(None) => {
+                    begun.is_given_up = true;
+                    return Ok(());
+                }
+                Ok(Some(enqueued)) => {
                     let is_complete = enqueued.len() == retrials.len();
                     let these = || retrials.iter().filter(|retrial| enqueued.contains(&retrial.job));
                     let groups = these().filter_map(|new| new.document.get_str("group").ok().map(str::to_owned)).collect::<HashSet<_>>();
@@ -172,7 +213,7 @@ impl Control {
                 Err(error) if error.is_transient() => return Err(error),
                 Err(error) => {
                     // One of them is refused. The halves are two transactions.
-                    is_marked = marked.contains(&last);
+                    needs_note = true;
                     if let Some(job) = portions.halve(portion) {
                         outcomes.insert(job, Changed::Refused(Refusal::Unstorable(chain(&error))));
                         repetition.new.remove(&job);
@@ -184,9 +225,17 @@ impl Control {
     }
 }
 
+/// What a retry has noted at jobs.
+struct Begun {
+    retry: ObjectId,
+    /// The jobs that have got its note.
+    notes: Vec<JobId>,
+    is_given_up: bool,
+}
+
 /// Whether a retry of the graph enqueues this job again.
 fn is_to_repeat(job: &GraphJob) -> bool {
-    let has_failed = matches!(job.state, Stage::Failed | Stage::Cancelled) && job.retried_as.is_none();
+    let has_failed = matches!(job.state, Stage::Failed | Stage::Cancelled) && !job.is_retried;
     has_failed && job.failure.as_ref().is_none_or(|(class, _)| class != NOT_NEEDED)
 }
 

@@ -49,6 +49,8 @@ pub struct GraphJob {
     pub recovered_from: Option<JobId>,
     /// The job that repeats it.
     pub retried_as: Option<JobId>,
+    /// Whether it was enqueued again. Its document may name the new job in a way that is no id, for example by hand.
+    pub is_retried: bool,
     /// Whether a retry of the graph that has begun has not repeated it yet. If the retry was interrupted, retry the graph again, or cancel it.
     pub is_retrying: bool,
     /// The error class and message of its last execution.
@@ -68,6 +70,7 @@ impl GraphJob {
         let failure = execution.and_then(|execution| Some((text(execution, "class")?, text(execution, "message").unwrap_or_default())));
         let continued_as = job.get_array("continued_as").ok();
         let id = |field: &str| job.get_object_id(field).ok().map(JobId::from);
+        let is_retried = job.get("retried_as").is_some_and(|new| *new != Bson::Null);
         Some(Self {
             id: id("_id")?,
             class: job.get_document("workable").ok().and_then(|workable| text(workable, "class")).unwrap_or_default(),
@@ -78,7 +81,8 @@ impl GraphJob {
             continued_as: continued_as.into_iter().flatten().filter_map(Bson::as_object_id).map(JobId::from).collect(),
             recovered_from: id("recovered_from"),
             retried_as: id("retried_as"),
-            is_retrying: job.contains_key("retry_began_at") && id("retried_as").is_none(),
+            is_retried,
+            is_retrying: job.contains_key("retrying") && !is_retried,
             failure,
         })
     }

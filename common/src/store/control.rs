@@ -8,7 +8,7 @@ use std::{
     sync::Arc,
 };
 
-use bson::{Bson, Document, RawDocumentBuf, doc};
+use bson::{Bson, Document, RawDocumentBuf, doc, oid::ObjectId};
 use futures_util::{FutureExt as _, TryStreamExt};
 
 use super::{
@@ -33,6 +33,15 @@ pub struct Retrial {
     pub new: JobId,
     /// The new job. Shared, because a batch is kept until its write is acknowledged.
     pub document: Arc<Document>,
+}
+
+/// The note that the retry of a graph has begun, at the finished job that it will enqueue again last.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RetryNote {
+    /// That job.
+    pub(crate) last: JobId,
+    /// The retry: each call has its own.
+    pub(crate) retry: ObjectId,
 }
 
 impl Store {
@@ -141,7 +150,7 @@ impl Store {
         let mut left = batch.to_vec();
         self.copy_files(&batch.iter().map(|retrial| (retrial.job, retrial.new)).collect()).await?;
         while !left.is_empty() {
-            match self.retry_all_or_none(session, &left).await? {
+            match self.retry_all_or_none(session, &left, None).await? {
                 Attempted::All => {
                     self.tell_inserted(left.iter().map(|retrial| &*retrial.document));
                     enqueued.extend(left.drain(..).map(|retrial| retrial.job));
@@ -162,46 +171,70 @@ impl Store {
         Ok(batch.iter().map(recorded).collect())
     }
 
-    /// The same for jobs that belong together: all of them, or none. Returns those that are enqueued, by this call or by an earlier one whose
-    /// reply was lost.
+    /// The same for jobs that belong together: all of them, or none, while the retry has its note. Returns those that are enqueued, by this
+    /// call or by an earlier one whose reply was lost; `None` if the retry was given up.
     ///
-    /// Filter: id, not retried. Index: `_id`. Invariant: I1, as above. Harmless to repeat with the same new ids.
-    /// Loses, and enqueues none, when another caller has retried one of the jobs, or when retention has deleted it.
-    pub(crate) async fn retry_all_if_archived(&self, session: &mut CommitSession, batch: &[Retrial]) -> Result<HashSet<JobId>, StoreError> {
+    /// Filter: id, not retried; the note. Index: `_id`. Invariant: I1, as above. Harmless to repeat with the same new ids. The note is
+    /// changed, so that of this and its removal one comes first.
+    /// Loses, and enqueues none, when another caller has retried one of the jobs, when retention has deleted it, or when the note is removed.
+    pub(crate) async fn retry_all_if_archived(
+        &self,
+        session: &mut CommitSession,
+        batch: &[Retrial],
+        note: Option<RetryNote>,
+    ) -> Result<Option<HashSet<JobId>>, StoreError> {
         self.copy_files(&batch.iter().map(|retrial| (retrial.job, retrial.new)).collect()).await?;
-        match self.retry_all_or_none(session, batch).await? {
+        match self.retry_all_or_none(session, batch, note).await? {
             Attempted::All => {
                 self.tell_inserted(batch.iter().map(|retrial| &*retrial.document));
-                Ok(batch.iter().map(|retrial| retrial.job).collect())
+                Ok(Some(batch.iter().map(|retrial| retrial.job).collect()))
             }
+            Attempted::NothingChanged { done_before, .. } if done_before.len() == batch.len() => Ok(Some(done_before)),
+            Attempted::NothingChanged { .. } if self.is_given_up(note).await? => Ok(None),
             Attempted::NothingChanged { still_valid, .. } if still_valid.len() == batch.len() => {
                 Err(StoreError::TimedOut { operation: "retry_if_archived" })
             }
-            Attempted::NothingChanged { done_before, .. } => Ok(done_before),
+            Attempted::NothingChanged { done_before, .. } => Ok(Some(done_before)),
         }
     }
 
-    /// Notes at a finished job that the retry of its graph has begun and will enqueue it again last. The transaction that does so removes the
-    /// note.
+    /// Whether the job has neither this note nor a repetition.
     ///
-    /// Filter: id. Index: `_id`. Invariant: none, the graph does not end while a job that is not retried has the note.
-    pub(crate) async fn begin_retry(&self, last: JobId) -> Result<(), StoreError> {
-        let (archived, now) = (self.archived.clone(), bson::DateTime::from_chrono(self.now()));
-        let note = doc! { "$set": { "retry_began_at": now } };
-        call("begin_retry", async move { archived.update_one(doc! { "_id": last }, note).await }).await.map(drop)
+    /// Filter: id, not retried, without the note. Index: `_id`. Invariant: none.
+    async fn is_given_up(&self, note: Option<RetryNote>) -> Result<bool, StoreError> {
+        let Some(RetryNote { last, retry }) = note else { return Ok(false) };
+        let (archived, without) = (self.archived.clone(), doc! { "_id": last, "retried_as": null, "retrying.id": { "$ne": retry } });
+        Ok(call("is_given_up", async move { archived.count_documents(without).await }).await? > 0)
     }
 
-    /// Removes these notes: the retry of the graph is complete, or given up.
+    /// Notes at a finished job that the retry of its graph has begun and will enqueue it again last. The transaction that does so removes the
+    /// note. Returns whether the job is there and not retried. The note of an earlier retry is replaced, which gives that one up.
     ///
-    /// Filter: ids. Index: `_id`. Invariant: none.
-    pub(crate) async fn end_retry(&self, jobs: &[JobId]) -> Result<(), StoreError> {
-        let (archived, these) = (self.archived.clone(), doc! { "_id": { "$in": jobs.to_vec() } });
-        call("end_retry", async move { archived.update_many(these, doc! { "$unset": { "retry_began_at": "" } }).await }).await.map(drop)
+    /// Filter: id, not retried. Index: `_id`. Invariant: none, the graph does not end while a job that is not retried has the note.
+    pub(crate) async fn begin_retry(&self, note: RetryNote) -> Result<bool, StoreError> {
+        let (archived, now) = (self.archived.clone(), bson::DateTime::from_chrono(self.now()));
+        let not_retried = doc! { "_id": note.last, "retried_as": null };
+        let set = doc! { "$set": { "retrying": { "id": note.retry, "began_at": now } } };
+        Ok(call("begin_retry", async move { archived.update_one(not_retried, set).await }).await?.matched_count == 1)
+    }
+
+    /// Removes the notes at these jobs, of this retry or of any: the retry of the graph is complete, or given up.
+    ///
+    /// Filter: ids, the retry. Index: `_id`. Invariant: none.
+    pub(crate) async fn end_retry(&self, jobs: &[JobId], retry: Option<ObjectId>) -> Result<(), StoreError> {
+        let (archived, mut these) = (self.archived.clone(), doc! { "_id": { "$in": jobs.to_vec() } });
+        these.extend(retry.map(|retry| ("retrying.id".to_owned(), Bson::from(retry))));
+        call("end_retry", async move { archived.update_many(these, doc! { "$unset": { "retrying": "" } }).await }).await.map(drop)
     }
 
     /// Runs the transaction. If a condition does not hold, nothing is changed. The result then names the jobs whose condition holds, and
     /// the jobs that were enqueued under these ids before, in a transaction whose reply was lost.
-    async fn retry_all_or_none(&self, session: &mut CommitSession, batch: &[Retrial]) -> Result<Attempted, StoreError> {
+    async fn retry_all_or_none(
+        &self,
+        session: &mut CommitSession,
+        batch: &[Retrial],
+        note: Option<RetryNote>,
+    ) -> Result<Attempted, StoreError> {
         let (database, scheduled, archived) = (self.database.clone(), self.scheduled.clone(), self.archived.clone());
         let batch: Arc<[Retrial]> = batch.into();
         self.transaction("retry_if_archived", session, move |open| {
@@ -209,12 +242,18 @@ impl Store {
             async move {
                 let statement = |retrial: &Retrial| {
                     let as_read = doc! { "_id": retrial.job, "retried_as": retrial.retried_as.clone() };
-                    doc! { "q": as_read, "u": { "$set": { "retried_as": retrial.new }, "$unset": { "retry_began_at": "" } } }
+                    doc! { "q": as_read, "u": { "$set": { "retried_as": retrial.new }, "$unset": { "retrying": "" } } }
                 };
-                let command = doc! { "update": archived.name(), "updates": batch.iter().map(statement).collect::<Vec<_>>() };
+                let touch = |note: RetryNote| {
+                    doc! { "q": { "_id": note.last, "retrying.id": note.retry }, "u": { "$inc": { "retrying.portions": 1 } } }
+                };
+                // The last portion removes the note.
+                let updates: Vec<Document> = note.map(touch).into_iter().chain(batch.iter().map(statement)).collect();
+                let expected = updates.len();
+                let command = doc! { "update": archived.name(), "updates": updates };
                 let reply = database.run_command(command).session(&mut *open).await?;
                 write_errors(&reply)?;
-                if reply.get_i32("n").ok().and_then(|met| usize::try_from(met).ok()) == Some(batch.len()) {
+                if reply.get_i32("n").ok().and_then(|met| usize::try_from(met).ok()) == Some(expected) {
                     scheduled.insert_many(batch.iter().map(|retrial| &*retrial.document)).session(&mut *open).await?;
                     return commit(open).await.map(|()| Attempted::All);
                 }

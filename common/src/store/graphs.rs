@@ -43,7 +43,7 @@ const JOB_OF_GRAPH: [&str; 14] = [
     "continued_as",
     "recovered_from",
     "retried_as",
-    "retry_began_at",
+    "retrying",
     "last_execution.class",
     "last_execution.message",
     "cancel_requested_at",

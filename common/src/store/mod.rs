@@ -145,6 +145,7 @@ pub use self::{
     views::{COUNTED, Finished, LaneCounts, SAMPLED, StoredJob, Unfinished, Waiting},
 };
 pub(crate) use self::{
+    control::RetryNote,
     graphs::{Inserted, StoredResult},
     insert::Duplicate,
     messages::{MessageStart, MessageStream},

@@ -203,7 +203,7 @@ async fn wait(id: GraphId, timeout: Option<Duration>, format: Format, connect: &
         waited => waited?,
     };
     list(&jobs, format, out)?;
-    let failed = jobs.iter().filter(|job| job.state == Stage::Failed && job.retried_as.is_none()).count();
+    let failed = jobs.iter().filter(|job| job.state == Stage::Failed && !job.is_retried).count();
     let cancelled = cancelled_by_hand(&jobs);
     if failed + cancelled > 0 {
         return Err(anyhow!("{failed} jobs of the graph failed, and {cancelled} were cancelled by hand").context(Exit::JobFailed));
@@ -220,7 +220,7 @@ fn cancelled_by_hand(jobs: &[GraphJob]) -> usize {
         Some(Stage::Done) => edge.when != When::Failed,
         Some(_) => edge.when != When::Done,
     };
-    let is_by_hand = |job: &&GraphJob| job.state == Stage::Cancelled && job.retried_as.is_none() && job.waits_for.iter().all(is_met);
+    let is_by_hand = |job: &&GraphJob| job.state == Stage::Cancelled && !job.is_retried && job.waits_for.iter().all(is_met);
     jobs.iter().filter(is_by_hand).count()
 }
 
@@ -307,7 +307,7 @@ fn color(job: &GraphJob) -> &'static str {
         Stage::Running | Stage::Cancelling => "lightblue",
         Stage::Queued | Stage::Postponed => "lightyellow",
         Stage::Waits => "white",
-        Stage::Failed if job.retried_as.is_none() => "salmon",
+        Stage::Failed if !job.is_retried => "salmon",
         Stage::Cancelled | Stage::Failed => "lightgrey",
     }
 }
@@ -359,7 +359,7 @@ async fn change(args: ChangeArgs, is_cancel: bool, connect: &ConnectArgs, out: &
         true => Store::connect_to_ask(connect, "recruiter graph").await?,
         false => Store::connect(connect, "recruiter graph").await?,
     };
-    jobs_of(&store, args.id).await?;
+    let is_retrying = jobs_of(&store, args.id).await?.iter().any(|job| job.is_retrying);
     let mut control = Control::new(&store, args.dry_run);
     let changed = if is_cancel { control.cancel_graph(args.id).await? } else { control.retry_graph(args.id).await? };
     for (job, change) in &changed {
@@ -374,11 +374,13 @@ async fn change(args: ChangeArgs, is_cancel: bool, connect: &ConnectArgs, out: &
         }
     }
     if changed.is_empty() && !args.format.json {
-        writeln!(
-            out,
-            "nothing to {}",
-            if is_cancel { "cancel: all jobs are finished" } else { "retry: no job has failed, or it was retried before" }
-        )?;
+        let nothing = match (is_cancel, is_retrying, args.dry_run) {
+            (true, true, false) => "the rest of its retry is given up; all its jobs are finished",
+            (true, true, true) => "the rest of its retry would be given up; all its jobs are finished",
+            (true, false, _) => "nothing to cancel: all jobs are finished",
+            (false, ..) => "nothing to retry: no job has failed, or it was retried before",
+        };
+        writeln!(out, "{nothing}")?;
     }
     Ok(())
 }
