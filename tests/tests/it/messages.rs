@@ -157,6 +157,12 @@ async fn a_subscriber_continues_within_an_envelope_whatever_its_id_is() {
 async fn an_id_that_no_subscriber_could_read_is_refused() {
     let database = TestDatabase::new().await;
     store(&database).await.publish_message("a", &doc! {}).await.unwrap();
+    let listed = doc! { "_id": "collections", "messages": { "$exists": true } };
+    assert_eq!(
+        database.raw("metadata").count_documents(listed).await.unwrap(),
+        1,
+        "an earlier release would not take the validator for ours"
+    );
     let envelope = |size: usize| doc! { "_id": "i".repeat(size), "messages": [{ "topic": "a", "body": {} }] };
     for _ in 0..2 {
         for size in [4_096, 5 << 20] {

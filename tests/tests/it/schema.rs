@@ -10,6 +10,7 @@ use recruiter_common::{
 };
 use recruiter_tests::{
     factory::minimal_job,
+    fail_points::FailPoint,
     local::store,
     mongo::{PASSWORD, TestDatabase, USER, mongod_with_access_control},
     processes::{Process, Setup, System},
@@ -244,7 +245,16 @@ async fn an_ordinary_user_is_enough_to_make_and_to_mend() {
     // The validator of an earlier release: the process logs that and continues with it.
     database.database().run_command(doc! { "collMod": "scheduled", "validator": {} }).await.unwrap();
     is_enqueued(&connect().await).await;
-    drop(database);
+    // That of `messages`, which are too many to examine: they are not read in vain, and an examination that takes too long is not the end.
+    connect().await.publish_message("a", &doc! {}).await.unwrap();
+    database.database().run_command(doc! { "collMod": "messages", "validator": {} }).await.unwrap();
+    let slow = FailPoint::new("test", &["find"]).namespace(database.name(), "messages").error_code(50);
+    let armed = slow.arm(database.uri()).await;
+    is_enqueued(&connect().await).await;
+    assert_eq!(armed.struck().await, 0);
+    is_enqueued(&store(&database).await).await;
+    assert!(armed.struck().await > 0);
+    drop((armed, database));
     mongo.stop().await.unwrap();
 }
 

@@ -130,6 +130,7 @@ async fn views_and_collections_with_options_of_others_are_refused_even_if_they_a
         doc! { "create": "events", "timeseries": { "timeField": "at" } },
         doc! { "create": "roster", "capped": true, "size": 4_096 },
         doc! { "create": "limits", "validator": { "$jsonSchema": { "required": ["capacity", "room"] } } },
+        doc! { "create": "messages", "validator": { "$jsonSchema": { "properties": { "_id": {}, "messages": {} } } } },
     ];
     for create in options {
         let database = TestDatabase::new().await;

@@ -141,9 +141,22 @@ pub(super) async fn ensure_one(store: &Store, found: &[Found], version: i32, nam
         // Collections of a newer release are left unchanged.
         Some(_) if version > SCHEMA_VERSION => Ok(false),
         Some(_) => {
-            if kind == Kind::Messages {
-                // An application may have filled it since it was listed.
-                refuse_foreign_documents(store, name).await?;
+            // An application may have filled it since it was listed. All documents are read, so only by a user who may go on.
+            if kind == Kind::Messages && may_change(store, name).await? {
+                match refuse_foreign_documents(store, name).await {
+                    Err(error) if error.is_too_slow() || matches!(error, StoreError::TimedOut { .. }) => {
+                        let collection = store.named(name);
+                        tracing::warn!(
+                            collection,
+                            error = chain(&error),
+                            "a validator is missing: the documents could not be examined in time"
+                        );
+                        return Ok(false);
+                    }
+                    other => other?,
+                }
+            } else if kind == Kind::Messages {
+                return Ok(false);
             }
             change_validator(store, name, kind).await.map(|()| false)
         }
@@ -209,16 +222,25 @@ async fn replace(store: &Store, found: &Found) -> Result<(), StoreError> {
 }
 
 async fn change_validator(store: &Store, name: &str, kind: Kind) -> Result<(), StoreError> {
+    modify(store, name, kind.options()).await.map(drop)
+}
+
+/// Whether this MongoDB user may change the collection: a change of nothing needs the same right.
+async fn may_change(store: &Store, name: &str) -> Result<bool, StoreError> {
+    modify(store, name, doc! {}).await
+}
+
+async fn modify(store: &Store, name: &str, options: Document) -> Result<bool, StoreError> {
     let mut command = doc! { "collMod": store.named(name) };
-    command.extend(kind.options());
+    command.extend(options);
     match run(store, "change_validator", "", command).await {
         Err(error) if error.is_unauthorized() => {
             tracing::warn!(
                 collection = store.named(name),
                 "the validator belongs to another release, and this MongoDB user may not change it; continuing with it. Give the user a role with the action collMod on this collection, and start any process again"
             );
-            Ok(())
+            Ok(false)
         }
-        other => other,
+        other => other.map(|()| true),
     }
 }

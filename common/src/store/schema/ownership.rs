@@ -98,8 +98,9 @@ pub(super) async fn examine(store: &Store) -> Result<Vec<Found>, StoreError> {
 pub(in crate::store) async fn note(store: &Store) -> Result<(), StoreError> {
     let mut uuids = Document::new();
     for found in examine(store).await?.into_iter().filter(|found| !found.is_listed && found.uuid != Bson::Null) {
-        // An application may have made one that Recruiter does not use yet.
-        if !matches!(found.kind, Kind::Later | Kind::Messages) || !is_empty(store, &found.name).await? {
+        // An application may have made one that Recruiter does not use yet, but not with a validator of ours.
+        let is_certain = !matches!(found.kind, Kind::Later | Kind::Messages) || has_our_validator(&found);
+        if is_certain || !is_empty(store, &found.name).await? {
             uuids.insert(found.name, found.uuid);
         }
     }
@@ -125,13 +126,13 @@ async fn is_ours(store: &Store, found: &Found, is_new: bool) -> Result<bool, Sto
     if found.is_special || (found.is_capped() && !may_be_capped) {
         return Ok(false);
     }
-    let ours = found.kind.validator();
     let has_no_validator = found.validator().is_none_or(Document::is_empty);
-    if ours.is_some() && found.validator() == ours.as_ref() {
+    // That of `messages` says little.
+    if has_our_validator(found) && found.kind != Kind::Messages {
         return Ok(true);
     }
     let is_empty = is_empty(store, &found.name).await?;
-    if !has_no_validator && has_similar_validator(found) {
+    if has_our_validator(found) || (!has_no_validator && has_similar_validator(found)) {
         return Ok(is_empty || has_ours(store, &found.name).await?);
     }
     if is_empty {
@@ -148,8 +149,16 @@ async fn is_ours(store: &Store, found: &Found, is_new: bool) -> Result<bool, Sto
     Ok(is_later && has_no_validator && has_ours(store, &found.name).await?)
 }
 
-/// Whether the collection has the validator of this release, or one like it: the fields of one of them are among those of the other.
+fn has_our_validator(found: &Found) -> bool {
+    found.kind.validator().is_some_and(|ours| found.validator() == Some(&ours))
+}
+
+/// Whether the collection has the validator of this release, or one like it: the fields of one of them are among those of the other. The two
+/// fields of `messages` may be those of any application.
 fn has_similar_validator(found: &Found) -> bool {
+    if found.kind == Kind::Messages {
+        return false;
+    }
     let (Some(ours), Some(theirs)) = (found.kind.validator(), found.validator()) else { return false };
     let (ours, theirs) = (fields(&ours), fields(theirs));
     theirs.len() > 1 && (theirs.iter().all(|field| ours.contains(field)) || ours.iter().all(|field| theirs.contains(field)))
@@ -289,6 +298,7 @@ mod tests {
         assert!(check(Kind::Limits, schema(doc! { "_id": {}, "capacity": {}, "rate": {}, "most_waiting": {}, "more": {} })), "newer");
         assert!(!check(Kind::Limits, schema(doc! { "_id": {}, "capacity": {}, "room": {} })));
         assert!(!check(Kind::Limits, schema(doc! { "_id": {} })) && !check(Kind::Limits, doc! { "capacity": 5 }));
+        assert!(!check(Kind::Messages, schema(doc! { "_id": {}, "messages": {} })), "an application may have these fields");
         assert!(!check(Kind::Plain, schema(doc! { "_id": {}, "capacity": {} })));
     }
 }
