@@ -240,7 +240,8 @@ fn to_json(name: &str, schedule: Result<&StoredSchedule, &InvalidSchedule>, now:
         Ok(schedule) => {
             let next = schedule.next_runs(now, SHOWN_NEXT).into_iter().map(|at| Bson::from(bson::DateTime::from_chrono(at)));
             let mut document = doc! { "name": name, "state": if schedule.paused.is_some() { "paused" } else { "active" } };
-            document.extend(schedule.document.clone().into_iter().filter(|(field, _)| field != "_id"));
+            let computed = ["_id", "name", "state"];
+            document.extend(schedule.document.clone().into_iter().filter(|(field, _)| !computed.contains(&field.as_str())));
             document.insert("next_runs", next.collect::<Vec<_>>());
             document
         }

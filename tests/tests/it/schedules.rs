@@ -334,6 +334,8 @@ async fn a_schedule_can_be_run_now_shown_and_removed() {
     assert_eq!((&shown["runs"][0]["job"]["$oid"], &shown["runs"][0]["manual"]), (&json!(id), &json!(true)));
     assert_eq!(shown["next_runs"].as_array().unwrap().len(), 5);
     assert_eq!((&shown["name"], shown.get("_id")), (&json!("s"), None));
+    let own_fields = doc! { "$set": { "name": "other", "state": "other" } };
+    database.raw("schedulers").update_one(doc! { "_id": "s" }, own_fields).await.unwrap();
     let listed = &recruiter(&database, &["schedules", "list", "--json"]).objects()[0];
     assert_eq!((&listed["name"], &listed["state"], listed.get("_id")), (&json!("s"), &json!("active"), None));
     let text = recruiter(&database, &["schedules", "show", "s"]).out;
