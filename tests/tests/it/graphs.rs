@@ -750,8 +750,9 @@ async fn many_large_jobs_are_retried_in_little_memory_whatever_is_killed() {
     archived.insert_many((0..1_100).map(|_| failed(graph, JobId::new(), &[], ""))).await.unwrap();
     let retried = doc! { "retried_as": { "$exists": true } };
     let id = graph.to_string();
-    // The small ones need three transactions, and the large ones come last.
-    let fault = FailPoint::new("recruiter graph", &["insert"]).namespace(database.name(), "scheduled").skip(10).block(SOON);
+    // The small ones need three transactions, and the large ones come last. The server ends the delay also for a process that is killed.
+    let fault = FailPoint::new("recruiter graph", &["insert"]).namespace(database.name(), "scheduled").skip(10);
+    let fault = fault.block(Duration::from_secs(5));
     let armed = fault.arm(&mongod.uri()).await;
     let mut first = Process::on(&database, "recruiter", &["graph", "retry", &id]);
     wait_until(SOON, "it is in the middle", async || armed.struck().await == 1).await;
