@@ -171,7 +171,7 @@ mod tests {
         assert_eq!(seen[all.len()], all[0], "after the end it goes on at the beginning");
         asleep.insert(lane("g", 0));
         asleep.insert(lane("g", 99_999));
-        assert!(asleep.wake(|_| Look::Next).1 == false && asleep.contains(&lane("g", 99_999)), "one was not seen, and then all were");
+        assert!(!asleep.wake(|_| Look::Next).1 && asleep.contains(&lane("g", 99_999)), "one was not seen, and then all were");
     }
 
     #[test]

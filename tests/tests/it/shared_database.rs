@@ -3,7 +3,10 @@
 
 use bson::{Bson, Document, doc, oid::ObjectId};
 use futures_util::TryStreamExt;
-use mongodb::{IndexModel, options::IndexOptions};
+use mongodb::{
+    IndexModel,
+    options::{IndexOptions, ReadConcern},
+};
 use recruiter_common::{
     Graph, JobId, Pattern, consumers,
     control::{Change, Changed, Control},
@@ -335,7 +338,9 @@ async fn with_a_prefix_jobs_live_in_the_database_of_an_application() {
 async fn use_the_rest(database: &TestDatabase, own: &Store) -> String {
     let archived = database.raw("jobs_archived");
     let ended = async |what: &str, filter: Document, count: u64| {
-        wait_until(SOON, what, async || archived.count_documents(filter.clone()).await.unwrap() >= count).await;
+        // As a change of jobs reads it.
+        let found = async || archived.count_documents(filter.clone()).read_concern(ReadConcern::majority()).await.unwrap();
+        wait_until(SOON, what, async || found().await >= count).await;
     };
     let (noop, fail) = (|| NewJob::of_class("noop", doc! {}), || NewJob::of_class("fail", doc! {}));
     Schedule::every(std::time::Duration::from_secs(1)).unwrap().job(noop()).declare(own, "s").await.unwrap();
