@@ -48,14 +48,14 @@ impl Store {
         }
         let mut heads = HashMap::with_capacity(gates.len());
         for gates in gates.chunks(LINES_PER_QUERY) {
-            let (scheduled, first) = (self.scheduled.clone_with_type::<RawDocumentBuf>(), |field: &str| doc! { "$first": field });
+            let (scheduled, of_head) = (self.scheduled.clone_with_type::<RawDocumentBuf>(), |field: &str| doc! { "$first": field });
             // MongoDB jumps in the index from the first job of one line to that of the next.
             let stages = [
                 doc! { "$match": { "gate": { "$in": gates } } },
                 doc! { "$sort": { "gate": 1, "created_at": 1, "_id": 1 } },
                 doc! { "$group": {
-                    "_id": "$gate", "job": first("$_id"), "group": first("$group"), "class": first("$workable.class"),
-                    "priority": first("$priority"), "scheduled_at": first("$scheduled_at"), "locked": first("$locked"),
+                    "_id": "$gate", "job": of_head("$_id"), "group": of_head("$group"), "class": of_head("$workable.class"),
+                    "priority": of_head("$priority"), "scheduled_at": of_head("$scheduled_at"), "locked": of_head("$locked"),
                 } },
                 doc! { "$project": {
                     "_id": "$job", "gate": "$_id", "group": 1, "workable": { "class": "$class" }, "priority": 1, "scheduled_at": 1, "locked": 1,
