@@ -144,8 +144,9 @@ async fn nobody_is_gone_for_a_cleaner_that_cannot_see_its_process() {
     kill(inside(&containers[0]), Signal::SIGKILL).unwrap();
     let killed = Instant::now();
     wait(&world, "all is done", async || world.unfinished().await == 0).await;
+    // Perhaps it had no job, or has ended all of its jobs before.
+    wait(&world, "the dead one has left", async || roster(&world).await.len() == 1).await;
     let recovery = killed.elapsed();
-    assert_eq!(roster(&world).await.len(), 1);
     // Both cleaners may have seen it, and one of them retires it.
     let said = world.logs() + &cleaner.stderr();
     let dead: Vec<&str> = said.lines().filter_map(|line| line.split_once("a worker is dead: retiring it ")).map(|(_, who)| who).collect();
