@@ -50,6 +50,8 @@ async fn pipelines_are_compared_with_independent_jobs() {
     let measured = bench(&["graphs", "-n", "300", "--stages", "3", "--alone", "5", "--concurrency", "50"]).await;
     assert_eq!((&measured["jobs"], &measured["stages"]), (&300.into(), &3.into()));
     assert!(number(&measured["ratio"]) > 0.0 && p50(&measured, "entered_to_next_entered_ms") > 0.1, "{measured}");
+    let wide = bench(&["graphs", "-n", "220", "--width", "20", "--alone", "1", "--concurrency", "50"]).await;
+    assert_eq!((&wide["jobs"], &wide["width"], &wide["stages"]), (&220.into(), &20.into(), &Value::Null));
 }
 
 #[tokio::test]
@@ -76,6 +78,8 @@ async fn on_a_given_mongodb_nothing_is_left_behind() {
 async fn times_are_from_the_acknowledgement_to_the_entry() {
     let latency = bench(&["latency", "-n", "20"]).await;
     let far = bench(&["latency", "-n", "5", "--network-latency", "20ms"]).await;
+    let other = bench(&["latency", "-n", "5", "--later", "50ms", "--without-hint"]).await;
+    assert!(other["with_hint"] == false && number(&other["later_ms"]) >= 50.0 && p50(&other, "started_ms") > 0.1, "{other}");
     assert!(p50(&latency, "started_ms") > 0.1 && p50(&latency, "archived_ms") > p50(&latency, "started_ms"), "{latency}");
     assert!(p50(&far, "hint_ms") >= 40.0 && p50(&far, "archived_ms") >= 100.0, "a round trip takes 40 ms: {far}");
     let steady = bench(&["steady", "--rate", "100", "--duration", "2s"]).await;

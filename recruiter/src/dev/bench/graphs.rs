@@ -1,4 +1,4 @@
-//! Measures jobs that wait for others: the throughput of pipelines beside that of independent jobs, and how fast a job follows another one.
+//! Measures jobs that wait for others: the throughput of pipelines, or of wide graphs, beside that of independent jobs, and how fast a job follows another one.
 
 use std::time::{Duration, Instant as Monotonic};
 
@@ -20,6 +20,9 @@ pub(super) struct Graphs {
     /// Number of stages of each pipeline
     #[arg(long, env = "RECRUITER_BENCH_STAGES", value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(2..=1_000))]
     stages: u64,
+    /// Wide graphs instead of pipelines: so many jobs wait for one, and one for all of them
+    #[arg(long, env = "RECRUITER_BENCH_WIDTH", value_name = "N", conflicts_with = "stages", value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    width: Option<u64>,
     /// Number of pipelines that run alone, one at a time
     #[arg(long, env = "RECRUITER_BENCH_ALONE", value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u64).range(1..=100_000))]
     alone: u64,
@@ -27,35 +30,52 @@ pub(super) struct Graphs {
 
 impl Graphs {
     pub(super) async fn measure(self, stage: &Stage, setting: &Setting) -> anyhow::Result<Document> {
-        let pipelines = (self.jobs / self.stages).max(1);
-        let jobs = pipelines * self.stages;
+        let of_one = self.of_one();
+        let jobs = (self.jobs / of_one).max(1) * of_one;
         let independent = self.burn_down(stage, setting, jobs, false).await?;
         stage.empty().await?;
-        let in_pipelines = self.burn_down(stage, setting, jobs, true).await?;
+        let in_graphs = self.burn_down(stage, setting, jobs, true).await?;
         stage.empty().await?;
         let advance = self.alone(stage, setting).await?;
         Ok(doc! {
             "benchmark": "graphs",
             "jobs": i64::try_from(jobs)?,
-            "stages": i64::try_from(self.stages)?,
+            "stages": self.width.is_none().then_some(i64::try_from(self.stages)?),
+            "width": self.width.map(i64::try_from).transpose()?,
             "independent_jobs_per_second": independent,
-            "jobs_per_second": in_pipelines,
-            "ratio": in_pipelines / independent,
+            "jobs_per_second": in_graphs,
+            "ratio": in_graphs / independent,
             "entered_to_next_entered_ms": advance.percentiles(),
             "conditions": stage.conditions(setting).await?,
         })
     }
 
-    async fn burn_down(&self, stage: &Stage, setting: &Setting, jobs: u64, in_pipelines: bool) -> anyhow::Result<f64> {
+    /// Number of jobs that belong together.
+    fn of_one(self) -> u64 {
+        self.width.map_or(self.stages, |width| width + 2)
+    }
+
+    fn add(self, graph: &mut Graph) {
+        let noop = || NewJob::of_class("noop", doc! {});
+        let Some(width) = self.width else {
+            graph.pipeline((0..self.stages).map(|_| noop()));
+            return;
+        };
+        let first = graph.add(noop());
+        let wide = graph.group((0..width).map(|_| noop().waits_for(first)));
+        graph.when_all(wide, noop());
+    }
+
+    async fn burn_down(self, stage: &Stage, setting: &Setting, jobs: u64, in_graphs: bool) -> anyhow::Result<f64> {
         let mut fleet = stage.fleet(setting).await?;
-        if in_pipelines {
-            let batch = (BATCH / self.stages).max(1);
-            let mut left = jobs / self.stages;
+        if in_graphs {
+            let batch = (BATCH / self.of_one()).max(1);
+            let mut left = jobs / self.of_one();
             while left > 0 {
                 stage.go_on()?;
                 let mut graph = Graph::new();
                 for _ in 0..batch.min(left) {
-                    graph.pipeline((0..self.stages).map(|_| NewJob::of_class("noop", doc! {})));
+                    self.add(&mut graph);
                 }
                 graph.enqueue(&stage.store).await?;
                 left -= batch.min(left);
@@ -71,7 +91,7 @@ impl Graphs {
     }
 
     /// The time from the entry of a job that does nothing to the entry of the one that waits for it, on an idle system.
-    async fn alone(&self, stage: &Stage, setting: &Setting) -> anyhow::Result<Times> {
+    async fn alone(self, stage: &Stage, setting: &Setting) -> anyhow::Result<Times> {
         let mut fleet = stage.fleet(setting).await?;
         fleet.add_workers(setting.workers)?;
         fleet.ready(&stage.store).await?;

@@ -71,7 +71,7 @@ enum What {
     /// ready. Commands to MongoDB are counted for each job, without the driver's monitoring. In the mixed row one job in a hundred is
     /// long, and the time is that until as many jobs are archived as there are short ones.
     Ordinary(ordinary::Ordinary),
-    /// Measure latency on an idle system: one job at a time, until it is entered
+    /// Measure latency on an idle system: one job at a time, from its acknowledged enqueue, or from its date, until it is entered
     Latency(timing::Latency),
     /// Measure pipelines: throughput beside that of independent jobs, and how fast a job follows the one before it
     ///

@@ -16,6 +16,7 @@ use recruiter_common::{
     Keep,
     enqueue::NewJob,
     exit::Exit,
+    ids::JobId,
     shutdown::{Shutdown, pause},
     store::{ConnectArgs, Store},
 };
@@ -217,6 +218,13 @@ impl Stage {
     /// Any job of the archive, as stored.
     pub(super) async fn any_archived(&self) -> anyhow::Result<Document> {
         self.collection("archived").find_one(doc! {}).await?.context("nothing was archived")
+    }
+
+    /// Inserts a job that no library has written. Returns its id once a majority has it.
+    pub(super) async fn insert_scheduled(&self, job: Document) -> anyhow::Result<JobId> {
+        let id = JobId::from(job.get_object_id("_id")?);
+        self.collection("scheduled").insert_one(job).await?;
+        Ok(id)
     }
 
     /// Inserts documents into the archive that no worker has written.

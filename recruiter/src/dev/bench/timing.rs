@@ -5,12 +5,13 @@ use std::{
     time::{Duration, Instant as Monotonic},
 };
 
-use bson::{Document, doc};
+use bson::{Document, doc, oid::ObjectId};
 use clap::Args;
 use recruiter_common::{
     enqueue::NewJob,
     ids::JobId,
-    instant::monotonic_ns,
+    instant::{Instant, monotonic_ns},
+    job::DEFAULT_GROUP,
     shutdown::pause,
     store::{Channel, Hint, Listener, Store},
 };
@@ -35,6 +36,12 @@ pub(super) struct Latency {
     /// Number of jobs
     #[arg(long, short = 'n', env = "RECRUITER_BENCH_JOBS", value_name = "N", default_value_t = 500, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     jobs: u64,
+    /// Enqueue each job this long before its date, and measure from its date
+    #[arg(long, env = "RECRUITER_BENCH_LATER", value_name = "DURATION", value_parser = humantime::parse_duration)]
+    later: Option<Duration>,
+    /// Insert each job as a client without the library does: only the document, without a hint
+    #[arg(long, env = "RECRUITER_BENCH_WITHOUT_HINT")]
+    without_hint: bool,
 }
 
 impl Latency {
@@ -50,16 +57,15 @@ impl Latency {
         for _ in 0..self.jobs {
             stage.go_on()?;
             hint.record(one_hint(store, &worker).await?);
-            let id = telling().enqueue(store).await?.id;
-            let acknowledged = monotonic_ns();
+            let (id, from) = self.enqueue(stage).await?;
             let job = loop {
                 match store.archived_jobs(&[id]).await?.pop() {
                     Some(job) => break job,
                     None => pause(Duration::from_millis(1)).await,
                 }
             };
-            archived.record(Duration::from_nanos(u64::try_from(monotonic_ns() - acknowledged).unwrap_or(0)));
-            started.record(waited(&job, acknowledged).ok_or_else(|| anyhow::anyhow!("a job did not report when it was entered: {job}"))?);
+            archived.record(Duration::from_nanos(u64::try_from(monotonic_ns() - from).unwrap_or(0)));
+            started.record(waited(&job, from).ok_or_else(|| anyhow::anyhow!("a job did not report when it was entered: {job}"))?);
             stage.advance(1);
             // Enough time for all processes to update the roster and become idle.
             pause(Duration::from_millis(20)).await;
@@ -68,11 +74,40 @@ impl Latency {
         Ok(doc! {
             "benchmark": "latency",
             "jobs": i64::try_from(self.jobs)?,
+            "with_hint": !self.without_hint,
+            "later_ms": self.later.map(|later| later.as_secs_f64() * 1_000.0),
             "hint_ms": hint.percentiles(),
             "started_ms": started.percentiles(),
             "archived_ms": archived.percentiles(),
             "conditions": stage.conditions(setting).await?,
         })
+    }
+
+    /// Enqueues a job. Returns it with the time from which it is measured: that of its acknowledgement, or of its date.
+    async fn enqueue(self, stage: &Stage) -> anyhow::Result<(JobId, i64)> {
+        let store = &stage.store;
+        let later = self.later.unwrap_or_default();
+        store.refresh_clock().await?;
+        let (date, date_ns) = (store.now() + later, monotonic_ns() + i64::try_from(later.as_nanos())?);
+        let id = if self.without_hint {
+            stage.insert_scheduled(telling_of(date)).await?
+        } else {
+            let job = if self.later.is_some() { telling().at(date) } else { telling() };
+            job.enqueue(store).await?.id
+        };
+        Ok((id, if self.later.is_some() { date_ns } else { monotonic_ns() }))
+    }
+}
+
+/// Such a job as a client without the library inserts it.
+fn telling_of(date: Instant) -> Document {
+    doc! {
+        "_id": ObjectId::new(),
+        "workable": { "class": "noop", "parameters": { "tell": true } },
+        "locked": false,
+        "group": DEFAULT_GROUP,
+        "priority": 5,
+        "scheduled_at": date,
     }
 }
 
